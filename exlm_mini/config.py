@@ -1,0 +1,303 @@
+"""Settings of a run: frozen dataclasses with units, checked as soon as they are built.
+
+Nothing here knows of the command line; ``pretrain`` fills these classes from a recipe and from
+dotted options (``--model.states_per_mask 8``). A value that cannot work raises ``UserError``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+SPECIAL_TOKENS = ("[PAD]", "[BOS]", "[EOS]", "[UNK]", "[SEP]", "[MASK]")
+
+
+class UserError(ValueError):
+    """A mistake of the user, told in one line that names the value and the remedy.
+
+    Commands print the line and end with exit code 2; a traceback is for our own mistakes.
+    """
+
+
+class SpecialIds(NamedTuple):
+    """Vocabulary ids of the special tokens; the order of ``SPECIAL_TOKENS``."""
+
+    pad: int = 0
+    bos: int = 1
+    eos: int = 2
+    unk: int = 3
+    sep: int = 4
+    mask: int = 5
+
+
+class EncoderShape(NamedTuple):
+    """Size of a Transformer encoder."""
+
+    num_layers: int
+    width: int
+    ffn_width: int
+    num_heads: int
+
+
+ENCODER_PRESETS = {
+    "tiny": EncoderShape(2, 64, 256, 4),
+    "mini": EncoderShape(4, 128, 512, 4),
+    "base": EncoderShape(12, 768, 3072, 12),  # Tables 5 and 10
+    "large": EncoderShape(24, 1024, 4096, 16),  # Table 10
+    "molecular": EncoderShape(9, 768, 2048, 12),  # Table 7
+}
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A clause that offers the known names closest to a mistyped one."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Architecture (§4.2, Tables 5, 7 and 10)."""
+
+    preset: Literal["tiny", "mini", "base", "large", "molecular"] = "tiny"
+    """Encoder size; the four fields below replace single numbers of it."""
+    num_layers: int | None = None
+    """Transformer layers; none: the preset's."""
+    width: int | None = None
+    """Hidden size D; none: the preset's."""
+    ffn_width: int | None = None
+    """Feed-forward size; none: the preset's."""
+    num_heads: int | None = None
+    """Attention heads; none: the preset's."""
+    vocab_size: int | None = None
+    """Vocabulary size V; none: the tokenizer's. A number is only for --dry-run."""
+    max_positions: int = 512
+    """Longest expanded sequence, in tokens."""
+    dropout: float = 0.1
+    """After the embedding and each sublayer."""
+    attention_dropout: float = 0.1
+    """On attention probabilities."""
+    activation_dropout: float = 0.0
+    """After the feed-forward activation."""
+    states_per_mask: int = 4
+    """k of §4: hidden states per [MASK]."""
+    boundary: Literal["official", "paper"] = "official"
+    """official: [BOS] and [EOS] have k scored states each; paper: one unscored state each."""
+    transition: Literal["gated", "paper", "ctc", "uniform"] = "gated"
+    """How states are linked: released code, §4.2, or the two ablations without transitions."""
+    use_position: bool = True
+    """gated only: learned positions beside the features, as in the released code."""
+    sparse: bool = False
+    """Forbid edges between states of one mask (Appendix Q.3)."""
+    rope: Literal["2d", "1d"] = "2d"
+    """2d: token and clone index; 1d: place in the expanded sequence (ablation of Table 2)."""
+    emission: Literal["buffer", "chunked"] = "buffer"
+    """Keep one states x V buffer, or recompute it chunk by chunk in the backward pass."""
+    emission_chunk: int = 1024
+    """chunked only: states per chunk."""
+    init_std: float = 0.02
+    """Standard deviation of the initial weights."""
+
+    def __post_init__(self) -> None:
+        if self.preset not in ENCODER_PRESETS:
+            raise UserError(
+                f"model.preset is '{self.preset}'; {nearest(self.preset, ENCODER_PRESETS)}"
+            )
+        for name in ("states_per_mask", "max_positions", "emission_chunk"):
+            if getattr(self, name) < 1:
+                raise UserError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("num_layers", "width", "ffn_width", "num_heads", "vocab_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"model.{name} is {value}; it must be at least 1")
+        for name in ("dropout", "attention_dropout", "activation_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"model.{name} is {getattr(self, name)}; it must lie in [0, 1)")
+        if not self.init_std > 0:
+            raise UserError(f"model.init_std is {self.init_std}; it must be positive")
+        if self.sparse and self.transition in ("ctc", "uniform"):
+            raise UserError(
+                f"model.sparse has no meaning with model.transition {self.transition}, which has "
+                "no edges inside a mask; drop one of the two"
+            )
+        shape = self.shape
+        # Each head is split in two halves, each rotated in pairs (2D RoPE).
+        if shape.width % (4 * shape.num_heads):
+            raise UserError(
+                f"model.width {shape.width} over model.num_heads {shape.num_heads} must give a "
+                "head size that is a multiple of 4, for 2D RoPE"
+            )
+
+    @property
+    def shape(self) -> EncoderShape:
+        """The preset with the single numbers replaced."""
+        preset = ENCODER_PRESETS[self.preset]
+        own = (self.num_layers, self.width, self.ffn_width, self.num_heads)
+        return EncoderShape(*(p if o is None else o for p, o in zip(preset, own, strict=True)))
+
+
+@dataclass(frozen=True)
+class MaskingConfig:
+    """Which tokens are hidden (§2, §3.1)."""
+
+    mask_ratio: float = 0.15
+    """p: share of tokens replaced by [MASK]."""
+    strategy: Literal["fixed_count", "bernoulli", "slots"] = "fixed_count"
+    """A fixed number per block, independent draws, or the toy grammar's own slots."""
+    num_copies: int = 2
+    """repeated-mlm only: k of §3, copies of each token."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.mask_ratio < 1:
+            raise UserError(
+                f"masking.mask_ratio is {self.mask_ratio}; it must lie strictly between 0 and 1"
+            )
+        if self.num_copies < 1:
+            raise UserError(f"masking.num_copies is {self.num_copies}; it must be at least 1")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where the text comes from and how it is cut into rows."""
+
+    kind: Literal["toy", "text", "smiles"] = "text"
+    """The small language with known entropies, text, or molecules."""
+    files: tuple[str, ...] = ()
+    """Local files (.txt .smi .csv .jsonl .parquet, also .gz .xz); none: the embedded data."""
+    hub: str | None = None
+    """Data set id on the Hugging Face hub, instead of files."""
+    hub_config: str | None = None
+    """Configuration of the hub data set, such as 20231101.en."""
+    hub_split: str = "train"
+    """Split of the hub data set."""
+    column: str | None = None
+    """Column of .csv, .jsonl, .parquet or the hub data set; none: text or smiles."""
+    max_documents: int | None = None
+    """Read only the first so many documents or molecules."""
+    pack: str | None = None
+    """Directory of a corpus packed before; nothing is read or tokenized then."""
+    tokenizer: str | None = None
+    """A tokenizer.json to use; none: train one on the training documents."""
+    vocab_size: int = 4000
+    """Size of the tokenizer to train, in tokens, specials included."""
+    block_length: int = 128
+    """Tokens per row, [BOS] and [EOS] included; for molecules the longest row kept."""
+    validation_share: float = 0.05
+    """Share of documents held out."""
+    max_unknown: float = 0.001
+    """Stop when a larger share of tokens is [UNK]."""
+    max_rejected: float = 0.01
+    """smiles only: stop when RDKit rejects a larger share of lines."""
+    grammar: str = "pairs"
+    """toy only: name of the grammar."""
+    num_sentences: int = 65536
+    """toy only: training sentences drawn."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "files", tuple(self.files))
+        if self.files and self.hub:
+            raise UserError("data.files and data.hub are both set; give one of the two")
+        if self.block_length < 3:
+            raise UserError(
+                f"data.block_length is {self.block_length}; a row needs [BOS], one token and "
+                "[EOS], so at least 3"
+            )
+        if self.vocab_size < 1:
+            raise UserError(f"data.vocab_size is {self.vocab_size}; it must be at least 1")
+        if self.num_sentences < 1:
+            raise UserError(f"data.num_sentences is {self.num_sentences}; it must be at least 1")
+        if self.max_documents is not None and self.max_documents < 2:
+            raise UserError(
+                f"data.max_documents is {self.max_documents}; it must be at least 2, one to train "
+                "on and one to validate"
+            )
+        for name in ("validation_share",):
+            if not 0 < getattr(self, name) < 1:
+                raise UserError(f"data.{name} is {getattr(self, name)}; it must lie in (0, 1)")
+        for name in ("max_unknown", "max_rejected"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(f"data.{name} is {getattr(self, name)}; it must lie in [0, 1]")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Optimisation and bookkeeping."""
+
+    steps: int = 1000
+    """Optimiser steps."""
+    batch_size: int = 32
+    """Rows per optimiser step."""
+    micro_batch_size: int | None = None
+    """Rows per forward pass; none: the whole batch."""
+    learning_rate: float = 1e-3
+    """Peak of the schedule."""
+    warmup_steps: int = 100
+    """Linear rise from 0, then linear fall to 0 at the last step."""
+    adam_betas: tuple[float, float] = (0.9, 0.98)
+    adam_eps: float = 1e-6
+    weight_decay: float = 0.01
+    """Decoupled, on every parameter, as fairseq does."""
+    clip_norm: float = 0.0
+    """Largest gradient norm; 0: no clipping."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Encoder arithmetic; emission, transition and dynamic programme stay in fp32."""
+    save_every: int = 500
+    """Steps between checkpoints; the last step is always saved."""
+    log_every: int = 10
+    """Steps between lines of metrics.jsonl."""
+    validate_every: int = 200
+    """Steps between validations; the last step is always validated."""
+    validation_rows: int = 512
+    """Held-out rows per validation."""
+    num_threads: int | None = None
+    """CPU threads; none: torch's choice."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "adam_betas", tuple(self.adam_betas))
+        for name in (
+            "steps", "batch_size", "save_every", "log_every", "validate_every", "validation_rows",
+        ):  # fmt: skip
+            if getattr(self, name) < 1:
+                raise UserError(f"train.{name} is {getattr(self, name)}; it must be at least 1")
+        if self.warmup_steps < 0:
+            raise UserError(f"train.warmup_steps is {self.warmup_steps}; it must not be negative")
+        if self.num_threads is not None and self.num_threads < 1:
+            raise UserError(f"train.num_threads is {self.num_threads}; it must be at least 1")
+        if not self.learning_rate > 0:
+            raise UserError(f"train.learning_rate is {self.learning_rate}; it must be positive")
+        if self.micro_batch_size is not None and (
+            self.micro_batch_size < 1 or self.batch_size % self.micro_batch_size
+        ):
+            raise UserError(
+                f"train.micro_batch_size {self.micro_batch_size} must divide train.batch_size "
+                f"{self.batch_size}"
+            )
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One pre-training run."""
+
+    recipe: str = "text-tiny"
+    """Name of the recipe these settings started from."""
+    objective: Literal["mlm", "repeated-mlm", "exlm", "mlm+exlm"] = "exlm"
+    """What is trained; mlm+exlm trains one after the other in OUTPUT/mlm and OUTPUT/exlm."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    masking: MaskingConfig = field(default_factory=MaskingConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    seed: int = 1
+    """Of weights, data order, masks and dropout."""
+
+    def __post_init__(self) -> None:
+        if self.masking.strategy == "slots" and self.data.kind != "toy":
+            raise UserError(
+                f"masking.strategy slots needs data.kind toy, not {self.data.kind}; only the toy "
+                "language has slots"
+            )
+        if self.seed < 0:
+            raise UserError(f"seed is {self.seed}; it must not be negative")
