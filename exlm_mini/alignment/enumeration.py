@@ -1,0 +1,75 @@
+"""The judge: score every path by itself and add them up. For tiny graphs only.
+
+Shapes: B rows, M targets, L states. A row has comb(L - 2, M - 2) paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+
+def paths(num_targets: int, num_states: int) -> Iterator[tuple[int, ...]]:
+    """All increasing sequences of ``num_targets`` states from state 0 to the last one."""
+    if num_targets == 1:
+        if num_states == 1:
+            yield (0,)
+        return
+    for inner in combinations(range(1, num_states - 1), num_targets - 2):
+        if num_states > 1:
+            yield (0, *inner, num_states - 1)
+
+
+def path_score(log_emission_ML: Tensor, log_transition_LL: Tensor, path: tuple[int, ...]) -> Tensor:
+    """log P(Y, A): emissions along the path plus transitions between its states."""
+    score = sum(log_emission_ML[i, u] for i, u in enumerate(path))
+    for v, u in zip(path, path[1:], strict=False):
+        score = score + log_transition_LL[v, u]
+    return score
+
+
+def _scored_paths(
+    log_emission_ML: Tensor, log_transition_LL: Tensor, num_targets: int, num_states: int
+) -> list[tuple[Tensor, tuple[int, ...]]]:
+    """Paths of non-zero probability with their scores."""
+    scored = (
+        (path_score(log_emission_ML, log_transition_LL, path), path)
+        for path in paths(num_targets, num_states)
+    )
+    return [(score, path) for score, path in scored if score.item() != -torch.inf]
+
+
+def log_likelihood(
+    log_emission_BML: Tensor, log_transition_BLL: Tensor, num_targets_B: Tensor, num_states_B: Tensor
+) -> Tensor:
+    """Sum over enumerated paths; see ``alignment.dag_log_likelihood``."""
+    totals = []
+    for b, (M, L) in enumerate(zip(num_targets_B.tolist(), num_states_B.tolist(), strict=True)):
+        scored = _scored_paths(log_emission_BML[b], log_transition_BLL[b], M, L)
+        if scored:
+            totals.append(torch.stack([score for score, _ in scored]).logsumexp(dim=0))
+        else:
+            totals.append(log_emission_BML.new_tensor(-torch.inf))
+    return torch.stack(totals)
+
+
+def viterbi(
+    log_emission_BML: Tensor, log_transition_BLL: Tensor, num_targets_B: Tensor, num_states_B: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Best of the enumerated paths; see ``alignment.viterbi``."""
+    B, M, _ = log_emission_BML.shape
+    path_BM = torch.full((B, M), -1, dtype=torch.int64, device=log_emission_BML.device)
+    log_score_B = log_emission_BML.new_full((B,), -torch.inf)
+    for b in range(B):
+        num_targets = int(num_targets_B[b])
+        scored = _scored_paths(
+            log_emission_BML[b], log_transition_BLL[b], num_targets, int(num_states_B[b])
+        )
+        if scored:
+            # Equal scores: the earliest states, compared from the end.
+            log_score_B[b], best = max(scored, key=lambda sp: (sp[0], [-u for u in sp[1][::-1]]))
+            path_BM[b, :num_targets] = torch.tensor(best, device=path_BM.device)
+    return path_BM, log_score_B

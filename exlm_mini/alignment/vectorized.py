@@ -1,0 +1,123 @@
+"""One PyTorch operation per target, in log space, with its own backward pass.
+
+Shapes: B rows, M targets, L states.
+
+The forward pass runs the recursion of Appendix I.1 from the end (beta, own emission not
+included)::
+
+    log beta[i, v] = logsumexp over u > v of (log E[v, u] + log P_u(y_{i+1}) + log beta[i+1, u])
+
+and reads the likelihood off the start: log f = log P_0(y_0) + log beta[0, 0]. Given beta, a path
+drawn from the posterior is a Markov chain: from state v it goes to u with probability
+E[v, u] P_u(y_{i+1}) beta[i+1, u] / beta[i, v]. The backward pass pushes the chain forward, which
+yields state and edge posteriors, that is the gradients, as numbers in [0, 1] that sum to one; no
+difference of large log-scores is ever exponentiated.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def _hand_over(log_step_BLL: Tensor) -> tuple[Tensor, Tensor]:
+    """Normalise each row of exp(log_step) in place.
+
+    Returns:
+        The probabilities, rows without any successor all 0, and the log-sums (B, L).
+    """
+    peak_BL1 = log_step_BLL.amax(dim=2, keepdim=True)
+    peak_BL1 = peak_BL1.masked_fill(peak_BL1 == -torch.inf, 0.0)
+    weight_BLL = log_step_BLL.sub_(peak_BL1).exp_()
+    total_BL1 = weight_BLL.sum(dim=2, keepdim=True)
+    log_total_BL = (total_BL1.log() + peak_BL1).squeeze(2)
+    # A live row holds its peak, exp(0) = 1, so only dead rows are touched by the clamp.
+    return weight_BLL.div_(total_BL1.clamp(min=1.0)), log_total_BL
+
+
+def _log_beta(
+    log_emission_BML: Tensor, log_transition_BLL: Tensor, num_targets_B: Tensor, num_states_B: Tensor
+) -> Tensor:
+    """log beta for every target and state, (M, B, L)."""
+    B, M, L = log_emission_BML.shape
+    state_L = torch.arange(L, device=log_emission_BML.device)
+    end_BL = torch.where(state_L == (num_states_B - 1).unsqueeze(1), 0.0, -torch.inf)
+    end_BL = end_BL.to(log_emission_BML.dtype)
+    log_beta_MBL = log_emission_BML.new_full((M, B, L), -torch.inf)
+    is_last_MB1 = (torch.arange(M, device=state_L.device).unsqueeze(1) == num_targets_B - 1)[..., None]
+    log_beta_MBL[M - 1] = torch.where(is_last_MB1[M - 1], end_BL, -torch.inf)
+    for i in range(M - 2, -1, -1):
+        log_enter_BL = log_emission_BML[:, i + 1] + log_beta_MBL[i + 1]
+        _, log_total_BL = _hand_over(log_transition_BLL + log_enter_BL.unsqueeze(1))
+        log_beta_MBL[i] = torch.where(is_last_MB1[i], end_BL, log_total_BL)
+    return log_beta_MBL
+
+
+class _DagLogLikelihood(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx,
+        log_emission_BML: Tensor,
+        log_transition_BLL: Tensor,
+        num_targets_B: Tensor,
+        num_states_B: Tensor,
+    ) -> Tensor:
+        log_beta_MBL = _log_beta(log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
+        ctx.save_for_backward(log_emission_BML, log_transition_BLL, num_targets_B, log_beta_MBL)
+        return log_emission_BML[:, 0, 0] + log_beta_MBL[0, :, 0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_B: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        log_emission_BML, log_transition_BLL, num_targets_B, log_beta_MBL = ctx.saved_tensors
+        M = log_emission_BML.shape[1]
+        has_path_B = log_emission_BML[:, 0, 0] + log_beta_MBL[0, :, 0] != -torch.inf
+        # The chain starts in state 0 with the weight of the incoming gradient.
+        state_BML = torch.zeros_like(log_emission_BML)
+        state_BML[:, 0, 0] = torch.where(has_path_B, grad_B, 0.0)
+        edge_BLL = torch.zeros_like(log_transition_BLL)
+        for i in range(M - 1):
+            log_enter_BL = log_emission_BML[:, i + 1] + log_beta_MBL[i + 1]
+            step_BLL, _ = _hand_over(log_transition_BLL + log_enter_BL.unsqueeze(1))
+            goes_on_B1 = (num_targets_B - 1 > i).unsqueeze(1)
+            step_BLL.mul_((state_BML[:, i] * goes_on_B1).unsqueeze(2))
+            state_BML[:, i + 1] = step_BLL.sum(dim=1)
+            edge_BLL += step_BLL
+        return state_BML, edge_BLL, None, None
+
+
+def log_likelihood(
+    log_emission_BML: Tensor, log_transition_BLL: Tensor, num_targets_B: Tensor, num_states_B: Tensor
+) -> Tensor:
+    """See ``alignment.dag_log_likelihood``; differentiable once."""
+    return _DagLogLikelihood.apply(
+        log_emission_BML, log_transition_BLL, num_targets_B, num_states_B
+    )
+
+
+def viterbi(
+    log_emission_BML: Tensor, log_transition_BLL: Tensor, num_targets_B: Tensor, num_states_B: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Max in place of sum, with back-pointers; see ``alignment.viterbi``."""
+    B, M, L = log_emission_BML.shape
+    device = log_emission_BML.device
+    is_start_L = torch.arange(L, device=device) == 0
+    best_BL = torch.where(is_start_L, log_emission_BML[:, 0], -torch.inf)
+    best_MBL, came_from_MBL = [best_BL], []
+    for i in range(1, M):
+        reach_BL, from_BL = (best_BL.unsqueeze(2) + log_transition_BLL).max(dim=1)
+        best_BL = reach_BL + log_emission_BML[:, i]
+        best_MBL.append(best_BL)
+        came_from_MBL.append(from_BL)
+    batch_B = torch.arange(B, device=device)
+    log_score_B = torch.stack(best_MBL)[num_targets_B - 1, batch_B, num_states_B - 1]
+
+    path_BM = torch.full((B, M), -1, dtype=torch.int64, device=device)
+    state_B = num_states_B - 1
+    for i in range(M - 1, -1, -1):
+        is_on_path_B = (i < num_targets_B) & (log_score_B != -torch.inf)
+        path_BM[:, i] = torch.where(is_on_path_B, state_B, -1)
+        if i > 0:
+            state_B = torch.where(is_on_path_B, came_from_MBL[i - 1][batch_B, state_B], state_B)
+    return path_BM, log_score_B

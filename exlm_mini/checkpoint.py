@@ -1,0 +1,431 @@
+"""Checkpoints that are whole or refused: written aside, renamed in one step, checked by sha256.
+
+``torch.load`` and safetensors both accept a file in which one bit has flipped, and a full disk
+can leave half a file under its final name. So a checkpoint is a directory with a manifest::
+
+    step-001200/
+        model.safetensors        one file per group of tensors
+        optimizer.safetensors
+        manifest.json            step, state, size and sha256 of each file, and its own sha256
+
+It holds no state of random generators or data loaders: data order, masks and dropout are
+functions of counters, so the step is enough to go on bit for bit.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from exlm_mini.config import UserError
+
+FORMAT = "exlm_mini checkpoint"
+VERSION = 1
+MANIFEST = "manifest.json"
+
+_FILE_NAME = re.compile(r"([A-Za-z0-9_]+)\.safetensors")
+# ".replaced" is a complete checkpoint, moved aside for the moment in which a new save of the
+# same step takes its place.
+_DIRECTORY_NAME = re.compile(r"step-([0-9]{6,12})(\.replaced)?")
+_LEFTOVER_NAME = re.compile(r"(step-[0-9]{6,12})\.(tmp|replaced)")
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# How a step is computed, not what it computes: chosen anew for the device of the resumed run.
+_IMPLEMENTATION_OPTIONS = {"foreach", "fused", "capturable", "differentiable"}
+
+
+class Checkpoint(NamedTuple):
+    """What was saved after ``step`` optimiser steps; all tensors on the CPU."""
+
+    step: int
+    tensors: dict[str, dict[str, Tensor]]
+    state: dict
+
+
+def save_checkpoint(
+    directory: Path, step: int, tensors: dict[str, dict[str, Tensor]], state: dict
+) -> Path:
+    """Write ``directory/step-NNNNNN``, so that it is there complete or not at all.
+
+    A crash at any moment leaves the earlier checkpoints as they were and at most a ``.tmp``
+    directory, which the next save removes. A checkpoint of the same step is replaced.
+
+    Args:
+        directory: where the checkpoints of a run live; made if missing.
+        step: optimiser steps done, at least 0.
+        tensors: ``{group: {name: tensor}}``, any device and layout. Within a group a tensor
+            under two names (tied weights) is written once and comes back tied.
+        state: JSON-able: settings, versions, hash of the data. Tuples come back as lists.
+
+    Returns:
+        The directory of the new checkpoint.
+
+    Raises:
+        UserError: not enough space, or the directory cannot be written.
+        ValueError: negative step, or a group name that is not letters, digits and ``_``.
+        TypeError: ``state`` is not JSON-able.
+    """
+    if step < 0:
+        raise ValueError(f"step is {step}; it must not be negative")
+    for group in tensors:
+        if not _FILE_NAME.fullmatch(f"{group}.safetensors"):
+            raise ValueError(f"group '{group}' must be letters, digits and _")
+    stored, tied = _without_duplicates(tensors)
+    needed = _num_bytes(stored, state)
+    final = directory / f"step-{step:06d}"
+    draft = directory / f"{final.name}.tmp"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(directory)
+        free = shutil.disk_usage(directory).free
+        if free < needed:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        draft.mkdir()
+        files = {}
+        for group, named in stored.items():
+            data = safetensors.torch.save(named)
+            write_synced(draft / f"{group}.safetensors", data)
+            files[f"{group}.safetensors"] = {
+                "bytes": len(data), "sha256": _sha256(data), "tied": tied[group],
+            }  # fmt: skip
+        fields = {"format": FORMAT, "version": VERSION, "step": step}
+        manifest = encode_manifest({**fields, "files": files, "state": state})
+        write_synced(draft / MANIFEST, manifest)
+        sync_directory(draft)
+        _publish(draft, final)
+    except OSError as error:
+        raise _save_error(error, final, needed) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)  # already renamed if all went well
+    return final
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read one checkpoint; nothing is used before its size and sha256 are found right.
+
+    Args:
+        path: a ``step-NNNNNN`` directory, or a copy of one under any name.
+
+    Returns:
+        The checkpoint, tied tensors tied.
+
+    Raises:
+        UserError: missing, truncated or changed file, or a manifest this version cannot read.
+    """
+    manifest = _read_manifest(path / MANIFEST)
+    name = _DIRECTORY_NAME.fullmatch(path.name)
+    if name and int(name[1]) != manifest["step"]:
+        raise _broken(path / MANIFEST, f"is of step {manifest['step']}, so {path} was renamed")
+    tensors = {}
+    for file_name, entry in manifest["files"].items():
+        file = path / file_name
+        data = _read_checked(file, entry)
+        try:
+            named = safetensors.torch.load(data)
+            named.update({alias: named[owner] for alias, owner in entry["tied"].items()})
+        except (safetensors.SafetensorError, KeyError, ValueError) as error:
+            raise _broken(file, f"does not hold what its manifest says ({error})") from error
+        tensors[file_name.removesuffix(".safetensors")] = named
+    return Checkpoint(manifest["step"], tensors, manifest["state"])
+
+
+def latest_checkpoint(directory: Path, report: Callable[[str], None]) -> Checkpoint | None:
+    """The newest checkpoint of a run that verifies.
+
+    Args:
+        directory: as for ``save_checkpoint``; anything in it with another name is ignored.
+        report: called with one line for each broken checkpoint passed over.
+
+    Returns:
+        The checkpoint; None if the directory is missing or holds none.
+
+    Raises:
+        UserError: there are checkpoints and none of them is intact.
+    """
+    try:
+        paths = [path for path in directory.iterdir() if path.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise UserError(
+            f"cannot list {directory} ({error.strerror}); check its permissions"
+        ) from error
+    named = [(_DIRECTORY_NAME.fullmatch(path.name), path) for path in paths]
+    found = [(int(name[1]), name[2] is None, path) for name, path in named if name]
+    for _, _, path in sorted(found, reverse=True):
+        try:
+            return load_checkpoint(path)
+        except UserError as error:
+            report(f"skipped checkpoint {path.name}: {error}")
+    if found:
+        raise UserError(
+            f"none of the {len(found)} checkpoints in {directory} is intact; restore one "
+            "from a copy, or start again in another --output"
+        )
+    return None
+
+
+def flatten_optimizer(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Tensor]]
+) -> tuple[dict[str, Tensor], list[dict]]:
+    """The state of an optimiser such as AdamW, under the names of the model's parameters.
+
+    Args:
+        optimizer: its state may hold tensors only, which is so for AdamW.
+        named_parameters: ``model.named_parameters()`` of the unwrapped model.
+
+    Returns:
+        ``{"parameter/quantity": tensor}``, the optimiser's own tensors and not copies; and one
+        JSON-able dict per parameter group, with the names of its parameters and its options.
+
+    Raises:
+        ValueError: a parameter without a name, or state that is neither tensor nor JSON.
+    """
+    names = {id(parameter): name for name, parameter in named_parameters}
+    tensors, groups = {}, []
+    for group in optimizer.param_groups:
+        parameters = group["params"]
+        if any(id(parameter) not in names for parameter in parameters):
+            raise ValueError("the optimizer holds a parameter that is not in named_parameters")
+        options = _options(group)
+        if tensor_options := [
+            key for key, value in options.items() if isinstance(value, Tensor)
+        ]:
+            raise ValueError(f"optimizer options {tensor_options} are tensors, not numbers")
+        groups.append({"parameters": [names[id(p)] for p in parameters], **options})
+        for parameter in parameters:
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if not isinstance(value, Tensor):
+                    raise ValueError(f"optimizer state {key} is {type(value)}, not a tensor")
+                tensors[f"{names[id(parameter)]}/{key}"] = value.detach()
+    return tensors, groups
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, Tensor]],
+    tensors: dict[str, Tensor],
+    groups: list[dict],
+) -> None:
+    """Undo ``flatten_optimizer``: the next step is bitwise the one that would have followed.
+
+    Whether the step is fused, or runs over lists of tensors, stays as the optimiser was built.
+
+    Args:
+        optimizer: newly built, over the same parameters in the same groups.
+        named_parameters: ``model.named_parameters()`` of the unwrapped model.
+        tensors: first value of ``flatten_optimizer``; copied.
+        groups: second value of ``flatten_optimizer``, also after a trip through JSON.
+
+    Raises:
+        UserError: names or shapes do not fit the optimiser.
+    """
+    _, own_groups = flatten_optimizer(optimizer, named_parameters)
+    own_names = [group["parameters"] for group in own_groups]
+    if [group.get("parameters") for group in groups] != own_names:
+        raise UserError(
+            "the checkpoint's optimizer state is of other parameters than the model's; resume "
+            "with the settings it was saved with"
+        )
+    names = [name for group in own_names for name in group]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    index = {name: i for i, name in enumerate(names)}
+    state: dict[int, dict[str, Tensor]] = {}
+    for name_key, value in tensors.items():
+        name, _, key = name_key.rpartition("/")
+        # The step count is a scalar, all else has the shape of its parameter.
+        if name not in index or value.shape not in ((), parameters[index[name]].shape):
+            raise UserError(
+                f"the checkpoint's optimizer state {name_key} {tuple(value.shape)} does not "
+                "fit the model; resume with the settings it was saved with"
+            )
+        # Optimisers keep the tensors they are given and write into them.
+        state.setdefault(index[name], {})[key] = value.clone()
+    param_groups = optimizer.state_dict()["param_groups"]
+    for param_group, saved in zip(param_groups, groups, strict=True):
+        for key in _options(param_group):
+            value = saved.get(key, param_group[key])
+            param_group[key] = tuple(value) if isinstance(value, list) else value
+    optimizer.load_state_dict({"state": state, "param_groups": param_groups})
+
+
+def encode_manifest(fields: dict) -> bytes:
+    """The manifest as JSON, its last entry the sha256 of the same text without that entry."""
+    digest = _sha256(json.dumps(fields, indent=1).encode())
+    return (json.dumps({**fields, "manifest_sha256": digest}, indent=1) + "\n").encode()
+
+
+def write_synced(file: Path, data: bytes) -> None:
+    """Write a file and wait until the disk has it."""
+    with open(file, "wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames inside a directory survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _options(group: dict) -> dict:
+    """The numbers of a parameter group: learning rate, betas, weight decay, …"""
+    skip = {"params", "param_names", *_IMPLEMENTATION_OPTIONS}
+    return {key: value for key, value in group.items() if key not in skip}
+
+
+def _without_duplicates(
+    tensors: dict[str, dict[str, Tensor]],
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, dict[str, str]]]:
+    """Contiguous CPU tensors to write, and ``{group: {tied name: name that is written}}``."""
+    stored: dict[str, dict[str, Tensor]] = {}
+    tied: dict[str, dict[str, str]] = {}
+    for group, named in tensors.items():
+        stored[group], tied[group] = {}, {}
+        owners: dict[tuple, str] = {}
+        storages = set()
+        for name, tensor in named.items():
+            place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride())
+            owner = owners.setdefault((*place, tensor.dtype), name)
+            if owner != name and tensor.numel():  # all empty tensors lie at address 0
+                tied[group][name] = owner
+                continue
+            plain = tensor.detach().cpu().contiguous()
+            # safetensors refuses two views of one storage.
+            storage = plain.untyped_storage().data_ptr()
+            stored[group][name] = plain.clone() if storage in storages else plain
+            storages.add(storage)
+    return stored, tied
+
+
+def _num_bytes(stored: dict[str, dict[str, Tensor]], state: dict) -> int:
+    """Bytes a checkpoint takes, a little more rather than less."""
+    entries = [(name, tensor) for named in stored.values() for name, tensor in named.items()]
+    headers = sum(len(name.encode()) + 128 for name, _ in entries)
+    return sum(t.nbytes for _, t in entries) + headers + len(encode_manifest(state)) + 4096
+
+
+def _remove_leftovers(directory: Path) -> None:
+    """Remove what a crashed save left, unless it is the only copy of its step."""
+    for path in directory.iterdir():
+        name = _LEFTOVER_NAME.fullmatch(path.name)
+        if name and (name[2] == "tmp" or (directory / name[1]).exists()):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _publish(draft: Path, final: Path) -> None:
+    """Give a complete draft its name; at no moment is the step without a whole checkpoint."""
+    replaced = final.with_name(f"{final.name}.replaced")
+    if final.exists():
+        os.rename(final, replaced)  # a directory cannot be renamed onto one that has files
+    os.rename(draft, final)
+    sync_directory(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _save_error(error: OSError, final: Path, needed: int) -> UserError:
+    """The line for a failed save."""
+    if error.errno not in _NO_SPACE:
+        return UserError(
+            f"cannot save checkpoint {final} ({error.strerror}); check the directory, or "
+            "choose another --output"
+        )
+    parents = (path for path in final.parents if path.exists())
+    free = shutil.disk_usage(next(parents)).free
+    return UserError(
+        f"no room for checkpoint {final} ({error.strerror}): it needs {needed:,} bytes, "
+        f"{free:,} are free; free some space or lift the file size limit, then start again: "
+        "earlier checkpoints are intact"
+    )
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _broken(file: Path, what: str) -> UserError:
+    """The line for a checkpoint that must not be used."""
+    return UserError(
+        f"{file} {what}; restore it from a copy, or delete {file.parent} to use an earlier "
+        "checkpoint"
+    )
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except FileNotFoundError as error:
+        raise _broken(file, "is missing") from error
+    except OSError as error:
+        raise _broken(file, f"cannot be read ({error.strerror})") from error
+
+
+def _read_checked(file: Path, entry: dict) -> bytes:
+    """The bytes of a file that are exactly those the manifest speaks of."""
+    data = _read(file)
+    if len(data) != entry["bytes"]:
+        raise _broken(file, f"has {len(data):,} bytes instead of {entry['bytes']:,}")
+    if _sha256(data) != entry["sha256"]:
+        raise _broken(file, "is damaged: its sha256 is not the one in the manifest")
+    return data
+
+
+def _read_manifest(file: Path) -> dict:
+    """The manifest, its text unchanged and its fields of the right types."""
+    if not file.parent.is_dir():
+        raise UserError(f"there is no checkpoint {file.parent}; give a step-NNNNNN directory")
+    data = _read(file)
+    try:
+        fields = json.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise _broken(file, "is damaged: it is not JSON") from error
+    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+        raise _broken(file, f"is no manifest of an {FORMAT}")
+    if fields.get("version") != VERSION:
+        raise UserError(
+            f"{file} is of format version {fields.get('version')!r}, this program reads "
+            f"version {VERSION}; use the version of exlm_mini that wrote it"
+        )
+    try:
+        # Written again it must come out byte for byte: one comparison for every kind of change.
+        rest = {key: value for key, value in fields.items() if key != "manifest_sha256"}
+        is_unchanged = encode_manifest(rest) == data
+    except (ValueError, RecursionError):
+        is_unchanged = False
+    if not is_unchanged:
+        raise _broken(file, "is damaged: its text does not fit its sha256")
+    _check_fields(file, fields)
+    return fields
+
+
+def _check_fields(file: Path, fields: dict) -> None:
+    """Refuse a manifest with keys missing or of wrong type."""
+    for key, kind in {"step": int, "files": dict, "state": dict}.items():
+        if type(fields.get(key)) is not kind:
+            raise _broken(file, f"lacks '{key}', or it is not of type {kind.__name__}")
+    for name, entry in fields["files"].items():
+        # A plain name, so that a manifest cannot point outside its directory.
+        if not _FILE_NAME.fullmatch(name) or not isinstance(entry, dict):
+            raise _broken(file, f"lists {name!r}, which is not a file of tensors")
+        for key, kind in {"bytes": int, "sha256": str, "tied": dict}.items():
+            if type(entry.get(key)) is not kind:
+                raise _broken(
+                    file, f"lacks '{key}' of {name}, or it is not of type {kind.__name__}"
+                )
+        if not all(isinstance(owner, str) for owner in entry["tied"].values()):
+            raise _broken(file, f"ties names of {name} to things that are not names")

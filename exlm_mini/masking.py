@@ -1,0 +1,192 @@
+"""Masking: which tokens a model must predict (§2), and Repeated MLM's copies (§3.1).
+
+Shapes: B rows, N input tokens, k copies of a token.
+
+All noise is a pure function of counters (seed, epoch, sample, position): masks need no generator
+state, do not depend on how rows are grouped into batches, and a resumed run draws them again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from exlm_mini.config import MaskingConfig, SpecialIds, UserError
+
+_GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+
+
+class MaskedBatch(NamedTuple):
+    """Rows with some tokens hidden.
+
+    masked_ids_BN holds the [MASK] id where is_masked_BN is true and the token elsewhere,
+    token_ids_BN the tokens before masking; int64, bool, int64.
+    """
+
+    masked_ids_BN: Tensor
+    is_masked_BN: Tensor
+    token_ids_BN: Tensor
+
+    def to(self, device: torch.device) -> MaskedBatch:
+        """The same batch on another device."""
+        return MaskedBatch(*(t.to(device, non_blocking=True) for t in self))
+
+
+def _splitmix64(state: np.ndarray) -> np.ndarray:
+    """The finaliser of the SplitMix64 generator: a bijection of 64-bit integers."""
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
+
+
+def counter_uniform(*counters: int | np.ndarray) -> np.ndarray:
+    """Uniform numbers in [0, 1) that depend on the counters alone.
+
+    Args:
+        counters: non-negative integers or integer arrays that broadcast against each other,
+            such as seed, epoch, sample and position. Their order matters.
+
+    Returns:
+        float64 of the broadcast shape, 53 random bits each.
+    """
+    state = np.zeros((1,), dtype=np.uint64)  # one axis: numpy warns when scalars wrap around
+    for counter in counters:
+        state = _splitmix64((state ^ np.asarray(counter, dtype=np.uint64)) + _GOLDEN_GAMMA)
+    shape = np.broadcast_shapes(*(np.shape(c) for c in counters))
+    return ((state >> np.uint64(11)) * 2.0**-53).reshape(shape)
+
+
+def num_masks(mask_ratio: float, num_maskable_B: Tensor, seed: int, step: int) -> Tensor:
+    """Masks per row: ``p n`` rounded up or down at random, with mean ``p n`` and at least 1.
+
+    The rounding is drawn from (seed, step), the same for every row of an optimiser step, so
+    rows of one length keep one expanded length and batches keep static shapes.
+
+    Args:
+        mask_ratio: p, share of maskable tokens.
+        num_maskable_B: int64, tokens of each row that may be masked.
+        seed: of the run.
+        step: optimiser step.
+
+    Returns:
+        int64 (B,), never more than ``num_maskable_B``.
+    """
+    threshold = float(counter_uniform(seed, step))
+    wanted_B = torch.floor(num_maskable_B.double() * mask_ratio + threshold).long()
+    return torch.minimum(wanted_B.clamp(min=1), num_maskable_B)
+
+
+def choose_fixed_count(noise_BN: Tensor, is_maskable_BN: Tensor, count_B: Tensor) -> Tensor:
+    """The ``count_B`` maskable positions of each row with the smallest noise; bool (B, N)."""
+    order_BN = noise_BN.masked_fill(~is_maskable_BN, 2.0).argsort(dim=1, stable=True)
+    is_first_BN = torch.arange(noise_BN.shape[1]) < count_B.unsqueeze(1)
+    chosen_BN = torch.zeros_like(is_maskable_BN).scatter_(1, order_BN, is_first_BN)
+    return chosen_BN & is_maskable_BN
+
+
+def repeat_tokens(token_ids_BN: Tensor, num_copies: int) -> Tensor:
+    """Write every token ``num_copies`` times in a row, for Repeated MLM (§3.1).
+
+    ``[a b c]`` becomes ``[a a b b c c]`` for two copies; shape (B, N * num_copies).
+    """
+    return token_ids_BN.repeat_interleave(num_copies, dim=1)
+
+
+def corrupted_share(is_masked_Nk: Tensor) -> float:
+    """Share of tokens whose every copy is masked: ``s`` of Appendix C.
+
+    Args:
+        is_masked_Nk: bool, one row per token, one column per copy.
+    """
+    return is_masked_Nk.all(dim=1).double().mean().item()
+
+
+def corrupted_share_moments(
+    mask_ratio: float, num_copies: int, num_tokens: int
+) -> tuple[float, float]:
+    """Mean ``p^k`` and variance ``p^k (1 - p^k) / N`` of the corrupted share (Appendix C)."""
+    mean = mask_ratio**num_copies
+    return mean, mean * (1 - mean) / num_tokens
+
+
+@dataclass(frozen=True)
+class Masker:
+    """Hides tokens of a batch according to the masking settings.
+
+    Only [MASK] is ever written (no random or kept tokens), as in the released command.
+    Padding, [BOS] and [EOS] are never masked; [SEP] is a token like any other.
+    """
+
+    masking: MaskingConfig
+    special_ids: SpecialIds
+    seed: int
+    num_copies: int = 1
+    """Copies of each token; above 1 (Repeated MLM) masks are always Bernoulli (Appendix C)."""
+    slots: tuple[int, ...] = ()
+    """Positions masked by the strategy ``slots``, counted from [BOS] = 0."""
+
+    def __post_init__(self) -> None:
+        if self.masking.strategy == "slots" and not self.slots and self.num_copies == 1:
+            raise ValueError("the strategy 'slots' needs the positions to mask")
+
+    def check_row_length(self, row_length: int) -> None:
+        """Refuse rows that are too short to hold one mask.
+
+        Raises:
+            UserError: if ``p n < 1`` for rows of ``row_length`` tokens with [BOS] and [EOS].
+        """
+        num_maskable = row_length - 2
+        expected = self.masking.mask_ratio * num_maskable
+        if self.masking.strategy == "fixed_count" and self.num_copies == 1 and expected < 1:
+            raise UserError(
+                f"data.block_length {row_length} leaves {num_maskable} maskable tokens, of which "
+                f"masking.mask_ratio {self.masking.mask_ratio:g} masks {expected:.2f}; make one "
+                "of them larger, so that a block holds at least one mask"
+            )
+
+    def __call__(
+        self, token_ids_BN: Tensor, epoch_B: np.ndarray, sample_B: np.ndarray, step: int
+    ) -> MaskedBatch:
+        """Mask one batch.
+
+        Args:
+            token_ids_BN: int64 on the CPU, padded with the pad id.
+            epoch_B, sample_B: counters of each row: how often the data were seen, which row.
+            step: optimiser step, for the rounding of the number of masks.
+
+        Returns:
+            The batch; N is multiplied by ``num_copies``.
+        """
+        special = self.special_ids
+        if self.num_copies > 1:
+            token_ids_BN = repeat_tokens(token_ids_BN, self.num_copies)
+        is_maskable_BN = (
+            (token_ids_BN != special.pad)
+            & (token_ids_BN != special.bos)
+            & (token_ids_BN != special.eos)
+        )
+        is_masked_BN = self._choose(is_maskable_BN, epoch_B, sample_B, step)
+        masked_ids_BN = token_ids_BN.masked_fill(is_masked_BN, special.mask)
+        return MaskedBatch(masked_ids_BN, is_masked_BN, token_ids_BN)
+
+    def _choose(
+        self, is_maskable_BN: Tensor, epoch_B: np.ndarray, sample_B: np.ndarray, step: int
+    ) -> Tensor:
+        """Positions to mask; bool (B, N)."""
+        repeated = self.num_copies > 1
+        if self.masking.strategy == "slots" and not repeated:
+            is_slot_N = torch.zeros(is_maskable_BN.shape[1], dtype=torch.bool)
+            is_slot_N[list(self.slots)] = True
+            return is_maskable_BN & is_slot_N
+        position_N = np.arange(is_maskable_BN.shape[1])
+        noise_BN = torch.from_numpy(
+            counter_uniform(self.seed, epoch_B[:, None], sample_B[:, None], position_N[None, :])
+        )
+        if self.masking.strategy == "bernoulli" or repeated:
+            return is_maskable_BN & (noise_BN < self.masking.mask_ratio)
+        count_B = num_masks(self.masking.mask_ratio, is_maskable_BN.sum(1), self.seed, step)
+        return choose_fixed_count(noise_BN, is_maskable_BN, count_B)

@@ -1,0 +1,315 @@
+"""The directory of a run: one writer at a time, fixed settings, a log of metrics.
+
+::
+
+    OUTPUT/
+        .lock            held while a process writes here
+        config.yaml      the settings of the run, for good but for a few
+        metrics.jsonl    one JSON object per line, in the order of steps
+        step-NNNNNN/     checkpoints
+
+Checkpoints hold what a run needs to go on; this file keeps two runs from mixing in one place.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import math
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from exlm_mini.checkpoint import sync_directory, write_synced
+from exlm_mini.config import UserError
+
+LOCK = ".lock"
+CONFIG = "config.yaml"
+
+FREE_SETTINGS = frozenset(
+    {
+        "train.save_every",
+        "train.log_every",
+        "train.validate_every",
+        "train.validation_rows",
+        "train.num_threads",
+        "train.device",
+    }
+)
+"""Settings a resumed run may change, because no weight depends on them by design."""
+
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+
+
+class RunDirectory:
+    """A directory that one process at a time may write to; use it with ``with``.
+
+    The lock is the kernel's (``flock``): it ends with the process, however that dies, so a lock
+    file left by a killed run stands in nobody's way.
+    """
+
+    def __init__(self, path: Path, report: Callable[[str], None] = print) -> None:
+        """Name the directory; nothing is touched before ``with``.
+
+        Args:
+            path: made if missing, with its parents.
+            report: called with one line when the file system has no locks.
+        """
+        self.path = path
+        self._report = report
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> RunDirectory:
+        """Make the directory and take the lock.
+
+        Raises:
+            UserError: another process holds it, or the directory cannot be made or written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+            self._lock()
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
+        except OSError as error:
+            self._release()
+            if isinstance(error, FileExistsError | NotADirectoryError):
+                raise UserError(
+                    f"{self.path} is a file, or lies below one; choose another --output"
+                ) from error
+            raise UserError(
+                f"cannot write to {self.path} ({error.strerror}); check its permissions and "
+                "disk, or choose another --output"
+            ) from error
+        except UserError:
+            self._release()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give the lock back; its file stays, as removing it would race with the next holder."""
+        self._release()
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            pid, _, host = (
+                os.pread(self._descriptor, 300, 0).decode(errors="replace").partition(" ")
+            )
+            raise UserError(
+                f"process {pid or '?'} on {host.strip() or 'this machine'} is writing to "
+                f"{self.path}; wait until it ends, stop it, or choose another --output"
+            ) from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            # Some cluster file systems are mounted without locks; runs there must still work.
+            self._report(
+                f"{self.path} is on a file system without locks: let no second run write there"
+            )
+
+    def _release(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def settle_config(
+    path: Path, config_text: str, config: dict, parse: Callable[[str], dict]
+) -> list[str]:
+    """Fix the settings of a run at its start, and hold a resumed run to them.
+
+    Call it under the lock and before anything else is written to the directory.
+
+    Args:
+        path: the run's directory, existing.
+        config_text: what to store as ``config.yaml``.
+        config: the same settings as nested dicts.
+        parse: from the text of a stored ``config.yaml`` to nested dicts, with a value for every
+            setting; raises ``UserError`` if it cannot.
+
+    Returns:
+        The settings of ``FREE_SETTINGS`` that changed, one readable line each; the stored file
+        now holds the new ones. Empty for a new run.
+
+    Raises:
+        UserError: another setting differs, or the directory holds something that is not a run.
+            Nothing is written then.
+    """
+    file = path / CONFIG
+    try:
+        if not file.exists():
+            ours = {LOCK, f"{CONFIG}.tmp"}
+            if foreign := sorted({entry.name for entry in path.iterdir()} - ours):
+                raise UserError(
+                    f"{path} holds {foreign[0]} but no {CONFIG}, so it is not the directory of "
+                    "a run; choose another --output"
+                )
+            _write_atomically(file, config_text.encode())
+            return []
+        stored = parse(file.read_bytes().decode())
+        changes = _changes(stored, config)
+        if fixed := [line for key, line in changes.items() if key not in FREE_SETTINGS]:
+            more = f" and {len(fixed) - 3} more" if len(fixed) > 3 else ""
+            raise UserError(
+                f"{path} holds a run with other settings: {'; '.join(fixed[:3])}{more}; use "
+                "the same settings, or choose another --output"
+            )
+        if changes:
+            _write_atomically(file, config_text.encode())
+        return list(changes.values())
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} is damaged: it is not text; restore it from a copy") from error
+    except OSError as error:
+        raise _cannot("read or write", file, error) from error
+
+
+class MetricsLog:
+    """``metrics.jsonl``: append-only, one JSON object per line, written at once."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        """Open the log and forget the lines after ``step``, which the run will write again.
+
+        Args:
+            path: the file; made if missing.
+            step: steps done by the checkpoint the run goes on from, 0 for a new run.
+
+        Raises:
+            UserError: a line is damaged, or the file cannot be read or written.
+        """
+        self.path = path
+        try:
+            if path.exists():
+                kept = [line for line, record in _lines(path) if record["step"] <= step]
+                data = b"".join(line + b"\n" for line in kept)
+                if data != path.read_bytes():
+                    _write_atomically(path, data)
+            # Unbuffered, so that a line is on its way when ``write`` returns.
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise _cannot("open", path, error) from error
+
+    def write(self, record: dict) -> None:
+        """Append one line; nan and infinities become null, which JSON has no numbers for.
+
+        Args:
+            record: JSON-able, with the whole number ``step``.
+
+        Raises:
+            ValueError: no ``step``.
+            UserError: the line cannot be written; the file then ends with the line before it.
+        """
+        if type(record.get("step")) is not int:
+            raise ValueError(f"a record of metrics needs a whole number 'step': {record}")
+        data = json.dumps(_finite(record), allow_nan=False).encode() + b"\n"
+        end = self._file.seek(0, os.SEEK_END)
+        try:
+            # On a nearly full disk an unbuffered write may take only a part.
+            while data:
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            self._file.truncate(end)
+            raise _cannot("write", self.path, error) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_metrics(path: Path) -> list[dict]:
+    """The records of a ``metrics.jsonl``, also of a run that is still writing it.
+
+    Args:
+        path: the file.
+
+    Returns:
+        One dict per line, each with an integer ``step``; a last line cut short is left out.
+
+    Raises:
+        UserError: the file is missing, cannot be read, or a line before the last is damaged.
+    """
+    try:
+        return [record for _, record in _lines(path)]
+    except OSError as error:
+        raise _cannot("read", path, error) from error
+
+
+def _lines(path: Path) -> list[tuple[bytes, dict]]:
+    """Lines of a log with their records, without a last line that a crash cut short."""
+    *lines, rest = path.read_bytes().split(b"\n")
+    records = [_record(line) for line in lines]
+    # After a power cut the last line may also be zeros, or lack its beginning.
+    if rest == b"" and records and records[-1] is None:
+        records.pop()
+    if None in records:
+        raise UserError(
+            f"{path} line {records.index(None) + 1} is damaged; restore the file from a "
+            "copy, or delete that line"
+        )
+    return list(zip(lines, records, strict=False))
+
+
+def _record(line: bytes) -> dict | None:
+    try:
+        record = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        return None
+    is_record = isinstance(record, dict) and type(record.get("step")) is int
+    return record if is_record else None
+
+
+def _finite(value: object) -> object:
+    """The same value with None for every number that is not finite."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _changes(stored: dict, asked: dict) -> dict[str, str]:
+    """Settings that differ: dotted name to ``name: stored -> asked``."""
+    old, new = _dotted(stored), _dotted(asked)
+    absent = "(absent)"
+    return {
+        key: f"{key}: {old.get(key, absent)} -> {new.get(key, absent)}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key, absent) != new.get(key, absent)
+    }
+
+
+def _dotted(settings: dict, prefix: str = "") -> dict[str, object]:
+    """Nested settings under dotted names; tuples as lists, for YAML has no tuples."""
+    flat: dict[str, object] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            flat.update(_dotted(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+def _write_atomically(file: Path, data: bytes) -> None:
+    """Put new contents under a name; a crash leaves the old ones or the new ones."""
+    draft = file.with_name(f"{file.name}.tmp")
+    try:
+        write_synced(draft, data)
+        os.rename(draft, file)
+    finally:
+        draft.unlink(missing_ok=True)
+    sync_directory(file.parent)
+
+
+def _cannot(verb: str, file: Path, error: OSError) -> UserError:
+    return UserError(
+        f"cannot {verb} {file} ({error.strerror}); check the path, its permissions and the disk"
+    )

@@ -1,0 +1,144 @@
+"""The transition matrix E: how likely each state hands over to a later one (§4.2).
+
+Shapes: B rows, L states, D width, H heads. ``log_transition_BLL[b, v, u]`` is the log-probability
+of the edge v -> u; it is -inf unless v < u and both are states, and each row of E that has a
+successor sums to one.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from exlm_mini.config import ModelConfig, UserError
+from exlm_mini.expansion import StateGraph
+
+
+def edges(graph: StateGraph, sparse: bool = False) -> Tensor:
+    """Which edges may exist: the mask M of §4.2, as is_edge_BLL (bool).
+
+    Args:
+        graph: the states.
+        sparse: forbid edges between clones of one mask (Appendix Q.3).
+    """
+    is_state_BL = graph.is_state_BL
+    L = is_state_BL.shape[1]
+    is_forward_LL = torch.ones(L, L, dtype=torch.bool, device=is_state_BL.device).triu(1)
+    is_edge_BLL = is_forward_LL & is_state_BL.unsqueeze(1) & is_state_BL.unsqueeze(2)
+    if sparse:
+        is_edge_BLL = is_edge_BLL & (graph.owner_BL.unsqueeze(1) > graph.owner_BL.unsqueeze(2))
+    return is_edge_BLL
+
+
+def edge_log_softmax(scores_BHLL: Tensor, is_edge_BLL: Tensor) -> Tensor:
+    """log softmax over the allowed successors of each state, 0 elsewhere; (B, H, L, L).
+
+    The filler 0 is finite on purpose: a state without successors would otherwise send back nan
+    gradients. The caller masks it out.
+    """
+    is_edge_B1LL = is_edge_BLL.unsqueeze(1)
+    has_successor_B1L1 = is_edge_B1LL.any(dim=-1, keepdim=True)
+    scores_BHLL = scores_BHLL.masked_fill(~is_edge_B1LL & has_successor_B1L1, -torch.inf)
+    return scores_BHLL.log_softmax(dim=-1).masked_fill(~is_edge_B1LL, 0.0)
+
+
+class PaperTransition(nn.Module):
+    """E = softmax(Q Kᵀ / sqrt(D) + M) with Q = H W_Q and K = H W_K (§4.2)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        width = config.shape.width
+        self.sparse = config.sparse
+        self.query = nn.Linear(width, width, bias=False)
+        self.key = nn.Linear(width, width, bias=False)
+
+    def forward(self, state_BLD: Tensor, graph: StateGraph) -> Tensor:
+        """log_transition_BLL in float32 (float64 for float64 states)."""
+        query_BLD = _at_least_float32(self.query(state_BLD))
+        key_BLD = _at_least_float32(self.key(state_BLD))
+        scores_BLL = query_BLD @ key_BLD.transpose(1, 2) / math.sqrt(query_BLD.shape[-1])
+        is_edge_BLL = edges(graph, self.sparse)
+        log_transition_BLL = edge_log_softmax(scores_BLL.unsqueeze(1), is_edge_BLL).squeeze(1)
+        return log_transition_BLL.masked_fill(~is_edge_BLL, -torch.inf)
+
+
+class GatedTransition(nn.Module):
+    """A mixture of H softmax matrices, gated by the source state; as in the released code.
+
+    Deviation from §4.2, where E is one softmax: head c gives softmax(q_c k_cᵀ / sqrt(D/H)), and
+    state v mixes its heads with softmax(W_g x_v). Queries, keys and gates read the state and,
+    with ``use_position``, a learned embedding of its place in the expanded sequence.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        width, self.num_heads = config.shape.width, config.shape.num_heads
+        self.sparse = config.sparse
+        self.place = nn.Embedding(config.max_positions, width) if config.use_position else None
+        num_inputs = 2 * width if config.use_position else width
+        self.query = nn.Linear(num_inputs, width)
+        self.key = nn.Linear(num_inputs, width)
+        self.gate = nn.Linear(num_inputs, self.num_heads)
+
+    def forward(self, state_BLD: Tensor, graph: StateGraph) -> Tensor:
+        """log_transition_BLL in float32 (float64 for float64 states)."""
+        x_BLX = state_BLD
+        if self.place is not None:
+            place_BLD = self.place(graph.place_BL).to(state_BLD.dtype)
+            x_BLX = torch.cat([state_BLD, place_BLD], dim=-1)
+        query_BHLd, key_BHLd = (
+            _at_least_float32(linear(x_BLX)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for linear in (self.query, self.key)
+        )
+        log_gate_BLH = _at_least_float32(self.gate(x_BLX)).log_softmax(dim=-1)
+        scores_BHLL = query_BHLd @ key_BHLd.transpose(2, 3) / math.sqrt(query_BHLd.shape[-1])
+        is_edge_BLL = edges(graph, self.sparse)
+        log_head_BHLL = edge_log_softmax(scores_BHLL, is_edge_BLL)
+        log_mixed_BHLL = log_head_BHLL + log_gate_BLH.transpose(1, 2).unsqueeze(3)
+        return log_mixed_BHLL.logsumexp(dim=1).masked_fill(~is_edge_BLL, -torch.inf)
+
+
+class UniformTransition(nn.Module):
+    """No dependencies: each mask's token is an equal mixture over its k states (an ablation).
+
+    Written as a graph: a state hands over to every clone of the next target with probability
+    1/k, and to the last state when that target is the last one, where a path must end.
+    """
+
+    def forward(self, state_BLD: Tensor, graph: StateGraph) -> Tensor:
+        """log_transition_BLL, the same for all features."""
+        owner_BL, is_state_BL = graph.owner_BL, graph.is_state_BL
+        dtype = torch.promote_types(state_BLD.dtype, torch.float32)
+        place_L = torch.arange(owner_BL.shape[1], device=owner_BL.device)
+        is_end_BL = place_L == (graph.num_states_B - 1).unsqueeze(1)
+        is_last_owner_BL = owner_BL == (graph.num_targets_B - 1).unsqueeze(1)
+        is_entry_BL = is_state_BL & (is_end_BL | ~is_last_owner_BL)
+        is_edge_BLL = (
+            (owner_BL.unsqueeze(1) == owner_BL.unsqueeze(2) + 1)
+            & is_entry_BL.unsqueeze(1)
+            & is_state_BL.unsqueeze(2)
+        )
+        num_successors_BL1 = is_edge_BLL.sum(dim=-1, keepdim=True).clamp(min=1)
+        log_share_BLL = -num_successors_BL1.to(dtype).log().expand(is_edge_BLL.shape)
+        return log_share_BLL.masked_fill(~is_edge_BLL, -torch.inf)
+
+
+def make_transition(config: ModelConfig) -> nn.Module | None:
+    """The transition module named in the settings; none for ``ctc``, which has no edges."""
+    match config.transition:
+        case "paper":
+            return PaperTransition(config)
+        case "gated":
+            return GatedTransition(config)
+        case "uniform":
+            return UniformTransition()
+        case "ctc":
+            return None
+    raise UserError(f"model.transition is '{config.transition}'; known: gated, paper, ctc, uniform")
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    """float32 for half precision (the dynamic programme needs it), otherwise unchanged."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,0 +1,272 @@
+"""Parity with the released code: numbers it computed, met by our own modules.
+
+The golden files lie in ``EXLM_GOLDEN``; every ``*.npz`` found there becomes a test, so further
+cases can be dropped in. ``k*`` files hold a whole model, ``mlm*`` and ``ctc*`` a loss and its
+gradients, ``dp_*`` the dynamic programme in float64. Three files record defects of the released
+code; for each a test shows what happens here instead.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from exlm_mini.alignment import BACKENDS, dag_log_likelihood
+from exlm_mini.config import ModelConfig, UserError
+from exlm_mini.expansion import expand_masks
+from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.objectives import log_likelihood, mlm_loss, states_alignment_loss
+from exlm_mini.official import (
+    config_from_official,
+    config_to_official,
+    special_ids_of,
+    state_dict_from_official,
+    state_dict_to_official,
+)
+
+GOLDEN = Path(
+    os.environ.get("EXLM_GOLDEN", Path(__file__).parents[1].parent / "shared" / "golden")
+)
+DEFECTS = {"k2_invalid", "k2_no_final_eos", "k4_tail_bug"}
+
+
+def found(pattern: str) -> list[Path]:
+    """Golden files of one kind that must match, or a single skipped stand-in."""
+    paths = [p for p in sorted(GOLDEN.glob(pattern)) if p.stem not in DEFECTS]
+    skip = pytest.mark.skip(reason=f"no {pattern} in {GOLDEN}; set EXLM_GOLDEN")
+    return [pytest.param(p, id=p.stem) for p in paths] or [pytest.param(None, marks=skip)]
+
+
+class Golden:
+    """One golden file: its arrays as tensors, its configuration, its model in our layout."""
+
+    def __init__(self, path: Path) -> None:
+        with np.load(path) as arrays:
+            self.arrays = {name: torch.from_numpy(arrays[name]) for name in arrays if name != "meta"}
+            self.meta = json.loads(str(arrays["meta"]))
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.arrays[name]
+
+    def group(self, prefix: str) -> dict[str, Tensor]:
+        return {n[len(prefix) :]: t for n, t in self.arrays.items() if n.startswith(prefix)}
+
+    @property
+    def config(self) -> ModelConfig:
+        meta = self.meta
+        return config_from_official(
+            {
+                "encoder_layers": meta["layers"],
+                "encoder_embed_dim": meta["dim"],
+                "encoder_ffn_embed_dim": meta["ffn"],
+                "encoder_attention_heads": meta["heads"],
+                "ext_state_num": meta["k"],
+                "max_positions": meta.get("max_positions", 64),
+                "links_feature": meta.get("links_feature", "feature:position"),
+                "encoder_normalize_before": meta["pre_norm"],
+                "dropout": 0.0,
+                "attention_dropout": 0.0,
+            }
+        )
+
+    def load(self, kind: type, config: ModelConfig) -> torch.nn.Module:
+        model = kind(config, self.meta["vocab"], special_ids_of(self.meta["vocab"]))
+        ours = state_dict_from_official(self.group("param/"), self.meta["pad"])
+        known = model.state_dict()
+        # A criterion without transitions still carries the transition head; it has no gradient.
+        missing = model.load_state_dict({n: t for n, t in ours.items() if n in known})
+        assert not missing.missing_keys
+        return model.eval()
+
+    def batch(self) -> tuple[Tensor, Tensor, Tensor]:
+        """masked ids, which are masked, and the tokens before masking."""
+        source_BN, target_BN = self["src_tokens"].long(), self["target"].long()
+        is_masked_BN = target_BN != self.meta["pad"]
+        return source_BN, is_masked_BN, torch.where(is_masked_BN, target_BN, source_BN)
+
+    def assert_gradients(self, model: torch.nn.Module) -> None:
+        gradients = {
+            name: torch.zeros_like(p) if p.grad is None else p.grad
+            for name, p in model.named_parameters()
+        }
+        official = state_dict_to_official(gradients, self.meta["pad"])
+        expected = self.group("grad/")
+        # Key biases shift every score of a softmax alike: their true gradient is 0, and what is
+        # recorded is rounding noise, to be judged by the size of the other gradients.
+        floor = 1e-3 * max(gradient.abs().max().item() for gradient in expected.values())
+        for name, gradient in expected.items():
+            if name in official:
+                assert_close(official[name], gradient, name, floor=floor)
+            else:
+                assert not gradient.any(), f"{name} has a gradient but no counterpart"
+        assert set(official) <= set(self.group("param/"))
+
+
+def assert_close(
+    ours: Tensor, theirs: Tensor, name: str, relative: float = 1e-4, floor: float = 1e-6
+) -> None:
+    """Largest error at most ``relative`` times the largest entry (or floor); -inf must agree."""
+    assert ours.shape == theirs.shape, (name, ours.shape, theirs.shape)
+    infinite = torch.isinf(theirs)
+    assert torch.equal(torch.isinf(ours), infinite), name
+    ours, theirs = ours[~infinite].detach(), theirs[~infinite]
+    if theirs.numel():
+        error = (ours - theirs).abs().max() / theirs.abs().max().clamp(min=floor)
+        assert error <= relative, f"{name}: relative error {error:.1e}"
+
+
+@pytest.mark.parametrize("path", found("k*.npz"))
+def test_model_equals_the_released_one(path):
+    golden = Golden(path)
+    model = golden.load(ExLM, golden.config)
+    hidden_BTD, graph = model.encode(*golden.batch())
+    expanded, _ = expand_masks(
+        *golden.batch(), golden.config.states_per_mask, "official", model.special_ids
+    )
+    T = expanded.token_ids_BT.shape[1]
+    real_BT = expanded.is_real_BT
+    assert torch.equal(expanded.token_ids_BT, golden["ext_tokens"][:, :T].long())
+    assert torch.equal(real_BT.sum(1), golden["output_length"].long())
+    assert torch.equal(expanded.position_BT[real_BT], golden["pos_dim1"][:, :T][real_BT].long())
+    assert torch.equal(expanded.clone_BT[real_BT], golden["pos_dim2"][:, :T][real_BT].long())
+    assert torch.equal(graph.target_ids_BM, golden["dag_targets"].long())
+    assert torch.equal(graph.num_targets_B, golden["target_length"].long())
+    assert torch.equal(graph.num_states_B, golden["is_state"].sum(1))
+    assert_close(hidden_BTD[real_BT], golden["features"][:, :T][real_BT], "features")
+
+    scores = model(*golden.batch())
+    for b, L in enumerate(graph.num_states_B.tolist()):
+        place_L = graph.place_BL[b, :L]
+        assert golden["is_state"][b, place_L].all()
+        M = int(graph.num_targets_B[b])
+        assert_close(
+            scores.log_emission_BML[b, :M, :L], golden["match_all"][b, :M][:, place_L], "emission"
+        )
+        assert_close(
+            scores.log_transition_BLL[b, :L, :L],
+            golden["links_dense"][b, place_L][:, place_L],
+            "transition",
+        )
+    log_likelihood_B = log_likelihood(scores)
+    assert_close(log_likelihood_B, golden["seq_logprob"], "seq_logprob")
+    loss = states_alignment_loss(log_likelihood_B, scores.is_scored_BM.sum(1))
+    assert_close(loss, golden["loss"], "loss")
+    loss.backward()
+    golden.assert_gradients(model)
+
+
+@pytest.mark.parametrize("path", found("ctc*.npz"))
+def test_loss_without_transitions_equals_the_released_one(path):
+    golden = Golden(path)
+    config = ModelConfig(**{**vars(golden.config), "transition": "ctc"})
+    model = golden.load(ExLM, config)
+    scores = model(*golden.batch())
+    loss = states_alignment_loss(log_likelihood(scores), scores.is_scored_BM.sum(1))
+    assert_close(loss, golden["loss"], "loss")
+    loss.backward()
+    golden.assert_gradients(model)
+
+
+@pytest.mark.parametrize("path", found("mlm*.npz"))
+def test_masked_language_model_equals_the_released_one(path):
+    golden = Golden(path)
+    model = golden.load(MaskedLM, golden.config)
+    masked_ids_BN, is_masked_BN, token_ids_BN = golden.batch()
+    token_logits_SV = model(masked_ids_BN, is_masked_BN)
+    assert_close(token_logits_SV, golden["logits_masked"], "logits_masked")
+    loss = mlm_loss(token_logits_SV, token_ids_BN[is_masked_BN])
+    assert_close(loss, golden["loss"], "loss")
+    loss.backward()
+    golden.assert_gradients(model)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("path", found("dp_*.npz"))
+def test_dynamic_programme_equals_the_released_one(path, backend):
+    golden = Golden(path)
+    log_emission_BML = golden["match_all"].requires_grad_()
+    log_transition_BLL = golden["links_dense"].requires_grad_()
+    num_targets_B, num_states_B = golden["target_length"].long(), golden["output_length"].long()
+    log_likelihood_B = dag_log_likelihood(
+        log_emission_BML, log_transition_BLL, num_targets_B, num_states_B, backend
+    )
+    assert_close(log_likelihood_B, golden["seq_logprob"], "seq_logprob", 1e-10)
+    has_path_B = log_likelihood_B != -torch.inf
+    # The released code counts rows without a path as loss 0 and divides by all rows.
+    loss = -(log_likelihood_B / num_targets_B)[has_path_B].sum() / len(has_path_B)
+    assert_close(loss, golden["loss"], "loss", 1e-10)
+    loss.backward()
+    valid = has_path_B.nonzero().flatten()
+    for ours, name in ((log_emission_BML, "match_all"), (log_transition_BLL, "links_dense")):
+        assert_close(ours.grad[valid], golden[f"grad_{name}"][valid], name, 1e-10)
+
+
+def defect(name: str) -> Golden:
+    path = GOLDEN / f"{name}.npz"
+    if not path.exists():
+        pytest.skip(f"{path} is absent; set EXLM_GOLDEN")
+    return Golden(path)
+
+
+def test_a_loss_does_not_depend_on_batch_mates():
+    """k4_tail_bug: the released expansion fills short rows with copies of their last token."""
+    golden, clean = defect("k4_tail_bug"), defect("k4_tail_fixed")
+    model = golden.load(ExLM, golden.config)
+    together_B = log_likelihood(model(*golden.batch()))
+    alone_B = [log_likelihood(model(*(t[b : b + 1] for t in golden.batch()))) for b in (0, 1)]
+    assert_close(together_B, torch.cat(alone_B), "batch", 1e-5)
+    assert_close(together_B, clean["seq_logprob"], "the clean twin")
+    assert (together_B - golden["seq_logprob"]).abs().max() > 0.1  # the defect is really there
+
+
+def test_the_graph_ends_in_the_last_state_not_in_an_ordinary_token():
+    """k2_no_final_eos: the released graph ends at the last token, whatever it is."""
+    golden = defect("k2_no_final_eos")
+    model = golden.load(ExLM, golden.config)
+    scores = model(*golden.batch())
+    last = int(golden["output_length"][0]) - 1
+    assert not golden["is_state"][0, last], "theirs ends in an ordinary token"
+    end = int(scores.graph.place_BL[0, scores.graph.num_states_B[0] - 1])
+    assert golden["is_state"][0, end] and end < last
+    assert torch.isfinite(log_likelihood(scores)).all()
+
+
+def test_a_row_without_a_path_is_never_a_silent_zero():
+    """k2_invalid: the released loss is 0 for a row whose graph has no path, and it is averaged."""
+    golden = defect("k2_invalid")
+    assert golden["seq_logprob"][0] == -torch.inf
+    num_targets_B = golden["target_length"].long()
+    with pytest.raises(ValueError, match=r"row\(s\) \[0\]"):
+        states_alignment_loss(golden["seq_logprob"], num_targets_B)
+    left_out = states_alignment_loss(golden["seq_logprob"], num_targets_B, on_no_path="skip")
+    assert_close(left_out, 2 * golden["loss"], "the mean over the one row that has a path", 1e-5)
+    # And the row itself has a path here, because its graph ends in its last state.
+    model = golden.load(ExLM, golden.config)
+    assert torch.isfinite(log_likelihood(model(*golden.batch()))).all()
+
+
+def test_names_and_configuration_map_back_and_forth():
+    config = ModelConfig(preset="tiny", max_positions=32)
+    model = ExLM(config, vocab_size=11, special_ids=special_ids_of(11))
+    ours = model.state_dict()
+    official = state_dict_to_official(ours)
+    again = state_dict_from_official(official)
+    assert set(again) == set(ours)
+    assert all(torch.equal(again[name], ours[name]) for name in ours)
+    assert official["encoder.link_positional.weight"].shape == (34, 64)
+    assert config_from_official(config_to_official(config)).shape == config.shape
+
+
+def test_unknown_parameters_and_settings_are_named():
+    with pytest.raises(UserError, match=r"encoder\.surprise"):
+        state_dict_from_official({"encoder.surprise": torch.zeros(1)})
+    with pytest.raises(UserError, match="surprise"):
+        state_dict_to_official({"surprise": torch.zeros(1)})
+    with pytest.raises(UserError, match="pre-norm"):
+        config_from_official({"encoder_normalize_before": False})
+    with pytest.raises(UserError, match="paper"):
+        config_to_official(ModelConfig(transition="paper"))
