@@ -35,7 +35,7 @@ FORMAT = "exlm_mini checkpoint"
 VERSION = 1
 MANIFEST = "manifest.json"
 
-_FILE_NAME = re.compile(r"([A-Za-z0-9_]+)\.safetensors")
+_FILE_NAME = re.compile(r"[A-Za-z0-9_]+\.safetensors")
 # ".replaced" is a complete checkpoint, moved aside for the moment in which a new save of the
 # same step takes its place.
 _DIRECTORY_NAME = re.compile(r"step-([0-9]{6,12})(\.replaced)?")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, NamedTuple
 
 SPECIAL_TOKENS = ("[PAD]", "[BOS]", "[EOS]", "[UNK]", "[SEP]", "[MASK]")
 
@@ -91,6 +91,8 @@ class ModelConfig:
     """gated only: learned positions beside the features, as in the released code."""
     sparse: bool = False
     """Forbid edges between states of one mask (Appendix Q.3)."""
+    clone_embedding_std: float = 0.0
+    """Spread of a learned vector per clone, added to the states; 0: none, as in the paper."""
     rope: Literal["2d", "1d"] = "2d"
     """2d: token and clone index; 1d: place in the expanded sequence (ablation of Table 2)."""
     emission: Literal["buffer", "chunked"] = "buffer"
@@ -117,6 +119,10 @@ class ModelConfig:
                 raise UserError(f"model.{name} is {getattr(self, name)}; it must lie in [0, 1)")
         if not self.init_std > 0:
             raise UserError(f"model.init_std is {self.init_std}; it must be positive")
+        if not self.clone_embedding_std >= 0:
+            raise UserError(
+                f"model.clone_embedding_std is {self.clone_embedding_std}; it must not be negative"
+            )
         if self.sparse and self.transition in ("ctc", "uniform"):
             raise UserError(
                 f"model.sparse has no meaning with model.transition {self.transition}, which has "
@@ -207,7 +213,9 @@ class DataConfig:
         if self.vocab_size < 1:
             raise UserError(f"data.vocab_size is {self.vocab_size}; it must be at least 1")
         if self.num_sentences < 1:
-            raise UserError(f"data.num_sentences is {self.num_sentences}; it must be at least 1")
+            raise UserError(
+                f"data.num_sentences is {self.num_sentences}; it must be at least 1"
+            )
         if self.max_documents is not None and self.max_documents < 2:
             raise UserError(
                 f"data.max_documents is {self.max_documents}; it must be at least 2, one to train "
@@ -241,6 +249,9 @@ class TrainConfig:
     """Decoupled, on every parameter, as fairseq does."""
     clip_norm: float = 0.0
     """Largest gradient norm; 0: no clipping."""
+    chain_warmup: float = 0.0
+    """exlm only: share of the steps on fixed parallel chains, and again as much to fade them
+    out; 0: none, as in the paper."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Encoder arithmetic; emission, transition and dynamic programme stay in fp32."""
     save_every: int = 500
@@ -264,9 +275,16 @@ class TrainConfig:
             if getattr(self, name) < 1:
                 raise UserError(f"train.{name} is {getattr(self, name)}; it must be at least 1")
         if self.warmup_steps < 0:
-            raise UserError(f"train.warmup_steps is {self.warmup_steps}; it must not be negative")
+            raise UserError(
+                f"train.warmup_steps is {self.warmup_steps}; it must not be negative"
+            )
         if self.num_threads is not None and self.num_threads < 1:
             raise UserError(f"train.num_threads is {self.num_threads}; it must be at least 1")
+        if not 0 <= self.chain_warmup <= 0.5:
+            raise UserError(
+                f"train.chain_warmup is {self.chain_warmup}; it must lie in [0, 0.5], so that the "
+                "chains are gone by the last step"
+            )
         if not self.learning_rate > 0:
             raise UserError(f"train.learning_rate is {self.learning_rate}; it must be positive")
         if self.micro_batch_size is not None and (
@@ -301,3 +319,27 @@ class RunConfig:
             )
         if self.seed < 0:
             raise UserError(f"seed is {self.seed}; it must not be negative")
+
+
+def run_config_from_dict(settings: dict[str, Any]) -> RunConfig:
+    """Rebuild settings from ``dataclasses.asdict`` or from parsed YAML; missing ones default.
+
+    Raises:
+        UserError: naming an unknown setting and the nearest known ones.
+    """
+    groups = {"model": ModelConfig, "masking": MaskingConfig, "data": DataConfig}
+    groups["train"] = TrainConfig
+    built = {}
+    for name, value in settings.items():
+        if name in groups:
+            known = [f.name for f in fields(groups[name])]
+            for key in value:
+                if key not in known:
+                    raise UserError(f"unknown setting {name}.{key}; {nearest(key, known)}")
+            built[name] = groups[name](**value)
+        else:
+            known = [f.name for f in fields(RunConfig)]
+            if name not in known:
+                raise UserError(f"unknown setting {name}; {nearest(name, known)}")
+            built[name] = value
+    return RunConfig(**built)

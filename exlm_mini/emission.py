@@ -45,9 +45,14 @@ class _ChunkedLogSumExp(torch.autograd.Function):
     """lse_S with at most ``chunk`` rows of logits alive, computed again in the backward pass."""
 
     @staticmethod
-    def forward(ctx, hidden_SD: Tensor, weight_VD: Tensor, bias_V: Tensor, chunk: int) -> Tensor:
+    def forward(
+        ctx, hidden_SD: Tensor, weight_VD: Tensor, bias_V: Tensor, chunk: int
+    ) -> Tensor:
         lse_S = torch.cat(
-            [_float_logits(h, weight_VD, bias_V).logsumexp(dim=1) for h in hidden_SD.split(chunk)]
+            [
+                _float_logits(h, weight_VD, bias_V).logsumexp(dim=1)
+                for h in hidden_SD.split(chunk)
+            ]
         )
         ctx.save_for_backward(hidden_SD, weight_VD, bias_V, lse_S)
         ctx.chunk = chunk

@@ -36,6 +36,8 @@ class StateGraph(NamedTuple):
     """int64, place of each state in the expanded sequence; 0 beyond ``num_states_B``."""
     owner_BL: Tensor
     """int64, which target position (0..M-1) a state is a clone of; 0 beyond the states."""
+    clone_BL: Tensor
+    """int64, clone index 1..k of each state; 0 for an unexpanded boundary and beyond."""
     num_states_B: Tensor
     """int64."""
     target_ids_BM: Tensor
@@ -52,7 +54,9 @@ class StateGraph(NamedTuple):
         return place_L < self.num_states_B.unsqueeze(1)
 
 
-def expand(token_ids_BN: Tensor, copies_BN: Tensor, is_expanded_BN: Tensor, pad: int) -> Expanded:
+def expand(
+    token_ids_BN: Tensor, copies_BN: Tensor, is_expanded_BN: Tensor, pad: int
+) -> Expanded:
     """Write each token as often as asked, clones beside each other (§4.2, X').
 
     Args:
@@ -69,7 +73,9 @@ def expand(token_ids_BN: Tensor, copies_BN: Tensor, is_expanded_BN: Tensor, pad:
     end_BN = copies_BN.cumsum(dim=1)
     length_B = end_BN[:, -1]
     T = int(length_B.max())
-    place_BT = torch.arange(T, device=token_ids_BN.device).expand(len(token_ids_BN), T).contiguous()
+    place_BT = (
+        torch.arange(T, device=token_ids_BN.device).expand(len(token_ids_BN), T).contiguous()
+    )
     # The token whose copies cover a place is the first whose copies end beyond it.
     source_BT = torch.searchsorted(end_BN, place_BT, right=True).clamp(max=end_BN.shape[1] - 1)
     start_BT = (end_BN - copies_BN).gather(1, source_BT)
@@ -144,6 +150,7 @@ def expand_masks(
     graph = StateGraph(
         place_BL.masked_fill(~is_state_BL, 0),
         owner_BL.masked_fill(~is_state_BL, 0),
+        expanded.clone_BT.gather(1, place_BL).masked_fill(~is_state_BL, 0),
         num_states_B,
         token_ids_BN.gather(1, target_place_BM).masked_fill(~is_target_BM, special_ids.pad),
         is_boundary_BN.gather(1, target_place_BM) & is_target_BM,
@@ -161,7 +168,9 @@ def _outer_boundary(ids_BN: Tensor, is_boundary_BN: Tensor, special_ids: Special
     )
     if not bool(is_fit_B.all()):
         row = int((~is_fit_B).nonzero()[0])
-        raise ValueError(f"row {row} must start with [BOS] and end with [EOS] for boundary='paper'")
+        raise ValueError(
+            f"row {row} must start with [BOS] and end with [EOS] for boundary='paper'"
+        )
     index_N = torch.arange(N, device=ids_BN.device)
     return is_boundary_BN & ((index_N == 0) | (index_N == last_B.unsqueeze(1)))
 

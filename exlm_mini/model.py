@@ -14,7 +14,7 @@ from exlm_mini.emission import VocabularyHead
 from exlm_mini.encoder import Encoder, initialise
 from exlm_mini.expansion import Expanded, StateGraph, expand, expand_masks, gather_states
 from exlm_mini.objectives import StateScores
-from exlm_mini.transition import make_transition
+from exlm_mini.transition import blend, make_transition, parallel_chains
 
 
 class MaskedLM(nn.Module):
@@ -57,6 +57,10 @@ class ExLM(nn.Module):
         self.transition = make_transition(config)
         self.head = VocabularyHead(config, vocab_size)
         initialise(self, config.init_std)
+        self.clone = None
+        if config.clone_embedding_std > 0:
+            self.clone = nn.Embedding(config.states_per_mask + 1, config.shape.width)
+            nn.init.normal_(self.clone.weight, std=config.clone_embedding_std)
 
     def encode(
         self, masked_ids_BN: Tensor, is_masked_BN: Tensor, token_ids_BN: Tensor
@@ -78,7 +82,11 @@ class ExLM(nn.Module):
         return self.encoder(*expanded), graph
 
     def forward(
-        self, masked_ids_BN: Tensor, is_masked_BN: Tensor, token_ids_BN: Tensor
+        self,
+        masked_ids_BN: Tensor,
+        is_masked_BN: Tensor,
+        token_ids_BN: Tensor,
+        chain_share: float = 0.0,
     ) -> StateScores:
         """Figure 6 from left to right: expand, encode, link the states, score the targets.
 
@@ -86,15 +94,15 @@ class ExLM(nn.Module):
             masked_ids_BN: int64, tokens with [MASK] in place of the hidden ones.
             is_masked_BN: bool.
             token_ids_BN: int64, the tokens before masking.
+            chain_share: weight of fixed parallel chains in the transitions, see
+                ``transition.blend``; 0 but at the start of training.
 
         Returns:
             Scores for ``objectives.log_likelihood``.
         """
         hidden_BTD, graph = self.encode(masked_ids_BN, is_masked_BN, token_ids_BN)
-        state_BLD = gather_states(hidden_BTD, graph)
-        log_transition_BLL = None
-        if self.transition is not None:
-            log_transition_BLL = self.transition(state_BLD, graph)
+        state_BLD = self.states(hidden_BTD, graph)
+        log_transition_BLL = self._link(state_BLD, graph, chain_share)
         log_emission_BML, log_blank_BL = self._emit(state_BLD, graph)
         return StateScores(
             log_emission_BML,
@@ -105,9 +113,25 @@ class ExLM(nn.Module):
             self.config.states_per_mask,
         )
 
+    def states(self, hidden_BTD: Tensor, graph: StateGraph) -> Tensor:
+        """state_BLD: the hidden states of the graph, each told which clone it is if so set."""
+        state_BLD = gather_states(hidden_BTD, graph)
+        return state_BLD if self.clone is None else state_BLD + self.clone(graph.clone_BL)
+
     def token_logits(self, state_BLD: Tensor) -> Tensor:
         """token_logits_BLV of the states, for reading the model; training never builds them."""
         return self.head.logits(state_BLD, self.encoder.embedding.weight)
+
+    def _link(self, state_BLD: Tensor, graph: StateGraph, chain_share: float) -> Tensor | None:
+        """log_transition_BLL; none for ``ctc``."""
+        if self.transition is None:
+            return None
+        if chain_share == 1:
+            return parallel_chains(state_BLD, graph)
+        log_transition_BLL = self.transition(state_BLD, graph)
+        if chain_share == 0:
+            return log_transition_BLL
+        return blend(log_transition_BLL, parallel_chains(state_BLD, graph), chain_share)
 
     def _emit(self, state_BLD: Tensor, graph: StateGraph) -> tuple[Tensor, Tensor | None]:
         """Emission of the targets and, for ``ctc``, of the blank (the unknown token)."""

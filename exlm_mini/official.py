@@ -75,7 +75,9 @@ def config_from_official(arguments: Mapping[str, Any]) -> ModelConfig:
         raise UserError(
             "encoder_normalize_before is off; only pre-norm encoders (the released command) exist"
         )
-    fields = {ours: arguments[theirs] for theirs, ours in _FIELDS.items() if theirs in arguments}
+    fields = {
+        ours: arguments[theirs] for theirs, ours in _FIELDS.items() if theirs in arguments
+    }
     feature = arguments.get("links_feature", "feature:position")
     if feature not in ("feature", "feature:position"):
         raise UserError(f"links_feature is '{feature}'; known: feature, feature:position")
@@ -97,9 +99,7 @@ def config_to_official(config: ModelConfig) -> dict[str, Any]:
         )
     shape = config.shape._asdict()
     return {
-        **{
-            theirs: shape.get(ours, getattr(config, ours)) for theirs, ours in _FIELDS.items()
-        },
+        **{theirs: shape.get(ours, getattr(config, ours)) for theirs, ours in _FIELDS.items()},
         "encoder_normalize_before": True,
         "links_feature": "feature:position" if config.use_position else "feature",
     }
@@ -151,7 +151,9 @@ def state_dict_to_official(ours: Mapping[str, Tensor], pad: int = 1) -> dict[str
             layer, rest = _OUR_LAYER.fullmatch(name).groups()
             kind = rest.rsplit(".", 1)[1]
             prefix = f"encoder.sentence_encoder.layers.{layer}.self_attn"
-            for part, piece in zip(("q_proj", "k_proj", "v_proj"), tensor.chunk(3), strict=True):
+            for part, piece in zip(
+                ("q_proj", "k_proj", "v_proj"), tensor.chunk(3), strict=True
+            ):
                 official[f"{prefix}.{part}.{kind}"] = piece.clone()
         elif name == "transition.place.weight":
             unused = tensor.new_zeros(pad + 1, tensor.shape[1])

@@ -89,7 +89,7 @@ class RunDirectory:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give the lock back; its file stays, as removing it would race with the next holder."""
+        """Give the lock back; its file stays, for removing it could free two runs at once."""
         self._release()
 
     def _lock(self) -> None:

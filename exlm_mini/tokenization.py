@@ -1,9 +1,9 @@
 """Text and SMILES to vocabulary ids and back, one ``tokenizer.json`` each.
 
-Three kinds share one class: byte-level BPE for text, chemical symbols for SMILES, whole words for
-the toy language. Raw text can never produce a structural token: "[MASK]" in a training document is
-six ordinary characters (a stray mask would be a state without a target), except where a reader asks
-for masks on purpose (``Tokenizer.encode_with_masks``).
+Three kinds share one class: byte-level BPE for text, chemical symbols for SMILES, whole words
+for the toy language. Raw text can never produce a structural token: "[MASK]" in a training
+document is six ordinary characters (a stray mask would be a state without a target), except
+where a reader asks for masks on purpose (``Tokenizer.encode_with_masks``).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import ModuleType
 
 from .config import SPECIAL_TOKENS, SpecialIds, UserError
 
@@ -31,8 +32,8 @@ class Tokenizer:
     """A ``tokenizers.Tokenizer`` that knows its kind and its special ids.
 
     Args:
-        definition: the bytes of a ``tokenizer.json``; kept, so that ``save`` writes the same file
-            and ``sha256`` names it.
+        definition: the bytes of a ``tokenizer.json``; kept, so that ``save`` writes the same
+            file and ``sha256`` names it.
         source: how messages call it, usually its path.
 
     Raises:
@@ -40,23 +41,24 @@ class Tokenizer:
     """
 
     def __init__(self, definition: bytes, source: str = "tokenizer.json") -> None:
-        import tokenizers
-
+        library = _library()
         try:
-            inner = tokenizers.Tokenizer.from_buffer(definition)
+            inner = library.Tokenizer.from_buffer(definition)
         except Exception as error:
             raise UserError(
-                f"{source} is not a tokenizer of the tokenizers library ({_first_line(error)}); "
-                "give a tokenizer.json, or none to train one"
+                f"{source} is not a tokenizer of the tokenizers library "
+                f"({_first_line(error)}); give a tokenizer.json, or none to train one"
             ) from None
-        inner.encode_special_tokens = True  # not stored in the file: "[MASK]" in text stays text
+        inner.encode_special_tokens = (
+            True  # not stored in the file: "[MASK]" in text stays text
+        )
         inner.no_truncation()
         inner.no_padding()
         missing = [token for token in SPECIAL_TOKENS if inner.token_to_id(token) is None]
         if missing:
             raise UserError(
-                f"{source} lacks the special token {missing[0]}; add {', '.join(SPECIAL_TOKENS)} "
-                "to its vocabulary, or give none to train one"
+                f"{source} lacks the special token {missing[0]}; add "
+                f"{', '.join(SPECIAL_TOKENS)} to its vocabulary, or give none to train one"
             )
         self._inner = inner
         self._definition = definition
@@ -81,8 +83,8 @@ class Tokenizer:
             definition = path.read_bytes()
         except OSError as error:
             raise UserError(
-                f"cannot read the tokenizer {path} ({error.strerror}); give a tokenizer.json, or "
-                "none to train one"
+                f"cannot read the tokenizer {path} ({error.strerror}); give a tokenizer.json, "
+                "or none to train one"
             ) from None
         if not definition.strip():
             raise UserError(f"{path} is empty; give a tokenizer.json, or none to train one")
@@ -115,8 +117,8 @@ class Tokenizer:
     def encode_with_masks(self, text: str) -> list[int]:
         """Ids of a text in which "[MASK]" stands for a hidden token.
 
-        A blank before "[MASK]" belongs to the hidden token, as it does in byte-level BPE. No other
-        special token is recognised.
+        A blank before "[MASK]" belongs to the hidden token, as it does in byte-level BPE. No
+        other special token is recognised.
         """
         pieces = [self.encode(piece) for piece in re.split(rf" ?{re.escape(MASK)}", text)]
         token_ids = pieces[0]
@@ -143,7 +145,9 @@ class Tokenizer:
         """
         token = self._inner.id_to_token(token_id) if token_id >= 0 else None
         if token is None:
-            raise ValueError(f"no token has id {token_id}; the vocabulary has {self.vocab_size}")
+            raise ValueError(
+                f"no token has id {token_id}; the vocabulary has {self.vocab_size}"
+            )
         return token
 
     def _as_text(self, token_ids: list[int]) -> list[int]:
@@ -159,8 +163,8 @@ class Tokenizer:
 def train_byte_level_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """A lossless tokenizer for text: byte-level BPE, as GPT-2's and RoBERTa's.
 
-    Training is deterministic. A small corpus runs out of repeated pairs before ``vocab_size``; the
-    vocabulary is then smaller, and ``vocab_size`` of the result is the true number.
+    Training is deterministic. A small corpus runs out of repeated pairs before ``vocab_size``;
+    the vocabulary is then smaller, and ``vocab_size`` of the result is the true number.
 
     Args:
         texts: the training documents.
@@ -175,17 +179,15 @@ def train_byte_level_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
             f"data.vocab_size is {vocab_size}; byte-level BPE needs at least {least}, "
             f"{NUM_BYTES} bytes and {len(SPECIAL_TOKENS)} special tokens"
         )
-    from tokenizers import Tokenizer as Inner
-    from tokenizers import decoders, models, pre_tokenizers, trainers
-
-    inner = Inner(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
+    library = _library()
+    inner = library.Tokenizer(library.models.BPE())
+    inner.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = library.decoders.ByteLevel()
+    trainer = library.trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
         special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     inner.train_from_iterator(texts, trainer)
@@ -201,22 +203,21 @@ def train_smiles(smiles: Iterable[str], vocab_size: int | None = None) -> Tokeni
         smiles: the training molecules.
         vocab_size: largest vocabulary, special tokens included; rarer symbols become [UNK].
     """
-    from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
-    from tokenizers import Tokenizer as Inner
-
-    # "isolated" keeps what the pattern does not match as a piece of its own; re.findall drops it
-    # (the % of "%(100)") without a word.
-    split = pre_tokenizers.Split(Regex(SMILES_SYMBOL), behavior="isolated")
-    counter = Inner(models.WordLevel(unk_token=UNK))
+    library = _library()
+    # "isolated" keeps what the pattern does not match as a piece of its own; re.findall drops
+    # it (the % of "%(100)") without a word.
+    pattern = library.Regex(SMILES_SYMBOL)
+    split = library.pre_tokenizers.Split(pattern, behavior="isolated")
+    counter = library.Tokenizer(library.models.WordLevel(unk_token=UNK))
     counter.pre_tokenizer = split
-    counter.train_from_iterator(smiles, trainers.WordLevelTrainer(show_progress=False))
-    # The library's trainer would move a special token to a new id where the data contain its name,
-    # so it only counts here (its order is by frequency, then alphabetical).
+    counter.train_from_iterator(smiles, library.trainers.WordLevelTrainer(show_progress=False))
+    # The library's trainer would move a special token to a new id where the data contain its
+    # name, so it only counts here (its order is by frequency, then alphabetical).
     by_rank = sorted(counter.get_vocab().items(), key=lambda entry: entry[1])
     symbols = [symbol for symbol, _ in by_rank if symbol not in SPECIAL_TOKENS]
     if vocab_size is not None:
         symbols = symbols[: max(0, vocab_size - len(SPECIAL_TOKENS))]
-    return _word_lookup(symbols, split, decoders.Fuse())
+    return _word_lookup(symbols, split, library.decoders.Fuse())
 
 
 def word_level(words: Iterable[str]) -> Tokenizer:
@@ -226,29 +227,36 @@ def word_level(words: Iterable[str]) -> Tokenizer:
     Raises:
         ValueError: if a word is repeated, is a special token or holds white space.
     """
-    from tokenizers import pre_tokenizers
-
     words = list(words)
     if len(set(words)) < len(words):
         raise ValueError("a word occurs twice in the vocabulary")
     for word in words:
         if word in SPECIAL_TOKENS or word.split() != [word]:
             raise ValueError(f"{word!r} cannot be a word of the vocabulary")
-    return _word_lookup(words, pre_tokenizers.WhitespaceSplit(), None)
+    return _word_lookup(words, _library().pre_tokenizers.WhitespaceSplit(), None)
 
 
 def _word_lookup(words: list[str], pre_tokenizer: object, decoder: object | None) -> Tokenizer:
     """A tokenizer that looks each piece up in a list of words."""
-    from tokenizers import Tokenizer as Inner
-    from tokenizers import models
-
+    library = _library()
     vocabulary = {word: i for i, word in enumerate([*SPECIAL_TOKENS, *words])}
-    inner = Inner(models.WordLevel(vocabulary, unk_token=UNK))
+    inner = library.Tokenizer(library.models.WordLevel(vocabulary, unk_token=UNK))
     inner.pre_tokenizer = pre_tokenizer
     if decoder is not None:
         inner.decoder = decoder
     inner.add_special_tokens(list(SPECIAL_TOKENS))
     return Tokenizer(inner.to_str(pretty=True).encode())
+
+
+def _library() -> ModuleType:
+    """The tokenizers package; a machine that only trains on packed data does without it."""
+    try:
+        import tokenizers
+    except ImportError:
+        raise UserError(
+            "the package tokenizers is missing; pip install 'exlm-mini[text]'"
+        ) from None
+    return tokenizers
 
 
 def _kind(definition: dict) -> str:

@@ -103,26 +103,67 @@ class GatedTransition(nn.Module):
 class UniformTransition(nn.Module):
     """No dependencies: each mask's token is an equal mixture over its k states (an ablation).
 
-    Written as a graph: a state hands over to every clone of the next target with probability
-    1/k, and to the last state when that target is the last one, where a path must end.
+    Written as a graph, so that everything that reads graphs reads this too: a state hands over
+    to every clone of the next target with probability 1/k.
     """
 
     def forward(self, state_BLD: Tensor, graph: StateGraph) -> Tensor:
         """log_transition_BLL, the same for all features."""
-        owner_BL, is_state_BL = graph.owner_BL, graph.is_state_BL
-        dtype = torch.promote_types(state_BLD.dtype, torch.float32)
-        place_L = torch.arange(owner_BL.shape[1], device=owner_BL.device)
-        is_end_BL = place_L == (graph.num_states_B - 1).unsqueeze(1)
-        is_last_owner_BL = owner_BL == (graph.num_targets_B - 1).unsqueeze(1)
-        is_entry_BL = is_state_BL & (is_end_BL | ~is_last_owner_BL)
-        is_edge_BLL = (
-            (owner_BL.unsqueeze(1) == owner_BL.unsqueeze(2) + 1)
-            & is_entry_BL.unsqueeze(1)
-            & is_state_BL.unsqueeze(2)
-        )
-        num_successors_BL1 = is_edge_BLL.sum(dim=-1, keepdim=True).clamp(min=1)
-        log_share_BLL = -num_successors_BL1.to(dtype).log().expand(is_edge_BLL.shape)
-        return log_share_BLL.masked_fill(~is_edge_BLL, -torch.inf)
+        return _equal_shares(_next_target_edges(graph), state_BLD)
+
+
+def parallel_chains(state_BLD: Tensor, graph: StateGraph) -> Tensor:
+    """k chains side by side: clone j hands over to clone j of the next target; log E (B, L, L).
+
+    The start hands over to each chain with probability 1/k and every chain to the end, so the
+    model is an equal mixture of k independent ones, one per clone. See ``blend``.
+    """
+    owner_BL, clone_BL = graph.owner_BL, graph.clone_BL
+    is_last_BL = owner_BL == (graph.num_targets_B - 1).unsqueeze(1)
+    is_chain_BLL = (
+        (clone_BL.unsqueeze(1) == clone_BL.unsqueeze(2))
+        | (owner_BL == 0).unsqueeze(2)
+        | is_last_BL.unsqueeze(1)
+    )
+    return _equal_shares(_next_target_edges(graph) & is_chain_BLL, state_BLD)
+
+
+def blend(log_transition_BLL: Tensor, log_chain_BLL: Tensor, chain_share: float) -> Tensor:
+    """log of (1 - share) E + share * chains, for the start of training.
+
+    Not in the paper. From a random start the transitions settle on one clone per mask before
+    the clones have learned to differ, and ExLM stays where MLM is. While the chains are fixed
+    the clones can only differ in what they emit; then the learned transitions fade in.
+
+    Args:
+        log_transition_BLL: the learned log E.
+        log_chain_BLL: from ``parallel_chains``.
+        chain_share: strictly between 0 and 1.
+    """
+    is_edge_BLL = (log_transition_BLL != -torch.inf) | (log_chain_BLL != -torch.inf)
+    # logaddexp of two -inf sends back nan: give it something finite where there is no edge.
+    learned_BLL = log_transition_BLL.masked_fill(~is_edge_BLL, 0.0) + math.log1p(-chain_share)
+    blended_BLL = torch.logaddexp(learned_BLL, log_chain_BLL + math.log(chain_share))
+    return blended_BLL.masked_fill(~is_edge_BLL, -torch.inf)
+
+
+def _next_target_edges(graph: StateGraph) -> Tensor:
+    """Edges to every clone of the next target, and of the last target to its last state only."""
+    owner_BL, is_state_BL = graph.owner_BL, graph.is_state_BL
+    place_L = torch.arange(owner_BL.shape[1], device=owner_BL.device)
+    is_end_BL = place_L == (graph.num_states_B - 1).unsqueeze(1)
+    is_last_BL = owner_BL == (graph.num_targets_B - 1).unsqueeze(1)
+    is_entry_BL = is_state_BL & (is_end_BL | ~is_last_BL)
+    is_next_BLL = owner_BL.unsqueeze(1) == owner_BL.unsqueeze(2) + 1
+    return is_next_BLL & is_entry_BL.unsqueeze(1) & is_state_BL.unsqueeze(2)
+
+
+def _equal_shares(is_edge_BLL: Tensor, state_BLD: Tensor) -> Tensor:
+    """log of equal probabilities over each state's edges, in the dtype of the states."""
+    dtype = torch.promote_types(state_BLD.dtype, torch.float32)
+    num_edges_BL1 = is_edge_BLL.sum(dim=-1, keepdim=True).clamp(min=1)
+    log_share_BLL = -num_edges_BL1.to(dtype).log().expand(is_edge_BLL.shape)
+    return log_share_BLL.masked_fill(~is_edge_BLL, -torch.inf)
 
 
 def make_transition(config: ModelConfig) -> nn.Module | None:
@@ -136,7 +177,9 @@ def make_transition(config: ModelConfig) -> nn.Module | None:
             return UniformTransition()
         case "ctc":
             return None
-    raise UserError(f"model.transition is '{config.transition}'; known: gated, paper, ctc, uniform")
+    raise UserError(
+        f"model.transition is '{config.transition}'; known: gated, paper, ctc, uniform"
+    )
 
 
 def _at_least_float32(x: Tensor) -> Tensor:

@@ -46,7 +46,9 @@ class Golden:
 
     def __init__(self, path: Path) -> None:
         with np.load(path) as arrays:
-            self.arrays = {name: torch.from_numpy(arrays[name]) for name in arrays if name != "meta"}
+            self.arrays = {
+                name: torch.from_numpy(arrays[name]) for name in arrays if name != "meta"
+            }
             self.meta = json.loads(str(arrays["meta"]))
 
     def __getitem__(self, name: str) -> Tensor:
@@ -144,7 +146,9 @@ def test_model_equals_the_released_one(path):
         assert golden["is_state"][b, place_L].all()
         M = int(graph.num_targets_B[b])
         assert_close(
-            scores.log_emission_BML[b, :M, :L], golden["match_all"][b, :M][:, place_L], "emission"
+            scores.log_emission_BML[b, :M, :L],
+            golden["match_all"][b, :M][:, place_L],
+            "emission",
         )
         assert_close(
             scores.log_transition_BLL[b, :L, :L],
@@ -243,7 +247,9 @@ def test_a_row_without_a_path_is_never_a_silent_zero():
     with pytest.raises(ValueError, match=r"row\(s\) \[0\]"):
         states_alignment_loss(golden["seq_logprob"], num_targets_B)
     left_out = states_alignment_loss(golden["seq_logprob"], num_targets_B, on_no_path="skip")
-    assert_close(left_out, 2 * golden["loss"], "the mean over the one row that has a path", 1e-5)
+    assert_close(
+        left_out, 2 * golden["loss"], "the mean over the one row that has a path", 1e-5
+    )
     # And the row itself has a path here, because its graph ends in its last state.
     model = golden.load(ExLM, golden.config)
     assert torch.isfinite(log_likelihood(model(*golden.batch()))).all()

@@ -55,7 +55,9 @@ def register(name: str, backend: Backend) -> None:
 def _connected(log_likelihood: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Give both score tensors a gradient, zero if need be, even where no path uses them."""
 
-    def connected(log_emission_BML: Tensor, log_transition_BLL: Tensor, *counts: Tensor) -> Tensor:
+    def connected(
+        log_emission_BML: Tensor, log_transition_BLL: Tensor, *counts: Tensor
+    ) -> Tensor:
         nothing = sum(
             torch.where(torch.zeros_like(scores, dtype=torch.bool), scores, 0.0).sum()
             for scores in (log_emission_BML, log_transition_BLL)
@@ -79,7 +81,10 @@ def _choose(backend: str) -> Backend:
 
 
 def _check(
-    log_emission_BML: Tensor, log_transition_BLL: Tensor, num_targets_B: Tensor, num_states_B: Tensor
+    log_emission_BML: Tensor,
+    log_transition_BLL: Tensor,
+    num_targets_B: Tensor,
+    num_states_B: Tensor,
 ) -> None:
     if log_emission_BML.dim() != 3:
         raise ValueError(f"want emission (B, M, L), got {tuple(log_emission_BML.shape)}")
@@ -99,7 +104,9 @@ def _check(
         ("num_states_B", num_states_B, L),
     ):
         if count_B.shape != (B,) or count_B.dtype != torch.int64:
-            raise ValueError(f"want {name} int64 {(B,)}, got {count_B.dtype} {tuple(count_B.shape)}")
+            raise ValueError(
+                f"want {name} int64 {(B,)}, got {count_B.dtype} {tuple(count_B.shape)}"
+            )
         if B and not (1 <= int(count_B.min()) and int(count_B.max()) <= largest):
             raise ValueError(f"{name} must lie in 1..{largest}, got {count_B.tolist()}")
 

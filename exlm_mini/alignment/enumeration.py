@@ -23,7 +23,9 @@ def paths(num_targets: int, num_states: int) -> Iterator[tuple[int, ...]]:
             yield (0, *inner, num_states - 1)
 
 
-def path_score(log_emission_ML: Tensor, log_transition_LL: Tensor, path: tuple[int, ...]) -> Tensor:
+def path_score(
+    log_emission_ML: Tensor, log_transition_LL: Tensor, path: tuple[int, ...]
+) -> Tensor:
     """log P(Y, A): emissions along the path plus transitions between its states."""
     score = sum(log_emission_ML[i, u] for i, u in enumerate(path))
     for v, u in zip(path, path[1:], strict=False):
@@ -43,7 +45,10 @@ def _scored_paths(
 
 
 def log_likelihood(
-    log_emission_BML: Tensor, log_transition_BLL: Tensor, num_targets_B: Tensor, num_states_B: Tensor
+    log_emission_BML: Tensor,
+    log_transition_BLL: Tensor,
+    num_targets_B: Tensor,
+    num_states_B: Tensor,
 ) -> Tensor:
     """Sum over enumerated paths; see ``alignment.dag_log_likelihood``."""
     totals = []
@@ -57,7 +62,10 @@ def log_likelihood(
 
 
 def viterbi(
-    log_emission_BML: Tensor, log_transition_BLL: Tensor, num_targets_B: Tensor, num_states_B: Tensor
+    log_emission_BML: Tensor,
+    log_transition_BLL: Tensor,
+    num_targets_B: Tensor,
+    num_states_B: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Best of the enumerated paths; see ``alignment.viterbi``."""
     B, M, _ = log_emission_BML.shape
@@ -70,6 +78,8 @@ def viterbi(
         )
         if scored:
             # Equal scores: the earliest states, compared from the end.
-            log_score_B[b], best = max(scored, key=lambda sp: (sp[0], [-u for u in sp[1][::-1]]))
+            log_score_B[b], best = max(
+                scored, key=lambda sp: (sp[0], [-u for u in sp[1][::-1]])
+            )
             path_BM[b, :num_targets] = torch.tensor(best, device=path_BM.device)
     return path_BM, log_score_B

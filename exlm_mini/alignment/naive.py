@@ -10,7 +10,10 @@ from torch import Tensor
 
 
 def log_likelihood(
-    log_emission_BML: Tensor, log_transition_BLL: Tensor, num_targets_B: Tensor, num_states_B: Tensor
+    log_emission_BML: Tensor,
+    log_transition_BLL: Tensor,
+    num_targets_B: Tensor,
+    num_states_B: Tensor,
 ) -> Tensor:
     """log f_{M,L} row by row; see ``alignment.dag_log_likelihood``."""
     return torch.stack(
@@ -41,7 +44,10 @@ def _log_f(log_emission_ML: Tensor, log_transition_LL: Tensor, M: int, L: int) -
 
 
 def viterbi(
-    log_emission_BML: Tensor, log_transition_BLL: Tensor, num_targets_B: Tensor, num_states_B: Tensor
+    log_emission_BML: Tensor,
+    log_transition_BLL: Tensor,
+    num_targets_B: Tensor,
+    num_states_B: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The same loops with max in place of sum; see ``alignment.viterbi``."""
     B, M, _ = log_emission_BML.shape

@@ -37,7 +37,10 @@ def _hand_over(log_step_BLL: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _log_beta(
-    log_emission_BML: Tensor, log_transition_BLL: Tensor, num_targets_B: Tensor, num_states_B: Tensor
+    log_emission_BML: Tensor,
+    log_transition_BLL: Tensor,
+    num_targets_B: Tensor,
+    num_states_B: Tensor,
 ) -> Tensor:
     """log beta for every target and state, (M, B, L)."""
     B, M, L = log_emission_BML.shape
@@ -45,7 +48,9 @@ def _log_beta(
     end_BL = torch.where(state_L == (num_states_B - 1).unsqueeze(1), 0.0, -torch.inf)
     end_BL = end_BL.to(log_emission_BML.dtype)
     log_beta_MBL = log_emission_BML.new_full((M, B, L), -torch.inf)
-    is_last_MB1 = (torch.arange(M, device=state_L.device).unsqueeze(1) == num_targets_B - 1)[..., None]
+    is_last_MB1 = (torch.arange(M, device=state_L.device).unsqueeze(1) == num_targets_B - 1)[
+        ..., None
+    ]
     log_beta_MBL[M - 1] = torch.where(is_last_MB1[M - 1], end_BL, -torch.inf)
     for i in range(M - 2, -1, -1):
         log_enter_BL = log_emission_BML[:, i + 1] + log_beta_MBL[i + 1]
@@ -63,7 +68,9 @@ class _DagLogLikelihood(torch.autograd.Function):
         num_targets_B: Tensor,
         num_states_B: Tensor,
     ) -> Tensor:
-        log_beta_MBL = _log_beta(log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
+        log_beta_MBL = _log_beta(
+            log_emission_BML, log_transition_BLL, num_targets_B, num_states_B
+        )
         ctx.save_for_backward(log_emission_BML, log_transition_BLL, num_targets_B, log_beta_MBL)
         return log_emission_BML[:, 0, 0] + log_beta_MBL[0, :, 0]
 
@@ -88,7 +95,10 @@ class _DagLogLikelihood(torch.autograd.Function):
 
 
 def log_likelihood(
-    log_emission_BML: Tensor, log_transition_BLL: Tensor, num_targets_B: Tensor, num_states_B: Tensor
+    log_emission_BML: Tensor,
+    log_transition_BLL: Tensor,
+    num_targets_B: Tensor,
+    num_states_B: Tensor,
 ) -> Tensor:
     """See ``alignment.dag_log_likelihood``; differentiable once."""
     return _DagLogLikelihood.apply(
@@ -97,7 +107,10 @@ def log_likelihood(
 
 
 def viterbi(
-    log_emission_BML: Tensor, log_transition_BLL: Tensor, num_targets_B: Tensor, num_states_B: Tensor
+    log_emission_BML: Tensor,
+    log_transition_BLL: Tensor,
+    num_targets_B: Tensor,
+    num_states_B: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Max in place of sum, with back-pointers; see ``alignment.viterbi``."""
     B, M, L = log_emission_BML.shape

@@ -1,20 +1,20 @@
 """A small language whose true distribution is known, so that the paper's words become bits.
 
 A sentence is drawn in two steps: a few latent variables (mood, topic, number, ...) from a joint
-prior, then each word independently given the latents. Two words driven by the same latent depend
-on each other once the latent is forgotten; this is the dependency between masked tokens (§3.2,
-"inter-token multimodality") that a model predicting each [MASK] on its own cannot express. For any
-set of masked positions the grammar tells exactly
+prior, then each word independently given the latents. Two words driven by the same latent
+depend on each other once the latent is forgotten; this is the dependency between masked tokens
+(§3.2, "inter-token multimodality") that a model predicting each [MASK] on its own cannot
+express. For any set of masked positions the grammar tells exactly
 
 * the floor of a masked language model, the sum of the marginal entropies H(x_i | visible);
 * the floor of a model of dependencies, the joint entropy H(x_masked | visible);
 * their difference, the total correlation: what ExLM can win over MLM.
 
-Everything is exact by enumeration over the latents. Enumeration over *words* is kept small by one
-observation: words of a position whose likelihoods are proportional to each other (as functions of
-the latents) carry the same evidence. They form a class; given its class, a word depends on nothing
-else, so H(words) = H(classes) + sum over positions of H(word | class), and only class combinations
-are enumerated. A word that no latent drives is a position with a single class.
+Everything is exact by enumeration over the latents. Enumeration over *words* is kept small by
+one observation: words of a position whose likelihoods are proportional to each other (as
+functions of the latents) carry the same evidence. They form a class; given its class, a word
+depends on nothing else, so H(words) = H(classes) + sum over positions of H(word | class), and
+only class combinations are enumerated. A word that no latent drives has a single class.
 
 Dimension key: S sentences, N words of a sentence, Z joint values of the latents, W words of one
 position, V words of the language, C combinations, M masked positions.
@@ -22,6 +22,7 @@ position, V words of the language, C combinations, M masked positions.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,8 +37,8 @@ from ..config import UserError, nearest
 class Position:
     """One place in the sentence: its words for each value of the latents that drive it.
 
-    ``choices`` maps the values of ``latents`` to words separated by blanks, equally likely; a word
-    written twice is twice as likely. A position without latents has the single key ``()``.
+    ``choices`` maps the values of ``latents`` to words separated by blanks, equally likely; a
+    word written twice is twice as likely. A position without latents has the single key ``()``.
     """
 
     choices: Mapping[tuple[str, ...], str]
@@ -47,9 +48,9 @@ class Position:
 class Joint(NamedTuple):
     """The distribution over the masked words in one context.
 
-    ``word_ids_CM`` lists the combinations of nonzero probability over ``positions_M``, the masked
-    positions that depend on a latent; ``probability_C`` sums to 1. ``free`` holds the other masked
-    positions, which are independent of everything: position -> distribution (V,).
+    ``word_ids_CM`` lists the combinations of nonzero probability over ``positions_M``, the
+    masked positions that depend on a latent; ``probability_C`` sums to 1. ``free`` holds the
+    other masked positions, which are independent of everything: position -> distribution (V,).
     """
 
     positions_M: np.ndarray
@@ -70,7 +71,8 @@ class Grammar:
     Args:
         name: how commands and recipes call it.
         latents: name of each latent variable -> its values.
-        prior: joint probability of the latents, one axis per latent in the order of ``latents``.
+        prior: joint probability of the latents, one axis per latent in the order of
+        ``latents``.
         positions: the places of the sentence, left to right.
     """
 
@@ -105,7 +107,9 @@ class Grammar:
     @cached_property
     def slots(self) -> tuple[int, ...]:
         """Positions whose word depends on a latent, counted from 0 among the words."""
-        return tuple(n for n in range(self.length) if self._classes[n].likelihood_ZK.shape[1] > 1)
+        return tuple(
+            n for n in range(self.length) if self._classes[n].likelihood_ZK.shape[1] > 1
+        )
 
     def sentence(self, word_ids_N: np.ndarray) -> str:
         """The words of one sentence, separated by blanks."""
@@ -121,8 +125,8 @@ class Grammar:
         """Sentences drawn independently.
 
         Returns:
-            word ids (S, N), int64; a pure function of ``seed``, and a longer draw begins with the
-            shorter one.
+            word ids (S, N), int64; a pure function of ``seed``, and a longer draw begins with
+            the shorter one.
         """
         rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
         uniform_SN = rng.random((num_sentences, 1 + self.length))
@@ -182,8 +186,8 @@ class Grammar:
     def joint(self, sentence_N: np.ndarray, is_masked_N: np.ndarray) -> Joint:
         """The exact distribution over all masked words of one sentence, together.
 
-        Arguments as in ``marginals``. Combinations are grown position by position and dropped as
-        soon as no latent value allows them, so the cost is that of the possible ones.
+        Arguments as in ``marginals``. Combinations are grown position by position and dropped
+        as soon as no latent value allows them, so the cost is that of the possible ones.
         """
         is_masked_N = self._check_mask(is_masked_N)
         posterior_Z = self._posterior(sentence_N, is_masked_N)
@@ -203,8 +207,8 @@ class Grammar:
     def num_modes(self, sentence_N: np.ndarray, is_masked_N: np.ndarray) -> int:
         """How many different readings of the masked words the context allows.
 
-        Words that carry the same evidence about the latents count once: with 4 moods of 3 words in
-        each of two slots, both masked, there are 4 modes and 36 word pairs. Arguments as in
+        Words that carry the same evidence about the latents count once: with 4 moods of 3 words
+        in each of two slots, both masked, there are 4 modes and 36 word pairs. Arguments as in
         ``marginals``.
         """
         is_masked_N = self._check_mask(is_masked_N)
@@ -232,7 +236,7 @@ class Grammar:
         return total
 
     def total_correlation_bits(self, is_masked_N: np.ndarray) -> float:
-        """Marginal less joint entropy in bits: what modelling dependencies can win, at least 0."""
+        """Marginal less joint entropy in bits: what modelling dependencies can win."""
         return self.marginal_entropy_bits(is_masked_N) - self.joint_entropy_bits(is_masked_N)
 
     # ---- tables ----
@@ -244,27 +248,17 @@ class Grammar:
     @cached_property
     def _tables(self) -> tuple[_Table, ...]:
         word_ids = {word: i for i, word in enumerate(self.words)}
-        latent_names = list(self.latents)
-        tables = []
-        for position in self.positions:
-            axes = [latent_names.index(name) for name in position.latents]
-            ids_W = np.array(
-                list(
-                    dict.fromkeys(
-                        word_ids[word]
-                        for choice in position.choices.values()
-                        for word in choice.split()
-                    )
-                )
-            )
-            probability_ZW = np.zeros((self._prior_Z.size, ids_W.size))
-            for z, values in enumerate(np.ndindex(self.prior.shape)):
-                key = tuple(self.latents[position.latents[j]][values[a]] for j, a in enumerate(axes))
-                choice = position.choices[key].split()
-                for word in choice:
-                    probability_ZW[z, ids_W == word_ids[word]] += 1 / len(choice)
-            tables.append(_Table(ids_W, probability_ZW))
-        return tuple(tables)
+        return tuple(self._table(position, word_ids) for position in self.positions)
+
+    def _table(self, position: Position, word_ids: dict[str, int]) -> _Table:
+        choices = {key: choice.split() for key, choice in position.choices.items()}
+        words = list(dict.fromkeys(itertools.chain.from_iterable(choices.values())))
+        rows = []
+        for values in itertools.product(*self.latents.values()):  # in the order of the prior
+            value_of = dict(zip(self.latents, values, strict=True))
+            choice = choices[tuple(value_of[name] for name in position.latents)]
+            rows.append([choice.count(word) / len(choice) for word in words])
+        return _Table(np.array([word_ids[word] for word in words]), np.array(rows))
 
     @cached_property
     def _classes(self) -> tuple[_Classes, ...]:
@@ -329,14 +323,14 @@ class _Classes(NamedTuple):
 
 
 def _classes(probability_ZW: np.ndarray, prior_Z: np.ndarray) -> _Classes:
-    """Group the words whose likelihoods are proportional, and the entropy left inside groups."""
+    """Group the words whose likelihoods are proportional, with the entropy inside groups."""
     possible_Z = prior_Z > 0
     groups: dict[bytes, list[int]] = {}
     for w, likelihood_Z in enumerate(probability_ZW.T):
         shape_Z = likelihood_Z[possible_Z]
         if shape_Z.any():
-            # Rounding joins equal ratios that differ in the last bits; the ratios of a grammar's
-            # few words per choice lie far further apart.
+            # Rounding joins equal ratios that differ in the last bits; the ratios of a
+            # grammar's few words per choice lie far further apart.
             key = np.round(shape_Z / shape_Z.max(), 9).tobytes()
             groups.setdefault(key, []).append(w)
     members = list(groups.values())
@@ -359,7 +353,8 @@ def _combinations(
         likelihoods: per position (Z, W), probability of each value given the latents.
 
     Returns:
-        index_CM, the value chosen at each position, and weight_CZ, weight of latents and choice.
+        index_CM, the value chosen at each position, and weight_CZ, weight of latents and
+        choice.
     """
     index_CM = np.zeros((1, 0), dtype=np.int64)
     weight_CZ = weight_Z[None]
@@ -378,8 +373,8 @@ def _entropy_bits(probability: np.ndarray) -> float:
 
 
 def _draw(cumulative: np.ndarray, uniform_S: np.ndarray) -> np.ndarray:
-    """The outcome each uniform number in [0, 1) selects; ``cumulative`` (..., W) ends near 1."""
-    # The last bound is left out: rounding may put it below a uniform number close to 1.
+    """The outcome that each uniform number in [0, 1) selects; ``cumulative`` is (..., W)."""
+    # The last bound, 1, is left out: rounding may put it below a uniform number close to 1.
     return (uniform_S[:, None] >= cumulative[..., :-1]).sum(axis=1)
 
 
@@ -398,28 +393,34 @@ def _by(latents: str, **choices: str) -> Position:
     )
 
 
-_MOODS = {
-    "happy": ("happy merry cheerful", "smiled laughed danced"),
-    "sad": ("sad gloomy tearful", "wept sighed mourned"),
-    "angry": ("angry cross furious", "shouted cursed stamped"),
-    "afraid": ("afraid nervous fearful", "trembled fled hid"),
+_FELT = {
+    "happy": "happy merry cheerful",
+    "sad": "sad gloomy tearful",
+    "angry": "angry cross furious",
+    "afraid": "afraid nervous fearful",
+}
+_DID = {
+    "happy": "smiled laughed danced",
+    "sad": "wept sighed mourned",
+    "angry": "shouted cursed stamped",
+    "afraid": "trembled fled hid",
 }
 
 
 def _moods(name: str, num_moods: int, num_words: int) -> Grammar:
     """Two slots far apart that one mood drives, among words that tell nothing of it.
 
-    With both slots masked the joint entropy is log2(moods) + 2 log2(words) bits, the floor of MLM
-    2 log2(moods · words).
+    With both slots masked the joint entropy is log2(moods) + 2 log2(words) bits, the floor of
+    MLM 2 log2(moods · words).
     """
-    moods = tuple(_MOODS)[:num_moods]
-    felt, did = (
-        _by("mood", **{mood: " ".join(_MOODS[mood][slot].split()[:num_words]) for mood in moods})
-        for slot in (0, 1)
-    )
+    moods = tuple(_FELT)[:num_moods]
+
+    def slot(words: dict[str, str]) -> Position:
+        return _by("mood", **{m: " ".join(words[m].split()[:num_words]) for m in moods})
+
     template = [
-        *("the", "old young tall", "baker farmer sailor", "felt", felt, "this"),
-        *("morning evening winter", "so", "his", "sister mother neighbour", did),
+        *("the", "old young tall", "baker farmer sailor", "felt", slot(_FELT), "this"),
+        *("morning evening winter", "so", "his", "sister mother neighbour", slot(_DID)),
     ]
     positions = tuple(_one(part) if isinstance(part, str) else part for part in template)
     return Grammar(name, {"mood": moods}, np.full(num_moods, 1 / num_moods), positions)
@@ -428,11 +429,11 @@ def _moods(name: str, num_moods: int, num_words: int) -> Grammar:
 def _town() -> Grammar:
     """A language of four interacting latents, with agreement at a distance.
 
-    "today these gloomy sailors from the harbour near the old bridge are slowly mending some ropes
-    before the storm with their cousins": the number shows in the determiner, the noun, eight words
-    later in the verb, and at the end in the pronoun; the topic in four places; the mood in three
-    and in which topics it goes with; the tense in the first word and the verb. Some words fit more
-    than one value ("the", "carrying"), so a context often leaves doubt.
+    "today these gloomy sailors from the harbour near the old bridge are slowly mending some
+    ropes before the storm with their cousins": the number shows in the determiner, the noun,
+    eight words later in the verb, and at the end in the pronoun; the topic in four places; the
+    mood in three and in which topics it goes with; the tense in the first word and the verb.
+    Some words fit more than one value ("the", "carrying"), so a context often leaves doubt.
     """
     latents = {
         "topic": ("market", "harbour", "school", "farm", "clinic", "theatre"),
@@ -442,16 +443,9 @@ def _town() -> Grammar:
     }
     topic_T = np.array([0.22, 0.18, 0.18, 0.16, 0.14, 0.12])
     mood_TM = np.array(
-        [
-            [0.5, 0.2, 0.3],
-            [0.2, 0.5, 0.3],
-            [0.4, 0.2, 0.4],
-            [0.2, 0.2, 0.6],
-            [0.1, 0.6, 0.3],
-            [0.7, 0.2, 0.1],
-        ]
-    )
-    number_TP = np.array([[0.4, 0.6], [0.5, 0.5], [0.3, 0.7], [0.6, 0.4], [0.7, 0.3], [0.5, 0.5]])
+        [[5, 2, 3], [2, 5, 3], [4, 2, 4], [2, 2, 6], [1, 6, 3], [7, 2, 1]]
+    ) / 10  # fmt: skip
+    number_TP = np.array([[4, 6], [5, 5], [3, 7], [6, 4], [7, 3], [5, 5]]) / 10
     tense_MQ = np.array([[0.6, 0.4], [0.3, 0.7], [0.5, 0.5]])
     prior = np.einsum("t,tm,tp,mq->tmpq", topic_T, mood_TM, number_TP, tense_MQ)
     people = {

@@ -1,0 +1,101 @@
+"""Which rows a step trains on: a pure function of (seed, step), so resuming needs no state.
+
+Shapes: R rows of a pack, B rows of a batch, N tokens of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import numpy as np
+
+from exlm_mini.corpora.packing import Pack
+from exlm_mini.masking import MaskedBatch, Masker
+
+BUCKET_BATCHES = 64
+"""Rows of unequal length are sorted by length within this many batches."""
+
+VALIDATION_EPOCH = 1 << 40
+"""Epoch counter of validation masks: never reached by training."""
+
+
+def epoch_order(lengths_R: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
+    """Order in which one epoch visits the rows; every row once.
+
+    Rows of unequal length (molecules) are bucketed: the random order is cut into windows of
+    ``BUCKET_BATCHES`` batches, each window is sorted by length, and its batches are shuffled,
+    so a batch holds rows of similar length and little padding.
+
+    Args:
+        lengths_R: tokens per row.
+        batch_size: rows per step.
+        seed, epoch: counters the order depends on.
+
+    Returns:
+        int64 permutation of 0..R-1.
+    """
+    random = np.random.default_rng([seed, epoch])
+    order_R = random.permutation(len(lengths_R))
+    if len(lengths_R) == 0 or lengths_R.min() == lengths_R.max():
+        return order_R
+    pieces = []
+    window = BUCKET_BATCHES * batch_size
+    for start in range(0, len(order_R), window):
+        rows = order_R[start : start + window]
+        rows = rows[np.argsort(lengths_R[rows], kind="stable")]
+        batches = [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
+        pieces += [batches[i] for i in random.permutation(len(batches))]
+    return np.concatenate(pieces)
+
+
+class TrainingBatches:
+    """Masked batches of a pack, by step.
+
+    Epochs follow each other without a seam: a batch may hold the last rows of one and the first
+    of the next.
+    """
+
+    def __init__(self, pack: Pack, masker: Masker, batch_size: int, seed: int) -> None:
+        self.pack, self.masker, self.batch_size, self.seed = pack, masker, batch_size, seed
+        self._order = lru_cache(maxsize=2)(
+            lambda epoch: epoch_order(pack.lengths_R, batch_size, seed, epoch)
+        )
+
+    def rows(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Row numbers and epochs of a step's samples, each (B,)."""
+        sample_B = step * self.batch_size + np.arange(self.batch_size)
+        epoch_B, place_B = np.divmod(sample_B, len(self.pack))
+        row_B = np.empty_like(place_B)
+        for epoch in np.unique(epoch_B):
+            of_epoch = epoch_B == epoch
+            row_B[of_epoch] = self._order(int(epoch))[place_B[of_epoch]]
+        return row_B, epoch_B
+
+    def batch(self, step: int) -> MaskedBatch:
+        """The batch of a step, on the CPU."""
+        row_B, epoch_B = self.rows(step)
+        token_ids_BN, _ = self.pack.gather(row_B)
+        return self.masker(token_ids_BN, epoch_B, row_B, step)
+
+
+def validation_batches(
+    pack: Pack, masker: Masker, num_rows: int, batch_size: int
+) -> Iterator[MaskedBatch]:
+    """The first ``num_rows`` rows, sorted by length, with the same masks at every call."""
+    rows = np.arange(min(num_rows, len(pack)))
+    rows = rows[np.argsort(pack.lengths_R[rows], kind="stable")]
+    for start in range(0, len(rows), batch_size):
+        row_B = rows[start : start + batch_size]
+        token_ids_BN, _ = pack.gather(row_B)
+        yield masker(token_ids_BN, np.full_like(row_B, VALIDATION_EPOCH), row_B, step=0)
+
+
+def split_batch(batch: MaskedBatch, size: int, pad: int) -> list[MaskedBatch]:
+    """Micro-batches of ``size`` rows, each without columns that are all padding."""
+    parts = []
+    for start in range(0, len(batch.token_ids_BN), size):
+        part = MaskedBatch(*(t[start : start + size] for t in batch))
+        width = int((part.token_ids_BN != pad).sum(dim=1).max())
+        parts.append(MaskedBatch(*(t[:, :width] for t in part)))
+    return parts

@@ -1,0 +1,484 @@
+"""The training loop: batches in, checkpoints and metrics out.
+
+Shapes: B rows, N tokens of a row, S masked tokens of a batch.
+
+The loop knows nothing of the command line or the terminal: it reports through a callback. What
+it does at a step is a function of the settings and the step, so a run that was stopped and
+resumed ends with the same bits as one that was not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import exlm_mini
+from exlm_mini.batches import TrainingBatches, split_batch, validation_batches
+from exlm_mini.checkpoint import (
+    Checkpoint,
+    flatten_optimizer,
+    latest_checkpoint,
+    restore_optimizer,
+    save_checkpoint,
+)
+from exlm_mini.config import RunConfig, SpecialIds, TrainConfig, UserError, run_config_from_dict
+from exlm_mini.corpora.packing import Pack
+from exlm_mini.masking import MaskedBatch, Masker
+from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.objectives import (
+    log_likelihood,
+    mlm_loss,
+    nats_to_bits,
+    states_alignment_loss,
+)
+from exlm_mini.run_directory import MetricsLog
+
+VALIDATION_BATCH_ROWS = 64
+
+
+class Evaluation(NamedTuple):
+    """How well held-out rows are predicted; joint probability of a row's masks for ExLM."""
+
+    bits: float
+    """Sum of -log2 P(masked tokens | context), boundary emissions left out."""
+    num_masks: int
+    num_rows: int
+    num_without_path: int
+    """Rows no path could spell; they are in no other number."""
+
+    @property
+    def bits_per_mask(self) -> float:
+        return self.bits / max(self.num_masks, 1)
+
+    @property
+    def bits_per_row(self) -> float:
+        return self.bits / max(self.num_rows, 1)
+
+
+class Progress(NamedTuple):
+    """What the loop tells after a step."""
+
+    step: int
+    """Steps done, from 1."""
+    loss: float
+    """Nats per target of the last batch."""
+    tokens_per_second: float
+    """Input tokens, before expansion and without padding, since this start."""
+    evaluation: Evaluation | None
+    """Present after a validation."""
+
+
+class Outcome(NamedTuple):
+    """How a run ended."""
+
+    step: int
+    is_complete: bool
+    """False when it was asked to stop before its last step."""
+    evaluation: Evaluation | None
+    """Of the last validation; none if the run stopped before any."""
+    num_parameters: int
+
+
+def num_copies(config: RunConfig) -> int:
+    """Copies of each token in the input: §3's k for Repeated MLM, otherwise 1."""
+    return config.masking.num_copies if config.objective == "repeated-mlm" else 1
+
+
+def longest_row(config: RunConfig, row_length: int) -> int:
+    """Longest sequence the encoder can meet, in tokens.
+
+    Args:
+        config: of the run.
+        row_length: longest row of the data, [BOS] and [EOS] included.
+    """
+    if config.objective != "exlm":
+        return row_length * num_copies(config)
+    num_maskable = row_length - 2
+    num_masks = num_maskable
+    if config.masking.strategy == "fixed_count":
+        num_masks = min(
+            num_maskable, max(1, math.ceil(config.masking.mask_ratio * num_maskable))
+        )
+    num_boundaries = 2 if config.model.boundary == "official" else 0
+    return row_length + (config.model.states_per_mask - 1) * (num_masks + num_boundaries)
+
+
+def check_row_length(config: RunConfig, row_length: int) -> None:
+    """Refuse rows the position range cannot hold.
+
+    Raises:
+        UserError: naming both lengths.
+    """
+    needed = longest_row(config, row_length)
+    if needed > config.model.max_positions:
+        raise UserError(
+            f"rows of {row_length} tokens become {needed} after expansion or repetition, more "
+            f"than model.max_positions {config.model.max_positions}; raise it to {needed}, or "
+            "lower data.block_length, masking.mask_ratio or the number of states or copies"
+        )
+
+
+def make_masker(
+    config: RunConfig, special_ids: SpecialIds, slots: tuple[int, ...] = ()
+) -> Masker:
+    """The masker of a run; ``slots`` are the toy grammar's, counted from [BOS] = 0."""
+    return Masker(config.masking, special_ids, config.seed, num_copies(config), slots)
+
+
+def make_model(config: RunConfig, vocab_size: int, special_ids: SpecialIds) -> MaskedLM | ExLM:
+    """The untrained model of a run; its weights depend on the seed alone."""
+    kind = ExLM if config.objective == "exlm" else MaskedLM
+    torch.manual_seed(config.seed)
+    return kind(config.model, vocab_size, special_ids)
+
+
+def load_model(checkpoint: Checkpoint) -> tuple[MaskedLM | ExLM, RunConfig]:
+    """The trained model of a checkpoint, in evaluation mode on the CPU, and its settings."""
+    config = run_config_from_dict(checkpoint.state["config"])
+    special_ids = SpecialIds(**checkpoint.state["special_ids"])
+    model = make_model(config, checkpoint.state["vocab_size"], special_ids)
+    model.load_state_dict(checkpoint.tensors["model"])
+    return model.eval(), config
+
+
+def make_optimizer(model: nn.Module, train: TrainConfig) -> torch.optim.AdamW:
+    """Adam with decoupled weight decay on every parameter, as fairseq's adam."""
+    return torch.optim.AdamW(
+        model.parameters(),
+        lr=train.learning_rate,
+        betas=train.adam_betas,
+        eps=train.adam_eps,
+        weight_decay=train.weight_decay,
+    )
+
+
+def learning_rate(train: TrainConfig, step: int) -> float:
+    """Linear warm-up, then linear decay to 0 after the last step (polynomial decay, power 1).
+
+    Args:
+        train: settings.
+        step: of the update to make, from 0.
+    """
+    update = step + 1
+    if update <= train.warmup_steps:
+        return train.learning_rate * update / train.warmup_steps
+    return (
+        train.learning_rate
+        * (train.steps - update + 1)
+        / (train.steps - train.warmup_steps + 1)
+    )
+
+
+def chain_share(config: RunConfig, step: int) -> float:
+    """Weight of the fixed parallel chains at a step: 1, then falling to 0 (``chain_warmup``)."""
+    warmup_steps = config.train.chain_warmup * config.train.steps
+    if config.objective != "exlm" or warmup_steps == 0:
+        return 0.0
+    return min(1.0, max(0.0, 2.0 - step / warmup_steps))
+
+
+def choose_device(name: str) -> torch.device:
+    """``auto`` is the GPU where there is one.
+
+    Raises:
+        UserError: for an unknown or absent device.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"train.device is '{name}'; known: auto, cpu, cuda, cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"train.device is '{name}'; known: auto, cpu, cuda, cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"train.device is {name}, but torch sees {torch.cuda.device_count()} GPUs; use cpu"
+        )
+    return device
+
+
+def versions(device: torch.device) -> dict[str, str]:
+    """What a run was made with."""
+    return {
+        "exlm_mini": exlm_mini.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+    }
+
+
+def loss_of(
+    model: MaskedLM | ExLM, batch: MaskedBatch, chain_share: float = 0.0
+) -> tuple[Tensor, int]:
+    """The objective of one micro-batch.
+
+    Returns:
+        The loss in nats per target (scalar), and how many rows had no path and were left out.
+    """
+    if isinstance(model, MaskedLM):
+        token_logits_SV = model(batch.masked_ids_BN, batch.is_masked_BN)
+        return mlm_loss(token_logits_SV, batch.token_ids_BN[batch.is_masked_BN]), 0
+    scores = model(*batch, chain_share)
+    log_likelihood_B = log_likelihood(scores)
+    loss = states_alignment_loss(
+        log_likelihood_B, scores.is_scored_BM.sum(dim=1), on_no_path="skip"
+    )
+    return loss, int((log_likelihood_B == -torch.inf).sum())
+
+
+@torch.no_grad()
+def row_bits(model: MaskedLM | ExLM, batch: MaskedBatch, chain_share: float = 0.0) -> Tensor:
+    """-log2 P(masked tokens | context) of each row, (B,), float32; inf where no path fits.
+
+    The sum of independent predictions for MLM; for ExLM the joint probability, summed over all
+    paths, with the emissions of the boundaries left out.
+    """
+    if isinstance(model, ExLM):
+        return nats_to_bits(-log_likelihood(model(*batch, chain_share), with_boundaries=False))
+    token_logits_SV = model(batch.masked_ids_BN, batch.is_masked_BN)
+    log_p_SV = token_logits_SV.float().log_softmax(dim=1)
+    log_p_S = log_p_SV.gather(1, batch.token_ids_BN[batch.is_masked_BN].unsqueeze(1)).squeeze(1)
+    row_S = batch.is_masked_BN.nonzero()[:, 0]
+    zeros_B = torch.zeros(len(batch.token_ids_BN), device=log_p_S.device)
+    return nats_to_bits(-zeros_B.index_add(0, row_S, log_p_S))
+
+
+def evaluate(
+    model: MaskedLM | ExLM,
+    pack: Pack,
+    masker: Masker,
+    num_rows: int,
+    device: torch.device,
+    chain_share: float = 0.0,
+) -> Evaluation:
+    """Bits of the first ``num_rows`` held-out rows, always under the same masks."""
+    was_training = model.training
+    model.eval()
+    bits, num_masks, counted, without_path = 0.0, 0, 0, 0
+    for batch in validation_batches(pack, masker, num_rows, VALIDATION_BATCH_ROWS):
+        bits_B = row_bits(model, batch.to(device), chain_share).double().cpu()
+        has_path_B = bits_B != torch.inf
+        bits += bits_B[has_path_B].sum().item()
+        num_masks += int(batch.is_masked_BN[has_path_B].sum())
+        counted += int(has_path_B.sum())
+        without_path += int((~has_path_B).sum())
+    model.train(was_training)
+    return Evaluation(bits, num_masks, counted, without_path)
+
+
+class Trainer:
+    """One run: a model, its data and its directory.
+
+    Args:
+        config: of the run; the objective is one of the three single ones.
+        train_pack, validation_pack: rows to learn from and to validate with.
+        output: run directory, locked by the caller; gets ``checkpoints/`` and
+            ``metrics.jsonl``.
+        slots: positions the masking strategy ``slots`` hides.
+        report: takes a line about something unusual, such as a damaged checkpoint.
+
+    Raises:
+        UserError: for rows the model cannot hold, or settings that do not fit the data.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        train_pack: Pack,
+        validation_pack: Pack,
+        output: Path,
+        slots: tuple[int, ...] = (),
+        report: Callable[[str], None] = print,
+    ) -> None:
+        self.config = config
+        self.device = choose_device(config.train.device)
+        self.train_pack, self.validation_pack = train_pack, validation_pack
+        self.output, self.report = output, report
+        asked = config.model.vocab_size
+        if asked is not None and asked != train_pack.vocab_size:
+            raise UserError(
+                f"model.vocab_size is {asked}, the tokenizer has {train_pack.vocab_size} tokens; "
+                "leave model.vocab_size out, it is for --dry-run"
+            )
+        special_ids = train_pack.special_ids
+        self.masker = make_masker(config, special_ids, slots)
+        longest = max(int(train_pack.lengths_R.max()), int(validation_pack.lengths_R.max()))
+        check_row_length(config, longest)
+        if train_pack.row_length is not None:
+            self.masker.check_row_length(train_pack.row_length)
+        self.model = make_model(config, train_pack.vocab_size, special_ids).to(self.device)
+        self.optimizer = make_optimizer(self.model, config.train)
+        self.batches = TrainingBatches(
+            train_pack, self.masker, config.train.batch_size, config.seed
+        )
+        self.evaluation: Evaluation | None = None
+
+    def run(
+        self,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Outcome:
+        """Train from the newest checkpoint, or from the start, to the last step.
+
+        Args:
+            on_progress: called after every step.
+            should_stop: asked after every step; if true, a checkpoint is saved and the run ends.
+
+        Raises:
+            UserError: when the loss is not finite, or a checkpoint cannot be written.
+        """
+        train = self.config.train
+        step = self._restore()
+        start_time, num_tokens = time.monotonic(), 0
+        with MetricsLog(self.output / "metrics.jsonl", step) as metrics:
+            while step < train.steps:
+                rate = learning_rate(train, step)
+                loss, num_left_out, num_step_tokens = self._update(step, rate)
+                step += 1
+                num_tokens += num_step_tokens
+                is_last = step == train.steps or should_stop()
+                evaluation = None
+                if step % train.validate_every == 0 or step == train.steps:
+                    evaluation = self.evaluation = self._evaluate(step)
+                speed = num_tokens / max(time.monotonic() - start_time, 1e-9)
+                on_progress(Progress(step, loss, speed, evaluation))
+                if evaluation or is_last or step % train.log_every == 0:
+                    record = {"step": step, "loss": loss, "learning_rate": rate}
+                    record |= {"tokens_per_second": speed, "rows_without_path": num_left_out}
+                    if evaluation:
+                        record["validation_bits_per_mask"] = evaluation.bits_per_mask
+                        record["validation_bits_per_row"] = evaluation.bits_per_row
+                    metrics.write(record)
+                if is_last or step % train.save_every == 0:
+                    self._save(step)
+                if is_last:
+                    break
+        return Outcome(
+            step,
+            step == train.steps,
+            self.evaluation,
+            sum(p.numel() for p in self.model.parameters()),
+        )
+
+    def _update(self, step: int, rate: float) -> tuple[float, int, int]:
+        """One optimiser step; loss, rows left out, input tokens."""
+        train = self.config.train
+        batch = self.batches.batch(step)
+        parts = split_batch(batch, train.micro_batch_size or train.batch_size, self._pad)
+        self.optimizer.zero_grad(set_to_none=True)
+        share = chain_share(self.config, step)
+        loss, num_left_out = 0.0, 0
+        for micro, part in enumerate(parts):
+            # Dropout, like masks and order, is a function of counters.
+            torch.manual_seed((self.config.seed * 1_000_003 + step) * 65_537 + micro)
+            with self._precision():
+                part_loss, left_out = loss_of(self.model, part.to(self.device), share)
+            part_loss = part_loss * self._share(part, batch)
+            part_loss.backward()
+            loss += part_loss.item()
+            num_left_out += left_out
+        if not math.isfinite(loss):
+            raise UserError(
+                f"the loss is {loss} at step {step + 1}; lower train.learning_rate "
+                f"({train.learning_rate:g}) or raise train.warmup_steps ({train.warmup_steps}) "
+                "and start in another --output"
+            )
+        if train.clip_norm > 0:
+            nn.utils.clip_grad_norm_(self.model.parameters(), train.clip_norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        return loss, num_left_out, int((batch.token_ids_BN != self._pad).sum())
+
+    @property
+    def _pad(self) -> int:
+        return self.train_pack.special_ids.pad
+
+    def _share(self, part: MaskedBatch, batch: MaskedBatch) -> float:
+        """Weight of a micro-batch, so that its size does not change the loss of the batch."""
+        if isinstance(self.model, MaskedLM):
+            return int(part.is_masked_BN.sum()) / max(int(batch.is_masked_BN.sum()), 1)
+        return len(part.token_ids_BN) / len(batch.token_ids_BN)
+
+    @contextlib.contextmanager
+    def _precision(self) -> Iterator[None]:
+        is_low = self.config.train.precision == "bf16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=is_low):
+            yield
+
+    def _evaluate(self, step: int) -> Evaluation:
+        with self._precision():
+            return evaluate(
+                self.model,
+                self.validation_pack,
+                self.masker,
+                self.config.train.validation_rows,
+                self.device,
+                chain_share(self.config, step),
+            )
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self.output / "checkpoints"
+
+    def _save(self, step: int) -> None:
+        moments, groups = flatten_optimizer(self.optimizer, self.model.named_parameters())
+        state = {
+            "config": asdict(self.config),
+            "special_ids": self.train_pack.special_ids._asdict(),
+            "vocab_size": self.train_pack.vocab_size,
+            "train_sha256": self.train_pack.sha256,
+            "validation_sha256": self.validation_pack.sha256,
+            "tokenizer_sha256": self.train_pack.tokenizer_sha256,
+            "optimizer_groups": groups,
+            "evaluation": None if self.evaluation is None else self.evaluation._asdict(),
+            "versions": versions(self.device),
+        }
+        tensors: dict[str, dict[str, Any]] = {
+            "model": self.model.state_dict(),
+            "optimizer": moments,
+        }
+        save_checkpoint(self._checkpoints, step, tensors, state)
+
+    def _restore(self) -> int:
+        """Load the newest whole checkpoint; the number of steps done."""
+        if not self._checkpoints.is_dir():
+            return 0
+        checkpoint = latest_checkpoint(self._checkpoints, self.report)
+        if checkpoint is None:
+            return 0
+        state = checkpoint.state
+        for name, pack in (("train", self.train_pack), ("validation", self.validation_pack)):
+            if state[f"{name}_sha256"] != pack.sha256:
+                raise UserError(
+                    f"{pack.path} is not the data that {self._checkpoints} was trained with; "
+                    "restore the data or choose another --output"
+                )
+        self.model.load_state_dict(checkpoint.tensors["model"])
+        restore_optimizer(
+            self.optimizer,
+            self.model.named_parameters(),
+            checkpoint.tensors["optimizer"],
+            state["optimizer_groups"],
+        )
+        if state["evaluation"]:
+            self.evaluation = Evaluation(**state["evaluation"])
+        return checkpoint.step
+
+
+def single_objective(config: RunConfig, objective: str) -> RunConfig:
+    """The same settings for one objective of ``mlm+exlm``."""
+    return replace(config, objective=objective)

@@ -1,0 +1,462 @@
+"""Checkpoints: bitwise round trip, and nothing broken is ever loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from exlm_mini import checkpoint
+from exlm_mini.checkpoint import (
+    MANIFEST,
+    encode_manifest,
+    flatten_optimizer,
+    latest_checkpoint,
+    load_checkpoint,
+    restore_optimizer,
+    save_checkpoint,
+)
+from exlm_mini.config import UserError
+
+TENSORS = {
+    "model": {"layer.weight": torch.arange(6.0).view(2, 3), "layer.bias": torch.ones(3)},
+    "optimizer": {"layer.weight/step": torch.tensor(7)},
+}
+STATE = {"recipe": "toy", "sha256": "ab" * 32, "learning_rate": 0.1, "best": float("inf")}
+
+
+def assert_bitwise_equal(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for name, tensor in left.items():
+        assert tensor.dtype == right[name].dtype and tensor.shape == right[name].shape, name
+        same = tensor.contiguous().view(-1).view(torch.uint8)
+        assert torch.equal(same, right[name].contiguous().view(-1).view(torch.uint8)), name
+
+
+def assert_one_line(error: pytest.ExceptionInfo[UserError], *parts: str) -> None:
+    message = str(error.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message, (part, message)
+
+
+def is_equal(loaded: checkpoint.Checkpoint) -> bool:
+    same = loaded.tensors.keys() == TENSORS.keys() and loaded.step == 7
+    for group, named in TENSORS.items() if same else ():
+        assert_bitwise_equal(loaded.tensors[group], named)
+    return same and loaded.state == STATE
+
+
+def flip_bit(file: Path, bit: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    file.write_bytes(data)
+
+
+class SmallModel(torch.nn.Module):
+    """A model with bf16 and integer tensors and with tied weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(11, 8)
+        self.middle = torch.nn.Linear(8, 8, dtype=torch.bfloat16)
+        self.head = torch.nn.Linear(8, 11)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("num_seen", torch.tensor(0))
+
+    def forward(self, token_ids_N: Tensor) -> Tensor:
+        self.num_seen += len(token_ids_N)
+        hidden_ND = self.embedding(token_ids_N)
+        return self.head(hidden_ND + self.middle(hidden_ND.bfloat16()).float())
+
+
+def build() -> tuple[SmallModel, torch.optim.AdamW]:
+    torch.manual_seed(0)
+    model = SmallModel()
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    plain = [p for p in model.parameters() if p.dim() <= 1]
+    groups = [{"params": decayed}, {"params": plain, "weight_decay": 0.0}]
+    return model, torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.98), eps=1e-6)
+
+
+def train(model: SmallModel, optimizer: torch.optim.AdamW, steps: range) -> None:
+    for step in steps:
+        optimizer.param_groups[0]["lr"] = 1e-2 / (1 + step)
+        ids_N = torch.randint(11, (16,), generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(ids_N), ids_N).backward()
+        optimizer.step()
+
+
+def test_resumed_training_is_bitwise_uninterrupted_training(tmp_path):
+    model, optimizer = build()
+    train(model, optimizer, range(5))
+    tensors, groups = flatten_optimizer(optimizer, model.named_parameters())
+    save_checkpoint(
+        tmp_path, 5, {"model": model.state_dict(), "optimizer": tensors}, {"groups": groups}
+    )
+    saved = {name: tensor.clone() for name, tensor in tensors.items()}
+    train(model, optimizer, range(5, 12))
+
+    resumed, new_optimizer = build()
+    loaded = load_checkpoint(tmp_path / "step-000005")
+    resumed.load_state_dict(loaded.tensors["model"])
+    restore_optimizer(
+        new_optimizer,
+        resumed.named_parameters(),
+        loaded.tensors["optimizer"],
+        loaded.state["groups"],
+    )
+    assert new_optimizer.param_groups[0]["lr"] == 1e-2 / 5
+    assert new_optimizer.param_groups[0]["betas"] == (0.9, 0.98)
+    train(resumed, new_optimizer, range(5, 12))
+    assert_bitwise_equal(resumed.state_dict(), model.state_dict())
+    again, groups_again = flatten_optimizer(new_optimizer, resumed.named_parameters())
+    assert_bitwise_equal(again, flatten_optimizer(optimizer, model.named_parameters())[0])
+    assert groups_again == flatten_optimizer(optimizer, model.named_parameters())[1]
+    # Training on did not write into what was loaded.
+    assert_bitwise_equal(loaded.tensors["optimizer"], saved)
+
+
+def test_optimizer_of_another_model_is_refused():
+    model, optimizer = build()
+    train(model, optimizer, range(1))
+    tensors, groups = flatten_optimizer(optimizer, model.named_parameters())
+    other = torch.nn.Linear(2, 2)
+    with pytest.raises(UserError, match="other parameters"):
+        restore_optimizer(
+            torch.optim.AdamW(other.parameters()), other.named_parameters(), tensors, groups
+        )
+    tensors["middle.weight/exp_avg"] = torch.zeros(3)
+    with pytest.raises(UserError, match=r"middle\.weight/exp_avg \(3,\)"):
+        restore_optimizer(optimizer, model.named_parameters(), tensors, groups)
+
+
+def test_optimizer_that_cannot_be_saved_exactly_is_refused():
+    layer = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=torch.tensor(0.1))
+    with pytest.raises(ValueError, match="lr"):
+        flatten_optimizer(optimizer, layer.named_parameters())
+    with pytest.raises(ValueError, match="named_parameters"):
+        flatten_optimizer(torch.optim.AdamW(layer.parameters()), [])
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor([1.0, float("nan"), -0.0]).to(torch.bfloat16),
+        torch.tensor(5),
+        torch.zeros(0, 3),
+        torch.arange(6.0).view(2, 3).t(),
+        torch.arange(10.0)[3:7],
+        torch.tensor([True, False]),
+        torch.tensor([1e-310], dtype=torch.float64),
+    ],
+    ids=["bf16-nan", "scalar-int", "empty", "transposed", "slice", "bool", "float64"],
+)
+def test_any_tensor_comes_back_bitwise(tmp_path, tensor):
+    path = save_checkpoint(tmp_path, 0, {"model": {"x": tensor}, "nothing": {}}, {})
+    loaded = load_checkpoint(path)
+    assert_bitwise_equal(loaded.tensors["model"], {"x": tensor})
+    assert loaded.tensors["nothing"] == {} and loaded.step == 0
+
+
+def test_tied_tensors_are_written_once_and_come_back_tied(tmp_path):
+    weight = torch.randn(1000, 8)
+    named = {"embedding": weight, "head": weight, "rows": weight[:10], "none": weight[:0]}
+    path = save_checkpoint(tmp_path, 1, {"model": named}, {})
+    assert (path / "model.safetensors").stat().st_size < 1.1 * weight.nbytes
+    loaded = load_checkpoint(path).tensors["model"]
+    assert loaded["head"] is loaded["embedding"]
+    assert_bitwise_equal(loaded, named)
+
+
+def test_state_comes_back_as_it_was(tmp_path):
+    state = {"text": "é\ud800\n", "nested": {"list": [1, None, True]}, "tiny": 5e-324}
+    state["losses"] = [float("inf"), 0.1 + 0.2, -0.0]
+    assert load_checkpoint(save_checkpoint(tmp_path, 3, {}, state)).state == state
+
+
+def test_mistakes_of_the_caller_write_nothing(tmp_path):
+    with pytest.raises(TypeError):
+        save_checkpoint(tmp_path, 1, TENSORS, {"tensor": torch.ones(1)})
+    with pytest.raises(ValueError, match="group"):
+        save_checkpoint(tmp_path, 1, {"../model": {}}, {})
+    with pytest.raises(ValueError, match="step"):
+        save_checkpoint(tmp_path, -1, TENSORS, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_flipped_bit_is_refused(tmp_path):
+    path = save_checkpoint(tmp_path, 7, TENSORS, STATE)
+    assert is_equal(load_checkpoint(path))
+    rng = random.Random(0)
+    for file in sorted(path.iterdir()):
+        for bit in rng.sample(range(8 * file.stat().st_size), 200):
+            flip_bit(file, bit)
+            with pytest.raises(UserError) as error:
+                load_checkpoint(path)
+            assert_one_line(error, str(path))
+            flip_bit(file, bit)
+    assert is_equal(load_checkpoint(path))
+
+
+def test_every_truncation_of_the_manifest_is_refused(tmp_path):
+    path = save_checkpoint(tmp_path, 7, TENSORS, STATE)
+    data = (path / MANIFEST).read_bytes()
+    for length in range(len(data)):
+        (path / MANIFEST).write_bytes(data[:length])
+        with pytest.raises(UserError):
+            load_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", MANIFEST])
+def test_missing_and_truncated_files_are_named(tmp_path, name):
+    path = save_checkpoint(tmp_path, 7, TENSORS, STATE)
+    data = (path / name).read_bytes()
+    (path / name).write_bytes(data[:-1])
+    with pytest.raises(UserError) as error:
+        load_checkpoint(path)
+    assert_one_line(error, str(path / name), "restore it from a copy")
+    (path / name).unlink()
+    with pytest.raises(UserError) as error:
+        load_checkpoint(path)
+    assert_one_line(error, str(path / name), "is missing")
+
+
+def test_a_directory_that_is_no_checkpoint_is_refused(tmp_path):
+    with pytest.raises(UserError, match="there is no checkpoint"):
+        load_checkpoint(tmp_path / "step-000001")
+    with pytest.raises(UserError, match=r"manifest\.json is missing"):
+        load_checkpoint(tmp_path)
+    path = save_checkpoint(tmp_path, 7, TENSORS, STATE)
+    with pytest.raises(UserError, match="renamed"):
+        load_checkpoint(path.rename(tmp_path / "step-000008"))
+
+
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def places(value: object, prefix: tuple = ()) -> list[tuple]:
+    """Every path into nested dicts."""
+    if not isinstance(value, dict):
+        return [prefix]
+    inner = [path for key, item in value.items() for path in places(item, (*prefix, key))]
+    return [prefix, *inner]
+
+
+@pytest.fixture(scope="module")
+def one_checkpoint(tmp_path_factory):
+    return save_checkpoint(tmp_path_factory.mktemp("fuzz"), 7, TENSORS, STATE)
+
+
+def load_with_manifest(path: Path, manifest: bytes) -> checkpoint.Checkpoint | None:
+    """The checkpoint under another manifest; None if it is refused, as it should be."""
+    original = (path / MANIFEST).read_bytes()
+    (path / MANIFEST).write_bytes(manifest)
+    try:
+        return load_checkpoint(path)
+    except UserError as error:
+        assert "\n" not in str(error)
+        return None
+    finally:
+        (path / MANIFEST).write_bytes(original)
+
+
+def assert_refused_or_equal(path: Path, manifest: bytes) -> None:
+    loaded = load_with_manifest(path, manifest)
+    assert loaded is None or is_equal(loaded)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_a_manifest_with_wrong_values_is_refused(one_checkpoint, data):
+    fields = json.loads((one_checkpoint / MANIFEST).read_bytes())
+    place = data.draw(st.sampled_from(places(fields)))
+    is_removed = data.draw(st.booleans())
+    if place:
+        parent = fields
+        for key in place[:-1]:
+            parent = parent[key]
+        if is_removed:
+            del parent[place[-1]]
+        else:
+            parent[place[-1]] = data.draw(ANY_JSON)
+    else:
+        fields = data.draw(ANY_JSON)
+    assert_refused_or_equal(one_checkpoint, json.dumps(fields).encode())
+    # The same with a checksum that fits, as a program with other ideas would write it: it may
+    # be a checkpoint without some file or with another state, never another exception.
+    if isinstance(fields, dict):
+        fields.pop("manifest_sha256", None)
+        loaded = load_with_manifest(one_checkpoint, encode_manifest(fields))
+        for group, named in loaded.tensors.items() if loaded else ():
+            assert_bitwise_equal({name: named[name] for name in TENSORS[group]}, TENSORS[group])
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_a_manifest_with_wrong_bytes_is_refused(one_checkpoint, data):
+    text = (one_checkpoint / MANIFEST).read_bytes()
+    start = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(start, min(start + 20, len(text))))
+    changed = text[:start] + data.draw(st.binary(max_size=20)) + text[end:]
+    assert_refused_or_equal(one_checkpoint, changed)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, "1" * 10_000, '{"a":' * 900 + "1" + "}" * 900, "null", "\0" * 64]
+)
+def test_a_hostile_manifest_is_refused(one_checkpoint, text):
+    assert_refused_or_equal(one_checkpoint, text.encode())
+    nested = {"format": checkpoint.FORMAT, "version": checkpoint.VERSION}
+    text = json.dumps(nested)[:-1] + f', "state": {text}}}'
+    assert_refused_or_equal(one_checkpoint, text.encode())
+
+
+def test_another_format_version_is_told_apart_from_damage(tmp_path):
+    path = save_checkpoint(tmp_path, 7, TENSORS, STATE)
+    fields = json.loads((path / MANIFEST).read_bytes())
+    (path / MANIFEST).write_text(json.dumps({**fields, "version": 2}))
+    with pytest.raises(UserError) as error:
+        load_checkpoint(path)
+    assert_one_line(error, MANIFEST, "version 2", "use the version of exlm_mini that wrote it")
+
+
+def test_latest_falls_back_on_the_newest_intact_checkpoint(tmp_path):
+    for step in (9, 10, 999_999, 1_000_000):
+        save_checkpoint(tmp_path, step, TENSORS, {"step": step})
+    flip_bit(tmp_path / "step-1000000" / "model.safetensors", 900)
+    (tmp_path / "step-999999" / "optimizer.safetensors").unlink()
+    (tmp_path / "step-2000000").mkdir()
+    (tmp_path / "step-3000000.tmp").mkdir()
+    (tmp_path / "step-4000000").write_text("a file of somebody else")
+    (tmp_path / "step-best").mkdir()
+    (tmp_path / "config.yaml").write_text("")
+    lines = []
+    found = latest_checkpoint(tmp_path, lines.append)
+    assert found.step == 10 and found.state == {"step": 10}
+    assert [line.split()[2] for line in lines] == [
+        "step-2000000:", "step-1000000:", "step-999999:",
+    ]  # fmt: skip
+
+
+def test_latest_of_nothing_is_none_and_of_only_broken_ones_an_error(tmp_path):
+    assert latest_checkpoint(tmp_path / "missing", pytest.fail) is None
+    assert latest_checkpoint(tmp_path, pytest.fail) is None
+    (tmp_path / "step-000001.tmp").mkdir()
+    assert latest_checkpoint(tmp_path, pytest.fail) is None
+    (tmp_path / "step-000001").mkdir()
+    lines = []
+    with pytest.raises(UserError) as error:
+        latest_checkpoint(tmp_path, lines.append)
+    assert_one_line(error, str(tmp_path), "start again")
+    assert len(lines) == 1
+
+
+def test_leftovers_of_a_crashed_save_are_removed_by_the_next(tmp_path):
+    for name in ("step-000003.tmp", "step-000009.tmp"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"half")
+    save_checkpoint(tmp_path, 9, TENSORS, STATE)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000009"]
+
+
+def test_a_step_saved_again_replaces_the_first(tmp_path):
+    for attempt in (1, 2):
+        path = save_checkpoint(tmp_path, 7, TENSORS, {"attempt": attempt})
+    assert load_checkpoint(path).state == {"attempt": 2}
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000007"]
+
+
+def test_a_crash_at_any_system_call_leaves_a_whole_checkpoint(tmp_path, monkeypatch):
+    """Kill the second save of a step before its n-th change of the disk, for every n."""
+
+    class Crash(BaseException):
+        pass
+
+    def crash_at(count: int, call):
+        def counted(*args, **kwargs):
+            nonlocal calls
+            calls += 1
+            if calls > count:
+                raise Crash
+            return call(*args, **kwargs)
+
+        return counted
+
+    for count in range(100):
+        calls = 0
+        directory = tmp_path / str(count)
+        save_checkpoint(directory, 7, TENSORS, {"attempt": 1})
+        with monkeypatch.context() as patch:
+            for owner, name in ((os, "rename"), (os, "fsync"), (shutil, "rmtree")):
+                patch.setattr(owner, name, crash_at(count, getattr(owner, name)))
+            try:
+                save_checkpoint(directory, 7, TENSORS, {"attempt": 2})
+                break
+            except Crash:
+                pass
+        assert latest_checkpoint(directory, pytest.fail).state["attempt"] in (1, 2)
+        save_checkpoint(directory, 7, TENSORS, {"attempt": 3})
+        assert latest_checkpoint(directory, pytest.fail).state == {"attempt": 3}
+        assert [path.name for path in directory.iterdir()] == ["step-000007"]
+    assert count > 6
+
+
+def test_too_little_space_is_told_before_anything_is_written(tmp_path, monkeypatch):
+    save_checkpoint(tmp_path, 1, TENSORS, STATE)
+    usage = namedtuple("usage", "total used free")(10**6, 10**6 - 1234, 1234)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    tensors = {"model": {"x": torch.zeros(250_000)}}
+    with pytest.raises(UserError) as error:
+        save_checkpoint(tmp_path, 2, tensors, STATE)
+    assert_one_line(error, "step-000002", "needs 1,00", "1,234 are free", "intact")
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+
+
+def test_a_write_that_fails_half_way_leaves_earlier_checkpoints(tmp_path):
+    """RLIMIT_FSIZE cuts a file in the middle, as a disk does that fills up."""
+    save_checkpoint(tmp_path, 1, TENSORS, STATE)
+    program = (
+        "import resource, sys, torch\n"
+        "from pathlib import Path\n"
+        "from exlm_mini.checkpoint import save_checkpoint\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))\n"
+        "tensors = {'model': {'x': torch.zeros(100_000)}}\n"
+        "try:\n"
+        "    save_checkpoint(Path(sys.argv[1]), 2, tensors, {})\n"
+        "except ValueError as error:\n"
+        "    print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("UserError no room for checkpoint")
+    assert "File too large" in done.stdout and "needs 40" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+    assert is_equal(latest_checkpoint(tmp_path, pytest.fail)._replace(step=7))
+
+
+def test_a_directory_that_cannot_be_written_is_told_in_one_line(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(UserError) as error:
+        save_checkpoint(file / "run", 1, TENSORS, STATE)
+    assert_one_line(error, str(file), "choose another --output")

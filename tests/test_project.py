@@ -1,0 +1,158 @@
+"""The files around the package agree with each other and with what the README promises."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+LOCK = (ROOT / "requirements.lock").read_text()
+
+CONDA_NAMES = {"torch": "pytorch"}
+# Only conda brings these: pip users have an interpreter and compilers already.
+CONDA_ONLY = {"python", "pip", "cuda-nvcc", "cuda-version", "cxx-compiler"}
+
+
+def requirements() -> dict[str, Requirement]:
+    """Every requirement of the project and its extras, by canonical name."""
+    lines = list(PROJECT["project"]["dependencies"])
+    for extra in PROJECT["project"]["optional-dependencies"].values():
+        lines += extra
+    parsed = [Requirement(line) for line in lines]
+    # exlm-mini[...] stands for other extras, which are in the list themselves
+    return {canonicalize_name(r.name): r for r in parsed if r.name != "exlm-mini"}
+
+
+def locked() -> dict[str, str]:
+    """Version of every pinned package, by canonical name."""
+    lines = [line for line in LOCK.splitlines() if line and not line.startswith("#")]
+    pins = dict(line.split("==") for line in lines)
+    return {canonicalize_name(name): version for name, version in pins.items()}
+
+
+def conda() -> tuple[dict[str, Requirement], list[str]]:
+    """The conda requirements by name, and the lines of the pip section."""
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    entries = environment["dependencies"]
+    pip_lines = next(e["pip"] for e in entries if isinstance(e, dict))
+    # conda writes python=3.12 for 3.12.*
+    lines = [re.sub(r"^(\w+)=([\d.]+)$", r"\1==\2.*", e) for e in entries if isinstance(e, str)]
+    return {r.name: r for r in map(Requirement, lines)}, pip_lines
+
+
+def project_files() -> list[Path]:
+    """The text files git tracks, or would if they were added."""
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("not a git checkout")
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    paths = [ROOT / name for name in names.split("\0") if name]
+    return [p for p in paths if p.is_file() and b"\0" not in p.read_bytes()]
+
+
+def test_lock_holds_every_requirement_at_an_allowed_version():
+    pins = locked()
+    for name, requirement in requirements().items():
+        assert name in pins, f"{name} is not in requirements.lock; run make lock"
+        assert Version(pins[name]) in requirement.specifier, requirement
+
+
+def test_lock_serves_cpu_and_gpu_machines():
+    # A local version or a hash would tie the lock to one build of torch; the CUDA packages come
+    # with the CUDA build by themselves.
+    assert "\ntorch==2.13.0\n" in LOCK
+    assert "+" not in LOCK
+    assert "--hash" not in LOCK
+    assert [n for n in locked() if re.match("nvidia|triton|cuda", n)] == []
+    assert "exlm-mini" not in locked()
+    assert not any(r.startswith("torch") for r in PROJECT["build-system"]["requires"])
+
+
+def test_environment_yml_agrees_with_pyproject():
+    packages, pip_lines = conda()
+    by_pip = {canonicalize_name(r.name): r for r in map(Requirement, pip_lines[:-1])}
+    assert pip_lines[-1] == "-e ."
+    for name, requirement in requirements().items():
+        theirs = packages.get(CONDA_NAMES.get(name, name)) or by_pip.get(name)
+        assert theirs is not None, f"{name} is missing in environment.yml"
+        assert theirs.specifier == requirement.specifier, name
+    known = {CONDA_NAMES.get(name, name) for name in requirements()} | CONDA_ONLY
+    assert set(packages) - known == set()
+    assert set(by_pip) - set(requirements()) == set()
+
+
+def test_environment_yml_needs_one_channel_and_an_allowed_python():
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    assert environment["channels"] == ["conda-forge"]
+    (python,) = conda()[0]["python"].specifier
+    allowed = Requirement(f"python{PROJECT['project']['requires-python']}").specifier
+    assert python.version.removesuffix(".*") in allowed
+
+
+def makefile_targets() -> list[str]:
+    return re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.M)
+
+
+def test_make_alone_lists_every_target_in_one_line():
+    command = ["make", "--no-print-directory"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = result.stdout.splitlines()
+    assert [line.split()[1] for line in lines] == makefile_targets()
+    for line in lines:
+        assert re.fullmatch(r"  make [a-z-]+ +\S.{10,80}", line), line
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", ".ci/run", "Makefile"])
+def test_every_command_a_document_names_exists(document):
+    text = (ROOT / document).read_text()
+    if document.endswith(".md"):  # in a sentence "make" is a word: read only what is quoted
+        code = "\n".join(re.findall(r"```.*?```|`[^`]+`", text, re.DOTALL))
+    else:
+        code = text
+    named = set(re.findall(r"\bmake ([a-z][a-z-]+)", code))
+    assert named
+    assert named - set(makefile_targets()) == set()
+    for module in re.findall(r"python -m exlm_mini\.(\w+)", text):
+        assert (ROOT / "exlm_mini" / f"{module}.py").is_file(), module
+
+
+def test_no_file_names_a_machine_path_or_a_registry():
+    host = "|".join([r"pypi\.org", "python[h]osted", r"registry\.npm", r"deb\.debian\."])
+    path = r"(?<![\w.])/(work|farm|opt|root|home/\w+|Users/\w+)/"
+    found = [
+        f"{file.relative_to(ROOT)}:{number}: {line.strip()[:80]}"
+        for file in project_files()
+        for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1)
+        if re.search(f"{host}|{path}", line)
+    ]
+    assert found == []
+
+
+@pytest.mark.slow
+def test_a_wheel_holds_modules_and_recipes(tmp_path):
+    source = tmp_path / "source"  # a build leaves its traces beside the sources
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "exlm_mini", source / "exlm_mini")
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, "-w", tmp_path, "."], cwd=source, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    expected = {
+        str(p.relative_to(ROOT))
+        for pattern in ("*.py", "recipes/*.yaml")
+        for p in (ROOT / "exlm_mini").rglob(pattern)
+    }
+    assert any(name.endswith(".yaml") for name in expected)
+    assert expected <= inside

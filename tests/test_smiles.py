@@ -1,0 +1,113 @@
+"""Molecules are checked one by one; too many bad ones stop the run."""
+
+import sys
+import time
+
+import pytest
+
+pytest.importorskip("rdkit", reason="rdkit is not installed")
+from exlm_mini.config import DataConfig, UserError
+from exlm_mini.corpora.smiles import embedded_molecules, load_molecules, validate
+from exlm_mini.tokenization import train_smiles
+
+
+def told(run, *parts):
+    """The one line of the UserError that ``run`` raises; it names all parts."""
+    with pytest.raises(UserError) as caught:
+        run()
+    message = str(caught.value)
+    assert message and "\n" not in message, message
+    for part in parts:
+        assert str(part) in message, message
+    return message
+
+
+def settings(path, **more):
+    return DataConfig(kind="smiles", files=(str(path),), **more)
+
+
+def test_bad_and_empty_molecules_are_rejected():
+    molecules = validate(["CCO", "C[Xx]C", "", "c1ccccc", "C(C)(C)(C)(C)C", "O"])
+    assert molecules.smiles == ["CCO", "O"]
+    assert molecules.rejected == ["C[Xx]C", "", "c1ccccc", "C(C)(C)(C)(C)C"]
+    assert molecules.describe_rejected() == (
+        "RDKit rejects 4 of 6 molecules: 'C[Xx]C', '', 'c1ccccc', ..."
+    )
+
+
+def test_rejections_are_silent(capfd):
+    validate(["C[Xx]C", "c1ccccc", "C(C)(C)(C)(C)C"])
+    assert capfd.readouterr() == ("", "")
+
+
+def test_canonical_form_is_optional_and_keeps_stereo():
+    raw = ["OCC", "C(O)C", "C[C@@H](N)C(=O)O", "F\\C=C\\F", "[13CH4]"]
+    assert validate(raw).smiles == raw
+    canonical = validate(raw, is_canonical=True).smiles
+    assert canonical[:2] == ["CCO", "CCO"]
+    assert "@" in canonical[2] and "/" in canonical[3] and canonical[4] == "[13CH4]"
+
+
+def test_too_many_rejected_stop_the_run(tmp_path):
+    path = tmp_path / "a.smi"
+    path.write_text("CCO 1\nC[Xx]C 2\nCC 3\nCCC 4\n")
+    message = told(lambda: load_molecules(settings(path)), path, "1 of 4", "'C[Xx]C'", "25.00%")
+    assert "raise data.max_rejected" in message
+    molecules = load_molecules(settings(path, max_rejected=0.25))
+    assert molecules.smiles == ["CCO", "CC", "CCC"]
+
+
+def test_a_limit_counts_molecules_read(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("smiles,name\nCCO ethanol,a\nC[Xx]C,b\nCC,c\n")
+    molecules = load_molecules(settings(path, max_documents=2, max_rejected=1.0))
+    assert (molecules.smiles, molecules.rejected) == (["CCO"], ["C[Xx]C"])
+
+
+def test_the_column_of_molecules_is_called_smiles(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("SMILES,label\nCCO,1\n")
+    told(lambda: load_molecules(settings(path)), path, "'smiles'", "SMILES, label")
+    assert load_molecules(settings(path, column="SMILES")).smiles == ["CCO"]
+
+
+def test_the_embedded_molecules_are_real():
+    start = time.perf_counter()
+    molecules = load_molecules(DataConfig(kind="smiles"))
+    rate = len(molecules.smiles) / (time.perf_counter() - start)
+    assert 4_900 < len(molecules.smiles) < 5_000
+    assert len(molecules.rejected) < 50
+    assert rate > 1000  # measured: tens of thousands a second
+    assert len(load_molecules(DataConfig(kind="smiles", max_documents=10)).smiles) == 10
+
+
+def test_every_embedded_molecule_survives_the_tokenizer():
+    smiles = list(embedded_molecules())
+    tokenizer = train_smiles(smiles)
+    assert tokenizer.vocab_size < 150
+    encoded = tokenizer.encode_batch(smiles)
+    assert [tokenizer.decode(ids) for ids in encoded] == smiles
+
+
+def test_without_rdkit_the_remedy_is_an_extra(tmp_path, monkeypatch):
+    path = tmp_path / "a.smi"
+    path.write_text("CCO\n")
+    monkeypatch.setitem(sys.modules, "rdkit", None)
+    for data in (settings(path), DataConfig(kind="smiles")):
+        told(lambda data=data: load_molecules(data), "RDKit", "pip install 'exlm-mini[chem]'")
+
+
+def test_real_molecules_survive_the_tokenizer(data_dir):
+    path = data_dir / "smiles" / "zinc250k.smi.xz"
+    molecules = load_molecules(settings(path, max_documents=500))
+    assert len(molecules.smiles) == 500 and not molecules.rejected
+    tokenizer = train_smiles(molecules.smiles)
+    encoded = tokenizer.encode_batch(molecules.smiles)
+    assert [tokenizer.decode(ids) for ids in encoded] == molecules.smiles
+
+
+def test_real_labels_come_from_a_table(data_dir):
+    path = data_dir / "moleculenet" / "tox21.csv.gz"
+    molecules = load_molecules(settings(path))
+    assert len(molecules.smiles) == 7823
+    assert len(molecules.rejected) == 8  # aluminium salts of odd valence

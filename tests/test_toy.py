@@ -1,0 +1,297 @@
+"""The exact entropies of the small language against enumeration, sampling and arithmetic."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exlm_mini.config import UserError
+from exlm_mini.corpora.toy import GRAMMARS, Grammar, Position, grammar
+
+# Small enough to write out whole, with everything the big one has: interacting latents, a word
+# shared by two values, unequal weights, a position driven by two latents, free and fixed words.
+SMALL = Grammar(
+    "small",
+    {"mood": ("glad", "grim"), "number": ("one", "many")},
+    np.array([[0.4, 0.2], [0.1, 0.3]]),
+    (
+        Position({("glad",): "a b shared", ("grim",): "c shared shared"}, ("mood",)),
+        Position({(): "x y y"}),
+        Position(
+            {
+                ("one", "glad"): "p",
+                ("one", "grim"): "q",
+                ("many", "glad"): "q r",
+                ("many", "grim"): "p q r",
+            },
+            ("number", "mood"),
+        ),
+        Position({(): "end"}),
+        Position({("one",): "is", ("many",): "are is"}, ("number",)),
+    ),
+)
+MASKS = [np.array(m) for m in itertools.product([False, True], repeat=SMALL.length) if any(m)]
+
+
+def whole_language(language: Grammar) -> tuple[np.ndarray, np.ndarray]:
+    """Every sentence with its probability, by the definition alone."""
+    ids = {word: i for i, word in enumerate(language.words)}
+    latent_values = list(itertools.product(*language.latents.values()))
+    sentences, probabilities = [], []
+    options = [sorted({*" ".join(p.choices.values()).split()}) for p in language.positions]
+    for words in itertools.product(*options):
+        total = 0.0
+        for values, prior in zip(latent_values, language.prior.reshape(-1), strict=True):
+            value = dict(zip(language.latents, values, strict=True))
+            for word, position in zip(words, language.positions, strict=True):
+                choice = position.choices[tuple(value[n] for n in position.latents)].split()
+                prior *= choice.count(word) / len(choice)
+            total += prior
+        if total > 0:
+            sentences.append([ids[word] for word in words])
+            probabilities.append(total)
+    return np.array(sentences), np.array(probabilities)
+
+
+SENTENCES, PROBABILITY = whole_language(SMALL)
+
+
+def group(columns: np.ndarray) -> dict[tuple, float]:
+    """Probability of each combination of words at some positions."""
+    out: dict[tuple, float] = {}
+    for words, probability in zip(map(tuple, columns), PROBABILITY, strict=True):
+        out[words] = out.get(words, 0.0) + probability
+    return out
+
+
+def bits(distribution) -> float:
+    return -sum(p * math.log2(p) for p in distribution if p > 0)
+
+
+def test_the_whole_language_has_probability_one():
+    assert math.isclose(PROBABILITY.sum(), 1)
+    np.testing.assert_allclose(np.exp(SMALL.log_probability(SENTENCES)), PROBABILITY)
+
+
+@pytest.mark.parametrize("is_masked", MASKS)
+def test_entropies_equal_brute_force(is_masked):
+    context = bits(group(SENTENCES[:, ~is_masked]).values())
+    joint = bits(PROBABILITY) - context
+    marginal = 0.0
+    for n in np.flatnonzero(is_masked):
+        is_kept = ~is_masked
+        is_kept[n] = True
+        marginal += bits(group(SENTENCES[:, is_kept]).values()) - context
+    assert math.isclose(SMALL.joint_entropy_bits(is_masked), joint, abs_tol=1e-9)
+    assert math.isclose(SMALL.marginal_entropy_bits(is_masked), marginal, abs_tol=1e-9)
+    total = SMALL.total_correlation_bits(is_masked)
+    assert math.isclose(total, marginal - joint, abs_tol=1e-9)
+    assert total > -1e-12
+
+
+@pytest.mark.parametrize("is_masked", MASKS)
+def test_predictions_equal_brute_force(is_masked):
+    masked = np.flatnonzero(is_masked)
+    for sentence in SENTENCES[::7]:
+        same = (SENTENCES[:, ~is_masked] == sentence[~is_masked]).all(axis=1)
+        weight = PROBABILITY[same] / PROBABILITY[same].sum()
+        want = np.zeros((len(masked), len(SMALL.words)))
+        for row, n in enumerate(masked):
+            np.add.at(want[row], SENTENCES[same][:, n], weight)
+        np.testing.assert_allclose(SMALL.marginals(sentence, is_masked), want, atol=1e-12)
+        joint = SMALL.joint(sentence, is_masked)
+        assert math.isclose(joint.entropy_bits, bits(weight), abs_tol=1e-9)
+
+
+@pytest.mark.parametrize("is_masked", MASKS)
+def test_marginals_are_sums_of_the_joint(is_masked):
+    sentence = SENTENCES[0]
+    joint = SMALL.joint(sentence, is_masked)
+    marginals = dict(
+        zip(np.flatnonzero(is_masked), SMALL.marginals(sentence, is_masked), strict=True)
+    )
+    assert math.isclose(joint.probability_C.sum(), 1)
+    assert sorted([*joint.positions_M, *joint.free]) == sorted(marginals)
+    for m, n in enumerate(joint.positions_M):
+        summed = np.bincount(
+            joint.word_ids_CM[:, m], weights=joint.probability_C, minlength=len(SMALL.words)
+        )
+        np.testing.assert_allclose(summed, marginals[n], atol=1e-12)
+    for n, probability in joint.free.items():
+        np.testing.assert_allclose(probability, marginals[n], atol=1e-12)
+
+
+@settings(max_examples=4)
+@given(st.lists(st.booleans(), min_size=22, max_size=22), st.integers(0, 21))
+def test_chain_rule(mask, n):
+    # H(masked | visible) = H(x_n | visible) + H(other masked | visible and x_n)
+    town = grammar("town")
+    is_masked = np.array(mask)
+    is_masked[n] = True
+    is_other = is_masked.copy()
+    is_other[n] = False
+    sentence_bits = town.joint_entropy_bits(np.ones(town.length))
+    visible_bits = sentence_bits - town.joint_entropy_bits(is_masked)
+    visible_and_n_bits = sentence_bits - town.joint_entropy_bits(is_other)
+    assert math.isclose(
+        town.joint_entropy_bits(is_masked),
+        visible_and_n_bits - visible_bits + town.joint_entropy_bits(is_other),
+        abs_tol=1e-9,
+    )
+    assert town.total_correlation_bits(is_masked) > -1e-9
+
+
+@pytest.mark.parametrize(
+    ("name", "marginal", "joint", "modes"),
+    [
+        ("pairs", 2, 1, 2),
+        ("pairs-of-four", 4, 3, 2),
+        ("fours", 4, 2, 4),
+        ("quartets", 2 * math.log2(12), 2 + 2 * math.log2(3), 4),
+    ],
+)
+def test_both_slots_masked_give_the_known_floors(name, marginal, joint, modes):
+    language = grammar(name)
+    is_masked = language.mask()
+    assert is_masked.sum() == 2
+    assert math.isclose(language.marginal_entropy_bits(is_masked), marginal, abs_tol=1e-9)
+    assert math.isclose(language.joint_entropy_bits(is_masked), joint, abs_tol=1e-9)
+    assert language.num_modes(language.sample(1, 0)[0], is_masked) == modes
+
+
+def test_one_visible_slot_settles_the_mood():
+    pairs = grammar("pairs")
+    first, second = pairs.slots
+    is_masked = pairs.mask((second,))
+    assert pairs.joint_entropy_bits(is_masked) == 0
+    assert pairs.num_modes(pairs.sample(1, 0)[0], is_masked) == 1
+    assert abs(first - second) > 3
+
+
+def test_free_words_add_their_own_bits_and_no_correlation():
+    pairs = grammar("pairs")
+    everything = np.ones(pairs.length, dtype=bool)
+    fillers = ~pairs.mask()
+    assert math.isclose(pairs.joint_entropy_bits(fillers), 4 * math.log2(3))
+    assert math.isclose(pairs.total_correlation_bits(everything), 1)
+    assert math.isclose(pairs.total_correlation_bits(fillers), 0, abs_tol=1e-12)
+
+
+def test_nothing_masked_leaves_nothing_open():
+    town = grammar("town")
+    nothing = np.zeros(town.length, dtype=bool)
+    assert town.joint_entropy_bits(nothing) == town.marginal_entropy_bits(nothing) == 0
+    assert town.marginals(town.sample(1, 0)[0], nothing).shape == (0, len(town.words))
+
+
+def test_town_is_a_language_of_some_size():
+    town = grammar("town")
+    assert len(town.words) >= 150
+    assert len(town.latents) == 4
+    assert len(town.slots) >= 4
+    assert town.total_correlation_bits(town.mask()) > 5
+    # All else hidden, subject and verb eight words later still agree in number: nearly a bit.
+    pair = np.isin(np.arange(town.length), (3, 11))
+    alone = [np.arange(town.length) == n for n in (3, 11)]
+    sentence_bits = town.joint_entropy_bits(np.ones(town.length))
+    pair_bits, *alone_bits = (
+        sentence_bits - town.joint_entropy_bits(~is_kept) for is_kept in (pair, *alone)
+    )
+    assert 0.9 < sum(alone_bits) - pair_bits < 1.2
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_samples_have_the_stated_word_frequencies(name):
+    language = grammar(name)
+    num = 20_000
+    sentences = language.sample(num, seed=3)
+    everything = np.ones(language.length, dtype=bool)
+    for n, probability_V in enumerate(language.marginals(sentences[0], everything)):
+        count_V = np.bincount(sentences[:, n], minlength=len(language.words))
+        error_V = np.sqrt(num * probability_V * (1 - probability_V))
+        assert (np.abs(count_V - num * probability_V) <= 4 * error_V + 1e-6).all()
+
+
+@pytest.mark.parametrize("name", ["quartets", "town"])
+def test_entropies_equal_the_mean_over_samples(name):
+    language = grammar(name)
+    sentences = language.sample(20_000, seed=11)
+    rng = np.random.default_rng(5)
+    for is_masked in (language.mask(), rng.random(language.length) < 0.5):
+        joint = -language.log_conditional(sentences, is_masked) / math.log(2)
+        marginal = np.zeros(len(sentences))
+        log_context = language.log_probability(sentences, ~is_masked)
+        for n in np.flatnonzero(is_masked):
+            is_kept = ~is_masked
+            is_kept[n] = True
+            marginal -= (language.log_probability(sentences, is_kept) - log_context) / math.log(
+                2
+            )
+        for sample, exact in (
+            (joint, language.joint_entropy_bits(is_masked)),
+            (marginal, language.marginal_entropy_bits(is_masked)),
+        ):
+            error = sample.std() / math.sqrt(len(sample))
+            assert abs(sample.mean() - exact) <= 4 * error + 1e-9
+
+
+def test_sampled_pairs_have_the_stated_joint_frequencies():
+    num = 50_000
+    sentences = SMALL.sample(num, seed=1)
+    seen, counts = np.unique(sentences, axis=0, return_counts=True)
+    found = dict(zip(map(tuple, seen), counts, strict=True))
+    assert set(found) <= set(map(tuple, SENTENCES))
+    for words, probability in zip(map(tuple, SENTENCES), PROBABILITY, strict=True):
+        error = math.sqrt(num * probability * (1 - probability))
+        assert abs(found.get(words, 0) - num * probability) <= 4 * error
+
+
+def test_a_sample_is_a_function_of_its_seed():
+    town = grammar("town")
+    assert (town.sample(50, 7) == town.sample(50, 7)).all()
+    assert (town.sample(50, 7)[:20] == town.sample(20, 7)).all()
+    assert (town.sample(50, 7) != town.sample(50, 8)).any()
+    assert (town.sample(50, (7, 1)) != town.sample(50, (7, 0))).any()
+
+
+def test_what_stands_under_a_mask_is_not_read():
+    town = grammar("town")
+    sentence = town.sample(1, 0)[0]
+    is_masked = town.mask()
+    hidden = np.where(is_masked, 0, sentence)
+    assert (town.marginals(sentence, is_masked) == town.marginals(hidden, is_masked)).all()
+
+
+def test_an_impossible_sentence_is_told():
+    pairs = grammar("pairs")
+    nonsense = np.zeros((1, pairs.length), dtype=np.int64)
+    assert pairs.log_probability(nonsense)[0] == -np.inf
+    with pytest.raises(ValueError, match="no sentence of the grammar pairs"):
+        pairs.marginals(nonsense[0], pairs.mask())
+    with pytest.raises(ValueError, match="no sentence"):
+        pairs.log_conditional(nonsense, pairs.mask())
+    with pytest.raises(ValueError, match="want a mask of shape"):
+        pairs.joint_entropy_bits(np.ones(3))
+
+
+def test_a_prior_must_be_a_distribution_over_the_latents():
+    word = (Position({(): "a"}),)
+    with pytest.raises(ValueError, match="want a prior of shape"):
+        Grammar("bad", {"mood": ("a", "b")}, np.ones(3) / 3, word)
+    with pytest.raises(ValueError, match="not a distribution"):
+        Grammar("bad", {"mood": ("a", "b")}, np.ones(2), word)
+
+
+def test_an_unknown_grammar_offers_the_nearest():
+    with pytest.raises(UserError) as caught:
+        grammar("quartet")
+    assert str(caught.value) == "data.grammar is 'quartet'; did you mean quartets?"
+
+
+def test_sentences_read_as_english():
+    pairs = grammar("pairs")
+    sentence = pairs.sentence(pairs.sample(1, 0)[0])
+    assert sentence.startswith("the ") and len(sentence.split()) == pairs.length
