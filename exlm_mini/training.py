@@ -14,7 +14,7 @@ import math
 import platform
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -477,8 +477,3 @@ class Trainer:
         if state["evaluation"]:
             self.evaluation = Evaluation(**state["evaluation"])
         return checkpoint.step
-
-
-def single_objective(config: RunConfig, objective: str) -> RunConfig:
-    """The same settings for one objective of ``mlm+exlm``."""
-    return replace(config, objective=objective)

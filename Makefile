@@ -1,0 +1,80 @@
+# `make` alone lists the targets. Options go behind them: make pretrain ARGS="--train.steps 50",
+# make setup PYTHON=python3.12, make setup TORCH=cpu (PyTorch without CUDA: smaller by gigabytes).
+PYTHON ?= python3
+ARGS ?=
+WORKERS ?= 2
+PY := .venv/bin/python
+EXTRAS := text,chem,train,book,test
+TORCH_PIN = $(shell sed -n s/^torch==//p requirements.lock)
+
+ifeq ($(TORCH),cpu)
+# pip then finds 2.13.0+cpu beside 2.13.0 and prefers it.
+export PIP_EXTRA_INDEX_URL := $(strip $(PIP_EXTRA_INDEX_URL) https://download.pytorch.org/whl/cpu)
+endif
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help setup pretrain test test-slow check format lock clean
+
+help: ## list the targets
+	@sed -nE 's/^([a-z-]+):.*## /\1\t/p' Makefile | while IFS='	' read -r name text; do \
+		printf '  make %-10s %s\n' "$$name" "$$text"; done
+
+setup: .venv/.ready ## make .venv with everything pinned (once; the others do it by themselves)
+
+pretrain: .venv/.ready ## train a small ExLM on molecules; options in ARGS="--output DIR ..."
+	$(PY) -m exlm_mini.pretrain --recipe smiles-tiny $(ARGS)
+
+test: check ## lint and fast tests, without a GPU; options for pytest in ARGS="..."
+	$(PY) -m pytest -n $(WORKERS) -m "not slow and not gpu" $(ARGS)
+
+# pytest ends with 5 when it finds no test.
+test-slow: .venv/.ready ## the tests marked slow
+	$(PY) -m pytest -n $(WORKERS) -m "slow and not gpu" $(ARGS) || [ $$? -eq 5 ]
+
+check: .venv/.ready ## lint and format check alone
+	$(PY) -m ruff check --quiet .
+	$(PY) -m ruff format --check --quiet .
+
+format: .venv/.ready ## rewrite the sources in the house format
+	$(PY) -m ruff check --quiet --fix .
+	$(PY) -m ruff format .
+
+# A file .partial stands for a set-up that did not finish: the next one starts from nothing.
+# A finished .venv is brought up to date in place when the lock or pyproject.toml changes.
+.venv/.ready: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "setup: '$(PYTHON)' is not Python 3.11 or newer; name one: make setup PYTHON=python3.12" >&2; exit 1; }
+	@package=$$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'); \
+	if ! $(PYTHON) -c 'import ensurepip' 2>/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "setup: this Python lacks ensurepip; installing $$package with apt-get"; \
+		(apt-get update && DEBIAN_FRONTEND=noninteractive \
+			apt-get install -y --no-install-recommends $$package) >/dev/null 2>&1; \
+	fi; \
+	$(PYTHON) -c 'import ensurepip' 2>/dev/null || { \
+		echo "setup: this Python lacks ensurepip; run: sudo apt-get install $$package" >&2; exit 1; }
+	@if [ -e .venv/.partial ] || \
+		! .venv/bin/python -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+		echo "setup: making .venv with $$($(PYTHON) --version)"; \
+		rm -rf .venv && mkdir .venv && touch .venv/.partial && $(PYTHON) -m venv .venv; \
+	fi
+	@touch .venv/.partial
+	@echo "setup: installing $$(grep -c == requirements.lock) pinned packages (minutes the first time, seconds later)"
+	@start=$$(date +%s) && $(PY) -m pip install -qq -r requirements.lock && \
+		$(PY) -m pip install -qq --no-deps --no-build-isolation -e . && \
+		echo "setup: done in $$(( $$(date +%s) - start )) s"
+	@mv .venv/.partial $@ && touch $@
+
+# Resolved for 3.11.0, because a package may refuse an early 3.11 such as Debian's 3.11.2.
+lock: ## write requirements.lock anew: newest releases allowed, by Python 3.11
+	@rm -rf build/lock && $(PYTHON) -m venv build/lock
+	build/lock/bin/pip install -qq --target build/lock/all --python-version 3.11.0 --only-binary :all: \
+		torch==$(TORCH_PIN) ".[$(EXTRAS)]"
+	@{ echo "# Every package of .[$(EXTRAS)], pinned. Made by: make lock"; \
+		build/lock/bin/pip freeze --path build/lock/all --all --exclude exlm-mini | \
+		sed -E -e 's/^(torch==[^+]*)\+.*/\1/' -e '/^(nvidia|triton|cuda)[-_a-z0-9]*==/d'; \
+	} > build/requirements.lock
+	@mv build/requirements.lock requirements.lock && rm -rf build *.egg-info
+
+clean: ## remove .venv, caches and build outputs; runs/ stays
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis book/_build
+	find exlm_mini tests -name __pycache__ -type d -prune -exec rm -rf {} +
