@@ -155,8 +155,9 @@ class ExLM(nn.Module):
 
 
 def _check_length(expanded: Expanded, max_positions: int) -> None:
-    T = expanded.token_ids_BT.shape[1]
-    if T > max_positions:
+    length = expanded.token_ids_BT.shape[1]
+    if length > max_positions:
         raise ValueError(
-            f"a row has {T} tokens after expansion, more than model.max_positions {max_positions}"
+            f"a row has {length} tokens after expansion, more than model.max_positions "
+            f"{max_positions}"
         )

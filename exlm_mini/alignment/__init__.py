@@ -107,7 +107,7 @@ def _check(
             raise ValueError(
                 f"want {name} int64 {(B,)}, got {count_B.dtype} {tuple(count_B.shape)}"
             )
-        if B and not (1 <= int(count_B.min()) and int(count_B.max()) <= largest):
+        if B and (int(count_B.min()) < 1 or int(count_B.max()) > largest):
             raise ValueError(f"{name} must lie in 1..{largest}, got {count_B.tolist()}")
 
 

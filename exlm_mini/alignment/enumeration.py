@@ -6,7 +6,7 @@ Shapes: B rows, M targets, L states. A row has comb(L - 2, M - 2) paths.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ def path_score(
 ) -> Tensor:
     """log P(Y, A): emissions along the path plus transitions between its states."""
     score = sum(log_emission_ML[i, u] for i, u in enumerate(path))
-    for v, u in zip(path, path[1:], strict=False):
+    for v, u in pairwise(path):
         score = score + log_transition_LL[v, u]
     return score
 

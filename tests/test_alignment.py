@@ -1,0 +1,497 @@
+"""Alignment: closed forms, enumeration, invariants, gradcheck, and every backend by the judge.
+
+Shapes: B rows, M targets, L states.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations, groupby, pairwise, product
+
+import pytest
+import torch
+from cases import (
+    CASES,
+    Graph,
+    all_ones_graph,
+    fill_padding,
+    is_padding,
+    judge,
+    likelihood_and_gradients,
+    random_graph,
+    tied_graph,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from exlm_mini import alignment
+from exlm_mini.alignment import BACKENDS, Backend, dag_log_likelihood, posteriors, viterbi
+from exlm_mini.alignment.ctc import run_log_likelihood
+
+JUDGED = [name for name in BACKENDS if name != "enumerate"]
+RAGGED = CASES["ragged"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nan_in_uninitialised_memory():
+    """torch.empty gives NaN, so that a number never written is seen."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def assert_near(ours: Tensor, theirs: Tensor, tolerance: float = 1e-9) -> None:
+    """Equal up to ``tolerance`` times the size of the numbers, -inf and all."""
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance, equal_nan=False)
+
+
+def all_paths(graph: Graph, b: int) -> dict[tuple[int, ...], float]:
+    """Every path of row b with its log-score, by the definition and plain Python."""
+    M, L = int(graph.num_targets_B[b]), int(graph.num_states_B[b])
+    emission, transition = graph.log_emission_BML[b].tolist(), graph.log_transition_BLL[b]
+    transition = transition.tolist()
+    scored = {}
+    for path in combinations(range(L), M):
+        if path[0] == 0 and path[-1] == L - 1:
+            emitted = math.fsum(emission[i][u] for i, u in enumerate(path))
+            score = emitted + math.fsum(transition[v][u] for v, u in pairwise(path))
+            if score > -math.inf:
+                scored[path] = score
+    return scored
+
+
+def log_sum(scores: list[float]) -> float:
+    peak = max(scores, default=-math.inf)
+    if peak == -math.inf:
+        return peak
+    return peak + math.log(math.fsum(math.exp(score - peak) for score in scores))
+
+
+graphs = st.builds(
+    lambda seed, rows, density, scale: random_graph(
+        seed, [m for m, _ in rows], [num for _, num in rows], density, scale
+    ),
+    st.integers(0, 2**31),
+    st.lists(st.tuples(st.integers(1, 5), st.integers(1, 8)), min_size=1, max_size=3),
+    st.sampled_from([0.3, 0.7, 1.0]),
+    st.sampled_from([0.1, 2.0, 100.0]),
+)
+
+
+# ---- values ----
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_all_ones_graph_counts_its_paths(backend):
+    shapes = [(2, 2), (2, 9), (3, 9), (5, 9), (9, 9), (8, 9)]
+    graph = all_ones_graph([m for m, _ in shapes], [num for _, num in shapes])
+    counted = dag_log_likelihood(*graph, backend).exp()
+    expected = [float(math.comb(L - 2, M - 2)) for M, L in shapes]
+    assert_near(counted, torch.tensor(expected, dtype=torch.float64), 1e-12)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_enumeration_equals_the_definition(name):
+    graph, verdict = CASES[name], judge(name)
+    for b, total in enumerate(verdict.log_likelihood_B.tolist()):
+        expected = log_sum(list(all_paths(graph, b).values()))
+        assert total == expected or math.isclose(total, expected, rel_tol=1e-12, abs_tol=1e-12)
+
+
+@pytest.mark.parametrize("backend", JUDGED)
+@pytest.mark.parametrize("name", CASES)
+def test_backend_equals_enumeration(name, backend):
+    verdict = judge(name)
+    log_likelihood_B, *gradients = likelihood_and_gradients(CASES[name], backend)
+    assert_near(log_likelihood_B, verdict.log_likelihood_B)
+    assert_near(gradients[0], verdict.grad_emission_BML)
+    assert_near(gradients[1], verdict.grad_transition_BLL)
+
+
+@pytest.mark.parametrize("backend", JUDGED)
+@given(graph=graphs)
+@settings(max_examples=25)
+def test_backend_equals_enumeration_on_drawn_graphs(backend, graph):
+    ours = likelihood_and_gradients(graph, backend)
+    for number, expected in zip(
+        ours, likelihood_and_gradients(graph, "enumerate"), strict=True
+    ):
+        assert_near(number, expected)
+
+
+def test_the_cases_hold_what_their_names_say():
+    has_path = {name: (judge(name).log_likelihood_B != -torch.inf).tolist() for name in CASES}
+    assert has_path["one_target_many_states"] == [False, False, True]
+    assert has_path["more_targets_than_states"] == [False, True]
+    assert has_path["no_path_through_missing_edges"] == [False, False, True]
+    assert has_path["no_path_of_this_length"] == [False]
+    assert has_path["impossible_first_emission"] == [False, True]
+    assert has_path["impossible_last_emission"] == [True, False]
+    assert has_path["impossible_target"] == [False, True]
+    assert has_path["one_target_impossible"] == [False, True]
+    assert has_path["all_minus_infinity"] == [False]
+    assert all(has_path["ragged"]) and all(has_path["impossible_state"])
+    assert True in has_path["very_sparse"] and False in has_path["very_sparse"]
+    scores = list(all_paths(CASES["ties"], 0).values())
+    assert scores.count(max(scores)) > 1
+
+
+def test_the_order_of_states_matters():
+    graph = random_graph(21, [4], [6])
+    order = torch.tensor([0, 2, 1, 4, 3, 5])
+    # The same states and the same forward edges, two pairs of neighbours exchanged.
+    is_edge_LL = torch.ones(6, 6, dtype=torch.bool).triu(1)
+    moved_BLL = graph.log_transition_BLL[:, order][:, :, order]
+    moved = graph._replace(
+        log_emission_BML=graph.log_emission_BML[:, :, order],
+        log_transition_BLL=torch.where(is_edge_LL, moved_BLL, -torch.inf),
+    )
+    changed = dag_log_likelihood(*moved) - dag_log_likelihood(*graph)
+    assert changed.abs().item() > 1e-3
+
+
+# ---- gradients ----
+
+
+@pytest.mark.parametrize("backend", JUDGED)
+def test_gradients_equal_finite_differences(backend):
+    graph = random_graph(22, [4, 2, 1], [5, 4, 1], density=0.9)
+    is_edge_BLL = graph.log_transition_BLL != -torch.inf
+
+    def likelihood(log_emission_BML: Tensor, scores_BLL: Tensor) -> Tensor:
+        log_transition_BLL = torch.where(is_edge_BLL, scores_BLL, -torch.inf)
+        return dag_log_likelihood(log_emission_BML, log_transition_BLL, *graph[2:], backend)
+
+    scores_BLL = torch.where(is_edge_BLL, graph.log_transition_BLL, 0.0).requires_grad_()
+    assert likelihood(graph.log_emission_BML, scores_BLL).isfinite().all()
+    assert torch.autograd.gradcheck(
+        likelihood, (graph.log_emission_BML.clone().requires_grad_(), scores_BLL)
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("more_targets_than_states", [0]),
+        ("one_target_many_states", [0, 1]),
+        ("no_path_through_missing_edges", [0, 1]),
+        ("no_path_of_this_length", [0]),
+        ("impossible_first_emission", [0]),
+        ("impossible_last_emission", [1]),
+        ("impossible_target", [0]),
+        ("one_target_impossible", [0]),
+        ("all_minus_infinity", [0]),
+    ],
+)
+def test_no_path_is_minus_infinity_with_zero_gradient(name, rows, backend):
+    graph = CASES[name]
+    ones_B = torch.ones(len(graph.num_targets_B), dtype=torch.float64)
+    log_likelihood_B, *gradients = likelihood_and_gradients(graph, backend, ones_B)
+    for b in range(len(ones_B)):
+        if b in rows:
+            assert log_likelihood_B[b] == -torch.inf
+            assert not any(gradient[b].any() for gradient in gradients)
+        else:
+            assert log_likelihood_B[b].isfinite() and gradients[0][b].any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_incoming_gradients_scale_each_row(backend):
+    ones_B = torch.ones(5, dtype=torch.float64)
+    _, *plain = likelihood_and_gradients(RAGGED, backend, ones_B)
+    grad_B = torch.tensor([1.0, -2.0, 0.0, 1e3, -1e-3], dtype=torch.float64)
+    _, *weighted = likelihood_and_gradients(RAGGED, backend, grad_B)
+    for gradient, expected in zip(weighted, plain, strict=True):
+        assert_near(gradient, expected * grad_B[:, None, None], 1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_only_one_of_the_scores_may_want_a_gradient(backend):
+    _, *expected = likelihood_and_gradients(RAGGED, backend)
+    for which in (0, 1):
+        scores = [t.clone().requires_grad_(n == which) for n, t in enumerate(RAGGED[:2])]
+        dag_log_likelihood(*scores, *RAGGED[2:], backend).backward(
+            torch.tensor([1.5, -0.5, 0.0, 2.0, -1.0], dtype=torch.float64)
+        )
+        assert_near(scores[which].grad, expected[which])
+        assert scores[1 - which].grad is None
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_inputs_are_not_written_to(backend):
+    before = [t.clone() for t in RAGGED]
+    likelihood_and_gradients(RAGGED, backend)
+    posteriors(*RAGGED, backend)
+    viterbi(*RAGGED, backend)
+    assert all(torch.equal(t, old) for t, old in zip(RAGGED, before, strict=True))
+
+
+# ---- padding ----
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_do_not_depend_on_their_batch_mates(backend):
+    together = likelihood_and_gradients(RAGGED, backend, torch.ones(5, dtype=torch.float64))
+    path_BM, log_score_B = viterbi(*RAGGED, backend)
+    for b in range(5):
+        row = RAGGED.row(b)
+        M, L = row.log_emission_BML.shape[1:]
+        alone = likelihood_and_gradients(row, backend, torch.ones(1, dtype=torch.float64))
+        assert_near(together[0][b], alone[0][0], 1e-12)
+        assert_near(together[1][b, :M, :L], alone[1][0], 1e-12)
+        assert_near(together[2][b, :L, :L], alone[2][0], 1e-12)
+        path_1M, log_score_1 = viterbi(*row, backend)
+        assert path_BM[b].tolist() == path_1M[0].tolist() + [-1] * (5 - M)
+        assert_near(log_score_B[b], log_score_1[0], 1e-12)
+
+
+@pytest.mark.parametrize("value", [0.0, 1e4, -1e4, -math.inf, math.inf, math.nan])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_padding_is_never_read(backend, value):
+    graph = fill_padding(RAGGED, value)
+    expected = likelihood_and_gradients(RAGGED, backend)
+    for number, same in zip(likelihood_and_gradients(graph, backend), expected, strict=True):
+        assert_near(number, same, 1e-12)
+    for ours, same in zip(viterbi(*graph, backend), viterbi(*RAGGED, backend), strict=True):
+        assert_near(ours, same, 1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_padding_gets_no_gradient(backend):
+    _, *gradients = likelihood_and_gradients(RAGGED, backend)
+    for gradient, is_beyond in zip(gradients, is_padding(RAGGED), strict=True):
+        assert is_beyond.any() and not gradient[is_beyond].any()
+
+
+# ---- posteriors ----
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["ragged", "sparse", "huge_spread", "impossible_state"])
+def test_posteriors_equal_shares_of_enumerated_paths(name, backend):
+    graph = CASES[name]
+    state_BML, edge_BLL = posteriors(*graph, backend)
+    assert not state_BML.requires_grad and not edge_BLL.requires_grad
+    for b in range(len(state_BML)):
+        scored = all_paths(graph, b)
+        total = log_sum(list(scored.values()))
+        state_ML, edge_LL = torch.zeros_like(state_BML[b]), torch.zeros_like(edge_BLL[b])
+        for path, score in scored.items():
+            share = math.exp(score - total)
+            for i, u in enumerate(path):
+                state_ML[i, u] += share
+            for v, u in pairwise(path):
+                edge_LL[v, u] += share
+        assert_near(state_BML[b], state_ML)
+        assert_near(edge_BLL[b], edge_LL)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", CASES)
+def test_posteriors_sum_to_one_per_target(name, backend):
+    graph = CASES[name]
+    with torch.no_grad():  # they are gradients, and must not care
+        state_BML, edge_BLL = posteriors(*graph, backend)
+    has_path_B = judge(name).log_likelihood_B != -torch.inf
+    is_target_BM = torch.arange(state_BML.shape[1]) < graph.num_targets_B.unsqueeze(1)
+    is_expected_BM = (is_target_BM & has_path_B.unsqueeze(1)).double()
+    assert_near(state_BML.sum(2), is_expected_BM)
+    assert_near(edge_BLL.sum((1, 2)), (graph.num_targets_B - 1) * has_path_B.double())
+    assert (state_BML >= 0).all() and (edge_BLL >= 0).all()
+    # A state is entered by edges for all targets but the first, and left again.
+    assert_near(edge_BLL.sum(1), state_BML[:, 1:].sum(1))
+    is_inner_BM = torch.arange(state_BML.shape[1]) < (graph.num_targets_B - 1).unsqueeze(1)
+    assert_near(edge_BLL.sum(2), (state_BML * is_inner_BM.unsqueeze(2)).sum(1))
+
+
+# ---- float32 ----
+
+
+def plain_log_likelihood(
+    log_emission_BML: Tensor, log_transition_BLL: Tensor, num_targets_B: Tensor, _: Tensor
+) -> Tensor:
+    """Appendix H with plain PyTorch and autograd, full rows only: a yardstick for rounding."""
+    _, M, L = log_emission_BML.shape
+    log_f_BL = log_emission_BML[:, 0].masked_fill(torch.arange(L) > 0, -torch.inf)
+    for i in range(1, M):
+        step_BLL = log_f_BL.unsqueeze(2) + log_transition_BLL
+        is_dead_BL = (step_BLL == -torch.inf).all(1)
+        total_BL = step_BLL.masked_fill(is_dead_BL.unsqueeze(1), 0.0).logsumexp(1)
+        log_f_BL = log_emission_BML[:, i] + total_BL.masked_fill(is_dead_BL, -torch.inf)
+    return log_f_BL[:, -1]
+
+
+@pytest.mark.parametrize("scale", [0.1, 3.0])
+def test_float32_is_as_exact_as_plain_pytorch_at_the_size_of_the_paper(scale):
+    exact = random_graph(23, [77, 77], [308, 308], scale=scale)
+    single = exact.to(torch.float32)
+    ones_B = torch.ones(2)
+    truth = likelihood_and_gradients(exact, "vectorized", ones_B.double())
+    ours = likelihood_and_gradients(single, "vectorized", ones_B)
+    scores = [t.clone().requires_grad_() for t in single[:2]]
+    plain_B = plain_log_likelihood(*scores, *single[2:])
+    plain = (plain_B.detach(), *torch.autograd.grad(plain_B.sum(), scores))
+    for name, true, our, their in zip(
+        ("value", "emission", "transition"), truth, ours, plain, strict=True
+    ):
+        assert our.dtype == torch.float32
+        error, allowed = ((x - true).abs().max() for x in (our, their))
+        # One rounding of the value itself is not an error to be halved.
+        assert error <= 2 * allowed + 1e-6 * true.abs().max(), (name, error, allowed)
+    state_BML, edge_BLL = posteriors(*single)
+    assert (state_BML.sum(2) - 1).abs().max() < 1e-5
+    assert (edge_BLL.sum((1, 2)) - 76).abs().max() < 76e-5
+
+
+# ---- viterbi ----
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", CASES)
+def test_viterbi_finds_the_best_path(name, backend):
+    graph = CASES[name]
+    path_BM, log_score_B = viterbi(*graph, backend)
+    for b, path in enumerate(path_BM.tolist()):
+        scored = all_paths(graph, b)
+        M = int(graph.num_targets_B[b])
+        assert set(path[M:]) <= {-1}
+        if not scored:
+            assert set(path) == {-1} and log_score_B[b] == -torch.inf
+            continue
+        best = max(scored.values())
+        assert math.isclose(log_score_B[b], best, rel_tol=1e-12, abs_tol=1e-9)
+        assert math.isclose(scored[tuple(path[:M])], best, rel_tol=1e-12, abs_tol=1e-9)
+
+
+@pytest.mark.parametrize("backend", JUDGED)
+@pytest.mark.parametrize("name", CASES)
+def test_viterbi_paths_equal_the_judges(name, backend):
+    path_BM, log_score_B = viterbi(*CASES[name], backend)
+    assert torch.equal(path_BM, judge(name).path_BM)
+    assert_near(log_score_B, judge(name).log_score_B, 1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@given(seed=st.integers(0, 2**31), M=st.integers(2, 5), L=st.integers(3, 8))
+@settings(max_examples=25)
+def test_among_equal_paths_the_earliest_states_from_the_end_win(backend, seed, M, L):
+    graph = tied_graph(seed, [M], [L])
+    path_BM, _ = viterbi(*graph, backend)
+    scored = all_paths(graph, 0)
+    best = [path for path, score in scored.items() if score == max(scored.values())]
+    expected = min((path[::-1] for path in best), default=(-1,) * M)
+    assert tuple(path_BM[0].tolist()) == expected[::-1]
+
+
+@given(graph=graphs)
+@settings(max_examples=25)
+def test_the_best_path_is_at_most_as_likely_as_all_of_them(graph):
+    _, log_score_B = viterbi(*graph)
+    log_likelihood_B = dag_log_likelihood(*graph)
+    for b, (score, total) in enumerate(
+        zip(log_score_B.tolist(), log_likelihood_B.tolist(), strict=True)
+    ):
+        num_paths = len(all_paths(graph, b))
+        if num_paths == 0:
+            assert score == total == -math.inf
+            continue
+        # And it is at least as likely as they are on average.
+        rounding = 1e-9 * (1 + abs(total))
+        assert total - math.log(num_paths) - rounding <= score <= total + rounding
+
+
+def test_viterbi_needs_no_gradient_and_gives_none():
+    scores = [t.clone().requires_grad_() for t in RAGGED[:2]]
+    for backend in BACKENDS:
+        _, log_score_B = viterbi(*scores, *RAGGED[2:], backend)
+        assert not log_score_B.requires_grad
+
+
+# ---- the table of backends ----
+
+
+def test_a_backend_cannot_be_registered_twice(monkeypatch):
+    monkeypatch.setattr(alignment, "BACKENDS", dict(BACKENDS))
+    with pytest.raises(ValueError, match="'naive' is registered already"):
+        alignment.register("naive", BACKENDS["vectorized"])
+    assert alignment.BACKENDS["naive"] is BACKENDS["naive"]
+
+
+def test_a_registered_backend_is_used(monkeypatch):
+    monkeypatch.setattr(alignment, "BACKENDS", dict(BACKENDS))
+    seven = Backend(lambda e, t, m, n: torch.full((len(e),), 7.0), BACKENDS["naive"].viterbi)
+    alignment.register("seven", seven)
+    assert dag_log_likelihood(*RAGGED, "seven").tolist() == [7.0] * 5
+
+
+def test_an_unknown_backend_offers_the_nearest():
+    with pytest.raises(ValueError, match="'vectorised': did you mean vectorized"):
+        dag_log_likelihood(*RAGGED, "vectorised")
+    with pytest.raises(ValueError, match="'vectorised'"):
+        viterbi(*RAGGED, "vectorised")
+
+
+def test_auto_is_the_vectorized_backend():
+    assert torch.equal(dag_log_likelihood(*RAGGED), dag_log_likelihood(*RAGGED, "vectorized"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"log_emission_BML": torch.zeros(2, 3)}, ["(B, M, L)", "(2, 3)"]),
+        ({"log_transition_BLL": torch.zeros(2, 4, 4)}, ["(2, 5, 5)", "(2, 3, 5)", "(2, 4, 4)"]),
+        ({"log_transition_BLL": torch.zeros(2, 5, 5)}, ["float64", "float32"]),
+        ({"num_targets_B": torch.tensor([3])}, ["num_targets_B", "(2,)", "(1,)"]),
+        ({"num_states_B": torch.tensor([5.0, 5.0])}, ["num_states_B", "int64", "float32"]),
+        ({"num_targets_B": torch.tensor([3, 4])}, ["num_targets_B", "1..3", "[3, 4]"]),
+        ({"num_targets_B": torch.tensor([0, 3])}, ["num_targets_B", "1..3", "[0, 3]"]),
+        ({"num_states_B": torch.tensor([5, 6])}, ["num_states_B", "1..5", "[5, 6]"]),
+    ],
+)
+@pytest.mark.parametrize("function", [dag_log_likelihood, posteriors, viterbi])
+def test_arguments_that_do_not_fit_are_named(function, changed, words):
+    graph = random_graph(24, [3, 3], [5, 5])._replace(**changed)
+    with pytest.raises(ValueError) as caught:
+        function(*graph)
+    for word in words:
+        assert word in str(caught.value)
+
+
+# ---- without transitions ----
+
+
+def spells(labels: tuple[int, ...]) -> list[int]:
+    """CTC's reading of labels: merge neighbours, then drop blanks (0)."""
+    return [label for label, _ in groupby(labels) if label != 0]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_ctc_equals_the_sum_over_labelings(k):
+    rng = torch.Generator().manual_seed(k)
+    # Probabilities of blank, of the target (1) and of another token (2) at each state.
+    log_label_BMk3 = torch.randn(2, 3, k, 3, generator=rng, dtype=torch.float64).log_softmax(-1)
+    total_BM = torch.zeros(2, 3, dtype=torch.float64)
+    for labels in product(range(3), repeat=k):
+        if spells(labels) == [1]:
+            steps = [log_label_BMk3[..., place, label] for place, label in enumerate(labels)]
+            total_BM += torch.stack(steps).sum(0).exp()
+    ours_BM = run_log_likelihood(log_label_BMk3[..., 1], log_label_BMk3[..., 0])
+    assert_near(ours_BM, total_BM.log(), 1e-12)
+
+
+def test_ctc_gradients_equal_finite_differences():
+    rng = torch.Generator().manual_seed(0)
+    scores = [
+        torch.randn(2, 2, 4, generator=rng, dtype=torch.float64).requires_grad_()
+        for _ in range(2)
+    ]
+    assert torch.autograd.gradcheck(run_log_likelihood, scores)
+
+
+def test_ctc_stands_huge_scores():
+    log_target_BMk = torch.tensor([[[-1e4, -1.0, -1e4]]], dtype=torch.float64)
+    log_blank_BMk = torch.tensor([[[-2.0, -1e4, -3.0]]], dtype=torch.float64)
+    ours_BM = run_log_likelihood(log_target_BMk, log_blank_BMk)
+    assert_near(ours_BM, torch.tensor([[-6.0]], dtype=torch.float64))

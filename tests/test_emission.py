@@ -1,0 +1,244 @@
+"""Emission: equal to a gather from log_softmax, in value and in every gradient.
+
+Shapes: B rows, L states, M targets, S any number of states, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from exlm_mini import emission
+from exlm_mini.alignment import dag_log_likelihood, posteriors
+from exlm_mini.config import ModelConfig
+from exlm_mini.emission import VocabularyHead, log_sum_exp_logits
+from exlm_mini.encoder import initialise
+
+B, L, M, D, V = 2, 5, 3, 8, 13
+CHUNKS = [None, 1, 3, 5, 7, 10, 100]  # of B * L = 10 states: dividing it, not, and beyond
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nan_in_uninitialised_memory():
+    """torch.empty gives NaN, so that a number never written is seen."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    rng = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=rng, dtype=torch.float64).to(dtype).requires_grad_()
+
+
+def make_head(chunk: int | None, std: float = 0.5) -> VocabularyHead:
+    torch.manual_seed(0)
+    kind = {} if chunk is None else {"emission": "chunked", "emission_chunk": chunk}
+    head = VocabularyHead(ModelConfig(width=D, num_heads=2, **kind), V).double()
+    initialise(head, std)
+    for bias in (head.bias, head.dense.bias, head.norm.bias):
+        torch.nn.init.normal_(bias, std=std)
+    return head
+
+
+def make_targets() -> Tensor:
+    return torch.tensor([[1, 12, 4], [7, 7, 0]])
+
+
+def gather_targets(logits_BLV: Tensor, target_ids_BM: Tensor) -> Tensor:
+    """log_emission_BML from logits, the plain way."""
+    index_BLM = target_ids_BM.unsqueeze(1).expand(-1, logits_BLV.shape[1], -1)
+    return logits_BLV.log_softmax(-1).gather(2, index_BLM).transpose(1, 2)
+
+
+def gradients(value: Tensor, inputs: list[Tensor], seed: int = 9) -> list[Tensor]:
+    """Gradients of a random weighting of ``value``."""
+    weight = drawn(*value.shape, seed=seed, dtype=value.dtype).detach()
+    return list(torch.autograd.grad((value * weight).sum(), inputs))
+
+
+def assert_same(ours: Tensor, theirs: Tensor, tolerance: float = 1e-12) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
+
+
+# ---- log-sum-exp ----
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_log_sum_exp_equals_plain_autograd(chunk):
+    inputs = [drawn(10, D), drawn(V, D, seed=1), drawn(V, seed=2)]
+    ours_S = log_sum_exp_logits(*inputs, chunk)
+    plain_S = F.linear(*inputs).logsumexp(1)
+    assert_same(ours_S, plain_S)
+    for ours, theirs in zip(gradients(ours_S, inputs), gradients(plain_S, inputs), strict=True):
+        assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("chunk", [None, 2, 3])
+def test_log_sum_exp_gradients_equal_finite_differences(chunk):
+    inputs = (drawn(5, 3), drawn(4, 3, seed=1), drawn(4, seed=2))
+    assert torch.autograd.gradcheck(lambda *x: log_sum_exp_logits(*x, chunk), inputs)
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_backward_may_run_twice(chunk):
+    inputs = [drawn(10, D), drawn(V, D, seed=1), drawn(V, seed=2)]
+    total = log_sum_exp_logits(*inputs, chunk).sum()
+    first = torch.autograd.grad(total, inputs, retain_graph=True)
+    second = torch.autograd.grad(total, inputs)
+    for once, twice in zip(first, second, strict=True):
+        assert torch.equal(once, twice)
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_second_derivatives_are_refused_not_wrong(chunk):
+    inputs = [drawn(4, D), drawn(V, D, seed=1), drawn(V, seed=2)]
+    (first,) = torch.autograd.grad(
+        log_sum_exp_logits(*inputs, chunk).sum(), inputs[:1], create_graph=True
+    )
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(first.sum(), inputs[:1])
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_huge_logits_stay_finite(chunk):
+    inputs = [drawn(6, D), drawn(V, D, seed=1), drawn(V, seed=2)]
+    scaled = [1e4 * inputs[0], *inputs[1:]]
+    ours_S = log_sum_exp_logits(*scaled, chunk)
+    assert_same(ours_S, F.linear(*scaled).logsumexp(1), 1e-9)
+    assert all(gradient.isfinite().all() for gradient in gradients(ours_S, inputs))
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_inputs_are_not_written_to(chunk):
+    inputs = [drawn(6, D), drawn(V, D, seed=1), drawn(V, seed=2)]
+    before = [t.detach().clone() for t in inputs]
+    gradients(log_sum_exp_logits(*inputs, chunk), inputs)
+    assert all(torch.equal(t, old) for t, old in zip(inputs, before, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_log_sum_exp_is_at_least_float32(chunk, dtype):
+    inputs = [drawn(6, D, dtype=dtype), drawn(V, D, seed=1, dtype=dtype)]
+    inputs.append(drawn(V, seed=2, dtype=dtype))
+    ours_S = log_sum_exp_logits(*inputs, chunk)
+    assert ours_S.dtype == torch.float32
+    exact_S = F.linear(*(t.double() for t in inputs)).logsumexp(1)
+    assert (ours_S - exact_S).abs().max() < 8 * torch.finfo(dtype).eps * (
+        1 + exact_S.abs().max()
+    )
+    for gradient, tensor in zip(gradients(ours_S, inputs), inputs, strict=True):
+        assert gradient.dtype == tensor.dtype and gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_no_states_are_no_problem(chunk):
+    inputs = [drawn(0, D), drawn(V, D, seed=1), drawn(V, seed=2)]
+    ours_S = log_sum_exp_logits(*inputs, chunk)
+    assert ours_S.shape == (0,)
+    assert not any(gradient.any() for gradient in gradients(ours_S, inputs))
+
+
+# ---- log-probabilities of targets ----
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_log_emission_equals_a_gather_from_log_softmax(chunk):
+    head = make_head(chunk)
+    state_BLD, embedding_VD = drawn(B, L, D), drawn(V, D, seed=1)
+    target_ids_BM = make_targets()
+    ours_BML = head.log_emission(state_BLD, embedding_VD, target_ids_BM)
+    plain_BML = gather_targets(head.logits(state_BLD, embedding_VD), target_ids_BM)
+    assert ours_BML.shape == (B, M, L)
+    assert_same(ours_BML, plain_BML)
+    inputs = [state_BLD, embedding_VD, *head.parameters()]
+    for ours, theirs in zip(
+        gradients(ours_BML, inputs), gradients(plain_BML, inputs), strict=True
+    ):
+        assert theirs.any()
+        assert_same(ours, theirs, 1e-11)
+
+
+def test_the_head_is_dense_gelu_norm_and_the_tied_embedding():
+    head = make_head(None)
+    hidden_SD, embedding_VD = drawn(4, D), drawn(V, D, seed=1)
+    inner_SD = F.gelu(hidden_SD @ head.dense.weight.t() + head.dense.bias)
+    mean_S1, var_S1 = inner_SD.mean(1, keepdim=True), inner_SD.var(1, False, keepdim=True)
+    normed_SD = (inner_SD - mean_S1) / (var_S1 + head.norm.eps).sqrt()
+    normed_SD = normed_SD * head.norm.weight + head.norm.bias
+    assert_same(
+        head.logits(hidden_SD, embedding_VD), normed_SD @ embedding_VD.t() + head.bias, 1e-11
+    )
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_emissions_of_all_tokens_sum_to_one(chunk):
+    head = make_head(chunk)
+    everything_BV = torch.arange(V).expand(B, V)
+    log_emission_BVL = head.log_emission(drawn(B, L, D), drawn(V, D, seed=1), everything_BV)
+    assert_same(log_emission_BVL.exp().sum(1), torch.ones(B, L, dtype=torch.float64))
+
+
+def make_graph_scores() -> tuple[Tensor, Tensor, Tensor]:
+    """Transitions, numbers of targets and of states that fit the shapes above."""
+    is_edge_LL = torch.ones(L, L, dtype=torch.bool).triu(1)
+    scores_BLL = drawn(B, L, L, seed=5).detach().masked_fill(~is_edge_LL, -torch.inf)
+    log_transition_BLL = scores_BLL.log_softmax(2).nan_to_num(nan=-torch.inf)
+    return log_transition_BLL, torch.tensor([3, 2]), torch.tensor([5, 4])
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_a_state_sends_its_posterior_back_through_the_log_sum_exp(chunk, monkeypatch):
+    kept = []
+
+    def keeping(*arguments):
+        lse_S = log_sum_exp_logits(*arguments)
+        lse_S.retain_grad()
+        kept.append(lse_S)
+        return lse_S
+
+    monkeypatch.setattr(emission, "log_sum_exp_logits", keeping)
+    head = make_head(chunk)
+    log_emission_BML = head.log_emission(drawn(B, L, D), drawn(V, D, seed=1), make_targets())
+    rest = make_graph_scores()
+    dag_log_likelihood(log_emission_BML, *rest).sum().backward()
+    state_BML, _ = posteriors(log_emission_BML, *rest)
+    assert len(kept) == 1
+    assert_same(kept[0].grad.view(B, L), -state_BML.sum(1))
+
+
+@pytest.mark.parametrize("chunk", [None, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_bfloat16_autocast_is_as_exact_as_plain_pytorch(chunk, seed):
+    """Error at most twice that of plain PyTorch at the same precision, value and gradients."""
+    big_V, big_D, num = 200, 64, 12
+    torch.manual_seed(seed)
+    kind = {} if chunk is None else {"emission": "chunked", "emission_chunk": chunk}
+    head = VocabularyHead(ModelConfig(width=big_D, num_heads=2, **kind), big_V)
+    initialise(head, 0.2)
+    torch.nn.init.normal_(head.bias, std=0.2)
+    state_BLD = drawn(B, num, big_D, seed=seed, dtype=torch.float32)
+    embedding_VD = (0.3 * drawn(big_V, big_D, seed=seed + 10, dtype=torch.float32)).detach()
+    embedding_VD.requires_grad_()
+    target_ids_BM = torch.randint(big_V, (B, M))
+    inputs = [state_BLD, embedding_VD, *head.parameters()]
+
+    def measure(value_BML: Tensor) -> list[Tensor]:
+        assert value_BML.isfinite().all()
+        return [value_BML.detach(), *gradients(value_BML.float(), inputs)]
+
+    plain = measure(gather_targets(head.logits(state_BLD, embedding_VD), target_ids_BM))
+    with torch.autocast("cpu", torch.bfloat16):
+        low_BML = head.log_emission(state_BLD, embedding_VD, target_ids_BM)
+        plain_low_BLV = head.logits(state_BLD, embedding_VD)
+    assert low_BML.dtype == torch.float32 and plain_low_BLV.dtype == torch.bfloat16
+    ours = measure(low_BML)
+    theirs = measure(gather_targets(plain_low_BLV.float(), target_ids_BM))
+    for exact, our, their in zip(plain, ours, theirs, strict=True):
+        assert our.isfinite().all()
+        error, allowed = ((x.double() - exact.double()).norm() for x in (our, their))
+        assert allowed > 0  # it is really low precision
+        assert error <= 2 * allowed

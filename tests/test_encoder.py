@@ -1,0 +1,248 @@
+"""The encoder: against the formulas written out, and what its output may depend on.
+
+Shapes: B rows, T tokens, D width, H heads, d head size.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from exlm_mini.config import ModelConfig
+from exlm_mini.encoder import Encoder, SelfAttention, initialise
+from exlm_mini.rope import rotate, rotation_1d, rotation_2d
+
+VOCAB_SIZE, PAD = 20, 0
+SMALL = ModelConfig(
+    num_layers=2, width=16, ffn_width=24, num_heads=2, dropout=0.0, attention_dropout=0.0
+)
+
+
+def make_encoder(std: float = 0.3, seed: int = 0, **changes) -> Encoder:
+    """A float64 encoder whose weights are large enough for everything to matter."""
+    torch.manual_seed(seed)
+    encoder = Encoder(ModelConfig(**{**vars(SMALL), **changes}), VOCAB_SIZE, PAD).double()
+    initialise(encoder, std)
+    for module in encoder.modules():  # biases and norms, which start at 0 and 1, matter too
+        if isinstance(module, nn.Linear | nn.LayerNorm):
+            nn.init.normal_(module.bias, std=std)
+        if isinstance(module, nn.LayerNorm):
+            nn.init.normal_(module.weight, mean=1.0, std=std)
+    return encoder.eval()
+
+
+def make_batch() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Three expanded rows of 7, 4 and 6 tokens."""
+    token_ids_BT = torch.tensor(
+        [[1, 5, 5, 7, 5, 5, 2], [1, 8, 9, 2, 0, 0, 0], [1, 5, 5, 5, 9, 2, 0]]
+    )
+    position_BT = torch.tensor(
+        [[0, 1, 1, 2, 3, 3, 4], [0, 1, 2, 3, 0, 0, 0], [0, 1, 1, 1, 2, 3, 0]]
+    )
+    clone_BT = torch.tensor(
+        [[0, 1, 2, 0, 1, 2, 0], [0, 0, 0, 0, 0, 0, 0], [0, 1, 2, 3, 0, 0, 0]]
+    )
+    return token_ids_BT, position_BT, clone_BT, token_ids_BT != PAD
+
+
+def attention_by_hand(
+    attention: SelfAttention, x_BTD: Tensor, rotation, is_real_BT: Tensor
+) -> Tensor:
+    """softmax(q kᵀ / sqrt(d)) v, head by head and row by row."""
+    query_BTD, key_BTD, value_BTD = attention.query_key_value(x_BTD).chunk(3, dim=-1)
+    d = x_BTD.shape[-1] // attention.num_heads
+    out_BTD = torch.zeros_like(x_BTD)
+    for h in range(attention.num_heads):
+        part = slice(h * d, (h + 1) * d)
+        query_BTd, key_BTd = (
+            rotate(t[..., part].unsqueeze(1), rotation).squeeze(1) for t in (query_BTD, key_BTD)
+        )
+        for b in range(len(x_BTD)):
+            real_T = is_real_BT[b]
+            score_TT = query_BTd[b] @ key_BTd[b, real_T].t() / math.sqrt(d)
+            weight_TT = score_TT.exp() / score_TT.exp().sum(1, keepdim=True)
+            out_BTD[b, :, part] = weight_TT @ value_BTD[b, real_T][:, part]
+    return attention.output(out_BTD)
+
+
+def encoder_by_hand(encoder: Encoder, *inputs: Tensor) -> Tensor:
+    token_ids_BT, position_BT, clone_BT, is_real_BT = inputs
+    rotation = rotation_2d(position_BT, clone_BT, encoder.head_dim, torch.float64)
+    x_BTD = encoder.embedding.weight[token_ids_BT]
+    for layer in encoder.layers:
+        x_BTD = x_BTD + attention_by_hand(
+            layer.attention, layer.attention_norm(x_BTD), rotation, is_real_BT
+        )
+        x_BTD = x_BTD + layer.ffn_out(F.gelu(layer.ffn_in(layer.ffn_norm(x_BTD))))
+    return encoder.final_norm(x_BTD)
+
+
+def assert_same(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
+
+
+def test_attention_equals_a_softmax_written_out():
+    layer = make_encoder().layers[0].attention
+    _, position_BT, clone_BT, is_real_BT = make_batch()
+    x_BTD = torch.randn(3, 7, 16, generator=torch.Generator().manual_seed(0)).double()
+    rotation = rotation_2d(position_BT, clone_BT, 8, torch.float64)
+    ours = layer(x_BTD, rotation, is_real_BT[:, None, None, :])
+    assert_same(ours, attention_by_hand(layer, x_BTD, rotation, is_real_BT))
+    everything_BT = torch.ones_like(is_real_BT)
+    expected = attention_by_hand(layer, x_BTD, rotation, everything_BT)
+    assert_same(layer(x_BTD, rotation, None), expected)
+
+
+def test_encoder_equals_its_formula():
+    encoder, inputs = make_encoder(), make_batch()
+    real_BT = inputs[-1]
+    assert_same(encoder(*inputs)[real_BT], encoder_by_hand(encoder, *inputs)[real_BT])
+
+
+@pytest.mark.parametrize("rope", ["2d", "1d"])
+def test_padding_changes_nothing(rope):
+    encoder = make_encoder(rope=rope)
+    inputs = make_batch()
+    hidden_BTD = encoder(*inputs)
+    for b, length in enumerate(inputs[-1].sum(1).tolist()):
+        alone_1TD = encoder(*(t[b : b + 1, :length] for t in inputs))
+        assert_same(hidden_BTD[b, :length], alone_1TD[0])
+    # Whatever the padding holds.
+    garbage = [t.masked_fill(~inputs[-1], 9) for t in inputs[:-1]]
+    assert_same(encoder(*garbage, inputs[-1])[inputs[-1]], hidden_BTD[inputs[-1]])
+
+
+def test_rows_do_not_depend_on_their_batch_mates():
+    encoder = make_encoder()
+    inputs = make_batch()
+    hidden_BTD = encoder(*inputs)
+    changed = [t.clone() for t in inputs]
+    changed[0][1, 1:3] = torch.tensor([11, 12])
+    other_BTD = encoder(*changed)
+    assert torch.equal(other_BTD[[0, 2]], hidden_BTD[[0, 2]])
+    assert not torch.equal(other_BTD[1, :4], hidden_BTD[1, :4])
+
+
+def test_tokens_moved_together_with_their_positions_move_the_output():
+    encoder = make_encoder()
+    inputs = make_batch()
+    order_T = torch.tensor([3, 0, 6, 2, 5, 1, 4])
+    moved_BTD = encoder(*(t[:, order_T] for t in inputs))
+    expected_BTD = encoder(*inputs)[:, order_T]
+    real_BT = inputs[-1][:, order_T]
+    assert_same(moved_BTD[real_BT], expected_BTD[real_BT])
+
+
+def test_positions_and_clones_matter():
+    encoder = make_encoder()
+    token_ids_BT, position_BT, clone_BT, is_real_BT = make_batch()
+    hidden_BTD = encoder(token_ids_BT, position_BT, clone_BT, is_real_BT)
+    # Two clones of one mask differ in their clone index alone, and that is enough.
+    assert (hidden_BTD[0, 1] - hidden_BTD[0, 2]).abs().max() > 1e-3
+    same_clone_BTD = encoder(token_ids_BT, position_BT, 0 * clone_BT, is_real_BT)
+    assert_same(same_clone_BTD[0, 1], same_clone_BTD[0, 2])
+    spread_BTD = encoder(token_ids_BT, 2 * position_BT, clone_BT, is_real_BT)
+    assert (spread_BTD - hidden_BTD)[is_real_BT].abs().max() > 1e-3
+    # Only differences count: a shift of a whole row changes nothing.
+    shifted_BTD = encoder(token_ids_BT, position_BT + 100, clone_BT + 3, is_real_BT)
+    assert (shifted_BTD - hidden_BTD)[is_real_BT].abs().max() < 1e-9
+
+
+def test_one_dimensional_positions_are_places_in_the_expanded_row():
+    encoder = make_encoder(rope="1d")
+    token_ids_BT, position_BT, clone_BT, is_real_BT = make_batch()
+    hidden_BTD = encoder(token_ids_BT, position_BT, clone_BT, is_real_BT)
+    assert torch.equal(
+        hidden_BTD, encoder(token_ids_BT, 0 * position_BT, 0 * clone_BT, is_real_BT)
+    )
+    # In 2D one angle per token index; in 1D one per place, which tells clones apart.
+    place_BT = torch.arange(7).expand(3, 7)
+    layer = encoder.layers[0]
+    x_BTD = encoder.embedding(token_ids_BT)
+    rotation = rotation_1d(place_BT, 8, torch.float64)
+    expected_BTD = x_BTD + attention_by_hand(
+        layer.attention, layer.attention_norm(x_BTD), rotation, is_real_BT
+    )
+    expected_BTD = expected_BTD + layer.ffn_out(
+        F.gelu(layer.ffn_in(layer.ffn_norm(expected_BTD)))
+    )
+    ours_BTD = layer(x_BTD, rotation, is_real_BT[:, None, None, :])
+    assert_same(ours_BTD[is_real_BT], expected_BTD[is_real_BT])
+    shallow = make_encoder(rope="1d", num_layers=1)
+    x_BTD = shallow.embedding(token_ids_BT)
+    through_BTD = shallow.layers[0](x_BTD, rotation, is_real_BT[:, None, None, :])
+    assert_same(
+        shallow(token_ids_BT, position_BT, clone_BT, is_real_BT),
+        shallow.final_norm(through_BTD),
+    )
+
+
+def test_nothing_is_cached():
+    encoder = make_encoder()
+    encoder(*make_batch())
+    assert not list(encoder.buffers())
+    assert set(encoder.state_dict()) == {name for name, _ in encoder.named_parameters()}
+    # So a short row first, then a long one, is the long one alone.
+    inputs = make_batch()
+    encoder(*(t[:, :3] for t in inputs))
+    assert torch.equal(encoder(*inputs), make_encoder()(*inputs))
+
+
+@pytest.mark.parametrize("which", ["dropout", "attention_dropout", "activation_dropout"])
+def test_dropout_works_in_training_alone(which):
+    encoder = make_encoder(**{which: 0.5})
+    inputs, plain = make_batch(), make_encoder()
+    assert torch.equal(encoder(*inputs), plain(*inputs))
+    encoder.train()
+    assert not torch.allclose(encoder(*inputs), plain(*inputs))
+    torch.manual_seed(3)
+    first = encoder(*inputs)
+    torch.manual_seed(3)
+    assert torch.equal(encoder(*inputs), first)
+
+
+def test_padding_gets_no_gradient():
+    encoder = make_encoder()
+    token_ids_BT, *rest = make_batch()
+    hidden_BTD = encoder(token_ids_BT.masked_fill(token_ids_BT == PAD, 13), *rest)
+    (hidden_BTD[rest[-1]] ** 2).sum().backward()
+    assert not encoder.embedding.weight.grad[13].any()
+    assert encoder.embedding.weight.grad[5].any()
+    encoder.zero_grad()
+    (encoder(token_ids_BT, *rest) ** 2).sum().backward()
+    assert not encoder.embedding.weight.grad[PAD].any()
+
+
+@pytest.mark.parametrize("std", [0.02, 0.1])
+def test_initial_weights_have_the_stated_spread(std):
+    torch.manual_seed(0)
+    encoder = Encoder(ModelConfig(preset="tiny"), 500, pad=3)
+    initialise(encoder, std)
+    num_weights = 0
+    for name, parameter in encoder.named_parameters():
+        if "norm" in name:
+            assert (parameter == (1 if name.endswith("weight") else 0)).all()
+        elif name.endswith("bias"):
+            assert not parameter.any()
+        else:
+            weight = parameter.double()
+            if name == "embedding.weight":
+                assert not weight[3].any()
+                weight = torch.cat([weight[:3], weight[4:]])
+            n = weight.numel()
+            num_weights += n
+            assert abs(weight.mean()) < 4 * std / math.sqrt(n), name
+            assert abs(weight.std() - std) < 4 * std / math.sqrt(2 * n), name
+    assert num_weights > 100_000
+
+
+def test_float32_is_close_to_float64():
+    encoder, inputs = make_encoder(), make_batch()
+    exact_BTD = encoder(*inputs)
+    single_BTD = encoder.float()(*inputs)
+    assert single_BTD.dtype == torch.float32
+    assert (single_BTD - exact_BTD)[inputs[-1]].abs().max() < 1e-4

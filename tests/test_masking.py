@@ -1,0 +1,353 @@
+"""Masking: counter noise, counts, shares and independence, each within four standard errors.
+
+Shapes: B rows, N tokens of a row, k copies of a token. Noise is a function of counters, so a
+statistic that holds once holds always.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from exlm_mini.config import MaskingConfig, SpecialIds, UserError
+from exlm_mini.masking import (
+    Masker,
+    choose_fixed_count,
+    corrupted_share,
+    corrupted_share_moments,
+    counter_uniform,
+    num_masks,
+    repeat_tokens,
+)
+
+SPECIAL = SpecialIds()
+# Figure 4: copies, mask ratio, share of tokens that lose every copy.
+FIGURE_4 = [
+    (1, 0.0225, 0.0225), (1, 0.15, 0.15), (1, 0.387, 0.387), (1, 0.622, 0.622),
+    (1, 0.789, 0.789), (2, 0.15, 0.0225), (2, 0.387, 0.15), (2, 0.622, 0.387),
+    (2, 0.789, 0.622), (4, 0.387, 0.0225), (4, 0.622, 0.15), (4, 0.789, 0.387),
+    (8, 0.622, 0.0225), (8, 0.789, 0.15),
+]  # fmt: skip
+
+
+def rows(num_rows: int, num_tokens: int, pad_to: int | None = None) -> Tensor:
+    """[BOS], ordinary tokens with a [SEP] among them, [EOS] and perhaps padding."""
+    token_ids_BN = torch.full((num_rows, pad_to or num_tokens + 2), SPECIAL.pad)
+    token_ids_BN[:, 0] = SPECIAL.bos
+    token_ids_BN[:, 1 : num_tokens + 1] = 10 + torch.arange(num_tokens) % 50
+    token_ids_BN[:, 2] = SPECIAL.sep
+    token_ids_BN[:, num_tokens + 1] = SPECIAL.eos
+    return token_ids_BN
+
+
+def counters(num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Epoch 0 and samples 0, 1, 2, ..."""
+    return np.zeros(num_rows, dtype=np.int64), np.arange(num_rows)
+
+
+def within_four_sigma(found: float, mean: float, variance: float) -> bool:
+    return abs(found - mean) <= 4 * math.sqrt(variance) + 1e-12
+
+
+# ---- counter noise ----
+
+
+def test_noise_is_the_published_generator():
+    # First output of Vigna's splitmix64.c from state 0: 0xE220A8397B1DCDAF.
+    assert float(counter_uniform(0)) == (0xE220A8397B1DCDAF >> 11) * 2.0**-53
+
+
+def test_noise_is_uniform():
+    noise = counter_uniform(3, np.arange(400)[:, None], np.arange(500)).reshape(-1)
+    n = len(noise)
+    assert noise.min() >= 0 and noise.max() < 1
+    assert within_four_sigma(noise.mean(), 1 / 2, 1 / (12 * n))
+    assert within_four_sigma(((noise - 0.5) ** 2).mean(), 1 / 12, 1 / (180 * n))
+    count_K = np.bincount((noise * 100).astype(int), minlength=100)
+    chi_square = ((count_K - n / 100) ** 2 / (n / 100)).sum()
+    assert within_four_sigma(chi_square, 99, 2 * 99)
+    # The low bits are as random as the high ones.
+    low = (noise * 2.0**40) % 1
+    assert within_four_sigma(low.mean(), 1 / 2, 1 / (12 * n))
+
+
+@pytest.mark.parametrize("axis", range(4))
+def test_noise_of_neighbouring_counters_is_independent(axis):
+    grid = np.ix_(*[np.arange(20)] * 4)  # seed, epoch, sample, position
+    noise = counter_uniform(*grid)
+    left = noise.take(range(19), axis).reshape(-1)
+    right = noise.take(range(1, 20), axis).reshape(-1)
+    product = ((left - 0.5) * (right - 0.5)).mean()
+    assert within_four_sigma(product, 0, 1 / (144 * len(left)))
+    # Not only uncorrelated: the pairs fill the unit square evenly.
+    cells = (left * 16).astype(int) * 16 + (right * 16).astype(int)
+    count_K = np.bincount(cells, minlength=256)
+    chi_square = ((count_K - len(left) / 256) ** 2 / (len(left) / 256)).sum()
+    assert within_four_sigma(chi_square, 255, 2 * 255)
+
+
+def test_the_order_and_the_number_of_counters_matter():
+    assert float(counter_uniform(1, 2)) != float(counter_uniform(2, 1))
+    assert float(counter_uniform(1)) != float(counter_uniform(1, 0))
+    assert float(counter_uniform(0, 1)) != float(counter_uniform(1))
+    grid = counter_uniform(*np.ix_(np.arange(30), np.arange(30), np.arange(30)))
+    assert len(np.unique(grid)) == grid.size
+
+
+@given(*[st.integers(0, 2**63 - 1)] * 3)
+def test_noise_is_the_same_for_scalars_and_arrays(seed, sample, position):
+    alone = float(counter_uniform(seed, sample, position))
+    samples = np.array([[sample], [0]])
+    positions = np.array([7, position])
+    grid = counter_uniform(seed, samples, positions)
+    assert grid.shape == (2, 2) and grid.dtype == np.float64
+    assert grid[0, 1] == alone
+    assert counter_uniform(seed, np.int64(sample), np.uint64(position)).shape == ()
+
+
+# ---- a fixed number per row ----
+
+
+@pytest.mark.parametrize(("num_maskable", "mask_ratio"), [(30, 0.15), (126, 0.15), (10, 0.387)])
+def test_the_number_of_masks_is_the_expected_one_rounded_at_random(num_maskable, mask_ratio):
+    expected = mask_ratio * num_maskable
+    num_steps = 4000
+    found = torch.tensor(
+        [
+            int(num_masks(mask_ratio, torch.tensor([num_maskable]), seed=5, step=step))
+            for step in range(num_steps)
+        ]
+    )
+    assert set(found.tolist()) == {math.floor(expected), math.ceil(expected)}
+    share = expected - math.floor(expected)
+    variance = share * (1 - share) / num_steps
+    assert within_four_sigma(found.double().mean().item(), expected, variance)
+
+
+def test_a_whole_number_of_masks_is_never_rounded():
+    found = {int(num_masks(0.25, torch.tensor([20]), 0, step)) for step in range(500)}
+    assert found == {5}
+
+
+def test_all_rows_of_a_step_are_rounded_alike():
+    lengths_B = torch.tensor([30, 30, 30, 50, 50, 7])
+    seen = set()
+    for step in range(50):
+        count_B = num_masks(0.15, lengths_B, 1, step)
+        assert count_B[0] == count_B[1] == count_B[2] and count_B[3] == count_B[4]
+        expected_B = 0.15 * lengths_B
+        assert ((count_B == expected_B.floor()) | (count_B == expected_B.ceil())).all()
+        seen.add(tuple(count_B.tolist()))
+    assert len(seen) > 2
+    assert not torch.equal(
+        torch.stack([num_masks(0.15, lengths_B, 1, step) for step in range(50)]),
+        torch.stack([num_masks(0.15, lengths_B, 2, step) for step in range(50)]),
+    )
+
+
+def test_every_row_gets_a_mask_if_it_can():
+    for step in range(200):
+        count_B = num_masks(0.15, torch.tensor([0, 1, 2, 5]), 0, step)
+        assert count_B.tolist() == [0, 1, 1, 1]
+        assert int(num_masks(0.999, torch.tensor([3]), 0, step)) <= 3
+
+
+@pytest.mark.parametrize("strategy", ["fixed_count", "bernoulli"])
+@pytest.mark.parametrize("num_copies", [1, 3])
+def test_masks_hide_ordinary_tokens_alone(strategy, num_copies):
+    token_ids_BN = rows(40, 20, pad_to=30)
+    masker = Masker(MaskingConfig(0.6, strategy), SPECIAL, 0, num_copies)
+    masked_ids_BN, is_masked_BN, repeated_ids_BN = masker(token_ids_BN, *counters(40), step=0)
+    assert masked_ids_BN.dtype == repeated_ids_BN.dtype == torch.int64
+    assert is_masked_BN.dtype == torch.bool
+    assert torch.equal(repeated_ids_BN, repeat_tokens(token_ids_BN, num_copies))
+    hidden = set(repeated_ids_BN[is_masked_BN].tolist())
+    assert hidden.isdisjoint({SPECIAL.pad, SPECIAL.bos, SPECIAL.eos})
+    assert SPECIAL.sep in hidden
+    assert torch.equal(masked_ids_BN == SPECIAL.mask, is_masked_BN)
+    assert torch.equal(masked_ids_BN[~is_masked_BN], repeated_ids_BN[~is_masked_BN])
+
+
+def test_the_callers_batch_is_not_written_to():
+    token_ids_BN = rows(3, 20)
+    before = token_ids_BN.clone()
+    Masker(MaskingConfig(), SPECIAL, 0)(token_ids_BN, *counters(3), step=0)
+    assert torch.equal(token_ids_BN, before)
+
+
+def test_rows_of_one_length_have_one_number_of_masks():
+    masker = Masker(MaskingConfig(0.15), SPECIAL, 0)
+    numbers = set()
+    for step in range(20):
+        is_masked_BN = masker(rows(8, 30), *counters(8), step).is_masked_BN
+        assert is_masked_BN.sum(1).unique().numel() == 1
+        numbers.add(int(is_masked_BN[0].sum()))
+    assert numbers == {4, 5}
+
+
+def test_every_position_is_hidden_equally_often():
+    num_rows, num_tokens, p = 4000, 20, 0.25
+    is_masked_BN = Masker(MaskingConfig(p), SPECIAL, 2)(
+        rows(num_rows, num_tokens), *counters(num_rows), step=0
+    ).is_masked_BN
+    for share in is_masked_BN[:, 1:-1].double().mean(0).tolist():
+        assert within_four_sigma(share, p, p * (1 - p) / num_rows)
+    # Drawn without replacement: two positions share a row's 5 masks.
+    both = (is_masked_BN[:, 3] & is_masked_BN[:, 4]).double().mean().item()
+    expected = 5 / 20 * 4 / 19
+    assert within_four_sigma(both, expected, expected * (1 - expected) / num_rows)
+
+
+@given(st.data())
+def test_the_chosen_positions_have_the_smallest_noise(data):
+    N = data.draw(st.integers(1, 12))
+    is_maskable_N = data.draw(st.lists(st.booleans(), min_size=N, max_size=N))
+    seed = data.draw(st.integers(0, 1000))
+    count = data.draw(st.integers(0, sum(is_maskable_N)))
+    noise_N = counter_uniform(seed, np.arange(N))
+    chosen_1N = choose_fixed_count(
+        torch.from_numpy(noise_N)[None], torch.tensor([is_maskable_N]), torch.tensor([count])
+    )
+    ranked = sorted(n for n in range(N) if is_maskable_N[n])
+    ranked.sort(key=lambda n: noise_N[n])
+    assert set(chosen_1N[0].nonzero().flatten().tolist()) == set(ranked[:count])
+
+
+# ---- what masks depend on ----
+
+
+@pytest.mark.parametrize("strategy", ["fixed_count", "bernoulli"])
+@pytest.mark.parametrize("num_copies", [1, 2])
+def test_masks_do_not_depend_on_the_grouping_into_batches(strategy, num_copies):
+    masker = Masker(MaskingConfig(0.4, strategy), SPECIAL, 9, num_copies)
+    epoch_B, sample_B = np.array([0, 0, 1, 2, 2, 7]), np.array([4, 5, 4, 0, 1, 123456])
+    together = masker(rows(6, 20), epoch_B, sample_B, step=3)
+    for order in ([[5, 0, 2], [1], [4, 3]], [[b] for b in range(6)]):
+        for group in order:
+            # Padding to another length does not matter either.
+            part = masker(
+                rows(len(group), 20, pad_to=31), epoch_B[group], sample_B[group], step=3
+            )
+            for ours, whole in zip(part, together, strict=True):
+                assert torch.equal(ours[:, : whole.shape[1]], whole[group])
+            assert not part.is_masked_BN[:, together.is_masked_BN.shape[1] :].any()
+
+
+@pytest.mark.parametrize("strategy", ["fixed_count", "bernoulli"])
+def test_every_counter_changes_the_masks(strategy):
+    config = MaskingConfig(0.4, strategy)
+    token_ids_BN = rows(4, 30)
+
+    def masks(seed: int = 1, epoch: int = 0, first: int = 0) -> Tensor:
+        epoch_B, sample_B = np.full(4, epoch), first + np.arange(4)
+        return Masker(config, SPECIAL, seed)(token_ids_BN, epoch_B, sample_B, 0).is_masked_BN
+
+    assert torch.equal(masks(), masks())
+    for other in (masks(seed=2), masks(epoch=1), masks(first=4)):
+        assert not (other == masks()).all(1).any()
+    assert (masks()[1:] != masks()[:1]).any(1).all()
+
+
+# ---- independent draws and Repeated MLM ----
+
+
+@pytest.mark.parametrize("mask_ratio", [0.0225, 0.15, 0.789])
+def test_bernoulli_hides_the_stated_share(mask_ratio):
+    masker = Masker(MaskingConfig(mask_ratio, "bernoulli"), SPECIAL, 0)
+    is_masked_BN = masker(rows(500, 100), *counters(500), step=0).is_masked_BN[:, 1:-1]
+    variance = mask_ratio * (1 - mask_ratio)
+    share = is_masked_BN.double().mean().item()
+    assert within_four_sigma(share, mask_ratio, variance / 50_000)
+    # Independent, so the numbers per row spread like a binomial; 3 is the kurtosis, nearly.
+    spread = is_masked_BN.sum(1).double().var().item()
+    error = (100 * variance) ** 2 * (2 + (1 - 6 * variance) / (100 * variance)) / 500
+    assert within_four_sigma(spread, 100 * variance, error)
+
+
+def test_repeated_tokens_stand_beside_each_other():
+    token_ids_BN = torch.tensor([[1, 7, 2], [1, 8, 2]])
+    assert repeat_tokens(token_ids_BN, 2).tolist() == [[1, 1, 7, 7, 2, 2], [1, 1, 8, 8, 2, 2]]
+    assert torch.equal(repeat_tokens(token_ids_BN, 1), token_ids_BN)
+
+
+@pytest.mark.parametrize(("k", "p", "figure"), FIGURE_4)
+def test_the_share_of_lost_tokens_is_that_of_figure_4(k, p, figure):
+    N = 40_000
+    # Repeated MLM draws each copy by itself, whatever the strategy in the settings.
+    config = MaskingConfig(p, "bernoulli" if k == 1 else "fixed_count")
+    masker = Masker(config, SPECIAL, 4, num_copies=k)
+    is_masked_BN = masker(rows(400, 100), *counters(400), step=0).is_masked_BN
+    is_masked_Nk = is_masked_BN[:, k:-k].reshape(N, k)
+    mean, variance = corrupted_share_moments(p, k, N)
+    assert mean == pytest.approx(p**k) and variance == pytest.approx(p**k * (1 - p**k) / N)
+    assert abs(mean - figure) < 1e-3  # the figure's ratios are rounded themselves
+    assert within_four_sigma(corrupted_share(is_masked_Nk), mean, variance)
+    # The share of [MASK] in the input does not depend on k.
+    share = is_masked_Nk.double().mean().item()
+    assert within_four_sigma(share, p, p * (1 - p) / (N * k))
+
+
+def test_copies_of_a_token_are_masked_independently():
+    k, p, N = 3, 0.4, 40_000
+    masker = Masker(MaskingConfig(p), SPECIAL, 0, num_copies=k)
+    is_masked_BN = masker(rows(400, 100), *counters(400), step=0).is_masked_BN
+    is_masked_Nk = is_masked_BN[:, k:-k].reshape(N, k).double()
+    centred_Nk = is_masked_Nk - p
+    for first, second in ((0, 1), (1, 2), (0, 2)):
+        product = (centred_Nk[:, first] * centred_Nk[:, second]).mean().item()
+        assert within_four_sigma(product, 0, (p * (1 - p)) ** 2 / N)
+
+
+def test_the_moments_of_the_lost_share_hold_over_many_draws():
+    p, k, N, draws = 0.5, 2, 200, 2000
+    noise = counter_uniform(0, np.arange(draws)[:, None, None], np.arange(N)[:, None], [[0, 1]])
+    shares = [corrupted_share(torch.from_numpy(noise[d] < p)) for d in range(draws)]
+    mean, variance = corrupted_share_moments(p, k, N)
+    assert within_four_sigma(np.mean(shares), mean, variance / draws)
+    assert within_four_sigma(np.var(shares), variance, 2 * variance**2 / draws)
+
+
+def test_lost_means_every_copy_is_masked():
+    is_masked_Nk = torch.tensor([[1, 1], [1, 0], [0, 1], [0, 0]], dtype=torch.bool)
+    assert corrupted_share(is_masked_Nk) == 0.25
+    assert corrupted_share(is_masked_Nk[:, :1]) == 0.5
+
+
+# ---- slots and lengths ----
+
+
+def test_slots_are_masked_and_nothing_else():
+    masker = Masker(MaskingConfig(strategy="slots"), SPECIAL, 0, slots=(3, 5))
+    is_masked_BN = masker(rows(4, 8), *counters(4), step=0).is_masked_BN
+    expected_N = torch.zeros(10, dtype=torch.bool)
+    expected_N[[3, 5]] = True
+    assert torch.equal(is_masked_BN, expected_N.expand(4, 10))
+
+
+def test_slots_need_positions():
+    with pytest.raises(ValueError, match="'slots' needs the positions"):
+        Masker(MaskingConfig(strategy="slots"), SPECIAL, 0)
+    Masker(MaskingConfig(strategy="slots"), SPECIAL, 0, num_copies=2)  # Bernoulli, no slots
+
+
+def test_a_row_too_short_for_one_mask_is_refused():
+    masker = Masker(MaskingConfig(0.15), SPECIAL, 0)
+    with pytest.raises(UserError) as caught:
+        masker.check_row_length(8)
+    message = str(caught.value)
+    for part in ("data.block_length 8", "6 maskable", "masking.mask_ratio 0.15", "0.90"):
+        assert part in message
+    assert "\n" not in message
+    masker.check_row_length(9)
+    Masker(MaskingConfig(0.25), SPECIAL, 0).check_row_length(6)
+    with pytest.raises(UserError):
+        Masker(MaskingConfig(0.25), SPECIAL, 0).check_row_length(5)
+    # Independent draws promise no number of masks.
+    Masker(MaskingConfig(0.15, "bernoulli"), SPECIAL, 0).check_row_length(3)
+    Masker(MaskingConfig(0.15), SPECIAL, 0, num_copies=2).check_row_length(3)

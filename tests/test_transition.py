@@ -1,0 +1,362 @@
+"""Transitions: against the formulas written out, and mixtures against mixtures by hand.
+
+Shapes: B rows, L states, M targets, D width, H heads.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from exlm_mini.alignment import dag_log_likelihood
+from exlm_mini.config import ModelConfig, SpecialIds, UserError
+from exlm_mini.encoder import initialise
+from exlm_mini.expansion import StateGraph, expand_masks
+from exlm_mini.transition import (
+    GatedTransition,
+    PaperTransition,
+    UniformTransition,
+    blend,
+    edges,
+    make_transition,
+    parallel_chains,
+)
+
+PAD, BOS, EOS, UNK, SEP, MASK = SpecialIds()
+WIDTH, HEADS = 16, 4
+LEARNED = [
+    ("paper", False, False), ("paper", True, False), ("gated", False, True),
+    ("gated", True, True), ("gated", False, False),
+]  # fmt: skip
+
+
+def make_graph(k: int = 3, boundary: str = "official") -> StateGraph:
+    """Rows with 2, 0 and 4 masks, with ordinary tokens between some of them."""
+    token_ids_BN = torch.tensor(
+        [[BOS, 7, 8, 9, EOS, PAD, PAD], [BOS, 7, EOS] + [PAD] * 4, [BOS, 7, 8, 9, 10, 11, EOS]]
+    )
+    is_masked_BN = torch.zeros_like(token_ids_BN, dtype=torch.bool)
+    is_masked_BN[0, [1, 3]] = True
+    is_masked_BN[2, [1, 2, 3, 5]] = True
+    masked_ids_BN = token_ids_BN.masked_fill(is_masked_BN, MASK)
+    return expand_masks(masked_ids_BN, is_masked_BN, token_ids_BN, k, boundary, SpecialIds())[1]
+
+
+def make_module(
+    transition: str, sparse: bool = False, use_position: bool = True, std: float = 0.5
+) -> nn.Module:
+    torch.manual_seed(0)
+    module = make_transition(
+        ModelConfig(
+            width=WIDTH, num_heads=HEADS, max_positions=40, transition=transition,
+            sparse=sparse, use_position=use_position,
+        )
+    ).double()  # fmt: skip
+    initialise(module, std)
+    for part in module.modules():
+        if isinstance(part, nn.Linear) and part.bias is not None:
+            nn.init.normal_(part.bias, std=std)
+    return module
+
+
+def make_states(graph: StateGraph) -> Tensor:
+    B, L = graph.place_BL.shape
+    rng = torch.Generator().manual_seed(1)
+    state_BLD = torch.randn(B, L, WIDTH, generator=rng, dtype=torch.float64)
+    return state_BLD * graph.is_state_BL.unsqueeze(2)
+
+
+def successors(graph: StateGraph, b: int, v: int, sparse: bool) -> list[int]:
+    """States an edge may lead to, by the words of §4.2 and Appendix Q.3."""
+    owner_L, num_states = graph.owner_BL[b].tolist(), int(graph.num_states_B[b])
+    if v >= num_states:
+        return []
+    return [u for u in range(v + 1, num_states) if not sparse or owner_L[u] != owner_L[v]]
+
+
+def softmax(scores: list[Tensor]) -> list[Tensor]:
+    exponentials = [score.exp() for score in scores]
+    return [e / sum(exponentials) for e in exponentials]
+
+
+def transition_by_hand(
+    module: nn.Module, state_BLD: Tensor, graph: StateGraph, sparse: bool
+) -> Tensor:
+    """E entry by entry, as probabilities."""
+    B, L, _ = state_BLD.shape
+    probability_BLL = torch.zeros(B, L, L, dtype=torch.float64)
+    for b in range(B):
+        x_LX = state_BLD[b]
+        if isinstance(module, GatedTransition) and module.place is not None:
+            x_LX = torch.cat([x_LX, module.place.weight[graph.place_BL[b]]], dim=1)
+        is_gated = isinstance(module, GatedTransition)
+        num_heads = HEADS if is_gated else 1
+        d = WIDTH // num_heads
+        for v in range(L):
+            options = successors(graph, b, v, sparse)
+            gates = softmax(list(module.gate(x_LX[v]))) if is_gated else [torch.tensor(1.0)]
+            for head in range(num_heads if options else 0):
+                part = slice(head * d, (head + 1) * d)
+                query_d = module.query(x_LX[v])[part]
+                scores = [query_d @ module.key(x_LX[u])[part] / math.sqrt(d) for u in options]
+                for u, share in zip(options, softmax(scores), strict=True):
+                    probability_BLL[b, v, u] += gates[head] * share
+    return probability_BLL
+
+
+def assert_same(ours: Tensor, theirs: Tensor, tolerance: float = 1e-11) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("boundary", ["official", "paper"])
+@pytest.mark.parametrize(("transition", "sparse", "use_position"), LEARNED)
+def test_transition_equals_its_formula(transition, sparse, use_position, boundary):
+    graph = make_graph(boundary=boundary)
+    state_BLD = make_states(graph)
+    module = make_module(transition, sparse, use_position)
+    log_transition_BLL = module(state_BLD, graph)
+    expected = transition_by_hand(module, state_BLD, graph, sparse)
+    assert_same(log_transition_BLL.exp(), expected)
+    assert torch.equal(log_transition_BLL == -torch.inf, expected == 0)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("boundary", ["official", "paper"])
+@pytest.mark.parametrize(("transition", "sparse", "use_position"), LEARNED)
+def test_rows_sum_to_one_over_successors(transition, sparse, use_position, boundary, k):
+    graph = make_graph(k, boundary)
+    module = make_module(transition, sparse, use_position)
+    log_transition_BLL = module(make_states(graph), graph)
+    B, L, _ = log_transition_BLL.shape
+    for b in range(B):
+        for v in range(L):
+            options = successors(graph, b, v, sparse)
+            row_L = log_transition_BLL[b, v]
+            is_option_L = torch.zeros(L, dtype=torch.bool)
+            is_option_L[options] = True
+            assert (row_L[~is_option_L] == -torch.inf).all()
+            if options:
+                assert abs(row_L.exp().sum().item() - 1) < 1e-12
+                assert row_L[is_option_L].isfinite().all()
+        assert (log_transition_BLL[b, int(graph.num_states_B[b]) - 1] == -torch.inf).all()
+
+
+@pytest.mark.parametrize(("transition", "sparse", "use_position"), LEARNED)
+def test_gradients_are_finite_and_equal_finite_differences(transition, sparse, use_position):
+    graph = make_graph(k=2)
+    module = make_module(transition, sparse, use_position)
+    is_edge_BLL = edges(graph, sparse)
+
+    def finite_entries(state_BLD: Tensor, *_: Tensor) -> Tensor:
+        return module(state_BLD, graph)[is_edge_BLL]
+
+    state_BLD = make_states(graph).requires_grad_()
+    loss = (finite_entries(state_BLD) * torch.linspace(-1, 1, int(is_edge_BLL.sum()))).sum()
+    loss.backward()
+    assert state_BLD.grad.isfinite().all() and state_BLD.grad.any()
+    for name, parameter in module.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+        # A key bias shifts all scores of a state alike: its gradient is rounding noise.
+        assert name == "key.bias" or parameter.grad.abs().max() > 1e-6, name
+    # Padding takes no part.
+    assert not state_BLD.grad[~graph.is_state_BL].any()
+    assert torch.autograd.gradcheck(
+        finite_entries, (state_BLD.detach().requires_grad_(), *module.parameters()),
+        fast_mode=True,
+    )  # fmt: skip
+
+
+def test_sparse_forbids_edges_inside_a_mask():
+    graph = make_graph(k=3)
+    is_dense_BLL, is_sparse_BLL = edges(graph), edges(graph, sparse=True)
+    same_BLL = graph.owner_BL.unsqueeze(1) == graph.owner_BL.unsqueeze(2)
+    assert (is_dense_BLL & same_BLL).any() and not (is_sparse_BLL & same_BLL).any()
+    assert torch.equal(is_sparse_BLL, is_dense_BLL & ~same_BLL)
+    assert torch.equal(is_dense_BLL, is_dense_BLL.triu(1))
+
+
+def test_rows_do_not_depend_on_their_batch_mates():
+    graph = make_graph()
+    state_BLD = make_states(graph)
+    module = make_module("gated")
+    together_BLL = module(state_BLD, graph)
+    for b in range(3):
+        alone = StateGraph(*(t[b : b + 1] for t in graph))
+        assert_same(module(state_BLD[b : b + 1], alone)[0].exp(), together_BLL[b].exp())
+    # Nor does what padding holds matter.
+    garbage_BLD = torch.where(graph.is_state_BL.unsqueeze(2), state_BLD, 1e3)
+    assert_same(module(garbage_BLD, graph).exp(), together_BLL.exp())
+
+
+@pytest.mark.parametrize(("transition", "sparse", "use_position"), LEARNED)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_gives_float32(transition, sparse, use_position, dtype):
+    graph = make_graph()
+    state_BLD = make_states(graph)
+    module = make_module(transition, sparse, use_position, std=0.1)
+    exact_BLL = module(state_BLD, graph)
+    half_BLL = module.to(dtype)(state_BLD.to(dtype), graph)
+    assert half_BLL.dtype == torch.float32
+    assert torch.equal(half_BLL == -torch.inf, exact_BLL == -torch.inf)
+    assert (half_BLL.exp() - exact_BLL.exp()).abs().max() < 0.05
+    # The softmax itself is float32: rows sum to one to float32 precision.
+    total_BL = half_BLL.exp().sum(2)
+    assert ((total_BL - 1).abs() < 1e-5).logical_or(total_BL == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_fixed_transitions_have_the_dtype_of_the_dynamic_programme(dtype):
+    graph = make_graph()
+    state_BLD = make_states(graph).to(dtype)
+    expected = torch.promote_types(dtype, torch.float32)
+    assert UniformTransition()(state_BLD, graph).dtype == expected
+    assert parallel_chains(state_BLD, graph).dtype == expected
+
+
+def test_huge_scores_stay_finite():
+    graph = make_graph()
+    module = make_module("paper")
+    state_BLD = (1e4 * make_states(graph)).requires_grad_()
+    log_transition_BLL = module(state_BLD, graph)
+    is_edge_BLL = edges(graph)
+    assert log_transition_BLL[is_edge_BLL].isfinite().all()
+    log_transition_BLL[is_edge_BLL].sum().backward()
+    assert state_BLD.grad.isfinite().all()
+
+
+# ---- no dependencies, and chains ----
+
+
+def make_emission(graph: StateGraph) -> Tensor:
+    B, M, L = *graph.target_ids_BM.shape, graph.place_BL.shape[1]
+    rng = torch.Generator().manual_seed(2)
+    return torch.randn(B, M, L, generator=rng, dtype=torch.float64) - 2
+
+
+def states_of(graph: StateGraph, b: int, target: int) -> list[int]:
+    owner_L = graph.owner_BL[b, : int(graph.num_states_B[b])].tolist()
+    return [u for u, owner in enumerate(owner_L) if owner == target]
+
+
+def likelihood(log_emission_BML: Tensor, log_transition_BLL: Tensor, graph: StateGraph):
+    return dag_log_likelihood(
+        log_emission_BML, log_transition_BLL, graph.num_targets_B, graph.num_states_B
+    )
+
+
+@pytest.mark.parametrize("boundary", ["official", "paper"])
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_uniform_is_a_mixture_per_mask(k, boundary):
+    graph = make_graph(k, boundary)
+    log_emission_BML = make_emission(graph)
+    log_transition_BLL = UniformTransition()(make_states(graph), graph)
+    ours_B = likelihood(log_emission_BML, log_transition_BLL, graph)
+    for b, M in enumerate(graph.num_targets_B.tolist()):
+        # The first state speaks for [BOS], the last for [EOS], k states for each mask.
+        expected = log_emission_BML[b, 0, 0]
+        expected = expected + log_emission_BML[b, M - 1, int(graph.num_states_B[b]) - 1]
+        for i in range(1, M - 1):
+            own = states_of(graph, b, i)
+            assert len(own) == k
+            expected = expected + log_emission_BML[b, i, own].exp().mean().log()
+        assert_same(ours_B[b], expected)
+
+
+@pytest.mark.parametrize("boundary", ["official", "paper"])
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_parallel_chains_are_a_mixture_of_k_models(k, boundary):
+    graph = make_graph(k, boundary)
+    log_emission_BML = make_emission(graph)
+    log_transition_BLL = parallel_chains(make_states(graph), graph)
+    ours_B = likelihood(log_emission_BML, log_transition_BLL, graph)
+    for b, M in enumerate(graph.num_targets_B.tolist()):
+        chain_k = torch.zeros(k, dtype=torch.float64)
+        for i in range(1, M - 1):
+            chain_k = chain_k + log_emission_BML[b, i, states_of(graph, b, i)]
+        ends = (
+            log_emission_BML[b, 0, 0]
+            + log_emission_BML[b, M - 1, int(graph.num_states_B[b]) - 1]
+        )
+        assert_same(ours_B[b], ends + chain_k.exp().mean().log())
+
+
+@pytest.mark.parametrize("make", [UniformTransition(), parallel_chains])
+@pytest.mark.parametrize("boundary", ["official", "paper"])
+def test_fixed_transitions_are_forward_edges_between_states(make, boundary):
+    graph = make_graph(3, boundary)
+    log_transition_BLL = make(make_states(graph), graph)
+    is_edge_BLL = log_transition_BLL != -torch.inf
+    assert not (is_edge_BLL & ~edges(graph, sparse=True)).any()
+    total_BL = log_transition_BLL.exp().sum(2)
+    assert_same(total_BL, is_edge_BLL.any(2).double(), 1e-12)
+
+
+# ---- blend ----
+
+
+def blended(chain_share: float, sparse: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Blend, learned transitions and chains of one graph."""
+    graph = make_graph()
+    state_BLD = make_states(graph)
+    learned_BLL = make_module("gated", sparse)(state_BLD, graph)
+    chain_BLL = parallel_chains(state_BLD, graph)
+    return blend(learned_BLL, chain_BLL, chain_share), learned_BLL, chain_BLL
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("share", [0.001, 0.3, 0.999])
+def test_blend_interpolates_probabilities(share, sparse):
+    blended_BLL, learned_BLL, chain_BLL = blended(share, sparse)
+    expected_BLL = (1 - share) * learned_BLL.exp() + share * chain_BLL.exp()
+    assert_same(blended_BLL.exp(), expected_BLL)
+    assert torch.equal(blended_BLL == -torch.inf, expected_BLL == 0)
+    # A state that both lead on from still shares out probability one.
+    total_BL = blended_BLL.exp().sum(2)
+    is_both_BL = (chain_BLL != -torch.inf).any(2)
+    assert is_both_BL.any()
+    assert_same(total_BL[is_both_BL], torch.ones_like(total_BL[is_both_BL]))
+
+
+def test_blend_tends_to_its_ends():
+    ours, learned_BLL, _ = blended(1e-12)
+    assert_same(ours.exp(), learned_BLL.exp())
+    ours, _, chain_BLL = blended(1 - 1e-12)
+    assert_same(ours.exp(), chain_BLL.exp())
+
+
+def test_blend_has_finite_gradients():
+    # Learned and chain edges, alone and together, and nowhere an edge: all four.
+    learned_LL = torch.tensor([-torch.inf, -0.3, -torch.inf, -1.2], dtype=torch.float64)
+    chain_LL = torch.tensor([-torch.inf, -torch.inf, -0.7, -0.1], dtype=torch.float64)
+    learned_LL.requires_grad_()
+    ours = blend(learned_LL, chain_LL, 0.25)
+    assert (ours == -torch.inf).tolist() == [True, False, False, False]
+    ours[ours != -torch.inf].sum().backward()
+    mixed = 0.75 * math.exp(-1.2) / (0.75 * math.exp(-1.2) + 0.25 * math.exp(-0.1))
+    assert_same(learned_LL.grad, torch.tensor([0.0, 1.0, 0.0, mixed], dtype=torch.float64))
+
+
+def test_blend_trains_through_the_whole_likelihood():
+    graph = make_graph()
+    module = make_module("gated")
+    state_BLD = make_states(graph).requires_grad_()
+    log_transition_BLL = blend(module(state_BLD, graph), parallel_chains(state_BLD, graph), 0.5)
+    likelihood(make_emission(graph), log_transition_BLL, graph).sum().backward()
+    assert state_BLD.grad.isfinite().all() and state_BLD.grad.any()
+    for parameter in module.parameters():
+        assert parameter.grad.isfinite().all()
+
+
+# ---- by name ----
+
+
+def test_transitions_go_by_name():
+    assert isinstance(make_transition(ModelConfig(transition="paper")), PaperTransition)
+    assert isinstance(make_transition(ModelConfig(transition="gated")), GatedTransition)
+    assert isinstance(make_transition(ModelConfig(transition="uniform")), UniformTransition)
+    assert make_transition(ModelConfig(transition="ctc")) is None
+    with pytest.raises(UserError, match=r"model\.transition is 'gate'; known: gated"):
+        make_transition(ModelConfig(transition="gate"))
