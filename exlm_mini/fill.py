@@ -240,8 +240,9 @@ def as_table(
     tokenizer, states, graph = loaded.tokenizer, reading.states, reading.graph
     chosen = [visible(tokenizer, token_id) for token_id in reading.token_ids_S.tolist()]
     yield f"model   {loaded.run}, step {loaded.step}: {_describe(loaded)}"
-    yield f"text    {text}"
-    yield f"filled  {fill_in(tokenizer, masked_ids_BN, reading.token_ids_S)}"
+    yield f"text    {_on_one_line(text)}"
+    filled = fill_in(tokenizer, masked_ids_BN, reading.token_ids_S)
+    yield f"filled  {_on_one_line(filled)}"
     sums = "the masks are independent"
     if graph is not None:
         labels = [states.labels[u] for u in graph.path_M.tolist()]
@@ -280,7 +281,11 @@ def visible(tokenizer: Tokenizer, token_id: int) -> str:
     text = tokenizer.decode([token_id])
     if not text or "\ufffd" in text:
         return tokenizer.token(token_id)
-    text = text.replace(" ", "\u2423")  # open box
+    return _on_one_line(text.replace(" ", "\u2423"))  # open box
+
+
+def _on_one_line(text: str) -> str:
+    """Text with line ends and whatever else would move the cursor written out."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 

@@ -204,7 +204,7 @@ def check_before_reading(config: RunConfig) -> None:
         row_length = grammar(config.data.grammar).length + 2
     for single in objectives_of(config):
         if config.data.pack is None:
-            check_row_length(single, row_length)
+            check_row_length(single, row_length, len(slots_of(single)) or None)
         if config.data.kind != "smiles" and config.data.pack is None:
             masker = make_masker(single, special_ids=SpecialIds(), slots=slots_of(single))
             masker.check_row_length(row_length)

@@ -94,17 +94,18 @@ def num_copies(config: RunConfig) -> int:
     return config.masking.num_copies if config.objective == "repeated-mlm" else 1
 
 
-def longest_row(config: RunConfig, row_length: int) -> int:
+def longest_row(config: RunConfig, row_length: int, num_slots: int | None = None) -> int:
     """Longest sequence the encoder can meet, in tokens.
 
     Args:
         config: of the run.
         row_length: longest row of the data, [BOS] and [EOS] included.
+        num_slots: masks of a row under the strategy ``slots``.
     """
     if config.objective != "exlm":
         return row_length * num_copies(config)
     num_maskable = row_length - 2
-    num_masks = num_maskable
+    num_masks = num_maskable if num_slots is None else num_slots
     if config.masking.strategy == "fixed_count":
         num_masks = min(
             num_maskable, max(1, math.ceil(config.masking.mask_ratio * num_maskable))
@@ -113,13 +114,13 @@ def longest_row(config: RunConfig, row_length: int) -> int:
     return row_length + (config.model.states_per_mask - 1) * (num_masks + num_boundaries)
 
 
-def check_row_length(config: RunConfig, row_length: int) -> None:
+def check_row_length(config: RunConfig, row_length: int, num_slots: int | None = None) -> None:
     """Refuse rows the position range cannot hold.
 
     Raises:
         UserError: naming both lengths.
     """
-    needed = longest_row(config, row_length)
+    needed = longest_row(config, row_length, num_slots)
     if needed > config.model.max_positions:
         raise UserError(
             f"rows of {row_length} tokens become {needed} after expansion or repetition, more "
@@ -316,7 +317,7 @@ class Trainer:
         special_ids = train_pack.special_ids
         self.masker = make_masker(config, special_ids, slots)
         longest = max(int(train_pack.lengths_R.max()), int(validation_pack.lengths_R.max()))
-        check_row_length(config, longest)
+        check_row_length(config, longest, len(slots) or None)
         if train_pack.row_length is not None:
             self.masker.check_row_length(train_pack.row_length)
         self.model = make_model(config, train_pack.vocab_size, special_ids).to(self.device)

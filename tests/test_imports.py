@@ -15,7 +15,7 @@ PACKAGE = "exlm_mini"
 STAGES = """
     config tokenization corpora[toy text smiles packing] masking expansion rope encoder
     transition emission alignment objectives model official decoding tasks batches checkpoint
-    run_directory training analysis plotting widgets
+    run_directory training estimate analysis plotting widgets
 """
 COMMANDS = {"prepare", "pretrain", "finetune", "fill", "sweep", "plot", "bench", "doctor"}
 

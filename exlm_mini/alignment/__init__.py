@@ -129,9 +129,10 @@ def dag_log_likelihood(
 
     Args:
         log_emission_BML: log P_u(y_i), float32 or float64; larger is likelier.
-        log_transition_BLL: log E[v, u], same dtype, -inf wherever u <= v.
+        log_transition_BLL: log E[v, u], same dtype; read only at v < u.
         num_targets_B: int64, valid rows of the emission, from 1 to M.
-        num_states_B: int64, valid states, from 1 to L.
+        num_states_B: int64, valid states, from 1 to L. What stands beyond the valid rows and
+            states is never read.
         backend: a name in ``BACKENDS``, or ``auto``.
 
     Returns:

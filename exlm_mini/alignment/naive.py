@@ -30,16 +30,17 @@ def _log_f(log_emission_ML: Tensor, log_transition_LL: Tensor, M: int, L: int) -
     """log f_{M,L} of one row."""
     impossible = log_emission_ML.new_tensor(-torch.inf)
     log_f = [[impossible] * L for _ in range(M)]
-    log_f[0][0] = log_emission_ML[0, 0]
+    if log_emission_ML[0, 0] != -torch.inf:
+        log_f[0][0] = log_emission_ML[0, 0]
     for i in range(1, M):
         for u in range(L):
             terms = []
             for v in range(u):
-                term = log_f[i - 1][v] + log_transition_LL[v, u]
+                term = log_f[i - 1][v] + log_transition_LL[v, u] + log_emission_ML[i, u]
                 if term.item() != -torch.inf:  # logsumexp of nothing but -inf sends back nan
                     terms.append(term)
             if terms:
-                log_f[i][u] = torch.stack(terms).logsumexp(dim=0) + log_emission_ML[i, u]
+                log_f[i][u] = torch.stack(terms).logsumexp(dim=0)
     return log_f[M - 1][L - 1]
 
 

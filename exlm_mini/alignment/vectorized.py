@@ -36,27 +36,53 @@ def _hand_over(log_step_BLL: Tensor) -> tuple[Tensor, Tensor]:
     return weight_BLL.div_(total_BL1.clamp(min=1.0)), log_total_BL
 
 
-def _log_beta(
-    log_emission_BML: Tensor,
-    log_transition_BLL: Tensor,
-    num_targets_B: Tensor,
-    num_states_B: Tensor,
-) -> Tensor:
-    """log beta for every target and state, (M, B, L)."""
-    B, M, L = log_emission_BML.shape
-    state_L = torch.arange(L, device=log_emission_BML.device)
-    end_BL = torch.where(state_L == (num_states_B - 1).unsqueeze(1), 0.0, -torch.inf)
-    end_BL = end_BL.to(log_emission_BML.dtype)
-    log_beta_MBL = log_emission_BML.new_full((M, B, L), -torch.inf)
-    is_last_MB1 = (torch.arange(M, device=state_L.device).unsqueeze(1) == num_targets_B - 1)[
-        ..., None
-    ]
-    log_beta_MBL[M - 1] = torch.where(is_last_MB1[M - 1], end_BL, -torch.inf)
-    for i in range(M - 2, -1, -1):
-        log_enter_BL = log_emission_BML[:, i + 1] + log_beta_MBL[i + 1]
-        _, log_total_BL = _hand_over(log_transition_BLL + log_enter_BL.unsqueeze(1))
-        log_beta_MBL[i] = torch.where(is_last_MB1[i], end_BL, log_total_BL)
-    return log_beta_MBL
+def _edges_only(log_transition_BLL: Tensor, is_state_BL: Tensor) -> Tensor:
+    """The transitions with -inf wherever no edge v < u between states can be."""
+    L = is_state_BL.shape[1]
+    is_forward_LL = torch.ones(L, L, dtype=torch.bool, device=is_state_BL.device).triu(1)
+    is_edge_BLL = is_forward_LL & is_state_BL.unsqueeze(1) & is_state_BL.unsqueeze(2)
+    return log_transition_BLL.masked_fill(~is_edge_BLL, -torch.inf)
+
+
+def _is_state(log_emission_BML: Tensor, num_states_B: Tensor) -> Tensor:
+    state_L = torch.arange(log_emission_BML.shape[2], device=log_emission_BML.device)
+    return state_L < num_states_B.unsqueeze(1)
+
+
+class _Graphs:
+    """One batch, with padding masked out so that whatever stands there is never read."""
+
+    def __init__(
+        self,
+        log_emission_BML: Tensor,
+        log_edge_BLL: Tensor,
+        num_targets_B: Tensor,
+        num_states_B: Tensor,
+    ) -> None:
+        self.log_emission_BML, self.log_edge_BLL = log_emission_BML, log_edge_BLL
+        self.num_targets_B, self.num_states_B = num_targets_B, num_states_B
+        self.is_state_BL = _is_state(log_emission_BML, num_states_B)
+
+    def log_step(self, i: int, log_beta_BL: Tensor) -> Tensor:
+        """log of E[v, u] P_u(y_{i+1}) beta[i+1, u], (B, L, L); -inf after the last target."""
+        is_read_BL = self.is_state_BL & (i + 1 < self.num_targets_B).unsqueeze(1)
+        log_enter_BL = self.log_emission_BML[:, i + 1] + log_beta_BL
+        log_enter_BL = log_enter_BL.masked_fill(~is_read_BL, -torch.inf)
+        return self.log_edge_BLL + log_enter_BL.unsqueeze(1)
+
+    def log_beta(self) -> Tensor:
+        """log beta for every target and state, (M, B, L); -inf at padding."""
+        B, M, L = self.log_emission_BML.shape
+        state_L = torch.arange(L, device=self.log_emission_BML.device)
+        is_end_BL = state_L == (self.num_states_B - 1).unsqueeze(1)
+        end_BL = self.log_emission_BML.new_zeros(B, L).masked_fill(~is_end_BL, -torch.inf)
+        log_beta_MBL = self.log_emission_BML.new_full((M, B, L), -torch.inf)
+        for i in range(M - 1, -1, -1):
+            if i < M - 1:
+                _, log_beta_MBL[i] = _hand_over(self.log_step(i, log_beta_MBL[i + 1]))
+            is_last_B1 = (self.num_targets_B - 1 == i).unsqueeze(1)
+            log_beta_MBL[i] = torch.where(is_last_B1, end_BL, log_beta_MBL[i])
+        return log_beta_MBL
 
 
 class _DagLogLikelihood(torch.autograd.Function):
@@ -68,27 +94,28 @@ class _DagLogLikelihood(torch.autograd.Function):
         num_targets_B: Tensor,
         num_states_B: Tensor,
     ) -> Tensor:
-        log_beta_MBL = _log_beta(
-            log_emission_BML, log_transition_BLL, num_targets_B, num_states_B
+        is_state_BL = _is_state(log_emission_BML, num_states_B)
+        log_edge_BLL = _edges_only(log_transition_BLL, is_state_BL)
+        graphs = _Graphs(log_emission_BML, log_edge_BLL, num_targets_B, num_states_B)
+        log_beta_MBL = graphs.log_beta()
+        ctx.save_for_backward(
+            log_emission_BML, log_edge_BLL, num_targets_B, num_states_B, log_beta_MBL
         )
-        ctx.save_for_backward(log_emission_BML, log_transition_BLL, num_targets_B, log_beta_MBL)
         return log_emission_BML[:, 0, 0] + log_beta_MBL[0, :, 0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_B: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        log_emission_BML, log_transition_BLL, num_targets_B, log_beta_MBL = ctx.saved_tensors
-        M = log_emission_BML.shape[1]
-        has_path_B = log_emission_BML[:, 0, 0] + log_beta_MBL[0, :, 0] != -torch.inf
+        *graph, log_beta_MBL = ctx.saved_tensors
+        graphs = _Graphs(*graph)
+        log_likelihood_B = graphs.log_emission_BML[:, 0, 0] + log_beta_MBL[0, :, 0]
         # The chain starts in state 0 with the weight of the incoming gradient.
-        state_BML = torch.zeros_like(log_emission_BML)
-        state_BML[:, 0, 0] = torch.where(has_path_B, grad_B, 0.0)
-        edge_BLL = torch.zeros_like(log_transition_BLL)
-        for i in range(M - 1):
-            log_enter_BL = log_emission_BML[:, i + 1] + log_beta_MBL[i + 1]
-            step_BLL, _ = _hand_over(log_transition_BLL + log_enter_BL.unsqueeze(1))
-            goes_on_B1 = (num_targets_B - 1 > i).unsqueeze(1)
-            step_BLL.mul_((state_BML[:, i] * goes_on_B1).unsqueeze(2))
+        state_BML = torch.zeros_like(graphs.log_emission_BML)
+        state_BML[:, 0, 0] = torch.where(log_likelihood_B != -torch.inf, grad_B, 0.0)
+        edge_BLL = torch.zeros_like(graphs.log_edge_BLL)
+        for i in range(state_BML.shape[1] - 1):
+            step_BLL, _ = _hand_over(graphs.log_step(i, log_beta_MBL[i + 1]))
+            step_BLL.mul_(state_BML[:, i].unsqueeze(2))
             state_BML[:, i + 1] = step_BLL.sum(dim=1)
             edge_BLL += step_BLL
         return state_BML, edge_BLL, None, None
@@ -115,12 +142,14 @@ def viterbi(
     """Max in place of sum, with back-pointers; see ``alignment.viterbi``."""
     B, M, L = log_emission_BML.shape
     device = log_emission_BML.device
+    is_state_BL = _is_state(log_emission_BML, num_states_B)
+    log_edge_BLL = _edges_only(log_transition_BLL, is_state_BL)
     is_start_L = torch.arange(L, device=device) == 0
-    best_BL = torch.where(is_start_L, log_emission_BML[:, 0], -torch.inf)
+    best_BL = log_emission_BML[:, 0].masked_fill(~is_start_L, -torch.inf)
     best_MBL, came_from_MBL = [best_BL], []
     for i in range(1, M):
-        reach_BL, from_BL = (best_BL.unsqueeze(2) + log_transition_BLL).max(dim=1)
-        best_BL = reach_BL + log_emission_BML[:, i]
+        reach_BL, from_BL = (best_BL.unsqueeze(2) + log_edge_BLL).max(dim=1)
+        best_BL = (reach_BL + log_emission_BML[:, i]).masked_fill(~is_state_BL, -torch.inf)
         best_MBL.append(best_BL)
         came_from_MBL.append(from_BL)
     batch_B = torch.arange(B, device=device)
