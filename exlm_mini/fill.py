@@ -239,7 +239,8 @@ def as_table(
     """The reading as lines of plain text."""
     tokenizer, states, graph = loaded.tokenizer, reading.states, reading.graph
     chosen = [visible(tokenizer, token_id) for token_id in reading.token_ids_S.tolist()]
-    yield f"model   {loaded.run}, step {loaded.step}: {_describe(loaded)}"
+    yield f"run     {loaded.run}, step {loaded.step}"
+    yield f"model   {_describe(loaded)}"
     yield f"text    {_on_one_line(text)}"
     filled = fill_in(tokenizer, masked_ids_BN, reading.token_ids_S)
     yield f"filled  {_on_one_line(filled)}"

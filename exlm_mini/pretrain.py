@@ -102,6 +102,7 @@ def _recipe_path(recipe: str | None) -> Path | None:
     if recipe.endswith((".yaml", ".yml")):
         if not Path(recipe).is_file():
             raise UserError(f"there is no recipe file {recipe}; give an existing path")
+        _check_recipe(Path(recipe))
         return Path(recipe)
     if recipe not in recipe_names():
         raise UserError(f"unknown recipe '{recipe}'; {nearest(recipe, recipe_names())}")
@@ -169,15 +170,36 @@ def _one_line(message: str) -> str:
     options = [*_known_settings(), "output", "dry-run", "recipe", "settings", "print_config"]
     if unknown := re.search(r"unrecognized arguments: --([^ =]+)", message):
         return f"unknown option --{unknown[1]}; {nearest(unknown[1], options)}"
-    if unknown := re.search(r"Group '(\w+)' does not accept option '([^']+)'", message):
-        name = f"{unknown[1]}.{unknown[2]}"
-        return f"unknown setting {name}; {nearest(name, options)}"
-    if unknown := re.search(
-        r"(?:Key|option) '([^']+)' (?:is not expected|not accepted)", message
-    ):
-        return f"unknown setting {unknown[1]}; {nearest(unknown[1], options)}"
-    message = re.sub(r"Parser key \"?([\w.]+)\"?:", r"\1:", message)
-    return re.sub(r"<class '(\w+)'>", r"\1", message)
+    if choice := re.search(r'key "([\w.]+)": .*Literal\[(.+)\]\. Got value: (.*)', message):
+        return f"{choice[1]} is {choice[3]}; it must be one of {choice[2]}".replace("'", "")
+    if value := re.search(r'key "([\w.]+)": Expected an? (.+)\. Got value: (.*)', message):
+        kind = re.sub(r"<class '(\w+)'>", r"\1", value[2])
+        return f"{value[1]} is '{value[3]}'; it must be of type {kind}"
+    return message
+
+
+def _check_recipe(path: Path) -> None:
+    """Refuse a recipe file of the user's that is not YAML or holds an unknown setting."""
+    import yaml
+
+    try:
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"cannot read the recipe {path}: {reason}; correct the file") from None
+    if not isinstance(settings, dict):
+        raise UserError(f"the recipe {path} holds no settings; see --print_config for the form")
+    known = list(_known_settings())
+    groups = {name.partition(".")[0] for name in known if "." in name}
+    for key, value in settings.items():
+        if key in groups and not isinstance(value, dict):
+            raise UserError(f"the recipe {path}: {key} must hold settings, not {value!r}")
+        names = [f"{key}.{inner}" for inner in value] if key in groups else [str(key)]
+        for name in names:
+            if name not in known:
+                raise UserError(
+                    f"the recipe {path} has an unknown setting {name}; {nearest(name, known)}"
+                )
 
 
 def slots_of(config: RunConfig) -> tuple[int, ...]:
@@ -259,41 +281,58 @@ def _mebibytes(count: int) -> str:
 
 def run(config: RunConfig, output: Path) -> int:
     """Train what the configuration names and print a summary; the exit code."""
-    with RunDirectory(output, _say) as _, _stop_signals() as should_stop:
-        corpus = _settle(config, output)
-        singles = objectives_of(config)
-        outcomes: dict[str, Outcome] = {}
-        for single in singles:
-            directory = output if len(singles) == 1 else output / single.objective
-            outcome = _train(single, corpus, directory, should_stop)
-            if not outcome.is_complete:
-                _say(
-                    f"stopped at step {outcome.step} of {config.train.steps}; the same command "
-                    f"with --output {output} goes on"
-                )
-                return INTERRUPTED
-            outcomes[single.objective] = outcome
+    with RunDirectory(output, _say), _stop_signals() as should_stop:
+        is_new = not (output / "config.yaml").exists()
+        try:
+            outcomes = _train_all(config, output, should_stop)
+        except UserError:
+            if is_new and not any(output.rglob("step-*")):
+                _forget(output)
+            raise
+    if not all(outcome.is_complete for outcome in outcomes.values()):
+        return INTERRUPTED
     _print_summary(config, output, outcomes)
     return 0
+
+
+def _train_all(
+    config: RunConfig, output: Path, should_stop: Callable[[], bool]
+) -> dict[str, Outcome]:
+    """Train one model after the other, up to the first that is stopped."""
+    corpus = _settle(config, output)
+    singles = objectives_of(config)
+    outcomes: dict[str, Outcome] = {}
+    for single in singles:
+        directory = output if len(singles) == 1 else output / single.objective
+        outcome = outcomes[single.objective] = _train(single, corpus, directory, should_stop)
+        if not outcome.is_complete:
+            _say(
+                f"stopped at step {outcome.step} of {config.train.steps}; the same command "
+                f"with --output {output} goes on"
+            )
+            break
+    return outcomes
 
 
 def _settle(config: RunConfig, output: Path) -> Corpus:
     """Hold a resumed run to its settings, note versions, prepare the data."""
     import yaml
 
-    is_new = not (output / "config.yaml").exists()
     text = yaml.safe_dump(_plain(config), sort_keys=False)
     for change in settle_config(output, text, _plain(config), _parse_stored):
         _say(f"changed since the last start: {change}")
-    try:
-        used = versions(choose_device(config.train.device)) | {"commit": _commit()}
-        (output / "versions.json").write_text(json.dumps(used, indent=2) + "\n")
-        return prepare_corpus(config.data, output / "data", config.seed, _say)
-    except UserError:
-        if is_new:  # Nothing was trained: the corrected command may use the same directory.
-            for name in ("config.yaml", "versions.json"):
-                (output / name).unlink(missing_ok=True)
-        raise
+    used = versions(choose_device(config.train.device)) | {"commit": _commit()}
+    (output / "versions.json").write_text(json.dumps(used, indent=2) + "\n")
+    return prepare_corpus(config.data, output / "data", config.seed, _say)
+
+
+def _forget(output: Path) -> None:
+    """Undo the start of a run that trained nothing, so that a corrected command may follow."""
+    for name in ("config.yaml", "versions.json"):
+        (output / name).unlink(missing_ok=True)
+    for directory in (output / "mlm", output / "exlm", output / "data"):
+        with contextlib.suppress(OSError):  # absent, or holds something
+            directory.rmdir()
 
 
 def _plain(config: RunConfig) -> dict[str, Any]:

@@ -80,8 +80,7 @@ def random_graph(
         scale: standard deviation of the scores before they are normalised.
 
     Returns:
-        The graph. Padding holds finite random numbers, except that transitions are -inf
-        wherever u <= v, as the callers of ``dag_log_likelihood`` promise.
+        The graph. Transitions are -inf wherever u <= v, padding holds finite random numbers.
     """
     rng = torch.Generator().manual_seed(seed)
     B, M, L = len(num_states), max(num_targets), max(num_states)
@@ -117,13 +116,13 @@ def all_ones_graph(num_targets: Sequence[int], num_states: Sequence[int]) -> Gra
 
 
 def fill_padding(graph: Graph, value: float) -> Graph:
-    """The same graph with a value in all padding, except where transitions go backwards."""
+    """The same graph with a value wherever nothing is read: padding, and edges not forward."""
     is_beyond_BML, is_beyond_BLL = is_padding(graph)
     is_forward_LL = torch.ones_like(is_beyond_BLL[0]).triu(1)
     return graph._replace(
         log_emission_BML=graph.log_emission_BML.masked_fill(is_beyond_BML, value),
         log_transition_BLL=graph.log_transition_BLL.masked_fill(
-            is_beyond_BLL & is_forward_LL, value
+            is_beyond_BLL | ~is_forward_LL, value
         ),
     )
 

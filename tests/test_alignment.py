@@ -249,13 +249,24 @@ def test_rows_do_not_depend_on_their_batch_mates(backend):
 
 @pytest.mark.parametrize("value", [0.0, 1e4, -1e4, -math.inf, math.inf, math.nan])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_padding_is_never_read(backend, value):
+def test_padding_and_backward_edges_are_never_read(backend, value):
     graph = fill_padding(RAGGED, value)
     expected = likelihood_and_gradients(RAGGED, backend)
     for number, same in zip(likelihood_and_gradients(graph, backend), expected, strict=True):
         assert_near(number, same, 1e-12)
     for ours, same in zip(viterbi(*graph, backend), viterbi(*RAGGED, backend), strict=True):
         assert_near(ours, same, 1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("which", ["log_emission_BML", "log_transition_BLL"])
+def test_nan_among_what_is_read_is_not_hidden(which, backend):
+    graph = random_graph(25, [3, 3], [5, 5])
+    scores = getattr(graph, which).clone()
+    # Target 1 at state 2, or the edge from state 2 to the last one: on a path, not on all.
+    scores[(0, 1, 2) if which == "log_emission_BML" else (0, 2, 4)] = math.nan
+    log_likelihood_B = dag_log_likelihood(*graph._replace(**{which: scores}), backend)
+    assert log_likelihood_B.isnan().tolist() == [True, False]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

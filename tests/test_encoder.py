@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from exlm_mini.config import ModelConfig
 from exlm_mini.encoder import Encoder, SelfAttention, initialise
-from exlm_mini.rope import rotate, rotation_1d, rotation_2d
+from exlm_mini.rope import Rotation, rotate, rotation_1d, rotation_2d
 
 VOCAB_SIZE, PAD = 20, 0
 SMALL = ModelConfig(
@@ -50,7 +50,7 @@ def make_batch() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def attention_by_hand(
-    attention: SelfAttention, x_BTD: Tensor, rotation, is_real_BT: Tensor
+    attention: SelfAttention, x_BTD: Tensor, rotation: Rotation, is_real_BT: Tensor
 ) -> Tensor:
     """softmax(q kᵀ / sqrt(d)) v, head by head and row by row."""
     query_BTD, key_BTD, value_BTD = attention.query_key_value(x_BTD).chunk(3, dim=-1)
@@ -69,9 +69,9 @@ def attention_by_hand(
     return attention.output(out_BTD)
 
 
-def encoder_by_hand(encoder: Encoder, *inputs: Tensor) -> Tensor:
-    token_ids_BT, position_BT, clone_BT, is_real_BT = inputs
-    rotation = rotation_2d(position_BT, clone_BT, encoder.head_dim, torch.float64)
+def encoder_by_hand(
+    encoder: Encoder, token_ids_BT: Tensor, rotation: Rotation, is_real_BT: Tensor
+) -> Tensor:
     x_BTD = encoder.embedding.weight[token_ids_BT]
     for layer in encoder.layers:
         x_BTD = x_BTD + attention_by_hand(
@@ -98,9 +98,23 @@ def test_attention_equals_a_softmax_written_out():
 
 
 def test_encoder_equals_its_formula():
-    encoder, inputs = make_encoder(), make_batch()
-    real_BT = inputs[-1]
-    assert_same(encoder(*inputs)[real_BT], encoder_by_hand(encoder, *inputs)[real_BT])
+    encoder = make_encoder()
+    token_ids_BT, position_BT, clone_BT, is_real_BT = make_batch()
+    ours_BTD = encoder(token_ids_BT, position_BT, clone_BT, is_real_BT)
+    rotation = rotation_2d(position_BT, clone_BT, encoder.head_dim, torch.float64)
+    expected_BTD = encoder_by_hand(encoder, token_ids_BT, rotation, is_real_BT)
+    assert_same(ours_BTD[is_real_BT], expected_BTD[is_real_BT])
+
+
+def test_one_dimensional_positions_are_places_in_the_expanded_row():
+    encoder = make_encoder(rope="1d")
+    token_ids_BT, position_BT, clone_BT, is_real_BT = make_batch()
+    ours_BTD = encoder(token_ids_BT, position_BT, clone_BT, is_real_BT)
+    rotation = rotation_1d(torch.arange(7).expand(3, 7), encoder.head_dim, torch.float64)
+    expected_BTD = encoder_by_hand(encoder, token_ids_BT, rotation, is_real_BT)
+    assert_same(ours_BTD[is_real_BT], expected_BTD[is_real_BT])
+    nowhere_BTD = encoder(token_ids_BT, 0 * position_BT, 0 * clone_BT, is_real_BT)
+    assert torch.equal(nowhere_BTD, ours_BTD)
 
 
 @pytest.mark.parametrize("rope", ["2d", "1d"])
@@ -150,35 +164,6 @@ def test_positions_and_clones_matter():
     # Only differences count: a shift of a whole row changes nothing.
     shifted_BTD = encoder(token_ids_BT, position_BT + 100, clone_BT + 3, is_real_BT)
     assert (shifted_BTD - hidden_BTD)[is_real_BT].abs().max() < 1e-9
-
-
-def test_one_dimensional_positions_are_places_in_the_expanded_row():
-    encoder = make_encoder(rope="1d")
-    token_ids_BT, position_BT, clone_BT, is_real_BT = make_batch()
-    hidden_BTD = encoder(token_ids_BT, position_BT, clone_BT, is_real_BT)
-    assert torch.equal(
-        hidden_BTD, encoder(token_ids_BT, 0 * position_BT, 0 * clone_BT, is_real_BT)
-    )
-    # In 2D one angle per token index; in 1D one per place, which tells clones apart.
-    place_BT = torch.arange(7).expand(3, 7)
-    layer = encoder.layers[0]
-    x_BTD = encoder.embedding(token_ids_BT)
-    rotation = rotation_1d(place_BT, 8, torch.float64)
-    expected_BTD = x_BTD + attention_by_hand(
-        layer.attention, layer.attention_norm(x_BTD), rotation, is_real_BT
-    )
-    expected_BTD = expected_BTD + layer.ffn_out(
-        F.gelu(layer.ffn_in(layer.ffn_norm(expected_BTD)))
-    )
-    ours_BTD = layer(x_BTD, rotation, is_real_BT[:, None, None, :])
-    assert_same(ours_BTD[is_real_BT], expected_BTD[is_real_BT])
-    shallow = make_encoder(rope="1d", num_layers=1)
-    x_BTD = shallow.embedding(token_ids_BT)
-    through_BTD = shallow.layers[0](x_BTD, rotation, is_real_BT[:, None, None, :])
-    assert_same(
-        shallow(token_ids_BT, position_BT, clone_BT, is_real_BT),
-        shallow.final_norm(through_BTD),
-    )
 
 
 def test_nothing_is_cached():

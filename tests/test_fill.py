@@ -1,5 +1,6 @@
 """``python -m exlm_mini.fill`` end to end, on runs of a few steps."""
 
+import itertools
 import json
 import math
 import os
@@ -14,7 +15,7 @@ from exlm_mini.config import DataConfig, MaskingConfig, ModelConfig, RunConfig, 
 from exlm_mini.corpora import prepare_corpus
 from exlm_mini.corpora.toy import grammar
 from exlm_mini.fill import main, visible
-from exlm_mini.tokenization import Tokenizer, train_byte_level_bpe
+from exlm_mini.tokenization import train_byte_level_bpe
 from exlm_mini.training import Trainer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,14 +23,29 @@ TEXT = "the old baker felt [MASK] this morning so his sister [MASK]"
 LINE_WIDTH = 100
 
 
-def train(output, data_directory, data, model=None, objective="exlm", strategy="fixed_count"):
+def train(
+    output,
+    data_directory,
+    data,
+    model=None,
+    objective="exlm",
+    strategy="fixed_count",
+    warmup=0.0,
+):
     """Train a tiny model for three steps, in the layout of ``pretrain``."""
     config = RunConfig(
         objective=objective,
         model=ModelConfig(width=16, num_heads=2, ffn_width=16, **(model or {})),
         masking=MaskingConfig(strategy=strategy),
         data=data,
-        train=TrainConfig(steps=3, batch_size=4, save_every=2, validation_rows=4, device="cpu"),
+        train=TrainConfig(
+            steps=3,
+            batch_size=4,
+            save_every=2,
+            validation_rows=4,
+            device="cpu",
+            chain_warmup=warmup,
+        ),
     )
     corpus = prepare_corpus(data, data_directory, config.seed)
     slots = ()
@@ -133,7 +149,7 @@ def test_json_tells_the_whole_reading(toy, capsys):
     path = [labels.index(label) for label in reading["path"]]
     assert (path[0], path[-1], len(path)) == (0, len(labels) - 1, 4)
     product = 1.0
-    for v, u in zip(path, path[1:], strict=False):
+    for v, u in itertools.pairwise(path):
         product *= reading["transition"][v][u]
     for u, mask in zip(path[1:-1], reading["masks"], strict=True):
         assert mask["id"] == reading["states"][u]["top"][0]["id"]
@@ -169,7 +185,9 @@ def test_four_states_for_two_masks_fit_the_line(both, capsys):
     code, out, _ = fill(capsys, TEXT, "--run", both, "--top", 3)
     assert code == 0
     assert "EOS.4" in out
-    assert max(map(len, out.splitlines())) <= LINE_WIDTH
+    run, *lines = out.splitlines()
+    assert run == f"run     {both / 'exlm'}, step 3"
+    assert max(map(len, lines)) <= LINE_WIDTH
 
 
 def test_a_wide_matrix_is_cut_into_blocks_of_columns(both, capsys):
@@ -222,6 +240,20 @@ def test_repeated_mlm_and_ctc_are_read_without_a_path(toy, tmp_path, capsys):
         assert ("Each state" in out) == (objective == "exlm")
 
 
+def test_a_checkpoint_from_the_chain_warmup_is_read_with_its_chains(tmp_path, capsys):
+    model = {"states_per_mask": 2, "boundary": "paper"}
+    run = train(tmp_path / "run", tmp_path / "data", TOY, model, warmup=0.5)
+    _, out, _ = fill(capsys, TEXT, "--run", run)
+    assert "chains" not in out
+    shutil.rmtree(run / "checkpoints" / "step-000003")
+    _, out, _ = fill(capsys, TEXT, "--run", run)
+    assert "still 67% fixed parallel chains" in out
+    # Two thirds of the chains' 1, and some of the model's own.
+    transition = fill_json(capsys, TEXT, "--run", run)["transition"]
+    assert 2 / 3 < transition[1][3] < 1
+    assert 2 / 3 < transition[2][4] < 1
+
+
 def test_smiles_are_filled_without_blanks(smiles, capsys):
     reading = fill_json(capsys, "CC[MASK]C(=O)[MASK]", "--run", smiles)
     first, second = reading["masks"]
@@ -240,7 +272,7 @@ def test_text_is_filled_with_the_blank_of_the_token(text, capsys):
 
 
 def test_visible_tokens_stay_on_their_line():
-    tokenizer = train_byte_level_bpe(["a cat\n a cat"] * 5, 265)
+    tokenizer = train_byte_level_bpe(["a cat\n a cat"] * 5, 270)
     (blank_a,) = tokenizer.encode(" a")
     (newline,) = tokenizer.encode("\n")
     part, _ = tokenizer.encode("é")
@@ -260,7 +292,7 @@ def test_the_newest_run_is_the_default(toy, both, tmp_path, monkeypatch, capsys)
     code, out, err = fill(capsys, TEXT)
     assert code == 0
     assert err == "reading the newest run, runs/newer\n"
-    assert out.startswith("model   runs/newer, step 3")
+    assert out.startswith("run     runs/newer, step 3\n")
     os.utime("runs/older/exlm/checkpoints")
     assert fill(capsys, TEXT)[2] == "reading the newest run, runs/older/exlm\n"
 
@@ -312,7 +344,7 @@ def test_a_damaged_checkpoint_is_passed_over_or_refused(toy, tmp_path, capsys):
         if rest:
             code, out, err = fill(capsys, TEXT, "--run", run)
             assert code == 0
-            assert f"step {rest}:" in out
+            assert out.startswith(f"run     {run}, step {rest}\n")
             assert err.startswith("skipped checkpoint step-000003")
         else:
             assert "is intact" in fails(capsys, TEXT, "--run", run)
@@ -360,10 +392,3 @@ def test_output_fits_any_terminal_encoding(text):
     result = subprocess.run(command, env=environment, capture_output=True, cwd=ROOT)
     assert (result.returncode, result.stderr) == (0, b"")
     assert result.stdout.isascii()
-
-
-def test_the_fixture_corpora_have_the_tokenizers_they_should(toy, smiles, text):
-    kinds = [
-        Tokenizer.load(run / "data" / "tokenizer.json").kind for run in (toy, smiles, text)
-    ]
-    assert kinds == ["words", "smiles", "text"]

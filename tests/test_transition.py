@@ -207,6 +207,22 @@ def test_half_precision_gives_float32(transition, sparse, use_position, dtype):
     assert ((total_BL - 1).abs() < 1e-5).logical_or(total_BL == 0).all()
 
 
+@pytest.mark.parametrize(("transition", "sparse", "use_position"), LEARNED)
+def test_autocast_leaves_the_softmax_in_float32(transition, sparse, use_position):
+    graph = make_graph()
+    state_BLD = make_states(graph).float()
+    module = make_module(transition, sparse, use_position).float()
+    exact_BLL = module(state_BLD, graph)
+    with torch.autocast("cpu", torch.bfloat16):
+        low_BLL = module(state_BLD, graph)
+    assert low_BLL.dtype == torch.float32
+    is_edge_BLL = edges(graph, sparse)
+    assert torch.equal(low_BLL != -torch.inf, is_edge_BLL)
+    assert 1e-6 < (low_BLL.exp() - exact_BLL.exp()).abs().max() < 0.05
+    total_BL = low_BLL.exp().sum(2)
+    assert (total_BL[is_edge_BLL.any(2)] - 1).abs().max() < 1e-5
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 def test_fixed_transitions_have_the_dtype_of_the_dynamic_programme(dtype):
     graph = make_graph()
