@@ -212,11 +212,12 @@ def _ctc_tokens(states: States, unk: int) -> Tensor:
 
     As in training, the unknown token is the blank.
     """
+    is_blank_V = torch.arange(states.log_token_LV.shape[1]) == unk
     log_token_SV = []
     for mask in range(1, int(states.owner_L[-1])):
         log_token_kV = states.log_token_LV[states.owner_L == mask]
         log_blank_kV = log_token_kV[:, [unk]].expand_as(log_token_kV)
-        log_token_SV.append(run_log_likelihood(log_token_kV.t(), log_blank_kV.t()))
+        log_token_SV.append(run_log_likelihood(log_token_kV.t(), log_blank_kV.t(), is_blank_V))
     return torch.stack(log_token_SV)
 
 

@@ -104,10 +104,14 @@ class ExLM(nn.Module):
         state_BLD = self.states(hidden_BTD, graph)
         log_transition_BLL = self._link(state_BLD, graph, chain_share)
         log_emission_BML, log_blank_BL = self._emit(state_BLD, graph)
+        is_blank_BM = None
+        if log_blank_BL is not None:
+            is_blank_BM = graph.target_ids_BM == self.special_ids.unk
         return StateScores(
             log_emission_BML,
             log_transition_BLL,
             log_blank_BL,
+            is_blank_BM,
             graph,
             self._is_scored(graph),
             self.config.states_per_mask,

@@ -28,6 +28,8 @@ class StateScores(NamedTuple):
     """log E[v, u]; none when the states are not linked (``ctc``)."""
     log_blank_BL: Tensor | None
     """``ctc`` only: log-probability of the blank at each state."""
+    is_blank_BM: Tensor | None
+    """``ctc`` only: bool, targets that are the blank itself."""
     graph: StateGraph
     is_scored_BM: Tensor
     """bool, targets whose emission counts; false at padding and at unscored boundaries."""
@@ -44,7 +46,8 @@ def mlm_loss(token_logits_SV: Tensor, target_ids_S: Tensor) -> Tensor:
     Returns:
         Scalar in nats per masked token; 0 for a batch in which nothing is masked.
     """
-    total = F.cross_entropy(token_logits_SV.float(), target_ids_S, reduction="sum")
+    dtype = torch.promote_types(token_logits_SV.dtype, torch.float32)
+    total = F.cross_entropy(token_logits_SV.to(dtype), target_ids_S, reduction="sum")
     return total / max(len(target_ids_S), 1)
 
 
@@ -88,7 +91,9 @@ def _ctc_log_likelihood(scores: StateScores) -> Tensor:
     own_BMk = (first_BM.unsqueeze(2) + torch.arange(k, device=first_BM.device)).clamp(max=L - 1)
     log_target_BMk = scores.log_emission_BML.gather(2, own_BMk)
     log_blank_BML = scores.log_blank_BL.unsqueeze(1).expand(B, M, L)
-    return run_log_likelihood(log_target_BMk, log_blank_BML.gather(2, own_BMk))
+    return run_log_likelihood(
+        log_target_BMk, log_blank_BML.gather(2, own_BMk), scores.is_blank_BM
+    )
 
 
 def states_alignment_loss(

@@ -58,9 +58,12 @@ class PaperTransition(nn.Module):
         """log_transition_BLL in float32 (float64 for float64 states)."""
         query_BLD = _at_least_float32(self.query(state_BLD))
         key_BLD = _at_least_float32(self.key(state_BLD))
-        scores_BLL = query_BLD @ key_BLD.transpose(1, 2) / math.sqrt(query_BLD.shape[-1])
         is_edge_BLL = edges(graph, self.sparse)
-        log_transition_BLL = edge_log_softmax(scores_BLL.unsqueeze(1), is_edge_BLL).squeeze(1)
+        with torch.autocast(state_BLD.device.type, enabled=False):
+            scores_BLL = query_BLD @ key_BLD.transpose(1, 2) / math.sqrt(query_BLD.shape[-1])
+            log_transition_BLL = edge_log_softmax(scores_BLL.unsqueeze(1), is_edge_BLL).squeeze(
+                1
+            )
         return log_transition_BLL.masked_fill(~is_edge_BLL, -torch.inf)
 
 
@@ -93,11 +96,15 @@ class GatedTransition(nn.Module):
             for linear in (self.query, self.key)
         )
         log_gate_BLH = _at_least_float32(self.gate(x_BLX)).log_softmax(dim=-1)
-        scores_BHLL = query_BHLd @ key_BHLd.transpose(2, 3) / math.sqrt(query_BHLd.shape[-1])
         is_edge_BLL = edges(graph, self.sparse)
-        log_head_BHLL = edge_log_softmax(scores_BHLL, is_edge_BLL)
-        log_mixed_BHLL = log_head_BHLL + log_gate_BLH.transpose(1, 2).unsqueeze(3)
-        return log_mixed_BHLL.logsumexp(dim=1).masked_fill(~is_edge_BLL, -torch.inf)
+        with torch.autocast(state_BLD.device.type, enabled=False):
+            scores_BHLL = (
+                query_BHLd @ key_BHLd.transpose(2, 3) / math.sqrt(query_BHLd.shape[-1])
+            )
+            log_head_BHLL = edge_log_softmax(scores_BHLL, is_edge_BLL)
+            log_mixed_BHLL = log_head_BHLL + log_gate_BLH.transpose(1, 2).unsqueeze(3)
+            log_mixed_BLL = log_mixed_BHLL.logsumexp(dim=1)
+        return log_mixed_BLL.masked_fill(~is_edge_BLL, -torch.inf)
 
 
 class UniformTransition(nn.Module):

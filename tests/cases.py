@@ -177,6 +177,14 @@ def tied_graph(seed: int, num_targets: Sequence[int], num_states: Sequence[int])
     )
 
 
+def _two_tied_paths() -> Graph:
+    """0-1-4-5 and 0-2-3-5 are equally likely, and no other path exists."""
+    graph = all_ones_graph([4], [6])
+    edges = {(0, 1), (1, 4), (4, 5), (0, 2), (2, 3), (3, 5)}
+    missing = [(0, v, u) for v in range(6) for u in range(6) if (v, u) not in edges]
+    return without_edges(graph, missing)
+
+
 def _cases() -> dict[str, Graph]:
     ragged = random_graph(5, [4, 2, 1, 3, 5], [7, 6, 1, 3, 8])
     square = random_graph(6, [4, 4], [7, 7])
@@ -216,6 +224,7 @@ def _cases() -> dict[str, Graph]:
             random_graph(17, [1, 1], [1, 1]), [(0, 0, 0)]
         ),
         "ties": tied_graph(18, [3, 4, 5], [7, 8, 7]),
+        "two_tied_paths": _two_tied_paths(),
         "all_ones": all_ones_graph([4, 6, 2], [9, 8, 5]),
         "all_minus_infinity": random_graph(19, [3], [5], density=0.0),
     }

@@ -396,6 +396,12 @@ def test_among_equal_paths_the_earliest_states_from_the_end_win(backend, seed, M
     assert tuple(path_BM[0].tolist()) == expected[::-1]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_equal_paths_are_compared_from_the_end(backend):
+    path_BM, _ = viterbi(*CASES["two_tied_paths"], backend)
+    assert path_BM.tolist() == [[0, 2, 3, 5]]  # not [0, 1, 4, 5]: 3 comes before 4
+
+
 @given(graph=graphs)
 @settings(max_examples=25)
 def test_the_best_path_is_at_most_as_likely_as_all_of_them(graph):

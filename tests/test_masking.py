@@ -264,10 +264,12 @@ def test_bernoulli_hides_the_stated_share(mask_ratio):
     variance = mask_ratio * (1 - mask_ratio)
     share = is_masked_BN.double().mean().item()
     assert within_four_sigma(share, mask_ratio, variance / 50_000)
-    # Independent, so the numbers per row spread like a binomial; 3 is the kurtosis, nearly.
+    # Independent, so the numbers per row spread like a binomial, of excess kurtosis (1 - 6v) / nv.
     spread = is_masked_BN.sum(1).double().var().item()
-    error = (100 * variance) ** 2 * (2 + (1 - 6 * variance) / (100 * variance)) / 500
-    assert within_four_sigma(spread, 100 * variance, error)
+    kurtosis = (1 - 6 * variance) / (100 * variance)
+    assert within_four_sigma(
+        spread, 100 * variance, (100 * variance) ** 2 * (2 + kurtosis) / 500
+    )
 
 
 def test_repeated_tokens_stand_beside_each_other():
@@ -302,6 +304,10 @@ def test_copies_of_a_token_are_masked_independently():
     for first, second in ((0, 1), (1, 2), (0, 2)):
         product = (centred_Nk[:, first] * centred_Nk[:, second]).mean().item()
         assert within_four_sigma(product, 0, (p * (1 - p)) ** 2 / N)
+    # So the number of masks of a row is binomial, not fixed.
+    spread = is_masked_BN.sum(1).double().var().item()
+    variance = 100 * k * p * (1 - p)
+    assert within_four_sigma(spread, variance, 2 * variance**2 / 400)
 
 
 def test_the_moments_of_the_lost_share_hold_over_many_draws():

@@ -154,8 +154,9 @@ def test_gradients_are_finite_and_equal_finite_differences(transition, sparse, u
         return module(state_BLD, graph)[is_edge_BLL]
 
     state_BLD = make_states(graph).requires_grad_()
-    loss = (finite_entries(state_BLD) * torch.linspace(-1, 1, int(is_edge_BLL.sum()))).sum()
-    loss.backward()
+    with torch.autograd.set_detect_anomaly(True):  # no nan on the way either
+        loss = (finite_entries(state_BLD) * torch.linspace(-1, 1, int(is_edge_BLL.sum()))).sum()
+        loss.backward()
     assert state_BLD.grad.isfinite().all() and state_BLD.grad.any()
     for name, parameter in module.named_parameters():
         assert parameter.grad is not None and parameter.grad.isfinite().all(), name

@@ -13,15 +13,19 @@ import torch
 from torch import Tensor
 
 
-def run_log_likelihood(log_target_BMk: Tensor, log_blank_BMk: Tensor) -> Tensor:
+def run_log_likelihood(
+    log_target_BMk: Tensor, log_blank_BMk: Tensor, is_blank_BM: Tensor | None = None
+) -> Tensor:
     """log-probability that k states spell one target: the sum over its k (k + 1) / 2 runs.
 
     For the run of states a..b the target's log-probabilities are summed over a..b and the
-    blank's over the rest.
+    blank's over the rest. A target that is the blank itself has one labelling, blanks
+    everywhere, not one per run; the released code counts it once per run.
 
     Args:
         log_target_BMk: log-probability of the target at each of its own states, finite.
         log_blank_BMk: log-probability of the blank there, finite.
+        is_blank_BM: bool, targets that are the blank; none means none is.
 
     Returns:
         log_likelihood_BM in nats.
@@ -34,4 +38,6 @@ def run_log_likelihood(log_target_BMk: Tensor, log_blank_BMk: Tensor) -> Tensor:
     is_run_kk = torch.ones(k, k, dtype=torch.bool, device=gain_BMk.device).triu()
     run_BMkk = upto_BMk.unsqueeze(-2) - before_BMk.unsqueeze(-1)
     runs_BM = run_BMkk[..., is_run_kk].logsumexp(dim=-1)
+    if is_blank_BM is not None:
+        runs_BM = runs_BM.masked_fill(is_blank_BM, 0.0)
     return runs_BM + log_blank_BMk.sum(dim=-1)

@@ -1,0 +1,221 @@
+"""Which rows a step sees: every row once per epoch, and nothing but (seed, step) decides."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exlm_mini.batches import TrainingBatches, epoch_order, split_batch, validation_batches
+from exlm_mini.config import MaskingConfig, SpecialIds
+from exlm_mini.corpora.packing import Counts, Pack, Rows, write_pack
+from exlm_mini.masking import MaskedBatch, Masker
+
+SPECIAL = SpecialIds()
+VOCAB_SIZE = 5000
+
+
+def make_pack(path, lengths):
+    """Rows of the given lengths; the second token of a row is 10 + its number."""
+    rows = []
+    for row, length in enumerate(lengths):
+        rows.append([SPECIAL.bos, *[10 + row] * (length - 2), SPECIAL.eos])
+    write_pack(
+        path,
+        [Rows(np.concatenate(rows), np.array(lengths))],
+        row_length=lengths[0] if len(set(lengths)) == 1 else None,
+        vocab_size=VOCAB_SIZE,
+        special_ids=SPECIAL,
+        tokenizer_sha256="none",
+        source="test",
+        counts=Counts(),
+    )
+    return Pack.open(path)
+
+
+@pytest.fixture(params=["equal", "ragged"])
+def pack(request, tmp_path):
+    lengths = {"equal": [8] * 23, "ragged": [4 + n % 9 for n in range(23)]}[request.param]
+    return make_pack(tmp_path / "pack.json", lengths)
+
+
+def masker(ratio=0.4, strategy="fixed_count", seed=3, num_copies=1):
+    return Masker(MaskingConfig(ratio, strategy), SPECIAL, seed, num_copies)
+
+
+def equal(first, second):
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def rows_of(batch):
+    """Which row each line of a batch is."""
+    return (batch.token_ids_BN[:, 1] - 10).tolist()
+
+
+@given(
+    lengths=st.lists(st.integers(3, 40), max_size=300),
+    batch_size=st.integers(1, 9),
+    seed=st.integers(0, 2**31),
+    epoch=st.integers(0, 2**31),
+)
+def test_an_epoch_visits_every_row_once(lengths, batch_size, seed, epoch):
+    order_R = epoch_order(np.array(lengths, dtype=np.int64), batch_size, seed, epoch)
+    assert sorted(order_R.tolist()) == list(range(len(lengths)))
+    again_R = epoch_order(np.array(lengths, dtype=np.int64), batch_size, seed, epoch)
+    assert np.array_equal(order_R, again_R)
+
+
+@pytest.mark.parametrize("lengths", [np.full(500, 8), np.arange(500) % 30 + 3])
+def test_the_order_depends_on_seed_and_epoch(lengths):
+    orders = [
+        tuple(epoch_order(lengths, 4, seed, epoch)) for seed in range(3) for epoch in range(3)
+    ]
+    assert len(set(orders)) == 9
+
+
+def padding_share(lengths, order, batch_size):
+    batches = [lengths[order[i : i + batch_size]] for i in range(0, len(order), batch_size)]
+    padded = sum(len(batch) * batch.max() for batch in batches)
+    return 1 - lengths.sum() / padded
+
+
+def test_bucketing_leaves_little_padding():
+    lengths = np.random.default_rng(0).integers(5, 101, size=20_000)
+    bucketed = padding_share(lengths, epoch_order(lengths, 32, 1, 0), 32)
+    plain = padding_share(lengths, np.random.default_rng(1).permutation(len(lengths)), 32)
+    assert plain > 0.4
+    assert bucketed < 0.03
+
+
+def test_buckets_do_not_sort_the_epoch():
+    # Batches of short and long rows come mixed, or training would see a curriculum.
+    lengths = np.random.default_rng(0).integers(5, 101, size=20_000)
+    order_R = epoch_order(lengths, 32, 1, 0)
+    of_batch = lengths[order_R[: 32 * 600]].reshape(600, 32).mean(axis=1)
+    assert abs(np.corrcoef(of_batch, np.arange(600))[0, 1]) < 0.2
+    assert abs(np.corrcoef(of_batch[1:], of_batch[:-1])[0, 1]) < 0.2
+
+
+def test_every_row_comes_once_per_epoch_across_seams(pack):
+    batches = TrainingBatches(pack, masker(), batch_size=5, seed=1)
+    # 23 steps of 5 rows are 5 epochs of 23 rows, and no epoch ends at the end of a batch.
+    seen = [row for step in range(23) for row in rows_of(batches.batch(step))]
+    for epoch in range(5):
+        assert sorted(seen[23 * epoch : 23 * (epoch + 1)]) == list(range(23))
+    assert seen[:23] != seen[23:46]
+
+
+def test_a_batch_larger_than_the_pack_holds_whole_epochs(pack):
+    batches = TrainingBatches(pack, masker(), batch_size=50, seed=1)
+    counts = Counter(rows_of(batches.batch(0)))
+    assert set(counts) == set(range(23))
+    assert set(counts.values()) == {2, 3}
+    _, epoch_B = batches.rows(0)
+    assert epoch_B.tolist() == [0] * 23 + [1] * 23 + [2] * 4
+
+
+def test_a_batch_does_not_depend_on_the_calls_before(pack):
+    forward = TrainingBatches(pack, masker(), batch_size=4, seed=1)
+    in_order = [forward.batch(step) for step in range(20)]
+    for step in (19, 0, 7, 7, 13):
+        fresh = TrainingBatches(pack, masker(), batch_size=4, seed=1).batch(step)
+        assert equal(in_order[step], fresh)
+        assert equal(in_order[step], forward.batch(step))
+
+
+def test_a_row_gets_other_masks_in_another_epoch(pack):
+    batches = TrainingBatches(pack, masker(), batch_size=23, seed=1)
+    first, second = (
+        dict(zip(rows_of(b), map(tuple, b.is_masked_BN.tolist()), strict=True))
+        for b in (batches.batch(0), batches.batch(1))
+    )
+    assert sum(first[row] != second[row] for row in range(23)) > 5
+
+
+def test_another_seed_gives_other_rows(pack):
+    rows = [
+        tuple(TrainingBatches(pack, masker(), batch_size=23, seed=seed).rows(0)[0])
+        for seed in range(3)
+    ]
+    assert len(set(rows)) == 3
+
+
+def test_batches_are_rows_of_the_pack(pack):
+    batch = TrainingBatches(pack, masker(), batch_size=6, seed=1).batch(3)
+    rows = rows_of(batch)
+    assert torch.equal(batch.token_ids_BN, pack.gather(rows)[0])
+    assert (batch.masked_ids_BN[batch.is_masked_BN] == SPECIAL.mask).all()
+    assert torch.equal(
+        batch.masked_ids_BN[~batch.is_masked_BN], batch.token_ids_BN[~batch.is_masked_BN]
+    )
+
+
+def test_validation_has_the_same_masks_at_every_call(pack):
+    first = list(validation_batches(pack, masker(), 20, 6))
+    second = list(validation_batches(pack, masker(), 20, 6))
+    assert len(first) == len(second) == 4
+    assert all(equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def masks_by_row(batches):
+    masks = {}
+    for batch in batches:
+        for row, mask in zip(rows_of(batch), batch.is_masked_BN, strict=True):
+            assert row not in masks
+            masks[row] = tuple(mask.nonzero().flatten().tolist())
+    return masks
+
+
+@pytest.mark.parametrize("asked", [1, 20, 23, 1000])
+def test_validation_covers_the_asked_rows_once(pack, asked):
+    masks = masks_by_row(validation_batches(pack, masker(), asked, 6))
+    assert sorted(masks) == list(range(min(asked, 23)))
+    assert all(masks.values())
+
+
+def test_validation_masks_do_not_depend_on_batches_or_on_how_many_rows(pack):
+    all_rows = masks_by_row(validation_batches(pack, masker(), 23, 23))
+    assert masks_by_row(validation_batches(pack, masker(), 23, 4)) == all_rows
+    fewer = masks_by_row(validation_batches(pack, masker(), 9, 4))
+    assert fewer == {row: all_rows[row] for row in range(9)}
+
+
+def test_validation_masks_are_not_those_of_training(pack):
+    validation = masks_by_row(validation_batches(pack, masker(), 23, 23))
+    batches = TrainingBatches(pack, masker(), batch_size=23, seed=1)
+    training = masks_by_row([batches.batch(0)])
+    assert sum(validation[row] != training[row] for row in range(23)) > 5
+
+
+def test_micro_batches_keep_rows_and_lose_padding(tmp_path):
+    pack = make_pack(tmp_path / "pack.json", [4, 4, 12, 6, 5, 9, 7])
+    token_ids_BN, _ = pack.gather(range(7))
+    batch = masker()(token_ids_BN, np.zeros(7, dtype=np.int64), np.arange(7), step=0)
+    parts = split_batch(batch, 3, SPECIAL.pad)
+    assert [tuple(part.token_ids_BN.shape) for part in parts] == [(3, 12), (3, 9), (1, 7)]
+    for part, start in zip(parts, (0, 3, 6), strict=True):
+        width = part.token_ids_BN.shape[1]
+        for cut, whole in zip(part, batch, strict=True):
+            assert torch.equal(cut, whole[start : start + 3, :width])
+        assert (batch.token_ids_BN[start : start + 3, width:] == SPECIAL.pad).all()
+    assert sum(int(part.is_masked_BN.sum()) for part in parts) == int(batch.is_masked_BN.sum())
+
+
+def test_repeated_rows_are_split_without_loss(pack):
+    batch = TrainingBatches(pack, masker(num_copies=3), batch_size=6, seed=1).batch(0)
+    parts = split_batch(batch, 2, SPECIAL.pad)
+    lengths = [int((row != SPECIAL.pad).sum()) for p in parts for row in p.token_ids_BN]
+    assert lengths == (3 * pack.lengths_R[rows_of_repeated(batch)]).tolist()
+
+
+def rows_of_repeated(batch):
+    return (batch.token_ids_BN[:, 3] - 10).numpy()
+
+
+def test_one_micro_batch_is_the_batch():
+    ids = torch.tensor([[1, 7, 2], [1, 8, 2]])
+    batch = MaskedBatch(ids, ids == 7, ids)
+    (part,) = split_batch(batch, 2, SPECIAL.pad)
+    assert equal(part, batch)

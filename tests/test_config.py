@@ -1,0 +1,237 @@
+"""Settings refuse what cannot work, and survive a trip through plain dicts."""
+
+import dataclasses
+import json
+
+import pytest
+
+from exlm_mini.config import (
+    ENCODER_PRESETS,
+    DataConfig,
+    EncoderShape,
+    MaskingConfig,
+    ModelConfig,
+    RunConfig,
+    TrainConfig,
+    UserError,
+    nearest,
+    run_config_from_dict,
+)
+
+
+def refusal(make, **settings) -> str:
+    """The line a refused value gets."""
+    with pytest.raises(UserError) as refused:
+        make(**settings)
+    line = str(refused.value)
+    assert "\n" not in line
+    return line
+
+
+AT_LEAST_ONE = "at least 1"
+NAN = float("nan")
+
+REFUSED = [
+    *[
+        (ModelConfig, {name: 0}, f"model.{name}", "0", AT_LEAST_ONE)
+        for name in (
+            "states_per_mask", "max_positions", "emission_chunk", "num_layers", "width",
+            "ffn_width", "num_heads", "vocab_size",
+        )
+    ],
+    *[
+        (ModelConfig, {name: value}, f"model.{name}", str(value), "[0, 1)")
+        for name in ("dropout", "attention_dropout", "activation_dropout")
+        for value in (-0.1, 1.0, NAN)
+    ],
+    (ModelConfig, {"preset": "bas"}, "model.preset", "'bas'", "did you mean base"),
+    (ModelConfig, {"init_std": 0.0}, "model.init_std", "0.0", "positive"),
+    (ModelConfig, {"init_std": NAN}, "model.init_std", "nan", "positive"),
+    (ModelConfig, {"clone_embedding_std": -1.0}, "model.clone_embedding_std", "-1.0", "negative"),
+    (ModelConfig, {"width": 72, "num_heads": 4}, "model.width", "72", "multiple of 4"),
+    (
+        ModelConfig, {"sparse": True, "transition": "ctc"},
+        "model.sparse", "ctc", "drop one of the two",
+    ),
+    (
+        ModelConfig, {"sparse": True, "transition": "uniform"},
+        "model.sparse", "uniform", "drop one of the two",
+    ),
+    *[
+        (MaskingConfig, {"mask_ratio": value}, "masking.mask_ratio", str(value), "between 0 and 1")
+        for value in (0.0, 1.0, -0.15, 15, NAN)
+    ],
+    (MaskingConfig, {"num_copies": 0}, "masking.num_copies", "0", AT_LEAST_ONE),
+    (DataConfig, {"files": ["a.txt"], "hub": "b"}, "data.files", "data.hub", "one of the two"),
+    (DataConfig, {"block_length": 2}, "data.block_length", "2", "at least 3"),
+    (DataConfig, {"vocab_size": 0}, "data.vocab_size", "0", AT_LEAST_ONE),
+    (DataConfig, {"num_sentences": 0}, "data.num_sentences", "0", AT_LEAST_ONE),
+    (DataConfig, {"max_documents": 1}, "data.max_documents", "1", "at least 2"),
+    *[
+        (DataConfig, {"validation_share": value}, "data.validation_share", str(value), "(0, 1)")
+        for value in (0.0, 1.0, NAN)
+    ],
+    *[
+        (DataConfig, {name: value}, f"data.{name}", str(value), "[0, 1]")
+        for name in ("max_unknown", "max_rejected")
+        for value in (-0.1, 1.1, NAN)
+    ],
+    *[
+        (TrainConfig, {name: 0}, f"train.{name}", "0", AT_LEAST_ONE)
+        for name in (
+            "steps", "batch_size", "save_every", "log_every", "validate_every",
+            "validation_rows", "num_threads",
+        )
+    ],
+    (TrainConfig, {"warmup_steps": -1}, "train.warmup_steps", "-1", "negative"),
+    *[
+        (TrainConfig, {"chain_warmup": value}, "train.chain_warmup", str(value), "[0, 0.5]")
+        for value in (-0.1, 0.6, NAN)
+    ],
+    *[
+        (TrainConfig, {"learning_rate": value}, "train.learning_rate", str(value), "positive")
+        for value in (0.0, -1e-3, NAN)
+    ],
+    *[
+        (
+            TrainConfig, {"batch_size": 32, "micro_batch_size": value},
+            "train.micro_batch_size", str(value), "must divide train.batch_size 32",
+        )
+        for value in (0, -1, 5, 64)
+    ],
+    (TrainConfig, {"adam_betas": (2.0, 0.98)}, "train.adam_betas", "2.0", "must"),
+    (TrainConfig, {"adam_betas": (0.9, 1.0)}, "train.adam_betas", "1.0", "must"),
+    (TrainConfig, {"adam_eps": -1.0}, "train.adam_eps", "-1.0", "must"),
+    (TrainConfig, {"weight_decay": -1.0}, "train.weight_decay", "-1.0", "must"),
+    (TrainConfig, {"clip_norm": -1.0}, "train.clip_norm", "-1.0", "must"),
+    (
+        RunConfig, {"masking": MaskingConfig(strategy="slots")},
+        "masking.strategy", "text", "data.kind toy",
+    ),
+    (RunConfig, {"seed": -1}, "seed", "-1", "negative"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "settings", "field", "value", "remedy"), REFUSED)
+def test_a_refusal_names_field_value_and_remedy(make, settings, field, value, remedy):
+    line = refusal(make, **settings)
+    assert field in line
+    assert value in line
+    assert remedy in line
+
+
+# The command line checks choices by itself; notebooks build these classes directly.
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (ModelConfig, "boundary"),
+        (ModelConfig, "transition"),
+        (ModelConfig, "rope"),
+        (ModelConfig, "emission"),
+        (MaskingConfig, "strategy"),
+        (DataConfig, "kind"),
+        (TrainConfig, "precision"),
+        (RunConfig, "objective"),
+    ],
+)
+def test_a_choice_that_does_not_exist_is_refused(make, field):
+    line = refusal(make, **{field: "nonsense"})
+    assert field in line
+    assert "nonsense" in line
+
+
+@pytest.mark.parametrize(
+    ("make", "settings"),
+    [
+        (ModelConfig, {"dropout": 0.0, "states_per_mask": 1, "max_positions": 1}),
+        (ModelConfig, {"transition": "paper", "sparse": True}),
+        (MaskingConfig, {"mask_ratio": 1e-9, "num_copies": 1}),
+        (DataConfig, {"block_length": 3, "max_documents": 2, "max_unknown": 1}),
+        (TrainConfig, {"steps": 1, "warmup_steps": 0, "chain_warmup": 0.5}),
+        (TrainConfig, {"batch_size": 6, "micro_batch_size": 6, "clip_norm": 0.0}),
+        (RunConfig, {"seed": 0}),
+        (RunConfig, {"masking": MaskingConfig(strategy="slots"), "data": DataConfig("toy")}),
+    ],
+)
+def test_the_last_value_before_a_refusal_is_taken(make, settings):
+    config = make(**settings)
+    for name, value in settings.items():
+        assert getattr(config, name) == value
+
+
+def test_single_numbers_replace_those_of_a_preset():
+    assert ModelConfig(preset="base").shape == EncoderShape(12, 768, 3072, 12)
+    shape = ModelConfig(preset="base", num_layers=3, ffn_width=100).shape
+    assert shape == EncoderShape(3, 768, 100, 12)
+    assert ModelConfig(preset="tiny", width=16, num_heads=1).shape == EncoderShape(
+        2, 16, 256, 1
+    )
+
+
+def test_presets_are_the_sizes_of_the_paper():
+    # Tables 5 and 10 (base, large), Table 7 (molecules).
+    assert ENCODER_PRESETS["base"] == (12, 768, 3072, 12)
+    assert ENCODER_PRESETS["large"] == (24, 1024, 4096, 16)
+    assert ENCODER_PRESETS["molecular"] == (9, 768, 2048, 12)
+    for name in ENCODER_PRESETS:
+        assert ModelConfig(preset=name).shape == ENCODER_PRESETS[name]
+
+
+@pytest.mark.parametrize(
+    "config", [RunConfig(), ModelConfig(), MaskingConfig(), DataConfig(), TrainConfig()]
+)
+def test_settings_cannot_be_changed(config):
+    name = dataclasses.fields(config)[0].name
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(config, name, getattr(config, name))
+
+
+def test_settings_are_hashable_with_lists_from_yaml():
+    config = RunConfig(
+        data=DataConfig(files=["a.txt", "b.txt"]), train=TrainConfig(adam_betas=[0.8, 0.9])
+    )
+    assert config.data.files == ("a.txt", "b.txt")
+    assert config.train.adam_betas == (0.8, 0.9)
+    assert len({config, dataclasses.replace(config)}) == 1
+
+
+def test_nearest_offers_the_closest_names():
+    names = ["states_per_mask", "mask_ratio", "steps"]
+    assert nearest("states_per_masks", names) == "did you mean states_per_mask?"
+    assert nearest("step", names) == "did you mean steps?"
+    assert nearest("zzz", names) == "known: states_per_mask, mask_ratio, steps"
+    assert nearest("mask", iter(names)).startswith("did you mean mask_ratio")
+
+
+UNUSUAL = RunConfig(
+    recipe="mine",
+    objective="mlm+exlm",
+    model=ModelConfig(preset="mini", width=64, transition="paper", sparse=True, dropout=0.25),
+    masking=MaskingConfig(mask_ratio=0.3, strategy="bernoulli"),
+    data=DataConfig(kind="smiles", files=("a.smi",), column="x", max_documents=10),
+    train=TrainConfig(adam_betas=(0.5, 0.75), micro_batch_size=4, num_threads=2),
+    seed=7,
+)
+
+
+@pytest.mark.parametrize("config", [RunConfig(), UNUSUAL])
+def test_a_trip_through_plain_dicts_changes_nothing(config):
+    plain = dataclasses.asdict(config)
+    assert run_config_from_dict(plain) == config
+    # JSON and YAML know no tuples.
+    assert run_config_from_dict(json.loads(json.dumps(plain))) == config
+
+
+def test_missing_settings_keep_their_defaults():
+    assert run_config_from_dict({}) == RunConfig()
+    config = run_config_from_dict({"seed": 3, "train": {"steps": 5}, "model": {}})
+    assert config == RunConfig(seed=3, train=TrainConfig(steps=5))
+
+
+def test_unknown_settings_are_named_with_their_neighbours():
+    line = refusal(lambda: run_config_from_dict({"model": {"states_per_masks": 4}}))
+    assert line == "unknown setting model.states_per_masks; did you mean states_per_mask?"
+    line = refusal(lambda: run_config_from_dict({"objectives": "mlm"}))
+    assert line.startswith("unknown setting objectives; did you mean objective")
+    line = refusal(lambda: run_config_from_dict({"train": {"steps": 0}}))
+    assert "train.steps is 0" in line

@@ -1,0 +1,672 @@
+"""The training loop: what a step does depends on settings and step, and on nothing else."""
+
+import itertools
+import json
+import math
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from exlm_mini import training
+from exlm_mini.batches import validation_batches
+from exlm_mini.checkpoint import latest_checkpoint, load_checkpoint
+from exlm_mini.config import (
+    MaskingConfig,
+    ModelConfig,
+    RunConfig,
+    SpecialIds,
+    TrainConfig,
+    UserError,
+)
+from exlm_mini.corpora.packing import Counts, Pack, Rows, write_pack
+from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.run_directory import read_metrics
+from exlm_mini.training import (
+    Trainer,
+    chain_share,
+    evaluate,
+    learning_rate,
+    load_model,
+    longest_row,
+    make_masker,
+    make_model,
+    row_bits,
+)
+
+SPECIAL = SpecialIds()
+VOCAB_SIZE = 20
+CPU = torch.device("cpu")
+OBJECTIVES = ("mlm", "repeated-mlm", "exlm")
+STEPS = 6
+
+
+def make_pack(path, num_rows, seed, longest=11):
+    random = np.random.default_rng(seed)
+    lengths = random.integers(6, longest + 1, num_rows)
+    lengths[0] = longest
+    rows = [[SPECIAL.bos, *random.integers(6, VOCAB_SIZE, n - 2), SPECIAL.eos] for n in lengths]
+    write_pack(
+        path,
+        [Rows(np.concatenate(rows), lengths)],
+        row_length=None,
+        vocab_size=VOCAB_SIZE,
+        special_ids=SPECIAL,
+        tokenizer_sha256="none",
+        source="test",
+        counts=Counts(),
+    )
+    return Pack.open(path)
+
+
+@pytest.fixture(scope="module")
+def packs(tmp_path_factory):
+    """Rows of different length, to learn from and to validate with."""
+    directory = tmp_path_factory.mktemp("packs")
+    return make_pack(directory / "train.json", 37, 0), make_pack(directory / "val.json", 19, 1)
+
+
+MODEL = ModelConfig(
+    num_layers=1,
+    width=16,
+    ffn_width=16,
+    num_heads=2,
+    max_positions=48,
+    states_per_mask=2,
+    activation_dropout=0.1,
+    clone_embedding_std=0.5,
+)
+TRAIN = TrainConfig(
+    steps=STEPS,
+    batch_size=8,
+    warmup_steps=2,
+    chain_warmup=0.3,
+    clip_norm=1.0,
+    save_every=1,
+    log_every=2,
+    validate_every=3,
+    validation_rows=19,
+    device="cpu",
+)
+
+
+def make_config(objective="exlm", model=None, train=None, masking=None, seed=1):
+    return RunConfig(
+        objective=objective,
+        model=replace(MODEL, **(model or {})),
+        masking=MaskingConfig(mask_ratio=0.3, **(masking or {})),
+        train=replace(TRAIN, **(train or {})),
+        seed=seed,
+    )
+
+
+def make_trainer(config, packs, output):
+    output.mkdir(parents=True, exist_ok=True)
+    return Trainer(config, *packs, output)
+
+
+def losses_and_gradients(config, packs, output):
+    """Loss and gradients of the first step."""
+    trainer = make_trainer(config, packs, output)
+    seen = []
+
+    def look(progress):
+        parameters = trainer.model.named_parameters()
+        gradients = {name: p.grad.clone() for name, p in parameters if p.grad is not None}
+        seen.append((progress.loss, gradients))
+
+    trainer.run(look, should_stop=lambda: True)
+    return seen[0]
+
+
+def dropless(**train):
+    """Settings under which micro-batches must not matter."""
+    off = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
+    return {"model": off, "train": {"chain_warmup": 0.0, "clip_norm": 0.0, **train}}
+
+
+# ---- schedules ----
+
+
+def test_learning_rate_rises_to_its_peak_and_falls_to_zero():
+    train = TrainConfig(steps=10, warmup_steps=4, learning_rate=2.0)
+    rates = [learning_rate(train, step) for step in range(11)]
+    by_hand = [0.5, 1.0, 1.5, 2.0, *(2.0 * n / 7 for n in range(6, -1, -1))]
+    assert rates == pytest.approx(by_hand)
+    assert max(rates) == rates[4 - 1] == 2.0
+    assert rates[10] == 0  # the step after the last
+
+
+def test_without_warmup_the_learning_rate_only_falls():
+    train = TrainConfig(steps=4, warmup_steps=0, learning_rate=1.0)
+    assert [learning_rate(train, step) for step in range(5)] == pytest.approx(
+        [0.8, 0.6, 0.4, 0.2, 0.0]
+    )
+
+
+@pytest.mark.parametrize("steps", [1, 2, 9])
+@pytest.mark.parametrize("warmup_steps", [0, 1, 8, 9, 10, 100])
+def test_learning_rate_is_never_negative_or_above_its_peak(steps, warmup_steps):
+    train = TrainConfig(steps=steps, warmup_steps=warmup_steps, learning_rate=3.0)
+    assert all(0 < learning_rate(train, step) <= 3.0 for step in range(steps))
+
+
+def test_chains_are_held_then_faded_out():
+    config = make_config(train={"steps": 8, "chain_warmup": 0.25})
+    shares = [chain_share(config, step) for step in range(9)]
+    assert shares == pytest.approx([1, 1, 1, 0.5, 0, 0, 0, 0, 0])
+    longest = make_config(train={"steps": 8, "chain_warmup": 0.5})
+    assert chain_share(longest, 7) == pytest.approx(0.25)
+    assert chain_share(longest, 8) == 0
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_chains_are_off_without_a_warmup_and_for_other_objectives(objective):
+    off = make_config(objective, train={"chain_warmup": 0.0})
+    assert [chain_share(off, step) for step in range(STEPS + 1)] == [0.0] * (STEPS + 1)
+    on = make_config(objective)
+    assert (chain_share(on, 0) == 0) == (objective != "exlm")
+
+
+# ---- resuming ----
+
+
+def same_checkpoints(first, second):
+    """Model, optimizer and state of two checkpoints agree bit for bit."""
+    a, b = load_checkpoint(first), load_checkpoint(second)
+    assert a.step == b.step
+    assert a.tensors.keys() == b.tensors.keys() == {"model", "optimizer"}
+    for group in a.tensors:
+        assert a.tensors[group].keys() == b.tensors[group].keys()
+        for name, tensor in a.tensors[group].items():
+            assert torch.equal(tensor, b.tensors[group][name]), (group, name)
+    assert a.state == b.state
+
+
+def metrics_of(output):
+    """Lines of metrics.jsonl without what a clock says."""
+    records = read_metrics(output / "metrics.jsonl")
+    for record in records:
+        assert record.pop("tokens_per_second") > 0
+    return records
+
+
+@pytest.fixture(scope="module", params=OBJECTIVES)
+def unbroken(request, packs, tmp_path_factory):
+    """A run that never stopped, with a checkpoint of every step."""
+    output = tmp_path_factory.mktemp(request.param)
+    config = make_config(request.param)
+    return config, output, make_trainer(config, packs, output).run()
+
+
+@pytest.mark.parametrize("step", range(1, STEPS))
+def test_resuming_equals_never_stopping(unbroken, packs, tmp_path, step):
+    config, whole, outcome = unbroken
+    # What a process killed during the next step leaves behind.
+    for done in range(1, step + 1):
+        name = f"checkpoints/step-{done:06d}"
+        shutil.copytree(whole / name, tmp_path / name)
+    lines = (whole / "metrics.jsonl").read_bytes()
+    (tmp_path / "metrics.jsonl").write_bytes(lines)
+    torch.manual_seed(step)  # no state of a generator may matter
+    resumed = make_trainer(config, packs, tmp_path).run()
+    assert resumed == outcome
+    last = f"checkpoints/step-{STEPS:06d}"
+    same_checkpoints(whole / last, tmp_path / last)
+    assert metrics_of(tmp_path) == metrics_of(whole)
+
+
+def test_a_request_to_stop_saves_and_the_rest_is_the_same(unbroken, packs, tmp_path):
+    config, whole, outcome = unbroken
+    config = replace(config, train=replace(config.train, save_every=100))
+    first = make_trainer(config, packs, tmp_path)
+    stopped = first.run(
+        should_stop=lambda: first.optimizer.state_dict()["state"][0]["step"] == 4
+    )
+    assert (stopped.step, stopped.is_complete) == (4, False)
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-000004"]
+    assert stopped.evaluation is not None  # of step 3
+    resumed = make_trainer(config, packs, tmp_path).run()
+    assert resumed == outcome
+    tensors = load_checkpoint(tmp_path / f"checkpoints/step-{STEPS:06d}").tensors
+    whole_tensors = load_checkpoint(whole / f"checkpoints/step-{STEPS:06d}").tensors
+    for group, named in tensors.items():
+        for name, tensor in named.items():
+            assert torch.equal(tensor, whole_tensors[group][name]), (group, name)
+    # The step it stopped at may have a line of its own; all others are equal.
+    lines = metrics_of(whole)
+    assert [line for line in metrics_of(tmp_path) if line in lines] == lines
+
+
+def stamps(directory):
+    """Content and time of every file."""
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+def test_a_complete_run_is_left_as_it_is(unbroken, packs, tmp_path):
+    config, whole, outcome = unbroken
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    before, steps = stamps(tmp_path), []
+    assert make_trainer(config, packs, tmp_path).run(steps.append) == outcome
+    assert steps == []
+    assert stamps(tmp_path) == before
+
+
+def test_a_damaged_newest_checkpoint_costs_steps_and_nothing_else(unbroken, packs, tmp_path):
+    config, whole, outcome = unbroken
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    for step in (STEPS, STEPS - 1):
+        weights = tmp_path / f"checkpoints/step-{step:06d}/model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-1])
+    said, steps = [], []
+    trainer = Trainer(config, *packs, tmp_path, report=said.append)
+    assert trainer.run(lambda p: steps.append(p.step)) == outcome
+    assert steps == [STEPS - 1, STEPS]
+    assert len(said) == 2
+    last = f"checkpoints/step-{STEPS:06d}"
+    same_checkpoints(whole / last, tmp_path / last)
+
+
+def test_every_step_asked_for_is_saved_logged_and_validated(packs, tmp_path):
+    train = {"steps": 7, "save_every": 3, "log_every": 2, "validate_every": 4}
+    seen = []
+    outcome = make_trainer(make_config(train=train), packs, tmp_path).run(seen.append)
+    names = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
+    assert names == ["step-000003", "step-000006", "step-000007"]
+    records = read_metrics(tmp_path / "metrics.jsonl")
+    assert [r["step"] for r in records] == [2, 4, 6, 7]
+    assert [r["step"] for r in records if "validation_bits_per_mask" in r] == [4, 7]
+    assert [p.step for p in seen] == list(range(1, 8))
+    assert [p.step for p in seen if p.evaluation] == [4, 7]
+    assert outcome.is_complete
+    assert outcome.evaluation == seen[-1].evaluation
+    assert outcome.evaluation.bits_per_mask == records[-1]["validation_bits_per_mask"]
+    assert outcome.evaluation.num_rows == 19
+    rates = [learning_rate(replace(TRAIN, steps=7), r["step"] - 1) for r in records]
+    assert [r["learning_rate"] for r in records] == rates
+
+
+def test_resuming_with_other_data_is_refused(packs, tmp_path):
+    config = make_config("mlm")
+    make_trainer(config, packs, tmp_path / "run").run()
+    other = make_pack(tmp_path / "other.json", 37, seed=2)
+    for changed in ((other, packs[1]), (packs[0], other)):
+        with pytest.raises(UserError, match="is not the data") as refused:
+            make_trainer(config, changed, tmp_path / "run").run()
+        assert str(other.path) in str(refused.value)
+        assert "--output" in str(refused.value)
+
+
+# ---- determinism ----
+
+
+def losses(config, packs, output):
+    found = []
+    make_trainer(config, packs, output).run(lambda p: found.append(p.loss))
+    return found
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_the_seed_decides_the_losses(packs, tmp_path, objective):
+    runs = []
+    for number, seed in enumerate((1, 1, 2)):
+        torch.manual_seed(number)
+        runs.append(losses(make_config(objective, seed=seed), packs, tmp_path / str(number)))
+    assert runs[0] == runs[1]
+    assert not set(runs[0]) & set(runs[2])
+
+
+def test_dropout_differs_between_steps(packs, tmp_path):
+    # With nothing learned, and the whole pack as batch, only dropout and masks change.
+    slow = {"learning_rate": 1e-12, "batch_size": 37, "chain_warmup": 0.0}
+    config = make_config(train=slow)
+    assert len(set(losses(config, packs, tmp_path / "a"))) == STEPS
+
+
+# ---- micro-batches ----
+
+
+@pytest.mark.parametrize(
+    ("objective", "model", "masking"),
+    [
+        ("mlm", {}, {}),
+        ("mlm", {}, {"strategy": "bernoulli"}),
+        ("repeated-mlm", {}, {}),
+        ("exlm", {}, {}),
+        ("exlm", {"boundary": "paper", "transition": "paper"}, {"strategy": "bernoulli"}),
+        ("exlm", {"transition": "ctc"}, {}),
+        ("exlm", {"transition": "uniform", "emission": "chunked", "emission_chunk": 3}, {}),
+    ],
+)
+def test_micro_batches_change_neither_loss_nor_gradients(
+    packs, tmp_path, objective, model, masking
+):
+    settings = dropless()
+    settings["model"] |= model
+    results = []
+    for size in (None, 4, 2, 1):
+        settings["train"]["micro_batch_size"] = size
+        config = make_config(objective, masking=masking, **settings)
+        results.append(losses_and_gradients(config, packs, tmp_path / str(size)))
+    (loss, gradients), *others = results
+    assert max(g.abs().max() for g in gradients.values()) > 1e-3
+    for other_loss, other_gradients in others:
+        assert other_loss == pytest.approx(loss, rel=1e-6)
+        assert other_gradients.keys() == gradients.keys()
+        for name, gradient in gradients.items():
+            assert (other_gradients[name] - gradient).abs().max() < 1e-6, name
+
+
+def test_micro_batches_are_saved_and_resumed(packs, tmp_path):
+    config = make_config(train={"micro_batch_size": 2})
+    make_trainer(config, packs, tmp_path / "whole").run()
+    first = make_trainer(config, packs, tmp_path / "cut")
+    first.run(should_stop=lambda: True)
+    make_trainer(config, packs, tmp_path / "cut").run()
+    last = f"checkpoints/step-{STEPS:06d}"
+    same_checkpoints(tmp_path / "whole" / last, tmp_path / "cut" / last)
+
+
+def test_clipping_bounds_the_gradient(packs, tmp_path):
+    def norm(gradients):
+        return math.sqrt(sum(g.square().sum().item() for g in gradients.values()))
+
+    settings = dropless()
+    _, free = losses_and_gradients(make_config(**settings), packs, tmp_path / "free")
+    settings["train"]["clip_norm"] = norm(free) / 4
+    _, clipped = losses_and_gradients(make_config(**settings), packs, tmp_path / "clipped")
+    assert norm(clipped) == pytest.approx(norm(free) / 4, rel=1e-4)
+
+
+# ---- precision ----
+
+
+@pytest.mark.parametrize(
+    ("objective", "transition"),
+    [
+        ("mlm", "gated"),
+        ("repeated-mlm", "gated"),
+        ("exlm", "gated"),
+        ("exlm", "paper"),
+        ("exlm", "ctc"),
+        ("exlm", "uniform"),
+    ],
+)
+def test_bf16_trains_on_a_cpu(packs, tmp_path, objective, transition):
+    runs = {}
+    for precision in ("fp32", "bf16"):
+        config = make_config(
+            objective, {"transition": transition}, {"precision": precision, "num_threads": 1}
+        )
+        runs[precision] = losses(config, packs, tmp_path / precision)
+    assert all(map(math.isfinite, runs["bf16"]))
+    assert runs["bf16"] == pytest.approx(runs["fp32"], rel=0.05)
+    assert runs["bf16"] != runs["fp32"]
+    for record in read_metrics(tmp_path / "bf16" / "metrics.jsonl"):
+        assert all(value is not None for value in record.values())
+    tensors = load_checkpoint(tmp_path / f"bf16/checkpoints/step-{STEPS:06d}").tensors
+    assert {t.dtype for group in tensors.values() for t in group.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("transition", ["gated", "paper"])
+def test_transitions_stay_in_float32_under_bf16(packs, transition):
+    config = make_config(model={"transition": transition})
+    model = make_model(config, VOCAB_SIZE, SPECIAL).eval()
+    (batch,) = validation_batches(packs[1], make_masker(config, SPECIAL), 19, 64)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        log_transition_BLL = model(*batch).log_transition_BLL
+    assert log_transition_BLL.dtype == torch.float32
+    total_BL = log_transition_BLL.exp().sum(dim=2)
+    total_BL = total_BL[total_BL > 0]  # states without successor
+    assert (total_BL - 1).abs().max() < 1e-5
+
+
+# ---- mistakes ----
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_loss_that_is_not_finite_stops_the_run(packs, tmp_path, objective):
+    train = {"learning_rate": 1e30, "warmup_steps": 0, "clip_norm": 0.0}
+    config = make_config(objective, train=train)
+    with pytest.raises(UserError) as stopped:
+        make_trainer(config, packs, tmp_path).run()
+    line = str(stopped.value)
+    assert "\n" not in line
+    assert "at step 2" in line
+    assert "train.learning_rate (1e+30)" in line
+    assert "train.warmup_steps (0)" in line
+    # The step that failed was not taken.
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-000001"]
+
+
+@pytest.mark.parametrize(
+    ("objective", "needed"),
+    # 11 tokens, 3 masks of 9: k = 2 adds one state for each and for both boundaries.
+    [("mlm", 11), ("repeated-mlm", 22), ("exlm", 16)],
+)
+def test_rows_too_long_are_told_with_both_lengths(packs, tmp_path, objective, needed):
+    fits = make_config(objective, {"max_positions": needed})
+    assert longest_row(fits, 11) == needed
+    make_trainer(fits, packs, tmp_path / "fits").run()
+    with pytest.raises(UserError) as refused:
+        make_trainer(
+            make_config(objective, {"max_positions": needed - 1}), packs, tmp_path / "no"
+        )
+    assert "rows of 11 tokens" in str(refused.value)
+    assert f"raise it to {needed}" in str(refused.value)
+    assert f"model.max_positions {needed - 1}" in str(refused.value)
+
+
+def test_a_row_may_be_masked_whole_where_masks_are_independent():
+    config = make_config(masking={"strategy": "bernoulli"})
+    assert longest_row(config, 11) == 22
+    assert longest_row(make_config(model={"boundary": "paper"}), 11) == 14
+    assert longest_row(make_config(model={"states_per_mask": 5}), 11) == 11 + 4 * 5
+    assert longest_row(make_config(masking={"strategy": "bernoulli"}), 11, 2) == 15
+
+
+@pytest.mark.parametrize("config", [make_config(o, m, masking=s) for o, m, s in [
+    ("mlm", {}, {}), ("repeated-mlm", {}, {}), ("exlm", {}, {}),
+    ("exlm", {"boundary": "paper", "states_per_mask": 3}, {}),
+    ("exlm", {}, {"strategy": "bernoulli"}),
+]])  # fmt: skip
+def test_no_batch_is_longer_than_the_longest_row(packs, config):
+    masker = make_masker(config, SPECIAL)
+    model = make_model(config, VOCAB_SIZE, SPECIAL)
+    token_ids_BN, _ = packs[0].gather(range(37))
+    longest = 0
+    for step in range(20):
+        batch = masker(token_ids_BN, np.full(37, step), np.arange(37), step)
+        with torch.no_grad():
+            if isinstance(model, ExLM):
+                longest = max(longest, model.encode(*batch)[0].shape[1])
+            else:
+                longest = max(longest, model.encode(batch.masked_ids_BN).shape[1])
+    bound = longest_row(config, 11)
+    assert longest <= bound
+    if config.masking.strategy == "fixed_count":
+        assert longest == bound
+
+
+def test_a_vocabulary_of_another_size_is_refused(packs, tmp_path):
+    make_trainer(make_config(model={"vocab_size": VOCAB_SIZE}), packs, tmp_path)
+    with pytest.raises(UserError, match=f"model.vocab_size is 21.* {VOCAB_SIZE} .*leave"):
+        make_trainer(make_config(model={"vocab_size": 21}), packs, tmp_path)
+
+
+# ---- bits ----
+
+
+def batch_of(packs, config):
+    (batch,) = validation_batches(packs[1], make_masker(config, SPECIAL), 19, 64)
+    return batch
+
+
+@pytest.mark.parametrize("objective", ["mlm", "repeated-mlm"])
+def test_bits_of_mlm_are_a_sum_over_masks(packs, objective):
+    config = make_config(objective)
+    model = make_model(config, VOCAB_SIZE, SPECIAL).eval()
+    batch = batch_of(packs, config)
+    bits_B = row_bits(model, batch)
+    for row, bits in enumerate(bits_B.tolist()):
+        length = int((batch.token_ids_BN[row] != SPECIAL.pad).sum())
+        masked_ids, is_masked, token_ids = (t[row : row + 1, :length] for t in batch)
+        with torch.no_grad():
+            p = model(masked_ids, is_masked).double().softmax(dim=1)
+        targets = token_ids[is_masked].tolist()
+        by_hand = -sum(math.log2(p[s, y]) for s, y in enumerate(targets))
+        assert bits == pytest.approx(by_hand, rel=1e-5)
+    assert torch.equal(bits_B > 0, batch.is_masked_BN.any(dim=1))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("boundary", ["official", "paper"])
+@pytest.mark.parametrize("transition", ["gated", "uniform"])
+def test_bits_of_exlm_are_the_joint_over_all_paths(packs, boundary, transition, share):
+    config = make_config(model={"boundary": boundary, "transition": transition})
+    model = make_model(config, VOCAB_SIZE, SPECIAL).eval()
+    batch = batch_of(packs, config)
+    bits_B = row_bits(model, batch, share)
+    with torch.no_grad():
+        scores = model(*batch, share)
+    for row in range(0, 19, 4):
+        M, L = int(scores.graph.num_targets_B[row]), int(scores.graph.num_states_B[row])
+        emission = scores.log_emission_BML[row, :M, :L].double().exp()
+        transitions = scores.log_transition_BLL[row].double().exp()
+        num_masks = int(batch.is_masked_BN[row].sum())
+        assert num_masks + 2 == M
+        total = 0.0
+        for inner in itertools.combinations(range(1, L - 1), M - 2):
+            path = (0, *inner, L - 1)
+            p = math.prod(transitions[v, u].item() for v, u in itertools.pairwise(path))
+            # Masked tokens alone: the targets but for the first and the last.
+            total += p * math.prod(emission[i + 1, u].item() for i, u in enumerate(inner))
+        assert bits_B[row].item() == pytest.approx(-math.log2(total), rel=1e-5)
+
+
+def test_one_state_per_mask_without_transitions_is_a_sum_over_masks(packs):
+    config = make_config(
+        model={"states_per_mask": 1, "transition": "uniform", "boundary": "paper"}
+    )
+    model = make_model(config, VOCAB_SIZE, SPECIAL).eval()
+    batch = batch_of(packs, config)
+    with torch.no_grad():
+        scores = model(*batch)
+        log_p_BM = scores.log_emission_BML.diagonal(dim1=1, dim2=2)
+    for row, bits in enumerate(row_bits(model, batch).tolist()):
+        num_masks = int(batch.is_masked_BN[row].sum())
+        by_hand = -log_p_BM[row, 1 : num_masks + 1].sum().item() / math.log(2)
+        assert bits == pytest.approx(by_hand, rel=1e-5)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("is_training", [True, False])
+def test_evaluation_is_repeatable_and_leaves_the_model_as_it_was(packs, objective, is_training):
+    config = make_config(objective)
+    model = make_model(config, VOCAB_SIZE, SPECIAL).train(is_training)
+    masker = make_masker(config, SPECIAL)
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    results = set()
+    for seed in range(2):
+        torch.manual_seed(seed)
+        results.add(evaluate(model, packs[1], masker, 19, CPU))
+    assert len(results) == 1
+    assert model.training is is_training
+    assert all(part.training is is_training for part in model.modules())
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_evaluation_does_not_depend_on_the_batch_size(packs, monkeypatch, objective):
+    config = make_config(objective)
+    model = make_model(config, VOCAB_SIZE, SPECIAL)
+    found = []
+    for size in (64, 7, 1):
+        monkeypatch.setattr(training, "VALIDATION_BATCH_ROWS", size)
+        found.append(evaluate(model, packs[1], make_masker(config, SPECIAL), 15, CPU, 0.5))
+    for other in found[1:]:
+        assert other[1:] == found[0][1:]
+        assert other.bits == pytest.approx(found[0].bits, rel=1e-5)
+    assert found[0].num_rows == 15
+    assert found[0].bits_per_row * 15 == pytest.approx(found[0].bits)
+    assert found[0].bits_per_mask * found[0].num_masks == pytest.approx(found[0].bits)
+
+
+def test_evaluation_sums_the_bits_of_its_rows(packs):
+    config = make_config()
+    model = make_model(config, VOCAB_SIZE, SPECIAL).eval()
+    batch = batch_of(packs, config)
+    result = evaluate(model, packs[1], make_masker(config, SPECIAL), 19, CPU)
+    assert result.bits == pytest.approx(row_bits(model, batch).double().sum().item(), rel=1e-6)
+    assert result.num_masks == int(batch.is_masked_BN.sum())
+    assert (result.num_rows, result.num_without_path) == (19, 0)
+
+
+def test_rows_without_a_path_are_counted_apart(packs, monkeypatch):
+    config = make_config()
+    model = make_model(config, VOCAB_SIZE, SPECIAL).eval()
+    monkeypatch.setattr(
+        training,
+        "row_bits",
+        lambda model, batch, share: torch.where(
+            batch.is_masked_BN.sum(dim=1) > 2, torch.inf, 3.0
+        ),
+    )
+    batch = batch_of(packs, config)
+    num_masks_B = batch.is_masked_BN.sum(dim=1)
+    fits_B = num_masks_B <= 2
+    assert 0 < int(fits_B.sum()) < 19
+    result = evaluate(model, packs[1], make_masker(config, SPECIAL), 19, CPU)
+    assert result.num_rows == int(fits_B.sum())
+    assert result.num_without_path == 19 - result.num_rows
+    assert result.num_masks == int(num_masks_B[fits_B].sum())
+    assert result.bits_per_row == 3.0
+
+
+# ---- the trained model ----
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_trained_model_comes_back(packs, tmp_path, objective):
+    config = make_config(objective)
+    trainer = make_trainer(config, packs, tmp_path)
+    trainer.run()
+    checkpoint = latest_checkpoint(tmp_path / "checkpoints", print)
+    model, stored = load_model(checkpoint)
+    assert stored == config
+    assert type(model) is (ExLM if objective == "exlm" else MaskedLM)
+    assert not model.training
+    batch = batch_of(packs, config)
+    assert torch.equal(row_bits(model, batch), row_bits(trainer.model.eval(), batch))
+    inputs, num_outputs = (batch, 2) if objective == "exlm" else (batch[:2], None)
+    with torch.no_grad():
+        own, loaded = trainer.model(*inputs), model(*inputs)
+    for before, after in zip(own[:num_outputs], loaded[:num_outputs], strict=True):
+        assert torch.equal(before, after)
+
+
+def test_a_checkpoint_tells_what_it_was_made_of(packs, tmp_path):
+    make_trainer(make_config("mlm"), packs, tmp_path).run()
+    state = latest_checkpoint(tmp_path / "checkpoints", print).state
+    assert state["train_sha256"] == packs[0].sha256
+    assert state["validation_sha256"] == packs[1].sha256
+    assert state["special_ids"] == SPECIAL._asdict()
+    assert state["vocab_size"] == VOCAB_SIZE
+    assert {"exlm_mini", "python", "torch", "numpy", "device"} <= state["versions"].keys()
+    assert json.loads(json.dumps(state)) == state
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_training_lowers_the_loss(packs, tmp_path, objective):
+    train = {
+        "steps": 150, "learning_rate": 1e-2, "warmup_steps": 10, "batch_size": 37,
+        "validate_every": 1000, "save_every": 1000, "chain_warmup": 0.0,
+    }  # fmt: skip
+    settings = dropless(**train)
+    config = make_config(objective, settings["model"], settings["train"])
+    found = losses(config, packs, tmp_path)
+    assert max(found[-5:]) < 0.9 * found[0]
