@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 SPECIAL_TOKENS = ("[PAD]", "[BOS]", "[EOS]", "[UNK]", "[SEP]", "[MASK]")
 
@@ -55,6 +55,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
     known = list(known)
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
+
+
+def _check_choices(group: str, settings: object) -> None:
+    """Refuse a value that is not in its field's list; only the command line checks types."""
+    for name, hint in get_type_hints(type(settings)).items():
+        value, choices = getattr(settings, name), get_args(hint)
+        if get_origin(hint) is Literal and value not in choices:
+            raise UserError(f"{group}{name} is '{value}'; {nearest(str(value), choices)}")
 
 
 @dataclass(frozen=True)
@@ -103,10 +111,7 @@ class ModelConfig:
     """Standard deviation of the initial weights."""
 
     def __post_init__(self) -> None:
-        if self.preset not in ENCODER_PRESETS:
-            raise UserError(
-                f"model.preset is '{self.preset}'; {nearest(self.preset, ENCODER_PRESETS)}"
-            )
+        _check_choices("model.", self)
         for name in ("states_per_mask", "max_positions", "emission_chunk"):
             if getattr(self, name) < 1:
                 raise UserError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
@@ -156,6 +161,7 @@ class MaskingConfig:
     """repeated-mlm only: k of §3, copies of each token."""
 
     def __post_init__(self) -> None:
+        _check_choices("masking.", self)
         if not 0 < self.mask_ratio < 1:
             raise UserError(
                 f"masking.mask_ratio is {self.mask_ratio}; it must lie strictly between 0 and 1"
@@ -203,6 +209,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "files", tuple(self.files))
+        _check_choices("data.", self)
         if self.files and self.hub:
             raise UserError("data.files and data.hub are both set; give one of the two")
         if self.block_length < 3:
@@ -269,6 +276,14 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "adam_betas", tuple(self.adam_betas))
+        _check_choices("train.", self)
+        if not all(0 <= beta < 1 for beta in self.adam_betas):
+            raise UserError(f"train.adam_betas is {self.adam_betas}; both must lie in [0, 1)")
+        for name in ("adam_eps", "weight_decay", "clip_norm"):
+            if not getattr(self, name) >= 0:
+                raise UserError(
+                    f"train.{name} is {getattr(self, name)}; it must not be negative"
+                )
         for name in (
             "steps", "batch_size", "save_every", "log_every", "validate_every", "validation_rows",
         ):  # fmt: skip
@@ -312,13 +327,14 @@ class RunConfig:
     """Of weights, data order, masks and dropout."""
 
     def __post_init__(self) -> None:
+        _check_choices("", self)
         if self.masking.strategy == "slots" and self.data.kind != "toy":
             raise UserError(
                 f"masking.strategy slots needs data.kind toy, not {self.data.kind}; only the toy "
                 "language has slots"
             )
-        if self.seed < 0:
-            raise UserError(f"seed is {self.seed}; it must not be negative")
+        if not 0 <= self.seed < 2**63:
+            raise UserError(f"seed is {self.seed}; it must not be negative, and below 2**63")
 
 
 def run_config_from_dict(settings: dict[str, Any]) -> RunConfig:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from exlm_mini.config import RunConfig, SpecialIds
-from exlm_mini.training import longest_row, make_model
+from exlm_mini.training import longest_row, make_model, num_copies
 
 _FLOAT = 4  # bytes; weights, moments and the alignment are float32 in every precision
 
@@ -39,7 +39,11 @@ class Estimate(NamedTuple):
 
 
 def estimate(
-    config: RunConfig, vocab_size: int, row_length: int, special_ids: SpecialIds = SpecialIds()
+    config: RunConfig,
+    vocab_size: int,
+    row_length: int,
+    special_ids: SpecialIds = SpecialIds(),
+    num_slots: int | None = None,
 ) -> Estimate:
     """Costs of a run with a single objective.
 
@@ -48,6 +52,7 @@ def estimate(
         vocab_size: V.
         row_length: longest row, [BOS] and [EOS] included.
         special_ids: of the tokenizer.
+        num_slots: masks of a row under the strategy ``slots``.
     """
     with torch.device("meta"):
         model = make_model(config, vocab_size, special_ids)
@@ -58,36 +63,46 @@ def estimate(
         num_parameters,
         sum(p.numel() for p in transition.parameters()) if transition is not None else 0,
         row_length,
-        longest_row(config, row_length),
+        longest_row(config, row_length, num_slots),
         tokens_per_step,
         tokens_per_step * config.train.steps,
         4 * _FLOAT * num_parameters,
-        _activation_bytes(config, vocab_size, row_length),
+        _activation_bytes(config, vocab_size, row_length, num_slots),
     )
 
 
-def _activation_bytes(config: RunConfig, vocab_size: int, row_length: int) -> int:
+def _activation_bytes(
+    config: RunConfig, vocab_size: int, row_length: int, num_slots: int | None = None
+) -> int:
     """Tensors autograd keeps, counted layer by layer."""
-    num_layers, D, F, H = config.model.shape
+    model, is_low = config.model, config.train.precision == "bf16"
+    num_layers, D, F, H = model.shape
     B = config.train.micro_batch_size or config.train.batch_size
-    T = longest_row(config, row_length)
-    width_bytes = 2 if config.train.precision == "bf16" else _FLOAT
-    # Per layer: two norms with their outputs, rotated queries and keys, values, the attended
-    # values twice, and the feed-forward layer before and after its activation.
-    encoder = num_layers * B * T * (9 * D + 2 * F) * width_bytes
-    num_masks = math.ceil(config.masking.mask_ratio * (T if config.objective != "exlm" else
-                                                       row_length - 2))  # fmt: skip
+    T = longest_row(config, row_length, num_slots)
+    half = 2 if is_low else _FLOAT
+    # Per layer: what enters both norms (the residual stream stays in float32) and comes out of
+    # them, one storage of queries, keys and values, rotated queries and keys, attended values;
+    # the feed-forward layer before and after its activation; masks of three dropouts.
+    masks = 2 * D * (model.dropout > 0) + F * (model.activation_dropout > 0)
+    layer = 2 * D * _FLOAT + (8 * D + 2 * F + masks) * half
+    ends = (D + D * (model.dropout > 0)) * _FLOAT  # last norm, dropout of the embedding
+    encoder = B * T * (num_layers * layer + ends)
+    if is_low:  # autocast keeps a copy of each weight
+        encoder += half * (num_layers * (4 * D * D + 2 * D * F) + vocab_size * D)
     if config.objective != "exlm":
-        # Logits, their log-softmax, and the hidden states of the head.
-        return encoder + B * num_masks * (2 * vocab_size + 5 * D) * _FLOAT
-    k = config.model.states_per_mask
+        num_masks = math.ceil(config.masking.mask_ratio * T)
+        if num_slots is not None and num_copies(config) == 1:
+            num_masks = num_slots
+        # log-softmax, and the hidden states of the head.
+        return encoder + B * num_masks * (vocab_size + 4 * D) * _FLOAT
+    num_masks = num_slots or math.ceil(config.masking.mask_ratio * (row_length - 2))
+    k = model.states_per_mask
     num_targets = num_masks + 2
-    L = num_masks * k + (2 * k if config.model.boundary == "official" else 2)
-    rows = (
-        B * L if config.model.emission == "buffer" else min(B * L, config.model.emission_chunk)
-    )
-    head = B * L * 8 * D * _FLOAT + rows * vocab_size * _FLOAT
-    num_heads = H if config.model.transition == "gated" else 1
-    transition = B * (3 * num_heads + 2) * L * L * _FLOAT
+    L = num_masks * k + (2 * k if model.boundary == "official" else 2)
+    head = B * L * 8 * D * _FLOAT
+    if model.emission == "buffer":  # chunks are recomputed, none is kept
+        head += B * L * vocab_size * _FLOAT
+    num_heads = {"gated": H, "paper": 1}.get(model.transition, 0)
+    transition = B * (2 * num_heads + 3) * L * L * _FLOAT
     alignment = 3 * B * num_targets * L * _FLOAT
     return encoder + head + transition + alignment

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from exlm_mini.config import RunConfig, SpecialIds, UserError, nearest, run_conf
 from exlm_mini.corpora import Corpus, prepare_corpus
 from exlm_mini.corpora.toy import grammar
 from exlm_mini.estimate import estimate
-from exlm_mini.run_directory import RunDirectory, settle_config
+from exlm_mini.run_directory import CONFIG, LOCK, RunDirectory, settle_config
 from exlm_mini.training import (
     Outcome,
     Progress,
@@ -71,7 +72,7 @@ def parse(argv: list[str]) -> Request:
         parser.print_help()
         sys.exit(0)
     # The recipe's own file comes first, so that options replace what it says.
-    arguments = ["--settings", str(path)] if path else []
+    arguments = ["--settings", json.dumps(_settings_of(path))] if path else []
     namespace = parser.parse_args([*arguments, *_join_files(rest)])
     settings = namespace.as_dict()
     output, is_dry_run = settings.pop("output"), settings.pop("dry_run")
@@ -102,7 +103,6 @@ def _recipe_path(recipe: str | None) -> Path | None:
     if recipe.endswith((".yaml", ".yml")):
         if not Path(recipe).is_file():
             raise UserError(f"there is no recipe file {recipe}; give an existing path")
-        _check_recipe(Path(recipe))
         return Path(recipe)
     if recipe not in recipe_names():
         raise UserError(f"unknown recipe '{recipe}'; {nearest(recipe, recipe_names())}")
@@ -122,6 +122,8 @@ def _join_files(argv: list[str]) -> list[str]:
         files = [first] if has_value else []
         while values and not values[0].startswith("--"):
             files.append(values.pop(0))
+        if not files:
+            raise UserError("--data.files names no file; give paths, or leave the option out")
         if len(files) == 1 and files[0].startswith("["):
             joined.append(f"--data.files={files[0]}")
         else:
@@ -178,8 +180,12 @@ def _one_line(message: str) -> str:
     return message
 
 
-def _check_recipe(path: Path) -> None:
-    """Refuse a recipe file of the user's that is not YAML or holds an unknown setting."""
+def _settings_of(path: Path) -> dict[str, Any]:
+    """Settings of a recipe file, a run's ``config.yaml`` or the output of --print_config.
+
+    Raises:
+        UserError: if it is not YAML or holds an unknown setting.
+    """
     import yaml
 
     try:
@@ -189,7 +195,7 @@ def _check_recipe(path: Path) -> None:
         raise UserError(f"cannot read the recipe {path}: {reason}; correct the file") from None
     if not isinstance(settings, dict):
         raise UserError(f"the recipe {path} holds no settings; see --print_config for the form")
-    known = list(_known_settings())
+    known = [*_known_settings(), "output", "dry_run"]
     groups = {name.partition(".")[0] for name in known if "." in name}
     for key, value in settings.items():
         if key in groups and not isinstance(value, dict):
@@ -200,6 +206,7 @@ def _check_recipe(path: Path) -> None:
                 raise UserError(
                     f"the recipe {path} has an unknown setting {name}; {nearest(name, known)}"
                 )
+    return {key: value for key, value in settings.items() if key != "recipe"}
 
 
 def slots_of(config: RunConfig) -> tuple[int, ...]:
@@ -221,9 +228,7 @@ def check_before_reading(config: RunConfig) -> None:
         UserError: for an unknown device, rows too long for the model or too short for a mask.
     """
     choose_device(config.train.device)
-    row_length = config.data.block_length
-    if config.data.kind == "toy":
-        row_length = grammar(config.data.grammar).length + 2
+    row_length = _row_length(config)
     for single in objectives_of(config):
         if config.data.pack is None:
             check_row_length(single, row_length, len(slots_of(single)) or None)
@@ -232,13 +237,20 @@ def check_before_reading(config: RunConfig) -> None:
             masker.check_row_length(row_length)
 
 
+def _row_length(config: RunConfig) -> int:
+    """Longest row of a corpus that is not built yet."""
+    if config.data.kind == "toy":
+        return grammar(config.data.grammar).length + 2
+    return config.data.block_length
+
+
 def dry_run(config: RunConfig) -> None:
     """Print what a run would cost; nothing is written.
 
     Without ``model.vocab_size`` the corpus is built in a temporary directory, of at most
     ``DRY_RUN_DOCUMENTS`` documents when it is not embedded.
     """
-    vocab_size, row_length = config.model.vocab_size, config.data.block_length
+    vocab_size, row_length = config.model.vocab_size, _row_length(config)
     if vocab_size is None:
         data = config.data
         if data.files or data.hub:
@@ -249,7 +261,8 @@ def dry_run(config: RunConfig) -> None:
             vocab_size = corpus.train.vocab_size
             row_length = int(corpus.train.lengths_R.max())
     for single in objectives_of(config):
-        costs = estimate(single, vocab_size, row_length)
+        num_slots = len(slots_of(single)) or None
+        costs = estimate(single, vocab_size, row_length, num_slots=num_slots)
         transition = costs.num_transition_parameters
         total = costs.weight_bytes + costs.activation_bytes
         without = (
@@ -282,11 +295,13 @@ def _mebibytes(count: int) -> str:
 def run(config: RunConfig, output: Path) -> int:
     """Train what the configuration names and print a summary; the exit code."""
     with RunDirectory(output, _say), _stop_signals() as should_stop:
-        is_new = not (output / "config.yaml").exists()
+        is_new = not (output / CONFIG).exists()
         try:
             outcomes = _train_all(config, output, should_stop)
         except UserError:
-            if is_new and not any(output.rglob("step-*")):
+            # Where settings were stored just now, nothing but a corpus lay there before.
+            was_accepted = is_new and (output / CONFIG).exists()
+            if was_accepted and not any(output.rglob("step-*")):
                 _forget(output)
             raise
     if not all(outcome.is_complete for outcome in outcomes.values()):
@@ -327,12 +342,17 @@ def _settle(config: RunConfig, output: Path) -> Corpus:
 
 
 def _forget(output: Path) -> None:
-    """Undo the start of a run that trained nothing, so that a corrected command may follow."""
-    for name in ("config.yaml", "versions.json"):
-        (output / name).unlink(missing_ok=True)
-    for directory in (output / "mlm", output / "exlm", output / "data"):
-        with contextlib.suppress(OSError):  # absent, or holds something
-            directory.rmdir()
+    """Undo the start of a run that saved nothing, so that a corrected command may follow.
+
+    A finished corpus stays: it may have taken hours, and it knows its own settings.
+    """
+    for path in output.iterdir():
+        if path.name == LOCK or (path / "corpus.json").exists():
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _plain(config: RunConfig) -> dict[str, Any]:

@@ -122,7 +122,8 @@ def settle_config(
 ) -> list[str]:
     """Fix the settings of a run at its start, and hold a resumed run to them.
 
-    Call it under the lock and before anything else is written to the directory.
+    Call it under the lock and before anything else is written to the directory; only a finished
+    corpus in ``data/`` may lie there already.
 
     Args:
         path: the run's directory, existing.
@@ -143,6 +144,8 @@ def settle_config(
     try:
         if not file.exists():
             ours = {LOCK, f"{CONFIG}.tmp"}
+            if (path / "data" / "corpus.json").exists():
+                ours.add("data")  # left by a start that failed; it knows its own settings
             if foreign := sorted({entry.name for entry in path.iterdir()} - ours):
                 raise UserError(
                     f"{path} holds {foreign[0]} but no {CONFIG}, so it is not the directory of "

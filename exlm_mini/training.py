@@ -384,7 +384,7 @@ class Trainer:
         loss, num_left_out = 0.0, 0
         for micro, part in enumerate(parts):
             # Dropout, like masks and order, is a function of counters.
-            torch.manual_seed((self.config.seed * 1_000_003 + step) * 65_537 + micro)
+            torch.manual_seed(((self.config.seed * 1_000_003 + step) * 65_537 + micro) % 2**63)
             with self._precision():
                 part_loss, left_out = loss_of(self.model, part.to(self.device), share)
             part_loss = part_loss * self._share(part, batch)

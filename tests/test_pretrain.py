@@ -1,0 +1,667 @@
+"""``python -m exlm_mini.pretrain`` end to end, on runs of a few steps."""
+
+import collections
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from exlm_mini.checkpoint import load_checkpoint
+from exlm_mini.config import RunConfig, run_config_from_dict
+from exlm_mini.pretrain import INTERRUPTED, ProgressLine, main, parse, recipe_names
+from exlm_mini.run_directory import LOCK, RunDirectory, read_metrics
+
+ROOT = Path(__file__).resolve().parents[1]
+
+SMALL = [
+    *("--train.steps", "4", "--train.batch_size", "4", "--train.validation_rows", "16"),
+    *("--model.width", "16", "--model.num_heads", "2", "--model.ffn_width", "16"),
+    *("--train.device", "cpu"),
+]
+TOY = ["--recipe", "toy-pairs", *SMALL, "--data.num_sentences", "64"]
+EXLM = [*TOY, "--objective", "exlm"]
+TEXT = ["--recipe", "text-tiny", *SMALL]
+SHORT_TEXT = [*TEXT, "--data.block_length", "16", "--data.vocab_size", "300"]
+SMILES = ["--recipe", "smiles-tiny", *SMALL]
+TINY = {
+    "toy-pairs": TOY,
+    "text-tiny": [*TEXT, "--data.max_documents", "60"],
+    "smiles-tiny": [*SMILES, "--data.max_documents", "100"],
+}
+
+
+def pretrain(capsys, *arguments):
+    """Run the command in this process: exit code, stdout, stderr."""
+    code = main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def trains(capsys, *arguments):
+    """The summary of a run that must succeed."""
+    code, out, err = pretrain(capsys, *arguments)
+    assert code == 0, err
+    assert "error" not in err
+    return out
+
+
+def fails(capsys, *arguments):
+    """The one line a mistake gets, the last on stderr."""
+    code, out, err = pretrain(capsys, *arguments)
+    assert (code, out) == (2, ""), err
+    (line,) = [line for line in err.splitlines() if line.startswith("error:")]
+    assert err.endswith(f"{line}\n")
+    assert "Traceback" not in err
+    return line
+
+
+def contents(directory):
+    """Every file of a directory with its bytes, every folder; not the lock, which holds a pid."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes() if path.is_file() else None
+        for path in directory.rglob("*")
+        if path.name != LOCK
+    }
+
+
+def same_training(first, second):
+    """Weights and optimizer of two checkpoints agree bit for bit."""
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A folder of files a user may have."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    sentences = [f"The cat number {n} sat on the mat. Déjà vu." for n in range(80)]
+    (folder / "some.txt").write_text("\n\n".join(sentences), "utf-8")
+    (folder / "more.txt").write_text("\n\n".join(s.upper() for s in sentences), "utf-8")
+    molecules = [f"{'C' * n}{end}" for n in range(1, 30) for end in ("C(=O)O", "CN")]
+    (folder / "some.smi").write_text("\n".join(molecules))
+    table = "\n".join(f"{n},{molecule}" for n, molecule in enumerate(molecules))
+    (folder / "some.csv").write_text(f"id,molecule\n{table}\n")
+    (folder / "empty.txt").write_text("")
+    (folder / "binary.txt").write_bytes(b"ab\0c")
+    (folder / "latin1.txt").write_bytes("un caf\xe9 au lait".encode("latin-1"))
+    (folder / "broken.smi").write_text("CCO\nnonsense\nC1CC\nCCN\n" * 10)
+    (folder / "notes.pdf").write_text("x")
+    (folder / "broken.yaml").write_text("train: [")
+    (folder / "typo.yaml").write_text("model:\n  states_per_masc: 3\n")
+    (folder / "wrong.yaml").write_text("model:\n  states_per_mask: many\n")
+    (folder / "none.yaml").write_text("model:\n")
+    return folder
+
+
+# ---- what a run leaves ----
+
+
+@pytest.mark.parametrize("recipe", sorted(TINY))
+def test_a_run_leaves_settings_metrics_versions_and_checkpoints(recipe, tmp_path, capsys):
+    output = tmp_path / "new" / "run"
+    arguments = [*TINY[recipe], "--train.save_every", "3", "--output", output]
+    trains(capsys, *arguments)
+    config = run_config_from_dict(yaml.safe_load((output / "config.yaml").read_text()))
+    assert config == parse([str(a) for a in arguments]).config
+    assert config.recipe == recipe
+    versions = json.loads((output / "versions.json").read_text())
+    assert {"exlm_mini", "python", "torch", "numpy", "device", "commit"} <= versions.keys()
+    models = ["mlm", "exlm"] if recipe == "toy-pairs" else ["."]
+    for model in models:
+        names = sorted(path.name for path in (output / model / "checkpoints").iterdir())
+        assert names == ["step-000003", "step-000004"]
+        assert load_checkpoint(output / model / "checkpoints" / names[1]).step == 4
+        (record,) = read_metrics(output / model / "metrics.jsonl")
+        assert record["step"] == 4
+        assert record["validation_bits_per_mask"] > 0
+    assert {p.name for p in (output / "data").iterdir()} >= {"tokenizer.json", "corpus.json"}
+
+
+def test_without_output_a_run_is_named_after_recipe_and_time(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    out = trains(capsys, *EXLM)
+    (directory,) = (tmp_path / "runs").iterdir()
+    assert re.fullmatch(r"toy-pairs-\d{8}-\d{6}", directory.name)
+    assert f"run directory: runs/{directory.name}" in out.splitlines()
+
+
+def test_the_toy_summary_has_one_line_for_each_number(tmp_path, capsys):
+    output = tmp_path / "run"
+    out = trains(capsys, *TOY, "--output", output)
+    numbers = {}
+    for name in ("joint entropy", "MLM floor", "mlm reached", "exlm reached"):
+        (line,) = [
+            line for line in out.splitlines() if re.fullmatch(rf"{name} [\d.]+ bits", line)
+        ]
+        numbers[name] = float(line.split()[2])
+    assert (numbers["joint entropy"], numbers["MLM floor"]) == (1.0, 2.0)
+    for model in ("mlm", "exlm"):
+        record = read_metrics(output / model / "metrics.jsonl")[-1]
+        per_row = record["validation_bits_per_row"]
+        assert numbers[f"{model} reached"] == pytest.approx(per_row, abs=6e-4)
+        # Two masks in each of the 16 rows.
+        assert per_row == pytest.approx(2 * record["validation_bits_per_mask"])
+        per_mask = f"{record['validation_bits_per_mask']:.3f} bits per masked token"
+        assert f"{per_mask} (32 masks in 16 rows)" in out
+
+
+@pytest.mark.parametrize("objective", ["mlm", "repeated-mlm", "exlm", "mlm+exlm"])
+@pytest.mark.parametrize("recipe", sorted(TINY))
+def test_every_objective_goes_with_every_recipe(recipe, objective, tmp_path, capsys):
+    out = trains(capsys, *TINY[recipe], "--objective", objective, "--output", tmp_path)
+    lines = out.splitlines()
+    names = objective.split("+")
+    summaries = [line.partition(":")[0] for line in lines if "parameters, 4 steps" in line]
+    assert summaries == names
+    for line in lines[: len(names)]:
+        assert re.search(r"validation \d+\.\d+ bits per masked token", line)
+    # Repeated MLM masks at random, which has no floor to compare with.
+    has_floor = recipe == "toy-pairs" and objective != "repeated-mlm"
+    assert ("MLM floor 2.000 bits" in lines) == has_floor
+    for name in names:
+        directory = tmp_path / name if len(names) > 1 else tmp_path
+        assert (directory / "checkpoints" / "step-000004").is_dir()
+    assert len(list(tmp_path.rglob("corpus.json"))) == 1
+
+
+def test_every_recipe_of_the_package_is_tested():
+    assert recipe_names() == sorted(TINY)
+
+
+def test_progress_tells_loss_speed_and_time_left(tmp_path, capsys):
+    _, _, err = pretrain(capsys, *EXLM, "--output", tmp_path)
+    words = r"loss \d+\.\d+, [\d,]+ tokens/s, validation \d+\.\d+ bits/mask, ETA \d+ s"
+    assert re.search(rf"^exlm step 4/4: {words}$", err, re.M)
+
+
+# ---- going on ----
+
+
+def test_the_same_command_again_does_nothing(tmp_path, capsys):
+    out = trains(capsys, *TOY, "--output", tmp_path)
+    before = contents(tmp_path)
+    assert trains(capsys, *TOY, "--output", tmp_path) == out
+    assert contents(tmp_path) == before
+
+
+def stop_after(monkeypatch, step, number=signal.SIGINT):
+    """Send a signal once, while a step is told."""
+    show, sent = ProgressLine.show, []
+
+    def show_and_stop(self, progress):
+        show(self, progress)
+        if progress.step == step and not sent:
+            sent.append(number)
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(ProgressLine, "show", show_and_stop)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A complete run of MLM and ExLM."""
+    output = tmp_path_factory.mktemp("whole") / "run"
+    assert main([*TOY, "--output", str(output)]) == 0
+    return output
+
+
+@pytest.mark.parametrize(
+    ("number", "step", "model", "stopped"),
+    # A signal that comes while a step is told is heard in the next one.
+    [
+        (signal.SIGINT, 1, "mlm", 2),
+        (signal.SIGTERM, 2, "mlm", 3),
+        (signal.SIGINT, 3, "exlm", 1),
+        (signal.SIGTERM, 4, "exlm", 1),
+    ],
+)
+def test_a_stopped_run_goes_on_to_the_same_end(
+    number, step, model, stopped, whole, tmp_path, monkeypatch, capsys
+):
+    handler = signal.getsignal(number)
+    stop_after(monkeypatch, step, number)
+    code, out, err = pretrain(capsys, *TOY, "--output", tmp_path)
+    assert (code, out) == (INTERRUPTED, "")
+    assert signal.getsignal(number) is handler
+    assert f"stopped at step {stopped} of 4; the same command with --output" in err
+    names = [path.name for path in (tmp_path / model / "checkpoints").iterdir()]
+    assert names == [f"step-{stopped:06d}"]
+    out = trains(capsys, *TOY, "--output", tmp_path)
+    assert "exlm reached" in out
+    for name in ("mlm", "exlm"):
+        last = f"{name}/checkpoints/step-000004"
+        same_training(whole / last, tmp_path / last)
+
+
+def test_an_interrupted_process_ends_with_130_and_can_go_on(tmp_path, capsys):
+    arguments = [*EXLM, "--train.steps", "200", "--train.log_every", "1"]
+    command = [sys.executable, "-m", "exlm_mini.pretrain", *arguments]
+    process = subprocess.Popen(
+        [*command, "--output", str(tmp_path / "cut")],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    for line in process.stderr:
+        if line.startswith("validation:"):  # the data are ready
+            break
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    (stopped,) = (tmp_path / "cut" / "checkpoints").iterdir()
+    step = load_checkpoint(stopped).step
+    assert 1 <= step < 200
+    assert f"stopped at step {step} of 200" in err
+    trains(capsys, *arguments, "--output", tmp_path / "cut")
+    trains(capsys, *arguments, "--output", tmp_path / "whole")
+    last = "checkpoints/step-000200"
+    same_training(tmp_path / "whole" / last, tmp_path / "cut" / last)
+    records = [read_metrics(tmp_path / name / "metrics.jsonl") for name in ("whole", "cut")]
+    for record in records[0] + records[1]:
+        del record["tokens_per_second"]
+    assert records[0] == records[1]
+
+
+def test_a_second_run_on_one_output_is_refused(tmp_path, capsys):
+    trains(capsys, *EXLM, "--output", tmp_path)
+    before = contents(tmp_path)
+    with RunDirectory(tmp_path):
+        line = fails(capsys, *EXLM, "--output", tmp_path)
+    assert f"process {os.getpid()} on" in line
+    assert contents(tmp_path) == before
+    trains(capsys, *EXLM, "--output", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "setting"),
+    [
+        (["--train.learning_rate", "0.5"], "train.learning_rate: 0.003 -> 0.5"),
+        (["--objective", "mlm"], "objective: exlm -> mlm"),
+        (["--seed", "2"], "seed: 1 -> 2"),
+        (["--train.steps", "5"], "train.steps: 4 -> 5"),
+        (["--data.num_sentences", "65"], "data.num_sentences: 64 -> 65"),
+    ],
+)
+def test_other_settings_on_the_same_output_are_refused(change, setting, tmp_path, capsys):
+    trains(capsys, *EXLM, "--output", tmp_path)
+    before = contents(tmp_path)
+    line = fails(capsys, *EXLM, *change, "--output", tmp_path)
+    assert setting in line
+    assert "--output" in line
+    assert contents(tmp_path) == before
+    trains(capsys, *EXLM, "--output", tmp_path)
+
+
+def test_settings_that_may_change_are_listed(tmp_path, monkeypatch, capsys):
+    stop_after(monkeypatch, 1)
+    assert pretrain(capsys, *EXLM, "--output", tmp_path)[0] == INTERRUPTED
+    changes = ["--train.save_every", "1", "--train.validation_rows", "8"]
+    code, out, err = pretrain(capsys, *EXLM, *changes, "--output", tmp_path)
+    assert code == 0
+    assert "changed since the last start: train.save_every: 200 -> 1\n" in err
+    assert "changed since the last start: train.validation_rows: 16 -> 8\n" in err
+    assert "(16 masks in 8 rows)" in out
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["step-000002", "step-000003", "step-000004"]
+    stored = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert stored["train"]["save_every"] == 1
+
+
+# ---- own files ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "source"),
+    [
+        ([*SHORT_TEXT, "--data.files", "some.txt"], "some.txt"),
+        ([*SHORT_TEXT, "--data.files=some.txt"], "some.txt"),
+        ([*SHORT_TEXT, "--data.files", "some.txt", "more.txt"], "some.txt, more.txt"),
+        ([*SHORT_TEXT, "--data.files", '["some.txt", "more.txt"]'], "some.txt, more.txt"),
+        ([*SMILES, "--data.files", "some.smi"], "some.smi"),
+        ([*SMILES, "--data.files", "some.csv", "--data.column", "molecule"], "some.csv"),
+    ],
+)
+def test_own_files_are_trained_on(arguments, source, own, monkeypatch, capsys):
+    monkeypatch.chdir(own)
+    code, out, err = pretrain(capsys, *arguments, "--output", "run")
+    assert code == 0
+    assert f"documents from {source}\n" in err
+    assert "bits per masked token" in out
+    assert json.loads(Path("run/data/train.json").read_text())["source"] == source
+
+
+def test_a_prepared_corpus_serves_other_runs(tmp_path, capsys):
+    trains(capsys, *EXLM, "--output", tmp_path / "first")
+    pack = ["--data.pack", tmp_path / "first" / "data"]
+    trains(capsys, *EXLM, *pack, "--output", tmp_path / "second")
+    assert not (tmp_path / "second" / "data").exists()
+    last = "checkpoints/step-000004"
+    same_training(tmp_path / "first" / last, tmp_path / "second" / last)
+
+
+def test_files_may_be_gone_when_a_run_goes_on(own, tmp_path, monkeypatch, capsys):
+    arguments = [*SHORT_TEXT, "--data.files", own / "some.txt", "--output", tmp_path / "run"]
+    stop_after(monkeypatch, 2)
+    assert pretrain(capsys, *arguments)[0] == INTERRUPTED
+    (own / "some.txt").unlink()
+    trains(capsys, *arguments)
+
+
+# ---- recipes and options ----
+
+
+def printed_config(capsys, *arguments):
+    with pytest.raises(SystemExit) as stopped:
+        main([*arguments, "--print_config"])
+    assert stopped.value.code in (0, None)
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("recipe", sorted(TINY))
+def test_a_printed_configuration_is_a_recipe(recipe, tmp_path, capsys):
+    file = tmp_path / "mine.yaml"
+    file.write_text(printed_config(capsys, *TINY[recipe], "--seed", "5"))
+    config = parse(["--recipe", str(file)]).config
+    expected = parse([*TINY[recipe], "--seed", "5"]).config
+    assert config.recipe == "mine"
+    assert run_config_from_dict({**vars_of(config), "recipe": recipe}) == expected
+    trains(capsys, "--recipe", file, "--output", tmp_path / "run")
+
+
+def vars_of(config):
+    """Settings as dicts of dicts."""
+    return json.loads(json.dumps(config, default=lambda part: vars(part)))
+
+
+def test_the_config_of_a_run_is_a_recipe(tmp_path, capsys):
+    trains(capsys, *EXLM, "--output", tmp_path / "first")
+    recipe = ["--recipe", tmp_path / "first" / "config.yaml"]
+    trains(capsys, *recipe, "--output", tmp_path / "second")
+    last = "checkpoints/step-000004"
+    same_training(tmp_path / "first" / last, tmp_path / "second" / last)
+
+
+def test_options_replace_what_a_recipe_says_in_any_order(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("train:\n  steps: 7\n  batch_size: 3\nseed: 4\n")
+    expected = parse(["--recipe", str(file), "--train.steps", "9"]).config
+    assert (expected.train.steps, expected.train.batch_size, expected.seed) == (9, 3, 4)
+    assert parse(["--train.steps", "9", f"--recipe={file}"]).config == expected
+    assert parse(["--train.steps=9", "--recipe", str(file)]).config == expected
+
+
+def test_without_a_recipe_every_setting_has_its_default():
+    config = parse([]).config
+    assert config == RunConfig(recipe=config.recipe)
+
+
+def test_a_recipe_sets_what_its_file_says_and_nothing_else():
+    for name in recipe_names():
+        stored = yaml.safe_load((ROOT / "exlm_mini" / "recipes" / f"{name}.yaml").read_text())
+        assert parse(["--recipe", name]).config == run_config_from_dict(
+            {**stored, "recipe": name}
+        )
+
+
+def test_help_explains_every_setting(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--help"])
+    assert stopped.value.code == 0
+    shown = capsys.readouterr().out
+    names = {"--output", "--dry-run", "--objective", "--seed", "--print_config"}
+    for group, settings in vars_of(RunConfig()).items():
+        if isinstance(settings, dict):
+            names |= {f"--{group}.{name}" for name in settings}
+    assert len(names) > 50
+    assert {name for name in names if not re.search(rf"{re.escape(name)}\b", shown)} == set()
+    for name in recipe_names():
+        assert name in shown
+
+
+# ---- bad input ----
+
+Mistake = collections.namedtuple("Mistake", "arguments words")
+
+MISTAKES = {
+    "unknown recipe": Mistake(["--recipe", "toy-pear"], ["'toy-pear'", "did you mean toy-pairs?"]),
+    "no recipe file": Mistake(["--recipe", "none.yml"], ["none.yml", "give an existing path"]),
+    "broken recipe": Mistake(["--recipe", "broken.yaml"], ["broken.yaml", "correct the file"]),
+    "recipe with a typo": Mistake(
+        ["--recipe", "typo.yaml"], ["typo.yaml", "model.states_per_masc", "model.states_per_mask"]
+    ),
+    "recipe with a wrong value": Mistake(
+        ["--recipe", "wrong.yaml"], ["model.states_per_mask", "many", "int"]
+    ),
+    "recipe without settings": Mistake(["--recipe", "none.yaml"], ["none.yaml", "model"]),
+    "unknown key": Mistake(
+        [*EXLM, "--model.states_per_masc", "3"],
+        ["--model.states_per_masc", "did you mean model.states_per_mask"],
+    ),
+    "stray word": Mistake([*EXLM, "stray"], ["stray"]),
+    "missing value": Mistake([*EXLM, "--train.steps"], ["--train.steps"]),
+    "not a number": Mistake([*EXLM, "--train.steps", "few"], ["train.steps", "few", "int"]),
+    "not a choice": Mistake([*EXLM, "--model.rope", "3d"], ["model.rope", "3d", "2d, 1d"]),
+    "no states": Mistake([*EXLM, "--model.states_per_mask", "0"], ["model.states_per_mask is 0"]),
+    "negative states": Mistake([*EXLM, "--model.states_per_mask", "-2"], ["is -2"]),
+    "ratio 0": Mistake([*EXLM, "--masking.mask_ratio", "0"], ["masking.mask_ratio is 0"]),
+    "ratio 1": Mistake([*EXLM, "--masking.mask_ratio", "1"], ["masking.mask_ratio is 1"]),
+    "ratio in per cent": Mistake([*EXLM, "--masking.mask_ratio", "15"], ["is 15"]),
+    "too few positions": Mistake(
+        [*EXLM, "--model.max_positions", "16"], ["13 tokens", "17", "raise it to 17"]
+    ),
+    "too few positions for text": Mistake(
+        [*TEXT, "--model.max_positions", "64"], ["64 tokens", "model.max_positions 64"]
+    ),
+    "block without a mask": Mistake(
+        [*TEXT, "--data.block_length", "8"], ["data.block_length 8", "at least one mask"]
+    ),
+    "block without a token": Mistake([*TEXT, "--data.block_length", "2"], ["at least 3"]),
+    "unknown grammar": Mistake([*EXLM, "--data.grammar", "pear"], ["did you mean pairs"]),
+    "unknown device": Mistake([*EXLM, "--train.device", "tpu"], ["train.device", "tpu", "cpu"]),
+    "missing GPU": Mistake([*EXLM, "--train.device", "cuda:97"], ["cuda:97", "use cpu"]),
+    "missing file": Mistake([*TEXT, "--data.files", "none.txt"], ["none.txt", "data.files"]),
+    "second file missing": Mistake(
+        [*TEXT, "--data.files", "some.txt", "none.txt"], ["none.txt", "data.files"]
+    ),
+    "files without a name": Mistake(
+        [*TEXT, "--data.files", "--data.max_documents", "60"], ["data.files"]
+    ),
+    "empty file": Mistake([*TEXT, "--data.files", "empty.txt"], ["empty.txt is empty"]),
+    "binary file": Mistake([*TEXT, "--data.files", "binary.txt"], ["binary.txt", "byte 2"]),
+    "latin-1 text": Mistake(
+        [*TEXT, "--data.files", "latin1.txt"], ["latin1.txt", "0xe9 at position 6", "iconv"]
+    ),
+    "unknown format": Mistake([*TEXT, "--data.files", "notes.pdf"], ["notes.pdf", ".txt"]),
+    "a directory": Mistake([*TEXT, "--data.files", "folder.txt"], ["folder.txt is a directory"]),
+    "text too short": Mistake(
+        [*TEXT, "--data.files", "some.txt", "--data.max_documents", "3"],
+        ["some.txt is too short", "lower data.block_length"],
+    ),
+    "table without the column": Mistake(
+        [*SMILES, "--data.files", "some.csv"], ["some.csv", "'smiles'", "id, molecule"]
+    ),
+    "bad molecules": Mistake(
+        [*SMILES, "--data.files", "broken.smi"],
+        ["rejects 20 of 40", "'nonsense', 'C1CC'", "data.max_rejected"],
+    ),
+    "unknown tokens": Mistake(
+        [*SMILES, "--data.files", "some.smi", "--data.vocab_size", "7"],
+        ["[UNK]", "'O'", "raise data.vocab_size"],
+    ),
+    "tokenizer missing": Mistake([*TEXT, "--data.tokenizer", "none.json"], ["none.json"]),
+    "pack missing": Mistake([*TEXT, "--data.pack", "nowhere"], ["nowhere"]),
+    "another vocabulary size": Mistake(
+        [*EXLM, "--model.vocab_size", "99"], ["model.vocab_size is 99", "27"]
+    ),
+    "a loss that is not finite": Mistake(
+        [*TOY, "--train.learning_rate", "1e30", "--train.warmup_steps", "0"],
+        ["step 2", "train.learning_rate"],
+    ),
+    "an impossible beta": Mistake([*EXLM, "--train.adam_betas", "[0.9, 2]"], ["adam_betas"]),
+    "a negative decay": Mistake([*EXLM, "--train.weight_decay", "-1"], ["weight_decay"]),
+    "a seed beyond 64 bits": Mistake([*EXLM, "--seed", str(10**30)], ["seed"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_gets_one_line_and_leaves_nothing(mistake, own, monkeypatch, capsys):
+    monkeypatch.chdir(own)
+    Path("folder.txt").mkdir()
+    before = contents(own)
+    line = fails(capsys, *mistake.arguments, "--output", "run")
+    for word in mistake.words:
+        assert word in line
+    # At most a directory with the lock and a finished corpus, which the corrected command
+    # takes over.
+    after = {n: c for n, c in contents(own).items() if not n.startswith("run/data")}
+    assert after in (before, before | {"run": None})
+    if Path("run").exists() and not Path("run/data").exists():
+        trains(capsys, *EXLM, "--output", "run")
+
+
+def test_a_start_that_failed_after_the_data_were_packed_keeps_them(tmp_path, capsys):
+    fails(capsys, *EXLM, "--model.vocab_size", 99, "--output", tmp_path / "run")
+    packed = contents(tmp_path / "run")
+    assert "data/corpus.json" in packed
+    trains(capsys, *EXLM, "--output", tmp_path / "run")
+    assert contents(tmp_path / "run").items() >= packed.items()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A complete run."""
+    output = tmp_path_factory.mktemp("finished") / "run"
+    assert main([*EXLM, "--output", str(output)]) == 0
+    return output
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["recipe with a typo", "no states", "missing file", "pack missing", "unknown tokens"],
+)
+def test_a_mistake_leaves_an_existing_run_alone(name, finished, own, monkeypatch, capsys):
+    monkeypatch.chdir(own)
+    before = contents(finished)
+    fails(capsys, *MISTAKES[name].arguments, "--output", finished)
+    assert contents(finished) == before
+
+
+def test_a_failed_start_without_output_leaves_no_settings(own, monkeypatch, capsys):
+    monkeypatch.chdir(own)
+    fails(capsys, *TEXT, "--data.files", "empty.txt")
+    assert not list(own.rglob("config.yaml"))
+
+
+def test_a_large_seed_is_a_seed(tmp_path, capsys):
+    trains(capsys, *EXLM, "--seed", 2**31 - 1, "--output", tmp_path)
+
+
+def test_output_that_is_a_file_is_refused(own, capsys):
+    line = fails(capsys, *EXLM, "--output", own / "some.smi")
+    assert "is a file" in line
+    fails(capsys, *EXLM, "--output", own / "some.smi" / "run")
+    assert (own / "some.smi").read_text().startswith("CC(=O)O")
+
+
+def test_a_directory_of_something_else_is_left_as_it_is(tmp_path, capsys):
+    for name in ("notes.txt", "versions.json"):
+        (tmp_path / name).write_text(f"my {name}")
+    for name in ("data", "mlm", "exlm"):
+        (tmp_path / name).mkdir()
+    before = contents(tmp_path)
+    line = fails(capsys, *EXLM, "--output", tmp_path)
+    assert "choose another --output" in line
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("data/train.bin", ["train.bin", "bytes instead of"]),
+        ("data/train.json", ["train.json"]),
+        ("data/tokenizer.json", ["tokenizer.json"]),
+        (
+            "checkpoints/step-000004/model.safetensors",
+            ["none of the 1 checkpoints", "--output"],
+        ),
+        ("checkpoints/step-000004/manifest.json", ["none of the 1 checkpoints", "--output"]),
+        ("config.yaml", ["run"]),
+    ],
+)
+@pytest.mark.parametrize("damage", ["cut", "flipped"])
+def test_a_damaged_file_of_a_run_is_told_and_kept(finished, file, words, damage, capsys):
+    path = finished / file
+    whole = path.read_bytes()
+    if damage == "cut":
+        path.write_bytes(whole[: len(whole) // 2])
+    else:
+        changed = bytearray(whole)
+        changed[len(whole) // 2] ^= 0x80
+        path.write_bytes(changed)
+        words = [word for word in words if word != "bytes instead of"]
+    try:
+        before = contents(finished)
+        line = fails(capsys, *EXLM, "--output", finished)
+        for word in words:
+            assert word in line
+        assert contents(finished) == before
+    finally:
+        path.write_bytes(whole)
+    trains(capsys, *EXLM, "--output", finished)
+
+
+def test_a_full_disk_is_told_and_the_same_command_goes_on(tmp_path, monkeypatch, capsys):
+    usage = collections.namedtuple("usage", "total used free")
+    output = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr("exlm_mini.checkpoint.shutil.disk_usage", lambda path: usage(1, 1, 10))
+        line = fails(capsys, *EXLM, "--output", output)
+    assert "step-000004" in line
+    assert "10 are free" in line
+    assert not list(output.rglob("step-*"))
+    trains(capsys, *EXLM, "--output", output)
+
+
+def test_a_disk_full_later_keeps_earlier_checkpoints(tmp_path, monkeypatch, capsys):
+    usage = collections.namedtuple("usage", "total used free")
+    arguments = [*EXLM, "--train.save_every", "2", "--output", tmp_path / "run"]
+    rooms = [10**12, 10]
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "exlm_mini.checkpoint.shutil.disk_usage",
+            lambda path: usage(1, 1, rooms[0] if len(rooms) == 1 else rooms.pop(0)),
+        )
+        fails(capsys, *arguments)
+    (kept,) = (tmp_path / "run" / "checkpoints").iterdir()
+    assert load_checkpoint(kept).step == 2
+    trains(capsys, *arguments)
+    trains(capsys, *EXLM, "--output", tmp_path / "whole")
+    last = "checkpoints/step-000004"
+    same_training(tmp_path / "run" / last, tmp_path / "whole" / last)
+
+
+def test_a_mistake_prints_no_traceback_in_a_shell(tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-m", "exlm_mini.pretrain", "--recipe", "toy-pear"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "error: unknown recipe 'toy-pear'; did you mean toy-pairs?\n"
+
+
+# ---- what the toy language shows ----
+
+
+@pytest.mark.slow
+def test_exlm_reaches_the_joint_entropy_and_mlm_its_floor(tmp_path, capsys):
+    out = trains(capsys, "--recipe", "toy-pairs", "--train.device", "cpu", "--output", tmp_path)
+    reached = {
+        name: float(bits) for name, bits in re.findall(r"(\w+) reached ([\d.]+) bits", out)
+    }
+    assert 1.0 - 0.01 <= reached["exlm"] <= 1.05
+    assert reached["mlm"] == pytest.approx(2.0, abs=0.03)
