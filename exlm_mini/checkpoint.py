@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from exlm_mini.config import UserError
+from exlm_mini.durable import NO_SPACE, sync_directory, write_synced
 
 FORMAT = "exlm_mini checkpoint"
 VERSION = 1
@@ -40,7 +41,6 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_]+\.safetensors")
 # same step takes its place.
 _DIRECTORY_NAME = re.compile(r"step-([0-9]{6,12})(\.replaced)?")
 _LEFTOVER_NAME = re.compile(r"(step-[0-9]{6,12})\.(tmp|replaced)")
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # How a step is computed, not what it computes: chosen anew for the device of the resumed run.
 _IMPLEMENTATION_OPTIONS = {"foreach", "fused", "capturable", "differentiable"}
 
@@ -266,23 +266,6 @@ def encode_manifest(fields: dict) -> bytes:
     return (json.dumps({**fields, "manifest_sha256": digest}, indent=1) + "\n").encode()
 
 
-def write_synced(file: Path, data: bytes) -> None:
-    """Write a file and wait until the disk has it."""
-    with open(file, "wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def sync_directory(path: Path) -> None:
-    """Make renames inside a directory survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _options(group: dict) -> dict:
     """The numbers of a parameter group: learning rate, betas, weight decay, …"""
     skip = {"params", "param_names", *_IMPLEMENTATION_OPTIONS}
@@ -340,7 +323,7 @@ def _publish(draft: Path, final: Path) -> None:
 
 def _save_error(error: OSError, final: Path, needed: int) -> UserError:
     """The line for a failed save."""
-    if error.errno not in _NO_SPACE:
+    if error.errno not in NO_SPACE:
         return UserError(
             f"cannot save checkpoint {final} ({error.strerror}); check the directory, or "
             "choose another --output"

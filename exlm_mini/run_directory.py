@@ -22,8 +22,8 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from exlm_mini.checkpoint import sync_directory, write_synced
 from exlm_mini.config import UserError
+from exlm_mini.durable import write_atomically
 
 LOCK = ".lock"
 CONFIG = "config.yaml"
@@ -151,7 +151,7 @@ def settle_config(
                     f"{path} holds {foreign[0]} but no {CONFIG}, so it is not the directory of "
                     "a run; choose another --output"
                 )
-            _write_atomically(file, config_text.encode())
+            write_atomically(file, config_text.encode())
             return []
         stored = parse(file.read_bytes().decode())
         changes = _changes(stored, config)
@@ -162,7 +162,7 @@ def settle_config(
                 "the same settings, or choose another --output"
             )
         if changes:
-            _write_atomically(file, config_text.encode())
+            write_atomically(file, config_text.encode())
         return list(changes.values())
     except UnicodeDecodeError as error:
         raise UserError(f"{file} is damaged: it is not text; restore it from a copy") from error
@@ -189,7 +189,7 @@ class MetricsLog:
                 kept = [line for line, record in _lines(path) if record["step"] <= step]
                 data = b"".join(line + b"\n" for line in kept)
                 if data != path.read_bytes():
-                    _write_atomically(path, data)
+                    write_atomically(path, data)
             # Unbuffered, so that a line is on its way when ``write`` returns.
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115
         except OSError as error:
@@ -299,17 +299,6 @@ def _dotted(settings: dict, prefix: str = "") -> dict[str, object]:
         else:
             flat[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
     return flat
-
-
-def _write_atomically(file: Path, data: bytes) -> None:
-    """Put new contents under a name; a crash leaves the old ones or the new ones."""
-    draft = file.with_name(f"{file.name}.tmp")
-    try:
-        write_synced(draft, data)
-        os.rename(draft, file)
-    finally:
-        draft.unlink(missing_ok=True)
-    sync_directory(file.parent)
 
 
 def _cannot(verb: str, file: Path, error: OSError) -> UserError:

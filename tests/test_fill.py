@@ -13,7 +13,7 @@ import pytest
 
 from exlm_mini.config import DataConfig, MaskingConfig, ModelConfig, RunConfig, TrainConfig
 from exlm_mini.corpora import prepare_corpus
-from exlm_mini.corpora.toy import grammar
+from exlm_mini.corpora.grammars import grammar
 from exlm_mini.fill import main, visible
 from exlm_mini.tokenization import train_byte_level_bpe
 from exlm_mini.training import Trainer

@@ -13,9 +13,9 @@ PACKAGE = "exlm_mini"
 # In the order the data flows. A folder counts as one stage; where its own modules have an order
 # they stand in brackets. The commands share the last place: they import nothing of each other.
 STAGES = """
-    config tokenization corpora[toy text smiles packing] masking expansion rope encoder
-    transition emission alignment objectives model official decoding tasks batches checkpoint
-    run_directory training estimate analysis plotting widgets
+    config durable tokenization corpora[toy grammars text smiles packing] masking expansion
+    rope encoder transition emission alignment objectives model official decoding tasks batches
+    evaluation checkpoint run_directory training estimate analysis plotting widgets settings console
 """
 COMMANDS = {"prepare", "pretrain", "finetune", "fill", "sweep", "plot", "bench", "doctor"}
 
@@ -24,7 +24,7 @@ COMMANDS = {"prepare", "pretrain", "finetune", "fill", "sweep", "plot", "bench",
 CORE = {
     "config", "corpora.packing", "masking", "expansion", "rope", "encoder", "transition",
     "emission", "alignment", "objectives", "model", "batches", "checkpoint", "run_directory",
-    "training",
+    "training", "durable", "evaluation",
 }  # fmt: skip
 CORE_LIBRARIES = {"torch", "numpy", "safetensors"}
 OPTIONAL_LIBRARIES = {
@@ -32,6 +32,7 @@ OPTIONAL_LIBRARIES = {
     "tokenizers", "tqdm", "yaml",
 }  # fmt: skip
 MAY_DRAW = {"plotting", "widgets"}
+MAY_READ_OPTIONS = COMMANDS | {"settings"}
 
 
 def parse_order(stages: str) -> dict[str, tuple[int, int]]:
@@ -114,7 +115,7 @@ def problems(source: str, module: str, is_folder: bool = False) -> list[str]:
         where = f"{module}:{item.line}: "
         if item.library in {"matplotlib", "seaborn"} and stage not in MAY_DRAW:
             out.append(f"{where}only {' and '.join(sorted(MAY_DRAW))} draw, not {module}")
-        if item.library in {"argparse", "jsonargparse"} and stage not in COMMANDS:
+        if item.library in {"argparse", "jsonargparse"} and stage not in MAY_READ_OPTIONS:
             out.append(f"{where}only the commands read options")
         if not item.module or item.module == module:
             continue

@@ -14,8 +14,10 @@ import yaml
 
 from exlm_mini.checkpoint import load_checkpoint
 from exlm_mini.config import RunConfig, run_config_from_dict
-from exlm_mini.pretrain import INTERRUPTED, ProgressLine, main, parse, recipe_names
+from exlm_mini.console import ProgressLine
+from exlm_mini.pretrain import INTERRUPTED, main
 from exlm_mini.run_directory import LOCK, RunDirectory, read_metrics
+from exlm_mini.settings import parse, recipe_names
 
 ROOT = Path(__file__).resolve().parents[1]
 

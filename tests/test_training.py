@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from exlm_mini import training
+from exlm_mini import evaluation
 from exlm_mini.batches import validation_batches
 from exlm_mini.checkpoint import latest_checkpoint, load_checkpoint
 from exlm_mini.config import (
@@ -22,18 +22,17 @@ from exlm_mini.config import (
     UserError,
 )
 from exlm_mini.corpora.packing import Counts, Pack, Rows, write_pack
+from exlm_mini.evaluation import evaluate, row_bits
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.run_directory import read_metrics
 from exlm_mini.training import (
     Trainer,
     chain_share,
-    evaluate,
     learning_rate,
     load_model,
     longest_row,
     make_masker,
     make_model,
-    row_bits,
 )
 
 SPECIAL = SpecialIds()
@@ -586,7 +585,7 @@ def test_evaluation_does_not_depend_on_the_batch_size(packs, monkeypatch, object
     model = make_model(config, VOCAB_SIZE, SPECIAL)
     found = []
     for size in (64, 7, 1):
-        monkeypatch.setattr(training, "VALIDATION_BATCH_ROWS", size)
+        monkeypatch.setattr(evaluation, "VALIDATION_BATCH_ROWS", size)
         found.append(evaluate(model, packs[1], make_masker(config, SPECIAL), 15, CPU, 0.5))
     for other in found[1:]:
         assert other[1:] == found[0][1:]
@@ -610,7 +609,7 @@ def test_rows_without_a_path_are_counted_apart(packs, monkeypatch):
     config = make_config()
     model = make_model(config, VOCAB_SIZE, SPECIAL).eval()
     monkeypatch.setattr(
-        training,
+        evaluation,
         "row_bits",
         lambda model, batch, share: torch.where(
             batch.is_masked_BN.sum(dim=1) > 2, torch.inf, 3.0

@@ -375,5 +375,5 @@ def test_transitions_go_by_name():
     assert isinstance(make_transition(ModelConfig(transition="gated")), GatedTransition)
     assert isinstance(make_transition(ModelConfig(transition="uniform")), UniformTransition)
     assert make_transition(ModelConfig(transition="ctc")) is None
-    with pytest.raises(UserError, match=r"model\.transition is 'gate'; known: gated"):
+    with pytest.raises(UserError, match=r"model\.transition is 'gate'; did you mean gated"):
         make_transition(ModelConfig(transition="gate"))

@@ -24,6 +24,7 @@ import numpy as np
 
 from ..config import DataConfig, UserError
 from ..tokenization import Tokenizer, train_byte_level_bpe, train_smiles, word_level
+from .grammars import grammar
 from .packing import (
     REMEDY,
     Counts,
@@ -38,7 +39,6 @@ from .packing import (
 )
 from .smiles import load_molecules
 from .text import text_documents
-from .toy import grammar
 
 FORMAT = "exlm-mini corpus"
 VERSION = 1

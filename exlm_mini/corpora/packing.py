@@ -17,7 +17,6 @@ Dimension key: R rows of a pack, B rows of a batch, N tokens of a row, padding i
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -31,13 +30,13 @@ import numpy as np
 import torch
 
 from ..config import SpecialIds, UserError
+from ..durable import NO_SPACE, sync_directory
 
 FORMAT = "exlm-mini pack"
 VERSION = 1
 REMEDY = "remove its directory and prepare the corpus again"
 OFFSET_DTYPE = "<i8"
 NUM_TOKENS_CHUNK = 1 << 20
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Rows(NamedTuple):
@@ -239,7 +238,7 @@ def _whole_file(path: Path) -> Iterator[_HashedFile]:
             os.fsync(stream.fileno())
         if file.is_wanted:
             os.replace(partial, path)
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
     except OSError as error:
         if error.errno in NO_SPACE:
             needed = file.num_bytes if file else 0
@@ -252,15 +251,6 @@ def _whole_file(path: Path) -> Iterator[_HashedFile]:
         raise
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make a rename last through a power failure."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _check_rows(
