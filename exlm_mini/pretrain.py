@@ -124,10 +124,12 @@ def _mebibytes(count: int) -> str:
 
 def run(config: RunConfig, output: Path) -> int:
     """Train what the configuration names and print a summary; the exit code."""
-    with RunDirectory(output, say), stop_signals() as should_stop:
+    with RunDirectory(output, say):
         is_new = not (output / CONFIG).exists()
         try:
-            outcomes = _train_all(config, output, should_stop)
+            corpus = _settle(config, output)
+            with stop_signals() as should_stop:
+                outcomes = _train_all(config, corpus, output, should_stop)
         except UserError:
             # Where settings were stored just now, nothing but a corpus lay there before.
             was_accepted = is_new and (output / CONFIG).exists()
@@ -141,10 +143,9 @@ def run(config: RunConfig, output: Path) -> int:
 
 
 def _train_all(
-    config: RunConfig, output: Path, should_stop: Callable[[], bool]
+    config: RunConfig, corpus: Corpus, output: Path, should_stop: Callable[[], bool]
 ) -> dict[str, Outcome]:
     """Train one model after the other, up to the first that is stopped."""
-    corpus = _settle(config, output)
     singles = objectives_of(config)
     outcomes: dict[str, Outcome] = {}
     for single in singles:
@@ -189,6 +190,9 @@ def _commit() -> str:
     """Commit of the checkout the package runs from, or why there is none."""
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
+        # Installed below somebody else's checkout, the package is in no commit of it.
+        tracked = [*git, "ls-files", "--error-unmatch", Path(__file__).name]
+        subprocess.run(tracked, capture_output=True, check=True)
         commit = subprocess.run(
             [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
         ).stdout.strip()
@@ -247,6 +251,9 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         say(f"error: {error}")
         return 2
+    except KeyboardInterrupt:  # while data are prepared; training saves and stops by itself
+        say("interrupted")
+        return INTERRUPTED
 
 
 if __name__ == "__main__":
