@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -250,7 +251,7 @@ def test_an_interrupted_process_ends_with_130_and_can_go_on(tmp_path, capsys):
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     for line in process.stderr:
-        if line.startswith("validation:"):  # the data are ready
+        if line.startswith("exlm step 1/200"):
             break
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
@@ -267,6 +268,14 @@ def test_an_interrupted_process_ends_with_130_and_can_go_on(tmp_path, capsys):
     for record in records[0] + records[1]:
         del record["tokens_per_second"]
     assert records[0] == records[1]
+
+
+def test_an_interrupt_while_data_are_prepared_ends_in_one_line(tmp_path, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        patch.setattr("exlm_mini.pretrain.prepare_corpus", Mock(side_effect=KeyboardInterrupt))
+        code, out, err = pretrain(capsys, *EXLM, "--output", tmp_path / "run")
+    assert (code, out, err) == (130, "", "interrupted\n")
+    trains(capsys, *EXLM, "--output", tmp_path / "run")
 
 
 def test_a_second_run_on_one_output_is_refused(tmp_path, capsys):
