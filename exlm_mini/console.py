@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import sys
 import time
@@ -52,7 +53,13 @@ class ProgressLine:
         from tqdm import tqdm
 
         if self._bar is None:
-            self._bar = tqdm(total=self.steps, initial=step - 1, desc=self.name, unit="step")
+            self._bar = tqdm(
+                total=self.steps,
+                initial=step - 1,
+                desc=self.name,
+                unit="step",
+                ncols=shutil.get_terminal_size().columns,  # 80 where a terminal gives none
+            )
         self._bar.set_postfix_str(text, refresh=False)
         self._bar.update(step - self._bar.n)
 

@@ -22,6 +22,7 @@ from exlm_mini.config import RunConfig, SpecialIds, UserError
 from exlm_mini.console import ProgressLine, say, stop_signals
 from exlm_mini.corpora import Corpus, prepare_corpus
 from exlm_mini.corpora.grammars import grammar
+from exlm_mini.durable import NO_SPACE, write_atomically
 from exlm_mini.estimate import estimate
 from exlm_mini.run_directory import CONFIG, LOCK, RunDirectory, settle_config
 from exlm_mini.settings import parse, parse_stored, plain
@@ -168,7 +169,7 @@ def _settle(config: RunConfig, output: Path) -> Corpus:
     for change in settle_config(output, text, plain(config), parse_stored):
         say(f"changed since the last start: {change}")
     used = versions(choose_device(config.train.device)) | {"commit": _commit()}
-    (output / "versions.json").write_text(json.dumps(used, indent=2) + "\n")
+    write_atomically(output / "versions.json", (json.dumps(used, indent=2) + "\n").encode())
     return prepare_corpus(config.data, output / "data", config.seed, say)
 
 
@@ -250,6 +251,11 @@ def main(argv: list[str] | None = None) -> int:
         return run(request.config, request.output)
     except UserError as error:
         say(f"error: {error}")
+        return 2
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        say(f"error: no space left to write {error.filename or request.output}; make room")
         return 2
     except KeyboardInterrupt:  # while data are prepared; training saves and stops by itself
         say("interrupted")

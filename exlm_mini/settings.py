@@ -117,9 +117,11 @@ def _parser() -> Any:
     parser = Parser(
         prog="python -m exlm_mini.pretrain",
         usage="%(prog)s --recipe NAME [--output DIR] [--dry-run] [--key.subkey VALUE ...]",
-        description=f"Train a model. Recipes: {', '.join(recipe_names())}, or a path to a .yaml.",
+        description=f"Train a model. Recipes: {', '.join(recipe_names())}.",
     )
     parser.add_class_arguments(RunConfig, None, skip={"recipe"})
+    # Taken out of the arguments before they are parsed; here for --help.
+    parser.add_argument("--recipe", help="one of the above, or a path to a .yaml of settings")
     parser.add_argument("--settings", action=ActionConfigFile, help="a YAML file of settings")
     parser.add_argument("--output", help="run directory; default runs/<recipe>-<time>")
     parser.add_argument(

@@ -17,21 +17,10 @@ settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
-def _folder(variable: str, name: str) -> Path:
-    """The folder a variable names, or its default beside the checkout; skips when absent."""
-    folder = Path(os.environ.get(variable, ROOT.parent / "shared" / name))
-    if not folder.is_dir():
-        pytest.skip(f"no folder {folder}; set {variable} to the folder of the {name} files")
-    return folder
-
-
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
-    """Real data sets that are not part of the project."""
-    return _folder("EXLM_DATA", "data")
-
-
-@pytest.fixture(scope="session")
-def golden_dir() -> Path:
-    """Reference numbers computed with the released code."""
-    return _folder("EXLM_GOLDEN", "golden")
+    """Real data sets that are not part of the project; skips where ``EXLM_DATA`` is absent."""
+    folder = Path(os.environ.get("EXLM_DATA", ROOT.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"no folder {folder}; set EXLM_DATA to the folder of the data files")
+    return folder

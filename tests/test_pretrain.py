@@ -1,6 +1,7 @@
 """``python -m exlm_mini.pretrain`` end to end, on runs of a few steps."""
 
 import collections
+import errno
 import json
 import os
 import re
@@ -636,6 +637,16 @@ def test_a_full_disk_is_told_and_the_same_command_goes_on(tmp_path, monkeypatch,
     assert "10 are free" in line
     assert not list(output.rglob("step-*"))
     trains(capsys, *EXLM, "--output", output)
+
+
+def test_a_disk_full_before_the_start_is_told_in_one_line(tmp_path, monkeypatch, capsys):
+    full = OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "versions.json"))
+    with monkeypatch.context() as patch:
+        patch.setattr("exlm_mini.pretrain.write_atomically", Mock(side_effect=full))
+        line = fails(capsys, *EXLM, "--output", tmp_path / "run")
+    assert "no space left to write" in line
+    assert "versions.json" in line
+    trains(capsys, *EXLM, "--output", tmp_path / "run")
 
 
 def test_a_disk_full_later_keeps_earlier_checkpoints(tmp_path, monkeypatch, capsys):
