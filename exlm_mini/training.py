@@ -26,9 +26,7 @@ import exlm_mini
 from exlm_mini.batches import TrainingBatches, split_batch
 from exlm_mini.checkpoint import (
     Checkpoint,
-    flatten_optimizer,
     latest_checkpoint,
-    restore_optimizer,
     save_checkpoint,
 )
 from exlm_mini.config import RunConfig, SpecialIds, TrainConfig, UserError, run_config_from_dict
@@ -41,6 +39,7 @@ from exlm_mini.objectives import (
     mlm_loss,
     states_alignment_loss,
 )
+from exlm_mini.optimizer_state import flatten_optimizer, restore_optimizer
 from exlm_mini.run_directory import MetricsLog
 
 

@@ -21,13 +21,12 @@ from exlm_mini import checkpoint
 from exlm_mini.checkpoint import (
     MANIFEST,
     encode_manifest,
-    flatten_optimizer,
     latest_checkpoint,
     load_checkpoint,
-    restore_optimizer,
     save_checkpoint,
 )
 from exlm_mini.config import UserError
+from exlm_mini.optimizer_state import flatten_optimizer, restore_optimizer
 
 TENSORS = {
     "model": {"layer.weight": torch.arange(6.0).view(2, 3), "layer.bias": torch.ones(3)},

@@ -15,7 +15,8 @@ PACKAGE = "exlm_mini"
 STAGES = """
     config durable tokenization corpora[toy grammars text smiles packing] masking expansion
     rope encoder transition emission alignment objectives model official decoding tasks batches
-    evaluation checkpoint run_directory training estimate analysis plotting widgets settings console
+    evaluation checkpoint optimizer_state run_directory training estimate analysis plotting
+    widgets settings console
 """
 COMMANDS = {"prepare", "pretrain", "finetune", "fill", "sweep", "plot", "bench", "doctor"}
 
@@ -24,7 +25,7 @@ COMMANDS = {"prepare", "pretrain", "finetune", "fill", "sweep", "plot", "bench",
 CORE = {
     "config", "corpora.packing", "masking", "expansion", "rope", "encoder", "transition",
     "emission", "alignment", "objectives", "model", "batches", "checkpoint", "run_directory",
-    "training", "durable", "evaluation",
+    "training", "durable", "evaluation", "optimizer_state",
 }  # fmt: skip
 CORE_LIBRARIES = {"torch", "numpy", "safetensors"}
 OPTIONAL_LIBRARIES = {
