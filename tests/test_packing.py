@@ -15,25 +15,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import told
 
 from exlm_mini import corpora
-from exlm_mini.config import DataConfig, SpecialIds, UserError
+from exlm_mini.config import DataConfig, SpecialIds
 from exlm_mini.corpora import open_corpus, packing, prepare_corpus, split_documents
 from exlm_mini.corpora.packing import Counts, Pack, Rows, block_rows, molecule_rows, write_pack
 
 SPECIAL = SpecialIds()
 BOS, EOS, SEP, PAD = SPECIAL.bos, SPECIAL.eos, SPECIAL.sep, SPECIAL.pad
-
-
-def told(run, *parts):
-    """The one line of the UserError that ``run`` raises; it names all parts."""
-    with pytest.raises(UserError) as caught:
-        run()
-    message = str(caught.value)
-    assert message and "\n" not in message, message
-    for part in parts:
-        assert str(part) in message, message
-    return message
 
 
 def rows_of(documents):

@@ -4,22 +4,12 @@ import sys
 import time
 
 import pytest
+from refusals import told
 
 pytest.importorskip("rdkit", reason="rdkit is not installed")
-from exlm_mini.config import DataConfig, UserError
+from exlm_mini.config import DataConfig
 from exlm_mini.corpora.smiles import embedded_molecules, load_molecules, validate
 from exlm_mini.tokenization import train_smiles
-
-
-def told(run, *parts):
-    """The one line of the UserError that ``run`` raises; it names all parts."""
-    with pytest.raises(UserError) as caught:
-        run()
-    message = str(caught.value)
-    assert message and "\n" not in message, message
-    for part in parts:
-        assert str(part) in message, message
-    return message
 
 
 def settings(path, **more):

@@ -6,23 +6,13 @@ import lzma
 import sys
 
 import pytest
+from refusals import told
 
-from exlm_mini.config import DataConfig, UserError
+from exlm_mini.config import DataConfig
 from exlm_mini.corpora import text
 from exlm_mini.corpora.text import embedded_english, load_documents, text_documents
 
 CHAPTERS = "First line.\nSecond line.\n\n  \nA new chapter.\n"
-
-
-def told(run, *parts):
-    """The one line of the UserError that ``run`` raises; it names all parts."""
-    with pytest.raises(UserError) as caught:
-        run()
-    message = str(caught.value)
-    assert message and "\n" not in message, message
-    for part in parts:
-        assert str(part) in message, message
-    return message
 
 
 def read(*paths, **settings):

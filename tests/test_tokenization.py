@@ -6,8 +6,9 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import told
 
-from exlm_mini.config import SPECIAL_TOKENS, SpecialIds, UserError
+from exlm_mini.config import SPECIAL_TOKENS, SpecialIds
 
 pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 from exlm_mini import tokenization
@@ -44,17 +45,6 @@ HARD_SMILES = [
 ]
 SMILES = train_smiles(HARD_SMILES)
 WORDS = word_level(["the", "cat", "sat"])
-
-
-def told(run, *parts):
-    """The one line of the UserError that ``run`` raises; it names all parts."""
-    with pytest.raises(UserError) as caught:
-        run()
-    message = str(caught.value)
-    assert message and "\n" not in message, message
-    for part in parts:
-        assert str(part) in message, message
-    return message
 
 
 # ---- text ----
