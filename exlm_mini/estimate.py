@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from exlm_mini.config import RunConfig, SpecialIds
-from exlm_mini.training import longest_row, make_model, num_copies
+from exlm_mini.training import longest_row, make_model
 
 _FLOAT = 4  # bytes; weights, moments and the alignment are float32 in every precision
 
@@ -91,7 +91,7 @@ def _activation_bytes(
         encoder += half * (num_layers * (4 * D * D + 2 * D * F) + vocab_size * D)
     if config.objective != "exlm":
         num_masks = math.ceil(config.masking.mask_ratio * T)
-        if num_slots is not None and num_copies(config) == 1:
+        if num_slots is not None and config.objective != "repeated-mlm":
             num_masks = num_slots
         # log-softmax, and the hidden states of the head.
         return encoder + B * num_masks * (vocab_size + 4 * D) * _FLOAT

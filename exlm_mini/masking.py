@@ -125,12 +125,12 @@ class Masker:
     special_ids: SpecialIds
     seed: int
     num_copies: int = 1
-    """Copies of each token; above 1 (Repeated MLM) masks are always Bernoulli (Appendix C)."""
+    """Copies of each token, masked independently of each other; above 1 for Repeated MLM."""
     slots: tuple[int, ...] = ()
     """Positions masked by the strategy ``slots``, counted from [BOS] = 0."""
 
     def __post_init__(self) -> None:
-        if self.masking.strategy == "slots" and not self.slots and self.num_copies == 1:
+        if self.masking.strategy == "slots" and not self.slots:
             raise ValueError("the strategy 'slots' needs the positions to mask")
 
     def check_row_length(self, row_length: int) -> None:
@@ -141,7 +141,7 @@ class Masker:
         """
         num_maskable = row_length - 2
         expected = self.masking.mask_ratio * num_maskable
-        if self.masking.strategy == "fixed_count" and self.num_copies == 1 and expected < 1:
+        if self.masking.strategy == "fixed_count" and expected < 1:
             raise UserError(
                 f"data.block_length {row_length} leaves {num_maskable} maskable tokens, of which "
                 f"masking.mask_ratio {self.masking.mask_ratio:g} masks {expected:.2f}; make one "
@@ -177,8 +177,7 @@ class Masker:
         self, is_maskable_BN: Tensor, epoch_B: np.ndarray, sample_B: np.ndarray, step: int
     ) -> Tensor:
         """Positions to mask; bool (B, N)."""
-        repeated = self.num_copies > 1
-        if self.masking.strategy == "slots" and not repeated:
+        if self.masking.strategy == "slots":
             is_slot_N = torch.zeros(is_maskable_BN.shape[1], dtype=torch.bool)
             is_slot_N[list(self.slots)] = True
             return is_maskable_BN & is_slot_N
@@ -186,7 +185,7 @@ class Masker:
         noise_BN = torch.from_numpy(
             counter_uniform(self.seed, epoch_B[:, None], sample_B[:, None], position_N[None, :])
         )
-        if self.masking.strategy == "bernoulli" or repeated:
+        if self.masking.strategy == "bernoulli":
             return is_maskable_BN & (noise_BN < self.masking.mask_ratio)
         count_B = num_masks(self.masking.mask_ratio, is_maskable_BN.sum(1), self.seed, step)
         return choose_fixed_count(noise_BN, is_maskable_BN, count_B)

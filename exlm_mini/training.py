@@ -14,7 +14,7 @@ import math
 import platform
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,8 +110,15 @@ def check_row_length(config: RunConfig, row_length: int, num_slots: int | None =
 def make_masker(
     config: RunConfig, special_ids: SpecialIds, slots: tuple[int, ...] = ()
 ) -> Masker:
-    """The masker of a run; ``slots`` are the toy grammar's, counted from [BOS] = 0."""
-    return Masker(config.masking, special_ids, config.seed, num_copies(config), slots)
+    """The masker of a run; ``slots`` are the toy grammar's, counted from [BOS] = 0.
+
+    Repeated MLM always masks by independent draws, whatever the number of copies: only then is
+    the corrupted share p^k (Appendix C), and its cells differ in nothing but p and k.
+    """
+    masking = config.masking
+    if config.objective == "repeated-mlm":
+        masking = replace(masking, strategy="bernoulli")
+    return Masker(masking, special_ids, config.seed, num_copies(config), slots)
 
 
 def make_model(config: RunConfig, vocab_size: int, special_ids: SpecialIds) -> MaskedLM | ExLM:

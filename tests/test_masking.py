@@ -281,9 +281,7 @@ def test_repeated_tokens_stand_beside_each_other():
 @pytest.mark.parametrize(("k", "p", "figure"), FIGURE_4)
 def test_the_share_of_lost_tokens_is_that_of_figure_4(k, p, figure):
     N = 40_000
-    # Repeated MLM draws each copy by itself, whatever the strategy in the settings.
-    config = MaskingConfig(p, "bernoulli" if k == 1 else "fixed_count")
-    masker = Masker(config, SPECIAL, 4, num_copies=k)
+    masker = Masker(MaskingConfig(p, "bernoulli"), SPECIAL, 4, num_copies=k)
     is_masked_BN = masker(rows(400, 100), *counters(400), step=0).is_masked_BN
     is_masked_Nk = is_masked_BN[:, k:-k].reshape(N, k)
     mean, variance = corrupted_share_moments(p, k, N)
@@ -297,7 +295,7 @@ def test_the_share_of_lost_tokens_is_that_of_figure_4(k, p, figure):
 
 def test_copies_of_a_token_are_masked_independently():
     k, p, N = 3, 0.4, 40_000
-    masker = Masker(MaskingConfig(p), SPECIAL, 0, num_copies=k)
+    masker = Masker(MaskingConfig(p, "bernoulli"), SPECIAL, 0, num_copies=k)
     is_masked_BN = masker(rows(400, 100), *counters(400), step=0).is_masked_BN
     is_masked_Nk = is_masked_BN[:, k:-k].reshape(N, k).double()
     centred_Nk = is_masked_Nk - p
@@ -339,7 +337,6 @@ def test_slots_are_masked_and_nothing_else():
 def test_slots_need_positions():
     with pytest.raises(ValueError, match="'slots' needs the positions"):
         Masker(MaskingConfig(strategy="slots"), SPECIAL, 0)
-    Masker(MaskingConfig(strategy="slots"), SPECIAL, 0, num_copies=2)  # Bernoulli, no slots
 
 
 def test_a_row_too_short_for_one_mask_is_refused():
@@ -356,4 +353,3 @@ def test_a_row_too_short_for_one_mask_is_refused():
         Masker(MaskingConfig(0.25), SPECIAL, 0).check_row_length(5)
     # Independent draws promise no number of masks.
     Masker(MaskingConfig(0.15, "bernoulli"), SPECIAL, 0).check_row_length(3)
-    Masker(MaskingConfig(0.15), SPECIAL, 0, num_copies=2).check_row_length(3)

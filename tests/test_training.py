@@ -14,6 +14,7 @@ from exlm_mini import evaluation
 from exlm_mini.batches import validation_batches
 from exlm_mini.checkpoint import latest_checkpoint, load_checkpoint
 from exlm_mini.config import (
+    DataConfig,
     MaskingConfig,
     ModelConfig,
     RunConfig,
@@ -669,3 +670,21 @@ def test_training_lowers_the_loss(packs, tmp_path, objective):
     config = make_config(objective, settings["model"], settings["train"])
     found = losses(config, packs, tmp_path)
     assert max(found[-5:]) < 0.9 * found[0]
+
+
+@pytest.mark.parametrize("strategy", ["fixed_count", "bernoulli", "slots"])
+@pytest.mark.parametrize("num_copies", [1, 3])
+def test_repeated_mlm_always_masks_by_independent_draws(strategy, num_copies):
+    config = RunConfig(
+        objective="repeated-mlm",
+        masking=MaskingConfig(0.4, strategy, num_copies),
+        data=DataConfig(kind="toy"),
+    )
+    token_ids_BN = torch.full((500, 22), SpecialIds().mask + 1)
+    counters = np.zeros(500, dtype=np.int64), np.arange(500)
+    masker = make_masker(config, SpecialIds())
+    count_B = masker(token_ids_BN, *counters, step=0).is_masked_BN.sum(dim=1).double()
+    n, p = 22 * num_copies, 0.4
+    # A fixed count would have variance 0. Four standard errors of a binomial's variance.
+    assert abs(count_B.var() - n * p * (1 - p)) < 4 * n * p * (1 - p) * (2 / 499) ** 0.5
+    assert abs(count_B.mean() - n * p) < 4 * (n * p * (1 - p) / 500) ** 0.5
