@@ -21,7 +21,7 @@ from pathlib import Path
 from exlm_mini.config import RunConfig, SpecialIds, UserError
 from exlm_mini.console import ProgressLine, say, stop_signals
 from exlm_mini.corpora import Corpus, prepare_corpus
-from exlm_mini.corpora.grammars import grammar
+from exlm_mini.corpora.grammars import grammar, slots_of
 from exlm_mini.durable import NO_SPACE, write_atomically
 from exlm_mini.estimate import estimate
 from exlm_mini.run_directory import CONFIG, LOCK, RunDirectory, settle_config
@@ -38,13 +38,6 @@ from exlm_mini.training import (
 DRY_RUN_DOCUMENTS = 10_000
 INTERRUPTED = 130
 """Exit code of a run that was asked to stop, as shells report an interrupt."""
-
-
-def slots_of(config: RunConfig) -> tuple[int, ...]:
-    """Columns the strategy ``slots`` masks: the toy grammar's, after [BOS]."""
-    if config.masking.strategy != "slots":
-        return ()
-    return tuple(slot + 1 for slot in grammar(config.data.grammar).slots)
 
 
 def objectives_of(config: RunConfig) -> list[RunConfig]:

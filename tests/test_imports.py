@@ -15,8 +15,8 @@ PACKAGE = "exlm_mini"
 STAGES = """
     config durable tokenization corpora[toy grammars text smiles packing] masking expansion
     rope encoder transition emission alignment objectives model official decoding tasks batches
-    evaluation checkpoint optimizer_state run_directory training estimate analysis plotting
-    widgets settings console
+    evaluation checkpoint optimizer_state run_directory training estimate settings console
+    live analysis plotting widgets
 """
 COMMANDS = {"prepare", "pretrain", "finetune", "fill", "sweep", "plot", "bench", "doctor"}
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..config import UserError, nearest
+from ..config import RunConfig, UserError, nearest
 from .toy import Grammar, Position
 
 
@@ -178,3 +178,10 @@ def grammar(name: str) -> Grammar:
     if name not in GRAMMARS:
         raise UserError(f"data.grammar is '{name}'; {nearest(name, GRAMMARS)}")
     return GRAMMARS[name]()
+
+
+def slots_of(config: RunConfig) -> tuple[int, ...]:
+    """Columns the masking strategy ``slots`` hides: the grammar's, after [BOS]; else none."""
+    if config.masking.strategy != "slots":
+        return ()
+    return tuple(slot + 1 for slot in grammar(config.data.grammar).slots)

@@ -1,0 +1,159 @@
+"""Keep chapters/NN_name.py (the source) and NN_name.ipynb (the same cells with outputs) in step.
+
+python book/chapters.py                 write every notebook from its source, outputs kept
+python book/chapters.py --run [NAME…]   then execute them all, or those whose name contains NAME
+python book/chapters.py --check         change nothing; exit 1 and say why a pair is not in step
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import jupytext
+import nbformat
+from nbformat import NotebookNode
+
+CHAPTERS = Path(__file__).resolve().parents[1] / "chapters"
+NOT_RUN = "nbval-skip"
+"""Tag of a cell that needs what most machines lack. It stores no output."""
+NOT_COMPARED = "nbval-ignore-output"
+COMPARED = {"text/plain", "text/html", "image/svg+xml", "image/png"}
+"""What an output may hold: nbval compares these, except PNG, and passes over all others."""
+
+
+def sources(*names: str) -> list[Path]:
+    """The chapters whose name contains one of ``names``; all without names."""
+    found = sorted(CHAPTERS.glob("[0-9]*.py"))
+    return [path for path in found if not names or any(name in path.stem for name in names)]
+
+
+def cells(notebook: NotebookNode) -> list[tuple]:
+    """What must agree between the two files of a pair."""
+    return [
+        (c.cell_type, c.source.strip(), c.metadata.get("tags", []), c.metadata.get("mystnb"))
+        for c in notebook.cells
+    ]
+
+
+def problems(source: Path) -> list[str]:
+    """Why the notebook of a source cannot be trusted; empty when it can.
+
+    nbval compares nothing in a cell that was never run, in one tagged so, and in outputs of a kind
+    it does not know: all three pass unseen. So they are refused here.
+    """
+    path = source.with_suffix(".ipynb")
+    remedy = f"make chapters ARGS={source.stem}"
+    if not path.exists():
+        return [f"{path.name} is missing; {remedy}"]
+    stored = nbformat.read(path, as_version=4)
+    if cells(jupytext.read(source)) != cells(stored):
+        return [f"{path.name} differs from {source.name}; {remedy}"]
+    found, last = [], 0
+    for number, cell in enumerate(stored.cells):
+        tags = set(cell.metadata.get("tags", []))
+        if cell.cell_type != "code" or not cell.source.strip():
+            continue
+        where = f"{path.name} cell {number}"
+        if NOT_COMPARED in tags:
+            found.append(
+                f"{where} is tagged {NOT_COMPARED}: its output would be checked by nobody"
+            )
+        if NOT_RUN in tags:
+            if cell.outputs or cell.execution_count:
+                found.append(f"{where} is tagged {NOT_RUN} but stores an output; {remedy}")
+            continue
+        if cell.execution_count is None:
+            found.append(f"{where} was never run; {remedy}")
+        elif cell.execution_count != last + 1:
+            found.append(f"{where} was not run in order; {remedy}")
+        last = cell.execution_count or last
+        for output in cell.outputs:
+            if output.output_type == "error" and "raises-exception" not in tags:
+                found.append(f"{where} stores an error")
+            unseen = set(output.get("data", {})) - COMPARED
+            if unseen:
+                found.append(
+                    f"{where} stores {', '.join(sorted(unseen))}, which nbval never compares"
+                )
+            if output.get("name") == "stderr":
+                found.append(f"{where} writes to stderr")
+    return found
+
+
+def orphans() -> list[str]:
+    """Notebooks without a source."""
+    return [
+        f"{path.name} has no source {path.stem}.py"
+        for path in sorted(CHAPTERS.glob("*.ipynb"))
+        if not path.with_suffix(".py").exists()
+    ]
+
+
+def synchronize(source: Path) -> None:
+    """Write the notebook from its source; a cell that did not change keeps its output.
+
+    One way only: ``jupytext --sync`` would let the newer file win, and a touched notebook throw an
+    edited source away.
+    """
+    from jupytext.cli import jupytext as run_jupytext
+
+    run_jupytext(["--quiet", "--to", "ipynb", "--update", str(source)])
+
+
+def execute(source: Path, timeout: int) -> None:
+    """Run all cells in place."""
+    from nbclient import NotebookClient
+
+    path = source.with_suffix(".ipynb")
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        if NOT_RUN in cell.metadata.get("tags", []):
+            cell.outputs, cell.execution_count = [], None
+    client = NotebookClient(
+        notebook,
+        timeout=timeout,
+        kernel_name="python3",
+        record_timing=False,
+        skip_cells_with_tag=NOT_RUN,
+        resources={"metadata": {"path": str(CHAPTERS)}},
+    )
+    client.execute()
+    notebook.metadata.pop(
+        "language_info", None
+    )  # the interpreter's version: noise in every diff
+    nbformat.write(notebook, path)
+
+
+def check() -> int:
+    found = orphans() + [problem for source in sources() for problem in problems(source)]
+    print("\n".join(found) or f"{len(sources())} chapters in step")
+    return 1 if found else 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--run", nargs="*", metavar="NAME")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--timeout", type=int, default=600, help="seconds for one cell")
+    options = parser.parse_args(argv)
+    if options.check:
+        return check()
+    chosen = sources(*(options.run or []))
+    if not chosen:
+        print(f"no chapter is named like {' '.join(options.run)}", file=sys.stderr)
+        return 2
+    for number, source in enumerate(chosen, 1):
+        synchronize(source)
+        if options.run is not None:
+            start = time.monotonic()
+            print(f"{number}/{len(chosen)} {source.stem} ", end="", flush=True)
+            execute(source, options.timeout)
+            print(f"{time.monotonic() - start:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
