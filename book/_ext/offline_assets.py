@@ -17,7 +17,7 @@ def use_own_mathjax(app, config):
 
 
 def drop_thebe(app, pagename, templatename, context, doctree):
-    """Jupyter Book 1 loads thebe on every page, twice and from elsewhere; the book never uses it."""
+    """Jupyter Book 1 loads thebe on every page, twice, from elsewhere; it has no use here."""
 
     def is_thebe(script):
         name = str(getattr(script, "filename", script) or "")
