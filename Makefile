@@ -13,19 +13,38 @@ export PIP_EXTRA_INDEX_URL := $(strip $(PIP_EXTRA_INDEX_URL) https://download.py
 endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup pretrain test test-slow check format lock clean
+BOOK := .venv/bin/jupyter-book build -W -n --keep-going . --config book/_config.yml \
+	--toc book/_toc.yml --path-output book
+TEX := latexmk texlive-xetex texlive-latex-extra texlive-fonts-recommended tex-gyre fonts-freefont-otf
+
+.PHONY: help setup pretrain book chapters pdf test test-chapters test-slow check format lock clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## /\1\t/p' Makefile | while IFS='	' read -r name text; do \
-		printf '  make %-10s %s\n' "$$name" "$$text"; done
+		printf '  make %-14s %s\n' "$$name" "$$text"; done
 
 setup: .venv/.ready ## make .venv with everything pinned (once; the others do it by themselves)
 
 pretrain: .venv/.ready ## train a small ExLM on molecules; options in ARGS="--output DIR ..."
 	$(PY) -m exlm_mini.pretrain --recipe smiles-tiny $(ARGS)
 
-test: check ## lint and fast tests, without a GPU; options for pytest in ARGS="..."
+book: .venv/.ready ## build the book: book/_build/html/index.html
+	$(BOOK)
+
+chapters: .venv/.ready ## run the chapters and store their outputs; some of them: ARGS="03 05"
+	$(PY) book/chapters.py --run $(ARGS)
+
+pdf: .venv/.ready ## the book as book/_build/latex/exlm-book.pdf; needs XeLaTeX
+	@command -v latexmk >/dev/null && command -v xelatex >/dev/null || { \
+		echo "pdf: latexmk or xelatex is missing; run: sudo apt-get install $(TEX)" >&2; exit 1; }
+	$(BOOK) --builder pdflatex
+
+test: check ## lint, fast tests and chapters; ARGS="-k rope": options for pytest, no chapters
 	$(PY) -m pytest -n $(WORKERS) -m "not slow and not gpu" $(ARGS)
+	@test -n "$(ARGS)" || $(MAKE) --no-print-directory test-chapters
+
+test-chapters: .venv/.ready ## run the chapters and compare every stored output
+	$(PY) -m pytest -n $(WORKERS) --nbval chapters
 
 # pytest ends with 5 when it finds no test.
 test-slow: .venv/.ready ## the tests marked slow
@@ -76,5 +95,5 @@ lock: ## write requirements.lock anew: newest releases allowed, by Python 3.11
 	@mv build/requirements.lock requirements.lock && rm -rf build *.egg-info
 
 clean: ## remove .venv, caches and build outputs; runs/ stays
-	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis book/_build
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis book/_build book/_generated
 	find exlm_mini tests -name __pycache__ -type d -prune -exec rm -rf {} +

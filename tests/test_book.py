@@ -1,0 +1,235 @@
+"""The built book, as a reader meets it: in a browser, offline, in both themes, on a phone.
+
+The browser tests need Debian's ``chromium`` (or ``CHROMIUM=/path/to/it``) and skip without one.
+``EXLM_BOOK_HTML`` names a book that is built already; otherwise one is built.
+"""
+
+import functools
+import http.server
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+TOC = yaml.safe_load((ROOT / "book" / "_toc.yml").read_text())
+CONFIG = yaml.safe_load((ROOT / "book" / "_config.yml").read_text())
+PAGES = [TOC["root"], *(c["file"] for part in TOC["parts"] for c in part["chapters"])]
+CHAPTERS = [page for page in PAGES if page.startswith("chapters/")]
+EXPLORER = "chapters/10_reading_the_dag"
+WIDE, PHONE = {"width": 1400, "height": 1000}, {"width": 390, "height": 844}
+every_page = pytest.mark.parametrize("name", PAGES)
+
+
+@pytest.fixture(scope="session")
+def book(tmp_path_factory) -> Path:
+    """Folder of the built pages. A warning of the build is an error."""
+    if given := os.environ.get("EXLM_BOOK_HTML"):
+        return Path(given)
+    output = tmp_path_factory.mktemp("book")
+    command = [
+        Path(sysconfig.get_path("scripts")) / "jupyter-book", "build", "-W", "-n",
+        "--keep-going", ".", "--config", "book/_config.yml", "--toc", "book/_toc.yml",
+        "--path-output", output,
+    ]  # fmt: skip
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    return output / "_build" / "html"
+
+
+@pytest.fixture(scope="session")
+def site(book):
+    """Address of a server of the built pages."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    handler = functools.partial(Quiet, directory=str(book))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture(scope="session")
+def browser():
+    api = pytest.importorskip("playwright.sync_api")
+    executable = os.environ.get("CHROMIUM") or shutil.which("chromium")
+    if executable is None:
+        pytest.skip("no chromium: install it with apt-get, or name it in CHROMIUM")
+    with api.sync_playwright() as play:
+        chromium = play.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def open_page(browser, site):
+    """Opens a page by name; a script error, a console error, a missing file or a request that
+    leaves the book fails the test."""
+    contexts, troubles = [], []
+
+    def watch(page):
+        page.on("pageerror", lambda error: troubles.append(f"script error: {error}"))
+        page.on("console", lambda m: troubles.append(m.text) if m.type == "error" else None)
+        page.on("requestfailed", lambda r: troubles.append(f"failed: {r.url}"))
+        page.on(
+            "response",
+            lambda r: troubles.append(f"{r.status}: {r.url}") if r.status >= 400 else 0,
+        )
+        page.on(
+            "request",
+            lambda r: (
+                None
+                if r.url.startswith((site, "file:", "data:", "blob:"))
+                else troubles.append(f"leaves the book: {r.url}")
+            ),
+        )
+
+    def open_(name, viewport=WIDE, base=None, theme="light"):
+        context = browser.new_context(viewport=viewport, color_scheme=theme)
+        contexts.append(context)
+        page = context.new_page()
+        watch(page)
+        page.goto(f"{base or site}/{name}", wait_until="load")
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert troubles == []
+
+
+def contrast(page, selector: str) -> float:
+    """Contrast ratio (WCAG) of the first such element's text against what is painted behind it."""
+    return page.evaluate(
+        """selector => {
+          const parse = text => {
+            const canvas = document.createElement("canvas").getContext("2d");
+            canvas.fillStyle = text; canvas.fillRect(0, 0, 1, 1);
+            return [...canvas.getImageData(0, 0, 1, 1).data];
+          };
+          const luminance = rgb => {
+            const [r, g, b] = rgb.map(v => v / 255)
+              .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+            return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+          };
+          const element = document.querySelector(selector);
+          let ground = element, color = [0, 0, 0, 0];
+          while (ground && color[3] < 128) {
+            color = parse(getComputedStyle(ground).backgroundColor);
+            ground = ground.parentElement;
+          }
+          if (color[3] < 128) color = [255, 255, 255, 255];
+          const a = luminance(parse(getComputedStyle(element).color).slice(0, 3));
+          const b = luminance(color.slice(0, 3));
+          return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+        }""",
+        selector,
+    )
+
+
+def test_every_page_is_built_and_no_file_names_a_foreign_script(book):
+    for name in PAGES:
+        html = (book / f"{name}.html").read_text()
+        loaded = re.findall(r'<(?:script|link|img)[^>]*?(?:src|href)="(https?://[^"]+)"', html)
+        assert [url for url in loaded if "canonical" not in url] == [], name
+
+
+def test_every_chapter_has_its_launch_buttons(book):
+    repository = CONFIG["repository"]["url"].removeprefix("https://github.com/")
+    for name in CHAPTERS:
+        html = (book / f"{name}.html").read_text()
+        assert f"colab.research.google.com/github/{repository}/blob/main/{name}.ipynb" in html
+        assert f"mybinder.org/v2/gh/{repository}/main" in html
+
+
+@every_page
+def test_a_page_opens_without_error(open_page, name):
+    page = open_page(f"{name}.html")
+    assert page.locator("article h1").count() == 1
+    assert page.locator("article img").evaluate_all("all => all.every(i => i.naturalWidth > 0)")
+
+
+@every_page
+def test_mathematics_is_typeset(open_page, book, name):
+    html = (book / f"{name}.html").read_text()
+    page = open_page(f"{name}.html")
+    formulas = html.count('class="math ')
+    if formulas:
+        page.wait_for_function(
+            "n => document.querySelectorAll('mjx-container').length >= n", arg=formulas
+        )
+    assert page.locator("mjx-merror").count() == 0
+    assert formulas > 0 or name not in CHAPTERS
+
+
+@every_page
+def test_links_inside_the_book_arrive(book, name):
+    html = (book / f"{name}.html").read_text()
+    main = html[html.index("<article") : html.index("</article>")]
+    for target in re.findall(r'class="reference internal" href="([^"]+)"', main):
+        path, _, anchor = target.partition("#")
+        page = (book / f"{name}.html").parent / path if path else book / f"{name}.html"
+        assert page.resolve().is_file(), target
+        if anchor:
+            assert f'id="{anchor}"' in page.read_text(), target
+
+
+def test_a_figure_reference_and_a_citation_lead_to_their_place(open_page):
+    page = open_page("chapters/02_multimodality.html")
+    page.locator("article a.reference.internal", has_text=re.compile(r"Fig\.")).first.click()
+    assert "#fig-" in page.url
+    page.locator("article a.reference.internal", has_text=re.compile(r"20\d\d")).first.click()
+    assert "bibliography.html#" in page.url
+
+
+@pytest.mark.parametrize("kind", ["server", "file"])
+def test_search_finds_a_chapter(open_page, book, kind):
+    base = book.as_uri() if kind == "file" else None
+    page = open_page("search.html?q=rotary", base=base)
+    page.wait_for_selector("#search-results li a")
+    assert page.locator("#search-results a[href*='05_rope_2d']").count() >= 1
+
+
+@every_page
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_is_readable_in_both_themes(open_page, name, theme):
+    page = open_page(f"{name}.html", theme=theme)
+    assert page.locator("html").get_attribute("data-theme") == theme
+    selectors = ["article p", "article h1", "div.cell_input pre", "div.cell_output pre"]
+    for selector in ["article table td", *selectors]:
+        if page.locator(selector).count():
+            assert contrast(page, selector) > 4.5, selector
+
+
+def test_the_theme_button_changes_the_theme(open_page):
+    page = open_page("chapters/01_mlm.html")
+    seen = set()
+    for _ in range(3):
+        page.locator("button.theme-switch-button:visible").first.click()
+        seen.add(page.locator("html").get_attribute("data-theme"))
+    assert seen == {"light", "dark"}
+
+
+@every_page
+def test_a_phone_needs_no_sideways_scrolling(open_page, name):
+    page = open_page(f"{name}.html", viewport=PHONE)
+    if "chapters/" in name:
+        page.wait_for_selector("mjx-container")
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+
+
+def test_a_hidden_solution_opens(open_page):
+    page = open_page("chapters/01_mlm.html")
+    solution = page.locator("details.hide.above-input").last
+    assert not solution.locator("pre").first.is_visible()
+    solution.locator("summary").click()
+    assert solution.locator("pre").first.is_visible()

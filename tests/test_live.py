@@ -1,0 +1,58 @@
+"""Training inside a chapter is the training of the command."""
+
+import pytest
+import torch
+
+from exlm_mini.config import UserError
+from exlm_mini.live import Scale, chapter_scale, train_live
+from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.pretrain import main
+from exlm_mini.run_directory import read_metrics
+from exlm_mini.settings import parse
+
+CPU = Scale("cpu", torch.device("cpu"))
+OPTIONS = [
+    "--recipe", "toy-pairs", "--train.steps", "4", "--train.batch_size", "8",
+    "--train.validate_every", "2", "--train.validation_rows", "16", "--train.device", "cpu",
+    "--data.num_sentences", "64",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("objective", "kind"), [("mlm", MaskedLM), ("exlm", ExLM)])
+def test_a_live_run_equals_the_command(tmp_path, objective, kind):
+    options = [*OPTIONS, "--objective", objective]
+    run = train_live(parse(options).config, CPU)
+    assert main([*options, "--output", str(tmp_path / "run")]) == 0
+    recorded = {
+        record["step"]: record["validation_bits_per_row"]
+        for record in read_metrics(tmp_path / "run" / "metrics.jsonl")
+        if "validation_bits_per_row" in record
+    }
+    assert run.bits_per_row() == pytest.approx(recorded, rel=1e-6)
+    assert list(recorded) == [2, 4]
+    assert isinstance(run.model, kind)
+    assert not run.model.training
+    assert run.tokenizer.token(5) == "[MASK]"
+
+
+def test_a_scale_picks_its_value():
+    assert CPU.pick(1, 2) == 1
+    assert CPU._replace(name="gpu").pick(1, 2) == 2
+
+
+def test_an_unknown_scale_is_refused(monkeypatch):
+    monkeypatch.setenv("EXLM_SCALE", "gpus")
+    with pytest.raises(UserError, match=r"EXLM_SCALE is 'gpus'.*gpu"):
+        chapter_scale()
+
+
+def test_a_chapter_on_a_cpu_uses_one_thread(monkeypatch):
+    monkeypatch.delenv("EXLM_SCALE", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert chapter_scale() == CPU
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
