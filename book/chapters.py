@@ -99,6 +99,18 @@ def synchronize(source: Path) -> None:
     from jupytext.cli import jupytext as run_jupytext
 
     run_jupytext(["--quiet", "--to", "ipynb", "--update", str(source)])
+    path = source.with_suffix(".ipynb")
+    notebook = nbformat.read(path, as_version=4)
+    strip(notebook)
+    nbformat.write(notebook, path)
+
+
+def strip(notebook: NotebookNode) -> None:
+    """Remove what names a version of a tool or a habit of an editor: noise in every diff."""
+    for name in ("jupytext", "language_info"):
+        notebook.metadata.pop(name, None)
+    for cell in notebook.cells:
+        cell.metadata.pop("lines_to_next_cell", None)
 
 
 def execute(source: Path, timeout: int) -> None:

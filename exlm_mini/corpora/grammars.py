@@ -58,7 +58,7 @@ def _moods(name: str, num_moods: int, num_words: int) -> Grammar:
 def _town() -> Grammar:
     """A language of four interacting latents, with agreement at a distance.
 
-    "today these gloomy sailors from the harbour near the old bridge are slowly mending some
+    "today these gloomy sailors from the harbour near the old bridge are wearily carrying some
     ropes before the storm with their cousins": the number shows in the determiner, the noun,
     eight words later in the verb, and at the end in the pronoun; the topic in four places; the
     mood in three and in which topics it goes with; the tense in the first word and the verb.
