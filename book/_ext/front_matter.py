@@ -1,0 +1,364 @@
+"""Sphinx extension of the front matter: the pages print numbers nobody typed.
+
+* ``{recorded}`NAME OBJECTIVE WHAT` ``: a number of a recorded run, from ``book/results/``;
+* ``{provenance}`NAME` ``: device and commit of the run;
+* ``{parameters}`OPTIONS` ``: parameters of a model, counted as ``--dry-run`` does;
+* ``{source}`FILE::NAME` ``: a link to a file of the repository, checked to exist;
+* ``{runs}``: the table of all recorded runs; ``{launch-table}``: a row of links per chapter;
+* before the pages are read, ``book/_generated/pipeline.svg`` and ``.pdf``: one sentence on its
+  way through a small ExLM, trained on the spot for a few seconds.
+
+What cannot be found is a warning of the build, which ``make book`` turns into an error.
+"""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import json
+import re
+import shlex
+from decimal import ROUND_HALF_UP, Decimal
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from docutils import nodes
+from pipeline_picture import write_pipeline
+from reference_docstrings import after_napoleon, before_napoleon
+from sphinx.addnodes import pending_xref
+from sphinx.util.docutils import SphinxDirective, SphinxRole
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "book" / "results"
+COMMAND = "python -m exlm_mini.pretrain "
+NEAR = 0.1
+"""Bits. A run of the small language has arrived when it is this close to the joint entropy."""
+
+
+# ---- recorded runs ----
+
+
+@cache
+def records() -> dict[str, dict[str, Any]]:
+    """All recorded runs by what follows the command's name.
+
+    Raises:
+        ValueError: if two files record one command.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(RESULTS.glob("*.json")):
+        for record in json.loads(path.read_text()):
+            options = record["command"].removeprefix(COMMAND)
+            if options in found:
+                raise ValueError(f"{path.name} records '{options}' a second time")
+            found[options] = record | {"file": path.name}
+    return found
+
+
+@cache
+def names() -> dict[str, list[str]]:
+    """Patterns of each short name, from ``results/names.yaml``."""
+    listed = yaml.safe_load((RESULTS / "names.yaml").read_text())
+    return {name: [p] if isinstance(p, str) else p for name, p in listed.items()}
+
+
+def runs_of(name: str) -> list[dict[str, Any]]:
+    """The recorded runs of a short name.
+
+    Raises:
+        ValueError: if the name is unknown or a pattern of it matches nothing.
+    """
+    if name not in names():
+        raise ValueError(f"no run is named '{name}' in results/names.yaml")
+    found = []
+    for pattern in names()[name]:
+        matches = [o for o in records() if fnmatch.fnmatchcase(o, pattern)]
+        if not matches:
+            raise ValueError(f"no recorded run matches '{pattern}' ({name})")
+        found += matches
+    return [records()[options] for options in dict.fromkeys(found)]
+
+
+def entropies(record: dict[str, Any]) -> tuple[float, float]:
+    """Joint entropy and floor of MLM, in bits, of the toy language of a run."""
+    from exlm_mini.corpora.grammars import grammar
+
+    if record["config"]["data"]["kind"] != "toy":
+        raise ValueError(f"{record['command']} did not read a toy language")
+    language = grammar(record["config"]["data"]["grammar"])
+    masked_N = language.mask()
+    return language.joint_entropy_bits(masked_N), language.marginal_entropy_bits(masked_N)
+
+
+def recorded(text: str) -> str:
+    """The number a role asks for: ``NAME OBJECTIVE WHAT``.
+
+    WHAT is ``row`` or ``mask`` (bits of the last validation), ``joint`` or ``floor`` (exact bits
+    of the toy language), ``won`` (share of what lies between them), ``steps``; for a group of
+    runs ``arrived`` (how many reached the joint entropy), ``row-arrived`` and ``row-stayed``. A
+    group gives its smallest and largest number.
+    """
+    try:
+        name, objective, what = text.split()
+    except ValueError:
+        raise ValueError(f"want NAME OBJECTIVE WHAT, got '{text}'") from None
+    found = [r for r in runs_of(name) if objective in r["validation"]]
+    if not found:
+        raise ValueError(f"no run named '{name}' trained {objective}")
+    last = {r["command"]: r["validation"][objective][-1] for r in found}
+    rows = [last[r["command"]]["validation_bits_per_row"] for r in found]
+    match what:
+        case "row":
+            return span(rows)
+        case "mask":
+            return span([last[r["command"]]["validation_bits_per_mask"] for r in found])
+        case "steps":
+            return span([last[r["command"]]["step"] for r in found], digits=0)
+    joint, floor = entropies(found[0])
+    arrived = [bits for bits in rows if bits < joint + NEAR]
+    match what:
+        case "joint":
+            return span([joint])
+        case "floor":
+            return span([floor])
+        case "won":
+            return span([100 * (floor - bits) / (floor - joint) for bits in rows], digits=0)
+        case "arrived":
+            return f"{len(arrived)} of {len(rows)}"
+        case "row-arrived":
+            return span(arrived)
+        case "row-stayed":
+            return span([bits for bits in rows if bits >= joint + NEAR])
+    raise ValueError(f"'{what}' is nothing a record holds")
+
+
+def span(numbers: list[float], digits: int = 3) -> str:
+    """One number, or the smallest and the largest of several."""
+    if not numbers:
+        raise ValueError("no run is left")
+    low, high = (str(rounded(number, digits)) for number in (min(numbers), max(numbers)))
+    return low if low == high else f"{low} to {high}"
+
+
+def rounded(number: float, digits: int) -> Decimal:
+    """Rounded half up, as one does it by hand: records hold four digits, often ending in 5."""
+    return Decimal(str(number)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
+
+
+def short(commit: str) -> str:
+    """Seven digits of a commit; "with changes" stays."""
+    return commit[:7] + commit[40:]
+
+
+def provenance(name: str) -> list[tuple[str, str]]:
+    """Device and short commit of each of a name's runs, each pair once."""
+    found = [(r["versions"]["device"], short(r["versions"]["commit"])) for r in runs_of(name)]
+    return list(dict.fromkeys(found))
+
+
+def parameters(text: str) -> str:
+    """Parameters in millions of the model that ``OPTIONS`` describe.
+
+    ``OPTIONS without transitions`` leaves out the transition head.
+    """
+    from exlm_mini.estimate import estimate
+    from exlm_mini.settings import parse
+
+    options = text.removesuffix(" without transitions")
+    config = parse(["--recipe", "text-tiny", *shlex.split(options)]).config
+    if config.model.vocab_size is None:
+        raise ValueError(f"'{options}' names no --model.vocab_size")
+    cost = estimate(config, config.model.vocab_size, config.data.block_length)
+    count = cost.num_parameters
+    if options != text:
+        count -= cost.num_transition_parameters
+    return f"{count / 1e6:.1f} M"
+
+
+def source_line(text: str) -> tuple[str, int | None]:
+    """File and line of ``FILE`` or ``FILE::NAME``.
+
+    Raises:
+        ValueError: if there is no such file, or it defines no such name.
+    """
+    file, _, name = text.partition("::")
+    path = ROOT / file
+    if not path.exists():
+        raise ValueError(f"there is no {file}")
+    if not name:
+        return file, None
+    for node in ast.walk(ast.parse(path.read_text())):
+        if getattr(node, "name", None) == name:
+            return file, node.lineno
+    raise ValueError(f"{file} defines no {name}")
+
+
+# ---- roles and directives ----
+
+
+class NumberRole(SphinxRole):
+    """A number looked up or computed when the page is read."""
+
+    def __init__(self, find) -> None:
+        self.find = find
+
+    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+        try:
+            return [nodes.inline(text=self.find(self.text), classes=["recorded"])], []
+        except ValueError as error:
+            message = self.inliner.reporter.warning(str(error), line=self.lineno)
+            return [nodes.problematic(self.rawtext, self.rawtext)], [message]
+
+
+class ProvenanceRole(SphinxRole):
+    """Device and commit of a named run."""
+
+    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+        try:
+            found = provenance(self.text)
+        except ValueError as error:
+            message = self.inliner.reporter.warning(str(error), line=self.lineno)
+            return [nodes.problematic(self.rawtext, self.rawtext)], [message]
+        out: list[nodes.Node] = []
+        for device, commit in found:
+            lead = f"{', ' if out else ''}{'CPU' if device == 'cpu' else device}, "
+            out += [nodes.Text(lead), nodes.literal(text=commit)]
+        return out, []
+
+
+class SourceRole(SphinxRole):
+    """A link to a file of the repository, at the line of a name in it."""
+
+    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+        try:
+            file, line = source_line(self.text)
+        except ValueError as error:
+            message = self.inliner.reporter.warning(str(error), line=self.lineno)
+            return [nodes.problematic(self.rawtext, self.rawtext)], [message]
+        url = f"{self.config.front_matter_repository}/blob/{self.config.front_matter_branch}"
+        text = self.text.rpartition("::")[2] if line else file
+        link = nodes.reference(refuri=f"{url}/{file}" + (f"#L{line}" if line else ""))
+        link += nodes.literal(text=text)
+        return [link], []
+
+
+def table(
+    head: list[str], rows: list[list[nodes.Node]], widths: list[int], *classes: str
+) -> nodes.table:
+    """A docutils table; every cell is one node."""
+    group = nodes.tgroup(cols=len(head))
+    group += [nodes.colspec(colwidth=width) for width in widths]
+    cells = [[nodes.paragraph(text=text) for text in head], *rows]
+    for part, part_rows in ((nodes.thead(), cells[:1]), (nodes.tbody(), cells[1:])):
+        for row in part_rows:
+            part += nodes.row("", *[nodes.entry("", cell) for cell in row])
+        group += part
+    return nodes.table("", group, classes=["colwidths-given", *classes])
+
+
+def by_seed(found: list[dict[str, Any]]) -> dict[str, str]:
+    """Options of some runs, seeds left out, with those seeds in words."""
+    seeds: dict[str, list[int]] = {}
+    for record in found:
+        options = record["command"].removeprefix(COMMAND)
+        seeds.setdefault(re.sub(r" --seed \d+", "", options), []).append(
+            record["config"]["seed"]
+        )
+    return {
+        options: f", seed {span(chosen, digits=0)}" for options, chosen in sorted(seeds.items())
+    }
+
+
+def listed_runs() -> dict[str, list[dict[str, Any]]]:
+    """Every recorded run: those with a short name by it, all others by their file."""
+    found = {name: runs_of(name) for name in names()}
+    named = {record["command"] for runs in found.values() for record in runs}
+    for record in records().values():
+        if record["command"] not in named:
+            found.setdefault(record["file"], []).append(record)
+    return found
+
+
+class RunsDirective(SphinxDirective):
+    """Every recorded run: command, device, commit, versions."""
+
+    def run(self) -> list[nodes.Node]:
+        rows = []
+        for name, found in listed_runs().items():
+            commands = nodes.paragraph()
+            for command, seeds in by_seed(found).items():
+                lead = ", and " if commands.children else ""
+                commands += [nodes.Text(lead), nodes.literal(text=command), nodes.Text(seeds)]
+            stamps = []
+            for record in found:
+                versions = record["versions"]
+                stamp = f"{versions['device'].upper()}, torch {versions['torch']}, Python "
+                stamps.append(f"{stamp}{versions['python']}, {short(versions['commit'])}")
+            made_with = nodes.paragraph(text="; ".join(dict.fromkeys(stamps)))
+            rows.append(
+                [nodes.paragraph("", "", nodes.literal(text=name)), commands, made_with]
+            )
+        head = ["run", "python -m exlm_mini.pretrain …", "device, versions, commit"]
+        return [table(head, rows, [19, 51, 30], "dense")]
+
+
+def chapters_of(app) -> list[str]:
+    """The notebooks in the order of the table of contents."""
+    return [name for name in app.config.external_site_map if name.startswith("chapters/")]
+
+
+def launch_urls(app_config, chapter: str) -> tuple[str, str]:
+    """Where Colab and Binder open a chapter: as the theme's launch buttons do."""
+    buttons = app_config.html_theme_options["launch_buttons"]
+    owner = app_config.front_matter_repository.removeprefix("https://github.com/")
+    branch, notebook = app_config.front_matter_branch, f"{chapter}.ipynb"
+    colab = f"{buttons['colab_url']}/github/{owner}/blob/{branch}/{notebook}"
+    binder = f"{buttons['binderhub_url']}/v2/gh/{owner}/{branch}?urlpath=lab/tree/{notebook}"
+    return colab, binder
+
+
+class LaunchTableDirective(SphinxDirective):
+    """Each chapter with its links to Colab and Binder."""
+
+    def run(self) -> list[nodes.Node]:
+        rows = []
+        for chapter in chapters_of(self.env.app):
+            title = pending_xref(
+                "", nodes.inline(), refdomain="std", reftype="doc", reftarget=f"/{chapter}",
+                refexplicit=False, refwarn=True, refdoc=self.env.docname,
+            )  # fmt: skip
+            row = [nodes.paragraph("", "", title)]
+            for text, url in zip(
+                ("Colab", "Binder"), launch_urls(self.config, chapter), strict=True
+            ):
+                link = nodes.reference("", text, refuri=url, internal=False)
+                row.append(nodes.paragraph("", "", link))
+            rows.append(row)
+        return [table(["chapter", "in Colab", "on Binder"], rows, [60, 20, 20])]
+
+
+def read_repository(app, config) -> None:
+    """Address and branch of the repository, as the theme has them; results in one line."""
+    options = config.html_theme_options
+    config.front_matter_repository = options["repository_url"].rstrip("/")
+    config.front_matter_branch = options.get("repository_branch") or "main"
+    config.napoleon_use_rtype = False
+
+
+def setup(app):
+    app.add_config_value("front_matter_repository", "", "env")
+    app.add_config_value("front_matter_branch", "", "env")
+    app.add_role("recorded", NumberRole(recorded))
+    app.add_role("parameters", NumberRole(parameters))
+    app.add_role("provenance", ProvenanceRole())
+    app.add_role("source", SourceRole())
+    app.add_directive("runs", RunsDirective)
+    app.add_directive("launch-table", LaunchTableDirective)
+    app.add_css_file("front_matter.css")
+    app.connect("config-inited", read_repository, priority=900)
+    app.connect("builder-inited", write_pipeline)
+    app.connect("autodoc-process-docstring", before_napoleon, priority=400)
+    app.connect("autodoc-process-docstring", after_napoleon, priority=600)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

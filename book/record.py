@@ -1,0 +1,216 @@
+"""Turn finished runs of ``exlm_mini.pretrain`` into records the book reads.
+
+    python book/record.py RUN… --to book/results/NAME.json
+
+A record holds the command, what was reached, the validation curve, the settings and the versions
+of one run directory. The command is rebuilt from the settings: what differs from the recipe is an
+option. A record with the same command is replaced, all others stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from exlm_mini.config import RunConfig, UserError, run_config_from_dict
+from exlm_mini.durable import write_atomically
+from exlm_mini.run_directory import CONFIG, read_metrics
+from exlm_mini.settings import parse, parse_stored, plain, recipe_names
+
+DIGITS = 4
+"""Of the bits in a record, after the point."""
+CURVE = ("validation_bits_per_mask", "validation_bits_per_row")
+
+
+def record_of(run: Path) -> dict[str, Any]:
+    """The record of one run directory.
+
+    Raises:
+        UserError: it is not one, it is damaged, or its run has not finished.
+    """
+    config = _config_of(run)
+    names = config.objective.split("+")
+    folders = {name: run if len(names) == 1 else run / name for name in names}
+    validation = {name: _curve(folder, config.train.steps) for name, folder in folders.items()}
+    return {
+        "command": command_of(config),
+        "summary": [_summary(name, curve) for name, curve in validation.items()],
+        "validation": validation,
+        "config": plain(config),
+        "versions": _versions_of(run),
+    }
+
+
+def command_of(config: RunConfig) -> str:
+    """The command that trains a run with these settings, as short as the recipe allows.
+
+    A run whose recipe is not one of the package's is told by its options alone.
+
+    Raises:
+        UserError: no command gives these settings.
+    """
+    is_ours = config.recipe in recipe_names()
+    arguments = ["--recipe", config.recipe] if is_ours else []
+    usual = _dotted(plain(parse(arguments).config))
+    for name, value in _dotted(plain(config)).items():
+        if name != "recipe" and value != usual[name]:
+            arguments += [f"--{name}", *_words(value)]
+    if replace(parse(arguments).config, recipe=config.recipe) != config:
+        raise UserError(
+            f"no command gives the settings of this run: {shlex.join(arguments)} does not"
+        )
+    return shlex.join(["python", "-m", "exlm_mini.pretrain", *arguments])
+
+
+def add_records(target: Path, new: list[dict[str, Any]]) -> int:
+    """Put records into a file, in the order of their commands; how many it holds now.
+
+    Raises:
+        UserError: the file is there and holds something else, or cannot be written.
+    """
+    records = {record["command"]: record for record in [*_read(target), *new]}
+    ordered = [records[command] for command in sorted(records, key=_by_number)]
+    text = json.dumps(ordered, indent=1, ensure_ascii=False) + "\n"
+    try:
+        write_atomically(target, text.encode())
+    except OSError as error:
+        raise UserError(
+            f"cannot write {target} ({error.strerror}); check its folder and the disk"
+        ) from None
+    return len(ordered)
+
+
+def _config_of(run: Path) -> RunConfig:
+    if not run.is_dir():
+        raise UserError(f"there is no run directory {run}; give the --output of a run")
+    file = run / CONFIG
+    if not file.is_file():
+        raise UserError(f"{run} holds no {CONFIG}, so it is not the directory of a run")
+    try:
+        return run_config_from_dict(parse_stored(file.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {file} ({error})") from None
+
+
+def _curve(folder: Path, num_steps: int) -> list[dict[str, Any]]:
+    """Every validation of a finished run, rounded."""
+    lines = read_metrics(folder / "metrics.jsonl")
+    step = lines[-1]["step"] if lines else 0
+    if step != num_steps or not set(CURVE) <= lines[-1].keys():
+        raise UserError(
+            f"{folder} stands at step {step} of {num_steps}; let the run finish, the same "
+            "command with the same --output goes on"
+        )
+    return [
+        {"step": line["step"]} | {name: _rounded(line[name]) for name in CURVE}
+        for line in lines
+        if set(CURVE) <= line.keys()
+    ]
+
+
+def _rounded(bits: float | None) -> float | None:
+    """``None`` stands for what is not finite."""
+    return None if bits is None else round(bits, DIGITS)
+
+
+def _summary(objective: str, curve: list[dict[str, Any]]) -> str:
+    """One line on the last validation."""
+    per_mask, per_row = (curve[-1][name] for name in CURVE)
+    if per_mask is None or per_row is None:
+        return f"{objective}: {curve[-1]['step']:,} steps, validation not finite"
+    return (
+        f"{objective}: {curve[-1]['step']:,} steps, validation {per_mask:.3f} bits per masked "
+        f"token, {per_row:.3f} per row"
+    )
+
+
+def _versions_of(run: Path) -> dict[str, str]:
+    file = run / "versions.json"
+    try:
+        versions = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {file} ({error})") from None
+    if not isinstance(versions, dict) or not {"commit", "device", "torch"} <= versions.keys():
+        raise UserError(f"{file} does not name commit, device and torch")
+    return versions
+
+
+def _read(target: Path) -> list[dict[str, Any]]:
+    """The records of a file; none if there is no file yet."""
+    if target.suffix != ".json":
+        raise UserError(f"--to is {target}; records are kept in a .json file")
+    if not target.exists():
+        return []
+    try:
+        records = json.loads(target.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {target} ({error}); choose another --to") from None
+    is_list = isinstance(records, list)
+    if not is_list or not all(isinstance(r, dict) and "command" in r for r in records):
+        raise UserError(f"{target} holds no records of runs; choose another --to")
+    return records
+
+
+def _dotted(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under dotted names."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            flat |= _dotted(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _words(value: Any) -> list[str]:
+    """A value as the command line takes it."""
+    if isinstance(value, str):
+        return [value]
+    is_names = isinstance(value, list) and all(isinstance(item, str) for item in value)
+    if is_names and not any(item.startswith(("-", "[")) for item in value):
+        return value or ["[]"]
+    return [json.dumps(value)]
+
+
+def _by_number(command: str) -> list[Any]:
+    """Sorts ``--seed 10`` behind ``--seed 9``."""
+    parts = re.split(r"(\d+)", command)
+    return [int(part) if i % 2 else part for i, part in enumerate(parts)]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Record the named runs; 0 done, 2 a mistake of the user, told in one line."""
+    parser = _Parser(
+        prog="python book/record.py", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's --output")
+    parser.add_argument("--to", required=True, type=Path, help="the .json file of records")
+    try:
+        arguments = parser.parse_args(argv)
+        _read(arguments.to)  # refuse it before any run is read
+        new = [record_of(run) for run in arguments.runs]
+        count = add_records(arguments.to, new)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for record in new:
+        print(f"{record['command']}: {'; '.join(record['summary'])}")
+    print(f"{arguments.to} holds {count} records")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,521 @@
+"""The pages before and after the chapters say what is: names, numbers, commands and links."""
+
+import ast
+import json
+import re
+import shlex
+import sys
+from collections import Counter
+from decimal import Decimal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+BOOK = ROOT / "book"
+sys.path.insert(0, str(BOOK / "_ext"))
+pytest.importorskip("sphinx")
+import front_matter  # noqa: E402
+import pipeline_picture  # noqa: E402
+import reference_docstrings  # noqa: E402
+
+PAGES = {
+    name: (BOOK / f"{name}.md").read_text() for name in ("intro", "notation", "reproduction")
+}
+CONFIG = yaml.safe_load((BOOK / "_config.yml").read_text())
+TOC = yaml.safe_load((BOOK / "_toc.yml").read_text())
+CHAPTERS = [
+    c["file"] for part in TOC["parts"] for c in part["chapters"]
+    if c["file"].startswith("chapters/")
+]  # fmt: skip
+ROLES = {
+    "recorded": front_matter.recorded,
+    "parameters": front_matter.parameters,
+    "provenance": front_matter.provenance,
+    "source": front_matter.source_line,
+}
+
+
+def roles(page: str, name: str) -> list[str]:
+    """What stands between the ticks of every such role, line breaks as blanks."""
+    found = re.findall(rf"\{{{name}\}}`([^`]+)`", PAGES[page])
+    return [" ".join(text.split()) for text in found]
+
+
+def list_table(text: str) -> list[list[str]]:
+    """Rows of a list-table as written."""
+    rows: list[list[str]] = []
+    for line in text.splitlines():
+        if line.startswith("* - "):
+            rows.append([line[4:]])
+        elif line.startswith("  - "):
+            rows[-1].append(line[4:])
+    return rows
+
+
+def paper_table() -> dict[str, list[str]]:
+    """The row of each table and figure of the paper."""
+    text = PAGES["reproduction"]
+    start = text.index(":name: table-paper")
+    rows = list_table(text[start : text.index("\n```\n", start)])[1:]
+    names = [re.match(r"\*\*((?:Table|Figure) \d+)\*\*", row[0])[1] for row in rows]
+    assert len(set(names)) == len(names)
+    return dict(zip(names, rows, strict=True))
+
+
+# ---- numbers ----
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("role", ROLES)
+def test_every_role_of_a_page_finds_what_it_asks_for(page, role):
+    for text in roles(page, role):
+        assert ROLES[role](text)
+
+
+def test_recorded_numbers_are_those_of_the_files():
+    # Read again by hand, in another way than the role does.
+    found = {}
+    for path in (BOOK / "results").glob("*.json"):
+        for record in json.loads(path.read_text()):
+            for objective, curve in record["validation"].items():
+                found[record["command"], objective] = curve[-1]
+    command = "python -m exlm_mini.pretrain --recipe"
+    for text, key, what in (
+        ("pairs exlm row", (f"{command} toy-pairs", "exlm"), "row"),
+        ("pairs mlm row", (f"{command} toy-pairs", "mlm"), "row"),
+        ("molecules exlm mask", (f"{command} smiles-tiny", "exlm"), "mask"),
+        ("manual-mlm mlm mask", (f"{command} text-tiny --objective mlm", "mlm"), "mask"),
+    ):
+        number = front_matter.recorded(text)
+        exact = Decimal(str(found[key][f"validation_bits_per_{what}"]))
+        assert abs(Decimal(number) - exact) <= Decimal("0.0005"), text
+        assert re.fullmatch(r"\d+\.\d{3}", number)
+
+
+def test_recorded_numbers_agree_with_the_line_a_run_printed():
+    # A record keeps the summary too, which was rounded from all digits.
+    checked = 0
+    for record in front_matter.records().values():
+        for objective, curve in record["validation"].items():
+            summary = " ".join(record["summary"])
+            per_mask = front_matter.span([curve[-1]["validation_bits_per_mask"]])
+            if printed := re.search(rf"{objective}: .*?validation ([\d.]+) bits", summary):
+                # 0.0005 off where the fifth digit decided
+                assert abs(Decimal(printed[1]) - Decimal(per_mask)) <= Decimal("0.001")
+                checked += 1
+            if printed := re.search(rf"{objective} reached ([\d.]+) bits", summary):
+                per_row = front_matter.span([curve[-1]["validation_bits_per_row"]])
+                assert abs(Decimal(printed[1]) - Decimal(per_row)) <= Decimal("0.001")
+                checked += 1
+    assert checked > 30
+
+
+def test_groups_of_seeds_are_counted(monkeypatch):
+    def record(seed, bits):
+        return {
+            "command": f"run --seed {seed}",
+            "validation": {"exlm": [{"step": 9, "validation_bits_per_row": bits}]},
+            "config": {"data": {"kind": "toy", "grammar": "pairs"}, "seed": seed},
+        }
+
+    made = {
+        f"--seed {seed}": record(seed, bits) for seed, bits in ((1, 1.01), (2, 2.004), (3, 2.0))
+    }
+    monkeypatch.setattr(front_matter, "records", lambda: made)
+    monkeypatch.setattr(front_matter, "names", lambda: {"group": ["--seed *"]})
+    assert front_matter.recorded("group exlm row") == "1.010 to 2.004"
+    assert front_matter.recorded("group exlm arrived") == "1 of 3"
+    assert front_matter.recorded("group exlm row-arrived") == "1.010"
+    assert front_matter.recorded("group exlm row-stayed") == "2.000 to 2.004"
+    assert front_matter.recorded("group exlm joint") == "1.000"
+    assert front_matter.recorded("group exlm floor") == "2.000"
+    assert front_matter.by_seed(list(made.values())) == {"run": ", seed 1 to 3"}
+
+
+def test_a_commit_with_changes_is_called_so():
+    assert front_matter.short("0123456789" * 4) == "0123456"
+    assert front_matter.short("0123456789" * 4 + " with changes") == "0123456 with changes"
+
+
+@pytest.mark.parametrize(
+    ("number", "digits", "text"), [(1.8695, 3, "1.870"), (0.5, 0, "1"), (2.0, 3, "2.000")]
+)
+def test_numbers_are_rounded_half_up(number, digits, text):
+    assert front_matter.span([number], digits) == text
+
+
+@pytest.mark.parametrize(
+    ("function", "text", "words"),
+    [
+        (front_matter.recorded, "pears exlm row", "no run is named 'pears'"),
+        (front_matter.recorded, "molecules mlm mask", "trained mlm"),
+        (front_matter.recorded, "pairs exlm speed", "'speed'"),
+        (front_matter.recorded, "molecules exlm floor", "toy language"),
+        (front_matter.recorded, "pairs exlm", "want NAME"),
+        (front_matter.recorded, "neither exlm row-arrived", "no run is left"),
+        (front_matter.parameters, "--model.preset base", "vocab_size"),
+        (front_matter.source_line, "tests/test_nothing.py", "there is no"),
+        (front_matter.source_line, "tests/test_rope.py::test_nothing", "defines no"),
+    ],
+)
+def test_what_cannot_be_found_is_an_error(function, text, words):
+    with pytest.raises(ValueError, match=words):
+        function(text)
+
+
+def test_no_measured_number_is_typed_into_a_page():
+    # A number of the runs has three digits after the point. Exact ones are asked for, too.
+    for page, text in PAGES.items():
+        assert re.findall(r"(?<![\d.])\d+\.\d{3,}(?!\d)", text) == [], page
+
+
+def test_every_named_run_is_used():
+    used = {text.split()[0] for page in PAGES for text in roles(page, "recorded")}
+    assert used == set(front_matter.names())
+
+
+def test_a_short_name_stands_for_the_runs_the_page_says():
+    from exlm_mini.corpora.grammars import GRAMMARS
+
+    for name in set(front_matter.names()) & set(GRAMMARS):
+        assert {r["config"]["data"]["grammar"] for r in front_matter.runs_of(name)} == {name}
+    text = " ".join(PAGES["reproduction"].split())
+    told = re.findall(r"`(--(?:model|train)[^`]+)`,? \{recorded\}`(\S+)", text)
+    told += re.findall(r"\(`(--(?:model|train)[^`]+)`\) \| \{recorded\}`(\S+)", text)
+    assert len(told) >= 9
+    for options, name in told:
+        for run in front_matter.runs_of(name):
+            assert options in run["command"], name
+
+
+def test_every_record_is_listed():
+    listed = [r["command"] for runs in front_matter.listed_runs().values() for r in runs]
+    stored = []
+    for path in (BOOK / "results").glob("*.json"):
+        stored += [record["command"] for record in json.loads(path.read_text())]
+    assert set(listed) == set(stored)
+    assert len(set(stored)) == len(stored)
+
+
+def test_a_record_without_a_name_is_listed_by_its_file(monkeypatch):
+    made = {
+        "--a": {"command": "--a", "file": "new.json"},
+        "--b": {"command": "--b", "file": ""},
+    }
+    monkeypatch.setattr(front_matter, "records", lambda: made)
+    monkeypatch.setattr(front_matter, "names", lambda: {"b": ["--b"]})
+    assert front_matter.listed_runs() == {"b": [made["--b"]], "new.json": [made["--a"]]}
+
+
+def test_the_readme_shows_the_recorded_curves():
+    rows = re.findall(r"^\| (text|molecules) \|(.+)\|$", (ROOT / "README.md").read_text(), re.M)
+    names = {"text": "textbooks", "molecules": "zinc"}
+    assert [kind for kind, _ in rows] == list(names)
+    for kind, cells in rows:
+        (record,) = front_matter.runs_of(names[kind])
+        printed = [cell.strip() for cell in cells.split("|") if cell.strip()]
+        curve = record["validation"]["exlm"]
+        exact = [point["validation_bits_per_mask"] for point in curve]
+        assert printed == [str(front_matter.rounded(bits, 2)) for bits in exact]
+
+
+# ---- the account of the paper ----
+
+
+def test_every_table_and_figure_of_the_paper_has_one_row():
+    expected = [f"Table {n}" for n in range(1, 14)] + [f"Figure {n}" for n in range(1, 13)]
+    assert list(paper_table()) == expected
+
+
+def test_every_row_has_a_status_and_open_ones_say_why():
+    explained = set(re.findall(r"^\* \{(bdg-\w+)\}`([a-z ]+)`:", PAGES["reproduction"], re.M))
+    assert len(explained) == 4
+    for name, row in paper_table().items():
+        assert len(row) == 5, name
+        badges = set(re.findall(r"\{(bdg-\w+)\}`([a-z ]+)`", row[4]))
+        assert badges and badges <= explained, name
+        is_run = "{recorded}" in row[2] or "{parameters}" in row[2]
+        assert is_run <= bool(re.search(r"run `|runs `|options of", row[3])), name
+
+
+def test_a_row_with_a_recorded_number_names_its_runs_and_their_commit():
+    for name, row in paper_table().items():
+        used = {text.split()[0] for text in re.findall(r"\{recorded\}`([^`]+)`", row[2])}
+        if not used:
+            continue
+        shown = {r for r in re.findall(r"`([a-z0-9-]+)`", row[3]) if r in front_matter.names()}
+        assert used <= shown | {"pairs"}, name
+        commits = {c for run in used for c in front_matter.provenance(run)}
+        stated = {
+            c
+            for run in re.findall(r"\{provenance\}`([^`]+)`", row[3])
+            for c in front_matter.provenance(run)
+        }
+        assert stated and stated <= commits, name
+
+
+def test_no_deviation_is_listed_twice():
+    text = PAGES["reproduction"]
+    part = text[text.index("(deviations)=") : text.index("(recorded-runs)=")]
+    rows = [row for row in list_table(part) if row[0] != "what"]
+    assert len(rows) > 25
+    assert all(len(row) == 4 for row in rows)
+    assert [name for name, n in Counter(row[0] for row in rows).items() if n > 1] == []
+    links = Counter(re.findall(r"\{(?:source|py:\w+)\}`([^`]+)`", part))
+    assert [link for link, n in links.items() if n > 1] == []
+    for row in rows:
+        assert re.search(r"\{(source|py:\w+|ref)\}", row[3]), row[0]
+
+
+def test_the_cost_on_the_page_is_that_of_the_chapter():
+    row = paper_table()["Table 12"]
+    chapter = (ROOT / "chapters" / "04_states_expansion.py").read_text()
+    here, released = re.fullmatch(r"([\d.]+) times here, ([\d.]+) as .*", row[2]).groups()
+    text = " ".join(re.sub(r"^# ?", "", chapter, flags=re.M).split())
+    assert f"{here} when only states are scored and {released} when every position is" in text
+
+
+# ---- names and commands ----
+
+
+def identifiers() -> set[str]:
+    """Every name the package defines or uses."""
+    found = set()
+    for path in (ROOT / "exlm_mini").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            for field in ("id", "arg", "attr", "name"):
+                value = getattr(node, field, None)
+                if isinstance(value, str):
+                    found.add(value)
+    return found
+
+
+def test_every_name_of_the_glossary_is_in_the_code():
+    known, listed = identifiers(), []
+    for head, body in re.findall(
+        r"^(\|.*\bin code\b.*\|)\n\|[-|]+\|\n((?:\|.*\n)+)", PAGES["notation"], re.M
+    ):
+        column = [cell.strip() for cell in head.split("|")].index("in code")
+        for line in body.splitlines():
+            listed += re.findall(r"`(\w+)`", line.split("|")[column])
+    assert len(listed) > 40
+    assert [name for name in listed if name not in known] == []
+    for name in re.findall(r"`(\w+)`", PAGES["notation"].partition("## Conventions")[2]):
+        assert name in known or any(k.startswith(name) or k.endswith(name) for k in known), name
+
+
+def test_the_letters_of_the_glossary_are_those_of_the_names():
+    text = PAGES["notation"]
+    part = text[text.index("| letter | counts |") : text.index("## Input and masks")]
+    letters = {letter for line in part.splitlines() for letter in re.findall(r"`(\w)`", line)}
+    suffixes = re.findall(r"`\w+_([A-Zkd]+)`", text)
+    assert len(suffixes) > 15
+    assert set("".join(suffixes)) <= letters
+
+
+def commands(page: str) -> list[list[str]]:
+    """Arguments of every call of a command in a page's blocks and ticks."""
+    text = PAGES[page].replace("\\\n", " ")
+    code = re.findall(r"```bash\n(.*?)```", text, re.S) + re.findall(
+        r"(?<!\})`([^`\n]+)`", text
+    )
+    calls = re.findall(r"python -m exlm_mini\.(.+)", "\n".join(code))
+    return [shlex.split(call, comments=True) for call in calls]
+
+
+@pytest.mark.parametrize("page", ["intro", "reproduction"])
+def test_every_command_of_a_page_is_understood(page):
+    from exlm_mini.settings import parse
+
+    found = commands(page)
+    assert len(found) > 2
+    for name, *arguments in found:
+        assert (ROOT / "exlm_mini" / f"{name}.py").is_file()
+        if name == "pretrain" and "…" not in arguments:
+            assert parse([a if a != "S" else "1" for a in arguments]).config
+
+
+def test_every_make_target_of_the_introduction_exists():
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+    named = re.findall(r"(?:^|`|=gpu )make ([a-z]+)", PAGES["intro"], re.M)
+    assert {"pretrain", "chapters", "pdf", "setup"} <= set(named) <= set(targets)
+
+
+def test_the_introduction_installs_what_make_pdf_asks_for():
+    (packages,) = re.findall(r"^TEX := (.+)$", (ROOT / "Makefile").read_text(), re.M)
+    line = re.search(r"apt-get install ((?:.|\\\n)+?)\nmake pdf", PAGES["intro"])[1]
+    assert line.replace("\\\n", " ").split() == packages.split()
+
+
+# ---- links ----
+
+
+def test_the_introduction_clones_the_repository_of_the_configuration():
+    url = CONFIG["repository"]["url"]
+    assert f"git clone {url}\ncd {url.rpartition('/')[2]}\n" in PAGES["intro"]
+
+
+def test_the_launch_table_has_every_chapter_of_the_table_of_contents():
+    app = SimpleNamespace(config=SimpleNamespace(external_site_map=[TOC["root"], *CHAPTERS]))
+    assert front_matter.chapters_of(app) == CHAPTERS
+    assert "```{launch-table}" in PAGES["intro"]
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_launch_links_open_the_notebook_of_the_repository(chapter):
+    config = SimpleNamespace(
+        html_theme_options={"launch_buttons": CONFIG["launch_buttons"]},
+        front_matter_repository=CONFIG["repository"]["url"],
+        front_matter_branch=CONFIG["repository"]["branch"],
+    )
+    place = CONFIG["repository"]["url"].removeprefix("https://github.com/")
+    assert front_matter.launch_urls(config, chapter) == (
+        f"https://colab.research.google.com/github/{place}/blob/main/{chapter}.ipynb",
+        f"https://mybinder.org/v2/gh/{place}/main?urlpath=lab/tree/{chapter}.ipynb",
+    )
+    assert (ROOT / f"{chapter}.ipynb").is_file()
+
+
+def test_the_reading_paths_name_every_chapter():
+    text = PAGES["intro"]
+    evening = text[text.index("One evening") : text.index("Full reproduction")]
+    linked = re.findall(r"\{ref\}`(chap-[a-z]+)`", evening)
+    labels = []
+    for chapter in CHAPTERS:
+        source = (ROOT / f"{chapter}.py").read_text()
+        labels.append(re.search(r"^# \((chap-[a-z]+)\)=$", source, re.M)[1])
+    assert linked == labels
+
+
+def test_the_reference_shows_every_public_module():
+    shown = re.findall(r"automodule:: exlm_mini\.(\S+)", (BOOK / "api.md").read_text())
+    assert len(set(shown)) == len(shown)
+    inner = {"alignment.enumeration", "alignment.naive", "alignment.vectorized"}
+    left_out = inner | {"durable", "console", "__init__"}
+    modules = {
+        ".".join(path.relative_to(ROOT / "exlm_mini").with_suffix("").parts)
+        for path in (ROOT / "exlm_mini").rglob("*.py")
+    }
+    modules = {name.removesuffix(".__init__") for name in modules}
+    assert modules - set(shown) == left_out
+
+
+# ---- docstrings ----
+
+
+def as_shown(what: str, text: str) -> list[str]:
+    """Lines of a docstring after our two handlers and napoleon between them."""
+    from sphinx.ext.napoleon import Config, GoogleDocstring
+
+    lines = text.splitlines()
+    reference_docstrings.before_napoleon(None, what, "x", None, None, lines)
+    kind = Config(napoleon_use_rtype=False)
+    lines[:] = GoogleDocstring(lines, kind, what=what).lines()
+    reference_docstrings.after_napoleon(None, what, "x", None, None, lines)
+    return lines
+
+
+def test_a_colon_in_an_attribute_is_no_type():
+    assert as_shown("attribute", "Head: two parts.") == ["Head: two parts."]
+    assert as_shown("attribute", "Alias for field number 3") == []
+
+
+def test_named_results_become_a_list():
+    text = "Do.\n\nReturns:\n    a_B: first,\n        more.\n    b_B: second.\n\n"
+    text += "Raises:\n    ValueError: no."
+    shown = as_shown("function", text)
+    start = shown.index(":returns:")
+    assert shown[start + 1 : start + 4] == [
+        "    * ``a_B``: first,", "          more.", "    * ``b_B``: second.",
+    ]  # fmt: skip
+    assert any(line.startswith(":raises ValueError") for line in shown)
+
+
+def test_a_single_letter_is_no_list():
+    shown = "\n".join(as_shown("function", "Do.\n\nArgs:\n    states_per_mask: k."))
+    assert ":param states_per_mask: \\k." in shown
+
+
+# ---- the picture ----
+
+
+@pytest.fixture(scope="module")
+def row():
+    """The pictured row, from a model that was hardly trained; its own training takes longer."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    training = pipeline_picture.TRAINING.replace("steps 120", "steps 2", 1)
+    patch = pytest.MonkeyPatch()
+    patch.setattr(
+        pipeline_picture, "TRAINING",
+        training.replace("num_sentences 16384", "num_sentences 512") + " --train.validation_rows 8",
+    )  # fmt: skip
+    yield pipeline_picture.pipeline_row()
+    patch.undo()
+
+
+def test_the_pictured_row_is_consistent(row):
+    import numpy as np
+
+    pipeline, mean_bits, floor_bits = row
+    M, L = pipeline.forward_ML.shape
+    assert pipeline.tokens[1:-1] == pipeline_picture.SENTENCE.split()
+    masked = [t for t, m in zip(pipeline.tokens, pipeline.is_masked, strict=True) if m]
+    assert masked == ["happy", "smiled"] == pipeline.targets[1:-1]
+    assert [j for i, j in pipeline.positions if pipeline.is_masked[i]] == [1, 2, 1, 2]
+    assert [pipeline.positions[p][1] for p in pipeline.state_places] == [0, 1, 2, 1, 2, 0]
+    assert floor_bits == pytest.approx(2)
+    assert mean_bits > 1
+    E = pipeline.transition_LL
+    assert np.tril(E).max() == 0
+    np.testing.assert_allclose(E[:-1].sum(axis=1), 1, rtol=1e-5)
+    # The recursion of Appendix H gives each cell from the row above it.
+    f = pipeline.forward_ML
+    assert f[0].tolist() == [1] + [0] * (L - 1)
+    emission_ML = [f[i] / np.where(f[i - 1] @ E > 0, f[i - 1] @ E, 1) for i in range(1, M)]
+    assert all(((p >= 0) & (p <= 1 + 1e-5)).all() for p in emission_ML)
+    np.testing.assert_allclose(f[-1, -1], (f[-2] @ E)[-1], rtol=1e-5)  # the end is not scored
+
+
+def test_the_picture_says_what_the_row_holds(row):
+    import matplotlib.pyplot as plt
+
+    from exlm_mini.plotting import draw_pipeline
+
+    figure, ax = plt.subplots()
+    draw_pipeline(ax, *row)
+    texts = [text.get_text() for text in ax.texts]
+    pipeline, mean_bits, floor_bits = row
+    for i, j in pipeline.positions:
+        assert texts.count(f"({i}, {j})") == 1
+    assert texts.count("[MASK]") == 2 + 4
+    assert f"this model  {mean_bits:.2f} bits" in texts
+    assert f"any MLM  ≥ {floor_bits:.2f} bits" in texts
+    for probability in pipeline.transition_LL[pipeline.transition_LL >= 0.05]:
+        assert f"{probability:.2f}" in texts
+    for (word, _), label in zip(
+        pipeline.top_words[1:-1], pipeline.state_labels[1:-1], strict=True
+    ):
+        assert f"{label}  {word}" in texts
+    plt.close(figure)
+
+
+def test_a_picture_is_drawn_once_for_the_same_code(row, tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(pipeline_picture, "pipeline_row", lambda: calls.append(1) or row)
+    app = SimpleNamespace(srcdir=tmp_path)
+    (tmp_path / "book").mkdir()
+    for _ in range(2):
+        pipeline_picture.write_pipeline(app)
+    assert calls == [1]
+    folder = tmp_path / "book" / "_generated"
+    assert {path.suffix for path in folder.iterdir()} == {".svg", ".pdf", ".sha256"}
+    first = (folder / "pipeline.svg").read_bytes()
+    (folder / "pipeline.sha256").write_text("another code")
+    pipeline_picture.write_pipeline(app)
+    assert calls == [1, 1]
+    assert (folder / "pipeline.svg").read_bytes() == first

@@ -1,0 +1,150 @@
+"""The book's figures: what stands on the axes, not how it looks. No display is needed."""
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+
+from exlm_mini.plotting import (
+    COLORS,
+    draw_curves,
+    draw_dag,
+    draw_heatmap,
+    draw_tokens,
+    draw_transition,
+    use_book_style,
+)
+
+# [BOS], two states for each of two masks, [EOS]; one edge inside the first mask.
+COLUMNS = [0, 1, 1, 2, 2, 3]
+NAMES = ["BOS", "glad\nmerry", "grim", "sang", "wept", "EOS"]
+KINDS = ["boundary", "mask", "mask", "second", "second", "boundary"]
+TRANSITION = np.zeros((6, 6))
+EDGES = {(0, 1): 0.7, (0, 2): 0.3, (1, 2): 0.15, (1, 3): 0.84, (1, 4): 0.01, (2, 4): 1.0,
+         (3, 5): 1.0, (4, 5): 1.0}  # fmt: skip
+for edge, probability in EDGES.items():
+    TRANSITION[edge] = probability
+
+
+@pytest.fixture
+def ax():
+    with plt.rc_context():
+        use_book_style()
+        figure, ax = plt.subplots()
+        yield ax
+        plt.close(figure)
+
+
+def texts(ax) -> list[str]:
+    return [text.get_text() for text in ax.texts if text.get_text()]
+
+
+def edges(ax) -> dict[tuple, float]:
+    """Width of each drawn edge by the places of its two ends."""
+    arrows = [text for text in ax.texts if getattr(text, "arrow_patch", None) is not None]
+    return {(*a.xyann, *a.xy): a.arrow_patch.get_linewidth() for a in arrows}
+
+
+def test_dag_draws_each_edge_that_is_likely_enough(ax):
+    draw_dag(ax, TRANSITION, COLUMNS, NAMES, KINDS)
+    drawn = edges(ax)
+    assert len(drawn) == len(EDGES) - 1  # the one of 0.01 is left out
+    # First state of a column on top: BOS (0, 0), 1.1 (1, .5), 1.2 (1, -.5), 2.1 (2, .5), ...
+    assert drawn[0, 0, 1, 0.5] > drawn[0, 0, 1, -0.5]
+    widths = {e: drawn[*place] for e, place in {
+        (1, 2): (1, 0.5, 1, -0.5), (1, 3): (1, 0.5, 2, 0.5), (2, 4): (1, -0.5, 2, -0.5),
+    }.items()}  # fmt: skip
+    assert sorted(widths, key=widths.get) == sorted(widths, key=EDGES.get)
+
+
+def test_dag_draws_no_edge_backwards(ax):
+    draw_dag(ax, TRANSITION + np.tril(np.ones((6, 6))), COLUMNS, NAMES, KINDS)
+    assert len(edges(ax)) == len(EDGES) - 1
+
+
+def test_dag_draws_unlikely_edges_when_asked(ax):
+    draw_dag(ax, TRANSITION, COLUMNS, NAMES, KINDS, smallest=0.01)
+    assert len(edges(ax)) == len(EDGES)
+
+
+def test_dag_names_states_and_likely_edges(ax):
+    draw_dag(ax, TRANSITION, COLUMNS, NAMES, KINDS)
+    assert texts(ax)[-len(NAMES) :] == NAMES
+    assert sorted(texts(ax)[: -len(NAMES)]) == sorted(
+        f"{p:.2f}" for p in EDGES.values() if p >= 0.1
+    )
+    boxes = [text.get_bbox_patch() for text in ax.texts if text.get_text() in NAMES]
+    assert [to_hex(box.get_facecolor()) for box in boxes] == [COLORS[kind] for kind in KINDS]
+
+
+def test_everything_of_a_dag_is_inside_the_axes(ax):
+    draw_dag(ax, TRANSITION, COLUMNS, NAMES, KINDS)
+    left, right = ax.get_xlim()
+    low, high = ax.get_ylim()
+    for text in ax.texts:
+        x, y = text.get_position()
+        assert left < x < right
+        assert low < y < high
+
+
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("num_masks", [1, 4])
+def test_dag_takes_any_number_of_masks_and_states(ax, k, num_masks):
+    columns = [0, *np.repeat(np.arange(1, num_masks + 1), k).tolist(), num_masks + 1]
+    L = len(columns)
+    even = np.triu(np.full((L, L), 0.25), 1)
+    draw_dag(ax, even, columns, ["state"] * L, ["mask"] * L)
+    assert len(edges(ax)) == L * (L - 1) // 2
+
+
+def test_transition_shows_the_numbers_above_the_diagonal(ax):
+    draw_transition(ax, TRANSITION, NAMES, KINDS)
+    numbers = [f"{TRANSITION[v, u]:.2f}" for v in range(6) for u in range(v + 1, 6)]
+    assert texts(ax) == numbers
+    assert [ax.get_xlabel(), ax.get_ylabel()] == ["to state", "from state"]
+
+
+def test_transition_names_both_axes_in_the_colour_of_the_mask(ax):
+    draw_transition(ax, TRANSITION, NAMES, KINDS)
+    for axis in (ax.xaxis, ax.yaxis):
+        ticks = axis.get_ticklabels()
+        assert [tick.get_text() for tick in ticks] == NAMES
+        grounds = [to_hex(tick.get_bbox_patch().get_facecolor()) for tick in ticks]
+        assert grounds == [COLORS[kind] for kind in KINDS]
+
+
+def test_states_that_do_not_fit_are_refused(ax):
+    with pytest.raises(ValueError, match="one for each state"):
+        draw_transition(ax, TRANSITION, NAMES[:-1], KINDS)
+    with pytest.raises(ValueError, match="one for each state"):
+        draw_dag(ax, TRANSITION, COLUMNS[:-1], NAMES, KINDS)
+    with pytest.raises(ValueError, match="one for each state"):
+        draw_dag(ax, TRANSITION, COLUMNS, NAMES, KINDS[:-1])
+
+
+def test_tokens_stand_side_by_side(ax):
+    draw_tokens(ax, ["the", "[MASK]"], ["token", "mask"])
+    draw_tokens(ax, ["a"], ["boundary"], y=1)
+    assert [text.get_position() for text in ax.texts] == [(0, 0), (1, 0), (0, 1)]
+    colors = [to_hex(box.get_facecolor()) for box in ax.patches]
+    assert colors == [COLORS[kind] for kind in ("token", "mask", "boundary")]
+    assert ax.get_ylim()[1] > 1 > 0 > ax.get_ylim()[0]
+    with pytest.raises(ValueError, match="2 tokens, 1 kinds"):
+        draw_tokens(ax, ["a", "b"], ["token"])
+
+
+def test_heatmap_leaves_nan_empty(ax):
+    draw_heatmap(ax, np.array([[1.0, np.nan], [2.0, 3.0]]), "ab", "cd", "bits")
+    assert texts(ax) == ["1.00", "2.00", "3.00"]
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["c", "d"]
+
+
+def test_curves_have_the_colour_of_their_objective(ax):
+    draw_curves(ax, {"exlm": {1: 3.0, 2: 2.0}}, {"floor of MLM": 2.5})
+    curve, level = ax.lines
+    assert to_hex(curve.get_color()) == COLORS["exlm"]
+    assert to_hex(level.get_color()) == COLORS["floor"]
+    assert texts(ax) == ["floor of MLM 2.50"]
