@@ -144,18 +144,19 @@ def draw_curves(
     for name, level in levels.items():
         color = COLORS.get(name.split()[0], "0.4")
         ax.axhline(level, color=color, ls="--", lw=1)
+        # Beside the axes: a curve that has reached its level would run through the words.
         ax.annotate(
             f"{name} {level:.2f}",
             (1, level),
             xycoords=("axes fraction", "data"),
-            xytext=(-2, 2),
+            xytext=(4, 0),
             textcoords="offset points",
-            ha="right",
+            va="center",
             fontsize=8,
             color=color,
         )
     ax.set(xlabel="training step", ylabel="bits per sentence")
-    ax.legend(loc="upper right", bbox_to_anchor=(1, 0.9))
+    ax.legend(loc="upper right")
 
 
 # ---- one sentence on its way through ExLM ----
