@@ -38,9 +38,8 @@ if importlib.util.find_spec("exlm_mini") is None:
     pip = [sys.executable, "-m", "pip", "install", "-q", "-e"]
     subprocess.run([*pip, "exlm-book[text,chem,train]"], check=True)
     os.chdir("exlm-book/chapters")
-    sys.path.insert(
-        0, os.path.abspath("..")
-    )  # this kernel started before the install
+    # This kernel started before the install.
+    sys.path.insert(0, os.path.abspath(".."))
 
 # %%
 import itertools
@@ -51,6 +50,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
+
 from exlm_mini.analysis import entropy_bits
 from exlm_mini.config import SPECIAL_TOKENS, SpecialIds
 from exlm_mini.corpora.grammars import GRAMMARS, grammar

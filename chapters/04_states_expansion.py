@@ -40,9 +40,8 @@ if importlib.util.find_spec("exlm_mini") is None:
     pip = [sys.executable, "-m", "pip", "install", "-q", "-e"]
     subprocess.run([*pip, "exlm-book[text,chem,train]"], check=True)
     os.chdir("exlm-book/chapters")
-    sys.path.insert(
-        0, os.path.abspath("..")
-    )  # this kernel started before the install
+    # This kernel started before the install.
+    sys.path.insert(0, os.path.abspath(".."))
 
 # %%
 import math
