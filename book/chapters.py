@@ -116,7 +116,6 @@ def strip(notebook: NotebookNode) -> None:
 def execute(source: Path, timeout: int) -> None:
     """Run all cells in place."""
     from nbclient import NotebookClient
-    from traitlets.config import Config
 
     path = source.with_suffix(".ipynb")
     notebook = nbformat.read(path, as_version=4)
@@ -130,8 +129,7 @@ def execute(source: Path, timeout: int) -> None:
         record_timing=False,
         skip_cells_with_tag=NOT_RUN,
         resources={"metadata": {"path": str(CHAPTERS)}},
-        # Sockets of the file system: over TCP the kernel warns that anyone could listen.
-        config=Config({"KernelManager": {"transport": "ipc"}}),
+        extra_arguments=["--IPKernelApp.log_level=40"],  # else it warns of its open sockets
     )
     client.execute()
     notebook.metadata.pop(

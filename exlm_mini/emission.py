@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from exlm_mini.autograd import differentiable_once
 from exlm_mini.config import ModelConfig
 
 
@@ -35,7 +35,7 @@ class _BufferedLogSumExp(torch.autograd.Function):
         return lse_S
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx, grad_S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         hidden_SD, weight_VD, probability_SV = ctx.saved_tensors
         return _accumulate(hidden_SD, weight_VD, probability_SV.to(hidden_SD.dtype), grad_S)
@@ -59,7 +59,7 @@ class _ChunkedLogSumExp(torch.autograd.Function):
         return lse_S
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx, grad_S: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         hidden_SD, weight_VD, bias_V, lse_S = ctx.saved_tensors
         grad_hidden_SD = torch.empty_like(hidden_SD)

@@ -512,3 +512,19 @@ def test_ctc_stands_huge_scores():
     log_blank_BMk = torch.tensor([[[-2.0, -1e4, -3.0]]], dtype=torch.float64)
     ours_BM = run_log_likelihood(log_target_BMk, log_blank_BMk)
     assert_near(ours_BM, torch.tensor([[-6.0]], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_second_derivative_is_right_or_refused(backend):
+    """Of a plain sum, whose own gradient is a constant: easily a wrong number without a word."""
+    graph = random_graph(23, [3], [5])
+
+    def likelihood(log_emission_BML: Tensor) -> Tensor:
+        return dag_log_likelihood(log_emission_BML, *graph[1:], backend).sum()
+
+    inputs = (graph.log_emission_BML.clone().requires_grad_(),)
+    if backend == "vectorized":
+        with pytest.raises(RuntimeError, match="backend 'naive' or 'enumerate'"):
+            torch.autograd.functional.hessian(likelihood, inputs)
+    else:
+        assert torch.autograd.gradgradcheck(likelihood, inputs)

@@ -13,7 +13,7 @@ PACKAGE = "exlm_mini"
 # In the order the data flows. A folder counts as one stage; where its own modules have an order
 # they stand in brackets. The commands share the last place: they import nothing of each other.
 STAGES = """
-    config durable tokenization corpora[toy grammars text smiles packing] masking expansion
+    config autograd durable tokenization corpora[toy grammars text smiles packing] masking expansion
     rope encoder transition emission alignment objectives model official decoding tasks batches
     evaluation checkpoint optimizer_state run_directory training estimate settings console
     live analysis plotting widgets
@@ -25,7 +25,7 @@ COMMANDS = {"prepare", "pretrain", "finetune", "fill", "sweep", "plot", "bench",
 CORE = {
     "config", "corpora.packing", "masking", "expansion", "rope", "encoder", "transition",
     "emission", "alignment", "objectives", "model", "batches", "checkpoint", "run_directory",
-    "training", "durable", "evaluation", "optimizer_state",
+    "training", "autograd", "durable", "evaluation", "optimizer_state",
 }  # fmt: skip
 CORE_LIBRARIES = {"torch", "numpy", "safetensors"}
 OPTIONAL_LIBRARIES = {

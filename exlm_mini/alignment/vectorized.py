@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from exlm_mini.autograd import differentiable_once
 
 
 def _hand_over(log_step_BLL: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,7 +105,7 @@ class _DagLogLikelihood(torch.autograd.Function):
         return log_emission_BML[:, 0, 0] + log_beta_MBL[0, :, 0]
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx, grad_B: Tensor) -> tuple[Tensor, Tensor, None, None]:
         *graph, log_beta_MBL = ctx.saved_tensors
         graphs = _Graphs(*graph)
