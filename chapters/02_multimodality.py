@@ -695,11 +695,8 @@ pd.DataFrame(results, columns=["language", "joint", "floor", "MLM, trained"])
 fig, axes = plt.subplots(1, 2, figsize=(8.2, 3.0))
 for ax, (name, run) in zip(axes, runs.items(), strict=True):
     floor, joint_bits = facts.loc[name, ["sum of marginals", "joint"]]
-    draw_curves(ax, {"mlm": run.bits_per_row()}, {"joint entropy": joint_bits})
-    ax.axhline(floor, color=COLORS["floor"], ls="--", lw=1)
-    below = {"xytext": (-2, -3), "textcoords": "offset points", "va": "top"}
-    place_of = {"xy": (1, floor), "xycoords": ("axes fraction", "data")}
-    ax.annotate(f"floor {floor:.2f}", **place_of, **below, ha="right", fontsize=8)
+    levels = {"floor": floor, "joint entropy": joint_bits}
+    draw_curves(ax, {"mlm": run.bits_per_row()}, levels)
     ax.set(title=name, ylim=(joint_bits - 0.4, floor + 0.9))
 
 # %% [markdown]

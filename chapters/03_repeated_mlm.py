@@ -408,7 +408,7 @@ draw_heatmap(
     np.where(is_filled_KP, 100 * share_KP, np.nan),
     x_labels,
     y_labels,
-    "lost words, p^k (%)",
+    "lost words, $p^k$ (%)",
     number_format=".3g",
     cmap="YlOrBr",
     limits=(0, 100),
@@ -529,7 +529,7 @@ for ax, values_KP, name in zip(
         kept = ~np.isnan(values_P)
         style = dict(marker=markers[k], color=greens[k], ms=5, lw=1)
         ax.plot(100 * share_P[kept], values_P[kept], label=f"k = {k}", **style)
-    ax.set(xlabel="share of lost words, p^k (%)", ylabel=name)
+    ax.set(xlabel="share of lost words, $p^k$ (%)", ylabel=name)
 _ = axes[1].legend()
 
 # %%
@@ -851,7 +851,7 @@ for r, k in enumerate(train_copies):
     x = [100 * p**k for p in train_ratios[r:]]
     style = dict(marker=markers[k], color=greens[k], ls="", ms=6)
     axes[1].plot(x, entropy_RJ[r, r:], label=f"trained, k = {k}", **style)
-axes[1].set(xlabel="share of lost words, p^k (%)", ylabel="entropy (bits)")
+axes[1].set(xlabel="share of lost words, $p^k$ (%)", ylabel="entropy (bits)")
 _ = axes[1].legend()
 
 # %% [markdown]
