@@ -21,7 +21,7 @@
 # the paper means by *multimodality* inside one token and between tokens, and why
 # the cure needs several states per mask and links between them.
 #
-# **It needs** the chapter on MLM ({ref}`chap-mlm`) and about half a minute on a
+# **It needs** the chapter on MLM ({ref}`chap-mlm`) and under a minute on a
 # CPU; no GPU. It covers §3.3, §4.1 and Appendix A of the paper
 # {cite}`zheng2025exlm`.
 

@@ -21,7 +21,7 @@
 # answer. Afterwards you can say what the experiment proves, and what it leaves
 # open.
 #
-# It needs about half a minute on one CPU core, and no GPU. It covers §3 and
+# It needs under a minute on one CPU core, and no GPU. It covers §3 and
 # Appendices B, C, E, F and G of {cite}`zheng2025exlm`.
 
 # %% tags=["remove-cell", "nbval-skip"]
