@@ -4,7 +4,8 @@
 
 A record holds the command, what was reached, the validation curve, the settings and the versions
 of one run directory. The command is rebuilt from the settings: what differs from the recipe is an
-option. A record with the same command is replaced, all others stay.
+option. A record with the same command is replaced, all others stay. What a record holds beyond
+that (``book/case_study.py`` adds some) is never dropped: such a record is not replaced.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
-
-import yaml
 
 from exlm_mini.config import RunConfig, UserError, run_config_from_dict
 from exlm_mini.durable import write_atomically
@@ -70,14 +69,52 @@ def command_of(config: RunConfig) -> str:
     return shlex.join(["python", "-m", "exlm_mini.pretrain", *arguments])
 
 
+def read_records(target: Path) -> list[dict[str, Any]]:
+    """The records of a file; none if there is no file yet.
+
+    Raises:
+        UserError: the file holds something else, or its name does not end in .json.
+    """
+    if target.suffix != ".json":
+        raise UserError(f"--to is {target}; records are kept in a .json file")
+    if not target.exists():
+        return []
+    try:
+        records = json.loads(target.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {target} ({error}); choose another --to") from None
+    is_list = isinstance(records, list)
+    if not is_list or not all(isinstance(r, dict) and "command" in r for r in records):
+        raise UserError(f"{target} holds no records of runs; choose another --to")
+    return records
+
+
 def add_records(target: Path, new: list[dict[str, Any]]) -> int:
     """Put records into a file, in the order of their commands; how many it holds now.
 
     Raises:
-        UserError: the file is there and holds something else, or cannot be written.
+        UserError: the file is there and holds something else, or more about one of these runs
+            than the new record, or cannot be written.
     """
-    records = {record["command"]: record for record in [*_read(target), *new]}
-    ordered = [records[command] for command in sorted(records, key=_by_number)]
+    records = {record["command"]: record for record in read_records(target)}
+    for record in new:
+        lost = records.get(record["command"], {}).keys() - record.keys()
+        if lost:
+            raise UserError(
+                f"{target} would lose {', '.join(sorted(lost))} of the run {record['command']}; "
+                "record it with the script that added them, or choose another --to"
+            )
+        records[record["command"]] = record
+    return write_records(target, list(records.values()))
+
+
+def write_records(target: Path, records: list[dict[str, Any]]) -> int:
+    """Make these the records of a file, in the order of their commands; how many there are.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    ordered = sorted(records, key=lambda record: _by_number(record["command"]))
     text = json.dumps(ordered, indent=1, ensure_ascii=False) + "\n"
     try:
         write_atomically(target, text.encode())
@@ -143,22 +180,6 @@ def _versions_of(run: Path) -> dict[str, str]:
     return versions
 
 
-def _read(target: Path) -> list[dict[str, Any]]:
-    """The records of a file; none if there is no file yet."""
-    if target.suffix != ".json":
-        raise UserError(f"--to is {target}; records are kept in a .json file")
-    if not target.exists():
-        return []
-    try:
-        records = json.loads(target.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {target} ({error}); choose another --to") from None
-    is_list = isinstance(records, list)
-    if not is_list or not all(isinstance(r, dict) and "command" in r for r in records):
-        raise UserError(f"{target} holds no records of runs; choose another --to")
-    return records
-
-
 def _dotted(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings under dotted names."""
     flat: dict[str, Any] = {}
@@ -186,21 +207,23 @@ def _by_number(command: str) -> list[Any]:
     return [int(part) if i % 2 else part for i, part in enumerate(parts)]
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """An option that cannot be is a ``UserError``, told in one line."""
+
     def error(self, message: str) -> NoReturn:
         raise UserError(message)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Record the named runs; 0 done, 2 a mistake of the user, told in one line."""
-    parser = _Parser(
+    parser = Parser(
         prog="python book/record.py", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's --output")
     parser.add_argument("--to", required=True, type=Path, help="the .json file of records")
     try:
         arguments = parser.parse_args(argv)
-        _read(arguments.to)  # refuse it before any run is read
+        read_records(arguments.to)  # refuse it before any run is read
         new = [record_of(run) for run in arguments.runs]
         count = add_records(arguments.to, new)
     except UserError as error:

@@ -37,9 +37,8 @@ if importlib.util.find_spec("exlm_mini") is None:
     pip = [sys.executable, "-m", "pip", "install", "-q", "-e"]
     subprocess.run([*pip, "exlm-book[text,chem,train]"], check=True)
     os.chdir("exlm-book/chapters")
-    sys.path.insert(
-        0, os.path.abspath("..")
-    )  # this kernel started before the install
+    # This kernel started before the install.
+    sys.path.insert(0, os.path.abspath(".."))
 
 # %%
 import itertools
@@ -52,9 +51,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from exlm_mini.alignment import dag_log_likelihood, posteriors, viterbi
+from exlm_mini.alignment import dag_log_likelihood, viterbi
 from exlm_mini.alignment.enumeration import path_score, paths
-from exlm_mini.analysis import entropy_bits
+from exlm_mini.analysis import entropy_bits, path_entropy
 from exlm_mini.corpora.grammars import GRAMMARS, grammar
 from exlm_mini.corpora.toy import Grammar, Position
 from exlm_mini.decoding import Reading, read_states, top_tokens
@@ -367,25 +366,44 @@ draw_dag(ax, E_LL.numpy(), states.owner_L.tolist(), names, kinds)
 # * the entropy $H[P_u]$ of what a state says, averaged over the states of a mask,
 #   plainly or weighted by how likely a path passes through each;
 # * the entropy of the choice of the next state, given where the path stands.
+#
+# `path_entropy` computes the weighted ones, by the forward and backward recursions.
 
 
 # %%
 def uncertainty(reading: Reading) -> dict[str, list[float]]:
     """Bits per mask: what its states say, and the step that leads to it."""
-    log_E_LL = reading.graph.log_transition_LL.double()
-    owner_L, L = reading.states.owner_L, len(log_E_LL)
-    M = int(owner_L[-1]) + 1
-    log_any_BML = torch.zeros(1, M, L, dtype=torch.float64)
-    row = log_any_BML, log_E_LL[None], torch.tensor([M]), torch.tensor([L])
-    passes_ML = posteriors(*row).state_BML[0]
+    owner_L = reading.states.owner_L
     says_L = entropy_bits(reading.states.log_token_LV.double())
-    step_L = entropy_bits(log_E_LL[:-1])  # the last state leads nowhere
-    own = [says_L[owner_L == i].mean().item() for i in range(1, M - 1)]
+    own = [says_L[owner_L == i].mean().item() for i in range(1, int(owner_L[-1]))]
+    weighted = path_entropy(reading)
     return {
         "states, plain mean": own,
-        "states, weighted": (passes_ML[1:-1] @ says_L).tolist(),
-        "choice of the state": (passes_ML[:-2, :-1] @ step_L).tolist(),
+        "states, weighted": weighted.word_S.tolist(),
+        "choice of the state": weighted.step_S.tolist(),
     }
+
+
+# %% [markdown]
+# **Check.** Two masks are few enough to walk all 28 paths instead. A path has the
+# probability of its edges; where it stands, it meets the entropy of a state or of
+# a step.
+
+# %%
+says_L, step_L = entropy_bits(log_token_LV), entropy_bits(log_E_LL)
+total, says_S, step_S = 0.0, torch.zeros(2), torch.zeros(2)
+for path in all_paths:
+    P_path = math.prod(E_LL[v, u] for v, u in itertools.pairwise(path))
+    total += P_path
+    says_S = says_S + P_path * says_L[list(path[1:-1])]
+    step_S = step_S + P_path * step_L[list(path[:-2])]
+found = path_entropy(reading)
+torch.testing.assert_close(found.word_S, says_S / total)
+torch.testing.assert_close(found.step_S, step_S / total)
+
+# %% [markdown]
+# One sentence may be an exception, so we take the mean of 30, which differ in their
+# visible words.
 
 
 # %%
@@ -411,7 +429,7 @@ mean = {
 
 # %% [markdown]
 # **Check.** In this language the states of the second mask are *not* sharper: both
-# masks are at $\log_2 3 = 1.58$ bits, three equal words per mood. What differs is
+# masks are near $\log_2 3 = 1.58$ bits, three equal words per mood. What differs is
 # the choice of the state: two bits for the first mask, none for the second, since
 # the mood is settled by then. This is the chain rule at work. The language itself
 # has $H(x_1) = \log_2 12$ bits for the first word and $H(x_2 \mid x_1) = \log_2 3$
@@ -506,6 +524,7 @@ for mask, color in enumerate(("#f2b134", "#b5793a")):
 _ = ax.set(
     ylabel="entropy per state (bits)", xticks=range(3), xticklabels=list(bars)
 )
+ax.grid(axis="x", visible=False)
 _ = ax.legend(loc="upper center", ncols=2, bbox_to_anchor=(0.5, 1.22))
 
 # %% [markdown]
@@ -514,10 +533,10 @@ _ = ax.legend(loc="upper center", ncols=2, bbox_to_anchor=(0.5, 1.22))
 # state. So the direction of the edges alone cannot make later states sharper.
 #
 # A larger language agrees. `town` has eleven masks and more readings than four
-# states can hold. The run below was trained once, with the command it names. Its
-# weighted entropies, the mean of `uncertainty` over the sentences of
-# `town.sample(40, seed=2)`, were kept; we compare them with the exact entropy of
-# each masked word given the visible ones. They follow the word, not the place.
+# states can hold. The run below was trained once, with the command it names, and
+# `book/case_study.py` kept its weighted entropies, the mean over the sentences of
+# `town.sample(40, seed=2)`. We compare them with the exact entropy of each masked
+# word given the visible ones. They follow the word, not the place.
 
 # %%
 file = Path("../book/results/case-study.json")
@@ -530,6 +549,7 @@ word_bits = entropy_bits(torch.from_numpy(marginal_SV).log()).numpy()
 state_bits = np.array(record_of["town"]["state_entropy_bits"])
 with_word = np.corrcoef(state_bits, word_bits)[0, 1]
 with_place = np.corrcoef(state_bits, np.arange(len(state_bits)))[0, 1]
+assert record_of["town"]["num_sentences"] == 40
 assert with_word > 0.8 and abs(with_place) < 0.5
 print(record_of["town"]["command"].replace(" --", " \\\n    --"))
 print(f"correlation with the entropy of the word: {with_word:.2f}")
@@ -574,7 +594,7 @@ explorer(recorded)
 # %% [markdown]
 # **Check.** `conditionals` is the same computation in Python. It agrees with the
 # table of pairs we have enumerated, and the model trained above with the recorded
-# one.
+# one, whose command is printed last.
 
 # %%
 for i, word in enumerate(words_of[0]):
@@ -611,13 +631,14 @@ assert page.startswith("<!doctype html>") and "http" not in page
 # $ python -m exlm_mini.pretrain --recipe toy-pairs --objective exlm \
 #     --data.grammar quartets --model.states_per_mask 4 --model.boundary paper \
 #     --output runs/quartets
-# $ python -m exlm_mini.fill --run runs/quartets \
+# $ python -m exlm_mini.fill --run runs/quartets --html explorer.html \
 #     "the old baker felt [MASK] this morning so his sister [MASK]"
 # ```
 #
-# It prints the filled text, the best path and its probability, the joint
+# The second prints the filled text, the best path and its probability, the joint
 # probability by all paths, the likeliest words of each state, and the transition
-# matrix; with `--json` everything in full. It reads with the functions used here:
+# matrix; with `--json` everything in full. `--html` also writes the explorer, as
+# `save` did above. The command reads with the functions used here:
 
 # %%
 from exlm_mini.fill import Loaded, as_json, encode_row, read

@@ -1,7 +1,8 @@
 """What the paper measures about trained models: uncertainty, and where it comes from.
 
 Shapes: B rows, N tokens of a repeated row, M tokens of the row before, k copies, S masked
-positions of a batch, R fully masked tokens of a batch, V vocabulary.
+positions of a batch, R fully masked tokens of a batch, V vocabulary; of a reading (Appendix P)
+S masks, M targets (S + 2), L states.
 
 In Repeated MLM a [MASK] is not yet a lost word: other copies of it may stand beside it. So
 Appendix E measures over *fully masked* tokens only, those with every copy masked.
@@ -10,9 +11,22 @@ Appendix E measures over *fully masked* tokens only, those with every copy maske
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from exlm_mini.alignment import posteriors
+from exlm_mini.decoding import Reading
+
+
+class PathEntropy(NamedTuple):
+    """How uncertain the graph of a reading is at each mask, in bits; float64."""
+
+    word_S: Tensor
+    """Of the word, once the state that emits it is known."""
+    step_S: Tensor
+    """Of the step to the next state, from where the path stands before the mask."""
 
 
 def entropy_bits(log_p: Tensor) -> Tensor:
@@ -93,3 +107,37 @@ def repeated_entropy_bits(log_p_SV: Tensor, is_masked_BN: Tensor, num_copies: in
         ValueError: as ``mean_over_copies``.
     """
     return mean_over_copies(entropy_bits(log_p_SV), is_masked_BN, num_copies)
+
+
+def path_entropy(reading: Reading) -> PathEntropy:
+    """Where the uncertainty of a case study sits: in the states, or in the steps between them.
+
+    Appendix P compares states by eye. A state that no path visits says nothing about a mask, so
+    here each counts by how likely a path passes it, before any word is known::
+
+        word[i] = sum over u of P(mask i is emitted by u) * H[P_u]
+        step[i] = sum over v of P(the target before mask i is emitted by v) * H[E_v]
+
+    P is the posterior given one step per target; E_v is the whole row of the transition matrix,
+    so ``step`` counts edges, too, that would miss a mask.
+
+    Args:
+        reading: of ``read_states``, with a graph.
+
+    Returns:
+        One value per mask each, in the order of the masks.
+
+    Raises:
+        ValueError: if the states of the reading are not linked.
+    """
+    if reading.states is None or reading.graph is None:
+        raise ValueError("this reading has no paths: its states are not linked")
+    log_transition_LL = reading.graph.log_transition_LL.double()
+    M, L = len(reading.graph.path_M), len(log_transition_LL)
+    any_word_BML = torch.zeros(1, M, L, dtype=torch.float64)
+    counts = torch.tensor([M]), torch.tensor([L])
+    state_ML = posteriors(any_word_BML, log_transition_LL[None], *counts).state_BML[0]
+    return PathEntropy(
+        word_S=state_ML[1:-1] @ entropy_bits(reading.states.log_token_LV.double()),
+        step_S=state_ML[:-2] @ entropy_bits(log_transition_LL),
+    )

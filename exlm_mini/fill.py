@@ -2,6 +2,7 @@ r"""``python -m exlm_mini.fill``: fill the masks of a text or molecule and show 
 
     python -m exlm_mini.fill "The [MASK] of the cell is [MASK]." --run runs/text-tiny-20250101
     python -m exlm_mini.fill "CC[MASK]C(=O)O" --top 3 --json
+    python -m exlm_mini.fill "She felt [MASK] and [MASK]." --html explorer.html
 
 ``--json`` prints one object; probabilities are between 0 and 1, labels are as in the table::
 
@@ -20,6 +21,9 @@ r"""``python -m exlm_mini.fill``: fill the masks of a text or molecule and show 
     transition               rows hand over to columns, both in the order of ``states``
 
 The last four are null where states are not linked (MLM, and ``--model.transition ctc``).
+
+``--html`` writes the graph as one page for a browser, in which a reader fixes words or states and
+sees what follows for the other masks. It needs linked states, and nothing from the network.
 """
 
 from __future__ import annotations
@@ -42,8 +46,9 @@ from exlm_mini.checkpoint import Checkpoint, latest_checkpoint
 from exlm_mini.config import RunConfig, UserError
 from exlm_mini.decoding import Reading, read_masked_lm, read_states, top_tokens
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.tokenization import MASK, Tokenizer
+from exlm_mini.tokenization import MASK, Tokenizer, on_one_line, visible
 from exlm_mini.training import chain_share, load_model, num_copies
+from exlm_mini.widgets import explorer, read_scene
 
 RUNS = Path("runs")
 LINE_WIDTH = 100
@@ -241,9 +246,9 @@ def as_table(
     chosen = [visible(tokenizer, token_id) for token_id in reading.token_ids_S.tolist()]
     yield f"run     {loaded.run}, step {loaded.step}"
     yield f"model   {_describe(loaded)}"
-    yield f"text    {_on_one_line(text)}"
+    yield f"text    {on_one_line(text)}"
     filled = fill_in(tokenizer, masked_ids_BN, reading.token_ids_S)
-    yield f"filled  {_on_one_line(filled)}"
+    yield f"filled  {on_one_line(filled)}"
     sums = "the masks are independent"
     if graph is not None:
         labels = [states.labels[u] for u in graph.path_M.tolist()]
@@ -277,17 +282,27 @@ def as_table(
         yield from _matrix_lines(states.labels, graph.log_transition_LL.exp())
 
 
-def visible(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token as text with blanks one can see; as stored where it is part of a letter."""
-    text = tokenizer.decode([token_id])
-    if not text or "\ufffd" in text:
-        return tokenizer.token(token_id)
-    return _on_one_line(text.replace(" ", "\u2423"))  # open box
+def write_explorer(
+    file: Path, loaded: Loaded, text: str, masked_ids_BN: Tensor, reading: Reading
+) -> None:
+    """Write the page in which the graph of a reading is explored, and say where it is.
 
-
-def _on_one_line(text: str) -> str:
-    """Text with line ends and whatever else would move the cursor written out."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    Raises:
+        UserError: if the states are not linked, or the file cannot be written.
+    """
+    if reading.graph is None:
+        raise UserError(
+            f"--html draws the links between states, and {loaded.run} has none "
+            f"({_describe(loaded)}); give a run of ExLM with linked states"
+        )
+    page = explorer(read_scene(reading, loaded.tokenizer, masked_ids_BN))
+    try:
+        page.save(file, title=on_one_line(text))
+    except OSError as error:
+        raise UserError(
+            f"cannot write {file} ({error.strerror}); check its folder and the disk"
+        ) from None
+    _say(f"wrote {file}; open it in a browser")
 
 
 def _describe(loaded: Loaded) -> str:
@@ -412,6 +427,9 @@ def _parser() -> argparse.ArgumentParser:
         "--top", type=int, default=5, metavar="N", help="tokens per mask and state; default 5"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="also write the graph to explore in a browser"
+    )
     return parser
 
 
@@ -426,6 +444,8 @@ def run(arguments: argparse.Namespace) -> None:
     loaded = load_run(directory)
     masked_ids_BN = encode_row(loaded, arguments.text)
     reading = read(loaded, masked_ids_BN)
+    if arguments.html is not None:
+        write_explorer(arguments.html, loaded, arguments.text, masked_ids_BN, reading)
     shown = (loaded, arguments.text, masked_ids_BN, reading, arguments.top)
     if arguments.json:
         print(json.dumps(as_json(*shown), allow_nan=False))

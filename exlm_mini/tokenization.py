@@ -236,6 +236,19 @@ def word_level(words: Iterable[str]) -> Tokenizer:
     return _word_lookup(words, _library().pre_tokenizers.WhitespaceSplit(), None)
 
 
+def visible(tokenizer: Tokenizer, token_id: int) -> str:
+    """A token as text with blanks one can see; as stored where it is part of a letter."""
+    text = tokenizer.decode([token_id])
+    if not text or "\ufffd" in text:
+        return tokenizer.token(token_id)
+    return on_one_line(text.replace(" ", "\u2423"))  # open box
+
+
+def on_one_line(text: str) -> str:
+    """Text with line ends and whatever else would move the cursor written out."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def _word_lookup(words: list[str], pre_tokenizer: object, decoder: object | None) -> Tokenizer:
     """A tokenizer that looks each piece up in a list of words."""
     library = _library()

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from exlm_mini.alignment import dag_log_likelihood, posteriors
 from exlm_mini.decoding import Reading, top_tokens
-from exlm_mini.tokenization import Tokenizer
+from exlm_mini.tokenization import Tokenizer, visible
 
 NUM_WORDS_IN_NODE = 3
 SMALLEST_EDGE = 0.001
@@ -48,7 +48,7 @@ class Scene(NamedTuple):
     owners: list[int]
     """The target each state is a clone of: 0 for [BOS], 1..S for the masks, S + 1 for [EOS]."""
     words: list[str]
-    """As they are shown; W of the vocabulary."""
+    """As ``visible`` shows them; W of the vocabulary."""
     offered: list[list[int]]
     """For each mask the words one may choose, likeliest first; indices into ``words``."""
     token_LW: list[list[float]]
@@ -117,7 +117,7 @@ def read_scene(
         text=_text_between(tokenizer, masked_ids_BN[0].tolist()),
         labels=states.labels,
         owners=states.owner_L.tolist(),
-        words=[_shown(tokenizer, token_id) for token_id in ids_W],
+        words=[visible(tokenizer, token_id) for token_id in ids_W],
         offered=[[place[token_id] for token_id in row] for row in offered_SC],
         token_LW=_short(states.log_token_LV[:, ids_W].double().exp()),
         transition_LL=_short(reading.graph.log_transition_LL.double().exp()),
@@ -211,14 +211,6 @@ def _text_between(tokenizer: Tokenizer, row_N: list[int]) -> list[str]:
         else:
             pieces[-1].append(token_id)
     return [tokenizer.decode(piece).strip() for piece in pieces]
-
-
-def _shown(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token as text on one line; as stored where it is part of a letter or shows nothing."""
-    text = tokenizer.decode([token_id])
-    if not text.strip() or "\ufffd" in text:
-        text = tokenizer.token(token_id)
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text).strip()
 
 
 def _short(probability: Tensor) -> list[list[float]]:

@@ -6,7 +6,9 @@ V vocabulary.
 
 from __future__ import annotations
 
+import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,15 +17,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from exlm_mini.alignment.enumeration import paths
 from exlm_mini.analysis import (
     entropy_bits,
     fully_masked,
     mean_over_copies,
+    path_entropy,
     repeated_entropy_bits,
 )
 from exlm_mini.config import MaskingConfig, ModelConfig, SpecialIds
+from exlm_mini.decoding import Graph, Reading, States, read_masked_lm, read_states
 from exlm_mini.masking import Masker, corrupted_share
-from exlm_mini.model import MaskedLM
+from exlm_mini.model import ExLM, MaskedLM
 
 
 def random_log_p(num_rows: int, vocab_size: int, seed: int = 0) -> Tensor:
@@ -214,3 +219,79 @@ def test_a_model_that_knows_nothing_is_as_uncertain_about_every_lost_token():
     found_R = repeated_entropy_bits(log_p_SV, batch.is_masked_BN, k)
     assert len(found_R) == int(fully_masked(batch.is_masked_BN, k).sum()) > 0
     torch.testing.assert_close(found_R, torch.full_like(found_R, math.log2(V)))
+
+
+# ---- where the uncertainty of a reading sits ----
+
+ROW = torch.tensor([[1, 6, 5, 7, 5, 8, 5, 2]])  # three masks
+SMALL = ModelConfig(
+    width=16, num_heads=2, ffn_width=16, max_positions=64, states_per_mask=2, init_std=0.5
+)
+
+
+def reading_by_hand(E: list[list[float]], P: list[list[float]], owner: list[int]) -> Reading:
+    """A reading of which only the graph and the states count."""
+    num_targets = owner[-1] + 1
+    states = States(torch.tensor(owner), torch.ones(len(owner)), torch.tensor(P).log())
+    path_M = torch.zeros(num_targets, dtype=torch.int64)
+    empty = torch.empty(0)
+    return Reading(empty, 0.0, empty, states, Graph(torch.tensor(E).log(), path_M, 0.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SMALL,
+        replace(SMALL, boundary="paper", states_per_mask=3),
+        replace(SMALL, boundary="paper", transition="paper"),
+        replace(SMALL, states_per_mask=1, sparse=True),
+    ],
+)
+def test_path_entropy_is_the_mean_over_all_paths(config):
+    torch.manual_seed(0)
+    reading = read_states(ExLM(config, 12).double().eval(), ROW)
+    E_LL = reading.graph.log_transition_LL.exp().tolist()
+    says_L = entropy_bits(reading.states.log_token_LV).tolist()
+    step_L = entropy_bits(reading.graph.log_transition_LL).tolist()
+    total, word_S, step_S = 0.0, np.zeros(3), np.zeros(3)
+    for path in paths(5, len(E_LL)):
+        weight = math.prod(E_LL[v][u] for v, u in itertools.pairwise(path))
+        total += weight
+        word_S += weight * np.array([says_L[u] for u in path[1:-1]])
+        step_S += weight * np.array([step_L[u] for u in path[:-2]])
+    found = path_entropy(reading)
+    np.testing.assert_allclose(found.word_S, word_S / total, rtol=1e-6)
+    np.testing.assert_allclose(found.step_S, step_S / total, rtol=1e-6)
+    assert found.word_S.dtype == found.step_S.dtype == torch.float64
+
+
+def test_a_state_counts_as_often_as_paths_pass_it():
+    # One mask: a quarter of the paths meets a state of one bit, the others a certain word.
+    reading = reading_by_hand(
+        E=[[0, 0.25, 0.75, 0], [0, 0, 0, 1], [0, 0, 0, 1], [0, 0, 0, 0]],
+        P=[[0.5, 0.5], [0.5, 0.5], [1, 0], [0.5, 0.5]],
+        owner=[0, 1, 1, 2],
+    )
+    found = path_entropy(reading)
+    assert found.word_S.tolist() == pytest.approx([0.25])
+    assert found.step_S.tolist() == pytest.approx([2 - 3 / 4 * math.log2(3)])
+
+
+def test_paths_that_miss_a_mask_do_not_count():
+    # Half of what leaves the first state skips both masks; what is left is certain.
+    reading = reading_by_hand(
+        E=[[0, 0.5, 0, 0.5], [0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 0, 0]],
+        P=[[1, 0], [0.5, 0.5], [1, 0], [1, 0]],
+        owner=[0, 1, 2, 3],
+    )
+    found = path_entropy(reading)
+    assert found.word_S.tolist() == pytest.approx([1, 0])
+    assert found.step_S.tolist() == pytest.approx([1, 0])
+
+
+def test_path_entropy_needs_paths():
+    torch.manual_seed(0)
+    with pytest.raises(ValueError, match="not linked"):
+        path_entropy(read_masked_lm(MaskedLM(SMALL, 12).eval(), ROW))
+    with pytest.raises(ValueError, match="not linked"):
+        path_entropy(read_states(ExLM(replace(SMALL, transition="ctc"), 12).eval(), ROW))

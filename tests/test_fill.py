@@ -14,9 +14,10 @@ import pytest
 from exlm_mini.config import DataConfig, MaskingConfig, ModelConfig, RunConfig, TrainConfig
 from exlm_mini.corpora import prepare_corpus
 from exlm_mini.corpora.grammars import grammar
-from exlm_mini.fill import main, visible
-from exlm_mini.tokenization import train_byte_level_bpe
+from exlm_mini.fill import encode_row, load_run, main, read
+from exlm_mini.tokenization import train_byte_level_bpe, visible
 from exlm_mini.training import Trainer
+from exlm_mini.widgets import explorer, read_scene
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = "the old baker felt [MASK] this morning so his sister [MASK]"
@@ -223,6 +224,51 @@ def test_a_run_of_two_objectives_reads_exlm_and_each_by_name(both, capsys):
     assert code == 0
     assert "Transitions" not in out
     assert "path" not in out
+
+
+def test_html_is_the_explorer_of_the_reading(toy, tmp_path, capsys):
+    page = tmp_path / "explorer.html"
+    page.write_text("an older page")
+    code, out, err = fill(capsys, TEXT, "--run", toy, "--html", page)
+    assert (code, err) == (0, f"wrote {page}; open it in a browser\n")
+    assert out == fill(capsys, TEXT, "--run", toy)[1]  # what is printed stays the same
+    loaded = load_run(toy)
+    row_BN = encode_row(loaded, TEXT)
+    scene = read_scene(read(loaded, row_BN), loaded.tokenizer, row_BN)
+    explorer(scene).save(tmp_path / "expected.html", title=TEXT)
+    assert page.read_bytes() == (tmp_path / "expected.html").read_bytes()
+    assert f"<title>{TEXT}</title>" in page.read_text()
+
+
+def test_html_goes_with_json_which_stays_alone_on_stdout(smiles, tmp_path, capsys):
+    page = tmp_path / "explorer.html"
+    code, out, err = fill(
+        capsys, "CC[MASK]C(=O)[MASK]", "--run", smiles, "--html", page, "--json"
+    )
+    assert (code, err.count("\n")) == (0, 1)
+    assert json.loads(out)["objective"] == "exlm"
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_html_needs_linked_states(both, tmp_path, capsys):
+    page = tmp_path / "explorer.html"
+    line = fails(capsys, TEXT, "--run", both / "mlm", "--html", page)
+    assert f"{both / 'mlm'} has none (MLM)" in line
+    run = train(tmp_path / "ctc", tmp_path / "data", TOY, {"transition": "ctc"})
+    assert "ctc transitions" in fails(capsys, TEXT, "--run", run, "--html", page)
+    assert not page.exists()
+
+
+def test_html_that_cannot_be_written_is_one_line(toy, tmp_path, capsys):
+    for file, why in (
+        (tmp_path, "Is a directory"),
+        (tmp_path / "no" / "explorer.html", "No such file"),
+        (toy / "metrics.jsonl" / "explorer.html", "Not a directory"),
+        (Path("/dev/full"), "No space left"),
+    ):
+        line = fails(capsys, TEXT, "--run", toy, "--html", file)
+        assert f"cannot write {file} ({why}" in line
+    assert "--html" in fails(capsys, TEXT, "--run", toy, "--html")
 
 
 def test_repeated_mlm_and_ctc_are_read_without_a_path(toy, tmp_path, capsys):

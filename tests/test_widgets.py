@@ -21,7 +21,7 @@ from exlm_mini.config import ModelConfig
 from exlm_mini.decoding import read_masked_lm, read_states
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.objectives import log_likelihood
-from exlm_mini.tokenization import word_level
+from exlm_mini.tokenization import train_byte_level_bpe, word_level
 from exlm_mini.widgets import (
     Scene,
     _percent,
@@ -183,6 +183,16 @@ def test_a_scene_survives_json():
 
 def test_the_text_stands_around_the_masks():
     assert scene_of(CONFIG).text == ["sun", "rain", ""]
+
+
+def test_words_that_differ_by_a_blank_are_told_apart():
+    # Byte-level BPE has "a" and " a", and one must be able to choose either.
+    tokenizer = train_byte_level_bpe(["a cat\n a cat"] * 5, 270)
+    torch.manual_seed(0)
+    model = ExLM(CONFIG, tokenizer.vocab_size).eval()
+    row = torch.tensor([[1, *tokenizer.encode_with_masks("a [MASK] cat"), 2]])
+    scene = read_scene(read_states(model, row), tokenizer, row, tokenizer.vocab_size)
+    assert {"a", "\u2423a", "\\n"} <= set(scene.words)
 
 
 def test_what_does_not_fit_is_refused():

@@ -1,0 +1,214 @@
+"""``book/case_study.py``: what the chapter on reading shows comes from two finished runs."""
+
+import importlib.util
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from exlm_mini import pretrain
+from exlm_mini.alignment import posteriors
+from exlm_mini.analysis import entropy_bits
+from exlm_mini.corpora.grammars import grammar
+from exlm_mini.decoding import read_states
+from exlm_mini.fill import encode_row, load_run
+from exlm_mini.widgets import read_scene, scene_from_json
+
+BOOK = Path(__file__).resolve().parents[1] / "book"
+STORED = BOOK / "results" / "case-study.json"
+
+
+def script(name: str):
+    """A script of the book as a module, which other scripts import by its plain name."""
+    spec = importlib.util.spec_from_file_location(name, BOOK / f"{name}.py")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+record = script("record")
+case_study = script("case_study")
+
+TINY = [
+    *("--recipe", "toy-pairs", "--objective", "exlm", "--train.steps", "3"),
+    *("--train.batch_size", "4", "--train.validation_rows", "8", "--train.save_every", "2"),
+    *("--train.device", "cpu", "--train.num_threads", "1", "--data.num_sentences", "64"),
+    *("--model.width", "16", "--model.num_heads", "2", "--model.ffn_width", "16"),
+    *("--model.max_positions", "128"),
+]
+GRAPH = ["--model.states_per_mask", "4", "--model.boundary", "paper"]
+
+
+def train(directory: Path, language: str, *options: str) -> Path:
+    run = directory / language
+    arguments = [*TINY, *(options or GRAPH), "--data.grammar", language]
+    assert pretrain.main([*arguments, "--output", str(run)]) == 0
+    return run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Both runs, three steps each."""
+    directory = tmp_path_factory.mktemp("runs")
+    return [train(directory, language) for language in ("quartets", "town")]
+
+
+@pytest.fixture
+def spoiled(runs, tmp_path):
+    """Copies to spoil."""
+    return [shutil.copytree(run, tmp_path / run.name) for run in runs]
+
+
+def kept(target):
+    return {r["config"]["data"]["grammar"]: r for r in json.loads(target.read_text())}
+
+
+def refused(capsys, *arguments):
+    """The one line a mistake gets."""
+    capsys.readouterr()
+    assert case_study.main([str(argument) for argument in arguments]) == 2
+    out, err = capsys.readouterr()
+    *notes, line = err.splitlines()
+    assert out == "" and line.startswith("error: "), err
+    assert all(note.startswith("skipped checkpoint") for note in notes)
+    return line
+
+
+@pytest.fixture(scope="module")
+def recorded(runs, tmp_path_factory):
+    """The file that both runs become."""
+    target = tmp_path_factory.mktemp("results") / "case-study.json"
+    assert case_study.main([*map(str, runs), "--to", str(target)]) == 0
+    return target
+
+
+def test_each_record_is_the_ordinary_one_and_what_the_chapter_adds(runs, recorded):
+    entries = kept(recorded)
+    assert list(entries) == ["quartets", "town"]
+    for run in runs:
+        ordinary, entry = record.record_of(run), entries[run.name]
+        assert {name: entry[name] for name in ordinary} == ordinary
+        assert entry.keys() - ordinary.keys() == case_study.ADDED[run.name]
+
+
+def test_the_scene_is_that_of_the_recorded_sentence(runs, recorded):
+    entry = kept(recorded)["quartets"]
+    loaded = load_run(runs[0])
+    row_BN = encode_row(loaded, entry["text"])
+    scene = read_scene(read_states(loaded.model, row_BN), loaded.tokenizer, row_BN)
+    assert scene_from_json(entry["scene"]) == scene
+    assert scene.labels[1:5] == ["1.1", "1.2", "1.3", "1.4"]
+    assert " ".join(scene.text).split() == entry["text"].replace("[MASK]", "").split()
+
+
+def test_the_entropies_are_means_over_sentences_of_the_language(runs, recorded):
+    # Again, from row ids instead of text and with the posterior written out.
+    entry = kept(recorded)["town"]
+    loaded, language = load_run(runs[1]), grammar("town")
+    special_ids = loaded.tokenizer.special_ids
+    total_S = torch.zeros(len(language.slots), dtype=torch.float64)
+    for word_ids_N in language.sample(entry["num_sentences"], seed=2):
+        ids = [loaded.tokenizer.encode(language.words[w])[0] for w in word_ids_N]
+        for slot in language.slots:
+            ids[slot] = special_ids.mask
+        row_BN = torch.tensor([[special_ids.bos, *ids, special_ids.eos]])
+        reading = read_states(loaded.model, row_BN)
+        log_E_LL = reading.graph.log_transition_LL.double()
+        M, L = len(language.slots) + 2, len(log_E_LL)
+        any_word_BML = torch.zeros(1, M, L, dtype=torch.float64)
+        counts = torch.tensor([M]), torch.tensor([L])
+        state_ML = posteriors(any_word_BML, log_E_LL[None], *counts).state_BML[0]
+        total_S += state_ML[1:-1] @ entropy_bits(reading.states.log_token_LV.double())
+    mean_S = total_S / entry["num_sentences"]
+    assert entry["state_entropy_bits"] == pytest.approx(mean_S.tolist(), abs=5.1e-5)
+
+
+def test_a_case_study_replaces_the_one_before(runs, recorded, tmp_path):
+    target = tmp_path / "case-study.json"
+    entries = json.loads(recorded.read_text())
+    target.write_text(json.dumps([{**e, "command": "another command"} for e in entries[:1]]))
+    assert case_study.main([*map(str, runs), "--to", str(target)]) == 0
+    assert target.read_bytes() == recorded.read_bytes()
+
+
+def test_other_records_are_never_written_over(runs, tmp_path, capsys):
+    target = tmp_path / "runs.json"
+    assert record.main([str(runs[0]), "--to", str(target)]) == 0
+    before = target.read_bytes()
+    line = refused(capsys, *runs, "--to", target)
+    assert "none of a case study" in line and "--to" in line
+    assert target.read_bytes() == before
+    assert ".json" in refused(capsys, *runs, "--to", tmp_path / "runs.txt")
+    assert "cannot write" in refused(capsys, *runs, "--to", tmp_path / "no" / "runs.json")
+
+
+def test_the_recorder_of_plain_runs_does_not_drop_what_was_added(
+    runs, recorded, tmp_path, capsys
+):
+    target = shutil.copy(recorded, tmp_path / "case-study.json")
+    capsys.readouterr()
+    assert record.main([str(runs[0]), "--to", str(target)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "would lose scene, text" in err and err.count("\n") == 1
+    assert target.read_bytes() == recorded.read_bytes()
+
+
+def test_the_runs_must_be_those_of_the_chapter(runs, tmp_path, capsys):
+    quartets, town = runs
+    target = tmp_path / "case-study.json"
+    line = refused(capsys, town, quartets, "--to", target)
+    assert f"{town} was trained with data.grammar town, not quartets" in line
+    line = refused(capsys, quartets, quartets, "--to", target)
+    assert "data.grammar quartets, not town" in line and "--help" in line
+    two = train(
+        tmp_path, "quartets", "--model.states_per_mask", "2", "--model.boundary", "paper"
+    )
+    assert "model.states_per_mask 2, not 4" in refused(capsys, two, town, "--to", target)
+    shutil.rmtree(two)
+    ctc = train(tmp_path, "quartets", *GRAPH, "--model.transition", "ctc")
+    assert "model.transition ctc, not gated" in refused(capsys, ctc, town, "--to", target)
+    assert not target.exists()
+
+
+def test_what_is_missing_or_unfinished_is_refused(spoiled, tmp_path, capsys):
+    quartets, town = spoiled
+    target = tmp_path / "case-study.json"
+    missing = tmp_path / "absent"
+    assert "no run directory" in refused(capsys, missing, town, "--to", target)
+    assert "no run directory" in refused(capsys, quartets, missing, "--to", target)
+    assert "RUN_TOWN" in refused(capsys, quartets, "--to", target)
+    assert "--to" in refused(capsys, quartets, town)
+
+    last = quartets / "checkpoints" / "step-000003"
+    (last / "model.safetensors").write_bytes(b"")
+    line = refused(capsys, quartets, town, "--to", target)
+    assert "last step 3, only of step 2" in line
+    shutil.rmtree(quartets / "checkpoints")
+    assert "has no checkpoint" in refused(capsys, quartets, town, "--to", target)
+    (town / "metrics.jsonl").write_text("")
+    assert "step 0 of 3" in refused(capsys, quartets, town, "--to", target)
+    assert not target.exists()
+
+
+def test_help_names_the_commands_of_the_stored_records(capsys):
+    # In any order of the options: the records' is that of the settings.
+    text = case_study.__doc__.replace("\\\n", " ")
+    named = [line.split() for line in text.splitlines() if "exlm_mini.pretrain" in line]
+    for language, entry in kept(STORED).items():
+        (words,) = (line for line in named if language in line)
+        words = words[: words.index("--output")]
+        assert sorted(words) == sorted(entry["command"].split())
+
+
+def test_the_stored_case_study_is_whole_and_made_by_a_commit():
+    entries = kept(STORED)
+    assert len(entries) == len(json.loads(STORED.read_text())) == 2
+    for language, entry in entries.items():
+        assert entry.keys() >= case_study.ADDED[language]
+        assert len(entry["versions"]["commit"]) == 40  # and not "with changes"
+    assert entries["quartets"]["text"] == case_study.SENTENCE
+    assert len(entries["town"]["state_entropy_bits"]) == len(grammar("town").slots)
+    assert entries["town"]["num_sentences"] == case_study.NUM_SENTENCES
