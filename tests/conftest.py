@@ -1,6 +1,7 @@
 """Settings and fixtures all tests share."""
 
 import os
+import shutil
 from pathlib import Path
 
 # Before torch or datasets are imported: they read these once.
@@ -24,3 +25,19 @@ def data_dir() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no folder {folder}; set EXLM_DATA to the folder of the data files")
     return folder
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """Debian's Chromium, driven by playwright; skips where either is missing.
+
+    Closed after each file: its event loop would be in the way of other tests that run one.
+    """
+    api = pytest.importorskip("playwright.sync_api")
+    executable = os.environ.get("CHROMIUM") or shutil.which("chromium")
+    if executable is None:
+        pytest.skip("no chromium: install it with apt-get, or name it in CHROMIUM")
+    with api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        yield browser
+        browser.close()

@@ -8,7 +8,6 @@ import functools
 import http.server
 import os
 import re
-import shutil
 import subprocess
 import sysconfig
 import threading
@@ -58,20 +57,8 @@ def site(book):
         server.shutdown()
 
 
-@pytest.fixture(scope="session")
-def browser():
-    api = pytest.importorskip("playwright.sync_api")
-    executable = os.environ.get("CHROMIUM") or shutil.which("chromium")
-    if executable is None:
-        pytest.skip("no chromium: install it with apt-get, or name it in CHROMIUM")
-    with api.sync_playwright() as play:
-        chromium = play.chromium.launch(executable_path=executable, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
-
-
 @pytest.fixture
-def open_page(browser, site):
+def open_page(chromium, site):
     """Opens a page by name; a script error, a console error, a missing file or a request that
     leaves the book fails the test."""
     contexts, troubles = [], []
@@ -94,7 +81,7 @@ def open_page(browser, site):
         )
 
     def open_(name, viewport=WIDE, base=None, theme="light", has_snippets=True):
-        context = browser.new_context(viewport=viewport, color_scheme=theme)
+        context = chromium.new_context(viewport=viewport, color_scheme=theme)
         contexts.append(context)
         page = context.new_page()
         if not has_snippets:

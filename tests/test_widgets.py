@@ -6,9 +6,7 @@ The browser tests need Debian's ``chromium`` (or ``CHROMIUM=/path/to/it``) and s
 import itertools
 import json
 import math
-import os
 import re
-import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -279,18 +277,6 @@ def test_title_of_the_file_is_text(tmp_path):
 
 
 # ---- the page in a browser ----
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    api = pytest.importorskip("playwright.sync_api")
-    executable = os.environ.get("CHROMIUM") or shutil.which("chromium")
-    if executable is None:
-        pytest.skip("no chromium: install it with apt-get, or name it in CHROMIUM")
-    with api.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=executable, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
