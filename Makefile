@@ -8,8 +8,9 @@ EXTRAS := text,chem,train,book,test
 TORCH_PIN = $(shell sed -n s/^torch==//p requirements.lock)
 
 ifeq ($(TORCH),cpu)
-# pip then finds 2.13.0+cpu beside 2.13.0 and prefers it.
-export PIP_EXTRA_INDEX_URL := $(strip $(PIP_EXTRA_INDEX_URL) https://download.pytorch.org/whl/cpu)
+# pip then finds 2.13.0+cpu beside 2.13.0 and prefers it. As an option it joins the indexes that the
+# user has configured; as a variable it would replace them.
+CPU_WHEELS := --extra-index-url https://download.pytorch.org/whl/cpu
 endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -78,7 +79,7 @@ format: .venv/.ready ## rewrite the sources in the house format
 	fi
 	@touch .venv/.partial
 	@echo "setup: installing $$(grep -c == requirements.lock) pinned packages (minutes the first time, seconds later)"
-	@start=$$(date +%s) && $(PY) -m pip install -qq -r requirements.lock && \
+	@start=$$(date +%s) && $(PY) -m pip install -qq $(CPU_WHEELS) -r requirements.lock && \
 		$(PY) -m pip install -qq --no-deps --no-build-isolation -e . && \
 		echo "setup: done in $$(( $$(date +%s) - start )) s"
 	@mv .venv/.partial $@ && touch $@

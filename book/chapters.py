@@ -127,6 +127,7 @@ def execute(source: Path, timeout: int) -> None:
         timeout=timeout,
         kernel_name="python3",
         record_timing=False,
+        coalesce_streams=True,  # else the cut between two prints is chance
         skip_cells_with_tag=NOT_RUN,
         resources={"metadata": {"path": str(CHAPTERS)}},
         extra_arguments=["--IPKernelApp.log_level=40"],  # else it warns of its open sockets
@@ -156,7 +157,11 @@ def main(argv: list[str] | None = None) -> int:
         return check()
     chosen = sources(*(options.run or []))
     if not chosen:
-        print(f"no chapter is named like {' '.join(options.run)}", file=sys.stderr)
+        names = ", ".join(source.stem for source in sources())
+        print(
+            f"no chapter is named like {' '.join(options.run)}; there are {names}",
+            file=sys.stderr,
+        )
         return 2
     for number, source in enumerate(chosen, 1):
         synchronize(source)

@@ -283,9 +283,10 @@ for y, row_N in enumerate(masked_ids_BN.tolist()):
 # **Piece 1: where a token stands.** Attention compares vectors and by itself does
 # not know their order. Rotary positions {cite}`su2021roformer` turn pairs of
 # coordinates by an angle that grows with the place of the token. The product of two
-# turned vectors depends on their distance. Here only the first half of the
-# coordinates is turned. ExLM uses the second half for its copies of a mask
-# ({ref}`chap-rope`); in this chapter it stays as it is.
+# turned vectors then knows of their places only how far apart they are, and in
+# which direction. Here only the first half of the coordinates is turned. ExLM uses
+# the second half for its copies of a mask ({ref}`chap-rope`); in this chapter it
+# stays as it is.
 
 
 # %%
@@ -736,7 +737,7 @@ _ = ax.set(ylim=(1, 18))
 # words come first. A slot whose partner is visible soon costs less than a coin:
 # attention has found the partner. Slots with a hidden partner are the last. The
 # model must learn when *not* to be sure, and meets this case in only 5% of its
-# masks.
+# rows.
 
 # %% mystnb={"figure": {"caption": "What is learnt when. Dashed: floors.", "name": "fig-mlm-kinds"}} tags=["hide-input"]
 fig, ax = plt.subplots(figsize=(6.5, 3.4))
@@ -937,10 +938,10 @@ assert math.isclose(language.joint_entropy_bits(is_slot_N), 1)
 # ```
 #
 # The first call of `make` installs the pinned packages into `.venv`, which takes a
-# few minutes. Then it trains a small ExLM on 5,000 molecules, in about a minute on
-# one CPU core. A GPU is used where there is one. `make` alone lists what else there
-# is. If you have no GPU, let `make setup TORCH=cpu` be the very first command: it
-# installs a PyTorch that is smaller by gigabytes.
+# few minutes. Then it trains a small ExLM on almost 5,000 molecules, in about a
+# minute on one quiet CPU core. A GPU is used where there is one. `make` alone lists
+# what else there is. If you have no GPU, let `make setup TORCH=cpu` be the very
+# first command: it installs a PyTorch that is smaller by gigabytes.
 #
 # Behind `make pretrain` stands a Python command. Call it by hand for another
 # **recipe**:
@@ -1064,7 +1065,8 @@ assert exit_code == 0
 # | `metrics.jsonl` | loss and validation by step, one JSON object per line |
 # | `checkpoints/step-000040/` | weights and optimiser at that step |
 #
-# The last two lie in `mlm/` and `exlm/` here, for this recipe trains two models.
+# The last two of the table lie in `mlm/` and `exlm/` here, for this recipe trains
+# two models.
 #
 # **Check.** The files are there.
 
@@ -1111,7 +1113,7 @@ assert abs(bits_of["exlm reached"] - bits_of["joint entropy"]) < 0.01
 # Press Ctrl-C once: the run saves a checkpoint after the step and ends. **The same
 # command with the same `--output` goes on** where it stopped, also after a crash.
 # Since data order, masks and dropout come from counters, the result is the same to
-# the last bit.
+# the last bit (on the same machine: another one may add in another order).
 #
 # **Check.** We remove the last checkpoint of ExLM, as if the run had died after
 # step 20, give the command again, and compare the weights.
@@ -1131,13 +1133,13 @@ assert (last / "model.safetensors").read_bytes() == weights
 # ### Looking at the trained model
 #
 # `python -m exlm_mini.fill` fills the masks of a sentence, or of a molecule.
-# `--run` names the run to read; without it the newest below `runs/` is taken, so
-# that after `make pretrain` the second line will do:
+# `--run` names the run to read; without it the newest below `runs/` is taken. The
+# second line is for a run that `make pretrain ARGS="--output runs/molecules"` made:
 #
 # ```bash
 # python -m exlm_mini.fill --run runs/pairs \
 #     "the old baker felt [MASK] this morning so his sister [MASK]"
-# python -m exlm_mini.fill "CC(=O)NC1=CC=[MASK]C=C1[MASK]"
+# python -m exlm_mini.fill --run runs/molecules "CC(=O)NC1=CC=[MASK]C=C1[MASK]"
 # ```
 #
 # For ExLM it prints the filled text with its probability, what each state would
@@ -1180,7 +1182,7 @@ list(answer)
 # Predict first, then run. Each solution is hidden below its exercise.
 #
 # **1. Cheap and expensive masks.** Of the 165 ways to hide 3 of the 11 words, which
-# has the highest floor, and how many have the floor 0?
+# have the highest floor, and how many have the floor 0?
 
 # %% tags=["hide-cell"]
 # Three of the four free words: 3 log2(3) = 4.75 bits, more than both slots with

@@ -154,7 +154,7 @@ def encode_row(loaded: Loaded, text: str) -> Tensor:
         raise UserError(
             f"not in the vocabulary of {loaded.run}: "
             f"{', '.join(repr(piece) for piece in dict.fromkeys(unknown))}; use words or "
-            "symbols of its training data"
+            "symbols of its training data, or name another run with --run"
         )
     row = [tokenizer.special_ids.bos, *token_ids, tokenizer.special_ids.eos]
     _check_length(loaded, row)

@@ -181,7 +181,7 @@ def test_every_recipe_of_the_package_is_tested():
 
 def test_progress_tells_loss_speed_and_time_left(tmp_path, capsys):
     _, _, err = pretrain(capsys, *EXLM, "--output", tmp_path)
-    words = r"loss \d+\.\d+, [\d,]+ tokens/s, validation \d+\.\d+ bits/mask, ETA \d+ s"
+    words = r"loss \d+\.\d+ nats, [\d,]+ tokens/s, validation \d+\.\d+ bits/mask, ETA \d+ s"
     assert re.search(rf"^exlm step 4/4: {words}$", err, re.M)
 
 

@@ -98,7 +98,7 @@ def test_the_recorded_command_trains_the_same_settings(trained):
             "--train.adam_betas",
             "[0.8, 0.9]",
         ],
-        ["--recipe", "text-tiny", "--train.num_threads", "1", "--data.hub", "wiki text"],
+        ["--recipe", "text-tiny", "--train.num_threads", "2", "--data.hub", "wiki text"],
         ["--objective", "mlm"],
     ],
 )
