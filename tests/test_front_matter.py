@@ -382,11 +382,11 @@ def test_launch_links_open_the_notebook_of_the_repository(chapter):
 def test_the_reading_paths_name_every_chapter():
     text = PAGES["intro"]
     evening = text[text.index("One evening") : text.index("Full reproduction")]
-    linked = re.findall(r"\{ref\}`(chap-[a-z]+)`", evening)
+    linked = re.findall(r"\{ref\}`(chap-[a-z-]+)`", evening)
     labels = []
     for chapter in CHAPTERS:
         source = (ROOT / f"{chapter}.py").read_text()
-        labels.append(re.search(r"^# \((chap-[a-z]+)\)=$", source, re.M)[1])
+        labels.append(re.search(r"^# \((chap-[a-z-]+)\)=$", source, re.M)[1])
     assert linked == labels
 
 
