@@ -41,9 +41,7 @@ class ProgressLine:
         """Tell of one step."""
         if progress.evaluation is not None:
             self.bits = f", validation {progress.evaluation.bits_per_mask:.3f} bits/mask"
-        text = (
-            f"loss {progress.loss:.3f} nats, {progress.tokens_per_second:,.0f} tokens/s{self.bits}"
-        )
+        text = f"loss {progress.loss:.3f} nats, {progress.tokens_per_second:,.0f} tokens/s{self.bits}"
         if sys.stderr.isatty():
             self._show_bar(progress.step, text)
         else:
