@@ -41,7 +41,8 @@ class ProgressLine:
         """Tell of one step."""
         if progress.evaluation is not None:
             self.bits = f", validation {progress.evaluation.bits_per_mask:.3f} bits/mask"
-        text = f"loss {progress.loss:.3f} nats, {progress.tokens_per_second:,.0f} tokens/s{self.bits}"
+        speed = f"{progress.tokens_per_second:,.0f} tokens/s"
+        text = f"loss {progress.loss:.3f} nats, {speed}{self.bits}"
         if sys.stderr.isatty():
             self._show_bar(progress.step, text)
         else:

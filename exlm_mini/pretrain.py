@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from exlm_mini.corpora import Corpus, prepare_corpus
 from exlm_mini.corpora.grammars import grammar, slots_of
 from exlm_mini.durable import NO_SPACE, write_atomically
 from exlm_mini.estimate import estimate
+from exlm_mini.measure import commit
 from exlm_mini.run_directory import CONFIG, LOCK, RunDirectory, settle_config
 from exlm_mini.settings import parse, parse_stored, plain
 from exlm_mini.training import (
@@ -161,7 +161,7 @@ def _settle(config: RunConfig, output: Path) -> Corpus:
     text = yaml.safe_dump(plain(config), sort_keys=False)
     for change in settle_config(output, text, plain(config), parse_stored):
         say(f"changed since the last start: {change}")
-    used = versions(choose_device(config.train.device)) | {"commit": _commit()}
+    used = versions(choose_device(config.train.device)) | {"commit": commit()}
     write_atomically(output / "versions.json", (json.dumps(used, indent=2) + "\n").encode())
     return prepare_corpus(config.data, output / "data", config.seed, say)
 
@@ -178,25 +178,6 @@ def _forget(output: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-
-
-def _commit() -> str:
-    """Commit of the checkout the package runs from, or why there is none."""
-    git = ["git", "-C", str(Path(__file__).parent)]
-    try:
-        # Installed below somebody else's checkout, the package is in no commit of it.
-        tracked = [*git, "ls-files", "--error-unmatch", Path(__file__).name]
-        subprocess.run(tracked, capture_output=True, check=True)
-        commit = subprocess.run(
-            [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        changed = subprocess.run(
-            [*git, "status", "--porcelain", "--untracked-files=no"],
-            capture_output=True, text=True, check=True,
-        ).stdout  # fmt: skip
-    except (OSError, subprocess.CalledProcessError):
-        return "not a git checkout"
-    return f"{commit} with changes" if changed else commit
 
 
 def _train(

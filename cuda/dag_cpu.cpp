@@ -1,0 +1,210 @@
+// dag_cpu.cpp -- the dynamic programme on CPU threads, behind a plain C interface.
+//
+// All arrays are contiguous, (B, M, L) and (B, L, L); counts are int64 in 1..M and 1..L. A call
+// returns a Result. Every number written is a function of the inputs alone: each row is computed
+// by the same operations in the same order whatever the number of threads, and what a row does
+// not use of mantissa, exponent and info is cleared.
+#include <algorithm>
+#include <atomic>
+#include <new>
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
+#include "dag_gradient.h"
+#include "dag_log.h"
+
+namespace dag {
+
+enum Result : int { kDone = 0, kOutOfMemory = 1, kBadCount = 2 };
+
+// Subnormal numbers read and written as 0 in this thread while it lives: they cost a hundred
+// times a normal number, and lift() pays for what is lost.
+struct FlushSubnormals {
+#if defined(__SSE2__)
+  unsigned before = _mm_getcsr();
+  FlushSubnormals() { _mm_setcsr(before | 0x8040); }
+  ~FlushSubnormals() { _mm_setcsr(before); }
+#endif
+};
+
+template <class Real>
+struct Batch {
+  const Real *emission, *transition;
+  const int64_t *num_targets, *num_states;
+  int64_t B, M, L;
+  Real* mantissa;     // (B, 3, M, width): mass of alpha, mass of beta, reach of beta
+  int32_t* exponent;  // (B, 6, M, tiles): mass, reach, lift of alpha; the same of beta
+  int32_t* info;      // (B, 2): Status, edge shift
+
+  bool has_good_counts() const {
+    for (int64_t b = 0; b < B; ++b) {
+      if (num_targets[b] < 1 || num_targets[b] > M) return false;
+      if (num_states[b] < 1 || num_states[b] > L) return false;
+    }
+    return true;
+  }
+  int64_t tiles() const { return (L + Simd<Real>::T - 1) / Simd<Real>::T; }
+  Graph<Real> graph(int64_t b) const {
+    return {emission + b * M * L, transition + b * L * L, L, int(num_targets[b]),
+            int(num_states[b])};
+  }
+  Walk walk(int64_t b, bool reversed) const {
+    const int T = Simd<Real>::T, n = int(num_states[b]);
+    return {int(num_targets[b]), n, T, (n + T - 1) / T, reversed};
+  }
+  Sweep<Real> sweep(int64_t b, int direction) const {
+    const int64_t num = M * tiles(), wide = num * Simd<Real>::T;
+    Real* mass = mantissa + (b * 3 + direction) * wide;
+    int32_t* e = exponent + (b * 6 + direction * 3) * num;
+    return {mass, direction ? mass + wide : nullptr, e, e + num, e + 2 * num};
+  }
+};
+
+template <class Real>
+void clear(const Batch<Real>& batch, const Sweep<Real>& sweep) {
+  const int64_t num = batch.M * batch.tiles(), wide = num * Simd<Real>::T;
+  std::fill(sweep.mass, sweep.mass + wide, Real(0));
+  if (sweep.reach) std::fill(sweep.reach, sweep.reach + wide, Real(0));
+  std::fill(sweep.mass_exp, sweep.mass_exp + 3 * num, kNone);  // all three
+}
+
+// Runs job(k) for k in 0..num-1 on the threads; an exception cannot leave them, so it is counted.
+template <class Job>
+int in_parallel(int64_t num, int num_threads, Job job) {
+  std::atomic<int> failed{0};
+#pragma omp parallel num_threads(num_threads)
+  {
+    FlushSubnormals flush;
+#pragma omp for schedule(dynamic)
+    for (int64_t k = 0; k < num; ++k) {
+      try {
+        job(k);
+      } catch (const std::bad_alloc&) {
+        failed = kOutOfMemory;
+      }
+    }
+  }
+  return failed;
+}
+
+template <class Real>
+int log_likelihood(const Batch<Real>& batch, Real* log_likelihood, int num_threads) {
+  if (!batch.has_good_counts()) return kBadCount;
+  std::vector<int32_t> status(batch.B * 2, kNoPath);
+  int failed = in_parallel(batch.B * 2, num_threads, [&](int64_t k) {
+    const int64_t b = k / 2;
+    const Graph<Real> g = batch.graph(b);
+    const Sweep<Real> sweep = batch.sweep(b, k % 2);
+    clear(batch, sweep);
+    if (k % 2 == 0) batch.info[b * 2 + 1] = 0;
+    if (!g.may_have_path()) return;
+    thread_local Scratch<Real> scratch;
+    const EdgeScan scan = scan_edges(g);
+    if (k % 2 == 0) batch.info[b * 2 + 1] = scan.shift;
+    status[k] = sweep_tiles(g, batch.walk(b, k % 2), scan, sweep, &scratch);
+  });
+  failed |= in_parallel(batch.B, num_threads, [&](int64_t b) {
+    const Graph<Real> g = batch.graph(b);
+    const Walk walk = batch.walk(b, false);
+    int32_t& row = batch.info[b * 2];
+    row = larger(status[b * 2], status[b * 2 + 1]);
+    if (row == kTiled && !is_exact(walk, batch.sweep(b, 0), batch.sweep(b, 1))) row = kLogSpace;
+    double total = kImpossible;
+    if (row == kTiled) {
+      total = log_total(walk, {batch.info[b * 2 + 1], false, false}, batch.sweep(b, 0));
+    } else if (row == kLogSpace) {
+      total = LogSweeps<Real>(g).total;
+      if (total == kImpossible) row = kNoPath;
+    } else if (row == kNan) {
+      total = std::numeric_limits<double>::quiet_NaN();
+    }
+    log_likelihood[b] = Real(total);
+  });
+  return failed;
+}
+
+// The gradients of a row that is not kTiled, all of it.
+template <class Real>
+void other_gradients(const Graph<Real>& g, int32_t status, double weight, Real* grad_emission,
+                     Real* grad_transition) {
+  if (status == kLogSpace) log_gradients(g, weight, grad_emission, grad_transition);
+  if (status != kNan) return;
+  for (int i = 0; i < g.m; ++i) {
+    for (int u = g.first(i); u <= g.last(i); ++u) grad_emission[i * g.stride + u] = Real(NAN);
+  }
+  for (int v = 0; v < g.n; ++v) {
+    for (int u = v + 1; u < g.n; ++u) grad_transition[v * g.stride + u] = Real(NAN);
+  }
+}
+
+template <class Real>
+int gradients(const Batch<Real>& batch, const Real* weight, Real* grad_emission,
+              Real* grad_transition, int num_threads) {
+  if (!batch.has_good_counts()) return kBadCount;
+  constexpr int T = Simd<Real>::T;
+  const int64_t tiles = batch.tiles(), M = batch.M, L = batch.L;
+  int failed = in_parallel(batch.B * tiles, num_threads, [&](int64_t k) {
+    const int64_t b = k / tiles, tile = k % tiles, u0 = tile * T;
+    const int64_t num = L - u0 < T ? L - u0 : T;
+    Real *of_emission = grad_emission + b * M * L, *of_transition = grad_transition + b * L * L;
+    for (int64_t i = 0; i < M; ++i) std::memset(of_emission + i * L + u0, 0, num * sizeof(Real));
+    std::memset(of_transition + u0 * L, 0, num * L * sizeof(Real));
+    const Walk walk = batch.walk(b, false);
+    if (batch.info[b * 2] != kTiled || tile >= walk.num_tiles) return;
+    thread_local std::vector<Real> unit;
+    const Graph<Real> g = batch.graph(b);
+    const Sweep<Real> alpha = batch.sweep(b, 0), beta = batch.sweep(b, 1);
+    grad_emission_tile(g, walk, alpha, beta, weight[b], int(tile), of_emission);
+    grad_transition_tile(g, walk, {batch.info[b * 2 + 1], false, false}, alpha, beta, weight[b],
+                         int(tile), &unit, of_transition);
+  });
+  return failed | in_parallel(batch.B, num_threads, [&](int64_t b) {
+    other_gradients(batch.graph(b), batch.info[b * 2], weight[b], grad_emission + b * M * L,
+                    grad_transition + b * L * L);
+  });
+}
+
+template <class Real>
+int viterbi(const Batch<Real>& batch, int64_t* path, Real* log_score, int num_threads) {
+  if (!batch.has_good_counts()) return kBadCount;
+  return in_parallel(batch.B, num_threads, [&](int64_t b) {
+    for (int64_t i = 0; i < batch.M; ++i) path[b * batch.M + i] = -1;
+    log_score[b] = Real(best_path(batch.graph(b), path + b * batch.M));
+  });
+}
+
+}  // namespace dag
+
+#define DAG_INTERFACE(Real, name)                                                               \
+  extern "C" int dag_log_likelihood_##name(                                                     \
+      const Real* emission, const Real* transition, const int64_t* num_targets,                 \
+      const int64_t* num_states, int64_t B, int64_t M, int64_t L, Real* mantissa,               \
+      int32_t* exponent, int32_t* info, Real* log_likelihood, int num_threads) {                \
+    return dag::log_likelihood<Real>({emission, transition, num_targets, num_states, B, M, L,   \
+                                      mantissa, exponent, info},                                \
+                                     log_likelihood, num_threads);                              \
+  }                                                                                             \
+  extern "C" int dag_gradients_##name(                                                          \
+      const Real* emission, const Real* transition, const int64_t* num_targets,                 \
+      const int64_t* num_states, int64_t B, int64_t M, int64_t L, Real* mantissa,               \
+      int32_t* exponent, int32_t* info, const Real* weight, Real* grad_emission,                \
+      Real* grad_transition, int num_threads) {                                                 \
+    return dag::gradients<Real>({emission, transition, num_targets, num_states, B, M, L,        \
+                                 mantissa, exponent, info},                                     \
+                                weight, grad_emission, grad_transition, num_threads);           \
+  }                                                                                             \
+  extern "C" int dag_viterbi_##name(                                                            \
+      const Real* emission, const Real* transition, const int64_t* num_targets,                 \
+      const int64_t* num_states, int64_t B, int64_t M, int64_t L, int64_t* path,                \
+      Real* log_score, int num_threads) {                                                       \
+    return dag::viterbi<Real>({emission, transition, num_targets, num_states, B, M, L, nullptr, \
+                               nullptr, nullptr},                                               \
+                              path, log_score, num_threads);                                    \
+  }
+
+DAG_INTERFACE(float, float32)
+DAG_INTERFACE(double, float64)
+
+// Bytes of a tile of states, for whoever allocates mantissa and exponent.
+extern "C" int dag_tile_bytes() { return 64; }

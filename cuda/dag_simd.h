@@ -1,0 +1,114 @@
+// dag_simd.h -- 64-byte vectors in plain GNU C++ and an exponential that cannot overflow.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#include "dag_graph.h"
+
+namespace dag {
+
+template <class Real>
+struct Simd;
+
+template <>
+struct Simd<float> {
+  typedef float Vec __attribute__((vector_size(64)));
+  typedef int32_t Bits;
+  typedef Bits Int __attribute__((vector_size(64)));
+  static constexpr int T = 16, mantissa_bits = 23, bias = 127, degree = 7, head = 32;
+  static constexpr float round = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  static constexpr float ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
+};
+
+template <>
+struct Simd<double> {
+  typedef double Vec __attribute__((vector_size(64)));
+  typedef int64_t Bits;
+  typedef Bits Int __attribute__((vector_size(64)));
+  static constexpr int T = 8, mantissa_bits = 52, bias = 1023, degree = 13, head = 256;
+  static constexpr double round = 6755399441055744.0;  // 1.5 * 2^52
+  static constexpr double ln2_high = 6.93145751953125e-1, ln2_low = 1.42860682030941723212e-6;
+};
+
+template <class Real>
+using Vec = typename Simd<Real>::Vec;
+
+template <class Real>
+inline Vec<Real> load(const Real* from) {
+  Vec<Real> v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+
+template <class Real>
+inline void store(Real* to, Vec<Real> v) {
+  std::memcpy(to, &v, sizeof v);
+}
+
+template <class Real>
+inline Vec<Real> turned_around(Vec<Real> v) {
+  typename Simd<Real>::Int order;
+  for (int q = 0; q < Simd<Real>::T; ++q) order[q] = Simd<Real>::T - 1 - q;
+  return __builtin_shuffle(v, order);
+}
+
+template <class Real>
+inline Real largest(Vec<Real> v) {
+  Real out = v[0];
+  for (int q = 1; q < Simd<Real>::T; ++q) out = v[q] > out ? v[q] : out;
+  return out;
+}
+
+// The exponent that brings e^x below 2^head: e^x * 2^-shift < 0.75 * 2^head. Mantissas and factors
+// stand that high above 1, so that far more than 2^-126 of them is still a normal number.
+template <class Real>
+inline int shift_of(double x) {
+  return int(__builtin_nearbyint(x * kLog2e)) + 1 - Simd<Real>::head;
+}
+
+// 2^e, and 0 where that is no normal number. e is at most 127.
+template <class Real>
+inline Real power_of_two(int e) {
+  using S = Simd<Real>;
+  if (e < Range<Real>::smallest) return 0;
+  const auto bits = typename S::Bits(e + S::bias) << S::mantissa_bits;
+  Real out;
+  std::memcpy(&out, &bits, sizeof out);
+  return out;
+}
+
+// v * 2^e for any e <= 127, also where 2^e itself is no normal number.
+template <class Real>
+inline Vec<Real> scaled(Vec<Real> v, int e) {
+  const int least = Range<Real>::smallest;
+  if (e >= least) return v * power_of_two<Real>(e);
+  return v * power_of_two<Real>(least) * power_of_two<Real>(e - least);
+}
+
+// The exponent e with 0.5 <= x / 2^e < 1, of a normal number x > 0.
+template <class Real>
+inline int exponent_of(Real x) {
+  typename Simd<Real>::Bits bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return int(bits >> Simd<Real>::mantissa_bits) - Simd<Real>::bias + 1;
+}
+
+// e^x * 2^-shift, 0 where that is below the smallest normal number; relative error about 1e-7 or
+// 2e-16. The shift goes into the exponent bits, so the scores are never moved and lose no digits.
+template <class Real>
+inline Vec<Real> exp_shifted(Vec<Real> x, int shift) {
+  using S = Simd<Real>;
+  const Vec<Real> low = Vec<Real>{} - Real(1.5 * kLimit);
+  x = x > low ? x : low;
+  const Vec<Real> k = (x * Real(kLog2e) + S::round) - S::round;
+  const Vec<Real> r = (x - k * S::ln2_high) - k * S::ln2_low;
+  Vec<Real> p = Vec<Real>{} + 1;
+  for (int d = S::degree; d > 0; --d) p = p * (r * Real(1.0 / d)) + 1;  // Taylor, |r| < 0.35
+  const typename S::Int e = __builtin_convertvector(k, typename S::Int) - shift;
+  const typename S::Int bits = (e + S::bias) << S::mantissa_bits;
+  Vec<Real> scale;
+  std::memcpy(&scale, &bits, sizeof scale);
+  return e < Range<Real>::smallest ? Vec<Real>{} : p * scale;
+}
+
+}  // namespace dag

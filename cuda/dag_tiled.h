@@ -1,0 +1,328 @@
+// dag_tiled.h -- both sweeps of one row, tiled over states, in rescaled probabilities (CPU).
+//
+// Mapping   Edges go forward, so all that enters a tile of T states from earlier tiles is one
+//           matrix product over all targets; only the T x T triangle inside the tile runs target
+//           by target. Each edge is read and exponentiated once instead of once per target.
+// Numerics  mantissa * 2^exponent per (target, tile): no scale is shared by a whole row, so the
+//           range has no limit in length. Every edge carries 2^-edge_shift and every path has
+//           m - 1 edges, so that factor meets the likelihood only. What underflow may take away
+//           is added back as `lift` (dag_graph.h); `is_exact` bounds the sum of it afterwards.
+// Cost      (n - m)-wide cone, about m (n - m) n / 2 multiply-adds and n^2 / 2 exponentials.
+#pragma once
+#include <cmath>
+#include <vector>
+
+#include "dag_simd.h"
+
+namespace dag {
+
+// One direction's numbers, in the order of its walk: [m][num_tiles], mantissas [m][width].
+template <class Real>
+struct Sweep {
+  Real* mass;      // entered and emitted: alpha, or P * beta; below 2^head in its tile
+  Real* reach;     // entered, not yet emitted: beta; null where nobody needs it
+  int *mass_exp, *reach_exp, *lift_exp;
+};
+
+// lift * 2^(3 head), see dag_graph.h.
+template <class Real>
+Real lift_of_emitted(int n) {
+  return 8 * Real(n) * power_of_two<Real>(Range<Real>::smallest + 2 * Simd<Real>::head);
+}
+
+struct EdgeScan {
+  int shift;
+  bool is_nan, is_huge;
+};
+
+// The largest edge of a row, and whether any is NaN or too large for exponents.
+template <class Real>
+EdgeScan scan_edges(const Graph<Real>& g) {
+  constexpr int T = Simd<Real>::T;
+  Vec<Real> peak_T = Vec<Real>{} - Real(INFINITY);
+  typename Simd<Real>::Int nan_T{};
+  Real peak = -Real(INFINITY);
+  bool is_nan = false;
+  for (int v = 0; v < g.n - 1; ++v) {
+    const Real* row = g.transition + v * g.stride;
+    int u = v + 1;
+    for (; u + T <= g.n; u += T) {
+      const Vec<Real> x = load(row + u);
+      nan_T |= x != x;
+      peak_T = x > peak_T ? x : peak_T;
+    }
+    for (; u < g.n; ++u) {
+      is_nan |= row[u] != row[u];
+      peak = row[u] > peak ? row[u] : peak;
+    }
+  }
+  for (int q = 0; q < T; ++q) is_nan |= nan_T[q] != 0;
+  peak = peak > largest<Real>(peak_T) ? peak : largest<Real>(peak_T);
+  if (peak == -Real(INFINITY)) return {1, is_nan, false};
+  const double limit = score_limit(g.m);
+  if (!(peak < limit && peak > -limit)) return {1, is_nan, true};
+  return {shift_of<Real>(peak), is_nan, false};
+}
+
+// E of a T x T block as it lies in memory, times 2^-shift; 0 where there is no edge v < u < n.
+template <class Real>
+void load_edges(const Graph<Real>& g, int shift, int tile_v, int tile_u, Real* block) {
+  constexpr int T = Simd<Real>::T;
+  const int u0 = tile_u * T, num = smaller(T, g.n - u0);
+  for (int r = 0; r < T; ++r) {
+    const int v = tile_v * T + r;
+    if (v >= g.n - 1) {
+      store<Real>(block + r * T, Vec<Real>{});
+    } else if (tile_v < tile_u && num == T) {
+      store(block + r * T, exp_shifted<Real>(load(g.transition + v * g.stride + u0), shift));
+    } else {  // the triangle, or the last tile: nothing beyond it may be read
+      Real score[T];
+      for (int q = 0; q < T; ++q) {
+        score[q] = q < num && u0 + q > v ? g.edge(v, u0 + q) : -Real(INFINITY);
+      }
+      store(block + r * T, exp_shifted<Real>(load(score), shift));
+    }
+  }
+}
+
+// The same block as the walk meets it: turned about its antidiagonal when walked backwards.
+template <class Real>
+void pack_edges(const Graph<Real>& g, const Walk& walk, int shift, int from, int to, Real* out) {
+  constexpr int T = Simd<Real>::T;
+  if (!walk.reversed) return load_edges(g, shift, from, to, out);
+  Real block[T * T];
+  load_edges(g, shift, walk.memory_tile(to), walk.memory_tile(from), block);
+  for (int r = 0; r < T; ++r) {
+    for (int q = 0; q < T; ++q) out[r * T + q] = block[(T - 1 - q) * T + T - 1 - r];
+  }
+}
+
+// Emissions of one target in one tile, -inf outside the cone. NaN and huge scores are reported.
+template <class Real>
+Vec<Real> load_emission(const Graph<Real>& g, const Walk& walk, int i, int t, bool* is_nan,
+                        bool* is_huge) {
+  constexpr int T = Simd<Real>::T;
+  Real score[T];
+  const int low = walk.first(i), high = walk.last(i), flip = walk.width() - 1;
+  const int target = walk.target(i), begin = t * T;
+  if (begin >= low && begin + T - 1 <= high) {
+    const int u0 = walk.memory_tile(t) * T;
+    const Vec<Real> v = load(g.emission + target * g.stride + u0);
+    store(score, walk.reversed ? turned_around<Real>(v) : v);
+  } else {
+    for (int q = 0; q < T; ++q) {
+      const int u = begin + q;
+      score[q] = u >= low && u <= high ? g.emit(target, walk.reversed ? flip - u : u)
+                                       : -Real(INFINITY);
+    }
+  }
+  const Vec<Real> v = load(score);
+  const auto nan_T = v != v, huge_T = v >= Real(score_limit(g.m));
+  for (int q = 0; q < T; ++q) {
+    *is_nan |= nan_T[q] != 0;
+    *is_huge |= huge_T[q] != 0;
+  }
+  return v;
+}
+
+// Memory of one sweep that outlives no call; one per thread.
+template <class Real>
+struct Scratch {
+  std::vector<Real> edges, entering, product, emission, lift;
+  std::vector<int> row_exp, product_exp, emission_exp;
+
+  void fit(const Walk& walk) {
+    const size_t m = walk.m, wide = size_t(walk.m) * walk.tile;
+    edges.resize(size_t(walk.width()) * walk.tile);
+    entering.resize(m * walk.width());
+    product.resize(wide);
+    emission.resize(wide);
+    lift.resize(wide);
+    row_exp.assign(m, kNone);
+    product_exp.resize(m);
+    emission_exp.resize(m);
+  }
+};
+
+// product[i] = sum over v before tile t of mass[i-1][v] E[v][tile t], in units 2^product_exp[i].
+template <class Real>
+void enter_from_earlier_tiles(const Walk& walk, const Sweep<Real>& out, int t, int tile0, int i0,
+                              int i1, Scratch<Real>* s) {
+  constexpr int T = Simd<Real>::T, R = 8;
+  const int width = walk.width();
+  for (int i = i0; i <= i1; ++i) {
+    s->product_exp[i] = s->row_exp[i - 1];
+    const int tv0 = larger(tile0, walk.first(i - 1 - (i - i0) % R) / T);
+    for (int tv = tv0; tv < t; ++tv) {
+      const int e = out.mass_exp[(i - 1) * walk.num_tiles + tv];
+      const int64_t at = int64_t(i - 1) * width + tv * T;
+      store<Real>(&s->entering[at], e == kNone ? Vec<Real>{}
+                                               : scaled<Real>(load(out.mass + at),
+                                                              e - s->row_exp[i - 1]));
+    }
+  }
+  for (int i = i0; i <= i1; i += R) {
+    const int num = smaller(R, i1 - i + 1);
+    const int v0 = larger(tile0 * T, walk.first(i - 1));
+    const int v1 = smaller(t * T - 1, walk.last(i + num - 2));
+    const Real* entering = &s->entering[int64_t(i - 1) * width];
+    const Real* edges = s->edges.data() - int64_t(tile0) * T * T;
+    Vec<Real> sum[R] = {};
+    if (num == R) {
+      for (int v = v0; v <= v1; ++v) {
+        const Vec<Real> e = load(edges + int64_t(v) * T);
+        for (int r = 0; r < R; ++r) sum[r] += e * entering[r * int64_t(width) + v];
+      }
+    } else {
+      for (int r = 0; r < num; ++r) {
+        for (int v = v0; v <= v1; ++v) {
+          sum[r] += load(edges + int64_t(v) * T) * entering[r * int64_t(width) + v];
+        }
+      }
+    }
+    for (int r = 0; r < num; ++r) store<Real>(&s->product[(i + r) * T], sum[r]);
+  }
+}
+
+// Emission probabilities of the tile, below 2^head in units 2^emission_exp[i], and the lift of
+// what has been emitted, where a state may emit at all.
+template <class Real>
+void emit_in_tile(const Graph<Real>& g, const Walk& walk, int t, int i0, int i1,
+                  Scratch<Real>* s, bool* is_nan, bool* is_huge) {
+  constexpr int T = Simd<Real>::T;
+  const Vec<Real> impossible = Vec<Real>{} - Real(INFINITY);
+  const Vec<Real> lifted = Vec<Real>{} + lift_of_emitted<Real>(walk.n);
+  for (int i = i0; i <= i1; ++i) {
+    const Vec<Real> score = load_emission(g, walk, i, t, is_nan, is_huge);
+    const Real peak = largest<Real>(score);
+    if (!(peak > -Real(INFINITY)) || *is_nan || *is_huge) {
+      s->emission_exp[i] = kNone;
+      continue;
+    }
+    *is_huge |= !(peak > -score_limit(g.m));
+    s->emission_exp[i] = *is_huge ? 0 : shift_of<Real>(peak);
+    store<Real>(&s->emission[i * T], exp_shifted<Real>(score, s->emission_exp[i]));
+    store<Real>(&s->lift[i * T], score > impossible ? lifted : Vec<Real>{});
+  }
+}
+
+// The triangle inside tile t, target by target.
+template <class Real>
+void walk_through_tile(const Walk& walk, const Sweep<Real>& out, int t, int i0, int i1,
+                       Scratch<Real>* s) {
+  using S = Simd<Real>;
+  constexpr int T = S::T;
+  const int nt = walk.num_tiles, width = walk.width();
+  const int tile0_edges = int(s->edges.size()) - T * T;  // the triangle is kept at the end
+  Vec<Real> edge[T];
+  for (int q = 0; q < T; ++q) edge[q] = load(&s->edges[tile0_edges + q * T]);
+  Vec<Real> before{};  // mass of target i - 1 in this tile
+  int before_exp = kNone;
+  for (int i = i0; i <= i1; ++i) {
+    const int64_t at = int64_t(i) * nt + t;
+    int unit = i == 0 ? 0 : larger(s->product_exp[i], before_exp);
+    if (unit == kNone || s->emission_exp[i] == kNone) {
+      before = Vec<Real>{};
+      before_exp = kNone;
+      continue;
+    }
+    Vec<Real> reach{}, other{};
+    const Vec<Real> lift = load(&s->lift[i * T]);
+    if (i == 0) {
+      reach[walk.start() - t * T] = 1;
+    } else {
+      if (s->product_exp[i] != kNone) {
+        reach = scaled<Real>(load(&s->product[i * T]), s->product_exp[i] - unit);
+      }
+      if (before_exp != kNone) {
+        const Vec<Real> from = scaled<Real>(before, before_exp - unit);
+        for (int q = 0; q < T; q += 2) {
+          reach += edge[q] * from[q];
+          other += edge[q + 1] * from[q + 1];
+        }
+      }
+      reach += other + lift * power_of_two<Real>(-S::head);
+    }
+    const int reach_shift = exponent_of(largest<Real>(reach)) - S::head;
+    out.reach_exp[at] = unit + reach_shift;
+    if (out.reach) {
+      store<Real>(out.reach + int64_t(i) * width + t * T,
+                  reach * power_of_two<Real>(-reach_shift));
+    }
+    before = reach * load(&s->emission[i * T]);
+    if (i > 0) before += lift;
+    const int shift = exponent_of(largest<Real>(before)) - S::head;
+    before *= power_of_two<Real>(-shift);
+    out.lift_exp[at] = i == 0 ? kNone : unit + s->emission_exp[i];
+    before_exp = unit + s->emission_exp[i] + shift;
+    out.mass_exp[at] = before_exp;
+    store<Real>(out.mass + int64_t(i) * width + t * T, before);
+    s->row_exp[i] = larger(s->row_exp[i], before_exp);
+  }
+}
+
+// One direction of one row; `out` must hold zeros of exponent kNone before. kTiled says nothing
+// yet about exactness, see is_exact.
+template <class Real>
+Status sweep_tiles(const Graph<Real>& g, const Walk& walk, const EdgeScan& scan,
+                   const Sweep<Real>& out, Scratch<Real>* s) {
+  constexpr int T = Simd<Real>::T;
+  const int m = g.m, span = g.n - g.m, nt = walk.num_tiles;
+  if (scan.is_nan) return kNan;
+  if (scan.is_huge) return kLogSpace;
+  s->fit(walk);
+  bool is_nan = false, is_huge = false;
+  for (int t = 0; t < nt; ++t) {
+    int i0 = 0, i1 = m - 1;  // the targets whose cone meets the tile
+    while (i0 < m && walk.last(i0) < t * T) ++i0;
+    while (i1 >= i0 && walk.first(i1) > t * T + T - 1) --i1;
+    if (i0 > i1) continue;
+    const int tile0 = larger(walk.start(), t * T - 1 - span) / T;  // edges skip at most span
+    s->edges.resize(size_t(t - tile0 + 1) * T * T);
+    for (int tv = tile0; tv <= t; ++tv) {
+      pack_edges(g, walk, scan.shift, tv, t, &s->edges[size_t(tv - tile0) * T * T]);
+    }
+    emit_in_tile(g, walk, t, i0, i1, s, &is_nan, &is_huge);
+    if (is_nan || is_huge) continue;  // keep looking: NaN outweighs huge
+    if (i0 == 0) s->product_exp[0] = kNone;
+    enter_from_earlier_tiles(walk, out, t, tile0, larger(i0, 1), i1, s);
+    walk_through_tile(walk, out, t, i0, i1, s);
+  }
+  return is_nan ? kNan : is_huge ? kLogSpace : kTiled;
+}
+
+// Whether the two sweeps hold the likelihood to within rounding: all that was added to either,
+// weighted with the most the other can make of it, against the likelihood itself.
+template <class Real>
+bool is_exact(const Walk& walk, const Sweep<Real>& alpha, const Sweep<Real>& beta) {
+  const int m = walk.m, nt = walk.num_tiles;
+  const int total_exp = alpha.mass_exp[m * nt - 1];
+  const Real total = alpha.mass[int64_t(m - 1) * walk.width() + walk.n - 1];
+  if (total_exp == kNone || !(total > 0)) return false;
+  // Added per tile: twice to T states; what reaches one is below 2^head in its units.
+  const double most = std::ldexp(2.0 * lift_of_emitted<Real>(walk.n) * walk.tile, Simd<Real>::head);
+  double added = 0;
+  for (int i = 0; i < m; ++i) {
+    for (int t = 0; t < nt; ++t) {
+      const int a = i * nt + t, b = (m - 1 - i) * nt + nt - 1 - t;
+      if (alpha.lift_exp[a] != kNone && beta.reach_exp[b] != kNone) {
+        added += std::ldexp(most, alpha.lift_exp[a] + beta.reach_exp[b] - total_exp);
+      }
+      if (beta.lift_exp[b] != kNone && alpha.reach_exp[a] != kNone) {
+        added += std::ldexp(most, beta.lift_exp[b] + alpha.reach_exp[a] - total_exp);
+      }
+    }
+  }
+  return added < double(total) * Range<Real>::tolerance;
+}
+
+template <class Real>
+double log_total(const Walk& walk, const EdgeScan& scan, const Sweep<Real>& alpha) {
+  const int m = walk.m;
+  const int64_t exponent = int64_t(alpha.mass_exp[m * walk.num_tiles - 1]) +
+                           int64_t(scan.shift) * (m - 1);
+  return std::log(double(alpha.mass[int64_t(m - 1) * walk.width() + walk.n - 1])) +
+         kLn2 * double(exponent);
+}
+
+}  // namespace dag

@@ -1,0 +1,77 @@
+"""The vocabulary head three ways: plain, with one buffer, in chunks recomputed.
+
+Shapes: B rows, M targets, L states, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from exlm_mini.benchmarks import Record, Shape, record
+from exlm_mini.config import ModelConfig
+from exlm_mini.emission import VocabularyHead
+from exlm_mini.measure import relative_error, time_side_by_side
+
+
+def emission(
+    shape: Shape, width: int, vocab_size: int, chunk: int, device: torch.device
+) -> Iterator[Record]:
+    """log-emission of the targets and its gradients: plain, one buffer, in chunks.
+
+    ``plain`` is a log-softmax over all states x V and a gather, as one would write it first.
+
+    Args:
+        shape: of the graph; every state gets a row of V logits.
+        width, vocab_size: D and V.
+        chunk: rows at a time of the chunked way.
+        device: of the tensors; float32.
+    """
+    torch.manual_seed(0)
+    state_BLD = torch.randn(shape.B, shape.L, width).to(device)
+    embedding_VD = (0.02 * torch.randn(vocab_size, width)).to(device)
+    target_ids_BM = torch.randint(vocab_size, (shape.B, shape.M)).to(device)
+    grad_BML = torch.rand(shape.B, shape.M, shape.L).to(device)
+    heads = {}
+    for name in ("plain", "buffer", "chunked"):
+        kind = "chunked" if name == "chunked" else "buffer"
+        torch.manual_seed(1)
+        config = ModelConfig(width=width, num_heads=1, emission=kind, emission_chunk=chunk)
+        heads[name] = VocabularyHead(config, vocab_size).to(device)
+
+    def call(name: str, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+        inputs = [t.to(dtype).detach().requires_grad_() for t in (state_BLD, embedding_VD)]
+        head = heads[name] if dtype == torch.float32 else copy.deepcopy(heads[name]).double()
+        score = _plain_log_emission if name == "plain" else VocabularyHead.log_emission
+        log_emission_BML = score(head, *inputs, target_ids_BM)
+        inputs += head.parameters()
+        gradients = torch.autograd.grad(log_emission_BML, inputs, grad_BML.to(dtype))
+        return {
+            "log_emission": log_emission_BML.detach(),
+            "grad_state": gradients[0],
+            "grad_embedding": gradients[1],
+        }
+
+    exact = call("plain", torch.float64)
+    calls = {name: partial(call, name) for name in heads}
+    timings = time_side_by_side(calls, device)
+    for name, timing in timings.items():
+        ours = calls[name]()
+        errors = {key: relative_error(ours[key], exact[key]) for key in exact}
+        details = {"dtype": "float32", "width": width, "vocab_size": vocab_size}
+        if name == "chunked":
+            details["chunk"] = chunk
+        yield record("emission", name, shape, timing, calls[name], device, errors, details)
+
+
+def _plain_log_emission(
+    head: VocabularyHead, state_BLD: Tensor, embedding_VD: Tensor, target_ids_BM: Tensor
+) -> Tensor:
+    """The definition: a log-softmax over the vocabulary, and the targets' columns of it."""
+    log_token_BLV = head.logits(state_BLD, embedding_VD).log_softmax(dim=2)
+    L = state_BLD.shape[1]
+    return log_token_BLV.gather(2, target_ids_BM.unsqueeze(1).expand(-1, L, -1)).transpose(1, 2)

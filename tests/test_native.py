@@ -1,0 +1,561 @@
+"""The C++ backend: by the judge, in range, as an operator, and how it is built.
+
+Shapes: B rows, M targets, L states.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import stat
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from cases import (
+    CASES,
+    Graph,
+    all_ones_graph,
+    fill_padding,
+    judge,
+    likelihood_and_gradients,
+    random_graph,
+)
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from exlm_mini import alignment
+from exlm_mini.alignment import Backend, dag_log_likelihood, native, posteriors, viterbi
+
+ROOT = Path(__file__).resolve().parents[1]
+TILED, LOG_SPACE, NO_PATH, NAN = range(4)
+DTYPES = (torch.float32, torch.float64)
+
+
+@pytest.fixture(scope="module")
+def backend():
+    """The name of the backend, registered for this file; skips where it cannot be built."""
+    if reason := native.why_not():
+        pytest.skip(f"no C++ backend here: {reason}")
+    ours = Backend(native.log_likelihood, native.viterbi)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(alignment.BACKENDS, "native", ours)
+        yield "native"
+
+
+def status(graph: Graph) -> list[int]:
+    """How each row was computed."""
+    return torch.ops.exlm_mini.dag_log_likelihood(*graph)[3][:, 0].tolist()
+
+
+def error(ours: Tensor, truth: Tensor) -> float:
+    """max |difference| / max |truth|, where -inf must stand at the same places."""
+    is_finite = truth.isfinite()
+    assert torch.equal(ours.isfinite(), is_finite)
+    assert torch.equal(ours[~is_finite].double(), truth[~is_finite])
+    difference = (ours.double() - truth)[is_finite].abs().max() if is_finite.any() else 0.0
+    size = truth[is_finite].abs().max() if is_finite.any() else 1.0
+    return float(difference / size) if difference > 0 else 0.0
+
+
+def assert_float32_is_near(graph: Graph, backend: str, truth_by: str) -> None:
+    """Against float64 on the same float32 inputs."""
+    single = graph.to(torch.float32)
+    value, *gradients = likelihood_and_gradients(single, backend)
+    true_value, *truth = likelihood_and_gradients(single.to(torch.float64), truth_by)
+    assert value.dtype == torch.float32
+    assert error(value, true_value) <= 1e-6
+    M = graph.log_emission_BML.shape[1]
+    for ours, true in zip(gradients, truth, strict=True):
+        assert error(ours, true) <= (1e-5 if M <= 77 else 1e-4)
+
+
+def flat_graph(num_targets: list[int], num_states: list[int]) -> Graph:
+    """All forward edges equally likely, all emissions alike: an untrained model."""
+    graph = random_graph(1, num_targets, num_states, scale=0.1)
+    L = max(num_states)
+    log_edge_L = -torch.arange(L - 1, -1, -1.0, dtype=torch.float64).clamp(min=1).log()
+    is_edge_LL = torch.ones(L, L, dtype=torch.bool).triu(1)
+    log_transition_BLL = torch.where(is_edge_LL, log_edge_L.unsqueeze(1), -torch.inf)
+    return graph._replace(
+        log_transition_BLL=log_transition_BLL.expand_as(graph.log_transition_BLL).clone()
+    )
+
+
+# ---- by the judge ----
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_float64_equals_enumeration(name, backend):
+    for ours, true in zip(
+        likelihood_and_gradients(CASES[name], backend), judge(name)[:3], strict=True
+    ):
+        torch.testing.assert_close(ours, true, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_float32_is_near_float64(name, backend):
+    assert_float32_is_near(CASES[name], backend, "enumerate")
+
+
+@pytest.mark.parametrize("scale", [0.1, 3.0])
+def test_float32_is_near_float64_at_the_size_of_the_paper(scale, backend):
+    graph = random_graph(2, [77, 60, 77], [308, 308, 291], scale=scale)
+    assert_float32_is_near(graph, backend, "vectorized")
+    assert status(graph.to(torch.float32)) == [TILED] * 3
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CASES)
+def test_viterbi_equals_the_judge(name, dtype, backend):
+    graph = CASES[name].to(dtype)
+    path_BM, log_score_B = viterbi(*graph, backend)
+    expected_BM, expected_B = viterbi(*graph.to(torch.float64), "enumerate")
+    assert torch.equal(path_BM, expected_BM)
+    assert log_score_B.dtype == dtype
+    rounding = 1e-6 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(log_score_B.double(), expected_B, rtol=rounding, atol=rounding)
+
+
+def test_gradients_equal_finite_differences(backend):
+    graph = random_graph(3, [9, 2, 1], [20, 18, 1], density=0.9)
+    is_edge_BLL = graph.log_transition_BLL != -torch.inf
+
+    def likelihood(log_emission_BML: Tensor, scores_BLL: Tensor) -> Tensor:
+        log_transition_BLL = torch.where(is_edge_BLL, scores_BLL, -torch.inf)
+        return dag_log_likelihood(log_emission_BML, log_transition_BLL, *graph[2:], backend)
+
+    scores_BLL = torch.where(is_edge_BLL, graph.log_transition_BLL, 0.0).requires_grad_()
+    emission_BML = graph.log_emission_BML.clone().requires_grad_()
+    assert torch.autograd.gradcheck(likelihood, (emission_BML, scores_BLL))
+
+
+# Tiles hold 16 float32 or 8 float64 states: every remainder, and cones of every width.
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("L", [7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49])
+def test_every_cone_and_remainder_equals_the_vectorized_backend(L, dtype, backend):
+    num_targets = [2, 3, L // 2, L - 9, L - 8, L - 2, L - 1, L]
+    graph = random_graph(L, [max(1, m) for m in num_targets], [L] * 8).to(dtype)
+    truth = likelihood_and_gradients(graph.to(torch.float64), "vectorized")
+    for ours, true in zip(likelihood_and_gradients(graph, backend), truth, strict=True):
+        assert error(ours, true) < (3e-6 if dtype == torch.float32 else 1e-11)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_ones_graph_counts_its_paths(dtype, backend):
+    shapes = [(2, 40), (3, 40), (17, 40), (40, 40), (12, 33), (1, 1)]
+    graph = all_ones_graph([m for m, _ in shapes], [num for _, num in shapes]).to(dtype)
+    log_count_B = dag_log_likelihood(*graph, backend).double()
+    expected = [math.log(math.comb(L - 2, M - 2)) if M > 1 else 0.0 for M, L in shapes]
+    torch.testing.assert_close(
+        log_count_B, torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=1e-5
+    )
+
+
+# ---- range ----
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0, 100.0, 300.0, 1000.0, 1e5])
+@given(seed=st.integers(0, 2**31), M=st.integers(2, 5), L=st.integers(5, 9))
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_float32_is_near_float64_whatever_the_spread(scale, backend, seed, M, L):
+    graph = random_graph(seed, [M, M], [L, L], density=0.8, scale=scale)
+    assert_float32_is_near(graph, backend, "enumerate")
+
+
+def two_ways(unit: float, by: str) -> Graph:
+    """Two paths of ten states: odd ones, whose first and last steps cost 130 units, and even
+    ones, whose nine steps cost 50 each. ``by`` says where the 130 are paid."""
+    M, L = 10, 20
+    emission_ML, transition_LL = torch.zeros(M, L), torch.full((L, L), -torch.inf)
+    odd, even = [0, *range(1, 2 * M - 3, 2), L - 1], [0, *range(2, 2 * M - 2, 2), L - 1]
+    for path, cost in ((odd, 0.0), (even, 50.0)):
+        for v, u in pairwise(path):
+            transition_LL[v, u] = -cost * unit
+    if by == "edges":
+        transition_LL[odd[0], odd[1]] = transition_LL[odd[-2], odd[-1]] = -130 * unit
+    else:
+        emission_ML[1, odd[1]] = emission_ML[-2, odd[-2]] = -130 * unit
+    counts = (torch.tensor([M]), torch.tensor([L]))
+    return Graph(emission_ML.unsqueeze(0), transition_LL.unsqueeze(0), *counts)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("by", ["edges", "emissions"])
+def test_a_path_that_looks_lost_from_both_ends_is_found(by, dtype, backend):
+    """Each sweep flushes the odd path at its own start and sees only the even one, 190 units
+    less likely; the two sweeps agree with each other, so comparing them would show nothing."""
+    unit = 1.0 if dtype == torch.float32 else 8.0  # e^-130 and e^-1040 are flushed
+    graph = two_ways(unit, by).to(dtype)
+    log_likelihood_B, grad_emission_BML, _ = likelihood_and_gradients(
+        graph, backend, torch.ones(1, dtype=dtype)
+    )
+    assert math.isclose(log_likelihood_B.item(), -260 * unit, rel_tol=1e-6)
+    assert math.isclose(grad_emission_BML[0, 4, 7].item(), 1.0, rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1e5, 1e7, 1e9])
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_scores_beyond_all_exponents_go_to_log_space(sign, size, dtype, backend):
+    graph = all_ones_graph([3, 3], [6, 6])
+    graph.log_emission_BML[0] += sign * size
+    graph.log_transition_BLL[1] += sign * size
+    graph = graph.to(dtype)
+    assert status(graph) == [LOG_SPACE, LOG_SPACE]
+    truth = likelihood_and_gradients(graph.to(torch.float64), "enumerate")
+    for ours, true in zip(likelihood_and_gradients(graph, backend), truth, strict=True):
+        assert error(ours, true) < 1e-6
+
+
+def test_flat_long_graphs_stay_on_the_fast_path(backend):
+    graph = flat_graph([256, 200], [1024, 1000])
+    assert status(graph.to(torch.float32)) == [TILED, TILED]
+    assert_float32_is_near(graph, backend, backend)
+    state_BML, edge_BLL = posteriors(*graph.to(torch.float32), backend)
+    is_target_BM = torch.arange(256) < graph.num_targets_B.unsqueeze(1)
+    assert (state_BML.sum(2) - is_target_BM.float()).abs().max() < 1e-5
+    assert (edge_BLL.sum((1, 2)) - (graph.num_targets_B - 1)).abs().max() < 1e-3
+
+
+def test_float64_equals_the_vectorized_backend_on_a_long_flat_graph(backend):
+    graph = flat_graph([64], [256])
+    truth = likelihood_and_gradients(graph, "vectorized")
+    for ours, true in zip(likelihood_and_gradients(graph, backend), truth, strict=True):
+        assert error(ours, true) < 1e-10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("M", [512, 2048])
+def test_2048_states(M, backend):
+    graph = flat_graph([M], [2048])
+    assert status(graph.to(torch.float32)) == [TILED]
+    assert_float32_is_near(graph, backend, backend)
+
+
+def test_emission_spreads_of_30_nats_stay_on_the_fast_path(backend):
+    graph = random_graph(5, [77] * 4, [308] * 4)
+    rng = torch.Generator().manual_seed(5)
+    emission_BML = -30 * torch.rand(4, 77, 308, generator=rng, dtype=torch.float64)
+    graph = graph._replace(log_emission_BML=emission_BML)
+    assert status(graph.to(torch.float32)) == [TILED] * 4
+    assert_float32_is_near(graph, backend, "vectorized")
+
+
+def test_what_underflows_is_done_again_in_log_space(backend):
+    single = CASES["huge_spread"].to(torch.float32)
+    assert status(single) == [LOG_SPACE, LOG_SPACE]
+    assert status(CASES["ragged"].to(torch.float32)) == [TILED] * 5
+    assert status(CASES["no_path_through_missing_edges"]) == [NO_PATH, NO_PATH, TILED]
+
+
+# ---- what is read and written ----
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_padding_is_never_read_and_gets_no_gradient(dtype, backend):
+    graph = random_graph(6, [20, 3, 1, 11], [37, 16, 1, 25]).to(dtype)
+    expected = likelihood_and_gradients(graph, backend)
+    for value in (math.nan, math.inf, 1e4):
+        padded = fill_padding(graph, value)
+        for ours, same in zip(likelihood_and_gradients(padded, backend), expected, strict=True):
+            assert torch.equal(ours, same)
+        assert torch.equal(viterbi(*padded, backend)[0], viterbi(*graph, backend)[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("which", "place"),
+    [
+        ("log_emission_BML", (0, 0, 0)),
+        ("log_emission_BML", (0, 4, 20)),
+        ("log_emission_BML", (0, 8, 39)),
+        ("log_transition_BLL", (0, 0, 1)),
+        ("log_transition_BLL", (0, 3, 30)),
+        ("log_transition_BLL", (0, 38, 39)),
+    ],
+)
+def test_nan_gives_nan(which, place, dtype, backend):
+    graph = random_graph(7, [9, 9], [40, 40]).to(dtype)
+    scores = getattr(graph, which).clone()
+    scores[place] = math.nan
+    graph = graph._replace(**{which: scores})
+    log_likelihood_B, *gradients = likelihood_and_gradients(graph, backend)
+    assert log_likelihood_B.isnan().tolist() == [True, False]
+    assert all(g[0].isnan().any() and g[1].isfinite().all() for g in gradients)
+    path_BM, log_score_B = viterbi(*graph, backend)
+    assert log_score_B.isnan().tolist() == [True, False]
+    assert path_BM[0].tolist() == [-1] * 9
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nan_among_huge_scores_gives_nan(dtype, backend):
+    graph = random_graph(14, [2, 3], [2, 6]).to(dtype)
+    graph.log_transition_BLL[:, 0, 1] = 1e9  # straight to log space, emissions unseen
+    graph.log_emission_BML[0, 1, 1] = math.nan
+    assert dag_log_likelihood(*graph, backend).isnan().tolist() == [True, False]
+    graph.log_emission_BML[1, 1, 1] = math.nan
+    assert dag_log_likelihood(*graph, backend).isnan().tolist() == [True, True]
+
+
+def test_a_state_that_cannot_emit_gets_exactly_no_gradient(backend):
+    graph = CASES["impossible_state"].to(torch.float32)
+    _, *gradients = likelihood_and_gradients(graph, backend)
+    is_impossible_BML = graph.log_emission_BML == -torch.inf
+    assert is_impossible_BML.any() and not gradients[0][is_impossible_BML].any()
+    is_no_edge_BLL = graph.log_transition_BLL == -torch.inf
+    assert is_no_edge_BLL.any() and not gradients[1][is_no_edge_BLL].any()
+
+
+@pytest.mark.parametrize(
+    ("which", "place"), [("log_emission_BML", (0, 1, 2)), ("log_transition_BLL", (0, 0, 2))]
+)
+def test_infinity_is_not_swallowed(which, place, backend):
+    graph = random_graph(8, [3, 3], [6, 6])
+    getattr(graph, which)[place] = math.inf
+    log_likelihood_B = dag_log_likelihood(*graph, backend)
+    assert log_likelihood_B.isfinite().tolist() == [False, True]
+    assert log_likelihood_B[0] != -torch.inf
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_threads_do_not_change_a_bit(dtype, backend):
+    graph = random_graph(9, [12, 30, 5], [60, 40, 33]).to(dtype)
+    before = torch.get_num_threads()
+    try:
+        runs = []
+        for num_threads in (1, 2, 5):
+            torch.set_num_threads(num_threads)
+            runs.append((*likelihood_and_gradients(graph, backend), *viterbi(*graph, backend)))
+    finally:
+        torch.set_num_threads(before)
+    for other in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(runs[0], other, strict=True))
+
+
+def test_layout_of_memory_does_not_matter(backend):
+    graph = random_graph(10, [6, 4], [19, 12])
+    turned = Graph(
+        *(t.transpose(1, 2).contiguous().transpose(1, 2) for t in graph[:2]), *graph[2:]
+    )
+    assert not turned.log_transition_BLL.is_contiguous()
+    for ours, same in zip(
+        likelihood_and_gradients(turned, backend),
+        likelihood_and_gradients(graph, backend),
+        strict=True,
+    ):
+        assert torch.equal(ours, same)
+
+
+def test_no_rows_give_nothing(backend):
+    none = (torch.zeros(0, 3, 5), torch.zeros(0, 5, 5), *torch.zeros(2, 0, dtype=torch.int64))
+    assert native.log_likelihood(*none).shape == (0,)
+    assert native.viterbi(*none)[0].shape == (0, 3)
+
+
+# ---- the operator ----
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["ragged", "no_path_through_missing_edges", "huge_spread"])
+def test_operators_pass_opcheck(name, dtype, backend):
+    graph = CASES[name].to(dtype)
+    scores = [t.clone().requires_grad_() for t in graph[:2]]
+    torch.library.opcheck(torch.ops.exlm_mini.dag_log_likelihood, (*scores, *graph[2:]))
+    torch.library.opcheck(torch.ops.exlm_mini.dag_viterbi, tuple(graph))
+    _, *buffers = torch.ops.exlm_mini.dag_log_likelihood(*graph)
+    grad_B = torch.ones(len(graph.num_targets_B), dtype=dtype)
+    torch.library.opcheck(torch.ops.exlm_mini.dag_gradients, (grad_B, *graph, *buffers))
+
+
+def test_compile_does_not_break_on_it(backend):
+    graph = CASES["ragged"]
+
+    def loss(log_emission_BML: Tensor, log_transition_BLL: Tensor) -> Tensor:
+        log_p_BML, log_q_BLL = log_emission_BML * 2, log_transition_BLL * 0.5
+        return -native.log_likelihood(log_p_BML, log_q_BLL, *graph[2:]).sum()
+
+    results = []
+    for function in (loss, torch.compile(loss, backend="aot_eager", fullgraph=True)):
+        scores = [t.clone().requires_grad_() for t in graph[:2]]
+        value = function(*scores)
+        results.append((value.detach(), *torch.autograd.grad(value, scores)))
+    for eager, compiled in zip(*results, strict=True):
+        torch.testing.assert_close(compiled, eager, rtol=1e-12, atol=1e-12)
+
+
+def test_a_second_derivative_is_refused(backend):
+    graph = random_graph(11, [3], [5])
+    scores = graph.log_emission_BML.clone().requires_grad_()
+    total = dag_log_likelihood(scores, *graph[1:], backend).sum()
+    with pytest.raises(RuntimeError, match="backend 'naive' or 'enumerate'"):
+        torch.autograd.grad(total, scores, create_graph=True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"num_targets_B": torch.tensor([4, 1])}, "num_targets_B must lie in 1..M"),
+        ({"num_states_B": torch.tensor([5, 0])}, "num_states_B in 1..L"),
+        ({"num_states_B": torch.tensor([5.0, 5.0])}, "want counts int64"),
+        ({"log_transition_BLL": torch.zeros(2, 4, 4).double()}, "want transition"),
+        ({"log_transition_BLL": torch.zeros(2, 5, 5)}, "want float32 or float64 for both"),
+    ],
+)
+def test_the_operator_refuses_what_would_read_elsewhere(changed, words, backend):
+    graph = random_graph(12, [3, 3], [5, 5])._replace(**changed)
+    for function in (native.log_likelihood, native.viterbi):
+        with pytest.raises(ValueError, match=words):
+            function(*graph)
+
+
+# ---- building ----
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    """An empty cache of builds."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "exlm_mini"
+
+
+@pytest.fixture
+def compiler(tmp_path, monkeypatch):
+    """Puts a shell script in the place of the compiler; it may use "$@"."""
+
+    def put(script: str) -> Path:
+        file = tmp_path / "fake-c++"
+        version = 'if [ "$1" = --version ]; then echo "fake 1.0"; exit 0; fi\n'
+        file.write_text("#!/bin/sh\n" + version + script + "\n")
+        file.chmod(file.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("CXX", str(file))
+        return file
+
+    return put
+
+
+def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert native.cache_dir() == tmp_path / "xdg" / "exlm_mini"
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "torch"))
+    assert native.cache_dir() == tmp_path / "torch" / "exlm_mini"
+
+
+def test_the_sources_need_neither_torch_nor_cuda_headers():
+    sources = [f for f in native.source_dir().iterdir() if f.suffix in {".h", ".cpp"}]
+    assert {"dag_cpu.cpp", "dag_graph.h"} <= {f.name for f in sources}
+    for file in sources:
+        for line in file.read_text().splitlines():
+            if line.startswith("#include"):
+                assert not any(word in line for word in ("torch", "ATen", "c10", "cuda")), line
+
+
+def test_sources_are_found_in_an_installed_package(tmp_path, monkeypatch):
+    monkeypatch.setattr(native, "PACKAGE", tmp_path / "site" / "exlm_mini")
+    with pytest.raises(native.BuildError, match=r"cuda_src: reinstall exlm-mini"):
+        native.source_dir()
+    folder = tmp_path / "site" / "exlm_mini" / "cuda_src"
+    folder.mkdir(parents=True)
+    (folder / "dag_cpu.cpp").touch()
+    assert native.source_dir() == folder
+
+
+def test_the_key_depends_on_all_that_matters(tmp_path, monkeypatch):
+    compiler = ("/usr/bin/c++", "13.2")
+    keys = {native.build_key(compiler)}
+    assert native.build_key(compiler) in keys  # the same again
+    keys.add(native.build_key(("/usr/bin/c++", "14.1")))
+    keys.add(native.build_key(("/usr/local/bin/c++", "13.2")))
+    for name, value in [("CFLAGS", ("-O0",)), ("_machine", lambda: "another")]:
+        with monkeypatch.context() as patch:
+            patch.setattr(native, name, value)
+            keys.add(native.build_key(compiler))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "0.0.0")
+        keys.add(native.build_key(compiler))
+    changed = tmp_path / "cuda"
+    changed.mkdir()
+    for file in native.source_dir().iterdir():
+        (changed / file.name).write_bytes(file.read_bytes())
+    with (changed / "dag_graph.h").open("a") as stream:
+        stream.write("// changed\n")
+    monkeypatch.setattr(native, "PACKAGE", tmp_path / "exlm_mini")
+    keys.add(native.build_key(compiler))
+    assert len(keys) == 7
+
+
+def test_without_a_compiler_the_message_says_what_to_do(cache, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(native.BuildError, match=r"'no-such-compiler': install g\+\+.* CXX"):
+        native.build()
+    monkeypatch.setattr(native, "_load", native._load.__wrapped__)
+    assert "no-such-compiler" in native.why_not()
+    with pytest.raises(native.BuildError, match="no-such-compiler"):
+        native.log_likelihood(*CASES["ragged"])
+
+
+def test_a_compiler_error_is_cut_to_what_matters(cache, compiler):
+    compiler(
+        'for n in $(seq 200); do echo "dag.h:$n:1: note: candidate $n"; done\n'
+        "echo 'dag_cpu.cpp:7:3: error: no wings'; exit 1"
+    )
+    with pytest.raises(native.BuildError) as caught:
+        native.build()
+    assert "dag_cpu.cpp:7:3: error: no wings" in str(caught.value)
+    assert "note: candidate" not in str(caught.value)
+    assert len(str(caught.value).splitlines()) < 8
+    assert list(cache.rglob("*.so")) == [] and list(cache.rglob("build-*")) == []
+
+
+def test_an_output_without_the_word_error_is_shown_by_its_end():
+    output = "\n".join(f"line {n}" for n in range(100))
+    assert native._what_matters(output).splitlines() == [f"line {n}" for n in range(88, 100)]
+    many = "\n".join(f"x.h:{n}: error: bad" for n in range(100))
+    assert native._what_matters(many).splitlines()[-1] == "... and 88 more"
+
+
+def test_waiting_for_another_build_has_an_end(cache, compiler, monkeypatch):
+    compiler("exit 1")
+    monkeypatch.setenv("EXLM_BUILD_TIMEOUT", "0.2")
+    folder = cache / native.build_key(native._compiler())
+    folder.mkdir(parents=True)
+    with open(folder / "lock", "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(native.BuildError, match=r"building for 0.2 s .*EXLM_BUILD_TIMEOUT"):
+            native.build()
+    with pytest.raises(native.BuildError, match="do not build"):  # the lock is free again
+        native.build()
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch, compiler):
+    compiler("exit 1")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "file"))
+    with pytest.raises(native.BuildError, match="TORCH_EXTENSIONS_DIR to a writable folder"):
+        native.build()
+
+
+def test_processes_that_start_together_build_once(cache, compiler, tmp_path, backend):
+    log = tmp_path / "calls"
+    compiler(f'case "$*" in *" -c "*) echo compile >> {log};; esac\nexec c++ "$@"')
+    program = "from exlm_mini.alignment import native; print(native.why_not(), native.build())"
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    outputs = [process.communicate(timeout=300)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert outputs[0] == outputs[1] and outputs[0].startswith("None ")
+    assert log.read_text().splitlines() == ["compile"]
+    assert [file.name for file in cache.rglob("*.so")] == [native.LIBRARY]
+    environment = dict(os.environ)
+    native.build()  # found, not built
+    assert log.read_text().splitlines() == ["compile"] and dict(os.environ) == environment
