@@ -170,7 +170,7 @@ def _status_bytes(name: str) -> int:
 
 
 def relative_error(ours: Tensor, exact: Tensor) -> float:
-    """max |ours - exact| / max |exact|, compared in float64; inf where either is not finite.
+    """``max |ours - exact| / max |exact|``, compared in float64; inf where either is not finite.
 
     Infinities at the same places on both sides agree and are left out.
     """

@@ -58,7 +58,7 @@ class Record:
     resident_mib: float | None
     """Memory of the process, see ``measure.resident_bytes``; none on a GPU."""
     max_error: float | None
-    """max |difference| / max |value| against float64, the worst of ``errors``."""
+    """``max |difference| / max |value|`` against float64, the worst of ``errors``."""
     errors: dict[str, float]
     """The same for the value and for each gradient by itself."""
     details: dict[str, Any] = field(default_factory=dict)
