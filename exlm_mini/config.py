@@ -103,8 +103,9 @@ class ModelConfig:
     """Spread of a learned vector per clone, added to the states; 0: none, as in the paper."""
     rope: Literal["2d", "1d"] = "2d"
     """2d: token and clone index; 1d: place in the expanded sequence (ablation of Table 2)."""
-    emission: Literal["buffer", "chunked"] = "buffer"
-    """Keep one states x V buffer, or recompute it chunk by chunk in the backward pass."""
+    emission: Literal["buffer", "fused", "chunked"] = "buffer"
+    """Keep one states x V buffer; the same in the encoder's precision, by a compiled kernel (for
+    bf16 on a GPU); or recompute it chunk by chunk in the backward pass."""
     emission_chunk: int = 1024
     """chunked only: states per chunk."""
     init_std: float = 0.02

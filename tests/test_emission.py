@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from exlm_mini import emission
 from exlm_mini.alignment import dag_log_likelihood, posteriors
@@ -17,7 +18,10 @@ from exlm_mini.emission import VocabularyHead, log_sum_exp_logits
 from exlm_mini.encoder import initialise
 
 B, L, M, D, V = 2, 5, 3, 8, 13
-CHUNKS = [None, 1, 3, 5, 7, 10, 100]  # of B * L = 10 states: dividing it, not, and beyond
+# Of B * L = 10 states: dividing it, not, and beyond.
+CHUNKED = [{"emission": "chunked", "emission_chunk": n} for n in (1, 3, 5, 7, 10, 100)]
+WAYS = [{"emission": "buffer"}, {"emission": "fused"}, CHUNKED[1]]
+EVERY_WAY = [*WAYS[:2], *CHUNKED]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -28,15 +32,27 @@ def nan_in_uninitialised_memory():
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.fixture(autouse=True)
+def uncompiled(request, monkeypatch):
+    """Compiling takes half a minute: what is compiled is tested as it stands, and once so."""
+    if "compiled" not in request.node.name:
+        monkeypatch.setattr(emission, "_fused", lambda: emission._normalise_rounded_)
+
+
 def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     rng = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=rng, dtype=torch.float64).to(dtype).requires_grad_()
 
 
-def make_head(chunk: int | None, std: float = 0.5) -> VocabularyHead:
+def log_sum_exp(way: dict, *inputs: Tensor) -> Tensor:
+    """``log_sum_exp_logits`` as the head of such a model calls it."""
+    head = VocabularyHead(ModelConfig(width=D, num_heads=2, **way), V)
+    return log_sum_exp_logits(*inputs, head.chunk, head.is_fused)
+
+
+def make_head(way: dict, std: float = 0.5) -> VocabularyHead:
     torch.manual_seed(0)
-    kind = {} if chunk is None else {"emission": "chunked", "emission_chunk": chunk}
-    head = VocabularyHead(ModelConfig(width=D, num_heads=2, **kind), V).double()
+    head = VocabularyHead(ModelConfig(width=D, num_heads=2, **way), V).double()
     initialise(head, std)
     for bias in (head.bias, head.dense.bias, head.norm.bias):
         torch.nn.init.normal_(bias, std=std)
@@ -66,63 +82,63 @@ def assert_same(ours: Tensor, theirs: Tensor, tolerance: float = 1e-12) -> None:
 # ---- log-sum-exp ----
 
 
-@pytest.mark.parametrize("chunk", CHUNKS)
-def test_log_sum_exp_equals_plain_autograd(chunk):
+@pytest.mark.parametrize("way", EVERY_WAY)
+def test_log_sum_exp_equals_plain_autograd(way):
     inputs = [drawn(10, D), drawn(V, D, seed=1), drawn(V, seed=2)]
-    ours_S = log_sum_exp_logits(*inputs, chunk)
+    ours_S = log_sum_exp(way, *inputs)
     plain_S = F.linear(*inputs).logsumexp(1)
     assert_same(ours_S, plain_S)
     for ours, theirs in zip(gradients(ours_S, inputs), gradients(plain_S, inputs), strict=True):
         assert_same(ours, theirs)
 
 
-@pytest.mark.parametrize("chunk", [None, 2, 3])
-def test_log_sum_exp_gradients_equal_finite_differences(chunk):
+@pytest.mark.parametrize("way", WAYS)
+def test_log_sum_exp_gradients_equal_finite_differences(way):
     inputs = (drawn(5, 3), drawn(4, 3, seed=1), drawn(4, seed=2))
-    assert torch.autograd.gradcheck(lambda *x: log_sum_exp_logits(*x, chunk), inputs)
+    assert torch.autograd.gradcheck(lambda *x: log_sum_exp(way, *x), inputs)
 
 
-@pytest.mark.parametrize("chunk", [None, 3])
-def test_backward_may_run_twice(chunk):
+@pytest.mark.parametrize("way", WAYS)
+def test_backward_may_run_twice(way):
     inputs = [drawn(10, D), drawn(V, D, seed=1), drawn(V, seed=2)]
-    total = log_sum_exp_logits(*inputs, chunk).sum()
+    total = log_sum_exp(way, *inputs).sum()
     first = torch.autograd.grad(total, inputs, retain_graph=True)
     second = torch.autograd.grad(total, inputs)
     for once, twice in zip(first, second, strict=True):
         assert torch.equal(once, twice)
 
 
-@pytest.mark.parametrize("chunk", [None, 3])
-def test_second_derivatives_are_refused_not_wrong(chunk):
+@pytest.mark.parametrize("way", WAYS)
+def test_second_derivatives_are_refused_not_wrong(way):
     inputs = [drawn(4, D), drawn(V, D, seed=1), drawn(V, seed=2)]
-    total = log_sum_exp_logits(*inputs, chunk).sum()
+    total = log_sum_exp(way, *inputs).sum()
     with pytest.raises(RuntimeError, match="cannot be differentiated again"):
         torch.autograd.grad(total, inputs[:1], create_graph=True)
 
 
-@pytest.mark.parametrize("chunk", [None, 3])
-def test_huge_logits_stay_finite(chunk):
+@pytest.mark.parametrize("way", WAYS)
+def test_huge_logits_stay_finite(way):
     inputs = [drawn(6, D), drawn(V, D, seed=1), drawn(V, seed=2)]
     scaled = [1e4 * inputs[0], *inputs[1:]]
-    ours_S = log_sum_exp_logits(*scaled, chunk)
+    ours_S = log_sum_exp(way, *scaled)
     assert_same(ours_S, F.linear(*scaled).logsumexp(1), 1e-9)
     assert all(gradient.isfinite().all() for gradient in gradients(ours_S, inputs))
 
 
-@pytest.mark.parametrize("chunk", [None, 3])
-def test_inputs_are_not_written_to(chunk):
+@pytest.mark.parametrize("way", WAYS)
+def test_inputs_are_not_written_to(way):
     inputs = [drawn(6, D), drawn(V, D, seed=1), drawn(V, seed=2)]
     before = [t.detach().clone() for t in inputs]
-    gradients(log_sum_exp_logits(*inputs, chunk), inputs)
+    gradients(log_sum_exp(way, *inputs), inputs)
     assert all(torch.equal(t, old) for t, old in zip(inputs, before, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("chunk", [None, 3])
-def test_log_sum_exp_is_at_least_float32(chunk, dtype):
+@pytest.mark.parametrize("way", WAYS)
+def test_log_sum_exp_is_at_least_float32(way, dtype):
     inputs = [drawn(6, D, dtype=dtype), drawn(V, D, seed=1, dtype=dtype)]
     inputs.append(drawn(V, seed=2, dtype=dtype))
-    ours_S = log_sum_exp_logits(*inputs, chunk)
+    ours_S = log_sum_exp(way, *inputs)
     assert ours_S.dtype == torch.float32
     exact_S = F.linear(*(t.double() for t in inputs)).logsumexp(1)
     assert (ours_S - exact_S).abs().max() < 8 * torch.finfo(dtype).eps * (
@@ -132,10 +148,62 @@ def test_log_sum_exp_is_at_least_float32(chunk, dtype):
         assert gradient.dtype == tensor.dtype and gradient.isfinite().all()
 
 
-@pytest.mark.parametrize("chunk", [None, 3])
-def test_no_states_are_no_problem(chunk):
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_compiled_kernel_equals_the_function_it_is_made_of(dtype):
+    for num_states in (7, 10, 0):
+        logits_SV = drawn(num_states, V, dtype=dtype).detach()
+        expected_SV = logits_SV.clone()
+        expected_S = emission._normalise_rounded_(expected_SV)
+        lse_S = emission._fused()(logits_SV)
+        assert lse_S.dtype == torch.float32
+        torch.testing.assert_close(lse_S, expected_S, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(logits_SV, expected_SV)
+
+
+def test_buffers_larger_than_the_cache_are_taken_rows_at_a_time(monkeypatch):
+    logits_SV = drawn(10, V).detach()
+    expected_S, probability_SV = logits_SV.logsumexp(1), logits_SV.softmax(1)
+    for num_numbers in (1, 3 * V, 10 * V, 10**6):
+        monkeypatch.setattr(emission, "_CACHED_NUMBERS", num_numbers)
+        ours_SV = logits_SV.clone()
+        assert_same(emission._normalise_(ours_SV), expected_S)
+        assert_same(ours_SV, probability_SV)
+
+
+def test_chunks_are_not_fused():
+    inputs = [drawn(4, D), drawn(V, D, seed=1), drawn(V, seed=2)]
+    with pytest.raises(ValueError, match="chunk is 2 and is_fused set: choose one"):
+        log_sum_exp_logits(*inputs, chunk=2, is_fused=True)
+
+
+class Largest(TorchDispatchMode):
+    """Keeps the size of the largest tensor made inside."""
+
+    num = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple) else (out,):
+            self.num = max(self.num, tensor.numel() if isinstance(tensor, Tensor) else 0)
+        return out
+
+
+def test_in_chunks_no_tensor_grows_with_states_times_vocabulary():
+    many = 50 * V
+    inputs = [drawn(many, D), drawn(V, D, seed=1), drawn(V, seed=2)]
+    with Largest() as largest:
+        gradients(log_sum_exp({"emission": "buffer"}, *inputs), inputs)
+    assert largest.num == many * V
+    with Largest() as largest:
+        gradients(log_sum_exp(CHUNKED[1], *inputs), inputs)
+    assert largest.num == many * D  # the gradient of the states
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_states_are_no_problem(way):
     inputs = [drawn(0, D), drawn(V, D, seed=1), drawn(V, seed=2)]
-    ours_S = log_sum_exp_logits(*inputs, chunk)
+    ours_S = log_sum_exp(way, *inputs)
     assert ours_S.shape == (0,)
     assert not any(gradient.any() for gradient in gradients(ours_S, inputs))
 
@@ -143,9 +211,9 @@ def test_no_states_are_no_problem(chunk):
 # ---- log-probabilities of targets ----
 
 
-@pytest.mark.parametrize("chunk", CHUNKS)
-def test_log_emission_equals_a_gather_from_log_softmax(chunk):
-    head = make_head(chunk)
+@pytest.mark.parametrize("way", EVERY_WAY)
+def test_log_emission_equals_a_gather_from_log_softmax(way):
+    head = make_head(way)
     state_BLD, embedding_VD = drawn(B, L, D), drawn(V, D, seed=1)
     target_ids_BM = make_targets()
     ours_BML = head.log_emission(state_BLD, embedding_VD, target_ids_BM)
@@ -161,7 +229,7 @@ def test_log_emission_equals_a_gather_from_log_softmax(chunk):
 
 
 def test_the_head_is_dense_gelu_norm_and_the_tied_embedding():
-    head = make_head(None)
+    head = make_head({})
     hidden_SD, embedding_VD = drawn(4, D), drawn(V, D, seed=1)
     inner_SD = F.gelu(hidden_SD @ head.dense.weight.t() + head.dense.bias)
     mean_S1, var_S1 = inner_SD.mean(1, keepdim=True), inner_SD.var(1, False, keepdim=True)
@@ -172,9 +240,9 @@ def test_the_head_is_dense_gelu_norm_and_the_tied_embedding():
     )
 
 
-@pytest.mark.parametrize("chunk", [None, 3])
-def test_emissions_of_all_tokens_sum_to_one(chunk):
-    head = make_head(chunk)
+@pytest.mark.parametrize("way", WAYS)
+def test_emissions_of_all_tokens_sum_to_one(way):
+    head = make_head(way)
     everything_BV = torch.arange(V).expand(B, V)
     log_emission_BVL = head.log_emission(drawn(B, L, D), drawn(V, D, seed=1), everything_BV)
     assert_same(log_emission_BVL.exp().sum(1), torch.ones(B, L, dtype=torch.float64))
@@ -188,8 +256,8 @@ def make_graph_scores() -> tuple[Tensor, Tensor, Tensor]:
     return log_transition_BLL, torch.tensor([3, 2]), torch.tensor([5, 4])
 
 
-@pytest.mark.parametrize("chunk", [None, 3])
-def test_a_state_sends_its_posterior_back_through_the_log_sum_exp(chunk, monkeypatch):
+@pytest.mark.parametrize("way", WAYS)
+def test_a_state_sends_its_posterior_back_through_the_log_sum_exp(way, monkeypatch):
     kept = []
 
     def keeping(*arguments):
@@ -199,7 +267,7 @@ def test_a_state_sends_its_posterior_back_through_the_log_sum_exp(chunk, monkeyp
         return lse_S
 
     monkeypatch.setattr(emission, "log_sum_exp_logits", keeping)
-    head = make_head(chunk)
+    head = make_head(way)
     log_emission_BML = head.log_emission(drawn(B, L, D), drawn(V, D, seed=1), make_targets())
     rest = make_graph_scores()
     dag_log_likelihood(log_emission_BML, *rest).sum().backward()
@@ -208,14 +276,13 @@ def test_a_state_sends_its_posterior_back_through_the_log_sum_exp(chunk, monkeyp
     assert_same(kept[0].grad.view(B, L), -state_BML.sum(1))
 
 
-@pytest.mark.parametrize("chunk", [None, 4])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("seed", range(3))
-def test_bfloat16_autocast_is_as_exact_as_plain_pytorch(chunk, seed):
+def test_bfloat16_autocast_is_as_exact_as_plain_pytorch(way, seed):
     """Error at most twice that of plain PyTorch at the same precision, value and gradients."""
     big_V, big_D, num = 200, 64, 12
     torch.manual_seed(seed)
-    kind = {} if chunk is None else {"emission": "chunked", "emission_chunk": chunk}
-    head = VocabularyHead(ModelConfig(width=big_D, num_heads=2, **kind), big_V)
+    head = VocabularyHead(ModelConfig(width=big_D, num_heads=2, **way), big_V)
     initialise(head, 0.2)
     torch.nn.init.normal_(head.bias, std=0.2)
     state_BLD = drawn(B, num, big_D, seed=seed, dtype=torch.float32)
