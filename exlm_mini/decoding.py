@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from exlm_mini.alignment import dag_log_likelihood, posteriors, viterbi
+from exlm_mini.alignment import dag_log_likelihood, marginal_token_log_probs, viterbi
 from exlm_mini.alignment.ctc import run_log_likelihood
 from exlm_mini.config import SpecialIds, UserError
 from exlm_mini.masking import repeat_tokens
@@ -200,11 +200,12 @@ def _follow(
         )
     any_token_BML = torch.zeros_like(log_best_BML)
     log_fit = dag_log_likelihood(any_token_BML, log_transition_BLL, *counts).item()
-    passes_BML = posteriors(any_token_BML, log_transition_BLL, *counts).state_BML
-    log_token_SV = (passes_BML[0, 1:-1] @ log_token_BLV[0].exp()).log()
+    log_token_BMV = marginal_token_log_probs(
+        log_token_BLV, any_token_BML, log_transition_BLL, *counts
+    )
     path_M = path_BM[0]
     links = Graph(log_transition_BLL[0].cpu(), path_M.cpu(), log_path_B.item(), log_fit)
-    return links, log_token_SV, best_ids_L[path_M[1:-1]]
+    return links, log_token_BMV[0, 1:-1], best_ids_L[path_M[1:-1]]
 
 
 def _ctc_tokens(states: States, unk: int) -> Tensor:

@@ -100,8 +100,8 @@ def _activation_bytes(
     num_targets = num_masks + 2
     L = num_masks * k + (2 * k if model.boundary == "official" else 2)
     head = B * L * 8 * D * _FLOAT
-    if model.emission == "buffer":  # chunks are recomputed, none is kept
-        head += B * L * vocab_size * _FLOAT
+    if model.emission != "chunked":  # chunks are recomputed, none is kept
+        head += B * L * vocab_size * (half if model.emission == "fused" else _FLOAT)
     num_heads = {"gated": H, "paper": 1}.get(model.transition, 0)
     transition = B * (2 * num_heads + 3) * L * L * _FLOAT
     alignment = 3 * B * num_targets * L * _FLOAT

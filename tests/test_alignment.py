@@ -6,6 +6,7 @@ Shapes: B rows, M targets, L states.
 from __future__ import annotations
 
 import math
+import warnings
 from itertools import combinations, groupby, pairwise, product
 
 import pytest
@@ -25,12 +26,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from exlm_mini import alignment
-from exlm_mini.alignment import BACKENDS, Backend, dag_log_likelihood, posteriors, viterbi
+from exlm_mini.alignment import (
+    BACKENDS,
+    Backend,
+    backends,
+    dag_log_likelihood,
+    fastest,
+    posteriors,
+    register,
+    viterbi,
+)
 from exlm_mini.alignment.ctc import run_log_likelihood
 
 JUDGED = [name for name in BACKENDS if name != "enumerate"]
+ONCE = ("vectorized", "scaled", "native")
+"""Backends whose gradient is written by hand."""
 RAGGED = CASES["ragged"]
+
+
+@pytest.fixture(autouse=True)
+def works_here(request):
+    """Skips a backend that cannot be built here."""
+    parameters = getattr(request.node, "callspec", None)
+    name = parameters.params.get("backend") if parameters else None
+    if name in BACKENDS and (reason := BACKENDS[name].why_not("cpu")):
+        pytest.skip(f"no backend {name} here: {reason}")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -430,16 +450,16 @@ def test_viterbi_needs_no_gradient_and_gives_none():
 
 
 def test_a_backend_cannot_be_registered_twice(monkeypatch):
-    monkeypatch.setattr(alignment, "BACKENDS", dict(BACKENDS))
+    monkeypatch.setattr(backends, "BACKENDS", dict(BACKENDS))
     with pytest.raises(ValueError, match="'naive' is registered already"):
-        alignment.register("naive", BACKENDS["vectorized"])
-    assert alignment.BACKENDS["naive"] is BACKENDS["naive"]
+        register("naive", BACKENDS["vectorized"])
+    assert backends.BACKENDS["naive"] is BACKENDS["naive"]
 
 
 def test_a_registered_backend_is_used(monkeypatch):
-    monkeypatch.setattr(alignment, "BACKENDS", dict(BACKENDS))
+    monkeypatch.setattr(backends, "BACKENDS", dict(BACKENDS))
     seven = Backend(lambda e, t, m, n: torch.full((len(e),), 7.0), BACKENDS["naive"].viterbi)
-    alignment.register("seven", seven)
+    register("seven", seven)
     assert dag_log_likelihood(*RAGGED, "seven").tolist() == [7.0] * 5
 
 
@@ -450,8 +470,100 @@ def test_an_unknown_backend_offers_the_nearest():
         viterbi(*RAGGED, "vectorised")
 
 
-def test_auto_is_the_vectorized_backend():
-    assert torch.equal(dag_log_likelihood(*RAGGED), dag_log_likelihood(*RAGGED, "vectorized"))
+@pytest.fixture
+def choice(monkeypatch):
+    """``auto`` chooses anew; the function tells how well ``native`` works from here on."""
+    backends._first_that_works.cache_clear()
+
+    def native_is(reason: str | None) -> None:
+        asked = BACKENDS["native"]._replace(why_not=lambda device_type: reason)
+        monkeypatch.setitem(BACKENDS, "native", asked)
+
+    yield native_is
+    backends._first_that_works.cache_clear()
+
+
+def test_auto_is_the_fastest_backend_that_works(choice):
+    choice(None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fastest("cpu") == "native"
+
+
+def test_auto_falls_back_with_one_warning(choice):
+    choice("no C++ compiler 'c++'")
+    with pytest.warns(UserWarning, match=r"'scaled', without 'native': no C\+\+ c") as caught:
+        ours = [dag_log_likelihood(*RAGGED) for _ in range(3)]
+        viterbi(*RAGGED)
+    assert len(caught) == 1
+    assert all(torch.equal(one, dag_log_likelihood(*RAGGED, "scaled")) for one in ours)
+
+
+def test_auto_works_on_a_device_without_float64(choice):
+    with pytest.warns(
+        UserWarning, match="'vectorized', without 'native': .*; 'scaled': "
+    ) as found:
+        assert fastest("mps") == "vectorized"
+    assert len(found) == 1
+
+
+def test_naming_a_backend_asks_nothing_of_the_others(choice, monkeypatch):
+    monkeypatch.setitem(BACKENDS, "native", BACKENDS["native"]._replace(why_not=None))
+    for backend in ("enumerate", "naive", "vectorized", "scaled"):
+        dag_log_likelihood(*RAGGED, backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_added_up_in_float32(dtype, backend):
+    low = CASES["ragged"].to(dtype)
+    ours = likelihood_and_gradients(low, backend, torch.ones(5))
+    same_in_float32 = likelihood_and_gradients(low.to(torch.float32), backend, torch.ones(5))
+    assert ours[0].dtype == torch.float32 and ours[1].dtype == ours[2].dtype == dtype
+    assert torch.equal(ours[0], same_in_float32[0])
+    for our, theirs in zip(ours[1:], same_in_float32[1:], strict=True):
+        assert torch.equal(our, theirs.to(dtype))
+    assert all(t.dtype == torch.float32 for t in posteriors(*low, backend))
+    path_BM, log_score_B = viterbi(*low, backend)
+    expected_BM, expected_B = viterbi(*low.to(torch.float32), backend)
+    assert torch.equal(path_BM, expected_BM) and torch.equal(log_score_B, expected_B)
+
+
+@pytest.mark.parametrize("backend", ["scaled", "native"])
+@pytest.mark.parametrize("name", CASES)
+def test_float32_gradients_of_rescaled_backends_are_exact(name, backend):
+    single = CASES[name].to(torch.float32)
+    ours = likelihood_and_gradients(single, backend)
+    truth = likelihood_and_gradients(single.to(torch.float64), "enumerate")
+    for number, true, limit in zip(ours, truth, (1e-6, 1e-5, 1e-5), strict=True):
+        is_finite = true.isfinite()
+        assert torch.equal(number[~is_finite].double(), true[~is_finite])
+        difference, size = (number.double() - true)[is_finite].abs(), true[is_finite].abs()
+        assert (difference <= limit * size.max()).all() if len(size) else True
+
+
+@pytest.mark.parametrize("backend", ONCE)
+def test_no_rows_give_nothing(backend):
+    graph = Graph(*(t[:0].clone() for t in RAGGED))
+    log_likelihood_B, *gradients = likelihood_and_gradients(graph, backend)
+    assert log_likelihood_B.shape == (0,)
+    assert [g.shape for g in gradients] == [t.shape for t in graph[:2]]
+    path_BM, log_score_B = viterbi(*graph, backend)
+    assert path_BM.shape == (0, 5) and log_score_B.shape == (0,)
+
+
+@pytest.mark.parametrize("backend", ["auto", "native", "vectorized"])
+def test_compiling_gives_the_same_numbers(backend):
+    if reason := BACKENDS["native"].why_not("cpu"):
+        pytest.skip(f"no backend native here: {reason}")
+    compiled = torch.compile(dag_log_likelihood, backend="aot_eager", fullgraph=True)
+    expected = likelihood_and_gradients(RAGGED, backend)
+    scores = [t.clone().requires_grad_() for t in RAGGED[:2]]
+    log_likelihood_B = compiled(*scores, *RAGGED[2:], backend)
+    grad_B = torch.tensor([1.5, -0.5, 0.0, 2.0, -1.0], dtype=torch.float64)
+    ours = (log_likelihood_B.detach(), *torch.autograd.grad(log_likelihood_B, scores, grad_B))
+    for number, same in zip(ours, expected, strict=True):
+        assert_near(number, same, 1e-12)
 
 
 @pytest.mark.parametrize(
@@ -465,6 +577,13 @@ def test_auto_is_the_vectorized_backend():
         ({"num_targets_B": torch.tensor([3, 4])}, ["num_targets_B", "1..3", "[3, 4]"]),
         ({"num_targets_B": torch.tensor([0, 3])}, ["num_targets_B", "1..3", "[0, 3]"]),
         ({"num_states_B": torch.tensor([5, 6])}, ["num_states_B", "1..5", "[5, 6]"]),
+        (
+            {
+                "log_emission_BML": torch.zeros(2, 3, 5, dtype=torch.int64),
+                "log_transition_BLL": torch.zeros(2, 5, 5, dtype=torch.int64),
+            },
+            ["int64", "floating-point"],
+        ),
     ],
 )
 @pytest.mark.parametrize("function", [dag_log_likelihood, posteriors, viterbi])
@@ -523,7 +642,7 @@ def test_a_second_derivative_is_right_or_refused(backend):
         return dag_log_likelihood(log_emission_BML, *graph[1:], backend).sum()
 
     inputs = (graph.log_emission_BML.clone().requires_grad_(),)
-    if backend == "vectorized":
+    if backend in ONCE:
         with pytest.raises(RuntimeError, match="backend 'naive' or 'enumerate'"):
             torch.autograd.functional.hessian(likelihood, inputs)
     else:

@@ -16,7 +16,7 @@ STAGES = """
     config autograd durable tokenization corpora[toy grammars text smiles packing] masking expansion
     rope encoder transition emission alignment objectives model official decoding tasks batches
     evaluation checkpoint optimizer_state run_directory training estimate settings console
-    measure benchmarks live analysis plotting widgets
+    measure self_check benchmarks live analysis plotting widgets
 """
 COMMANDS = {"prepare", "pretrain", "finetune", "fill", "sweep", "plot", "bench", "doctor"}
 
@@ -26,7 +26,7 @@ CORE = {
     "config", "corpora.packing", "masking", "expansion", "rope", "encoder", "transition",
     "emission", "alignment", "objectives", "model", "batches", "checkpoint", "run_directory",
     "training", "autograd", "durable", "evaluation", "optimizer_state",
-    "console", "measure", "benchmarks", "bench",
+    "console", "measure", "self_check", "benchmarks", "bench", "doctor",
 }  # fmt: skip
 CORE_LIBRARIES = {"torch", "numpy", "safetensors"}
 OPTIONAL_LIBRARIES = {

@@ -1,18 +1,12 @@
-"""The C++ backend: by the judge, in range, as an operator, and how it is built.
+"""The compiled backend on a CPU: by the judge, in range, as an operator.
 
 Shapes: B rows, M targets, L states.
 """
 
 from __future__ import annotations
 
-import fcntl
 import math
-import os
-import stat
-import subprocess
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -29,23 +23,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from exlm_mini import alignment
-from exlm_mini.alignment import Backend, dag_log_likelihood, native, posteriors, viterbi
+from exlm_mini.alignment import dag_log_likelihood, native, posteriors, viterbi
 
-ROOT = Path(__file__).resolve().parents[1]
 TILED, LOG_SPACE, NO_PATH, NAN = range(4)
 DTYPES = (torch.float32, torch.float64)
 
 
 @pytest.fixture(scope="module")
-def backend():
-    """The name of the backend, registered for this file; skips where it cannot be built."""
-    if reason := native.why_not():
+def backend() -> str:
+    """The name of the backend; skips where it cannot be built."""
+    if reason := native.why_not("cpu"):
         pytest.skip(f"no C++ backend here: {reason}")
-    ours = Backend(native.log_likelihood, native.viterbi)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(alignment.BACKENDS, "native", ours)
-        yield "native"
+    return "native"
 
 
 def status(graph: Graph) -> list[int]:
@@ -312,6 +301,32 @@ def test_a_state_that_cannot_emit_gets_exactly_no_gradient(backend):
     assert is_no_edge_BLL.any() and not gradients[1][is_no_edge_BLL].any()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CASES)
+def test_a_row_without_a_path_gets_exactly_no_gradient(name, dtype, backend):
+    log_likelihood_B, grad_emission_BML, grad_transition_BLL = likelihood_and_gradients(
+        CASES[name].to(dtype), backend
+    )
+    has_none_B = log_likelihood_B == -torch.inf
+    assert torch.equal(has_none_B, judge(name).log_likelihood_B == -torch.inf)
+    assert not grad_emission_BML[has_none_B].any()
+    assert not grad_transition_BLL[has_none_B].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["no_path_through_missing_edges", "all_minus_infinity"])
+def test_the_last_emission_of_a_row_without_a_path_gets_no_gradient(name, dtype, backend):
+    """Every path ends there, so its posterior is 1 but for rows that have no path."""
+    graph = CASES[name].to(dtype)
+    grad_B = torch.ones(len(graph.num_targets_B), dtype=dtype)
+    log_likelihood_B, grad_BML, _ = likelihood_and_gradients(graph, backend, grad_B)
+    b = torch.arange(len(grad_B))
+    last_B = grad_BML[b, graph.num_targets_B - 1, graph.num_states_B - 1]
+    has_path_B = (log_likelihood_B != -torch.inf).to(dtype)
+    torch.testing.assert_close(last_B, has_path_B, rtol=0, atol=1e-6)
+    assert torch.equal(last_B == 0, has_path_B == 0)
+
+
 @pytest.mark.parametrize(
     ("which", "place"), [("log_emission_BML", (0, 1, 2)), ("log_transition_BLL", (0, 0, 2))]
 )
@@ -353,8 +368,11 @@ def test_layout_of_memory_does_not_matter(backend):
 
 
 def test_no_rows_give_nothing(backend):
-    none = (torch.zeros(0, 3, 5), torch.zeros(0, 5, 5), *torch.zeros(2, 0, dtype=torch.int64))
-    assert native.log_likelihood(*none).shape == (0,)
+    none = Graph(
+        torch.zeros(0, 3, 5), torch.zeros(0, 5, 5), *torch.zeros(2, 0, dtype=torch.int64)
+    )
+    shapes = [(0,), (0, 3, 5), (0, 5, 5)]
+    assert [t.shape for t in likelihood_and_gradients(none, backend)] == shapes
     assert native.viterbi(*none)[0].shape == (0, 3)
 
 
@@ -405,6 +423,13 @@ def test_a_second_derivative_is_refused(backend):
         ({"num_states_B": torch.tensor([5.0, 5.0])}, "want counts int64"),
         ({"log_transition_BLL": torch.zeros(2, 4, 4).double()}, "want transition"),
         ({"log_transition_BLL": torch.zeros(2, 5, 5)}, "want float32 or float64 for both"),
+        (
+            {
+                "log_emission_BML": torch.zeros(2, 3, 5).bfloat16(),
+                "log_transition_BLL": torch.zeros(2, 5, 5).bfloat16(),
+            },
+            "want float32 or float64 for both, got emission torch.bfloat16",
+        ),
     ],
 )
 def test_the_operator_refuses_what_would_read_elsewhere(changed, words, backend):
@@ -412,150 +437,3 @@ def test_the_operator_refuses_what_would_read_elsewhere(changed, words, backend)
     for function in (native.log_likelihood, native.viterbi):
         with pytest.raises(ValueError, match=words):
             function(*graph)
-
-
-# ---- building ----
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch) -> Path:
-    """An empty cache of builds."""
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "exlm_mini"
-
-
-@pytest.fixture
-def compiler(tmp_path, monkeypatch):
-    """Puts a shell script in the place of the compiler; it may use "$@"."""
-
-    def put(script: str) -> Path:
-        file = tmp_path / "fake-c++"
-        version = 'if [ "$1" = --version ]; then echo "fake 1.0"; exit 0; fi\n'
-        file.write_text("#!/bin/sh\n" + version + script + "\n")
-        file.chmod(file.stat().st_mode | stat.S_IXUSR)
-        monkeypatch.setenv("CXX", str(file))
-        return file
-
-    return put
-
-
-def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
-    monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert native.cache_dir() == tmp_path / "xdg" / "exlm_mini"
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "torch"))
-    assert native.cache_dir() == tmp_path / "torch" / "exlm_mini"
-
-
-def test_the_sources_need_neither_torch_nor_cuda_headers():
-    sources = [f for f in native.source_dir().iterdir() if f.suffix in {".h", ".cpp"}]
-    assert {"dag_cpu.cpp", "dag_graph.h"} <= {f.name for f in sources}
-    for file in sources:
-        for line in file.read_text().splitlines():
-            if line.startswith("#include"):
-                assert not any(word in line for word in ("torch", "ATen", "c10", "cuda")), line
-
-
-def test_sources_are_found_in_an_installed_package(tmp_path, monkeypatch):
-    monkeypatch.setattr(native, "PACKAGE", tmp_path / "site" / "exlm_mini")
-    with pytest.raises(native.BuildError, match=r"cuda_src: reinstall exlm-mini"):
-        native.source_dir()
-    folder = tmp_path / "site" / "exlm_mini" / "cuda_src"
-    folder.mkdir(parents=True)
-    (folder / "dag_cpu.cpp").touch()
-    assert native.source_dir() == folder
-
-
-def test_the_key_depends_on_all_that_matters(tmp_path, monkeypatch):
-    compiler = ("/usr/bin/c++", "13.2")
-    keys = {native.build_key(compiler)}
-    assert native.build_key(compiler) in keys  # the same again
-    keys.add(native.build_key(("/usr/bin/c++", "14.1")))
-    keys.add(native.build_key(("/usr/local/bin/c++", "13.2")))
-    for name, value in [("CFLAGS", ("-O0",)), ("_machine", lambda: "another")]:
-        with monkeypatch.context() as patch:
-            patch.setattr(native, name, value)
-            keys.add(native.build_key(compiler))
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "__version__", "0.0.0")
-        keys.add(native.build_key(compiler))
-    changed = tmp_path / "cuda"
-    changed.mkdir()
-    for file in native.source_dir().iterdir():
-        (changed / file.name).write_bytes(file.read_bytes())
-    with (changed / "dag_graph.h").open("a") as stream:
-        stream.write("// changed\n")
-    monkeypatch.setattr(native, "PACKAGE", tmp_path / "exlm_mini")
-    keys.add(native.build_key(compiler))
-    assert len(keys) == 7
-
-
-def test_without_a_compiler_the_message_says_what_to_do(cache, monkeypatch):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(native.BuildError, match=r"'no-such-compiler': install g\+\+.* CXX"):
-        native.build()
-    monkeypatch.setattr(native, "_load", native._load.__wrapped__)
-    assert "no-such-compiler" in native.why_not()
-    with pytest.raises(native.BuildError, match="no-such-compiler"):
-        native.log_likelihood(*CASES["ragged"])
-
-
-def test_a_compiler_error_is_cut_to_what_matters(cache, compiler):
-    compiler(
-        'for n in $(seq 200); do echo "dag.h:$n:1: note: candidate $n"; done\n'
-        "echo 'dag_cpu.cpp:7:3: error: no wings'; exit 1"
-    )
-    with pytest.raises(native.BuildError) as caught:
-        native.build()
-    assert "dag_cpu.cpp:7:3: error: no wings" in str(caught.value)
-    assert "note: candidate" not in str(caught.value)
-    assert len(str(caught.value).splitlines()) < 8
-    assert list(cache.rglob("*.so")) == [] and list(cache.rglob("build-*")) == []
-
-
-def test_an_output_without_the_word_error_is_shown_by_its_end():
-    output = "\n".join(f"line {n}" for n in range(100))
-    assert native._what_matters(output).splitlines() == [f"line {n}" for n in range(88, 100)]
-    many = "\n".join(f"x.h:{n}: error: bad" for n in range(100))
-    assert native._what_matters(many).splitlines()[-1] == "... and 88 more"
-
-
-def test_waiting_for_another_build_has_an_end(cache, compiler, monkeypatch):
-    compiler("exit 1")
-    monkeypatch.setenv("EXLM_BUILD_TIMEOUT", "0.2")
-    folder = cache / native.build_key(native._compiler())
-    folder.mkdir(parents=True)
-    with open(folder / "lock", "w") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(native.BuildError, match=r"building for 0.2 s .*EXLM_BUILD_TIMEOUT"):
-            native.build()
-    with pytest.raises(native.BuildError, match="do not build"):  # the lock is free again
-        native.build()
-
-
-def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch, compiler):
-    compiler("exit 1")
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "file"))
-    with pytest.raises(native.BuildError, match="TORCH_EXTENSIONS_DIR to a writable folder"):
-        native.build()
-
-
-def test_processes_that_start_together_build_once(cache, compiler, tmp_path, backend):
-    log = tmp_path / "calls"
-    compiler(f'case "$*" in *" -c "*) echo compile >> {log};; esac\nexec c++ "$@"')
-    program = "from exlm_mini.alignment import native; print(native.why_not(), native.build())"
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(2)
-    ]
-    outputs = [process.communicate(timeout=300)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    assert outputs[0] == outputs[1] and outputs[0].startswith("None ")
-    assert log.read_text().splitlines() == ["compile"]
-    assert [file.name for file in cache.rglob("*.so")] == [native.LIBRARY]
-    environment = dict(os.environ)
-    native.build()  # found, not built
-    assert log.read_text().splitlines() == ["compile"] and dict(os.environ) == environment

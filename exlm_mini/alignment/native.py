@@ -1,271 +1,153 @@
-"""The dynamic programme in C++: tiled over states, rescaled, on all CPU threads.
+"""The dynamic programme compiled: C++ on all CPU threads, CUDA on a GPU.
 
 Shapes: B rows, M targets, L states.
 
-Sources lie in ``cuda/`` of a checkout (``exlm_mini/cuda_src`` of an installed package) and are
-built on first use: through ninja, into a cache, under a name that holds everything the result
-depends on. They know nothing of torch, so this takes seconds; ctypes calls them, and
-``torch.library`` operators wrap the calls for autograd and ``torch.compile``.
+``build`` makes a library for each; ctypes calls it, and ``torch.library`` operators wrap the calls
+for autograd and ``torch.compile``. On a GPU everything is put on the current stream, and nothing
+waits for it.
 
 float32 and float64 are computed as such. Rescaled probabilities hold one exponent per target and
 tile of states; each row carries a bound of what underflow may have taken away, and a row whose
 bound exceeds rounding is done again in log space and double precision. Against float64 on the
-same float32 inputs the gradients differ by about 1e-6 of the largest (measured to M = 256), the
-likelihood by 1e-7 of itself. No path gives -inf and zero gradients, NaN among the scores NaN.
+same float32 inputs the gradients differ by about 1e-6 of the largest (measured on a CPU to
+M = 256), the likelihood by 1e-7 of itself. No path gives -inf and zero gradients, NaN among the
+scores NaN.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import fcntl
 import functools
-import hashlib
-import os
-import platform
-import re
-import shutil
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from exlm_mini.alignment.build import BuildError, build
 from exlm_mini.autograd import differentiable_once
 
-PACKAGE = Path(__file__).resolve().parents[1]
-CFLAGS = (
-    "-std=gnu++17", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math",
-    "-Wno-psabi",
-)  # fmt: skip
-LIBRARY = "libexlm_dag.so"
 NAMES = {torch.float32: "float32", torch.float64: "float64"}
-RESULTS = {
-    1: (MemoryError, "the dynamic programme ran out of memory"),
-    2: (ValueError, "num_targets_B must lie in 1..M and num_states_B in 1..L"),
+Graph = tuple[Tensor, Tensor, Tensor, Tensor]
+"""log_emission_BML, log_transition_BLL, num_targets_B, num_states_B."""
+
+
+# ---- the libraries ----
+
+
+class Layout(NamedTuple):
+    """What the kernels of a device want to be given besides their arguments."""
+
+    tile: dict[torch.dtype, int]
+    """States that share an exponent."""
+    num_planes: int
+    """Of the mantissa, which is (B, num_planes, M, tiles * tile)."""
+    keeps_came_from: bool
+    """Whether the best path needs int32 (B, M, L) to work in."""
+
+
+LAYOUTS = {
+    "cpu": Layout({torch.float32: 16, torch.float64: 8}, 3, False),
+    "cuda": Layout({torch.float32: 32, torch.float64: 32}, 4, True),
 }
 
 
-class BuildError(RuntimeError):
-    """The C++ sources could not be built here; the message says why, and the remedy."""
+class Kernels(NamedTuple):
+    """The functions of one library and how they are called."""
+
+    library: ctypes.CDLL
+    prefix: str
+    layout: Layout
+    last_argument: Callable[[torch.device], ctypes.c_int | ctypes.c_void_p | ctypes.c_uint64]
+    explain: Callable[[int], Exception]
+    """What a result other than zero means."""
+
+    def call(self, function: str, emission: Tensor, *arguments: Tensor | int) -> None:
+        """Call ``<prefix><function>_<dtype>``: tensors as pointers, integers as int64."""
+        values = [
+            ctypes.c_void_p(x.data_ptr()) if isinstance(x, Tensor) else ctypes.c_int64(x)
+            for x in arguments
+        ]
+        name = f"{self.prefix}{function}_{NAMES[emission.dtype]}"
+        with torch.cuda.device_of(emission):  # does nothing on a CPU
+            result = getattr(self.library, name)(*values, self.last_argument(emission.device))
+        if result != 0:
+            raise self.explain(result)
 
 
-# ---- building ----
+def _num_threads(device: torch.device) -> ctypes.c_int:
+    return ctypes.c_int(torch.get_num_threads())
 
 
-def source_dir() -> Path:
-    """The folder of the C++ sources.
-
-    Raises:
-        BuildError: if neither a checkout nor the installed package has them.
-    """
-    candidates = [PACKAGE.parent / "cuda", PACKAGE / "cuda_src"]
-    for folder in candidates:
-        if (folder / "dag_cpu.cpp").is_file():
-            return folder
-    raise BuildError(
-        f"no C++ sources in {' or '.join(map(str, candidates))}: reinstall exlm-mini"
-    )
+def _stream(device: torch.device) -> ctypes.c_void_p:
+    return ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
 
 
-def cache_dir() -> Path:
-    """Where builds are kept: TORCH_EXTENSIONS_DIR, XDG_CACHE_HOME, or ~/.cache."""
-    if folder := os.environ.get("TORCH_EXTENSIONS_DIR"):
-        return Path(folder) / "exlm_mini"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "exlm_mini"
-
-
-def _compiler() -> tuple[str, str]:
-    """Path and version of the C++ compiler: CXX, or c++."""
-    name = os.environ.get("CXX") or "c++"
-    path = shutil.which(name)
-    if path is None:
-        raise BuildError(f"no C++ compiler '{name}': install g++, or name one in CXX")
-    version = subprocess.run([path, "--version"], capture_output=True, text=True)
-    if version.returncode != 0:
-        raise BuildError(f"'{path} --version' fails: {_what_matters(version.stderr)}")
-    return path, version.stdout
-
-
-def _machine() -> str:
-    """What -march=native depends on: a cache may be shared by unlike machines."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("flags", "Features")):
-                return platform.machine() + line
-    return platform.machine() + platform.processor()
-
-
-def build_key(compiler: tuple[str, str]) -> str:
-    """A name for everything the built library depends on."""
-    digest = hashlib.sha256()
-    parts = [torch.__version__, sys.platform, _machine(), *compiler, *CFLAGS]
-    for file in sorted(source_dir().iterdir()):
-        if file.suffix in {".h", ".cpp"}:
-            parts += [file.name, file.read_text()]
-    for part in parts:
-        digest.update(part.encode() + b"\0")
-    return digest.hexdigest()[:16]
-
-
-def _what_matters(output: str, most: int = 12) -> str:
-    """The lines of a compiler's output that name the trouble; else its last ones."""
-    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
-    wanted = re.compile(r"\berror\b|\bfatal\b|undefined (reference|symbol)|not found", re.I)
-    # "ninja: build stopped" and Python's own summary repeat that something went wrong.
-    noise = re.compile(r"^(ninja:|Error building extension|FAILED:)")
-    found = [line for line in lines if wanted.search(line) and not noise.search(line)]
-    if len(found) > most:
-        found = [*found[:most], f"... and {len(found) - most} more"]
-    return "\n".join(found or lines[-most:])
-
-
-@contextlib.contextmanager
-def _one_at_a_time(file: Path, timeout: float) -> Iterator[None]:
-    """Hold a lock that the system takes back when its holder dies."""
-    deadline = time.monotonic() + timeout
-    with open(file, "w") as stream:
-        while True:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise BuildError(
-                        f"another process has been building for {timeout:g} s (lock {file}); "
-                        "wait for it, or set EXLM_BUILD_TIMEOUT to more seconds"
-                    ) from None
-                time.sleep(0.05)
-        yield
-
-
-@contextlib.contextmanager
-def _tools(compiler: str) -> Iterator[None]:
-    """This compiler for cpp_extension, and a ninja installed beside Python on the PATH."""
-    before = {name: os.environ.get(name) for name in ("CXX", "PATH")}
-    os.environ["CXX"] = compiler
-    os.environ["PATH"] = (
-        f"{before['PATH'] or os.defpath}{os.pathsep}{Path(sys.executable).parent}"
-    )
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
-
-
-def _compile(compiler: str, target: Path) -> None:
-    """Build into a folder of its own and rename: the target is whole or absent."""
-    from torch.utils import cpp_extension  # slow to import, and rarely needed
-
-    # torch's own OpenMP runtime serves the library as well: one pool of threads, not two.
-    ldflags = [] if torch.backends.openmp.is_available() else ["-fopenmp"]
-    with (
-        _tools(compiler),
-        tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder,
-    ):
-        try:
-            cpp_extension.load(
-                "exlm_dag",
-                [str(source_dir() / "dag_cpu.cpp")],
-                extra_cflags=list(CFLAGS),
-                extra_ldflags=ldflags,
-                build_directory=folder,
-                is_python_module=False,
-                with_cuda=False,
-            )
-        except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
-            if "Ninja is required" in str(error):
-                raise BuildError("no ninja to build with: pip install ninja") from None
-            raise BuildError(
-                f"the C++ sources do not build with {compiler}:\n{_what_matters(str(error))}"
-            ) from None
-        (built,) = Path(folder).glob("*.so")
-        os.replace(built, target)
-
-
-def build() -> Path:
-    """Build the library, or find it built.
-
-    Returns:
-        Its path, ``<cache>/<key>/libexlm_dag.so``.
-
-    Raises:
-        BuildError: without sources, compiler or ninja, when the compiler fails, and when another
-            process holds the lock for more than EXLM_BUILD_TIMEOUT (default 300) seconds.
-    """
-    compiler = _compiler()
-    folder = cache_dir() / build_key(compiler)
-    target = folder / LIBRARY
-    if target.exists():
-        return target
-    try:
-        timeout = float(os.environ.get("EXLM_BUILD_TIMEOUT") or 300)
-    except ValueError as error:
-        raise BuildError(f"EXLM_BUILD_TIMEOUT: {error}") from None
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with _one_at_a_time(folder / "lock", timeout):
-            if not target.exists():  # nobody finished it while we waited
-                _compile(compiler[0], target)
-    except OSError as error:
-        raise BuildError(
-            f"cannot build in {folder}: {error}; set TORCH_EXTENSIONS_DIR to a writable folder"
-        ) from None
-    return target
+def _explain_cpu(result: int) -> Exception:
+    if result == 1:
+        return MemoryError("the dynamic programme ran out of memory")
+    return ValueError("num_targets_B must lie in 1..M and num_states_B in 1..L")
 
 
 @functools.cache
-def _load() -> ctypes.CDLL | BuildError:
-    """The library, or why there is none; tried once per process."""
+def _load(device_type: str) -> Kernels | BuildError:
+    """The kernels for a type of device, or why there are none; tried once per process."""
     try:
-        return ctypes.CDLL(str(build()))
+        if device_type == "cuda" and not torch.cuda.is_available():
+            raise BuildError("PyTorch sees no CUDA GPU")
+        library = ctypes.CDLL(str(build(device_type)))
+        layout = LAYOUTS[device_type]
+        if device_type == "cpu":
+            return Kernels(library, "dag_", layout, _num_threads, _explain_cpu)
+        text = library.dag_cuda_error
+        text.restype = ctypes.c_char_p
+        explain = lambda result: RuntimeError(f"CUDA: {text(result).decode()}")  # noqa: E731
+        return Kernels(library, "dag_cuda_", layout, _stream, explain)
     except BuildError as error:
         return error
     except OSError as error:
         return BuildError(f"the built library does not load: {error}")
+    except Exception as error:  # whatever it is, other backends go on working
+        return BuildError(f"{type(error).__name__}: {error}")
 
 
-def why_not() -> str | None:
-    """Why this backend does not work here; none if it does. Builds it if need be."""
-    found = _load()
-    return str(found) if isinstance(found, BuildError) else None
+@functools.cache
+def why_not(device_type: str) -> str | None:
+    """Why this backend does not work on a type of device; none if it does.
+
+    The first call builds the library if need be, and runs it once: a library can load and yet be
+    of no use, as with a driver older than the compiler.
+
+    Args:
+        device_type: ``cpu``, ``cuda``, or what else there is.
+    """
+    kernels = _load(device_type)
+    if isinstance(kernels, BuildError):
+        return str(kernels)
+    try:
+        score = torch.zeros(1, 1, 1, device=device_type)
+        one = torch.ones(1, dtype=torch.int64, device=device_type)
+        if type(score) is Tensor:  # no fake one, where only shapes are computed
+            log_likelihood_with(kernels, (score, score, one, one))[0].item()
+    except Exception as error:
+        return f"the built library does not run: {error}"
+    return None
 
 
-def _call(function: str, dtype: torch.dtype, *arguments: Tensor | int) -> None:
-    """Call ``dag_<function>_<dtype>``: tensors as pointers, integers as int64, then threads."""
-    library = _load()
-    if isinstance(library, BuildError):
-        raise BuildError(str(library))
-    result = getattr(library, f"dag_{function}_{NAMES[dtype]}")(
-        *(
-            ctypes.c_void_p(x.data_ptr()) if isinstance(x, Tensor) else ctypes.c_int64(x)
-            for x in arguments
-        ),
-        ctypes.c_int(torch.get_num_threads()),
-    )
-    if result != 0:
-        kind, message = RESULTS[result]
-        raise kind(message)
+def _kernels(device: torch.device) -> Kernels:
+    kernels = _load(device.type)
+    if isinstance(kernels, BuildError):
+        raise BuildError(str(kernels))
+    return kernels
 
 
-# ---- operators ----
+# ---- calling them ----
 
 
-def _graph(
-    log_emission_BML: Tensor,
-    log_transition_BLL: Tensor,
-    num_targets_B: Tensor,
-    num_states_B: Tensor,
-) -> tuple[Tensor | int, ...]:
-    """The arguments all C functions begin with, checked: a wrong shape would read elsewhere."""
-    B, M, L = log_emission_BML.shape
+def _checked(graph: Graph) -> Graph:
+    """The same, contiguous; refuses what would be read elsewhere than it lies."""
+    log_emission_BML, log_transition_BLL, *counts = graph
+    B, _, L = log_emission_BML.shape
     dtype = log_emission_BML.dtype
     if dtype not in NAMES or log_transition_BLL.dtype != dtype:
         raise ValueError(
@@ -274,60 +156,102 @@ def _graph(
         )
     if log_transition_BLL.shape != (B, L, L):
         raise ValueError(f"want transition {(B, L, L)}, got {tuple(log_transition_BLL.shape)}")
-    for count_B in (num_targets_B, num_states_B):
+    for count_B in counts:
         if count_B.shape != (B,) or count_B.dtype != torch.int64:
             raise ValueError(f"want counts int64 {(B,)}, got {count_B.dtype} {count_B.shape}")
-    tensors = (log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
-    return (*(t.contiguous() for t in tensors), B, M, L)
+    if any(tensor.device != log_emission_BML.device for tensor in graph):
+        raise ValueError(f"want all on one device, got {[str(t.device) for t in graph]}")
+    return tuple(tensor.contiguous() for tensor in graph)
 
 
-def _sweep_buffers(log_emission_BML: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """mantissa, exponent and info of both sweeps, as ``cuda/dag_cpu.cpp`` lays them out."""
+def sweep_buffers(log_emission_BML: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+    """mantissa, exponent and info of both sweeps, as the sources in ``cuda/`` lay them out."""
     B, M, L = log_emission_BML.shape
-    tile = 64 // log_emission_BML.element_size()
+    tile = layout.tile[log_emission_BML.dtype]
     num_tiles = (L + tile - 1) // tile
     integers = {"dtype": torch.int32, "device": log_emission_BML.device}
     return (
-        log_emission_BML.new_empty(B, 3, M, num_tiles * tile),
+        log_emission_BML.new_empty(B, layout.num_planes, M, num_tiles * tile),
         torch.empty(B, 6, M, num_tiles, **integers),
         torch.empty(B, 2, **integers),
     )
 
 
-@torch.library.custom_op(
-    "exlm_mini::dag_log_likelihood",
-    mutates_args=(),
-    device_types="cpu",
-    schema="(Tensor emission, Tensor transition, Tensor num_targets, Tensor num_states)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-)
-def _log_likelihood(emission, transition, num_targets, num_states):
-    graph = _graph(emission, transition, num_targets, num_states)
-    buffers = _sweep_buffers(emission)
-    log_likelihood_B = emission.new_empty(emission.shape[0])
-    _call("log_likelihood", emission.dtype, *graph, *buffers, log_likelihood_B)
-    return log_likelihood_B, *buffers
+def log_likelihood_with(
+    kernels: Kernels, graph: Graph
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """log_likelihood_B, and the sweeps that ``gradients_with`` reads."""
+    graph = _checked(graph)
+    log_emission_BML = graph[0]
+    B, M, L = log_emission_BML.shape
+    log_likelihood_B = log_emission_BML.new_empty(B)
+    sweeps = sweep_buffers(log_emission_BML, kernels.layout)
+    if B:
+        arguments = (*graph, B, M, L, *sweeps, log_likelihood_B)
+        kernels.call("log_likelihood", log_emission_BML, *arguments)
+    return log_likelihood_B, *sweeps
+
+
+def gradients_with(
+    kernels: Kernels, grad_B: Tensor, graph: Graph, sweeps: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor]:
+    """grad_emission_BML and grad_transition_BLL."""
+    graph = _checked(graph)
+    log_emission_BML = graph[0]
+    B, M, L = log_emission_BML.shape
+    gradients = (torch.empty_like(graph[0]), torch.empty_like(graph[1]))
+    if B:
+        arguments = (*graph, B, M, L, *sweeps, grad_B.contiguous(), *gradients)
+        kernels.call("gradients", log_emission_BML, *arguments)
+    return gradients
+
+
+def viterbi_with(kernels: Kernels, graph: Graph) -> tuple[Tensor, Tensor]:
+    """path_BM and log_score_B."""
+    graph = _checked(graph)
+    log_emission_BML = graph[0]
+    B, M, L = log_emission_BML.shape
+    path_BM = log_emission_BML.new_empty(B, M, dtype=torch.int64)
+    log_score_B = log_emission_BML.new_empty(B)
+    workspace = []
+    if kernels.layout.keeps_came_from:
+        workspace = [log_emission_BML.new_empty(B, M, L, dtype=torch.int32)]
+    if B:
+        arguments = (*graph, B, M, L, path_BM, log_score_B, *workspace)
+        kernels.call("viterbi", log_emission_BML, *arguments)
+    return path_BM, log_score_B
+
+
+# ---- operators ----
+
+GRAPH = "Tensor emission, Tensor transition, Tensor num_targets, Tensor num_states"
+
+
+def _operator(name: str, schema: str) -> Callable:
+    return torch.library.custom_op(
+        f"exlm_mini::{name}", mutates_args=(), device_types=tuple(LAYOUTS), schema=schema
+    )
+
+
+@_operator("dag_log_likelihood", f"({GRAPH}) -> (Tensor, Tensor, Tensor, Tensor)")
+def _log_likelihood(emission, *others):
+    return log_likelihood_with(_kernels(emission.device), (emission, *others))
 
 
 @_log_likelihood.register_fake
 def _(emission, transition, num_targets, num_states):
-    return emission.new_empty(emission.shape[0]), *_sweep_buffers(emission)
+    layout = LAYOUTS.get(emission.device.type, LAYOUTS["cpu"])
+    return emission.new_empty(emission.shape[0]), *sweep_buffers(emission, layout)
 
 
-@torch.library.custom_op(
-    "exlm_mini::dag_gradients",
-    mutates_args=(),
-    device_types="cpu",
-    schema="(Tensor grad, Tensor emission, Tensor transition, Tensor num_targets,"
-    " Tensor num_states, Tensor mantissa, Tensor exponent, Tensor info) -> (Tensor, Tensor)",
+@_operator(
+    "dag_gradients",
+    f"(Tensor grad, {GRAPH}, Tensor mantissa, Tensor exponent, Tensor info)"
+    " -> (Tensor, Tensor)",
 )
-def _gradients(grad, emission, transition, num_targets, num_states, *buffers):
-    graph = _graph(emission, transition, num_targets, num_states)
-    grad_emission = torch.empty_like(graph[0])
-    grad_transition = torch.empty_like(graph[1])
-    gradients = (grad_emission, grad_transition)
-    _call("gradients", emission.dtype, *graph, *buffers, grad.contiguous(), *gradients)
-    return gradients
+def _gradients(grad, *graph_and_sweeps):
+    graph, sweeps = graph_and_sweeps[:4], graph_and_sweeps[4:]
+    return gradients_with(_kernels(grad.device), grad, graph, sweeps)
 
 
 @_gradients.register_fake
@@ -336,19 +260,9 @@ def _(grad, emission, transition, num_targets, num_states, mantissa, exponent, i
     return torch.empty_like(emission, **layout), torch.empty_like(transition, **layout)
 
 
-@torch.library.custom_op(
-    "exlm_mini::dag_viterbi",
-    mutates_args=(),
-    device_types="cpu",
-    schema="(Tensor emission, Tensor transition, Tensor num_targets, Tensor num_states)"
-    " -> (Tensor, Tensor)",
-)
-def _viterbi(emission, transition, num_targets, num_states):
-    graph = _graph(emission, transition, num_targets, num_states)
-    path_BM = torch.empty(emission.shape[:2], dtype=torch.int64)
-    log_score_B = emission.new_empty(emission.shape[0])
-    _call("viterbi", emission.dtype, *graph, path_BM, log_score_B)
-    return path_BM, log_score_B
+@_operator("dag_viterbi", f"({GRAPH}) -> (Tensor, Tensor)")
+def _viterbi(emission, *others):
+    return viterbi_with(_kernels(emission.device), (emission, *others))
 
 
 @_viterbi.register_fake
@@ -375,13 +289,18 @@ def _backward(ctx, grad_B, *_):
 _log_likelihood.register_autograd(_backward, setup_context=_keep_for_backward)
 
 
+# ---- the backend ----
+
+
 def log_likelihood(
     log_emission_BML: Tensor,
     log_transition_BLL: Tensor,
     num_targets_B: Tensor,
     num_states_B: Tensor,
 ) -> Tensor:
-    """See ``alignment.dag_log_likelihood``; on CPU, float32 or float64, differentiable once.
+    """See ``alignment.dag_log_likelihood``; float32 or float64, differentiable once.
+
+    Counts out of range are a ValueError on a CPU; on a GPU such a row comes out as NaN.
 
     Raises:
         BuildError: if the library cannot be built here (``why_not`` tells beforehand).
@@ -396,5 +315,5 @@ def viterbi(
     num_targets_B: Tensor,
     num_states_B: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """See ``alignment.viterbi``; sums in double precision, on CPU. NaN has no path, and NaN."""
+    """See ``alignment.viterbi``; sums in double precision. NaN has no path, and NaN."""
     return _viterbi(log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)

@@ -37,15 +37,16 @@ def _hand_over(log_step_BLL: Tensor) -> tuple[Tensor, Tensor]:
     return weight_BLL.div_(total_BL1.clamp(min=1.0)), log_total_BL
 
 
-def _edges_only(log_transition_BLL: Tensor, is_state_BL: Tensor) -> Tensor:
+def edges_only(log_transition_BLL: Tensor, is_state_BL: Tensor) -> Tensor:
     """The transitions with -inf wherever no edge v < u between states can be."""
     L = is_state_BL.shape[1]
     is_forward_LL = torch.ones(L, L, dtype=torch.bool, device=is_state_BL.device).triu(1)
-    is_edge_BLL = is_forward_LL & is_state_BL.unsqueeze(1) & is_state_BL.unsqueeze(2)
-    return log_transition_BLL.masked_fill(~is_edge_BLL, -torch.inf)
+    is_edge_BLL = is_forward_LL & is_state_BL.unsqueeze(1)  # v < u < n, so v is a state too
+    return torch.where(is_edge_BLL, log_transition_BLL, -torch.inf)
 
 
-def _is_state(log_emission_BML: Tensor, num_states_B: Tensor) -> Tensor:
+def is_state(log_emission_BML: Tensor, num_states_B: Tensor) -> Tensor:
+    """Which of the L states a row has, bool (B, L)."""
     state_L = torch.arange(log_emission_BML.shape[2], device=log_emission_BML.device)
     return state_L < num_states_B.unsqueeze(1)
 
@@ -62,7 +63,7 @@ class _Graphs:
     ) -> None:
         self.log_emission_BML, self.log_edge_BLL = log_emission_BML, log_edge_BLL
         self.num_targets_B, self.num_states_B = num_targets_B, num_states_B
-        self.is_state_BL = _is_state(log_emission_BML, num_states_B)
+        self.is_state_BL = is_state(log_emission_BML, num_states_B)
 
     def log_step(self, i: int, log_beta_BL: Tensor) -> Tensor:
         """log of E[v, u] P_u(y_{i+1}) beta[i+1, u], (B, L, L); -inf after the last target."""
@@ -95,8 +96,8 @@ class _DagLogLikelihood(torch.autograd.Function):
         num_targets_B: Tensor,
         num_states_B: Tensor,
     ) -> Tensor:
-        is_state_BL = _is_state(log_emission_BML, num_states_B)
-        log_edge_BLL = _edges_only(log_transition_BLL, is_state_BL)
+        is_state_BL = is_state(log_emission_BML, num_states_B)
+        log_edge_BLL = edges_only(log_transition_BLL, is_state_BL)
         graphs = _Graphs(log_emission_BML, log_edge_BLL, num_targets_B, num_states_B)
         log_beta_MBL = graphs.log_beta()
         ctx.save_for_backward(
@@ -143,8 +144,8 @@ def viterbi(
     """Max in place of sum, with back-pointers; see ``alignment.viterbi``."""
     B, M, L = log_emission_BML.shape
     device = log_emission_BML.device
-    is_state_BL = _is_state(log_emission_BML, num_states_B)
-    log_edge_BLL = _edges_only(log_transition_BLL, is_state_BL)
+    is_state_BL = is_state(log_emission_BML, num_states_B)
+    log_edge_BLL = edges_only(log_transition_BLL, is_state_BL)
     is_start_L = torch.arange(L, device=device) == 0
     best_BL = log_emission_BML[:, 0].masked_fill(~is_start_L, -torch.inf)
     best_MBL, came_from_MBL = [best_BL], []

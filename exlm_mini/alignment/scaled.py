@@ -1,0 +1,284 @@
+"""Rescaled probabilities: one matrix-vector product per target, and one product for the gradient.
+
+Shapes: B rows, M targets, L states.
+
+The recursions of Appendix I.1 on probabilities, each target's masses divided by their largest::
+
+    alpha[i, u] = P_u(y_i) * sum over v < u of alpha[i-1, v] * E[v, u]
+    back[i, v]  = P_v(y_i) * sum over u > v of E[v, u] * back[i+1, u]
+
+``back`` is beta with the state's own emission. An edge is exponentiated once instead of once per
+target, and the gradient by the transitions is one product, E * (A^T B), of the two sweeps.
+All sums are float64, whatever the dtype of the scores.
+
+What underflow can hide. Edges, emissions and masses are at most 1, and whatever lies below
+t = 2^-1022, the smallest normal number, may be flushed to zero. A mass so loses at most
+(4 L + 1) t on its way from one target to the next: flushed masses, edges and products of L
+predecessors, L t for a flushed emission, t for the last product. Every mass a path may use
+(inside the cone: enough states before it, enough behind it; emission not -inf) therefore has
+lift = 8 L^2 t added, so that it is never below the truth. What was added is then bounded from
+above: in either sweep a target's L states get L lift, each worth at most the L that may reach it
+in the other sweep, hence 2 L^2 lift in all, against the likelihood in the same units,
+d[i] = sum over u of (what reaches u) * back[i, u], times what back[i] was divided by. Where these
+ratios, summed over the targets, are at most 2^-40, value and posteriors are exact to that.
+
+Which rows are done again by ``vectorized`` in float64, value and gradient: those with a larger
+sum. They spread over more than about 600 nats, or no path fits for want of edges. Where no state
+is usable for some target, no path fits and nothing is done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from exlm_mini.alignment import vectorized
+from exlm_mini.alignment.vectorized import edges_only, is_state
+from exlm_mini.autograd import differentiable_once
+
+SMALLEST = torch.finfo(torch.float64).tiny
+TOLERANCE = 2.0**-40
+"""Share of a likelihood that may be due to what was added against underflow."""
+CACHE_BYTES = 8 * 2**20
+"""On a CPU, as many rows go together as have their edges in a cache of this size."""
+
+
+class _Graphs(NamedTuple):
+    """Rows in probabilities; the largest edge of a row and emission of a target are 1."""
+
+    edge_BLL: Tensor
+    emission_BML: Tensor
+    is_usable_BML: Tensor
+    """Where a path may go: inside the cone, emission not -inf."""
+    log_scale_B: Tensor
+    """What the scores of any path lost."""
+    width: int
+    """Target i lives in the states i .. i + width, in every row."""
+
+
+def _is_cpu_at_work(tensor: Tensor) -> bool:
+    """Whether values can be looked at for nothing and caches matter: not under a compiler."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _peak(log_scores: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """The largest score, in float64, which makes all that is done with it float64; 0 where all
+    are -inf. NaN stays NaN."""
+    peak = log_scores.amax(dims, keepdim=True).double()
+    return peak.masked_fill(peak == -torch.inf, 0.0)
+
+
+def _in_cone(num_targets_B: Tensor, num_states_B: Tensor, M: int, L: int) -> Tensor:
+    """Where a path of so many targets may be, (B, M, L): start and end fixed, always forward."""
+    target_M1 = torch.arange(M, device=num_targets_B.device).unsqueeze(1)
+    state_L = torch.arange(L, device=num_targets_B.device)
+    num_targets_B11 = num_targets_B.view(-1, 1, 1)
+    num_states_B11 = num_states_B.view(-1, 1, 1)
+    is_last_BM1 = target_M1 == num_targets_B11 - 1
+    first_BM1 = torch.where(is_last_BM1, num_states_B11 - 1, target_M1)
+    last_BM1 = torch.where(target_M1 == 0, 0, num_states_B11 - num_targets_B11 + target_M1)
+    is_target_BM1 = target_M1 < num_targets_B11
+    return is_target_BM1 & (state_L >= first_BM1) & (state_L <= last_BM1)
+
+
+def _rescale(
+    log_emission_BML: Tensor,
+    log_transition_BLL: Tensor,
+    num_targets_B: Tensor,
+    num_states_B: Tensor,
+) -> _Graphs:
+    """Probabilities of what may be read; all else, NaN or not, is 0."""
+    _, M, L = log_emission_BML.shape
+    log_edge_BLL = edges_only(log_transition_BLL, is_state(log_emission_BML, num_states_B))
+    edge_peak_B11 = _peak(log_edge_BLL, (1, 2))
+    in_cone_BML = _in_cone(num_targets_B, num_states_B, M, L)
+    log_emission_BML = torch.where(in_cone_BML, log_emission_BML, -torch.inf)
+    emission_peak_BM1 = _peak(log_emission_BML, (2,))
+    width = L - 1
+    if _is_cpu_at_work(num_targets_B):  # elsewhere a look at the counts would be a wait
+        width = int((num_states_B - num_targets_B).max().clamp(min=0))
+    return _Graphs(
+        (log_edge_BLL - edge_peak_B11).exp_(),
+        (log_emission_BML - emission_peak_BM1).exp_(),
+        log_emission_BML != -torch.inf,
+        emission_peak_BM1.sum((1, 2)) + (num_targets_B - 1) * edge_peak_B11.view(-1),
+        width,
+    )
+
+
+class _Sweep(NamedTuple):
+    """One direction, each target in units of its own."""
+
+    mass_BML: Tensor
+    """The largest of a target is 1."""
+    reach_BML: Tensor
+    """Before emission, in units of the target before."""
+    scale_BM1: Tensor
+    """What the masses were divided by; 0 where no state is usable."""
+
+
+def _sweep(graphs: _Graphs, edge_BLL: Tensor, seed_BML: Tensor, order: Iterable[int]) -> _Sweep:
+    """From target to target, along the edges as they stand or (transposed) against them."""
+    mass_BML, reach_BML = torch.zeros_like(seed_BML), torch.zeros_like(seed_BML)
+    scale_BM1 = torch.ones_like(seed_BML[:, :, :1])
+    before = None
+    for i in order:
+        here = (slice(None), slice(i, i + 1), slice(i, i + graphs.width + 1))
+        mass_B1L, scale_B11 = seed_BML[here], scale_BM1[:, i : i + 1]
+        if before is not None:
+            step_BLL = edge_BLL[:, before[2], here[2]]
+            reach_B1L = torch.bmm(mass_BML[before], step_BLL)
+            reach_BML[here] = reach_B1L
+            mass_B1L = torch.addcmul(mass_B1L, reach_B1L, graphs.emission_BML[here])
+        torch.amax(mass_B1L, 2, keepdim=True, out=scale_B11)
+        torch.div(mass_B1L, scale_B11.clamp(min=SMALLEST), out=mass_BML[here])
+        before = here
+    return _Sweep(mass_BML, reach_BML, scale_BM1)
+
+
+class _Rows(NamedTuple):
+    """What is known of some rows; numbers are float64."""
+
+    log_likelihood_B: Tensor
+    is_exact_B: Tensor
+    is_live_B: Tensor
+    """Exact, and a path fits; the posteriors of other rows are of no use."""
+    state_BML: Tensor
+    edge_BLL: Tensor
+
+
+def _forward_backward(graphs: _Graphs, num_targets_B: Tensor) -> _Rows:
+    """Both sweeps, how far they can be off, and the posteriors they make."""
+    _, M, L = graphs.emission_BML.shape
+    lift = 8 * L * L * SMALLEST
+    target_M = torch.arange(M, device=num_targets_B.device)
+    is_target_BM = target_M < num_targets_B.unsqueeze(1)
+    is_last_BM = target_M == num_targets_B.unsqueeze(1) - 1
+
+    def seed(is_start: Tensor) -> Tensor:
+        return graphs.is_usable_BML * is_start.double().clamp(min=lift).unsqueeze(-1)
+
+    num_steps = min(M, L)  # no path has more
+    alpha = _sweep(graphs, graphs.edge_BLL, seed(target_M == 0), range(num_steps))
+    back = _sweep(graphs, graphs.edge_BLL.mT, seed(is_last_BM), range(num_steps - 1, 0, -1))
+    log_scale_BM = alpha.scale_BM1.squeeze(2).log().masked_fill(~is_target_BM, 0.0)
+    log_likelihood_B = log_scale_BM.sum(1) + graphs.log_scale_B
+
+    # From here on targets 1, 2, ...: every path starts in state 0, which needs no sum.
+    state_BML = alpha.reach_BML[:, 1:] * back.mass_BML[:, 1:]
+    likelihood_BM1 = state_BML.sum(2, keepdim=True)
+    added_BM1 = 2 * L * L * lift / (likelihood_BM1 * back.scale_BM1[:, 1:])
+    added_B = added_BM1.squeeze(2).masked_fill(~is_target_BM[:, 1:], 0.0).sum(1)
+    is_lost_B, is_nan_B = log_likelihood_B == -torch.inf, log_likelihood_B.isnan()
+    is_exact_B = (added_B <= TOLERANCE) | is_lost_B | is_nan_B
+    is_live_B = is_exact_B & ~is_lost_B
+
+    # A unit may be as large as 1e300, so the product by it is shared out between two factors.
+    is_live_BM1 = (is_target_BM[:, 1:] & is_live_B.unsqueeze(1)).unsqueeze(2)
+    # NaN among the emissions of the first or last target is not in the sweeps.
+    one_B11 = torch.where(is_nan_B, torch.nan, 1.0).view(-1, 1, 1)
+    root_BM1 = torch.where(is_live_BM1, likelihood_BM1.rsqrt(), 0.0) * one_B11
+    edge_BLL = torch.bmm(
+        (alpha.mass_BML[:, :-1] * root_BM1).mT, back.mass_BML[:, 1:] * root_BM1
+    )
+    return _Rows(
+        log_likelihood_B,
+        is_exact_B,
+        is_live_B,
+        torch.cat([alpha.mass_BML[:, :1] * one_B11, state_BML * root_BM1.square()], dim=1),
+        edge_BLL.mul_(graphs.edge_BLL),
+    )
+
+
+class _Rescaled(torch.autograd.Function):
+    """Forms the gradients with the value, because it holds both sweeps then."""
+
+    @staticmethod
+    def forward(
+        ctx,
+        log_emission_BML: Tensor,
+        log_transition_BLL: Tensor,
+        num_targets_B: Tensor,
+        num_states_B: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        graphs = (log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
+        B, _, L = log_emission_BML.shape
+        log_likelihood_B = log_emission_BML.new_empty(B)
+        is_exact_B = torch.empty_like(log_likelihood_B, dtype=torch.bool)
+        is_live_B = torch.empty_like(is_exact_B)
+        state_BML = torch.empty_like(log_emission_BML)
+        edge_BLL = torch.empty_like(log_transition_BLL)
+        num_rows = max(1, CACHE_BYTES // (8 * L * L)) if _is_cpu_at_work(num_targets_B) else B
+        for first in range(0, B, max(1, num_rows)):
+            rows = slice(first, first + num_rows)
+            found = _forward_backward(_rescale(*(t[rows] for t in graphs)), num_targets_B[rows])
+            log_likelihood_B[rows], is_exact_B[rows] = found.log_likelihood_B, found.is_exact_B
+            is_live_B[rows], state_BML[rows] = found.is_live_B, found.state_BML
+            edge_BLL[rows] = found.edge_BLL
+        ctx.save_for_backward(is_live_B, state_BML, edge_BLL)
+        ctx.mark_non_differentiable(is_exact_B)
+        return log_likelihood_B, is_exact_B
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx, grad_B: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        is_live_B, state_BML, edge_BLL = ctx.saved_tensors
+        grad_B11 = torch.where(is_live_B, grad_B, 0.0).view(-1, 1, 1)
+        return state_BML * grad_B11, edge_BLL * grad_B11, None, None
+
+
+def rescaled_log_likelihood(
+    log_emission_BML: Tensor,
+    log_transition_BLL: Tensor,
+    num_targets_B: Tensor,
+    num_states_B: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The sweeps alone, before anything is done again.
+
+    Args:
+        log_emission_BML, log_transition_BLL, num_targets_B, num_states_B: as for
+            ``alignment.dag_log_likelihood``.
+
+    Returns:
+        log_likelihood_B: of no use where not exact; its gradient is zero there.
+        is_exact_B: bool, whether value and gradient are exact to 2^-40 of the likelihood. Rows
+            with NaN count as exact: they give NaN.
+    """
+    return _Rescaled.apply(log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
+
+
+def log_likelihood(
+    log_emission_BML: Tensor,
+    log_transition_BLL: Tensor,
+    num_targets_B: Tensor,
+    num_states_B: Tensor,
+) -> Tensor:
+    """See ``alignment.dag_log_likelihood``; differentiable once.
+
+    The host waits for the device once, to ask whether any row is to be done again; under
+    ``torch.compile`` the graph breaks there.
+    """
+    graphs = (log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
+    log_likelihood_B, is_exact_B = rescaled_log_likelihood(*graphs)
+    if is_exact_B.all():
+        return log_likelihood_B
+    rows_R = (~is_exact_B).nonzero().squeeze(1)
+    log_emission_RML, log_transition_RLL, *counts_R = (t[rows_R] for t in graphs)
+    again_R = vectorized.log_likelihood(
+        log_emission_RML.double(), log_transition_RLL.double(), *counts_R
+    )
+    return log_likelihood_B.index_copy(0, rows_R, again_R.to(log_likelihood_B.dtype))
+
+
+def viterbi(
+    log_emission_BML: Tensor,
+    log_transition_BLL: Tensor,
+    num_targets_B: Tensor,
+    num_states_B: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """See ``alignment.viterbi``: that of ``vectorized``, as a maximum needs no exponential."""
+    graphs = (log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
+    return vectorized.viterbi(*graphs)

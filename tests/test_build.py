@@ -1,0 +1,366 @@
+"""How the compiled backend is built: found, keyed, locked, and what is said when it fails."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from cases import CASES
+
+from exlm_mini.alignment import build, native
+
+ROOT = Path(__file__).resolve().parents[1]
+KINDS = ("cpu", "cuda")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    """An empty cache of builds."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "exlm_mini"
+
+
+@pytest.fixture
+def put_compiler(tmp_path, monkeypatch):
+    """Puts shell scripts in the place of the compilers; they may use "$@"."""
+    for name in ("CUDA_PATH", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
+
+    def put(device_type: str, script: str) -> Path:
+        file = tmp_path / {"cpu": "fake-c++", "cuda": "bin/nvcc"}[device_type]
+        file.parent.mkdir(exist_ok=True)
+        version = 'if [ "$1" = --version ]; then echo "fake 1.0"; exit 0; fi\n'
+        file.write_text("#!/bin/sh\n" + version + script + "\n")
+        file.chmod(file.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv(
+            *(("CXX", str(file)) if device_type == "cpu" else ("CUDA_HOME", str(tmp_path)))
+        )
+        return file
+
+    return put
+
+
+@pytest.fixture
+def copied_sources(tmp_path, monkeypatch) -> Path:
+    """A copy of the sources in the place of the real ones, with a stand-in for what is missing."""
+    folder = tmp_path / "cuda"
+    shutil.copytree(build.source_dir(), folder)
+    (folder / build.SOURCES["cuda"]).touch()
+    monkeypatch.setattr(build, "PACKAGE", tmp_path / "exlm_mini")
+    return folder
+
+
+# ---- what is there ----
+
+
+def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert build.cache_dir() == tmp_path / "xdg" / "exlm_mini"
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "torch"))
+    assert build.cache_dir() == tmp_path / "torch" / "exlm_mini"
+
+
+def test_the_sources_need_neither_torch_nor_cuda_headers():
+    sources = [f for f in build.source_dir().iterdir() if f.suffix in build.SUFFIXES]
+    assert {"dag_cpu.cpp", "dag_graph.h"} <= {f.name for f in sources}
+    for file in sources:
+        for name in re.findall(r'^\s*#\s*include\s*[<"](.+)[>"]', file.read_text(), re.M):
+            ours = (file.parent / name).is_file()
+            assert ours or not re.search("torch|ATen|c10|pybind", name), (file.name, name)
+            assert ours or file.suffix == ".cu" or "cuda" not in name, (file.name, name)
+
+
+def test_sources_are_found_in_an_installed_package(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "PACKAGE", tmp_path / "site" / "exlm_mini")
+    with pytest.raises(build.BuildError, match=r"cuda_src: reinstall exlm-mini"):
+        build.source_dir()
+    folder = tmp_path / "site" / "exlm_mini" / "cuda_src"
+    folder.mkdir(parents=True)
+    (folder / "dag_cpu.cpp").touch()
+    assert build.source_dir() == folder
+
+
+def test_nvcc_is_that_of_cuda_home_else_of_the_path(tmp_path, monkeypatch, put_compiler):
+    file = put_compiler("cuda", "exit 1")
+    assert build.nvcc() == (str(file), "fake 1.0\n")
+    monkeypatch.delenv("CUDA_HOME")
+    monkeypatch.setenv("PATH", f"{file.parent}{os.pathsep}{os.environ['PATH']}")
+    assert build.nvcc().path == str(file)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "elsewhere"))
+    with pytest.raises(build.BuildError, match=r"no nvcc in CUDA_HOME, .*elsewhere/bin: inst"):
+        build.nvcc()
+
+
+def test_without_nvcc_the_message_says_what_to_do(monkeypatch):
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    with pytest.raises(build.BuildError, match="no CUDA compiler nvcc: install the CUDA tool"):
+        build.nvcc()
+
+
+@pytest.mark.parametrize("listed", ["8.0 9.0a+PTX", "8.0;9.0a+PTX"])
+def test_architectures_are_those_of_the_environment(listed, put_compiler, monkeypatch):
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", listed)
+    assert build.architectures() == ["8.0", "9.0a+PTX"]
+    flags = [flag for name in build.architectures() for flag in build._gencode(name)]
+    assert flags == [
+        "-gencode=arch=compute_80,code=sm_80",
+        "-gencode=arch=compute_90a,code=sm_90a",
+        "-gencode=arch=compute_90a,code=compute_90a",
+    ]
+
+
+def test_architectures_are_those_of_the_gpus(monkeypatch):
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    gpus = [(9, 0), (8, 6), (9, 0)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", gpus.__getitem__)
+    assert build.architectures() == ["8.6", "9.0"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(build.BuildError, match=r"no GPU to compile for.* TORCH_CUDA_ARCH_LIST"):
+        build.architectures()
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "sm_90")
+    with pytest.raises(build.BuildError, match=r"is 'sm_90'; want numbers such as 8\.0"):
+        build.architectures()
+
+
+def test_there_is_no_library_for_another_device():
+    with pytest.raises(build.BuildError, match="for cpu and cuda, not for 'mps'"):
+        build.build("mps")
+    assert "not for 'mps'" in native.why_not("mps")
+
+
+# ---- the key ----
+
+
+@pytest.mark.parametrize("device_type", KINDS)
+def test_the_key_depends_on_all_that_matters(
+    device_type, copied_sources, monkeypatch, put_compiler
+):
+    put_compiler(device_type, "exit 1")
+    plan = build.plan(device_type)
+    keys = {plan.key}
+    assert build.plan(device_type).key in keys  # the same again
+    for changed in (
+        {"compiler": build.Tool(plan.compiler.path, "fake 2.0")},
+        {"compiler": build.Tool("/elsewhere/compiler", plan.compiler.version)},
+        {"flags": (*plan.flags, "-O0")},
+        {"machine": "another"},
+    ):
+        keys.add(plan._replace(**changed).key)
+    for patched, name in ((torch, "__version__"), (torch.version, "cuda")):
+        with monkeypatch.context() as patch:
+            patch.setattr(patched, name, "0.0.0")
+            keys.add(plan.key)
+    with (copied_sources / "dag_graph.h").open("a") as stream:
+        stream.write("// changed\n")
+    keys.add(plan.key)
+    assert len(keys) == 8
+
+
+def test_the_key_depends_on_the_processor_or_the_gpu(put_compiler, copied_sources, monkeypatch):
+    for device_type in KINDS:
+        put_compiler(device_type, "exit 1")
+    before = [build.plan(device_type).key for device_type in KINDS]
+    assert len(set(before)) == 2
+    monkeypatch.setattr(build, "_machine", lambda: "another")
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0")
+    for device_type, key in zip(KINDS, before, strict=True):
+        assert build.plan(device_type).key != key
+
+
+# ---- failures ----
+
+
+def test_without_a_compiler_the_message_says_what_to_do(cache, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(build.BuildError, match=r"'no-such-compiler': install g\+\+.* CXX"):
+        build.build("cpu")
+    monkeypatch.setattr(native, "_load", native._load.__wrapped__)
+    assert "no-such-compiler" in native.why_not.__wrapped__("cpu")
+    with pytest.raises(native.BuildError, match="no-such-compiler"):
+        native.log_likelihood(*CASES["ragged"])
+
+
+def test_without_ninja_the_message_says_what_to_do(cache, put_compiler, monkeypatch):
+    put_compiler("cpu", "exit 1")
+    monkeypatch.setattr(build, "_search_path", lambda: "")
+    with pytest.raises(build.BuildError, match="no ninja to build with: pip install ninja"):
+        build.build("cpu")
+
+
+@pytest.mark.parametrize("device_type", KINDS)
+def test_a_compiler_error_is_cut_to_what_matters(
+    device_type, cache, put_compiler, copied_sources
+):
+    file = put_compiler(
+        device_type,
+        'for n in $(seq 200); do echo "dag.h:$n:1: note: candidate $n"; done\n'
+        "echo 'dag.h:7:3: error: no wings' >&2; exit 1",
+    )
+    with pytest.raises(build.BuildError) as caught:
+        build.build(device_type)
+    first, *rest = str(caught.value).splitlines()
+    language = build.LANGUAGES[device_type]
+    assert first == f"the {language} sources do not build with {file}:"
+    assert "dag.h:7:3: error: no wings" in rest
+    assert "note: candidate" not in str(caught.value)
+    assert len(rest) < 7
+    assert list(cache.rglob("*.so")) == [] and list(cache.rglob("build-*")) == []
+
+
+def test_an_output_without_the_word_error_is_shown_by_its_end():
+    output = "\n".join(f"line {n}" for n in range(100))
+    assert build._what_matters(output).splitlines() == [f"line {n}" for n in range(88, 100)]
+    many = "\n".join(f"x.h:{n}: error: bad" for n in range(100))
+    assert build._what_matters(many).splitlines()[-1] == "... and 88 more"
+
+
+def test_waiting_for_another_build_has_an_end(cache, put_compiler, monkeypatch):
+    put_compiler("cpu", "exit 1")
+    monkeypatch.setenv("EXLM_BUILD_TIMEOUT", "0.2")
+    folder = build.plan("cpu").target.parent
+    folder.mkdir(parents=True)
+    with open(folder / "lock", "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(build.BuildError, match=r"building for 0.2 s .*EXLM_BUILD_TIMEOUT"):
+            build.build("cpu")
+    with pytest.raises(build.BuildError, match="do not build"):  # the lock is free again
+        build.build("cpu")
+    monkeypatch.setenv("EXLM_BUILD_TIMEOUT", "soon")
+    with pytest.raises(build.BuildError, match=r"EXLM_BUILD_TIMEOUT: .*'soon'"):
+        build.build("cpu")
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch, put_compiler):
+    put_compiler("cpu", "exit 1")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "file"))
+    with pytest.raises(build.BuildError, match="TORCH_EXTENSIONS_DIR to a writable folder"):
+        build.build("cpu")
+
+
+def test_whatever_goes_wrong_is_a_reason_and_no_error(monkeypatch):
+    def surprise(device_type: str) -> Path:
+        raise ZeroDivisionError("no idea")
+
+    monkeypatch.setattr(native, "build", surprise)
+    monkeypatch.setattr(native, "_load", native._load.__wrapped__)
+    assert native.why_not.__wrapped__("cpu") == "ZeroDivisionError: no idea"
+
+
+def test_a_library_that_loads_and_does_not_run_is_no_backend(monkeypatch):
+    def refuse(kernels, graph):
+        raise RuntimeError("CUDA: driver too old")
+
+    if reason := native.why_not("cpu"):
+        pytest.skip(f"no C++ backend here: {reason}")
+    monkeypatch.setattr(native, "log_likelihood_with", refuse)
+    words = "the built library does not run: CUDA: driver too old"
+    assert native.why_not.__wrapped__("cpu") == words
+
+
+@pytest.mark.parametrize("before", [None, "mine"])
+def test_the_environment_is_put_back(before, monkeypatch):
+    monkeypatch.setenv("CXX", before) if before else monkeypatch.delenv("CXX", raising=False)
+    environment = dict(os.environ)
+    with pytest.raises(ZeroDivisionError), build._environment(CXX="c++", PATH="elsewhere"):
+        assert (os.environ["CXX"], os.environ["PATH"]) == ("c++", "elsewhere")
+        raise ZeroDivisionError
+    assert dict(os.environ) == environment
+
+
+# ---- success ----
+
+
+def test_processes_that_start_together_build_once(cache, put_compiler, tmp_path):
+    if reason := native.why_not("cpu"):
+        pytest.skip(f"no C++ backend here: {reason}")
+    log = tmp_path / "calls"
+    put_compiler("cpu", f'case "$*" in *" -c "*) echo compile >> {log};; esac\nexec c++ "$@"')
+    program = (
+        "from exlm_mini.alignment import build, native\n"
+        "print(native.why_not('cpu'), build.build('cpu'))"
+    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    both = [
+        subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, **pipes) for _ in range(2)
+    ]
+    outputs = [process.communicate(timeout=300) for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    assert outputs[0][0] == outputs[1][0] and outputs[0][0].startswith("None ")
+    assert log.read_text().splitlines() == ["compile"]
+    (library,) = cache.rglob("*.so")
+    assert str(library) in outputs[0][0]
+    # One of them says why nothing happens for a while.
+    said = "".join(error for _, error in outputs)
+    kept = re.escape(str(library.parent))
+    assert re.fullmatch(rf"building the C\+\+ .* once, about \d+ s; kept in {kept}\n", said)
+    environment = dict(os.environ)
+    build.build("cpu")  # found, not built
+    assert log.read_text().splitlines() == ["compile"] and dict(os.environ) == environment
+
+
+def test_nvcc_is_run_by_ninja_with_every_option_as_it_was(
+    cache, put_compiler, copied_sources, tmp_path, monkeypatch
+):
+    log, folder = tmp_path / "calls", tmp_path / "a $b: folder"
+    put_compiler("cuda", f'for x in "$@"; do echo "$x" >> {log}; done\ntouch libexlm_dag.so')
+    monkeypatch.setenv("CXX", "c++")
+    folder.mkdir()
+    copied_sources.rename(folder / "cuda")
+    monkeypatch.setattr(build, "PACKAGE", folder / "exlm_mini")
+    assert build.build("cuda").is_file()
+    source = str(folder / "cuda" / "dag_cuda.cu")
+    host = ["-ccbin", shutil.which("c++")]
+    expected = [*build.NVCC_FLAGS, "-gencode=arch=compute_90,code=sm_90", *host]
+    assert log.read_text().splitlines() == [
+        *expected, "-shared", source, "-o", "libexlm_dag.so"
+    ]  # fmt: skip
+
+
+def test_a_notebook_is_spared_the_line(cache, put_compiler, copied_sources, monkeypatch, capfd):
+    put_compiler("cuda", "touch libexlm_dag.so")
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    build.build("cuda")
+    monkeypatch.delitem(sys.modules, "ipykernel")
+    assert capfd.readouterr().err == ""
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0")
+    build.build("cuda")
+    assert capfd.readouterr().err.startswith("building the CUDA dynamic programme once, about ")
+
+
+@pytest.mark.slow
+def test_cuda_compiles_for_sm_80_and_sm_90(cache, monkeypatch):
+    """Whether it also runs is for a machine with a GPU."""
+    try:
+        nvcc = build.nvcc()
+    except build.BuildError as error:
+        pytest.skip(str(error))
+    if not (build.source_dir() / build.SOURCES["cuda"]).is_file():
+        pytest.skip(f"there is no {build.SOURCES['cuda']} yet")
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0 9.0")
+    library = build.build("cuda")
+    tools = Path(os.path.realpath(nvcc.path)).parent
+    names = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True).stdout
+    defined = set(re.findall(r" T (dag_cuda_\w+)", names.decode()))
+    expected = {f"dag_cuda_{f}_{d}" for f in ("log_likelihood", "gradients", "viterbi")
+                for d in ("float32", "float64")}  # fmt: skip
+    assert expected | {"dag_cuda_error", "dag_cuda_tile"} <= defined
+    if cuobjdump := shutil.which("cuobjdump", path=f"{tools}{os.pathsep}{os.environ['PATH']}"):
+        command = shlex.join([cuobjdump, "--list-elf", str(library)])
+        listed = subprocess.run(command, shell=True, capture_output=True, text=True).stdout
+        assert set(re.findall(r"sm_\d+", listed)) == {"sm_80", "sm_90"}

@@ -1,0 +1,204 @@
+"""The doctor tells what is there, finds wrong results, and takes what is missing calmly."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from packaging.requirements import Requirement
+
+from exlm_mini import doctor, self_check
+from exlm_mini.alignment import BACKENDS, build, fastest, native
+
+ROOT = Path(__file__).resolve().parents[1]
+CPU = torch.device("cpu")
+OURS = [name for name in BACKENDS if name != self_check.JUDGE]
+
+
+@pytest.fixture
+def empty_cache(tmp_path, monkeypatch):
+    """Nothing is built, and nothing remembered of what was."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    for function in (native._load, native.why_not):
+        function.cache_clear()
+    yield tmp_path
+    for function in (native._load, native.why_not):
+        function.cache_clear()
+
+
+@pytest.fixture
+def two_backends(monkeypatch):
+    """Only the judge and one other, for tests that look at something else."""
+    for name in [name for name in OURS if name != "vectorized"]:
+        monkeypatch.delitem(BACKENDS, name)
+    monkeypatch.setattr(doctor, "fastest", lambda device_type: "vectorized")
+
+
+def wrong(monkeypatch, name: str, part: int, change) -> None:
+    """Change one of the two functions of a backend."""
+    functions = list(BACKENDS[name][:2])
+    right = functions[part]
+    functions[part] = lambda *graph: change(right(*graph))
+    monkeypatch.setitem(BACKENDS, name, BACKENDS[name]._replace(
+        log_likelihood=functions[0], viterbi=functions[1]
+    ))  # fmt: skip
+
+
+def test_every_backend_is_right_on_this_machine(capsys):
+    assert doctor.main(["--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["is_right"] is True
+    here = {c["backend"]: c for c in report["backends"] if c["device"] == "cpu"}
+    assert list(here) == OURS
+    for name, check in here.items():
+        if check["is_right"] is None:
+            assert name == "native" and check["reason"] == native.why_not("cpu")
+            continue
+        assert check["is_right"] and check["reason"] is None
+        assert 0 < check["errors"]["float32"] < 1e-5 and check["errors"]["float64"] < 1e-12
+    assert report["auto"]["cpu"] == fastest("cpu")
+
+
+def test_the_report_is_short_and_names_what_is_there(capsys):
+    assert doctor.main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 60
+    text = "\n".join(lines)
+    for expected in (torch.__version__, sys.executable, str(build.cache_dir()), *OURS):
+        assert expected in text
+    assert lines[-1] == "every result is right"
+
+
+def test_every_gpu_is_shown():
+    gpu = {"name": "Big GPU", "compute_capability": "9.0", "memory_mib": 143771}
+    about = doctor.computer() | {"gpus": [gpu, gpu], "torch_cuda": "13.0"}
+    rows = list(doctor._machine_rows(about))
+    assert rows.count(("GPU", "Big GPU, compute capability 9.0, 143771 MiB")) == 2
+    assert "for CUDA 13.0" in dict(rows)["PyTorch"]
+
+
+@pytest.mark.parametrize(("torch_cuda", "is_told"), [("12.8", True), ("13.2", False)])
+def test_an_nvcc_of_another_version_is_no_worry(torch_cuda, is_told):
+    tools = {"nvcc": {"path": "/bin/nvcc", "version": "13.0"}, "ninja": {"missing": "no ninja"}}
+    (_, nvcc), (_, ninja) = doctor._tool_rows(tools, torch_cuda)
+    assert ("PyTorch is for 12.8, which does no harm" in nvcc) is is_told
+    assert nvcc.startswith("/bin/nvcc, 13.0") and ninja == "no ninja"
+
+
+def test_the_libraries_are_those_of_the_extras():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    wanted = {
+        extra: {r for r in names if not r.startswith("exlm-mini")}
+        for extra, names in extras.items()
+    }
+    assert {extra: set(names) for extra, names in doctor.LIBRARIES.items()} == wanted
+    for names in doctor.LIBRARIES.values():
+        assert [doctor._name(r) for r in names] == [Requirement(r).name for r in names]
+
+
+def test_a_missing_library_or_tool_is_advice(monkeypatch, two_backends, capsys):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("CUDA_HOME", "/no/such/folder")
+    monkeypatch.setitem(doctor.LIBRARIES, "train", ("no-such-library[all]>=2,<3", "tqdm"))
+    assert doctor.main([]) == 0
+    text = capsys.readouterr().out
+    assert "no C++ compiler 'no-such-compiler': install g++" in text
+    assert "no nvcc in CUDA_HOME, /no/such/folder/bin: install the CUDA toolkit" in text
+    assert "pip install 'no-such-library[all]>=2,<3'\n" in text
+
+
+@pytest.mark.parametrize("dtype", self_check.TOLERANCES)
+def test_a_small_difference_in_one_dtype_is_found(dtype, monkeypatch):
+    wrong(
+        monkeypatch, "vectorized", 0,
+        lambda value_B: value_B * (1.001 if value_B.dtype == dtype else 1),
+    )  # fmt: skip
+    check = self_check.check("vectorized", CPU, None)
+    assert check.is_right is False and self_check.short(dtype) in check.reason
+
+
+@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_wrong_result_is_found(name, part, monkeypatch):
+    if reason := BACKENDS[name].why_not("cpu"):
+        pytest.skip(reason)
+    changes = [lambda value_B: value_B * 1.001, lambda best: (best[0].clamp(min=0), best[1])]
+    wrong(monkeypatch, name, part, changes[part])
+    check = self_check.check(name, CPU, None)
+    assert check.is_right is False and "differs from enumeration by" in check.reason
+    if part == 1:
+        assert check.errors == {"float32": None, "float64": None}
+
+
+def test_a_wrong_result_or_an_exception_ends_with_1(two_backends, monkeypatch, capsys):
+    wrong(monkeypatch, "vectorized", 0, lambda value_B: value_B + 1)
+    assert doctor.main([]) == 1
+    text = capsys.readouterr().out
+    assert "vectorized" in text and "WRONG: float32 differs" in text
+    assert text.splitlines()[-1] == "SOME RESULTS ARE WRONG: see above"
+    monkeypatch.setitem(BACKENDS, "vectorized", BACKENDS["vectorized"]._replace(viterbi=None))
+    assert doctor.main(["--json"]) == 1
+    (check,) = json.loads(capsys.readouterr().out)["backends"]
+    assert check["reason"].startswith("TypeError: 'NoneType'")
+
+
+def test_a_backend_that_is_not_there_is_no_mistake():
+    check = self_check.check("naive", CPU, "no wings")
+    assert check == ("naive", "cpu", {}, None, "no wings")
+    (_, line) = doctor._check_lines([check._asdict()])
+    assert line.split(None, 4)[-1] == "not here: no wings"
+
+
+def test_without_building_nothing_is_built(empty_cache, monkeypatch):
+    monkeypatch.setattr(doctor, "computer", lambda: {"gpus": []})
+    for name in ("naive", "vectorized", "scaled"):
+        monkeypatch.delitem(BACKENDS, name, raising=False)
+    report = doctor.examine(may_build=False)
+    assert list(empty_cache.iterdir()) == []
+    try:
+        build.plan("cpu")
+    except build.BuildError as error:
+        assert report["backends"][0]["reason"] == str(error)
+    else:
+        assert report["backends"][0]["reason"] == doctor.NOT_BUILT
+        assert report["auto"] == {"cpu": "native"}  # it would be built
+    assert report["is_right"]
+
+
+def test_the_graphs_ask_the_hard_questions():
+    ragged, no_path, tiles, spread = self_check.made_graphs()
+    truth_B = BACKENDS[self_check.JUDGE].log_likelihood(*no_path)
+    assert (truth_B == -torch.inf).tolist() == [True, True, True, False]
+    assert all(graph.log_emission_BML.isnan().any() for graph in (ragged, no_path, tiles))
+    assert tiles.log_emission_BML.shape[2] > 64
+    scores = spread.log_emission_BML[spread.log_emission_BML.isfinite()]
+    assert scores.max() - scores.min() > 1000
+    assert set(ragged.num_states_B.tolist()) >= {1, 8}
+
+
+def test_options_that_cannot_be_are_one_line(capsys):
+    assert doctor.main(["--no-such-thing"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    assert captured.err.startswith("error: unrecognized arguments: --no-such-thing; --help")
+
+
+def test_it_runs_on_the_core_libraries_alone(tmp_path):
+    program = """
+import sys
+for name in ("datasets", "tokenizers", "jsonargparse", "accelerate", "rdkit", "tqdm", "yaml"):
+    sys.modules[name] = None
+from exlm_mini import doctor, self_check
+sys.exit(doctor.main(["--no-build"]))
+"""
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "every result is right" in result.stdout
