@@ -18,7 +18,7 @@ BOOK := .venv/bin/jupyter-book build -W -n --keep-going . --config book/_config.
 	--toc book/_toc.yml --path-output book
 TEX := latexmk texlive-xetex texlive-latex-extra texlive-fonts-recommended tex-gyre fonts-freefont-otf
 
-.PHONY: help setup pretrain book chapters pdf test test-chapters test-slow check format lock clean
+.PHONY: help setup pretrain doctor evidence book chapters pdf test test-chapters test-slow check format lock clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## /\1\t/p' Makefile | while IFS='	' read -r name text; do \
@@ -28,6 +28,12 @@ setup: .venv/.ready ## make .venv with everything pinned (once; the others do it
 
 pretrain: .venv/.ready ## train a small ExLM on molecules; options in ARGS="--output DIR ..."
 	$(PY) -m exlm_mini.pretrain --recipe smiles-tiny $(ARGS)
+
+doctor: .venv/.ready ## what this machine offers; build the compiled backend and check every backend
+	$(PY) -m exlm_mini.doctor $(ARGS)
+
+evidence: .venv/.ready ## check and time everything here, to book/results/; ARGS="--only checks,dag"
+	$(PY) book/evidence.py $(ARGS)
 
 book: .venv/.ready ## build the book: book/_build/html/index.html
 	$(BOOK)

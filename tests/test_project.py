@@ -3,9 +3,7 @@
 import re
 import shutil
 import subprocess
-import sys
 import tomllib
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -136,23 +134,3 @@ def test_no_file_names_a_machine_path_or_a_registry():
         if re.search(f"{host}|{path}", line)
     ]
     assert found == []
-
-
-@pytest.mark.slow
-def test_a_wheel_holds_modules_and_recipes(tmp_path):
-    source = tmp_path / "source"  # a build leaves its traces beside the sources
-    source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    shutil.copytree(ROOT / "exlm_mini", source / "exlm_mini")
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*command, "-w", tmp_path, "."], cwd=source, check=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    inside = set(zipfile.ZipFile(wheel).namelist())
-    expected = {
-        str(p.relative_to(ROOT))
-        for pattern in ("*.py", "recipes/*.yaml")
-        for p in (ROOT / "exlm_mini").rglob(pattern)
-    }
-    assert any(name.endswith(".yaml") for name in expected)
-    assert expected <= inside

@@ -85,7 +85,10 @@ def _first_that_works(device_type: str) -> str:
             break
         reasons[name] = reason
     if reasons:
-        without = "; ".join(f"'{name}': {reason}" for name, reason in reasons.items())
+        without = "; ".join(
+            f"'{name}': {reason.splitlines()[0].rstrip(':')}"
+            for name, reason in reasons.items()
+        )
         warnings.warn(
             f"states alignment uses the backend '{name}', without {without}. "
             "`python -m exlm_mini.doctor` tells more.",
