@@ -11,6 +11,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from exlm_mini.config import ModelConfig
 from exlm_mini.expansion import StateGraph
@@ -87,15 +88,14 @@ class GatedTransition(nn.Module):
 
     def forward(self, state_BLD: Tensor, graph: StateGraph) -> Tensor:
         """log_transition_BLL in float32 (float64 for float64 states)."""
-        x_BLX = state_BLD
-        if self.place is not None:
-            place_BLD = self.place(graph.place_BL).to(state_BLD.dtype)
-            x_BLX = torch.cat([state_BLD, place_BLD], dim=-1)
         query_BHLd, key_BHLd = (
-            _at_least_float32(linear(x_BLX)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            _at_least_float32(self._read(linear, state_BLD, graph))
+            .unflatten(-1, (self.num_heads, -1))
+            .transpose(1, 2)
             for linear in (self.query, self.key)
         )
-        log_gate_BLH = _at_least_float32(self.gate(x_BLX)).log_softmax(dim=-1)
+        gate_BLH = _at_least_float32(self._read(self.gate, state_BLD, graph))
+        log_gate_BLH = gate_BLH.log_softmax(dim=-1)
         is_edge_BLL = edges(graph, self.sparse)
         with torch.autocast(state_BLD.device.type, enabled=False):
             scores_BHLL = (
@@ -105,6 +105,19 @@ class GatedTransition(nn.Module):
             log_mixed_BHLL = log_head_BHLL + log_gate_BLH.transpose(1, 2).unsqueeze(3)
             log_mixed_BLL = log_mixed_BHLL.logsumexp(dim=1)
         return log_mixed_BLL.masked_fill(~is_edge_BLL, -torch.inf)
+
+    def _read(self, linear: nn.Linear, state_BLD: Tensor, graph: StateGraph) -> Tensor:
+        """``linear`` of [state, place]; each place is multiplied once, not once per state."""
+        if self.place is None:
+            return linear(state_BLD)
+        of_state_XD, of_place_XD = linear.weight.split(state_BLD.shape[-1], dim=1)
+        place_PD = self.place.weight
+        is_at_hand = graph.place_BL.device.type == "cpu" and not torch.compiler.is_compiling()
+        if is_at_hand and graph.place_BL.numel():
+            # On a GPU a look at the largest would be a wait, and the whole table is soon done.
+            place_PD = place_PD[: int(graph.place_BL.max()) + 1]
+        place_PX = F.linear(place_PD, of_place_XD, linear.bias)
+        return F.linear(state_BLD, of_state_XD) + F.embedding(graph.place_BL, place_PX)
 
 
 class UniformTransition(nn.Module):
