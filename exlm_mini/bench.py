@@ -2,7 +2,7 @@
 
     python -m exlm_mini.bench dag                       every backend at five shapes
     python -m exlm_mini.bench dag --shape 8,77,308 --extra-backend mine.py
-    python -m exlm_mini.bench emission                  the vocabulary head three ways
+    python -m exlm_mini.bench emission                  the vocabulary head four ways
     python -m exlm_mini.bench step                      ExLM beside MLM, part by part
 
 All times are medians of forward and backward pass together, after a run to warm up, and are
@@ -21,22 +21,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
-from exlm_mini.alignment import BACKENDS
-from exlm_mini.benchmarks import DAG_SHAPES, TEXT_SHAPE, Record, Shape, as_json
-from exlm_mini.benchmarks.dag import LogLikelihood, dag
+from exlm_mini.alignment import BACKENDS, dag_log_likelihood
+from exlm_mini.benchmarks import DAG_SHAPES, EMISSION_SIZES, TEXT_SHAPE, Record, Shape, as_json
+from exlm_mini.benchmarks.dag import LogLikelihood, dag, load_extra_backend
 from exlm_mini.benchmarks.emission import emission
-from exlm_mini.benchmarks.step import PARTS, row_length, step
+from exlm_mini.benchmarks.step import model_of, step
+from exlm_mini.benchmarks.table import heading, lines
 from exlm_mini.config import ModelConfig, UserError, nearest
 from exlm_mini.console import say
 from exlm_mini.measure import machine, threads
@@ -45,8 +45,6 @@ from exlm_mini.training import choose_device
 INTERRUPTED = 130
 REFERENCE = {"dag": "vectorized", "emission": "plain", "step": "mlm"}
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-LONG_SHAPE = Shape(4, 78, 312)
-"""Rows of 512 tokens, 76 masked."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -86,8 +84,14 @@ def _thread_counts(text: str) -> list[int]:
 def _add(
     parser: argparse.ArgumentParser, name: str, kind: Any, default: Any, what: str
 ) -> None:
+    if default is not None:
+        what = f"{what}; default {default}"
+    parser.add_argument(name, type=kind, default=default, metavar="X", help=what)
+
+
+def _add_dtype(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        name, type=kind, default=default, metavar="X", help=f"{what}; default {default}"
+        "--dtype", default="float32", help=f"{', '.join(DTYPES)}; default float32"
     )
 
 
@@ -105,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     about = {
         "dag": "the dynamic programme: every alignment backend",
-        "emission": "the vocabulary head: plain, one buffer, chunks",
+        "emission": "the vocabulary head: plain, one buffer, fused, chunks",
         "step": "a training step: ExLM beside MLM",
     }
     for name, text in about.items():
@@ -122,12 +126,14 @@ def _parser() -> argparse.ArgumentParser:
             help=f"CPU threads, one measurement for each; default {usual}",
         )  # fmt: skip
     _add_dag_options(commands.choices["dag"])
-    for name, width in (("emission", 384), ("step", 384)):
-        sub = commands.choices[name]
-        _add(sub, "--width", int, width, "hidden size D")
-        _add(sub, "--vocab-size", int, 8192, "vocabulary size V")
-    _add(commands.choices["emission"], "--chunk", int, 1024, "states per chunk")
+    sub = commands.choices["emission"]
+    _add(sub, "--width", int, 384, "hidden size D")
+    _add(sub, "--vocab-size", int, None, "vocabulary size V; default 8192, and once 50265")
+    _add(sub, "--chunk", int, 128, "states per chunk")
+    _add_dtype(sub)
     sub = commands.choices["step"]
+    _add(sub, "--width", int, 384, "hidden size D")
+    _add(sub, "--vocab-size", int, 8192, "vocabulary size V")
     _add(sub, "--layers", int, 6, "Transformer layers")
     _add(sub, "--heads", int, 6, "attention heads")
     _add(sub, "--mask-ratio", float, 0.15, "p: with M it sets the length of a row")
@@ -148,7 +154,7 @@ def _add_dag_options(sub: argparse.ArgumentParser) -> None:
         "--against", default=REFERENCE["dag"], metavar="NAME",
         help=f"backend that ratios compare with; default {REFERENCE['dag']}",
     )  # fmt: skip
-    sub.add_argument("--dtype", default="float32", help=f"{', '.join(DTYPES)}; default float32")
+    _add_dtype(sub)
     sub.add_argument(
         "--transitions", default="flat", choices=("flat", "sharp"),
         help="as at the start of training, or after it; default flat",
@@ -159,40 +165,16 @@ def _add_dag_options(sub: argparse.ArgumentParser) -> None:
 # ---- backends ----
 
 
-def load_extra_backend(path: Path) -> LogLikelihood:
-    """The function ``log_likelihood`` of a file.
-
-    Raises:
-        UserError: there is no such file, it does not run, or defines no such function.
-    """
-    if not path.is_file():
-        raise UserError(f"--extra-backend {path}: there is no such file")
-    spec = importlib.util.spec_from_file_location(f"extra_backend_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise UserError(f"--extra-backend {path} is no Python file; its name must end in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and torch.library look modules up
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"--extra-backend {path} does not run: {reason}") from None
-    function = getattr(module, "log_likelihood", None)
-    if not callable(function):
-        raise UserError(
-            f"--extra-backend {path} defines no function log_likelihood(log_emission_BML, "
-            "log_transition_BLL, num_targets_B, num_states_B)"
-        )
-    return function
-
-
-def _functions(arguments: argparse.Namespace) -> dict[str, LogLikelihood]:
+def _functions(arguments: argparse.Namespace, device: torch.device) -> dict[str, LogLikelihood]:
     """What to time, the reference first, so that ratios can be told at once."""
     functions = {}
     for name in arguments.backend or BACKENDS:
         if name not in BACKENDS:
             raise UserError(f"unknown backend '{name}'; {nearest(name, BACKENDS)}")
-        functions[name] = BACKENDS[name].log_likelihood
+        if reason := _why_not(name, device):
+            say(f"{name} is left out: {reason}")
+            continue
+        functions[name] = _function(name, arguments.dtype)
     for path in arguments.extra_backend:
         if path.stem in BACKENDS or path.stem in functions:
             raise UserError(
@@ -203,8 +185,24 @@ def _functions(arguments: argparse.Namespace) -> dict[str, LogLikelihood]:
     if against not in functions:
         if against not in BACKENDS:
             raise UserError(f"--against '{against}': {nearest(against, functions)}")
-        functions[against] = BACKENDS[against].log_likelihood
+        if reason := _why_not(against, device):
+            raise UserError(f"--against '{against}': {reason}; choose another")
+        functions[against] = _function(against, arguments.dtype)
     return {against: functions.pop(against), **functions}
+
+
+def _function(name: str, dtype: str) -> LogLikelihood:
+    """The backend itself; behind the public interface, which raises it, for half precision."""
+    is_half = getattr(torch, dtype).itemsize < torch.float32.itemsize
+    return (
+        partial(dag_log_likelihood, backend=name) if is_half else BACKENDS[name].log_likelihood
+    )
+
+
+def _why_not(name: str, device: torch.device) -> str | None:
+    """Why a backend does not work on a device, in one line; none if it does."""
+    reason = BACKENDS[name].why_not(device.type)
+    return None if reason is None else reason.partition("\n")[0]
 
 
 # ---- measuring ----
@@ -213,10 +211,11 @@ def _functions(arguments: argparse.Namespace) -> dict[str, LogLikelihood]:
 def _check_numbers(arguments: argparse.Namespace) -> None:
     """Refuse what no measurement can be made of."""
     for name in ("width", "vocab_size", "chunk", "layers", "heads", "seconds"):
-        value = getattr(arguments, name, 1)
-        if not value > 0:
+        value = getattr(arguments, name, None)
+        if value is not None and not value > 0:
             raise UserError(f"--{name.replace('_', '-')} is {value}; it must be above 0")
-    if getattr(arguments, "vocab_size", 8) < 8:
+    vocab_size = getattr(arguments, "vocab_size", None)
+    if vocab_size is not None and vocab_size < 8:
         raise UserError(f"--vocab-size is {arguments.vocab_size}; it must be at least 8")
     if getattr(arguments, "dtype", "float32") not in DTYPES:
         raise UserError(f"--dtype is '{arguments.dtype}'; {nearest(arguments.dtype, DTYPES)}")
@@ -233,10 +232,9 @@ def _device(name: str) -> torch.device:
 
 def _records(arguments: argparse.Namespace, device: torch.device) -> Iterator[Record]:
     """One after the other, for every shape and number of threads."""
-    usual = {"dag": DAG_SHAPES, "emission": (TEXT_SHAPE, LONG_SHAPE), "step": (TEXT_SHAPE,)}
     measure = {"dag": _dag, "emission": _emission, "step": _step}[arguments.benchmark]
     # Made before anything is measured, so that a mistake shows at once.
-    jobs = measure(arguments, arguments.shape or usual[arguments.benchmark], device)
+    jobs = measure(arguments, device)
     own_threads = [1, 2] if arguments.benchmark == "step" else [torch.get_num_threads()]
     for number in arguments.threads or own_threads:
         with threads(number):
@@ -248,9 +246,10 @@ Jobs = list[Callable[[], Iterator[Record]]]
 """One for each shape."""
 
 
-def _dag(arguments: argparse.Namespace, shapes: Sequence[Shape], device: torch.device) -> Jobs:
+def _dag(arguments: argparse.Namespace, device: torch.device) -> Jobs:
+    shapes = arguments.shape or DAG_SHAPES
     dtype = getattr(torch, arguments.dtype)
-    functions = _functions(arguments)
+    functions = _functions(arguments, device)
     is_sharp = arguments.transitions == "sharp"
     for B, M, L in shapes:  # scores, gradients, one step
         _check_memory(Shape(B, M, L), 3 * B * L * (L + M) * max(dtype.itemsize, 4), device)
@@ -260,19 +259,26 @@ def _dag(arguments: argparse.Namespace, shapes: Sequence[Shape], device: torch.d
     ]
 
 
-def _emission(
-    arguments: argparse.Namespace, shapes: Sequence[Shape], device: torch.device
-) -> Jobs:
-    sizes = (arguments.width, arguments.vocab_size, arguments.chunk)
-    for shape in shapes:  # logits, their log-softmax and gradient, in float64
-        _check_memory(shape, 3 * 8 * shape.B * shape.L * arguments.vocab_size, device)
-    return [partial(emission, shape, *sizes, device) for shape in shapes]
+def _emission(arguments: argparse.Namespace, device: torch.device) -> Jobs:
+    sizes = EMISSION_SIZES
+    if arguments.shape or arguments.vocab_size:
+        shapes = arguments.shape or dict.fromkeys(shape for shape, _ in EMISSION_SIZES)
+        sizes = [(shape, arguments.vocab_size or EMISSION_SIZES[0][1]) for shape in shapes]
+    for shape, vocab_size in sizes:  # logits, their log-softmax and gradient, in float64
+        _check_memory(shape, 3 * 8 * shape.B * shape.L * vocab_size, device)
+    dtype = getattr(torch, arguments.dtype)
+    width, chunk = arguments.width, arguments.chunk
+    return [
+        partial(emission, shape, width, vocab_size, chunk, device, dtype, say)
+        for shape, vocab_size in sizes
+    ]
 
 
-def _step(arguments: argparse.Namespace, shapes: Sequence[Shape], device: torch.device) -> Jobs:
+def _step(arguments: argparse.Namespace, device: torch.device) -> Jobs:
     sizes = (arguments.mask_ratio, arguments.vocab_size)
     return [
-        partial(step, shape, *sizes, _step_config(arguments, shape), device) for shape in shapes
+        partial(step, shape, *sizes, _step_config(arguments, shape), device)
+        for shape in arguments.shape or (TEXT_SHAPE,)
     ]
 
 
@@ -282,17 +288,13 @@ def _step_config(arguments: argparse.Namespace, shape: Shape) -> ModelConfig:
         raise UserError(
             f"--shape is {shape}; a step has M = masks + 2 targets, at least 3, and k M states"
         )
-    k = shape.L // shape.M
-    N = row_length(shape, arguments.mask_ratio)
-    return ModelConfig(
+    return model_of(
+        shape,
+        arguments.mask_ratio,
+        arguments.dropout,
         num_layers=arguments.layers,
         width=arguments.width,
-        ffn_width=4 * arguments.width,
         num_heads=arguments.heads,
-        states_per_mask=k,
-        max_positions=max(512, N + shape.M * (k - 1)),
-        dropout=arguments.dropout,
-        attention_dropout=arguments.dropout,
     )
 
 
@@ -309,48 +311,7 @@ def _check_memory(shape: Shape, needed: int, device: torch.device) -> None:
         )
 
 
-# ---- showing ----
-
-COLUMNS = "{:>14} {:<12} {:>3} {:>12} {:>12} {:>18} {:>10} {:>10} {:>9}"
-
-
-def _heading(reference: str, machine: dict[str, Any]) -> list[str]:
-    device = machine["device"] if machine["device"] != "cpu" else machine["cpu"]
-    names = ("B,M,L", "", "thr", "wall ms", "cpu ms", f"vs {reference}", "peak MiB")
-    return [
-        f"{device}, torch {machine['torch']}, commit {machine['commit']}",
-        COLUMNS.format(*names, "RSS MiB", "error"),
-    ]
-
-
-def _row(row: dict[str, Any], benchmark: str) -> list[str]:
-    """A record for a person, the parts of a step below it."""
-    ratio = "-"
-    if row["wall_ratio"] is not None and benchmark == "dag":
-        ratio = f"{1 / row['wall_ratio']:.3g}x faster"
-    elif row["wall_ratio"] is not None:
-        ratio = f"{row['wall_ratio']:.2f}, cpu {row['cpu_ratio']:.2f}"
-    lines = [
-        COLUMNS.format(
-            ",".join(map(str, row["shape"])),
-            row["backend"],
-            row["threads"],
-            f"{row['median_ms']:.3f}",
-            f"{row['median_cpu_ms']:.3f}",
-            ratio,
-            f"{row['peak_mib']:.1f}",
-            "-" if row["resident_mib"] is None else f"{row['resident_mib']:.1f}",
-            "-" if row["max_error"] is None else f"{row['max_error']:.1e}",
-        )
-    ]
-    for part in PARTS:
-        if spent := row.get("parts", {}).get(part):
-            forward, backward = spent["forward_ms"], spent["backward_ms"]
-            lines.append(
-                f"{part:>30}: forward {forward:8.1f} ms, backward {backward:8.1f} ms "
-                f"(cpu {spent['forward_cpu_ms']:.1f}, {spent['backward_cpu_ms']:.1f})"
-            )
-    return lines
+# ---- running ----
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -370,8 +331,8 @@ def run(arguments: argparse.Namespace) -> None:
                 references[here] = record
             rows.append(as_json(record, references.get(here), about))
             if not arguments.json:
-                heading = _heading(reference, about) if len(rows) == 1 else []
-                for line in [*heading, *_row(rows[-1], arguments.benchmark)]:
+                above = heading(reference, about) if len(rows) == 1 else []
+                for line in [*above, *lines(rows[-1])]:
                     print(line, file=stdout, flush=True)
     if not rows:
         raise UserError("nothing was measured; the lines above say why")

@@ -40,6 +40,12 @@ NEAR = 0.1
 # ---- recorded runs ----
 
 
+def record_files() -> list[Path]:
+    """Files of recorded runs; benchmarks and evidence, which lie beside them, are none."""
+    files = sorted(RESULTS.glob("*.json"))
+    return [file for file in files if not file.name.startswith(("bench-", "evidence-"))]
+
+
 @cache
 def records() -> dict[str, dict[str, Any]]:
     """All recorded runs by what follows the command's name.
@@ -48,7 +54,7 @@ def records() -> dict[str, dict[str, Any]]:
         ValueError: if two files record one command.
     """
     found: dict[str, dict[str, Any]] = {}
-    for path in sorted(RESULTS.glob("*.json")):
+    for path in record_files():
         for record in json.loads(path.read_text()):
             options = record["command"].removeprefix(COMMAND)
             if options in found:

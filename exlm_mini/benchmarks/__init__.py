@@ -38,6 +38,12 @@ DAG_SHAPES = (
 )
 TEXT_SHAPE = Shape(16, 21, 84)
 """Rows of 128 tokens of which 19 are masked, k = 4, expanded boundaries."""
+LONG_SHAPE = Shape(4, 78, 312)
+"""Rows of 512 tokens, 76 masked."""
+EMISSION_SIZES = ((TEXT_SHAPE, 8192), (LONG_SHAPE, 8192), (TEXT_SHAPE, 50265))
+"""With the size of the vocabulary; the last is RoBERTa's."""
+Note = Callable[[str], None]
+"""Takes a line about what was left out, and why."""
 
 
 @dataclass(frozen=True)

@@ -5,20 +5,22 @@ Shapes: B rows, M targets, L states.
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from exlm_mini.alignment import BACKENDS
-from exlm_mini.benchmarks import Record, Shape, record
+from exlm_mini.benchmarks import Note, Record, Shape, record
+from exlm_mini.config import UserError
 from exlm_mini.measure import LEAST_RUNS, once_seconds, relative_error, time_call
 
 LogLikelihood = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-Note = Callable[[str], None]
-"""Takes a line about what was left out, and why."""
 
 MOST_PATHS = 10_000
 """Of all rows together, for the backend that scores each by itself."""
@@ -117,6 +119,33 @@ def forward_and_backward(function: LogLikelihood, graph: Graph) -> tuple[Tensor,
     return log_likelihood_B.detach(), *gradients
 
 
+def load_extra_backend(path: Path) -> LogLikelihood:
+    """The function ``log_likelihood`` of a file.
+
+    Raises:
+        UserError: there is no such file, it does not run, or defines no such function.
+    """
+    if not path.is_file():
+        raise UserError(f"--extra-backend {path}: there is no such file")
+    spec = importlib.util.spec_from_file_location(f"extra_backend_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"--extra-backend {path} is no Python file; its name must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and torch.library look modules up
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"--extra-backend {path} does not run: {reason}") from None
+    function = getattr(module, "log_likelihood", None)
+    if not callable(function):
+        raise UserError(
+            f"--extra-backend {path} defines no function log_likelihood(log_emission_BML, "
+            "log_transition_BLL, num_targets_B, num_states_B)"
+        )
+    return function
+
+
 def too_large(backend: str, shape: Shape) -> str | None:
     """Why a teaching backend cannot do a shape in reasonable time; none if it can."""
     B, M, L = shape
@@ -132,15 +161,24 @@ def too_large(backend: str, shape: Shape) -> str | None:
 
 
 def estimated_seconds(function: LogLikelihood, graph: Graph, device: torch.device) -> float:
-    """Seconds of one forward and backward pass, from a graph with fewer targets.
+    """Seconds of one forward and backward pass, from graphs with fewer targets.
 
-    Time grows with the steps from target to target, for anything that is no teaching backend.
+    Anything but a teaching backend takes the same time from each target to the next, besides
+    what the edges cost once.
     """
     B, M, _ = graph.log_emission_BML.shape
-    few = min(M, max(3, M // 128))
-    part = graph.part(B, few)
-    seconds = once_seconds(lambda: forward_and_backward(function, part), device)
-    return seconds * max(M - 1, 1) / max(few - 1, 1)
+
+    def seconds(num_targets: int) -> float:
+        part = graph.part(B, num_targets)
+        return once_seconds(lambda: forward_and_backward(function, part), device)
+
+    few = min(M, max(4, M // 128))
+    spent = seconds(few)
+    if few == M:
+        return spent
+    half = few // 2
+    each = max(spent - seconds(half), 0.0) / (few - half)
+    return spent + min(each, spent / (few - 1)) * (M - few)
 
 
 class Judge(NamedTuple):
@@ -153,7 +191,7 @@ class Judge(NamedTuple):
 
 
 JUDGES = ("vectorized", "scaled", "native")
-"""In this order, the first that is fast enough: the first shares no arithmetic with the others."""
+"""The first of them that is fast enough: in log space, then rescaled in two ways of their own."""
 
 
 def judge(graph: Graph, device: torch.device, seconds: float) -> Judge | None:
@@ -161,12 +199,12 @@ def judge(graph: Graph, device: torch.device, seconds: float) -> Judge | None:
     exact = graph.double()
     B, M, _ = graph.log_emission_BML.shape
     for name in JUDGES:
-        if name not in BACKENDS:
+        if BACKENDS[name].why_not(device.type) is not None:
             continue
         function = BACKENDS[name].log_likelihood
         try:
             one_row = estimated_seconds(function, exact.part(1, M), device)
-        except (RuntimeError, ValueError):  # this one is not for float64, or not for here
+        except RuntimeError:  # no memory for it in float64
             continue
         if one_row <= seconds:
             num_rows = min(B, max(1, int(seconds / max(one_row, 1e-9))))

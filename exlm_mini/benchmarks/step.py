@@ -38,6 +38,36 @@ def row_length(shape: Shape, mask_ratio: float) -> int:
     return 2 + int((shape.M - 2) / mask_ratio)
 
 
+def model_of(
+    shape: Shape,
+    mask_ratio: float,
+    dropout: float,
+    num_layers: int = 6,
+    width: int = 384,
+    num_heads: int = 6,
+) -> ModelConfig:
+    """The model whose graph has this shape.
+
+    Args:
+        shape: L must be k M.
+        mask_ratio: p, see ``row_length``.
+        dropout: of hidden states and attention.
+        num_layers, width, num_heads: of the encoder.
+    """
+    k = shape.L // shape.M
+    num_positions = row_length(shape, mask_ratio) + shape.M * (k - 1)
+    return ModelConfig(
+        num_layers=num_layers,
+        width=width,
+        ffn_width=4 * width,
+        num_heads=num_heads,
+        states_per_mask=k,
+        max_positions=max(512, num_positions),
+        dropout=dropout,
+        attention_dropout=dropout,
+    )
+
+
 def made_batch(shape: Shape, mask_ratio: float, vocab_size: int, seed: int = 0) -> MaskedBatch:
     """Random tokens between [BOS] and [EOS], M - 2 of each row masked.
 

@@ -1,0 +1,313 @@
+"""Check and measure all there is on the machine at hand, and keep it as one JSON file. ::
+
+    python book/evidence.py                       to book/results/evidence-DEVICE.json
+    python book/evidence.py --only checks,dag     some sections of it
+    python book/evidence.py --quick               tiny sizes, in a minute, to build/
+
+It needs torch, numpy and safetensors, no network, and what the compiled backend needs to be built.
+Each result is written as soon as it is there: the same command goes on where the last one was
+stopped. Results of other sources, another machine or another number of threads are not mixed:
+--again measures everything anew. The exit status is 1 if a check fails or something could not be
+measured.
+
+The file holds ``machine`` (with the commit, and ``sources``, a hash of all code involved),
+``backends`` (why one does not work here, or null), ``passed``, and ``sections``: section, then
+name of the result, then the result. To add a section, add a function to ``SECTIONS``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # so that nothing needs to be installed
+
+import torch  # noqa: E402
+from measurements import (  # noqa: E402
+    Item,
+    Result,
+    Setting,
+    checks,
+    dag_times,
+    emission_times,
+    sanitizer,
+    step_times,
+)
+
+from exlm_mini.alignment import BACKENDS  # noqa: E402
+from exlm_mini.benchmarks.dag import load_extra_backend  # noqa: E402
+from exlm_mini.config import UserError, nearest  # noqa: E402
+from exlm_mini.durable import write_atomically  # noqa: E402
+from exlm_mini.measure import machine  # noqa: E402
+from exlm_mini.training import choose_device  # noqa: E402
+
+INTERRUPTED = 130
+SAME = ("torch", "device", "cpu", "threads", "sources")
+"""What results in one file have in common."""
+SECTIONS: dict[str, Callable[[Setting], Iterator[Item]]] = {
+    "checks": checks,
+    "dag": dag_times,
+    "emission": emission_times,
+    "step": step_times,
+    "sanitizer": sanitizer,
+}
+"""In this order; each yields its items, and an item is run only if its result is missing."""
+
+
+# ---- the file ----
+
+
+class File:
+    """Results so far, on the disk after each."""
+
+    def __init__(self, path: Path, content: dict[str, Any]) -> None:
+        self.path, self.content = path, content
+
+    def result(self, section: str, key: str) -> Result | None:
+        """A result that is there; what raised an exception is to be tried again."""
+        found = self.content["sections"].get(section, {}).get(key)
+        return None if found is None or "error" in found else found
+
+    def put(self, section: str, key: str, result: Result) -> None:
+        """Keep a result."""
+        self.content["sections"].setdefault(section, {})[key] = result
+        self.content["passed"] = not self.problems()
+        self.write()
+
+    def problems(self) -> list[str]:
+        """Checks that failed and results that are missing, one line each."""
+        lines = []
+        for section, results in self.content["sections"].items():
+            for key, result in results.items():
+                if "error" in result:
+                    lines.append(f"{section}: {key}: {result['error']}")
+                elif result.get("passed") is False:
+                    first, *rest = result["failures"] or ["no reason given"]
+                    more = f" and {len(rest)} more" if rest else ""
+                    lines.append(f"{section}: {key}: {first}{more}")
+        return lines
+
+    def write(self) -> None:
+        """Replace the file on the disk.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        text = json.dumps(self.content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.path, text.encode())
+        except OSError as error:
+            raise UserError(
+                f"cannot write {self.path} ({error.strerror}); choose another --output"
+            ) from None
+
+
+def opened(path: Path, content: dict[str, Any], is_afresh: bool) -> File:
+    """The file with what it holds already, or a new one.
+
+    Raises:
+        UserError: it holds something else, or results that do not go with the new ones.
+    """
+    if is_afresh or not path.exists():
+        return File(path, content)
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        before, now = stored["machine"], content["machine"]
+        differing = [name for name in SAME if before[name] != now[name]]
+        if stored["quick"] != content["quick"]:
+            differing.append("quick")
+        sections = stored["sections"].items()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{path} holds no evidence; choose another --output") from None
+    if differing:
+        raise UserError(
+            f"{path} holds results of another {', '.join(differing)}; --again measures anew, "
+            "another --output keeps both"
+        )
+    backends = {**stored.get("backends", {}), **content["backends"]}
+    return File(path, {**stored, "backends": backends, "sections": dict(sections)})
+
+
+def sources() -> str:
+    """A hash of all the code that results depend on, for where there is no git to name a commit."""
+    scripts = ("evidence", "measurements", "correctness")
+    files = [ROOT / "book" / f"{name}.py" for name in scripts]
+    files += [ROOT / "tests" / "cases.py", *(ROOT / "exlm_mini").rglob("*.py")]
+    files += [
+        file for suffix in ("h", "cpp", "cu") for file in (ROOT / "cuda").glob(f"*.{suffix}")
+    ]
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(f"{file.relative_to(ROOT)}\0".encode() + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+# ---- running ----
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Make what is missing; 0 if all is well, 1 if not."""
+    device = _device(arguments.device)
+    names = arguments.backend or list(BACKENDS)
+    for name in names:
+        if name not in BACKENDS:
+            raise UserError(f"unknown backend '{name}'; {nearest(name, BACKENDS)}")
+    only = arguments.only.split(",") if arguments.only else list(SECTIONS)
+    for name in only:
+        if name not in SECTIONS:
+            raise UserError(f"--only '{name}': {nearest(name, SECTIONS)}")
+    extra = {path.stem: load_extra_backend(path) for path in arguments.extra_backend}
+    for name in extra:
+        if name in BACKENDS:
+            raise UserError(f"--extra-backend: the name '{name}' is taken; rename the file")
+
+    about = {**machine(device), "threads": torch.get_num_threads(), "sources": sources()}
+    if arguments.commit:
+        about["commit"] = arguments.commit
+    reasons = {name: BACKENDS[name].why_not(device.type) for name in names}
+    content = {
+        "command": "python book/evidence.py" + " --quick" * arguments.quick,
+        "begun": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": about,
+        "backends": reasons,
+        "quick": arguments.quick,
+        "passed": True,
+        "sections": {},
+    }
+    path = arguments.output or _usual_path(about, arguments.quick)
+    file = opened(path, content, arguments.again)
+    works = [name for name, reason in reasons.items() if reason is None]
+    setting = Setting(device, arguments.quick, works, extra, file.result)
+    for name, reason in reasons.items():
+        if reason is not None:
+            _tell(f"{name} does not work here: {reason}")
+    _make(setting, file, only)
+    for problem in file.problems():
+        _tell(f"FAILED {problem}")
+    verdict = "NOT ALL IS WELL" if file.problems() else "all is well"
+    _tell(f"{verdict}: {file.path}")
+    return 1 if file.problems() else 0
+
+
+def _make(setting: Setting, file: File, only: list[str]) -> None:
+    """Run the items whose results are missing, and tell of each."""
+    items = [(section, item) for section in only for item in SECTIONS[section](setting)]
+    todo = [(s, item) for s, item in items if file.result(s, item.key) is None]
+    if len(todo) < len(items):
+        _tell(f"{len(items) - len(todo)} of {len(items)} results are there already")
+    start = time.monotonic()
+    for number, (section, item) in enumerate(todo, 1):
+        begun = time.monotonic()
+        try:
+            result = item.run()
+        except Exception as error:  # whatever it is, the others go on
+            reason = " ".join(str(error).split())[:500]
+            result = {"error": f"{type(error).__name__}: {reason}"}
+        result["seconds"] = round(time.monotonic() - begun, 3)
+        file.put(section, item.key, result)
+        spent = time.monotonic() - start
+        left = spent / number * (len(todo) - number)
+        progress = f"{number}/{len(todo)}, {spent:.0f} s, ETA {left:.0f} s"
+        _tell(f"{section} {item.key}: {summary(result)}  [{progress}]")
+        for note in result.get("notes", []):
+            _tell(f"    {note}")
+
+
+def summary(result: Result) -> str:
+    """A result in one line."""
+    if "error" in result:
+        return f"ERROR {result['error'][:200]}"
+    if "skipped" in result:
+        return f"skipped: {result['skipped']}"
+    if "worst" in result:
+        parts = [
+            f"{name} {'inf' if found['error'] is None else format(found['error'], '.0e')}"
+            f" (limit {found['limit']:.0e})"
+            for name, found in result["worst"].items()
+        ]
+        if result["rows_redone"]:
+            parts.append(f"{result['rows_redone']} rows redone in log space")
+        return ", ".join(["right" if result["passed"] else "WRONG", *parts])
+    if "records" in result:
+        return ", ".join(f"{r['backend']} {r['median_ms']:.3g} ms" for r in result["records"])
+    if "verdict" in result:
+        return " ".join(["clean" if result["passed"] else "NOT CLEAN", *result["verdict"]])
+    return ", ".join(f"{name} {value:.3g}" for name, value in result.items())
+
+
+def _tell(line: str) -> None:
+    print(line, flush=True)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        return choose_device(name)
+    except UserError as error:
+        raise UserError(str(error).replace("train.device", "--device")) from None
+
+
+def _usual_path(about: dict[str, Any], is_quick: bool) -> Path:
+    name = about["cpu"] if about["device"] == "cpu" else about["device"]
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    folder = ROOT / "build" if is_quick else ROOT / "book" / "results"
+    return folder / f"evidence-{slug}.json"
+
+
+class _Parser(argparse.ArgumentParser):
+    """An option that cannot be is a ``UserError``, told in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; --help lists the options")
+
+
+def _parser() -> argparse.ArgumentParser:
+    first, _, rest = __doc__.partition("\n")
+    parser = _Parser(
+        prog="python book/evidence.py",
+        description=first,
+        epilog=rest,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--output", type=Path, metavar="FILE", help="where to; default: named by the device")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:N")
+    add("--quick", action="store_true", help="tiny sizes: shows that everything runs")
+    add("--only", metavar="A,B", help=f"sections, of {','.join(SECTIONS)}; default all")
+    add("--again", action="store_true", help="forget what the file holds")
+    add(
+        "--backend",
+        action="append",
+        metavar="NAME",
+        help="check and time this one; default all",
+    )
+    add("--extra-backend", action="append", default=[], type=Path, metavar="FILE.py",
+        help="time the function log_likelihood of this file in section dag")  # fmt: skip
+    add("--commit", metavar="NAME", help="what the sources are, where there is no git to ask")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; 0 all is well, 1 it is not, 2 a mistake of the user, 130 interrupted."""
+    try:
+        return run(_parser().parse_args(argv))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from here", file=sys.stderr)
+        return INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

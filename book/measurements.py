@@ -1,0 +1,228 @@
+"""What ``book/evidence.py`` measures and checks: one function per section of the file.
+
+Shapes: B rows, M targets, L states.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from correctness import check_cases, check_graph, groups
+
+from exlm_mini.alignment import BACKENDS
+from exlm_mini.benchmarks import (
+    DAG_SHAPES,
+    EMISSION_SIZES,
+    TEXT_SHAPE,
+    Record,
+    Shape,
+    as_json,
+)
+from exlm_mini.benchmarks.dag import LogLikelihood, dag, forward_and_backward, made_graph
+from exlm_mini.benchmarks.emission import emission
+from exlm_mini.benchmarks.limits import Limits, floor, measured_limits, replay_ms
+from exlm_mini.benchmarks.step import model_of, step
+from exlm_mini.measure import threads
+
+SCRIPT = Path(__file__).with_name("evidence.py")
+SANITIZER_SECONDS = 300
+PAPER_SIZES = (Shape(64, 77, 308), 50265)
+"""States and vocabulary of the vocabulary head at full size; for a large GPU."""
+PAPER_BYTES = 64 * 2**30
+"""Of memory, that these sizes want where they are computed in float64."""
+Result = dict[str, Any]
+
+
+class Item(NamedTuple):
+    """One result: how it is called in the file, and what makes it."""
+
+    key: str
+    run: Callable[[], Result]
+
+
+class Setting(NamedTuple):
+    """What every section is told."""
+
+    device: torch.device
+    is_quick: bool
+    backends: list[str]
+    """Those that work here."""
+    extra: dict[str, LogLikelihood]
+    stored: Callable[[str, str], Result | None]
+    """Takes section and name: a result that is there already."""
+
+
+def checks(setting: Setting) -> Iterator[Item]:
+    """Every backend against float64: the table of cases, then larger graphs."""
+    device = setting.device
+    for backend, shape, kind, dtype in groups(setting.backends, setting.is_quick):
+        name = str(dtype).removeprefix("torch.")
+        if shape is None:
+            yield Item(f"cases {backend} {name}", partial(check_cases, backend, dtype, device))
+        else:
+            run = partial(check_graph, backend, shape, kind, dtype, device)
+            yield Item(f"{shape} {kind} {backend} {name}", run)
+
+
+def dag_times(setting: Setting) -> Iterator[Item]:
+    """The dynamic programme, forward and backward, beside the floor of the device."""
+    size = 64 if setting.is_quick else None
+    yield Item("limits", lambda: measured_limits(setting.device, size)._asdict())
+    shapes = (Shape(2, 3, 6),) if setting.is_quick else DAG_SHAPES
+    functions = {name: BACKENDS[name].log_likelihood for name in setting.backends}
+    functions = {"vectorized": functions.pop("vectorized", None), **functions, **setting.extra}
+    functions = {name: function for name, function in functions.items() if function}
+    is_all = not setting.extra and set(functions) == set(BACKENDS)
+    suffix = "" if is_all else f" ({', '.join(functions)})"
+    for shape in shapes:
+        for kind in ("flat", "sharp"):
+            run = partial(_dag_at, setting, functions, shape, kind == "sharp")
+            yield Item(f"{shape} {kind}{suffix}", run)
+
+
+def _dag_at(
+    setting: Setting, functions: dict[str, LogLikelihood], shape: Shape, is_sharp: bool
+) -> Result:
+    notes: list[str] = []
+    device, dtype = setting.device, torch.float32
+    records = dag(shape, functions, device, dtype, is_sharp, 60.0, notes.append)
+    rows = _rows(list(records), "vectorized")
+    if device.type == "cuda":
+        graph = made_graph(shape, is_sharp, device, dtype)
+        for row in rows:
+            if row["backend"] not in ("vectorized", "native"):
+                continue  # the others wait for the GPU
+            try:
+                call = partial(forward_and_backward, functions[row["backend"]], graph)
+                row["replay_ms"] = replay_ms(call, device)
+            except RuntimeError as error:
+                notes.append(f"{row['backend']} is not captured: {error}"[:300])
+    least = floor(shape, dtype.itemsize)
+    result = {"records": rows, "floor": least._asdict(), "notes": notes}
+    if limits := setting.stored("dag", "limits"):
+        ours = {name: limits[name] for name in Limits._fields if name in limits}
+        if len(ours) == len(Limits._fields):
+            result["floor"]["milliseconds"] = least.milliseconds(Limits(**ours))
+    return result
+
+
+def emission_times(setting: Setting) -> Iterator[Item]:
+    """The vocabulary head: time and peak memory of each way."""
+    sizes = list(EMISSION_SIZES)
+    dtypes = [torch.float32]
+    if setting.device.type == "cuda":
+        dtypes.append(torch.bfloat16)
+        memory = torch.cuda.get_device_properties(setting.device).total_memory
+        sizes += [PAPER_SIZES] if memory > PAPER_BYTES else []
+    if setting.is_quick:
+        sizes = [(Shape(2, 3, 6), 50)]
+    for shape, vocab_size in sizes:
+        for dtype in dtypes:
+            name = str(dtype).removeprefix("torch.")
+            run = partial(_emission_at, setting, shape, vocab_size, dtype)
+            yield Item(f"{shape} vocabulary {vocab_size} {name}", run)
+
+
+def _emission_at(setting: Setting, shape: Shape, vocab_size: int, dtype: torch.dtype) -> Result:
+    notes: list[str] = []
+    width = 8 if setting.is_quick else 384
+    found = emission(shape, width, vocab_size, 128, setting.device, dtype, notes.append)
+    return {"records": _rows(list(found), "plain"), "notes": notes}
+
+
+def step_times(setting: Setting) -> Iterator[Item]:
+    """A training step of ExLM beside one of MLM, with and without dropout."""
+    here = torch.get_num_threads()
+    counts = [here] if setting.is_quick or setting.device.type == "cuda" else [1, 2]
+    for dropout in (0.0, 0.1):
+        for count in counts:
+            run = partial(_step_at, setting, dropout, count)
+            yield Item(f"dropout {dropout:g} threads {count}", run)
+
+
+def _step_at(setting: Setting, dropout: float, num_threads: int) -> Result:
+    shape, vocab_size = TEXT_SHAPE, 8192
+    config = model_of(shape, 0.15, dropout)
+    if setting.is_quick:
+        shape, vocab_size = Shape(2, 3, 6), 50
+        config = model_of(shape, 0.15, dropout, num_layers=1, width=16, num_heads=2)
+    with threads(num_threads):
+        found = list(step(shape, 0.15, vocab_size, config, setting.device))
+    return {"records": _rows(found, "mlm")}
+
+
+def _rows(records: list[Record], reference: str) -> list[dict[str, Any]]:
+    """Records as JSON; the machine is told once for all."""
+    by_name = {record.backend: record for record in records}
+    rows = [as_json(record, by_name.get(reference), {}) for record in records]
+    for row in rows:
+        del row["machine"]
+        for name, error in row["errors"].items():
+            row["errors"][name] = error if error < float("inf") else None
+        if row["max_error"] == float("inf"):
+            row["max_error"] = None
+    return rows
+
+
+def sanitizer(setting: Setting) -> Iterator[Item]:
+    """The quick checks of the CUDA kernels under compute-sanitizer."""
+    folder = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin"
+    program = shutil.which("compute-sanitizer") or shutil.which(folder / "compute-sanitizer")
+    for tool in ("memcheck", "racecheck"):
+        reason = None
+        if setting.device.type != "cuda":
+            reason = "the device is no GPU"
+        elif "native" not in setting.backends:
+            reason = "the compiled backend does not work here"
+        elif program is None:
+            reason = f"compute-sanitizer is neither on PATH nor in {folder}"
+        if reason is None:
+            yield Item(tool, partial(_sanitize, str(program), tool, setting.device))
+        else:
+            yield Item(tool, partial(dict, skipped=reason))
+
+
+def _sanitize(program: str, tool: str, device: torch.device) -> Result:
+    with tempfile.TemporaryDirectory() as folder:
+        output = str(Path(folder) / "checks.json")
+        command = [
+            program,
+            "--tool",
+            tool,
+            "--error-exitcode",
+            "99",
+            sys.executable,
+            str(SCRIPT),
+        ]
+        command += ["--only", "checks", "--quick", "--backend", "native", "--again"]
+        command += ["--device", str(device), "--output", output]
+        # Without PyTorch's cache every tensor has an allocation of its own, with an end to miss.
+        environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+        process = subprocess.Popen(
+            command, env=environment, text=True, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            told, _ = process.communicate(timeout=SANITIZER_SECONDS)
+        except subprocess.TimeoutExpired:
+            return {"skipped": f"{tool} was not done after {SANITIZER_SECONDS} s"}
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what it started, too
+            process.wait()
+    verdict = [line for line in told.splitlines() if "SUMMARY" in line]
+    result = {"passed": process.returncode == 0, "verdict": verdict}
+    if process.returncode != 0:
+        result |= {"exit_status": process.returncode, "failures": told.splitlines()[-20:]}
+    return result
