@@ -1,5 +1,6 @@
 // dag_simd.h -- 64-byte vectors in plain GNU C++ and an exponential that cannot overflow.
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -46,17 +47,44 @@ inline void store(Real* to, Vec<Real> v) {
 }
 
 template <class Real>
-inline Vec<Real> turned_around(Vec<Real> v) {
-  typename Simd<Real>::Int order;
-  for (int q = 0; q < Simd<Real>::T; ++q) order[q] = Simd<Real>::T - 1 - q;
-  return __builtin_shuffle(v, order);
+using Int = typename Simd<Real>::Int;
+
+// 0, 1, 2, ...
+template <class Real>
+inline Int<Real> lanes() {
+  Int<Real> out;
+  for (int q = 0; q < Simd<Real>::T; ++q) out[q] = q;
+  return out;
 }
 
 template <class Real>
+inline Vec<Real> turned_around(Vec<Real> v) {
+  return __builtin_shuffle(v, Simd<Real>::T - 1 - lanes<Real>());
+}
+
+// What compares false, NaN above all, is passed over if it is not everywhere.
+template <class Real>
 inline Real largest(Vec<Real> v) {
-  Real out = v[0];
-  for (int q = 1; q < Simd<Real>::T; ++q) out = v[q] > out ? v[q] : out;
-  return out;
+  for (int apart = Simd<Real>::T / 2; apart > 0; apart /= 2) {
+    const Vec<Real> other = __builtin_shuffle(v, lanes<Real>() ^ apart);
+    v = other > v ? other : v;
+  }
+  return v[0];
+}
+
+template <class Real>
+inline bool any(Int<Real> is_true) {
+  typename Simd<Real>::Bits found = 0;
+  for (int q = 0; q < Simd<Real>::T; ++q) found |= is_true[q];
+  return found != 0;
+}
+
+// num numbers, -inf in the other lanes. Nothing beyond them is read.
+template <class Real>
+inline Vec<Real> load_some(const Real* from, int num) {
+  Vec<Real> v = Vec<Real>{} - Real(INFINITY);
+  std::memcpy(&v, from, num * sizeof(Real));
+  return v;
 }
 
 // The exponent that brings e^x below 2^head: e^x * 2^-shift < 0.75 * 2^head. Mantissas and factors

@@ -56,7 +56,7 @@ EdgeScan scan_edges(const Graph<Real>& g) {
       peak = row[u] > peak ? row[u] : peak;
     }
   }
-  for (int q = 0; q < T; ++q) is_nan |= nan_T[q] != 0;
+  is_nan |= any<Real>(nan_T);
   peak = peak > largest<Real>(peak_T) ? peak : largest<Real>(peak_T);
   if (peak == -Real(INFINITY)) return {1, is_nan, false};
   const double limit = score_limit(g.m);
@@ -75,12 +75,11 @@ void load_edges(const Graph<Real>& g, int shift, int tile_v, int tile_u, Real* b
       store<Real>(block + r * T, Vec<Real>{});
     } else if (tile_v < tile_u && num == T) {
       store(block + r * T, exp_shifted<Real>(load(g.transition + v * g.stride + u0), shift));
-    } else {  // the triangle, or the last tile: nothing beyond it may be read
-      Real score[T];
-      for (int q = 0; q < T; ++q) {
-        score[q] = q < num && u0 + q > v ? g.edge(v, u0 + q) : -Real(INFINITY);
-      }
-      store(block + r * T, exp_shifted<Real>(load(score), shift));
+    } else {  // the triangle, or the last tile
+      const Vec<Real> score = load_some(g.transition + v * g.stride + u0, num);
+      const Vec<Real> impossible = Vec<Real>{} - Real(INFINITY);
+      const auto is_edge = lanes<Real>() > v - u0;
+      store(block + r * T, exp_shifted<Real>(is_edge ? score : impossible, shift));
     }
   }
 }
@@ -97,32 +96,18 @@ void pack_edges(const Graph<Real>& g, const Walk& walk, int shift, int from, int
   }
 }
 
-// Emissions of one target in one tile, -inf outside the cone. NaN and huge scores are reported.
+// Emissions of one target in one tile, -inf outside the cone.
 template <class Real>
-Vec<Real> load_emission(const Graph<Real>& g, const Walk& walk, int i, int t, bool* is_nan,
-                        bool* is_huge) {
+Vec<Real> load_emission(const Graph<Real>& g, const Walk& walk, int i, int t) {
   constexpr int T = Simd<Real>::T;
-  Real score[T];
-  const int low = walk.first(i), high = walk.last(i), flip = walk.width() - 1;
-  const int target = walk.target(i), begin = t * T;
-  if (begin >= low && begin + T - 1 <= high) {
-    const int u0 = walk.memory_tile(t) * T;
-    const Vec<Real> v = load(g.emission + target * g.stride + u0);
-    store(score, walk.reversed ? turned_around<Real>(v) : v);
-  } else {
-    for (int q = 0; q < T; ++q) {
-      const int u = begin + q;
-      score[q] = u >= low && u <= high ? g.emit(target, walk.reversed ? flip - u : u)
-                                       : -Real(INFINITY);
-    }
-  }
-  const Vec<Real> v = load(score);
-  const auto nan_T = v != v, huge_T = v >= Real(score_limit(g.m));
-  for (int q = 0; q < T; ++q) {
-    *is_nan |= nan_T[q] != 0;
-    *is_huge |= huge_T[q] != 0;
-  }
-  return v;
+  const int u0 = walk.memory_tile(t) * T, begin = t * T;
+  const Real* from = g.emission + walk.target(i) * g.stride + u0;
+  Vec<Real> score = u0 + T <= g.n ? load(from) : load_some(from, g.n - u0);
+  if (walk.reversed) score = turned_around<Real>(score);
+  const int low = walk.first(i) - begin, high = walk.last(i) - begin;
+  if (low <= 0 && high >= T - 1) return score;
+  const auto is_in_cone = (lanes<Real>() >= low) & (lanes<Real>() <= high);
+  return is_in_cone ? score : Vec<Real>{} - Real(INFINITY);
 }
 
 // Memory of one sweep that outlives no call; one per thread.
@@ -192,18 +177,25 @@ void emit_in_tile(const Graph<Real>& g, const Walk& walk, int t, int i0, int i1,
   constexpr int T = Simd<Real>::T;
   const Vec<Real> impossible = Vec<Real>{} - Real(INFINITY);
   const Vec<Real> lifted = Vec<Real>{} + lift_of_emitted<Real>(walk.n);
+  const double limit = score_limit(g.m);
+  Int<Real> nan_T{};
   for (int i = i0; i <= i1; ++i) {
-    const Vec<Real> score = load_emission(g, walk, i, t, is_nan, is_huge);
+    const Vec<Real> score = load_emission(g, walk, i, t);
+    nan_T |= score != score;
     const Real peak = largest<Real>(score);
-    if (!(peak > -Real(INFINITY)) || *is_nan || *is_huge) {
+    if (peak == -Real(INFINITY)) {
       s->emission_exp[i] = kNone;
       continue;
     }
-    *is_huge |= !(peak > -score_limit(g.m));
-    s->emission_exp[i] = *is_huge ? 0 : shift_of<Real>(peak);
+    if (!(peak < limit && peak > -limit)) {  // NaN too
+      *is_huge = true;
+      continue;
+    }
+    s->emission_exp[i] = shift_of<Real>(peak);
     store<Real>(&s->emission[i * T], exp_shifted<Real>(score, s->emission_exp[i]));
     store<Real>(&s->lift[i * T], score > impossible ? lifted : Vec<Real>{});
   }
+  *is_nan |= any<Real>(nan_T);
 }
 
 // The triangle inside tile t, target by target.

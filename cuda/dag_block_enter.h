@@ -1,0 +1,203 @@
+// dag_block_enter.h -- what enters a tile of states from all earlier tiles: a matrix product.
+//
+//   product[i][u] = sum over v before the tile of mass[i-1][v] * E[v][u]
+//
+// Mapping   Up to 128 targets x 32 states at once; thread (tx, ty) holds 4 states of the targets
+//           ty, ty + 32, ty + 64, ty + 96, so that all 8 warps work whatever the number of
+//           targets. Both factors come through shared memory, 32 states v at a time; while one
+//           pair of tiles is multiplied, the next is on its way in registers.
+// Numerics  The product of a pair of tiles is brought to the largest exponent its target had in
+//           any earlier tile: per sum, not per mass, so masses are copied as they are. Two
+//           factors do it, since 2^-158 of the largest sum may still be a normal number.
+// Cost      Per pair of tiles (4 v at a time): 4 + R wide reads of shared memory for 16 R
+//           multiply-adds, R = number of targets / 32 rounded up. Global reads are whole rows of
+//           32 states. Rows of shared memory are 36 apart for wide reads, 33 where a lane owns
+//           a row, so that lanes meet different banks.
+#pragma once
+#include "dag_block.h"
+
+namespace dag {
+
+constexpr int kRows = 128;   // targets of one pass
+constexpr int kPadded = 36;  // row length of factors
+constexpr int kStride = 33;  // row length where one lane walks along a row
+constexpr int kWarps = kSweepThreads / kTile;
+
+// The shared memory of a sweep.
+template <class Real>
+struct Shared {
+  Real* edges;              // [32][36]
+  Real* from;                // [128][36] masses of the targets before
+  Real *product, *emission;  // [128][33]
+  Real* factor;              // [2][128] to bring a pair's product into its unit: the product of two
+  Real* hand;                // [8][32] what a warp's last target hands to the next warp
+  int32_t *hand_exp, *flags, *row_exp;  // [8][32], NaN and huge, [m]
+
+  DAG_FN explicit Shared(Real* memory) {
+    edges = memory;
+    from = edges + kTile * kPadded;
+    product = from + kRows * kPadded;
+    emission = product + kRows * kStride;
+    factor = emission + kRows * kStride;
+    hand = factor + 2 * kRows;
+    hand_exp = reinterpret_cast<int32_t*>(hand + 2 * kRows);
+    flags = hand_exp + 2 * kRows;
+    row_exp = flags + 2;
+  }
+  static size_t bytes(int64_t M) {
+    const size_t reals = kTile * kPadded + kRows * kPadded + 2 * kRows * kStride + 4 * kRows;
+    return reals * sizeof(Real) + (2 * kRows + 2 + M) * sizeof(int32_t);
+  }
+};
+
+// A pair of tiles on its way from global to shared memory: a thread's share.
+template <class Real>
+struct Pair {
+  static constexpr int num_edges = kTile / kWarps, num_masses = kRows / kWarps;
+  Real edge[num_edges], mass[num_masses];
+  int exp;
+};
+
+// Scores of edges from tile tv to tile t; lanes follow memory, which runs backwards along v when
+// the walk is reversed.
+template <class Real, class Block>
+DAG_FN void load_edges(Block& c, const Graph<Real>& g, const Walk& walk, int tv, int t,
+                       Pair<Real>* pair) {
+  const int lane = c.thread() % kTile, warp = c.thread() / kTile, flip = walk.width() - 1;
+#pragma unroll
+  for (int k = 0; k < Pair<Real>::num_edges; ++k) {
+    const int y = warp + kWarps * k;
+    const int v = walk.reversed ? flip - (t * kTile + y) : tv * kTile + y;
+    const int u = walk.reversed ? flip - (tv * kTile + lane) : t * kTile + lane;
+    pair->edge[k] = v < u && u < g.n ? g.edge(v, u) : -Real(INFINITY);
+  }
+}
+
+template <class Real, class Block>
+DAG_FN void store_edges(Block& c, const Walk& walk, const Shared<Real>& sh, int shift,
+                        const Pair<Real>& pair) {
+  const int lane = c.thread() % kTile, warp = c.thread() / kTile;
+#pragma unroll
+  for (int k = 0; k < Pair<Real>::num_edges; ++k) {
+    const int y = warp + kWarps * k;
+    sh.edges[walk.reversed ? lane * kPadded + y : y * kPadded + lane] =
+        exp_shifted(c, pair.edge[k], shift);
+  }
+}
+
+// Masses in tile tv of the targets before row .. row + num - 1.
+template <class Real, class Block>
+DAG_FN void load_masses(Block& c, const Walk& walk, const BlockSweep<Real>& sweep, int tv,
+                        int row, int num, Pair<Real>* pair) {
+  const int lane = c.thread() % kTile, warp = c.thread() / kTile;
+#pragma unroll
+  for (int k = 0; k < Pair<Real>::num_masses; ++k) {
+    const int p = warp + kWarps * k, i = row + p - 1;
+    pair->mass[k] = 0;
+    if (p < num && i >= 0) {
+      pair->mass[k] = sweep.mass[int64_t(i) * walk.width() + tv * kTile + lane];
+    }
+  }
+  const int i = row + c.thread() - 1;
+  pair->exp = c.thread() < num && i >= 0 ? sweep.mass_exp[int64_t(tv) * walk.m + i] : kNone;
+}
+
+template <class Real, class Block>
+DAG_FN void store_masses(Block& c, const Shared<Real>& sh, int row, int num,
+                         const Pair<Real>& pair) {
+  const int lane = c.thread() % kTile, warp = c.thread() / kTile;
+#pragma unroll
+  for (int k = 0; k < Pair<Real>::num_masses; ++k) {
+    const int p = warp + kWarps * k;
+    if (p < num) sh.from[p * kPadded + lane] = pair.mass[k];
+  }
+  if (c.thread() >= num) return;
+  const int e = pair.exp == kNone ? 0 : pair.exp - sh.row_exp[row + c.thread() - 1];
+  const int first = in_range<Real>(e);
+  sh.factor[c.thread()] = pair.exp == kNone ? Real(0) : two_to<Real>(first);
+  sh.factor[kRows + c.thread()] = two_to<Real>(in_range<Real>(e - first));
+}
+
+// R targets of this thread. Targets beyond the last are multiplied as well, and never looked at.
+template <int R, class Real, class Block>
+DAG_FN void multiply(Block& c, const Shared<Real>& sh, Real (*sum)[4]) {
+  const int tx = c.thread() % 8, ty = c.thread() / 8;
+  Real part[R][4] = {};
+#pragma unroll 2
+  for (int v = 0; v < kTile; v += 4) {
+    Real edge[4][4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) c.load4(edge[k], sh.edges + (v + k) * kPadded + tx * 4);
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      Real mass[4];
+      c.load4(mass, sh.from + (ty + kTile * r) * kPadded + v);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+#pragma unroll
+        for (int q = 0; q < 4; ++q) part[r][q] += mass[k] * edge[k][q];
+      }
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    const Real first = sh.factor[ty + kTile * r], rest = sh.factor[kRows + ty + kTile * r];
+    if (!(first > 0)) continue;  // the target has no mass there, what was read is undefined
+#pragma unroll
+    for (int q = 0; q < 4; ++q) sum[r][q] += part[r][q] * first * rest;
+  }
+}
+
+// Emission scores of the targets in the tile, -inf outside the cone, where nothing is read.
+template <class Real, class Block>
+DAG_FN void load_emission(Block& c, const Graph<Real>& g, const Walk& walk,
+                          const Shared<Real>& sh, int t, int row, int num) {
+  const int lane = c.thread() % kTile, warp = c.thread() / kTile;
+  const int at = t * kTile + lane, u = walk.reversed ? walk.width() - 1 - at : at;
+#pragma unroll
+  for (int k = 0; k < kRows / kWarps; ++k) {
+    const int p = warp + kWarps * k, i = row + p;
+    if (p >= num) continue;
+    const bool is_read = at >= walk.first(i) && at <= walk.last(i);
+    sh.emission[p * kStride + lane] =
+        is_read ? g.emit(walk.target(i), u) : -Real(INFINITY);
+  }
+}
+
+// Leaves in shared memory what the triangle of tile t needs: product, emission, its own edges.
+template <class Real, class Block>
+DAG_FN void enter_tile(Block& c, const Graph<Real>& g, const Walk& walk,
+                       const BlockSweep<Real>& sweep, const Shared<Real>& sh, int shift, int t,
+                       int tile0, int row, int num) {
+  Pair<Real> pair;
+  Real sum[kRows / kTile][4] = {};
+  load_edges(c, g, walk, tile0, t, &pair);
+  if (tile0 < t) load_masses(c, walk, sweep, tile0, row, num, &pair);
+  load_emission(c, g, walk, sh, t, row, num);
+  for (int tv = tile0; tv < t; ++tv) {
+    store_edges(c, walk, sh, shift, pair);
+    store_masses(c, sh, row, num, pair);
+    c.sync();  // the factors are there
+    load_edges(c, g, walk, tv + 1, t, &pair);  // the last is the triangle's own
+    if (tv + 1 < t) load_masses(c, walk, sweep, tv + 1, row, num, &pair);
+    const int first_of_warp = c.thread() / kTile * 4;
+    switch ((num - first_of_warp + kTile - 1) / kTile) {
+      case 0: break;
+      case 1: multiply<1>(c, sh, sum); break;
+      case 2: multiply<2>(c, sh, sum); break;
+      case 3: multiply<3>(c, sh, sum); break;
+      default: multiply<4>(c, sh, sum); break;
+    }
+    c.sync();  // and are no longer needed
+  }
+  store_edges(c, walk, sh, shift, pair);
+  const int tx = c.thread() % 8, ty = c.thread() / 8;
+#pragma unroll
+  for (int r = 0; r < kRows / kTile; ++r) {
+#pragma unroll
+    for (int q = 0; q < 4; ++q) sh.product[(ty + kTile * r) * kStride + tx * 4 + q] = sum[r][q];
+  }
+  c.sync();  // product, emission and edges are there
+}
+
+}  // namespace dag

@@ -1,0 +1,68 @@
+// dag_block_viterbi.h -- the best path of one row by one thread block.
+//
+// Mapping   Block (row), 512 threads, thread = state: target by target, each state looks at all it
+//           can be entered from, in order, so neighbouring lanes read neighbouring edges. One
+//           thread walks the way back, which is a chain of M reads by nature.
+// Numerics  Sums in double precision and the ties of dag_log.h: the earliest state wins, compared
+//           from the end. NaN among what is read gives NaN and no path.
+// Cost      The cone's edges once per target, from L2; two rows of n doubles in shared memory, so
+//           L is limited by it (14,000 states in 227 KiB).
+#pragma once
+#include "dag_block_log.h"
+
+namespace dag {
+
+inline size_t viterbi_bytes(int64_t L) { return (2 * L + 1) * sizeof(double); }
+
+template <class Real, class Block>
+DAG_FN void best_path(Block& c, const Launch<Real>& all, int64_t b, int64_t* path,
+                      Real* log_score, int32_t* came_from) {
+  for (int64_t i = c.thread(); i < all.M; i += c.num_threads()) path[i] = -1;
+  const bool is_good = all.has_good_counts(b);
+  if (!is_good || !all.graph(b).may_have_path()) {
+    if (c.thread() == 0) *log_score = is_good ? Real(kImpossible) : Real(NAN);
+    return;
+  }
+  const Graph<Real> g = all.graph(b);
+  double* best = c.template shared<double>();
+  double* next = best + all.L;
+  int* is_nan = reinterpret_cast<int*>(next + all.L);
+  if (c.thread() == 0) {
+    *is_nan = 0;
+    best[0] = g.emit(0, 0);
+  }
+  for (int i = 1; i < g.m; ++i) {
+    c.sync();  // the target before is there, and what it read may be overwritten
+    bool saw_nan = false;
+    for (int u = g.first(i) + c.thread(); u <= g.last(i); u += c.num_threads()) {
+      double most = kImpossible;
+      int from = -1;
+      for (int v = g.first(i - 1); v <= smaller(u - 1, g.last(i - 1)); ++v) {
+        const double here = best[v];
+        if (here == kImpossible) continue;
+        const double score = here + double(g.edge(v, u));
+        saw_nan |= score != score;
+        from = score > most ? v : from;
+        most = score > most ? score : most;
+      }
+      if (most != kImpossible) most += double(g.emit(i, u));
+      saw_nan |= most != most;
+      next[u] = most;
+      came_from[i * all.L + u] = from;
+    }
+    if (saw_nan) *is_nan = 1;  // any number of threads may write the same
+    double* const swapped = best;
+    best = next;
+    next = swapped;
+  }
+  if (c.thread() > 0) return;  // it wrote the last target's only state itself
+  const double score = best[g.n - 1];
+  const bool found_nan = *is_nan || score != score;
+  *log_score = found_nan ? Real(NAN) : Real(score);
+  if (found_nan || score == kImpossible) return;
+  for (int i = g.m - 1, u = g.n - 1; i >= 0; u = i > 0 ? came_from[i * all.L + u] : 0, --i) {
+    path[i] = u;
+  }
+}
+
+}  // namespace dag
