@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -164,6 +165,33 @@ def _one_likely_edge(graph: Graph) -> Graph:
     return graph._replace(log_transition_BLL=log_transition_BLL)
 
 
+def flat_graph(num_targets: list[int], num_states: list[int]) -> Graph:
+    """All forward edges equally likely, all emissions 1: an untrained model."""
+    graph = all_ones_graph(num_targets, num_states)
+    num_ways_BL1 = (graph.log_transition_BLL == 0).double().sum(2, keepdim=True)
+    return graph._replace(
+        log_transition_BLL=graph.log_transition_BLL - num_ways_BL1.clamp(min=1).log()
+    )
+
+
+def two_ways(unit: float, by: str) -> Graph:
+    """Two paths of ten states: odd ones, whose first and last steps cost 130 units, and even
+    ones, whose nine steps cost 50 each. ``by`` says where the 130 are paid."""
+    M, L = 10, 20
+    emission_ML = torch.zeros(M, L, dtype=torch.float64)
+    transition_LL = torch.full((L, L), -torch.inf, dtype=torch.float64)
+    odd, even = [0, *range(1, 2 * M - 3, 2), L - 1], [0, *range(2, 2 * M - 2, 2), L - 1]
+    for path, cost in ((odd, 0.0), (even, 50.0)):
+        for v, u in pairwise(path):
+            transition_LL[v, u] = -cost * unit
+    if by == "edges":
+        transition_LL[odd[0], odd[1]] = transition_LL[odd[-2], odd[-1]] = -130 * unit
+    else:
+        emission_ML[1, odd[1]] = emission_ML[-2, odd[-2]] = -130 * unit
+    counts = (torch.tensor([M]), torch.tensor([L]))
+    return Graph(emission_ML.unsqueeze(0), transition_LL.unsqueeze(0), *counts)
+
+
 def tied_graph(seed: int, num_targets: Sequence[int], num_states: Sequence[int]) -> Graph:
     """Scores are -1 or -2, exact in any order of summation: many best paths."""
     graph = random_graph(seed, num_targets, num_states, density=0.8)
@@ -265,3 +293,28 @@ def judge(name: str) -> Verdict:
     return Verdict(
         *likelihood_and_gradients(graph, "enumerate"), *viterbi(*graph, backend="enumerate")
     )
+
+
+def error(ours: Tensor, truth: Tensor) -> float:
+    """max |difference| / max |truth|, where -inf must stand at the same places."""
+    is_finite = truth.isfinite()
+    assert torch.equal(ours.isfinite(), is_finite)
+    assert torch.equal(ours[~is_finite].double(), truth[~is_finite])
+    difference = (ours.double() - truth)[is_finite].abs().max() if is_finite.any() else 0.0
+    size = truth[is_finite].abs().max() if is_finite.any() else 1.0
+    return float(difference / size) if difference > 0 else 0.0
+
+
+def assert_float32_is_near(
+    graph: Graph, backend: str, truth_by: str, limit: float | None = None
+) -> None:
+    """Against float64 on the same float32 inputs: the loss to 1e-6, its gradients to ``limit``,
+    by default 1e-5 up to M = 77 and 1e-4 above."""
+    single = graph.to(torch.float32)
+    value, *gradients = likelihood_and_gradients(single, backend)
+    true_value, *truth = likelihood_and_gradients(single.to(torch.float64), truth_by)
+    assert value.dtype == gradients[0].dtype == gradients[1].dtype == torch.float32
+    assert error(value, true_value) <= 1e-6
+    limit = limit or (1e-5 if graph.log_emission_BML.shape[1] <= 77 else 1e-4)
+    for ours, true in zip(gradients, truth, strict=True):
+        assert error(ours, true) <= limit

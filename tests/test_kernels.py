@@ -22,16 +22,18 @@ from cases import (
     CASES,
     Graph,
     all_ones_graph,
+    error,
     fill_padding,
+    flat_graph,
     is_padding,
     judge,
     likelihood_and_gradients,
     random_graph,
+    two_ways,
     weights,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_native import error, flat_graph, two_ways
 from torch import Tensor
 
 from exlm_mini.alignment import viterbi

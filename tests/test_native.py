@@ -6,7 +6,6 @@ Shapes: B rows, M targets, L states.
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import pytest
 import torch
@@ -14,10 +13,14 @@ from cases import (
     CASES,
     Graph,
     all_ones_graph,
+    assert_float32_is_near,
+    error,
     fill_padding,
+    flat_graph,
     judge,
     likelihood_and_gradients,
     random_graph,
+    two_ways,
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -40,40 +43,6 @@ def backend() -> str:
 def status(graph: Graph) -> list[int]:
     """How each row was computed."""
     return torch.ops.exlm_mini.dag_log_likelihood(*graph)[3][:, 0].tolist()
-
-
-def error(ours: Tensor, truth: Tensor) -> float:
-    """max |difference| / max |truth|, where -inf must stand at the same places."""
-    is_finite = truth.isfinite()
-    assert torch.equal(ours.isfinite(), is_finite)
-    assert torch.equal(ours[~is_finite].double(), truth[~is_finite])
-    difference = (ours.double() - truth)[is_finite].abs().max() if is_finite.any() else 0.0
-    size = truth[is_finite].abs().max() if is_finite.any() else 1.0
-    return float(difference / size) if difference > 0 else 0.0
-
-
-def assert_float32_is_near(graph: Graph, backend: str, truth_by: str) -> None:
-    """Against float64 on the same float32 inputs."""
-    single = graph.to(torch.float32)
-    value, *gradients = likelihood_and_gradients(single, backend)
-    true_value, *truth = likelihood_and_gradients(single.to(torch.float64), truth_by)
-    assert value.dtype == torch.float32
-    assert error(value, true_value) <= 1e-6
-    M = graph.log_emission_BML.shape[1]
-    for ours, true in zip(gradients, truth, strict=True):
-        assert error(ours, true) <= (1e-5 if M <= 77 else 1e-4)
-
-
-def flat_graph(num_targets: list[int], num_states: list[int]) -> Graph:
-    """All forward edges equally likely, all emissions alike: an untrained model."""
-    graph = random_graph(1, num_targets, num_states, scale=0.1)
-    L = max(num_states)
-    log_edge_L = -torch.arange(L - 1, -1, -1.0, dtype=torch.float64).clamp(min=1).log()
-    is_edge_LL = torch.ones(L, L, dtype=torch.bool).triu(1)
-    log_transition_BLL = torch.where(is_edge_LL, log_edge_L.unsqueeze(1), -torch.inf)
-    return graph._replace(
-        log_transition_BLL=log_transition_BLL.expand_as(graph.log_transition_BLL).clone()
-    )
 
 
 # ---- by the judge ----
@@ -155,23 +124,6 @@ def test_all_ones_graph_counts_its_paths(dtype, backend):
 def test_float32_is_near_float64_whatever_the_spread(scale, backend, seed, M, L):
     graph = random_graph(seed, [M, M], [L, L], density=0.8, scale=scale)
     assert_float32_is_near(graph, backend, "enumerate")
-
-
-def two_ways(unit: float, by: str) -> Graph:
-    """Two paths of ten states: odd ones, whose first and last steps cost 130 units, and even
-    ones, whose nine steps cost 50 each. ``by`` says where the 130 are paid."""
-    M, L = 10, 20
-    emission_ML, transition_LL = torch.zeros(M, L), torch.full((L, L), -torch.inf)
-    odd, even = [0, *range(1, 2 * M - 3, 2), L - 1], [0, *range(2, 2 * M - 2, 2), L - 1]
-    for path, cost in ((odd, 0.0), (even, 50.0)):
-        for v, u in pairwise(path):
-            transition_LL[v, u] = -cost * unit
-    if by == "edges":
-        transition_LL[odd[0], odd[1]] = transition_LL[odd[-2], odd[-1]] = -130 * unit
-    else:
-        emission_ML[1, odd[1]] = emission_ML[-2, odd[-2]] = -130 * unit
-    counts = (torch.tensor([M]), torch.tensor([L]))
-    return Graph(emission_ML.unsqueeze(0), transition_LL.unsqueeze(0), *counts)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -6,7 +6,6 @@ Shapes: B rows, M targets, L states.
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import pytest
 import torch
@@ -14,10 +13,14 @@ from cases import (
     CASES,
     Graph,
     all_ones_graph,
+    assert_float32_is_near,
+    error,
     fill_padding,
+    flat_graph,
     judge,
     likelihood_and_gradients,
     random_graph,
+    two_ways,
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -60,37 +63,6 @@ def is_exact(graph: Graph) -> list[bool]:
     return scaled.rescaled_log_likelihood(*graph)[1].tolist()
 
 
-def error(ours: Tensor, truth: Tensor) -> float:
-    """max |difference| / max |truth|, where -inf must stand at the same places."""
-    is_finite = truth.isfinite()
-    assert torch.equal(ours.isfinite(), is_finite)
-    assert torch.equal(ours[~is_finite].double(), truth[~is_finite])
-    if not is_finite.any():
-        return 0.0
-    difference = (ours.double() - truth)[is_finite].abs().max()
-    return float(difference / truth[is_finite].abs().max()) if difference > 0 else 0.0
-
-
-def assert_float32_is_near(graph: Graph, backend: str, truth_by: str) -> None:
-    """Against float64 on the same float32 inputs."""
-    single = graph.to(torch.float32)
-    value, *gradients = likelihood_and_gradients(single, backend)
-    true_value, *truth = likelihood_and_gradients(single.to(torch.float64), truth_by)
-    assert value.dtype == gradients[0].dtype == gradients[1].dtype == torch.float32
-    assert error(value, true_value) <= 1e-6
-    for ours, true in zip(gradients, truth, strict=True):
-        assert error(ours, true) <= 1e-6
-
-
-def flat_graph(num_targets: list[int], num_states: list[int]) -> Graph:
-    """All forward edges equally likely, all emissions 1: an untrained model."""
-    graph = all_ones_graph(num_targets, num_states)
-    num_ways_BL1 = (graph.log_transition_BLL == 0).double().sum(2, keepdim=True)
-    return graph._replace(
-        log_transition_BLL=graph.log_transition_BLL - num_ways_BL1.clamp(min=1).log()
-    )
-
-
 def log_flat_likelihood(M: int, L: int) -> float:
     """Of ``flat_graph``: the sum over M - 2 of the inner states of the product of 1 / (their
     distance to the end), a Stirling number of the first kind over a factorial."""
@@ -113,13 +85,13 @@ def test_float64_equals_enumeration(name, backend):
 
 @pytest.mark.parametrize("name", CASES)
 def test_float32_is_near_float64(name, backend, arithmetic):
-    assert_float32_is_near(CASES[name], backend, "enumerate")
+    assert_float32_is_near(CASES[name], backend, "enumerate", 1e-6)
 
 
 @pytest.mark.parametrize("scale", [0.1, 3.0])
 def test_float32_is_near_float64_at_the_size_of_the_paper(scale, backend):
     graph = random_graph(2, [77, 60, 77], [308, 308, 291], scale=scale)
-    assert_float32_is_near(graph, backend, "vectorized")
+    assert_float32_is_near(graph, backend, "vectorized", 1e-6)
     assert all(is_exact(graph))
 
 
@@ -171,28 +143,10 @@ def test_rows_may_go_in_any_company(rows_at_once, backend, monkeypatch):
 def test_whatever_the_spread_it_is_near_enumeration(scale, dtype, backend, seed, M, L):
     graph = random_graph(seed, [M, M], [L, L], density=0.8, scale=scale)
     if dtype == torch.float32:
-        return assert_float32_is_near(graph, backend, "enumerate")
+        return assert_float32_is_near(graph, backend, "enumerate", 1e-6)
     truth = likelihood_and_gradients(graph, "enumerate")
     for ours, true in zip(likelihood_and_gradients(graph, backend), truth, strict=True):
         assert error(ours, true) < 1e-10
-
-
-def two_ways(unit: float, by: str) -> Graph:
-    """Two paths of ten states: odd ones, whose first and last steps cost 130 units, and even
-    ones, whose nine steps cost 50 each. ``by`` says where the 130 are paid."""
-    M, L = 10, 20
-    emission_ML = torch.zeros(M, L, dtype=torch.float64)
-    transition_LL = torch.full((L, L), -torch.inf, dtype=torch.float64)
-    odd, even = [0, *range(1, 2 * M - 3, 2), L - 1], [0, *range(2, 2 * M - 2, 2), L - 1]
-    for path, cost in ((odd, 0.0), (even, 50.0)):
-        for v, u in pairwise(path):
-            transition_LL[v, u] = -cost * unit
-    if by == "edges":
-        transition_LL[odd[0], odd[1]] = transition_LL[odd[-2], odd[-1]] = -130 * unit
-    else:
-        emission_ML[1, odd[1]] = emission_ML[-2, odd[-2]] = -130 * unit
-    counts = (torch.tensor([M]), torch.tensor([L]))
-    return Graph(emission_ML.unsqueeze(0), transition_LL.unsqueeze(0), *counts)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -260,7 +214,7 @@ def test_a_shift_of_all_scores_changes_no_posterior(sign, size, dtype, backend):
 def test_scores_of_any_size_are_near_enumeration(scale, backend, arithmetic):
     graph = random_graph(15, [4, 3, 5], [8, 8, 9], scale=scale)
     assert not all(is_exact(graph))
-    assert_float32_is_near(graph, backend, "enumerate")
+    assert_float32_is_near(graph, backend, "enumerate", 1e-6)
 
 
 def test_emission_spreads_of_30_nats_need_no_second_computation(backend):
@@ -269,7 +223,7 @@ def test_emission_spreads_of_30_nats_need_no_second_computation(backend):
     emission_BML = -30 * torch.rand(2, 77, 308, generator=rng, dtype=torch.float64)
     graph = graph._replace(log_emission_BML=emission_BML)
     assert is_exact(graph.to(torch.float32)) == [True, True]
-    assert_float32_is_near(graph, backend, "vectorized")
+    assert_float32_is_near(graph, backend, "vectorized", 1e-6)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -325,7 +279,7 @@ def test_rows_that_are_not_exact_are_done_again_and_no_others(backend, monkeypat
     monkeypatch.setattr(scaled.vectorized, "log_likelihood", watched)
     single = graph.to(torch.float32)
     assert is_exact(single) == [False, True, False]
-    assert_float32_is_near(graph, backend, "naive")
+    assert_float32_is_near(graph, backend, "naive", 1e-6)
     assert seen == [(torch.float64, [-1040.0, -780.0])]
     seen.clear()
     likelihood_and_gradients(CASES["ragged"], backend)
@@ -335,7 +289,7 @@ def test_rows_that_are_not_exact_are_done_again_and_no_others(backend, monkeypat
 @pytest.mark.parametrize("name", CASES)
 def test_all_rows_may_be_done_again(name, backend, monkeypatch):
     monkeypatch.setattr(scaled, "TOLERANCE", -1.0)
-    assert_float32_is_near(CASES[name], backend, "enumerate")
+    assert_float32_is_near(CASES[name], backend, "enumerate", 1e-6)
 
 
 def test_a_row_without_a_usable_state_is_not_done_again():
