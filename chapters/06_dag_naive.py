@@ -569,7 +569,7 @@ f"e^{log_count:.1f} = {math.exp(log_count):.1e} paths"
 # %% [markdown]
 # **Takeaway.** Probabilities for the derivation, logarithms for the machine. (There
 # is a second cure, rescaling every row. It is faster, and its range has to be
-# proved.)
+# proved: {ref}`chap-dag-vectorized` does both.)
 #
 # ## A trap: nothing but minus infinity
 #
@@ -1245,8 +1245,8 @@ f"slope {full_slope:.2f}; the cone saves {saved:.0%}"
 # here about $M L^2 / 2$ for $\alpha$, and as much again for $\beta$ and for the
 # gradients. §4.3 counts the steps that have to wait for each other:
 # $\mathcal{O}(M)$ rows, each of which is one operation for a machine wide enough.
-# Both are right, of different things. Making a real machine wide enough is what
-# the next chapters are about.
+# Both are right, of different things. How to
+# hand a whole row to a real machine is the subject of {ref}`chap-dag-vectorized`.
 #
 # ## Summary
 #

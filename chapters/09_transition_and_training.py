@@ -27,7 +27,8 @@
 #
 # **It needs** about a minute on one CPU core and no GPU. **It covers** §4.2 and
 # §4.3 of the paper {cite}`zheng2025exlm`, Appendix H, and Appendix Q.3 with Table
-# 13. The dynamic programme itself is used here and explained in its own chapters.
+# 13. The dynamic programme is used here and explained in {ref}`chap-dag-naive`,
+# {ref}`chap-dag-vectorized` and {ref}`chap-dag-cuda`.
 
 # %% tags=["remove-cell", "nbval-skip"]
 # Colab opens this notebook alone: fetch the book around it and install its package.

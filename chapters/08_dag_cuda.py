@@ -1,0 +1,1292 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# (chap-dag-cuda)=
+# # The programme in C++ and CUDA
+#
+# {ref}`chap-dag-vectorized` took the loops over states and sentences out of Python.
+# This chapter takes out the rest. It compiles the programme, for the cores of a CPU
+# and for the thread blocks of a GPU, and that changes more than the language: the
+# order of the work, the form of the numbers, and what has to be proved.
+#
+# **You will** cut the states into tiles, so that most of the programme becomes
+# matrix products, give each tile an exponent of its own, trap two sweeps that agree
+# on a wrong result, call compiled code as a PyTorch operator, run GPU kernels on a
+# CPU, delete a barrier and see what happens, and compute how fast the programme
+# could be at best.
+#
+# **You will know after** what the backend `native` does, why its float32 results
+# can be trusted, how its kernels are laid out on blocks and threads, and how such
+# code is tested without a GPU.
+#
+# **It needs** half a minute on a CPU, a C++ compiler, and no GPU. It covers
+# Appendix I of the paper {cite}`zheng2025exlm`. The paper runs the kernels of
+# DA-Transformer {cite}`huang2022datransformer`; those of this book are written
+# anew, in another way, and their sources are in the folder `cuda/`.
+
+# %% tags=["remove-cell", "nbval-skip"]
+# Colab opens this notebook alone: fetch the book around it and install its package.
+import importlib.util
+import os
+import subprocess
+import sys
+
+if importlib.util.find_spec("exlm_mini") is None:
+    url = "https://github.com/exlm-book/exlm-book"
+    subprocess.run(["git", "clone", "--depth", "1", url, "exlm-book"], check=True)
+    pip = [sys.executable, "-m", "pip", "install", "-q", "-e"]
+    subprocess.run([*pip, "exlm-book[text,chem,train]"], check=True)
+    os.chdir("exlm-book/chapters")
+    # This kernel started before the install.
+    sys.path.insert(0, os.path.abspath(".."))
+
+# %%
+import ctypes
+import itertools
+import json
+import math
+import re
+import subprocess
+import tempfile
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from matplotlib.patches import Rectangle
+
+from exlm_mini.alignment import (
+    build,
+    dag_log_likelihood,
+    native,
+    posteriors,
+    viterbi,
+)
+from exlm_mini.benchmarks import DAG_SHAPES, Shape
+from exlm_mini.benchmarks.dag import made_graph
+from exlm_mini.benchmarks.limits import floor
+from exlm_mini.live import chapter_scale
+from exlm_mini.measure import relative_error, threads
+from exlm_mini.plotting import COLORS, use_book_style
+from exlm_mini.self_check import check
+
+use_book_style()
+scale = chapter_scale()
+str(scale)
+
+# %% [markdown]
+# Names end in the shape of the tensor: `B` rows of a batch, `L` states, `M`
+# targets, `T` states of a tile. Numbers are float32 here, unless a section says
+# otherwise, since its limits are a subject of the chapter. Judges compute in
+# float64.
+#
+# ## One product for all targets
+#
+# **Question.** The backends `vectorized` and `scaled` go target by target. Each
+# step is one large operation. What is left to gain?
+#
+# Three things. Take the example of Appendix I.4, 77 targets and 308 states:
+#
+# - *Exponentials.* In log space each term of each target needs one, forward and
+#   backward. `scaled` got rid of these.
+# - *Reading.* Every target reads the whole transition matrix again, 76 times in
+#   each direction. The matrix of one sentence has 380 kB, that of a batch 24 MB:
+#   more than the caches next to a core hold.
+# - *Waiting.* Target $i$ waits for target $i - 1$, and a new operation has to be
+#   started for each.
+#
+# The second can be cured by taking the work in another order. The recursion
+#
+# $$
+# f_{i,u} = \mathbf{P}_u(y_i) \sum_{v<u} f_{i-1,v}\, \mathbf{E}_{v,u}
+# $$ (eq-cuda-recursion)
+#
+# may be filled in row by row, as before. It may as well be filled in *column by
+# column*: state $u$ needs states before $u$ only, for all targets. Cut the states
+# into tiles of $T$ neighbours. For a tile $t$, split the sum into states of earlier
+# tiles and states of the same tile:
+#
+# $$
+# \sum_{v<u} f_{i-1,v}\,\mathbf{E}_{v,u} =
+# \underbrace{\sum_{v \,\text{before tile}\, t} f_{i-1,v}\,\mathbf{E}_{v,u}}
+# _{\text{known for all } i} +
+# \underbrace{\sum_{v \,\text{in tile}\, t,\; v<u} f_{i-1,v}\,\mathbf{E}_{v,u}}
+# _{\text{target by target}} .
+# $$ (eq-cuda-split)
+#
+# Once the earlier tiles are finished, the first part is *one matrix product for all
+# targets at once*. The second is a small triangle.
+#
+# **Figure.** {numref}`fig-cuda-tiles` shows the split for 32 states in tiles of 8.
+# To finish the third tile one multiplies the finished part of the table (left,
+# blue) by one block column of edges (right, blue), and then walks through the
+# triangle (yellow). Every edge is needed for one tile only, so it is read once.
+
+# %% mystnb={"figure": {"caption": "Left: the table f, with the cone (dashed). Right: the edges. Blue times blue is what enters the third tile, a single product for all targets; the yellow triangle joins states of the tile itself.", "name": "fig-cuda-tiles"}} tags=["hide-input"]
+M, L, T, t = 10, 32, 8, 2
+fig, (ax, right) = plt.subplots(1, 2, figsize=(7.4, 3.1), width_ratios=(1.2, 1))
+finished, current = "#c9d8ee", COLORS["mask"]
+ax.add_patch(Rectangle((0, 0), t * T, M, color=finished))
+ax.add_patch(Rectangle((t * T, 0), T, M, color=current, alpha=0.55))
+ax.text(t * T * 0.7, M / 2, "finished", ha="center", va="center")
+ax.text(t * T + T / 2, M / 2, "tile t", ha="center", va="center")
+for shift in (0, L - M + 1):
+    ax.plot([shift, shift + M], [0, M], "--", color="0.2", lw=1)
+for u in range(T, L, T):
+    ax.axvline(u, color="white", lw=1.5)
+ax.set(xlim=(0, L), ylim=(M, 0), xlabel="state", ylabel="target")
+ax.set_title("table f", loc="left")
+u = np.arange(L)
+kind_LL = np.where(u[:, None] < u, 1.0, np.nan)
+right.imshow(kind_LL, cmap="Greys", vmin=0, vmax=8, extent=(0, L, L, 0))
+right.add_patch(Rectangle((t * T, 0), T, t * T, color=finished))
+corners = [(t * T, t * T), (t * T + T, t * T), (t * T + T, t * T + T)]
+right.add_patch(plt.Polygon(corners, color=current, alpha=0.55))
+for x in range(T, L, T):
+    right.axvline(x, color="white", lw=1.5)
+    right.axhline(x, color="white", lw=1.5)
+right.set(xlabel="to state u", ylabel="from state v")
+right.set_title("edges E", loc="left")
+for panel in (ax, right):
+    panel.grid(False)
+
+# %% [markdown]
+# How much of the work is in products? Of the $L(L - 1)/2$ edges, $T - 1$ of every
+# $L - 1$ are in triangles, if $T$ divides $L$. So the smaller the tile, the larger
+# the share of products; and the larger the tile, the fewer tiles have to wait for
+# each other.
+
+
+# %%
+def share_in_triangles(L, T):
+    """Of all edges v < u, those that join states of one tile."""
+    tile_L = torch.arange(L) // T
+    is_edge_LL = torch.ones(L, L, dtype=torch.bool).triu(1)
+    is_inner_LL = is_edge_LL & (tile_L.unsqueeze(1) == tile_L)
+    return (is_inner_LL.sum() / is_edge_LL.sum()).item()
+
+
+M, L = 77, 308
+assert math.isclose(share_in_triangles(1024, 32), 31 / 1023, rel_tol=1e-6)
+assert share_in_triangles(L, 1) == 0 and share_in_triangles(L, L) == 1
+for T in (8, 16, 32, 77):
+    print(
+        f"tiles of {T:2}: {share_in_triangles(L, T):5.1%} of the edges in triangles"
+    )
+
+# %% [markdown]
+# **Code.** Here is the whole algorithm for one sentence. It works in probabilities
+# and gives each tile of each target an integer exponent: what is stored as
+# mantissas $x$ and exponent $e$ means $x \cdot 2^e$. The next section says why.
+# Ignore `lift` until the section after that.
+
+
+# %%
+NONE = -(10**8)  # exponent of an exact zero
+
+
+def times_two_to(x, exponent):
+    """Each row of x (last dimension) times two to its exponent."""
+    return x * exponent.to(x.dtype).exp2().unsqueeze(-1)
+
+
+def in_units(x):
+    """Rows of x as mantissas below one, and the exponent of each row."""
+    peak = x.amax(dim=-1)
+    exponent = torch.frexp(peak).exponent.long()
+    return times_two_to(x, -exponent), exponent.where(peak > 0, NONE)
+
+
+def exp_in_units(log_x):
+    """The same of exp(log_x), whatever the size of its logarithms."""
+    log2_peak = (log_x.amax(dim=-1) / math.log(2)).nan_to_num(neginf=0.0)
+    exponent = log2_peak.floor().long() + 1
+    log_unit = exponent.to(log_x.dtype) * math.log(2)
+    return (log_x - log_unit.unsqueeze(-1)).exp(), exponent
+
+
+def sweep(log_P_ML, log_E_LL, tile, lift=0.0):
+    """f of one sentence: mantissas (M, L), exponents (M, tiles)."""
+    M, L = log_P_ML.shape
+    E_LL = log_E_LL.exp()
+    tables, units = [], []
+    for begin in range(0, L, tile):
+        here = slice(begin, min(begin + tile, L))
+        P_MT, P_unit_M = exp_in_units(log_P_ML[:, here])
+        lift_MT = lift * (log_P_ML[:, here] > -torch.inf)
+        entering_MT, unit_M = torch.zeros_like(P_MT), torch.full((M,), NONE)
+        if begin > 0:  # all that enters from earlier tiles: one matrix product
+            unit_M = torch.stack(units).amax(dim=0)
+            earlier = zip(tables, units, strict=True)
+            aligned = [times_two_to(x_MT, e_M - unit_M) for x_MT, e_M in earlier]
+            entering_MT = torch.cat(aligned, dim=1) @ E_LL[:begin, here]
+        is_start_T = torch.arange(here.start, here.stop) == 0
+        row_T, row_unit = in_units(is_start_T * P_MT[0])
+        rows = [(row_T, row_unit + P_unit_M[0])]
+        for i in range(1, M):  # the triangle, target by target
+            row_T, row_unit = rows[-1]
+            unit = torch.maximum(unit_M[i - 1], row_unit)
+            reach_T = times_two_to(entering_MT[i - 1], unit_M[i - 1] - unit)
+            reach_T = (
+                reach_T + times_two_to(row_T, row_unit - unit) @ E_LL[here, here]
+            )
+            emitted_T = (reach_T + lift_MT[i]) * P_MT[i] + lift_MT[i]
+            row_T, shift = in_units(emitted_T)
+            rows.append((row_T, unit + shift + P_unit_M[i]))
+        tables.append(torch.stack([row_T for row_T, _ in rows]))
+        units.append(torch.stack([unit for _, unit in rows]))
+    return torch.cat(tables, dim=1), torch.stack(units, dim=1)
+
+
+def by_tiles(log_P_ML, log_E_LL, tile=16, lift=0.0):
+    """log f[M, L], with the last sum in float64."""
+    table_ML, unit_Mt = sweep(log_P_ML, log_E_LL, tile, lift)
+    last, unit = table_ML[-1, -1].double(), unit_Mt[-1, -1].double()
+    has_path = last > 0  # else -inf, with gradient 0
+    log_last = last.where(has_path, 1.0).log() + unit * math.log(2)
+    return log_last.where(has_path, -torch.inf)
+
+
+# %% [markdown]
+# A product mixes tiles of different exponents, so they are aligned first: `unit_M`
+# is the largest exponent that a target has in any earlier tile. Whatever is so
+# small that it vanishes beside it is also too small to matter for this product.
+# Inside the tile the same is done for each target.
+#
+# **Check.** Value and gradients equal enumeration on all kinds of small graphs:
+# with all edges, with half of them, without a path, and for tiles that do or do not
+# divide the number of states. (The gradients come from autograd, which passes
+# through `sweep`; the compiled code has something better.)
+
+
+# %%
+def random_graph(M, L, seed, density=1.0, dtype=torch.float64):
+    """Random emissions and forward edges of one row; some of the edges exist."""
+    rng = torch.Generator().manual_seed(seed)
+    P_BML = torch.rand(1, M, L, generator=rng, dtype=dtype)
+    E_BLL = torch.rand(1, L, L, generator=rng, dtype=dtype).triu(1)
+    E_BLL = E_BLL * (torch.rand(1, L, L, generator=rng) < density)
+    return P_BML.log(), E_BLL.log(), torch.tensor([M]), torch.tensor([L])
+
+
+def value_and_gradients(function, graph):
+    """log f (B,) and both gradients of its sum, zero where there is no path."""
+    leaves = [t.clone().requires_grad_() for t in graph[:2]]
+    log_f_B = function(*leaves, *graph[2:])
+    total = log_f_B.where(log_f_B != -torch.inf, 0.0).sum()
+    gradients = torch.autograd.grad(total, leaves, materialize_grads=True)
+    return log_f_B.detach(), *gradients
+
+
+def tiled(log_P_BML, log_E_BLL, *counts, **options):
+    """by_tiles as a backend, for a batch of one."""
+    return by_tiles(log_P_BML[0], log_E_BLL[0], **options).unsqueeze(0)
+
+
+def backend(name):
+    """A backend of the package as a function of the four arguments."""
+    return partial(dag_log_likelihood, backend=name)
+
+
+num_without_path = 0
+sizes = [(1, 1), (2, 2), (2, 7), (3, 8), (5, 5), (5, 9), (6, 4)]
+seeds = range(scale.pick(3, 30))
+for (M, L), seed, density in itertools.product(sizes, seeds, (1.0, 0.5)):
+    graph = random_graph(M, L, seed, density)
+    judge = value_and_gradients(backend("enumerate"), graph)
+    num_without_path += int(judge[0] == -torch.inf)
+    for tile in (1, 2, 3, 8):
+        ours = value_and_gradients(partial(tiled, tile=tile), graph)
+        torch.testing.assert_close(ours, judge, rtol=1e-10, atol=1e-10)
+assert num_without_path > 6
+
+# %% [markdown]
+# **Check.** And it equals `vectorized` on a graph of the paper's size, in float32,
+# judged by float64 on the same numbers. The sum runs over more than $10^{70}$
+# paths.
+
+# %%
+cpu = torch.device("cpu")
+flat = made_graph(Shape(1, 77, 308), False, cpu)  # as an untrained model makes it
+exact = value_and_gradients(backend("vectorized"), flat.double())
+ours = value_and_gradients(tiled, flat)
+errors = [relative_error(a, b) for a, b in zip(ours, exact, strict=True)]
+assert ours[1].dtype == torch.float32 and math.comb(306, 75) > 1e70
+assert errors[0] < 1e-7 and max(errors[1:]) < 1e-5
+
+# %% [markdown]
+# What has been won is counted again in exponentials, and in passes over the edges.
+# (`scaled` and the tiled code need one exponential per edge and sweep; the compiled
+# code takes edges a third time for the gradient, rather than keep them.)
+
+# %%
+M, L = 77, 308
+in_log_space = 2 * (M - 1) * L * L  # all terms, there and back
+in_tiles = 3 * L * (L - 1) // 2 + 2 * M * L
+assert 70 < in_log_space / in_tiles < 90
+print(f"exponentials in log space {in_log_space:,}, in tiles {in_tiles:,}")
+print(f"passes over the edges, row by row {2 * (M - 1)}, in tiles 2")
+
+# %% [markdown]
+# **Takeaway.** Taken column by column, in tiles, nearly all of the work is matrix
+# products over all targets, and every edge is read once per sweep. The result is
+# the same sum in another order.
+#
+# ## An exponent for every tile
+#
+# **Question.** {ref}`chap-dag-vectorized` divided each row of the table by its
+# largest entry, and saw float32 underflow: with 192 targets and 384 states even to
+# *no path at all*. Why should tiles fare better?
+#
+# One exponent per target is the same as a single tile. So our function can play
+# both parts.
+
+# %%
+outcome = {}
+for M in (64, 128, 192):
+    graph = made_graph(Shape(1, M, 2 * M), False, cpu)
+    truth = backend("vectorized")(*graph.double()).item()
+    for name, tile in (("a target", 2 * M), ("a tile of 16", 16)):
+        wrong_by = abs(tiled(*graph, tile=tile).item() - truth)
+        verdict = "no path" if wrong_by == math.inf else "wrong"
+        outcome[M, name] = "right" if wrong_by < 1e-4 else verdict
+verdicts = {
+    name: [v for (_, n), v in outcome.items() if n == name] for _, name in outcome
+}
+print(f"{'targets':29}" + "".join(f"{M:9}" for M in (64, 128, 192)))
+for name, found in verdicts.items():
+    print(f"an exponent for {name:13}" + "".join(f"{v:>9}" for v in found))
+assert verdicts["a target"] == ["right", "wrong", "no path"]
+assert verdicts["a tile of 16"] == ["right"] * 3
+
+# %% [markdown]
+# **Figure.** {numref}`fig-cuda-range` is one target in the middle of the longest of
+# these sentences. The black curve is the true size of its entries, which fall over
+# more than a hundred powers of ten. Float32 holds what lies in a band of 45 below
+# the unit: one band for the whole row (grey), or one for each tile (yellow), which
+# follows the curve.
+
+# %% mystnb={"figure": {"caption": "f of one target (of 192) over 384 states. A band reaches from the unit down to the smallest number that float32 has in it; entries below a band are lost.", "name": "fig-cuda-range"}} tags=["hide-input"]
+i, tile = 96, 16
+table_ML, unit_Mt = sweep(*(t[0].double() for t in graph[:2]), tile)
+L = table_ML.shape[1]
+log2_f_L = table_ML[i].log2() + unit_Mt[i].repeat_interleave(tile)
+log_f_L = (log2_f_L - log2_f_L.max()) * math.log10(2)
+units_t = (unit_Mt[i] - log2_f_L.max()) * math.log10(2)
+depth = 149 * math.log10(2)
+fig, ax = plt.subplots(figsize=(6.8, 3.2))
+ax.fill_between(
+    [0, L], 0, -depth, color="0.88", label="one exponent for the target"
+)
+for t, unit in enumerate(units_t):
+    label = "one exponent for a tile" if t == len(units_t) - 1 else None
+    span = (t * tile - 0.5, (t + 1) * tile - 0.5)
+    band = {"color": COLORS["mask"], "alpha": 0.6, "lw": 0, "label": label}
+    ax.fill_between(span, unit, unit - depth, **band)
+shown_L = log_f_L.masked_fill(log_f_L == -torch.inf, torch.nan)
+ax.plot(shown_L, color="black", lw=1.5, label="f, relative to the largest")
+ax.legend(loc="lower right", frameon=True, framealpha=1)
+_ = ax.set(xlabel=f"state u, at target {i}", ylabel="log₁₀ of f", xlim=(i - 5, L))
+_ = ax.set(ylim=(-190, 5))
+
+# %%
+is_used_L = log_f_L > -torch.inf
+is_held_L = log_f_L > units_t.repeat_interleave(tile) - depth
+assert is_held_L[is_used_L].all()
+assert (log_f_L[is_used_L] < -depth).sum() > 50  # lost with one exponent
+# What the posterior wants is among the lost.
+state_L = posteriors(*graph.double(), "vectorized").state_BML[0, i]
+assert state_L[log_f_L < -depth].sum() > 0.99
+
+# %% [markdown]
+# Inside a tile of 16 or 32 states the curve has little room to fall. And for the
+# product, large entries of *later* tiles do not matter, since edges only go
+# forward: the unit of a sum is set by what enters it.
+#
+# **Takeaway.** An exponent per (target, tile) costs one integer for 16 or 32
+# numbers, and takes away the limit in length: whatever a graph's size, neighbours
+# share a unit, and strangers do not.
+#
+# ## How to know that nothing was lost
+#
+# **Question.** Is the range now sufficient for *every* graph? If not, how would one
+# notice?
+#
+# It is not. Beside an edge of 1, an edge of $e^{-130}$ is zero in float32, before
+# any exponent can help it. One might hope to notice by comparing: $\alpha$ and
+# $\beta$ both yield $f_{M,L}$, and if underflow spoils one, why should it spoil the
+# other equally? Here is a graph on which it does. Ten targets, and two ways from
+# start to end. The odd states are a way that pays 130 nats at its first step and
+# 130 at its last. The even states pay 50 at each of nine steps.
+
+
+# %%
+def two_ways():
+    """Two paths: 260 nats paid at the ends, or 450 paid evenly."""
+    M, L = 10, 20
+    log_E_LL = torch.full((L, L), -torch.inf)
+    odd = [0, *range(1, 2 * M - 3, 2), L - 1]
+    even = [0, *range(2, 2 * M - 2, 2), L - 1]
+    for path, cost in ((odd, 0.0), (even, 50.0)):
+        for v, u in pairwise(path):
+            log_E_LL[v, u] = -cost
+    log_E_LL[odd[0], odd[1]] = log_E_LL[odd[-2], odd[-1]] = -130.0
+    counts = torch.tensor([M]), torch.tensor([L])
+    return torch.zeros(1, M, L), log_E_LL.unsqueeze(0), *counts
+
+
+def read_backwards(log_P_BML, log_E_BLL, *counts):
+    """The same graph from its end; its forward sweep is our backward sweep."""
+    return log_P_BML.flip(1, 2), log_E_BLL.flip(1, 2).mT, *counts
+
+
+trap = two_ways()
+trap_in_double = (trap[0].double(), trap[1].double(), *trap[2:])
+truth = backend("vectorized")(*trap_in_double).item()
+forward, backward = (tiled(*g).item() for g in (trap, read_backwards(*trap)))
+print(f"forward {forward:.0f}, backward {backward:.0f}, truth {truth:.0f} nats")
+assert math.isclose(truth, -260.0, abs_tol=1e-6)
+assert math.isclose(forward, -450.0, abs_tol=1e-4)
+assert math.isclose(forward, backward, abs_tol=1e-6)
+assert math.exp(-130) > 0 and torch.tensor(-130.0).exp() == 0
+
+# %% [markdown]
+# The two sweeps agree to the last digit, on a result that is off by 190 nats. Each
+# lost the better way at its own start, and then both saw the other way only. So
+# comparing the sweeps proves nothing.
+#
+# What does? Underflow only ever *takes away*. Without it the result would be
+# larger: but for rounding, the sweep is a lower bound. An upper bound is found by
+# adding, wherever a path may be, a little more than underflow can have taken there:
+# the `lift` of our function. In units where masses, edges and emissions are below
+# 1, flushing a number means to lose at most $2^{-126}$, the smallest normal number
+# of float32 (processors may flush whatever is smaller), and a state has a few
+# hundred terms. $2^{-100}$ is amply more. So the truth lies between the two sweeps.
+# If they agree, both are right.
+
+# %%
+enough = 2.0**-100
+assert enough > 1000 * 3 * 308 * 2.0**-126
+print("graph                   lower     truth     upper")
+brackets = {}
+for name, graph, log_f in (
+    ("untrained, 77 x 308", flat, exact[0].item()),
+    ("two ways", trap, truth),
+):
+    brackets[name] = [tiled(*graph, lift=lift).item() for lift in (0.0, enough)]
+    low, high = brackets[name]
+    print(f"{name:20} {low:8.0f}  {log_f:8.0f}  {high:8.0f}")
+low, high = brackets["untrained, 77 x 308"]
+assert high - low < 1e-7  # nothing was lost, and we know it
+low, high = brackets["two ways"]
+assert low + 100 < truth < high - 100  # we know that we do not know
+
+# %% [markdown]
+# The package saves the second sweep. It adds the lift in the only one, so that both
+# directions hold at least the truth. Then it bounds the excess. What was added to a
+# state at one target is worth, at the end, what was added times what the *other*
+# direction makes of it, which is known, or at least an upper bound of it:
+#
+# $$
+# \text{excess} \le \sum_{i,u} \big(\text{lift}^{\alpha}_{i,u}\,\beta_{i,u} +
+# \text{lift}^{\beta}_{i,u}\,\alpha_{i,u}\big).
+# $$ (eq-cuda-excess)
+#
+# It takes one look at the exponents of each tile. Where the sum exceeds $2^{-26}$
+# of the likelihood (a quarter of a rounding error of float32), the row is computed
+# again, in log space and double precision. `cuda/dag_graph.h` has the derivation,
+# and counts what each step can lose.
+#
+# **Check.** The compiled backend says of each row how it was computed: 0 in tiles,
+# 1 in log space. It keeps the ordinary graph, and is not fooled by the trap.
+# (Everything from here on needs a C++ compiler. Without one these cells do
+# nothing.)
+
+# %%
+why_not = native.why_not("cpu")  # builds it, if this is the first time
+has_native = why_not is None
+if not has_native:
+    print("no compiled backend here:", why_not)
+
+
+def status(graph):
+    """How each row was computed: 0 tiles, 1 log space, 2 no path, 3 nan."""
+    return torch.ops.exlm_mini.dag_log_likelihood(*graph)[3][:, 0].tolist()
+
+
+if has_native:
+    assert status(flat) == [0] and status(trap) == [1]
+    log_f, grad_BML, _ = value_and_gradients(backend("native"), trap)
+    assert math.isclose(log_f.item(), -260.0, rel_tol=1e-6)
+    assert math.isclose(grad_BML[0, 4, 7].item(), 1.0, rel_tol=1e-6)  # the odd way
+    long = made_graph(Shape(1, 192, 384), False, cpu)
+    assert status(long) == [0]
+
+# %% [markdown]
+# **Takeaway.** Exponents make underflow rare. A bound makes it known. Rows that
+# fail the bound cost time, never digits.
+#
+# ## Compiled on first use
+#
+# **Question.** How does C++ get into a Python package that is installed without a
+# compiler?
+#
+# It is built where it runs. The first call of `native` hands the source to the C++
+# compiler, through ninja, and keeps the library in a cache folder; that takes some
+# seconds, once. The name of its folder is a hash of the sources, the compiler, its
+# flags, the processor and the PyTorch version, so a changed source is never
+# mistaken for an old one. The sources know nothing of PyTorch: they compile in
+# seconds rather than minutes, and for CUDA any recent nvcc will do. Where there is
+# no compiler, `auto` goes on with `scaled` and warns once. This command tells what
+# a machine has, builds what it can, and checks every backend against enumeration:
+#
+# ```bash
+# python -m exlm_mini.doctor
+# ```
+#
+# **Check.** The part of it that concerns us, and then accuracy: against float64 on
+# the same numbers, on graphs of the paper's size, untrained and sharp, and with
+# sentences of different length in one batch. The limits are those that the tests of
+# the package hold: in float32 $10^{-6}$ for the value and $10^{-5}$ for gradients
+# (of the largest), in float64 $10^{-12}$ and $10^{-10}$.
+
+# %%
+if has_native:
+    found = check("native", cpu, why_not)
+    assert found.is_right and set(found.errors) == {"float32", "float64"}
+
+rows = torch.arange(3)
+for is_sharp, dtype in itertools.product(
+    (False, True), (torch.float32, torch.float64)
+):
+    made = made_graph(Shape(3, 77, 308), is_sharp, cpu, dtype)
+    ragged = (*made[:2], 77 - 9 * rows, 308 - 40 * rows)
+    limits = (1e-6, 1e-5, 1e-5) if dtype == torch.float32 else (1e-12, 1e-10, 1e-10)
+    for graph in (made, ragged) if has_native else ():
+        in_double = (graph[0].double(), graph[1].double(), *graph[2:])
+        judge = value_and_gradients(backend("vectorized"), in_double)
+        ours = value_and_gradients(backend("native"), graph)
+        assert ours[0].dtype == dtype
+        for mine, exact_one, limit in zip(ours, judge, limits, strict=True):
+            assert relative_error(mine, exact_one) < limit
+
+# %% [markdown]
+# For PyTorch the library is an *operator*. `torch.library` is told four things: the
+# schema, the function, the shapes of its results (for tools that compute with
+# shapes alone), and the backward pass. Then autograd knows the operator, and
+# `torch.compile` passes it by without breaking its graph in two. PyTorch brings a
+# test for such claims:
+
+# %%
+small = made_graph(Shape(2, 5, 20), False, cpu)
+if has_native:
+    scores = [t.clone().requires_grad_() for t in small[:2]]
+    operator = torch.ops.exlm_mini.dag_log_likelihood
+    verdict = torch.library.opcheck(operator, (*scores, *small[2:]))
+    assert set(verdict.values()) == {"SUCCESS"} and len(verdict) == 4
+    print(", ".join(sorted(verdict)))
+
+
+# %%
+def loss(log_P_BML, log_E_BLL, num_targets_B, num_states_B):
+    """Something around the operator, so that there is a graph to compile."""
+    arguments = (2 * log_P_BML, 0.5 * log_E_BLL, num_targets_B, num_states_B)
+    return -native.log_likelihood(*arguments) / num_targets_B
+
+
+if has_native:
+    # fullgraph: an error, if the graph had to be broken
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    eager_results = value_and_gradients(loss, small)
+    torch.testing.assert_close(value_and_gradients(compiled, small), eager_results)
+
+# %% [markdown]
+# **Check.** On a CPU the threads take rows, directions and tiles as they come, and
+# so in an order that changes from run to run. Results must not. In this code every
+# number is computed by one thread, in an order of its own that does not depend on
+# others; so any number of threads gives the same bits.
+
+# %%
+batch = made_graph(Shape(5, 30, 90), False, cpu)
+answers = []
+for num_threads in (1, 2, 5) if has_native else ():
+    with threads(num_threads):
+        path_BM, log_score_B = viterbi(*batch, backend="native")
+        answers.append(
+            (*value_and_gradients(backend("native"), batch), path_BM, log_score_B)
+        )
+for other in answers[1:]:
+    assert all(torch.equal(a, b) for a, b in zip(answers[0], other, strict=True))
+
+# %% [markdown]
+# **Figure.** {numref}`fig-cuda-speed` is the recorded benchmark of
+# {ref}`chap-dag-vectorized` once more, as ratios: how many times longer the two
+# backends in plain PyTorch take for forward and backward pass. Ratios within one
+# process depend less on the machine than times do.
+
+# %% mystnb={"figure": {"caption": "Recorded time of forward and backward pass, divided by that of the compiled backend.", "name": "fig-cuda-speed"}} tags=["hide-input"]
+times = json.loads(Path("../book/results/bench-dag.json").read_text())
+alike = ("benchmark", "dtype", "transitions", "threads")
+times = [r for r in times if all(r[key] == times[0][key] for key in alike)]
+by_backend = {}
+for record in times:
+    curve = by_backend.setdefault(record["backend"], {})
+    curve[tuple(record["shape"])] = record["median_ms"]
+shapes = sorted(by_backend["native"], key=lambda shape: math.prod(shape) * shape[2])
+machine, num_threads = times[0]["machine"], times[0]["threads"]
+on_cpu = f"{machine.get('cpu')}, {num_threads} thread{'s' * (num_threads > 1)}"
+where = on_cpu if machine["device"] == "cpu" else machine["device"]
+fig, ax = plt.subplots(figsize=(6.4, 3.2))
+ratios = {}
+styles = {"vectorized": COLORS["exlm"], "scaled": COLORS["repeated-mlm"]}
+for name, color in styles.items():
+    ratios[name] = {
+        shape: by_backend[name][shape] / by_backend["native"][shape]
+        for shape in shapes
+        if shape in by_backend[name]
+    }
+    places = [shapes.index(shape) for shape in ratios[name]]
+    ax.semilogy(places, ratios[name].values(), "o-", color=color, label=name)
+ax.axhline(1, color="0.4", lw=1, ls="-.")
+ax.text(0, 1.06, "native", fontsize=9, color="0.3")
+names = ["{}, {}, {}".format(*shape) for shape in shapes]
+ax.set_xticks(range(len(shapes)), names, rotation=20, fontsize=9)
+ax.legend(loc="upper left")
+ax.set_title(f"{where}, {times[0]['dtype']}", fontsize=9, loc="left")
+_ = ax.set(xlabel="B, M, L", ylabel="times as long as native")
+
+# %%
+for name, curve in ratios.items():
+    largest = max(curve, key=shapes.index)  # the most terms, B M L²
+    assert curve[largest] > (10 if name == "vectorized" else 2)
+
+# %% [markdown]
+# **Takeaway.** To its caller the compiled backend is one more function with
+# gradients: the same numbers, exact to rounding, the same bits for any number of
+# threads, and by far the fastest.
+#
+# ## From threads to thread blocks
+#
+# **Question.** A CPU has a few cores, each strong. A GPU such as the H200 has 132
+# multiprocessors with 128 simple arithmetic units each. How does one lay the
+# programme out on them?
+#
+# CUDA starts a kernel as a *grid* of *blocks*. A block runs on one multiprocessor.
+# Its threads share a small, fast memory there, and can wait for each other at a
+# *barrier*; blocks, as a rule, cannot. 32 threads that run in step are a *warp*. So
+# whatever has to wait for something must stay in a block, and whatever is
+# independent should be in different ones. The numbers below are read from the
+# sources.
+
+
+# %%
+CUDA = build.source_dir()
+HEADERS = sorted(CUDA.glob("dag_block*.h"))
+
+
+def constant(name):
+    """An integer constant of the kernels, as the headers define it."""
+    text = "".join(file.read_text() for file in HEADERS)
+    return int(re.search(rf"constexpr int {name} = (\d+);", text)[1])
+
+
+TILE, ROWS, COLUMNS = (constant(name) for name in ("kTile", "kRows", "kColumns"))
+SWEEP_THREADS = constant("kSweepThreads")
+assert TILE == 32 and TILE % COLUMNS == 0 and ROWS % TILE == 0
+print(f"tiles of {TILE} states, {ROWS} targets at a time, {SWEEP_THREADS} threads")
+
+# %% [markdown]
+# Five kernels do the work:
+#
+# | kernel | a block is | a thread is | what it does |
+# |---|---|---|---|
+# | scan | a row and a tile | every 32nd edge | the largest edge, any NaN |
+# | sweep | a row and a direction | see below | $\alpha$ or $\beta$, tile by tile |
+# | finish | a row | some exponents | the bound; log space, where it is needed |
+# | gradient | a row, 32 × 32 edges | 4 × 4 edges | posteriors: edges, and states |
+# | Viterbi | a row | a state | the best path |
+#
+# The two directions of a row are different blocks, and never wait for each other.
+# With 64 rows that makes 128 blocks of the sweep: nearly one for each
+# multiprocessor. The gradient of the edges is a matrix product, as
+# {ref}`chap-dag-vectorized` found, and nothing in it waits for anything: every 32 ×
+# 32 tile of it has a block of its own.
+#
+# **Figure.** {numref}`fig-cuda-blocks` looks into one block of the sweep. *Left*,
+# the matrix product of a tile: masses of the targets times edges, 32 states at a
+# time through shared memory. All eight warps take part; a thread has four states of
+# up to four targets. *Right*, the triangle, where lane = target. It has to be
+# sequential, but in which direction? Target by target it would take 77 steps. But
+# column $u$ needs earlier columns only, so it can be walked column by column as
+# well: 32 steps, whatever the number of targets. In each step a target hands one
+# number to the next target, that is a lane to the next lane. The last lane of a
+# warp hands it to the next warp through shared memory, and so that warp follows one
+# stage of four columns later. A barrier closes each stage.
+
+# %% mystnb={"figure": {"caption": "A block of the sweep kernel. Left: a pair of tiles is multiplied; one warp's share is framed. Right: the staircase through the triangle of a tile, for 77 targets in three warps. Vertical lines are barriers; a box holds the columns that a warp walks.", "name": "fig-cuda-blocks"}} tags=["hide-input"]
+num_warps = -(-77 // TILE)
+num_stages = num_warps + TILE // COLUMNS - 1
+fig, (ax, right) = plt.subplots(1, 2, figsize=(7.6, 3.3), width_ratios=(1, 1.35))
+
+
+def matrix(x, y, width, height, color, label):
+    """A box for a matrix with its name above and its sizes."""
+    ax.add_patch(Rectangle((x, y), width, height, facecolor=color, edgecolor="0.3"))
+    ax.text(x + width / 2, y + height + 3, label, ha="center", fontsize=8)
+
+
+matrix(0, 0, 32, 96, finished, "masses\n96 × 32")
+matrix(46, 64, 32, 32, finished, "edges\n32 × 32")
+matrix(92, 0, 32, 96, current, "sum\n96 × 32")
+ax.text(39, 80, "×", ha="center", va="center")
+ax.text(85, 80, "=", ha="center", va="center")
+for k in range(3):  # warp 2 has the targets 8 .. 11 of each 32
+    style = {"facecolor": "none", "edgecolor": COLORS["exlm"], "lw": 1.5}
+    ax.add_patch(Rectangle((92, 96 - 32 * k - 12), 32, 4, **style))
+words = "framed: a warp;\na thread has\n4 states of\n3 targets"
+ax.text(62, 22, words, ha="center", fontsize=8)
+ax.set(xlim=(-3, 127), ylim=(-4, 118), aspect="equal")
+ax.axis("off")
+for warp, step in itertools.product(range(num_warps), range(TILE // COLUMNS)):
+    x, y = warp + step, num_warps - 1 - warp
+    box = Rectangle((x + 0.06, y + 0.12), 0.88, 0.76, facecolor=current, alpha=0.8)
+    right.add_patch(box)
+    first = step * COLUMNS
+    text = f"{first}–\n{first + COLUMNS - 1}"
+    right.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=7)
+for warp, step in itertools.product(range(num_warps - 1), range(TILE // COLUMNS)):
+    arrow = {"arrowstyle": "->", "color": COLORS["exlm"], "lw": 1}
+    x, y = warp + step + 0.85, num_warps - 1 - warp
+    right.annotate("", (x + 0.3, y - 0.14), (x, y + 0.14), arrowprops=arrow)
+for stage in range(num_stages + 1):
+    right.axvline(stage, color="0.35", lw=1, ls=":")
+right.set_yticks(
+    [num_warps - 0.5 - warp for warp in range(num_warps)],
+    [f"targets {32 * w}–{min(32 * w + 31, 76)}" for w in range(num_warps)],
+    fontsize=8,
+)
+right.set_xticks([s + 0.5 for s in range(num_stages)], range(num_stages))
+right.set(xlim=(-0.05, num_stages + 0.05), ylim=(-0.1, num_warps), xlabel="stage")
+right.grid(False)
+
+# %% [markdown]
+# How long is the chain of things that wait for each other? Row by row it has $M$
+# links, each with all states. In tiles it has $L$ columns, each with one state:
+# longer, but the links are tiny, and no link reads edges from afar. The barriers
+# between them are what costs. For a tile there are two per earlier tile, one before
+# the triangle, one for each stage, and one at the end.
+
+
+# %%
+def barriers_of_sweep(M, L):
+    """Barriers that a block of the sweep meets for one row, M <= 128."""
+    total, num_tiles = 0, -(-L // TILE)
+    for t in range(num_tiles):
+        # The first target lives in the first state only, the last in the last.
+        first = 0 if t == 0 else max(1, t * TILE - (L - M))
+        is_last_tile = t == num_tiles - 1
+        last = M - 1 if is_last_tile else min(M - 2, t * TILE + TILE - 1)
+        earliest = max(0, t * TILE - 1 - (L - M)) // TILE
+        num_warps = -(-(last - first + 1) // TILE)
+        if num_warps > 0:
+            total += 2 * (t - earliest) + 1 + (num_warps + TILE // COLUMNS - 1) + 1
+    return total
+
+
+for M, L in ((20, 80), (77, 308)):
+    num = barriers_of_sweep(M, L)
+    print(f"{M:3} targets, {L:4} states: {num:4} barriers in a sweep")
+
+# %% [markdown]
+# **Takeaway.** What is independent becomes blocks: rows, directions, tiles of the
+# gradient. What has to wait stays in one block, and is arranged so that it waits
+# seldom.
+#
+# ## GPU kernels without a GPU
+#
+# **Question.** The parts of a kernel that go wrong are those that nobody sees: a
+# barrier that is missing, memory read before it was written. They may go well a
+# thousand times. How can such code be tested on a machine that has no GPU?
+#
+# By running the very same source on a CPU. The kernels are templates over a
+# *context* `c`, which knows a handful of things: which thread it is (`c.thread()`),
+# the barriers (`c.sync()`), a number from the lane before, the shared memory, and
+# $2^x$. nvcc fills it in with the instructions of the GPU, in `dag_cuda.cu`. g++
+# fills it in with *fibers*, in `dag_fibers.cpp`: every thread of a block is a
+# function with a stack of its own that runs until it meets a barrier, and then lets
+# another run. The fibers do what a GPU may do, and more cruelly: between two
+# barriers threads run one after the other in an order that is shuffled anew each
+# time, and shared memory starts as NaN.
+#
+# Here is the start of a sweep in both, and what a barrier is:
+
+
+# %%
+def show(file, words):
+    """The only line of a source that has these words."""
+    (line,) = [x for x in (CUDA / file).read_text().splitlines() if words in x]
+    print(f"{file:15} {line.strip()}")
+
+
+show("dag_cuda.cu", "sweep_row(c")
+show("dag_fibers.cpp", "sweep_row(c")
+show("dag_cuda.cu", "void sync()")
+show("fiber_shim.h", "void sync()")
+
+# %% [markdown]
+# **Code.** We compile the sources in a folder of our own, so that we can change
+# them: an edit replaces one piece of text, which must be there once.
+
+# %%
+workshop = tempfile.TemporaryDirectory()
+
+
+def compile_fibers(name, edits, more=""):
+    """The float32 kernels as a library for the CPU; edits: old text, new text."""
+    folder = Path(workshop.name) / name
+    folder.mkdir()
+    counts = dict.fromkeys(edits, 0)
+    for file in [*CUDA.glob("*.h"), CUDA / "dag_fibers.cpp"]:
+        text = file.read_text()
+        for old, new in edits.items():
+            counts[old] += text.count(old)
+            text = text.replace(old, new)
+        (folder / file.name).write_text(text)
+    assert set(counts.values()) <= {1}, counts
+    with open(folder / "dag_fibers.cpp", "a") as source:
+        source.write(more)
+    options = "-std=c++17 -O1 -shared -fPIC -Wno-unknown-pragmas -DDAG_ONLY_FLOAT32"
+    output = folder / "fibers.so"
+    command = [build.cxx().path, *options.split(), folder / "dag_fibers.cpp"]
+    subprocess.run([*command, "-o", output], check=True)
+    return ctypes.CDLL(str(output))
+
+
+# %% [markdown]
+# The package calls such a library as it calls the one for the GPU; only the last
+# argument of each function is another, a seed for the order of threads in place of
+# a CUDA stream.
+
+
+# %%
+def waited_in_vain(result):
+    return RuntimeError("threads wait at a barrier for others that never come")
+
+
+def fiber_kernels(library, seed):
+    """What the package needs to call the library; seed 0 keeps threads in order."""
+
+    def last_argument(device):
+        return ctypes.c_uint64(seed)
+
+    as_on_a_gpu = native.LAYOUTS["cuda"]
+    how = ("dag_fibers_", as_on_a_gpu, last_argument, waited_in_vain)
+    return native.Kernels(library, *how)
+
+
+def run_fibers(library, graph, seed):
+    """log f, both gradients and the status of each row."""
+    kernels = fiber_kernels(library, seed)
+    log_f_B, *sweeps = native.log_likelihood_with(kernels, graph)
+    grad_B = torch.ones_like(log_f_B)
+    gradients = native.gradients_with(kernels, grad_B, graph, sweeps)
+    return log_f_B, *gradients, sweeps[2][:, 0]
+
+
+# %% [markdown]
+# The first library is intact, but for an edit that counts the barriers a block has
+# passed, and a function that tells sizes.
+
+# %%
+COUNTING = {
+    "namespace dag {\n\nclass FiberBlock": "namespace dag {\n\nstatic int64_t "
+    "barriers_passed = 0;\n\nclass FiberBlock",
+    "std::fill(state_.begin(), state_.end(), kReady);": "++barriers_passed, "
+    "std::fill(state_.begin(), state_.end(), kReady);",
+}
+COUNTER = """
+extern "C" int64_t barriers_passed() { return dag::barriers_passed; }
+extern "C" void shared_bytes(int64_t M, int64_t L, int64_t* bytes) {
+  bytes[0] = dag::kScanThreads * sizeof(float);
+  bytes[1] = dag::Shared<float>::bytes(M);
+  bytes[2] = dag::kFinishBytes;
+  bytes[3] = dag::gradient_bytes<float>();
+  bytes[4] = dag::viterbi_bytes(L);
+}
+"""
+if has_native:
+    library = compile_fibers("intact", COUNTING, COUNTER)
+
+# %% [markdown]
+# **Check.** 256 fibers for each block of the sweep compute a sentence of the
+# paper's size. Values and gradients are those of float64, and of the C++ code for
+# CPUs. And whatever the order of the threads, the bits are the same.
+
+# %%
+if has_native:
+    answers = [run_fibers(library, flat, seed) for seed in range(3)]
+    for other in answers[1:]:
+        assert all(
+            torch.equal(a, b) for a, b in zip(answers[0], other, strict=True)
+        )
+    *ours, status_B = answers[0]
+    by_cpu = value_and_gradients(backend("native"), flat)
+    for mine, true, cpus in zip(ours, exact, by_cpu, strict=True):
+        assert relative_error(mine, true) < 1e-5
+        assert relative_error(mine, cpus) < 1e-5
+    assert status_B.tolist() == [0]  # in tiles
+
+# %% [markdown]
+# The barriers are as many as we said: those of two sweeps, one for each tile of the
+# scan, and two when the row is finished.
+
+# %%
+for M, L in ((20, 80), (77, 308)) if has_native else ():
+    graph = made_graph(Shape(1, M, L), False, cpu)
+    before = library.barriers_passed()
+    native.log_likelihood_with(fiber_kernels(library, seed=1), graph)
+    counted = library.barriers_passed() - before
+    assert counted == 2 * barriers_of_sweep(M, L) + -(-L // TILE) + 2
+
+# %% [markdown]
+# Having the sources compiled, we can ask them for the sizes as well: for the
+# example of Appendix I.4, how many blocks each kernel starts, with how many
+# threads, and how much shared memory a block takes. On an H200 it may have 227 KiB.
+
+# %%
+if has_native:
+    B, M, L = 64, 77, 308
+    num_tiles = -(-L // TILE)
+    blocks = {
+        "scan": B * num_tiles,
+        "sweep": 2 * B,
+        "finish": B,
+        "gradient": B * num_tiles * (num_tiles + 1),
+        "Viterbi": B,
+    }
+    shared = (ctypes.c_int64 * len(blocks))()
+    library.shared_bytes(ctypes.c_int64(M), ctypes.c_int64(L), shared)
+    print("kernel     blocks   threads   shared memory")
+    for (name, num_blocks), num_bytes in zip(blocks.items(), shared, strict=True):
+        num_threads = constant(f"k{name.capitalize()}Threads")
+        assert num_bytes < 227 * 1024 and num_threads % 32 == 0
+        print(f"{name:10} {num_blocks:6} {num_threads:9}", end="")
+        print(f" {num_bytes / 1024:11.1f} KiB")
+
+# %% [markdown]
+# **Now we break it.** Three barriers, each with a comment that says what it is for.
+# We delete one at a time, and run a sentence in several orders.
+
+# %%
+wounded = {
+    "what was handed over is there": "stages of the triangle",
+    "the product is there": "gradient, before it is written",
+    "the factors are there": "matrix product",
+}
+graph_70 = made_graph(Shape(1, 70, 110), False, cpu)
+symptoms = {}
+for number, comment in enumerate(wounded if has_native else ()):
+    edit = {f"c.sync();  // {comment}": f";  // {comment}"}
+    broken = compile_fibers(f"broken-{number}", edit)
+    intact = run_fibers(library, graph_70, seed=0)
+    for seed in range(4):
+        found = run_fibers(broken, graph_70, seed)
+        value, _, edges, status_B = found
+        is_nan = value.isnan().any() or edges.isnan().any()
+        is_same = all(torch.equal(a, b) for a, b in zip(found, intact, strict=True))
+        verdict = "nan" if is_nan else "wrong numbers"
+        verdict = "in log space" if status_B.item() == 1 else verdict
+        symptoms[comment, seed] = "right" if is_same else verdict
+        if verdict == "in log space":  # other bits, and yet the right results
+            for ours, true in zip(found[:3], intact[:3], strict=True):
+                assert relative_error(ours, true) < 1e-5
+if has_native:
+    print(f"{'order of threads':31} {'as numbered':14} shuffled, three times")
+for comment, name in wounded.items() if has_native else ():
+    row = [symptoms[comment, seed] for seed in range(4)]
+    print(f"{name:31} " + " ".join(f"{verdict:14}" for verdict in row).rstrip())
+
+# %%
+for comment in wounded if has_native else ():
+    row = [symptoms[comment, seed] for seed in range(4)]
+    assert set(row[1:]) != {"right"}, comment  # the test notices each of them
+if has_native:
+    first = [symptoms["what was handed over is there", seed] for seed in range(4)]
+    assert first[0] == "right" and "wrong numbers" in first[1:]
+
+# %% [markdown]
+# Three wounds, three symptoms.
+#
+# - The first is the treacherous one. With the threads in order nothing is wrong,
+#   since warp 0 happens to run before warp 1. Shuffled, it yields numbers, finite
+#   and wrong. On a GPU it may go well a thousand times.
+# - The second reads shared memory before anybody has written to it, and finds the
+#   NaN with which the fibers fill it. On a GPU it would find whatever was left
+#   there.
+# - The third is a surprise. It reads NaN too, but the likelihood is right: the
+#   check of the last section fails, as it should for NaN, and the row is redone in
+#   log space. A test that only looked at results would pass, and the kernel would
+#   be slow forever. So tests look at the status as well.
+#
+# `tests/test_kernels.py` does this for every barrier: each is deleted in turn, and
+# some test has to notice. A barrier that could go without notice is either not
+# needed, or not tested.
+#
+# On fibers no two threads ever act at the very same moment. So the tests compile
+# the kernels once more with a thread of the operating system in place of each
+# fiber, and let ThreadSanitizer watch, which reports any two accesses that no
+# barrier orders. What remains is the GPU's own arithmetic and memory, and time. For
+# these one needs the device, and this cell runs there:
+
+# %%
+device = torch.device("cpu" if native.why_not("cuda") else "cuda")
+on_device = [t.to(device) for t in flat]
+if device.type == "cuda" or has_native:
+    there = value_and_gradients(backend("native"), on_device)
+    for mine, true in zip(there, exact, strict=True):
+        assert relative_error(mine.cpu(), true) < 1e-5
+if device.type == "cpu":
+    print("no GPU here:", native.why_not("cuda"))
+
+# %% [markdown]
+# **Takeaway.** Kernels written over a context are ordinary C++ that a test can run,
+# shuffle, starve and mutilate. What a barrier is good for is found out by removing
+# it.
+#
+# ## How fast it could be
+#
+# **Question.** Suppose the kernels were perfect. What would still take time?
+#
+# Two things cannot be avoided: bytes have to be moved, and numbers to be
+# multiplied. Count both. Forward and backward together read the edges $v < u$
+# twice, once for the sweeps and once for the gradient; they write a whole gradient
+# of $L^2$ numbers; and they read the emissions twice and write their gradient. In
+# the cone a target has $W = L - M + 1$ states, and two neighbouring targets share
+# $W(W + 1)/2$ edges, as {ref}`chap-dag-naive` counted. Each edge is multiplied
+# three times: for $\alpha$, for $\beta$, and for the gradient.
+
+
+# %%
+def least_bytes(B, M, L):
+    edges = L * (L - 1) // 2
+    return 4 * B * (2 * edges + L * L + 3 * M * L)
+
+
+def least_multiply_adds(B, M, L):
+    W = L - M + 1
+    return B * 3 * (2 * W + (M - 3) * W * (W + 1) // 2)
+
+
+for shape in DAG_SHAPES:
+    assert floor(shape) == (least_bytes(*shape), least_multiply_adds(*shape))
+# By hand, for the example of Appendix I.4: numbers and products of a row.
+assert least_bytes(64, 77, 308) == 64 * 4 * 260_568 == 66_705_408
+assert least_multiply_adds(64, 77, 308) == 64 * 6_001_608 == 384_102_912
+
+# %% [markdown]
+# The data sheet of the NVIDIA H200 (SXM) promises 4.8 TB per second from memory,
+# and 67 million million float32 operations per second, where a multiply-add counts
+# as two. These are numbers of the manufacturer; nothing here was measured.
+# Operations divided by bytes are the *arithmetic intensity*. Below 14 operations
+# per byte such a device waits for its memory, above it for its arithmetic.
+
+# %%
+BYTES_PER_SECOND, OPERATIONS_PER_SECOND = 4.8e12, 67e12
+ridge = OPERATIONS_PER_SECOND / BYTES_PER_SECOND
+assert math.isclose(ridge, 13.96, abs_tol=0.005)
+
+intensity, floor_us = {}, {}
+print("     B,    M,    L        MB   10⁹ op   op/byte   floor µs   bound by")
+for shape in DAG_SHAPES:
+    num_bytes, num_operations = least_bytes(*shape), 2 * least_multiply_adds(*shape)
+    by_bytes = num_bytes / BYTES_PER_SECOND
+    by_operations = num_operations / OPERATIONS_PER_SECOND
+    intensity[shape] = num_operations / num_bytes
+    floor_us[shape] = 1e6 * max(by_bytes, by_operations)
+    name = "{:4}, {:4}, {:4}".format(*shape)
+    bound = "memory" if by_bytes > by_operations else "arithmetic"
+    print(f"  {name} {num_bytes / 1e6:9.1f} {num_operations / 1e9:8.3f}", end="")
+    print(f" {intensity[shape]:9.1f} {floor_us[shape]:10.1f}   {bound}")
+paper = Shape(64, 77, 308)
+assert intensity[paper] < ridge < intensity[Shape(4, 256, 1024)]
+assert math.isclose(floor_us[paper], 66_705_408 / 4.8e6, rel_tol=1e-12)
+
+# %% [markdown]
+# **Figure.** In {numref}`fig-cuda-roof` the roof is what the data sheet allows at
+# each intensity. The five shapes sit under it, on the line of their intensity. The
+# dashed roof is that of the log space, where a term needs an exponential as well:
+# NVIDIA's programming guide lists 16 of them per clock and multiprocessor, against
+# 128 multiply-adds. Circles would be times measured on a GPU, from the records of
+# this book.
+
+# %% mystnb={"figure": {"caption": "Roofline of the H200, from its data sheet. Triangles: the five shapes B, M, L of the benchmarks, at the most that is possible. Circles, if any: recorded on a GPU.", "name": "fig-cuda-roof"}} tags=["hide-input"]
+fig, ax = plt.subplots(figsize=(6.4, 3.6))
+x = np.logspace(-0.3, 3, 200)
+roof = np.minimum(x * BYTES_PER_SECOND, OPERATIONS_PER_SECOND)
+ax.loglog(x, roof, color="black", lw=1.5, label="data sheet of the H200")
+log_roof = np.minimum(x * BYTES_PER_SECOND, OPERATIONS_PER_SECOND * 16 / 128)
+ax.loglog(x, log_roof, "--", color=COLORS["mlm"], label="one exponential a term")
+names = {}  # rows of one size have one intensity, however many there are
+for shape, op_per_byte in intensity.items():
+    names.setdefault(op_per_byte, []).append("{}, {}, {}".format(*shape))
+for op_per_byte, found in names.items():
+    most = min(op_per_byte * BYTES_PER_SECOND, OPERATIONS_PER_SECOND)
+    ax.plot(op_per_byte, most, "^", color=COLORS["exlm"], ms=7)
+    is_left = op_per_byte < ridge
+    style = {"textcoords": "offset points", "fontsize": 8, "va": "bottom"}
+    style |= {"ha": "right" if is_left else "center"}
+    place = (-8, 0) if is_left else (0, 6)
+    ax.annotate("\n".join(found), (op_per_byte, most), place, **style)
+num_records = 0
+for path in sorted(Path("../book/results").glob("evidence-*.json")):
+    evidence = json.loads(path.read_text())
+    if evidence["machine"]["device"] == "cpu":
+        continue
+    num_records += 1
+    for shape in DAG_SHAPES:
+        result = evidence["sections"].get("dag", {}).get(f"{shape} flat", {})
+        for record in result.get("records", []):
+            if record["backend"] == "native":
+                ms = record.get("replay_ms", record["median_ms"])
+                speed = 2 * least_multiply_adds(*shape) / (ms / 1000)
+                ax.plot(intensity[shape], speed, "o", color=COLORS["mlm"])
+ax.axvline(ridge, color="0.6", lw=1, ls=":")
+ax.legend(loc="lower right", fontsize=8)
+_ = ax.set(xlabel="operations per byte", ylabel="operations per second")
+_ = ax.set(ylim=(1e12, 2e14))
+
+# %%
+print(f"records of a GPU in the book: {num_records or 'none yet'}")
+
+# %% [markdown]
+# At the paper's shape the floor is below 14 µs for forward and backward pass: so
+# much for 64 sentences, whatever the cleverness. Memory and arithmetic are nearly
+# in balance there. But the roof knows nothing of waiting. A sweep of this shape
+# meets two hundred barriers one after the other, with little to do between them; so
+# one may expect the chain, rather than the roof, to decide how long such a kernel
+# takes. Long graphs have more to do between barriers, but too few blocks: the two
+# sweeps of a single sentence occupy two multiprocessors out of 132, however long it
+# is.
+#
+# No record of a GPU is in the book yet, and without one nothing can be said about
+# the distance between the kernels and this floor. `python book/evidence.py` makes
+# such a record on whatever machine it runs on.
+#
+# **Takeaway.** A floor from bytes and operations tells when to stop. What it leaves
+# out, the chain of waiting, tells where to begin.
+#
+# ## Summary
+#
+# - Taken by tiles of states, the programme is one matrix product for all targets,
+#   and a small triangle. Edges are read once per sweep.
+# - One exponent per (target, tile) removes the limit in length. What underflow may
+#   still take is bounded by a lift; rows that fail the bound are redone in log
+#   space. Comparing the two sweeps would prove nothing.
+# - Compiled on first use, the backend is an operator of PyTorch with gradients,
+#   shapes and a place in compiled graphs, and gives the same bits for any number of
+#   threads.
+# - Independent work becomes blocks, dependent work a staircase of warps. The same
+#   source runs on a CPU as fibers, where missing barriers show.
+# - The floor at the paper's shape is below 14 µs on an H200, by its data sheet.
+#
+# ## Exercises
+#
+# **1. Beta for nothing.** The kernels have no code for $\beta$: a block of the
+# other direction reads the graph from its end. Use `sweep` and `read_backwards` to
+# compute the posteriors of the states, and compare. Mind that $\beta$ leaves out
+# the state's own emission.
+
+# %% tags=["hide-cell"]
+graph = random_graph(6, 20, seed=7)
+tile = 5
+
+
+def log_table(log_P_BML, log_E_BLL, *counts):
+    """log f for every target and state."""
+    table_ML, unit_Mt = sweep(log_P_BML[0], log_E_BLL[0], tile)
+    unit_ML = unit_Mt.repeat_interleave(tile, dim=1).double()
+    return table_ML.log() + unit_ML * math.log(2)
+
+
+log_alpha_ML = log_table(*graph)
+# Turned back, it is beta with the state's own emission: take it out.
+log_beta_ML = log_table(*read_backwards(*graph)).flip(0, 1) - graph[0][0]
+posterior_ML = (log_alpha_ML + log_beta_ML - log_alpha_ML[-1, -1]).exp()
+judge_ML = posteriors(*graph, "enumerate").state_BML[0]
+torch.testing.assert_close(posterior_ML, judge_ML)
+
+# %% [markdown]
+# **2. Is double precision the cure?** In float64 an edge of $e^{-130}$ is no
+# problem. Predict what `by_tiles` makes of the trap in float64. Then find the
+# factor by which all scores of the trap have to be multiplied for float64 to fall
+# into it, and check whether `native` in float64 notices.
+
+# %% tags=["hide-cell"]
+assert math.isclose(tiled(*trap_in_double).item(), -260.0, rel_tol=1e-12)
+# float64 ends at 2^-1074 = e^-744: 8 times 130 is beyond, 8 times 50 is not.
+assert math.exp(-8 * 130) == 0 < math.exp(-8 * 50)
+deeper = (trap_in_double[0], 8 * trap_in_double[1], *trap[2:])
+both = [tiled(*g).item() for g in (deeper, read_backwards(*deeper))]
+assert all(math.isclose(log_f, -8 * 450, rel_tol=1e-9) for log_f in both)
+assert math.isclose(backend("vectorized")(*deeper).item(), -8 * 260, rel_tol=1e-9)
+if has_native:
+    assert status(deeper) == [1]
+    assert math.isclose(backend("native")(*deeper).item(), -8 * 260, rel_tol=1e-9)
+
+# %% [markdown]
+# **3. Which tile?** Tiles of 8, 16, 32 or 64 states: count, for 77 targets and 308
+# states, the steps that wait for each other if the triangle is walked target by
+# target, and if it is walked column by column. Which order suits a CPU core with
+# vectors of 16 numbers, which a block of 256 threads?
+
+# %% tags=["hide-cell"]
+M, L = 77, 308
+print("tile   by targets   by columns   edges in triangles")
+steps = {}
+for tile in (8, 16, 32, 64):
+    num_tiles = -(-L // tile)
+    steps[tile] = by_targets, by_columns = num_tiles * M, num_tiles * tile
+    print(f"{tile:4} {by_targets:12} {by_columns:12}", end="")
+    print(f" {share_in_triangles(L, tile):20.1%}")
+# By columns there are L steps, whatever the tile, and each serves all targets:
+# right for many threads. By targets a step is a product with a vector of the tile's
+# width, a few instructions of a core with such vectors: right for one core.
+assert all(L <= by_columns < L + tile for tile, (_, by_columns) in steps.items())
+assert steps[32][0] > 2 * steps[32][1] and steps[8][0] > 9 * L
+
+# %% [markdown]
+# **4. A barrier too many?** Add a barrier to the triangle instead of removing one:
+# after *every column*, as a cautious programmer might. Predict what changes: the
+# result, the bits, the number of barriers. (A barrier must be met by *all* threads
+# of a block. What happens if some cannot reach it?)
+
+# %% tags=["hide-cell"]
+if has_native:
+    # The warps walk their columns under conditions; not all threads come by.
+    columns = "for (int q = First; q < First + kColumns; ++q) {"
+    everywhere = {columns: columns + " c.sync();"}
+    cautious = compile_fibers("cautious", everywhere)
+    # Three warps have targets, and five have none: these never come to the barrier.
+    try:
+        run_fibers(cautious, graph_70, seed=1)
+        told = "nothing"
+    except RuntimeError as error:
+        told = str(error)
+    assert "never come" in told
+    # A barrier that all threads meet changes neither result nor bits, only time.
+    twice = {"c.sync();  // what was handed over is there": "c.sync(); c.sync();"}
+    slow = compile_fibers("slow", twice | COUNTING, COUNTER)
+    before = slow.barriers_passed(), library.barriers_passed()
+    pair = [run_fibers(kind, graph_70, seed=1) for kind in (slow, library)]
+    assert all(torch.equal(a, b) for a, b in zip(*pair, strict=True))
+    assert (
+        slow.barriers_passed() - before[0] > library.barriers_passed() - before[1]
+    )
