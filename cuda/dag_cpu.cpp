@@ -61,12 +61,12 @@ struct Batch {
   }
 };
 
+// Zeros from mantissa `begin` of a sweep on.
 template <class Real>
-void clear(const Batch<Real>& batch, const Sweep<Real>& sweep) {
-  const int64_t num = batch.M * batch.tiles(), wide = num * Simd<Real>::T;
-  std::fill(sweep.mass, sweep.mass + wide, Real(0));
-  if (sweep.reach) std::fill(sweep.reach, sweep.reach + wide, Real(0));
-  std::fill(sweep.mass_exp, sweep.mass_exp + 3 * num, kNone);  // all three
+void clear_from(const Batch<Real>& batch, const Sweep<Real>& sweep, int64_t begin) {
+  const int64_t wide = batch.M * batch.tiles() * Simd<Real>::T;
+  std::fill(sweep.mass + begin, sweep.mass + wide, Real(0));
+  if (sweep.reach) std::fill(sweep.reach + begin, sweep.reach + wide, Real(0));
 }
 
 // Runs job(k) for k in 0..num-1 on the threads; an exception cannot leave them, so it is counted.
@@ -95,14 +95,17 @@ int log_likelihood(const Batch<Real>& batch, Real* log_likelihood, int num_threa
   int failed = in_parallel(batch.B * 2, num_threads, [&](int64_t k) {
     const int64_t b = k / 2;
     const Graph<Real> g = batch.graph(b);
+    const Walk walk = batch.walk(b, k % 2);
     const Sweep<Real> sweep = batch.sweep(b, k % 2);
-    clear(batch, sweep);
+    std::fill(sweep.mass_exp, sweep.mass_exp + 3 * batch.M * batch.tiles(), kNone);  // all three
     if (k % 2 == 0) batch.info[b * 2 + 1] = 0;
-    if (!g.may_have_path()) return;
-    thread_local Scratch<Real> scratch;
-    const EdgeScan scan = scan_edges(g);
-    if (k % 2 == 0) batch.info[b * 2 + 1] = scan.shift;
-    status[k] = sweep_tiles(g, batch.walk(b, k % 2), scan, sweep, &scratch);
+    if (g.may_have_path()) {
+      thread_local Scratch<Real> scratch;
+      const EdgeScan scan = scan_edges(g);
+      if (k % 2 == 0) batch.info[b * 2 + 1] = scan.shift;
+      status[k] = sweep_tiles(g, walk, scan, sweep, &scratch);
+    }
+    clear_from(batch, sweep, status[k] == kTiled ? int64_t(g.m) * walk.width() : 0);
   });
   failed |= in_parallel(batch.B, num_threads, [&](int64_t b) {
     const Graph<Real> g = batch.graph(b);

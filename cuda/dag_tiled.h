@@ -22,6 +22,12 @@ struct Sweep {
   Real* mass;      // entered and emitted: alpha, or P * beta; below 2^head in its tile
   Real* reach;     // entered, not yet emitted: beta; null where nobody needs it
   int *mass_exp, *reach_exp, *lift_exp;
+
+  void clear(int i, int t, int width) const {
+    const int64_t at = int64_t(i) * width + t * Simd<Real>::T;
+    store<Real>(mass + at, Vec<Real>{});
+    if (reach) store<Real>(reach + at, Vec<Real>{});
+  }
 };
 
 // lift * 2^(3 head), see dag_graph.h.
@@ -216,6 +222,7 @@ void walk_through_tile(const Walk& walk, const Sweep<Real>& out, int t, int i0, 
     if (unit == kNone || s->emission_exp[i] == kNone) {
       before = Vec<Real>{};
       before_exp = kNone;
+      out.clear(i, t, width);
       continue;
     }
     Vec<Real> reach{}, other{};
@@ -253,8 +260,8 @@ void walk_through_tile(const Walk& walk, const Sweep<Real>& out, int t, int i0, 
   }
 }
 
-// One direction of one row; `out` must hold zeros of exponent kNone before. kTiled says nothing
-// yet about exactness, see is_exact.
+// One direction of one row; exponents of `out` must be kNone before. All its mantissas are written
+// if the result is kTiled, which says nothing yet about exactness, see is_exact.
 template <class Real>
 Status sweep_tiles(const Graph<Real>& g, const Walk& walk, const EdgeScan& scan,
                    const Sweep<Real>& out, Scratch<Real>* s) {
@@ -268,6 +275,9 @@ Status sweep_tiles(const Graph<Real>& g, const Walk& walk, const EdgeScan& scan,
     int i0 = 0, i1 = m - 1;  // the targets whose cone meets the tile
     while (i0 < m && walk.last(i0) < t * T) ++i0;
     while (i1 >= i0 && walk.first(i1) > t * T + T - 1) --i1;
+    for (int i = 0; i < m; ++i) {
+      if (i < i0 || i > i1) out.clear(i, t, walk.width());
+    }
     if (i0 > i1) continue;
     const int tile0 = larger(walk.start(), t * T - 1 - span) / T;  // edges skip at most span
     s->edges.resize(size_t(t - tile0 + 1) * T * T);
