@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from exlm_mini.config import UserError
 from exlm_mini.corpora.packing import Pack
 from exlm_mini.masking import MaskedBatch, Masker
 
@@ -77,6 +78,67 @@ class TrainingBatches:
         row_B, epoch_B = self.rows(step)
         token_ids_BN, _ = self.pack.gather(row_B)
         return self.masker(token_ids_BN, epoch_B, row_B, step)
+
+
+class TokenBatches:
+    """Masked batches of about equally many tokens, by step (Table 7).
+
+    Rows are put in order of length, longest first, those of one length at random; each
+    micro-batch takes as many rows as fit beside its longest, padding counted, and micro-batches
+    are shuffled. Fairseq's ``--max-tokens`` does the same. Since an epoch's order of lengths is
+    always the same, so is its number of micro-batches, and a step finds its own without a look
+    at the steps before.
+
+    Args:
+        pack: rows to learn from.
+        masker: hides tokens.
+        num_tokens: of a micro-batch at most: rows times the longest of them, before expansion.
+        num_parts: micro-batches of a step.
+        seed: of the order.
+
+    Raises:
+        UserError: if the longest row alone is more than ``num_tokens``.
+    """
+
+    def __init__(
+        self, pack: Pack, masker: Masker, num_tokens: int, num_parts: int, seed: int
+    ) -> None:
+        self.pack, self.masker, self.num_parts, self.seed = pack, masker, num_parts, seed
+        falling_R = np.sort(pack.lengths_R)[::-1]
+        if falling_R[0] > num_tokens:
+            raise UserError(
+                f"the longest row has {falling_R[0]} tokens, more than the {num_tokens} of a "
+                "micro-batch; raise train.micro_batch_tokens (or train.batch_tokens)"
+            )
+        starts = [0]
+        while starts[-1] < len(falling_R):
+            starts.append(starts[-1] + num_tokens // int(falling_R[starts[-1]]))
+        self.starts = np.minimum(starts, len(falling_R))
+        """First row of each micro-batch in the order of lengths, then the number of rows."""
+        self._order = lru_cache(maxsize=2)(self._draw_order)
+
+    def _draw_order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows by falling length, and the order of an epoch's micro-batches."""
+        random = np.random.default_rng([self.seed, epoch])
+        row_R = random.permutation(len(self.pack))
+        row_R = row_R[np.argsort(-self.pack.lengths_R[row_R], kind="stable")]
+        return row_R, random.permutation(len(self.starts) - 1)
+
+    def rows(self, part: int) -> tuple[np.ndarray, int]:
+        """Row numbers (B,) and epoch of a micro-batch, counted from the start of the run."""
+        epoch, place = divmod(part, len(self.starts) - 1)
+        row_R, order = self._order(epoch)
+        start, end = self.starts[order[place] : order[place] + 2]
+        return row_R[start:end], epoch
+
+    def parts(self, step: int) -> list[MaskedBatch]:
+        """The micro-batches of a step, on the CPU."""
+        made = []
+        for part in range(step * self.num_parts, (step + 1) * self.num_parts):
+            row_B, epoch = self.rows(part)
+            token_ids_BN, _ = self.pack.gather(row_B)
+            made.append(self.masker(token_ids_BN, np.full_like(row_B, epoch), row_B, step))
+        return made
 
 
 def validation_batches(

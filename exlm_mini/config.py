@@ -247,6 +247,11 @@ class TrainConfig:
     """Rows per optimiser step."""
     micro_batch_size: int | None = None
     """Rows per forward pass; none: the whole batch."""
+    batch_tokens: int | None = None
+    """Tokens per optimiser step at most, in place of batch_size rows: rows times the longest of
+    them, before expansion (Table 7)."""
+    micro_batch_tokens: int | None = None
+    """With batch_tokens: the same per forward pass; none: the whole batch."""
     learning_rate: float = 1e-3
     """Peak of the schedule."""
     warmup_steps: int = 100
@@ -309,6 +314,31 @@ class TrainConfig:
             raise UserError(
                 f"train.micro_batch_size {self.micro_batch_size} must divide train.batch_size "
                 f"{self.batch_size}"
+            )
+        self._check_tokens()
+
+    def _check_tokens(self) -> None:
+        """Refuse batches that are counted both in rows and in tokens, or in neither."""
+        micro, whole = self.micro_batch_tokens, self.batch_tokens
+        if whole is None:
+            if micro is not None:
+                raise UserError(
+                    f"train.micro_batch_tokens is {micro}, but batches are counted in rows; set "
+                    "train.batch_tokens too, or use train.micro_batch_size"
+                )
+            return
+        if whole < 1:
+            raise UserError(f"train.batch_tokens is {whole}; it must be at least 1")
+        rows_default = type(self).__dataclass_fields__["batch_size"].default
+        for name, default in (("batch_size", rows_default), ("micro_batch_size", None)):
+            if getattr(self, name) != default:
+                raise UserError(
+                    f"train.{name} {getattr(self, name)} counts rows and train.batch_tokens "
+                    f"{whole} counts tokens; drop one (--train.batch_tokens null)"
+                )
+        if micro is not None and (micro < 1 or whole % micro):
+            raise UserError(
+                f"train.micro_batch_tokens {micro} must divide train.batch_tokens {whole}"
             )
 
 

@@ -22,10 +22,16 @@ def say(line: str) -> None:
 
 
 class ProgressLine:
-    """Loss, tokens/s and ETA: a bar on a terminal, otherwise a line now and then."""
+    """How far, how fast, how long still: a bar on a terminal, else a line now and then.
 
-    def __init__(self, name: str, steps: int) -> None:
-        self.name, self.steps = name, steps
+    Args:
+        name: of what is done.
+        steps: units of work in all.
+        unit: what one of them is called.
+    """
+
+    def __init__(self, name: str, steps: int, unit: str = "step") -> None:
+        self.name, self.steps, self.unit = name, steps, unit
         self.bits = ""
         self._bar: Any = None
         self._start, self._first_step, self._last_line = time.monotonic(), 0, 0.0
@@ -38,15 +44,18 @@ class ProgressLine:
             self._bar.close()
 
     def show(self, progress: Progress) -> None:
-        """Tell of one step."""
+        """Tell of one step of training: loss, tokens/s."""
         if progress.evaluation is not None:
             self.bits = f", validation {progress.evaluation.bits_per_mask:.3f} bits/mask"
         speed = f"{progress.tokens_per_second:,.0f} tokens/s"
-        text = f"loss {progress.loss:.3f} nats, {speed}{self.bits}"
+        self.tell(progress.step, f"loss {progress.loss:.3f} nats, {speed}{self.bits}")
+
+    def tell(self, step: int, text: str) -> None:
+        """Tell of the work done so far, with a text of the caller's."""
         if sys.stderr.isatty():
-            self._show_bar(progress.step, text)
+            self._show_bar(step, text)
         else:
-            self._show_line(progress.step, text)
+            self._show_line(step, text)
 
     def _show_bar(self, step: int, text: str) -> None:
         from tqdm import tqdm
@@ -56,7 +65,7 @@ class ProgressLine:
                 total=self.steps,
                 initial=step - 1,
                 desc=self.name,
-                unit="step",
+                unit=self.unit,
                 ncols=shutil.get_terminal_size().columns,  # 80 where a terminal gives none
             )
         self._bar.set_postfix_str(text, refresh=False)
@@ -71,7 +80,7 @@ class ProgressLine:
         self._last_line = now
         done = step - self._first_step
         eta = f"{(now - self._start) / done * (self.steps - step):.0f} s" if done else "unknown"
-        say(f"{self.name} step {step}/{self.steps}: {text}, ETA {eta}")
+        say(f"{self.name} {self.unit} {step}/{self.steps}: {text}, ETA {eta}")
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
-"""What a run will cost, before it starts: parameters, tokens and memory.
+"""What a run will cost, before it starts: parameters, tokens, operations and memory.
 
-Shapes: B rows of a micro-batch, T tokens after expansion, L states, S rows of the vocabulary
-head (all states, or all masked tokens), D width, F feed-forward width, H heads, V vocabulary.
+Shapes: B rows of a micro-batch, T tokens after expansion, L states, M targets, S rows of the
+vocabulary head (all states, or all masked tokens), D width, F feed-forward width, H heads, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-from exlm_mini.config import RunConfig, SpecialIds
-from exlm_mini.training import longest_row, make_model
+from exlm_mini.config import RunConfig, SpecialIds, TrainConfig, UserError
+from exlm_mini.training import longest_row, make_model, num_copies
 
 _FLOAT = 4  # bytes; weights, moments and the alignment are float32 in every precision
 
@@ -28,14 +29,65 @@ class Estimate(NamedTuple):
     expanded_length: int
     """The same after expansion or repetition."""
     tokens_per_step: int
-    """Input tokens, before expansion."""
+    """Input tokens, before expansion; with ``train.batch_tokens`` the most there can be."""
     num_tokens: int
+    """Of the whole run."""
+    flops_per_token: float
+    """Floating-point operations of training by input token, forward and backward."""
+    num_flops: float
     """Of the whole run."""
     weight_bytes: int
     """Weights, gradients and Adam's two moments."""
     activation_bytes: int
     """Kept for the backward pass of one micro-batch, with an attention kernel that does not
     store its probabilities."""
+
+
+class BatchPlan(NamedTuple):
+    """How a batch is spread: ``size`` = ``num_devices`` x ``per_device`` x ``num_accumulated``."""
+
+    unit: str
+    """What is counted: rows or tokens."""
+    size: int
+    num_devices: int
+    per_device: int
+    """In one forward pass."""
+    num_accumulated: int
+    """Forward passes of a device before the optimiser's step."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.size:,} {self.unit} = {self.num_devices} device"
+            f"{'s' * (self.num_devices > 1)} x {self.per_device:,} {self.unit} x "
+            f"{self.num_accumulated} accumulated"
+        )
+
+
+def plan_batch(train: TrainConfig, num_devices: int) -> BatchPlan:
+    """Spread a batch over devices.
+
+    Raises:
+        UserError: if it does not divide.
+    """
+    unit = "rows" if train.batch_tokens is None else "tokens"
+    if unit == "rows":
+        size, micro, names = train.batch_size, train.micro_batch_size, ("size", "size")
+    else:
+        size, micro, names = train.batch_tokens, train.micro_batch_tokens, ("tokens", "tokens")
+    if num_devices < 1:
+        raise UserError(f"--devices is {num_devices}; it must be at least 1")
+    share = num_devices * (micro or 1)
+    if size % share:
+        of_each = f" x train.micro_batch_{names[1]} {micro:,}" if micro else ""
+        good = [n for n in range(1, 2 * num_devices) if size % (n * (micro or 1)) == 0]
+        near = min(good, key=lambda n: abs(n - num_devices), default=1)
+        raise UserError(
+            f"train.batch_{names[0]} {size:,} cannot be spread over {num_devices} devices"
+            f"{of_each}: {size % share:,} {unit} are left over; use --devices {near}, or change "
+            "one of the other numbers"
+        )
+    per_device = micro or size // num_devices
+    return BatchPlan(unit, size, num_devices, per_device, size // (num_devices * per_device))
 
 
 def estimate(
@@ -58,17 +110,67 @@ def estimate(
         model = make_model(config, vocab_size, special_ids)
     num_parameters = sum(p.numel() for p in model.parameters())
     transition = getattr(model, "transition", None)
-    tokens_per_step = config.train.batch_size * row_length
+    tokens_per_step = config.train.batch_tokens or config.train.batch_size * row_length
+    num_tokens = tokens_per_step * config.train.steps
+    flops_per_token = row_flops(config, vocab_size, row_length, num_slots) / row_length
     return Estimate(
         num_parameters,
         sum(p.numel() for p in transition.parameters()) if transition is not None else 0,
         row_length,
         longest_row(config, row_length, num_slots),
         tokens_per_step,
-        tokens_per_step * config.train.steps,
+        num_tokens,
+        flops_per_token,
+        flops_per_token * num_tokens,
         4 * _FLOAT * num_parameters,
         _activation_bytes(config, vocab_size, row_length, num_slots),
     )
+
+
+def row_flops(
+    config: RunConfig, vocab_size: int, row_length: int, num_slots: int | None = None
+) -> float:
+    """Floating-point operations of training on one row, at the mean number of masks.
+
+    Two for each multiply-add of a matrix product, and three times the forward pass: the
+    backward pass has two products for each. The dynamic programme has none; what is computed
+    again to save memory is not counted, nor the learned places of the transition, which are
+    multiplied once for a whole batch. The chapter on states expansion derives the terms.
+
+    Args:
+        config: of a single objective.
+        vocab_size: V.
+        row_length: tokens of the row, [BOS] and [EOS] included.
+        num_slots: masks of a row under the strategy ``slots``.
+    """
+    model = config.model
+    num_layers, D, F, H = model.shape
+    copies, k = num_copies(config), model.states_per_mask
+    if num_slots is not None and config.objective != "repeated-mlm":
+        num_masks = float(num_slots)
+    else:
+        num_masks = config.masking.mask_ratio * copies * (row_length - 2)
+    if config.objective != "exlm":
+        T, heads = copies * row_length, num_masks * (D * D + D * vocab_size)
+    else:
+        num_boundaries = 2 if model.boundary == "official" else 0
+        T = row_length + (k - 1) * (num_masks + num_boundaries)
+        L = num_masks * k + (2 * k if num_boundaries else 2)
+        M = num_masks + 2 + (model.transition == "ctc")  # and the blank
+        heads = L * (D * D + D * vocab_size) + M * L * D
+        if model.transition in ("gated", "paper"):
+            heads += L * 2 * D * D + L * L * D
+        if model.transition == "gated":
+            heads += L * D * H
+    encoder = num_layers * (4 * T * D * D + 2 * T * T * D + 2 * T * D * F)
+    return 2 * 3 * (encoder + heads)
+
+
+def _micro_batch_rows(train: TrainConfig, row_length: int) -> int:
+    """Rows of one forward pass; of the longest rows when tokens are counted."""
+    if train.batch_tokens is None:
+        return train.micro_batch_size or train.batch_size
+    return max(1, (train.micro_batch_tokens or train.batch_tokens) // row_length)
 
 
 def _activation_bytes(
@@ -77,7 +179,7 @@ def _activation_bytes(
     """Tensors autograd keeps, counted layer by layer."""
     model, is_low = config.model, config.train.precision == "bf16"
     num_layers, D, F, H = model.shape
-    B = config.train.micro_batch_size or config.train.batch_size
+    B = _micro_batch_rows(config.train, row_length)
     T = longest_row(config, row_length, num_slots)
     half = 2 if is_low else _FLOAT
     # Per layer: what enters both norms (the residual stream stays in float32) and comes out of

@@ -1,14 +1,19 @@
 """The book's figures: one style, one colour for each thing, and the drawings several pages share.
 
 Figures have a white ground, so that they read the same in a light page, a dark page and print.
-Every function draws on axes it is given and returns nothing; numbers come from the caller.
+Every function draws on axes it is given and returns nothing, but for the figure of several runs;
+numbers come from the caller.
 
 Shapes: T tokens of a row, L states, B rows.
 """
 
 from __future__ import annotations
 
+import io
+import math
+import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
@@ -16,7 +21,12 @@ import numpy as np
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import FancyBboxPatch
+from matplotlib.ticker import EngFormatter, LogFormatter, MaxNLocator
+
+from exlm_mini.durable import write_atomically
 
 COLORS = {
     "token": "#d8dee6",
@@ -157,6 +167,74 @@ def draw_curves(
         )
     ax.set(xlabel="training step", ylabel="bits per sentence")
     ax.legend(loc="upper right")
+
+
+# ---- runs ----
+
+
+class Panel(NamedTuple):
+    """One quantity of several runs."""
+
+    title: str
+    unit: str
+    """Of the vertical axis."""
+    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]
+    """By run: where it stands and what it reached; nan leaves a gap."""
+    is_log: bool = False
+
+
+def runs_figure(panels: Sequence[Panel], x_label: str, caption: str) -> Figure:
+    """Figure 9's form: one panel for each quantity, one colour and legend entry for each run.
+
+    Args:
+        panels: at least one; a run may be missing in some.
+        x_label: of the shared horizontal axis, with its unit.
+        caption: stands below; says what was smoothed.
+    """
+    use_book_style()
+    names = list(dict.fromkeys(name for panel in panels for name in panel.curves))
+    # Beyond ten the colours would repeat.
+    palette = sns.color_palette("colorblind" if len(names) <= 10 else "husl", len(names))
+    width = max(5.0, 3.6 * len(panels))
+    # Inches of a legend entry: its line, and its letters.
+    columns = max(1, min(len(names), int(width / (0.65 + 0.085 * max(map(len, names))))))
+    height = 3.2 + 0.24 * math.ceil(len(names) / columns)
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(width, height), squeeze=False, layout="constrained"
+    )
+    for ax, panel in zip(axes[0], panels, strict=True):
+        for name, color in zip(names, palette, strict=True):
+            if name in panel.curves:
+                x, y = panel.curves[name]
+                # A single point would be invisible as a line.
+                ax.plot(x, y, color=color, lw=1.4, marker="o" if len(x) == 1 else None)
+        ax.set(title=panel.title, xlabel=x_label, ylabel=panel.unit)
+        ax.xaxis.set_major_locator(MaxNLocator(4))
+        if ax.get_xlim()[1] > 9999:
+            ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+        if panel.is_log:
+            ax.set_yscale("log")
+            ax.yaxis.set_major_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
+            ax.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
+    handles = [Line2D([], [], color=color, lw=2) for color in palette]
+    figure.legend(handles, names, loc="outside upper center", ncols=columns, fontsize=9)
+    figure.supxlabel(textwrap.fill(caption, int(15 * width)), fontsize=8, color="0.35")
+    return figure
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure in the format of the path's suffix, the same bytes for the same figure.
+
+    Raises:
+        OSError: the file cannot be written; what stood there before is left.
+    """
+    buffer = io.BytesIO()
+    suffix = path.suffix[1:].lower()
+    when = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix)
+    with plt.rc_context({"svg.hashsalt": "exlm_mini"}):
+        figure.savefig(buffer, format=suffix, dpi=150, metadata=when)
+    plt.close(figure)
+    write_atomically(path, buffer.getvalue())
 
 
 # ---- one sentence on its way through ExLM ----

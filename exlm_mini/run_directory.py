@@ -184,10 +184,13 @@ class MetricsLog:
             UserError: a line is damaged, or the file cannot be read or written.
         """
         self.path = path
+        self.last: dict | None = None
+        """The last line that was kept; none for a new run."""
         try:
             if path.exists():
-                kept = [line for line, record in _lines(path) if record["step"] <= step]
-                data = b"".join(line + b"\n" for line in kept)
+                kept = [pair for pair in _lines(path) if pair[1]["step"] <= step]
+                self.last = kept[-1][1] if kept else None
+                data = b"".join(line + b"\n" for line, _ in kept)
                 if data != path.read_bytes():
                     write_atomically(path, data)
             # Unbuffered, so that a line is on its way when ``write`` returns.
@@ -228,11 +231,12 @@ class MetricsLog:
         self.close()
 
 
-def read_metrics(path: Path) -> list[dict]:
+def read_metrics(path: Path, report: Callable[[str], None] | None = None) -> list[dict]:
     """The records of a ``metrics.jsonl``, also of a run that is still writing it.
 
     Args:
         path: the file.
+        report: called with one line when a last line cut short was left out.
 
     Returns:
         One dict per line, each with an integer ``step``; a last line cut short is left out.
@@ -241,14 +245,18 @@ def read_metrics(path: Path) -> list[dict]:
         UserError: the file is missing, cannot be read, or a line before the last is damaged.
     """
     try:
-        return [record for _, record in _lines(path)]
+        data = path.read_bytes()
     except OSError as error:
         raise _cannot("read", path, error) from error
+    pairs = _lines(path, data)
+    if report is not None and data != b"".join(line + b"\n" for line, _ in pairs):
+        report(f"{path}: the last line is cut short and left out")
+    return [record for _, record in pairs]
 
 
-def _lines(path: Path) -> list[tuple[bytes, dict]]:
+def _lines(path: Path, data: bytes | None = None) -> list[tuple[bytes, dict]]:
     """Lines of a log with their records, without a last line that a crash cut short."""
-    *lines, rest = path.read_bytes().split(b"\n")
+    *lines, rest = (path.read_bytes() if data is None else data).split(b"\n")
     records = [_record(line) for line in lines]
     # After a power cut the last line may also be zeros, or lack its beginning.
     if rest == b"" and records and records[-1] is None:

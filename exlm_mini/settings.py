@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, fields, is_dataclass
@@ -25,6 +26,10 @@ class Request(NamedTuple):
     config: RunConfig
     output: Path
     is_dry_run: bool
+    num_devices: int = 1
+    """Of the run that --dry-run counts for."""
+    throughput: str | None = None
+    """With --dry-run: tokens per second of a device, or a run to read it from."""
 
 
 def recipe_names() -> list[str]:
@@ -50,10 +55,16 @@ def parse(argv: list[str]) -> Request:
     settings = namespace.as_dict()
     output, is_dry_run = settings.pop("output"), settings.pop("dry_run")
     settings.pop("settings")
+    num_devices, throughput = settings.pop("devices"), settings.pop("throughput")
+    for name, value in (("devices", num_devices), ("throughput", throughput)):
+        if value is not None and not is_dry_run:
+            raise UserError(f"--{name} {value} is for --dry-run alone; drop it")
     config = run_config_from_dict({**settings, "recipe": path.stem if path else "none"})
     if output is None:
         output = Path("runs") / f"{config.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return Request(config, Path(output), is_dry_run)
+    return Request(
+        config, Path(output), is_dry_run, 1 if num_devices is None else num_devices, throughput
+    )
 
 
 def _take_recipe(argv: list[str]) -> tuple[str | None, list[str]]:
@@ -106,7 +117,12 @@ def _join_files(argv: list[str]) -> list[str]:
 
 def _parser() -> Any:
     """The jsonargparse parser; its errors become ``UserError``."""
-    from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
+    from jsonargparse import (
+        ActionConfigFile,
+        ArgumentParser,
+        DefaultHelpFormatter,
+        set_parsing_settings,
+    )
 
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
@@ -114,10 +130,16 @@ def _parser() -> Any:
         def error(self, message: str, ex: Exception | None = None) -> NoReturn:
             raise UserError(_one_line(message)) from None
 
+    class HelpFormatter(DefaultHelpFormatter):
+        def _fill_text(self, text: str, width: int, indent: str) -> str:
+            # The names of recipes have hyphens, and a name must stay one word.
+            return textwrap.fill(text, width, break_on_hyphens=False)
+
     parser = Parser(
         prog="python -m exlm_mini.pretrain",
         usage="%(prog)s --recipe NAME [--output DIR] [--dry-run] [--key.subkey VALUE ...]",
         description=f"Train a model. Recipes: {', '.join(recipe_names())}.",
+        formatter_class=HelpFormatter,
     )
     parser.add_class_arguments(RunConfig, None, skip={"recipe"})
     # Taken out of the arguments before they are parsed; here for --help.
@@ -126,6 +148,15 @@ def _parser() -> Any:
     parser.add_argument("--output", help="run directory; default runs/<recipe>-<time>")
     parser.add_argument(
         "--dry-run", action="store_true", help="print parameters, tokens and memory, and stop"
+    )
+    parser.add_argument(
+        "--devices", type=int, help="with --dry-run: devices to spread a batch over"
+    )
+    parser.add_argument(
+        "--throughput",
+        type=str,
+        help="with --dry-run: measured tokens per second of one device, or the directory of a "
+        "run to read it from; gives the hours",
     )
     return parser
 
@@ -144,7 +175,8 @@ def _known_settings(kind: type = RunConfig, prefix: str = "") -> Iterator[str]:
 def _one_line(message: str) -> str:
     """The parser's message on one line, with the nearest settings for a mistyped one."""
     message = " ".join(message.split())
-    options = [*_known_settings(), "output", "dry-run", "recipe", "settings", "print_config"]
+    options = [*_known_settings(), "output", "dry-run", "devices", "throughput", "recipe"]
+    options += ["settings", "print_config"]
     if unknown := re.search(r"unrecognized arguments: --([^ =]+)", message):
         return f"unknown option --{unknown[1]}; {nearest(unknown[1], options)}"
     if choice := re.search(r'key "([\w.]+)": .*Literal\[(.+)\]\. Got value: (.*)', message):
@@ -170,7 +202,7 @@ def _settings_of(path: Path) -> dict[str, Any]:
         raise UserError(f"cannot read the recipe {path}: {reason}; correct the file") from None
     if not isinstance(settings, dict):
         raise UserError(f"the recipe {path} holds no settings; see --print_config for the form")
-    known = [*_known_settings(), "output", "dry_run"]
+    known = [*_known_settings(), "output", "dry_run", "devices", "throughput"]
     groups = {name.partition(".")[0] for name in known if "." in name}
     for key, value in settings.items():
         if key in groups and not isinstance(value, dict):

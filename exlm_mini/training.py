@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import exlm_mini
-from exlm_mini.batches import TrainingBatches, split_batch
+from exlm_mini.batches import TokenBatches, TrainingBatches, split_batch
 from exlm_mini.checkpoint import (
     Checkpoint,
     latest_checkpoint,
@@ -51,7 +51,7 @@ class Progress(NamedTuple):
     loss: float
     """Nats per target of the last batch."""
     tokens_per_second: float
-    """Input tokens, before expansion and without padding, since this start."""
+    """Input tokens, before expansion or repetition and without padding, since this start."""
     evaluation: Evaluation | None
     """Present after a validation."""
 
@@ -137,6 +137,21 @@ def load_model(checkpoint: Checkpoint) -> tuple[MaskedLM | ExLM, RunConfig]:
     return model.eval(), config
 
 
+def make_batches(
+    config: RunConfig, pack: Pack, masker: Masker
+) -> TrainingBatches | TokenBatches:
+    """Batches of ``train.batch_size`` rows, or of ``train.batch_tokens`` tokens.
+
+    Raises:
+        UserError: if a row has more tokens than a micro-batch may have.
+    """
+    train = config.train
+    if train.batch_tokens is None:
+        return TrainingBatches(pack, masker, train.batch_size, config.seed)
+    micro = train.micro_batch_tokens or train.batch_tokens
+    return TokenBatches(pack, masker, micro, train.batch_tokens // micro, config.seed)
+
+
 def make_optimizer(model: nn.Module, train: TrainConfig) -> torch.optim.AdamW:
     """Adam with decoupled weight decay on every parameter, as fairseq's adam."""
     return torch.optim.AdamW(
@@ -206,6 +221,33 @@ def versions(device: torch.device) -> dict[str, str]:
     }
 
 
+class Scored(NamedTuple):
+    """A micro-batch under a model."""
+
+    loss: Tensor
+    """Nats per target, scalar."""
+    num_without_path: int
+    """Rows that had no path and were left out; ExLM only."""
+    num_correct: Tensor | None
+    """Masked tokens that are the model's likeliest guess, int64 scalar; none for ExLM, whose
+    states are several guesses for each mask."""
+
+
+def score(model: MaskedLM | ExLM, batch: MaskedBatch, chain_share: float = 0.0) -> Scored:
+    """The objective of one micro-batch, and what is told about it besides."""
+    if isinstance(model, MaskedLM):
+        token_logits_SV = model(batch.masked_ids_BN, batch.is_masked_BN)
+        target_ids_S = batch.token_ids_BN[batch.is_masked_BN]
+        num_correct = (token_logits_SV.detach().argmax(dim=1) == target_ids_S).sum()
+        return Scored(mlm_loss(token_logits_SV, target_ids_S), 0, num_correct)
+    scores = model(*batch, chain_share)
+    log_likelihood_B = log_likelihood(scores)
+    loss = states_alignment_loss(
+        log_likelihood_B, scores.is_scored_BM.sum(dim=1), on_no_path="skip"
+    )
+    return Scored(loss, int((log_likelihood_B == -torch.inf).sum()), None)
+
+
 def loss_of(
     model: MaskedLM | ExLM, batch: MaskedBatch, chain_share: float = 0.0
 ) -> tuple[Tensor, int]:
@@ -214,15 +256,18 @@ def loss_of(
     Returns:
         The loss in nats per target (scalar), and how many rows had no path and were left out.
     """
-    if isinstance(model, MaskedLM):
-        token_logits_SV = model(batch.masked_ids_BN, batch.is_masked_BN)
-        return mlm_loss(token_logits_SV, batch.token_ids_BN[batch.is_masked_BN]), 0
-    scores = model(*batch, chain_share)
-    log_likelihood_B = log_likelihood(scores)
-    loss = states_alignment_loss(
-        log_likelihood_B, scores.is_scored_BM.sum(dim=1), on_no_path="skip"
-    )
-    return loss, int((log_likelihood_B == -torch.inf).sum())
+    return score(model, batch, chain_share)[:2]
+
+
+class _Update(NamedTuple):
+    """What an optimiser step tells of its batch."""
+
+    loss: float
+    num_without_path: int
+    num_tokens: int
+    """Input tokens, before expansion or repetition and without padding."""
+    mask_accuracy: float | None
+    """Share of the masked tokens that were guessed; none for ExLM."""
 
 
 class Trainer:
@@ -267,10 +312,10 @@ class Trainer:
             self.masker.check_row_length(train_pack.row_length)
         self.model = make_model(config, train_pack.vocab_size, special_ids).to(self.device)
         self.optimizer = make_optimizer(self.model, config.train)
-        self.batches = TrainingBatches(
-            train_pack, self.masker, config.train.batch_size, config.seed
-        )
+        self.batches = make_batches(config, train_pack, self.masker)
         self.evaluation: Evaluation | None = None
+        self.num_tokens = 0
+        """Input tokens of all steps done, before expansion or repetition, without padding."""
 
     def run(
         self,
@@ -288,22 +333,28 @@ class Trainer:
         """
         train = self.config.train
         step = self._restore()
-        start_time, num_tokens = time.monotonic(), 0
+        start_time, start_tokens = time.monotonic(), self.num_tokens
         with MetricsLog(self.output / "metrics.jsonl", step) as metrics:
+            seconds_before = (metrics.last or {}).get("seconds") or 0.0
             while step < train.steps:
                 rate = learning_rate(train, step)
-                loss, num_left_out, num_step_tokens = self._update(step, rate)
+                update = self._update(step, rate)
                 step += 1
-                num_tokens += num_step_tokens
+                self.num_tokens += update.num_tokens
                 is_last = step == train.steps or should_stop()
                 evaluation = None
                 if step % train.validate_every == 0 or step == train.steps:
                     evaluation = self.evaluation = self._evaluate(step)
-                speed = num_tokens / max(time.monotonic() - start_time, 1e-9)
-                on_progress(Progress(step, loss, speed, evaluation))
+                seconds = max(time.monotonic() - start_time, 1e-9)
+                speed = (self.num_tokens - start_tokens) / seconds
+                on_progress(Progress(step, update.loss, speed, evaluation))
                 if evaluation or is_last or step % train.log_every == 0:
-                    record = {"step": step, "loss": loss, "learning_rate": rate}
-                    record |= {"tokens_per_second": speed, "rows_without_path": num_left_out}
+                    record = {"step": step, "loss": update.loss, "learning_rate": rate}
+                    record |= {"tokens": self.num_tokens, "seconds": seconds_before + seconds}
+                    record["tokens_per_second"] = speed
+                    record["rows_without_path"] = update.num_without_path
+                    if update.mask_accuracy is not None:
+                        record["mask_accuracy"] = update.mask_accuracy
                     if evaluation:
                         record["validation_bits_per_mask"] = evaluation.bits_per_mask
                         record["validation_bits_per_row"] = evaluation.bits_per_row
@@ -319,23 +370,34 @@ class Trainer:
             sum(p.numel() for p in self.model.parameters()),
         )
 
-    def _update(self, step: int, rate: float) -> tuple[float, int, int]:
-        """One optimiser step; loss, rows left out, input tokens."""
+    def _parts(self, step: int) -> list[MaskedBatch]:
+        """The micro-batches of a step."""
+        if isinstance(self.batches, TokenBatches):
+            return self.batches.parts(step)
         train = self.config.train
         batch = self.batches.batch(step)
-        parts = split_batch(batch, train.micro_batch_size or train.batch_size, self._pad)
+        return split_batch(batch, train.micro_batch_size or train.batch_size, self._pad)
+
+    def _update(self, step: int, rate: float) -> _Update:
+        """One optimiser step."""
+        train = self.config.train
+        parts = self._parts(step)
+        num_rows = sum(len(part.token_ids_BN) for part in parts)
+        num_masks = sum(int(part.is_masked_BN.sum()) for part in parts)
         self.optimizer.zero_grad(set_to_none=True)
         share = chain_share(self.config, step)
-        loss, num_left_out = 0.0, 0
+        loss, num_left_out, num_correct = 0.0, 0, None
         for micro, part in enumerate(parts):
             # Dropout, like masks and order, is a function of counters.
             torch.manual_seed(((self.config.seed * 1_000_003 + step) * 65_537 + micro) % 2**63)
             with self._precision():
-                part_loss, left_out = loss_of(self.model, part.to(self.device), share)
-            part_loss = part_loss * self._share(part, batch)
+                scored = score(self.model, part.to(self.device), share)
+            part_loss = scored.loss * self._share(part, num_rows, num_masks)
             part_loss.backward()
             loss += part_loss.item()
-            num_left_out += left_out
+            num_left_out += scored.num_without_path
+            if scored.num_correct is not None:
+                num_correct = (num_correct or 0) + int(scored.num_correct)
         if not math.isfinite(loss):
             raise UserError(
                 f"the loss is {loss} at step {step + 1}; lower train.learning_rate "
@@ -347,17 +409,20 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
-        return loss, num_left_out, int((batch.token_ids_BN != self._pad).sum())
+        num_tokens = sum(int((part.token_ids_BN != self._pad).sum()) for part in parts)
+        num_tokens //= num_copies(self.config)
+        accuracy = None if num_correct is None else num_correct / max(num_masks, 1)
+        return _Update(loss, num_left_out, num_tokens, accuracy)
 
     @property
     def _pad(self) -> int:
         return self.train_pack.special_ids.pad
 
-    def _share(self, part: MaskedBatch, batch: MaskedBatch) -> float:
-        """Weight of a micro-batch, so that its size does not change the loss of the batch."""
+    def _share(self, part: MaskedBatch, num_rows: int, num_masks: int) -> float:
+        """Weight of a micro-batch in a batch, so that its size does not change the loss."""
         if isinstance(self.model, MaskedLM):
-            return int(part.is_masked_BN.sum()) / max(int(batch.is_masked_BN.sum()), 1)
-        return len(part.token_ids_BN) / len(batch.token_ids_BN)
+            return int(part.is_masked_BN.sum()) / max(num_masks, 1)
+        return len(part.token_ids_BN) / num_rows
 
     @contextlib.contextmanager
     def _precision(self) -> Iterator[None]:
@@ -390,6 +455,7 @@ class Trainer:
             "validation_sha256": self.validation_pack.sha256,
             "tokenizer_sha256": self.train_pack.tokenizer_sha256,
             "optimizer_groups": groups,
+            "num_tokens": self.num_tokens,
             "evaluation": None if self.evaluation is None else self.evaluation._asdict(),
             "versions": versions(self.device),
         }
@@ -420,6 +486,7 @@ class Trainer:
             checkpoint.tensors["optimizer"],
             state["optimizer_groups"],
         )
+        self.num_tokens = state.get("num_tokens", 0)  # older checkpoints do not count
         if state["evaluation"]:
             self.evaluation = Evaluation(**state["evaluation"])
         return checkpoint.step

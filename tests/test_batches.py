@@ -8,8 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exlm_mini.batches import TrainingBatches, epoch_order, split_batch, validation_batches
-from exlm_mini.config import MaskingConfig, SpecialIds
+from exlm_mini.batches import (
+    TokenBatches,
+    TrainingBatches,
+    epoch_order,
+    split_batch,
+    validation_batches,
+)
+from exlm_mini.config import MaskingConfig, SpecialIds, UserError
 from exlm_mini.corpora.packing import Counts, Pack, Rows, write_pack
 from exlm_mini.masking import MaskedBatch, Masker
 
@@ -219,3 +225,78 @@ def test_one_micro_batch_is_the_batch():
     batch = MaskedBatch(ids, ids == 7, ids)
     (part,) = split_batch(batch, 2, SPECIAL.pad)
     assert equal(part, batch)
+
+
+# ---- batches counted in tokens ----
+
+RAGGED = [4 + n % 9 for n in range(23)]
+
+
+@pytest.fixture(scope="module")
+def ragged(tmp_path_factory):
+    return make_pack(tmp_path_factory.mktemp("ragged") / "pack.json", RAGGED)
+
+
+@pytest.mark.parametrize("num_tokens", [12, 13, 30, 100, 10_000])
+@pytest.mark.parametrize("num_parts", [1, 3])
+def test_an_epoch_of_token_batches_visits_every_row_once(ragged, num_tokens, num_parts):
+    batches = TokenBatches(ragged, masker(), num_tokens, num_parts, seed=1)
+    num_micro = len(batches.starts) - 1
+    for epoch in range(3):
+        pieces = [batches.rows(epoch * num_micro + place) for place in range(num_micro)]
+        assert sorted(np.concatenate([rows for rows, _ in pieces])) == list(range(23))
+        assert {number for _, number in pieces} == {epoch}
+
+
+@pytest.mark.parametrize("num_tokens", [12, 13, 30, 100])
+def test_no_micro_batch_has_more_tokens_than_asked_and_none_could_take_another_row(
+    ragged, num_tokens
+):
+    batches = TokenBatches(ragged, masker(), num_tokens, 1, seed=1)
+    sizes = []
+    for step in range(len(batches.starts) - 1):
+        (part,) = batches.parts(step)
+        num_rows, longest = part.token_ids_BN.shape
+        assert num_rows * longest <= num_tokens
+        sizes.append((num_rows + 1) * longest > num_tokens)
+    assert sizes.count(False) <= 1  # the last of an epoch takes what is left
+
+
+def test_token_batches_hold_rows_of_similar_length():
+    # As fairseq's --max-tokens: nearly nothing of a batch is padding.
+    class Lengths:
+        lengths_R = np.random.default_rng(0).integers(5, 101, size=20_000)
+
+        def __len__(self):
+            return len(self.lengths_R)
+
+    batches = TokenBatches(Lengths(), masker(), 4000, 1, seed=1)
+    rows = [batches.rows(part)[0] for part in range(len(batches.starts) - 1)]
+    padded = sum(len(r) * Lengths.lengths_R[r].max() for r in rows)
+    assert 1 - Lengths.lengths_R.sum() / padded < 0.02
+    lengths = [Lengths.lengths_R[r].mean() for r in rows]
+    assert abs(np.corrcoef(lengths[1:], lengths[:-1])[0, 1]) < 0.2  # shuffled, not sorted
+
+
+def test_a_step_of_token_batches_does_not_depend_on_the_calls_before(ragged):
+    forward = TokenBatches(ragged, masker(), 30, 2, seed=1)
+    in_order = [forward.parts(step) for step in range(20)]
+    for step in (19, 0, 7, 7, 13):
+        fresh = TokenBatches(ragged, masker(), 30, 2, seed=1).parts(step)
+        assert len(fresh) == 2
+        assert all(equal(a, b) for a, b in zip(in_order[step], fresh, strict=True))
+
+
+def test_epochs_and_seeds_of_token_batches_differ(ragged):
+    num_micro = len(TokenBatches(ragged, masker(), 30, 1, seed=1).starts) - 1
+    orders = {
+        tuple(np.concatenate([batches.rows(e * num_micro + n)[0] for n in range(num_micro)]))
+        for batches in (TokenBatches(ragged, masker(), 30, 1, seed) for seed in range(3))
+        for e in range(3)
+    }
+    assert len(orders) == 9
+
+
+def test_a_row_of_more_tokens_than_a_micro_batch_is_refused(ragged):
+    with pytest.raises(UserError, match=r"12 tokens, more than the 11 .*micro_batch_tokens"):
+        TokenBatches(ragged, masker(), 11, 1, seed=1)

@@ -99,6 +99,22 @@ REFUSED = [
         )
         for value in (0, -1, 5, 64)
     ],
+    *[
+        (
+            TrainConfig, {"batch_tokens": 64, "micro_batch_tokens": value},
+            "train.micro_batch_tokens", str(value), "must divide train.batch_tokens 64",
+        )
+        for value in (0, -1, 5, 128)
+    ],
+    (TrainConfig, {"batch_tokens": 0}, "train.batch_tokens", "0", AT_LEAST_ONE),
+    (
+        TrainConfig, {"micro_batch_tokens": 8},
+        "train.micro_batch_tokens", "8", "set train.batch_tokens too",
+    ),
+    *[
+        (TrainConfig, {"batch_tokens": 64, name: 16}, f"train.{name}", "16", "drop one")
+        for name in ("batch_size", "micro_batch_size")
+    ],
     (TrainConfig, {"adam_betas": (2.0, 0.98)}, "train.adam_betas", "2.0", "must"),
     (TrainConfig, {"adam_betas": (0.9, 1.0)}, "train.adam_betas", "1.0", "must"),
     (TrainConfig, {"adam_eps": -1.0}, "train.adam_eps", "-1.0", "must"),

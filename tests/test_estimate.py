@@ -6,9 +6,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
-from exlm_mini.config import MaskingConfig, ModelConfig, RunConfig, SpecialIds, TrainConfig
-from exlm_mini.estimate import estimate
+from exlm_mini.config import (
+    MaskingConfig,
+    ModelConfig,
+    RunConfig,
+    SpecialIds,
+    TrainConfig,
+    UserError,
+)
+from exlm_mini.estimate import estimate, plan_batch, row_flops
+from exlm_mini.masking import MaskedBatch
 from exlm_mini.pretrain import main
 from exlm_mini.training import loss_of, make_masker, make_model
 
@@ -168,6 +178,118 @@ def test_activations_are_those_of_a_micro_batch():
     small = replace(config, train=TrainConfig(batch_size=32, micro_batch_size=4))
     whole, micro = (estimate(c, 1000, 64).activation_bytes for c in (config, small))
     assert micro == pytest.approx(whole / 8, rel=0.01)
+
+
+# ---- operations ----
+
+
+def counted_flops(config, vocab_size, num_rows, row_length, num_masks, backward):
+    """Operations by row, counted by PyTorch while the products run."""
+    model = make_model(config, vocab_size, SPECIAL).train()
+    token_ids_BN = torch.randint(6, vocab_size, (num_rows, row_length))
+    token_ids_BN[:, 0], token_ids_BN[:, -1] = SPECIAL.bos, SPECIAL.eos
+    if config.objective == "repeated-mlm":
+        token_ids_BN = token_ids_BN.repeat_interleave(config.masking.num_copies, dim=1)
+    is_masked_BN = torch.zeros_like(token_ids_BN, dtype=torch.bool)
+    is_masked_BN[:, 2 : 2 + num_masks] = True
+    masked = token_ids_BN.masked_fill(is_masked_BN, SPECIAL.mask)
+    counter = FlopCounterMode(display=False)
+    with sdpa_kernel(SDPBackend.MATH), counter:
+        loss, _ = loss_of(model, MaskedBatch(masked, is_masked_BN, token_ids_BN))
+        if backward:
+            loss.backward()
+    return counter.get_total_flops() / num_rows
+
+
+@pytest.mark.parametrize(
+    ("objective", "model"),
+    [
+        ("mlm", {}),
+        ("repeated-mlm", {}),
+        ("exlm", {"use_position": False}),
+        ("exlm", {"use_position": False, "states_per_mask": 2, "boundary": "paper"}),
+        ("exlm", {"transition": "paper"}),
+        ("exlm", {"transition": "ctc"}),
+        ("exlm", {"transition": "uniform"}),
+    ],
+)
+def test_operations_are_those_that_run(objective, model):
+    config = RunConfig(
+        objective=objective,
+        model=ModelConfig(**model),
+        masking=MaskingConfig(mask_ratio=0.25, num_copies=2),
+    )
+    num_masks = 32 if objective == "repeated-mlm" else 16
+    forward = counted_flops(config, 500, 3, 66, num_masks, backward=False)
+    assert row_flops(config, 500, 66) == 3 * forward
+    # The backward pass of the head has one product more, with a vector.
+    both = counted_flops(config, 500, 3, 66, num_masks, backward=True)
+    assert row_flops(config, 500, 66) == pytest.approx(both, rel=0.015)
+
+
+def test_operations_by_hand():
+    # One layer of width 4, one head of a vocabulary of 10, rows of 10 with 2 masks.
+    model = ModelConfig(num_layers=1, width=4, ffn_width=8, num_heads=1)
+    masking = MaskingConfig(mask_ratio=0.25)
+    config = RunConfig(objective="mlm", model=model, masking=masking)
+    layer = 4 * 10 * 16 + 2 * 100 * 4 + 2 * 10 * 4 * 8
+    assert row_flops(config, 10, 10) == 6 * (layer + 2 * (16 + 40))
+    costs = estimate(config, 10, 10)
+    assert costs.flops_per_token == row_flops(config, 10, 10) / 10
+    assert costs.num_flops == costs.flops_per_token * costs.num_tokens
+
+
+# ---- batches ----
+
+
+@pytest.mark.parametrize(
+    ("train", "num_devices", "expected"),
+    [
+        ({"batch_size": 4096, "micro_batch_size": 64}, 2, ("rows", 4096, 2, 64, 32)),
+        ({"batch_size": 4096}, 8, ("rows", 4096, 8, 512, 1)),
+        ({"batch_size": 7}, 1, ("rows", 7, 1, 7, 1)),
+        (
+            {"batch_tokens": 64_000, "micro_batch_tokens": 16_000},
+            2,
+            ("tokens", 64_000, 2, 16_000, 2),
+        ),
+        ({"batch_tokens": 64_000}, 4, ("tokens", 64_000, 4, 16_000, 1)),
+    ],
+)
+def test_a_batch_is_devices_times_rows_times_accumulation(train, num_devices, expected):
+    plan = plan_batch(TrainConfig(**train), num_devices)
+    assert tuple(plan) == expected
+    _, size, devices, per_device, accumulated = plan
+    assert size == devices * per_device * accumulated
+
+
+@pytest.mark.parametrize(
+    ("train", "num_devices", "parts"),
+    [
+        (
+            {"batch_size": 4096, "micro_batch_size": 64}, 3,
+            ("size 4,096", "3 devices", "use --devices 2"),
+        ),
+        ({"batch_size": 64, "micro_batch_size": 64}, 2, ("micro_batch_size 64", "use --devices 1")),
+        ({"batch_tokens": 64_000}, 7, ("batch_tokens 64,000", "6 tokens are left", "--devices 8")),
+        ({"batch_size": 64}, 0, ("--devices is 0",)),
+    ],
+)  # fmt: skip
+def test_a_batch_that_does_not_divide_is_refused_in_one_line(train, num_devices, parts):
+    with pytest.raises(UserError) as refused:
+        plan_batch(TrainConfig(**train), num_devices)
+    line = str(refused.value)
+    assert "\n" not in line
+    for part in parts:
+        assert part in line
+
+
+def test_batches_of_tokens_are_counted_in_tokens():
+    train = TrainConfig(steps=7, batch_tokens=600, micro_batch_tokens=200)
+    costs = estimate(RunConfig(train=train), 100, 50)
+    assert (costs.tokens_per_step, costs.num_tokens) == (600, 4200)
+    rows = RunConfig(train=TrainConfig(steps=7, batch_size=12, micro_batch_size=4))
+    assert costs.activation_bytes == estimate(rows, 100, 50).activation_bytes
 
 
 def dry_run(capsys, *arguments):

@@ -13,10 +13,11 @@ PACKAGE = "exlm_mini"
 # In the order the data flows. A folder counts as one stage; where its own modules have an order
 # they stand in brackets. The commands share the last place: they import nothing of each other.
 STAGES = """
-    config autograd durable tokenization corpora[toy grammars text smiles packing] masking expansion
+    config autograd durable tokenization corpora[toy grammars text smiles packing
+    cleaning unimol sources shards mixing sizes passes preparation] masking expansion
     rope encoder transition emission alignment objectives model official decoding tasks batches
-    evaluation checkpoint optimizer_state run_directory training estimate settings console
-    measure self_check benchmarks live analysis plotting widgets
+    evaluation checkpoint optimizer_state run_directory training estimate settings
+    throughput console measure self_check benchmarks live analysis plotting widgets
 """
 COMMANDS = {"prepare", "pretrain", "finetune", "fill", "sweep", "plot", "bench", "doctor"}
 

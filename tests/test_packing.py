@@ -180,7 +180,10 @@ def damaged(tmp_path, row_length=None):
 
 
 def edit(path, **fields):
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    """Change a side file as one without a seal."""
+    content = json.loads(path.read_text()) | fields
+    content.pop("seal")
+    path.write_text(json.dumps(content))
 
 
 @pytest.mark.parametrize("name", ["a.bin", "a.offsets.bin"])
@@ -218,6 +221,27 @@ def test_a_side_file_that_does_not_fit_is_told(tmp_path, fields, complaint):
     path = damaged(tmp_path)
     edit(path, **fields)
     told(lambda: Pack.open(path), tmp_path, complaint, "prepare the corpus again")
+
+
+def test_an_edited_side_file_is_told(tmp_path):
+    path = damaged(tmp_path)
+    whole = json.loads(path.read_text())
+    for name, value in (
+        ("source", "another"),
+        ("special_ids", whole["special_ids"] | {"pad": 9}),
+    ):
+        path.write_text(json.dumps(whole | {name: value}))
+        told(lambda: Pack.open(path), path, "has changed", "prepare the corpus again")
+    path.write_text(json.dumps(whole))  # another layout of the same content
+    assert len(Pack.open(path)) == 4
+
+
+def test_a_side_file_of_any_size_is_answered_at_once(tmp_path):
+    path = damaged(tmp_path)
+    edit(path, vocab_size=10**15)
+    assert Pack.open(path).vocab_size == 10**15
+    path.write_text("[" * 200_000)
+    told(lambda: Pack.open(path), path, "not a JSON object")
 
 
 def test_offsets_must_rise(tmp_path):

@@ -175,8 +175,10 @@ def test_every_objective_goes_with_every_recipe(recipe, objective, tmp_path, cap
     assert len(list(tmp_path.rglob("corpus.json"))) == 1
 
 
-def test_every_recipe_of_the_package_is_tested():
-    assert recipe_names() == sorted(TINY)
+def test_every_small_recipe_of_the_package_is_tested():
+    # Those of the paper's runs have tests of their own: tests/test_recipes.py.
+    small = [name for name in recipe_names() if "tiny" in name or "toy" in name]
+    assert small == sorted(TINY)
 
 
 def test_progress_tells_loss_speed_and_time_left(tmp_path, capsys):
@@ -267,7 +269,7 @@ def test_an_interrupted_process_ends_with_130_and_can_go_on(tmp_path, capsys):
     same_training(tmp_path / "whole" / last, tmp_path / "cut" / last)
     records = [read_metrics(tmp_path / name / "metrics.jsonl") for name in ("whole", "cut")]
     for record in records[0] + records[1]:
-        del record["tokens_per_second"]
+        del record["tokens_per_second"], record["seconds"]
     assert records[0] == records[1]
 
 
@@ -602,7 +604,7 @@ def test_a_directory_of_something_else_is_left_as_it_is(tmp_path, capsys):
             ["none of the 1 checkpoints", "--output"],
         ),
         ("checkpoints/step-000004/manifest.json", ["none of the 1 checkpoints", "--output"]),
-        ("config.yaml", ["run"]),
+        ("config.yaml", ["restore it"]),
     ],
 )
 @pytest.mark.parametrize("damage", ["cut", "flipped"])

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCK = (ROOT / "requirements.lock").read_text()
 
-CONDA_NAMES = {"torch": "pytorch"}
+CONDA_NAMES = {"lmdb": "python-lmdb", "torch": "pytorch"}
 # Only conda brings these: pip users have an interpreter and compilers already.
 CONDA_ONLY = {"python", "pip", "cuda-nvcc", "cuda-version", "cxx-compiler"}
 

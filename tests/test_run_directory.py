@@ -214,6 +214,30 @@ def test_resume_forgets_later_steps_and_a_torn_last_line(tmp_path):
     assert file.read_text() == '{"step": 10}\n{"step": 20}\n{"step": 30, "again": true}\n'
 
 
+def test_a_log_knows_the_line_it_goes_on_from(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    with MetricsLog(file, 0) as log:
+        assert log.last is None
+        for step in (10, 20, 30):
+            log.write({"step": step, "seconds": step / 2})
+    for step, last in ((30, 30), (29, 20), (10, 10)):
+        with MetricsLog(file, step) as log:
+            assert log.last == {"step": last, "seconds": last / 2}
+    with MetricsLog(file, 9) as log:
+        assert log.last is None
+
+
+@pytest.mark.parametrize(
+    ("end", "is_told"), [(b"", False), (b'{"step": 2', True), (b"\0\0\n", True), (b"{", True)]
+)
+def test_a_last_line_cut_short_is_told(tmp_path, end, is_told):
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b'{"step": 1}\n' + end)
+    told = []
+    assert read_metrics(file, told.append) == [{"step": 1}]
+    assert told == [f"{file}: the last line is cut short and left out"] * is_told
+
+
 def test_every_torn_end_is_dropped(tmp_path):
     file = tmp_path / "metrics.jsonl"
     whole = b'{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 1.5}\n'

@@ -34,6 +34,7 @@ from exlm_mini.training import (
     longest_row,
     make_masker,
     make_model,
+    score,
 )
 
 SPECIAL = SpecialIds()
@@ -190,6 +191,7 @@ def metrics_of(output):
     records = read_metrics(output / "metrics.jsonl")
     for record in records:
         assert record.pop("tokens_per_second") > 0
+        assert record.pop("seconds") > 0
     return records
 
 
@@ -368,6 +370,90 @@ def test_micro_batches_are_saved_and_resumed(packs, tmp_path):
     make_trainer(config, packs, tmp_path / "cut").run()
     last = f"checkpoints/step-{STEPS:06d}"
     same_checkpoints(tmp_path / "whole" / last, tmp_path / "cut" / last)
+
+
+TOKEN_BATCHES = {"batch_size": 32, "batch_tokens": 60, "micro_batch_tokens": 20}
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("step", [1, 4])
+def test_batches_of_tokens_are_resumed_bit_for_bit(packs, tmp_path, objective, step):
+    config = make_config(objective, train={**TOKEN_BATCHES, "log_every": 1})
+    make_trainer(config, packs, tmp_path / "whole").run()
+    first = make_trainer(config, packs, tmp_path / "cut")
+    first.run(should_stop=lambda: stopped_at(first, step))
+    make_trainer(config, packs, tmp_path / "cut").run()
+    last = f"checkpoints/step-{STEPS:06d}"
+    same_checkpoints(tmp_path / "whole" / last, tmp_path / "cut" / last)
+    assert metrics_of(tmp_path / "whole") == metrics_of(tmp_path / "cut")
+    num_tokens = [record["tokens"] for record in metrics_of(tmp_path / "whole")]
+    assert all(b - a <= 60 for a, b in itertools.pairwise([0, *num_tokens]))
+
+
+def stopped_at(trainer, step):
+    return trainer.optimizer.state_dict()["state"][0]["step"] == step
+
+
+def test_parts_of_a_batch_of_tokens_weigh_by_their_rows_or_masks(packs, tmp_path):
+    # The loss of the batch is that of its rows taken together, whatever the parts.
+    for objective in ("mlm", "exlm"):
+        settings = dropless(**TOKEN_BATCHES)
+        trainer = make_trainer(make_config(objective, **settings), packs, tmp_path / objective)
+        parts = trainer.batches.parts(0)
+        scores = [score(trainer.model, part) for part in parts]
+        weights = [int(part.is_masked_BN.sum()) for part in parts]
+        if objective == "exlm":
+            weights = [len(part.token_ids_BN) for part in parts]
+        assert len(set(weights)) > 1
+        losses_of_parts = [scored.loss.item() for scored in scores]
+        seen = []
+        trainer.run(lambda p, seen=seen: seen.append(p.loss), should_stop=lambda: True)
+        assert seen[0] == pytest.approx(np.average(losses_of_parts, weights=weights), rel=1e-6)
+
+
+# ---- what is logged ----
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_tokens_and_seconds_are_counted_across_starts(packs, tmp_path, objective):
+    config = make_config(objective, train={"log_every": 1})
+    make_trainer(config, packs, tmp_path).run(should_stop=lambda: True)
+    make_trainer(config, packs, tmp_path).run()
+    records = read_metrics(tmp_path / "metrics.jsonl")
+    batches = make_trainer(config, packs, tmp_path / "other").batches
+    num_tokens = 0
+    for step, record in enumerate(records):
+        rows, _ = batches.rows(step)
+        num_tokens += int(packs[0].lengths_R[rows].sum())  # each once, however often repeated
+        assert record["tokens"] == num_tokens
+    seconds = [record["seconds"] for record in records]
+    assert seconds == sorted(seconds) and seconds[0] > 0
+    # What the second start did comes on top of the first.
+    assert seconds[1] > seconds[0]
+
+
+def test_mask_accuracy_is_the_share_of_likeliest_guesses(packs, tmp_path):
+    config = make_config("mlm", **dropless(log_every=1, micro_batch_size=2))
+    trainer = make_trainer(config, packs, tmp_path)
+    batch = trainer.batches.batch(0)
+    with torch.no_grad():
+        guesses_S = trainer.model(batch.masked_ids_BN, batch.is_masked_BN).argmax(dim=1)
+    # Make the guesses right for a known share of the masks: change what they should be.
+    target_ids_S = batch.token_ids_BN[batch.is_masked_BN]
+    target_ids_S[::3] = guesses_S[::3]
+    batch.token_ids_BN[batch.is_masked_BN] = target_ids_S
+    trainer.batches.batch = lambda step: batch
+    trainer.run(should_stop=lambda: True)
+    (record,) = read_metrics(tmp_path / "metrics.jsonl")
+    expected = (guesses_S == target_ids_S).double().mean().item()
+    assert expected >= 1 / 3
+    assert record["mask_accuracy"] == pytest.approx(expected)
+
+
+def test_exlm_logs_no_mask_accuracy(packs, tmp_path):
+    make_trainer(make_config("exlm"), packs, tmp_path).run(should_stop=lambda: True)
+    (record,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert "mask_accuracy" not in record
 
 
 def test_clipping_bounds_the_gradient(packs, tmp_path):

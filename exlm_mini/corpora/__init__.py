@@ -131,8 +131,8 @@ def open_corpus(directory: str | Path, data: DataConfig) -> Corpus:
     for name in ("kind", "grammar") if data.kind == "toy" else ("kind",):
         if stored["data"].get(name) != getattr(data, name):
             raise UserError(
-                f"{directory} was prepared with data.{name} {stored['data'].get(name)}, not "
-                f"{getattr(data, name)}; set data.{name} to match or open another corpus"
+                f"{directory} was prepared with data.{name} {_shown(stored['data'].get(name))}, "
+                f"not {getattr(data, name)}; set data.{name} to match or open another corpus"
             )
     packs = [Pack.open(directory / f"{name}.json") for name in ("train", "validation")]
     tokenizer_path = directory / "tokenizer.json"
@@ -240,7 +240,7 @@ def _build(
 def _toy_parts(data: DataConfig, seed: int) -> tuple[Tokenizer, dict[str, _Part], int]:
     """Sentences of a grammar; training and validation are independent draws."""
     language = grammar(data.grammar)
-    tokenizer = _given_tokenizer(data) or word_level(language.words)
+    tokenizer = given_tokenizer(data) or word_level(language.words)
     words = tokenizer.encode_batch(language.words)
     for word, ids in zip(language.words, words, strict=True):
         if len(ids) != 1 or ids[0] == tokenizer.special_ids.unk:
@@ -264,7 +264,7 @@ def _document_parts(
     data: DataConfig, source: str, seed: int, report: Callable[[str], None]
 ) -> tuple[Tokenizer, dict[str, _Part]]:
     """Text or molecules: read, split, learn the vocabulary on the training side, cut."""
-    tokenizer = _given_tokenizer(data)
+    tokenizer = given_tokenizer(data)
     if data.kind == "smiles":
         molecules = load_molecules(data)
         report(molecules.describe_rejected())
@@ -302,7 +302,7 @@ def _encoded(
             yield token_ids
 
 
-def _given_tokenizer(data: DataConfig) -> Tokenizer | None:
+def given_tokenizer(data: DataConfig) -> Tokenizer | None:
     """The tokenizer of ``data.tokenizer``, if there is one."""
     if data.tokenizer is None:
         return None
@@ -371,7 +371,7 @@ def _check_settings(directory: Path, settings: dict) -> None:
     for name in now:
         if name not in was or was[name] != now[name]:
             raise UserError(
-                f"{directory} holds a corpus prepared with {name} {was.get(name)}, not "
+                f"{directory} holds a corpus prepared with {name} {_shown(was.get(name))}, not "
                 f"{now[name]}; choose another directory or remove this one"
             )
     for path, digest in stored["sources"].items():
@@ -381,6 +381,11 @@ def _check_settings(directory: Path, settings: dict) -> None:
                 f"{path} has changed since {directory} was prepared from it; choose another "
                 "directory or remove this one"
             )
+
+
+def _shown(value: object) -> str:
+    """A stored value as part of one line, whatever it is."""
+    return " ".join(str(value).split())[:80]
 
 
 def _refuse_strangers(directory: Path) -> None:

@@ -137,6 +137,7 @@ def write_pack(
     tokenizer_sha256: str,
     source: str,
     counts: Counts,
+    provenance: dict | None = None,
 ) -> int:
     """Write a pack; nothing is left of it unless all of it could be written.
 
@@ -149,6 +150,7 @@ def write_pack(
         tokenizer_sha256: of the tokenizer.json the ids belong to.
         source: where the rows come from, for the reader of the side file.
         counts: stored in the side file.
+        provenance: JSON-able, stored in the side file; none: nothing more is known.
 
     Returns:
         Number of rows. With none, nothing is written.
@@ -164,10 +166,10 @@ def write_pack(
         old.unlink(missing_ok=True)
     num_rows = num_tokens = 0
     with contextlib.ExitStack() as stack:
-        tokens_file = stack.enter_context(_whole_file(tokens_path))
+        tokens_file = stack.enter_context(whole_file(tokens_path))
         files = {"tokens": tokens_file}
         if row_length is None:
-            files["offsets"] = stack.enter_context(_whole_file(offsets_path))
+            files["offsets"] = stack.enter_context(whole_file(offsets_path))
             files["offsets"].write(np.zeros(1, dtype=OFFSET_DTYPE))
         for token_ids, lengths_R in rows:
             _check_rows(token_ids, lengths_R, row_length, vocab_size)
@@ -195,15 +197,25 @@ def write_pack(
             "source": source,
             "counts": asdict(counts),
             "files": {role: file.fingerprint() for role, file in files.items()},
+            **({} if provenance is None else {"provenance": provenance}),
         },
     )
     return num_rows
 
 
 def write_json(path: Path, content: dict) -> None:
-    """Write a JSON file so that at any moment it is whole, old or new."""
-    with _whole_file(path) as file:
-        file.write((json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+    """Write a JSON file so that at any moment it is whole, old or new.
+
+    Its field ``seal`` is the sha256 of all others: ``read_json`` refuses a file that was edited.
+    """
+    sealed = {**content, "seal": _seal(content)}
+    with whole_file(path) as file:
+        file.write((json.dumps(sealed, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def _seal(content: dict) -> str:
+    """Names the content of a JSON object, however it is laid out."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 class _HashedFile:
@@ -226,7 +238,7 @@ class _HashedFile:
 
 
 @contextlib.contextmanager
-def _whole_file(path: Path) -> Iterator[_HashedFile]:
+def whole_file(path: Path) -> Iterator[_HashedFile]:
     """A file that appears under its name when all of it is on the disk, or not at all."""
     partial = path.with_name(path.name + ".partial")
     file = None
@@ -414,8 +426,8 @@ def _read_header(path: Path) -> dict:
         and (length is None or header["num_rows"] * length == header["num_tokens"])
         and set(special_ids) == set(SpecialIds._fields)
         and set(map(type, special_ids.values())) == {int}
-        and len(set(special_ids.values()) & set(range(header["vocab_size"])))
-        == len(special_ids)
+        and all(0 <= i < header["vocab_size"] for i in special_ids.values())
+        and len(set(special_ids.values())) == len(special_ids)
         and set(header["counts"]) == set(asdict(Counts()))
         and set(files) == want_files
         and all(
@@ -429,10 +441,12 @@ def _read_header(path: Path) -> dict:
 
 
 def read_json(path: Path) -> dict:
-    """A JSON object from a file of a prepared corpus.
+    """A JSON object from a file of a prepared corpus, without its seal.
+
+    Files written before there were seals have none; they are taken as they are.
 
     Raises:
-        UserError: if it is missing, a directory or not a JSON object.
+        UserError: if it is missing, a directory, not a JSON object, or edited.
     """
     try:
         content = json.loads(path.read_bytes())
@@ -440,10 +454,13 @@ def read_json(path: Path) -> dict:
         raise UserError(f"{path} does not exist; {REMEDY}") from None
     except OSError as error:
         raise UserError(f"cannot read {path} ({error.strerror}); {REMEDY}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
         raise UserError(f"{path} is not a JSON object; {REMEDY}")
+    seal = content.pop("seal", None)
+    if seal is not None and seal != _seal(content):
+        raise UserError(f"{path} has changed since it was written; {REMEDY}")
     return content
 
 

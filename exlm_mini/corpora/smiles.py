@@ -40,7 +40,7 @@ def load_molecules(data: DataConfig, is_canonical: bool = False) -> Molecules:
         UserError: if a source cannot be read, RDKit is missing, or too many are rejected.
     """
     if data.files or data.hub:
-        _require_rdkit()
+        require_rdkit()
         lines: Iterable[str] = load_documents(data, default_column="smiles")
     else:
         lines = islice(embedded_molecules(), data.max_documents)
@@ -63,7 +63,7 @@ def embedded_molecules() -> Iterable[str]:
     Raises:
         UserError: if RDKit or its data directory is missing.
     """
-    _require_rdkit()
+    require_rdkit()
     from rdkit import RDConfig
 
     path = Path(RDConfig.RDDataDir) / "NCI" / "first_5K.smi"
@@ -96,7 +96,8 @@ def validate(smiles: Iterable[str], is_canonical: bool = False) -> Molecules:
     return Molecules(accepted, rejected)
 
 
-def _require_rdkit() -> None:
+def require_rdkit() -> None:
+    """Stop with the remedy where RDKit is missing."""
     try:
         import rdkit  # noqa: F401
     except ImportError:

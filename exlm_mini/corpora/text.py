@@ -227,7 +227,7 @@ def _csv_documents(path: Path, column: str) -> Iterator[str]:
     rows = csv.reader(_lines(path), strict=True)
     try:
         names = next(rows, [])
-        _check_column(path, column, names)
+        check_column(path, column, names)
         index = names.index(column)
         for row in rows:
             if row and len(row) != len(names):
@@ -261,8 +261,8 @@ def _jsonl_documents(path: Path, column: str) -> Iterator[str]:
             raise UserError(
                 f"{path} line {number} is not a JSON object; write one object a line"
             )
-        _check_column(f"{path} line {number}", column, list(row))
-        yield _as_text(f"{path} line {number}", column, row[column])
+        check_column(f"{path} line {number}", column, list(row))
+        yield document_text(f"{path} line {number}", column, row[column])
 
 
 def _parquet_documents(path: Path, column: str) -> Iterator[str]:
@@ -280,10 +280,10 @@ def _parquet_documents(path: Path, column: str) -> Iterator[str]:
         source = io.BytesIO(_open(path).read()) if compression else path
         try:
             with pyarrow.parquet.ParquetFile(source) as table:
-                _check_column(path, column, table.schema_arrow.names)
+                check_column(path, column, table.schema_arrow.names)
                 for batch in table.iter_batches(columns=[column]):
                     for value in batch.column(0).to_pylist():
-                        yield _as_text(path, column, value)
+                        yield document_text(path, column, value)
         except (pyarrow.ArrowException, OSError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise UserError(
@@ -291,7 +291,7 @@ def _parquet_documents(path: Path, column: str) -> Iterator[str]:
             ) from None
 
 
-def _check_column(source: object, column: str, names: list[str]) -> None:
+def check_column(source: object, column: str, names: list[str]) -> None:
     if column not in names:
         shown = ", ".join(" ".join(name.split()) for name in names[:NUM_COLUMNS_SHOWN])
         more = ", ..." if len(names) > NUM_COLUMNS_SHOWN else ""
@@ -300,7 +300,7 @@ def _check_column(source: object, column: str, names: list[str]) -> None:
         )
 
 
-def _as_text(source: object, column: str, value: object) -> str:
+def document_text(source: object, column: str, value: object) -> str:
     """A value of a table as a document; a missing value is an empty one."""
     if value is None:
         return ""
@@ -340,11 +340,11 @@ def _hub_documents(data: DataConfig, column: str) -> Iterator[str]:
             f"cannot load {source}, configuration {data.hub_config}, split {data.hub_split} "
             f"({reason}); check the three names and the network, or give data.files"
         ) from None
-    _check_column(source, column, table.column_names)
+    check_column(source, column, table.column_names)
     is_empty = True
     for batch in table.select_columns([column]).iter(batch_size=1000):
         for value in batch[column]:
-            document = _as_text(source, column, value).strip()
+            document = document_text(source, column, value).strip()
             if document:
                 is_empty = False
                 yield document

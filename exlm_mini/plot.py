@@ -1,0 +1,298 @@
+"""``python -m exlm_mini.plot``: curves of runs from their logs, in the form of Figure 9. ::
+
+    python -m exlm_mini.plot runs/first runs/second --output curves.svg
+    python -m exlm_mini.plot runs/first --metrics validation tokens_per_second --against hours
+
+RUN is the directory of a run, also of one that is still training; one that trained several models
+gives a curve for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from exlm_mini.config import UserError, nearest
+from exlm_mini.console import say
+from exlm_mini.plotting import Panel, runs_figure, save_figure
+from exlm_mini.run_directory import read_metrics
+
+LOG = "metrics.jsonl"
+SUFFIXES = (".png", ".svg", ".pdf")
+
+
+class Metric(NamedTuple):
+    """A curve that can be drawn."""
+
+    key: str
+    """In the lines of a log."""
+    title: str
+    unit: str
+    convert: Callable[[float], float] = float
+    """From the number of the log, smoothed, to what is drawn."""
+    is_log: bool = False
+
+
+def _perplexity(nats: float) -> float:
+    return math.exp(min(nats, 700))  # beyond is no float
+
+
+METRICS = {
+    "loss": Metric("loss", "training loss", "nats per target"),
+    "mask_accuracy": Metric(
+        "mask_accuracy", "mask accuracy", "% of masked tokens", lambda share: 100 * share
+    ),
+    "perplexity": Metric("loss", "perplexity", "exp(training loss)", _perplexity, is_log=True),
+    "validation": Metric("validation_bits_per_mask", "validation", "bits per masked token"),
+    "learning_rate": Metric("learning_rate", "learning rate", ""),
+    "tokens_per_second": Metric("tokens_per_second", "speed", "input tokens per second"),
+}
+FIGURE_9 = ("loss", "mask_accuracy", "perplexity")
+AXES = {
+    "steps": ("step", "training step"),
+    "tokens": ("tokens", "input tokens"),
+    "hours": ("seconds", "hours"),
+}
+"""Key in the lines of a log, and what stands on the axis."""
+SHORT_TIMES = {"minutes": 60, "seconds": 1}
+"""Units for runs of less than two of the next larger one."""
+
+
+class Run(NamedTuple):
+    """The log of one model."""
+
+    label: str
+    records: list[dict[str, Any]]
+
+
+class _Parser(argparse.ArgumentParser):
+    """A mistake is a ``UserError``, not argparse's several lines."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; --help lists the options")
+
+
+def _parser() -> argparse.ArgumentParser:
+    first, _, rest = __doc__.partition("\n")
+    parser = _Parser(
+        prog="python -m exlm_mini.plot",
+        description=first.partition(": ")[2].removesuffix(" ::"),
+        epilog=f"{rest}\nmask_accuracy is logged by mlm and repeated-mlm alone: the states of "
+        "ExLM are\nseveral guesses for each mask.\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="directory of a run")
+    parser.add_argument(
+        "--output", default="curves.png", metavar="FILE",
+        help=f"{', '.join(SUFFIXES)}; default curves.png",
+    )  # fmt: skip
+    parser.add_argument(
+        "--metrics", nargs="+", default=FIGURE_9, metavar="NAME",
+        help=f"of {', '.join(METRICS)}; default {' '.join(FIGURE_9)}, as Figure 9",
+    )  # fmt: skip
+    parser.add_argument(
+        "--against", default="steps", metavar="AXIS", help=f"{', '.join(AXES)}; default steps"
+    )
+    parser.add_argument(
+        "--smooth", type=int, default=1, metavar="N",
+        help="mean over the last N logged values; default 1, none",
+    )  # fmt: skip
+    parser.add_argument(
+        "--labels", nargs="+", default=None, metavar="TEXT",
+        help="one for each curve; default the names of the directories",
+    )  # fmt: skip
+    return parser
+
+
+def _checked(arguments: argparse.Namespace) -> None:
+    """Refuse what cannot be drawn before a log is read."""
+    for name in arguments.metrics:
+        if name not in METRICS:
+            raise UserError(f"unknown metric '{name}'; {nearest(name, METRICS)}")
+    if arguments.against not in AXES:
+        raise UserError(
+            f"--against is '{arguments.against}'; {nearest(arguments.against, AXES)}"
+        )
+    if arguments.smooth < 1:
+        raise UserError(f"--smooth is {arguments.smooth}; it must be at least 1")
+    suffix = Path(arguments.output).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise UserError(f"--output {arguments.output} must end in {', '.join(SUFFIXES)}")
+
+
+def find_logs(run: Path) -> list[Path]:
+    """The logs of a run: its own, or one for each model it trained.
+
+    Raises:
+        UserError: if there is none.
+    """
+    if (run / LOG).is_file():
+        return [run / LOG]
+    if not run.is_dir():
+        raise UserError(f"there is no run directory {run}; give the --output of a run")
+    logs = sorted(run.glob(f"*/{LOG}"))
+    if not logs:
+        raise UserError(f"{run} holds no {LOG}, so it is not a run that has begun to train")
+    return logs
+
+
+def labels_of(runs: list[Path], logs: list[Path]) -> list[str]:
+    """The shortest ends of the runs' paths that tell the curves apart, and which model it is.
+
+    Args:
+        runs: as named by the user, one for each log.
+        logs: the run's own, or that of one of its models.
+    """
+    paths = [run.resolve().parts for run in runs]
+    models = [
+        "" if log.parent == run else f"/{log.parent.name}"
+        for run, log in zip(runs, logs, strict=True)
+    ]
+    for length in range(1, max(map(len, paths)) + 1):
+        names = [
+            "/".join(parts[-length:]) + model
+            for parts, model in zip(paths, models, strict=True)
+        ]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def read_runs(paths: list[Path], labels: list[str] | None = None) -> list[Run]:
+    """The runs to draw, each with at least one line; torn last lines are told.
+
+    Raises:
+        UserError: if a run is missing, empty or damaged, or the labels are too few or many.
+    """
+    found = [(path, log) for path in paths for log in find_logs(path)]
+    runs_of_logs, logs = [path for path, _ in found], [log for _, log in found]
+    resolved = [log.resolve() for log in logs]
+    for log in logs:
+        if resolved.count(log.resolve()) > 1:
+            raise UserError(f"{log.parent} is named twice; leave one out")
+    names = labels_of(runs_of_logs, logs)
+    if labels is not None:
+        if len(set(labels)) != len(logs) or len(labels) != len(logs):
+            raise UserError(
+                f"--labels gives {len(set(labels))} different labels for {len(logs)} curves "
+                f"({', '.join(names)}); give one for each"
+            )
+        names = labels
+    runs = [Run(name, read_metrics(log, say)) for name, log in zip(names, logs, strict=True)]
+    for run, log in zip(runs, logs, strict=True):
+        if not run.records:
+            raise UserError(f"{log} holds no line yet; wait until the run has logged a step")
+    return runs
+
+
+def smoothed(values: list[float], window: int) -> list[float]:
+    """Mean over the last ``window`` values, fewer at the start; nan does not count."""
+    out = []
+    for end in range(1, len(values) + 1):
+        known = [v for v in values[max(0, end - window) : end] if not math.isnan(v)]
+        # Where nothing was reached nothing is drawn, whatever came before.
+        is_gap = math.isnan(values[end - 1])
+        out.append(math.nan if is_gap or not known else sum(known) / len(known))
+    return out
+
+
+def curve(
+    run: Run, metric: Metric, against: str, window: int
+) -> tuple[list[float], list[float]] | None:
+    """Horizontal and vertical values of one curve; none if the run did not log them."""
+    key, _ = AXES[against]
+    lines = [line for line in run.records if metric.key in line and key in line]
+    if not lines:
+        return None
+    values = [math.nan if line[metric.key] is None else line[metric.key] for line in lines]
+    drawn = [metric.convert(value) for value in smoothed(values, window)]
+    return [float(line[key]) for line in lines], drawn
+
+
+def in_its_unit(panels: list[Panel], against: str) -> tuple[list[Panel], str]:
+    """The panels with a readable unit of time on the horizontal axis, and its label."""
+    label = AXES[against][1]
+    if against != "hours":
+        return panels, label
+    seconds = 3600
+    longest = max(x[-1] for panel in panels for x, _ in panel.curves.values())
+    for shorter, length in SHORT_TIMES.items():
+        if longest < 2 * seconds:
+            label, seconds = shorter, length
+    return [
+        panel._replace(
+            curves={
+                name: ([value / seconds for value in x], y)
+                for name, (x, y) in panel.curves.items()
+            }
+        )
+        for panel in panels
+    ], label
+
+
+def draw(arguments: argparse.Namespace) -> None:
+    """Read, draw, write.
+
+    Raises:
+        UserError: if nothing of what was asked for is in the logs, or the file cannot be written.
+    """
+    runs = read_runs([Path(run) for run in arguments.runs], arguments.labels)
+    panels = []
+    for name in dict.fromkeys(arguments.metrics):
+        metric = METRICS[name]
+        curves = {
+            run.label: curve(run, metric, arguments.against, arguments.smooth) for run in runs
+        }
+        if missing := [label for label, points in curves.items() if points is None]:
+            with_axis = (
+                "" if arguments.against == "steps" else f" with {AXES[arguments.against][0]}"
+            )
+            say(f"not logged: {metric.key}{with_axis} of {', '.join(missing)}")
+        known = {label: points for label, points in curves.items() if points is not None}
+        if known:
+            panels.append(Panel(metric.title, metric.unit, known, metric.is_log))
+    if not panels:
+        raise UserError(
+            f"none of the runs logged {', '.join(arguments.metrics)} against "
+            f"{arguments.against}; choose other --metrics or --against steps"
+        )
+    output = Path(arguments.output)
+    panels, x_label = in_its_unit(panels, arguments.against)
+    figure = runs_figure(panels, x_label, _caption(arguments.smooth))
+    try:
+        save_figure(figure, output)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {output} ({error.strerror}); check its folder and the disk"
+        ) from None
+    print(output)
+
+
+def _caption(window: int) -> str:
+    if window == 1:
+        return "Every logged value, not smoothed; those of training are of single batches."
+    return (
+        f"Each point is the mean of the last {window} logged values, fewer at the start; "
+        "perplexity is that of the mean loss."
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; 0 done, 2 a mistake of the user."""
+    try:
+        arguments = _parser().parse_args(argv)
+        _checked(arguments)
+        draw(arguments)
+        return 0
+    except UserError as error:
+        say(f"error: {error}")
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

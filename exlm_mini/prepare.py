@@ -1,0 +1,267 @@
+"""``python -m exlm_mini.prepare``: corpora of any size to packs that ``pretrain`` reads. ::
+
+    python -m exlm_mini.prepare --source wikipedia --data.vocab_size 32000 --data.block_length 512
+    python -m exlm_mini.prepare --source news/*.parquet --source books.txt.xz --weights 3,1
+    python -m exlm_mini.prepare --source zinc --largest-fragment --strip-stereo --canonical
+    python -m exlm_mini.pretrain --recipe text-tiny --data.pack corpora/wikipedia
+
+A source is the short name of a data set of the Hugging Face hub, hub:ID,CONFIG,SPLIT,COLUMN (the
+last three may be left out), or files: .txt .smi .csv .jsonl .parquet, each also .gz or .xz, and
+Uni-Mol's .lmdb. The work is done in shards, by several processes; the same command goes on where
+it was stopped, and its packs are the same bytes. The working files, in OUTPUT/shards, need about
+as much room as the text and are removed at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+from exlm_mini.config import DataConfig, UserError
+from exlm_mini.console import ProgressLine, say
+from exlm_mini.corpora.cleaning import Cleaning
+from exlm_mini.corpora.passes import MEGABYTE, Preparation, Stage
+from exlm_mini.corpora.preparation import prepare
+from exlm_mini.corpora.sizes import Size, size_of
+from exlm_mini.corpora.sources import NAMED, kind_of
+from exlm_mini.run_directory import RunDirectory
+
+INTERRUPTED = 130
+SETTINGS = {
+    "kind": (str, "text or smiles; default: what the sources are known to hold, else text"),
+    "column": (str, "column of tables, key of .lmdb; default text or smiles, smi for .lmdb"),
+    "max_documents": (int, "read only the first so many documents of each source"),
+    "tokenizer": (str, "a tokenizer.json to use; default: train one"),
+    "vocab_size": (int, "size of the tokenizer to train"),
+    "block_length": (int, "tokens per row; for molecules the longest row kept"),
+    "validation_share": (float, "share of the documents held out, by a hash of each"),
+    "max_unknown": (float, "stop when a larger share of tokens is [UNK]"),
+    "max_rejected": (float, "smiles only: stop when RDKit rejects a larger share"),
+}
+"""Options that have the names and defaults of ``DataConfig``."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """An option that cannot be is a ``UserError``, not argparse's several lines."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; --help lists the options")
+
+
+def _weights(text: str) -> tuple[float, ...]:
+    """``3,1`` as typed."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' must be numbers such as 3,1") from None
+
+
+def _count(text: str) -> int:
+    """A number of processes as typed."""
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"'{text}' must be a number, at least 1")
+    return int(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    examples = __doc__.partition("\n")[2]
+    sets = "\n".join(f"    {name:13}{hub.id}: {hub.licence}" for name, hub in NAMED.items())
+    parser = _Parser(
+        prog="python -m exlm_mini.prepare",
+        usage="%(prog)s --source NAME|hub:ID|FILE... [--source ...] [--output DIR] [options]",
+        description="Turn corpora of any size into packs that pretrain reads.",
+        epilog=f"{examples}\nData sets by name, with the licence on their card:\n{sets}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--source", nargs="+", action="append", default=[], metavar="X", help="where from"
+    )
+    parser.add_argument("--output", metavar="DIR", help="default corpora/<first source>")
+    parser.add_argument("--dry-run", action="store_true", help="tell sizes, read no more")
+    parser.add_argument(
+        "--workers", type=_count, default=len(os.sched_getaffinity(0)), metavar="N",
+        help="processes; default: one per core",
+    )  # fmt: skip
+    parser.add_argument(
+        "--weights", type=_weights, default=(), metavar="X,X",
+        help="mix by tokens in this ratio, one weight per source; default: all of each",
+    )  # fmt: skip
+    parser.add_argument(
+        "--accept", action="append", default=[], metavar="NAME",
+        help="use a data set in spite of its licence caveat",
+    )  # fmt: skip
+    group = parser.add_argument_group("molecules")
+    group.add_argument("--largest-fragment", action="store_true", help="drop the other ones")
+    group.add_argument("--strip-stereo", action="store_true", help="remove stereo marks")
+    group.add_argument("--canonical", action="store_true", help="write canonical SMILES")
+    group.add_argument(
+        "--variants", type=int, default=0, metavar="N",
+        help="write up to N random spellings of each molecule instead of one",
+    )  # fmt: skip
+    group = parser.add_argument_group("settings of the data")
+    for name, (kind, text) in SETTINGS.items():
+        default = getattr(DataConfig(), name)
+        if name != "kind" and default is not None:
+            text = f"{text}; default {default}"
+        group.add_argument(f"--data.{name}", type=kind, metavar="X", help=text)
+    group.add_argument(
+        "--seed", type=int, default=1, metavar="N", help="of the split; default 1"
+    )
+    for name, text in (
+        ("tokenizer", "text to learn the tokenizer from, at most"),
+        ("shard", "text of a shard, what a kill may lose per process"),
+    ):
+        default = getattr(Preparation, f"{name}_megabytes")
+        group.add_argument(
+            f"--{name}-megabytes", type=float, default=default, metavar="X",
+            help=f"{text}; default {default or '8, or 1 of molecules'}",
+        )  # fmt: skip
+    return parser
+
+
+def _wanted(arguments: argparse.Namespace) -> Preparation:
+    """What the options ask for, checked."""
+    given = {name: getattr(arguments, f"data.{name}") for name in SETTINGS}
+    known = {kind for words in arguments.source if (kind := kind_of(words))}
+    if given["kind"] is None:
+        given["kind"] = "smiles" if known == {"smiles"} else "text"
+    if given["kind"] == "toy":
+        raise UserError("data.kind toy is not read from anywhere; pretrain draws it by itself")
+    data = DataConfig(**{name: value for name, value in given.items() if value is not None})
+    return Preparation(
+        data=data,
+        sources=tuple(tuple(words) for words in arguments.source),
+        weights=arguments.weights,
+        cleaning=Cleaning(
+            arguments.largest_fragment, arguments.strip_stereo, arguments.canonical,
+            arguments.variants,
+        ),
+        accepted=tuple(arguments.accept),
+        seed=arguments.seed,
+        tokenizer_megabytes=arguments.tokenizer_megabytes,
+        shard_megabytes=arguments.shard_megabytes,
+    )  # fmt: skip
+
+
+def _output(arguments: argparse.Namespace) -> Path:
+    if arguments.output:
+        return Path(arguments.output)
+    first = arguments.source[0][0].removeprefix("hub:").partition(",")[0]
+    return Path("corpora") / Path(first).name.partition(".")[0]
+
+
+def dry_run(wanted: Preparation, output: Path, num_workers: int) -> None:
+    """Print what would be read and made; nothing is written, nothing is downloaded."""
+    total = Size(0, 0, 0)
+    for words in wanted.sources:
+        size = size_of(words, wanted.data)
+        total += size
+        shown = f"{' '.join(words[:3])}{' ...' if len(words) > 3 else ''}"
+        print(f"source     {shown}")
+        if words[0] in NAMED:
+            hub = NAMED[words[0]]
+            print(f"           {hub.id}, {hub.config or 'its only configuration'}, {hub.split}")
+            print(f"           licence: {hub.licence}")
+        print(f"           {_about(size.documents)} documents, {_megabytes(size.text_bytes)}")
+    copies = max(1, wanted.cleaning.num_variants)
+    shards, tokens, packed, working = None, None, None, None
+    if total.text_bytes is not None:
+        shards = max(1, total.text_bytes / (wanted.shard_megabytes * MEGABYTE))
+        tokens = total.tokens * copies
+        packed = tokens * (2 if wanted.data.vocab_size <= 1 << 16 else 4)
+        working = packed + 0.5 * total.text_bytes * copies
+    print(f"shards     {_about(shards)}, by {num_workers} processes")
+    print(f"tokens     {_about(tokens)}{' before mixing' if wanted.weights else ''}")
+    print(f"packs      {_megabytes(packed)} in {output}")
+    print(f"on the way {_megabytes(working)} more in {output / 'shards'}")
+
+
+def _about(number: float | None) -> str:
+    return "an unknown number of" if number is None else f"about {float(f'{number:.2g}'):,.0f}"
+
+
+def _megabytes(number: float | None) -> str:
+    return "unknown size" if number is None else f"about {number / MEGABYTE:,.1f} MB"
+
+
+class _Progress:
+    """One progress line per pass: megabytes of text, rate, time left."""
+
+    def __init__(self, wanted: Preparation) -> None:
+        sizes = [size_of(words, wanted.data).text_bytes for words in wanted.sources]
+        self._estimate = 0.0 if None in sizes else sum(sizes)
+        self._line: ProgressLine | None = None
+        self._name, self._start, self._read = "", 0.0, 0.0
+
+    def show(self, stage: Stage) -> None:
+        """Tell of one more shard."""
+        if stage.name != self._name:
+            self.close()
+            # After the first pass the size is known.
+            self._estimate = self._read or self._estimate
+            self._name, self._start = stage.name, time.monotonic()
+            self._line = ProgressLine(stage.name, 1, "MB")
+        if stage.name == "reading":
+            self._read = stage.done
+        if stage.done == stage.found:
+            return  # nothing was made yet whose rate could be told
+        seconds = max(time.monotonic() - self._start, 1e-9)
+        text = f"{(stage.done - stage.found) / MEGABYTE / seconds:,.2f} MB/s"
+        if stage.tokens:
+            text += f", {stage.tokens:,} tokens"
+        if stage.found:
+            text += f", {stage.found / MEGABYTE:,.0f} MB were done before"
+        done = round(stage.done / MEGABYTE)
+        self._line.steps = max(round(self._estimate / MEGABYTE), done + 1)
+        self._line.tell(done, text)
+
+    def close(self) -> None:
+        """End the line of a pass."""
+        if self._line is not None:
+            self._line.__exit__()
+
+
+def run(wanted: Preparation, output: Path, num_workers: int) -> None:
+    """Make the corpus and say where it is."""
+    progress = _Progress(wanted)
+    with RunDirectory(output, say):
+        try:
+            corpus = prepare(wanted, output, num_workers, say, progress.show)
+        finally:
+            progress.close()
+    for pack in (corpus.train, corpus.validation):
+        print(
+            f"{pack.path.stem}: {len(pack):,} rows, {pack.num_tokens:,} tokens, {pack.sha256}"
+        )
+    print(
+        f"to train on it: python -m exlm_mini.pretrain --data.kind {corpus.kind} "
+        f"--data.pack {output} ..."
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; 0 done, 2 a mistake of the user, 130 interrupted and ready to go on."""
+    try:
+        arguments: Any = _parser().parse_args(argv)
+        wanted = _wanted(arguments)
+        output = _output(arguments)
+        if arguments.dry_run:
+            dry_run(wanted, output, arguments.workers)
+        else:
+            run(wanted, output, arguments.workers)
+        return 0
+    except UserError as error:
+        say(f"error: {error}")
+        return 2
+    except KeyboardInterrupt:
+        say("interrupted; the same command goes on")
+        return INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

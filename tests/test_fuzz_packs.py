@@ -1,0 +1,165 @@
+"""Ten thousand damaged corpora: a clear error or the rows that were written, nothing else."""
+
+import hashlib
+import json
+import random
+import shutil
+import signal
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from exlm_mini.config import DataConfig, SpecialIds, UserError
+from exlm_mini.corpora import FORMAT, VERSION, open_corpus
+from exlm_mini.corpora.packing import Counts, Pack, Rows, read_json, write_json, write_pack
+
+NUM_MUTATIONS = 5_000  # of each kind of corpus
+SECONDS_FOR_ONE = 10
+ODD = [
+    None, True, False, 0, -1, 1, 2, 65536, 2**31, 2**63, 10**30, 1.5, float("nan"), 1e308, "", "0",
+    "<u2", "<u4", "<f8", "O", "x" * 500, "\n", "\ud800", [], [0], {}, {"a": 1}, [[]] * 3,
+]  # fmt: skip
+
+
+def build(folder, kind):
+    """A small corpus; the rows of text are of one length, those of molecules are not."""
+    folder.mkdir()
+    (folder / "tokenizer.json").write_bytes(b"any bytes: opening a corpus reads their sha256")
+    digest = hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
+    rng, packs = np.random.default_rng(0), {}
+    for name in ("train", "validation"):
+        lengths = np.full(12, 8) if kind == "text" else rng.integers(3, 9, 12)
+        write_pack(
+            folder / f"{name}.json",
+            [Rows(rng.integers(6, 300, lengths.sum()), lengths)],
+            row_length=8 if kind == "text" else None,
+            vocab_size=300,
+            special_ids=SpecialIds(),
+            tokenizer_sha256=digest,
+            source="a test",
+            counts=Counts(documents=12),
+            provenance={"sources": [{"name": "a test", "rows": [0, 12]}]},
+        )
+        packs[name] = Pack.open(folder / f"{name}.json").sha256
+    write_json(
+        folder / "corpus.json",
+        {"format": FORMAT, "version": VERSION, "data": {"kind": kind}, "seed": 1, "sources": {},
+         "packs": packs},
+    )  # fmt: skip
+
+
+def what_is_read(folder, kind):
+    """Everything training takes from a corpus."""
+    corpus = open_corpus(folder, DataConfig(kind=kind))
+    out = []
+    for pack in (corpus.train, corpus.validation):
+        token_ids_BN, lengths_B = pack.gather(range(len(pack)))
+        out.append(
+            (token_ids_BN.tolist(), lengths_B.tolist(), pack.row_length, pack.vocab_size)
+        )
+        out.append((pack.special_ids, pack.tokenizer_sha256, pack.sha256, pack.num_tokens))
+    return out
+
+
+def damage_bytes(content, rng):
+    """One of the ways a disk, a copy or an editor spoils a file."""
+    content = bytearray(content)
+    at = rng.randrange(len(content))
+    upto = min(len(content), at + rng.randrange(1, 20))
+    way = rng.randrange(6)
+    if way == 0:
+        content[at] ^= 1 << rng.randrange(8)
+    elif way == 1:
+        content[at:upto] = rng.randbytes(upto - at)
+    elif way == 2:
+        del content[at:upto]
+    elif way == 3:
+        del content[at:]
+    elif way == 4:
+        content[at:at] = content[at:upto]
+    else:
+        content[at:at] = rng.randbytes(rng.randrange(1, 20))
+    return bytes(content)
+
+
+def damage_json(content, rng):
+    """Another value somewhere, a field gone or one more."""
+    place, path = content, []
+    while True:
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        if not keys:
+            break
+        key = rng.choice(keys)
+        path.append(key)
+        if not isinstance(place[key], dict | list) or rng.random() < 0.3:
+            break
+        place = place[key]
+    if not keys:
+        return content
+    way = rng.randrange(4)
+    if way == 0 and isinstance(place, dict):
+        del place[key]
+    elif way == 1 and isinstance(place, dict):
+        place[rng.choice(["more", "seal", "version", "\n"])] = rng.choice(ODD)
+    elif way == 2 and isinstance(place[key], int):
+        place[key] += rng.choice([-1, 1, 10**6, 10**18])
+    else:
+        place[key] = rng.choice(ODD)
+    return content
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["text", "smiles"])
+def test_ten_thousand_damaged_corpora_are_told_or_read(tmp_path, kind):
+    build(tmp_path / "whole", kind)
+    want = what_is_read(tmp_path / "whole", kind)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()}
+    folder = tmp_path / "damaged"
+    shutil.copytree(tmp_path / "whole", folder)
+    rng, outcomes = random.Random(0), Counter()
+
+    def too_long(*_):
+        raise AssertionError("the reader hangs")
+
+    previous = signal.signal(signal.SIGALRM, too_long)
+    try:
+        for _ in range(NUM_MUTATIONS):
+            name = rng.choice(sorted(files))
+            is_field = (
+                name.endswith(".json") and name != "tokenizer.json" and rng.random() < 0.6
+            )
+            may_differ = False
+            if is_field:
+                seal = rng.choice(["kept", "renewed", "none"])
+                may_differ = seal != "kept"
+                content = damage_json(read_json(tmp_path / "whole" / name), rng)
+                if seal == "kept":
+                    content["seal"] = json.loads(files[name])["seal"]
+                if seal == "renewed" and "\\ud800" not in json.dumps(content):
+                    write_json(folder / name, content)
+                else:
+                    (folder / name).write_text(json.dumps(content))
+            else:
+                (folder / name).write_bytes(damage_bytes(files[name], rng))
+            signal.alarm(SECONDS_FOR_ONE)
+            try:
+                got = what_is_read(folder, kind)
+            except UserError as error:
+                assert "\n" not in str(error), repr(str(error))
+                outcomes["told"] += 1
+            else:
+                # A side file that was written anew, or has no seal as those of old versions,
+                # may say something else that is sound in itself; its rows are as long.
+                assert may_differ or got == want, (name, (folder / name).read_bytes())
+                for mine, theirs in zip(got[::2], want[::2], strict=True):
+                    assert mine[1:3] == theirs[1:3]
+                outcomes["read"] += 1
+            finally:
+                signal.alarm(0)
+            (folder / name).write_bytes(files[name])
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    print(dict(outcomes))
+    assert sum(outcomes.values()) == NUM_MUTATIONS
+    assert outcomes["told"] > 0.6 * NUM_MUTATIONS

@@ -1,0 +1,637 @@
+"""``python -m exlm_mini.prepare``: the same packs however often it is stopped, and by how many."""
+
+import errno
+import hashlib
+import io
+import json
+import os
+import pickle
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from refusals import told
+
+from exlm_mini import pretrain
+from exlm_mini.config import DataConfig
+from exlm_mini.corpora import open_corpus, packing, passes, preparation
+from exlm_mini.corpora.cleaning import Cleaning
+from exlm_mini.corpora.grammars import grammar
+from exlm_mini.corpora.packing import Pack
+from exlm_mini.corpora.passes import Preparation
+from exlm_mini.corpora.preparation import prepare
+from exlm_mini.corpora.shards import Split
+from exlm_mini.prepare import INTERRUPTED, main
+from exlm_mini.run_directory import RunDirectory
+
+TEXT = DataConfig(vocab_size=300, block_length=16, validation_share=0.2)
+TINY_SHARDS = 0.004
+NUM_SHARDS = 10
+
+
+def write_text(path, num_documents=200, seed=0):
+    """About 200 bytes a document: a shard holds some twenty."""
+    rng = np.random.default_rng(seed)
+    words = grammar("pairs").words
+    path.write_text("\n".join(" ".join(rng.choice(words, 30)) for _ in range(num_documents)))
+    return str(path)
+
+
+def wanted(*words, data=TEXT, **more):
+    return Preparation(
+        data=data, sources=tuple((w,) if isinstance(w, str) else w for w in words),
+        **({"shard_megabytes": TINY_SHARDS} | more),
+    )  # fmt: skip
+
+
+def contents(directory):
+    """Every file of a finished corpus."""
+    assert not (directory / "shards").exists() and not (directory / "corpus.partial").exists()
+    return {
+        path.name: path.read_bytes() for path in directory.iterdir() if path.name != ".lock"
+    }
+
+
+@pytest.fixture
+def texts(tmp_path):
+    return write_text(tmp_path / "a.txt"), write_text(tmp_path / "b.txt", 150, seed=1)
+
+
+@pytest.fixture
+def undisturbed(texts, tmp_path):
+    prepare(wanted(*texts), tmp_path / "undisturbed")
+    return contents(tmp_path / "undisturbed")
+
+
+class Stopper:
+    """Stands for the progress of a run: stops it after some shards."""
+
+    def __init__(self, num_shards):
+        self.left = num_shards
+
+    def __call__(self, stage):
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+
+
+# ---- stopping and going on ----
+
+
+def test_a_stopped_run_goes_on_to_the_same_bytes(texts, tmp_path, undisturbed):
+    output = tmp_path / "stopped"
+    stops = 0
+    while True:
+        try:
+            prepare(wanted(*texts), output, progress=Stopper(6 + stops * 7))
+            break
+        except KeyboardInterrupt:
+            stops += 1
+    assert stops > 4
+    assert contents(output) == undisturbed
+
+
+@pytest.mark.parametrize("what", ["source", "seed", "tokenizer"])
+def test_a_shard_of_something_else_is_made_again(tmp_path, what):
+    """Stopped half way, then the file or a setting changes: as if begun anew."""
+    path = write_text(tmp_path / "a.txt")
+    with pytest.raises(KeyboardInterrupt):
+        prepare(wanted(path), tmp_path / "c", progress=Stopper(5 if what == "source" else 18))
+    request = wanted(path)
+    if what == "source":
+        write_text(tmp_path / "a.txt", seed=7)
+    elif what == "seed":
+        request = wanted(path, seed=2)
+    else:
+        request = wanted(path, data=replace(TEXT, vocab_size=310))
+    prepare(request, tmp_path / "c")
+    prepare(request, tmp_path / "new")
+    assert contents(tmp_path / "c") == contents(tmp_path / "new")
+
+
+def test_a_source_that_grew_is_read_to_its_end(tmp_path):
+    """Stopped twice, the second time when there were as many shards as the first file had."""
+    path = write_text(tmp_path / "a.txt", 60)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(wanted(path), tmp_path / "c", progress=Stopper(6))
+    (unit,) = (tmp_path / "c" / "shards").glob("*.unit.json")
+    num_shards = packing.read_json(unit)["num_shards"]
+    write_text(tmp_path / "a.txt", 200, seed=7)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(wanted(path), tmp_path / "c", progress=Stopper(1 + num_shards))
+    prepare(wanted(path), tmp_path / "c")
+    prepare(wanted(path), tmp_path / "new")
+    assert contents(tmp_path / "c") == contents(tmp_path / "new")
+
+
+@pytest.mark.parametrize("num_moves", range(6))
+def test_a_run_stopped_at_its_end_goes_on(texts, tmp_path, monkeypatch, undisturbed, num_moves):
+    output, left = tmp_path / "c", [num_moves]
+    original = preparation.os.replace
+
+    def move(source, target):
+        if "corpus.partial" in str(source) and not str(source).endswith(".partial"):
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt
+        return original(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(preparation.os, "replace", move)
+        patch.setattr(
+            preparation, "open_corpus", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
+        with pytest.raises(KeyboardInterrupt):
+            prepare(wanted(*texts), output)
+    prepare(wanted(*texts), output)
+    assert contents(output) == undisturbed
+
+
+def test_finished_shards_are_not_made_again(texts, tmp_path, monkeypatch):
+    output, made = tmp_path / "c", []
+    original = passes.make_documents
+    monkeypatch.setattr(
+        passes,
+        "make_documents",
+        lambda place, *rest: made.append(place) or original(place, *rest),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        prepare(wanted(*texts), output, progress=Stopper(NUM_SHARDS // 2))
+    first = len(made)
+    prepare(wanted(*texts), output)
+    assert first == NUM_SHARDS // 2
+    assert len(made) == len(set(made)) > NUM_SHARDS
+
+
+def test_a_damaged_shard_is_made_again(texts, tmp_path, undisturbed):
+    output = tmp_path / "c"
+    with pytest.raises(KeyboardInterrupt):
+        prepare(wanted(*texts), output, progress=Stopper(30))
+    files = sorted((output / "shards").glob("*.npz")) + sorted(
+        (output / "shards").glob("*.json")
+    )
+    rng = random.Random(0)
+    for file in rng.sample(files, 12):
+        content = bytearray(file.read_bytes())
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        file.write_bytes(content)
+    files[3].unlink()
+    prepare(wanted(*texts), output)
+    assert contents(output) == undisturbed
+
+
+def test_the_packs_do_not_depend_on_the_size_of_a_shard(texts, tmp_path, undisturbed):
+    prepare(wanted(*texts, shard_megabytes=0.01), tmp_path / "c")
+    assert contents(tmp_path / "c") == undisturbed
+
+
+def test_a_mended_file_costs_only_its_own_shards(texts, tmp_path, monkeypatch):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "fine"}\n{"text": 5}\n')
+    request = wanted((*texts, str(bad)))
+    told(lambda: prepare(request, tmp_path / "c"), f"{bad} line 2", "int, not text")
+    bad.write_text('{"text": "fine"}\n{"text": "5"}\n')
+    made, original = [], passes.make_documents
+    monkeypatch.setattr(
+        passes,
+        "make_documents",
+        lambda place, *rest: made.append(place) or original(place, *rest),
+    )
+    prepare(request, tmp_path / "c")
+    assert {place.unit for place in made} == {2}
+
+
+def test_settings_may_be_corrected_without_starting_over(texts, tmp_path, monkeypatch):
+    long = replace(TEXT, block_length=100_000)
+    told(lambda: prepare(wanted(*texts, data=long), tmp_path / "c"), "needs 99,998", "lower")
+    monkeypatch.setattr(passes, "make_documents", lambda *_: pytest.fail("made again"))
+    corpus = prepare(wanted(*texts), tmp_path / "c")
+    assert corpus.train.row_length == 16
+
+
+COMMAND = [sys.executable, "-m", "exlm_mini.prepare"]
+OPTIONS = [
+    *("--data.vocab_size", "300", "--data.block_length", "16", "--shard-megabytes", "0.02"),
+    *("--data.validation_share", "0.2"),
+]
+
+
+@pytest.mark.slow
+def test_killed_runs_of_any_number_of_processes_end_with_the_same_bytes(tmp_path):
+    """Reliability figure 15: kill -9 of the command at moments of chance."""
+    sources = [write_text(tmp_path / f"{i}.txt", 3000, seed=i) for i in range(2)]
+    arguments = [*COMMAND, *OPTIONS]
+    for source in sources:
+        arguments += ["--source", source]
+    subprocess.run([*arguments, "--output", tmp_path / "one", "--workers", "1"], check=True)
+    reference = contents(tmp_path / "one")
+    rng, kills, output = random.Random(0), 0, tmp_path / "many"
+    for attempt in range(40):
+        workers = str(1 + attempt % 3)
+        process = subprocess.Popen(
+            [*arguments, "--output", output, "--workers", workers],
+            stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        shards = output / "shards"
+        had = len(list(shards.glob("*.json")))
+        target = had + rng.randrange(15, 40)
+        while process.poll() is None and (
+            len(list(shards.glob("*.json"))) < target or not shards.exists()
+        ):
+            time.sleep(0.01)
+        if process.poll() is not None:
+            break
+        time.sleep(rng.random() * 0.05)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += 1
+        # No shard is lost: what has a record is whole.
+        for record in (output / "shards").glob("s*.documents.json"):
+            assert (
+                packing.read_json(record)["bytes"] == record.with_suffix(".npz").stat().st_size
+            )
+    assert process.returncode == 0
+    assert kills >= 3
+    assert contents(output) == reference
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_killed_command(tmp_path):
+    source = write_text(tmp_path / "a.txt", 40_000)
+    arguments = [*COMMAND, *OPTIONS, "--source", source, "--output", tmp_path / "c"]
+    process = subprocess.Popen([*arguments, "--workers", "2"], stderr=subprocess.DEVNULL)
+    while len(list((tmp_path / "c").glob("shards/*.npz"))) < 3:
+        assert process.poll() is None
+        time.sleep(0.01)
+
+    def children():
+        tasks = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        return [int(pid) for pid in tasks.read_text().split()]
+
+    pids = children()
+    assert len(pids) >= 2
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 20
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_what_fails_in_a_worker_is_told_in_one_line(tmp_path):
+    source = write_text(tmp_path / "a.txt", 3000)
+    arguments = [*COMMAND, *OPTIONS, "--source", source, "--output", tmp_path / "c"]
+
+    def run(**more):
+        done = subprocess.run(
+            [*arguments, "--workers", "2"], capture_output=True, text=True, **more
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.returncode, done.stderr.splitlines()[-1]
+
+    # No file may be larger than this: as if the disk were full.
+    limit = (1_000, 1_000)
+    code, line = run(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
+    assert code == 2 and "no space to write" in line and "free" in line
+    assert not list((tmp_path / "c").rglob("*.partial"))
+    assert run()[0] == 0
+
+
+# ---- what the packs hold ----
+
+
+def test_a_prepared_corpus_trains(texts, tmp_path, capsys):
+    assert (
+        main([*OPTIONS, "--source", *texts, "--output", str(tmp_path / "c"), "--workers", "1"])
+        == 0
+    )
+    out = capsys.readouterr().out
+    assert f"--data.pack {tmp_path / 'c'}" in out
+    code = pretrain.main(
+        [
+            *("--recipe", "text-tiny", "--data.pack", str(tmp_path / "c")),
+            *("--train.steps", "2", "--train.batch_size", "4", "--train.validation_rows", "8"),
+            *("--model.width", "16", "--model.num_heads", "2", "--model.ffn_width", "16"),
+            *("--train.device", "cpu", "--output", str(tmp_path / "run")),
+        ]
+    )
+    assert code == 0 and "2 steps" in capsys.readouterr().out
+
+
+def test_every_document_is_on_one_side_whatever_the_order(texts, tmp_path):
+    lines = Path(texts[0]).read_text().split("\n")
+    random.Random(0).shuffle(lines)
+    (tmp_path / "shuffled.txt").write_text("\n".join(lines))
+    sides = []
+    for name in (texts[0], str(tmp_path / "shuffled.txt")):
+        corpus = prepare(wanted(name), tmp_path / f"c{len(sides)}")
+        sides.append((corpus.train.counts.documents, corpus.validation.counts.documents))
+    assert sides[0] == sides[1] and sum(sides[0]) == 200
+    split = Split(0.2, seed=1)
+    held_out = [line for line in lines if split.place(line)[0]]
+    assert len(held_out) == sides[0][1]
+    assert [line for line in lines if Split(0.2, seed=2).place(line)[0]] != held_out
+
+
+def test_the_split_keeps_its_share():
+    sides = [Split(0.05, 1).place(str(i))[0] for i in range(40_000)]
+    assert abs(np.mean(sides) - 0.05) < 4 * (0.05 * 0.95 / 40_000) ** 0.5
+
+
+def test_the_rows_are_the_text(tmp_path):
+    from exlm_mini.tokenization import Tokenizer
+
+    path = write_text(tmp_path / "a.txt")
+    corpus = prepare(wanted(path), tmp_path / "c")
+    tokenizer = Tokenizer.load(corpus.tokenizer_path)
+    split = Split(0.2, 1)
+    lines = Path(path).read_text().split("\n")
+    for pack, side in ((corpus.train, False), (corpus.validation, True)):
+        text = [line for line in lines if split.place(line)[0] == side]
+        stream = "[SEP]".join(text)
+        rows, _ = pack.gather(range(len(pack)))
+        assert stream.startswith(tokenizer.decode(rows[:, 1:-1].reshape(-1)))
+        assert pack.counts.dropped_tokens < 14
+
+
+@pytest.mark.parametrize("weights", [(1, 1), (1, 3), (5, 1)])
+def test_sources_are_mixed_by_tokens(tmp_path, weights):
+    words = write_text(tmp_path / "a.txt", 4000), write_text(tmp_path / "b.txt", 1500, seed=1)
+    corpus = prepare(wanted(*words, weights=weights, shard_megabytes=0.2), tmp_path / "c")
+    sources = json.loads((tmp_path / "c" / "train.json").read_text())["provenance"]["sources"]
+    tokens = [source["counts"]["tokens"] for source in sources]
+    assert tokens[0] / tokens[1] == pytest.approx(weights[0] / weights[1], rel=0.01)
+    assert max(source["share_used"] for source in sources) == 1  # nothing lost for nothing
+    assert sources[0]["rows"][1] == sources[1]["rows"][0]
+    assert sources[1]["rows"][1] == len(corpus.train)
+
+
+def test_the_side_files_say_where_the_rows_come_from(texts, tmp_path):
+    prepare(wanted(*texts), tmp_path / "c")
+    provenance = json.loads((tmp_path / "c" / "train.json").read_text())["provenance"]
+    for path, source in zip(texts, provenance["sources"], strict=True):
+        digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        assert source["sha256"] == {path: digest}
+        assert source["documents_read"] in (150, 200)
+    assert provenance["settings"]["data.vocab_size"] == 300
+    assert {"exlm_mini", "python", "numpy", "tokenizers"} == set(provenance["versions"])
+
+
+def test_a_hub_data_set_becomes_a_corpus(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "copy").mkdir()
+    lines = Path(write_text(tmp_path / "a.txt")).read_text().split("\n")
+    for part in range(2):
+        table = pyarrow.table({"text": lines[part::2]})
+        parquet.write_table(table, tmp_path / "copy" / f"{part}.parquet")
+    request = wanted(f"hub:{tmp_path / 'copy'}", data=replace(TEXT, max_documents=150))
+    with pytest.raises(KeyboardInterrupt):
+        prepare(request, tmp_path / "c", progress=Stopper(5))
+    corpus = prepare(request, tmp_path / "c")
+    counts = corpus.train.counts.documents, corpus.validation.counts.documents
+    assert sum(counts) == 150
+    (source,) = json.loads((tmp_path / "c" / "train.json").read_text())["provenance"]["sources"]
+    assert source["num_units"] == 2 and source["revision"].startswith("local")
+    assert "licence" in source
+
+
+# ---- molecules ----
+
+
+def smiles_file(tmp_path, extra=()):
+    from exlm_mini.corpora.smiles import embedded_molecules
+
+    lines = [*list(embedded_molecules())[:400], *extra]
+    (tmp_path / "a.smi").write_text("\n".join(f"{line} {i}" for i, line in enumerate(lines)))
+    return str(tmp_path / "a.smi")
+
+
+def test_molecules_are_cleaned_and_losses_counted(tmp_path):
+    pytest.importorskip("rdkit")
+    path = smiles_file(tmp_path, ["nonsense", "C1CC", "CCO.[Na+]", "C[C@H](N)O"])
+    data = DataConfig(kind="smiles", block_length=40, validation_share=0.2, max_rejected=0.1)
+    cleaning = Cleaning(largest_fragment=True, strip_stereo=True, canonical=True)
+    lines = []
+    corpus = prepare(
+        wanted(path, data=data, cleaning=cleaning), tmp_path / "c", report=lines.append
+    )
+    (source,) = json.loads((tmp_path / "c" / "train.json").read_text())["provenance"]["sources"]
+    counts = source["cleaning"]
+    assert counts["read"] == 404 and counts["rejected"] >= 2
+    assert counts["fragments_removed"] >= 1 and counts["stereo_removed"] >= 1
+    assert any("RDKit rejects" in line and "'C1CC'" in line for line in lines)
+    kept = corpus.train.counts.documents + corpus.validation.counts.documents
+    assert kept == 404 - counts["rejected"]
+    assert corpus.train.counts.dropped_documents > 0 and corpus.train.lengths_R.max() <= 40
+    refused = replace(data, max_rejected=0.0)
+    told(
+        lambda: prepare(wanted(path, data=refused), tmp_path / "d"), "max_rejected", "and go on"
+    )
+
+
+def test_all_spellings_of_a_molecule_are_on_one_side(tmp_path):
+    chem = pytest.importorskip("rdkit.Chem")
+    from exlm_mini.tokenization import Tokenizer
+
+    data = DataConfig(kind="smiles", validation_share=0.3, max_unknown=0.01)
+    request = wanted(smiles_file(tmp_path), data=data, cleaning=Cleaning(num_variants=3))
+    corpus = prepare(request, tmp_path / "c")
+    tokenizer = Tokenizer.load(corpus.tokenizer_path)
+    sides = []
+    for pack in (corpus.train, corpus.validation):
+        rows, lengths = pack.gather(range(len(pack)))
+        texts = [tokenizer.decode(r[1 : n - 1]) for r, n in zip(rows, lengths, strict=True)]
+        sides.append({chem.CanonSmiles(text) for text in texts if "[UNK]" not in text})
+    assert len(corpus.train) > 2 * len(sides[0])
+    assert len(sides[1]) > 50 and not sides[0] & sides[1]
+
+
+def test_molecules_of_unimol_become_a_corpus(tmp_path):
+    pytest.importorskip("rdkit")
+    lmdb = pytest.importorskip("lmdb")
+    path = tmp_path / "train.lmdb"
+    with (
+        lmdb.open(str(path), subdir=False, lock=False, map_size=1 << 24) as environment,
+        environment.begin(write=True) as transaction,
+    ):
+        for i in range(60):
+            row = {"smi": "C" * (i % 20 + 1) + "O", "coordinates": np.zeros((i + 2, 3))}
+            transaction.put(str(i).encode(), pickle.dumps(row))
+    data = DataConfig(kind="smiles", validation_share=0.3)
+    corpus = prepare(wanted(str(path), data=data), tmp_path / "c")
+    assert len(corpus.train) + len(corpus.validation) == 60
+
+
+# ---- the command ----
+
+
+def command(capsys, *arguments):
+    code = main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def fails(capsys, *arguments):
+    """The one line a mistake gets, the last on stderr."""
+    code, out, err = command(capsys, *arguments)
+    assert (code, out) == (2, ""), err
+    (line,) = [line for line in err.splitlines() if line.startswith("error:")]
+    assert err.endswith(f"{line}\n") and "Traceback" not in err
+    return line
+
+
+def test_mistakes_get_one_line(texts, tmp_path, capsys):
+    output = ("--output", tmp_path / "c")
+    for arguments, part in (
+        ([], "name a --source"),
+        (["--source", "wikipedai"], "did you mean wikipedia"),
+        (["--source", "bookcorpus"], "--accept bookcorpus"),
+        (["--source", texts[0], "--weights", "1,2"], "2 weights were given for 1"),
+        (["--source", texts[0], "--weights", "-1"], "each must be positive"),
+        (["--source", texts[0], "--weights", "one"], "numbers such as 3,1"),
+        (["--source", texts[0], "--wieghts", "1"], "unrecognized arguments: --wieghts"),
+        (["--source", texts[0], "--workers", "0"], "at least 1"),
+        (["--source", texts[0], "--data.kind", "toy"], "pretrain draws it"),
+        (["--source", texts[0], "--data.kind", "smile"], "did you mean smiles"),
+        (["--source", texts[0], "--canonical"], "only molecules are cleaned"),
+        (["--source", texts[0], "--data.block_length", "2"], "at least 3"),
+        (["--source", texts[0], "--shard-megabytes", "0"], "must be positive"),
+        (["--source", "zinc", "--variants", "-2"], "[0, 1000]"),
+        (["--source", "zinc", "wikipedia"], "mixes"),
+        (["--source", texts[0], "--seed", "-1"], "seed is -1"),
+        (["--source", texts[0], "--data.tokenizer", "no.json"], "cannot read the tokenizer"),
+    ):
+        assert part in fails(capsys, *arguments, *output), arguments
+    assert not list(tmp_path.glob("c/shards/s*"))
+
+
+def test_without_rdkit_the_remedy_comes_before_any_reading(tmp_path, monkeypatch):
+    (tmp_path / "a.smi").write_text("CCO\nCC\n")
+    monkeypatch.setitem(sys.modules, "rdkit", None)
+    request = wanted(str(tmp_path / "a.smi"), data=DataConfig(kind="smiles"))
+    told(lambda: prepare(request, tmp_path / "c"), "pip install 'exlm-mini[chem]'")
+
+
+def test_a_dry_run_tells_sizes_and_writes_nothing(texts, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = set(tmp_path.iterdir())
+    code, out, _ = command(
+        capsys, "--source", *texts, "--source", "wikipedia", "--dry-run", "--workers", "3"
+    )
+    assert code == 0
+    for part in ("350 documents", "6,400,000", "CC BY-SA 3.0", "20231101.en", "by 3 processes"):
+        assert part in out
+    assert "corpora/a" in out
+    code, out, _ = command(capsys, "--source", "hub:some/thing", "--dry-run")
+    assert code == 0 and "unknown" in out
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_progress_shows_rate_and_eta(texts, tmp_path, capsys):
+    code, _, err = command(
+        capsys, "--source", *texts, *OPTIONS, "--output", tmp_path / "c", "--workers", "1"
+    )
+    assert code == 0
+    for name in ("reading", "encoding"):
+        (line, *_) = [line for line in err.splitlines() if line.startswith(f"{name} MB")]
+        assert "MB/s" in line and "ETA" in line
+    assert "learning the tokenizer" in err
+
+
+def test_a_finished_corpus_is_opened_or_refused(texts, tmp_path):
+    prepare(wanted(*texts), tmp_path / "c")
+    before = contents(tmp_path / "c")
+    lines = []
+    prepare(wanted(*texts), tmp_path / "c", report=lines.append)
+    assert "already holds this corpus" in lines[0]
+    other = wanted(*texts, data=replace(TEXT, block_length=20))
+    told(lambda: prepare(other, tmp_path / "c"), "data.block_length 16, not 20", "another")
+    told(lambda: prepare(wanted(texts[0]), tmp_path / "c"), "sources", "another")
+    assert contents(tmp_path / "c") == before
+
+
+def test_foreign_files_are_never_overwritten(texts, tmp_path):
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "train.bin").write_text("mine")
+    told(lambda: prepare(wanted(*texts), tmp_path / "c"), "train.bin", "another --output")
+    (tmp_path / "file").write_text("x")
+    told(lambda: prepare(wanted(*texts), tmp_path / "file"), tmp_path / "file", "cannot write")
+    assert (tmp_path / "c" / "train.bin").read_text() == "mine"
+
+
+def test_two_commands_on_one_directory_are_refused(texts, tmp_path, capsys):
+    with RunDirectory(tmp_path / "c"):
+        line = fails(capsys, "--source", texts[0], *OPTIONS, "--output", tmp_path / "c")
+    assert str(os.getpid()) in line and "another --output" in line
+
+
+def test_an_interrupt_says_how_to_go_on(texts, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(
+        "exlm_mini.prepare._Progress.show", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
+    code, _, err = command(
+        capsys, "--source", texts[0], "--output", tmp_path / "c", "--workers", 1
+    )
+    assert code == INTERRUPTED and err.endswith("the same command goes on\n")
+
+
+def test_text_without_the_words_of_a_given_tokenizer_is_told(tmp_path):
+    from exlm_mini.tokenization import train_smiles
+
+    pytest.importorskip("rdkit")
+    tokenizer = tmp_path / "tokenizer.json"
+    train_smiles(["CCO"]).save(tokenizer)
+    data = DataConfig(kind="smiles", tokenizer=str(tokenizer))
+    line = told(
+        lambda: prepare(wanted(smiles_file(tmp_path), data=data), tmp_path / "c"), "[UNK]"
+    )
+    assert "data.max_unknown" in line and "'=' 2," in line
+
+
+class FullDisk(io.FileIO):
+    """A file on a disk with room for so many bytes."""
+
+    room = 0
+
+    def write(self, content):
+        type(self).room -= len(content)
+        if self.room < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(content)
+
+
+@pytest.mark.parametrize("room", [0, 5_000, 30_000, 60_000])
+def test_a_full_disk_loses_no_finished_shard(texts, tmp_path, monkeypatch, undisturbed, room):
+    output = tmp_path / "c"
+    with monkeypatch.context() as patch:
+        patch.setattr(FullDisk, "room", room)
+        patch.setattr(packing, "open", lambda path, mode: FullDisk(path, mode), raising=False)
+        told(lambda: prepare(wanted(*texts), output), "no space", "free", "make room")
+    assert not list(output.rglob("*.partial"))
+    kept = len(list(output.glob("shards/*.npz")))
+    assert (kept > 5) == (room > 5_000)
+    prepare(wanted(*texts), output)
+    assert contents(output) == undisturbed
+
+
+def test_the_pack_of_an_old_version_still_opens(texts, tmp_path):
+    """Packs without provenance and seal were written before there was this command."""
+    prepare(wanted(*texts), tmp_path / "c")
+    for name in ("train", "validation", "corpus"):
+        path = tmp_path / "c" / f"{name}.json"
+        content = json.loads(path.read_text())
+        content.pop("provenance", None)
+        del content["seal"]
+        path.write_text(json.dumps(content))
+    assert len(open_corpus(tmp_path / "c", TEXT).train) == len(
+        Pack.open(tmp_path / "c/train.json")
+    )

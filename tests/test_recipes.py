@@ -1,0 +1,467 @@
+"""The recipes say what the paper's tables say; the tables are typed again here, from the paper."""
+
+import itertools
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from exlm_mini import prepare
+from exlm_mini.config import DataConfig, run_config_from_dict
+from exlm_mini.corpora import prepare_corpus
+from exlm_mini.estimate import row_flops
+from exlm_mini.pretrain import main
+from exlm_mini.settings import RECIPES, parse, recipe_names
+from exlm_mini.training import learning_rate, longest_row
+
+SMALL = {"smiles-tiny", "text-tiny", "toy-pairs"}
+FULL = sorted(set(recipe_names()) - SMALL)
+
+TABLE_5 = {
+    "learning rate": 2e-3, "warm-up": 5000, "updates": 50_000, "batch": 4096, "dropout": 0.1,
+    "attention dropout": 0.1, "activation dropout": 0.0, "layers": 12, "heads": 12, "width": 768,
+    "feed-forward": 3072, "betas": (0.9, 0.98), "mask ratio": 0.15, "weight decay": 0.01,
+    "clip norm": 0.0,
+}  # fmt: skip
+TABLE_7 = {
+    "learning rate": 5e-4, "states": 2, "warm-up": 10_000, "updates": 120_000, "tokens": 64_000,
+    "dropout": 0.1, "attention dropout": 0.1, "activation dropout": 0.0, "layers": 9,
+    "heads": 12, "width": 768, "feed-forward": 2048, "betas": (0.9, 0.98), "mask ratio": 0.15,
+    "weight decay": 0.0, "clip norm": 1.0, "vocabulary": 369,
+}  # fmt: skip
+TABLE_10 = {
+    "learning rate": 5e-4, "states": 4, "warm-up": 10_000, "updates": 125_000, "batch": 2048,
+    "dropout": 0.1, "attention dropout": 0.1, "activation dropout": 0.0, "layers": 12,
+    "heads": 12, "width": 768, "feed-forward": 3072, "betas": (0.9, 0.98), "mask ratio": 0.15,
+    "weight decay": 0.01, "clip norm": 0.0,
+}  # fmt: skip
+LARGE = {"layers": 24, "heads": 16, "width": 1024, "feed-forward": 4096}
+README = {
+    "positions": 2048, "states": 4, "mask ratio": 0.15, "row": 128, "betas": (0.9, 0.98),
+    "epsilon": 1e-6, "clip norm": 0.0, "learning rate": 2e-3, "batch": 2 * 64 * 32, "micro": 64,
+    "warm-up": 1380, "updates": 23_000, "dropout": 0.1, "attention dropout": 0.1,
+    "weight decay": 0.01, "seed": 1, "layers": 12, "heads": 12, "width": 768,
+    "feed-forward": 3072,
+}  # fmt: skip
+EXLM = {"objective": "exlm", "states": 4, "transition": "gated", "rope": "2d", "sparse": False}
+PAPER = {
+    "repeated-mlm": TABLE_5 | {"objective": "repeated-mlm", "positions": 512 * 8},
+    "vanilla-mlm": TABLE_5 | {"objective": "mlm", "positions": 512},
+    "vanilla-mlm-plus-plus": TABLE_5
+    | {"objective": "mlm", "positions": 512, "updates": 2 * 50_000},
+    "exlm-ablation": TABLE_5 | EXLM | {"positions": 512 * 4},
+    "exlm-without-2d-rope": TABLE_5 | EXLM | {"positions": 512 * 4, "rope": "1d"},
+    "exlm-without-transitions": TABLE_5 | EXLM | {"positions": 512 * 4, "transition": "ctc"},
+    "exlm-sparse-dag": TABLE_5 | EXLM | {"positions": 512 * 4, "sparse": True},
+    "text-base": EXLM | TABLE_10,
+    "text-large": EXLM | TABLE_10 | LARGE,
+    "smiles-base": EXLM | TABLE_7,
+    "official-readme": EXLM | README,
+}
+PARAMETERS = {
+    # Millions: of the model, and where the paper's number is without the transition head.
+    "exlm-ablation": (128, None),
+    "exlm-sparse-dag": (128, None),
+    "text-base": (128, None),
+    "text-large": (361, None),
+    "smiles-base": (None, 50.5),
+    "official-readme": (128, None),
+}
+CELLS = {0.0225: (1,), 0.15: (1, 2), 0.387: (1, 2, 4), 0.622: (1, 2, 4, 8), 0.789: (1, 2, 4, 8)}
+"""Mask ratios of Figures 3 to 5, and the numbers of copies that were trained with each."""
+
+
+def settings_of(name):
+    """What a recipe says, by the words of the tables."""
+    config = parse(["--recipe", name]).config
+    model, train = config.model, config.train
+    return {
+        "objective": config.objective,
+        "layers": model.shape.num_layers,
+        "heads": model.shape.num_heads,
+        "width": model.shape.width,
+        "feed-forward": model.shape.ffn_width,
+        "positions": model.max_positions,
+        "states": model.states_per_mask,
+        "transition": model.transition,
+        "rope": model.rope,
+        "sparse": model.sparse,
+        "dropout": model.dropout,
+        "attention dropout": model.attention_dropout,
+        "activation dropout": model.activation_dropout,
+        "mask ratio": config.masking.mask_ratio,
+        "row": config.data.block_length,
+        "vocabulary": config.data.vocab_size,
+        "learning rate": train.learning_rate,
+        "warm-up": train.warmup_steps,
+        "updates": train.steps,
+        "batch": train.batch_size if train.batch_tokens is None else None,
+        "tokens": train.batch_tokens,
+        "micro": train.micro_batch_size,
+        "betas": train.adam_betas,
+        "epsilon": train.adam_eps,
+        "weight decay": train.weight_decay,
+        "clip norm": train.clip_norm,
+        "seed": config.seed,
+    }
+
+
+def source(name):
+    return (RECIPES / f"{name}.yaml").read_text()
+
+
+def header(name):
+    """The words before the settings, line ends and ``#`` taken out."""
+    lines = [line for line in source(name).splitlines() if line.startswith("#")]
+    return re.sub(r"\s+", " ", " ".join(line.lstrip("# ").rstrip("\\") for line in lines))
+
+
+# ---- the numbers of the paper ----
+
+
+def test_every_full_recipe_has_its_table_here():
+    assert sorted(PAPER) == FULL
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_a_recipe_says_what_its_table_says(name):
+    settings = settings_of(name)
+    assert {word: settings[word] for word in PAPER[name]} == PAPER[name]
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_a_recipe_has_nothing_that_is_not_in_the_paper(name):
+    config = parse(["--recipe", name]).config
+    assert config.model.clone_embedding_std == 0
+    assert config.train.chain_warmup == 0
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_learning_rate_of_a_recipe_peaks_after_the_warm_up(name):
+    train, paper = parse(["--recipe", name]).config.train, PAPER[name]
+    updates, warmup, peak = (paper[w] for w in ("updates", "warm-up", "learning rate"))
+    assert learning_rate(train, warmup - 1) == pytest.approx(peak)
+    assert learning_rate(train, warmup // 2 - 1) == pytest.approx(peak / 2)
+    # polynomial_decay of power 1: half of the way down at half of the time.
+    middle = warmup + (updates - warmup) // 2
+    assert learning_rate(train, middle) == pytest.approx(peak / 2, rel=1e-3)
+    assert 0 < learning_rate(train, updates - 1) < peak / 1000
+
+
+def test_the_ablations_differ_from_the_full_model_in_one_setting():
+    full = settings_of("exlm-ablation")
+    for name in ("exlm-without-2d-rope", "exlm-without-transitions", "exlm-sparse-dag"):
+        other = settings_of(name)
+        assert len([word for word in full if full[word] != other[word]]) == 1, name
+
+
+def test_the_hours_of_table_12_decide_the_length_of_a_row():
+    # 4,096 rows, 50,000 steps, 54.7 GPU hours: TFLOP/s of each A100, whose peak is 312.
+    config, needed = parse(["--recipe", "vanilla-mlm"]).config, {}
+    for row in (128, 512):
+        whole_run = row_flops(config, 50_265, row) * 4096 * 50_000
+        needed[row] = whole_run / (54.7 * 3600) / 1e12
+    assert needed[128] == pytest.approx(74, abs=0.5)
+    assert needed[512] == pytest.approx(320, abs=0.5) and needed[512] > 312
+    assert "need 320 TFLOP/s" in header("exlm-ablation")
+    assert "they need 74" in header("exlm-ablation")
+    assert config.data.block_length == 128
+
+
+# ---- lines and their sources ----
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_every_line_of_a_recipe_names_its_source(name):
+    kinds = r"(Table \d+|Appendix [A-Z]|§\d|README|silent: )"
+    settings = [line for line in source(name).splitlines() if not line.startswith("#")]
+    groups = [line for line in settings if line.endswith(":")]
+    assert groups == ["model:", "masking:", "data:", "train:"]
+    for line in settings:
+        if line not in groups:
+            assert re.fullmatch(rf"  ?\S+: .*\S  # {kinds}.*|\w+: \S+  # {kinds}.*", line), line
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_a_line_names_the_table_its_number_is_from(name):
+    # Every line that claims a table of settings is one of the numbers typed above.
+    claimed = {
+        key
+        for key, table in re.findall(r"^ +(\w+): .*?  # Table (\d+)", source(name), re.M)
+        if table in ("5", "7", "10")
+    }
+    of_words = {
+        "learning_rate", "warmup_steps", "steps", "batch_size", "batch_tokens", "dropout",
+        "attention_dropout", "activation_dropout", "preset", "adam_betas", "mask_ratio",
+        "weight_decay", "clip_norm", "max_positions", "states_per_mask", "vocab_size",
+    }  # fmt: skip
+    assert claimed <= of_words
+    assert len(claimed) >= 12 or name == "official-readme"
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_a_recipe_sets_every_number_of_its_table_itself(name):
+    # Not by a default that may change.
+    stored = yaml.safe_load(source(name))
+    assert stored["train"].keys() >= {
+        "steps", "learning_rate", "warmup_steps", "adam_betas", "adam_eps", "weight_decay",
+        "clip_norm", "precision",
+    }  # fmt: skip
+    assert stored["model"].keys() >= {
+        "preset", "max_positions", "dropout", "attention_dropout", "activation_dropout",
+    }  # fmt: skip
+    assert ("states_per_mask" in stored["model"]) == (stored["objective"] == "exlm")
+    assert run_config_from_dict(stored) == run_config_from_dict(
+        {**stored, "recipe": "text-tiny"}
+    )
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_lines_are_short_enough_to_read(name):
+    assert max(map(len, source(name).splitlines())) <= 100
+
+
+def test_the_cells_of_repeated_mlm_are_those_of_the_paper():
+    assert sum(map(len, CELLS.values())) == 14
+    text = header("repeated-mlm")
+    found = {}
+    for ratios, copies in re.findall(r"p ([\d. and]+): k ([\d, ]+)", text):
+        for ratio in ratios.split(" and "):
+            found[float(ratio)] = tuple(int(k) for k in copies.split(","))
+    assert found == CELLS
+    for ratio, copies in CELLS.items():
+        for k in copies:
+            options = f"--masking.mask_ratio {ratio} --masking.num_copies {k}"
+            config = parse(["--recipe", "repeated-mlm", *options.split()]).config
+            row = config.data.block_length
+            assert longest_row(config, row) == k * row <= config.model.max_positions
+
+
+@pytest.mark.parametrize("states", [2, 4, 8])
+@pytest.mark.parametrize("ratio", ["0.15", "0.387"])
+def test_the_cells_of_table_4_fit_into_the_position_range(states, ratio):
+    options = ["--model.states_per_mask", str(states), "--masking.mask_ratio", ratio]
+    config = parse(["--recipe", "exlm-ablation", *options]).config
+    assert longest_row(config, config.data.block_length) <= config.model.max_positions
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_every_command_of_a_header_is_understood(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text = "\n".join(line.lstrip("#") for line in source(name).splitlines() if line[0] == "#")
+    text = text.replace("\\\n", " ")
+    data = parse(["--recipe", name]).config.data
+    prepared = re.findall(r"^ +python -m exlm_mini\.prepare (.+)$", text, re.M)
+    assert len(prepared) == 1
+    words = shlex.split(prepared[0])
+    assert prepare.main([*words, "--dry-run"]) == 0
+    given = dict(itertools.pairwise(words))
+    assert given["--output"] == data.pack
+    assert int(given["--data.block_length"]) == data.block_length
+    assert int(given["--data.vocab_size"]) == data.vocab_size
+    wanted = prepare._wanted(prepare._parser().parse_args(words))
+    assert wanted.data.kind == data.kind
+    for command in re.findall(r"^ +python -m exlm_mini\.pretrain (.+)$", text, re.M):
+        assert parse(shlex.split(command)).config.recipe == name
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- dry runs ----
+
+
+def dry_run(capsys, *arguments):
+    """The lines of a dry run by their name, and what it said besides."""
+    assert main([*map(str, arguments), "--dry-run"]) == 0
+    out, err = capsys.readouterr()
+    return {line[:18].strip(): line[18:].strip() for line in out.splitlines()}, err
+
+
+def refusal(capsys, *arguments):
+    """The one line of a refused command."""
+    assert main([*map(str, arguments)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1, (out, err)
+    return err
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_every_recipe_dry_runs_without_data_or_network(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    printed, said = dry_run(capsys, "--recipe", name)
+    assert "is not there yet: counted with data.vocab_size" in said
+    assert list(tmp_path.iterdir()) == []
+    paper = PAPER[name]
+    assert printed["objective"] == paper["objective"]
+    assert printed["steps"] == f"{paper['updates']:,}"
+    if "tokens" in paper:
+        assert printed["batch"] == "64,000 tokens = 1 device x 16,000 tokens x 4 accumulated"
+        assert printed["tokens"] == f"at most {64_000 * paper['updates']:,}"
+    else:
+        row = int(printed["row"].split()[0])
+        assert printed["batch"].startswith(f"{paper['batch']:,} rows = 1 device x ")
+        assert printed["tokens"] == f"{paper['batch'] * row * paper['updates']:,}"
+    with_head, without_head = PARAMETERS.get(name, (None, None))
+    millions = [float(n) for n in re.findall(r"([\d.]+) M", printed["parameters"])]
+    if with_head:
+        assert millions[0] == pytest.approx(with_head, abs=0.5)
+    if without_head:
+        assert millions[1] == pytest.approx(without_head, abs=0.05)
+    assert printed["device hours"].startswith("unknown: train 50 steps")
+    assert "--throughput" in printed["device hours"]
+
+
+def test_the_command_of_the_readme_is_two_devices_of_64_rows_32_times(capsys):
+    printed, _ = dry_run(capsys, "--recipe", "official-readme", "--devices", 2)
+    assert printed["batch"] == "4,096 rows = 2 devices x 64 rows x 32 accumulated"
+
+
+def test_hours_follow_from_a_given_speed(capsys):
+    printed, _ = dry_run(
+        capsys, "--recipe", "vanilla-mlm", "--devices", 2, "--throughput", "100,000"
+    )
+    num_tokens = 50_000 * 4096 * 128
+    hours = num_tokens / 100_000 / 3600
+    assert printed["device hours"].startswith(f"{hours:,.1f} at 100,000 tokens/s (given)")
+    assert f"{hours / 2:,.1f} hours if 2 devices lose nothing" in printed["device hours"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--devices", "3"], ["train.batch_size 4,096", "3 devices", "use --devices 2"]),
+        (["--devices", "0"], ["--devices is 0"]),
+        (["--devices", "two"], ["devices", "two"]),
+        (["--throughput", "0"], ["--throughput is 0", "positive"]),
+        (["--throughput", "nan"], ["--throughput is nan"]),
+        (["--throughput", "no/run"], ["no/run", "neither a number nor"]),
+        (["--train.micro_batch_size", "100"], ["must divide train.batch_size 4096"]),
+        (["--train.batch_tokens", "64000"], ["4096 counts rows", "drop one"]),
+    ],
+)
+def test_what_cannot_be_counted_is_refused(arguments, words, capsys):
+    line = refusal(capsys, "--recipe", "vanilla-mlm", "--dry-run", *arguments)
+    for word in words:
+        assert word in line
+
+
+@pytest.mark.parametrize("option", [["--devices", "2"], ["--throughput", "9"]])
+def test_options_of_a_dry_run_are_refused_where_they_would_do_nothing(option, capsys):
+    assert "is for --dry-run alone" in refusal(capsys, "--recipe", "toy-pairs", *option)
+
+
+# ---- runs of the recipes, on a stand-in ----
+
+
+@pytest.fixture(scope="module")
+def stand_ins(tmp_path_factory):
+    """Small corpora in place of the prepared ones."""
+    folder = tmp_path_factory.mktemp("corpora")
+    for kind in ("text", "smiles"):
+        data = DataConfig(kind=kind, vocab_size=300, block_length=32, max_documents=60)
+        prepare_corpus(data, folder / kind, seed=1)
+    return folder
+
+
+def shrunk(name, stand_ins):
+    """The arguments of a recipe on a stand-in, with a model for a test."""
+    config = parse(["--recipe", name]).config
+    arguments = ["--recipe", name, "--data.pack", stand_ins / config.data.kind]
+    arguments += ["--data.block_length", 32, "--model.preset", "tiny", "--train.steps", 2]
+    arguments += ["--train.validation_rows", 8, "--train.device", "cpu"]
+    arguments += ["--train.num_threads", 1]
+    if config.train.batch_tokens is None:
+        return [*arguments, "--train.batch_size", 8, "--train.micro_batch_size", 4]
+    return [*arguments, "--train.batch_tokens", 256, "--train.micro_batch_tokens", 128]
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_every_recipe_trains(name, stand_ins, tmp_path, capsys):
+    arguments = [*shrunk(name, stand_ins), "--output", tmp_path / "run"]
+    assert main(list(map(str, arguments))) == 0
+    assert re.search(r"2 steps, validation \d+\.\d+ bits", capsys.readouterr().out)
+
+
+def test_a_corpus_that_is_not_prepared_is_told_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    line = refusal(capsys, "--recipe", "text-base", "--output", "run")
+    assert "corpora/text-512" in line and "python -m exlm_mini.prepare" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_reads_a_prepared_corpus(stand_ins, capsys):
+    printed, said = dry_run(
+        capsys, "--recipe", "vanilla-mlm", "--data.pack", stand_ins / "text"
+    )
+    assert printed["vocabulary"] == "300"
+    assert printed["row"] == "32 tokens, 32 expanded"
+    assert "has rows of 32 tokens; data.block_length 128 is not used" in said
+
+
+# ---- measured speed ----
+
+
+@pytest.fixture(scope="module")
+def measured(stand_ins, tmp_path_factory):
+    """A short run, and its settings."""
+    output = tmp_path_factory.mktemp("speed")
+    arguments = [str(a) for a in shrunk("exlm-ablation", stand_ins)]
+    arguments += ["--train.steps", "12", "--train.log_every", "2"]
+    assert main([*arguments, "--output", str(output)]) == 0
+    return output, arguments
+
+
+def test_the_speed_of_a_run_is_the_median_of_its_log(measured, capsys):
+    output, arguments = measured
+    lines = [json.loads(x) for x in (output / "metrics.jsonl").read_text().splitlines()]
+    speeds = sorted(
+        (b["tokens"] - a["tokens"]) / (b["seconds"] - a["seconds"])
+        for a, b in itertools.pairwise(lines)
+    )
+    printed, _ = dry_run(capsys, *arguments, "--throughput", output)
+    found = re.search(r"at ([\d,]+) tokens/s \(measured in (\S+)\)", printed["device hours"])
+    assert int(found[1].replace(",", "")) == pytest.approx(speeds[len(speeds) // 2], abs=1)
+    assert found[2] == str(output)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (["--objective", "mlm"], "objective exlm, not mlm"),
+        (["--model.states_per_mask", "2"], "model.states_per_mask 4, not 2"),
+        (["--masking.mask_ratio", "0.3"], "masking.mask_ratio 0.15, not 0.3"),
+        (["--train.precision", "fp32"], "train.precision bf16, not fp32"),
+        (["--train.micro_batch_size", "2"], "train.micro_batch_size 4, not 2"),
+    ],
+)
+def test_the_speed_of_another_run_is_refused(measured, change, words, capsys):
+    output, arguments = measured
+    line = refusal(capsys, *arguments, *change, "--dry-run", "--throughput", output)
+    assert words in line and "measure a run of the same settings" in line
+
+
+def test_more_steps_need_no_new_measurement(measured, capsys):
+    output, arguments = measured
+    printed, _ = dry_run(capsys, *arguments, "--train.steps", 999, "--throughput", output)
+    assert "measured in" in printed["device hours"]
+
+
+def test_a_log_too_short_for_a_speed_is_refused(measured, tmp_path, capsys):
+    output, arguments = measured
+    (tmp_path / "config.yaml").write_text((output / "config.yaml").read_text())
+    lines = (output / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "metrics.jsonl").write_text("".join(lines[:3]))
+    line = refusal(capsys, *arguments, "--dry-run", "--throughput", tmp_path)
+    assert "logged 2 intervals" in line
+
+
+def test_the_whole_run_of_two_objectives_gives_each_its_speed(stand_ins, tmp_path, capsys):
+    arguments = [str(a) for a in shrunk("exlm-ablation", stand_ins)]
+    arguments += ["--objective", "mlm+exlm", "--train.steps", "10", "--train.log_every", "2"]
+    assert main([*arguments, "--output", str(tmp_path)]) == 0
+    capsys.readouterr()
+    assert main([*arguments, "--dry-run", "--throughput", str(tmp_path)]) == 0
+    found = re.findall(r"measured in (\S+)\)", capsys.readouterr().out)
+    assert [Path(path).name for path in found] == ["mlm", "exlm"]

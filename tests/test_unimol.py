@@ -1,0 +1,135 @@
+"""Pickles are read without being run."""
+
+import io
+import os
+import pickle
+import pickletools
+import subprocess
+
+import numpy as np
+import pytest
+from refusals import told
+
+from exlm_mini.corpora.unimol import lmdb_documents, load_restricted, num_entries
+
+
+def entry(smiles):
+    """As Uni-Mol stores a molecule."""
+    return {
+        "smi": smiles,
+        "atoms": ["C", "O"],
+        "coordinates": [np.zeros((2, 3), np.float32), np.ones((2, 3), np.float64)],
+        "target": np.array([1.5]),
+        "scalar": np.float32(2),
+        "id": 7,
+    }
+
+
+class Runs:
+    """Pickled, it calls whatever it is told to when it is loaded."""
+
+    def __init__(self, function, *arguments):
+        self.call = (function, arguments)
+
+    def __reduce__(self):
+        return self.call
+
+
+def write(path, values):
+    lmdb = pytest.importorskip("lmdb")
+    with (
+        lmdb.open(str(path), subdir=False, lock=False, map_size=1 << 24) as environment,
+        environment.begin(write=True) as transaction,
+    ):
+        for i, value in enumerate(values):
+            content = value if isinstance(value, bytes) else pickle.dumps(value, protocol=5)
+            transaction.put(str(i).encode(), content)
+    return path
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_plain_values_come_back_and_arrays_are_passed_over(protocol):
+    row = load_restricted(pickle.dumps(entry("CCO"), protocol=protocol))
+    assert (row["smi"], row["atoms"], row["id"]) == ("CCO", ["C", "O"], 7)
+    assert not isinstance(row["target"], np.ndarray)
+
+
+def hostile(tmp_path):
+    """Pickles that leave a file behind when they run, by many ways."""
+    mark = tmp_path / "mark"
+    open_it = f"__import__('pathlib').Path({str(mark)!r}).write_text('run')"
+    values = [
+        Runs(os.system, f"touch {mark}"),
+        Runs(eval, open_it),
+        Runs(exec, open_it),
+        Runs(subprocess.check_output, ["touch", str(mark)]),
+        Runs(open, str(mark), "w"),
+        Runs(os.mkdir, str(mark)),
+        Runs(np.fromfile, str(mark)),
+        Runs(np.save, str(mark), 1),
+        Runs(io.FileIO, str(mark), "w"),
+    ]
+    pickles = [pickle.dumps({"smi": value}, protocol=p) for value in values for p in (2, 4, 5)]
+    # A dotted name inside an allowed module, and the way through a nested pickle.
+    pickles.append(b"\x80\x04\x8c\x05numpy\x8c\x0ef2py.os.system\x93\x8c\x05touch\x85R.")
+    pickles.append(b"cnumpy\nload\n(S'x'\nI01\ntR.")
+    pickles.append(b"cpickle\nloads\n(S'x'\ntR.")
+    pickles.append(b"\x80\x02\x82\x01.")  # a code of the extension registry
+    pickles.append(b"Pid\n.")  # a persistent id
+    return mark, pickles
+
+
+def test_a_hostile_pickle_is_refused_and_not_run(tmp_path):
+    mark, pickles = hostile(tmp_path)
+    assert len(pickles) > 30
+    for content in pickles:
+        told(lambda content=content: load_restricted(content), "pickle is")
+        assert not mark.exists(), pickletools.dis(content)
+    told(lambda: load_restricted(pickles[0]), "refused", "system")
+
+
+def test_a_hostile_entry_is_told_in_one_line(tmp_path):
+    mark, pickles = hostile(tmp_path)
+    path = write(tmp_path / "a.lmdb", [entry("CCO"), pickles[0]])
+    documents = lmdb_documents(path, None)
+    assert next(documents) == "CCO"
+    told(lambda: next(documents), path, "entry b'1'", "refused", "nothing of it was run")
+    assert not mark.exists()
+
+
+def test_damaged_pickles_are_told(tmp_path):
+    rng = np.random.default_rng(0)
+    whole = pickle.dumps(entry("CC(=O)Oc1ccccc1C(=O)O"), protocol=5)
+    told(lambda: load_restricted(whole[:-5]), "damaged")
+    told(lambda: load_restricted(b""), "damaged")
+    for _ in range(300):
+        content = bytearray(whole)
+        content[rng.integers(len(content))] = rng.integers(256)
+        try:
+            load_restricted(bytes(content))
+        except ValueError as error:
+            assert "\n" not in str(error)
+
+
+def test_molecules_of_an_lmdb_come_in_its_order(tmp_path):
+    path = write(tmp_path / "a.lmdb", [entry(f"{'C' * n}O") for n in range(1, 4)])
+    assert list(lmdb_documents(path, None)) == ["CO", "CCO", "CCCO"]
+    assert num_entries(path) == 3
+
+
+def test_what_is_wrong_with_an_lmdb_is_told(tmp_path):
+    path = write(tmp_path / "a.lmdb", [entry("CCO")])
+    told(lambda: list(lmdb_documents(path, "smiles")), path, "no text 'smiles'", "smi, atoms")
+    path = write(tmp_path / "b.lmdb", [["CCO"]])
+    told(lambda: list(lmdb_documents(path, None)), path, "list, not a dict")
+    (tmp_path / "c.lmdb").write_bytes(b"no database" * 1000)
+    told(lambda: list(lmdb_documents(tmp_path / "c.lmdb", None)), "c.lmdb", "no readable LMDB")
+    told(lambda: list(lmdb_documents(tmp_path / "d.lmdb", None)), "d.lmdb", "cannot read")
+    assert num_entries(tmp_path / "c.lmdb") is None
+
+
+def test_without_lmdb_the_remedy_is_an_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "lmdb", None)
+    told(
+        lambda: list(lmdb_documents(tmp_path / "a.lmdb", None)), "pip install 'exlm-mini[chem]'"
+    )
