@@ -37,7 +37,7 @@ NOT_BUILT = "not built yet; without --no-build it would be"
 
 LIBRARIES = {
     "text": ("datasets", "tokenizers"),
-    "chem": ("rdkit",),
+    "chem": ("rdkit", "lmdb"),
     "train": (
         "accelerate", "jsonargparse[signatures]>=4.49,<5", "PyYAML", "tokenizers", "tqdm",
     ),
