@@ -601,7 +601,8 @@ def linear_operations(T, S):
 
 
 all_T = encoder_operations(T, base) + head_operations(T, base, V)
-all_T += link_operations(T, m + 2, base) + place_operations(T, base)  # places: per row
+# Places are not shared there.
+all_T += link_operations(T, m + 2, base) + place_operations(T, base)
 mlm_cost = mlm_operations(N, m, base, V)
 linear = linear_operations(N + 3 * m, 4 * m)
 by_paper = exlm_operations(N, m, 4, base, V, "paper")
@@ -652,7 +653,7 @@ m = round(p * N)
 T_k, _ = lengths(N, m, ks, "official")
 over_all = encoder_operations(T_k, base) + head_operations(T_k, base, V)
 over_all += link_operations(T_k, m + 2, base) + place_operations(T_k, base)
-over_all /= mlm_cost
+over_all = over_all / mlm_cost
 ax.plot(ks, over_all, color=COLORS["exlm"], ls=":", label="p = 0.15, all positions")
 ax.plot(4, paper_time, "o", color="black", ms=6, zorder=5, label="paper, time")
 ax.set(xlabel="states per mask, k", ylabel="cost relative to MLM", ylim=(0.8, 6))

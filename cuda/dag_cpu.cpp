@@ -44,6 +44,8 @@ struct Batch {
     }
     return true;
   }
+  // Enough to keep the threads busy row by row, so that a row stays in the cache of one of them.
+  bool has_many_rows(int num_threads) const { return B >= 4 * num_threads; }
   int64_t tiles() const { return (L + Simd<Real>::T - 1) / Simd<Real>::T; }
   Graph<Real> graph(int64_t b) const {
     return {emission + b * M * L, transition + b * L * L, L, int(num_targets[b]),
@@ -69,14 +71,15 @@ void clear_from(const Batch<Real>& batch, const Sweep<Real>& sweep, int64_t begi
   if (sweep.reach) std::fill(sweep.reach + begin, sweep.reach + wide, Real(0));
 }
 
-// Runs job(k) for k in 0..num-1 on the threads; an exception cannot leave them, so it is counted.
+// Runs job(k) for k in 0..num-1 on the threads, `together` at a time; an exception cannot leave
+// them, so it is counted.
 template <class Job>
-int in_parallel(int64_t num, int num_threads, Job job) {
+int in_parallel(int64_t num, int num_threads, Job job, int64_t together = 1) {
   std::atomic<int> failed{0};
 #pragma omp parallel num_threads(num_threads)
   {
     FlushSubnormals flush;
-#pragma omp for schedule(dynamic)
+#pragma omp for schedule(dynamic, together)
     for (int64_t k = 0; k < num; ++k) {
       try {
         job(k);
@@ -88,25 +91,29 @@ int in_parallel(int64_t num, int num_threads, Job job) {
   return failed;
 }
 
+// One direction of row b, with all that is to be written of it.
+template <class Real>
+Status sweep_row(const Batch<Real>& batch, int64_t b, int direction) {
+  const Graph<Real> g = batch.graph(b);
+  const EdgeScan scan = g.may_have_path() ? scan_edges(g) : EdgeScan{0, false, false};
+  if (direction == 0) batch.info[b * 2 + 1] = scan.shift;
+  const Walk walk = batch.walk(b, direction == 1);
+  const Sweep<Real> sweep = batch.sweep(b, direction);
+  std::fill(sweep.mass_exp, sweep.mass_exp + 3 * batch.M * batch.tiles(), kNone);  // all three
+  thread_local Scratch<Real> scratch;
+  const Status status =
+      g.may_have_path() ? sweep_tiles(g, walk, scan, sweep, &scratch) : kNoPath;
+  clear_from(batch, sweep, status == kTiled ? int64_t(g.m) * walk.width() : 0);
+  return status;
+}
+
 template <class Real>
 int log_likelihood(const Batch<Real>& batch, Real* log_likelihood, int num_threads) {
   if (!batch.has_good_counts()) return kBadCount;
   std::vector<int32_t> status(batch.B * 2, kNoPath);
   int failed = in_parallel(batch.B * 2, num_threads, [&](int64_t k) {
-    const int64_t b = k / 2;
-    const Graph<Real> g = batch.graph(b);
-    const Walk walk = batch.walk(b, k % 2);
-    const Sweep<Real> sweep = batch.sweep(b, k % 2);
-    std::fill(sweep.mass_exp, sweep.mass_exp + 3 * batch.M * batch.tiles(), kNone);  // all three
-    if (k % 2 == 0) batch.info[b * 2 + 1] = 0;
-    if (g.may_have_path()) {
-      thread_local Scratch<Real> scratch;
-      const EdgeScan scan = scan_edges(g);
-      if (k % 2 == 0) batch.info[b * 2 + 1] = scan.shift;
-      status[k] = sweep_tiles(g, walk, scan, sweep, &scratch);
-    }
-    clear_from(batch, sweep, status[k] == kTiled ? int64_t(g.m) * walk.width() : 0);
-  });
+    status[k] = sweep_row(batch, k / 2, k % 2);
+  }, batch.has_many_rows(num_threads) ? 2 : 1);
   failed |= in_parallel(batch.B, num_threads, [&](int64_t b) {
     const Graph<Real> g = batch.graph(b);
     const Walk walk = batch.walk(b, false);
@@ -161,7 +168,7 @@ int gradients(const Batch<Real>& batch, const Real* weight, Real* grad_emission,
     grad_emission_tile(g, walk, alpha, beta, weight[b], int(tile), of_emission);
     grad_transition_tile(g, walk, {batch.info[b * 2 + 1], false, false}, alpha, beta, weight[b],
                          int(tile), &unit, of_transition);
-  });
+  }, batch.has_many_rows(num_threads) ? tiles : 1);
   return failed | in_parallel(batch.B, num_threads, [&](int64_t b) {
     other_gradients(batch.graph(b), batch.info[b * 2], weight[b], grad_emission + b * M * L,
                     grad_transition + b * L * L);
