@@ -55,7 +55,7 @@ template <class Real>
 void grad_transition_tile(const Graph<Real>& g, const Walk& walk, const EdgeScan& scan,
                           const Sweep<Real>& alpha, const Sweep<Real>& beta, double weight,
                           int tile_v, std::vector<Real>* unit, Real* grad) {
-  constexpr int T = Simd<Real>::T, R = 8;
+  constexpr int T = Simd<Real>::T, R = T;
   const int m = g.m, n = g.n, nt = walk.num_tiles, span = n - m, v0 = tile_v * T;
   const int total_exp = alpha.mass_exp[m * nt - 1];
   const Real total = alpha.mass[int64_t(m - 1) * walk.width() + n - 1];
