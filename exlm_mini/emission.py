@@ -33,7 +33,7 @@ _CACHED_NUMBERS = 2**17
 def _normalise_(logits_SV: Tensor) -> Tensor:
     """Turn logits into probabilities in place; lse_S.
 
-    Four passes over the buffer: on a CPU they take a few rows at a time, which stay in its cache.
+    Five passes over the buffer: on a CPU they take a few rows at a time, which stay in its cache.
     """
     S, V = logits_SV.shape
     num_rows = max(1, _CACHED_NUMBERS // V) if logits_SV.device.type == "cpu" else max(1, S)
@@ -58,7 +58,7 @@ def _normalise_rounded_(logits_SV: Tensor) -> Tensor:
 
 @cache
 def _fused():
-    """``_normalise_rounded_`` as one kernel that reads the buffer twice and writes it once."""
+    """``_normalise_rounded_`` compiled, so that no float32 copy of the buffer is made."""
     return torch.compile(_normalise_rounded_, dynamic=True, fullgraph=True)
 
 
