@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from exlm_mini.autograd import differentiable_once
+
 _BASE = 10_000.0
 
 
@@ -68,9 +70,37 @@ def rotation_1d(
 def rotate(x_BHTd: Tensor, rotation: Rotation) -> Tensor:
     """Turn queries or keys by their positions; same shape and dtype as the input.
 
-    In each part, coordinate j pairs with coordinate j + part_dim / 2.
+    In each part, coordinate j pairs with coordinate j + part_dim / 2. Differentiable once, in
+    ``x_BHTd``.
     """
-    first, second = x_BHTd.unflatten(-1, (rotation.num_parts, 2, -1)).unbind(-2)
-    quarter_turn_BHTd = torch.stack([-second, first], dim=-2).flatten(-3)
-    turned = x_BHTd * rotation.cos_B1Td + quarter_turn_BHTd * rotation.sin_B1Td
-    return turned.to(x_BHTd.dtype)
+    return _Rotate.apply(x_BHTd, *rotation)
+
+
+class _Rotate(torch.autograd.Function):
+    """A rotation is undone by its transpose: the gradient is turned back, and x is not kept."""
+
+    @staticmethod
+    def forward(
+        ctx, x_BHTd: Tensor, cos_B1Td: Tensor, sin_B1Td: Tensor, num_parts: int
+    ) -> Tensor:
+        ctx.save_for_backward(cos_B1Td, sin_B1Td)
+        ctx.num_parts = num_parts
+        return _turn(x_BHTd, Rotation(cos_B1Td, sin_B1Td, num_parts), sign=1)
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx, grad_BHTd: Tensor) -> tuple[Tensor, None, None, None]:
+        rotation = Rotation(*ctx.saved_tensors, ctx.num_parts)
+        return _turn(grad_BHTd, rotation, sign=-1), None, None, None
+
+
+def _turn(x_BHTd: Tensor, rotation: Rotation, sign: int) -> Tensor:
+    """(a, b) to (a cos - b sin, b cos + a sin), or back for sign -1."""
+    turned_BHTd = x_BHTd * rotation.cos_B1Td
+    (a, b), (turned_a, turned_b), (sin_a, sin_b) = (
+        t.unflatten(-1, (rotation.num_parts, 2, -1)).unbind(-2)
+        for t in (x_BHTd, turned_BHTd, rotation.sin_B1Td)
+    )
+    turned_a.addcmul_(b, sin_a, value=-sign)
+    turned_b.addcmul_(a, sin_b, value=sign)
+    return turned_BHTd.to(x_BHTd.dtype)

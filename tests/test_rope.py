@@ -160,3 +160,28 @@ def test_halves_that_cannot_be_paired_are_refused(head_dim):
     index_11 = torch.zeros(1, 1, dtype=torch.int64)
     with pytest.raises(ValueError, match=f"head_dim is {head_dim}"):
         rotation_2d(index_11, index_11, head_dim)
+
+
+@pytest.mark.parametrize("kind", ["1d", "2d"])
+def test_the_gradient_is_that_of_the_formula(kind):
+    position_BT, clone_BT = torch.arange(6).view(2, 3), torch.tensor([[0, 1, 2], [3, 0, 1]])
+    if kind == "2d":
+        rotation = rotation_2d(position_BT, clone_BT, HEAD_DIM, FLOAT64)
+    else:
+        rotation = rotation_1d(position_BT, HEAD_DIM, FLOAT64)
+    # Queries of a transposed projection, as attention has them.
+    x_BHTd = drawn(2, 3, 2, HEAD_DIM).transpose(1, 2).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: rotate(x, rotation), x_BHTd)
+
+
+def test_a_second_derivative_is_refused():
+    x_BHTd = drawn(1, 1, 1, HEAD_DIM).requires_grad_()
+    with pytest.raises(RuntimeError, match="cannot be differentiated again"):
+        torch.autograd.grad(rotate(x_BHTd, at(3, 1)).sum(), x_BHTd, create_graph=True)
+
+
+def test_half_precision_is_turned_in_float32_and_rounded_once():
+    x_BHTd = drawn(2, 3, 5, HEAD_DIM).bfloat16()
+    rotation = rotation_2d(torch.arange(5).expand(2, 5), torch.ones(2, 5).long(), HEAD_DIM)
+    ours_BHTd = rotate(x_BHTd, rotation)
+    assert torch.equal(ours_BHTd, rotate(x_BHTd.float(), rotation).bfloat16())
