@@ -37,10 +37,13 @@ class MaskedBatch(NamedTuple):
 
 
 def _splitmix64(state: np.ndarray) -> np.ndarray:
-    """The finaliser of the SplitMix64 generator: a bijection of 64-bit integers."""
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))
+    """The finaliser of the SplitMix64 generator, in place: a bijection of 64-bit integers."""
+    state ^= state >> np.uint64(30)
+    state *= np.uint64(0xBF58476D1CE4E5B9)
+    state ^= state >> np.uint64(27)
+    state *= np.uint64(0x94D049BB133111EB)
+    state ^= state >> np.uint64(31)
+    return state
 
 
 def counter_uniform(*counters: int | np.ndarray) -> np.ndarray:
@@ -81,10 +84,18 @@ def num_masks(mask_ratio: float, num_maskable_B: Tensor, seed: int, step: int) -
 
 
 def choose_fixed_count(noise_BN: Tensor, is_maskable_BN: Tensor, count_B: Tensor) -> Tensor:
-    """The ``count_B`` maskable positions of each row with the smallest noise; bool (B, N)."""
-    order_BN = noise_BN.masked_fill(~is_maskable_BN, 2.0).argsort(dim=1, stable=True)
-    is_first_BN = torch.arange(noise_BN.shape[1]) < count_B.unsqueeze(1)
-    chosen_BN = torch.zeros_like(is_maskable_BN).scatter_(1, order_BN, is_first_BN)
+    """The ``count_B`` maskable positions of each row with the smallest noise; bool (B, N).
+
+    Of equal noise the earlier position comes first, so that the choice is one of a kind.
+    """
+    noise_BN = noise_BN.masked_fill(~is_maskable_BN, 2.0)
+    # Sorted values cost a fraction of a sorted order: NumPy sorts them with vector instructions.
+    rising_BN = torch.from_numpy(np.sort(noise_BN.numpy(), axis=1))
+    last_B = (count_B - 1).clamp(0, noise_BN.shape[1] - 1)
+    largest_B1 = rising_BN.gather(1, last_B.unsqueeze(1))
+    is_less_BN, is_equal_BN = noise_BN < largest_B1, noise_BN == largest_B1
+    num_equal_B1 = (count_B - is_less_BN.sum(1)).unsqueeze(1)
+    chosen_BN = is_less_BN | (is_equal_BN & (is_equal_BN.cumsum(1) <= num_equal_B1))
     return chosen_BN & is_maskable_BN
 
 

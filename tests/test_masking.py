@@ -219,6 +219,23 @@ def test_the_chosen_positions_have_the_smallest_noise(data):
     assert set(chosen_1N[0].nonzero().flatten().tolist()) == set(ranked[:count])
 
 
+@given(st.data())
+def test_of_equal_noise_the_earlier_position_is_chosen(data):
+    """The choice is that of a stable order, whatever the counts of the rows."""
+    B, N = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 9))
+    seed = data.draw(st.integers(0, 1000))
+    noise_BN = torch.from_numpy(
+        np.floor(4 * counter_uniform(seed, *np.ix_(*map(range, (B, N))))) / 4
+    )
+    is_maskable_BN = noise_BN.roll(1, dims=1) < data.draw(st.sampled_from([0.3, 0.6, 1.0]))
+    count_B = torch.tensor(data.draw(st.lists(st.integers(0, N + 2), min_size=B, max_size=B)))
+    order_BN = noise_BN.masked_fill(~is_maskable_BN, 2.0).argsort(dim=1, stable=True)
+    is_first_BN = torch.arange(N) < count_B.unsqueeze(1)
+    expected_BN = torch.zeros_like(is_maskable_BN).scatter_(1, order_BN, is_first_BN)
+    chosen_BN = choose_fixed_count(noise_BN, is_maskable_BN, count_B)
+    assert torch.equal(chosen_BN, expected_BN & is_maskable_BN)
+
+
 # ---- what masks depend on ----
 
 
