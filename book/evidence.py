@@ -4,7 +4,8 @@
     python book/evidence.py --only checks,dag     some sections of it
     python book/evidence.py --quick               tiny sizes, in a minute, to build/
 
-It needs torch, numpy and safetensors, no network, and what the compiled backend needs to be built.
+It needs torch, numpy and safetensors, no network, what the compiled backend needs to be built, and
+PyYAML for the recipes, which are left out without it.
 Each result is written as soon as it is there: the same command goes on where the last one was
 stopped. Results of other sources, another machine or another number of threads are not mixed:
 --again measures everything anew. The exit status is 1 if a check fails or something could not be
@@ -38,9 +39,11 @@ from measurements import (  # noqa: E402
     Setting,
     checks,
     dag_times,
+    data_times,
     emission_times,
     sanitizer,
     step_times,
+    train_times,
 )
 
 from exlm_mini.alignment import BACKENDS  # noqa: E402
@@ -58,6 +61,8 @@ SECTIONS: dict[str, Callable[[Setting], Iterator[Item]]] = {
     "dag": dag_times,
     "emission": emission_times,
     "step": step_times,
+    "data": data_times,
+    "train": train_times,
     "sanitizer": sanitizer,
 }
 """In this order; each yields its items, and an item is run only if its result is missing."""
@@ -143,6 +148,7 @@ def sources() -> str:
     scripts = ("evidence", "measurements", "correctness")
     files = [ROOT / "book" / f"{name}.py" for name in scripts]
     files += [ROOT / "tests" / "cases.py", *(ROOT / "exlm_mini").rglob("*.py")]
+    files += (ROOT / "exlm_mini" / "recipes").glob("*.yaml")
     files += [
         file for suffix in ("h", "cpp", "cu") for file in (ROOT / "cuda").glob(f"*.{suffix}")
     ]
@@ -239,10 +245,18 @@ def summary(result: Result) -> str:
             parts.append(f"{result['rows_redone']} rows redone in log space")
         return ", ".join(["right" if result["passed"] else "WRONG", *parts])
     if "records" in result:
-        return ", ".join(f"{r['backend']} {r['median_ms']:.3g} ms" for r in result["records"])
+        return _records_summary(result["records"])
     if "verdict" in result:
         return " ".join(["clean" if result["passed"] else "NOT CLEAN", *result["verdict"]])
     return ", ".join(f"{name} {value:.3g}" for name, value in result.items())
+
+
+def _records_summary(records: list[dict[str, Any]]) -> str:
+    speeds = [r["tokens_per_second"] for r in records if "tokens_per_second" in r]
+    if not speeds:
+        return ", ".join(f"{r['backend']} {r['median_ms']:.3g} ms" for r in records)
+    up_to = f" to {max(speeds):.3g}" if len(speeds) > 1 else ""
+    return f"{min(speeds):.3g}{up_to} tokens/s"
 
 
 def _tell(line: str) -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,10 +31,15 @@ from exlm_mini.benchmarks import (
     as_json,
 )
 from exlm_mini.benchmarks.dag import LogLikelihood, dag, forward_and_backward, made_graph
+from exlm_mini.benchmarks.data import Reading, epochs, readings
 from exlm_mini.benchmarks.emission import emission
 from exlm_mini.benchmarks.limits import Limits, floor, measured_limits, replay_ms
 from exlm_mini.benchmarks.step import model_of, step
+from exlm_mini.benchmarks.training import LEAST_STEPS, DoesNotFit, singles, train
+from exlm_mini.config import RunConfig, UserError
 from exlm_mini.measure import threads
+from exlm_mini.settings import load_recipe, recipe_names
+from exlm_mini.throughput import speed_settings
 
 SCRIPT = Path(__file__).with_name("evidence.py")
 SANITIZER_SECONDS = 300
@@ -41,6 +47,10 @@ PAPER_SIZES = (Shape(64, 77, 308), 50265)
 """States and vocabulary of the vocabulary head at full size; for a large GPU."""
 PAPER_BYTES = 64 * 2**30
 """Of memory, that these sizes want where they are computed in float64."""
+TRAIN_SECONDS = 30.0
+"""For the steps of one recipe, if it gets its median in that time."""
+TRAIN_ACCUMULATED = 8
+"""Micro-batches of a step at most: recipes of one GPU have up to 128."""
 Result = dict[str, Any]
 
 
@@ -160,6 +170,54 @@ def _step_at(setting: Setting, dropout: float, num_threads: int) -> Result:
     with threads(num_threads):
         found = list(step(shape, 0.15, vocab_size, config, setting.device))
     return {"records": _rows(found, "mlm")}
+
+
+def data_times(setting: Setting) -> Iterator[Item]:
+    """From a pack to masked batches, on one core."""
+    quick = setting.is_quick
+    batches = readings(num_tokens=100_000, seconds=0) if quick else readings()
+    orders = epochs(text_rows=1000, molecule_rows=1000) if quick else epochs()
+    yield Item("batches", partial(_data_of, batches))
+    yield Item("epochs", partial(_data_of, orders))
+
+
+def _data_of(found: Iterator[Reading]) -> Result:
+    return {"records": [_without_machine(reading.as_json({})) for reading in found]}
+
+
+def train_times(setting: Setting) -> Iterator[Item]:
+    """Steps of the recipes: on a CPU of those that bring their data, on a GPU of all.
+
+    Recipes that train at one speed are measured once.
+    """
+    measured = []
+    for name in ["toy-pairs"] if setting.is_quick else recipe_names():
+        try:
+            config = load_recipe(name)
+        except UserError as error:  # PyYAML is missing
+            yield Item(name, partial(dict, skipped=str(error)))
+            continue
+        if setting.device.type == "cpu" and config.data.pack is not None:
+            continue
+        for single in singles(config):
+            if speed_settings(single) not in measured:
+                measured.append(speed_settings(single))
+                yield Item(f"{name} {single.objective}", partial(_train_at, setting, single))
+
+
+def _train_at(setting: Setting, config: RunConfig) -> Result:
+    config = replace(config, train=replace(config.train, device=str(setting.device)))
+    steps = LEAST_STEPS if setting.is_quick else 20
+    try:
+        found = train(config, steps, TRAIN_SECONDS, TRAIN_ACCUMULATED)
+    except DoesNotFit as error:
+        return {"skipped": str(error)}
+    return {"records": [_without_machine(found.as_json({}))]}
+
+
+def _without_machine(row: dict[str, Any]) -> dict[str, Any]:
+    """A record; the machine is told once for all."""
+    return {name: value for name, value in row.items() if name != "machine"}
 
 
 def _rows(records: list[Record], reference: str) -> list[dict[str, Any]]:

@@ -1,13 +1,16 @@
-"""Time, memory and error of the alignment, the vocabulary head and a training step. ::
+"""Time, memory and error of the alignment, the vocabulary head, a training step and the data. ::
 
     python -m exlm_mini.bench dag                       every backend at five shapes
     python -m exlm_mini.bench dag --shape 8,77,308 --extra-backend mine.py
     python -m exlm_mini.bench emission                  the vocabulary head four ways
     python -m exlm_mini.bench step                      ExLM beside MLM, part by part
+    python -m exlm_mini.bench data                      from a pack to masked batches, on one core
+    python -m exlm_mini.bench train --recipe text-base  whole steps of a recipe on made-up tokens
 
-All times are medians of forward and backward pass together, after a run to warm up, and are
-compared within one process. Results go to stdout, as a table or with --json as one list of
-records; what was left out, and why, goes to stderr.
+All times are medians; those of the first three are of forward and backward pass together, after a
+run to warm up, and are compared within one process. Results go to stdout, as a table or with --json
+as one list of records; what was left out, and why, goes to stderr. The records of train are what
+pretrain --dry-run --throughput FILE reads.
 
 An extra backend is a Python file that defines ::
 
@@ -21,10 +24,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,12 +40,15 @@ import torch
 from exlm_mini.alignment import BACKENDS, dag_log_likelihood
 from exlm_mini.benchmarks import DAG_SHAPES, EMISSION_SIZES, TEXT_SHAPE, Record, Shape, as_json
 from exlm_mini.benchmarks.dag import LogLikelihood, dag, load_extra_backend
+from exlm_mini.benchmarks.data import MOLECULE_ROWS, NUM_TOKENS, TEXT_ROWS, epochs, readings
 from exlm_mini.benchmarks.emission import emission
 from exlm_mini.benchmarks.step import model_of, step
-from exlm_mini.benchmarks.table import heading, lines
-from exlm_mini.config import ModelConfig, UserError, nearest
+from exlm_mini.benchmarks.table import data_line, heading, lines, machine_line, train_lines
+from exlm_mini.benchmarks.training import LEAST_STEPS, WARM_UP_STEPS, singles, train
+from exlm_mini.config import ModelConfig, RunConfig, UserError, nearest
 from exlm_mini.console import say
 from exlm_mini.measure import machine, threads
+from exlm_mini.settings import load_recipe, recipe_names
 from exlm_mini.training import choose_device
 
 INTERRUPTED = 130
@@ -104,9 +113,20 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    commands = parser.add_subparsers(
-        dest="benchmark", metavar="dag|emission|step", required=True
-    )
+    commands = parser.add_subparsers(dest="benchmark", metavar="|".join(RUN), required=True)
+    _add_comparisons(commands)
+    about = "from a pack to masked batches: one process on one core"
+    sub = commands.add_parser("data", help=about, description=about, allow_abbrev=False)
+    _add(sub, "--tokens", int, NUM_TOKENS, "tokens of each pack that is read")
+    _add(sub, "--epoch-rows", int, None, f"rows of an epoch; default {TEXT_ROWS} of text, "
+         f"{MOLECULE_ROWS} molecules")  # fmt: skip
+    sub.add_argument("--json", action="store_true", help="print one JSON list of records")
+    _add_train(commands)
+    return parser
+
+
+def _add_comparisons(commands: Any) -> None:
+    """Those that compare ways to do the same."""
     about = {
         "dag": "the dynamic programme: every alignment backend",
         "emission": "the vocabulary head: plain, one buffer, fused, chunks",
@@ -138,7 +158,27 @@ def _parser() -> argparse.ArgumentParser:
     _add(sub, "--heads", int, 6, "attention heads")
     _add(sub, "--mask-ratio", float, 0.15, "p: with M it sets the length of a row")
     _add(sub, "--dropout", float, 0.1, "of hidden states and attention")
-    return parser
+
+
+def _add_train(commands: Any) -> None:
+    about = "optimiser steps of a recipe, without its data"
+    sub = commands.add_parser("train", help=about, description=about, allow_abbrev=False)
+    sub.add_argument(
+        "--recipe", action="append", required=True, metavar="NAME",
+        help=f"one of {', '.join(recipe_names())}, or a path; may be given several times",
+    )  # fmt: skip
+    _add(sub, "--steps", int, 20, f"to time, after {WARM_UP_STEPS} to warm up")
+    _add(
+        sub, "--seconds", float, None, f"begin no step after so many, if {LEAST_STEPS} are done"
+    )
+    _add(sub, "--micro-batch", int, None, "rows (or tokens) at a time; default the recipe's")
+    _add(
+        sub, "--accumulate", int, None, "micro-batches of a step at most; default the recipe's"
+    )
+    _add(sub, "--precision", str, None, "replaces train.precision")
+    _add(sub, "--objective", str, None, "replaces the recipe's; mlm+exlm measures both")
+    sub.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N")
+    sub.add_argument("--json", action="store_true", help="print one JSON list of records")
 
 
 def _add_dag_options(sub: argparse.ArgumentParser) -> None:
@@ -210,7 +250,8 @@ def _why_not(name: str, device: torch.device) -> str | None:
 
 def _check_numbers(arguments: argparse.Namespace) -> None:
     """Refuse what no measurement can be made of."""
-    for name in ("width", "vocab_size", "chunk", "layers", "heads", "seconds"):
+    positive = ("width", "vocab_size", "chunk", "layers", "heads", "seconds")
+    for name in (*positive, "epoch_rows", "micro_batch", "accumulate"):
         value = getattr(arguments, name, None)
         if value is not None and not value > 0:
             raise UserError(f"--{name.replace('_', '-')} is {value}; it must be above 0")
@@ -314,9 +355,66 @@ def _check_memory(shape: Shape, needed: int, device: torch.device) -> None:
 # ---- running ----
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Measure what was asked for and print it."""
-    _check_numbers(arguments)
+def _data(arguments: argparse.Namespace) -> None:
+    """Measure the way from a pack to a batch and print it."""
+    rows = arguments.epoch_rows
+    found = itertools.chain(
+        readings(arguments.tokens), epochs(rows or TEXT_ROWS, rows or MOLECULE_ROWS)
+    )
+    about = machine(torch.device("cpu"))
+    _print((reading.as_json(about) for reading in found), arguments.json, _data_lines)
+
+
+def _data_lines(row: dict[str, Any]) -> list[str]:
+    return [data_line(row)]
+
+
+def _train(arguments: argparse.Namespace) -> None:
+    """Measure steps of recipes and print them."""
+    if arguments.steps < LEAST_STEPS:
+        raise UserError(f"--steps is {arguments.steps}; a median needs at least {LEAST_STEPS}")
+    device = _device(arguments.device)
+    configs = [
+        single for recipe in arguments.recipe for single in singles(_recipe(recipe, arguments))
+    ]
+    about = machine(device)
+    seconds = arguments.seconds or math.inf
+    found = (
+        train(config, arguments.steps, seconds, arguments.accumulate).as_json(about)
+        for config in configs
+    )
+    _print(found, arguments.json, train_lines)
+
+
+def _recipe(name: str, arguments: argparse.Namespace) -> RunConfig:
+    """A recipe with what the options replace."""
+    config = load_recipe(name)
+    changes: dict[str, Any] = {"device": arguments.device}
+    if arguments.precision is not None:
+        changes["precision"] = arguments.precision
+    if arguments.micro_batch is not None:
+        counted = "size" if config.train.batch_tokens is None else "tokens"
+        changes[f"micro_batch_{counted}"] = arguments.micro_batch
+    config = replace(config, train=replace(config.train, **changes))
+    return replace(config, objective=arguments.objective or config.objective)
+
+
+def _print(
+    rows: Iterator[dict[str, Any]], is_json: bool, as_lines: Callable[[dict], list[str]]
+) -> None:
+    """Each record as soon as it is there, or all of them as JSON at the end."""
+    done = []
+    for row in rows:
+        if not is_json:
+            above = [] if done else [machine_line(row["machine"])]
+            print("\n".join([*above, *as_lines(row)]), flush=True)
+        done.append(row)
+    if is_json:
+        print(json.dumps(done, allow_nan=False))
+
+
+def _compare(arguments: argparse.Namespace) -> None:
+    """Measure several ways to do the same and print them."""
     device = _device(arguments.device)
     about = machine(device)
     reference = getattr(arguments, "against", REFERENCE[arguments.benchmark])
@@ -338,6 +436,15 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError("nothing was measured; the lines above say why")
     if arguments.json:
         print(json.dumps(rows, allow_nan=False))
+
+
+RUN = {"dag": _compare, "emission": _compare, "step": _compare, "data": _data, "train": _train}
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measure what was asked for and print it."""
+    _check_numbers(arguments)
+    RUN[arguments.benchmark](arguments)
 
 
 def main(argv: list[str] | None = None) -> int:

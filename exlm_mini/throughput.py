@@ -6,6 +6,7 @@ of the same model on rows of the same length.
 
 from __future__ import annotations
 
+import json
 import statistics
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +21,7 @@ LEAST_INTERVALS = 3
 SAME_SPEED = (
     "objective", "model", "masking", "data.kind", "data.block_length", "train.precision",
     "train.batch_size", "train.micro_batch_size", "train.batch_tokens",
-    "train.micro_batch_tokens",
+    "train.micro_batch_tokens", "train.compile", "train.sharding",
 )  # fmt: skip
 """Settings that decide how fast a token is worked on."""
 
@@ -38,23 +39,98 @@ class Throughput(NamedTuple):
         return num_tokens / self.tokens_per_second / 3600
 
 
+def speed_settings(config: RunConfig) -> dict[str, Any]:
+    """The settings of ``SAME_SPEED`` by their names, as JSON knows them."""
+    settings = plain(config)
+    return {name: _setting(settings, name) for name in SAME_SPEED}
+
+
 def throughput(text: str, config: RunConfig) -> Throughput:
     """The speed a command line names.
 
     Args:
-        text: tokens per second, or the directory of a run.
+        text: tokens per second, the directory of a run, or a file of measured speeds.
         config: of the run to be estimated, with a single objective.
 
     Raises:
-        UserError: if it is neither, or the run had another model or other rows.
+        UserError: if it is none of these, or the speed is that of another model or other rows.
     """
     try:
         number = float(text.replace(",", "").replace("_", ""))
     except ValueError:
-        return measured_throughput(Path(text), config)
+        path = Path(text)
+        return (
+            recorded_throughput(path, config)
+            if path.is_file()
+            else measured_throughput(path, config)
+        )
     if not 0 < number < float("inf"):
         raise UserError(f"--throughput is {text}; it must be positive tokens per second")
     return Throughput(number, "given")
+
+
+def recorded_throughput(file: Path, config: RunConfig) -> Throughput:
+    """The speed of these settings in a file of ``bench train --json`` or ``book/evidence.py``.
+
+    Raises:
+        UserError: if the file holds no speeds, or none of these settings.
+    """
+    ours = speed_settings(config)
+    differing = []
+    for record in _records(file):
+        difference = _first_difference(record["settings"], ours)
+        if difference is None:
+            return Throughput(record["tokens_per_second"], _source(record, file))
+        is_other = record["recipe"] != config.recipe, record["objective"] != config.objective
+        differing.append((is_other, difference))
+    _, nearest = min(differing, key=lambda found: found[0])
+    raise UserError(
+        f"{file} holds no speed of these settings; the nearest was measured with {nearest}; "
+        "measure it with python -m exlm_mini.bench train"
+    )
+
+
+def _source(record: dict[str, Any], file: Path) -> str:
+    machine = record["machine"]
+    device = machine["cpu"] if machine["device"] == "cpu" else machine["device"]
+    part, whole = record["accumulated"], record["accumulated_by_recipe"]
+    of_whole = f", {part} of {whole} micro-batches a step" if part != whole else ""
+    return f"measured on {device}{of_whole}, {file}"
+
+
+def _records(file: Path) -> list[dict[str, Any]]:
+    """Speeds of recipes in a file, whatever else it holds."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(content, dict):  # of evidence: the machine is told once for all
+            found = [
+                {**record, "machine": content["machine"]}
+                for result in content["sections"].get("train", {}).values()
+                for record in result.get("records", [])
+            ]
+        else:
+            found = [record for record in content if record["benchmark"] == "train"]
+        for record in found:
+            is_whole = (
+                isinstance(record["settings"], dict)
+                and {"recipe", "objective", "accumulated", "accumulated_by_recipe"}
+                <= set(record)
+                and {"device", "cpu"} <= set(record["machine"])
+                and isinstance(record["tokens_per_second"], float)
+                and 0 < record["tokens_per_second"] < float("inf")
+            )
+            if not is_whole:
+                raise ValueError
+    except OSError as error:
+        raise UserError(f"cannot read --throughput {file} ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        found = []
+    if not found:
+        raise UserError(
+            f"--throughput {file} holds no measured speed of a recipe; make one with python -m "
+            "exlm_mini.bench train --recipe NAME --json > FILE"
+        )
+    return found
 
 
 def measured_throughput(run: Path, config: RunConfig) -> Throughput:
@@ -67,7 +143,7 @@ def measured_throughput(run: Path, config: RunConfig) -> Throughput:
     if not (run / CONFIG).is_file():
         raise UserError(
             f"--throughput {run} is neither a number nor the directory of a run; give tokens per "
-            "second of one device, or the --output of a run"
+            "second of one device, the --output of a run, or a file of bench train --json"
         )
     try:
         stored = parse_stored((run / CONFIG).read_text(encoding="utf-8"))
@@ -76,13 +152,12 @@ def measured_throughput(run: Path, config: RunConfig) -> Throughput:
     several = stored["objective"].split("+")
     if len(several) > 1 and config.objective in several:
         run, stored["objective"] = run / config.objective, config.objective
-    for name in SAME_SPEED:
-        theirs, ours = _setting(stored, name), _setting(plain(config), name)
-        if theirs != ours:
-            raise UserError(
-                f"{run} was measured with {_difference(name, theirs, ours)}; measure a run of "
-                "the same settings"
-            )
+    theirs = {name: _setting(stored, name) for name in SAME_SPEED}
+    difference = _first_difference(theirs, speed_settings(config))
+    if difference is not None:
+        raise UserError(
+            f"{run} was measured with {difference}; measure a run of the same settings"
+        )
     lines = [line for line in read_metrics(run / "metrics.jsonl") if "tokens" in line]
     speeds = [
         (b["tokens"] - a["tokens"]) / (b["seconds"] - a["seconds"])
@@ -106,9 +181,23 @@ def _setting(settings: dict[str, Any], name: str) -> Any:
     return {k: v for k, v in value.items() if k != "vocab_size"} if group == "model" else value
 
 
+def _first_difference(theirs: dict[str, Any], ours: dict[str, Any]) -> str | None:
+    """The first of ``SAME_SPEED`` that differs, with both values; none if all agree.
+
+    What ``train.precision auto`` comes to depends on the device, and so does the speed.
+    """
+    for name in SAME_SPEED:
+        if name == "train.precision" and ours[name] == "auto":
+            continue
+        if theirs.get(name) != ours[name]:
+            return _difference(name, theirs.get(name), ours[name])
+    return None
+
+
 def _difference(name: str, theirs: Any, ours: Any) -> str:
     """The first setting that differs, with both values."""
-    if isinstance(theirs, dict):
-        inner = next(key for key in ours if theirs.get(key) != ours[key])
-        return _difference(f"{name}.{inner}", theirs.get(inner), ours[inner])
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        keys = [*ours, *theirs]  # a setting of another version may be in one of them only
+        inner = next(key for key in keys if theirs.get(key) != ours.get(key))
+        return _difference(f"{name}.{inner}", theirs.get(inner), ours.get(inner))
     return f"{name} {theirs}, not {ours}"

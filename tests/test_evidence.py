@@ -34,6 +34,9 @@ from exlm_mini.benchmarks.limits import (
     measured_limits,
     replay_ms,
 )
+from exlm_mini.benchmarks.training import DoesNotFit, singles
+from exlm_mini.settings import load_recipe, recipe_names
+from exlm_mini.throughput import speed_settings, throughput
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "book"))
@@ -147,6 +150,25 @@ def test_times_stand_beside_the_floor_and_one_reference(whole):
                 assert row["median_ms"] > 0 and row["peak_mib"] > 0
                 assert row["max_error"] < 1e-4
                 assert "machine" not in row
+
+
+def test_data_and_recipes_are_measured_too(whole):
+    sections = read(whole[0])["sections"]
+    parts = {row["part"] for row in sections["data"]["batches"]["records"]}
+    assert parts == {"reading", "masking", "batch"}
+    assert {row["part"] for row in sections["data"]["epochs"]["records"]} == {"epoch"}
+    assert list(sections["train"]) == ["toy-pairs mlm", "toy-pairs exlm"]
+    for name in ("data", "train"):
+        for result in sections[name].values():
+            for row in result["records"]:
+                assert row["tokens_per_second"] > 0 and "machine" not in row
+
+
+def test_a_speed_in_the_evidence_is_one_for_a_dry_run(whole):
+    file, *_ = whole
+    (found,) = read(file)["sections"]["train"]["toy-pairs mlm"]["records"]
+    config = singles(load_recipe("toy-pairs"))[0]
+    assert throughput(str(file), config).tokens_per_second == found["tokens_per_second"]
 
 
 def test_each_result_is_told_in_a_line_with_progress(whole):
@@ -326,6 +348,56 @@ def test_a_call_is_captured_and_replayed():
     assert total.unique().numel() == 1 and total[0] > REPLAYS
     with pytest.raises(RuntimeError):
         replay_ms(lambda: total.sum().item(), device)
+
+
+# ---- the recipes ----
+
+
+def recipes_of(device: str) -> list[str]:
+    setting = measurements.Setting(torch.device(device), False, [], {}, lambda *_: None)
+    return [item.key for item in measurements.train_times(setting)]
+
+
+def test_on_a_cpu_the_recipes_that_bring_their_data_are_measured():
+    assert recipes_of("cpu") == [
+        "smiles-tiny exlm", "text-tiny exlm", "toy-pairs mlm", "toy-pairs exlm",
+    ]  # fmt: skip
+
+
+def test_on_a_gpu_every_speed_there_is_in_the_recipes_is_measured_once():
+    found = recipes_of("cuda")
+    assert {"text-base exlm", "text-large exlm", "smiles-base exlm"} <= set(found)
+    assert set(recipes_of("cpu")) < set(found) and len(found) == len(set(found))
+    # They differ in the number of steps alone.
+    assert "vanilla-mlm mlm" in found and "vanilla-mlm-plus-plus mlm" not in found
+    named = {key.split()[0] for key in found}
+    speeds = [
+        [speed_settings(single) for single in singles(load_recipe(name))]
+        for name in recipe_names()
+    ]
+    for name, settings in zip(recipe_names(), speeds, strict=True):
+        is_twin = any(settings == other for other in speeds if other is not settings)
+        assert name in named or is_twin
+
+
+def test_a_recipe_that_does_not_fit_is_kept_as_such(monkeypatch):
+    def full(config, steps, seconds, accumulate):
+        assert config.train.device == "cpu"
+        raise DoesNotFit("text-large does not fit in the memory of this machine")
+
+    monkeypatch.setattr(measurements, "train", full)
+    setting = measurements.Setting(CPU, True, [], {}, lambda *_: None)
+    for item in measurements.train_times(setting):
+        assert item.run() == {
+            "skipped": "text-large does not fit in the memory of this machine"
+        }
+
+
+def test_without_yaml_the_reason_is_kept(monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    setting = measurements.Setting(CPU, True, [], {}, lambda *_: None)
+    (item,) = measurements.train_times(setting)
+    assert item.run() == {"skipped": "reading a recipe needs PyYAML; run: pip install PyYAML"}
 
 
 # ---- going on ----

@@ -16,11 +16,44 @@ def heading(reference: str, machine: dict[str, Any]) -> list[str]:
         reference: that ratios compare with.
         machine: from ``measure.machine``.
     """
-    device = machine["device"] if machine["device"] != "cpu" else machine["cpu"]
     names = ("B,M,L", "", "thr", "wall ms", "cpu ms", f"vs {reference}", "peak MiB")
+    return [machine_line(machine), _COLUMNS.format(*names, "RSS MiB", "error")]
+
+
+def machine_line(machine: dict[str, Any]) -> str:
+    """What was measured on, from ``measure.machine``."""
+    device = machine["device"] if machine["device"] != "cpu" else machine["cpu"]
+    return f"{device}, torch {machine['torch']}, commit {machine['commit']}"
+
+
+def data_line(row: dict[str, Any]) -> str:
+    """A record of ``benchmarks.data``, from its ``as_json``."""
+    return (
+        f"{row['part']:8} {row['name']:32} {row['num_rows']:>12,.0f} rows "
+        f"{row['median_ms']:10.3f} ms (cpu {row['median_cpu_ms']:.3f}) "
+        f"{row['tokens_per_second'] / 1e6:8.1f} M tokens/s "
+        f"(cpu {row['tokens_per_cpu_second'] / 1e6:.1f})"
+    )
+
+
+def train_lines(row: dict[str, Any]) -> list[str]:
+    """A record of ``benchmarks.training``, from its ``as_json``."""
+    used = row["settings"]
+    micro = used["train.micro_batch_size"] or used["train.batch_size"]
+    unit = "rows"
+    if used["train.batch_tokens"] is not None:
+        micro = used["train.micro_batch_tokens"] or used["train.batch_tokens"]
+        unit = "tokens"
+    peak = "-" if row["peak_mib"] is None else f"{row['peak_mib']:,.0f} MiB"
+    share = row["flops_utilisation"]
+    of_peak = "" if share is None else f" ({share:.1%} of the device's peak)"
     return [
-        f"{device}, torch {machine['torch']}, commit {machine['commit']}",
-        _COLUMNS.format(*names, "RSS MiB", "error"),
+        f"{row['recipe']}, {row['objective']}: {row['tokens_per_second']:,.0f} tokens/s, "
+        f"{row['flops_per_second']:.3g} FLOP/s{of_peak}, peak memory {peak}",
+        f"    {row['steps']} steps of {row['median_ms']:,.0f} ms = {row['accumulated']} (of "
+        f"{row['accumulated_by_recipe']}) x {micro:,} {unit}, {used['train.precision']}, "
+        f"{row['num_parameters'] / 1e6:.1f} M parameters, vocabulary {row['vocab_size']:,}, "
+        f"threads {row['threads']}",
     ]
 
 
