@@ -4,7 +4,7 @@ PYTHON ?= python3
 ARGS ?=
 WORKERS ?= 2
 PY := .venv/bin/python
-EXTRAS := text,chem,train,book,test
+EXTRAS := text,chem,train,book,watch,tasks,test
 TORCH_PIN = $(shell sed -n s/^torch==//p requirements.lock)
 
 ifeq ($(TORCH),cpu)
@@ -18,11 +18,11 @@ BOOK := .venv/bin/jupyter-book build -W -n --keep-going . --config book/_config.
 	--toc book/_toc.yml --path-output book
 TEX := latexmk texlive-xetex texlive-latex-extra texlive-fonts-recommended tex-gyre fonts-freefont-otf
 
-.PHONY: help setup pretrain doctor evidence book chapters pdf test test-chapters test-slow check format lock clean
+.PHONY: help setup pretrain doctor evidence book chapters pdf test test-chapters test-slow test-reliability check format lock clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## /\1\t/p' Makefile | while IFS='	' read -r name text; do \
-		printf '  make %-14s %s\n' "$$name" "$$text"; done
+		printf '  make %-17s %s\n' "$$name" "$$text"; done
 
 setup: .venv/.ready ## make .venv with everything pinned (once; the others do it by themselves)
 
@@ -56,6 +56,9 @@ test-chapters: .venv/.ready ## run the chapters and compare every stored output
 # pytest ends with 5 when it finds no test.
 test-slow: .venv/.ready ## the tests marked slow
 	$(PY) -m pytest -n $(WORKERS) -m "slow and not gpu" $(ARGS) || [ $$? -eq 5 ]
+
+test-reliability: .venv/.ready ## what a run survives: kills, full disks, damaged files, changed settings
+	$(PY) -m pytest -n $(WORKERS) -m "reliability and not gpu" $(ARGS)
 
 check: .venv/.ready ## lint and format check alone
 	$(PY) -m ruff check --quiet .

@@ -1,11 +1,14 @@
 """Which rows a step trains on: a pure function of (seed, step), so resuming needs no state.
 
 Shapes: R rows of a pack, B rows of a batch, N tokens of a row.
+
+Nor does it depend on the number of processes: of a step's micro-batches, process r of W takes
+those with the numbers ``micro * W + r``, and makes no other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -55,10 +58,25 @@ class TrainingBatches:
 
     Epochs follow each other without a seam: a batch may hold the last rows of one and the first
     of the next.
+
+    Args:
+        pack: rows to learn from.
+        masker: hides tokens.
+        batch_size: rows of a step, over all processes.
+        seed: of the order.
+        micro_size: rows of a micro-batch; none: the step's rows, shared among the processes.
     """
 
-    def __init__(self, pack: Pack, masker: Masker, batch_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        pack: Pack,
+        masker: Masker,
+        batch_size: int,
+        seed: int,
+        micro_size: int | None = None,
+    ) -> None:
         self.pack, self.masker, self.batch_size, self.seed = pack, masker, batch_size, seed
+        self.micro_size = micro_size
         self._order = lru_cache(maxsize=2)(
             lambda epoch: epoch_order(pack.lengths_R, batch_size, seed, epoch)
         )
@@ -74,8 +92,20 @@ class TrainingBatches:
         return row_B, epoch_B
 
     def batch(self, step: int) -> MaskedBatch:
-        """The batch of a step, on the CPU."""
+        """All rows of a step as one batch, on the CPU."""
+        return self._make(*self.rows(step), step)
+
+    def parts(self, step: int, rank: int = 0, world_size: int = 1) -> list[MaskedBatch]:
+        """The micro-batches of a step that process ``rank`` works on, on the CPU."""
+        size = self.micro_size or self.batch_size // world_size
         row_B, epoch_B = self.rows(step)
+        starts = range(rank * size, self.batch_size, world_size * size)
+        return [
+            self._make(row_B[start : start + size], epoch_B[start : start + size], step)
+            for start in starts
+        ]
+
+    def _make(self, row_B: np.ndarray, epoch_B: np.ndarray, step: int) -> MaskedBatch:
         token_ids_BN, _ = self.pack.gather(row_B)
         return self.masker(token_ids_BN, epoch_B, row_B, step)
 
@@ -93,7 +123,7 @@ class TokenBatches:
         pack: rows to learn from.
         masker: hides tokens.
         num_tokens: of a micro-batch at most: rows times the longest of them, before expansion.
-        num_parts: micro-batches of a step.
+        num_parts: micro-batches of a step, over all processes.
         seed: of the order.
 
     Raises:
@@ -131,33 +161,35 @@ class TokenBatches:
         start, end = self.starts[order[place] : order[place] + 2]
         return row_R[start:end], epoch
 
-    def parts(self, step: int) -> list[MaskedBatch]:
-        """The micro-batches of a step, on the CPU."""
+    def parts(self, step: int, rank: int = 0, world_size: int = 1) -> list[MaskedBatch]:
+        """The micro-batches of a step that process ``rank`` works on, on the CPU."""
         made = []
-        for part in range(step * self.num_parts, (step + 1) * self.num_parts):
-            row_B, epoch = self.rows(part)
+        for micro in range(rank, self.num_parts, world_size):
+            row_B, epoch = self.rows(step * self.num_parts + micro)
             token_ids_BN, _ = self.pack.gather(row_B)
             made.append(self.masker(token_ids_BN, np.full_like(row_B, epoch), row_B, step))
         return made
 
 
 def validation_batches(
-    pack: Pack, masker: Masker, num_rows: int, batch_size: int
+    pack: Pack,
+    masker: Masker,
+    num_rows: int,
+    batch_size: int,
+    numbers: Iterable[int] | None = None,
 ) -> Iterator[MaskedBatch]:
-    """The first ``num_rows`` rows, sorted by length, with the same masks at every call."""
-    rows = np.arange(min(num_rows, len(pack)))
-    rows = rows[np.argsort(pack.lengths_R[rows], kind="stable")]
-    for start in range(0, len(rows), batch_size):
-        row_B = rows[start : start + batch_size]
+    """The first ``num_rows`` rows, sorted by length; a row has the same masks at every call.
+
+    Args:
+        pack: held-out rows.
+        masker: hides tokens.
+        num_rows: of the pack; all if it has fewer.
+        batch_size: rows of a batch; the last may have fewer.
+        numbers: which batches to make, from 0; none: all.
+    """
+    row_R = np.arange(min(num_rows, len(pack)))
+    row_R = row_R[np.argsort(pack.lengths_R[row_R], kind="stable")]
+    for number in range(-(-len(row_R) // batch_size)) if numbers is None else numbers:
+        row_B = row_R[number * batch_size : (number + 1) * batch_size]
         token_ids_BN, _ = pack.gather(row_B)
         yield masker(token_ids_BN, np.full_like(row_B, VALIDATION_EPOCH), row_B, step=0)
-
-
-def split_batch(batch: MaskedBatch, size: int, pad: int) -> list[MaskedBatch]:
-    """Micro-batches of ``size`` rows, each without columns that are all padding."""
-    parts = []
-    for start in range(0, len(batch.token_ids_BN), size):
-        part = MaskedBatch(*(t[start : start + size] for t in batch))
-        width = int((part.token_ids_BN != pad).sum(dim=1).max())
-        parts.append(MaskedBatch(*(t[:, :width] for t in part)))
-    return parts

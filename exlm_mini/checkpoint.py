@@ -121,9 +121,6 @@ def load_checkpoint(path: Path) -> Checkpoint:
         UserError: missing, truncated or changed file, or a manifest this version cannot read.
     """
     manifest = _read_manifest(path / MANIFEST)
-    name = _DIRECTORY_NAME.fullmatch(path.name)
-    if name and int(name[1]) != manifest["step"]:
-        raise _broken(path / MANIFEST, f"is of step {manifest['step']}, so {path} was renamed")
     tensors = {}
     for file_name, entry in manifest["files"].items():
         file = path / file_name
@@ -142,7 +139,7 @@ def latest_checkpoint(directory: Path, report: Callable[[str], None]) -> Checkpo
 
     Args:
         directory: as for ``save_checkpoint``; anything in it with another name is ignored.
-        report: called with one line for each broken checkpoint passed over.
+        report: called with one line for each broken or unfinished checkpoint passed over.
 
     Returns:
         The checkpoint; None if the directory is missing or holds none.
@@ -150,17 +147,10 @@ def latest_checkpoint(directory: Path, report: Callable[[str], None]) -> Checkpo
     Raises:
         UserError: there are checkpoints and none of them is intact.
     """
-    try:
-        paths = [path for path in directory.iterdir() if path.is_dir()]
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise UserError(
-            f"cannot list {directory} ({error.strerror}); check its permissions"
-        ) from error
-    named = [(_DIRECTORY_NAME.fullmatch(path.name), path) for path in paths]
-    found = [(int(name[1]), name[2] is None, path) for name, path in named if name]
-    for _, _, path in sorted(found, reverse=True):
+    found = _newest_first(directory)
+    for path in sorted(directory.glob("step-*.tmp")):
+        report(f"skipped checkpoint {path.name}: it is not finished; the next save removes it")
+    for path in found:
         try:
             return load_checkpoint(path)
         except UserError as error:
@@ -171,6 +161,50 @@ def latest_checkpoint(directory: Path, report: Callable[[str], None]) -> Checkpo
             "from a copy, or start again in another --output"
         )
     return None
+
+
+def prune_checkpoints(directory: Path, keep_last: int, best_step: int | None) -> None:
+    """Delete old checkpoints, never the only one that is intact.
+
+    Only what is older than the newest intact one goes. To find that, checkpoints are read again
+    from the newest on: one per call, as a rule, and none where nothing is to be deleted. A crash
+    leaves at most a ``.tmp`` directory, which the next save removes.
+
+    Args:
+        directory: as for ``save_checkpoint``; anything in it with another name is ignored.
+        keep_last: how many of the newest to keep, 0 for all. One whose manifest is damaged, or
+            of which a file is missing or of another size, does not count.
+        best_step: this one is kept besides, if it is there.
+
+    Raises:
+        UserError: an old checkpoint cannot be deleted.
+        ValueError: negative ``keep_last``.
+    """
+    if keep_last < 0:
+        raise ValueError(f"keep_last is {keep_last}; it must not be negative")
+    found = _newest_first(directory) if keep_last else []
+    old: list[Path] = []
+    num_complete = 0
+    for path in found:
+        if num_complete < keep_last:
+            num_complete += _is_complete(path)
+        elif _step_of(path) != best_step:
+            old.append(path)
+    if old:
+        intact = next((path for path in found if _is_intact(path)), found[-1])
+        old = [path for path in old if found.index(path) > found.index(intact)]
+    for path in old:
+        # Half of a checkpoint must not stand under its name.
+        doomed = directory / f"step-{_step_of(path):06d}.tmp"
+        try:
+            shutil.rmtree(doomed, ignore_errors=True)
+            os.rename(path, doomed)
+        except OSError as error:
+            raise UserError(
+                f"cannot delete the old checkpoint {path} ({error.strerror}); check the "
+                "permissions of its directory, or keep all with train.keep_last 0"
+            ) from error
+        shutil.rmtree(doomed, ignore_errors=True)
 
 
 def encode_manifest(fields: dict) -> bytes:
@@ -216,6 +250,48 @@ def _remove_leftovers(directory: Path) -> None:
         name = _LEFTOVER_NAME.fullmatch(path.name)
         if name and (name[2] == "tmp" or (directory / name[1]).exists()):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _newest_first(directory: Path) -> list[Path]:
+    """Directories with the name of a checkpoint, broken ones too; none if there is no directory."""
+    try:
+        paths = [path for path in directory.iterdir() if path.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise UserError(
+            f"cannot list {directory} ({error.strerror}); check its permissions"
+        ) from error
+    found = [path for path in paths if _DIRECTORY_NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: (_step_of(path), path.suffix == ""), reverse=True)
+
+
+def _step_of(path: Path) -> int:
+    return int(_DIRECTORY_NAME.fullmatch(path.name)[1])
+
+
+def _is_complete(path: Path) -> bool:
+    """Its manifest is right and its files have the sizes it says; costs no reading of them."""
+    try:
+        files = _read_manifest(path / MANIFEST)["files"]
+        return all((path / name).stat().st_size == files[name]["bytes"] for name in files)
+    except (UserError, OSError):
+        return False
+
+
+def _is_intact(path: Path) -> bool:
+    """``load_checkpoint`` would take it; reads all files piece by piece, holds no tensors."""
+    try:
+        for name, entry in _read_manifest(path / MANIFEST)["files"].items():
+            with open(path / name, "rb") as stream:
+                if hashlib.file_digest(stream, "sha256").hexdigest() != entry["sha256"]:
+                    return False
+            with safetensors.safe_open(path / name, "pt") as tensors:
+                if not set(entry["tied"].values()) <= set(tensors.keys()):
+                    return False
+    except (UserError, OSError, safetensors.SafetensorError):
+        return False
+    return _is_complete(path)
 
 
 def _publish(draft: Path, final: Path) -> None:
@@ -300,6 +376,9 @@ def _read_manifest(file: Path) -> dict:
     if not is_unchanged:
         raise _broken(file, "is damaged: its text does not fit its sha256")
     _check_fields(file, fields)
+    name = _DIRECTORY_NAME.fullmatch(file.parent.name)
+    if name and int(name[1]) != fields["step"]:
+        raise _broken(file, f"is of step {fields['step']}, so {file.parent} was renamed")
     return fields
 
 

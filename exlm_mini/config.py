@@ -103,6 +103,10 @@ class ModelConfig:
     """Spread of a learned vector per clone, added to the states; 0: none, as in the paper."""
     rope: Literal["2d", "1d"] = "2d"
     """2d: token and clone index; 1d: place in the expanded sequence (ablation of Table 2)."""
+    attention: Literal["padded", "packed"] = "padded"
+    """For rows of unequal length. padded: all as long as the longest of the batch; packed: end to
+    end, so that no layer works on padding. On a GPU packed pays most in half precision with
+    attention_dropout 0; its kernel has no dropout, and without the kernel attention is padded."""
     emission: Literal["buffer", "fused", "chunked"] = "buffer"
     """Keep one states x V buffer; the same in the encoder's precision, by a compiled kernel (for
     bf16 on a GPU); or recompute it chunk by chunk in the backward pass."""
@@ -265,12 +269,25 @@ class TrainConfig:
     chain_warmup: float = 0.0
     """exlm only: share of the steps on fixed parallel chains, and again as much to fade them
     out; 0: none, as in the paper."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Encoder arithmetic; emission, transition and dynamic programme stay in fp32."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Encoder arithmetic; emission, transition and dynamic programme stay in fp32. auto: bf16 on
+    a GPU, fp32 on a CPU. fp16 scales the loss, and needs a GPU."""
+    min_loss_scale: float = 1e-4
+    """fp16 only: stop when the scale of the loss falls below, as fairseq does."""
+    max_skipped: int = 10
+    """Stop after so many steps in a row whose loss or gradient is not finite; each is skipped."""
+    compile: bool = False
+    """Compile the encoder's layers with torch.compile; the rest stays as it is."""
+    sharding: Literal["none", "fsdp2"] = "none"
+    """Several processes: each holds the whole model (DDP), or a part of it (FSDP2)."""
     save_every: int = 500
     """Steps between checkpoints; the last step is always saved."""
+    keep_last: int = 3
+    """Newest checkpoints to keep beside the best one; 0: all."""
     log_every: int = 10
     """Steps between lines of metrics.jsonl."""
+    tensorboard: bool = False
+    """Write the numbers of metrics.jsonl to OUTPUT/tensorboard too, for TensorBoard."""
     validate_every: int = 200
     """Steps between validations; the last step is always validated."""
     validation_rows: int = 512
@@ -285,19 +302,25 @@ class TrainConfig:
         _check_choices("train.", self)
         if not all(0 <= beta < 1 for beta in self.adam_betas):
             raise UserError(f"train.adam_betas is {self.adam_betas}; both must lie in [0, 1)")
-        for name in ("adam_eps", "weight_decay", "clip_norm"):
+        for name in ("adam_eps", "weight_decay", "clip_norm", "min_loss_scale", "keep_last"):
             if not getattr(self, name) >= 0:
                 raise UserError(
                     f"train.{name} is {getattr(self, name)}; it must not be negative"
                 )
         for name in (
             "steps", "batch_size", "save_every", "log_every", "validate_every", "validation_rows",
+            "max_skipped",
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise UserError(f"train.{name} is {getattr(self, name)}; it must be at least 1")
         if self.warmup_steps < 0:
             raise UserError(
                 f"train.warmup_steps is {self.warmup_steps}; it must not be negative"
+            )
+        if self.sharding == "fsdp2" and self.precision == "fp16":
+            raise UserError(
+                "train.precision fp16 does not go with train.sharding fsdp2, whose processes "
+                "would scale the loss apart; use bf16"
             )
         if self.num_threads is not None and self.num_threads < 1:
             raise UserError(f"train.num_threads is {self.num_threads}; it must be at least 1")

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from exlm_mini.training import Progress
+from exlm_mini.trainer import Progress
 
 SECONDS_BETWEEN_LINES = 10.0
+SECONDS_BETWEEN_SIGNALS = 2.0
 
 
 def say(line: str) -> None:
@@ -83,21 +84,58 @@ class ProgressLine:
         say(f"{self.name} {self.unit} {step}/{self.steps}: {text}, ETA {eta}")
 
 
+class Requests:
+    """What signals have asked a run to do."""
+
+    def __init__(self) -> None:
+        self.is_stop_asked = False
+        self._is_save_asked = False
+
+    def should_stop(self) -> bool:
+        """Save and stop after this step."""
+        return self.is_stop_asked
+
+    def should_save(self) -> bool:
+        """Save after this step and go on; true once for each time it was asked."""
+        is_asked, self._is_save_asked = self._is_save_asked, False
+        return is_asked
+
+    def ask_to_save(self, number: int, frame: FrameType | None) -> None:
+        """Handler of SIGUSR1."""
+        self._is_save_asked = True
+
+
 @contextlib.contextmanager
-def stop_signals() -> Iterator[Callable[[], bool]]:
-    """Turn the first SIGINT or SIGTERM into a request to save and stop after the step."""
-    asked: list[int] = []
+def requests_by_signal(
+    report: Callable[[str], None] = say, is_launched: bool = False
+) -> Iterator[Requests]:
+    """Turn SIGINT and SIGTERM into a request to save and stop, SIGUSR1 into one to save.
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
-        signal.signal(number, previous[number])  # the second one stops at once
-        say("stopping after this step; a checkpoint will be saved")
+    The second of SIGINT and SIGTERM stops at once.
 
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in previous:
-        signal.signal(number, ask)
+    Args:
+        report: told when a stop is asked for.
+        is_launched: by torchrun, which passes signals on; a scheduler may send the same one to
+            the process itself, so a second counts only ``SECONDS_BETWEEN_SIGNALS`` later.
+    """
+    requests = Requests()
+    asked_at = 0.0
+
+    def ask_to_stop(number: int, frame: FrameType | None) -> None:
+        nonlocal asked_at
+        now = time.monotonic()
+        if not requests.is_stop_asked:
+            requests.is_stop_asked, asked_at = True, now
+            report("stopping after this step; a checkpoint will be saved")
+        elif not is_launched or now - asked_at > SECONDS_BETWEEN_SIGNALS:
+            signal.signal(number, previous[number])
+            signal.raise_signal(number)
+
+    handlers = dict.fromkeys((signal.SIGINT, signal.SIGTERM), ask_to_stop)
+    handlers[signal.SIGUSR1] = requests.ask_to_save
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        yield lambda: bool(asked)
+        yield requests
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from exlm_mini.alignment import dag_log_likelihood, marginal_token_log_probs, viterbi
-from exlm_mini.alignment.ctc import run_log_likelihood
 from exlm_mini.config import SpecialIds, UserError
+from exlm_mini.guesses import ctc_token_log_probs
 from exlm_mini.masking import repeat_tokens
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.objectives import StateScores, log_likelihood
@@ -139,7 +139,10 @@ def read_states(model: ExLM, masked_ids_BN: Tensor, chain_share: float = 0.0) ->
     states = States(graph.owner_BL[0].cpu(), graph.clone_BL[0].cpu(), log_token_BLV[0].cpu())
     if scores.log_transition_BLL is None:
         links = None
-        log_token_SV = _ctc_tokens(states, model.special_ids.unk)
+        log_token_MV = ctc_token_log_probs(
+            states.log_token_LV, states.owner_L, int(graph.num_targets_B), model.special_ids.unk
+        )
+        log_token_SV = log_token_MV[1:-1]
         token_ids_S = top_tokens(log_token_SV, 1, model.special_ids)[0][:, 0]
     else:
         links, log_token_SV, token_ids_S = _follow(scores, log_token_BLV, model.special_ids)
@@ -206,20 +209,6 @@ def _follow(
     path_M = path_BM[0]
     links = Graph(log_transition_BLL[0].cpu(), path_M.cpu(), log_path_B.item(), log_fit)
     return links, log_token_BMV[0, 1:-1], best_ids_L[path_M[1:-1]]
-
-
-def _ctc_tokens(states: States, unk: int) -> Tensor:
-    """log_token_SV: for each mask the CTC of every vocabulary entry over its k states.
-
-    As in training, the unknown token is the blank.
-    """
-    is_blank_V = torch.arange(states.log_token_LV.shape[1]) == unk
-    log_token_SV = []
-    for mask in range(1, int(states.owner_L[-1])):
-        log_token_kV = states.log_token_LV[states.owner_L == mask]
-        log_blank_kV = log_token_kV[:, [unk]].expand_as(log_token_kV)
-        log_token_SV.append(run_log_likelihood(log_token_kV.t(), log_blank_kV.t(), is_blank_V))
-    return torch.stack(log_token_SV)
 
 
 def _check_row(model: ExLM | MaskedLM, masked_ids_BN: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """The Transformer encoder: pre-norm, GELU, rotary positions, no absolute ones.
 
-Shapes: B rows, T tokens, D width, H heads, d head size.
+Shapes: B rows, T tokens, D width, H heads, d head size. Between the first layer and the last a
+batch may be packed (``attention.PackedRows``): B is 1 then, and T counts its real tokens.
 
 As in the released code (after ESM-2) embeddings are neither scaled nor normalised, dropout
 follows them, and a last LayerNorm is applied after the final layer.
@@ -12,12 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from exlm_mini.attention import PackedRows, attend, packed_rows
 from exlm_mini.config import ModelConfig
 from exlm_mini.rope import Rotation, rotate, rotation_1d, rotation_2d
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention over all tokens; (B, T, D) in and out."""
+    """Multi-head attention over all tokens of a row; (B, T, D) in and out."""
 
     def __init__(self, width: int, num_heads: int, dropout: float) -> None:
         super().__init__()
@@ -26,16 +28,20 @@ class SelfAttention(nn.Module):
         self.query_key_value = nn.Linear(width, 3 * width)
         self.output = nn.Linear(width, width)
 
-    def forward(self, x_BTD: Tensor, rotation: Rotation, is_key_B11T: Tensor | None) -> Tensor:
-        """Attend to every token whose key is real; ``is_key_B11T`` none means all are."""
-        qkv = self.query_key_value(x_BTD).unflatten(-1, (3, self.num_heads, -1))
-        query_BHTd, key_BHTd, value_BHTd = qkv.permute(2, 0, 3, 1, 4)
-        attended_BHTd = F.scaled_dot_product_attention(
+    def forward(
+        self, x_BTD: Tensor, rotation: Rotation, layout: Tensor | PackedRows | None
+    ) -> Tensor:
+        """Attend to every real token of the own row; ``layout`` as for ``attention.attend``."""
+        query_BHTd, key_BHTd, value_BHTd = (
+            part_BTD.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for part_BTD in self.query_key_value(x_BTD).chunk(3, dim=-1)
+        )
+        attended_BHTd = attend(
             rotate(query_BHTd, rotation),
             rotate(key_BHTd, rotation),
             value_BHTd,
-            attn_mask=is_key_B11T,
-            dropout_p=self.dropout if self.training else 0.0,
+            layout,
+            self.dropout if self.training else 0.0,
         )
         return self.output(attended_BHTd.transpose(1, 2).flatten(2))
 
@@ -54,9 +60,11 @@ class EncoderLayer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.activation_dropout = nn.Dropout(config.activation_dropout)
 
-    def forward(self, x_BTD: Tensor, rotation: Rotation, is_key_B11T: Tensor | None) -> Tensor:
+    def forward(
+        self, x_BTD: Tensor, rotation: Rotation, layout: Tensor | PackedRows | None
+    ) -> Tensor:
         """(B, T, D) to (B, T, D)."""
-        attended_BTD = self.attention(self.attention_norm(x_BTD), rotation, is_key_B11T)
+        attended_BTD = self.attention(self.attention_norm(x_BTD), rotation, layout)
         x_BTD = x_BTD + self.dropout(attended_BTD)
         inner_BTF = self.activation_dropout(F.gelu(self.ffn_in(self.ffn_norm(x_BTD))))
         return x_BTD + self.dropout(self.ffn_out(inner_BTF))
@@ -68,7 +76,7 @@ class Encoder(nn.Module):
     def __init__(self, config: ModelConfig, vocab_size: int, pad: int) -> None:
         super().__init__()
         shape = config.shape
-        self.rope = config.rope
+        self.rope, self.is_packed = config.rope, config.attention == "packed"
         self.head_dim = shape.width // shape.num_heads
         self.embedding = nn.Embedding(vocab_size, shape.width, padding_idx=pad)
         self.dropout = nn.Dropout(config.dropout)
@@ -87,19 +95,29 @@ class Encoder(nn.Module):
             is_real_BT: bool, false at padding, which no token attends to.
 
         Returns:
-            hidden_BTD after the final LayerNorm.
+            hidden_BTD after the final LayerNorm; at padding, zeros with packed attention and of
+            no meaning with padded.
         """
-        is_key_B11T = None if bool(is_real_BT.all()) else is_real_BT[:, None, None, :]
+        layout, place_BT = None, torch.arange(token_ids_BT.shape[1], device=token_ids_BT.device)
+        place_BT = place_BT.expand_as(token_ids_BT)
+        if not bool(is_real_BT.all()):
+            layout = is_real_BT[:, None, None, :]
+            if self.is_packed:
+                layout = packed_rows(is_real_BT)
+                token_ids_BT, position_BT, clone_BT, place_BT = (
+                    layout.pack(x_BT)
+                    for x_BT in (token_ids_BT, position_BT, clone_BT, place_BT)
+                )
         dtype = torch.promote_types(self.embedding.weight.dtype, torch.float32)
         if self.rope == "2d":
             rotation = rotation_2d(position_BT, clone_BT, self.head_dim, dtype)
         else:
-            place_BT = torch.arange(token_ids_BT.shape[1], device=token_ids_BT.device)
-            rotation = rotation_1d(place_BT.expand_as(token_ids_BT), self.head_dim, dtype)
+            rotation = rotation_1d(place_BT, self.head_dim, dtype)
         x_BTD = self.dropout(self.embedding(token_ids_BT))
         for layer in self.layers:
-            x_BTD = layer(x_BTD, rotation, is_key_B11T)
-        return self.final_norm(x_BTD)
+            x_BTD = layer(x_BTD, rotation, layout)
+        hidden_BTD = self.final_norm(x_BTD)
+        return layout.unpack(hidden_BTD) if isinstance(layout, PackedRows) else hidden_BTD
 
 
 def initialise(module: nn.Module, std: float) -> None:

@@ -63,8 +63,13 @@ class BatchPlan(NamedTuple):
         )
 
 
-def plan_batch(train: TrainConfig, num_devices: int) -> BatchPlan:
+def plan_batch(train: TrainConfig, num_devices: int, option: str = "--devices") -> BatchPlan:
     """Spread a batch over devices.
+
+    Args:
+        train: batch and micro-batch, in rows or in tokens.
+        num_devices: over which to spread it.
+        option: that gave their number.
 
     Raises:
         UserError: if it does not divide.
@@ -75,7 +80,7 @@ def plan_batch(train: TrainConfig, num_devices: int) -> BatchPlan:
     else:
         size, micro, names = train.batch_tokens, train.micro_batch_tokens, ("tokens", "tokens")
     if num_devices < 1:
-        raise UserError(f"--devices is {num_devices}; it must be at least 1")
+        raise UserError(f"{option} is {num_devices}; it must be at least 1")
     share = num_devices * (micro or 1)
     if size % share:
         of_each = f" x train.micro_batch_{names[1]} {micro:,}" if micro else ""
@@ -83,7 +88,7 @@ def plan_batch(train: TrainConfig, num_devices: int) -> BatchPlan:
         near = min(good, key=lambda n: abs(n - num_devices), default=1)
         raise UserError(
             f"train.batch_{names[0]} {size:,} cannot be spread over {num_devices} devices"
-            f"{of_each}: {size % share:,} {unit} are left over; use --devices {near}, or change "
+            f"{of_each}: {size % share:,} {unit} are left over; use {option} {near}, or change "
             "one of the other numbers"
         )
     per_device = micro or size // num_devices
@@ -177,7 +182,7 @@ def _activation_bytes(
     config: RunConfig, vocab_size: int, row_length: int, num_slots: int | None = None
 ) -> int:
     """Tensors autograd keeps, counted layer by layer."""
-    model, is_low = config.model, config.train.precision == "bf16"
+    model, is_low = config.model, config.train.precision in ("bf16", "fp16")
     num_layers, D, F, H = model.shape
     B = _micro_batch_rows(config.train, row_length)
     T = longest_row(config, row_length, num_slots)

@@ -20,7 +20,8 @@ from exlm_mini.corpora.grammars import slots_of
 from exlm_mini.evaluation import Evaluation
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.tokenization import Tokenizer
-from exlm_mini.training import Outcome, Progress, Trainer, choose_device
+from exlm_mini.trainer import Outcome, Progress, Trainer
+from exlm_mini.training import choose_device
 
 SCALES = ("cpu", "gpu")
 T = TypeVar("T")

@@ -13,6 +13,7 @@ from exlm_mini.config import ModelConfig, SpecialIds
 from exlm_mini.emission import VocabularyHead
 from exlm_mini.encoder import Encoder, initialise
 from exlm_mini.expansion import Expanded, StateGraph, expand, expand_masks, gather_states
+from exlm_mini.guesses import guess_targets
 from exlm_mini.objectives import StateScores
 from exlm_mini.transition import blend, make_transition, parallel_chains
 
@@ -87,6 +88,7 @@ class ExLM(nn.Module):
         is_masked_BN: Tensor,
         token_ids_BN: Tensor,
         chain_share: float = 0.0,
+        with_guesses: bool = False,
     ) -> StateScores:
         """Figure 6 from left to right: expand, encode, link the states, score the targets.
 
@@ -96,6 +98,7 @@ class ExLM(nn.Module):
             token_ids_BN: int64, the tokens before masking.
             chain_share: weight of fixed parallel chains in the transitions, see
                 ``transition.blend``; 0 but at the start of training.
+            with_guesses: also name each target's likeliest token, see ``guesses``.
 
         Returns:
             Scores for ``objectives.log_likelihood``.
@@ -104,9 +107,13 @@ class ExLM(nn.Module):
         state_BLD = self.states(hidden_BTD, graph)
         log_transition_BLL = self._link(state_BLD, graph, chain_share)
         log_emission_BML, log_blank_BL = self._emit(state_BLD, graph)
-        is_blank_BM = None
+        unk, is_blank_BM, guess_ids_BM = self.special_ids.unk, None, None
         if log_blank_BL is not None:
-            is_blank_BM = graph.target_ids_BM == self.special_ids.unk
+            is_blank_BM = graph.target_ids_BM == unk
+        if with_guesses:
+            guess_ids_BM = guess_targets(
+                self.token_logits, state_BLD, log_transition_BLL, graph, unk
+            )
         return StateScores(
             log_emission_BML,
             log_transition_BLL,
@@ -115,6 +122,7 @@ class ExLM(nn.Module):
             graph,
             self._is_scored(graph),
             self.config.states_per_mask,
+            guess_ids_BM,
         )
 
     def states(self, hidden_BTD: Tensor, graph: StateGraph) -> Tensor:
@@ -123,7 +131,7 @@ class ExLM(nn.Module):
         return state_BLD if self.clone is None else state_BLD + self.clone(graph.clone_BL)
 
     def token_logits(self, state_BLD: Tensor) -> Tensor:
-        """token_logits_BLV of the states, for reading the model; training never builds them."""
+        """token_logits_BLV of any states, to read the model; training never builds them."""
         return self.head.logits(state_BLD, self.encoder.embedding.weight)
 
     def _link(self, state_BLD: Tensor, graph: StateGraph, chain_share: float) -> Tensor | None:

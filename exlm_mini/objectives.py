@@ -34,6 +34,8 @@ class StateScores(NamedTuple):
     is_scored_BM: Tensor
     """bool, targets whose emission counts; false at padding and at unscored boundaries."""
     states_per_mask: int
+    guess_ids_BM: Tensor | None = None
+    """int64, the likeliest token of each target by itself, where it was asked for."""
 
 
 def mlm_loss(token_logits_SV: Tensor, target_ids_S: Tensor) -> Tensor:

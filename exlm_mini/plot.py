@@ -1,10 +1,14 @@
 """``python -m exlm_mini.plot``: curves of runs from their logs, in the form of Figure 9. ::
 
     python -m exlm_mini.plot runs/first runs/second --output curves.svg
-    python -m exlm_mini.plot runs/first --metrics validation tokens_per_second --against hours
+    python -m exlm_mini.plot runs/first --metrics validation learning_rate --against hours
 
-RUN is the directory of a run, also of one that is still training; one that trained several models
-gives a curve for each.
+Without --metrics the panels of Figure 9 come first, then how the machine was used, as far as that
+is logged. RUN is the directory of a run, also of one that is still training; one that trained
+several models gives a curve for each.
+
+Lines are of training batches, dots of held-out rows. mask_accuracy has no line for exlm, whose
+states are several guesses for each mask; its dots count the likeliest token over all states.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -35,23 +39,46 @@ class Metric(NamedTuple):
     convert: Callable[[float], float] = float
     """From the number of the log, smoothed, to what is drawn."""
     is_log: bool = False
+    held_out: str | None = None
+    """Name of the metric that says the same of held-out rows; drawn as dots in this panel."""
 
 
 def _perplexity(nats: float) -> float:
     return math.exp(min(nats, 700))  # beyond is no float
 
 
+def _percent(share: float) -> float:
+    return 100 * share
+
+
 METRICS = {
     "loss": Metric("loss", "training loss", "nats per target"),
     "mask_accuracy": Metric(
-        "mask_accuracy", "mask accuracy", "% of masked tokens", lambda share: 100 * share
+        "mask_accuracy", "mask accuracy", "% of masked tokens", _percent,
+        held_out="validation_mask_accuracy",
     ),
-    "perplexity": Metric("loss", "perplexity", "exp(training loss)", _perplexity, is_log=True),
+    "perplexity": Metric(
+        "loss", "perplexity", "exp(loss)", _perplexity, is_log=True,
+        held_out="validation_perplexity",
+    ),
     "validation": Metric("validation_bits_per_mask", "validation", "bits per masked token"),
+    "validation_mask_accuracy": Metric(
+        "validation_mask_accuracy", "held-out mask accuracy", "% of masked tokens", _percent
+    ),
+    "validation_perplexity": Metric(
+        "validation_perplexity", "held-out perplexity", "per masked token", is_log=True
+    ),
     "learning_rate": Metric("learning_rate", "learning rate", ""),
     "tokens_per_second": Metric("tokens_per_second", "speed", "input tokens per second"),
-}
+    "flops": Metric("model_flops_per_second", "operations", "FLOP per second"),
+    "utilisation": Metric(
+        "model_flops_utilisation", "utilisation", "% of the devices' peak", _percent
+    ),
+    "memory": Metric("peak_memory_mib", "peak memory", "GiB", lambda mib: mib / 1024),
+}  # fmt: skip
 FIGURE_9 = ("loss", "mask_accuracy", "perplexity")
+MACHINE = ("tokens_per_second", "utilisation", "memory")
+"""Drawn without being asked for, where a run logged them."""
 AXES = {
     "steps": ("step", "training step"),
     "tokens": ("tokens", "input tokens"),
@@ -81,8 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m exlm_mini.plot",
         description=first.partition(": ")[2].removesuffix(" ::"),
-        epilog=f"{rest}\nmask_accuracy is logged by mlm and repeated-mlm alone: the states of "
-        "ExLM are\nseveral guesses for each mask.\n",
+        epilog=rest,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -92,15 +118,16 @@ def _parser() -> argparse.ArgumentParser:
         help=f"{', '.join(SUFFIXES)}; default curves.png",
     )  # fmt: skip
     parser.add_argument(
-        "--metrics", nargs="+", default=FIGURE_9, metavar="NAME",
-        help=f"of {', '.join(METRICS)}; default {' '.join(FIGURE_9)}, as Figure 9",
+        "--metrics", nargs="+", default=None, metavar="NAME",
+        help=f"of {', '.join(METRICS)}; default {' '.join(FIGURE_9)}, as Figure 9, and "
+        f"{' '.join(MACHINE)} where logged",
     )  # fmt: skip
     parser.add_argument(
         "--against", default="steps", metavar="AXIS", help=f"{', '.join(AXES)}; default steps"
     )
     parser.add_argument(
         "--smooth", type=int, default=1, metavar="N",
-        help="mean over the last N logged values; default 1, none",
+        help="lines: mean over the last N logged values; default 1, none",
     )  # fmt: skip
     parser.add_argument(
         "--labels", nargs="+", default=None, metavar="TEXT",
@@ -111,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _checked(arguments: argparse.Namespace) -> None:
     """Refuse what cannot be drawn before a log is read."""
-    for name in arguments.metrics:
+    for name in arguments.metrics or FIGURE_9:
         if name not in METRICS:
             raise UserError(f"unknown metric '{name}'; {nearest(name, METRICS)}")
     if arguments.against not in AXES:
@@ -214,23 +241,44 @@ def curve(
     return [float(line[key]) for line in lines], drawn
 
 
+def logged(runs: list[Run], names: Sequence[str]) -> list[str]:
+    """Those of the metrics that are in a log."""
+    keys = {key for run in runs for line in run.records for key in line}
+    return [name for name in names if METRICS[name].key in keys]
+
+
+def panel_of(runs: list[Run], metric: Metric, against: str, window: int) -> Panel:
+    """What the runs logged of a metric; what they did not is told."""
+    lines = {run.label: curve(run, metric, against, window) for run in runs}
+    dots = dict.fromkeys(lines)
+    if metric.held_out:
+        dots = {run.label: curve(run, METRICS[metric.held_out], against, 1) for run in runs}
+    if missing := [name for name in lines if lines[name] is None and dots[name] is None]:
+        with_axis = "" if against == "steps" else f" with {AXES[against][0]}"
+        say(f"not logged: {metric.key}{with_axis} of {', '.join(missing)}")
+    known, known_dots = (
+        {name: points for name, points in found.items() if points is not None}
+        for found in (lines, dots)
+    )
+    return Panel(metric.title, metric.unit, known, metric.is_log, known_dots)
+
+
 def in_its_unit(panels: list[Panel], against: str) -> tuple[list[Panel], str]:
     """The panels with a readable unit of time on the horizontal axis, and its label."""
     label = AXES[against][1]
     if against != "hours":
         return panels, label
     seconds = 3600
-    longest = max(x[-1] for panel in panels for x, _ in panel.curves.values())
+    longest = max(x[-1] for p in panels for x, _ in [*p.curves.values(), *p.dots.values()])
     for shorter, length in SHORT_TIMES.items():
         if longest < 2 * seconds:
             label, seconds = shorter, length
+
+    def shortened(curves: Mapping) -> dict:
+        return {name: ([t / seconds for t in x], y) for name, (x, y) in curves.items()}
+
     return [
-        panel._replace(
-            curves={
-                name: ([value / seconds for value in x], y)
-                for name, (x, y) in panel.curves.items()
-            }
-        )
+        panel._replace(curves=shortened(panel.curves), dots=shortened(panel.dots))
         for panel in panels
     ], label
 
@@ -242,28 +290,21 @@ def draw(arguments: argparse.Namespace) -> None:
         UserError: if nothing of what was asked for is in the logs, or the file cannot be written.
     """
     runs = read_runs([Path(run) for run in arguments.runs], arguments.labels)
+    names = arguments.metrics or [*FIGURE_9, *logged(runs, MACHINE)]
     panels = []
-    for name in dict.fromkeys(arguments.metrics):
-        metric = METRICS[name]
-        curves = {
-            run.label: curve(run, metric, arguments.against, arguments.smooth) for run in runs
-        }
-        if missing := [label for label, points in curves.items() if points is None]:
-            with_axis = (
-                "" if arguments.against == "steps" else f" with {AXES[arguments.against][0]}"
-            )
-            say(f"not logged: {metric.key}{with_axis} of {', '.join(missing)}")
-        known = {label: points for label, points in curves.items() if points is not None}
-        if known:
-            panels.append(Panel(metric.title, metric.unit, known, metric.is_log))
+    for name in dict.fromkeys(names):
+        panel = panel_of(runs, METRICS[name], arguments.against, arguments.smooth)
+        if panel.curves or panel.dots:
+            panels.append(panel)
     if not panels:
         raise UserError(
-            f"none of the runs logged {', '.join(arguments.metrics)} against "
-            f"{arguments.against}; choose other --metrics or --against steps"
+            f"none of the runs logged {', '.join(names)} against {arguments.against}; choose "
+            "other --metrics or --against steps"
         )
     output = Path(arguments.output)
     panels, x_label = in_its_unit(panels, arguments.against)
-    figure = runs_figure(panels, x_label, _caption(arguments.smooth))
+    has_dots = any(panel.dots for panel in panels)
+    figure = runs_figure(panels, x_label, _caption(arguments.smooth, has_dots))
     try:
         save_figure(figure, output)
     except OSError as error:
@@ -273,13 +314,19 @@ def draw(arguments: argparse.Namespace) -> None:
     print(output)
 
 
-def _caption(window: int) -> str:
-    if window == 1:
-        return "Every logged value, not smoothed; those of training are of single batches."
-    return (
-        f"Each point is the mean of the last {window} logged values, fewer at the start; "
-        "perplexity is that of the mean loss."
-    )
+def _caption(window: int, has_dots: bool) -> str:
+    text = "Every logged value, not smoothed; those of training are of single batches."
+    if window > 1:
+        text = (
+            f"Each point of a line is the mean of the last {window} logged values, fewer at the "
+            "start; perplexity is that of the mean loss."
+        )
+    if has_dots:
+        text += (
+            " Dots: held-out rows, per masked token; the training loss of ExLM is per target, "
+            "boundaries included."
+        )
+    return text
 
 
 def main(argv: list[str] | None = None) -> int:

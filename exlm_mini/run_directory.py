@@ -32,10 +32,15 @@ FREE_SETTINGS = frozenset(
     {
         "train.save_every",
         "train.log_every",
+        "train.tensorboard",
         "train.validate_every",
         "train.validation_rows",
         "train.num_threads",
         "train.device",
+        "train.sharding",
+        "train.keep_last",
+        "train.max_skipped",
+        "train.min_loss_scale",
     }
 )
 """Settings a resumed run may change, because no weight depends on them by design."""
@@ -186,10 +191,12 @@ class MetricsLog:
         self.path = path
         self.last: dict | None = None
         """The last line that was kept; none for a new run."""
+        self._step = -1
         try:
             if path.exists():
                 kept = [pair for pair in _lines(path) if pair[1]["step"] <= step]
                 self.last = kept[-1][1] if kept else None
+                self._step = kept[-1][1]["step"] if kept else -1
                 data = b"".join(line + b"\n" for line, _ in kept)
                 if data != path.read_bytes():
                     write_atomically(path, data)
@@ -202,15 +209,16 @@ class MetricsLog:
         """Append one line; nan and infinities become null, which JSON has no numbers for.
 
         Args:
-            record: JSON-able, with the whole number ``step``.
+            record: JSON-able, with the whole number ``step``, above that of the line before.
 
         Raises:
-            ValueError: no ``step``.
+            ValueError: no such ``step``.
             UserError: the line cannot be written; the file then ends with the line before it.
         """
-        if type(record.get("step")) is not int:
-            raise ValueError(f"a record of metrics needs a whole number 'step': {record}")
-        data = json.dumps(_finite(record), allow_nan=False).encode() + b"\n"
+        step = record.get("step")
+        if type(step) is not int or step <= self._step:
+            raise ValueError(f"'step' must be a whole number above {self._step}: {record}")
+        data = _encoded(record) + b"\n"
         end = self._file.seek(0, os.SEEK_END)
         try:
             # On a nearly full disk an unbuffered write may take only a part.
@@ -219,6 +227,7 @@ class MetricsLog:
         except OSError as error:
             self._file.truncate(end)
             raise _cannot("write", self.path, error) from error
+        self._step = step
 
     def close(self) -> None:
         """Close the file."""
@@ -261,21 +270,31 @@ def _lines(path: Path, data: bytes | None = None) -> list[tuple[bytes, dict]]:
     # After a power cut the last line may also be zeros, or lack its beginning.
     if rest == b"" and records and records[-1] is None:
         records.pop()
-    if None in records:
-        raise UserError(
-            f"{path} line {records.index(None) + 1} is damaged; restore the file from a "
-            "copy, or delete that line"
-        )
+    step = -1
+    for number, record in enumerate(records, 1):
+        if record is None or record["step"] <= step:
+            raise UserError(
+                f"{path} line {number} is damaged; restore the file from a copy, or delete that "
+                "line"
+            )
+        step = record["step"]
     return list(zip(lines, records, strict=False))
 
 
 def _record(line: bytes) -> dict | None:
+    """What a line holds; None if ``MetricsLog.write`` did not write it."""
     try:
         record = json.loads(line.decode())
+        # Written again it must come out byte for byte: no key twice, no number beyond its range.
+        is_whole = _encoded(record) == line
     except (ValueError, RecursionError):
         return None
-    is_record = isinstance(record, dict) and type(record.get("step")) is int
-    return record if is_record else None
+    is_record = is_whole and isinstance(record, dict) and type(record.get("step")) is int
+    return record if is_record and record["step"] < 2**63 else None
+
+
+def _encoded(record: object) -> bytes:
+    return json.dumps(_finite(record), allow_nan=False).encode()
 
 
 def _finite(value: object) -> object:
@@ -292,10 +311,16 @@ def _changes(stored: dict, asked: dict) -> dict[str, str]:
     old, new = _dotted(stored), _dotted(asked)
     absent = "(absent)"
     return {
-        key: f"{key}: {old.get(key, absent)} -> {new.get(key, absent)}"
+        key: f"{key}: {_shown(old.get(key, absent))} -> {_shown(new.get(key, absent))}"
         for key in sorted(old.keys() | new.keys())
         if old.get(key, absent) != new.get(key, absent)
     }
+
+
+def _shown(value: object) -> str:
+    """A setting as part of one line, whatever is in it."""
+    text = str(value) if str(value).isprintable() else ascii(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _dotted(settings: dict, prefix: str = "") -> dict[str, object]:

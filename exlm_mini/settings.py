@@ -16,8 +16,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from exlm_mini.config import RunConfig, UserError, nearest, run_config_from_dict
+from exlm_mini.settings_file import read_settings
 
 RECIPES = Path(__file__).parent / "recipes"
+OF_THE_COMMAND = {
+    "recipe": str | None, "output": str | None, "dry_run": bool, "devices": int | None,
+    "throughput": str | None,
+}  # fmt: skip
+"""What --print_config prints besides the settings, with its types."""
 
 
 class Request(NamedTuple):
@@ -29,7 +35,7 @@ class Request(NamedTuple):
     num_devices: int = 1
     """Of the run that --dry-run counts for."""
     throughput: str | None = None
-    """With --dry-run: tokens per second of a device, or a run to read it from."""
+    """With --dry-run: tokens per second of a device, or a run or a file to read it from."""
 
 
 def recipe_names() -> list[str]:
@@ -43,16 +49,19 @@ def parse(argv: list[str]) -> Request:
     Raises:
         UserError: for an unknown recipe or setting, or a value that cannot be.
     """
-    recipe, rest = _take_recipe(argv)
-    path = _recipe_path(recipe)
-    parser = _parser()
+    recipes, rest = _take("--recipe", argv)
+    path = _recipe_path(recipes[-1]) if recipes else None
+    files, rest = _take("--settings", rest)
     if any(option in rest for option in ("-h", "--help")):
-        parser.print_help()
+        _parser().print_help()
         sys.exit(0)
-    # The recipe's own file comes first, so that options replace what it says.
-    arguments = ["--settings", json.dumps(_settings_of(path))] if path else []
-    namespace = parser.parse_args([*arguments, *_join_files(rest)])
-    settings = namespace.as_dict()
+    # As defaults, so that options replace what files say; the recipe's own file comes first.
+    defaults: dict[str, Any] = {}
+    for file in ([path] if path else []) + [Path(file) for file in files]:
+        defaults |= _settings_of(file)
+    parser = _parser()
+    _set_defaults(parser, defaults)
+    settings = parser.parse_args(_join_files(rest)).as_dict()
     output, is_dry_run = settings.pop("output"), settings.pop("dry_run")
     settings.pop("settings")
     num_devices, throughput = settings.pop("devices"), settings.pop("throughput")
@@ -67,26 +76,33 @@ def parse(argv: list[str]) -> Request:
     )
 
 
-def _take_recipe(argv: list[str]) -> tuple[str | None, list[str]]:
-    """The value of --recipe and the other arguments."""
-    recipe, rest, values = None, [], iter(argv)
+def load_recipe(name: str) -> RunConfig:
+    """The settings of a recipe as they stand, by name or by path; needs no jsonargparse.
+
+    Raises:
+        UserError: for an unknown recipe, or a file of other things.
+    """
+    path = _recipe_path(name)
+    settings = {n: v for n, v in _read_file(path).items() if n not in OF_THE_COMMAND}
+    return run_config_from_dict({**settings, "recipe": path.stem})
+
+
+def _take(option: str, argv: list[str]) -> tuple[list[str], list[str]]:
+    """The values of an option, and the other arguments."""
+    found, rest, values = [], [], iter(argv)
     for value in values:
-        if value == "--recipe":
-            recipe = next(values, "")
-        elif value.startswith("--recipe="):
-            recipe = value.partition("=")[2]
+        if value == option:
+            found.append(next(values, ""))
+        elif value.startswith(f"{option}="):
+            found.append(value.partition("=")[2])
         else:
             rest.append(value)
-    return recipe, rest
+    return found, rest
 
 
-def _recipe_path(recipe: str | None) -> Path | None:
+def _recipe_path(recipe: str) -> Path:
     """The file of a recipe: a name of ours, or a path to one of the user's."""
-    if recipe is None:
-        return None
     if recipe.endswith((".yaml", ".yml")):
-        if not Path(recipe).is_file():
-            raise UserError(f"there is no recipe file {recipe}; give an existing path")
         return Path(recipe)
     if recipe not in recipe_names():
         raise UserError(f"unknown recipe '{recipe}'; {nearest(recipe, recipe_names())}")
@@ -142,7 +158,8 @@ def _parser() -> Any:
         formatter_class=HelpFormatter,
     )
     parser.add_class_arguments(RunConfig, None, skip={"recipe"})
-    # Taken out of the arguments before they are parsed; here for --help.
+    # These two are taken out of the arguments before they are parsed; here for --help, and the
+    # second because the parser has --print_config only with it.
     parser.add_argument("--recipe", help="one of the above, or a path to a .yaml of settings")
     parser.add_argument("--settings", action=ActionConfigFile, help="a YAML file of settings")
     parser.add_argument("--output", help="run directory; default runs/<recipe>-<time>")
@@ -155,10 +172,22 @@ def _parser() -> Any:
     parser.add_argument(
         "--throughput",
         type=str,
-        help="with --dry-run: measured tokens per second of one device, or the directory of a "
-        "run to read it from; gives the hours",
+        help="with --dry-run: measured tokens per second of one device, or what to read it from: "
+        "the directory of a run, or a file of bench train --json; gives the hours",
     )
     return parser
+
+
+def _set_defaults(parser: Any, defaults: dict[str, Any]) -> None:
+    """Take over what files say; the parser reads texts once more, and must find the same."""
+    parser.set_defaults(defaults)
+    held = parser.parse_args([])
+    for name, value in defaults.items():
+        if held[name] != value:
+            raise UserError(
+                f"{name} cannot be the text {value!a}, which an option would take for "
+                f"{held[name]!a}; choose another, without quotes for none"
+            )
 
 
 def _known_settings(kind: type = RunConfig, prefix: str = "") -> Iterator[str]:
@@ -187,33 +216,42 @@ def _one_line(message: str) -> str:
     return message
 
 
-def _settings_of(path: Path) -> dict[str, Any]:
-    """Settings of a recipe file, a run's ``config.yaml`` or the output of --print_config.
-
-    Raises:
-        UserError: if it is not YAML or holds an unknown setting.
-    """
-    import yaml
-
+def _read_file(path: Path) -> dict[str, Any]:
+    """Settings of a recipe file, a run's ``config.yaml`` or the output of --print_config."""
+    if not path.is_file():
+        raise UserError(f"there is no recipe file {path}; give an existing path")
     try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+        return read_settings(path.read_text(encoding="utf-8"), OF_THE_COMMAND)
+    except (OSError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"cannot read the recipe {path}: {reason}; correct the file") from None
-    if not isinstance(settings, dict):
-        raise UserError(f"the recipe {path} holds no settings; see --print_config for the form")
-    known = [*_known_settings(), "output", "dry_run", "devices", "throughput"]
-    groups = {name.partition(".")[0] for name in known if "." in name}
-    for key, value in settings.items():
-        if key in groups and not isinstance(value, dict):
-            raise UserError(f"the recipe {path}: {key} must hold settings, not {value!r}")
-        names = [f"{key}.{inner}" for inner in value] if key in groups else [str(key)]
-        for name in names:
-            if name not in known:
+    except UserError as error:
+        raise UserError(f"the recipe {path}: {error}; correct the file") from None
+    except ImportError:
+        raise UserError("reading a recipe needs PyYAML; run: pip install PyYAML") from None
+
+
+def _settings_of(path: Path) -> dict[str, Any]:
+    """Dotted settings of a file, such as an option can hold.
+
+    Raises:
+        UserError: if it is no such file, or holds an unknown setting or a wrong value.
+    """
+    settings = _read_file(path)
+    settings.pop("recipe", None)
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}.{key}": item for key, item in value.items()}
+        else:
+            flat[name] = value
+    for name, value in flat.items():
+        for word in value if isinstance(value, tuple) else (value,):
+            if isinstance(word, str) and not word.isprintable():
                 raise UserError(
-                    f"the recipe {path} has an unknown setting {name}; {nearest(name, known)}"
+                    f"the recipe {path}: {name} cannot be the text {word[:60]!a}; choose another"
                 )
-    return {key: value for key, value in settings.items() if key != "recipe"}
+    return flat
 
 
 def plain(config: RunConfig) -> dict[str, Any]:
@@ -223,13 +261,9 @@ def plain(config: RunConfig) -> dict[str, Any]:
 
 def parse_stored(text: str) -> dict[str, Any]:
     """Settings of a stored ``config.yaml``, missing ones at their default."""
-    import yaml
-
     try:
-        settings = yaml.safe_load(text)
-        return plain(run_config_from_dict(settings))
-    except (yaml.YAMLError, TypeError, AttributeError) as error:
+        return plain(run_config_from_dict(read_settings(text)))
+    except UserError as error:
         raise UserError(
-            f"the stored config.yaml is damaged ({' '.join(str(error).split())}); restore it, or "
-            "choose another --output"
+            f"the stored config.yaml is damaged ({error}); restore it, or choose another --output"
         ) from None

@@ -136,6 +136,8 @@ def _records(file: Path) -> list[dict[str, Any]]:
 def measured_throughput(run: Path, config: RunConfig) -> Throughput:
     """Median over the lines of a run's log, which leaves out slow first steps and validations.
 
+    A run on several devices gives the speed of one of them, what they lose to each other included.
+
     Raises:
         UserError: if there is no such run, its log is too short, or it differs in a setting of
             ``SAME_SPEED``.
@@ -160,7 +162,7 @@ def measured_throughput(run: Path, config: RunConfig) -> Throughput:
         )
     lines = [line for line in read_metrics(run / "metrics.jsonl") if "tokens" in line]
     speeds = [
-        (b["tokens"] - a["tokens"]) / (b["seconds"] - a["seconds"])
+        (b["tokens"] - a["tokens"]) / (b["seconds"] - a["seconds"]) / b.get("num_processes", 1)
         for a, b in pairwise(lines)
         if b["seconds"] > a["seconds"]
     ]

@@ -12,12 +12,11 @@ from exlm_mini.batches import (
     TokenBatches,
     TrainingBatches,
     epoch_order,
-    split_batch,
     validation_batches,
 )
 from exlm_mini.config import MaskingConfig, SpecialIds, UserError
 from exlm_mini.corpora.packing import Counts, Pack, Rows, write_pack
-from exlm_mini.masking import MaskedBatch, Masker
+from exlm_mini.masking import Masker
 
 SPECIAL = SpecialIds()
 VOCAB_SIZE = 5000
@@ -195,36 +194,87 @@ def test_validation_masks_are_not_those_of_training(pack):
     assert sum(validation[row] != training[row] for row in range(23)) > 5
 
 
+# ---- micro-batches, and processes ----
+
+
 def test_micro_batches_keep_rows_and_lose_padding(tmp_path):
     pack = make_pack(tmp_path / "pack.json", [4, 4, 12, 6, 5, 9, 7])
-    token_ids_BN, _ = pack.gather(range(7))
-    batch = masker()(token_ids_BN, np.zeros(7, dtype=np.int64), np.arange(7), step=0)
-    parts = split_batch(batch, 3, SPECIAL.pad)
-    assert [tuple(part.token_ids_BN.shape) for part in parts] == [(3, 12), (3, 9), (1, 7)]
-    for part, start in zip(parts, (0, 3, 6), strict=True):
+    batches = TrainingBatches(pack, masker(), 6, seed=1, micro_size=2)
+    batch, parts = batches.batch(0), batches.parts(0)
+    assert [len(part.token_ids_BN) for part in parts] == [2, 2, 2]
+    for part, start in zip(parts, (0, 2, 4), strict=True):
         width = part.token_ids_BN.shape[1]
+        assert width == pack.lengths_R[rows_of(part)].max()
         for cut, whole in zip(part, batch, strict=True):
-            assert torch.equal(cut, whole[start : start + 3, :width])
-        assert (batch.token_ids_BN[start : start + 3, width:] == SPECIAL.pad).all()
+            assert torch.equal(cut, whole[start : start + 2, :width])
+        assert (batch.token_ids_BN[start : start + 2, width:] == SPECIAL.pad).all()
     assert sum(int(part.is_masked_BN.sum()) for part in parts) == int(batch.is_masked_BN.sum())
 
 
 def test_repeated_rows_are_split_without_loss(pack):
-    batch = TrainingBatches(pack, masker(num_copies=3), batch_size=6, seed=1).batch(0)
-    parts = split_batch(batch, 2, SPECIAL.pad)
+    batches = TrainingBatches(pack, masker(num_copies=3), 6, seed=1, micro_size=2)
+    parts = batches.parts(0)
     lengths = [int((row != SPECIAL.pad).sum()) for p in parts for row in p.token_ids_BN]
-    assert lengths == (3 * pack.lengths_R[rows_of_repeated(batch)]).tolist()
+    rows = [row for part in parts for row in (part.token_ids_BN[:, 3] - 10).tolist()]
+    assert lengths == (3 * pack.lengths_R[rows]).tolist()
 
 
-def rows_of_repeated(batch):
-    return (batch.token_ids_BN[:, 3] - 10).numpy()
+def test_one_micro_batch_is_the_batch(pack):
+    batches = TrainingBatches(pack, masker(), 6, seed=1)
+    (part,) = batches.parts(3)
+    assert equal(part, batches.batch(3))
 
 
-def test_one_micro_batch_is_the_batch():
-    ids = torch.tensor([[1, 7, 2], [1, 8, 2]])
-    batch = MaskedBatch(ids, ids == 7, ids)
-    (part,) = split_batch(batch, 2, SPECIAL.pad)
-    assert equal(part, batch)
+def dealt(batches, step, world_size):
+    """Micro-batches of all processes, in their order."""
+    of_rank = [batches.parts(step, rank, world_size) for rank in range(world_size)]
+    assert len({len(parts) for parts in of_rank}) == 1
+    return [part for parts in zip(*of_rank, strict=True) for part in parts]
+
+
+@given(
+    world_size=st.integers(1, 4),
+    num_accumulated=st.integers(1, 3),
+    micro=st.integers(1, 4),
+    step=st.integers(0, 40),
+    seed=st.integers(0, 2**31),
+)
+def test_processes_share_the_micro_batches_of_a_step(
+    ragged, world_size, num_accumulated, micro, step, seed
+):
+    num_parts = world_size * num_accumulated
+    for batches in (
+        TrainingBatches(ragged, masker(), micro * num_parts, seed, micro_size=micro),
+        TokenBatches(ragged, masker(), 12 * micro, num_parts, seed),
+    ):
+        alone = batches.parts(step)
+        assert len(alone) == num_parts
+        shared = dealt(batches, step, world_size)
+        assert all(equal(a, b) for a, b in zip(shared, alone, strict=True))
+    whole = TrainingBatches(ragged, masker(), micro * num_parts, seed)
+    rows = [row for part in dealt(whole, step, world_size) for row in rows_of(part)]
+    assert rows == rows_of(whole.batch(step))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_every_row_comes_once_per_epoch_over_processes(pack, world_size):
+    batches = TrainingBatches(pack, masker(), 6, seed=1)
+    seen = []
+    for step in range(23):
+        parts = dealt(batches, step, world_size)
+        seen += [row for part in parts for row in rows_of(part)]
+    for epoch in range(6):
+        assert sorted(seen[23 * epoch : 23 * (epoch + 1)]) == list(range(23))
+
+
+def test_a_process_reads_its_own_rows_alone(pack, monkeypatch):
+    asked = []
+    gather = pack.gather
+    monkeypatch.setattr(pack, "gather", lambda rows: asked.extend(rows) or gather(rows))
+    batches = TrainingBatches(pack, masker(), 12, seed=1, micro_size=2)
+    parts = batches.parts(0, rank=1, world_size=3)
+    assert asked == [row for part in parts for row in rows_of(part)]
+    assert len(asked) == 4
 
 
 # ---- batches counted in tokens ----

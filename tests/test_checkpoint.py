@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from exlm_mini.checkpoint import (
     encode_manifest,
     latest_checkpoint,
     load_checkpoint,
+    prune_checkpoints,
     save_checkpoint,
 )
 from exlm_mini.config import UserError
@@ -197,9 +199,11 @@ def test_mistakes_of_the_caller_write_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_every_flipped_bit_is_refused(tmp_path):
+@pytest.mark.reliability
+def test_every_flipped_bit_is_refused_and_the_previous_checkpoint_used(tmp_path):
+    save_checkpoint(tmp_path, 6, TENSORS, {"previous": True})
     path = save_checkpoint(tmp_path, 7, TENSORS, STATE)
-    assert is_equal(load_checkpoint(path))
+    assert is_equal(latest_checkpoint(tmp_path, pytest.fail))
     rng = random.Random(0)
     for file in sorted(path.iterdir()):
         for bit in rng.sample(range(8 * file.stat().st_size), 200):
@@ -207,8 +211,12 @@ def test_every_flipped_bit_is_refused(tmp_path):
             with pytest.raises(UserError) as error:
                 load_checkpoint(path)
             assert_one_line(error, str(path))
+            lines = []
+            found = latest_checkpoint(tmp_path, lines.append)
+            assert (found.step, found.state) == (6, {"previous": True}), (file, bit)
+            assert lines == [f"skipped checkpoint step-000007: {error.value}"]
             flip_bit(file, bit)
-    assert is_equal(load_checkpoint(path))
+    assert is_equal(latest_checkpoint(tmp_path, pytest.fail))
 
 
 def test_every_truncation_of_the_manifest_is_refused(tmp_path):
@@ -351,21 +359,61 @@ def test_latest_falls_back_on_the_newest_intact_checkpoint(tmp_path):
     found = latest_checkpoint(tmp_path, lines.append)
     assert found.step == 10 and found.state == {"step": 10}
     assert [line.split()[2] for line in lines] == [
-        "step-2000000:", "step-1000000:", "step-999999:",
+        "step-3000000.tmp:", "step-2000000:", "step-1000000:", "step-999999:",
     ]  # fmt: skip
+
+
+def cut_off(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+DAMAGES = {
+    "truncated weights": (lambda path: cut_off(path / "model.safetensors"), "bytes instead of"),
+    "truncated manifest": (lambda path: cut_off(path / MANIFEST), "damaged"),
+    "missing weights": (lambda path: (path / "model.safetensors").unlink(), "is missing"),
+    "missing manifest": (lambda path: (path / MANIFEST).unlink(), "is missing"),
+    "empty directory": (lambda path: [file.unlink() for file in path.iterdir()], "is missing"),
+    "swapped files": (
+        lambda path: (path / "model.safetensors").rename(path / "optimizer.safetensors"), "missing"
+    ),
+    "a folder for a file": (
+        lambda path: [(path / MANIFEST).unlink(), (path / MANIFEST).mkdir()], "directory"
+    ),
+    "leftover of a save": (
+        lambda path: path.rename(path.with_name(f"{path.name}.tmp")), "not finished"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.reliability
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_passed_over_with_one_line(tmp_path, damage):
+    spoil, words = DAMAGES[damage]
+    save_checkpoint(tmp_path, 6, TENSORS, {"previous": True})
+    spoil(save_checkpoint(tmp_path, 7, TENSORS, STATE))
+    lines = []
+    assert latest_checkpoint(tmp_path, lines.append).state == {"previous": True}
+    (line,) = lines
+    assert line.startswith("skipped checkpoint step-000007") and "\n" not in line
+    assert words in line
+    # The run goes on and saves that step again.
+    assert is_equal(load_checkpoint(save_checkpoint(tmp_path, 7, TENSORS, STATE)))
+    assert is_equal(latest_checkpoint(tmp_path, pytest.fail))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000006", "step-000007"]
 
 
 def test_latest_of_nothing_is_none_and_of_only_broken_ones_an_error(tmp_path):
     assert latest_checkpoint(tmp_path / "missing", pytest.fail) is None
     assert latest_checkpoint(tmp_path, pytest.fail) is None
     (tmp_path / "step-000001.tmp").mkdir()
-    assert latest_checkpoint(tmp_path, pytest.fail) is None
-    (tmp_path / "step-000001").mkdir()
     lines = []
+    assert latest_checkpoint(tmp_path, lines.append) is None
+    assert len(lines) == 1
+    (tmp_path / "step-000001").mkdir()
     with pytest.raises(UserError) as error:
         latest_checkpoint(tmp_path, lines.append)
     assert_one_line(error, str(tmp_path), "start again")
-    assert len(lines) == 1
+    assert len(lines) == 3
 
 
 def test_leftovers_of_a_crashed_save_are_removed_by_the_next(tmp_path):
@@ -383,41 +431,49 @@ def test_a_step_saved_again_replaces_the_first(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["step-000007"]
 
 
-def test_a_crash_at_any_system_call_leaves_a_whole_checkpoint(tmp_path, monkeypatch):
-    """Kill the second save of a step before its n-th change of the disk, for every n."""
+class Crash(BaseException):
+    """The end of a process, at a moment of our choice."""
 
-    class Crash(BaseException):
-        pass
 
-    def crash_at(count: int, call):
-        def counted(*args, **kwargs):
+def crash_at(patch: pytest.MonkeyPatch, count: int) -> None:
+    """Let all changes of the disk but the first ``count`` be the end."""
+    calls = 0
+
+    def counted(call):
+        def counting(*args, **kwargs):
             nonlocal calls
             calls += 1
             if calls > count:
                 raise Crash
             return call(*args, **kwargs)
 
-        return counted
+        return counting
 
+    for owner, name in ((os, "rename"), (os, "fsync"), (os, "unlink"), (shutil, "rmtree")):
+        patch.setattr(owner, name, counted(getattr(owner, name)))
+
+
+@pytest.mark.reliability
+def test_a_crash_at_any_system_call_leaves_a_whole_checkpoint(tmp_path, monkeypatch):
+    """Kill the second save of a step before its n-th change of the disk, for every n."""
     for count in range(100):
-        calls = 0
         directory = tmp_path / str(count)
         save_checkpoint(directory, 7, TENSORS, {"attempt": 1})
         with monkeypatch.context() as patch:
-            for owner, name in ((os, "rename"), (os, "fsync"), (shutil, "rmtree")):
-                patch.setattr(owner, name, crash_at(count, getattr(owner, name)))
+            crash_at(patch, count)
             try:
                 save_checkpoint(directory, 7, TENSORS, {"attempt": 2})
                 break
             except Crash:
                 pass
-        assert latest_checkpoint(directory, pytest.fail).state["attempt"] in (1, 2)
+        assert latest_checkpoint(directory, lambda line: None).state["attempt"] in (1, 2)
         save_checkpoint(directory, 7, TENSORS, {"attempt": 3})
         assert latest_checkpoint(directory, pytest.fail).state == {"attempt": 3}
         assert [path.name for path in directory.iterdir()] == ["step-000007"]
     assert count > 6
 
 
+@pytest.mark.reliability
 def test_too_little_space_is_told_before_anything_is_written(tmp_path, monkeypatch):
     save_checkpoint(tmp_path, 1, TENSORS, STATE)
     usage = namedtuple("usage", "total used free")(10**6, 10**6 - 1234, 1234)
@@ -427,8 +483,11 @@ def test_too_little_space_is_told_before_anything_is_written(tmp_path, monkeypat
         save_checkpoint(tmp_path, 2, tensors, STATE)
     assert_one_line(error, "step-000002", "needs 1,00", "1,234 are free", "intact")
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+    monkeypatch.undo()
+    assert is_equal(latest_checkpoint(tmp_path, pytest.fail)._replace(step=7))
 
 
+@pytest.mark.reliability
 def test_a_write_that_fails_half_way_leaves_earlier_checkpoints(tmp_path):
     """RLIMIT_FSIZE cuts a file in the middle, as a disk does that fills up."""
     save_checkpoint(tmp_path, 1, TENSORS, STATE)
@@ -448,7 +507,8 @@ def test_a_write_that_fails_half_way_leaves_earlier_checkpoints(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("UserError no room for checkpoint")
-    assert "File too large" in done.stdout and "needs 40" in done.stdout
+    assert "File too large" in done.stdout
+    assert re.search(r"needs 40\d,\d{3} bytes, [\d,]+ are free", done.stdout)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
     assert is_equal(latest_checkpoint(tmp_path, pytest.fail)._replace(step=7))
 
@@ -459,3 +519,159 @@ def test_a_directory_that_cannot_be_written_is_told_in_one_line(tmp_path):
     with pytest.raises(UserError) as error:
         save_checkpoint(file / "run", 1, TENSORS, STATE)
     assert_one_line(error, str(file), "choose another --output")
+
+
+# ---- deleting old checkpoints ----
+
+
+def save_steps(directory: Path, *steps: int) -> None:
+    for step in steps:
+        save_checkpoint(directory, step, TENSORS, {"step": step})
+
+
+def steps_in(directory: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in directory.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "best_step", "kept"),
+    [
+        (0, None, [1, 2, 3, 4, 5]),
+        (0, 2, [1, 2, 3, 4, 5]),
+        (1, None, [5]),
+        (2, None, [4, 5]),
+        (2, 1, [1, 4, 5]),
+        (2, 5, [4, 5]),
+        (2, 99, [4, 5]),
+        (9, None, [1, 2, 3, 4, 5]),
+    ],
+)
+def test_the_newest_and_the_best_are_kept(tmp_path, keep_last, best_step, kept):
+    save_steps(tmp_path, 1, 2, 3, 4, 5)
+    prune_checkpoints(tmp_path, keep_last, best_step)
+    assert steps_in(tmp_path) == kept
+
+
+def test_other_files_are_never_deleted(tmp_path):
+    prune_checkpoints(tmp_path / "missing", 1, None)
+    save_steps(tmp_path, 1, 2)
+    (tmp_path / "step-best").mkdir()
+    (tmp_path / "step-000000").write_text("a file of somebody else")
+    prune_checkpoints(tmp_path, 1, None)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["step-000000", "step-000002", "step-best"]
+    with pytest.raises(ValueError, match="-1"):
+        prune_checkpoints(tmp_path, -1, None)
+
+
+@pytest.mark.reliability
+@pytest.mark.parametrize("keep_last", [1, 2, 3])
+@pytest.mark.parametrize("best_step", [None, 2, 5])
+def test_the_only_intact_checkpoint_is_never_deleted(tmp_path, keep_last, best_step):
+    """Damage every choice of checkpoints: the newest that is intact is as new as before."""
+    save_steps(tmp_path / "whole", 1, 2, 3, 4, 5)
+    for damaged in range(2**5 - 1):
+        directory = tmp_path / str(damaged)
+        shutil.copytree(tmp_path / "whole", directory)
+        for index in range(5):
+            if damaged >> index & 1:
+                flip_bit(directory / f"step-{index + 1:06d}" / "model.safetensors", 999)
+        newest = latest_checkpoint(directory, lambda line: None).step
+        prune_checkpoints(directory, keep_last, best_step)
+        assert latest_checkpoint(directory, lambda line: None).step == newest, damaged
+        prune_checkpoints(directory, keep_last, best_step)
+        assert latest_checkpoint(directory, lambda line: None).step == newest, damaged
+    # Without an intact one there is nothing to choose by.
+    flip_bit(directory / f"step-{newest:06d}" / "model.safetensors", 999)
+    before = steps_in(directory)
+    prune_checkpoints(directory, 1, None)
+    assert steps_in(directory) == before
+
+
+@pytest.mark.reliability
+@pytest.mark.parametrize("damage", [name for name in DAMAGES if name != "leftover of a save"])
+def test_what_is_plainly_damaged_takes_no_place_among_the_newest(tmp_path, damage):
+    save_steps(tmp_path, 1, 2, 3, 4)
+    DAMAGES[damage][0](tmp_path / "step-000004")
+    prune_checkpoints(tmp_path, 2, None)
+    assert steps_in(tmp_path) == [2, 3, 4]
+
+
+@pytest.mark.parametrize("change", [{"tied": {"head": "gone"}}, {"bytes": 1}])
+def test_what_has_the_right_bytes_and_cannot_be_loaded_is_not_intact(tmp_path, change):
+    save_steps(tmp_path, 1, 2)
+    manifest = tmp_path / "step-000002" / MANIFEST
+    fields = json.loads(manifest.read_bytes())
+    del fields["manifest_sha256"]
+    fields["files"]["model.safetensors"] |= change
+    manifest.write_bytes(encode_manifest(fields))
+    prune_checkpoints(tmp_path, 1, None)
+    assert latest_checkpoint(tmp_path, lambda line: None).step == 1
+
+
+@pytest.mark.reliability
+def test_after_a_failed_save_the_last_checkpoint_is_still_there(tmp_path, monkeypatch):
+    save_steps(tmp_path, 1, 2)
+    prune_checkpoints(tmp_path, 1, None)
+    usage = namedtuple("usage", "total used free")(10**6, 10**6, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: usage)
+        with pytest.raises(UserError, match="no room"):
+            save_steps(tmp_path, 3)
+    prune_checkpoints(tmp_path, 1, None)
+    assert latest_checkpoint(tmp_path, pytest.fail).step == 2
+    # A crash in the first moments of a save.
+    (tmp_path / "step-000003.tmp").mkdir()
+    prune_checkpoints(tmp_path, 1, None)
+    assert latest_checkpoint(tmp_path, lambda line: None).step == 2
+
+
+@pytest.mark.reliability
+def test_a_crash_while_old_checkpoints_go_loses_none_that_stays(tmp_path, monkeypatch):
+    for count in range(100):
+        directory = tmp_path / str(count)
+        save_steps(directory, 1, 2, 3, 4)
+        with monkeypatch.context() as patch:
+            crash_at(patch, count)
+            try:
+                prune_checkpoints(directory, 1, 2)
+                break
+            except Crash:
+                pass
+        # What is there under its name is whole.
+        for path in directory.glob("step-??????"):
+            load_checkpoint(path)
+        save_steps(directory, 5)
+        prune_checkpoints(directory, 1, 2)
+        assert steps_in(directory) == [2, 5]
+    assert count > 6
+
+
+def test_a_checkpoint_that_cannot_be_deleted_is_told(tmp_path, monkeypatch):
+    save_steps(tmp_path, 1, 2)
+
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "rename", refuse)
+    with pytest.raises(UserError) as error:
+        prune_checkpoints(tmp_path, 1, None)
+    assert_one_line(error, "step-000001", "Permission denied", "train.keep_last 0")
+
+
+def test_only_one_checkpoint_is_read_where_the_newest_is_intact(tmp_path, monkeypatch):
+    """At gigabytes each, that is what pruning costs."""
+    save_steps(tmp_path, 1, 2, 3, 4, 5)
+    read = []
+    original = checkpoint.hashlib.file_digest
+
+    def counted(stream, name):
+        read.append(Path(stream.name).parent.name)
+        return original(stream, name)
+
+    monkeypatch.setattr(checkpoint.hashlib, "file_digest", counted)
+    prune_checkpoints(tmp_path, 3, 1)
+    assert set(read) == {"step-000005"} and steps_in(tmp_path) == [1, 3, 4, 5]
+    read.clear()
+    prune_checkpoints(tmp_path, 3, 1)
+    assert read == []

@@ -16,7 +16,7 @@ from exlm_mini.corpora import prepare_corpus
 from exlm_mini.corpora.grammars import grammar
 from exlm_mini.fill import encode_row, load_run, main, read
 from exlm_mini.tokenization import train_byte_level_bpe, visible
-from exlm_mini.training import Trainer
+from exlm_mini.trainer import Trainer
 from exlm_mini.widgets import explorer, read_scene
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -32,6 +32,10 @@ def made_records(scale=1.0, with_accuracy=True):
             record["mask_accuracy"] = n / 20
         if n % 5 == 0:
             record["validation_bits_per_mask"] = 2 * scale / n
+            record["validation_mask_accuracy"] = n / 25
+            record["validation_perplexity"] = 2 ** (2 * scale / n)
+        record |= {"model_flops_per_second": 7e9, "model_flops_utilisation": n / 40}
+        record["peak_memory_mib"] = 512.0 * n
         records.append(record)
     return records
 
@@ -69,9 +73,19 @@ def refused(capsys, *arguments):
 def panels(figure):
     """By title: the unit, and the points of each curve in the order of the legend."""
     return {
-        ax.get_title(): (ax.get_ylabel(), [line.get_xydata().tolist() for line in ax.lines])
+        ax.get_title(): (ax.get_ylabel(), [line.get_xydata().tolist() for line in lines_of(ax)])
         for ax in figure.axes
     }
+
+
+def lines_of(ax):
+    """Curves of training."""
+    return [line for line in ax.lines if line.get_linestyle() == "-"]
+
+
+def dots_of(ax):
+    """Curves of held-out rows."""
+    return [line for line in ax.lines if line.get_linestyle() == ":"]
 
 
 def legend(figure):
@@ -81,7 +95,7 @@ def legend(figure):
 # ---- what is drawn ----
 
 
-def test_by_default_the_panels_are_those_of_figure_9(tmp_path, figures, capsys):
+def test_by_default_the_panels_of_figure_9_come_first(tmp_path, figures, capsys):
     first = write_log(tmp_path / "first", made_records())
     second = write_log(tmp_path / "second", made_records(2.0))
     out, err = drawn(capsys, first, second, "--output", tmp_path / "a.png")
@@ -89,7 +103,11 @@ def test_by_default_the_panels_are_those_of_figure_9(tmp_path, figures, capsys):
     (figure,) = figures
     assert legend(figure) == ["first", "second"]
     found = panels(figure)
-    assert list(found) == ["training loss", "mask accuracy", "perplexity"]
+    first_row, second_row = list(found)[:3], list(found)[3:]
+    assert first_row == ["training loss", "mask accuracy", "perplexity"]
+    assert second_row == ["speed", "utilisation", "peak memory"]
+    rows = [ax.get_subplotspec().rowspan.start for ax in figure.axes]
+    assert rows == [0, 0, 0, 1, 1, 1]
     for number, scale in enumerate((1.0, 2.0)):
         for title, value in (
             ("training loss", lambda n, s: s / n),
@@ -100,17 +118,57 @@ def test_by_default_the_panels_are_those_of_figure_9(tmp_path, figures, capsys):
             for point, wanted in zip(found[title][1][number], expected, strict=True):
                 assert point == pytest.approx(wanted)
     assert {ax.get_xlabel() for ax in figure.axes} == {"training step"}
-    assert [ax.get_yscale() for ax in figure.axes] == ["linear", "linear", "log"]
-    assert found["perplexity"][0] == "exp(training loss)"
+    assert [ax.get_yscale() for ax in figure.axes[:3]] == ["linear", "linear", "log"]
+    assert found["perplexity"][0] == "exp(loss)"
+    assert found["utilisation"][1][0][-1] == [100, pytest.approx(25)]
+    assert found["peak memory"][1][0][-1] == [100, pytest.approx(5)]
+
+
+def test_how_the_machine_was_used_is_drawn_only_where_it_is_logged(tmp_path, figures, capsys):
+    records = made_records()
+    for record in records:
+        del record["model_flops_utilisation"], record["peak_memory_mib"]
+    run = write_log(tmp_path / "run", records)
+    _, err = drawn(capsys, run, "--output", tmp_path / "a.png")
+    assert err == "" and list(panels(figures[0]))[3:] == ["speed"]
+    other = write_log(tmp_path / "other", made_records())
+    _, err = drawn(capsys, run, other, "--output", tmp_path / "a.png")
+    assert err == (
+        "not logged: model_flops_utilisation of run\nnot logged: peak_memory_mib of run\n"
+    )
+
+
+def test_held_out_rows_are_dots_in_the_panel_of_their_quantity(tmp_path, figures, capsys):
+    first = write_log(tmp_path / "first", made_records())
+    second = write_log(tmp_path / "second", made_records(2.0, with_accuracy=False))
+    _, err = drawn(capsys, first, second, "--output", tmp_path / "a.png", "--smooth", "3")
+    assert err == ""  # ExLM logs no accuracy of training batches, but one of held-out rows
+    loss, accuracy, perplexity, *machine = figures[0].axes
+    for ax in (loss, *machine):
+        assert dots_of(ax) == []
+    shares = [[50, pytest.approx(100 * 5 / 25)], [100, pytest.approx(100 * 10 / 25)]]
+    assert [line.get_xydata().tolist() for line in dots_of(accuracy)] == [shares, shares]
+    assert [line.get_ydata().tolist() for line in dots_of(perplexity)] == [
+        pytest.approx([2 ** (2 * scale / 5), 2 ** (2 * scale / 10)]) for scale in (1.0, 2.0)
+    ]
+    colors = [line.get_color() for line in lines_of(loss)]
+    assert [line.get_color() for line in dots_of(accuracy)] == colors
+    assert [line.get_color() for line in lines_of(accuracy)] == colors[:1]
+    assert "Dots: held-out rows" in figures[0].get_supxlabel().replace("\n", " ")
+    drawn(capsys, first, "--metrics", "loss", "--output", tmp_path / "a.png")
+    assert "Dots" not in figures[1].get_supxlabel()
 
 
 def test_curves_of_one_run_have_one_colour(tmp_path, figures, capsys):
-    first = write_log(tmp_path / "first", made_records(with_accuracy=False))
+    records = made_records(with_accuracy=False)
+    for record in records:
+        record.pop("validation_mask_accuracy", None)
+    first = write_log(tmp_path / "first", records)
     second = write_log(tmp_path / "second", made_records())
     _, err = drawn(capsys, first, second, "--output", tmp_path / "a.png")
     assert err == "not logged: mask_accuracy of first\n"
-    loss, accuracy, _ = figures[0].axes
-    assert [line.get_color() for line in accuracy.lines] == [loss.lines[1].get_color()]
+    loss, accuracy, *_ = figures[0].axes
+    assert [line.get_color() for line in lines_of(accuracy)] == [loss.lines[1].get_color()]
     assert loss.lines[0].get_color() != loss.lines[1].get_color()
     handles = figures[0].legends[0].get_lines()
     assert [h.get_color() for h in handles] == [line.get_color() for line in loss.lines]
@@ -158,7 +216,7 @@ def test_every_metric_can_be_drawn(tmp_path, figures, capsys, name):
     run = write_log(tmp_path / "run", made_records())
     drawn(capsys, run, "--metrics", name, "--output", tmp_path / "a.png")
     ((_, (points,)),) = panels(figures[0]).values()
-    assert len(points) == (2 if name == "validation" else 10)
+    assert len(points) == (2 if name.startswith("validation") else 10)
 
 
 def test_a_run_of_two_models_gives_two_curves(tmp_path, figures, capsys):
@@ -166,7 +224,7 @@ def test_a_run_of_two_models_gives_two_curves(tmp_path, figures, capsys):
     write_log(tmp_path / "pairs" / "exlm", made_records(2.0, with_accuracy=False))
     _, err = drawn(capsys, tmp_path / "pairs", "--output", tmp_path / "a.png")
     assert legend(figures[0]) == ["pairs/exlm", "pairs/mlm"]
-    assert err == "not logged: mask_accuracy of pairs/exlm\n"
+    assert err == ""
     other = write_log(tmp_path / "other", made_records())
     drawn(capsys, tmp_path / "pairs", other, "--output", tmp_path / "a.png")
     assert legend(figures[1]) == ["pairs/exlm", "pairs/mlm", "other"]
@@ -206,8 +264,10 @@ def test_the_caption_says_how_curves_were_smoothed(tmp_path, figures, capsys):
     drawn(capsys, run, "--output", tmp_path / "a.png", "--smooth", "4")
     captions = [figure.get_supxlabel().replace("\n", " ") for figure in figures]
     assert captions[0].startswith("Every logged value, not smoothed")
-    assert captions[1].startswith("Each point is the mean of the last 4 logged values")
-    loss, _, perplexity = (ax.lines[0].get_ydata() for ax in figures[1].axes)
+    assert captions[1].startswith(
+        "Each point of a line is the mean of the last 4 logged values"
+    )
+    loss, _, perplexity = (ax.lines[0].get_ydata() for ax in figures[1].axes[:3])
     assert loss[9] == pytest.approx((1 / 7 + 1 / 8 + 1 / 9 + 1 / 10) / 4)
     assert perplexity[9] == pytest.approx(math.exp(loss[9]))
 
@@ -321,4 +381,5 @@ def test_a_real_run_is_drawn_with_all_of_figure_9(tmp_path, figures, capsys):
         _, err = drawn(capsys, output, "--against", against, "--output", tmp_path / "a.png")
         assert err == ""
         found = panels(figures[-1])
-        assert [len(points) for _, (points,) in found.values()] == [6, 6, 6]
+        assert list(found)[3:] == ["speed", "peak memory"]  # no CPU's peak is known
+        assert [len(points) for _, (points,) in found.values()] == [6] * 5

@@ -12,6 +12,7 @@ from exlm_mini.plotting import (
     COLORS,
     draw_curves,
     draw_dag,
+    draw_device_hours,
     draw_heatmap,
     draw_tokens,
     draw_transition,
@@ -148,3 +149,29 @@ def test_curves_have_the_colour_of_their_objective(ax):
     assert to_hex(curve.get_color()) == COLORS["exlm"]
     assert to_hex(level.get_color()) == COLORS["floor"]
     assert texts(ax) == ["floor of MLM 2.50"]
+
+
+def test_device_hours_are_operations_divided_by_speed(ax):
+    flops = {"small": 3.6e15, "large": 3.6e18}
+    draw_device_hours(ax, flops, (1e10, 1e14), [(1e12, 7.0)])
+    small, large, mark = ax.lines
+    # 3.6e15 operations at 1e12 a second are one hour.
+    np.testing.assert_allclose(small.get_data(), ([1e10, 1e14], [100, 0.01]))
+    np.testing.assert_allclose(large.get_data(), ([1e10, 1e14], [1e5, 10]))
+    assert (mark.get_xdata().tolist(), mark.get_ydata().tolist()) == ([1e12], [7.0])
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == list(flops)
+    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+
+
+def test_device_hours_name_the_spans_at_their_hours(ax):
+    draw_device_hours(ax, {"run": 1e18}, (1e10, 1e14))
+    named = {text.get_text(): text.xy[1] for text in ax.texts}
+    assert named == {
+        "an hour": 1,
+        "a day": 24,
+        "a week": 7 * 24,
+        "a month": 730,
+        "a year": 8766,
+    }
+    low, high = ax.get_ylim()
+    assert low < 1 and named["a year"] < high

@@ -85,6 +85,7 @@ class Stopper:
 # ---- stopping and going on ----
 
 
+@pytest.mark.reliability
 def test_a_stopped_run_goes_on_to_the_same_bytes(texts, tmp_path, undisturbed):
     output = tmp_path / "stopped"
     stops = 0
@@ -223,6 +224,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.reliability
 @pytest.mark.slow
 def test_killed_runs_of_any_number_of_processes_end_with_the_same_bytes(tmp_path):
     """Reliability figure 15: kill -9 of the command at moments of chance."""
@@ -609,6 +611,7 @@ class FullDisk(io.FileIO):
         return super().write(content)
 
 
+@pytest.mark.reliability
 @pytest.mark.parametrize("room", [0, 5_000, 30_000, 60_000])
 def test_a_full_disk_loses_no_finished_shard(texts, tmp_path, monkeypatch, undisturbed, room):
     output = tmp_path / "c"

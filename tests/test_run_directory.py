@@ -31,6 +31,7 @@ HOLDER = (
 )
 
 
+@pytest.mark.reliability
 def test_second_process_is_refused_and_a_dead_one_is_succeeded(tmp_path):
     path = tmp_path / "runs" / "a"
     with subprocess.Popen(
@@ -125,6 +126,7 @@ def test_config_is_written_once_and_then_compared(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
 
+@pytest.mark.reliability
 def test_free_settings_may_change_and_are_listed(tmp_path):
     settle(tmp_path, CONFIG)
     config = changed(train__save_every=10, train__num_threads=2)
@@ -136,6 +138,7 @@ def test_free_settings_may_change_and_are_listed(tmp_path):
     assert json.loads((tmp_path / "config.yaml").read_text()) == config
 
 
+@pytest.mark.reliability
 def test_other_settings_may_not_change(tmp_path):
     settle(tmp_path, CONFIG)
     before = (tmp_path / "config.yaml").read_text()
@@ -201,6 +204,21 @@ def test_metrics_without_a_step_are_refused(tmp_path, record):
         log.write(record)
 
 
+def test_steps_of_metrics_only_rise(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    with MetricsLog(file, 0) as log:
+        log.write({"step": 0})
+        log.write({"step": 7})
+        for step in (7, 6, -1):
+            with pytest.raises(ValueError, match="above 7"):
+                log.write({"step": step})
+    with MetricsLog(file, 7) as log, pytest.raises(ValueError, match="above 7"):
+        log.write({"step": 7})
+    with MetricsLog(file, 6) as log:
+        log.write({"step": 7, "again": True})
+    assert read_metrics(file) == [{"step": 0}, {"step": 7, "again": True}]
+
+
 def test_resume_forgets_later_steps_and_a_torn_last_line(tmp_path):
     file = tmp_path / "metrics.jsonl"
     with MetricsLog(file, 0) as log:
@@ -253,7 +271,12 @@ def test_every_torn_end_is_dropped(tmp_path):
 
 def test_a_damaged_line_in_the_middle_is_told(tmp_path):
     file = tmp_path / "metrics.jsonl"
-    for damaged in (b"", b"{}", b"[1]", b'{"step": "x"}', b"\xff", b"[" * 100_000):
+    for damaged in (
+        b"", b"{}", b"[1]", b'{"step": "x"}', b"\xff", b"[" * 100_000, b'{"step": 1}',
+        b'{"step": 0}', b'{"step": -2}', b'{"step": 2, "loss": NaN}', b'{"step": 2, "loss": 1e999}',
+        b'{"step": 2, "step": 2}', b'{"step":2}', b'{"step": 2} ', b'{"step": 02}',
+        b'{"step": %d}' % 2**63, b'{"step": %s}' % (b"9" * 5000),
+    ):  # fmt: skip
         file.write_bytes(b'{"step": 1}\n' + damaged + b'\n{"step": 3}\n')
         before = file.read_bytes()
         with pytest.raises(UserError, match="line 2 is damaged"):
@@ -270,6 +293,7 @@ def test_missing_metrics_are_told(tmp_path):
         MetricsLog(tmp_path / "missing" / "metrics.jsonl", 0)
 
 
+@pytest.mark.reliability
 def test_full_disk_leaves_whole_lines(tmp_path):
     file = tmp_path / "metrics.jsonl"
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

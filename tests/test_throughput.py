@@ -6,13 +6,14 @@ import json
 from dataclasses import replace
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from exlm_mini import bench
 from exlm_mini.config import RunConfig, UserError
 from exlm_mini.pretrain import main
-from exlm_mini.settings import load_recipe
+from exlm_mini.settings import load_recipe, plain
 from exlm_mini.throughput import SAME_SPEED, Throughput, speed_settings, throughput
 
 MACHINE = {"device": "NVIDIA H200", "cpu": "Some CPU", "torch": "2.13.0"}
@@ -203,3 +204,14 @@ def test_what_bench_prints_gives_the_hours_of_a_dry_run(tmp_path, capsys):
     assert main([*dry_run, "--train.batch_size", "64"]) == 2
     err = capsys.readouterr().err
     assert "train.batch_size 128, not 64" in err.splitlines()[-1]
+
+
+def test_a_run_of_several_processes_gives_the_speed_of_one_device(tmp_path):
+    config = config_of("smiles-tiny")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(plain(config)))
+    lines = [
+        {"step": n, "tokens": 1000 * n, "seconds": 2.0 * n, "num_processes": 1 if n < 4 else 5}
+        for n in range(1, 12)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert throughput(str(tmp_path), config).tokens_per_second == 1000 / 2.0 / 5

@@ -26,8 +26,8 @@ from exlm_mini.corpora.packing import Counts, Pack, Rows, write_pack
 from exlm_mini.evaluation import evaluate, row_bits
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.run_directory import read_metrics
+from exlm_mini.trainer import Trainer
 from exlm_mini.training import (
-    Trainer,
     chain_share,
     learning_rate,
     load_model,
@@ -90,6 +90,8 @@ TRAIN = TrainConfig(
     validate_every=3,
     validation_rows=19,
     device="cpu",
+    precision="fp32",
+    keep_last=0,
 )
 
 
@@ -187,11 +189,12 @@ def same_checkpoints(first, second):
 
 
 def metrics_of(output):
-    """Lines of metrics.jsonl without what a clock says."""
+    """Lines of metrics.jsonl without what a clock says, or the memory of this process."""
     records = read_metrics(output / "metrics.jsonl")
     for record in records:
-        assert record.pop("tokens_per_second") > 0
-        assert record.pop("seconds") > 0
+        for name in ("tokens_per_second", "seconds", "model_flops_per_second"):
+            assert record.pop(name) > 0
+        record.pop("peak_memory_mib")
     return records
 
 
@@ -203,6 +206,7 @@ def unbroken(request, packs, tmp_path_factory):
     return config, output, make_trainer(config, packs, output).run()
 
 
+@pytest.mark.reliability
 @pytest.mark.parametrize("step", range(1, STEPS))
 def test_resuming_equals_never_stopping(unbroken, packs, tmp_path, step):
     config, whole, outcome = unbroken
@@ -257,6 +261,7 @@ def test_a_complete_run_is_left_as_it_is(unbroken, packs, tmp_path):
     assert stamps(tmp_path) == before
 
 
+@pytest.mark.reliability
 def test_a_damaged_newest_checkpoint_costs_steps_and_nothing_else(unbroken, packs, tmp_path):
     config, whole, outcome = unbroken
     shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
@@ -291,6 +296,7 @@ def test_every_step_asked_for_is_saved_logged_and_validated(packs, tmp_path):
     assert [r["learning_rate"] for r in records] == rates
 
 
+@pytest.mark.reliability
 def test_resuming_with_other_data_is_refused(packs, tmp_path):
     config = make_config("mlm")
     make_trainer(config, packs, tmp_path / "run").run()
@@ -442,7 +448,9 @@ def test_mask_accuracy_is_the_share_of_likeliest_guesses(packs, tmp_path):
     target_ids_S = batch.token_ids_BN[batch.is_masked_BN]
     target_ids_S[::3] = guesses_S[::3]
     batch.token_ids_BN[batch.is_masked_BN] = target_ids_S
-    trainer.batches.batch = lambda step: batch
+    trainer.batches.parts = lambda *_: [
+        type(batch)(*(t[start : start + 2] for t in batch)) for start in range(0, 8, 2)
+    ]
     trainer.run(should_stop=lambda: True)
     (record,) = read_metrics(tmp_path / "metrics.jsonl")
     expected = (guesses_S == target_ids_S).double().mean().item()
@@ -515,17 +523,23 @@ def test_transitions_stay_in_float32_under_bf16(packs, transition):
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_loss_that_is_not_finite_stops_the_run(packs, tmp_path, objective):
-    train = {"learning_rate": 1e30, "warmup_steps": 0, "clip_norm": 0.0}
+    train = {"learning_rate": 1e30, "warmup_steps": 0, "clip_norm": 0.0, "max_skipped": 2}
     config = make_config(objective, train=train)
     with pytest.raises(UserError) as stopped:
         make_trainer(config, packs, tmp_path).run()
     line = str(stopped.value)
     assert "\n" not in line
-    assert "at step 2" in line
+    assert "at step 3" in line
+    assert "2 steps in a row" in line
     assert "train.learning_rate (1e+30)" in line
     assert "train.warmup_steps (0)" in line
-    # The step that failed was not taken.
-    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-000001"]
+    # The first step that failed was not taken, and the second not saved.
+    first, second = (load_checkpoint(tmp_path / f"checkpoints/step-00000{n}") for n in (1, 2))
+    for group, named in first.tensors.items():
+        for name, tensor in named.items():
+            assert torch.equal(tensor, second.tensors[group][name]), (group, name)
+    assert second.state["update"]["skipped_steps"] == 1
+    assert not (tmp_path / "checkpoints/step-000003").exists()
 
 
 @pytest.mark.parametrize(
@@ -697,9 +711,10 @@ def test_rows_without_a_path_are_counted_apart(packs, monkeypatch):
     model = make_model(config, VOCAB_SIZE, SPECIAL).eval()
     monkeypatch.setattr(
         evaluation,
-        "row_bits",
-        lambda model, batch, share: torch.where(
-            batch.is_masked_BN.sum(dim=1) > 2, torch.inf, 3.0
+        "row_bits_and_correct",
+        lambda model, batch, share: (
+            torch.where(batch.is_masked_BN.sum(dim=1) > 2, torch.inf, 3.0),
+            batch.is_masked_BN.sum(dim=1),
         ),
     )
     batch = batch_of(packs, config)

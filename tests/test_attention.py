@@ -1,0 +1,279 @@
+"""Packed rows attend as padded ones do, whatever their lengths, and so do the models on them.
+
+Shapes: B rows, T tokens of a padded row, S real tokens of a batch, H heads, d head size.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from exlm_mini import attention
+from exlm_mini.attention import PackedRows, attend, packed_rows
+from exlm_mini.config import MaskingConfig, ModelConfig, SpecialIds
+from exlm_mini.encoder import Encoder, initialise
+from exlm_mini.masking import MaskedBatch, Masker
+from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.objectives import log_likelihood, mlm_loss, states_alignment_loss
+
+SMALL = ModelConfig(
+    num_layers=2, width=16, ffn_width=24, num_heads=2, dropout=0.0, attention_dropout=0.0,
+    states_per_mask=3,
+)  # fmt: skip
+VOCAB_SIZE = 30
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
+lengths_of_rows = st.lists(st.integers(1, 9), min_size=1, max_size=6)
+
+
+def real_tokens(lengths: list[int], num_columns: int | None = None) -> Tensor:
+    """is_real_BT of rows padded on the right."""
+    T = num_columns or max(lengths)
+    return torch.arange(T) < torch.tensor(lengths).unsqueeze(1)
+
+
+def random_heads(rows: PackedRows, seed: int = 0, dtype=torch.float64) -> list[Tensor]:
+    """Queries, keys and values of packed rows, (1, H, S, d)."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (3, 1, 2, len(rows.place_S), 4)
+    heads = torch.randn(shape, generator=generator, dtype=dtype).unbind(0)
+    return [x_1HSd.clone().requires_grad_() for x_1HSd in heads]
+
+
+def under_block_mask(heads: list[Tensor], rows: PackedRows) -> Tensor:
+    """All S x S products, those between rows forbidden."""
+    row_S = rows.place_S // rows.num_columns
+    is_mate_SS = row_S.unsqueeze(1) == row_S
+    return F.scaled_dot_product_attention(*heads, attn_mask=is_mate_SS)
+
+
+def gradients_of(out: Tensor, inputs: list[Tensor], seed: int = 1) -> list[Tensor]:
+    """Of a random projection of the output, so that every element counts."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype)
+    return list(torch.autograd.grad((out * weights).sum(), inputs))
+
+
+# ---- packing ----
+
+
+@given(lengths_of_rows, st.integers(0, 3))
+def test_packing_keeps_the_real_tokens_in_order(lengths, spare):
+    is_real_BT = real_tokens(lengths, max(lengths) + spare)
+    rows = packed_rows(is_real_BT)
+    number_BT = torch.arange(is_real_BT.numel()).view_as(is_real_BT)
+    packed_1S = rows.pack(number_BT)
+    assert packed_1S.tolist() == [number_BT[is_real_BT].tolist()]
+    assert rows.bound_X.tolist() == [0, *np.cumsum(lengths).tolist()]
+    assert rows.bound_X.dtype == torch.int32
+    assert torch.equal(rows.unpack(packed_1S), number_BT * is_real_BT)
+
+
+def test_padding_may_stand_anywhere_and_fill_a_row():
+    is_real_BT = torch.tensor([[0, 1, 0, 1], [0, 0, 0, 0], [1, 1, 1, 0]], dtype=torch.bool)
+    rows = packed_rows(is_real_BT)
+    assert rows.place_S.tolist() == [1, 3, 8, 9, 10]
+    assert rows.bound_X.tolist() == [0, 2, 2, 5]
+    heads = random_heads(rows)
+    expected = under_block_mask(heads, rows)
+    torch.testing.assert_close(attend(*heads, rows), expected, rtol=0, atol=1e-12)
+
+
+# ---- attention ----
+
+
+@pytest.mark.parametrize("way", [attention._row_by_row, attention._padded_again])
+@given(lengths=lengths_of_rows)
+def test_every_way_equals_a_mask_with_one_block_for_each_row(way, lengths):
+    rows = packed_rows(real_tokens(lengths))
+    heads = random_heads(rows)
+    ours, expected = way(*heads, rows, 0.0), under_block_mask(heads, rows)
+    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
+    for got, wanted in zip(
+        gradients_of(ours, heads), gradients_of(expected, heads), strict=True
+    ):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("way", [attention._row_by_row, attention._padded_again])
+def test_every_way_honours_dropout(way):
+    rows = packed_rows(real_tokens([40, 60]))
+    query, key, _ = random_heads(rows)
+    # With uniform weights and values 1 an output is the share that was kept, over its mean.
+    heads = [0 * query, key, torch.ones_like(key)]
+    torch.manual_seed(0)
+    kept = way(*heads, rows, 0.3)
+    assert torch.equal(way(*heads, rows, 0.0), torch.ones_like(kept))
+    num_probabilities = 2 * (40 * 40 + 60 * 60)
+    # Rows weigh alike here, whatever their length: at most the error of the shorter one.
+    assert kept.std() > 0
+    standard_error = np.sqrt(0.3 / 0.7 / num_probabilities) * np.sqrt(60 / 40)
+    assert abs(kept.mean().item() - 1) < 4 * standard_error
+
+
+@given(lengths=lengths_of_rows)
+def test_the_kernel_for_packed_rows_gets_the_shapes_it_wants(lengths):
+    """On tensors without numbers: the kernel checks its arguments, and there is no GPU here."""
+    with torch.device("meta"):
+        S, B = sum(lengths), len(lengths)
+        rows = PackedRows(
+            torch.empty(S, dtype=torch.int64),
+            torch.empty(B + 1, dtype=torch.int32),
+            max(lengths),
+        )
+        heads = [
+            torch.empty(1, 2, S, 8, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
+        ]
+        out_1HSd = attention._end_to_end(*heads, rows)
+        assert out_1HSd.shape == (1, 2, S, 8) and out_1HSd.dtype == torch.bfloat16
+        assert all(g.shape == (1, 2, S, 8) for g in gradients_of(out_1HSd, heads))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("lengths", [[1], [7, 1, 130], [64, 64], [300, 2, 2, 99, 1]])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_kernel_for_packed_rows_is_as_close_as_padding(lengths, dtype):
+    """Its error against float64 is at most twice that of padded attention in the same dtype."""
+    rows = packed_rows(real_tokens(lengths).cuda())
+    generator = torch.Generator().manual_seed(0)
+    heads = torch.randn(3, 1, 4, sum(lengths), 64, generator=generator, dtype=torch.float64)
+    results = {}
+    for name, way, kind in (
+        ("exact", lambda q, k, v: attention._padded_again(q, k, v, rows, 0.0), torch.float64),
+        ("padded", lambda q, k, v: attention._padded_again(q, k, v, rows, 0.0), dtype),
+        ("packed", lambda q, k, v: attend(q, k, v, rows), dtype),
+    ):
+        inputs = [x.to(dtype).to(kind).cuda().requires_grad_() for x in heads]
+        out = way(*inputs)
+        results[name] = [out, *gradients_of(out.cpu(), inputs)]
+    assert attention._has_kernel(heads[0].to(dtype).cuda())
+    for exact, padded, packed in zip(*results.values(), strict=True):
+        error = (packed.double() - exact).abs().max()
+        allowed = 2 * (padded.double() - exact).abs().max()
+        assert error <= allowed + torch.finfo(dtype).eps * exact.abs().max()
+
+
+# ---- the encoder ----
+
+
+def make_encoders(rope: str, dtype: torch.dtype) -> list[Encoder]:
+    """A padded and a packed encoder of the same weights, large enough for all to matter."""
+    encoders = []
+    for way in ("padded", "packed"):
+        torch.manual_seed(0)
+        config = ModelConfig(**{**vars(SMALL), "rope": rope, "attention": way})
+        encoders.append(Encoder(config, VOCAB_SIZE, pad=0).to(dtype))
+        initialise(encoders[-1], 0.3)
+    return encoders
+
+
+def random_rows(is_real_BT: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Inputs of the encoder with any positions and clones."""
+    generator = torch.Generator().manual_seed(seed)
+    token_ids_BT = torch.randint(1, VOCAB_SIZE, is_real_BT.shape, generator=generator)
+    position_BT = torch.randint(0, 9, is_real_BT.shape, generator=generator)
+    clone_BT = torch.randint(0, 4, is_real_BT.shape, generator=generator)
+    return *(x_BT * is_real_BT for x_BT in (token_ids_BT, position_BT, clone_BT)), is_real_BT
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("rope", ["2d", "1d"])
+@given(lengths=lengths_of_rows, spare=st.integers(0, 2), seed=st.integers(0, 99))
+def test_a_packed_encoder_equals_a_padded_one(rope, dtype, lengths, spare, seed):
+    is_real_BT = real_tokens(lengths, max(lengths) + spare)
+    inputs = random_rows(is_real_BT, seed)
+    results = []
+    for encoder in make_encoders(rope, dtype):
+        hidden_BTD = encoder(*inputs)
+        gradients = gradients_of(hidden_BTD * is_real_BT.unsqueeze(2), [*encoder.parameters()])
+        results.append([hidden_BTD[is_real_BT], *gradients])
+    for padded, packed in zip(*results, strict=True):
+        scale = max(1.0, padded.abs().max().item())
+        assert (packed - padded).abs().max() <= TOLERANCE[dtype] * scale
+
+
+def test_packed_layers_see_no_padding():
+    padded, packed = make_encoders("2d", torch.float64)
+    inputs = random_rows(real_tokens([9, 2, 5]), seed=0)
+    widths = []
+    for encoder in (padded, packed):
+        encoder.layers[0].ffn_in.register_forward_hook(
+            lambda module, x, y: widths.append(y.shape[:2].numel())
+        )
+        encoder(*inputs)
+    assert widths == [3 * 9, 9 + 2 + 5]
+    assert not packed(*inputs)[~inputs[-1]].any()
+
+
+def test_rows_of_one_length_are_not_packed():
+    inputs = random_rows(real_tokens([6, 6, 6]), seed=0)
+    padded, packed = make_encoders("2d", torch.float32)
+    assert torch.equal(padded(*inputs), packed(*inputs))
+
+
+# ---- the models ----
+
+
+def ragged_batch(
+    lengths: list[int], seed: int = 0, strategy: str = "fixed_count"
+) -> MaskedBatch:
+    """Rows like molecules: [BOS], tokens, [EOS], padding."""
+    special = SpecialIds()
+    random = np.random.default_rng(seed)
+    token_ids_BN = np.full((len(lengths), max(lengths) + 2), special.pad)
+    for row_N, length in zip(token_ids_BN, lengths, strict=True):
+        row_N[0], row_N[length + 1] = special.bos, special.eos
+        row_N[1 : length + 1] = random.integers(6, VOCAB_SIZE, length)
+    masker = Masker(MaskingConfig(mask_ratio=0.3, strategy=strategy), special, seed=1)
+    rows_B = np.arange(len(lengths))
+    return masker(torch.from_numpy(token_ids_BN), 0 * rows_B, rows_B, 0)
+
+
+def make_pair(kind, dtype: torch.dtype, **changes) -> list[MaskedLM | ExLM]:
+    """The same model padded and packed."""
+    models = []
+    for way in ("padded", "packed"):
+        torch.manual_seed(0)
+        config = ModelConfig(**{**vars(SMALL), "init_std": 0.3, "attention": way, **changes})
+        models.append(kind(config, VOCAB_SIZE).to(dtype))
+    return models
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@given(lengths=lengths_of_rows, seed=st.integers(0, 99))
+def test_a_packed_masked_lm_equals_a_padded_one(dtype, lengths, seed):
+    batch = ragged_batch(lengths, seed, strategy="bernoulli")
+    results = []
+    for model in make_pair(MaskedLM, dtype):
+        logits_SV = model(batch.masked_ids_BN, batch.is_masked_BN)
+        loss = mlm_loss(logits_SV, batch.token_ids_BN[batch.is_masked_BN])
+        results.append([logits_SV, *torch.autograd.grad(loss, [*model.parameters()])])
+    assert_equal(results, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("changes", [{}, {"boundary": "paper", "transition": "paper"}])
+@given(lengths=lengths_of_rows, seed=st.integers(0, 99))
+def test_a_packed_exlm_equals_a_padded_one(changes, dtype, lengths, seed):
+    batch = ragged_batch(lengths, seed)
+    results = []
+    for model in make_pair(ExLM, dtype, **changes):
+        scores = model(*batch)
+        log_likelihood_B = log_likelihood(scores)
+        loss = states_alignment_loss(log_likelihood_B, scores.is_scored_BM.sum(dim=1))
+        gradients = torch.autograd.grad(loss, [*model.parameters()], allow_unused=True)
+        results.append([log_likelihood_B, *(g for g in gradients if g is not None)])
+    assert_equal(results, TOLERANCE[dtype])
+
+
+def assert_equal(results: list[list[Tensor]], tolerance: float) -> None:
+    """Padded and packed agree, measured by the largest element of each tensor."""
+    for padded, packed in zip(*results, strict=True):
+        if padded.numel():
+            scale = max(1.0, padded.abs().max().item())
+            assert (packed - padded).abs().max() <= tolerance * scale

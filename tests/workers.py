@@ -1,0 +1,227 @@
+"""What the processes of ``tests/test_distributed.py`` run, started by torchrun.
+
+    torchrun --nproc-per-node 2 tests/workers.py trainings DIRECTORY
+    torchrun --nproc-per-node 2 tests/workers.py disturbed DIRECTORY EVENTS OPTION...
+
+The first makes one run after the other in the same processes, and each of them writes what it saw
+to ``DIRECTORY/NAME/rank-R.json``. The second is the command ``pretrain`` with signals from within:
+EVENTS such as ``KILL:1:4,USR1:0:2`` send a signal to process 1 in step 4, to process 0 in step 2.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import nn
+
+from exlm_mini.config import (
+    MaskingConfig,
+    ModelConfig,
+    RunConfig,
+    SpecialIds,
+    TrainConfig,
+    UserError,
+)
+from exlm_mini.corpora.packing import Counts, Pack, Rows, write_pack
+from exlm_mini.engine import leave, start_engine
+from exlm_mini.pretrain import main
+from exlm_mini.trainer import Trainer
+from exlm_mini.update import Updater
+
+SPECIAL = SpecialIds()
+STEPS = 6
+VOCAB_SIZE = 90
+
+SMALL = ModelConfig(
+    num_layers=2, width=16, ffn_width=16, num_heads=2, max_positions=48, states_per_mask=2,
+    activation_dropout=0.1, clone_embedding_std=0.5,
+)  # fmt: skip
+TRAIN = TrainConfig(
+    steps=STEPS, batch_size=8, micro_batch_size=2, warmup_steps=2, chain_warmup=0.3,
+    clip_norm=1.0, save_every=1, keep_last=0, log_every=2, validate_every=3,
+    validation_rows=19, device="cpu", precision="fp32",
+)  # fmt: skip
+PLAIN = RunConfig(
+    objective="exlm", model=SMALL, masking=MaskingConfig(mask_ratio=0.3), train=TRAIN
+)
+
+
+def changed(config=PLAIN, objective=None, masking=None, model=None, **train):
+    """Settings with some replaced."""
+    return replace(
+        config,
+        objective=objective or config.objective,
+        model=replace(config.model, **(model or {})),
+        masking=replace(config.masking, **(masking or {})),
+        train=replace(config.train, **train),
+    )
+
+
+DROPLESS = changed(
+    model={"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}, clip_norm=0.0
+)
+SPREAD = {
+    "exlm": changed(DROPLESS, micro_batch_size=None),
+    "accumulated": DROPLESS,
+    "mlm": changed(DROPLESS, "mlm", masking={"strategy": "bernoulli"}),
+    "tokens": changed(
+        DROPLESS, batch_size=32, micro_batch_size=None, batch_tokens=80, micro_batch_tokens=20
+    ),
+}
+"""Settings under which it must not matter how many processes there are."""
+
+
+def make_packs(directory):
+    """Rows of unequal length, each different from all others: to learn from and to validate."""
+    packs = []
+    for name, num_rows, seed in (("train", 37, 0), ("validation", 19, 1)):
+        random = np.random.default_rng(seed)
+        lengths = random.integers(6, 12, num_rows)
+        inner = [random.integers(6, VOCAB_SIZE, n - 2) for n in lengths]
+        rows = [[SPECIAL.bos, *tokens, SPECIAL.eos] for tokens in inner]
+        write_pack(
+            directory / f"{name}.json",
+            [Rows(np.concatenate(rows), lengths)],
+            row_length=None, vocab_size=VOCAB_SIZE, special_ids=SPECIAL,
+            tokenizer_sha256="none", source="test", counts=Counts(),
+        )  # fmt: skip
+        packs.append(Pack.open(directory / f"{name}.json"))
+    return packs
+
+
+def digest(engine, model):
+    """sha256 of the weights, as this process has them."""
+    whole = [engine.whole(t) for t in model.state_dict().values()]
+    data = b"".join(t.detach().numpy().tobytes() for t in whole)
+    return hashlib.sha256(data).hexdigest()
+
+
+class Witness:
+    """Trains, and notes what this process sees."""
+
+    def __init__(self, config, packs, output, engine, report=print):
+        if engine.is_main:
+            output.mkdir(parents=True, exist_ok=True)
+        with engine.together():
+            self.trainer = Trainer(config, *packs, output, report=report, engine=engine)
+        self.seen = {"losses": [], "rows": [], "weights": [], "error": None}
+        self.spoilt_steps = ()
+        self._step, self._score = self.trainer.updater.step, engine.score
+        self.engine, self.output = engine, output
+
+    def run(self, **asked):
+        """Train to the end, or to an error."""
+        with (
+            patch.object(self.trainer.updater, "step", self.step),
+            patch.object(self.engine, "score", self.score),
+        ):
+            try:
+                outcome = self.trainer.run(**asked)
+                self.seen["is_whole"] = (
+                    type(next(self.trainer.model.parameters())) is nn.Parameter
+                )
+                self.seen["step"] = outcome.step
+                self.seen["skipped"] = outcome.skipped_steps
+            except UserError as error:
+                self.seen["error"] = str(error)
+        note = json.dumps(self.seen)
+        (self.output / f"rank-{self.engine.rank}.json").write_text(note)
+        return self.seen
+
+    def step(self, step, rate):
+        self.now, self.micro = step, self.engine.rank
+        update = self._step(step, rate)
+        self.seen["losses"].append(update.loss)
+        self.seen["weights"].append(digest(self.engine, self.trainer.model))
+        return update
+
+    def score(self, batch, share):
+        rows = [batch.token_ids_BN, batch.is_masked_BN]
+        for tokens, is_masked in zip(*(part.tolist() for part in rows), strict=True):
+            row = [token for token in tokens if token != SPECIAL.pad]
+            self.seen["rows"].append([self.now, self.micro, row, is_masked[: len(row)]])
+        self.micro += self.engine.world_size
+        scored = self._score(batch, share)
+        if self.now in self.spoilt_steps:
+            scored = scored._replace(loss=scored.loss * torch.nan)
+        return scored
+
+
+def copy_checkpoints(whole, cut, step, engine):
+    """What a run killed in the step after this one leaves behind."""
+    if engine.is_main:
+        shutil.rmtree(cut, ignore_errors=True)
+        for done in range(1, step + 1):
+            name = f"checkpoints/step-{done:06d}"
+            shutil.copytree(whole / name, cut / name)
+        shutil.copy(whole / "metrics.jsonl", cut)
+    engine.same(None)
+
+
+def trainings(directory):
+    """All runs of the tests that need no process to die."""
+    engine = start_engine(TRAIN)
+    packs = make_packs(directory / f"rank-{engine.rank}")
+
+    def train(name, config, spoilt=(), **asked):
+        witness = Witness(config, packs, directory / name, engine)
+        witness.spoilt_steps = spoilt
+        return witness.run(**asked)
+
+    for precision in ("fp32", "bf16"):
+        config = changed(precision=precision)
+        train(precision, config)
+        for step in range(1, STEPS if engine.world_size > 1 else 1):
+            name = f"{precision}-from-{step}"
+            copy_checkpoints(directory / precision, directory / name, step, engine)
+            train(name, config)
+    for name, config in SPREAD.items():
+        train(name, config)
+    if engine.world_size > 1:
+        sharded = changed(sharding="fsdp2")
+        train("fsdp2", sharded)
+        copy_checkpoints(directory / "fsdp2", directory / "fsdp2-to-none", 3, engine)
+        train("fsdp2-to-none", PLAIN)
+        copy_checkpoints(directory / "fp32", directory / "none-to-fsdp2", 3, engine)
+        train("none-to-fsdp2", sharded)
+        is_second = engine.rank == 1
+        train("nan", PLAIN, spoilt=(2,) if is_second else ())
+        train("nans", changed(max_skipped=2), spoilt=(1, 3, 4) if is_second else ())
+        train("asked", changed(save_every=100), should_stop=lambda: is_second)
+        with patch("exlm_mini.checkpoint.shutil.disk_usage") as usage:
+            usage.return_value.free = 10
+            train("full", PLAIN)
+    engine.finish()
+
+
+def disturbed(directory, events, arguments):
+    """The command, with signals; each comes once, however often the command is restarted."""
+    step_of, rank = Updater.step, int(os.environ["RANK"])
+    due = [event.split(":") for event in events.split(",")]
+
+    def step(self, number, rate):
+        for name, at_rank, at_step in due:
+            mark = directory / f"{name}-{at_rank}-{at_step}"
+            if (rank, number) == (int(at_rank), int(at_step)) and not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
+        return step_of(self, number, rate)
+
+    with patch.object(Updater, "step", step):
+        return main(arguments)
+
+
+if __name__ == "__main__":
+    what, where, *rest = sys.argv[1:]
+    if what == "trainings":
+        trainings(Path(where))
+        leave(0)
+    leave(disturbed(Path(where), rest[0], rest[1:]))
