@@ -114,6 +114,15 @@ class Tokenizer:
         encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
         return [self._as_text(encoding.ids) for encoding in encodings]
 
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Ids of a text, and the characters of the text that each stands for, end excluded.
+
+        In byte-level BPE the characters of a token may begin with a blank, and the tokens of one
+        character (a letter of several bytes) all stand for it.
+        """
+        encoding = self._inner.encode(text, add_special_tokens=False)
+        return self._as_text(encoding.ids), encoding.offsets
+
     def encode_with_masks(self, text: str) -> list[int]:
         """Ids of a text in which "[MASK]" stands for a hidden token.
 

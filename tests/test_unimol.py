@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from refusals import told
 
-from exlm_mini.corpora.unimol import lmdb_documents, load_restricted, num_entries
+from exlm_mini.corpora.unimol import lmdb_documents, load_restricted, num_entries, numbers
 
 
 def entry(smiles):
@@ -52,6 +52,58 @@ def test_plain_values_come_back_and_arrays_are_passed_over(protocol):
     row = load_restricted(pickle.dumps(entry("CCO"), protocol=protocol))
     assert (row["smi"], row["atoms"], row["id"]) == ("CCO", ["C", "O"], 7)
     assert not isinstance(row["target"], np.ndarray)
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (None, [float("nan")]),
+        (True, [1]),
+        ((1, [2.5, None]), [1, 2.5, float("nan")]),
+        (np.array([1.5, -1.0]), [1.5, -1]),
+        (np.array([[1, 0], [0, 1]], dtype=np.int8), [1, 0, 0, 1]),
+        (np.array([1, 2], dtype=">i4"), [1, 2]),
+        (np.array([True, False]), [1, 0]),
+        (np.array([1.0, None, 0], dtype=object), [1, float("nan"), 0]),
+        (np.float32(2.5), [2.5]),
+        ([np.float64(1), np.array([0])], [1, 0]),
+    ],
+)
+def test_numbers_of_arrays_are_read_where_asked_for(value, wanted, protocol):
+    read = numbers(load_restricted(pickle.dumps(value, protocol=protocol)))
+    np.testing.assert_array_equal(read, wanted)
+
+
+@pytest.mark.parametrize(
+    "value", ["1", {"a": 1}, np.array(["1"]), np.array([1j]), [object], np.dtype("f8"), b"1"]
+)
+def test_what_is_no_number_is_told(value):
+    if value == [object]:  # a class is refused before
+        told(lambda: load_restricted(pickle.dumps(value)), "refused")
+    else:
+        told(lambda: numbers(load_restricted(pickle.dumps(value))), "holds no numbers")
+
+
+def test_numbers_that_cannot_be_are_told():
+    endless = [1]
+    endless.append(endless)
+    for value in (endless, 10**400):
+        told(lambda value=value: numbers(load_restricted(pickle.dumps(value))), "no numbers")
+    # Arrays as no numpy writes them: without a type, without content, of half a number.
+    for content in (
+        b"cnumpy\ndtype\n(I1\ntR.",
+        b"cnumpy._core.multiarray\nscalar\n(tR.",
+        b"cnumpy._core.multiarray\nscalar\n(cnumpy\ndtype\n(tR(I3\nS'<'\ntbS'abc'\ntR.",
+        b"cnumpy._core.multiarray\nscalar\n(cnumpy\ndtype\n(S'f8'\ntR(I3\nS'<'\ntbC\x03abctR.",
+    ):
+        told(lambda content=content: numbers(load_restricted(content)), "no numbers")
+
+
+def test_a_molecule_of_rdkit_is_passed_over():
+    chem = pytest.importorskip("rdkit.Chem")
+    row = load_restricted(pickle.dumps({"smi": "CCO", "mol": chem.MolFromSmiles("CCO")}))
+    assert row["smi"] == "CCO" and not isinstance(row["mol"], chem.Mol)
 
 
 def hostile(tmp_path):

@@ -1,16 +1,20 @@
 """Molecules of Uni-Mol's LMDB files, whose values are pickles, read without running them.
 
 A pickle is a program that may call any function. This reader knows one list of names, those
-that numpy arrays are stored with, and gives each of them a stand-in that does nothing; any other
-name stops the reading. So no code of the file runs, and arrays (coordinates) cost nothing.
+that numpy arrays and RDKit's molecules are stored with, and gives each of them a stand-in that
+only keeps what it is given; any other name stops the reading. So no code of the file runs. The
+numbers of an array are read from its stand-in, where they are asked for.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+import re
 from collections.abc import Iterator
 from pathlib import Path
+
+import numpy as np
 
 from ..config import UserError
 from .text import NUM_COLUMNS_SHOWN
@@ -22,19 +26,28 @@ _NUMPY_MODULES = ("numpy", "numpy.core.multiarray", "numpy._core.multiarray",
                   "numpy.core.numeric", "numpy._core.numeric")  # fmt: skip
 _NUMPY_NAMES = ("ndarray", "dtype", "_reconstruct", "scalar", "_frombuffer")
 ALLOWED = {(module, name) for module in _NUMPY_MODULES for name in _NUMPY_NAMES} | {
-    ("_codecs", "encode")  # how protocol 2 stores bytes
+    ("_codecs", "encode"),  # how protocol 2 stores bytes
+    ("rdkit.Chem.rdchem", "Mol"),
 }
 """Names a pickle may mention; none of them is looked up."""
 
 
 class _StandIn:
-    """Takes whatever an array would take, and keeps nothing."""
+    """Takes whatever an array would take, and does nothing with it."""
 
-    def __new__(cls, *_: object) -> _StandIn:
-        return object.__new__(cls)
+    arguments: tuple = ()
+    state: object = None
 
-    def __setstate__(self, _: object) -> None:
-        pass
+    def __new__(cls, *arguments: object) -> _StandIn:
+        made = object.__new__(cls)
+        made.arguments = arguments
+        return made
+
+    def __setstate__(self, state: object) -> None:
+        self.state = state
+
+
+_STAND_INS = {(module, name): type(name, (_StandIn,), {}) for module, name in ALLOWED}
 
 
 class _RefusedError(Exception):
@@ -44,7 +57,7 @@ class _RefusedError(Exception):
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> type:
         if (module, name) in ALLOWED:
-            return _StandIn
+            return _STAND_INS[module, name]
         raise _RefusedError(f"it asks for {module}.{name}")
 
 
@@ -63,6 +76,49 @@ def load_restricted(content: bytes) -> object:
         raise UserError(f"its pickle is damaged ({reason})") from None
 
 
+def numbers(value: object) -> list[float]:
+    """The numbers of a value that ``load_restricted`` gave, one after the other; none is nan.
+
+    Args:
+        value: a number, none, a list or tuple of such, or what stands in for an array or scalar
+            of numpy, of numbers or of Python objects.
+
+    Raises:
+        UserError: if it holds anything else.
+    """
+    try:
+        return _numbers(value)
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError,
+            RecursionError) as error:  # fmt: skip
+        raise UserError(f"it holds no numbers ({_one_line(error)})") from None
+
+
+def _numbers(value: object) -> list[float]:
+    if value is None:
+        return [float("nan")]
+    if isinstance(value, bool | int | float):
+        return [float(value)]
+    if isinstance(value, list | tuple):
+        return [number for item in value for number in _numbers(item)]
+    match type(value).__name__:  # what numpy stores arrays by: see ALLOWED
+        case "_reconstruct":
+            _, _, dtype, _, content = value.state
+        case "_frombuffer":
+            content, dtype, _, _ = value.arguments
+        case "scalar":
+            dtype, content = value.arguments
+        case name:
+            raise TypeError(f"a {name}")
+    if isinstance(content, list):  # an array of Python objects
+        return _numbers(content)
+    if isinstance(content, _StandIn):  # bytes as protocol 2 has them
+        content = content.arguments[0].encode("latin1")
+    (code, *_), (_, byte_order, *_) = dtype.arguments, dtype.state
+    if not re.fullmatch(r"[biuf][1248]", code):
+        raise TypeError(f"an array of {code}")
+    return np.frombuffer(content, np.dtype(byte_order + code)).astype(np.float64).tolist()
+
+
 def lmdb_documents(path: Path, column: str | None) -> Iterator[str]:
     """One key of every entry, in the order of LMDB.
 
@@ -73,11 +129,21 @@ def lmdb_documents(path: Path, column: str | None) -> Iterator[str]:
     Raises:
         UserError: if the package lmdb is missing, the file is none, or an entry is refused.
     """
+    column = column or DEFAULT_COLUMN
+    for where, row in lmdb_rows(path):
+        yield _text(where, row, column)
+
+
+def lmdb_rows(path: Path) -> Iterator[tuple[str, dict]]:
+    """Every entry with how messages call it, in the order of LMDB.
+
+    Raises:
+        UserError: as ``lmdb_documents``.
+    """
     try:
         import lmdb
     except ImportError:
         raise UserError(f"reading {path} needs lmdb; pip install 'exlm-mini[chem]'") from None
-    column = column or DEFAULT_COLUMN
     if not path.is_file():
         raise UserError(f"cannot read {path} (it is no file); give the .lmdb file itself")
     try:
@@ -88,7 +154,8 @@ def lmdb_documents(path: Path, column: str | None) -> Iterator[str]:
             environment.begin() as transaction,
         ):
             for key, value in transaction.cursor():
-                yield _text(f"{path} entry {key[:40]!r}", value, column)
+                where = f"{path} entry {key[:40]!r}"
+                yield where, _row(where, value)
     except lmdb.Error as error:
         raise UserError(
             f"{path} is no readable LMDB file ({_one_line(error)}); copy or download it again"
@@ -106,8 +173,8 @@ def num_entries(path: Path) -> int | None:
         return None
 
 
-def _text(where: str, value: bytes, column: str) -> str:
-    """The text an entry holds."""
+def _row(where: str, value: bytes) -> dict:
+    """The dict an entry holds."""
     try:
         row = load_restricted(value)
     except UserError as error:
@@ -116,6 +183,11 @@ def _text(where: str, value: bytes, column: str) -> str:
         ) from None
     if not isinstance(row, dict):
         raise UserError(f"{where} holds {type(row).__name__}, not a dict; leave the file out")
+    return row
+
+
+def _text(where: str, row: dict, column: str) -> str:
+    """The text an entry holds."""
     text = row.get(column)
     if not isinstance(text, str):
         names = ", ".join(str(name)[:40] for name in list(row)[:NUM_COLUMNS_SHOWN])

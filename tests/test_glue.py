@@ -1,0 +1,334 @@
+"""Every GLUE task is read as its files are, and what is wrong with a file is said in one line."""
+
+import gzip
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from refusals import told
+
+from exlm_mini.tasks.glue import HUB_ID, TASKS, load_glue, read_split, write_submission
+
+# The rows of each file as the benchmark lays them out: train and dev, then test.
+ROWS = {
+    "cola": (
+        ["gj04\t1\t\tThe sailors rode.", "gj04\t0\t*\tSailors the \"rode."],
+        ["index\tsentence", "0\tBill, rode."],
+    ),
+    "sst2": (
+        ["sentence\tlabel", "a charming journey . \t1", "flat \t0"],
+        ["index\tsentence", "0\tuneasy"],
+    ),
+    "mrpc": (
+        ["\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String",
+         '1\t11\t12\tHe said so.\t"He said so.', "0\t13\t14\tA bank.\tA shop."],
+        ["index\t#1 ID\t#2 ID\t#1 String\t#2 String", "0\t15\t16\tA.\tB."],
+    ),
+    "stsb": (
+        ["index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore",
+         "0\tg\tf\t2012\t1\tnone\tnone\tA man.\tA boy.\t3.800",
+         "1\tg\tf\t2012\t4\tnone\tnone\tA dog.\tThe dog.\t5.000"],
+        ["index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2",
+         "0\tg\tf\t2012\t1\tnone\tnone\tA.\tB."],
+    ),
+    "qqp": (
+        ["id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate",
+         "133273\t1\t2\tHow is it?\tHow was it?\t0", "402555\t3\t4\tWhy \"so\"?\tWhy?\t1",
+         "402556\t5\t6\tbroken", "off?\tWhat?\t0"],
+        ["id\tquestion1\tquestion2", "0\tWho?\tWhom?"],
+    ),
+    "mnli": (
+        ["index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\t"
+         "sentence1_parse\tsentence2_parse\tsentence1\tsentence2\tlabel1\tgold_label",
+         "0\t1\t1n\tfiction\t( a )\t( b )\t(S a)\t(S b)\tIt rains.\tIt is dry.\tneutral\t"
+         "contradiction",
+         "1\t2\t2e\tletters\t( c )\t( d )\t(S c)\t(S d)\tHe ate.\tHe was there.\tneutral\t"
+         "entailment"],
+        ["index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\t"
+         "sentence1_parse\tsentence2_parse\tsentence1\tsentence2",
+         "0\t3\t3n\tfiction\t( a )\t( b )\t(S a)\t(S b)\tA.\tB."],
+    ),
+    "qnli": (
+        ["index\tquestion\tsentence\tlabel", "7\tWhen?\tIn 1970.\tentailment",
+         "8\tWhere?\tIn 1970.\tnot_entailment"],
+        ["index\tquestion\tsentence", "0\tWho?\tHe."],
+    ),
+    "rte": (
+        ["index\tsentence1\tsentence2\tlabel", "0\tNo one came.\tSome came.\tnot_entailment",
+         "1\tThree came.\tSome came.\tentailment"],
+        ["index\tsentence1\tsentence2", "0\tA.\tB."],
+    ),
+}  # fmt: skip
+WANTED = {
+    "cola": ([("The sailors rode.",), ('Sailors the "rode.',)], [1, 0]),
+    "sst2": ([("a charming journey . ",), ("flat ",)], [1, 0]),
+    "mrpc": ([("He said so.", '"He said so.'), ("A bank.", "A shop.")], [1, 0]),
+    "stsb": ([("A man.", "A boy."), ("A dog.", "The dog.")], [3.8, 5.0]),
+    "qqp": ([("How is it?", "How was it?"), ('Why "so"?', "Why?")], [0, 1]),
+    "mnli": ([("It rains.", "It is dry."), ("He ate.", "He was there.")], [2, 0]),
+    "qnli": ([("When?", "In 1970."), ("Where?", "In 1970.")], [0, 1]),
+    "rte": ([("No one came.", "Some came."), ("Three came.", "Some came.")], [1, 0]),
+}
+FOLDERS = {
+    "cola": "CoLA", "sst2": "SST-2", "mrpc": "MRPC", "stsb": "STS-B", "qqp": "QQP",
+    "mnli": "MNLI", "qnli": "QNLI", "rte": "RTE",
+}  # fmt: skip
+
+
+def write(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = ("\n".join(rows) + "\n").encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def write_task(root, name, folder=None, suffix=".tsv", with_test=True):
+    labelled, unlabelled = ROWS[name]
+    halves = ("_matched", "_mismatched") if name == "mnli" else ("",)
+    folder = root / (folder or FOLDERS[name])
+    for file in ("train", *(f"dev{half}" for half in halves)):
+        write(folder / f"{file}{suffix}", labelled)
+    for half in halves if with_test else ():
+        write(folder / f"test{half}{suffix}", unlabelled)
+    return folder
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("suffix", [".tsv", ".tsv.gz"])
+def test_a_task_is_read_from_its_published_files(tmp_path, name, suffix):
+    write_task(tmp_path, name, suffix=suffix)
+    splits = load_glue(name, tmp_path)
+    texts, labels = WANTED[name]
+    for examples in (splits.train, splits.validation):
+        assert examples.texts == texts
+        assert examples.labels.tolist() == labels
+        assert examples.labels.dtype == (np.float64 if name == "stsb" else np.int64)
+    assert len(splits.test.texts) == 1 and splits.test.ids == ["0"]
+    assert splits.test.labels.size == 0
+    names = ["validation-mismatched", "test-mismatched"] if name == "mnli" else []
+    assert [other for other, _ in splits.others] == names
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_folder_may_have_the_name_of_the_task(tmp_path, name):
+    folder = write_task(tmp_path, name, folder=name, with_test=False)
+    for source in (tmp_path, folder):
+        splits = load_glue(name, source)
+        assert splits.train.texts == WANTED[name][0]
+        assert splits.test is None
+
+
+def test_ids_are_the_benchmarks_own(tmp_path):
+    for name, ids in (
+        ("qqp", ["133273", "402555"]),
+        ("qnli", ["7", "8"]),
+        ("cola", ["0", "1"]),
+    ):
+        write_task(tmp_path, name)
+        assert load_glue(name, tmp_path).train.ids == ids
+
+
+line_text = st.text(
+    st.characters(codec="utf-8", exclude_characters="\t\n\r"), min_size=1, max_size=12
+)
+
+
+@given(st.lists(st.tuples(line_text, line_text), min_size=1, max_size=5))
+def test_any_text_of_one_line_is_read_as_it_is(tmp_path_factory, pairs):
+    rows = [f"{i}\t{a}\t{b}\tentailment" for i, (a, b) in enumerate(pairs)]
+    path = tmp_path_factory.mktemp("any") / "dev.tsv"
+    write(path, [ROWS["rte"][0][0], *rows])
+    assert read_split("rte", path)[0].texts == pairs
+
+
+def test_broken_rows_of_qqp_are_left_out_and_counted(tmp_path):
+    write_task(tmp_path, "qqp")
+    assert load_glue("qqp", tmp_path).notes["left_out"] == {"train": 2, "validation": 2}
+    path = write(tmp_path / "test.tsv", [*ROWS["qqp"][1], "1\tbroken"])
+    told(lambda: read_split("qqp", path, is_test=True), path, "line 3", "2 fields, not 3")
+
+
+def test_a_row_with_other_fields_than_the_header_is_refused_elsewhere(tmp_path):
+    path = write(tmp_path / "dev.tsv", [*ROWS["rte"][0], "2\tcut off"])
+    told(lambda: read_split("rte", path), path, "line 4", "2 fields, not 4")
+    path = write(tmp_path / "train.tsv", ["gj04\t1\tno mark"])
+    told(lambda: read_split("cola", path), path, "line 1", "3 fields, not 4", "source, label")
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "value"),
+    [
+        ("cola", "gj04\t2\t\tWords.", "'2'"),
+        ("sst2", "words\tpositive", "'positive'"),
+        ("rte", "2\tA.\tB.\tneutral", "'neutral'"),
+        ("stsb", "2\tg\tf\t2012\t1\tnone\tnone\tA.\tB.\t5.5", "'5.5'"),
+        ("stsb", "2\tg\tf\t2012\t1\tnone\tnone\tA.\tB.\tnan", "'nan'"),
+        ("stsb", "2\tg\tf\t2012\t1\tnone\tnone\tA.\tB.\t", "''"),
+    ],
+)
+def test_a_label_outside_the_range_is_refused(tmp_path, name, row, value):
+    path = write(tmp_path / "train.tsv", [*ROWS[name][0], row])
+    told(lambda: read_split(name, path), path, f"line {len(ROWS[name][0]) + 1}", value)
+
+
+def test_missing_columns_files_and_folders_are_refused(tmp_path):
+    told(lambda: load_glue("colla", tmp_path), "colla", "cola")
+    told(lambda: load_glue("cola", tmp_path), tmp_path, "CoLA", "no folder")
+    told(lambda: load_glue("cola", tmp_path / "nowhere"), "nowhere", HUB_ID)
+    folder = write_task(tmp_path, "rte")
+    told(lambda: load_glue("cola", tmp_path), "CoLA", "RTE")
+    (folder / "dev.tsv").unlink()
+    told(lambda: load_glue("rte", tmp_path), folder, "dev.tsv", "test.tsv, train.tsv")
+    path = write(
+        folder / "dev.tsv", ["index\tpremise\tsentence2\tlabel", "0\tA\tB\tentailment"]
+    )
+    told(lambda: load_glue("rte", tmp_path), path, "sentence1", "index, premise")
+
+
+def test_empty_and_damaged_files_are_refused(tmp_path):
+    path = write(tmp_path / "a.tsv", ROWS["rte"][0][:1])
+    told(lambda: read_split("rte", path), path, "no examples")
+    path.write_bytes(b"")
+    told(lambda: read_split("rte", path), path, "no column")
+    path.write_bytes(b"index\tsentence1\tsentence2\tlabel\n0\tcaf\xe9\tB\tentailment\n")
+    told(lambda: read_split("rte", path), path, "line 2", "0xe9")
+    packed = write(tmp_path / "b.tsv.gz", ROWS["rte"][0] * 50)
+    whole = packed.read_bytes()
+    packed.write_bytes(whole[:-20])
+    told(lambda: read_split("rte", packed), packed, "damaged")
+    packed.write_bytes(b"no gzip")
+    told(lambda: read_split("rte", packed), packed, "cannot read")
+
+
+# ---- the hub ----
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """Puts splits in the place of the hub's; none: the hub is out of reach."""
+    datasets = pytest.importorskip("datasets")
+
+    def put(splits):
+        def load(hub_id, config):
+            assert hub_id == HUB_ID and config in TASKS
+            if splits is None:
+                raise ConnectionError("no network\nat all")
+            return {name: datasets.Dataset.from_dict(rows) for name, rows in splits.items()}
+
+        monkeypatch.setattr(datasets, "load_dataset", load)
+
+    return put
+
+
+def rte_rows(labels):
+    return {
+        "sentence1": [f"A {i}." for i in range(len(labels))],
+        "sentence2": [f"B {i}." for i in range(len(labels))],
+        "label": labels,
+        "idx": [10 + i for i in range(len(labels))],
+    }
+
+
+def test_a_task_is_read_from_the_hub(hub):
+    hub({"train": rte_rows([0, 1]), "validation": rte_rows([1]), "test": rte_rows([-1, -1])})
+    splits = load_glue("rte")
+    assert splits.train.texts == [("A 0.", "B 0."), ("A 1.", "B 1.")]
+    assert splits.train.labels.tolist() == [0, 1]
+    assert splits.train.ids == ["10", "11"]
+    assert len(splits.test.texts) == 2 and splits.test.labels.size == 0
+
+
+def test_the_hubs_mnli_has_its_mismatched_halves(hub):
+    rows = {"premise": ["P."], "hypothesis": ["H."], "label": [2], "idx": [0]}
+    names = ("train", "validation_matched", "validation_mismatched")
+    hub(dict.fromkeys(names, rows))
+    splits = load_glue("mnli")
+    assert splits.validation.texts == [("P.", "H.")]
+    assert [(name, e.labels.tolist()) for name, e in splits.others] == [
+        ("validation-mismatched", [2])
+    ]
+
+
+def test_what_is_wrong_with_the_hub_is_said(hub, monkeypatch):
+    train = rte_rows([0, 1])
+    hub({"train": train})
+    told(lambda: load_glue("rte"), "no split validation", "train")
+    hub({"train": train | {"label": [0, 2]}})
+    told(lambda: load_glue("rte"), "rte train row 1", "2", "0 to 1")
+    hub({"train": rte_rows([])})
+    told(lambda: load_glue("rte"), "no examples")
+    hub({"train": {"text": ["A."], "label": [0]}})
+    told(lambda: load_glue("rte"), "sentence1", "text, label")
+    hub(None)
+    told(lambda: load_glue("rte"), HUB_ID, "no network", "directory")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    told(lambda: load_glue("rte"), "exlm-mini[text]")
+
+
+# ---- answers handed in ----
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "predictions", "answers"),
+    [
+        ("cola", "CoLA.tsv", [1, 0], ["1", "0"]),
+        ("sst2", "SST-2.tsv", [1, 0], ["1", "0"]),
+        ("mrpc", "MRPC.tsv", [1, 0], ["1", "0"]),
+        ("stsb", "STS-B.tsv", [-0.5, 2.34567, 7], ["0.000", "2.346", "5.000"]),
+        ("qqp", "QQP.tsv", [1, 0], ["1", "0"]),
+        ("mnli", "MNLI-m.tsv", [0, 1, 2], ["entailment", "neutral", "contradiction"]),
+        ("qnli", "QNLI.tsv", [0, 1], ["entailment", "not_entailment"]),
+        ("rte", "RTE.tsv", [0, 1], ["entailment", "not_entailment"]),
+    ],
+)
+def test_answers_are_written_as_the_server_takes_them(
+    tmp_path, name, file, predictions, answers
+):
+    path = write_submission(name, np.array(predictions), tmp_path / "new")
+    assert path == tmp_path / "new" / file
+    rows = [f"{index}\t{answer}" for index, answer in enumerate(answers)]
+    assert path.read_text() == "\n".join(["index\tprediction", *rows, ""])
+
+
+def test_mnli_hands_in_twice(tmp_path):
+    path = write_submission("mnli", np.array([2]), tmp_path, is_mismatched=True)
+    assert path.name == "MNLI-mm.tsv"
+    with pytest.raises(ValueError, match="one test set"):
+        write_submission("rte", np.array([1]), tmp_path, is_mismatched=True)
+
+
+def test_answers_that_are_none_are_not_written(tmp_path):
+    for predictions in ([2], [-1], [[0, 1]], [1.0]):
+        with pytest.raises(ValueError, match="class indices"):
+            write_submission("rte", np.array(predictions), tmp_path)
+    told(lambda: write_submission("stsb", np.array([np.nan]), tmp_path), "stsb", "finite")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    told(lambda: write_submission("rte", np.array([0]), tmp_path / "file"), "cannot write")
+
+
+# ---- the real files ----
+
+ROW_COUNTS = {
+    "cola": (8551, 1043), "sst2": (67349, 872), "stsb": (5749, 1500), "rte": (2490, 277),
+    "mrpc": (3668, 408),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROW_COUNTS)
+def test_the_real_files_have_the_published_sizes(data_dir, name):
+    splits = load_glue(name, data_dir / "glue")
+    assert (len(splits.train.texts), len(splits.validation.texts)) == ROW_COUNTS[name]
+    assert splits.notes["left_out"] == {}
+    assert all(all(text.strip() for text in row) for row in splits.train.texts)
+
+
+def test_the_real_labels_are_as_published(data_dir):
+    rte = load_glue("rte", data_dir / "glue")
+    assert np.bincount(rte.train.labels).tolist() == [1249, 1241]
+    assert np.bincount(rte.validation.labels).tolist() == [146, 131]
+    qnli, num_left_out = read_split("qnli", data_dir / "glue" / "QNLI" / "dev.tsv.gz")
+    assert np.bincount(qnli.labels).tolist() == [2702, 2761] and num_left_out == 0
+    told(lambda: load_glue("qnli", data_dir / "glue"), "QNLI", "train.tsv", "dev.tsv.gz")

@@ -1,0 +1,135 @@
+"""Each metric agrees with its definition, and what cannot be scored is said."""
+
+import itertools
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from refusals import told
+
+from exlm_mini.tasks import metrics
+from exlm_mini.tasks.task import Task
+
+pytest.importorskip("sklearn")
+pytest.importorskip("scipy")
+
+TWO = Task("cola", "classes", ("no", "yes"), "matthews", "text")
+THREE = Task("mnli", "classes", ("a", "b", "c"), "accuracy", "text")
+NUMBER = Task("stsb", "number", (), "spearman", "text")
+MANY = Task("tox21", "labels", ("p", "q", "r"), "roc_auc", "smiles")
+SPAN = Task("squad_v2", "span", (), "f1", "text")
+
+answers = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40)
+
+
+def logits(predicted):
+    return np.eye(1 + max(1, predicted.max()))[predicted]
+
+
+def counts(predicted, labels):
+    """True and false positives, false and true negatives."""
+    pairs = list(zip(predicted.tolist(), labels.tolist(), strict=True))
+    return (pairs.count(pair) for pair in [(1, 1), (1, 0), (0, 1), (0, 0)])
+
+
+@given(answers)
+def test_two_classes_are_scored_by_the_four_counts(drawn):
+    predicted, labels = np.array(drawn, dtype=np.int64).T
+    tp, fp, fn, tn = counts(predicted, labels)
+    scores = metrics.evaluate(TWO, logits(predicted), labels)
+    root = ((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)) ** 0.5
+    assert scores["accuracy"] == pytest.approx((tp + tn) / len(drawn))
+    assert scores["f1"] == pytest.approx(2 * tp / max(1, 2 * tp + fp + fn))
+    assert scores["matthews"] == pytest.approx((tp * tn - fp * fn) / root if root else 0)
+
+
+@given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=2, max_size=20))
+def test_roc_auc_is_the_share_of_pairs_in_the_right_order(drawn):
+    scores, labels = np.array(drawn, dtype=np.float64).T
+    yes, no = scores[labels == 1], scores[labels == 0]
+    if not (len(yes) and len(no)):
+        told(lambda: metrics.mean_roc_auc(scores[:, None], labels[:, None]), "both answers")
+        return
+    order = [(a > b) + (a == b) / 2 for a, b in itertools.product(yes, no)]
+    area, num_tasks = metrics.mean_roc_auc(scores[:, None], labels[:, None])
+    assert area == pytest.approx(np.mean(order))
+    assert num_tasks == 1
+
+
+def test_a_classifier_of_two_has_the_roc_curve_of_its_margin():
+    scores = np.array([[0.0, 1.0], [5.0, 5.5], [2.0, 1.0], [0.0, -3.0]])
+    out = metrics.evaluate(TWO, scores, np.array([1, 0, 1, 0]))
+    # margins 1, 0.5, -1, -3: the yes answers beat the no answers in 3 of 4 pairs
+    assert out["roc_auc"] == pytest.approx(0.75)
+
+
+def test_missing_labels_are_left_out_and_one_class_tasks_skipped():
+    nan = np.nan
+    labels = np.array([[1, 1, nan], [0, 1, nan], [nan, 1, 0], [1, 1, 1], [0, nan, 1]])
+    scores = np.array([[3.0, 0, 9], [1, 0, 9], [9, 0, 2], [0, 0, 1], [2, 0, 3]])
+    out = metrics.evaluate(MANY, scores, labels)
+    # first: yes {3, 0} against no {1, 2}: 2 of 4; second: all yes; third: yes {1, 3}, no {2}
+    assert out == {"roc_auc": pytest.approx((0.5 + 0.5) / 2), "num_tasks": 2.0}
+
+
+def test_a_label_that_is_missing_everywhere_is_skipped():
+    labels = np.array([[1, np.nan, 0], [0, np.nan, 1]])
+    assert metrics.evaluate(MANY, np.zeros((2, 3)), labels)["num_tasks"] == 2
+
+
+def test_three_classes_have_an_accuracy_alone():
+    scores = np.array([[9.0, 1, 2], [1, 2, 9], [1, 9, 2], [9, 1, 1]])
+    assert metrics.evaluate(THREE, scores, np.array([0, 2, 1, 1])) == {"accuracy": 0.75}
+
+
+def test_correlations_are_those_of_numbers_and_of_ranks():
+    labels = np.array([0.0, 1.0, 2.0, 3.0, 5.0])
+    cubed = labels**3
+    out = metrics.evaluate(NUMBER, cubed[:, None], labels)
+    assert out["spearman"] == pytest.approx(1)
+    assert out["pearson"] == pytest.approx(np.corrcoef(cubed, labels)[0, 1])
+    assert metrics.evaluate(NUMBER, -labels, labels) == {
+        "pearson": pytest.approx(-1), "spearman": pytest.approx(-1),
+    }  # fmt: skip
+
+
+@given(st.floats(-1e6, 1e6), st.integers(2, 9))
+def test_a_constant_prediction_scores_nothing(value, num_rows):
+    labels = np.arange(num_rows, dtype=np.float64)
+    out = metrics.evaluate(NUMBER, np.full(num_rows, value), labels)
+    assert out == {"pearson": 0.0, "spearman": 0.0}
+    always_yes = np.tile([0.0, 1.0], (num_rows, 1))
+    assert metrics.evaluate(TWO, always_yes, np.arange(num_rows) % 2)["matthews"] == 0.0
+
+
+@pytest.mark.parametrize("task", [TWO, THREE, NUMBER])
+def test_the_metric_that_chooses_is_among_those_returned(task):
+    scores = np.random.default_rng(1).normal(size=(20, max(1, len(task.classes))))
+    labels = np.arange(20) % 2
+    assert task.metric in metrics.evaluate(task, scores, labels)
+
+
+def test_what_cannot_be_scored_is_refused():
+    labels = np.array([0, 1])
+    nothing = np.array([], dtype=np.int64)
+    told(lambda: metrics.evaluate(TWO, np.zeros((0, 2)), nothing), "cola", "no labelled")
+    bad = np.array([[np.nan, 1], [0, np.inf]])
+    told(lambda: metrics.evaluate(TWO, bad, labels), "cola", "2 of 4", "learning rate")
+    everywhere = np.full((2, 3), 1.0)
+    told(
+        lambda: metrics.evaluate(MANY, np.zeros((2, 3)), everywhere), "3 task(s)", "2 examples"
+    )
+    for scores in (np.zeros((2, 3)), np.zeros((3, 2)), np.zeros(2)):
+        with pytest.raises(ValueError, match="want scores of shape"):
+            metrics.evaluate(TWO, scores, labels)
+    with pytest.raises(ValueError, match="do not fit"):
+        metrics.evaluate(MANY, np.zeros((2, 3)), np.zeros((2, 2)))
+    with pytest.raises(ValueError, match="score_predictions"):
+        metrics.evaluate(SPAN, np.zeros((2, 1)), labels)
+
+
+def test_a_missing_library_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
+    told(lambda: metrics.matthews(np.array([1]), np.array([1])), "sklearn", "exlm-mini[tasks]")

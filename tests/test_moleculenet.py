@@ -1,0 +1,348 @@
+"""MoleculeNet: tables as published, labels checked, splits that say what they are."""
+
+import gzip
+import json
+import lzma
+import pickle
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from refusals import told
+
+pytest.importorskip("rdkit", reason="rdkit is not installed")
+from rdkit import Chem
+
+from exlm_mini.corpora.cleaning import Cleaning
+from exlm_mini.tasks.metrics import evaluate
+from exlm_mini.tasks.moleculenet import (
+    BENCHMARKS,
+    LABELS,
+    find_csv,
+    label_counts,
+    load,
+    molecules_sha1,
+    read_csv,
+)
+
+MOLECULES = [
+    "CCO", "CCC", "CCN", "CCCl", "CCBr", "CCF", "CC=O", "c1ccccc1", "c1ccncc1", "C[C@H](N)O",
+]  # fmt: skip
+ACETATE = "CC(=O)[O-].[Na+]"
+
+
+def bace(folder, rows=None, header="smiles,Class", name="bace.csv"):
+    """A small BACE; every second molecule binds."""
+    rows = [f"{s},{i % 2}" for i, s in enumerate(MOLECULES)] if rows is None else rows
+    path = folder / name
+    path.write_text("\n".join([header, *rows]) + "\n")
+    return path
+
+
+def clintox(folder, rows):
+    path = folder / "clintox.csv"
+    path.write_text("\n".join(["smiles,FDA_APPROVED,CT_TOX", *rows]) + "\n")
+    return path
+
+
+# ---- what is read ----
+
+
+def test_a_set_is_split_and_labelled(tmp_path):
+    bace(tmp_path)
+    task, splits = load("bace", tmp_path)
+    assert (task.name, task.kind, task.classes, task.input) == (
+        "bace", "labels", ("Class",), "smiles",
+    )  # fmt: skip
+    parts = splits.train, splits.validation, splits.test
+    assert [len(part.texts) for part in parts] == splits.notes["sizes"] == [8, 1, 1]
+    for part in parts:
+        for (smiles,), (label,), row in zip(part.texts, part.labels, part.ids, strict=True):
+            assert smiles == MOLECULES[int(row)] and label == int(row) % 2
+        assert part.labels.dtype == np.float64
+    assert splits.notes["paper_sizes"] == [1210, 151, 151]
+    assert splits.notes == json.loads(json.dumps(splits.notes))
+
+
+def test_the_metric_of_the_task_is_one_that_is_computed(tmp_path):
+    pytest.importorskip("sklearn")
+    bace(tmp_path)
+    task, splits = load("bace", tmp_path)
+    labels_R1 = splits.train.labels
+    assert evaluate(task, labels_R1, labels_R1)[task.metric] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("bace.csv", lambda path, text: path.write_text(text)),
+        ("BACE.csv", lambda path, text: path.write_text("\ufeff" + text)),
+        ("bace.csv.gz", lambda path, text: path.write_bytes(gzip.compress(text.encode()))),
+        ("bace_data.csv.xz", lambda path, text: path.write_bytes(lzma.compress(text.encode()))),
+        ("bace.csv", lambda path, text: path.write_bytes(text.replace("\n", "\r\n").encode())),
+    ],
+)
+def test_files_are_found_as_they_are_called(tmp_path, name, write):
+    write(tmp_path / name, bace(tmp_path, name="elsewhere.txt").read_text())
+    assert read_csv("bace", find_csv("bace", tmp_path)).smiles == MOLECULES
+    assert read_csv("bace", find_csv("bace", tmp_path / name)).smiles == MOLECULES
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "row", "labels"),
+    [
+        ("bace", "mol,CID,Class,Model,pIC50,MW", "CCO,BACE_1,1,Train,9.1,431.5", ["Class"]),
+        ("bace", "SMILES,label", "CCO,1", ["label"]),
+        ("bbbp", "num,name,p_np,smiles", '1,"Propanolol, a salt",1,CCO', ["p_np"]),
+        ("clintox", "SMILES,FDA_APPROVED,CT_TOX", "CCO,1,", ["FDA_APPROVED", "CT_TOX"]),
+        ("muv", ",".join([*(f"MUV-{i}" for i in range(17)), "mol_id", "smiles"]),
+         "1" + "," * 17 + "CID2999678,CCO", [f"MUV-{i}" for i in range(17)]),
+    ],
+)  # fmt: skip
+def test_labels_are_told_from_other_columns(tmp_path, name, header, row, labels):
+    path = tmp_path / f"{name}.csv"
+    path.write_text(f"{header}\n{row}\n\n")
+    table = read_csv(name, path)
+    assert (table.smiles, list(table.names)) == (["CCO"], labels)
+    assert table.labels_RC.shape == (1, len(labels)) and table.labels_RC[0, 0] == 1
+    assert np.isnan(table.labels_RC[0, 1:]).all()
+
+
+@given(st.lists(st.lists(st.sampled_from(list(LABELS)), min_size=2, max_size=2), min_size=1))
+def test_labels_come_back_as_written(tmp_path_factory, cells):
+    path = clintox(tmp_path_factory.mktemp("clintox"), [f"CCO,{a},{b}" for a, b in cells])
+    labels_RC = read_csv("clintox", path).labels_RC
+    wanted_RC = np.array([[float(cell or "nan") for cell in row] for row in cells])
+    np.testing.assert_array_equal(labels_RC, wanted_RC)
+    counts = label_counts(labels_RC)
+    assert counts["labelled"] == sum(cell != "" for row in cells for cell in row)
+    assert counts["positive"] == sum(cell in ("1", "1.0") for row in cells for cell in row)
+    both = [{cell[:1] for cell in column} >= {"0", "1"} for column in zip(*cells, strict=True)]
+    assert counts["labels_with_both_classes"] == sum(both)
+
+
+def test_rows_rdkit_rejects_are_listed(tmp_path):
+    smiles = [*MOLECULES[:3], "C[Xx]", *MOLECULES[3:], ""]
+    bace(tmp_path, [f"{s},{i % 2}" for i, s in enumerate(smiles)])
+    _, splits = load("bace", tmp_path)
+    assert splits.notes["rejected"] == [
+        {"row": 3, "smiles": "C[Xx]"},
+        {"row": 11, "smiles": ""},
+    ]
+    assert splits.notes["rows"] == 12 and sum(splits.notes["sizes"]) == 10
+    assert "3" not in splits.train.ids
+
+
+# ---- cleaning comes after the split ----
+
+
+def test_stereo_is_kept_or_stripped_as_asked(tmp_path):
+    left, right = "C[C@H](N)C1C[C@H]1O", "C[C@H](N)C1C[C@@H]1O"
+    molecules = [left, right, *(f"{'C' * n}O" for n in range(1, 18)), "OCCO", ACETATE]
+    bace(tmp_path, [f"{s},{i % 2}" for i, s in enumerate(molecules)])
+    _, kept = load("bace", tmp_path, "random")
+    cleaning = Cleaning(strip_stereo=True, canonical=True, largest_fragment=True)
+    _, stripped = load("bace", tmp_path, "random", cleaning=cleaning)
+    assert kept.notes["split_sha1"] == stripped.notes["split_sha1"]
+    assert (kept.notes["stereo"], stripped.notes["stereo"]) == ("keep", "strip")
+    assert (kept.notes["stereo_removed"], stripped.notes["stereo_removed"]) == (0, 2)
+    assert stripped.notes["fragments_removed"] == 1
+    for before, after in zip(kept[:3], stripped[:3], strict=True):
+        assert before.ids == after.ids
+        np.testing.assert_array_equal(before.labels, after.labels)
+        for (raw,), (cleaned,) in zip(before.texts, after.texts, strict=True):
+            assert raw in molecules
+            assert not set("@/\\.") & set(cleaned)
+            assert cleaned == Chem.CanonSmiles(cleaned)
+
+
+# ---- what is refused ----
+
+
+def test_an_unknown_set_or_split_is_refused(tmp_path):
+    told(lambda: load("bcae", tmp_path), "'bcae'", "did you mean bace?")
+    told(lambda: load("bace", tmp_path, "scafold"), "'scafold'", "unimol")
+    told(lambda: load("bace", None, "unimol-released"), "give the directory with train.lmdb")
+
+
+def test_a_missing_or_doubtful_file_is_refused(tmp_path):
+    told(lambda: load("bace", tmp_path / "no"), tmp_path / "no", "no such file")
+    told(lambda: load("bace", tmp_path), tmp_path, "holds no bace.csv")
+    bace(tmp_path)
+    bace(tmp_path, name="bace_data.csv")
+    told(lambda: load("bace", tmp_path), "bace.csv, bace_data.csv", "give one of them")
+
+
+@pytest.mark.parametrize("value", ["2", "yes", "-1", "nan", "0.5", "1e0"])
+def test_a_label_out_of_range_is_named(tmp_path, value):
+    path = clintox(tmp_path, ["CCO,1,0", f"CCN,0,{value}"])
+    told(lambda: load("clintox", path), path, "row 1 (from 0)", "'CT_TOX'", repr(value))
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "parts"),
+    [
+        (
+            "structure,Class",
+            ["CCO,1"],
+            ("no column smiles or SMILES or mol", "structure, Class"),
+        ),
+        ("smiles,a,b", ["CCO,1,1"], ("has 1 label column(s), found 2", "a, b")),
+        ("smiles", ["CCO"], ("found 0: none",)),
+        ("smiles,Class", ["CCO,1,1"], ("row 0 (from 0) has 3 fields", "the header 2")),
+        ("smiles,Class", [], ("no rows",)),
+        ("smiles,Class", ['"CCO,1'], ("is no CSV", "line 2")),
+        ("smiles,Class", [f"{s}," for s in MOLECULES], ("'Class' has no value",)),
+        ("smiles,Class", ["CCO,1", "CCC,0"], ("the train part", "is empty", "2 rows")),
+    ],
+)
+def test_a_table_that_cannot_be_is_refused(tmp_path, header, rows, parts):
+    path = bace(tmp_path, rows, header)
+    told(lambda: load("bace", path), path, *parts)
+
+
+def test_a_damaged_file_is_refused(tmp_path):
+    path = tmp_path / "bace.csv.gz"
+    path.write_bytes(gzip.compress(b"smiles,Class\nCCO,1\n")[:-9])
+    told(lambda: load("bace", tmp_path), path, "damaged")
+    path.write_bytes(b"smiles,Class\nCCO,1\n")
+    told(lambda: load("bace", tmp_path), path)
+
+
+def test_without_rdkit_the_remedy_is_an_extra(tmp_path, monkeypatch):
+    bace(tmp_path)
+    monkeypatch.setitem(sys.modules, "rdkit", None)
+    told(lambda: load("bace", tmp_path), "pip install 'exlm-mini[chem]'")
+
+
+# ---- the hub ----
+
+
+def test_the_hub_is_read_as_its_files_are(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    asked = []
+
+    def load_dataset(name, split):
+        asked.append((name, split))
+        columns = {"SMILES": MOLECULES, "FDA_APPROVED": [0, 1] * 5,
+                   "CT_TOX": [None, 1.0, 0.0, float("nan"), None] * 2}  # fmt: skip
+        return datasets.Dataset.from_dict(columns)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    task, splits = load("clintox", rule="random")
+    assert asked == [("scikit-fingerprints/MoleculeNet_ClinTox", "train")]
+    assert task.classes == ("FDA_APPROVED", "CT_TOX")
+    labels = {
+        row: tuple(label)
+        for part in (splits.train, splits.validation, splits.test)
+        for row, label in zip(part.ids, part.labels.tolist(), strict=True)
+    }
+    assert labels["1"] == (1, 1) and labels["2"] == (0, 0)
+    assert np.isnan(labels["0"][1]) and np.isnan(labels["3"][1])
+
+
+def test_a_hub_out_of_reach_is_told():
+    pytest.importorskip("datasets")
+    told(lambda: load("bace"), "scikit-fingerprints/MoleculeNet_BACE", "--data")
+
+
+# ---- Uni-Mol's files ----
+
+
+def released(folder, **parts):
+    """LMDB files with a molecule and its targets an entry."""
+    lmdb = pytest.importorskip("lmdb")
+    folder.mkdir(exist_ok=True)
+    for stem in ("train", "valid", "test"):
+        path = str(folder / f"{stem}.lmdb")
+        with (
+            lmdb.open(path, subdir=False, lock=False, map_size=1 << 24) as environment,
+            environment.begin(write=True) as transaction,
+        ):
+            for i, entry in enumerate(parts[stem]):
+                transaction.put(str(i).encode(), pickle.dumps(entry, protocol=4))
+
+
+def entry(smiles, target):
+    coordinates = [np.zeros((2, 3), np.float32)]
+    return {"smi": smiles, "target": target, "coordinates": coordinates,
+            "mol": Chem.MolFromSmiles("C")}  # fmt: skip
+
+
+def test_a_released_split_is_taken_as_it_is(tmp_path):
+    released(
+        tmp_path / "clintox",
+        train=[entry("OCC", np.array([1.0, -1.0])), entry("CCC", [0, 1]), entry("bad", [0, 0])],
+        valid=[entry("CCN", np.array([1, 0], dtype=object))],
+        test=[entry("C[C@H](N)O", (np.float32(0), None))],
+    )
+    task, splits = load("clintox", tmp_path, "unimol-released")
+    assert splits.train.texts == [("OCC",), ("CCC",)]
+    np.testing.assert_array_equal(splits.train.labels, [[1, np.nan], [0, 1]])
+    np.testing.assert_array_equal(splits.validation.labels, [[1, 0]])
+    np.testing.assert_array_equal(splits.test.labels, [[0, np.nan]])
+    assert splits.test.ids == ["4"]
+    assert splits.notes["rejected"] == [{"row": 2, "smiles": "bad"}]
+    assert splits.notes["molecules_sha1"]["train"] == molecules_sha1(["CCC", "CCO"])
+    assert len(task.classes) == 2 and task.metric == "roc_auc"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "parts"),
+    [
+        (entry("CCO", [1, 2]), ("target 2 is no label",)),
+        (entry("CCO", [1]), ("has 1 targets, clintox has 2",)),
+        (entry("CCO", "yes"), ("target cannot be read", "str")),
+        ({"smi": "CCO", "label": 1}, ("lacks 'smi' or 'target'", "smi, label")),
+    ],
+)
+def test_a_wrong_entry_is_named(tmp_path, wrong, parts):
+    good = entry("CCO", [1, 0])
+    released(tmp_path, train=[good, wrong], valid=[good], test=[good])
+    told(
+        lambda: load("clintox", tmp_path, "unimol-released"),
+        tmp_path / "train.lmdb", "b'1'", *parts,
+    )  # fmt: skip
+
+
+def test_a_missing_part_of_a_released_split_is_told(tmp_path):
+    good = entry("CCO", [1, 0])
+    released(tmp_path, train=[good], valid=[good], test=[])
+    told(lambda: load("clintox", tmp_path, "unimol-released"), "the test part", "is empty")
+    (tmp_path / "valid.lmdb").unlink()
+    told(
+        lambda: load("clintox", tmp_path, "unimol-released"),
+        tmp_path / "valid.lmdb", "is missing",
+    )  # fmt: skip
+
+
+# ---- the files of the field ----
+
+
+@pytest.mark.parametrize(
+    ("name", "num_rows", "labelled", "positive"),
+    [
+        ("bace", 1513, 1513, 691),
+        ("bbbp", 2039, 2039, 1560),
+        ("clintox", 1478, 2956, 1496),
+        ("tox21", 7831, 77946, 5862),
+        ("sider", 1427, 38529, 21868),
+        ("toxcast", 8576, 1533660, 126651),
+        ("muv", 93087, 249886, 489),
+    ],
+)
+def test_real_tables_have_the_published_counts(data_dir, name, num_rows, labelled, positive):
+    table = read_csv(name, find_csv(name, data_dir / "moleculenet"))
+    assert len(table.smiles) == num_rows
+    assert len(table.names) == BENCHMARKS[name].num_labels
+    counts = label_counts(table.labels_RC)
+    assert (counts["labelled"], counts["positive"]) == (labelled, positive)
+
+
+def test_real_bbbp_has_the_sizes_of_table_9(data_dir):
+    _, splits = load("bbbp", data_dir / "moleculenet")
+    assert splits.notes["sizes"] == splits.notes["paper_sizes"] == [1631, 204, 204]
+    shares = [part.labels.mean() for part in (splits.train, splits.validation, splits.test)]
+    assert [round(share, 4) for share in shares] == [0.8394, 0.4069, 0.5294]

@@ -1,0 +1,219 @@
+"""The embedded text tasks: labels follow from their definition, and what they allow is known."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from refusals import told
+
+from exlm_mini.corpora.grammars import grammar
+from exlm_mini.corpora.toy import Grammar, Position
+from exlm_mini.tasks import inference, sections
+
+# ---- inference on the small language ----
+
+TOWN = grammar("town")
+LATENTS = list(itertools.product(*TOWN.latents.values()))
+
+
+def tiny(shared: str = "") -> Grammar:
+    """Two topics and two moods, each told by one word; ``shared`` words fit both moods."""
+    return Grammar(
+        "tiny",
+        {"topic": ("sea", "land"), "mood": ("glad", "grim")},
+        np.array([[0.4, 0.1], [0.3, 0.2]]),
+        (
+            Position({("sea",): "boat", ("land",): "cart"}, ("topic",)),
+            Position({("glad",): f"sings {shared}", ("grim",): f"weeps {shared}"}, ("mood",)),
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return inference.load(seed=3)
+
+
+def test_every_split_is_balanced_and_no_sentence_occurs_twice(drawn):
+    task, splits = drawn
+    sentences = []
+    for examples, num in zip(splits[:3], inference.NUM_EXAMPLES.values(), strict=True):
+        assert np.bincount(examples.labels).tolist() == [num // 3] * 3
+        assert len(examples.texts) == len(set(examples.ids)) == num
+        sentences += [text for pair in examples.texts for text in pair]
+    assert len(set(sentences)) == len(sentences)
+    assert task.kind == "classes" and task.input == "toy"
+    assert set(" ".join(sentences).split()) <= set(TOWN.words)
+
+
+def test_pairs_are_a_function_of_the_seed():
+    labels = np.array([0, 1, 2])
+    for seed in ((1, 0), (2, 0)):
+        first, again = (inference.draw_pairs(TOWN, labels, seed) for _ in range(2))
+        assert all((a == b).all() for a, b in zip(first, again, strict=True))
+    assert (inference.draw_pairs(TOWN, labels, (1, 0))[0] != first[0]).any()
+
+
+def test_relations_follow_from_topic_and_mood():
+    relation_ZZ = inference.relations(TOWN)
+    names = list(TOWN.latents)
+    topic, mood = names.index("topic"), names.index("mood")
+    for (a, first), (b, second) in itertools.product(enumerate(LATENTS), repeat=2):
+        if first[topic] != second[topic]:
+            want = "neutral"
+        else:
+            want = "entailment" if first[mood] == second[mood] else "contradiction"
+        assert inference.CLASSES[relation_ZZ[a, b]] == want
+
+
+def test_the_premise_tells_nothing_and_pairs_stand_in_their_relation():
+    pairs_CZZ = inference.latent_pairs(TOWN)
+    prior_Z = TOWN.prior.reshape(-1)
+    for label, pairs_ZZ in enumerate(pairs_CZZ):
+        np.testing.assert_allclose(pairs_ZZ.sum(axis=1), prior_Z, atol=1e-15)
+        assert (pairs_ZZ[inference.relations(TOWN) != label] == 0).all()
+
+
+def posterior(language: Grammar, word_ids_SN: np.ndarray) -> np.ndarray:
+    """P(words | latents), (S, Z), by the grammar's own probabilities."""
+    Z = language.prior.size
+    columns = []
+    for z in range(Z):
+        is_z = np.arange(Z).reshape(language.prior.shape) == z
+        known = replace(language, prior=is_z.astype(float))
+        columns.append(np.exp(known.log_probability(word_ids_SN)))
+    return np.stack(columns, axis=1)
+
+
+def test_the_ceiling_is_what_a_perfect_reader_reaches():
+    num = 420
+    labels = np.arange(num) % 3
+    premise_RN, hypothesis_RN = inference.draw_pairs(TOWN, labels, (7, 0))
+    pairs_CZZ = inference.latent_pairs(TOWN)
+    premise_RZ, hypothesis_RZ = (posterior(TOWN, ids) for ids in (premise_RN, hypothesis_RN))
+    class_RC = np.einsum("rz,czy,ry->rc", premise_RZ, pairs_CZZ, hypothesis_RZ, optimize=True)
+    alone_RC = hypothesis_RZ @ pairs_CZZ.sum(axis=1).T
+    ceiling = inference.ceiling(TOWN)
+    for score_RC, exact in ((class_RC, ceiling.both), (alone_RC, ceiling.hypothesis)):
+        reached = (score_RC.argmax(axis=1) == labels).mean()
+        assert abs(reached - exact) < 4 * (exact * (1 - exact) / num) ** 0.5
+    assert 1 / 3 < ceiling.hypothesis < 0.5 < ceiling.both < 1
+
+
+def test_the_ceiling_of_a_clear_language_is_one():
+    assert inference.ceiling(tiny()).both == pytest.approx(1)
+
+
+def test_the_ceiling_counts_the_words_that_fit_both_moods():
+    # "hums" is as likely as the telling word: one of the two moods is hidden in 3 pairs of 4.
+    # Then entailment or contradiction is guessed by the moods' probabilities given the topic.
+    language = tiny(shared="hums")
+    assert inference.evidence(language).shape == (6, 4)
+    exact = 0.0
+    prior = language.prior
+    words = [("hums", 0.5), ("own", 0.5)]
+    for t in range(2):
+        mood = prior[t] / prior[t].sum()
+        weight = {}
+        for m1, (w1, p1), m2, (w2, p2) in itertools.product((0, 1), words, (0, 1), words):
+            same = m1 == m2  # the hypothesis has the mood of the premise, or the only other one
+            seen = (w1 if w1 == "hums" else m1, w2 if w2 == "hums" else m2)
+            weight.setdefault(seen, [0.0, 0.0])[same] += prior[t].sum() * mood[m1] * p1 * p2
+        exact += sum(map(max, weight.values())) / 3
+    exact += 1 / 3  # another topic is always seen
+    assert inference.ceiling(language).both == pytest.approx(exact)
+
+
+def test_evidence_is_a_distribution_for_every_value_of_the_latents():
+    np.testing.assert_allclose(inference.evidence(TOWN).sum(axis=0), 1, rtol=1e-12)
+
+
+def test_the_notes_hold_the_ceiling(drawn):
+    notes, ceiling = drawn[1].notes, inference.ceiling(TOWN)
+    assert notes["best_accuracy"] == ceiling.both
+    assert notes["best_accuracy_hypothesis_only"] == ceiling.hypothesis
+
+
+# ---- sections of the manual ----
+
+
+@pytest.fixture(scope="module")
+def manual():
+    return sections.load(seed=3)
+
+
+def sentences_of(examples):
+    return {s for (passage,) in examples.texts for s in passage.split("\n")}
+
+
+def test_no_sentence_is_in_two_splits(manual):
+    _, splits = manual
+    parts = [sentences_of(examples) for examples in splits[:3]]
+    assert all(parts)
+    for first, second in itertools.combinations(parts, 2):
+        assert not first & second
+
+
+def test_no_sentence_is_in_two_passages():
+    found = sections.passages_by_section()
+    sentences = [s for ps in found.values() for p in ps for s in p.split("\n")]
+    assert len(set(sentences)) == len(sentences) > 1000
+    assert all(heading not in p.split("\n") for heading, ps in found.items() for p in ps)
+
+
+def test_passages_are_long_enough_and_no_longer_than_they_must():
+    for passage in itertools.chain.from_iterable(sections.passages_by_section().values()):
+        *before, _ = passage.split("\n")
+        assert len(passage.split()) >= sections.NUM_WORDS > len(" ".join(before).split())
+
+
+def test_classes_are_the_sections_with_enough_passages(manual):
+    task, splits = manual
+    found = sections.passages_by_section()
+    assert list(task.classes) == sorted(task.classes) and len(task.classes) >= 5
+    total = np.zeros(len(task.classes), dtype=int)
+    for examples in splits[:3]:
+        counts = np.bincount(examples.labels, minlength=len(task.classes))
+        assert (counts > 0).all()  # every class in every split
+        total += counts
+        for (passage,), label in zip(examples.texts, examples.labels, strict=True):
+            assert passage in found[task.classes[label]]
+    assert total.tolist() == [len(found[heading]) for heading in task.classes]
+    assert min(total) >= sections.MIN_PASSAGES
+    others = set(found) - set(task.classes)
+    assert all(len(found[heading]) < sections.MIN_PASSAGES for heading in others)
+
+
+def test_the_split_is_a_function_of_the_seed(manual):
+    again, other = sections.load(seed=3)[1], sections.load(seed=4)[1]
+    assert again.train.texts == manual[1].train.texts != other.train.texts
+    assert again.notes == manual[1].notes
+
+
+def test_words_tell_the_section_much_better_than_the_largest_class(manual):
+    task, splits = manual
+    counts = [{} for _ in task.classes]
+    for (passage,), label in zip(splits.train.texts, splits.train.labels, strict=True):
+        for word in passage.lower().split():
+            counts[label][word] = counts[label].get(word, 0) + 1
+    vocabulary = set().union(*counts)
+
+    def log_likelihood(own, words):
+        total = sum(own.values()) + 0.1 * len(vocabulary)
+        return sum(np.log((own.get(word, 0) + 0.1) / total) for word in words)
+
+    guesses = [
+        int(
+            np.argmax(
+                [log_likelihood(own, set(p.lower().split()) & vocabulary) for own in counts]
+            )
+        )
+        for (p,) in splits.test.texts
+    ]
+    assert np.mean(guesses == splits.test.labels) > 3 * splits.notes["majority_accuracy"]
+
+
+def test_a_manual_that_is_too_short_is_refused(monkeypatch):
+    monkeypatch.setattr(sections, "embedded_english", lambda: iter(["Title\nOne sentence."]))
+    told(sections.load, "0 section(s)", "15 passages")
