@@ -30,8 +30,6 @@ from exlm_mini.masking import MaskedBatch
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.training import Scored, choose_device, score
 
-LONGEST_CONNECT = datetime.timedelta(minutes=2)
-"""Gloo now and then fails to connect without a word; torchrun then starts the processes again."""
 LONGEST_WAIT = datetime.timedelta(days=7)
 """For the first process, which may prepare a corpus; one that died is noticed at once."""
 
@@ -161,24 +159,18 @@ class ProcessGroup(Engine):
     def __init__(self, device: str) -> None:
         super().__init__(_device_of_process(device))
         try:
-            from accelerate import (
-                Accelerator,
-                DistributedDataParallelKwargs,
-                InitProcessGroupKwargs,
-            )
+            from accelerate import Accelerator, DistributedDataParallelKwargs
         except ImportError:
             raise UserError(
                 "several processes need accelerate; install it: pip install accelerate"
             ) from None
-        self._ddp_options = DistributedDataParallelKwargs()
         is_cpu = self.device.type == "cpu"
-        options = [self._ddp_options]
-        if is_cpu:
-            options.append(InitProcessGroupKwargs(backend="gloo", timeout=LONGEST_CONNECT))
+        _connect("gloo" if is_cpu else "nccl")
+        self._ddp_options = DistributedDataParallelKwargs()
         self._accelerator = Accelerator(
             mixed_precision="no",  # autocast is the updater's
             cpu=is_cpu,
-            kwargs_handlers=options,
+            kwargs_handlers=[self._ddp_options],
         )
         self.rank = self._accelerator.process_index
         self.world_size = self._accelerator.num_processes
@@ -194,9 +186,8 @@ class ProcessGroup(Engine):
             self._group = (
                 torch.distributed.group.WORLD
                 if is_cpu
-                else torch.distributed.new_group(backend="gloo", timeout=LONGEST_CONNECT)
+                else torch.distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)
             )
-            torch.distributed.distributed_c10d._set_pg_timeout(LONGEST_WAIT, self._group)
 
     def _distribute(self, model: MaskedLM | ExLM, train: TrainConfig) -> nn.Module:
         self._accelerator.free_memory()  # forget the model before
@@ -308,6 +299,23 @@ def _is_sharded(tensor: Tensor) -> bool:
     from torch.distributed.tensor import DTensor
 
     return isinstance(tensor, DTensor)
+
+
+def _connect(backend: str) -> None:
+    """Meet the other processes where torchrun says, under a name of this start.
+
+    torchrun keeps one store over all restarts. Without a name a process may read there the
+    address that another one had before it was killed, and wait for it for ever.
+    """
+    store, rank, world_size = next(torch.distributed.rendezvous("env://"))
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    torch.distributed.init_process_group(
+        backend,
+        store=torch.distributed.PrefixStore(f"start-{start}", store),
+        rank=rank,
+        world_size=world_size,
+        timeout=LONGEST_WAIT if backend == "gloo" else None,
+    )
 
 
 def _device_of_process(name: str) -> torch.device:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from workers import STEPS, changed, make_packs
 
+from exlm_mini import engine
 from exlm_mini.checkpoint import load_checkpoint
 from exlm_mini.config import SpecialIds, TrainConfig, UserError
 from exlm_mini.engine import Engine, launched_rank, leave, start_engine
@@ -297,3 +298,21 @@ def test_the_slurm_example_is_a_script_that_names_real_settings():
     assert per_node == options["gpus-per-node"]
     assert options["signal"].startswith("B:TERM@")
     check_spread(request.config, int(options["nodes"]) * int(per_node))
+
+
+def test_a_restarted_process_reads_nothing_of_an_earlier_start(monkeypatch):
+    kept, met = torch.distributed.HashStore(), []  # torchrun's store outlives its processes
+    monkeypatch.setattr(torch.distributed, "rendezvous", lambda url: iter([(kept, 0, 1)]))
+    monkeypatch.setattr(
+        torch.distributed,
+        "init_process_group",
+        lambda backend, store, **options: met.append(store),
+    )
+    for start in ("0", "1", "1"):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", start)
+        engine._connect("gloo")
+    first, second, its_mate = met
+    first.set("address", "of a process that was killed")
+    assert not second.check(["address"])
+    second.set("address", "of its successor")
+    assert its_mate.get("address") == b"of its successor"
