@@ -15,8 +15,12 @@ PACKAGE = "exlm_mini"
 STAGES = """
     config autograd durable tokenization corpora[toy grammars text smiles packing
     cleaning unimol sources shards mixing sizes passes preparation] masking expansion
-    rope encoder transition emission alignment objectives model official decoding tasks batches
-    evaluation checkpoint optimizer_state run_directory training estimate settings
+    rope attention encoder transition emission alignment objectives guesses model official decoding
+    tasks[task files metrics scaffolds moleculenet embedded_molecules seen drawing inputs glue
+    squad spans inference sections catalogue] batches evaluation checkpoint optimizer_state
+    run_directory training estimate watching
+    engine update trainer settings_file settings pretrained downstream problems finetuning grid
+    results
     throughput console measure self_check benchmarks live analysis plotting widgets
 """
 COMMANDS = {"prepare", "pretrain", "finetune", "fill", "sweep", "plot", "bench", "doctor"}
@@ -24,15 +28,16 @@ COMMANDS = {"prepare", "pretrain", "finetune", "fill", "sweep", "plot", "bench",
 # These run on a bare GPU machine: they, and what they import at module level, need no more than
 # these libraries.
 CORE = {
-    "config", "corpora.packing", "masking", "expansion", "rope", "encoder", "transition",
-    "emission", "alignment", "objectives", "model", "batches", "checkpoint", "run_directory",
-    "training", "autograd", "durable", "evaluation", "optimizer_state",
-    "console", "measure", "self_check", "benchmarks", "bench", "doctor",
+    "config", "corpora.packing", "masking", "expansion", "rope", "attention", "encoder",
+    "transition", "emission", "alignment", "objectives", "guesses", "model", "batches",
+    "checkpoint", "run_directory", "training", "estimate", "watching", "engine", "update",
+    "trainer", "autograd", "durable", "evaluation", "optimizer_state", "console",
+    "measure", "self_check", "benchmarks", "bench", "doctor",
 }  # fmt: skip
 CORE_LIBRARIES = {"torch", "numpy", "safetensors"}
 OPTIONAL_LIBRARIES = {
-    "accelerate", "datasets", "jsonargparse", "matplotlib", "pandas", "rdkit", "seaborn",
-    "tokenizers", "tqdm", "yaml",
+    "accelerate", "datasets", "jsonargparse", "matplotlib", "pandas", "rdkit", "scipy",
+    "seaborn", "sklearn", "tokenizers", "tqdm", "yaml",
 }  # fmt: skip
 MAY_DRAW = {"plotting", "widgets"}
 MAY_READ_OPTIONS = COMMANDS | {"settings"}

@@ -1,0 +1,439 @@
+"""``python -m exlm_mini.finetune``: fine-tune a pre-trained model on downstream tasks (§5).
+
+    python -m exlm_mini.finetune --task embedded-molecules --checkpoint runs/smiles
+    python -m exlm_mini.finetune --task bace bbbp --checkpoint runs/smiles --data moleculenet \\
+        --recipe finetune/table-8
+    python -m exlm_mini.finetune --task rte --checkpoint runs/text --data glue \\
+        --recipe finetune/table-11 --grid
+
+Every seed of every setting is a run; a finished one is kept in OUTPUT/cells and not made again, so
+the same command with the same --output goes on where it was stopped. OUTPUT/results.json has all
+numbers, settings and hashes, OUTPUT/table.md what is printed. Of each run the epoch that is best on
+the validation rows counts; predictions lie beside its metrics. Texts that are too long are cut, the
+longer one of a pair first, and counted.
+
+Without --data the benchmarks are read from the Hugging Face hub.
+
+SIGINT and SIGTERM save a checkpoint and stop. Exit codes: 0 done, 2 a mistake of the user, 130
+stopped and ready to go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, get_args, get_type_hints
+
+from exlm_mini.config import UserError, nearest
+from exlm_mini.console import ProgressLine, Requests, requests_by_signal, say
+from exlm_mini.durable import NO_SPACE
+from exlm_mini.finetuning import Progress, TuneConfig
+from exlm_mini.grid import (
+    Cell,
+    Ledger,
+    Recipe,
+    Result,
+    Space,
+    StoppedError,
+    best_setting,
+    load_recipe,
+    read_answers,
+    recipe_names,
+)
+from exlm_mini.measure import commit
+from exlm_mini.pretrained import Pretrained, load_pretrained
+from exlm_mini.problems import MAX_UNKNOWN, Problem, load_problem
+from exlm_mini.results import check_results, notes, scale, table, task_record, write_results
+from exlm_mini.run_directory import LOCK, RunDirectory
+from exlm_mini.tasks.catalogue import ReadingConfig, input_of, task_names
+from exlm_mini.training import choose_device, versions
+
+SEEDS = (1, 2, 3)
+INTERRUPTED = 130
+"""Exit code of a command that was asked to stop, as shells report an interrupt."""
+
+
+class Request(NamedTuple):
+    """What the command line asked for."""
+
+    tasks: list[str]
+    checkpoint: Path
+    data: Path | None
+    output: Path
+    recipe: Recipe
+    base: TuneConfig
+    """Settings the recipe does not name."""
+    reading: ReadingConfig
+    is_grid: bool
+    search_seeds: int
+    submission: Path | None
+    is_dry_run: bool
+    is_kept: bool
+    device: str
+    num_threads: int | None
+    max_unknown: float
+
+    def settings(self, task: str) -> list[TuneConfig]:
+        """The settings to try for a task.
+
+        Raises:
+            UserError: several, and not asked for a grid.
+        """
+        settings = self.recipe.spaces.get(task, Space()).settings(self.base)
+        if len(settings) > 1 and not self.is_grid:
+            raise UserError(
+                f"the recipe {self.recipe.name} has {len(settings)} settings for {task}; add "
+                "--grid to try them all, or choose one with --train.learning_rate and the like"
+            )
+        return settings
+
+
+def run(request: Request) -> int:
+    """Fine-tune on every task asked for and print the results; the exit code."""
+    _check_scoring()
+    pretrained = load_pretrained(request.checkpoint, say)
+    settings = {task: request.settings(task) for task in request.tasks}
+    for task in request.tasks:
+        if (found := input_of(task)) != pretrained.input:
+            raise UserError(
+                f"{task} consists of {found}, and {pretrained.path} was trained on "
+                f"{pretrained.input}; give a checkpoint that was trained on {found}"
+            )
+    choose_device(request.device)  # before anything is read
+    if request.num_threads is not None:
+        import torch
+
+        torch.set_num_threads(request.num_threads)
+    if request.is_dry_run:
+        for task in request.tasks:
+            _print_plan(_problem(request, task, pretrained), settings[task], request)
+        return 0
+    with RunDirectory(request.output, say), requests_by_signal() as requests:
+        try:
+            whole = _tune_all(request, pretrained, settings, requests)
+        except StoppedError:
+            say(f"stopped; the same command with --output {request.output} goes on")
+            return INTERRUPTED
+        except UserError:
+            if [path.name for path in request.output.iterdir()] == [LOCK]:
+                shutil.rmtree(request.output, ignore_errors=True)
+            raise
+    shown = {task: whole["tasks"][task] for task in request.tasks}
+    lines = [*table(shown), "", *notes(shown), "", *scale({**whole, "tasks": shown})]
+    print("\n".join(lines))
+    print(f"results: {request.output / 'results.json'}")
+    return 0
+
+
+def _tune_all(
+    request: Request,
+    pretrained: Pretrained,
+    settings: dict[str, list[TuneConfig]],
+    requests: Requests,
+) -> dict[str, Any]:
+    """One task after the other, each in ``results.json`` as soon as it is done; what that holds."""
+    check_results(request.output, pretrained)
+    ledger = Ledger(request.output, pretrained, request.device, request.is_kept, report=say)
+    made_with = {**versions(choose_device(request.device)), "commit": commit()}
+    for task in request.tasks:
+        problem = _problem(request, task, pretrained)
+        result = tune(ledger, problem, settings[task], request, requests)
+        record = {task: task_record(result, request.recipe)}
+        whole = write_results(request.output, pretrained, record, request.recipe, made_with)
+        if request.submission is not None:
+            _submit(request, problem, result)
+    return whole
+
+
+def _check_scoring() -> None:
+    """What scores the first epoch must be there before it."""
+    missing = [name for name in ("sklearn", "scipy") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"scoring needs the package {missing[0]}; pip install 'exlm-mini[tasks]'"
+        )
+
+
+def tune(
+    ledger: Ledger,
+    problem: Problem,
+    settings: list[TuneConfig],
+    request: Request,
+    requests: Requests,
+) -> Result:
+    """All runs of a task: the search for a setting if there are several, then every seed of it.
+
+    Raises:
+        StoppedError: if a signal asked to stop.
+        UserError: if every run of a search diverged.
+    """
+    seeds = request.recipe.seeds
+    searching = seeds[: request.search_seeds] if len(settings) > 1 else ()
+    plan = [(config, seed) for config in settings for seed in searching]
+    num_runs = len(plan) + len(seeds) - len(searching)
+    searched = [
+        _cell(ledger, problem, config, seed, requests, f"{i}/{num_runs}")
+        for i, (config, seed) in enumerate(plan, 1)
+    ]
+    chosen = best_setting(searched, problem.task) if searched else settings[0]
+    cells = []
+    for seed in seeds:
+        i = len(plan) + len(cells) + 1 - len(searching)
+        cells.append(_cell(ledger, problem, chosen, seed, requests, f"{i}/{num_runs}"))
+    return Result(problem.task, chosen, cells, searched, problem.notes)
+
+
+def _cell(
+    ledger: Ledger,
+    problem: Problem,
+    config: TuneConfig,
+    seed: int,
+    requests: Requests,
+    number: str,
+) -> Cell:
+    """One run, with progress on stderr."""
+    if requests.should_stop():
+        raise StoppedError
+    steps = config.epochs * -(-len(problem.train.rows) // config.batch_size)
+    name = f"{problem.task.name} {number} seed {seed}"
+    reached = ""
+
+    with ProgressLine(name, steps) as line:
+
+        def show(progress: Progress) -> None:
+            nonlocal reached
+            if progress.validation is not None:
+                reached = f", validation {problem.task.metric} {100 * progress.validation:.1f}"
+            line.tell(
+                progress.step, f"epoch {progress.epoch}, loss {progress.loss:.3f}{reached}"
+            )
+
+        return ledger.cell(problem, config, seed, show, requests.should_stop)
+
+
+def _problem(request: Request, task: str, pretrained: Pretrained) -> Problem:
+    return load_problem(task, request.data, request.reading, pretrained, request.max_unknown)
+
+
+def _print_plan(problem: Problem, settings: list[TuneConfig], request: Request) -> None:
+    """What a task would take, on stdout; nothing is written."""
+    seeds, num_rows = request.recipe.seeds, len(problem.train.rows)
+    num_searching = min(request.search_seeds, len(seeds)) if len(settings) > 1 else 0
+    num_runs = len(settings) * num_searching + len(seeds) - num_searching
+    steps = [config.epochs * -(-num_rows // config.batch_size) for config in settings]
+    longest = max(part["longest"] for part in problem.notes["rows"].values())
+    print(f"{problem.task.name}: {num_rows:,} training rows, longest row {longest} tokens")
+    print(
+        f"{problem.task.name}: {len(settings)} setting(s), {len(seeds)} seed(s), {num_runs} "
+        f"run(s) of {min(steps):,} to {max(steps):,} steps"
+    )
+    for part, found in problem.notes["rows"].items():
+        print(f"{problem.task.name}: {part} {json.dumps(found)}")
+
+
+def _submit(request: Request, problem: Problem, result: Result) -> None:
+    """Write the files the benchmark's server takes, from the seed that is best on validation."""
+    from exlm_mini.tasks.glue import TASKS, write_submission
+
+    task = problem.task
+    parts = [name for name in ("test", "test-mismatched") if name in problem.parts]
+    if task.name not in TASKS or not parts:
+        say(f"{task.name}: no test set whose labels are secret, so nothing to hand in")
+        return
+    best = max(result.cells, key=lambda cell: cell.reached("validation", task.metric))
+    for part in parts:
+        found = [answer for _, answer in read_answers(request.output, best, task.name, part)]
+        if task.kind == "classes":
+            found = [task.classes.index(answer) for answer in found]
+        path = write_submission(
+            task.name, found, request.submission, is_mismatched=part == "test-mismatched"
+        )
+        say(f"wrote {path}")
+
+
+# ---- the command line ----
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see --help")
+
+
+def _number(kind: Callable[[str], Any], name: str) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError:
+            raise UserError(
+                f"--{name} is '{text}'; it must be of type {kind.__name__}"
+            ) from None
+
+    return read
+
+
+def _boolean(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError(text)
+    return text == "true"
+
+
+_boolean.__name__ = "true or false"
+_GROUPS = {"train": TuneConfig, "data": ReadingConfig}
+
+
+def _parser() -> _Parser:
+    first, _, rest = __doc__.partition("\n")
+    parser = _Parser(
+        prog="python -m exlm_mini.finetune",
+        description=first.partition(": ")[2],
+        epilog=rest,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--task", nargs="+", required=True, metavar="NAME", help=", ".join(task_names()))
+    add(
+        "--checkpoint", type=Path, required=True, metavar="RUN",
+        help="--output of a pre-training run, or checkpoints/step-NNNNNN in it",
+    )  # fmt: skip
+    add(
+        "--data", type=Path, metavar="DIR",
+        help="the benchmark's files: GLUE's folders, SQuAD's JSON, MoleculeNet's CSV; default: hub",
+    )  # fmt: skip
+    add("--output", type=Path, metavar="DIR", help="default runs/finetune-<time>")
+    add("--recipe", metavar="NAME", help=f"{', '.join(recipe_names())}, or a .yaml")
+    add("--seeds", nargs="+", metavar="N", help="default: the recipe's, else 1 2 3")
+    add("--grid", action="store_true", help="try all settings of the recipe, report the best")
+    add(
+        "--search-seeds", default="1", metavar="N",
+        help="with --grid: seeds per setting while searching; default 1",
+    )  # fmt: skip
+    add("--submission", type=Path, metavar="DIR", help="also write GLUE's files to hand in")
+    add("--dry-run", action="store_true", help="print rows, runs and steps, and stop")
+    add("--keep", action="store_true", help="keep the last checkpoint of every run")
+    add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    add("--threads", metavar="N", help="CPU threads; a small model is fastest with 1")
+    add(
+        "--max-unknown", type=_number(float, "max-unknown"), default=MAX_UNKNOWN,
+        help=f"largest share of [UNK] among the training tokens; default {MAX_UNKNOWN:g}",
+    )  # fmt: skip
+    for group, kind in _GROUPS.items():
+        for field in fields(kind):
+            # The text is read once the type of the setting is known.
+            add(f"--{group}.{field.name}", metavar="V", help=f"default {field.default}")
+    return parser
+
+
+def parse(argv: list[str]) -> Request:
+    """Read the command line; ``--help`` prints and exits.
+
+    Raises:
+        UserError: for an unknown option, task or recipe, or a value that cannot be.
+    """
+    parser = _parser()
+    found, unknown = parser.parse_known_args(argv)
+    if unknown:
+        known = [option.lstrip("-") for option in parser._option_string_actions]
+        name = unknown[0].lstrip("-").partition("=")[0]
+        raise UserError(f"unknown option {unknown[0]}; {nearest(name, known)}")
+    for task in found.task:
+        input_of(task)
+    recipe = Recipe("none", "mean-sd", SEEDS, {})
+    if found.recipe is not None:
+        recipe = load_recipe(found.recipe, task_names())
+        for task in found.task:
+            if task not in recipe.spaces:
+                raise UserError(
+                    f"the recipe {recipe.name} has no task {task}; "
+                    f"{nearest(task, recipe.spaces)}"
+                )
+    elif found.grid:
+        raise UserError("--grid needs a --recipe with the values to try, finetune/table-11")
+    if found.seeds:
+        seeds = tuple(_number(int, "seeds")(text) for text in found.seeds)
+        if len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**63 for seed in seeds):
+            raise UserError(
+                f"--seeds is {list(seeds)}; give different ones, none negative, below 2**63"
+            )
+        recipe = recipe._replace(seeds=seeds)
+    search_seeds = _number(int, "search-seeds")(found.search_seeds)
+    if search_seeds < 1:
+        raise UserError(f"--search-seeds is {search_seeds}; it must be at least 1")
+    if not 0 <= found.max_unknown <= 1:
+        raise UserError(f"--max-unknown is {found.max_unknown:g}; it must lie in [0, 1]")
+    num_threads = None if found.threads is None else _number(int, "threads")(found.threads)
+    if num_threads is not None and num_threads < 1:
+        raise UserError(f"--threads is {num_threads}; it must be at least 1")
+    changed = {group: _overrides(found, group, kind) for group, kind in _GROUPS.items()}
+    # An option stands above the recipe.
+    varied = {f.name for f in fields(Space)} & changed["train"].keys()
+    spaces = {
+        task: replace(space, **dict.fromkeys(varied, ()))
+        for task, space in recipe.spaces.items()
+    }
+    return Request(
+        list(dict.fromkeys(found.task)),
+        found.checkpoint,
+        found.data,
+        found.output or Path("runs") / f"finetune-{time.strftime('%Y%m%d-%H%M%S')}",
+        recipe._replace(
+            spaces=spaces, changed=tuple(sorted(changed["train"])) if recipe.spaces else ()
+        ),
+        TuneConfig(**changed["train"]),
+        ReadingConfig(**changed["data"]),
+        found.grid,
+        search_seeds,
+        found.submission,
+        found.dry_run,
+        found.keep,
+        found.device,
+        num_threads,
+        found.max_unknown,
+    )
+
+
+def _overrides(found: argparse.Namespace, group: str, kind: type) -> dict[str, Any]:
+    """The options of a group that were given, read as the types of their settings."""
+    hints, given = get_type_hints(kind), {}
+    for field in fields(kind):
+        name, text = f"{group}.{field.name}", getattr(found, f"{group}.{field.name}")
+        if text is None:
+            continue
+        options = [t for t in get_args(hints[field.name]) if t is not type(None)]
+        if field.name == "adam_betas":
+            given[field.name] = tuple(_number(float, name)(t) for t in text.split(","))
+        elif hints[field.name] is bool:
+            given[field.name] = _number(_boolean, name)(text)
+        else:
+            reader = options[0] if options else hints[field.name]
+            given[field.name] = text if isinstance(reader, str) else _number(reader, name)(text)
+    return given
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; 0 done, 2 a mistake of the user, 130 stopped and ready to go on."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        return run(parse(argv))
+    except UserError as error:
+        say(f"error: {error}")
+        return 2
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        say(f"error: no space left to write {error.filename}; make room")
+        return 2
+    except KeyboardInterrupt:  # while data are read; training saves and stops by itself
+        say("interrupted")
+        return INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,397 @@
+"""Fine-tuning one model on one task with one seed: the loop, its checkpoints, its best epoch.
+
+Shapes: R rows, B rows of a batch, N tokens of a row, C outputs of the head.
+
+Data order and dropout are functions of (seed, epoch, step), so two runs with equal settings end
+with equal bits on one machine, and so does a run that was stopped and resumed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args, get_type_hints
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from exlm_mini.checkpoint import latest_checkpoint, prune_checkpoints, save_checkpoint
+from exlm_mini.config import TrainConfig, UserError, nearest
+from exlm_mini.downstream import (
+    ClassificationHead,
+    FineTuned,
+    SpanHead,
+    loss_sum,
+    num_answers,
+)
+from exlm_mini.optimizer_state import flatten_optimizer, restore_optimizer
+from exlm_mini.pretrained import Pretrained
+from exlm_mini.problems import Part, Problem
+from exlm_mini.run_directory import MetricsLog
+from exlm_mini.tasks.inputs import evaluation_batches, padded, training_batches
+from exlm_mini.training import choose_device, learning_rate, make_optimizer
+
+EVALUATION_ROWS = 64
+SECONDS_BETWEEN_SAVES = 60.0
+"""At least, after the first: a checkpoint of a large model takes longer than a short epoch."""
+LARGEST_RATE = 1e30
+"""Beyond, a step is more than single precision holds."""
+Precision = Literal["auto", "fp32", "bf16"]
+
+
+@dataclass(frozen=True)
+class TuneConfig:
+    """How to fine-tune (Tables 6, 8 and 11; where they are silent, as RoBERTa's on GLUE)."""
+
+    epochs: int = 10
+    """Passes over the training rows."""
+    batch_size: int = 32
+    """Rows per optimiser step."""
+    micro_batch_size: int | None = None
+    """Rows per forward pass; none: the whole batch. Dropout and rounding depend on it."""
+    learning_rate: float = 5e-5
+    """Peak of the schedule."""
+    warmup_share: float = 0.06
+    """Share of the steps in which the rate rises from 0; then it falls to 0, both linearly."""
+    dropout: float = 0.1
+    """In the encoder, after the embedding and each sublayer."""
+    attention_dropout: float = 0.1
+    """In the encoder, on attention probabilities."""
+    pooler_dropout: float = 0.0
+    """In the head."""
+    adam_betas: tuple[float, float] = (0.9, 0.98)
+    adam_eps: float = 1e-6
+    weight_decay: float = 0.1
+    """Decoupled, on every parameter."""
+    clip_norm: float = 0.0
+    """Largest gradient norm; 0: no clipping."""
+    precision: Precision = "auto"
+    """Of the encoder; auto: bf16 on a GPU, fp32 on a CPU."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "adam_betas", tuple(self.adam_betas))
+        for name in ("epochs", "batch_size", "micro_batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name} is {value}; it must be at least 1")
+        for name in ("dropout", "attention_dropout", "pooler_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}; it must lie in [0, 1)")
+        for name in ("adam_eps", "weight_decay", "clip_norm"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UserError(f"{name} is {getattr(self, name)}; it must not be negative")
+        if len(self.adam_betas) != 2 or not all(0 <= beta < 1 for beta in self.adam_betas):
+            raise UserError(f"adam_betas is {self.adam_betas}; give two, both in [0, 1)")
+        if not 0 < self.learning_rate < LARGEST_RATE:
+            raise UserError(
+                f"learning_rate is {self.learning_rate}; it must be positive, and below "
+                f"{LARGEST_RATE:g}"
+            )
+        if not 0 <= self.warmup_share <= 1:
+            raise UserError(f"warmup_share is {self.warmup_share}; it must lie in [0, 1]")
+        choices = get_args(get_type_hints(type(self))["precision"])
+        if self.precision not in choices:
+            raise UserError(
+                f"precision is '{self.precision}'; {nearest(self.precision, choices)}"
+            )
+
+    def schedule(self, num_steps: int) -> TrainConfig:
+        """The same in the words of pre-training, whose optimiser and schedule are used."""
+        return TrainConfig(
+            steps=num_steps,
+            learning_rate=self.learning_rate,
+            warmup_steps=round(self.warmup_share * num_steps),
+            adam_betas=self.adam_betas,
+            adam_eps=self.adam_eps,
+            weight_decay=self.weight_decay,
+        )
+
+
+class DivergedError(UserError):
+    """A loss that is not finite: these settings do not work, others may."""
+
+
+class Progress(NamedTuple):
+    """What the loop tells after a step."""
+
+    step: int
+    """Steps done, from 1."""
+    epoch: int
+    """Epoch it belongs to, from 1."""
+    loss: float
+    """Of the batch, per answer."""
+    validation: float | None
+    """The task's metric, after an epoch."""
+
+
+class Outcome(NamedTuple):
+    """How a run ended."""
+
+    is_complete: bool
+    """False when it was asked to stop before its last step."""
+    step: int
+    best_epoch: int
+    """The one whose weights the metrics are of, from 1; chosen on the validation rows."""
+    history: list[dict[str, Any]]
+    """For each epoch its number, its mean training loss and the metrics on the validation rows."""
+    metrics: dict[str, dict[str, float]]
+    """By part: validation, test where its labels are known, and others of the task."""
+    scores: dict[str, list[np.ndarray]]
+    """By part, what the head gave out for each row; also for tests whose labels are secret."""
+    num_parameters: int
+    seconds: float
+    """Of all starts, validation included."""
+
+
+class FineTuner:
+    """One run.
+
+    Args:
+        pretrained: where the weights start.
+        problem: the task, its rows made for that model.
+        config: settings.
+        seed: of the head's weights, of data order and of dropout.
+        directory: of this run; gets ``metrics.jsonl`` and ``checkpoints/``.
+        device: auto, cpu, cuda or cuda:N.
+        report: takes a line about something unusual, such as a damaged checkpoint.
+
+    Raises:
+        UserError: for an unknown device, or a checkpoint of other settings in ``directory``.
+    """
+
+    def __init__(
+        self,
+        pretrained: Pretrained,
+        problem: Problem,
+        config: TuneConfig,
+        seed: int,
+        directory: Path,
+        device: str = "auto",
+        report: Callable[[str], None] = print,
+    ) -> None:
+        self.problem, self.config, self.seed = problem, config, seed
+        self.directory, self.report = directory, report
+        self.device = choose_device(device)
+        encoder = pretrained.model(
+            dropout=config.dropout, attention_dropout=config.attention_dropout
+        )
+        width, pad = encoder.config.shape.width, encoder.special_ids.pad
+        torch.manual_seed(seed)
+        if problem.task.kind == "span":
+            head = SpanHead(width, config.pooler_dropout, pad)
+        else:
+            head = ClassificationHead(width, problem.num_outputs, config.pooler_dropout)
+        self.pad = pad
+        self.model = FineTuned(encoder, head, pretrained.layout.num_copies).to(self.device)
+        self.lengths_R = np.array([len(row) for row in problem.train.rows])
+        self.steps_per_epoch = math.ceil(len(self.lengths_R) / config.batch_size)
+        self.num_steps = config.epochs * self.steps_per_epoch
+        self.schedule = config.schedule(self.num_steps)
+        self.optimizer = make_optimizer(self.model, self.schedule)
+        # What a checkpoint must agree in to be gone on from.
+        self.identity = {
+            "config": asdict(config) | {"adam_betas": list(config.adam_betas)},
+            "seed": seed,
+            "pretrained_sha256": pretrained.sha256,
+            "problem_sha256": problem.sha256,
+        }
+        self.history: list[dict[str, Any]] = []
+        self.best: dict[str, Tensor] = {}
+        self.best_epoch, self.epoch_loss, self.seconds = 0, 0.0, 0.0
+
+    def run(
+        self,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Outcome:
+        """Train from the newest checkpoint, or from the start, to the end of the last epoch.
+
+        Args:
+            on_progress: called after every step.
+            should_stop: asked after every step; if true the run saves a checkpoint and ends.
+
+        Raises:
+            DivergedError: if a loss is not finite.
+            UserError: if a checkpoint cannot be read or written.
+        """
+        step = self._restore()
+        started, seconds_before = time.monotonic(), self.seconds
+        batches, batches_epoch, last_save = [], -1, -math.inf
+        metric = self.problem.task.metric
+        with MetricsLog(self.directory / "metrics.jsonl", step) as log:
+            while step < self.num_steps:
+                epoch, index = divmod(step, self.steps_per_epoch)
+                if epoch != batches_epoch:
+                    batches = training_batches(
+                        self.lengths_R, self.config.batch_size, self.seed, epoch
+                    )
+                    batches_epoch = epoch
+                loss = self._step(step, batches[index])
+                self.epoch_loss += loss
+                step += 1
+                is_epoch_done = index == self.steps_per_epoch - 1
+                validation = None
+                if is_epoch_done:
+                    record = self._end_epoch(epoch + 1)
+                    validation = record["validation"][metric]
+                is_stopped = should_stop()
+                on_progress(Progress(step, epoch + 1, loss, validation))
+                self.seconds = seconds_before + time.monotonic() - started
+                if is_epoch_done:
+                    log.write({"step": step, **record, "seconds": self.seconds})
+                is_due = is_epoch_done and time.monotonic() - last_save > SECONDS_BETWEEN_SAVES
+                if is_due or is_stopped or step == self.num_steps:
+                    self._save(step)
+                    last_save = time.monotonic()
+                if is_stopped and step < self.num_steps:
+                    return self._outcome(step, {}, {})
+        self.model.load_state_dict(self.best)
+        scores = {name: self.score(part) for name, part in self.problem.parts.items()}
+        metrics = {
+            name: part.judge(scores[name])
+            for name, part in self.problem.parts.items()
+            if part.judge is not None
+        }
+        self.seconds = seconds_before + time.monotonic() - started
+        return self._outcome(step, metrics, scores)
+
+    @torch.no_grad()
+    def score(self, part: Part) -> list[np.ndarray]:
+        """What the head gives out for each row, (C,) or (2, N), float32, in the order of rows."""
+        self.model.eval()
+        lengths_R = np.array([len(row) for row in part.rows])
+        found: list[np.ndarray] = [np.empty(0)] * len(part.rows)
+        num_rows = self.config.micro_batch_size or EVALUATION_ROWS
+        for batch in evaluation_batches(lengths_R, num_rows):
+            token_ids_BN = padded([part.rows[i] for i in batch], self.pad)
+            with self._precision():
+                scores = self.model(token_ids_BN.to(self.device)).float().cpu().numpy()
+            for i, row in zip(batch, scores, strict=True):
+                found[i] = row[..., : lengths_R[i]] if self.problem.task.kind == "span" else row
+        return found
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self.directory / "checkpoints"
+
+    def _step(self, step: int, batch: np.ndarray) -> float:
+        """One update; the mean loss of the batch."""
+        config, train = self.config, self.problem.train
+        kind = self.problem.task.kind
+        size = config.micro_batch_size or len(batch)
+        total = max(num_answers(kind, train.labels[batch]), 1)
+        self.model.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = 0.0
+        for micro, start in enumerate(range(0, len(batch), size)):
+            chosen = batch[start : start + size]
+            token_ids_BN = padded([train.rows[i] for i in chosen], self.pad).to(self.device)
+            labels = torch.from_numpy(train.labels[chosen]).to(self.device)
+            torch.manual_seed(((self.seed * 1_000_003 + step) * 65_537 + micro) % 2**63)
+            with self._precision():
+                scores = self.model(token_ids_BN)
+            part = loss_sum(kind, scores, labels) / total
+            part.backward()
+            loss += part.item()
+        # Without clipping this only measures: nothing is scaled by a limit that is infinite.
+        limit = config.clip_norm or math.inf
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise DivergedError(
+                f"{self.problem.task.name}: loss {loss:g}, gradient norm {norm:g} at step "
+                f"{step + 1} with learning_rate {config.learning_rate:g}; lower it, or set "
+                "clip_norm 1"
+            )
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.schedule, step)
+        self.optimizer.step()
+        return loss
+
+    def _end_epoch(self, epoch: int) -> dict[str, Any]:
+        """Validate, and keep the weights if no epoch before was as good; the epoch's record."""
+        part = self.problem.parts["validation"]
+        scores = self.score(part)
+        if not all(np.isfinite(row).all() for row in scores):
+            raise DivergedError(
+                f"{self.problem.task.name}: scores are not finite after epoch {epoch} with "
+                f"learning_rate {self.config.learning_rate:g}; lower it"
+            )
+        record = {
+            "epoch": epoch,
+            "loss": self.epoch_loss / self.steps_per_epoch,
+            "validation": part.judge(scores),
+        }
+        self.history.append(record)
+        self.epoch_loss = 0.0
+        reached = [past["validation"][self.problem.task.metric] for past in self.history]
+        if self.best_epoch == 0 or reached[-1] > reached[self.best_epoch - 1]:
+            self.best_epoch = epoch
+            self.best = {
+                name: tensor.detach().to("cpu", copy=True)
+                for name, tensor in self.model.state_dict().items()
+            }
+        return record
+
+    def _precision(self) -> contextlib.AbstractContextManager:
+        precision = self.config.precision
+        if precision == "auto":
+            precision = "bf16" if self.device.type == "cuda" else "fp32"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=precision == "bf16")
+
+    def _outcome(self, step: int, metrics: dict, scores: dict) -> Outcome:
+        return Outcome(
+            step == self.num_steps,
+            step,
+            self.best_epoch,
+            self.history,
+            metrics,
+            scores,
+            sum(p.numel() for p in self.model.parameters()),
+            self.seconds,
+        )
+
+    def _save(self, step: int) -> None:
+        """Replace the checkpoint by one of this step: weights, moments, and the best weights."""
+        moments, groups = flatten_optimizer(self.optimizer, self.model.named_parameters())
+        tensors = {"model": self.model.state_dict(), "optimizer": moments, "best": self.best}
+        state = {
+            "identity": self.identity,
+            "optimizer_groups": groups,
+            "history": self.history,
+            "best_epoch": self.best_epoch,
+            "epoch_loss": self.epoch_loss,
+            "seconds": self.seconds,
+        }
+        save_checkpoint(self._checkpoints, step, tensors, state)
+        prune_checkpoints(self._checkpoints, 1, None)
+
+    def _restore(self) -> int:
+        """Take over the newest checkpoint, if there is one; the number of steps done."""
+        checkpoint = latest_checkpoint(self._checkpoints, self.report)
+        if checkpoint is None:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            return 0
+        state = checkpoint.state
+        stored = state.get("identity", {})
+        for name, value in self.identity.items():
+            if stored.get(name) != value:
+                raise UserError(
+                    f"{self._checkpoints} holds a run with another {name.removesuffix('_sha256')}"
+                    "; use the same settings, or choose another --output"
+                )
+        self.model.load_state_dict(checkpoint.tensors["model"])
+        restore_optimizer(
+            self.optimizer,
+            list(self.model.named_parameters()),
+            checkpoint.tensors["optimizer"],
+            state["optimizer_groups"],
+        )
+        self.best = checkpoint.tensors["best"]
+        self.history, self.best_epoch = state["history"], state["best_epoch"]
+        self.epoch_loss, self.seconds = state["epoch_loss"], state["seconds"]
+        return checkpoint.step

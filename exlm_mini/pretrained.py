@@ -1,0 +1,147 @@
+"""A pre-trained run as others read it: its weights, its settings, its tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from exlm_mini.checkpoint import MANIFEST, Checkpoint, latest_checkpoint, load_checkpoint
+from exlm_mini.config import ModelConfig, RunConfig, UserError, run_config_from_dict
+from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.tasks.inputs import Layout
+from exlm_mini.tokenization import Tokenizer
+from exlm_mini.training import load_model, make_model, num_copies
+
+TRAINED_IN_TURN = ("exlm", "mlm")
+"""Directories below a run of the objective mlm+exlm."""
+INPUT_OF_KIND = {"text": "text", "smiles": "smiles", "words": "toy"}
+"""Kind of a tokenizer: what it reads, in the words of ``tasks.task.Task``."""
+
+
+class Pretrained(NamedTuple):
+    """A checkpoint and what it takes to use it."""
+
+    path: Path
+    """Of the step's directory."""
+    checkpoint: Checkpoint
+    config: RunConfig
+    tokenizer: Tokenizer
+    sha256: str
+    """Of the names and bytes of its weights."""
+
+    @property
+    def input(self) -> str:
+        """What it was trained on: text, smiles or toy."""
+        return INPUT_OF_KIND[self.tokenizer.kind]
+
+    @property
+    def layout(self) -> Layout:
+        """How long a row becomes inside the model when nothing is masked."""
+        model = self.config.model
+        is_cloned = self.config.objective == "exlm" and model.boundary == "official"
+        return Layout(
+            self.tokenizer.special_ids,
+            model.max_positions,
+            num_copies(self.config),
+            model.states_per_mask if is_cloned else 1,
+        )
+
+    def model(self, **settings: float) -> MaskedLM | ExLM:
+        """A fresh copy of the trained model, on the CPU.
+
+        Args:
+            settings: of ``ModelConfig`` that have no weights, such as ``dropout``.
+        """
+        changed: ModelConfig = replace(self.config.model, **settings)
+        stored = self.checkpoint.state["config"]
+        model = {**stored["model"], **{name: getattr(changed, name) for name in settings}}
+        state = {**self.checkpoint.state, "config": {**stored, "model": model}}
+        return load_model(self.checkpoint._replace(state=state))[0]
+
+
+def load_pretrained(path: Path, report: Callable[[str], None]) -> Pretrained:
+    """Open a run, or one step of it.
+
+    Args:
+        path: OUTPUT of a pre-training run, or ``checkpoints/step-NNNNNN`` in it.
+        report: takes a line for each damaged checkpoint that was passed over.
+
+    Raises:
+        UserError: nothing there, two runs in one directory, no intact checkpoint, one without an
+            encoder, or not the tokenizer it was trained with.
+    """
+    if not path.exists():
+        raise UserError(f"there is no {path}; give the --output of a pre-training run")
+    if (path / MANIFEST).is_file():
+        run, checkpoint = path.parent.parent, load_checkpoint(path)
+    else:
+        run = path
+        if not (path / "checkpoints").is_dir():
+            inner = [name for name in TRAINED_IN_TURN if (path / name).is_dir()]
+            remedy = "give the --output of a pre-training run"
+            if inner:
+                remedy = (
+                    f"give one of the runs in it, {' or '.join(str(path / n) for n in inner)}"
+                )
+            raise UserError(f"{path} holds no checkpoints of its own; {remedy}")
+        checkpoint = latest_checkpoint(path / "checkpoints", report)
+        if checkpoint is None:
+            raise UserError(f"{path} has no checkpoint yet; let it train until it saves one")
+        path = path / "checkpoints" / f"step-{checkpoint.step:06d}"
+    weights = checkpoint.tensors.get("model", {})
+    if not any(name.startswith("encoder.layers.") for name in weights):
+        raise UserError(
+            f"{path} holds no weights of an encoder; give a checkpoint of a pre-training run"
+        )
+    if "tokenizer_sha256" not in checkpoint.state:
+        raise UserError(
+            f"{path} does not say which tokenizer it was trained with, so it is no pre-trained "
+            "model; give a checkpoint of a pre-training run"
+        )
+    config, tokenizer = (
+        run_config_from_dict(checkpoint.state["config"]),
+        _tokenizer(run, checkpoint),
+    )
+    with torch.device("meta"):
+        expected = make_model(config, checkpoint.state["vocab_size"], tokenizer.special_ids)
+    for name, tensor in expected.state_dict().items():
+        if name not in weights or weights[name].shape != tensor.shape:
+            raise UserError(
+                f"{path} lacks the weights {name} {tuple(tensor.shape)} of its own settings; give "
+                "a checkpoint of a pre-training run as it was saved"
+            )
+    return Pretrained(path, checkpoint, config, tokenizer, _sha256(weights))
+
+
+def _sha256(weights: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(f"{name} {tuple(weights[name].shape)}\n".encode())
+        digest.update(weights[name].contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _tokenizer(run: Path, checkpoint: Checkpoint) -> Tokenizer:
+    """The tokenizer of the run's corpus, known by its sha256."""
+    pack = checkpoint.state["config"]["data"]["pack"]
+    corpora = [run / "data", run.parent / "data", *([Path(pack)] if pack else [])]
+    paths = [path for corpus in corpora if (path := corpus / "tokenizer.json").is_file()]
+    if not paths:
+        raise UserError(
+            f"{corpora[0] / 'tokenizer.json'} is missing; copy the tokenizer.json of the run's "
+            "corpus there"
+        )
+    for path in paths:
+        tokenizer = Tokenizer.load(path)
+        if tokenizer.sha256 == checkpoint.state["tokenizer_sha256"]:
+            return tokenizer
+    raise UserError(
+        f"{paths[0]} is not the tokenizer {run} was trained with (sha256 differs); restore it "
+        "from a copy"
+    )

@@ -1,0 +1,332 @@
+"""A task made ready for one model: its rows, what the loss needs, and how answers are judged.
+
+Shapes: R rows, N tokens of a row, C outputs of the head.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from exlm_mini.config import UserError
+from exlm_mini.pretrained import Pretrained
+from exlm_mini.tasks import squad
+from exlm_mini.tasks.catalogue import ReadingConfig, load_task
+from exlm_mini.tasks.files import find_file
+from exlm_mini.tasks.inputs import EncodedRows, encode_examples
+from exlm_mini.tasks.metrics import evaluate
+from exlm_mini.tasks.spans import (
+    Answers,
+    BestSpans,
+    best_spans,
+    choose_answers,
+    encode_question,
+)
+from exlm_mini.tasks.task import Examples, Splits, Task
+from exlm_mini.tokenization import on_one_line
+
+MAX_UNKNOWN = 0.1
+"""Of all tokens of the training texts: with more, the vocabulary is that of another corpus."""
+EXAMPLES_LOOKED_AT = 1000
+"""To say which pieces of text a vocabulary lacks."""
+WINDOW_LENGTH, WINDOW_STRIDE, MAX_QUESTION = 384, 128, 64
+"""Of SQuAD's windows, in tokens: BERT's; smaller where the model has fewer positions."""
+WINDOWS_AT_ONCE = 256
+DEV_SHARE_HELD_OUT = 0.2
+"""Of the articles, to validate with where SQuAD's dev set is all there is."""
+
+
+class Part(NamedTuple):
+    """Some rows of a task. ``Scores`` below are one array per row, as the head gives them."""
+
+    rows: list[np.ndarray]
+    """R times int32 ids with boundaries, not padded."""
+    labels: np.ndarray
+    """What ``downstream.loss_sum`` takes, R rows; empty where they are secret."""
+    judge: Callable[[list[np.ndarray]], dict[str, float]] | None
+    """From scores to metrics; none where labels are secret."""
+    answers: Callable[[list[np.ndarray]], list[tuple[str, Any]]]
+    """From scores to what is predicted, in the order of the examples: the id of each, and the name
+    of a class, a number, a list of probabilities, or a text."""
+
+
+class Problem(NamedTuple):
+    """A task for one model."""
+
+    task: Task
+    num_outputs: int
+    """Of the classification head."""
+    train: Part
+    parts: dict[str, Part]
+    """Rows to score, by name; ``validation`` is among them."""
+    notes: dict[str, Any]
+    """What a reader of the numbers must know; JSON-able."""
+    sha256: str
+    """Of all rows and labels, so that results of different data are not mixed."""
+
+
+def load_problem(
+    name: str,
+    data: Path | None,
+    reading: ReadingConfig,
+    pretrained: Pretrained,
+    max_unknown: float = MAX_UNKNOWN,
+) -> Problem:
+    """A task by name, made ready for a model; arguments as for ``load_task``, ``make_problem``."""
+    if name == squad.TASK.name:
+        return make_span_problem(*_read_squad(data), pretrained)
+    task, splits = load_task(name, data, reading, pretrained.tokenizer)
+    return make_problem(task, splits, pretrained, max_unknown)
+
+
+def make_problem(
+    task: Task, splits: Splits, pretrained: Pretrained, max_unknown: float = MAX_UNKNOWN
+) -> Problem:
+    """Encode a task of sentences, pairs or molecules for one model; not for spans.
+
+    Numbers are brought to [0, 1] for the head, as fairseq's recipe divides STS-B's by 5, and back
+    in answers.
+
+    Args:
+        task: what kind of answer is wanted.
+        splits: its examples.
+        pretrained: whose vocabulary and length they must fit.
+        max_unknown: largest share of [UNK] among the training tokens.
+
+    Raises:
+        UserError: a model of other input, a vocabulary of other data, an empty split, a label
+            nobody has, or rows that cannot fit.
+    """
+    check_input(task, pretrained)
+    named = {"train": splits.train, "validation": splits.validation}
+    if splits.test is not None:
+        named["test"] = splits.test
+    named |= dict(splits.others)
+    encoded = {}
+    for name, examples in named.items():
+        if not examples.texts:
+            raise UserError(f"{task.name}: the split {name} is empty; give data with examples")
+        if name in ("train", "validation") and not len(examples.labels):
+            raise UserError(
+                f"{task.name}: the split {name} has no labels; give data with labels"
+            )
+        encoded[name] = encode_examples(examples.texts, pretrained.tokenizer, pretrained.layout)
+    check_unknown(task, splits.train, encoded["train"], max_unknown, pretrained)
+    low, high = _range(task, splits.train)
+    made = {name: _part(task, named[name], encoded[name].rows, low, high) for name in named}
+    notes = {**splits.notes, "rows": {name: row_notes(e) for name, e in encoded.items()}}
+    if task.kind == "labels":
+        missing = np.isnan(splits.train.labels).all(axis=0)
+        if missing.all():
+            raise UserError(
+                f"{task.name}: no training example has any label; give data with labels"
+            )
+        notes["labels_never_trained"] = [task.classes[i] for i in np.flatnonzero(missing)]
+    return Problem(
+        task,
+        1 if task.kind == "number" else len(task.classes),
+        made.pop("train"),
+        made,
+        notes,
+        sha256_of((e.rows, named[name].labels) for name, e in encoded.items()),
+    )
+
+
+def _read_squad(data: Path | None) -> tuple[squad.Squad, str]:
+    """SQuAD, and which split that is; of a directory with the dev set alone a part of it trains."""
+    if data is not None and data.is_dir():
+        train, dev = (
+            find_file(data, f"{n}-v2.0.json", is_optional=True) for n in ("train", "dev")
+        )
+        if dev and not train:
+            dataset = squad.load_dataset(dev)
+            whole = squad.split_articles(dataset, DEV_SHARE_HELD_OUT, seed=0)
+            return whole, "articles of the dev set, not the published split"
+    return squad.load_squad(data or squad.HUB_ID), "published"
+
+
+def make_span_problem(data: squad.Squad, split: str, pretrained: Pretrained) -> Problem:
+    """SQuAD for one model: a row for every window of every question.
+
+    Validation chooses an answer per question from all its windows and scores it as the official
+    script does; ``best_f1`` and ``best_exact`` are at the best threshold for "no answer".
+
+    Args:
+        data: training and dev set.
+        split: what these are, for the notes.
+        pretrained: a model of text.
+
+    Raises:
+        UserError: a model of other input, or one with too few positions.
+    """
+    check_input(squad.TASK, pretrained)
+    layout = pretrained.layout
+    length = min(WINDOW_LENGTH, layout.room(2) + 4)
+    max_question = min(MAX_QUESTION, (length - 4) // 3)
+    stride = max(1, min(WINDOW_STRIDE, (length - 4 - max_question) // 2))
+    notes: dict[str, Any] = {"split": split, "rows": {}}
+    notes["windows"] = {"length": length, "stride": stride}
+    parts = {}
+    for name, dataset in (("train", data.train), ("validation", data.validation)):
+        questions, num_left_out = squad.read_questions(dataset)
+        if not questions:
+            raise UserError(f"squad_v2: the split {name} has no questions; give other files")
+        encoded = [
+            encode_question(q, pretrained.tokenizer, length, stride, max_question)
+            for q in questions
+        ]
+        windows = [window for entry in encoded for window in entry.windows]
+        rows = [window.token_ids_N for window in windows]
+        labels = np.array([pair for entry in encoded for pair in entry.targets])
+        num_cut = [entry.num_cut for entry in encoded]
+        notes["rows"][name] = {
+            "examples": len(questions),
+            "windows": len(rows),
+            "longest": max(len(row) for row in rows),
+            "truncated": sum(n > 0 for n in num_cut),
+            "tokens_cut": sum(num_cut),
+            "unknown_share": 0.0,  # byte-level tokens know every text
+            "left_out": num_left_out,
+        }
+
+        def answered(
+            scores: list[np.ndarray], questions=questions, encoded=encoded, windows=windows
+        ) -> Answers:
+            return choose_answers(questions, encoded, _best_spans(scores, windows))
+
+        def judge(
+            scores: list[np.ndarray], answered=answered, dataset=dataset
+        ) -> dict[str, float]:
+            found = answered(scores)
+            score = squad.score_predictions(dataset, found.texts, found.na_probs, 0.5)
+            return {n: score[n] / 100 for n in ("exact", "f1", "best_exact", "best_f1")}
+
+        def answers(
+            scores: list[np.ndarray], answered=answered, dataset=dataset
+        ) -> list[tuple[str, Any]]:
+            found = answered(scores)
+            score = squad.score_predictions(dataset, found.texts, found.na_probs)
+            return list(found.at(score["best_f1_thresh"]).items())
+
+        parts[name] = Part(rows, labels, judge, answers)
+    digest = sha256_of((part.rows, part.labels) for part in parts.values())
+    return Problem(squad.TASK, 2, parts.pop("train"), parts, notes, digest)
+
+
+def _best_spans(scores: list[np.ndarray], windows: list) -> BestSpans:
+    """The best span of every window, some windows at a time."""
+    found = []
+    for start in range(0, len(windows), WINDOWS_AT_ONCE):
+        some = scores[start : start + WINDOWS_AT_ONCE]
+        logits_B2N = torch.zeros(len(some), 2, max(row.shape[1] for row in some))
+        for i, row in enumerate(some):
+            logits_B2N[i, :, : row.shape[1]] = torch.from_numpy(row)
+        start_BN, end_BN = logits_B2N.unbind(dim=1)
+        found.append(best_spans(start_BN, end_BN, windows[start : start + WINDOWS_AT_ONCE]))
+    parts: list[Tensor] = [torch.cat(column) for column in zip(*found, strict=True)]
+    return BestSpans(*parts)
+
+
+def check_input(task: Task, pretrained: Pretrained) -> None:
+    """Refuse a model that was not trained on what the task consists of.
+
+    Raises:
+        UserError: naming both.
+    """
+    if task.input != pretrained.input:
+        raise UserError(
+            f"{task.name} consists of {task.input}, and {pretrained.path} was trained on "
+            f"{pretrained.input}; give a checkpoint that was trained on {task.input}"
+        )
+
+
+def check_unknown(
+    task: Task,
+    train: Examples,
+    encoded: EncodedRows,
+    max_unknown: float,
+    pretrained: Pretrained,
+) -> None:
+    """Refuse data that the vocabulary of the model was not made for.
+
+    Raises:
+        UserError: naming the share of [UNK] and what it mostly stands for.
+    """
+    # Every word of the small language is in its own vocabulary.
+    limit = 0.0 if task.input == "toy" else max_unknown
+    if encoded.unknown_share > limit:
+        some = [text for example in train.texts[:EXAMPLES_LOOKED_AT] for text in example]
+        lost = Counter(p for text in some for p in pretrained.tokenizer.unknown_pieces(text))
+        shown = ", ".join(on_one_line(piece)[:20] for piece, _ in lost.most_common(5))
+        raise UserError(
+            f"{task.name}: {encoded.unknown_share:.1%} of the training tokens (more than "
+            f"{limit:.1%}) are not in the vocabulary of {pretrained.path}, such as {shown}; give "
+            "a checkpoint whose tokenizer was made for such data"
+        )
+
+
+def row_notes(encoded: EncodedRows) -> dict[str, Any]:
+    """What happened to the rows of a split on their way into the model."""
+    return {
+        "examples": len(encoded.rows),
+        "longest": max(len(row) for row in encoded.rows),
+        "truncated": encoded.num_truncated,
+        "tokens_cut": encoded.num_cut,
+        "unknown_share": round(encoded.unknown_share, 6),
+    }
+
+
+def sha256_of(parts: Iterable[tuple[list[np.ndarray], np.ndarray]]) -> str:
+    """One hash over the rows and labels of some parts."""
+    digest = hashlib.sha256()
+    for rows, labels in parts:
+        digest.update(f"{len(rows)} {labels.shape}\n".encode())
+        for row in rows:
+            digest.update(len(row).to_bytes(4, "little") + row.tobytes())
+        digest.update(np.ascontiguousarray(labels))
+    return digest.hexdigest()
+
+
+def _range(task: Task, train: Examples) -> tuple[float, float]:
+    """Lowest and highest number of the training labels."""
+    if task.kind != "number":
+        return 0.0, 1.0
+    low, high = float(train.labels.min()), float(train.labels.max())
+    if low == high:
+        raise UserError(f"{task.name}: every training label is {low:g}; give other data")
+    return low, high
+
+
+def _part(
+    task: Task, examples: Examples, rows: list[np.ndarray], low: float, high: float
+) -> Part:
+    has_labels = len(examples.labels) > 0
+    labels = examples.labels
+
+    def numbers(scores: list[np.ndarray]) -> np.ndarray:
+        scores_RC = np.stack(scores).astype(np.float64)
+        return low + (high - low) * scores_RC if task.kind == "number" else scores_RC
+
+    def judge(scores: list[np.ndarray]) -> dict[str, float]:
+        return evaluate(task, numbers(scores), examples.labels)
+
+    def answers(scores: list[np.ndarray]) -> list[tuple[str, Any]]:
+        scores_RC = numbers(scores)
+        if task.kind == "classes":
+            found: list[Any] = [task.classes[i] for i in scores_RC.argmax(axis=1)]
+        elif task.kind == "number":
+            found = scores_RC[:, 0].tolist()
+        else:
+            found = (1 / (1 + np.exp(-scores_RC))).round(6).tolist()
+        return list(zip(examples.ids, found, strict=True))
+
+    if task.kind == "number" and has_labels:
+        labels = (labels - low) / (high - low)
+    return Part(rows, labels, judge if has_labels else None, answers)

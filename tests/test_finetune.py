@@ -1,0 +1,408 @@
+"""``python -m exlm_mini.finetune`` end to end, on runs of a few steps and files of a few rows."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from refusals import told
+from tiny_runs import tiny_run
+
+from exlm_mini.checkpoint import load_checkpoint, save_checkpoint
+from exlm_mini.console import ProgressLine
+from exlm_mini.finetune import main, parse
+from exlm_mini.pretrained import load_pretrained
+from exlm_mini.problems import make_span_problem
+from exlm_mini.tasks import squad
+from exlm_mini.tasks.catalogue import ReadingConfig, input_of, task_names
+from exlm_mini.tasks.squad import Squad
+
+ROOT = Path(__file__).resolve().parents[1]
+ONE = ["--train.epochs", "1", "--seeds", "1", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A pre-trained run of each kind."""
+    folder = tmp_path_factory.mktemp("runs")
+    for kind in ("smiles", "text", "toy"):
+        tiny_run(folder / kind, kind, max_positions=128)
+    tiny_run(folder / "repeated", "text", "repeated-mlm")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rte(tmp_path_factory):
+    """GLUE's RTE in a few rows, its test set included."""
+    folder = tmp_path_factory.mktemp("glue") / "RTE"
+    folder.mkdir()
+    for name, count in (("train", 12), ("dev", 6), ("test", 5)):
+        lines = ["index\tsentence1\tsentence2" + "\tlabel" * (name != "test")]
+        for i in range(count):
+            label = ("entailment", "not_entailment")[i % 2]
+            row = f"{i}\tThe list has {i} items.\tThere is {'a' if i % 2 else 'no'} list."
+            lines.append(row if name == "test" else f"{row}\t{label}")
+        (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+    return folder.parent
+
+
+@pytest.fixture(scope="module")
+def molecules(tmp_path_factory):
+    """BBBP in 40 rows, with stereo marks and one row RDKit rejects."""
+    folder = tmp_path_factory.mktemp("moleculenet")
+    # Ten scaffolds of four molecules, two of them yes: eight to train, one for each other part.
+    rings = ["C1CCCCC1", "C1CCNCC1", "C1CCC1", "C1CC1", "C1CCCC1", "C1COCCN1", "C1CCOCC1"]
+    rings += ["C1CCSCC1", "C1CNC1", "C1CCNC1"]
+    rows = ["num,name,p_np,smiles"]
+    for i in range(40):
+        chain = "C" * (1 + i // 10) + ("[C@H](O)" if i % 3 else "")
+        rows.append(f"{i},m{i},{(i // 10) % 2},{chain}{rings[i % 10]}")
+    rows.append("40,bad,1,C1CC")
+    (folder / "BBBP.csv").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+def refused(capsys, argv, *parts):
+    """Exit code 2 and one line that names all parts."""
+    assert main([str(word) for word in argv]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    for part in parts:
+        assert str(part) in line, line
+
+
+# ---- whole commands ----
+
+
+def test_molecules_are_tuned_and_told_about(runs, molecules, tmp_path, capsys):
+    output = tmp_path / "out"
+    argv = ["--task", "bbbp", "--checkpoint", runs / "smiles", "--data", molecules]
+    argv += ["--output", output, "--train.epochs", "2", "--seeds", "1", "2"]
+    assert main([str(word) for word in argv]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"\| bbbp +\| roc_auc +\| test +\| \d+\.\d ± \d+\.\d \| mean of 2", shown)
+    assert "split unimol" in shown and "1 rows RDKit rejects left out" in shown
+    assert "stereo marks removed from 26 molecules" in shown
+    results = json.loads((output / "results.json").read_text())
+    record = results["tasks"]["bbbp"]
+    sha1 = record["notes"]["split_sha1"]["test"]
+    assert sha1[:8] in shown
+    assert record["setting"]["epochs"] == 2 and record["device"] == "cpu"
+    assert record["made_with"]["torch"] and record["made_with"]["commit"]
+    assert results["checkpoint"]["sha256"] == load_pretrained(runs / "smiles", print).sha256
+    answers = (next(output.glob("cells/bbbp/*/seed-1.test.jsonl"))).read_text().splitlines()
+    assert len(answers) == record["notes"]["rows"]["test"]["examples"]
+    assert all(0 <= json.loads(line)["answer"][0] <= 1 for line in answers)
+    assert not list(output.rglob("step-*")), "checkpoints of finished runs are deleted"
+
+
+def test_the_same_command_again_trains_nothing(runs, molecules, tmp_path, capsys):
+    argv = ["--task", "bbbp", "--checkpoint", runs / "smiles", "--data", molecules, *ONE]
+    argv = [str(word) for word in (*argv, "--output", tmp_path / "out")]
+    assert main(argv) == 0
+    first = capsys.readouterr()
+    assert "step" in first.err
+    assert main(argv) == 0
+    again = capsys.readouterr()
+    assert again.out == first.out and "step" not in again.err
+
+
+@pytest.mark.parametrize("run", ["text", "repeated"])
+def test_text_is_tuned_and_handed_in(runs, rte, tmp_path, capsys, run):
+    argv = ["--task", "rte", "--checkpoint", runs / run, "--data", rte, *ONE]
+    argv += ["--output", tmp_path / "out", "--submission", tmp_path / "hand-in"]
+    assert main([str(word) for word in argv]) == 0
+    lines = (tmp_path / "hand-in" / "RTE.tsv").read_text().splitlines()
+    assert lines[0] == "index\tprediction" and len(lines) == 6
+    assert {line.split("\t")[1] for line in lines[1:]} <= {"entailment", "not_entailment"}
+    shown = capsys.readouterr().out
+    assert re.search(r"\| rte +\| accuracy +\| validation", shown)
+    assert "chosen on the rows that are reported" in shown
+
+
+def test_a_grid_searches_with_one_seed_and_reports_all(runs, rte, tmp_path, capsys):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(
+        "report: median\nseeds: [3, 4, 5]\nrte:\n  epochs: [1]\n  learning_rate: [1e-3, 1e-4]\n"
+    )
+    argv = ["--task", "rte", "--checkpoint", runs / "text", "--data", rte, "--grid"]
+    argv += ["--recipe", recipe, "--output", tmp_path / "out"]
+    assert main([str(word) for word in argv]) == 0
+    record = json.loads((tmp_path / "out" / "results.json").read_text())["tasks"]["rte"]
+    assert [entry["seed"] for entry in record["searched"]] == [3, 3]
+    assert record["seeds"] == [3, 4, 5] and record["reported"]["rule"] == "median"
+    best = max(record["searched"], key=lambda entry: entry["validation"])
+    rate = f"lr{record['setting']['learning_rate']:g}-"
+    assert best["setting"].startswith(rate)
+    # Two settings, and two more seeds for the better one.
+    assert len(list((tmp_path / "out").glob("cells/rte/*/seed-?.json"))) == 4
+    assert "median of 3" in capsys.readouterr().out
+
+
+def test_the_paper_stands_in_the_table(runs, rte, tmp_path, capsys):
+    argv = ["--task", "rte", "--checkpoint", runs / "text", "--data", rte, *ONE]
+    argv += ["--output", tmp_path / "out", "--recipe", "finetune/table-6"]
+    assert main([str(word) for word in argv]) == 0
+    assert "not the recipe's: epochs" in (tmp_path / "out" / "table.md").read_text()
+    assert "54.7 (Table 2)" in (shown := capsys.readouterr().out) and "57.6 (Table 2)" in shown
+
+
+def test_a_dry_run_writes_nothing(runs, rte, tmp_path, capsys):
+    argv = ["--task", "rte", "--checkpoint", runs / "text", "--data", rte, "--dry-run"]
+    argv += ["--output", tmp_path / "out", "--recipe", "table-11", "--grid"]
+    assert main([str(word) for word in argv]) == 0
+    shown = capsys.readouterr().out
+    # 64 settings with the first seed, then four more seeds of the best; 12 rows.
+    assert "64 setting(s), 5 seed(s), 68 run(s) of 2 to 10 steps" in shown
+    assert not (tmp_path / "out").exists()
+
+
+def test_long_texts_are_cut_and_counted(runs, rte, tmp_path, capsys):
+    long = tmp_path / "glue"
+    shutil.copytree(rte, long)
+    path = long / "RTE" / "dev.tsv"
+    path.write_text(path.read_text() + f"9\t{'many words ' * 100}\tShort.\tentailment\n")
+    argv = ["--task", "rte", "--checkpoint", runs / "text", "--data", long, *ONE]
+    assert main([str(word) for word in (*argv, "--output", tmp_path / "out")]) == 0
+    assert "1 rows cut to fit the model" in capsys.readouterr().out
+
+
+def test_a_step_of_a_run_can_be_named(runs, rte, tmp_path, capsys):
+    step = runs / "text" / "checkpoints" / "step-000002"
+    argv = ["--task", "rte", "--checkpoint", step, "--data", rte, *ONE]
+    assert main([str(word) for word in (*argv, "--output", tmp_path / "out")]) == 0
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["checkpoint"]["step"] == 2
+
+
+def test_a_signal_stops_and_the_same_command_goes_on(
+    runs, molecules, tmp_path, capsys, monkeypatch
+):
+    argv = ["--task", "bbbp", "--checkpoint", runs / "smiles", "--data", molecules, *ONE]
+    argv = [str(word) for word in (*argv, "--output", tmp_path / "out", "--train.epochs", "9")]
+
+    def tell(line, step, text):
+        if step == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ProgressLine, "tell", tell)
+        assert main(argv) == 130
+    assert "goes on" in capsys.readouterr().err
+    (checkpoint,) = (tmp_path / "out").glob("running/bbbp/*/seed-1/checkpoints/step-*")
+    assert load_checkpoint(checkpoint).step == 3, "the step in which the signal was seen"
+    assert not list((tmp_path / "out").glob("cells/**/*.json"))
+    assert main(argv) == 0
+    assert not (tmp_path / "out" / "running").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "run"),
+    [("embedded-molecules", "smiles"), ("sections", "text"), ("toy-inference", "toy")],
+)
+def test_embedded_tasks_run_on_a_bare_machine(runs, tmp_path, capsys, task, run):
+    argv = ["--task", task, "--checkpoint", runs / run, "--threads", "1", *ONE]
+    argv += ["--recipe", "finetune/tiny", "--output", tmp_path / "out"]
+    assert main([str(word) for word in argv]) == 0
+    assert task in capsys.readouterr().out
+
+
+# ---- mistakes ----
+
+
+def test_every_task_says_what_it_consists_of():
+    inputs = {name: input_of(name) for name in task_names()}
+    assert inputs["muv"] == inputs["embedded-molecules"] == "smiles"
+    assert inputs["squad_v2"] == inputs["cola"] == inputs["sections"] == "text"
+    assert inputs["toy-inference"] == "toy"
+    assert len(inputs) == 8 + 1 + 7 + 3
+
+
+def test_mistakes_on_the_command_line_are_one_line(runs, molecules, tmp_path, capsys):
+    base = ["--task", "bbbp", "--checkpoint", runs / "smiles", "--data", molecules]
+    refused(capsys, ["--task", "bbb", *base[2:]], "unknown task 'bbb'", "did you mean bbbp")
+    refused(capsys, [*base, "--train.epoch", "3"], "--train.epoch", "train.epochs")
+    refused(capsys, [*base, "--train.epochs", "three"], "--train.epochs is 'three'", "int")
+    refused(capsys, [*base, "--train.epochs", "0"], "epochs is 0")
+    refused(capsys, [*base, "--data.canonical", "yes"], "--data.canonical", "true or false")
+    refused(capsys, [*base, "--data.split", "scafold"], "data.split is 'scafold'")
+    refused(capsys, [*base, "--seeds", "1", "1"], "--seeds is [1, 1]")
+    refused(capsys, [*base, "--seeds", 2**63], "--seeds", "below 2**63")
+    refused(capsys, [*base, "--max-unknown", "nan"], "--max-unknown is nan")
+    refused(capsys, [*base, "--train.adam_betas", "0.9"], "adam_betas", "give two")
+    refused(capsys, [*base, "--grid"], "--grid needs a --recipe")
+    refused(capsys, [*base, "--recipe", "table-6"], "table-6 has no task bbbp")
+    refused(capsys, [*base, "--threads", "0"], "--threads is 0")
+    refused(capsys, [*base, "--device", "gpu"], "train.device is 'gpu'")
+    refused(capsys, base[2:], "--task")
+
+
+def test_a_recipe_with_several_settings_needs_a_grid(runs, rte, tmp_path, capsys):
+    argv = ["--task", "rte", "--checkpoint", runs / "text", "--data", rte]
+    argv += ["--recipe", "table-11", "--output", tmp_path / "out"]
+    refused(capsys, argv, "64 settings for rte", "--grid")
+    pinned = ["--train.learning_rate", "2e-5", "--train.batch_size", "16"]
+    pinned += ["--train.epochs", "3", "--train.warmup_share", "0.1"]
+    (config,) = parse([*map(str, argv), *pinned]).settings("rte")
+    assert (config.batch_size, config.weight_decay) == (16, 0.1)
+
+
+def test_a_checkpoint_that_will_not_do_is_refused(runs, rte, molecules, tmp_path, capsys):
+    def with_run(run, task="bbbp", data=molecules):
+        return ["--task", task, "--checkpoint", run, "--data", data, "--output", tmp_path / "o"]
+
+    refused(capsys, with_run(tmp_path / "nothing"), "there is no", "nothing")
+    (tmp_path / "empty").mkdir()
+    refused(capsys, with_run(tmp_path / "empty"), "holds no checkpoints")
+    refused(capsys, with_run(runs / "text"), "bbbp consists of smiles", "trained on text")
+    refused(capsys, with_run(runs / "smiles", "rte", rte), "rte consists of text")
+    copy = tmp_path / "copy"
+    shutil.copytree(runs / "smiles", copy)
+    shutil.copy(runs / "text" / "data" / "tokenizer.json", copy / "data")
+    refused(capsys, with_run(copy), "tokenizer.json is not the tokenizer", "sha256")
+    (copy / "data" / "tokenizer.json").unlink()
+    refused(capsys, with_run(copy), "tokenizer.json is missing")
+    stored = load_checkpoint(runs / "smiles" / "checkpoints" / "step-000003")
+    kept = {n: t for n, t in stored.tensors["model"].items() if not n.startswith("encoder.")}
+    headless = save_checkpoint(tmp_path / "headless", 3, {"model": kept}, stored.state)
+    refused(capsys, with_run(headless), "no weights of an encoder")
+    part = {n: t for n, t in stored.tensors["model"].items() if "layers.1.ffn_in" not in n}
+    shutil.copytree(runs / "smiles", tmp_path / "part")
+    save_checkpoint(tmp_path / "part" / "checkpoints", 3, {"model": part}, stored.state)
+    refused(capsys, with_run(tmp_path / "part"), "encoder.layers.1.ffn_in.weight (16, 16)")
+    tuned = save_checkpoint(tmp_path / "tuned", 3, {"model": stored.tensors["model"]}, {})
+    refused(capsys, with_run(tuned), "no pre-trained model")
+    assert not (tmp_path / "o").exists()
+
+
+def test_two_models_trained_in_turn_are_told_apart(runs, tmp_path):
+    for name in ("mlm", "exlm"):
+        shutil.copytree(runs / "toy", tmp_path / "both" / name)
+    told(lambda: load_pretrained(tmp_path / "both", print), tmp_path / "both" / "exlm", "mlm")
+
+
+def test_files_that_will_not_do_are_refused(runs, rte, molecules, tmp_path, capsys):
+    def with_data(task, run, folder):
+        argv = ["--task", task, "--checkpoint", runs / run, "--data", folder]
+        return [*argv, "--output", tmp_path / "out"]
+
+    bad = tmp_path / "glue"
+    shutil.copytree(rte, bad)
+    path = bad / "RTE" / "train.tsv"
+    good = path.read_text()
+    path.write_text(good.replace("\tnot_entailment", "\tmaybe", 1))
+    refused(capsys, with_data("rte", "text", bad), path, "maybe")
+    path.write_text(good.replace("sentence2", "hypothesis"))
+    refused(capsys, with_data("rte", "text", bad), "sentence2", "hypothesis")
+    path.write_text(good.splitlines()[0] + "\n")
+    refused(capsys, with_data("rte", "text", bad), "holds no examples")
+    path.unlink()
+    refused(capsys, with_data("rte", "text", bad), "train.tsv")
+    csv = tmp_path / "bbbp.csv"
+    csv.write_text("num,name,p_np,smiles\n" + "".join(f"{i},m,,CC\n" for i in range(20)))
+    refused(capsys, with_data("bbbp", "smiles", csv), "p_np", "no value")
+    csv.write_text("num,name,p_np,smiles\n0,m,2,CC\n")
+    refused(capsys, with_data("bbbp", "smiles", csv), "p_np", "'2'")
+    refused(capsys, with_data("sections", "text", rte), "sections is embedded", "--data")
+    assert not (tmp_path / "out").exists(), "a mistake leaves nothing behind"
+
+
+def test_a_vocabulary_of_other_molecules_is_refused(runs, tmp_path, capsys):
+    csv = tmp_path / "bbbp.csv"
+    rows = [f"{i},m,{i % 2},[Xe].[Rn].[Kr]{'.[He]' * i}" for i in range(30)]
+    csv.write_text("num,name,p_np,smiles\n" + "\n".join(rows) + "\n")
+    argv = ["--task", "bbbp", "--checkpoint", runs / "smiles", "--data", csv, *ONE]
+    argv += ["--data.split", "random", "--output", tmp_path / "out"]
+    refused(capsys, argv, "not in the vocabulary", "bbbp", "such as [He], ")
+
+
+def test_stereo_marks_go_where_the_vocabulary_has_none(runs):
+    tokenizer = load_pretrained(runs / "smiles", print).tokenizer
+    assert ReadingConfig().cleaning(tokenizer).strip_stereo
+    assert not ReadingConfig(stereo="keep").cleaning(tokenizer).strip_stereo
+
+
+# ---- SQuAD ----
+
+
+def paragraph(number):
+    """A paragraph of several windows, a question with an answer in it and one without."""
+    context = f"{'The list is long. ' * 12}The answer is number {number}. {'It ends. ' * 10}"
+    answer = f"number {number}"
+    start = context.index(answer)
+    has = {"id": f"a{number}", "question": "What is the answer?",
+           "answers": [{"text": answer, "answer_start": start}]}  # fmt: skip
+    none = {"id": f"n{number}", "question": "Who wrote it?", "answers": []}
+    return {"context": context, "qas": [has, none]}
+
+
+def squad_of(numbers):
+    return {"data": [{"title": "t", "paragraphs": [paragraph(n) for n in numbers]}]}
+
+
+def test_perfect_scores_give_perfect_answers(runs):
+    """Scores that point at the targets of every window come back as the gold answers."""
+    pretrained = load_pretrained(runs / "text", print)
+    data = Squad(squad_of([1, 2]), squad_of([3, 4, 5]))
+    problem = make_span_problem(data, "made here", pretrained)
+    part = problem.parts["validation"]
+    assert problem.notes["rows"]["validation"]["windows"] > 6
+    scores = []
+    for row, (first, last) in zip(part.rows, part.labels, strict=True):
+        score_2N = np.zeros((2, len(row)), dtype=np.float32)
+        score_2N[0, first] = score_2N[1, last] = 9.0
+        scores.append(score_2N)
+    judged = part.judge(scores)
+    assert judged["best_f1"] == judged["best_exact"] == judged["f1"] == 1.0
+    answers = dict(part.answers(scores))
+    assert answers["a4"] == "number 4" and answers["n4"] == ""
+
+
+def test_squad_is_tuned(runs, tmp_path, capsys):
+    folder = tmp_path / "squad"
+    folder.mkdir()
+    (folder / "train-v2.0.json").write_text(json.dumps(squad_of([1, 2])))
+    (folder / "dev-v2.0.json").write_text(json.dumps(squad_of([3])))
+    argv = ["--task", squad.TASK.name, "--checkpoint", runs / "text", "--data", folder, *ONE]
+    assert main([str(word) for word in (*argv, "--output", tmp_path / "out")]) == 0
+    assert re.search(r"\| squad_v2 +\| best_f1 +\| validation", capsys.readouterr().out)
+    (answers,) = (tmp_path / "out").glob("cells/squad_v2/*/seed-1.validation.jsonl")
+    assert {json.loads(line)["id"] for line in answers.read_text().splitlines()} == {"a3", "n3"}
+
+
+def test_the_dev_set_of_squad_alone_is_split_by_articles(runs, tmp_path, capsys):
+    articles = [squad_of([n])["data"][0] for n in (1, 2, 3)]
+    (tmp_path / "dev-v2.0.json").write_text(json.dumps({"data": articles}))
+    argv = ["--task", "squad_v2", "--checkpoint", runs / "text", "--data", tmp_path, *ONE]
+    assert main([str(word) for word in (*argv, "--output", tmp_path / "out")]) == 0
+    assert "articles of the dev set, not the published split" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_the_command_ends_with_the_same_numbers(runs, molecules, tmp_path):
+    argv = ["--task", "bbbp", "--checkpoint", runs / "smiles", "--data", molecules]
+    argv += ["--seeds", "1", "2", "--device", "cpu", "--threads", "1", "--train.epochs", "6"]
+    command = [sys.executable, "-m", "exlm_mini.finetune", *map(str, argv), "--output"]
+    quiet = {"cwd": ROOT, "stderr": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+    subprocess.run([*command, str(tmp_path / "whole")], check=True, **quiet)
+    cut = tmp_path / "cut"
+    process = subprocess.Popen([*command, str(cut)], **quiet)
+    while not list(cut.glob("running/bbbp/*/seed-?/checkpoints/step-*")):
+        assert process.poll() is None, "ended before its first epoch"
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    subprocess.run([*command, str(cut)], check=True, **quiet)
+    found = [
+        json.loads((folder / "results.json").read_text())["tasks"]["bbbp"]["parts"]
+        for folder in (tmp_path / "whole", cut)
+    ]
+    assert found[0] == found[1]

@@ -1,0 +1,375 @@
+"""Fine-tuning: the encoder downstream, heads, losses, the loop and what it survives."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from refusals import told
+from test_official import Golden, assert_close, found
+from tiny_runs import tiny_run
+
+from exlm_mini.config import ModelConfig, SpecialIds
+from exlm_mini.downstream import (
+    ClassificationHead,
+    FineTuned,
+    SpanHead,
+    loss_sum,
+    num_answers,
+)
+from exlm_mini.finetuning import DivergedError, FineTuner, TuneConfig
+from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.official import state_dict_from_official
+from exlm_mini.pretrained import load_pretrained
+from exlm_mini.problems import make_problem
+from exlm_mini.tasks.inputs import framed, padded
+from exlm_mini.tasks.task import Examples, Splits, Task
+
+HEAD, ENCODER = "classification_heads.h.", "encoder.sentence_encoder."
+OURS = {
+    "dense.weight": "dense.weight", "dense.bias": "dense.bias",
+    "output.weight": "out_proj.weight", "output.bias": "out_proj.bias",
+}  # fmt: skip
+SPECIAL = SpecialIds()
+SMALL = ModelConfig(
+    width=16, num_heads=2, ffn_width=16, num_layers=1, max_positions=64, dropout=0.0,
+    attention_dropout=0.0, init_std=0.2,
+)  # fmt: skip
+
+
+# ---- the released code's numbers ----
+
+
+@pytest.mark.parametrize("path", found("finetune*.npz"))
+def test_scores_loss_and_gradients_equal_the_released_ones(path):
+    golden = Golden(path)
+    # Taken out, for the pre-trained model has no such parameters.
+    head = {name: golden.arrays.pop(f"param/{HEAD}{theirs}") for name, theirs in OURS.items()}
+    exlm = golden.load(ExLM, golden.config)
+    classes, width = head["output.weight"].shape
+    model = FineTuned(exlm, ClassificationHead(width, classes, 0.0)).eval()
+    model.head.load_state_dict(head)
+    token_ids_BN = golden["src_tokens"].long()
+    scores_BC = model(token_ids_BN)
+    assert_close(scores_BC, golden["logits"], "scores")
+    loss = loss_sum("classes", scores_BC, golden["target"].long())
+    assert_close(loss, golden["loss"], "loss")
+    loss.backward()
+    expected = golden.group("grad/")
+    floor = 1e-3 * max(gradient.abs().max().item() for gradient in expected.values())
+    for ours, theirs in OURS.items():
+        gradient = model.head.get_parameter(ours).grad
+        assert_close(gradient, expected.pop(HEAD + theirs), theirs, floor=floor)
+    encoder = state_dict_from_official(
+        {n: expected.pop(n) for n in list(expected) if n.startswith(ENCODER)}
+    )
+    for name, gradient in encoder.items():
+        assert_close(exlm.get_parameter(name).grad, gradient, name, floor=floor)
+    # What is not used downstream has no gradient there either.
+    assert expected and all(not gradient.any() for gradient in expected.values())
+
+
+# ---- the encoder downstream ----
+
+
+def rows_of(*rows):
+    return padded([framed(row, SPECIAL) for row in rows], SPECIAL.pad)
+
+
+@pytest.mark.parametrize("boundary", ["official", "paper"])
+def test_exlm_gives_one_state_per_token_that_of_its_first_clone(boundary):
+    torch.manual_seed(0)
+    model = ExLM(dataclasses.replace(SMALL, boundary=boundary), 30).eval()
+    token_ids_BN = rows_of([[7, 8], [9]], [[10]])
+    hidden_BND = FineTuned(model, torch.nn.Identity()).hidden(token_ids_BN)
+    nothing_BN = torch.zeros_like(token_ids_BN, dtype=torch.bool)
+    whole_BTD, _ = model.encode(token_ids_BN, nothing_BN, token_ids_BN)
+    k = 4 if boundary == "official" else 1
+    # [BOS] 7 8 [EOS] [EOS] 9 [EOS]
+    places = [0, k, k + 1, k + 2, 2 * k + 2, 3 * k + 2, 3 * k + 3]
+    assert whole_BTD.shape[1] == 4 * k + 3
+    assert torch.equal(hidden_BND[0], whole_BTD[0, places])
+
+
+def test_repeated_mlm_reads_the_first_copy_of_every_token():
+    torch.manual_seed(0)
+    model = MaskedLM(SMALL, 30).eval()
+    token_ids_BN = rows_of([[7, 8, 9]], [[10]])
+    hidden_BND = FineTuned(model, torch.nn.Identity(), 3).hidden(token_ids_BN)
+    whole_BTD = model.encode(token_ids_BN.repeat_interleave(3, dim=1))
+    assert torch.equal(hidden_BND, whole_BTD[:, ::3])
+
+
+def test_scores_do_not_depend_on_batch_mates():
+    torch.manual_seed(0)
+    model = FineTuned(ExLM(SMALL, 30), ClassificationHead(16, 2, 0.0)).eval()
+    together = model(rows_of([[7, 8]], [[7, 8, 9, 10]]))
+    torch.testing.assert_close(together[:1], model(rows_of([[7, 8]])), rtol=1e-4, atol=1e-6)
+
+
+def test_only_encoder_and_head_are_trained():
+    model = FineTuned(ExLM(SMALL, 30), ClassificationHead(16, 2, 0.0))
+    assert {name.partition(".")[0] for name in model.state_dict()} == {"encoder", "head"}
+    model(rows_of([[7, 8]])).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_span_never_lies_on_padding():
+    torch.manual_seed(0)
+    model = FineTuned(ExLM(SMALL, 30), SpanHead(16, 0.0, SPECIAL.pad)).eval()
+    token_ids_BN = rows_of([[7]], [[7, 8, 9]])
+    scores_B2N = model(token_ids_BN)
+    is_pad_BN = token_ids_BN == SPECIAL.pad
+    assert torch.equal(torch.isinf(scores_B2N), is_pad_BN.unsqueeze(1).expand_as(scores_B2N))
+
+
+# ---- losses ----
+
+
+def test_missing_labels_give_no_loss_and_no_gradient():
+    scores_BC = torch.zeros(2, 3, requires_grad=True)
+    labels = torch.tensor([[1.0, math.nan, 0.0], [math.nan, math.nan, math.nan]])
+    loss = loss_sum("labels", scores_BC, labels)
+    loss.backward()
+    assert loss.item() == pytest.approx(2 * math.log(2))
+    assert (scores_BC.grad != 0).tolist() == [[True, False, True], [False] * 3]
+    assert num_answers("labels", labels.numpy()) == 2
+
+
+@given(st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max_size=6))
+def test_a_number_is_scored_by_its_squared_error(pairs):
+    predicted, wanted = torch.tensor(pairs, dtype=torch.float64).unbind(dim=1)
+    loss = loss_sum("number", predicted.unsqueeze(1), wanted)
+    assert loss.item() == pytest.approx(sum((p - w) ** 2 for p, w in pairs), abs=1e-9)
+
+
+def test_a_span_is_scored_by_its_two_ends():
+    scores_B2N = torch.log(torch.tensor([[[0.5, 0.25, 0.25], [0.125, 0.125, 0.75]]]))
+    loss = loss_sum("span", scores_B2N, torch.tensor([[0, 2]]))
+    assert loss.item() == pytest.approx(-0.5 * (math.log(0.5) + math.log(0.75)))
+
+
+# ---- the loop ----
+
+TASK = Task("which", "classes", ("no", "yes"), "accuracy", "smiles")
+
+
+def molecules(count, seed):
+    """Chains of carbon; yes where there is an oxygen."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 2, count)
+    texts = [("C" * int(rng.integers(2, 8)) + ("O" if yes else "C"),) for yes in labels]
+    return Examples(texts, labels, [str(i) for i in range(count)])
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    return load_pretrained(
+        tiny_run(tmp_path_factory.mktemp("runs") / "smiles", "smiles"), print
+    )
+
+
+@pytest.fixture(scope="module")
+def problem(pretrained):
+    splits = Splits(molecules(40, 0), molecules(30, 1), molecules(30, 2), {})
+    return make_problem(TASK, splits, pretrained)
+
+
+CONFIG = TuneConfig(epochs=4, batch_size=8, learning_rate=1e-2, pooler_dropout=0.1)
+
+
+def tuned(pretrained, problem, directory, config=CONFIG, seed=1, should_stop=lambda: False):
+    tuner = FineTuner(pretrained, problem, config, seed, directory, "cpu")
+    return tuner.run(should_stop=should_stop), tuner
+
+
+def test_an_easy_task_is_learnt(pretrained, problem, tmp_path):
+    config = dataclasses.replace(CONFIG, epochs=12)
+    outcome, _ = tuned(pretrained, problem, tmp_path, config)
+    assert outcome.metrics["test"]["accuracy"] > 0.9
+    reached = [record["validation"]["accuracy"] for record in outcome.history]
+    assert outcome.best_epoch == 1 + reached.index(max(reached))
+    assert outcome.metrics["validation"]["accuracy"] == max(reached)
+
+
+def test_two_runs_give_equal_bits_and_another_seed_does_not(pretrained, problem, tmp_path):
+    one, first = tuned(pretrained, problem, tmp_path / "1")
+    two, second = tuned(pretrained, problem, tmp_path / "2")
+    other, _ = tuned(pretrained, problem, tmp_path / "3", seed=2)
+    assert [r["loss"] for r in one.history] == [r["loss"] for r in two.history]
+    for name, tensor in first.model.state_dict().items():
+        assert torch.equal(tensor, second.model.state_dict()[name]), name
+    assert [r["loss"] for r in one.history] != [r["loss"] for r in other.history]
+
+
+@pytest.mark.parametrize("after", [3, 5, 12])
+def test_a_stopped_run_ends_like_one_that_was_not(pretrained, problem, tmp_path, after):
+    whole, reference = tuned(pretrained, problem, tmp_path / "whole")
+    steps = iter(range(1, 100))
+    stopped, _ = tuned(
+        pretrained, problem, tmp_path / "cut", should_stop=lambda: next(steps) == after
+    )
+    assert (stopped.is_complete, stopped.step) == (False, after)
+    resumed, tuner = tuned(pretrained, problem, tmp_path / "cut")
+    assert resumed.is_complete
+    assert [r["loss"] for r in resumed.history] == [r["loss"] for r in whole.history]
+    for name, tensor in reference.model.state_dict().items():
+        assert torch.equal(tensor, tuner.model.state_dict()[name]), name
+    for name, scores in whole.scores.items():
+        assert all(map(np.array_equal, scores, resumed.scores[name]))
+
+
+def test_a_finished_run_is_read_and_not_made_again(pretrained, problem, tmp_path):
+    first, _ = tuned(pretrained, problem, tmp_path)
+    calls = []
+    again = FineTuner(pretrained, problem, CONFIG, 1, tmp_path, "cpu").run(calls.append)
+    assert not calls and again.metrics == first.metrics
+
+
+def test_a_checkpoint_of_other_settings_is_refused(pretrained, problem, tmp_path):
+    tuned(pretrained, problem, tmp_path)
+    other = dataclasses.replace(CONFIG, learning_rate=1e-3)
+    told(lambda: tuned(pretrained, problem, tmp_path, other), tmp_path, "another config")
+    told(lambda: tuned(pretrained, problem, tmp_path, seed=2), tmp_path, "another seed")
+
+
+def test_small_pieces_of_a_batch_sum_up_to_it(pretrained, problem, tmp_path):
+    still = dataclasses.replace(
+        CONFIG, epochs=1, dropout=0.0, attention_dropout=0.0, pooler_dropout=0.0
+    )
+    whole, one = tuned(pretrained, problem, tmp_path / "whole", still)
+    pieces = dataclasses.replace(still, micro_batch_size=3)
+    parts, two = tuned(pretrained, problem, tmp_path / "parts", pieces)
+    assert parts.history[0]["loss"] == pytest.approx(whole.history[0]["loss"], rel=1e-4)
+    for name, tensor in one.model.state_dict().items():
+        torch.testing.assert_close(tensor, two.model.state_dict()[name], rtol=1e-3, atol=1e-4)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(pretrained, problem, tmp_path):
+    tuner = FineTuner(pretrained, problem, CONFIG, 1, tmp_path, "cpu")
+    with torch.no_grad():
+        tuner.model.head.output.bias.fill_(math.nan)
+    with pytest.raises(DivergedError, match=r"step 1 with learning_rate 0\.01; lower it"):
+        tuner.run()
+
+
+def test_weights_that_are_not_finite_end_the_run_before_they_are_judged(
+    pretrained, problem, tmp_path
+):
+    # One step per epoch: the loss of the only step was still a number.
+    config = dataclasses.replace(CONFIG, epochs=1, batch_size=40, learning_rate=1e29)
+    tuner = FineTuner(pretrained, problem, config, 1, tmp_path, "cpu")
+    with pytest.raises(DivergedError, match="scores are not finite after epoch 1"):
+        tuner.run()
+
+
+def test_a_run_that_is_killed_goes_on_from_an_epoch(pretrained, problem, tmp_path):
+    whole, _ = tuned(pretrained, problem, tmp_path / "whole")
+
+    def die(progress):
+        if progress.step == 13:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        FineTuner(pretrained, problem, CONFIG, 1, tmp_path / "cut", "cpu").run(die)
+    steps = []
+    resumed = FineTuner(pretrained, problem, CONFIG, 1, tmp_path / "cut", "cpu").run(
+        steps.append
+    )
+    assert steps[0].step == 6, "the first epoch has five steps, and was saved"
+    assert [r["loss"] for r in resumed.history] == [r["loss"] for r in whole.history]
+    lines = (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [1, 2, 3, 4]
+
+
+def test_dropout_of_the_settings_replaces_that_of_pretraining(pretrained, problem, tmp_path):
+    config = dataclasses.replace(CONFIG, dropout=0.3, attention_dropout=0.2, pooler_dropout=0.4)
+    model = FineTuner(pretrained, problem, config, 1, tmp_path, "cpu").model
+    assert model.encoder.dropout.p == model.encoder.layers[0].dropout.p == 0.3
+    assert model.encoder.layers[0].attention.dropout == 0.2
+    assert model.head.dropout.p == 0.4
+
+
+def test_numbers_come_back_in_the_units_of_the_task(pretrained, tmp_path):
+    task = Task("how long", "number", (), "spearman", "smiles")
+
+    def chains(lengths):
+        texts = [("C" * n,) for n in lengths]
+        return Examples(texts, 10.0 * np.array(lengths), [str(n) for n in lengths])
+
+    splits = Splits(chains([1, 2, 3, 4, 5, 6, 7, 8]), chains([2, 4, 6]), None, {})
+    problem = make_problem(task, splits, pretrained)
+    assert problem.train.labels.min() == 0 and problem.train.labels.max() == 1
+    scores = [np.array([0.0]), np.array([0.5]), np.array([1.0])]
+    assert problem.parts["validation"].answers(scores) == [
+        ("2", 10.0),
+        ("4", 45.0),
+        ("6", 80.0),
+    ]
+    assert problem.parts["validation"].judge(scores)["spearman"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("epochs", 0), ("batch_size", 0), ("learning_rate", math.nan), ("warmup_share", 1.5),
+        ("dropout", 1.0), ("weight_decay", -1.0), ("precision", "fp8"), ("micro_batch_size", 0),
+        ("adam_betas", (0.9, 1.0)), ("clip_norm", math.inf),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_be_are_refused(name, value):
+    told(lambda: TuneConfig(**{name: value}), name)
+
+
+# ---- problems ----
+
+
+def with_train(examples):
+    return Splits(examples, molecules(4, 1), None, {})
+
+
+def test_a_problem_that_does_not_fit_the_model_is_refused(pretrained):
+    def make(task, splits):
+        return lambda: make_problem(task, splits, pretrained)
+
+    told(make(TASK._replace(input="text"), with_train(molecules(4, 0))), "text", "smiles")
+    told(make(TASK, with_train(Examples([], np.array([]), []))), "which", "train is empty")
+    secret = molecules(4, 0)._replace(labels=np.array([]))
+    told(make(TASK, with_train(secret)), "which", "train has no labels")
+    strange = Examples([("[Xe][Rn]",)] * 4, np.array([0, 1, 0, 1]), list("abcd"))
+    told(make(TASK, with_train(strange)), "100.0%", "vocabulary", "tokenizer")
+    unlabelled = Examples([("CC",)] * 2, np.full((2, 2), np.nan), list("ab"))
+    labels = TASK._replace(kind="labels")
+    told(make(labels, Splits(unlabelled, unlabelled, None, {})), "no training example")
+
+
+def test_labels_nobody_has_in_training_are_named(pretrained):
+    labels = np.array([[0.0, np.nan], [1.0, np.nan]])
+    train = Examples([("CC",), ("CO",)], labels, list("ab"))
+    problem = make_problem(
+        TASK._replace(kind="labels"), Splits(train, train, None, {}), pretrained
+    )
+    assert problem.notes["labels_never_trained"] == ["yes"]
+
+
+def test_the_hash_of_a_problem_names_its_data(pretrained):
+    def digest(train):
+        return make_problem(TASK, with_train(train), pretrained).sha256
+
+    train = molecules(8, 0)
+    flipped = train._replace(labels=1 - train.labels)
+    assert digest(train) == digest(molecules(8, 0))
+    assert len({digest(train), digest(flipped), digest(molecules(8, 3))}) == 3
+
+
+@pytest.mark.gpu
+def test_a_run_on_a_gpu_learns_too(pretrained, problem, tmp_path):
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    config = dataclasses.replace(CONFIG, epochs=12)
+    outcome = FineTuner(pretrained, problem, config, 1, tmp_path, "cuda").run()
+    assert outcome.metrics["test"]["accuracy"] > 0.9

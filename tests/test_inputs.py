@@ -1,0 +1,131 @@
+"""Rows of downstream examples: framing, cutting, batches."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from refusals import told
+
+from exlm_mini.config import SpecialIds
+from exlm_mini.expansion import expand_masks
+from exlm_mini.masking import repeat_tokens
+from exlm_mini.tasks.inputs import (
+    Layout,
+    encode_examples,
+    evaluation_batches,
+    framed,
+    longest_first,
+    padded,
+    training_batches,
+)
+from exlm_mini.tokenization import word_level
+
+SPECIAL = SpecialIds()
+WORDS = word_level(["a", "b", "c", "d"])
+
+
+def words(row):
+    return [WORDS.token(int(i)) for i in row]
+
+
+def test_a_sentence_and_a_pair_are_framed_as_roberta_frames_them():
+    rows = encode_examples([("a b",), ("a", "c d")], WORDS, Layout(SPECIAL, 64)).rows
+    assert words(rows[0]) == ["[BOS]", "a", "b", "[EOS]"]
+    assert words(rows[1]) == ["[BOS]", "a", "[EOS]", "[EOS]", "c", "d", "[EOS]"]
+
+
+def cut_one_by_one(lengths, room):
+    """The rule in so many words: from the longer one, from the second of equals."""
+    lengths = list(lengths)
+    while sum(lengths) > room:
+        lengths[-1 if lengths[-1] >= lengths[0] else 0] -= 1
+    return lengths
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=2), st.integers(2, 40))
+def test_the_longest_text_is_cut_first(lengths, room):
+    assert longest_first(lengths, room) == cut_one_by_one(lengths, room)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=5),
+    st.sampled_from([(1, 4), (3, 1), (1, 1)]),
+    st.integers(30, 60),
+)
+def test_no_row_passes_the_positions_once_it_is_expanded(pairs, copies, max_positions):
+    num_copies, boundary_copies = copies
+    layout = Layout(SPECIAL, max_positions, num_copies, boundary_copies)
+    texts = [("a " * first, "b " * second) for first, second in pairs]
+    encoded = encode_examples(texts, WORDS, layout)
+    ids_BN = padded(encoded.rows, SPECIAL.pad)
+    nothing_BN = torch.zeros_like(ids_BN, dtype=torch.bool)
+    if num_copies > 1:
+        longest = repeat_tokens(ids_BN, num_copies).shape[1]
+    else:
+        boundary = "official" if boundary_copies > 1 else "paper"
+        expanded, _ = expand_masks(
+            ids_BN, nothing_BN, ids_BN, boundary_copies, boundary, SPECIAL
+        )
+        longest = expanded.token_ids_BT.shape[1]
+    assert longest <= max_positions
+    kept = sum(len(row) - 4 for row in encoded.rows)
+    assert kept == encoded.num_tokens - encoded.num_cut
+    is_cut = [len(row) - 4 < sum(pair) for row, pair in zip(encoded.rows, pairs, strict=True)]
+    assert encoded.num_truncated == sum(is_cut)
+
+
+def test_nothing_is_cut_that_fits_exactly():
+    layout = Layout(SPECIAL, 2 * 4 + 3, 1, 4)
+    assert encode_examples([("a b c",)], WORDS, layout).num_truncated == 0
+    assert encode_examples([("a b c d",)], WORDS, layout).num_cut == 1
+
+
+def test_unknown_tokens_are_counted_before_any_is_cut():
+    encoded = encode_examples([("x y a z",)], WORDS, Layout(SPECIAL, 4))
+    assert (encoded.num_unknown, encoded.num_tokens, encoded.unknown_share) == (3, 4, 0.75)
+
+
+def test_a_model_without_room_is_refused():
+    told(lambda: Layout(SPECIAL, 16, 1, 4).room(2), "model.max_positions 16", "0 tokens")
+
+
+@given(st.integers(1, 200), st.integers(1, 40), st.integers(0, 3))
+def test_every_row_is_in_one_batch_of_an_epoch(num_rows, batch_size, epoch):
+    lengths_R = np.arange(num_rows) % 17
+    batches = training_batches(lengths_R, batch_size, 1, epoch)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(num_rows))
+    assert all(len(batch) == batch_size for batch in batches[:-1])
+    assert len(batches) == -(-num_rows // batch_size)
+
+
+def test_batches_depend_on_seed_and_epoch_alone():
+    lengths_R = np.arange(300) % 23
+
+    def order(seed, epoch):
+        return np.concatenate(training_batches(lengths_R, 8, seed, epoch)).tolist()
+
+    assert order(1, 0) == order(1, 0)
+    assert len({tuple(order(seed, epoch)) for seed in (1, 2) for epoch in (0, 1)}) == 4
+
+
+def test_batches_hold_rows_of_similar_length():
+    lengths_R = np.random.default_rng(0).integers(1, 100, 640)
+    spread = [np.ptp(lengths_R[batch]) for batch in training_batches(lengths_R, 16, 1, 0)]
+    assert np.median(spread) < 15
+
+
+def test_evaluation_begins_with_the_longest_rows():
+    batches = evaluation_batches(np.array([3, 9, 5, 1]), 3)
+    assert [batch.tolist() for batch in batches] == [[1, 2, 0], [3]]
+
+
+def test_padding_is_on_the_right():
+    rows = [framed([[7]], SPECIAL), framed([[7, 8]], SPECIAL)]
+    assert padded(rows, 0).tolist() == [[1, 7, 2, 0], [1, 7, 8, 2]]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_empty_text_is_still_a_row(count):
+    rows = encode_examples([("",) * count], WORDS, Layout(SPECIAL, 16)).rows
+    assert len(rows[0]) == 2 * count
