@@ -42,10 +42,11 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from exlm_mini.checkpoint import Checkpoint, latest_checkpoint
+from exlm_mini.checkpoint import latest_checkpoint
 from exlm_mini.config import RunConfig, UserError
 from exlm_mini.decoding import Reading, read_masked_lm, read_states, top_tokens
 from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.pretrained import tokenizer_of
 from exlm_mini.tokenization import MASK, Tokenizer, on_one_line, visible
 from exlm_mini.training import chain_share, load_model, num_copies
 from exlm_mini.widgets import explorer, read_scene
@@ -109,29 +110,9 @@ def load_run(directory: Path) -> Loaded:
         raise UserError(
             f"{run} holds no pre-trained model; give the --output of a pre-training run"
         )
-    tokenizer = _tokenizer(run, checkpoint)
+    tokenizer = tokenizer_of(run, checkpoint)
     model, config = load_model(checkpoint)
     return Loaded(run, checkpoint.step, config, model, tokenizer)
-
-
-def _tokenizer(run: Path, checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer of the run's corpus, known by its sha256."""
-    pack = checkpoint.state["config"]["data"]["pack"]
-    corpora = [run / "data", run.parent / "data", *([Path(pack)] if pack else [])]
-    paths = [path for corpus in corpora if (path := corpus / "tokenizer.json").is_file()]
-    if not paths:
-        raise UserError(
-            f"{corpora[0] / 'tokenizer.json'} is missing; copy the tokenizer.json of the run's "
-            "corpus there"
-        )
-    for path in paths:
-        tokenizer = Tokenizer.load(path)
-        if tokenizer.sha256 == checkpoint.state["tokenizer_sha256"]:
-            return tokenizer
-    raise UserError(
-        f"{paths[0]} is not the tokenizer {run} was trained with (sha256 differs); restore it "
-        "from a copy"
-    )
 
 
 def encode_row(loaded: Loaded, text: str) -> Tensor:

@@ -106,7 +106,7 @@ def load_pretrained(path: Path, report: Callable[[str], None]) -> Pretrained:
         )
     config, tokenizer = (
         run_config_from_dict(checkpoint.state["config"]),
-        _tokenizer(run, checkpoint),
+        tokenizer_of(run, checkpoint),
     )
     with torch.device("meta"):
         expected = make_model(config, checkpoint.state["vocab_size"], tokenizer.special_ids)
@@ -127,8 +127,12 @@ def _sha256(weights: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _tokenizer(run: Path, checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer of the run's corpus, known by its sha256."""
+def tokenizer_of(run: Path, checkpoint: Checkpoint) -> Tokenizer:
+    """The tokenizer of a run's corpus, known by its sha256.
+
+    Raises:
+        UserError: it is not there, or another one is.
+    """
     pack = checkpoint.state["config"]["data"]["pack"]
     corpora = [run / "data", run.parent / "data", *([Path(pack)] if pack else [])]
     paths = [path for corpus in corpora if (path := corpus / "tokenizer.json").is_file()]
