@@ -600,7 +600,7 @@ def test_what_is_too_large_is_told_on_stderr(capsys):
     told = capsys.readouterr()
     assert records == 0
     assert not {"enumerate", "naive"} & {r["backend"] for r in json.loads(told.out)}
-    assert "enumerate is left out at B,M,L = 8,20,80: 1.7e+18 paths" in told.err
+    assert "enumerate is left out at B,M,L = 8,20,80: 10^18 paths" in told.err
     assert "naive is left out at B,M,L = 8,20,80" in told.err
 
 
@@ -1012,3 +1012,7 @@ def test_a_recipe_on_a_gpu_runs_in_bf16_and_gives_its_memory_back():
     assert found.settings["train.precision"] == "bf16"
     assert found.peak_mib > 4 * found.num_parameters / MIB
     assert torch.cuda.memory_allocated() <= before + MIB
+
+
+def test_paths_beyond_any_float_are_still_told():
+    assert "10^997 paths" in (too_large("enumerate", Shape(1, 1024, 4096)) or "")

@@ -152,7 +152,7 @@ def too_large(backend: str, shape: Shape) -> str | None:
     if backend == "enumerate":
         num_paths = B * (math.comb(L - 2, M - 2) if M > 1 else 1)
         if num_paths > MOST_PATHS:
-            return f"{num_paths:.2g} paths, more than {MOST_PATHS:,}"
+            return f"10^{math.log10(num_paths):.0f} paths, more than {MOST_PATHS:,}"
     if backend == "naive":
         num_terms = B * (M - 1) * L * (L - 1) // 2
         if num_terms > MOST_TERMS:
