@@ -1,4 +1,4 @@
-"""``python -m exlm_mini.finetune``: fine-tune a pre-trained model on downstream tasks (§5).
+"""``python -m exlm_mini.finetune``: fine-tune a pre-trained model on downstream tasks (§5). ::
 
     python -m exlm_mini.finetune --task embedded-molecules --checkpoint runs/smiles
     python -m exlm_mini.finetune --task bace bbbp --checkpoint runs/smiles --data moleculenet \\
