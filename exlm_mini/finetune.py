@@ -292,7 +292,7 @@ def _parser() -> _Parser:
     first, _, rest = __doc__.partition("\n")
     parser = _Parser(
         prog="python -m exlm_mini.finetune",
-        description=first.partition(": ")[2],
+        description=first.partition(": ")[2].removesuffix(" ::"),
         epilog=rest,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
