@@ -45,6 +45,7 @@ LIBRARIES = {
         "ipykernel", "jupyter-book>=1.0.4.post1,<2", "jupytext>=1.19,<2", "matplotlib",
         "nbclient", "pandas", "seaborn", "sphinx-mathjax-offline",
     ),
+    "tasks": ("scikit-learn", "scipy"),
     "watch": ("tensorboard",),
     "test": (
         "hypothesis", "nbval", "playwright", "pytest>=9,<10", "pytest-xdist", "ruff",

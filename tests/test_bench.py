@@ -718,7 +718,12 @@ def test_an_interruption_ends_in_one_line_and_no_half_json(written):
     command = [sys.executable, "-m", "exlm_mini.bench", "dag", "--json", "--shape", "2,3,6"]
     command += ["--backend", "vectorized", "--extra-backend", path]
     process = subprocess.Popen(
-        command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # A shell starts what it runs in the background deaf to SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         assert process.stderr.readline() == "at work\n"

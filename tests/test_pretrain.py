@@ -266,18 +266,23 @@ def test_a_run_asked_to_save_saves_and_goes_on(tmp_path, monkeypatch, capsys):
 def test_a_second_signal_stops_at_once(is_launched, seconds, stops_at_once, monkeypatch):
     told, now = [], 100.0
     monkeypatch.setattr("exlm_mini.console.time.monotonic", lambda: now)
-    with requests_by_signal(told.append, is_launched) as requests:
-        assert not requests.should_stop()
-        signal.raise_signal(signal.SIGINT)
-        assert requests.should_stop()
-        now += seconds
-        try:
+    # A shell starts what it runs in the background deaf to SIGINT.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with requests_by_signal(told.append, is_launched) as requests:
+            assert not requests.should_stop()
             signal.raise_signal(signal.SIGINT)
-        except KeyboardInterrupt:
-            assert stops_at_once
-        else:
-            # torchrun passes on a signal that a scheduler may have sent to all processes.
-            assert not stops_at_once
+            assert requests.should_stop()
+            now += seconds
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                assert stops_at_once
+            else:
+                # torchrun passes on a signal that a scheduler may have sent to all processes.
+                assert not stops_at_once
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert len(told) == 1
 
 

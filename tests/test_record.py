@@ -85,8 +85,9 @@ def test_the_recorded_command_trains_the_same_settings(trained):
     python, dash_m, module, *arguments = shlex.split(entry["command"])
     assert (python, dash_m, module) == ("python", "-m", "exlm_mini.pretrain")
     assert plain(parse(arguments).config) == entry["config"]
-    # Nothing but what differs from the recipe: each option of the run, and no other.
-    assert sorted(arguments) == sorted(OPTIONS)
+    # Nothing but what differs from the recipe: each option of the run, the precision that the
+    # device settled, and no other.
+    assert sorted(arguments) == sorted([*OPTIONS, "--train.precision", "fp32"])
 
 
 @pytest.mark.parametrize(
