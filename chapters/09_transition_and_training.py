@@ -995,13 +995,13 @@ _ = ax.set(xlim=(0, 410), ylim=(0.9, 2.6))
 
 # %%
 first_runs = json.loads(Path("../book/results/first-runs.json").read_text())
-recipe_model = dataclasses.asdict(recipe.model)
 
 
 def arrived(chains, clone):
     """How many of the recorded seeds reached the joint entropy, and of how many."""
-    wanted = {**recipe_model, "clone_embedding_std": clone}
-    alike = [r for r in first_runs if r["config"]["model"] == wanted]
+    wanted = dataclasses.replace(recipe.model, clone_embedding_std=clone)
+    # Settings that are younger than a record have their defaults.
+    alike = [r for r in first_runs if ModelConfig(**r["config"]["model"]) == wanted]
     alike = [r for r in alike if "exlm" in r["validation"]]
     runs = recorded(alike, grammar="pairs", chain_warmup=chains)
     ends = [list(run.values())[-1] for run in runs.values()]
