@@ -23,6 +23,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +50,7 @@ from exlm_mini.training import (
 from exlm_mini.watching import check_tensorboard
 
 DRY_RUN_DOCUMENTS = 10_000
+SECONDS_TO_SPEAK = 5.0
 INTERRUPTED = 130
 """Exit code of a run that was asked to stop, as shells report an interrupt."""
 
@@ -390,6 +392,9 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         if is_talking:
             say(f"error: {error}")
+        else:
+            # torchrun ends all processes once it sees one end: let the first one speak before.
+            time.sleep(SECONDS_TO_SPEAK)
         return 2
     except OSError as error:
         if error.errno not in NO_SPACE:
