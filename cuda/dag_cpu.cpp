@@ -91,11 +91,15 @@ int in_parallel(int64_t num, int num_threads, Job job, int64_t together = 1) {
   return failed;
 }
 
+template <class Real>
+EdgeScan scan_row(const Graph<Real>& g) {
+  return g.may_have_path() ? scan_edges(g) : EdgeScan{0, false, false};
+}
+
 // One direction of row b, with all that is to be written of it.
 template <class Real>
-Status sweep_row(const Batch<Real>& batch, int64_t b, int direction) {
+Status sweep_row(const Batch<Real>& batch, int64_t b, int direction, const EdgeScan& scan) {
   const Graph<Real> g = batch.graph(b);
-  const EdgeScan scan = g.may_have_path() ? scan_edges(g) : EdgeScan{0, false, false};
   if (direction == 0) batch.info[b * 2 + 1] = scan.shift;
   const Walk walk = batch.walk(b, direction == 1);
   const Sweep<Real> sweep = batch.sweep(b, direction);
@@ -107,13 +111,28 @@ Status sweep_row(const Batch<Real>& batch, int64_t b, int direction) {
   return status;
 }
 
+// Both directions of every row. Few rows are shared out by direction; of many, a thread keeps a
+// row in its cache and looks through its edges once.
+template <class Real>
+int sweep_all(const Batch<Real>& batch, int num_threads, int32_t* status) {
+  if (!batch.has_many_rows(num_threads)) {
+    return in_parallel(batch.B * 2, num_threads, [&](int64_t k) {
+      status[k] = sweep_row(batch, k / 2, int(k % 2), scan_row(batch.graph(k / 2)));
+    });
+  }
+  return in_parallel(batch.B, num_threads, [&](int64_t b) {
+    const EdgeScan scan = scan_row(batch.graph(b));
+    for (int direction : {0, 1}) {
+      status[b * 2 + direction] = sweep_row(batch, b, direction, scan);
+    }
+  });
+}
+
 template <class Real>
 int log_likelihood(const Batch<Real>& batch, Real* log_likelihood, int num_threads) {
   if (!batch.has_good_counts()) return kBadCount;
   std::vector<int32_t> status(batch.B * 2, kNoPath);
-  int failed = in_parallel(batch.B * 2, num_threads, [&](int64_t k) {
-    status[k] = sweep_row(batch, k / 2, k % 2);
-  }, batch.has_many_rows(num_threads) ? 2 : 1);
+  int failed = sweep_all(batch, num_threads, status.data());
   failed |= in_parallel(batch.B, num_threads, [&](int64_t b) {
     const Graph<Real> g = batch.graph(b);
     const Walk walk = batch.walk(b, false);

@@ -62,6 +62,24 @@ inline Vec<Real> turned_around(Vec<Real> v) {
   return __builtin_shuffle(v, Simd<Real>::T - 1 - lanes<Real>());
 }
 
+// A T x T block: entry (r, q) goes to (T - 1 - q, T - 1 - r).
+template <class Real>
+inline void turn_about_antidiagonal(Real* block) {
+  constexpr int T = Simd<Real>::T;
+  Vec<Real> row[T];
+  for (int r = 0; r < T; ++r) row[r] = turned_around<Real>(load(block + (T - 1 - r) * T));
+  for (int apart = 1; apart < T; apart *= 2) {  // transpose: blocks of 1, 2, 4, ... change places
+    const Int<Real> q = lanes<Real>(), step = ((q & apart) != 0) & (T - apart);
+    for (int r = 0; r < T; ++r) {
+      if (r & apart) continue;
+      const Vec<Real> above = row[r], below = row[r + apart];
+      row[r] = __builtin_shuffle(above, below, q + step);
+      row[r + apart] = __builtin_shuffle(above, below, q + step + apart);
+    }
+  }
+  for (int r = 0; r < T; ++r) store<Real>(block + r * T, row[r]);
+}
+
 // What compares false, NaN above all, is passed over if it is not everywhere.
 template <class Real>
 inline Real largest(Vec<Real> v) {
@@ -82,6 +100,7 @@ inline bool any(Int<Real> is_true) {
 // num numbers, -inf in the other lanes. Nothing beyond them is read.
 template <class Real>
 inline Vec<Real> load_some(const Real* from, int num) {
+  if (num == Simd<Real>::T) return load(from);  // not worth a call of memcpy
   Vec<Real> v = Vec<Real>{} - Real(INFINITY);
   std::memcpy(&v, from, num * sizeof(Real));
   return v;
@@ -121,6 +140,8 @@ inline int exponent_of(Real x) {
   return int(bits >> Simd<Real>::mantissa_bits) - Simd<Real>::bias + 1;
 }
 
+constexpr double factorial(int d) { return d < 2 ? 1 : d * factorial(d - 1); }
+
 // e^x * 2^-shift, 0 where that is below the smallest normal number; relative error about 1e-7 or
 // 2e-16. The shift goes into the exponent bits, so the scores are never moved and lose no digits.
 template <class Real>
@@ -130,8 +151,8 @@ inline Vec<Real> exp_shifted(Vec<Real> x, int shift) {
   x = x > low ? x : low;
   const Vec<Real> k = (x * Real(kLog2e) + S::round) - S::round;
   const Vec<Real> r = (x - k * S::ln2_high) - k * S::ln2_low;
-  Vec<Real> p = Vec<Real>{} + 1;
-  for (int d = S::degree; d > 0; --d) p = p * (r * Real(1.0 / d)) + 1;  // Taylor, |r| < 0.35
+  Vec<Real> p = Vec<Real>{} + Real(1.0 / factorial(S::degree));
+  for (int d = S::degree - 1; d >= 0; --d) p = p * r + Real(1.0 / factorial(d));  // |r| < 0.35
   const typename S::Int e = __builtin_convertvector(k, typename S::Int) - shift;
   const typename S::Int bits = (e + S::bias) << S::mantissa_bits;
   Vec<Real> scale;

@@ -75,13 +75,18 @@ template <class Real>
 void load_edges(const Graph<Real>& g, int shift, int tile_v, int tile_u, Real* block) {
   constexpr int T = Simd<Real>::T;
   const int u0 = tile_u * T, num = smaller(T, g.n - u0);
-  for (int r = 0; r < T; ++r) {
+  if (tile_v < tile_u && num == T) {
+    const Real* from = g.transition + int64_t(tile_v) * T * g.stride + u0;
+    for (int r = 0; r < T; ++r) {
+      store(block + r * T, exp_shifted<Real>(load(from + r * g.stride), shift));
+    }
+    return;
+  }
+  for (int r = 0; r < T; ++r) {  // the triangle, or the last tile
     const int v = tile_v * T + r;
     if (v >= g.n - 1) {
       store<Real>(block + r * T, Vec<Real>{});
-    } else if (tile_v < tile_u && num == T) {
-      store(block + r * T, exp_shifted<Real>(load(g.transition + v * g.stride + u0), shift));
-    } else {  // the triangle, or the last tile
+    } else {
       const Vec<Real> score = load_some(g.transition + v * g.stride + u0, num);
       const Vec<Real> impossible = Vec<Real>{} - Real(INFINITY);
       const auto is_edge = lanes<Real>() > v - u0;
@@ -93,13 +98,9 @@ void load_edges(const Graph<Real>& g, int shift, int tile_v, int tile_u, Real* b
 // The same block as the walk meets it: turned about its antidiagonal when walked backwards.
 template <class Real>
 void pack_edges(const Graph<Real>& g, const Walk& walk, int shift, int from, int to, Real* out) {
-  constexpr int T = Simd<Real>::T;
   if (!walk.reversed) return load_edges(g, shift, from, to, out);
-  Real block[T * T];
-  load_edges(g, shift, walk.memory_tile(to), walk.memory_tile(from), block);
-  for (int r = 0; r < T; ++r) {
-    for (int q = 0; q < T; ++q) out[r * T + q] = block[(T - 1 - q) * T + T - 1 - r];
-  }
+  load_edges(g, shift, walk.memory_tile(to), walk.memory_tile(from), out);
+  turn_about_antidiagonal(out);
 }
 
 // Emissions of one target in one tile, -inf outside the cone.
@@ -108,6 +109,7 @@ Vec<Real> load_emission(const Graph<Real>& g, const Walk& walk, int i, int t) {
   constexpr int T = Simd<Real>::T;
   const int u0 = walk.memory_tile(t) * T, begin = t * T;
   const Real* from = g.emission + walk.target(i) * g.stride + u0;
+  __builtin_prefetch(from + (walk.reversed ? -T : T));  // of the next tile, a row apart each
   Vec<Real> score = u0 + T <= g.n ? load(from) : load_some(from, g.n - u0);
   if (walk.reversed) score = turned_around<Real>(score);
   const int low = walk.first(i) - begin, high = walk.last(i) - begin;
@@ -119,13 +121,12 @@ Vec<Real> load_emission(const Graph<Real>& g, const Walk& walk, int i, int t) {
 // Memory of one sweep that outlives no call; one per thread.
 template <class Real>
 struct Scratch {
-  std::vector<Real> edges, entering, product, emission, lift;
+  std::vector<Real> edges, product, emission, lift;
   std::vector<int> row_exp, product_exp, emission_exp;
 
   void fit(const Walk& walk) {
     const size_t m = walk.m, wide = size_t(walk.m) * walk.tile;
     edges.resize(size_t(walk.width()) * walk.tile);
-    entering.resize(m * walk.width());
     product.resize(wide);
     emission.resize(wide);
     lift.resize(wide);
@@ -136,42 +137,44 @@ struct Scratch {
 };
 
 // product[i] = sum over v before tile t of mass[i-1][v] E[v][tile t], in units 2^product_exp[i].
+// Summed within an earlier tile first, in the units of that tile: then a scale costs one
+// multiplication per tile, and nothing is rescaled in memory.
 template <class Real>
 void enter_from_earlier_tiles(const Walk& walk, const Sweep<Real>& out, int t, int tile0, int i0,
                               int i1, Scratch<Real>* s) {
   constexpr int T = Simd<Real>::T, R = 8;
-  const int width = walk.width();
-  for (int i = i0; i <= i1; ++i) {
-    s->product_exp[i] = s->row_exp[i - 1];
-    const int tv0 = larger(tile0, walk.first(i - 1 - (i - i0) % R) / T);
-    for (int tv = tv0; tv < t; ++tv) {
-      const int e = out.mass_exp[(i - 1) * walk.num_tiles + tv];
-      const int64_t at = int64_t(i - 1) * width + tv * T;
-      store<Real>(&s->entering[at], e == kNone ? Vec<Real>{}
-                                               : scaled<Real>(load(out.mass + at),
-                                                              e - s->row_exp[i - 1]));
-    }
-  }
+  const int64_t width = walk.width();
+  const Real* edges = s->edges.data() - int64_t(tile0) * T * T;
   for (int i = i0; i <= i1; i += R) {
     const int num = smaller(R, i1 - i + 1);
     const int v0 = larger(tile0 * T, walk.first(i - 1));
     const int v1 = smaller(t * T - 1, walk.last(i + num - 2));
-    const Real* entering = &s->entering[int64_t(i - 1) * width];
-    const Real* edges = s->edges.data() - int64_t(tile0) * T * T;
     Vec<Real> sum[R] = {};
-    if (num == R) {
-      for (int v = v0; v <= v1; ++v) {
-        const Vec<Real> e = load(edges + int64_t(v) * T);
-        for (int r = 0; r < R; ++r) sum[r] += e * entering[r * int64_t(width) + v];
-      }
-    } else {
-      for (int r = 0; r < num; ++r) {
-        for (int v = v0; v <= v1; ++v) {
-          sum[r] += load(edges + int64_t(v) * T) * entering[r * int64_t(width) + v];
+    for (int tv = v0 / T; tv * T <= v1; ++tv) {
+      const int begin = larger(v0, tv * T), end = smaller(v1, tv * T + T - 1);
+      const Real* mass = out.mass + (i - 1) * width;
+      Vec<Real> of_tile[R] = {};
+      if (num == R) {
+        for (int v = begin; v <= end; ++v) {
+          const Vec<Real> e = load(edges + int64_t(v) * T);
+          for (int r = 0; r < R; ++r) of_tile[r] += e * mass[r * width + v];
+        }
+      } else {
+        for (int r = 0; r < num; ++r) {
+          for (int v = begin; v <= end; ++v) {
+            of_tile[r] += load(edges + int64_t(v) * T) * mass[r * width + v];
+          }
         }
       }
+      for (int r = 0; r < num; ++r) {
+        const int e = out.mass_exp[(i - 1 + r) * walk.num_tiles + tv];
+        if (e != kNone) sum[r] += scaled<Real>(of_tile[r], e - s->row_exp[i - 1 + r]);
+      }
     }
-    for (int r = 0; r < num; ++r) store<Real>(&s->product[(i + r) * T], sum[r]);
+    for (int r = 0; r < num; ++r) {
+      s->product_exp[i + r] = s->row_exp[i - 1 + r];
+      store<Real>(&s->product[(i + r) * T], sum[r]);
+    }
   }
 }
 
