@@ -240,6 +240,15 @@ class Grammar:
     # ---- tables ----
 
     @cached_property
+    def word_probability_NZV(self) -> np.ndarray:
+        """P(word | latents) at every position, over the whole vocabulary; the latents run in the
+        order of ``prior``."""
+        table_NZV = np.zeros((self.length, self._prior_Z.size, len(self.words)))
+        for n, (ids_W, probability_ZW) in enumerate(self._tables):
+            table_NZV[n][:, ids_W] = probability_ZW
+        return table_NZV
+
+    @cached_property
     def _prior_Z(self) -> np.ndarray:
         return self.prior.reshape(-1)
 

@@ -1,4 +1,4 @@
-"""What the paper measures about trained models: uncertainty, and where it comes from.
+"""How uncertain a prediction is: Appendix E, and the case study of Appendix P.
 
 Shapes: B rows, N tokens of a repeated row, M tokens of the row before, k copies, S masked
 positions of a batch, R fully masked tokens of a batch, V vocabulary; of a reading (Appendix P)

@@ -1,0 +1,136 @@
+"""The toy language over many contexts, against its own answers for one and whole enumeration.
+
+Shapes: S sentences, N words, R masked words, V words of the language.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_toy import MASKS, PROBABILITY, SENTENCES, SMALL
+
+from exlm_mini.corpora.contexts import Contexts
+from exlm_mini.corpora.grammars import grammar
+
+TOWN = grammar("town")
+
+
+def everywhere(is_masked_N: np.ndarray) -> Contexts:
+    """Every sentence of the small language under one mask."""
+    return Contexts(SMALL, SENTENCES, np.broadcast_to(is_masked_N, SENTENCES.shape))
+
+
+def town(num_sentences: int = 40, p: float = 0.3, seed: int = 0) -> Contexts:
+    is_masked_SN = np.random.default_rng(seed).random((num_sentences, TOWN.length)) < p
+    return Contexts(TOWN, TOWN.sample(num_sentences, seed), is_masked_SN)
+
+
+@pytest.mark.parametrize("mask", range(len(MASKS)))
+def test_mean_entropies_are_those_of_the_grammar(mask):
+    contexts, is_masked_N = everywhere(MASKS[mask]), MASKS[mask]
+    floor = PROBABILITY @ contexts.floor_bits_S
+    joint = PROBABILITY @ contexts.joint_bits_S
+    assert math.isclose(floor, SMALL.marginal_entropy_bits(is_masked_N), abs_tol=1e-9)
+    assert math.isclose(joint, SMALL.joint_entropy_bits(is_masked_N), abs_tol=1e-9)
+
+
+def test_each_sentence_has_the_marginals_of_its_own_mask():
+    contexts = town()
+    for s, (word_ids_N, is_masked_N) in enumerate(
+        zip(contexts.word_ids_SN, contexts.is_masked_SN, strict=True)
+    ):
+        want_MV = contexts.language.marginals(word_ids_N, is_masked_N)
+        np.testing.assert_allclose(
+            contexts.marginal_RV[contexts.row_R == s], want_MV, atol=1e-12
+        )
+
+
+@pytest.mark.parametrize("name", ["pairs", "fours", "quartets"])
+def test_joint_entropy_is_exact_where_sentences_tell_their_latents(name):
+    language = grammar(name)
+    word_ids_SN = language.sample(20, 0)
+    is_masked_SN = np.random.default_rng(0).random(word_ids_SN.shape) < 0.6
+    found_S = Contexts(language, word_ids_SN, is_masked_SN).joint_bits_S
+    for found, words, masked in zip(found_S, word_ids_SN, is_masked_SN, strict=True):
+        assert math.isclose(found, language.joint(words, masked).entropy_bits, abs_tol=1e-9)
+
+
+def test_surprise_is_the_grammars():
+    contexts = town()
+    found_S = contexts.surprise_bits(contexts.word_ids_SN)
+    for s, (words, masked) in enumerate(
+        zip(contexts.word_ids_SN, contexts.is_masked_SN, strict=True)
+    ):
+        log_p = contexts.language.log_conditional(words[None], masked)[0]
+        assert math.isclose(found_S[s], -log_p / math.log(2), abs_tol=1e-9)
+
+
+def test_an_impossible_filling_is_infinitely_surprising():
+    language = grammar("pairs")
+    words = language.sample(8, 0)
+    other = words.copy()
+    first = language.slots[0]
+    other[:, first] = words[::-1, first]
+    assert (other[:, first] != words[:, first]).any()
+    is_masked_SN = np.broadcast_to(language.mask(), words.shape)
+    found_S = Contexts(language, words, is_masked_SN).surprise_bits(other)
+    assert np.array_equal(np.isposinf(found_S), other[:, first] != words[:, first])
+
+
+def test_fillings_keep_the_visible_words_and_are_repeatable():
+    contexts = town()
+    fillings = contexts.sample(5, 1)
+    assert fillings.shape == (5, *contexts.word_ids_SN.shape)
+    for filling in fillings:
+        is_kept_SN = ~contexts.is_masked_SN
+        assert (filling[is_kept_SN] == contexts.word_ids_SN[is_kept_SN]).all()
+        assert np.isfinite(contexts.surprise_bits(filling)).all()
+    assert np.array_equal(contexts.sample(5, 1), fillings)
+    assert not np.array_equal(contexts.sample(5, 2), fillings)
+
+
+def test_fillings_follow_the_joint_distribution():
+    # Four standard errors over 4,000 draws for every sentence that fits one context.
+    is_masked_N = np.array([True, False, True, False, True])
+    context = SENTENCES[0]
+    contexts = Contexts(SMALL, context[None], is_masked_N[None])
+    drawn = contexts.sample(4000, 0)[:, 0]
+    fits = (SENTENCES[:, ~is_masked_N] == context[~is_masked_N]).all(axis=1)
+    probability = PROBABILITY[fits] / PROBABILITY[fits].sum()
+    for words, p in zip(SENTENCES[fits], probability, strict=True):
+        share = (drawn == words).all(axis=1).mean()
+        assert abs(share - p) < 4 * math.sqrt(p * (1 - p) / 4000)
+
+
+@settings(max_examples=15)
+@given(st.integers(1, 4), st.floats(0, 1), st.integers(0, 50))
+def test_masked_words_are_numbered_row_by_row(num_sentences, p, seed):
+    contexts = town(num_sentences, p, seed)
+    R = int(contexts.is_masked_SN.sum())
+    assert contexts.marginal_RV.shape == (R, len(contexts.language.words))
+    np.testing.assert_allclose(contexts.marginal_RV.sum(axis=1), np.ones(R))
+    assert contexts.floor_bits_S.shape == contexts.joint_bits_S.shape == (num_sentences,)
+    assert math.isclose(
+        contexts.floor_bits_S.sum(), contexts.marginal_bits_R.sum(), abs_tol=1e-9
+    )
+
+
+def test_nothing_masked_leaves_nothing_to_say():
+    contexts = town(p=-1)
+    assert contexts.marginal_RV.shape[0] == 0
+    np.testing.assert_allclose(contexts.floor_bits_S, 0)
+    np.testing.assert_allclose(contexts.joint_bits_S, 0, atol=1e-9)
+
+
+def test_sentences_must_be_of_the_grammar():
+    language = grammar("pairs")
+    words = language.sample(3, 0)
+    with pytest.raises(ValueError, match="want sentences and masks of 11 words"):
+        Contexts(language, words[:, 1:], np.zeros((3, 10), dtype=bool))
+    words[1] = words[1, ::-1]
+    with pytest.raises(ValueError, match="sentence 1 is none of the grammar pairs"):
+        Contexts(language, words, np.zeros(words.shape, dtype=bool))
