@@ -2,14 +2,16 @@
 
     python book/evidence.py                       to book/results/evidence-DEVICE.json
     python book/evidence.py --only checks,dag     some sections of it
-    python book/evidence.py --quick               tiny sizes, in a minute, to build/
+    python book/evidence.py --only smiles --carried carried --minutes 9
+    python book/evidence.py --quick               tiny sizes, to build/
 
 It needs torch, numpy and safetensors, no network, what the compiled backend needs to be built, and
-PyYAML for the recipes, which are left out without it.
+PyYAML for the recipes, which are left out without it. Sections smiles and text train and fine-tune
+on what book/gpu/carry.py made; book/gpu/README.md tells what to run in which order on a GPU.
 Each result is written as soon as it is there: the same command goes on where the last one was
-stopped. Results of other sources, another machine or another number of threads are not mixed:
---again measures everything anew. The exit status is 1 if a check fails or something could not be
-measured.
+stopped, be it in the middle of a training run. Results of other sources, another machine or
+another number of threads are not mixed: --again measures everything anew. The exit status is 1 if
+a check fails or something could not be measured, 3 if --minutes were not enough for everything.
 
 The file holds ``machine`` (with the commit, and ``sources``, a hash of all code involved),
 ``backends`` (why one does not work here, or null), ``passed``, and ``sections``: section, then
@@ -20,42 +22,48 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
+import math
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # so that nothing needs to be installed
+# So that nothing needs to be installed.
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "book" / "gpu")]
 
 import torch  # noqa: E402
+from chapter_scripts import chapter_scripts  # noqa: E402
+from evidence_file import File, Result, opened  # noqa: E402
 from measurements import (  # noqa: E402
+    WORK,
     Item,
-    Result,
     Setting,
+    TimeIsUp,
     checks,
     dag_times,
     data_times,
     emission_times,
-    sanitizer,
     step_times,
     train_times,
 )
+from sanitizing import sanitizer  # noqa: E402
+from studies import study_items  # noqa: E402
+from study_sizes import QUICK, Sizes, sizes_from  # noqa: E402
 
 from exlm_mini.alignment import BACKENDS  # noqa: E402
 from exlm_mini.benchmarks.dag import load_extra_backend  # noqa: E402
 from exlm_mini.config import UserError, nearest  # noqa: E402
-from exlm_mini.durable import write_atomically  # noqa: E402
 from exlm_mini.measure import machine  # noqa: E402
 from exlm_mini.training import choose_device  # noqa: E402
 
 INTERRUPTED = 130
-SAME = ("torch", "device", "cpu", "threads", "sources")
-"""What results in one file have in common."""
+TIME_IS_UP = 3
 SECTIONS: dict[str, Callable[[Setting], Iterator[Item]]] = {
     "checks": checks,
     "dag": dag_times,
@@ -64,89 +72,18 @@ SECTIONS: dict[str, Callable[[Setting], Iterator[Item]]] = {
     "data": data_times,
     "train": train_times,
     "sanitizer": sanitizer,
+    "smiles": partial(study_items, "smiles"),
+    "text": partial(study_items, "text"),
+    "chapters": chapter_scripts,
 }
 """In this order; each yields its items, and an item is run only if its result is missing."""
 
 
-# ---- the file ----
-
-
-class File:
-    """Results so far, on the disk after each."""
-
-    def __init__(self, path: Path, content: dict[str, Any]) -> None:
-        self.path, self.content = path, content
-
-    def result(self, section: str, key: str) -> Result | None:
-        """A result that is there; what raised an exception is to be tried again."""
-        found = self.content["sections"].get(section, {}).get(key)
-        return None if found is None or "error" in found else found
-
-    def put(self, section: str, key: str, result: Result) -> None:
-        """Keep a result."""
-        self.content["sections"].setdefault(section, {})[key] = result
-        self.content["passed"] = not self.problems()
-        self.write()
-
-    def problems(self) -> list[str]:
-        """Checks that failed and results that are missing, one line each."""
-        lines = []
-        for section, results in self.content["sections"].items():
-            for key, result in results.items():
-                if "error" in result:
-                    lines.append(f"{section}: {key}: {result['error']}")
-                elif result.get("passed") is False:
-                    first, *rest = result["failures"] or ["no reason given"]
-                    more = f" and {len(rest)} more" if rest else ""
-                    lines.append(f"{section}: {key}: {first}{more}")
-        return lines
-
-    def write(self) -> None:
-        """Replace the file on the disk.
-
-        Raises:
-            UserError: it cannot be written.
-        """
-        text = json.dumps(self.content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path, text.encode())
-        except OSError as error:
-            raise UserError(
-                f"cannot write {self.path} ({error.strerror}); choose another --output"
-            ) from None
-
-
-def opened(path: Path, content: dict[str, Any], is_afresh: bool) -> File:
-    """The file with what it holds already, or a new one.
-
-    Raises:
-        UserError: it holds something else, or results that do not go with the new ones.
-    """
-    if is_afresh or not path.exists():
-        return File(path, content)
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        before, now = stored["machine"], content["machine"]
-        differing = [name for name in SAME if before[name] != now[name]]
-        if stored["quick"] != content["quick"]:
-            differing.append("quick")
-        sections = stored["sections"].items()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{path} holds no evidence; choose another --output") from None
-    if differing:
-        raise UserError(
-            f"{path} holds results of another {', '.join(differing)}; --again measures anew, "
-            "another --output keeps both"
-        )
-    backends = {**stored.get("backends", {}), **content["backends"]}
-    return File(path, {**stored, "backends": backends, "sections": dict(sections)})
-
-
 def sources() -> str:
     """A hash of all the code that results depend on, for where there is no git to name a commit."""
-    scripts = ("evidence", "measurements", "correctness")
+    scripts = ("evidence", "evidence_file", "measurements", "correctness", "sanitizing")
     files = [ROOT / "book" / f"{name}.py" for name in scripts]
+    files += (ROOT / "book" / "gpu").glob("*.py")
     files += [ROOT / "tests" / "cases.py", *(ROOT / "exlm_mini").rglob("*.py")]
     files += (ROOT / "exlm_mini" / "recipes").glob("*.yaml")
     files += [
@@ -162,12 +99,15 @@ def sources() -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Make what is missing; 0 if all is well, 1 if not."""
+    """Make what is missing; 0 if all is well, 1 if not, 3 if the time was too short."""
+    end = time.monotonic() + 60 * arguments.minutes
     device = _device(arguments.device)
     names = arguments.backend or list(BACKENDS)
     for name in names:
         if name not in BACKENDS:
             raise UserError(f"unknown backend '{name}'; {nearest(name, BACKENDS)}")
+    if not arguments.minutes > 0:
+        raise UserError(f"--minutes is {arguments.minutes:g}; it must be above 0")
     only = arguments.only.split(",") if arguments.only else list(SECTIONS)
     for name in only:
         if name not in SECTIONS:
@@ -177,6 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
         if name in BACKENDS:
             raise UserError(f"--extra-backend: the name '{name}' is taken; rename the file")
 
+    sizes = sizes_from(arguments.study, QUICK if arguments.quick else Sizes())
     about = {**machine(device), "threads": torch.get_num_threads(), "sources": sources()}
     if arguments.commit:
         about["commit"] = arguments.commit
@@ -193,20 +134,26 @@ def run(arguments: argparse.Namespace) -> int:
     path = arguments.output or _usual_path(about, arguments.quick)
     file = opened(path, content, arguments.again)
     works = [name for name, reason in reasons.items() if reason is None]
-    setting = Setting(device, arguments.quick, works, extra, file.result)
+    setting = Setting(
+        device, arguments.quick, works, extra, file.result, arguments.carried, arguments.work,
+        sizes, lambda: end - time.monotonic(),
+    )  # fmt: skip
     for name, reason in reasons.items():
         if reason is not None:
             _tell(f"{name} does not work here: {reason}")
-    _make(setting, file, only)
+    is_done = _make(setting, file, only)
     for problem in file.problems():
         _tell(f"FAILED {problem}")
+    if not is_done:
+        _tell(f"time is up; the same command goes on from here: {file.path}")
+        return 1 if file.problems() else TIME_IS_UP
     verdict = "NOT ALL IS WELL" if file.problems() else "all is well"
     _tell(f"{verdict}: {file.path}")
     return 1 if file.problems() else 0
 
 
-def _make(setting: Setting, file: File, only: list[str]) -> None:
-    """Run the items whose results are missing, and tell of each."""
+def _make(setting: Setting, file: File, only: list[str]) -> bool:
+    """Run the items whose results are missing, and tell of each; false if the time was up."""
     items = [(section, item) for section in only for item in SECTIONS[section](setting)]
     todo = [(s, item) for s, item in items if file.result(s, item.key) is None]
     if len(todo) < len(items):
@@ -214,8 +161,13 @@ def _make(setting: Setting, file: File, only: list[str]) -> None:
     start = time.monotonic()
     for number, (section, item) in enumerate(todo, 1):
         begun = time.monotonic()
+        if setting.is_time_up():
+            return False
         try:
             result = item.run()
+        except TimeIsUp as stopped:
+            _tell(f"{section} {item.key}: {stopped}")
+            return False
         except Exception as error:  # whatever it is, the others go on
             reason = " ".join(str(error).split())[:500]
             result = {"error": f"{type(error).__name__}: {reason}"}
@@ -227,6 +179,7 @@ def _make(setting: Setting, file: File, only: list[str]) -> None:
         _tell(f"{section} {item.key}: {summary(result)}  [{progress}]")
         for note in result.get("notes", []):
             _tell(f"    {note}")
+    return True
 
 
 def summary(result: Result) -> str:
@@ -235,6 +188,8 @@ def summary(result: Result) -> str:
         return f"ERROR {result['error'][:200]}"
     if "skipped" in result:
         return f"skipped: {result['skipped']}"
+    if "told" in result:
+        return result["told"]
     if "worst" in result:
         parts = [
             f"{name} {'inf' if found['error'] is None else format(found['error'], '.0e')}"
@@ -307,6 +262,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--extra-backend", action="append", default=[], type=Path, metavar="FILE.py",
         help="time the function log_likelihood of this file in section dag")  # fmt: skip
+    add("--carried", type=Path, metavar="DIR", help="what carry.py made, for smiles and text")
+    add("--work", type=Path, default=WORK, metavar="DIR", help="for runs that are not finished")
+    add("--study", action="append", default=[], metavar="KEY=VALUE",
+        help=f"of smiles and text: {', '.join(field.name for field in fields(Sizes))}")  # fmt: skip
+    add("--minutes", type=float, default=math.inf, metavar="X",
+        help="stop after so many; the same command goes on")  # fmt: skip
     add("--commit", metavar="NAME", help="what the sources are, where there is no git to ask")
     return parser
 

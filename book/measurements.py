@@ -5,13 +5,7 @@ Shapes: B rows, M targets, L states.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -20,6 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 from correctness import check_cases, check_graph, groups
+from evidence_file import Result
+from study_sizes import QUICK, Sizes
 
 from exlm_mini.alignment import BACKENDS
 from exlm_mini.benchmarks import (
@@ -33,16 +29,15 @@ from exlm_mini.benchmarks import (
 from exlm_mini.benchmarks.dag import LogLikelihood, dag, forward_and_backward, made_graph
 from exlm_mini.benchmarks.data import Reading, epochs, readings
 from exlm_mini.benchmarks.emission import emission
-from exlm_mini.benchmarks.limits import Limits, floor, measured_limits, replay_ms
-from exlm_mini.benchmarks.step import model_of, step
+from exlm_mini.benchmarks.limits import Floor, Limits, floor, measured_limits, replay_ms
+from exlm_mini.benchmarks.step import model_of, row_length, step
 from exlm_mini.benchmarks.training import LEAST_STEPS, DoesNotFit, singles, train
 from exlm_mini.config import RunConfig, UserError
 from exlm_mini.measure import threads
 from exlm_mini.settings import load_recipe, recipe_names
 from exlm_mini.throughput import speed_settings
 
-SCRIPT = Path(__file__).with_name("evidence.py")
-SANITIZER_SECONDS = 300
+WORK = Path(__file__).resolve().parents[1] / "build" / "evidence"
 PAPER_SIZES = (Shape(64, 77, 308), 50265)
 """States and vocabulary of the vocabulary head at full size; for a large GPU."""
 PAPER_BYTES = 64 * 2**30
@@ -51,7 +46,13 @@ TRAIN_SECONDS = 30.0
 """For the steps of one recipe, if it gets its median in that time."""
 TRAIN_ACCUMULATED = 8
 """Micro-batches of a step at most: recipes of one GPU have up to 128."""
-Result = dict[str, Any]
+BASE_SHAPES = (Shape(128, 21, 84), Shape(32, 78, 312))
+"""Of a step of the 12-layer base: rows of 128 and of 512 tokens, 15% masked, k = 4."""
+BASE_VOCABULARY = 50265
+
+
+class TimeIsUp(Exception):
+    """There is no time left; what is done is kept, and the same command goes on."""
 
 
 class Item(NamedTuple):
@@ -71,6 +72,17 @@ class Setting(NamedTuple):
     extra: dict[str, LogLikelihood]
     stored: Callable[[str, str], Result | None]
     """Takes section and name: a result that is there already."""
+    carried: Path | None = None
+    """What ``book/gpu/carry.py`` made."""
+    work: Path = WORK
+    """For runs that are not finished."""
+    sizes: Sizes = QUICK
+    """Of the studies."""
+    seconds_left: Callable[[], float] = lambda: math.inf
+
+    def is_time_up(self) -> bool:
+        """Whether whoever works on something long should stop."""
+        return self.seconds_left() <= 0
 
 
 def checks(setting: Setting) -> Iterator[Item]:
@@ -123,8 +135,23 @@ def _dag_at(
     if limits := setting.stored("dag", "limits"):
         ours = {name: limits[name] for name in Limits._fields if name in limits}
         if len(ours) == len(Limits._fields):
-            result["floor"]["milliseconds"] = least.milliseconds(Limits(**ours))
+            best = Limits(**ours)
+            result["floor"]["milliseconds"] = least.milliseconds(best)
+            for row in rows:
+                row["of_ceiling"] = _of_ceiling(least, best, row)
     return result
+
+
+def _of_ceiling(least: Floor, best: Limits, row: dict[str, Any]) -> dict[str, float]:
+    """Bytes and operations that the floor counts, by second, over what was measured as most.
+
+    Of the time on the GPU alone, where a call could be replayed.
+    """
+    seconds = row.get("replay_ms", row["median_ms"]) / 1000
+    return {
+        "bytes": least.num_bytes / seconds / best.bytes_per_second,
+        "multiply_adds": least.num_multiply_adds / seconds / best.multiply_adds_per_second,
+    }
 
 
 def emission_times(setting: Setting) -> Iterator[Item]:
@@ -159,6 +186,38 @@ def step_times(setting: Setting) -> Iterator[Item]:
         for count in counts:
             run = partial(_step_at, setting, dropout, count)
             yield Item(f"dropout {dropout:g} threads {count}", run)
+    if setting.is_quick or setting.device.type == "cuda":
+        yield from _base_steps(setting)
+
+
+def _base_steps(setting: Setting) -> Iterator[Item]:
+    """A step of the 12-layer base in bf16, ours beside the released layout, and ours compiled."""
+    for shape in (Shape(2, 3, 6),) if setting.is_quick else BASE_SHAPES:
+        name = f"base N={row_length(shape, 0.15)} bf16"
+        yield Item(name, partial(_base_step, setting, shape, False))
+        if not setting.is_quick:
+            yield Item(f"{name} compiled", partial(_base_step, setting, shape, True))
+
+
+def _base_step(setting: Setting, shape: Shape, is_compiled: bool) -> Result:
+    sizes = {"num_layers": 12, "width": 768, "num_heads": 12}
+    vocab_size = BASE_VOCABULARY
+    if setting.is_quick:
+        sizes, vocab_size = {"num_layers": 1, "width": 16, "num_heads": 2}, 50
+    config = model_of(shape, 0.15, 0.1, **sizes)
+    if is_compiled:
+        config = replace(config, emission="fused")
+    layout = "ours" if is_compiled else "released"
+    way = ("bf16", is_compiled, layout)
+    try:
+        found = list(step(shape, 0.15, vocab_size, config, setting.device, *way))
+    except torch.OutOfMemoryError:
+        return {"skipped": "does not fit in the memory of this GPU"}
+    rows = _rows(found, "mlm")
+    result = {"records": rows, "cost_ratio": rows[1]["wall_ratio"]}
+    if layout == "released":
+        result["times_released"] = rows[2]["median_ms"] / rows[1]["median_ms"]
+    return result
 
 
 def _step_at(setting: Setting, dropout: float, num_threads: int) -> Result:
@@ -231,56 +290,3 @@ def _rows(records: list[Record], reference: str) -> list[dict[str, Any]]:
         if row["max_error"] == float("inf"):
             row["max_error"] = None
     return rows
-
-
-def sanitizer(setting: Setting) -> Iterator[Item]:
-    """The quick checks of the CUDA kernels under compute-sanitizer."""
-    folder = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin"
-    program = shutil.which("compute-sanitizer") or shutil.which(folder / "compute-sanitizer")
-    for tool in ("memcheck", "racecheck"):
-        reason = None
-        if setting.device.type != "cuda":
-            reason = "the device is no GPU"
-        elif "native" not in setting.backends:
-            reason = "the compiled backend does not work here"
-        elif program is None:
-            reason = f"compute-sanitizer is neither on PATH nor in {folder}"
-        if reason is None:
-            yield Item(tool, partial(_sanitize, str(program), tool, setting.device))
-        else:
-            yield Item(tool, partial(dict, skipped=reason))
-
-
-def _sanitize(program: str, tool: str, device: torch.device) -> Result:
-    with tempfile.TemporaryDirectory() as folder:
-        output = str(Path(folder) / "checks.json")
-        command = [
-            program,
-            "--tool",
-            tool,
-            "--error-exitcode",
-            "99",
-            sys.executable,
-            str(SCRIPT),
-        ]
-        command += ["--only", "checks", "--quick", "--backend", "native", "--again"]
-        command += ["--device", str(device), "--output", output]
-        # Without PyTorch's cache every tensor has an allocation of its own, with an end to miss.
-        environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-        process = subprocess.Popen(
-            command, env=environment, text=True, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        try:
-            told, _ = process.communicate(timeout=SANITIZER_SECONDS)
-        except subprocess.TimeoutExpired:
-            return {"skipped": f"{tool} was not done after {SANITIZER_SECONDS} s"}
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # what it started, too
-            process.wait()
-    verdict = [line for line in told.splitlines() if "SUMMARY" in line]
-    result = {"passed": process.returncode == 0, "verdict": verdict}
-    if process.returncode != 0:
-        result |= {"exit_status": process.returncode, "failures": told.splitlines()[-20:]}
-    return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import shutil
 import signal
 import sys
@@ -53,7 +54,7 @@ class ProgressLine:
 
     def tell(self, step: int, text: str) -> None:
         """Tell of the work done so far, with a text of the caller's."""
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and importlib.util.find_spec("tqdm"):
             self._show_bar(step, text)
         else:
             self._show_line(step, text)

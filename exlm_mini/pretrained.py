@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 
 from exlm_mini.checkpoint import MANIFEST, Checkpoint, latest_checkpoint, load_checkpoint
-from exlm_mini.config import ModelConfig, RunConfig, UserError, run_config_from_dict
+from exlm_mini.config import (
+    ModelConfig,
+    RunConfig,
+    SpecialIds,
+    UserError,
+    run_config_from_dict,
+)
+from exlm_mini.corpora import TOKENIZER_KINDS
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.tasks.inputs import Layout
 from exlm_mini.tokenization import Tokenizer
@@ -24,6 +31,14 @@ INPUT_OF_KIND = {"text": "text", "smiles": "smiles", "words": "toy"}
 """Kind of a tokenizer: what it reads, in the words of ``tasks.task.Task``."""
 
 
+class TokenizerFacts(NamedTuple):
+    """What is known of a tokenizer without its file: enough for rows that are ids already."""
+
+    kind: str
+    special_ids: SpecialIds
+    sha256: str
+
+
 class Pretrained(NamedTuple):
     """A checkpoint and what it takes to use it."""
 
@@ -31,7 +46,7 @@ class Pretrained(NamedTuple):
     """Of the step's directory."""
     checkpoint: Checkpoint
     config: RunConfig
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | TokenizerFacts
     sha256: str
     """Of the names and bytes of its weights."""
 
@@ -65,12 +80,16 @@ class Pretrained(NamedTuple):
         return load_model(self.checkpoint._replace(state=state))[0]
 
 
-def load_pretrained(path: Path, report: Callable[[str], None]) -> Pretrained:
+def load_pretrained(
+    path: Path, report: Callable[[str], None], with_tokenizer: bool = True
+) -> Pretrained:
     """Open a run, or one step of it.
 
     Args:
         path: OUTPUT of a pre-training run, or ``checkpoints/step-NNNNNN`` in it.
         report: takes a line for each damaged checkpoint that was passed over.
+        with_tokenizer: false: what the checkpoint says of it will do, and neither its file nor
+            the library that reads it is needed.
 
     Raises:
         UserError: nothing there, two runs in one directory, no intact checkpoint, one without an
@@ -104,10 +123,8 @@ def load_pretrained(path: Path, report: Callable[[str], None]) -> Pretrained:
             f"{path} does not say which tokenizer it was trained with, so it is no pre-trained "
             "model; give a checkpoint of a pre-training run"
         )
-    config, tokenizer = (
-        run_config_from_dict(checkpoint.state["config"]),
-        tokenizer_of(run, checkpoint),
-    )
+    config = run_config_from_dict(checkpoint.state["config"])
+    tokenizer = tokenizer_of(run, checkpoint) if with_tokenizer else _facts(config, checkpoint)
     with torch.device("meta"):
         expected = make_model(config, checkpoint.state["vocab_size"], tokenizer.special_ids)
     for name, tensor in expected.state_dict().items():
@@ -117,6 +134,12 @@ def load_pretrained(path: Path, report: Callable[[str], None]) -> Pretrained:
                 "a checkpoint of a pre-training run as it was saved"
             )
     return Pretrained(path, checkpoint, config, tokenizer, _sha256(weights))
+
+
+def _facts(config: RunConfig, checkpoint: Checkpoint) -> TokenizerFacts:
+    state = checkpoint.state
+    kind = TOKENIZER_KINDS[config.data.kind]
+    return TokenizerFacts(kind, SpecialIds(**state["special_ids"]), state["tokenizer_sha256"])
 
 
 def _sha256(weights: dict[str, Tensor]) -> str:

@@ -5,9 +5,8 @@ Shapes: R rows, N tokens of a row, C outputs of the head.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from exlm_mini.config import UserError
+from exlm_mini.encoded_task import EncodedPart, EncodedTask, sha256_of
 from exlm_mini.pretrained import Pretrained
 from exlm_mini.tasks import squad
 from exlm_mini.tasks.catalogue import ReadingConfig, load_task
@@ -91,8 +91,15 @@ def make_problem(
 ) -> Problem:
     """Encode a task of sentences, pairs or molecules for one model; not for spans.
 
-    Numbers are brought to [0, 1] for the head, as fairseq's recipe divides STS-B's by 5, and back
-    in answers.
+    Args and errors: see ``encode_task``.
+    """
+    return problem_of(encode_task(task, splits, pretrained, max_unknown))
+
+
+def encode_task(
+    task: Task, splits: Splits, pretrained: Pretrained, max_unknown: float = MAX_UNKNOWN
+) -> EncodedTask:
+    """The rows of a task of sentences, pairs or molecules for one model; not for spans.
 
     Args:
         task: what kind of answer is wanted.
@@ -119,8 +126,6 @@ def make_problem(
             )
         encoded[name] = encode_examples(examples.texts, pretrained.tokenizer, pretrained.layout)
     check_unknown(task, splits.train, encoded["train"], max_unknown, pretrained)
-    low, high = _range(task, splits.train)
-    made = {name: _part(task, named[name], encoded[name].rows, low, high) for name in named}
     notes = {**splits.notes, "rows": {name: row_notes(e) for name, e in encoded.items()}}
     if task.kind == "labels":
         missing = np.isnan(splits.train.labels).all(axis=0)
@@ -129,14 +134,27 @@ def make_problem(
                 f"{task.name}: no training example has any label; give data with labels"
             )
         notes["labels_never_trained"] = [task.classes[i] for i in np.flatnonzero(missing)]
-    return Problem(
-        task,
-        1 if task.kind == "number" else len(task.classes),
-        made.pop("train"),
-        made,
-        notes,
-        sha256_of((e.rows, named[name].labels) for name, e in encoded.items()),
-    )
+    parts = {
+        name: EncodedPart(encoded[name].rows, examples.labels, examples.ids)
+        for name, examples in named.items()
+    }
+    return EncodedTask(task, parts, notes)
+
+
+def problem_of(encoded: EncodedTask) -> Problem:
+    """A task that is encoded already, made ready to be learned.
+
+    Numbers are brought to [0, 1] for the head, as fairseq's recipe divides STS-B's by 5, and back
+    in answers.
+
+    Raises:
+        UserError: for numbers that are all the same.
+    """
+    task = encoded.task
+    low, high = _range(task, encoded.parts["train"])
+    made = {name: _part(task, part, low, high) for name, part in encoded.parts.items()}
+    num_outputs = 1 if task.kind == "number" else len(task.classes)
+    return Problem(task, num_outputs, made.pop("train"), made, encoded.notes, encoded.sha256)
 
 
 def _read_squad(data: Path | None) -> tuple[squad.Squad, str]:
@@ -283,18 +301,7 @@ def row_notes(encoded: EncodedRows) -> dict[str, Any]:
     }
 
 
-def sha256_of(parts: Iterable[tuple[list[np.ndarray], np.ndarray]]) -> str:
-    """One hash over the rows and labels of some parts."""
-    digest = hashlib.sha256()
-    for rows, labels in parts:
-        digest.update(f"{len(rows)} {labels.shape}\n".encode())
-        for row in rows:
-            digest.update(len(row).to_bytes(4, "little") + row.tobytes())
-        digest.update(np.ascontiguousarray(labels))
-    return digest.hexdigest()
-
-
-def _range(task: Task, train: Examples) -> tuple[float, float]:
+def _range(task: Task, train: EncodedPart) -> tuple[float, float]:
     """Lowest and highest number of the training labels."""
     if task.kind != "number":
         return 0.0, 1.0
@@ -304,18 +311,16 @@ def _range(task: Task, train: Examples) -> tuple[float, float]:
     return low, high
 
 
-def _part(
-    task: Task, examples: Examples, rows: list[np.ndarray], low: float, high: float
-) -> Part:
-    has_labels = len(examples.labels) > 0
-    labels = examples.labels
+def _part(task: Task, part: EncodedPart, low: float, high: float) -> Part:
+    has_labels = len(part.labels) > 0
+    labels = part.labels
 
     def numbers(scores: list[np.ndarray]) -> np.ndarray:
         scores_RC = np.stack(scores).astype(np.float64)
         return low + (high - low) * scores_RC if task.kind == "number" else scores_RC
 
     def judge(scores: list[np.ndarray]) -> dict[str, float]:
-        return evaluate(task, numbers(scores), examples.labels)
+        return evaluate(task, numbers(scores), part.labels)
 
     def answers(scores: list[np.ndarray]) -> list[tuple[str, Any]]:
         scores_RC = numbers(scores)
@@ -325,8 +330,8 @@ def _part(
             found = scores_RC[:, 0].tolist()
         else:
             found = (1 / (1 + np.exp(-scores_RC))).round(6).tolist()
-        return list(zip(examples.ids, found, strict=True))
+        return list(zip(part.ids, found, strict=True))
 
     if task.kind == "number" and has_labels:
         labels = (labels - low) / (high - low)
-    return Part(rows, labels, judge if has_labels else None, answers)
+    return Part(part.rows, labels, judge if has_labels else None, answers)

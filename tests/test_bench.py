@@ -27,6 +27,7 @@ from exlm_mini.alignment import BACKENDS, dag_log_likelihood, posteriors
 from exlm_mini.benchmarks import Record, Shape, as_json
 from exlm_mini.benchmarks import dag as dag_benchmark
 from exlm_mini.benchmarks import emission as emission_benchmark
+from exlm_mini.benchmarks import step as step_benchmark
 from exlm_mini.benchmarks import training as training_benchmark
 from exlm_mini.benchmarks.dag import (
     dag,
@@ -509,6 +510,39 @@ def test_a_step_is_measured_part_by_part_and_exact():
             }  # fmt: skip
 
 
+def test_the_released_layout_is_timed_on_the_same_work():
+    config = tiny_model(states_per_mask=3, dropout=0.1)
+    found = list(step(Shape(2, 4, 12), 0.3, 50, config, CPU, "bf16", layout="released"))
+    assert [record.backend for record in found] == ["mlm", "exlm", "exlm-released"]
+    mlm, _, released = (record.details for record in found)
+    assert released["parts"] == {} and list(mlm["parts"]) == ["encoder", "head"]
+    for record in found:
+        assert record.details["dtype"] == "bfloat16" and 0 < record.max_error < 0.1
+        tokens = record.details["step_tokens_per_second"] * record.median_ms / 1000
+        assert tokens == pytest.approx(2 * record.details["num_tokens"])
+    work = [r.details["flops_per_second"] * r.median_ms for r in found]
+    assert work[1] == pytest.approx(work[2]) and work[0] < work[1]
+
+
+def test_a_step_is_compiled_layer_by_layer_and_the_released_layout_is_not(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compiled.append(module))
+    config = dataclasses.replace(tiny_model(states_per_mask=3), num_layers=2)
+    found = list(step(Shape(2, 4, 12), 0.3, 50, config, CPU, "fp32", True, "released"))
+    assert [type(module).__name__ for module in compiled] == ["EncoderLayer"] * 4
+    assert [record.details["is_compiled"] for record in found] == [True, True, False]
+
+
+def test_errors_are_those_of_the_first_rows():
+    config = tiny_model(states_per_mask=3)
+    shape = Shape(step_benchmark.ERROR_ROWS + 2, 4, 12)
+    model, batch = ExLM(config, 50), made_batch(shape, 0.3, 50)
+    found = step_benchmark._errors(model, batch, "fp32")
+    batch.token_ids_BN[step_benchmark.ERROR_ROWS :] = 7  # rows that are not looked at
+    assert step_benchmark._errors(model, batch, "fp32") == found
+    assert model.training and model.encoder.embedding.weight.grad is None
+
+
 def test_the_memory_of_a_step_is_that_of_a_model_without_gradients():
     config = tiny_model(max_positions=64)
     shape = Shape(2, 4, 16)
@@ -659,6 +693,8 @@ def test_an_extra_backend_is_timed_and_judged_beside_ours(capsys, written):
         (["step", "--shape", "2,2,4"], ["2,2,4", "masks + 2"]),
         (["step", "--mask-ratio", "1"], ["--mask-ratio", "between 0 and 1"]),
         (["step", "--vocab-size", "6"], ["--vocab-size", "at least"]),
+        (["step", "--layout", "theirs"], ["theirs", "released"]),
+        (["step", "--precision", "fp8"], ["fp8", "bf16"]),
         (["data", "--tokens", "1000"], ["1,000 tokens", "65,536"]),
         (["data", "--epoch-rows", "0"], ["--epoch-rows", "above 0"]),
         (["train"], ["--recipe"]),

@@ -19,16 +19,25 @@ import numpy as np
 import torch
 
 from exlm_mini.benchmarks import Record, Shape, record
-from exlm_mini.config import MaskingConfig, ModelConfig, SpecialIds
+from exlm_mini.benchmarks.released import ReleasedLayout
+from exlm_mini.config import MaskingConfig, ModelConfig, RunConfig, SpecialIds
+from exlm_mini.estimate import row_flops
 from exlm_mini.masking import MaskedBatch, Masker
-from exlm_mini.measure import LEAST_RUNS, relative_error, time_side_by_side
+from exlm_mini.measure import LEAST_RUNS, Timing, relative_error, time_side_by_side
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.objectives import log_likelihood, mlm_loss, states_alignment_loss
 from exlm_mini.training import loss_of
+from exlm_mini.watching import peak_flops
 
 PARTS = ("encoder", "head", "transition", "dynamic programme")
 ENOUGH_SECONDS = 30.0
 """For both models: three steps of each are too few on a machine that does other things."""
+ERROR_ROWS = 8
+"""Of the batch, to compare with float64: a whole one of a base model may not fit then."""
+PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
+"""Of the encoder, as ``train.precision`` calls them."""
+LAYOUTS = ("ours", "released")
+AnyModel = MaskedLM | ExLM | ReleasedLayout
 Clock = Callable[[str, str], AbstractContextManager[None]]
 """Takes the name of a part and ``forward`` or ``backward``; times what runs inside."""
 
@@ -96,6 +105,9 @@ def step(
     vocab_size: int,
     config: ModelConfig,
     device: torch.device,
+    precision: str = "fp32",
+    is_compiled: bool = False,
+    layout: str = "ours",
 ) -> Iterator[Record]:
     """One step of ``mlm`` and of ``exlm`` on the same batch, timed in turn.
 
@@ -103,53 +115,120 @@ def step(
         shape: M counts the two boundaries, as with ``boundary="official"``; L is k M.
         mask_ratio, vocab_size: of the batch, see ``made_batch``.
         config: of both models, which are in training mode; its dropout is in use.
-        device: of the models; float32.
+        device: of the models.
+        precision: of the encoder, a key of ``PRECISIONS``; weights are float32.
+        is_compiled: compile the layers of ``mlm`` and ``exlm``, as ``train.compile`` does.
+        layout: ``released`` also times ``exlm-released``: the same model in the layout of the
+            released code (``benchmarks.released``), never compiled.
 
     Yields:
         Records whose ``parts`` give milliseconds by part, forward and backward, wall clock and
-        processor time; their error is that of the loss and of the embedding's gradient,
-        without dropout.
+        processor time (none for ``exlm-released``); their error is that of the loss and of the
+        embedding's gradient on the first rows, without dropout.
     """
     batch = made_batch(shape, mask_ratio, vocab_size).to(device)
-    models: dict[str, MaskedLM | ExLM] = {}
-    for name, kind in (("mlm", MaskedLM), ("exlm", ExLM)):
-        torch.manual_seed(0)
-        models[name] = kind(config, vocab_size).to(device)
-    calls = {name: partial(whole_step, model, batch) for name, model in models.items()}
+    models = _models(config, vocab_size, layout, device)
+    errors = {name: _errors(model, batch, precision) for name, model in models.items()}
+    if is_compiled:
+        for name in ("mlm", "exlm"):
+            for layer in models[name].encoder.layers:
+                layer.compile()
+    calls = {
+        name: partial(whole_step, model, batch, precision) for name, model in models.items()
+    }
     timings = time_side_by_side(calls, device, ENOUGH_SECONDS)
     for name, model in models.items():
+        is_ours = name != "exlm-released"
         details = {
-            "dtype": "float32",
+            "dtype": "float32" if precision == "fp32" else "bfloat16",
+            "is_compiled": is_compiled and is_ours,
             "num_tokens": batch.token_ids_BN.shape[1],
             "vocab_size": vocab_size,
             "dropout": [config.dropout, config.attention_dropout],
-            "parts": time_parts(model, batch, device),
+            "parts": time_parts(model, batch, device, precision) if is_ours else {},
+            **_speed(name, config, mask_ratio, batch, vocab_size, timings[name], precision),
         }
-        errors = _errors(model, batch)
-        call = partial(_step_and_forget, model, batch)
+        call = partial(_step_and_forget, model, batch, precision)
         call()
-        yield record("step", name, shape, timings[name], call, device, errors, details)
+        yield record("step", name, shape, timings[name], call, device, errors[name], details)
 
 
-def whole_step(model: MaskedLM | ExLM, batch: MaskedBatch) -> torch.Tensor:
+def _models(
+    config: ModelConfig, vocab_size: int, layout: str, device: torch.device
+) -> dict[str, AnyModel]:
+    """What is compared, by name; the same weights in both layouts."""
+    kinds = {"mlm": MaskedLM, "exlm": ExLM}
+    if layout == "released":
+        kinds["exlm-released"] = ExLM
+    models: dict[str, AnyModel] = {}
+    for name, kind in kinds.items():
+        torch.manual_seed(0)
+        model = kind(config, vocab_size).to(device)
+        models[name] = ReleasedLayout(model) if name == "exlm-released" else model
+    return models
+
+
+def _speed(
+    name: str,
+    config: ModelConfig,
+    mask_ratio: float,
+    batch: MaskedBatch,
+    vocab_size: int,
+    timing: Timing,
+    precision: str,
+) -> dict[str, float | None]:
+    """Tokens per second; operations by this package's count, per second and of the peak.
+
+    The same count for both layouts: what one of them computes besides is no use to anyone.
+    """
+    B, N = batch.token_ids_BN.shape
+    run = RunConfig(
+        objective=name.removesuffix("-released"),
+        model=config,
+        masking=MaskingConfig(mask_ratio=mask_ratio),
+    )
+    seconds = timing.median_ms / 1000
+    flops_per_second = B * row_flops(run, vocab_size, N) / seconds
+    device = batch.token_ids_BN.device
+    is_gpu = device.type == "cuda"
+    peak = peak_flops(torch.cuda.get_device_name(device) if is_gpu else "cpu", precision)
+    return {
+        "step_tokens_per_second": B * N / seconds,
+        "flops_per_second": flops_per_second,
+        "flops_utilisation": None if peak is None else flops_per_second / peak,
+    }
+
+
+def whole_step(model: AnyModel, batch: MaskedBatch, precision: str = "fp32") -> torch.Tensor:
     """Forward and backward pass as training does them; the loss."""
     model.zero_grad(set_to_none=True)
-    loss, _ = loss_of(model, batch)
+    with _precision(precision, batch):
+        loss, _ = loss_of(model, batch)
     loss.backward()
     return loss.detach()
 
 
-def _step_and_forget(model: MaskedLM | ExLM, batch: MaskedBatch) -> None:
+def _precision(precision: str, batch: MaskedBatch) -> AbstractContextManager:
+    """Around a forward pass: autocast, or nothing."""
+    dtype = PRECISIONS[precision]
+    return torch.autocast(
+        batch.token_ids_BN.device.type, dtype or torch.bfloat16, enabled=dtype is not None
+    )
+
+
+def _step_and_forget(model: AnyModel, batch: MaskedBatch, precision: str) -> None:
     """A step that leaves no gradients behind, so that the next takes memory for its own.
 
     Memory is measured like this, time is not: in training the gradients stay until the next
     step. Given back in between, their pages come back slowly (4% of a step, all in the kernel).
     """
-    whole_step(model, batch)
+    whole_step(model, batch, precision)
     model.zero_grad(set_to_none=True)
 
 
-def step_in_parts(model: MaskedLM | ExLM, batch: MaskedBatch, clock: Clock) -> torch.Tensor:
+def step_in_parts(
+    model: MaskedLM | ExLM, batch: MaskedBatch, clock: Clock, precision: str = "fp32"
+) -> torch.Tensor:
     """The same step cut at the borders of its parts, each inside ``clock``; the loss.
 
     The graph is cut where one part hands a tensor to the next, and the gradient carried over by
@@ -157,11 +236,11 @@ def step_in_parts(model: MaskedLM | ExLM, batch: MaskedBatch, clock: Clock) -> t
     """
     model.zero_grad(set_to_none=True)
     if isinstance(model, ExLM):
-        return _exlm_in_parts(model, batch, clock)
-    with clock("encoder", "forward"):
+        return _exlm_in_parts(model, batch, clock, precision)
+    with clock("encoder", "forward"), _precision(precision, batch):
         hidden_SD = model.encode(batch.masked_ids_BN)[batch.is_masked_BN]
     cut_SD = hidden_SD.detach().requires_grad_()
-    with clock("head", "forward"):
+    with clock("head", "forward"), _precision(precision, batch):
         token_logits_SV = model.head.logits(cut_SD, model.encoder.embedding.weight)
         loss = mlm_loss(token_logits_SV, batch.token_ids_BN[batch.is_masked_BN])
     with clock("head", "backward"):
@@ -171,16 +250,18 @@ def step_in_parts(model: MaskedLM | ExLM, batch: MaskedBatch, clock: Clock) -> t
     return loss.detach()
 
 
-def _exlm_in_parts(model: ExLM, batch: MaskedBatch, clock: Clock) -> torch.Tensor:
-    with torch.no_grad():
+def _exlm_in_parts(
+    model: ExLM, batch: MaskedBatch, clock: Clock, precision: str
+) -> torch.Tensor:
+    with torch.no_grad(), _precision(precision, batch):
         scores = model(*batch)  # for what is no number of a part: graph, scored targets
-    with clock("encoder", "forward"):
+    with clock("encoder", "forward"), _precision(precision, batch):
         hidden_BTD, graph = model.encode(*batch)
         state_BLD = model.states(hidden_BTD, graph)
     cut_BLD = state_BLD.detach().requires_grad_()
-    with clock("transition", "forward"):
+    with clock("transition", "forward"), _precision(precision, batch):
         log_transition_BLL = model.transition(cut_BLD, graph)
-    with clock("head", "forward"):
+    with clock("head", "forward"), _precision(precision, batch):
         log_emission_BML = model.head.log_emission(
             cut_BLD, model.encoder.embedding.weight, graph.target_ids_BM
         )
@@ -203,7 +284,7 @@ def _exlm_in_parts(model: ExLM, batch: MaskedBatch, clock: Clock) -> torch.Tenso
 
 
 def time_parts(
-    model: MaskedLM | ExLM, batch: MaskedBatch, device: torch.device
+    model: MaskedLM | ExLM, batch: MaskedBatch, device: torch.device, precision: str = "fp32"
 ) -> dict[str, dict[str, float]]:
     """Medians over ``LEAST_RUNS`` steps after one to warm up, in milliseconds.
 
@@ -223,10 +304,10 @@ def time_parts(
         spent.setdefault((part, f"{direction}_ms"), []).append(1000 * wall)
         spent.setdefault((part, f"{direction}_cpu_ms"), []).append(1000 * cpu)
 
-    step_in_parts(model, batch, clock)
+    step_in_parts(model, batch, clock, precision)
     spent.clear()
     for _ in range(LEAST_RUNS):
-        step_in_parts(model, batch, clock)
+        step_in_parts(model, batch, clock, precision)
     return {
         part: {
             key: statistics.median(ms) for (owner, key), ms in spent.items() if owner == part
@@ -241,14 +322,16 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _errors(model: MaskedLM | ExLM, batch: MaskedBatch) -> dict[str, float]:
+def _errors(model: AnyModel, batch: MaskedBatch, precision: str) -> dict[str, float]:
     """Loss and embedding gradient against the same step in float64, without dropout."""
     model.eval()
+    some = MaskedBatch(*(rows[:ERROR_ROWS] for rows in batch))
     numbers = []
-    for dtype in (torch.float32, torch.float64):
+    for dtype, exactness in ((torch.float32, precision), (torch.float64, "fp32")):
         model.to(dtype)
-        loss = whole_step(model, batch)
+        loss = whole_step(model, some, exactness)
         numbers.append((loss, model.encoder.embedding.weight.grad.clone()))  # .to() changes it
     model.to(torch.float32).train()
+    model.zero_grad(set_to_none=True)
     names = ("loss", "grad_embedding")
     return {name: relative_error(a, b) for name, a, b in zip(names, *numbers, strict=True)}

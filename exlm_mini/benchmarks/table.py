@@ -81,6 +81,13 @@ def lines(row: dict[str, Any]) -> list[str]:
             "-" if row["max_error"] is None else f"{row['max_error']:.1e}",
         )
     ]
+    if "step_tokens_per_second" in row:
+        share = row["flops_utilisation"]
+        of_peak = "" if share is None else f", {share:.1%} of the device's peak"
+        lines.append(
+            f"{'':>16} {row['step_tokens_per_second']:,.0f} tokens/s, {row['dtype']}"
+            f"{', compiled' * row['is_compiled']}{of_peak}"
+        )
     for part in PARTS:
         if spent := row.get("parts", {}).get(part):
             forward, backward = spent["forward_ms"], spent["backward_ms"]

@@ -1,0 +1,97 @@
+"""What is carried to a GPU machine: packs and tasks as ids, made before by ``carry.py``.
+
+One directory, a folder for each study::
+
+    STUDY/study.json            what is studied: settings, tasks, hashes
+    STUDY/train.json            a pack, its binary files compressed (NAME.bin.xz)
+    STUDY/validation.json
+    STUDY/tasks/NAME.safetensors
+"""
+
+from __future__ import annotations
+
+import lzma
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from exlm_mini.config import UserError
+from exlm_mini.corpora.packing import Pack, read_json
+from exlm_mini.encoded_task import EncodedTask, load_encoded_task
+
+FORMAT = "exlm-mini carried study 1"
+PACKS = ("train", "validation")
+REMEDY = "make it again with python book/gpu/carry.py"
+
+
+class Study(NamedTuple):
+    """One of the folders."""
+
+    path: Path
+    about: dict[str, Any]
+    """What ``study.json`` holds."""
+
+    @property
+    def tasks(self) -> list[str]:
+        """In the order in which they are fine-tuned."""
+        return list(self.about["tasks"])
+
+    def task(self, name: str) -> EncodedTask:
+        """One of the tasks.
+
+        Raises:
+            UserError: its file is damaged, or was made for another vocabulary.
+        """
+        path = self.path / "tasks" / f"{name}.safetensors"
+        encoded, made_for = load_encoded_task(path)
+        if made_for.get("tokenizer_sha256") != self.about["tokenizer_sha256"]:
+            raise UserError(f"{path} was made for another tokenizer; {REMEDY}")
+        return encoded
+
+    def packs(self, folder: Path) -> tuple[Pack, Pack]:
+        """Training and validation rows, unpacked into a folder if they are not there yet.
+
+        Raises:
+            UserError: a file is missing or damaged.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        found = []
+        for name in PACKS:
+            for source in sorted(self.path.glob(f"{name}.*bin.xz")):
+                _unpack(source, folder / source.name.removesuffix(".xz"))
+            side = self.path / f"{name}.json"
+            if not side.is_file():
+                raise UserError(f"{side} is missing; {REMEDY}")
+            shutil.copyfile(side, folder / side.name)
+            found.append(Pack.open(folder / side.name))
+        return found[0], found[1]
+
+
+def open_study(carried: Path, name: str) -> Study:
+    """A study by name.
+
+    Raises:
+        UserError: it is not there, or not what ``carry.py`` writes.
+    """
+    file = carried / name / "study.json"
+    try:
+        about = read_json(file)
+    except UserError as error:
+        raise UserError(f"{str(error).partition(';')[0]}; {REMEDY}") from None
+    if about.get("format") != FORMAT:
+        raise UserError(f"{file} describes no carried study; {REMEDY}")
+    return Study(file.parent, about)
+
+
+def _unpack(source: Path, target: Path) -> None:
+    """Decompress a file once; ``Pack.open`` compares its hash each time."""
+    if target.exists():
+        return
+    partial = target.with_name(f"{target.name}.partial")
+    try:
+        with lzma.open(source, "rb") as packed, open(partial, "wb") as plain:
+            shutil.copyfileobj(packed, plain, 1 << 20)
+    except (lzma.LZMAError, EOFError) as error:
+        partial.unlink(missing_ok=True)
+        raise UserError(f"{source} is damaged ({error}); {REMEDY}") from None
+    partial.replace(target)
