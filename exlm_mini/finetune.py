@@ -21,244 +21,25 @@ stopped and ready to go on.
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import json
-import shutil
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, get_args, get_type_hints
+from typing import Any, NoReturn, get_args, get_type_hints
 
 from exlm_mini.config import UserError, nearest
-from exlm_mini.console import ProgressLine, Requests, requests_by_signal, say
+from exlm_mini.console import say
+from exlm_mini.downstream_runs import Request, run
 from exlm_mini.durable import NO_SPACE
-from exlm_mini.finetuning import Progress, TuneConfig
-from exlm_mini.grid import (
-    Cell,
-    Ledger,
-    Recipe,
-    Result,
-    Space,
-    StoppedError,
-    best_setting,
-    load_recipe,
-    read_answers,
-    recipe_names,
-)
-from exlm_mini.measure import commit
-from exlm_mini.pretrained import Pretrained, load_pretrained
-from exlm_mini.problems import MAX_UNKNOWN, Problem, load_problem
-from exlm_mini.results import check_results, notes, scale, table, task_record, write_results
-from exlm_mini.run_directory import LOCK, RunDirectory
+from exlm_mini.finetuning_config import TuneConfig
+from exlm_mini.grid import Recipe, Space, load_recipe, recipe_names
+from exlm_mini.problems import MAX_UNKNOWN
 from exlm_mini.tasks.catalogue import ReadingConfig, input_of, task_names
-from exlm_mini.training import choose_device, versions
 
 SEEDS = (1, 2, 3)
 INTERRUPTED = 130
 """Exit code of a command that was asked to stop, as shells report an interrupt."""
-
-
-class Request(NamedTuple):
-    """What the command line asked for."""
-
-    tasks: list[str]
-    checkpoint: Path
-    data: Path | None
-    output: Path
-    recipe: Recipe
-    base: TuneConfig
-    """Settings the recipe does not name."""
-    reading: ReadingConfig
-    is_grid: bool
-    search_seeds: int
-    submission: Path | None
-    is_dry_run: bool
-    is_kept: bool
-    device: str
-    num_threads: int | None
-    max_unknown: float
-
-    def settings(self, task: str) -> list[TuneConfig]:
-        """The settings to try for a task.
-
-        Raises:
-            UserError: several, and not asked for a grid.
-        """
-        settings = self.recipe.spaces.get(task, Space()).settings(self.base)
-        if len(settings) > 1 and not self.is_grid:
-            raise UserError(
-                f"the recipe {self.recipe.name} has {len(settings)} settings for {task}; add "
-                "--grid to try them all, or choose one with --train.learning_rate and the like"
-            )
-        return settings
-
-
-def run(request: Request) -> int:
-    """Fine-tune on every task asked for and print the results; the exit code."""
-    _check_scoring()
-    pretrained = load_pretrained(request.checkpoint, say)
-    settings = {task: request.settings(task) for task in request.tasks}
-    for task in request.tasks:
-        if (found := input_of(task)) != pretrained.input:
-            raise UserError(
-                f"{task} consists of {found}, and {pretrained.path} was trained on "
-                f"{pretrained.input}; give a checkpoint that was trained on {found}"
-            )
-    choose_device(request.device)  # before anything is read
-    if request.num_threads is not None:
-        import torch
-
-        torch.set_num_threads(request.num_threads)
-    if request.is_dry_run:
-        for task in request.tasks:
-            _print_plan(_problem(request, task, pretrained), settings[task], request)
-        return 0
-    with RunDirectory(request.output, say), requests_by_signal() as requests:
-        try:
-            whole = _tune_all(request, pretrained, settings, requests)
-        except StoppedError:
-            say(f"stopped; the same command with --output {request.output} goes on")
-            return INTERRUPTED
-        except UserError:
-            if [path.name for path in request.output.iterdir()] == [LOCK]:
-                shutil.rmtree(request.output, ignore_errors=True)
-            raise
-    shown = {task: whole["tasks"][task] for task in request.tasks}
-    lines = [*table(shown), "", *notes(shown), "", *scale({**whole, "tasks": shown})]
-    print("\n".join(lines))
-    print(f"results: {request.output / 'results.json'}")
-    return 0
-
-
-def _tune_all(
-    request: Request,
-    pretrained: Pretrained,
-    settings: dict[str, list[TuneConfig]],
-    requests: Requests,
-) -> dict[str, Any]:
-    """One task after the other, each in ``results.json`` as soon as it is done; what that holds."""
-    check_results(request.output, pretrained)
-    ledger = Ledger(request.output, pretrained, request.device, request.is_kept, report=say)
-    made_with = {**versions(choose_device(request.device)), "commit": commit()}
-    for task in request.tasks:
-        problem = _problem(request, task, pretrained)
-        result = tune(ledger, problem, settings[task], request, requests)
-        record = {task: task_record(result, request.recipe)}
-        whole = write_results(request.output, pretrained, record, request.recipe, made_with)
-        if request.submission is not None:
-            _submit(request, problem, result)
-    return whole
-
-
-def _check_scoring() -> None:
-    """What scores the first epoch must be there before it."""
-    missing = [name for name in ("sklearn", "scipy") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UserError(
-            f"scoring needs the package {missing[0]}; pip install 'exlm-mini[tasks]'"
-        )
-
-
-def tune(
-    ledger: Ledger,
-    problem: Problem,
-    settings: list[TuneConfig],
-    request: Request,
-    requests: Requests,
-) -> Result:
-    """All runs of a task: the search for a setting if there are several, then every seed of it.
-
-    Raises:
-        StoppedError: if a signal asked to stop.
-        UserError: if every run of a search diverged.
-    """
-    seeds = request.recipe.seeds
-    searching = seeds[: request.search_seeds] if len(settings) > 1 else ()
-    plan = [(config, seed) for config in settings for seed in searching]
-    num_runs = len(plan) + len(seeds) - len(searching)
-    searched = [
-        _cell(ledger, problem, config, seed, requests, f"{i}/{num_runs}")
-        for i, (config, seed) in enumerate(plan, 1)
-    ]
-    chosen = best_setting(searched, problem.task) if searched else settings[0]
-    cells = []
-    for seed in seeds:
-        i = len(plan) + len(cells) + 1 - len(searching)
-        cells.append(_cell(ledger, problem, chosen, seed, requests, f"{i}/{num_runs}"))
-    return Result(problem.task, chosen, cells, searched, problem.notes)
-
-
-def _cell(
-    ledger: Ledger,
-    problem: Problem,
-    config: TuneConfig,
-    seed: int,
-    requests: Requests,
-    number: str,
-) -> Cell:
-    """One run, with progress on stderr."""
-    if requests.should_stop():
-        raise StoppedError
-    steps = config.epochs * -(-len(problem.train.rows) // config.batch_size)
-    name = f"{problem.task.name} {number} seed {seed}"
-    reached = ""
-
-    with ProgressLine(name, steps) as line:
-
-        def show(progress: Progress) -> None:
-            nonlocal reached
-            if progress.validation is not None:
-                reached = f", validation {problem.task.metric} {100 * progress.validation:.1f}"
-            line.tell(
-                progress.step, f"epoch {progress.epoch}, loss {progress.loss:.3f}{reached}"
-            )
-
-        return ledger.cell(problem, config, seed, show, requests.should_stop)
-
-
-def _problem(request: Request, task: str, pretrained: Pretrained) -> Problem:
-    return load_problem(task, request.data, request.reading, pretrained, request.max_unknown)
-
-
-def _print_plan(problem: Problem, settings: list[TuneConfig], request: Request) -> None:
-    """What a task would take, on stdout; nothing is written."""
-    seeds, num_rows = request.recipe.seeds, len(problem.train.rows)
-    num_searching = min(request.search_seeds, len(seeds)) if len(settings) > 1 else 0
-    num_runs = len(settings) * num_searching + len(seeds) - num_searching
-    steps = [config.epochs * -(-num_rows // config.batch_size) for config in settings]
-    longest = max(part["longest"] for part in problem.notes["rows"].values())
-    print(f"{problem.task.name}: {num_rows:,} training rows, longest row {longest} tokens")
-    print(
-        f"{problem.task.name}: {len(settings)} setting(s), {len(seeds)} seed(s), {num_runs} "
-        f"run(s) of {min(steps):,} to {max(steps):,} steps"
-    )
-    for part, found in problem.notes["rows"].items():
-        print(f"{problem.task.name}: {part} {json.dumps(found)}")
-
-
-def _submit(request: Request, problem: Problem, result: Result) -> None:
-    """Write the files the benchmark's server takes, from the seed that is best on validation."""
-    from exlm_mini.tasks.glue import TASKS, write_submission
-
-    task = problem.task
-    parts = [name for name in ("test", "test-mismatched") if name in problem.parts]
-    if task.name not in TASKS or not parts:
-        say(f"{task.name}: no test set whose labels are secret, so nothing to hand in")
-        return
-    best = max(result.cells, key=lambda cell: cell.reached("validation", task.metric))
-    for part in parts:
-        found = [answer for _, answer in read_answers(request.output, best, task.name, part)]
-        if task.kind == "classes":
-            found = [task.classes.index(answer) for answer in found]
-        path = write_submission(
-            task.name, found, request.submission, is_mismatched=part == "test-mismatched"
-        )
-        say(f"wrote {path}")
-
-
-# ---- the command line ----
 
 
 class _Parser(argparse.ArgumentParser):
@@ -421,7 +202,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; 0 done, 2 a mistake of the user, 130 stopped and ready to go on."""
     argv = sys.argv[1:] if argv is None else argv
     try:
-        return run(parse(argv))
+        return 0 if run(parse(argv)) else INTERRUPTED
     except UserError as error:
         say(f"error: {error}")
         return 2

@@ -12,16 +12,16 @@ import contextlib
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from exlm_mini.checkpoint import latest_checkpoint, prune_checkpoints, save_checkpoint
-from exlm_mini.config import TrainConfig, UserError, nearest
+from exlm_mini.config import UserError
 from exlm_mini.downstream import (
     ClassificationHead,
     FineTuned,
@@ -29,6 +29,7 @@ from exlm_mini.downstream import (
     loss_sum,
     num_answers,
 )
+from exlm_mini.finetuning_config import TuneConfig
 from exlm_mini.optimizer_state import flatten_optimizer, restore_optimizer
 from exlm_mini.pretrained import Pretrained
 from exlm_mini.problems import Part, Problem
@@ -39,77 +40,6 @@ from exlm_mini.training import choose_device, learning_rate, make_optimizer
 EVALUATION_ROWS = 64
 SECONDS_BETWEEN_SAVES = 60.0
 """At least, after the first: a checkpoint of a large model takes longer than a short epoch."""
-LARGEST_RATE = 1e30
-"""Beyond, a step is more than single precision holds."""
-Precision = Literal["auto", "fp32", "bf16"]
-
-
-@dataclass(frozen=True)
-class TuneConfig:
-    """How to fine-tune (Tables 6, 8 and 11; where they are silent, as RoBERTa's on GLUE)."""
-
-    epochs: int = 10
-    """Passes over the training rows."""
-    batch_size: int = 32
-    """Rows per optimiser step."""
-    micro_batch_size: int | None = None
-    """Rows per forward pass; none: the whole batch. Dropout and rounding depend on it."""
-    learning_rate: float = 5e-5
-    """Peak of the schedule."""
-    warmup_share: float = 0.06
-    """Share of the steps in which the rate rises from 0; then it falls to 0, both linearly."""
-    dropout: float = 0.1
-    """In the encoder, after the embedding and each sublayer."""
-    attention_dropout: float = 0.1
-    """In the encoder, on attention probabilities."""
-    pooler_dropout: float = 0.0
-    """In the head."""
-    adam_betas: tuple[float, float] = (0.9, 0.98)
-    adam_eps: float = 1e-6
-    weight_decay: float = 0.1
-    """Decoupled, on every parameter."""
-    clip_norm: float = 0.0
-    """Largest gradient norm; 0: no clipping."""
-    precision: Precision = "auto"
-    """Of the encoder; auto: bf16 on a GPU, fp32 on a CPU."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "adam_betas", tuple(self.adam_betas))
-        for name in ("epochs", "batch_size", "micro_batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name} is {value}; it must be at least 1")
-        for name in ("dropout", "attention_dropout", "pooler_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}; it must lie in [0, 1)")
-        for name in ("adam_eps", "weight_decay", "clip_norm"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UserError(f"{name} is {getattr(self, name)}; it must not be negative")
-        if len(self.adam_betas) != 2 or not all(0 <= beta < 1 for beta in self.adam_betas):
-            raise UserError(f"adam_betas is {self.adam_betas}; give two, both in [0, 1)")
-        if not 0 < self.learning_rate < LARGEST_RATE:
-            raise UserError(
-                f"learning_rate is {self.learning_rate}; it must be positive, and below "
-                f"{LARGEST_RATE:g}"
-            )
-        if not 0 <= self.warmup_share <= 1:
-            raise UserError(f"warmup_share is {self.warmup_share}; it must lie in [0, 1]")
-        choices = get_args(get_type_hints(type(self))["precision"])
-        if self.precision not in choices:
-            raise UserError(
-                f"precision is '{self.precision}'; {nearest(self.precision, choices)}"
-            )
-
-    def schedule(self, num_steps: int) -> TrainConfig:
-        """The same in the words of pre-training, whose optimiser and schedule are used."""
-        return TrainConfig(
-            steps=num_steps,
-            learning_rate=self.learning_rate,
-            warmup_steps=round(self.warmup_share * num_steps),
-            adam_betas=self.adam_betas,
-            adam_eps=self.adam_eps,
-            weight_decay=self.weight_decay,
-        )
 
 
 class DivergedError(UserError):

@@ -24,7 +24,8 @@ from typing import Any, Literal, NamedTuple
 
 from exlm_mini.config import UserError, nearest
 from exlm_mini.durable import write_atomically
-from exlm_mini.finetuning import DivergedError, FineTuner, Outcome, Progress, TuneConfig
+from exlm_mini.finetuning import DivergedError, FineTuner, Outcome, Progress
+from exlm_mini.finetuning_config import TuneConfig
 from exlm_mini.pretrained import Pretrained
 from exlm_mini.problems import Problem
 from exlm_mini.settings_file import read_settings

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from glue_files import write_task
 from refusals import told
 from tiny_runs import tiny_run
 
@@ -20,8 +21,9 @@ from exlm_mini.console import ProgressLine
 from exlm_mini.finetune import main, parse
 from exlm_mini.pretrained import load_pretrained
 from exlm_mini.problems import make_span_problem
-from exlm_mini.tasks import squad
+from exlm_mini.tasks import glue, squad
 from exlm_mini.tasks.catalogue import ReadingConfig, input_of, task_names
+from exlm_mini.tasks.moleculenet import BENCHMARKS
 from exlm_mini.tasks.squad import Squad
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -162,6 +164,67 @@ def test_a_dry_run_writes_nothing(runs, rte, tmp_path, capsys):
     # 64 settings with the first seed, then four more seeds of the best; 12 rows.
     assert "64 setting(s), 5 seed(s), 68 run(s) of 2 to 10 steps" in shown
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_tells_how_molecules_were_divided(runs, molecules, tmp_path, capsys):
+    argv = ["--task", "bbbp", "--checkpoint", runs / "smiles", "--data", molecules]
+    argv = [str(word) for word in (*argv, "--output", tmp_path / "out")]
+    assert main([*argv, "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "bbbp: split unimol, sizes 32/4/4 (paper 1631/204/204)" in lines
+    assert "bbbp: row 40 rejected by RDKit: C1CC" in lines
+    assert main([*argv, *ONE]) == 0
+    record = json.loads((tmp_path / "out" / "results.json").read_text())["tasks"]["bbbp"]
+    assert record["notes"]["sizes"] == [32, 4, 4]
+    for part, digest in record["notes"]["split_sha1"].items():
+        assert f"bbbp: {part} rows sha1 {digest}" in lines
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_dry_run_reproduces_the_splits_of_the_real_sets(runs, data_dir, capsys, name):
+    folder = data_dir / "moleculenet"
+    known = json.loads((folder / "scaffold_split_expected.json").read_text())["splits"][name]
+    known = known["chirality"]
+    argv = ["--task", name, "--checkpoint", runs / "smiles", "--data", folder, "--dry-run"]
+    assert main([str(word) for word in (*argv, "--max-unknown", "1")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    found, paper = ("/".join(map(str, n)) for n in (known["sizes"], BENCHMARKS[name].sizes))
+    assert f"{name}: split unimol, sizes {found} (paper {paper})" in lines
+    for part, digest in known.get("sha1", {}).items():
+        part = "validation" if part == "valid" else part
+        assert f"{name}: {part} rows sha1 {digest}" in lines
+    rejected = [line for line in lines if "rejected by RDKit" in line]
+    assert len(rejected) == len(known["unparsed_rows"])
+    for row, line in zip(known["unparsed_rows"], rejected, strict=True):
+        assert line.startswith(f"{name}: row {row} rejected by RDKit: ")
+
+
+@pytest.mark.parametrize("name", glue.TASKS)
+def test_every_task_of_glue_is_read_by_the_command(runs, tmp_path, capsys, name):
+    write_task(tmp_path, name)
+    argv = ["--task", name, "--checkpoint", runs / "text", "--data", tmp_path, "--dry-run"]
+    assert main([str(word) for word in argv]) == 0
+    shown = capsys.readouterr().out
+    halves = ("", "-mismatched") if name == "mnli" else ("",)
+    parts = (
+        {"train": 2} | {f"validation{h}": 2 for h in halves} | {f"test{h}": 1 for h in halves}
+    )
+    for part, count in parts.items():
+        assert f'{name}: {part} {{"examples": {count}, ' in shown
+
+
+@pytest.mark.parametrize("name", ["mnli", "qqp"])
+def test_tasks_whose_files_are_large_are_tuned(runs, tmp_path, capsys, name):
+    write_task(tmp_path, name)
+    argv = ["--task", name, "--checkpoint", runs / "text", "--data", tmp_path, *ONE]
+    argv += ["--output", tmp_path / "out", "--submission", tmp_path / "hand-in"]
+    assert main([str(word) for word in argv]) == 0
+    record = json.loads((tmp_path / "out" / "results.json").read_text())["tasks"][name]
+    wanted = {"mnli": ["MNLI-m.tsv", "MNLI-mm.tsv"], "qqp": ["QQP.tsv"]}[name]
+    assert sorted(path.name for path in (tmp_path / "hand-in").iterdir()) == wanted
+    assert ("validation-mismatched" in record["parts"]) == (name == "mnli")
+    assert ("f1" in record["parts"]["validation"]) == (name == "qqp")
 
 
 def test_long_texts_are_cut_and_counted(runs, rte, tmp_path, capsys):
@@ -311,6 +374,10 @@ def test_files_that_will_not_do_are_refused(runs, rte, molecules, tmp_path, caps
     refused(capsys, with_data("bbbp", "smiles", csv), "p_np", "no value")
     csv.write_text("num,name,p_np,smiles\n0,m,2,CC\n")
     refused(capsys, with_data("bbbp", "smiles", csv), "p_np", "'2'")
+    csv.write_text("num,name,p_np,molecule\n0,m,1,CC\n")
+    refused(capsys, with_data("bbbp", "smiles", csv), "no column smiles", "found: num, name")
+    csv.write_text("num,name,p_np,smiles\n0,m,1,CC\n1,m,0,CO\n")
+    refused(capsys, with_data("bbbp", "smiles", csv), "part of the split unimol is empty")
     refused(capsys, with_data("sections", "text", rte), "sections is embedded", "--data")
     assert not (tmp_path / "out").exists(), "a mistake leaves nothing behind"
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -21,7 +22,8 @@ from exlm_mini.downstream import (
     loss_sum,
     num_answers,
 )
-from exlm_mini.finetuning import DivergedError, FineTuner, TuneConfig
+from exlm_mini.finetuning import DivergedError, FineTuner
+from exlm_mini.finetuning_config import TuneConfig
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.official import state_dict_from_official
 from exlm_mini.pretrained import load_pretrained
@@ -194,6 +196,19 @@ def test_an_easy_task_is_learnt(pretrained, problem, tmp_path):
     reached = [record["validation"]["accuracy"] for record in outcome.history]
     assert outcome.best_epoch == 1 + reached.index(max(reached))
     assert outcome.metrics["validation"]["accuracy"] == max(reached)
+
+
+def test_prepared_rows_are_learnt_without_the_tokenizer(pretrained, problem, tmp_path):
+    run = pretrained.path.parents[1]
+    moved = tmp_path / "run"
+    shutil.copytree(run / "checkpoints", moved / "checkpoints")
+    bare = load_pretrained(moved, print, with_tokenizer=False)
+    assert (bare.input, bare.layout) == (pretrained.input, pretrained.layout)
+    assert bare.tokenizer.sha256 == pretrained.tokenizer.sha256
+    config = dataclasses.replace(CONFIG, epochs=1)
+    ours, _ = tuned(pretrained, problem, tmp_path / "a", config)
+    theirs, _ = tuned(bare, problem, tmp_path / "b", config)
+    assert theirs.metrics == ours.metrics and theirs.history == ours.history
 
 
 def test_two_runs_give_equal_bits_and_another_seed_does_not(pretrained, problem, tmp_path):

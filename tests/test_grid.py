@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from refusals import told
 from tiny_runs import tiny_run
 
-from exlm_mini.finetuning import TuneConfig
+from exlm_mini.finetuning_config import TuneConfig
 from exlm_mini.grid import (
     PAPER_TABLES,
     Cell,

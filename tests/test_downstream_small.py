@@ -1,0 +1,300 @@
+"""``book/downstream_small.py``: the table of the small downstream runs comes from their files."""
+
+import importlib.util
+import json
+import re
+import shutil
+import statistics
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from tiny_runs import DATA
+
+from exlm_mini import pretrain
+from exlm_mini.corpora import prepare_corpus
+from exlm_mini.finetuning_config import TuneConfig
+from exlm_mini.grid import summary
+
+pytest.importorskip("rdkit", reason="rdkit is not installed")
+
+BOOK = Path(__file__).resolve().parents[1] / "book"
+STORED = BOOK / "results" / "downstream-small.json"
+
+
+def script(name: str):
+    """A script of the book as a module, which other scripts import by its plain name."""
+    spec = importlib.util.spec_from_file_location(Path(name).name, BOOK / f"{name}.py")
+    module = sys.modules[Path(name).name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+script("record")
+small = script("downstream_small")
+small_numbers = script("_ext/small_numbers")
+
+METRICS = {
+    "bbbp": "roc_auc", "bace": "roc_auc", "clintox": "roc_auc",
+    "cola": "matthews", "sst2": "accuracy",
+}  # fmt: skip
+SCORES = {"exlm": [0.70, 0.72, 0.74], "mlm": [0.69, 0.73, 0.68], "scratch": [0.6, 0.6, 0.63]}
+TINY = [
+    *("--train.steps", "2", "--train.batch_size", "4", "--train.validation_rows", "8"),
+    *("--train.device", "cpu", "--train.num_threads", "1", "--train.chain_warmup", "0"),
+    *("--model.width", "16", "--model.num_heads", "2", "--model.ffn_width", "16"),
+]
+
+
+def tuned(corpus: str, model: str) -> dict:
+    """A ``results.json`` as ``finetune`` writes it, without the parts nobody reads."""
+    tasks = {}
+    for task in small.TASKS[corpus]:
+        parts = ("validation", "test") if corpus == "smiles" else ("validation",)
+        metrics = {part: {METRICS[task]: summary(SCORES[model], "mean-sd")} for part in parts}
+        notes = {"rows": {part: {"examples": 9} for part in ("train", *parts)}}
+        if corpus == "smiles":
+            notes |= {"split": "unimol", "split_sha1": {"test": "ab"}}
+        tasks[task] = {
+            "metric": METRICS[task],
+            "part": parts[-1],
+            "parts": metrics,
+            "seeds": [1, 2, 3],
+            "best_epochs": [1, 2, 2],
+            "seconds": 3.0,
+            "setting": asdict(TuneConfig(epochs=2)),
+            "notes": notes,
+            "made_with": {"commit": "none", "torch": "none", "device": "cpu"},
+        }
+    return {"tasks": json.loads(json.dumps(tasks))}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """All run directories, two steps each, and benchmarks of a few molecules."""
+    folder = tmp_path_factory.mktemp("small")
+    runs, benchmarks = folder / "runs", folder / "moleculenet"
+    for corpus in small.TASKS:
+        prepare_corpus(DATA[corpus], runs / f"pack-{corpus}", 1)
+        for model in ("exlm", "mlm"):
+            argv = ["--recipe", f"{corpus}-tiny", "--objective", model, *TINY]
+            argv += ["--data.pack", str(runs / f"pack-{corpus}")]
+            assert pretrain.main([*argv, "--output", str(runs / f"{corpus}-{model}")]) == 0
+        shutil.copytree(runs / f"{corpus}-mlm", runs / f"{corpus}-scratch")
+        for model in small.MODELS:
+            path = runs / f"tuned-{corpus}-{model}" / "results.json"
+            path.parent.mkdir()
+            path.write_text(json.dumps(tuned(corpus, model)))
+    benchmarks.mkdir()
+    known = molecules_of(runs / "pack-smiles")[:4]
+    unseen = [
+        f"[Xe]{'C' * n}C1CC1" for n in range(1, 17)
+    ]  # no molecule of the corpus has xenon
+    for name, head, labels in (
+        ("bbbp", "smiles,p_np", 1), ("bace", "smiles,Class", 1), ("clintox", "smiles,a,b", 2),
+    ):  # fmt: skip
+        rows = [f"{text}{f',{i % 2}' * labels}" for i, text in enumerate([*known, *unseen])]
+        (benchmarks / f"{name}.csv").write_text("\n".join([head, *rows]) + "\n")
+    return runs, benchmarks
+
+
+@pytest.fixture
+def spoiled(whole, tmp_path):
+    """A copy of the runs to spoil."""
+    runs = shutil.copytree(whole[0], tmp_path / "runs")
+    for config in runs.glob("*/config.yaml"):
+        config.write_text(config.read_text().replace(str(whole[0]), str(runs)))
+    return runs, whole[1]
+
+
+def molecules_of(pack: Path) -> list[str]:
+    rows = small.Pack.open(pack / "train.json")
+    tokenizer = small.Tokenizer.load(pack / "tokenizer.json")
+    ids_BN, lengths_B = rows.gather(range(len(rows)))
+    return [tokenizer.decode(r[1 : n - 1]) for r, n in zip(ids_BN, lengths_B, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def record(whole, tmp_path_factory):
+    target = tmp_path_factory.mktemp("results") / "downstream-small.json"
+    runs, benchmarks = whole
+    argv = [str(runs), "--moleculenet", str(benchmarks), "--to", str(target)]
+    assert small.main(argv) == 0
+    return json.loads(target.read_text())
+
+
+def refused(capsys, whole, tmp_path) -> str:
+    """The one line a mistake gets; nothing is written."""
+    target = tmp_path / "out.json"
+    capsys.readouterr()
+    argv = [str(whole[0]), "--moleculenet", str(whole[1]), "--to", str(target)]
+    assert small.main(argv) == 2
+    out, err = capsys.readouterr()
+    (line,) = [line for line in err.splitlines() if not line.startswith("skipped")]
+    assert out == "" and line.startswith("error: ") and not target.exists()
+    return line
+
+
+def agrees(record: dict) -> None:
+    """A record is complete, and every mean is that of its seeds."""
+    assert record["pretraining"].keys() == record["scale"].keys()
+    assert set(record["pretraining"]) == {f"{c}-{m}" for c in small.TASKS for m in small.MODELS}
+    for corpus in small.TASKS:
+        exlm, mlm = (record["pretraining"][f"{corpus}-{m}"] for m in ("exlm", "mlm"))
+        assert exlm["tokens"] == mlm["tokens"] and exlm["corpus"] == mlm["corpus"]
+        assert exlm["config"]["train"] == mlm["config"]["train"]
+        assert exlm["config"]["objective"] == "exlm" and mlm["config"]["objective"] == "mlm"
+    assert list(record["tasks"]) == [task for tasks in small.TASKS.values() for task in tasks]
+    for name, task in record["tasks"].items():
+        assert task["metric"] == METRICS[name]
+        assert set(task["models"]) == set(small.MODELS) and len(task["seeds"]) == 3
+        for found in [*task["models"].values(), *task["differences"].values()]:
+            assert len(found["seeds"]) == 3
+            assert found["mean"] == pytest.approx(statistics.fmean(found["seeds"]), abs=1e-3)
+            assert found["sd"] == pytest.approx(statistics.stdev(found["seeds"]), abs=1e-3)
+        for pair, found in task["differences"].items():
+            # Student's t with two degrees of freedom
+            assert found["half_width_95"] == pytest.approx(4.3027 * found["sd"] / 3**0.5, 1e-3)
+            ours, theirs = (task["models"][model]["mean"] for model in pair.split(" - "))
+            assert found["mean"] == pytest.approx(ours - theirs, abs=1e-3)
+        assert all(len(m["validation"]) == 3 for m in task["models"].values())
+        assert {"table", "ExLM"} < task["paper"].keys() and len(task["paper"]) == 3
+        is_molecules = name in small.TASKS["smiles"]
+        assert (task["seen_in_pretraining"] is not None) == is_molecules
+        if is_molecules:
+            seen = task["seen_in_pretraining"]
+            assert seen["seen_in_test"] <= min(seen["seen"], seen["test"]) < seen["molecules"]
+
+
+def test_every_number_comes_from_the_files(record, whole):
+    agrees(record)
+    bbbp = record["tasks"]["bbbp"]
+    assert bbbp["models"]["exlm"]["seeds"] == [70.0, 72.0, 74.0]
+    assert bbbp["models"]["exlm"]["mean"] == 72.0 and bbbp["models"]["exlm"]["sd"] == 2.0
+    assert bbbp["differences"]["exlm - mlm"]["seeds"] == [1.0, -1.0, 6.0]
+    assert bbbp["paper"] == {"table": "Table 1", "ExLM": 72.8, "SMILES-BERT*": 68.6}
+    assert bbbp["command"].endswith("--data DATA/moleculenet --train.epochs 2")
+    assert record["tasks"]["sst2"]["part"] == "validation"
+    run = record["pretraining"]["smiles-exlm"]
+    pack = small.Pack.open(whole[0] / "pack-smiles" / "train.json")
+    assert run["corpus"] == {
+        "rows": len(pack),
+        "tokens": pack.num_tokens,
+        "sha256": pack.sha256,
+    }
+    assert run["validation"]["exlm"][-1]["step"] == 2 and run["parameters"] > 0
+    assert "in 2 steps of 4 rows" in record["scale"]["smiles-exlm"]
+
+
+def test_no_path_of_a_machine_is_recorded(record, whole):
+    assert str(whole[0]) not in json.dumps(record)
+    assert "--data.pack RUNS/pack-smiles" in record["pretraining"]["smiles-mlm"]["command"]
+
+
+def test_molecules_of_pretraining_are_counted(record):
+    for name in small.TASKS["smiles"]:
+        seen = record["tasks"][name]["seen_in_pretraining"]
+        assert (seen["molecules"], seen["seen"]) == (20, 4)
+
+
+def test_pages_show_the_numbers_of_the_record(record, monkeypatch):
+    monkeypatch.setattr(small_numbers, "record", lambda: record)
+    for text, wanted in (
+        ("bbbp exlm", "72.0 ± 2.0"), ("bbbp exlm-mlm", "+2.0 ± 9.0"), ("bace paper-mlm", "77.8"),
+        ("sst2 paper-exlm", "93.9"), ("clintox seen", "4 of 20"), ("sst2 rows", "9"),
+        ("text-exlm steps", "2"),
+        ("smiles-mlm tokens", f"{record['pretraining']['smiles-mlm']['tokens']:,}"),
+    ):  # fmt: skip
+        assert small_numbers.small(text) == wanted
+    curve = record["pretraining"]["smiles-exlm"]["validation"]["exlm"]
+    bits = float(small_numbers.small("smiles-exlm bits"))
+    assert bits == pytest.approx(curve[-1]["validation_bits_per_mask"], abs=0.0051)
+    ((device, commit),) = small_numbers.made("smiles")
+    assert (
+        device == "cpu" and commit == record["pretraining"]["smiles-mlm"]["versions"]["commit"]
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["rte exlm", "bbbp", "bbbp bert", "bbbp mlm-bert", "sst2 seen", "smiles-exlm loss"]
+)
+def test_a_number_that_is_not_there_is_an_error(record, monkeypatch, text):
+    monkeypatch.setattr(small_numbers, "record", lambda: record)
+    with pytest.raises(ValueError, match=text.split()[0]):
+        small_numbers.small(text)
+    with pytest.raises(ValueError, match="proteins"):
+        small_numbers.made("proteins")
+
+
+def test_the_page_says_which_stored_differences_are_clear():
+    stored = json.loads(STORED.read_text())
+    clear, all_of = set(), 0
+    for name, task in stored["tasks"].items():
+        for pair, found in task["differences"].items():
+            all_of += 1
+            if abs(found["mean"]) > found["half_width_95"]:
+                clear.add(f"{name} {pair.replace(' - ', '-')}")
+    page = " ".join((BOOK / "reproduction.md").read_text().split())
+    verdict = page[page.index("What the data say:") : page.index("supports no conclusion")]
+    assert clear == set(re.findall(r"\{small\}`([^`]+)`", verdict))
+    assert all_of == 15 and "only two of all fifteen intervals without zero" in verdict
+    bits = {name: float(small_numbers.small(f"{name} bits")) for name in stored["pretraining"]}
+    assert bits["smiles-exlm"] < bits["smiles-mlm"] and bits["text-exlm"] > bits["text-mlm"]
+    clintox = {
+        model: found["mean"] for model, found in stored["tasks"]["clintox"]["models"].items()
+    }
+    assert min(clintox, key=clintox.get) == "exlm"
+
+
+def test_the_readme_shows_the_stored_numbers():
+    readme = (BOOK.parent / "README.md").read_text()
+    names = "|".join(METRICS)
+    rows = re.findall(rf"^\| ({names}) \|(.+)\|$", readme, re.M)
+    assert [task for task, _ in rows] == list(METRICS)
+    for task, cells in rows:
+        shown = [cell.strip() for cell in cells.split("|")]
+        wanted = ("scratch", "mlm", "exlm", "exlm-mlm")
+        assert shown == [small_numbers.small(f"{task} {what}") for what in wanted]
+
+
+def test_models_trained_or_tuned_unlike_are_refused(spoiled, tmp_path, capsys):
+    path = spoiled[0] / "tuned-smiles-mlm" / "results.json"
+    good = path.read_text()
+    path.write_text(good.replace('"learning_rate": 5e-05', '"learning_rate": 0.1'))
+    assert "bbbp: mlm and exlm differ in setting" in refused(capsys, spoiled, tmp_path)
+    path.write_text(good.replace('"test": "ab"', '"test": "cd"'))
+    assert "bbbp: mlm and exlm differ in their rows" in refused(capsys, spoiled, tmp_path)
+    path.write_text(good)
+    config = spoiled[0] / "smiles-mlm" / "config.yaml"
+    config.write_text(config.read_text().replace("learning_rate: 0.003", "learning_rate: 0.1"))
+    assert "smiles-exlm and smiles-mlm differ in train" in refused(capsys, spoiled, tmp_path)
+
+
+def test_what_is_missing_is_named(spoiled, tmp_path, capsys):
+    path = spoiled[0] / "tuned-text-exlm" / "results.json"
+    found = json.loads(path.read_text())
+    del found["tasks"]["sst2"]
+    path.write_text(json.dumps(found))
+    assert "has no sst2, only cola" in refused(capsys, spoiled, tmp_path)
+    for model in small.MODELS:
+        path = spoiled[0] / f"tuned-text-{model}" / "results.json"
+        path.write_text(json.dumps(tuned("text", model)).replace("[1, 2, 3]", "[1, 2]"))
+    assert "seeds [1, 2]; 3 are wanted" in refused(capsys, spoiled, tmp_path)
+    path.unlink()
+    assert "cannot read" in refused(capsys, spoiled, tmp_path)
+    shutil.rmtree(spoiled[0] / "smiles-exlm")
+    assert "no run directory" in refused(capsys, spoiled, tmp_path)
+
+
+def test_the_stored_record_is_complete():
+    stored = json.loads(STORED.read_text())
+    agrees(stored)
+    for name, run in stored["pretraining"].items():
+        model = name.rpartition("-")[2]
+        assert run["config"]["train"]["steps"] == (1 if model == "scratch" else run["validation"][
+            model][-1]["step"])  # fmt: skip
+        assert run["command"].startswith("python -m exlm_mini.pretrain --recipe ")
+    assert not re.search(
+        r'[" =]/\w+/', STORED.read_text()
+    )  # a path of the machine it was made on
