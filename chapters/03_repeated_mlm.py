@@ -35,7 +35,7 @@ if importlib.util.find_spec("exlm_mini") is None:
     url = "https://github.com/exlm-book/exlm-book"
     subprocess.run(["git", "clone", "--depth", "1", url, "exlm-book"], check=True)
     pip = [sys.executable, "-m", "pip", "install", "-q", "-e"]
-    subprocess.run([*pip, "exlm-book[text,chem,train]"], check=True)
+    subprocess.run([*pip, "exlm-book[text,chem,train,tasks]"], check=True)
     os.chdir("exlm-book/chapters")
     # This kernel started before the install.
     sys.path.insert(0, os.path.abspath(".."))
@@ -445,9 +445,9 @@ _ = ax.legend(title="lost share s", loc="center left", bbox_to_anchor=(1, 0.5))
 # **Question.** Which of the two matters more for BERT-sized models?
 #
 # The paper trained all 14 models, each with 12 layers and 50,000 steps, and
-# fine-tuned them with the input repeated as in training (Appendix B). That takes
-# full-scale runs; no accuracy in this section is ours. We take the paper's numbers
-# and do the sums.
+# fine-tuned them with the input repeated as in training (Appendix B;
+# {ref}`chap-downstream`). That takes full-scale runs; no accuracy in this section
+# is ours. We take the paper's numbers and do the sums.
 
 
 # %%

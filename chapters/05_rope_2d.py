@@ -40,7 +40,7 @@ if importlib.util.find_spec("exlm_mini") is None:
     url = "https://github.com/exlm-book/exlm-book"
     subprocess.run(["git", "clone", "--depth", "1", url, "exlm-book"], check=True)
     pip = [sys.executable, "-m", "pip", "install", "-q", "-e"]
-    subprocess.run([*pip, "exlm-book[text,chem,train]"], check=True)
+    subprocess.run([*pip, "exlm-book[text,chem,train,tasks]"], check=True)
     os.chdir("exlm-book/chapters")
     # This kernel started before the install.
     sys.path.insert(0, os.path.abspath(".."))
@@ -648,9 +648,9 @@ right.set(xlabel="masks between the words", ylabel="score")
 _ = right.legend(fontsize=8)
 
 # %% [markdown]
-# Downstream there are no masks. With 1D the encoder, trained on distances that
-# masks have stretched, then meets all of them unstretched. With 2D it meets the
-# distances it knows.
+# Downstream there are no masks ({ref}`chap-downstream`). With 1D the encoder,
+# trained on distances that masks have stretched, then meets all of them
+# unstretched. With 2D it meets the distances it knows.
 #
 # **Takeaway.** 1D makes clones different at the price of the geometry of the
 # sentence. 2D leaves the words where they are.

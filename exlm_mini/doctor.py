@@ -43,7 +43,7 @@ LIBRARIES = {
     ),
     "book": (
         "ipykernel", "jupyter-book>=1.0.4.post1,<2", "jupytext>=1.19,<2", "matplotlib",
-        "nbclient", "pandas", "seaborn", "sphinx-mathjax-offline",
+        "nbclient", "pandas", "scipy", "seaborn", "sphinx-mathjax-offline",
     ),
     "tasks": ("scikit-learn", "scipy"),
     "watch": ("tensorboard",),

@@ -2,6 +2,7 @@
 
     python -m exlm_mini.plot runs/first runs/second --output curves.svg
     python -m exlm_mini.plot runs/first --metrics validation learning_rate --against hours
+    python -m exlm_mini.plot --sweeps book/results --output figures
 
 Without --metrics the panels of Figure 9 come first, then how the machine was used, as far as that
 is logged. RUN is the directory of a run, also of one that is still training; one that trained
@@ -9,6 +10,9 @@ several models gives a curve for each.
 
 Lines are of training batches, dots of held-out rows. mask_accuracy has no line for exlm, whose
 states are several guesses for each mask; its dots count the likeliest token over all states.
+
+--sweeps draws the figure of every sweep that has records in a directory, one for each scale and
+input, as SVG and PNG into the directory --output.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from exlm_mini.config import UserError, nearest
 from exlm_mini.console import say
+from exlm_mini.experiments.figures import write_figures
 from exlm_mini.plotting import Panel, runs_figure, save_figure
 from exlm_mini.run_directory import read_metrics
 
@@ -112,10 +117,15 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="directory of a run")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="directory of a run")
     parser.add_argument(
-        "--output", default="curves.png", metavar="FILE",
-        help=f"{', '.join(SUFFIXES)}; default curves.png",
+        "--sweeps", default=None, metavar="DIR",
+        help="draw the recorded sweeps of this directory instead of runs",
+    )  # fmt: skip
+    parser.add_argument(
+        "--output", default=None, metavar="PATH",
+        help=f"file ending in {', '.join(SUFFIXES)}, default curves.png; with --sweeps a "
+        "directory, default figures",
     )  # fmt: skip
     parser.add_argument(
         "--metrics", nargs="+", default=None, metavar="NAME",
@@ -138,6 +148,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _checked(arguments: argparse.Namespace) -> None:
     """Refuse what cannot be drawn before a log is read."""
+    if arguments.sweeps is not None:
+        if arguments.runs:
+            raise UserError(f"--sweeps draws no runs; leave out {' '.join(arguments.runs)}")
+        return
+    if not arguments.runs:
+        raise UserError("name at least one RUN to draw, or --sweeps DIR")
+    arguments.output = arguments.output or "curves.png"
     for name in arguments.metrics or FIGURE_9:
         if name not in METRICS:
             raise UserError(f"unknown metric '{name}'; {nearest(name, METRICS)}")
@@ -334,7 +351,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         arguments = _parser().parse_args(argv)
         _checked(arguments)
-        draw(arguments)
+        if arguments.sweeps is None:
+            draw(arguments)
+        else:
+            write_figures(Path(arguments.sweeps), Path(arguments.output or "figures"), print)
         return 0
     except UserError as error:
         say(f"error: {error}")

@@ -162,6 +162,15 @@ def table(tasks: dict[str, dict[str, Any]]) -> list[str]:
             if other not in ("validation", "test"):
                 printed = _paper(record, "paper_beside")
                 rows.append(("", metric, other, _shown(metrics[metric]), over, *printed))
+    return markdown_table(rows)
+
+
+def markdown_table(rows: list[tuple[str, ...]]) -> list[str]:
+    """Lines of a Markdown table whose columns are as wide as their widest cell.
+
+    Args:
+        rows: the head first; all of one length.
+    """
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [
         "| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |"

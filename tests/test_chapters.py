@@ -80,7 +80,7 @@ def test_a_chapter_is_in_step_and_was_run_in_order(source):
 
 def test_every_notebook_has_a_source_and_there_are_some():
     assert chapters.orphans() == []
-    assert len(SOURCES) >= 7
+    assert len(SOURCES) >= 12
 
 
 @every_chapter

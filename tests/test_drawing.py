@@ -15,6 +15,7 @@ from rdkit import Chem
 from exlm_mini.tasks import drawing
 from exlm_mini.tasks.drawing import (
     SCAFFOLD_COLOR,
+    Pictures,
     atoms_of,
     molecule_svg,
     scaffold_svg,
@@ -99,6 +100,17 @@ def test_atoms_take_the_colour_of_their_tokens():
     svg = tokens_svg(ASPIRIN, colors)
     assert colored(svg, "#123456")[0] == {2, 3, 11, 12}
     assert colored(svg, "#abcdef") == (set(), 0)
+
+
+def test_pictures_stand_side_by_side_with_their_captions():
+    svg = molecule_svg("CCO")
+    shown = Pictures({"ethanol": svg, "a < b": molecule_svg(ASPIRIN)})
+    root = ElementTree.fromstring(shown._repr_html_())
+    assert "flex-wrap:wrap" in root.get("style")
+    assert [figure.find("figcaption").text for figure in root] == ["ethanol", "a < b"]
+    labels = [figure[0].get("aria-label") for figure in root]
+    assert labels == ["CCO", ASPIRIN]
+    assert svg in shown._repr_html_() and repr(shown) == "drawings: ethanol, a < b"
 
 
 def test_what_cannot_be_drawn_is_told(capfd):

@@ -20,6 +20,7 @@ pytest.importorskip("sphinx")
 import front_matter  # noqa: E402
 import pipeline_picture  # noqa: E402
 import reference_docstrings  # noqa: E402
+import sweep_numbers  # noqa: E402
 
 PAGES = {
     name: (BOOK / f"{name}.md").read_text() for name in ("intro", "notation", "reproduction")
@@ -33,13 +34,16 @@ CHAPTERS = [
 RUN_FILES = [
     p
     for p in (BOOK / "results").glob("*.json")
-    if p.name.split("-")[0] not in ("bench", "evidence")
+    if p.name.split("-")[0] not in ("bench", "evidence", "downstream")
 ]
 ROLES = {
     "recorded": front_matter.recorded,
     "parameters": front_matter.parameters,
     "provenance": front_matter.provenance,
     "source": front_matter.source_line,
+    "sweep": sweep_numbers.sweep,
+    "small": front_matter.small,
+    "small-made": front_matter.small_provenance,
 }
 
 
@@ -171,10 +175,80 @@ def test_what_cannot_be_found_is_an_error(function, text, words):
         function(text)
 
 
+@pytest.fixture
+def swept(tmp_path, monkeypatch):
+    """Records of two sweeps with known numbers."""
+
+    def write(sweep, cell, seed, p, k, accuracy, **other):
+        record = {
+            "sweep": sweep, "scale": "mini", "cell": cell, "input": "toy", "seed": seed,
+            "objective": "mlm", "curve": [{"step": 50, "validation_bits_per_row": 1.0 + seed / 2}],
+            "config": {
+                "masking": {"mask_ratio": p, "num_copies": k}, "model": {"states_per_mask": 1},
+            },
+            "metrics": {"captured_share": 0.5, "captured_bits": 1 / 3, **other},
+            "downstream": {"test": accuracy}, "versions": {"device": "cpu", "commit": "abcdefghi"},
+        }  # fmt: skip
+        (tmp_path / sweep).mkdir(exist_ok=True)
+        (tmp_path / sweep / f"{cell}-{seed}.json").write_text(json.dumps(record))
+
+    for seed in (1, 2):
+        for p, k, accuracy in ((0.15, 1, 0.8), (0.387, 1, 0.7), (0.387, 2, 0.7 + seed / 10)):
+            write("repeated-mlm", f"toy-p{p}-k{k}", seed, p, k, accuracy)
+        bounds = {"floor_bits_per_row": 2.0, "joint_bits_per_row": 1.0}
+        write("saddle", "toy-pairs-both", seed, 0.15, 1, 0.5, **bounds)
+    monkeypatch.setattr(sweep_numbers, "RESULTS", tmp_path)
+    sweep_numbers.records.cache_clear()
+    yield
+    sweep_numbers.records.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("repeated-mlm toy-p0.15-k1 downstream", "80.0 ± 0.0"),
+        ("repeated-mlm toy-p0.387-k2 downstream", "85.0 ± 7.1"),
+        ("repeated-mlm toy-p0.15-k1 captured_share", "50.0 ± 0.0"),
+        ("repeated-mlm toy-p0.15-k1 captured_bits", "0.33 ± 0.00"),
+        ("saddle toy-pairs-both left", "1 of 2"),
+        # From 80 and from 90 down to 70, at p = 38.7 %.
+        ("repeated-mlm toy downstream change-share", "-15.0 ± 7.1"),
+        # In the grid, but without a record.
+        ("repeated-mlm toy-p0.789-k8 downstream", "not run yet"),
+        ("repeated-mlm english downstream rank-share", "not run yet"),
+        ("cost english-k4 cost_ratio", "not run yet"),
+    ],
+)
+def test_a_page_prints_the_numbers_of_a_sweep(swept, text, shown):
+    assert sweep_numbers.sweep(text) == shown
+
+
+def test_a_sweep_names_its_device_and_commit_once(swept):
+    assert front_matter.sweep_provenance("saddle") == [("cpu", "abcdefg")]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("saddle", "want NAME"),
+        ("pears toy-both downstream", "no sweep 'pears'"),
+        ("saddle toy-threes downstream", "no cell 'toy-threes'"),
+        ("saddle toy-pairs-both speed", "'speed'"),
+        ("repeated-mlm toy-p0.15-k1 left", "floor"),
+        ("repeated-mlm toy downstream rank", "rank-share"),
+        ("repeated-mlm toy downstream change-low", "do not tell"),
+    ],
+)
+def test_what_no_sweep_holds_is_an_error(swept, text, words):
+    with pytest.raises(ValueError, match=words):
+        sweep_numbers.sweep(text)
+
+
 def test_no_measured_number_is_typed_into_a_page():
     # A number of the runs has three digits after the point. Exact ones are asked for, too.
     for page, text in PAGES.items():
-        assert re.findall(r"(?<![\d.])\d+\.\d{3,}(?!\d)", text) == [], page
+        typed = re.sub(r"\{[\w-]+\}`[^`]+`", "", text)  # a role's own words are no numbers
+        assert re.findall(r"(?<![\d.])\d+\.\d{3,}(?!\d)", typed) == [], page
 
 
 def test_every_named_run_is_used():
@@ -403,6 +477,8 @@ def test_the_reference_shows_every_public_module():
         "naive", "native", "sampling", "scaled", "vectorized",
     )  # fmt: skip
     inner = {f"alignment.{name}" for name in parts}  # alignment itself shows their names
+    parts = ("calibration", "captured", "divergence", "entropy", "states", "visits")
+    inner |= {f"analysis.{name}" for name in parts}
     left_out = inner | {"autograd", "durable", "console", "__init__"}
     modules = {
         ".".join(path.relative_to(ROOT / "exlm_mini").with_suffix("").parts)

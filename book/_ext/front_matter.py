@@ -2,6 +2,10 @@
 
 * ``{recorded}`NAME OBJECTIVE WHAT` ``: a number of a recorded run, from ``book/results/``;
 * ``{provenance}`NAME` ``: device and commit of the run;
+* ``{sweep}`NAME CELL METRIC` `` and ``{sweep-made}`NAME` ``: the same of the sweeps, see
+  ``sweep_numbers``;
+* ``{small}`NAME WHAT` `` and ``{small-made}`CORPUS` ``: of the small downstream runs, see
+  ``small_numbers``;
 * ``{parameters}`OPTIONS` ``: parameters of a model, counted as ``--dry-run`` does;
 * ``{source}`FILE::NAME` ``: a link to a file of the repository, checked to exist;
 * ``{runs}``: the table of all recorded runs; ``{launch-table}``: a row of links per chapter;
@@ -27,8 +31,11 @@ import yaml
 from docutils import nodes
 from pipeline_picture import write_pipeline
 from reference_docstrings import after_napoleon, before_napoleon
+from small_numbers import made as small_made
+from small_numbers import small
 from sphinx.addnodes import pending_xref
 from sphinx.util.docutils import SphinxDirective, SphinxRole
+from sweep_numbers import made, sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "book" / "results"
@@ -41,9 +48,10 @@ NEAR = 0.1
 
 
 def record_files() -> list[Path]:
-    """Files of recorded runs; benchmarks and evidence, which lie beside them, are none."""
+    """Files of recorded runs; benchmarks, evidence and downstream tasks, beside them, are none."""
     files = sorted(RESULTS.glob("*.json"))
-    return [file for file in files if not file.name.startswith(("bench-", "evidence-"))]
+    others = ("bench-", "evidence-", "downstream-")
+    return [file for file in files if not file.name.startswith(others)]
 
 
 @cache
@@ -218,12 +226,25 @@ class NumberRole(SphinxRole):
             return [nodes.problematic(self.rawtext, self.rawtext)], [message]
 
 
+def sweep_provenance(name: str) -> list[tuple[str, str]]:
+    """Device and short commit of a sweep's records, each pair once."""
+    return list(dict.fromkeys((device, short(commit)) for device, commit in made(name)))
+
+
+def small_provenance(corpus: str) -> list[tuple[str, str]]:
+    """Device and short commit of the small runs of a corpus, each pair once."""
+    return list(dict.fromkeys((device, short(commit)) for device, commit in small_made(corpus)))
+
+
 class ProvenanceRole(SphinxRole):
-    """Device and commit of a named run."""
+    """Device and commit of a named run or sweep."""
+
+    def __init__(self, find) -> None:
+        self.find = find
 
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
         try:
-            found = provenance(self.text)
+            found = self.find(self.text)
         except ValueError as error:
             message = self.inliner.reporter.warning(str(error), line=self.lineno)
             return [nodes.problematic(self.rawtext, self.rawtext)], [message]
@@ -231,7 +252,7 @@ class ProvenanceRole(SphinxRole):
         for device, commit in found:
             lead = f"{', ' if out else ''}{'CPU' if device == 'cpu' else device}, "
             out += [nodes.Text(lead), nodes.literal(text=commit)]
-        return out, []
+        return out or [nodes.Text("no record yet")], []
 
 
 class SourceRole(SphinxRole):
@@ -358,7 +379,11 @@ def setup(app):
     app.add_config_value("front_matter_branch", "", "env")
     app.add_role("recorded", NumberRole(recorded))
     app.add_role("parameters", NumberRole(parameters))
-    app.add_role("provenance", ProvenanceRole())
+    app.add_role("provenance", ProvenanceRole(provenance))
+    app.add_role("sweep", NumberRole(sweep))
+    app.add_role("sweep-made", ProvenanceRole(sweep_provenance))
+    app.add_role("small", NumberRole(small))
+    app.add_role("small-made", ProvenanceRole(small_provenance))
     app.add_role("source", SourceRole())
     app.add_directive("runs", RunsDirective)
     app.add_directive("launch-table", LaunchTableDirective)

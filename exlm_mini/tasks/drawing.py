@@ -22,6 +22,32 @@ BOND_WIDTH = 16
 """Of the colour behind a bond, in widths of the bond."""
 
 
+class Pictures:
+    """Drawings side by side with a caption each, in a notebook and in the book.
+
+    They wrap where the page is narrow. On paper only the captions are left.
+
+    Args:
+        drawings: SVG text by caption.
+    """
+
+    def __init__(self, drawings: Mapping[str, str]) -> None:
+        self.drawings = dict(drawings)
+
+    def _repr_html_(self) -> str:
+        figures = [
+            f'<figure style="margin:0;width:min-content">{svg}'
+            '<figcaption style="text-align:center;color:black">'  # the page's may be pale
+            f"{escape(caption)}</figcaption></figure>"
+            for caption, svg in self.drawings.items()
+        ]
+        frame = "display:flex;flex-wrap:wrap;gap:0.5rem;background:white;color:black"
+        return f'<div style="{frame}">{"".join(figures)}</div>'
+
+    def __repr__(self) -> str:
+        return f"drawings: {', '.join(self.drawings)}"
+
+
 def molecule_svg(smiles: str, width: int = WIDTH, height: int = HEIGHT) -> str:
     """A molecule.
 

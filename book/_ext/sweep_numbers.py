@@ -1,0 +1,108 @@
+"""Numbers of the sweeps for the pages of the book.
+
+* ``{sweep}`NAME CELL METRIC` ``: mean over seeds ± standard deviation of a cell, from
+  ``book/results/NAME/``; METRIC is ``downstream`` or a name in the records, shares in percent;
+* ``{sweep}`NAME INPUT METRIC STATISTIC` ``: one number for the grid of Repeated MLM, see
+  ``exlm_mini.experiments.correlations``;
+* ``{sweep}`NAME CELL left` ``: how many seeds left the floor;
+* ``{sweep-made}`NAME` ``: devices and commits of the records.
+
+A cell of the grid that nobody has run yet is called so; one the grid does not have is an error.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from exlm_mini.config import UserError
+from exlm_mini.experiments.correlations import STATISTICS, over_seeds
+from exlm_mini.experiments.metrics import METRICS
+from exlm_mini.experiments.records import (
+    DOWNSTREAM,
+    Group,
+    Record,
+    grids_by_seed,
+    grouped,
+    read_records,
+)
+from exlm_mini.experiments.reports import wanted
+from exlm_mini.experiments.saddles import leaving
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+SCALE = "mini"
+
+
+NOT_YET = "not run yet"
+
+
+@cache
+def records(name: str) -> list[Record]:
+    """Of a sweep; none where it was not run yet.
+
+    Raises:
+        ValueError: if there is no such sweep, or a record is damaged.
+    """
+    try:
+        wanted(name, SCALE)
+        return read_records(name, RESULTS, SCALE)
+    except UserError as error:
+        raise ValueError(str(error)) from None
+
+
+def sweep(text: str) -> str:
+    """The number a role asks for; see the head of this file.
+
+    Raises:
+        ValueError: if the text is of another form, or the records do not hold it.
+    """
+    match text.split():
+        case [name, cell, metric]:
+            return _of_cell(name, cell, metric)
+        case [name, kind, metric, statistic]:
+            return _of_grid(name, kind, metric, statistic)
+    raise ValueError(f"want NAME CELL METRIC or NAME INPUT METRIC STATISTIC, got '{text}'")
+
+
+def _of_cell(name: str, cell: str, metric: str) -> str:
+    group = next((g for g in grouped(records(name)).values() if g.cell == cell), None)
+    if group is None:
+        if cell in {planned for _, planned, _ in wanted(name, SCALE)}:
+            return NOT_YET
+        raise ValueError(f"the sweep '{name}' has no cell '{cell}'")
+    if metric == "left":
+        return _left(group)
+    found = group.summary(metric)
+    if found is None:
+        raise ValueError(f"no record of {name} {cell} holds '{metric}'")
+    if metric == DOWNSTREAM:
+        return found.shown(1)
+    is_share = metric in METRICS and METRICS[metric].unit == "share"
+    return found.scaled(100).shown(1) if is_share else found.shown(2)
+
+
+def _left(group: Group) -> str:
+    found = [leaving(record) for record in group.records]
+    if None in found:
+        raise ValueError(f"the floor of {group.cell} is not known")
+    return f"{sum(leave.step is not None for leave in found)} of {len(found)}"
+
+
+def _of_grid(name: str, kind: str, metric: str, statistic: str) -> str:
+    if statistic not in STATISTICS:
+        raise ValueError(f"'{statistic}' is none of {', '.join(STATISTICS)}")
+    groups = [g for g in grouped(records(name)).values() if g.input == kind]
+    if not groups and kind in {planned for planned, _, _ in wanted(name, SCALE)}:
+        return NOT_YET
+    found = over_seeds(STATISTICS[statistic].of, grids_by_seed(groups, metric))
+    if found is None:
+        raise ValueError(f"the records of {name} on {kind} do not tell {statistic} of {metric}")
+    return found.shown(
+        1 if STATISTICS[statistic].is_change and metric == DOWNSTREAM else 2, "+"
+    )
+
+
+def made(name: str) -> list[tuple[str, str]]:
+    """Device and commit of the records, each pair once."""
+    found = [record.data["versions"] for record in records(name)]
+    return sorted({(str(v.get("device")), str(v.get("commit"))) for v in found})

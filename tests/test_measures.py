@@ -1,0 +1,298 @@
+"""What sweeps record: exact for models that know the language, and the same as validation's.
+
+Shapes: B rows, L states, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from exlm_mini.analysis import repeated_entropy_bits
+from exlm_mini.batches import validation_batches
+from exlm_mini.config import DataConfig, MaskingConfig, ModelConfig, RunConfig, UserError
+from exlm_mini.corpora import prepare_corpus
+from exlm_mini.corpora.contexts import Contexts
+from exlm_mini.corpora.grammars import grammar, slots_of
+from exlm_mini.evaluation import evaluate, row_bits
+from exlm_mini.experiments.measures import NUM_FILLINGS, measure
+from exlm_mini.experiments.metrics import METRICS
+from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.training import make_masker, make_model
+from exlm_mini.transition import parallel_chains
+
+SMALL = ModelConfig(width=16, num_heads=2, ffn_width=16, states_per_mask=2)
+TOWN = RunConfig(
+    objective="mlm",
+    model=SMALL,
+    masking=MaskingConfig(mask_ratio=0.3, strategy="bernoulli"),
+    data=DataConfig(kind="toy", grammar="town", num_sentences=8),
+)
+PAIRS = replace(
+    TOWN,
+    objective="exlm",
+    masking=MaskingConfig(strategy="slots"),
+    data=DataConfig(kind="toy", grammar="pairs", num_sentences=8),
+)
+TEXT = replace(
+    TOWN, data=DataConfig(kind="text", vocab_size=300, block_length=32, max_documents=20)
+)
+EVERYONES = {
+    "lost_share", "lost_per_row", "entropy_bits", "cross_entropy_bits", "accuracy", "confidence",
+    "calibration_error", "bits_per_row", "bits_per_mask", "perplexity", "linked_bits",
+}  # fmt: skip
+TOYS = {
+    "optimum_entropy_bits", "optimum_accuracy", "excess_bits", "floor_bits_per_row",
+    "joint_bits_per_row", "total_correlation_bits", "captured_bits", "captured_error_bits",
+    "captured_share", "linked_share", "probe_accuracy",
+}  # fmt: skip
+CLONES = {"state_entropy_bits", "specialisation_bits"}
+PATHS = {
+    "masks_skipped_share", "masks_used_twice_share", "clones_used", "clones_open",
+    "used_specialisation_bits",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory):
+    """A corpus of each kind of data, prepared once."""
+    return {
+        config.data.grammar if config.data.kind == "toy" else config.data.kind: prepare_corpus(
+            config.data, tmp_path_factory.mktemp(f"data{i}"), config.seed
+        )
+        for i, config in enumerate((TOWN, PAIRS, TEXT))
+    }
+
+
+def untrained(config: RunConfig, corpus) -> MaskedLM | ExLM:
+    return make_model(config, corpus.train.vocab_size, corpus.train.special_ids)
+
+
+class Oracle(MaskedLM):
+    """Knows the language and predicts each word of ``town`` by itself, as well as can be."""
+
+    def forward(self, masked_ids_BN, is_masked_BN):
+        language = grammar("town")
+        num_special = len(self.special_ids)
+        words_BN = (masked_ids_BN[:, 1:-1] - num_special).clamp(min=0).numpy()
+        is_masked_BN = is_masked_BN[:, 1:-1].numpy()
+        rows = []
+        for words_N, is_masked_N in zip(words_BN, is_masked_BN, strict=True):
+            rows.append(language.marginals(words_N, is_masked_N))
+        marginal_SW = torch.from_numpy(np.concatenate(rows))
+        return torch.nn.functional.pad(marginal_SW, (num_special, 0)).log()
+
+
+class Moods(ExLM):
+    """Knows ``pairs``: each clone holds one mood, and stays with it from slot to slot."""
+
+    def states(self, hidden_BTD, graph):
+        return torch.stack([graph.owner_BL, graph.clone_BL], dim=2).double()
+
+    def token_logits(self, state_BLD):
+        language = grammar("pairs")
+        logits_BLV = torch.full((*state_BLD.shape[:2], 6 + len(language.words)), -torch.inf)
+        for owner, slot in enumerate(language.slots, start=1):
+            choices = language.positions[slot].choices.values()
+            for clone, word in enumerate(choices, start=1):
+                is_here_BL = (state_BLD == torch.tensor([owner, clone])).all(dim=2)
+                logits_BLV[..., 6 + language.words.index(word)][is_here_BL] = 0.0
+        logits_BLV[..., 0][~logits_BLV.isfinite().any(dim=2)] = 0.0  # boundaries
+        return logits_BLV
+
+
+class Chains(torch.nn.Module):
+    def forward(self, state_BLD, graph):
+        return parallel_chains(state_BLD, graph)
+
+
+def close(**expected):
+    return {name: pytest.approx(value, abs=1e-9) for name, value in expected.items()}
+
+
+def test_perfect_single_predictions_reach_the_floor(corpora):
+    corpus = corpora["town"]
+    found = measure(Oracle(SMALL, corpus.train.vocab_size), TOWN, corpus, num_rows=64)
+    floor = found["floor_bits_per_row"]
+    expected = close(
+        excess_bits=0,
+        captured_bits=0,
+        captured_share=0,
+        linked_bits=0,
+        captured_error_bits=0,
+        entropy_bits=found["optimum_entropy_bits"],
+        accuracy=found["optimum_accuracy"],
+        confidence=found["optimum_accuracy"],
+        calibration_error=0,
+        bits_per_row=floor,
+        bits_per_mask=floor / found["lost_per_row"],
+    )
+    assert {name: found[name] for name in expected} == expected
+    assert found["joint_bits_per_row"] < floor
+
+
+def test_clones_that_hold_one_mood_each_capture_everything(corpora):
+    corpus = corpora["pairs"]
+    model = Moods(SMALL, corpus.train.vocab_size)
+    model.transition = Chains()
+    found = measure(model, PAIRS, corpus, num_rows=64)
+    expected = close(
+        bits_per_row=1,
+        floor_bits_per_row=2,
+        joint_bits_per_row=1,
+        captured_bits=1,
+        captured_share=1,
+        linked_bits=1,
+        linked_share=1,
+        entropy_bits=1,
+        state_entropy_bits=0,
+        excess_bits=0,
+        calibration_error=0,
+        masks_skipped_share=0,
+        masks_used_twice_share=0,
+        clones_open=2,
+        specialisation_bits=1,
+        used_specialisation_bits=1,
+    )
+    assert {name: found[name] for name in expected} == expected
+    # Over the data each mood is met about half of the time.
+    assert 1.9 < found["clones_used"] <= 2
+
+
+@pytest.mark.parametrize(
+    ("objective", "model", "names"),
+    [
+        ("mlm", {}, EVERYONES | TOYS),
+        ("repeated-mlm", {}, EVERYONES | TOYS | {"visible_entropy_bits"}),
+        ("exlm", {}, EVERYONES | TOYS | CLONES | PATHS),
+        (
+            "exlm",
+            {"transition": "paper", "boundary": "paper"},
+            EVERYONES | TOYS | CLONES | PATHS,
+        ),
+        ("exlm", {"transition": "ctc"}, EVERYONES | TOYS | CLONES),
+        (
+            "exlm",
+            {"states_per_mask": 1},
+            EVERYONES | TOYS | CLONES | PATHS - {"used_specialisation_bits"},
+        ),
+    ],
+)
+def test_every_kind_of_model_has_its_numbers(corpora, objective, model, names):
+    config = replace(TOWN, objective=objective, model=replace(SMALL, **model))
+    config = replace(config, masking=replace(config.masking, mask_ratio=0.5))
+    if model.get("states_per_mask") == 1:
+        names = names - {"specialisation_bits"}
+    corpus = corpora["town"]
+    found = measure(untrained(config, corpus), config, corpus, num_rows=32)
+    assert set(found) == names
+    assert list(found) == [name for name in METRICS if name in found]
+    assert all(math.isfinite(value) for value in found.values())
+    assert found["excess_bits"] > 0
+    assert found["captured_bits"] < 0
+
+
+@pytest.mark.parametrize(
+    ("objective", "model"),
+    [("mlm", {}), ("exlm", {}), ("exlm", {"transition": "ctc"}), ("exlm", {"sparse": True})],
+)
+def test_on_text_the_numbers_are_those_of_validation(corpora, objective, model):
+    corpus = corpora["text"]
+    config = replace(TEXT, objective=objective, model=replace(SMALL, **model))
+    network = untrained(config, corpus)
+    masker = make_masker(config, corpus.train.special_ids)
+    want = evaluate(network, corpus.validation, masker, 16, torch.device("cpu"))
+    found = measure(network, config, corpus, num_rows=16, seed=config.seed)
+    assert found["lost_per_row"] == want.num_masks / want.num_rows
+    assert found["bits_per_row"] == pytest.approx(want.bits_per_row, rel=1e-5)
+    assert found["bits_per_mask"] == pytest.approx(want.bits_per_mask, rel=1e-5)
+    assert found["perplexity"] == pytest.approx(want.perplexity, rel=1e-4)
+    assert found["accuracy"] == pytest.approx(want.mask_accuracy)
+    assert not set(found) & TOYS
+
+
+def test_repeated_mlm_counts_lost_tokens_alone(corpora):
+    corpus = corpora["town"]
+    config = replace(
+        TOWN, objective="repeated-mlm", masking=MaskingConfig(mask_ratio=0.6, num_copies=2)
+    )
+    model = untrained(config, corpus).eval()
+    found = measure(model, config, corpus, num_rows=32, seed=5)
+    masker = replace(make_masker(config, corpus.train.special_ids), seed=5)
+    (batch,) = validation_batches(corpus.validation, masker, 32, 32)
+    is_lost_BM = batch.is_masked_BN.unflatten(1, (-1, 2)).all(dim=2)
+    with torch.no_grad():
+        log_p_SV = model(batch.masked_ids_BN, batch.is_masked_BN).double().log_softmax(dim=1)
+    entropy_R = repeated_entropy_bits(log_p_SV, batch.is_masked_BN, 2)
+    assert found["entropy_bits"] == pytest.approx(entropy_R.mean().item())
+    assert found["lost_share"] == pytest.approx(is_lost_BM.sum().item() / (32 * 22))
+    words_SN = (batch.token_ids_BN[:, ::2] - 6)[:, 1:-1].numpy()
+    contexts = Contexts(grammar("town"), words_SN, is_lost_BM[:, 1:-1].numpy())
+    assert found["optimum_entropy_bits"] == pytest.approx(contexts.marginal_bits_R.mean())
+    assert found["floor_bits_per_row"] == pytest.approx(contexts.floor_bits_S.mean())
+
+
+def test_models_with_equal_masking_meet_the_same_masks(corpora):
+    corpus = corpora["town"]
+    found = [
+        measure(untrained(config, corpus), config, corpus, num_rows=16)
+        for config in (TOWN, replace(TOWN, seed=7), replace(TOWN, objective="exlm"))
+    ]
+    for name in (
+        "lost_share",
+        "optimum_entropy_bits",
+        "floor_bits_per_row",
+        "joint_bits_per_row",
+    ):
+        assert len({one[name] for one in found}) == 1, name
+    again = measure(untrained(TOWN, corpus), TOWN, corpus, num_rows=16)
+    assert again == found[0]
+    assert found[0]["entropy_bits"] != found[1]["entropy_bits"]
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_measuring_leaves_the_mode_of_the_model(corpora, is_training):
+    model = untrained(TOWN, corpora["town"]).train(is_training)
+    measure(model, TOWN, corpora["town"], num_rows=2)
+    assert model.training == is_training
+
+
+def test_nothing_lost_is_refused(corpora):
+    config = replace(
+        TOWN, objective="repeated-mlm", masking=MaskingConfig(mask_ratio=0.01, num_copies=8)
+    )
+    with pytest.raises(UserError, match="no token is lost in 2 rows; mask more"):
+        measure(untrained(config, corpora["town"]), config, corpora["town"], num_rows=2)
+
+
+def test_bits_of_a_row_are_the_mean_over_its_true_fillings(corpora):
+    # Both moods fit every context, each with probability 1/2: two fillings to enumerate.
+    corpus, language, num_rows = corpora["pairs"], grammar("pairs"), 64
+    model = untrained(PAIRS, corpus).eval()
+    found = measure(model, PAIRS, corpus, num_rows=num_rows)
+    masker = make_masker(PAIRS, corpus.train.special_ids, slots_of(PAIRS))
+    (batch,) = validation_batches(corpus.validation, masker, num_rows, num_rows)
+    choices = [language.positions[slot].choices.values() for slot in language.slots]
+    bits_2B = torch.stack(
+        [
+            row_bits(
+                model,
+                batch._replace(
+                    token_ids_BN=batch.token_ids_BN.masked_scatter(
+                        batch.is_masked_BN,
+                        torch.tensor([6 + language.words.index(w) for w in words] * num_rows),
+                    )
+                ),
+            )
+            for words in zip(*choices, strict=True)
+        ]
+    )
+    # Of each row, the mean of NUM_FILLINGS tosses of a fair coin between the two.
+    spread = (bits_2B[0] - bits_2B[1]).pow(2).sum().sqrt().item() / 2
+    standard_error = spread / math.sqrt(NUM_FILLINGS) / num_rows
+    assert 0 < standard_error < 0.05
+    assert abs(found["bits_per_row"] - bits_2B.mean().item()) < 4 * standard_error
