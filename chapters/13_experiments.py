@@ -305,8 +305,9 @@ judge("a probe reads less where more is lost", falls, "(rank)")
 # %% [markdown]
 # **Check.** From 15% up, the more is lost, the less is read: in every seed, and the
 # seeds decide it for the order, not for its size. At a fixed share they do not even
-# agree on the sign of what $p$ does. Below, at 2.25%, most is read with eight
-# copies and least with one: a row that loses half a token teaches little per step.
+# agree on the sign of what $p$ does. At 2.25% one copy leaves least to read of all
+# cells: a row that loses half a token teaches little per step. With more copies,
+# whose rows also ask for tokens that are not lost, much more is read.
 
 # %%
 assert min(falls.values()) > 0.4
@@ -315,7 +316,8 @@ by_ratio = [of["rank-ratio"](g) for g in probe.values()]
 assert min(by_ratio) < 0 < max(by_ratio)
 for found in probe.values():
     assert min(found, key=found.get) == (0.0225, 1)
-    assert found[0.622, 8] > found[0.0225, 1] + 10
+    for cell in ((0.15, 2), (0.387, 4), (0.622, 8)):  # the same share, more copies
+        assert found[cell] > found[0.0225, 1] + 10
 
 # %% [markdown]
 # **Takeaway.** Whether lost words or [MASK] cost accuracy is open at this scale;
