@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -46,21 +46,14 @@ from exlm_mini.benchmarks.step import LAYOUTS, PRECISIONS, model_of, step
 from exlm_mini.benchmarks.table import data_line, heading, lines, machine_line, train_lines
 from exlm_mini.benchmarks.training import LEAST_STEPS, WARM_UP_STEPS, singles, train
 from exlm_mini.config import ModelConfig, RunConfig, UserError, nearest
-from exlm_mini.console import say
+from exlm_mini.console import INTERRUPTED, drop_output, say
 from exlm_mini.measure import machine, threads
+from exlm_mini.options import command_parser
 from exlm_mini.settings import load_recipe, recipe_names
 from exlm_mini.training import choose_device
 
-INTERRUPTED = 130
 REFERENCE = {"dag": "vectorized", "emission": "plain", "step": "mlm"}
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-
-
-class _Parser(argparse.ArgumentParser):
-    """An option that cannot be is a ``UserError``, not argparse's several lines."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; --help lists the options")
 
 
 def _shape(text: str) -> Shape:
@@ -105,14 +98,7 @@ def _add_dtype(parser: argparse.ArgumentParser) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    first, _, rest = __doc__.partition("\n")
-    parser = _Parser(
-        prog="python -m exlm_mini.bench",
-        description=first,
-        epilog=rest,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser("python -m exlm_mini.bench", __doc__)
     commands = parser.add_subparsers(dest="benchmark", metavar="|".join(RUN), required=True)
     _add_comparisons(commands)
     about = "from a pack to masked batches: one process on one core"
@@ -469,8 +455,7 @@ def main(argv: list[str] | None = None) -> int:
         say("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader has seen enough; Python would complain when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
     return 0
 
 

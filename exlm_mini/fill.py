@@ -32,20 +32,21 @@ import argparse
 import io
 import json
 import math
-import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from exlm_mini.checkpoint import latest_checkpoint
 from exlm_mini.config import RunConfig, UserError
+from exlm_mini.console import drop_output, say
 from exlm_mini.decoding import Reading, read_masked_lm, read_states, top_tokens
 from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.options import command_parser
 from exlm_mini.pretrained import tokenizer_of
 from exlm_mini.tokenization import MASK, Tokenizer, on_one_line, visible
 from exlm_mini.training import chain_share, load_model, num_copies
@@ -101,7 +102,7 @@ def load_run(directory: Path) -> Loaded:
     if not directory.is_dir():
         raise UserError(f"there is no directory {directory}; give the --output of a run")
     run = single_run(directory)
-    checkpoint = latest_checkpoint(run / "checkpoints", _say) if run else None
+    checkpoint = latest_checkpoint(run / "checkpoints", say) if run else None
     if checkpoint is None:
         raise UserError(
             f"{directory} has no checkpoint; give the --output of a run that has saved one"
@@ -283,7 +284,7 @@ def write_explorer(
         raise UserError(
             f"cannot write {file} ({error.strerror}); check its folder and the disk"
         ) from None
-    _say(f"wrote {file}; open it in a browser")
+    say(f"wrote {file}; open it in a browser")
 
 
 def _describe(loaded: Loaded) -> str:
@@ -383,22 +384,8 @@ def _amount(log_probability: float) -> str:
     return f"{_probability(log_probability):.3g} = {_bits(log_probability):.2f} bits"
 
 
-class _Parser(argparse.ArgumentParser):
-    """An option that cannot be is a ``UserError``, not argparse's several lines."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; --help lists the options")
-
-
 def _parser() -> argparse.ArgumentParser:
-    first, _, rest = __doc__.partition("\n")
-    parser = _Parser(
-        prog="python -m exlm_mini.fill",
-        description=first.partition(": ")[2],
-        epilog=rest,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser("python -m exlm_mini.fill", __doc__)
     parser.add_argument("text", help=f"text, SMILES or toy sentence with {MASK}")
     parser.add_argument(
         "--run", type=Path, metavar="DIR",
@@ -421,7 +408,7 @@ def run(arguments: argparse.Namespace) -> None:
     directory = arguments.run
     if directory is None:
         directory = newest_run(RUNS)
-        _say(f"reading the newest run, {directory}")
+        say(f"reading the newest run, {directory}")
     loaded = load_run(directory)
     masked_ids_BN = encode_row(loaded, arguments.text)
     reading = read(loaded, masked_ids_BN)
@@ -435,11 +422,6 @@ def run(arguments: argparse.Namespace) -> None:
             print(line)
 
 
-def _say(line: str) -> None:
-    """A line for the person, apart from the results on stdout."""
-    print(line, file=sys.stderr, flush=True)
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the command; 0 done, 2 a mistake of the user."""
     for stream in (sys.stdout, sys.stderr):
@@ -449,11 +431,10 @@ def main(argv: list[str] | None = None) -> int:
         run(_parser().parse_args(argv))
         sys.stdout.flush()
     except UserError as error:
-        _say(f"error: {error}")
+        say(f"error: {error}")
         return 2
     except BrokenPipeError:
-        # The reader has seen enough; Python would complain when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
     return 0
 
 

@@ -22,11 +22,12 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from exlm_mini.config import UserError, nearest
 from exlm_mini.console import say
 from exlm_mini.experiments.figures import write_figures
+from exlm_mini.options import command_parser
 from exlm_mini.plotting import Panel, runs_figure, save_figure
 from exlm_mini.run_directory import read_metrics
 
@@ -101,22 +102,8 @@ class Run(NamedTuple):
     records: list[dict[str, Any]]
 
 
-class _Parser(argparse.ArgumentParser):
-    """A mistake is a ``UserError``, not argparse's several lines."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; --help lists the options")
-
-
 def _parser() -> argparse.ArgumentParser:
-    first, _, rest = __doc__.partition("\n")
-    parser = _Parser(
-        prog="python -m exlm_mini.plot",
-        description=first.partition(": ")[2].removesuffix(" ::"),
-        epilog=rest,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser("python -m exlm_mini.plot", __doc__)
     parser.add_argument("runs", nargs="*", metavar="RUN", help="directory of a run")
     parser.add_argument(
         "--sweeps", default=None, metavar="DIR",

@@ -29,7 +29,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from exlm_mini.config import RunConfig, SpecialIds, UserError
-from exlm_mini.console import ProgressLine, Requests, requests_by_signal, say
+from exlm_mini.console import INTERRUPTED, ProgressLine, Requests, requests_by_signal, say
 from exlm_mini.corpora import Corpus, prepare_corpus
 from exlm_mini.corpora.grammars import grammar, slots_of
 from exlm_mini.durable import NO_SPACE, write_atomically
@@ -51,8 +51,6 @@ from exlm_mini.watching import check_tensorboard
 
 DRY_RUN_DOCUMENTS = 10_000
 SECONDS_TO_SPEAK = 5.0
-INTERRUPTED = 130
-"""Exit code of a run that was asked to stop, as shells report an interrupt."""
 
 
 def objectives_of(config: RunConfig) -> list[RunConfig]:

@@ -22,7 +22,7 @@ STAGES = """
     engine update trainer settings_file settings pretrained downstream encoded_task problems
     finetuning_config finetuning grid
     results
-    throughput console measure downstream_runs self_check benchmarks live analysis plotting
+    throughput console options measure downstream_runs self_check benchmarks live analysis plotting
     experiments widgets
 """
 COMMANDS = {"prepare", "pretrain", "finetune", "fill", "sweep", "plot", "bench", "doctor"}
@@ -33,7 +33,7 @@ CORE = {
     "config", "corpora.packing", "masking", "expansion", "rope", "attention", "encoder",
     "transition", "emission", "alignment", "objectives", "guesses", "model", "batches",
     "checkpoint", "run_directory", "training", "estimate", "watching", "engine", "update",
-    "trainer", "autograd", "durable", "evaluation", "optimizer_state", "console",
+    "trainer", "autograd", "durable", "evaluation", "optimizer_state", "console", "options",
     "measure", "self_check", "benchmarks", "bench", "doctor", "pretrained", "downstream",
     "encoded_task", "problems", "finetuning_config", "finetuning", "grid", "results",
 }  # fmt: skip
@@ -43,7 +43,7 @@ OPTIONAL_LIBRARIES = {
     "seaborn", "sklearn", "tokenizers", "tqdm", "yaml",
 }  # fmt: skip
 MAY_DRAW = {"plotting", "experiments.drawings", "experiments.figures", "widgets"}
-MAY_READ_OPTIONS = COMMANDS | {"settings"}
+MAY_READ_OPTIONS = COMMANDS | {"settings", "options"}
 
 
 def parse_order(stages: str) -> dict[str, tuple[int, int]]:
