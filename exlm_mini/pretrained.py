@@ -19,7 +19,7 @@ from exlm_mini.config import (
     UserError,
     run_config_from_dict,
 )
-from exlm_mini.corpora import TOKENIZER_KINDS
+from exlm_mini.corpora.vocabulary import TOKENIZER_KINDS
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.tasks.inputs import Layout
 from exlm_mini.tokenization import Tokenizer

@@ -15,7 +15,8 @@ from exlm_mini.batches import (
     validation_batches,
 )
 from exlm_mini.config import MaskingConfig, SpecialIds, UserError
-from exlm_mini.corpora.packing import Counts, Pack, Rows, write_pack
+from exlm_mini.corpora.packing import Pack, write_pack
+from exlm_mini.corpora.rows import Counts, Rows
 from exlm_mini.masking import Masker
 
 SPECIAL = SpecialIds()

@@ -22,7 +22,8 @@ from exlm_mini.config import (
     TrainConfig,
     UserError,
 )
-from exlm_mini.corpora.packing import Counts, Pack, Rows, write_pack
+from exlm_mini.corpora.packing import Pack, write_pack
+from exlm_mini.corpora.rows import Counts, Rows
 from exlm_mini.evaluation import evaluate, row_bits
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.run_directory import read_metrics

@@ -30,7 +30,8 @@ from exlm_mini.config import (
     TrainConfig,
     UserError,
 )
-from exlm_mini.corpora.packing import Counts, Pack, Rows, write_pack
+from exlm_mini.corpora.packing import Pack, write_pack
+from exlm_mini.corpora.rows import Counts, Rows
 from exlm_mini.engine import leave, start_engine
 from exlm_mini.pretrain import main
 from exlm_mini.trainer import Trainer

@@ -36,7 +36,8 @@ from carried import FORMAT, PACKS  # noqa: E402
 from exlm_mini.config import DataConfig, ModelConfig, RunConfig, UserError  # noqa: E402
 from exlm_mini.corpora import Corpus, open_corpus, prepare_corpus  # noqa: E402
 from exlm_mini.corpora.cleaning import CleaningCounts, clean  # noqa: E402
-from exlm_mini.corpora.packing import Pack, write_json  # noqa: E402
+from exlm_mini.corpora.packing import Pack  # noqa: E402
+from exlm_mini.corpora.sealed import write_json  # noqa: E402
 from exlm_mini.encoded_task import EncodedPart, EncodedTask, save_encoded_task  # noqa: E402
 from exlm_mini.finetuning_config import TuneConfig  # noqa: E402
 from exlm_mini.grid import Space, load_recipe  # noqa: E402

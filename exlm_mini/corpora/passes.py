@@ -5,7 +5,6 @@ Passes 1 and 3 run in several processes. A shard that is found finished is not m
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 import platform
@@ -18,11 +17,10 @@ from typing import Any, NamedTuple
 
 from .. import __version__
 from ..config import DataConfig, UserError
-from ..tokenization import Tokenizer, train_byte_level_bpe, train_smiles
-from . import NUM_UNKNOWN_SHOWN, given_tokenizer
+from ..tokenization import Tokenizer
 from .cleaning import Cleaning, CleaningCounts
 from .mixing import bucket_bound, bucket_totals, wanted_tokens
-from .packing import read_json, write_json
+from .sealed import read_json, seal_of, sha256_of, write_json
 from .shards import (
     Place,
     Split,
@@ -34,7 +32,8 @@ from .shards import (
     texts_of,
 )
 from .smiles import require_rdkit
-from .sources import Source, Unit, check_source, sha256_of
+from .sources import Source, Unit, check_source
+from .vocabulary import given_tokenizer, learn_tokenizer, most_often
 
 LIBRARIES = {"text": ("numpy", "tokenizers"), "smiles": ("numpy", "rdkit", "tokenizers")}
 MEGABYTE = 1_000_000
@@ -139,7 +138,7 @@ class Passes:
             "shard_megabytes": wanted.shard_megabytes,
             "versions": self.versions,
         }
-        self._made_with = _digest(made_with)
+        self._made_with = seal_of(made_with)
         self._done = self._found = 0.0
         # What is missing is told before hours of reading.
         self._given = given_tokenizer(wanted.data)
@@ -238,7 +237,7 @@ class Passes:
             self._given.save(self.shards / "tokenizer.json")
             return self._given
         path, side = self.shards / "tokenizer.json", self.shards / "tokenizer.side.json"
-        want = _digest(
+        want = seal_of(
             {
                 "documents": [[shard.record["sha256"] for shard in part] for part in parts],
                 "vocab_size": self.wanted.data.vocab_size,
@@ -251,8 +250,7 @@ class Passes:
         if is_mine and stored.get("sha256") == sha256_of(path):
             return Tokenizer.load(path)
         self.report("learning the tokenizer from the training documents")
-        learn = train_smiles if self.wanted.data.kind == "smiles" else train_byte_level_bpe
-        tokenizer = learn(self._lessons(parts), self.wanted.data.vocab_size)
+        tokenizer = learn_tokenizer(self.wanted.data, self._lessons(parts))
         tokenizer.save(path)
         write_json(side, {"want": want, "sha256": tokenizer.sha256})
         return tokenizer
@@ -318,11 +316,9 @@ class Passes:
         limit = self.wanted.data.max_unknown
         if num_unknown <= limit * num_tokens:
             return
-        ranked = sorted(pieces.items(), key=lambda entry: (-entry[1], entry[0]))
-        shown = ", ".join(f"{p[:40]!r} {n:,} times" for p, n in ranked[:NUM_UNKNOWN_SHOWN])
         raise UserError(
             f"{num_unknown / num_tokens:.2%} of the tokens are [UNK] (data.max_unknown is "
-            f"{limit:.2%}), most often {shown}; set data.tokenizer to none, or raise "
+            f"{limit:.2%}), most often {most_often(pieces)}; set data.tokenizer to none, or raise "
             "data.vocab_size or data.max_unknown and go on"
         )
 
@@ -357,10 +353,6 @@ def _cut(documents: Iterator[str], size: float) -> Iterator[list[str]]:
 
 def _num_bytes(texts: list[str]) -> int:
     return sum(map(len, texts))
-
-
-def _digest(content: dict) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def versions(kind: str) -> dict[str, str]:
