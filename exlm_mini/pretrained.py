@@ -27,7 +27,7 @@ from exlm_mini.training import load_model, make_model, num_copies
 
 TRAINED_IN_TURN = ("exlm", "mlm")
 """Directories below a run of the objective mlm+exlm."""
-INPUT_OF_KIND = {"text": "text", "smiles": "smiles", "words": "toy"}
+INPUT_OF_KIND = {tokenizer: data for data, tokenizer in TOKENIZER_KINDS.items()}
 """Kind of a tokenizer: what it reads, in the words of ``tasks.task.Task``."""
 
 

@@ -34,7 +34,8 @@ from exlm_mini.console import (
     requests_by_signal,
     say,
 )
-from exlm_mini.corpora.grammars import grammar, slots_of
+from exlm_mini.corpora.grammars import slots_of
+from exlm_mini.costs import row_length_of
 from exlm_mini.experiments.cells import Cell, Input
 from exlm_mini.experiments.grids import SWEEPS, cells_of
 from exlm_mini.experiments.ledger import Ledger
@@ -131,12 +132,11 @@ def _run_all(request: Request, ledger: Ledger, requests: Requests) -> None:
 def _weight(cell: Cell, seed: int) -> float:
     """Work of a cell against others of its sweep: tokens in its encoder."""
     config = cell.config(seed)
-    data, train = config.data, config.train
-    row = grammar(data.grammar).length + 2 if data.kind == "toy" else data.block_length
+    train = config.train
     if cell.is_timed:
         return 1.0
     steps = train.steps * (train.batch_size if train.batch_tokens is None else 1)
-    return steps * longest_row(config, row, len(slots_of(config)) or None)
+    return steps * longest_row(config, row_length_of(config), len(slots_of(config)) or None)
 
 
 def _told(record: dict) -> str:

@@ -23,8 +23,8 @@ STAGES = """
     engine update trainer settings_file settings pretrained downstream encoded_task problems
     finetuning_config finetuning grid
     results
-    throughput console options measure downstream_runs self_check benchmarks live analysis plotting
-    experiments widgets
+    throughput console costs options measure downstream_runs self_check benchmarks filling
+    readout live analysis plotting experiments widgets
 """
 COMMANDS = {"prepare", "pretrain", "finetune", "fill", "sweep", "plot", "bench", "doctor"}
 
@@ -32,7 +32,8 @@ COMMANDS = {"prepare", "pretrain", "finetune", "fill", "sweep", "plot", "bench",
 # these libraries.
 CORE = {
     "config", "corpora.rows", "corpora.sealed", "corpora.packing", "masking", "expansion",
-    "rope", "attention", "encoder", "transition", "emission", "alignment", "objectives", "guesses", "model", "batches",
+    "rope", "attention", "encoder", "transition", "emission", "alignment", "objectives",
+    "guesses", "model", "batches",
     "checkpoint", "run_directory", "training", "estimate", "watching", "engine", "update",
     "trainer", "autograd", "durable", "evaluation", "optimizer_state", "console", "options",
     "measure", "self_check", "benchmarks", "bench", "doctor", "pretrained", "downstream",

@@ -19,8 +19,9 @@ from refusals import told
 
 from exlm_mini import corpora
 from exlm_mini.config import DataConfig, SpecialIds
-from exlm_mini.corpora import open_corpus, prepare_corpus, sealed, split_documents
+from exlm_mini.corpora import building, open_corpus, prepare_corpus, sealed, split_documents
 from exlm_mini.corpora import rows as rows_module
+from exlm_mini.corpora.grammars import grammar
 from exlm_mini.corpora.packing import Pack, write_pack
 from exlm_mini.corpora.rows import Counts, Rows, block_rows, molecule_rows
 
@@ -321,7 +322,7 @@ TOY = DataConfig(kind="toy", num_sentences=300)
 
 def text_file(path, num_documents=60):
     rng = np.random.default_rng(0)
-    words = corpora.grammar("pairs").words
+    words = grammar("pairs").words
     lines = (" ".join(rng.choice(words, 30)) for _ in range(num_documents))
     path.write_text("\n".join(lines))
     return path
@@ -337,7 +338,7 @@ def test_a_toy_corpus_holds_its_sentences(tmp_path):
     corpus = prepare_corpus(TOY, tmp_path / "toy", seed=1)
     assert len(corpus.train) == 300 and len(corpus.validation) == 4096
     assert corpus.train.row_length == 13
-    language = corpora.grammar("pairs")
+    language = grammar("pairs")
     want = language.sample(300, (1, 0)) + 6
     token_ids_BN, _ = corpus.train.gather(range(300))
     assert (token_ids_BN[:, 1:-1].numpy() == want).all()
@@ -416,7 +417,7 @@ def test_an_interrupted_build_starts_again(tmp_path, monkeypatch, moment):
             raise KeyboardInterrupt
         return original(*args, **kwargs)
 
-    owner = corpora.os if "." in moment else corpora
+    owner = corpora.os if "." in moment else building
     original = getattr(owner, moment.split(".")[-1])
     with monkeypatch.context() as patch:
         patch.setattr(owner, moment.split(".")[-1], interrupted)
