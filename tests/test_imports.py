@@ -45,7 +45,7 @@ OPTIONAL_LIBRARIES = {
     "seaborn", "sklearn", "tokenizers", "tqdm", "yaml",
 }  # fmt: skip
 MAY_DRAW = {"plotting", "experiments.drawings", "experiments.figures", "widgets"}
-MAY_READ_OPTIONS = COMMANDS | {"settings", "options"}
+MAY_READ_OPTIONS = COMMANDS | {"settings", "options", "benchmarks.options"}
 
 
 def parse_order(stages: str) -> dict[str, tuple[int, int]]:
@@ -128,7 +128,10 @@ def problems(source: str, module: str, is_folder: bool = False) -> list[str]:
         where = f"{module}:{item.line}: "
         if item.library in {"matplotlib", "seaborn"} and not {stage, module} & MAY_DRAW:
             out.append(f"{where}only {' and '.join(sorted(MAY_DRAW))} draw, not {module}")
-        if item.library in {"argparse", "jsonargparse"} and stage not in MAY_READ_OPTIONS:
+        if (
+            item.library in {"argparse", "jsonargparse"}
+            and not {stage, module} & MAY_READ_OPTIONS
+        ):
             out.append(f"{where}only the commands read options")
         if not item.module or item.module == module:
             continue
