@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from exlm_mini.checkpoint import MANIFEST, Checkpoint, latest_checkpoint, load_checkpoint
+from exlm_mini.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint
 from exlm_mini.config import (
     ModelConfig,
     RunConfig,
@@ -20,6 +20,7 @@ from exlm_mini.config import (
     run_config_from_dict,
 )
 from exlm_mini.corpora.vocabulary import TOKENIZER_KINDS
+from exlm_mini.manifest import MANIFEST
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.tasks.inputs import Layout
 from exlm_mini.tokenization import Tokenizer

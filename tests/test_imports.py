@@ -13,13 +13,14 @@ PACKAGE = "exlm_mini"
 # In the order the data flows. A folder counts as one stage; where its own modules have an order
 # they stand in brackets. The commands share the last place: they import nothing of each other.
 STAGES = """
-    config autograd durable tokenization corpora[toy contexts grammars text smiles rows sealed
-    packing vocabulary building cleaning unimol sources shards mixing sizes passes preparation]
+    checks config autograd durable tokenization
+    corpora[toy contexts grammars text smiles rows sealed packing vocabulary
+    building cleaning unimol sources shards mixing sizes passes preparation]
     masking expansion rope attention encoder transition emission alignment objectives guesses
     model official decoding
     tasks[task files plain_metrics metrics scaffolds moleculenet embedded_molecules seen drawing
-    inputs glue squad spans inference sections catalogue] batches evaluation checkpoint
-    optimizer_state run_directory training estimate watching
+    inputs glue squad spans inference sections catalogue] batches evaluation
+    manifest checkpoint optimizer_state run_directory training estimate watching
     engine update trainer settings_file settings pretrained downstream encoded_task problems
     finetuning_config finetuning grid
     results
@@ -31,13 +32,13 @@ COMMANDS = {"prepare", "pretrain", "finetune", "fill", "sweep", "plot", "bench",
 # These run on a bare GPU machine: they, and what they import at module level, need no more than
 # these libraries.
 CORE = {
-    "config", "corpora.rows", "corpora.sealed", "corpora.packing", "masking", "expansion",
+    "checks", "config", "corpora.rows", "corpora.sealed", "corpora.packing", "masking", "expansion",
     "rope", "attention", "encoder", "transition", "emission", "alignment", "objectives",
-    "guesses", "model", "batches",
-    "checkpoint", "run_directory", "training", "estimate", "watching", "engine", "update",
-    "trainer", "autograd", "durable", "evaluation", "optimizer_state", "console", "options",
-    "measure", "self_check", "benchmarks", "bench", "doctor", "pretrained", "downstream",
-    "encoded_task", "problems", "finetuning_config", "finetuning", "grid", "results",
+    "guesses", "model", "batches", "manifest", "checkpoint", "run_directory", "training",
+    "estimate", "watching", "engine", "update", "trainer", "autograd", "durable", "evaluation",
+    "optimizer_state", "console", "options", "measure", "self_check", "benchmarks", "bench",
+    "doctor", "pretrained", "downstream", "encoded_task", "problems", "finetuning_config",
+    "finetuning", "grid", "results",
 }  # fmt: skip
 CORE_LIBRARIES = {"torch", "numpy", "safetensors"}
 OPTIONAL_LIBRARIES = {

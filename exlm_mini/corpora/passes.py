@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import __version__
-from ..config import DataConfig, UserError
+from ..checks import POSITIVE, UserError, check_numbers
+from ..config import DataConfig
 from ..tokenization import Tokenizer
 from .cleaning import Cleaning, CleaningCounts
 from .mixing import bucket_bound, bucket_totals, wanted_tokens
@@ -74,9 +75,7 @@ class Preparation:
             )
         if not all(0 < weight < float("inf") for weight in self.weights):
             raise UserError(f"the weights are {self.weights}; each must be positive")
-        for name in ("tokenizer_megabytes", "shard_megabytes"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be positive")
+        check_numbers("", self, POSITIVE, "tokenizer_megabytes", "shard_megabytes")
         if self.data.kind != "smiles" and self.cleaning != Cleaning():
             raise UserError(
                 f"data.kind is {self.data.kind}; only molecules are cleaned, leave the options "

@@ -191,7 +191,7 @@ def open_source(words: tuple[str, ...], data: DataConfig, resolved: dict | None)
 def _local_source(words: tuple[str, ...], data: DataConfig) -> Source:
     facts = {"files": list(words), "licence": "that of the files"}
     units = [
-        Unit(word, lambda path=Path(word): _fingerprint(path), _reader(Path(word), data))
+        Unit(word, lambda path=Path(word): _sha256_of_source(path), _reader(Path(word), data))
         for word in words
     ]
     return Source(" ".join(words), units, facts)
@@ -204,7 +204,7 @@ def _reader(path: Path, data: DataConfig) -> Callable[[], Iterator[str]]:
     return lambda: load_documents(own, DEFAULT_COLUMNS[data.kind])
 
 
-def _fingerprint(path: Path) -> str:
+def _sha256_of_source(path: Path) -> str:
     """Names the content of a file that the user has named."""
     try:
         return sha256_of(path)
