@@ -41,7 +41,7 @@ from exlm_mini.benchmarks import DAG_SHAPES, EMISSION_SIZES, TEXT_SHAPE, Record,
 from exlm_mini.benchmarks.dag import LogLikelihood, dag, load_extra_backend
 from exlm_mini.benchmarks.data import MOLECULE_ROWS, TEXT_ROWS, epochs, readings
 from exlm_mini.benchmarks.emission import emission
-from exlm_mini.benchmarks.options import REFERENCE, bench_parser, check_numbers
+from exlm_mini.benchmarks.options import REFERENCE, bench_parser, check_options
 from exlm_mini.benchmarks.step import model_of, step
 from exlm_mini.benchmarks.table import data_line, heading, lines, machine_line, train_lines
 from exlm_mini.benchmarks.training import LEAST_STEPS, singles, train
@@ -277,7 +277,7 @@ RUN = {"dag": _compare, "emission": _compare, "step": _compare, "data": _data, "
 
 def run(arguments: argparse.Namespace) -> None:
     """Measure what was asked for and print it."""
-    check_numbers(arguments)
+    check_options(arguments)
     RUN[arguments.benchmark](arguments)
 
 

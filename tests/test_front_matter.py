@@ -479,6 +479,9 @@ def test_the_reference_shows_every_public_module():
     inner = {f"alignment.{name}" for name in parts}  # alignment itself shows their names
     parts = ("calibration", "captured", "divergence", "entropy", "states", "visits")
     inner |= {f"analysis.{name}" for name in parts}
+    parts = ("basics", "graphs", "pipeline", "runs", "style")
+    inner |= {f"plotting.{name}" for name in parts}
+    inner |= {f"widgets.{name}" for name in ("drawing", "page", "scene")}
     left_out = inner | {"autograd", "durable", "console", "options", "__init__"}
     modules = {
         ".".join(path.relative_to(ROOT / "exlm_mini").with_suffix("").parts)

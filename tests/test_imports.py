@@ -45,7 +45,7 @@ OPTIONAL_LIBRARIES = {
     "accelerate", "datasets", "jsonargparse", "matplotlib", "pandas", "rdkit", "scipy",
     "seaborn", "sklearn", "tokenizers", "tqdm", "yaml",
 }  # fmt: skip
-MAY_DRAW = {"plotting", "experiments.drawings", "experiments.figures", "widgets"}
+MAY_DRAW = {"plotting", "experiments.drawings", "experiments.figures"}
 MAY_READ_OPTIONS = COMMANDS | {"settings", "options", "benchmarks.options"}
 
 

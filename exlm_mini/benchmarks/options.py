@@ -167,7 +167,7 @@ def _thread_counts(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def check_numbers(arguments: argparse.Namespace) -> None:
+def check_options(arguments: argparse.Namespace) -> None:
     """Refuse what no measurement can be made of.
 
     Raises:
