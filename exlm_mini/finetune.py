@@ -105,26 +105,7 @@ def parse(argv: list[str]) -> Request:
         UserError: for an unknown option, task or recipe, or a value that cannot be.
     """
     found = _parser().parse_args(argv)
-    for task in found.task:
-        input_of(task)
-    recipe = Recipe("none", "mean-sd", SEEDS, {})
-    if found.recipe is not None:
-        recipe = load_recipe(found.recipe, task_names())
-        for task in found.task:
-            if task not in recipe.spaces:
-                raise UserError(
-                    f"the recipe {recipe.name} has no task {task}; "
-                    f"{nearest(task, recipe.spaces)}"
-                )
-    elif found.grid:
-        raise UserError("--grid needs a --recipe with the values to try, finetune/table-11")
-    if found.seeds:
-        seeds = tuple(_number(int, "seeds")(text) for text in found.seeds)
-        if len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**63 for seed in seeds):
-            raise UserError(
-                f"--seeds is {list(seeds)}; give different ones, none negative, below 2**63"
-            )
-        recipe = recipe._replace(seeds=seeds)
+    recipe = _recipe(found)
     search_seeds = _number(int, "search-seeds")(found.search_seeds)
     if search_seeds < 1:
         raise UserError(f"--search-seeds is {search_seeds}; it must be at least 1")
@@ -159,6 +140,31 @@ def parse(argv: list[str]) -> Request:
         num_threads,
         found.max_unknown,
     )
+
+
+def _recipe(found: argparse.Namespace) -> Recipe:
+    """The recipe that was named, or none, with the seeds that were given."""
+    for task in found.task:
+        input_of(task)
+    recipe = Recipe("none", "mean-sd", SEEDS, {})
+    if found.recipe is not None:
+        recipe = load_recipe(found.recipe, task_names())
+        for task in found.task:
+            if task not in recipe.spaces:
+                raise UserError(
+                    f"the recipe {recipe.name} has no task {task}; "
+                    f"{nearest(task, recipe.spaces)}"
+                )
+    elif found.grid:
+        raise UserError("--grid needs a --recipe with the values to try, finetune/table-11")
+    if not found.seeds:
+        return recipe
+    seeds = tuple(_number(int, "seeds")(text) for text in found.seeds)
+    if len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**63 for seed in seeds):
+        raise UserError(
+            f"--seeds is {list(seeds)}; give different ones, none negative, below 2**63"
+        )
+    return recipe._replace(seeds=seeds)
 
 
 def _overrides(found: argparse.Namespace, group: str, kind: type) -> dict[str, Any]:

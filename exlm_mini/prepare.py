@@ -24,10 +24,11 @@ from typing import Any
 from exlm_mini.config import DataConfig, UserError
 from exlm_mini.console import INTERRUPTED, ProgressLine, say
 from exlm_mini.corpora.cleaning import Cleaning
-from exlm_mini.corpora.passes import MEGABYTE, Preparation, Stage
+from exlm_mini.corpora.passes import Stage
 from exlm_mini.corpora.preparation import prepare
 from exlm_mini.corpora.sizes import Size, size_of
 from exlm_mini.corpora.sources import NAMED, kind_of
+from exlm_mini.corpora.wanted import MEGABYTE, Preparation
 from exlm_mini.options import Parser
 from exlm_mini.run_directory import RunDirectory
 

@@ -13,17 +13,17 @@ PACKAGE = "exlm_mini"
 # In the order the data flows. A folder counts as one stage; where its own modules have an order
 # they stand in brackets. The commands share the last place: they import nothing of each other.
 STAGES = """
-    checks config autograd durable tokenization corpora[toy contexts grammars text smiles
-    rows sealed packing vocabulary building cleaning unimol sources shards mixing sizes
-    passes preparation] masking expansion rope attention encoder transition emission
-    alignment objectives guesses model official decoding tasks[task files plain_metrics
-    metrics scaffolds molecule_tables moleculenet embedded_molecules seen drawing inputs
-    glue squad_scores squad spans inference sections catalogue] batches evaluation manifest
-    checkpoint optimizer_state run_directory training estimate watching engine update
-    trainer settings_file settings pretrained downstream encoded_task problems
+    checks config autograd durable tokenization corpora[toy contexts grammars english text
+    smiles rows sealed packing vocabulary building cleaning unimol sources wanted shards
+    mixing sizes passes preparation] masking expansion rope attention encoder transition
+    emission alignment objectives guesses model official decoding tasks[task files
+    plain_metrics metrics scaffolds molecule_tables moleculenet embedded_molecules seen
+    drawing inputs glue squad_scores squad spans inference sections catalogue] batches
+    evaluation manifest checkpoint optimizer_state run_directory training estimate watching
+    engine update trainer settings_file settings pretrained downstream encoded_task problems
     finetuning_config finetuning grid results throughput console costs options measure
-    downstream_runs self_check benchmarks filling readout live analysis plotting experiments
-    widgets
+    downstream_runs self_check benchmarks filling readout live analysis plotting curves
+    experiments widgets
 """
 COMMANDS = {"prepare", "pretrain", "finetune", "fill", "sweep", "plot", "bench", "doctor"}
 

@@ -25,10 +25,10 @@ from exlm_mini.corpora import open_corpus, passes, preparation, sealed
 from exlm_mini.corpora.cleaning import Cleaning
 from exlm_mini.corpora.grammars import grammar
 from exlm_mini.corpora.packing import Pack
-from exlm_mini.corpora.passes import Preparation
 from exlm_mini.corpora.preparation import prepare
 from exlm_mini.corpora.sealed import read_json
 from exlm_mini.corpora.shards import Split
+from exlm_mini.corpora.wanted import Preparation
 from exlm_mini.prepare import INTERRUPTED, main
 from exlm_mini.run_directory import RunDirectory
 

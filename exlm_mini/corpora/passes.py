@@ -6,20 +6,18 @@ Passes 1 and 3 run in several processes. A shard that is found finished is not m
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import __version__
-from ..checks import POSITIVE, UserError, check_numbers
-from ..config import DataConfig
+from ..config import UserError
 from ..tokenization import Tokenizer
-from .cleaning import Cleaning, CleaningCounts
+from .cleaning import CleaningCounts
 from .mixing import bucket_bound, bucket_totals, wanted_tokens
 from .sealed import read_json, seal_of, sha256_of, write_json
 from .shards import (
@@ -33,58 +31,11 @@ from .shards import (
     texts_of,
 )
 from .smiles import require_rdkit
-from .sources import Source, Unit, check_source
+from .sources import Source, Unit
 from .vocabulary import given_tokenizer, learn_tokenizer, most_often
+from .wanted import MEGABYTE, Preparation
 
 LIBRARIES = {"text": ("numpy", "tokenizers"), "smiles": ("numpy", "rdkit", "tokenizers")}
-MEGABYTE = 1_000_000
-SHARD_MEGABYTES = {"text": 8.0, "smiles": 1.0}
-"""Each a few seconds of work."""
-
-
-@dataclass(frozen=True)
-class Preparation:
-    """What to prepare; everything the packs depend on."""
-
-    data: DataConfig
-    """kind, column, tokenizer, vocab_size, block_length, validation_share, max_documents (of
-    each source), max_unknown, max_rejected."""
-    sources: tuple[tuple[str, ...], ...]
-    """Each a short name, a hub id, or paths."""
-    weights: tuple[float, ...] = ()
-    """Shares of the training tokens, one per source; none: all of every source."""
-    cleaning: Cleaning = field(default_factory=Cleaning)
-    """smiles only."""
-    accepted: tuple[str, ...] = ()
-    """Named sources with a caveat that the user accepts."""
-    seed: int = 1
-    tokenizer_megabytes: float = 500
-    """Text to learn the tokenizer from, at most."""
-    shard_megabytes: float | None = None
-    """Text of a shard, what a kill may lose per process; none: 8, or 1 of molecules."""
-
-    def __post_init__(self) -> None:
-        if self.shard_megabytes is None:
-            object.__setattr__(self, "shard_megabytes", SHARD_MEGABYTES[self.data.kind])
-        if not self.sources:
-            raise UserError("there is nothing to prepare; name a --source")
-        if self.weights and len(self.weights) != len(self.sources):
-            raise UserError(
-                f"{len(self.weights)} weights were given for {len(self.sources)} sources; give "
-                "one each"
-            )
-        if not all(0 < weight < float("inf") for weight in self.weights):
-            raise UserError(f"the weights are {self.weights}; each must be positive")
-        check_numbers("", self, POSITIVE, "tokenizer_megabytes", "shard_megabytes")
-        if self.data.kind != "smiles" and self.cleaning != Cleaning():
-            raise UserError(
-                f"data.kind is {self.data.kind}; only molecules are cleaned, leave the options "
-                "of cleaning out"
-            )
-        if not 0 <= self.seed < 2**63:
-            raise UserError(f"seed is {self.seed}; it must not be negative, and below 2**63")
-        for words in self.sources:
-            check_source(words, self.data.kind, self.accepted)
 
 
 class Stage(NamedTuple):
@@ -102,16 +53,6 @@ class Stage(NamedTuple):
 class Shard(NamedTuple):
     place: Place
     record: dict[str, Any]
-
-
-def settings_of(wanted: Preparation) -> dict[str, Any]:
-    """Settings as JSON knows them, under dotted names; what no pack depends on is left out."""
-    plain = json.loads(json.dumps(asdict(wanted)))
-    for name in ("accepted", "shard_megabytes"):
-        del plain[name]
-    for group in ("data", "cleaning"):
-        plain |= {f"{group}.{name}": value for name, value in plain.pop(group).items()}
-    return plain
 
 
 class Passes:

@@ -29,11 +29,12 @@ from .building import write_description
 from .cleaning import CleaningCounts
 from .mixing import bucket_bound, bucket_totals, chosen, smiles_rows, text_rows, wanted_tokens
 from .packing import Pack, write_pack
-from .passes import Passes, Preparation, Shard, Stage, read_if_sound, settings_of
+from .passes import Passes, Shard, Stage, read_if_sound
 from .rows import Counts, Rows
 from .sealed import read_json, write_json
 from .shards import NUM_BUCKETS, Place, Workers
 from .sources import Source, open_source
+from .wanted import Preparation, settings_of
 
 SHARDS = "shards"
 PARTIAL = "corpus.partial"
