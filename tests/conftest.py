@@ -41,3 +41,20 @@ def chromium():
         browser = play.chromium.launch(executable_path=executable, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def three_runs(monkeypatch):
+    """No more runs than a median needs."""
+    from exlm_mini import measure
+
+    monkeypatch.setattr(measure, "MOST_RUNS", measure.LEAST_RUNS)
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """Compiling takes half a minute, and tests/test_emission.py does it."""
+    from exlm_mini import emission
+
+    function = emission._normalise_rounded_
+    monkeypatch.setattr(emission, "_fused", lambda: function)

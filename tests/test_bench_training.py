@@ -1,0 +1,301 @@
+"""The speed of the data and of whole steps of a recipe."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import subprocess
+import sys
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from bench_runs import records_of, refuses
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from exlm_mini import batches, bench, measure
+from exlm_mini.benchmarks import Shape
+from exlm_mini.benchmarks import training as training_benchmark
+from exlm_mini.benchmarks.dag import (
+    too_large,
+)
+from exlm_mini.benchmarks.data import (
+    BATCH_TOKENS,
+    MASKERS,
+    MOLECULE_BATCH,
+    MOLECULE_LENGTHS,
+    MOLECULE_VOCABULARY,
+    epochs,
+    made_pack,
+)
+from exlm_mini.benchmarks.training import (
+    LEAST_STEPS,
+    WARM_UP_STEPS,
+    DoesNotFit,
+    singles,
+    train,
+)
+from exlm_mini.config import DataConfig, ModelConfig, RunConfig, SpecialIds
+from exlm_mini.corpora import prepare_corpus
+from exlm_mini.measure import (
+    LEAST_RUNS,
+    MIB,
+)
+from exlm_mini.settings import load_recipe, parse
+from exlm_mini.throughput import SAME_SPEED
+from exlm_mini.training import make_model
+from exlm_mini.update import Updater
+
+pytestmark = pytest.mark.usefixtures("three_runs", "uncompiled")
+CPU = torch.device("cpu")
+
+
+# ---- from a pack to a batch ----
+
+
+@given(
+    st.integers(1, 3000), st.one_of(st.none(), st.integers(2, 60)), st.integers(7, 70000),
+    st.one_of(st.none(), st.integers(20, 60)),
+)  # fmt: skip
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_made_pack_has_rows_of_ordinary_tokens(
+    tmp_path_factory, num_tokens, row_length, vocab_size, longest
+):
+    special = SpecialIds()
+    folder = tmp_path_factory.mktemp("pack")
+    pack = made_pack(folder, num_tokens, row_length, vocab_size, longest)
+    token_ids_BN, lengths_B = pack.gather(range(len(pack)))
+    if row_length:
+        assert pack.row_length == row_length
+    else:
+        assert set(lengths_B.tolist()) <= {min(n, longest or n) for n in MOLECULE_LENGTHS}
+    longest_row = row_length or max(MOLECULE_LENGTHS)
+    assert abs(pack.num_tokens - num_tokens) <= max(0.5 * num_tokens, 2 * longest_row)
+    assert token_ids_BN[:, 0].eq(special.bos).all()
+    for row_N, length in zip(token_ids_BN, lengths_B.tolist(), strict=True):
+        assert row_N[length - 1] == special.eos
+        inner = row_N[1 : length - 1]
+        assert inner.numel() == 0 or len(special) <= inner.min() <= inner.max() < vocab_size
+
+
+def test_a_vocabulary_of_special_tokens_alone_makes_no_pack(tmp_path):
+    with pytest.raises(ValueError, match="no ordinary token"):
+        made_pack(tmp_path, 100, 10, len(SpecialIds()))
+
+
+def test_molecule_lengths_are_those_of_the_embedded_molecules(tmp_path):
+    pytest.importorskip("rdkit")
+    corpus = prepare_corpus(DataConfig(kind="smiles", block_length=256), tmp_path, seed=1)
+    assert corpus.train.vocab_size == MOLECULE_VOCABULARY
+    lengths_R = np.concatenate([corpus.train.lengths_R, corpus.validation.lengths_R])
+    shares = np.arange(0.025, 1, 0.05)
+    assert np.quantile(lengths_R, shares, method="nearest").tolist() == list(MOLECULE_LENGTHS)
+
+
+def test_data_is_measured_in_every_part_on_one_thread(capsys):
+    before = torch.get_num_threads()
+    found = records_of(capsys, "data", "--tokens", "70000", "--epoch-rows", "500")
+    assert torch.get_num_threads() == before
+    kinds = ["64 x 128", "32 x 512", "64 x 512", f"{MOLECULE_BATCH} molecules"]
+    counted = [f"{BATCH_TOKENS} tokens, {rows}" for rows in ("text of 128", "text of 512")]
+    names = {
+        "reading": set(kinds),
+        "masking": {f"{kind}, {masker}" for kind in kinds for masker in MASKERS},
+        "batch": {*kinds, *counted, f"{BATCH_TOKENS} tokens, molecules"},
+        "epoch": {"rows of 128", "molecules", f"molecules, batches of {BATCH_TOKENS} tokens"},
+    }
+    for part, expected in names.items():
+        assert {row["name"] for row in found if row["part"] == part} == expected
+    assert len(found) == sum(map(len, names.values()))
+    for row in found:
+        assert row["benchmark"] == "data" and row["threads"] == 1
+        assert row["machine"] == measure.machine(CPU)
+        assert row["runs"] >= LEAST_RUNS
+        assert row["tokens_per_second"] == 1000 * row["num_tokens"] / row["median_ms"]
+        assert row["tokens_per_cpu_second"] == 1000 * row["num_tokens"] / row["median_cpu_ms"]
+    by_name = {(row["part"], row["name"]): row for row in found}
+    assert by_name["reading", "64 x 512"]["num_tokens"] == 64 * 512
+    assert by_name["epoch", "rows of 128"]["num_tokens"] == 500 * 128
+    assert by_name["batch", counted[1]]["num_tokens"] <= BATCH_TOKENS
+
+
+def test_every_timed_epoch_is_ordered_anew(monkeypatch):
+    ordered = []
+    order = batches.epoch_order
+
+    def noted(lengths_R, batch_size, seed, epoch):
+        ordered.append((len(lengths_R), epoch))
+        return order(lengths_R, batch_size, seed, epoch)
+
+    monkeypatch.setattr(batches, "epoch_order", noted)
+    found = list(epochs(text_rows=600, molecule_rows=700))
+    assert [reading.num_rows for reading in found] == [600, 700, 700]
+    for num_rows, reading in zip((600, 700), found, strict=False):
+        counters = [epoch for rows, epoch in ordered if rows == num_rows]
+        assert len(set(counters)) == len(counters) >= reading.runs
+
+
+# ---- steps of a recipe ----
+
+
+def toy(**changes) -> RunConfig:
+    """The recipe toy-pairs, one of its objectives, with some settings of training replaced."""
+    config = singles(load_recipe("toy-pairs"))[1]
+    settings = {"device": "cpu", "micro_batch_size": 32}
+    return dataclasses.replace(
+        config, train=dataclasses.replace(config.train, **settings | changes)
+    )
+
+
+def test_a_recipe_is_read_alike_with_and_without_the_parser_of_options():
+    for name in ("toy-pairs", "text-base", "smiles-base", "repeated-mlm"):
+        assert load_recipe(name) == parse(["--recipe", name]).config
+
+
+def test_the_speed_of_a_recipe_names_all_that_it_depends_on(capsys):
+    found = records_of(capsys, "train", "--recipe", "toy-pairs", "--steps", "3")
+    assert [row["objective"] for row in found] == ["mlm", "exlm"]
+    for row, config in zip(found, singles(load_recipe("toy-pairs")), strict=True):
+        assert row["benchmark"] == "train" and row["recipe"] == "toy-pairs"
+        assert set(row["settings"]) == set(SAME_SPEED)
+        assert row["settings"]["objective"] == row["objective"]
+        assert row["settings"]["train.precision"] == "fp32"  # what auto is on a CPU
+        assert row["tokens_per_step"] == 128 * 13
+        assert row["tokens_per_second"] == pytest.approx(128 * 13 / row["median_ms"] * 1000)
+        assert row["flops_per_second"] == row["flops_per_token"] * row["tokens_per_second"]
+        assert row["steps"] == 3
+        assert (row["accumulated"], row["accumulated_by_recipe"]) == (1, 1)
+        assert row["threads"] == config.train.num_threads == 1
+        model = make_model(config, row["vocab_size"], SpecialIds())
+        assert row["num_parameters"] == sum(p.numel() for p in model.parameters())
+        assert row["peak_mib"] is None or row["peak_mib"] >= 0
+        assert row["machine"]["torch"] == torch.__version__
+
+
+def test_the_speed_of_a_recipe_is_shown_to_a_person(capsys):
+    argv = ["train", "--recipe", "toy-pairs", "--steps", "3", "--objective", "exlm"]
+    assert bench.main([*argv, "--micro-batch", "64", "--accumulate", "1"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^toy-pairs, exlm: [\d,]+ tokens/s, \S+ FLOP/s, peak memory", out, re.M)
+    assert re.search(r"3 steps of \d+ ms = 1 \(of 2\) x 64 rows, fp32, 0.1 M parameters", out)
+
+
+@pytest.mark.parametrize("seconds", [0.0, math.inf])
+def test_real_steps_are_made_and_the_first_are_not_timed(seconds, monkeypatch):
+    made = []
+    step = Updater.step
+
+    def noted(self, number, rate):
+        before = [p.detach().clone() for p in self.model.parameters()]
+        update = step(self, number, rate)
+        is_changed = any(
+            not torch.equal(a, b) for a, b in zip(before, self.model.parameters(), strict=True)
+        )
+        made.append((number, rate > 0, is_changed, update.num_tokens))
+        return update
+
+    monkeypatch.setattr(Updater, "step", noted)
+    found = train(toy(), steps=5, seconds=seconds, accumulate=2)
+    timed = 5 if seconds else LEAST_STEPS
+    assert len(found.seconds) == len(found.num_tokens) == timed
+    assert made == [(n, True, True, 2 * 32 * 13) for n in range(WARM_UP_STEPS + timed)]
+    assert (found.accumulated, found.accumulated_by_recipe) == (2, 4)
+    assert found.settings["train.batch_size"] == 128  # the recipe's, not the shorter step's
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens"), [("smiles-tiny", range(32 * 11, 32 * 69)), ("text-tiny", [64 * 64])]
+)
+def test_the_rows_of_a_recipe_are_of_its_kind(name, tokens):
+    (config,) = singles(load_recipe(name))
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, device="cpu"))
+    found = train(config, steps=3)
+    assert all(n in tokens for n in found.num_tokens)
+    assert found.vocab_size == {"smiles-tiny": MOLECULE_VOCABULARY, "text-tiny": 500}[name]
+
+
+def test_batches_counted_in_tokens_are_measured_in_tokens():
+    (config,) = singles(load_recipe("smiles-base"))
+    small = ModelConfig(preset="tiny", states_per_mask=2)
+    counted = {"batch_tokens": 2000, "micro_batch_tokens": 500, "device": "cpu"}
+    settings = dataclasses.replace(config.train, **counted, precision="fp32")
+    found = train(dataclasses.replace(config, model=small, train=settings), 3, accumulate=2)
+    assert found.vocab_size == config.data.vocab_size
+    assert all(300 < n <= 1000 for n in found.num_tokens)
+    assert found.accumulated_by_recipe == 4
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+        MemoryError(),
+    ],
+)
+def test_a_recipe_that_does_not_fit_says_what_to_lower(error, monkeypatch, capsys):
+    def full(*_):
+        raise error
+
+    monkeypatch.setattr(training_benchmark, "_timed_steps", full)
+    argv = ["train", "--recipe", "toy-pairs", "--device", "cpu"]
+    refuses(argv, ["toy-pairs does not fit", "128 rows", "lower --micro-batch"], capsys)
+
+
+def test_another_failure_is_not_taken_for_a_lack_of_memory(monkeypatch):
+    def broken(*_):
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(training_benchmark, "_timed_steps", broken)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        train(toy())
+
+
+def test_what_does_not_fit_holds_on_to_nothing(monkeypatch):
+    kept = []
+
+    def full(*_):
+        tensor = torch.ones(1000)
+        kept.append(weakref.ref(tensor))
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(training_benchmark, "_timed_steps", full)
+    with pytest.raises(DoesNotFit) as told:
+        train(toy())
+    assert told.value.__context__ is None and kept[0]() is None
+
+
+def test_where_memory_is_not_told_steps_are_timed_all_the_same(monkeypatch):
+    monkeypatch.setattr(training_benchmark, "resident_bytes", lambda call: None)
+    found = train(toy(), steps=3)
+    assert found.peak_mib is None and len(found.seconds) == 3
+
+
+def test_steps_of_a_recipe_need_no_library_for_data_or_options():
+    missing = ["accelerate", "datasets", "jsonargparse", "rdkit", "tokenizers", "tqdm"]
+    program = f"""
+import sys
+for name in {missing!r}:
+    sys.modules[name] = None
+from exlm_mini.bench import main
+sys.exit(main(["train", "--recipe", "toy-pairs", "--objective", "mlm", "--steps", "3"]))
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_recipe_on_a_gpu_runs_in_bf16_and_gives_its_memory_back():
+    before = torch.cuda.memory_allocated()
+    found = train(toy(device="cuda"), steps=3)
+    assert found.settings["train.precision"] == "bf16"
+    assert found.peak_mib > 4 * found.num_parameters / MIB
+    assert torch.cuda.memory_allocated() <= before + MIB
+
+
+def test_paths_beyond_any_float_are_still_told():
+    assert "10^997 paths" in (too_large("enumerate", Shape(1, 1024, 4096)) or "")

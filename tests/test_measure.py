@@ -1,0 +1,144 @@
+"""What is measured with; no test asks how long something took."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from exlm_mini import measure
+from exlm_mini.measure import (
+    LEAST_RUNS,
+    MIB,
+    MOST_RUNS,
+    Timing,
+    peak_bytes,
+    relative_error,
+    resident_bytes,
+    time_side_by_side,
+)
+
+pytestmark = pytest.mark.usefixtures("three_runs", "uncompiled")
+CPU = torch.device("cpu")
+FLOAT = 4
+
+
+# ---- time ----
+
+
+def test_calls_are_timed_in_turn_after_one_run_each_to_warm_up():
+    order = []
+    calls = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
+    timings = time_side_by_side(calls, CPU, enough_seconds=0)
+    assert order == ["a", "b"] * (1 + LEAST_RUNS)
+    assert {name: len(timing.wall_ms) for name, timing in timings.items()} == {
+        "a": LEAST_RUNS,
+        "b": LEAST_RUNS,
+    }
+
+
+def test_a_warm_call_is_not_run_uncounted():
+    order = []
+    measure.time_call(lambda: order.append(0), CPU, enough_seconds=0, is_warm=True)
+    assert len(order) == LEAST_RUNS
+
+
+def test_quick_calls_are_run_no_more_than_is_useful(monkeypatch):
+    monkeypatch.setattr(measure, "MOST_RUNS", MOST_RUNS)
+    assert len(time_side_by_side({"": int}, CPU)[""].wall_ms) == MOST_RUNS
+
+
+def test_one_slow_run_does_not_move_the_median():
+    timing = Timing([3.0, 100.0, 2.0], [1.0, 1.0, 70.0])
+    assert (timing.median_ms, timing.median_cpu_ms) == (3.0, 1.0)
+
+
+def test_the_number_of_threads_is_set_for_a_while_only():
+    before = torch.get_num_threads()
+    with pytest.raises(KeyError), measure.threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+        raise KeyError
+    assert torch.get_num_threads() == before
+
+
+# ---- memory ----
+
+
+def test_peak_memory_is_counted_to_the_byte():
+    kept = torch.ones(1000, 1000)  # was there before: does not count
+
+    def two_alive() -> torch.Tensor:
+        return kept + 1 + kept
+
+    assert peak_bytes(two_alive, CPU) == 2 * 1000 * 1000 * FLOAT
+
+
+def test_peak_memory_is_what_is_alive_at_one_time():
+    def one_after_the_other() -> None:
+        for _ in range(5):
+            torch.ones(1000)
+
+    assert peak_bytes(one_after_the_other, CPU) == 1000 * FLOAT
+
+
+def test_peak_memory_counts_the_backward_pass():
+    x = torch.ones(1000, requires_grad=True)
+
+    def forward() -> torch.Tensor:
+        return (x * 2 * x).sum()
+
+    assert peak_bytes(lambda: torch.autograd.grad(forward(), x), CPU) > peak_bytes(forward, CPU)
+
+
+def test_resident_memory_sees_what_pytorch_did_not_allocate():
+    size = 32 * MIB
+    resident = resident_bytes(lambda: np.ones(size, dtype=np.uint8))
+    if resident is None:
+        pytest.skip("this system does not tell")
+    assert abs(resident - size) < size / 4
+    assert peak_bytes(lambda: np.ones(size, dtype=np.uint8), CPU) == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_peak_memory_of_a_gpu_leaves_out_what_was_there_before():
+    device = torch.device("cuda")
+    kept = torch.ones(1000, 1024, device=device)
+    assert peak_bytes(lambda: kept + 1 + kept, device) == 2 * 1000 * 1024 * FLOAT
+    assert min(measure.time_call(lambda: kept + 1, device).wall_ms) > 0
+
+
+# ---- error ----
+
+
+def test_relative_error_is_the_largest_difference_over_the_largest_value():
+    exact = torch.tensor([4.0, -8.0, 1.0], dtype=torch.float64)
+    assert relative_error(exact, exact) == 0
+    assert relative_error(torch.tensor([5.0, -8.0, 1.5]), exact) == 1 / 8
+    assert relative_error(torch.tensor([0.5]), torch.zeros(1)) == 0.5
+
+
+def test_relative_error_takes_infinities_only_where_they_belong():
+    exact = torch.tensor([-torch.inf, -2.0])
+    assert relative_error(torch.tensor([-torch.inf, -3.0]), exact) == 0.5
+    assert relative_error(torch.tensor([-5.0, -2.0]), exact) == math.inf
+    assert relative_error(torch.tensor([-torch.inf, torch.nan]), exact) == math.inf
+
+
+# ---- the machine ----
+
+
+def test_the_machine_is_described():
+    about = measure.machine(CPU)
+    assert about["torch"] == torch.__version__
+    assert about["device"] == "cpu"
+    assert about["cpu"] and about["num_cpus"] >= 1
+    assert re.fullmatch(r"[0-9a-f]{40}( with changes)?|not a git checkout", about["commit"])
+
+
+def test_a_package_outside_a_checkout_has_no_commit(monkeypatch, tmp_path):
+    monkeypatch.setattr(measure, "__file__", str(tmp_path / "measure.py"))
+    assert measure.commit() == "not a git checkout"
