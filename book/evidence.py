@@ -31,7 +31,7 @@ from dataclasses import fields
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 # So that nothing needs to be installed.
@@ -59,10 +59,11 @@ from study_sizes import QUICK, Sizes, sizes_from  # noqa: E402
 from exlm_mini.alignment import BACKENDS  # noqa: E402
 from exlm_mini.benchmarks.dag import load_extra_backend  # noqa: E402
 from exlm_mini.config import UserError, nearest  # noqa: E402
+from exlm_mini.console import INTERRUPTED  # noqa: E402
 from exlm_mini.measure import machine  # noqa: E402
+from exlm_mini.options import command_parser  # noqa: E402
 from exlm_mini.training import choose_device  # noqa: E402
 
-INTERRUPTED = 130
 TIME_IS_UP = 3
 SECTIONS: dict[str, Callable[[Setting], Iterator[Item]]] = {
     "checks": checks,
@@ -232,22 +233,8 @@ def _usual_path(about: dict[str, Any], is_quick: bool) -> Path:
     return folder / f"evidence-{slug}.json"
 
 
-class _Parser(argparse.ArgumentParser):
-    """An option that cannot be is a ``UserError``, told in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; --help lists the options")
-
-
 def _parser() -> argparse.ArgumentParser:
-    first, _, rest = __doc__.partition("\n")
-    parser = _Parser(
-        prog="python book/evidence.py",
-        description=first,
-        epilog=rest,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser("python book/evidence.py", __doc__)
     add = parser.add_argument
     add("--output", type=Path, metavar="FILE", help="where to; default: named by the device")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:N")

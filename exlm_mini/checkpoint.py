@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -30,15 +29,19 @@ from torch import Tensor
 
 from exlm_mini.config import UserError
 from exlm_mini.durable import NO_SPACE, sync_directory, write_synced
+from exlm_mini.manifest import (
+    DIRECTORY_NAME,
+    FILE_NAME,
+    FORMAT,
+    MANIFEST,
+    VERSION,
+    broken,
+    encode_manifest,
+    file_entry,
+    read_checked,
+    read_manifest,
+)
 
-FORMAT = "exlm_mini checkpoint"
-VERSION = 1
-MANIFEST = "manifest.json"
-
-_FILE_NAME = re.compile(r"[A-Za-z0-9_]+\.safetensors")
-# ".replaced" is a complete checkpoint, moved aside for the moment in which a new save of the
-# same step takes its place.
-_DIRECTORY_NAME = re.compile(r"step-([0-9]{6,12})(\.replaced)?")
 _LEFTOVER_NAME = re.compile(r"(step-[0-9]{6,12})\.(tmp|replaced)")
 
 
@@ -76,7 +79,7 @@ def save_checkpoint(
     if step < 0:
         raise ValueError(f"step is {step}; it must not be negative")
     for group in tensors:
-        if not _FILE_NAME.fullmatch(f"{group}.safetensors"):
+        if not FILE_NAME.fullmatch(f"{group}.safetensors"):
             raise ValueError(f"group '{group}' must be letters, digits and _")
     stored, tied = _without_duplicates(tensors)
     needed = _num_bytes(stored, state)
@@ -93,9 +96,7 @@ def save_checkpoint(
         for group, named in stored.items():
             data = safetensors.torch.save(named)
             write_synced(draft / f"{group}.safetensors", data)
-            files[f"{group}.safetensors"] = {
-                "bytes": len(data), "sha256": _sha256(data), "tied": tied[group],
-            }  # fmt: skip
+            files[f"{group}.safetensors"] = file_entry(data, tied[group])
         fields = {"format": FORMAT, "version": VERSION, "step": step}
         manifest = encode_manifest({**fields, "files": files, "state": state})
         write_synced(draft / MANIFEST, manifest)
@@ -120,16 +121,16 @@ def load_checkpoint(path: Path) -> Checkpoint:
     Raises:
         UserError: missing, truncated or changed file, or a manifest this version cannot read.
     """
-    manifest = _read_manifest(path / MANIFEST)
+    manifest = read_manifest(path / MANIFEST)
     tensors = {}
     for file_name, entry in manifest["files"].items():
         file = path / file_name
-        data = _read_checked(file, entry)
+        data = read_checked(file, entry)
         try:
             named = safetensors.torch.load(data)
             named.update({alias: named[owner] for alias, owner in entry["tied"].items()})
         except (safetensors.SafetensorError, KeyError, ValueError) as error:
-            raise _broken(file, f"does not hold what its manifest says ({error})") from error
+            raise broken(file, f"does not hold what its manifest says ({error})") from error
         tensors[file_name.removesuffix(".safetensors")] = named
     return Checkpoint(manifest["step"], tensors, manifest["state"])
 
@@ -207,12 +208,6 @@ def prune_checkpoints(directory: Path, keep_last: int, best_step: int | None) ->
         shutil.rmtree(doomed, ignore_errors=True)
 
 
-def encode_manifest(fields: dict) -> bytes:
-    """The manifest as JSON, its last entry the sha256 of the same text without that entry."""
-    digest = _sha256(json.dumps(fields, indent=1).encode())
-    return (json.dumps({**fields, "manifest_sha256": digest}, indent=1) + "\n").encode()
-
-
 def _without_duplicates(
     tensors: dict[str, dict[str, Tensor]],
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, dict[str, str]]]:
@@ -262,18 +257,18 @@ def _newest_first(directory: Path) -> list[Path]:
         raise UserError(
             f"cannot list {directory} ({error.strerror}); check its permissions"
         ) from error
-    found = [path for path in paths if _DIRECTORY_NAME.fullmatch(path.name)]
+    found = [path for path in paths if DIRECTORY_NAME.fullmatch(path.name)]
     return sorted(found, key=lambda path: (_step_of(path), path.suffix == ""), reverse=True)
 
 
 def _step_of(path: Path) -> int:
-    return int(_DIRECTORY_NAME.fullmatch(path.name)[1])
+    return int(DIRECTORY_NAME.fullmatch(path.name)[1])
 
 
 def _is_complete(path: Path) -> bool:
     """Its manifest is right and its files have the sizes it says; costs no reading of them."""
     try:
-        files = _read_manifest(path / MANIFEST)["files"]
+        files = read_manifest(path / MANIFEST)["files"]
         return all((path / name).stat().st_size == files[name]["bytes"] for name in files)
     except (UserError, OSError):
         return False
@@ -282,7 +277,7 @@ def _is_complete(path: Path) -> bool:
 def _is_intact(path: Path) -> bool:
     """``load_checkpoint`` would take it; reads all files piece by piece, holds no tensors."""
     try:
-        for name, entry in _read_manifest(path / MANIFEST)["files"].items():
+        for name, entry in read_manifest(path / MANIFEST)["files"].items():
             with open(path / name, "rb") as stream:
                 if hashlib.file_digest(stream, "sha256").hexdigest() != entry["sha256"]:
                     return False
@@ -318,83 +313,3 @@ def _save_error(error: OSError, final: Path, needed: int) -> UserError:
         f"{free:,} are free; free some space or lift the file size limit, then start again: "
         "earlier checkpoints are intact"
     )
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def _broken(file: Path, what: str) -> UserError:
-    """The line for a checkpoint that must not be used."""
-    return UserError(
-        f"{file} {what}; restore it from a copy, or delete {file.parent} to use an earlier "
-        "checkpoint"
-    )
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except FileNotFoundError as error:
-        raise _broken(file, "is missing") from error
-    except OSError as error:
-        raise _broken(file, f"cannot be read ({error.strerror})") from error
-
-
-def _read_checked(file: Path, entry: dict) -> bytes:
-    """The bytes of a file that are exactly those the manifest speaks of."""
-    data = _read(file)
-    if len(data) != entry["bytes"]:
-        raise _broken(file, f"has {len(data):,} bytes instead of {entry['bytes']:,}")
-    if _sha256(data) != entry["sha256"]:
-        raise _broken(file, "is damaged: its sha256 is not the one in the manifest")
-    return data
-
-
-def _read_manifest(file: Path) -> dict:
-    """The manifest, its text unchanged and its fields of the right types."""
-    if not file.parent.is_dir():
-        raise UserError(f"there is no checkpoint {file.parent}; give a step-NNNNNN directory")
-    data = _read(file)
-    try:
-        fields = json.loads(data.decode())
-    except (ValueError, RecursionError) as error:
-        raise _broken(file, "is damaged: it is not JSON") from error
-    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-        raise _broken(file, f"is no manifest of an {FORMAT}")
-    if fields.get("version") != VERSION:
-        raise UserError(
-            f"{file} is of format version {fields.get('version')!r}, this program reads "
-            f"version {VERSION}; use the version of exlm_mini that wrote it"
-        )
-    try:
-        # Written again it must come out byte for byte: one comparison for every kind of change.
-        rest = {key: value for key, value in fields.items() if key != "manifest_sha256"}
-        is_unchanged = encode_manifest(rest) == data
-    except (ValueError, RecursionError):
-        is_unchanged = False
-    if not is_unchanged:
-        raise _broken(file, "is damaged: its text does not fit its sha256")
-    _check_fields(file, fields)
-    name = _DIRECTORY_NAME.fullmatch(file.parent.name)
-    if name and int(name[1]) != fields["step"]:
-        raise _broken(file, f"is of step {fields['step']}, so {file.parent} was renamed")
-    return fields
-
-
-def _check_fields(file: Path, fields: dict) -> None:
-    """Refuse a manifest with keys missing or of wrong type."""
-    for key, kind in {"step": int, "files": dict, "state": dict}.items():
-        if type(fields.get(key)) is not kind:
-            raise _broken(file, f"lacks '{key}', or it is not of type {kind.__name__}")
-    for name, entry in fields["files"].items():
-        # A plain name, so that a manifest cannot point outside its directory.
-        if not _FILE_NAME.fullmatch(name) or not isinstance(entry, dict):
-            raise _broken(file, f"lists {name!r}, which is not a file of tensors")
-        for key, kind in {"bytes": int, "sha256": str, "tied": dict}.items():
-            if type(entry.get(key)) is not kind:
-                raise _broken(
-                    file, f"lacks '{key}' of {name}, or it is not of type {kind.__name__}"
-                )
-        if not all(isinstance(owner, str) for owner in entry["tied"].values()):
-            raise _broken(file, f"ties names of {name} to things that are not names")

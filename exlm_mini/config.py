@@ -6,19 +6,22 @@ dotted options (``--model.states_per_mask 8``). A value that cannot work raises 
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple
+
+from exlm_mini.checks import (
+    AT_LEAST_1,
+    BELOW_1,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SHARE,
+    UserError,
+    check_choices,
+    check_numbers,
+    nearest,
+)
 
 SPECIAL_TOKENS = ("[PAD]", "[BOS]", "[EOS]", "[UNK]", "[SEP]", "[MASK]")
-
-
-class UserError(ValueError):
-    """A mistake of the user, told in one line that names the value and the remedy.
-
-    Commands print the line and end with exit code 2; a traceback is for our own mistakes.
-    """
 
 
 class SpecialIds(NamedTuple):
@@ -48,21 +51,6 @@ ENCODER_PRESETS = {
     "large": EncoderShape(24, 1024, 4096, 16),  # Table 10
     "molecular": EncoderShape(9, 768, 2048, 12),  # Table 7
 }
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A clause that offers the known names closest to a mistyped one."""
-    known = list(known)
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
-
-
-def _check_choices(group: str, settings: object) -> None:
-    """Refuse a value that is not in its field's list; only the command line checks types."""
-    for name, hint in get_type_hints(type(settings)).items():
-        value, choices = getattr(settings, name), get_args(hint)
-        if get_origin(hint) is Literal and value not in choices:
-            raise UserError(f"{group}{name} is '{value}'; {nearest(str(value), choices)}")
 
 
 @dataclass(frozen=True)
@@ -116,23 +104,15 @@ class ModelConfig:
     """Standard deviation of the initial weights."""
 
     def __post_init__(self) -> None:
-        _check_choices("model.", self)
-        for name in ("states_per_mask", "max_positions", "emission_chunk"):
-            if getattr(self, name) < 1:
-                raise UserError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("num_layers", "width", "ffn_width", "num_heads", "vocab_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"model.{name} is {value}; it must be at least 1")
-        for name in ("dropout", "attention_dropout", "activation_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"model.{name} is {getattr(self, name)}; it must lie in [0, 1)")
-        if not self.init_std > 0:
-            raise UserError(f"model.init_std is {self.init_std}; it must be positive")
-        if not self.clone_embedding_std >= 0:
-            raise UserError(
-                f"model.clone_embedding_std is {self.clone_embedding_std}; it must not be negative"
-            )
+        check_choices("model.", self)
+        check_numbers(
+            "model.", self, AT_LEAST_1, "states_per_mask", "max_positions", "emission_chunk",
+            "num_layers", "width", "ffn_width", "num_heads", "vocab_size",
+        )  # fmt: skip
+        dropouts = ("dropout", "attention_dropout", "activation_dropout")
+        check_numbers("model.", self, BELOW_1, *dropouts)
+        check_numbers("model.", self, POSITIVE, "init_std")
+        check_numbers("model.", self, NOT_NEGATIVE, "clone_embedding_std")
         if self.sparse and self.transition in ("ctc", "uniform"):
             raise UserError(
                 f"model.sparse has no meaning with model.transition {self.transition}, which has "
@@ -166,13 +146,12 @@ class MaskingConfig:
     """repeated-mlm only: k of §3, copies of each token."""
 
     def __post_init__(self) -> None:
-        _check_choices("masking.", self)
+        check_choices("masking.", self)
         if not 0 < self.mask_ratio < 1:
             raise UserError(
                 f"masking.mask_ratio is {self.mask_ratio}; it must lie strictly between 0 and 1"
             )
-        if self.num_copies < 1:
-            raise UserError(f"masking.num_copies is {self.num_copies}; it must be at least 1")
+        check_numbers("masking.", self, AT_LEAST_1, "num_copies")
 
 
 @dataclass(frozen=True)
@@ -214,7 +193,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "files", tuple(self.files))
-        _check_choices("data.", self)
+        check_choices("data.", self)
         if self.files and self.hub:
             raise UserError("data.files and data.hub are both set; give one of the two")
         if self.block_length < 3:
@@ -222,23 +201,17 @@ class DataConfig:
                 f"data.block_length is {self.block_length}; a row needs [BOS], one token and "
                 "[EOS], so at least 3"
             )
-        if self.vocab_size < 1:
-            raise UserError(f"data.vocab_size is {self.vocab_size}; it must be at least 1")
-        if self.num_sentences < 1:
-            raise UserError(
-                f"data.num_sentences is {self.num_sentences}; it must be at least 1"
-            )
+        check_numbers("data.", self, AT_LEAST_1, "vocab_size", "num_sentences")
         if self.max_documents is not None and self.max_documents < 2:
             raise UserError(
                 f"data.max_documents is {self.max_documents}; it must be at least 2, one to train "
                 "on and one to validate"
             )
-        for name in ("validation_share",):
-            if not 0 < getattr(self, name) < 1:
-                raise UserError(f"data.{name} is {getattr(self, name)}; it must lie in (0, 1)")
-        for name in ("max_unknown", "max_rejected"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"data.{name} is {getattr(self, name)}; it must lie in [0, 1]")
+        if not 0 < self.validation_share < 1:
+            raise UserError(
+                f"data.validation_share is {self.validation_share}; it must lie in (0, 1)"
+            )
+        check_numbers("data.", self, SHARE, "max_unknown", "max_rejected")
 
 
 @dataclass(frozen=True)
@@ -299,38 +272,30 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "adam_betas", tuple(self.adam_betas))
-        _check_choices("train.", self)
+        check_choices("train.", self)
         if not all(0 <= beta < 1 for beta in self.adam_betas):
             raise UserError(f"train.adam_betas is {self.adam_betas}; both must lie in [0, 1)")
-        for name in ("adam_eps", "weight_decay", "clip_norm", "min_loss_scale", "keep_last"):
-            if not getattr(self, name) >= 0:
-                raise UserError(
-                    f"train.{name} is {getattr(self, name)}; it must not be negative"
-                )
-        for name in (
-            "steps", "batch_size", "save_every", "log_every", "validate_every", "validation_rows",
-            "max_skipped",
-        ):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise UserError(f"train.{name} is {getattr(self, name)}; it must be at least 1")
-        if self.warmup_steps < 0:
-            raise UserError(
-                f"train.warmup_steps is {self.warmup_steps}; it must not be negative"
-            )
+        check_numbers(
+            "train.", self, NOT_NEGATIVE,
+            "adam_eps", "weight_decay", "clip_norm", "min_loss_scale", "keep_last",
+        )  # fmt: skip
+        check_numbers(
+            "train.", self, AT_LEAST_1, "steps", "batch_size", "save_every", "log_every",
+            "validate_every", "validation_rows", "max_skipped",
+        )  # fmt: skip
+        check_numbers("train.", self, NOT_NEGATIVE, "warmup_steps")
         if self.sharding == "fsdp2" and self.precision == "fp16":
             raise UserError(
                 "train.precision fp16 does not go with train.sharding fsdp2, whose processes "
                 "would scale the loss apart; use bf16"
             )
-        if self.num_threads is not None and self.num_threads < 1:
-            raise UserError(f"train.num_threads is {self.num_threads}; it must be at least 1")
+        check_numbers("train.", self, AT_LEAST_1, "num_threads")
         if not 0 <= self.chain_warmup <= 0.5:
             raise UserError(
                 f"train.chain_warmup is {self.chain_warmup}; it must lie in [0, 0.5], so that the "
                 "chains are gone by the last step"
             )
-        if not self.learning_rate > 0:
-            raise UserError(f"train.learning_rate is {self.learning_rate}; it must be positive")
+        check_numbers("train.", self, POSITIVE, "learning_rate")
         if self.micro_batch_size is not None and (
             self.micro_batch_size < 1 or self.batch_size % self.micro_batch_size
         ):
@@ -350,8 +315,7 @@ class TrainConfig:
                     "train.batch_tokens too, or use train.micro_batch_size"
                 )
             return
-        if whole < 1:
-            raise UserError(f"train.batch_tokens is {whole}; it must be at least 1")
+        check_numbers("train.", self, AT_LEAST_1, "batch_tokens")
         rows_default = type(self).__dataclass_fields__["batch_size"].default
         for name, default in (("batch_size", rows_default), ("micro_batch_size", None)):
             if getattr(self, name) != default:
@@ -381,7 +345,7 @@ class RunConfig:
     """Of weights, data order, masks and dropout."""
 
     def __post_init__(self) -> None:
-        _check_choices("", self)
+        check_choices("", self)
         if self.masking.strategy == "slots" and self.data.kind != "toy":
             raise UserError(
                 f"masking.strategy slots needs data.kind toy, not {self.data.kind}; only the toy "

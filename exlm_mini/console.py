@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import shutil
 import signal
 import sys
@@ -12,8 +13,12 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+from exlm_mini.config import UserError
+from exlm_mini.durable import NO_SPACE
 from exlm_mini.trainer import Progress
 
+INTERRUPTED = 130
+"""Exit code of a command that was asked to stop, as shells report an interrupt."""
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_SIGNALS = 2.0
 
@@ -21,6 +26,35 @@ SECONDS_BETWEEN_SIGNALS = 2.0
 def say(line: str) -> None:
     """A line for the person, apart from the results on stdout."""
     print(line, file=sys.stderr, flush=True)
+
+
+def drop_output() -> None:
+    """To be called when the reader of stdout has seen enough.
+
+    Python would complain when it flushes at exit.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def exit_code(command: Callable[[], int]) -> int:
+    """Run a command that trains; its exit code, and one line if it could not be done.
+
+    Args:
+        command: the work. It saves and stops by itself when asked to while it trains.
+    """
+    try:
+        return command()
+    except UserError as error:
+        say(f"error: {error}")
+        return 2
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        say(f"error: no space left to write {error.filename}; make room")
+        return 2
+    except KeyboardInterrupt:  # while data are read
+        say("interrupted")
+        return INTERRUPTED
 
 
 class ProgressLine:

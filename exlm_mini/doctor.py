@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -22,17 +21,17 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from exlm_mini.alignment import BACKENDS, build, fastest
 from exlm_mini.config import UserError
-from exlm_mini.console import say
+from exlm_mini.console import INTERRUPTED, drop_output, say
 from exlm_mini.measure import MIB, machine
+from exlm_mini.options import command_parser
 from exlm_mini.self_check import JUDGE, TOLERANCES, check, short
 
-INTERRUPTED = 130
 NOT_BUILT = "not built yet; without --no-build it would be"
 
 LIBRARIES = {
@@ -233,22 +232,8 @@ def _check_lines(checks: list[dict[str, Any]]) -> Iterator[str]:
         yield from (f"      {line}" for line in rest)
 
 
-class _Parser(argparse.ArgumentParser):
-    """An option that cannot be is a ``UserError``, not argparse's several lines."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; --help lists the options")
-
-
 def _parser() -> argparse.ArgumentParser:
-    first, _, rest = __doc__.partition("\n")
-    parser = _Parser(
-        prog="python -m exlm_mini.doctor",
-        description=first.removesuffix(" ::"),
-        epilog=rest,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser("python -m exlm_mini.doctor", __doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--no-build", action="store_true", help="build nothing")
     return parser
@@ -269,8 +254,7 @@ def main(argv: list[str] | None = None) -> int:
         say("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader has seen enough; Python would complain when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
     return 0 if report["is_right"] else 1
 
 

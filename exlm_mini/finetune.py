@@ -26,25 +26,18 @@ import time
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, NoReturn, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from exlm_mini.config import UserError, nearest
-from exlm_mini.console import say
+from exlm_mini.console import INTERRUPTED, exit_code
 from exlm_mini.downstream_runs import Request, run
-from exlm_mini.durable import NO_SPACE
 from exlm_mini.finetuning_config import TuneConfig
 from exlm_mini.grid import Recipe, Space, load_recipe, recipe_names
+from exlm_mini.options import GuessingParser, command_parser
 from exlm_mini.problems import MAX_UNKNOWN
 from exlm_mini.tasks.catalogue import ReadingConfig, input_of, task_names
 
 SEEDS = (1, 2, 3)
-INTERRUPTED = 130
-"""Exit code of a command that was asked to stop, as shells report an interrupt."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see --help")
 
 
 def _number(kind: Callable[[str], Any], name: str) -> Callable[[str], Any]:
@@ -69,15 +62,8 @@ _boolean.__name__ = "true or false"
 _GROUPS = {"train": TuneConfig, "data": ReadingConfig}
 
 
-def _parser() -> _Parser:
-    first, _, rest = __doc__.partition("\n")
-    parser = _Parser(
-        prog="python -m exlm_mini.finetune",
-        description=first.partition(": ")[2].removesuffix(" ::"),
-        epilog=rest,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def _parser() -> GuessingParser:
+    parser = command_parser("python -m exlm_mini.finetune", __doc__, GuessingParser)
     add = parser.add_argument
     add("--task", nargs="+", required=True, metavar="NAME", help=", ".join(task_names()))
     add(
@@ -118,32 +104,8 @@ def parse(argv: list[str]) -> Request:
     Raises:
         UserError: for an unknown option, task or recipe, or a value that cannot be.
     """
-    parser = _parser()
-    found, unknown = parser.parse_known_args(argv)
-    if unknown:
-        known = [option.lstrip("-") for option in parser._option_string_actions]
-        name = unknown[0].lstrip("-").partition("=")[0]
-        raise UserError(f"unknown option {unknown[0]}; {nearest(name, known)}")
-    for task in found.task:
-        input_of(task)
-    recipe = Recipe("none", "mean-sd", SEEDS, {})
-    if found.recipe is not None:
-        recipe = load_recipe(found.recipe, task_names())
-        for task in found.task:
-            if task not in recipe.spaces:
-                raise UserError(
-                    f"the recipe {recipe.name} has no task {task}; "
-                    f"{nearest(task, recipe.spaces)}"
-                )
-    elif found.grid:
-        raise UserError("--grid needs a --recipe with the values to try, finetune/table-11")
-    if found.seeds:
-        seeds = tuple(_number(int, "seeds")(text) for text in found.seeds)
-        if len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**63 for seed in seeds):
-            raise UserError(
-                f"--seeds is {list(seeds)}; give different ones, none negative, below 2**63"
-            )
-        recipe = recipe._replace(seeds=seeds)
+    found = _parser().parse_args(argv)
+    recipe = _recipe(found)
     search_seeds = _number(int, "search-seeds")(found.search_seeds)
     if search_seeds < 1:
         raise UserError(f"--search-seeds is {search_seeds}; it must be at least 1")
@@ -180,6 +142,31 @@ def parse(argv: list[str]) -> Request:
     )
 
 
+def _recipe(found: argparse.Namespace) -> Recipe:
+    """The recipe that was named, or none, with the seeds that were given."""
+    for task in found.task:
+        input_of(task)
+    recipe = Recipe("none", "mean-sd", SEEDS, {})
+    if found.recipe is not None:
+        recipe = load_recipe(found.recipe, task_names())
+        for task in found.task:
+            if task not in recipe.spaces:
+                raise UserError(
+                    f"the recipe {recipe.name} has no task {task}; "
+                    f"{nearest(task, recipe.spaces)}"
+                )
+    elif found.grid:
+        raise UserError("--grid needs a --recipe with the values to try, finetune/table-11")
+    if not found.seeds:
+        return recipe
+    seeds = tuple(_number(int, "seeds")(text) for text in found.seeds)
+    if len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**63 for seed in seeds):
+        raise UserError(
+            f"--seeds is {list(seeds)}; give different ones, none negative, below 2**63"
+        )
+    return recipe._replace(seeds=seeds)
+
+
 def _overrides(found: argparse.Namespace, group: str, kind: type) -> dict[str, Any]:
     """The options of a group that were given, read as the types of their settings."""
     hints, given = get_type_hints(kind), {}
@@ -201,19 +188,7 @@ def _overrides(found: argparse.Namespace, group: str, kind: type) -> dict[str, A
 def main(argv: list[str] | None = None) -> int:
     """Run the command; 0 done, 2 a mistake of the user, 130 stopped and ready to go on."""
     argv = sys.argv[1:] if argv is None else argv
-    try:
-        return 0 if run(parse(argv)) else INTERRUPTED
-    except UserError as error:
-        say(f"error: {error}")
-        return 2
-    except OSError as error:
-        if error.errno not in NO_SPACE:
-            raise
-        say(f"error: no space left to write {error.filename}; make room")
-        return 2
-    except KeyboardInterrupt:  # while data are read; training saves and stops by itself
-        say("interrupted")
-        return INTERRUPTED
+    return exit_code(lambda: 0 if run(parse(argv)) else INTERRUPTED)
 
 
 if __name__ == "__main__":

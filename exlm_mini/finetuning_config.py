@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args, get_type_hints
+from typing import Literal
 
-from exlm_mini.config import TrainConfig, UserError, nearest
+from exlm_mini.checks import (
+    AT_LEAST_1,
+    BELOW_1,
+    NOT_NEGATIVE,
+    SHARE,
+    UserError,
+    check_choices,
+    check_numbers,
+)
+from exlm_mini.config import TrainConfig
 
 LARGEST_RATE = 1e30
 """Beyond, a step is more than single precision holds."""
-Precision = Literal["auto", "fp32", "bf16"]
+FINITE = NOT_NEGATIVE._replace(fits=lambda number: 0 <= number < math.inf)
 
 
 @dataclass(frozen=True)
@@ -39,21 +48,14 @@ class TuneConfig:
     """Decoupled, on every parameter."""
     clip_norm: float = 0.0
     """Largest gradient norm; 0: no clipping."""
-    precision: Precision = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Of the encoder; auto: bf16 on a GPU, fp32 on a CPU."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "adam_betas", tuple(self.adam_betas))
-        for name in ("epochs", "batch_size", "micro_batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name} is {value}; it must be at least 1")
-        for name in ("dropout", "attention_dropout", "pooler_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}; it must lie in [0, 1)")
-        for name in ("adam_eps", "weight_decay", "clip_norm"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UserError(f"{name} is {getattr(self, name)}; it must not be negative")
+        check_numbers("", self, AT_LEAST_1, "epochs", "batch_size", "micro_batch_size")
+        check_numbers("", self, BELOW_1, "dropout", "attention_dropout", "pooler_dropout")
+        check_numbers("", self, FINITE, "adam_eps", "weight_decay", "clip_norm")
         if len(self.adam_betas) != 2 or not all(0 <= beta < 1 for beta in self.adam_betas):
             raise UserError(f"adam_betas is {self.adam_betas}; give two, both in [0, 1)")
         if not 0 < self.learning_rate < LARGEST_RATE:
@@ -61,13 +63,8 @@ class TuneConfig:
                 f"learning_rate is {self.learning_rate}; it must be positive, and below "
                 f"{LARGEST_RATE:g}"
             )
-        if not 0 <= self.warmup_share <= 1:
-            raise UserError(f"warmup_share is {self.warmup_share}; it must lie in [0, 1]")
-        choices = get_args(get_type_hints(type(self))["precision"])
-        if self.precision not in choices:
-            raise UserError(
-                f"precision is '{self.precision}'; {nearest(self.precision, choices)}"
-            )
+        check_numbers("", self, SHARE, "warmup_share")
+        check_choices("", self)
 
     def schedule(self, num_steps: int) -> TrainConfig:
         """The same in the words of pre-training, whose optimiser and schedule are used."""

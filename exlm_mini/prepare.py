@@ -19,18 +19,19 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from exlm_mini.config import DataConfig, UserError
-from exlm_mini.console import ProgressLine, say
+from exlm_mini.console import INTERRUPTED, ProgressLine, say
 from exlm_mini.corpora.cleaning import Cleaning
-from exlm_mini.corpora.passes import MEGABYTE, Preparation, Stage
+from exlm_mini.corpora.passes import Stage
 from exlm_mini.corpora.preparation import prepare
 from exlm_mini.corpora.sizes import Size, size_of
 from exlm_mini.corpora.sources import NAMED, kind_of
+from exlm_mini.corpora.wanted import MEGABYTE, Preparation
+from exlm_mini.options import Parser
 from exlm_mini.run_directory import RunDirectory
 
-INTERRUPTED = 130
 SETTINGS = {
     "kind": (str, "text or smiles; default: what the sources are known to hold, else text"),
     "column": (str, "column of tables, key of .lmdb; default text or smiles, smi for .lmdb"),
@@ -43,13 +44,6 @@ SETTINGS = {
     "max_rejected": (float, "smiles only: stop when RDKit rejects a larger share"),
 }
 """Options that have the names and defaults of ``DataConfig``."""
-
-
-class _Parser(argparse.ArgumentParser):
-    """An option that cannot be is a ``UserError``, not argparse's several lines."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; --help lists the options")
 
 
 def _weights(text: str) -> tuple[float, ...]:
@@ -70,7 +64,7 @@ def _count(text: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     examples = __doc__.partition("\n")[2]
     sets = "\n".join(f"    {name:13}{hub.id}: {hub.licence}" for name, hub in NAMED.items())
-    parser = _Parser(
+    parser = Parser(
         prog="python -m exlm_mini.prepare",
         usage="%(prog)s --source NAME|hub:ID|FILE... [--source ...] [--output DIR] [options]",
         description="Turn corpora of any size into packs that pretrain reads.",

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from exlm_mini.checkpoint import MANIFEST, Checkpoint, latest_checkpoint, load_checkpoint
+from exlm_mini.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint
 from exlm_mini.config import (
     ModelConfig,
     RunConfig,
@@ -19,7 +19,8 @@ from exlm_mini.config import (
     UserError,
     run_config_from_dict,
 )
-from exlm_mini.corpora import TOKENIZER_KINDS
+from exlm_mini.corpora.vocabulary import TOKENIZER_KINDS
+from exlm_mini.manifest import MANIFEST
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.tasks.inputs import Layout
 from exlm_mini.tokenization import Tokenizer
@@ -27,7 +28,7 @@ from exlm_mini.training import load_model, make_model, num_copies
 
 TRAINED_IN_TURN = ("exlm", "mlm")
 """Directories below a run of the objective mlm+exlm."""
-INPUT_OF_KIND = {"text": "text", "smiles": "smiles", "words": "toy"}
+INPUT_OF_KIND = {tokenizer: data for data, tokenizer in TOKENIZER_KINDS.items()}
 """Kind of a tokenizer: what it reads, in the words of ``tasks.task.Task``."""
 
 

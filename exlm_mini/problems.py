@@ -29,6 +29,7 @@ from exlm_mini.tasks.spans import (
     choose_answers,
     encode_question,
 )
+from exlm_mini.tasks.squad_scores import score_predictions
 from exlm_mini.tasks.task import Examples, Splits, Task
 from exlm_mini.tokenization import on_one_line
 
@@ -223,14 +224,14 @@ def make_span_problem(data: squad.Squad, split: str, pretrained: Pretrained) -> 
             scores: list[np.ndarray], answered=answered, dataset=dataset
         ) -> dict[str, float]:
             found = answered(scores)
-            score = squad.score_predictions(dataset, found.texts, found.na_probs, 0.5)
+            score = score_predictions(dataset, found.texts, found.na_probs, 0.5)
             return {n: score[n] / 100 for n in ("exact", "f1", "best_exact", "best_f1")}
 
         def answers(
             scores: list[np.ndarray], answered=answered, dataset=dataset
         ) -> list[tuple[str, Any]]:
             found = answered(scores)
-            score = squad.score_predictions(dataset, found.texts, found.na_probs)
+            score = score_predictions(dataset, found.texts, found.na_probs)
             return list(found.at(score["best_f1_thresh"]).items())
 
         parts[name] = Part(rows, labels, judge, answers)

@@ -16,7 +16,6 @@ stopped and ready to go on.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import fnmatch
 import shutil
@@ -24,23 +23,29 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, NoReturn, get_args
+from typing import NamedTuple, get_args
 
 from exlm_mini.config import UserError, nearest
-from exlm_mini.console import ProgressLine, Requests, requests_by_signal, say
-from exlm_mini.corpora.grammars import grammar, slots_of
-from exlm_mini.durable import NO_SPACE
+from exlm_mini.console import (
+    INTERRUPTED,
+    ProgressLine,
+    Requests,
+    exit_code,
+    requests_by_signal,
+    say,
+)
+from exlm_mini.corpora.grammars import slots_of
+from exlm_mini.costs import row_length_of
 from exlm_mini.experiments.cells import Cell, Input
 from exlm_mini.experiments.grids import SWEEPS, cells_of
 from exlm_mini.experiments.ledger import Ledger
 from exlm_mini.experiments.records import SCALES
 from exlm_mini.experiments.running import Runner
 from exlm_mini.grid import StoppedError
+from exlm_mini.options import GuessingParser, command_parser
 from exlm_mini.training import choose_device, longest_row
 
 OUTPUT = Path("book/results")
-INTERRUPTED = 130
-"""Exit code of a command that was asked to stop, as shells report an interrupt."""
 
 
 class Request(NamedTuple):
@@ -127,12 +132,11 @@ def _run_all(request: Request, ledger: Ledger, requests: Requests) -> None:
 def _weight(cell: Cell, seed: int) -> float:
     """Work of a cell against others of its sweep: tokens in its encoder."""
     config = cell.config(seed)
-    data, train = config.data, config.train
-    row = grammar(data.grammar).length + 2 if data.kind == "toy" else data.block_length
+    train = config.train
     if cell.is_timed:
         return 1.0
     steps = train.steps * (train.batch_size if train.batch_tokens is None else 1)
-    return steps * longest_row(config, row, len(slots_of(config)) or None)
+    return steps * longest_row(config, row_length_of(config), len(slots_of(config)) or None)
 
 
 def _told(record: dict) -> str:
@@ -164,21 +168,9 @@ def _listed(runs: list[tuple[Cell, int]]) -> list[str]:
 # ---- the command line ----
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see --help")
-
-
-def _parser() -> _Parser:
-    first, _, rest = __doc__.partition("\n")
+def _parser() -> GuessingParser:
     names = "; ".join(f"{sweep.name}: {sweep.about}" for sweep in SWEEPS.values())
-    parser = _Parser(
-        prog="python -m exlm_mini.sweep",
-        description=first.partition(": ")[2].removesuffix(" ::"),
-        epilog=rest,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser("python -m exlm_mini.sweep", __doc__, GuessingParser)
     add = parser.add_argument
     add("name", metavar="NAME", help=names)
     add("--scale", default="mini", metavar="S", help=f"{', '.join(SCALES)}; default mini")
@@ -225,12 +217,7 @@ def parse(argv: list[str]) -> Request:
     Raises:
         UserError: for an unknown option, sweep or cell, or a value that cannot be.
     """
-    parser = _parser()
-    found, unknown = parser.parse_known_args(argv)
-    if unknown:
-        known = [option.lstrip("-") for option in parser._option_string_actions]
-        name = unknown[0].lstrip("-").partition("=")[0]
-        raise UserError(f"unknown option {unknown[0]}; {nearest(name, known)}")
+    found = _parser().parse_args(argv)
     if found.scale not in SCALES:
         raise UserError(f"--scale is '{found.scale}'; {nearest(found.scale, SCALES)}")
     cells = cells_of(found.name, found.scale)
@@ -319,19 +306,7 @@ def _sharded(runs: list[tuple[Cell, int]], text: str) -> list[tuple[Cell, int]]:
 def main(argv: list[str] | None = None) -> int:
     """Run the command; 0 done, 2 a mistake of the user, 130 stopped and ready to go on."""
     argv = sys.argv[1:] if argv is None else argv
-    try:
-        return run(parse(argv))
-    except UserError as error:
-        say(f"error: {error}")
-        return 2
-    except OSError as error:
-        if error.errno not in NO_SPACE:
-            raise
-        say(f"error: no space left to write {error.filename}; make room")
-        return 2
-    except KeyboardInterrupt:  # while data are read; training saves and stops by itself
-        say("interrupted")
-        return INTERRUPTED
+    return exit_code(lambda: run(parse(argv)))
 
 
 if __name__ == "__main__":

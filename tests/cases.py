@@ -261,6 +261,16 @@ def _cases() -> dict[str, Graph]:
 CASES = _cases()
 """Name to graph."""
 
+PLACES_OF_NAN = [
+    ("log_emission_BML", (0, 0, 0)),
+    ("log_emission_BML", (0, 4, 20)),
+    ("log_emission_BML", (0, 8, 39)),
+    ("log_transition_BLL", (0, 0, 1)),
+    ("log_transition_BLL", (0, 3, 30)),
+    ("log_transition_BLL", (0, 38, 39)),
+]
+"""In a row of 9 targets and 40 states."""
+
 WEIGHTS = (1.5, -0.5, 0.0, 2.0, -1.0, 0.25, 3.0, -2.5, 1.0)
 """Incoming gradients, one per row."""
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from packs import pack_of
 
 from exlm_mini.batches import (
     TokenBatches,
@@ -15,7 +16,6 @@ from exlm_mini.batches import (
     validation_batches,
 )
 from exlm_mini.config import MaskingConfig, SpecialIds, UserError
-from exlm_mini.corpora.packing import Counts, Pack, Rows, write_pack
 from exlm_mini.masking import Masker
 
 SPECIAL = SpecialIds()
@@ -27,17 +27,7 @@ def make_pack(path, lengths):
     rows = []
     for row, length in enumerate(lengths):
         rows.append([SPECIAL.bos, *[10 + row] * (length - 2), SPECIAL.eos])
-    write_pack(
-        path,
-        [Rows(np.concatenate(rows), np.array(lengths))],
-        row_length=lengths[0] if len(set(lengths)) == 1 else None,
-        vocab_size=VOCAB_SIZE,
-        special_ids=SPECIAL,
-        tokenizer_sha256="none",
-        source="test",
-        counts=Counts(),
-    )
-    return Pack.open(path)
+    return pack_of(path, rows, VOCAB_SIZE, lengths[0] if len(set(lengths)) == 1 else None)
 
 
 @pytest.fixture(params=["equal", "ragged"])

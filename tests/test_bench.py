@@ -47,6 +47,7 @@ from exlm_mini.benchmarks.data import (
     made_pack,
 )
 from exlm_mini.benchmarks.emission import emission
+from exlm_mini.benchmarks.options import bench_parser
 from exlm_mini.benchmarks.step import made_batch, row_length, step, step_in_parts, whole_step
 from exlm_mini.benchmarks.training import (
     LEAST_STEPS,
@@ -463,7 +464,9 @@ def test_the_text_shape_is_a_row_of_128_tokens():
 def test_the_graph_of_a_step_has_the_shape_asked_for():
     shape = Shape(2, 5, 15)
     config = bench._step_config(
-        bench._parser().parse_args(["step", "--width", "16", "--heads", "2", "--layers", "1"]),
+        bench_parser("", []).parse_args(
+            ["step", "--width", "16", "--heads", "2", "--layers", "1"]
+        ),
         shape,
     )
     scores = ExLM(config, 50)(*made_batch(shape, 0.15, 50))

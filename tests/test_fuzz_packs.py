@@ -12,7 +12,9 @@ import pytest
 
 from exlm_mini.config import DataConfig, SpecialIds, UserError
 from exlm_mini.corpora import FORMAT, VERSION, open_corpus
-from exlm_mini.corpora.packing import Counts, Pack, Rows, read_json, write_json, write_pack
+from exlm_mini.corpora.packing import Pack, write_pack
+from exlm_mini.corpora.rows import Counts, Rows
+from exlm_mini.corpora.sealed import read_json, write_json
 
 NUM_MUTATIONS = 5_000  # of each kind of corpus
 SECONDS_FOR_ONE = 10

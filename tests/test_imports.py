@@ -13,16 +13,16 @@ PACKAGE = "exlm_mini"
 # In the order the data flows. A folder counts as one stage; where its own modules have an order
 # they stand in brackets. The commands share the last place: they import nothing of each other.
 STAGES = """
-    config autograd durable tokenization corpora[toy contexts grammars text smiles packing
-    cleaning unimol sources shards mixing sizes passes preparation] masking expansion
-    rope attention encoder transition emission alignment objectives guesses model official decoding
-    tasks[task files plain_metrics metrics scaffolds moleculenet embedded_molecules seen drawing
-    inputs glue squad spans inference sections catalogue] batches evaluation checkpoint
-    optimizer_state run_directory training estimate watching
+    checks config autograd durable tokenization corpora[toy contexts grammars english text
+    smiles rows sealed packing vocabulary building cleaning unimol sources wanted shards
+    mixing sizes passes preparation] masking expansion rope attention encoder transition
+    emission alignment objectives guesses model official decoding tasks[task files
+    plain_metrics metrics scaffolds molecule_tables moleculenet embedded_molecules seen
+    drawing inputs glue squad_scores squad spans inference sections catalogue] batches
+    evaluation manifest checkpoint optimizer_state run_directory training estimate watching
     engine update trainer settings_file settings pretrained downstream encoded_task problems
-    finetuning_config finetuning grid
-    results
-    throughput console measure downstream_runs self_check benchmarks live analysis plotting
+    finetuning_config finetuning grid results throughput console costs options measure
+    downstream_runs self_check benchmarks filling readout live analysis plotting curves
     experiments widgets
 """
 COMMANDS = {"prepare", "pretrain", "finetune", "fill", "sweep", "plot", "bench", "doctor"}
@@ -30,20 +30,21 @@ COMMANDS = {"prepare", "pretrain", "finetune", "fill", "sweep", "plot", "bench",
 # These run on a bare GPU machine: they, and what they import at module level, need no more than
 # these libraries.
 CORE = {
-    "config", "corpora.packing", "masking", "expansion", "rope", "attention", "encoder",
-    "transition", "emission", "alignment", "objectives", "guesses", "model", "batches",
-    "checkpoint", "run_directory", "training", "estimate", "watching", "engine", "update",
-    "trainer", "autograd", "durable", "evaluation", "optimizer_state", "console",
-    "measure", "self_check", "benchmarks", "bench", "doctor", "pretrained", "downstream",
-    "encoded_task", "problems", "finetuning_config", "finetuning", "grid", "results",
+    "checks", "config", "corpora.rows", "corpora.sealed", "corpora.packing", "masking", "expansion",
+    "rope", "attention", "encoder", "transition", "emission", "alignment", "objectives",
+    "guesses", "model", "batches", "manifest", "checkpoint", "run_directory", "training",
+    "estimate", "watching", "engine", "update", "trainer", "autograd", "durable", "evaluation",
+    "optimizer_state", "console", "options", "measure", "self_check", "benchmarks", "bench",
+    "doctor", "pretrained", "downstream", "encoded_task", "problems", "finetuning_config",
+    "finetuning", "grid", "results",
 }  # fmt: skip
 CORE_LIBRARIES = {"torch", "numpy", "safetensors"}
 OPTIONAL_LIBRARIES = {
     "accelerate", "datasets", "jsonargparse", "matplotlib", "pandas", "rdkit", "scipy",
     "seaborn", "sklearn", "tokenizers", "tqdm", "yaml",
 }  # fmt: skip
-MAY_DRAW = {"plotting", "experiments.drawings", "experiments.figures", "widgets"}
-MAY_READ_OPTIONS = COMMANDS | {"settings"}
+MAY_DRAW = {"plotting", "experiments.drawings", "experiments.figures"}
+MAY_READ_OPTIONS = COMMANDS | {"settings", "options", "benchmarks.options"}
 
 
 def parse_order(stages: str) -> dict[str, tuple[int, int]]:
@@ -126,7 +127,10 @@ def problems(source: str, module: str, is_folder: bool = False) -> list[str]:
         where = f"{module}:{item.line}: "
         if item.library in {"matplotlib", "seaborn"} and not {stage, module} & MAY_DRAW:
             out.append(f"{where}only {' and '.join(sorted(MAY_DRAW))} draw, not {module}")
-        if item.library in {"argparse", "jsonargparse"} and stage not in MAY_READ_OPTIONS:
+        if (
+            item.library in {"argparse", "jsonargparse"}
+            and not {stage, module} & MAY_READ_OPTIONS
+        ):
             out.append(f"{where}only the commands read options")
         if not item.module or item.module == module:
             continue

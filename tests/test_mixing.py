@@ -13,7 +13,7 @@ from exlm_mini.corpora.mixing import (
     text_rows,
     wanted_tokens,
 )
-from exlm_mini.corpora.packing import Counts, block_rows, molecule_rows
+from exlm_mini.corpora.rows import Counts, block_rows, molecule_rows
 
 SPECIAL = SpecialIds()
 SHARDS = st.lists(

@@ -17,14 +17,11 @@ from rdkit import Chem
 
 from exlm_mini.corpora.cleaning import Cleaning
 from exlm_mini.tasks.metrics import evaluate
+from exlm_mini.tasks.molecule_tables import BENCHMARKS, LABELS, find_csv, read_csv
 from exlm_mini.tasks.moleculenet import (
-    BENCHMARKS,
-    LABELS,
-    find_csv,
     label_counts,
     load,
     molecules_sha1,
-    read_csv,
 )
 
 MOLECULES = [

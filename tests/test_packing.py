@@ -19,8 +19,11 @@ from refusals import told
 
 from exlm_mini import corpora
 from exlm_mini.config import DataConfig, SpecialIds
-from exlm_mini.corpora import open_corpus, packing, prepare_corpus, split_documents
-from exlm_mini.corpora.packing import Counts, Pack, Rows, block_rows, molecule_rows, write_pack
+from exlm_mini.corpora import building, open_corpus, prepare_corpus, sealed, split_documents
+from exlm_mini.corpora import rows as rows_module
+from exlm_mini.corpora.grammars import grammar
+from exlm_mini.corpora.packing import Pack, write_pack
+from exlm_mini.corpora.rows import Counts, Rows, block_rows, molecule_rows
 
 SPECIAL = SpecialIds()
 BOS, EOS, SEP, PAD = SPECIAL.bos, SPECIAL.eos, SPECIAL.sep, SPECIAL.pad
@@ -75,7 +78,7 @@ def test_blocks_hold_the_text_in_order(documents, block_length):
 def test_blocks_are_the_same_however_they_are_buffered(monkeypatch):
     documents = [list(range(6, 6 + n)) for n in range(1, 60)]
     whole = np.concatenate([r.token_ids for r in block_rows(documents, SPECIAL, 10, Counts())])
-    monkeypatch.setattr(packing, "NUM_TOKENS_CHUNK", 16)
+    monkeypatch.setattr(rows_module, "NUM_TOKENS_CHUNK", 16)
     parts = [r.token_ids for r in block_rows(documents, SPECIAL, 10, Counts())]
     assert len(parts) > 10
     assert (np.concatenate(parts) == whole).all()
@@ -287,7 +290,7 @@ class FullDisk:
 
 @pytest.mark.parametrize("room", [0, 100, 350, 500])
 def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch, room):
-    monkeypatch.setattr(packing, "open", lambda path, mode: FullDisk(path, room), raising=False)
+    monkeypatch.setattr(sealed, "open", lambda path, mode: FullDisk(path, room), raising=False)
     rows = [Rows(np.full(200, 7), np.full(40, 5))]
     told(lambda: write(tmp_path / "a.json", rows), tmp_path, "no space", "free", "make room")
     assert not (tmp_path / "a.json").exists()
@@ -319,7 +322,7 @@ TOY = DataConfig(kind="toy", num_sentences=300)
 
 def text_file(path, num_documents=60):
     rng = np.random.default_rng(0)
-    words = corpora.grammar("pairs").words
+    words = grammar("pairs").words
     lines = (" ".join(rng.choice(words, 30)) for _ in range(num_documents))
     path.write_text("\n".join(lines))
     return path
@@ -335,7 +338,7 @@ def test_a_toy_corpus_holds_its_sentences(tmp_path):
     corpus = prepare_corpus(TOY, tmp_path / "toy", seed=1)
     assert len(corpus.train) == 300 and len(corpus.validation) == 4096
     assert corpus.train.row_length == 13
-    language = corpora.grammar("pairs")
+    language = grammar("pairs")
     want = language.sample(300, (1, 0)) + 6
     token_ids_BN, _ = corpus.train.gather(range(300))
     assert (token_ids_BN[:, 1:-1].numpy() == want).all()
@@ -380,7 +383,7 @@ def test_the_same_settings_give_the_same_bytes(tmp_path):
 
 def test_a_complete_corpus_is_reopened(tmp_path, monkeypatch):
     first = prepare_corpus(TOY, tmp_path, 1)
-    monkeypatch.setattr(corpora, "_build", lambda *_: pytest.fail("built again"))
+    monkeypatch.setattr(corpora, "build_corpus", lambda *_: pytest.fail("built again"))
     again = prepare_corpus(TOY, tmp_path, 1)
     assert (again.train.sha256, again.kind) == (first.train.sha256, "toy")
 
@@ -414,7 +417,7 @@ def test_an_interrupted_build_starts_again(tmp_path, monkeypatch, moment):
             raise KeyboardInterrupt
         return original(*args, **kwargs)
 
-    owner = corpora.os if "." in moment else corpora
+    owner = corpora.os if "." in moment else building
     original = getattr(owner, moment.split(".")[-1])
     with monkeypatch.context() as patch:
         patch.setattr(owner, moment.split(".")[-1], interrupted)

@@ -21,13 +21,14 @@ from refusals import told
 
 from exlm_mini import pretrain
 from exlm_mini.config import DataConfig
-from exlm_mini.corpora import open_corpus, packing, passes, preparation
+from exlm_mini.corpora import open_corpus, passes, preparation, sealed
 from exlm_mini.corpora.cleaning import Cleaning
 from exlm_mini.corpora.grammars import grammar
 from exlm_mini.corpora.packing import Pack
-from exlm_mini.corpora.passes import Preparation
 from exlm_mini.corpora.preparation import prepare
+from exlm_mini.corpora.sealed import read_json
 from exlm_mini.corpora.shards import Split
+from exlm_mini.corpora.wanted import Preparation
 from exlm_mini.prepare import INTERRUPTED, main
 from exlm_mini.run_directory import RunDirectory
 
@@ -123,7 +124,7 @@ def test_a_source_that_grew_is_read_to_its_end(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         prepare(wanted(path), tmp_path / "c", progress=Stopper(6))
     (unit,) = (tmp_path / "c" / "shards").glob("*.unit.json")
-    num_shards = packing.read_json(unit)["num_shards"]
+    num_shards = read_json(unit)["num_shards"]
     write_text(tmp_path / "a.txt", 200, seed=7)
     with pytest.raises(KeyboardInterrupt):
         prepare(wanted(path), tmp_path / "c", progress=Stopper(1 + num_shards))
@@ -256,9 +257,7 @@ def test_killed_runs_of_any_number_of_processes_end_with_the_same_bytes(tmp_path
         kills += 1
         # No shard is lost: what has a record is whole.
         for record in (output / "shards").glob("s*.documents.json"):
-            assert (
-                packing.read_json(record)["bytes"] == record.with_suffix(".npz").stat().st_size
-            )
+            assert read_json(record)["bytes"] == record.with_suffix(".npz").stat().st_size
     assert process.returncode == 0
     assert kills >= 3
     assert contents(output) == reference
@@ -617,7 +616,7 @@ def test_a_full_disk_loses_no_finished_shard(texts, tmp_path, monkeypatch, undis
     output = tmp_path / "c"
     with monkeypatch.context() as patch:
         patch.setattr(FullDisk, "room", room)
-        patch.setattr(packing, "open", lambda path, mode: FullDisk(path, mode), raising=False)
+        patch.setattr(sealed, "open", lambda path, mode: FullDisk(path, mode), raising=False)
         told(lambda: prepare(wanted(*texts), output), "no space", "free", "make room")
     assert not list(output.rglob("*.partial"))
     kept = len(list(output.glob("shards/*.npz")))

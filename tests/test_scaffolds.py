@@ -12,7 +12,7 @@ pytest.importorskip("rdkit", reason="rdkit is not installed")
 from rdkit import Chem
 
 from exlm_mini.tasks import scaffolds
-from exlm_mini.tasks.moleculenet import BENCHMARKS, find_csv, read_csv
+from exlm_mini.tasks.molecule_tables import BENCHMARKS, find_csv, read_csv
 from exlm_mini.tasks.scaffolds import RULES, index_sha1, scaffold, split
 
 VARIANTS = {"unimol": "chirality", "deepchem": "no_chirality"}

@@ -11,6 +11,7 @@ import pytest
 import torch
 from cases import (
     CASES,
+    PLACES_OF_NAN,
     Graph,
     all_ones_graph,
     assert_float32_is_near,
@@ -329,17 +330,7 @@ def test_padding_is_never_read_and_gets_no_gradient(dtype, backend):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("which", "place"),
-    [
-        ("log_emission_BML", (0, 0, 0)),
-        ("log_emission_BML", (0, 4, 20)),
-        ("log_emission_BML", (0, 8, 39)),
-        ("log_transition_BLL", (0, 0, 1)),
-        ("log_transition_BLL", (0, 3, 30)),
-        ("log_transition_BLL", (0, 38, 39)),
-    ],
-)
+@pytest.mark.parametrize(("which", "place"), PLACES_OF_NAN)
 def test_nan_gives_nan_in_its_row_only(which, place, dtype, backend):
     graph = random_graph(7, [9, 9], [40, 40]).to(dtype)
     expected = likelihood_and_gradients(graph, backend)

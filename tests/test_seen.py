@@ -6,7 +6,7 @@ from refusals import told
 pytest.importorskip("rdkit", reason="rdkit is not installed")
 from rdkit import Chem
 
-from exlm_mini.tasks.moleculenet import find_csv, read_csv
+from exlm_mini.tasks.molecule_tables import find_csv, read_csv
 from exlm_mini.tasks.seen import CHOICES, overlap_with, unknown_shares
 from exlm_mini.tokenization import train_smiles
 

@@ -20,13 +20,8 @@ from exlm_mini.tasks.spans import (
     token_span,
     windows,
 )
-from exlm_mini.tasks.squad import (
-    Question,
-    load_dataset,
-    normalize_answer,
-    read_questions,
-    score_predictions,
-)
+from exlm_mini.tasks.squad import Question, load_dataset, read_questions
+from exlm_mini.tasks.squad_scores import normalize_answer, score_predictions
 from exlm_mini.tokenization import train_byte_level_bpe
 
 FRAME = 4  # [BOS], two [EOS] between the two texts, [EOS]

@@ -12,15 +12,17 @@ from refusals import told
 
 from exlm_mini.tasks.squad import (
     HUB_ID,
-    exact_match,
-    f1_of_words,
     from_rows,
     load_dataset,
     load_squad,
-    normalize_answer,
     read_questions,
-    score_predictions,
     split_articles,
+)
+from exlm_mini.tasks.squad_scores import (
+    exact_match,
+    f1_of_words,
+    normalize_answer,
+    score_predictions,
 )
 
 CONTEXT = "The cat sat on a mat in Rome. The dog, a beagle, lay in Rome too."

@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from exlm_mini import prepare
-from exlm_mini.corpora.packing import read_json, write_json
+from exlm_mini.corpora.sealed import read_json, write_json
 from exlm_mini.pretrain import main
 from exlm_mini.run_directory import LOCK, read_metrics
 

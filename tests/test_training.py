@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from packs import pack_of
 
 from exlm_mini import evaluation
 from exlm_mini.batches import validation_batches
@@ -22,7 +23,6 @@ from exlm_mini.config import (
     TrainConfig,
     UserError,
 )
-from exlm_mini.corpora.packing import Counts, Pack, Rows, write_pack
 from exlm_mini.evaluation import evaluate, row_bits
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.run_directory import read_metrics
@@ -49,17 +49,7 @@ def make_pack(path, num_rows, seed, longest=11):
     lengths = random.integers(6, longest + 1, num_rows)
     lengths[0] = longest
     rows = [[SPECIAL.bos, *random.integers(6, VOCAB_SIZE, n - 2), SPECIAL.eos] for n in lengths]
-    write_pack(
-        path,
-        [Rows(np.concatenate(rows), lengths)],
-        row_length=None,
-        vocab_size=VOCAB_SIZE,
-        special_ids=SPECIAL,
-        tokenizer_sha256="none",
-        source="test",
-        counts=Counts(),
-    )
-    return Pack.open(path)
+    return pack_of(path, rows, VOCAB_SIZE)
 
 
 @pytest.fixture(scope="module")

@@ -22,12 +22,12 @@ from exlm_mini.objectives import log_likelihood
 from exlm_mini.tokenization import train_byte_level_bpe, word_level
 from exlm_mini.widgets import (
     Scene,
-    _percent,
     conditionals,
     explorer,
     read_scene,
     scene_from_json,
 )
+from exlm_mini.widgets.drawing import _percent
 
 TOKENIZER = word_level(["sun", "rain", "glad", "grim"])
 ROW = torch.tensor([[1, *TOKENIZER.encode_with_masks("sun [MASK] rain [MASK]"), 2]])

@@ -20,6 +20,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from packs import pack_of
 from torch import nn
 
 from exlm_mini.config import (
@@ -30,7 +31,6 @@ from exlm_mini.config import (
     TrainConfig,
     UserError,
 )
-from exlm_mini.corpora.packing import Counts, Pack, Rows, write_pack
 from exlm_mini.engine import leave, start_engine
 from exlm_mini.pretrain import main
 from exlm_mini.trainer import Trainer
@@ -87,13 +87,7 @@ def make_packs(directory):
         lengths = random.integers(6, 12, num_rows)
         inner = [random.integers(6, VOCAB_SIZE, n - 2) for n in lengths]
         rows = [[SPECIAL.bos, *tokens, SPECIAL.eos] for tokens in inner]
-        write_pack(
-            directory / f"{name}.json",
-            [Rows(np.concatenate(rows), lengths)],
-            row_length=None, vocab_size=VOCAB_SIZE, special_ids=SPECIAL,
-            tokenizer_sha256="none", source="test", counts=Counts(),
-        )  # fmt: skip
-        packs.append(Pack.open(directory / f"{name}.json"))
+        packs.append(pack_of(directory / f"{name}.json", rows, VOCAB_SIZE))
     return packs
 
 

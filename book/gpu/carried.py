@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from exlm_mini.config import UserError
-from exlm_mini.corpora.packing import Pack, read_json
+from exlm_mini.corpora.packing import Pack
+from exlm_mini.corpora.sealed import read_json
 from exlm_mini.encoded_task import EncodedTask, load_encoded_task
 
 FORMAT = "exlm-mini carried study 1"

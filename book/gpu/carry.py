@@ -25,7 +25,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT)]  # so that nothing needs to be installed
@@ -36,10 +36,12 @@ from carried import FORMAT, PACKS  # noqa: E402
 from exlm_mini.config import DataConfig, ModelConfig, RunConfig, UserError  # noqa: E402
 from exlm_mini.corpora import Corpus, open_corpus, prepare_corpus  # noqa: E402
 from exlm_mini.corpora.cleaning import CleaningCounts, clean  # noqa: E402
-from exlm_mini.corpora.packing import Pack, write_json  # noqa: E402
+from exlm_mini.corpora.packing import Pack  # noqa: E402
+from exlm_mini.corpora.sealed import write_json  # noqa: E402
 from exlm_mini.encoded_task import EncodedPart, EncodedTask, save_encoded_task  # noqa: E402
 from exlm_mini.finetuning_config import TuneConfig  # noqa: E402
 from exlm_mini.grid import Space, load_recipe  # noqa: E402
+from exlm_mini.options import command_parser  # noqa: E402
 from exlm_mini.pretrained import Pretrained  # noqa: E402
 from exlm_mini.problems import encode_task  # noqa: E402
 from exlm_mini.tasks.catalogue import ReadingConfig, load_task, task_names  # noqa: E402
@@ -212,22 +214,8 @@ def _some_rows(encoded: EncodedTask, most: int) -> EncodedTask:
 # ---- the command ----
 
 
-class _Parser(argparse.ArgumentParser):
-    """An option that cannot be is a ``UserError``, told in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; --help lists the options")
-
-
 def _parser() -> argparse.ArgumentParser:
-    first, _, rest = __doc__.partition("\n")
-    parser = _Parser(
-        prog="python book/gpu/carry.py",
-        description=first.removesuffix(" ::"),
-        epilog=rest,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser("python book/gpu/carry.py", __doc__)
     add = parser.add_argument
     add("--output", type=Path, default=Path("carried"), metavar="DIR", help="default carried")
     add("--smiles", type=Path, metavar="DIR", help="a prepared corpus of molecules")

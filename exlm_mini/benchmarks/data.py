@@ -20,7 +20,8 @@ import torch
 
 from exlm_mini.batches import TokenBatches, TrainingBatches
 from exlm_mini.config import MaskingConfig, SpecialIds, UserError
-from exlm_mini.corpora.packing import Counts, Pack, Rows, write_pack
+from exlm_mini.corpora.packing import Pack, write_pack
+from exlm_mini.corpora.rows import Counts, Rows
 from exlm_mini.masking import Masker
 from exlm_mini.measure import ENOUGH_SECONDS, MOST_RUNS, threads, time_call
 

@@ -5,8 +5,8 @@ the same whatever the order of the documents and the cut into shards. Nothing is
 scarcest source, measured by its weight, is used whole.
 
 Rows of a pack are grouped by source: a row never joins two sources, and training draws rows in
-random order. ``text_rows`` and ``smiles_rows`` give what ``packing.block_rows`` and
-``packing.molecule_rows`` give, without a step of Python per token.
+random order. ``text_rows`` and ``smiles_rows`` give what ``rows.block_rows`` and
+``rows.molecule_rows`` give, without a step of Python per token.
 
 Dimension key: S sources, D documents of a shard, R rows.
 """
@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..config import SpecialIds
-from .packing import Counts, Rows, framed_rows
+from .rows import Counts, Rows, framed_rows
 from .shards import NUM_BUCKETS, Place, load_shard
 
 
@@ -80,7 +80,7 @@ def chosen(
 def text_rows(
     shards: Iterable[Documents], special_ids: SpecialIds, block_length: int, counts: Counts
 ) -> Iterator[Rows]:
-    """``packing.block_rows`` of all documents of the shards."""
+    """``rows.block_rows`` of all documents of the shards."""
     content = block_length - 2
     pending = np.empty(0, dtype=np.int64)
     is_first = True
@@ -102,7 +102,7 @@ def text_rows(
 def smiles_rows(
     shards: Iterable[Documents], special_ids: SpecialIds, block_length: int, counts: Counts
 ) -> Iterator[Rows]:
-    """``packing.molecule_rows`` of all documents of the shards."""
+    """``rows.molecule_rows`` of all documents of the shards."""
     for token_ids, lengths_D in shards:
         is_kept_D = lengths_D + 2 <= block_length
         counts.dropped_documents += int((~is_kept_D).sum())

@@ -18,110 +18,23 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
-import os
-import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import torch
 
 from ..config import SpecialIds, UserError
-from ..durable import NO_SPACE, sync_directory
+from .rows import NUM_TOKENS_CHUNK, Counts, Rows
+from .rows import block_rows as block_rows
+from .rows import framed_rows as framed_rows
+from .rows import molecule_rows as molecule_rows
+from .sealed import REMEDY, read_json, whole_file, write_json
 
 FORMAT = "exlm-mini pack"
 VERSION = 1
-REMEDY = "remove its directory and prepare the corpus again"
 OFFSET_DTYPE = "<i8"
-NUM_TOKENS_CHUNK = 1 << 20
-
-
-class Rows(NamedTuple):
-    """Some rows, end to end: ``token_ids`` of shape (sum of lengths,)."""
-
-    token_ids: np.ndarray
-    lengths_R: np.ndarray
-
-
-@dataclass
-class Counts:
-    """What became of the documents; filled while they are cut into rows."""
-
-    documents: int = 0
-    tokens: int = 0
-    """Of the documents, before they are cut."""
-    unknown_tokens: int = 0
-    dropped_documents: int = 0
-    """Longer than a row (molecules)."""
-    dropped_tokens: int = 0
-    """Behind the last full block (text)."""
-
-
-def block_rows(
-    documents: Iterable[Sequence[int]],
-    special_ids: SpecialIds,
-    block_length: int,
-    counts: Counts,
-) -> Iterator[Rows]:
-    """Text as rows of one length: documents joined by [SEP], cut, put in [BOS] ... [EOS].
-
-    Every block ends in [EOS], so that the graph of a block ends in a boundary state, never in
-    an ordinary token. The tokens behind the last full block are dropped and counted; no row at
-    all comes of less than ``block_length - 2`` tokens.
-    """
-    content = block_length - 2
-    pending: list[int] = []
-    for i, token_ids in enumerate(documents):
-        if i:
-            pending.append(special_ids.sep)
-        pending.extend(token_ids)
-        if len(pending) >= max(content, NUM_TOKENS_CHUNK):
-            yield _blocks(pending, content, special_ids)
-            del pending[: len(pending) // content * content]
-    if len(pending) >= content:
-        yield _blocks(pending, content, special_ids)
-    counts.dropped_tokens += len(pending) % content
-
-
-def _blocks(token_ids: list[int], content: int, special_ids: SpecialIds) -> Rows:
-    """All full blocks at the front of ``token_ids``."""
-    num_rows = len(token_ids) // content
-    inner = np.array(token_ids[: num_rows * content], dtype=np.int64)
-    return framed_rows(inner.reshape(num_rows, content), special_ids)
-
-
-def framed_rows(token_ids_RN: np.ndarray, special_ids: SpecialIds) -> Rows:
-    """Rows of one length put between [BOS] and [EOS]."""
-    framed_RN = np.pad(token_ids_RN, ((0, 0), (1, 1)))
-    framed_RN[:, 0] = special_ids.bos
-    framed_RN[:, -1] = special_ids.eos
-    return Rows(framed_RN.reshape(-1), np.full(len(framed_RN), framed_RN.shape[1]))
-
-
-def molecule_rows(
-    molecules: Iterable[Sequence[int]],
-    special_ids: SpecialIds,
-    block_length: int,
-    counts: Counts,
-) -> Iterator[Rows]:
-    """One row per molecule, [BOS] ... [EOS]; longer ones than ``block_length`` are dropped."""
-    pending: list[int] = []
-    lengths: list[int] = []
-    for token_ids in molecules:
-        length = len(token_ids) + 2
-        if length > block_length:
-            counts.dropped_documents += 1
-            continue
-        pending += (special_ids.bos, *token_ids, special_ids.eos)
-        lengths.append(length)
-        if len(pending) >= NUM_TOKENS_CHUNK:
-            yield Rows(np.array(pending), np.array(lengths))
-            pending, lengths = [], []
-    if lengths:
-        yield Rows(np.array(pending), np.array(lengths))
 
 
 # ---- writing ----
@@ -201,68 +114,6 @@ def write_pack(
         },
     )
     return num_rows
-
-
-def write_json(path: Path, content: dict) -> None:
-    """Write a JSON file so that at any moment it is whole, old or new.
-
-    Its field ``seal`` is the sha256 of all others: ``read_json`` refuses a file that was edited.
-    """
-    sealed = {**content, "seal": _seal(content)}
-    with whole_file(path) as file:
-        file.write((json.dumps(sealed, indent=2, ensure_ascii=False) + "\n").encode())
-
-
-def _seal(content: dict) -> str:
-    """Names the content of a JSON object, however it is laid out."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-class _HashedFile:
-    """A file being written, hashed on the way."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self._hash = hashlib.sha256()
-        self.num_bytes = 0
-        self.is_wanted = True
-
-    def write(self, content: bytes | np.ndarray) -> None:
-        view = memoryview(content).cast("B")
-        self.num_bytes += len(view)
-        self._stream.write(view)
-        self._hash.update(view)
-
-    def fingerprint(self) -> dict[str, int | str]:
-        return {"bytes": self.num_bytes, "sha256": self._hash.hexdigest()}
-
-
-@contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[_HashedFile]:
-    """A file that appears under its name when all of it is on the disk, or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    file = None
-    try:
-        with open(partial, "wb") as stream:
-            file = _HashedFile(stream)
-            yield file
-            stream.flush()
-            os.fsync(stream.fileno())
-        if file.is_wanted:
-            os.replace(partial, path)
-            sync_directory(path.parent)
-    except OSError as error:
-        if error.errno in NO_SPACE:
-            needed = file.num_bytes if file else 0
-            partial.unlink(missing_ok=True)  # it is not what fills the disk
-            free = shutil.disk_usage(path.parent).free
-            raise UserError(
-                f"no space to write {path}: it needs {needed:,} bytes or more, {free:,} are "
-                "free; make room or choose another directory"
-            ) from None
-        raise
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _check_rows(
@@ -438,30 +289,6 @@ def _read_header(path: Path) -> dict:
     if not is_consistent:
         raise UserError(f"{path} contradicts itself; {REMEDY}")
     return header
-
-
-def read_json(path: Path) -> dict:
-    """A JSON object from a file of a prepared corpus, without its seal.
-
-    Files written before there were seals have none; they are taken as they are.
-
-    Raises:
-        UserError: if it is missing, a directory, not a JSON object, or edited.
-    """
-    try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist; {REMEDY}") from None
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}); {REMEDY}") from None
-    except (ValueError, RecursionError):
-        content = None
-    if not isinstance(content, dict):
-        raise UserError(f"{path} is not a JSON object; {REMEDY}")
-    seal = content.pop("seal", None)
-    if seal is not None and seal != _seal(content):
-        raise UserError(f"{path} has changed since it was written; {REMEDY}")
-    return content
 
 
 def _check_file(path: Path, file: dict, num_bytes: int) -> None:

@@ -5,24 +5,21 @@ Passes 1 and 3 run in several processes. A shard that is found finished is not m
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
-import json
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import __version__
-from ..config import DataConfig, UserError
-from ..tokenization import Tokenizer, train_byte_level_bpe, train_smiles
-from . import NUM_UNKNOWN_SHOWN, given_tokenizer
-from .cleaning import Cleaning, CleaningCounts
+from ..config import UserError
+from ..tokenization import Tokenizer
+from .cleaning import CleaningCounts
 from .mixing import bucket_bound, bucket_totals, wanted_tokens
-from .packing import read_json, write_json
+from .sealed import read_json, seal_of, sha256_of, write_json
 from .shards import (
     Place,
     Split,
@@ -34,59 +31,11 @@ from .shards import (
     texts_of,
 )
 from .smiles import require_rdkit
-from .sources import Source, Unit, check_source, sha256_of
+from .sources import Source, Unit
+from .vocabulary import given_tokenizer, learn_tokenizer, most_often
+from .wanted import MEGABYTE, Preparation
 
 LIBRARIES = {"text": ("numpy", "tokenizers"), "smiles": ("numpy", "rdkit", "tokenizers")}
-MEGABYTE = 1_000_000
-SHARD_MEGABYTES = {"text": 8.0, "smiles": 1.0}
-"""Each a few seconds of work."""
-
-
-@dataclass(frozen=True)
-class Preparation:
-    """What to prepare; everything the packs depend on."""
-
-    data: DataConfig
-    """kind, column, tokenizer, vocab_size, block_length, validation_share, max_documents (of
-    each source), max_unknown, max_rejected."""
-    sources: tuple[tuple[str, ...], ...]
-    """Each a short name, a hub id, or paths."""
-    weights: tuple[float, ...] = ()
-    """Shares of the training tokens, one per source; none: all of every source."""
-    cleaning: Cleaning = field(default_factory=Cleaning)
-    """smiles only."""
-    accepted: tuple[str, ...] = ()
-    """Named sources with a caveat that the user accepts."""
-    seed: int = 1
-    tokenizer_megabytes: float = 500
-    """Text to learn the tokenizer from, at most."""
-    shard_megabytes: float | None = None
-    """Text of a shard, what a kill may lose per process; none: 8, or 1 of molecules."""
-
-    def __post_init__(self) -> None:
-        if self.shard_megabytes is None:
-            object.__setattr__(self, "shard_megabytes", SHARD_MEGABYTES[self.data.kind])
-        if not self.sources:
-            raise UserError("there is nothing to prepare; name a --source")
-        if self.weights and len(self.weights) != len(self.sources):
-            raise UserError(
-                f"{len(self.weights)} weights were given for {len(self.sources)} sources; give "
-                "one each"
-            )
-        if not all(0 < weight < float("inf") for weight in self.weights):
-            raise UserError(f"the weights are {self.weights}; each must be positive")
-        for name in ("tokenizer_megabytes", "shard_megabytes"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be positive")
-        if self.data.kind != "smiles" and self.cleaning != Cleaning():
-            raise UserError(
-                f"data.kind is {self.data.kind}; only molecules are cleaned, leave the options "
-                "of cleaning out"
-            )
-        if not 0 <= self.seed < 2**63:
-            raise UserError(f"seed is {self.seed}; it must not be negative, and below 2**63")
-        for words in self.sources:
-            check_source(words, self.data.kind, self.accepted)
 
 
 class Stage(NamedTuple):
@@ -104,16 +53,6 @@ class Stage(NamedTuple):
 class Shard(NamedTuple):
     place: Place
     record: dict[str, Any]
-
-
-def settings_of(wanted: Preparation) -> dict[str, Any]:
-    """Settings as JSON knows them, under dotted names; what no pack depends on is left out."""
-    plain = json.loads(json.dumps(asdict(wanted)))
-    for name in ("accepted", "shard_megabytes"):
-        del plain[name]
-    for group in ("data", "cleaning"):
-        plain |= {f"{group}.{name}": value for name, value in plain.pop(group).items()}
-    return plain
 
 
 class Passes:
@@ -139,7 +78,7 @@ class Passes:
             "shard_megabytes": wanted.shard_megabytes,
             "versions": self.versions,
         }
-        self._made_with = _digest(made_with)
+        self._made_with = seal_of(made_with)
         self._done = self._found = 0.0
         # What is missing is told before hours of reading.
         self._given = given_tokenizer(wanted.data)
@@ -238,7 +177,7 @@ class Passes:
             self._given.save(self.shards / "tokenizer.json")
             return self._given
         path, side = self.shards / "tokenizer.json", self.shards / "tokenizer.side.json"
-        want = _digest(
+        want = seal_of(
             {
                 "documents": [[shard.record["sha256"] for shard in part] for part in parts],
                 "vocab_size": self.wanted.data.vocab_size,
@@ -251,8 +190,7 @@ class Passes:
         if is_mine and stored.get("sha256") == sha256_of(path):
             return Tokenizer.load(path)
         self.report("learning the tokenizer from the training documents")
-        learn = train_smiles if self.wanted.data.kind == "smiles" else train_byte_level_bpe
-        tokenizer = learn(self._lessons(parts), self.wanted.data.vocab_size)
+        tokenizer = learn_tokenizer(self.wanted.data, self._lessons(parts))
         tokenizer.save(path)
         write_json(side, {"want": want, "sha256": tokenizer.sha256})
         return tokenizer
@@ -318,11 +256,9 @@ class Passes:
         limit = self.wanted.data.max_unknown
         if num_unknown <= limit * num_tokens:
             return
-        ranked = sorted(pieces.items(), key=lambda entry: (-entry[1], entry[0]))
-        shown = ", ".join(f"{p[:40]!r} {n:,} times" for p, n in ranked[:NUM_UNKNOWN_SHOWN])
         raise UserError(
             f"{num_unknown / num_tokens:.2%} of the tokens are [UNK] (data.max_unknown is "
-            f"{limit:.2%}), most often {shown}; set data.tokenizer to none, or raise "
+            f"{limit:.2%}), most often {most_often(pieces)}; set data.tokenizer to none, or raise "
             "data.vocab_size or data.max_unknown and go on"
         )
 
@@ -357,10 +293,6 @@ def _cut(documents: Iterator[str], size: float) -> Iterator[list[str]]:
 
 def _num_bytes(texts: list[str]) -> int:
     return sum(map(len, texts))
-
-
-def _digest(content: dict) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def versions(kind: str) -> dict[str, str]:

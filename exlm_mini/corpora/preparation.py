@@ -24,13 +24,17 @@ from typing import Any
 
 from ..config import DataConfig, UserError
 from ..tokenization import Tokenizer
-from . import FORMAT, VERSION, Corpus, open_corpus
+from . import Corpus, open_corpus
+from .building import write_description
 from .cleaning import CleaningCounts
 from .mixing import bucket_bound, bucket_totals, chosen, smiles_rows, text_rows, wanted_tokens
-from .packing import Counts, Pack, Rows, read_json, write_json, write_pack
-from .passes import Passes, Preparation, Shard, Stage, read_if_sound, settings_of
+from .packing import Pack, write_pack
+from .passes import Passes, Shard, Stage, read_if_sound
+from .rows import Counts, Rows
+from .sealed import read_json, write_json
 from .shards import NUM_BUCKETS, Place, Workers
 from .sources import Source, open_source
+from .wanted import Preparation, settings_of
 
 SHARDS = "shards"
 PARTIAL = "corpus.partial"
@@ -175,17 +179,12 @@ def _write(
         packs[name] = Pack.open(directory / f"{name}.json").sha256
     for source in passes.sources:
         files |= source.facts["sha256"]
-    write_json(
-        directory / "corpus.json",
-        {
-            "format": FORMAT,
-            "version": VERSION,
-            "data": json.loads(json.dumps(asdict(data))),
-            "seed": wanted.seed,
-            "sources": files,
-            "packs": packs,
-            "preparation": settings_of(wanted),
-        },
+    write_description(
+        directory,
+        {"data": json.loads(json.dumps(asdict(data))), "seed": wanted.seed},
+        sources=files,
+        packs=packs,
+        preparation=settings_of(wanted),
     )
 
 

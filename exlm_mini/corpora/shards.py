@@ -35,7 +35,7 @@ import numpy as np
 from ..config import UserError
 from ..tokenization import Tokenizer
 from .cleaning import Cleaning, CleaningCounts, clean
-from .packing import read_json, whole_file, write_json
+from .sealed import read_json, whole_file, write_json
 
 NUM_BUCKETS = 1 << 16
 """Documents fall into so many buckets by their hash; a share of a corpus is its first buckets."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..config import DataConfig, UserError, nearest
+from .sealed import sha256_of
 from .text import COMPRESSIONS, SUFFIXES, check_column, document_text, load_documents
 from .unimol import SUFFIX as LMDB_SUFFIX
 from .unimol import lmdb_documents
@@ -190,7 +191,7 @@ def open_source(words: tuple[str, ...], data: DataConfig, resolved: dict | None)
 def _local_source(words: tuple[str, ...], data: DataConfig) -> Source:
     facts = {"files": list(words), "licence": "that of the files"}
     units = [
-        Unit(word, lambda path=Path(word): sha256_of(path), _reader(Path(word), data))
+        Unit(word, lambda path=Path(word): _sha256_of_source(path), _reader(Path(word), data))
         for word in words
     ]
     return Source(" ".join(words), units, facts)
@@ -203,11 +204,10 @@ def _reader(path: Path, data: DataConfig) -> Callable[[], Iterator[str]]:
     return lambda: load_documents(own, DEFAULT_COLUMNS[data.kind])
 
 
-def sha256_of(path: Path) -> str:
-    """Names the content of a file."""
+def _sha256_of_source(path: Path) -> str:
+    """Names the content of a file that the user has named."""
     try:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
+        return sha256_of(path)
     except OSError as error:
         raise UserError(f"cannot read {path} ({error.strerror}); check --source") from None
 

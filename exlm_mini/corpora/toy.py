@@ -383,6 +383,3 @@ def _draw(cumulative: np.ndarray, uniform_S: np.ndarray) -> np.ndarray:
     """The outcome that each uniform number in [0, 1) selects; ``cumulative`` is (..., W)."""
     # The last bound, 1, is left out: rounding may put it below a uniform number close to 1.
     return (uniform_S[:, None] >= cumulative[..., :-1]).sum(axis=1)
-
-
-# ---- the grammars ----

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
-from exlm_mini.config import UserError, nearest
+from exlm_mini.checks import UserError, check_choices, nearest
 from exlm_mini.corpora.cleaning import Cleaning
 from exlm_mini.tasks import (
     embedded_molecules,
@@ -24,8 +24,6 @@ MOLECULES = (*moleculenet.BENCHMARKS, embedded_molecules.NAME)
 EMBEDDED = {inference.NAME: inference.load, sections.NAME: sections.load}
 STEREO_ATOMS = ("[C@H]", "[C@@H]")
 
-Stereo = Literal["auto", "keep", "strip"]
-
 
 @dataclass(frozen=True)
 class ReadingConfig:
@@ -35,7 +33,7 @@ class ReadingConfig:
     """unimol, deepchem, random, or unimol-released for Uni-Mol's own files."""
     split_seed: int = 0
     """Of the random split."""
-    stereo: Stereo = "auto"
+    stereo: Literal["auto", "keep", "strip"] = "auto"
     """Stereo marks: keep or strip them; auto: as the vocabulary of the checkpoint has them."""
     canonical: bool = False
     """Write RDKit's canonical SMILES."""
@@ -46,10 +44,7 @@ class ReadingConfig:
         known = (*RULES, moleculenet.RELEASED)
         if self.split not in known:
             raise UserError(f"data.split is '{self.split}'; {nearest(self.split, known)}")
-        if self.stereo not in get_args(Stereo):
-            raise UserError(
-                f"data.stereo is '{self.stereo}'; {nearest(self.stereo, get_args(Stereo))}"
-            )
+        check_choices("data.", self)
 
     def cleaning(self, tokenizer: Tokenizer) -> Cleaning:
         """What is done to each molecule for a vocabulary."""

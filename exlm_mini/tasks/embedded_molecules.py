@@ -23,7 +23,8 @@ from ..corpora.cleaning import Cleaning
 from ..corpora.smiles import embedded_molecules
 from ..tokenization import SMILES_SYMBOL
 from .metrics import mean_roc_auc
-from .moleculenet import METRIC, Table, splits_of
+from .molecule_tables import Table
+from .moleculenet import METRIC, splits_of
 from .scaffolds import Rule, molecules, split
 from .task import Splits, Task
 

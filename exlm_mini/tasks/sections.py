@@ -18,7 +18,7 @@ from collections import Counter
 import numpy as np
 
 from ..config import UserError
-from ..corpora.text import embedded_english
+from ..corpora.english import embedded_english
 from .task import Examples, Splits, Task
 
 NAME = "sections"
