@@ -2,14 +2,13 @@
 
 The molecules are canonical SMILES without stereo marks, here 160,000 lines of ChEMBL, ExCAPE and
 PubChem, drawn by ``shuf --random-source=<(yes) | head -n 160000``; the text is eleven textbooks of
-OpenStax and 1,000 chapters of Standard Ebooks, drawn alike. DATA holds ``moleculenet/`` and
-``glue/`` as the benchmarks publish them, SAMPLE/SST-2 the same dev set and 10,000 training rows,
-drawn alike. MODEL is mlm and exlm; scratch is mlm with
+OpenStax and 36 books of Standard Ebooks. DATA holds ``moleculenet/`` and ``glue/`` as the
+benchmarks publish them. MODEL is mlm and exlm; scratch is mlm with
 ``--train.steps 1 --train.learning_rate 1e-9 --train.warmup_steps 0``. ::
 
     python -m exlm_mini.prepare --source molecules.smi --data.kind smiles \\
         --data.block_length 128 --output RUNS/pack-smiles
-    python -m exlm_mini.prepare --source openstax.txt.xz --source ebooks.txt \\
+    python -m exlm_mini.prepare --source openstax.txt.xz --source ebooks.txt.xz \\
         --data.vocab_size 6000 --data.block_length 64 --output RUNS/pack-text
     python -m exlm_mini.pretrain --recipe smiles-tiny --objective MODEL --seed 1 \\
         --model.num_layers 3 --model.width 96 --model.ffn_width 384 \\
@@ -19,9 +18,9 @@ drawn alike. MODEL is mlm and exlm; scratch is mlm with
         --output RUNS/smiles-MODEL
     python -m exlm_mini.pretrain --recipe text-tiny --objective MODEL --seed 1 \\
         --model.num_layers 3 --model.width 96 --model.ffn_width 384 --model.init_std 0.1 \\
-        --data.pack RUNS/pack-text --train.steps 700 --train.batch_size 32 \\
-        --train.learning_rate 2e-3 --train.warmup_steps 100 --train.validate_every 175 \\
-        --train.save_every 175 --train.keep_last 1 --train.validation_rows 256 \\
+        --data.pack RUNS/pack-text --train.steps 10000 --train.batch_size 32 \\
+        --train.learning_rate 2e-3 --train.warmup_steps 500 --train.validate_every 1000 \\
+        --train.save_every 1000 --train.keep_last 1 --train.validation_rows 512 \\
         --output RUNS/text-MODEL
 
 Then for MODEL mlm, exlm and scratch::
@@ -32,10 +31,13 @@ Then for MODEL mlm, exlm and scratch::
     python -m exlm_mini.finetune --task cola --checkpoint RUNS/text-MODEL --data DATA/glue \\
         --output RUNS/tuned-text-MODEL --threads 1 --train.epochs 2 --train.batch_size 64 \\
         --train.learning_rate 5e-4
-    python -m exlm_mini.finetune --task sst2 --checkpoint RUNS/text-MODEL --data SAMPLE \\
+    python -m exlm_mini.finetune --task sst2 --checkpoint RUNS/text-MODEL --data DATA/glue \\
         --output RUNS/tuned-text-MODEL --threads 1 --train.epochs 1 --train.learning_rate 5e-4
     python book/downstream_small.py RUNS --moleculenet DATA/moleculenet --canonical \\
         --to book/results/downstream-small.json
+
+``--only text`` or ``--only smiles`` takes the runs of one kind anew and keeps the other as the file
+has it.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ import math
 import statistics
 import sys
 import tempfile
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -67,10 +70,7 @@ from exlm_mini.tokenization import Tokenizer
 
 TASKS = {"smiles": ("bbbp", "bace", "clintox"), "text": ("cola", "sst2")}
 """By what the models were pre-trained on."""
-FILES = dict.fromkeys(TASKS["smiles"], "DATA/moleculenet") | {
-    "cola": "DATA/glue",
-    "sst2": "SAMPLE",
-}
+FILES = {"smiles": "DATA/moleculenet", "text": "DATA/glue"}
 MODELS = ("exlm", "mlm", "scratch")
 PAIRS = (("exlm", "mlm"), ("exlm", "scratch"), ("mlm", "scratch"))
 PRINTED = {
@@ -83,32 +83,41 @@ SEEDS = 3
 ROWS_AT_ONCE = 4096
 
 
-def downstream_record(runs: Path, moleculenet: Path, is_canonical: bool) -> dict[str, Any]:
+def downstream_record(
+    runs: Path,
+    moleculenet: Path | None,
+    is_canonical: bool,
+    corpora: Collection[str] = tuple(TASKS),
+    kept: dict[str, Any] | None = None,
+) -> dict[str, Any]:
     """All that the pages say about these runs.
 
     Args:
         runs: directory of the runs, named as above.
-        moleculenet: directory of the CSV files, to count what pre-training has seen.
+        moleculenet: directory of the CSV files, to count what pre-training has seen; needed for
+            ``smiles`` only.
         is_canonical: see ``seen_in_pretraining``.
+        corpora: what to take from ``runs``, of ``TASKS``.
+        kept: an earlier record, for the others.
 
     Raises:
         UserError: a run is missing or not finished, or the models are not comparable.
     """
-    pretraining = {
-        f"{corpus}-{model}": pretraining_record(runs, f"{corpus}-{model}")
-        for corpus in TASKS
-        for model in MODELS
-    }
-    for corpus in TASKS:
+    pretraining, tasks = {}, {}
+    for corpus, names in TASKS.items():
+        runs_of_corpus = [f"{corpus}-{model}" for model in MODELS]
+        if corpus not in corpora:
+            pretraining |= {name: kept["pretraining"][name] for name in runs_of_corpus}
+            tasks |= {task: kept["tasks"][task] for task in names}
+            continue
+        pretraining |= {name: pretraining_record(runs, name) for name in runs_of_corpus}
         _check_equal(corpus, pretraining)
-    tasks = {
-        task: task_record(runs, corpus, task)
-        for corpus, names in TASKS.items()
-        for task in names
-    }
-    seen = seen_in_pretraining(runs / "pack-smiles", moleculenet, is_canonical)
-    for task, record in tasks.items():
-        record["seen_in_pretraining"] = seen.get(task)
+        seen = {}
+        if corpus == "smiles":
+            seen = seen_in_pretraining(runs / "pack-smiles", moleculenet, is_canonical)
+        for task in names:
+            record = task_record(runs, corpus, task)
+            tasks[task] = record | {"seen_in_pretraining": seen.get(task)}
     return {
         "about": "Fine-tuned after minutes of pre-training; equal data, steps and settings. "
         "scratch: the weights at the start of pre-training. Metrics in percent, sd of the "
@@ -234,7 +243,7 @@ def command_of(corpus: str, task: str, setting: dict[str, Any]) -> str:
     return " ".join(
         [
             f"python -m exlm_mini.finetune --task {task} --checkpoint RUNS/{corpus}-MODEL",
-            f"--data {FILES[task]}",
+            f"--data {FILES[corpus]}",
             *options,
         ]
     )
@@ -249,6 +258,16 @@ def _result(directory: Path, task: str) -> dict[str, Any]:
     if task not in tasks:
         raise UserError(f"{path} has no {task}, only {', '.join(tasks)}; fine-tune on it")
     return tasks[task]
+
+
+def _earlier(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if set(record["tasks"]) == {task for names in TASKS.values() for task in names}:
+            return record
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise UserError(f"{path} is no whole record to keep a part of; leave --only away")
 
 
 def _rounded(numbers: list[float]) -> list[float]:
@@ -315,14 +334,21 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("runs", type=Path, metavar="RUNS", help="directory of all runs")
-    parser.add_argument("--moleculenet", required=True, type=Path, help="its CSV files")
+    parser.add_argument("--moleculenet", type=Path, help="its CSV files")
     parser.add_argument(
         "--canonical", action="store_true", help="the rows are canonical SMILES of this RDKit"
     )
+    parser.add_argument("--only", choices=tuple(TASKS), help="and keep the rest of the file")
     parser.add_argument("--to", required=True, type=Path, help="the .json file to write")
     try:
         arguments = parser.parse_args(argv)
-        record = downstream_record(arguments.runs, arguments.moleculenet, arguments.canonical)
+        corpora = [arguments.only] if arguments.only else list(TASKS)
+        if "smiles" in corpora and arguments.moleculenet is None:
+            raise UserError("the molecules need --moleculenet, or leave them with --only text")
+        kept = _earlier(arguments.to) if arguments.only else None
+        record = downstream_record(
+            arguments.runs, arguments.moleculenet, arguments.canonical, corpora, kept
+        )
         write_atomically(
             arguments.to, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode()
         )

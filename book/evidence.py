@@ -14,8 +14,9 @@ another number of threads are not mixed: --again measures everything anew. The e
 a check fails or something could not be measured, 3 if --minutes were not enough for everything.
 
 The file holds ``machine`` (with the commit, and ``sources``, a hash of all code involved),
-``backends`` (why one does not work here, or null), ``passed``, and ``sections``: section, then
-name of the result, then the result. To add a section, add a function to ``SECTIONS``.
+``backends`` (why one does not work here, or null), ``passed`` (of what is there), ``missing``
+(asked for and not there, after a stop), and ``sections``: section, then name of the result, then
+the result. To add a section, add a function to ``SECTIONS``.
 """
 
 from __future__ import annotations
@@ -130,6 +131,7 @@ def run(arguments: argparse.Namespace) -> int:
         "backends": reasons,
         "quick": arguments.quick,
         "passed": True,
+        "missing": [],
         "sections": {},
     }
     path = arguments.output or _usual_path(about, arguments.quick)
@@ -156,6 +158,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _make(setting: Setting, file: File, only: list[str]) -> bool:
     """Run the items whose results are missing, and tell of each; false if the time was up."""
     items = [(section, item) for section in only for item in SECTIONS[section](setting)]
+    file.ask_for((section, item.key) for section, item in items)
     todo = [(s, item) for s, item in items if file.result(s, item.key) is None]
     if len(todo) < len(items):
         _tell(f"{len(items) - len(todo)} of {len(items)} results are there already")

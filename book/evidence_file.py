@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,24 @@ class File:
         found = self.content["sections"].get(section, {}).get(key)
         return None if found is None or "error" in found else found
 
+    def ask_for(self, results: Iterable[tuple[str, str]]) -> None:
+        """Say in the file what is missing, of these and of what earlier runs asked for.
+
+        Args:
+            results: section and key of each.
+        """
+        asked = [f"{section}: {key}" for section, key in results]
+        names = {
+            f"{s}: {key}" for s, found in self.content["sections"].items() for key in found
+        }
+        wanted = dict.fromkeys([*self.content["missing"], *asked])
+        self.content["missing"] = [name for name in wanted if name not in names]
+
     def put(self, section: str, key: str, result: Result) -> None:
         """Keep a result."""
         self.content["sections"].setdefault(section, {})[key] = result
         self.content["passed"] = not self.problems()
+        self.ask_for([])
         self.write()
 
     def problems(self) -> list[str]:
@@ -88,4 +103,5 @@ def opened(path: Path, content: dict[str, Any], is_afresh: bool) -> File:
             "another --output keeps both"
         )
     backends = {**stored.get("backends", {}), **content["backends"]}
+    stored.setdefault("missing", [])
     return File(path, {**stored, "backends": backends, "sections": dict(sections)})

@@ -287,6 +287,28 @@ def test_what_is_missing_is_named(spoiled, tmp_path, capsys):
     assert "no run directory" in refused(capsys, spoiled, tmp_path)
 
 
+def test_one_kind_is_taken_anew_and_the_other_kept(record, spoiled, tmp_path):
+    target = tmp_path / "out.json"
+    earlier = json.loads(json.dumps(record))
+    earlier["tasks"]["bbbp"]["models"]["mlm"]["mean"] = 12.5
+    earlier["tasks"]["cola"]["models"]["mlm"]["mean"] = 12.5
+    target.write_text(json.dumps(earlier))
+    shutil.rmtree(spoiled[0] / "smiles-exlm")
+    assert small.main([str(spoiled[0]), "--only", "text", "--to", str(target)]) == 0
+    found = json.loads(target.read_text())
+    assert found["tasks"]["bbbp"] == earlier["tasks"]["bbbp"]
+    assert found["tasks"]["cola"] == record["tasks"]["cola"]
+    assert found["pretraining"] == record["pretraining"]
+
+
+def test_a_part_needs_a_record_to_go_into(spoiled, tmp_path, capsys):
+    target = tmp_path / "out.json"
+    assert small.main([str(spoiled[0]), "--only", "text", "--to", str(target)]) == 2
+    assert "out.json is no whole record" in capsys.readouterr().err and not target.exists()
+    assert small.main([str(spoiled[0]), "--to", str(target)]) == 2
+    assert "need --moleculenet" in capsys.readouterr().err
+
+
 def test_the_stored_record_is_complete():
     stored = json.loads(STORED.read_text())
     agrees(stored)

@@ -94,9 +94,9 @@ def read(file: Path) -> dict:
 def test_evidence_says_what_was_measured_on_what(whole):
     file, status, out = whole
     content = read(file)
-    assert status == 0 and content["passed"] is True, out
+    assert status == 0 and content["passed"] is True and content["missing"] == [], out
     assert set(content) == {
-        "command", "begun", "machine", "backends", "quick", "passed", "sections",
+        "command", "begun", "machine", "backends", "quick", "passed", "missing", "sections",
     }  # fmt: skip
     about = content["machine"]
     here = measure.machine(CPU)
@@ -493,6 +493,24 @@ def test_what_could_not_be_measured_is_told_and_tried_again(monkeypatch, tmp_pat
     assert status == 0 and calls == ["works"]
     assert read(tmp_path / "mine.json")["passed"] is True
     assert made(*arguments, "--again")[0] == 0 and calls == ["works"] * 3
+
+
+def test_a_stopped_run_says_what_is_missing(monkeypatch, tmp_path):
+    def stops():
+        raise measurements.TimeIsUp("no time")
+
+    items = [
+        measurements.Item("first", lambda: {"number": 1.0}),
+        measurements.Item("second", stops),
+        measurements.Item("third", lambda: {"number": 3.0}),
+    ]
+    monkeypatch.setattr(evidence, "SECTIONS", {"mine": lambda setting: iter(items)})
+    arguments = ("--device", "cpu", "--output", tmp_path / "mine.json")
+    assert made(*arguments)[0] == evidence.TIME_IS_UP
+    assert read(tmp_path / "mine.json")["missing"] == ["mine: second", "mine: third"]
+    items[1] = measurements.Item("second", lambda: {"number": 2.0})
+    assert made(*arguments)[0] == 0
+    assert read(tmp_path / "mine.json")["missing"] == []
 
 
 def test_results_of_other_sources_are_not_mixed(whole, monkeypatch, tmp_path, capsys):

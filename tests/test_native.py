@@ -180,6 +180,18 @@ def test_2048_states(M, backend):
     assert_float32_is_near(graph, backend, backend)
 
 
+@pytest.mark.slow
+def test_4096_states_of_a_flat_graph(backend):
+    graph = flat_graph([256], [4096])
+    assert status(graph.to(torch.float32)) == [TILED]
+    assert_float32_is_near(graph, backend, "scaled")
+
+
+@pytest.mark.slow
+def test_4096_states_with_random_scores(backend):
+    assert_float32_is_near(random_graph(6, [300], [4096]), backend, "scaled")
+
+
 def test_emission_spreads_of_30_nats_stay_on_the_fast_path(backend):
     graph = random_graph(5, [77] * 4, [308] * 4)
     rng = torch.Generator().manual_seed(5)

@@ -31,7 +31,7 @@ class Record:
 
     cell: str
     input: str
-    """``toy``, ``english`` or ``molecules``."""
+    """Of ``cells.Input``: ``toy``, ``slots``, ``english`` or ``text``."""
     seed: int
     objective: str
     metrics: Mapping[str, float]

@@ -28,9 +28,10 @@ from exlm_mini.experiments.saddles import LEFT_BY, LEFT_SHARE, leaving
 from exlm_mini.results import markdown_table
 
 EMPTY = "–"
+PROBE = "probe_accuracy"
 MATRICES = {
     DOWNSTREAM: ("Downstream accuracy, % (Figure 3: MNLI)", 1, ("Figure 3", "mnli")),
-    "probe_accuracy": ("Latents read by a probe, %", 1, None),
+    PROBE: ("Latents read by a probe, %", 1, None),
     "entropy_bits": ("Entropy of lost tokens, bits (Figure 5)", 2, ("Figure 5", ENTROPY)),
     "optimum_entropy_bits": ("Entropy of lost tokens, bits, exact optimum", 2, None),
     "excess_bits": ("Bits per lost token above the exact optimum", 3, None),
@@ -99,6 +100,7 @@ def ablations(groups: Sequence[Group]) -> list[str]:
     """Tables 2 and 13: each variant, and what it loses against ExLM, seed by seed."""
     columns = {
         "downstream, %": (DOWNSTREAM, 1),
+        "read by a probe, %": (PROBE, 1),
         "bits per row": ("bits_per_row", 2),
         "captured bits per row": ("captured_bits", 2),
         "won by links, bits": ("linked_bits", 3),
@@ -107,7 +109,11 @@ def ablations(groups: Sequence[Group]) -> list[str]:
     }
     columns = {t: m for t, m in columns.items() if any(g.summary(m[0]) for g in groups)}
     base = next((g for g in groups if g.name == "exlm"), None)
-    against = {DOWNSTREAM: "points to ExLM", "captured_bits": "captured bits to ExLM"}
+    against = {
+        DOWNSTREAM: "points to ExLM",
+        PROBE: "probe, points to ExLM",
+        "captured_bits": "captured bits to ExLM",
+    }
     against = {m: t for m, t in against.items() if base and base.summary(m)}
     printed_base = printed_average("Table 2", "ExLM")
     head = (
@@ -124,7 +130,7 @@ def ablations(groups: Sequence[Group]) -> list[str]:
         row = [group.name, f"{steps:,}", *(_text(group, *at) for at in columns.values())]
         for metric in against:
             difference = paired_difference(group.by_seed(metric), base.by_seed(metric))
-            row.append(EMPTY if group is base else _with_error(difference))
+            row.append(EMPTY if group is base else _with_error(difference, _factor(metric)))
         mean = printed_average(*group.paper_row) if group.paper_row else None
         row += [EMPTY] * 2 if mean is None else [f"{mean:.1f}", f"{mean - printed_base:+.1f}"]
         rows.append(tuple(row))
@@ -183,8 +189,8 @@ def cost(groups: Sequence[Group]) -> list[str]:
 
 def k_and_p(groups: Sequence[Group]) -> list[str]:
     """Table 4, with the entropy of Figure 12, which prints no numbers."""
-    rows = [("p", "model", "downstream, %", "paper's mean, %", "entropy, bits")]
-    rows[0] = (*rows[0], "captured, %", "bits per mask")
+    rows = [("p", "model", "downstream, %", "paper's mean, %", "read by a probe, %")]
+    rows[0] = (*rows[0], "entropy, bits", "captured, %", "bits per mask")
     for group in groups:
         record, k = group.first, group.first.states_per_mask
         mean = printed_average(*group.paper_row) if group.paper_row else None
@@ -197,7 +203,8 @@ def k_and_p(groups: Sequence[Group]) -> list[str]:
                 *(
                     _text(group, *place)
                     for place in (
-                        ("entropy_bits", 3), ("captured_share", 1), ("bits_per_mask", 3)
+                        (PROBE, 1), ("entropy_bits", 3),
+                        ("captured_share", 1), ("bits_per_mask", 3),
                     )
                 ),
             )
@@ -253,9 +260,10 @@ def _factor(metric: str) -> float:
     return 100 if is_share or metric == "validation_mask_accuracy" else 1
 
 
-def _with_error(difference: Summary | None) -> str:
+def _with_error(difference: Summary | None, factor: float) -> str:
     """A paired difference with the standard error of its mean."""
     if difference is None:
         return EMPTY
+    difference = difference.scaled(factor)
     error = difference.standard_error
     return f"{difference.mean:+.2f}" + ("" if error is None else f" ± {error:.2f}")
