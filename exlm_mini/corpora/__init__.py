@@ -352,6 +352,11 @@ def _check_unknown(data: DataConfig, source: str, parts: Iterable[_Part]) -> Non
 
 
 def _read_corpus(path: Path) -> dict:
+    if not path.exists():
+        raise UserError(
+            f"{path.parent} holds no corpus; make one there with python -m exlm_mini.prepare, or "
+            "give another directory"
+        )
     stored = read_json(path)
     is_sound = (
         stored.get("format") == FORMAT
