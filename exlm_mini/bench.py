@@ -108,8 +108,8 @@ def _parser() -> argparse.ArgumentParser:
     first, _, rest = __doc__.partition("\n")
     parser = _Parser(
         prog="python -m exlm_mini.bench",
-        description=first,
-        epilog=rest,
+        description=first.removesuffix(" ::"),
+        epilog=rest.replace(" ::", ":"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

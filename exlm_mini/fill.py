@@ -395,7 +395,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m exlm_mini.fill",
         description=first.partition(": ")[2],
-        epilog=rest,
+        epilog=rest.replace("``", "").replace("::", ":"),  # it is on a page of the book too
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
