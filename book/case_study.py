@@ -141,7 +141,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser(
         prog="python book/case_study.py",
         description=first,
-        epilog=rest,
+        epilog=rest.replace("``", "").replace("::", ":"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     for name in ADDED:

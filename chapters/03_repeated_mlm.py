@@ -510,8 +510,8 @@ f"diagonal {np.ptp(diagonal):.2f} bits, column {np.ptp(column):.2f} bits"
 # %% [markdown]
 # **Figure.** {numref}`fig-paper-curves` plots both tables over the lost share.
 # Models with very different numbers of [MASK] fall fairly close to one curve. And
-# the left curve turns: with 2.25% of lost words accuracy is *worse* than with 15%
-# . Losing too little makes the task too easy to learn from (§3.3, Appendix G).
+# the left curve turns: with 2.25% of lost words accuracy is *worse* than with 15%.
+# Losing too little makes the task too easy to learn from (§3.3, Appendix G).
 
 # %% mystnb={"figure": {"caption": "The paper's Figures 3 and 5 over the share of lost words; one line per number of copies.", "name": "fig-paper-curves"}} tags=["hide-input"]
 fig, axes = plt.subplots(1, 2, figsize=(8, 3))

@@ -923,7 +923,7 @@ chains_LL
 
 # %% [markdown]
 # **Check.** With the chains in place the model is an average of $k$ independent
-# ones: $P = \frac1k \sum_j \prod_i P_{i,j}(y_i)$, where $P_{i,j}$ is what clone $j$
+# ones: $P$ is $\frac1k \sum_j \prod_i P_{i,j}(y_i)$ if $P_{i,j}$ is what clone $j$
 # of mask $i$ emits. (Boundaries aside, whose end is fixed in the last clone.)
 
 # %%

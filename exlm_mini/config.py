@@ -194,6 +194,12 @@ class DataConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "files", tuple(self.files))
         check_choices("data.", self)
+        for name in ("files", "hub"):
+            if self.kind == "toy" and getattr(self, name):
+                raise UserError(
+                    f"data.{name} is set, but data.kind toy draws its own sentences; drop it, or "
+                    "take a recipe of text or smiles"
+                )
         if self.files and self.hub:
             raise UserError("data.files and data.hub are both set; give one of the two")
         if self.block_length < 3:

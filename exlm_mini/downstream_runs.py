@@ -29,7 +29,7 @@ from exlm_mini.measure import commit
 from exlm_mini.pretrained import Pretrained, load_pretrained
 from exlm_mini.problems import Problem, load_problem
 from exlm_mini.results import check_results, notes, scale, table, task_record, write_results
-from exlm_mini.run_directory import LOCK, RunDirectory
+from exlm_mini.run_directory import CONFIG, LOCK, RunDirectory
 from exlm_mini.tasks.catalogue import ReadingConfig, input_of
 from exlm_mini.training import choose_device, versions
 
@@ -89,6 +89,8 @@ def run(request: Request) -> bool:
         for task in request.tasks:
             _print_plan(_problem(request, task, pretrained), settings[task], request)
         return True
+    if any((request.output / name).exists() for name in (CONFIG, "checkpoints")):
+        raise UserError(f"{request.output} holds a pre-training run; choose another --output")
     with RunDirectory(request.output, say), requests_by_signal() as requests:
         try:
             whole = _tune_all(request, pretrained, settings, requests)

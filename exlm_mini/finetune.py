@@ -21,6 +21,9 @@ stopped and ready to go on.
 from __future__ import annotations
 
 import argparse
+import ast
+import inspect
+import itertools
 import sys
 import time
 from collections.abc import Callable
@@ -79,7 +82,7 @@ def _parser() -> GuessingParser:
     add("--seeds", nargs="+", metavar="N", help="default: the recipe's, else 1 2 3")
     add("--grid", action="store_true", help="try all settings of the recipe, report the best")
     add(
-        "--search-seeds", default="1", metavar="N",
+        "--search-seeds", metavar="N",
         help="with --grid: seeds per setting while searching; default 1",
     )  # fmt: skip
     add("--submission", type=Path, metavar="DIR", help="also write GLUE's files to hand in")
@@ -92,10 +95,37 @@ def _parser() -> GuessingParser:
         help=f"largest share of [UNK] among the training tokens; default {MAX_UNKNOWN:g}",
     )  # fmt: skip
     for group, kind in _GROUPS.items():
+        about = _about(kind)
+        settings = parser.add_argument_group(f"settings of {group}, each above the recipe's")
         for field in fields(kind):
             # The text is read once the type of the setting is known.
-            add(f"--{group}.{field.name}", metavar="V", help=f"default {field.default}")
+            settings.add_argument(
+                f"--{group}.{field.name}",
+                metavar="V",
+                help=f"{about.get(field.name, '')} Default {_shown(field.default)}.".strip(),
+            )
     return parser
+
+
+def _about(kind: type) -> dict[str, str]:
+    """What the text below each field of a settings class says."""
+    (body,) = (node.body for node in ast.parse(inspect.getsource(kind)).body)
+    return {
+        setting.target.id: " ".join(text.value.value.split())
+        for setting, text in itertools.pairwise(body)
+        if isinstance(setting, ast.AnnAssign)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+    }
+
+
+def _shown(default: object) -> str:
+    """A default in the words in which an option takes it."""
+    if isinstance(default, tuple):
+        return ",".join(str(value) for value in default)
+    return (
+        str(default).lower() if default is None or isinstance(default, bool) else str(default)
+    )
 
 
 def parse(argv: list[str]) -> Request:
@@ -106,7 +136,9 @@ def parse(argv: list[str]) -> Request:
     """
     found = _parser().parse_args(argv)
     recipe = _recipe(found)
-    search_seeds = _number(int, "search-seeds")(found.search_seeds)
+    if found.search_seeds is not None and not found.grid:
+        raise UserError(f"--search-seeds {found.search_seeds} is for --grid alone; drop it")
+    search_seeds = _number(int, "search-seeds")(found.search_seeds or "1")
     if search_seeds < 1:
         raise UserError(f"--search-seeds is {search_seeds}; it must be at least 1")
     if not 0 <= found.max_unknown <= 1:

@@ -43,7 +43,8 @@ def command_parser(command: str, text: str, kind: type[Parser] = Parser) -> Pars
     Args:
         command: as typed, such as ``python -m exlm_mini.fill``.
         text: docstring of its module. The first line is what it does, behind the command's name
-            if that stands there; the other lines end the help as they are.
+            if that stands there; the other lines end the help, without the marks that the pages of
+            the book need.
         kind: of parser.
     """
     first, _, rest = text.partition("\n")
@@ -51,7 +52,7 @@ def command_parser(command: str, text: str, kind: type[Parser] = Parser) -> Pars
     return kind(
         prog=command,
         description=first.partition("``: ")[2] or first,
-        epilog=rest,
+        epilog=rest.replace(" ::", "::").replace("::", ":").replace("``", ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

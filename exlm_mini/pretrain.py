@@ -229,6 +229,11 @@ def main(argv: list[str] | None = None) -> int:
     # All processes see the same mistakes: one of each machine tells, and later the first alone.
     is_talking = not is_launched or os.environ["LOCAL_RANK"] == "0"
     try:
+        if not argv:
+            raise UserError(
+                "nothing is said of what to train; give a --recipe, smiles-tiny is a small one, or "
+                "see --help"
+            )
         request = parse(argv)
         check_before_reading(request.config)
         if request.is_dry_run:

@@ -156,6 +156,7 @@ def _parser() -> Any:
         usage="%(prog)s --recipe NAME [--output DIR] [--dry-run] [--key.subkey VALUE ...]",
         description=f"Train a model. Recipes: {', '.join(recipe_names())}.",
         formatter_class=HelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_class_arguments(RunConfig, None, skip={"recipe"})
     # These two are taken out of the arguments before they are parsed; here for --help, and the
@@ -208,6 +209,17 @@ def _one_line(message: str) -> str:
     options += ["settings", "print_config"]
     if unknown := re.search(r"unrecognized arguments: --([^ =]+)", message):
         return f"unknown option --{unknown[1]}; {nearest(unknown[1], options)}"
+    if extra := re.search(r"unrecognized arguments: (\S+)", message):
+        hint = (
+            f"did you mean --recipe {extra[1]}?"
+            if extra[1] in recipe_names()
+            else "settings are given as --name value"
+        )
+        return f"unknown argument {extra[1]!a}; {hint}"
+    if group := re.search(r'key "(\w+)": Unable to load config "([^"]*)"', message):
+        return f"--{group[1]} {group[2]} is no YAML file of settings; give one, or drop it"
+    if pair := re.search(r'key "([\w.]+)": .*class \'tuple\'>. Got value: (.*)', message):
+        return f"{pair[1]} is '{pair[2]}'; it must be a list such as [0.9,0.98]"
     if choice := re.search(r'key "([\w.]+)": .*Literal\[(.+)\]\. Got value: (.*)', message):
         return f"{choice[1]} is {choice[3]}; it must be one of {choice[2]}".replace("'", "")
     if value := re.search(r'key "([\w.]+)": Expected an? (.+)\. Got value: (.*)', message):

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import os
 import shutil
 import sys
 import time
@@ -76,6 +77,8 @@ def run(request: Request) -> int:
         print(report(request.name, request.scale, request.output))
         return 0
     choose_device(request.device)
+    if request.task == "run":
+        _refuse_unwritable(request.output / request.name)
     # Its own for each process: what one has no more use for, it removes.
     beside = request.output.with_name(f"{request.output.name}-work")
     work = request.work or beside / f"{request.name}-{request.scale}-{request.shard}"
@@ -94,6 +97,18 @@ def run(request: Request) -> int:
     return 0
 
 
+def _refuse_unwritable(directory: Path) -> None:
+    """Told before a cell is trained, not after; nothing is made yet."""
+    there = next(path for path in (directory, *directory.parents) if path.exists())
+    if not there.is_dir():
+        raise UserError(f"{directory} is a file, or lies below one; choose another --output")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(
+            f"cannot write to {there} (Permission denied); check its permissions, or choose "
+            "another --output"
+        )
+
+
 def _open(request: Request, ledger: Ledger) -> list[tuple[Cell, int]]:
     """The runs that have no record yet."""
     return [run for run in request.runs if not ledger.is_done(*run)]
@@ -101,11 +116,18 @@ def _open(request: Request, ledger: Ledger) -> list[tuple[Cell, int]]:
 
 def _run_all(request: Request, ledger: Ledger, requests: Requests) -> None:
     if request.task == "measure-again":
+        is_any = False
         for number, (cell, seed) in enumerate(request.runs, 1):
             if requests.should_stop():
                 raise StoppedError
             if ledger.measure_again(cell, seed):
+                is_any = True
                 say(f"measured {cell.name} seed {seed} again ({number}/{len(request.runs)})")
+        if not is_any:
+            raise UserError(
+                f"{request.output / request.name} holds no record of these cells that can be "
+                "measured again; run the sweep first"
+            )
         return
     left = _open(request, ledger)
     weights = {(cell.name, seed): _weight(cell, seed) for cell, seed in request.runs}
@@ -220,6 +242,8 @@ def parse(argv: list[str]) -> Request:
     found = _parser().parse_args(argv)
     if found.scale not in SCALES:
         raise UserError(f"--scale is '{found.scale}'; {nearest(found.scale, SCALES)}")
+    if found.data is not None and not found.data.exists():
+        raise UserError(f"cannot read {found.data} (no such file or directory); check --data")
     cells = cells_of(found.name, found.scale)
     cells = _of_inputs(cells, found.input)
     cells = _with_files(_named(cells, found.only), found.files)
@@ -259,6 +283,9 @@ def _with_files(cells: list[Cell], files: list[str] | None) -> list[Cell]:
         raise UserError(
             f"--files {files[0]} is for cells of English, and none is chosen; drop it"
         )
+    for file in files:
+        if not Path(file).is_file():
+            raise UserError(f"cannot read {file} (no such file); check --files")
     return [
         replace(cell, settings={**cell.settings, "data.files": tuple(files)})
         if cell.input == "english"

@@ -63,6 +63,8 @@ REFUSED = [
     ],
     (MaskingConfig, {"num_copies": 0}, "masking.num_copies", "0", AT_LEAST_ONE),
     (DataConfig, {"files": ["a.txt"], "hub": "b"}, "data.files", "data.hub", "one of the two"),
+    (DataConfig, {"kind": "toy", "files": ["a.txt"]}, "data.files", "data.kind toy", "drop it"),
+    (DataConfig, {"kind": "toy", "hub": "b"}, "data.hub", "data.kind toy", "drop it"),
     (DataConfig, {"block_length": 2}, "data.block_length", "2", "at least 3"),
     (DataConfig, {"vocab_size": 0}, "data.vocab_size", "0", AT_LEAST_ONE),
     (DataConfig, {"num_sentences": 0}, "data.num_sentences", "0", AT_LEAST_ONE),

@@ -302,6 +302,8 @@ def test_mistakes_on_the_command_line_are_one_line(runs, molecules, tmp_path, ca
     refused(capsys, [*base, "--max-unknown", "nan"], "--max-unknown is nan")
     refused(capsys, [*base, "--train.adam_betas", "0.9"], "adam_betas", "give two")
     refused(capsys, [*base, "--grid"], "--grid needs a --recipe")
+    refused(capsys, [*base, "--search-seeds", "2"], "--search-seeds 2 is for --grid")
+    refused(capsys, [*base, "--output", runs / "smiles"], runs / "smiles", "pre-training run")
     refused(capsys, [*base, "--recipe", "table-6"], "table-6 has no task bbbp")
     refused(capsys, [*base, "--threads", "0"], "--threads is 0")
     refused(capsys, [*base, "--device", "gpu"], "train.device is 'gpu'")

@@ -478,7 +478,7 @@ def test_a_packed_corpus_is_opened_by_its_directory(tmp_path):
     told(lambda: open_corpus(tmp_path / "c", DataConfig()), "data.kind toy, not text")
     other = DataConfig(kind="toy", grammar="town")
     told(lambda: open_corpus(tmp_path / "c", other), "data.grammar pairs, not town")
-    told(lambda: open_corpus(tmp_path, TOY), tmp_path / "corpus.json", "does not exist")
+    told(lambda: open_corpus(tmp_path, TOY), tmp_path, "holds no corpus", "exlm_mini.prepare")
 
 
 def test_a_packed_corpus_opens_without_the_libraries_that_made_it(tmp_path):

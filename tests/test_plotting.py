@@ -1,5 +1,7 @@
 """The book's figures: what stands on the axes, not how it looks. No display is needed."""
 
+from itertools import combinations
+
 import matplotlib
 
 matplotlib.use("Agg")
@@ -89,6 +91,29 @@ def test_everything_of_a_dag_is_inside_the_axes(ax):
         x, y = text.get_position()
         assert left < x < right
         assert low < y < high
+
+
+def test_no_number_of_a_dag_is_hidden_by_a_state_or_by_another(ax):
+    E_LL = np.triu(np.full((6, 6), 0.25), 1)  # every edge has its number
+    draw_dag(ax, E_LL, COLUMNS, NAMES, KINDS)
+    ax.figure.draw_without_rendering()
+    shown = [text for text in ax.texts if text.get_text()]
+    assert len(shown) == 15 + len(NAMES)
+    extents = {text: text.get_bbox_patch().get_window_extent() for text in shown}
+    for one, other in combinations(shown, 2):
+        is_hidden = extents[one].overlaps(extents[other])
+        assert not is_hidden, (one.get_text(), one.get_position(), other.get_text())
+
+
+def test_a_number_of_a_dag_lies_on_its_edge_whatever_the_shape_of_the_axes(ax):
+    E_LL = np.zeros((6, 6))
+    E_LL[0, 3] = 0.25  # bends around state 1.1
+    draw_dag(ax, E_LL, COLUMNS, NAMES, KINDS)
+    ax.figure.draw_without_rendering()
+    arrow, number = ax.texts[:2]
+    start, control, end = arrow.arrow_patch.get_path().vertices[:3]
+    x, y = ax.transData.transform(number.get_position())
+    assert np.allclose([x, y], (start + 2 * control + end) / 4, atol=1)
 
 
 @pytest.mark.parametrize("k", [1, 3])

@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import yaml
+from refusals import told
 
 from exlm_mini.checkpoint import load_checkpoint
 from exlm_mini.config import RunConfig, run_config_from_dict
@@ -485,6 +486,26 @@ def test_options_replace_what_a_recipe_says_in_any_order(tmp_path):
 def test_without_a_recipe_every_setting_has_its_default():
     config = parse([]).config
     assert config == RunConfig(recipe=config.recipe)
+
+
+def test_a_command_that_names_nothing_trains_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert "--recipe" in fails(capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["toy-pairs"], ["'toy-pairs'", "did you mean --recipe toy-pairs?"]),
+        (["runs/first"], ["'runs/first'", "--name value"]),
+        (["--train.step", "5"], ["--train.step", "did you mean train.steps"]),
+        (["--train.adam_betas", "0.9,0.98"], ["train.adam_betas is '0.9,0.98'", "[0.9,0.98]"]),
+        (["--train", "none.yaml"], ["--train none.yaml is no YAML file"]),
+    ],
+)
+def test_a_slip_on_the_command_line_is_told_with_the_remedy(words, parts):
+    told(lambda: parse(words), *parts)
 
 
 def test_a_recipe_sets_what_its_file_says_and_nothing_else():

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from refusals import told
@@ -135,12 +136,37 @@ def test_what_is_unknown_is_told_with_the_nearest_names(capsys):
     refused(capsys, ["scale", "--scale", "paper"], "scale", "use mini or gpu")
 
 
-def test_files_take_the_place_of_the_embedded_english(capsys):
-    runs = sweep.parse(["cost", "--files", "a.txt", "b.txt"]).runs
+def test_files_take_the_place_of_the_embedded_english(capsys, tmp_path):
+    names = [str(tmp_path / name) for name in ("a.txt", "b.txt")]
+    for name in names:
+        Path(name).write_text("some text\n")
+    runs = sweep.parse(["cost", "--files", *names]).runs
     for cell, seed in runs:
         files = cell.config(seed).data.files
-        assert files == (("a.txt", "b.txt") if cell.input == "english" else ()), cell.name
-    refused(capsys, ["cost", "--input", "toy", "--files", "a.txt"], "a.txt", "drop it")
+        assert files == (tuple(names) if cell.input == "english" else ()), cell.name
+    refused(capsys, ["cost", "--input", "toy", "--files", names[0]], "a.txt", "drop it")
+
+
+def test_what_cannot_be_read_or_written_is_told_before_anything_is_trained(
+    capsys, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(Ledger, "run", lambda *_: pytest.fail("a cell was trained"))
+    refused(capsys, ["cost", "--files", "none.txt"], "none.txt", "check --files")
+    refused(capsys, ["cost", "--files", tmp_path], tmp_path, "check --files")
+    refused(capsys, ["cost", "--data", tmp_path / "none"], "none", "check --data")
+    file = tmp_path / "file"
+    file.write_text("kept")
+    for output in (file, file / "below"):
+        refused(capsys, ["cost", "--output", output], output, "choose another --output")
+    assert file.read_text() == "kept"
+    monkeypatch.setattr(sweep.os, "access", lambda *_: False)
+    refused(capsys, ["cost", "--output", tmp_path / "out"], tmp_path, "Permission denied")
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_there_must_be_something_to_measure_again(capsys, tmp_path):
+    argv = ["ablations", "--measure-again", "--output", tmp_path / "out"]
+    refused(capsys, argv, "out/ablations", "holds no record", "run the sweep first")
 
 
 @pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b", "1/0"])

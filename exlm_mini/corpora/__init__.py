@@ -131,6 +131,11 @@ def open_corpus(directory: str | Path, data: DataConfig) -> Corpus:
 
 
 def _read_corpus(path: Path) -> dict:
+    if not path.exists():
+        raise UserError(
+            f"{path.parent} holds no corpus; make one there with python -m exlm_mini.prepare, or "
+            "give another directory"
+        )
     stored = read_json(path)
     is_sound = (
         stored.get("format") == FORMAT

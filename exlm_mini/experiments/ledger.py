@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from exlm_mini.config import RunConfig, UserError, run_config_from_dict
-from exlm_mini.durable import write_atomically
+from exlm_mini.durable import NO_SPACE, write_atomically
 from exlm_mini.experiments.cells import Cell
 from exlm_mini.experiments.grids import cells_of
 from exlm_mini.experiments.records import read_record
@@ -183,9 +183,17 @@ class Ledger:
         }
 
     def _write(self, path: Path, record: dict[str, Any]) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(_short(record), indent=1, allow_nan=False) + "\n"
-        write_atomically(path, text.encode())
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, text.encode())
+        except OSError as error:
+            if error.errno in NO_SPACE:
+                raise
+            raise UserError(
+                f"cannot write {path} ({error.strerror}); the trained model is kept in "
+                f"{self.runner.work}: give it as --work, with another --output"
+            ) from error
 
 
 def _plain_downstream(cell: Cell) -> dict[str, Any] | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.path import Path
 
 from exlm_mini.plotting.basics import draw_heatmap
 from exlm_mini.plotting.style import COLORS
@@ -70,14 +72,21 @@ def draw_dag(
     _check_states(transition_LL, names, kinds)
     _check_states(transition_LL, columns, kinds)
     at = _in_columns(columns)
-    for v, u in zip(*np.nonzero(np.triu(transition_LL >= smallest, 1)), strict=True):
-        _draw_transition_edge(ax, at[v], at[u], float(transition_LL[v, u]))
+    summits = [
+        _draw_transition_edge(ax, at[v], at[u], at, float(transition_LL[v, u]))
+        for v, u in zip(*np.nonzero(np.triu(transition_LL >= smallest, 1)), strict=True)
+    ]
     for place, name, kind in zip(at, names, kinds, strict=True):
         box = {"boxstyle": "round,pad=0.35", "facecolor": COLORS[kind], "edgecolor": "white"}
         style = {"ha": "center", "va": "center", "fontsize": 8, "zorder": 3}
         ax.text(*place, name, color="black", bbox=box, **style)
     xs, ys = zip(*at, strict=True)
-    ax.set(xlim=(min(xs) - 0.45, max(xs) + 0.45), ylim=(min(ys) - 0.6, max(ys) + 0.6))
+    low, high = min([*ys, *summits]), max([*ys, *summits])
+    # 0.4: room for a number on a bent edge; 0.6: room for a box.
+    ax.set(
+        xlim=(min(xs) - 0.45, max(xs) + 0.45),
+        ylim=(min(low - 0.4, min(ys) - 0.6), max(high + 0.4, max(ys) + 0.6)),
+    )
     ax.axis("off")
 
 
@@ -101,26 +110,59 @@ def _in_columns(columns: Sequence[int]) -> list[tuple[float, float]]:
 
 
 def _draw_transition_edge(
-    ax: Axes, start: tuple[float, float], end: tuple[float, float], probability: float
-) -> None:
-    """A line that is wide and dark where it is likely; its number, unless it is small."""
-    # An edge inside a column, or past one, bends around the states between.
-    bend = {0.0: 0.35, 1.0: 0.0}.get(end[0] - start[0], -0.2)
+    ax: Axes,
+    start: tuple[float, float],
+    end: tuple[float, float],
+    states: Sequence[tuple[float, float]],
+    probability: float,
+) -> float:
+    """A line that is wide and dark where it is likely; its number, unless it is small.
+
+    Returns the height of its middle.
+    """
+    (x0, y0), (x1, y1) = start, end
+    bend_x, bend_y = _bend(start, end, states)
+    # The middle of the curve lies half way between the straight line and this point.
+    control = ((x0 + x1) / 2 + 2 * bend_x, (y0 + y1) / 2 + 2 * bend_y)
+
+    def connect(from_place, to_place, *_: Any, **__: Any) -> Path:
+        # In units of the graph, so that the number below is on the line whatever its shape.
+        middle = ax.transData.transform(control)
+        return Path([from_place, middle, to_place], [Path.MOVETO, Path.CURVE3, Path.CURVE3])
+
     style = {
         "arrowstyle": "-",
-        "connectionstyle": f"arc3,rad={bend}",
+        "connectionstyle": connect,
         "color": "0.2",
         "lw": 0.6 + 4 * probability,
         "alpha": 0.25 + 0.6 * probability,
     }
     ax.annotate("", end, start, arrowprops=style, zorder=1)
-    if probability < 0.1:
-        return
-    share = 0.5 if bend else 0.42
+    if probability >= 0.1:
+        # Where slanted lines cross, at their middle, several numbers would meet.
+        t = 0.5 if bend_x or bend_y or y0 == y1 else 0.3
+        near, far = (1 - t) ** 2, t**2
+        x, y = (
+            near * a + (1 - near - far) * c + far * b
+            for a, c, b in zip(start, control, end, strict=True)
+        )
+        ground = {"boxstyle": "round,pad=0.1", "facecolor": "white", "lw": 0}
+        style = {"ha": "center", "va": "center", "fontsize": 7, "bbox": ground, "zorder": 2}
+        ax.text(x, y, f"{probability:.2f}", color="0.2", **style)
+    return (y0 + y1) / 2 + bend_y
+
+
+def _bend(
+    start: tuple[float, float],
+    end: tuple[float, float],
+    states: Sequence[tuple[float, float]],
+) -> tuple[float, float]:
+    """How far the middle of an edge is moved, so that it passes between the states."""
     (x0, y0), (x1, y1) = start, end
-    # Where a bent line is furthest from the straight one, half its bend to the side.
-    x = x0 + share * (x1 - x0) + bend / 2 * (y1 - y0)
-    y = y0 + share * (y1 - y0) - bend / 2 * (x1 - x0)
-    ground = {"boxstyle": "round,pad=0.1", "facecolor": "white", "lw": 0}
-    style = {"ha": "center", "va": "center", "fontsize": 7, "bbox": ground, "zorder": 2}
-    ax.text(x, y, f"{probability:.2f}", color="0.2", **style)
+    if x0 == x1:
+        return -min(0.175 * abs(y1 - y0), 0.35), 0.0
+    slope = (y1 - y0) / (x1 - x0)
+    is_free = all(abs(y0 + slope * (x - x0) - y) > 0.3 for x, y in states if x0 < x < x1)
+    # States of a column are 1 apart; edges over more columns pass further out.
+    lift = 0.0 if is_free else 0.5 + 0.2 * (x1 - x0 - 2)
+    return 0.0, lift if y0 + y1 >= 0 else -lift
