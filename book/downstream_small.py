@@ -29,8 +29,7 @@ Then for MODEL mlm, exlm and scratch::
         --data DATA/moleculenet --output RUNS/tuned-smiles-MODEL --threads 1 \\
         --train.epochs 4 --train.learning_rate 5e-4
     python -m exlm_mini.finetune --task cola --checkpoint RUNS/text-MODEL --data DATA/glue \\
-        --output RUNS/tuned-text-MODEL --threads 1 --train.epochs 2 --train.batch_size 64 \\
-        --train.learning_rate 5e-4
+        --output RUNS/tuned-text-MODEL --threads 1 --train.epochs 5 --train.learning_rate 5e-4
     python -m exlm_mini.finetune --task sst2 --checkpoint RUNS/text-MODEL --data DATA/glue \\
         --output RUNS/tuned-text-MODEL --threads 1 --train.epochs 1 --train.learning_rate 5e-4
     python book/downstream_small.py RUNS --moleculenet DATA/moleculenet --canonical \\
@@ -119,7 +118,7 @@ def downstream_record(
             record = task_record(runs, corpus, task)
             tasks[task] = record | {"seen_in_pretraining": seen.get(task)}
     return {
-        "about": "Fine-tuned after minutes of pre-training; equal data, steps and settings. "
+        "about": "Fine-tuned after up to an hour of pre-training; equal data, steps, settings. "
         "scratch: the weights at the start of pre-training. Metrics in percent, sd of the "
         "sample of seeds; differences are taken seed by seed, with a 95 % interval (Student's t).",
         "scale": {name: _scale(record) for name, record in pretraining.items()},
