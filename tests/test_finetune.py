@@ -343,6 +343,10 @@ def test_a_checkpoint_that_will_not_do_is_refused(runs, rte, molecules, tmp_path
     refused(capsys, with_run(tmp_path / "part"), "encoder.layers.1.ffn_in.weight (16, 16)")
     tuned = save_checkpoint(tmp_path / "tuned", 3, {"model": stored.tensors["model"]}, {})
     refused(capsys, with_run(tuned), "no pre-trained model")
+    shutil.copytree(runs / "smiles", tmp_path / "spoilt")
+    for step in sorted((tmp_path / "spoilt" / "checkpoints").glob("step-*")):
+        (step / "model.safetensors").unlink()
+    refused(capsys, with_run(tmp_path / "spoilt"), step / "model.safetensors", "is missing")
     assert not (tmp_path / "o").exists()
 
 
