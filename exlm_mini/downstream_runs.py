@@ -5,7 +5,6 @@ A run that is finished is kept and not made again, so a request may be stopped a
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -71,7 +70,6 @@ class Request(NamedTuple):
 
 def run(request: Request) -> bool:
     """Fine-tune on every task asked for and print the results; false if asked to stop before."""
-    _check_scoring()
     pretrained = load_pretrained(request.checkpoint, say)
     settings = {task: request.settings(task) for task in request.tasks}
     for task in request.tasks:
@@ -124,15 +122,6 @@ def _tune_all(
         if request.submission is not None:
             _submit(request, problem, result)
     return whole
-
-
-def _check_scoring() -> None:
-    """What scores the first epoch must be there before it."""
-    missing = [name for name in ("sklearn", "scipy") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UserError(
-            f"scoring needs the package {missing[0]}; pip install 'exlm-mini[tasks]'"
-        )
 
 
 def tune(

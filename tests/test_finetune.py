@@ -237,6 +237,21 @@ def test_long_texts_are_cut_and_counted(runs, rte, tmp_path, capsys):
     assert "1 rows cut to fit the model" in capsys.readouterr().out
 
 
+def test_scores_are_the_same_without_the_libraries_of_statistics(
+    runs, molecules, tmp_path, monkeypatch
+):
+    argv = ["--task", "bbbp", "--checkpoint", runs / "smiles", "--data", molecules, *ONE]
+
+    def reached(output):
+        assert main([str(word) for word in (*argv, "--output", output)]) == 0
+        return json.loads((output / "results.json").read_text())["tasks"]["bbbp"]["parts"]
+
+    whole = reached(tmp_path / "whole")
+    for name in ("sklearn", "sklearn.metrics", "scipy", "scipy.stats"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert reached(tmp_path / "bare") == whole
+
+
 def test_a_step_of_a_run_can_be_named(runs, rte, tmp_path, capsys):
     step = runs / "text" / "checkpoints" / "step-000002"
     argv = ["--task", "rte", "--checkpoint", step, "--data", rte, *ONE]
