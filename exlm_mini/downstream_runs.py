@@ -29,7 +29,7 @@ from exlm_mini.pretrained import Pretrained, load_pretrained
 from exlm_mini.problems import Problem, load_problem
 from exlm_mini.results import check_results, notes, scale, table, task_record, write_results
 from exlm_mini.run_directory import LOCK, RunDirectory
-from exlm_mini.tasks.catalogue import ReadingConfig, input_of
+from exlm_mini.tasks.catalogue import EMBEDDED_OF, ReadingConfig, input_of
 from exlm_mini.training import choose_device, versions
 
 
@@ -37,6 +37,7 @@ class Request(NamedTuple):
     """What is asked for."""
 
     tasks: list[str]
+    """None: those of the recipe, or the embedded one, that the checkpoint can read."""
     checkpoint: Path
     data: Path | None
     output: Path
@@ -71,6 +72,8 @@ class Request(NamedTuple):
 def run(request: Request) -> bool:
     """Fine-tune on every task asked for and print the results; false if asked to stop before."""
     pretrained = load_pretrained(request.checkpoint, say)
+    if not request.tasks:
+        request = request._replace(tasks=_default_tasks(request.recipe, pretrained))
     settings = {task: request.settings(task) for task in request.tasks}
     for task in request.tasks:
         if (found := input_of(task)) != pretrained.input:
@@ -102,6 +105,24 @@ def run(request: Request) -> bool:
     print("\n".join(lines))
     print(f"results: {request.output / 'results.json'}")
     return True
+
+
+def _default_tasks(recipe: Recipe, pretrained: Pretrained) -> list[str]:
+    """The tasks that are meant where none is named; says so."""
+    kind = pretrained.input
+    if not recipe.spaces:
+        task = EMBEDDED_OF[kind]
+        say(f"no --task: {task}, the embedded task of {kind}")
+        return [task]
+    tasks = [task for task in recipe.spaces if input_of(task) == kind]
+    if not tasks:
+        known = " or ".join(sorted({input_of(task) for task in recipe.spaces}))
+        raise UserError(
+            f"the tasks of the recipe {recipe.name} consist of {known}, and {pretrained.path} "
+            f"was trained on {kind}; give a checkpoint that was trained on {known}"
+        )
+    say(f"no --task: {', '.join(tasks)} of the recipe {recipe.name}")
+    return tasks
 
 
 def _tune_all(

@@ -1,6 +1,6 @@
 """``python -m exlm_mini.finetune``: fine-tune a pre-trained model on downstream tasks (§5). ::
 
-    python -m exlm_mini.finetune --task embedded-molecules --checkpoint runs/smiles
+    python -m exlm_mini.finetune --checkpoint runs/smiles
     python -m exlm_mini.finetune --task bace bbbp --checkpoint runs/smiles --data moleculenet \\
         --recipe finetune/table-8
     python -m exlm_mini.finetune --task rte --checkpoint runs/text --data glue \\
@@ -12,7 +12,9 @@ numbers, settings and hashes, OUTPUT/table.md what is printed. Of each run the e
 the validation rows counts; predictions lie beside its metrics. Texts that are too long are cut, the
 longer one of a pair first, and counted.
 
-Without --data the benchmarks are read from the Hugging Face hub.
+Without --task the recipe's tasks that fit the checkpoint are taken; without a recipe the one that
+needs no file: embedded-molecules, sections or toy-inference. Without --data the benchmarks are
+read from the Hugging Face hub.
 
 SIGINT and SIGTERM save a checkpoint and stop. Exit codes: 0 done, 2 a mistake of the user, 130
 stopped and ready to go on.
@@ -65,7 +67,10 @@ _GROUPS = {"train": TuneConfig, "data": ReadingConfig}
 def _parser() -> GuessingParser:
     parser = command_parser("python -m exlm_mini.finetune", __doc__, GuessingParser)
     add = parser.add_argument
-    add("--task", nargs="+", required=True, metavar="NAME", help=", ".join(task_names()))
+    add(
+        "--task", nargs="+", default=[], metavar="NAME",
+        help=f"{', '.join(task_names())}; default: the recipe's, else an embedded one",
+    )  # fmt: skip
     add(
         "--checkpoint", type=Path, required=True, metavar="RUN",
         help="--output of a pre-training run, or checkpoints/step-NNNNNN in it",
@@ -106,6 +111,8 @@ def parse(argv: list[str]) -> Request:
     """
     found = _parser().parse_args(argv)
     recipe = _recipe(found)
+    if found.data is not None and not (found.task or recipe.spaces):
+        raise UserError(f"--data is {found.data}; name its task with --task")
     search_seeds = _number(int, "search-seeds")(found.search_seeds)
     if search_seeds < 1:
         raise UserError(f"--search-seeds is {search_seeds}; it must be at least 1")

@@ -293,6 +293,26 @@ def test_embedded_tasks_run_on_a_bare_machine(runs, tmp_path, capsys, task, run)
     assert task in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("run", "task"),
+    [("smiles", "embedded-molecules"), ("text", "sections"), ("toy", "toy-inference")],
+)
+def test_without_a_task_the_embedded_one_of_the_runs_kind_is_taken(runs, capsys, run, task):
+    assert main(["--checkpoint", str(runs / run), "--dry-run"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == f"no --task: {task}, the embedded task of {run}\n"
+    assert shown.out.startswith(f"{task}: ")
+
+
+def test_without_a_task_a_recipe_names_those_the_run_can_read(runs, capsys):
+    argv = ["--checkpoint", str(runs / "smiles"), "--recipe"]
+    assert main([*argv, "finetune/tiny", "--dry-run"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == "no --task: embedded-molecules of the recipe tiny\n"
+    assert "sections" not in shown.out
+    refused(capsys, [*argv, "table-6"], "table-6 consist of text", "on smiles")
+
+
 # ---- mistakes ----
 
 
@@ -320,7 +340,7 @@ def test_mistakes_on_the_command_line_are_one_line(runs, molecules, tmp_path, ca
     refused(capsys, [*base, "--recipe", "table-6"], "table-6 has no task bbbp")
     refused(capsys, [*base, "--threads", "0"], "--threads is 0")
     refused(capsys, [*base, "--device", "gpu"], "train.device is 'gpu'")
-    refused(capsys, base[2:], "--task")
+    refused(capsys, base[2:], f"--data is {molecules}", "--task")
 
 
 def test_a_recipe_with_several_settings_needs_a_grid(runs, rte, tmp_path, capsys):
