@@ -36,7 +36,7 @@ from exlm_mini.downstream_runs import Request, run
 from exlm_mini.finetuning_config import TuneConfig
 from exlm_mini.grid import Recipe, Space, load_recipe, recipe_names
 from exlm_mini.options import GuessingParser, command_parser
-from exlm_mini.problems import MAX_UNKNOWN
+from exlm_mini.task_checks import MAX_UNKNOWN
 from exlm_mini.tasks.catalogue import ReadingConfig, input_of, task_names
 
 SEEDS = (1, 2, 3)

@@ -12,19 +12,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from glue_files import write_task
 from refusals import told
 from tiny_runs import tiny_run
 
 from exlm_mini.checkpoint import load_checkpoint, save_checkpoint
+from exlm_mini.config import SPECIAL_TOKENS
 from exlm_mini.console import ProgressLine
 from exlm_mini.finetune import main, parse
 from exlm_mini.pretrained import load_pretrained
 from exlm_mini.problems import make_span_problem
 from exlm_mini.tasks import glue, squad
 from exlm_mini.tasks.catalogue import ReadingConfig, input_of, task_names
-from exlm_mini.tasks.moleculenet import BENCHMARKS
+from exlm_mini.tasks.moleculenet import BENCHMARKS, load
 from exlm_mini.tasks.squad import Squad
+from exlm_mini.tokenization import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 ONE = ["--train.epochs", "1", "--seeds", "1", "--device", "cpu"]
@@ -427,7 +430,34 @@ def test_a_vocabulary_of_other_molecules_is_refused(runs, tmp_path, capsys):
     csv.write_text("num,name,p_np,smiles\n" + "\n".join(rows) + "\n")
     argv = ["--task", "bbbp", "--checkpoint", runs / "smiles", "--data", csv, *ONE]
     argv += ["--data.split", "random", "--output", tmp_path / "out"]
-    refused(capsys, argv, "not in the vocabulary", "bbbp", "such as [He], ")
+    refused(capsys, argv, "not in the vocabulary", "bbbp", "such as [He], ", "--max-unknown")
+
+
+def test_aromatic_molecules_before_a_vocabulary_of_kekule_spelling_are_refused(
+    runs, tmp_path, capsys
+):
+    assert load_pretrained(runs / "smiles", print).tokenizer.unknown_pieces("c") == ["c"]
+    csv = tmp_path / "bbbp.csv"
+    rows = [f"{i},m,{i % 2},{'C' * i}c1ccccc1" for i in range(30)]
+    csv.write_text("num,name,p_np,smiles\n" + "\n".join(rows) + "\n")
+    argv = ["--task", "bbbp", "--checkpoint", runs / "smiles", "--data", csv, *ONE]
+    argv += ["--data.split", "random", "--output", tmp_path / "out"]
+    refused(capsys, argv, "such as c; ", "Kekulé spelling", "are aromatic", "--max-unknown")
+
+
+def test_a_part_that_cannot_be_scored_is_refused_before_training(runs, tmp_path, capsys):
+    def labelled(zeros):
+        csv = tmp_path / "bbbp.csv"
+        rows = [f"{i},m,{int(i not in zeros)},{'C' * (i + 1)}O" for i in range(30)]
+        csv.write_text("num,name,p_np,smiles\n" + "\n".join(rows) + "\n")
+        return ["--task", "bbbp", "--checkpoint", runs / "smiles", "--data", csv, *ONE,
+                "--data.split", "random", "--output", tmp_path / "out"]  # fmt: skip
+
+    refused(capsys, labelled([]), "bbbp", "a yes and a no", "part validation", "--data.split")
+    _, parts = load("bbbp", tmp_path / "bbbp.csv", "random")
+    zeros = [int(i) for part in (parts.train, parts.validation) for i in part.ids[:1]]
+    refused(capsys, labelled(zeros), "bbbp", "part test", "--data.split")
+    assert not (tmp_path / "out").exists(), "a mistake leaves nothing behind"
 
 
 def test_stereo_marks_go_where_the_vocabulary_has_none(runs):
@@ -470,6 +500,30 @@ def test_perfect_scores_give_perfect_answers(runs):
     assert judged["best_f1"] == judged["best_exact"] == judged["f1"] == 1.0
     answers = dict(part.answers(scores))
     assert answers["a4"] == "number 4" and answers["n4"] == ""
+
+
+def without_letters(pretrained, letters):
+    """The same model with a vocabulary of text that lacks some letters."""
+    alphabet = [c for c in map(chr, range(32, 127)) if c not in letters]
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *alphabet])}
+    model = tokenizers.models.BPE(vocabulary, [], unk_token="[UNK]")
+    definition = tokenizers.Tokenizer(model).to_str().encode()
+    return pretrained._replace(tokenizer=Tokenizer(definition))
+
+
+def test_tokens_of_squad_that_are_unknown_are_counted_and_refused(runs):
+    pretrained = without_letters(load_pretrained(runs / "text", print), "?")
+    data = Squad(squad_of([1, 2]), squad_of([3]))
+    problem = make_span_problem(data, "made here", pretrained)
+    for name, dataset in zip(("train", "validation"), data, strict=True):
+        rows = [(q.question, q.context) for q in squad.read_questions(dataset)[0]]
+        share = 1 / np.mean([len(question + context) for question, context in rows])
+        assert problem.notes["rows"][name]["unknown_share"] == round(share, 6) > 0
+    blind = without_letters(pretrained, "aeiou")
+    told(
+        lambda: make_span_problem(data, "made here", blind), "squad_v2", "vocabulary", "such as"
+    )
+    assert make_span_problem(data, "made here", blind, 1.0).notes["rows"]["train"]
 
 
 def test_squad_is_tuned(runs, tmp_path, capsys):
