@@ -81,6 +81,8 @@ def run(request: Request) -> bool:
                 f"{task} consists of {found}, and {pretrained.path} was trained on "
                 f"{pretrained.input}; give a checkpoint that was trained on {found}"
             )
+    if request.submission is not None:
+        _check_submission(request)
     choose_device(request.device)  # before anything is read
     if request.num_threads is not None:
         import torch
@@ -137,12 +139,28 @@ def _tune_all(
     made_with = {**versions(choose_device(request.device)), "commit": commit()}
     for task in request.tasks:
         problem = _problem(request, task, pretrained)
+        if request.submission is not None and "test" not in problem.parts:
+            raise UserError(f"{task} came without a test set to hand in; drop --submission")
         result = tune(ledger, problem, settings[task], request, requests)
         record = {task: task_record(result, request.recipe)}
         whole = write_results(request.output, pretrained, record, request.recipe, made_with)
         if request.submission is not None:
             _submit(request, problem, result)
     return whole
+
+
+def _check_submission(request: Request) -> None:
+    """Before anything is trained: there must be something to hand in of every task."""
+    from exlm_mini.tasks.glue import TASKS, require_test
+
+    for task in request.tasks:
+        if task not in TASKS:
+            raise UserError(
+                f"{task} has no test set whose labels are secret, so nothing to hand in; drop "
+                "--submission, or name tasks of GLUE alone"
+            )
+        if request.data is not None and request.data.is_dir():
+            require_test(task, request.data)
 
 
 def tune(
@@ -244,13 +262,10 @@ def _slashed(counts: list[int]) -> str:
 
 def _submit(request: Request, problem: Problem, result: Result) -> None:
     """Write the files the benchmark's server takes, from the seed that is best on validation."""
-    from exlm_mini.tasks.glue import TASKS, write_submission
+    from exlm_mini.tasks.glue import write_submission
 
     task = problem.task
     parts = [name for name in ("test", "test-mismatched") if name in problem.parts]
-    if task.name not in TASKS or not parts:
-        say(f"{task.name}: no test set whose labels are secret, so nothing to hand in")
-        return
     best = max(result.cells, key=lambda cell: cell.reached("validation", task.metric))
     for part in parts:
         found = [answer for _, answer in read_answers(request.output, best, task.name, part)]

@@ -132,6 +132,27 @@ def test_text_is_tuned_and_handed_in(runs, rte, tmp_path, capsys, run):
     assert "chosen on the rows that are reported" in shown
 
 
+def test_what_cannot_be_handed_in_is_refused_before_training(
+    runs, tmp_path, capsys, monkeypatch
+):
+    def asked(*tasks, data=tmp_path / "glue"):
+        argv = ["--task", *tasks, "--checkpoint", runs / "text", "--data", data, *ONE]
+        return [*argv, "--submission", tmp_path / "hand-in", "--output", tmp_path / "out"]
+
+    write_task(tmp_path / "glue", "cola")
+    for name in ("rte", "mnli"):
+        write_task(tmp_path / "glue", name, with_test=name == "mnli")
+    (tmp_path / "glue" / "MNLI" / "test_mismatched.tsv").unlink()
+    refused(capsys, asked("cola", "rte"), "RTE holds no test.tsv", "drop --submission")
+    refused(capsys, asked("mnli"), "MNLI holds no test_mismatched.tsv", "drop --submission")
+    refused(capsys, asked("cola", "sections"), "sections has no test set", "--submission")
+    refused(capsys, asked("rte", data=tmp_path / "glu"), "glu is no directory")
+    # The hub is not looked at beforehand.
+    monkeypatch.setattr(glue, "require_test", lambda *_: None)
+    refused(capsys, asked("rte"), "rte came without a test set", "drop --submission")
+    assert not (tmp_path / "out").exists() and not (tmp_path / "hand-in").exists()
+
+
 def test_a_grid_searches_with_one_seed_and_reports_all(runs, rte, tmp_path, capsys):
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(
