@@ -26,7 +26,7 @@ from exlm_mini.grid import (
 )
 from exlm_mini.measure import commit
 from exlm_mini.pretrained import Pretrained, load_pretrained
-from exlm_mini.problems import Problem, load_problem
+from exlm_mini.problems import DEV_ALONE, Problem, load_problem
 from exlm_mini.results import check_results, notes, scale, table, task_record, write_results
 from exlm_mini.run_directory import LOCK, RunDirectory
 from exlm_mini.tasks.catalogue import EMBEDDED_OF, ReadingConfig, input_of
@@ -221,7 +221,12 @@ def _cell(
 
 
 def _problem(request: Request, task: str, pretrained: Pretrained) -> Problem:
-    return load_problem(task, request.data, request.reading, pretrained, request.max_unknown)
+    problem = load_problem(task, request.data, request.reading, pretrained, request.max_unknown)
+    if problem.notes.get("split") == DEV_ALONE:
+        say(
+            f"{task}: the dev set alone cannot train; most of its articles do, the rest validate"
+        )
+    return problem
 
 
 def _print_plan(problem: Problem, settings: list[TuneConfig], request: Request) -> None:

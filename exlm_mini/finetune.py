@@ -76,8 +76,9 @@ def _parser() -> GuessingParser:
         help="--output of a pre-training run, or checkpoints/step-NNNNNN in it",
     )  # fmt: skip
     add(
-        "--data", type=Path, metavar="DIR",
-        help="the benchmark's files: GLUE's folders, SQuAD's JSON, MoleculeNet's CSV; default: hub",
+        "--data", type=Path, metavar="PATH",
+        help="the benchmark's files: GLUE's folders, SQuAD's JSON, MoleculeNet's CSV, or the "
+        "directory with them; default: hub",
     )  # fmt: skip
     add("--output", type=Path, metavar="DIR", help="default runs/finetune-<time>")
     add("--recipe", metavar="NAME", help=f"{', '.join(recipe_names())}, or a .yaml")

@@ -19,7 +19,6 @@ from exlm_mini.pretrained import Pretrained
 from exlm_mini.task_checks import MAX_UNKNOWN, check_input, check_scorable, check_unknown
 from exlm_mini.tasks import squad
 from exlm_mini.tasks.catalogue import ReadingConfig, load_task
-from exlm_mini.tasks.files import find_file
 from exlm_mini.tasks.inputs import EncodedRows, encode_examples
 from exlm_mini.tasks.metrics import evaluate
 from exlm_mini.tasks.spans import (
@@ -37,6 +36,7 @@ WINDOW_LENGTH, WINDOW_STRIDE, MAX_QUESTION = 384, 128, 64
 WINDOWS_AT_ONCE = 256
 DEV_SHARE_HELD_OUT = 0.2
 """Of the articles, to validate with where SQuAD's dev set is all there is."""
+DEV_ALONE = "articles of the dev set, not the published split"
 
 
 class Part(NamedTuple):
@@ -158,15 +158,12 @@ def problem_of(encoded: EncodedTask) -> Problem:
 
 
 def _read_squad(data: Path | None) -> tuple[squad.Squad, str]:
-    """SQuAD, and which split that is; of a directory with the dev set alone a part of it trains."""
-    if data is not None and data.is_dir():
-        train, dev = (
-            find_file(data, f"{n}-v2.0.json", is_optional=True) for n in ("train", "dev")
-        )
-        if dev and not train:
+    """SQuAD, and which split that is; where the dev set is alone a part of it trains."""
+    if data is not None:
+        train, dev = squad.find_files(data, is_train_optional=True)
+        if train is None:
             dataset = squad.load_dataset(dev)
-            whole = squad.split_articles(dataset, DEV_SHARE_HELD_OUT, seed=0)
-            return whole, "articles of the dev set, not the published split"
+            return squad.split_articles(dataset, DEV_SHARE_HELD_OUT, seed=0), DEV_ALONE
     return squad.load_squad(data or squad.HUB_ID), "published"
 
 

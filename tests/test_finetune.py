@@ -561,10 +561,16 @@ def test_squad_is_tuned(runs, tmp_path, capsys):
 
 def test_the_dev_set_of_squad_alone_is_split_by_articles(runs, tmp_path, capsys):
     articles = [squad_of([n])["data"][0] for n in (1, 2, 3)]
-    (tmp_path / "dev-v2.0.json").write_text(json.dumps({"data": articles}))
-    argv = ["--task", "squad_v2", "--checkpoint", runs / "text", "--data", tmp_path, *ONE]
-    assert main([str(word) for word in (*argv, "--output", tmp_path / "out")]) == 0
-    assert "articles of the dev set, not the published split" in capsys.readouterr().out
+    path = tmp_path / "dev-v2.0.json"
+    path.write_text(json.dumps({"data": articles}))
+    argv = ["--task", "squad_v2", "--checkpoint", runs / "text", *ONE, "--data"]
+    assert main([str(word) for word in (*argv, path, "--dry-run")]) == 0
+    planned = capsys.readouterr()
+    assert planned.err.startswith("squad_v2: the dev set alone cannot train; ")
+    assert main([str(word) for word in (*argv, tmp_path, "--output", tmp_path / "out")]) == 0
+    shown = capsys.readouterr()
+    assert planned.err in shown.err
+    assert "articles of the dev set, not the published split" in shown.out
 
 
 @pytest.mark.slow
