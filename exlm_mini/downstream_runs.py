@@ -102,8 +102,8 @@ def run(request: Request) -> bool:
             if [path.name for path in request.output.iterdir()] == [LOCK]:
                 shutil.rmtree(request.output, ignore_errors=True)
             raise
-    shown = {task: whole["tasks"][task] for task in request.tasks}
-    lines = [*table(shown), "", *notes(shown), "", *scale({**whole, "tasks": shown})]
+    shown = {**whole, "tasks": {task: whole["tasks"][task] for task in request.tasks}}
+    lines = [*table(shown), "", *notes(shown["tasks"]), "", *scale(shown)]
     print("\n".join(lines))
     print(f"results: {request.output / 'results.json'}")
     return True

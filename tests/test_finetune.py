@@ -93,7 +93,7 @@ def test_molecules_are_tuned_and_told_about(runs, molecules, tmp_path, capsys):
     assert main([str(word) for word in argv]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"\| bbbp +\| roc_auc +\| test +\| \d+\.\d ± \d+\.\d \| mean of 2", shown)
-    assert "split unimol" in shown and "1 rows RDKit rejects left out" in shown
+    assert "split unimol" in shown and "1 row RDKit rejects left out" in shown
     assert "stereo marks removed from 26 molecules" in shown
     results = json.loads((output / "results.json").read_text())
     record = results["tasks"]["bbbp"]
@@ -258,7 +258,7 @@ def test_long_texts_are_cut_and_counted(runs, rte, tmp_path, capsys):
     path.write_text(path.read_text() + f"9\t{'many words ' * 100}\tShort.\tentailment\n")
     argv = ["--task", "rte", "--checkpoint", runs / "text", "--data", long, *ONE]
     assert main([str(word) for word in (*argv, "--output", tmp_path / "out")]) == 0
-    assert "1 rows cut to fit the model" in capsys.readouterr().out
+    assert "1 row cut to fit the model" in capsys.readouterr().out
 
 
 def test_scores_are_the_same_without_the_libraries_of_statistics(
