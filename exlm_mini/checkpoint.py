@@ -34,6 +34,7 @@ from exlm_mini.manifest import (
     FILE_NAME,
     FORMAT,
     MANIFEST,
+    USE_EARLIER,
     VERSION,
     broken,
     encode_manifest,
@@ -140,28 +141,35 @@ def latest_checkpoint(directory: Path, report: Callable[[str], None]) -> Checkpo
 
     Args:
         directory: as for ``save_checkpoint``; anything in it with another name is ignored.
-        report: called with one line for each broken or unfinished checkpoint passed over.
+        report: called with one line for each broken or unfinished checkpoint passed over; not
+            where the error says it.
 
     Returns:
         The checkpoint; None if the directory is missing or holds none.
 
     Raises:
-        UserError: there are checkpoints and none of them is intact.
+        UserError: there are checkpoints and none of them is intact; says what the newest lacks.
     """
+    newest, reasons = None, []
     found = _newest_first(directory)
-    for path in sorted(directory.glob("step-*.tmp")):
-        report(f"skipped checkpoint {path.name}: it is not finished; the next save removes it")
     for path in found:
         try:
-            return load_checkpoint(path)
+            newest = load_checkpoint(path)
+            break
         except UserError as error:
-            report(f"skipped checkpoint {path.name}: {error}")
-    if found:
-        raise UserError(
-            f"none of the {len(found)} checkpoints in {directory} is intact; restore one "
-            "from a copy, or start again in another --output"
-        )
-    return None
+            reasons.append(str(error))
+    if found and newest is None:
+        which = f"none of the {len(found)} checkpoints in {directory} is intact; the newest"
+        if len(found) == 1:
+            which = f"the only checkpoint in {directory} is not intact"
+        earlier = USE_EARLIER.format(found[0])
+        reason = reasons[0].replace(earlier, "start again in another --output")
+        raise UserError(f"{which}: {reason}")
+    for path in sorted(directory.glob("step-*.tmp")):
+        report(f"skipped checkpoint {path.name}: it is not finished; the next save removes it")
+    for path, reason in zip(found, reasons, strict=False):
+        report(f"skipped checkpoint {path.name}: {reason}")
+    return newest
 
 
 def prune_checkpoints(directory: Path, keep_last: int, best_step: int | None) -> None:

@@ -5,7 +5,6 @@ A run that is finished is kept and not made again, so a request may be stopped a
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -27,10 +26,10 @@ from exlm_mini.grid import (
 )
 from exlm_mini.measure import commit
 from exlm_mini.pretrained import Pretrained, load_pretrained
-from exlm_mini.problems import Problem, load_problem
+from exlm_mini.problems import DEV_ALONE, Problem, load_problem
 from exlm_mini.results import check_results, notes, scale, table, task_record, write_results
 from exlm_mini.run_directory import CONFIG, LOCK, RunDirectory
-from exlm_mini.tasks.catalogue import ReadingConfig, input_of
+from exlm_mini.tasks.catalogue import EMBEDDED_OF, ReadingConfig, input_of
 from exlm_mini.training import choose_device, versions
 
 
@@ -38,6 +37,7 @@ class Request(NamedTuple):
     """What is asked for."""
 
     tasks: list[str]
+    """None: those of the recipe, or the embedded one, that the checkpoint can read."""
     checkpoint: Path
     data: Path | None
     output: Path
@@ -71,8 +71,9 @@ class Request(NamedTuple):
 
 def run(request: Request) -> bool:
     """Fine-tune on every task asked for and print the results; false if asked to stop before."""
-    _check_scoring()
     pretrained = load_pretrained(request.checkpoint, say)
+    if not request.tasks:
+        request = request._replace(tasks=_default_tasks(request.recipe, pretrained))
     settings = {task: request.settings(task) for task in request.tasks}
     for task in request.tasks:
         if (found := input_of(task)) != pretrained.input:
@@ -80,6 +81,8 @@ def run(request: Request) -> bool:
                 f"{task} consists of {found}, and {pretrained.path} was trained on "
                 f"{pretrained.input}; give a checkpoint that was trained on {found}"
             )
+    if request.submission is not None:
+        _check_submission(request)
     choose_device(request.device)  # before anything is read
     if request.num_threads is not None:
         import torch
@@ -101,11 +104,29 @@ def run(request: Request) -> bool:
             if [path.name for path in request.output.iterdir()] == [LOCK]:
                 shutil.rmtree(request.output, ignore_errors=True)
             raise
-    shown = {task: whole["tasks"][task] for task in request.tasks}
-    lines = [*table(shown), "", *notes(shown), "", *scale({**whole, "tasks": shown})]
+    shown = {**whole, "tasks": {task: whole["tasks"][task] for task in request.tasks}}
+    lines = [*table(shown), "", *notes(shown["tasks"]), "", *scale(shown)]
     print("\n".join(lines))
     print(f"results: {request.output / 'results.json'}")
     return True
+
+
+def _default_tasks(recipe: Recipe, pretrained: Pretrained) -> list[str]:
+    """The tasks that are meant where none is named; says so."""
+    kind = pretrained.input
+    if not recipe.spaces:
+        task = EMBEDDED_OF[kind]
+        say(f"no --task: {task}, the embedded task of {kind}")
+        return [task]
+    tasks = [task for task in recipe.spaces if input_of(task) == kind]
+    if not tasks:
+        known = " or ".join(sorted({input_of(task) for task in recipe.spaces}))
+        raise UserError(
+            f"the tasks of the recipe {recipe.name} consist of {known}, and {pretrained.path} "
+            f"was trained on {kind}; give a checkpoint that was trained on {known}"
+        )
+    say(f"no --task: {', '.join(tasks)} of the recipe {recipe.name}")
+    return tasks
 
 
 def _tune_all(
@@ -120,6 +141,8 @@ def _tune_all(
     made_with = {**versions(choose_device(request.device)), "commit": commit()}
     for task in request.tasks:
         problem = _problem(request, task, pretrained)
+        if request.submission is not None and "test" not in problem.parts:
+            raise UserError(f"{task} came without a test set to hand in; drop --submission")
         result = tune(ledger, problem, settings[task], request, requests)
         record = {task: task_record(result, request.recipe)}
         whole = write_results(request.output, pretrained, record, request.recipe, made_with)
@@ -128,13 +151,18 @@ def _tune_all(
     return whole
 
 
-def _check_scoring() -> None:
-    """What scores the first epoch must be there before it."""
-    missing = [name for name in ("sklearn", "scipy") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UserError(
-            f"scoring needs the package {missing[0]}; pip install 'exlm-mini[tasks]'"
-        )
+def _check_submission(request: Request) -> None:
+    """Before anything is trained: there must be something to hand in of every task."""
+    from exlm_mini.tasks.glue import TASKS, require_test
+
+    for task in request.tasks:
+        if task not in TASKS:
+            raise UserError(
+                f"{task} has no test set whose labels are secret, so nothing to hand in; drop "
+                "--submission, or name tasks of GLUE alone"
+            )
+        if request.data is not None and request.data.is_dir():
+            require_test(task, request.data)
 
 
 def tune(
@@ -195,7 +223,12 @@ def _cell(
 
 
 def _problem(request: Request, task: str, pretrained: Pretrained) -> Problem:
-    return load_problem(task, request.data, request.reading, pretrained, request.max_unknown)
+    problem = load_problem(task, request.data, request.reading, pretrained, request.max_unknown)
+    if problem.notes.get("split") == DEV_ALONE:
+        say(
+            f"{task}: the dev set alone cannot train; most of its articles do, the rest validate"
+        )
+    return problem
 
 
 def _print_plan(problem: Problem, settings: list[TuneConfig], request: Request) -> None:
@@ -236,13 +269,10 @@ def _slashed(counts: list[int]) -> str:
 
 def _submit(request: Request, problem: Problem, result: Result) -> None:
     """Write the files the benchmark's server takes, from the seed that is best on validation."""
-    from exlm_mini.tasks.glue import TASKS, write_submission
+    from exlm_mini.tasks.glue import write_submission
 
     task = problem.task
     parts = [name for name in ("test", "test-mismatched") if name in problem.parts]
-    if task.name not in TASKS or not parts:
-        say(f"{task.name}: no test set whose labels are secret, so nothing to hand in")
-        return
     best = max(result.cells, key=lambda cell: cell.reached("validation", task.metric))
     for part in parts:
         found = [answer for _, answer in read_answers(request.output, best, task.name, part)]

@@ -1,6 +1,6 @@
 """``python -m exlm_mini.finetune``: fine-tune a pre-trained model on downstream tasks (§5). ::
 
-    python -m exlm_mini.finetune --task embedded-molecules --checkpoint runs/smiles
+    python -m exlm_mini.finetune --checkpoint runs/smiles
     python -m exlm_mini.finetune --task bace bbbp --checkpoint runs/smiles --data moleculenet \\
         --recipe finetune/table-8
     python -m exlm_mini.finetune --task rte --checkpoint runs/text --data glue \\
@@ -12,7 +12,9 @@ numbers, settings and hashes, OUTPUT/table.md what is printed. Of each run the e
 the validation rows counts; predictions lie beside its metrics. Texts that are too long are cut, the
 longer one of a pair first, and counted.
 
-Without --data the benchmarks are read from the Hugging Face hub.
+Without --task the recipe's tasks that fit the checkpoint are taken; without a recipe the one that
+needs no file: embedded-molecules, sections or toy-inference. Without --data the benchmarks are
+read from the Hugging Face hub.
 
 SIGINT and SIGTERM save a checkpoint and stop. Exit codes: 0 done, 2 a mistake of the user, 130
 stopped and ready to go on.
@@ -37,7 +39,7 @@ from exlm_mini.downstream_runs import Request, run
 from exlm_mini.finetuning_config import TuneConfig
 from exlm_mini.grid import Recipe, Space, load_recipe, recipe_names
 from exlm_mini.options import GuessingParser, command_parser
-from exlm_mini.problems import MAX_UNKNOWN
+from exlm_mini.task_checks import MAX_UNKNOWN
 from exlm_mini.tasks.catalogue import ReadingConfig, input_of, task_names
 
 SEEDS = (1, 2, 3)
@@ -68,14 +70,18 @@ _GROUPS = {"train": TuneConfig, "data": ReadingConfig}
 def _parser() -> GuessingParser:
     parser = command_parser("python -m exlm_mini.finetune", __doc__, GuessingParser)
     add = parser.add_argument
-    add("--task", nargs="+", required=True, metavar="NAME", help=", ".join(task_names()))
+    add(
+        "--task", nargs="+", default=[], metavar="NAME",
+        help=f"{', '.join(task_names())}; default: the recipe's, else an embedded one",
+    )  # fmt: skip
     add(
         "--checkpoint", type=Path, required=True, metavar="RUN",
         help="--output of a pre-training run, or checkpoints/step-NNNNNN in it",
     )  # fmt: skip
     add(
-        "--data", type=Path, metavar="DIR",
-        help="the benchmark's files: GLUE's folders, SQuAD's JSON, MoleculeNet's CSV; default: hub",
+        "--data", type=Path, metavar="PATH",
+        help="the benchmark's files: GLUE's folders, SQuAD's JSON, MoleculeNet's CSV, or the "
+        "directory with them; default: hub",
     )  # fmt: skip
     add("--output", type=Path, metavar="DIR", help="default runs/finetune-<time>")
     add("--recipe", metavar="NAME", help=f"{', '.join(recipe_names())}, or a .yaml")
@@ -136,6 +142,8 @@ def parse(argv: list[str]) -> Request:
     """
     found = _parser().parse_args(argv)
     recipe = _recipe(found)
+    if found.data is not None and not (found.task or recipe.spaces):
+        raise UserError(f"--data is {found.data}; name its task with --task")
     if found.search_seeds is not None and not found.grid:
         raise UserError(f"--search-seeds {found.search_seeds} is for --grid alone; drop it")
     search_seeds = _number(int, "search-seeds")(found.search_seeds or "1")

@@ -16,6 +16,7 @@ FILE_NAME = re.compile(r"[A-Za-z0-9_]+\.safetensors")
 # ".replaced" is a complete checkpoint, moved aside for the moment in which a new save of the
 # same step takes its place.
 DIRECTORY_NAME = re.compile(r"step-([0-9]{6,12})(\.replaced)?")
+USE_EARLIER = "delete {} to use an earlier checkpoint"
 
 
 def encode_manifest(fields: dict) -> bytes:
@@ -116,10 +117,8 @@ def _read(file: Path) -> bytes:
 
 def broken(file: Path, what: str) -> UserError:
     """The line for a checkpoint that must not be used."""
-    return UserError(
-        f"{file} {what}; restore it from a copy, or delete {file.parent} to use an earlier "
-        "checkpoint"
-    )
+    remedy = USE_EARLIER.format(file.parent)
+    return UserError(f"{file} {what}; restore it from a copy, or {remedy}")
 
 
 def _sha256(data: bytes) -> str:

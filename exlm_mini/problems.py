@@ -5,7 +5,6 @@ Shapes: R rows, N tokens of a row, C outputs of the head.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,9 +16,9 @@ from torch import Tensor
 from exlm_mini.config import UserError
 from exlm_mini.encoded_task import EncodedPart, EncodedTask, sha256_of
 from exlm_mini.pretrained import Pretrained
+from exlm_mini.task_checks import MAX_UNKNOWN, check_input, check_scorable, check_unknown
 from exlm_mini.tasks import squad
 from exlm_mini.tasks.catalogue import ReadingConfig, load_task
-from exlm_mini.tasks.files import find_file
 from exlm_mini.tasks.inputs import EncodedRows, encode_examples
 from exlm_mini.tasks.metrics import evaluate
 from exlm_mini.tasks.spans import (
@@ -30,18 +29,14 @@ from exlm_mini.tasks.spans import (
     encode_question,
 )
 from exlm_mini.tasks.squad_scores import score_predictions
-from exlm_mini.tasks.task import Examples, Splits, Task
-from exlm_mini.tokenization import on_one_line
+from exlm_mini.tasks.task import Splits, Task
 
-MAX_UNKNOWN = 0.1
-"""Of all tokens of the training texts: with more, the vocabulary is that of another corpus."""
-EXAMPLES_LOOKED_AT = 1000
-"""To say which pieces of text a vocabulary lacks."""
 WINDOW_LENGTH, WINDOW_STRIDE, MAX_QUESTION = 384, 128, 64
 """Of SQuAD's windows, in tokens: BERT's; smaller where the model has fewer positions."""
 WINDOWS_AT_ONCE = 256
 DEV_SHARE_HELD_OUT = 0.2
 """Of the articles, to validate with where SQuAD's dev set is all there is."""
+DEV_ALONE = "articles of the dev set, not the published split"
 
 
 class Part(NamedTuple):
@@ -82,7 +77,7 @@ def load_problem(
 ) -> Problem:
     """A task by name, made ready for a model; arguments as for ``load_task``, ``make_problem``."""
     if name == squad.TASK.name:
-        return make_span_problem(*_read_squad(data), pretrained)
+        return make_span_problem(*_read_squad(data), pretrained, max_unknown)
     task, splits = load_task(name, data, reading, pretrained.tokenizer)
     return make_problem(task, splits, pretrained, max_unknown)
 
@@ -110,7 +105,7 @@ def encode_task(
 
     Raises:
         UserError: a model of other input, a vocabulary of other data, an empty split, a label
-            nobody has, or rows that cannot fit.
+            nobody has, rows that cannot be scored, or that cannot fit.
     """
     check_input(task, pretrained)
     named = {"train": splits.train, "validation": splits.validation}
@@ -126,7 +121,8 @@ def encode_task(
                 f"{task.name}: the split {name} has no labels; give data with labels"
             )
         encoded[name] = encode_examples(examples.texts, pretrained.tokenizer, pretrained.layout)
-    check_unknown(task, splits.train, encoded["train"], max_unknown, pretrained)
+    share = encoded["train"].unknown_share
+    check_unknown(task, splits.train.texts, share, max_unknown, pretrained)
     notes = {**splits.notes, "rows": {name: row_notes(e) for name, e in encoded.items()}}
     if task.kind == "labels":
         missing = np.isnan(splits.train.labels).all(axis=0)
@@ -135,6 +131,9 @@ def encode_task(
                 f"{task.name}: no training example has any label; give data with labels"
             )
         notes["labels_never_trained"] = [task.classes[i] for i in np.flatnonzero(missing)]
+    for name, examples in named.items():
+        if name != "train":
+            check_scorable(task, name, examples.labels)
     parts = {
         name: EncodedPart(encoded[name].rows, examples.labels, examples.ids)
         for name, examples in named.items()
@@ -159,19 +158,18 @@ def problem_of(encoded: EncodedTask) -> Problem:
 
 
 def _read_squad(data: Path | None) -> tuple[squad.Squad, str]:
-    """SQuAD, and which split that is; of a directory with the dev set alone a part of it trains."""
-    if data is not None and data.is_dir():
-        train, dev = (
-            find_file(data, f"{n}-v2.0.json", is_optional=True) for n in ("train", "dev")
-        )
-        if dev and not train:
+    """SQuAD, and which split that is; where the dev set is alone a part of it trains."""
+    if data is not None:
+        train, dev = squad.find_files(data, is_train_optional=True)
+        if train is None:
             dataset = squad.load_dataset(dev)
-            whole = squad.split_articles(dataset, DEV_SHARE_HELD_OUT, seed=0)
-            return whole, "articles of the dev set, not the published split"
+            return squad.split_articles(dataset, DEV_SHARE_HELD_OUT, seed=0), DEV_ALONE
     return squad.load_squad(data or squad.HUB_ID), "published"
 
 
-def make_span_problem(data: squad.Squad, split: str, pretrained: Pretrained) -> Problem:
+def make_span_problem(
+    data: squad.Squad, split: str, pretrained: Pretrained, max_unknown: float = MAX_UNKNOWN
+) -> Problem:
     """SQuAD for one model: a row for every window of every question.
 
     Validation chooses an answer per question from all its windows and scores it as the official
@@ -181,9 +179,10 @@ def make_span_problem(data: squad.Squad, split: str, pretrained: Pretrained) -> 
         data: training and dev set.
         split: what these are, for the notes.
         pretrained: a model of text.
+        max_unknown: largest share of [UNK] among the training tokens.
 
     Raises:
-        UserError: a model of other input, or one with too few positions.
+        UserError: a model of other input, a vocabulary of other data, or too few positions.
     """
     check_input(squad.TASK, pretrained)
     layout = pretrained.layout
@@ -205,13 +204,18 @@ def make_span_problem(data: squad.Squad, split: str, pretrained: Pretrained) -> 
         rows = [window.token_ids_N for window in windows]
         labels = np.array([pair for entry in encoded for pair in entry.targets])
         num_cut = [entry.num_cut for entry in encoded]
+        num_tokens = sum(entry.num_tokens for entry in encoded)
+        unknown_share = sum(entry.num_unknown for entry in encoded) / max(num_tokens, 1)
+        if name == "train":
+            texts = [(q.question, q.context) for q in questions]
+            check_unknown(squad.TASK, texts, unknown_share, max_unknown, pretrained)
         notes["rows"][name] = {
             "examples": len(questions),
             "windows": len(rows),
             "longest": max(len(row) for row in rows),
             "truncated": sum(n > 0 for n in num_cut),
             "tokens_cut": sum(num_cut),
-            "unknown_share": 0.0,  # byte-level tokens know every text
+            "unknown_share": round(unknown_share, 6),
             "left_out": num_left_out,
         }
 
@@ -251,44 +255,6 @@ def _best_spans(scores: list[np.ndarray], windows: list) -> BestSpans:
         found.append(best_spans(start_BN, end_BN, windows[start : start + WINDOWS_AT_ONCE]))
     parts: list[Tensor] = [torch.cat(column) for column in zip(*found, strict=True)]
     return BestSpans(*parts)
-
-
-def check_input(task: Task, pretrained: Pretrained) -> None:
-    """Refuse a model that was not trained on what the task consists of.
-
-    Raises:
-        UserError: naming both.
-    """
-    if task.input != pretrained.input:
-        raise UserError(
-            f"{task.name} consists of {task.input}, and {pretrained.path} was trained on "
-            f"{pretrained.input}; give a checkpoint that was trained on {task.input}"
-        )
-
-
-def check_unknown(
-    task: Task,
-    train: Examples,
-    encoded: EncodedRows,
-    max_unknown: float,
-    pretrained: Pretrained,
-) -> None:
-    """Refuse data that the vocabulary of the model was not made for.
-
-    Raises:
-        UserError: naming the share of [UNK] and what it mostly stands for.
-    """
-    # Every word of the small language is in its own vocabulary.
-    limit = 0.0 if task.input == "toy" else max_unknown
-    if encoded.unknown_share > limit:
-        some = [text for example in train.texts[:EXAMPLES_LOOKED_AT] for text in example]
-        lost = Counter(p for text in some for p in pretrained.tokenizer.unknown_pieces(text))
-        shown = ", ".join(on_one_line(piece)[:20] for piece, _ in lost.most_common(5))
-        raise UserError(
-            f"{task.name}: {encoded.unknown_share:.1%} of the training tokens (more than "
-            f"{limit:.1%}) are not in the vocabulary of {pretrained.path}, such as {shown}; give "
-            "a checkpoint whose tokenizer was made for such data"
-        )
 
 
 def row_notes(encoded: EncodedRows) -> dict[str, Any]:

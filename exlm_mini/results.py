@@ -23,12 +23,14 @@ from exlm_mini.pretrained import Pretrained
 
 RESULTS = "results.json"
 TABLE = "table.md"
+LABELS_NAMED = 5
+"""Of those no training row has; the others are counted."""
 SHOWN = {
     "table-6": ("Table 2", "Vanilla MLM", "ExLM"),
     "table-8": ("Table 1", "SMILES-BERT*", "ExLM"),
     "table-11": ("Table 3", "RoBERTa*", "ExLM"),
 }
-"""Rows of the paper that stand in our table; ``results.json`` has them all."""
+"""Recipe: the paper's table with equal data and settings, its MLM and its ExLM."""
 
 BESIDE = {"qqp": "f1", "mrpc": "f1", "stsb": "pearson", "squad_v2": "best_exact"}
 """Metrics that are shown below the one that counts."""
@@ -118,7 +120,7 @@ def write_results(
         "tasks": known,
     }
     write_atomically(path, (json.dumps(whole, indent=1) + "\n").encode())
-    lines = [f"# {pretrained.path}", "", *table(known), "", *notes(known), "", *scale(whole)]
+    lines = [f"# {pretrained.path}", "", *table(whole), "", *notes(known), "", *scale(whole)]
     write_atomically(output / TABLE, ("\n".join(lines) + "\n").encode())
     return whole
 
@@ -146,23 +148,33 @@ def check_results(output: Path, pretrained: Pretrained) -> dict[str, dict[str, A
     return tasks
 
 
-def table(tasks: dict[str, dict[str, Any]]) -> list[str]:
-    """The results as lines of a Markdown table."""
-    rows = [("task", "metric, %", "rows", "reached", "over", "paper: MLM", "paper: ExLM")]
-    for name, record in tasks.items():
+def table(results: dict[str, Any]) -> list[str]:
+    """The results as lines of a Markdown table.
+
+    The paper's MLM stands beside them, and what the paper trained as this model was trained;
+    ``results.json`` has its other rows. A column without any number is left out.
+
+    Args:
+        results: what ``results.json`` holds.
+    """
+    columns = _paper_rows(results)
+    wanted = list(columns.values())
+    rows = [("task", "metric, %", "rows", "reached", "over", *columns)]
+    for name, record in results["tasks"].items():
         metric, part = record["metric"], record["part"]
         over = f"{_rule(record['reported']['rule'])} of {len(record['reported']['seeds'])}"
         reached = _shown(record["reported"])
-        rows.append((name, metric, part, reached, over, *_paper(record, "paper")))
+        rows.append((name, metric, part, reached, over, *_paper(record, "paper", wanted)))
         if beside := BESIDE.get(name):
             other = _shown(record["parts"][part][beside])
-            printed = _paper(record, "paper_beside")
+            printed = _paper(record, "paper_beside", wanted)
             rows.append(("", beside, part, other, over, *printed))
         for other, metrics in record["parts"].items():
             if other not in ("validation", "test"):
-                printed = _paper(record, "paper_beside")
+                printed = _paper(record, "paper_beside", wanted)
                 rows.append(("", metric, other, _shown(metrics[metric]), over, *printed))
-    return markdown_table(rows)
+    kept = [i for i in range(len(rows[0])) if any(row[i] for row in rows[1:])]
+    return markdown_table([tuple(row[i] for i in kept) for row in rows])
 
 
 def markdown_table(rows: list[tuple[str, ...]]) -> list[str]:
@@ -195,22 +207,29 @@ def notes(tasks: dict[str, dict[str, Any]]) -> list[str]:
             told.append(f"split {found['split']}")
         cut = sum(n["truncated"] for n in found["rows"].values())
         if cut:
-            told.append(f"{cut:,} rows cut to fit the model")
+            told.append(f"{_counted(cut, 'row')} cut to fit the model")
         unknown = {part: n["unknown_share"] for part, n in found["rows"].items()}
         if any(unknown.values()):
             shares = ", ".join(f"{part} {share:.2%}" for part, share in unknown.items())
             told.append(f"tokens that are [UNK]: {shares}")
         if found.get("rejected"):
-            told.append(f"{len(found['rejected'])} rows RDKit rejects left out")
+            told.append(f"{_counted(len(found['rejected']), 'row')} RDKit rejects left out")
         if left_out := found.get("left_out"):
             told.append(f"rows left out {left_out}")
         if num_changed := found.get("stereo_removed"):
-            told.append(f"stereo marks removed from {num_changed:,} molecules")
+            told.append(f"stereo marks removed from {_counted(num_changed, 'molecule')}")
         for note, meaning in ACCURACIES.items():
             if note in found:
                 told.append(f"{meaning} {100 * found[note]:.1f}")
         if record["labels_counted"] is not None:
-            told.append(f"{record['labels_counted']} labels counted")
+            told.append(f"{_counted(record['labels_counted'], 'label')} counted")
+        if untrained := found.get("labels_never_trained"):
+            more = len(untrained) - LABELS_NAMED
+            told.append(
+                f"no training row has {_counted(len(untrained), 'label')}: "
+                + ", ".join(untrained[:LABELS_NAMED])
+                + (f" and {more} more" if more > 0 else "")
+            )
         if record["diverged_seeds"]:
             told.append(f"seeds {record['diverged_seeds']} diverged and are left out")
         if record["changed"]:
@@ -219,6 +238,10 @@ def notes(tasks: dict[str, dict[str, Any]]) -> list[str]:
             told.append("epoch and setting are chosen on the rows that are reported")
         lines.append(f"{name}: {'; '.join(told)}")
     return lines
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + "s" * (count != 1)
 
 
 def _rule(rule: str) -> str:
@@ -250,11 +273,28 @@ def _shown(found: dict[str, Any]) -> str:
     return f"{found['value']:.1f}{spread}"
 
 
-def _paper(record: dict[str, Any], place: str) -> tuple[str, str]:
-    """The paper's MLM and ExLM, with equal data and settings of its own."""
-    if record["recipe"] not in SHOWN:
-        return "", ""
-    table, *rows = SHOWN[record["recipe"]]
-    printed = record[place].get(table, {})
-    mlm, exlm = (f"{printed[row]} ({table})" if row in printed else "" for row in rows)
-    return mlm, exlm
+def _paper_rows(results: dict[str, Any]) -> dict[str, str]:
+    """Head of a column: a row of the paper, or MLM and ExLM, whose rows have names by table."""
+    checkpoint = results["checkpoint"]
+    rows = {"paper: MLM": "MLM"}
+    if checkpoint["objective"] == "exlm":
+        rows["paper: ExLM"] = "ExLM"
+    elif checkpoint["objective"] == "repeated-mlm":
+        masking = checkpoint["config"]["masking"]
+        cell = f"p={100 * masking['mask_ratio']:.3g}%, k={masking['num_copies']}"
+        rows[f"paper: Repeated MLM, {cell}"] = cell
+    return rows
+
+
+def _paper(record: dict[str, Any], place: str, rows: list[str]) -> list[str]:
+    """The paper's numbers with equal data and settings of its own; empty where it has none.
+
+    Figures 3 and 8 show the same models and disagree about MNLI: both stand there.
+    """
+    _, mlm, exlm = SHOWN.get(record["recipe"], ("", "", ""))
+    names = [{"MLM": mlm, "ExLM": exlm}.get(row, row) for row in rows]
+    printed = record[place].items()
+    return [
+        ", ".join(f"{found[name]} ({table})" for table, found in printed if name in found)
+        for name in names
+    ]

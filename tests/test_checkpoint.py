@@ -411,9 +411,21 @@ def test_latest_of_nothing_is_none_and_of_only_broken_ones_an_error(tmp_path):
     assert len(lines) == 1
     (tmp_path / "step-000001").mkdir()
     with pytest.raises(UserError) as error:
-        latest_checkpoint(tmp_path, lines.append)
-    assert_one_line(error, str(tmp_path), "start again")
-    assert len(lines) == 3
+        latest_checkpoint(tmp_path, pytest.fail)
+    assert_one_line(error, f"the only checkpoint in {tmp_path}", "manifest.json is missing")
+    assert "start again" in str(error.value) and "earlier" not in str(error.value)
+
+
+def test_the_error_tells_what_the_newest_lacks(tmp_path):
+    for step in (1, 2):
+        save_checkpoint(tmp_path, step, TENSORS, STATE)
+    (tmp_path / "step-000001" / "manifest.json").unlink()
+    next((tmp_path / "step-000002").glob("*.safetensors")).unlink()
+    with pytest.raises(UserError) as error:
+        latest_checkpoint(tmp_path, pytest.fail)
+    assert_one_line(error, f"none of the 2 checkpoints in {tmp_path}", "start again")
+    assert "step-000002" in str(error.value) and "safetensors is missing" in str(error.value)
+    assert "step-000001" not in str(error.value)
 
 
 def test_leftovers_of_a_crashed_save_are_removed_by_the_next(tmp_path):

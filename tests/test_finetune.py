@@ -12,19 +12,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from glue_files import write_task
 from refusals import told
 from tiny_runs import tiny_run
 
 from exlm_mini.checkpoint import load_checkpoint, save_checkpoint
+from exlm_mini.config import SPECIAL_TOKENS
 from exlm_mini.console import ProgressLine
 from exlm_mini.finetune import main, parse
 from exlm_mini.pretrained import load_pretrained
 from exlm_mini.problems import make_span_problem
 from exlm_mini.tasks import glue, squad
 from exlm_mini.tasks.catalogue import ReadingConfig, input_of, task_names
-from exlm_mini.tasks.moleculenet import BENCHMARKS
+from exlm_mini.tasks.moleculenet import BENCHMARKS, load
 from exlm_mini.tasks.squad import Squad
+from exlm_mini.tokenization import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 ONE = ["--train.epochs", "1", "--seeds", "1", "--device", "cpu"]
@@ -90,7 +93,7 @@ def test_molecules_are_tuned_and_told_about(runs, molecules, tmp_path, capsys):
     assert main([str(word) for word in argv]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"\| bbbp +\| roc_auc +\| test +\| \d+\.\d ± \d+\.\d \| mean of 2", shown)
-    assert "split unimol" in shown and "1 rows RDKit rejects left out" in shown
+    assert "split unimol" in shown and "1 row RDKit rejects left out" in shown
     assert "stereo marks removed from 26 molecules" in shown
     results = json.loads((output / "results.json").read_text())
     record = results["tasks"]["bbbp"]
@@ -127,6 +130,27 @@ def test_text_is_tuned_and_handed_in(runs, rte, tmp_path, capsys, run):
     shown = capsys.readouterr().out
     assert re.search(r"\| rte +\| accuracy +\| validation", shown)
     assert "chosen on the rows that are reported" in shown
+
+
+def test_what_cannot_be_handed_in_is_refused_before_training(
+    runs, tmp_path, capsys, monkeypatch
+):
+    def asked(*tasks, data=tmp_path / "glue"):
+        argv = ["--task", *tasks, "--checkpoint", runs / "text", "--data", data, *ONE]
+        return [*argv, "--submission", tmp_path / "hand-in", "--output", tmp_path / "out"]
+
+    write_task(tmp_path / "glue", "cola")
+    for name in ("rte", "mnli"):
+        write_task(tmp_path / "glue", name, with_test=name == "mnli")
+    (tmp_path / "glue" / "MNLI" / "test_mismatched.tsv").unlink()
+    refused(capsys, asked("cola", "rte"), "RTE holds no test.tsv", "drop --submission")
+    refused(capsys, asked("mnli"), "MNLI holds no test_mismatched.tsv", "drop --submission")
+    refused(capsys, asked("cola", "sections"), "sections has no test set", "--submission")
+    refused(capsys, asked("rte", data=tmp_path / "glu"), "glu is no directory")
+    # The hub is not looked at beforehand.
+    monkeypatch.setattr(glue, "require_test", lambda *_: None)
+    refused(capsys, asked("rte"), "rte came without a test set", "drop --submission")
+    assert not (tmp_path / "out").exists() and not (tmp_path / "hand-in").exists()
 
 
 def test_a_grid_searches_with_one_seed_and_reports_all(runs, rte, tmp_path, capsys):
@@ -234,7 +258,22 @@ def test_long_texts_are_cut_and_counted(runs, rte, tmp_path, capsys):
     path.write_text(path.read_text() + f"9\t{'many words ' * 100}\tShort.\tentailment\n")
     argv = ["--task", "rte", "--checkpoint", runs / "text", "--data", long, *ONE]
     assert main([str(word) for word in (*argv, "--output", tmp_path / "out")]) == 0
-    assert "1 rows cut to fit the model" in capsys.readouterr().out
+    assert "1 row cut to fit the model" in capsys.readouterr().out
+
+
+def test_scores_are_the_same_without_the_libraries_of_statistics(
+    runs, molecules, tmp_path, monkeypatch
+):
+    argv = ["--task", "bbbp", "--checkpoint", runs / "smiles", "--data", molecules, *ONE]
+
+    def reached(output):
+        assert main([str(word) for word in (*argv, "--output", output)]) == 0
+        return json.loads((output / "results.json").read_text())["tasks"]["bbbp"]["parts"]
+
+    whole = reached(tmp_path / "whole")
+    for name in ("sklearn", "sklearn.metrics", "scipy", "scipy.stats"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert reached(tmp_path / "bare") == whole
 
 
 def test_a_step_of_a_run_can_be_named(runs, rte, tmp_path, capsys):
@@ -278,6 +317,26 @@ def test_embedded_tasks_run_on_a_bare_machine(runs, tmp_path, capsys, task, run)
     assert task in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("run", "task"),
+    [("smiles", "embedded-molecules"), ("text", "sections"), ("toy", "toy-inference")],
+)
+def test_without_a_task_the_embedded_one_of_the_runs_kind_is_taken(runs, capsys, run, task):
+    assert main(["--checkpoint", str(runs / run), "--dry-run"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == f"no --task: {task}, the embedded task of {run}\n"
+    assert shown.out.startswith(f"{task}: ")
+
+
+def test_without_a_task_a_recipe_names_those_the_run_can_read(runs, capsys):
+    argv = ["--checkpoint", str(runs / "smiles"), "--recipe"]
+    assert main([*argv, "finetune/tiny", "--dry-run"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == "no --task: embedded-molecules of the recipe tiny\n"
+    assert "sections" not in shown.out
+    refused(capsys, [*argv, "table-6"], "table-6 consist of text", "on smiles")
+
+
 # ---- mistakes ----
 
 
@@ -307,7 +366,7 @@ def test_mistakes_on_the_command_line_are_one_line(runs, molecules, tmp_path, ca
     refused(capsys, [*base, "--recipe", "table-6"], "table-6 has no task bbbp")
     refused(capsys, [*base, "--threads", "0"], "--threads is 0")
     refused(capsys, [*base, "--device", "gpu"], "train.device is 'gpu'")
-    refused(capsys, base[2:], "--task")
+    refused(capsys, base[2:], f"--data is {molecules}", "--task")
 
 
 def test_a_recipe_with_several_settings_needs_a_grid(runs, rte, tmp_path, capsys):
@@ -345,6 +404,10 @@ def test_a_checkpoint_that_will_not_do_is_refused(runs, rte, molecules, tmp_path
     refused(capsys, with_run(tmp_path / "part"), "encoder.layers.1.ffn_in.weight (16, 16)")
     tuned = save_checkpoint(tmp_path / "tuned", 3, {"model": stored.tensors["model"]}, {})
     refused(capsys, with_run(tuned), "no pre-trained model")
+    shutil.copytree(runs / "smiles", tmp_path / "spoilt")
+    for step in sorted((tmp_path / "spoilt" / "checkpoints").glob("step-*")):
+        (step / "model.safetensors").unlink()
+    refused(capsys, with_run(tmp_path / "spoilt"), step / "model.safetensors", "is missing")
     assert not (tmp_path / "o").exists()
 
 
@@ -390,7 +453,34 @@ def test_a_vocabulary_of_other_molecules_is_refused(runs, tmp_path, capsys):
     csv.write_text("num,name,p_np,smiles\n" + "\n".join(rows) + "\n")
     argv = ["--task", "bbbp", "--checkpoint", runs / "smiles", "--data", csv, *ONE]
     argv += ["--data.split", "random", "--output", tmp_path / "out"]
-    refused(capsys, argv, "not in the vocabulary", "bbbp", "such as [He], ")
+    refused(capsys, argv, "not in the vocabulary", "bbbp", "such as [He], ", "--max-unknown")
+
+
+def test_aromatic_molecules_before_a_vocabulary_of_kekule_spelling_are_refused(
+    runs, tmp_path, capsys
+):
+    assert load_pretrained(runs / "smiles", print).tokenizer.unknown_pieces("c") == ["c"]
+    csv = tmp_path / "bbbp.csv"
+    rows = [f"{i},m,{i % 2},{'C' * i}c1ccccc1" for i in range(30)]
+    csv.write_text("num,name,p_np,smiles\n" + "\n".join(rows) + "\n")
+    argv = ["--task", "bbbp", "--checkpoint", runs / "smiles", "--data", csv, *ONE]
+    argv += ["--data.split", "random", "--output", tmp_path / "out"]
+    refused(capsys, argv, "such as c; ", "Kekulé spelling", "are aromatic", "--max-unknown")
+
+
+def test_a_part_that_cannot_be_scored_is_refused_before_training(runs, tmp_path, capsys):
+    def labelled(zeros):
+        csv = tmp_path / "bbbp.csv"
+        rows = [f"{i},m,{int(i not in zeros)},{'C' * (i + 1)}O" for i in range(30)]
+        csv.write_text("num,name,p_np,smiles\n" + "\n".join(rows) + "\n")
+        return ["--task", "bbbp", "--checkpoint", runs / "smiles", "--data", csv, *ONE,
+                "--data.split", "random", "--output", tmp_path / "out"]  # fmt: skip
+
+    refused(capsys, labelled([]), "bbbp", "a yes and a no", "part validation", "--data.split")
+    _, parts = load("bbbp", tmp_path / "bbbp.csv", "random")
+    zeros = [int(i) for part in (parts.train, parts.validation) for i in part.ids[:1]]
+    refused(capsys, labelled(zeros), "bbbp", "part test", "--data.split")
+    assert not (tmp_path / "out").exists(), "a mistake leaves nothing behind"
 
 
 def test_stereo_marks_go_where_the_vocabulary_has_none(runs):
@@ -435,6 +525,30 @@ def test_perfect_scores_give_perfect_answers(runs):
     assert answers["a4"] == "number 4" and answers["n4"] == ""
 
 
+def without_letters(pretrained, letters):
+    """The same model with a vocabulary of text that lacks some letters."""
+    alphabet = [c for c in map(chr, range(32, 127)) if c not in letters]
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *alphabet])}
+    model = tokenizers.models.BPE(vocabulary, [], unk_token="[UNK]")
+    definition = tokenizers.Tokenizer(model).to_str().encode()
+    return pretrained._replace(tokenizer=Tokenizer(definition))
+
+
+def test_tokens_of_squad_that_are_unknown_are_counted_and_refused(runs):
+    pretrained = without_letters(load_pretrained(runs / "text", print), "?")
+    data = Squad(squad_of([1, 2]), squad_of([3]))
+    problem = make_span_problem(data, "made here", pretrained)
+    for name, dataset in zip(("train", "validation"), data, strict=True):
+        rows = [(q.question, q.context) for q in squad.read_questions(dataset)[0]]
+        share = 1 / np.mean([len(question + context) for question, context in rows])
+        assert problem.notes["rows"][name]["unknown_share"] == round(share, 6) > 0
+    blind = without_letters(pretrained, "aeiou")
+    told(
+        lambda: make_span_problem(data, "made here", blind), "squad_v2", "vocabulary", "such as"
+    )
+    assert make_span_problem(data, "made here", blind, 1.0).notes["rows"]["train"]
+
+
 def test_squad_is_tuned(runs, tmp_path, capsys):
     folder = tmp_path / "squad"
     folder.mkdir()
@@ -449,10 +563,16 @@ def test_squad_is_tuned(runs, tmp_path, capsys):
 
 def test_the_dev_set_of_squad_alone_is_split_by_articles(runs, tmp_path, capsys):
     articles = [squad_of([n])["data"][0] for n in (1, 2, 3)]
-    (tmp_path / "dev-v2.0.json").write_text(json.dumps({"data": articles}))
-    argv = ["--task", "squad_v2", "--checkpoint", runs / "text", "--data", tmp_path, *ONE]
-    assert main([str(word) for word in (*argv, "--output", tmp_path / "out")]) == 0
-    assert "articles of the dev set, not the published split" in capsys.readouterr().out
+    path = tmp_path / "dev-v2.0.json"
+    path.write_text(json.dumps({"data": articles}))
+    argv = ["--task", "squad_v2", "--checkpoint", runs / "text", *ONE, "--data"]
+    assert main([str(word) for word in (*argv, path, "--dry-run")]) == 0
+    planned = capsys.readouterr()
+    assert planned.err.startswith("squad_v2: the dev set alone cannot train; ")
+    assert main([str(word) for word in (*argv, tmp_path, "--output", tmp_path / "out")]) == 0
+    shown = capsys.readouterr()
+    assert planned.err in shown.err
+    assert "articles of the dev set, not the published split" in shown.out
 
 
 @pytest.mark.slow

@@ -316,7 +316,7 @@ def test_damaged_checkpoints_are_passed_over_or_are_the_same(tmp_path, in_time):
             found = latest_checkpoint(folder, lines.append)
         except UserError as error:
             assert_one_line(error)
-            assert not same and len(lines) == 3
+            assert not same and not lines
             prune_checkpoints(folder, 1, None)
             assert len(list(folder.iterdir())) == 3
             outcomes["none is left"] += 1

@@ -30,7 +30,7 @@ from exlm_mini.grid import (
 )
 from exlm_mini.pretrained import load_pretrained
 from exlm_mini.problems import make_problem
-from exlm_mini.results import check_results, scale, table, task_record, write_results
+from exlm_mini.results import check_results, notes, scale, table, task_record, write_results
 from exlm_mini.tasks.catalogue import task_names
 from exlm_mini.tasks.task import Examples, Splits, Task
 
@@ -207,6 +207,12 @@ def result(cells, searched=()):
     return Result(TASK, cells[0].config, cells, list(searched), notes)
 
 
+def results_of(objective, tasks, **masking):
+    """What ``results.json`` holds of some tasks."""
+    checkpoint = {"objective": objective, "config": {"masking": masking}}
+    return {"checkpoint": checkpoint, "tasks": tasks}
+
+
 def test_a_record_reports_the_test_and_keeps_everything_else():
     recipe = Recipe("none", "mean-sd", (1, 2), {})
     cells = [cell(1e-5, 1, 0.7, 0.6), cell(1e-5, 2, 0.9, 0.8)]
@@ -228,7 +234,7 @@ def test_the_table_has_both_halves_of_mnli_and_both_scores_of_squad():
         made.record["metrics"] = metrics
         task = TASK._replace(name=name, metric=metric)
         record = task_record(result([made])._replace(task=task), recipe)
-        return {name: {**record, "recipe": recipe.name}}
+        return results_of("exlm", {name: {**record, "recipe": recipe.name}})
 
     halves = {"validation": {"accuracy": 0.5}, "validation-mismatched": {"accuracy": 0.4}}
     lines = table(row("mnli", "accuracy", halves))
@@ -238,6 +244,61 @@ def test_the_table_has_both_halves_of_mnli_and_both_scores_of_squad():
     lines = table(row("squad_v2", "best_f1", scores))
     assert "60.0" in lines[2] and "84.6 (Table 3)" in lines[2]
     assert "55.0" in lines[3] and "82.0 (Table 3)" in lines[3]
+
+
+def tuned_on(task, recipe):
+    """The record of a run of a recipe."""
+    metric = "roc_auc" if recipe == "table-8" else "accuracy"
+    made = cell(1e-5, 1, 0.5)
+    made.record["metrics"] = {"validation": {metric: 0.5}}
+    found = result([made])._replace(task=TASK._replace(name=task, metric=metric))
+    return {task: {**task_record(found, Recipe(recipe, "mean", (1,), {})), "recipe": recipe}}
+
+
+def test_the_papers_row_is_that_of_the_objective():
+    def shown(objective, task="mnli", recipe="table-6", **masking):
+        return table(results_of(objective, tuned_on(task, recipe), **masking))
+
+    head, _, row = shown("mlm")
+    assert head.count("paper") == 1 and "83.6 (Table 2)" in row and "85.1" not in row
+    head, _, row = shown("exlm")
+    assert "83.6 (Table 2)" in row and "85.1 (Table 2)" in row
+    repeated = {"mask_ratio": 0.387, "num_copies": 4}
+    head, _, row = shown("repeated-mlm", **repeated)
+    assert "| paper: Repeated MLM, p=38.7%, k=4 |" in head
+    assert "| 83.6 (Table 2) | 81.0 (Figure 3), 81.8 (Figure 8)" in row
+    head, _, row = shown("repeated-mlm", mask_ratio=0.0225, num_copies=1)
+    assert "p=2.25%, k=1 |" in head and "81.3 (Figure 3), 81.8 (Figure 8)" in row
+    assert "Repeated" not in shown("repeated-mlm", "bace", "table-8", **repeated)[0]
+
+
+def test_a_column_without_a_number_is_left_out():
+    row = tuned_on("sections", "none")
+    assert "paper" not in table(results_of("exlm", row))[0]
+    lines = table(results_of("exlm", row | tuned_on("rte", "table-6")))
+    assert lines[0].count("paper") == 2 and "57.6" not in lines[2] and "57.6" in lines[3]
+
+
+def test_notes_count_one_row_and_name_labels_that_were_never_trained():
+    record = tuned_on("bbbp", "none")["bbbp"]
+    found = {
+        **record["notes"],
+        "rows": {"train": {"examples": 9, "truncated": 1, "unknown_share": 0.0}},
+        "rejected": [{"row": 3, "smiles": "C1"}],
+        "stereo_removed": 1,
+    }
+
+    def told_of(**more):
+        (line,) = notes({"bbbp": {**record, "notes": found | more, "labels_counted": 1}})
+        return line
+
+    line = told_of()
+    assert "; 1 row cut to fit the model; 1 row RDKit rejects left out; " in line
+    assert "stereo marks removed from 1 molecule; 1 label counted; " in line
+    assert "no training row has" not in told_of(labels_never_trained=[])
+    assert "; no training row has 1 label: no; " in told_of(labels_never_trained=["no"])
+    line = told_of(labels_never_trained=[f"l{i}" for i in range(7)])
+    assert "; no training row has 7 labels: l0, l1, l2, l3, l4 and 2 more; " in line
 
 
 def test_a_seed_that_diverged_is_left_out_and_named():
@@ -330,7 +391,7 @@ def test_results_of_another_checkpoint_are_not_added_to(pretrained, problem, tmp
     known["which"]["recipe"] = "table-8"
     assert "50.5 M parameters" in scale(whole)[1]
     assert "which" in (tmp_path / "table.md").read_text()
-    assert any("which" in line for line in table(known))
+    assert any("which" in line for line in table(whole))
     told(lambda: check_results(tmp_path, pretrained._replace(sha256="0")), "other weights")
     (tmp_path / "results.json").write_text("{")
     told(lambda: check_results(tmp_path, pretrained), "results.json", "damaged")

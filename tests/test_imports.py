@@ -20,8 +20,8 @@ STAGES = """
     plain_metrics metrics scaffolds molecule_tables moleculenet embedded_molecules seen
     drawing inputs glue squad_scores squad spans inference sections catalogue] batches
     evaluation manifest checkpoint optimizer_state run_directory training estimate watching
-    engine update trainer settings_file settings pretrained downstream encoded_task problems
-    finetuning_config finetuning grid results throughput console costs options measure
+    engine update trainer settings_file settings pretrained downstream encoded_task task_checks
+    problems finetuning_config finetuning grid results throughput console costs options measure
     downstream_runs self_check benchmarks filling readout live analysis plotting curves
     experiments widgets
 """
@@ -35,8 +35,8 @@ CORE = {
     "guesses", "model", "batches", "manifest", "checkpoint", "run_directory", "training",
     "estimate", "watching", "engine", "update", "trainer", "autograd", "durable", "evaluation",
     "optimizer_state", "console", "options", "measure", "self_check", "benchmarks", "bench",
-    "doctor", "pretrained", "downstream", "encoded_task", "problems", "finetuning_config",
-    "finetuning", "grid", "results",
+    "doctor", "pretrained", "downstream", "encoded_task", "task_checks", "problems",
+    "finetuning_config", "finetuning", "grid", "results",
 }  # fmt: skip
 CORE_LIBRARIES = {"torch", "numpy", "safetensors"}
 OPTIONAL_LIBRARIES = {

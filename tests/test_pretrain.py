@@ -701,9 +701,9 @@ def test_a_directory_of_something_else_is_left_as_it_is(tmp_path, capsys):
         ("data/tokenizer.json", ["tokenizer.json"]),
         (
             "checkpoints/step-000004/model.safetensors",
-            ["none of the 1 checkpoints", "--output"],
+            ["the only checkpoint in", "--output"],
         ),
-        ("checkpoints/step-000004/manifest.json", ["none of the 1 checkpoints", "--output"]),
+        ("checkpoints/step-000004/manifest.json", ["the only checkpoint in", "--output"]),
         ("config.yaml", ["restore it|other settings"]),  # cut after a line it is still YAML
     ],
 )

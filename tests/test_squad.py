@@ -215,6 +215,25 @@ def test_the_two_files_are_read_from_a_directory(tmp_path):
     assert squad.train == PETS and len(read_questions(squad.validation)[0]) == 1
 
 
+def test_one_of_the_two_files_names_both(tmp_path):
+    other = dataset(question("why"))
+    for version, train in (("v1.1", other), ("v2.0", PETS)):
+        (tmp_path / f"train-{version}.json").write_text(json.dumps(train))
+        (tmp_path / f"dev-{version}.json").write_text(json.dumps(other))
+    assert load_squad(tmp_path / "dev-v2.0.json").train == PETS
+    assert load_squad(tmp_path / "dev-v1.1.json").train == other
+    # The file itself is read, not another spelling of it.
+    path = tmp_path / "train-v2.0.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(other).encode()))
+    assert load_squad(path).train == other and load_squad(tmp_path).train == PETS
+    (tmp_path / "dev-v2.0.json").unlink()
+    told(lambda: load_squad(path), tmp_path, "holds no dev-v2.0.json")
+    (tmp_path / "mine.json").write_text(json.dumps(PETS))
+    told(
+        lambda: load_squad(tmp_path / "mine.json"), "mine.json", "train-v2.0.json", "directory"
+    )
+
+
 def test_version_one_is_read_too(tmp_path):
     first = copy.deepcopy(PETS)
     rows = first["data"][0]["paragraphs"][0]["qas"]

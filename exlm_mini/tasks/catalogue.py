@@ -22,6 +22,12 @@ from exlm_mini.tokenization import Tokenizer
 
 MOLECULES = (*moleculenet.BENCHMARKS, embedded_molecules.NAME)
 EMBEDDED = {inference.NAME: inference.load, sections.NAME: sections.load}
+EMBEDDED_OF = {
+    "smiles": embedded_molecules.NAME,
+    "text": sections.NAME,
+    "toy": inference.NAME,
+}
+"""What a model read: the task of that kind that needs no file."""
 STEREO_ATOMS = ("[C@H]", "[C@@H]")
 
 

@@ -180,6 +180,20 @@ def read_split(name: str, path: str | Path, is_test: bool = False) -> tuple[Exam
     return Examples(texts, _as_array(task, labels), ids), num_left_out
 
 
+def require_test(name: str, directory: str | Path) -> None:
+    """Refuse a directory without the test set whose answers are to be handed in.
+
+    Raises:
+        UserError: naming the file.
+    """
+    folder = _folder(name, Path(directory))
+    for half in ("_matched", "_mismatched") if name == "mnli" else ("",):
+        try:
+            find_file(folder, f"test{half}.tsv")
+        except UserError as error:
+            raise UserError(f"{error}; add it, or drop --submission") from None
+
+
 def write_submission(
     name: str, predictions: np.ndarray, directory: str | Path, is_mismatched: bool = False
 ) -> Path:

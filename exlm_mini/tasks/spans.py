@@ -48,6 +48,10 @@ class EncodedQuestion(NamedTuple):
     """First and last column of the answer, per window; (0, 0) if it is not there as a whole."""
     num_cut: int
     """Tokens of the question beyond the limit, left out."""
+    num_tokens: int
+    """Of question and paragraph, before any was cut, each once however many windows show it."""
+    num_unknown: int
+    """Of these, how many are [UNK]."""
 
 
 class BestSpans(NamedTuple):
@@ -106,7 +110,11 @@ def encode_question(
     if question.span is not None:
         span = token_span(offsets, question.span)
         targets = [target_columns(window, span) for window in cut]
-    return EncodedQuestion(cut, offsets, targets, max(0, len(question_ids) - max_question))
+    num_cut = max(0, len(question_ids) - max_question)
+    num_tokens = len(question_ids) + len(context_ids)
+    unk = tokenizer.special_ids.unk
+    num_unknown = question_ids.count(unk) + context_ids.count(unk)
+    return EncodedQuestion(cut, offsets, targets, num_cut, num_tokens, num_unknown)
 
 
 def windows(

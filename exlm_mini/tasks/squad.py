@@ -24,6 +24,8 @@ HUB_ID = "rajpurkar/squad_v2"
 
 TASK = Task("squad_v2", "span", (), "best_f1", "text")
 
+_FILE = re.compile(r"(train|dev)-(v2\.0|v1\.1)\.json(\.gz|\.xz)?")
+
 
 class Question(NamedTuple):
     """A question with its paragraph."""
@@ -48,24 +50,53 @@ class Squad(NamedTuple):
 
 
 def load_squad(source: str | Path = HUB_ID) -> Squad:
-    """The data set, from a directory with its two files or from the hub.
+    """The data set, from its two files or from the hub.
 
     Args:
         source: a directory with ``train-v2.0.json`` and ``dev-v2.0.json`` (or ``-v1.1``), each
-            plain or compressed; else the hub id. Version 2.0 is read where both are there.
+            plain or compressed, or one of these two, the other beside it; else the hub id.
+            Version 2.0 is read where both are there.
 
     Raises:
         UserError: if a file is missing or is not SQuAD's.
     """
     if str(source) == HUB_ID:
         return _from_hub()
-    source = Path(source)
-    if not source.is_dir():
+    return Squad(*map(load_dataset, find_files(Path(source))))
+
+
+def find_files(source: Path, is_train_optional: bool = False) -> tuple[Path | None, Path]:
+    """Training and dev set of one version.
+
+    Args:
+        source: their directory, or one of them.
+        is_train_optional: return none where the dev set is alone.
+
+    Raises:
+        UserError: if one is missing, or ``source`` is neither.
+    """
+    folder, named = source, _FILE.fullmatch(source.name)
+    if source.is_file():
+        if not named:
+            raise UserError(
+                f"{source} is neither train-v2.0.json nor dev-v2.0.json (or -v1.1), so which "
+                "part it is cannot be told; give the directory with both"
+            )
+        folder, version = source.parent, named[2]
+    elif source.is_dir():
+        newer, older = (
+            find_file(source, f"dev-{v}.json", is_optional=True) for v in ("v2.0", "v1.1")
+        )
+        version = "v1.1" if older and not newer else "v2.0"
+    else:
         raise UserError(f"{source} is no directory; give SQuAD's, or the hub id {HUB_ID}")
-    dev = {v: find_file(source, f"dev-{v}.json", is_optional=True) for v in ("v2.0", "v1.1")}
-    version = "v1.1" if dev["v1.1"] and not dev["v2.0"] else "v2.0"
-    files = [find_file(source, f"{split}-{version}.json") for split in ("train", "dev")]
-    return Squad(*map(load_dataset, files))
+    train, dev = (
+        source
+        if source != folder and named[1] == split
+        else find_file(folder, f"{split}-{version}.json", is_optional)
+        for split, is_optional in (("train", is_train_optional), ("dev", False))
+    )
+    return train, dev
 
 
 def load_dataset(path: str | Path) -> dict:
