@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -166,9 +167,10 @@ def tokenizer_of(run: Path, checkpoint: Checkpoint) -> Tokenizer:
             "corpus there"
         )
     for path in paths:
-        tokenizer = Tokenizer.load(path)
-        if tokenizer.sha256 == checkpoint.state["tokenizer_sha256"]:
-            return tokenizer
+        with contextlib.suppress(UserError):  # damaged: another may be whole
+            tokenizer = Tokenizer.load(path)
+            if tokenizer.sha256 == checkpoint.state["tokenizer_sha256"]:
+                return tokenizer
     raise UserError(
         f"{paths[0]} is not the tokenizer {run} was trained with (sha256 differs); restore it "
         "from a copy"

@@ -392,6 +392,8 @@ def test_a_checkpoint_that_will_not_do_is_refused(runs, rte, molecules, tmp_path
     shutil.copytree(runs / "smiles", copy)
     shutil.copy(runs / "text" / "data" / "tokenizer.json", copy / "data")
     refused(capsys, with_run(copy), "tokenizer.json is not the tokenizer", "sha256")
+    (copy / "data" / "tokenizer.json").write_text("{")
+    refused(capsys, with_run(copy), "tokenizer.json is not the tokenizer", "restore it")
     (copy / "data" / "tokenizer.json").unlink()
     refused(capsys, with_run(copy), "tokenizer.json is missing")
     stored = load_checkpoint(runs / "smiles" / "checkpoints" / "step-000003")
