@@ -384,7 +384,7 @@ def test_the_other_reports_have_a_row_for_each_cell(tmp_path):
     made = made_record("k-and-p", "toy-p0.15-k4", metrics={"entropy_bits": 1.5}, paper=row)
     write(tmp_path, made, made_record("scale", "toy-w64", metrics={"bits_per_mask": 2.5}))
     _, k_and_p = rows_of(reports.report("k-and-p", "mini", tmp_path), "## Input: toy")
-    assert k_and_p[:5] == ["15.0%", "ExLM k=4", "–", "81.4", "1.500"]
+    assert k_and_p[:6] == ["15.0%", "ExLM k=4", "–", "81.4", "–", "1.500"]
     _, scale = rows_of(reports.report("scale", "mini", tmp_path), "## Input: toy")
     assert scale == ["w64", "exlm", "1,000", "2.500"]
 
