@@ -145,7 +145,8 @@ def _run_all(request: Request, ledger: Ledger, requests: Requests) -> None:
         eta = f", about {spent / worked * rest / 60:.0f} min left" if worked else ""
         say(f"cell {num_done + number + 1}/{len(request.runs)} {cell.name} seed {seed}{eta}")
         start = time.monotonic()
-        with ProgressLine(cell.name, cell.config(seed).train.steps) as line:
+        changed, _ = ledger.equal_cost(cell)
+        with ProgressLine(cell.name, cell.config(seed, changed).train.steps) as line:
             record = ledger.run(cell, seed, line.show)
         spent, worked = spent + time.monotonic() - start, worked + weights[cell.name, seed]
         print(_told(record), flush=True)

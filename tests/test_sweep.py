@@ -1,6 +1,7 @@
 """``python -m exlm_mini.sweep``: its tables of cells, its records, and a small sweep end to end."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -289,6 +290,9 @@ def test_a_sweep_leaves_a_record_of_each_cell(tiny, tmp_path, capsys):
     ratio = timed.metrics["cost_ratio"]
     assert equal.data["settings"]["train.steps"] == round(6 * ratio)
     assert equal.metrics["cost_ratio"] == ratio
+    said = capsys.readouterr().err
+    (steps,) = set(re.findall(r"^toy-mlm\+\+ step \d+/(\d+)", said, re.M))
+    assert int(steps) == round(6 * ratio)
     # Called again it does nothing.
     before = contents(tmp_path)
     assert run(tmp_path) == 0
