@@ -161,8 +161,9 @@ def _ablations(scale: str) -> list[Cell]:
 
 def _k_and_p(scale: str) -> list[Cell]:
     cells = []
-    for kind in _kinds(scale):
-        for p in (0.15, 0.387):
+    for kind in _kinds(scale, "english"):
+        is_text = kind == "english"
+        for p in (0.15,) if is_text else (0.15, 0.387):
             ratio, row = {"masking.mask_ratio": p}, f"{100 * p:g}%, "
             cells.append(
                 _cell(
@@ -170,7 +171,7 @@ def _k_and_p(scale: str) -> list[Cell]:
                     paper=("Table 4", f"{row}Vanilla MLM"),
                 )
             )  # fmt: skip
-            for k in (2, 4, 8):
+            for k in (2, 4) if is_text else (2, 4, 8):
                 settings = {**exlm_settings(scale, k), **ratio}
                 paper = ("Table 4", f"{row}ExLM k={k}")
                 cells.append(_cell(kind, scale, f"p{p:g}-k{k}", settings, paper=paper))
@@ -238,19 +239,15 @@ def _scale(scale: str) -> list[Cell]:
     for objective in ("mlm", "exlm"):
         model = exlm_settings(scale) if objective == "exlm" else {"objective": "mlm"}
         for width in widths:
+            sizes = {"model.width": width, "model.ffn_width": 2 * width}
             for name, num_sentences in (("few", few), ("many", many)):
-                settings = {
-                    **model,
-                    "model.width": width,
-                    "model.ffn_width": 2 * width,
-                    "data.num_sentences": num_sentences,
-                }
-                cells.append(
-                    _cell(
-                        "toy", scale, f"{objective}-w{width}-{name}", settings,
-                        downstream=None, seeds=TWO_SEEDS,
-                    )
-                )  # fmt: skip
+                settings = {**model, **sizes, "data.num_sentences": num_sentences}
+                name = f"{objective}-w{width}-{name}"
+                cells.append(_cell("toy", scale, name, settings, downstream=None))
+            if width in widths[:2]:
+                settings = {**model, **sizes}
+                name = f"{objective}-w{width}"
+                cells.append(_cell("english", scale, name, settings, downstream=None))
     return cells
 
 
