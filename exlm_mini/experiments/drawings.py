@@ -156,7 +156,7 @@ def draw_leaving(ax: Axes, groups: Sequence[Group]) -> None:
         between = bounds.floor_bits - bounds.joint_bits
         ax.set_ylim(bounds.joint_bits - 0.15 * between, bounds.floor_bits + 0.6 * between)
     ax.set(xlabel="training step", ylabel=f"bits per {'sentence' if bounds else 'mask'}")
-    ax.legend(fontsize=7)
+    ax.legend(fontsize=7, loc="upper right", ncols=2)  # above the floor there is room
 
 
 def by_language(groups: Sequence[Group]) -> dict[str, list[Group]]:
@@ -217,10 +217,12 @@ def draw_sizes(ax: Axes, groups: Sequence[Group]) -> None:
             data = group.first.data["config"]["data"]["num_sentences"]
             width = group.first.data["config"]["model"]["width"]
             lines.setdefault((group.first.objective, data), []).append((width, summary))
-    most = max(data for _, data in lines)
+    amounts = {data for _, data in lines}
+    most = max(amounts)
     for (objective, data), cells in sorted(lines.items()):
         x, found = zip(*sorted(cells, key=lambda cell: cell[0]), strict=True)
-        label, style = f"{objective}, {data:,} sentences", "-" if data == most else ":"
+        label = f"{objective}, {data:,} sentences" if len(amounts) > 1 else objective
+        style = "-" if data == most else ":"
         _draw_points(ax, x, found, COLORS[objective], label, style)
     for name in ("floor", "joint"):
         bits = groups[0].summary(f"{name}_bits_per_row")
