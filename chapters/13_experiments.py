@@ -797,8 +797,9 @@ assert longer["exlm"] < longer["mlm"]
 # **Question.** What is left of each claim at this scale?
 #
 # A claim is *reproduced* when all of its judgements above are decided its way, *in
-# part* when some are, and otherwise *not at this scale*. Where fewer than two seeds
-# are recorded nothing can be judged.
+# part* when some are, and otherwise *not at this scale*; *against it* are those that
+# are decided the other way. Where fewer than two seeds are recorded nothing can be
+# judged.
 
 # %%
 CLAIMS = {
@@ -857,8 +858,8 @@ for claim, parts in CLAIMS.items():
         verdicts[claim] = "reproduced"
     elif found & {"missing", "one seed"}:
         verdicts[claim] = "too few records yet"
-    opposite = ", a part is decided the other way" * ("opposite" in found)
-    print(f"{claim:44}{verdicts[claim]}{opposite}")
+    against = ", in part against it" * ("opposite" in found)
+    print(f"{claim:42}{verdicts[claim]}{against}")
 
 # %% [markdown]
 # *Not at this scale* is no refutation. Behind each of these lines stands one of
