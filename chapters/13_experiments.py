@@ -797,9 +797,9 @@ assert longer["exlm"] < longer["mlm"]
 # **Question.** What is left of each claim at this scale?
 #
 # A claim is *reproduced* when all of its judgements above are decided its way, *in
-# part* when some are, and otherwise *not at this scale*; *against it* are those that
-# are decided the other way. Where fewer than two seeds are recorded nothing can be
-# judged.
+# part* when some are, and otherwise *not at this scale*; *against it* are those
+# that are decided the other way. Where fewer than two seeds are recorded nothing
+# can be judged.
 
 # %%
 CLAIMS = {
