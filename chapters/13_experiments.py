@@ -895,8 +895,8 @@ assert verdicts["too few lost words hurt as well (§3.3)"] == "not at this scale
 #   what part of it is the model's own.
 # * Transitions are what captures the dependence between masks. Without them nothing
 #   is captured, in every seed.
-# * An MLM that may train for as long as ExLM costs is ahead of it here, in `town` and
-#   on English. Paid by the step, ExLM passes MLM on English when training is long.
+# * An MLM that may train for as long as ExLM costs is ahead of it here, in `town`
+#   and on English. Step for step, ExLM passes MLM on English in a longer training.
 # * Accuracy after fine-tuning is the noisiest thing to ask of a tiny model. Exact
 #   bits and a probe answer sooner: what can be read falls with the lost share, and
 #   at $p$ = 38.7% four states are the best number.
