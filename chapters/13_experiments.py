@@ -771,7 +771,7 @@ for name in ("repeated-mlm", "ablations", "saddle", "k-and-p", "scale"):
 # %% [markdown]
 # **Check.** On English the two helps are worth more than a bit for each lost token.
 # After these 600 steps, a quarter of them spent on chains, ExLM is still behind
-# MLM, also in models of other widths, and far behind an MLM of equal cost; without
+# MLM, also in models of other sizes, and far behind an MLM of equal cost; without
 # transitions it is further behind. With a larger corpus and more steps it is ahead
 # of MLM: {ref}`downstream-small`. Accuracy decides nothing here either, with two
 # seeds.
