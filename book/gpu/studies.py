@@ -318,7 +318,8 @@ def _tables(runs: list[Run]) -> Result:
         if missing := [task for task in run.study.tasks if task not in whole["tasks"]]:
             raise UserError(f"{run.name} lacks {', '.join(missing)}; the lines above say why")
         tasks = {task: whole["tasks"][task] for task in run.study.tasks}
-        lines += [f"{run.name}:", "", *table(tasks), "", *scale(whole), ""]
+        shown = {**whole, "tasks": tasks}
+        lines += [f"{run.name}:", "", *table(shown), "", *scale(whole), ""]
     lines += notes(tasks)
     if overlap := runs[0].study.about["overlap"]:
         shared = [f"{name} {n['shared']} of {n['molecules']}" for name, n in overlap.items()]
