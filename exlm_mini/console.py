@@ -43,10 +43,15 @@ def exit_code(command: Callable[[], int]) -> int:
         command: the work. It saves and stops by itself when asked to while it trains.
     """
     try:
-        return command()
+        code = command()
+        sys.stdout.flush()
+        return code
     except UserError as error:
         say(f"error: {error}")
         return 2
+    except BrokenPipeError:  # perhaps not all was done
+        drop_output()
+        return INTERRUPTED
     except OSError as error:
         if error.errno not in NO_SPACE:
             raise

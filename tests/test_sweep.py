@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -401,3 +403,12 @@ def test_a_step_is_counted_as_its_operations_are(tiny, tmp_path):
     exlm, mlm = rows
     assert found["cost_ratio_floor"] == pytest.approx(exlm / mlm)
     assert found["cost_ratio"] == pytest.approx(found["step_ms"] / found["mlm_step_ms"])
+
+
+def test_a_reader_who_has_seen_enough_gets_no_traceback():
+    command = [sys.executable, "-m", "exlm_mini.sweep", "repeated-mlm", "--report"]
+    process = subprocess.Popen(
+        command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait() == sweep.INTERRUPTED
