@@ -208,6 +208,8 @@ _OTHER_STARTS: dict[str, dict[str, Any]] = {
     "batch-512": {"train.batch_size": 512},
 }
 """On the smallest language alone: what needs no setting that the paper lacks."""
+CURED_AT = 0.387
+"""Mask ratio of ``town`` in ``saddle``; at the recipe's 15 % its masks share 0.05 bits of 4.3."""
 
 
 def _saddle(scale: str) -> list[Cell]:
@@ -226,7 +228,10 @@ def _saddle(scale: str) -> list[Cell]:
             cells.append(Cell(f"toy-{grammar}-{name}", "toy", "sweep/slots", settings))
     exlm = {"objective": "exlm", "model.states_per_mask": 4}
     for name, cure in _CURES.items():
-        cells.append(_cell("english", scale, name, {**exlm, **cure}, downstream=None))
+        settings = {**exlm, **cure, "masking.mask_ratio": CURED_AT}
+        cells.append(_cell("toy", scale, f"town-{name}", settings))
+    for name, cure in _CURES.items():
+        cells.append(_cell("english", scale, name, {**exlm, **cure}))
     return cells
 
 
@@ -242,12 +247,11 @@ def _scale(scale: str) -> list[Cell]:
             sizes = {"model.width": width, "model.ffn_width": 2 * width}
             for name, num_sentences in (("few", few), ("many", many)):
                 settings = {**model, **sizes, "data.num_sentences": num_sentences}
-                name = f"{objective}-w{width}-{name}"
-                cells.append(_cell("toy", scale, name, settings, downstream=None))
+                cells.append(_cell("toy", scale, f"{objective}-w{width}-{name}", settings))
             if width in widths[:2]:
                 settings = {**model, **sizes}
                 name = f"{objective}-w{width}"
-                cells.append(_cell("english", scale, name, settings, downstream=None))
+                cells.append(_cell("english", scale, name, settings))
     return cells
 
 
