@@ -64,12 +64,14 @@ from exlm_mini.experiments.drawings import (
     draw_against_k,
     draw_against_share,
     draw_bits,
+    draw_ceiling,
     draw_cost,
     draw_leaving,
     draw_optimum,
     draw_sizes,
     summaries,
 )
+from exlm_mini.experiments.metrics import PROBE
 from exlm_mini.experiments.printed import cost_ratio, printed_average, printed_grid
 from exlm_mini.experiments.records import (
     DOWNSTREAM,
@@ -171,9 +173,6 @@ def judge(claim: str, changes: dict[int, float], unit: str) -> None:
     print(f"{claim:39}{size:>22} n={len(seeds)} {account[claim]}")
 
 
-PROBE = "probe_accuracy"
-
-
 def change(
     sweep: str, kind: str, ours: str, other: str, metric: str
 ) -> dict[int, float]:
@@ -243,9 +242,10 @@ assert abs(of["rank-ratio"](four_tasks)) < 0.1
 # stands, not on which line. On the left the bars are as long as the picture is
 # high.
 
-# %% mystnb={"figure": {"caption": "Accuracy against the share of lost tokens, one line for each mask ratio. Left: toy-inference, three seeds. Right: the mean of four tasks, printed in the paper's Figure 8.", "name": "fig-accuracy-share"}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "Accuracy against the share of lost tokens, one line for each mask ratio. Left: toy-inference, three seeds; dashed, the best possible. Right: the mean of four tasks, printed in the paper's Figure 8.", "name": "fig-accuracy-share"}} tags=["hide-input"]
 fig, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
 draw_against_share(axes[0], summaries(grid, DOWNSTREAM), "accuracy, %")
+draw_ceiling(axes[0], grid)
 printed = as_summaries(four_tasks)
 draw_against_share(axes[1], printed, "accuracy, %", is_printed=True)
 _ = axes[1].legend(fontsize=8)
@@ -299,9 +299,10 @@ probe = {
 }
 answers(probe, MNLI=mnli, four=four_tasks)
 
-# %% mystnb={"figure": {"caption": "Share of latents a probe reads, against the share of lost tokens; three seeds.", "name": "fig-probe-share"}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "Share of latents a probe reads, against the share of lost tokens, three seeds; dashed, what a perfect reader of the sentence reads.", "name": "fig-probe-share"}} tags=["hide-input"]
 fig, ax = plt.subplots(figsize=(5.5, 3.6), layout="constrained")
 draw_against_share(ax, summaries(grid, PROBE), "latents read, share")
+draw_ceiling(ax, grid, PROBE)
 _ = ax.legend(fontsize=8)
 
 # %%
@@ -452,7 +453,7 @@ for name, group in variants["toy"].items():
 # **Figure.** In the language of two slots the variants fall into two groups, at the
 # joint entropy and at the floor of MLM. In accuracy they do not fall into any.
 
-# %% mystnb={"figure": {"caption": "Left: bits of each variant in the language of two slots, above the joint entropy; dashed, the exact floor of MLM. Right: accuracy on toy-inference against ExLM, seeds paired, with the standard error; hollow, the paper's mean of four tasks.", "name": "fig-ablations"}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "Left: bits of each variant in the language of two slots, above the joint entropy; dashed, the exact floor of MLM. Right: accuracy on toy-inference against ExLM, seeds paired, with the standard error; hollow, the paper's mean of four tasks; dashed, the best possible.", "name": "fig-ablations"}} tags=["hide-input"]
 fig, axes = plt.subplots(1, 2, figsize=(9.5, 3.8), layout="constrained")
 draw_bits(axes[0], list(variants["slots"].values()))
 draw_against_exlm(axes[1], list(variants["toy"].values()))
@@ -568,7 +569,7 @@ for group in cells:
     print(f"{group.name:12}{accurate:>13}{read:>12}{bits:>15}", end="")
     print(f"{exact:7.2f}{mean:10.1f}")
 
-# %% mystnb={"figure": {"caption": "ExLM against MLM (k = 1) for both mask ratios: accuracy, what a probe reads, and entropy with its exact values (dashed).", "name": "fig-k-and-p"}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "ExLM against MLM (k = 1) for both mask ratios: accuracy, what a probe reads, and entropy. Dashed: the best possible, and the exact entropies.", "name": "fig-k-and-p"}} tags=["hide-input"]
 if cells:
     fig, axes = plt.subplots(1, 3, figsize=(10.5, 3.2), layout="constrained")
     draw_against_k(axes[0], cells, DOWNSTREAM, "accuracy, %")
@@ -730,12 +731,15 @@ for seed in (1, 2):
 sizes = sweeps["scale"].get("toy", [])
 for group in sizes:
     bits = group.summary("bits_per_mask").shown(3)
-    print(f"{group.name:14}{bits:>16} bits per mask")
+    read, accurate = column(group, PROBE, 100), column(group, DOWNSTREAM)
+    print(f"{group.name:14}{bits:>16} bits{read:>12} %{accurate:>13} %")
 
-# %% mystnb={"figure": {"caption": "Bits per mask against width, for few and many sentences; dashed, the exact floor of MLM and the joint entropy.", "name": "fig-sizes"}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "Left: bits per mask against width, for few and many sentences; dashed, the exact floor of MLM and the joint entropy. Right: accuracy on toy-inference; dashed, the best possible.", "name": "fig-sizes"}} tags=["hide-input"]
 if sizes:
-    fig, ax = plt.subplots(figsize=(6, 3.4), layout="constrained")
-    draw_sizes(ax, sizes)
+    fig, axes = plt.subplots(1, 2, figsize=(9.5, 3.6), layout="constrained")
+    draw_sizes(axes[0], sizes)
+    axes[0].legend(fontsize=8, loc=(0.02, 0.18))  # between the runs and the exact bounds
+    draw_sizes(axes[1], sizes, DOWNSTREAM, "accuracy, %")
 
 # %% [markdown]
 # **Check.** Neither turns the comparison: at every width, for few sentences and for

@@ -443,6 +443,29 @@ def test_the_exact_optimum_is_a_line_and_printed_numbers_are_hollow(drawn):
     assert sum(len(line.get_xydata()) for line in markers) == 14
 
 
+def test_the_best_possible_accuracy_is_a_line_in_every_plot_of_accuracy(drawn):
+    def dashed(ax, across):
+        lines = [line for line in ax.lines if line.get_linestyle() == "--"]
+        return [(line.get_ydata() if across else line.get_xdata())[0] for line in lines]
+
+    known = {"test": 0.5, "best_possible": 0.9}
+    sized = made_record("scale", metrics={"bits_per_mask": 2.5}, downstream=known)
+    sized["config"] |= {"data": {"num_sentences": 2000}}
+    sized["config"]["model"]["width"] = 64
+    grid = [{**record, "downstream": known} for record in whole_grid(seeds=(1,))]
+    for name, made, place in (
+        ("repeated-mlm", grid, 0),
+        ("k-and-p", [made_record("k-and-p", downstream=known)], 0),
+        ("scale", [sized], 1),
+    ):
+        axes = drawn(name, *made)
+        assert dashed(axes[place], across=True) == [90.0], name
+    named = made_record("ablations", "toy-exlm", metrics={"bits_per_row": 5}, downstream=known)
+    assert dashed(drawn("ablations", named)[1], across=False) == [40.0]  # points to ExLM
+    unknown = made_record("k-and-p", downstream={"test": 0.5, "best_possible": None})
+    assert dashed(drawn("k-and-p", unknown)[0], across=True) == []
+
+
 def test_the_spread_over_seeds_is_the_length_of_the_bar(drawn):
     made = [grid_record(0.15, 1, seed, 0.5 + shift, 1.0) for seed, shift in ((1, 0), (2, 0.1))]
     accuracy, _ = drawn("repeated-mlm", *made)
@@ -497,8 +520,9 @@ def test_the_other_figures_have_a_point_for_each_cell(drawn):
     made["metrics"] |= {"floor_bits_per_row": 4.0, "joint_bits_per_row": 2.0}
     made["config"] |= {"data": {"num_sentences": 2000}}
     made["config"]["model"]["width"] = 64
-    (scale,) = drawn("scale", made)
-    assert points_of(scale) == [(64, 2.5)]
+    made["downstream"] = {"test": 0.5}
+    scale, accuracy = drawn("scale", made)
+    assert points_of(scale) == [(64, 2.5)] and points_of(accuracy) == [(64, 50.0)]
     assert {line.get_ydata()[0] for line in scale.lines if line.get_ls() == "--"} == {1.0, 2.0}
 
 

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
 from exlm_mini.experiments.correlations import SHARES, Grid, lost_share, paired_difference
+from exlm_mini.experiments.metrics import PROBE
 from exlm_mini.experiments.printed import cost_ratio, printed_average
 from exlm_mini.experiments.records import DOWNSTREAM, Group, Summary, summarize
 from exlm_mini.experiments.saddles import leaving
@@ -81,10 +82,23 @@ def draw_optimum(ax: Axes, groups: Sequence[Group]) -> None:
         ax.plot(places, means, "--", color="0.3", lw=1.2, label="exact")
 
 
-def draw_ceiling(ax: Axes, groups: Sequence[Group]) -> None:
-    """The best accuracy anyone can reach, as a dashed line where it is known and in reach."""
-    best = ((groups[0].first.data.get(DOWNSTREAM) or {}).get("best_possible") or 0.0) * 100
-    if best:
+def ceiling(groups: Sequence[Group], metric: str) -> float | None:
+    """The most that anyone can reach, in the unit of ``Record.value``; none if unknown.
+
+    A task says it itself. What a probe is to read is what a perfect reader of the whole sentence
+    would name, so it can read all of it.
+    """
+    if metric == PROBE:
+        return 1.0
+    found = [(group.first.data.get(DOWNSTREAM) or {}).get("best_possible") for group in groups]
+    known = [100 * best for best in found if best is not None]
+    return known[0] if metric == DOWNSTREAM and known else None
+
+
+def draw_ceiling(ax: Axes, groups: Sequence[Group], metric: str = DOWNSTREAM) -> None:
+    """The most that anyone can reach, as a dashed line across where it is known."""
+    best = ceiling(groups, metric)
+    if best is not None:
         ax.axhline(best, color="0.3", ls="--", lw=1.2)
 
 
@@ -110,7 +124,10 @@ def draw_bits(ax: Axes, groups: Sequence[Group]) -> None:
 
 
 def draw_against_exlm(ax: Axes, groups: Sequence[Group]) -> None:
-    """Downstream points of each variant to ExLM, seeds paired; the paper's mean beside it."""
+    """Downstream points of each variant to ExLM, seeds paired; the paper's mean beside it.
+
+    Dashed: what is left above the mean of ExLM, where the best possible accuracy is known.
+    """
     base = next((g for g in groups if g.name == "exlm"), None)
     found = [g for g in groups if g is not base and g.summary(DOWNSTREAM)]
     printed_base = printed_average("Table 2", "ExLM")
@@ -124,6 +141,9 @@ def draw_against_exlm(ax: Axes, groups: Sequence[Group]) -> None:
         if mean is not None:
             ax.plot(mean - printed_base, place, "o", mfc="none", mec="0.3", ms=8)
     ax.axvline(0, color="0.3", lw=1)
+    best = ceiling(groups, DOWNSTREAM)
+    if base and best is not None:
+        ax.axvline(best - base.summary(DOWNSTREAM).mean, color="0.3", ls="--", lw=1.2)
     ax.set_yticks(range(len(found)), [group.name for group in found])
     ax.invert_yaxis()
     ax.set(xlabel="points to ExLM (hollow: the paper)")
@@ -153,8 +173,9 @@ def draw_leaving(ax: Axes, groups: Sequence[Group]) -> None:
         ax.axhline(bounds.floor_bits, color=COLORS["floor"], ls="--", lw=1)
         ax.axhline(bounds.joint_bits, color=COLORS["joint"], ls="--", lw=1)
         # The first validations, before the words are learned, would take most of the height.
-        between = bounds.floor_bits - bounds.joint_bits
-        ax.set_ylim(bounds.joint_bits - 0.15 * between, bounds.floor_bits + 0.6 * between)
+        last = max(record.value(key) for group in groups for record in group.records)
+        between = max(bounds.floor_bits, last) - bounds.joint_bits
+        ax.set_ylim(bounds.joint_bits - 0.15 * between, bounds.joint_bits + 1.6 * between)
     ax.set(xlabel="training step", ylabel=f"bits per {'sentence' if bounds else 'mask'}")
     ax.legend(fontsize=7, loc="upper right", ncols=2)  # above the floor there is room
 
@@ -185,7 +206,7 @@ def draw_cost(ax: Axes, groups: Sequence[Group]) -> None:
 def draw_against_k(ax: Axes, groups: Sequence[Group], metric: str, label: str) -> None:
     """A number against the states per mask, one line for each mask ratio; k = 1 is MLM.
 
-    Dashed across, where the number is the entropy: the exact one of the language.
+    Dashed across: the exact entropy of the language, or the most that anyone can reach.
     """
     ratios = sorted({group.first.mask_ratio for group in groups})
     for ratio, color in zip(
@@ -201,39 +222,41 @@ def draw_against_k(ax: Axes, groups: Sequence[Group], metric: str, label: str) -
         x = [group.first.states_per_mask for group in cells]
         found = [group.summary(metric) for group in cells]
         _draw_points(ax, x, found, color, f"p = {100 * ratio:.4g} %")
+    draw_ceiling(ax, groups, metric)
     ax.set(xscale="log", xlabel="states per mask, k (1: MLM)", ylabel=label)
     ax.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
     ax.xaxis.set_minor_formatter(NullFormatter())
 
 
-def draw_sizes(ax: Axes, groups: Sequence[Group]) -> None:
-    """Bits per mask against width, one line for each objective and amount of data.
+def draw_sizes(
+    ax: Axes, groups: Sequence[Group], metric: str = "bits_per_mask", label: str = "bits per mask"
+) -> None:
+    """A number against width, one line for each objective and amount of data.
 
-    Dashed across: MLM's floor and the joint entropy, per mask.
+    Dashed across: MLM's floor and the joint entropy, per mask, or the most that anyone can reach.
     """
     lines: dict[tuple[str, int], list[tuple[int, Summary]]] = {}
     for group in groups:
-        if summary := group.summary("bits_per_mask"):
+        if summary := group.summary(metric):
             data = group.first.data["config"]["data"]["num_sentences"]
             width = group.first.data["config"]["model"]["width"]
             lines.setdefault((group.first.objective, data), []).append((width, summary))
     amounts = {data for _, data in lines}
-    most = max(amounts)
     for (objective, data), cells in sorted(lines.items()):
         x, found = zip(*sorted(cells, key=lambda cell: cell[0]), strict=True)
-        label = f"{objective}, {data:,} sentences" if len(amounts) > 1 else objective
-        style = "-" if data == most else ":"
-        _draw_points(ax, x, found, COLORS[objective], label, style)
-    for name in ("floor", "joint"):
+        name = f"{objective}, {data:,} sentences" if len(amounts) > 1 else objective
+        style = "-" if data == max(amounts) else ":"
+        _draw_points(ax, x, found, COLORS[objective], name, style)
+    for name in ("floor", "joint") if metric == "bits_per_mask" else ():
         bits = groups[0].summary(f"{name}_bits_per_row")
         lost = groups[0].summary("lost_per_row")
         if bits and lost:
             ax.axhline(bits.mean / lost.mean, color=COLORS[name], ls="--", lw=1)
-    ax.set(xscale="log", xlabel="width of the encoder", ylabel="bits per mask")
+    draw_ceiling(ax, groups, metric)
+    ax.set(xscale="log", xlabel="width of the encoder", ylabel=label)
     widths = sorted({width for cells in lines.values() for width, _ in cells})
     ax.set_xticks(widths, [str(width) for width in widths])
     ax.xaxis.set_minor_formatter(NullFormatter())
-    ax.legend(fontsize=8, loc=(0.02, 0.18))  # between the runs and the exact bounds
 
 
 def _draw_points(

@@ -63,8 +63,10 @@ def k_and_p(axes: Sequence[Axes], groups: Sequence[Group]) -> None:
 
 
 def scale(axes: Sequence[Axes], groups: Sequence[Group]) -> None:
-    """Bits against width and data."""
+    """Bits and accuracy against width and data."""
     draw_sizes(axes[0], groups)
+    axes[0].legend(fontsize=8, loc=(0.02, 0.18))  # between the runs and the exact bounds
+    draw_sizes(axes[1], groups, DOWNSTREAM, "downstream accuracy, %")
 
 
 FIGURES: dict[str, tuple[int, Callable[[Sequence[Axes], Sequence[Group]], None]]] = {
@@ -73,7 +75,7 @@ FIGURES: dict[str, tuple[int, Callable[[Sequence[Axes], Sequence[Group]], None]]
     "saddle": (1, saddle),
     "cost": (1, cost),
     "k-and-p": (2, k_and_p),
-    "scale": (1, scale),
+    "scale": (2, scale),
 }
 """By the name of the sweep: number of axes, and what draws on them."""
 

@@ -13,6 +13,7 @@ class Metric(NamedTuple):
     meaning: str
 
 
+PROBE = "probe_accuracy"
 _MARGINAL = "each lost token predicted by itself"
 METRICS = {
     # ---- all models ----
@@ -106,7 +107,7 @@ METRICS = {
     "linked_share": Metric(
         "share won by links", "share", "won by links / total correlation; 1 for the truth"
     ),
-    "probe_accuracy": Metric(
+    PROBE: Metric(
         "read by a probe",
         "share",
         "latents a linear classifier names, taught with 60 sentences, the model left as it is",

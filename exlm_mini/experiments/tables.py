@@ -16,7 +16,7 @@ from exlm_mini.experiments.correlations import (
     over_seeds,
     paired_difference,
 )
-from exlm_mini.experiments.metrics import METRICS
+from exlm_mini.experiments.metrics import METRICS, PROBE
 from exlm_mini.experiments.printed import (
     ENTROPY,
     cost_ratio,
@@ -28,7 +28,6 @@ from exlm_mini.experiments.saddles import LEFT_BY, LEFT_SHARE, leaving
 from exlm_mini.results import markdown_table
 
 EMPTY = "–"
-PROBE = "probe_accuracy"
 MATRICES = {
     DOWNSTREAM: ("Downstream accuracy, % (Figure 3: MNLI)", 1, ("Figure 3", "mnli")),
     PROBE: ("Latents read by a probe, %", 1, None),
