@@ -738,7 +738,7 @@ for group in sizes:
 if sizes:
     fig, axes = plt.subplots(1, 2, figsize=(9.5, 3.6), layout="constrained")
     draw_sizes(axes[0], sizes)
-    axes[0].legend(fontsize=8, loc=(0.02, 0.18))  # between the runs and the exact bounds
+    axes[0].legend(fontsize=8, loc=(0.02, 0.18))  # below the runs
     draw_sizes(axes[1], sizes, DOWNSTREAM, "accuracy, %")
 
 # %% [markdown]
