@@ -12,9 +12,9 @@ benchmarks publish them. MODEL is mlm and exlm; scratch is mlm with
         --data.vocab_size 6000 --data.block_length 64 --output RUNS/pack-text
     python -m exlm_mini.pretrain --recipe smiles-tiny --objective MODEL --seed 1 \\
         --model.num_layers 3 --model.width 96 --model.ffn_width 384 \\
-        --data.pack RUNS/pack-smiles --train.steps 3500 --train.batch_size 32 \\
-        --train.learning_rate 2e-3 --train.warmup_steps 200 --train.validate_every 500 \\
-        --train.save_every 500 --train.keep_last 1 --train.validation_rows 512 \\
+        --data.pack RUNS/pack-smiles --train.steps 10000 --train.batch_size 32 \\
+        --train.learning_rate 2e-3 --train.warmup_steps 500 --train.validate_every 1000 \\
+        --train.save_every 1000 --train.keep_last 1 --train.validation_rows 512 \\
         --output RUNS/smiles-MODEL
     python -m exlm_mini.pretrain --recipe text-tiny --objective MODEL --seed 1 \\
         --model.num_layers 3 --model.width 96 --model.ffn_width 384 --model.init_std 0.1 \\
