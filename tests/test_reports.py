@@ -367,11 +367,12 @@ def test_a_run_has_left_the_floor_when_it_stays_below(tmp_path, bits, step):
 
 def test_the_report_of_the_saddle_counts_the_seeds_that_left(tmp_path):
     metrics = {"floor_bits_per_row": 2.0, "joint_bits_per_row": 1.0}
+    metrics["total_correlation_bits"] = 1.0
     for seed, bits in ((1, (2.0, 1.0)), (2, (1.0, 1.0)), (3, (2.0, 2.0))):
         made = made_record("saddle", "toy-both", seed, metrics=metrics, curve=curve_of(*bits))
         write(tmp_path, made)
     _, row = rows_of(reports.report("saddle", "mini", tmp_path), "## Input: toy")
-    assert row[:3] == ["both", "2 of 3", "50 to 100"]
+    assert row[:4] == ["both", "1.00", "2 of 3", "50 to 100"]
 
 
 def test_the_other_reports_have_a_row_for_each_cell(tmp_path):

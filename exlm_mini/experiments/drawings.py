@@ -229,7 +229,10 @@ def draw_against_k(ax: Axes, groups: Sequence[Group], metric: str, label: str) -
 
 
 def draw_sizes(
-    ax: Axes, groups: Sequence[Group], metric: str = "bits_per_mask", label: str = "bits per mask"
+    ax: Axes,
+    groups: Sequence[Group],
+    metric: str = "bits_per_mask",
+    label: str = "bits per mask",
 ) -> None:
     """A number against width, one line for each objective and amount of data.
 

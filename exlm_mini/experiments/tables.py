@@ -149,8 +149,15 @@ def ablations(groups: Sequence[Group]) -> list[str]:
 
 def saddle(groups: Sequence[Group]) -> list[str]:
     """How many seeds of each cure left the floor, when, and where they ended."""
-    rows = [("cell", "left the floor", "first step below it", "bits per row", "captured, %")]
-    rows[0] = (*rows[0], "bits per mask")
+    columns = {
+        "bits per row": ("bits_per_row", 3),
+        "captured, bits": ("captured_bits", 3),
+        "bits per mask": ("bits_per_mask", 3),
+        "read by a probe, %": (PROBE, 1),
+        "downstream, %": (DOWNSTREAM, 1),
+    }
+    columns = {t: m for t, m in columns.items() if any(g.summary(m[0]) for g in groups)}
+    rows = [("cell", "total correlation", "left the floor", "first step below it", *columns)]
     for group in groups:
         found = [leaving(record) for record in group.records]
         known = [leave for leave in found if leave is not None]
@@ -159,8 +166,10 @@ def saddle(groups: Sequence[Group]) -> list[str]:
         if len(set(left)) > 1:
             steps += f" to {max(left)}"
         share = f"{len(left)} of {len(known)}" if known else EMPTY
-        numbers = [("bits_per_row", 3), ("captured_share", 1), ("bits_per_mask", 3)]
-        rows.append((group.name, share, steps, *(_text(group, *place) for place in numbers)))
+        shared = group.summary("total_correlation_bits")
+        total = f"{shared.mean:.2f}" if shared else EMPTY
+        numbers = (_text(group, *place) for place in columns.values())
+        rows.append((group.name, total, share, steps, *numbers))
     note = (
         f"A run has left the floor of MLM when it is {LEFT_BY:.2g} bits or {LEFT_SHARE:.0%} of the "
         "total correlation below it, whichever is less, and stays there."
