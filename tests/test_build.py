@@ -16,7 +16,7 @@ import pytest
 import torch
 from cases import CASES
 
-from exlm_mini.alignment import build, native
+from exlm_mini.alignment import build, compilers, native
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = ("cpu", "cuda")
@@ -102,6 +102,25 @@ def test_nvcc_is_that_of_cuda_home_else_of_the_path(tmp_path, monkeypatch, put_c
         build.nvcc()
 
 
+def test_nvcc_of_pips_wheels_is_found_and_links_with_their_runtime(
+    tmp_path, monkeypatch, put_compiler
+):
+    toolkit = tmp_path / "site" / "nvidia" / "cu13"
+    file = put_compiler("cuda", "exit 1")
+    for place in (toolkit / "bin", toolkit / "lib"):
+        place.mkdir(parents=True)
+    nvcc = file.rename(toolkit / "bin" / "nvcc")
+    monkeypatch.delenv("CUDA_HOME")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(compilers, "IN_TOOLKIT", tmp_path / "toolkit" / "nvcc")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
+    assert build.nvcc() == (str(nvcc), "fake 1.0\n")
+    assert compilers.runtime_flags(str(nvcc)) == []  # nothing there to link with
+    (toolkit / "lib" / "libcudart_static.a").touch()
+    assert compilers.runtime_flags(str(nvcc)) == [f"-L{toolkit / 'lib'}"]
+    assert build.plan("cuda").flags[-1] == f"-L{toolkit / 'lib'}"
+
+
 def test_without_nvcc_the_message_says_what_to_do(monkeypatch):
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
@@ -114,7 +133,7 @@ def test_without_nvcc_the_message_says_what_to_do(monkeypatch):
 def test_architectures_are_those_of_the_environment(listed, put_compiler, monkeypatch):
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", listed)
     assert build.architectures() == ["8.0", "9.0a+PTX"]
-    flags = [flag for name in build.architectures() for flag in build._gencode(name)]
+    flags = [flag for name in build.architectures() for flag in compilers.gencode(name)]
     assert flags == [
         "-gencode=arch=compute_80,code=sm_80",
         "-gencode=arch=compute_90a,code=sm_90a",
@@ -197,7 +216,7 @@ def test_without_a_compiler_the_message_says_what_to_do(cache, monkeypatch):
 
 def test_without_ninja_the_message_says_what_to_do(cache, put_compiler, monkeypatch):
     put_compiler("cpu", "exit 1")
-    monkeypatch.setattr(build, "_search_path", lambda: "")
+    monkeypatch.setattr(compilers, "search_path", lambda: "")
     with pytest.raises(build.BuildError, match="no ninja to build with: pip install ninja"):
         build.build("cpu")
 
@@ -224,9 +243,9 @@ def test_a_compiler_error_is_cut_to_what_matters(
 
 def test_an_output_without_the_word_error_is_shown_by_its_end():
     output = "\n".join(f"line {n}" for n in range(100))
-    assert build._what_matters(output).splitlines() == [f"line {n}" for n in range(88, 100)]
+    assert compilers.what_matters(output).splitlines() == [f"line {n}" for n in range(88, 100)]
     many = "\n".join(f"x.h:{n}: error: bad" for n in range(100))
-    assert build._what_matters(many).splitlines()[-1] == "... and 88 more"
+    assert compilers.what_matters(many).splitlines()[-1] == "... and 88 more"
 
 
 def test_waiting_for_another_build_has_an_end(cache, put_compiler, monkeypatch):

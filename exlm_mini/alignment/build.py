@@ -15,9 +15,7 @@ import fcntl
 import hashlib
 import os
 import platform
-import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,6 +25,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+
+from exlm_mini.alignment.compilers import (
+    BuildError,
+    Tool,
+    architectures,
+    cxx,
+    gencode,
+    ninja,
+    nvcc,
+    runtime_flags,
+    search_path,
+    what_matters,
+)
 
 PACKAGE = Path(__file__).resolve().parents[1]
 SUFFIXES = {".h", ".cpp", ".cu"}
@@ -39,18 +50,6 @@ SOURCES = {"cpu": "dag_cpu.cpp", "cuda": "dag_cuda.cu"}
 LANGUAGES = {"cpu": "C++", "cuda": "CUDA"}
 SECONDS = {"cpu": 5, "cuda": 15}
 """How long a build takes, for the person who waits."""
-
-
-class BuildError(RuntimeError):
-    """A library could not be built here; the message says why, and the remedy."""
-
-
-class Tool(NamedTuple):
-    """A compiler."""
-
-    path: str
-    version: str
-    """All that ``--version`` prints."""
 
 
 class Plan(NamedTuple):
@@ -107,58 +106,6 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "exlm_mini"
 
 
-def cxx() -> Tool:
-    """The C++ compiler: CXX, or c++.
-
-    Raises:
-        BuildError: if there is none, or it does not tell its version.
-    """
-    name = os.environ.get("CXX") or "c++"
-    return _asked(name, f"no C++ compiler '{name}': install g++, or name one in CXX")
-
-
-def nvcc() -> Tool:
-    """The CUDA compiler: that of CUDA_HOME, or the first on the PATH.
-
-    Raises:
-        BuildError: if there is none, or it does not tell its version.
-    """
-    remedy = "install the CUDA toolkit, or name its folder in CUDA_HOME"
-    if home := os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"):
-        return _asked(f"{home}/bin/nvcc", f"no nvcc in CUDA_HOME, {home}/bin: {remedy}")
-    usual = "/usr/local/cuda/bin/nvcc"  # where the toolkit goes, often without the PATH
-    return _asked(shutil.which("nvcc") or usual, f"no CUDA compiler nvcc: {remedy}")
-
-
-def ninja() -> str:
-    """Path of ninja, on the PATH or installed beside Python.
-
-    Raises:
-        BuildError: if there is none.
-    """
-    path = shutil.which("ninja", path=_search_path())
-    if path is None:
-        raise BuildError("no ninja to build with: pip install ninja")
-    return path
-
-
-def _asked(name: str, complaint: str) -> Tool:
-    """Path and version of a compiler."""
-    path = shutil.which(name)
-    if path is None:
-        raise BuildError(complaint)
-    answer = subprocess.run([path, "--version"], capture_output=True, text=True)
-    if answer.returncode != 0:
-        raise BuildError(f"'{path} --version' fails: {_what_matters(answer.stderr)}")
-    return Tool(path, answer.stdout)
-
-
-def _search_path() -> str:
-    """The PATH, and the folder of Python: pip puts a ninja there."""
-    folders = [os.environ.get("PATH") or os.defpath, str(Path(sys.executable).parent)]
-    return os.pathsep.join(folders)
-
-
 def _machine() -> str:
     """What -march=native depends on: a cache may be shared by unlike machines."""
     with contextlib.suppress(OSError):
@@ -166,38 +113,6 @@ def _machine() -> str:
             if line.startswith(("flags", "Features")):
                 return platform.machine() + line
     return platform.machine() + platform.processor()
-
-
-def architectures() -> list[str]:
-    """GPUs to compile for, as 9.0 or 9.0+PTX: TORCH_CUDA_ARCH_LIST, or those of this machine.
-
-    Raises:
-        BuildError: if neither says anything.
-    """
-    listed = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
-    if names := listed.replace(";", " ").split():
-        for name in names:
-            if not re.fullmatch(r"\d+\.\d[af]?(\+PTX)?", name):
-                raise BuildError(
-                    f"TORCH_CUDA_ARCH_LIST is '{listed}'; want numbers such as 8.0 or 9.0+PTX"
-                )
-        return names
-    gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
-    if not gpus:
-        raise BuildError(
-            "no GPU to compile for: name a compute capability in TORCH_CUDA_ARCH_LIST, "
-            "for example 9.0"
-        )
-    found = {torch.cuda.get_device_capability(gpu) for gpu in gpus}
-    return [f"{major}.{minor}" for major, minor in sorted(found)]
-
-
-def _gencode(architecture: str) -> list[str]:
-    """The options of nvcc for one architecture; PTX serves later GPUs, too."""
-    number, _, ptx = architecture.partition("+")
-    number = number.replace(".", "")
-    codes = [f"sm_{number}", *([f"compute_{number}"] if ptx else [])]
-    return [f"-gencode=arch=compute_{number},code={code}" for code in codes]
 
 
 # ---- building ----
@@ -215,10 +130,12 @@ def plan(device_type: str) -> Plan:
     source = source_dir() / SOURCES[device_type]
     if device_type == "cpu":
         return Plan("cpu", source, cxx(), CFLAGS, _machine())
-    flags = [flag for name in architectures() for flag in _gencode(name)]
+    flags = [flag for name in architectures() for flag in gencode(name)]
     if os.environ.get("CXX"):  # otherwise nvcc chooses
         flags += ["-ccbin", cxx().path]
-    return Plan("cuda", source, nvcc(), (*NVCC_FLAGS, *flags), platform.machine())
+    compiler = nvcc()
+    flags += runtime_flags(compiler.path)
+    return Plan("cuda", source, compiler, (*NVCC_FLAGS, *flags), platform.machine())
 
 
 def build(device_type: str) -> Path:
@@ -296,7 +213,7 @@ def _compile(todo: Plan, target: Path) -> None:
             output = getattr(error, "stdout", None) or str(error)
             raise BuildError(
                 f"the {language} sources do not build with {todo.compiler.path}:\n"
-                f"{_what_matters(output)}"
+                f"{what_matters(output)}"
             ) from None
         (built,) = Path(folder).glob("*.so")
         os.replace(built, target)
@@ -307,7 +224,7 @@ def _by_cpp_extension(todo: Plan, folder: str) -> None:
 
     # torch's own OpenMP runtime serves the library as well: one pool of threads, not two.
     ldflags = [] if torch.backends.openmp.is_available() else ["-fopenmp"]
-    with _environment(CXX=todo.compiler.path, PATH=_search_path()):
+    with _environment(CXX=todo.compiler.path, PATH=search_path()):
         cpp_extension.load(
             "exlm_dag",
             [str(todo.source)],
@@ -341,15 +258,3 @@ def _environment(**variables: str) -> Iterator[None]:
             os.environ.pop(name)
             if value is not None:
                 os.environ[name] = value
-
-
-def _what_matters(output: str, most: int = 12) -> str:
-    """The lines of a compiler's output that name the trouble; else its last ones."""
-    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
-    wanted = re.compile(r"\berror\b|\bfatal\b|undefined (reference|symbol)|not found", re.I)
-    # "ninja: build stopped" and Python's own summary repeat that something went wrong.
-    noise = re.compile(r"^(ninja:|Error building extension|FAILED:)")
-    found = [line for line in lines if wanted.search(line) and not noise.search(line)]
-    if len(found) > most:
-        found = [*found[:most], f"... and {len(found) - most} more"]
-    return "\n".join(found or lines[-most:])
