@@ -401,6 +401,7 @@ def test_a_part_needs_a_record_to_go_into(spoiled, tmp_path, capsys):
 def test_the_stored_record_is_complete():
     stored = json.loads(STORED.read_text())
     agrees(stored)
+    assert small._is_whole(stored)
     for name, run in stored["pretraining"].items():
         model = name.rpartition("-")[2]
         assert run["config"]["train"]["steps"] == (1 if model == "scratch" else run["validation"][
