@@ -28,14 +28,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from record import DIGITS, Parser, read_records, record_of, write_records
+from record import DIGITS, read_records, record_of, tell, write_records
 from torch import Tensor
 
 from exlm_mini.analysis import path_entropy
 from exlm_mini.config import UserError
+from exlm_mini.console import exit_code
 from exlm_mini.corpora.grammars import grammar
 from exlm_mini.decoding import Reading
 from exlm_mini.fill import Loaded, encode_row, load_run, read
+from exlm_mini.options import command_parser
 from exlm_mini.tokenization import MASK
 from exlm_mini.widgets import read_scene
 
@@ -135,31 +137,21 @@ def _read(loaded: Loaded, text: str) -> tuple[Tensor, Reading]:
     return row_BN, read(loaded, row_BN)
 
 
+def run(arguments: argparse.Namespace) -> None:
+    """Record the case study."""
+    check_target(arguments.to)  # before any run is read
+    records = case_study(arguments.quartets, arguments.town)
+    tell(records, arguments.to, write_records(arguments.to, records))
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Record the case study; 0 done, 2 a mistake of the user, told in one line."""
-    first, _, rest = (__doc__ or "").partition("\n")
-    parser = Parser(
-        prog="python book/case_study.py",
-        description=first,
-        epilog=rest.replace("``", "").replace("::", ":"),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    """Run the command; 0 done, 2 a mistake of the user, 130 interrupted."""
+    parser = command_parser("python book/case_study.py", __doc__)
     for name in ADDED:
         metavar, text = f"RUN_{name.upper()}", f"--output of the run on {name}"
         parser.add_argument(name, type=Path, metavar=metavar, help=text)
     parser.add_argument("--to", required=True, type=Path, help="the .json file to write")
-    try:
-        arguments = parser.parse_args(argv)
-        check_target(arguments.to)  # before any run is read
-        records = case_study(arguments.quartets, arguments.town)
-        write_records(arguments.to, records)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    for record in records:
-        print(f"{record['command']}: {'; '.join(record['summary'])}")
-    print(f"{arguments.to} holds {len(records)} records")
-    return 0
+    return exit_code(lambda: run(parser.parse_args(argv)))
 
 
 if __name__ == "__main__":

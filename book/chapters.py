@@ -14,6 +14,10 @@ import jupytext
 import nbformat
 from nbformat import NotebookNode
 
+from exlm_mini.config import UserError
+from exlm_mini.console import exit_code, say
+from exlm_mini.options import command_parser
+
 CHAPTERS = Path(__file__).resolve().parents[1] / "chapters"
 NOT_RUN = "nbval-skip"
 """Tag of a cell that needs what most machines lack. It stores no output."""
@@ -42,12 +46,14 @@ def problems(source: Path) -> list[str]:
     nbval compares nothing in a cell that was never run, in one tagged so, and in outputs of a kind
     it does not know: all three pass unseen. So they are refused here.
     """
-    path = source.with_suffix(".ipynb")
-    remedy = f"make chapters ARGS={source.stem}"
+    path, remedy = source.with_suffix(".ipynb"), _remedy(source)
     if not path.exists():
         return [f"{path.name} is missing; {remedy}"]
-    stored = nbformat.read(path, as_version=4)
-    if cells(jupytext.read(source)) != cells(stored):
+    try:
+        written, stored = written_notebook(source), stored_notebook(source)
+    except UserError as error:
+        return [str(error)]
+    if cells(written) != cells(stored):
         return [f"{path.name} differs from {source.name}; {remedy}"]
     found, last = [], 0
     for number, cell in enumerate(stored.cells):
@@ -81,6 +87,40 @@ def problems(source: Path) -> list[str]:
     return found
 
 
+def written_notebook(source: Path) -> NotebookNode:
+    """The cells of a source.
+
+    Raises:
+        UserError: it is no text.
+    """
+    try:
+        return jupytext.read(source)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {source.name} ({error}); restore it") from None
+
+
+def stored_notebook(source: Path) -> NotebookNode:
+    """The notebook of a source.
+
+    Raises:
+        UserError: it is none.
+    """
+    path = source.with_suffix(".ipynb")
+    try:
+        notebook = nbformat.read(path, as_version=4)
+        nbformat.validate(notebook)
+    except Exception as error:  # the library raises many unrelated types here
+        raise UserError(
+            f"{path.name} is no notebook ({type(error).__name__}); restore it, or remove it and "
+            f"say {_remedy(source)}"
+        ) from None
+    return notebook
+
+
+def _remedy(source: Path) -> str:
+    return f"make chapters ARGS={source.stem}"
+
+
 def orphans() -> list[str]:
     """Notebooks without a source."""
     return [
@@ -98,8 +138,11 @@ def synchronize(source: Path) -> None:
     """
     from jupytext.cli import jupytext as run_jupytext
 
-    run_jupytext(["--quiet", "--to", "ipynb", "--update", str(source)])
     path = source.with_suffix(".ipynb")
+    written_notebook(source)
+    if path.exists():
+        stored_notebook(source)  # what cannot be read is not written over
+    run_jupytext(["--quiet", "--to", "ipynb", "--update", str(source)])
     notebook = nbformat.read(path, as_version=4)
     strip(notebook)
     nbformat.write(notebook, path)
@@ -114,8 +157,13 @@ def strip(notebook: NotebookNode) -> None:
 
 
 def execute(source: Path, timeout: int) -> None:
-    """Run all cells in place."""
+    """Run all cells in place; the notebook is written when all have run.
+
+    Raises:
+        UserError: a cell failed or took too long, and how.
+    """
     from nbclient import NotebookClient
+    from nbclient.exceptions import CellControlSignal, DeadKernelError
 
     path = source.with_suffix(".ipynb")
     notebook = nbformat.read(path, as_version=4)
@@ -132,7 +180,13 @@ def execute(source: Path, timeout: int) -> None:
         resources={"metadata": {"path": str(CHAPTERS)}},
         extra_arguments=["--IPKernelApp.log_level=40"],  # else it warns of its open sockets
     )
-    client.execute()
+    try:
+        client.execute()
+    except (CellControlSignal, DeadKernelError) as error:
+        say(f"\n{error}")
+        raise UserError(
+            f"{source.name} does not run, see above; its notebook keeps the outputs it had"
+        ) from None
     notebook.metadata.pop(
         "language_info", None
     )  # the interpreter's version: noise in every diff
@@ -145,24 +199,18 @@ def check() -> int:
     return 1 if found else 0
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--run", nargs="*", metavar="NAME")
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--timeout", type=int, default=600, help="seconds for one cell")
-    options = parser.parse_args(argv)
+def make(options: argparse.Namespace) -> int:
+    """Do what was asked for; 1 if a pair is not in step."""
+    if options.timeout < 1:
+        raise UserError(f"--timeout is {options.timeout}; it must be at least 1")
     if options.check:
         return check()
     chosen = sources(*(options.run or []))
     if not chosen:
         names = ", ".join(source.stem for source in sources())
-        print(
-            f"no chapter is named like {' '.join(options.run)}; there are {names}",
-            file=sys.stderr,
+        raise UserError(
+            f"no chapter is named like {' '.join(options.run or [])}; there are {names or 'none'}"
         )
-        return 2
     for number, source in enumerate(chosen, 1):
         synchronize(source)
         if options.run is not None:
@@ -171,6 +219,16 @@ def main(argv: list[str] | None = None) -> int:
             execute(source, options.timeout)
             print(f"{time.monotonic() - start:.0f} s")
     return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; 0 done, 1 not in step, 2 a mistake of the user, 130 interrupted."""
+    parser = command_parser("python book/chapters.py", __doc__)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--run", nargs="*", metavar="NAME")
+    what.add_argument("--check", action="store_true")
+    parser.add_argument("--timeout", type=int, default=600, help="seconds for one cell")
+    return exit_code(lambda: make(parser.parse_args(argv)))
 
 
 if __name__ == "__main__":

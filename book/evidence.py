@@ -60,7 +60,7 @@ from study_sizes import QUICK, Sizes, sizes_from  # noqa: E402
 from exlm_mini.alignment import BACKENDS  # noqa: E402
 from exlm_mini.benchmarks.dag import load_extra_backend  # noqa: E402
 from exlm_mini.config import UserError, nearest  # noqa: E402
-from exlm_mini.console import INTERRUPTED  # noqa: E402
+from exlm_mini.console import exit_code  # noqa: E402
 from exlm_mini.measure import machine  # noqa: E402
 from exlm_mini.options import command_parser  # noqa: E402
 from exlm_mini.training import choose_device  # noqa: E402
@@ -110,7 +110,9 @@ def run(arguments: argparse.Namespace) -> int:
             raise UserError(f"unknown backend '{name}'; {nearest(name, BACKENDS)}")
     if not arguments.minutes > 0:
         raise UserError(f"--minutes is {arguments.minutes:g}; it must be above 0")
-    only = arguments.only.split(",") if arguments.only else list(SECTIONS)
+    only = list(SECTIONS)
+    if arguments.only is not None:
+        only = list(dict.fromkeys(arguments.only.split(",")))
     for name in only:
         if name not in SECTIONS:
             raise UserError(f"--only '{name}': {nearest(name, SECTIONS)}")
@@ -264,14 +266,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; 0 all is well, 1 it is not, 2 a mistake of the user, 130 interrupted."""
-    try:
-        return run(_parser().parse_args(argv))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on from here", file=sys.stderr)
-        return INTERRUPTED
+    return exit_code(
+        lambda: run(_parser().parse_args(argv)),
+        interrupted="interrupted; the same command goes on from here",
+    )
 
 
 if __name__ == "__main__":

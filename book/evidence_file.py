@@ -94,14 +94,18 @@ def opened(path: Path, content: dict[str, Any], is_afresh: bool) -> File:
         differing = [name for name in SAME if before[name] != now[name]]
         if stored["quick"] != content["quick"]:
             differing.append("quick")
-        sections = stored["sections"].items()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        sections = {
+            section: {key: dict(result) for key, result in results.items()}
+            for section, results in stored["sections"].items()
+        }
+        missing = list(stored.get("missing", []))
+        backends = {**stored.get("backends", {}), **content["backends"]}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UserError(f"{path} holds no evidence; choose another --output") from None
     if differing:
         raise UserError(
             f"{path} holds results of another {', '.join(differing)}; --again measures anew, "
             "another --output keeps both"
         )
-    backends = {**stored.get("backends", {}), **content["backends"]}
-    stored.setdefault("missing", [])
-    return File(path, {**stored, "backends": backends, "sections": dict(sections)})
+    known = {"missing": missing, "backends": backends, "sections": sections}
+    return File(path, {**stored, **known})

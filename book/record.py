@@ -17,10 +17,12 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from exlm_mini.config import RunConfig, UserError, run_config_from_dict
+from exlm_mini.console import exit_code
 from exlm_mini.durable import write_atomically
+from exlm_mini.options import command_parser
 from exlm_mini.run_directory import CONFIG, read_metrics
 from exlm_mini.settings import parse, parse_stored, plain, recipe_names
 
@@ -79,14 +81,37 @@ def read_records(target: Path) -> list[dict[str, Any]]:
         raise UserError(f"--to is {target}; records are kept in a .json file")
     if not target.exists():
         return []
-    try:
-        records = json.loads(target.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {target} ({error}); choose another --to") from None
-    is_list = isinstance(records, list)
-    if not is_list or not all(isinstance(r, dict) and "command" in r for r in records):
+    records = read_json(target, "choose another --to")
+    if not isinstance(records, list) or not all(map(_is_record, records)):
         raise UserError(f"{target} holds no records of runs; choose another --to")
     return records
+
+
+def _is_record(found: Any) -> bool:
+    return isinstance(found, dict) and isinstance(found.get("command"), str)
+
+
+def read_json(path: Path, remedy: str) -> Any:
+    """What a JSON file holds.
+
+    Args:
+        path: of the file.
+        remedy: what to do if it cannot be read.
+
+    Raises:
+        UserError: it cannot be read, or is no JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = error.strerror
+    except UnicodeDecodeError:
+        reason = "it is not text"
+    except json.JSONDecodeError as error:
+        reason = f"no JSON in line {error.lineno}: {error.msg}"
+    except RecursionError:
+        reason = "its lists are too deep"
+    raise UserError(f"cannot read {path} ({reason}); {remedy}")
 
 
 def add_records(target: Path, new: list[dict[str, Any]]) -> int:
@@ -115,14 +140,23 @@ def write_records(target: Path, records: list[dict[str, Any]]) -> int:
         UserError: the file cannot be written.
     """
     ordered = sorted(records, key=lambda record: _by_number(record["command"]))
-    text = json.dumps(ordered, indent=1, ensure_ascii=False) + "\n"
+    write_json(target, ordered)
+    return len(ordered)
+
+
+def write_json(target: Path, content: Any) -> None:
+    """Replace a file of results.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     try:
         write_atomically(target, text.encode())
     except OSError as error:
         raise UserError(
             f"cannot write {target} ({error.strerror}); check its folder and the disk"
         ) from None
-    return len(ordered)
 
 
 def _config_of(run: Path) -> RunConfig:
@@ -134,22 +168,34 @@ def _config_of(run: Path) -> RunConfig:
     try:
         return run_config_from_dict(parse_stored(file.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {file} ({error})") from None
+        raise UserError(f"cannot read {file} ({error}); restore the file") from None
+    except UserError as error:
+        raise UserError(f"{run}: {error}") from None
 
 
 def _curve(folder: Path, num_steps: int) -> list[dict[str, Any]]:
     """Every validation of a finished run, rounded."""
-    lines = read_metrics(folder / "metrics.jsonl")
+    file = folder / "metrics.jsonl"
+    lines = read_metrics(file)
     step = lines[-1]["step"] if lines else 0
-    if step != num_steps or not set(CURVE) <= lines[-1].keys():
+    if step != num_steps:
         raise UserError(
             f"{folder} stands at step {step} of {num_steps}; let the run finish, the same "
             "command with the same --output goes on"
         )
+    validations = [line for line in lines if set(CURVE) <= line.keys()]
+    if lines[-1] not in validations:
+        raise UserError(f"{file} has no validation of its last step {step}; restore the file")
+    for line in validations:
+        for name in CURVE:
+            if not isinstance(line[name], int | float | None):
+                raise UserError(
+                    f"{file}: {name} of step {line['step']} is {line[name]!r}, no number; "
+                    "restore the file"
+                )
     return [
         {"step": line["step"]} | {name: _rounded(line[name]) for name in CURVE}
-        for line in lines
-        if set(CURVE) <= line.keys()
+        for line in validations
     ]
 
 
@@ -171,10 +217,7 @@ def _summary(objective: str, curve: list[dict[str, Any]]) -> str:
 
 def _versions_of(run: Path) -> dict[str, str]:
     file = run / "versions.json"
-    try:
-        versions = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {file} ({error})") from None
+    versions = read_json(file, "the run wrote it; restore it")
     if not isinstance(versions, dict) or not {"commit", "device", "torch"} <= versions.keys():
         raise UserError(f"{file} does not name commit, device and torch")
     return versions
@@ -207,32 +250,26 @@ def _by_number(command: str) -> list[Any]:
     return [int(part) if i % 2 else part for i, part in enumerate(parts)]
 
 
-class Parser(argparse.ArgumentParser):
-    """An option that cannot be is a ``UserError``, told in one line."""
+def tell(records: list[dict[str, Any]], target: Path, count: int) -> None:
+    """Print what was recorded."""
+    for record in records:
+        print(f"{record['command']}: {'; '.join(record['summary'])}")
+    print(f"{target} holds {count} records")
 
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message)
+
+def run(arguments: argparse.Namespace) -> None:
+    """Record the named runs."""
+    read_records(arguments.to)  # refuse it before any run is read
+    new = [record_of(path) for path in arguments.runs]
+    tell(new, arguments.to, add_records(arguments.to, new))
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Record the named runs; 0 done, 2 a mistake of the user, told in one line."""
-    parser = Parser(
-        prog="python book/record.py", description=(__doc__ or "").partition("\n")[0]
-    )
+    """Run the command; 0 done, 2 a mistake of the user, 130 interrupted."""
+    parser = command_parser("python book/record.py", __doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's --output")
     parser.add_argument("--to", required=True, type=Path, help="the .json file of records")
-    try:
-        arguments = parser.parse_args(argv)
-        read_records(arguments.to)  # refuse it before any run is read
-        new = [record_of(run) for run in arguments.runs]
-        count = add_records(arguments.to, new)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    for record in new:
-        print(f"{record['command']}: {'; '.join(record['summary'])}")
-    print(f"{arguments.to} holds {count} records")
-    return 0
+    return exit_code(lambda: run(parser.parse_args(argv)))
 
 
 if __name__ == "__main__":

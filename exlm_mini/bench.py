@@ -46,7 +46,7 @@ from exlm_mini.benchmarks.step import model_of, step
 from exlm_mini.benchmarks.table import data_line, heading, lines, machine_line, train_lines
 from exlm_mini.benchmarks.training import LEAST_STEPS, singles, train
 from exlm_mini.config import ModelConfig, RunConfig, UserError, nearest
-from exlm_mini.console import INTERRUPTED, drop_output, say
+from exlm_mini.console import exit_code, say
 from exlm_mini.measure import machine, threads
 from exlm_mini.settings import load_recipe
 from exlm_mini.training import choose_device
@@ -283,18 +283,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; 0 done, 2 a mistake of the user, 130 interrupted."""
-    try:
-        run(bench_parser(__doc__, list(RUN)).parse_args(argv))
-        sys.stdout.flush()
-    except UserError as error:
-        say(f"error: {error}")
-        return 2
-    except KeyboardInterrupt:
-        say("interrupted")
-        return INTERRUPTED
-    except BrokenPipeError:
-        drop_output()
-    return 0
+    return exit_code(lambda: run(bench_parser(__doc__, list(RUN)).parse_args(argv)), unread=0)
 
 
 if __name__ == "__main__":

@@ -36,29 +36,35 @@ def drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def exit_code(command: Callable[[], int]) -> int:
-    """Run a command that trains; its exit code, and one line if it could not be done.
+def exit_code(
+    command: Callable[[], int | None],
+    interrupted: str = "interrupted",
+    unread: int = INTERRUPTED,
+) -> int:
+    """Run a command; its exit code, and one line if it could not be done.
 
     Args:
-        command: the work. It saves and stops by itself when asked to while it trains.
+        command: the work; none: 0. What trains in it saves and stops by itself when asked to.
+        interrupted: told when it is stopped otherwise, such as while data are read.
+        unread: exit code where the reader of stdout left before the end.
     """
     try:
-        code = command()
+        code = command() or 0
         sys.stdout.flush()
         return code
     except UserError as error:
         say(f"error: {error}")
         return 2
-    except BrokenPipeError:  # perhaps not all was done
+    except BrokenPipeError:
         drop_output()
-        return INTERRUPTED
+        return unread
     except OSError as error:
         if error.errno not in NO_SPACE:
             raise
-        say(f"error: no space left to write {error.filename}; make room")
+        say(f"error: no space left to write {error.filename or 'the output'}; make room")
         return 2
-    except KeyboardInterrupt:  # while data are read
-        say("interrupted")
+    except KeyboardInterrupt:
+        say(interrupted)
         return INTERRUPTED
 
 

@@ -37,7 +37,7 @@ from pathlib import Path
 from torch import Tensor
 
 from exlm_mini.config import UserError
-from exlm_mini.console import drop_output, say
+from exlm_mini.console import exit_code, say
 from exlm_mini.decoding import Reading
 from exlm_mini.filling import Loaded, encode_row, load_run, newest_run, read
 from exlm_mini.options import command_parser
@@ -110,19 +110,11 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; 0 done, 2 a mistake of the user."""
+    """Run the command; 0 done, 2 a mistake of the user, 130 interrupted."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a token may not fit the terminal's encoding
             stream.reconfigure(errors="backslashreplace")
-    try:
-        run(_parser().parse_args(argv))
-        sys.stdout.flush()
-    except UserError as error:
-        say(f"error: {error}")
-        return 2
-    except BrokenPipeError:
-        drop_output()
-    return 0
+    return exit_code(lambda: run(_parser().parse_args(argv)), unread=0)
 
 
 if __name__ == "__main__":

@@ -28,8 +28,9 @@ import inspect
 import itertools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -141,22 +142,17 @@ def parse(argv: list[str]) -> Request:
         UserError: for an unknown option, task or recipe, or a value that cannot be.
     """
     found = _parser().parse_args(argv)
-    recipe = _recipe(found)
-    if found.data is not None and not (found.task or recipe.spaces):
-        raise UserError(f"--data is {found.data}; name its task with --task")
-    if found.search_seeds is not None and not found.grid:
-        raise UserError(f"--search-seeds {found.search_seeds} is for --grid alone; drop it")
-    search_seeds = _number(int, "search-seeds")(found.search_seeds or "1")
-    if search_seeds < 1:
-        raise UserError(f"--search-seeds is {search_seeds}; it must be at least 1")
-    if not 0 <= found.max_unknown <= 1:
-        raise UserError(f"--max-unknown is {found.max_unknown:g}; it must lie in [0, 1]")
-    num_threads = None if found.threads is None else _number(int, "threads")(found.threads)
-    if num_threads is not None and num_threads < 1:
-        raise UserError(f"--threads is {num_threads}; it must be at least 1")
-    changed = {group: _overrides(found, group, kind) for group, kind in _GROUPS.items()}
+    (recipe, search_seeds, num_threads, _, (changed, train), (_, reading)) = _all_of(
+        [
+            partial(_recipe, found),
+            partial(_search_seeds, found),
+            partial(_at_least_one, "threads", found.threads),
+            partial(_check_unknown, found.max_unknown),
+            *(partial(_settings, found, group) for group in _GROUPS),
+        ]
+    )
     # An option stands above the recipe.
-    varied = {f.name for f in fields(Space)} & changed["train"].keys()
+    varied = {f.name for f in fields(Space)} & changed.keys()
     spaces = {
         task: replace(space, **dict.fromkeys(varied, ()))
         for task, space in recipe.spaces.items()
@@ -166,11 +162,9 @@ def parse(argv: list[str]) -> Request:
         found.checkpoint,
         found.data,
         found.output or Path("runs") / f"finetune-{time.strftime('%Y%m%d-%H%M%S')}",
-        recipe._replace(
-            spaces=spaces, changed=tuple(sorted(changed["train"])) if recipe.spaces else ()
-        ),
-        TuneConfig(**changed["train"]),
-        ReadingConfig(**changed["data"]),
+        recipe._replace(spaces=spaces, changed=tuple(sorted(changed)) if recipe.spaces else ()),
+        train,
+        reading,
         found.grid,
         search_seeds,
         found.submission,
@@ -197,6 +191,8 @@ def _recipe(found: argparse.Namespace) -> Recipe:
                 )
     elif found.grid:
         raise UserError("--grid needs a --recipe with the values to try, finetune/table-11")
+    if found.data is not None and not (found.task or recipe.spaces):
+        raise UserError(f"--data is {found.data}; name its task with --task")
     if not found.seeds:
         return recipe
     seeds = tuple(_number(int, "seeds")(text) for text in found.seeds)
@@ -207,22 +203,61 @@ def _recipe(found: argparse.Namespace) -> Recipe:
     return recipe._replace(seeds=seeds)
 
 
-def _overrides(found: argparse.Namespace, group: str, kind: type) -> dict[str, Any]:
-    """The options of a group that were given, read as the types of their settings."""
-    hints, given = get_type_hints(kind), {}
-    for field in fields(kind):
-        name, text = f"{group}.{field.name}", getattr(found, f"{group}.{field.name}")
-        if text is None:
-            continue
-        options = [t for t in get_args(hints[field.name]) if t is not type(None)]
-        if field.name == "adam_betas":
-            given[field.name] = tuple(_number(float, name)(t) for t in text.split(","))
-        elif hints[field.name] is bool:
-            given[field.name] = _number(_boolean, name)(text)
-        else:
-            reader = options[0] if options else hints[field.name]
-            given[field.name] = text if isinstance(reader, str) else _number(reader, name)(text)
-    return given
+def _all_of(readers: Iterable[Callable[[], Any]]) -> list[Any]:
+    """What each of them returns.
+
+    Raises:
+        UserError: all their mistakes, in one line.
+    """
+    found, mistakes = [], []
+    for read in readers:
+        try:
+            found.append(read())
+        except UserError as error:
+            mistakes.append(str(error))
+    if mistakes:
+        raise UserError("; also: ".join(mistakes))
+    return found
+
+
+def _search_seeds(found: argparse.Namespace) -> int:
+    if found.search_seeds is not None and not found.grid:
+        raise UserError(f"--search-seeds {found.search_seeds} is for --grid alone; drop it")
+    return _at_least_one("search-seeds", found.search_seeds) or 1
+
+
+def _at_least_one(name: str, text: str | None) -> int | None:
+    count = None if text is None else _number(int, name)(text)
+    if count is not None and count < 1:
+        raise UserError(f"--{name} is {count}; it must be at least 1")
+    return count
+
+
+def _check_unknown(share: float) -> None:
+    if not 0 <= share <= 1:
+        raise UserError(f"--max-unknown is {share:g}; it must lie in [0, 1]")
+
+
+def _settings(found: argparse.Namespace, group: str) -> tuple[dict[str, Any], Any]:
+    """The options of a group that were given, and its settings with them."""
+    kind = _GROUPS[group]
+    texts = {field.name: getattr(found, f"{group}.{field.name}") for field in fields(kind)}
+    given = {name: text for name, text in texts.items() if text is not None}
+    values = _all_of(partial(_value, kind, group, *option) for option in given.items())
+    changed = dict(zip(given, values, strict=True))
+    return changed, kind(**changed)
+
+
+def _value(kind: type, group: str, name: str, text: str) -> Any:
+    """An option, read as the type of its setting."""
+    hint, option = get_type_hints(kind)[name], f"{group}.{name}"
+    if name == "adam_betas":
+        return tuple(_number(float, option)(part) for part in text.split(","))
+    if hint is bool:
+        return _number(_boolean, option)(text)
+    types = [t for t in get_args(hint) if t is not type(None)]
+    reader = types[0] if types else hint
+    return text if isinstance(reader, str) else _number(reader, option)(text)
 
 
 def main(argv: list[str] | None = None) -> int:

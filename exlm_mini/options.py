@@ -12,16 +12,12 @@ from exlm_mini.config import UserError, nearest
 class Parser(argparse.ArgumentParser):
     """An option that cannot be is a ``UserError``, not argparse's several lines."""
 
-    hint = "--help lists the options"
-
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; {self.hint}")
+        raise UserError(f"{message}; see --help")
 
 
 class GuessingParser(Parser):
     """For commands of many options: one that is unknown is answered with those like it."""
-
-    hint = "see --help"
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         """The options; ``--help`` prints and exits.

@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 
 from exlm_mini.config import UserError, nearest
-from exlm_mini.console import say
+from exlm_mini.console import exit_code
 from exlm_mini.curves import AXES, METRICS, in_its_unit, logged, panel_of, read_runs
 from exlm_mini.curves import curve as curve
 from exlm_mini.experiments.figures import write_figures
@@ -135,19 +135,18 @@ def _caption(window: int, has_dots: bool) -> str:
     return text
 
 
+def run(arguments: argparse.Namespace) -> None:
+    """Draw what was asked for."""
+    _checked(arguments)
+    if arguments.sweeps is None:
+        draw(arguments)
+    else:
+        write_figures(Path(arguments.sweeps), Path(arguments.output or "figures"), print)
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; 0 done, 2 a mistake of the user."""
-    try:
-        arguments = _parser().parse_args(argv)
-        _checked(arguments)
-        if arguments.sweeps is None:
-            draw(arguments)
-        else:
-            write_figures(Path(arguments.sweeps), Path(arguments.output or "figures"), print)
-        return 0
-    except UserError as error:
-        say(f"error: {error}")
-        return 2
+    """Run the command; 0 done, 2 a mistake of the user, 130 interrupted."""
+    return exit_code(lambda: run(_parser().parse_args(argv)))
 
 
 if __name__ == "__main__":

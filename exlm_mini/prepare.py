@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from exlm_mini.config import DataConfig, UserError
-from exlm_mini.console import INTERRUPTED, ProgressLine, say
+from exlm_mini.console import ProgressLine, exit_code, say
 from exlm_mini.corpora.cleaning import Cleaning
 from exlm_mini.corpora.passes import Stage
 from exlm_mini.corpora.preparation import prepare
@@ -240,21 +240,13 @@ def run(wanted: Preparation, output: Path, num_workers: int) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; 0 done, 2 a mistake of the user, 130 interrupted and ready to go on."""
-    try:
+
+    def command() -> None:
         arguments: Any = _parser().parse_args(argv)
-        wanted = _wanted(arguments)
-        output = _output(arguments)
-        if arguments.dry_run:
-            dry_run(wanted, output, arguments.workers)
-        else:
-            run(wanted, output, arguments.workers)
-        return 0
-    except UserError as error:
-        say(f"error: {error}")
-        return 2
-    except KeyboardInterrupt:
-        say("interrupted; the same command goes on")
-        return INTERRUPTED
+        make = dry_run if arguments.dry_run else run
+        make(_wanted(arguments), _output(arguments), arguments.workers)
+
+    return exit_code(command, interrupted="interrupted; the same command goes on")
 
 
 if __name__ == "__main__":

@@ -216,6 +216,62 @@ def test_an_unknown_chapter_is_a_mistake(pair, capsys):
     assert "nosuch" in capsys.readouterr().err
 
 
+def one_line(capsys, *arguments: str) -> str:
+    """What a mistake is told in."""
+    capsys.readouterr()
+    assert chapters.main(list(arguments)) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1, err
+    return err
+
+
+@pytest.mark.parametrize(
+    "text", ["", "words", "[]", "{}", '{"nbformat": 4, "nbformat_minor": 5, "metadata": {}}']
+)
+def test_what_is_no_notebook_is_named_and_kept(pair, text, capsys):
+    path = pair.with_suffix(".ipynb")
+    path.write_text(text)
+    assert "01_page.ipynb is no notebook" in chapters.problems(pair)[0]
+    assert "make chapters ARGS=01_page" in one_line(capsys)
+    assert "01_page.ipynb is no notebook" in one_line(capsys, "--run")
+    assert path.read_text() == text
+
+
+def test_a_source_that_is_no_text_is_named(pair, capsys):
+    stored = pair.with_suffix(".ipynb").read_bytes()
+    pair.write_bytes(b"# %%\n\xff")
+    assert "cannot read 01_page.py" in chapters.problems(pair)[0]
+    assert "cannot read 01_page.py" in one_line(capsys, "--run")
+    assert pair.with_suffix(".ipynb").read_bytes() == stored
+
+
+def test_options_that_cannot_be_are_told(pair, capsys):
+    assert "--timeout is 0" in one_line(capsys, "--run", "--timeout", "0")
+    assert "'soon'" in one_line(capsys, "--timeout", "soon")
+    assert "not allowed with" in one_line(capsys, "--run", "--check")
+    assert "--runn" in one_line(capsys, "--runn")
+
+
+def test_a_cell_that_fails_is_shown_and_the_notebook_keeps_its_outputs(pair, capsys):
+    pair.write_text(SOURCE.replace("# %% tags", "# %%\n1 / 0\n\n# %% tags"))
+    assert chapters.main(["--run"]) == 2
+    err = capsys.readouterr().err
+    assert "ZeroDivisionError" in err and "nbclient" not in err
+    assert err.splitlines()[-1].startswith("error: 01_page.py does not run, see above")
+    stored = nbformat.read(pair.with_suffix(".ipynb"), as_version=4)
+    assert stored.cells[1].outputs[0].data["text/plain"] == "42"
+
+
+def test_an_interrupt_is_told_in_one_line(pair, capsys, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    capsys.readouterr()
+    monkeypatch.setattr(chapters, "execute", interrupted)
+    assert chapters.main(["--run"]) == 130
+    assert capsys.readouterr().err.endswith("interrupted\n")
+
+
 def test_the_larger_scale_is_asked_for_and_named():
     program = (
         "from exlm_mini.live import chapter_scale; s = chapter_scale(); print(s, s.pick(1, 2))"

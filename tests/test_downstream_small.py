@@ -32,6 +32,8 @@ def script(name: str):
 
 
 script("record")
+seen = script("molecules_seen")
+tuned_record = script("tuned_record")
 small = script("downstream_small")
 small_numbers = script("_ext/small_numbers")
 
@@ -109,8 +111,8 @@ def spoiled(whole, tmp_path):
 
 
 def molecules_of(pack: Path) -> list[str]:
-    rows = small.Pack.open(pack / "train.json")
-    tokenizer = small.Tokenizer.load(pack / "tokenizer.json")
+    rows = seen.Pack.open(pack / "train.json")
+    tokenizer = seen.Tokenizer.load(pack / "tokenizer.json")
     ids_BN, lengths_B = rows.gather(range(len(rows)))
     return [tokenizer.decode(r[1 : n - 1]) for r, n in zip(ids_BN, lengths_B, strict=True)]
 
@@ -282,12 +284,96 @@ def test_what_is_missing_is_named(spoiled, tmp_path, capsys):
     assert "has no sst2, only cola" in refused(capsys, spoiled, tmp_path)
     for model in small.MODELS:
         path = spoiled[0] / f"tuned-text-{model}" / "results.json"
-        path.write_text(json.dumps(tuned("text", model)).replace("[1, 2, 3]", "[1, 2]"))
+        found = tuned("text", model)
+        cola = found["tasks"]["cola"]
+        for scored in (cola, cola["parts"]["validation"]["matthews"]):
+            scored["seeds"] = scored["seeds"][:2]
+        path.write_text(json.dumps(found))
     assert "seeds [1, 2]; 3 are wanted" in refused(capsys, spoiled, tmp_path)
     path.unlink()
     assert "cannot read" in refused(capsys, spoiled, tmp_path)
     shutil.rmtree(spoiled[0] / "smiles-exlm")
     assert "no run directory" in refused(capsys, spoiled, tmp_path)
+
+
+def spoil(path: Path, edit) -> None:
+    """Edit a JSON file."""
+    content = json.loads(path.read_text())
+    edit(content)
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"tasks": null}', '{"tasks": []}', "[" * 100_000, "\ufffd"]
+)
+def test_results_of_something_else_are_refused(spoiled, tmp_path, capsys, text):
+    path = spoiled[0] / "tuned-smiles-exlm" / "results.json"
+    path.write_text(text)
+    assert f"{path}" in refused(capsys, spoiled, tmp_path)
+
+
+@pytest.mark.parametrize("name", [*tuned_record.READ, "all"])
+def test_damaged_results_are_refused(spoiled, tmp_path, capsys, name):
+    path = spoiled[0] / "tuned-smiles-exlm" / "results.json"
+    tasks = {"bbbp": []} if name == "all" else None
+    spoil(path, lambda c: c.update(tasks=tasks) if tasks else c["tasks"]["bbbp"].pop(name))
+    assert f"{path}: the results of bbbp are damaged" in refused(capsys, spoiled, tmp_path)
+
+
+@pytest.mark.parametrize("scores", [["a", "b", "c"], [70.0, 71.0], [70.0, 71.0, None], 3])
+def test_damaged_scores_are_refused(spoiled, tmp_path, capsys, scores):
+    path = spoiled[0] / "tuned-smiles-mlm" / "results.json"
+    spoil(path, lambda c: c["tasks"]["bbbp"]["parts"]["test"]["roc_auc"].update(seeds=scores))
+    assert "bbbp are damaged" in refused(capsys, spoiled, tmp_path)
+
+
+def test_runs_that_do_not_say_what_is_recorded_are_refused(spoiled, tmp_path, capsys):
+    runs = spoiled[0]
+    log = runs / "smiles-exlm" / "metrics.jsonl"
+    whole = log.read_text()
+    for name in ("tokens", "seconds"):
+        log.write_text(whole.replace(f'"{name}"', '"else"'))
+        assert f"{log} ends without {name}" in refused(capsys, spoiled, tmp_path)
+    log.write_text(whole)
+    config = runs / "smiles-exlm" / "config.yaml"
+    text = config.read_text()
+    config.write_text(text.replace(f"pack: {runs / 'pack-smiles'}", "pack: null"))
+    assert "smiles-exlm was trained without --data.pack" in refused(capsys, spoiled, tmp_path)
+    shutil.rmtree(runs / "smiles-exlm")
+    shutil.copytree(runs / "smiles-mlm", runs / "smiles-exlm")
+    line = refused(capsys, spoiled, tmp_path)
+    assert "smiles-exlm was trained with --objective mlm, not exlm" in line
+
+
+def test_where_the_record_cannot_go_is_told_before_any_run_is_read(whole, tmp_path, capsys):
+    nowhere, benchmarks = tmp_path / "runs", str(whole[1])
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "folder.json").mkdir()
+    for target, words in (
+        ("list.json", "something else"), ("folder.json", "cannot read"),
+        ("record", "a .json file"), ("absent/out.json", "there is no folder"),
+    ):  # fmt: skip
+        argv = [str(nowhere), "--moleculenet", benchmarks, "--to", str(tmp_path / target)]
+        assert small.main(argv) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1 and words in err
+    assert (tmp_path / "list.json").read_text() == "[]"
+
+
+def test_missing_benchmarks_are_told_by_their_option(whole, tmp_path, capsys):
+    for folder in (tmp_path / "absent", tmp_path):
+        line = refused(capsys, (whole[0], folder), tmp_path)
+        assert str(folder) in line and "--moleculenet" in line and "--data" not in line
+
+
+@pytest.mark.parametrize("lost", ["pretraining", "tasks"])
+def test_a_damaged_record_keeps_nothing(record, spoiled, tmp_path, capsys, lost):
+    target = tmp_path / "out.json"
+    for damaged in ({key: {} for key in record[lost]}, list(record[lost])):
+        text = json.dumps(record | {lost: damaged})
+        target.write_text(text)
+        assert small.main([str(spoiled[0]), "--only", "text", "--to", str(target)]) == 2
+        assert "no whole record" in capsys.readouterr().err and target.read_text() == text
 
 
 def test_one_kind_is_taken_anew_and_the_other_kept(record, spoiled, tmp_path):
@@ -315,6 +401,7 @@ def test_a_part_needs_a_record_to_go_into(spoiled, tmp_path, capsys):
 def test_the_stored_record_is_complete():
     stored = json.loads(STORED.read_text())
     agrees(stored)
+    assert small._is_whole(stored)
     for name, run in stored["pretraining"].items():
         model = name.rpartition("-")[2]
         assert run["config"]["train"]["steps"] == (1 if model == "scratch" else run["validation"][

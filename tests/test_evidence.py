@@ -35,6 +35,7 @@ from exlm_mini.benchmarks.limits import (
     replay_ms,
 )
 from exlm_mini.benchmarks.training import DoesNotFit, singles
+from exlm_mini.console import INTERRUPTED
 from exlm_mini.settings import load_recipe, recipe_names
 from exlm_mini.throughput import speed_settings, throughput
 
@@ -428,7 +429,7 @@ def test_without_yaml_the_reason_is_kept(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, evidence.INTERRUPTED), (signal.SIGKILL, -9)]
+    ("number", "status"), [(signal.SIGINT, INTERRUPTED), (signal.SIGKILL, -9)]
 )
 def test_a_stopped_run_goes_on_where_it_was(number, status, tmp_path, monkeypatch):
     file = tmp_path / "stopped.json"
@@ -557,6 +558,7 @@ def refused(capsys, arguments: list, words: list) -> None:
     ("arguments", "words"),
     [
         (["--only", "check"], ["check", "did you mean checks"]),
+        (["--only", ""], ["--only ''", "checks"]),
         (["--backend", "nativ"], ["nativ", "did you mean native"]),
         (["--extra-backend", "nowhere.py"], ["nowhere.py", "no such file"]),
         (["--device", "tpu"], ["--device", "tpu"]),
@@ -567,6 +569,8 @@ def refused(capsys, arguments: list, words: list) -> None:
         (["--study", "widht=8"], ["widht", "did you mean width"]),
         (["--study", "width=8.5"], ["'8.5' is no value of width"]),
         (["--study", "width=0"], ["width=0", "above 0"]),
+        (["--study", "seconds=inf"], ["seconds=inf", "finite"]),
+        (["--study", "learning_rate=nan"], ["learning_rate=nan", "finite"]),
         (["--study", "steps=3"], ["steps=3", "at least 8"]),
         (["--study", "most_epochs=-1"], ["most_epochs=-1", "not be below 0"]),
         (["--study", "warmup_share=1"], ["warmup_share=1.0", "[0, 1)"]),
@@ -583,12 +587,47 @@ def test_a_mistake_is_told_in_one_line(arguments, words, capsys, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"machine": 3}', '[{"command": "x"}]'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"machine": 3}', '[{"command": "x"}]', "[" * 100_000],
+    ids=lambda text: text[:20],
+)
 def test_a_file_of_something_else_is_not_replaced(text, tmp_path, capsys):
     file = tmp_path / "notes.json"
     file.write_text(text)
     refused(capsys, ["--device", "cpu", "--output", file], [file, "no evidence"])
     assert file.read_text() == text
+
+
+@pytest.mark.parametrize(
+    "damage", [{"sections": {"checks": [1]}}, {"sections": {"checks": {"a": 3}}},
+               {"missing": 3}, {"backends": [1]}],
+)  # fmt: skip
+def test_a_damaged_file_is_not_replaced(damage, whole, tmp_path, capsys):
+    file = tmp_path / "damaged.json"
+    file.write_text(json.dumps(read(whole[0]) | damage))
+    before = file.read_bytes()
+    refused(capsys, ["--device", "cpu", "--quick", "--output", file], [file, "no evidence"])
+    assert file.read_bytes() == before
+
+
+def test_an_interrupt_is_told_in_one_line(monkeypatch, tmp_path, capsys):
+    def interrupted(setting):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(evidence.SECTIONS, "data", interrupted)
+    arguments = ["--quick", "--device", "cpu", "--only", "data"]
+    assert evidence.main([*arguments, "--output", str(tmp_path / "a.json")]) == 130
+    assert capsys.readouterr().err == "interrupted; the same command goes on from here\n"
+
+
+def test_a_reader_who_has_seen_enough_gets_no_traceback(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, SCRIPT, *CHECKS, "--output", str(tmp_path / "a.json")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait() == 130
 
 
 def test_a_folder_that_takes_no_file_is_told(tmp_path, capsys):

@@ -108,7 +108,7 @@ def test_damaged_luggage_is_told(luggage, tmp_path):
     packed.write_bytes(lzma.compress(plain))
     told(lambda: study.packs(tmp_path / "b"), "train.bin has changed")
     (folder / "smiles" / "train.json").unlink()
-    told(lambda: study.packs(tmp_path / "c"), "train.json is missing")
+    told(lambda: carried.open_study(folder, "smiles"), "train.json is missing", "carry.py")
     other = study._replace(about={**study.about, "tokenizer_sha256": "other"})
     told(lambda: other.task("embedded-molecules"), "another tokenizer")
     file = folder / "text" / "study.json"
@@ -129,7 +129,11 @@ def test_a_folder_of_something_else_is_refused(content, tmp_path):
         ([], ["nothing to carry", "--reduced"]),
         (["--smiles", "x"], ["--smiles and --moleculenet belong together"]),
         (["--glue", "x"], ["--text and --glue belong together"]),
-        (["--smiles", "nowhere", "--moleculenet", "x"], ["nowhere"]),
+        (["--smiles", "nowhere", "--moleculenet", "."], ["nowhere"]),
+        (["--smiles", "nowhere", "--moleculenet", "x"], ["--moleculenet x is no directory"]),
+        (["--text", "nowhere", "--glue", "setup.py"], ["--glue setup.py is no directory"]),
+        (["--reduced", "--most-mib", "nan"], ["--most-mib is nan"]),
+        (["--reduced", "--most-mib", "-1"], ["--most-mib is -1"]),
         (["--reduce"], ["--reduce", "--help"]),
     ],
 )
@@ -141,6 +145,43 @@ def test_a_mistake_in_what_to_carry_is_told_in_one_line(words, parts, tmp_path, 
     for part in parts:
         assert part in err
     assert not output.exists() and not list(tmp_path.glob("out/.carry*"))
+
+
+def test_where_nothing_can_be_carried_to_is_told(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    for output in (tmp_path / "file" / "carried", Path("/proc/no/carried")):
+        assert carry.main(["--reduced", "--output", str(output)]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.startswith(f"error: cannot make {output} (")
+
+
+def test_an_interrupt_leaves_nothing_behind(tmp_path, capsys, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(carry, "carry", interrupted)
+    assert carry.main(["--reduced", "--output", str(tmp_path / "carried")]) == 130
+    assert capsys.readouterr() == ("", "interrupted\n") and not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_file_that_is_missing_is_told_before_anything_is_trained(luggage, tmp_path, capsys):
+    for name in ("tasks/embedded-molecules.safetensors", "validation.bin.xz", "train.json"):
+        folder = tmp_path / name.replace("/", "-")
+        shutil.copytree(luggage, folder)
+        (folder / "smiles" / name).unlink()
+        file = tmp_path / "a.json"
+        arguments = ["--quick", "--only", "smiles", "--carried", folder, "--output", file]
+        refused(capsys, arguments, [folder / "smiles" / name, "missing", "carry.py"])
+        assert not file.exists()
+
+
+@pytest.mark.slow
+def test_a_folder_for_runs_that_cannot_be_is_told(luggage, tmp_path, capsys):
+    work = tmp_path / "file"
+    work.write_text("")
+    arguments = ["--quick", "--only", "smiles", "--carried", luggage, "--work", work]
+    refused(capsys, [*arguments, "--output", tmp_path / "a.json"], [f"--work {work}"])
 
 
 def test_what_is_there_already_is_not_replaced(tmp_path, capsys):

@@ -365,6 +365,9 @@ def test_mistakes_on_the_command_line_are_one_line(runs, molecules, tmp_path, ca
     refused(capsys, [*base, "--output", runs / "smiles"], runs / "smiles", "pre-training run")
     refused(capsys, [*base, "--recipe", "table-6"], "table-6 has no task bbbp")
     refused(capsys, [*base, "--threads", "0"], "--threads is 0")
+    wrong = "--threads 0 --seeds 1 1 --train.epochs x --train.clip_norm y --data.split scafold"
+    told = ("--seeds", "--threads", "train.epochs is 'x'", "train.clip_norm is 'y'", "scafold")
+    refused(capsys, [*base, *wrong.split()], *told)
     refused(capsys, [*base, "--device", "gpu"], "train.device is 'gpu'")
     refused(capsys, base[2:], f"--data is {molecules}", "--task")
 

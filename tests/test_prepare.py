@@ -21,6 +21,7 @@ from refusals import told
 
 from exlm_mini import pretrain
 from exlm_mini.config import DataConfig
+from exlm_mini.console import INTERRUPTED
 from exlm_mini.corpora import open_corpus, passes, preparation, sealed
 from exlm_mini.corpora.cleaning import Cleaning
 from exlm_mini.corpora.grammars import grammar
@@ -29,7 +30,7 @@ from exlm_mini.corpora.preparation import prepare
 from exlm_mini.corpora.sealed import read_json
 from exlm_mini.corpora.shards import Split
 from exlm_mini.corpora.wanted import Preparation
-from exlm_mini.prepare import INTERRUPTED, main
+from exlm_mini.prepare import main
 from exlm_mini.run_directory import RunDirectory
 
 TEXT = DataConfig(vocab_size=300, block_length=16, validation_share=0.2)

@@ -175,13 +175,25 @@ def test_what_is_no_finished_run_is_refused(run, tmp_path, capsys):
     log.unlink()
     assert "metrics.jsonl" in refused(capsys, run, "--to", target)
 
+    *lines, last = [json.loads(line) for line in whole.splitlines()]
+    for value, words in (("x", "is 'x', no number"), ([], "is [], no number")):
+        spoiled = [*lines, last | {"validation_bits_per_mask": value}]
+        log.write_text("".join(f"{json.dumps(line)}\n" for line in spoiled))
+        line = refused(capsys, run, "--to", target)
+        assert f"{log}: validation_bits_per_mask of step 3 {words}" in line
+    log.write_text(whole.replace("validation_bits_per_row", "else"))
+    assert f"{log} has no validation of its last step 3" in refused(capsys, run, "--to", target)
+
     log.write_text(whole)
     (run / "versions.json").write_text("{}")
     assert "versions.json" in refused(capsys, run, "--to", target)
+    (run / "versions.json").write_text("[" * 100_000)
+    assert "versions.json (its lists are too deep)" in refused(capsys, run, "--to", target)
     (run / "versions.json").unlink()
     assert "versions.json" in refused(capsys, run, "--to", target)
     (run / "config.yaml").write_text("train: 3")
-    assert "config.yaml" in refused(capsys, run, "--to", target)
+    line = refused(capsys, run, "--to", target)
+    assert str(run) in line and "config.yaml" in line
     assert not target.exists()
 
 
@@ -191,7 +203,11 @@ def test_one_bad_run_among_good_ones_writes_nothing(trained, tmp_path, capsys):
     assert not target.exists()
 
 
-@pytest.mark.parametrize("text", ["not json", "{}", "[1]", '[{"step": 1}]', "\ufffd["])
+@pytest.mark.parametrize(
+    "text",
+    ["not json", "{}", "[1]", '[{"step": 1}]', "\ufffd[", '[{"command": 3}]', "[" * 100_000],
+    ids=lambda text: text[:20],
+)
 def test_a_target_that_holds_something_else_is_left_alone(trained, tmp_path, capsys, text):
     target = tmp_path / "runs.json"
     target.write_text(text)
@@ -204,6 +220,16 @@ def test_a_target_must_be_a_json_file_in_a_folder_that_exists(trained, tmp_path,
     assert "cannot write" in refused(capsys, trained, "--to", tmp_path / "no" / "runs.json")
     assert "--to" in refused(capsys, trained)
     assert "RUN" in refused(capsys, "--to", tmp_path / "runs.json")
+
+
+def test_an_interrupt_is_told_in_one_line(trained, tmp_path, capsys, monkeypatch):
+    def interrupted(run):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(record, "record_of", interrupted)
+    target = tmp_path / "runs.json"
+    assert record.main([str(trained), "--to", str(target)]) == 130
+    assert capsys.readouterr() == ("", "interrupted\n") and not target.exists()
 
 
 def test_settings_no_command_can_give_are_refused():

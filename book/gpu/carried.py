@@ -53,7 +53,7 @@ class Study(NamedTuple):
         """Training and validation rows, unpacked into a folder if they are not there yet.
 
         Raises:
-            UserError: a file is missing or damaged.
+            UserError: a file is damaged.
         """
         folder.mkdir(parents=True, exist_ok=True)
         found = []
@@ -61,8 +61,6 @@ class Study(NamedTuple):
             for source in sorted(self.path.glob(f"{name}.*bin.xz")):
                 _unpack(source, folder / source.name.removesuffix(".xz"))
             side = self.path / f"{name}.json"
-            if not side.is_file():
-                raise UserError(f"{side} is missing; {REMEDY}")
             shutil.copyfile(side, folder / side.name)
             found.append(Pack.open(folder / side.name))
         return found[0], found[1]
@@ -72,7 +70,7 @@ def open_study(carried: Path, name: str) -> Study:
     """A study by name.
 
     Raises:
-        UserError: it is not there, or not what ``carry.py`` writes.
+        UserError: it is not there, not what ``carry.py`` writes, or lacks a file.
     """
     file = carried / name / "study.json"
     try:
@@ -81,7 +79,14 @@ def open_study(carried: Path, name: str) -> Study:
         raise UserError(f"{str(error).partition(';')[0]}; {REMEDY}") from None
     if about.get("format") != FORMAT:
         raise UserError(f"{file} describes no carried study; {REMEDY}")
-    return Study(file.parent, about)
+    study = Study(file.parent, about)
+    # Now, and not when hours of pre-training are over.
+    wanted = [f"{pack}{suffix}" for pack in PACKS for suffix in (".json", ".bin.xz")]
+    wanted += [f"tasks/{task}.safetensors" for task in study.tasks]
+    for path in wanted:
+        if not (study.path / path).is_file():
+            raise UserError(f"{study.path / path} is missing; {REMEDY}")
+    return study
 
 
 def _unpack(source: Path, target: Path) -> None:

@@ -34,6 +34,7 @@ import numpy as np  # noqa: E402
 from carried import FORMAT, PACKS  # noqa: E402
 
 from exlm_mini.config import DataConfig, ModelConfig, RunConfig, UserError  # noqa: E402
+from exlm_mini.console import exit_code  # noqa: E402
 from exlm_mini.corpora import Corpus, open_corpus, prepare_corpus  # noqa: E402
 from exlm_mini.corpora.cleaning import CleaningCounts, clean  # noqa: E402
 from exlm_mini.corpora.packing import Pack  # noqa: E402
@@ -235,17 +236,29 @@ def run(arguments: argparse.Namespace, tell: Tell) -> None:
     for kind, option in (("smiles", "moleculenet"), ("text", "glue")):
         if (given[kind] is None) != (asked[kind] is None):
             raise UserError(f"--{kind} and --{option} belong together; give both")
+        if asked[kind] is not None and not asked[kind].is_dir():
+            raise UserError(
+                f"--{option} {asked[kind]} is no directory; give the one that holds its files"
+            )
+    if not arguments.most_mib > 0:
+        raise UserError(f"--most-mib is {arguments.most_mib:g}; it must be above 0")
     wanted = [kind for kind in KINDS if arguments.reduced or given[kind] is not None]
     if not wanted:
         raise UserError("nothing to carry; give --smiles, --text or --reduced")
     if output.exists():
         raise UserError(f"{output} is there already; remove it, or choose another --output")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".carry-") as folder:
-        draft = Path(folder) / "draft"
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(dir=output.parent, prefix=".carry-")
+    except OSError as error:
+        raise UserError(
+            f"cannot make {output} ({error.strerror}); choose another --output"
+        ) from None
+    with folder as name:
+        draft = Path(name) / "draft"
         for kind in wanted:
             if arguments.reduced:
-                corpus = _reduced_corpus(kind, Path(folder) / kind)
+                corpus = _reduced_corpus(kind, Path(name) / kind)
                 carry(kind, corpus, None, draft / kind, tell, REDUCED_ROWS)
             else:
                 corpus = open_corpus(given[kind], DataConfig(kind=kind))
@@ -272,13 +285,10 @@ def _reduced_corpus(kind: str, folder: Path) -> Corpus:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; 0 done, 2 a mistake of the user."""
-    try:
-        run(_parser().parse_args(argv), lambda line: print(line, flush=True))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    """Run the command; 0 done, 2 a mistake of the user, 130 interrupted."""
+    return exit_code(
+        lambda: run(_parser().parse_args(argv), lambda line: print(line, flush=True))
+    )
 
 
 if __name__ == "__main__":

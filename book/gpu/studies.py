@@ -79,7 +79,7 @@ def study_items(name: str, setting: Setting) -> Iterator[Item]:
 
     Raises:
         UserError: the folder is not there, the file holds a study of other sizes, or the sizes do
-            not go together.
+            not go together, or the folder for unfinished runs cannot be made.
     """
     if setting.carried is None:
         reason = "needs --carried DIR, which python book/gpu/carry.py makes"
@@ -89,6 +89,7 @@ def study_items(name: str, setting: Setting) -> Iterator[Item]:
     _check_sizes(setting, name)
     # Sizes that do not go together are told before anything is done.
     config_of(study, sizes, "exlm", LEAST_STEPS, seed=1, device=str(setting.device))
+    _make_folder(setting.work)
     yield Item("plan", partial(_plan, setting, study))
     for seed in sizes.pretrain_seeds:
         runs = [Run(setting, study, model, seed) for model in MODELS]
@@ -98,6 +99,16 @@ def study_items(name: str, setting: Setting) -> Iterator[Item]:
             for run in runs:
                 yield Item(f"finetune {run.name} {task}", partial(_finetune, run, task))
         yield Item(f"tables seed {seed}", partial(_tables, runs))
+
+
+def _make_folder(work: Path) -> None:
+    """Nothing could be kept without it."""
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot make the folder --work {work} ({error.strerror}); choose another"
+        ) from None
 
 
 def _check_sizes(setting: Setting, name: str) -> None:

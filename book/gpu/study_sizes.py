@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_type_hints
@@ -41,8 +42,10 @@ class Sizes:
             "layers", "width", "heads", "batch_tokens", "seconds", "learning_rate",
             "validation_rows",
         ):  # fmt: skip
-            if not getattr(self, name) > 0:
-                raise UserError(f"--study {name}={getattr(self, name)}: it must be above 0")
+            if not 0 < getattr(self, name) < math.inf:
+                raise UserError(
+                    f"--study {name}={getattr(self, name)}: it must be above 0, and finite"
+                )
         if self.steps and self.steps < LEAST_STEPS:
             raise UserError(
                 f"--study steps={self.steps}: it must be 0, or at least {LEAST_STEPS}"

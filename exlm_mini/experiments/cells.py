@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from exlm_mini.config import RunConfig, run_config_from_dict
 from exlm_mini.finetuning import TuneConfig
-from exlm_mini.settings import RECIPES, load_recipe, recipe_names
+from exlm_mini.settings import RECIPES, load_recipe
 
 Input = Literal["toy", "slots", "english", "text"]
 """The small language ``town``, the smaller ones of two slots, the embedded English or files in its
@@ -88,11 +88,3 @@ def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
         group, _, key = name.rpartition(".")
         (nested[group] if group else nested)[key] = value
     return run_config_from_dict(nested)
-
-
-def base_names() -> list[str]:
-    """Recipes a cell may start from."""
-    return [
-        *recipe_names(),
-        *sorted(f"{BASES}{path.stem}" for path in (RECIPES / "sweep").glob("*.yaml")),
-    ]

@@ -3,7 +3,7 @@
 A directory holds a folder per task, as the benchmark publishes it: ``CoLA/train.tsv``,
 ``CoLA/dev.tsv`` and, for answers to hand in, ``CoLA/test.tsv`` (``cola/`` will do, and so will
 ``.tsv.gz``). A quotation mark in these files is a character like any other, and a line is one
-row. What differs from task to task stands in ``_LAYOUTS``.
+row. What differs from task to task stands in ``glue_tasks``.
 
 Validation is the benchmark's dev set, whose results the paper prints (Table 3); the labels of
 the test sets are secret.
@@ -13,84 +13,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from ..config import UserError, nearest
+from ..config import UserError
 from .files import find_file, read_lines
+from .glue_tasks import LARGEST_SCORE as LARGEST_SCORE
+from .glue_tasks import LAYOUTS
+from .glue_tasks import TASKS as TASKS
+from .glue_tasks import task_named as task_named
 from .task import Examples, Splits, Task
 
 HUB_ID = "nyu-mll/glue"
 
-_ENTAILMENT = ("entailment", "not_entailment")
-
-TASKS: dict[str, Task] = {
-    task.name: task
-    for task in (
-        Task("cola", "classes", ("unacceptable", "acceptable"), "matthews", "text"),
-        Task("sst2", "classes", ("negative", "positive"), "accuracy", "text"),
-        Task("mrpc", "classes", ("not_equivalent", "equivalent"), "accuracy", "text"),
-        Task("stsb", "number", (), "spearman", "text"),
-        Task("qqp", "classes", ("not_duplicate", "duplicate"), "accuracy", "text"),
-        Task("mnli", "classes", ("entailment", "neutral", "contradiction"), "accuracy", "text"),
-        Task("qnli", "classes", _ENTAILMENT, "accuracy", "text"),
-        Task("rte", "classes", _ENTAILMENT, "accuracy", "text"),
-    )
-}
-"""The tasks by name, with the metrics of Appendix M and the order of classes of the hub."""
-
-LARGEST_SCORE = 5.0
-"""STS-B scores similarity from 0 to 5."""
-
-
-class _Layout(NamedTuple):
-    """How the files of a task are laid out."""
-
-    folder: str
-    texts: tuple[str, ...]
-    label: str
-    written: tuple[str, ...]
-    """The classes as the label column and the submissions write them."""
-    hub_texts: tuple[str, ...]
-    id: str = "index"
-    header: tuple[str, ...] | None = None
-    """Columns of train and dev where the files do not name them; test always has a header."""
-    may_be_broken: bool = False
-    """Whether train and dev hold lines with too few or too many fields, to be left out."""
-
-
-_PAIR = ("sentence1", "sentence2")
-_DIGITS = ("0", "1")
-_LAYOUTS = {
-    "cola": _Layout("CoLA", ("sentence",), "label", _DIGITS, ("sentence",),
-                    header=("source", "label", "mark", "sentence")),
-    "sst2": _Layout("SST-2", ("sentence",), "label", _DIGITS, ("sentence",)),
-    "mrpc": _Layout("MRPC", ("#1 String", "#2 String"), "Quality", _DIGITS, _PAIR),
-    "stsb": _Layout("STS-B", _PAIR, "score", (), _PAIR),
-    "qqp": _Layout("QQP", ("question1", "question2"), "is_duplicate", _DIGITS,
-                   ("question1", "question2"), id="id", may_be_broken=True),
-    "mnli": _Layout("MNLI", _PAIR, "gold_label", TASKS["mnli"].classes,
-                    ("premise", "hypothesis")),
-    "qnli": _Layout("QNLI", ("question", "sentence"), "label", _ENTAILMENT,
-                    ("question", "sentence")),
-    "rte": _Layout("RTE", _PAIR, "label", _ENTAILMENT, _PAIR),
-}  # fmt: skip
-_SUBMISSIONS = {name: f"{layout.folder}.tsv" for name, layout in _LAYOUTS.items()} | {
+_SUBMISSIONS = {name: f"{layout.folder}.tsv" for name, layout in LAYOUTS.items()} | {
     "mnli": "MNLI-m.tsv",
     "mnli-mismatched": "MNLI-mm.tsv",
 }
-
-
-def task_named(name: str) -> Task:
-    """The task of that name.
-
-    Raises:
-        UserError: if there is none.
-    """
-    if name not in TASKS:
-        raise UserError(f"GLUE has no task '{name}' here; {nearest(name, TASKS)}")
-    return TASKS[name]
 
 
 def load_glue(name: str, source: str | Path = HUB_ID) -> Splits:
@@ -146,7 +86,7 @@ def read_split(name: str, path: str | Path, is_test: bool = False) -> tuple[Exam
     Raises:
         UserError: as ``load_glue``.
     """
-    task, layout, path = task_named(name), _LAYOUTS[name], Path(path)
+    task, layout, path = task_named(name), LAYOUTS[name], Path(path)
     texts, labels, ids, num_left_out = [], [], [], 0
     lines = enumerate(read_lines(path), start=1)
     header = layout.header if not is_test else None
@@ -213,7 +153,7 @@ def write_submission(
         UserError: if the file cannot be written or a score is not finite.
         ValueError: if a prediction is no class of the task, or the task has no second test set.
     """
-    task, written = task_named(name), _LAYOUTS[name].written
+    task, written = task_named(name), LAYOUTS[name].written
     if is_mismatched and name != "mnli":
         raise ValueError(f"{name} has one test set; only mnli has a mismatched one")
     predictions = np.asarray(predictions)
@@ -264,7 +204,7 @@ def _folder(name: str, directory: Path) -> Path:
             return folder
     found = ", ".join(path.name for path in folders[1:][:20]) or "no folder"
     raise UserError(
-        f"{directory} holds no folder {_LAYOUTS[name].folder} (or {name}); it holds: {found}"
+        f"{directory} holds no folder {LAYOUTS[name].folder} (or {name}); it holds: {found}"
     )
 
 
@@ -332,7 +272,7 @@ def _load_hub(name: str) -> Mapping[str, Any]:
 
 def _from_rows(name: str, where: str, rows: Any) -> Examples:
     """A split of the hub, whose labels are numbers; -1 stands for a secret one."""
-    task, layout = TASKS[name], _LAYOUTS[name]
+    task, layout = TASKS[name], LAYOUTS[name]
     for column in (*layout.hub_texts, "label"):
         if column not in rows.column_names:
             raise UserError(

@@ -1,7 +1,6 @@
-"""What pre-training has seen of a benchmark: its symbols, and its very molecules.
+"""Which molecules of a benchmark pre-training has seen.
 
-A symbol outside the vocabulary reaches the model as [UNK]; stereo marks are the usual case. A
-molecule that was in the pre-training corpus is no secret to the model, though its labels are.
+Such a molecule is no secret to the model, though its labels are.
 """
 
 from __future__ import annotations
@@ -13,49 +12,9 @@ from ..config import DataConfig
 from ..corpora.cleaning import Cleaning, CleaningCounts, clean
 from ..corpora.smiles import require_rdkit
 from ..corpora.text import load_documents
-from ..tokenization import Tokenizer
 
-CHOICES = {
-    "as it is": Cleaning(),
-    "no stereo": Cleaning(strip_stereo=True),
-    "no stereo, canonical": Cleaning(strip_stereo=True, canonical=True),
-    "no stereo, canonical, largest fragment": Cleaning(
-        largest_fragment=True, strip_stereo=True, canonical=True
-    ),
-}
-KEY = CHOICES["no stereo, canonical, largest fragment"]
+KEY = Cleaning(largest_fragment=True, strip_stereo=True, canonical=True)
 """Two spellings of one molecule, one of them as a salt, count as the same."""
-
-
-class UnknownShares(NamedTuple):
-    """How much of a benchmark a vocabulary does not hold."""
-
-    tokens: float
-    """Share of all tokens that become [UNK]."""
-    molecules: float
-    """Share of molecules with such a token."""
-
-
-def unknown_shares(smiles: Sequence[str], tokenizer: Tokenizer) -> dict[str, UnknownShares]:
-    """The share of [UNK] under each way to clean the molecules.
-
-    Args:
-        smiles: molecules RDKit reads, as the benchmark spells them.
-        tokenizer: of the pre-trained model.
-
-    Returns:
-        One entry for each key of ``CHOICES``.
-    """
-    require_rdkit()
-    out = {}
-    for choice, cleaning in CHOICES.items():
-        cleaned = clean(smiles, cleaning, seed=0, counts=CleaningCounts())
-        rows = tokenizer.encode_batch([molecule.spellings[0] for molecule in cleaned])
-        unknown = [row.count(tokenizer.special_ids.unk) for row in rows]
-        out[choice] = UnknownShares(
-            sum(unknown) / sum(map(len, rows)), sum(map(bool, unknown)) / len(rows)
-        )
-    return out
 
 
 class Overlap(NamedTuple):

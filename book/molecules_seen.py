@@ -1,0 +1,61 @@
+"""How many molecules of the benchmarks stand in the rows of a prepared corpus.
+
+``book/downstream_small.py`` records it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from exlm_mini.corpora.packing import Pack
+from exlm_mini.tasks.moleculenet import find_csv, read_csv
+from exlm_mini.tasks.scaffolds import split
+from exlm_mini.tasks.seen import overlap_with
+from exlm_mini.tokenization import Tokenizer
+
+ROWS_AT_ONCE = 4096
+
+
+def molecules_seen(
+    pack: Path, names: Sequence[str], moleculenet: Path, is_canonical: bool
+) -> dict[str, dict[str, int]]:
+    """How many molecules of each benchmark are among the training rows, stereo marks aside.
+
+    Args:
+        pack: the molecules, as ``prepare`` wrote them.
+        names: of the benchmarks.
+        moleculenet: directory of their CSV files.
+        is_canonical: the rows are as this version of RDKit writes them, so that they are compared
+            letter by letter, in seconds; else each is read and written again, in minutes.
+
+    Returns:
+        By name ``molecules`` and ``seen`` of all, ``test`` and ``seen_in_test`` of the test part
+        of the scaffold split.
+    """
+    rows, tokenizer = Pack.open(pack / "train.json"), Tokenizer.load(pack / "tokenizer.json")
+    tables = {name: read_csv(name, find_csv(name, moleculenet)) for name in names}
+    smiles = [text for table in tables.values() for text in table.smiles]
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = Path(folder) / "rows.smi"
+        with open(corpus, "w", encoding="utf-8") as file:
+            for start in range(0, len(rows), ROWS_AT_ONCE):
+                chosen = range(start, min(start + ROWS_AT_ONCE, len(rows)))
+                ids_BN, lengths_B = rows.gather(chosen)
+                for ids_N, length in zip(ids_BN.tolist(), lengths_B.tolist(), strict=True):
+                    text = tokenizer.decode(ids_N[1 : length - 1])  # no [BOS], [EOS]
+                    file.write(text + "\n")
+        seen = set(overlap_with(smiles, [str(corpus)], is_canonical).rows)
+    out, start = {}, 0
+    for name, table in tables.items():
+        test = split(table.smiles, "unimol").parts[-1]
+        own = {row - start for row in seen if start <= row < start + len(table.smiles)}
+        out[name] = {
+            "molecules": len(table.smiles),
+            "seen": len(own),
+            "test": len(test),
+            "seen_in_test": len(own & set(test)),
+        }
+        start += len(table.smiles)
+    return out

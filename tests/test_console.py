@@ -1,0 +1,56 @@
+"""Every command ends in one way: an exit code, and one line where something was in its way."""
+
+import errno
+import sys
+
+import pytest
+
+from exlm_mini import bench, fill, finetune, plot
+from exlm_mini.config import UserError
+from exlm_mini.console import INTERRUPTED, exit_code
+
+WORDS = {
+    bench: ["dag"],
+    fill: ["[MASK]"],
+    finetune: ["--checkpoint", "run"],
+    plot: ["run"],
+}
+
+
+def raising(error):
+    def run(*_):
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize("command", WORDS, ids=lambda module: module.__name__)
+def test_an_interrupt_is_told_in_one_line(command, monkeypatch, capsys):
+    monkeypatch.setattr(command, "run", raising(KeyboardInterrupt()))
+    assert command.main(WORDS[command]) == INTERRUPTED
+    assert capsys.readouterr() == ("", "interrupted\n")
+
+
+def test_a_mistake_and_a_full_disk_are_told_in_one_line(capsys):
+    for error, line in (
+        (UserError("steps is 0"), "error: steps is 0"),
+        (
+            OSError(errno.ENOSPC, "full", "a.bin"),
+            "error: no space left to write a.bin; make room",
+        ),
+        (OSError(errno.ENOSPC, "full"), "error: no space left to write the output; make room"),
+    ):
+        assert exit_code(raising(error)) == 2
+        assert capsys.readouterr() == ("", f"{line}\n")
+
+
+def test_what_nobody_foresaw_is_not_hidden():
+    with pytest.raises(PermissionError):
+        exit_code(raising(PermissionError(errno.EACCES, "no")))
+
+
+def test_a_command_says_what_an_unread_end_means(monkeypatch):
+    monkeypatch.setattr("exlm_mini.console.drop_output", lambda: None)
+    assert exit_code(raising(BrokenPipeError())) == INTERRUPTED
+    assert exit_code(raising(BrokenPipeError()), unread=0) == 0
+    assert exit_code(sys.stdout.flush) == 0
