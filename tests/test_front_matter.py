@@ -539,6 +539,17 @@ def test_named_results_become_a_list():
     assert any(line.startswith(":raises ValueError") for line in shown)
 
 
+def test_a_colon_in_a_result_is_no_type():
+    shown = as_shown("function", "Do.\n\nReturns:\n    (M, V): one for each,\n    in order.")
+    start = shown.index(":returns:")
+    assert shown[start + 1 : start + 3] == ["    (M, V): one for each,", "    in order."]
+    named = as_shown(
+        "function", "Do.\n\nReturns:\n    a_B: int64.\n\nRaises:\n    ValueError: no."
+    )
+    assert "    ``a_B``: int64." in named
+    assert any(line.startswith(":raises ValueError") for line in named)
+
+
 def test_a_single_letter_is_no_list():
     shown = "\n".join(as_shown("function", "Do.\n\nArgs:\n    states_per_mask: k."))
     assert ":param states_per_mask: \\k." in shown

@@ -1,8 +1,8 @@
 """The package's docstrings as Sphinx's napoleon wants them.
 
 They are in the style of Google, with two habits it would misread: an attribute is described in a
-sentence, which may hold a colon, and ``Returns:`` may name several results. Signatures and values
-are shown as far as a reader can use them.
+sentence, which may hold a colon, and ``Returns:`` may name results or hold a colon. Signatures and
+values are shown as far as a reader can use them.
 """
 
 import itertools
@@ -19,7 +19,7 @@ _kept: dict[str, list[str]] = {}
 
 
 def before_napoleon(app, what, name, obj, options, lines: list[str]) -> None:
-    """Set aside what napoleon would misread, and turn named results into a list.
+    """Set aside what napoleon would misread, and turn several named results into a list.
 
     It takes the words before a colon for a type: in the docstring of an attribute, and in
     ``Returns:``, where ours stand for several results by name.
@@ -36,10 +36,13 @@ def before_napoleon(app, what, name, obj, options, lines: list[str]) -> None:
     start = lines.index("Returns:") + 1
     block = list(itertools.takewhile(lambda line: not line or line[0] == " ", lines[start:]))
     heads = [re.fullmatch(r"    (\w+): (.*)", line) for line in block]
-    if sum(map(bool, heads)) < 2:
-        return
+    mark = "* " if sum(map(bool, heads)) > 1 else ""
     items = [
-        f"    * ``{head[1]}``: {head[2]}" if head else f"  {line}" if line else ""
+        f"    {mark}``{head[1]}``: {head[2]}"
+        if head
+        else f"{' ' * len(mark)}{line}"
+        if line
+        else ""
         for head, line in zip(heads, block, strict=True)
     ]
     lines[start - 1 : start + len(block)] = [":returns:", *items]
