@@ -574,6 +574,7 @@ def test_commands_of_a_module_stay_as_typed():
         ("class", "(convert=<class 'float'>, to=<class 'a.b.C'>)", "(convert=float, to=C)"),
         ("class", "(model=<factory>, tell=<function A.<lambda>>)", "(model=..., tell=...)"),
         ("function", "(report=<built-in function print>)", "(report=print)"),
+        ("function", "(stop=lambda : ...)", "(stop=lambda: ...)"),
         ("function", "(*args, **kwargs)", "(*args, **kwargs)"),
         ("class", "(*args, **kwargs)", "()"),
         ("attribute", None, None),

@@ -71,7 +71,7 @@ def plain_signature(app, what, name, obj, options, signature, returned):
         return "()", returned  # the base class of PyTorch, whose modules take what they like
     if signature:
         signature = _OBJECT.sub(lambda found: found[1] or found[2], signature)
-        signature = _NAMELESS.sub("...", signature)
+        signature = _NAMELESS.sub("...", signature).replace("lambda :", "lambda:")
     return signature, returned
 
 
