@@ -25,10 +25,11 @@ def before_napoleon(app, what, name, obj, options, lines: list[str]) -> None:
     ``Returns:``, where ours stand for several results by name.
     """
     if what in _ATTRIBUTES:
+        lines[:] = _options_as_code(lines)
         is_alias = lines[:1] != [] and lines[0].startswith("Alias for field number")
         _kept[name] = [] if is_alias else list(lines)
         return
-    lines[:] = _commands_as_typed(lines)
+    lines[:] = _options_as_code(_commands_as_typed(lines))
     # "states_per_mask: k." explains a setting; "k." alone would start a list.
     lines[:] = [re.sub(r"^(    \w+: )(\w)\.$", r"\1\\\2.", line) for line in lines]
     if "Returns:" not in lines:
@@ -57,6 +58,20 @@ def _commands_as_typed(lines: list[str]) -> list[str]:
             shown += ["::", ""]
         shown.append(line)
         before = line or before
+    return shown
+
+
+def _options_as_code(lines: list[str]) -> list[str]:
+    """Mark options of commands as literal; of their two hyphens Sphinx would make a dash."""
+    shown, is_literal = [], False
+    for line in lines:
+        parts = []
+        for part in re.split("(``)", line):
+            is_literal ^= part == "``"
+            if not is_literal and line[:1] != " ":
+                part = re.sub(r"(?<![\w-])--[a-z][\w.-]*\w", r"``\g<0>``", part)
+            parts.append(part)
+        shown.append("".join(parts))
     return shown
 
 
