@@ -20,6 +20,7 @@ pytest.importorskip("sphinx")
 import author_year  # noqa: E402
 import front_matter  # noqa: E402
 import pipeline_picture  # noqa: E402
+import print_form  # noqa: E402
 import reference_docstrings  # noqa: E402
 import sweep_numbers  # noqa: E402
 
@@ -595,6 +596,53 @@ def test_a_value_nobody_can_read_is_left_out():
         document += addnodes.desc_signature("", "", addnodes.desc_annotation("", value))
     reference_docstrings.drop_unreadable_values(None, document)
     assert [shown.astext() for shown in document] == ["= 80", "= 'a < b'", "", "", "property"]
+
+
+def test_an_option_is_code_and_keeps_its_hyphens():
+    shown = as_shown("attribute", "Only for --dry-run; ``a --top 3`` stays, a -- b too.")
+    assert shown == ["Only for ``--dry-run``; ``a --top 3`` stays, a -- b too."]
+
+
+# ---- paper ----
+
+
+def table_of(num_rows: int):
+    from docutils import nodes
+
+    rows = [
+        nodes.row(
+            "", nodes.entry("", nodes.Text("a" * n)), nodes.entry("", nodes.Text("b" * 99))
+        )
+        for n in range(num_rows)
+    ]
+    columns = [nodes.colspec(colwidth=50), nodes.colspec(colwidth=50)]
+    return nodes.table("", nodes.tgroup("", *columns, nodes.tbody("", *rows), cols=2))
+
+
+def test_a_long_table_may_break_and_has_widths():
+    from docutils import nodes
+
+    short, long = table_of(print_form.MOST_ROWS), table_of(print_form.MOST_ROWS + 4)
+    print_form.break_long_tables(nodes.section("", short, long))
+    assert short["classes"] == []
+    assert long["classes"] == ["longtable", "colwidths-given"]
+    assert [c["colwidth"] for c in long.findall(nodes.colspec)] == [11, print_form.WIDEST]
+
+
+def test_only_chapters_have_numbers():
+    from docutils import nodes
+    from sphinx.addnodes import start_of_file
+
+    names = ["book/notation", "chapters/01", "chapters/02", "book/api", "book/bibliography"]
+    files = [start_of_file("", nodes.section(), docname=name) for name in names]
+    document = nodes.section("", *files)
+    print_form.number_chapters_alone(document)
+    raw = {node.parent.get("docname"): node.astext() for node in document.findall(nodes.raw)}
+    assert raw == {
+        None: print_form.UNNUMBERED,
+        "chapters/01": print_form.NUMBERED,
+        "book/api": print_form.UNNUMBERED,
+    }
 
 
 # ---- the picture ----

@@ -11,18 +11,25 @@ from sphinx.addnodes import start_of_file
 
 MOST_ROWS = 8
 """A table with more is allowed to break; a page may be too short for it."""
+NARROWEST, WIDEST = 8, 40
+"""Width of a column, in letters of its longest cell."""
 UNNUMBERED = r"\setcounter{secnumdepth}{-1}\setcounter{chapter}{0}"
 NUMBERED = r"\setcounter{secnumdepth}{2}"
 
 
 def break_long_tables(document) -> None:
-    """Mark the tables that may go over several pages."""
+    """Let long tables go over several pages; each gets widths, for such a one wraps no words."""
     for table in document.findall(nodes.table):
-        if (
-            len(list(table.findall(nodes.row))) > MOST_ROWS
-            and "longtable" not in table["classes"]
-        ):
-            table["classes"].append("longtable")
+        rows = list(table.findall(nodes.row))
+        if len(rows) <= MOST_ROWS:
+            continue
+        table["classes"].append("longtable")
+        if "colwidths-given" not in table["classes"]:
+            table["classes"].append("colwidths-given")
+            columns = zip(*rows, strict=True)
+            for column, cells in zip(table.findall(nodes.colspec), columns, strict=True):
+                longest = max(len(cell.astext()) for cell in cells)
+                column["colwidth"] = min(max(longest, NARROWEST), WIDEST)
 
 
 def number_chapters_alone(document) -> None:
