@@ -576,13 +576,13 @@ for k in (1, 2, 4):
 
 # %%
 steps_cost = counted(exlm, batch, is_training=True) / counted(exlm, batch)
-# The backward pass of the head has one more product, with a vector: 1 %.
+# The backward pass of the head has one more product, with a vector: 1%.
 assert abs(steps_cost - 3) < 0.03
 round(steps_cost, 2)
 
 # %% [markdown]
 # Now to the size the paper trains, with the formula alone: BERT-base
-# {cite}`devlin2019bert`, rows of $N = 512$, 15 % masks, $k = 4$. The vocabulary
+# {cite}`devlin2019bert`, rows of $N = 512$, 15% masks, $k = 4$. The vocabulary
 # is 50,265, the one for which the paper's parameter counts come out
 # ({ref}`reproduction`). The first two lines leave something out; the last is for a
 # head and a transition matrix over *all* expanded positions, as in the released
@@ -907,7 +907,7 @@ N, m, V = 64, round(0.15 * 64), 369
 T, L = lengths(N, m, 2, "official")
 ours = exlm_operations(N, m, 2, molecular, V)
 wasted = head_operations(T - L, molecular, V) / ours
-# A small vocabulary makes a cheap head: a few per cent, against a fifth for text.
+# A small vocabulary makes a cheap head: a few percent, against a fifth for text.
 assert 0 < wasted < 0.03
 text_T, text_L = lengths(512, 77, 4, "official")
 text_wasted = head_operations(text_T - text_L, base, 50_265)

@@ -901,7 +901,7 @@ show(told.replace(str(work), "runs"))
 # ...` draws it, also while the run goes on; with several runs it compares them.
 # The paper's Figure 9 shows three curves for each Repeated MLM: training loss,
 # share of the masked tokens that were guessed, and perplexity, the exponential of
-# the loss. We train two of its kind for 80 steps, on molecules: 38.7 % of the
+# the loss. We train two of its kind for 80 steps, on molecules: 38.7% of the
 # tokens masked, each written once or four times.
 
 # %%

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from exlm_mini.throughput import Throughput, throughput
 from exlm_mini.training import check_row_length, choose_device, with_precision
 
 DRY_RUN_DOCUMENTS = 10_000
+_NAME_WIDTH = 18
+_LINE_WIDTH = 80
 
 
 def objectives_of(config: RunConfig) -> list[RunConfig]:
@@ -123,7 +126,19 @@ def _print_costs(
         "device hours": _hours(costs, plan, measured),
     }
     for name, text in lines.items():
-        print(f"{name:18} {text}")
+        print(_entry(name, text))
+
+
+def _entry(name: str, text: str) -> str:
+    """A name and its text, in lines that fit a terminal and a page of the book."""
+    indent = " " * (_NAME_WIDTH + 1)
+    width = _LINE_WIDTH - len(indent)
+    lines = [
+        line
+        for part in text.splitlines()
+        for line in textwrap.wrap(part, width, break_long_words=False, break_on_hyphens=False)
+    ]
+    return f"{name:{_NAME_WIDTH}} " + f"\n{indent}".join(lines)
 
 
 def _hours(costs: Estimate, plan: BatchPlan, measured: Throughput | None) -> str:
@@ -131,8 +146,9 @@ def _hours(costs: Estimate, plan: BatchPlan, measured: Throughput | None) -> str
     if measured is None:
         return (
             "unknown: train 50 steps (--train.steps 50 --output DIR), then add --throughput DIR; "
-            "or, without data, python -m exlm_mini.bench train --recipe NAME --json > FILE and "
-            "--throughput FILE"
+            "or, without data,\n"
+            "python -m exlm_mini.bench train --recipe NAME --json > FILE\n"
+            "and --throughput FILE"
         )
     hours = measured.device_hours(costs.num_tokens)
     on_all = ""

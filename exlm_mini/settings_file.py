@@ -39,7 +39,7 @@ def read_settings(text: str, more: dict[str, Any] | None = None) -> dict[str, An
     """The settings a file names, of the types that ``RunConfig`` says.
 
     Args:
-        text: YAML: groups of settings, ``model:`` with ``  width: 64`` below it.
+        text: YAML: groups of settings, ``model:`` with ``width: 64`` indented below it.
         more: names and types of settings that stand beside those of ``RunConfig``.
 
     Returns:

@@ -170,7 +170,7 @@ def _told(record: dict) -> str:
             shown.append(f"{record['metrics'][name]:.3f} {text},")
     if record["downstream"]:
         shown.append(
-            f"{record['downstream']['task']} {100 * record['downstream']['test']:.1f} %,"
+            f"{record['downstream']['task']} {100 * record['downstream']['test']:.1f}%,"
         )
     shown.append(f"{sum(record['seconds'].values()):.0f} s")
     return " ".join(shown)

@@ -248,7 +248,7 @@ def test_the_explorer_moves_the_other_mask_when_a_word_is_fixed(open_page, viewp
     before = words(1)
     chosen = next(iter(words(0)))
     widget.locator("button", has_text=chosen).click()
-    assert words(0)[chosen] == "100 %"
+    assert words(0)[chosen] == "100%"
     after = words(1)
     assert set(after) == set(before)
     assert sum(share != after[word] for word, share in before.items()) > len(before) / 2

@@ -296,7 +296,7 @@ def dry_run(capsys, *arguments):
     """What the command prints, as ``{objective: {name: text}}``."""
     assert main(["--dry-run", "--train.device", "cpu", *arguments]) == 0
     printed = {}
-    for line in capsys.readouterr().out.splitlines():
+    for line in capsys.readouterr().out.replace("\n" + 19 * " ", " ").splitlines():
         name, text = line[:18].strip(), line[18:].strip()
         if name == "objective":
             costs = printed[text] = {}
@@ -334,6 +334,16 @@ def test_a_dry_run_knows_the_slots_of_the_toy_language(vocabulary, capsys):
     assert printed["exlm"]["tokens per step"] == f"{13 * 128:,}"
     assert printed["exlm"]["tokens"] == f"{13 * 128 * 400:,}"
     assert printed["exlm"]["steps"] == "400"
+
+
+def test_the_lines_of_a_dry_run_fit_a_terminal(capsys):
+    options = [*TOY, "--model.vocab_size", "27", "--dry-run"]
+    for more in ([], ["--throughput", "100000", "--devices", "2"]):
+        assert main([*options, *more]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= 80
+        heads = [line[:19].strip() for line in lines]
+        assert heads.count("device hours") == 2 and "" in heads
 
 
 def test_a_dry_run_reads_the_users_own_files(tmp_path, capsys):

@@ -17,8 +17,10 @@ ROOT = Path(__file__).resolve().parents[1]
 BOOK = ROOT / "book"
 sys.path.insert(0, str(BOOK / "_ext"))
 pytest.importorskip("sphinx")
+import author_year  # noqa: E402
 import front_matter  # noqa: E402
 import pipeline_picture  # noqa: E402
+import print_form  # noqa: E402
 import reference_docstrings  # noqa: E402
 import sweep_numbers  # noqa: E402
 
@@ -142,6 +144,11 @@ def test_groups_of_seeds_are_counted(monkeypatch):
     assert front_matter.recorded("group exlm joint") == "1.000"
     assert front_matter.recorded("group exlm floor") == "2.000"
     assert front_matter.by_seed(list(made.values())) == {"run": ", seed 1 to 3"}
+
+
+def test_numbers_below_zero_have_a_minus_sign():
+    assert front_matter.with_minus_sign("-0.24 ± 0.43") == "−0.24 ± 0.43"
+    assert front_matter.with_minus_sign("3 of 5, e-3, +0.1") == "3 of 5, e-3, +0.1"
 
 
 def test_a_commit_with_changes_is_called_so():
@@ -491,6 +498,17 @@ def test_the_reference_shows_every_public_module():
     assert modules - set(shown) == left_out
 
 
+def test_every_work_has_a_label_of_its_own():
+    from pybtex.database import parse_file
+
+    works = parse_file(str(BOOK / "references.bib")).entries
+    labels = [author_year.label(work) for work in works.values()]
+    assert len(set(labels)) == len(labels)
+    assert author_year.label(works["zheng2025exlm"]) == "Zheng et al., 2025"
+    assert author_year.label(works["cover2006elements"]) == "Cover and Thomas, 2006"
+    assert author_year.label(works["young1974checkpoint"]) == "Young, 1974"
+
+
 # ---- docstrings ----
 
 
@@ -522,9 +540,109 @@ def test_named_results_become_a_list():
     assert any(line.startswith(":raises ValueError") for line in shown)
 
 
+def test_a_colon_in_a_result_is_no_type():
+    shown = as_shown("function", "Do.\n\nReturns:\n    (M, V): one for each,\n    in order.")
+    start = shown.index(":returns:")
+    assert shown[start + 1 : start + 3] == ["    (M, V): one for each,", "    in order."]
+    named = as_shown(
+        "function", "Do.\n\nReturns:\n    a_B: int64.\n\nRaises:\n    ValueError: no."
+    )
+    assert "    ``a_B``: int64." in named
+    assert any(line.startswith(":raises ValueError") for line in named)
+
+
 def test_a_single_letter_is_no_list():
     shown = "\n".join(as_shown("function", "Do.\n\nArgs:\n    states_per_mask: k."))
     assert ":param states_per_mask: \\k." in shown
+    assert as_shown("property", "B.") == ["\\B."]
+
+
+def test_commands_of_a_module_stay_as_typed():
+    command = "    python -m exlm_mini.fill --top 3"
+    text = f"Fill.\n\n{command}\n    python two\n\nMore.\n\n    torchrun \\\\\n        --on"
+    shown = as_shown("module", text)
+    assert shown.count("::") == 2
+    assert shown[shown.index("::") : shown.index(command) + 2] == [
+        "::", "", command, "    python two",
+    ]  # fmt: skip
+    marked = f"Fill: ::\n\n{command}\n\n    python -m another"
+    assert "::" not in as_shown("module", marked)
+
+
+@pytest.mark.parametrize(
+    ("kind", "signature", "want"),
+    [
+        ("class", "(convert=<class 'float'>, to=<class 'a.b.C'>)", "(convert=float, to=C)"),
+        ("class", "(model=<factory>, tell=<function A.<lambda>>)", "(model=..., tell=...)"),
+        ("function", "(report=<built-in function print>)", "(report=print)"),
+        ("function", "(stop=lambda : ...)", "(stop=lambda: ...)"),
+        ("function", "(*args, **kwargs)", "(*args, **kwargs)"),
+        ("class", "(*args, **kwargs)", "()"),
+        ("attribute", None, None),
+    ],
+)
+def test_a_signature_shows_no_object_without_a_name(kind, signature, want):
+    found = reference_docstrings.plain_signature(None, kind, "x", None, None, signature, "int")
+    assert found == (want, "int")
+
+
+def test_a_value_nobody_can_read_is_left_out():
+    from docutils import nodes
+    from sphinx import addnodes
+
+    values = ["= 80", "= 'a < b'", "= {'a': <class 'int'>}", "= " + "9" * 99, "property"]
+    document = nodes.section()
+    for value in values:
+        document += addnodes.desc_signature("", "", addnodes.desc_annotation("", value))
+    reference_docstrings.drop_unreadable_values(None, document)
+    assert [shown.astext() for shown in document] == ["= 80", "= 'a < b'", "", "", "property"]
+
+
+def test_an_option_is_code_and_keeps_its_hyphens():
+    shown = as_shown("attribute", "Only for --dry-run; ``a --top 3`` stays, a -- b too.")
+    assert shown == ["Only for ``--dry-run``; ``a --top 3`` stays, a -- b too."]
+
+
+# ---- paper ----
+
+
+def table_of(num_rows: int):
+    from docutils import nodes
+
+    rows = [
+        nodes.row(
+            "", nodes.entry("", nodes.Text("a" * n)), nodes.entry("", nodes.Text("b" * 99))
+        )
+        for n in range(num_rows)
+    ]
+    columns = [nodes.colspec(colwidth=50), nodes.colspec(colwidth=50)]
+    return nodes.table("", nodes.tgroup("", *columns, nodes.tbody("", *rows), cols=2))
+
+
+def test_a_long_table_may_break_and_has_widths():
+    from docutils import nodes
+
+    short, long = table_of(print_form.MOST_ROWS), table_of(print_form.MOST_ROWS + 4)
+    print_form.break_long_tables(nodes.section("", short, long))
+    assert short["classes"] == []
+    assert long["classes"] == ["longtable", "colwidths-given"]
+    assert [c["colwidth"] for c in long.findall(nodes.colspec)] == [11, print_form.WIDEST]
+
+
+def test_only_chapters_have_numbers():
+    from docutils import nodes
+    from sphinx.addnodes import start_of_file
+
+    names = ["book/notation", "chapters/01", "chapters/02", "book/api", "book/bibliography"]
+    files = [start_of_file("", nodes.section(), docname=name) for name in names]
+    document = nodes.section("", *files)
+    print_form.number_chapters_alone(document)
+    raw = {node.parent.get("docname"): node.astext() for node in document.findall(nodes.raw)}
+    assert raw == {
+        None: print_form.UNNUMBERED,
+        "chapters/01": print_form.NUMBERED,
+        "book/api": print_form.UNNUMBERED,
+    }
 
 
 # ---- the picture ----

@@ -276,7 +276,8 @@ def dry_run(capsys, *arguments):
     """The lines of a dry run by their name, and what it said besides."""
     assert main([*map(str, arguments), "--dry-run"]) == 0
     out, err = capsys.readouterr()
-    return {line[:18].strip(): line[18:].strip() for line in out.splitlines()}, err
+    lines = out.replace("\n" + 19 * " ", " ").splitlines()
+    return {line[:18].strip(): line[18:].strip() for line in lines}, err
 
 
 def refusal(capsys, *arguments):
@@ -463,5 +464,5 @@ def test_the_whole_run_of_two_objectives_gives_each_its_speed(stand_ins, tmp_pat
     assert main([*arguments, "--output", str(tmp_path)]) == 0
     capsys.readouterr()
     assert main([*arguments, "--dry-run", "--throughput", str(tmp_path)]) == 0
-    found = re.findall(r"measured in (\S+)\)", capsys.readouterr().out)
+    found = re.findall(r"measured\s+in\s+(\S+)\)", capsys.readouterr().out)
     assert [Path(path).name for path in found] == ["mlm", "exlm"]

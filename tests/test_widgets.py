@@ -393,8 +393,8 @@ def test_pointing_at_a_state_tells_its_words_and_where_it_leads(show):
     state(page, "1.1", MOODS).hover()
     detail = page.locator(".exlm-detail").text_content()
     assert "State 1.1" in detail
-    assert "says glad 90 %, grim 10 %" in detail
-    assert "leads to 2.1 75 %, 1.2 13 %, 2.2 13 %" in detail
+    assert "says glad 90%, grim 10%" in detail
+    assert "leads to 2.1 75%, 1.2 13%, 2.2 13%" in detail
     lit = [p.get_attribute("data-edge") for p in page.locator("path.exlm-on").all()]
     assert sorted(lit) == ["1-2", "1-3", "1-4"]
 

@@ -30,7 +30,12 @@ from typing import Any
 import yaml
 from docutils import nodes
 from pipeline_picture import write_pipeline
-from reference_docstrings import after_napoleon, before_napoleon
+from reference_docstrings import (
+    after_napoleon,
+    before_napoleon,
+    drop_unreadable_values,
+    plain_signature,
+)
 from small_numbers import made as small_made
 from small_numbers import small
 from sphinx.addnodes import pending_xref
@@ -212,6 +217,11 @@ def source_line(text: str) -> tuple[str, int | None]:
 # ---- roles and directives ----
 
 
+def with_minus_sign(text: str) -> str:
+    """Numbers below zero with a minus sign where Python writes a hyphen."""
+    return re.sub(r"(?<!\w)-(?=\d)", "\N{MINUS SIGN}", text)
+
+
 class NumberRole(SphinxRole):
     """A number looked up or computed when the page is read."""
 
@@ -220,7 +230,8 @@ class NumberRole(SphinxRole):
 
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
         try:
-            return [nodes.inline(text=self.find(self.text), classes=["recorded"])], []
+            number = with_minus_sign(self.find(self.text))
+            return [nodes.inline(text=number, classes=["recorded"])], []
         except ValueError as error:
             message = self.inliner.reporter.warning(str(error), line=self.lineno)
             return [nodes.problematic(self.rawtext, self.rawtext)], [message]
@@ -392,4 +403,6 @@ def setup(app):
     app.connect("builder-inited", write_pipeline)
     app.connect("autodoc-process-docstring", before_napoleon, priority=400)
     app.connect("autodoc-process-docstring", after_napoleon, priority=600)
+    app.connect("autodoc-process-signature", plain_signature)
+    app.connect("doctree-read", drop_unreadable_values)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

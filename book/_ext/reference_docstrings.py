@@ -1,26 +1,35 @@
 """The package's docstrings as Sphinx's napoleon wants them.
 
 They are in the style of Google, with two habits it would misread: an attribute is described in a
-sentence, which may hold a colon, and ``Returns:`` may name several results.
+sentence, which may hold a colon, and ``Returns:`` may name results or hold a colon. Signatures and
+values are shown as far as a reader can use them.
 """
 
 import itertools
 import re
 
+from sphinx import addnodes
+
 _ATTRIBUTES = ("attribute", "data", "property")
+_LONGEST_VALUE = 80
+_OBJECT = re.compile(r"<(?:class '(?:\w+\.)*(\w+)'|(?:built-in )?function (?:\w+\.)*(\w+))>")
+"""A type or a function as Python writes it where it has no name to show."""
+_NAMELESS = re.compile(r"<factory>|<function (?:\w+\.)*<lambda>>")
 _kept: dict[str, list[str]] = {}
 
 
 def before_napoleon(app, what, name, obj, options, lines: list[str]) -> None:
-    """Set aside what napoleon would misread, and turn named results into a list.
+    """Set aside what napoleon would misread, and turn several named results into a list.
 
     It takes the words before a colon for a type: in the docstring of an attribute, and in
     ``Returns:``, where ours stand for several results by name.
     """
     if what in _ATTRIBUTES:
+        lines[:] = _options_as_code(lines)
         is_alias = lines[:1] != [] and lines[0].startswith("Alias for field number")
         _kept[name] = [] if is_alias else list(lines)
         return
+    lines[:] = _options_as_code(_commands_as_typed(lines))
     # "states_per_mask: k." explains a setting; "k." alone would start a list.
     lines[:] = [re.sub(r"^(    \w+: )(\w)\.$", r"\1\\\2.", line) for line in lines]
     if "Returns:" not in lines:
@@ -28,15 +37,63 @@ def before_napoleon(app, what, name, obj, options, lines: list[str]) -> None:
     start = lines.index("Returns:") + 1
     block = list(itertools.takewhile(lambda line: not line or line[0] == " ", lines[start:]))
     heads = [re.fullmatch(r"    (\w+): (.*)", line) for line in block]
-    if sum(map(bool, heads)) < 2:
-        return
+    mark = "* " if sum(map(bool, heads)) > 1 else ""
     items = [
-        f"    * ``{head[1]}``: {head[2]}" if head else f"  {line}" if line else ""
+        f"    {mark}``{head[1]}``: {head[2]}"
+        if head
+        else f"{' ' * len(mark)}{line}"
+        if line
+        else ""
         for head, line in zip(heads, block, strict=True)
     ]
     lines[start - 1 : start + len(block)] = [":returns:", *items]
 
 
+def _commands_as_typed(lines: list[str]) -> list[str]:
+    """Mark indented commands as literal; reStructuredText would join them to a paragraph."""
+    shown, before = [], ""
+    for line in lines:
+        is_command = re.match(r"    (python|torchrun) ", line)
+        if is_command and before[:1] != " " and not before.endswith("::"):
+            shown += ["::", ""]
+        shown.append(line)
+        before = line or before
+    return shown
+
+
+def _options_as_code(lines: list[str]) -> list[str]:
+    """Mark options of commands as literal; of their two hyphens Sphinx would make a dash."""
+    shown, is_literal = [], False
+    for line in lines:
+        parts = []
+        for part in re.split("(``)", line):
+            is_literal ^= part == "``"
+            if not is_literal and line[:1] != " ":
+                part = re.sub(r"(?<![\w-])--[a-z][\w.-]*\w", r"``\g<0>``", part)
+            parts.append(part)
+        shown.append("".join(parts))
+    return shown
+
+
 def after_napoleon(app, what, name, obj, options, lines: list[str]) -> None:
     if what in _ATTRIBUTES:
-        lines[:] = _kept.pop(name, lines)
+        lines[:] = [re.sub(r"^(\w)\.$", r"\\\1.", line) for line in _kept.pop(name, lines)]
+
+
+def plain_signature(app, what, name, obj, options, signature, returned):
+    """The signature with names of types and functions, and an ellipsis where there is no name."""
+    if what == "class" and signature == "(*args, **kwargs)":
+        return "()", returned  # the base class of PyTorch, whose modules take what they like
+    if signature:
+        signature = _OBJECT.sub(lambda found: found[1] or found[2], signature)
+        signature = _NAMELESS.sub("...", signature).replace("lambda :", "lambda:")
+    return signature, returned
+
+
+def drop_unreadable_values(app, doctree) -> None:
+    """Leave out the value of a constant that is long or has objects without a name in it."""
+    for shown in list(doctree.findall(addnodes.desc_annotation)):
+        value = shown.astext().strip()
+        is_unreadable = len(value) > _LONGEST_VALUE or re.search(r"<\w+ ", value)
+        if value.startswith("=") and is_unreadable:
+            shown.parent.remove(shown)

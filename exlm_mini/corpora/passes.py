@@ -51,6 +51,8 @@ class Stage(NamedTuple):
 
 
 class Shard(NamedTuple):
+    """A finished shard: where it lies, and what its side file says."""
+
     place: Place
     record: dict[str, Any]
 

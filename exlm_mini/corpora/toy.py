@@ -70,7 +70,7 @@ class Grammar:
         name: how commands and recipes call it.
         latents: name of each latent variable -> its values.
         prior: joint probability of the latents, one axis per latent in the order of
-        ``latents``.
+            ``latents``.
         positions: the places of the sentence, left to right.
     """
 

@@ -80,7 +80,7 @@ def rank_correlation_at_fixed_share(grid: Grid, smallest: float = SMALLEST_SHARE
 def effect_of_share(grid: Grid, smallest: float = SMALLEST_SHARE) -> float:
     """Change from the smallest to the largest share at one mask ratio, mean over mask ratios.
 
-    This is the paper's second comparison in §3.2 (82.8 to 79.6 at p = 78.9 %).
+    This is the paper's second comparison in §3.2 (82.8 to 79.6 at p = 78.9%).
 
     Returns:
         In the unit of the grid; nan where no mask ratio has two shares.
@@ -95,7 +95,7 @@ def effect_of_share(grid: Grid, smallest: float = SMALLEST_SHARE) -> float:
 def effect_of_mask_ratio(grid: Grid, smallest: float = SMALLEST_SHARE) -> float:
     """Change from the smallest to the largest mask ratio at one share, mean over shares.
 
-    This is the paper's first comparison in §3.2 (83.6 to 82.8 at a share of 15 %).
+    This is the paper's first comparison in §3.2 (83.6 to 82.8 at a share of 15%).
 
     Returns:
         In the unit of the grid; nan where no share has two cells.
@@ -104,7 +104,7 @@ def effect_of_mask_ratio(grid: Grid, smallest: float = SMALLEST_SHARE) -> float:
 
 
 def drop_at_low_share(grid: Grid) -> float:
-    """Change from 15 % to 2.25 % of lost tokens at one mask ratio, mean over mask ratios.
+    """Change from 15% to 2.25% of lost tokens at one mask ratio, mean over mask ratios.
 
     Returns:
         In the unit of the grid, negative where the low share is worse; nan without such a pair.

@@ -62,7 +62,7 @@ def draw_against_share(
             [shares.index(share) + aside for share, _ in cells],
             [summary for _, summary in cells],
             colors[ratio],
-            f"p = {100 * ratio:.4g} %",
+            f"p = {100 * ratio:.4g}%",
             is_printed=is_printed,
         )
     ax.set(xlabel="lost tokens, % ($p^k$, Figure 4)", ylabel=label)
@@ -221,7 +221,7 @@ def draw_against_k(ax: Axes, groups: Sequence[Group], metric: str, label: str) -
             ax.axhline(exact.mean, color=color, ls="--", lw=1)
         x = [group.first.states_per_mask for group in cells]
         found = [group.summary(metric) for group in cells]
-        _draw_points(ax, x, found, color, f"p = {100 * ratio:.4g} %")
+        _draw_points(ax, x, found, color, f"p = {100 * ratio:.4g}%")
     draw_ceiling(ax, groups, metric)
     ax.set(xscale="log", xlabel="states per mask, k (1: MLM)", ylabel=label)
     ax.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])

@@ -179,7 +179,7 @@ def saddle(groups: Sequence[Group]) -> list[str]:
 
 def cost(groups: Sequence[Group]) -> list[str]:
     """Table 12: a step of ExLM over a step of MLM, as measured and as counted."""
-    rows = [("cell", "k", "measured ratio", "floor by operations", "paper (k = 4, p = 15 %)")]
+    rows = [("cell", "k", "measured ratio", "floor by operations", "paper (k = 4, p = 15%)")]
     for group in groups:
         is_paper = group.paper_row is not None
         measured, floor = group.summary("cost_ratio"), group.summary("cost_ratio_floor")

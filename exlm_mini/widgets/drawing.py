@@ -109,9 +109,9 @@ def _curve(a: _Place, b: _Place) -> tuple[str, float, float]:
 def _percent(p: float) -> str:
     """Whole percent; the script writes the same."""
     if p <= 0:
-        return "0 %"
+        return "0%"
     whole = math.floor(100 * p + 0.5 + TIE)
-    return f"{whole} %" if whole else "<1 %"
+    return f"{whole}%" if whole else "<1%"
 
 
 def _fragment(scene: Scene) -> Iterator[str]:

@@ -65,7 +65,7 @@ SCRIPT = r"""
   "use strict";
   const percent = (p) => {
     const whole = Math.floor(100 * p + 0.5 + TIE);
-    return p <= 0 ? "0 %" : whole ? whole + " %" : "<1 %";
+    return p <= 0 ? "0%" : whole ? whole + "%" : "<1%";
   };
   const sum = (values) => values.reduce((a, b) => a + b, 0);
 
