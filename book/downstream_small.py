@@ -102,7 +102,7 @@ def downstream_record(
     return {
         "about": "Fine-tuned after up to an hour of pre-training; equal data, steps, settings. "
         "scratch: the weights at the start of pre-training. Metrics in percent, sd of the "
-        "sample of seeds; differences are taken seed by seed, with a 95 % interval (Student's t).",
+        "sample of seeds; differences are taken seed by seed, with a 95% interval (Student's t).",
         "scale": {name: _scale(record) for name, record in pretraining.items()},
         "pretraining": pretraining,
         "tasks": tasks,

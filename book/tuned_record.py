@@ -89,7 +89,7 @@ def summary(percent: list[float]) -> dict[str, Any]:
 
 
 def difference(ours: list[float], theirs: list[float]) -> dict[str, Any]:
-    """Summary of the differences seed by seed, with half the width of their 95 % interval (t)."""
+    """Summary of the differences seed by seed, with half the width of their 95% interval (t)."""
     found = [x - y for x, y in zip(ours, theirs, strict=True)]
     width = t.ppf(0.975, len(found) - 1) * statistics.stdev(found) / math.sqrt(len(found))
     return summary(found) | {"half_width_95": round(float(width), DIGITS)}

@@ -792,7 +792,7 @@ of_start = {n: np.mean([redrawn[n, s] for s in SEEDS], axis=0) for n in starts}
 low, high = np.quantile(of_start["ExLM"] - of_start["MLM"], [0.025, 0.975])
 
 # %% [markdown]
-# **Figure.** Every dot is a fine-tuned model, every bar the middle 95 % of its
+# **Figure.** Every dot is a fine-tuned model, every bar the middle 95% of its
 # redrawn scores. The dashed line is what counting symbols reaches.
 
 # %% mystnb={"figure": {"caption": "Mean ROC-AUC on the embedded test molecules, two seeds for each start, live.", "name": "fig-downstream-live"}} tags=["hide-input"]
@@ -836,8 +836,8 @@ assert {text for (text,) in splits.test.texts} <= set(smiles)
 # of sentences (Appendix M). Five are scored by accuracy or by F1. Why are CoLA and
 # STS-B not?
 #
-# CoLA asks whether a sentence is good English, and about 70 % of its sentences are.
-# "Always yes" is then 70 % accurate. **Matthews' correlation** is 0 for such an
+# CoLA asks whether a sentence is good English, and about 70% of its sentences are.
+# "Always yes" is then 70% accurate. **Matthews' correlation** is 0 for such an
 # answer and 1 for a perfect one:
 #
 # $$
@@ -1121,7 +1121,7 @@ assert off == {"Vanilla MLM++": 80.625}
 
 # %% [markdown]
 # **What choosing costs.** For RTE, Table 11 lists 64 settings. Suppose all of them
-# are equally good: right with probability 75 % on average, on easy sentences more
+# are equally good: right with probability 75% on average, on easy sentences more
 # often than on hard ones. The development set has 277 pairs. We choose the setting
 # that scores best on it, report that very score, and compare with the score on
 # fresh pairs. Two other habits: five seeds of the chosen setting, of which the
@@ -1241,7 +1241,7 @@ print(textwrap.fill(tasks["bbbp"]["command"], 80, subsequent_indent="  "))
 
 # %% [markdown]
 # **Check.** Each number is a mean over seeds with their standard deviation. Each
-# difference is taken seed by seed, with half its 95 % interval. The paper's numbers
+# difference is taken seed by seed, with half its 95% interval. The paper's numbers
 # are those of its tables. The last column counts test molecules that were among the
 # molecules of pre-training, without their answers.
 
@@ -1289,7 +1289,7 @@ _ = axes[0].set(ylabel="test or development set (%)")
 
 # %% [markdown]
 # **Check.** Which differences are more than the luck of three seeds? The record has
-# the half width of their 95 % interval (Student's $t$): $4.30/\sqrt{3} = 2.5$
+# the half width of their 95% interval (Student's $t$): $4.30/\sqrt{3} = 2.5$
 # standard deviations. Of ExLM against MLM none is, though ExLM ended pre-training
 # with fewer bits per masked token, on molecules and on text. Of both against no
 # pre-training two are left: MLM on ClinTox, by six points, and ExLM on SST-2, by
@@ -1371,8 +1371,8 @@ of_no = accuracy(s_R[yes_R == 0] > 0, yes_R[yes_R == 0])
 assert abs(accuracy(many_s > 0, many_yes) - of_no) < 0.05
 
 # %% [markdown]
-# **3.** One scaffold holds 85 % of all molecules. In which part of the split does
-# it land, and what is in the training set? And with 95 %?
+# **3.** One scaffold holds 85% of all molecules. In which part of the split does
+# it land, and what is in the training set? And with 95%?
 
 # %% tags=["hide-cell"]
 for share, place in ((85, 1), (95, 2)):

@@ -218,7 +218,7 @@ def swept(tmp_path, monkeypatch):
         ("repeated-mlm toy-p0.15-k1 captured_share", "50.0 ± 0.0"),
         ("repeated-mlm toy-p0.15-k1 captured_bits", "0.33 ± 0.00"),
         ("saddle toy-pairs-both left", "1 of 2"),
-        # From 80 and from 90 down to 70, at p = 38.7 %.
+        # From 80 and from 90 down to 70, at p = 38.7%.
         ("repeated-mlm toy downstream change-share", "-15.0 ± 7.1"),
         # In the grid, but without a record.
         ("repeated-mlm toy-p0.789-k8 downstream", "not run yet"),

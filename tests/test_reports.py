@@ -102,8 +102,8 @@ def test_the_rank_correlation_is_scipys():
 def test_the_papers_accuracy_falls_with_the_share_and_less_with_the_mask_ratio():
     figure = printed.printed_grid("Figure 3", "mnli")
     assert -0.7 < correlations.rank_correlation(figure) < -0.65
-    # By hand from Figure 3: at p = 38.7, 62.2, 78.9 % from a share of 15 % to k = 1, and at the
-    # shares 15, 38.7, 62.2 % from the smallest p to 78.9 %.
+    # By hand from Figure 3: at p = 38.7, 62.2, 78.9% from a share of 15% to k = 1, and at the
+    # shares 15, 38.7, 62.2% from the smallest p to 78.9%.
     assert correlations.effect_of_share(figure) == pytest.approx(
         np.mean([83.3 - 83.1, 81.3 - 83.2, 79.6 - 82.8])
     )
@@ -288,7 +288,7 @@ def test_the_report_of_repeated_mlm_has_the_papers_matrices(tmp_path):
     head, *rows = rows_of(text, tables.MATRICES[records.DOWNSTREAM][0])
     assert head == ["k \\ p", "2.25%", "15%", "38.7%", "62.2%", "78.9%"]
     assert [len([c for c in row[1:] if c]) for row in rows] == [5, 4, 3, 2]
-    # 80 - 40 * 0.15, and Figure 3's number for p = 62.2 %, k = 4.
+    # 80 - 40 * 0.15, and Figure 3's number for p = 62.2%, k = 4.
     assert rows[2][4] == "74.0 ± 0.0 (83.2)"
     shares = rows_of(text, "Lost share of tokens, % (Figure 4)")
     assert shares[4][4:] == ["2.25", "15"]
@@ -305,7 +305,7 @@ def test_the_report_gives_one_number_for_each_question(tmp_path):
         correlations.rank_correlation(printed.printed_grid("Figure 3", "mnli")), abs=0.005
     )
     assert at_fixed_share[1] in {"–", "+0.00", "-0.00"}
-    # 40 points per unit of share: from 15 % to 38.7, 62.2 and 78.9 %.
+    # 40 points per unit of share: from 15% to 38.7, 62.2 and 78.9%.
     assert float(share[1]) == pytest.approx(
         -40 * (np.mean([0.387, 0.622, 0.789]) - 0.15), abs=0.01
     )

@@ -65,7 +65,7 @@ def test_repeated_mlm_has_the_shares_of_figure_4(scale):
         rows[cell.paper[1]] = 100 * masking.mask_ratio**masking.num_copies
     figure = {row: columns["lost tokens, %"] for row, columns in printed("Figure 4").items()}
     assert len(cells) == 14
-    # Printed with one or two digits; 15 % and its kin are roots that were rounded.
+    # Printed with one or two digits; 15% and its kin are roots that were rounded.
     assert rows == {row: pytest.approx(share, rel=0.02) for row, share in figure.items()}
 
 

@@ -2,7 +2,7 @@
 
 * ``{small}`TASK MODEL` ``: mean over seeds ± standard deviation, in percent; MODEL is ``exlm``,
   ``mlm`` or ``scratch``;
-* ``{small}`TASK MODEL-MODEL` ``: the difference, taken seed by seed, ± half its 95 % interval;
+* ``{small}`TASK MODEL-MODEL` ``: the difference, taken seed by seed, ± half its 95% interval;
 * ``{small}`TASK paper-MODEL` ``: what the paper prints;
 * ``{small}`TASK rows` ``: training rows of the task;
 * ``{small}`TASK seen` ``: molecules that pre-training has read, of all in the benchmark;

@@ -129,20 +129,20 @@ class Statistic(NamedTuple):
 
 STATISTICS = {
     "rank-share": Statistic(
-        "rank correlation with the lost share, shares ≥ 15 %", rank_correlation, False
+        "rank correlation with the lost share, shares ≥ 15%", rank_correlation, False
     ),
     "rank-ratio": Statistic(
-        "rank correlation with p at fixed share, shares ≥ 15 %",
+        "rank correlation with p at fixed share, shares ≥ 15%",
         rank_correlation_at_fixed_share,
         False,
     ),
     "change-share": Statistic(
-        "change from 15 % to the largest share, p fixed", effect_of_share, True
+        "change from 15% to the largest share, p fixed", effect_of_share, True
     ),
     "change-ratio": Statistic(
         "change from the smallest to the largest p, share fixed", effect_of_mask_ratio, True
     ),
-    "change-low": Statistic("change from 15 % to 2.25 %, p fixed", drop_at_low_share, True),
+    "change-low": Statistic("change from 15% to 2.25%, p fixed", drop_at_low_share, True),
 }
 """By a short name, in the order of the reports."""
 

@@ -53,7 +53,7 @@ def _base(kind: Input, scale: str) -> tuple[str, dict[str, Any], Downstream | No
     """Base recipe, its changes, and the task of an input."""
     small = {"dropout": 0.0, "attention_dropout": 0.0, "weight_decay": 0.01}
     if kind == "toy":
-        # Chosen on single models of repeated-mlm (p = 15 % and 62.2 %, seed 1), after most had
+        # Chosen on single models of repeated-mlm (p = 15% and 62.2%, seed 1), after most had
         # stayed at chance without clipping and a long warm-up; many still do.
         clipped = {"clip_norm": 1.0, "warmup_share": 0.2}
         tune = TuneConfig(epochs=3, batch_size=8, learning_rate=2e-3, **small, **clipped)
@@ -209,7 +209,7 @@ _OTHER_STARTS: dict[str, dict[str, Any]] = {
 }
 """On the smallest language alone: what needs no setting that the paper lacks."""
 CURED_AT = 0.387
-"""Mask ratio of ``town`` in ``saddle``; at the recipe's 15 % its masks share 0.02 bits of 3.8."""
+"""Mask ratio of ``town`` in ``saddle``; at the recipe's 15% its masks share 0.02 bits of 3.8."""
 
 
 def _saddle(scale: str) -> list[Cell]:
