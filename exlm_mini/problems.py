@@ -24,6 +24,7 @@ from exlm_mini.tasks.metrics import evaluate
 from exlm_mini.tasks.spans import (
     Answers,
     BestSpans,
+    EncodedQuestion,
     best_spans,
     choose_answers,
     encode_question,
@@ -200,47 +201,53 @@ def make_span_problem(
             encode_question(q, pretrained.tokenizer, length, stride, max_question)
             for q in questions
         ]
-        windows = [window for entry in encoded for window in entry.windows]
-        rows = [window.token_ids_N for window in windows]
-        labels = np.array([pair for entry in encoded for pair in entry.targets])
-        num_cut = [entry.num_cut for entry in encoded]
-        num_tokens = sum(entry.num_tokens for entry in encoded)
-        unknown_share = sum(entry.num_unknown for entry in encoded) / max(num_tokens, 1)
+        told = _told_of_questions(encoded)
         if name == "train":
             texts = [(q.question, q.context) for q in questions]
-            check_unknown(squad.TASK, texts, unknown_share, max_unknown, pretrained)
-        notes["rows"][name] = {
-            "examples": len(questions),
-            "windows": len(rows),
-            "longest": max(len(row) for row in rows),
-            "truncated": sum(n > 0 for n in num_cut),
-            "tokens_cut": sum(num_cut),
-            "unknown_share": round(unknown_share, 6),
-            "left_out": num_left_out,
-        }
-
-        def answered(
-            scores: list[np.ndarray], questions=questions, encoded=encoded, windows=windows
-        ) -> Answers:
-            return choose_answers(questions, encoded, _best_spans(scores, windows))
-
-        def judge(
-            scores: list[np.ndarray], answered=answered, dataset=dataset
-        ) -> dict[str, float]:
-            found = answered(scores)
-            score = score_predictions(dataset, found.texts, found.na_probs, 0.5)
-            return {n: score[n] / 100 for n in ("exact", "f1", "best_exact", "best_f1")}
-
-        def answers(
-            scores: list[np.ndarray], answered=answered, dataset=dataset
-        ) -> list[tuple[str, Any]]:
-            found = answered(scores)
-            score = score_predictions(dataset, found.texts, found.na_probs)
-            return list(found.at(score["best_f1_thresh"]).items())
-
-        parts[name] = Part(rows, labels, judge, answers)
+            check_unknown(squad.TASK, texts, told["unknown_share"], max_unknown, pretrained)
+        told["unknown_share"] = round(told["unknown_share"], 6)
+        notes["rows"][name] = {**told, "left_out": num_left_out}
+        parts[name] = _span_part(dataset, questions, encoded)
     digest = sha256_of((part.rows, part.labels) for part in parts.values())
     return Problem(squad.TASK, 2, parts.pop("train"), parts, notes, digest)
+
+
+def _told_of_questions(encoded: list[EncodedQuestion]) -> dict[str, Any]:
+    """What the notes say of the rows of a part."""
+    rows = [window.token_ids_N for entry in encoded for window in entry.windows]
+    num_cut = [entry.num_cut for entry in encoded]
+    num_tokens = sum(entry.num_tokens for entry in encoded)
+    return {
+        "examples": len(encoded),
+        "windows": len(rows),
+        "longest": max(len(row) for row in rows),
+        "truncated": sum(n > 0 for n in num_cut),
+        "tokens_cut": sum(num_cut),
+        "unknown_share": sum(entry.num_unknown for entry in encoded) / max(num_tokens, 1),
+    }
+
+
+def _span_part(
+    dataset: dict, questions: list[squad.Question], encoded: list[EncodedQuestion]
+) -> Part:
+    """The windows of a part, and how the answers chosen from them are scored."""
+    windows = [window for entry in encoded for window in entry.windows]
+    labels = np.array([pair for entry in encoded for pair in entry.targets])
+
+    def answered(scores: list[np.ndarray]) -> Answers:
+        return choose_answers(questions, encoded, _best_spans(scores, windows))
+
+    def judge(scores: list[np.ndarray]) -> dict[str, float]:
+        found = answered(scores)
+        score = score_predictions(dataset, found.texts, found.na_probs, 0.5)
+        return {n: score[n] / 100 for n in ("exact", "f1", "best_exact", "best_f1")}
+
+    def answers(scores: list[np.ndarray]) -> list[tuple[str, Any]]:
+        found = answered(scores)
+        score = score_predictions(dataset, found.texts, found.na_probs)
+        return list(found.at(score["best_f1_thresh"]).items())
+
+    return Part([window.token_ids_N for window in windows], labels, judge, answers)
 
 
 def _best_spans(scores: list[np.ndarray], windows: list) -> BestSpans:
