@@ -47,7 +47,7 @@ def command_parser(command: str, text: str, kind: type[Parser] = Parser) -> Pars
     first = first.removesuffix(" ::")
     return kind(
         prog=command,
-        description=first.partition("``: ")[2] or first,
+        description=(first.partition("``: ")[2] or first).replace("``", ""),
         epilog=rest.replace(" ::", "::").replace("::", ":").replace("``", ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -8,6 +8,7 @@ import pytest
 from exlm_mini import bench, fill, finetune, plot
 from exlm_mini.config import UserError
 from exlm_mini.console import INTERRUPTED, exit_code
+from exlm_mini.options import command_parser
 
 WORDS = {
     bench: ["dag"],
@@ -54,3 +55,10 @@ def test_a_command_says_what_an_unread_end_means(monkeypatch):
     assert exit_code(raising(BrokenPipeError())) == INTERRUPTED
     assert exit_code(raising(BrokenPipeError()), unread=0) == 0
     assert exit_code(sys.stdout.flush) == 0
+
+
+def test_a_help_has_no_marks_of_the_reference():
+    text = "Make ``a`` of ``b``. ::\n\n    python a.py ``b``\n\nThen ``c``::\n\n    c\n"
+    shown = command_parser("python a.py", text).format_help()
+    assert "Make a of b." in shown and "Then c:" in shown
+    assert "``" not in shown and "::" not in shown
