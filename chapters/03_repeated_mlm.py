@@ -866,9 +866,8 @@ assert math.isclose(unfiltered[0], diagonal[0], rel_tol=1e-5)  # k = 1: no filte
 
 # %% [markdown]
 # **Takeaway.** The paper's finding holds here, and we know what it must be: entropy
-# follows $p^k$, not $p$. Our trained points lie a little above the curve, because
-# training was short: the models are less sure than they could be. Two limits should
-# be kept in mind.
+# follows $p^k$, not $p$. Our trained points lie near the curve and not on it,
+# because training was short. Two limits should be kept in mind.
 #
 # * Entropy on masked sentences sees what [MASK] costs *while predicting masks*.
 #   That unreal tokens are absent later, downstream, is another cost; only

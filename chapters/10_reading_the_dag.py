@@ -212,7 +212,7 @@ total
 
 # %%
 assert on_path == "glad" and max(total, key=total.get) == "sorry"
-assert graph.log_path <= reading.log_joint
+assert graph.log_path <= reading.log_joint + 1e-5  # float32
 share = math.exp(graph.log_path - reading.log_joint)
 assert share > 0.97, share
 
@@ -703,13 +703,13 @@ k2 = train(
 )
 # Two moods per state: one bit of the mood's two is won, 6 x 6 x 2 pairs are left.
 (k2_bits,) = (value for step, value in k2.bits_per_row().items() if step == 120)
-assert abs(k2_bits - math.log2(72)) < 0.25, k2_bits
+assert abs(k2_bits - math.log2(72)) < 0.4, k2_bits
 k2_reading = read_states(k2.model, masked_ids_BN)
 assert (
     np.abs(
         np.subtract(uncertainty(k2_reading)["states, weighted"], math.log2(6))
     ).max()
-    < 0.3
+    < 0.5  # with one mood, or with all four, it would be a whole bit off
 )
 
 # %% [markdown]

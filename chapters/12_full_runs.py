@@ -18,8 +18,8 @@
 # **You will** read all recipes of the paper as one table of numbers, check them
 # against the paper, and find where the paper contradicts itself. You will turn
 # operations into hours for your own device, prepare a corpus, spread a batch over
-# processes that do not exist, and stop a run, damage it and resume it, down to
-# the last bit.
+# processes that do not exist, and stop a run, damage it and resume it, on one
+# machine down to the last bit.
 #
 # **You will know after** which of the paper's runs you can do in an hour, a day
 # or a week, which command starts it, and what you can rely on while it runs.
@@ -827,7 +827,8 @@ assert "the same command" in told
 # %% [markdown]
 # **Check.** The same command goes on where it stopped. Its last checkpoint is
 # that of the undisturbed run: every weight, every moment of Adam, every bit. So
-# is the log.
+# is the log. (Both were made on one machine, with the same versions and threads.
+# Another processor adds in another order, and its run ends elsewhere.)
 
 # %%
 code, _, told = command(f"pretrain {SHORT} --output {work}/stopped")
@@ -1036,7 +1037,8 @@ assert sizes == {"tiny"}
 #   operations divided by a measured speed, and `--throughput` does the division.
 # * At the speed that Table 12 implies for an A100, a day is enough for the
 #   molecular run, a week for an ablation.
-# * A stopped run goes on to the same bits, and a damaged checkpoint is noticed.
+# * On its machine a stopped run goes on to the same bits, and a damaged checkpoint
+#   is noticed.
 #
 # ## Exercises
 #
