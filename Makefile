@@ -18,7 +18,7 @@ BOOK := .venv/bin/jupyter-book build -W -n --keep-going . --config book/_config.
 	--toc book/_toc.yml --path-output book
 TEX := latexmk texlive-xetex texlive-latex-extra texlive-fonts-recommended tex-gyre fonts-freefont-otf
 
-.PHONY: help setup pretrain doctor evidence book chapters pdf test test-chapters test-slow test-reliability check format lock clean
+.PHONY: help setup pretrain doctor evidence book chapters pdf test test-chapters test-slow test-reliability test-machines check format lock clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## /\1\t/p' Makefile | while IFS='	' read -r name text; do \
@@ -59,6 +59,9 @@ test-slow: .venv/.ready ## the tests marked slow
 
 test-reliability: .venv/.ready ## what a run survives: kills, full disks, damaged files, changed settings
 	$(PY) -m pytest -n $(WORKERS) -m "reliability and not gpu" $(ARGS)
+
+test-machines: .venv/.ready ## chapters and trainings as on other processors, a table; hours; ARGS="--only avx2"
+	$(PY) tests/machines.py --workers $(WORKERS) $(ARGS)
 
 check: .venv/.ready ## lint and format check alone
 	$(PY) -m ruff check --quiet .

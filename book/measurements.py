@@ -31,9 +31,10 @@ from exlm_mini.benchmarks.data import Reading, epochs, readings
 from exlm_mini.benchmarks.emission import emission
 from exlm_mini.benchmarks.limits import Floor, Limits, floor, measured_limits, replay_ms
 from exlm_mini.benchmarks.step import model_of, row_length, step
-from exlm_mini.benchmarks.training import LEAST_STEPS, DoesNotFit, singles, train
+from exlm_mini.benchmarks.training import LEAST_STEPS, singles, train
 from exlm_mini.config import RunConfig, UserError
 from exlm_mini.measure import threads
+from exlm_mini.memory import DoesNotFit
 from exlm_mini.settings import load_recipe, recipe_names
 from exlm_mini.throughput import speed_settings
 

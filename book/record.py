@@ -157,6 +157,10 @@ def write_json(target: Path, content: Any) -> None:
         raise UserError(
             f"cannot write {target} ({error.strerror}); check its folder and the disk"
         ) from None
+    except UnicodeEncodeError:
+        raise UserError(
+            f"{target} holds half a surrogate pair, which is no text; mend it"
+        ) from None
 
 
 def _config_of(run: Path) -> RunConfig:

@@ -38,14 +38,12 @@ DAG_FN void best_path(Block& c, const Launch<Real>& all, int64_t b, int64_t* pat
       double most = kImpossible;
       int from = -1;
       for (int v = g.first(i - 1); v <= smaller(u - 1, g.last(i - 1)); ++v) {
-        const double here = best[v];
-        if (here == kImpossible) continue;
-        const double score = here + double(g.edge(v, u));
+        const double score = best[v] + double(g.edge(v, u));
         saw_nan |= score != score;
         from = score > most ? v : from;
         most = score > most ? score : most;
       }
-      if (most != kImpossible) most += double(g.emit(i, u));
+      most += double(g.emit(i, u));
       saw_nan |= most != most;
       next[u] = most;
       came_from[i * all.L + u] = from;

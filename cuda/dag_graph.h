@@ -28,7 +28,9 @@ constexpr double kLn2 = 0.6931471805599453;
 enum Status : int32_t { kTiled = 0, kLogSpace = 1, kNoPath = 2, kNan = 3 };
 
 // The largest score, in nats, whose sum over m targets is sure to fit an int as an exponent.
-DAG_FN double score_limit(int m) { return m <= 4096 ? kLimit : kLimit * 4096 / m; }
+DAG_FN constexpr double score_limit(int m) { return m <= 4096 ? kLimit : kLimit * 4096 / m; }
+static_assert(score_limit(4096) * 4096 * kLog2e < 1 << 29, "an exponent of 4096 targets");
+static_assert(score_limit(1 << 20) * (1 << 20) * kLog2e < 1 << 29, "and of a million");
 
 DAG_FN int larger(int a, int b) { return a > b ? a : b; }
 DAG_FN int smaller(int a, int b) { return a < b ? a : b; }

@@ -105,7 +105,6 @@ double best_path(const Graph<Real>& g, int64_t* path) {
     std::fill(next.begin(), next.end(), kImpossible);
     for (int v = g.first(i - 1); v <= g.last(i - 1); ++v) {
       const double here = best[v];
-      if (here == kImpossible) continue;
       for (int u = larger(v + 1, g.first(i)); u <= g.last(i); ++u) {
         const double score = here + double(g.edge(v, u));
         is_nan |= score != score;
@@ -114,7 +113,7 @@ double best_path(const Graph<Real>& g, int64_t* path) {
       }
     }
     for (int u = g.first(i); u <= g.last(i); ++u) {
-      if (next[u] != kImpossible) next[u] += double(g.emit(i, u));
+      next[u] += double(g.emit(i, u));
       is_nan |= next[u] != next[u];
     }
     best.swap(next);

@@ -27,7 +27,6 @@ import contextlib
 import itertools
 import json
 import math
-import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -39,15 +38,17 @@ import torch
 from exlm_mini.alignment import BACKENDS, dag_log_likelihood
 from exlm_mini.benchmarks import DAG_SHAPES, EMISSION_SIZES, TEXT_SHAPE, Record, Shape, as_json
 from exlm_mini.benchmarks.dag import LogLikelihood, dag, load_extra_backend
-from exlm_mini.benchmarks.data import MOLECULE_ROWS, TEXT_ROWS, epochs, readings
+from exlm_mini.benchmarks.data import MOLECULE_ROWS, ROW_BYTES, TEXT_ROWS, epochs, readings
 from exlm_mini.benchmarks.emission import emission
 from exlm_mini.benchmarks.options import REFERENCE, bench_parser, check_options
-from exlm_mini.benchmarks.step import model_of, step
+from exlm_mini.benchmarks.step import model_of, row_length, step
 from exlm_mini.benchmarks.table import data_line, heading, lines, machine_line, train_lines
 from exlm_mini.benchmarks.training import LEAST_STEPS, singles, train
-from exlm_mini.config import ModelConfig, RunConfig, UserError, nearest
+from exlm_mini.config import ModelConfig, RunConfig, TrainConfig, UserError, nearest
 from exlm_mini.console import exit_code, say
+from exlm_mini.estimate import check_memory
 from exlm_mini.measure import machine, threads
+from exlm_mini.memory import check_bytes
 from exlm_mini.settings import load_recipe
 from exlm_mini.training import choose_device
 
@@ -126,7 +127,8 @@ def _dag(arguments: argparse.Namespace, device: torch.device) -> Jobs:
     functions = _functions(arguments, device)
     is_sharp = arguments.transitions == "sharp"
     for B, M, L in shapes:  # scores, gradients, one step
-        _check_memory(Shape(B, M, L), 3 * B * L * (L + M) * max(dtype.itemsize, 4), device)
+        needed = 3 * B * L * (L + M) * max(dtype.itemsize, 4)
+        check_bytes(f"--shape {B},{M},{L}", {"choose a smaller one": needed}, device)
     return [
         partial(dag, shape, functions, device, dtype, is_sharp, arguments.seconds, say)
         for shape in shapes
@@ -139,7 +141,9 @@ def _emission(arguments: argparse.Namespace, device: torch.device) -> Jobs:
         shapes = arguments.shape or dict.fromkeys(shape for shape, _ in EMISSION_SIZES)
         sizes = [(shape, arguments.vocab_size or EMISSION_SIZES[0][1]) for shape in shapes]
     for shape, vocab_size in sizes:  # logits, their log-softmax and gradient, in float64
-        _check_memory(shape, 3 * 8 * shape.B * shape.L * vocab_size, device)
+        needed = 3 * 8 * vocab_size * (shape.B * shape.L + arguments.width)
+        told = f"--shape {shape} with --vocab-size {vocab_size:,}"
+        check_bytes(told, {"choose a smaller one": needed}, device)
     dtype = getattr(torch, arguments.dtype)
     width, chunk = arguments.width, arguments.chunk
     return [
@@ -151,10 +155,13 @@ def _emission(arguments: argparse.Namespace, device: torch.device) -> Jobs:
 def _step(arguments: argparse.Namespace, device: torch.device) -> Jobs:
     sizes = (arguments.mask_ratio, arguments.vocab_size)
     way = (arguments.precision, arguments.compile, arguments.layout)
-    return [
-        partial(step, shape, *sizes, _step_config(arguments, shape), device, *way)
-        for shape in arguments.shape or (TEXT_SHAPE,)
-    ]
+    jobs = []
+    for shape in arguments.shape or (TEXT_SHAPE,):
+        model = _step_config(arguments, shape)
+        run = RunConfig(model=model, train=TrainConfig(batch_size=shape.B))
+        check_memory(run, arguments.vocab_size, row_length(shape, arguments.mask_ratio), device)
+        jobs.append(partial(step, shape, *sizes, model, device, *way))
+    return jobs
 
 
 def _step_config(arguments: argparse.Namespace, shape: Shape) -> ModelConfig:
@@ -173,25 +180,13 @@ def _step_config(arguments: argparse.Namespace, shape: Shape) -> ModelConfig:
     )
 
 
-def _check_memory(shape: Shape, needed: int, device: torch.device) -> None:
-    """Refuse bytes that cannot fit, before the machine comes to a halt."""
-    if device.type == "cuda":
-        present = torch.cuda.get_device_properties(device).total_memory
-    else:
-        present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > present:
-        raise UserError(
-            f"--shape {shape} needs {needed / 2**30:.1f} GiB and there are "
-            f"{present / 2**30:.1f}; choose a smaller one"
-        )
-
-
 # ---- running ----
 
 
 def _data(arguments: argparse.Namespace) -> None:
     """Measure the way from a pack to a batch and print it."""
     rows = arguments.epoch_rows
+    check_bytes(f"--epoch-rows {rows}", {"give fewer": ROW_BYTES * (rows or 0)})
     found = itertools.chain(
         readings(arguments.tokens), epochs(rows or TEXT_ROWS, rows or MOLECULE_ROWS)
     )

@@ -9,7 +9,7 @@ can leave half a file under its final name. So a checkpoint is a directory with 
         manifest.json            step, state, size and sha256 of each file, and its own sha256
 
 It holds no state of random generators or data loaders: data order, masks and dropout are
-functions of counters, so the step is enough to go on bit for bit.
+functions of counters, so the step is enough to go on, on the same machine bit for bit.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from exlm_mini.manifest import (
     read_checked,
     read_manifest,
 )
+from exlm_mini.outside import open_regular, reading
 
 _LEFTOVER_NAME = re.compile(r"(step-[0-9]{6,12})\.(tmp|replaced)")
 
@@ -120,20 +121,31 @@ def load_checkpoint(path: Path) -> Checkpoint:
         The checkpoint, tied tensors tied.
 
     Raises:
-        UserError: missing, truncated or changed file, or a manifest this version cannot read.
+        UserError: missing, truncated or changed file, a manifest this version cannot read, or
+            numbers of a model that are not finite: no training goes on from them.
     """
     manifest = read_manifest(path / MANIFEST)
-    tensors = {}
-    for file_name, entry in manifest["files"].items():
-        file = path / file_name
-        data = read_checked(file, entry)
-        try:
+    with reading(path, USE_EARLIER.format(path)):
+        tensors = {}
+        for file_name, entry in manifest["files"].items():
+            file = path / file_name
+            data = read_checked(file, entry)
             named = safetensors.torch.load(data)
             named.update({alias: named[owner] for alias, owner in entry["tied"].items()})
-        except (safetensors.SafetensorError, KeyError, ValueError) as error:
-            raise broken(file, f"does not hold what its manifest says ({error})") from error
-        tensors[file_name.removesuffix(".safetensors")] = named
-    return Checkpoint(manifest["step"], tensors, manifest["state"])
+            tensors[file_name.removesuffix(".safetensors")] = named
+        if name := not_finite(tensors.get("model", {})):
+            raise broken(
+                path / "model.safetensors", f"has numbers in {name} that are not finite"
+            )
+        return Checkpoint(manifest["step"], tensors, manifest["state"])
+
+
+def not_finite(tensors: dict[str, Tensor]) -> str | None:
+    """Name of the first tensor with a number that is none, or infinite; none if all are finite."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            return name
+    return None
 
 
 def latest_checkpoint(directory: Path, report: Callable[[str], None]) -> Checkpoint | None:
@@ -173,11 +185,11 @@ def latest_checkpoint(directory: Path, report: Callable[[str], None]) -> Checkpo
 
 
 def prune_checkpoints(directory: Path, keep_last: int, best_step: int | None) -> None:
-    """Delete old checkpoints, never the only one that is intact.
+    """Delete old checkpoints, never the only one that is intact, and what a crashed save left.
 
     Only what is older than the newest intact one goes. To find that, checkpoints are read again
     from the newest on: one per call, as a rule, and none where nothing is to be deleted. A crash
-    leaves at most a ``.tmp`` directory, which the next save removes.
+    leaves at most a ``.tmp`` directory, which the next call or save removes.
 
     Args:
         directory: as for ``save_checkpoint``; anything in it with another name is ignored.
@@ -191,6 +203,8 @@ def prune_checkpoints(directory: Path, keep_last: int, best_step: int | None) ->
     """
     if keep_last < 0:
         raise ValueError(f"keep_last is {keep_last}; it must not be negative")
+    if directory.is_dir():
+        _remove_leftovers(directory)
     found = _newest_first(directory) if keep_last else []
     old: list[Path] = []
     num_complete = 0
@@ -248,10 +262,10 @@ def _num_bytes(stored: dict[str, dict[str, Tensor]], state: dict) -> int:
 
 
 def _remove_leftovers(directory: Path) -> None:
-    """Remove what a crashed save left, unless it is the only copy of its step."""
+    """Remove what a crashed save left, unless it is the only whole copy of its step."""
     for path in directory.iterdir():
         name = _LEFTOVER_NAME.fullmatch(path.name)
-        if name and (name[2] == "tmp" or (directory / name[1]).exists()):
+        if name and (name[2] == "tmp" or _is_intact(directory / name[1])):
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -286,7 +300,7 @@ def _is_intact(path: Path) -> bool:
     """``load_checkpoint`` would take it; reads all files piece by piece, holds no tensors."""
     try:
         for name, entry in read_manifest(path / MANIFEST)["files"].items():
-            with open(path / name, "rb") as stream:
+            with open_regular(path / name) as stream:
                 if hashlib.file_digest(stream, "sha256").hexdigest() != entry["sha256"]:
                     return False
             with safetensors.safe_open(path / name, "pt") as tensors:
@@ -300,7 +314,9 @@ def _is_intact(path: Path) -> bool:
 def _publish(draft: Path, final: Path) -> None:
     """Give a complete draft its name; at no moment is the step without a whole checkpoint."""
     replaced = final.with_name(f"{final.name}.replaced")
-    if final.exists():
+    if replaced.exists():  # whole, for a crashed save left it and what took its place is not
+        shutil.rmtree(final, ignore_errors=True)
+    elif final.exists():
         os.rename(final, replaced)  # a directory cannot be renamed onto one that has files
     os.rename(draft, final)
     sync_directory(final.parent)

@@ -12,11 +12,15 @@ from typing import Any, Literal, NamedTuple
 from exlm_mini.checks import (
     AT_LEAST_1,
     BELOW_1,
+    LARGEST,
+    LAYERS,
     NOT_NEGATIVE,
     POSITIVE,
     SHARE,
+    THREADS,
+    VOCABULARY,
     UserError,
-    check_choices,
+    check_fields,
     check_numbers,
     nearest,
 )
@@ -104,11 +108,12 @@ class ModelConfig:
     """Standard deviation of the initial weights."""
 
     def __post_init__(self) -> None:
-        check_choices("model.", self)
+        check_fields("model.", self)
         check_numbers(
             "model.", self, AT_LEAST_1, "states_per_mask", "max_positions", "emission_chunk",
-            "num_layers", "width", "ffn_width", "num_heads", "vocab_size",
+            "width", "ffn_width", "num_heads", "vocab_size",
         )  # fmt: skip
+        check_numbers("model.", self, LAYERS, "num_layers")
         dropouts = ("dropout", "attention_dropout", "activation_dropout")
         check_numbers("model.", self, BELOW_1, *dropouts)
         check_numbers("model.", self, POSITIVE, "init_std")
@@ -146,7 +151,7 @@ class MaskingConfig:
     """repeated-mlm only: k of §3, copies of each token."""
 
     def __post_init__(self) -> None:
-        check_choices("masking.", self)
+        check_fields("masking.", self)
         if not 0 < self.mask_ratio < 1:
             raise UserError(
                 f"masking.mask_ratio is {self.mask_ratio}; it must lie strictly between 0 and 1"
@@ -193,7 +198,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "files", tuple(self.files))
-        check_choices("data.", self)
+        check_fields("data.", self)
         for name in ("files", "hub"):
             if self.kind == "toy" and getattr(self, name):
                 raise UserError(
@@ -207,7 +212,8 @@ class DataConfig:
                 f"data.block_length is {self.block_length}; a row needs [BOS], one token and "
                 "[EOS], so at least 3"
             )
-        check_numbers("data.", self, AT_LEAST_1, "vocab_size", "num_sentences")
+        check_numbers("data.", self, AT_LEAST_1, "num_sentences")
+        check_numbers("data.", self, VOCABULARY, "vocab_size")
         if self.max_documents is not None and self.max_documents < 2:
             raise UserError(
                 f"data.max_documents is {self.max_documents}; it must be at least 2, one to train "
@@ -278,12 +284,12 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "adam_betas", tuple(self.adam_betas))
-        check_choices("train.", self)
+        check_fields("train.", self)
         if not all(0 <= beta < 1 for beta in self.adam_betas):
             raise UserError(f"train.adam_betas is {self.adam_betas}; both must lie in [0, 1)")
         check_numbers(
             "train.", self, NOT_NEGATIVE,
-            "adam_eps", "weight_decay", "clip_norm", "min_loss_scale", "keep_last",
+            "weight_decay", "clip_norm", "min_loss_scale", "keep_last",
         )  # fmt: skip
         check_numbers(
             "train.", self, AT_LEAST_1, "steps", "batch_size", "save_every", "log_every",
@@ -295,13 +301,18 @@ class TrainConfig:
                 "train.precision fp16 does not go with train.sharding fsdp2, whose processes "
                 "would scale the loss apart; use bf16"
             )
-        check_numbers("train.", self, AT_LEAST_1, "num_threads")
+        check_numbers("train.", self, THREADS, "num_threads")
         if not 0 <= self.chain_warmup <= 0.5:
             raise UserError(
                 f"train.chain_warmup is {self.chain_warmup}; it must lie in [0, 0.5], so that the "
                 "chains are gone by the last step"
             )
-        check_numbers("train.", self, POSITIVE, "learning_rate")
+        check_numbers("train.", self, POSITIVE, "learning_rate", "adam_eps")
+        if self.learning_rate * self.weight_decay >= LARGEST:
+            raise UserError(
+                f"train.learning_rate {self.learning_rate:g} times train.weight_decay "
+                f"{self.weight_decay:g} must be below {LARGEST:g}; lower both"
+            )
         if self.micro_batch_size is not None and (
             self.micro_batch_size < 1 or self.batch_size % self.micro_batch_size
         ):
@@ -351,14 +362,12 @@ class RunConfig:
     """Of weights, data order, masks and dropout."""
 
     def __post_init__(self) -> None:
-        check_choices("", self)
+        check_fields("", self)
         if self.masking.strategy == "slots" and self.data.kind != "toy":
             raise UserError(
                 f"masking.strategy slots needs data.kind toy, not {self.data.kind}; only the toy "
                 "language has slots"
             )
-        if not 0 <= self.seed < 2**63:
-            raise UserError(f"seed is {self.seed}; it must not be negative, and below 2**63")
 
 
 def run_config_from_dict(settings: dict[str, Any]) -> RunConfig:

@@ -9,12 +9,13 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 from exlm_mini.config import UserError
-from exlm_mini.durable import NO_SPACE
+from exlm_mini.outside import refused
 from exlm_mini.trainer import Progress
 
 INTERRUPTED = 130
@@ -26,6 +27,23 @@ SECONDS_BETWEEN_SIGNALS = 2.0
 def say(line: str) -> None:
     """A line for the person, apart from the results on stdout."""
     print(line, file=sys.stderr, flush=True)
+
+
+class Debugging:
+    """Whether ``--debug`` was given."""
+
+    is_on = False
+
+
+def say_error(error: UserError) -> None:
+    """The one line of a mistake; with ``--debug`` what led to it comes first."""
+    if Debugging.is_on:
+        earlier: BaseException | None = error
+        while earlier:
+            earlier.__suppress_context__ = False
+            earlier = earlier.__cause__ or earlier.__context__
+        traceback.print_exception(error)
+    say(f"error: {error}")
 
 
 def drop_output() -> None:
@@ -48,20 +66,19 @@ def exit_code(
         interrupted: told when it is stopped otherwise, such as while data are read.
         unread: exit code where the reader of stdout left before the end.
     """
+    Debugging.is_on = False
     try:
         code = command() or 0
         sys.stdout.flush()
         return code
     except UserError as error:
-        say(f"error: {error}")
+        say_error(error)
         return 2
     except BrokenPipeError:
         drop_output()
         return unread
     except OSError as error:
-        if error.errno not in NO_SPACE:
-            raise
-        say(f"error: no space left to write {error.filename or 'the output'}; make room")
+        say_error(refused(error))
         return 2
     except KeyboardInterrupt:
         say(interrupted)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from exlm_mini.config import UserError
 from exlm_mini.console import say
+from exlm_mini.outside import reading
 from exlm_mini.plotting import Panel
 from exlm_mini.run_directory import read_metrics
 
@@ -163,9 +164,10 @@ def curve(
     lines = [line for line in run.records if metric.key in line and key in line]
     if not lines:
         return None
-    values = [math.nan if line[metric.key] is None else line[metric.key] for line in lines]
-    drawn = [metric.convert(value) for value in smoothed(values, window)]
-    return [float(line[key]) for line in lines], drawn
+    with reading(f"the log of {run.label}", f"{metric.key} and {key} must be numbers"):
+        values = [math.nan if line[metric.key] is None else line[metric.key] for line in lines]
+        drawn = [metric.convert(value) for value in smoothed(values, window)]
+        return [float(line[key]) for line in lines], drawn
 
 
 def logged(runs: list[Run], names: Sequence[str]) -> list[str]:

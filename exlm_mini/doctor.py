@@ -27,7 +27,7 @@ import torch
 
 from exlm_mini.alignment import BACKENDS, build, fastest
 from exlm_mini.config import UserError
-from exlm_mini.console import INTERRUPTED, drop_output, say
+from exlm_mini.console import INTERRUPTED, drop_output, say, say_error
 from exlm_mini.measure import MIB, machine
 from exlm_mini.options import command_parser
 from exlm_mini.self_check import JUDGE, TOLERANCES, check, short
@@ -36,7 +36,7 @@ NOT_BUILT = "not built yet; without --no-build it would be"
 
 LIBRARIES = {
     "text": ("datasets", "tokenizers"),
-    "chem": ("rdkit", "lmdb"),
+    "chem": ("rdkit",),
     "train": (
         "accelerate", "jsonargparse[signatures]>=4.49,<5", "PyYAML", "tokenizers", "tqdm",
     ),
@@ -47,7 +47,7 @@ LIBRARIES = {
     "tasks": ("scikit-learn", "scipy"),
     "watch": ("tensorboard",),
     "test": (
-        "hypothesis", "nbval", "playwright", "pytest>=9,<10", "pytest-xdist", "ruff",
+        "hypothesis", "lmdb", "nbval", "playwright", "pytest>=9,<10", "pytest-xdist", "ruff",
         "setuptools>=77",
     ),
 }  # fmt: skip
@@ -248,7 +248,7 @@ def main(argv: list[str] | None = None) -> int:
             print(line)
         sys.stdout.flush()
     except UserError as error:
-        say(f"error: {error}")
+        say_error(error)
         return 2
     except KeyboardInterrupt:
         say("interrupted")

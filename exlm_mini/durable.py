@@ -5,14 +5,20 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import BinaryIO
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers that mean the disk, the quota or the file-size limit is used up."""
 
 
+def open_to_write(file: Path) -> BinaryIO:
+    """Open an empty file; where a symbolic link has its name, that is an ``OSError``."""
+    return open(file, "wb", opener=lambda name, how: os.open(name, how | os.O_NOFOLLOW, 0o666))
+
+
 def write_synced(file: Path, data: bytes) -> None:
     """Write a file and wait until the disk has it."""
-    with open(file, "wb") as stream:
+    with open_to_write(file) as stream:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())

@@ -21,9 +21,11 @@ import torch
 
 from exlm_mini.config import UserError
 from exlm_mini.durable import write_atomically
+from exlm_mini.outside import open_regular, reading
 from exlm_mini.tasks.task import Task
 
 FORMAT = "exlm-mini encoded task 1"
+AGAIN = "prepare the tasks again"
 
 
 class EncodedPart(NamedTuple):
@@ -98,24 +100,20 @@ def load_encoded_task(path: Path) -> tuple[EncodedTask, dict[str, Any]]:
     Raises:
         UserError: the file is missing, damaged, or another one.
     """
-    try:
+    with reading(path, AGAIN):
+        open_regular(path, AGAIN).close()
         with safetensors.safe_open(path, "pt") as stored:
             about = json.loads((stored.metadata() or {}).get("about", "{}"))
             tensors = {name: stored.get_tensor(name).numpy() for name in stored.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise UserError(f"there is no {path}; prepare the tasks again") from None
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"cannot read {path} ({reason}); prepare the tasks again") from None
-    if about.get("format") != FORMAT:
-        raise UserError(f"{path} holds no encoded task; prepare the tasks again")
-    parts = {}
-    for name, ids in about["names"].items():
-        ends = np.cumsum(tensors[f"{name}.lengths"])
-        rows = np.split(tensors[f"{name}.ids"], ends[:-1])
-        parts[name] = EncodedPart(rows, tensors[f"{name}.labels"], ids)
-    fields = {**about["task"], "classes": tuple(about["task"]["classes"])}
-    encoded = EncodedTask(Task(**fields), parts, about["notes"])
-    if encoded.sha256 != about["sha256"]:
-        raise UserError(f"{path} is damaged (sha256 differs); prepare the tasks again")
-    return encoded, about["made_for"]
+        if about.get("format") != FORMAT:
+            raise UserError(f"{path} holds no encoded task; {AGAIN}")
+        parts = {}
+        for name, ids in about["names"].items():
+            ends = np.cumsum(tensors[f"{name}.lengths"])
+            rows = np.split(tensors[f"{name}.ids"], ends[:-1])
+            parts[name] = EncodedPart(rows, tensors[f"{name}.labels"], ids)
+        fields = {**about["task"], "classes": tuple(about["task"]["classes"])}
+        encoded = EncodedTask(Task(**fields), parts, about["notes"])
+        if encoded.sha256 != about["sha256"]:
+            raise UserError(f"{path} is damaged (sha256 differs); {AGAIN}")
+        return encoded, about["made_for"]

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from exlm_mini.config import TrainConfig, UserError
-from exlm_mini.durable import NO_SPACE
 from exlm_mini.masking import MaskedBatch
 from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.outside import refused
 from exlm_mini.training import Scored, choose_device, score
 
 LONGEST_WAIT = datetime.timedelta(days=7)
@@ -141,6 +141,10 @@ class Engine:
         """This process's part of a whole tensor, laid out as another."""
         return tensor
 
+    def has_lost_another(self, error: RuntimeError) -> bool:
+        """Whether an error says that another process has ended."""
+        return False
+
     def finish(self) -> None:
         """Let go of the model and of the other processes."""
         self._scorer = None
@@ -243,9 +247,7 @@ class ProcessGroup(Engine):
         except UserError as error:
             message = str(error)
         except OSError as error:
-            if error.errno not in NO_SPACE:
-                raise
-            message = f"no space left to write {error.filename or 'a file'}; make room"
+            message = str(refused(error))
         for first in self._gather(message):
             if first is not None:
                 raise UserError(first)
@@ -270,6 +272,10 @@ class ProcessGroup(Engine):
         return distribute_tensor(
             tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None
         )
+
+    def has_lost_another(self, error: RuntimeError) -> bool:
+        """See ``Engine.has_lost_another``; gloo gives its errors no type of their own."""
+        return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
 
     def finish(self) -> None:
         """Let go of the model, then of the other processes.

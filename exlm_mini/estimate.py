@@ -8,14 +8,21 @@ vocabulary.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
-from exlm_mini.config import RunConfig, SpecialIds, TrainConfig, UserError
-from exlm_mini.training import longest_row, make_model, num_copies
+from exlm_mini.checks import check_integers
+from exlm_mini.config import ModelConfig, RunConfig, SpecialIds, TrainConfig, UserError
+from exlm_mini.memory import check_bytes
+from exlm_mini.training import count_parameters, longest_row, num_copies
 
 _FLOAT = 4  # bytes; weights, moments and the alignment are float32 in every precision
+_BATCH_TOKEN = 25
+"""Bytes of a token of a step's batch: its id, masked or not, whether it is, and the noise."""
+_SURE = 0.75
+"""Share of the estimated activations that is surely needed: the estimate is good to 30%."""
 
 
 class Estimate(NamedTuple):
@@ -79,13 +86,15 @@ def plan_batch(train: TrainConfig, num_devices: int, option: str = "--devices") 
         size, micro, names = train.batch_size, train.micro_batch_size, ("size", "size")
     else:
         size, micro, names = train.batch_tokens, train.micro_batch_tokens, ("tokens", "tokens")
+    check_integers({option: num_devices})
     if num_devices < 1:
         raise UserError(f"{option} is {num_devices}; it must be at least 1")
     share = num_devices * (micro or 1)
     if size % share:
         of_each = f" x train.micro_batch_{names[1]} {micro:,}" if micro else ""
-        good = [n for n in range(1, 2 * num_devices) if size % (n * (micro or 1)) == 0]
-        near = min(good, key=lambda n: abs(n - num_devices), default=1)
+        most = size // (micro or 1)
+        small = [n for n in range(1, math.isqrt(most) + 1) if most % n == 0]
+        near = min(small + [most // n for n in small], key=lambda n: abs(n - num_devices))
         raise UserError(
             f"train.batch_{names[0]} {size:,} cannot be spread over {num_devices} devices"
             f"{of_each}: {size % share:,} {unit} are left over; use {option} {near}, or change "
@@ -110,17 +119,17 @@ def estimate(
         row_length: longest row, [BOS] and [EOS] included.
         special_ids: of the tokenizer.
         num_slots: masks of a row under the strategy ``slots``.
+
+    Raises:
+        UserError: for a weight of more bytes than can be numbered.
     """
-    with torch.device("meta"):
-        model = make_model(config, vocab_size, special_ids)
-    num_parameters = sum(p.numel() for p in model.parameters())
-    transition = getattr(model, "transition", None)
+    num_parameters, num_transition = count_parameters(config, vocab_size, special_ids)
     tokens_per_step = config.train.batch_tokens or config.train.batch_size * row_length
     num_tokens = tokens_per_step * config.train.steps
     flops_per_token = row_flops(config, vocab_size, row_length, num_slots) / row_length
     return Estimate(
         num_parameters,
-        sum(p.numel() for p in transition.parameters()) if transition is not None else 0,
+        num_transition,
         row_length,
         longest_row(config, row_length, num_slots),
         tokens_per_step,
@@ -130,6 +139,43 @@ def estimate(
         4 * _FLOAT * num_parameters,
         _activation_bytes(config, vocab_size, row_length, num_slots),
     )
+
+
+def check_memory(
+    config: RunConfig,
+    vocab_size: int,
+    row_length: int,
+    device: torch.device,
+    num_devices: int = 1,
+    num_slots: int | None = None,
+) -> None:
+    """Refuse a run with a single objective that its device cannot hold.
+
+    Args:
+        config: of the run, its precision settled.
+        vocab_size, row_length, num_slots: as for ``estimate``; less where it is not yet known.
+        device: of this process.
+        num_devices: of the run.
+
+    Raises:
+        DoesNotFit: with the figure, and which settings to lower.
+        UserError: as ``estimate`` and ``plan_batch``.
+    """
+    plan = plan_batch(config.train, num_devices)
+    unit = "size" if plan.unit == "rows" else "tokens"
+    train = replace(config.train, **{f"micro_batch_{unit}": plan.per_device})
+    # Independent draws could mask every token, and never do.
+    masking = replace(config.masking, strategy="fixed_count")
+    config = replace(config, train=train, masking=config.masking if num_slots else masking)
+    costs = estimate(config, vocab_size, row_length, num_slots=num_slots)
+    weights = costs.weight_bytes / (num_devices if config.train.sharding == "fsdp2" else 1)
+    tokens = costs.tokens_per_step * num_copies(config) / num_devices
+    parts = {
+        "lower model.width, model.num_layers, model.max_positions or the vocabulary": weights,
+        f"lower train.micro_batch_{unit}, or give one": _SURE * costs.activation_bytes,
+        f"lower train.batch_{unit}": _BATCH_TOKEN * tokens,
+    }
+    check_bytes("the run", parts, device)
 
 
 def row_flops(
@@ -178,6 +224,24 @@ def _micro_batch_rows(train: TrainConfig, row_length: int) -> int:
     return max(1, (train.micro_batch_tokens or train.batch_tokens) // row_length)
 
 
+def encoder_bytes(model: ModelConfig, num_tokens: int, half: int = _FLOAT) -> int:
+    """Bytes that autograd keeps of the encoder for its backward pass.
+
+    Args:
+        model: settings of the model.
+        num_tokens: of a batch, after expansion or repetition, padding included.
+        half: bytes of a number in the encoder's precision.
+    """
+    num_layers, D, F, _ = model.shape
+    # Per layer: what enters both norms (the residual stream stays in float32) and comes out of
+    # them, one storage of queries, keys and values, rotated queries and keys, attended values;
+    # the feed-forward layer before and after its activation; masks of three dropouts.
+    masks = 2 * D * (model.dropout > 0) + F * (model.activation_dropout > 0)
+    layer = 2 * D * _FLOAT + (8 * D + 2 * F + masks) * half
+    ends = (D + D * (model.dropout > 0)) * _FLOAT  # last norm, dropout of the embedding
+    return num_tokens * (num_layers * layer + ends)
+
+
 def _activation_bytes(
     config: RunConfig, vocab_size: int, row_length: int, num_slots: int | None = None
 ) -> int:
@@ -187,13 +251,7 @@ def _activation_bytes(
     B = _micro_batch_rows(config.train, row_length)
     T = longest_row(config, row_length, num_slots)
     half = 2 if is_low else _FLOAT
-    # Per layer: what enters both norms (the residual stream stays in float32) and comes out of
-    # them, one storage of queries, keys and values, rotated queries and keys, attended values;
-    # the feed-forward layer before and after its activation; masks of three dropouts.
-    masks = 2 * D * (model.dropout > 0) + F * (model.activation_dropout > 0)
-    layer = 2 * D * _FLOAT + (8 * D + 2 * F + masks) * half
-    ends = (D + D * (model.dropout > 0)) * _FLOAT  # last norm, dropout of the embedding
-    encoder = B * T * (num_layers * layer + ends)
+    encoder = encoder_bytes(model, B * T, half)
     if is_low:  # autocast keeps a copy of each weight
         encoder += half * (num_layers * (4 * D * D + 2 * D * F) + vocab_size * D)
     if config.objective != "exlm":

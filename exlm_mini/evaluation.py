@@ -35,6 +35,11 @@ class Evaluation(NamedTuple):
     ``guesses``); none in checkpoints from before they were counted."""
 
     @property
+    def is_finite(self) -> bool:
+        """False where the model gives out no numbers, or no row a path."""
+        return math.isfinite(self.bits) and not (self.num_without_path and not self.num_rows)
+
+    @property
     def bits_per_mask(self) -> float:
         return self.bits / max(self.num_masks, 1)
 

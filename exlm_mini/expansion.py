@@ -153,7 +153,7 @@ def expand_masks(
         expanded.clone_BT.gather(1, place_BL).masked_fill(~is_state_BL, 0),
         num_states_B,
         token_ids_BN.gather(1, target_place_BM).masked_fill(~is_target_BM, special_ids.pad),
-        is_boundary_BN.gather(1, target_place_BM) & is_target_BM,
+        is_boundary_BN.gather(1, target_place_BM),
         num_targets_B,
     )
     return expanded, graph

@@ -36,6 +36,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from exlm_mini import outside
 from exlm_mini.config import UserError
 from exlm_mini.console import exit_code, say
 from exlm_mini.decoding import Reading
@@ -102,11 +103,12 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.html is not None:
         write_explorer(arguments.html, loaded, arguments.text, masked_ids_BN, reading)
     shown = (loaded, arguments.text, masked_ids_BN, reading, arguments.top)
-    if arguments.json:
-        print(json.dumps(as_json(*shown), allow_nan=False))
-    else:
-        for line in as_table(*shown):
-            print(line)
+    with outside.reading(loaded.run):  # whose vocabulary may have gaps
+        if arguments.json:
+            lines = [json.dumps(as_json(*shown), allow_nan=False)]
+        else:
+            lines = list(as_table(*shown))
+    print("\n".join(lines))
 
 
 def main(argv: list[str] | None = None) -> int:

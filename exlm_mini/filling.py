@@ -14,6 +14,7 @@ from exlm_mini.config import RunConfig, UserError
 from exlm_mini.console import say
 from exlm_mini.decoding import Reading, read_masked_lm, read_states
 from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.outside import reading
 from exlm_mini.pretrained import TRAINED_IN_TURN, tokenizer_of
 from exlm_mini.tokenization import MASK, Tokenizer
 from exlm_mini.training import chain_share, load_model, num_copies
@@ -72,9 +73,10 @@ def load_run(directory: Path) -> Loaded:
         raise UserError(
             f"{run} holds no pre-trained model; give the --output of a pre-training run"
         )
-    tokenizer = tokenizer_of(run, checkpoint)
-    model, config = load_model(checkpoint)
-    return Loaded(run, checkpoint.step, config, model, tokenizer)
+    with reading(run):
+        tokenizer = tokenizer_of(run, checkpoint)
+        model, config = load_model(checkpoint)
+        return Loaded(run, checkpoint.step, config, model, tokenizer)
 
 
 def encode_row(loaded: Loaded, text: str) -> Tensor:
@@ -121,11 +123,23 @@ def _check_length(loaded: Loaded, row: list[int]) -> None:
 
 
 def read(loaded: Loaded, masked_ids_BN: Tensor) -> Reading:
-    """What the model of a run says about one row."""
+    """What the model of a run says about one row.
+
+    Raises:
+        UserError: if its weights give no probabilities.
+    """
     if isinstance(loaded.model, ExLM):
         # As at the validation of this step: transitions may still be blended with fixed chains.
-        return read_states(loaded.model, masked_ids_BN, chain_share(loaded.config, loaded.step))
-    return read_masked_lm(loaded.model, masked_ids_BN, num_copies(loaded.config))
+        share = chain_share(loaded.config, loaded.step)
+        found = read_states(loaded.model, masked_ids_BN, share)
+    else:
+        found = read_masked_lm(loaded.model, masked_ids_BN, num_copies(loaded.config))
+    if found.log_token_SV.isnan().any():
+        raise UserError(
+            f"the weights of {loaded.run} give no probabilities, for they are too large or no "
+            "numbers; give another run"
+        )
+    return found
 
 
 def fill_in(tokenizer: Tokenizer, masked_ids_BN: Tensor, token_ids_S: Tensor) -> str:

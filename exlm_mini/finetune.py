@@ -34,6 +34,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from exlm_mini.checks import AT_LEAST_1, THREADS, Rule, check_integers
 from exlm_mini.config import UserError, nearest
 from exlm_mini.console import INTERRUPTED, exit_code
 from exlm_mini.downstream_runs import Request, run
@@ -146,7 +147,7 @@ def parse(argv: list[str]) -> Request:
         [
             partial(_recipe, found),
             partial(_search_seeds, found),
-            partial(_at_least_one, "threads", found.threads),
+            partial(_count, "threads", found.threads, THREADS),
             partial(_check_unknown, found.max_unknown),
             *(partial(_settings, found, group) for group in _GROUPS),
         ]
@@ -196,10 +197,9 @@ def _recipe(found: argparse.Namespace) -> Recipe:
     if not found.seeds:
         return recipe
     seeds = tuple(_number(int, "seeds")(text) for text in found.seeds)
-    if len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**63 for seed in seeds):
-        raise UserError(
-            f"--seeds is {list(seeds)}; give different ones, none negative, below 2**63"
-        )
+    check_integers({"--seeds": seeds})
+    if len(set(seeds)) < len(seeds):
+        raise UserError(f"--seeds is {list(seeds)}; give different ones")
     return recipe._replace(seeds=seeds)
 
 
@@ -223,13 +223,13 @@ def _all_of(readers: Iterable[Callable[[], Any]]) -> list[Any]:
 def _search_seeds(found: argparse.Namespace) -> int:
     if found.search_seeds is not None and not found.grid:
         raise UserError(f"--search-seeds {found.search_seeds} is for --grid alone; drop it")
-    return _at_least_one("search-seeds", found.search_seeds) or 1
+    return _count("search-seeds", found.search_seeds, AT_LEAST_1) or 1
 
 
-def _at_least_one(name: str, text: str | None) -> int | None:
+def _count(name: str, text: str | None, rule: Rule) -> int | None:
     count = None if text is None else _number(int, name)(text)
-    if count is not None and count < 1:
-        raise UserError(f"--{name} is {count}; it must be at least 1")
+    if count is not None and not rule.fits(count):
+        raise UserError(f"--{name} is {count}; it must {rule.words}")
     return count
 
 

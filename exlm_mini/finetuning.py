@@ -20,7 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exlm_mini.checkpoint import latest_checkpoint, prune_checkpoints, save_checkpoint
+from exlm_mini.checkpoint import (
+    latest_checkpoint,
+    not_finite,
+    prune_checkpoints,
+    save_checkpoint,
+)
 from exlm_mini.config import UserError
 from exlm_mini.downstream import (
     ClassificationHead,
@@ -29,8 +34,12 @@ from exlm_mini.downstream import (
     loss_sum,
     num_answers,
 )
+from exlm_mini.estimate import encoder_bytes
 from exlm_mini.finetuning_config import TuneConfig
+from exlm_mini.manifest import USE_EARLIER
+from exlm_mini.memory import check_bytes
 from exlm_mini.optimizer_state import flatten_optimizer, restore_optimizer
+from exlm_mini.outside import reading
 from exlm_mini.pretrained import Pretrained
 from exlm_mini.problems import Part, Problem
 from exlm_mini.run_directory import MetricsLog
@@ -91,7 +100,7 @@ class FineTuner:
         report: takes a line about something unusual, such as a damaged checkpoint.
 
     Raises:
-        UserError: for an unknown device, or a checkpoint of other settings in ``directory``.
+        UserError: for an unknown device, or batches that do not fit in its memory.
     """
 
     def __init__(
@@ -119,6 +128,13 @@ class FineTuner:
         self.pad = pad
         self.model = FineTuned(encoder, head, pretrained.layout.num_copies).to(self.device)
         self.lengths_R = np.array([len(row) for row in problem.train.rows])
+        num_rows = min(config.micro_batch_size or config.batch_size, len(self.lengths_R))
+        num_tokens = num_rows * int(self.lengths_R.max()) * pretrained.layout.num_copies
+        check_bytes(
+            f"{problem.task.name}: a forward pass of {num_rows:,} rows",
+            {"lower micro_batch_size, or give one": encoder_bytes(encoder.config, num_tokens)},
+            self.device,
+        )
         self.steps_per_epoch = math.ceil(len(self.lengths_R) / config.batch_size)
         self.num_steps = config.epochs * self.steps_per_epoch
         self.schedule = config.schedule(self.num_steps)
@@ -180,7 +196,8 @@ class FineTuner:
                     last_save = time.monotonic()
                 if is_stopped and step < self.num_steps:
                     return self._outcome(step, {}, {})
-        self.model.load_state_dict(self.best)
+        with reading(self._checkpoints):
+            self.model.load_state_dict(self.best)
         scores = {name: self.score(part) for name, part in self.problem.parts.items()}
         metrics = {
             name: part.judge(scores[name])
@@ -192,7 +209,11 @@ class FineTuner:
 
     @torch.no_grad()
     def score(self, part: Part) -> list[np.ndarray]:
-        """What the head gives out for each row, (C,) or (2, N), float32, in the order of rows."""
+        """What the head gives out for each row, (C,) or (2, N), float32, in the order of rows.
+
+        Raises:
+            DivergedError: if a number of them is not finite.
+        """
         self.model.eval()
         lengths_R = np.array([len(row) for row in part.rows])
         found: list[np.ndarray] = [np.empty(0)] * len(part.rows)
@@ -203,7 +224,17 @@ class FineTuner:
                 scores = self.model(token_ids_BN.to(self.device)).float().cpu().numpy()
             for i, row in zip(batch, scores, strict=True):
                 found[i] = row[..., : lengths_R[i]] if self.problem.task.kind == "span" else row
+        if not all(np.isfinite(row).all() for row in found):
+            raise self._diverged("scores are not finite")
         return found
+
+    def _diverged(self, what: str) -> DivergedError:
+        """The line for numbers that are not finite, and what may help."""
+        config = self.config
+        return DivergedError(
+            f"{self.problem.task.name}: {what} with learning_rate {config.learning_rate:g} and "
+            f"weight_decay {config.weight_decay:g}; lower them, or set clip_norm 1"
+        )
 
     @property
     def _checkpoints(self) -> Path:
@@ -232,11 +263,7 @@ class FineTuner:
         limit = config.clip_norm or math.inf
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise DivergedError(
-                f"{self.problem.task.name}: loss {loss:g}, gradient norm {norm:g} at step "
-                f"{step + 1} with learning_rate {config.learning_rate:g}; lower it, or set "
-                "clip_norm 1"
-            )
+            raise self._diverged(f"loss {loss:g}, gradient norm {norm:g} at step {step + 1}")
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.schedule, step)
         self.optimizer.step()
@@ -245,16 +272,10 @@ class FineTuner:
     def _end_epoch(self, epoch: int) -> dict[str, Any]:
         """Validate, and keep the weights if no epoch before was as good; the epoch's record."""
         part = self.problem.parts["validation"]
-        scores = self.score(part)
-        if not all(np.isfinite(row).all() for row in scores):
-            raise DivergedError(
-                f"{self.problem.task.name}: scores are not finite after epoch {epoch} with "
-                f"learning_rate {self.config.learning_rate:g}; lower it"
-            )
         record = {
             "epoch": epoch,
             "loss": self.epoch_loss / self.steps_per_epoch,
-            "validation": part.judge(scores),
+            "validation": part.judge(self.score(part)),
         }
         self.history.append(record)
         self.epoch_loss = 0.0
@@ -287,6 +308,8 @@ class FineTuner:
 
     def _save(self, step: int) -> None:
         """Replace the checkpoint by one of this step: weights, moments, and the best weights."""
+        if name := not_finite(self.model.state_dict()):
+            raise self._diverged(f"the weights {name} are not finite after step {step}")
         moments, groups = flatten_optimizer(self.optimizer, self.model.named_parameters())
         tensors = {"model": self.model.state_dict(), "optimizer": moments, "best": self.best}
         state = {
@@ -306,22 +329,34 @@ class FineTuner:
         if checkpoint is None:
             self.directory.mkdir(parents=True, exist_ok=True)
             return 0
-        state = checkpoint.state
-        stored = state.get("identity", {})
-        for name, value in self.identity.items():
-            if stored.get(name) != value:
-                raise UserError(
-                    f"{self._checkpoints} holds a run with another {name.removesuffix('_sha256')}"
-                    "; use the same settings, or choose another --output"
-                )
-        self.model.load_state_dict(checkpoint.tensors["model"])
-        restore_optimizer(
-            self.optimizer,
-            list(self.model.named_parameters()),
-            checkpoint.tensors["optimizer"],
-            state["optimizer_groups"],
-        )
-        self.best = checkpoint.tensors["best"]
-        self.history, self.best_epoch = state["history"], state["best_epoch"]
-        self.epoch_loss, self.seconds = state["epoch_loss"], state["seconds"]
+        state, metric = checkpoint.state, self.problem.task.metric
+        path = self._checkpoints / f"step-{checkpoint.step:06d}"
+        with reading(path, USE_EARLIER.format(path)):
+            stored = state.get("identity", {})
+            for name, value in self.identity.items():
+                if stored.get(name) != value:
+                    raise UserError(
+                        f"{self._checkpoints} holds a run with another "
+                        f"{name.removesuffix('_sha256')}; use the same settings, or choose another "
+                        "--output"
+                    )
+            self.best = checkpoint.tensors["best"]
+            self.history, self.best_epoch = state["history"], int(state["best_epoch"])
+            self.epoch_loss, self.seconds = float(state["epoch_loss"]), float(state["seconds"])
+            # Each weight of the best epoch, and each past epoch, is what it will be used as.
+            if self.best_epoch:
+                self.model.load_state_dict(self.best)
+            for epoch, past in enumerate(self.history, 1):
+                if past["epoch"] != epoch or not math.isfinite(past["validation"][metric]):
+                    raise ValueError(f"history of epoch {epoch}")
+            if not 0 <= self.best_epoch <= len(self.history):
+                raise ValueError(f"best_epoch {self.best_epoch} of {len(self.history)}")
+            self.model.load_state_dict(checkpoint.tensors["model"])
+            restore_optimizer(
+                self.optimizer,
+                list(self.model.named_parameters()),
+                checkpoint.tensors["optimizer"],
+                state["optimizer_groups"],
+            )
+        prune_checkpoints(self._checkpoints, 1, None)  # no save may follow one cut short
         return checkpoint.step

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,16 +9,13 @@ from exlm_mini.checks import (
     AT_LEAST_1,
     BELOW_1,
     NOT_NEGATIVE,
+    POSITIVE,
     SHARE,
     UserError,
-    check_choices,
+    check_fields,
     check_numbers,
 )
 from exlm_mini.config import TrainConfig
-
-LARGEST_RATE = 1e30
-"""Beyond, a step is more than single precision holds."""
-FINITE = NOT_NEGATIVE._replace(fits=lambda number: 0 <= number < math.inf)
 
 
 @dataclass(frozen=True)
@@ -53,18 +49,14 @@ class TuneConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "adam_betas", tuple(self.adam_betas))
+        check_fields("", self)
         check_numbers("", self, AT_LEAST_1, "epochs", "batch_size", "micro_batch_size")
         check_numbers("", self, BELOW_1, "dropout", "attention_dropout", "pooler_dropout")
-        check_numbers("", self, FINITE, "adam_eps", "weight_decay", "clip_norm")
+        check_numbers("", self, NOT_NEGATIVE, "weight_decay", "clip_norm")
+        check_numbers("", self, POSITIVE, "learning_rate", "adam_eps")
         if len(self.adam_betas) != 2 or not all(0 <= beta < 1 for beta in self.adam_betas):
             raise UserError(f"adam_betas is {self.adam_betas}; give two, both in [0, 1)")
-        if not 0 < self.learning_rate < LARGEST_RATE:
-            raise UserError(
-                f"learning_rate is {self.learning_rate}; it must be positive, and below "
-                f"{LARGEST_RATE:g}"
-            )
         check_numbers("", self, SHARE, "warmup_share")
-        check_choices("", self)
 
     def schedule(self, num_steps: int) -> TrainConfig:
         """The same in the words of pre-training, whose optimiser and schedule are used."""

@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import math
 import shutil
 import statistics
 from collections.abc import Callable
@@ -22,10 +23,12 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from exlm_mini.checks import check_integers
 from exlm_mini.config import UserError, nearest
 from exlm_mini.durable import write_atomically
 from exlm_mini.finetuning import DivergedError, FineTuner, Outcome, Progress
 from exlm_mini.finetuning_config import TuneConfig
+from exlm_mini.outside import open_regular, read_bytes, read_text, reading
 from exlm_mini.pretrained import Pretrained
 from exlm_mini.problems import Problem
 from exlm_mini.settings_file import read_settings
@@ -34,6 +37,7 @@ from exlm_mini.tasks.task import Task
 RECIPES = Path(__file__).parent / "recipes" / "finetune"
 PREFIX = "finetune/"
 PAPER = RECIPES / "paper.json"
+MADE_AGAIN = "delete it, and the run is made again"
 PAPER_TABLES = {
     "table-6": ("Table 2", "Table 4", "Table 13", "Figure 3", "Figure 8"),
     "table-8": ("Table 1",),
@@ -134,23 +138,20 @@ def load_recipe(name: str, tasks: list[str]) -> Recipe:
         if full not in recipe_names():
             raise UserError(f"unknown recipe '{name}'; {nearest(full, recipe_names())}")
         path = RECIPES / f"{full.removeprefix(PREFIX)}.yaml"
-    if not path.is_file():
-        raise UserError(f"there is no recipe file {path}; give an existing path")
+    text = read_text(path)
     more = {"report": Report, "seeds": tuple[int, ...], **dict.fromkeys(tasks, Space)}
     try:
-        found = read_settings(path.read_text(encoding="utf-8"), more)
+        found = read_settings(text, more)
         if foreign := [key for key in found if key not in more]:
             raise UserError(f"{foreign[0]} is a setting of pre-training; leave it out")
         seeds = found.pop("seeds", ())
         report = found.pop("report", "mean-sd")
-        if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
-            raise UserError(f"seeds is {list(seeds)}; give different ones, none negative")
+        check_integers({"seeds": seeds})
+        if not seeds or len(set(seeds)) < len(seeds):
+            raise UserError(f"seeds is {list(seeds)}; give different ones")
         spaces = {task: Space(**values) for task, values in found.items()}
         for space in spaces.values():
             space.settings(TuneConfig())
-    except (OSError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"cannot read the recipe {path}: {reason}; correct the file") from None
     except UserError as error:
         raise UserError(f"the recipe {path}: {error}; correct the file") from None
     return Recipe(path.stem, report, seeds, spaces)
@@ -201,25 +202,28 @@ class Ledger:
             "pretrained_sha256": self.pretrained.sha256,
             "problem_sha256": problem.sha256,
         }
-        if path.exists():
-            return Cell(config, seed, _read(path, identity))
         running = self.directory / "running" / place / f"seed-{seed}"
-        tuner = FineTuner(
-            self.pretrained, problem, config, seed, running, self.device, self.report
-        )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            outcome = tuner.run(on_progress, should_stop)
-        except DivergedError as error:
-            self.report(str(error))
-            record = {**identity, "diverged": str(error)}
+        if path.exists():
+            record = _read(path, identity)
         else:
-            if not outcome.is_complete:
-                raise StoppedError
-            _write_answers(problem, outcome, path)
-            record = {**identity, **_record(outcome), "device": str(tuner.device)}
-        _write(path, record)
-        if not self.is_kept:
+            tuner = FineTuner(
+                self.pretrained, problem, config, seed, running, self.device, self.report
+            )
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                outcome = tuner.run(on_progress, should_stop)
+            except DivergedError as error:
+                self.report(str(error))
+                record = {**identity, "diverged": str(error)}
+            else:
+                if not outcome.is_complete:
+                    raise StoppedError
+                _write_answers(problem, outcome, path)
+                record = {**identity, **_record(outcome), "device": str(tuner.device)}
+            record["is_kept"] = self.is_kept
+            _write(path, record)
+        # Also where a command was killed just before: what was asked for then is in the record.
+        if not record.get("is_kept", True):
             shutil.rmtree(running, ignore_errors=True)
             for parent in list(running.parents)[:3]:  # SETTING, TASK and running/ itself
                 with contextlib.suppress(OSError):  # others are running there
@@ -303,17 +307,20 @@ def _write_answers(problem: Problem, outcome: Outcome, path: Path) -> None:
 def read_answers(directory: Path, cell: Cell, task: str, part: str) -> list[tuple[str, Any]]:
     """The predictions of a finished run: id of each example and its answer, in order."""
     path = directory / "cells" / task / key(cell.config) / f"seed-{cell.seed}.{part}.jsonl"
-    with open(path, encoding="utf-8") as lines:
+    with reading(path, MADE_AGAIN), open_regular(path, MADE_AGAIN) as lines:
         found = [json.loads(line) for line in lines]
-    return [(entry["id"], entry["answer"]) for entry in found]
+        return [(entry["id"], entry["answer"]) for entry in found]
 
 
 def _read(path: Path, identity: dict[str, Any]) -> dict[str, Any]:
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+    with reading(path, MADE_AGAIN):
+        record = json.loads(read_bytes(path, MADE_AGAIN))
         found = {name: record[name] for name in identity}
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"{path} is damaged; delete it, and the run is made again") from None
+        if "diverged" not in record:
+            numbers = [record["seconds"], record["parameters"], record["best_epoch"]]
+            numbers += [n for part in record["metrics"].values() for n in part.values()]
+            if not (record["metrics"]["validation"] and all(map(math.isfinite, numbers))):
+                raise ValueError(f"numbers {numbers}")
     for name, value in identity.items():
         if found[name] != value:
             raise UserError(

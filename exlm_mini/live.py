@@ -47,7 +47,7 @@ def chapter_scale() -> Scale:
     """What ``EXLM_SCALE`` asks for, on a GPU where there is one.
 
     On a CPU this limits PyTorch to one thread: the tiny models gain nothing from more, and sums
-    are taken in one order, so that a page prints the same digits on every machine.
+    are taken in one order, whatever the number of cores.
 
     Raises:
         UserError: if ``EXLM_SCALE`` is neither ``cpu`` nor ``gpu``.

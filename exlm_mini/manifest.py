@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from exlm_mini.config import UserError
+from exlm_mini.outside import read_bytes
 
 FORMAT = "exlm_mini checkpoint"
 VERSION = 1
@@ -107,12 +108,9 @@ def read_checked(file: Path, entry: dict) -> bytes:
 
 
 def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except FileNotFoundError as error:
-        raise broken(file, "is missing") from error
-    except OSError as error:
-        raise broken(file, f"cannot be read ({error.strerror})") from error
+    if not file.exists():
+        raise broken(file, "is missing")
+    return read_bytes(file)
 
 
 def broken(file: Path, what: str) -> UserError:

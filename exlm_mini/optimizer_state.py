@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -11,6 +12,9 @@ from exlm_mini.config import UserError
 
 # How a step is computed, not what it computes: chosen anew for the device of the resumed run.
 _IMPLEMENTATION_OPTIONS = {"foreach", "fused", "capturable", "differentiable"}
+
+MOMENTS = {"step", "exp_avg", "exp_avg_sq"}
+"""What AdamW holds of a parameter that has had a gradient."""
 
 
 def flatten_optimizer(
@@ -82,19 +86,45 @@ def restore_optimizer(
     for name_key, value in tensors.items():
         name, _, key = name_key.rpartition("/")
         # The step count is a scalar, all else has the shape of its parameter.
-        if name not in index or value.shape not in ((), parameters[index[name]].shape):
+        if name not in index or value.shape != (
+            () if key == "step" else parameters[index[name]].shape
+        ):
             raise UserError(
                 f"the checkpoint's optimizer state {name_key} {tuple(value.shape)} does not "
                 "fit the model; resume with the settings it was saved with"
             )
         # Optimisers keep the tensors they are given and write into them.
         state.setdefault(index[name], {})[key] = value.clone()
+    if any(of_one.keys() != MOMENTS for of_one in state.values()):
+        raise UserError(
+            "the checkpoint's optimizer state lacks some moments; resume with the settings it "
+            "was saved with"
+        )
     param_groups = optimizer.state_dict()["param_groups"]
     for param_group, saved in zip(param_groups, groups, strict=True):
         for key in _options(param_group):
-            value = saved.get(key, param_group[key])
-            param_group[key] = tuple(value) if isinstance(value, list) else value
+            own = param_group[key]
+            value = saved.get(key, own)
+            value = tuple(value) if isinstance(value, list) else value
+            if not _is_like(value, own):
+                raise UserError(
+                    f"the checkpoint's optimizer has {key} {value!r}, which is not like {own!r}"
+                )
+            param_group[key] = value
     optimizer.load_state_dict({"state": state, "param_groups": param_groups})
+
+
+def _is_like(value: object, own: object) -> bool:
+    """Whether an option is of the kind of the optimiser's own."""
+    if isinstance(own, tuple):
+        return (
+            isinstance(value, tuple)
+            and len(value) == len(own)
+            and all(map(_is_like, value, own))
+        )
+    if isinstance(own, bool) or own is None:
+        return type(value) is type(own)
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _options(group: dict) -> dict:

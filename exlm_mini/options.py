@@ -7,10 +7,23 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from exlm_mini.config import UserError, nearest
+from exlm_mini.console import Debugging
+
+
+class _Debug(argparse.Action):
+    def __call__(self, *_: object) -> None:
+        Debugging.is_on = True
 
 
 class Parser(argparse.ArgumentParser):
     """An option that cannot be is a ``UserError``, not argparse's several lines."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.add_argument(
+            "--debug", action=_Debug, nargs=0, dest=argparse.SUPPRESS,
+            help="show the traceback behind a mistake",
+        )  # fmt: skip
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see --help")

@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from exlm_mini.checks import THREADS
 from exlm_mini.config import DataConfig, UserError
 from exlm_mini.console import ProgressLine, exit_code, say
 from exlm_mini.corpora.cleaning import Cleaning
@@ -56,8 +57,8 @@ def _weights(text: str) -> tuple[float, ...]:
 
 def _count(text: str) -> int:
     """A number of processes as typed."""
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"'{text}' must be a number, at least 1")
+    if not (text.isascii() and text.isdigit() and THREADS.fits(int(text))):
+        raise argparse.ArgumentTypeError(f"'{text}' must be a number, and {THREADS.words}")
     return int(text)
 
 

@@ -27,13 +27,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 from exlm_mini.config import RunConfig, SpecialIds, UserError
-from exlm_mini.console import INTERRUPTED, ProgressLine, Requests, requests_by_signal, say
+from exlm_mini.console import (
+    INTERRUPTED,
+    Debugging,
+    ProgressLine,
+    Requests,
+    requests_by_signal,
+    say,
+    say_error,
+)
 from exlm_mini.corpora import Corpus, prepare_corpus
 from exlm_mini.corpora.grammars import grammar, slots_of
 from exlm_mini.costs import dry_run, lacks_pack, objectives_of, row_length_of, tell_row_length
-from exlm_mini.durable import NO_SPACE, write_atomically
+from exlm_mini.durable import write_atomically
 from exlm_mini.engine import Engine, launched_rank, leave, start_engine
+from exlm_mini.estimate import check_memory
 from exlm_mini.measure import commit
+from exlm_mini.outside import refused
 from exlm_mini.run_directory import CONFIG, LOCK, RunDirectory, settle_config
 from exlm_mini.settings import parse, parse_stored, plain
 from exlm_mini.trainer import Outcome, Trainer, check_spread
@@ -47,6 +57,7 @@ from exlm_mini.training import (
 from exlm_mini.watching import check_tensorboard
 
 SECONDS_TO_SPEAK = 5.0
+LEAST_VOCABULARY = len(SpecialIds())
 
 
 def check_before_reading(config: RunConfig) -> None:
@@ -89,6 +100,9 @@ def run(config: RunConfig, output: Path, engine: Engine | None = None) -> int:
                 f"there is no {config.data.pack}; make it with python -m exlm_mini.prepare (the "
                 "recipe's file begins with the command), or give another --data.pack"
             )
+        # Once more when the vocabulary and the rows are known; what is absurd is told at once.
+        for single in objectives_of(config):
+            check_memory(single, LEAST_VOCABULARY, 3, engine.device, engine.world_size)
     with contextlib.ExitStack() as lock:
         with engine.together():
             if engine.is_main:
@@ -226,6 +240,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; 0 done, 2 a mistake of the user, 130 stopped and ready to resume."""
     argv = sys.argv[1:] if argv is None else argv
     is_launched = launched_rank() is not None
+    Debugging.is_on = "--debug" in argv
     # All processes see the same mistakes: one of each machine tells, and later the first alone.
     is_talking = not is_launched or os.environ["LOCAL_RANK"] == "0"
     try:
@@ -249,15 +264,13 @@ def main(argv: list[str] | None = None) -> int:
         return _run_and_finish(request.config, request.output, engine)
     except UserError as error:
         if is_talking:
-            say(f"error: {error}")
+            say_error(error)
         else:
             # torchrun ends all processes once it sees one end: let the first one speak before.
             time.sleep(SECONDS_TO_SPEAK)
         return 2
     except OSError as error:
-        if error.errno not in NO_SPACE:
-            raise
-        say(f"error: no space left to write {error.filename or request.output}; make room")
+        say_error(refused(error))
         return 2
     except KeyboardInterrupt:  # while data are prepared; training saves and stops by itself
         if is_talking:
@@ -272,6 +285,14 @@ def _run_and_finish(config: RunConfig, output: Path, engine: Engine) -> int:
     except UserError:
         engine.finish()
         raise
+    except RuntimeError as error:
+        if not engine.has_lost_another(error):
+            raise
+        say(
+            f"process {engine.rank}: another one has ended, so this one ends; torchrun with "
+            "--max-restarts starts all again, and the same command goes on"
+        )
+        return 1
     engine.finish()
     return code
 

@@ -18,14 +18,14 @@ from exlm_mini.config import (
     RunConfig,
     SpecialIds,
     UserError,
-    run_config_from_dict,
 )
 from exlm_mini.corpora.vocabulary import TOKENIZER_KINDS
 from exlm_mini.manifest import MANIFEST
 from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.outside import reading
 from exlm_mini.tasks.inputs import Layout
 from exlm_mini.tokenization import Tokenizer
-from exlm_mini.training import load_model, make_model, num_copies
+from exlm_mini.training import load_model, make_model, num_copies, settled_size, stored_config
 
 TRAINED_IN_TURN = ("exlm", "mlm")
 """Directories below a run of the objective mlm+exlm."""
@@ -79,7 +79,8 @@ class Pretrained(NamedTuple):
         stored = self.checkpoint.state["config"]
         model = {**stored["model"], **{name: getattr(changed, name) for name in settings}}
         state = {**self.checkpoint.state, "config": {**stored, "model": model}}
-        return load_model(self.checkpoint._replace(state=state))[0]
+        with reading(self.path):
+            return load_model(self.checkpoint._replace(state=state))[0]
 
 
 def load_pretrained(
@@ -115,27 +116,31 @@ def load_pretrained(
         if checkpoint is None:
             raise UserError(f"{path} has no checkpoint yet; let it train until it saves one")
         path = path / "checkpoints" / f"step-{checkpoint.step:06d}"
-    weights = checkpoint.tensors.get("model", {})
-    if not any(name.startswith("encoder.layers.") for name in weights):
-        raise UserError(
-            f"{path} holds no weights of an encoder; give a checkpoint of a pre-training run"
-        )
-    if "tokenizer_sha256" not in checkpoint.state:
-        raise UserError(
-            f"{path} does not say which tokenizer it was trained with, so it is no pre-trained "
-            "model; give a checkpoint of a pre-training run"
-        )
-    config = run_config_from_dict(checkpoint.state["config"])
-    tokenizer = tokenizer_of(run, checkpoint) if with_tokenizer else _facts(config, checkpoint)
-    with torch.device("meta"):
-        expected = make_model(config, checkpoint.state["vocab_size"], tokenizer.special_ids)
-    for name, tensor in expected.state_dict().items():
-        if name not in weights or weights[name].shape != tensor.shape:
+    with reading(path):
+        weights = checkpoint.tensors.get("model", {})
+        if not any(name.startswith("encoder.layers.") for name in weights):
             raise UserError(
-                f"{path} lacks the weights {name} {tuple(tensor.shape)} of its own settings; give "
-                "a checkpoint of a pre-training run as it was saved"
+                f"{path} holds no weights of an encoder; give a checkpoint of a pre-training run"
             )
-    return Pretrained(path, checkpoint, config, tokenizer, _sha256(weights))
+        if "tokenizer_sha256" not in checkpoint.state:
+            raise UserError(
+                f"{path} does not say which tokenizer it was trained with, so it is no pre-trained "
+                "model; give a checkpoint of a pre-training run"
+            )
+        config = stored_config(checkpoint)
+        tokenizer = (
+            tokenizer_of(run, checkpoint) if with_tokenizer else _facts(config, checkpoint)
+        )
+        settled_size(config, checkpoint)
+        with torch.device("meta"):
+            expected = make_model(config, checkpoint.state["vocab_size"], tokenizer.special_ids)
+        for name, tensor in expected.state_dict().items():
+            if name not in weights or weights[name].shape != tensor.shape:
+                raise UserError(
+                    f"{path} lacks the weights {name} {tuple(tensor.shape)} of its own settings; "
+                    "give a checkpoint of a pre-training run as it was saved"
+                )
+        return Pretrained(path, checkpoint, config, tokenizer, _sha256(weights))
 
 
 def _facts(config: RunConfig, checkpoint: Checkpoint) -> TokenizerFacts:

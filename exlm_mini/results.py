@@ -19,6 +19,7 @@ from exlm_mini.grid import (
     paper_numbers,
     summary,
 )
+from exlm_mini.outside import read_bytes, reading
 from exlm_mini.pretrained import Pretrained
 
 RESULTS = "results.json"
@@ -134,12 +135,11 @@ def check_results(output: Path, pretrained: Pretrained) -> dict[str, dict[str, A
     path = output / RESULTS
     if not path.exists():
         return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+    with reading(path, "delete it, and it is written again"):
+        found = json.loads(read_bytes(path))
         checkpoint, tasks = found["checkpoint"], dict(found["tasks"])
         sha256 = checkpoint["sha256"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"{path} is damaged; delete it, and it is written again") from None
+        table(found), notes(tasks), scale(found)  # what cannot be shown is damaged
     if sha256 != pretrained.sha256:
         raise UserError(
             f"{output} holds results of {checkpoint.get('path')}, which has other weights; choose "

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from exlm_mini.config import UserError
 from exlm_mini.durable import write_atomically
+from exlm_mini.outside import read_bytes, read_text, refuse_odd_files
 
 LOCK = ".lock"
 CONFIG = "config.yaml"
@@ -70,10 +71,12 @@ class RunDirectory:
         """Make the directory and take the lock.
 
         Raises:
-            UserError: another process holds it, or the directory cannot be made or written.
+            UserError: another process holds it, the directory cannot be made or written, or a
+                symbolic link lies in it.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            refuse_odd_files(self.path)
             self._descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
             self._lock()
             os.ftruncate(self._descriptor, 0)
@@ -158,7 +161,7 @@ def settle_config(
                 )
             write_atomically(file, config_text.encode())
             return []
-        stored = parse(file.read_bytes().decode())
+        stored = parse(read_text(file))
         changes = _changes(stored, config)
         if fixed := [line for key, line in changes.items() if key not in FREE_SETTINGS]:
             more = f" and {len(fixed) - 3} more" if len(fixed) > 3 else ""
@@ -169,8 +172,6 @@ def settle_config(
         if changes:
             write_atomically(file, config_text.encode())
         return list(changes.values())
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file} is damaged: it is not text; restore it from a copy") from error
     except OSError as error:
         raise _cannot("read or write", file, error) from error
 
@@ -198,7 +199,7 @@ class MetricsLog:
                 self.last = kept[-1][1] if kept else None
                 self._step = kept[-1][1]["step"] if kept else -1
                 data = b"".join(line + b"\n" for line, _ in kept)
-                if data != path.read_bytes():
+                if data != read_bytes(path):
                     write_atomically(path, data)
             # Unbuffered, so that a line is on its way when ``write`` returns.
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115
@@ -253,10 +254,7 @@ def read_metrics(path: Path, report: Callable[[str], None] | None = None) -> lis
     Raises:
         UserError: the file is missing, cannot be read, or a line before the last is damaged.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise _cannot("read", path, error) from error
+    data = read_bytes(path)
     pairs = _lines(path, data)
     if report is not None and data != b"".join(line + b"\n" for line, _ in pairs):
         report(f"{path}: the last line is cut short and left out")
@@ -265,7 +263,7 @@ def read_metrics(path: Path, report: Callable[[str], None] | None = None) -> lis
 
 def _lines(path: Path, data: bytes | None = None) -> list[tuple[bytes, dict]]:
     """Lines of a log with their records, without a last line that a crash cut short."""
-    *lines, rest = (path.read_bytes() if data is None else data).split(b"\n")
+    *lines, rest = (read_bytes(path) if data is None else data).split(b"\n")
     records = [_record(line) for line in lines]
     # After a power cut the last line may also be zeros, or lack its beginning.
     if rest == b"" and records and records[-1] is None:
@@ -289,7 +287,14 @@ def _record(line: bytes) -> dict | None:
         is_whole = _encoded(record) == line
     except (ValueError, RecursionError):
         return None
-    is_record = is_whole and isinstance(record, dict) and type(record.get("step")) is int
+    is_record = (
+        is_whole
+        and isinstance(record, dict)
+        and type(record.get("step")) is int
+        and isinstance(record.get("seconds"), int | float | None)  # a resumed run counts on
+    )
+    # Words would end in a sum.
+    is_record = is_record and not any(isinstance(v, str) for v in record.values())
     return record if is_record and record["step"] < 2**63 else None
 
 

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from exlm_mini.config import RunConfig, UserError, nearest, run_config_from_dict
+from exlm_mini.outside import read_text, reading
 from exlm_mini.settings_file import read_settings
 
 RECIPES = Path(__file__).parent / "recipes"
 OF_THE_COMMAND = {
     "recipe": str | None, "output": str | None, "dry_run": bool, "devices": int | None,
-    "throughput": str | None,
+    "throughput": str | None, "debug": bool,
 }  # fmt: skip
 """What --print_config prints besides the settings, with its types."""
 
@@ -64,6 +65,7 @@ def parse(argv: list[str]) -> Request:
     settings = parser.parse_args(_join_files(rest)).as_dict()
     output, is_dry_run = settings.pop("output"), settings.pop("dry_run")
     settings.pop("settings")
+    settings.pop("debug")
     num_devices, throughput = settings.pop("devices"), settings.pop("throughput")
     for name, value in (("devices", num_devices), ("throughput", throughput)):
         if value is not None and not is_dry_run:
@@ -168,6 +170,9 @@ def _parser() -> Any:
         "--dry-run", action="store_true", help="print parameters, tokens and memory, and stop"
     )
     parser.add_argument(
+        "--debug", action="store_true", help="show the traceback behind a mistake"
+    )
+    parser.add_argument(
         "--devices", type=int, help="with --dry-run: devices to spread a batch over"
     )
     parser.add_argument(
@@ -205,7 +210,15 @@ def _known_settings(kind: type = RunConfig, prefix: str = "") -> Iterator[str]:
 def _one_line(message: str) -> str:
     """The parser's message on one line, with the nearest settings for a mistyped one."""
     message = " ".join(message.split())
-    options = [*_known_settings(), "output", "dry-run", "devices", "throughput", "recipe"]
+    options = [
+        *_known_settings(),
+        "output",
+        "dry-run",
+        "devices",
+        "throughput",
+        "recipe",
+        "debug",
+    ]
     options += ["settings", "print_config"]
     if unknown := re.search(r"unrecognized arguments: --([^ =]+)", message):
         return f"unknown option --{unknown[1]}; {nearest(unknown[1], options)}"
@@ -230,13 +243,10 @@ def _one_line(message: str) -> str:
 
 def _read_file(path: Path) -> dict[str, Any]:
     """Settings of a recipe file, a run's ``config.yaml`` or the output of --print_config."""
-    if not path.is_file():
-        raise UserError(f"there is no recipe file {path}; give an existing path")
+    text = read_text(path)
     try:
-        return read_settings(path.read_text(encoding="utf-8"), OF_THE_COMMAND)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"cannot read the recipe {path}: {reason}; correct the file") from None
+        with reading(path):
+            return read_settings(text, OF_THE_COMMAND)
     except UserError as error:
         raise UserError(f"the recipe {path}: {error}; correct the file") from None
     except ImportError:
@@ -274,7 +284,8 @@ def plain(config: RunConfig) -> dict[str, Any]:
 def parse_stored(text: str) -> dict[str, Any]:
     """Settings of a stored ``config.yaml``, missing ones at their default."""
     try:
-        return plain(run_config_from_dict(read_settings(text)))
+        with reading("it"):
+            return plain(run_config_from_dict(read_settings(text)))
     except UserError as error:
         raise UserError(
             f"the stored config.yaml is damaged ({error}); restore it, or choose another --output"

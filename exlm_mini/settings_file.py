@@ -73,12 +73,8 @@ def _tree(text: str) -> Any:
         if not loader.check_event(yaml.StreamEndEvent):
             raise UserError("it holds several documents; keep one")
         return tree
-    except yaml.YAMLError as error:
+    except yaml.YAMLError as error:  # the line is in the later ones of its message
         raise UserError(_shown(" ".join(str(error).split()), 200)) from None
-    except (ValueError, OverflowError) as error:  # numbers that yaml itself reads, as %YAML 1.1
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"it is not YAML ({_shown(str(error))})") from None
 
 
 def _branch(loader: Any, depth: int) -> Any:

@@ -26,6 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, get_args
 
+from exlm_mini.checks import check_integers
 from exlm_mini.config import UserError, nearest
 from exlm_mini.console import (
     INTERRUPTED,
@@ -44,6 +45,7 @@ from exlm_mini.experiments.records import SCALES
 from exlm_mini.experiments.running import Runner
 from exlm_mini.grid import StoppedError
 from exlm_mini.options import GuessingParser, command_parser
+from exlm_mini.outside import refuse_odd_files
 from exlm_mini.training import choose_device, longest_row
 
 OUTPUT = Path("book/results")
@@ -82,6 +84,12 @@ def run(request: Request) -> int:
     # Its own for each process: what one has no more use for, it removes.
     beside = request.output.with_name(f"{request.output.name}-work")
     work = request.work or beside / f"{request.name}-{request.scale}-{request.shard}"
+    if request.work is None and beside.is_symlink():  # nobody named it
+        raise UserError(
+            f"{beside} is a symbolic link; remove it, or name a directory with --work"
+        )
+    for written in (request.output, work):
+        refuse_odd_files(written)
     with requests_by_signal() as requests:
         runner = Runner(work, request.device, request.data, say, requests.should_stop)
         ledger = Ledger(request.output, request.name, request.scale, runner)
@@ -311,9 +319,10 @@ def _with_seeds(cells: list[Cell], texts: list[str] | None) -> list[tuple[Cell, 
     """All first seeds before any second one, so that a sweep is soon whole."""
     seeds = None
     if texts is not None:
-        if not all(text.isascii() and text.isdigit() and int(text) < 2**63 for text in texts):
+        if not all(text.isascii() and text.isdigit() and len(text) < 20 for text in texts):
             raise UserError(f"--seeds is '{' '.join(texts)}'; give whole numbers such as 1 2 3")
         seeds = list(dict.fromkeys(int(text) for text in texts))
+        check_integers({"--seeds": seeds})
     most = max(len(seeds or cell.seeds) for cell in cells)
     return [
         (cell, (seeds or cell.seeds)[turn])
@@ -325,7 +334,9 @@ def _with_seeds(cells: list[Cell], texts: list[str] | None) -> list[tuple[Cell, 
 
 def _sharded(runs: list[tuple[Cell, int]], text: str) -> list[tuple[Cell, int]]:
     part, _, whole = text.partition("/")
-    numbers = [int(n) if n.isascii() and n.isdigit() else 0 for n in (part, whole)]
+    numbers = [
+        int(n) if n.isascii() and n.isdigit() and len(n) < 10 else 0 for n in (part, whole)
+    ]
     if not 1 <= numbers[0] <= numbers[1]:
         raise UserError(f"--shard is '{text}'; give I/N with I from 1 to N, such as 1/8")
     return runs[numbers[0] - 1 :: numbers[1]]

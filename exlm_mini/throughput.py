@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from exlm_mini.config import RunConfig, UserError
+from exlm_mini.outside import read_bytes, read_text, reading
 from exlm_mini.run_directory import CONFIG, read_metrics
 from exlm_mini.settings import parse_stored, plain
 
@@ -100,8 +101,11 @@ def _source(record: dict[str, Any], file: Path) -> str:
 
 def _records(file: Path) -> list[dict[str, Any]]:
     """Speeds of recipes in a file, whatever else it holds."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+    remedy = (
+        "make a file of speeds with python -m exlm_mini.bench train --recipe NAME --json > FILE"
+    )
+    with reading(f"--throughput {file}", remedy):
+        content = json.loads(read_bytes(file, remedy))
         if isinstance(content, dict):  # of evidence: the machine is told once for all
             found = [
                 {**record, "machine": content["machine"]}
@@ -120,16 +124,9 @@ def _records(file: Path) -> list[dict[str, Any]]:
                 and 0 < record["tokens_per_second"] < float("inf")
             )
             if not is_whole:
-                raise ValueError
-    except OSError as error:
-        raise UserError(f"cannot read --throughput {file} ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        found = []
-    if not found:
-        raise UserError(
-            f"--throughput {file} holds no measured speed of a recipe; make one with python -m "
-            "exlm_mini.bench train --recipe NAME --json > FILE"
-        )
+                raise ValueError("a speed lacks its settings")
+        if not found:
+            raise ValueError("no measured speed of a recipe")
     return found
 
 
@@ -147,10 +144,7 @@ def measured_throughput(run: Path, config: RunConfig) -> Throughput:
             f"--throughput {run} is neither a number nor the directory of a run; give tokens per "
             "second of one device, the --output of a run, or a file of bench train --json"
         )
-    try:
-        stored = parse_stored((run / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {run / CONFIG} ({error}); restore it") from None
+    stored = parse_stored(read_text(run / CONFIG))
     several = stored["objective"].split("+")
     if len(several) > 1 and config.objective in several:
         run, stored["objective"] = run / config.objective, config.objective
@@ -161,11 +155,14 @@ def measured_throughput(run: Path, config: RunConfig) -> Throughput:
             f"{run} was measured with {difference}; measure a run of the same settings"
         )
     lines = [line for line in read_metrics(run / "metrics.jsonl") if "tokens" in line]
-    speeds = [
-        (b["tokens"] - a["tokens"]) / (b["seconds"] - a["seconds"]) / b.get("num_processes", 1)
-        for a, b in pairwise(lines)
-        if b["seconds"] > a["seconds"]
-    ]
+    with reading(run / "metrics.jsonl"):
+        speeds = [
+            (b["tokens"] - a["tokens"])
+            / (b["seconds"] - a["seconds"])
+            / b.get("num_processes", 1)
+            for a, b in pairwise(lines)
+            if b["seconds"] > a["seconds"]
+        ]
     if len(speeds) < LEAST_INTERVALS:
         raise UserError(
             f"{run} logged {len(speeds)} intervals of steps, too few for a speed; let it train "

@@ -8,14 +8,19 @@ where a reader asks for masks on purpose (``Tokenizer.encode_with_masks``).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import json
+import os
 import re
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
 from .config import SPECIAL_TOKENS, SpecialIds, UserError
+from .outside import read_bytes, reading
 
 PAD, BOS, EOS, UNK, SEP, MASK = SPECIAL_TOKENS
 
@@ -26,6 +31,10 @@ SMILES_SYMBOL = (
 """One symbol of a SMILES string (Schwaller et al. 2018, "Found in Translation")."""
 
 NUM_BYTES = 256
+_LONG_WORD = re.compile(r"(\w{1000}|\s{1000}|[^\w\s]{1000})")
+"""Pieces to learn byte-level BPE from; the time it takes grows with the square of a word."""
+MAX_PARTS = 8
+TRAIN_ONE = "give a tokenizer.json, or none to train one"
 
 
 class Tokenizer:
@@ -42,18 +51,15 @@ class Tokenizer:
 
     def __init__(self, definition: bytes, source: str = "tokenizer.json") -> None:
         library = _library()
-        try:
+        with reading(source, TRAIN_ONE), _silent_panics():
+            fields = json.loads(definition)
+            for section in ("normalizer", "decoder"):
+                _check_growth(fields.get(section))
             inner = library.Tokenizer.from_buffer(definition)
-        except Exception as error:
-            raise UserError(
-                f"{source} is not a tokenizer of the tokenizers library "
-                f"({_first_line(error)}); give a tokenizer.json, or none to train one"
-            ) from None
-        inner.encode_special_tokens = (
-            True  # not stored in the file: "[MASK]" in text stays text
-        )
-        inner.no_truncation()
-        inner.no_padding()
+            inner.encode_special_tokens = True  # not stored in the file: "[MASK]" stays text
+            inner.no_truncation()
+            inner.no_padding()
+            inner.encode("Known, unknown: c1\u00e9\u2603 \U0001f600", add_special_tokens=False)
         missing = [token for token in SPECIAL_TOKENS if inner.token_to_id(token) is None]
         if missing:
             raise UserError(
@@ -65,7 +71,7 @@ class Tokenizer:
         self.special_ids = SpecialIds(*(inner.token_to_id(token) for token in SPECIAL_TOKENS))
         self._structural_ids = frozenset(self.special_ids) - {self.special_ids.unk}
         self.vocab_size: int = 1 + max(inner.get_vocab(with_added_tokens=True).values())
-        self.kind = _kind(json.loads(definition))
+        self.kind = _kind(fields)
         self.sha256 = hashlib.sha256(definition).hexdigest()
 
     @classmethod
@@ -77,18 +83,7 @@ class Tokenizer:
                 special token.
         """
         path = Path(path)
-        if path.is_dir():
-            raise UserError(f"{path} is a directory; give the tokenizer.json in it")
-        try:
-            definition = path.read_bytes()
-        except OSError as error:
-            raise UserError(
-                f"cannot read the tokenizer {path} ({error.strerror}); give a tokenizer.json, "
-                "or none to train one"
-            ) from None
-        if not definition.strip():
-            raise UserError(f"{path} is empty; give a tokenizer.json, or none to train one")
-        return cls(definition, source=str(path))
+        return cls(read_bytes(path, TRAIN_ONE), source=str(path))
 
     def save(self, path: str | Path) -> None:
         """Write the ``tokenizer.json`` this tokenizer was made from, byte for byte."""
@@ -199,7 +194,8 @@ def train_byte_level_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    inner.train_from_iterator(texts, trainer)
+    lessons = (piece for text in texts for piece in _LONG_WORD.split(text) if piece)
+    inner.train_from_iterator(lessons, trainer)
     return Tokenizer(inner.to_str(pretty=True).encode())
 
 
@@ -281,14 +277,47 @@ def _library() -> ModuleType:
     return tokenizers
 
 
+def _check_growth(part: dict | None) -> None:
+    """Refuse what could turn a few letters into gigabytes, before the library makes it."""
+    parts = list(_parts(part))
+    if len(parts) > MAX_PARTS:
+        raise ValueError(f"{len(parts)} normalizers or decoders, at most {MAX_PARTS} are taken")
+    for part in parts:
+        if part["type"] == "Precompiled":  # a table that the library believes whatever is in it
+            raise ValueError("a precompiled normalizer")
+        made, of = part.get("content", part.get("prepend", "")), part.get("pattern", {})
+        if len(made) > max(1, len(of.get("String", ""))):
+            raise ValueError(
+                f"the {part['type']} of {len(made):,} characters makes texts longer"
+            )
+
+
+def _parts(part: dict | None) -> Iterator[dict]:
+    """The single normalizers or decoders of one that may be a sequence."""
+    if part is not None:
+        inner = part.get("normalizers", part.get("decoders"))
+        yield from [part] if inner is None else itertools.chain(*map(_parts, inner))
+
+
+@contextlib.contextmanager
+def _silent_panics() -> Iterator[None]:
+    """Rust reports its panics on stderr by itself, however they are told later."""
+    if sys.stderr is None:  # closed by who started us
+        yield
+        return
+    stderr = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+
+
 def _kind(definition: dict) -> str:
     """ "smiles", "words" or "text", read off a tokenizer's definition."""
     if definition["model"].get("type") != "WordLevel":
         return "text"
     pre_tokenizer = definition.get("pre_tokenizer") or {}
     return "smiles" if pre_tokenizer.get("type") == "Split" else "words"
-
-
-def _first_line(error: Exception) -> str:
-    """The first line of an exception's message."""
-    return (str(error).splitlines() or [type(error).__name__])[0]

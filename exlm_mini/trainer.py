@@ -2,7 +2,8 @@
 
 The loop knows nothing of the command line or the terminal: it reports through a callback. What
 it does at a step is a function of the settings and the step, so a run that was stopped and
-resumed ends with the same bits as one that was not.
+resumed ends with the same bits as one that was not: on one machine, with the same versions and
+threads. Another processor adds in another order, and a training follows the last bits.
 
 Of several processes all go through the loop side by side, and the first alone tells and writes.
 """
@@ -22,15 +23,18 @@ import torch
 from exlm_mini.checkpoint import (
     Checkpoint,
     latest_checkpoint,
+    not_finite,
     prune_checkpoints,
     save_checkpoint,
 )
 from exlm_mini.config import RunConfig, UserError
 from exlm_mini.corpora.packing import Pack
 from exlm_mini.engine import Engine
-from exlm_mini.estimate import plan_batch
+from exlm_mini.estimate import check_memory, plan_batch
 from exlm_mini.evaluation import Evaluation, evaluate
+from exlm_mini.manifest import USE_EARLIER
 from exlm_mini.optimizer_state import flatten_optimizer, restore_optimizer
+from exlm_mini.outside import reading
 from exlm_mini.run_directory import MetricsLog
 from exlm_mini.training import (
     chain_share,
@@ -44,7 +48,7 @@ from exlm_mini.training import (
     versions,
     with_precision,
 )
-from exlm_mini.update import Update, Updater
+from exlm_mini.update import Update, Updater, diverged
 from exlm_mini.watching import Meter, ScalarLog
 
 
@@ -109,8 +113,8 @@ class Trainer:
         engine: of this process; none: the only one, on ``train.device``.
 
     Raises:
-        UserError: for rows the model cannot hold, settings that do not fit the data, or batches
-            that cannot be spread over the processes.
+        UserError: for rows the model cannot hold, settings that do not fit the data, batches
+            that cannot be spread over the processes, or a model that does not fit in memory.
     """
 
     def __init__(
@@ -140,6 +144,14 @@ class Trainer:
         check_row_length(config, longest, len(slots) or None)
         if train_pack.row_length is not None:
             self.masker.check_row_length(train_pack.row_length)
+        check_memory(
+            config,
+            train_pack.vocab_size,
+            longest,
+            self.engine.device,
+            self.engine.world_size,
+            len(slots) or None,
+        )
         model = make_model(config, train_pack.vocab_size, special_ids)
         self.model = self.engine.wrap(model, config.train)
         self.optimizer = make_optimizer(self.model, config.train)
@@ -175,7 +187,8 @@ class Trainer:
             should_save: the same, but the run goes on.
 
         Raises:
-            UserError: when too many steps are not finite, or a checkpoint cannot be written.
+            UserError: when too many steps, a validation or weights are not finite, or a
+                checkpoint cannot be read or written.
         """
         train, engine = self.config.train, self.engine
         with engine.together():
@@ -186,6 +199,7 @@ class Trainer:
             logs, seconds_before = [], 0.0
             with engine.together():
                 if engine.is_main:
+                    self._prune()  # no save may follow the one that was cut short
                     metrics = MetricsLog(self.output / "metrics.jsonl", step)
                     logs.append(open_files.enter_context(metrics))
                     seconds_before = (metrics.last or {}).get("seconds") or 0.0
@@ -213,6 +227,9 @@ class Trainer:
                     with engine.together():
                         for log in logs:
                             log.write(record)
+                if evaluation and not evaluation.is_finite:
+                    told = f"{evaluation.bits_per_mask:g} bits per masked token"
+                    raise diverged(f"validation at step {step} gives {told}", self.config)
                 if is_last or is_asked or step % train.save_every == 0:
                     self._save(step, evaluation)
                 if is_last:
@@ -306,10 +323,17 @@ class Trainer:
         }
         with self.engine.together():
             if self.engine.is_main:
+                if name := not_finite(weights):
+                    told = f"the weights {name} are not finite after step {step}"
+                    raise diverged(told, self.config)
                 tensors = {"model": weights, "optimizer": moments}
                 save_checkpoint(self._checkpoints, step, tensors, state)
-                best_step = None if self.best is None else self.best.step
-                prune_checkpoints(self._checkpoints, self.config.train.keep_last, best_step)
+                self._prune()
+
+    def _prune(self) -> None:
+        """Keep the newest checkpoints and the best."""
+        best_step = None if self.best is None else self.best.step
+        prune_checkpoints(self._checkpoints, self.config.train.keep_last, best_step)
 
     def _fetch(self, tensor: torch.Tensor) -> torch.Tensor:
         """The whole of a tensor; from other devices than the first process's it is not kept."""
@@ -327,12 +351,12 @@ class Trainer:
         if checkpoint is None:
             return None
         for name, pack in (("train", self.train_pack), ("validation", self.validation_pack)):
-            if checkpoint.state[f"{name}_sha256"] != pack.sha256:
+            if checkpoint.state.get(f"{name}_sha256") != pack.sha256:
                 raise UserError(
                     f"{pack.path} is not the data that {self._checkpoints} was trained with; "
                     "restore the data or choose another --output"
                 )
-            if checkpoint.state["tokenizer_sha256"] != pack.tokenizer_sha256:
+            if checkpoint.state.get("tokenizer_sha256") != pack.tokenizer_sha256:
                 raise UserError(
                     f"{pack.path} belongs to another tokenizer than {self._checkpoints}; restore "
                     "the corpus or choose another --output"
@@ -352,6 +376,19 @@ class Trainer:
                 )
         if checkpoint is None:
             return 0
+        path = self._checkpoints / f"step-{step:06d}"
+        with reading(path, USE_EARLIER.format(path)):
+            self._take_over(checkpoint)
+        before = checkpoint.state.get("num_processes", 1)
+        if before != self.engine.world_size and self.engine.is_main:
+            self.report(
+                f"{before} process(es) until step {step}, {self.engine.world_size} from here: the "
+                "same rows and masks, sums in another order"
+            )
+        return step
+
+    def _take_over(self, checkpoint: Checkpoint) -> None:
+        """Put weights, moments and counts where they belong."""
         state = checkpoint.state
         weights = checkpoint.tensors["model"]
         own = self.model.state_dict()
@@ -370,16 +407,18 @@ class Trainer:
             state["optimizer_groups"],
         )
         # Older checkpoints hold neither of these.
-        self.num_tokens = state.get("num_tokens", 0)
+        self.num_tokens = int(state.get("num_tokens", 0))
         self.updater.restore(state.get("update", {}))
         if state["evaluation"]:
-            self.evaluation = Evaluation(**state["evaluation"])
+            self.evaluation = _numbers(Evaluation, state["evaluation"])
         if state.get("best"):
-            self.best = _Best(**state["best"])
-        before = state.get("num_processes", 1)
-        if before != self.engine.world_size and self.engine.is_main:
-            self.report(
-                f"{before} process(es) until step {step}, {self.engine.world_size} from here: the "
-                "same rows and masks, sums in another order"
-            )
-        return step
+            self.best = _numbers(_Best, state["best"])
+
+
+def _numbers(kind: type[NamedTuple], stored: dict[str, Any]) -> Any:
+    """Counts and sums as a checkpoint holds them."""
+    found = kind(**stored)
+    for name, number in found._asdict().items():
+        if number is not None and not math.isfinite(number):
+            raise ValueError(f"{name} is {number}")
+    return found

@@ -91,13 +91,69 @@ def make_model(config: RunConfig, vocab_size: int, special_ids: SpecialIds) -> M
     return kind(config.model, vocab_size, special_ids)
 
 
+def count_parameters(
+    config: RunConfig, vocab_size: int, special_ids: SpecialIds
+) -> tuple[int, int]:
+    """Parameters of the model of a run, and how many of them are in its transition head.
+
+    Nothing is allocated, however large the model: one layer is made, without its numbers.
+
+    Raises:
+        UserError: for a weight of more bytes than can be numbered.
+    """
+    shape = config.model.shape
+    of_one_layer = replace(config, model=replace(config.model, num_layers=1))
+    try:
+        with torch.device("meta"):
+            model = make_model(of_one_layer, vocab_size, special_ids)
+    except RuntimeError:
+        raise UserError(
+            f"model.width {shape.width:,} makes a weight of 2**63 bytes or more; lower it"
+        ) from None
+    parts = (model, model.encoder.layers, getattr(model, "transition", None) or nn.Identity())
+    whole, layer, transition = (sum(p.numel() for p in part.parameters()) for part in parts)
+    return whole + (shape.num_layers - 1) * layer, transition
+
+
 def load_model(checkpoint: Checkpoint) -> tuple[MaskedLM | ExLM, RunConfig]:
-    """The trained model of a checkpoint, in evaluation mode on the CPU, and its settings."""
-    config = run_config_from_dict(checkpoint.state["config"])
-    special_ids = SpecialIds(**checkpoint.state["special_ids"])
-    model = make_model(config, checkpoint.state["vocab_size"], special_ids)
+    """The trained model of a checkpoint, in evaluation mode on the CPU, and its settings.
+
+    Raises:
+        ValueError: if these are not the settings of its weights.
+    """
+    config = stored_config(checkpoint)
+    special_ids, vocab_size = settled_size(config, checkpoint)
+    model = make_model(config, vocab_size, special_ids)
     model.load_state_dict(checkpoint.tensors["model"])
     return model.eval(), config
+
+
+def stored_config(checkpoint: Checkpoint) -> RunConfig:
+    """The settings that a checkpoint was made with.
+
+    Raises:
+        ValueError: if no run could have them. Nobody typed them, so that the file is to be named.
+    """
+    try:
+        return run_config_from_dict(checkpoint.state["config"])
+    except UserError as error:
+        raise ValueError(str(error)) from error
+
+
+def settled_size(config: RunConfig, checkpoint: Checkpoint) -> tuple[SpecialIds, int]:
+    """Special ids and vocabulary of a checkpoint, before anything of its size is made.
+
+    Raises:
+        ValueError: if its settings are of many more weights than it has; what else does not fit
+            is known by the names.
+    """
+    special_ids = SpecialIds(**checkpoint.state["special_ids"])
+    vocab_size = checkpoint.state["vocab_size"]
+    wanted, _ = count_parameters(config, vocab_size, special_ids)
+    found = sum(tensor.numel() for tensor in checkpoint.tensors["model"].values())
+    if wanted > 2 * found or not 0 <= min(special_ids) <= max(special_ids) < vocab_size:
+        raise ValueError(f"it has {found:,} weights, its settings {wanted:,}")
+    return special_ids, vocab_size
 
 
 def make_batches(

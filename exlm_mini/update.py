@@ -38,6 +38,17 @@ class Update(NamedTuple):
     """Share of the masked tokens that were guessed; none for ExLM."""
 
 
+def diverged(what: str, config: RunConfig) -> UserError:
+    """The line for numbers of a run that are not finite, and what may help."""
+    train = config.train
+    return UserError(
+        f"{what}; lower train.learning_rate ({train.learning_rate:g}), train.weight_decay "
+        f"({train.weight_decay:g}) or model.init_std ({config.model.init_std:g}), or raise "
+        f"train.warmup_steps ({train.warmup_steps}), and start in another --output; checkpoints "
+        "are kept"
+    )
+
+
 class Updater:
     """Makes the steps of a run.
 
@@ -78,8 +89,8 @@ class Updater:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Undo ``state``; nothing is known of a checkpoint from before there was one."""
-        self.skipped_steps = state.get("skipped_steps", 0)
-        self.skipped_in_row = state.get("skipped_in_row", 0)
+        self.skipped_steps = int(state.get("skipped_steps", 0))
+        self.skipped_in_row = int(state.get("skipped_in_row", 0))
         if state.get("scaler"):
             self.scaler.load_state_dict(state["scaler"])
 
@@ -173,10 +184,9 @@ class Updater:
             if scale < before and math.isfinite(loss):
                 return  # too large a scale, not a step gone wrong
         self.skipped_in_row = self.skipped_in_row + 1 if is_skipped else 0
-        if self.skipped_in_row >= train.max_skipped:
-            raise UserError(
+        if self.skipped_in_row >= min(train.max_skipped, train.steps):
+            raise diverged(
                 f"loss {loss:g} at step {step + 1}: the loss or its gradient was not finite in "
-                f"{self.skipped_in_row} steps in a row (train.max_skipped); lower "
-                f"train.learning_rate ({train.learning_rate:g}) or raise train.warmup_steps "
-                f"({train.warmup_steps}) and start in another --output; checkpoints are kept"
+                f"{self.skipped_in_row} steps in a row (train.max_skipped {train.max_skipped})",
+                self.config,
             )

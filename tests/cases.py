@@ -261,15 +261,23 @@ def _cases() -> dict[str, Graph]:
 CASES = _cases()
 """Name to graph."""
 
+UNREACHED = (3, 20)
+GRAPH_FOR_NAN = without_edges(
+    random_graph(7, [9, 9], [40, 40]),
+    [(b, v, u) for b in range(2) for u in UNREACHED for v in range(u)],
+)
+"""No edge enters the states ``UNREACHED``."""
 PLACES_OF_NAN = [
     ("log_emission_BML", (0, 0, 0)),
+    ("log_emission_BML", (0, 4, 19)),
     ("log_emission_BML", (0, 4, 20)),
     ("log_emission_BML", (0, 8, 39)),
     ("log_transition_BLL", (0, 0, 1)),
     ("log_transition_BLL", (0, 3, 30)),
+    ("log_transition_BLL", (0, 4, 30)),
     ("log_transition_BLL", (0, 38, 39)),
 ]
-"""In a row of 9 targets and 40 states."""
+"""In its first row: what no path reaches is read as well."""
 
 WEIGHTS = (1.5, -0.5, 0.0, 2.0, -1.0, 0.25, 3.0, -2.5, 1.0)
 """Incoming gradients, one per row."""

@@ -6,6 +6,7 @@ Shapes: B rows, M targets, L states.
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from itertools import combinations, groupby, pairwise, product
 
@@ -470,6 +471,25 @@ def test_an_unknown_backend_offers_the_nearest():
         viterbi(*RAGGED, "vectorised")
 
 
+@pytest.mark.parametrize("function", [dag_log_likelihood, posteriors, viterbi])
+@pytest.mark.parametrize(
+    ("backend", "counts", "told"),
+    [
+        ("enumerate", ([20], [80]), "10^17.3 paths"),  # comb(78, 18)
+        ("enumerate", ([1024], [4096]), "10^997"),  # beyond any float
+        ("enumerate", ([4] * 300, [40] * 300), "10^5.3 paths"),  # of all rows together
+        ("naive", ([20] * 20, [80] * 20), "1,200,800 terms"),
+    ],
+)
+def test_what_no_memory_holds_is_refused_with_its_number(function, backend, counts, told):
+    M, L = max(counts[0]), max(counts[1])
+    B, zero = len(counts[0]), torch.zeros(1, 1, 1)
+    graph = (zero.expand(B, M, L), zero.expand(B, L, L), *map(torch.tensor, counts))
+    with pytest.raises(ValueError, match=re.escape(told)) as error:
+        function(*graph, backend)
+    assert "use 'vectorized'" in str(error.value)
+
+
 @pytest.fixture
 def choice(monkeypatch):
     """``auto`` chooses anew; the function tells how well ``native`` works from here on."""
@@ -615,6 +635,14 @@ def test_ctc_equals_the_sum_over_labelings(k):
             total_BM += torch.stack(steps).sum(0).exp()
     ours_BM = run_log_likelihood(log_label_BMk3[..., 1], log_label_BMk3[..., 0])
     assert_near(ours_BM, total_BM.log(), 1e-12)
+
+
+@pytest.mark.parametrize("k", [1, 8, 40])
+def test_ctc_of_equal_scores_counts_all_runs(k):
+    log_half_1k = torch.full((1, k), math.log(0.5), dtype=torch.float64)
+    log_count = math.log(k * (k + 1) / 2)
+    ours_1 = run_log_likelihood(log_half_1k, log_half_1k)
+    assert math.isclose(ours_1.item(), log_count - k * math.log(2), rel_tol=1e-12)
 
 
 def test_ctc_gradients_equal_finite_differences():

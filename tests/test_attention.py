@@ -115,6 +115,17 @@ def test_every_way_honours_dropout(way):
     assert abs(kept.mean().item() - 1) < 4 * standard_error
 
 
+@pytest.mark.parametrize(("dropout", "way"), [(0.0, "_end_to_end"), (0.1, "_padded_again")])
+def test_the_kernel_for_packed_rows_is_not_asked_for_dropout(monkeypatch, dropout, way):
+    rows = packed_rows(real_tokens([2, 3]))
+    taken = []
+    monkeypatch.setattr(attention, "_has_kernel", lambda query: True)
+    for name in ("_end_to_end", "_padded_again"):
+        monkeypatch.setattr(attention, name, lambda *_, name=name: taken.append(name))
+    attend(*(x_1HSd.to("meta") for x_1HSd in random_heads(rows)), rows, dropout)
+    assert taken == [way]
+
+
 @given(lengths=lengths_of_rows)
 def test_the_kernel_for_packed_rows_gets_the_shapes_it_wants(lengths):
     """On tensors without numbers: the kernel checks its arguments, and there is no GPU here."""

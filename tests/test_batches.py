@@ -209,10 +209,13 @@ def test_repeated_rows_are_split_without_loss(pack):
     assert lengths == (3 * pack.lengths_R[rows]).tolist()
 
 
-def test_one_micro_batch_is_the_batch(pack):
+def test_a_batch_is_masked_by_its_rows_epochs_and_step(pack):
     batches = TrainingBatches(pack, masker(), 6, seed=1)
-    (part,) = batches.parts(3)
-    assert equal(part, batches.batch(3))
+    for step in range(20):
+        row_B, epoch_B = batches.rows(step)
+        expected = masker()(pack.gather(row_B)[0], epoch_B, row_B, step)
+        (part,) = batches.parts(step)  # one micro-batch is the batch
+        assert equal(batches.batch(step), expected) and equal(part, expected)
 
 
 def dealt(batches, step, world_size):
@@ -325,6 +328,16 @@ def test_a_step_of_token_batches_does_not_depend_on_the_calls_before(ragged):
         fresh = TokenBatches(ragged, masker(), 30, 2, seed=1).parts(step)
         assert len(fresh) == 2
         assert all(equal(a, b) for a, b in zip(in_order[step], fresh, strict=True))
+
+
+def test_token_batches_are_masked_by_their_rows_epoch_and_step(ragged):
+    batches = TokenBatches(ragged, masker(), 30, 2, seed=1)
+    for step in range(20):
+        for micro, part in enumerate(batches.parts(step)):
+            row_B, epoch = batches.rows(2 * step + micro)
+            token_ids_BN, _ = ragged.gather(row_B)
+            epoch_B = np.full(len(row_B), epoch)
+            assert equal(part, masker()(token_ids_BN, epoch_B, row_B, step))
 
 
 def test_epochs_and_seeds_of_token_batches_differ(ragged):

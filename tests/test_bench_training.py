@@ -34,7 +34,6 @@ from exlm_mini.benchmarks.data import (
 from exlm_mini.benchmarks.training import (
     LEAST_STEPS,
     WARM_UP_STEPS,
-    DoesNotFit,
     singles,
     train,
 )
@@ -44,6 +43,7 @@ from exlm_mini.measure import (
     LEAST_RUNS,
     MIB,
 )
+from exlm_mini.memory import DoesNotFit
 from exlm_mini.settings import load_recipe, parse
 from exlm_mini.throughput import SAME_SPEED
 from exlm_mini.training import make_model

@@ -351,6 +351,23 @@ def test_nvcc_is_run_by_ninja_with_every_option_as_it_was(
     ]  # fmt: skip
 
 
+@pytest.mark.reliability
+@pytest.mark.parametrize("damage", [b"", b"lib", b"libRary\n"])
+def test_a_damaged_library_is_built_again(damage, cache, put_compiler, copied_sources):
+    """To load one may be the end of the process (SIGBUS), or a wrong result."""
+    put_compiler("cuda", "echo library > libexlm_dag.so")
+    library = build.build("cuda")
+    sound = library.read_bytes()
+    library.write_bytes(damage)
+    (library.parent / "build-left").mkdir()  # by a process that was killed
+    assert build.build("cuda") == library and library.read_bytes() == sound
+    kept = {library, library.with_suffix(".sha256"), library.parent / "lock"}
+    assert set(library.parent.iterdir()) == kept
+    written = library.stat().st_mtime_ns
+    build.build("cuda")
+    assert library.stat().st_mtime_ns == written
+
+
 def test_a_notebook_is_spared_the_line(cache, put_compiler, copied_sources, monkeypatch, capfd):
     put_compiler("cuda", "touch libexlm_dag.so")
     monkeypatch.setitem(sys.modules, "ipykernel", sys)

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections import namedtuple
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from exlm_mini.checkpoint import (
     save_checkpoint,
 )
 from exlm_mini.config import UserError
+from exlm_mini.durable import write_atomically
 from exlm_mini.optimizer_state import flatten_optimizer, restore_optimizer
 
 TENSORS = {
@@ -167,9 +169,9 @@ def test_optimizer_that_cannot_be_saved_exactly_is_refused():
     ids=["bf16-nan", "scalar-int", "empty", "transposed", "slice", "bool", "float64"],
 )
 def test_any_tensor_comes_back_bitwise(tmp_path, tensor):
-    path = save_checkpoint(tmp_path, 0, {"model": {"x": tensor}, "nothing": {}}, {})
+    path = save_checkpoint(tmp_path, 0, {"any": {"x": tensor}, "nothing": {}}, {})
     loaded = load_checkpoint(path)
-    assert_bitwise_equal(loaded.tensors["model"], {"x": tensor})
+    assert_bitwise_equal(loaded.tensors["any"], {"x": tensor})
     assert loaded.tensors["nothing"] == {} and loaded.step == 0
 
 
@@ -336,6 +338,20 @@ def test_a_hostile_manifest_is_refused(one_checkpoint, text):
     assert_refused_or_equal(one_checkpoint, text.encode())
 
 
+@pytest.mark.parametrize(
+    "name", ["../x.safetensors", "x.safetensors/../../x", "x", "x.safetensors\n", ""]
+)
+def test_a_manifest_lists_files_of_its_own_directory_alone(one_checkpoint, name):
+    fields = json.loads((one_checkpoint / MANIFEST).read_bytes())
+    del fields["manifest_sha256"]
+    fields["files"] = {name: fields["files"]["model.safetensors"]}
+    original = (one_checkpoint / MANIFEST).read_bytes()
+    (one_checkpoint / MANIFEST).write_bytes(encode_manifest(fields))
+    with pytest.raises(UserError, match="which is not a file of tensors"):
+        load_checkpoint(one_checkpoint)
+    (one_checkpoint / MANIFEST).write_bytes(original)
+
+
 def test_another_format_version_is_told_apart_from_damage(tmp_path):
     path = save_checkpoint(tmp_path, 7, TENSORS, STATE)
     fields = json.loads((path / MANIFEST).read_bytes())
@@ -465,24 +481,81 @@ def crash_at(patch: pytest.MonkeyPatch, count: int) -> None:
         patch.setattr(owner, name, counted(getattr(owner, name)))
 
 
+def save_and_crash(directory: Path, attempt: int, count: int) -> bool:
+    """Save step 7, dead before its change of the disk number ``count``; whether it lived."""
+    with pytest.MonkeyPatch.context() as patch:
+        crash_at(patch, count)
+        try:
+            save_checkpoint(directory, 7, TENSORS, {"attempt": attempt})
+        except Crash:
+            return False
+    return True
+
+
 @pytest.mark.reliability
-def test_a_crash_at_any_system_call_leaves_a_whole_checkpoint(tmp_path, monkeypatch):
-    """Kill the second save of a step before its n-th change of the disk, for every n."""
-    for count in range(100):
-        directory = tmp_path / str(count)
-        save_checkpoint(directory, 7, TENSORS, {"attempt": 1})
-        with monkeypatch.context() as patch:
-            crash_at(patch, count)
-            try:
-                save_checkpoint(directory, 7, TENSORS, {"attempt": 2})
-                break
-            except Crash:
-                pass
+def test_crashes_at_any_two_system_calls_leave_a_whole_checkpoint(tmp_path):
+    """Kill the second save of a step before its n-th change of the disk, and the third too.
+
+    A disk may also lose what it said it had written: then what the second save put in place is
+    of no use, and the copy it moved aside is the only one.
+    """
+    for first in range(100):
+        left = tmp_path / "left"
+        save_checkpoint(left, 7, TENSORS, {"attempt": 1})
+        is_saved = save_and_crash(left, 2, first)
+        weights, aside = (
+            left / "step-000007" / "model.safetensors",
+            left / "step-000007.replaced",
+        )
+        assert_next_save_may_crash(left, range(100) if aside.exists() else [100])
+        if weights.exists() and len(list(aside.glob("*"))) == 3:
+            cut_off(weights)
+            assert_next_save_may_crash(left, range(100))
+        shutil.rmtree(left)
+        if is_saved:
+            break
+    assert first > 6
+
+
+def assert_next_save_may_crash(left: Path, counts: Iterable[int]) -> None:
+    directory = left.with_name("again")
+    for count in counts:
+        shutil.copytree(left, directory)
         assert latest_checkpoint(directory, lambda line: None).state["attempt"] in (1, 2)
-        save_checkpoint(directory, 7, TENSORS, {"attempt": 3})
-        assert latest_checkpoint(directory, pytest.fail).state == {"attempt": 3}
+        is_saved = save_and_crash(directory, 3, count)
+        assert latest_checkpoint(directory, lambda line: None).state["attempt"] in (1, 2, 3)
+        save_checkpoint(directory, 7, TENSORS, {"attempt": 4})
+        assert latest_checkpoint(directory, pytest.fail).state == {"attempt": 4}
         assert [path.name for path in directory.iterdir()] == ["step-000007"]
+        shutil.rmtree(directory)
+        if is_saved:
+            break
     assert count > 6
+
+
+def test_names_are_given_only_to_what_the_disk_has(tmp_path, monkeypatch):
+    """A power cut may lose whatever no fsync came after: files, then names, then their folder."""
+    done = []
+    original = os.fsync, os.rename
+    monkeypatch.setattr(
+        os, "fsync",
+        lambda fd: done.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name) or original[0](fd),
+    )  # fmt: skip
+    monkeypatch.setattr(
+        os,
+        "rename",
+        lambda old, new: done.append(f"-> {Path(new).name}") or original[1](old, new),
+    )
+    directory = tmp_path / "run"
+    save_checkpoint(directory, 7, TENSORS, STATE)
+    files = ["model.safetensors", "optimizer.safetensors", MANIFEST]
+    assert done == [*files, "step-000007.tmp", "-> step-000007", "run"]
+    done.clear()
+    write_atomically(directory / "log", b"")
+    assert done == ["log.tmp", "-> log", "run"]
+    with pytest.raises(IsADirectoryError):
+        write_atomically(directory, b"")
+    assert not directory.with_name("run.tmp").exists()
 
 
 @pytest.mark.reliability
@@ -566,12 +639,17 @@ def test_the_newest_and_the_best_are_kept(tmp_path, keep_last, best_step, kept):
 
 def test_other_files_are_never_deleted(tmp_path):
     prune_checkpoints(tmp_path / "missing", 1, None)
-    save_steps(tmp_path, 1, 2)
-    (tmp_path / "step-best").mkdir()
+    foreign = [
+        "notes.tmp", "old-step-000001.tmp", "step-00001.tmp", "step-000001.tmp.zip",
+        "step-best", "step-best.tmp", "step-1000000.replaced",
+    ]  # fmt: skip
+    for name in (*foreign, "step-000001.tmp", "step-1000000.tmp", "step-000001.replaced"):
+        (tmp_path / name).mkdir()
     (tmp_path / "step-000000").write_text("a file of somebody else")
+    save_steps(tmp_path, 1, 2)
     prune_checkpoints(tmp_path, 1, None)
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["step-000000", "step-000002", "step-best"]
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {*foreign, "step-000000", "step-000002"}
     with pytest.raises(ValueError, match="-1"):
         prune_checkpoints(tmp_path, -1, None)
 

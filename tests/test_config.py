@@ -35,8 +35,8 @@ REFUSED = [
     *[
         (ModelConfig, {name: 0}, f"model.{name}", "0", AT_LEAST_ONE)
         for name in (
-            "states_per_mask", "max_positions", "emission_chunk", "num_layers", "width",
-            "ffn_width", "num_heads", "vocab_size",
+            "states_per_mask", "max_positions", "emission_chunk", "width", "ffn_width",
+            "num_heads", "vocab_size",
         )
     ],
     *[
@@ -44,6 +44,7 @@ REFUSED = [
         for name in ("dropout", "attention_dropout", "activation_dropout")
         for value in (-0.1, 1.0, NAN)
     ],
+    *[(ModelConfig, {"num_layers": n}, "model.num_layers", str(n), "1,000") for n in (0, 1001)],
     (ModelConfig, {"preset": "bas"}, "model.preset", "'bas'", "did you mean base"),
     (ModelConfig, {"init_std": 0.0}, "model.init_std", "0.0", "positive"),
     (ModelConfig, {"init_std": NAN}, "model.init_std", "nan", "positive"),

@@ -32,7 +32,7 @@ def test_an_interrupt_is_told_in_one_line(command, monkeypatch, capsys):
     assert capsys.readouterr() == ("", "interrupted\n")
 
 
-def test_a_mistake_and_a_full_disk_are_told_in_one_line(capsys):
+def test_a_mistake_and_what_the_system_refuses_are_told_in_one_line(capsys):
     for error, line in (
         (UserError("steps is 0"), "error: steps is 0"),
         (
@@ -40,6 +40,11 @@ def test_a_mistake_and_a_full_disk_are_told_in_one_line(capsys):
             "error: no space left to write a.bin; make room",
         ),
         (OSError(errno.ENOSPC, "full"), "error: no space left to write the output; make room"),
+        (
+            OSError(errno.EISDIR, "Is a directory", "a.tmp"),
+            "error: cannot read or write a.tmp (Is a directory); see what it is and who may use "
+            "it, or choose another path",
+        ),
     ):
         assert exit_code(raising(error)) == 2
         assert capsys.readouterr() == ("", f"{line}\n")

@@ -239,7 +239,7 @@ def test_too_many_such_steps_in_a_row_stop_all(two):
     first, second = seen(two, "nans")
     assert first["error"] == second["error"]
     assert "at step 5" in first["error"]
-    assert "2 steps in a row (train.max_skipped)" in first["error"]
+    assert "2 steps in a row (train.max_skipped 2)" in first["error"]
     assert len(first["losses"]) == 4  # one bad step alone had not stopped it
     assert load_checkpoint(two / "nans/checkpoints/step-000004").step == 4
     assert not (two / "nans/checkpoints/step-000005").exists()
@@ -300,6 +300,9 @@ def test_two_processes_killed_end_as_if_never_disturbed(undisturbed, tmp_path):
     assert code == 0, err
     assert len(list((tmp_path / "events").iterdir())) == 2
     assert "exlm reached" in out
+    # The one that is left says so in a line.
+    assert re.search(r"^process \d: another one has ended", err, re.M)
+    assert "[rank0]: Traceback" not in err and "[rank1]: Traceback" not in err
     assert weights_of(tmp_path / "run") == weights_of(undisturbed)
 
 

@@ -100,7 +100,7 @@ def test_what_is_no_carried_task_is_refused(content, tmp_path):
     if content is not None:
         file.write_bytes(content)
         told(lambda: load_encoded_task(file), str(file), "prepare the tasks again")
-    told(lambda: load_encoded_task(tmp_path / "b"), "there is no", str(tmp_path / "b"))
+    told(lambda: load_encoded_task(tmp_path / "b"), "No such file", tmp_path / "b", "again")
 
 
 def test_a_file_of_other_tensors_is_refused(tmp_path):

@@ -190,6 +190,47 @@ def test_dropout_works_in_training_alone(which):
     assert torch.equal(encoder(*inputs), first)
 
 
+SITES = {
+    "the embedding": ("dropout", {"embedding.weight": 1.0}),
+    "attention": ("dropout", {"layers.0.attention.output.bias": 1.0}),
+    "the feed-forward": ("dropout", {"layers.0.ffn_out.bias": 1.0}),
+    "the activation": (
+        "activation_dropout",
+        {"layers.0.ffn_in.bias": 1.0, "layers.0.ffn_out.weight": torch.eye(16)},
+    ),
+    "attention probabilities": (
+        "attention_dropout",
+        {
+            "layers.0.attention.query_key_value.bias": 1.0,
+            "layers.0.attention.output.weight": torch.eye(16),
+        },
+    ),
+}
+"""The setting of each dropout, and weights (all others 0) with which what stands there is the
+same everywhere and all there is."""
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_dropout_strikes_its_share_at_every_place(site):
+    setting, weights = SITES[site]
+    p, B = 0.3, 2000
+    encoder = make_encoder(num_layers=1, ffn_width=16, **{setting: p})
+    encoder.final_norm = nn.Identity()
+    with torch.no_grad():
+        for name, parameter in encoder.named_parameters():
+            parameter.copy_(torch.as_tensor(weights.get(name, 0.0)))
+        # Rows of one token: its attention has a single probability in each head.
+        token_B1 = torch.ones(B, 1, dtype=torch.int64)
+        inputs = token_B1, 0 * token_B1, 0 * token_B1, token_B1 == 1
+        (whole,) = encoder(*inputs).unique().tolist()
+        hidden_BD = encoder.train()(*inputs)[:, 0]
+    if setting == "attention_dropout":
+        hidden_BD = hidden_BD[:, ::8]  # one of each head
+    assert hidden_BD.unique().tolist() == pytest.approx([0.0, whole / (1 - p)])
+    share = (hidden_BD == 0).double().mean().item()
+    assert abs(share - p) < 4 * math.sqrt(p * (1 - p) / hidden_BD.numel())
+
+
 def test_padding_gets_no_gradient():
     encoder = make_encoder()
     token_ids_BT, *rest = make_batch()

@@ -213,6 +213,19 @@ def test_a_loss_scale_below_its_floor_stops_the_run(packs, tmp_path):
     assert names == [f"step-{n:06d}" for n in (1, 2, 3)]
 
 
+def test_a_loss_that_is_nan_is_not_blamed_on_the_scale(packs, tmp_path):
+    trainer = fp16_trainer(packs, tmp_path, 2.0**16, max_skipped=2)
+    score_of = trainer.engine.score
+
+    def spoilt(batch, share):
+        scored = score_of(batch, share)
+        return scored._replace(loss=math.nan * scored.loss)
+
+    trainer.engine.score = spoilt
+    with pytest.raises(UserError, match="not finite in 2 steps in a row"):
+        trainer.run()
+
+
 # ---- checkpoints that are kept ----
 
 
@@ -252,6 +265,14 @@ def test_a_request_to_save_is_granted_and_the_run_goes_on(packs, tmp_path):
 
 
 # ---- compiled layers ----
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_every_layer_is_compiled_where_asked_for(is_compiled, packs, tmp_path, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(nn.Module, "compile", lambda module: compiled.append(module))
+    trainer = make_trainer(changed(compile=is_compiled), packs, tmp_path)
+    assert compiled == (list(trainer.model.encoder.layers) if is_compiled else [])
 
 
 @pytest.mark.slow

@@ -158,6 +158,8 @@ def saved_bytes(config, vocab_size, row_length):
         ("exlm", {"transition": "uniform"}, 2000, "fp32"),
         ("exlm", {"emission": "chunked"}, 20_000, "fp32"),
         ("exlm", {"dropout": 0.0}, 2000, "fp32"),
+        # Little but what the states take.
+        ("exlm", {"states_per_mask": 8, "emission": "chunked", "num_layers": 1}, 2000, "fp32"),
     ],
 )
 def test_activations_are_what_autograd_keeps(objective, model, vocab_size, precision):
@@ -170,7 +172,7 @@ def test_activations_are_what_autograd_keeps(objective, model, vocab_size, preci
     )
     kept = saved_bytes(config, vocab_size, 128)
     costs = estimate(config, vocab_size, 128)
-    assert costs.activation_bytes == pytest.approx(kept, rel=0.3)
+    assert costs.activation_bytes == pytest.approx(kept, rel=0.13)
 
 
 def test_activations_are_those_of_a_micro_batch():
@@ -353,6 +355,15 @@ def test_a_dry_run_reads_the_users_own_files(tmp_path, capsys):
     )
     assert printed["exlm"]["vocabulary"] == "8"  # six special tokens, C and O
     assert int(printed["exlm"]["row"].split()[0]) in range(25, 33)
-    assert re.fullmatch(
-        r"about \d+ MiB = \d+ MiB .* \d+ MiB activations", printed["exlm"]["memory"]
-    )
+
+
+def test_a_dry_run_tells_the_memory_of_one_device(capsys):
+    def mebibytes(*arguments):
+        arguments = ("--recipe", "text-tiny", "--model.vocab_size", "1000", *arguments)
+        memory = dry_run(capsys, *arguments)["exlm"]["memory"]
+        found = re.fullmatch(r"about (.*) MiB = (.*) MiB .* \+ (.*) MiB activations", memory)
+        return [int(number.replace(",", "")) for number in found.groups()]
+
+    total, weights, activations = mebibytes()
+    assert abs(total - weights - activations) <= 1 < min(weights, activations)
+    assert mebibytes("--devices", "4")[1:] == [weights, pytest.approx(activations / 4, rel=0.1)]

@@ -34,8 +34,9 @@ from exlm_mini.benchmarks.limits import (
     measured_limits,
     replay_ms,
 )
-from exlm_mini.benchmarks.training import DoesNotFit, singles
+from exlm_mini.benchmarks.training import singles
 from exlm_mini.console import INTERRUPTED
+from exlm_mini.memory import DoesNotFit
 from exlm_mini.settings import load_recipe, recipe_names
 from exlm_mini.throughput import speed_settings, throughput
 

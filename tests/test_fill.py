@@ -179,6 +179,8 @@ def test_table_shows_what_json_tells(toy, capsys):
     ):
         cells = ["." if f"{p:.2f}" == "0.00" else f"{p:.2f}" for p in row]
         assert line.split() == [state["label"], *cells]
+    is_starred = [line.split()[0] for line in lines if line.split()[:1] and "*" in line[:20]]
+    assert is_starred == [f"{label}*" for label in reading["path"][1:-1]]
 
 
 def test_four_states_for_two_masks_fit_the_line(both, capsys):

@@ -14,7 +14,9 @@ from refusals import told
 from test_official import Golden, assert_close, found
 from tiny_runs import tiny_run
 
-from exlm_mini.config import ModelConfig, SpecialIds
+from exlm_mini import finetuning
+from exlm_mini.checkpoint import load_checkpoint, save_checkpoint
+from exlm_mini.config import ModelConfig, SpecialIds, UserError
 from exlm_mini.downstream import (
     ClassificationHead,
     FineTuned,
@@ -22,6 +24,7 @@ from exlm_mini.downstream import (
     loss_sum,
     num_answers,
 )
+from exlm_mini.filling import load_run
 from exlm_mini.finetuning import DivergedError, FineTuner
 from exlm_mini.finetuning_config import TuneConfig
 from exlm_mini.model import ExLM, MaskedLM
@@ -129,6 +132,33 @@ def test_a_span_never_lies_on_padding():
     assert torch.equal(torch.isinf(scores_B2N), is_pad_BN.unsqueeze(1).expand_as(scores_B2N))
 
 
+def share_dropped(values: torch.Tensor, p: float) -> bool:
+    """Zeros are a share p of the values, within four standard errors, and others are all alike."""
+    is_dropped = values == 0
+    assert values[~is_dropped].unique().numel() == 1
+    return abs(is_dropped.double().mean() - p) < 4 * math.sqrt(p * (1 - p) / values.numel())
+
+
+@torch.no_grad()
+def test_heads_drop_before_every_layer_of_theirs():
+    p, width = 0.3, 64
+    hidden_BND, token_ids_BN = torch.ones(200, 1, width), torch.ones(200, 1, dtype=torch.int64)
+    eye, zero = torch.eye(width), torch.zeros(width)
+    weights = {
+        "dense.weight": eye, "dense.bias": zero, "output.weight": eye, "output.bias": zero,
+    }  # fmt: skip
+    head = ClassificationHead(width, width, p)
+    head.load_state_dict(weights)
+    # Twice: before the dense layer, and before the last.
+    assert share_dropped(head(hidden_BND, token_ids_BN), 1 - (1 - p) ** 2)
+    head.load_state_dict({**weights, "dense.weight": 0 * eye, "dense.bias": zero + 1})
+    assert share_dropped(head(hidden_BND, token_ids_BN), p)
+    span = SpanHead(2, p, SPECIAL.pad)
+    span.load_state_dict({"output.weight": torch.eye(2), "output.bias": torch.zeros(2)})
+    assert share_dropped(span(torch.ones(9, 700, 2), torch.ones(9, 700)), p)
+    assert not (head.eval()(hidden_BND, token_ids_BN) == 0).any()
+
+
 # ---- losses ----
 
 
@@ -153,6 +183,23 @@ def test_a_span_is_scored_by_its_two_ends():
     scores_B2N = torch.log(torch.tensor([[[0.5, 0.25, 0.25], [0.125, 0.125, 0.75]]]))
     loss = loss_sum("span", scores_B2N, torch.tensor([[0, 2]]))
     assert loss.item() == pytest.approx(-0.5 * (math.log(0.5) + math.log(0.75)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels"),
+    [
+        ("classes", torch.tensor([1])),
+        ("number", torch.tensor([0.3])),
+        ("labels", torch.tensor([[1.0, 0.0]])),
+        ("span", torch.tensor([[0, 1]])),
+    ],
+)
+def test_a_loss_is_not_rounded_to_half_precision(kind, labels):
+    scores = torch.tensor([[0.1, 0.7]]).bfloat16()
+    scores = scores.expand(1, 2, 2) if kind == "span" else scores
+    loss = loss_sum(kind, scores, labels)
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(loss_sum(kind, scores.double(), labels).item())
 
 
 # ---- the loop ----
@@ -196,6 +243,29 @@ def test_an_easy_task_is_learnt(pretrained, problem, tmp_path):
     reached = [record["validation"]["accuracy"] for record in outcome.history]
     assert outcome.best_epoch == 1 + reached.index(max(reached))
     assert outcome.metrics["validation"]["accuracy"] == max(reached)
+
+
+def test_the_weights_of_the_first_best_epoch_are_kept_and_scored(pretrained, problem, tmp_path):
+    marks = iter([0.2, 0.9, 0.9, 0.1])
+    part = problem.parts["validation"]
+    judged = part._replace(judge=lambda scores: {"accuracy": next(marks, 0.0)})
+    problem = problem._replace(parts={"validation": judged})
+    tuner = FineTuner(pretrained, problem, CONFIG, 1, tmp_path, "cpu")
+    weights, losses = [], []
+
+    def look(progress):
+        losses.append(progress.loss)
+        if progress.validation is not None:
+            weights.append({n: t.clone() for n, t in tuner.model.state_dict().items()})
+
+    outcome = tuner.run(look)
+    assert outcome.best_epoch == 2
+    for name, tensor in tuner.model.state_dict().items():
+        assert torch.equal(tensor, weights[1][name]), name
+    assert all(map(np.array_equal, outcome.scores["validation"], tuner.score(part)))
+    assert [record["loss"] for record in outcome.history] == pytest.approx(
+        np.array(losses).reshape(4, 5).mean(axis=1)
+    )
 
 
 def test_prepared_rows_are_learnt_without_the_tokenizer(pretrained, problem, tmp_path):
@@ -250,6 +320,9 @@ def test_a_checkpoint_of_other_settings_is_refused(pretrained, problem, tmp_path
     other = dataclasses.replace(CONFIG, learning_rate=1e-3)
     told(lambda: tuned(pretrained, problem, tmp_path, other), tmp_path, "another config")
     told(lambda: tuned(pretrained, problem, tmp_path, seed=2), tmp_path, "another seed")
+    others = pretrained._replace(sha256="0"), problem._replace(sha256="0")
+    told(lambda: tuned(others[0], problem, tmp_path), tmp_path, "another pretrained")
+    told(lambda: tuned(pretrained, others[1], tmp_path), tmp_path, "another problem")
 
 
 def test_small_pieces_of_a_batch_sum_up_to_it(pretrained, problem, tmp_path):
@@ -268,8 +341,35 @@ def test_a_loss_that_is_not_finite_stops_the_run(pretrained, problem, tmp_path):
     tuner = FineTuner(pretrained, problem, CONFIG, 1, tmp_path, "cpu")
     with torch.no_grad():
         tuner.model.head.output.bias.fill_(math.nan)
-    with pytest.raises(DivergedError, match=r"step 1 with learning_rate 0\.01; lower it"):
+    with pytest.raises(DivergedError, match=r"step 1 with learning_rate 0\.01"):
         tuner.run()
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run(pretrained, problem, tmp_path):
+    tuner = FineTuner(pretrained, problem, CONFIG, 1, tmp_path, "cpu")
+    tuner.model.head.output.weight.register_hook(lambda gradient: math.inf * gradient)
+    with pytest.raises(DivergedError, match=r"loss 0\.\d+, gradient norm (inf|nan) at step 1"):
+        tuner.run()
+
+
+def test_missing_labels_do_not_count_in_the_loss(pretrained, problem, tmp_path):
+    labels = np.where(np.arange(40) % 3 == 0, np.nan, problem.train.labels)[:, None]
+    task = problem.task._replace(kind="labels")
+    train = problem.train._replace(labels=labels)
+    part = problem.parts["validation"]._replace(judge=lambda scores: {"accuracy": 0.5})
+    parts = {"validation": part}
+    problem = problem._replace(task=task, num_outputs=1, train=train, parts=parts)
+    still = {"dropout": 0.0, "attention_dropout": 0.0, "pooler_dropout": 0.0}
+    config = dataclasses.replace(CONFIG, batch_size=40, micro_batch_size=16, **still)
+    tuner = FineTuner(pretrained, problem, config, 1, tmp_path, "cpu")
+    (scores_R,) = torch.from_numpy(np.stack(tuner.score(train))).T
+    is_there_R = torch.from_numpy(~np.isnan(labels[:, 0]))
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(
+        scores_R[is_there_R], torch.from_numpy(labels[:, 0]).float()[is_there_R]
+    )
+    losses = []
+    tuner.run(lambda progress: losses.append(progress.loss), should_stop=lambda: True)
+    assert losses == [pytest.approx(expected.item(), rel=1e-5)]
 
 
 def test_weights_that_are_not_finite_end_the_run_before_they_are_judged(
@@ -278,7 +378,7 @@ def test_weights_that_are_not_finite_end_the_run_before_they_are_judged(
     # One step per epoch: the loss of the only step was still a number.
     config = dataclasses.replace(CONFIG, epochs=1, batch_size=40, learning_rate=1e29)
     tuner = FineTuner(pretrained, problem, config, 1, tmp_path, "cpu")
-    with pytest.raises(DivergedError, match="scores are not finite after epoch 1"):
+    with pytest.raises(DivergedError, match="scores are not finite"):
         tuner.run()
 
 
@@ -307,6 +407,45 @@ def test_dropout_of_the_settings_replaces_that_of_pretraining(pretrained, proble
     assert model.encoder.dropout.p == model.encoder.layers[0].dropout.p == 0.3
     assert model.encoder.layers[0].attention.dropout == 0.2
     assert model.head.dropout.p == 0.4
+    spans = problem._replace(task=problem.task._replace(kind="span"))
+    head = FineTuner(pretrained, spans, config, 1, tmp_path, "cpu").model.head
+    assert (type(head), head.dropout.p) == (SpanHead, 0.4)
+
+
+def test_tokens_are_repeated_as_in_pretraining(problem, tmp_path):
+    run = tiny_run(tmp_path / "run", "smiles", "repeated-mlm")
+    repeated = load_pretrained(run, print)
+    model = FineTuner(repeated, problem, CONFIG, 1, tmp_path, "cpu").model
+    assert model.num_copies == repeated.config.masking.num_copies == 2
+
+
+@pytest.mark.parametrize("is_dropped", [True, False])
+def test_dropout_is_drawn_anew_in_every_piece_of_every_step(
+    pretrained, problem, tmp_path, monkeypatch, is_dropped
+):
+    # The same row each time, and nothing learned: all that can differ.
+    monkeypatch.setattr(
+        finetuning, "training_batches", lambda *_: [np.zeros(8, dtype=np.int64)] * 5
+    )
+    dropouts = {"dropout": 0.0, "attention_dropout": 0.0, "pooler_dropout": 0.0}
+    config = dataclasses.replace(
+        CONFIG,
+        epochs=1,
+        learning_rate=1e-12,
+        micro_batch_size=4,
+        **({} if is_dropped else dropouts),
+    )
+    tuner = FineTuner(pretrained, problem, config, 1, tmp_path, "cpu")
+    found = []
+
+    def note(model, inputs, scores):
+        if model.training:
+            found.append(round(scores.sum().item(), 5))
+
+    tuner.model.register_forward_hook(note)
+    tuner.run()
+    assert len(found) == 5 * 2
+    assert len(set(found)) == (5 * 2 if is_dropped else 1)
 
 
 def test_numbers_come_back_in_the_units_of_the_task(pretrained, tmp_path):
@@ -388,3 +527,77 @@ def test_a_run_on_a_gpu_learns_too(pretrained, problem, tmp_path):
     config = dataclasses.replace(CONFIG, epochs=12)
     outcome = FineTuner(pretrained, problem, config, 1, tmp_path, "cuda").run()
     assert outcome.metrics["test"]["accuracy"] > 0.9
+
+
+# ---- checkpoints that are sealed and wrong ----
+
+
+@pytest.fixture(scope="module")
+def stopped(pretrained, problem, tmp_path_factory):
+    """A run that was stopped in its second epoch."""
+    output, steps = tmp_path_factory.mktemp("stopped"), iter(range(1, 99))
+    tuner = FineTuner(pretrained, problem, CONFIG, 1, output, "cpu")
+    tuner.run(should_stop=lambda: next(steps) == 7)
+    return output
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t, s: s.pop("history"),
+        lambda t, s: s["history"][0].pop("validation"),
+        lambda t, s: s["history"][0]["validation"].update(accuracy="high"),
+        lambda t, s: s.update(best_epoch=9),
+        lambda t, s: s.update(best_epoch="first"),
+        lambda t, s: s.update(epoch_loss="low"),
+        lambda t, s: s.update(seconds=None),
+        lambda t, s: s.update(identity=3),
+        lambda t, s: t.pop("best"),
+        lambda t, s: t["best"].pop("head.output.bias"),
+        lambda t, s: t["model"].update({"head.output.bias": torch.ones(7)}),
+        lambda t, s: t["model"]["head.output.bias"].fill_(math.nan),
+        lambda t, s: t.pop("optimizer"),
+        lambda t, s: s.update(optimizer_groups={}),
+    ],
+)
+def test_a_run_that_is_sealed_and_wrong_is_told_by_its_name(
+    change, stopped, pretrained, problem, tmp_path
+):
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    found = load_checkpoint(tmp_path / "checkpoints" / "step-000007")
+    change(found.tensors, found.state)
+    save_checkpoint(tmp_path / "checkpoints", 7, found.tensors, found.state)
+    with pytest.raises(UserError, match=r"step-000007|checkpoint"):
+        FineTuner(pretrained, problem, CONFIG, 1, tmp_path, "cpu").run()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t, s: s.pop("config"),
+        lambda t, s: s["config"]["model"].update(width="wide"),
+        lambda t, s: s["config"]["model"].update(width=20_000, num_heads=2),
+        lambda t, s: s["config"]["model"].update(num_layers=2**31 - 1),
+        lambda t, s: s["config"]["model"].update(max_positions=2**31 - 1),
+        lambda t, s: s.update(vocab_size=2**31 - 1),
+        lambda t, s: s.update(vocab_size="many"),
+        lambda t, s: s.update(special_ids={"x": 0}),
+        lambda t, s: s["special_ids"].update(mask=2**31),
+        lambda t, s: s["special_ids"].update(mask="x"),
+        lambda t, s: t["model"].pop("head.bias"),
+        lambda t, s: t["model"]["head.bias"].fill_(math.nan),
+    ],
+)
+@pytest.mark.parametrize("read", [lambda run: load_pretrained(run, print), load_run])
+def test_a_model_that_is_sealed_and_wrong_is_told_by_its_name(
+    change, read, pretrained, tmp_path
+):
+    run = tmp_path / "run"
+    shutil.copytree(pretrained.path.parent.parent, run)
+    shutil.rmtree(run / "checkpoints" / "step-000002")
+    found = load_checkpoint(run / "checkpoints" / "step-000003")
+    change(found.tensors, found.state)
+    save_checkpoint(run / "checkpoints", 3, found.tensors, found.state)
+    with pytest.raises(UserError) as error:
+        read(run)
+    assert str(run) in str(error.value)

@@ -9,6 +9,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from damage import damage_bytes, damage_json
 
 from exlm_mini.config import DataConfig, SpecialIds, UserError
 from exlm_mini.corpora import FORMAT, VERSION, open_corpus
@@ -18,10 +19,6 @@ from exlm_mini.corpora.sealed import read_json, write_json
 
 NUM_MUTATIONS = 5_000  # of each kind of corpus
 SECONDS_FOR_ONE = 10
-ODD = [
-    None, True, False, 0, -1, 1, 2, 65536, 2**31, 2**63, 10**30, 1.5, float("nan"), 1e308, "", "0",
-    "<u2", "<u4", "<f8", "O", "x" * 500, "\n", "\ud800", [], [0], {}, {"a": 1}, [[]] * 3,
-]  # fmt: skip
 
 
 def build(folder, kind):
@@ -62,53 +59,6 @@ def what_is_read(folder, kind):
         )
         out.append((pack.special_ids, pack.tokenizer_sha256, pack.sha256, pack.num_tokens))
     return out
-
-
-def damage_bytes(content, rng):
-    """One of the ways a disk, a copy or an editor spoils a file."""
-    content = bytearray(content)
-    at = rng.randrange(len(content))
-    upto = min(len(content), at + rng.randrange(1, 20))
-    way = rng.randrange(6)
-    if way == 0:
-        content[at] ^= 1 << rng.randrange(8)
-    elif way == 1:
-        content[at:upto] = rng.randbytes(upto - at)
-    elif way == 2:
-        del content[at:upto]
-    elif way == 3:
-        del content[at:]
-    elif way == 4:
-        content[at:at] = content[at:upto]
-    else:
-        content[at:at] = rng.randbytes(rng.randrange(1, 20))
-    return bytes(content)
-
-
-def damage_json(content, rng):
-    """Another value somewhere, a field gone or one more."""
-    place, path = content, []
-    while True:
-        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
-        if not keys:
-            break
-        key = rng.choice(keys)
-        path.append(key)
-        if not isinstance(place[key], dict | list) or rng.random() < 0.3:
-            break
-        place = place[key]
-    if not keys:
-        return content
-    way = rng.randrange(4)
-    if way == 0 and isinstance(place, dict):
-        del place[key]
-    elif way == 1 and isinstance(place, dict):
-        place[rng.choice(["more", "seal", "version", "\n"])] = rng.choice(ODD)
-    elif way == 2 and isinstance(place[key], int):
-        place[key] += rng.choice([-1, 1, 10**6, 10**18])
-    else:
-        place[key] = rng.choice(ODD)
-    return content
 
 
 @pytest.mark.slow

@@ -15,7 +15,8 @@ from dataclasses import asdict
 import pytest
 import torch
 import yaml
-from test_fuzz_packs import SECONDS_FOR_ONE, damage_bytes, damage_json
+from damage import damage_bytes, damage_json, damage_log, damage_text
+from test_fuzz_packs import SECONDS_FOR_ONE
 
 from exlm_mini.checkpoint import (
     MANIFEST,
@@ -31,18 +32,6 @@ from exlm_mini.settings import RECIPES, parse, parse_stored, plain
 pytestmark = pytest.mark.reliability
 
 NUM_MUTATIONS = int(os.environ.get("EXLM_MUTATIONS", "300"))
-WORDS = [
-    "010", "0x10", "0o10", "1_000", "1:30", "1e3", "1e400", "-1", "0", "5.0", "+5", ".5", "5.",
-    "-0", ".inf", "-.inf", ".nan", "inf", "nan", "yes", "no", "on", "true", "null", "~", "", "''",
-    "'null'", '"5"', "'5'", "2020-01-01", "2020-01-01 10:00:00", "!!int 5", "!!binary aGk=",
-    "!!python/name:os.system", "&a 5", "*a", "[1, 2]", "[0.5, 0.5]", "[]", "{}", "{a: 1}", "|",
-    "{steps: 5, steps: 6}", ">-", "\t5", "9" * 18, "9" * 400, "9" * 5000, "[" * 3000, "{" * 3000,
-    "- " * 2000, "? " * 500, "é", "\U0001f600", "\ufeff", "\u2028", "\x85", "\0", "\x1b[2J", "---",
-    "...", "%YAML 1.1", "@", "`", "5 # five", '"\\ud800"', '"a\\nb"', "'it''s'", "a: b",
-    "<<: {steps: 5}", "exlm", "mlm", "cpu",
-]  # fmt: skip
-# Each line holds the one before twice.
-BOMB = "a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]\nd: &d [*c, *c]\ne: [*d, *d]"
 
 
 @pytest.fixture
@@ -62,30 +51,6 @@ def assert_one_line(error):
     text = str(error)
     assert text and text.isprintable(), repr(text)
     assert len(text) < 2000, len(text)
-
-
-def damage_text(text, rng):
-    """What an editor, a merge or a slip of the hand does to a file of settings; bytes."""
-    lines = text.splitlines()
-    at, other = rng.randrange(len(lines)), rng.randrange(len(lines))
-    way = rng.randrange(9)
-    if way == 0:
-        return damage_bytes(text.encode(), rng)
-    if way == 1:
-        del lines[at]
-    elif way == 2:
-        lines.insert(other, lines[at])
-    elif way == 3:
-        lines[at], lines[other] = lines[other], lines[at]
-    elif way == 4:
-        lines[at] = rng.choice([" ", "  ", "\t", "- ", "#", "? ", "? - "]) + lines[at]
-    elif way == 5:
-        lines[at] = lines[at].strip()
-    elif way == 6:
-        lines.insert(at, rng.choice([BOMB, *WORDS]))
-    else:
-        lines[at] = f"{lines[at].partition(':')[0]}: {rng.choice(WORDS)}"
-    return "\n".join(lines).encode("utf-8", "surrogatepass")
 
 
 def leaves_of(text):
@@ -198,29 +163,6 @@ def test_damaged_settings_of_a_run_are_told_or_are_the_same(tmp_path, in_time):
         outcomes["listed" if differ else "read"] += 1
     print(dict(outcomes))
     assert outcomes["told"] > 0.5 * NUM_MUTATIONS and outcomes["read"]
-
-
-def damage_log(content, rng):
-    """A log after a crash, a copy, an editor."""
-    lines = content.splitlines(keepends=True)
-    at, other = rng.randrange(len(lines)), rng.randrange(len(lines))
-    way = rng.randrange(7)
-    if way == 0:
-        del lines[at]
-    elif way == 1:
-        lines.insert(other, lines[at])
-    elif way == 2:
-        lines[at], lines[other] = lines[other], lines[at]
-    elif way == 3:
-        record = damage_json(json.loads(lines[at]), rng)
-        lines[at] = json.dumps(record).encode() + b"\n"
-    elif way == 4:
-        words = [b"NaN", b"1e999", b"-0", b"9" * 5000, b"[" * 5000, b"1, 2", b"\0", b"\xff"]
-        words += [b'{"a": 1, "a": 2}', b"Infinity"]
-        lines[at] = lines[at][:-2] + b', "more": ' + rng.choice(words) + b"}\n"
-    else:
-        return damage_bytes(content, rng)
-    return b"".join(lines)
 
 
 def no_key_twice(pairs):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import statistics
 
 import numpy as np
@@ -395,3 +396,47 @@ def test_results_of_another_checkpoint_are_not_added_to(pretrained, problem, tmp
     told(lambda: check_results(tmp_path, pretrained._replace(sha256="0")), "other weights")
     (tmp_path / "results.json").write_text("{")
     told(lambda: check_results(tmp_path, pretrained), "results.json", "damaged")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: record.pop("metrics"),
+        lambda record: record.update(metrics=3),
+        lambda record: record["metrics"]["validation"].update(accuracy="high"),
+        lambda record: record["metrics"]["validation"].update(accuracy=math.nan),
+        lambda record: record.update(seconds="long"),
+        lambda record: record.pop("best_epoch"),
+    ],
+)
+def test_a_cell_that_holds_something_else_is_told_by_its_name(
+    change, pretrained, problem, tmp_path
+):
+    ledger = Ledger(tmp_path, pretrained, "cpu")
+    record = dict(ledger.cell(problem, QUICK, 1).record)
+    path = next(tmp_path.glob("cells/**/seed-1.json"))
+    change(record)
+    path.write_text(json.dumps(record))
+    told(lambda: ledger.cell(problem, QUICK, 1), path, "run is made again")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda task: task.pop("parts"),
+        lambda task: task.update(reported=[]),
+        lambda task: task["reported"].update(value="high"),
+        lambda task: task.update(notes=None),
+        lambda task: task.update(seconds="long"),
+    ],
+)
+def test_results_that_cannot_be_shown_are_told_by_their_name(
+    change, pretrained, problem, tmp_path
+):
+    recipe = Recipe("none", "mean", (1,), {})
+    made = Ledger(tmp_path, pretrained, "cpu").cell(problem, QUICK, 1)
+    record = task_record(Result(TASK, QUICK, [made], [], problem.notes), recipe)
+    whole = write_results(tmp_path, pretrained, {"which": record}, recipe, {"device": "a"})
+    change(whole["tasks"]["which"])
+    (tmp_path / "results.json").write_text(json.dumps(whole))
+    told(lambda: check_results(tmp_path, pretrained), "results.json", "written again")

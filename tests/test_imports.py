@@ -13,11 +13,11 @@ PACKAGE = "exlm_mini"
 # In the order the data flows. A folder counts as one stage; where its own modules have an order
 # they stand in brackets. The commands share the last place: they import nothing of each other.
 STAGES = """
-    checks config autograd durable tokenization corpora[toy contexts grammars english text
-    smiles rows sealed packing vocabulary building cleaning unimol sources wanted shards
-    mixing sizes passes preparation] masking expansion rope attention encoder transition
-    emission alignment objectives guesses model official decoding tasks[task files
-    plain_metrics metrics scaffolds molecule_tables moleculenet embedded_molecules seen
+    checks config autograd memory durable outside tokenization corpora[toy contexts grammars
+    english text smiles rows sealed packing vocabulary building cleaning lmdb_pages unimol
+    sources wanted shards mixing sizes passes preparation] masking expansion rope attention
+    encoder transition emission alignment objectives guesses model official decoding tasks[task
+    files plain_metrics metrics scaffolds molecule_tables moleculenet embedded_molecules seen
     drawing inputs glue_tasks glue squad_scores squad spans inference sections catalogue] batches
     evaluation manifest checkpoint optimizer_state run_directory training estimate watching
     engine update trainer settings_file settings pretrained downstream encoded_task task_checks
@@ -33,10 +33,10 @@ CORE = {
     "checks", "config", "corpora.rows", "corpora.sealed", "corpora.packing", "masking", "expansion",
     "rope", "attention", "encoder", "transition", "emission", "alignment", "objectives",
     "guesses", "model", "batches", "manifest", "checkpoint", "run_directory", "training",
-    "estimate", "watching", "engine", "update", "trainer", "autograd", "durable", "evaluation",
-    "optimizer_state", "console", "options", "measure", "self_check", "benchmarks", "bench",
-    "doctor", "pretrained", "downstream", "encoded_task", "task_checks", "problems",
-    "finetuning_config", "finetuning", "grid", "results",
+    "estimate", "memory", "watching", "engine", "update", "trainer", "autograd", "durable",
+    "outside", "evaluation", "optimizer_state", "console", "options", "measure", "self_check",
+    "benchmarks", "bench", "doctor", "pretrained", "downstream", "encoded_task", "task_checks",
+    "problems", "finetuning_config", "finetuning", "grid", "results",
 }  # fmt: skip
 CORE_LIBRARIES = {"torch", "numpy", "safetensors"}
 OPTIONAL_LIBRARIES = {

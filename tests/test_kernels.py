@@ -20,6 +20,7 @@ import pytest
 import torch
 from cases import (
     CASES,
+    GRAPH_FOR_NAN,
     PLACES_OF_NAN,
     Graph,
     all_ones_graph,
@@ -296,6 +297,14 @@ def test_a_target_that_cannot_emit_in_a_tile_stays_tiled(dtype, library):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_states_that_never_emit_cost_no_range_however_likely_they_are_reached(dtype, library):
+    graph = random_graph(13, [20], [96], scale=0.5)
+    graph.log_emission_BML[..., 32:64:2] = -torch.inf
+    graph.log_transition_BLL[..., 32:64:2] += 50.0 if dtype == torch.float32 else 400.0
+    assert assert_is_near(library, graph.to(dtype)).status == [TILED]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_one_huge_score_among_others_is_not_forgotten(dtype, library):
     graph = random_graph(12, [4], [40])
     graph.log_emission_BML[0, 2, 35] = 1e5  # its tile alone is beyond all exponents
@@ -357,8 +366,10 @@ def test_padding_is_never_read_and_gets_no_gradient(dtype, library):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("which", "place"), PLACES_OF_NAN)
 def test_nan_gives_nan(which, place, dtype, library):
-    graph = random_graph(7, [9, 9], [40, 40]).to(dtype)
-    getattr(graph, which)[place] = math.nan
+    graph = GRAPH_FOR_NAN.to(dtype)
+    scores = getattr(graph, which).clone()
+    scores[place] = math.nan
+    graph = graph._replace(**{which: scores})
     answer = run(library, graph)
     assert answer.status == [NAN, TILED]
     assert answer.log_likelihood_B.isnan().tolist() == [True, False]

@@ -188,7 +188,7 @@ def test_a_label_out_of_range_is_named(tmp_path, value):
         ),
         ("smiles,a,b", ["CCO,1,1"], ("has 1 label column(s), found 2", "a, b")),
         ("smiles", ["CCO"], ("found 0: none",)),
-        ("smiles,Class", ["CCO,1,1"], ("row 0 (from 0) has 3 fields", "the header 2")),
+        ("smiles,Class", ["CCO,1,1"], ("line 2", "3 fields", "the header 2")),
         ("smiles,Class", [], ("no rows",)),
         ("smiles,Class", ['"CCO,1'], ("is no CSV", "line 2")),
         ("smiles,Class", [f"{s}," for s in MOLECULES], ("'Class' has no value",)),

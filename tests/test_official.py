@@ -1,13 +1,15 @@
 """Parity with the released code: numbers it computed, met by our own modules.
 
-The golden files lie in ``EXLM_GOLDEN``; every ``*.npz`` found there becomes a test, so further
-cases can be dropped in. ``k*`` files hold a whole model, ``mlm*`` and ``ctc*`` a loss and its
-gradients, ``dp_*`` the dynamic programme in float64. Three files record defects of the released
-code; for each a test shows what happens here instead.
+The golden files lie in ``tests/golden``, whose README says what they hold; every ``*.npz`` there,
+or in the folder ``EXLM_GOLDEN``, becomes a test. ``k*`` files hold a whole model, ``mlm*`` and
+``ctc*`` a loss and its gradients, ``dp_*`` the dynamic programme in float64, ``finetune*`` (met in
+``test_finetuning``) a model with a head. Three files record defects of the released code; for each
+a test shows what happens here instead.
 """
 
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -28,17 +30,15 @@ from exlm_mini.official import (
     state_dict_to_official,
 )
 
-GOLDEN = Path(
-    os.environ.get("EXLM_GOLDEN", Path(__file__).parents[1].parent / "shared" / "golden")
-)
+COMMITTED = Path(__file__).parent / "golden"
+GOLDEN = Path(os.environ.get("EXLM_GOLDEN", COMMITTED))
 DEFECTS = {"k2_invalid", "k2_no_final_eos", "k4_tail_bug"}
 
 
 def found(pattern: str) -> list[Path]:
-    """Golden files of one kind that must match, or a single skipped stand-in."""
+    """Golden files of one kind that must match."""
     paths = [p for p in sorted(GOLDEN.glob(pattern)) if p.stem not in DEFECTS]
-    skip = pytest.mark.skip(reason=f"no {pattern} in {GOLDEN}; set EXLM_GOLDEN")
-    return [pytest.param(p, id=p.stem) for p in paths] or [pytest.param(None, marks=skip)]
+    return [pytest.param(p, id=p.stem) for p in paths]
 
 
 class Golden:
@@ -106,6 +106,15 @@ class Golden:
             else:
                 assert not gradient.any(), f"{name} has a gradient but no counterpart"
         assert set(official) <= set(self.group("param/"))
+
+
+def test_every_committed_case_is_described_and_met():
+    names = {path.stem for path in COMMITTED.glob("*.npz")}
+    cases, _ = (COMMITTED / "README.md").read_text().split("Names of arrays")
+    first_column = re.findall(r"^\| (`.*?) \|", cases, re.M)
+    assert set(re.findall(r"`(\w+)`", " ".join(first_column))) == names
+    assert names > DEFECTS
+    assert all(name.startswith(("k", "ctc", "mlm", "dp_", "finetune")) for name in names)
 
 
 def assert_close(
@@ -210,10 +219,7 @@ def test_dynamic_programme_equals_the_released_one(path, backend):
 
 
 def defect(name: str) -> Golden:
-    path = GOLDEN / f"{name}.npz"
-    if not path.exists():
-        pytest.skip(f"{path} is absent; set EXLM_GOLDEN")
-    return Golden(path)
+    return Golden(COMMITTED / f"{name}.npz")
 
 
 def test_a_loss_does_not_depend_on_batch_mates():

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -25,7 +26,7 @@ from exlm_mini.corpora.grammars import grammar
 from exlm_mini.corpora.packing import Pack, write_pack
 from exlm_mini.corpora.rows import Counts, Rows, block_rows, molecule_rows
 
-SPECIAL = SpecialIds()
+SPECIAL = SpecialIds()._replace(pad=5, mask=0)
 BOS, EOS, SEP, PAD = SPECIAL.bos, SPECIAL.eos, SPECIAL.sep, SPECIAL.pad
 
 
@@ -75,13 +76,23 @@ def test_blocks_hold_the_text_in_order(documents, block_length):
     assert all((chunk.lengths_R == block_length).all() for chunk in rows)
 
 
-def test_blocks_are_the_same_however_they_are_buffered(monkeypatch):
+@pytest.mark.parametrize("make", [block_rows, molecule_rows])
+def test_rows_are_the_same_however_they_are_buffered(make, monkeypatch):
     documents = [list(range(6, 6 + n)) for n in range(1, 60)]
-    whole = np.concatenate([r.token_ids for r in block_rows(documents, SPECIAL, 10, Counts())])
+
+    def made():
+        counts = Counts()
+        rows = list(make(documents, SPECIAL, 40, counts))
+        return (
+            len(rows),
+            [np.concatenate(part).tolist() for part in zip(*rows, strict=True)],
+            counts,
+        )
+
+    num_parts, *whole = made()
     monkeypatch.setattr(rows_module, "NUM_TOKENS_CHUNK", 16)
-    parts = [r.token_ids for r in block_rows(documents, SPECIAL, 10, Counts())]
-    assert len(parts) > 10
-    assert (np.concatenate(parts) == whole).all()
+    assert made()[1:] == tuple(whole)
+    assert num_parts == 1 and made()[0] > 10
 
 
 @settings(max_examples=25)
@@ -165,6 +176,7 @@ def test_gather_is_fast(tmp_path):
 
 
 def test_ids_outside_the_vocabulary_are_refused(tmp_path):
+    write(tmp_path / "a.json", rows_of([[6, 7]]))  # an older pack goes, too
     for bad in (-1, 1000):
         with pytest.raises(ValueError, match="ids must lie"):
             write(tmp_path / "a.json", rows_of([[6, bad]]))
@@ -199,7 +211,7 @@ def test_a_changed_file_is_told(tmp_path, name):
     file.write_bytes(content[:-2])
     told(lambda: Pack.open(path), file, f"{len(content) - 2} bytes instead of {len(content)}")
     file.unlink()
-    told(lambda: Pack.open(path), file, "missing", "prepare the corpus again")
+    told(lambda: Pack.open(path), file, "No such file", "prepare the corpus again")
 
 
 @pytest.mark.parametrize(
@@ -242,9 +254,9 @@ def test_an_edited_side_file_is_told(tmp_path):
 def test_a_side_file_of_any_size_is_answered_at_once(tmp_path):
     path = damaged(tmp_path)
     edit(path, vocab_size=10**15)
-    assert Pack.open(path).vocab_size == 10**15
+    told(lambda: Pack.open(path), path, "contradicts itself")
     path.write_text("[" * 200_000)
-    told(lambda: Pack.open(path), path, "not a JSON object")
+    told(lambda: Pack.open(path), path, "RecursionError")
 
 
 def test_offsets_must_rise(tmp_path):
@@ -259,11 +271,11 @@ def test_offsets_must_rise(tmp_path):
 
 def test_a_side_file_must_be_a_json_object(tmp_path):
     path = tmp_path / "a.json"
-    told(lambda: Pack.open(path), path, "does not exist")
+    told(lambda: Pack.open(path), path, "No such file", "prepare the corpus again")
     told(lambda: Pack.open(tmp_path), tmp_path, "cannot read")
     for content in (b"", b"{", b"[]", b"\xff\x00"):
         path.write_bytes(content)
-        told(lambda: Pack.open(path), path, "not a JSON object", "prepare the corpus again")
+        told(lambda: Pack.open(path), path, "prepare the corpus again")
 
 
 class FullDisk:
@@ -290,7 +302,7 @@ class FullDisk:
 
 @pytest.mark.parametrize("room", [0, 100, 350, 500])
 def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch, room):
-    monkeypatch.setattr(sealed, "open", lambda path, mode: FullDisk(path, room), raising=False)
+    monkeypatch.setattr(sealed, "open_to_write", lambda path: FullDisk(path, room))
     rows = [Rows(np.full(200, 7), np.full(40, 5))]
     told(lambda: write(tmp_path / "a.json", rows), tmp_path, "no space", "free", "make room")
     assert not (tmp_path / "a.json").exists()
@@ -428,12 +440,22 @@ def test_an_interrupted_build_starts_again(tmp_path, monkeypatch, moment):
     assert not (tmp_path / "corpus.partial").exists()
 
 
-def test_a_killed_build_starts_again(tmp_path):
+def test_a_killed_build_starts_again(tmp_path, monkeypatch):
     # What a kill leaves: a partial build, perhaps some files already in place.
-    (tmp_path / "corpus.partial").mkdir()
-    (tmp_path / "corpus.partial" / "train.bin.partial").write_bytes(b"half")
+    partial = tmp_path / "corpus.partial"
+    partial.mkdir()
+    (partial / "train.bin.partial").write_bytes(b"half")
     (tmp_path / "train.bin").write_bytes(b"moved")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(
+            building, "write_pack", lambda *_, **__: signal.raise_signal(signal.SIGINT)
+        )
+        prepare_corpus(TOY, tmp_path, 1)
     assert len(prepare_corpus(TOY, tmp_path, 1).train) == 300
+    # Or all of them, and the folder they came from.
+    partial.mkdir()
+    assert len(prepare_corpus(TOY, tmp_path, 1).train) == 300
+    assert not partial.exists()
 
 
 def test_foreign_files_are_never_overwritten(tmp_path):

@@ -384,3 +384,16 @@ def test_a_real_run_is_drawn_with_all_of_figure_9(tmp_path, figures, capsys):
         found = panels(figures[-1])
         assert list(found)[3:] == ["speed", "peak memory"]  # no CPU's peak is known
         assert [len(points) for _, (points,) in found.values()] == [6] * 5
+
+
+@pytest.mark.parametrize("key", ["loss", "tokens", "tokens_per_second"])
+@pytest.mark.parametrize("value", ["soon", [1], {"a": 1}, 10**400])
+def test_a_log_with_something_else_than_numbers_is_told(tmp_path, capsys, key, value):
+    records = made_records()
+    records[3][key] = value
+    run = write_log(tmp_path / "run", records)
+    metrics = ["--metrics", "tokens_per_second", "loss"]
+    options = ["--against", "tokens", "--output", tmp_path / "figure.svg", *metrics]
+    assert main([str(word) for word in (run, *options)]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and ("must be numbers" in told or "line 4 is damaged" in told)

@@ -162,8 +162,11 @@ def test_tokens_stand_side_by_side(ax):
         draw_tokens(ax, ["a", "b"], ["token"])
 
 
-def test_heatmap_leaves_nan_empty(ax):
-    draw_heatmap(ax, np.array([[1.0, np.nan], [2.0, 3.0]]), "ab", "cd", "bits")
+@pytest.mark.parametrize("limits", [None, (0.0, 9.0)])
+def test_heatmap_leaves_nan_empty_and_keeps_its_limits(ax, limits):
+    values = np.array([[1.0, np.nan], [2.0, 3.0]])
+    draw_heatmap(ax, values, "ab", "cd", "bits", limits=limits)
+    assert ax.collections[0].get_clim() == (limits or (1.0, 3.0))
     assert texts(ax) == ["1.00", "2.00", "3.00"]
     assert [t.get_text() for t in ax.get_yticklabels()] == ["c", "d"]
 

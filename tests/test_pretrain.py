@@ -537,7 +537,7 @@ Mistake = collections.namedtuple("Mistake", "arguments words")
 
 MISTAKES = {
     "unknown recipe": Mistake(["--recipe", "toy-pear"], ["'toy-pear'", "did you mean toy-pairs?"]),
-    "no recipe file": Mistake(["--recipe", "none.yml"], ["none.yml", "give an existing path"]),
+    "no recipe file": Mistake(["--recipe", "none.yml"], ["none.yml", "existing path"]),
     "broken recipe": Mistake(["--recipe", "broken.yaml"], ["broken.yaml", "correct the file"]),
     "recipe with a typo": Mistake(
         ["--recipe", "typo.yaml"], ["typo.yaml", "model.states_per_masc", "model.states_per_mask"]
@@ -575,20 +575,20 @@ MISTAKES = {
     ),
     "unknown device": Mistake([*EXLM, "--train.device", "tpu"], ["train.device", "tpu", "cpu"]),
     "missing GPU": Mistake([*EXLM, "--train.device", "cuda:97"], ["cuda:97", "use cpu"]),
-    "missing file": Mistake([*TEXT, "--data.files", "none.txt"], ["none.txt", "data.files"]),
+    "missing file": Mistake([*TEXT, "--data.files", "none.txt"], ["none.txt", "existing path"]),
     "second file missing": Mistake(
-        [*TEXT, "--data.files", "some.txt", "none.txt"], ["none.txt", "data.files"]
+        [*TEXT, "--data.files", "some.txt", "none.txt"], ["none.txt", "existing path"]
     ),
     "files without a name": Mistake(
         [*TEXT, "--data.files", "--data.max_documents", "60"], ["data.files"]
     ),
-    "empty file": Mistake([*TEXT, "--data.files", "empty.txt"], ["empty.txt is empty"]),
+    "empty file": Mistake([*TEXT, "--data.files", "empty.txt"], ["empty.txt holds no documents"]),
     "binary file": Mistake([*TEXT, "--data.files", "binary.txt"], ["binary.txt", "byte 2"]),
     "latin-1 text": Mistake(
         [*TEXT, "--data.files", "latin1.txt"], ["latin1.txt", "0xe9 at position 6", "iconv"]
     ),
     "unknown format": Mistake([*TEXT, "--data.files", "notes.pdf"], ["notes.pdf", ".txt"]),
-    "a directory": Mistake([*TEXT, "--data.files", "folder.txt"], ["folder.txt is a directory"]),
+    "a directory": Mistake([*TEXT, "--data.files", "folder.txt"], ["folder.txt", "directory"]),
     "text too short": Mistake(
         [*TEXT, "--data.files", "some.txt", "--data.max_documents", "3"],
         ["some.txt is too short", "lower data.block_length"],
@@ -611,7 +611,7 @@ MISTAKES = {
     ),
     "a loss that is not finite": Mistake(
         [
-            *TOY, "--train.learning_rate", "1e30", "--train.warmup_steps", "0",
+            *TOY, "--train.learning_rate", "1e29", "--train.warmup_steps", "0",
             "--train.max_skipped", "2",
         ],
         ["step 3", "train.learning_rate"],
@@ -704,7 +704,7 @@ def test_a_directory_of_something_else_is_left_as_it_is(tmp_path, capsys):
             ["the only checkpoint in", "--output"],
         ),
         ("checkpoints/step-000004/manifest.json", ["the only checkpoint in", "--output"]),
-        ("config.yaml", ["restore it|other settings"]),  # cut after a line it is still YAML
+        ("config.yaml", ["restore|other settings"]),  # cut after a line it is still YAML
     ],
 )
 @pytest.mark.parametrize("damage", ["cut", "flipped"])

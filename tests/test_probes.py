@@ -53,6 +53,14 @@ def test_nothing_is_read_from_noise(town):
     assert readable(noise_SD, latent_SC) < chance + 0.02
 
 
+def test_states_of_the_test_sentences_change_no_probe():
+    is_yes_S = np.random.default_rng(0).integers(2, size=SENTENCES)
+    state_SD = np.random.default_rng(1).normal(2.0 * is_yes_S - 1, 0.1)[:, None]
+    beyond = NUM_TO_LABEL + np.flatnonzero(is_yes_S[NUM_TO_LABEL:])[:5]
+    state_SD[beyond] = 1e9  # would make all that is labelled look alike
+    assert readable(state_SD, is_yes_S[:, None]) > 0.999
+
+
 def test_labels_of_the_test_sentences_are_not_seen(town):
     _, _, latent_SC = town
     noise_SD = np.random.default_rng(0).normal(size=(SENTENCES, 16))

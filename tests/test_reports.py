@@ -165,6 +165,7 @@ def test_paired_differences_cancel_what_the_seeds_share():
         ([1.0, 1.1, 0.9], 1),
         ([-1.0, -1.1, -0.9], -1),
         ([1.0, -0.5, 1.2], 0),
+        ([1.0, 1.6, 0.4], 0),  # 2.89 standard errors: enough for four seeds, not for three
         ([2.0, 2.0, 2.0], 1),
         ([5.0], 0),
         ([], 0),
@@ -220,6 +221,11 @@ def test_what_was_not_measured_is_none_and_the_last_validation_counts(tmp_path):
 def test_a_single_seed_has_no_spread():
     found = records.summarize([2.0])
     assert (found.sd, found.standard_error, found.shown(1)) == (None, None, "2.0")
+
+
+def test_another_unit_scales_mean_and_spread():
+    found = records.summarize([1.0, 3.0, 5.0]).scaled(-100)
+    assert found == (-300.0, pytest.approx(200.0), 3)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"sweep": "repeated-mlm"}'])
@@ -347,16 +353,17 @@ def curve_of(*bits):
 
 
 @pytest.mark.parametrize(
-    ("bits", "step"),
+    ("joint", "bits", "step"),
     [
-        ((2.0, 1.95, 1.7, 1.0), 150),
-        ((2.0, 1.7, 1.95, 1.5), 200),  # back at the floor in between: not yet for good
-        ((2.0, 1.99, 1.95), None),
-        ((1.2, 1.1), 50),
+        (1.0, (2.0, 1.95, 1.7, 1.0), 150),
+        (1.0, (2.0, 1.7, 1.95, 1.5), 200),  # back at the floor in between: not yet for good
+        (1.0, (2.0, 1.99, 1.95), None),
+        (1.0, (1.2, 1.1), 50),
+        (1.9, (2.0, 1.95, 1.93), 100),  # a tenth of what there is to win
     ],
 )
-def test_a_run_has_left_the_floor_when_it_stays_below(tmp_path, bits, step):
-    metrics = {"floor_bits_per_row": 2.0, "joint_bits_per_row": 1.0}
+def test_a_run_has_left_the_floor_when_it_stays_below(tmp_path, joint, bits, step):
+    metrics = {"floor_bits_per_row": 2.0, "joint_bits_per_row": joint}
     write(tmp_path, made_record("saddle", metrics=metrics, curve=curve_of(*bits)))
     (record,) = records.read_records("saddle", tmp_path, "mini")
     assert leaving(record).step == step

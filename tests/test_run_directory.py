@@ -8,11 +8,15 @@ import resource
 import socket
 import subprocess
 import sys
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
 from exlm_mini import run_directory
-from exlm_mini.config import UserError
+from exlm_mini.config import TrainConfig, UserError
+from exlm_mini.corpora.sealed import write_json
+from exlm_mini.durable import write_atomically
 from exlm_mini.run_directory import (
     FREE_SETTINGS,
     MetricsLog,
@@ -48,6 +52,7 @@ def test_second_process_is_refused_and_a_dead_one_is_succeeded(tmp_path):
     assert str(path) in message and "another --output" in message and "\n" not in message
     # SIGKILL gave the holder no chance to clean up: its lock file is still there.
     assert (path / ".lock").read_text().startswith(f"{holder.pid} ")
+    (path / ".lock").write_text("1234567 a host of a longer name\n" * 10)
     with RunDirectory(path):
         assert (path / ".lock").read_text() == f"{os.getpid()} {socket.gethostname()}\n"
 
@@ -154,12 +159,15 @@ def test_other_settings_may_not_change(tmp_path):
         settle(tmp_path, {**CONFIG, "train": config["train"]})
 
 
-def test_free_settings_exist():
-    from dataclasses import fields
-
-    from exlm_mini.config import TrainConfig
-
-    assert {f"train.{field.name}" for field in fields(TrainConfig)} >= FREE_SETTINGS
+def test_what_weights_depend_on_is_not_free():
+    fixed = (
+        "steps", "batch_size", "micro_batch_size", "batch_tokens", "micro_batch_tokens",
+        "learning_rate", "warmup_steps", "adam_betas", "adam_eps", "weight_decay", "clip_norm",
+        "chain_warmup", "precision", "compile",
+    )  # fmt: skip
+    names = {f"train.{field.name}" for field in fields(TrainConfig)}
+    assert names - FREE_SETTINGS == {f"train.{name}" for name in fixed}
+    assert names >= FREE_SETTINGS
 
 
 def test_directory_of_something_else_is_left_alone(tmp_path):
@@ -174,6 +182,56 @@ def test_run_that_died_before_its_config_can_start_again(tmp_path):
     with RunDirectory(tmp_path):
         assert settle(tmp_path, CONFIG) == []
     assert {path.name for path in tmp_path.iterdir()} == {".lock", "config.yaml"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [".lock", "config.yaml", "versions.json.tmp", "checkpoints", "data/train.bin.partial"],
+)
+def test_a_link_inside_is_not_followed(name, tmp_path):
+    run, target = tmp_path / "run", tmp_path / "thesis.tex"
+    target.write_text("years of work")
+    (run / name).parent.mkdir(parents=True)
+    (run / name).symlink_to(target)
+    with (
+        pytest.raises(UserError, match=rf"{name} is a symbolic link.*--output"),
+        RunDirectory(run),
+    ):
+        pass
+    assert target.read_text() == "years of work"
+    assert [path.name for path in run.rglob("*")] == [*Path(name).parts]  # and no lock either
+
+
+def test_a_pipe_in_a_run_is_refused_and_not_waited_for(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    os.mkfifo(tmp_path / "checkpoints" / "step-000002.tmp")
+    with pytest.raises(UserError, match=r"step-000002.tmp is a pipe.*--output"):
+        RunDirectory(tmp_path).__enter__()
+
+
+def test_the_directory_itself_may_be_a_link(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "disk")
+    with RunDirectory(tmp_path / "run"):
+        write_atomically(tmp_path / "run" / "config.yaml", b"seed: 1")
+    assert (tmp_path / "disk" / "config.yaml").read_bytes() == b"seed: 1"
+
+
+@pytest.mark.parametrize(
+    ("draft", "write"),
+    [
+        ("record.json.tmp", lambda path: write_atomically(path, b"{}")),
+        ("record.json.PID.partial", lambda path: write_json(path, {})),
+    ],
+    ids=["atomic", "whole"],
+)
+def test_a_draft_is_not_written_through_a_link(draft, write, tmp_path):
+    target = tmp_path / "thesis.tex"
+    target.write_text("years of work")
+    (tmp_path / draft.replace("PID", str(os.getpid()))).symlink_to(target)
+    with pytest.raises(OSError, match="symbolic link"):
+        write(tmp_path / "record.json")
+    assert target.read_text() == "years of work"
 
 
 def test_config_that_is_not_text_is_refused(tmp_path):

@@ -57,6 +57,15 @@ def test_the_rule_by_hand():
     assert rows.sha1()["train"] == "eaa86ebec001f314a23fdb0a4808e66571cdd279"
 
 
+@pytest.mark.parametrize(
+    ("rule", "train", "num"), [("unimol", [1, 3, 0, 2], 3), ("deepchem", [0, 1, 2, 3], 2)]
+)
+def test_stereo_marks_tell_scaffolds_apart_for_unimol_alone(rule, train, num):
+    left, right = "O=C1N[C@H]2CCC[C@H]2C1", "O=C1N[C@@H]2CCC[C@H]2C1"
+    rows = split([left, right, left, right, "c1ccccc1"], rule)
+    assert rows == (train, [], [4], [], num)
+
+
 @given(st.lists(st.sampled_from(SMALL), max_size=60), st.sampled_from(RULES), st.integers(0, 3))
 def test_every_row_is_in_one_place(smiles, rule, seed):
     rows = split(smiles, rule, seed)

@@ -108,8 +108,8 @@ def test_files_of_settings_follow_the_recipe_and_options_win(tmp_path):
     config = parse([*files, "--train.batch_size", "8", "--recipe", "toy-pairs"]).config
     assert (config.train.steps, config.train.batch_size) == (6, 8)
     assert (config.recipe, config.masking.strategy) == ("toy-pairs", "slots")
-    told(lambda: parse(["--settings", str(tmp_path)]), tmp_path, "give an existing path")
-    told(lambda: parse(["--settings"]), "give an existing path")
+    told(lambda: parse(["--settings", str(tmp_path)]), tmp_path, "Is a directory")
+    told(lambda: parse(["--settings"]), "Is a directory")
 
 
 def test_a_group_without_settings_changes_nothing(tmp_path):

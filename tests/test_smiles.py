@@ -8,7 +8,13 @@ from refusals import told
 
 pytest.importorskip("rdkit", reason="rdkit is not installed")
 from exlm_mini.config import DataConfig
-from exlm_mini.corpora.smiles import embedded_molecules, load_molecules, validate
+from exlm_mini.corpora.cleaning import Cleaning, CleaningCounts, clean
+from exlm_mini.corpora.smiles import (
+    embedded_molecules,
+    load_molecules,
+    read_molecule,
+    validate,
+)
 from exlm_mini.tokenization import train_smiles
 
 
@@ -101,3 +107,42 @@ def test_real_labels_come_from_a_table(data_dir):
     molecules = load_molecules(settings(path))
     assert len(molecules.smiles) == 7823
     assert len(molecules.rejected) == 8  # aluminium salts of odd valence
+
+
+def sheet(width, height):
+    """Six-membered rings side by side, written as one path through all rows."""
+    place, marks = {}, {}
+    for row in range(height):
+        for column in range(width)[:: 1 if row % 2 == 0 else -1]:
+            place[row, column] = len(place)
+    for number, (row, column) in enumerate((r, c) for r, c in place if (r + c) % 2 == 0):
+        ends = place[row, column], place.get((row + 1, column))
+        if ends[1] is not None and ends[1] - ends[0] > 1:
+            for end in ends:
+                marks[end] = f"%({100 + number % 900})"
+    return "".join(f"c{marks.get(i, '')}" for i in range(len(place)))
+
+
+@pytest.mark.parametrize(
+    "smiles",
+    [
+        "C" * 1_000_000, "C" + "(C" * 50_000 + ")" * 50_000, "C=C" * 100_000, "[" * 100_000,
+        "C" + "".join(f"%({n})" for n in range(1000, 6000)), sheet(8, 40), "C\ud800", "C\0C", "",
+    ],
+    ids=[
+        "a long chain", "deep parentheses", "a polyene", "brackets", "open rings", "a sheet",
+        "half a surrogate pair", "NUL", "nothing",
+    ],
+)  # fmt: skip
+def test_what_rdkit_would_hang_or_die_of_is_rejected(smiles):
+    assert validate([smiles, "CCO"]) == (["CCO"], [smiles])
+    counts = CleaningCounts()
+    assert [m.key for m in clean([smiles, "CCO"], Cleaning(), 1, counts)] == ["CCO"]
+    assert (counts.read, counts.rejected, counts.rejected_examples) == (2, 1, [smiles[:80]])
+
+
+def test_large_molecules_are_read():
+    peptide = "N[C@@H](Cc1cc([13CH3])ccc1)C(=O)" * 46 + "O"
+    assert len(peptide) > 1340 and read_molecule(peptide) is not None
+    assert read_molecule("C" * 2000) is not None
+    assert read_molecule(sheet(8, 12)) is not None

@@ -157,16 +157,15 @@ def test_the_best_threshold_is_the_best_of_all(data, names):
     na_probs = {id: (1 + place) / 100 for id, place in zip(names, order, strict=True)}
     pets = dataset(*rows)
     out = score_predictions(pets, predictions, na_probs)
-    tried = [
-        score_predictions(pets, predictions, na_probs, na_prob_threshold=t)
+    tried = {
+        t: score_predictions(pets, predictions, na_probs, na_prob_threshold=t)
         for t in (0.0, *na_probs.values())
-    ]
+    }
     for name in ("exact", "f1"):
-        assert out[f"best_{name}"] == pytest.approx(max(scores[name] for scores in tried))
-        at_best = score_predictions(
-            pets, predictions, na_probs, na_prob_threshold=out[f"best_{name}_thresh"]
-        )
-        assert at_best[name] == pytest.approx(out[f"best_{name}"])
+        best = max(scores[name] for scores in tried.values())
+        assert out[f"best_{name}"] == pytest.approx(best)
+        lowest = min(t for t in tried if tried[t][name] == pytest.approx(best))
+        assert out[f"best_{name}_thresh"] == lowest
 
 
 def test_predictions_that_are_none_are_refused():
@@ -254,11 +253,13 @@ def test_files_that_are_not_squads_are_refused(tmp_path):
     path = tmp_path / "dev.json"
     told(lambda: load_dataset(path), path, "cannot read")
     path.write_text("{")
-    told(lambda: load_dataset(path), path, "no JSON", "line 1")
+    told(lambda: load_dataset(path), path, "JSONDecodeError", "line 1")
     path.write_text('{"version": "v2.0"}')
     told(lambda: load_dataset(path), path, "'data'", "version")
     path.write_text('{"data": []}')
     told(lambda: load_dataset(path), path, "no question")
+    path.write_text('{"data": [{"title": "half a pair: \\ud800"}]}')
+    told(lambda: load_dataset(path), path, "surrogates not allowed")
     path.write_text('{"data": [{"paragraphs": [{"qas": [{"id": "q7"}]}]}]}')
     told(lambda: load_dataset(path), path, "q7", "'answers'")
     told(lambda: load_squad(tmp_path / "nowhere"), "nowhere", HUB_ID)

@@ -2,36 +2,32 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from refusals import told
+from tiny_runs import CELL, TASK
 
 from exlm_mini import sweep
+from exlm_mini.config import TrainConfig
 from exlm_mini.estimate import row_flops
 from exlm_mini.experiments import ledger as ledgers
-from exlm_mini.experiments import timing
-from exlm_mini.experiments.cells import Cell, Downstream, load_base
+from exlm_mini.experiments import running, timing
+from exlm_mini.experiments.cells import Cell, load_base
 from exlm_mini.experiments.grids import CURES, SWEEPS, cells_of
 from exlm_mini.experiments.ledger import Ledger
 from exlm_mini.experiments.printed import printed
 from exlm_mini.experiments.records import SCALES, read_record
 from exlm_mini.experiments.running import Runner
-from exlm_mini.finetuning import TuneConfig
 from exlm_mini.settings import plain
 
 GRIDS = [(n, s) for n in SWEEPS for s in SCALES if (n, s) != ("scale", "paper")]
-TINY = {
-    "model.width": 16, "model.num_heads": 2, "model.ffn_width": 16, "train.steps": 6,
-    "train.batch_size": 4, "train.warmup_steps": 1, "train.validate_every": 3,
-    "train.validation_rows": 4, "data.num_sentences": 64,
-}  # fmt: skip
-TASK = Downstream(
-    "toy-inference", TuneConfig(epochs=1, batch_size=6, precision="fp32"), 12, 6, 9
-)
 
 
 def dotted(config):
@@ -127,6 +123,40 @@ def test_equal_settings_share_a_trained_model(tmp_path):
     )
 
 
+def test_runs_that_differ_in_bookkeeping_alone_share_a_trained_model(tmp_path):
+    runner, config, shared = Runner(tmp_path), load_base("sweep/toy"), set()
+    for field in fields(TrainConfig):
+        train = replace(config.train)
+        object.__setattr__(train, field.name, "another value")
+        if runner.folder(replace(config, train=train)) == runner.folder(config):
+            shared.add(field.name)
+    assert shared == {"save_every", "keep_last", "log_every", "tensorboard", "device"}
+
+
+def test_fine_tuning_has_the_seed_of_its_run_and_counts_the_test_rows(tmp_path, monkeypatch):
+    def rows(*labels):
+        return SimpleNamespace(labels=np.array(labels))
+
+    task = SimpleNamespace(metric="accuracy", kind="classes")
+    parts = {"validation": rows(1, 1), "test": rows(1, 1, 0, 1)}
+    problem = SimpleNamespace(sha256="", task=task, notes={}, train=rows(0, 0, 1), parts=parts)
+    metrics = {"validation": {"accuracy": 0.5}, "test": {"accuracy": 0.75}}
+    outcome = SimpleNamespace(is_complete=True, metrics=metrics, best_epoch=1, seconds=2.0)
+
+    def tuner(pretrained, problem, tune, seed, *others):
+        assert (tune, seed) == (TASK.tune, 7)
+        return SimpleNamespace(run=lambda should_stop: outcome)
+
+    monkeypatch.setattr(running, "FineTuner", tuner)
+    monkeypatch.setattr(Runner, "trained", lambda *_: None)
+    monkeypatch.setattr(Runner, "_problem", lambda *_: problem)
+    config = replace(load_base("sweep/toy"), seed=7)
+    found, seconds = Runner(tmp_path).fine_tune(config, TASK)
+    assert (found["test"], found["validation"], seconds) == (0.75, 0.5, 2.0)
+    assert found["majority"] == 0.25  # of the class that is most frequent in training
+    assert found["finetune_seed"] == 7
+
+
 # ---- the command line ----
 
 
@@ -162,6 +192,15 @@ def test_what_cannot_be_read_or_written_is_told_before_anything_is_trained(
     for output in (file, file / "below"):
         refused(capsys, ["cost", "--output", output], output, "choose another --output")
     assert file.read_text() == "kept"
+    link = tmp_path / "linked" / "cost"
+    link.parent.mkdir()
+    link.symlink_to(tmp_path)
+    refused(capsys, ["cost", "--output", link.parent], f"{link} is a symbolic link")
+    shutil.rmtree(link.parent)
+    work = tmp_path / "out-work"
+    work.symlink_to(tmp_path)
+    refused(capsys, ["cost", "--output", tmp_path / "out"], f"{work} is a symbolic link")
+    work.unlink()
     monkeypatch.setattr(sweep.os, "access", lambda *_: False)
     refused(capsys, ["cost", "--output", tmp_path / "out"], tmp_path, "Permission denied")
     assert list(tmp_path.iterdir()) == [file]
@@ -241,13 +280,13 @@ def tiny(monkeypatch):
     exlm = {"objective": "exlm", "model.states_per_mask": 2, "masking.mask_ratio": 0.3}
     cells = {
         "ablations": [
-            Cell("toy-exlm", "toy", "sweep/toy", {**TINY, **exlm}, TASK, seeds=(1,)),
-            Cell("toy-mlm", "toy", "sweep/toy", TINY, None, seeds=(1,)),
+            Cell("toy-exlm", "toy", "sweep/toy", {**CELL, **exlm}, TASK, seeds=(1,)),
+            Cell("toy-mlm", "toy", "sweep/toy", CELL, None, seeds=(1,)),
             Cell(
-                "toy-mlm++", "toy", "sweep/toy", TINY, None, seeds=(1,), cost_of=("cost", "toy-k2")
+                "toy-mlm++", "toy", "sweep/toy", CELL, None, seeds=(1,), cost_of=("cost", "toy-k2")
             ),
         ],
-        "cost": [Cell("toy-k2", "toy", "sweep/toy", {**TINY, **exlm}, is_timed=True, seeds=(1,))],
+        "cost": [Cell("toy-k2", "toy", "sweep/toy", {**CELL, **exlm}, is_timed=True, seeds=(1,))],
     }  # fmt: skip
     for module in (sweep, ledgers):
         monkeypatch.setattr(module, "cells_of", lambda name, scale: cells[name])
@@ -365,24 +404,51 @@ def stored(folder, cell, **changed):
 
 
 def test_a_finished_cell_is_known(tmp_path):
-    cell = Cell("toy-mlm", "toy", "sweep/toy", TINY)
+    cell = Cell("toy-mlm", "toy", "sweep/toy", CELL)
     ledger, _ = stored(tmp_path, cell)
     assert ledger.is_done(cell, 1)
     assert not ledger.is_done(cell, 2)
 
 
 def test_a_damaged_record_is_refused_in_one_line(tmp_path):
-    cell = Cell("toy-mlm", "toy", "sweep/toy", TINY)
+    cell = Cell("toy-mlm", "toy", "sweep/toy", CELL)
     ledger, path = stored(tmp_path, cell)
     path.write_text(path.read_text()[:-40])
     told(lambda: ledger.is_done(cell, 1), path, "damaged", "delete it")
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"metrics": {"bits_per_mask": "few"}},
+        {"curve": [3]},
+        {"curve": [{"validation_bits_per_mask": "few"}]},
+        {"downstream": {"test": "good"}},
+        {"config": {"model": 3}},
+        {"config": {"model": {"width": "wide"}}},
+    ],
+)
+def test_a_record_that_holds_something_else_is_told_by_its_name(changed, tmp_path):
+    _, path = stored(tmp_path, Cell("toy-mlm", "toy", "sweep/toy", CELL), **changed)
+    told(lambda: read_record(path), path, "runs this cell again")
+
+
+def test_numbers_that_are_none_are_no_result(tmp_path, monkeypatch):
+    cell = Cell("toy-mlm", "toy", "sweep/toy", CELL)
+    runner = Runner(tmp_path / "work")
+    trained = {"curve": [], "parameters": 1, "tokens": 1, "seconds": 1.0}
+    monkeypatch.setattr(runner, "train", lambda *_: trained)
+    monkeypatch.setattr(runner, "measure", lambda _: ({"bits_per_mask": float("nan")}, 1.0))
+    ledger = Ledger(tmp_path, "ablations", "mini", runner)
+    told(lambda: ledger.run(cell, 1), "bits_per_mask is nan", "not recorded")
+    assert not ledger.path(cell, 1).exists()
+
+
 def test_a_record_of_other_settings_is_refused_and_left_alone(tmp_path):
-    cell = Cell("toy-mlm", "toy", "sweep/toy", TINY)
+    cell = Cell("toy-mlm", "toy", "sweep/toy", CELL)
     ledger, path = stored(tmp_path, cell)
     before = path.read_bytes()
-    other = replace(cell, settings={**TINY, "train.steps": 7})
+    other = replace(cell, settings={**CELL, "train.steps": 7})
     told(lambda: ledger.is_done(other, 1), path, "another config", "--output")
     tuned = replace(cell, downstream=TASK)
     told(lambda: ledger.is_done(tuned, 1), path, "another downstream")

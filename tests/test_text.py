@@ -83,9 +83,25 @@ def test_one_column_of_a_parquet(tmp_path):
     told(lambda: read(path, column="body"), path, "'body'", "text, n")
     told(lambda: read(path, column="n"), path, "int, not text")
     damaged = write(tmp_path / "c.parquet", path.read_bytes()[:-20])
-    told(lambda: read(damaged), damaged, "no readable Parquet", "again")
+    told(lambda: read(damaged), damaged, "is damaged", "again")
     junk = write(tmp_path / "d.parquet", b"hello")
-    told(lambda: read(junk), junk, "no readable Parquet")
+    told(lambda: read(junk), junk, "is damaged")
+
+
+@pytest.mark.parametrize("kind", ["date32", "timestamp", "duration", "binary", "text"])
+def test_a_parquet_column_of_another_kind_is_told(tmp_path, kind):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    if kind in ("binary", "text"):
+        content = pyarrow.array([b"\xff\xfe", b"fine"])
+        if kind == "text":  # declared as UTF-8, and none
+            content = pyarrow.Array.from_buffers(pyarrow.string(), 2, content.buffers())
+    else:
+        unit = () if kind == "date32" else ("us",)
+        content = pyarrow.array([5, 2**30], getattr(pyarrow, kind)(*unit))
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"text": content}), path)
+    told(lambda: read(path), path)
 
 
 @pytest.mark.parametrize(
@@ -108,9 +124,9 @@ def test_files_are_read_in_order_up_to_the_limit(tmp_path):
 
 
 def test_a_file_must_be_there_and_hold_something(tmp_path):
-    told(lambda: read(tmp_path / "no.txt"), tmp_path / "no.txt", "No such file", "data.files")
+    told(lambda: read(tmp_path / "no.txt"), tmp_path / "no.txt", "No such file")
     empty = write(tmp_path / "empty.txt", "")
-    told(lambda: read(empty), empty, "is empty", "give")
+    told(lambda: read(empty), empty, "no documents", "give")
     blank = write(tmp_path / "blank.txt", " \n\n")
     told(lambda: read(blank), blank, "no documents", "give")
     header = write(tmp_path / "header.csv", "text\n")
@@ -119,12 +135,12 @@ def test_a_file_must_be_there_and_hold_something(tmp_path):
     told(lambda: read(nothing), nothing, "no documents")
     folder = tmp_path / "folder.txt"
     folder.mkdir()
-    told(lambda: read(folder), folder, "is a directory", "files in it")
+    told(lambda: read(folder), folder, "Is a directory")
 
 
 def test_one_bad_file_among_good_ones_is_named(tmp_path):
     good, bad = write(tmp_path / "good.txt", "fine"), write(tmp_path / "bad.txt", "")
-    told(lambda: read(good, bad), bad, "is empty")
+    told(lambda: read(good, bad), bad, "no documents")
 
 
 @pytest.mark.parametrize("name", ["a.text", "a.tx.gz", "a.json", "a", "a.tsv.xz"])
@@ -166,17 +182,33 @@ def test_a_missing_column_lists_those_there(tmp_path):
     told(lambda: read(lines), f"{lines} line 2", "'text'", "body", "data.column")
 
 
+def test_what_is_too_long_to_encode_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "LONGEST", 1000)
+    long = "x" * 1001
+    told(lambda: read(write(tmp_path / "a.txt", long)), "a.txt", "1,000")
+    told(lambda: read(write(tmp_path / "a.txt.gz", gzip.compress(long.encode()))), "1,000")
+    told(lambda: read(write(tmp_path / "b.txt", "a\n\n" + "b\n" * 501)), "b.txt", "1,000")
+    told(
+        lambda: read(write(tmp_path / "a.csv", f'text\n"{"x" * 990}\n{"y" * 20}"')),
+        "a.csv",
+        "field",
+    )
+    assert read(write(tmp_path / "c.txt", long[1:])) == [long[1:]]
+
+
 def test_a_bad_line_is_numbered(tmp_path):
     lines = write(tmp_path / "a.jsonl", '{"text": "a"}\n\n{"text": }\n')
-    told(lambda: read(lines), f"{lines} line 3", "not JSON", "one object a line")
+    told(lambda: read(lines), f"{lines} line 3", "JSONDecodeError")
     lines = write(tmp_path / "b.jsonl", '["a"]\n')
     told(lambda: read(lines), f"{lines} line 1", "not a JSON object")
     lines = write(tmp_path / "c.jsonl", '{"text": 5}\n')
     told(lambda: read(lines), f"{lines} line 1", "int, not text", "data.column")
     lines = write(tmp_path / "d.jsonl", '{"text": "a\\ud800"}\n')
     told(lambda: read(lines), f"{lines} line 1", "surrogate", "character 1")
+    lines = write(tmp_path / "f.jsonl", '{"text": ' + "9" * 5000 + "}\n")
+    told(lambda: read(lines), f"{lines} line 1", "4300 digits")
     lines = write(tmp_path / "e.jsonl", "[" * 100_000)
-    told(lambda: read(lines), f"{lines} line 1", "not JSON")
+    told(lambda: read(lines), f"{lines} line 1", "RecursionError")
     table = write(tmp_path / "a.csv", "id,text\n1,a\n2,b,c\n")
     told(lambda: read(table), f"{table} line 3", "3 fields", "quote")
     table = write(tmp_path / "b.csv", 'text\n"never closed\n')

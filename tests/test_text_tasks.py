@@ -55,6 +55,21 @@ def test_pairs_are_a_function_of_the_seed():
     assert (inference.draw_pairs(TOWN, labels, (1, 0))[0] != first[0]).any()
 
 
+def test_a_pair_that_repeats_a_sentence_is_drawn_again(monkeypatch):
+    word_ids_SN = TOWN.sample(5, 1)
+    text = [TOWN.sentence(word_ids_N) for word_ids_N in word_ids_SN]
+    rounds = iter([([0, 1], [0, 2]), ([1], [3]), ([3], [4])])  # 0 0 and 1 2; 1 3; 3 4
+
+    def drawn(language, labels_R, seed):
+        premise, hypothesis = next(rounds)
+        assert len(labels_R) == len(premise)
+        return word_ids_SN[premise], word_ids_SN[hypothesis]
+
+    monkeypatch.setattr(inference, "draw_pairs", drawn)
+    pairs = inference._distinct_pairs(TOWN, np.array([0, 1]), seed=0)
+    assert pairs == [(text[3], text[4]), (text[1], text[2])]
+
+
 def test_relations_follow_from_topic_and_mood():
     relation_ZZ = inference.relations(TOWN)
     names = list(TOWN.latents)

@@ -87,8 +87,15 @@ def test_a_small_corpus_gives_a_smaller_vocabulary():
     assert 262 < train_byte_level_bpe(ENGLISH, 4000).vocab_size < 400
 
 
+def test_a_word_of_any_length_is_learnt_from_in_time():
+    tokenizer = train_byte_level_bpe(["ab" * 1_000_000], 300)  # as one word: hours
+    ids = tokenizer.encode("ab" * 1024)
+    assert len(ids) < 100 and tokenizer.decode(ids) == "ab" * 1024
+
+
 def test_bytes_and_special_tokens_must_fit():
     assert train_byte_level_bpe(["a"], 262).vocab_size == 262
+    assert train_byte_level_bpe(["abcd"], 300).vocab_size == 262  # no pair occurs twice
     told(lambda: train_byte_level_bpe(["a"], 261), "data.vocab_size is 261", "262")
 
 
@@ -224,13 +231,16 @@ def test_foreign_ids_are_looked_up_by_name(tmp_path):
     from tokenizers import models, pre_tokenizers
 
     names = ["hello", *reversed(SPECIAL_TOKENS)]
-    inner = Inner(models.WordLevel({n: i for i, n in enumerate(names)}, unk_token="[UNK]"))
+    vocabulary = {name: i for i, name in enumerate(names)} | {"behind a gap": 20}
+    inner = Inner(models.WordLevel(vocabulary, unk_token="[UNK]"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     inner.enable_truncation(1)
+    inner.enable_padding(length=9)
     inner.save(str(tmp_path / "foreign.json"))
     tokenizer = Tokenizer.load(tmp_path / "foreign.json")
     assert tokenizer.special_ids == SpecialIds(6, 5, 4, 3, 2, 1)
-    assert tokenizer.encode("hello [MASK] hello") == [0, 3, 0]  # not truncated to 1 either
+    assert tokenizer.encode("hello [MASK] hello") == [0, 3, 0]  # neither cut to 1 nor padded
+    assert tokenizer.vocab_size == 21
     assert tokenizer.encode_with_masks("hello [MASK]") == [0, 1]
 
 
@@ -245,18 +255,65 @@ def test_a_missing_special_token_is_named(tmp_path):
     told(lambda: Tokenizer.load(path), path, "[SEP]", "train one")
 
 
-@pytest.mark.parametrize("content", [b"\x00\xff\xfe", b"{}", b"[1]", b'{"a": 1}', b"hello"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\x00\xff\xfe", b"{}", b"[1]", b'{"a": 1}', b"hello"]
+)
 def test_a_file_of_another_sort_is_no_tokenizer(tmp_path, content):
     path = tmp_path / "tokenizer.json"
     path.write_bytes(content)
-    told(lambda: Tokenizer.load(path), path, "not a tokenizer", "train one")
+    told(lambda: Tokenizer.load(path), path, "damaged or of another kind", "train one")
+
+
+def model(**fields):
+    """The fields of a tokenizer of another model with the special tokens and two letters."""
+    words = [*SPECIAL_TOKENS, "a", "b"]
+    if fields["type"] == "Unigram":
+        return {"model": {"vocab": [[word, -1.0] for word in words], **fields}}
+    return {"model": {"vocab": {word: i for i, word in enumerate(words)}, **fields}}
+
+
+def replace(content, pattern="a"):
+    return {"type": "Replace", "pattern": {"String": pattern}, "content": content}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////w=="}},
+        {"normalizer": replace("a" * 10**7)},
+        {"normalizer": {"type": "Sequence", "normalizers": [replace("b")] * 40}},
+        {"normalizer": {"type": "Prepend", "prepend": "b" * 10**7}},
+        {"decoder": replace("a" * 10**7)},
+        {"pre_tokenizer": {"type": "FixedLength", "length": 0}},  # Rust panics
+        model(type="WordLevel", unk_token="[NONE]"),
+        model(type="WordPiece", unk_token="[NONE]", continuing_subword_prefix="##",
+              max_input_chars_per_word=100),
+        model(type="Unigram", unk_id=None, byte_fallback=False),
+    ],
+    ids=lambda fields: str(fields)[:60],
+)  # fmt: skip
+def test_what_a_tokenizer_cannot_do_is_told_when_it_is_loaded(fields, tmp_path, capfd):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(WORDS._definition) | fields))
+    told(lambda: Tokenizer.load(path), path, "damaged or of another kind", "train one")
+    assert capfd.readouterr().err == ""
+
+
+def test_harmless_normalizers_are_taken():
+    parts = [
+        {"type": "NFKC"},
+        {"type": "Lowercase"},
+        replace('"', "``"),
+        replace("\u2581", " "),
+    ]
+    fields = json.loads(WORDS._definition)
+    fields["normalizer"] = {"type": "Sequence", "normalizers": parts}
+    assert Tokenizer(json.dumps(fields).encode()).vocab_size == WORDS.vocab_size
 
 
 def test_no_file_is_no_tokenizer(tmp_path):
     told(lambda: Tokenizer.load(tmp_path / "none.json"), tmp_path / "none.json", "No such file")
-    told(lambda: Tokenizer.load(tmp_path), tmp_path, "directory")
-    (tmp_path / "empty.json").write_bytes(b"\n")
-    told(lambda: Tokenizer.load(tmp_path / "empty.json"), tmp_path / "empty.json", "empty")
+    told(lambda: Tokenizer.load(tmp_path), tmp_path, "directory", "train one")
 
 
 def test_a_missing_library_says_what_to_install(monkeypatch):

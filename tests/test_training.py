@@ -11,9 +11,9 @@ import pytest
 import torch
 from packs import pack_of
 
-from exlm_mini import evaluation
+from exlm_mini import evaluation, training
 from exlm_mini.batches import validation_batches
-from exlm_mini.checkpoint import latest_checkpoint, load_checkpoint
+from exlm_mini.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from exlm_mini.config import (
     DataConfig,
     MaskingConfig,
@@ -25,6 +25,7 @@ from exlm_mini.config import (
 )
 from exlm_mini.evaluation import evaluate, row_bits
 from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.objectives import log_likelihood
 from exlm_mini.run_directory import read_metrics
 from exlm_mini.trainer import Trainer
 from exlm_mini.training import (
@@ -317,11 +318,42 @@ def test_the_seed_decides_the_losses(packs, tmp_path, objective):
     assert not set(runs[0]) & set(runs[2])
 
 
-def test_dropout_differs_between_steps(packs, tmp_path):
-    # With nothing learned, and the whole pack as batch, only dropout and masks change.
-    slow = {"learning_rate": 1e-12, "batch_size": 37, "chain_warmup": 0.0}
-    config = make_config(train=slow)
-    assert len(set(losses(config, packs, tmp_path / "a"))) == STEPS
+def losses_of_micro_batches(config, packs, output, num_parts, rank=0, world_size=1):
+    """Of one process: the same rows under the same masks each time, and nothing is learned."""
+    config = replace(config, train=replace(config.train, learning_rate=1e-12, chain_warmup=0.0))
+    trainer = make_trainer(config, packs, output)
+    trainer.engine.rank, trainer.engine.world_size = rank, world_size
+    batch, found = trainer.batches.batch(0), []
+    trainer.batches.parts = lambda *_: [batch] * num_parts
+    plain = trainer.engine.score
+
+    def noted(*arguments):
+        scored = plain(*arguments)
+        found.append(round(scored.loss.item(), 5))
+        return scored
+
+    trainer.engine.score = noted
+    trainer.run()
+    assert len(found) == num_parts * STEPS
+    return found
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_dropout_is_drawn_anew_in_every_micro_batch_of_every_step(packs, tmp_path, objective):
+    config = make_config(objective)
+    found = losses_of_micro_batches(config, packs, tmp_path / "dropped", 3)
+    assert len(set(found)) == len(found)
+    plain = make_config(objective, dropless()["model"])
+    assert len(set(losses_of_micro_batches(plain, packs, tmp_path / "plain", 3))) == 1
+
+
+def test_dropout_of_a_micro_batch_does_not_depend_on_the_number_of_processes(packs, tmp_path):
+    alone = losses_of_micro_batches(make_config(), packs, tmp_path / "alone", 4)
+    for rank in (0, 1):
+        output = tmp_path / str(rank)
+        assert (
+            losses_of_micro_batches(make_config(), packs, output, 2, rank, 2) == alone[rank::2]
+        )
 
 
 # ---- micro-batches ----
@@ -350,12 +382,13 @@ def test_micro_batches_change_neither_loss_nor_gradients(
         config = make_config(objective, masking=masking, **settings)
         results.append(losses_and_gradients(config, packs, tmp_path / str(size)))
     (loss, gradients), *others = results
-    assert max(g.abs().max() for g in gradients.values()) > 1e-3
+    largest = max(g.abs().max() for g in gradients.values())
+    assert largest > 1e-3
     for other_loss, other_gradients in others:
-        assert other_loss == pytest.approx(loss, rel=1e-6)
+        assert other_loss == pytest.approx(loss, rel=1e-5)
         assert other_gradients.keys() == gradients.keys()
         for name, gradient in gradients.items():
-            assert (other_gradients[name] - gradient).abs().max() < 1e-6, name
+            assert (other_gradients[name] - gradient).abs().max() < 1e-5 * largest, name
 
 
 def test_micro_batches_are_saved_and_resumed(packs, tmp_path):
@@ -495,6 +528,18 @@ def test_bf16_trains_on_a_cpu(packs, tmp_path, objective, transition):
     assert {t.dtype for group in tensors.values() for t in group.values()} == {torch.float32}
 
 
+def test_validation_has_the_precision_and_the_chains_of_its_step(packs, tmp_path):
+    # Of four steps chains are fixed for 1.2 and fade as long: after two a third is left.
+    train = {"precision": "bf16", "steps": 4, "chain_warmup": 0.3, "validate_every": 2}
+    trainer = make_trainer(make_config(train=train), packs, tmp_path)
+    found = trainer.run(should_stop=lambda: stopped_at(trainer, 2)).evaluation.bits
+    arguments = trainer.model, packs[1], trainer.masker, 19, CPU
+    with torch.autocast("cpu", torch.bfloat16):
+        assert evaluate(*arguments, 1 / 3).bits == found
+        assert evaluate(*arguments).bits != found
+    assert evaluate(*arguments, 1 / 3).bits != found
+
+
 @pytest.mark.parametrize("transition", ["gated", "paper"])
 def test_transitions_stay_in_float32_under_bf16(packs, transition):
     config = make_config(model={"transition": transition})
@@ -513,7 +558,7 @@ def test_transitions_stay_in_float32_under_bf16(packs, transition):
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_loss_that_is_not_finite_stops_the_run(packs, tmp_path, objective):
-    train = {"learning_rate": 1e30, "warmup_steps": 0, "clip_norm": 0.0, "max_skipped": 2}
+    train = {"learning_rate": 1e29, "warmup_steps": 0, "clip_norm": 0.0, "max_skipped": 2}
     config = make_config(objective, train=train)
     with pytest.raises(UserError) as stopped:
         make_trainer(config, packs, tmp_path).run()
@@ -521,7 +566,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(packs, tmp_path, objective):
     assert "\n" not in line
     assert "at step 3" in line
     assert "2 steps in a row" in line
-    assert "train.learning_rate (1e+30)" in line
+    assert "train.learning_rate (1e+29)" in line
     assert "train.warmup_steps (0)" in line
     # The first step that failed was not taken, and the second not saved.
     first, second = (load_checkpoint(tmp_path / f"checkpoints/step-00000{n}") for n in (1, 2))
@@ -530,6 +575,58 @@ def test_a_loss_that_is_not_finite_stops_the_run(packs, tmp_path, objective):
             assert torch.equal(tensor, second.tensors[group][name]), (group, name)
     assert second.state["update"]["skipped_steps"] == 1
     assert not (tmp_path / "checkpoints/step-000003").exists()
+
+
+def test_only_steps_in_a_row_that_are_not_finite_stop_the_run(packs, tmp_path):
+    trainer = make_trainer(make_config(train={"max_skipped": 2}), packs, tmp_path)
+    score_well, number = trainer.engine.score, itertools.count()
+
+    def spoil_every_other(*arguments):
+        scored = score_well(*arguments)
+        return scored._replace(loss=scored.loss * (math.nan if next(number) % 2 else 1))
+
+    trainer.engine.score = spoil_every_other
+    outcome = trainer.run()
+    assert (outcome.is_complete, outcome.skipped_steps) == (True, STEPS / 2)
+
+
+def test_a_gradient_that_is_not_finite_costs_its_step_alone(packs, tmp_path):
+    trainer = make_trainer(make_config(), packs, tmp_path)
+    number, weights = itertools.count(1), []
+
+    def spoil_the_third(gradient):
+        return gradient * (math.inf if next(number) == 3 else 1)
+
+    def note(progress):
+        weights.append(trainer.model.encoder.embedding.weight.clone())
+
+    trainer.model.encoder.final_norm.bias.register_hook(spoil_the_third)
+    assert trainer.run(note).skipped_steps == 1
+    stood_still = [torch.equal(a, b) for a, b in itertools.pairwise(weights)]
+    assert stood_still == [step == 3 for step in range(2, STEPS + 1)]
+
+
+def test_a_row_without_a_path_is_left_out_of_the_loss_and_counted(packs, monkeypatch):
+    config = make_config()
+    model = make_model(config, VOCAB_SIZE, SPECIAL).eval()
+    batch = batch_of(packs, config)
+    whole_B = log_likelihood(model(*batch)).detach()
+    lost_B = whole_B.index_fill(0, torch.tensor([3, 4]), -torch.inf)
+    monkeypatch.setattr(training, "log_likelihood", lambda scores: lost_B)
+    scored = score(model, batch)
+    num_targets_B = batch.is_masked_BN.sum(dim=1) + 2  # [BOS] and [EOS]
+    kept = torch.isfinite(lost_B)
+    expected = -(whole_B / num_targets_B)[kept].mean().item()
+    assert scored.num_without_path == 2
+    assert scored.loss.item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_with_the_papers_boundary_masks_alone_are_targets(packs):
+    config = make_config(model={"boundary": "paper"})
+    model = make_model(config, VOCAB_SIZE, SPECIAL).eval()
+    batch = batch_of(packs, config)
+    nats_B = math.log(2) * row_bits(model, batch) / batch.is_masked_BN.sum(dim=1)
+    assert score(model, batch).loss.item() == pytest.approx(nats_B.mean().item(), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -694,6 +791,8 @@ def test_evaluation_sums_the_bits_of_its_rows(packs):
     assert result.bits == pytest.approx(row_bits(model, batch).double().sum().item(), rel=1e-6)
     assert result.num_masks == int(batch.is_masked_BN.sum())
     assert (result.num_rows, result.num_without_path) == (19, 0)
+    # More than there are: all of them, once.
+    assert evaluate(model, packs[1], make_masker(config, SPECIAL), 500, CPU) == result
 
 
 def test_rows_without_a_path_are_counted_apart(packs, monkeypatch):
@@ -714,7 +813,7 @@ def test_rows_without_a_path_are_counted_apart(packs, monkeypatch):
     result = evaluate(model, packs[1], make_masker(config, SPECIAL), 19, CPU)
     assert result.num_rows == int(fits_B.sum())
     assert result.num_without_path == 19 - result.num_rows
-    assert result.num_masks == int(num_masks_B[fits_B].sum())
+    assert result.num_masks == result.num_correct == int(num_masks_B[fits_B].sum())
     assert result.bits_per_row == 3.0
 
 
@@ -779,3 +878,122 @@ def test_repeated_mlm_always_masks_by_independent_draws(strategy, num_copies):
     # A fixed count would have variance 0. Four standard errors of a binomial's variance.
     assert abs(count_B.var() - n * p * (1 - p)) < 4 * n * p * (1 - p) * (2 / 499) ** 0.5
     assert abs(count_B.mean() - n * p) < 4 * (n * p * (1 - p) / 500) ** 0.5
+
+
+# ---- numbers that are none, and checkpoints that hold something else ----
+
+
+@pytest.mark.parametrize(
+    ("objective", "model", "train", "told"),
+    [
+        ("exlm", {"init_std": 1e9}, {}, "validation at step 3 gives nan"),
+        ("mlm", {"init_std": 1e9}, {}, "not finite in 6 steps in a row"),
+        ("mlm", {}, {"learning_rate": 1e9}, "validation at step 3 gives nan"),
+        ("exlm", {}, {"weight_decay": 1e9}, "validation at step 3 gives nan"),
+        ("exlm", {}, {"adam_eps": 1e-300}, "clone.weight are not finite after step 1"),
+    ],
+)
+def test_a_run_whose_numbers_are_none_ends_and_keeps_none_of_them(
+    objective, model, train, told, packs, tmp_path
+):
+    trainer = make_trainer(make_config(objective, model, train), packs, tmp_path)
+    with pytest.raises(UserError, match=told) as error:
+        trainer.run()
+    assert "checkpoints are kept" in str(error.value)
+    for path in (tmp_path / "checkpoints").glob("*"):
+        found = load_checkpoint(path)
+        assert all(bool(t.isfinite().all()) for t in found.tensors["model"].values())
+        assert math.isfinite((found.state["best"] or {}).get("bits_per_mask", 0.0))
+
+
+def test_a_model_that_gives_no_row_a_path_is_not_the_best(packs, tmp_path, monkeypatch):
+    trainer = make_trainer(make_config(), packs, tmp_path)
+    nothing = evaluation.Evaluation(0.0, 0, 0, 19, 0)
+    monkeypatch.setattr("exlm_mini.trainer.evaluate", lambda *_: nothing)
+    with pytest.raises(UserError, match="validation at step 3"):
+        trainer.run()
+
+
+def test_weights_that_break_are_not_saved_and_the_run_goes_on_from_before(packs, tmp_path):
+    config = make_config("mlm")
+    whole = make_trainer(config, packs, tmp_path / "whole").run()
+    trainer = make_trainer(config, packs, tmp_path / "broken")
+
+    def spoil(progress):
+        if progress.step == 4:
+            trainer.model.head.bias.data[3] = math.nan
+
+    with pytest.raises(UserError, match=r"weights head\.bias are not finite after step 4"):
+        trainer.run(spoil)
+    resumed = make_trainer(config, packs, tmp_path / "broken").run()
+    assert resumed.evaluation == whole.evaluation
+
+
+def test_a_checkpoint_without_numbers_is_passed_over(packs, tmp_path):
+    config, lines = make_config("mlm"), []
+    make_trainer(config, packs, tmp_path).run(should_stop=lambda: True)
+    first = load_checkpoint(tmp_path / "checkpoints" / "step-000001")
+    first.tensors["model"]["head.bias"][0] = math.inf
+    save_checkpoint(tmp_path / "checkpoints", 2, first.tensors, first.state)
+    trainer = Trainer(config, *packs, tmp_path, report=lines.append)
+    steps = []
+    trainer.run(lambda progress: steps.append(progress.step))
+    assert steps[0] == 2 and "head.bias that are not finite" in lines[0]
+
+
+SEALED = {
+    "no settings of the optimiser": lambda t, s: s.pop("optimizer_groups"),
+    "settings of no optimiser": lambda t, s: s.update(optimizer_groups=[3]),
+    "other parameters": lambda t, s: s["optimizer_groups"][0].update(parameters=["x"]),
+    "a word for betas": lambda t, s: s["optimizer_groups"][0].update(betas=["a", "b"]),
+    "one beta": lambda t, s: s["optimizer_groups"][0].update(betas=[0.9]),
+    "a word for a decay": lambda t, s: s["optimizer_groups"][0].update(weight_decay="x"),
+    "a rate that is none": lambda t, s: s["optimizer_groups"][0].update(lr=math.nan),
+    "no moments": lambda t, s: t.pop("optimizer"),
+    "half of the moments": lambda t, s: t["optimizer"].pop("head.bias/exp_avg_sq"),
+    "a moment of another shape": lambda t, s: t["optimizer"].update(
+        {"head.bias/exp_avg": torch.tensor(1.0)}
+    ),
+    "a moment of nothing": lambda t, s: t["optimizer"].update({"x/exp_avg": torch.ones(1)}),
+    "no weights": lambda t, s: t.pop("model"),
+    "a weight less": lambda t, s: t["model"].pop("head.bias"),
+    "a weight of another name": lambda t, s: t["model"].update(other=torch.ones(1)),
+    "a weight of another shape": lambda t, s: t["model"].update(
+        {"head.bias": torch.ones(2, 2)}
+    ),
+    "no hash of the data": lambda t, s: s.pop("train_sha256"),
+    "a list for a hash": lambda t, s: s.update(tokenizer_sha256=[]),
+    "no validation": lambda t, s: s.pop("evaluation"),
+    "a validation of other names": lambda t, s: s.update(evaluation={"bits": 1.0}),
+    "words in the validation": lambda t, s: s["evaluation"].update(num_rows="many"),
+    "a count that is none": lambda t, s: s["evaluation"].update(num_masks=math.nan),
+    "a best step in words": lambda t, s: s["best"].update(step="three"),
+    "tokens in words": lambda t, s: s.update(num_tokens="many"),
+    "tokens that are none": lambda t, s: s.update(num_tokens=math.nan),
+    "skipped steps in a list": lambda t, s: s["update"].update(skipped_steps=[1]),
+    "a list for the state of steps": lambda t, s: s.update(update=[1]),
+}
+
+
+@pytest.fixture(scope="module")
+def stopped(packs, tmp_path_factory):
+    """A run that was stopped after its first validation."""
+    output = tmp_path_factory.mktemp("stopped")
+    trainer = make_trainer(make_config("mlm", train={"save_every": 99}), packs, output)
+    steps = iter(range(1, 99))
+    trainer.run(should_stop=lambda: next(steps) == 3)
+    return output
+
+
+@pytest.mark.parametrize("change", SEALED.values(), ids=SEALED.keys())
+def test_a_checkpoint_that_is_sealed_and_wrong_is_told_by_its_name(
+    change, packs, stopped, tmp_path
+):
+    shutil.copytree(stopped, tmp_path / "run")
+    found = load_checkpoint(tmp_path / "run" / "checkpoints" / "step-000003")
+    change(found.tensors, found.state)
+    save_checkpoint(tmp_path / "run" / "checkpoints", 3, found.tensors, found.state)
+    config = make_config("mlm", train={"save_every": 99})
+    with pytest.raises(UserError) as error:
+        make_trainer(config, packs, tmp_path / "run").run()
+    assert "checkpoint" in str(error.value) and "\n" not in str(error.value)

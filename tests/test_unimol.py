@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 from refusals import told
 
-from exlm_mini.corpora.unimol import lmdb_documents, load_restricted, num_entries, numbers
+from exlm_mini.config import UserError
+from exlm_mini.corpora import lmdb_pages
+from exlm_mini.corpora.lmdb_pages import num_entries
+from exlm_mini.corpora.unimol import lmdb_documents, load_restricted, numbers
 
 
 def entry(smiles):
@@ -175,13 +178,49 @@ def test_what_is_wrong_with_an_lmdb_is_told(tmp_path):
     path = write(tmp_path / "b.lmdb", [["CCO"]])
     told(lambda: list(lmdb_documents(path, None)), path, "list, not a dict")
     (tmp_path / "c.lmdb").write_bytes(b"no database" * 1000)
-    told(lambda: list(lmdb_documents(tmp_path / "c.lmdb", None)), "c.lmdb", "no readable LMDB")
-    told(lambda: list(lmdb_documents(tmp_path / "d.lmdb", None)), "d.lmdb", "cannot read")
-    assert num_entries(tmp_path / "c.lmdb") is None
+    for read in (num_entries, lambda path: list(lmdb_documents(path, None))):
+        told(lambda read=read: read(tmp_path / "c.lmdb"), "c.lmdb", "no LMDB")
+        told(lambda read=read: read(tmp_path / "d.lmdb"), "d.lmdb", "No such file")
 
 
-def test_without_lmdb_the_remedy_is_an_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "lmdb", None)
-    told(
-        lambda: list(lmdb_documents(tmp_path / "a.lmdb", None)), "pip install 'exlm-mini[chem]'"
-    )
+@pytest.mark.parametrize(
+    "sizes", [(), (5,), (40,) * 3000, (1, 1900, 2100, 3000, 100_000) * 60], ids=len
+)
+def test_entries_are_those_the_library_wrote(sizes, tmp_path):
+    """Also where some were deleted since, which leaves free pages."""
+    lmdb, rng, want = pytest.importorskip("lmdb"), np.random.default_rng(0), {}
+    with lmdb.open(str(tmp_path / "a"), subdir=False, map_size=1 << 28) as environment:
+        with environment.begin(write=True) as transaction:
+            for size in sizes:
+                key = str(rng.integers(10**9)).encode()
+                want[key] = rng.bytes(size)
+                transaction.put(key, want[key])
+        with environment.begin(write=True) as transaction:
+            for key in list(want)[::7]:
+                transaction.delete(key)
+                del want[key]
+    assert list(lmdb_pages.entries(tmp_path / "a")) == sorted(want.items())
+    assert num_entries(tmp_path / "a") == len(want)
+
+
+def test_a_damaged_lmdb_is_told_or_read(tmp_path, monkeypatch):
+    values = [b"x" * size for size in (40, 3000, 9000) * 40]
+    whole = write(tmp_path / "a.lmdb", values).read_bytes()
+    rng, num_told, damaged = np.random.default_rng(0), 0, tmp_path / "b.lmdb"
+    for turn in range(400):
+        content = bytearray(whole)
+        if turn % 4 == 0:
+            del content[rng.integers(len(content)) :]
+        else:
+            page = rng.choice([0, 1, rng.integers(len(whole) // 4096)])
+            for at in page * 4096 + rng.integers(160, size=turn % 4):
+                content[at] = rng.choice([0, 255, rng.integers(256)])
+        damaged.write_bytes(content)
+        try:
+            list(lmdb_pages.entries(damaged))
+        except UserError as error:
+            assert str(error).startswith(str(damaged)) and str(error).isprintable()
+            num_told += 1
+    assert num_told > 100
+    monkeypatch.setattr(lmdb_pages, "MAX_RECORD_BYTES", 8999)
+    told(lambda: list(lmdb_pages.entries(tmp_path / "a.lmdb")), "a.lmdb", "9,000 bytes")

@@ -1,9 +1,11 @@
-"""Pre-trained runs of a few steps, in the layout of ``pretrain``."""
+"""Runs of a few steps, in the layout of ``pretrain``, and small work to go on with."""
 
 from pathlib import Path
 
 from exlm_mini.config import DataConfig, MaskingConfig, ModelConfig, RunConfig, TrainConfig
 from exlm_mini.corpora import prepare_corpus
+from exlm_mini.experiments.cells import Downstream
+from exlm_mini.finetuning_config import TuneConfig
 from exlm_mini.trainer import Trainer
 
 DATA = {
@@ -11,6 +13,17 @@ DATA = {
     "smiles": DataConfig(kind="smiles", block_length=80, max_documents=300),
     "toy": DataConfig(kind="toy", grammar="town", num_sentences=64),
 }
+
+CELL = {
+    "model.width": 16, "model.num_heads": 2, "model.ffn_width": 16, "train.steps": 6,
+    "train.batch_size": 4, "train.warmup_steps": 1, "train.validate_every": 3,
+    "train.validation_rows": 4, "data.num_sentences": 64,
+}  # fmt: skip
+"""Settings of a cell of a sweep."""
+TASK = Downstream(
+    "toy-inference", TuneConfig(epochs=1, batch_size=6, precision="fp32"), 12, 6, 9
+)
+"""Fine-tuning of such a cell."""
 
 
 def tiny_run(output: Path, kind: str, objective: str = "exlm", **model) -> Path:
@@ -26,3 +39,16 @@ def tiny_run(output: Path, kind: str, objective: str = "exlm", **model) -> Path:
     corpus = prepare_corpus(config.data, output / "data", config.seed)
     Trainer(config, corpus.train, corpus.validation, output).run()
     return output
+
+
+def write_molecules(folder: Path) -> None:
+    """BBBP in 40 rows, with stereo marks and one row RDKit rejects."""
+    # Ten scaffolds of four molecules, two of them yes: eight to train, one for each other part.
+    rings = ["C1CCCCC1", "C1CCNCC1", "C1CCC1", "C1CC1", "C1CCCC1", "C1COCCN1", "C1CCOCC1"]
+    rings += ["C1CCSCC1", "C1CNC1", "C1CCNC1"]
+    rows = ["num,name,p_np,smiles"]
+    for i in range(40):
+        chain = "C" * (1 + i // 10) + ("[C@H](O)" if i % 3 else "")
+        rows.append(f"{i},m{i},{(i // 10) % 2},{chain}{rings[i % 10]}")
+    rows.append("40,bad,1,C1CC")
+    (folder / "BBBP.csv").write_text("\n".join(rows) + "\n")

@@ -19,9 +19,16 @@ from exlm_mini.config import UserError
 from exlm_mini.corpora.packing import Pack
 from exlm_mini.corpora.sealed import read_json
 from exlm_mini.encoded_task import EncodedTask, load_encoded_task
+from exlm_mini.finetuning_config import TuneConfig
+from exlm_mini.outside import reading
 
 FORMAT = "exlm-mini carried study 1"
 PACKS = ("train", "validation")
+NEEDED = {
+    "kind", "row_length", "vocab_size", "max_positions", "states_per_mask", "mask_ratio",
+    "block_length", "tokenizer_sha256", "tasks", "recipe", "report", "changed",
+}  # fmt: skip
+"""Of ``study.json``, to train and to fine-tune."""
 REMEDY = "make it again with python book/gpu/carry.py"
 
 
@@ -81,8 +88,13 @@ def open_study(carried: Path, name: str) -> Study:
         raise UserError(f"{file} describes no carried study; {REMEDY}")
     study = Study(file.parent, about)
     # Now, and not when hours of pre-training are over.
-    wanted = [f"{pack}{suffix}" for pack in PACKS for suffix in (".json", ".bin.xz")]
-    wanted += [f"tasks/{task}.safetensors" for task in study.tasks]
+    with reading(file, REMEDY):
+        if lacking := NEEDED - about.keys():
+            raise ValueError(f"{min(lacking)} is missing")
+        for settings in about["tasks"].values():
+            TuneConfig(**settings)
+        wanted = [f"{pack}{suffix}" for pack in PACKS for suffix in (".json", ".bin.xz")]
+        wanted += [f"tasks/{task}.safetensors" for task in study.tasks]
     for path in wanted:
         if not (study.path / path).is_file():
             raise UserError(f"{study.path / path} is missing; {REMEDY}")

@@ -16,6 +16,7 @@ import hashlib
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -154,7 +155,7 @@ def build(device_type: str) -> Path:
     """
     todo = plan(device_type)
     target = todo.target
-    if target.exists():
+    if _is_whole(target):
         return target
     try:
         timeout = float(os.environ.get("EXLM_BUILD_TIMEOUT") or 300)
@@ -163,7 +164,7 @@ def build(device_type: str) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _one_at_a_time(target.parent / "lock", timeout):
-            if not target.exists():  # nobody finished it while we waited
+            if not _is_whole(target):  # nobody finished it while we waited
                 _compile(todo, target)
     except OSError as error:
         raise BuildError(
@@ -171,6 +172,23 @@ def build(device_type: str) -> Path:
             "set TORCH_EXTENSIONS_DIR to a writable folder"
         ) from None
     return target
+
+
+def _is_whole(target: Path) -> bool:
+    """A library is as it was built: to load a damaged one can be the end of the process."""
+    try:
+        return _sum_file(target).read_text() == _sha256(target)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _sum_file(target: Path) -> Path:
+    """Where the sha256 of a library stands."""
+    return target.with_suffix(".sha256")
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 @contextlib.contextmanager
@@ -203,6 +221,8 @@ def _compile(todo: Plan, target: Path) -> None:
             file=sys.stderr,
             flush=True,
         )
+    for left in target.parent.glob("build-*"):  # by a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
         try:
             if todo.device_type == "cpu":
@@ -216,6 +236,7 @@ def _compile(todo: Plan, target: Path) -> None:
                 f"{what_matters(output)}"
             ) from None
         (built,) = Path(folder).glob("*.so")
+        _sum_file(target).write_text(_sha256(built))
         os.replace(built, target)
 
 

@@ -5,11 +5,15 @@ Shapes: B rows, M targets, L states. A row has comb(L - 2, M - 2) paths.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import combinations, pairwise
 
 import torch
 from torch import Tensor
+
+MOST_STEPS = 500_000
+"""Of all paths together, a step for each target: about 2 GB with what the gradient needs."""
 
 
 def paths(num_targets: int, num_states: int) -> Iterator[tuple[int, ...]]:
@@ -44,6 +48,20 @@ def _scored_paths(
     return [(score, path) for score, path in scored if score.item() != -torch.inf]
 
 
+def _check_size(num_targets_B: Tensor, num_states_B: Tensor) -> None:
+    """Refuse graphs of more paths than memory and patience hold."""
+    num_paths = num_steps = 0
+    for M, L in zip(num_targets_B.tolist(), num_states_B.tolist(), strict=True):
+        num_paths += math.comb(max(L - 2, 0), max(M - 2, 0))
+        num_steps += M * math.comb(max(L - 2, 0), max(M - 2, 0))
+    if num_steps > MOST_STEPS:
+        raise ValueError(
+            f"backend 'enumerate' would score 10^{math.log10(num_paths):.1f} paths one by one, "
+            f"10^{math.log10(num_steps):.1f} steps where {MOST_STEPS:,} are the most; use "
+            "'vectorized' or 'auto', or a smaller graph"
+        )
+
+
 def log_likelihood(
     log_emission_BML: Tensor,
     log_transition_BLL: Tensor,
@@ -51,6 +69,7 @@ def log_likelihood(
     num_states_B: Tensor,
 ) -> Tensor:
     """Sum over enumerated paths; see ``alignment.dag_log_likelihood``."""
+    _check_size(num_targets_B, num_states_B)
     totals = []
     for b, (M, L) in enumerate(zip(num_targets_B.tolist(), num_states_B.tolist(), strict=True)):
         scored = _scored_paths(log_emission_BML[b], log_transition_BLL[b], M, L)
@@ -68,6 +87,7 @@ def viterbi(
     num_states_B: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Best of the enumerated paths; see ``alignment.viterbi``."""
+    _check_size(num_targets_B, num_states_B)
     B, M, _ = log_emission_BML.shape
     path_BM = torch.full((B, M), -1, dtype=torch.int64, device=log_emission_BML.device)
     log_score_B = log_emission_BML.new_full((B,), -torch.inf)

@@ -56,7 +56,8 @@ def dag_log_likelihood(
         gradient is autograd's, by several times that.
 
     Raises:
-        ValueError: if shapes, dtypes or counts do not fit each other, or the backend is unknown.
+        ValueError: if shapes, dtypes or counts do not fit each other, the backend is unknown, or
+            the graph has more paths than ``enumerate``, or more terms than ``naive`` can add up.
             Counts that lie on a GPU are not compared with M and L, as that would wait for it.
     """
     graph = checked(log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
@@ -84,8 +85,7 @@ def posteriors(
     graph = checked(log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
     scores = [t.detach().requires_grad_() for t in graph[:2]]
     with torch.enable_grad():
-        log_likelihood_B = dag_log_likelihood(*scores, *graph[2:], backend)
-        total = log_likelihood_B.masked_fill(log_likelihood_B == -torch.inf, 0.0).sum()
+        total = dag_log_likelihood(*scores, *graph[2:], backend).sum()
     return Posteriors(*torch.autograd.grad(total, scores))
 
 

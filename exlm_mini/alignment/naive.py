@@ -8,6 +8,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+MOST_TERMS = 1_000_000
+"""Of all rows together: a minute, and about 3 GB with what the gradient needs."""
+
+
+def _check_size(num_targets_B: Tensor, num_states_B: Tensor) -> None:
+    """Refuse graphs of more terms than memory and patience hold."""
+    num_terms = int(((num_targets_B - 1) * num_states_B * (num_states_B - 1) // 2).sum())
+    if num_terms > MOST_TERMS:
+        raise ValueError(
+            f"backend 'naive' would add up {num_terms:,} terms one by one, {MOST_TERMS:,} are the "
+            "most; use 'vectorized' or 'auto', or a smaller graph"
+        )
+
 
 def log_likelihood(
     log_emission_BML: Tensor,
@@ -16,6 +29,7 @@ def log_likelihood(
     num_states_B: Tensor,
 ) -> Tensor:
     """log f_{M,L} row by row; see ``alignment.dag_log_likelihood``."""
+    _check_size(num_targets_B, num_states_B)
     return torch.stack(
         [
             _log_f(log_emission_BML[b], log_transition_BLL[b], M, L)
@@ -51,6 +65,7 @@ def viterbi(
     num_states_B: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The same loops with max in place of sum; see ``alignment.viterbi``."""
+    _check_size(num_targets_B, num_states_B)
     B, M, _ = log_emission_BML.shape
     path_BM = torch.full((B, M), -1, dtype=torch.int64, device=log_emission_BML.device)
     log_score_B = log_emission_BML.new_full((B,), -torch.inf)

@@ -32,6 +32,8 @@ TEXT_ROWS = 34_000_000
 """Wikipedia and BookCorpus in rows of ``TEXT_ROW`` tokens, nearly."""
 MOLECULE_ROWS = 20_700_000
 """Molecules of ZINC, nearly."""
+ROW_BYTES = 40
+"""Of memory for a row in the order of an epoch: its length, its place, and both sorted."""
 MOLECULE_LENGTHS = (
     11, 15, 17, 19, 21, 23, 24, 25, 27, 28, 30, 31, 33, 35, 37, 40, 43, 47, 54, 69,
 )  # fmt: skip

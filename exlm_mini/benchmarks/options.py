@@ -12,6 +12,7 @@ from exlm_mini.benchmarks import Shape
 from exlm_mini.benchmarks.data import MOLECULE_ROWS, NUM_TOKENS, TEXT_ROWS
 from exlm_mini.benchmarks.step import LAYOUTS, PRECISIONS
 from exlm_mini.benchmarks.training import LEAST_STEPS, WARM_UP_STEPS
+from exlm_mini.checks import THREADS, check_integers
 from exlm_mini.config import UserError, nearest
 from exlm_mini.options import command_parser
 from exlm_mini.settings import recipe_names
@@ -162,9 +163,12 @@ def _shape(text: str) -> Shape:
 
 def _thread_counts(text: str) -> list[int]:
     """``1`` or ``1,2`` as typed."""
-    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in text.split(",")):
-        raise argparse.ArgumentTypeError(f"'{text}' must be one or more numbers, such as 1,2")
-    return [int(part) for part in text.split(",")]
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdigit() and THREADS.fits(int(part)) for part in parts):
+        raise argparse.ArgumentTypeError(
+            f"'{text}' must be one or more numbers, such as 1,2, and each {THREADS.words}"
+        )
+    return [int(part) for part in parts]
 
 
 def check_options(arguments: argparse.Namespace) -> None:
@@ -173,6 +177,7 @@ def check_options(arguments: argparse.Namespace) -> None:
     Raises:
         UserError: naming the option.
     """
+    check_integers({f"--{name.replace('_', '-')}": n for name, n in vars(arguments).items()})
     positive = ("width", "vocab_size", "chunk", "layers", "heads", "seconds")
     for name in (*positive, "epoch_rows", "micro_batch", "accumulate"):
         value = getattr(arguments, name, None)

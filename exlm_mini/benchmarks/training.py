@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 import tempfile
 import time
 from dataclasses import dataclass, replace
@@ -21,11 +20,12 @@ import torch
 
 from exlm_mini.batches import BUCKET_BATCHES
 from exlm_mini.benchmarks.data import MOLECULE_LENGTHS, MOLECULE_VOCABULARY, made_pack
-from exlm_mini.config import RunConfig, SpecialIds, UserError
+from exlm_mini.config import RunConfig, SpecialIds
 from exlm_mini.corpora.grammars import grammar, slots_of
 from exlm_mini.corpora.packing import Pack
-from exlm_mini.estimate import estimate, plan_batch
+from exlm_mini.estimate import check_memory, plan_batch
 from exlm_mini.measure import MIB, resident_bytes, threads
+from exlm_mini.memory import DoesNotFit
 from exlm_mini.throughput import speed_settings
 from exlm_mini.trainer import Trainer
 from exlm_mini.training import choose_device, learning_rate, with_precision
@@ -37,10 +37,6 @@ TEXT_STEPS = 4
 """Steps of text that see no row twice; what a row says does not change the time."""
 SHORTAGE = ("out of memory", "can't allocate memory", "alloc_failed")
 """What PyTorch says, in small letters, where there is no more memory."""
-
-
-class DoesNotFit(UserError):
-    """The device has not enough memory for a micro-batch of the recipe."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +122,8 @@ def train(
             device. Fewer make a step shorter, and the optimiser's share of it larger.
 
     Raises:
-        DoesNotFit: if the memory of the device is too small; says what to lower.
+        DoesNotFit: if the memory of the device is too small for a micro-batch of the recipe;
+            says what to lower.
         UserError: if a setting of the recipe does not fit the others.
     """
     plan = plan_batch(config.train, num_devices=1)
@@ -137,21 +134,22 @@ def train(
     num_threads = config.train.num_threads or torch.get_num_threads()
     done: list[_Timed] = []
     with tempfile.TemporaryDirectory() as folder, threads(num_threads):
-        pack = _made_for(run, accumulated * plan.per_device, Path(folder))
-        is_short = device.type == "cpu" and _is_too_large(run, pack)
-        if not is_short:
-            try:
-                peak = _peak_bytes(run, pack, steps, seconds, done)
-            except (RuntimeError, MemoryError) as error:
-                told = str(error).lower()
-                is_short = isinstance(error, MemoryError) or any(w in told for w in SHORTAGE)
-                if not is_short:
-                    raise
+        is_short = False
+        try:
+            check_memory(run, len(SpecialIds()), 3, device)  # before the pack is made
+            pack = _made_for(run, accumulated * plan.per_device, Path(folder))
+            peak = _peak_bytes(run, pack, steps, seconds, done)
+        except (DoesNotFit, RuntimeError, MemoryError) as error:
+            told = str(error).lower()
+            is_short = isinstance(error, DoesNotFit | MemoryError)
+            is_short = is_short or any(words in told for words in SHORTAGE)
+            if not is_short:
+                raise
     if is_short:  # told out here, where nothing holds on to the tensors of the step
         name = "this machine" if device.type == "cpu" else torch.cuda.get_device_name(device)
         raise DoesNotFit(
             f"{config.recipe} does not fit in the memory of {name} with {plan.per_device:,} "
-            f"{plan.unit} at a time; lower --micro-batch"
+            f"{plan.unit} at a time; lower --micro-batch or --accumulate"
         )
     (timed,) = done
     return Speed(
@@ -253,11 +251,3 @@ def _peak_bytes(
     if not done:  # where memory is not told, the call was not made
         call()
     return peak
-
-
-def _is_too_large(config: RunConfig, pack: Pack) -> bool:
-    """A CPU lends memory that it does not have, until the system ends the process."""
-    num_slots = len(slots_of(config)) or None
-    costs = estimate(config, pack.vocab_size, int(pack.lengths_R.max()), num_slots=num_slots)
-    present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return costs.weight_bytes + costs.activation_bytes > present

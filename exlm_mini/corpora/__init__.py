@@ -10,6 +10,7 @@ A prepared corpus is these files of a directory::
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -24,6 +25,12 @@ from .building import split_documents as split_documents
 from .packing import Pack
 from .sealed import REMEDY, read_json, sha256_of
 from .vocabulary import given_tokenizer as given_tokenizer
+
+FILES = (
+    *("tokenizer.json", "train.bin", "train.offsets.bin", "train.json"),
+    *("validation.bin", "validation.offsets.bin", "validation.json"),
+)
+"""Of a corpus, but for corpus.json."""
 
 
 class Corpus(NamedTuple):
@@ -62,19 +69,25 @@ def prepare_corpus(
     if data.pack is not None:
         return open_corpus(data.pack, data)
     directory = Path(directory)
+    partial = directory / "corpus.partial"
     settings = {"data": json.loads(json.dumps(asdict(data))), "seed": seed}
     if (directory / "corpus.json").exists():
         _check_settings(directory, settings)
         corpus = open_corpus(directory, data)
+        with contextlib.suppress(OSError):
+            partial.rmdir()  # left by a run that was killed at its very end
         report(f"reopened the corpus in {directory}: {len(corpus.train):,} training rows")
         return corpus
-    partial = directory / "corpus.partial"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        if not partial.exists():
-            _refuse_strangers(directory)
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
+        if partial.exists():  # killed before, perhaps while files were moved: they are ours
+            for path in (*(directory / name for name in FILES), *partial.iterdir()):
+                path.unlink(missing_ok=True)
+        elif strangers := [name for name in FILES if (directory / name).exists()]:
+            raise UserError(
+                f"{directory} holds {strangers[0]} but no corpus.json; choose another directory"
+            )
+        partial.mkdir(exist_ok=True)
     except OSError as error:
         raise _unwritable(directory, error) from None
     try:
@@ -170,21 +183,6 @@ def _check_settings(directory: Path, settings: dict) -> None:
 def _shown(value: object) -> str:
     """A stored value as part of one line, whatever it is."""
     return " ".join(str(value).split())[:80]
-
-
-def _refuse_strangers(directory: Path) -> None:
-    """Never overwrite files that are not known to be ours."""
-    for name in (
-        "tokenizer.json",
-        "train.bin",
-        "train.json",
-        "validation.bin",
-        "validation.json",
-    ):
-        if (directory / name).exists():
-            raise UserError(
-                f"{directory} holds {name} but no corpus.json; choose another directory"
-            )
 
 
 def _unwritable(directory: Path, error: OSError) -> UserError:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..config import DataConfig, UserError
+from ..memory import check_bytes
 from ..tokenization import Tokenizer, word_level
 from .grammars import grammar
 from .packing import Pack, write_pack
@@ -102,6 +103,9 @@ def _toy_parts(data: DataConfig, seed: int) -> tuple[Tokenizer, dict[str, _Part]
     token_ids_V = np.array(words).reshape(-1)
     parts = {}
     sizes = {"train": data.num_sentences, "validation": NUM_VALIDATION_SENTENCES}
+    # A uniform number, the word and the token of each place.
+    needed = 3 * 8 * data.num_sentences * (language.length + 2)
+    check_bytes(f"data.num_sentences {data.num_sentences:,}", {"give fewer": needed})
     for stream, (name, num_sentences) in enumerate(sizes.items()):
         token_ids_SN = token_ids_V[language.sample(num_sentences, (seed, stream))]
         counts = Counts(documents=num_sentences, tokens=token_ids_SN.size)

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
 from ..config import UserError
-from .smiles import NUM_REJECTED_SHOWN
+from .smiles import NUM_REJECTED_SHOWN, read_molecule
 
 MAX_VARIANTS = 1000
 
@@ -46,7 +46,7 @@ class CleaningCounts:
 
     read: int = 0
     rejected: int = 0
-    """Dropped: RDKit does not read it as a molecule of at least one atom."""
+    """Dropped: RDKit does not read it as a molecule of at least one atom, or it is too large."""
     fragments_removed: int = 0
     """Molecules that lost fragments."""
     stereo_removed: int = 0
@@ -85,37 +85,36 @@ def clean(
         seed: of the random spellings, which depend on it and on the molecule alone.
         counts: filled on the way.
     """
-    from rdkit import Chem, rdBase
+    from rdkit import Chem
 
-    with rdBase.BlockLogs():  # RDKit explains each rejection on stderr
-        for text in smiles:
-            counts.read += 1
-            molecule = Chem.MolFromSmiles(text)
-            if molecule is None or molecule.GetNumAtoms() == 0:
-                counts.rejected += 1
-                if len(counts.rejected_examples) < NUM_REJECTED_SHOWN:
-                    counts.rejected_examples.append(text[:80])
-                continue
-            is_changed = False
-            if cleaning.largest_fragment and "." in text:
-                fragments = Chem.GetMolFrags(molecule, asMols=True)
-                if len(fragments) > 1:
-                    molecule = max(fragments, key=_size)
-                    counts.fragments_removed += 1
-                    is_changed = True
-            if cleaning.strip_stereo and any(mark in text for mark in "@/\\"):
-                Chem.RemoveStereochemistry(molecule)
-                counts.stereo_removed += 1
+    for text in smiles:
+        counts.read += 1
+        molecule = read_molecule(text)
+        if molecule is None:
+            counts.rejected += 1
+            if len(counts.rejected_examples) < NUM_REJECTED_SHOWN:
+                counts.rejected_examples.append(text[:80])
+            continue
+        is_changed = False
+        if cleaning.largest_fragment and "." in text:
+            fragments = Chem.GetMolFrags(molecule, asMols=True)
+            if len(fragments) > 1:
+                molecule = max(fragments, key=_size)
+                counts.fragments_removed += 1
                 is_changed = True
-            key = Chem.MolToSmiles(molecule)
-            spelling = key if is_changed or cleaning.canonical else text
-            counts.respelled += spelling != text
-            if cleaning.num_variants:
-                spellings = _variants(molecule, key, cleaning.num_variants, seed)
-                counts.variants += len(spellings)
-                yield Molecule(key, spellings)
-            else:
-                yield Molecule(key, [spelling])
+        if cleaning.strip_stereo and any(mark in text for mark in "@/\\"):
+            Chem.RemoveStereochemistry(molecule)
+            counts.stereo_removed += 1
+            is_changed = True
+        key = Chem.MolToSmiles(molecule)
+        spelling = key if is_changed or cleaning.canonical else text
+        counts.respelled += spelling != text
+        if cleaning.num_variants:
+            spellings = _variants(molecule, key, cleaning.num_variants, seed)
+            counts.variants += len(spellings)
+            yield Molecule(key, spellings)
+        else:
+            yield Molecule(key, [spelling])
 
 
 def _size(fragment: object) -> tuple[int, float, str]:

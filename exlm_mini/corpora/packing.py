@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from ..config import SpecialIds, UserError
+from ..outside import reading
 from .rows import NUM_TOKENS_CHUNK, Counts, Rows
 from .rows import block_rows as block_rows
 from .rows import framed_rows as framed_rows
@@ -263,6 +264,13 @@ _HEADER_TYPES: dict[str, tuple[type, ...]] = {
 def _read_header(path: Path) -> dict:
     """The side file, its fields checked."""
     header = read_json(path)
+    with reading(path, REMEDY):
+        _check_header(path, header)
+    return header
+
+
+def _check_header(path: Path, header: dict) -> None:
+    """Its fields are there, of the right types, and fit each other."""
     if header.get("format") != FORMAT or header.get("version") != VERSION:
         raise UserError(f"{path} is not the side file of a pack of version {VERSION}; {REMEDY}")
     for name, types in _HEADER_TYPES.items():
@@ -273,6 +281,7 @@ def _read_header(path: Path) -> dict:
     special_ids = header["special_ids"]
     is_consistent = (
         header["dtype"] in ("<u2", "<u4")
+        and header["vocab_size"] <= 1 << (16 if header["dtype"] == "<u2" else 31)
         and header["num_rows"] > 0
         and (length is None or header["num_rows"] * length == header["num_tokens"])
         and set(special_ids) == set(SpecialIds._fields)
@@ -288,15 +297,12 @@ def _read_header(path: Path) -> dict:
     )
     if not is_consistent:
         raise UserError(f"{path} contradicts itself; {REMEDY}")
-    return header
 
 
 def _check_file(path: Path, file: dict, num_bytes: int) -> None:
     """The file is there and of the size its side file and its shape ask for."""
-    try:
+    with reading(path, REMEDY):
         found = path.stat().st_size
-    except OSError:
-        raise UserError(f"{path} is missing; {REMEDY}") from None
     if not found == file["bytes"] == num_bytes:
         raise UserError(f"{path} has {found:,} bytes instead of {num_bytes:,}; {REMEDY}")
 

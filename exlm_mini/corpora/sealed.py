@@ -14,7 +14,8 @@ from typing import BinaryIO
 import numpy as np
 
 from ..config import UserError
-from ..durable import NO_SPACE, sync_directory
+from ..durable import NO_SPACE, open_to_write, sync_directory
+from ..outside import open_regular, read_bytes, reading
 
 REMEDY = "remove its directory and prepare the corpus again"
 
@@ -41,10 +42,11 @@ class _HashedFile:
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[_HashedFile]:
     """A file that appears under its name when all of it is on the disk, or not at all."""
-    partial = path.with_name(path.name + ".partial")
+    # Its own for each process: a killed command's worker may be writing for a moment longer.
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     file = None
     try:
-        with open(partial, "wb") as stream:
+        with open_to_write(partial) as stream:
             file = _HashedFile(stream)
             yield file
             stream.flush()
@@ -84,14 +86,8 @@ def read_json(path: Path) -> dict:
     Raises:
         UserError: if it is missing, a directory, not a JSON object, or edited.
     """
-    try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist; {REMEDY}") from None
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}); {REMEDY}") from None
-    except (ValueError, RecursionError):
-        content = None
+    with reading(path, REMEDY):
+        content = json.loads(read_bytes(path, REMEDY))
     if not isinstance(content, dict):
         raise UserError(f"{path} is not a JSON object; {REMEDY}")
     seal = content.pop("seal", None)
@@ -107,5 +103,5 @@ def seal_of(content: dict) -> str:
 
 def sha256_of(path: Path) -> str:
     """Names the content of a file: sha256, hexadecimal."""
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -15,12 +15,13 @@ Dimension key: D documents of a shard.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import io
 import multiprocessing
 import os
 import signal
-import threading
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -41,6 +42,8 @@ NUM_BUCKETS = 1 << 16
 """Documents fall into so many buckets by their hash; a share of a corpus is its first buckets."""
 NUM_DOCUMENTS_BATCH = 1000
 NUM_UNKNOWN_KEPT = 100
+PR_SET_PDEATHSIG = 1
+"""Of Linux' ``prctl``: a signal for this process when its parent ends, however that ends."""
 
 
 class Place(NamedTuple):
@@ -255,10 +258,7 @@ def _start_worker() -> None:
     """One thread per process; an end with the parent, however that ends."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
-    parent = multiprocessing.parent_process()
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)  # killed: nobody will ask for results
-
-    threading.Thread(target=watch, daemon=True).start()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != multiprocessing.parent_process().pid:
+        os._exit(1)  # it was gone before we could ask for that

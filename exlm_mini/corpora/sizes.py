@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from ..config import DataConfig, UserError
 from ..tokenization import Tokenizer
+from .lmdb_pages import num_entries
 from .sources import DEFAULT_COLUMNS, HUB_PREFIX, NAMED
 from .text import COMPRESSIONS, load_documents
 from .unimol import SUFFIX as LMDB_SUFFIX
-from .unimol import num_entries
 
 HEAD_BYTES = 1 << 20
 BYTES_PER_TOKEN = {"text": 4.3, "smiles": 1.05}
@@ -55,12 +55,11 @@ def size_of(words: tuple[str, ...], data: DataConfig) -> Size:
 
 def _file_size(path: Path, data: DataConfig) -> Size:
     per_token = BYTES_PER_TOKEN[data.kind]
-    if path.suffix.lower() == LMDB_SUFFIX:
-        if (entries := num_entries(path)) is None:
-            return Size(None, None, None)
-        num_bytes = entries * BYTES_PER_MOLECULE
-        return Size(entries, num_bytes, num_bytes / per_token)
     try:
+        if path.suffix.lower() == LMDB_SUFFIX:
+            entries = num_entries(path)
+            num_bytes = entries * BYTES_PER_MOLECULE
+            return Size(entries, num_bytes, num_bytes / per_token)
         if ".parquet" in path.suffixes[-2:]:
             return _parquet_size(path, data)
         documents, head_bytes, whole_bytes = _head(path, data)

@@ -191,7 +191,7 @@ def open_source(words: tuple[str, ...], data: DataConfig, resolved: dict | None)
 def _local_source(words: tuple[str, ...], data: DataConfig) -> Source:
     facts = {"files": list(words), "licence": "that of the files"}
     units = [
-        Unit(word, lambda path=Path(word): _sha256_of_source(path), _reader(Path(word), data))
+        Unit(word, lambda path=Path(word): sha256_of(path), _reader(Path(word), data))
         for word in words
     ]
     return Source(" ".join(words), units, facts)
@@ -202,14 +202,6 @@ def _reader(path: Path, data: DataConfig) -> Callable[[], Iterator[str]]:
         return lambda: lmdb_documents(path, data.column)
     own = DataConfig(kind=data.kind, files=(str(path),), column=data.column)
     return lambda: load_documents(own, DEFAULT_COLUMNS[data.kind])
-
-
-def _sha256_of_source(path: Path) -> str:
-    """Names the content of a file that the user has named."""
-    try:
-        return sha256_of(path)
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}); check --source") from None
 
 
 # ---- the hub ----

@@ -20,19 +20,18 @@ bad byte.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import gzip
 import io
 import json
 import lzma
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO
 
 from ..config import DataConfig, UserError, nearest
+from ..outside import open_regular, reading
 from .english import embedded_english
 
 SUFFIXES = (".txt", ".smi", ".csv", ".jsonl", ".parquet")
@@ -41,6 +40,8 @@ COMPRESSIONS: dict[str, Callable[[Path], BinaryIO]] = {".gz": gzip.open, ".xz": 
 NUM_LINES_SEARCHED = 10_000
 """Lines of a .txt file searched for a blank one."""
 NUM_COLUMNS_SHOWN = 20
+LONGEST = 1 << 24
+"""Characters of a document, or bytes of a line; the tokenizer takes 130 bytes for each."""
 
 
 def load_documents(data: DataConfig, default_column: str) -> Iterator[str]:
@@ -78,12 +79,7 @@ def text_documents(data: DataConfig) -> Iterator[str]:
 
 def _file_documents(path: Path, column: str, kind: str) -> Iterator[str]:
     """Documents of one file; never none."""
-    suffix, _ = _suffixes(path)
-    if path.is_dir():
-        raise UserError(f"{path} is a directory; give the files in it")
-    with _readable(path):
-        if path.stat().st_size == 0:
-            raise UserError(f"{path} is empty; give a file with documents")
+    suffix = _suffix(path)
     if suffix == ".csv":
         documents: Iterable[str] = _csv_documents(path, column)
     elif suffix == ".jsonl":
@@ -95,52 +91,46 @@ def _file_documents(path: Path, column: str, kind: str) -> Iterator[str]:
     else:
         documents = _paragraphs(path)
     is_empty = True
-    for document in map(str.strip, documents):
-        if document:
-            is_empty = False
-            yield document
+    with reading(path):
+        for document in map(str.strip, documents):
+            if document:
+                is_empty = False
+                _check_length(path, document)
+                yield document
     if is_empty:
         raise UserError(
             f"{path} holds no documents, only blank ones; give a file with documents"
         )
 
 
-def _suffixes(path: Path) -> tuple[str, str]:
-    """(format, compression) of a file name, such as (".txt", ".xz"); no compression is ""."""
-    compression = path.suffix.lower() if path.suffix.lower() in COMPRESSIONS else ""
-    suffix = (Path(path.stem) if compression else path).suffix.lower()
+def _suffix(path: Path) -> str:
+    """The format of a file by its name, compressed or not, such as ".txt"."""
+    is_compressed = path.suffix.lower() in COMPRESSIONS
+    suffix = (Path(path.stem) if is_compressed else path).suffix.lower()
     if suffix not in SUFFIXES:
         raise UserError(
             f"{path} has the unknown suffix '{suffix}'; {nearest(suffix, SUFFIXES)} "
             f"(each also with {' or '.join(COMPRESSIONS)})"
         )
-    return suffix, compression
+    return suffix
 
 
-def _open(path: Path) -> BinaryIO:
+def open_decompressed(path: Path) -> BinaryIO:
     """The decompressed bytes of a file."""
-    _, compression = _suffixes(path)
-    if compression:
-        return io.BufferedReader(COMPRESSIONS[compression](path))
-    return path.open("rb")
-
-
-@contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Turns what the operating system or a decompressor says of a file into one line."""
-    try:
-        yield
-    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
-        raise UserError(f"{path} is damaged ({error}); copy or download it again") from None
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}); check data.files") from None
+    stream = open_regular(path)
+    decompress = COMPRESSIONS.get(path.suffix.lower())
+    if decompress is None:
+        return stream
+    stream.close()
+    return io.BufferedReader(decompress(path))
 
 
 def _lines(path: Path) -> Iterator[str]:
     """Lines of a UTF-8 file with their ends; positions count bytes of the decompressed file."""
     num_bytes_before = 0
-    with _readable(path), _open(path) as stream:
-        for raw in stream:
+    with reading(path), open_decompressed(path) as stream:
+        for raw in iter(lambda: stream.readline(LONGEST + 1), b""):
+            _check_length(path, raw)
             if 0 in raw:
                 raise UserError(
                     f"{path} is binary (a NUL at byte {num_bytes_before + raw.index(0)}); text "
@@ -156,6 +146,15 @@ def _lines(path: Path) -> Iterator[str]:
                 ) from None
             yield line.removeprefix("\ufeff") if num_bytes_before == 0 else line
             num_bytes_before += len(raw)
+
+
+def _check_length(path: Path, text: str | bytes) -> None:
+    """Refuse what would take gigabytes to encode."""
+    if len(text) > LONGEST:
+        raise UserError(
+            f"{path} has a line or document of more than {LONGEST:,} characters; break it up, by "
+            "ends of lines and, in a .txt, blank lines"
+        )
 
 
 def _paragraphs(path: Path) -> Iterator[str]:
@@ -175,24 +174,33 @@ def _paragraphs(path: Path) -> Iterator[str]:
 
 def _csv_documents(path: Path, column: str) -> Iterator[str]:
     """One column of a .csv file."""
-    csv.field_size_limit(2**31 - 1)  # the default stops at documents of 131,072 characters
-    rows = csv.reader(_lines(path), strict=True)
+    rows = csv_rows(path, _lines(path))
+    names = next(rows, [])
+    check_column(path, column, names)
+    index = names.index(column)
+    for row in rows:
+        yield row[index]
+
+
+def csv_rows(path: Path, lines: Iterator[str]) -> Iterator[list[str]]:
+    """The header of a CSV file and its rows, each as long; blank lines are left out.
+
+    Raises:
+        UserError: naming the line that is none of these.
+    """
+    csv.field_size_limit(LONGEST)  # the default stops at documents of 131,072 characters
+    rows, num_fields = csv.reader(lines, strict=True), None
     try:
-        names = next(rows, [])
-        check_column(path, column, names)
-        index = names.index(column)
-        for row in rows:
-            if row and len(row) != len(names):
-                raise UserError(
-                    f"{path} line {rows.line_num} has {len(row)} fields, the header "
-                    f"{len(names)}; quote fields that hold commas"
-                )
-            if row:
-                yield row[index]
+        for row in filter(None, rows):
+            num_fields = num_fields or len(row)
+            if len(row) != num_fields:
+                raise csv.Error(f"it has {len(row)} fields, the header {num_fields}")
+            yield row
     except csv.Error as error:
         raise UserError(
-            f"{path} line {rows.line_num} is no CSV ({error}); mend the line"
-        ) from None
+            f"{path} line {rows.line_num} is no CSV ({error}); mend the line, and quote fields "
+            "that hold commas"
+        ) from error
 
 
 def _jsonl_documents(path: Path, column: str) -> Iterator[str]:
@@ -200,15 +208,8 @@ def _jsonl_documents(path: Path, column: str) -> Iterator[str]:
     for number, line in enumerate(_lines(path), start=1):
         if not line.strip():
             continue
-        try:
+        with reading(f"{path} line {number}"):
             row = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            reason = (
-                error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
-            )
-            raise UserError(
-                f"{path} line {number} is not JSON ({reason}); write one object a line"
-            ) from None
         if not isinstance(row, dict):
             raise UserError(
                 f"{path} line {number} is not a JSON object; write one object a line"
@@ -220,27 +221,20 @@ def _jsonl_documents(path: Path, column: str) -> Iterator[str]:
 def _parquet_documents(path: Path, column: str) -> Iterator[str]:
     """One column of a .parquet file."""
     try:
-        import pyarrow
         import pyarrow.parquet
     except ImportError:
         raise UserError(
             f"reading {path} needs pyarrow; pip install 'exlm-mini[text]'"
         ) from None
-    with _readable(path):
-        _, compression = _suffixes(path)
+    with open_decompressed(path) as stream:
         # Parquet is read from its end, which a compressed stream cannot do.
-        source = io.BytesIO(_open(path).read()) if compression else path
-        try:
-            with pyarrow.parquet.ParquetFile(source) as table:
-                check_column(path, column, table.schema_arrow.names)
-                for batch in table.iter_batches(columns=[column]):
-                    for value in batch.column(0).to_pylist():
-                        yield document_text(path, column, value)
-        except (pyarrow.ArrowException, OSError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise UserError(
-                f"{path} is no readable Parquet file ({reason}); copy or download it again"
-            ) from None
+        is_compressed = path.suffix.lower() in COMPRESSIONS
+        source = io.BytesIO(stream.read()) if is_compressed else stream
+        with pyarrow.parquet.ParquetFile(source) as table:
+            check_column(path, column, table.schema_arrow.names)
+            for batch in table.iter_batches(columns=[column]):
+                for value in batch.column(0).to_pylist():
+                    yield document_text(path, column, value)
 
 
 def check_column(source: object, column: str, names: list[str]) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from ..config import UserError
+from .lmdb_pages import entries
 from .text import NUM_COLUMNS_SHOWN
 
 SUFFIX = ".lmdb"
@@ -127,7 +128,7 @@ def lmdb_documents(path: Path, column: str | None) -> Iterator[str]:
         column: the key; none: ``smi``.
 
     Raises:
-        UserError: if the package lmdb is missing, the file is none, or an entry is refused.
+        UserError: if the file is none, or an entry is refused.
     """
     column = column or DEFAULT_COLUMN
     for where, row in lmdb_rows(path):
@@ -140,37 +141,9 @@ def lmdb_rows(path: Path) -> Iterator[tuple[str, dict]]:
     Raises:
         UserError: as ``lmdb_documents``.
     """
-    try:
-        import lmdb
-    except ImportError:
-        raise UserError(f"reading {path} needs lmdb; pip install 'exlm-mini[chem]'") from None
-    if not path.is_file():
-        raise UserError(f"cannot read {path} (it is no file); give the .lmdb file itself")
-    try:
-        with (
-            lmdb.open(
-                str(path), subdir=False, readonly=True, lock=False, readahead=False
-            ) as environment,
-            environment.begin() as transaction,
-        ):
-            for key, value in transaction.cursor():
-                where = f"{path} entry {key[:40]!r}"
-                yield where, _row(where, value)
-    except lmdb.Error as error:
-        raise UserError(
-            f"{path} is no readable LMDB file ({_one_line(error)}); copy or download it again"
-        ) from None
-
-
-def num_entries(path: Path) -> int | None:
-    """Entries of an LMDB file; none if that cannot be told here."""
-    try:
-        import lmdb
-
-        with lmdb.open(str(path), subdir=False, readonly=True, lock=False) as environment:
-            return environment.stat()["entries"]
-    except Exception:  # whoever reads the file will tell what is wrong
-        return None
+    for key, value in entries(path):
+        where = f"{path} entry {key[:40]!r}"
+        yield where, _row(where, value)
 
 
 def _row(where: str, value: bytes) -> dict:

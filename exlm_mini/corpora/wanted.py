@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..checks import POSITIVE, UserError, check_numbers
+from ..checks import POSITIVE, UserError, check_fields, check_numbers
 from ..config import DataConfig
 from .cleaning import Cleaning
 from .sources import check_source
@@ -38,6 +38,7 @@ class Preparation:
     """Text of a shard, what a kill may lose per process; none: 8, or 1 of molecules."""
 
     def __post_init__(self) -> None:
+        check_fields("", self)
         if self.shard_megabytes is None:
             object.__setattr__(self, "shard_megabytes", SHARD_MEGABYTES[self.data.kind])
         if not self.sources:
@@ -55,8 +56,6 @@ class Preparation:
                 f"data.kind is {self.data.kind}; only molecules are cleaned, leave the options "
                 "of cleaning out"
             )
-        if not 0 <= self.seed < 2**63:
-            raise UserError(f"seed is {self.seed}; it must not be negative, and below 2**63")
         for words in self.sources:
             check_source(words, self.data.kind, self.accepted)
 

@@ -206,12 +206,21 @@ def _counted(config: RunConfig) -> dict[str, float]:
     return {"steps": config.train.steps}
 
 
-def _short(value: Any) -> Any:
-    """The same with few digits, and none for what JSON has no number for."""
+def _short(value: Any, name: str = "") -> Any:
+    """The same with few digits.
+
+    Raises:
+        UserError: for a number that is not finite, which is no result.
+    """
     if isinstance(value, Mapping):
-        return {name: _short(item) for name, item in value.items()}
+        return {key: _short(item, key) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_short(item) for item in value]
+        return [_short(item, name) for item in value]
     if not isinstance(value, float):
         return value
-    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+    if not math.isfinite(value):
+        raise UserError(
+            f"{name} is {value}, so the run is not recorded: its training went wrong; lower the "
+            "learning rate of its recipe"
+        )
+    return float(f"{value:.{DIGITS}g}")

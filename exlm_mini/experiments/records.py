@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from exlm_mini.config import UserError
+from exlm_mini.config import UserError, run_config_from_dict
+from exlm_mini.outside import read_bytes, reading
 
 SCALES = ("mini", "gpu", "paper")
 DOWNSTREAM = "downstream"
@@ -140,15 +141,19 @@ def read_record(path: Path) -> Record:
         UserError: if it is no record.
     """
     remedy = f"{path} is damaged; delete it, and the sweep runs this cell again"
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise UserError(remedy) from None
+    with reading(path, "delete it, and the sweep runs this cell again"):
+        data = json.loads(read_bytes(path))
     if not isinstance(data, dict):
         raise UserError(remedy)
     for name, kind in WANTED.items():
         if not isinstance(data.get(name), kind):
             raise UserError(f"{remedy} ({name} is missing or of another kind)")
+    with reading(path, "delete it, and the sweep runs this cell again"):
+        run_config_from_dict(data["config"])
+        numbers = [*data["metrics"].values(), (data.get(DOWNSTREAM) or {}).get("test")]
+        numbers += [number for point in data["curve"] for number in point.values()]
+        if not all(number is None or isinstance(number, int | float) for number in numbers):
+            raise ValueError("a metric is no number")
     return Record(
         data["cell"], data["input"], data["seed"], data["objective"], data["metrics"], data
     )

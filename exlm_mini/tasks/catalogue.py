@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from exlm_mini.checks import UserError, check_choices, nearest
+from exlm_mini.checks import UserError, check_fields, nearest
 from exlm_mini.corpora.cleaning import Cleaning
 from exlm_mini.tasks import (
     embedded_molecules,
@@ -50,7 +50,7 @@ class ReadingConfig:
         known = (*RULES, moleculenet.RELEASED)
         if self.split not in known:
             raise UserError(f"data.split is '{self.split}'; {nearest(self.split, known)}")
-        check_choices("data.", self)
+        check_fields("data.", self)
 
     def cleaning(self, tokenizer: Tokenizer) -> Cleaning:
         """What is done to each molecule for a vocabulary."""

@@ -12,7 +12,7 @@ from html import escape
 from typing import Any
 
 from ..config import UserError
-from ..corpora.smiles import require_rdkit
+from ..corpora.smiles import read_molecule, require_rdkit
 from ..tokenization import SMILES_SYMBOL
 
 WIDTH, HEIGHT = 260, 180
@@ -128,13 +128,12 @@ def atoms_of(tokens: Sequence[str]) -> list[int | None]:
 def _parse(smiles: str) -> Any:
     """The molecule with every atom that is written, hydrogens in brackets too."""
     require_rdkit()
-    from rdkit import Chem, rdBase
+    from rdkit import Chem
 
     options = Chem.SmilesParserParams()
     options.removeHs = False
-    with rdBase.BlockLogs():
-        molecule = Chem.MolFromSmiles(smiles, options)
-    if molecule is None or molecule.GetNumAtoms() == 0:
+    molecule = read_molecule(smiles, options)
+    if molecule is None:
         raise UserError(f"RDKit reads no molecule in '{smiles[:80]}'; check the SMILES")
     return molecule
 

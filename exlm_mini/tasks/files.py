@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import lzma
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from ..config import UserError
-from ..corpora.text import COMPRESSIONS
+from ..corpora.text import COMPRESSIONS, open_decompressed
+from ..outside import reading
 
 
 def find_file(directory: Path, name: str, is_optional: bool = False) -> Path | None:
@@ -43,20 +41,11 @@ def read_lines(path: Path) -> Iterator[str]:
     Raises:
         UserError: if the file cannot be read, is damaged, or is not UTF-8.
     """
-    try:
-        with _open(path) as stream:
-            for number, raw in enumerate(stream, start=1):
+    with reading(path), open_decompressed(path) as stream:
+        for number, raw in enumerate(stream, start=1):
+            with reading(f"{path} line {number}"):
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-                yield line.removesuffix("\n").removesuffix("\r")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path} line {number} is not UTF-8 (byte 0x{raw[error.start]:02x}); copy or "
-            "download it again"
-        ) from None
-    except (EOFError, zlib.error, lzma.LZMAError) as error:
-        raise UserError(f"{path} is damaged ({error}); copy or download it again") from None
-    except OSError as error:  # gzip's own complaint has no strerror
-        raise UserError(f"cannot read {path} ({error.strerror or error})") from None
+            yield line.removesuffix("\n").removesuffix("\r")
 
 
 def read_json(path: Path) -> object:
@@ -65,12 +54,9 @@ def read_json(path: Path) -> object:
     Raises:
         UserError: as ``read_lines``, or if it is no JSON.
     """
-    try:
-        return json.loads("\n".join(read_lines(path)))
-    except (json.JSONDecodeError, RecursionError) as error:
-        where = f"line {error.lineno}: {error.msg}" if hasattr(error, "msg") else "too deep"
-        raise UserError(f"{path} is no JSON ({where}); copy or download it again") from None
-
-
-def _open(path: Path) -> BinaryIO:
-    return COMPRESSIONS.get(path.suffix.lower(), lambda p: p.open("rb"))(path)
+    with reading(path):
+        text = "\n".join(read_lines(path))
+        content = json.loads(text)
+        if "\\ud" in text.lower():  # half a surrogate pair is no text: nothing could encode it
+            json.dumps(content, ensure_ascii=False).encode()
+        return content

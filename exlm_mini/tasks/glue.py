@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..config import UserError
+from ..durable import write_atomically
 from .files import find_file, read_lines
 from .glue_tasks import LARGEST_SCORE as LARGEST_SCORE
 from .glue_tasks import LAYOUTS
@@ -170,7 +171,7 @@ def write_submission(
     path = Path(directory) / _SUBMISSIONS["mnli-mismatched" if is_mismatched else name]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("index\tprediction\n" + "".join(rows), encoding="utf-8")
+        write_atomically(path, ("index\tprediction\n" + "".join(rows)).encode())
     except OSError as error:
         raise UserError(
             f"cannot write {path} ({error.strerror}); choose another directory"

@@ -197,7 +197,7 @@ def _distinct_pairs(
             rows, *draw_pairs(language, labels_R[rows], (seed, round)), strict=True
         ):
             premise, hypothesis = map(language.sentence, pair)
-            if premise != hypothesis and not {premise, hypothesis} & seen:
+            if len({premise, hypothesis} - seen) == 2:
                 seen |= {premise, hypothesis}
                 texts[r] = (premise, hypothesis)
     raise AssertionError(f"{language.name} has too few sentences for {len(labels_R)} pairs")

@@ -5,16 +5,15 @@ Shapes: R rows, C labels.
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from ..config import UserError
-from ..corpora.text import COMPRESSIONS, NUM_COLUMNS_SHOWN
+from ..corpora.text import COMPRESSIONS, NUM_COLUMNS_SHOWN, csv_rows
 from ..corpora.unimol import lmdb_rows, numbers
 from .files import read_lines
 from .scaffolds import Split, molecules
@@ -82,7 +81,7 @@ def read_csv(name: str, path: Path) -> Table:
     Raises:
         UserError: see ``moleculenet.load``.
     """
-    lines = _csv_rows(path)
+    lines = csv_rows(path, read_lines(path))
     header = next(lines, [])
     return _table(name, str(path), header, lines)
 
@@ -121,11 +120,6 @@ def _table(name: str, source: str, header: list[str], rows: Iterable[list[str]])
     at_smiles, at_labels = header.index(smiles_column), [header.index(n) for n in names]
     smiles, labels = [], []
     for row, cells in enumerate(rows):
-        if len(cells) != len(header):
-            raise UserError(
-                f"{source} row {row} (from 0) has {len(cells)} fields, the header "
-                f"{len(header)}; mend the row"
-            )
         smiles.append(cells[at_smiles].strip())
         try:
             labels.append([LABELS[cells[i].strip()] for i in at_labels])
@@ -160,17 +154,6 @@ def _label_columns(
 def _shown(names: Sequence[str]) -> str:
     shown = ", ".join(" ".join(name.split())[:40] for name in names[:NUM_COLUMNS_SHOWN])
     return (shown or "none") + (", ..." if len(names) > NUM_COLUMNS_SHOWN else "")
-
-
-def _csv_rows(path: Path) -> Iterator[list[str]]:
-    """Rows of a CSV file, blank lines left out."""
-    rows = csv.reader(read_lines(path), strict=True)
-    try:
-        yield from (row for row in rows if row)
-    except csv.Error as error:
-        raise UserError(
-            f"{path} line {rows.line_num} is no CSV ({error}); mend the line"
-        ) from None
 
 
 def read_released(name: str, data: Path) -> tuple[Table, Split]:

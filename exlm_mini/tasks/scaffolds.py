@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 from ..config import UserError, nearest
-from ..corpora.smiles import require_rdkit
+from ..corpora.smiles import read_molecule, require_rdkit
 
 Rule = Literal["unimol", "deepchem", "random"]
 RULES: tuple[str, ...] = get_args(Rule)
@@ -100,12 +100,7 @@ def split(
 
 def molecules(smiles: Iterable[str]) -> Iterator[Any]:
     """RDKit's molecule of each row; none where it reads no molecule of at least one atom."""
-    from rdkit import Chem, rdBase
-
-    for text in smiles:
-        with rdBase.BlockLogs():  # RDKit explains each rejection on stderr
-            molecule = Chem.MolFromSmiles(text)
-        yield molecule if molecule is not None and molecule.GetNumAtoms() else None
+    return map(read_molecule, smiles)
 
 
 def scaffold(molecule: Any, is_chiral: bool) -> str:

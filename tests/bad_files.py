@@ -1,0 +1,656 @@
+"""Cases whose files are spoilt: documents, tables, and what the project itself wrote."""
+
+import contextlib
+import gzip
+import hashlib
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+from bad_cases import (
+    KINDS,
+    MODEL,
+    TASKS,
+    TRAIN,
+    Case,
+    copy_run,
+    family,
+    filling,
+    preparing,
+    pretraining,
+    tuning,
+    words,
+    write_lmdb,
+)
+from damage import damage_bytes, damage_json, damage_log, damage_text
+
+# ---- documents ----
+
+
+def molecule(rng):
+    """SMILES that are hard to read, or none."""
+    n = rng.choice([1, 5, 30, 99, 300, 1000, 5000, 20_000, 100_000])
+    some = rng.choice(
+        ["C", "c1ccccc1", "C=C", "N", "O=C(O)", "[nH]1cccc1", "[C@@H](F)(Cl)", "."]
+    )
+    return rng.choice(
+        [
+            "C" * n, some * min(n, 5000), "C=C" * min(n, 5000), "C(" * n + "C" + ")" * n,
+            "(" * n, "C" + ")" * n, "[" * n, "C1" * n,
+            "".join(f"C%{10 + i % 90}" for i in range(n)),
+            "".join(f"C%({i})" for i in range(min(n, 9999))), "C" + "+" * n, f"[C{'+' * n}]",
+            f"[{n}C]", f"[C:{n}]", f"[CH{n}]", f"[C+{'9' * min(n, 5000)}]", "C." * min(n, 5000),
+            "/C=C/" * min(n, 300), "F/C=C/F", "[C@](F)(Cl)(Br)I", "[C@TH9]",
+            "[Pt@OH31]", "*" * n, "C>>C", "C>" * min(n, 99), "CC |$_AP1$|", "C~C", "C$C",
+            "[#6]", "[#999]", "[Xx]", "[]", "C12345C12345", "C1CC1" * min(n, 3000), "c" * n,
+            "c1" + "c" * n + "1", "n1" * 9, "", "C1" + "C2" * min(n, 50) + "C21" * min(n, 50),
+            "=" * n, "C==C", "C#C#C" * min(n, 999), "\u0421\u0421\u041e", "C\0C", "C\udcffC",
+            "C\tC", "CC\r", " CC", "C\u2028C", "é" * n, "[2H]" * min(n, 5000), "[H]", "%" * n,
+            "C%", "C%1", "B" * n, "[As]" * min(n, 999),
+            "".join(rng.choices("CNOcno()[]=#12%+-@./\\H", k=min(n, 3000))),
+            "".join(rng.choices("CNO(=)1", k=min(n, 200))), "9" * n, "C" * n + "(", "Cl" * n,
+            "(C)" * min(n, 5000), "C(C)(C)" * min(n, 5000), "C1CCC2" * min(n, 50),
+            "N(=O)=O" * 300, "c1ccc2ccccc2c1" * min(n, 300), "O=C1" + "CN" * n + "1",
+            "[Na+].[Cl-]" * min(n, 999),
+        ]
+    )  # fmt: skip
+
+
+def documents(rng, kind):
+    """Good documents with a few bad ones among them."""
+    good = ["CCO", "CCN", "CCC", "C1CC1"] if kind == "smiles" else ["the cell", "of the dog"]
+    rows = good * rng.choice([1, 10, 20])
+    for _ in range(rng.choice([1, 1, 2, 5])):
+        rows.insert(rng.randrange(len(rows)), molecule(rng) if kind == "smiles" else text(rng))
+    return rows
+
+
+def text(rng):
+    """Text that nobody wrote."""
+    n = rng.choice([1, 10, 1000, 100_000])
+    return rng.choice(
+        [
+            "a" * n, "\0", "x\0" * min(n, 99), "\ud800", "\udfff" * min(n, 99), "\ufeff",
+            "\u2028" * n, "\x85", "\x1c" * n, "\r" * n, "\r\n", "\n" * n, "é" * n,
+            "e" + "\u0301" * n, "\U0001f600" * n, "\U0010ffff", "[MASK]" * min(n, 999),
+            "[PAD]", "[BOS][EOS]", "'" * n, '"' * n, '"', "a,b", "\\" * n, " " * n, "a " * n,
+            "\t" * n, "\x1b[2J", "\u202e", "\uffff", "{", "{" * n, "[" * n, "1" * n,
+            "the " * n, "".join(map(chr, rng.choices(range(32, 55_000), k=min(n, 5000)))),
+        ]
+    )  # fmt: skip
+
+
+def odd_bytes(rng, place):
+    """Content of a file, as bytes, that is large, compressed too well, or no text."""
+    way = rng.randrange(9)
+    if way == 0:
+        return b"a" * rng.choice([10**6, 50 * 10**6]), ".txt"
+    if way == 1:
+        return b"ab cd ef\n" * rng.choice([10**5, 10**6]), ".txt"
+    if way == 2:
+        return rng.randbytes(rng.choice([1, 1000, 10**6])), rng.choice([".txt", ".smi", ".csv"])
+    if way == 3:
+        return "the é cell".encode(rng.choice(["latin1", "utf-16", "utf-32"])) * 99, ".txt"
+    if way == 4:
+        return damage_bytes((place.assets / "t.txt").read_bytes(), rng), ".txt"
+    if way == 5:
+        return b"text\n" + b'"' + b"x" * rng.choice([10, 200_000]), ".csv"
+    if way == 6:
+        return b"text," * rng.choice([2, 10**5]) + b"\n1,2\n", ".csv"
+    if way == 7:
+        return b"C" * 10**6 + b"\n" + b"CCO\n" * 40, ".smi"
+    return b"\n" * rng.choice([1, 10**6]), rng.choice([".txt", ".smi", ".csv", ".jsonl"])
+
+
+def reading(rng, place, path, kind, *more):
+    """A command that reads a file of documents."""
+    limits = ["--data.max_rejected", rng.choice(["0.01", "1"]), "--data.max_unknown", "1"]
+    if rng.random() < 0.6:
+        clean = [
+            o
+            for o in ("--canonical", "--strip-stereo", "--largest-fragment")
+            if rng.random() < 0.3
+        ]
+        if kind == "smiles" and rng.random() < 0.2:
+            clean += ["--variants", "3"]
+        argv = preparing(path, place, "--data.kind", kind, *limits, *more)
+        return Case("prepare", [*argv, *(clean if kind == "smiles" else [])])
+    sizes = ["--data.block_length", "16", "--data.vocab_size", "300", "--data.kind", kind]
+    argv = ["--recipe", f"{kind}-tiny", *MODEL, *TRAIN, "--data.files", path, *sizes, *limits]
+    return Case("pretrain", [*argv, "--output", place.out, *more])
+
+
+@family(10)
+def smiles(rng, place):
+    """Molecules that RDKit or a model cannot take."""
+    way = rng.random()
+    if way < 0.15:
+        return Case("fill", [f"{molecule(rng)}[MASK]{molecule(rng)}"[:100_000], "--run",
+                             place.assets / "runs" / "smiles"])  # fmt: skip
+    rows = documents(rng, "smiles")
+    if way < 0.3:
+        data = ["p_np,smiles", *(f"{n % 2},{row}" for n, row in enumerate(rows * 3))]
+        path = place.file("BBBP.csv", "\n".join(data))
+        return Case("finetune", tuning("bbbp", place, "--data", path, *molecule_reading(rng)))
+    suffix = rng.choice([".smi", ".smi", ".txt", ".csv", ".smi.gz", ".smi.xz"])
+    head = ["smiles"] if suffix == ".csv" else []
+    return reading(rng, place, place.file(f"m{suffix}", "\n".join([*head, *rows])), "smiles")
+
+
+def molecule_reading(rng):
+    """Ways in which fine-tuning reads molecules."""
+    split = rng.choice(["unimol", "deepchem", "random"])
+    return ["--data.split", split, "--data.canonical", rng.choice(["true", "false"])]
+
+
+@family(8)
+def texts(rng, place):
+    """Text of bytes, lines and characters that do not belong there."""
+    way = rng.random()
+    if way < 0.15:
+        words = f"{text(rng)} [MASK] {text(rng)}"[:100_000]
+        return Case("fill", [words, "--run", place.assets / "runs" / rng.choice(KINDS),
+                             *rng.choice([[], ["--json"], ["--html", place.out]])])  # fmt: skip
+    if way < 0.5:
+        content, suffix = odd_bytes(rng, place)
+        suffix += rng.choice(["", "", "", ".gz", ".xz"])
+        path = place.file(f"t{suffix}", content)
+    elif way < 0.6:  # one of many gigabytes, once unpacked
+        path = place.file("t.txt.gz", b"")
+        path.write_bytes(gzip.compress(b"a" * (1 << 24)) * 400)
+    else:
+        rows = documents(rng, "text")
+        content = {
+            ".txt": "\n\n".join(rows),
+            ".csv": "\n".join(["text", *rows]),
+            ".jsonl": "\n".join(json.dumps({"text": row}) for row in rows),
+        }
+        suffix = rng.choice([*content])
+        path = place.file(f"t{suffix}{rng.choice(['', '.gz', '.xz'])}", content[suffix])
+    if path.suffix in (".gz", ".xz") and rng.random() < 0.3:
+        path.write_bytes(damage_bytes(path.read_bytes(), rng))
+    return reading(rng, place, path, rng.choice(["text", "text", "smiles"]))
+
+
+# ---- tables ----
+
+CELLS = [
+    None, 0, -1, 2**31, 2**63, 10**30, 1.5, float("nan"), float("inf"), "", " ", "x" * 5000,
+    "\n", "\ud800", [], [0], ["a"], {}, {"a": 1}, [[[[]]]], True, "1e400", "\0", "é",
+    "9" * 5000,
+]  # fmt: skip
+
+
+def odd_table(rng):
+    """A table of pyarrow whose column is of text in name only."""
+    import datetime
+    from decimal import Decimal
+
+    import pyarrow as pa
+
+    day = datetime.datetime(1, 1, 1)
+    values, kind = rng.choice(
+        [
+            ([day.date()] * 3, None), ([day, None], pa.timestamp("us", "UTC")),
+            ([2**62], pa.timestamp("ms")), ([2**62], pa.duration("s")), ([10**9], pa.date32()),
+            ([10**18], pa.date64()), ([1], pa.time64("ns")), ([Decimal("9" * 38)], None),
+            ([b"\xff\xfe", b"a"], None), ([["a"], None], None), ([{"a": 1}], None),
+            ([1, None], None), ([1.5, float("nan")], None), ([None] * 3, None), ([True], None),
+            (["a", None, "b"] * 20, None), (["a"] * 9, pa.dictionary(pa.int8(), pa.string())),
+            (["a" * 10**6], None), ([], pa.string()), ([2**63], pa.uint64()),
+            ([[("a", 1)]], pa.map_(pa.string(), pa.int64())), (["a"] * 20, pa.large_string()),
+        ]
+    )  # fmt: skip
+    column = pa.array(values, kind)
+    if rng.random() < 0.2:
+        ends, content = b"\0\0\0\0\1\0\0\0\2\0\0\0", b"\xff\xfe"
+        column = pa.StringArray.from_buffers(2, pa.py_buffer(ends), pa.py_buffer(content))
+    return pa.table({rng.choice(["text"] * 5 + ["Text", "", "te\nxt"]): column})
+
+
+@family(8)
+def tables(rng, place):
+    """Tables of documents and of tasks with other values, columns and types."""
+    way = rng.random()
+    if way < 0.25:
+        import pyarrow.parquet
+
+        path = place.folder / "inputs" / "t.parquet"
+        pyarrow.parquet.write_table(odd_table(rng), path)
+        if rng.random() < 0.3:
+            path.write_bytes(damage_bytes(path.read_bytes(), rng))
+        return reading(rng, place, path, "text")
+    if way < 0.45:
+        rows = [{"text": rng.choice(["the cell", "of a dog", *CELLS])} for _ in range(30)]
+        lines = [json.dumps(row) for row in rows]
+        odd = ['{"text": ' + "9" * 5000 + "}", '{"text": NaN}', "[" * 99_999, '{"text": "a"} x',
+               '{"text": "a", "text": 5}', '{"text": "\\ud800"}', '"text"', "5", "{}"]  # fmt: skip
+        lines.insert(rng.randrange(len(lines)), rng.choice([*odd, *lines]))
+        return reading(rng, place, place.file("t.jsonl", "\n".join(lines)), "text")
+    if way < 0.6:
+        table = place.assets / rng.choice(["t.csv", "m.csv", "t.jsonl", "m.parquet"])
+        path = place.file(table.name, damage_bytes(table.read_bytes(), rng))
+        return reading(rng, place, path, "smiles" if path.name[0] == "m" else "text")
+    task = rng.choice([*TASKS, "squad_v2", "squad_v2", "bbbp"])
+    folder = place.copy(TASKS[task][1])
+    pattern = {"squad_v2": "*.json", "bbbp": "BBBP.csv", "clintox": "clintox.csv"}.get(
+        task, "*/*.tsv"
+    )
+    path = rng.choice(sorted(folder.glob(pattern)))
+    if path.suffix == ".json":
+        content = json.loads(path.read_text())
+        for _ in range(rng.choice([1, 1, 3])):
+            content = damage_json(content, rng)
+        path.write_text(json.dumps(content).replace('"odd"', "9" * 5000))
+        if rng.random() < 0.2:
+            path.write_bytes(damage_bytes(path.read_bytes(), rng))
+    else:
+        separator = "," if path.suffix == ".csv" else "\t"
+        rows = [line.split(separator) for line in path.read_text().splitlines()]
+        row = rng.choice(rows)
+        row[rng.randrange(len(row))] = str(rng.choice([*CELLS, '"', "a\tb", "a,b"]))
+        if rng.random() < 0.3:
+            rng.choice(rows).append("more")
+        content = "\n".join(separator.join(row) for row in rows)
+        path.write_bytes(content.encode("utf-8", "surrogatepass"))
+        if rng.random() < 0.4:
+            path.write_bytes(damage_text(path.read_text(errors="replace"), rng))
+    return Case("finetune", tuning(task, place, "--data", folder))
+
+
+@family(7)
+def lmdb(rng, place):
+    """Files of LMDB: damaged pages and headers, odd pickles."""
+    import lmdb
+
+    path = place.copy("m.lmdb")
+    if rng.random() < 0.4:
+        nested = pickle.dumps("x")[:-1]
+        odd = [
+            b"", b"\x80\x05", b"x" * 100, pickle.dumps({"smi": 5}), pickle.dumps({"smi": "\0"}),
+            pickle.dumps({"smi": molecule(rng)}), pickle.dumps({}), pickle.dumps(["smi"]),
+            pickle.dumps({"smi": "C" * 10**6}), pickle.dumps({"smi": ["C"] * 10}),
+            b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\x00\x00.", b"\x80\x02\x8b\xff\xff\xff\x7f.",
+            b"\x80\x02" + b"]" * 100_000 + b".", b"\x80\x02(" * 9000 + b".", b"cos\nsystem\n.",
+            b"\x80\x02]" + b"2" * 100_000 + b"l.", b"\x80\x02]q\0h\0a.",
+            b"I" + b"9" * 5000 + b"\n.", b"\x80\x02}(X\3\0\0\0smiX\3\0\0\0CCOu.",
+            nested + b"0" * 10**6, b"\x80\xff.", b"Vx\n.",
+            b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f.", b"\x80\x02r\xff\xff\xff\x7f.",
+            b"\x80\x04]r\xff\xff\xff\x7f0.", b"\x80\x05\x96\xff\xff\xff\xff\x0f\0\0\0.",
+            b"\x80\x02K\1j\xff\xff\xff\xff.", b"\x80\x04K\x01r\xff\xff\xff\x7f.",
+            damage_bytes(pickle.dumps({"smi": "CCO", "target": [1]}), rng),
+        ]  # fmt: skip
+        path.unlink()
+        good = [pickle.dumps({"smi": "CC" + "O" * (n % 3)}) for n in range(30)]
+        write_lmdb(path, [*good, *rng.choices(odd, k=rng.choice([1, 1, 3]))], lmdb)
+    else:
+        content = bytearray(path.read_bytes())
+        for _ in range(rng.choice([0, 1, 1, 5, 30])):
+            way = rng.randrange(4)
+            # The two meta pages and the heads of pages say where everything lies.
+            page = 4096 * rng.randrange(len(content) // 4096)
+            at = rng.choice(
+                [rng.randrange(200), page + rng.randrange(40), rng.randrange(len(content))]
+            )
+            if way == 0:
+                content[at] ^= 1 << rng.randrange(8)
+            elif way == 1:
+                size = rng.choice([1, 2, 4, 8])
+                content[at : at + size] = rng.choice([b"\xff", b"\0", b"\x7f", b"\1"]) * size
+            elif way == 2:
+                other = 4096 * rng.randrange(len(content) // 4096)
+                content[page : page + 4096] = content[other : other + 4096]
+            else:
+                content[at : at + 30] = rng.randbytes(30)
+        if rng.random() < 0.4:
+            content = content[: rng.randrange(len(content))]
+        path.write_bytes(content)
+        if rng.random() < 0.1:
+            os.truncate(path, 6 << 30)  # sparse
+    if rng.random() < 0.25:
+        shutil.move(path, path.with_name("train.lmdb"))
+        for name in ("valid", "test"):
+            shutil.copy(place.assets / "m.lmdb", path.with_name(f"{name}.lmdb"))
+        split = ["--data", path.parent, "--data.split", "unimol-released"]
+        return Case("finetune", tuning("bbbp", place, *split))
+    return Case("prepare", preparing(path, place, "--data.max_rejected", "1"))
+
+
+# ---- what the project itself wrote ----
+
+
+def odd_tokenizer(rng, content):
+    """A tokenizer.json spoiled in a way that its library reads, or does not."""
+    way = rng.random()
+    if way < 0.25:
+        return damage_bytes(content, rng)
+    fields = json.loads(content)
+    if way < 0.5:
+        for _ in range(rng.choice([1, 2, 5])):
+            damage_json(fields, rng)
+    elif way < 0.75:
+        grow = {
+            "type": "Replace",
+            "pattern": {"String": "e"},
+            "content": "e" * rng.choice([2, 999]),
+        }
+        kinds = [
+            {"type": "Sequence", "normalizers": [grow] * rng.choice([2, 40])},
+            {"type": "Replace", "pattern": {"String": ""}, "content": "x" * 999},
+            {"type": "Replace", "pattern": {"Regex": "("}, "content": ""},
+            {"type": "Replace", "pattern": {"Regex": "(a|a)*$"}, "content": ""},
+            {"type": "Precompiled", "precompiled_charsmap": "AAAA"},
+            {"type": "Precompiled", "precompiled_charsmap": "/////w=="},
+            {"type": "Prepend", "prepend": "x" * 10**6}, {"type": "Strip"}, {"type": "NFD"},
+            {}, 5, {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True,
+             "strip_accents": None, "lowercase": True}, {"type": "Sequence", "normalizers": []},
+        ]  # fmt: skip
+        fields[rng.choice(["normalizer", "normalizer", "pre_tokenizer", "decoder"])] = (
+            rng.choice(kinds)
+        )
+        if rng.random() < 0.2:
+            fields["pre_tokenizer"] = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"},
+                                       "behavior": "Isolated", "invert": False}  # fmt: skip
+    else:
+        specials = ["[PAD]", "[BOS]", "[EOS]", "[UNK]", "[SEP]", "[MASK]"]
+        vocab = {token: i for i, token in enumerate([*specials, "the", "c", "C", "O"])}
+        vocab |= rng.choice(
+            [{}, {"big": 2**31}, {"big": 2**32 - 1}, {"big": 10**6}, {"same": 1}]
+        )
+        fields["model"] = rng.choice(
+            [
+                {"type": "WordPiece", "vocab": vocab, "unk_token": "none",
+                 "continuing_subword_prefix": "##", "max_input_chars_per_word": 100},
+                {"type": "WordLevel", "vocab": vocab, "unk_token": "none"},
+                {"type": "WordLevel", "vocab": vocab, "unk_token": "[UNK]"},
+                {"type": "Unigram", "vocab": [[t, -1.0] for t in vocab], "unk_id": None},
+                {"type": "Unigram", "vocab": [[t, -1.0] for t in vocab], "unk_id": 99},
+                {"type": "BPE", "vocab": vocab, "merges": [["C", "O"]], "unk_token": None},
+                {"type": "BPE", "vocab": vocab, "merges": [], "unk_token": "none",
+                "dropout": 1.0}, {"type": "WordPiece", "vocab": {}, "unk_token": "[UNK]",
+                 "continuing_subword_prefix": "", "max_input_chars_per_word": 0},
+            ]
+        )  # fmt: skip
+        if rng.random() < 0.3:
+            fields["added_tokens"] = []
+        if rng.random() < 0.2:
+            fields["padding"] = {"strategy": {"Fixed": 10**12}, "direction": "Right",
+                                 "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0,
+                                 "pad_token": "[PAD]"}  # fmt: skip
+    return json.dumps(fields).encode("utf-8", "replace")
+
+
+@family(7)
+def tokenizers(rng, place):
+    """A tokenizer.json, given or in a run or a corpus whose hashes were renewed."""
+    kind = rng.choice(["text", "smiles"])
+    way = rng.random()
+    if way < 0.5:
+        whole = (place.assets / "corpora" / kind / "tokenizer.json").read_bytes()
+        path = place.file("tokenizer.json", odd_tokenizer(rng, whole))
+        documents = place.assets / ("t.txt" if kind == "text" else "m.smi")
+        return reading(rng, place, documents, kind, "--data.tokenizer", path)
+    corpus = place.copy(f"corpora/{kind}")
+    path = corpus / "tokenizer.json"
+    path.write_bytes(odd_tokenizer(rng, path.read_bytes()))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if way < 0.75:
+        seal_corpus(corpus, lambda name, fields: fields.update(tokenizer_sha256=digest))
+        return Case("pretrain", pretraining(kind, place, "--data.pack", corpus))
+    run_copy = place.copy(f"runs/{kind}")
+    shutil.rmtree(run_copy / "data", ignore_errors=True)
+    corpus.rename(run_copy / "data")
+
+    def change(tensors, state):
+        state["tokenizer_sha256"] = digest
+
+    seal_checkpoints(run_copy, change)
+    argv = filling(kind, place, "--run", run_copy)
+    if rng.random() < 0.4:
+        task = "bbbp" if kind == "smiles" else rng.choice(["rte", "cola", "squad_v2"])
+        return Case("finetune", tuning(task, place, "--checkpoint", run_copy))
+    return Case("fill", argv)
+
+
+def seal_corpus(folder, change):
+    """Change the side files of a corpus and make all hashes fit again."""
+    from exlm_mini.corpora.sealed import read_json, write_json
+
+    digests = {}
+    for name in ("train", "validation"):
+        fields = read_json(folder / f"{name}.json")
+        change(name, fields)
+        try:
+            for role, suffix in (("tokens", ".bin"), ("offsets", ".offsets.bin")):
+                if role in fields["files"]:
+                    content = (folder / f"{name}{suffix}").read_bytes()
+                    digest = hashlib.sha256(content).hexdigest()
+                    fields["files"][role] = {"bytes": len(content), "sha256": digest}
+            joined = "".join(file["sha256"] for file in fields["files"].values())
+            digests[name] = hashlib.sha256(joined.encode()).hexdigest()
+        except (KeyError, TypeError, AttributeError):  # the field itself was damaged
+            pass
+        write_sealed(write_json, folder / f"{name}.json", fields)
+    fields = read_json(folder / "corpus.json")
+    fields["packs"] |= digests
+    write_json(folder / "corpus.json", fields)
+
+
+def write_sealed(write_json, path, fields):
+    """As the project does, and without a seal what it cannot write."""
+    try:
+        write_json(path, fields)
+    except UnicodeEncodeError:
+        path.write_text(json.dumps(fields))
+
+
+def seal_checkpoints(folder, change):
+    """Change the content of all checkpoints of a run and write them as the project does."""
+    from exlm_mini.checkpoint import load_checkpoint, save_checkpoint
+
+    for path in sorted((folder / "checkpoints").glob("step-*")):
+        found = load_checkpoint(path)
+        change(found.tensors, found.state)
+        shutil.rmtree(path)
+        save_checkpoint(folder / "checkpoints", found.step, found.tensors, found.state)
+
+
+@family(7)
+def packs(rng, place):
+    """Corpora: damaged, or wrong with every hash right."""
+    import numpy as np
+
+    kind = rng.choice(["text", "smiles"])
+    corpus = place.copy(f"corpora/{kind}")
+    way = rng.random()
+    if way < 0.25:
+        path = rng.choice(sorted(corpus.iterdir()))
+        path.write_bytes(damage_bytes(path.read_bytes(), rng))
+    elif way < 0.5:
+        which = rng.choice(["train", "validation"])
+        seal_corpus(corpus, lambda name, fields: name == which and damage_json(fields, rng))
+    elif way < 0.7:
+        name = rng.choice(["train.bin", "validation.bin", "train.offsets.bin"])
+        path = corpus / name if (corpus / name).exists() else corpus / "train.bin"
+        numbers = np.fromfile(path, "<i8" if "offsets" in path.name else "<u2")
+        numbers[rng.randrange(len(numbers))] = rng.choice([0, 1, 5, 299, 300, 65535, 7])
+        numbers.tofile(path)
+        seal_corpus(corpus, lambda name, fields: None)
+    elif way < 0.85:
+        size = rng.choice([1, 2, 6, 7, 300, 65536, 65537, 2**31, 2**63, 10**30])
+        seal_corpus(corpus, lambda name, fields: fields.update(vocab_size=size))
+    else:
+        from exlm_mini.corpora.sealed import read_json, write_json
+
+        fields = damage_json(read_json(corpus / "corpus.json"), rng)
+        write_sealed(write_json, corpus / "corpus.json", fields)
+    if rng.random() < 0.8:
+        return Case("pretrain", pretraining(kind, place, "--data.pack", corpus))
+    return Case("carry", ["--smiles", corpus, "--moleculenet", place.assets / "moleculenet",
+                          "--output", place.out], True)  # fmt: skip
+
+
+@family(9)
+def checkpoints(rng, place):
+    """Checkpoints that are damaged, and such as have every hash right and other content."""
+    kind, way, use = rng.choice(KINDS), rng.random(), rng.choice(["resume", "tune", "read", ""])
+    if use == "resume":
+        folder = copy_run(place, kind)
+    elif use == "tune":
+        (folder,) = place.copy("tuned", place.out).glob("running/*/*/seed-1")
+        for path in place.out.rglob("seed-1.json"):
+            path.unlink()
+    else:
+        folder = place.copy(f"runs/{kind}")
+    if way < 0.25:
+        paths = sorted((folder / "checkpoints").glob("step-*/*"))
+        for path in rng.sample(paths, rng.choice([1, len(paths)])):
+            path.write_bytes(damage_bytes(path.read_bytes(), rng))
+    elif way < 0.6:
+        seal_checkpoints(folder, lambda tensors, state: damage_json(state, rng))
+    else:
+        seal_checkpoints(folder, lambda tensors, state: damage_tensors(tensors, rng))
+    if use == "resume":
+        return Case("pretrain", pretraining(kind, place))
+    if use == "tune":
+        return Case("finetune", tuning("rte", place, "--keep"))
+    if kind == "toy" or use == "read":
+        return Case("fill", filling(kind, place, "--run", folder))
+    task = "bbbp" if kind == "smiles" else "rte"
+    return Case("finetune", tuning(task, place, "--checkpoint", folder))
+
+
+def damage_tensors(tensors, rng):
+    """Other names, shapes, types or values."""
+    import torch
+
+    group = tensors[rng.choice([*tensors])]
+    name = rng.choice([*group])
+    tensor, way = group[name], rng.randrange(8)
+    if way == 0:
+        del group[name]
+    elif way == 1:
+        group[rng.choice(["more", "a/b", "", "x" * 300, "\n"])] = group.pop(name)
+    elif way == 2:
+        group[name] = torch.zeros(rng.choice([(), (0,), (1,), (3, 5), (2, 2, 2), (10**6,)]))
+    elif way == 3:
+        kinds = (torch.float64, torch.int64, torch.bool, torch.float16, torch.uint8)
+        group[name] = tensor.to(rng.choice(kinds))
+    elif way == 4:
+        values = (float("nan"), float("inf"), 1e38, -1.0, 0.0)
+        is_float = tensor.is_floating_point()
+        group[name] = torch.full_like(tensor, rng.choice(values)) if is_float else tensor - 9
+    elif way == 5:
+        tensors.pop(rng.choice([*tensors]))
+    elif way == 6:
+        group.clear()
+    else:
+        tensors["more"] = {"a": torch.zeros(3)}
+
+
+@family(9)
+def places(rng, place):
+    """Links, pipes, sockets, devices and directories where the output has or gets a file."""
+    command = rng.choice(words("pretrain pretrain pretrain prepare finetune sweep plot fill"))
+    if command == "pretrain":
+        kind = rng.choice(KINDS)
+        if rng.random() < 0.7:
+            folder = copy_run(place, kind)
+            there = [path.relative_to(folder) for path in folder.rglob("*")]
+        else:
+            place.out.mkdir()
+            there = []
+        more = words(""".lock config.yaml config.yaml.tmp metrics.jsonl metrics.jsonl.tmp
+            versions.json versions.json.tmp data data/corpus.json data/corpus.partial
+            data/train.bin data/train.json data/tokenizer.json checkpoints
+            checkpoints/step-000002 checkpoints/step-000002.tmp
+            checkpoints/step-000002.replaced checkpoints/step-000003 tensorboard""")
+        for name in rng.sample([*there, *map(Path, more)], rng.choice([1, 1, 2])):
+            with contextlib.suppress(OSError):  # the second may lie below the first
+                place.special(place.out / name, rng)
+        return Case("pretrain", pretraining(kind, place))
+    if command == "prepare":
+        place.out.mkdir()
+        names = words(""".lock shards shards/plan.json corpus.json train.bin train.bin.partial
+            train.json tokenizer.json tokenizer.json.partial validation.bin
+            shards/tokenizer.json shards/s0-u0000.unit.json train.offsets.bin""")
+        place.special(place.out / rng.choice(names), rng)
+        return Case(command, preparing(place.assets / rng.choice(["t.txt", "m.smi"]), place))
+    if command == "finetune":
+        place.copy("tuned", place.out)
+        there = [path.relative_to(place.out) for path in place.out.rglob("*")]
+        more = words(".lock results.json results.json.tmp table.md cells cells/rte running")
+        place.special(place.out / rng.choice([*there, *map(Path, more)]), rng)
+        return Case(command, tuning("rte", place, "--seeds", "1", "2"))
+    if command == "sweep":
+        names = words("out out/ablations out/ablations/mini-toy-mlm-seed1.json out-work models")
+        place.special(place.folder / rng.choice(names), rng)
+        argv = ["ablations", "--only", "toy-mlm", "--seeds", "1", "--output", place.out]
+        argv += rng.choice([[], ["--work", place.folder / "models"]])
+        return Case(command, argv, True)
+    target = Path(f"{place.out}.{'png' if command == 'plot' else 'html'}")
+    place.special(target, rng)
+    if not target.is_dir():  # what a person names, a link or a pipe, is written through
+        target.unlink()
+        target.symlink_to(rng.choice([target.name, "not-there/x"]))
+    if command == "plot":
+        return Case("plot", [place.assets / "runs" / "toy", "--output", target])
+    return Case("fill", filling(rng.choice(KINDS), place, "--html", target))
+
+
+@family(7)
+def records(rng, place):
+    """Logs and records: of runs, of fine-tuning, of sweeps, of the book."""
+    way = rng.randrange(6)
+    if way == 0:
+        folder = place.copy("runs/toy")
+        log = folder / "metrics.jsonl"
+        log.write_bytes(damage_log(log.read_bytes(), rng))
+        against = rng.choice(["steps", "hours", "tokens", "seconds"])
+        argv = [folder, "--output", f"{place.out}.svg", "--against", against]
+        return Case("plot", [*argv, "--smooth", rng.choice(["1", "3", "99"])])
+    if way == 1:
+        folder = copy_run(place, "toy")
+        log = folder / "metrics.jsonl"
+        log.write_bytes(damage_log(log.read_bytes(), rng))
+        if rng.random() < 0.3:
+            return Case("record", [folder, "--to", f"{place.out}.json"])
+        return Case("pretrain", pretraining("toy", place))
+    if way == 2:
+        place.copy("tuned", place.out)
+        damage_file(rng.choice(sorted(place.out.rglob("*.json*"))), rng)
+        return Case("finetune", tuning("rte", place))
+    if way == 3:
+        folder = place.copy("sweeps")
+        sweep = rng.choice(sorted(folder.iterdir()))
+        for path in rng.sample(sorted(sweep.iterdir()), 2):
+            damage_file(path, rng)
+        if rng.random() < 0.5:
+            return Case("plot", ["--sweeps", folder, "--output", place.out])
+        task = rng.choice(["--report", "--dry-run"])
+        return Case("sweep", [sweep.name, task, "--output", folder])
+    if way == 4:
+        path = place.copy(rng.choice(["first-runs.json", "case-study.json"]))
+        damage_file(path, rng)
+        path.rename(f"{place.out}.json")
+        return Case("record", [place.assets / "runs" / "toy", "--to", f"{place.out}.json"])
+    found = [{"recipe": "smiles-tiny", "tokens_per_second": 5.0, "objective": "exlm"}]
+    path = place.file("speed.json", json.dumps(damage_json(found, rng)))
+    if rng.random() < 0.5:
+        path = place.copy("runs/toy")
+        log = path / "metrics.jsonl"
+        log.write_bytes(damage_log(log.read_bytes(), rng))
+    return Case("pretrain", ["--recipe", "smiles-tiny", "--dry-run", "--throughput", path])
+
+
+def damage_file(path, rng):
+    """A value of a JSON file, or some bytes of any."""
+    if path.suffix == ".json" and rng.random() < 0.8:
+        content = json.loads(path.read_text())
+        for _ in range(rng.choice([1, 1, 4])):
+            content = damage_json(content, rng)
+        path.write_text(json.dumps(content))
+    else:
+        path.write_bytes(damage_bytes(path.read_bytes(), rng))

@@ -1,0 +1,153 @@
+"""Numbers no machine holds are refused before anything of their size is made."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import fields
+from typing import get_type_hints
+
+import pytest
+import torch
+
+from exlm_mini import memory
+from exlm_mini.checks import UserError
+from exlm_mini.config import DataConfig, MaskingConfig, ModelConfig, RunConfig, TrainConfig
+from exlm_mini.corpora.grammars import slots_of
+from exlm_mini.corpora.wanted import Preparation
+from exlm_mini.costs import objectives_of, row_length_of
+from exlm_mini.estimate import check_memory
+from exlm_mini.finetuning_config import TuneConfig
+from exlm_mini.memory import DoesNotFit, device_memory
+from exlm_mini.settings import load_recipe, recipe_names
+from exlm_mini.tasks.catalogue import ReadingConfig
+from exlm_mini.training import with_precision
+
+CPU = torch.device("cpu")
+GIB = 2**30
+GROUPS = (
+    ModelConfig, MaskingConfig, DataConfig, TrainConfig, RunConfig, TuneConfig, ReadingConfig,
+    Preparation,
+)  # fmt: skip
+INTEGERS = [
+    (group, field.name)
+    for group in GROUPS
+    for field in fields(group)
+    if get_type_hints(group)[field.name] in (int, int | None)
+]
+PRETRAIN = "pretrain --recipe toy-pairs --objective exlm --train.device cpu --output out"
+BENCH = "bench step --shape 2,4,8 --device cpu"
+MODEL = ["about", "GiB, this machine has 24.0 GiB", "lower model.width"]
+TOO_LARGE = [
+    (f"{PRETRAIN} --model.width 200000", MODEL),
+    (f"{PRETRAIN} --model.width 2147483632", ["model.width 2,147,483,632", "lower it"]),
+    (f"{PRETRAIN} --model.num_layers 1000 --model.width 6400", MODEL),
+    (f"{PRETRAIN} --model.ffn_width 2147483647", MODEL),
+    (f"{PRETRAIN} --model.max_positions 2147483647", [*MODEL, "model.max_positions"]),
+    (f"{PRETRAIN} --train.batch_size 2147483647", ["GiB", "lower train.micro_batch_size"]),
+    (
+        f"{PRETRAIN} --train.batch_size 2147483647 --train.micro_batch_size 1",
+        ["GiB", "lower train.batch_size"],
+    ),
+    (
+        f"{PRETRAIN} --train.batch_size 32 --train.batch_tokens 2147483647",
+        ["GiB", "lower train.micro_batch_tokens"],
+    ),
+    (f"{PRETRAIN} --data.num_sentences 2147483647", ["data.num_sentences", "GiB"]),
+    (f"{PRETRAIN} --data.vocab_size 2147483647", ["data.vocab_size", "at most"]),
+    (f"{PRETRAIN} --train.num_threads 100000", ["train.num_threads", "at most 1024"]),
+    (f"{PRETRAIN} --train.learning_rate 1e400", ["learning_rate", "below 1e+30"]),
+    ("pretrain --recipe toy-pairs --dry-run --devices 2147483647", ["use --devices 128"]),
+    ("pretrain --recipe toy-pairs --dry-run --devices 2147483648", ["--devices", "2**31"]),
+    (f"{BENCH} --layers 1000 --width 6400 --heads 4", MODEL),
+    (f"{BENCH} --width 12000000 --heads 1", MODEL),
+    (f"{BENCH} --vocab-size 2147483647", [*MODEL, "vocabulary"]),
+    (f"{BENCH} --threads 100000", ["--threads", "at most 1024"]),
+    ("bench dag --shape 2147483647,4,8 --device cpu", ["--shape 2147483647,4,8", "GiB"]),
+    ("bench emission --width 2147483647 --shape 2,4,8 --device cpu", ["--shape 2,4,8", "GiB"]),
+    ("bench data --tokens 2147483648", ["--tokens", "2**31"]),
+    ("bench data --tokens 70000 --epoch-rows 2147483647", ["--epoch-rows 2147483647", "GiB"]),
+    ("bench train --recipe toy-pairs --micro-batch 2147483648", ["--micro-batch", "2**31"]),
+    ("prepare --source x.txt --workers 100000 --output out", ["--workers", "at most 1024"]),
+    ("prepare --source x.txt --data.max_documents 2147483648 --output out", ["max_documents"]),
+    (
+        "prepare --source x.txt --shard-megabytes inf --output out",
+        ["shard_megabytes", "below 1e+30"],
+    ),
+    ("finetune --checkpoint x --threads 100000", ["--threads", "at most 1024"]),
+    ("finetune --checkpoint x --train.epochs 2147483648", ["epochs", "2**31"]),
+    ("sweep ablations --seeds 9999999999999999999 --list", ["--seeds", "2**63"]),
+    (f"sweep ablations --seeds {'9' * 5000} --list", ["--seeds", "whole numbers"]),
+    (f"sweep ablations --shard 1/{'9' * 5000} --list", ["--shard", "I/N"]),
+]
+
+
+@pytest.fixture
+def memory_of_24_gib(monkeypatch):
+    """Any machine as one with 24 GiB and no GPU."""
+    monkeypatch.setattr(memory, "device_memory", lambda device: 24 * GIB)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.mark.parametrize(("group", "name"), INTEGERS)
+def test_every_whole_number_of_the_settings_fits_its_type(group, name):
+    bits = 63 if name.endswith("seed") else 31
+    with pytest.raises(UserError, match=rf"{name} is {2**bits}; .*2\*\*{bits}"):
+        group(
+            **({"data": DataConfig(), "sources": ()} if group is Preparation else {})
+            | {name: 2**bits}
+        )
+
+
+@pytest.mark.parametrize(("command", "words"), TOO_LARGE, ids=[c[:80] for c, _ in TOO_LARGE])
+def test_what_does_not_fit_is_told_with_its_figure(
+    command, words, memory_of_24_gib, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    name, *argv = command.split()
+    assert importlib.import_module(f"exlm_mini.{name}").main(argv) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].startswith("error: ") and len(lines) == 1
+    for word in words:
+        assert word in lines[-1]
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_no_recipe_is_refused_where_it_fits(name, memory_of_24_gib):
+    for single in objectives_of(with_precision(load_recipe(name), CPU)):
+        vocab_size = single.model.vocab_size or single.data.vocab_size
+        slots = len(slots_of(single)) or None
+        check_memory(single, vocab_size, row_length_of(single), CPU, 1, slots)
+
+
+def test_a_dry_run_tells_what_no_machine_holds(capsys, memory_of_24_gib, monkeypatch):
+    from exlm_mini.pretrain import main
+
+    argv = ["--recipe", "text-large", "--dry-run", "--model.vocab_size", "50265"]
+    argv += ["--model.num_layers", "1000", "--train.batch_size", "2147483647"]
+    assert main([*argv, "--train.micro_batch_size", "1", "--train.device", "cpu"]) == 0
+    assert "parameters         12,6" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("limit", "is_less"), [("1000000000", True), ("max", False)])
+def test_a_container_has_no_more_than_it_may_take(limit, is_less, tmp_path, monkeypatch):
+    whole = device_memory(CPU)
+    (tmp_path / "memory.max").write_text(limit)
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    assert device_memory(CPU) == (10**9 if is_less else whole)
+
+
+def test_a_batch_of_fine_tuning_that_does_not_fit_is_refused(monkeypatch, tmp_path):
+    from test_finetuning import CONFIG, TASK, molecules
+    from tiny_runs import tiny_run
+
+    from exlm_mini.finetuning import FineTuner
+    from exlm_mini.pretrained import load_pretrained
+    from exlm_mini.problems import make_problem
+    from exlm_mini.tasks.task import Splits
+
+    pretrained = load_pretrained(tiny_run(tmp_path / "run", "smiles"), print)
+    splits = Splits(molecules(40, 0), molecules(30, 1), None, {})
+    problem = make_problem(TASK, splits, pretrained)
+    monkeypatch.setattr(memory, "device_memory", lambda device: 2**16)
+    with pytest.raises(DoesNotFit, match=r"8 rows needs about .*; lower micro_batch_size"):
+        FineTuner(pretrained, problem, CONFIG, 1, tmp_path / "tuned", "cpu")
