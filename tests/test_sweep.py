@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -431,6 +431,18 @@ def test_a_damaged_record_is_refused_in_one_line(tmp_path):
 def test_a_record_that_holds_something_else_is_told_by_its_name(changed, tmp_path):
     _, path = stored(tmp_path, Cell("toy-mlm", "toy", "sweep/toy", CELL), **changed)
     told(lambda: read_record(path), path, "runs this cell again")
+
+
+def test_a_setting_that_a_record_lacks_was_at_its_default(tmp_path):
+    cell = Cell("toy-mlm", "toy", "sweep/toy", CELL, TASK)
+    config, setting = plain(cell.config(1)), json.loads(json.dumps(asdict(TASK)))
+    del config["model"]["clone_embedding_std"], setting["tune"]["pooler_dropout"]
+    ledger, _ = stored(tmp_path, cell, config=config, downstream={"setting": setting})
+    assert ledger.is_done(cell, 1)
+    other = replace(cell, settings={**CELL, "model.clone_embedding_std": 0.5})
+    told(lambda: ledger.is_done(other, 1), "another config")
+    other = replace(cell, downstream=replace(TASK, tune=replace(TASK.tune, pooler_dropout=0.5)))
+    told(lambda: ledger.is_done(other, 1), "another downstream")
 
 
 def test_numbers_that_are_none_are_no_result(tmp_path, monkeypatch):

@@ -16,10 +16,11 @@ from typing import Any
 
 from exlm_mini.config import RunConfig, UserError, run_config_from_dict
 from exlm_mini.durable import NO_SPACE, write_atomically
-from exlm_mini.experiments.cells import Cell
+from exlm_mini.experiments.cells import Cell, Downstream
 from exlm_mini.experiments.grids import cells_of
 from exlm_mini.experiments.records import read_record
 from exlm_mini.experiments.running import Runner
+from exlm_mini.finetuning_config import TuneConfig
 from exlm_mini.measure import commit
 from exlm_mini.settings import plain
 from exlm_mini.trainer import Progress
@@ -61,7 +62,12 @@ class Ledger:
             return False
         found = read_record(path).data
         wanted = self._identity(cell, seed, found)
-        had = {**found, "downstream": (found.get("downstream") or {}).get("setting")}
+        tuned = (found.get("downstream") or {}).get("setting")
+        had = {
+            **found,
+            "config": _filled(found["config"], plain(RunConfig())),
+            "downstream": _filled(tuned, _plain_downstream(Downstream("", TuneConfig()))),
+        }
         for name, value in wanted.items():
             if had.get(name) != value:
                 raise UserError(
@@ -179,7 +185,7 @@ class Ledger:
             "cell": cell.name,
             "seed": seed,
             "config": plain(cell.config(seed, changed)),
-            "downstream": _plain_downstream(cell),
+            "downstream": _plain_downstream(cell.downstream),
         }
 
     def _write(self, path: Path, record: dict[str, Any]) -> None:
@@ -196,9 +202,20 @@ class Ledger:
             ) from error
 
 
-def _plain_downstream(cell: Cell) -> dict[str, Any] | None:
+def _plain_downstream(wanted: Downstream | None) -> dict[str, Any] | None:
     """The fine-tuning of a cell as JSON gives it back."""
-    return None if cell.downstream is None else json.loads(json.dumps(asdict(cell.downstream)))
+    return None if wanted is None else json.loads(json.dumps(asdict(wanted)))
+
+
+def _filled(stored: Any, default: Mapping[str, Any]) -> Any:
+    """Stored settings, the ones they lack at their default: a record may be older than a field."""
+    if not isinstance(stored, Mapping):
+        return stored
+    inner = {name: value for name, value in default.items() if isinstance(value, Mapping)}
+    return {
+        **default,
+        **{n: _filled(v, inner[n]) if n in inner else v for n, v in stored.items()},
+    }
 
 
 def _counted(config: RunConfig) -> dict[str, float]:
