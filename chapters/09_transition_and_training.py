@@ -556,8 +556,8 @@ for name, runs in {
     print(f"{name:22} {len(left)} of {len(tried)} seeds left the floor")
 
 # %% [markdown]
-# **Takeaway.** From a start that leaves the floor, noise decides when: the larger the
-# batch, the sooner. But most starts do not leave at all within such a run. What
+# **Takeaway.** From a start that leaves the floor, noise decides when: the larger
+# the batch, the sooner. But most starts do not leave at all within such a run. What
 # holds them is what we look at next.
 
 # %% [markdown]
