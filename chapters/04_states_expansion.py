@@ -677,6 +677,47 @@ assert (T / L) ** 2 > 5
 # than half of the expanded sequence, so a matrix over states alone is over five
 # times smaller.
 #
+# ### Expanding later
+#
+# **Question.** The clones of a mask enter as identical vectors. Do they have to
+# go through every layer?
+#
+# In the paper they do. The package can also expand inside the encoder, which the
+# paper does not: with `model.expand_at` $= e$ the $e$ lowest layers read the row
+# as it is, one token for each [MASK]. What they make of a mask is copied to its
+# $k$ clones, and the layers above tell these apart by $j$, and by the clone
+# embedding where there is one ({ref}`chap-training`). Of the cost only the share
+# of the lower layers changes. **Check.** The model with one layer on each side of
+# the expansion does as many operations as we count.
+
+
+# %%
+def saved_operations(N, m, k, shape, expand_at):
+    """Of the lower layers, by reading N tokens instead of T."""
+    below = shape._replace(num_layers=expand_at)
+    T, _ = lengths(N, m, k, "official")
+    return encoder_operations(T, below) - encoder_operations(N, below)
+
+
+counts = []
+for expand_at in (0, 1):
+    settings = ModelConfig(expand_at=expand_at)
+    model_at = ExLM(settings, 500, special).eval().to(scale.device)
+    counts.append(counted(model_at, batch))
+assert counts[0] - counts[1] == 3 * saved_operations(66, 9, 4, shape, 1)
+m = round(p * N)
+for expand_at in (0, 6, 9):
+    saved = saved_operations(N, m, 4, base, expand_at)
+    cost = exlm_operations(N, m, 4, base, V) - saved
+    print(f"expand_at {expand_at}: {cost / mlm_cost:.2f}")
+assert 1.25 < cost / mlm_cost < 1.35
+assert head_operations(L - m, base, V) > 0.5 * (cost - mlm_cost)
+
+# %% [markdown]
+# **Takeaway.** Expanded after 9 of its 12 layers, the base model with $k = 4$ costs
+# 1.3 times an MLM by operation count. More than half of what is left over is the
+# vocabulary head, which scores four states for each mask wherever they come from.
+#
 # ## A fixed number of masks, one shape
 #
 # **Question.** Masks are usually drawn independently: each token is hidden with

@@ -92,7 +92,11 @@ class ModelConfig:
     sparse: bool = False
     """Forbid edges between states of one mask (Appendix Q.3)."""
     clone_embedding_std: float = 0.0
-    """Spread of a learned vector per clone, added to the states; 0: none, as in the paper."""
+    """Spread of a learned vector per clone, added to the states, and to the copies of expand_at
+    above 0; 0: none, as in the paper."""
+    expand_at: int = 0
+    """exlm only: lower layers that see a row before expansion, each mask one token, whose state is
+    then copied to its clones; 0: none, as in the paper."""
     rope: Literal["2d", "1d"] = "2d"
     """2d: token and clone index; 1d: place in the expanded sequence (ablation of Table 2)."""
     attention: Literal["padded", "packed"] = "padded"
@@ -117,13 +121,18 @@ class ModelConfig:
         dropouts = ("dropout", "attention_dropout", "activation_dropout")
         check_numbers("model.", self, BELOW_1, *dropouts)
         check_numbers("model.", self, POSITIVE, "init_std")
-        check_numbers("model.", self, NOT_NEGATIVE, "clone_embedding_std")
+        check_numbers("model.", self, NOT_NEGATIVE, "clone_embedding_std", "expand_at")
         if self.sparse and self.transition in ("ctc", "uniform"):
             raise UserError(
                 f"model.sparse has no meaning with model.transition {self.transition}, which has "
                 "no edges inside a mask; drop one of the two"
             )
         shape = self.shape
+        if self.expand_at >= shape.num_layers:
+            raise UserError(
+                f"model.expand_at is {self.expand_at}; it must be below model.num_layers "
+                f"{shape.num_layers}, for a layer above to tell the clones apart"
+            )
         # Each head is split in two halves, each rotated in pairs (2D RoPE).
         if shape.width % (4 * shape.num_heads):
             raise UserError(

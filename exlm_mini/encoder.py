@@ -1,7 +1,8 @@
 """The Transformer encoder: pre-norm, GELU, rotary positions, no absolute ones.
 
-Shapes: B rows, T tokens, D width, H heads, d head size. Between the first layer and the last a
-batch may be packed (``attention.PackedRows``): B is 1 then, and T counts its real tokens.
+Shapes: B rows, N tokens before expansion, T after it, D width, H heads, d head size. Between the
+first layer and the last a batch may be packed (``attention.PackedRows``): B is 1 then, and T (or
+N) counts its real tokens.
 
 As in the released code (after ESM-2) embeddings are neither scaled nor normalised, dropout
 follows them, and a last LayerNorm is applied after the final layer.
@@ -77,6 +78,7 @@ class Encoder(nn.Module):
         super().__init__()
         shape = config.shape
         self.rope, self.is_packed = config.rope, config.attention == "packed"
+        self.expand_at = config.expand_at
         self.head_dim = shape.width // shape.num_heads
         self.embedding = nn.Embedding(vocab_size, shape.width, padding_idx=pad)
         self.dropout = nn.Dropout(config.dropout)
@@ -84,40 +86,83 @@ class Encoder(nn.Module):
         self.final_norm = nn.LayerNorm(shape.width)
 
     def forward(
-        self, token_ids_BT: Tensor, position_BT: Tensor, clone_BT: Tensor, is_real_BT: Tensor
+        self,
+        token_ids_BT: Tensor,
+        position_BT: Tensor,
+        clone_BT: Tensor,
+        is_real_BT: Tensor,
+        row_ids_BN: Tensor | None = None,
+        clone_embedding: nn.Embedding | None = None,
     ) -> Tensor:
         """Encode a batch.
+
+        Deviation from §4.2 where ``expand_at`` is above 0: so many layers see each row before
+        expansion, and the state of each token goes on in all its clones.
 
         Args:
             token_ids_BT: int64.
             position_BT: int64, token index of each token.
             clone_BT: int64, clone index; 0 for an ordinary token.
             is_real_BT: bool, false at padding, which no token attends to.
+            row_ids_BN: int64, the rows before expansion, padding included; without them every
+                layer sees the tokens that are given.
+            clone_embedding: added to clones where they are made, by clone index.
 
         Returns:
             hidden_BTD after the final LayerNorm; at padding, zeros with packed attention and of
             no meaning with padded.
         """
-        layout, place_BT = None, torch.arange(token_ids_BT.shape[1], device=token_ids_BT.device)
-        place_BT = place_BT.expand_as(token_ids_BT)
+        num_below = 0 if row_ids_BN is None else self.expand_at
+        rotation, layout = self._frame(position_BT, clone_BT, is_real_BT)
+        if num_below:
+            x_BND = self._below(row_ids_BN)
+            B, N, _ = x_BND.shape
+            source_BT = position_BT + N * torch.arange(B, device=x_BND.device).unsqueeze(1)
+            # As embedding, whose backward pass is a fast sum.
+            x_BTD = F.embedding(_packed(source_BT, layout), x_BND.flatten(0, 1))
+            if clone_embedding is not None:
+                clone_BT = _packed(clone_BT, layout)
+                x_BTD = x_BTD + clone_embedding(clone_BT) * (clone_BT > 0).unsqueeze(2)
+        else:
+            x_BTD = self.dropout(self.embedding(_packed(token_ids_BT, layout)))
+        for layer in self.layers[num_below:]:
+            x_BTD = layer(x_BTD, rotation, layout)
+        return _unpacked(self.final_norm(x_BTD), layout)
+
+    def _below(self, row_ids_BN: Tensor) -> Tensor:
+        """x_BND: what the layers below the expansion make of the rows."""
+        place_BN = torch.arange(row_ids_BN.shape[1], device=row_ids_BN.device)
+        place_BN = place_BN.expand_as(row_ids_BN)
+        is_real_BN = row_ids_BN != self.embedding.padding_idx
+        rotation, layout = self._frame(place_BN, torch.zeros_like(place_BN), is_real_BN)
+        x_BND = self.dropout(self.embedding(_packed(row_ids_BN, layout)))
+        for layer in self.layers[: self.expand_at]:
+            x_BND = layer(x_BND, rotation, layout)
+        return _unpacked(x_BND, layout)
+
+    def _frame(
+        self, position_BT: Tensor, clone_BT: Tensor, is_real_BT: Tensor
+    ) -> tuple[Rotation, Tensor | PackedRows | None]:
+        """Rotation of the tokens, packed where they will be, and layout for attention."""
+        layout, place_BT = None, torch.arange(position_BT.shape[1], device=position_BT.device)
+        place_BT = place_BT.expand_as(position_BT)
         if not bool(is_real_BT.all()):
-            layout = is_real_BT[:, None, None, :]
-            if self.is_packed:
-                layout = packed_rows(is_real_BT)
-                token_ids_BT, position_BT, clone_BT, place_BT = (
-                    layout.pack(x_BT)
-                    for x_BT in (token_ids_BT, position_BT, clone_BT, place_BT)
-                )
+            layout = packed_rows(is_real_BT) if self.is_packed else is_real_BT[:, None, None, :]
         dtype = torch.promote_types(self.embedding.weight.dtype, torch.float32)
         if self.rope == "2d":
-            rotation = rotation_2d(position_BT, clone_BT, self.head_dim, dtype)
-        else:
-            rotation = rotation_1d(place_BT, self.head_dim, dtype)
-        x_BTD = self.dropout(self.embedding(token_ids_BT))
-        for layer in self.layers:
-            x_BTD = layer(x_BTD, rotation, layout)
-        hidden_BTD = self.final_norm(x_BTD)
-        return layout.unpack(hidden_BTD) if isinstance(layout, PackedRows) else hidden_BTD
+            indices = _packed(position_BT, layout), _packed(clone_BT, layout)
+            return rotation_2d(*indices, self.head_dim, dtype), layout
+        return rotation_1d(_packed(place_BT, layout), self.head_dim, dtype), layout
+
+
+def _packed(x_BT: Tensor, layout: Tensor | PackedRows | None) -> Tensor:
+    """End to end if the layout is so, else unchanged."""
+    return layout.pack(x_BT) if isinstance(layout, PackedRows) else x_BT
+
+
+def _unpacked(x_BT: Tensor, layout: Tensor | PackedRows | None) -> Tensor:
+    """Padded again if the layout is packed, else unchanged."""
+    return layout.unpack(x_BT) if isinstance(layout, PackedRows) else x_BT
 
 
 def initialise(module: nn.Module, std: float) -> None:

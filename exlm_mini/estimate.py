@@ -213,7 +213,11 @@ def row_flops(
             heads += L * 2 * D * D + L * L * D
         if model.transition == "gated":
             heads += L * D * H
-    encoder = num_layers * (4 * T * D * D + 2 * T * T * D + 2 * T * D * F)
+    num_below = model.expand_at if config.objective == "exlm" else 0
+    encoder = sum(
+        layers * (4 * length * D * D + 2 * length**2 * D + 2 * length * D * F)
+        for layers, length in ((num_below, row_length), (num_layers - num_below, T))
+    )
     return 2 * 3 * (encoder + heads)
 
 
@@ -224,13 +228,17 @@ def _micro_batch_rows(train: TrainConfig, row_length: int) -> int:
     return max(1, (train.micro_batch_tokens or train.batch_tokens) // row_length)
 
 
-def encoder_bytes(model: ModelConfig, num_tokens: int, half: int = _FLOAT) -> int:
+def encoder_bytes(
+    model: ModelConfig, num_tokens: int, half: int = _FLOAT, num_row_tokens: int | None = None
+) -> int:
     """Bytes that autograd keeps of the encoder for its backward pass.
 
     Args:
         model: settings of the model.
         num_tokens: of a batch, after expansion or repetition, padding included.
         half: bytes of a number in the encoder's precision.
+        num_row_tokens: the same before expansion, which the layers below ``expand_at`` see; none:
+            all layers see ``num_tokens``.
     """
     num_layers, D, F, _ = model.shape
     # Per layer: what enters both norms (the residual stream stays in float32) and comes out of
@@ -239,7 +247,9 @@ def encoder_bytes(model: ModelConfig, num_tokens: int, half: int = _FLOAT) -> in
     masks = 2 * D * (model.dropout > 0) + F * (model.activation_dropout > 0)
     layer = 2 * D * _FLOAT + (8 * D + 2 * F + masks) * half
     ends = (D + D * (model.dropout > 0)) * _FLOAT  # last norm, dropout of the embedding
-    return num_tokens * (num_layers * layer + ends)
+    num_below = 0 if num_row_tokens is None else model.expand_at
+    layer_tokens = num_below * (num_row_tokens or 0) + (num_layers - num_below) * num_tokens
+    return layer_tokens * layer + num_tokens * ends
 
 
 def _activation_bytes(
@@ -251,7 +261,8 @@ def _activation_bytes(
     B = _micro_batch_rows(config.train, row_length)
     T = longest_row(config, row_length, num_slots)
     half = 2 if is_low else _FLOAT
-    encoder = encoder_bytes(model, B * T, half)
+    num_row_tokens = B * row_length if config.objective == "exlm" else None
+    encoder = encoder_bytes(model, B * T, half, num_row_tokens)
     if is_low:  # autocast keeps a copy of each weight
         encoder += half * (num_layers * (4 * D * D + 2 * D * F) + vocab_size * D)
     if config.objective != "exlm":

@@ -80,7 +80,7 @@ class ExLM(nn.Module):
             self.special_ids,
         )
         _check_length(expanded, self.config.max_positions)
-        return self.encoder(*expanded), graph
+        return self.encoder(*expanded, masked_ids_BN, self.clone), graph
 
     def forward(
         self,

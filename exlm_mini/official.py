@@ -92,10 +92,11 @@ def config_to_official(config: ModelConfig) -> dict[str, Any]:
     Raises:
         UserError: for settings the released code does not have.
     """
-    if config.transition != "gated" or config.boundary != "official" or config.rope != "2d":
+    own = config.transition, config.boundary, config.rope, config.expand_at
+    if own != ("gated", "official", "2d", 0):
         raise UserError(
-            f"transition {config.transition}, boundary {config.boundary}, rope {config.rope}: the "
-            "released code has gated, official and 2d only"
+            "transition {}, boundary {}, rope {}, expand_at {}: the released code has gated, "
+            "official, 2d and 0 only".format(*own)
         )
     shape = config.shape._asdict()
     return {

@@ -102,7 +102,7 @@ def count_parameters(
         UserError: for a weight of more bytes than can be numbered.
     """
     shape = config.model.shape
-    of_one_layer = replace(config, model=replace(config.model, num_layers=1))
+    of_one_layer = replace(config, model=replace(config.model, num_layers=1, expand_at=0))
     try:
         with torch.device("meta"):
             model = make_model(of_one_layer, vocab_size, special_ids)

@@ -435,7 +435,7 @@ def numbers(rng, place):
             argv += ["--objective", rng.choice(["mlm", "repeated-mlm", "mlm+exlm"])]
         names = """model.num_layers model.width model.ffn_width model.num_heads model.max_positions
             model.states_per_mask model.clone_embedding_std model.emission_chunk model.init_std
-            masking.mask_ratio masking.num_copies data.vocab_size data.block_length
+            model.expand_at masking.mask_ratio masking.num_copies data.vocab_size data.block_length
             data.max_documents data.num_sentences train.batch_size train.micro_batch_size
             train.batch_tokens train.learning_rate train.warmup_steps train.adam_eps
             train.weight_decay train.clip_norm train.chain_warmup train.save_every

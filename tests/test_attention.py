@@ -268,7 +268,9 @@ def test_a_packed_masked_lm_equals_a_padded_one(dtype, lengths, seed):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("changes", [{}, {"boundary": "paper", "transition": "paper"}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"boundary": "paper", "transition": "paper"}, {"expand_at": 1}]
+)
 @given(lengths=lengths_of_rows, seed=st.integers(0, 99))
 def test_a_packed_exlm_equals_a_padded_one(changes, dtype, lengths, seed):
     batch = ragged_batch(lengths, seed)

@@ -49,6 +49,8 @@ REFUSED = [
     (ModelConfig, {"init_std": 0.0}, "model.init_std", "0.0", "positive"),
     (ModelConfig, {"init_std": NAN}, "model.init_std", "nan", "positive"),
     (ModelConfig, {"clone_embedding_std": -1.0}, "model.clone_embedding_std", "-1.0", "negative"),
+    (ModelConfig, {"expand_at": -1}, "model.expand_at", "-1", "negative"),
+    (ModelConfig, {"expand_at": 2}, "model.expand_at", "2", "below model.num_layers 2"),
     (ModelConfig, {"width": 72, "num_heads": 4}, "model.width", "72", "multiple of 4"),
     (
         ModelConfig, {"sparse": True, "transition": "ctc"},

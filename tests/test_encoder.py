@@ -117,6 +117,37 @@ def test_one_dimensional_positions_are_places_in_the_expanded_row():
     assert torch.equal(nowhere_BTD, ours_BTD)
 
 
+@pytest.mark.parametrize("attention", ["padded", "packed"])
+@pytest.mark.parametrize("rope", ["2d", "1d"])
+@pytest.mark.parametrize("expand_at", [1, 2])
+def test_layers_below_the_expansion_see_the_row_and_clones_begin_alike(
+    expand_at, rope, attention
+):
+    encoder = make_encoder(num_layers=3, expand_at=expand_at, rope=rope, attention=attention)
+    inputs = make_batch()
+    row_ids_BN = torch.tensor([[1, 5, 7, 5, 2], [1, 8, 9, 2, 0], [1, 5, 9, 2, 0]])
+    hidden_BTD = encoder(*inputs, row_ids_BN)
+    ids_BT, position_BT, clone_BT, is_real_BT = inputs
+
+    def rotation(position_1T: Tensor, clone_1T: Tensor) -> Rotation:
+        if rope == "1d":
+            place_1T = torch.arange(position_1T.shape[1])[None]
+            return rotation_1d(place_1T, encoder.head_dim, torch.float64)
+        return rotation_2d(position_1T, clone_1T, encoder.head_dim, torch.float64)
+
+    for b, is_real_T in enumerate(is_real_BT):
+        row_1N = row_ids_BN[b : b + 1, row_ids_BN[b] != PAD]
+        position_1T, clone_1T = position_BT[None, b, is_real_T], clone_BT[None, b, is_real_T]
+        assert torch.equal(row_1N.gather(1, position_1T), ids_BT[None, b, is_real_T])
+        x_1ND, place_1N = encoder.embedding(row_1N), torch.arange(row_1N.shape[1])[None]
+        for layer in encoder.layers[:expand_at]:
+            x_1ND = layer(x_1ND, rotation(place_1N, 0 * place_1N), None)
+        x_1TD = x_1ND[:, position_1T[0]]
+        for layer in encoder.layers[expand_at:]:
+            x_1TD = layer(x_1TD, rotation(position_1T, clone_1T), None)
+        assert_same(hidden_BTD[b, is_real_T], encoder.final_norm(x_1TD)[0])
+
+
 @pytest.mark.parametrize("rope", ["2d", "1d"])
 def test_padding_changes_nothing(rope):
     encoder = make_encoder(rope=rope)

@@ -158,6 +158,7 @@ def saved_bytes(config, vocab_size, row_length):
         ("exlm", {"transition": "uniform"}, 2000, "fp32"),
         ("exlm", {"emission": "chunked"}, 20_000, "fp32"),
         ("exlm", {"dropout": 0.0}, 2000, "fp32"),
+        ("exlm", {"expand_at": 3}, 2000, "fp32"),
         # Little but what the states take.
         ("exlm", {"states_per_mask": 8, "emission": "chunked", "num_layers": 1}, 2000, "fp32"),
     ],
@@ -208,7 +209,9 @@ def counted_flops(config, vocab_size, num_rows, row_length, num_masks, backward)
     [
         ("mlm", {}),
         ("repeated-mlm", {}),
+        ("repeated-mlm", {"expand_at": 1}),
         ("exlm", {"use_position": False}),
+        ("exlm", {"use_position": False, "num_layers": 4, "expand_at": 3}),
         ("exlm", {"use_position": False, "states_per_mask": 2, "boundary": "paper"}),
         ("exlm", {"transition": "paper"}),
         ("exlm", {"transition": "ctc"}),

@@ -85,10 +85,12 @@ def rows_of(*rows):
     return padded([framed(row, SPECIAL) for row in rows], SPECIAL.pad)
 
 
+@pytest.mark.parametrize("expand_at", [0, 1])
 @pytest.mark.parametrize("boundary", ["official", "paper"])
-def test_exlm_gives_one_state_per_token_that_of_its_first_clone(boundary):
+def test_exlm_gives_one_state_per_token_that_of_its_first_clone(boundary, expand_at):
     torch.manual_seed(0)
-    model = ExLM(dataclasses.replace(SMALL, boundary=boundary), 30).eval()
+    changes = {"boundary": boundary, "num_layers": 2, "expand_at": expand_at}
+    model = ExLM(dataclasses.replace(SMALL, **changes), 30).eval()
     token_ids_BN = rows_of([[7, 8], [9]], [[10]])
     hidden_BND = FineTuned(model, torch.nn.Identity()).hidden(token_ids_BN)
     nothing_BN = torch.zeros_like(token_ids_BN, dtype=torch.bool)

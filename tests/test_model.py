@@ -92,6 +92,7 @@ def test_every_combination_gives_finite_loss_and_gradients(transition, boundary,
     [
         {"use_position": False},
         {"rope": "1d"},
+        {"expand_at": 1},
         {"emission": "chunked", "emission_chunk": 7},
         {"clone_embedding_std": 0.3},
         {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1},
@@ -142,6 +143,38 @@ def test_a_rows_likelihood_does_not_depend_on_its_batch_mates(transition, bounda
             alone = model(*(t[b : b + 1, :length] for t in batch))
             alone_1 = log_likelihood(alone, with_boundaries)
             assert abs(together_B[b] - alone_1[0]) < 1e-10
+
+
+@pytest.mark.parametrize("boundary", ["official", "paper"])
+def test_a_row_expanded_late_stands_alone(boundary):
+    model = make_model(boundary=boundary, clone_embedding_std=0.3, expand_at=1).eval()
+    together_B, batch = log_likelihood(model(*make_batch())), make_batch()
+    for b, length in enumerate((batch[2] != PAD).sum(1).tolist()):
+        (alone,) = log_likelihood(model(*(t[b : b + 1, :length] for t in batch))).tolist()
+        assert abs(together_B[b] - alone) < 1e-10
+    early_B = log_likelihood(make_model(boundary=boundary, clone_embedding_std=0.3)(*batch))
+    assert (early_B - together_B).abs()[[0, 1, 3]].min() > 1e-3  # row 2 has no mask
+
+
+def test_the_clone_embedding_reaches_the_layers_above_the_expansion_and_clones_alone():
+    model = make_model(clone_embedding_std=0.3, expand_at=1, boundary="paper").eval()
+    seen = []
+    model.encoder.layers[1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    _, graph = model.encode(*make_batch())
+    with torch.no_grad():
+        model.clone.weight.zero_()
+    model.encode(*make_batch())
+    added_BTD = seen[0] - seen[1]
+    is_clone_BT = added_BTD.abs().sum(2) > 0
+    expected_BT = torch.zeros_like(is_clone_BT).scatter(1, graph.place_BL, graph.clone_BL > 0)
+    assert expected_BT.any() and torch.equal(is_clone_BT, expected_BT)
+
+
+def test_one_state_per_mask_in_one_dimension_is_no_matter_where_it_expands():
+    models = [make_model(states_per_mask=1, rope="1d", expand_at=n).eval() for n in (0, 1)]
+    early, late = (model(*make_batch()) for model in models)
+    assert torch.equal(early.log_emission_BML, late.log_emission_BML)
+    assert torch.equal(early.log_transition_BLL, late.log_transition_BLL)
 
 
 def test_a_masked_language_models_logits_do_not_depend_on_batch_mates():
@@ -209,13 +242,15 @@ def test_without_masks_only_official_boundaries_are_expanded(k):
         assert graph.num_targets_B.tolist() == [2] * 4 and graph.is_boundary_BM.all()
 
 
-def test_with_the_papers_boundary_the_encoder_is_that_of_a_masked_language_model():
-    model = make_model(boundary="paper").eval()
+@pytest.mark.parametrize("expand_at", [0, 1])
+def test_with_the_papers_boundary_the_encoder_is_that_of_a_masked_language_model(expand_at):
+    model = make_model(boundary="paper", expand_at=expand_at).eval()
     masked_lm = make_model(MaskedLM, seed=1).eval()
     masked_lm.encoder.load_state_dict(model.encoder.state_dict())
     _, is_masked_BN, token_ids_BN = make_batch()
     hidden_BTD, _ = model.encode(token_ids_BN, torch.zeros_like(is_masked_BN), token_ids_BN)
-    assert torch.equal(hidden_BTD, masked_lm.encode(token_ids_BN))
+    is_real_BN = token_ids_BN != PAD
+    assert torch.equal(hidden_BTD[is_real_BN], masked_lm.encode(token_ids_BN)[is_real_BN])
 
 
 def test_too_long_rows_are_refused():

@@ -282,3 +282,5 @@ def test_unknown_parameters_and_settings_are_named():
         config_from_official({"encoder_normalize_before": False})
     with pytest.raises(UserError, match="paper"):
         config_to_official(ModelConfig(transition="paper"))
+    with pytest.raises(UserError, match="expand_at 1"):
+        config_to_official(ModelConfig(expand_at=1))

@@ -86,7 +86,10 @@ def test_tables_follow_the_precision_of_the_weights():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"boundary": "paper"}, {"rope": "1d"}, {"clone_embedding_std": 0.1}, {"use_position": False}],
+    [
+        {"boundary": "paper"}, {"rope": "1d"}, {"clone_embedding_std": 0.1},
+        {"use_position": False}, {"expand_at": 1},
+    ],
 )  # fmt: skip
 def test_other_choices_than_the_released_ones_are_refused(settings):
     with pytest.raises(ValueError, match="released layout"):

@@ -398,8 +398,8 @@ WITHOUT_EFFECT = {
     "train.num_threads": 1,
 }
 ELSEWHERE = {
-    "model.vocab_size", "train.batch_tokens", "train.micro_batch_tokens", "train.compile",
-    "train.sharding", "train.tensorboard", "train.device",
+    "model.vocab_size", "model.expand_at", "train.batch_tokens", "train.micro_batch_tokens",
+    "train.compile", "train.sharding", "train.tensorboard", "train.device",
 }  # fmt: skip
 """Not changed alone or not on every machine; test_batches, test_engine and others have them."""
 

@@ -42,8 +42,9 @@ class ReleasedLayout(nn.Module):
         super().__init__()
         config = model.config
         chosen = (config.boundary, config.transition, config.use_position, config.rope)
-        if chosen != ("official", "gated", True, "2d") or model.clone is not None:
-            raise ValueError(f"the released layout has official, gated, 2d, not {chosen}")
+        chosen += (config.expand_at,)
+        if chosen != ("official", "gated", True, "2d", 0) or model.clone is not None:
+            raise ValueError(f"the released layout has official, gated, 2d, 0, not {chosen}")
         self.model = model
         self._table_of: dict[tuple[torch.device, torch.dtype], Rotation] = {}
 
