@@ -10,6 +10,9 @@
 #if defined(__SSE2__)
 #include <xmmintrin.h>
 #endif
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #include "dag_gradient.h"
 #include "dag_log.h"
@@ -28,13 +31,26 @@ struct FlushSubnormals {
 #endif
 };
 
+// Memory that is new to the process is handed out by the page: in small pages that takes as long
+// as all the arithmetic.
+inline void prefer_huge_pages(void* begin, int64_t num_bytes) {
+#if defined(MADV_HUGEPAGE)
+  constexpr uintptr_t page = 1 << 21;
+  const uintptr_t first = (uintptr_t(begin) + page - 1) & ~(page - 1);
+  const uintptr_t end = (uintptr_t(begin) + num_bytes) & ~(page - 1);
+  if (first < end) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
+#else
+  (void)begin, (void)num_bytes;
+#endif
+}
+
 template <class Real>
 struct Batch {
   const Real *emission, *transition;
   const int64_t *num_targets, *num_states;
   int64_t B, M, L;
   Real* mantissa;     // (B, 3, M, width): mass of alpha, mass of beta, reach of beta
-  int32_t* exponent;  // (B, 6, M, tiles): mass, reach, lift of alpha; the same of beta
+  int32_t* exponent;  // (B, 6, tiles, M): mass, reach, lift of alpha; the same of beta
   int32_t* info;      // (B, 2): Status, edge shift
 
   bool has_good_counts() const {
@@ -71,18 +87,19 @@ void clear_from(const Batch<Real>& batch, const Sweep<Real>& sweep, int64_t begi
   if (sweep.reach) std::fill(sweep.reach + begin, sweep.reach + wide, Real(0));
 }
 
-// Runs job(k) for k in 0..num-1 on the threads, `together` at a time; an exception cannot leave
-// them, so it is counted.
-template <class Job>
+// Runs job(k, memory) for k in 0..num-1 on the threads, `together` at a time, each thread with a
+// Memory of its own; an exception cannot leave them, so it is counted.
+template <class Memory = int, class Job>
 int in_parallel(int64_t num, int num_threads, Job job, int64_t together = 1) {
   std::atomic<int> failed{0};
 #pragma omp parallel num_threads(num_threads)
   {
     FlushSubnormals flush;
+    Memory memory{};
 #pragma omp for schedule(dynamic, together)
     for (int64_t k = 0; k < num; ++k) {
       try {
-        job(k);
+        job(k, &memory);
       } catch (const std::bad_alloc&) {
         failed = kOutOfMemory;
       }
@@ -91,49 +108,54 @@ int in_parallel(int64_t num, int num_threads, Job job, int64_t together = 1) {
   return failed;
 }
 
-template <class Real>
-EdgeScan scan_row(const Graph<Real>& g) {
-  return g.may_have_path() ? scan_edges(g) : EdgeScan{0, false, false};
-}
+template <class Real, int D>
+struct SweepMemory {
+  Packed<Real> packed;
+  Way<Real> ways[D];
+};
 
-// One direction of row b, with all that is to be written of it.
-template <class Real>
-Status sweep_row(const Batch<Real>& batch, int64_t b, int direction, const EdgeScan& scan) {
+// D directions of row b from `direction` on, with all that is to be written of them.
+template <int D, class Real>
+Status sweep_row(const Batch<Real>& batch, int64_t b, int direction,
+                 SweepMemory<Real, D>* memory) {
   const Graph<Real> g = batch.graph(b);
+  const EdgeScan scan = g.may_have_path() ? scan_edges(g) : EdgeScan{0, false, false};
   if (direction == 0) batch.info[b * 2 + 1] = scan.shift;
-  const Walk walk = batch.walk(b, direction == 1);
-  const Sweep<Real> sweep = batch.sweep(b, direction);
-  std::fill(sweep.mass_exp, sweep.mass_exp + 3 * batch.M * batch.tiles(), kNone);  // all three
-  thread_local Scratch<Real> scratch;
+  for (int d = 0; d < D; ++d) {
+    const Sweep<Real> sweep = batch.sweep(b, direction + d);
+    std::fill_n(sweep.mass_exp, 3 * batch.M * batch.tiles(), kNone);  // all three
+    memory->ways[d].begin(batch.walk(b, direction + d == 1), sweep);
+  }
   const Status status =
-      g.may_have_path() ? sweep_tiles(g, walk, scan, sweep, &scratch) : kNoPath;
-  clear_from(batch, sweep, status == kTiled ? int64_t(g.m) * walk.width() : 0);
+      g.may_have_path() ? sweep_tiles(g, scan, &memory->packed, memory->ways) : kNoPath;
+  for (const Way<Real>& way : memory->ways) {
+    clear_from(batch, way.out, status == kTiled ? int64_t(g.m) * way.walk.width() : 0);
+  }
   return status;
 }
 
-// Both directions of every row. Few rows are shared out by direction; of many, a thread keeps a
-// row in its cache and looks through its edges once.
+// Both directions of every row; those of few rows are shared out, too.
 template <class Real>
 int sweep_all(const Batch<Real>& batch, int num_threads, int32_t* status) {
   if (!batch.has_many_rows(num_threads)) {
-    return in_parallel(batch.B * 2, num_threads, [&](int64_t k) {
-      status[k] = sweep_row(batch, k / 2, int(k % 2), scan_row(batch.graph(k / 2)));
+    using Memory = SweepMemory<Real, 1>;
+    return in_parallel<Memory>(batch.B * 2, num_threads, [&](int64_t k, Memory* memory) {
+      status[k] = sweep_row<1>(batch, k / 2, int(k % 2), memory);
     });
   }
-  return in_parallel(batch.B, num_threads, [&](int64_t b) {
-    const EdgeScan scan = scan_row(batch.graph(b));
-    for (int direction : {0, 1}) {
-      status[b * 2 + direction] = sweep_row(batch, b, direction, scan);
-    }
+  using Memory = SweepMemory<Real, 2>;
+  return in_parallel<Memory>(batch.B, num_threads, [&](int64_t b, Memory* memory) {
+    status[b * 2] = status[b * 2 + 1] = sweep_row<2>(batch, b, 0, memory);
   });
 }
 
 template <class Real>
 int log_likelihood(const Batch<Real>& batch, Real* log_likelihood, int num_threads) {
   if (!batch.has_good_counts()) return kBadCount;
+  prefer_huge_pages(batch.mantissa, batch.B * 3 * batch.M * batch.tiles() * sizeof(Vec<Real>));
   std::vector<int32_t> status(batch.B * 2, kNoPath);
   int failed = sweep_all(batch, num_threads, status.data());
-  failed |= in_parallel(batch.B, num_threads, [&](int64_t b) {
+  failed |= in_parallel(batch.B, num_threads, [&](int64_t b, int*) {
     const Graph<Real> g = batch.graph(b);
     const Walk walk = batch.walk(b, false);
     int32_t& row = batch.info[b * 2];
@@ -173,22 +195,31 @@ int gradients(const Batch<Real>& batch, const Real* weight, Real* grad_emission,
   if (!batch.has_good_counts()) return kBadCount;
   constexpr int T = Simd<Real>::T;
   const int64_t tiles = batch.tiles(), M = batch.M, L = batch.L;
-  int failed = in_parallel(batch.B * tiles, num_threads, [&](int64_t k) {
-    const int64_t b = k / tiles, tile = k % tiles, u0 = tile * T;
-    const int64_t num = L - u0 < T ? L - u0 : T;
+  prefer_huge_pages(grad_transition, batch.B * L * L * sizeof(Real));
+  using Memory = Joint<Real>;
+  int failed = in_parallel<Memory>(batch.B * tiles, num_threads, [&](int64_t k, Memory* memory) {
+    const int64_t b = k / tiles, tile = k % tiles, v0 = tile * T, v1 = std::min(v0 + T, L);
+    const int64_t i0 = tile * M / tiles, i1 = (tile + 1) * M / tiles;  // its share of targets
     Real *of_emission = grad_emission + b * M * L, *of_transition = grad_transition + b * L * L;
-    for (int64_t i = 0; i < M; ++i) std::memset(of_emission + i * L + u0, 0, num * sizeof(Real));
-    std::memset(of_transition + u0 * L, 0, num * L * sizeof(Real));
-    const Walk walk = batch.walk(b, false);
-    if (batch.info[b * 2] != kTiled || tile >= walk.num_tiles) return;
-    thread_local std::vector<Real> unit;
+    const bool is_tiled = batch.info[b * 2] == kTiled;
     const Graph<Real> g = batch.graph(b);
+    const Walk walk = batch.walk(b, false);
     const Sweep<Real> alpha = batch.sweep(b, 0), beta = batch.sweep(b, 1);
-    grad_emission_tile(g, walk, alpha, beta, weight[b], int(tile), of_emission);
-    grad_transition_tile(g, walk, {batch.info[b * 2 + 1], false, false}, alpha, beta, weight[b],
-                         int(tile), &unit, of_transition);
+    for (int64_t i = i0; i < i1; ++i) {
+      if (is_tiled && i < g.m) {
+        grad_emission_row(g, walk, alpha, beta, weight[b], int(i), of_emission + i * L);
+      } else {
+        std::fill_n(of_emission + i * L, L, Real(0));
+      }
+    }
+    if (is_tiled && tile < walk.num_tiles) {
+      grad_transition_tile(g, walk, batch.info[b * 2 + 1], alpha, beta, weight[b], int(tile),
+                           memory, of_transition);
+    } else {
+      std::fill(of_transition + v0 * L, of_transition + v1 * L, Real(0));
+    }
   }, batch.has_many_rows(num_threads) ? tiles : 1);
-  return failed | in_parallel(batch.B, num_threads, [&](int64_t b) {
+  return failed | in_parallel(batch.B, num_threads, [&](int64_t b, int*) {
     other_gradients(batch.graph(b), batch.info[b * 2], weight[b], grad_emission + b * M * L,
                     grad_transition + b * L * L);
   });
@@ -197,7 +228,7 @@ int gradients(const Batch<Real>& batch, const Real* weight, Real* grad_emission,
 template <class Real>
 int viterbi(const Batch<Real>& batch, int64_t* path, Real* log_score, int num_threads) {
   if (!batch.has_good_counts()) return kBadCount;
-  return in_parallel(batch.B, num_threads, [&](int64_t b) {
+  return in_parallel(batch.B, num_threads, [&](int64_t b, int*) {
     for (int64_t i = 0; i < batch.M; ++i) path[b * batch.M + i] = -1;
     log_score[b] = Real(best_path(batch.graph(b), path + b * batch.M));
   });

@@ -7,89 +7,90 @@
 // The second line is one matrix product per pair of tiles. The exponents are folded into beta's
 // operand; `is_exact` keeps each of them small enough that nothing overflows.
 #pragma once
+#include <algorithm>
+
 #include "dag_tiled.h"
 
 namespace dag {
 
-// Column block `tile` of the emission's gradient, all num_rows targets; weight is dL/d log Z.
+// The emission's gradient of target i, all of its row; weight is dL/d log Z.
 template <class Real>
-void grad_emission_tile(const Graph<Real>& g, const Walk& walk, const Sweep<Real>& alpha,
-                        const Sweep<Real>& beta, double weight, int tile, Real* grad) {
+void grad_emission_row(const Graph<Real>& g, const Walk& walk, const Sweep<Real>& alpha,
+                       const Sweep<Real>& beta, double weight, int i, Real* grad) {
   constexpr int T = Simd<Real>::T;
-  const int m = g.m, nt = walk.num_tiles, width = walk.width(), u0 = tile * T;
-  const int total_exp = alpha.mass_exp[m * nt - 1], num = smaller(T, g.n - u0);
-  const double scale = weight / alpha.mass[int64_t(m - 1) * width + g.n - 1];
-  for (int i = 0; i < m; ++i) {
-    const int a = i * nt + tile, b = (m - 1 - i) * nt + nt - 1 - tile;
-    if (alpha.mass_exp[a] == kNone || beta.reach_exp[b] == kNone) continue;
-    const Real f = power_of_two<Real>(alpha.mass_exp[a] + beta.reach_exp[b] - total_exp);
-    const Vec<Real> ours = load(alpha.mass + int64_t(i) * width + u0);
-    const Real* theirs = beta.reach + int64_t(m - 1 - i) * width + (nt - 1 - tile) * T;
-    const Vec<Real> posterior = ours * turned_around<Real>(load(theirs)) * Real(scale) * f;
-    Real* out = grad + i * g.stride + u0;
-    if (num == T) {
-      store(out, posterior);
-    } else {
-      for (int q = 0; q < num; ++q) out[q] = posterior[q];
-    }
+  const int m = g.m, nt = walk.num_tiles, width = walk.width();
+  const int total_exp = alpha.mass_exp[m * nt - 1];
+  const Real scale = Real(weight / alpha.mass[int64_t(m - 1) * width + g.n - 1]);
+  std::fill_n(grad, g.stride, Real(0));
+  for (int t = g.first(i) / T; t <= g.last(i) / T; ++t) {
+    const int a = alpha.mass_exp[t * m + i];
+    const int b = beta.reach_exp[(nt - 1 - t) * m + m - 1 - i];
+    if (a == kNone || b == kNone) continue;
+    const Real* theirs = beta.reach + int64_t(m - 1 - i) * width + (nt - 1 - t) * T;
+    const Vec<Real> ours = load(alpha.mass + int64_t(i) * width + t * T);
+    store_some<Real>(grad + t * T, smaller(T, g.n - t * T),
+                     ours * turned_around<Real>(load(theirs)) * scale *
+                         power_of_two<Real>(a + b - total_exp));
   }
 }
 
-// sum over i of alpha[i][v0 + r] * P beta[i+1][u tile] for R states v; half a block at a time.
-template <class Real, int R>
+// Memory of grad_transition_tile that outlives no call; one per thread.
+template <class Real>
+struct Joint {
+  std::vector<Lanes<Real>> edges;
+  std::vector<Real> unit;
+};
+
+// sum over i of alpha[i][v0 + r] * P beta[i+1][u tile] for T states v.
+template <class Real>
 void join(const Walk& walk, const Sweep<Real>& alpha, const Sweep<Real>& beta, const Real* unit,
           int v0, int tile_u, int i0, int i1, Vec<Real>* sum) {
   constexpr int T = Simd<Real>::T;
   const int64_t width = walk.width();
   const Real* ours = alpha.mass + v0;
   const Real* theirs = beta.mass + (walk.num_tiles - 1 - tile_u) * T;
-  for (int r = 0; r < R; ++r) sum[r] = Vec<Real>{};
+  for (int r = 0; r < T; ++r) sum[r] = Vec<Real>{};
   for (int i = i0; i <= i1; ++i) {
     const Vec<Real> b = turned_around<Real>(load(theirs + (walk.m - 2 - i) * width)) * unit[i];
-    for (int r = 0; r < R; ++r) sum[r] += b * ours[i * width + r];
+    for (int r = 0; r < T; ++r) sum[r] += b * ours[i * width + r];
   }
 }
 
-// Rows tile_v of the transition's gradient, which must be zero before.
+// Rows tile_v of the transition's gradient, all of them.
 template <class Real>
-void grad_transition_tile(const Graph<Real>& g, const Walk& walk, const EdgeScan& scan,
+void grad_transition_tile(const Graph<Real>& g, const Walk& walk, int shift,
                           const Sweep<Real>& alpha, const Sweep<Real>& beta, double weight,
-                          int tile_v, std::vector<Real>* unit, Real* grad) {
-  constexpr int T = Simd<Real>::T, R = T;
+                          int tile_v, Joint<Real>* s, Real* grad) {
+  constexpr int T = Simd<Real>::T;
   const int m = g.m, n = g.n, nt = walk.num_tiles, span = n - m, v0 = tile_v * T;
-  const int total_exp = alpha.mass_exp[m * nt - 1];
+  const int total_exp = alpha.mass_exp[m * nt - 1], last = last_tile(g, tile_v);
   const Real total = alpha.mass[int64_t(m - 1) * walk.width() + n - 1];
   const Real scale = Real(weight / total);
-  Real block[T * T];
-  unit->resize(m);
-  for (int tile_u = tile_v; tile_u < nt && tile_u * T <= v0 + T + span; ++tile_u) {
-    const int u0 = tile_u * T, num = smaller(T, n - u0);
+  const int num_rows = smaller(T, int(g.stride) - v0), end = smaller(n, (last + 1) * T);
+  for (int r = 0; r < num_rows; ++r) {
+    Real* row = grad + (v0 + r) * g.stride;
+    std::fill(row, row + v0, Real(0));
+    std::fill(row + end, row + g.stride, Real(0));
+  }
+  s->unit.resize(m);
+  if (int(s->edges.size()) < (last - tile_v + 1) * T) s->edges.resize((last - tile_v + 1) * T);
+  pack_rows(g, shift, tile_v, s->edges.data());
+  for (int tile_u = tile_v; tile_u <= last; ++tile_u) {
+    const int u0 = tile_u * T;
     // alpha[i] lives in the rows for i in [v0 - span, v0 + T), beta[i+1] in the columns likewise.
-    const int i0 = larger(0, larger(v0, u0 - 1) - span);
-    const int i1 = smaller(m - 2, v0 + T - 1);
-    bool is_empty = true;
+    int i0 = larger(0, larger(v0, u0 - 1) - span), i1 = smaller(m - 2, v0 + T - 1);
     for (int i = i0; i <= i1; ++i) {
-      const int a = alpha.mass_exp[i * nt + tile_v];
-      const int b = beta.mass_exp[(m - 2 - i) * nt + nt - 1 - tile_u];
-      (*unit)[i] = a == kNone || b == kNone ? Real(0) : power_of_two<Real>(a + b - total_exp);
-      is_empty &= (*unit)[i] == 0;
+      const int a = alpha.mass_exp[tile_v * m + i];
+      const int b = beta.mass_exp[(nt - 1 - tile_u) * m + m - 2 - i];
+      s->unit[i] = a == kNone || b == kNone ? Real(0) : power_of_two<Real>(a + b - total_exp);
     }
-    if (is_empty) continue;
-    load_edges(g, scan.shift, tile_v, tile_u, block);
-    for (int half = 0; half < T; half += R) {
-      Vec<Real> sum[R];
-      join<Real, R>(walk, alpha, beta, unit->data(), v0 + half, tile_u, i0, i1, sum);
-      for (int r = 0; r < R && v0 + half + r < n - 1; ++r) {
-        const int v = v0 + half + r;
-        const Vec<Real> edge = load(block + (half + r) * T) * scale;
-        Real* out = grad + v * g.stride + u0;
-        if (num == T) {  // edges that do not exist are 0 in the block
-          store<Real>(out, sum[r] * edge);
-        } else {
-          const Vec<Real> posterior = sum[r] * edge;
-          for (int q = 0; q < num; ++q) out[q] = posterior[q];
-        }
-      }
+    while (i0 <= i1 && s->unit[i0] == 0) ++i0;
+    while (i0 <= i1 && s->unit[i1] == 0) --i1;
+    Vec<Real> sum[T];
+    join(walk, alpha, beta, s->unit.data(), v0, tile_u, i0, i1, sum);
+    for (int r = 0; r < num_rows; ++r) {  // edges that do not exist are 0 in the block
+      const Vec<Real> edge = load(s->edges[(tile_u - tile_v) * T + r].at) * scale;
+      store_some<Real>(grad + (v0 + r) * g.stride + u0, smaller(T, n - u0), sum[r] * edge);
     }
   }
 }

@@ -49,6 +49,12 @@ inline void store(Real* to, Vec<Real> v) {
 template <class Real>
 using Int = typename Simd<Real>::Int;
 
+// A vector in memory, in one line of the cache: loads that cross two take twice as long.
+template <class Real>
+struct alignas(64) Lanes {
+  Real at[Simd<Real>::T];
+};
+
 // 0, 1, 2, ...
 template <class Real>
 inline Int<Real> lanes() {
@@ -64,10 +70,10 @@ inline Vec<Real> turned_around(Vec<Real> v) {
 
 // A T x T block: entry (r, q) goes to (T - 1 - q, T - 1 - r).
 template <class Real>
-inline void turn_about_antidiagonal(Real* block) {
+inline void turn_about_antidiagonal(const Lanes<Real>* block, Lanes<Real>* turned) {
   constexpr int T = Simd<Real>::T;
   Vec<Real> row[T];
-  for (int r = 0; r < T; ++r) row[r] = turned_around<Real>(load(block + (T - 1 - r) * T));
+  for (int r = 0; r < T; ++r) row[r] = turned_around<Real>(load(block[T - 1 - r].at));
   for (int apart = 1; apart < T; apart *= 2) {  // transpose: blocks of 1, 2, 4, ... change places
     const Int<Real> q = lanes<Real>(), step = ((q & apart) != 0) & (T - apart);
     for (int r = 0; r < T; ++r) {
@@ -77,7 +83,7 @@ inline void turn_about_antidiagonal(Real* block) {
       row[r + apart] = __builtin_shuffle(above, below, q + step + apart);
     }
   }
-  for (int r = 0; r < T; ++r) store<Real>(block + r * T, row[r]);
+  for (int r = 0; r < T; ++r) store<Real>(turned[r].at, row[r]);
 }
 
 // What compares false, NaN above all, is passed over if it is not everywhere.
@@ -106,6 +112,13 @@ inline Vec<Real> load_some(const Real* from, int num) {
   return v;
 }
 
+// The first num lanes.
+template <class Real>
+inline void store_some(Real* to, int num, Vec<Real> v) {
+  if (num == Simd<Real>::T) return store(to, v);
+  std::memcpy(to, &v, num * sizeof(Real));
+}
+
 // The exponent that brings e^x below 2^head: e^x * 2^-shift < 0.75 * 2^head. Mantissas and factors
 // stand that high above 1, so that far more than 2^-126 of them is still a normal number.
 template <class Real>
@@ -132,12 +145,17 @@ inline Vec<Real> scaled(Vec<Real> v, int e) {
   return v * power_of_two<Real>(least) * power_of_two<Real>(e - least);
 }
 
-// The exponent e with 0.5 <= x / 2^e < 1, of a normal number x > 0.
+// The exponent e with 0.5 <= x / 2^e < 1, of the largest x >= 0, a normal number.
 template <class Real>
-inline int exponent_of(Real x) {
-  typename Simd<Real>::Bits bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  return int(bits >> Simd<Real>::mantissa_bits) - Simd<Real>::bias + 1;
+inline int exponent_of_largest(Vec<Real> v) {
+  using S = Simd<Real>;
+  Int<Real> bits;
+  std::memcpy(&bits, &v, sizeof bits);
+  for (int apart = S::T / 2; apart > 0; apart /= 2) {
+    const Int<Real> other = __builtin_shuffle(bits, lanes<Real>() ^ apart);
+    bits = other > bits ? other : bits;
+  }
+  return int(bits[0] >> S::mantissa_bits) - S::bias + 1;
 }
 
 constexpr double factorial(int d) { return d < 2 ? 1 : d * factorial(d - 1); }

@@ -17,6 +17,7 @@ from exlm_mini import bench, measure
 from exlm_mini.alignment import BACKENDS
 from exlm_mini.benchmarks import Record, Shape, as_json
 from exlm_mini.benchmarks.dag import (
+    RELEASED,
     dag,
     judge,
     made_graph,
@@ -149,6 +150,21 @@ def test_an_extra_backend_is_timed_and_judged_beside_ours(capsys, written):
     assert theirs["wall_ratio"] == theirs["median_ms"] / ours["median_ms"]
 
 
+def test_the_function_of_a_released_checkout_takes_its_counts_in_its_own_order(
+    capsys, tmp_path
+):
+    file = tmp_path / RELEASED
+    file.parent.mkdir(parents=True)
+    file.write_text(
+        "from exlm_mini.alignment import dag_log_likelihood\n"
+        "def torch_dag_loss(match, links, output_length, target_length):\n"
+        "    return dag_log_likelihood(match, links, target_length, output_length)\n"
+    )
+    argv = [*BENCHMARKS["dag"], "--backend", "vectorized", "--extra-backend", str(tmp_path)]
+    _, theirs = records_of(capsys, *argv)
+    assert theirs["backend"] == tmp_path.stem and theirs["max_error"] < 1e-5
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
@@ -164,6 +180,7 @@ def test_an_extra_backend_is_timed_and_judged_beside_ours(capsys, written):
         (["dag", "--backend", "vectorised"], ["vectorised", "did you mean vectorized"]),
         (["dag", "--against", "naiv"], ["naiv", "did you mean naive"]),
         (["dag", "--extra-backend", "nowhere.py"], ["nowhere.py", "no such file"]),
+        (["dag", "--extra-backend", "."], ["no such file", "dag_loss.py in it"]),
         (["dag", "--dtype", "float31"], ["float31", "float32"]),
         (["dag", "--seconds", "0"], ["--seconds", "above 0"]),
         (["dag", "--seconds", "nan"], ["--seconds", "above 0"]),

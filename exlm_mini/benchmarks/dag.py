@@ -28,6 +28,8 @@ MOST_TERMS = 50_000
 """Of all rows together, for the backend that adds them up one by one in Python."""
 UNTIMED_RUNS = 3
 """Of a call besides those timed: for its error, and for both memory peaks."""
+RELEASED = Path("fs_plugins/custom_ops/dag_loss.py")
+"""In a checkout of the released code; its ``torch_dag_loss`` takes the counts in reverse."""
 NATS = 8.0
 """How far one path stands out of a sharp graph, per step."""
 
@@ -120,14 +122,19 @@ def forward_and_backward(function: LogLikelihood, graph: Graph) -> tuple[Tensor,
 
 
 def load_extra_backend(path: Path) -> LogLikelihood:
-    """The function ``log_likelihood`` of a file.
+    """The function ``log_likelihood`` of a file, or the one in PyTorch of the released code.
+
+    Args:
+        path: a Python file, or the folder of a checkout of the released code.
 
     Raises:
         UserError: there is no such file, it does not run, or defines no such function.
     """
-    if not path.is_file():
-        raise UserError(f"--extra-backend {path}: there is no such file")
-    spec = importlib.util.spec_from_file_location(f"extra_backend_{path.stem}", path)
+    file = path / RELEASED if path.is_dir() else path
+    if not file.is_file():
+        inside = f" as {RELEASED} in it" if path.is_dir() else ""
+        raise UserError(f"--extra-backend {path}: there is no such file{inside}")
+    spec = importlib.util.spec_from_file_location(f"extra_backend_{path.stem}", file)
     if spec is None or spec.loader is None:
         raise UserError(f"--extra-backend {path} is no Python file; its name must end in .py")
     module = importlib.util.module_from_spec(spec)
@@ -137,13 +144,23 @@ def load_extra_backend(path: Path) -> LogLikelihood:
     except (Exception, SystemExit) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(f"--extra-backend {path} does not run: {reason}") from None
-    function = getattr(module, "log_likelihood", None)
+    name = "torch_dag_loss" if path.is_dir() else "log_likelihood"
+    function = getattr(module, name, None)
     if not callable(function):
         raise UserError(
-            f"--extra-backend {path} defines no function log_likelihood(log_emission_BML, "
+            f"--extra-backend {path} defines no function {name}(log_emission_BML, "
             "log_transition_BLL, num_targets_B, num_states_B)"
         )
-    return function
+    if not path.is_dir():
+        return function
+
+    def released(
+        log_emission_BML: Tensor, log_transition_BLL: Tensor, num_targets_B: Tensor,
+        num_states_B: Tensor,
+    ) -> Tensor:  # fmt: skip
+        return function(log_emission_BML, log_transition_BLL, num_states_B, num_targets_B)
+
+    return released
 
 
 def too_large(backend: str, shape: Shape) -> str | None:

@@ -92,7 +92,8 @@ def _add_dag_options(sub: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     sub.add_argument(
         "--extra-backend", action="append", default=[], type=Path, metavar="FILE.py",
-        help="time the function log_likelihood of this file beside ours",
+        help="time the function log_likelihood of this file beside ours; for a folder, the "
+        "released code's of a checkout in it",
     )  # fmt: skip
     sub.add_argument(
         "--against", default=REFERENCE["dag"], metavar="NAME",

@@ -1,0 +1,143 @@
+// dag_pack.h -- the scores of one row as probabilities, in the order the sweeps read them (CPU).
+//
+// Mapping   Edges as T x T blocks, emissions as one vector per (target, tile), each exponentiated
+//           once for both directions and read from memory row by row, as it is fetched ahead.
+// Numerics  All edges carry 2^-edge_shift, the emissions of a target in a tile an exponent of their
+//           own. A possible emission below the normal numbers is raised to the smallest of them, by
+//           less than an eighth of the lift its state gets (dag_graph.h); 0 is left to what is
+//           impossible.
+#pragma once
+#include <vector>
+
+#include "dag_simd.h"
+
+namespace dag {
+
+struct EdgeScan {
+  int shift;
+  bool is_nan, is_huge;
+};
+
+// The largest edge of a row, and whether any is NaN or too large for exponents.
+template <class Real>
+EdgeScan scan_edges(const Graph<Real>& g) {
+  constexpr int T = Simd<Real>::T;
+  Vec<Real> peak_T = Vec<Real>{} - Real(INFINITY);
+  Int<Real> nan_T{};
+  Real peak = -Real(INFINITY);
+  bool is_nan = false;
+  for (int v = 0; v < g.n - 1; ++v) {
+    const Real* row = g.transition + v * g.stride;
+    int u = v + 1;
+    for (; u + T <= g.n; u += T) {
+      const Vec<Real> x = load(row + u);
+      nan_T |= x != x;
+      peak_T = x > peak_T ? x : peak_T;
+    }
+    for (; u < g.n; ++u) {
+      is_nan |= row[u] != row[u];
+      peak = row[u] > peak ? row[u] : peak;
+    }
+  }
+  is_nan |= any<Real>(nan_T);
+  peak = peak > largest<Real>(peak_T) ? peak : largest<Real>(peak_T);
+  if (peak == -Real(INFINITY)) return {1, is_nan, false};
+  const double limit = score_limit(g.m);
+  if (!(peak < limit && peak > -limit)) return {1, is_nan, true};
+  return {shift_of<Real>(peak), is_nan, false};
+}
+
+// The last tile that an edge from tile_v may lead to: a path skips at most n - m states at once.
+template <class Real>
+int last_tile(const Graph<Real>& g, int tile_v) {
+  constexpr int T = Simd<Real>::T;
+  return smaller((g.n - 1) / T, tile_v + 1 + (g.n - g.m) / T);
+}
+
+// E of the rows of tile_v, times 2^-shift, as T x T blocks from tile_v to last_tile; 0 where there
+// is no edge v < u < n.
+template <class Real>
+void pack_rows(const Graph<Real>& g, int shift, int tile_v, Lanes<Real>* blocks) {
+  constexpr int T = Simd<Real>::T;
+  const int last = last_tile(g, tile_v), num_whole = g.n / T;
+  const Vec<Real> impossible = Vec<Real>{} - Real(INFINITY);
+  for (int r = 0; r < T; ++r) {
+    const int v = tile_v * T + r;
+    const Real* from = g.transition + v * g.stride;
+    Lanes<Real>* to = blocks + r;
+    for (int tu = tile_v; tu <= last; ++tu, to += T) {
+      __builtin_prefetch(from + tu * T + 4 * g.stride);
+      Vec<Real> score = impossible;
+      if (tu > tile_v && tu < num_whole) {
+        score = load(from + tu * T);
+      } else if (v < g.n - 1) {  // the triangle, or the last tile
+        const auto is_edge = lanes<Real>() > v - tu * T;
+        score = load_some(from + tu * T, smaller(T, g.n - tu * T));
+        score = is_edge ? score : impossible;
+      }
+      store(to->at, exp_shifted<Real>(score, shift));
+    }
+  }
+}
+
+// What both directions of a row read; one per thread.
+template <class Real>
+struct Packed {
+  std::vector<Lanes<Real>> edges;
+  std::vector<int64_t> begin;           // of each tile's blocks among them
+  std::vector<Lanes<Real>> emission;    // [m][num_tiles], below 2^head, 0 outside the cone
+  std::vector<int> emission_exp;        // [num_tiles][m]
+  bool is_nan, is_huge;                 // among the emissions
+
+  void pack_edges(const Graph<Real>& g, int shift) {
+    constexpr int T = Simd<Real>::T;
+    begin.assign(1, 0);
+    for (int tile = 0; tile * T < g.n; ++tile) {
+      begin.push_back(begin.back() + (last_tile(g, tile) - tile + 1) * T);
+    }
+    if (int64_t(edges.size()) < begin.back()) edges.resize(begin.back());
+    for (int tile = 0; tile * T < g.n; ++tile) pack_rows(g, shift, tile, &edges[begin[tile]]);
+  }
+  const Lanes<Real>* block(int tile_v, int tile_u) const {
+    return &edges[begin[tile_v] + (tile_u - tile_v) * Simd<Real>::T];
+  }
+
+  void pack_emissions(const Graph<Real>& g, int num_tiles) {
+    constexpr int T = Simd<Real>::T;
+    const Vec<Real> impossible = Vec<Real>{} - Real(INFINITY);
+    const Vec<Real> least = Vec<Real>{} + power_of_two<Real>(Range<Real>::smallest);
+    const double limit = score_limit(g.m);
+    const size_t size = size_t(g.m) * num_tiles;
+    if (emission.size() < size) emission.resize(size);
+    emission_exp.assign(size, kNone);
+    Int<Real> nan_T{};
+    is_huge = false;
+    for (int i = 0; i < g.m; ++i) {
+      const Real* from = g.emission + i * g.stride;
+      const int low = g.first(i), high = g.last(i);
+      for (int t = low / T; t <= high / T; ++t) {
+        Vec<Real> score = load_some(from + t * T, smaller(T, g.n - t * T));
+        if (low > t * T || high < t * T + T - 1) {
+          const auto is_in_cone = (lanes<Real>() >= low - t * T) & (lanes<Real>() <= high - t * T);
+          score = is_in_cone ? score : impossible;
+        }
+        nan_T |= score != score;
+        const Real peak = largest<Real>(score);
+        if (peak == -Real(INFINITY)) continue;
+        if (!(peak < limit && peak > -limit)) {  // NaN too
+          is_huge = true;
+          continue;
+        }
+        const int shift = shift_of<Real>(peak);
+        const Vec<Real> p = exp_shifted<Real>(score, shift);
+        const Vec<Real> possible = p > least ? p : least;
+        store<Real>(emission[size_t(i) * num_tiles + t].at,
+                    score > impossible ? possible : Vec<Real>{});
+        emission_exp[size_t(t) * g.m + i] = shift;
+      }
+    }
+    is_nan = any<Real>(nan_T);
+  }
+};
+
+}  // namespace dag
