@@ -265,7 +265,7 @@ class TrainConfig:
     out; 0: none, as in the paper."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Encoder arithmetic; emission, transition and dynamic programme stay in fp32. auto: bf16 on
-    a GPU, fp32 on a CPU. fp16 scales the loss, and needs a GPU."""
+    a GPU, on a CPU the faster of bf16 and fp32. fp16 scales the loss, and needs a GPU."""
     min_loss_scale: float = 1e-4
     """fp16 only: stop when the scale of the loss falls below, as fairseq does."""
     max_skipped: int = 10

@@ -12,8 +12,9 @@ from exlm_mini.console import say
 from exlm_mini.corpora import Corpus, prepare_corpus
 from exlm_mini.corpora.grammars import grammar, slots_of
 from exlm_mini.estimate import BatchPlan, Estimate, estimate, plan_batch
+from exlm_mini.precision import with_precision
 from exlm_mini.throughput import Throughput, throughput
-from exlm_mini.training import check_row_length, choose_device, with_precision
+from exlm_mini.training import check_row_length, choose_device
 
 DRY_RUN_DOCUMENTS = 10_000
 _NAME_WIDTH = 18

@@ -24,6 +24,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from exlm_mini.config import RunConfig, SpecialIds, UserError
@@ -43,7 +44,8 @@ from exlm_mini.durable import write_atomically
 from exlm_mini.engine import Engine, launched_rank, leave, start_engine
 from exlm_mini.estimate import check_memory
 from exlm_mini.measure import commit
-from exlm_mini.outside import refused
+from exlm_mini.outside import read_text, refused
+from exlm_mini.precision import with_precision
 from exlm_mini.run_directory import CONFIG, LOCK, RunDirectory, settle_config
 from exlm_mini.settings import parse, parse_stored, plain
 from exlm_mini.trainer import Outcome, Trainer, check_spread
@@ -52,7 +54,6 @@ from exlm_mini.training import (
     choose_device,
     make_masker,
     versions,
-    with_precision,
 )
 from exlm_mini.watching import check_tensorboard
 
@@ -92,7 +93,10 @@ def run(config: RunConfig, output: Path, engine: Engine | None = None) -> int:
         engine: of this process; none: the only one, on ``train.device``.
     """
     engine = engine or Engine(choose_device(config.train.device))
-    config = with_precision(config, engine.device)
+    with engine.together():
+        if engine.is_main:
+            config = with_precision(_stored_precision(config, output), engine.device)
+    config = engine.same(config)
     check_spread(config, engine.world_size)
     with engine.together():
         if lacks_pack(config):
@@ -123,6 +127,14 @@ def run(config: RunConfig, output: Path, engine: Engine | None = None) -> int:
     if engine.is_main:
         _print_summary(config, output, outcomes)
     return 0
+
+
+def _stored_precision(config: RunConfig, output: Path) -> RunConfig:
+    """``train.precision auto`` of a run that goes on is what it was on the machine of its start."""
+    if config.train.precision != "auto" or not os.path.isfile(output / CONFIG):
+        return config
+    stored = parse_stored(read_text(output / CONFIG))["train"]["precision"]
+    return replace(config, train=replace(config.train, precision=stored))
 
 
 def _teller(engine: Engine) -> Callable[[str], None]:

@@ -35,6 +35,7 @@ from exlm_mini.evaluation import Evaluation, evaluate
 from exlm_mini.manifest import USE_EARLIER
 from exlm_mini.optimizer_state import flatten_optimizer, restore_optimizer
 from exlm_mini.outside import reading
+from exlm_mini.precision import with_precision
 from exlm_mini.run_directory import MetricsLog
 from exlm_mini.training import (
     chain_share,
@@ -46,7 +47,6 @@ from exlm_mini.training import (
     make_model,
     make_optimizer,
     versions,
-    with_precision,
 )
 from exlm_mini.update import Update, Updater, diverged
 from exlm_mini.watching import Meter, ScalarLog

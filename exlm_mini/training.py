@@ -230,14 +230,6 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def with_precision(config: RunConfig, device: torch.device) -> RunConfig:
-    """The same settings, ``train.precision auto`` replaced by what it means on a device."""
-    if config.train.precision != "auto":
-        return config
-    precision = "bf16" if device.type == "cuda" else "fp32"
-    return replace(config, train=replace(config.train, precision=precision))
-
-
 def versions(device: torch.device) -> dict[str, str]:
     """What a run was made with."""
     return {

@@ -53,7 +53,7 @@ class Updater:
     """Makes the steps of a run.
 
     Args:
-        config: of the run, its precision settled (``training.with_precision``).
+        config: of the run, its precision settled (``precision.with_precision``).
         engine: the model is already wrapped by it.
         model: as ``engine.wrap`` returned it.
         optimizer: over the model's parameters.

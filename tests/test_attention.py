@@ -290,3 +290,21 @@ def assert_equal(results: list[list[Tensor]], tolerance: float) -> None:
         if padded.numel():
             scale = max(1.0, padded.abs().max().item())
             assert (packed - padded).abs().max() <= tolerance * scale
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_cpu_attends_in_float32_to_what_is_bfloat16(is_packed):
+    is_real_BT = real_tokens([5, 5, 5])
+    rows = packed_rows(is_real_BT)
+    heads = [x.detach().bfloat16().requires_grad_() for x in random_heads(rows)]
+    wide = [x.detach().float().requires_grad_() for x in heads]
+    layout = rows if is_packed else None
+    with torch.autocast("cpu", torch.bfloat16):
+        out = attend(*heads, layout)
+    expected = attend(*wide, layout)
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, expected.bfloat16())
+    grads = [g.bfloat16() for g in gradients_of(expected, wide)]
+    for found, grad in zip(gradients_of(out, heads), grads, strict=True):
+        assert found.dtype == torch.bfloat16
+        torch.testing.assert_close(found, grad, rtol=0.02, atol=0.02)

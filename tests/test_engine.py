@@ -17,7 +17,7 @@ from exlm_mini.engine import Engine, launched_rank, leave, start_engine
 from exlm_mini.run_directory import read_metrics
 from exlm_mini.settings import parse, recipe_names
 from exlm_mini.trainer import Trainer, check_spread
-from exlm_mini.training import make_batches, make_masker, make_model, score, with_precision
+from exlm_mini.training import make_batches, make_masker, make_model, score
 
 CPU = torch.device("cpu")
 LAUNCHED = {
@@ -138,15 +138,6 @@ def test_every_parameter_has_a_gradient(objective, model, packs):
 
 
 # ---- precision ----
-
-
-def test_auto_is_bf16_on_a_gpu_and_fp32_on_a_cpu():
-    for device, precision in (("cpu", "fp32"), ("cuda", "bf16")):
-        config = with_precision(changed(precision="auto"), torch.device(device))
-        assert config == changed(precision=precision)
-        assert with_precision(changed(precision="fp16"), torch.device(device)) == changed(
-            precision="fp16"
-        )
 
 
 def test_the_precision_that_was_meant_is_stored(packs, tmp_path):

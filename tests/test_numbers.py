@@ -18,9 +18,9 @@ from exlm_mini.costs import objectives_of, row_length_of
 from exlm_mini.estimate import check_memory
 from exlm_mini.finetuning_config import TuneConfig
 from exlm_mini.memory import DoesNotFit, device_memory
+from exlm_mini.precision import with_precision
 from exlm_mini.settings import load_recipe, recipe_names
 from exlm_mini.tasks.catalogue import ReadingConfig
-from exlm_mini.training import with_precision
 
 CPU = torch.device("cpu")
 GIB = 2**30

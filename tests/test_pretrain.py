@@ -16,13 +16,14 @@ import torch
 import yaml
 from refusals import told
 
+from exlm_mini import precision
 from exlm_mini.checkpoint import load_checkpoint
 from exlm_mini.config import RunConfig, run_config_from_dict
 from exlm_mini.console import ProgressLine, requests_by_signal
+from exlm_mini.precision import with_precision
 from exlm_mini.pretrain import INTERRUPTED, main
 from exlm_mini.run_directory import LOCK, RunDirectory, read_metrics
 from exlm_mini.settings import parse, recipe_names
-from exlm_mini.training import with_precision
 from exlm_mini.update import Updater
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -251,6 +252,17 @@ def test_a_stopped_run_goes_on_to_the_same_end(
     for name in ("mlm", "exlm"):
         last = f"{name}/checkpoints/step-000004"
         same_training(whole / last, tmp_path / last)
+
+
+def test_a_run_goes_on_in_the_precision_of_its_start(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(precision, "WIDTHS", (8,))
+    arguments = [*TINY["toy-pairs"], "--objective", "mlm", "--output", tmp_path / "run"]
+    for gain in (2.0, 1.0):  # as if the second start were on another machine
+        monkeypatch.setattr(precision, "cpu_gain", lambda *asked, gain=gain: gain)
+        trains(capsys, *arguments)
+        stored = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+        assert stored["train"]["precision"] == "bf16"
+    assert "train.precision" in fails(capsys, *arguments, "--train.precision", "fp32")
 
 
 def test_a_run_asked_to_save_saves_and_goes_on(tmp_path, monkeypatch, capsys):

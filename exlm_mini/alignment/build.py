@@ -107,7 +107,7 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "exlm_mini"
 
 
-def _machine() -> str:
+def machine() -> str:
     """What -march=native depends on: a cache may be shared by unlike machines."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -130,7 +130,7 @@ def plan(device_type: str) -> Plan:
         raise BuildError(f"it is written for {' and '.join(SOURCES)}, not for '{device_type}'")
     source = source_dir() / SOURCES[device_type]
     if device_type == "cpu":
-        return Plan("cpu", source, cxx(), CFLAGS, _machine())
+        return Plan("cpu", source, cxx(), CFLAGS, machine())
     flags = [flag for name in architectures() for flag in gencode(name)]
     if os.environ.get("CXX"):  # otherwise nvcc chooses
         flags += ["-ccbin", cxx().path]

@@ -26,9 +26,10 @@ from exlm_mini.corpora.packing import Pack
 from exlm_mini.estimate import check_memory, plan_batch
 from exlm_mini.measure import MIB, resident_bytes, threads
 from exlm_mini.memory import DoesNotFit
+from exlm_mini.precision import with_precision
 from exlm_mini.throughput import speed_settings
 from exlm_mini.trainer import Trainer
-from exlm_mini.training import choose_device, learning_rate, with_precision
+from exlm_mini.training import choose_device, learning_rate
 
 WARM_UP_STEPS = 2
 LEAST_STEPS = 3
