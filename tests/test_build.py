@@ -195,7 +195,7 @@ def test_the_key_depends_on_the_processor_or_the_gpu(put_compiler, copied_source
         put_compiler(device_type, "exit 1")
     before = [build.plan(device_type).key for device_type in KINDS]
     assert len(set(before)) == 2
-    monkeypatch.setattr(build, "_machine", lambda: "another")
+    monkeypatch.setattr(build, "machine", lambda: "another")
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0")
     for device_type, key in zip(KINDS, before, strict=True):
         assert build.plan(device_type).key != key

@@ -19,7 +19,7 @@ STAGES = """
     encoder transition emission alignment objectives guesses model official decoding tasks[task
     files plain_metrics metrics scaffolds molecule_tables moleculenet embedded_molecules seen
     drawing inputs glue_tasks glue squad_scores squad spans inference sections catalogue] batches
-    evaluation manifest checkpoint optimizer_state run_directory training estimate watching
+    evaluation manifest checkpoint optimizer_state run_directory training precision estimate watching
     engine update trainer settings_file settings pretrained downstream encoded_task task_checks
     problems finetuning_config finetuning grid results throughput console costs options measure
     downstream_runs self_check benchmarks filling readout live analysis plotting curves
@@ -33,6 +33,7 @@ CORE = {
     "checks", "config", "corpora.rows", "corpora.sealed", "corpora.packing", "masking", "expansion",
     "rope", "attention", "encoder", "transition", "emission", "alignment", "objectives",
     "guesses", "model", "batches", "manifest", "checkpoint", "run_directory", "training",
+    "precision",
     "estimate", "memory", "watching", "engine", "update", "trainer", "autograd", "durable",
     "outside", "evaluation", "optimizer_state", "console", "options", "measure", "self_check",
     "benchmarks", "bench", "doctor", "pretrained", "downstream", "encoded_task", "task_checks",
