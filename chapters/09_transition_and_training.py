@@ -874,7 +874,11 @@ assert math.isclose(ratio[512] / ratio[64], math.sqrt(8), rel_tol=1e-5)
 # *Chains.* For the first quarter of the steps $\mathbf{E}$ is replaced by $k$ fixed
 # parallel chains: clone $j$ hands over to clone $j$ of the next mask. Then the
 # learned $\mathbf{E}$ fades in over as many steps. In {eq}`eq-saddle` this is $c =
-# 1$ and $\ell = 0$, and neither can get lost.
+# 1$ and $\ell = 0$, and neither can get lost. While the chains stand alone,
+# $\mathbf{E}$ has no part in the loss and would fade in as it was drawn. So it is
+# taught: the gradient of the chains, how often a path is expected to take each
+# edge, goes to $\log \mathbf{E}$ instead. From these counts the M-step of EM would
+# estimate $\mathbf{E}$.
 #
 # *Clone embedding.* A learned vector per clone index is added to the states. So $a$
 # and $b$ are not small at the start.

@@ -163,19 +163,15 @@ class ProcessGroup(Engine):
     def __init__(self, device: str) -> None:
         super().__init__(_device_of_process(device))
         try:
-            from accelerate import Accelerator, DistributedDataParallelKwargs
+            from accelerate import Accelerator
         except ImportError:
             raise UserError(
                 "several processes need accelerate; install it: pip install accelerate"
             ) from None
         is_cpu = self.device.type == "cpu"
         _connect("gloo" if is_cpu else "nccl")
-        self._ddp_options = DistributedDataParallelKwargs()
-        self._accelerator = Accelerator(
-            mixed_precision="no",  # autocast is the updater's
-            cpu=is_cpu,
-            kwargs_handlers=[self._ddp_options],
-        )
+        # Autocast is the updater's.
+        self._accelerator = Accelerator(mixed_precision="no", cpu=is_cpu)
         self.rank = self._accelerator.process_index
         self.world_size = self._accelerator.num_processes
         asked = int(os.environ["WORLD_SIZE"])
@@ -205,10 +201,6 @@ class ProcessGroup(Engine):
                 model, mesh=mesh
             )  # all that is left; the embedding is also the head's weight
             return _Scorer(model)
-        # While the chains are fixed the transition head is not used.
-        self._ddp_options.find_unused_parameters = (
-            isinstance(model, ExLM) and train.chain_warmup > 0
-        )
         return self._accelerator.prepare(_Scorer(model))
 
     @contextlib.contextmanager

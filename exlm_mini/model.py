@@ -138,8 +138,9 @@ class ExLM(nn.Module):
         """log_transition_BLL; none for ``ctc``."""
         if self.transition is None:
             return None
+        # The chains alone teach E, and it must not draw the states away from the emissions.
         if chain_share == 1:
-            return parallel_chains(state_BLD, graph)
+            state_BLD = state_BLD.detach()
         log_transition_BLL = self.transition(state_BLD, graph)
         if chain_share == 0:
             return log_transition_BLL

@@ -155,11 +155,18 @@ def blend(log_transition_BLL: Tensor, log_chain_BLL: Tensor, chain_share: float)
     the clones have learned to differ, and ExLM stays where MLM is. While the chains are fixed
     the clones can only differ in what they emit; then the learned transitions fade in.
 
+    Where the chains stand alone, E would have no gradient, and fade in untrained. It gets that of
+    the chains: the expected number of times that a path takes each edge, from which the M-step of
+    EM would estimate E.
+
     Args:
         log_transition_BLL: the learned log E.
         log_chain_BLL: from ``parallel_chains``.
-        chain_share: strictly between 0 and 1.
+        chain_share: above 0, at most 1.
     """
+    if chain_share == 1:
+        taught_BLL = log_transition_BLL.masked_fill(log_chain_BLL == -torch.inf, 0.0)
+        return log_chain_BLL + (taught_BLL - taught_BLL.detach())
     is_edge_BLL = (log_transition_BLL != -torch.inf) | (log_chain_BLL != -torch.inf)
     # logaddexp of two -inf sends back nan: give it something finite where there is no edge.
     learned_BLL = log_transition_BLL.masked_fill(~is_edge_BLL, 0.0) + math.log1p(-chain_share)

@@ -299,10 +299,33 @@ def test_chains_give_finite_loss_and_gradients(transition, sparse, share):
     loss.backward()
     assert loss.isfinite()
     for name, parameter in model.named_parameters():
-        if share == 1 and name.startswith("transition."):
-            assert parameter.grad is None
-        else:
-            assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+
+
+def test_while_the_chains_stand_transitions_learn_and_nothing_else_heeds_them():
+    gradients = []
+    for factor in (1.0, 2.0):
+        model = make_model()
+        with torch.no_grad():
+            for parameter in model.transition.parameters():
+                parameter.mul_(factor)
+        exlm_loss(model, make_batch(), chain_share=1.0).backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters()})
+    for name, gradient in gradients[0].items():
+        is_same = torch.equal(gradient, gradients[1][name])
+        assert is_same != name.startswith("transition."), name
+
+
+def test_transitions_that_chains_have_taught_can_replace_them():
+    model, batch = make_model(states_per_mask=2), make_batch()
+    untaught, chains = (exlm_loss(model, batch, chain_share=s).item() for s in (0.0, 1.0))
+    optimizer = torch.optim.Adam(model.transition.parameters(), lr=0.03)
+    for _ in range(60):
+        optimizer.zero_grad()
+        exlm_loss(model, batch, chain_share=1.0).backward()
+        optimizer.step()
+    assert exlm_loss(model, batch, chain_share=1.0).item() == chains
+    assert exlm_loss(model, batch).item() < chains + 0.1 * (untaught - chains)
 
 
 # ---- sizes ----

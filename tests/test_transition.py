@@ -344,6 +344,18 @@ def test_blend_tends_to_its_ends():
     assert_same(ours.exp(), chain_BLL.exp())
 
 
+def test_chains_alone_stay_as_they_are_and_their_gradient_goes_to_the_learned_transitions():
+    graph = make_graph()
+    _, learned_BLL, chain_BLL = blended(0.5)
+    learned_BLL, chain_BLL = (x.detach().requires_grad_() for x in (learned_BLL, chain_BLL))
+    ours = blend(learned_BLL, chain_BLL.detach(), 1.0)
+    assert torch.equal(ours, chain_BLL)
+    likelihood(make_emission(graph), ours, graph).sum().backward()
+    likelihood(make_emission(graph), chain_BLL, graph).sum().backward()
+    assert learned_BLL.grad.any()
+    assert_same(learned_BLL.grad, chain_BLL.grad)
+
+
 def test_blend_has_finite_gradients():
     # Learned and chain edges, alone and together, and nowhere an edge: all four.
     learned_LL = torch.tensor([-torch.inf, -0.3, -torch.inf, -1.2], dtype=torch.float64)
