@@ -535,8 +535,8 @@ config = ModelConfig(
 
 def hide_clones(encoder, arguments):
     """Show the encoder every clone at (i, 0)."""
-    token_ids_BT, position_BT, clone_BT, is_real_BT = arguments
-    return token_ids_BT, position_BT, torch.zeros_like(clone_BT), is_real_BT
+    token_ids_BT, position_BT, clone_BT, *rest = arguments
+    return token_ids_BT, position_BT, torch.zeros_like(clone_BT), *rest
 
 
 def joint_and_product(is_hidden, seed):

@@ -73,6 +73,7 @@ def environment(machine: dict[str, str]) -> dict[str, str]:
     return {
         **os.environ,
         "OMP_NUM_THREADS": "1",
+        "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",  # it takes one machine's code for another's
         "PYTHONPATH": os.pathsep.join(str(part) for part in path if part),
         **machine,
     }

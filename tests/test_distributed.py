@@ -46,7 +46,7 @@ def torchrun(num_processes, *arguments, max_restarts=0):
     return subprocess.Popen(
         [str(word) for word in command],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
