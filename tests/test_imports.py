@@ -20,10 +20,10 @@ STAGES = """
     files plain_metrics metrics scaffolds molecule_tables moleculenet embedded_molecules seen
     drawing inputs glue_tasks glue squad_scores squad spans inference sections catalogue] batches
     evaluation manifest checkpoint optimizer_state run_directory training precision estimate
-    watching engine update trainer settings_file settings pretrained downstream encoded_task task_checks
-    problems finetuning_config finetuning grid results throughput console costs options measure
-    downstream_runs self_check benchmarks filling readout live analysis plotting curves
-    experiments widgets
+    watching engine update trainer settings_file settings pretrained downstream encoded_task
+    task_checks problems finetuning_config finetuning grid results throughput console costs
+    options measure downstream_runs self_check benchmarks filling readout live analysis plotting
+    curves experiments widgets
 """
 COMMANDS = {"prepare", "pretrain", "finetune", "fill", "sweep", "plot", "bench", "doctor"}
 
