@@ -228,19 +228,21 @@ bool is_exact(const Walk& walk, const Sweep<Real>& alpha, const Sweep<Real>& bet
   if (total_exp == kNone || !(total > 0)) return false;
   // Added per tile: twice to T states; what reaches one is below 2^head in its units.
   const double most = std::ldexp(2.0 * lift_of_emitted<Real>(walk.n) * walk.tile, Simd<Real>::head);
-  double added = 0;
+  // Of a weight beyond all bounds 2^1000 is enough.
+  const auto power = [&](int e) { return power_of_two<double>(smaller(e - total_exp, 1000)); };
+  double sum = 0;
   for (int t = 0; t < nt; ++t) {
     for (int i = 0; i < m; ++i) {
       const int a = t * m + i, b = (nt - 1 - t) * m + m - 1 - i;
       if (alpha.lift_exp[a] != kNone && beta.reach_exp[b] != kNone) {
-        added += std::ldexp(most, alpha.lift_exp[a] + beta.reach_exp[b] - total_exp);
+        sum += power(alpha.lift_exp[a] + beta.reach_exp[b]);
       }
       if (beta.lift_exp[b] != kNone && alpha.reach_exp[a] != kNone) {
-        added += std::ldexp(most, beta.lift_exp[b] + alpha.reach_exp[a] - total_exp);
+        sum += power(beta.lift_exp[b] + alpha.reach_exp[a]);
       }
     }
   }
-  return added < double(total) * Range<Real>::tolerance;
+  return most * sum < double(total) * Range<Real>::tolerance;
 }
 
 template <class Real>
