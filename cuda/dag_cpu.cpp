@@ -134,48 +134,45 @@ Status sweep_row(const Batch<Real>& batch, int64_t b, int direction,
   return status;
 }
 
-// Both directions of every row; those of few rows are shared out, too.
+// The likelihood of row b, both of whose directions are done.
 template <class Real>
-int sweep_all(const Batch<Real>& batch, int num_threads, int32_t* status) {
-  if (!batch.has_many_rows(num_threads)) {
-    using Memory = SweepMemory<Real, 1>;
-    return in_parallel<Memory>(batch.B * 2, num_threads, [&](int64_t k, Memory* memory) {
-      status[k] = sweep_row<1>(batch, k / 2, int(k % 2), memory);
-    });
+double finish_row(const Batch<Real>& batch, int64_t b, int32_t status) {
+  const Graph<Real> g = batch.graph(b);
+  const Walk walk = batch.walk(b, false);
+  int32_t& row = batch.info[b * 2] = status;
+  if (row == kTiled && !is_exact(walk, batch.sweep(b, 0), batch.sweep(b, 1))) row = kLogSpace;
+  if (row == kTiled) {
+    return log_total(walk, {batch.info[b * 2 + 1], false, false}, batch.sweep(b, 0));
   }
-  using Memory = SweepMemory<Real, 2>;
-  return in_parallel<Memory>(batch.B, num_threads, [&](int64_t b, Memory* memory) {
-    status[b * 2] = status[b * 2 + 1] = sweep_row<2>(batch, b, 0, memory);
-  });
+  if (row == kNan) return std::numeric_limits<double>::quiet_NaN();
+  const double total = row == kLogSpace ? LogSweeps<Real>(g).total : kImpossible;
+  if (total == kImpossible) row = kNoPath;
+  return total;
 }
 
 template <class Real>
 int log_likelihood(const Batch<Real>& batch, Real* log_likelihood, int num_threads) {
   if (!batch.has_good_counts()) return kBadCount;
   prefer_huge_pages(batch.mantissa, batch.B * 3 * batch.M * batch.tiles() * sizeof(Vec<Real>));
+  if (batch.has_many_rows(num_threads)) {
+    using Memory = SweepMemory<Real, 2>;
+    return in_parallel<Memory>(batch.B, num_threads, [&](int64_t b, Memory* memory) {
+      log_likelihood[b] = Real(finish_row(batch, b, sweep_row<2>(batch, b, 0, memory)));
+    });
+  }
+  using Memory = SweepMemory<Real, 1>;  // the directions of few rows are shared out, too
   std::vector<int32_t> status(batch.B * 2, kNoPath);
-  int failed = sweep_all(batch, num_threads, status.data());
-  failed |= in_parallel(batch.B, num_threads, [&](int64_t b, int*) {
-    const Graph<Real> g = batch.graph(b);
-    const Walk walk = batch.walk(b, false);
-    int32_t& row = batch.info[b * 2];
-    row = larger(status[b * 2], status[b * 2 + 1]);
-    if (row == kTiled && !is_exact(walk, batch.sweep(b, 0), batch.sweep(b, 1))) row = kLogSpace;
-    double total = kImpossible;
-    if (row == kTiled) {
-      total = log_total(walk, {batch.info[b * 2 + 1], false, false}, batch.sweep(b, 0));
-    } else if (row == kLogSpace) {
-      total = LogSweeps<Real>(g).total;
-      if (total == kImpossible) row = kNoPath;
-    } else if (row == kNan) {
-      total = std::numeric_limits<double>::quiet_NaN();
-    }
-    log_likelihood[b] = Real(total);
+  const int failed =
+      in_parallel<Memory>(batch.B * 2, num_threads, [&](int64_t k, Memory* memory) {
+        status[k] = sweep_row<1>(batch, k / 2, int(k % 2), memory);
+      });
+  return failed | in_parallel(batch.B, num_threads, [&](int64_t b, int*) {
+    const int32_t worst = larger(status[b * 2], status[b * 2 + 1]);
+    log_likelihood[b] = Real(finish_row(batch, b, worst));
   });
-  return failed;
 }
 
-// The gradients of a row that is not kTiled, all of it.
+// The gradients, which must be zero before, of a row that is not kTiled.
 template <class Real>
 void other_gradients(const Graph<Real>& g, int32_t status, double weight, Real* grad_emission,
                      Real* grad_transition) {
@@ -197,32 +194,33 @@ int gradients(const Batch<Real>& batch, const Real* weight, Real* grad_emission,
   const int64_t tiles = batch.tiles(), M = batch.M, L = batch.L;
   prefer_huge_pages(grad_transition, batch.B * L * L * sizeof(Real));
   using Memory = Joint<Real>;
-  int failed = in_parallel<Memory>(batch.B * tiles, num_threads, [&](int64_t k, Memory* memory) {
+  return in_parallel<Memory>(batch.B * tiles, num_threads, [&](int64_t k, Memory* memory) {
     const int64_t b = k / tiles, tile = k % tiles, v0 = tile * T, v1 = std::min(v0 + T, L);
     const int64_t i0 = tile * M / tiles, i1 = (tile + 1) * M / tiles;  // its share of targets
     Real *of_emission = grad_emission + b * M * L, *of_transition = grad_transition + b * L * L;
-    const bool is_tiled = batch.info[b * 2] == kTiled;
     const Graph<Real> g = batch.graph(b);
+    if (batch.info[b * 2] != kTiled) {
+      if (tile > 0) return;
+      std::fill_n(of_emission, M * L, Real(0));
+      std::fill_n(of_transition, L * L, Real(0));
+      return other_gradients(g, batch.info[b * 2], weight[b], of_emission, of_transition);
+    }
     const Walk walk = batch.walk(b, false);
     const Sweep<Real> alpha = batch.sweep(b, 0), beta = batch.sweep(b, 1);
     for (int64_t i = i0; i < i1; ++i) {
-      if (is_tiled && i < g.m) {
+      if (i < g.m) {
         grad_emission_row(g, walk, alpha, beta, weight[b], int(i), of_emission + i * L);
       } else {
         std::fill_n(of_emission + i * L, L, Real(0));
       }
     }
-    if (is_tiled && tile < walk.num_tiles) {
+    if (tile < walk.num_tiles) {
       grad_transition_tile(g, walk, batch.info[b * 2 + 1], alpha, beta, weight[b], int(tile),
                            memory, of_transition);
     } else {
       std::fill(of_transition + v0 * L, of_transition + v1 * L, Real(0));
     }
   }, batch.has_many_rows(num_threads) ? tiles : 1);
-  return failed | in_parallel(batch.B, num_threads, [&](int64_t b, int*) {
-    other_gradients(batch.graph(b), batch.info[b * 2], weight[b], grad_emission + b * M * L,
-                    grad_transition + b * L * L);
-  });
 }
 
 template <class Real>
