@@ -96,6 +96,8 @@ class _Rotate(torch.autograd.Function):
 
 def _turn(x_BHTd: Tensor, rotation: Rotation, sign: int) -> Tensor:
     """(a, b) to (a cos - b sin, b cos + a sin), or back for sign -1."""
+    if x_BHTd.device.type == "cpu":  # tokens of a head side by side, as the angles are
+        x_BHTd = x_BHTd.contiguous()
     turned_BHTd = x_BHTd * rotation.cos_B1Td
     (a, b), (turned_a, turned_b), (sin_a, sin_b) = (
         t.unflatten(-1, (rotation.num_parts, 2, -1)).unbind(-2)

@@ -175,12 +175,15 @@ def make_batches(
 
 def make_optimizer(model: nn.Module, train: TrainConfig) -> torch.optim.AdamW:
     """Adam with decoupled weight decay on every parameter, as fairseq's adam."""
+    parameters = list(model.parameters())
     return torch.optim.AdamW(
-        model.parameters(),
+        parameters,
         lr=train.learning_rate,
         betas=train.adam_betas,
         eps=train.adam_eps,
         weight_decay=train.weight_decay,
+        # One call instead of ten for each parameter: a tenth of a tiny model's step.
+        fused=all(parameter.device.type == "cpu" for parameter in parameters),
     )
 
 
