@@ -6,12 +6,11 @@ A path visits one state per target, always moving forward: it starts in state 0,
 state, and scores the product of its emissions and transitions. Summed over all paths that is the
 likelihood of the targets (``dag_log_likelihood``). Of the same graph one can ask what the paths
 agree on (``posteriors``), which path is best (``viterbi``), for some paths as they come
-(``sample_paths``), what each target may be by itself (``marginal_token_log_probs``), and how many
-paths there are (``path_count``). Backends that differ in speed answer alike, see ``BACKENDS``.
+(``sample_paths``), and what each target may be by itself (``marginal_token_log_probs``). Backends
+that differ in speed answer alike, see ``BACKENDS``.
 """
 
 from exlm_mini.alignment.backends import BACKENDS, Backend, fastest, register
-from exlm_mini.alignment.counting import path_count
 from exlm_mini.alignment.likelihood import (
     Posteriors,
     dag_log_likelihood,
@@ -28,7 +27,6 @@ __all__ = [
     "dag_log_likelihood",
     "fastest",
     "marginal_token_log_probs",
-    "path_count",
     "posteriors",
     "register",
     "sample_paths",
