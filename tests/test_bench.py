@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import signal
@@ -23,6 +24,7 @@ from exlm_mini.benchmarks.dag import (
     made_graph,
 )
 from exlm_mini.benchmarks.step import made_batch
+from exlm_mini.benchmarks.table import lines
 from exlm_mini.config import SpecialIds
 
 pytestmark = pytest.mark.usefixtures("three_runs", "uncompiled")
@@ -89,6 +91,10 @@ def test_without_its_reference_a_record_has_no_ratio():
         SHAPE, {"a": BACKENDS["naive"].log_likelihood}, CPU, torch.float32, False, 60, print
     )
     assert as_json(record, None, {})["wall_ratio"] is None
+    too_short = dataclasses.replace(record, benchmark="emission", median_cpu_ms=0.0)
+    row = as_json(too_short, too_short, {}) | {"vocab_size": 9}
+    assert (row["wall_ratio"], row["cpu_ratio"]) == (1, None)
+    assert "1.00, cpu -" in lines(row)[0]
 
 
 def test_every_number_of_threads_is_measured(capsys):

@@ -110,16 +110,18 @@ def as_json(
 
     Returns:
         The fields and details of the record, ``reference``, ``wall_ratio`` and ``cpu_ratio``
-        (time of this one over the reference's, none without one), and ``machine``.
+        (time of this one over the reference's; none without one, or where the clock of the
+        processor did not move), and ``machine``.
     """
     fields = asdict(record)
     fields["shape"] = list(record.shape)
     details = fields.pop("details")
+    cpu_ms = reference.median_cpu_ms if reference else None
     return {
         **fields,
         **details,
         "reference": reference.backend if reference else None,
         "wall_ratio": record.median_ms / reference.median_ms if reference else None,
-        "cpu_ratio": record.median_cpu_ms / reference.median_cpu_ms if reference else None,
+        "cpu_ratio": record.median_cpu_ms / cpu_ms if cpu_ms else None,
         "machine": machine,
     }

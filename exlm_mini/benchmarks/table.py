@@ -67,7 +67,8 @@ def lines(row: dict[str, Any]) -> list[str]:
     if row["wall_ratio"] is not None and benchmark == "dag":
         ratio = f"{1 / row['wall_ratio']:.3g}x faster"
     elif row["wall_ratio"] is not None:
-        ratio = f"{row['wall_ratio']:.2f}, cpu {row['cpu_ratio']:.2f}"
+        cpu_ratio = "-" if row["cpu_ratio"] is None else f"{row['cpu_ratio']:.2f}"
+        ratio = f"{row['wall_ratio']:.2f}, cpu {cpu_ratio}"
     lines = [
         _COLUMNS.format(
             shape,
