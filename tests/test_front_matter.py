@@ -488,7 +488,7 @@ def test_the_reference_shows_every_public_module():
     inner |= {f"analysis.{name}" for name in parts}
     parts = ("basics", "graphs", "pipeline", "runs", "style")
     inner |= {f"plotting.{name}" for name in parts}
-    inner |= {f"widgets.{name}" for name in ("drawing", "page", "scene")}
+    inner |= {f"widgets.{name}" for name in ("drawing", "scene")}
     left_out = inner | {"autograd", "durable", "outside", "console", "options"}
     left_out |= {"__init__"}
     modules = {

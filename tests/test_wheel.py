@@ -17,7 +17,7 @@ from exlm_mini.alignment import build
 
 ROOT = Path(__file__).resolve().parents[1]
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-INSIDE = ("*.py", "recipes/*.yaml", "recipes/finetune/*", "recipes/sweep/*")
+INSIDE = ("*.py", "recipes/*.yaml", "recipes/finetune/*", "recipes/sweep/*", "*.css", "*.js")
 
 
 def sources() -> set[str]:

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from exlm_mini.widgets.page import PAGE, PAGE_STYLE, SCRIPT, STYLE
 from exlm_mini.widgets.scene import (
     NUM_WORDS_IN_NODE,
     Conditionals,
@@ -24,6 +23,30 @@ SMALLEST_EDGE = 0.001
 """Transitions below it are summed over but never drawn."""
 TIE = 1e-9
 """Added before a number is rounded: halves go up, whatever the last digit of a sum is."""
+
+STYLE = Path(__file__).with_name("explorer.css").read_text(encoding="utf-8")
+SCRIPT = Path(__file__).with_name("explorer.js").read_text(encoding="utf-8")
+"""Its recursion is that of ``conditionals``; a test drives both and compares. ``NAME`` and ``TIE``
+stand for what only the element knows."""
+PAGE_STYLE = """
+:root{color-scheme:light dark}
+body{margin:0 auto;padding:16px;max-width:980px;font-family:system-ui,sans-serif;
+background:Canvas;color:CanvasText}
+"""
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+{body}
+</body>
+</html>
+"""
 
 
 class Explorer:
@@ -122,7 +145,7 @@ def _fragment(scene: Scene) -> Iterator[str]:
     yield (
         f'<div class="exlm-widget tex2jax_ignore mathjax_ignore" data-exlm="{name}"'
         f' role="group" aria-label="Explorer of the state graph"'
-        f' data-scene="{escape(payload)}">\n<style>{STYLE}</style>\n'
+        f' data-scene="{escape(payload)}">\n<style>\n{STYLE}</style>\n'
     )
     yield from _sentence(scene)
     yield '<div class="exlm-columns">\n<div class="exlm-graph">'
@@ -135,7 +158,7 @@ def _fragment(scene: Scene) -> Iterator[str]:
     for mask in range(scene.num_masks):
         yield from _word_list(scene, mask, now.word_SW[mask])
     script = SCRIPT.replace("NAME", name).replace("TIE", str(TIE))
-    yield f"</div>\n</div>\n<script>{script}</script>\n</div>"
+    yield f"</div>\n</div>\n<script>\n{script}</script>\n</div>"
 
 
 def _sentence(scene: Scene) -> Iterator[str]:
