@@ -13,15 +13,22 @@ from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
-from cases import CASES, fill_padding, likelihood_and_gradients, weights
-from cases import Graph as Case
 from torch import Tensor
 
 from exlm_mini.alignment import dag_log_likelihood, viterbi
+from exlm_mini.alignment.cases import (
+    CASES,
+    QUANTITIES,
+    Graph,
+    fill_padding,
+    likelihood_and_gradients,
+    limits,
+    relative_error,
+    weights,
+)
 from exlm_mini.alignment.scaled import rescaled_log_likelihood
 from exlm_mini.benchmarks import Shape
 from exlm_mini.benchmarks.dag import (
-    Graph,
     Judge,
     errors_of,
     estimated_seconds,
@@ -29,18 +36,15 @@ from exlm_mini.benchmarks.dag import (
     judge,
     made_graph,
 )
-from exlm_mini.measure import relative_error
 
 TEACHING = ("enumerate", "naive")
 """Too slow for anything but the table of cases."""
-LOG_SPACE = ("enumerate", "naive", "vectorized")
 REDONE = 1
 """How the compiled backend marks a row that was done again in log space."""
 SECONDS = 150.0
 """That one pass may take, the judge's too."""
 MOST_VITERBI = 4e8
 """Maxima that a CPU takes to find the best paths of one graph."""
-QUANTITIES = ("log_likelihood", "grad_emission", "grad_transition")
 
 GRAPHS = (
     (Shape(8, 77, 308), "flat"),
@@ -94,36 +98,7 @@ def _share(found: dict[str, Any]) -> float:
     return found["error"] / found["limit"]
 
 
-def limits(backend: str, graph: Case | Graph, dtype: torch.dtype) -> dict[str, float]:
-    """What errors are allowed, relative to the largest value of each quantity.
-
-    Rescaled probabilities lose nothing but rounding. In log space a posterior is the exponential
-    of a sum of logarithms, each wrong by a rounding of its own size, which grows with the
-    scores and the number of targets: four roundings of the largest path score.
-
-    Args:
-        backend: its name.
-        graph: the numbers it is given.
-        dtype: of the input; it computes in float32 at least.
-    """
-    work = torch.promote_types(dtype, torch.float32)
-    is_single = work == torch.float32
-    M = graph.log_emission_BML.shape[1]
-    if backend in LOG_SPACE:
-        finite = [scores[scores.isfinite()].abs() for scores in graph[:2]]
-        largest = max((float(f.max()) for f in finite if f.numel()), default=0.0)
-        gradient = 4 * torch.finfo(work).eps * M * (1 + largest)
-    elif is_single:
-        gradient = 1e-5 if M <= 77 else 1e-4
-    else:
-        gradient = 1e-10
-    if dtype != work:
-        gradient += torch.finfo(dtype).eps / 2  # a gradient is rounded to the input's dtype
-    value = 1e-6 if is_single else 1e-12
-    return dict(zip(QUANTITIES, (value, gradient, gradient), strict=True))
-
-
-def rows_redone(backend: str, graph: Case | Graph) -> int | None:
+def rows_redone(backend: str, graph: Graph) -> int | None:
     """How many rows a rescaling backend did again in log space; none for the others."""
     scores = [t.to(torch.promote_types(t.dtype, torch.float32)) for t in graph[:2]]
     with torch.no_grad():
@@ -147,7 +122,7 @@ def _truth(name: str, dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 
 def check_cases(backend: str, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """All cases of ``tests/cases.py``, as they are and with NaN wherever nothing is read."""
+    """All cases of the table, as they are and with NaN wherever nothing is read."""
     tally, redone = Tally(), 0
     for name, case in CASES.items():
         graph = case.to(dtype)
@@ -208,13 +183,13 @@ def _truth_of(shape: Shape, kind: str, dtype: torch.dtype, device: torch.device)
     is_small = shape.B * shape.M * shape.L**2 <= MOST_VITERBI
     log_score_B = None
     if is_small or device.type == "cuda":
-        log_score_B = viterbi(*graph.double(), backend="vectorized")[1]
+        log_score_B = viterbi(*graph.to(torch.float64), backend="vectorized")[1]
     return Truth(graph, judge(graph, device, SECONDS), log_score_B)
 
 
 def path_score(graph: Graph, path_BM: Tensor) -> Tensor:
     """Sum of the scores along each path, (B,) float64; -inf for what is no path."""
-    graph = graph.double()
+    graph = graph.to(torch.float64)
     row_B1 = torch.arange(len(path_BM), device=path_BM.device).unsqueeze(1)
     target_M = torch.arange(path_BM.shape[1], device=path_BM.device)
     is_target_BM = target_M < graph.num_targets_B.unsqueeze(1)

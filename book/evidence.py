@@ -36,7 +36,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 # So that nothing needs to be installed.
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "book" / "gpu")]
+sys.path[:0] = [str(ROOT), str(ROOT / "book" / "gpu")]
 
 import torch  # noqa: E402
 from chapter_scripts import chapter_scripts  # noqa: E402
@@ -86,7 +86,7 @@ def sources() -> str:
     scripts = ("evidence", "evidence_file", "measurements", "correctness", "sanitizing")
     files = [ROOT / "book" / f"{name}.py" for name in scripts]
     files += (ROOT / "book" / "gpu").glob("*.py")
-    files += [ROOT / "tests" / "cases.py", *(ROOT / "exlm_mini").rglob("*.py")]
+    files += (ROOT / "exlm_mini").rglob("*.py")
     files += (ROOT / "exlm_mini" / "recipes").glob("*.yaml")
     files += [
         file for suffix in ("h", "cpp", "cu") for file in (ROOT / "cuda").glob(f"*.{suffix}")

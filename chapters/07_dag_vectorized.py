@@ -62,10 +62,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from exlm_mini.alignment import dag_log_likelihood, posteriors, viterbi
 from exlm_mini.alignment import scaled as rescaling
+from exlm_mini.alignment.cases import relative_error
 from exlm_mini.benchmarks import Shape
 from exlm_mini.benchmarks.dag import made_graph
 from exlm_mini.live import chapter_scale
-from exlm_mini.measure import relative_error
 from exlm_mini.plotting import COLORS, use_book_style
 
 use_book_style()

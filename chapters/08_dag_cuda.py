@@ -70,13 +70,13 @@ from exlm_mini.alignment import (
     posteriors,
     viterbi,
 )
+from exlm_mini.alignment.cases import check, relative_error
 from exlm_mini.benchmarks import DAG_SHAPES, Shape
 from exlm_mini.benchmarks.dag import made_graph
 from exlm_mini.benchmarks.limits import floor
 from exlm_mini.live import chapter_scale
-from exlm_mini.measure import relative_error, threads
+from exlm_mini.measure import threads
 from exlm_mini.plotting import COLORS, use_book_style
-from exlm_mini.self_check import check
 
 use_book_style()
 scale = chapter_scale()

@@ -26,11 +26,11 @@ from typing import Any
 import torch
 
 from exlm_mini.alignment import BACKENDS, build, fastest
+from exlm_mini.alignment.cases import DTYPES, JUDGE, check, short
 from exlm_mini.config import UserError
 from exlm_mini.console import INTERRUPTED, drop_output, say, say_error
 from exlm_mini.measure import MIB, machine
 from exlm_mini.options import command_parser
-from exlm_mini.self_check import JUDGE, TOLERANCES, check, short
 
 NOT_BUILT = "not built yet; without --no-build it would be"
 
@@ -220,7 +220,7 @@ def _library_rows(libraries: dict[str, dict[str, str | None]]) -> Iterator[tuple
 
 def _check_lines(checks: list[dict[str, Any]]) -> Iterator[str]:
     """A line for each backend and device."""
-    dtypes = [short(dtype) for dtype in TOLERANCES]
+    dtypes = [short(dtype) for dtype in DTYPES]
     form = "  {:<8}{:<12}" + "{:>9}" * len(dtypes) + "  {}"
     yield form.format("", "", *dtypes, "").rstrip()
     for c in checks:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from exlm_mini.training import versions
 
@@ -167,21 +166,6 @@ def _status_bytes(name: str) -> int:
 
 
 # ---- exactness ----
-
-
-def relative_error(ours: Tensor, exact: Tensor) -> float:
-    """``max |ours - exact| / max |exact|``, compared in float64; inf where either is not finite.
-
-    Infinities at the same places on both sides agree and are left out.
-    """
-    ours, exact = ours.detach().double(), exact.detach().double()
-    is_equal = ours == exact
-    difference = torch.where(is_equal, 0.0, (ours - exact).abs())
-    if not bool(difference.isfinite().all()):
-        return float("inf")
-    size = exact[exact.isfinite()].abs().max().item() if exact.isfinite().any() else 0.0
-    largest = difference.max().item() if difference.numel() else 0.0
-    return largest / size if size > 0 else largest
 
 
 # ---- the machine ----

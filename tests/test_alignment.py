@@ -12,17 +12,6 @@ from itertools import combinations, groupby, pairwise, product
 
 import pytest
 import torch
-from cases import (
-    CASES,
-    Graph,
-    all_ones_graph,
-    fill_padding,
-    is_padding,
-    judge,
-    likelihood_and_gradients,
-    random_graph,
-    tied_graph,
-)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -36,6 +25,18 @@ from exlm_mini.alignment import (
     posteriors,
     register,
     viterbi,
+)
+from exlm_mini.alignment.cases import (
+    CASES,
+    Graph,
+    all_ones_graph,
+    fill_padding,
+    is_padding,
+    judge,
+    likelihood_and_gradients,
+    random_graph,
+    relative_error,
+    tied_graph,
 )
 from exlm_mini.alignment.ctc import run_log_likelihood
 
@@ -675,3 +676,17 @@ def test_a_second_derivative_is_right_or_refused(backend):
             torch.autograd.functional.hessian(likelihood, inputs)
     else:
         assert torch.autograd.gradgradcheck(likelihood, inputs)
+
+
+def test_relative_error_is_the_largest_difference_over_the_largest_value():
+    exact = torch.tensor([4.0, -8.0, 1.0], dtype=torch.float64)
+    assert relative_error(exact, exact) == 0
+    assert relative_error(torch.tensor([5.0, -8.0, 1.5]), exact) == 1 / 8
+    assert relative_error(torch.tensor([0.5]), torch.zeros(1)) == 0.5
+
+
+def test_relative_error_takes_infinities_only_where_they_belong():
+    exact = torch.tensor([-torch.inf, -2.0])
+    assert relative_error(torch.tensor([-torch.inf, -3.0]), exact) == 0.5
+    assert relative_error(torch.tensor([-5.0, -2.0]), exact) == math.inf
+    assert relative_error(torch.tensor([-torch.inf, torch.nan]), exact) == math.inf

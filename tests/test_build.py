@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import CASES
 
 from exlm_mini.alignment import build, compilers, native
+from exlm_mini.alignment.cases import CASES
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = ("cpu", "cuda")

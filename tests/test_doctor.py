@@ -12,12 +12,12 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
-from exlm_mini import doctor, self_check
-from exlm_mini.alignment import BACKENDS, build, fastest, native
+from exlm_mini import doctor
+from exlm_mini.alignment import BACKENDS, build, cases, fastest, native
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
-OURS = [name for name in BACKENDS if name != self_check.JUDGE]
+OURS = [name for name in BACKENDS if name != cases.JUDGE]
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_every_backend_is_right_on_this_machine(capsys):
             assert name == "native" and check["reason"] == native.why_not("cpu")
             continue
         assert check["is_right"] and check["reason"] is None
-        assert 0 < check["errors"]["float32"] < 1e-5 and check["errors"]["float64"] < 1e-12
+        assert 0 < check["errors"]["float32"] < 2e-3 and check["errors"]["float64"] < 1e-11
     assert report["auto"]["cpu"] == fastest("cpu")
 
 
@@ -114,14 +114,14 @@ def test_a_missing_library_or_tool_is_advice(monkeypatch, two_backends, capsys):
     assert "pip install 'no-such-library[all]>=2,<3'\n" in text
 
 
-@pytest.mark.parametrize("dtype", self_check.TOLERANCES)
+@pytest.mark.parametrize("dtype", cases.DTYPES)
 def test_a_small_difference_in_one_dtype_is_found(dtype, monkeypatch):
     wrong(
         monkeypatch, "vectorized", 0,
         lambda value_B: value_B * (1.001 if value_B.dtype == dtype else 1),
     )  # fmt: skip
-    check = self_check.check("vectorized", CPU, None)
-    assert check.is_right is False and self_check.short(dtype) in check.reason
+    check = cases.check("vectorized", CPU, None)
+    assert check.is_right is False and cases.short(dtype) in check.reason
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -131,7 +131,7 @@ def test_a_wrong_result_is_found(name, part, monkeypatch):
         pytest.skip(reason)
     changes = [lambda value_B: value_B * 1.001, lambda best: (best[0].clamp(min=0), best[1])]
     wrong(monkeypatch, name, part, changes[part])
-    check = self_check.check(name, CPU, None)
+    check = cases.check(name, CPU, None)
     assert check.is_right is False and "differs from enumeration by" in check.reason
     if part == 1:
         assert check.errors == {"float32": None, "float64": None}
@@ -150,7 +150,7 @@ def test_a_wrong_result_or_an_exception_ends_with_1(two_backends, monkeypatch, c
 
 
 def test_a_backend_that_is_not_there_is_no_mistake():
-    check = self_check.check("naive", CPU, "no wings")
+    check = cases.check("naive", CPU, "no wings")
     assert check == ("naive", "cpu", {}, None, "no wings")
     (_, line) = doctor._check_lines([check._asdict()])
     assert line.split(None, 4)[-1] == "not here: no wings"
@@ -172,17 +172,6 @@ def test_without_building_nothing_is_built(empty_cache, monkeypatch):
     assert report["is_right"]
 
 
-def test_the_graphs_ask_the_hard_questions():
-    ragged, no_path, tiles, spread = self_check.made_graphs()
-    truth_B = BACKENDS[self_check.JUDGE].log_likelihood(*no_path)
-    assert (truth_B == -torch.inf).tolist() == [True, True, True, False]
-    assert all(graph.log_emission_BML.isnan().any() for graph in (ragged, no_path, tiles))
-    assert tiles.log_emission_BML.shape[2] > 64
-    scores = spread.log_emission_BML[spread.log_emission_BML.isfinite()]
-    assert scores.max() - scores.min() > 1000
-    assert set(ragged.num_states_B.tolist()) >= {1, 8}
-
-
 def test_options_that_cannot_be_are_one_line(capsys):
     assert doctor.main(["--no-such-thing"]) == 2
     captured = capsys.readouterr()
@@ -195,7 +184,7 @@ def test_it_runs_on_the_core_libraries_alone(tmp_path):
 import sys
 for name in ("datasets", "tokenizers", "jsonargparse", "accelerate", "rdkit", "tqdm", "yaml"):
     sys.modules[name] = None
-from exlm_mini import doctor, self_check
+from exlm_mini import doctor
 sys.exit(doctor.main(["--no-build"]))
 """
     command = [sys.executable, "-c", program]

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import CASES, random_graph
 
 from exlm_mini import emission, measure
 from exlm_mini.alignment import BACKENDS, Backend
 from exlm_mini.alignment import viterbi as public_viterbi
+from exlm_mini.alignment.cases import CASES, random_graph
 from exlm_mini.benchmarks import Shape
 from exlm_mini.benchmarks.dag import Graph
 from exlm_mini.benchmarks.limits import (
@@ -537,12 +537,11 @@ def test_results_of_other_sources_are_not_mixed(whole, monkeypatch, tmp_path, ca
 
 
 def test_the_hash_of_the_sources_sees_every_change(tmp_path, monkeypatch):
-    for name in ("book", "tests", "exlm_mini", "cuda"):
+    for name in ("book", "exlm_mini", "cuda"):
         (tmp_path / name).mkdir()
     scripts = ("evidence", "evidence_file", "measurements", "correctness", "sanitizing")
     for name in scripts:
         (tmp_path / "book" / f"{name}.py").write_text("")
-    (tmp_path / "tests" / "cases.py").write_text("")
     monkeypatch.setattr(evidence, "ROOT", tmp_path)
     seen = {hash_of_sources()}
     (tmp_path / "book" / "gpu").mkdir()
@@ -684,8 +683,6 @@ def test_it_runs_from_a_copy_with_nothing_but_torch_numpy_and_safetensors(
     unwanted = shutil.ignore_patterns("__pycache__", "_build", "_generated", "results")
     for folder in ("exlm_mini", "book", "cuda"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=unwanted)
-    (tmp_path / "tests").mkdir()
-    shutil.copy(ROOT / "tests" / "cases.py", tmp_path / "tests")
     program = f"""
 import sys
 sys.path.remove({str(ROOT)!r}) if {str(ROOT)!r} in sys.path else None

@@ -422,8 +422,6 @@ def test_the_studies_run_with_nothing_but_torch_numpy_and_safetensors(luggage, t
     unwanted = shutil.ignore_patterns("__pycache__", "_build", "_generated", "results")
     for folder in ("exlm_mini", "book", "cuda"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=unwanted)
-    (tmp_path / "tests").mkdir()
-    shutil.copy(ROOT / "tests" / "cases.py", tmp_path / "tests")
     shutil.copytree(luggage, tmp_path / "carried")
     words = arguments(Path("carried"), tmp_path, "smiles,text")
     program = f"""

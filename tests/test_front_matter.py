@@ -480,7 +480,7 @@ def test_the_reference_shows_every_public_module():
     shown = re.findall(r"automodule:: exlm_mini\.(\S+)", (BOOK / "api.md").read_text())
     assert len(set(shown)) == len(shown)
     parts = (
-        "arguments", "backends", "build", "compilers", "enumeration", "likelihood",
+        "arguments", "backends", "build", "cases", "compilers", "enumeration", "likelihood",
         "marginals", "naive", "native", "sampling", "scaled", "vectorized",
     )  # fmt: skip
     inner = {f"alignment.{name}" for name in parts}  # alignment itself shows their names

@@ -22,7 +22,7 @@ STAGES = """
     evaluation manifest checkpoint optimizer_state run_directory training precision estimate
     watching engine update trainer settings_file settings pretrained downstream encoded_task
     task_checks problems finetuning_config finetuning grid results throughput console costs
-    options measure downstream_runs self_check benchmarks filling readout live analysis plotting
+    options measure downstream_runs benchmarks filling readout live analysis plotting
     curves experiments widgets
 """
 COMMANDS = {"prepare", "pretrain", "finetune", "fill", "sweep", "plot", "bench", "doctor"}
@@ -35,7 +35,7 @@ CORE = {
     "guesses", "model", "batches", "manifest", "checkpoint", "run_directory", "training",
     "precision",
     "estimate", "memory", "watching", "engine", "update", "trainer", "autograd", "durable",
-    "outside", "evaluation", "optimizer_state", "console", "options", "measure", "self_check",
+    "outside", "evaluation", "optimizer_state", "console", "options", "measure",
     "benchmarks", "bench", "doctor", "pretrained", "downstream", "encoded_task", "task_checks",
     "problems", "finetuning_config", "finetuning", "grid", "results",
 }  # fmt: skip

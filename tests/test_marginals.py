@@ -10,7 +10,10 @@ import math
 
 import pytest
 import torch
-from cases import (
+from torch import Tensor
+
+from exlm_mini.alignment import BACKENDS, posteriors
+from exlm_mini.alignment.cases import (
     CASES,
     Graph,
     all_ones_graph,
@@ -19,9 +22,6 @@ from cases import (
     random_graph,
     without_emissions,
 )
-from torch import Tensor
-
-from exlm_mini.alignment import BACKENDS, posteriors
 from exlm_mini.alignment.enumeration import log_likelihood
 from exlm_mini.alignment.marginals import marginal_token_log_probs
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 import numpy as np
@@ -16,7 +15,6 @@ from exlm_mini.measure import (
     MOST_RUNS,
     Timing,
     peak_bytes,
-    relative_error,
     resident_bytes,
     time_side_by_side,
 )
@@ -112,20 +110,6 @@ def test_peak_memory_of_a_gpu_leaves_out_what_was_there_before():
 
 
 # ---- error ----
-
-
-def test_relative_error_is_the_largest_difference_over_the_largest_value():
-    exact = torch.tensor([4.0, -8.0, 1.0], dtype=torch.float64)
-    assert relative_error(exact, exact) == 0
-    assert relative_error(torch.tensor([5.0, -8.0, 1.5]), exact) == 1 / 8
-    assert relative_error(torch.tensor([0.5]), torch.zeros(1)) == 0.5
-
-
-def test_relative_error_takes_infinities_only_where_they_belong():
-    exact = torch.tensor([-torch.inf, -2.0])
-    assert relative_error(torch.tensor([-torch.inf, -3.0]), exact) == 0.5
-    assert relative_error(torch.tensor([-5.0, -2.0]), exact) == math.inf
-    assert relative_error(torch.tensor([-torch.inf, torch.nan]), exact) == math.inf
 
 
 # ---- the machine ----

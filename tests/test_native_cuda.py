@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import CASES, Graph, fill_padding, judge, random_graph, weights
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from exlm_mini.alignment import build, native
+from exlm_mini.alignment.cases import CASES, Graph, fill_padding, judge, random_graph, weights
 from exlm_mini.alignment.native import LAYOUTS, Kernels
 
 DTYPES = (torch.float32, torch.float64)

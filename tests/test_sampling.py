@@ -12,9 +12,9 @@ from itertools import pairwise
 
 import pytest
 import torch
-from cases import CASES, Graph, fill_padding, judge, random_graph
 from torch import Tensor
 
+from exlm_mini.alignment.cases import CASES, Graph, fill_padding, judge, random_graph
 from exlm_mini.alignment.enumeration import path_score, paths
 from exlm_mini.alignment.sampling import sample_paths
 from exlm_mini.alignment.vectorized import log_likelihood

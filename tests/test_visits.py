@@ -10,12 +10,18 @@ import math
 
 import pytest
 import torch
-from cases import Graph, all_ones_graph, fill_padding, random_graph, without_edges
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from exlm_mini.alignment import posteriors
+from exlm_mini.alignment.cases import (
+    Graph,
+    all_ones_graph,
+    fill_padding,
+    random_graph,
+    without_edges,
+)
 from exlm_mini.alignment.enumeration import paths
 from exlm_mini.analysis import Visits, path_visits
 

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from exlm_mini.alignment import BACKENDS
+from exlm_mini.alignment.cases import Graph, relative_error
 from exlm_mini.benchmarks import Note, Record, Shape, record
 from exlm_mini.config import UserError
-from exlm_mini.measure import LEAST_RUNS, once_seconds, relative_error, time_call
+from exlm_mini.measure import LEAST_RUNS, once_seconds, time_call
 
 LogLikelihood = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -32,31 +33,6 @@ RELEASED = Path("fs_plugins/custom_ops/dag_loss.py")
 """In a checkout of the released code; its ``torch_dag_loss`` takes the counts in reverse."""
 NATS = 8.0
 """How far one path stands out of a sharp graph, per step."""
-
-
-class Graph(NamedTuple):
-    """The four arguments of ``alignment.dag_log_likelihood``, in order."""
-
-    log_emission_BML: Tensor
-    log_transition_BLL: Tensor
-    num_targets_B: Tensor
-    num_states_B: Tensor
-
-    def part(self, num_rows: int, num_targets: int) -> Graph:
-        """The first rows, with the first targets only."""
-        return Graph(
-            self.log_emission_BML[:num_rows, :num_targets].contiguous(),
-            self.log_transition_BLL[:num_rows],
-            self.num_targets_B[:num_rows].clamp(max=num_targets),
-            self.num_states_B[:num_rows],
-        )
-
-    def double(self) -> Graph:
-        """The same numbers in float64."""
-        return self._replace(
-            log_emission_BML=self.log_emission_BML.double(),
-            log_transition_BLL=self.log_transition_BLL.double(),
-        )
 
 
 def made_graph(
@@ -213,7 +189,7 @@ JUDGES = ("vectorized", "scaled", "native")
 
 def judge(graph: Graph, device: torch.device, seconds: float) -> Judge | None:
     """float64 on the same numbers, for as many rows as fit in ``seconds``; none: not one."""
-    exact = graph.double()
+    exact = graph.to(torch.float64)
     B, M, _ = graph.log_emission_BML.shape
     for name in JUDGES:
         if BACKENDS[name].why_not(device.type) is not None:

@@ -12,10 +12,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from exlm_mini.alignment.cases import relative_error
 from exlm_mini.benchmarks import Note, Record, Shape, record
 from exlm_mini.config import ModelConfig
 from exlm_mini.emission import VocabularyHead
-from exlm_mini.measure import relative_error, time_side_by_side
+from exlm_mini.measure import time_side_by_side
 
 WAYS = ("plain", "buffer", "fused", "chunked")
 

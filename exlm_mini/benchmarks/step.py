@@ -18,12 +18,13 @@ from functools import partial
 import numpy as np
 import torch
 
+from exlm_mini.alignment.cases import relative_error
 from exlm_mini.benchmarks import Record, Shape, record
 from exlm_mini.benchmarks.released import ReleasedLayout
 from exlm_mini.config import MaskingConfig, ModelConfig, RunConfig, SpecialIds
 from exlm_mini.estimate import row_flops
 from exlm_mini.masking import MaskedBatch, Masker
-from exlm_mini.measure import LEAST_RUNS, Timing, relative_error, time_side_by_side
+from exlm_mini.measure import LEAST_RUNS, Timing, time_side_by_side
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.objectives import log_likelihood, mlm_loss, states_alignment_loss
 from exlm_mini.training import loss_of

@@ -1,21 +1,26 @@
-"""The table of graphs every alignment backend meets, and what the judge says of each.
+"""The table of graphs that every alignment backend meets, and what the judge says of each.
 
-Shapes: B rows, M targets, L states. All graphs are float64; ``Graph.to`` makes another dtype or
-device of them. The judge is ``alignment/enumeration.py``, which ``test_alignment.py`` holds
-against an enumeration of its own.
+Shapes: B rows, M targets, L states.
+
+The judge is the enumeration of all paths in float64 (``enumeration.py``, which a test holds against
+an enumeration of its own). Cases are float64; ``Graph.to`` makes another dtype or device of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from exlm_mini.alignment import dag_log_likelihood, viterbi
+
+JUDGE = "enumerate"
+DTYPES = (torch.float32, torch.float64)
+LOG_SPACE = ("enumerate", "naive", "vectorized")
+QUANTITIES = ("log_likelihood", "grad_emission", "grad_transition")
 
 
 class Graph(NamedTuple):
@@ -27,11 +32,20 @@ class Graph(NamedTuple):
     num_states_B: Tensor
 
     def to(
-        self, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
+        self, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
     ) -> Graph:
-        """The same graph in another dtype, on another device."""
-        scores = (t.to(device, dtype) for t in self[:2])
-        return Graph(*scores, *(t.to(device) for t in self[2:]))
+        """The same graph in another dtype; on another device, if one is given."""
+        scores = (t.to(device=device, dtype=dtype) for t in self[:2])
+        return Graph(*scores, *(t.to(device=device) for t in self[2:]))
+
+    def part(self, num_rows: int, num_targets: int) -> Graph:
+        """The first rows, with the first targets only."""
+        return Graph(
+            self.log_emission_BML[:num_rows, :num_targets].contiguous(),
+            self.log_transition_BLL[:num_rows],
+            self.num_targets_B[:num_rows].clamp(max=num_targets),
+            self.num_states_B[:num_rows],
+        )
 
     def row(self, b: int) -> Graph:
         """Row b by itself, without padding."""
@@ -52,6 +66,9 @@ class Verdict(NamedTuple):
     grad_transition_BLL: Tensor
     path_BM: Tensor
     log_score_B: Tensor
+
+
+# ---- graphs ----
 
 
 def is_padding(graph: Graph) -> tuple[Tensor, Tensor]:
@@ -165,33 +182,6 @@ def _one_likely_edge(graph: Graph) -> Graph:
     return graph._replace(log_transition_BLL=log_transition_BLL)
 
 
-def flat_graph(num_targets: list[int], num_states: list[int]) -> Graph:
-    """All forward edges equally likely, all emissions 1: an untrained model."""
-    graph = all_ones_graph(num_targets, num_states)
-    num_ways_BL1 = (graph.log_transition_BLL == 0).double().sum(2, keepdim=True)
-    return graph._replace(
-        log_transition_BLL=graph.log_transition_BLL - num_ways_BL1.clamp(min=1).log()
-    )
-
-
-def two_ways(unit: float, by: str) -> Graph:
-    """Two paths of ten states: odd ones, whose first and last steps cost 130 units, and even
-    ones, whose nine steps cost 50 each. ``by`` says where the 130 are paid."""
-    M, L = 10, 20
-    emission_ML = torch.zeros(M, L, dtype=torch.float64)
-    transition_LL = torch.full((L, L), -torch.inf, dtype=torch.float64)
-    odd, even = [0, *range(1, 2 * M - 3, 2), L - 1], [0, *range(2, 2 * M - 2, 2), L - 1]
-    for path, cost in ((odd, 0.0), (even, 50.0)):
-        for v, u in pairwise(path):
-            transition_LL[v, u] = -cost * unit
-    if by == "edges":
-        transition_LL[odd[0], odd[1]] = transition_LL[odd[-2], odd[-1]] = -130 * unit
-    else:
-        emission_ML[1, odd[1]] = emission_ML[-2, odd[-2]] = -130 * unit
-    counts = (torch.tensor([M]), torch.tensor([L]))
-    return Graph(emission_ML.unsqueeze(0), transition_LL.unsqueeze(0), *counts)
-
-
 def tied_graph(seed: int, num_targets: Sequence[int], num_states: Sequence[int]) -> Graph:
     """Scores are -1 or -2, exact in any order of summation: many best paths."""
     graph = random_graph(seed, num_targets, num_states, density=0.8)
@@ -261,23 +251,8 @@ def _cases() -> dict[str, Graph]:
 CASES = _cases()
 """Name to graph."""
 
-UNREACHED = (3, 20)
-GRAPH_FOR_NAN = without_edges(
-    random_graph(7, [9, 9], [40, 40]),
-    [(b, v, u) for b in range(2) for u in UNREACHED for v in range(u)],
-)
-"""No edge enters the states ``UNREACHED``."""
-PLACES_OF_NAN = [
-    ("log_emission_BML", (0, 0, 0)),
-    ("log_emission_BML", (0, 4, 19)),
-    ("log_emission_BML", (0, 4, 20)),
-    ("log_emission_BML", (0, 8, 39)),
-    ("log_transition_BLL", (0, 0, 1)),
-    ("log_transition_BLL", (0, 3, 30)),
-    ("log_transition_BLL", (0, 4, 30)),
-    ("log_transition_BLL", (0, 38, 39)),
-]
-"""In its first row: what no path reaches is read as well."""
+# ---- the judge ----
+
 
 WEIGHTS = (1.5, -0.5, 0.0, 2.0, -1.0, 0.25, 3.0, -2.5, 1.0)
 """Incoming gradients, one per row."""
@@ -308,31 +283,117 @@ def likelihood_and_gradients(
 def judge(name: str) -> Verdict:
     """What enumeration says of the case of that name, with ``weights`` as incoming gradient."""
     graph = CASES[name]
-    return Verdict(
-        *likelihood_and_gradients(graph, "enumerate"), *viterbi(*graph, backend="enumerate")
-    )
+    return Verdict(*likelihood_and_gradients(graph, JUDGE), *viterbi(*graph, backend=JUDGE))
 
 
-def error(ours: Tensor, truth: Tensor) -> float:
-    """max |difference| / max |truth|, where -inf must stand at the same places."""
-    is_finite = truth.isfinite()
-    assert torch.equal(ours.isfinite(), is_finite)
-    assert torch.equal(ours[~is_finite].double(), truth[~is_finite])
-    difference = (ours.double() - truth)[is_finite].abs().max() if is_finite.any() else 0.0
-    size = truth[is_finite].abs().max() if is_finite.any() else 1.0
-    return float(difference / size) if difference > 0 else 0.0
+def relative_error(ours: Tensor, exact: Tensor) -> float:
+    """``max |ours - exact| / max |exact|``, compared in float64; inf where either is not finite.
+
+    Infinities at the same places on both sides agree and are left out.
+    """
+    ours, exact = ours.detach().double(), exact.detach().double()
+    is_equal = ours == exact
+    difference = torch.where(is_equal, 0.0, (ours - exact).abs())
+    if not bool(difference.isfinite().all()):
+        return float("inf")
+    size = exact[exact.isfinite()].abs().max().item() if exact.isfinite().any() else 0.0
+    largest = difference.max().item() if difference.numel() else 0.0
+    return largest / size if size > 0 else largest
 
 
-def assert_float32_is_near(
-    graph: Graph, backend: str, truth_by: str, limit: float | None = None
-) -> None:
-    """Against float64 on the same float32 inputs: the loss to 1e-6, its gradients to ``limit``,
-    by default 1e-5 up to M = 77 and 1e-4 above."""
-    single = graph.to(torch.float32)
-    value, *gradients = likelihood_and_gradients(single, backend)
-    true_value, *truth = likelihood_and_gradients(single.to(torch.float64), truth_by)
-    assert value.dtype == gradients[0].dtype == gradients[1].dtype == torch.float32
-    assert error(value, true_value) <= 1e-6
-    limit = limit or (1e-5 if graph.log_emission_BML.shape[1] <= 77 else 1e-4)
-    for ours, true in zip(gradients, truth, strict=True):
-        assert error(ours, true) <= limit
+def limits(backend: str, graph: Graph, dtype: torch.dtype) -> dict[str, float]:
+    """What errors are allowed, relative to the largest value of each quantity.
+
+    Rescaled probabilities lose nothing but rounding. In log space a posterior is the exponential
+    of a sum of logarithms, each wrong by a rounding of its own size, which grows with the
+    scores and the number of targets: four roundings of the largest path score.
+
+    Args:
+        backend: its name.
+        graph: the numbers it is given.
+        dtype: of the input; it computes in float32 at least.
+    """
+    work = torch.promote_types(dtype, torch.float32)
+    is_single = work == torch.float32
+    M = graph.log_emission_BML.shape[1]
+    if backend in LOG_SPACE:
+        finite = [scores[scores.isfinite()].abs() for scores in graph[:2]]
+        largest = max((float(f.max()) for f in finite if f.numel()), default=0.0)
+        gradient = 4 * torch.finfo(work).eps * M * (1 + largest)
+    elif is_single:
+        gradient = 1e-5 if M <= 77 else 1e-4
+    else:
+        gradient = 1e-10
+    if dtype != work:
+        gradient += torch.finfo(dtype).eps / 2  # a gradient is rounded to the input's dtype
+    value = 1e-6 if is_single else 1e-12
+    return dict(zip(QUANTITIES, (value, gradient, gradient), strict=True))
+
+
+class Check(NamedTuple):
+    """A backend on a device, held against enumeration."""
+
+    backend: str
+    device: str
+    errors: dict[str, float | None]
+    """Largest relative error by dtype; none where it raised an exception, or is infinite."""
+    is_right: bool | None
+    """None if the backend does not work there."""
+    reason: str | None
+    """Why it does not work, or is not right."""
+
+
+def largest_error(name: str, dtype: torch.dtype, device: torch.device) -> tuple[float, float]:
+    """Of a backend, over all cases with NaN wherever nothing is read.
+
+    Returns:
+        The largest relative error of a likelihood or gradient, and the largest share of what
+        ``limits`` allows; inf where a best path differs.
+    """
+    largest, largest_share = 0.0, 0.0
+    for case in CASES.values():
+        graph = case.to(dtype)
+        exact, there = graph.to(torch.float64), fill_padding(graph, torch.nan).to(dtype, device)
+        truth, ours = (
+            likelihood_and_gradients(exact, JUDGE),
+            likelihood_and_gradients(there, name),
+        )
+        path_BM = viterbi(*there, backend=name)[0].cpu()
+        if not torch.equal(path_BM, viterbi(*exact, backend=JUDGE)[0]):
+            return float("inf"), float("inf")
+        for mine, true, limit in zip(
+            ours, truth, limits(name, graph, dtype).values(), strict=True
+        ):
+            error = relative_error(mine.cpu(), true)
+            largest, largest_share = max(largest, error), max(largest_share, error / limit)
+    return largest, largest_share
+
+
+def check(name: str, device: torch.device, reason: str | None) -> Check:
+    """Hold a backend against enumeration.
+
+    Args:
+        name: in ``BACKENDS``.
+        device: to compute on.
+        reason: why the backend does not work there, if it does not.
+    """
+    if reason is not None:
+        return Check(name, str(device), {}, None, reason)
+    errors: dict[str, float | None] = {}
+    for dtype in DTYPES:
+        key = short(dtype)
+        try:
+            error, share = largest_error(name, dtype, device)
+        except Exception as raised:  # whatever it is, the report must go on
+            errors[key] = None
+            reason = reason or f"{type(raised).__name__}: {raised}"
+            continue
+        errors[key] = error if error < float("inf") else None
+        if share > 1:
+            reason = reason or f"{key} differs from enumeration by {error:.1e}"
+    return Check(name, str(device), errors, reason is None, reason)
+
+
+def short(dtype: torch.dtype) -> str:
+    """``float32`` for ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")
