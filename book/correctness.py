@@ -183,13 +183,13 @@ def _truth_of(shape: Shape, kind: str, dtype: torch.dtype, device: torch.device)
     is_small = shape.B * shape.M * shape.L**2 <= MOST_VITERBI
     log_score_B = None
     if is_small or device.type == "cuda":
-        log_score_B = viterbi(*graph.to(torch.float64), backend="vectorized")[1]
+        log_score_B = viterbi(*graph.double(), backend="vectorized")[1]
     return Truth(graph, judge(graph, device, SECONDS), log_score_B)
 
 
 def path_score(graph: Graph, path_BM: Tensor) -> Tensor:
     """Sum of the scores along each path, (B,) float64; -inf for what is no path."""
-    graph = graph.to(torch.float64)
+    graph = graph.double()
     row_B1 = torch.arange(len(path_BM), device=path_BM.device).unsqueeze(1)
     target_M = torch.arange(path_BM.shape[1], device=path_BM.device)
     is_target_BM = target_M < graph.num_targets_B.unsqueeze(1)

@@ -38,6 +38,10 @@ class Graph(NamedTuple):
         scores = (t.to(device=device, dtype=dtype) for t in self[:2])
         return Graph(*scores, *(t.to(device=device) for t in self[2:]))
 
+    def double(self) -> Graph:
+        """The same numbers in float64."""
+        return self.to(torch.float64)
+
     def part(self, num_rows: int, num_targets: int) -> Graph:
         """The first rows, with the first targets only."""
         return Graph(

@@ -189,7 +189,7 @@ JUDGES = ("vectorized", "scaled", "native")
 
 def judge(graph: Graph, device: torch.device, seconds: float) -> Judge | None:
     """float64 on the same numbers, for as many rows as fit in ``seconds``; none: not one."""
-    exact = graph.to(torch.float64)
+    exact = graph.double()
     B, M, _ = graph.log_emission_BML.shape
     for name in JUDGES:
         if BACKENDS[name].why_not(device.type) is not None:
