@@ -109,4 +109,4 @@ lock: ## write requirements.lock anew: newest releases allowed, by Python 3.11
 
 clean: ## remove .venv, caches and build outputs; runs/ stays
 	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis book/_build book/_generated
-	find exlm_mini tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find exlm_mini exlm_lab tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -31,15 +31,15 @@ import torch
 from record import DIGITS, read_records, record_of, tell, write_records
 from torch import Tensor
 
-from exlm_mini.analysis import path_entropy
 from exlm_mini.config import UserError
-from exlm_mini.console import exit_code
-from exlm_mini.corpora.grammars import grammar
-from exlm_mini.decoding import Reading
+from exlm_mini.data.tokenizer import MASK
+from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.fill import Loaded, encode_row, load_run, read
 from exlm_mini.options import command_parser
-from exlm_mini.tokenization import MASK
-from exlm_mini.widgets import read_scene
+from exlm_mini.reading.decoding import Reading
+from exlm_mini.reading.entropy import path_entropy
+from exlm_mini.reading.scene import read_scene
+from exlm_mini.training.console import exit_code
 
 SENTENCE = "the old baker felt [MASK] this morning so his sister [MASK]"
 NUM_SENTENCES = 40

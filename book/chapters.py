@@ -15,8 +15,8 @@ import nbformat
 from nbformat import NotebookNode
 
 from exlm_mini.config import UserError
-from exlm_mini.console import exit_code, say
 from exlm_mini.options import command_parser
+from exlm_mini.training.console import exit_code, say
 
 CHAPTERS = Path(__file__).resolve().parents[1] / "chapters"
 NOT_RUN = "nbval-skip"

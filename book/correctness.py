@@ -15,6 +15,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from exlm_lab.benchmarks.dag import (
+    Judge,
+    errors_of,
+    estimated_seconds,
+    forward_and_backward,
+    judge,
+    made_graph,
+)
+from exlm_lab.benchmarks.record import Shape
 from exlm_mini.alignment import dag_log_likelihood, viterbi
 from exlm_mini.alignment.cases import (
     CASES,
@@ -27,15 +36,6 @@ from exlm_mini.alignment.cases import (
     weights,
 )
 from exlm_mini.alignment.scaled import rescaled_log_likelihood
-from exlm_mini.benchmarks import Shape
-from exlm_mini.benchmarks.dag import (
-    Judge,
-    errors_of,
-    estimated_seconds,
-    forward_and_backward,
-    judge,
-    made_graph,
-)
 
 TEACHING = ("enumerate", "naive")
 """Too slow for anything but the table of cases."""

@@ -25,12 +25,12 @@ benchmarks publish them. MODEL is mlm and exlm; scratch is mlm with
 
 Then for MODEL mlm, exlm and scratch::
 
-    python -m exlm_mini.finetune --task bbbp bace clintox --checkpoint RUNS/smiles-MODEL \\
+    python -m exlm_lab.finetune --task bbbp bace clintox --checkpoint RUNS/smiles-MODEL \\
         --data DATA/moleculenet --output RUNS/tuned-smiles-MODEL --threads 1 \\
         --train.epochs 4 --train.learning_rate 5e-4
-    python -m exlm_mini.finetune --task cola --checkpoint RUNS/text-MODEL --data DATA/glue \\
+    python -m exlm_lab.finetune --task cola --checkpoint RUNS/text-MODEL --data DATA/glue \\
         --output RUNS/tuned-text-MODEL --threads 1 --train.epochs 5 --train.learning_rate 5e-4
-    python -m exlm_mini.finetune --task sst2 --checkpoint RUNS/text-MODEL --data DATA/glue \\
+    python -m exlm_lab.finetune --task sst2 --checkpoint RUNS/text-MODEL --data DATA/glue \\
         --output RUNS/tuned-text-MODEL --threads 1 --train.epochs 1 --train.learning_rate 5e-4
     python book/downstream_small.py RUNS --moleculenet DATA/moleculenet --canonical \\
         --to book/results/downstream-small.json
@@ -52,13 +52,13 @@ from molecules_seen import molecules_seen
 from record import read_json, record_of, write_json
 from tuned_record import MODELS, task_record
 
+from exlm_lab.downstream.moleculenet import find_csv
 from exlm_mini.config import UserError
-from exlm_mini.console import exit_code, say
-from exlm_mini.corpora.packing import Pack
+from exlm_mini.data.packs import Pack
 from exlm_mini.options import command_parser
-from exlm_mini.pretrained import load_pretrained
-from exlm_mini.run_directory import read_metrics
-from exlm_mini.tasks.moleculenet import find_csv
+from exlm_mini.reading.pretrained import load_pretrained
+from exlm_mini.training.console import exit_code, say
+from exlm_mini.training.run_directory import read_metrics
 
 TASKS = {"smiles": ("bbbp", "bace", "clintox"), "text": ("cola", "sst2")}
 """By what the models were pre-trained on."""

@@ -57,13 +57,13 @@ from sanitizing import sanitizer  # noqa: E402
 from studies import study_items  # noqa: E402
 from study_sizes import QUICK, Sizes, sizes_from  # noqa: E402
 
+from exlm_lab.benchmarks.dag import load_extra_backend  # noqa: E402
 from exlm_mini.alignment import BACKENDS  # noqa: E402
-from exlm_mini.benchmarks.dag import load_extra_backend  # noqa: E402
 from exlm_mini.config import UserError, nearest  # noqa: E402
-from exlm_mini.console import exit_code  # noqa: E402
-from exlm_mini.measure import machine  # noqa: E402
 from exlm_mini.options import command_parser  # noqa: E402
-from exlm_mini.training import choose_device  # noqa: E402
+from exlm_mini.training.console import exit_code  # noqa: E402
+from exlm_mini.training.parts import choose_device  # noqa: E402
+from exlm_mini.training.provenance import machine  # noqa: E402
 
 TIME_IS_UP = 3
 SECTIONS: dict[str, Callable[[Setting], Iterator[Item]]] = {
@@ -86,8 +86,9 @@ def sources() -> str:
     scripts = ("evidence", "evidence_file", "measurements", "correctness", "sanitizing")
     files = [ROOT / "book" / f"{name}.py" for name in scripts]
     files += (ROOT / "book" / "gpu").glob("*.py")
-    files += (ROOT / "exlm_mini").rglob("*.py")
-    files += (ROOT / "exlm_mini" / "recipes").glob("*.yaml")
+    for package in ("exlm_mini", "exlm_lab"):
+        files += (ROOT / package).rglob("*.py")
+        files += (ROOT / package / "recipes").rglob("*.yaml")
     files += [
         file for suffix in ("h", "cpp", "cu") for file in (ROOT / "cuda").glob(f"*.{suffix}")
     ]

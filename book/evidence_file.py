@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from exlm_mini.config import UserError
-from exlm_mini.durable import write_atomically
+from exlm_mini.data.files import write_atomically
 
 SAME = ("torch", "device", "cpu", "threads", "sources")
 """What results in one file have in common."""

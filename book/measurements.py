@@ -17,8 +17,12 @@ from correctness import check_cases, check_graph, groups
 from evidence_file import Result
 from study_sizes import QUICK, Sizes
 
-from exlm_mini.alignment import BACKENDS
-from exlm_mini.benchmarks import (
+from exlm_lab.benchmarks.dag import LogLikelihood, dag, forward_and_backward, made_graph
+from exlm_lab.benchmarks.data import Reading, epochs, readings
+from exlm_lab.benchmarks.emission import emission
+from exlm_lab.benchmarks.limits import Floor, Limits, floor, measured_limits, replay_ms
+from exlm_lab.benchmarks.measure import threads
+from exlm_lab.benchmarks.record import (
     DAG_SHAPES,
     EMISSION_SIZES,
     TEXT_SHAPE,
@@ -26,17 +30,12 @@ from exlm_mini.benchmarks import (
     Shape,
     as_json,
 )
-from exlm_mini.benchmarks.dag import LogLikelihood, dag, forward_and_backward, made_graph
-from exlm_mini.benchmarks.data import Reading, epochs, readings
-from exlm_mini.benchmarks.emission import emission
-from exlm_mini.benchmarks.limits import Floor, Limits, floor, measured_limits, replay_ms
-from exlm_mini.benchmarks.step import model_of, row_length, step
-from exlm_mini.benchmarks.training import LEAST_STEPS, singles, train
+from exlm_lab.benchmarks.step import model_of, row_length, step
+from exlm_lab.benchmarks.training import LEAST_STEPS, singles, speed_settings, train
+from exlm_mini.alignment import BACKENDS
 from exlm_mini.config import RunConfig, UserError
-from exlm_mini.measure import threads
-from exlm_mini.memory import DoesNotFit
-from exlm_mini.settings import load_recipe, recipe_names
-from exlm_mini.throughput import speed_settings
+from exlm_mini.data.memory import DoesNotFit
+from exlm_mini.recipes import load_recipe, recipe_names
 
 WORK = Path(__file__).resolve().parents[1] / "build" / "evidence"
 PAPER_SIZES = (Shape(64, 77, 308), 50265)

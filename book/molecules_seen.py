@@ -9,11 +9,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from exlm_mini.corpora.packing import Pack
-from exlm_mini.tasks.moleculenet import find_csv, read_csv
-from exlm_mini.tasks.scaffolds import split
-from exlm_mini.tasks.seen import overlap_with
-from exlm_mini.tokenization import Tokenizer
+from exlm_lab.downstream.moleculenet import find_csv, read_csv
+from exlm_lab.downstream.overlap import overlap_with
+from exlm_lab.downstream.scaffolds import split
+from exlm_mini.data.packs import Pack
+from exlm_mini.data.tokenizer import Tokenizer
 
 ROWS_AT_ONCE = 4096
 

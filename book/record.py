@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from exlm_mini.config import RunConfig, UserError, run_config_from_dict
-from exlm_mini.console import exit_code
-from exlm_mini.durable import write_atomically
-from exlm_mini.options import command_parser
-from exlm_mini.run_directory import CONFIG, read_metrics
-from exlm_mini.settings import parse, parse_stored, plain, recipe_names
+from exlm_mini.data.files import write_atomically
+from exlm_mini.options import command_parser, parse
+from exlm_mini.recipes import parse_stored, plain, recipe_names
+from exlm_mini.training.console import exit_code
+from exlm_mini.training.run_directory import CONFIG, read_metrics
 
 DIGITS = 4
 """Of the bits in a record, after the point."""

@@ -12,9 +12,9 @@ from typing import Any
 from record import read_json
 from scipy.stats import t
 
+from exlm_lab.downstream.grid import PAPER
+from exlm_lab.downstream.settings import TuneConfig
 from exlm_mini.config import UserError
-from exlm_mini.finetuning_config import TuneConfig
-from exlm_mini.grid import PAPER
 
 FILES = {"smiles": "DATA/moleculenet", "text": "DATA/glue"}
 MODELS = ("exlm", "mlm", "scratch")
@@ -101,7 +101,7 @@ def command_of(corpus: str, task: str, setting: dict[str, Any]) -> str:
     options = [f"--train.{name} {v}" for name, v in setting.items() if v != usual[name]]
     return " ".join(
         [
-            f"python -m exlm_mini.finetune --task {task} --checkpoint RUNS/{corpus}-MODEL",
+            f"python -m exlm_lab.finetune --task {task} --checkpoint RUNS/{corpus}-MODEL",
             f"--data {FILES[corpus]}",
             *options,
         ]

@@ -68,11 +68,11 @@ from exlm_mini.config import (
     TrainConfig,
     UserError,
 )
-from exlm_mini.corpora.grammars import grammar
-from exlm_mini.live import chapter_scale
-from exlm_mini.masking import Masker, counter_uniform
+from exlm_mini.data.masking import Masker, counter_uniform
+from exlm_mini.data.tokenizer import word_level
+from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.model import MaskedLM
-from exlm_mini.objectives import mlm_loss
+from exlm_mini.model.objectives import mlm_loss
 from exlm_mini.plotting import (
     COLORS,
     draw_curves,
@@ -80,7 +80,7 @@ from exlm_mini.plotting import (
     draw_tokens,
     use_book_style,
 )
-from exlm_mini.tokenization import word_level
+from exlm_mini.training.live import chapter_scale
 
 use_book_style()
 scale = chapter_scale()
@@ -634,7 +634,7 @@ def rate_at(step):
 # **Check.** The package uses the same schedule.
 
 # %%
-from exlm_mini.training import learning_rate, make_optimizer
+from exlm_mini.training.parts import learning_rate, make_optimizer
 
 for step in range(recipe.steps):
     assert math.isclose(rate_at(step), learning_rate(recipe, step))
@@ -964,8 +964,9 @@ assert math.isclose(language.joint_entropy_bits(is_slot_N), 1)
 
 # %%
 from exlm_mini.fill import main as fill
+from exlm_mini.options import parse
 from exlm_mini.pretrain import main as pretrain
-from exlm_mini.settings import RECIPES, parse, recipe_names
+from exlm_mini.recipes import RECIPES, recipe_names
 
 makefile = Path("../Makefile").read_text()
 assert "-m exlm_mini.pretrain --recipe smiles-tiny $(ARGS)" in makefile

@@ -51,13 +51,13 @@ import numpy as np
 import pandas as pd
 import torch
 
-from exlm_mini.analysis import entropy_bits
 from exlm_mini.config import SPECIAL_TOKENS, SpecialIds
-from exlm_mini.corpora.grammars import GRAMMARS, grammar
-from exlm_mini.corpora.toy import Grammar, Position
-from exlm_mini.live import chapter_scale, train_live
+from exlm_mini.data.toy import Grammar, Position
+from exlm_mini.data.toy_grammars import grammar
+from exlm_mini.options import parse
 from exlm_mini.plotting import COLORS, draw_curves, draw_heatmap, use_book_style
-from exlm_mini.settings import parse
+from exlm_mini.reading.entropy import entropy_bits
+from exlm_mini.training.live import chapter_scale, train_live
 
 use_book_style()
 rng = np.random.default_rng(0)
@@ -424,8 +424,9 @@ f"{town_product_AB[town_joint_AB == 0].sum():.0%} of the product is impossible"
 # tell the same about the hidden variables count once.
 
 # %%
+LANGUAGES = ["pairs", "pairs-of-four", "fours", "quartets", "town"]
 facts = []
-for name in GRAMMARS:
+for name in LANGUAGES:
     language = grammar(name)
     is_masked_N = language.mask()
     facts.append(
@@ -558,7 +559,7 @@ def divergence(p, q):
     return float((p[p > 0] * np.log2(p[p > 0] / q[p > 0])).sum())
 
 
-cases = [(grammar(name), grammar(name).slots) for name in list(GRAMMARS)[:4]]
+cases = [(grammar(name), grammar(name).slots) for name in LANGUAGES[:4]]
 cases.append((town, number_words))
 attacks, num_attacks = [], 400
 for language, masked in cases:
@@ -730,7 +731,7 @@ def chain_bits(language, sentence_N, masked):
 # and also when the last slot comes first.
 
 # %%
-for name in GRAMMARS:
+for name in LANGUAGES:
     language = grammar(name)
     sentences_SN = language.sample(20, seed=4)
     exact_S = -language.log_conditional(sentences_SN, language.mask()) / math.log(2)

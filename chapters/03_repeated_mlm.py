@@ -48,26 +48,26 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from exlm_mini.analysis import (
-    entropy_bits,
-    fully_masked,
-    mean_over_copies,
-    repeated_entropy_bits,
-)
-from exlm_mini.batches import VALIDATION_EPOCH
 from exlm_mini.config import SPECIAL_TOKENS, MaskingConfig, SpecialIds
-from exlm_mini.corpora.toy import Grammar, Position
-from exlm_mini.live import chapter_scale
-from exlm_mini.masking import (
+from exlm_mini.data.batches import VALIDATION_EPOCH
+from exlm_mini.data.masking import (
     Masker,
     corrupted_share,
     corrupted_share_moments,
     repeat_tokens,
 )
-from exlm_mini.objectives import mlm_loss, nats_to_bits
+from exlm_mini.data.toy import Grammar, Position
+from exlm_mini.model.objectives import mlm_loss, nats_to_bits
+from exlm_mini.options import parse
 from exlm_mini.plotting import COLORS, draw_heatmap, draw_tokens, use_book_style
-from exlm_mini.settings import parse
-from exlm_mini.training import (
+from exlm_mini.reading.entropy import (
+    entropy_bits,
+    fully_masked,
+    mean_over_copies,
+    repeated_entropy_bits,
+)
+from exlm_mini.training.live import chapter_scale
+from exlm_mini.training.parts import (
     learning_rate,
     make_masker,
     make_model,

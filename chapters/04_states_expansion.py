@@ -59,14 +59,14 @@ from exlm_mini.config import (
     ModelConfig,
     SpecialIds,
 )
-from exlm_mini.expansion import expand, expand_masks, gather_states
-from exlm_mini.live import chapter_scale
-from exlm_mini.masking import Masker, num_masks
+from exlm_mini.data.masking import Masker, num_masks
+from exlm_mini.data.tokenizer import word_level
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.objectives import log_likelihood
+from exlm_mini.model.expansion import expand, expand_masks, gather_states
+from exlm_mini.model.objectives import log_likelihood
+from exlm_mini.model.rope import rotation_2d
 from exlm_mini.plotting import COLORS, draw_tokens, use_book_style
-from exlm_mini.rope import rotation_2d
-from exlm_mini.tokenization import word_level
+from exlm_mini.training.live import chapter_scale
 
 use_book_style()
 scale = chapter_scale()

@@ -57,14 +57,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from exlm_mini.config import ModelConfig, SpecialIds
-from exlm_mini.encoder import Encoder, initialise
-from exlm_mini.expansion import expand_masks
-from exlm_mini.live import chapter_scale
+from exlm_mini.data.tokenizer import word_level
 from exlm_mini.model import ExLM
-from exlm_mini.objectives import log_likelihood
+from exlm_mini.model.encoder import Encoder, initialise
+from exlm_mini.model.expansion import expand_masks
+from exlm_mini.model.objectives import log_likelihood
+from exlm_mini.model.rope import rotate, rotation_1d, rotation_2d
 from exlm_mini.plotting import COLORS, draw_heatmap, use_book_style
-from exlm_mini.rope import rotate, rotation_1d, rotation_2d
-from exlm_mini.tokenization import word_level
+from exlm_mini.training.live import chapter_scale
 
 use_book_style()
 scale = chapter_scale()

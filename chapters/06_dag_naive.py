@@ -56,10 +56,10 @@ import torch
 from exlm_mini.alignment import dag_log_likelihood, posteriors, viterbi
 from exlm_mini.alignment.enumeration import path_score, paths
 from exlm_mini.config import SpecialIds
-from exlm_mini.expansion import expand_masks
-from exlm_mini.live import chapter_scale
+from exlm_mini.model.expansion import expand_masks
+from exlm_mini.model.transition import edges
 from exlm_mini.plotting import COLORS, draw_dag, draw_heatmap, use_book_style
-from exlm_mini.transition import edges
+from exlm_mini.training.live import chapter_scale
 
 use_book_style()
 torch.set_default_dtype(torch.float64)

@@ -60,13 +60,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from exlm_lab.benchmarks.dag import made_graph
+from exlm_lab.benchmarks.record import Shape
 from exlm_mini.alignment import dag_log_likelihood, posteriors, viterbi
 from exlm_mini.alignment import scaled as rescaling
 from exlm_mini.alignment.cases import relative_error
-from exlm_mini.benchmarks import Shape
-from exlm_mini.benchmarks.dag import made_graph
-from exlm_mini.live import chapter_scale
 from exlm_mini.plotting import COLORS, use_book_style
+from exlm_mini.training.live import chapter_scale
 
 use_book_style()
 torch.set_default_dtype(torch.float64)
@@ -676,7 +676,7 @@ assert loops[10].num_operations > num_terms > ours[10].num_operations
 # it was made:
 #
 # ```bash
-# python -m exlm_mini.bench dag --threads 2 --shape 2,5,20 --shape 2,10,40 \
+# python -m exlm_lab.bench dag --threads 2 --shape 2,5,20 --shape 2,10,40 \
 #     --shape 8,20,80 --shape 8,77,308 --shape 64,77,308 --shape 4,256,1024 \
 #     --json > book/results/bench-dag.json
 # ```

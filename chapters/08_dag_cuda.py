@@ -63,6 +63,10 @@ import numpy as np
 import torch
 from matplotlib.patches import Rectangle
 
+from exlm_lab.benchmarks.dag import made_graph
+from exlm_lab.benchmarks.limits import floor
+from exlm_lab.benchmarks.measure import threads
+from exlm_lab.benchmarks.record import DAG_SHAPES, Shape
 from exlm_mini.alignment import (
     build,
     dag_log_likelihood,
@@ -71,12 +75,8 @@ from exlm_mini.alignment import (
     viterbi,
 )
 from exlm_mini.alignment.cases import check, relative_error
-from exlm_mini.benchmarks import DAG_SHAPES, Shape
-from exlm_mini.benchmarks.dag import made_graph
-from exlm_mini.benchmarks.limits import floor
-from exlm_mini.live import chapter_scale
-from exlm_mini.measure import threads
 from exlm_mini.plotting import COLORS, use_book_style
+from exlm_mini.training.live import chapter_scale
 
 use_book_style()
 scale = chapter_scale()

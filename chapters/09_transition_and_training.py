@@ -62,13 +62,18 @@ import torch
 from exlm_mini.alignment import dag_log_likelihood, posteriors, viterbi
 from exlm_mini.alignment.enumeration import paths
 from exlm_mini.config import SPECIAL_TOKENS, ModelConfig, SpecialIds
-from exlm_mini.corpora import prepare_corpus
-from exlm_mini.corpora.grammars import grammar
-from exlm_mini.evaluation import row_bits
-from exlm_mini.expansion import expand_masks
-from exlm_mini.live import chapter_scale, train_live
-from exlm_mini.masking import MaskedBatch
-from exlm_mini.objectives import log_likelihood, states_alignment_loss
+from exlm_mini.data.corpus import prepare_corpus
+from exlm_mini.data.masking import MaskedBatch
+from exlm_mini.data.toy_grammars import grammar
+from exlm_mini.model.expansion import expand_masks
+from exlm_mini.model.objectives import log_likelihood, states_alignment_loss
+from exlm_mini.model.transition import (
+    GatedTransition,
+    PaperTransition,
+    edges,
+    parallel_chains,
+)
+from exlm_mini.options import parse
 from exlm_mini.plotting import (
     COLORS,
     draw_curves,
@@ -76,19 +81,14 @@ from exlm_mini.plotting import (
     draw_heatmap,
     use_book_style,
 )
-from exlm_mini.settings import parse
-from exlm_mini.training import (
+from exlm_mini.training.evaluation import row_bits
+from exlm_mini.training.live import chapter_scale, train_live
+from exlm_mini.training.parts import (
     chain_share,
     learning_rate,
     loss_of,
     make_model,
     make_optimizer,
-)
-from exlm_mini.transition import (
-    GatedTransition,
-    PaperTransition,
-    edges,
-    parallel_chains,
 )
 
 use_book_style()

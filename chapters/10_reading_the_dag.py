@@ -53,21 +53,22 @@ import torch
 
 from exlm_mini.alignment import dag_log_likelihood, viterbi
 from exlm_mini.alignment.enumeration import path_score, paths
-from exlm_mini.analysis import entropy_bits, path_entropy
-from exlm_mini.corpora.grammars import GRAMMARS, grammar
-from exlm_mini.corpora.toy import Grammar, Position
-from exlm_mini.decoding import Reading, read_states, top_tokens
-from exlm_mini.evaluation import row_bits
-from exlm_mini.live import LiveRun, chapter_scale, train_live
-from exlm_mini.masking import MaskedBatch
+from exlm_mini.data.masking import MaskedBatch
+from exlm_mini.data.toy import Grammar, Position
+from exlm_mini.data.toy_grammars import GRAMMARS, grammar
+from exlm_mini.options import parse
 from exlm_mini.plotting import (
     draw_dag,
     draw_heatmap,
     draw_transition,
     use_book_style,
 )
-from exlm_mini.settings import parse
-from exlm_mini.widgets import conditionals, explorer, read_scene, scene_from_json
+from exlm_mini.reading.decoding import Reading, read_states, top_tokens
+from exlm_mini.reading.entropy import entropy_bits, path_entropy
+from exlm_mini.reading.explorer import explorer
+from exlm_mini.reading.scene import conditionals, read_scene, scene_from_json
+from exlm_mini.training.evaluation import row_bits
+from exlm_mini.training.live import LiveRun, chapter_scale, train_live
 
 use_book_style()
 scale = chapter_scale()

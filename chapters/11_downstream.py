@@ -62,29 +62,13 @@ from rdkit.Chem.rdFingerprintGenerator import GetMorganGenerator
 from rdkit.Chem.rdMolDescriptors import CalcMolFormula
 from scipy.stats import rankdata
 
-from exlm_mini import pretrain
-from exlm_mini.corpora.smiles import embedded_molecules
-from exlm_mini.downstream import loss_sum
-from exlm_mini.finetuning import FineTuner
-from exlm_mini.finetuning_config import TuneConfig
-from exlm_mini.grid import load_recipe, paper_numbers, summary
-from exlm_mini.live import chapter_scale
-from exlm_mini.plotting import COLORS, draw_tokens, use_book_style
-from exlm_mini.pretrained import Pretrained, load_pretrained
-from exlm_mini.problems import make_problem
-from exlm_mini.run_directory import read_metrics
-from exlm_mini.tasks.catalogue import ReadingConfig, task_names
-from exlm_mini.tasks.drawing import (
-    Pictures,
-    atoms_of,
-    molecule_svg,
-    scaffold_svg,
-    tokens_of,
-    tokens_svg,
-)
-from exlm_mini.tasks.embedded_molecules import PATTERNS, counting_baseline, load
-from exlm_mini.tasks.inputs import padded
-from exlm_mini.tasks.metrics import (
+from exlm_lab.downstream.catalogue import ReadingConfig, task_names
+from exlm_lab.downstream.embedded_molecules import PATTERNS, counting_baseline, load
+from exlm_lab.downstream.finetuning import FineTuner
+from exlm_lab.downstream.grid import load_tuning, paper_numbers, summary
+from exlm_lab.downstream.heads import loss_sum
+from exlm_lab.downstream.inputs import padded
+from exlm_lab.downstream.metrics import (
     accuracy,
     f1,
     matthews,
@@ -92,23 +76,39 @@ from exlm_mini.tasks.metrics import (
     pearson,
     spearman,
 )
-from exlm_mini.tasks.moleculenet import BENCHMARKS
-from exlm_mini.tasks.scaffolds import index_sha1, molecules, scaffold, split
-from exlm_mini.tasks.spans import (
+from exlm_lab.downstream.moleculenet import BENCHMARKS
+from exlm_lab.downstream.prepared import make_problem
+from exlm_lab.downstream.scaffolds import index_sha1, molecules, scaffold, split
+from exlm_lab.downstream.settings import TuneConfig
+from exlm_lab.downstream.spans import (
     BestSpans,
     best_spans,
     choose_answers,
     encode_question,
     windows,
 )
-from exlm_mini.tasks.squad import (
+from exlm_lab.downstream.squad import read_questions
+from exlm_lab.downstream.squad_scores import (
     exact_match,
     f1_of_words,
     normalize_answer,
-    read_questions,
     score_predictions,
 )
-from exlm_mini.tokenization import train_byte_level_bpe, train_smiles
+from exlm_mini import pretrain
+from exlm_mini.data.smiles import embedded_molecules
+from exlm_mini.data.tokenizer import train_byte_level_bpe, train_smiles
+from exlm_mini.plotting import COLORS, draw_tokens, use_book_style
+from exlm_mini.plotting.molecules import (
+    Pictures,
+    atoms_of,
+    molecule_svg,
+    scaffold_svg,
+    tokens_of,
+    tokens_svg,
+)
+from exlm_mini.reading.pretrained import Pretrained, load_pretrained
+from exlm_mini.training.live import chapter_scale
+from exlm_mini.training.run_directory import read_metrics
 
 use_book_style()
 scale = chapter_scale()
@@ -597,7 +597,7 @@ f"{N} tokens, {hidden_BTD.shape[1]} positions"
 # rows.
 
 # %%
-space = load_recipe("finetune/tiny", task_names()).spaces[task.name]
+space = load_tuning("finetune/tiny", task_names()).spaces[task.name]
 (setting,) = space.settings(TuneConfig())
 setting = replace(setting, epochs=scale.pick(2, 10))
 problems = {name: make_problem(task, splits, p) for name, p in starts.items()}
@@ -1129,7 +1129,7 @@ assert off == {"Vanilla MLM++": 80.625}
 # the best median.
 
 # %%
-grid = load_recipe("finetune/table-11", task_names())
+grid = load_tuning("finetune/table-11", task_names())
 num_settings = len(grid.spaces["rte"].settings(TuneConfig()))
 assert num_settings == 64 and len(grid.seeds) == 5
 PAIRS, REPEATS = 277, 400
@@ -1190,14 +1190,14 @@ _ = ax.legend(loc="upper left", fontsize=9)
 # files as the benchmarks publish them, and without it they come from the hub:
 #
 # ```console
-# $ python -m exlm_mini.finetune --recipe finetune/tiny \
+# $ python -m exlm_lab.finetune --recipe finetune/tiny \
 #     --task embedded-molecules --checkpoint runs/molecules
-# $ python -m exlm_mini.finetune --recipe finetune/table-8 \
+# $ python -m exlm_lab.finetune --recipe finetune/table-8 \
 #     --task bace bbbp clintox tox21 toxcast sider muv \
 #     --checkpoint runs/smiles --data moleculenet
-# $ python -m exlm_mini.finetune --recipe finetune/table-6 \
+# $ python -m exlm_lab.finetune --recipe finetune/table-6 \
 #     --task mnli qnli qqp rte --checkpoint runs/ablation --data glue
-# $ python -m exlm_mini.finetune --recipe finetune/table-11 --grid \
+# $ python -m exlm_lab.finetune --recipe finetune/table-11 --grid \
 #     --task rte squad_v2 --checkpoint runs/text --data DIR
 # ```
 #
@@ -1212,7 +1212,7 @@ for name, tasks in (
     ("table-6", ("mnli", "qnli", "qqp", "rte")),
     ("table-11", (*GLUE_TASKS, "squad_v2")),
 ):
-    recipe = load_recipe(name, task_names())
+    recipe = load_tuning(name, task_names())
     assert set(recipe.spaces) == set(tasks)
     sizes = [len(s.settings(TuneConfig())) for s in recipe.spaces.values()]
     print(f"{name:8} {recipe.report} of {len(recipe.seeds)} seeds,", end=" ")

@@ -69,16 +69,14 @@ import torch
 from safetensors.torch import load_file
 
 from exlm_mini import prepare, pretrain
-from exlm_mini.batches import TokenBatches, TrainingBatches
-from exlm_mini.checkpoint import latest_checkpoint, load_checkpoint
 from exlm_mini.config import DataConfig, RunConfig, SpecialIds, UserError
-from exlm_mini.corpora.packing import Pack
-from exlm_mini.corpora.sizes import size_of
-from exlm_mini.corpora.smiles import embedded_molecules
-from exlm_mini.corpora.sources import NAMED
-from exlm_mini.estimate import Estimate, estimate, plan_batch
-from exlm_mini.live import chapter_scale
-from exlm_mini.plot import METRICS, curve, read_runs
+from exlm_mini.data.batches import TokenBatches, TrainingBatches
+from exlm_mini.data.packs import Pack
+from exlm_mini.data.sizes import size_of
+from exlm_mini.data.smiles import embedded_molecules
+from exlm_mini.data.sources import NAMED
+from exlm_mini.options import parse
+from exlm_mini.plot import METRICS, read_runs
 from exlm_mini.plotting import (
     COLORS,
     Panel,
@@ -86,10 +84,13 @@ from exlm_mini.plotting import (
     runs_figure,
     use_book_style,
 )
-from exlm_mini.run_directory import read_metrics
-from exlm_mini.settings import RECIPES, parse, recipe_names
-from exlm_mini.throughput import throughput
-from exlm_mini.training import make_masker, make_model
+from exlm_mini.plotting.curves import curve
+from exlm_mini.recipes import RECIPES, recipe_names
+from exlm_mini.training.checkpoint import latest_checkpoint, load_checkpoint
+from exlm_mini.training.cost import Estimate, estimate, plan_batch
+from exlm_mini.training.live import chapter_scale
+from exlm_mini.training.parts import make_masker, make_model
+from exlm_mini.training.run_directory import read_metrics
 
 use_book_style()
 scale = chapter_scale()
@@ -379,24 +380,19 @@ assert re.search(r"^device hours +unknown", unknown, re.M)
 show(known, indent=19)
 
 # %% [markdown]
-# The speed above is an example. To measure one, train a few steps of the same
-# settings and name that run:
+# The speed above is an example. To measure one needs no data:
 #
 # ```console
-# $ python -m exlm_mini.pretrain --recipe text-base --train.steps 50 \
-#     --output runs/speed
-# $ python -m exlm_mini.pretrain --recipe text-base --dry-run \
-#     --throughput runs/speed
+# $ python -m exlm_lab.bench train --recipe text-base
 # ```
 #
 # **Check.** The formula is the command's.
 
 # %%
 cost = cost_of["text-base"]
-given = throughput("100000", text_base)
-assert given.device_hours(cost.num_tokens) == cost.num_tokens / 100_000 / 3600
-assert f"{given.device_hours(cost.num_tokens):,.1f} at 100,000 tokens/s" in known
-assert f"{given.device_hours(cost.num_tokens) / 8:.1f} hours if 8 devices" in known
+hours, printed = cost.num_tokens / 100_000 / 3600, " ".join(known.split())
+assert f"{hours:,.1f} at 100,000 tokens/s" in printed
+assert f"{hours / 8:.1f} hours if 8 devices" in printed
 
 # %% [markdown]
 # **ExLM against MLM.** The price of ExLM is a factor on the operations, since the
@@ -442,7 +438,7 @@ for name, (device, hours) in PAPER_HOURS.items():
 assert paper_speed["exlm-ablation"] < paper_speed["vanilla-mlm"] < PEAK_A100
 
 # %% [markdown]
-# **Recorded devices.** `python -m exlm_mini.bench train --recipe NAME` times real
+# **Recorded devices.** `python -m exlm_lab.bench train --recipe NAME` times real
 # steps of a recipe on made-up tokens, and `make evidence` does so for every
 # recipe that fits the device, and keeps the result in `book/results/`. What lies
 # there is printed here and drawn below.

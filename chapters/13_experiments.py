@@ -24,7 +24,7 @@
 # not, and which run would decide the rest.
 #
 # **It needs** seconds on one CPU core, because nothing is trained here: the models
-# come from `python -m exlm_mini.sweep`, and what was measured of them lies in
+# come from `python -m exlm_lab.sweep`, and what was measured of them lies in
 # `book/results/`. **It covers** §3 and §5.3 of {cite}`zheng2025exlm`, and
 # Appendices C, E, F, G and Q.
 
@@ -52,12 +52,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 from scipy.stats import t as student
 
-from exlm_mini.experiments.correlations import (
+from exlm_lab.experiments.correlations import (
     STATISTICS,
     decided_sign,
     effect_of_share,
 )
-from exlm_mini.experiments.drawings import (
+from exlm_lab.experiments.drawings import (
     as_summaries,
     by_language,
     draw_against_exlm,
@@ -71,18 +71,18 @@ from exlm_mini.experiments.drawings import (
     draw_sizes,
     summaries,
 )
-from exlm_mini.experiments.metrics import PROBE
-from exlm_mini.experiments.printed import cost_ratio, printed_average, printed_grid
-from exlm_mini.experiments.records import (
+from exlm_lab.experiments.metric_names import PROBE
+from exlm_lab.experiments.paper import cost_ratio, printed_average, printed_grid
+from exlm_lab.experiments.records import (
     DOWNSTREAM,
     grids_by_seed,
     read_records,
     summarize,
 )
-from exlm_mini.experiments.reports import by_input, wanted
-from exlm_mini.experiments.saddles import leaving
-from exlm_mini.live import chapter_scale
+from exlm_lab.experiments.saddles import leaving
+from exlm_lab.experiments.tables import by_input, wanted
 from exlm_mini.plotting import use_book_style
+from exlm_mini.training.live import chapter_scale
 
 use_book_style()
 str(chapter_scale())
@@ -98,8 +98,8 @@ str(chapter_scale())
 # beside it:
 #
 # ```console
-# $ python -m exlm_mini.sweep repeated-mlm
-# $ python -m exlm_mini.sweep repeated-mlm --report
+# $ python -m exlm_lab.sweep repeated-mlm
+# $ python -m exlm_lab.sweep repeated-mlm --report
 # ```
 #
 # Every cell and seed leaves one JSON file with settings, metrics, validation curve,
@@ -288,7 +288,7 @@ print(f"bits above the optimum, rank correlation with p at fixed share: {order}"
 # %% [markdown]
 # **A finer measure.** A probe leaves the model as it is: sentences go in unmasked,
 # and logistic regression learns from 60 labelled ones to name their four latents
-# ({py:mod}`exlm_mini.experiments.probes`). Whether a training takes off plays no
+# ({py:mod}`exlm_lab.experiments.probes`). Whether a training takes off plays no
 # part in it. The probe was added after fine-tuning had decided nothing, so both
 # stand here.
 

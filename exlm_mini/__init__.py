@@ -1,12 +1,13 @@
 """ExLM in small: masked language models, states expansion and states alignment (ICML 2025).
 
-The modules follow the data, left to right: config, autograd, durable, tokenization, corpora,
-masking, expansion, rope, encoder, transition, emission, alignment, objectives, model, official,
-decoding, batches, evaluation, checkpoint, optimizer_state, run_directory, training, estimate,
-settings, console, measure, benchmarks, live, analysis, plotting, widgets; the commands
-``pretrain``, ``fill`` and ``bench`` stand last. A module imports only from modules to its left,
-and the package root imports nothing, so that the numerical core runs with torch, numpy and
-safetensors alone.
+``config``      every setting of a run          ``recipes``   named settings
+``data``        tokens, corpora, masks          ``alignment`` the sum over paths, in five speeds
+``model``       MLM and ExLM, Figure 6 by file  ``training``  the loop and what it survives
+``reading``     what a trained model says       ``plotting``  the book's figures
+``options``     reading of command lines        commands: ``prepare pretrain fill plot doctor``
+
+A room imports only from those before it: config, data and alignment, model, training, then reading
+and plotting, then the commands. The experiments of the paper are repeated by ``exlm_lab``.
 """
 
 __version__ = "0.1.0"

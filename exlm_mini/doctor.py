@@ -28,9 +28,9 @@ import torch
 from exlm_mini.alignment import BACKENDS, build, fastest
 from exlm_mini.alignment.cases import DTYPES, JUDGE, check, short
 from exlm_mini.config import UserError
-from exlm_mini.console import INTERRUPTED, drop_output, say, say_error
-from exlm_mini.measure import MIB, machine
 from exlm_mini.options import command_parser
+from exlm_mini.training.console import INTERRUPTED, drop_output, say, say_error
+from exlm_mini.training.provenance import MIB, machine
 
 NOT_BUILT = "not built yet; without --no-build it would be"
 

@@ -36,15 +36,24 @@ from pathlib import Path
 
 from torch import Tensor
 
-from exlm_mini import outside
 from exlm_mini.config import UserError
-from exlm_mini.console import exit_code, say
-from exlm_mini.decoding import Reading
-from exlm_mini.filling import Loaded, encode_row, load_run, newest_run, read
+from exlm_mini.data import files
+from exlm_mini.data.tokenizer import MASK, on_one_line
 from exlm_mini.options import command_parser
-from exlm_mini.readout import as_json, as_table, model_in_words
-from exlm_mini.tokenization import MASK, on_one_line
-from exlm_mini.widgets import explorer, read_scene
+from exlm_mini.reading.decoding import Reading
+from exlm_mini.reading.explorer import explorer
+from exlm_mini.reading.fill import (
+    Loaded,
+    as_json,
+    as_table,
+    encode_row,
+    load_run,
+    model_in_words,
+    newest_run,
+    read,
+)
+from exlm_mini.reading.scene import read_scene
+from exlm_mini.training.console import exit_code, say
 
 RUNS = Path("runs")
 
@@ -103,7 +112,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.html is not None:
         write_explorer(arguments.html, loaded, arguments.text, masked_ids_BN, reading)
     shown = (loaded, arguments.text, masked_ids_BN, reading, arguments.top)
-    with outside.reading(loaded.run):  # whose vocabulary may have gaps
+    with files.reading(loaded.run):  # whose vocabulary may have gaps
         if arguments.json:
             lines = [json.dumps(as_json(*shown), allow_nan=False)]
         else:

@@ -2,7 +2,6 @@
 
     python -m exlm_mini.plot runs/first runs/second --output curves.svg
     python -m exlm_mini.plot runs/first --metrics validation learning_rate --against hours
-    python -m exlm_mini.plot --sweeps book/results --output figures
 
 Without --metrics the panels of Figure 9 come first, then how the machine was used, as far as that
 is logged. RUN is the directory of a run, also of one that is still training; one that trained
@@ -10,9 +9,6 @@ several models gives a curve for each.
 
 Lines are of training batches, dots of held-out rows. mask_accuracy has no line for exlm, whose
 states are several guesses for each mask; its dots count the likeliest token over all states.
-
---sweeps draws the figure of every sweep that has records in a directory, one for each scale and
-input, as SVG and PNG into the directory --output.
 """
 
 from __future__ import annotations
@@ -22,12 +18,17 @@ import sys
 from pathlib import Path
 
 from exlm_mini.config import UserError, nearest
-from exlm_mini.console import exit_code
-from exlm_mini.curves import AXES, METRICS, in_its_unit, logged, panel_of, read_runs
-from exlm_mini.curves import curve as curve
-from exlm_mini.experiments.figures import write_figures
 from exlm_mini.options import command_parser
 from exlm_mini.plotting import runs_figure, save_figure
+from exlm_mini.plotting.curves import (
+    AXES,
+    METRICS,
+    in_its_unit,
+    logged,
+    panel_of,
+    read_runs,
+)
+from exlm_mini.training.console import exit_code
 
 SUFFIXES = (".png", ".svg", ".pdf")
 FIGURE_9 = ("loss", "mask_accuracy", "perplexity")
@@ -37,15 +38,10 @@ MACHINE = ("tokens_per_second", "utilisation", "memory")
 
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("python -m exlm_mini.plot", __doc__)
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="directory of a run")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="directory of a run")
     parser.add_argument(
-        "--sweeps", default=None, metavar="DIR",
-        help="draw the recorded sweeps of this directory instead of runs",
-    )  # fmt: skip
-    parser.add_argument(
-        "--output", default=None, metavar="PATH",
-        help=f"file ending in {', '.join(SUFFIXES)}, default curves.png; with --sweeps a "
-        "directory, default figures",
+        "--output", default="curves.png", metavar="FILE",
+        help=f"ends in {', '.join(SUFFIXES)}; default curves.png",
     )  # fmt: skip
     parser.add_argument(
         "--metrics", nargs="+", default=None, metavar="NAME",
@@ -68,13 +64,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _checked(arguments: argparse.Namespace) -> None:
     """Refuse what cannot be drawn before a log is read."""
-    if arguments.sweeps is not None:
-        if arguments.runs:
-            raise UserError(f"--sweeps draws no runs; leave out {' '.join(arguments.runs)}")
-        return
-    if not arguments.runs:
-        raise UserError("name at least one RUN to draw, or --sweeps DIR")
-    arguments.output = arguments.output or "curves.png"
     for name in arguments.metrics or FIGURE_9:
         if name not in METRICS:
             raise UserError(f"unknown metric '{name}'; {nearest(name, METRICS)}")
@@ -138,10 +127,7 @@ def _caption(window: int, has_dots: bool) -> str:
 def run(arguments: argparse.Namespace) -> None:
     """Draw what was asked for."""
     _checked(arguments)
-    if arguments.sweeps is None:
-        draw(arguments)
-    else:
-        write_figures(Path(arguments.sweeps), Path(arguments.output or "figures"), print)
+    draw(arguments)
 
 
 def main(argv: list[str] | None = None) -> int:

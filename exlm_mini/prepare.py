@@ -21,17 +21,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from exlm_mini.checks import THREADS
-from exlm_mini.config import DataConfig, UserError
-from exlm_mini.console import ProgressLine, exit_code, say
-from exlm_mini.corpora.cleaning import Cleaning
-from exlm_mini.corpora.passes import Stage
-from exlm_mini.corpora.preparation import prepare
-from exlm_mini.corpora.sizes import Size, size_of
-from exlm_mini.corpora.sources import NAMED, kind_of
-from exlm_mini.corpora.wanted import MEGABYTE, Preparation
+from exlm_mini.config import THREADS, DataConfig, UserError
+from exlm_mini.data.cleaning import Cleaning
+from exlm_mini.data.prepare import prepare
+from exlm_mini.data.request import MEGABYTE, Preparation
+from exlm_mini.data.sizes import Size, size_of
+from exlm_mini.data.sources import NAMED, kind_of
+from exlm_mini.data.stages import Stage
 from exlm_mini.options import Parser
-from exlm_mini.run_directory import RunDirectory
+from exlm_mini.training.console import ProgressLine, exit_code, say
+from exlm_mini.training.run_directory import RunDirectory
 
 SETTINGS = {
     "kind": (str, "text or smiles; default: what the sources are known to hold, else text"),

@@ -28,34 +28,36 @@ from dataclasses import replace
 from pathlib import Path
 
 from exlm_mini.config import RunConfig, SpecialIds, UserError
-from exlm_mini.console import (
+from exlm_mini.data.corpus import Corpus, prepare_corpus
+from exlm_mini.data.files import read_text, refused, write_atomically
+from exlm_mini.data.toy_grammars import grammar, slots_of
+from exlm_mini.options import parse
+from exlm_mini.recipes import parse_stored, plain
+from exlm_mini.training.console import (
     INTERRUPTED,
     Debugging,
     ProgressLine,
     Requests,
+    drop_output,
     requests_by_signal,
     say,
     say_error,
 )
-from exlm_mini.corpora import Corpus, prepare_corpus
-from exlm_mini.corpora.grammars import grammar, slots_of
-from exlm_mini.costs import dry_run, lacks_pack, objectives_of, row_length_of, tell_row_length
-from exlm_mini.durable import write_atomically
-from exlm_mini.engine import Engine, launched_rank, leave, start_engine
-from exlm_mini.estimate import check_memory
-from exlm_mini.measure import commit
-from exlm_mini.outside import read_text, refused
-from exlm_mini.precision import with_precision
-from exlm_mini.run_directory import CONFIG, LOCK, RunDirectory, settle_config
-from exlm_mini.settings import parse, parse_stored, plain
-from exlm_mini.trainer import Outcome, Trainer, check_spread
-from exlm_mini.training import (
-    check_row_length,
-    choose_device,
-    make_masker,
-    versions,
+from exlm_mini.training.cost import check_memory
+from exlm_mini.training.dry_run import (
+    dry_run,
+    lacks_pack,
+    objectives_of,
+    row_length_of,
+    tell_row_length,
 )
-from exlm_mini.watching import check_tensorboard
+from exlm_mini.training.loop import Outcome, Trainer, check_spread
+from exlm_mini.training.meter import check_tensorboard
+from exlm_mini.training.parts import check_row_length, choose_device, make_masker, versions
+from exlm_mini.training.precision import with_precision
+from exlm_mini.training.processes import Engine, launched_rank, leave, start_engine
+from exlm_mini.training.provenance import commit
+from exlm_mini.training.run_directory import CONFIG, LOCK, RunDirectory, settle_config
 
 SECONDS_TO_SPEAK = 5.0
 LEAST_VOCABULARY = len(SpecialIds())
@@ -281,6 +283,9 @@ def main(argv: list[str] | None = None) -> int:
             # torchrun ends all processes once it sees one end: let the first one speak before.
             time.sleep(SECONDS_TO_SPEAK)
         return 2
+    except BrokenPipeError:
+        drop_output()
+        return INTERRUPTED
     except OSError as error:
         say_error(refused(error))
         return 2

@@ -21,7 +21,8 @@ from typing import NamedTuple
 from damage import damage_text
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMANDS = ("pretrain", "prepare", "finetune", "fill", "plot", "sweep", "bench", "doctor")
+LAB = ("finetune", "sweep", "bench")
+COMMANDS = ("pretrain", "prepare", "fill", "plot", "doctor", *LAB)
 BOOK = ("record", "case_study", "downstream_small", "evidence", "carry")
 
 
@@ -125,10 +126,15 @@ def clean(word):
     )
 
 
+def module_of(command):
+    """Dotted name of the module of a command."""
+    package = "exlm_lab" if command in LAB else "exlm_mini"
+    return f"{package}.{command}" if command in COMMANDS else command
+
+
 def main_of(command):
     """The function of a command."""
-    name = f"exlm_mini.{command}" if command in COMMANDS else command
-    return importlib.import_module(name).main
+    return importlib.import_module(module_of(command)).main
 
 
 def words(text, place=None):
@@ -219,14 +225,12 @@ def working(rng, place, command):
         return tuning(rng.choice([*TASKS]), place, *dry)
     if command == "fill":
         return filling(rng.choice(KINDS), place)
-    if command == "plot" and rng.random() < 0.2:
-        return ["--sweeps", place.assets / "sweeps", "--output", place.out]
     if command == "plot":
         return [runs / "toy", runs / "text", "--output", f"{place.out}.svg"]
     if command == "sweep":
         sweeps = ("repeated-mlm", "ablations", "saddle", "cost", "k-and-p", "scale")
-        task = rng.choice(["--report", "--list", "--dry-run"])
-        return [rng.choice(sweeps), task, "--output", place.assets / "sweeps"]
+        task = rng.choice([["--report"], ["--list"], ["--dry-run"], ["--figures", place.out]])
+        return [rng.choice(sweeps), *task, "--output", place.assets / "sweeps"]
     if command == "bench":
         return words(rng.choice(BENCHES), place)
     return ["--no-build"] if command == "doctor" else words(BOOK_WORDS[command], place)
@@ -235,12 +239,13 @@ def working(rng, place, command):
 def options_of(command, argv):
     """Options that a command knows."""
     if command == "pretrain":
-        from exlm_mini.settings import OF_THE_COMMAND, _known_settings
+        from exlm_mini.options import _known_settings
+        from exlm_mini.recipes import OF_THE_COMMAND
 
         more = (name.replace("_", "-") for name in (*OF_THE_COMMAND, "settings"))
         return [f"--{name}" for name in (*_known_settings(), *more, "print_config", "help")]
     if command == "bench":
-        from exlm_mini.benchmarks.options import bench_parser
+        from exlm_lab.benchmarks.options import bench_parser
 
         names = ("dag", "emission", "step", "data", "train")
         commands = bench_parser("Bench.", names)._subparsers._group_actions[0]
@@ -250,7 +255,7 @@ def options_of(command, argv):
             "--to --only --moleculenet --canonical --output --device --quick --again --study"
         )
         return f"{known} --backend --extra-backend --carried --minutes --commit".split()
-    parser = importlib.import_module(f"exlm_mini.{command}")._parser()
+    parser = importlib.import_module(module_of(command))._parser()
     return list(parser._option_string_actions)
 
 
@@ -455,8 +460,8 @@ def numbers(rng, place):
 @family(6)
 def settings(rng, place):
     """A recipe or the stored settings of a run, damaged."""
-    from exlm_mini.grid import RECIPES as TUNING
-    from exlm_mini.settings import RECIPES
+    from exlm_lab.downstream.grid import RECIPES as TUNING
+    from exlm_mini.recipes import RECIPES
 
     way = rng.randrange(4)
     if way == 0:

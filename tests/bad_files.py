@@ -416,7 +416,7 @@ def tokenizers(rng, place):
 
 def seal_corpus(folder, change):
     """Change the side files of a corpus and make all hashes fit again."""
-    from exlm_mini.corpora.sealed import read_json, write_json
+    from exlm_mini.data.files import read_json, write_json
 
     digests = {}
     for name in ("train", "validation"):
@@ -448,7 +448,7 @@ def write_sealed(write_json, path, fields):
 
 def seal_checkpoints(folder, change):
     """Change the content of all checkpoints of a run and write them as the project does."""
-    from exlm_mini.checkpoint import load_checkpoint, save_checkpoint
+    from exlm_mini.training.checkpoint import load_checkpoint, save_checkpoint
 
     for path in sorted((folder / "checkpoints").glob("step-*")):
         found = load_checkpoint(path)
@@ -482,7 +482,7 @@ def packs(rng, place):
         size = rng.choice([1, 2, 6, 7, 300, 65536, 65537, 2**31, 2**63, 10**30])
         seal_corpus(corpus, lambda name, fields: fields.update(vocab_size=size))
     else:
-        from exlm_mini.corpora.sealed import read_json, write_json
+        from exlm_mini.data.files import read_json, write_json
 
         fields = damage_json(read_json(corpus / "corpus.json"), rng)
         write_sealed(write_json, corpus / "corpus.json", fields)
@@ -603,7 +603,7 @@ def places(rng, place):
 @family(7)
 def records(rng, place):
     """Logs and records: of runs, of fine-tuning, of sweeps, of the book."""
-    way = rng.randrange(6)
+    way = rng.randrange(5)
     if way == 0:
         folder = place.copy("runs/toy")
         log = folder / "metrics.jsonl"
@@ -627,22 +627,12 @@ def records(rng, place):
         sweep = rng.choice(sorted(folder.iterdir()))
         for path in rng.sample(sorted(sweep.iterdir()), 2):
             damage_file(path, rng)
-        if rng.random() < 0.5:
-            return Case("plot", ["--sweeps", folder, "--output", place.out])
-        task = rng.choice(["--report", "--dry-run"])
-        return Case("sweep", [sweep.name, task, "--output", folder])
-    if way == 4:
-        path = place.copy(rng.choice(["first-runs.json", "case-study.json"]))
-        damage_file(path, rng)
-        path.rename(f"{place.out}.json")
-        return Case("record", [place.assets / "runs" / "toy", "--to", f"{place.out}.json"])
-    found = [{"recipe": "smiles-tiny", "tokens_per_second": 5.0, "objective": "exlm"}]
-    path = place.file("speed.json", json.dumps(damage_json(found, rng)))
-    if rng.random() < 0.5:
-        path = place.copy("runs/toy")
-        log = path / "metrics.jsonl"
-        log.write_bytes(damage_log(log.read_bytes(), rng))
-    return Case("pretrain", ["--recipe", "smiles-tiny", "--dry-run", "--throughput", path])
+        task = rng.choice([["--report"], ["--dry-run"], ["--figures", place.out]])
+        return Case("sweep", [sweep.name, *task, "--output", folder])
+    path = place.copy(rng.choice(["first-runs.json", "case-study.json"]))
+    damage_file(path, rng)
+    path.rename(f"{place.out}.json")
+    return Case("record", [place.assets / "runs" / "toy", "--to", f"{place.out}.json"])
 
 
 def damage_file(path, rng):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from exlm_mini import bench
+from exlm_lab import bench
 from exlm_mini.alignment import BACKENDS
 from exlm_mini.config import ModelConfig
 

@@ -8,6 +8,8 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"  # a test that reaches for the hub fails at once
 # Sums in one order, whatever the number of cores. tests/machines.py asks for more threads.
 os.environ["OMP_NUM_THREADS"] = os.environ.get("EXLM_TEST_THREADS", "1")
+# MKL may take fewer than it is given, until a process calls torch.set_num_threads.
+os.environ["MKL_DYNAMIC"] = "FALSE"
 
 import pytest
 from hypothesis import settings
@@ -47,7 +49,7 @@ def chromium():
 @pytest.fixture
 def three_runs(monkeypatch):
     """No more runs than a median needs."""
-    from exlm_mini import measure
+    from exlm_lab.benchmarks import measure
 
     monkeypatch.setattr(measure, "MOST_RUNS", measure.LEAST_RUNS)
 
@@ -55,7 +57,7 @@ def three_runs(monkeypatch):
 @pytest.fixture
 def uncompiled(monkeypatch):
     """Compiling takes half a minute, and tests/test_emission.py does it."""
-    from exlm_mini import emission
+    from exlm_mini.model import emission
 
     function = emission._normalise_rounded_
     monkeypatch.setattr(emission, "_fused", lambda: function)

@@ -74,7 +74,7 @@ def _prepare(source, output, rng, *options):
 
 def finetune(common, output, rng):
     """Two seeds on forty molecules."""
-    from exlm_mini import finetune
+    from exlm_lab import finetune
 
     argv = [
         "--task",
@@ -95,9 +95,9 @@ def sweep(common, output, rng):
     """Two tiny cells in place of the ablations."""
     from tiny_runs import CELL, TASK
 
-    from exlm_mini import sweep
-    from exlm_mini.experiments import ledger
-    from exlm_mini.experiments.cells import Cell
+    from exlm_lab import sweep
+    from exlm_lab.experiments import ledger
+    from exlm_lab.experiments.cells import Cell
 
     exlm = {"objective": "exlm", "model.states_per_mask": 2, "masking.mask_ratio": 0.3}
     settings = {**CELL, "train.steps": 30}
@@ -119,8 +119,8 @@ def make_common(common, output, rng):
     """What several commands read."""
     from tiny_runs import tiny_run, write_molecules
 
-    from exlm_mini.corpora.grammars import grammar
-    from exlm_mini.corpora.smiles import embedded_molecules
+    from exlm_mini.data.smiles import embedded_molecules
+    from exlm_mini.data.toy_grammars import grammar
 
     words = grammar("pairs").words
     lines = [" ".join(rng.choices(words, k=30)) for _ in range(1000)]
@@ -140,10 +140,8 @@ def import_all():
     import yaml
     from rdkit import Chem
 
-    import exlm_mini.finetune
     import exlm_mini.prepare
     import exlm_mini.pretrain
-    import exlm_mini.sweep
 
     # A process of one thread can be forked.
     torch.set_num_threads(1)

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from exlm_mini.config import SpecialIds
-from exlm_mini.corpora.packing import Pack, write_pack
-from exlm_mini.corpora.rows import Counts, Rows
+from exlm_mini.data.packs import Pack, write_pack
+from exlm_mini.data.rows import Counts, Rows
 
 
 def pack_of(

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from exlm_mini import attention
-from exlm_mini.attention import PackedRows, attend, packed_rows
 from exlm_mini.config import MaskingConfig, ModelConfig, SpecialIds
-from exlm_mini.encoder import Encoder, initialise
-from exlm_mini.masking import MaskedBatch, Masker
-from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.objectives import log_likelihood, mlm_loss, states_alignment_loss
+from exlm_mini.data.masking import MaskedBatch, Masker
+from exlm_mini.model import ExLM, MaskedLM, attention
+from exlm_mini.model.attention import PackedRows, attend, packed_rows
+from exlm_mini.model.encoder import Encoder, initialise
+from exlm_mini.model.objectives import log_likelihood, mlm_loss, states_alignment_loss
 
 SMALL = ModelConfig(
     num_layers=2, width=16, ffn_width=24, num_heads=2, dropout=0.0, attention_dropout=0.0,

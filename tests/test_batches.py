@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packs import pack_of
 
-from exlm_mini.batches import (
+from exlm_mini.config import MaskingConfig, SpecialIds, UserError
+from exlm_mini.data.batches import (
     TokenBatches,
     TrainingBatches,
     epoch_order,
     validation_batches,
 )
-from exlm_mini.config import MaskingConfig, SpecialIds, UserError
-from exlm_mini.masking import Masker
+from exlm_mini.data.masking import Masker
 
 SPECIAL = SpecialIds()
 VOCAB_SIZE = 5000

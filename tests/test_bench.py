@@ -14,18 +14,14 @@ import pytest
 import torch
 from bench_runs import records_of, refuses, skip_unless_working, working
 
-from exlm_mini import bench, measure
+from exlm_lab import bench
+from exlm_lab.benchmarks.dag import RELEASED, dag, judge, made_graph
+from exlm_lab.benchmarks.record import Record, Shape, as_json
+from exlm_lab.benchmarks.step import made_batch
+from exlm_lab.benchmarks.table import lines
 from exlm_mini.alignment import BACKENDS
-from exlm_mini.benchmarks import Record, Shape, as_json
-from exlm_mini.benchmarks.dag import (
-    RELEASED,
-    dag,
-    judge,
-    made_graph,
-)
-from exlm_mini.benchmarks.step import made_batch
-from exlm_mini.benchmarks.table import lines
 from exlm_mini.config import SpecialIds
+from exlm_mini.training import provenance
 
 pytestmark = pytest.mark.usefixtures("three_runs", "uncompiled")
 CPU = torch.device("cpu")
@@ -71,7 +67,7 @@ def test_json_has_one_record_for_each_backend_and_shape(name, capsys):
         assert record["peak_mib"] > 0
         assert 0 <= record["max_error"] < 1e-4
         assert record["threads"] == 1
-        assert record["machine"] == measure.machine(CPU)
+        assert record["machine"] == provenance.machine(CPU)
         assert record["reference"] == bench.REFERENCE[name]
         if record["backend"] == record["reference"]:
             assert (record["wall_ratio"], record["cpu_ratio"]) == (1, 1)
@@ -258,7 +254,7 @@ def test_an_interruption_ends_in_one_line_and_no_half_json(written):
         "    print('at work', flush=True)\n"
         "    time.sleep(60)\n"
     )
-    command = [sys.executable, "-m", "exlm_mini.bench", "dag", "--json", "--shape", "2,3,6"]
+    command = [sys.executable, "-m", "exlm_lab.bench", "dag", "--json", "--shape", "2,3,6"]
     command += ["--backend", "vectorized", "--extra-backend", path]
     process = subprocess.Popen(
         command,

@@ -16,13 +16,10 @@ from bench_runs import records_of, refuses
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from exlm_mini import batches, bench, measure
-from exlm_mini.benchmarks import Shape
-from exlm_mini.benchmarks import training as training_benchmark
-from exlm_mini.benchmarks.dag import (
-    too_large,
-)
-from exlm_mini.benchmarks.data import (
+from exlm_lab import bench
+from exlm_lab.benchmarks import training as training_benchmark
+from exlm_lab.benchmarks.dag import too_large
+from exlm_lab.benchmarks.data import (
     BATCH_TOKENS,
     MASKERS,
     MOLECULE_BATCH,
@@ -31,23 +28,19 @@ from exlm_mini.benchmarks.data import (
     epochs,
     made_pack,
 )
-from exlm_mini.benchmarks.training import (
-    LEAST_STEPS,
-    WARM_UP_STEPS,
-    singles,
-    train,
-)
+from exlm_lab.benchmarks.measure import LEAST_RUNS
+from exlm_lab.benchmarks.record import Shape
+from exlm_lab.benchmarks.training import LEAST_STEPS, SAME_SPEED, WARM_UP_STEPS, singles, train
 from exlm_mini.config import DataConfig, ModelConfig, RunConfig, SpecialIds
-from exlm_mini.corpora import prepare_corpus
-from exlm_mini.measure import (
-    LEAST_RUNS,
-    MIB,
-)
-from exlm_mini.memory import DoesNotFit
-from exlm_mini.settings import load_recipe, parse
-from exlm_mini.throughput import SAME_SPEED
-from exlm_mini.training import make_model
-from exlm_mini.update import Updater
+from exlm_mini.data import batches
+from exlm_mini.data.corpus import prepare_corpus
+from exlm_mini.data.memory import DoesNotFit
+from exlm_mini.options import parse
+from exlm_mini.recipes import load_recipe
+from exlm_mini.training import provenance
+from exlm_mini.training.parts import make_model
+from exlm_mini.training.provenance import MIB
+from exlm_mini.training.step import Updater
 
 pytestmark = pytest.mark.usefixtures("three_runs", "uncompiled")
 CPU = torch.device("cpu")
@@ -112,7 +105,7 @@ def test_data_is_measured_in_every_part_on_one_thread(capsys):
     assert len(found) == sum(map(len, names.values()))
     for row in found:
         assert row["benchmark"] == "data" and row["threads"] == 1
-        assert row["machine"] == measure.machine(CPU)
+        assert row["machine"] == provenance.machine(CPU)
         assert row["runs"] >= LEAST_RUNS
         assert row["tokens_per_second"] == 1000 * row["num_tokens"] / row["median_ms"]
         assert row["tokens_per_cpu_second"] == 1000 * row["num_tokens"] / row["median_cpu_ms"]
@@ -280,7 +273,7 @@ def test_steps_of_a_recipe_need_no_library_for_data_or_options():
 import sys
 for name in {missing!r}:
     sys.modules[name] = None
-from exlm_mini.bench import main
+from exlm_lab.bench import main
 sys.exit(main(["train", "--recipe", "toy-pairs", "--objective", "mlm", "--steps", "3"]))
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

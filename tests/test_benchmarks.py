@@ -11,14 +11,11 @@ import pytest
 import torch
 from bench_runs import skip_unless_working, tiny_model
 
-from exlm_mini import bench
-from exlm_mini import emission as emission_module
-from exlm_mini.alignment import BACKENDS, dag_log_likelihood, posteriors
-from exlm_mini.benchmarks import Shape
-from exlm_mini.benchmarks import dag as dag_benchmark
-from exlm_mini.benchmarks import emission as emission_benchmark
-from exlm_mini.benchmarks import step as step_benchmark
-from exlm_mini.benchmarks.dag import (
+from exlm_lab import bench
+from exlm_lab.benchmarks import dag as dag_benchmark
+from exlm_lab.benchmarks import emission as emission_benchmark
+from exlm_lab.benchmarks import step as step_benchmark
+from exlm_lab.benchmarks.dag import (
     dag,
     estimated_seconds,
     forward_and_backward,
@@ -26,16 +23,16 @@ from exlm_mini.benchmarks.dag import (
     made_graph,
     too_large,
 )
-from exlm_mini.benchmarks.emission import emission
-from exlm_mini.benchmarks.options import bench_parser
-from exlm_mini.benchmarks.step import made_batch, row_length, step, step_in_parts, whole_step
-from exlm_mini.emission import log_sum_exp_logits
-from exlm_mini.measure import (
-    MIB,
-    peak_bytes,
-    time_side_by_side,
-)
+from exlm_lab.benchmarks.emission import emission
+from exlm_lab.benchmarks.measure import peak_bytes, time_side_by_side
+from exlm_lab.benchmarks.options import bench_parser
+from exlm_lab.benchmarks.record import Shape
+from exlm_lab.benchmarks.step import made_batch, row_length, step, step_in_parts, whole_step
+from exlm_mini.alignment import BACKENDS, dag_log_likelihood, posteriors
 from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.model import emission as emission_module
+from exlm_mini.model.emission import log_sum_exp_logits
+from exlm_mini.training.provenance import MIB
 
 pytestmark = pytest.mark.usefixtures("three_runs", "uncompiled")
 CPU = torch.device("cpu")

@@ -11,11 +11,11 @@ import torch
 
 from exlm_mini import pretrain
 from exlm_mini.alignment import posteriors
-from exlm_mini.analysis import entropy_bits
-from exlm_mini.corpora.grammars import grammar
-from exlm_mini.decoding import read_states
+from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.fill import encode_row, load_run
-from exlm_mini.widgets import read_scene, scene_from_json
+from exlm_mini.reading.decoding import read_states
+from exlm_mini.reading.entropy import entropy_bits
+from exlm_mini.reading.scene import read_scene, scene_from_json
 
 BOOK = Path(__file__).resolve().parents[1] / "book"
 STORED = BOOK / "results" / "case-study.json"

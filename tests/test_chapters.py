@@ -274,7 +274,8 @@ def test_an_interrupt_is_told_in_one_line(pair, capsys, monkeypatch):
 
 def test_the_larger_scale_is_asked_for_and_named():
     program = (
-        "from exlm_mini.live import chapter_scale; s = chapter_scale(); print(s, s.pick(1, 2))"
+        "from exlm_mini.training.live import chapter_scale\n"
+        "s = chapter_scale(); print(s, s.pick(1, 2))"
     )
 
     def run(scale):

@@ -19,8 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from exlm_mini import checkpoint
-from exlm_mini.checkpoint import (
+from exlm_mini.config import UserError
+from exlm_mini.data.files import write_atomically
+from exlm_mini.training import checkpoint
+from exlm_mini.training.checkpoint import (
     MANIFEST,
     encode_manifest,
     latest_checkpoint,
@@ -28,9 +30,7 @@ from exlm_mini.checkpoint import (
     prune_checkpoints,
     save_checkpoint,
 )
-from exlm_mini.config import UserError
-from exlm_mini.durable import write_atomically
-from exlm_mini.optimizer_state import flatten_optimizer, restore_optimizer
+from exlm_mini.training.optimizer_state import flatten_optimizer, restore_optimizer
 
 TENSORS = {
     "model": {"layer.weight": torch.arange(6.0).view(2, 3), "layer.bias": torch.ones(3)},
@@ -579,7 +579,7 @@ def test_a_write_that_fails_half_way_leaves_earlier_checkpoints(tmp_path):
     program = (
         "import resource, sys, torch\n"
         "from pathlib import Path\n"
-        "from exlm_mini.checkpoint import save_checkpoint\n"
+        "from exlm_mini.training.checkpoint import save_checkpoint\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))\n"
         "tensors = {'model': {'x': torch.zeros(100_000)}}\n"
         "try:\n"

@@ -6,7 +6,7 @@ from refusals import told
 pytest.importorskip("rdkit", reason="rdkit is not installed")
 from rdkit import Chem
 
-from exlm_mini.corpora.cleaning import Cleaning, CleaningCounts, clean
+from exlm_mini.data.cleaning import Cleaning, CleaningCounts, clean
 
 ALL = Cleaning(largest_fragment=True, strip_stereo=True, canonical=True)
 

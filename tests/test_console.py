@@ -5,10 +5,11 @@ import sys
 
 import pytest
 
-from exlm_mini import bench, fill, finetune, plot
+from exlm_lab import bench, finetune
+from exlm_mini import fill, plot
 from exlm_mini.config import UserError
-from exlm_mini.console import INTERRUPTED, exit_code
 from exlm_mini.options import command_parser
+from exlm_mini.training.console import INTERRUPTED, exit_code
 
 WORDS = {
     bench: ["dag"],
@@ -56,7 +57,7 @@ def test_what_nobody_foresaw_is_not_hidden():
 
 
 def test_a_command_says_what_an_unread_end_means(monkeypatch):
-    monkeypatch.setattr("exlm_mini.console.drop_output", lambda: None)
+    monkeypatch.setattr("exlm_mini.training.console.drop_output", lambda: None)
     assert exit_code(raising(BrokenPipeError())) == INTERRUPTED
     assert exit_code(raising(BrokenPipeError()), unread=0) == 0
     assert exit_code(sys.stdout.flush) == 0

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_toy import MASKS, PROBABILITY, SENTENCES, SMALL
 
-from exlm_mini.corpora.contexts import Contexts
-from exlm_mini.corpora.grammars import grammar
+from exlm_lab.experiments.toy_contexts import Contexts
+from exlm_mini.data.toy_grammars import grammar
 
 TOWN = grammar("town")
 

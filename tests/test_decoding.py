@@ -9,15 +9,15 @@ import torch
 
 from exlm_mini.alignment.enumeration import paths
 from exlm_mini.config import ModelConfig, SpecialIds, UserError
-from exlm_mini.decoding import (
+from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.model.objectives import log_likelihood
+from exlm_mini.reading.decoding import (
     Reading,
     not_offered,
     read_masked_lm,
     read_states,
     top_tokens,
 )
-from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.objectives import log_likelihood
 
 SPECIAL = SpecialIds()
 NUM_WORDS = 4

@@ -24,12 +24,12 @@ from workers import (
     make_packs,
 )
 
-from exlm_mini import evaluation
-from exlm_mini.checkpoint import load_checkpoint
 from exlm_mini.config import SpecialIds
-from exlm_mini.engine import Engine
-from exlm_mini.evaluation import Evaluation, evaluate
-from exlm_mini.training import load_model, make_masker
+from exlm_mini.training import evaluation
+from exlm_mini.training.checkpoint import load_checkpoint
+from exlm_mini.training.evaluation import Evaluation, evaluate
+from exlm_mini.training.parts import load_model, make_masker
+from exlm_mini.training.processes import Engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.reliability]
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from tiny_runs import DATA
 
+from exlm_lab.downstream.grid import summary
+from exlm_lab.downstream.settings import TuneConfig
 from exlm_mini import pretrain
-from exlm_mini.corpora import prepare_corpus
-from exlm_mini.finetuning_config import TuneConfig
-from exlm_mini.grid import summary
+from exlm_mini.data.corpus import prepare_corpus
 
 pytest.importorskip("rdkit", reason="rdkit is not installed")
 

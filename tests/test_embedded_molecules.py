@@ -5,9 +5,9 @@ import pytest
 
 pytest.importorskip("rdkit", reason="rdkit is not installed")
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
-from exlm_mini.corpora.cleaning import Cleaning
-from exlm_mini.tasks.embedded_molecules import PATTERNS, counting_baseline, labels_of, load
-from exlm_mini.tasks.task import Examples, Splits
+from exlm_lab.downstream.embedded_molecules import PATTERNS, counting_baseline, labels_of, load
+from exlm_lab.downstream.task import Examples, Splits
+from exlm_mini.data.cleaning import Cleaning
 
 
 @pytest.fixture(scope="module")

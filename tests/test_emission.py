@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from exlm_mini import emission
 from exlm_mini.alignment import dag_log_likelihood, posteriors
 from exlm_mini.config import ModelConfig
-from exlm_mini.emission import VocabularyHead, log_sum_exp_logits
-from exlm_mini.encoder import initialise
+from exlm_mini.model import emission
+from exlm_mini.model.emission import VocabularyHead, log_sum_exp_logits
+from exlm_mini.model.encoder import initialise
 
 B, L, M, D, V = 2, 5, 3, 8, 13
 # Of B * L = 10 states: dividing it, not, and beyond.

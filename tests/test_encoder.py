@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from exlm_mini.config import ModelConfig
-from exlm_mini.encoder import Encoder, SelfAttention, initialise
-from exlm_mini.rope import Rotation, rotate, rotation_1d, rotation_2d
+from exlm_mini.model.encoder import Encoder, SelfAttention, initialise
+from exlm_mini.model.rope import Rotation, rotate, rotation_1d, rotation_2d
 
 VOCAB_SIZE, PAD = 20, 0
 SMALL = ModelConfig(

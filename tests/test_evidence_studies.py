@@ -19,8 +19,8 @@ import pytest
 import torch
 from refusals import told
 
-from exlm_mini.grid import paper_numbers
-from exlm_mini.tasks.catalogue import task_names
+from exlm_lab.downstream.catalogue import task_names
+from exlm_lab.downstream.grid import paper_numbers
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "book"), str(ROOT / "book" / "gpu")]
@@ -202,11 +202,11 @@ def test_the_tasks_and_the_settings_are_those_of_the_papers_tables():
     tables = {"smiles": ("Table 1",), "text": ("Table 3",)}
     for kind, about in carry.KINDS.items():
         assert set(about.tasks) | {about.reduced_task} <= set(task_names())
-        recipe = carry.load_recipe(about.recipe, task_names())
+        recipe = carry.load_tuning(about.recipe, task_names())
         for task in about.tasks:
             assert task in recipe.spaces
             assert paper_numbers(tables[kind], task)
-    space = carry.load_recipe("table-11", task_names()).spaces["rte"]
+    space = carry.load_tuning("table-11", task_names()).spaces["rte"]
     last = space.settings(carry.TuneConfig())[-1]
     assert (last.learning_rate, last.batch_size, last.epochs) == (5e-5, 32, 10)
     assert last.warmup_share == 0.1
@@ -420,7 +420,7 @@ def test_a_killed_study_goes_on_from_its_checkpoint(luggage, tmp_path):
 def test_the_studies_run_with_nothing_but_torch_numpy_and_safetensors(luggage, tmp_path):
     """As on a machine with a GPU and nothing else: no git, nothing installed, no network."""
     unwanted = shutil.ignore_patterns("__pycache__", "_build", "_generated", "results")
-    for folder in ("exlm_mini", "book", "cuda"):
+    for folder in ("exlm_mini", "exlm_lab", "book", "cuda"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=unwanted)
     shutil.copytree(luggage, tmp_path / "carried")
     words = arguments(Path("carried"), tmp_path, "smiles,text")

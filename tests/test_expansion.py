@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from exlm_mini.config import SpecialIds
-from exlm_mini.expansion import expand, expand_masks, gather_states
+from exlm_mini.model.expansion import expand, expand_masks, gather_states
 
 SPECIAL = SpecialIds()
 PAD, BOS, EOS, UNK, SEP, MASK = SPECIAL

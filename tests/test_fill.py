@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from exlm_mini.config import DataConfig, MaskingConfig, ModelConfig, RunConfig, TrainConfig
-from exlm_mini.corpora import prepare_corpus
-from exlm_mini.corpora.grammars import grammar
+from exlm_mini.data.corpus import prepare_corpus
+from exlm_mini.data.tokenizer import train_byte_level_bpe, visible
+from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.fill import encode_row, load_run, main, read
-from exlm_mini.tokenization import train_byte_level_bpe, visible
-from exlm_mini.trainer import Trainer
-from exlm_mini.widgets import explorer, read_scene
+from exlm_mini.reading.explorer import explorer
+from exlm_mini.reading.scene import read_scene
+from exlm_mini.training.loop import Trainer
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = "the old baker felt [MASK] this morning so his sister [MASK]"
@@ -414,7 +415,7 @@ def test_a_run_on_a_shared_corpus_finds_its_tokenizer_there(toy, tmp_path, capsy
 
 
 def test_a_checkpoint_of_something_else_is_refused(toy, tmp_path, capsys):
-    from exlm_mini.checkpoint import save_checkpoint
+    from exlm_mini.training.checkpoint import save_checkpoint
 
     save_checkpoint(tmp_path / "checkpoints", 1, {"model": {}}, {"task": "other"})
     assert "no pre-trained model" in fails(capsys, TEXT, "--run", tmp_path)

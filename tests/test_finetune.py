@@ -1,4 +1,4 @@
-"""``python -m exlm_mini.finetune`` end to end, on runs of a few steps and files of a few rows."""
+"""``python -m exlm_lab.finetune`` end to end, on runs of a few steps and files of a few rows."""
 
 import json
 import re
@@ -14,17 +14,17 @@ from glue_files import write_task
 from refusals import told
 from tiny_runs import tiny_run, write_molecules
 
-from exlm_mini.checkpoint import load_checkpoint, save_checkpoint
+from exlm_lab.downstream import glue, squad
+from exlm_lab.downstream.catalogue import ReadingConfig, input_of, task_names
+from exlm_lab.downstream.moleculenet import BENCHMARKS, load
+from exlm_lab.downstream.prepared import make_span_problem
+from exlm_lab.downstream.squad import Squad
+from exlm_lab.finetune import main, parse
 from exlm_mini.config import SPECIAL_TOKENS
-from exlm_mini.console import ProgressLine
-from exlm_mini.finetune import main, parse
-from exlm_mini.pretrained import load_pretrained
-from exlm_mini.problems import make_span_problem
-from exlm_mini.tasks import glue, squad
-from exlm_mini.tasks.catalogue import ReadingConfig, input_of, task_names
-from exlm_mini.tasks.moleculenet import BENCHMARKS, load
-from exlm_mini.tasks.squad import Squad
-from exlm_mini.tokenization import Tokenizer
+from exlm_mini.data.tokenizer import Tokenizer
+from exlm_mini.reading.pretrained import load_pretrained
+from exlm_mini.training.checkpoint import load_checkpoint, save_checkpoint
+from exlm_mini.training.console import ProgressLine
 
 ROOT = Path(__file__).resolve().parents[1]
 ONE = ["--train.epochs", "1", "--seeds", "1", "--device", "cpu"]

@@ -10,29 +10,29 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from official import state_dict_from_official
 from refusals import told
 from test_official import Golden, assert_close, found
 from tiny_runs import tiny_run
 
-from exlm_mini import finetuning
-from exlm_mini.checkpoint import load_checkpoint, save_checkpoint
-from exlm_mini.config import ModelConfig, SpecialIds, UserError
-from exlm_mini.downstream import (
+from exlm_lab.downstream import finetuning
+from exlm_lab.downstream.finetuning import DivergedError, FineTuner
+from exlm_lab.downstream.heads import (
     ClassificationHead,
     FineTuned,
     SpanHead,
     loss_sum,
     num_answers,
 )
-from exlm_mini.filling import load_run
-from exlm_mini.finetuning import DivergedError, FineTuner
-from exlm_mini.finetuning_config import TuneConfig
+from exlm_lab.downstream.inputs import framed, padded
+from exlm_lab.downstream.prepared import make_problem
+from exlm_lab.downstream.settings import TuneConfig
+from exlm_lab.downstream.task import Examples, Splits, Task
+from exlm_mini.config import ModelConfig, SpecialIds, UserError
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.official import state_dict_from_official
-from exlm_mini.pretrained import load_pretrained
-from exlm_mini.problems import make_problem
-from exlm_mini.tasks.inputs import framed, padded
-from exlm_mini.tasks.task import Examples, Splits, Task
+from exlm_mini.reading.fill import load_run
+from exlm_mini.reading.pretrained import load_pretrained
+from exlm_mini.training.checkpoint import load_checkpoint, save_checkpoint
 
 HEAD, ENCODER = "classification_heads.h.", "encoder.sentence_encoder."
 OURS = {

@@ -12,10 +12,10 @@ import pytest
 from damage import damage_bytes, damage_json
 
 from exlm_mini.config import DataConfig, SpecialIds, UserError
-from exlm_mini.corpora import FORMAT, VERSION, open_corpus
-from exlm_mini.corpora.packing import Pack, write_pack
-from exlm_mini.corpora.rows import Counts, Rows
-from exlm_mini.corpora.sealed import read_json, write_json
+from exlm_mini.data.corpus import FORMAT, VERSION, open_corpus
+from exlm_mini.data.files import read_json, write_json
+from exlm_mini.data.packs import Pack, write_pack
+from exlm_mini.data.rows import Counts, Rows
 
 NUM_MUTATIONS = 5_000  # of each kind of corpus
 SECONDS_FOR_ONE = 10

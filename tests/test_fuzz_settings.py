@@ -18,16 +18,22 @@ import yaml
 from damage import damage_bytes, damage_json, damage_log, damage_text
 from test_fuzz_packs import SECONDS_FOR_ONE
 
-from exlm_mini.checkpoint import (
+from exlm_mini.config import RunConfig, UserError, run_config_from_dict
+from exlm_mini.options import parse
+from exlm_mini.recipes import RECIPES, parse_stored, plain
+from exlm_mini.training.checkpoint import (
     MANIFEST,
     encode_manifest,
     latest_checkpoint,
     prune_checkpoints,
     save_checkpoint,
 )
-from exlm_mini.config import RunConfig, UserError, run_config_from_dict
-from exlm_mini.run_directory import FREE_SETTINGS, MetricsLog, read_metrics, settle_config
-from exlm_mini.settings import RECIPES, parse, parse_stored, plain
+from exlm_mini.training.run_directory import (
+    FREE_SETTINGS,
+    MetricsLog,
+    read_metrics,
+    settle_config,
+)
 
 pytestmark = pytest.mark.reliability
 

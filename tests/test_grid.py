@@ -12,28 +12,35 @@ from hypothesis import strategies as st
 from refusals import told
 from tiny_runs import tiny_run
 
-from exlm_mini.finetuning_config import TuneConfig
-from exlm_mini.grid import (
+from exlm_lab.downstream.catalogue import task_names
+from exlm_lab.downstream.grid import (
     PAPER_TABLES,
-    Cell,
-    Ledger,
-    Recipe,
     Result,
     Space,
     StoppedError,
+    TunedRun,
+    Tuning,
+    TuningRuns,
     best_setting,
     key,
-    load_recipe,
+    load_tuning,
     paper_numbers,
     read_answers,
-    recipe_names,
     summary,
+    tuning_names,
 )
-from exlm_mini.pretrained import load_pretrained
-from exlm_mini.problems import make_problem
-from exlm_mini.results import check_results, notes, scale, table, task_record, write_results
-from exlm_mini.tasks.catalogue import task_names
-from exlm_mini.tasks.task import Examples, Splits, Task
+from exlm_lab.downstream.prepared import make_problem
+from exlm_lab.downstream.results import (
+    check_results,
+    notes,
+    scale,
+    table,
+    task_record,
+    write_results,
+)
+from exlm_lab.downstream.settings import TuneConfig
+from exlm_lab.downstream.task import Examples, Splits, Task
+from exlm_mini.reading.pretrained import load_pretrained
 
 BASE = TuneConfig()
 TASK = Task("which", "classes", ("no", "yes"), "accuracy", "smiles")
@@ -63,7 +70,7 @@ TABLE_8 = {
 
 @pytest.mark.parametrize(("name", "rows"), [("table-6", TABLE_6), ("table-11", TABLE_11)])
 def test_recipes_of_text_say_what_the_paper_says(name, rows):
-    recipe = load_recipe(f"finetune/{name}", task_names())
+    recipe = load_tuning(f"finetune/{name}", task_names())
     assert recipe.spaces.keys() == rows.keys()
     for task, (rates, batches, epochs, warmups) in rows.items():
         settings = recipe.spaces[task].settings(BASE)
@@ -75,7 +82,7 @@ def test_recipes_of_text_say_what_the_paper_says(name, rows):
 
 
 def test_the_recipe_of_molecules_says_what_table_8_says():
-    recipe = load_recipe("finetune/table-8", task_names())
+    recipe = load_tuning("finetune/table-8", task_names())
     assert recipe.spaces.keys() == TABLE_8.keys()
     for task, row in TABLE_8.items():
         (config,) = recipe.spaces[task].settings(BASE)
@@ -86,7 +93,7 @@ def test_the_recipe_of_molecules_says_what_table_8_says():
 
 
 def test_recipes_name_the_seeds_and_the_rule_of_the_paper():
-    found = {name: load_recipe(name, task_names())[1:3] for name in recipe_names()}
+    found = {name: load_tuning(name, task_names())[1:3] for name in tuning_names()}
     assert found["finetune/table-6"] == ("mean", (1, 2, 3))
     assert found["finetune/table-8"] == ("mean-sd", (1, 2, 3))
     assert found["finetune/table-11"] == ("median", (1, 2, 3, 4, 5))
@@ -108,11 +115,11 @@ def test_recipes_name_the_seeds_and_the_rule_of_the_paper():
 def test_a_recipe_that_cannot_be_is_refused(tmp_path, text, parts):
     path = tmp_path / "mine.yaml"
     path.write_text(text)
-    told(lambda: load_recipe(str(path), task_names()), path, "correct the file", *parts)
+    told(lambda: load_tuning(str(path), task_names()), path, "correct the file", *parts)
 
 
 def test_an_unknown_recipe_is_refused_with_the_nearest():
-    told(lambda: load_recipe("finetune/table-9", task_names()), "finetune/table-8")
+    told(lambda: load_tuning("finetune/table-9", task_names()), "finetune/table-8")
 
 
 @given(
@@ -135,11 +142,11 @@ def cell(rate, seed, accuracy, test=0.5):
     config = dataclasses.replace(BASE, learning_rate=rate)
     metrics = {"validation": {"accuracy": accuracy}, "test": {"accuracy": test}}
     record = {"metrics": metrics, "best_epoch": 1, "seconds": 2.0, "device": "cpu"}
-    return Cell(config, seed, {**record, "parameters": 7, "problem_sha256": "0"})
+    return TunedRun(config, seed, {**record, "parameters": 7, "problem_sha256": "0"})
 
 
 def diverged(rate, seed=1):
-    return Cell(dataclasses.replace(BASE, learning_rate=rate), seed, {"diverged": "why"})
+    return TunedRun(dataclasses.replace(BASE, learning_rate=rate), seed, {"diverged": "why"})
 
 
 def test_the_setting_is_chosen_on_validation_and_not_on_the_test():
@@ -215,7 +222,7 @@ def results_of(objective, tasks, **masking):
 
 
 def test_a_record_reports_the_test_and_keeps_everything_else():
-    recipe = Recipe("none", "mean-sd", (1, 2), {})
+    recipe = Tuning("none", "mean-sd", (1, 2), {})
     cells = [cell(1e-5, 1, 0.7, 0.6), cell(1e-5, 2, 0.9, 0.8)]
     record = task_record(result(cells, [*cells, diverged(1e-2)]), recipe)
     assert (record["part"], record["seeds"]) == ("test", [1, 2])
@@ -228,7 +235,7 @@ def test_a_record_reports_the_test_and_keeps_everything_else():
 
 
 def test_the_table_has_both_halves_of_mnli_and_both_scores_of_squad():
-    recipe = Recipe("table-11", "median", (1,), {})
+    recipe = Tuning("table-11", "median", (1,), {})
 
     def row(name, metric, metrics):
         made = cell(1e-5, 1, 0.5)
@@ -253,7 +260,7 @@ def tuned_on(task, recipe):
     made = cell(1e-5, 1, 0.5)
     made.record["metrics"] = {"validation": {metric: 0.5}}
     found = result([made])._replace(task=TASK._replace(name=task, metric=metric))
-    return {task: {**task_record(found, Recipe(recipe, "mean", (1,), {})), "recipe": recipe}}
+    return {task: {**task_record(found, Tuning(recipe, "mean", (1,), {})), "recipe": recipe}}
 
 
 def test_the_papers_row_is_that_of_the_objective():
@@ -303,7 +310,7 @@ def test_notes_count_one_row_and_name_labels_that_were_never_trained():
 
 
 def test_a_seed_that_diverged_is_left_out_and_named():
-    recipe = Recipe("none", "median", (1, 2), {})
+    recipe = Tuning("none", "median", (1, 2), {})
     record = task_record(result([cell(1e-5, 1, 0.7), diverged(1e-5, 2)]), recipe)
     assert record["diverged_seeds"] == [2] and len(record["reported"]["seeds"]) == 1
     told(lambda: task_record(result([diverged(1e-5)]), recipe), "which", "learning_rate")
@@ -336,7 +343,7 @@ QUICK = TuneConfig(epochs=1, batch_size=2)
 
 
 def test_a_finished_run_is_not_made_again(pretrained, problem, tmp_path):
-    ledger = Ledger(tmp_path, pretrained, "cpu")
+    ledger = TuningRuns(tmp_path, pretrained, "cpu")
     steps = []
     first = ledger.cell(problem, QUICK, 1, steps.append)
     assert len(steps) == 2 and not (tmp_path / "running").exists()
@@ -348,7 +355,7 @@ def test_a_finished_run_is_not_made_again(pretrained, problem, tmp_path):
 
 
 def test_a_stopped_run_goes_on_and_leaves_no_record_before(pretrained, problem, tmp_path):
-    ledger = Ledger(tmp_path, pretrained, "cpu")
+    ledger = TuningRuns(tmp_path, pretrained, "cpu")
     with pytest.raises(StoppedError):
         ledger.cell(problem, QUICK, 1, should_stop=lambda: True)
     assert not list(tmp_path.glob("cells/**/*.json"))
@@ -358,11 +365,11 @@ def test_a_stopped_run_goes_on_and_leaves_no_record_before(pretrained, problem, 
 
 
 def test_runs_of_other_data_or_weights_are_not_mixed(pretrained, problem, tmp_path):
-    ledger = Ledger(tmp_path, pretrained, "cpu")
+    ledger = TuningRuns(tmp_path, pretrained, "cpu")
     made = ledger.cell(problem, QUICK, 1)
     told(lambda: ledger.cell(make(pretrained, 1), QUICK, 1), "another problem", "--output")
     other = pretrained._replace(sha256="0")
-    told(lambda: Ledger(tmp_path, other).cell(problem, QUICK, 1), "another pretrained")
+    told(lambda: TuningRuns(tmp_path, other).cell(problem, QUICK, 1), "another pretrained")
     path = next(tmp_path.glob("cells/**/seed-1.json"))
     path.write_text(path.read_text()[:50])
     told(lambda: ledger.cell(problem, QUICK, 1), path, "damaged", "delete it")
@@ -373,15 +380,15 @@ def test_runs_of_other_data_or_weights_are_not_mixed(pretrained, problem, tmp_pa
 def test_a_run_that_diverged_is_recorded_and_the_search_goes_on(pretrained, problem, tmp_path):
     lines = []
     wild = dataclasses.replace(QUICK, learning_rate=1e29, epochs=3, warmup_share=0.0)
-    ledger = Ledger(tmp_path, pretrained, "cpu", report=lines.append)
+    ledger = TuningRuns(tmp_path, pretrained, "cpu", report=lines.append)
     cells = [ledger.cell(problem, config, 1) for config in (wild, QUICK)]
     assert cells[0].is_diverged and "learning_rate 1e+29" in lines[0]
     assert best_setting(cells, TASK) == QUICK
 
 
 def test_results_of_another_checkpoint_are_not_added_to(pretrained, problem, tmp_path):
-    recipe = Recipe("none", "mean", (1,), {})
-    made = Ledger(tmp_path, pretrained, "cpu").cell(problem, QUICK, 1)
+    recipe = Tuning("none", "mean", (1,), {})
+    made = TuningRuns(tmp_path, pretrained, "cpu").cell(problem, QUICK, 1)
     record = task_record(Result(TASK, QUICK, [made], [], problem.notes), recipe)
     made_with = {"device": "a very slow one"}
     whole = write_results(tmp_path, pretrained, {"which": record}, recipe, made_with)
@@ -412,7 +419,7 @@ def test_results_of_another_checkpoint_are_not_added_to(pretrained, problem, tmp
 def test_a_cell_that_holds_something_else_is_told_by_its_name(
     change, pretrained, problem, tmp_path
 ):
-    ledger = Ledger(tmp_path, pretrained, "cpu")
+    ledger = TuningRuns(tmp_path, pretrained, "cpu")
     record = dict(ledger.cell(problem, QUICK, 1).record)
     path = next(tmp_path.glob("cells/**/seed-1.json"))
     change(record)
@@ -433,8 +440,8 @@ def test_a_cell_that_holds_something_else_is_told_by_its_name(
 def test_results_that_cannot_be_shown_are_told_by_their_name(
     change, pretrained, problem, tmp_path
 ):
-    recipe = Recipe("none", "mean", (1,), {})
-    made = Ledger(tmp_path, pretrained, "cpu").cell(problem, QUICK, 1)
+    recipe = Tuning("none", "mean", (1,), {})
+    made = TuningRuns(tmp_path, pretrained, "cpu").cell(problem, QUICK, 1)
     record = task_record(Result(TASK, QUICK, [made], [], problem.notes), recipe)
     whole = write_results(tmp_path, pretrained, {"which": record}, recipe, {"device": "a"})
     change(whole["tasks"]["which"])

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from exlm_mini.config import ModelConfig, SpecialIds
-from exlm_mini.evaluation import Evaluation, row_bits, row_bits_and_correct
-from exlm_mini.expansion import StateGraph
-from exlm_mini.guesses import guess_targets
-from exlm_mini.masking import MaskedBatch
+from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.model.expansion import StateGraph
+from exlm_mini.model.guesses import guess_targets
+from exlm_mini.training.evaluation import Evaluation, row_bits, row_bits_and_correct
 
 SPECIAL = SpecialIds()
 VOCAB_SIZE = len(SPECIAL) + 4

@@ -7,11 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import told
 
-from exlm_mini.config import SpecialIds
-from exlm_mini.expansion import expand_masks
-from exlm_mini.masking import repeat_tokens
-from exlm_mini.tasks.inputs import (
-    Layout,
+from exlm_lab.downstream.inputs import (
     encode_examples,
     evaluation_batches,
     framed,
@@ -19,7 +15,11 @@ from exlm_mini.tasks.inputs import (
     padded,
     training_batches,
 )
-from exlm_mini.tokenization import word_level
+from exlm_mini.config import SpecialIds
+from exlm_mini.data.masking import repeat_tokens
+from exlm_mini.data.tokenizer import word_level
+from exlm_mini.model.expansion import expand_masks
+from exlm_mini.reading.pretrained import Layout
 
 SPECIAL = SpecialIds()
 WORDS = word_level(["a", "b", "c", "d"])

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from exlm_mini.config import UserError
-from exlm_mini.live import Scale, chapter_scale, train_live
 from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.options import parse
 from exlm_mini.pretrain import main
-from exlm_mini.run_directory import read_metrics
-from exlm_mini.settings import parse
+from exlm_mini.training.live import Scale, chapter_scale, train_live
+from exlm_mini.training.run_directory import read_metrics
 
 CPU = Scale("cpu", torch.device("cpu"))
 OPTIONS = [

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from exlm_mini.config import MaskingConfig, SpecialIds, UserError
-from exlm_mini.masking import (
+from exlm_mini.data.masking import (
     Masker,
     choose_fixed_count,
     corrupted_share,

@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from exlm_mini import measure
-from exlm_mini.measure import (
+from exlm_lab.benchmarks import measure
+from exlm_lab.benchmarks.measure import (
     LEAST_RUNS,
-    MIB,
     MOST_RUNS,
     Timing,
     peak_bytes,
     resident_bytes,
     time_side_by_side,
 )
+from exlm_mini.training import provenance
+from exlm_mini.training.provenance import MIB
 
 pytestmark = pytest.mark.usefixtures("three_runs", "uncompiled")
 CPU = torch.device("cpu")
@@ -116,7 +117,7 @@ def test_peak_memory_of_a_gpu_leaves_out_what_was_there_before():
 
 
 def test_the_machine_is_described():
-    about = measure.machine(CPU)
+    about = provenance.machine(CPU)
     assert about["torch"] == torch.__version__
     assert about["device"] == "cpu"
     assert about["cpu"] and about["num_cpus"] >= 1
@@ -124,5 +125,5 @@ def test_the_machine_is_described():
 
 
 def test_a_package_outside_a_checkout_has_no_commit(monkeypatch, tmp_path):
-    monkeypatch.setattr(measure, "__file__", str(tmp_path / "measure.py"))
-    assert measure.commit() == "not a git checkout"
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "provenance.py"))
+    assert provenance.commit() == "not a git checkout"

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from exlm_mini.analysis import repeated_entropy_bits
-from exlm_mini.batches import validation_batches
+from exlm_lab.experiments.measures import NUM_FILLINGS, measure
+from exlm_lab.experiments.metric_names import METRICS
+from exlm_lab.experiments.toy_contexts import Contexts
 from exlm_mini.config import DataConfig, MaskingConfig, ModelConfig, RunConfig, UserError
-from exlm_mini.corpora import prepare_corpus
-from exlm_mini.corpora.contexts import Contexts
-from exlm_mini.corpora.grammars import grammar, slots_of
-from exlm_mini.evaluation import evaluate, row_bits
-from exlm_mini.experiments.measures import NUM_FILLINGS, measure
-from exlm_mini.experiments.metrics import METRICS
+from exlm_mini.data.batches import validation_batches
+from exlm_mini.data.corpus import prepare_corpus
+from exlm_mini.data.toy_grammars import grammar, slots_of
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.training import make_masker, make_model
-from exlm_mini.transition import parallel_chains
+from exlm_mini.model.transition import parallel_chains
+from exlm_mini.reading.entropy import repeated_entropy_bits
+from exlm_mini.training.evaluation import evaluate, row_bits
+from exlm_mini.training.parts import make_masker, make_model
 
 SMALL = ModelConfig(width=16, num_heads=2, ffn_width=16, states_per_mask=2)
 TOWN = RunConfig(

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import told
 
-from exlm_mini.tasks import metrics
-from exlm_mini.tasks.task import Task
+from exlm_lab.downstream import metrics
+from exlm_lab.downstream.task import Task
 
 pytest.importorskip("sklearn")
 pytest.importorskip("scipy")

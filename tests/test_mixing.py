@@ -6,14 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exlm_mini.config import SpecialIds
-from exlm_mini.corpora.mixing import (
-    Documents,
-    bucket_bound,
-    smiles_rows,
-    text_rows,
-    wanted_tokens,
-)
-from exlm_mini.corpora.rows import Counts, block_rows, molecule_rows
+from exlm_mini.data.mixing import Documents, bucket_bound, smiles_rows, text_rows, wanted_tokens
+from exlm_mini.data.rows import Counts, block_rows, molecule_rows
 
 SPECIAL = SpecialIds()
 SHARDS = st.lists(

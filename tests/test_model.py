@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from exlm_mini.config import ModelConfig, SpecialIds
-from exlm_mini.encoder import initialise
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.objectives import log_likelihood, mlm_loss, states_alignment_loss
-from exlm_mini.transition import parallel_chains
+from exlm_mini.model.encoder import initialise
+from exlm_mini.model.objectives import log_likelihood, mlm_loss, states_alignment_loss
+from exlm_mini.model.transition import parallel_chains
 
 PAD, BOS, EOS, UNK, SEP, MASK = SpecialIds()
 V = 20

@@ -15,14 +15,10 @@ from refusals import told
 pytest.importorskip("rdkit", reason="rdkit is not installed")
 from rdkit import Chem
 
-from exlm_mini.corpora.cleaning import Cleaning
-from exlm_mini.tasks.metrics import evaluate
-from exlm_mini.tasks.molecule_tables import BENCHMARKS, LABELS, find_csv, read_csv
-from exlm_mini.tasks.moleculenet import (
-    label_counts,
-    load,
-    molecules_sha1,
-)
+from exlm_lab.downstream.metrics import evaluate
+from exlm_lab.downstream.molecule_tables import BENCHMARKS, LABELS, find_csv, read_csv
+from exlm_lab.downstream.moleculenet import label_counts, load, molecules_sha1
+from exlm_mini.data.cleaning import Cleaning
 
 MOLECULES = [
     "CCO", "CCC", "CCN", "CCCl", "CCBr", "CCF", "CC=O", "c1ccccc1", "c1ccncc1", "C[C@H](N)O",

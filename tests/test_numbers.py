@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import fields
 from typing import get_type_hints
 
 import pytest
 import torch
+from bad_cases import main_of
 
-from exlm_mini import memory
-from exlm_mini.checks import UserError
-from exlm_mini.config import DataConfig, MaskingConfig, ModelConfig, RunConfig, TrainConfig
-from exlm_mini.corpora.grammars import slots_of
-from exlm_mini.corpora.wanted import Preparation
-from exlm_mini.costs import objectives_of, row_length_of
-from exlm_mini.estimate import check_memory
-from exlm_mini.finetuning_config import TuneConfig
-from exlm_mini.memory import DoesNotFit, device_memory
-from exlm_mini.precision import with_precision
-from exlm_mini.settings import load_recipe, recipe_names
-from exlm_mini.tasks.catalogue import ReadingConfig
+from exlm_lab.downstream.catalogue import ReadingConfig
+from exlm_lab.downstream.settings import TuneConfig
+from exlm_mini.config import (
+    DataConfig,
+    MaskingConfig,
+    ModelConfig,
+    RunConfig,
+    TrainConfig,
+    UserError,
+)
+from exlm_mini.data import memory
+from exlm_mini.data.memory import DoesNotFit, device_memory
+from exlm_mini.data.request import Preparation
+from exlm_mini.data.toy_grammars import slots_of
+from exlm_mini.recipes import load_recipe, recipe_names
+from exlm_mini.training.cost import check_memory
+from exlm_mini.training.dry_run import objectives_of, row_length_of
+from exlm_mini.training.precision import with_precision
 
 CPU = torch.device("cpu")
 GIB = 2**30
@@ -104,7 +110,7 @@ def test_what_does_not_fit_is_told_with_its_figure(
 ):
     monkeypatch.chdir(tmp_path)
     name, *argv = command.split()
-    assert importlib.import_module(f"exlm_mini.{name}").main(argv) == 2
+    assert main_of(name)(argv) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[-1].startswith("error: ") and len(lines) == 1
     for word in words:
@@ -140,10 +146,10 @@ def test_a_batch_of_fine_tuning_that_does_not_fit_is_refused(monkeypatch, tmp_pa
     from test_finetuning import CONFIG, TASK, molecules
     from tiny_runs import tiny_run
 
-    from exlm_mini.finetuning import FineTuner
-    from exlm_mini.pretrained import load_pretrained
-    from exlm_mini.problems import make_problem
-    from exlm_mini.tasks.task import Splits
+    from exlm_lab.downstream.finetuning import FineTuner
+    from exlm_lab.downstream.prepared import make_problem
+    from exlm_lab.downstream.task import Splits
+    from exlm_mini.reading.pretrained import load_pretrained
 
     pretrained = load_pretrained(tiny_run(tmp_path / "run", "smiles"), print)
     splits = Splits(molecules(40, 0), molecules(30, 1), None, {})

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from exlm_mini.config import ModelConfig, SpecialIds
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.objectives import (
+from exlm_mini.model.objectives import (
     StateScores,
     log_likelihood,
     mlm_loss,

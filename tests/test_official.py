@@ -15,20 +15,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-
-from exlm_mini.alignment import BACKENDS, dag_log_likelihood
-from exlm_mini.config import ModelConfig, UserError
-from exlm_mini.expansion import expand_masks
-from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.objectives import log_likelihood, mlm_loss, states_alignment_loss
-from exlm_mini.official import (
+from official import (
     config_from_official,
     config_to_official,
     special_ids_of,
     state_dict_from_official,
     state_dict_to_official,
 )
+from torch import Tensor
+
+from exlm_mini.alignment import BACKENDS, dag_log_likelihood
+from exlm_mini.config import ModelConfig, UserError
+from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.model.expansion import expand_masks
+from exlm_mini.model.objectives import log_likelihood, mlm_loss, states_alignment_loss
 
 COMMITTED = Path(__file__).parent / "golden"
 GOLDEN = Path(os.environ.get("EXLM_GOLDEN", COMMITTED))

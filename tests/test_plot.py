@@ -11,8 +11,8 @@ import matplotlib.pyplot as plt
 import pytest
 
 from exlm_mini import plot, plotting
-from exlm_mini.curves import METRICS, smoothed
 from exlm_mini.plot import main
+from exlm_mini.plotting.curves import METRICS, smoothed
 from exlm_mini.pretrain import main as pretrain
 
 

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from exlm_mini import precision
 from exlm_mini.config import ModelConfig, RunConfig, TrainConfig
-from exlm_mini.precision import LEAST_GAIN, WIDTHS, cpu_gain, with_precision
+from exlm_mini.training import precision
+from exlm_mini.training.precision import LEAST_GAIN, WIDTHS, cpu_gain, with_precision
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

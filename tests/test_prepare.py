@@ -20,17 +20,19 @@ from refusals import told
 
 from exlm_mini import pretrain
 from exlm_mini.config import DataConfig
-from exlm_mini.console import INTERRUPTED
-from exlm_mini.corpora import open_corpus, passes, preparation, sealed
-from exlm_mini.corpora.cleaning import Cleaning
-from exlm_mini.corpora.grammars import grammar
-from exlm_mini.corpora.packing import Pack
-from exlm_mini.corpora.preparation import prepare
-from exlm_mini.corpora.sealed import read_json
-from exlm_mini.corpora.shards import Split
-from exlm_mini.corpora.wanted import Preparation
+from exlm_mini.data import files, stages
+from exlm_mini.data import prepare as preparation
+from exlm_mini.data.cleaning import Cleaning
+from exlm_mini.data.corpus import open_corpus
+from exlm_mini.data.files import read_json
+from exlm_mini.data.packs import Pack
+from exlm_mini.data.prepare import prepare
+from exlm_mini.data.request import Preparation
+from exlm_mini.data.shards import Split
+from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.prepare import main
-from exlm_mini.run_directory import RunDirectory
+from exlm_mini.training.console import INTERRUPTED
+from exlm_mini.training.run_directory import RunDirectory
 
 TEXT = DataConfig(vocab_size=300, block_length=16, validation_share=0.2)
 TINY_SHARDS = 0.004
@@ -158,9 +160,9 @@ def test_a_run_stopped_at_its_end_goes_on(texts, tmp_path, monkeypatch, undistur
 
 def test_finished_shards_are_not_made_again(texts, tmp_path, monkeypatch):
     output, made = tmp_path / "c", []
-    original = passes.make_documents
+    original = stages.make_documents
     monkeypatch.setattr(
-        passes,
+        stages,
         "make_documents",
         lambda place, *rest: made.append(place) or original(place, *rest),
     )
@@ -200,9 +202,9 @@ def test_a_mended_file_costs_only_its_own_shards(texts, tmp_path, monkeypatch):
     request = wanted((*texts, str(bad)))
     told(lambda: prepare(request, tmp_path / "c"), f"{bad} line 2", "int, not text")
     bad.write_text('{"text": "fine"}\n{"text": "5"}\n')
-    made, original = [], passes.make_documents
+    made, original = [], stages.make_documents
     monkeypatch.setattr(
-        passes,
+        stages,
         "make_documents",
         lambda place, *rest: made.append(place) or original(place, *rest),
     )
@@ -213,7 +215,7 @@ def test_a_mended_file_costs_only_its_own_shards(texts, tmp_path, monkeypatch):
 def test_settings_may_be_corrected_without_starting_over(texts, tmp_path, monkeypatch):
     long = replace(TEXT, block_length=100_000)
     told(lambda: prepare(wanted(*texts, data=long), tmp_path / "c"), "needs 99,998", "lower")
-    monkeypatch.setattr(passes, "make_documents", lambda *_: pytest.fail("made again"))
+    monkeypatch.setattr(stages, "make_documents", lambda *_: pytest.fail("made again"))
     corpus = prepare(wanted(*texts), tmp_path / "c")
     assert corpus.train.row_length == 16
 
@@ -313,7 +315,7 @@ def test_the_split_keeps_its_share_in_any_of_the_buckets():
 
 
 def test_the_rows_are_the_text(tmp_path):
-    from exlm_mini.tokenization import Tokenizer
+    from exlm_mini.data.tokenizer import Tokenizer
 
     path = write_text(tmp_path / "a.txt")
     corpus = prepare(wanted(path), tmp_path / "c")
@@ -374,7 +376,7 @@ def test_a_hub_data_set_becomes_a_corpus(tmp_path):
 
 
 def smiles_file(tmp_path, extra=()):
-    from exlm_mini.corpora.smiles import embedded_molecules
+    from exlm_mini.data.smiles import embedded_molecules
 
     lines = [*list(embedded_molecules())[:400], *extra]
     (tmp_path / "a.smi").write_text("\n".join(f"{line} {i}" for i, line in enumerate(lines)))
@@ -406,7 +408,7 @@ def test_molecules_are_cleaned_and_losses_counted(tmp_path):
 
 def test_all_spellings_of_a_molecule_are_on_one_side(tmp_path):
     chem = pytest.importorskip("rdkit.Chem")
-    from exlm_mini.tokenization import Tokenizer
+    from exlm_mini.data.tokenizer import Tokenizer
 
     data = DataConfig(kind="smiles", validation_share=0.3, max_unknown=0.01)
     request = wanted(smiles_file(tmp_path), data=data, cleaning=Cleaning(num_variants=3))
@@ -551,7 +553,7 @@ def test_an_interrupt_says_how_to_go_on(texts, tmp_path, capsys, monkeypatch):
 
 
 def test_text_without_the_words_of_a_given_tokenizer_is_told(tmp_path):
-    from exlm_mini.tokenization import train_smiles
+    from exlm_mini.data.tokenizer import train_smiles
 
     pytest.importorskip("rdkit")
     tokenizer = tmp_path / "tokenizer.json"
@@ -581,7 +583,7 @@ def test_a_full_disk_loses_no_finished_shard(texts, tmp_path, monkeypatch, undis
     output = tmp_path / "c"
     with monkeypatch.context() as patch:
         patch.setattr(FullDisk, "room", room)
-        patch.setattr(sealed, "open_to_write", lambda path: FullDisk(path, "wb"))
+        patch.setattr(files, "open_to_write", lambda path: FullDisk(path, "wb"))
         told(lambda: prepare(wanted(*texts), output), "no space", "free", "make room")
     assert not list(output.rglob("*.partial"))
     kept = len(list(output.glob("shards/*.npz")))

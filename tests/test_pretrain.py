@@ -16,15 +16,16 @@ import torch
 import yaml
 from refusals import told
 
-from exlm_mini import precision
-from exlm_mini.checkpoint import load_checkpoint
 from exlm_mini.config import RunConfig, run_config_from_dict
-from exlm_mini.console import ProgressLine, requests_by_signal
-from exlm_mini.precision import with_precision
+from exlm_mini.options import parse
 from exlm_mini.pretrain import INTERRUPTED, main
-from exlm_mini.run_directory import LOCK, RunDirectory, read_metrics
-from exlm_mini.settings import parse, recipe_names
-from exlm_mini.update import Updater
+from exlm_mini.recipes import recipe_names
+from exlm_mini.training import precision
+from exlm_mini.training.checkpoint import load_checkpoint
+from exlm_mini.training.console import ProgressLine, requests_by_signal
+from exlm_mini.training.precision import with_precision
+from exlm_mini.training.run_directory import LOCK, RunDirectory, read_metrics
+from exlm_mini.training.step import Updater
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -133,6 +134,16 @@ def test_a_run_leaves_settings_metrics_versions_and_checkpoints(recipe, tmp_path
         assert record["step"] == 4
         assert record["validation_bits_per_mask"] > 0
     assert {p.name for p in (output / "data").iterdir()} >= {"tokenizer.json", "corpus.json"}
+
+
+def test_a_dry_run_whose_reader_left_ends_quietly(monkeypatch, capsys):
+    def left(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("exlm_mini.pretrain.dry_run", left)
+    monkeypatch.setattr("exlm_mini.pretrain.drop_output", lambda: None)
+    assert main(["--recipe", "toy-pairs", "--dry-run"]) == 130
+    assert capsys.readouterr().err == ""
 
 
 def test_without_output_a_run_is_named_after_recipe_and_time(tmp_path, monkeypatch, capsys):
@@ -278,7 +289,7 @@ def test_a_run_asked_to_save_saves_and_goes_on(tmp_path, monkeypatch, capsys):
 )
 def test_a_second_signal_stops_at_once(is_launched, seconds, stops_at_once, monkeypatch):
     told, now = [], 100.0
-    monkeypatch.setattr("exlm_mini.console.time.monotonic", lambda: now)
+    monkeypatch.setattr("exlm_mini.training.console.time.monotonic", lambda: now)
     # A shell starts what it runs in the background deaf to SIGINT.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -746,7 +757,9 @@ def test_a_full_disk_is_told_and_the_same_command_goes_on(tmp_path, monkeypatch,
     usage = collections.namedtuple("usage", "total used free")
     output = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr("exlm_mini.checkpoint.shutil.disk_usage", lambda path: usage(1, 1, 10))
+        patch.setattr(
+            "exlm_mini.training.checkpoint.shutil.disk_usage", lambda path: usage(1, 1, 10)
+        )
         line = fails(capsys, *EXLM, "--output", output)
     assert "step-000004" in line
     assert "10 are free" in line
@@ -771,7 +784,7 @@ def test_a_disk_full_later_keeps_earlier_checkpoints(tmp_path, monkeypatch, caps
     rooms = [10**12, 10]
     with monkeypatch.context() as patch:
         patch.setattr(
-            "exlm_mini.checkpoint.shutil.disk_usage",
+            "exlm_mini.training.checkpoint.shutil.disk_usage",
             lambda path: usage(1, 1, rooms[0] if len(rooms) == 1 else rooms.pop(0)),
         )
         fails(capsys, *arguments)

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from exlm_mini.config import ModelConfig, SpecialIds
-from exlm_mini.corpora.grammars import grammar
-from exlm_mini.experiments.probes import (
+from exlm_lab.experiments.probes import (
     NUM_TEST,
     NUM_TO_LABEL,
     likeliest_latents,
@@ -14,7 +12,9 @@ from exlm_mini.experiments.probes import (
     readable,
     sentence_states,
 )
-from exlm_mini.masking import repeat_tokens
+from exlm_mini.config import ModelConfig, SpecialIds
+from exlm_mini.data.masking import repeat_tokens
+from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.model import ExLM, MaskedLM
 
 SMALL = ModelConfig(width=16, num_heads=2, ffn_width=16, states_per_mask=2)

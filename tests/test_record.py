@@ -13,8 +13,9 @@ from refusals import told
 
 from exlm_mini import pretrain
 from exlm_mini.config import RunConfig
-from exlm_mini.run_directory import read_metrics
-from exlm_mini.settings import parse, plain
+from exlm_mini.options import parse
+from exlm_mini.recipes import plain
+from exlm_mini.training.run_directory import read_metrics
 
 SCRIPT = Path(__file__).resolve().parents[1] / "book" / "record.py"
 _spec = importlib.util.spec_from_file_location("book_record", SCRIPT)

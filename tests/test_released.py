@@ -8,11 +8,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exlm_mini.benchmarks import Shape
-from exlm_mini.benchmarks.released import ReleasedLayout
-from exlm_mini.benchmarks.step import made_batch, model_of, whole_step
+from exlm_lab.benchmarks.record import Shape
+from exlm_lab.benchmarks.released import ReleasedLayout
+from exlm_lab.benchmarks.step import made_batch, model_of, whole_step
 from exlm_mini.config import ModelConfig, SpecialIds
-from exlm_mini.masking import MaskedBatch
+from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.model import ExLM
 
 SHAPE = Shape(3, 5, 15)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from exlm_mini.rope import Rotation, rotate, rotation_1d, rotation_2d
+from exlm_mini.model.rope import Rotation, rotate, rotation_1d, rotation_2d
 
 HEAD_DIM = 16
 FLOAT64 = torch.float64

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from exlm_mini import run_directory
 from exlm_mini.config import TrainConfig, UserError
-from exlm_mini.corpora.sealed import write_json
-from exlm_mini.durable import write_atomically
-from exlm_mini.run_directory import (
+from exlm_mini.data.files import write_atomically, write_json
+from exlm_mini.training import run_directory
+from exlm_mini.training.run_directory import (
     FREE_SETTINGS,
     MetricsLog,
     RunDirectory,
@@ -28,7 +27,7 @@ from exlm_mini.run_directory import (
 HOLDER = (
     "import sys, time\n"
     "from pathlib import Path\n"
-    "from exlm_mini.run_directory import RunDirectory\n"
+    "from exlm_mini.training.run_directory import RunDirectory\n"
     "with RunDirectory(Path(sys.argv[1])):\n"
     "    print('held', flush=True)\n"
     "    time.sleep(600)\n"

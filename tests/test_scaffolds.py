@@ -11,9 +11,9 @@ from refusals import told
 pytest.importorskip("rdkit", reason="rdkit is not installed")
 from rdkit import Chem
 
-from exlm_mini.tasks import scaffolds
-from exlm_mini.tasks.molecule_tables import BENCHMARKS, find_csv, read_csv
-from exlm_mini.tasks.scaffolds import RULES, index_sha1, scaffold, split
+from exlm_lab.downstream import scaffolds
+from exlm_lab.downstream.molecule_tables import BENCHMARKS, find_csv, read_csv
+from exlm_lab.downstream.scaffolds import RULES, index_sha1, scaffold, split
 
 VARIANTS = {"unimol": "chirality", "deepchem": "no_chirality"}
 TOX21_REJECTED = [1322, 2290, 2297, 3558, 4565, 4649, 5538, 6723]

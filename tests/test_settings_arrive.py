@@ -18,21 +18,21 @@ from test_recipes import PAPER
 from torch import Tensor, nn
 from workers import SPECIAL, VOCAB_SIZE, make_packs
 
-from exlm_mini.checkpoint import Checkpoint
+from exlm_lab.downstream.catalogue import task_names
+from exlm_lab.downstream.finetuning import FineTuner
+from exlm_lab.downstream.grid import load_tuning
+from exlm_lab.downstream.heads import loss_sum
+from exlm_lab.downstream.inputs import padded, training_batches
+from exlm_lab.downstream.prepared import Part, Problem
+from exlm_lab.downstream.settings import TuneConfig
+from exlm_lab.downstream.task import Task
 from exlm_mini.config import MaskingConfig, ModelConfig, RunConfig, TrainConfig
-from exlm_mini.downstream import loss_sum
-from exlm_mini.finetuning import FineTuner
-from exlm_mini.finetuning_config import TuneConfig
-from exlm_mini.grid import load_recipe
-from exlm_mini.pretrained import Pretrained, TokenizerFacts
-from exlm_mini.problems import Part, Problem
-from exlm_mini.run_directory import read_metrics
-from exlm_mini.settings import parse
-from exlm_mini.tasks.catalogue import task_names
-from exlm_mini.tasks.inputs import padded, training_batches
-from exlm_mini.tasks.task import Task
-from exlm_mini.trainer import Trainer
-from exlm_mini.training import loss_of, make_model
+from exlm_mini.options import parse
+from exlm_mini.reading.pretrained import Pretrained, TokenizerFacts
+from exlm_mini.training.checkpoint import Checkpoint
+from exlm_mini.training.loop import Trainer
+from exlm_mini.training.parts import loss_of, make_model
+from exlm_mini.training.run_directory import read_metrics
 
 PRETRAINING = RunConfig(
     objective="exlm",
@@ -313,7 +313,7 @@ def test_the_numbers_of_the_tables_arrive_in_fine_tuning(
 
     found = {}
     for recipe, tasks in rows_of_tables().items():
-        spaces = load_recipe(recipe, task_names()).spaces
+        spaces = load_tuning(recipe, task_names()).spaces
         for task, expected in tasks.items():
             settings = spaces[task].settings(TuneConfig())
             for config in settings:
@@ -401,7 +401,7 @@ ELSEWHERE = {
     "model.vocab_size", "model.expand_at", "train.batch_tokens", "train.micro_batch_tokens",
     "train.compile", "train.sharding", "train.tensorboard", "train.device",
 }  # fmt: skip
-"""Not changed alone or not on every machine; test_batches, test_engine and others have them."""
+"""Not changed alone or not on every machine; test_batches, test_processes and others have them."""
 
 
 def first_difference(one: Stages, other: Stages) -> str | None:

@@ -8,14 +8,9 @@ from refusals import told
 
 pytest.importorskip("rdkit", reason="rdkit is not installed")
 from exlm_mini.config import DataConfig
-from exlm_mini.corpora.cleaning import Cleaning, CleaningCounts, clean
-from exlm_mini.corpora.smiles import (
-    embedded_molecules,
-    load_molecules,
-    read_molecule,
-    validate,
-)
-from exlm_mini.tokenization import train_smiles
+from exlm_mini.data.cleaning import Cleaning, CleaningCounts, clean
+from exlm_mini.data.smiles import embedded_molecules, load_molecules, read_molecule, validate
+from exlm_mini.data.tokenizer import train_smiles
 
 
 def settings(path, **more):

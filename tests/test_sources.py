@@ -7,9 +7,9 @@ import pytest
 from refusals import told
 
 from exlm_mini.config import DataConfig
-from exlm_mini.corpora import sources
-from exlm_mini.corpora.sizes import size_of
-from exlm_mini.corpora.sources import NAMED, HubSet, check_source, kind_of, open_source
+from exlm_mini.data import sources
+from exlm_mini.data.sizes import size_of
+from exlm_mini.data.sources import NAMED, HubSet, check_source, kind_of, open_source
 
 TEXT, SMILES = DataConfig(kind="text"), DataConfig(kind="smiles")
 

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import told
 
-from exlm_mini.config import SpecialIds
-from exlm_mini.tasks.inputs import padded
-from exlm_mini.tasks.spans import (
+from exlm_lab.downstream.inputs import padded
+from exlm_lab.downstream.spans import (
     BestSpans,
     best_spans,
     choose_answers,
@@ -20,9 +19,10 @@ from exlm_mini.tasks.spans import (
     token_span,
     windows,
 )
-from exlm_mini.tasks.squad import Question, load_dataset, read_questions
-from exlm_mini.tasks.squad_scores import normalize_answer, score_predictions
-from exlm_mini.tokenization import train_byte_level_bpe
+from exlm_lab.downstream.squad import Question, load_dataset, read_questions
+from exlm_lab.downstream.squad_scores import normalize_answer, score_predictions
+from exlm_mini.config import SpecialIds
+from exlm_mini.data.tokenizer import train_byte_level_bpe
 
 FRAME = 4  # [BOS], two [EOS] between the two texts, [EOS]
 SENTENCE = "The cat sat on a mat in Rome. Where the café’s naïve dog lay, a beagle, none knew."

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import told
 
-from exlm_mini.tasks.squad import (
+from exlm_lab.downstream.squad import (
     HUB_ID,
     from_rows,
     load_dataset,
@@ -18,7 +18,7 @@ from exlm_mini.tasks.squad import (
     read_questions,
     split_articles,
 )
-from exlm_mini.tasks.squad_scores import (
+from exlm_lab.downstream.squad_scores import (
     exact_match,
     f1_of_words,
     normalize_answer,

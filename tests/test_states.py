@@ -12,11 +12,12 @@ import torch
 from test_guesses import MODELS, SPECIAL, VOCAB_SIZE, make_model, ragged_batch
 from torch import Tensor
 
-from exlm_mini.analysis import entropy_bits, path_entropy, read_rows
+from exlm_lab.experiments.states import read_rows
 from exlm_mini.config import ModelConfig
-from exlm_mini.decoding import read_states
-from exlm_mini.evaluation import row_bits
 from exlm_mini.model import ExLM
+from exlm_mini.reading.decoding import read_states
+from exlm_mini.reading.entropy import entropy_bits, path_entropy
+from exlm_mini.training.evaluation import row_bits
 
 LINKED = [config for config in MODELS if config.transition != "ctc"]
 CTC = [config for config in MODELS if config.transition == "ctc"]

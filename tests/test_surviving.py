@@ -12,9 +12,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from exlm_mini import prepare
-from exlm_mini.corpora.sealed import read_json, write_json
+from exlm_mini.data.files import read_json, write_json
 from exlm_mini.pretrain import main
-from exlm_mini.run_directory import LOCK, read_metrics
+from exlm_mini.training.run_directory import LOCK, read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = [

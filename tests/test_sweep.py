@@ -1,4 +1,4 @@
-"""``python -m exlm_mini.sweep``: its tables of cells, its records, and a small sweep end to end."""
+"""``python -m exlm_lab.sweep``: its tables of cells, its records, and a small sweep end to end."""
 
 import json
 import re
@@ -14,18 +14,18 @@ import pytest
 from refusals import told
 from tiny_runs import CELL, TASK
 
-from exlm_mini import sweep
+from exlm_lab import sweep
+from exlm_lab.experiments import ledger as ledgers
+from exlm_lab.experiments import running
+from exlm_lab.experiments.cells import Cell, load_base
+from exlm_lab.experiments.grids import CURES, SWEEPS, cells_of
+from exlm_lab.experiments.ledger import Ledger
+from exlm_lab.experiments.paper import printed
+from exlm_lab.experiments.records import SCALES, read_record
+from exlm_lab.experiments.running import Runner
 from exlm_mini.config import TrainConfig
-from exlm_mini.estimate import row_flops
-from exlm_mini.experiments import ledger as ledgers
-from exlm_mini.experiments import running, timing
-from exlm_mini.experiments.cells import Cell, load_base
-from exlm_mini.experiments.grids import CURES, SWEEPS, cells_of
-from exlm_mini.experiments.ledger import Ledger
-from exlm_mini.experiments.printed import printed
-from exlm_mini.experiments.records import SCALES, read_record
-from exlm_mini.experiments.running import Runner
-from exlm_mini.settings import plain
+from exlm_mini.recipes import plain
+from exlm_mini.training.cost import row_flops
 
 GRIDS = [(n, s) for n in SWEEPS for s in SCALES if (n, s) != ("scale", "paper")]
 
@@ -290,7 +290,7 @@ def tiny(monkeypatch):
     }  # fmt: skip
     for module in (sweep, ledgers):
         monkeypatch.setattr(module, "cells_of", lambda name, scale: cells[name])
-    monkeypatch.setattr(timing, "ENOUGH_SECONDS", 0.0)
+    monkeypatch.setattr(running, "ENOUGH_SECONDS", 0.0)
     return cells
 
 
@@ -332,8 +332,9 @@ def test_a_sweep_leaves_a_record_of_each_cell(tiny, tmp_path, capsys):
     assert equal.data["settings"]["train.steps"] == round(6 * ratio)
     assert equal.metrics["cost_ratio"] == ratio
     said = capsys.readouterr().err
-    (steps,) = set(re.findall(r"^toy-mlm\+\+ step \d+/(\d+)", said, re.M))
-    assert int(steps) == round(6 * ratio)
+    steps = set(re.findall(r"^toy-mlm\+\+ step \d+/(\d+)", said, re.M))
+    # With as many steps as MLM it is MLM, which is trained already.
+    assert steps == {str(round(6 * ratio))} - {"6"}, said
     # Called again it does nothing.
     before = contents(tmp_path)
     assert run(tmp_path) == 0
@@ -353,7 +354,7 @@ def test_a_stopped_sweep_goes_on_and_ends_with_the_same_numbers(tiny, tmp_path, 
 
     broken = tmp_path / "broken"
     with monkeypatch.context() as patch:
-        patch.setattr("exlm_mini.console.Requests.should_stop", stops_at_the_fourth)
+        patch.setattr("exlm_mini.training.console.Requests.should_stop", stops_at_the_fourth)
         assert run(broken) == sweep.INTERRUPTED
     assert contents(broken) == {}
     assert run(broken, "--only", "toy-exlm") == 0
@@ -484,7 +485,7 @@ def test_a_step_is_counted_as_its_operations_are(tiny, tmp_path):
 
 
 def test_a_reader_who_has_seen_enough_gets_no_traceback():
-    command = [sys.executable, "-m", "exlm_mini.sweep", "repeated-mlm", "--report"]
+    command = [sys.executable, "-m", "exlm_lab.sweep", "repeated-mlm", "--report"]
     process = subprocess.Popen(
         command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

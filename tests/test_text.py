@@ -9,8 +9,8 @@ import pytest
 from refusals import told
 
 from exlm_mini.config import DataConfig
-from exlm_mini.corpora import text
-from exlm_mini.corpora.text import embedded_english, load_documents, text_documents
+from exlm_mini.data import text
+from exlm_mini.data.text import embedded_english, load_documents, text_documents
 
 CHAPTERS = "First line.\nSecond line.\n\n  \nA new chapter.\n"
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from refusals import told
 
-from exlm_mini.corpora.grammars import grammar
-from exlm_mini.corpora.toy import Grammar, Position
-from exlm_mini.tasks import inference, sections
+from exlm_lab.downstream import inference, sections
+from exlm_mini.data.toy import Grammar, Position
+from exlm_mini.data.toy_grammars import grammar
 
 # ---- inference on the small language ----
 

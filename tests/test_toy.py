@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exlm_mini.config import UserError
-from exlm_mini.corpora.grammars import GRAMMARS, grammar
-from exlm_mini.corpora.toy import Grammar, Position
+from exlm_mini.data.toy import Grammar, Position
+from exlm_mini.data.toy_grammars import GRAMMARS, grammar
 
 # Small enough to write out whole, with everything the big one has: interacting latents, a word
 # shared by two values, unequal weights, a position driven by two latents, free and fixed words.

@@ -11,9 +11,6 @@ import pytest
 import torch
 from packs import pack_of
 
-from exlm_mini import evaluation, training
-from exlm_mini.batches import validation_batches
-from exlm_mini.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from exlm_mini.config import (
     DataConfig,
     MaskingConfig,
@@ -23,12 +20,14 @@ from exlm_mini.config import (
     TrainConfig,
     UserError,
 )
-from exlm_mini.evaluation import evaluate, row_bits
+from exlm_mini.data.batches import validation_batches
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.objectives import log_likelihood
-from exlm_mini.run_directory import read_metrics
-from exlm_mini.trainer import Trainer
-from exlm_mini.training import (
+from exlm_mini.model.objectives import log_likelihood
+from exlm_mini.training import evaluation, parts
+from exlm_mini.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from exlm_mini.training.evaluation import evaluate, row_bits
+from exlm_mini.training.loop import Trainer
+from exlm_mini.training.parts import (
     chain_share,
     learning_rate,
     load_model,
@@ -37,6 +36,7 @@ from exlm_mini.training import (
     make_model,
     score,
 )
+from exlm_mini.training.run_directory import read_metrics
 
 SPECIAL = SpecialIds()
 VOCAB_SIZE = 20
@@ -612,7 +612,7 @@ def test_a_row_without_a_path_is_left_out_of_the_loss_and_counted(packs, monkeyp
     batch = batch_of(packs, config)
     whole_B = log_likelihood(model(*batch)).detach()
     lost_B = whole_B.index_fill(0, torch.tensor([3, 4]), -torch.inf)
-    monkeypatch.setattr(training, "log_likelihood", lambda scores: lost_B)
+    monkeypatch.setattr(parts, "log_likelihood", lambda scores: lost_B)
     scored = score(model, batch)
     num_targets_B = batch.is_masked_BN.sum(dim=1) + 2  # [BOS] and [EOS]
     kept = torch.isfinite(lost_B)
@@ -909,7 +909,7 @@ def test_a_run_whose_numbers_are_none_ends_and_keeps_none_of_them(
 def test_a_model_that_gives_no_row_a_path_is_not_the_best(packs, tmp_path, monkeypatch):
     trainer = make_trainer(make_config(), packs, tmp_path)
     nothing = evaluation.Evaluation(0.0, 0, 0, 19, 0)
-    monkeypatch.setattr("exlm_mini.trainer.evaluate", lambda *_: nothing)
+    monkeypatch.setattr("exlm_mini.training.loop.evaluate", lambda *_: nothing)
     with pytest.raises(UserError, match="validation at step 3"):
         trainer.run()
 

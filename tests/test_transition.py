@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from exlm_mini.alignment import dag_log_likelihood
 from exlm_mini.config import ModelConfig, SpecialIds, UserError
-from exlm_mini.encoder import initialise
-from exlm_mini.expansion import StateGraph, expand_masks
-from exlm_mini.transition import (
+from exlm_mini.model.encoder import initialise
+from exlm_mini.model.expansion import StateGraph, expand_masks
+from exlm_mini.model.transition import (
     GatedTransition,
     PaperTransition,
     UniformTransition,

@@ -11,9 +11,9 @@ import pytest
 from refusals import told
 
 from exlm_mini.config import UserError
-from exlm_mini.corpora import lmdb_pages
-from exlm_mini.corpora.lmdb_pages import num_entries
-from exlm_mini.corpora.unimol import lmdb_documents, load_restricted, numbers
+from exlm_mini.data import lmdb_pages
+from exlm_mini.data.lmdb_pages import num_entries
+from exlm_mini.data.unimol import lmdb_documents, load_restricted, numbers
 
 
 def entry(smiles):

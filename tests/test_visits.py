@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from exlm_lab.experiments.states import Visits, path_visits
 from exlm_mini.alignment import posteriors
 from exlm_mini.alignment.cases import (
     Graph,
@@ -23,7 +24,6 @@ from exlm_mini.alignment.cases import (
     without_edges,
 )
 from exlm_mini.alignment.enumeration import paths
-from exlm_mini.analysis import Visits, path_visits
 
 
 def owners(graph: Graph, k: int) -> Tensor:

@@ -17,6 +17,7 @@ from exlm_mini.alignment import build
 
 ROOT = Path(__file__).resolve().parents[1]
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+PACKAGES = ("exlm_mini", "exlm_lab")
 INSIDE = ("*.py", "recipes/*.yaml", "recipes/finetune/*", "recipes/sweep/*", "*.css", "*.js")
 
 
@@ -27,8 +28,11 @@ def sources() -> set[str]:
 
 
 def test_every_folder_with_modules_is_a_package_to_install():
-    package = ROOT / "exlm_mini"
-    folders = {path.parent.relative_to(ROOT) for path in package.rglob("*.py")}
+    folders = {
+        path.parent.relative_to(ROOT)
+        for name in PACKAGES
+        for path in (ROOT / name).rglob("*.py")
+    }
     expected = {".".join(folder.parts) for folder in folders} | {"exlm_mini.cuda_src"}
     assert set(SETUPTOOLS["packages"]) == expected
     assert SETUPTOOLS["package-dir"] == {"exlm_mini.cuda_src": "cuda"}
@@ -47,7 +51,7 @@ def source_tree(tmp_path_factory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     ignore = shutil.ignore_patterns("__pycache__")
-    for name in ("exlm_mini", "cuda"):
+    for name in (*PACKAGES, "cuda"):
         shutil.copytree(ROOT / name, folder / name, ignore=ignore)
     return folder
 
@@ -72,12 +76,15 @@ def test_a_wheel_holds_modules_recipes_and_sources(wheel):
     inside = set(zipfile.ZipFile(wheel).namelist())
     expected = {
         str(p.relative_to(ROOT))
+        for name in PACKAGES
         for pattern in INSIDE
-        for p in (ROOT / "exlm_mini").rglob(pattern)
+        for p in (ROOT / name).rglob(pattern)
     }
     assert any(name.endswith(".yaml") for name in expected)
     assert expected | sources() <= inside
-    packaged = {n for n in inside if not n.startswith(("exlm_mini/", "exlm_mini-"))}
+    packaged = {
+        n for n in inside if not n.startswith(("exlm_mini/", "exlm_lab/", "exlm_mini-"))
+    }
     assert packaged == set()
 
 

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from exlm_lab.downstream.settings import TuneConfig
+from exlm_lab.experiments.cells import Downstream
 from exlm_mini.config import DataConfig, MaskingConfig, ModelConfig, RunConfig, TrainConfig
-from exlm_mini.corpora import prepare_corpus
-from exlm_mini.experiments.cells import Downstream
-from exlm_mini.finetuning_config import TuneConfig
-from exlm_mini.trainer import Trainer
+from exlm_mini.data.corpus import prepare_corpus
+from exlm_mini.training.loop import Trainer
 
 DATA = {
     "text": DataConfig(kind="text", vocab_size=400, block_length=32, max_documents=60),

@@ -31,10 +31,10 @@ from exlm_mini.config import (
     TrainConfig,
     UserError,
 )
-from exlm_mini.engine import leave, start_engine
 from exlm_mini.pretrain import main
-from exlm_mini.trainer import Trainer
-from exlm_mini.update import Updater
+from exlm_mini.training.loop import Trainer
+from exlm_mini.training.processes import leave, start_engine
+from exlm_mini.training.step import Updater
 
 SPECIAL = SpecialIds()
 STEPS = 6
@@ -190,7 +190,7 @@ def trainings(directory):
         train("nan", PLAIN, spoilt=(2,) if is_second else ())
         train("nans", changed(max_skipped=2), spoilt=(1, 3, 4) if is_second else ())
         train("asked", changed(save_every=100), should_stop=lambda: is_second)
-        with patch("exlm_mini.checkpoint.shutil.disk_usage") as usage:
+        with patch("exlm_mini.training.checkpoint.shutil.disk_usage") as usage:
             usage.return_value.free = 10
             train("full", PLAIN)
     engine.finish()

@@ -102,7 +102,7 @@ def runs_of(name: str) -> list[dict[str, Any]]:
 
 def entropies(record: dict[str, Any]) -> tuple[float, float]:
     """Joint entropy and floor of MLM, in bits, of the toy language of a run."""
-    from exlm_mini.corpora.grammars import grammar
+    from exlm_mini.data.toy_grammars import grammar
 
     if record["config"]["data"]["kind"] != "toy":
         raise ValueError(f"{record['command']} did not read a toy language")
@@ -182,8 +182,8 @@ def parameters(text: str) -> str:
 
     ``OPTIONS without transitions`` leaves out the transition head.
     """
-    from exlm_mini.estimate import estimate
-    from exlm_mini.settings import parse
+    from exlm_mini.options import parse
+    from exlm_mini.training.cost import estimate
 
     options = text.removesuffix(" without transitions")
     config = parse(["--recipe", "text-tiny", *shlex.split(options)]).config

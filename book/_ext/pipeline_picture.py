@@ -19,20 +19,20 @@ SENTENCE = "the old baker felt happy this morning so his sister smiled"
 
 
 def pipeline_row():
-    """``SENTENCE`` through an ExLM trained on the spot, for ``plotting.draw_pipeline``.
+    """``SENTENCE`` through an ExLM trained on the spot, for ``draw_pipeline``.
 
     Returns:
         The row, and bits per sentence: the model's on held-out sentences, and the floor of MLM.
     """
     import torch
+    from pipeline_drawing import Pipeline
 
     from exlm_mini.alignment import dag_log_likelihood
-    from exlm_mini.corpora.grammars import grammar, slots_of
-    from exlm_mini.decoding import read_states, top_tokens
-    from exlm_mini.expansion import expand_masks
-    from exlm_mini.live import Scale, train_live
-    from exlm_mini.plotting import Pipeline
-    from exlm_mini.settings import parse
+    from exlm_mini.data.toy_grammars import grammar, slots_of
+    from exlm_mini.model.expansion import expand_masks
+    from exlm_mini.options import parse
+    from exlm_mini.reading.decoding import read_states, top_tokens
+    from exlm_mini.training.live import Scale, train_live
 
     torch.set_num_threads(1)
     config = parse(TRAINING.split()).config
@@ -103,9 +103,10 @@ def write_pipeline(app) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from pipeline_drawing import draw_pipeline
 
-    from exlm_mini.durable import write_atomically
-    from exlm_mini.plotting import draw_pipeline, use_book_style
+    from exlm_mini.data.files import write_atomically
+    from exlm_mini.plotting import use_book_style
 
     logging.getLogger(__name__).info("training the small model of the pipeline picture")
     use_book_style()

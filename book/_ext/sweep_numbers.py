@@ -3,7 +3,7 @@
 * ``{sweep}`NAME CELL METRIC` ``: mean over seeds ± standard deviation of a cell, from
   ``book/results/NAME/``; METRIC is ``downstream`` or a name in the records, shares in percent;
 * ``{sweep}`NAME INPUT METRIC STATISTIC` ``: one number for the grid of Repeated MLM, see
-  ``exlm_mini.experiments.correlations``;
+  ``exlm_lab.experiments.correlations``;
 * ``{sweep}`NAME CELL left` ``: how many seeds left the floor;
 * ``{sweep-made}`NAME` ``: devices and commits of the records.
 
@@ -15,10 +15,9 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from exlm_mini.config import UserError
-from exlm_mini.experiments.correlations import STATISTICS, over_seeds
-from exlm_mini.experiments.metrics import METRICS
-from exlm_mini.experiments.records import (
+from exlm_lab.experiments.correlations import STATISTICS, over_seeds
+from exlm_lab.experiments.metric_names import METRICS
+from exlm_lab.experiments.records import (
     DOWNSTREAM,
     Group,
     Record,
@@ -26,8 +25,9 @@ from exlm_mini.experiments.records import (
     grouped,
     read_records,
 )
-from exlm_mini.experiments.reports import wanted
-from exlm_mini.experiments.saddles import leaving
+from exlm_lab.experiments.saddles import leaving
+from exlm_lab.experiments.tables import wanted
+from exlm_mini.config import UserError
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 SCALE = "mini"

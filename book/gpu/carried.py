@@ -15,12 +15,11 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from exlm_lab.downstream.encoded import EncodedTask, load_encoded_task
+from exlm_lab.downstream.settings import TuneConfig
 from exlm_mini.config import UserError
-from exlm_mini.corpora.packing import Pack
-from exlm_mini.corpora.sealed import read_json
-from exlm_mini.encoded_task import EncodedTask, load_encoded_task
-from exlm_mini.finetuning_config import TuneConfig
-from exlm_mini.outside import reading
+from exlm_mini.data.files import read_json, reading
+from exlm_mini.data.packs import Pack
 
 FORMAT = "exlm-mini carried study 1"
 PACKS = ("train", "validation")

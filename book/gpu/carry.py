@@ -33,22 +33,22 @@ sys.path[:0] = [str(ROOT)]  # so that nothing needs to be installed
 import numpy as np  # noqa: E402
 from carried import FORMAT, PACKS  # noqa: E402
 
+from exlm_lab.downstream.catalogue import ReadingConfig, load_task, task_names  # noqa: E402
+from exlm_lab.downstream.encoded import EncodedPart, EncodedTask, save_encoded_task  # noqa: E402
+from exlm_lab.downstream.grid import Space, load_tuning  # noqa: E402
+from exlm_lab.downstream.inputs import framed  # noqa: E402
+from exlm_lab.downstream.overlap import KEY  # noqa: E402
+from exlm_lab.downstream.prepared import encode_task  # noqa: E402
+from exlm_lab.downstream.settings import TuneConfig  # noqa: E402
 from exlm_mini.config import DataConfig, ModelConfig, RunConfig, UserError  # noqa: E402
-from exlm_mini.console import exit_code  # noqa: E402
-from exlm_mini.corpora import Corpus, open_corpus, prepare_corpus  # noqa: E402
-from exlm_mini.corpora.cleaning import CleaningCounts, clean  # noqa: E402
-from exlm_mini.corpora.packing import Pack  # noqa: E402
-from exlm_mini.corpora.sealed import write_json  # noqa: E402
-from exlm_mini.encoded_task import EncodedPart, EncodedTask, save_encoded_task  # noqa: E402
-from exlm_mini.finetuning_config import TuneConfig  # noqa: E402
-from exlm_mini.grid import Space, load_recipe  # noqa: E402
+from exlm_mini.data.cleaning import CleaningCounts, clean  # noqa: E402
+from exlm_mini.data.corpus import Corpus, open_corpus, prepare_corpus  # noqa: E402
+from exlm_mini.data.files import write_json  # noqa: E402
+from exlm_mini.data.packs import Pack  # noqa: E402
+from exlm_mini.data.tokenizer import Tokenizer  # noqa: E402
 from exlm_mini.options import command_parser  # noqa: E402
-from exlm_mini.pretrained import Pretrained  # noqa: E402
-from exlm_mini.problems import encode_task  # noqa: E402
-from exlm_mini.tasks.catalogue import ReadingConfig, load_task, task_names  # noqa: E402
-from exlm_mini.tasks.inputs import framed  # noqa: E402
-from exlm_mini.tasks.seen import KEY  # noqa: E402
-from exlm_mini.tokenization import Tokenizer  # noqa: E402
+from exlm_mini.reading.pretrained import Pretrained  # noqa: E402
+from exlm_mini.training.console import exit_code  # noqa: E402
 
 MOST_MIB = 60.0
 REDUCED_ROWS = 96
@@ -102,7 +102,7 @@ def carry(
     """
     about = KINDS[kind]
     names = about.tasks if data is not None else (about.reduced_task,)
-    recipe = load_recipe(about.recipe if data is not None else "tiny", task_names())
+    recipe = load_tuning(about.recipe if data is not None else "tiny", task_names())
     tokenizer = Tokenizer.load(corpus.tokenizer_path)
     model = ModelConfig(
         states_per_mask=about.states_per_mask, max_positions=about.max_positions

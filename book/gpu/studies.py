@@ -25,7 +25,12 @@ from evidence_file import Result
 from measurements import Item, Setting, TimeIsUp
 from study_sizes import LEAST_STEPS, Sizes
 
-from exlm_mini.benchmarks.training import train
+from exlm_lab.benchmarks.training import train
+from exlm_lab.downstream.grid import Result as TaskResult
+from exlm_lab.downstream.grid import StoppedError, TunedRun, Tuning, TuningRuns
+from exlm_lab.downstream.prepared import Problem, problem_of
+from exlm_lab.downstream.results import notes, scale, table, task_record, write_results
+from exlm_lab.downstream.settings import TuneConfig
 from exlm_mini.config import (
     DataConfig,
     MaskingConfig,
@@ -34,17 +39,12 @@ from exlm_mini.config import (
     TrainConfig,
     UserError,
 )
-from exlm_mini.console import ProgressLine, say
-from exlm_mini.finetuning_config import TuneConfig
-from exlm_mini.grid import Cell, Ledger, Recipe, StoppedError
-from exlm_mini.grid import Result as TaskResult
-from exlm_mini.measure import commit
-from exlm_mini.pretrained import load_pretrained
-from exlm_mini.problems import Problem, problem_of
-from exlm_mini.results import notes, scale, table, task_record, write_results
-from exlm_mini.run_directory import RunDirectory, read_metrics, settle_config
-from exlm_mini.trainer import Trainer
-from exlm_mini.training import versions
+from exlm_mini.reading.pretrained import load_pretrained
+from exlm_mini.training.console import ProgressLine, say
+from exlm_mini.training.loop import Trainer
+from exlm_mini.training.parts import versions
+from exlm_mini.training.provenance import commit
+from exlm_mini.training.run_directory import RunDirectory, read_metrics, settle_config
 
 MODELS = ("exlm", "mlm", "mlm-equal-cost")
 FREE_SIZES = ("pretrain_seeds",)
@@ -275,13 +275,13 @@ def _peak_mib(run: Run) -> float | None:
 # ---- fine-tuning ----
 
 
-def _recipe(study: Study, sizes: Sizes) -> Recipe:
+def _recipe(study: Study, sizes: Sizes) -> Tuning:
     """The paper's table, so that its numbers stand beside ours; and what is not as in it."""
     changed = list(study.about["changed"])
     if sizes.most_epochs:
         changed.append(f"at most {sizes.most_epochs} epochs")
     about = study.about
-    return Recipe(about["recipe"], about["report"], sizes.tune_seeds, {}, tuple(changed))
+    return Tuning(about["recipe"], about["report"], sizes.tune_seeds, {}, tuple(changed))
 
 
 @cache
@@ -300,8 +300,8 @@ def _finetune(run: Run, task: str) -> Result:
     if sizes.most_epochs:
         config = replace(config, epochs=min(config.epochs, sizes.most_epochs))
     output = run.path / "finetuned"
-    ledger = Ledger(output, pretrained, str(setting.device), report=say)
-    cells: list[Cell] = []
+    ledger = TuningRuns(output, pretrained, str(setting.device), report=say)
+    cells: list[TunedRun] = []
     for seed in sizes.tune_seeds:
         if setting.is_time_up():
             raise TimeIsUp(f"{task} from {run.name} has {len(cells)} of its seeds")

@@ -5,20 +5,13 @@ Shapes: B rows, M targets, L states.
 A path visits one state per target, always moving forward: it starts in state 0, ends in the last
 state, and scores the product of its emissions and transitions. Summed over all paths that is the
 likelihood of the targets (``dag_log_likelihood``). Of the same graph one can ask what the paths
-agree on (``posteriors``), which path is best (``viterbi``), for some paths as they come
-(``sample_paths``), and what each target may be by itself (``marginal_token_log_probs``). Backends
-that differ in speed answer alike, see ``BACKENDS``.
+agree on (``posteriors``), which path is best (``viterbi``), and what each target may be by itself
+(``marginal_token_log_probs``). Backends that differ in speed answer alike, see ``BACKENDS``.
 """
 
+from exlm_mini.alignment.api import Posteriors, dag_log_likelihood, posteriors, viterbi
 from exlm_mini.alignment.backends import BACKENDS, Backend, fastest, register
-from exlm_mini.alignment.likelihood import (
-    Posteriors,
-    dag_log_likelihood,
-    posteriors,
-    viterbi,
-)
 from exlm_mini.alignment.marginals import marginal_token_log_probs
-from exlm_mini.alignment.sampling import sample_paths
 
 __all__ = [
     "BACKENDS",
@@ -29,6 +22,5 @@ __all__ = [
     "marginal_token_log_probs",
     "posteriors",
     "register",
-    "sample_paths",
     "viterbi",
 ]

@@ -8,9 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from exlm_mini.alignment.arguments import checked
-from exlm_mini.alignment.likelihood import posteriors
-from exlm_mini.alignment.sampling import log_to_come
+from exlm_mini.alignment.api import checked, posteriors
+from exlm_mini.alignment.chain import log_to_come
 
 FAR_FROM_UNDERFLOW = 1e-250
 """Beside a float64 of this size, all that products of numbers up to 1 lose to underflow is 0."""
@@ -80,7 +79,7 @@ def _log_state_posteriors(
 ) -> Tensor:
     """log P(state u emits target i | targets), float64; -inf where no path fits.
 
-    The chain of a posterior path, as ``sample_paths`` follows it, with all paths at once.
+    The chain of a posterior path (see ``chain``) is followed with all paths at once.
     """
     log_to_come_MBL, log_edge_BLL = log_to_come(
         log_emission_BML, log_transition_BLL, num_targets_B, num_states_B

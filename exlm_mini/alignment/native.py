@@ -24,8 +24,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from exlm_mini.alignment.autograd import differentiable_once
 from exlm_mini.alignment.build import BuildError, build
-from exlm_mini.autograd import differentiable_once
 
 NAMES = {torch.float32: "float32", torch.float64: "float64"}
 Graph = tuple[Tensor, Tensor, Tensor, Tensor]

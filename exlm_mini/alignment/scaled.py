@@ -36,8 +36,8 @@ import torch
 from torch import Tensor
 
 from exlm_mini.alignment import vectorized
+from exlm_mini.alignment.autograd import differentiable_once
 from exlm_mini.alignment.vectorized import edges_only, is_state
-from exlm_mini.autograd import differentiable_once
 
 SMALLEST = torch.finfo(torch.float64).tiny
 TOLERANCE = 2.0**-40

@@ -19,7 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from exlm_mini.autograd import differentiable_once
+from exlm_mini.alignment.autograd import differentiable_once
 
 
 def _hand_over(log_step_BLL: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,19 +7,16 @@ numbers come from the caller.
 
 from exlm_mini.plotting.basics import draw_curves, draw_heatmap, draw_tokens
 from exlm_mini.plotting.graphs import draw_dag, draw_transition
-from exlm_mini.plotting.pipeline import Pipeline, draw_pipeline
 from exlm_mini.plotting.runs import Panel, draw_device_hours, runs_figure
 from exlm_mini.plotting.style import COLORS, save_figure, use_book_style
 
 __all__ = [
     "COLORS",
     "Panel",
-    "Pipeline",
     "draw_curves",
     "draw_dag",
     "draw_device_hours",
     "draw_heatmap",
-    "draw_pipeline",
     "draw_tokens",
     "draw_transition",
     "runs_figure",

@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import seaborn as sns
 from matplotlib.figure import Figure
 
-from exlm_mini.durable import write_atomically
+from exlm_mini.data.files import write_atomically
 
 COLORS = {
     "token": "#d8dee6",

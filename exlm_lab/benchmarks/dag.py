@@ -1,0 +1,286 @@
+"""Forward and backward pass of every alignment backend, beside its error against float64.
+
+Shapes: B rows, M targets, L states.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from exlm_lab.benchmarks.measure import LEAST_RUNS, once_seconds, time_call
+from exlm_lab.benchmarks.record import Note, Record, Shape, record
+from exlm_mini.alignment import BACKENDS
+from exlm_mini.alignment.cases import Graph, relative_error
+from exlm_mini.config import UserError
+
+LogLikelihood = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+MOST_PATHS = 10_000
+"""Of all rows together, for the backend that scores each by itself."""
+MOST_TERMS = 50_000
+"""Of all rows together, for the backend that adds them up one by one in Python."""
+UNTIMED_RUNS = 3
+"""Of a call besides those timed: for its error, and for both memory peaks."""
+RELEASED = Path("fs_plugins/custom_ops/dag_loss.py")
+"""In a checkout of the released code; its ``torch_dag_loss`` takes the counts in reverse."""
+NATS = 8.0
+"""How far one path stands out of a sharp graph, per step."""
+
+
+def made_graph(
+    shape: Shape,
+    is_sharp: bool,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> Graph:
+    """A random graph like those of a model at its start, or after training.
+
+    Args:
+        shape: with 1 < M <= L or M = L = 1.
+        is_sharp: false: every edge of a state is about equally likely, every emission about
+            e^-9 (an untrained model with 8192 tokens). True: one random path stands out by
+            ``NATS`` a step, in its emissions and before the softmax in its edges.
+        device, dtype, seed: of the numbers.
+
+    Returns:
+        The graph; each row of E sums to one, and there is no edge unless v < u.
+    """
+    B, M, L = shape
+    rng = torch.Generator().manual_seed(seed)
+    log_emission_BML = 0.3 * torch.randn(B, M, L, generator=rng) - 9
+    scores_BLL = 0.3 * torch.randn(B, L, L, generator=rng)
+    if is_sharp:
+        for b in range(B):
+            inner = torch.randperm(max(L - 2, 0), generator=rng)[: max(M - 2, 0)].sort().values
+            ends = torch.tensor([0, L - 1])
+            path_M = torch.cat([ends[:1], inner + 1, ends[1:]])[: min(M, L)]
+            log_emission_BML[b, torch.arange(M), path_M] += NATS
+            scores_BLL[b, path_M[:-1], path_M[1:]] += NATS
+    is_backward_LL = torch.ones(L, L, dtype=torch.bool).tril()
+    scores_BLL.masked_fill_(is_backward_LL, -torch.inf)
+    log_transition_BLL = scores_BLL.log_softmax(2).masked_fill_(is_backward_LL, -torch.inf)
+    return Graph(
+        log_emission_BML.to(device, dtype),
+        log_transition_BLL.to(device, dtype),
+        torch.full((B,), M, device=device),
+        torch.full((B,), L, device=device),
+    )
+
+
+def forward_and_backward(function: LogLikelihood, graph: Graph) -> tuple[Tensor, ...]:
+    """log_likelihood_B and the gradients of its sum by emission and transition.
+
+    Raises:
+        ValueError: if the function does not return (B,), or leaves out a gradient.
+    """
+    scores = [t.detach().requires_grad_() for t in graph[:2]]
+    log_likelihood_B = function(*scores, *graph[2:])
+    B = len(graph.num_targets_B)
+    if not isinstance(log_likelihood_B, Tensor) or log_likelihood_B.shape != (B,):
+        got = getattr(log_likelihood_B, "shape", type(log_likelihood_B).__name__)
+        raise ValueError(f"it must return one log-likelihood per row, ({B},), not {got}")
+    if not log_likelihood_B.requires_grad:
+        raise ValueError("what it returns has no gradient")
+    gradients = torch.autograd.grad(log_likelihood_B.sum(), scores, allow_unused=True)
+    for name, gradient in zip(("emissions", "transitions"), gradients, strict=True):
+        if gradient is None:
+            raise ValueError(f"it sends back no gradient to the {name}")
+    return log_likelihood_B.detach(), *gradients
+
+
+def load_extra_backend(path: Path) -> LogLikelihood:
+    """The function ``log_likelihood`` of a file, or the one in PyTorch of the released code.
+
+    Args:
+        path: a Python file, or the folder of a checkout of the released code.
+
+    Raises:
+        UserError: there is no such file, it does not run, or defines no such function.
+    """
+    file = path / RELEASED if path.is_dir() else path
+    if not file.is_file():
+        inside = f" as {RELEASED} in it" if path.is_dir() else ""
+        raise UserError(f"--extra-backend {path}: there is no such file{inside}")
+    spec = importlib.util.spec_from_file_location(f"extra_backend_{path.stem}", file)
+    if spec is None or spec.loader is None:
+        raise UserError(f"--extra-backend {path} is no Python file; its name must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and torch.library look modules up
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"--extra-backend {path} does not run: {reason}") from None
+    name = "torch_dag_loss" if path.is_dir() else "log_likelihood"
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UserError(
+            f"--extra-backend {path} defines no function {name}(log_emission_BML, "
+            "log_transition_BLL, num_targets_B, num_states_B)"
+        )
+    if not path.is_dir():
+        return function
+
+    def released(
+        log_emission_BML: Tensor, log_transition_BLL: Tensor, num_targets_B: Tensor,
+        num_states_B: Tensor,
+    ) -> Tensor:  # fmt: skip
+        return function(log_emission_BML, log_transition_BLL, num_states_B, num_targets_B)
+
+    return released
+
+
+def too_large(backend: str, shape: Shape) -> str | None:
+    """Why a teaching backend cannot do a shape in reasonable time; none if it can."""
+    B, M, L = shape
+    if backend == "enumerate":
+        num_paths = B * (math.comb(L - 2, M - 2) if M > 1 else 1)
+        if num_paths > MOST_PATHS:
+            return f"10^{math.log10(num_paths):.0f} paths, more than {MOST_PATHS:,}"
+    if backend == "naive":
+        num_terms = B * (M - 1) * L * (L - 1) // 2
+        if num_terms > MOST_TERMS:
+            return f"{num_terms:.2g} terms, more than {MOST_TERMS:,}"
+    return None
+
+
+def estimated_seconds(function: LogLikelihood, graph: Graph, device: torch.device) -> float:
+    """Seconds of one forward and backward pass, from graphs with fewer targets.
+
+    Anything but a teaching backend takes the same time from each target to the next, besides
+    what the edges cost once.
+    """
+    B, M, _ = graph.log_emission_BML.shape
+
+    def seconds(num_targets: int) -> float:
+        part = graph.part(B, num_targets)
+        return once_seconds(lambda: forward_and_backward(function, part), device)
+
+    few = min(M, max(4, M // 128))
+    spent = seconds(few)
+    if few == M:
+        return spent
+    half = few // 2
+    each = max(spent - seconds(half), 0.0) / (few - half)
+    return spent + min(each, spent / (few - 1)) * (M - few)
+
+
+class Judge(NamedTuple):
+    """float64 numbers for the first rows of a graph."""
+
+    name: str
+    """Backend they come from."""
+    exact: tuple[Tensor, ...]
+    """log_likelihood_B, both gradients."""
+
+
+JUDGES = ("vectorized", "scaled", "native")
+"""The first of them that is fast enough: in log space, then rescaled in two ways of their own."""
+
+
+def judge(graph: Graph, device: torch.device, seconds: float) -> Judge | None:
+    """float64 on the same numbers, for as many rows as fit in ``seconds``; none: not one."""
+    exact = graph.double()
+    B, M, _ = graph.log_emission_BML.shape
+    for name in JUDGES:
+        if BACKENDS[name].why_not(device.type) is not None:
+            continue
+        function = BACKENDS[name].log_likelihood
+        try:
+            one_row = estimated_seconds(function, exact.part(1, M), device)
+        except RuntimeError:  # no memory for it in float64
+            continue
+        if one_row <= seconds:
+            num_rows = min(B, max(1, int(seconds / max(one_row, 1e-9))))
+            return Judge(name, forward_and_backward(function, exact.part(num_rows, M)))
+    return None
+
+
+def errors_of(ours: tuple[Tensor, ...], judge: Judge) -> dict[str, float]:
+    """``relative_error`` of the likelihood and of both gradients, in the rows judged."""
+    num_rows = len(judge.exact[0])
+    names = ("log_likelihood", "grad_emission", "grad_transition")
+    return {
+        name: relative_error(mine[:num_rows], exact)
+        for name, mine, exact in zip(names, ours, judge.exact, strict=True)
+    }
+
+
+def dag(
+    shape: Shape,
+    functions: dict[str, LogLikelihood],
+    device: torch.device,
+    dtype: torch.dtype,
+    is_sharp: bool,
+    seconds: float,
+    note: Note,
+) -> Iterator[Record]:
+    """Forward and backward pass of each function that can do the shape.
+
+    Args:
+        shape: of the graph.
+        functions: ``log_likelihood`` of the backends, by name.
+        device, dtype, is_sharp: of the graph, see ``made_graph``.
+        seconds: that one function may take in all; it is left out if it would take more.
+        note: is told what was left out.
+    """
+    graph = made_graph(shape, is_sharp, device, dtype)
+    verdict = judge(graph, device, seconds)
+    at = f"at B,M,L = {shape}"
+    if verdict is None:
+        note(f"no error is given {at}: no backend does it in float64 within {seconds:g} s")
+    for name, function in functions.items():
+        if reason := too_large(name, shape):
+            note(f"{name} is left out {at}: {reason}")
+            continue
+        try:
+            yield _dag_record(shape, name, function, graph, device, seconds, verdict, is_sharp)
+        except _TooSlow as slow:
+            note(f"{name} is left out {at}: {slow}")
+        except Exception as error:  # a backend of ours or the user's: the others go on
+            reason = " ".join(str(error).split()) or type(error).__name__
+            note(f"{name} is left out {at}: {type(error).__name__}: {reason[:300]}")
+
+
+class _TooSlow(Exception):
+    """More time would be needed than there is."""
+
+
+def _dag_record(
+    shape: Shape,
+    name: str,
+    function: LogLikelihood,
+    graph: Graph,
+    device: torch.device,
+    seconds: float,
+    verdict: Judge | None,
+    is_sharp: bool,
+) -> Record:
+    if name not in ("enumerate", "naive"):
+        total = estimated_seconds(function, graph, device) * (LEAST_RUNS + UNTIMED_RUNS)
+        if total > seconds:
+            raise _TooSlow(f"it would take about {total:.0f} s, more than {seconds:g} s")
+
+    def call() -> tuple[Tensor, ...]:
+        return forward_and_backward(function, graph)
+
+    errors = errors_of(call(), verdict) if verdict else {}
+    details = {"dtype": _name(graph.log_emission_BML.dtype)}
+    details |= {"transitions": "sharp" if is_sharp else "flat"}
+    if verdict:
+        details |= {"judge": verdict.name, "judged_rows": len(verdict.exact[0])}
+    timing = time_call(call, device, is_warm=verdict is not None)
+    return record("dag", name, shape, timing, call, device, errors, details)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,98 @@
+"""The vocabulary head four ways: plain, with one buffer, the same fused, in chunks recomputed.
+
+Shapes: B rows, M targets, L states, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from exlm_lab.benchmarks.measure import time_side_by_side
+from exlm_lab.benchmarks.record import Note, Record, Shape, record
+from exlm_mini.alignment.cases import relative_error
+from exlm_mini.config import ModelConfig
+from exlm_mini.model.emission import VocabularyHead
+
+WAYS = ("plain", "buffer", "fused", "chunked")
+
+
+def emission(
+    shape: Shape,
+    width: int,
+    vocab_size: int,
+    chunk: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    note: Note,
+) -> Iterator[Record]:
+    """log-emission of the targets and its gradients, by each way that works.
+
+    ``plain`` is a log-softmax over all states x V and a gather, as one would write it first;
+    the others are those of ``VocabularyHead``. They are compared with ``plain`` in float64 on
+    the same numbers.
+
+    Args:
+        shape: of the graph; every state gets a row of V logits.
+        width, vocab_size: D and V.
+        chunk: rows at a time of the chunked way.
+        device, dtype: of inputs and parameters.
+        note: is told what was left out.
+    """
+    torch.manual_seed(0)
+    state_BLD = torch.randn(shape.B, shape.L, width).to(device, dtype)
+    embedding_VD = (0.02 * torch.randn(vocab_size, width)).to(device, dtype)
+    target_ids_BM = torch.randint(vocab_size, (shape.B, shape.M)).to(device)
+    grad_BML = torch.rand(shape.B, shape.M, shape.L).to(device)
+    heads = {}
+    for name in WAYS:
+        kind = "buffer" if name == "plain" else name
+        torch.manual_seed(1)
+        config = ModelConfig(width=width, num_heads=1, emission=kind, emission_chunk=chunk)
+        heads[name] = VocabularyHead(config, vocab_size).to(device, dtype)
+
+    def call(name: str, is_exact: bool = False) -> dict[str, Tensor]:
+        in_dtype = torch.float64 if is_exact else dtype
+        inputs = [t.to(in_dtype).detach().requires_grad_() for t in (state_BLD, embedding_VD)]
+        head = copy.deepcopy(heads[name]).double() if is_exact else heads[name]
+        score = _plain_log_emission if name == "plain" else VocabularyHead.log_emission
+        log_emission_BML = score(head, *inputs, target_ids_BM)
+        inputs += head.parameters()
+        incoming_BML = grad_BML.to(log_emission_BML.dtype)
+        gradients = torch.autograd.grad(log_emission_BML, inputs, incoming_BML)
+        return {
+            "log_emission": log_emission_BML.detach(),
+            "grad_state": gradients[0],
+            "grad_embedding": gradients[1],
+        }
+
+    exact = call("plain", is_exact=True)
+    calls = {name: partial(call, name) for name in WAYS}
+    try:
+        call("fused")  # compiles
+    except Exception as error:  # of the compiler, of whatever kind: the other ways go on
+        reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
+        note(f"fused is left out at B,M,L = {shape}: it does not compile here: {reason[:300]}")
+        del calls["fused"]
+    timings = time_side_by_side(calls, device)
+    for name, timing in timings.items():
+        ours = calls[name]()
+        errors = {key: relative_error(ours[key], exact[key]) for key in exact}
+        details = {"dtype": str(dtype).removeprefix("torch.")}
+        details |= {"width": width, "vocab_size": vocab_size}
+        if name == "chunked":
+            details["chunk"] = chunk
+        yield record("emission", name, shape, timing, calls[name], device, errors, details)
+
+
+def _plain_log_emission(
+    head: VocabularyHead, state_BLD: Tensor, embedding_VD: Tensor, target_ids_BM: Tensor
+) -> Tensor:
+    """The definition: a log-softmax over the vocabulary, and the targets' columns of it."""
+    log_token_BLV = head.logits(state_BLD, embedding_VD).log_softmax(dim=2)
+    L = state_BLD.shape[1]
+    return log_token_BLV.gather(2, target_ids_BM.unsqueeze(1).expand(-1, L, -1)).transpose(1, 2)

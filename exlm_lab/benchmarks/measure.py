@@ -1,0 +1,171 @@
+"""Time and memory of a piece of code."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+MOST_RUNS = 50
+LEAST_RUNS = 3
+"""A median of fewer says nothing."""
+ENOUGH_SECONDS = 5.0
+"""No run is begun after so much time, once there are ``LEAST_RUNS``."""
+
+
+class Timing(NamedTuple):
+    """Several runs of one call."""
+
+    wall_ms: list[float]
+    """Milliseconds of each run, by the wall clock; by CUDA events on a GPU."""
+    cpu_ms: list[float]
+    """Milliseconds of processor time, all threads together; on a GPU that of the host."""
+
+    @property
+    def median_ms(self) -> float:
+        return statistics.median(self.wall_ms)
+
+    @property
+    def median_cpu_ms(self) -> float:
+        return statistics.median(self.cpu_ms)
+
+
+def time_side_by_side(
+    calls: Mapping[str, Callable[[], Any]],
+    device: torch.device,
+    enough_seconds: float = ENOUGH_SECONDS,
+    is_warm: bool = False,
+) -> dict[str, Timing]:
+    """Time calls in turn, so that what slows the machine for a while slows all of them.
+
+    Every call is run once before, uncounted: that allocates, compiles and fills caches.
+
+    Args:
+        calls: what to time, by name.
+        device: that the calls work on; a GPU is waited for.
+        enough_seconds: for all calls together, see ``ENOUGH_SECONDS``.
+        is_warm: the calls were run before; no run goes uncounted.
+
+    Returns:
+        ``LEAST_RUNS`` to ``MOST_RUNS`` runs of each call, equally many.
+    """
+    timings = {name: Timing([], []) for name in calls}
+    for call in () if is_warm else calls.values():
+        call()
+    start, runs = time.monotonic(), 0
+    while runs < LEAST_RUNS or (runs < MOST_RUNS and time.monotonic() - start < enough_seconds):
+        for name, call in calls.items():
+            wall_ms, cpu_ms = _once(call, device)
+            timings[name].wall_ms.append(wall_ms)
+            timings[name].cpu_ms.append(cpu_ms)
+        runs += 1
+    return timings
+
+
+def time_call(
+    call: Callable[[], Any],
+    device: torch.device,
+    enough_seconds: float = ENOUGH_SECONDS,
+    is_warm: bool = False,
+) -> Timing:
+    """``time_side_by_side`` of a single call."""
+    return time_side_by_side({"": call}, device, enough_seconds, is_warm)[""]
+
+
+def once_seconds(call: Callable[[], Any], device: torch.device) -> float:
+    """Wall seconds of the second of two runs, for a first guess."""
+    call()
+    return _once(call, device)[0] / 1000
+
+
+def _once(call: Callable[[], Any], device: torch.device) -> tuple[float, float]:
+    """Milliseconds of one run: wall clock (or CUDA events), processor time."""
+    cpu_start = time.process_time()
+    if device.type == "cuda":
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize(device)
+        begin.record(torch.cuda.current_stream(device))
+        call()
+        end.record(torch.cuda.current_stream(device))
+        torch.cuda.synchronize(device)
+        wall_ms = begin.elapsed_time(end)
+    else:
+        start = time.perf_counter()
+        call()
+        wall_ms = 1000 * (time.perf_counter() - start)
+    return wall_ms, 1000 * (time.process_time() - cpu_start)
+
+
+# ---- memory ----
+
+
+def peak_bytes(call: Callable[[], Any], device: torch.device) -> int:
+    """Most bytes that tensors made during a call held at one time, its result included.
+
+    What was there before does not count. On a GPU this is the caching allocator's own peak; on
+    a CPU the sum over every allocation and release the profiler sees PyTorch's allocator make,
+    those of C++ operators and of the backward pass included. Both count the bytes asked for and
+    repeat to the byte. What a library takes elsewhere (a ``std::vector``, BLAS) is not seen;
+    ``resident_bytes`` sees it.
+    """
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        call()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would tell of every start on stderr
+    with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profile:
+        call()
+    changes = [e for e in profile.kineto_results.events() if e.name() == "[memory]"]
+    held = peak = 0
+    for change in sorted(changes, key=lambda change: change.start_ns()):
+        held += change.nbytes()
+        peak = max(peak, held)
+    return peak
+
+
+def resident_bytes(call: Callable[[], Any]) -> int | None:
+    """Growth of the process's resident memory at its peak during a call, as Linux counts it.
+
+    Whole pages, whoever took them, and only once written to; none on other systems, or where
+    the kernel does not let a process reset its own peak. Repeats to about a mebibyte.
+    """
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        # What the C library keeps for later would be used again unseen.
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+        before = _status_bytes("VmRSS")
+        call()
+        return max(_status_bytes("VmHWM") - before, 0)
+    except (OSError, KeyError):
+        return None
+
+
+def _status_bytes(name: str) -> int:
+    """A line of the kernel's account of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(dict(line.split(":", 1) for line in lines)[name].split()[0]) * 1024
+
+
+@contextlib.contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Let PyTorch use so many threads on the CPU, for a while."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,338 @@
+"""What a training step of ExLM costs beside one of MLM, and where the time goes.
+
+Shapes: B rows, N input tokens, M targets, L states, D width, V vocabulary.
+
+A step is the forward and the backward pass of one batch. The optimiser is left out: its work
+depends on the parameters alone, which differ by the transition head.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+
+import numpy as np
+import torch
+
+from exlm_lab.benchmarks.measure import LEAST_RUNS, Timing, time_side_by_side
+from exlm_lab.benchmarks.record import Record, Shape, record
+from exlm_lab.benchmarks.released import ReleasedLayout
+from exlm_mini.alignment.cases import relative_error
+from exlm_mini.config import MaskingConfig, ModelConfig, RunConfig, SpecialIds
+from exlm_mini.data.masking import MaskedBatch, Masker
+from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.model.objectives import log_likelihood, mlm_loss, states_alignment_loss
+from exlm_mini.training.cost import row_flops
+from exlm_mini.training.meter import peak_flops
+from exlm_mini.training.parts import loss_of
+
+PARTS = ("encoder", "head", "transition", "dynamic programme")
+ENOUGH_SECONDS = 30.0
+"""For both models: three steps of each are too few on a machine that does other things."""
+ERROR_ROWS = 8
+"""Of the batch, to compare with float64: a whole one of a base model may not fit then."""
+PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
+"""Of the encoder, as ``train.precision`` calls them."""
+LAYOUTS = ("ours", "released")
+AnyModel = MaskedLM | ExLM | ReleasedLayout
+Clock = Callable[[str, str], AbstractContextManager[None]]
+"""Takes the name of a part and ``forward`` or ``backward``; times what runs inside."""
+
+
+def row_length(shape: Shape, mask_ratio: float) -> int:
+    """N: tokens of a row, boundaries included, of which ``mask_ratio`` are M - 2 masks."""
+    return 2 + int((shape.M - 2) / mask_ratio)
+
+
+def model_of(
+    shape: Shape,
+    mask_ratio: float,
+    dropout: float,
+    num_layers: int = 6,
+    width: int = 384,
+    num_heads: int = 6,
+) -> ModelConfig:
+    """The model whose graph has this shape.
+
+    Args:
+        shape: L must be k M.
+        mask_ratio: p, see ``row_length``.
+        dropout: of hidden states and attention.
+        num_layers, width, num_heads: of the encoder.
+    """
+    k = shape.L // shape.M
+    num_positions = row_length(shape, mask_ratio) + shape.M * (k - 1)
+    return ModelConfig(
+        num_layers=num_layers,
+        width=width,
+        ffn_width=4 * width,
+        num_heads=num_heads,
+        states_per_mask=k,
+        max_positions=max(512, num_positions),
+        dropout=dropout,
+        attention_dropout=dropout,
+    )
+
+
+def made_batch(shape: Shape, mask_ratio: float, vocab_size: int, seed: int = 0) -> MaskedBatch:
+    """Random tokens between [BOS] and [EOS], M - 2 of each row masked.
+
+    Args:
+        shape: B rows; M counts the two boundaries.
+        mask_ratio: p, sets the length of the rows.
+        vocab_size: V, special tokens included.
+        seed: of tokens and masks.
+    """
+    special = SpecialIds()
+    N = row_length(shape, mask_ratio)
+    rng = torch.Generator().manual_seed(seed)
+    token_ids_BN = torch.randint(len(special), vocab_size, (shape.B, N), generator=rng)
+    token_ids_BN[:, 0], token_ids_BN[:, -1] = special.bos, special.eos
+    exact_ratio = (shape.M - 2) / (N - 2)  # so that nothing is left to round
+    masker = Masker(MaskingConfig(mask_ratio=exact_ratio), special, seed)
+    sample_B = np.arange(shape.B)
+    batch = masker(token_ids_BN, np.zeros_like(sample_B), sample_B, step=0)
+    assert bool((batch.is_masked_BN.sum(dim=1) == shape.M - 2).all())
+    return batch
+
+
+def step(
+    shape: Shape,
+    mask_ratio: float,
+    vocab_size: int,
+    config: ModelConfig,
+    device: torch.device,
+    precision: str = "fp32",
+    is_compiled: bool = False,
+    layout: str = "ours",
+) -> Iterator[Record]:
+    """One step of ``mlm`` and of ``exlm`` on the same batch, timed in turn.
+
+    Args:
+        shape: M counts the two boundaries, as with ``boundary="official"``; L is k M.
+        mask_ratio, vocab_size: of the batch, see ``made_batch``.
+        config: of both models, which are in training mode; its dropout is in use.
+        device: of the models.
+        precision: of the encoder, a key of ``PRECISIONS``; weights are float32.
+        is_compiled: compile the layers of ``mlm`` and ``exlm``, as ``train.compile`` does.
+        layout: ``released`` also times ``exlm-released``: the same model in the layout of the
+            released code (``benchmarks.released``), never compiled.
+
+    Yields:
+        Records whose ``parts`` give milliseconds by part, forward and backward, wall clock and
+        processor time (none for ``exlm-released``); their error is that of the loss and of the
+        embedding's gradient on the first rows, without dropout.
+    """
+    batch = made_batch(shape, mask_ratio, vocab_size).to(device)
+    models = _models(config, vocab_size, layout, device)
+    errors = {name: _errors(model, batch, precision) for name, model in models.items()}
+    if is_compiled:
+        for name in ("mlm", "exlm"):
+            for layer in models[name].encoder.layers:
+                layer.compile()
+    calls = {
+        name: partial(whole_step, model, batch, precision) for name, model in models.items()
+    }
+    timings = time_side_by_side(calls, device, ENOUGH_SECONDS)
+    for name, model in models.items():
+        is_ours = name != "exlm-released"
+        details = {
+            "dtype": "float32" if precision == "fp32" else "bfloat16",
+            "is_compiled": is_compiled and is_ours,
+            "num_tokens": batch.token_ids_BN.shape[1],
+            "vocab_size": vocab_size,
+            "dropout": [config.dropout, config.attention_dropout],
+            "parts": time_parts(model, batch, device, precision) if is_ours else {},
+            **_speed(name, config, mask_ratio, batch, vocab_size, timings[name], precision),
+        }
+        call = partial(_step_and_forget, model, batch, precision)
+        call()
+        yield record("step", name, shape, timings[name], call, device, errors[name], details)
+
+
+def _models(
+    config: ModelConfig, vocab_size: int, layout: str, device: torch.device
+) -> dict[str, AnyModel]:
+    """What is compared, by name; the same weights in both layouts."""
+    kinds = {"mlm": MaskedLM, "exlm": ExLM}
+    if layout == "released":
+        kinds["exlm-released"] = ExLM
+    models: dict[str, AnyModel] = {}
+    for name, kind in kinds.items():
+        torch.manual_seed(0)
+        model = kind(config, vocab_size).to(device)
+        models[name] = ReleasedLayout(model) if name == "exlm-released" else model
+    return models
+
+
+def _speed(
+    name: str,
+    config: ModelConfig,
+    mask_ratio: float,
+    batch: MaskedBatch,
+    vocab_size: int,
+    timing: Timing,
+    precision: str,
+) -> dict[str, float | None]:
+    """Tokens per second; operations by this package's count, per second and of the peak.
+
+    The same count for both layouts: what one of them computes besides is no use to anyone.
+    """
+    B, N = batch.token_ids_BN.shape
+    run = RunConfig(
+        objective=name.removesuffix("-released"),
+        model=config,
+        masking=MaskingConfig(mask_ratio=mask_ratio),
+    )
+    seconds = timing.median_ms / 1000
+    flops_per_second = B * row_flops(run, vocab_size, N) / seconds
+    device = batch.token_ids_BN.device
+    is_gpu = device.type == "cuda"
+    peak = peak_flops(torch.cuda.get_device_name(device) if is_gpu else "cpu", precision)
+    return {
+        "step_tokens_per_second": B * N / seconds,
+        "flops_per_second": flops_per_second,
+        "flops_utilisation": None if peak is None else flops_per_second / peak,
+    }
+
+
+def whole_step(model: AnyModel, batch: MaskedBatch, precision: str = "fp32") -> torch.Tensor:
+    """Forward and backward pass as training does them; the loss."""
+    model.zero_grad(set_to_none=True)
+    with _precision(precision, batch):
+        loss, _ = loss_of(model, batch)
+    loss.backward()
+    return loss.detach()
+
+
+def _precision(precision: str, batch: MaskedBatch) -> AbstractContextManager:
+    """Around a forward pass: autocast, or nothing."""
+    dtype = PRECISIONS[precision]
+    return torch.autocast(
+        batch.token_ids_BN.device.type, dtype or torch.bfloat16, enabled=dtype is not None
+    )
+
+
+def _step_and_forget(model: AnyModel, batch: MaskedBatch, precision: str) -> None:
+    """A step that leaves no gradients behind, so that the next takes memory for its own.
+
+    Memory is measured like this, time is not: in training the gradients stay until the next
+    step. Given back in between, their pages come back slowly (4% of a step, all in the kernel).
+    """
+    whole_step(model, batch, precision)
+    model.zero_grad(set_to_none=True)
+
+
+def step_in_parts(
+    model: MaskedLM | ExLM, batch: MaskedBatch, clock: Clock, precision: str = "fp32"
+) -> torch.Tensor:
+    """The same step cut at the borders of its parts, each inside ``clock``; the loss.
+
+    The graph is cut where one part hands a tensor to the next, and the gradient carried over by
+    hand, so that the backward pass of each part runs by itself.
+    """
+    model.zero_grad(set_to_none=True)
+    if isinstance(model, ExLM):
+        return _exlm_in_parts(model, batch, clock, precision)
+    with clock("encoder", "forward"), _precision(precision, batch):
+        hidden_SD = model.encode(batch.masked_ids_BN)[batch.is_masked_BN]
+    cut_SD = hidden_SD.detach().requires_grad_()
+    with clock("head", "forward"), _precision(precision, batch):
+        token_logits_SV = model.head.logits(cut_SD, model.encoder.embedding.weight)
+        loss = mlm_loss(token_logits_SV, batch.token_ids_BN[batch.is_masked_BN])
+    with clock("head", "backward"):
+        loss.backward()
+    with clock("encoder", "backward"):
+        hidden_SD.backward(cut_SD.grad)
+    return loss.detach()
+
+
+def _exlm_in_parts(
+    model: ExLM, batch: MaskedBatch, clock: Clock, precision: str
+) -> torch.Tensor:
+    with torch.no_grad(), _precision(precision, batch):
+        scores = model(*batch)  # for what is no number of a part: graph, scored targets
+    with clock("encoder", "forward"), _precision(precision, batch):
+        hidden_BTD, graph = model.encode(*batch)
+        state_BLD = model.states(hidden_BTD, graph)
+    cut_BLD = state_BLD.detach().requires_grad_()
+    with clock("transition", "forward"), _precision(precision, batch):
+        log_transition_BLL = model.transition(cut_BLD, graph)
+    with clock("head", "forward"), _precision(precision, batch):
+        log_emission_BML = model.head.log_emission(
+            cut_BLD, model.encoder.embedding.weight, graph.target_ids_BM
+        )
+    scores = scores._replace(
+        log_emission_BML=log_emission_BML.detach().requires_grad_(),
+        log_transition_BLL=log_transition_BLL.detach().requires_grad_(),
+    )
+    with clock("dynamic programme", "forward"):
+        num_scored_B = scores.is_scored_BM.sum(dim=1)
+        loss = states_alignment_loss(log_likelihood(scores), num_scored_B, on_no_path="skip")
+    with clock("dynamic programme", "backward"):
+        loss.backward()
+    with clock("head", "backward"):
+        log_emission_BML.backward(scores.log_emission_BML.grad)
+    with clock("transition", "backward"):
+        log_transition_BLL.backward(scores.log_transition_BLL.grad)
+    with clock("encoder", "backward"):
+        state_BLD.backward(cut_BLD.grad)
+    return loss.detach()
+
+
+def time_parts(
+    model: MaskedLM | ExLM, batch: MaskedBatch, device: torch.device, precision: str = "fp32"
+) -> dict[str, dict[str, float]]:
+    """Medians over ``LEAST_RUNS`` steps after one to warm up, in milliseconds.
+
+    Returns:
+        For each part that the model has: ``forward_ms``, ``backward_ms``, ``forward_cpu_ms``
+        and ``backward_cpu_ms``.
+    """
+    spent: dict[tuple[str, str], list[float]] = {}
+
+    @contextlib.contextmanager
+    def clock(part: str, direction: str) -> Iterator[None]:
+        _wait(device)
+        wall, cpu = time.perf_counter(), time.process_time()
+        yield
+        _wait(device)
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        spent.setdefault((part, f"{direction}_ms"), []).append(1000 * wall)
+        spent.setdefault((part, f"{direction}_cpu_ms"), []).append(1000 * cpu)
+
+    step_in_parts(model, batch, clock, precision)
+    spent.clear()
+    for _ in range(LEAST_RUNS):
+        step_in_parts(model, batch, clock, precision)
+    return {
+        part: {
+            key: statistics.median(ms) for (owner, key), ms in spent.items() if owner == part
+        }
+        for part in PARTS
+        if (part, "forward_ms") in spent
+    }
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _errors(model: AnyModel, batch: MaskedBatch, precision: str) -> dict[str, float]:
+    """Loss and embedding gradient against the same step in float64, without dropout."""
+    model.eval()
+    some = MaskedBatch(*(rows[:ERROR_ROWS] for rows in batch))
+    numbers = []
+    for dtype, exactness in ((torch.float32, precision), (torch.float64, "fp32")):
+        model.to(dtype)
+        loss = whole_step(model, some, exactness)
+        numbers.append((loss, model.encoder.embedding.weight.grad.clone()))  # .to() changes it
+    model.to(torch.float32).train()
+    model.zero_grad(set_to_none=True)
+    names = ("loss", "grad_embedding")
+    return {name: relative_error(a, b) for name, a, b in zip(names, *numbers, strict=True)}

@@ -1,0 +1,108 @@
+"""All tasks by name, and where their examples come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from exlm_lab.downstream import (
+    embedded_molecules,
+    glue,
+    inference,
+    moleculenet,
+    sections,
+    squad,
+)
+from exlm_lab.downstream.scaffolds import RULES
+from exlm_lab.downstream.task import Splits, Task
+from exlm_mini.config import UserError, check_fields, nearest
+from exlm_mini.data.cleaning import Cleaning
+from exlm_mini.data.tokenizer import Tokenizer
+
+MOLECULES = (*moleculenet.BENCHMARKS, embedded_molecules.NAME)
+EMBEDDED = {inference.NAME: inference.load, sections.NAME: sections.load}
+EMBEDDED_OF = {
+    "smiles": embedded_molecules.NAME,
+    "text": sections.NAME,
+    "toy": inference.NAME,
+}
+"""What a model read: the task of that kind that needs no file."""
+STEREO_ATOMS = ("[C@H]", "[C@@H]")
+
+
+@dataclass(frozen=True)
+class ReadingConfig:
+    """How molecules are split and spelled; of no meaning for text."""
+
+    split: str = "unimol"
+    """unimol, deepchem, random, or unimol-released for Uni-Mol's own files."""
+    split_seed: int = 0
+    """Of the random split."""
+    stereo: Literal["auto", "keep", "strip"] = "auto"
+    """Stereo marks: keep or strip them; auto: as the vocabulary of the checkpoint has them."""
+    canonical: bool = False
+    """Write RDKit's canonical SMILES."""
+    largest_fragment: bool = False
+    """Keep only the largest fragment of each molecule."""
+
+    def __post_init__(self) -> None:
+        known = (*RULES, moleculenet.RELEASED)
+        if self.split not in known:
+            raise UserError(f"data.split is '{self.split}'; {nearest(self.split, known)}")
+        check_fields("data.", self)
+
+    def cleaning(self, tokenizer: Tokenizer) -> Cleaning:
+        """What is done to each molecule for a vocabulary."""
+        is_stripped = self.stereo == "strip"
+        if self.stereo == "auto":
+            is_stripped = all(tokenizer.unknown_pieces(atom) for atom in STEREO_ATOMS)
+        return Cleaning(
+            largest_fragment=self.largest_fragment,
+            strip_stereo=is_stripped,
+            canonical=self.canonical,
+        )
+
+
+def task_names() -> list[str]:
+    """All tasks, as the command line calls them."""
+    return [*glue.TASKS, squad.TASK.name, *MOLECULES, *EMBEDDED]
+
+
+def input_of(name: str) -> str:
+    """What a task consists of, known before anything is read: text, smiles or toy.
+
+    Raises:
+        UserError: for an unknown task.
+    """
+    if name not in task_names():
+        raise UserError(f"unknown task '{name}'; {nearest(name, task_names())}")
+    if name == inference.NAME:
+        return "toy"
+    return "smiles" if name in MOLECULES else "text"
+
+
+def load_task(
+    name: str, data: Path | None, reading: ReadingConfig, tokenizer: Tokenizer
+) -> tuple[Task, Splits]:
+    """A task and its examples; not SQuAD's, which are no ``Examples``.
+
+    Args:
+        name: one of ``task_names``.
+        data: directory or file of the benchmark; none: the hub, or embedded.
+        reading: of molecules.
+        tokenizer: of the checkpoint; decides about stereo marks.
+
+    Raises:
+        UserError: see the readers.
+    """
+    if name in glue.TASKS:
+        return glue.TASKS[name], glue.load_glue(name, data or glue.HUB_ID)
+    cleaning = reading.cleaning(tokenizer)
+    if name in moleculenet.BENCHMARKS:
+        return moleculenet.load(name, data, reading.split, reading.split_seed, cleaning)
+    if data is not None:
+        raise UserError(f"{name} is embedded in the package and reads no --data; drop it")
+    if name in EMBEDDED:
+        return EMBEDDED[name]()
+    return embedded_molecules.load(reading.split, reading.split_seed, cleaning)

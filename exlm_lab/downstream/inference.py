@@ -1,0 +1,203 @@
+"""Three-way inference on the small language: a stand-in for MNLI that needs no download (§5.2).
+
+Two sentences of the grammar ``town`` are drawn through their latents. Who the premise speaks of
+is its topic, what it says of them its mood:
+
+==============  ==============================================================
+entailment      same topic, same mood
+contradiction   same topic, another mood
+neutral         another topic, whatever the mood
+==============  ==============================================================
+
+Number and tense are free, and the words are drawn anew, so two sentences that agree may share no
+word that tells. A mood shows in three words, each of which is now and then one that fits all
+moods ("young", "often", "rain"): then even a perfect reader can only guess. How often is known
+exactly, because the language is.
+
+Shapes: Z joint values of the latents, K kinds of evidence, C classes, R pairs, S sentences,
+N words.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from exlm_lab.downstream.task import Examples, Splits, Task
+from exlm_mini.data.toy import Grammar
+from exlm_mini.data.toy_grammars import grammar
+
+NAME = "toy-inference"
+GRAMMAR = "town"
+CLASSES = ("entailment", "neutral", "contradiction")
+ENTAILMENT, NEUTRAL, CONTRADICTION = range(len(CLASSES))
+NUM_EXAMPLES = {"train": 6000, "validation": 600, "test": 3000}
+"""Pairs per split; each a multiple of the number of classes."""
+MAX_ROUNDS = 100
+"""Draws before the language counts as too small for so many different sentences."""
+
+
+class Ceiling(NamedTuple):
+    """The best accuracy anyone can reach, exactly; 1/3 is chance."""
+
+    both: float
+    """Reading both sentences."""
+    hypothesis: float
+    """Reading the second alone, which tells how far its words give the relation away."""
+
+
+def load(seed: int = 0) -> tuple[Task, Splits]:
+    """The task, drawn from the grammar.
+
+    Args:
+        seed: of the pairs.
+
+    Returns:
+        task: three classes.
+        splits: as many pairs of each class in each split; no sentence occurs twice, be it in
+            one split or in two. ``notes`` hold the two numbers of ``ceiling``.
+    """
+    language = grammar(GRAMMAR)
+    labels_R = np.concatenate([np.arange(n) % len(CLASSES) for n in NUM_EXAMPLES.values()])
+    texts = _distinct_pairs(language, labels_R, seed)
+    splits, start = [], 0
+    for num in NUM_EXAMPLES.values():
+        part = slice(start, start + num)
+        ids = [str(i) for i in range(num)]
+        splits.append(Examples(texts[part], labels_R[part].astype(np.int64), ids))
+        start += num
+    best = ceiling(language)
+    notes = {
+        "grammar": GRAMMAR,
+        "best_accuracy": best.both,
+        "best_accuracy_hypothesis_only": best.hypothesis,
+    }
+    return Task(NAME, "classes", CLASSES, "accuracy", "toy"), Splits(*splits, notes)
+
+
+def relations(language: Grammar) -> np.ndarray:
+    """relation_ZZ: the class of a premise and a hypothesis of some latents, int64.
+
+    Args:
+        language: a grammar with the latents ``topic`` and ``mood``.
+    """
+    values = list(itertools.product(*language.latents.values()))
+    names = list(language.latents)
+    topic, mood = names.index("topic"), names.index("mood")
+
+    def relation(premise: tuple[str, ...], hypothesis: tuple[str, ...]) -> int:
+        if premise[topic] != hypothesis[topic]:
+            return NEUTRAL
+        return ENTAILMENT if premise[mood] == hypothesis[mood] else CONTRADICTION
+
+    return np.array([[relation(a, b) for b in values] for a in values])
+
+
+def latent_pairs(language: Grammar) -> np.ndarray:
+    """P(latents of the premise, latents of the hypothesis | class), (C, Z, Z).
+
+    The premise is a sentence of the language like any other, whatever the class; the hypothesis
+    is one among those that stand in the relation to it.
+    """
+    prior_Z = language.prior.reshape(-1)
+    relation_ZZ = relations(language)
+    pairs = []
+    for label in range(len(CLASSES)):
+        weight_ZZ = np.where(relation_ZZ == label, prior_Z, 0.0)
+        pairs.append(prior_Z[:, None] * weight_ZZ / weight_ZZ.sum(axis=1, keepdims=True))
+    return np.array(pairs)
+
+
+def ceiling(language: Grammar) -> Ceiling:
+    """Accuracy of the best decision on a pair drawn from balanced classes, by enumeration.
+
+    Sentences whose words speak for the latents in the same proportion leave the same doubt, so
+    the sum runs over pairs of such kinds of evidence, not over pairs of sentences.
+    """
+    evidence_KZ = evidence(language)
+    pairs_CZZ = latent_pairs(language) / len(CLASSES)
+    joint_CKK = np.einsum("kz,czy,ly->ckl", evidence_KZ, pairs_CZZ, evidence_KZ, optimize=True)
+    return Ceiling(
+        float(joint_CKK.max(axis=0).sum()), float(joint_CKK.sum(axis=1).max(axis=0).sum())
+    )
+
+
+def evidence(language: Grammar) -> np.ndarray:
+    """P(kind of evidence | latents), (K, Z).
+
+    Sentences are of one kind if their likelihoods, as functions of the latents, are proportional.
+
+    Args:
+        language: any grammar; the latents stand in the order of its prior.
+    """
+    latents = list(itertools.product(*language.latents.values()))
+    names = list(language.latents)
+    evidence_KZ = np.ones((1, len(latents)))
+    for position in language.positions:
+        places = [names.index(name) for name in position.latents]
+        choices = [position.choices[tuple(z[p] for p in places)].split() for z in latents]
+        words = dict.fromkeys(itertools.chain.from_iterable(choices))
+        word_WZ = np.array([[c.count(word) / len(c) for c in choices] for word in words])
+        rows = (evidence_KZ[:, None] * word_WZ[None]).reshape(-1, len(latents))
+        merged: dict[bytes, np.ndarray] = {}
+        for row_Z in rows[rows.any(axis=1)]:
+            # Rounding joins equal proportions that differ in their last bits.
+            key = np.round(row_Z / row_Z.max(), 9).tobytes()
+            merged[key] = merged.get(key, 0.0) + row_Z
+        evidence_KZ = np.array(list(merged.values()))
+    return evidence_KZ
+
+
+def draw_pairs(
+    language: Grammar, labels_R: np.ndarray, seed: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs of sentences of given classes.
+
+    Args:
+        language: a grammar with the latents ``topic`` and ``mood``.
+        labels_R: the classes, int64.
+        seed: names the draw; the same seed gives the same pairs.
+
+    Returns:
+        premise_RN: word ids, int64.
+        hypothesis_RN: the same.
+    """
+    rng = np.random.default_rng(seed)
+    pairs_CZZ = latent_pairs(language)
+    Z = pairs_CZZ.shape[1]
+    premise_R, hypothesis_R = np.empty_like(labels_R), np.empty_like(labels_R)
+    for label in range(len(CLASSES)):
+        (rows,) = np.nonzero(labels_R == label)
+        drawn = rng.choice(Z * Z, size=len(rows), p=pairs_CZZ[label].reshape(-1))
+        premise_R[rows], hypothesis_R[rows] = np.divmod(drawn, Z)
+    latents_S = np.concatenate([premise_R, hypothesis_R])
+    word_ids_SN = np.empty((len(latents_S), language.length), dtype=np.int64)
+    for z in np.unique(latents_S):
+        (rows,) = np.nonzero(latents_S == z)
+        is_z = np.arange(Z).reshape(language.prior.shape) == z
+        known = replace(language, prior=is_z.astype(np.float64))
+        word_ids_SN[rows] = known.sample(len(rows), (*seed, int(z)))
+    return word_ids_SN[: len(labels_R)], word_ids_SN[len(labels_R) :]
+
+
+def _distinct_pairs(
+    language: Grammar, labels_R: np.ndarray, seed: int
+) -> list[tuple[str, str]]:
+    """Pairs as text; one that repeats a sentence is drawn again."""
+    texts: list[tuple[str, str] | None] = [None] * len(labels_R)
+    seen: set[str] = set()
+    for round in range(MAX_ROUNDS):
+        rows = [r for r, pair in enumerate(texts) if pair is None]
+        if not rows:
+            return texts
+        for r, *pair in zip(
+            rows, *draw_pairs(language, labels_R[rows], (seed, round)), strict=True
+        ):
+            premise, hypothesis = map(language.sentence, pair)
+            if len({premise, hypothesis} - seen) == 2:
+                seen |= {premise, hypothesis}
+                texts[r] = (premise, hypothesis)
+    raise AssertionError(f"{language.name} has too few sentences for {len(labels_R)} pairs")

@@ -1,0 +1,157 @@
+"""From the examples of a task to rows of ids: framed, cut where they are too long, batched.
+
+Shapes: R examples, B rows of a batch, N tokens of a row.
+
+A row is ``[BOS] a [EOS]``, of a pair ``[BOS] a [EOS] [EOS] b [EOS]``, as fairseq's RoBERTa has it.
+Nothing is masked, so of ExLM only the boundaries are expanded (all of them with
+``model.boundary`` official, none with paper), and Repeated MLM repeats every token (Appendix B.2).
+Rows are kept as they are before that: the model expands or repeats them, see ``finetuning``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from exlm_mini.config import SpecialIds
+from exlm_mini.data.masking import counter_uniform
+from exlm_mini.data.tokenizer import Tokenizer
+from exlm_mini.reading.pretrained import Layout
+
+NUM_BATCHES_SORTED = 32
+"""Rows of so many batches are sorted by length together: little padding, hardly less chance."""
+
+
+class EncodedRows(NamedTuple):
+    """The examples of one split as rows, and what was lost on the way."""
+
+    rows: list[np.ndarray]
+    """R times int32 ids, boundaries included, not padded."""
+    num_truncated: int
+    """Rows that were cut to fit."""
+    num_tokens: int
+    """Of all texts, before any was cut, without boundaries."""
+    num_cut: int
+    """Tokens that were cut off."""
+    num_unknown: int
+    """Tokens that are [UNK], before any was cut."""
+
+    @property
+    def unknown_share(self) -> float:
+        """Share of the tokens that are [UNK]."""
+        return self.num_unknown / max(self.num_tokens, 1)
+
+
+def encode_examples(
+    texts: list[tuple[str, ...]], tokenizer: Tokenizer, layout: Layout
+) -> EncodedRows:
+    """Rows of the examples of one split.
+
+    What does not fit is cut from the end of the longer text of a pair, token by token, from the
+    second where both are equally long; the caller tells how often.
+
+    Args:
+        texts: one text or a pair each.
+        tokenizer: of the checkpoint.
+        layout: of the model.
+
+    Raises:
+        UserError: if the positions of the model hold no row at all.
+    """
+    pieces = [piece for example in texts for piece in example]
+    encoded = iter(tokenizer.encode_batch(pieces))
+    unk = layout.special_ids.unk
+    rows, num_truncated, num_tokens, num_cut, num_unknown = [], 0, 0, 0, 0
+    for example in texts:
+        parts = [next(encoded) for _ in example]
+        lengths = [len(part) for part in parts]
+        kept = longest_first(lengths, layout.room(len(parts)))
+        num_tokens += sum(lengths)
+        num_unknown += sum(part.count(unk) for part in parts)
+        num_cut += sum(lengths) - sum(kept)
+        num_truncated += sum(kept) < sum(lengths)
+        rows.append(
+            framed([part[:n] for part, n in zip(parts, kept, strict=True)], layout.special_ids)
+        )
+    return EncodedRows(rows, num_truncated, num_tokens, num_cut, num_unknown)
+
+
+def longest_first(lengths: list[int], room: int) -> list[int]:
+    """How many tokens of one text or two are kept so that they fit.
+
+    Args:
+        lengths: of the texts, in tokens.
+        room: tokens in all, at least one per text.
+
+    Returns:
+        As if one token after the other were cut from the longer text, or from the second.
+    """
+    if sum(lengths) <= room:
+        return list(lengths)
+    if len(lengths) == 1:
+        return [room]
+    first, second = lengths
+    half = room // 2
+    if first <= half:
+        return [first, room - first]
+    if second <= half:
+        return [room - second, second]
+    return [room - half, half]
+
+
+def framed(parts: list[list[int]], special_ids: SpecialIds) -> np.ndarray:
+    """``[BOS] a [EOS]`` or ``[BOS] a [EOS] [EOS] b [EOS]``, int32."""
+    bos, eos = special_ids.bos, special_ids.eos
+    row = [bos, *parts[0], eos]
+    for part in parts[1:]:
+        row += [eos, *part, eos]
+    return np.array(row, dtype=np.int32)
+
+
+def training_batches(
+    lengths_R: np.ndarray, batch_size: int, seed: int, epoch: int
+) -> list[np.ndarray]:
+    """The rows of each batch of one epoch, every row once; only the last batch may be smaller.
+
+    Rows of similar length stand together, batches come in any order. Both are functions of
+    (seed, epoch), so a run that was stopped goes on as if it had not been.
+
+    Args:
+        lengths_R: tokens of each row.
+        batch_size: rows.
+        seed: of the run.
+        epoch: from 0.
+
+    Returns:
+        int64 indices of rows, batch by batch.
+    """
+    R = len(lengths_R)
+    noise_R = counter_uniform(seed, epoch, np.arange(R))
+    order_R = np.argsort(noise_R, kind="stable")
+    batches = []
+    for start in range(0, R, NUM_BATCHES_SORTED * batch_size):
+        pool = order_R[start : start + NUM_BATCHES_SORTED * batch_size]
+        pool = pool[np.argsort(lengths_R[pool], kind="stable")]
+        batches += [pool[i : i + batch_size] for i in range(0, len(pool), batch_size)]
+    # Counters from R on, so that the noise is not that of the rows.
+    noise = counter_uniform(seed, epoch, R + np.arange(len(batches)))
+    full = [i for i in np.argsort(noise, kind="stable") if len(batches[i]) == batch_size]
+    short = [i for i, batch in enumerate(batches) if len(batch) < batch_size]
+    return [batches[i] for i in full + short]
+
+
+def evaluation_batches(lengths_R: np.ndarray, batch_size: int) -> list[np.ndarray]:
+    """The same for reading only: rows by falling length, so that memory runs out at once."""
+    order_R = np.argsort(-lengths_R, kind="stable")
+    return [order_R[i : i + batch_size] for i in range(0, len(order_R), batch_size)]
+
+
+def padded(rows: list[np.ndarray], pad: int) -> Tensor:
+    """token_ids_BN: int64, as long as the longest row, filled up on the right."""
+    token_ids_BN = np.full((len(rows), max(len(row) for row in rows)), pad, dtype=np.int64)
+    for i, row in enumerate(rows):
+        token_ids_BN[i, : len(row)] = row
+    return torch.from_numpy(token_ids_BN)

@@ -1,0 +1,110 @@
+"""Which section of the manual a passage comes from: a text task on the embedded English (§5.2).
+
+A passage is a few sentences in a row. Its section is told by what it is about, and by the
+company its words keep; the heading is left out. A sentence that occurs twice in the manual
+("For example:") tells nothing and would stand in two splits, so it is left out too: no sentence
+of the test set is ever trained on. A model pre-trained on the embedded English has seen the
+passages, though not which section they are from.
+
+The text is that of the Python at hand, so the passages differ a little between its versions.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections import Counter
+
+import numpy as np
+
+from exlm_lab.downstream.task import Examples, Splits, Task
+from exlm_mini.config import UserError
+from exlm_mini.data.english import embedded_english
+
+NAME = "sections"
+NUM_WORDS = 20
+"""A passage ends with the sentence that reaches so many words."""
+MIN_PASSAGES = 15
+"""Sections with fewer are no class."""
+HELD_OUT_SHARE = 0.2
+"""Of the passages of each section, for validation and for the test each."""
+
+_SENTENCE_END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z\"“*(])")
+
+
+def load(seed: int = 0) -> tuple[Task, Splits]:
+    """The task: the class is the heading of the section.
+
+    Args:
+        seed: of the split.
+
+    Returns:
+        task: the classes in alphabetical order.
+        splits: passages as text; the ids count them through the manual. ``notes`` hold
+            ``majority_accuracy``, that of always guessing the largest section of the training
+            set, on the test set.
+
+    Raises:
+        UserError: if this Python has no manual, or one too short.
+    """
+    passages = passages_by_section()
+    classes = tuple(sorted(h for h, found in passages.items() if len(found) >= MIN_PASSAGES))
+    if len(classes) < 2:
+        raise UserError(
+            f"the manual of Python {platform.python_version()} has {len(classes)} section(s) of "
+            f"at least {MIN_PASSAGES} passages, too few to tell apart; use another task"
+        )
+    rng = np.random.default_rng(seed)
+    parts: dict[str, list[tuple[int, int, str]]] = {"train": [], "validation": [], "test": []}
+    number = 0
+    for label, heading in enumerate(classes):
+        found = passages[heading]
+        num_held_out = round(HELD_OUT_SHARE * len(found))
+        names = ["validation", "test"] * num_held_out
+        names += ["train"] * (len(found) - len(names))
+        for name, passage in zip(rng.permutation(names), found, strict=True):
+            parts[name].append((number, label, passage))
+            number += 1
+    splits = [_examples(part) for part in parts.values()]
+    train, _, test = splits
+    majority = np.bincount(train.labels).argmax()
+    notes = {
+        "python": platform.python_version(),
+        "majority_accuracy": float(np.mean(test.labels == majority)),
+    }
+    return Task(NAME, "classes", classes, "accuracy", "text"), Splits(*splits, notes)
+
+
+def passages_by_section() -> dict[str, list[str]]:
+    """Passages of every section of the manual, by heading, in order.
+
+    No sentence occurs in two of them. The last few sentences of a section, too short for a
+    passage, are left out.
+    """
+    sentences: dict[str, list[str]] = {}
+    for section in embedded_english():
+        heading, *paragraphs = section.split("\n")
+        own = sentences.setdefault(heading, [])
+        own += [s.strip() for text in paragraphs for s in _SENTENCE_END.split(text)]
+    times = Counter(s for own in sentences.values() for s in own)
+    return {
+        heading: _passages([s for s in own if s and times[s] == 1])
+        for heading, own in sentences.items()
+    }
+
+
+def _passages(sentences: list[str]) -> list[str]:
+    passages, current, num_words = [], [], 0
+    for sentence in sentences:
+        current.append(sentence)
+        num_words += len(sentence.split())
+        if num_words >= NUM_WORDS:
+            passages.append("\n".join(current))
+            current, num_words = [], 0
+    return passages
+
+
+def _examples(part: list[tuple[int, int, str]]) -> Examples:
+    numbers, labels, passages = zip(*part, strict=True)
+    labels_R = np.array(labels, dtype=np.int64)
+    return Examples([(p,) for p in passages], labels_R, [str(n) for n in numbers])

@@ -1,0 +1,94 @@
+"""One cell of a sweep: a base recipe, what it changes, and what it is measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from exlm_lab.downstream.finetuning import TuneConfig
+from exlm_mini.config import RunConfig, run_config_from_dict
+from exlm_mini.recipes import load_recipe
+
+Input = Literal["toy", "slots", "english", "text"]
+"""The small language ``town``, the smaller ones of two slots, the embedded English or files in its
+place, and what the paper's recipes read."""
+BASES = "sweep/"
+OURS = Path(__file__).parents[1] / "recipes"
+
+
+@dataclass(frozen=True)
+class Downstream:
+    """The task a trained model is fine-tuned on, once for each seed of the sweep."""
+
+    task: str
+    """One of ``downstream.catalogue.task_names``."""
+    tune: TuneConfig
+    num_train: int | None = None
+    """Training examples, the first of the task; none: all. The same for validation and test."""
+    num_validation: int | None = None
+    num_test: int | None = None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is trained and measured under one name, once for each seed."""
+
+    name: str
+    """Begins with the input."""
+    input: Input
+    base: str
+    """Name of a recipe; those of ``recipes/sweep`` begin with ``sweep/``."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Dotted settings that differ from the base."""
+    downstream: Downstream | None = None
+    paper: tuple[str, str] | None = None
+    """Table or figure and row of the paper it stands for, as ``paper.json`` calls them."""
+    seeds: tuple[int, ...] = (1, 2, 3)
+    is_timed: bool = False
+    """Only steps are timed, against those of an MLM on the same rows; nothing is kept."""
+    tested_with: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Other dotted settings of masks it is also measured with, by a name that metrics end in."""
+    cost_of: tuple[str, str] | None = None
+    """Sweep and cell that measured a ratio of costs: the steps of the base times that ratio."""
+
+    def config(self, seed: int, changed: Mapping[str, Any] | None = None) -> RunConfig:
+        """Settings of the run with a seed.
+
+        Args:
+            seed: of weights, data order, masks, dropout.
+            changed: more dotted settings, such as a number of steps that was measured.
+
+        Raises:
+            UserError: if a setting is unknown, or a value cannot be.
+        """
+        return with_settings(
+            load_base(self.base), {**self.settings, **(changed or {}), "seed": seed}
+        )
+
+
+@cache
+def load_base(name: str) -> RunConfig:
+    """The settings of a recipe by name, those of ``recipes/sweep`` too.
+
+    Raises:
+        UserError: if there is no such recipe.
+    """
+    if not name.startswith(BASES):
+        return load_recipe(name)
+    return replace(load_recipe(str(OURS / f"{name}.yaml")), recipe=name)
+
+
+def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+    """The same with dotted settings replaced.
+
+    Raises:
+        UserError: if a setting is unknown, or a value cannot be.
+    """
+    nested = asdict(config)
+    for name, value in settings.items():
+        group, _, key = name.rpartition(".")
+        (nested[group] if group else nested)[key] = value
+    return run_config_from_dict(nested)

@@ -1,0 +1,279 @@
+"""What the figures of the sweeps are made of: each function draws on the axes it is given.
+
+Filled markers are ours, mean over seeds with its standard deviation; hollow ones are the paper's
+printed numbers; dashed lines are exact values of the toy language.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.ticker import NullFormatter
+
+from exlm_lab.experiments.correlations import SHARES, Grid, lost_share, paired_difference
+from exlm_lab.experiments.metric_names import PROBE
+from exlm_lab.experiments.paper import cost_ratio, printed_average
+from exlm_lab.experiments.records import DOWNSTREAM, Group, Summary, summarize
+from exlm_lab.experiments.saddles import leaving
+from exlm_mini.plotting import COLORS
+
+Summaries = Mapping[tuple[float, int], Summary]
+BESIDE = 0.06
+"""Between the lines of two mask ratios, that their error bars can be told apart."""
+
+
+def summaries(groups: Sequence[Group], metric: str) -> dict[tuple[float, int], Summary]:
+    """A metric by (p, k) of Repeated MLM, for the cells that have it."""
+    found = {(g.first.mask_ratio, g.first.num_copies): g.summary(metric) for g in groups}
+    return {cell: summary for cell, summary in found.items() if summary}
+
+
+def as_summaries(grid: Grid) -> dict[tuple[float, int], Summary]:
+    """Printed numbers in the form of ours: one of each, without a spread."""
+    return {cell: summarize([value]) for cell, value in grid.items()}
+
+
+def draw_against_share(
+    ax: Axes, found: Summaries, label: str, is_printed: bool = False
+) -> None:
+    """A number against the share of lost tokens, one line for each mask ratio.
+
+    The shares stand at equal distances, as the paper's cells are ranked and not spread; points
+    close together lose equal shares under different mask ratios.
+
+    Args:
+        ax: to draw on.
+        found: numbers by (p, k).
+        label: of the vertical axis, with its unit.
+        is_printed: hollow markers.
+    """
+    ratios = sorted({p for p, _ in found})
+    shares = sorted({*SHARES, *(lost_share(*cell) for cell in found)})
+    known = sorted({*ratios, *SHARES})
+    colors = dict(zip(known, sns.color_palette("viridis", len(known)), strict=True))
+    for number, ratio in enumerate(ratios):
+        cells = sorted((lost_share(p, k), s) for (p, k), s in found.items() if p == ratio)
+        aside = BESIDE * (number - (len(ratios) - 1) / 2)
+        _draw_points(
+            ax,
+            [shares.index(share) + aside for share, _ in cells],
+            [summary for _, summary in cells],
+            colors[ratio],
+            f"p = {100 * ratio:.4g}%",
+            is_printed=is_printed,
+        )
+    ax.set(xlabel="lost tokens, % ($p^k$, Figure 4)", ylabel=label)
+    ax.set_xticks(range(len(shares)), [f"{100 * share:.4g}" for share in shares])
+
+
+def draw_optimum(ax: Axes, groups: Sequence[Group]) -> None:
+    """The exact entropy of the lost tokens against their share, as a dashed line."""
+    found = summaries(groups, "optimum_entropy_bits")
+    by_share: dict[float, list[float]] = {}
+    for cell, summary in found.items():
+        by_share.setdefault(lost_share(*cell), []).append(summary.mean)
+    if by_share:
+        shares = sorted({*SHARES, *by_share})
+        places = [shares.index(share) for share in sorted(by_share)]
+        means = [float(np.mean(by_share[share])) for share in sorted(by_share)]
+        ax.plot(places, means, "--", color="0.3", lw=1.2, label="exact")
+
+
+def ceiling(groups: Sequence[Group], metric: str) -> float | None:
+    """The most that anyone can reach, in the unit of ``Record.value``; none if unknown.
+
+    A task says it itself. What a probe is to read is what a perfect reader of the whole sentence
+    would name, so it can read all of it.
+    """
+    if metric == PROBE:
+        return 1.0
+    found = [(group.first.data.get(DOWNSTREAM) or {}).get("best_possible") for group in groups]
+    known = [100 * best for best in found if best is not None]
+    return known[0] if metric == DOWNSTREAM and known else None
+
+
+def draw_ceiling(ax: Axes, groups: Sequence[Group], metric: str = DOWNSTREAM) -> None:
+    """The most that anyone can reach, as a dashed line across where it is known."""
+    best = ceiling(groups, metric)
+    if best is not None:
+        ax.axhline(best, color="0.3", ls="--", lw=1.2)
+
+
+def draw_bits(ax: Axes, groups: Sequence[Group]) -> None:
+    """What each variant needs for the masks of a row, above the joint entropy where it is known.
+
+    Dashed: 0, the joint entropy, and the best that MLM could do.
+    """
+    joint = groups[0].summary("joint_bits_per_row")
+    floor = groups[0].summary("floor_bits_per_row")
+    exact = joint.mean if joint else 0.0
+    found = [(g, s) for g in groups if (s := g.summary("bits_per_row"))]
+    for place, (group, summary) in enumerate(found):
+        color = COLORS.get(group.first.objective, "0.4")
+        ax.barh(place, summary.mean - exact, xerr=summary.sd, color=color, height=0.6)
+    if joint and floor:
+        ax.axvline(0, color=COLORS["joint"], ls="--", lw=1)
+        ax.axvline(floor.mean - exact, color=COLORS["floor"], ls="--", lw=1)
+    ax.set_yticks(range(len(found)), [group.name for group, _ in found])
+    ax.invert_yaxis()
+    ax.set(xlabel=f"bits per row{' above the joint entropy' if joint else ''}")
+    ax.grid(axis="y", visible=False)
+
+
+def draw_against_exlm(ax: Axes, groups: Sequence[Group]) -> None:
+    """Downstream points of each variant to ExLM, seeds paired; the paper's mean beside it.
+
+    Dashed: what is left above the mean of ExLM, where the best possible accuracy is known.
+    """
+    base = next((g for g in groups if g.name == "exlm"), None)
+    found = [g for g in groups if g is not base and g.summary(DOWNSTREAM)]
+    printed_base = printed_average("Table 2", "ExLM")
+    for place, group in enumerate(found):
+        points = base and paired_difference(group.by_seed(DOWNSTREAM), base.by_seed(DOWNSTREAM))
+        if points:
+            color = COLORS.get(group.first.objective, "0.4")
+            error = points.standard_error or 0.0
+            ax.errorbar(points.mean, place, xerr=error, color=color, marker="o", capsize=2)
+        mean = printed_average(*group.paper_row) if group.paper_row else None
+        if mean is not None:
+            ax.plot(mean - printed_base, place, "o", mfc="none", mec="0.3", ms=8)
+    ax.axvline(0, color="0.3", lw=1)
+    best = ceiling(groups, DOWNSTREAM)
+    if base and best is not None:
+        ax.axvline(best - base.summary(DOWNSTREAM).mean, color="0.3", ls="--", lw=1.2)
+    ax.set_yticks(range(len(found)), [group.name for group in found])
+    ax.invert_yaxis()
+    ax.set(xlabel="points to ExLM (hollow: the paper)")
+
+
+def draw_leaving(ax: Axes, groups: Sequence[Group]) -> None:
+    """Validation of every run, one colour for each cell; exact bounds where they are known.
+
+    Args:
+        ax: to draw on.
+        groups: of one language.
+    """
+    bounds = leaving(groups[0].first)
+    key = f"validation_bits_per_{'row' if bounds else 'mask'}"
+    palette = sns.color_palette("colorblind", len(groups))
+    for group, color in zip(groups, palette, strict=True):
+        for number, record in enumerate(group.records):
+            points = [p for p in record.data["curve"] if p.get(key) is not None]
+            ax.plot(
+                [p["step"] for p in points],
+                [p[key] for p in points],
+                color=color,
+                lw=1.2,
+                label=None if number else group.name,
+            )
+    if bounds:
+        ax.axhline(bounds.floor_bits, color=COLORS["floor"], ls="--", lw=1)
+        ax.axhline(bounds.joint_bits, color=COLORS["joint"], ls="--", lw=1)
+        # The first validations, before the words are learned, would take most of the height.
+        last = max(record.value(key) for group in groups for record in group.records)
+        between = max(bounds.floor_bits, last) - bounds.joint_bits
+        ax.set_ylim(bounds.joint_bits - 0.15 * between, bounds.joint_bits + 1.6 * between)
+    ax.set(xlabel="training step", ylabel=f"bits per {'sentence' if bounds else 'mask'}")
+    ax.legend(fontsize=7, loc="upper right", ncols=2)  # above the floor there is room
+
+
+def by_language(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    """The groups of each grammar, or of the input itself where it is no toy language."""
+    found: dict[str, list[Group]] = {}
+    for group in groups:
+        data = group.first.data["config"]["data"]
+        name = data["grammar"] if data["kind"] == "toy" else group.input
+        found.setdefault(name, []).append(group)
+    return found
+
+
+def draw_cost(ax: Axes, groups: Sequence[Group]) -> None:
+    """Measured step-cost ratio of ExLM against k, its floor by operations, and Table 12."""
+    known = [g for g in groups if g.summary("cost_ratio")]
+    for group in known:
+        k, color = group.first.states_per_mask, COLORS["exlm"]
+        _draw_points(ax, [k], [group.summary("cost_ratio")], color, None)
+        if floor := group.summary("cost_ratio_floor"):
+            ax.plot(k, floor.mean, "_", color="0.3", ms=14)
+    if any(group.paper_row for group in groups):
+        ax.plot(4, cost_ratio(), "o", mfc="none", mec="0.3", ms=8)
+    ax.set(xlabel="states per mask, k", ylabel="step of ExLM / step of MLM")
+
+
+def draw_against_k(ax: Axes, groups: Sequence[Group], metric: str, label: str) -> None:
+    """A number against the states per mask, one line for each mask ratio; k = 1 is MLM.
+
+    Dashed across: the exact entropy of the language, or the most that anyone can reach.
+    """
+    ratios = sorted({group.first.mask_ratio for group in groups})
+    for ratio, color in zip(
+        ratios, sns.color_palette("viridis", len(ratios) + 1), strict=False
+    ):
+        cells = [g for g in groups if g.first.mask_ratio == ratio and g.summary(metric)]
+        cells.sort(key=lambda group: group.first.states_per_mask)
+        if not cells:
+            continue
+        exact = cells[0].summary("optimum_entropy_bits")
+        if metric == "entropy_bits" and exact:
+            ax.axhline(exact.mean, color=color, ls="--", lw=1)
+        x = [group.first.states_per_mask for group in cells]
+        found = [group.summary(metric) for group in cells]
+        _draw_points(ax, x, found, color, f"p = {100 * ratio:.4g}%")
+    draw_ceiling(ax, groups, metric)
+    ax.set(xscale="log", xlabel="states per mask, k (1: MLM)", ylabel=label)
+    ax.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
+    ax.xaxis.set_minor_formatter(NullFormatter())
+
+
+def draw_sizes(
+    ax: Axes,
+    groups: Sequence[Group],
+    metric: str = "bits_per_mask",
+    label: str = "bits per mask",
+) -> None:
+    """A number against width, one line for each objective and amount of data.
+
+    Dashed across: MLM's floor and the joint entropy, per mask, or the most that anyone can reach.
+    """
+    lines: dict[tuple[str, int], list[tuple[int, Summary]]] = {}
+    for group in groups:
+        if summary := group.summary(metric):
+            data = group.first.data["config"]["data"]["num_sentences"]
+            width = group.first.data["config"]["model"]["width"]
+            lines.setdefault((group.first.objective, data), []).append((width, summary))
+    amounts = {data for _, data in lines}
+    for (objective, data), cells in sorted(lines.items()):
+        x, found = zip(*sorted(cells, key=lambda cell: cell[0]), strict=True)
+        name = f"{objective}, {data:,} sentences" if len(amounts) > 1 else objective
+        style = "-" if data == max(amounts) else ":"
+        _draw_points(ax, x, found, COLORS[objective], name, style)
+    for name in ("floor", "joint") if metric == "bits_per_mask" else ():
+        bits = groups[0].summary(f"{name}_bits_per_row")
+        lost = groups[0].summary("lost_per_row")
+        if bits and lost:
+            ax.axhline(bits.mean / lost.mean, color=COLORS[name], ls="--", lw=1)
+    draw_ceiling(ax, groups, metric)
+    ax.set(xscale="log", xlabel="width of the encoder", ylabel=label)
+    widths = sorted({width for cells in lines.values() for width, _ in cells})
+    ax.set_xticks(widths, [str(width) for width in widths])
+    ax.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _draw_points(
+    ax: Axes,
+    x: Sequence[float],
+    found: Sequence[Summary],
+    color: object,
+    label: str | None,
+    style: str = "-",
+    is_printed: bool = False,
+) -> None:
+    """A line with markers and standard deviations, hollow where nothing was measured here."""
+    face = "white" if is_printed else color
+    spread = [summary.sd or 0.0 for summary in found]
+    means = [summary.mean for summary in found]
+    line = {"color": color, "ls": style, "lw": 1.2, "label": label}
+    ax.errorbar(x, means, spread, marker="o", ms=5, markerfacecolor=face, capsize=2, **line)

@@ -1,0 +1,244 @@
+"""The records of a sweep on the disk, one file for each cell and seed, and the way to add one.
+
+A finished cell is not run again: its file says with which settings it was made, and a file of
+other settings is refused, never overwritten.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from exlm_lab.downstream.settings import TuneConfig
+from exlm_lab.experiments.cells import Cell, Downstream
+from exlm_lab.experiments.grids import cells_of
+from exlm_lab.experiments.records import read_record
+from exlm_lab.experiments.running import Runner
+from exlm_lab.ledger import check_identity, write_record
+from exlm_mini.config import RunConfig, UserError, run_config_from_dict
+from exlm_mini.data.files import NO_SPACE
+from exlm_mini.recipes import plain
+from exlm_mini.training.loop import Progress
+from exlm_mini.training.parts import choose_device
+from exlm_mini.training.provenance import machine
+
+VERSION = 1
+"""Of what a record holds; one of another version is refused."""
+KEPT = ("cost_ratio",)
+"""Metrics that are not measured of the model."""
+TESTED = ("bits_per_mask", "bits_per_row", "floor_bits_per_row", "joint_bits_per_row")
+"""Metrics that are also taken with other masks."""
+DIGITS = 6
+"""Significant ones of a number in a record."""
+
+
+class Ledger:
+    """The records of one sweep at one scale.
+
+    Args:
+        output: directory of all sweeps; the records lie in ``output/SWEEP``.
+        sweep: its name.
+        scale: mini, gpu or paper.
+        runner: does the work.
+    """
+
+    def __init__(self, output: Path, sweep: str, scale: str, runner: Runner) -> None:
+        self.output, self.sweep, self.scale, self.runner = output, sweep, scale, runner
+
+    def path(self, cell: Cell, seed: int) -> Path:
+        """Where the record of a cell lies."""
+        return self.output / self.sweep / f"{self.scale}-{cell.name}-seed{seed}.json"
+
+    def is_done(self, cell: Cell, seed: int) -> bool:
+        """Whether the record is there.
+
+        Raises:
+            UserError: if the file is damaged, or of other settings.
+        """
+        path = self.path(cell, seed)
+        if not path.exists():
+            return False
+        found = read_record(path).data
+        wanted = self._identity(cell, seed, found)
+        tuned = (found.get("downstream") or {}).get("setting")
+        had = {
+            **found,
+            "config": _filled(found["config"], plain(RunConfig())),
+            "downstream": _filled(tuned, _plain_downstream(Downstream("", TuneConfig()))),
+        }
+        remedy = "choose another --output, or delete it and the cell is run again"
+        check_identity(path, had, wanted, remedy)
+        return True
+
+    def run(
+        self,
+        cell: Cell,
+        seed: int,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
+    ) -> dict[str, Any]:
+        """Make the record of a cell, and write it.
+
+        Raises:
+            StoppedError: if it was stopped; the next call goes on from there.
+            UserError: as training and fine-tuning would.
+        """
+        changed, extra = self.equal_cost(cell)
+        config = cell.config(seed, changed)
+        is_timed, device = cell.is_timed, choose_device(self.runner.device)
+        done = self._timed(config) if is_timed else self._trained(cell, config, on_progress)
+        done["metrics"] = {**done["metrics"], **extra}
+        paper = dict(zip(("table", "row"), cell.paper, strict=True)) if cell.paper else None
+        record = {
+            "sweep": self.sweep,
+            "scale": self.scale,
+            "cell": cell.name,
+            "input": cell.input,
+            "seed": seed,
+            "version": VERSION,
+            "settings": {**cell.settings, **changed},
+            "objective": config.objective,
+            "config": plain(config),
+            "paper": paper,
+            **done,
+            "versions": machine(device),
+        }
+        self._write(self.path(cell, seed), record)
+        return record
+
+    def measure_again(self, cell: Cell, seed: int) -> bool:
+        """Replace the metrics of a record by those of its trained model, measured now.
+
+        Returns:
+            Whether there was such a record, and it is not one of times.
+
+        Raises:
+            UserError: if its model is gone.
+        """
+        if cell.is_timed or not self.is_done(cell, seed):
+            return False
+        path = self.path(cell, seed)
+        record = read_record(path).data
+        config = run_config_from_dict(record["config"])
+        metrics, seconds = self.runner.measure(config)
+        kept = {name: record["metrics"][name] for name in KEPT if name in record["metrics"]}
+        record["metrics"] = {**metrics, **_counted(config), **kept}
+        record["seconds"]["measure"] = seconds
+        self._write(path, record)
+        return True
+
+    def equal_cost(self, cell: Cell) -> tuple[dict[str, Any], dict[str, float]]:
+        """Steps of a cell that is to cost what another does, and the ratio; else nothing.
+
+        The ratio is that of a record of another sweep; it is measured if it is not there.
+        """
+        if cell.cost_of is None:
+            return {}, {}
+        sweep, name = cell.cost_of
+        (timed,) = (c for c in cells_of(sweep, self.scale) if c.name == name)
+        ledger = Ledger(self.output, sweep, self.scale, self.runner)
+        seed = timed.seeds[0]
+        if not ledger.is_done(timed, seed):
+            ledger.run(timed, seed)
+        ratio = read_record(ledger.path(timed, seed)).metrics["cost_ratio"]
+        steps = round(ratio * cell.config(seed).train.steps)
+        return {"train.steps": steps}, {"cost_ratio": ratio}
+
+    def _timed(self, config: RunConfig) -> dict[str, Any]:
+        start = time.monotonic()
+        found = self.runner.time(config)
+        seconds = time.monotonic() - start
+        return {
+            "metrics": found, "curve": [], "downstream": None, "seconds": {"measure": seconds}
+        }  # fmt: skip
+
+    def _trained(
+        self, cell: Cell, config: RunConfig, on_progress: Callable[[Progress], None]
+    ) -> dict[str, Any]:
+        trained = self.runner.train(config, on_progress)
+        metrics, measuring = self.runner.measure(config)
+        for name, masks in cell.tested_with.items():
+            found, seconds = self.runner.measure(config, masks)
+            metrics |= {f"{m}@{name}": found[m] for m in TESTED if m in found}
+            measuring += seconds
+        downstream, tuning = None, 0.0
+        if cell.downstream is not None:
+            downstream, tuning = self.runner.fine_tune(config, cell.downstream)
+        seconds = {"pretrain": trained.pop("seconds"), "measure": measuring, "finetune": tuning}
+        return {
+            "metrics": {**metrics, **_counted(config)},
+            "downstream": downstream,
+            **trained,
+            "seconds": seconds,
+        }
+
+    def _identity(self, cell: Cell, seed: int, found: Mapping[str, Any]) -> dict[str, Any]:
+        """What the record of a cell must say; steps that were measured are taken from it."""
+        changed = {}
+        if cell.cost_of is not None:
+            changed = {"train.steps": found["config"].get("train", {}).get("steps")}
+        return {
+            "version": VERSION,
+            "sweep": self.sweep,
+            "scale": self.scale,
+            "cell": cell.name,
+            "seed": seed,
+            "config": plain(cell.config(seed, changed)),
+            "downstream": _plain_downstream(cell.downstream),
+        }
+
+    def _write(self, path: Path, record: dict[str, Any]) -> None:
+        try:
+            write_record(path, _short(record))
+        except OSError as error:
+            if error.errno in NO_SPACE:
+                raise
+            raise UserError(
+                f"cannot write {path} ({error.strerror}); the trained model is kept in "
+                f"{self.runner.work}: give it as --work, with another --output"
+            ) from error
+
+
+def _plain_downstream(wanted: Downstream | None) -> dict[str, Any] | None:
+    """The fine-tuning of a cell as JSON gives it back."""
+    return None if wanted is None else json.loads(json.dumps(asdict(wanted)))
+
+
+def _filled(stored: Any, default: Mapping[str, Any]) -> Any:
+    """Stored settings, the ones they lack at their default: a record may be older than a field."""
+    if not isinstance(stored, Mapping):
+        return stored
+    inner = {name: value for name, value in default.items() if isinstance(value, Mapping)}
+    return {
+        **default,
+        **{n: _filled(v, inner[n]) if n in inner else v for n, v in stored.items()},
+    }
+
+
+def _counted(config: RunConfig) -> dict[str, float]:
+    """Numbers of a run that stand in tables beside what is measured."""
+    return {"steps": config.train.steps}
+
+
+def _short(value: Any, name: str = "") -> Any:
+    """The same with few digits.
+
+    Raises:
+        UserError: for a number that is not finite, which is no result.
+    """
+    if isinstance(value, Mapping):
+        return {key: _short(item, key) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_short(item, name) for item in value]
+    if not isinstance(value, float):
+        return value
+    if not math.isfinite(value):
+        raise UserError(
+            f"{name} is {value}, so the run is not recorded: its training went wrong; lower the "
+            "learning rate of its recipe"
+        )
+    return float(f"{value:.{DIGITS}g}")

@@ -1,0 +1,331 @@
+"""What a sweep measures of a finished model, under the names its records use.
+
+``measure(model, config, corpus)`` returns ``{name: number}``; ``METRICS`` says what each number is.
+The corpus is what ``prepare_corpus`` gave the run. Rows are its first held-out ones, their masks
+drawn from a seed of this stage, so models with equal masking meet the same rows and masks.
+
+A token is *lost* when all its copies are masked (Appendix E): in Repeated MLM those with a visible
+copy count nowhere but in ``visible_entropy_bits``, and the k predictions of a lost token are
+averaged. Without repetition every masked token is lost.
+
+In the toy language nothing depends on the words that happen to stand behind the masks. Where a
+word is predicted by itself, losses and hits are expected values under the true distribution; where
+all words of a row are predicted together, several fillings of the masks are drawn from it, and the
+model's bits are compared with the true ones of the same fillings.
+
+Shapes: B rows, N tokens of a row, M targets, L states, k copies or states, S masked positions,
+R lost tokens of a batch, V vocabulary, W words of the toy language.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from exlm_lab.experiments.metric_names import METRICS
+from exlm_lab.experiments.probes import probe_accuracy
+from exlm_lab.experiments.states import RowReading, read_rows
+from exlm_lab.experiments.toy_contexts import Contexts
+from exlm_lab.experiments.uncertainty import (
+    Captured,
+    calibration_error,
+    divergence_bits,
+    effective_number,
+    pairwise_divergence_bits,
+)
+from exlm_mini.config import RunConfig, UserError
+from exlm_mini.data.batches import validation_batches
+from exlm_mini.data.corpus import Corpus
+from exlm_mini.data.masking import MaskedBatch
+from exlm_mini.data.packs import Pack
+from exlm_mini.data.tokenizer import Tokenizer
+from exlm_mini.data.toy import Grammar
+from exlm_mini.data.toy_grammars import grammar, slots_of
+from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.model.objectives import nats_to_bits
+from exlm_mini.reading.entropy import entropy_bits, fully_masked
+from exlm_mini.training.parts import make_masker
+
+MOST_ROWS, MOST_TOKENS = 1024, 2**15
+"""Held-out rows to measure on, and tokens of them."""
+NUM_FILLINGS = 8
+MOST_NUMBERS = 2**24
+"""States x vocabulary of a batch at most: its memory is a few times as much."""
+LEAST_CORRELATION = 1e-3
+"""Bits per row of total correlation below which a share of it means nothing."""
+
+
+def measure(
+    model: MaskedLM | ExLM,
+    config: RunConfig,
+    corpus: Corpus,
+    num_rows: int | None = None,
+    seed: int = 0,
+) -> dict[str, float]:
+    """All numbers of ``METRICS`` that the model and its data have.
+
+    Args:
+        model: of any single objective; its mode is left as it was.
+        config: of its run: objective, masking and data.
+        corpus: of ``prepare_corpus`` for ``config.data``.
+        num_rows: held-out rows, all if there are fewer; none: 1,024, or fewer if they are long.
+        seed: of masks and fillings.
+
+    Raises:
+        UserError: if no token is lost, or no path fits a row.
+    """
+    if num_rows is None:
+        longest = int(corpus.validation.lengths_R.max())
+        num_rows = min(MOST_ROWS, len(corpus.validation), MOST_TOKENS // longest)
+    was_training = model.training
+    model.eval()
+    try:
+        found = _read(model, config, corpus, num_rows, seed)
+        probed = _probe(model, config, corpus, seed)
+    finally:
+        model.train(was_training)
+    if len(found["entropy"]) == 0:
+        raise UserError(f"no token is lost in {num_rows} rows; mask more, or measure more rows")
+    num_without_path = int((~found["bits"].isfinite()).sum())
+    if num_without_path:
+        raise UserError(
+            f"no path fits {num_without_path} of {num_rows} rows: the model's training went "
+            "wrong; train it again"
+        )
+    summary = _summary(found) | probed
+    return {name: summary[name] for name in METRICS if name in summary}
+
+
+# ---- reading the rows ----
+
+
+class _Language(NamedTuple):
+    """The toy language as the tokens of a run spell it."""
+
+    grammar: Grammar
+    token_ids_W: np.ndarray
+    """Token of each word."""
+
+    @classmethod
+    def of(cls, name: str, corpus: Corpus) -> _Language:
+        language = grammar(name)
+        tokens = Tokenizer.load(corpus.tokenizer_path).encode_batch(language.words)
+        return cls(language, np.array(tokens).reshape(-1))
+
+    def contexts(self, token_ids_BN: Tensor, is_lost_BN: Tensor) -> Contexts:
+        """The sentences of rows framed by [BOS] and [EOS]."""
+        words_V = np.zeros(self.token_ids_W.max() + 1, dtype=np.int64)
+        words_V[self.token_ids_W] = np.arange(len(self.token_ids_W))
+        word_ids_SN = words_V[token_ids_BN[:, 1:-1].cpu().numpy()]
+        return Contexts(self.grammar, word_ids_SN, is_lost_BN[:, 1:-1].cpu().numpy())
+
+    def truth(self, contexts: Contexts, like_RkV: Tensor) -> Tensor:
+        """P(token | visible words) of each lost token by itself, (R, V)."""
+        truth_RV = like_RkV.new_zeros(len(like_RkV), like_RkV.shape[2], dtype=torch.float64)
+        token_ids_W = torch.from_numpy(self.token_ids_W).to(truth_RV.device)
+        truth_RV[:, token_ids_W] = torch.from_numpy(contexts.marginal_RV).to(truth_RV.device)
+        return truth_RV
+
+
+def _probe(
+    model: MaskedLM | ExLM, config: RunConfig, corpus: Corpus, seed: int
+) -> dict[str, float]:
+    """What a probe reads, where the latents are known."""
+    if corpus.kind != "toy":
+        return {}
+    language = _Language.of(config.data.grammar, corpus)
+    num_copies = config.masking.num_copies if config.objective == "repeated-mlm" else 1
+    accuracy = probe_accuracy(model, num_copies, language.grammar, language.token_ids_W, seed)
+    return {"probe_accuracy": accuracy}
+
+
+_Found = dict[str, Tensor]
+"""Numbers by name, one per lost token (or mask, or row) of a batch."""
+
+
+@torch.no_grad()
+def _read(
+    model: MaskedLM | ExLM, config: RunConfig, corpus: Corpus, num_rows: int, seed: int
+) -> _Found:
+    """Everything of all rows, float64 on the CPU."""
+    pack, device = corpus.validation, next(model.parameters()).device
+    masker = replace(make_masker(config, pack.special_ids, slots_of(config)), seed=seed)
+    language = _Language.of(config.data.grammar, corpus) if corpus.kind == "toy" else None
+    size = _rows_of_a_batch(config, pack)
+    parts: dict[str, list[Tensor]] = defaultdict(list)
+    for number, batch in enumerate(validation_batches(pack, masker, num_rows, size)):
+        found = _read_batch(
+            model, batch.to(device), masker.num_copies, language, (seed, number)
+        )
+        for name, value in found.items():
+            parts[name].append(value.double().cpu())
+    return {name: torch.cat(values) for name, values in parts.items()}
+
+
+def _rows_of_a_batch(config: RunConfig, pack: Pack) -> int:
+    k = config.model.states_per_mask if config.objective == "exlm" else 1
+    longest = int(pack.lengths_R.max())
+    num_states = k * (2 + config.masking.mask_ratio * longest)
+    if config.objective == "repeated-mlm":
+        num_states *= config.masking.num_copies
+    return max(1, min(64, int(MOST_NUMBERS / (num_states * pack.vocab_size))))
+
+
+def _read_batch(
+    model: MaskedLM | ExLM,
+    batch: MaskedBatch,
+    num_copies: int,
+    language: _Language | None,
+    seed: tuple[int, int],
+) -> _Found:
+    """Everything of one batch."""
+    is_lost_BN = fully_masked(batch.is_masked_BN, num_copies)
+    token_ids_BN = batch.token_ids_BN[:, ::num_copies]
+    target_ids_R, row_R = token_ids_BN[is_lost_BN], is_lost_BN.nonzero()[:, 0]
+    is_special_BN = torch.isin(token_ids_BN, token_ids_BN.new_tensor(_frame(model)))
+    found = {"lost": is_lost_BN.sum(1), "tokens": (~is_special_BN).sum(1)}
+    if isinstance(model, ExLM):
+        reading = read_rows(model, batch)
+        log_p_RkV = reading.mask_token_log_probs().unsqueeze(1)
+        found |= _read_states(reading)
+    else:
+        log_p_SV = model(batch.masked_ids_BN, batch.is_masked_BN).double().log_softmax(dim=1)
+        is_lost_S = is_lost_BN.repeat_interleave(num_copies, dim=1)[batch.is_masked_BN]
+        log_p_RkV = log_p_SV[is_lost_S].unflatten(0, (-1, num_copies))
+        if num_copies > 1:
+            found["visible_entropy"] = entropy_bits(log_p_SV[~is_lost_S])
+    contexts = truth_RV = None
+    if language is not None:
+        contexts = language.contexts(token_ids_BN, is_lost_BN)
+        truth_RV = language.truth(contexts, log_p_RkV)
+        found["floor"] = torch.from_numpy(contexts.floor_bits_S)
+        found["joint"] = torch.from_numpy(contexts.joint_bits_S)
+    found |= _predictions(log_p_RkV, target_ids_R, truth_RV)
+    if not isinstance(model, ExLM):
+        zeros_B = found["cross_entropy"].new_zeros(len(token_ids_BN))
+        found["bits"] = zeros_B.index_add(0, row_R, found["cross_entropy"])
+    elif contexts is None:
+        found["bits"] = nats_to_bits(-reading.log_joint(target_ids_R))
+    else:
+        found["bits"] = _expected_bits(reading, contexts, language.token_ids_W, seed)
+    return found
+
+
+def _frame(model: MaskedLM | ExLM) -> list[int]:
+    """Ids that are never masked."""
+    special = model.special_ids
+    return [special.pad, special.bos, special.eos]
+
+
+def _predictions(log_p_RkV: Tensor, target_ids_R: Tensor, truth_RV: Tensor | None) -> _Found:
+    """Each lost token by itself; with its true distribution, expected values under it."""
+    if truth_RV is None:
+        truth_RV = F.one_hot(target_ids_R, log_p_RkV.shape[2]).double()
+        found = {}
+    else:
+        found = {
+            "optimum_entropy": entropy_bits(truth_RV.log()),
+            "optimum_accuracy": truth_RV.amax(dim=1),
+        }
+    confidence_R, guess_R = log_p_RkV.exp().mean(dim=1).max(dim=1)
+    # 0 log 0 = 0: what cannot be true costs nothing.
+    loss_RkV = torch.where(truth_RV.unsqueeze(1) > 0, -truth_RV.unsqueeze(1) * log_p_RkV, 0.0)
+    return found | {
+        "entropy": entropy_bits(log_p_RkV).mean(dim=1),
+        "cross_entropy": nats_to_bits(loss_RkV.sum(dim=2).mean(dim=1)),
+        "confidence": confidence_R,
+        "correct": truth_RV.gather(1, guess_R.unsqueeze(1)).squeeze(1),
+    }
+
+
+def _read_states(reading: RowReading) -> _Found:
+    """What only models of states have, one number per mask."""
+    token_RkV = reading.of_masks(reading.log_token_BLV).exp()
+    found = {"state_entropy": reading.state_entropy_bits()}
+    k = token_RkV.shape[1]
+    if k > 1:
+        found["specialisation"] = pairwise_divergence_bits(token_RkV)
+    if reading.scores.log_transition_BLL is None:
+        return found
+    is_mask_BM = reading.is_mask_BM
+    given_words = reading.visits
+    found["skipped"] = (1 - given_words.once_BM[is_mask_BM]).clamp(min=0.0)
+    found["twice"] = given_words.twice_BM[is_mask_BM]
+    found["clone_use"] = reading.of_masks(given_words.state_BL)  # (R, k)
+    open_Rk = reading.of_masks(reading.state_BML.sum(dim=1))
+    is_open_R = open_Rk.sum(dim=1) > 0  # a mask that no path visits has no share to give
+    found["clones_open"] = effective_number(open_Rk[is_open_R])
+    if k > 1:
+        found["used_specialisation"] = divergence_bits(token_RkV[is_open_R], open_Rk[is_open_R])
+    return found
+
+
+def _expected_bits(
+    reading: RowReading, contexts: Contexts, token_ids_W: np.ndarray, seed: tuple[int, int]
+) -> Tensor:
+    """-log2 P(masked words) of each row, on average over the true fillings of its masks; (B,).
+
+    The true bits of the fillings are known, and so is their mean: only the difference between
+    model and truth is left to chance.
+    """
+    device = reading.log_token_BLV.device
+    excess_B = 0.0
+    for word_ids_SN in contexts.sample(NUM_FILLINGS, seed):
+        token_ids_R = torch.from_numpy(token_ids_W[word_ids_SN[contexts.is_masked_SN]])
+        model_bits_B = nats_to_bits(-reading.log_joint(token_ids_R.to(device))).cpu()
+        excess_B += model_bits_B - torch.from_numpy(contexts.surprise_bits(word_ids_SN))
+    return torch.from_numpy(contexts.joint_bits_S) + excess_B / NUM_FILLINGS
+
+
+# ---- putting it together ----
+
+_MEANS = {
+    "entropy_bits": "entropy",
+    "cross_entropy_bits": "cross_entropy",
+    "accuracy": "correct",
+    "confidence": "confidence",
+    "lost_per_row": "lost",
+    "bits_per_row": "bits",
+    "visible_entropy_bits": "visible_entropy",
+    "state_entropy_bits": "state_entropy",
+    "masks_skipped_share": "skipped",
+    "masks_used_twice_share": "twice",
+    "clones_open": "clones_open",
+    "specialisation_bits": "specialisation",
+    "used_specialisation_bits": "used_specialisation",
+    "optimum_entropy_bits": "optimum_entropy",
+    "optimum_accuracy": "optimum_accuracy",
+    "floor_bits_per_row": "floor",
+    "joint_bits_per_row": "joint",
+}
+"""Metrics that are plain means, and of what."""
+
+
+def _summary(found: _Found) -> dict[str, float]:
+    """The metrics of the rows."""
+    out = {name: found[of].mean().item() for name, of in _MEANS.items() if of in found}
+    out["lost_share"] = (found["lost"].sum() / found["tokens"].sum()).item()
+    out["bits_per_mask"] = out["bits_per_row"] / out["lost_per_row"]
+    out["perplexity"] = 2 ** out["bits_per_mask"] if out["bits_per_mask"] < 1024 else math.inf
+    out["linked_bits"] = out["cross_entropy_bits"] * out["lost_per_row"] - out["bits_per_row"]
+    out["calibration_error"] = calibration_error(found["confidence"], found["correct"])
+    if "clone_use" in found:
+        out["clones_used"] = effective_number(found["clone_use"].sum(dim=0)).item()
+    if "floor" in found:
+        captured = Captured(*(out[f"{name}bits_per_row"] for name in ("floor_", "joint_", "")))
+        out["excess_bits"] = out["cross_entropy_bits"] - out["optimum_entropy_bits"]
+        out["total_correlation_bits"] = captured.total_correlation_bits
+        out["captured_bits"] = captured.captured_bits
+        spread = (found["floor"] - found["bits"]).std().item()
+        out["captured_error_bits"] = spread / math.sqrt(len(found["bits"]))
+        if captured.total_correlation_bits > LEAST_CORRELATION:
+            out["captured_share"] = captured.captured_share
+            out["linked_share"] = out["linked_bits"] / captured.total_correlation_bits
+    return out

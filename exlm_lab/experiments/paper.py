@@ -1,0 +1,57 @@
+"""What the paper prints, in the form our cells have: by (p, k), or by the row of a table.
+
+The numbers stand in ``recipes/finetune/paper.json``; nothing here was measured.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from functools import cache
+
+from exlm_lab.downstream.grid import PAPER
+
+TASKS = ("mnli", "qnli", "qqp", "rte")
+"""Of Tables 2, 4 and 13 and Figure 8; their mean is the tables' last column."""
+ENTROPY = "entropy, bits"
+GPU_HOURS = "GPU hours"
+
+
+@cache
+def printed(table: str) -> dict[str, dict[str, float]]:
+    """Rows of a table or figure; percent, but for Figure 5 (bits) and Table 12 (hours)."""
+    return json.loads(PAPER.read_text(encoding="utf-8"))[table]
+
+
+def printed_average(table: str, row: str) -> float | None:
+    """Accuracy of a row over the four tasks, in percent; none where the paper lacks a task.
+
+    As printed, which is not always the rounded mean of the printed numbers; Figure 8 prints no
+    mean, so it is taken here.
+    """
+    found = printed(table).get(row, {})
+    if "average" in found:
+        return found["average"]
+    return statistics.fmean(found[t] for t in TASKS) if found.keys() >= set(TASKS) else None
+
+
+def printed_grid(figure: str, column: str) -> dict[tuple[float, int], float]:
+    """One number for each (p, k) of Figure 3, 4, 5 or 8.
+
+    Args:
+        figure: as in ``paper.json``.
+        column: a task, ``average`` of the four tasks, or the only column of the figure.
+    """
+    grid = {}
+    for row, values in printed(figure).items():
+        percent, copies = re.fullmatch(r"p=([\d.]+)%, k=(\d+)", row).groups()
+        number = printed_average(figure, row) if column == "average" else values[column]
+        grid[round(float(percent) / 100, 4), int(copies)] = number
+    return grid
+
+
+def cost_ratio() -> float:
+    """GPU hours of ExLM with four states over those of the MLM (Table 12)."""
+    hours = {row: values[GPU_HOURS] for row, values in printed("Table 12").items()}
+    return hours["ExLM"] / hours["Vanilla MLM"]

@@ -1,0 +1,113 @@
+"""What a linear classifier reads out of a model's states, taught with a few labelled sentences.
+
+Fine-tuning changes the whole model, and for a tiny one whether it starts to learn a task at all is
+a matter of luck. A probe leaves the model as it is: sentences of the toy language go in unmasked,
+each becomes the mean of its words' last hidden states, and logistic regression learns from
+``NUM_LABELLED`` of them what the latents are. Learned representations need fewer labels.
+
+Shapes: S sentences, D width, C latents, Z joint values of the latents, W words of the language.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from exlm_lab.downstream.heads import FineTuned
+from exlm_lab.experiments.toy_contexts import Contexts
+from exlm_mini.config import UserError
+from exlm_mini.data.toy import Grammar
+from exlm_mini.model import ExLM, MaskedLM
+
+NUM_LABELLED = 60
+NUM_TO_LABEL, NUM_TEST = 400, 1000
+NUM_DRAWS = 10
+"""Of labelled sentences from those to label; the result is the mean over them."""
+ROWS_TOGETHER = 100
+WEIGHT_PENALTY = 10.0
+"""On half the squared weights, in the units of one sentence's loss; 60 labels overfit easily."""
+
+
+def probe_accuracy(
+    model: MaskedLM | ExLM,
+    num_copies: int,
+    language: Grammar,
+    token_ids_W: np.ndarray,
+    seed: int = 0,
+) -> float:
+    """Share of test sentences whose latents a probe names, on average over the latents.
+
+    Args:
+        model: in evaluation mode.
+        num_copies: k of Repeated MLM, which reads every token k times; 1 for others.
+        language: whose latents are asked for.
+        token_ids_W: token of each word.
+        seed: of sentences and labelled ones.
+
+    Returns:
+        Between chance and 1. What counts as right is the likeliest value given the sentence.
+
+    Raises:
+        UserError: without scikit-learn.
+    """
+    word_ids_SN = language.sample(NUM_TO_LABEL + NUM_TEST, (seed, NUM_TEST))
+    state_SD = sentence_states(model, num_copies, token_ids_W[word_ids_SN])
+    return readable(state_SD, likeliest_latents(language, word_ids_SN), seed)
+
+
+@torch.no_grad()
+def sentence_states(
+    model: MaskedLM | ExLM, num_copies: int, token_ids_SN: np.ndarray
+) -> np.ndarray:
+    """The mean of the last hidden states of each sentence's words, nothing masked; (S, D)."""
+    device, special = next(model.parameters()).device, model.special_ids
+    reader = FineTuned(model, nn.Identity(), num_copies)
+    found = []
+    for ids_BN in torch.from_numpy(token_ids_SN).split(ROWS_TOGETHER):
+        frame_B1 = torch.ones(len(ids_BN), 1, dtype=ids_BN.dtype)
+        framed_BN = torch.cat((special.bos * frame_B1, ids_BN, special.eos * frame_B1), dim=1)
+        found.append(reader.hidden(framed_BN.to(device))[:, 1:-1].mean(dim=1).float().cpu())
+    return torch.cat(found).numpy()
+
+
+def likeliest_latents(language: Grammar, word_ids_SN: np.ndarray) -> np.ndarray:
+    """The likeliest value of each latent given a whole sentence; (S, C), by number."""
+    is_masked_SN = np.zeros(word_ids_SN.shape, dtype=bool)
+    latent_SZ = Contexts(language, word_ids_SN, is_masked_SN).latent_SZ
+    joint = latent_SZ.reshape(len(word_ids_SN), *language.prior.shape)
+    axes = range(1, joint.ndim)
+    return np.stack(
+        [joint.sum(axis=tuple(a for a in axes if a != axis)).argmax(axis=1) for axis in axes],
+        axis=1,
+    )
+
+
+def readable(state_SD: np.ndarray, latent_SC: np.ndarray, seed: int = 0) -> float:
+    """Accuracy of the probes, on the last ``NUM_TEST`` of some sentences.
+
+    Args:
+        state_SD: of the sentences; only the others are ever labelled.
+        latent_SC: what is to be read.
+        seed: of the labelled ones, ``NUM_DRAWS`` times ``NUM_LABELLED``.
+
+    Raises:
+        UserError: without scikit-learn.
+    """
+    try:
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.preprocessing import StandardScaler
+    except ImportError as error:
+        raise UserError(
+            f"probing needs the package {error.name}; pip install 'exlm-mini[tasks]'"
+        ) from None
+    num_to_label = len(state_SD) - NUM_TEST
+    state_SD = StandardScaler().fit(state_SD[:num_to_label]).transform(state_SD)
+    rng, found = np.random.default_rng(seed), []
+    for _ in range(NUM_DRAWS):
+        labelled = rng.permutation(num_to_label)[:NUM_LABELLED]
+        for value_S in latent_SC.T:
+            probe = LogisticRegression(C=1 / WEIGHT_PENALTY, max_iter=500)
+            probe.fit(state_SD[labelled], value_S[labelled])
+            found.append(probe.score(state_SD[num_to_label:], value_S[num_to_label:]))
+    return float(np.mean(found))

@@ -1,0 +1,223 @@
+"""What the sweeps left: one JSON file per cell and seed, read back and put together over seeds.
+
+A metric is asked for by its name in ``metrics``; ``downstream`` is the score on the held-out test
+rows of the downstream task, in percent, and ``validation_…`` the last validation of the run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from exlm_mini.config import UserError, run_config_from_dict
+from exlm_mini.data.files import read_bytes, reading
+
+SCALES = ("mini", "gpu", "paper")
+DOWNSTREAM = "downstream"
+WANTED = {
+    "sweep": str, "scale": str, "cell": str, "input": str, "seed": int, "objective": str,
+    "config": dict, "metrics": dict, "curve": list, "versions": dict,
+}  # fmt: skip
+"""What a record must hold for a report, and as what."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One trained and measured model."""
+
+    cell: str
+    input: str
+    """Of ``cells.Input``: ``toy``, ``slots``, ``english`` or ``text``."""
+    seed: int
+    objective: str
+    metrics: Mapping[str, float]
+    data: Mapping[str, Any]
+    """The whole file."""
+
+    @property
+    def mask_ratio(self) -> float:
+        """The paper's p."""
+        return self.data["config"]["masking"]["mask_ratio"]
+
+    @property
+    def num_copies(self) -> int:
+        """The paper's k of §3."""
+        return self.data["config"]["masking"]["num_copies"]
+
+    @property
+    def states_per_mask(self) -> int:
+        """The paper's k of §4; 1 for a model without states."""
+        return (
+            self.data["config"]["model"]["states_per_mask"] if self.objective == "exlm" else 1
+        )
+
+    def value(self, metric: str) -> float | None:
+        """A metric; none if it was not measured or is not a finite number."""
+        if metric == DOWNSTREAM:
+            found = (self.data.get(DOWNSTREAM) or {}).get("test")
+            return None if found is None else 100 * found
+        found = self.metrics.get(metric)
+        if metric.startswith("validation_") and self.data["curve"]:
+            found = self.data["curve"][-1].get(metric)
+        return found if found is not None and math.isfinite(found) else None
+
+
+class Summary(NamedTuple):
+    """A number over seeds."""
+
+    mean: float
+    sd: float | None
+    """Of the sample; none for a single seed."""
+    num: int
+
+    @property
+    def standard_error(self) -> float | None:
+        """Of the mean; none for a single seed."""
+        return None if self.sd is None else self.sd / math.sqrt(self.num)
+
+    def scaled(self, factor: float) -> Summary:
+        """The same in another unit."""
+        sd = None if self.sd is None else abs(factor) * self.sd
+        return Summary(factor * self.mean, sd, self.num)
+
+    def shown(self, digits: int = 2, sign: str = "") -> str:
+        """``1.23 ± 0.04``: mean and standard deviation; the mean alone for one seed."""
+        spread = "" if self.sd is None else f" ± {self.sd:.{digits}f}"
+        return f"{self.mean:{sign}.{digits}f}{spread}"
+
+
+def summarize(values: list[float]) -> Summary | None:
+    """Mean, standard deviation and number; none of nothing."""
+    if not values:
+        return None
+    sd = statistics.stdev(values) if len(values) > 1 else None
+    return Summary(statistics.fmean(values), sd, len(values))
+
+
+@dataclass(frozen=True)
+class Group:
+    """The seeds of one cell on one input."""
+
+    cell: str
+    input: str
+    records: tuple[Record, ...]
+    """By seed, ascending; at least one."""
+
+    @property
+    def name(self) -> str:
+        """The cell without the input it may start with."""
+        return self.cell.removeprefix(f"{self.input}-")
+
+    @property
+    def first(self) -> Record:
+        """Any of the records, for what does not depend on the seed."""
+        return self.records[0]
+
+    @property
+    def paper_row(self) -> tuple[str, str] | None:
+        """Table and row of the paper that the cell stands for, as ``paper.json`` calls them."""
+        found = self.first.data.get("paper")
+        return (found["table"], found["row"]) if found else None
+
+    def by_seed(self, metric: str) -> dict[int, float]:
+        """The metric of each seed that has it."""
+        found = {record.seed: record.value(metric) for record in self.records}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def summary(self, metric: str) -> Summary | None:
+        """The metric over seeds; none if no seed has it."""
+        return summarize(list(self.by_seed(metric).values()))
+
+
+def read_record(path: Path) -> Record:
+    """One file.
+
+    Raises:
+        UserError: if it is no record.
+    """
+    remedy = f"{path} is damaged; delete it, and the sweep runs this cell again"
+    with reading(path, "delete it, and the sweep runs this cell again"):
+        data = json.loads(read_bytes(path))
+    if not isinstance(data, dict):
+        raise UserError(remedy)
+    for name, kind in WANTED.items():
+        if not isinstance(data.get(name), kind):
+            raise UserError(f"{remedy} ({name} is missing or of another kind)")
+    with reading(path, "delete it, and the sweep runs this cell again"):
+        run_config_from_dict(data["config"])
+        numbers = [*data["metrics"].values(), (data.get(DOWNSTREAM) or {}).get("test")]
+        numbers += [number for point in data["curve"] for number in point.values()]
+        if not all(number is None or isinstance(number, int | float) for number in numbers):
+            raise ValueError("a metric is no number")
+    return Record(
+        data["cell"], data["input"], data["seed"], data["objective"], data["metrics"], data
+    )
+
+
+def read_records(sweep: str, directory: Path, scale: str) -> list[Record]:
+    """All records of a sweep at one scale, in the order of their files' names.
+
+    Args:
+        sweep: name of the sweep and of its folder.
+        directory: of all sweeps; a sweep without a folder has no records yet.
+        scale: mini, gpu or paper.
+
+    Raises:
+        UserError: if a file is damaged, or lies in the folder of another sweep.
+    """
+    found = []
+    for path in sorted((directory / sweep).glob("*.json")):
+        record = read_record(path)
+        if record.data["sweep"] != sweep:
+            raise UserError(
+                f"{path} is of the sweep {record.data['sweep']}; move it to that folder"
+            )
+        if record.data["scale"] == scale:
+            found.append(record)
+    return found
+
+
+def grouped(records: list[Record]) -> dict[tuple[str, str], Group]:
+    """The records by input and cell, seeds ascending.
+
+    Raises:
+        UserError: if two records are of the same input, cell and seed.
+    """
+    found: dict[tuple[str, str], dict[int, Record]] = {}
+    for record in records:
+        seeds = found.setdefault((record.input, record.cell), {})
+        if record.seed in seeds:
+            raise UserError(
+                f"cell {record.cell} on {record.input} is recorded twice for seed {record.seed}; "
+                "delete one of the files"
+            )
+        seeds[record.seed] = record
+    return {
+        key: Group(key[1], key[0], tuple(seeds[seed] for seed in sorted(seeds)))
+        for key, seeds in found.items()
+    }
+
+
+def grid_of(groups: Sequence[Group], metric: str) -> dict[tuple[float, int], float]:
+    """Mean over seeds by (p, k) of Repeated MLM, for the cells that have the metric."""
+    found = {(g.first.mask_ratio, g.first.num_copies): g.summary(metric) for g in groups}
+    return {cell: summary.mean for cell, summary in found.items() if summary}
+
+
+def grids_by_seed(
+    groups: Sequence[Group], metric: str
+) -> dict[int, dict[tuple[float, int], float]]:
+    """The same for each seed that all these cells have."""
+    cells = {(g.first.mask_ratio, g.first.num_copies): g.by_seed(metric) for g in groups}
+    cells = {cell: values for cell, values in cells.items() if values}
+    if not cells:
+        return {}
+    seeds = set.intersection(*(set(values) for values in cells.values()))
+    return {
+        seed: {cell: values[seed] for cell, values in cells.items()} for seed in sorted(seeds)
+    }

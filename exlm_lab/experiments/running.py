@@ -1,0 +1,317 @@
+"""One cell with one seed, from its settings to its numbers: train, measure, fine-tune.
+
+The work directory holds a folder for each corpus, shared by all cells that read it::
+
+    WORK/CORPUS/data/          the prepared corpus
+    WORK/CORPUS/MODEL/         run of a model: checkpoints, metrics.jsonl, finetune-…/
+
+Folders are named by a hash of the settings, so cells with equal settings share a trained model, be
+it of two sweeps; and what was interrupted goes on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from exlm_lab.benchmarks.measure import time_side_by_side
+from exlm_lab.downstream.catalogue import EMBEDDED, ReadingConfig, load_task
+from exlm_lab.downstream.finetuning import FineTuner
+from exlm_lab.downstream.grid import StoppedError
+from exlm_lab.downstream.prepared import Problem, load_problem, make_problem
+from exlm_lab.downstream.task import Examples
+from exlm_lab.experiments.cells import Downstream, with_settings
+from exlm_lab.experiments.measures import measure
+from exlm_mini.config import RunConfig, UserError
+from exlm_mini.data.corpus import Corpus, prepare_corpus
+from exlm_mini.data.toy_grammars import slots_of
+from exlm_mini.reading.pretrained import Pretrained, load_pretrained
+from exlm_mini.recipes import plain
+from exlm_mini.training.cost import row_flops
+from exlm_mini.training.loop import Progress, Trainer
+from exlm_mini.training.parts import learning_rate
+from exlm_mini.training.run_directory import RunDirectory, read_metrics
+
+CORPUS_SEED = 1
+"""Of the split and of the toy sentences: all cells and seeds have the same."""
+CURVE = ("validation_bits_per_mask", "validation_bits_per_row", "validation_mask_accuracy")
+SECONDS_BETWEEN_LOOKS = 1.0
+"""At a folder that another process is writing to."""
+
+
+class Runner:
+    """Trains and measures in one work directory.
+
+    Args:
+        work: see above; made if missing.
+        device: auto, cpu, cuda or cuda:N.
+        data: directory or file with the examples of a downstream task that is not embedded.
+        report: takes a line about something unusual.
+        should_stop: asked after every step; if true a checkpoint is saved and ``StoppedError``
+            raised.
+    """
+
+    def __init__(
+        self,
+        work: Path,
+        device: str = "auto",
+        data: Path | None = None,
+        report: Callable[[str], None] = print,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.work, self.device, self.data = work, device, data
+        self.report, self.should_stop = report, should_stop
+        self._corpora: dict[Path, Corpus] = {}
+
+    def corpus(self, config: RunConfig) -> Corpus:
+        """The corpus of a run, prepared at its first use.
+
+        Raises:
+            UserError: if it is to be a prepared one, and is not there.
+        """
+        folder, pack = self._corpus_folder(config), config.data.pack
+        if pack is not None and not Path(pack).exists():
+            raise UserError(
+                f"there is no {pack}; make it with python -m exlm_mini.prepare (the file of the "
+                f"recipe {config.recipe} begins with the command)"
+            )
+        if folder not in self._corpora:
+            with self._alone(folder):
+                self._corpora[folder] = prepare_corpus(
+                    config.data, folder / "data", CORPUS_SEED, self.report
+                )
+        return self._corpora[folder]
+
+    def train(
+        self, config: RunConfig, on_progress: Callable[[Progress], None] = lambda progress: None
+    ) -> dict[str, Any]:
+        """Train a model, or find it trained.
+
+        Returns:
+            ``curve``, ``parameters``, ``tokens`` and ``seconds`` of the record; the last is of
+            all starts, validation included.
+
+        Raises:
+            StoppedError: if it was stopped before the last step.
+            UserError: as ``pretrain`` would.
+        """
+        config = self._here(config)
+        corpus, folder = self.corpus(config), self.folder(config)
+        if config.train.num_threads is not None:
+            torch.set_num_threads(config.train.num_threads)
+        with self._alone(folder):
+            trainer = Trainer(
+                config, corpus.train, corpus.validation, folder, slots_of(config), self.report
+            )
+            outcome = trainer.run(on_progress, self.should_stop)
+        if not outcome.is_complete:
+            raise StoppedError
+        lines = read_metrics(folder / "metrics.jsonl")
+        points = [line for line in lines if CURVE[0] in line]
+        return {
+            "curve": [
+                {name: p[name] for name in ("step", *CURVE) if name in p} for p in points
+            ],
+            "parameters": outcome.num_parameters,
+            "tokens": trainer.num_tokens,
+            "seconds": lines[-1]["seconds"],
+        }
+
+    def trained(self, config: RunConfig) -> Pretrained:
+        """The trained model of a run.
+
+        Raises:
+            UserError: if its weights are not in the work directory.
+        """
+        folder = self.folder(config)
+        if not folder.is_dir():
+            raise UserError(
+                f"{self.work} has no weights of these settings ({folder.name} is missing); give "
+                "the --work of the sweep that trained them, or drop --measure-again"
+            )
+        return load_pretrained(folder, self.report)
+
+    def measure(
+        self, config: RunConfig, masks: Mapping[str, Any] | None = None
+    ) -> tuple[dict[str, float], float]:
+        """What ``measures.measure`` finds of the trained model, and the seconds it took.
+
+        Args:
+            config: of its run.
+            masks: dotted settings of other masks to measure with; none: those of the run.
+        """
+        start = time.monotonic()
+        pretrained = self.trained(config)
+        with_masks = with_settings(pretrained.config, masks or {})
+        found = measure(pretrained.model(), with_masks, self.corpus(config))
+        return found, time.monotonic() - start
+
+    def time(self, config: RunConfig) -> dict[str, float]:
+        """What a step costs, see ``step_costs``; nothing is kept."""
+        if config.train.num_threads is not None:
+            torch.set_num_threads(config.train.num_threads)
+        return step_costs(self._here(config), self.corpus(config))
+
+    def fine_tune(self, config: RunConfig, wanted: Downstream) -> tuple[dict[str, Any], float]:
+        """The downstream result of the trained model, and the seconds it took.
+
+        The seed is that of the run. The best epoch is chosen on the validation rows.
+
+        Raises:
+            StoppedError: if it was stopped before the last step.
+            UserError: if the task cannot be read, or the loss is not finite.
+        """
+        pretrained = self.trained(config)
+        problem = self._problem(wanted, pretrained)
+        name = _digest({"downstream": asdict(wanted), "problem": problem.sha256})
+        folder = self.folder(config) / f"finetune-{name}"
+        with self._alone(folder):
+            tuner = FineTuner(
+                pretrained, problem, wanted.tune, config.seed, folder, self.device, self.report
+            )
+            outcome = tuner.run(should_stop=self.should_stop)
+        if not outcome.is_complete:
+            raise StoppedError
+        metric = problem.task.metric
+        reached = {part: found[metric] for part, found in outcome.metrics.items()}
+        return {
+            "task": wanted.task,
+            "metric": metric,
+            "test": reached.get("test", reached["validation"]),
+            "validation": reached["validation"],
+            "best_epoch": outcome.best_epoch,
+            "best_possible": problem.notes.get("best_accuracy"),
+            "majority": _majority(problem),
+            "finetune_seed": config.seed,
+            "setting": asdict(wanted),
+        }, outcome.seconds
+
+    def folder(self, config: RunConfig) -> Path:
+        """Of the run of a model."""
+        settings = plain(config)
+        settings.pop("recipe")
+        for name in ("save_every", "keep_last", "log_every", "tensorboard", "device"):
+            settings["train"].pop(name)
+        return self._corpus_folder(config) / _digest(settings)
+
+    def _corpus_folder(self, config: RunConfig) -> Path:
+        return self.work / f"{config.data.kind}-{_digest(plain(config)['data'])}"
+
+    def _here(self, config: RunConfig) -> RunConfig:
+        """The settings for the device of this process."""
+        return replace(config, train=replace(config.train, device=self.device))
+
+    def _problem(self, wanted: Downstream, pretrained: Pretrained) -> Problem:
+        counts = (wanted.num_train, wanted.num_validation, wanted.num_test)
+        if wanted.task not in EMBEDDED or counts == (None, None, None):
+            return load_problem(wanted.task, self.data, ReadingConfig(), pretrained)
+        task, splits = load_task(wanted.task, None, ReadingConfig(), pretrained.tokenizer)
+        parts = (splits.train, splits.validation, splits.test)
+        train, validation, test = map(_first, parts, counts)
+        splits = splits._replace(train=train, validation=validation, test=test)
+        return make_problem(task, splits, pretrained)
+
+    @contextlib.contextmanager
+    def _alone(self, folder: Path) -> Iterator[None]:
+        """Keep other processes out of a folder; wait while one of them is writing there."""
+        directory = RunDirectory(folder, self.report)
+        while True:
+            try:
+                directory.__enter__()
+                break
+            except UserError as error:
+                if not isinstance(error.__cause__, BlockingIOError):
+                    raise
+            if self.should_stop():
+                raise StoppedError
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        try:
+            yield
+        finally:
+            directory.__exit__()
+
+
+def _digest(settings: dict[str, Any]) -> str:
+    """A short name of settings."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _first(examples: Examples | None, count: int | None) -> Examples | None:
+    """The first of some examples."""
+    if examples is None or count is None:
+        return examples
+    return Examples(*(column[:count] for column in examples))
+
+
+def _majority(problem: Problem) -> float | None:
+    """Accuracy of always naming the class that is most frequent in training."""
+    if problem.task.kind != "classes":
+        return None
+    part = problem.parts.get("test", problem.parts["validation"])
+    if len(part.labels) == 0:
+        part = problem.parts["validation"]
+    return float(np.mean(part.labels == np.bincount(problem.train.labels).argmax()))
+
+
+WARM_UP_STEPS = 2
+ENOUGH_SECONDS = 8.0
+"""For both models together."""
+
+
+def step_costs(config: RunConfig, corpus: Corpus) -> dict[str, float]:
+    """The ratio of costs, measured and counted.
+
+    Args:
+        config: of an ExLM; chains are left out, as they are absent from all but the first steps.
+        corpus: of its data.
+
+    Returns:
+        ``cost_ratio``, of the medians; ``cost_ratio_floor``, of the floating-point operations
+        that no implementation can leave out; ``step_ms`` and ``mlm_step_ms``, medians, of
+        processor time on a CPU.
+    """
+    config = replace(config, train=replace(config.train, chain_warmup=0.0))
+    configs = {"exlm": config, "mlm": replace(config, objective="mlm")}
+    with tempfile.TemporaryDirectory() as folder:
+        trainers = {
+            name: Trainer(
+                single, corpus.train, corpus.validation, Path(folder) / name, slots_of(single)
+            )
+            for name, single in configs.items()
+        }
+        calls = {
+            name: partial(trainer.updater.step, 0, learning_rate(config.train, 0))
+            for name, trainer in trainers.items()
+        }
+        for call in calls.values():
+            for _ in range(WARM_UP_STEPS):
+                call()
+        device = trainers["mlm"].engine.device
+        timings = time_side_by_side(calls, device, ENOUGH_SECONDS, is_warm=True)
+    ms = {
+        name: timing.median_ms if device.type == "cuda" else timing.median_cpu_ms
+        for name, timing in timings.items()
+    }
+    flops = {name: _flops(single, corpus) for name, single in configs.items()}
+    return {
+        "cost_ratio": ms["exlm"] / ms["mlm"],
+        "cost_ratio_floor": flops["exlm"] / flops["mlm"],
+        "step_ms": ms["exlm"],
+        "mlm_step_ms": ms["mlm"],
+    }
+
+
+def _flops(config: RunConfig, corpus: Corpus) -> float:
+    row_length = int(corpus.train.lengths_R.max())
+    return row_flops(config, corpus.train.vocab_size, row_length, len(slots_of(config)) or None)

@@ -1,0 +1,151 @@
+"""What the toy language says about many masked sentences at once, each with its own masks.
+
+``Grammar`` answers for one set of masked positions, by enumeration over words. Models meet a new
+set in every row, so here everything is a function of the latents' distribution: with
+``P(latents | visible words)`` at hand, the words are independent.
+
+Dimension key: S sentences, N words of a sentence, R masked words of all sentences, Z joint values
+of the latents, V words of the language, F fillings of the masks of a sentence.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from exlm_mini.data.toy import Grammar
+
+
+class Contexts:
+    """Sentences of a grammar with some words hidden.
+
+    Masked words are numbered sentence by sentence, from left to right.
+
+    Args:
+        language: the grammar.
+        word_ids_SN: sentences, hidden words included.
+        is_masked_SN: bool, which words are hidden.
+
+    Raises:
+        ValueError: if the shapes differ, or the grammar cannot say a sentence.
+    """
+
+    def __init__(
+        self, language: Grammar, word_ids_SN: np.ndarray, is_masked_SN: np.ndarray
+    ) -> None:
+        S, N = word_ids_SN.shape
+        if language.length != N or is_masked_SN.shape != (S, N):
+            raise ValueError(
+                f"want sentences and masks of {language.length} words, got {word_ids_SN.shape} "
+                f"and {is_masked_SN.shape}"
+            )
+        self.language, self.word_ids_SN, self.is_masked_SN = language, word_ids_SN, is_masked_SN
+        self.row_R, self.position_R = np.nonzero(is_masked_SN)
+        prior_Z = language.prior.reshape(-1)
+        self._visible_SZ = self._likelihood(word_ids_SN, ~is_masked_SN) * prior_Z
+        self._all_SZ = self._visible_SZ * self._likelihood(word_ids_SN, is_masked_SN)
+        if not self._all_SZ.any(axis=1).all():
+            row = int(np.argmin(self._all_SZ.any(axis=1)))
+            raise ValueError(f"sentence {row} is none of the grammar {language.name}")
+
+    @cached_property
+    def latent_SZ(self) -> np.ndarray:
+        """P(latents | visible words)."""
+        return self._visible_SZ / self._visible_SZ.sum(axis=1, keepdims=True)
+
+    @cached_property
+    def marginal_RV(self) -> np.ndarray:
+        """P(masked word | visible words), each masked word by itself."""
+        marginal_RV = np.empty((len(self.row_R), len(self.language.words)))
+        for n, word_probability_ZV in enumerate(self.language.word_probability_NZV):
+            is_here_R = self.position_R == n
+            marginal_RV[is_here_R] = self.latent_SZ[self.row_R[is_here_R]] @ word_probability_ZV
+        return marginal_RV
+
+    @cached_property
+    def marginal_bits_R(self) -> np.ndarray:
+        """H(masked word | these visible words) in bits: what MLM at its best is left with."""
+        return _entropy_bits(self.marginal_RV)
+
+    @cached_property
+    def floor_bits_S(self) -> np.ndarray:
+        """Sum of ``marginal_bits_R`` over the masks of each sentence: the floor of MLM."""
+        return self._sum(self.marginal_bits_R)
+
+    @cached_property
+    def joint_bits_S(self) -> np.ndarray:
+        """H(masked words | these visible words) in bits, all but without noise.
+
+        The entropy of words and latents together, less that of the latents once all words are
+        known::
+
+            H(x | visible) = H(z | visible) + sum over masks i of H(x_i | z) - H(z | x, visible)
+
+        The first two are exact. The last is taken for the words the sentence really has, so it is
+        right on average over sentences drawn from the grammar. Where whole sentences tell their
+        latents it is 0, and this is exact for each sentence.
+        """
+        table_NZV = self.language.word_probability_NZV
+        word_given_latents_NZ = _entropy_bits(table_NZV)
+        given_latents_SZ = self.is_masked_SN @ word_given_latents_NZ
+        latent_SZ = self._all_SZ / self._all_SZ.sum(axis=1, keepdims=True)
+        return (
+            _entropy_bits(self.latent_SZ)
+            + (self.latent_SZ * given_latents_SZ).sum(axis=1)
+            - _entropy_bits(latent_SZ)
+        )
+
+    def sample(self, num_fillings: int, seed: int | tuple[int, ...]) -> np.ndarray:
+        """Words drawn from P(masked words | visible words), all masks of a sentence together.
+
+        Returns:
+            word_ids_FSN; the visible words as they are.
+        """
+        rng = np.random.default_rng(seed)
+        table_NZV = self.language.word_probability_NZV
+        word_ids_FSN = np.broadcast_to(
+            self.word_ids_SN, (num_fillings, *self.word_ids_SN.shape)
+        )
+        word_ids_FSN = word_ids_FSN.copy()
+        for word_ids_SN in word_ids_FSN:
+            latent_S = _draw(self.latent_SZ, rng)
+            word_ids_SN[self.row_R, self.position_R] = _draw(
+                table_NZV[self.position_R, latent_S[self.row_R]], rng
+            )
+        return word_ids_FSN
+
+    def surprise_bits(self, word_ids_SN: np.ndarray) -> np.ndarray:
+        """-log2 P(masked words | visible words) of some filling of the masks, (S,).
+
+        Args:
+            word_ids_SN: the same visible words; inf where the grammar cannot say it.
+        """
+        filled_SZ = self.latent_SZ * self._likelihood(word_ids_SN, self.is_masked_SN)
+        with np.errstate(divide="ignore"):
+            return -np.log2(filled_SZ.sum(axis=1))
+
+    def _sum(self, value_R: np.ndarray) -> np.ndarray:
+        """Values of the masked words added up in each sentence, (S,)."""
+        return np.bincount(self.row_R, value_R, minlength=len(self.word_ids_SN))
+
+    def _likelihood(self, word_ids_SN: np.ndarray, is_counted_SN: np.ndarray) -> np.ndarray:
+        """P(counted words | latents), (S, Z)."""
+        likelihood_SZ = np.ones((len(word_ids_SN), self.language.prior.size))
+        for n, table_ZV in enumerate(self.language.word_probability_NZV):
+            rows = is_counted_SN[:, n]
+            likelihood_SZ[rows] *= table_ZV.T[word_ids_SN[rows, n]]
+        return likelihood_SZ
+
+
+def _entropy_bits(probability: np.ndarray) -> np.ndarray:
+    """Entropy over the last axis in bits, with 0 log 0 = 0."""
+    log2 = np.log2(probability, where=probability > 0, out=np.zeros_like(probability))
+    return -(probability * log2).sum(axis=-1)
+
+
+def _draw(probability_SX: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """One outcome of each row's distribution, (S,)."""
+    cumulative_SX = probability_SX.cumsum(axis=1)
+    threshold_S1 = rng.random((len(cumulative_SX), 1)) * cumulative_SX[:, -1:]
+    return (cumulative_SX <= threshold_S1).sum(axis=1)

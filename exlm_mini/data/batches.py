@@ -1,0 +1,195 @@
+"""Which rows a step trains on: a pure function of (seed, step), so resuming needs no state.
+
+Shapes: R rows of a pack, B rows of a batch, N tokens of a row.
+
+Nor does it depend on the number of processes: of a step's micro-batches, process r of W takes
+those with the numbers ``micro * W + r``, and makes no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+import numpy as np
+
+from exlm_mini.config import UserError
+from exlm_mini.data.masking import MaskedBatch, Masker
+from exlm_mini.data.packs import Pack
+
+BUCKET_BATCHES = 64
+"""Rows of unequal length are sorted by length within this many batches."""
+
+VALIDATION_EPOCH = 1 << 40
+"""Epoch counter of validation masks: never reached by training."""
+
+
+def epoch_order(lengths_R: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
+    """Order in which one epoch visits the rows; every row once.
+
+    Rows of unequal length (molecules) are bucketed: the random order is cut into windows of
+    ``BUCKET_BATCHES`` batches, each window is sorted by length, and its batches are shuffled,
+    so a batch holds rows of similar length and little padding.
+
+    Args:
+        lengths_R: tokens per row.
+        batch_size: rows per step.
+        seed, epoch: counters the order depends on.
+
+    Returns:
+        int64 permutation of 0..R-1.
+    """
+    random = np.random.default_rng([seed, epoch])
+    order_R = random.permutation(len(lengths_R))
+    if len(lengths_R) == 0 or lengths_R.min() == lengths_R.max():
+        return order_R
+    pieces = []
+    window = BUCKET_BATCHES * batch_size
+    for start in range(0, len(order_R), window):
+        rows = order_R[start : start + window]
+        rows = rows[np.argsort(lengths_R[rows], kind="stable")]
+        batches = [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
+        pieces += [batches[i] for i in random.permutation(len(batches))]
+    return np.concatenate(pieces)
+
+
+class TrainingBatches:
+    """Masked batches of a pack, by step.
+
+    Epochs follow each other without a seam: a batch may hold the last rows of one and the first
+    of the next.
+
+    Args:
+        pack: rows to learn from.
+        masker: hides tokens.
+        batch_size: rows of a step, over all processes.
+        seed: of the order.
+        micro_size: rows of a micro-batch; none: the step's rows, shared among the processes.
+    """
+
+    def __init__(
+        self,
+        pack: Pack,
+        masker: Masker,
+        batch_size: int,
+        seed: int,
+        micro_size: int | None = None,
+    ) -> None:
+        self.pack, self.masker, self.batch_size, self.seed = pack, masker, batch_size, seed
+        self.micro_size = micro_size
+        self._order = lru_cache(maxsize=2)(
+            lambda epoch: epoch_order(pack.lengths_R, batch_size, seed, epoch)
+        )
+
+    def rows(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Row numbers and epochs of a step's samples, each (B,)."""
+        sample_B = step * self.batch_size + np.arange(self.batch_size)
+        epoch_B, place_B = np.divmod(sample_B, len(self.pack))
+        row_B = np.empty_like(place_B)
+        for epoch in np.unique(epoch_B):
+            of_epoch = epoch_B == epoch
+            row_B[of_epoch] = self._order(int(epoch))[place_B[of_epoch]]
+        return row_B, epoch_B
+
+    def batch(self, step: int) -> MaskedBatch:
+        """All rows of a step as one batch, on the CPU."""
+        return self._make(*self.rows(step), step)
+
+    def parts(self, step: int, rank: int = 0, world_size: int = 1) -> list[MaskedBatch]:
+        """The micro-batches of a step that process ``rank`` works on, on the CPU."""
+        size = self.micro_size or self.batch_size // world_size
+        row_B, epoch_B = self.rows(step)
+        starts = range(rank * size, self.batch_size, world_size * size)
+        return [
+            self._make(row_B[start : start + size], epoch_B[start : start + size], step)
+            for start in starts
+        ]
+
+    def _make(self, row_B: np.ndarray, epoch_B: np.ndarray, step: int) -> MaskedBatch:
+        token_ids_BN, _ = self.pack.gather(row_B)
+        return self.masker(token_ids_BN, epoch_B, row_B, step)
+
+
+class TokenBatches:
+    """Masked batches of about equally many tokens, by step (Table 7).
+
+    Rows are put in order of length, longest first, those of one length at random; each
+    micro-batch takes as many rows as fit beside its longest, padding counted, and micro-batches
+    are shuffled. Fairseq's ``--max-tokens`` does the same. Since an epoch's order of lengths is
+    always the same, so is its number of micro-batches, and a step finds its own without a look
+    at the steps before.
+
+    Args:
+        pack: rows to learn from.
+        masker: hides tokens.
+        num_tokens: of a micro-batch at most: rows times the longest of them, before expansion.
+        num_parts: micro-batches of a step, over all processes.
+        seed: of the order.
+
+    Raises:
+        UserError: if the longest row alone is more than ``num_tokens``.
+    """
+
+    def __init__(
+        self, pack: Pack, masker: Masker, num_tokens: int, num_parts: int, seed: int
+    ) -> None:
+        self.pack, self.masker, self.num_parts, self.seed = pack, masker, num_parts, seed
+        falling_R = np.sort(pack.lengths_R)[::-1]
+        if falling_R[0] > num_tokens:
+            raise UserError(
+                f"the longest row has {falling_R[0]} tokens, more than the {num_tokens} of a "
+                "micro-batch; raise train.micro_batch_tokens (or train.batch_tokens)"
+            )
+        starts = [0]
+        while starts[-1] < len(falling_R):
+            starts.append(starts[-1] + num_tokens // int(falling_R[starts[-1]]))
+        self.starts = np.minimum(starts, len(falling_R))
+        """First row of each micro-batch in the order of lengths, then the number of rows."""
+        self._order = lru_cache(maxsize=2)(self._draw_order)
+
+    def _draw_order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows by falling length, and the order of an epoch's micro-batches."""
+        random = np.random.default_rng([self.seed, epoch])
+        row_R = random.permutation(len(self.pack))
+        row_R = row_R[np.argsort(-self.pack.lengths_R[row_R], kind="stable")]
+        return row_R, random.permutation(len(self.starts) - 1)
+
+    def rows(self, part: int) -> tuple[np.ndarray, int]:
+        """Row numbers (B,) and epoch of a micro-batch, counted from the start of the run."""
+        epoch, place = divmod(part, len(self.starts) - 1)
+        row_R, order = self._order(epoch)
+        start, end = self.starts[order[place] : order[place] + 2]
+        return row_R[start:end], epoch
+
+    def parts(self, step: int, rank: int = 0, world_size: int = 1) -> list[MaskedBatch]:
+        """The micro-batches of a step that process ``rank`` works on, on the CPU."""
+        made = []
+        for micro in range(rank, self.num_parts, world_size):
+            row_B, epoch = self.rows(step * self.num_parts + micro)
+            token_ids_BN, _ = self.pack.gather(row_B)
+            made.append(self.masker(token_ids_BN, np.full_like(row_B, epoch), row_B, step))
+        return made
+
+
+def validation_batches(
+    pack: Pack,
+    masker: Masker,
+    num_rows: int,
+    batch_size: int,
+    numbers: Iterable[int] | None = None,
+) -> Iterator[MaskedBatch]:
+    """The first ``num_rows`` rows, sorted by length; a row has the same masks at every call.
+
+    Args:
+        pack: held-out rows.
+        masker: hides tokens.
+        num_rows: of the pack; all if it has fewer.
+        batch_size: rows of a batch; the last may have fewer.
+        numbers: which batches to make, from 0; none: all.
+    """
+    row_R = np.arange(min(num_rows, len(pack)))
+    row_R = row_R[np.argsort(pack.lengths_R[row_R], kind="stable")]
+    for number in range(-(-len(row_R) // batch_size)) if numbers is None else numbers:
+        row_B = row_R[number * batch_size : (number + 1) * batch_size]
+        token_ids_BN, _ = pack.gather(row_B)
+        yield masker(token_ids_BN, np.full_like(row_B, VALIDATION_EPOCH), row_B, step=0)

@@ -1,0 +1,135 @@
+"""Molecules made fit for a vocabulary: one fragment, no stereo chemistry, one spelling or many.
+
+The 19 million molecules of the paper are single fragments without stereo marks, in canonical
+SMILES; raw collections are not. Every change is optional and counted, and whatever is dropped is
+counted by its reason. Several spellings of a molecule (SMILES enumeration) share its key, so that
+they fall on one side of a split.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import NamedTuple
+
+from exlm_mini.config import UserError
+from exlm_mini.data.smiles import NUM_REJECTED_SHOWN, read_molecule
+
+MAX_VARIANTS = 1000
+
+
+@dataclass(frozen=True)
+class Cleaning:
+    """What is done to every molecule, in this order."""
+
+    largest_fragment: bool = False
+    """Keep the fragment of most heavy atoms (then of most weight): salts and solvents go."""
+    strip_stereo: bool = False
+    """Remove @, @@, / and the backslash."""
+    canonical: bool = False
+    """Write RDKit's canonical SMILES; else a molecule that nothing changed stays as it was."""
+    num_variants: int = 0
+    """Random spellings written instead of the one, at most; 0: none."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.num_variants <= MAX_VARIANTS:
+            raise UserError(
+                f"the number of SMILES variants is {self.num_variants}; it must lie in "
+                f"[0, {MAX_VARIANTS}]"
+            )
+
+
+@dataclass
+class CleaningCounts:
+    """What became of the molecules."""
+
+    read: int = 0
+    rejected: int = 0
+    """Dropped: RDKit does not read it as a molecule of at least one atom, or it is too large."""
+    fragments_removed: int = 0
+    """Molecules that lost fragments."""
+    stereo_removed: int = 0
+    """Molecules that lost stereo marks."""
+    respelled: int = 0
+    """Molecules written otherwise than they were read, for whatever reason."""
+    variants: int = 0
+    """Spellings written by enumeration."""
+    rejected_examples: list[str] = field(default_factory=list)
+    """The first few rejected."""
+
+    def add(self, other: CleaningCounts | dict) -> None:
+        """Add the counts of another part of the data."""
+        parts = other if isinstance(other, dict) else asdict(other)
+        for name, value in parts.items():
+            setattr(self, name, getattr(self, name) + value)
+        del self.rejected_examples[NUM_REJECTED_SHOWN:]
+
+
+class Molecule(NamedTuple):
+    """A cleaned molecule."""
+
+    key: str
+    """Canonical SMILES, the same for all spellings: what a split goes by."""
+    spellings: list[str]
+
+
+def clean(
+    smiles: Iterable[str], cleaning: Cleaning, seed: int, counts: CleaningCounts
+) -> Iterator[Molecule]:
+    """Clean molecules; those RDKit rejects are left out and counted.
+
+    Args:
+        smiles: one molecule each.
+        cleaning: what to do.
+        seed: of the random spellings, which depend on it and on the molecule alone.
+        counts: filled on the way.
+    """
+    from rdkit import Chem
+
+    for text in smiles:
+        counts.read += 1
+        molecule = read_molecule(text)
+        if molecule is None:
+            counts.rejected += 1
+            if len(counts.rejected_examples) < NUM_REJECTED_SHOWN:
+                counts.rejected_examples.append(text[:80])
+            continue
+        is_changed = False
+        if cleaning.largest_fragment and "." in text:
+            fragments = Chem.GetMolFrags(molecule, asMols=True)
+            if len(fragments) > 1:
+                molecule = max(fragments, key=_size)
+                counts.fragments_removed += 1
+                is_changed = True
+        if cleaning.strip_stereo and any(mark in text for mark in "@/\\"):
+            Chem.RemoveStereochemistry(molecule)
+            counts.stereo_removed += 1
+            is_changed = True
+        key = Chem.MolToSmiles(molecule)
+        spelling = key if is_changed or cleaning.canonical else text
+        counts.respelled += spelling != text
+        if cleaning.num_variants:
+            spellings = _variants(molecule, key, cleaning.num_variants, seed)
+            counts.variants += len(spellings)
+            yield Molecule(key, spellings)
+        else:
+            yield Molecule(key, [spelling])
+
+
+def _size(fragment: object) -> tuple[int, float, str]:
+    """Heavy atoms, then weight; the SMILES only makes the choice a definite one."""
+    from rdkit import Chem
+    from rdkit.Chem.Descriptors import MolWt
+
+    return fragment.GetNumHeavyAtoms(), MolWt(fragment), Chem.MolToSmiles(fragment)
+
+
+def _variants(molecule: object, key: str, num_variants: int, seed: int) -> list[str]:
+    """Different random spellings; fewer where the molecule has fewer."""
+    from rdkit import Chem
+
+    digest = hashlib.blake2b(f"{seed} {key}".encode(), digest_size=4).digest()
+    random_seed = 1 + int.from_bytes(digest) % (2**31 - 2)  # 0 would mean: draw one
+    spellings = Chem.MolToRandomSmilesVect(molecule, num_variants, randomSeed=random_seed)
+    return list(dict.fromkeys(spellings))

@@ -1,0 +1,56 @@
+"""Real English that needs no download: Python's own reference manual."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from exlm_mini.config import UserError
+
+
+def embedded_english() -> Iterator[str]:
+    """The reference manual of Python, which every CPython carries: about 50,000 words.
+
+    A document is a section: its heading, then paragraphs, one a line; code and grammar keep
+    their line breaks. The manual prints some sections under two topics; each is given once. The
+    text differs a little from one Python version to the next.
+
+    Raises:
+        UserError: if this Python was built without ``pydoc_data``.
+    """
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        raise UserError(
+            "this Python has no pydoc_data, the embedded text; give a text with data.files"
+        ) from None
+    seen: set[str] = set()
+    for name in sorted(topics):
+        for section in _sections(topics[name]):
+            if section not in seen:
+                seen.add(section)
+                yield section
+
+
+def _sections(topic: str) -> Iterator[str]:
+    """Cut a topic of the manual at its underlined headings."""
+    section: list[str] = []
+    for paragraph in topic.split("\n\n"):
+        lines = [line for line in textwrap.dedent(paragraph).split("\n") if line.strip()]
+        is_ruling = [set(line) <= set("*=-~^") for line in lines]
+        if is_ruling == [False, True] and section:  # a heading
+            yield "\n".join(section)
+            section = []
+        lines = [line for line, drop in zip(lines, is_ruling, strict=True) if not drop]
+        if lines:
+            section.append(_unwrapped(lines))
+    yield "\n".join(section)
+
+
+def _unwrapped(lines: list[str]) -> str:
+    """Prose on one line, below the term it explains; code as it is, told by its short lines."""
+    is_below_term = len(lines) > 2 and all(line.startswith("   ") for line in lines[1:])
+    term, body = (lines[:1], lines[1:]) if is_below_term else ([], lines)
+    if all(len(line) >= 40 for line in body[:-1]):
+        body = [" ".join(map(str.strip, body))]
+    return "\n".join([*term, *body]).rstrip()

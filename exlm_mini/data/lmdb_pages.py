@@ -1,0 +1,135 @@
+"""Entries of an LMDB file, read page by page.
+
+The library of that name maps the file into memory and trusts it: where a page is missing or points
+outside, the process dies. Here every page is read, and every number in it checked. Known are the
+files that the library writes on 64-bit machines of little endian, with one unnamed database.
+
+Source: the structures at the top of mdb.c of LMDB 0.9 (``MDB_page``, ``MDB_meta``, ``MDB_node``).
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from exlm_mini.data.files import open_regular, reading
+
+MAX_RECORD_BYTES = 1 << 26
+"""A molecule with its conformations takes some thousand."""
+
+_MAGIC, _VERSION = 0xBEEFC0DE, 1
+_EMPTY = 2**64 - 1
+_BRANCH, _LEAF, _OVERFLOW = 1, 2, 4  # kinds of page
+_HEADER, _NODE = 16, 8  # bytes
+_ELSEWHERE = 1  # flag of a node whose value has pages of its own
+
+
+class _Meta(NamedTuple):
+    """One of the two roots of a file."""
+
+    transaction: int
+    """The root with the larger number counts."""
+    page_size: int
+    depth: int
+    num_entries: int
+    root: int
+
+
+def num_entries(path: Path) -> int:
+    """Entries of an LMDB file, as it says.
+
+    Raises:
+        UserError: if it is none.
+    """
+    with open_regular(path) as stream:
+        return _meta(path, stream).num_entries
+
+
+def entries(path: Path) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values of an LMDB file, in the order of the keys.
+
+    Raises:
+        UserError: naming the file, if it is none, is damaged, or a value is too large.
+    """
+    with reading(path), open_regular(path) as stream:
+        meta, found = _meta(path, stream), 0
+        # By the file, not by what it says of itself: free pages at its end are never written.
+        seen = bytearray(os.fstat(stream.fileno()).st_size // meta.page_size)
+        if meta.root != _EMPTY:
+            for entry in _below(stream, meta, seen, meta.root, meta.depth):
+                found += 1
+                yield entry
+        if found != meta.num_entries:
+            raise ValueError(f"{found:,} entries instead of {meta.num_entries:,}")
+
+
+def _meta(path: Path, stream: BinaryIO) -> _Meta:
+    with reading(path):
+        first = _read_meta(stream, 0)
+        second = _read_meta(stream, first.page_size)
+        return max(first, second)
+
+
+def _read_meta(stream: BinaryIO, offset: int) -> _Meta:
+    data = _bytes_at(stream, offset, 152)
+    magic, version = struct.unpack_from("<II", data, 16)
+    (page_size,), (depth,) = (
+        struct.unpack_from("<I", data, 40),
+        struct.unpack_from("<H", data, 94),
+    )
+    num_entries, root, _, transaction = struct.unpack_from("<4Q", data, 120)
+    if (magic, version) != (_MAGIC, _VERSION) or page_size not in (2**n for n in range(8, 17)):
+        raise ValueError(f"no LMDB file of version {_VERSION}")
+    return _Meta(transaction, page_size, depth, num_entries, root)
+
+
+def _below(
+    stream: BinaryIO, meta: _Meta, seen: bytearray, number: int, depth: int
+) -> Iterator[tuple[bytes, bytes]]:
+    """Entries of a page and of the pages below it; a leaf has depth 1."""
+    if number >= len(seen):
+        raise ValueError(f"page {number} is missing")
+    page, flags, lower = _page(stream, meta, number)
+    if flags != (_LEAF if depth == 1 else _BRANCH) or lower > meta.page_size or seen[number]:
+        raise ValueError(f"page {number} is out of place")
+    seen[number] = True
+    for at in struct.unpack_from(f"<{(lower - _HEADER) // 2}H", page, _HEADER):
+        low, high, flags, key_size = struct.unpack_from("<4H", page, at)
+        if depth > 1:
+            yield from _below(stream, meta, seen, low | high << 16 | flags << 32, depth - 1)
+            continue
+        start, size = at + _NODE + key_size, low | high << 16
+        key = page[at + _NODE : start]
+        if flags not in (0, _ELSEWHERE):
+            raise ValueError(f"the entry {key[:40]!r} is no plain value")
+        if size > MAX_RECORD_BYTES:
+            raise ValueError(f"the entry {key[:40]!r} has {size:,} bytes")
+        if flags == _ELSEWHERE:
+            (first,) = struct.unpack_from("<Q", page, start)
+            if _page(stream, meta, first)[1] != _OVERFLOW:
+                raise ValueError(f"page {first} is out of place")
+            value = _bytes_at(stream, first * meta.page_size + _HEADER, size)
+        else:
+            value = page[start : start + size]
+        if len(value) != size:
+            raise ValueError(f"the entry {key[:40]!r} is cut off")
+        yield key, value
+
+
+def _page(stream: BinaryIO, meta: _Meta, number: int) -> tuple[bytes, int, int]:
+    """A page, its kind, and where its list of nodes ends."""
+    page = _bytes_at(stream, number * meta.page_size, meta.page_size)
+    own, flags, lower = struct.unpack_from("<Q2xHH", page)
+    if own != number:
+        raise ValueError(f"page {number} says it is {own}")
+    return page, flags, lower
+
+
+def _bytes_at(stream: BinaryIO, offset: int, size: int) -> bytes:
+    data = os.pread(stream.fileno(), size, offset)
+    if len(data) != size:
+        raise ValueError(f"it ends before byte {offset + size:,}")
+    return data

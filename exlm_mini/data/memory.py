@@ -1,0 +1,59 @@
+"""How much memory there is, and a refusal before more is asked for.
+
+A CPU lends memory that it does not have, until the system ends the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from exlm_mini.config import UserError
+
+CGROUP = Path("/sys/fs/cgroup")
+CONTAINER_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
+"""Files below it, of either version."""
+CPU = torch.device("cpu")
+
+
+class DoesNotFit(UserError):
+    """The device has not enough memory."""
+
+
+def device_memory(device: torch.device) -> int:
+    """Bytes of memory of a device; on a CPU of the machine, or what a container may take of it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for name in CONTAINER_LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # not there, or "max"
+            present = min(present, int((CGROUP / name).read_text()))
+    return present
+
+
+def check_bytes(what: str, parts: Mapping[str, float], device: torch.device = CPU) -> None:
+    """Refuse what a device cannot hold, before anything large is allocated.
+
+    Args:
+        what: is to be held.
+        parts: bytes, under what to do if these and those before them are too many.
+        device: that is to hold all of them.
+
+    Raises:
+        DoesNotFit: with the bytes of all parts and those of the device.
+    """
+    present, so_far = device_memory(device), 0.0
+    for remedy, needed in parts.items():
+        so_far += needed
+        if so_far > present:
+            name = (
+                "this machine" if device.type == "cpu" else torch.cuda.get_device_name(device)
+            )
+            raise DoesNotFit(
+                f"{what} needs about {sum(parts.values()) / 2**30:,.1f} GiB, {name} has "
+                f"{present / 2**30:,.1f} GiB; {remedy}"
+            )

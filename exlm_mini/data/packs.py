@@ -1,0 +1,320 @@
+"""Rows of token ids in a memory map, with a side file that says what they are.
+
+A pack NAME is two or three files of one directory::
+
+    NAME.bin           all rows end to end, little endian; 2 bytes a token, 4 with a vocabulary
+                       above 65,536
+    NAME.offsets.bin   only for rows of different length: where each row starts, then where the
+                       last one ends, int64
+    NAME.json          shape, vocabulary, source, counts, size and sha256 of the files above
+
+The side file is written last, so what has one is complete; a pack is verified when it is
+opened. Opening and reading need numpy and torch only.
+
+Dimension key: R rows of a pack, B rows of a batch, N tokens of a row, padding included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from exlm_mini.config import SpecialIds, UserError
+from exlm_mini.data.files import REMEDY, read_json, reading, whole_file, write_json
+from exlm_mini.data.rows import (
+    NUM_TOKENS_CHUNK,
+    Counts,
+    Rows,
+)
+
+FORMAT = "exlm-mini pack"
+VERSION = 1
+OFFSET_DTYPE = "<i8"
+
+
+# ---- writing ----
+
+
+def write_pack(
+    path: Path,
+    rows: Iterable[Rows],
+    *,
+    row_length: int | None,
+    vocab_size: int,
+    special_ids: SpecialIds,
+    tokenizer_sha256: str,
+    source: str,
+    counts: Counts,
+    provenance: dict | None = None,
+) -> int:
+    """Write a pack; nothing is left of it unless all of it could be written.
+
+    Args:
+        path: the side file, ``DIRECTORY/NAME.json``.
+        rows: read once; may fill ``counts`` on the way.
+        row_length: length of every row; none: rows differ.
+        vocab_size: every id is below.
+        special_ids: of the tokenizer; ``pad`` fills short rows in ``Pack.gather``.
+        tokenizer_sha256: of the tokenizer.json the ids belong to.
+        source: where the rows come from, for the reader of the side file.
+        counts: stored in the side file.
+        provenance: JSON-able, stored in the side file; none: nothing more is known.
+
+    Returns:
+        Number of rows. With none, nothing is written.
+
+    Raises:
+        UserError: if the disk is full.
+        ValueError: if an id or a length is out of range.
+    """
+    dtype = "<u2" if vocab_size <= 1 << 16 else "<u4"
+    tokens_path, offsets_path = _binary_paths(path)
+    # From here on there is no complete pack of that name until the new one is.
+    for old in (path, tokens_path, offsets_path):
+        old.unlink(missing_ok=True)
+    num_rows = num_tokens = 0
+    with contextlib.ExitStack() as stack:
+        tokens_file = stack.enter_context(whole_file(tokens_path))
+        files = {"tokens": tokens_file}
+        if row_length is None:
+            files["offsets"] = stack.enter_context(whole_file(offsets_path))
+            files["offsets"].write(np.zeros(1, dtype=OFFSET_DTYPE))
+        for token_ids, lengths_R in rows:
+            _check_rows(token_ids, lengths_R, row_length, vocab_size)
+            tokens_file.write(token_ids.astype(dtype))
+            if row_length is None:
+                files["offsets"].write((num_tokens + np.cumsum(lengths_R)).astype(OFFSET_DTYPE))
+            num_rows += len(lengths_R)
+            num_tokens += len(token_ids)
+        for file in files.values():
+            file.is_wanted = num_rows > 0
+    if num_rows == 0:
+        return 0
+    write_json(
+        path,
+        {
+            "format": FORMAT,
+            "version": VERSION,
+            "dtype": dtype,
+            "num_rows": num_rows,
+            "num_tokens": num_tokens,
+            "row_length": row_length,
+            "vocab_size": vocab_size,
+            "special_ids": special_ids._asdict(),
+            "tokenizer_sha256": tokenizer_sha256,
+            "source": source,
+            "counts": asdict(counts),
+            "files": {role: file.fingerprint() for role, file in files.items()},
+            **({} if provenance is None else {"provenance": provenance}),
+        },
+    )
+    return num_rows
+
+
+def _check_rows(
+    token_ids: np.ndarray, lengths_R: np.ndarray, row_length: int | None, vocab_size: int
+) -> None:
+    if lengths_R.sum() != len(token_ids) or (lengths_R < 1).any():
+        raise ValueError(f"rows of {lengths_R.sum()} tokens came with {len(token_ids)} ids")
+    if row_length is not None and (lengths_R != row_length).any():
+        raise ValueError(f"want rows of {row_length} tokens, got {np.unique(lengths_R)}")
+    if token_ids.min() < 0 or token_ids.max() >= vocab_size:
+        raise ValueError(
+            f"ids must lie in [0, {vocab_size}), got {token_ids.min()} to {token_ids.max()}"
+        )
+
+
+def _binary_paths(path: Path) -> tuple[Path, Path]:
+    """(NAME.bin, NAME.offsets.bin) of NAME.json."""
+    return path.with_suffix(".bin"), path.with_suffix(".offsets.bin")
+
+
+# ---- reading ----
+
+
+class Pack:
+    """Rows of token ids on disk; ``Pack.open`` makes one.
+
+    Attributes:
+        path: the side file.
+        row_length: tokens of every row, or none where rows differ.
+        num_tokens: of all rows together.
+        lengths_R: tokens of each row, int64.
+        vocab_size: every id is below.
+        special_ids: ids of the special tokens.
+        tokenizer_sha256: of the tokenizer.json the ids belong to.
+        source: where the rows come from.
+        counts: what became of the documents.
+        sha256: names the content, rows and boundaries, whatever the files are called.
+    """
+
+    def __init__(
+        self, path: Path, header: dict, tokens: np.ndarray, offsets: np.ndarray | None
+    ):
+        self.path = path
+        self.row_length: int | None = header["row_length"]
+        self.num_tokens: int = header["num_tokens"]
+        self.vocab_size: int = header["vocab_size"]
+        self.special_ids = SpecialIds(**header["special_ids"])
+        self.tokenizer_sha256: str = header["tokenizer_sha256"]
+        self.source: str = header["source"]
+        self.counts = Counts(**header["counts"])
+        digests = [file["sha256"] for file in header["files"].values()]
+        self.sha256 = hashlib.sha256("".join(digests).encode()).hexdigest()
+        self._num_rows: int = header["num_rows"]
+        self._tokens = tokens
+        self._offsets = offsets
+        if offsets is None:
+            self.lengths_R = np.broadcast_to(np.int64(self.row_length), (self._num_rows,))
+        else:
+            self.lengths_R = np.diff(offsets)
+
+    @classmethod
+    def open(cls, path: str | Path) -> Pack:
+        """Open a pack by its side file and verify every byte of it.
+
+        Raises:
+            UserError: if a file is missing or differs from what the side file says, in one line
+                that names the file and the difference.
+        """
+        path = Path(path)
+        header = _read_header(path)
+        tokens_path, offsets_path = _binary_paths(path)
+        itemsize = np.dtype(header["dtype"]).itemsize
+        _check_file(tokens_path, header["files"]["tokens"], header["num_tokens"] * itemsize)
+        tokens = np.memmap(tokens_path, dtype=header["dtype"], mode="r")
+        largest = _verify(tokens_path, tokens, header["files"]["tokens"]["sha256"])
+        if largest >= header["vocab_size"]:
+            raise UserError(
+                f"{tokens_path} holds the id {largest}, the vocabulary has "
+                f"{header['vocab_size']}; {REMEDY}"
+            )
+        if header["row_length"] is not None:
+            return cls(path, header, tokens, None)
+        num_bytes = (header["num_rows"] + 1) * np.dtype(OFFSET_DTYPE).itemsize
+        _check_file(offsets_path, header["files"]["offsets"], num_bytes)
+        offsets = np.memmap(offsets_path, dtype=OFFSET_DTYPE, mode="r")
+        _verify(offsets_path, offsets, header["files"]["offsets"]["sha256"])
+        is_rising = bool((offsets[1:] > offsets[:-1]).all())
+        if offsets[0] != 0 or offsets[-1] != header["num_tokens"] or not is_rising:
+            raise UserError(
+                f"{offsets_path} does not rise from 0 to {header['num_tokens']}; {REMEDY}"
+            )
+        return cls(path, header, tokens, np.asarray(offsets))
+
+    def __len__(self) -> int:
+        """Number of rows, R."""
+        return self._num_rows
+
+    def __repr__(self) -> str:
+        return f"Pack({self.path}: {len(self):,} rows, {self.num_tokens:,} tokens)"
+
+    def gather(
+        self, indices: Sequence[int] | np.ndarray | torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Some rows as one batch.
+
+        Args:
+            indices: row numbers from 0, repeats allowed.
+
+        Returns:
+            token_ids_BN, int64, short rows filled with [PAD]; lengths_B, int64.
+
+        Raises:
+            IndexError: if there is no such row.
+        """
+        indices = np.asarray(indices, dtype=np.int64).reshape(-1)
+        if len(indices) and not (indices.min() >= 0 and indices.max() < len(self)):
+            raise IndexError(
+                f"rows {indices.min()} to {indices.max()} of a pack of {len(self)} rows"
+            )
+        lengths_B = self.lengths_R[indices]
+        if self._offsets is None:
+            token_ids_BN = self._tokens.reshape(len(self), -1)[indices].astype(np.int64)
+        else:
+            column_N = np.arange(lengths_B.max(initial=0))
+            is_token_BN = column_N < lengths_B[:, None]
+            place_BN = np.where(is_token_BN, self._offsets[indices, None] + column_N, 0)
+            token_ids_BN = np.where(
+                is_token_BN, self._tokens[place_BN].astype(np.int64), self.special_ids.pad
+            )
+        return torch.from_numpy(token_ids_BN), torch.from_numpy(lengths_B.copy())
+
+
+_HEADER_TYPES: dict[str, tuple[type, ...]] = {
+    "dtype": (str,),
+    "num_rows": (int,),
+    "num_tokens": (int,),
+    "row_length": (int, type(None)),
+    "vocab_size": (int,),
+    "special_ids": (dict,),
+    "tokenizer_sha256": (str,),
+    "source": (str,),
+    "counts": (dict,),
+    "files": (dict,),
+}
+
+
+def _read_header(path: Path) -> dict:
+    """The side file, its fields checked."""
+    header = read_json(path)
+    with reading(path, REMEDY):
+        _check_header(path, header)
+    return header
+
+
+def _check_header(path: Path, header: dict) -> None:
+    """Its fields are there, of the right types, and fit each other."""
+    if header.get("format") != FORMAT or header.get("version") != VERSION:
+        raise UserError(f"{path} is not the side file of a pack of version {VERSION}; {REMEDY}")
+    for name, types in _HEADER_TYPES.items():
+        if name not in header or not isinstance(header[name], types):
+            raise UserError(f"{path} lacks a proper field '{name}'; {REMEDY}")
+    length, files = header["row_length"], header["files"]
+    want_files = {"tokens"} if length is not None else {"tokens", "offsets"}
+    special_ids = header["special_ids"]
+    is_consistent = (
+        header["dtype"] in ("<u2", "<u4")
+        and header["vocab_size"] <= 1 << (16 if header["dtype"] == "<u2" else 31)
+        and header["num_rows"] > 0
+        and (length is None or header["num_rows"] * length == header["num_tokens"])
+        and set(special_ids) == set(SpecialIds._fields)
+        and set(map(type, special_ids.values())) == {int}
+        and all(0 <= i < header["vocab_size"] for i in special_ids.values())
+        and len(set(special_ids.values())) == len(special_ids)
+        and set(header["counts"]) == set(asdict(Counts()))
+        and set(files) == want_files
+        and all(
+            isinstance(file, dict) and set(file) == {"bytes", "sha256"}
+            for file in files.values()
+        )
+    )
+    if not is_consistent:
+        raise UserError(f"{path} contradicts itself; {REMEDY}")
+
+
+def _check_file(path: Path, file: dict, num_bytes: int) -> None:
+    """The file is there and of the size its side file and its shape ask for."""
+    with reading(path, REMEDY):
+        found = path.stat().st_size
+    if not found == file["bytes"] == num_bytes:
+        raise UserError(f"{path} has {found:,} bytes instead of {num_bytes:,}; {REMEDY}")
+
+
+def _verify(path: Path, values: np.ndarray, want_sha256: str) -> int:
+    """Compare the sha256 of a memory map; returns its largest value, read in the same pass."""
+    digest = hashlib.sha256()
+    largest = 0
+    for start in range(0, len(values), NUM_TOKENS_CHUNK):
+        chunk = np.asarray(values[start : start + NUM_TOKENS_CHUNK])
+        digest.update(chunk)
+        largest = max(largest, int(chunk.max()))
+    if digest.hexdigest() != want_sha256:
+        raise UserError(f"{path} has changed (sha256 differs); {REMEDY}")
+    return largest

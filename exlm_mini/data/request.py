@@ -1,0 +1,69 @@
+"""What a preparation is asked for, checked before anything is read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from exlm_mini.config import POSITIVE, DataConfig, UserError, check_fields, check_numbers
+from exlm_mini.data.cleaning import Cleaning
+from exlm_mini.data.sources import check_source
+
+MEGABYTE = 1_000_000
+SHARD_MEGABYTES = {"text": 8.0, "smiles": 1.0}
+"""Each a few seconds of work."""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What to prepare; everything the packs depend on."""
+
+    data: DataConfig
+    """kind, column, tokenizer, vocab_size, block_length, validation_share, max_documents (of
+    each source), max_unknown, max_rejected."""
+    sources: tuple[tuple[str, ...], ...]
+    """Each a short name, a hub id, or paths."""
+    weights: tuple[float, ...] = ()
+    """Shares of the training tokens, one per source; none: all of every source."""
+    cleaning: Cleaning = field(default_factory=Cleaning)
+    """smiles only."""
+    accepted: tuple[str, ...] = ()
+    """Named sources with a caveat that the user accepts."""
+    seed: int = 1
+    tokenizer_megabytes: float = 500
+    """Text to learn the tokenizer from, at most."""
+    shard_megabytes: float | None = None
+    """Text of a shard, what a kill may lose per process; none: 8, or 1 of molecules."""
+
+    def __post_init__(self) -> None:
+        check_fields("", self)
+        if self.shard_megabytes is None:
+            object.__setattr__(self, "shard_megabytes", SHARD_MEGABYTES[self.data.kind])
+        if not self.sources:
+            raise UserError("there is nothing to prepare; name a --source")
+        if self.weights and len(self.weights) != len(self.sources):
+            raise UserError(
+                f"{len(self.weights)} weights were given for {len(self.sources)} sources; give "
+                "one each"
+            )
+        if not all(0 < weight < float("inf") for weight in self.weights):
+            raise UserError(f"the weights are {self.weights}; each must be positive")
+        check_numbers("", self, POSITIVE, "tokenizer_megabytes", "shard_megabytes")
+        if self.data.kind != "smiles" and self.cleaning != Cleaning():
+            raise UserError(
+                f"data.kind is {self.data.kind}; only molecules are cleaned, leave the options "
+                "of cleaning out"
+            )
+        for words in self.sources:
+            check_source(words, self.data.kind, self.accepted)
+
+
+def settings_of(wanted: Preparation) -> dict[str, Any]:
+    """Settings as JSON knows them, under dotted names; what no pack depends on is left out."""
+    plain = json.loads(json.dumps(asdict(wanted)))
+    for name in ("accepted", "shard_megabytes"):
+        del plain[name]
+    for group in ("data", "cleaning"):
+        plain |= {f"{group}.{name}": value for name, value in plain.pop(group).items()}
+    return plain

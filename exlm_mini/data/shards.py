@@ -1,0 +1,264 @@
+"""Parts of a large corpus on their way to a pack, each whole on the disk or not there.
+
+A shard is a run of documents of one unit of a source, cut by size alone, so that the same shards
+come of any number of processes. It is written twice: as cleaned documents, and as token ids. ::
+
+    s0-u0003-00012.documents.npz    text, one entry of the arrays per document
+    s0-u0003-00012.documents.json   sha256 of the file above, and what it was made of and with
+    s0-u0003-00012.tokens.npz       the same documents as token ids
+    s0-u0003-00012.tokens.json
+
+The .json is written last. A shard whose file is not what its record says is made again.
+
+Dimension key: D documents of a shard.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import io
+import multiprocessing
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from exlm_mini.config import UserError
+from exlm_mini.data.cleaning import Cleaning, CleaningCounts, clean
+from exlm_mini.data.files import read_json, whole_file, write_json
+from exlm_mini.data.tokenizer import Tokenizer
+
+NUM_BUCKETS = 1 << 16
+"""Documents fall into so many buckets by their hash; a share of a corpus is its first buckets."""
+NUM_DOCUMENTS_BATCH = 1000
+NUM_UNKNOWN_KEPT = 100
+PR_SET_PDEATHSIG = 1
+"""Of Linux' ``prctl``: a signal for this process when its parent ends, however that ends."""
+
+
+class Place(NamedTuple):
+    """Where the files of a shard lie."""
+
+    folder: Path
+    source: int
+    unit: int
+    number: int
+
+    def file(self, stage: str) -> Path:
+        """The arrays of a stage, ``documents`` or ``tokens``."""
+        name = f"s{self.source}-u{self.unit:04d}-{self.number:05d}"
+        return self.folder / f"{name}.{stage}.npz"
+
+
+class Split(NamedTuple):
+    """What decides the side and the bucket of a document."""
+
+    validation_share: float
+    seed: int
+
+    def place(self, key: str) -> tuple[bool, int]:
+        """Whether a document is held out, and its bucket; both by a keyed hash of its text."""
+        digest = hashlib.blake2b(
+            key.encode(), digest_size=10, key=str(self.seed).encode()
+        ).digest()
+        bound = int(self.validation_share * 2.0**64)
+        return int.from_bytes(digest[:8]) < bound, int.from_bytes(digest[8:])
+
+
+# ---- files ----
+
+
+def write_shard(path: Path, arrays: dict[str, np.ndarray], record: dict[str, Any]) -> dict:
+    """Write the arrays and then the record of a shard; returns the record.
+
+    Raises:
+        UserError: if the disk is full; nothing is left of the shard then.
+    """
+    stream = io.BytesIO()
+    # Text shrinks to less than half. Ids are read again within minutes, and shrink less.
+    (np.savez_compressed if "text" in arrays else np.savez)(stream, **arrays)
+    path.with_suffix(".json").unlink(missing_ok=True)
+    with whole_file(path) as file:
+        file.write(stream.getbuffer())
+    record = {**record, **file.fingerprint()}
+    write_json(path.with_suffix(".json"), record)
+    return record
+
+
+def finished_shard(path: Path, want: dict[str, Any]) -> dict | None:
+    """The record of a shard that is on the disk as it was written, and was made of ``want``."""
+    try:
+        record = read_json(path.with_suffix(".json"))
+        if any(record.get(name) != value for name, value in want.items()):
+            return None
+        with path.open("rb") as stream:
+            is_same = hashlib.file_digest(stream, "sha256").hexdigest() == record["sha256"]
+    except (UserError, OSError, KeyError):
+        return None
+    return record if is_same else None
+
+
+def load_shard(path: Path, *names: str) -> list[np.ndarray]:
+    """Some arrays of a shard."""
+    with np.load(path, allow_pickle=False) as arrays:
+        return [arrays[name] for name in names]
+
+
+# ---- the work of one shard ----
+
+
+def make_documents(
+    place: Place,
+    want: dict[str, str],
+    documents: list[str],
+    split: Split,
+    cleaning: Cleaning | None,
+) -> dict:
+    """Clean documents, choose their sides and write them; returns the record.
+
+    Args:
+        place: where to.
+        want: what the shard is made of, for ``finished_shard``.
+        documents: as they were read.
+        split: chooses the sides; spellings of one molecule stay together.
+        cleaning: of molecules; none: the documents are text.
+    """
+    counts = CleaningCounts()
+    if cleaning is None:
+        keyed: Iterable[tuple[str, list[str]]] = ((text, [text]) for text in documents)
+    else:
+        molecules = (text.split(maxsplit=1)[0] for text in documents)
+        keyed = clean(molecules, cleaning, split.seed, counts)
+    texts, is_validation, buckets = [], [], []
+    for key, spellings in keyed:
+        is_held_out, bucket = split.place(key)
+        for spelling in spellings:
+            texts.append(spelling.encode())
+            is_validation.append(is_held_out)
+            buckets.append(bucket)
+    arrays = {
+        "text": np.frombuffer(b"".join(texts), dtype=np.uint8),
+        "lengths_D": np.array([len(text) for text in texts], dtype=np.int64),
+        "is_validation_D": np.array(is_validation, dtype=bool),
+        "bucket_D": np.array(buckets, dtype=np.uint16),
+    }
+    record = {**want, "num_read": len(documents), "cleaning": asdict(counts)}
+    return write_shard(place.file("documents"), arrays, record)
+
+
+def texts_of(place: Place) -> list[str]:
+    """The documents of a shard."""
+    text, lengths_D = load_shard(place.file("documents"), "text", "lengths_D")
+    content, ends = text.tobytes(), np.cumsum(lengths_D)
+    return [content[end - n : end].decode() for end, n in zip(ends, lengths_D, strict=True)]
+
+
+def make_tokens(place: Place, want: dict[str, str], tokenizer_path: Path) -> dict:
+    """Turn the documents of a shard into ids and write them; returns the record."""
+    tokenizer = _tokenizer(tokenizer_path, want["tokenizer"])
+    texts = texts_of(place)
+    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
+    chunks, lengths, num_unknown = [np.empty(0, dtype)], [], []
+    pieces: Counter[str] = Counter()
+    for start in range(0, len(texts), NUM_DOCUMENTS_BATCH):
+        batch = texts[start : start + NUM_DOCUMENTS_BATCH]
+        for text, token_ids in zip(batch, tokenizer.encode_batch(batch), strict=True):
+            chunks.append(np.array(token_ids, dtype=dtype))
+            lengths.append(len(token_ids))
+            num_unknown.append(token_ids.count(tokenizer.special_ids.unk))
+            if num_unknown[-1]:
+                pieces.update(tokenizer.unknown_pieces(text))
+    is_validation_D, bucket_D = load_shard(
+        place.file("documents"), "is_validation_D", "bucket_D"
+    )
+    arrays = {
+        "token_ids": np.concatenate(chunks),
+        "lengths_D": np.array(lengths, dtype=np.int64),
+        "num_unknown_D": np.array(num_unknown, dtype=np.int64),
+        "is_validation_D": is_validation_D,
+        "bucket_D": bucket_D,
+    }
+    # Ties in a fixed order: the record of a shard is the same however often it is made.
+    ranked = sorted(pieces.items(), key=lambda entry: (-entry[1], entry[0]))
+    record = {**want, "unknown": dict(ranked[:NUM_UNKNOWN_KEPT]), "num_tokens": sum(lengths)}
+    return write_shard(place.file("tokens"), arrays, record)
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(path: Path, sha256: str) -> Tokenizer:
+    """Loaded once per process; ``sha256`` only tells one from the next."""
+    return Tokenizer.load(path)
+
+
+# ---- processes ----
+
+
+class Workers:
+    """Runs functions in processes of their own, or in this one where one is enough.
+
+    Args:
+        num_workers: processes.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._num_workers = num_workers
+        self._executor: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Workers:
+        if self._num_workers > 1:
+            # A forked child would inherit the threads' locks of torch and tokenizers.
+            self._executor = ProcessPoolExecutor(
+                self._num_workers, multiprocessing.get_context("spawn"), _start_worker
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._executor is not None:
+            # What is under way is finished and kept, whatever stopped us.
+            self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def run(self, function: Callable[..., Any], tasks: Iterable[tuple]) -> Iterator[Any]:
+        """Results in the order they are ready; few tasks wait, since they may hold documents.
+
+        Raises:
+            UserError: as the function does, or when a process dies.
+        """
+        if self._executor is None:
+            for task in tasks:
+                yield function(*task)
+            return
+        pending: set[Future] = set()
+        try:
+            for task in tasks:
+                pending.add(self._executor.submit(function, *task))
+                if len(pending) > self._num_workers:
+                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                    yield from [future.result() for future in done]
+            while pending:
+                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                yield from [future.result() for future in done]
+        except BrokenProcessPool:
+            raise UserError(
+                "a worker process died, perhaps for want of memory; the same command goes on "
+                "(with fewer --workers, or a smaller --shard-megabytes)"
+            ) from None
+
+
+def _start_worker() -> None:
+    """One thread per process; an end with the parent, however that ends."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != multiprocessing.parent_process().pid:
+        os._exit(1)  # it was gone before we could ask for that

@@ -1,0 +1,336 @@
+"""Where the documents of a large corpus come from: named data sets, hub ids, local files.
+
+A source is read in units (a file, or one of the files of a hub data set), each from its start to
+its end. A unit has a fingerprint, so that what was made of it can be told from what would be made
+of it now.
+
+The hub is read as a stream: nothing is stored but what is made of it. The data sets were named
+by their cards and file lists; licences are what the cards state, not advice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from exlm_mini.config import DataConfig, UserError, nearest
+from exlm_mini.data.files import sha256_of
+from exlm_mini.data.text import (
+    COMPRESSIONS,
+    SUFFIXES,
+    check_column,
+    document_text,
+    load_documents,
+)
+from exlm_mini.data.unimol import SUFFIX as LMDB_SUFFIX
+from exlm_mini.data.unimol import lmdb_documents
+
+DEFAULT_COLUMNS = {"text": "text", "smiles": "smiles"}
+HUB_PREFIX = "hub:"
+NUM_ROWS_BATCH = 1000
+
+
+@dataclass(frozen=True)
+class HubSet:
+    """A data set of the Hugging Face hub."""
+
+    id: str
+    config: str | None = None
+    split: str = "train"
+    column: str | None = None
+    """None: text or smiles."""
+    revision: str | None = None
+    """A branch or commit; none: main, as it is when the preparation starts."""
+    kind: str | None = None
+    """text or smiles; none: either."""
+    licence: str = "not known here; see the card of the data set"
+    num_documents: int | None = None
+    num_text_bytes: int | None = None
+    """Size of the column, about."""
+    rows_per_document: int | None = None
+    """Rows are pieces; so many in a row count as one document."""
+    heading: str | None = None
+    """Rows are lines; a line that matches begins a document."""
+    caveat: str | None = None
+    """Why a user has to ask for it twice."""
+
+
+NAMED = {
+    "wikipedia": HubSet(
+        "wikimedia/wikipedia", "20231101.en", kind="text",
+        licence="CC BY-SA 3.0 and GFDL",
+        num_documents=6_400_000, num_text_bytes=20_000_000_000,
+    ),
+    "bookcorpus": HubSet(
+        "rojagtap/bookcorpus", kind="text",
+        licence="none stated; the books' authors did not license their redistribution",
+        num_documents=74_004_228 // 1000, num_text_bytes=4_900_000_000,
+        rows_per_document=1000,  # rows are sentences, and where a book ends is not marked
+        caveat="BookCorpus has no licence: its authors were not asked, and the original was "
+        "withdrawn. The rows are lower-cased sentences",
+    ),
+    "wikitext-2": HubSet(
+        "Salesforce/wikitext", "wikitext-2-raw-v1", kind="text",
+        licence="CC BY-SA 3.0 and GFDL", num_documents=600, num_text_bytes=11_000_000,
+        heading=r"^ ?= [^=](.*[^=])? = ?$",
+    ),
+    "wikitext-103": HubSet(
+        "Salesforce/wikitext", "wikitext-103-raw-v1", kind="text",
+        licence="CC BY-SA 3.0 and GFDL", num_documents=28_500, num_text_bytes=540_000_000,
+        heading=r"^ ?= [^=](.*[^=])? = ?$",
+    ),
+    "zinc": HubSet(
+        "sagawa/ZINC-canonicalized", kind="smiles",
+        licence="apache-2.0 by its tag; ZINC asks not to redistribute large subsets",
+        num_documents=20_693_269, num_text_bytes=930_000_000,
+    ),
+}  # fmt: skip
+"""Data sets by short name. Sizes are rounded, for estimates only."""
+
+
+class Unit(NamedTuple):
+    """A part of a source, read in one go."""
+
+    name: str
+    fingerprint: Callable[[], str]
+    """Changes when the content does; reads the whole of a local file."""
+    documents: Callable[[], Iterator[str]]
+
+
+class Source(NamedTuple):
+    """One source with its units; ``facts`` go into the side files."""
+
+    name: str
+    units: list[Unit]
+    facts: dict[str, Any]
+
+
+def parse_hub(word: str) -> HubSet:
+    """A hub data set as typed: ``hub:ID[,CONFIG[,SPLIT[,COLUMN]]]``; empty parts are none."""
+    id, *rest = word.removeprefix(HUB_PREFIX).split(",")
+    if not id or len(rest) > 3:
+        raise UserError(f"'{word}' is no hub source; write hub:ID,CONFIG,SPLIT,COLUMN")
+    config, split, column = [part or None for part in [*rest, "", "", ""][:3]]
+    return HubSet(id, config, split or "train", column)
+
+
+def kind_of(words: Iterable[str]) -> str | None:
+    """What a source is known to hold: a named set by its entry, files by their suffix."""
+    for word in words:
+        if word in NAMED:
+            return NAMED[word].kind
+        suffixes = Path(word).suffixes
+        if not word.startswith(HUB_PREFIX) and {".smi", LMDB_SUFFIX} & set(suffixes):
+            return "smiles"
+    return None
+
+
+def check_source(words: tuple[str, ...], kind: str, accepted: Iterable[str]) -> None:
+    """Refuse a source that cannot be, before anything is read.
+
+    Args:
+        words: a name, a hub id, or paths.
+        kind: text or smiles.
+        accepted: names of the sets whose caveat the user accepts.
+
+    Raises:
+        UserError: an unknown name or suffix, a missing file, a set of the other kind, or one
+            with a caveat that was not accepted.
+    """
+    is_single = words[0] in NAMED or words[0].startswith(HUB_PREFIX)
+    if is_single and len(words) > 1:
+        raise UserError(
+            f"the source {' '.join(words)} mixes a data set with others; give each its own --source"
+        )
+    if words[0] in NAMED:
+        named = NAMED[words[0]]
+        if named.kind != kind:
+            raise UserError(
+                f"{words[0]} holds {named.kind}, data.kind is {kind}; prepare each kind by itself"
+            )
+        if named.caveat and words[0] not in accepted:
+            raise UserError(f"{named.caveat}; to use it all the same, add --accept {words[0]}")
+    elif is_single:
+        parse_hub(words[0])
+    else:
+        for word in words:
+            _check_file(word)
+
+
+def _check_file(word: str) -> None:
+    path = Path(word)
+    parts = [s.lower() for s in path.suffixes]
+    suffix = parts[-2] if len(parts) > 1 and parts[-1] in COMPRESSIONS else "".join(parts[-1:])
+    if suffix not in (*SUFFIXES, LMDB_SUFFIX):
+        names = [*NAMED, *SUFFIXES, LMDB_SUFFIX]
+        raise UserError(
+            f"the source '{word}' is no named data set and has no known suffix; "
+            f"{nearest(suffix or word, names)}"
+        )
+    if not path.is_file():
+        raise UserError(f"cannot read {path} (no such file); check --source")
+
+
+def open_source(words: tuple[str, ...], data: DataConfig, resolved: dict | None) -> Source:
+    """A source, ready to be read.
+
+    Args:
+        words: as for ``check_source``.
+        data: ``kind``, and the column of tables.
+        resolved: ``facts`` of an earlier start, so that a hub data set is read at the revision
+            it was then and the hub need not be asked again.
+    """
+    if words[0] not in NAMED and not words[0].startswith(HUB_PREFIX):
+        return _local_source(words, data)
+    hub = NAMED.get(words[0]) or parse_hub(words[0])
+    return _hub_source(words[0], hub, data, resolved)
+
+
+# ---- local files ----
+
+
+def _local_source(words: tuple[str, ...], data: DataConfig) -> Source:
+    facts = {"files": list(words), "licence": "that of the files"}
+    units = [
+        Unit(word, lambda path=Path(word): sha256_of(path), _reader(Path(word), data))
+        for word in words
+    ]
+    return Source(" ".join(words), units, facts)
+
+
+def _reader(path: Path, data: DataConfig) -> Callable[[], Iterator[str]]:
+    if path.suffix.lower() == LMDB_SUFFIX:
+        return lambda: lmdb_documents(path, data.column)
+    own = DataConfig(kind=data.kind, files=(str(path),), column=data.column)
+    return lambda: load_documents(own, DEFAULT_COLUMNS[data.kind])
+
+
+# ---- the hub ----
+
+
+def _hub_source(word: str, hub: HubSet, data: DataConfig, resolved: dict | None) -> Source:
+    facts = resolved or {
+        "hub": hub.id,
+        "config": hub.config,
+        "split": hub.split,
+        "column": hub.column or data.column or DEFAULT_COLUMNS[data.kind],
+        "revision": _revision(hub),
+        "licence": hub.licence,
+    }
+    if "num_units" not in facts:
+        facts["num_units"] = _stream(facts).num_shards
+    units = [
+        Unit(
+            f"{word} part {i + 1} of {facts['num_units']}",
+            lambda i=i: _fingerprint(facts, i),
+            lambda i=i: _hub_documents(hub, facts, i),
+        )
+        for i in range(facts["num_units"])
+    ]
+    return Source(word, units, facts)
+
+
+def _fingerprint(facts: dict, unit: int) -> str:
+    parts = [facts[name] for name in ("hub", "config", "split", "column", "revision")]
+    return hashlib.sha256(repr([*parts, unit]).encode()).hexdigest()
+
+
+def _revision(hub: HubSet) -> str:
+    """The commit a data set is at; for a copy on this machine, its files and their sizes."""
+    if Path(hub.id).is_dir():
+        files = sorted(path for path in Path(hub.id).rglob("*") if path.is_file())
+        listing = [(str(path.relative_to(hub.id)), path.stat().st_size) for path in files]
+        return "local " + hashlib.sha256(repr(listing).encode()).hexdigest()[:16]
+    try:
+        from huggingface_hub import HfApi
+
+        return HfApi().dataset_info(hub.id, revision=hub.revision).sha
+    except ImportError:
+        raise UserError(_needs_datasets(hub.id)) from None
+    except Exception as error:  # the library raises a dozen unrelated types here
+        raise _unreachable(hub.id, error) from None
+
+
+def _stream(facts: dict) -> Any:
+    """The data set as a stream, without a byte of its rows."""
+    try:
+        import datasets
+    except ImportError:
+        raise UserError(_needs_datasets(facts["hub"])) from None
+    revision = None if facts["revision"].startswith("local ") else facts["revision"]
+    try:
+        return datasets.load_dataset(
+            facts["hub"],
+            facts["config"],
+            split=facts["split"],
+            revision=revision,
+            streaming=True,
+        )
+    except Exception as error:
+        raise _unreachable(facts["hub"], error) from None
+
+
+def _hub_documents(hub: HubSet, facts: dict, unit: int) -> Iterator[str]:
+    """Documents of one unit; never none."""
+    source, column = f"hub data set {facts['hub']}", facts["column"]
+    stream = _stream(facts)
+    if stream.column_names is not None:
+        check_column(source, column, stream.column_names)
+        stream = stream.select_columns([column])
+    rows = _texts(stream.shard(facts["num_units"], unit), source, column)
+    yield from _grouped(rows, hub)
+
+
+def _texts(stream: Any, source: str, column: str) -> Iterator[str]:
+    """One column of a stream; a network that fails is told in one line."""
+    batches = iter(stream.iter(batch_size=NUM_ROWS_BATCH))
+    while True:
+        try:
+            batch = next(batches, None)
+        except Exception as error:
+            raise UserError(
+                f"reading {source} failed ({_first_line(error)}); the same command goes on"
+            ) from None
+        if batch is None:
+            return
+        check_column(source, column, list(batch))
+        for value in batch[column]:
+            yield document_text(source, column, value)
+
+
+def _grouped(rows: Iterator[str], hub: HubSet) -> Iterator[str]:
+    """Rows as documents: as they are, so many together, or from heading to heading."""
+    if hub.rows_per_document:
+        while group := list(islice(rows, hub.rows_per_document)):
+            yield "\n".join(row.strip() for row in group if row.strip())
+    elif hub.heading:
+        heading, document = re.compile(hub.heading), []
+        for row in (row.rstrip() for row in rows):
+            if heading.match(row) and document:
+                yield "\n".join(document)
+                document = []
+            if row:
+                document.append(row)
+        yield "\n".join(document)
+    else:
+        yield from rows
+
+
+def _needs_datasets(id: str) -> str:
+    return f"reading {id} from the hub needs datasets; pip install 'exlm-mini[text]'"
+
+
+def _unreachable(id: str, error: Exception) -> UserError:
+    return UserError(
+        f"cannot open the hub data set {id} ({_first_line(error)}); check its name, "
+        "configuration and split, and the network, or give local files"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0][:200] or type(error).__name__

@@ -1,0 +1,298 @@
+"""Documents from local files, from the Hugging Face hub, or from Python's own reference manual.
+
+One loader serves text and molecules. What a document is depends on the file:
+
+==============  ==========================================================================
+``.txt``        the lines between two blank lines: a paragraph of hard-wrapped text, a chapter
+                where each line is a paragraph. If the first 10,000 lines hold no blank line,
+                every line is a document.
+``.smi``        one molecule a line: the first field, up to white space; so is ``.txt`` when
+                molecules are read
+``.csv``        one row, the named column; the first line names the columns
+``.jsonl``      one JSON object a line, the named key
+``.parquet``    one row, the named column
+==============  ==========================================================================
+
+Each may be compressed (``.txt.gz``, ``.smi.xz``, ...). Documents are stripped of outer white
+space, empty ones are skipped. Text is UTF-8; anything else stops with the position of the first
+bad byte.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import lzma
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import BinaryIO
+
+from exlm_mini.config import DataConfig, UserError, nearest
+from exlm_mini.data.english import embedded_english
+from exlm_mini.data.files import open_regular, reading
+
+SUFFIXES = (".txt", ".smi", ".csv", ".jsonl", ".parquet")
+COMPRESSIONS: dict[str, Callable[[Path], BinaryIO]] = {".gz": gzip.open, ".xz": lzma.open}
+
+NUM_LINES_SEARCHED = 10_000
+"""Lines of a .txt file searched for a blank one."""
+NUM_COLUMNS_SHOWN = 20
+LONGEST = 1 << 24
+"""Characters of a document, or bytes of a line; the tokenizer takes 130 bytes for each."""
+
+
+def load_documents(data: DataConfig, default_column: str) -> Iterator[str]:
+    """The documents of ``data.files`` or ``data.hub``, at most ``data.max_documents``.
+
+    Args:
+        data: sources; one of ``files`` and ``hub`` must be set.
+        default_column: column of tables where ``data.column`` is none.
+
+    Raises:
+        UserError: for whatever is wrong with a source, while iterating: one line that names the
+            file, what is wrong with it and the remedy.
+    """
+    column = data.column or default_column
+    if data.hub:
+        documents = _hub_documents(data, column)
+    elif data.files:
+        documents = chain.from_iterable(
+            _file_documents(Path(name), column, data.kind) for name in data.files
+        )
+    else:
+        raise ValueError("neither data.files nor data.hub is set")
+    return islice(documents, data.max_documents)
+
+
+def text_documents(data: DataConfig) -> Iterator[str]:
+    """Text to train on: the given files, the hub data set, or the embedded English."""
+    if data.files or data.hub:
+        return load_documents(data, default_column="text")
+    return islice(embedded_english(), data.max_documents)
+
+
+# ---- local files ----
+
+
+def _file_documents(path: Path, column: str, kind: str) -> Iterator[str]:
+    """Documents of one file; never none."""
+    suffix = _suffix(path)
+    if suffix == ".csv":
+        documents: Iterable[str] = _csv_documents(path, column)
+    elif suffix == ".jsonl":
+        documents = _jsonl_documents(path, column)
+    elif suffix == ".parquet":
+        documents = _parquet_documents(path, column)
+    elif suffix == ".smi" or kind == "smiles":
+        documents = (line.split(maxsplit=1)[0] for line in _lines(path) if line.strip())
+    else:
+        documents = _paragraphs(path)
+    is_empty = True
+    with reading(path):
+        for document in map(str.strip, documents):
+            if document:
+                is_empty = False
+                _check_length(path, document)
+                yield document
+    if is_empty:
+        raise UserError(
+            f"{path} holds no documents, only blank ones; give a file with documents"
+        )
+
+
+def _suffix(path: Path) -> str:
+    """The format of a file by its name, compressed or not, such as ".txt"."""
+    is_compressed = path.suffix.lower() in COMPRESSIONS
+    suffix = (Path(path.stem) if is_compressed else path).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise UserError(
+            f"{path} has the unknown suffix '{suffix}'; {nearest(suffix, SUFFIXES)} "
+            f"(each also with {' or '.join(COMPRESSIONS)})"
+        )
+    return suffix
+
+
+def open_decompressed(path: Path) -> BinaryIO:
+    """The decompressed bytes of a file."""
+    stream = open_regular(path)
+    decompress = COMPRESSIONS.get(path.suffix.lower())
+    if decompress is None:
+        return stream
+    stream.close()
+    return io.BufferedReader(decompress(path))
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Lines of a UTF-8 file with their ends; positions count bytes of the decompressed file."""
+    num_bytes_before = 0
+    with reading(path), open_decompressed(path) as stream:
+        for raw in iter(lambda: stream.readline(LONGEST + 1), b""):
+            _check_length(path, raw)
+            if 0 in raw:
+                raise UserError(
+                    f"{path} is binary (a NUL at byte {num_bytes_before + raw.index(0)}); text "
+                    "must be UTF-8"
+                )
+            try:
+                line = raw.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"{path} is not UTF-8 (byte 0x{raw[error.start]:02x} at position "
+                    f"{num_bytes_before + error.start}); convert it, such as with iconv -f "
+                    "latin1 -t utf-8"
+                ) from None
+            yield line.removeprefix("\ufeff") if num_bytes_before == 0 else line
+            num_bytes_before += len(raw)
+
+
+def _check_length(path: Path, text: str | bytes) -> None:
+    """Refuse what would take gigabytes to encode."""
+    if len(text) > LONGEST:
+        raise UserError(
+            f"{path} has a line or document of more than {LONGEST:,} characters; break it up, by "
+            "ends of lines and, in a .txt, blank lines"
+        )
+
+
+def _paragraphs(path: Path) -> Iterator[str]:
+    """Documents of a .txt file: see the table at the top."""
+    lines = (line.rstrip() for line in _lines(path))
+    head = list(islice(lines, NUM_LINES_SEARCHED))
+    has_blank_line = "" in "\n".join(head).strip().split("\n")
+    document: list[str] = []
+    for line in chain(head, lines):
+        if line:
+            document.append(line)
+        if document and (not line or not has_blank_line):
+            yield "\n".join(document)
+            document = []
+    yield "\n".join(document)
+
+
+def _csv_documents(path: Path, column: str) -> Iterator[str]:
+    """One column of a .csv file."""
+    rows = csv_rows(path, _lines(path))
+    names = next(rows, [])
+    check_column(path, column, names)
+    index = names.index(column)
+    for row in rows:
+        yield row[index]
+
+
+def csv_rows(path: Path, lines: Iterator[str]) -> Iterator[list[str]]:
+    """The header of a CSV file and its rows, each as long; blank lines are left out.
+
+    Raises:
+        UserError: naming the line that is none of these.
+    """
+    csv.field_size_limit(LONGEST)  # the default stops at documents of 131,072 characters
+    rows, num_fields = csv.reader(lines, strict=True), None
+    try:
+        for row in filter(None, rows):
+            num_fields = num_fields or len(row)
+            if len(row) != num_fields:
+                raise csv.Error(f"it has {len(row)} fields, the header {num_fields}")
+            yield row
+    except csv.Error as error:
+        raise UserError(
+            f"{path} line {rows.line_num} is no CSV ({error}); mend the line, and quote fields "
+            "that hold commas"
+        ) from error
+
+
+def _jsonl_documents(path: Path, column: str) -> Iterator[str]:
+    """One key of a .jsonl file."""
+    for number, line in enumerate(_lines(path), start=1):
+        if not line.strip():
+            continue
+        with reading(f"{path} line {number}"):
+            row = json.loads(line)
+        if not isinstance(row, dict):
+            raise UserError(
+                f"{path} line {number} is not a JSON object; write one object a line"
+            )
+        check_column(f"{path} line {number}", column, list(row))
+        yield document_text(f"{path} line {number}", column, row[column])
+
+
+def _parquet_documents(path: Path, column: str) -> Iterator[str]:
+    """One column of a .parquet file."""
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise UserError(
+            f"reading {path} needs pyarrow; pip install 'exlm-mini[text]'"
+        ) from None
+    with open_decompressed(path) as stream:
+        # Parquet is read from its end, which a compressed stream cannot do.
+        is_compressed = path.suffix.lower() in COMPRESSIONS
+        source = io.BytesIO(stream.read()) if is_compressed else stream
+        with pyarrow.parquet.ParquetFile(source) as table:
+            check_column(path, column, table.schema_arrow.names)
+            for batch in table.iter_batches(columns=[column]):
+                for value in batch.column(0).to_pylist():
+                    yield document_text(path, column, value)
+
+
+def check_column(source: object, column: str, names: list[str]) -> None:
+    if column not in names:
+        shown = ", ".join(" ".join(name.split()) for name in names[:NUM_COLUMNS_SHOWN])
+        more = ", ..." if len(names) > NUM_COLUMNS_SHOWN else ""
+        raise UserError(
+            f"{source} has no column '{column}'; set data.column to one of: {shown}{more}"
+        )
+
+
+def document_text(source: object, column: str, value: object) -> str:
+    """A value of a table as a document; a missing value is an empty one."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise UserError(
+            f"{source}: column '{column}' holds {type(value).__name__}, not text; set "
+            "data.column to a column of text"
+        )
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{source}: column '{column}' holds half a surrogate pair at character "
+            f"{error.start}; write the text as UTF-8"
+        ) from None
+    return value
+
+
+# ---- the hub ----
+
+
+def _hub_documents(data: DataConfig, column: str) -> Iterator[str]:
+    """One column of a data set on the Hugging Face hub, downloaded whole and cached."""
+    try:
+        import datasets
+    except ImportError:
+        raise UserError(
+            "data.hub needs the package datasets; pip install 'exlm-mini[text]'"
+        ) from None
+    datasets.disable_progress_bars()
+    source = f"hub data set {data.hub}"
+    try:
+        table = datasets.load_dataset(data.hub, data.hub_config, split=data.hub_split)
+    except Exception as error:  # the library raises a dozen unrelated types here
+        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
+        raise UserError(
+            f"cannot load {source}, configuration {data.hub_config}, split {data.hub_split} "
+            f"({reason}); check the three names and the network, or give data.files"
+        ) from None
+    check_column(source, column, table.column_names)
+    is_empty = True
+    for batch in table.select_columns([column]).iter(batch_size=1000):
+        for value in batch[column]:
+            document = document_text(source, column, value).strip()
+            if document:
+                is_empty = False
+                yield document
+    if is_empty:
+        raise UserError(f"{source} holds no documents; choose another split or column")

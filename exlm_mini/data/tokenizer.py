@@ -1,0 +1,323 @@
+"""Text and SMILES to vocabulary ids and back, one ``tokenizer.json`` each.
+
+Three kinds share one class: byte-level BPE for text, chemical symbols for SMILES, whole words
+for the toy language. Raw text can never produce a structural token: "[MASK]" in a training
+document is six ordinary characters (a stray mask would be a state without a target), except
+where a reader asks for masks on purpose (``Tokenizer.encode_with_masks``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+
+from exlm_mini.config import SPECIAL_TOKENS, SpecialIds, UserError
+from exlm_mini.data.files import read_bytes, reading
+
+PAD, BOS, EOS, UNK, SEP, MASK = SPECIAL_TOKENS
+
+SMILES_SYMBOL = (
+    r"(\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\(|\)|\.|=|#|-|\+|\\|\/|:|~|@|\?|>|\*|\$"
+    r"|\%[0-9]{2}|[0-9])"
+)
+"""One symbol of a SMILES string (Schwaller et al. 2018, "Found in Translation")."""
+
+NUM_BYTES = 256
+_LONG_WORD = re.compile(r"(\w{1000}|\s{1000}|[^\w\s]{1000})")
+"""Pieces to learn byte-level BPE from; the time it takes grows with the square of a word."""
+MAX_PARTS = 8
+TRAIN_ONE = "give a tokenizer.json, or none to train one"
+
+
+class Tokenizer:
+    """A ``tokenizers.Tokenizer`` that knows its kind and its special ids.
+
+    Args:
+        definition: the bytes of a ``tokenizer.json``; kept, so that ``save`` writes the same
+            file and ``sha256`` names it.
+        source: how messages call it, usually its path.
+
+    Raises:
+        UserError: if the definition is not a tokenizer's or lacks a special token.
+    """
+
+    def __init__(self, definition: bytes, source: str = "tokenizer.json") -> None:
+        library = _library()
+        with reading(source, TRAIN_ONE), _silent_panics():
+            fields = json.loads(definition)
+            for section in ("normalizer", "decoder"):
+                _check_growth(fields.get(section))
+            inner = library.Tokenizer.from_buffer(definition)
+            inner.encode_special_tokens = True  # not stored in the file: "[MASK]" stays text
+            inner.no_truncation()
+            inner.no_padding()
+            inner.encode("Known, unknown: c1\u00e9\u2603 \U0001f600", add_special_tokens=False)
+        missing = [token for token in SPECIAL_TOKENS if inner.token_to_id(token) is None]
+        if missing:
+            raise UserError(
+                f"{source} lacks the special token {missing[0]}; add "
+                f"{', '.join(SPECIAL_TOKENS)} to its vocabulary, or give none to train one"
+            )
+        self._inner = inner
+        self._definition = definition
+        self.special_ids = SpecialIds(*(inner.token_to_id(token) for token in SPECIAL_TOKENS))
+        self._structural_ids = frozenset(self.special_ids) - {self.special_ids.unk}
+        self.vocab_size: int = 1 + max(inner.get_vocab(with_added_tokens=True).values())
+        self.kind = _kind(fields)
+        self.sha256 = hashlib.sha256(definition).hexdigest()
+
+    @classmethod
+    def load(cls, path: str | Path) -> Tokenizer:
+        """The tokenizer of a ``tokenizer.json``.
+
+        Raises:
+            UserError: if the file is missing, a directory, empty, no tokenizer's, or lacks a
+                special token.
+        """
+        path = Path(path)
+        return cls(read_bytes(path, TRAIN_ONE), source=str(path))
+
+    def save(self, path: str | Path) -> None:
+        """Write the ``tokenizer.json`` this tokenizer was made from, byte for byte."""
+        Path(path).write_bytes(self._definition)
+
+    def encode(self, text: str) -> list[int]:
+        r"""Ids of a text, without [BOS] and [EOS].
+
+        A SMILES with a symbol outside the vocabulary gets [UNK] there, and the symbol is lost:
+
+        >>> tokenizer = train_smiles(["CCO", "C[nH]C"])
+        >>> [tokenizer.token(i) for i in tokenizer.encode("C[Xx]O")]
+        ['C', '[UNK]', 'O']
+        >>> tokenizer.unknown_pieces("C[Xx]O")
+        ['[Xx]']
+
+        ``prepare_corpus`` counts these and stops above ``data.max_unknown``.
+        """
+        return self._as_text(self._inner.encode(text, add_special_tokens=False).ids)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """``encode`` for many texts, on all cores."""
+        encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [self._as_text(encoding.ids) for encoding in encodings]
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Ids of a text, and the characters of the text that each stands for, end excluded.
+
+        In byte-level BPE the characters of a token may begin with a blank, and the tokens of one
+        character (a letter of several bytes) all stand for it.
+        """
+        encoding = self._inner.encode(text, add_special_tokens=False)
+        return self._as_text(encoding.ids), encoding.offsets
+
+    def encode_with_masks(self, text: str) -> list[int]:
+        """Ids of a text in which "[MASK]" stands for a hidden token.
+
+        A blank before "[MASK]" belongs to the hidden token, as it does in byte-level BPE. No
+        other special token is recognised.
+        """
+        pieces = [self.encode(piece) for piece in re.split(rf" ?{re.escape(MASK)}", text)]
+        token_ids = pieces[0]
+        for piece in pieces[1:]:
+            token_ids = [*token_ids, self.special_ids.mask, *piece]
+        return token_ids
+
+    def unknown_pieces(self, text: str) -> list[str]:
+        """The pieces of a text that ``encode`` turns into [UNK], in order."""
+        encoding = self._inner.encode(text, add_special_tokens=False)
+        lost_ids = self._structural_ids | {self.special_ids.unk}
+        spans = zip(encoding.ids, encoding.offsets, strict=True)
+        return [text[start:end] for token_id, (start, end) in spans if token_id in lost_ids]
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """The text of some ids; special tokens are shown, so that nothing is lost unseen."""
+        return self._inner.decode([int(i) for i in token_ids], skip_special_tokens=False)
+
+    def token(self, token_id: int) -> str:
+        """The vocabulary entry of an id, as stored ("Ġcat" for " cat" in byte-level BPE).
+
+        Raises:
+            ValueError: if the vocabulary has no such id.
+        """
+        token = self._inner.id_to_token(token_id) if token_id >= 0 else None
+        if token is None:
+            raise ValueError(
+                f"no token has id {token_id}; the vocabulary has {self.vocab_size}"
+            )
+        return token
+
+    def _as_text(self, token_ids: list[int]) -> list[int]:
+        """Ids with structural tokens turned into [UNK].
+
+        A whole-word lookup finds "[MASK]" in the vocabulary although nobody asked for a mask.
+        """
+        if self._structural_ids.isdisjoint(token_ids):
+            return token_ids
+        return [self.special_ids.unk if i in self._structural_ids else i for i in token_ids]
+
+
+def train_byte_level_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """A lossless tokenizer for text: byte-level BPE, as GPT-2's and RoBERTa's.
+
+    Training is deterministic. A small corpus runs out of repeated pairs before ``vocab_size``;
+    the vocabulary is then smaller, and ``vocab_size`` of the result is the true number.
+
+    Args:
+        texts: the training documents.
+        vocab_size: wanted tokens, the special tokens and the 256 bytes included.
+
+    Raises:
+        UserError: if ``vocab_size`` cannot hold the bytes and the special tokens.
+    """
+    least = NUM_BYTES + len(SPECIAL_TOKENS)
+    if vocab_size < least:
+        raise UserError(
+            f"data.vocab_size is {vocab_size}; byte-level BPE needs at least {least}, "
+            f"{NUM_BYTES} bytes and {len(SPECIAL_TOKENS)} special tokens"
+        )
+    library = _library()
+    inner = library.Tokenizer(library.models.BPE())
+    inner.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = library.decoders.ByteLevel()
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    lessons = (piece for text in texts for piece in _LONG_WORD.split(text) if piece)
+    inner.train_from_iterator(lessons, trainer)
+    return Tokenizer(inner.to_str(pretty=True).encode())
+
+
+def train_smiles(smiles: Iterable[str], vocab_size: int | None = None) -> Tokenizer:
+    """A tokenizer for SMILES: one token per chemical symbol.
+
+    The symbols come after the special tokens, by falling frequency, then alphabetically.
+
+    Args:
+        smiles: the training molecules.
+        vocab_size: largest vocabulary, special tokens included; rarer symbols become [UNK].
+    """
+    library = _library()
+    # "isolated" keeps what the pattern does not match as a piece of its own; re.findall drops
+    # it (the % of "%(100)") without a word.
+    pattern = library.Regex(SMILES_SYMBOL)
+    split = library.pre_tokenizers.Split(pattern, behavior="isolated")
+    counter = library.Tokenizer(library.models.WordLevel(unk_token=UNK))
+    counter.pre_tokenizer = split
+    counter.train_from_iterator(smiles, library.trainers.WordLevelTrainer(show_progress=False))
+    # The library's trainer would move a special token to a new id where the data contain its
+    # name, so it only counts here (its order is by frequency, then alphabetical).
+    by_rank = sorted(counter.get_vocab().items(), key=lambda entry: entry[1])
+    symbols = [symbol for symbol, _ in by_rank if symbol not in SPECIAL_TOKENS]
+    if vocab_size is not None:
+        symbols = symbols[: max(0, vocab_size - len(SPECIAL_TOKENS))]
+    return _word_lookup(symbols, split, library.decoders.Fuse())
+
+
+def word_level(words: Iterable[str]) -> Tokenizer:
+    """A tokenizer for a language of known words: text is split at white space, words keep their
+    order behind the special tokens.
+
+    Raises:
+        ValueError: if a word is repeated, is a special token or holds white space.
+    """
+    words = list(words)
+    if len(set(words)) < len(words):
+        raise ValueError("a word occurs twice in the vocabulary")
+    for word in words:
+        if word in SPECIAL_TOKENS or word.split() != [word]:
+            raise ValueError(f"{word!r} cannot be a word of the vocabulary")
+    return _word_lookup(words, _library().pre_tokenizers.WhitespaceSplit(), None)
+
+
+def visible(tokenizer: Tokenizer, token_id: int) -> str:
+    """A token as text with blanks one can see; as stored where it is part of a letter."""
+    text = tokenizer.decode([token_id])
+    if not text or "\ufffd" in text:
+        return tokenizer.token(token_id)
+    return on_one_line(text.replace(" ", "\u2423"))  # open box
+
+
+def on_one_line(text: str) -> str:
+    """Text with line ends and whatever else would move the cursor written out."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _word_lookup(words: list[str], pre_tokenizer: object, decoder: object | None) -> Tokenizer:
+    """A tokenizer that looks each piece up in a list of words."""
+    library = _library()
+    vocabulary = {word: i for i, word in enumerate([*SPECIAL_TOKENS, *words])}
+    inner = library.Tokenizer(library.models.WordLevel(vocabulary, unk_token=UNK))
+    inner.pre_tokenizer = pre_tokenizer
+    if decoder is not None:
+        inner.decoder = decoder
+    inner.add_special_tokens(list(SPECIAL_TOKENS))
+    return Tokenizer(inner.to_str(pretty=True).encode())
+
+
+def _library() -> ModuleType:
+    """The tokenizers package; a machine that only trains on packed data does without it."""
+    try:
+        import tokenizers
+    except ImportError:
+        raise UserError(
+            "the package tokenizers is missing; pip install 'exlm-mini[text]'"
+        ) from None
+    return tokenizers
+
+
+def _check_growth(part: dict | None) -> None:
+    """Refuse what could turn a few letters into gigabytes, before the library makes it."""
+    parts = list(_parts(part))
+    if len(parts) > MAX_PARTS:
+        raise ValueError(f"{len(parts)} normalizers or decoders, at most {MAX_PARTS} are taken")
+    for part in parts:
+        if part["type"] == "Precompiled":  # a table that the library believes whatever is in it
+            raise ValueError("a precompiled normalizer")
+        made, of = part.get("content", part.get("prepend", "")), part.get("pattern", {})
+        if len(made) > max(1, len(of.get("String", ""))):
+            raise ValueError(
+                f"the {part['type']} of {len(made):,} characters makes texts longer"
+            )
+
+
+def _parts(part: dict | None) -> Iterator[dict]:
+    """The single normalizers or decoders of one that may be a sequence."""
+    if part is not None:
+        inner = part.get("normalizers", part.get("decoders"))
+        yield from [part] if inner is None else itertools.chain(*map(_parts, inner))
+
+
+@contextlib.contextmanager
+def _silent_panics() -> Iterator[None]:
+    """Rust reports its panics on stderr by itself, however they are told later."""
+    if sys.stderr is None:  # closed by who started us
+        yield
+        return
+    stderr = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+
+
+def _kind(definition: dict) -> str:
+    """ "smiles", "words" or "text", read off a tokenizer's definition."""
+    if definition["model"].get("type") != "WordLevel":
+        return "text"
+    pre_tokenizer = definition.get("pre_tokenizer") or {}
+    return "smiles" if pre_tokenizer.get("type") == "Split" else "words"

@@ -1,1 +1,0 @@
-"""The experiments of the paper at small scale: what is run, what is measured, what came out."""

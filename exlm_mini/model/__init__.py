@@ -1,0 +1,9 @@
+"""The models, a file for each part of Figure 6; ``exlm`` puts them together.
+
+``expansion`` copies masks into states, ``rope`` tells them apart, ``attention`` and ``encoder`` are
+the Transformer, ``emission`` and ``transition`` its two heads, ``objectives`` the losses.
+"""
+
+from exlm_mini.model.exlm import ExLM, MaskedLM
+
+__all__ = ["ExLM", "MaskedLM"]

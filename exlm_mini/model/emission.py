@@ -1,0 +1,214 @@
+"""Emission: the log-probability of each target token at each state (§4.2, P).
+
+Shapes: B rows, L states, M targets, S any number of states, D width, V vocabulary.
+
+The dynamic programme needs M numbers per state, not V: log P_u(y_i) = h_u·W[y_i] + b[y_i] - lse_u.
+Only the log-sum-exp ``lse_u`` touches the whole vocabulary, so it gets its own gradient: the
+buffer of states x V is written once and kept as probabilities (``buffer``), the same in the dtype
+of the encoder by one compiled kernel (``fused``), or recomputed chunk by chunk (``chunked``).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from exlm_mini.alignment.autograd import differentiable_once
+from exlm_mini.config import ModelConfig
+
+
+def _float_logits(hidden_SD: Tensor, weight_VD: Tensor, bias_V: Tensor) -> Tensor:
+    """Logits of the vocabulary in float32 or float64, free to be overwritten."""
+    logits_SV = F.linear(hidden_SD, weight_VD, bias_V)
+    return logits_SV.to(torch.promote_types(logits_SV.dtype, torch.float32))
+
+
+_CACHED_NUMBERS = 2**17
+"""Half a megabyte of float32: what the second-level cache of a CPU core holds."""
+
+
+def _normalise_(logits_SV: Tensor) -> Tensor:
+    """Turn logits into probabilities in place; lse_S.
+
+    Five passes over the buffer: on a CPU they take a few rows at a time, which stay in its cache.
+    """
+    S, V = logits_SV.shape
+    num_rows = max(1, _CACHED_NUMBERS // V) if logits_SV.device.type == "cpu" else max(1, S)
+    lse_S = logits_SV.new_empty(S)
+    for rows_SV, lse_of_rows_S in zip(
+        logits_SV.split(num_rows), lse_S.split(num_rows), strict=True
+    ):
+        peak_S1 = rows_SV.amax(dim=1, keepdim=True)
+        total_S1 = rows_SV.sub_(peak_S1).exp_().sum(dim=1, keepdim=True)
+        rows_SV.div_(total_S1)
+        lse_of_rows_S.copy_((peak_S1 + total_S1.log()).squeeze(1))
+    return lse_S
+
+
+def _normalise_rounded_(logits_SV: Tensor) -> Tensor:
+    """The same for logits of any dtype, in float32 on the way; compiled by ``_fused``."""
+    exact_SV = logits_SV.to(torch.promote_types(logits_SV.dtype, torch.float32))
+    lse_S = exact_SV.logsumexp(dim=1)
+    logits_SV.copy_((exact_SV - lse_S.unsqueeze(1)).exp())
+    return lse_S
+
+
+@cache
+def _fused():
+    """``_normalise_rounded_`` compiled, so that no float32 copy of the buffer is made."""
+    return torch.compile(_normalise_rounded_, dynamic=True, fullgraph=True)
+
+
+class _BufferedLogSumExp(torch.autograd.Function):
+    """lse_S with one S x V buffer, turned in place from logits into probabilities."""
+
+    @staticmethod
+    def forward(
+        ctx, hidden_SD: Tensor, weight_VD: Tensor, bias_V: Tensor, is_fused: bool
+    ) -> Tensor:
+        if is_fused:
+            buffer_SV = F.linear(hidden_SD, weight_VD, bias_V)
+            lse_S = _fused()(buffer_SV)
+        else:
+            buffer_SV = _float_logits(hidden_SD, weight_VD, bias_V)
+            lse_S = _normalise_(buffer_SV)
+        ctx.save_for_backward(hidden_SD, weight_VD, buffer_SV)
+        return lse_S
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx, grad_S: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        hidden_SD, weight_VD, probability_SV = ctx.saved_tensors
+        probability_SV = probability_SV.to(hidden_SD.dtype)
+        return *_accumulate(hidden_SD, weight_VD, probability_SV, grad_S), None
+
+
+class _ChunkedLogSumExp(torch.autograd.Function):
+    """lse_S with at most ``chunk`` rows of logits alive, computed again in the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx, hidden_SD: Tensor, weight_VD: Tensor, bias_V: Tensor, chunk: int
+    ) -> Tensor:
+        lse_S = torch.cat(
+            [
+                _float_logits(h, weight_VD, bias_V).logsumexp(dim=1)
+                for h in hidden_SD.split(chunk)
+            ]
+        )
+        ctx.save_for_backward(hidden_SD, weight_VD, bias_V, lse_S)
+        ctx.chunk = chunk
+        return lse_S
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx, grad_S: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        hidden_SD, weight_VD, bias_V, lse_S = ctx.saved_tensors
+        grad_hidden_SD = torch.empty_like(hidden_SD)
+        grad_weight_VD = torch.zeros_like(weight_VD)
+        grad_bias_V = torch.zeros_like(bias_V)
+        for start in range(0, len(hidden_SD), ctx.chunk):
+            rows = slice(start, start + ctx.chunk)
+            logits_SV = _float_logits(hidden_SD[rows], weight_VD, bias_V)
+            probability_SV = logits_SV.sub_(lse_S[rows].unsqueeze(1)).exp_().to(hidden_SD.dtype)
+            grad_hidden_SD[rows], weight_part_VD, bias_part_V = _accumulate(
+                hidden_SD[rows], weight_VD, probability_SV, grad_S[rows]
+            )
+            grad_weight_VD += weight_part_VD
+            grad_bias_V += bias_part_V
+        return grad_hidden_SD, grad_weight_VD, grad_bias_V, None
+
+
+def _accumulate(
+    hidden_SD: Tensor, weight_VD: Tensor, probability_SV: Tensor, grad_S: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of lse: its derivative by the logits is the softmax, scaled by grad_S.
+
+    The scale goes to the small factor, so that the S x V buffer is read and never copied.
+    """
+    scale_S1 = grad_S.to(hidden_SD.dtype).unsqueeze(1)
+    grad_hidden_SD = (probability_SV @ weight_VD) * scale_S1
+    grad_weight_VD = probability_SV.t() @ (hidden_SD * scale_S1)
+    grad_bias_V = (probability_SV.t() @ scale_S1).squeeze(1)
+    return grad_hidden_SD, grad_weight_VD, grad_bias_V
+
+
+def log_sum_exp_logits(
+    hidden_SD: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor,
+    chunk: int | None = None,
+    is_fused: bool = False,
+) -> Tensor:
+    """log Σ_w exp(h·W[w] + b[w]) for every state, differentiable once.
+
+    Args:
+        hidden_SD, weight_VD, bias_V: one floating dtype.
+        chunk: none keeps one S x V buffer for the backward pass; a number recomputes that many
+            rows at a time, so memory does not grow with S.
+        is_fused: keep the buffer in the dtype of the inputs (under autocast, in its) and let one
+            compiled kernel turn it into probabilities: for bfloat16 a third of the memory and
+            of the traffic. Sums are float32. Needs what torch.compile needs: Triton on a GPU,
+            a C++ compiler on a CPU. Not together with ``chunk``.
+
+    Returns:
+        lse_S in nats, at least float32.
+
+    Raises:
+        ValueError: for ``chunk`` and ``is_fused`` together.
+    """
+    if is_fused and chunk is not None:
+        raise ValueError(f"chunk is {chunk} and is_fused set: choose one")
+    if torch.is_autocast_enabled(hidden_SD.device.type):
+        # Custom functions do not see autocast: choose its dtype here, once for both passes.
+        dtype = torch.get_autocast_dtype(hidden_SD.device.type)
+        hidden_SD, weight_VD, bias_V = (t.to(dtype) for t in (hidden_SD, weight_VD, bias_V))
+    with torch.autocast(hidden_SD.device.type, enabled=False):
+        if chunk is None:
+            return _BufferedLogSumExp.apply(hidden_SD, weight_VD, bias_V, is_fused)
+        return _ChunkedLogSumExp.apply(hidden_SD, weight_VD, bias_V, chunk)
+
+
+class VocabularyHead(nn.Module):
+    """Token prediction head W_P: dense, GELU, LayerNorm, then the tied embedding and a bias."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+        super().__init__()
+        width = config.shape.width
+        self.dense = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
+        self.bias = nn.Parameter(torch.zeros(vocab_size))
+        self.chunk = config.emission_chunk if config.emission == "chunked" else None
+        self.is_fused = config.emission == "fused"
+
+    def logits(self, hidden_SD: Tensor, embedding_VD: Tensor) -> Tensor:
+        """token_logits_SV of any hidden states."""
+        return F.linear(self._features(hidden_SD), embedding_VD, self.bias)
+
+    def log_emission(
+        self, state_BLD: Tensor, embedding_VD: Tensor, target_ids_BM: Tensor
+    ) -> Tensor:
+        """log P_u(y_i) of each row's targets at its own states.
+
+        Args:
+            state_BLD: hidden states of the graph.
+            embedding_VD: the tied embedding.
+            target_ids_BM: int64.
+
+        Returns:
+            log_emission_BML in nats, at least float32.
+        """
+        feature_BLD = self._features(state_BLD)
+        lse_BL = log_sum_exp_logits(
+            feature_BLD.flatten(0, 1), embedding_VD, self.bias, self.chunk, self.is_fused
+        ).view(feature_BLD.shape[:2])
+        target_BMD = F.embedding(target_ids_BM, embedding_VD)
+        product_BML = target_BMD @ feature_BLD.transpose(1, 2)
+        logits_BML = product_BML.to(lse_BL.dtype) + self.bias[target_ids_BM].unsqueeze(2)
+        return logits_BML - lse_BL.unsqueeze(1)
+
+    def _features(self, hidden_SD: Tensor) -> Tensor:
+        return self.norm(F.gelu(self.dense(hidden_SD)))

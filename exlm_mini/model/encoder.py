@@ -1,0 +1,177 @@
+"""The Transformer encoder: pre-norm, GELU, rotary positions, no absolute ones.
+
+Shapes: B rows, N tokens before expansion, T after it, D width, H heads, d head size. Between the
+first layer and the last a batch may be packed (``attention.PackedRows``): B is 1 then, and T (or
+N) counts its real tokens.
+
+As in the released code (after ESM-2) embeddings are neither scaled nor normalised, dropout
+follows them, and a last LayerNorm is applied after the final layer.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from exlm_mini.config import ModelConfig
+from exlm_mini.model.attention import PackedRows, attend, packed_rows
+from exlm_mini.model.rope import Rotation, rotate, rotation_1d, rotation_2d
+
+
+class SelfAttention(nn.Module):
+    """Multi-head attention over all tokens of a row; (B, T, D) in and out."""
+
+    def __init__(self, width: int, num_heads: int, dropout: float) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.output = nn.Linear(width, width)
+
+    def forward(
+        self, x_BTD: Tensor, rotation: Rotation, layout: Tensor | PackedRows | None
+    ) -> Tensor:
+        """Attend to every real token of the own row; ``layout`` as for ``attention.attend``."""
+        query_BHTd, key_BHTd, value_BHTd = (
+            part_BTD.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for part_BTD in self.query_key_value(x_BTD).chunk(3, dim=-1)
+        )
+        attended_BHTd = attend(
+            rotate(query_BHTd, rotation),
+            rotate(key_BHTd, rotation),
+            value_BHTd,
+            layout,
+            self.dropout if self.training else 0.0,
+        )
+        return self.output(attended_BHTd.transpose(1, 2).flatten(2))
+
+
+class EncoderLayer(nn.Module):
+    """Pre-norm block: x + attention(norm(x)), then x + feed-forward(norm(x))."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        shape = config.shape
+        self.attention_norm = nn.LayerNorm(shape.width)
+        self.attention = SelfAttention(shape.width, shape.num_heads, config.attention_dropout)
+        self.ffn_norm = nn.LayerNorm(shape.width)
+        self.ffn_in = nn.Linear(shape.width, shape.ffn_width)
+        self.ffn_out = nn.Linear(shape.ffn_width, shape.width)
+        self.dropout = nn.Dropout(config.dropout)
+        self.activation_dropout = nn.Dropout(config.activation_dropout)
+
+    def forward(
+        self, x_BTD: Tensor, rotation: Rotation, layout: Tensor | PackedRows | None
+    ) -> Tensor:
+        """(B, T, D) to (B, T, D)."""
+        attended_BTD = self.attention(self.attention_norm(x_BTD), rotation, layout)
+        x_BTD = x_BTD + self.dropout(attended_BTD)
+        inner_BTF = self.activation_dropout(F.gelu(self.ffn_in(self.ffn_norm(x_BTD))))
+        return x_BTD + self.dropout(self.ffn_out(inner_BTF))
+
+
+class Encoder(nn.Module):
+    """Token ids and their 2D positions to contextual hidden states H (§4.2)."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int, pad: int) -> None:
+        super().__init__()
+        shape = config.shape
+        self.rope, self.is_packed = config.rope, config.attention == "packed"
+        self.expand_at = config.expand_at
+        self.head_dim = shape.width // shape.num_heads
+        self.embedding = nn.Embedding(vocab_size, shape.width, padding_idx=pad)
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(shape.num_layers))
+        self.final_norm = nn.LayerNorm(shape.width)
+
+    def forward(
+        self,
+        token_ids_BT: Tensor,
+        position_BT: Tensor,
+        clone_BT: Tensor,
+        is_real_BT: Tensor,
+        row_ids_BN: Tensor | None = None,
+        clone_embedding: nn.Embedding | None = None,
+    ) -> Tensor:
+        """Encode a batch.
+
+        Deviation from §4.2 where ``expand_at`` is above 0: so many layers see each row before
+        expansion, and the state of each token goes on in all its clones.
+
+        Args:
+            token_ids_BT: int64.
+            position_BT: int64, token index of each token.
+            clone_BT: int64, clone index; 0 for an ordinary token.
+            is_real_BT: bool, false at padding, which no token attends to.
+            row_ids_BN: int64, the rows before expansion, padding included; without them every
+                layer sees the tokens that are given.
+            clone_embedding: added to clones where they are made, by clone index.
+
+        Returns:
+            hidden_BTD after the final LayerNorm; at padding, zeros with packed attention and of
+            no meaning with padded.
+        """
+        num_below = 0 if row_ids_BN is None else self.expand_at
+        rotation, layout = self._frame(position_BT, clone_BT, is_real_BT)
+        if num_below:
+            x_BND = self._below(row_ids_BN)
+            B, N, _ = x_BND.shape
+            source_BT = position_BT + N * torch.arange(B, device=x_BND.device).unsqueeze(1)
+            # As embedding, whose backward pass is a fast sum.
+            x_BTD = F.embedding(_packed(source_BT, layout), x_BND.flatten(0, 1))
+            if clone_embedding is not None:
+                clone_BT = _packed(clone_BT, layout)
+                x_BTD = x_BTD + clone_embedding(clone_BT) * (clone_BT > 0).unsqueeze(2)
+        else:
+            x_BTD = self.dropout(self.embedding(_packed(token_ids_BT, layout)))
+        for layer in self.layers[num_below:]:
+            x_BTD = layer(x_BTD, rotation, layout)
+        return _unpacked(self.final_norm(x_BTD), layout)
+
+    def _below(self, row_ids_BN: Tensor) -> Tensor:
+        """x_BND: what the layers below the expansion make of the rows."""
+        place_BN = torch.arange(row_ids_BN.shape[1], device=row_ids_BN.device)
+        place_BN = place_BN.expand_as(row_ids_BN)
+        is_real_BN = row_ids_BN != self.embedding.padding_idx
+        rotation, layout = self._frame(place_BN, torch.zeros_like(place_BN), is_real_BN)
+        x_BND = self.dropout(self.embedding(_packed(row_ids_BN, layout)))
+        for layer in self.layers[: self.expand_at]:
+            x_BND = layer(x_BND, rotation, layout)
+        return _unpacked(x_BND, layout)
+
+    def _frame(
+        self, position_BT: Tensor, clone_BT: Tensor, is_real_BT: Tensor
+    ) -> tuple[Rotation, Tensor | PackedRows | None]:
+        """Rotation of the tokens, packed where they will be, and layout for attention."""
+        layout, place_BT = None, torch.arange(position_BT.shape[1], device=position_BT.device)
+        place_BT = place_BT.expand_as(position_BT)
+        if not bool(is_real_BT.all()):
+            layout = packed_rows(is_real_BT) if self.is_packed else is_real_BT[:, None, None, :]
+        dtype = torch.promote_types(self.embedding.weight.dtype, torch.float32)
+        if self.rope == "2d":
+            indices = _packed(position_BT, layout), _packed(clone_BT, layout)
+            return rotation_2d(*indices, self.head_dim, dtype), layout
+        return rotation_1d(_packed(place_BT, layout), self.head_dim, dtype), layout
+
+
+def _packed(x_BT: Tensor, layout: Tensor | PackedRows | None) -> Tensor:
+    """End to end if the layout is so, else unchanged."""
+    return layout.pack(x_BT) if isinstance(layout, PackedRows) else x_BT
+
+
+def _unpacked(x_BT: Tensor, layout: Tensor | PackedRows | None) -> Tensor:
+    """Padded again if the layout is packed, else unchanged."""
+    return layout.unpack(x_BT) if isinstance(layout, PackedRows) else x_BT
+
+
+def initialise(module: nn.Module, std: float) -> None:
+    """Weights of linear and embedding layers N(0, std²), biases and the pad row 0."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear | nn.Embedding):
+            nn.init.normal_(part.weight, std=std)
+        if isinstance(part, nn.Linear) and part.bias is not None:
+            nn.init.zeros_(part.bias)
+        if isinstance(part, nn.Embedding) and part.padding_idx is not None:
+            with torch.no_grad():
+                part.weight[part.padding_idx].zero_()

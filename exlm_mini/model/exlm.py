@@ -1,0 +1,176 @@
+"""The two models: a masked language model (§2) and ExLM (§4, Figure 6).
+
+Shapes: B rows, N input tokens, S masked tokens of a batch, T expanded tokens, L states,
+M targets, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from exlm_mini.config import ModelConfig, SpecialIds
+from exlm_mini.model.emission import VocabularyHead
+from exlm_mini.model.encoder import Encoder, initialise
+from exlm_mini.model.expansion import Expanded, StateGraph, expand, expand_masks, gather_states
+from exlm_mini.model.guesses import guess_targets
+from exlm_mini.model.objectives import StateScores
+from exlm_mini.model.transition import blend, make_transition, parallel_chains
+
+
+class MaskedLM(nn.Module):
+    """Vanilla masked language model; Repeated MLM is the same model on repeated tokens."""
+
+    def __init__(
+        self, config: ModelConfig, vocab_size: int, special_ids: SpecialIds = SpecialIds()
+    ) -> None:
+        super().__init__()
+        self.config, self.special_ids = config, special_ids
+        self.encoder = Encoder(config, vocab_size, special_ids.pad)
+        self.head = VocabularyHead(config, vocab_size)
+        initialise(self, config.init_std)
+
+    def encode(self, token_ids_BN: Tensor) -> Tensor:
+        """hidden_BND of the rows as they are."""
+        is_expanded_BN = torch.zeros_like(token_ids_BN, dtype=torch.bool)
+        expanded = expand(
+            token_ids_BN, torch.ones_like(token_ids_BN), is_expanded_BN, self.special_ids.pad
+        )
+        _check_length(expanded, self.config.max_positions)
+        return self.encoder(*expanded)
+
+    def forward(self, masked_ids_BN: Tensor, is_masked_BN: Tensor) -> Tensor:
+        """token_logits_SV at the masked positions, row by row from left to right."""
+        hidden_BND = self.encode(masked_ids_BN)
+        hidden_SD = hidden_BND[is_masked_BN[:, : hidden_BND.shape[1]]]
+        return self.head.logits(hidden_SD, self.encoder.embedding.weight)
+
+
+class ExLM(nn.Module):
+    """Masked language model with expanded states and a transition matrix between them."""
+
+    def __init__(
+        self, config: ModelConfig, vocab_size: int, special_ids: SpecialIds = SpecialIds()
+    ) -> None:
+        super().__init__()
+        self.config, self.special_ids = config, special_ids
+        self.encoder = Encoder(config, vocab_size, special_ids.pad)
+        self.transition = make_transition(config)
+        self.head = VocabularyHead(config, vocab_size)
+        initialise(self, config.init_std)
+        self.clone = None
+        if config.clone_embedding_std > 0:
+            self.clone = nn.Embedding(config.states_per_mask + 1, config.shape.width)
+            nn.init.normal_(self.clone.weight, std=config.clone_embedding_std)
+
+    def encode(
+        self, masked_ids_BN: Tensor, is_masked_BN: Tensor, token_ids_BN: Tensor
+    ) -> tuple[Tensor, StateGraph]:
+        """hidden_BTD of the expanded rows, and the graph of their states.
+
+        Without masks only the boundaries are expanded (``official``) or nothing (``paper``):
+        this is how the encoder is used downstream.
+        """
+        expanded, graph = expand_masks(
+            masked_ids_BN,
+            is_masked_BN,
+            token_ids_BN,
+            self.config.states_per_mask,
+            self.config.boundary,
+            self.special_ids,
+        )
+        _check_length(expanded, self.config.max_positions)
+        return self.encoder(*expanded, masked_ids_BN, self.clone), graph
+
+    def forward(
+        self,
+        masked_ids_BN: Tensor,
+        is_masked_BN: Tensor,
+        token_ids_BN: Tensor,
+        chain_share: float = 0.0,
+        with_guesses: bool = False,
+    ) -> StateScores:
+        """Figure 6 from left to right: expand, encode, link the states, score the targets.
+
+        Args:
+            masked_ids_BN: int64, tokens with [MASK] in place of the hidden ones.
+            is_masked_BN: bool.
+            token_ids_BN: int64, the tokens before masking.
+            chain_share: weight of fixed parallel chains in the transitions, see
+                ``transition.blend``; 0 but at the start of training.
+            with_guesses: also name each target's likeliest token, see ``guesses``.
+
+        Returns:
+            Scores for ``objectives.log_likelihood``.
+        """
+        hidden_BTD, graph = self.encode(masked_ids_BN, is_masked_BN, token_ids_BN)
+        state_BLD = self.states(hidden_BTD, graph)
+        log_transition_BLL = self._link(state_BLD, graph, chain_share)
+        log_emission_BML, log_blank_BL = self._emit(state_BLD, graph)
+        unk, is_blank_BM, guess_ids_BM = self.special_ids.unk, None, None
+        if log_blank_BL is not None:
+            is_blank_BM = graph.target_ids_BM == unk
+        if with_guesses:
+            guess_ids_BM = guess_targets(
+                self.token_logits, state_BLD, log_transition_BLL, graph, unk
+            )
+        return StateScores(
+            log_emission_BML,
+            log_transition_BLL,
+            log_blank_BL,
+            is_blank_BM,
+            graph,
+            self._is_scored(graph),
+            self.config.states_per_mask,
+            guess_ids_BM,
+        )
+
+    def states(self, hidden_BTD: Tensor, graph: StateGraph) -> Tensor:
+        """state_BLD: the hidden states of the graph, each told which clone it is if so set."""
+        state_BLD = gather_states(hidden_BTD, graph)
+        return state_BLD if self.clone is None else state_BLD + self.clone(graph.clone_BL)
+
+    def token_logits(self, state_BLD: Tensor) -> Tensor:
+        """token_logits_BLV of any states, to read the model; training never builds them."""
+        return self.head.logits(state_BLD, self.encoder.embedding.weight)
+
+    def _link(self, state_BLD: Tensor, graph: StateGraph, chain_share: float) -> Tensor | None:
+        """log_transition_BLL; none for ``ctc``."""
+        if self.transition is None:
+            return None
+        # The chains alone teach E, and it must not draw the states away from the emissions.
+        if chain_share == 1:
+            state_BLD = state_BLD.detach()
+        log_transition_BLL = self.transition(state_BLD, graph)
+        if chain_share == 0:
+            return log_transition_BLL
+        return blend(log_transition_BLL, parallel_chains(state_BLD, graph), chain_share)
+
+    def _emit(self, state_BLD: Tensor, graph: StateGraph) -> tuple[Tensor, Tensor | None]:
+        """Emission of the targets and, for ``ctc``, of the blank (the unknown token)."""
+        weight_VD = self.encoder.embedding.weight
+        if self.transition is not None:
+            return self.head.log_emission(state_BLD, weight_VD, graph.target_ids_BM), None
+        blank_B1 = torch.full_like(graph.target_ids_BM[:, :1], self.special_ids.unk)
+        log_emission_BXL = self.head.log_emission(
+            state_BLD, weight_VD, torch.cat([graph.target_ids_BM, blank_B1], dim=1)
+        )
+        return log_emission_BXL[:, :-1], log_emission_BXL[:, -1]
+
+    def _is_scored(self, graph: StateGraph) -> Tensor:
+        """Every target with the official boundary, masked tokens alone with the paper's."""
+        M = graph.target_ids_BM.shape[1]
+        target_M = torch.arange(M, device=graph.num_targets_B.device)
+        is_target_BM = target_M < graph.num_targets_B.unsqueeze(1)
+        if self.config.boundary == "official":
+            return is_target_BM
+        return is_target_BM & ~graph.is_boundary_BM
+
+
+def _check_length(expanded: Expanded, max_positions: int) -> None:
+    length = expanded.token_ids_BT.shape[1]
+    if length > max_positions:
+        raise ValueError(
+            f"a row has {length} tokens after expansion, more than model.max_positions "
+            f"{max_positions}"
+        )

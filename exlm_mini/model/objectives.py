@@ -1,0 +1,138 @@
+"""Training objectives: masked language modelling (§2) and states alignment (§4.3).
+
+Shapes: B rows, M targets, L states, S masked tokens of a whole batch, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from exlm_mini.alignment import dag_log_likelihood
+from exlm_mini.alignment.ctc import run_log_likelihood
+from exlm_mini.model.expansion import StateGraph
+
+Reduction = Literal["sequence", "token"]
+
+
+class StateScores(NamedTuple):
+    """What ExLM says about its states: everything the alignment needs."""
+
+    log_emission_BML: Tensor
+    """log P_u(y_i), in nats."""
+    log_transition_BLL: Tensor | None
+    """log E[v, u]; none when the states are not linked (``ctc``)."""
+    log_blank_BL: Tensor | None
+    """``ctc`` only: log-probability of the blank at each state."""
+    is_blank_BM: Tensor | None
+    """``ctc`` only: bool, targets that are the blank itself."""
+    graph: StateGraph
+    is_scored_BM: Tensor
+    """bool, targets whose emission counts; false at padding and at unscored boundaries."""
+    states_per_mask: int
+    guess_ids_BM: Tensor | None = None
+    """int64, the likeliest token of each target by itself, where it was asked for."""
+
+
+def mlm_loss(token_logits_SV: Tensor, target_ids_S: Tensor) -> Tensor:
+    """L_MLM: mean of -log P(x_i | context) over the masked tokens of the batch (§2).
+
+    Args:
+        token_logits_SV: logits at the masked positions.
+        target_ids_S: int64, the hidden tokens.
+
+    Returns:
+        Scalar in nats per masked token; 0 for a batch in which nothing is masked.
+    """
+    dtype = torch.promote_types(token_logits_SV.dtype, torch.float32)
+    total = F.cross_entropy(token_logits_SV.to(dtype), target_ids_S, reduction="sum")
+    return total / max(len(target_ids_S), 1)
+
+
+def log_likelihood(
+    scores: StateScores, with_boundaries: bool = True, backend: str = "auto"
+) -> Tensor:
+    """log P(Y | X') of each row under the model's graph.
+
+    Args:
+        scores: from ``ExLM.forward``.
+        with_boundaries: score the emissions of [BOS] and [EOS] too, as training with
+            ``boundary="official"`` does. Without them the sum over all paths is the joint
+            probability of the masked tokens alone.
+        backend: of the alignment.
+
+    Returns:
+        log_likelihood_B in nats; -inf where no path fits.
+    """
+    is_counted_BM = scores.is_scored_BM
+    if not with_boundaries:
+        is_counted_BM = is_counted_BM & ~scores.graph.is_boundary_BM
+    if scores.log_transition_BLL is None:
+        return (_ctc_log_likelihood(scores) * is_counted_BM).sum(dim=1)
+    return dag_log_likelihood(
+        scores.log_emission_BML.masked_fill(~is_counted_BM.unsqueeze(2), 0.0),
+        scores.log_transition_BLL,
+        scores.graph.num_targets_B,
+        scores.graph.num_states_B,
+        backend,
+    )
+
+
+def _ctc_log_likelihood(scores: StateScores) -> Tensor:
+    """CTC of each target over its own k states, (B, M); meaningless where unscored."""
+    graph, k = scores.graph, scores.states_per_mask
+    B, M, L = scores.log_emission_BML.shape
+    target_M = torch.arange(M, device=graph.owner_BL.device)
+    # Beyond the states of a row owner_BL is 0: push those behind every target.
+    owner_BL = graph.owner_BL.masked_fill(~graph.is_state_BL, M)
+    first_BM = (owner_BL.unsqueeze(1) < target_M[:, None]).sum(dim=2)
+    own_BMk = (first_BM.unsqueeze(2) + torch.arange(k, device=first_BM.device)).clamp(max=L - 1)
+    log_target_BMk = scores.log_emission_BML.gather(2, own_BMk)
+    log_blank_BML = scores.log_blank_BL.unsqueeze(1).expand(B, M, L)
+    return run_log_likelihood(
+        log_target_BMk, log_blank_BML.gather(2, own_BMk), scores.is_blank_BM
+    )
+
+
+def states_alignment_loss(
+    log_likelihood_B: Tensor,
+    num_scored_B: Tensor,
+    reduction: Reduction = "sequence",
+    on_no_path: Literal["raise", "skip"] = "raise",
+) -> Tensor:
+    """L_SA = -log f_{M,L}, per target (§4.3).
+
+    Deviation from §4.3, after the released code: each row's loss is divided by its number of
+    targets, then rows are averaged. The released code counts a row without a path as loss 0;
+    here it raises, or is left out of the mean.
+
+    Args:
+        log_likelihood_B: in nats, from ``log_likelihood``.
+        num_scored_B: int64, scored targets of each row.
+        reduction: ``sequence`` as above, or ``token``: all rows' losses over all their targets.
+        on_no_path: ``raise``, or ``skip`` rows whose log-likelihood is -inf.
+
+    Returns:
+        Scalar in nats per target; 0 when every row is skipped.
+
+    Raises:
+        ValueError: naming the rows without a path, with ``on_no_path="raise"``.
+    """
+    has_path_B = log_likelihood_B != -torch.inf
+    if on_no_path == "raise" and not bool(has_path_B.all()):
+        rows = (~has_path_B).nonzero().flatten().tolist()
+        raise ValueError(f"no path through the graph spells the targets of row(s) {rows}")
+    loss_B = -log_likelihood_B.masked_fill(~has_path_B, 0.0)
+    num_scored_B = num_scored_B.clamp(min=1)
+    if reduction == "token":
+        return loss_B.sum() / (num_scored_B * has_path_B).sum().clamp(min=1)
+    return (loss_B / num_scored_B).sum() / has_path_B.sum().clamp(min=1)
+
+
+def nats_to_bits(nats: Tensor) -> Tensor:
+    """Divide by log 2."""
+    return nats / math.log(2)

@@ -1,0 +1,108 @@
+"""2D rotary position embedding: token index and clone index (§4.2).
+
+Shapes: B rows, T tokens, H heads, d head size.
+
+A head is split into two contiguous halves. The first is rotated by the token index i, the second
+by the clone index j, so a score depends on (i - i', j - j') alone. As in the released code, an
+ordinary token has j = 0 and only half of each head sees its position. Angles come from integer
+positions at every call: nothing is cached, so nothing can be stale after loading a checkpoint.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from exlm_mini.alignment.autograd import differentiable_once
+
+_BASE = 10_000.0
+
+
+class Rotation(NamedTuple):
+    """Cosine and sine of every angle, each (B, 1, T, d): one value per head coordinate."""
+
+    cos_B1Td: Tensor
+    sin_B1Td: Tensor
+    num_parts: int
+    """How many independently rotated parts a head has: 2 (2D) or 1 (1D)."""
+
+
+def _angles(index_BT: Tensor, part_dim: int, dtype: torch.dtype) -> Tensor:
+    """Angles index * 10000^(-2j / part_dim), written twice: (B, T, part_dim)."""
+    exponent_j = torch.arange(0, part_dim, 2, dtype=dtype, device=index_BT.device) / part_dim
+    angle_BTj = index_BT.to(dtype).unsqueeze(-1) * _BASE**-exponent_j
+    return torch.cat([angle_BTj, angle_BTj], dim=-1)
+
+
+def rotation_2d(
+    position_BT: Tensor, clone_BT: Tensor, head_dim: int, dtype: torch.dtype = torch.float32
+) -> Rotation:
+    """Rotation by token index (first half of each head) and clone index (second half).
+
+    Args:
+        position_BT: int64, token index i.
+        clone_BT: int64, clone index j; 0 for ordinary tokens.
+        head_dim: d, a multiple of 4.
+        dtype: of the angles.
+
+    Raises:
+        ValueError: if the halves of a head cannot be rotated in pairs.
+    """
+    if head_dim % 4:
+        raise ValueError(f"head_dim is {head_dim}; 2D RoPE needs a multiple of 4")
+    half = head_dim // 2
+    angle_B1Td = torch.cat(
+        [_angles(position_BT, half, dtype), _angles(clone_BT, half, dtype)], dim=-1
+    ).unsqueeze(1)
+    return Rotation(angle_B1Td.cos(), angle_B1Td.sin(), num_parts=2)
+
+
+def rotation_1d(
+    place_BT: Tensor, head_dim: int, dtype: torch.dtype = torch.float32
+) -> Rotation:
+    """Rotation of whole heads by one index: ordinary RoPE, for "w/o 2D RoPE" (Table 2)."""
+    angle_B1Td = _angles(place_BT, head_dim, dtype).unsqueeze(1)
+    return Rotation(angle_B1Td.cos(), angle_B1Td.sin(), num_parts=1)
+
+
+def rotate(x_BHTd: Tensor, rotation: Rotation) -> Tensor:
+    """Turn queries or keys by their positions; same shape and dtype as the input.
+
+    In each part, coordinate j pairs with coordinate j + part_dim / 2. Differentiable once, in
+    ``x_BHTd``.
+    """
+    return _Rotate.apply(x_BHTd, *rotation)
+
+
+class _Rotate(torch.autograd.Function):
+    """A rotation is undone by its transpose: the gradient is turned back, and x is not kept."""
+
+    @staticmethod
+    def forward(
+        ctx, x_BHTd: Tensor, cos_B1Td: Tensor, sin_B1Td: Tensor, num_parts: int
+    ) -> Tensor:
+        ctx.save_for_backward(cos_B1Td, sin_B1Td)
+        ctx.num_parts = num_parts
+        return _turn(x_BHTd, Rotation(cos_B1Td, sin_B1Td, num_parts), sign=1)
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx, grad_BHTd: Tensor) -> tuple[Tensor, None, None, None]:
+        rotation = Rotation(*ctx.saved_tensors, ctx.num_parts)
+        return _turn(grad_BHTd, rotation, sign=-1), None, None, None
+
+
+def _turn(x_BHTd: Tensor, rotation: Rotation, sign: int) -> Tensor:
+    """(a, b) to (a cos - b sin, b cos + a sin), or back for sign -1."""
+    if x_BHTd.device.type == "cpu":  # tokens of a head side by side, as the angles are
+        x_BHTd = x_BHTd.contiguous()
+    turned_BHTd = x_BHTd * rotation.cos_B1Td
+    (a, b), (turned_a, turned_b), (sin_a, sin_b) = (
+        t.unflatten(-1, (rotation.num_parts, 2, -1)).unbind(-2)
+        for t in (x_BHTd, turned_BHTd, rotation.sin_B1Td)
+    )
+    turned_a.addcmul_(b, sin_a, value=-sign)
+    turned_b.addcmul_(a, sin_b, value=sign)
+    return turned_BHTd.to(x_BHTd.dtype)

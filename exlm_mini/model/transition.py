@@ -1,0 +1,210 @@
+"""The transition matrix E: how likely each state hands over to a later one (§4.2).
+
+Shapes: B rows, L states, D width, H heads. ``log_transition_BLL[b, v, u]`` is the log-probability
+of the edge v -> u; it is -inf unless v < u and both are states, and each row of E that has a
+successor sums to one.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from exlm_mini.config import ModelConfig
+from exlm_mini.model.expansion import StateGraph
+
+
+def edges(graph: StateGraph, sparse: bool = False) -> Tensor:
+    """Which edges may exist: the mask M of §4.2, as is_edge_BLL (bool).
+
+    Args:
+        graph: the states.
+        sparse: forbid edges between clones of one mask (Appendix Q.3).
+    """
+    is_state_BL = graph.is_state_BL
+    L = is_state_BL.shape[1]
+    is_forward_LL = torch.ones(L, L, dtype=torch.bool, device=is_state_BL.device).triu(1)
+    is_edge_BLL = is_forward_LL & is_state_BL.unsqueeze(1) & is_state_BL.unsqueeze(2)
+    if sparse:
+        is_edge_BLL = is_edge_BLL & (graph.owner_BL.unsqueeze(1) > graph.owner_BL.unsqueeze(2))
+    return is_edge_BLL
+
+
+def edge_log_softmax(scores_BHLL: Tensor, is_edge_BLL: Tensor) -> Tensor:
+    """log softmax over the allowed successors of each state, 0 elsewhere; (B, H, L, L).
+
+    The filler 0 is finite on purpose: a state without successors would otherwise send back nan
+    gradients. The caller masks it out.
+    """
+    is_edge_B1LL = is_edge_BLL.unsqueeze(1)
+    has_successor_B1L1 = is_edge_B1LL.any(dim=-1, keepdim=True)
+    scores_BHLL = scores_BHLL.masked_fill(~is_edge_B1LL & has_successor_B1L1, -torch.inf)
+    return scores_BHLL.log_softmax(dim=-1).masked_fill(~is_edge_B1LL, 0.0)
+
+
+class PaperTransition(nn.Module):
+    """E = softmax(Q Kᵀ / sqrt(D) + M) with Q = H W_Q and K = H W_K (§4.2)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        width = config.shape.width
+        self.sparse = config.sparse
+        self.query = nn.Linear(width, width, bias=False)
+        self.key = nn.Linear(width, width, bias=False)
+
+    def forward(self, state_BLD: Tensor, graph: StateGraph) -> Tensor:
+        """log_transition_BLL in float32 (float64 for float64 states)."""
+        query_BLD = _at_least_float32(self.query(state_BLD))
+        key_BLD = _at_least_float32(self.key(state_BLD))
+        is_edge_BLL = edges(graph, self.sparse)
+        with torch.autocast(state_BLD.device.type, enabled=False):
+            scores_BLL = query_BLD @ key_BLD.transpose(1, 2) / math.sqrt(query_BLD.shape[-1])
+            log_transition_BLL = edge_log_softmax(scores_BLL.unsqueeze(1), is_edge_BLL).squeeze(
+                1
+            )
+        return log_transition_BLL.masked_fill(~is_edge_BLL, -torch.inf)
+
+
+class GatedTransition(nn.Module):
+    """A mixture of H softmax matrices, gated by the source state; as in the released code.
+
+    Deviation from §4.2, where E is one softmax: head c gives softmax(q_c k_cᵀ / sqrt(D/H)), and
+    state v mixes its heads with softmax(W_g x_v). Queries, keys and gates read the state and,
+    with ``use_position``, a learned embedding of its place in the expanded sequence.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        width, self.num_heads = config.shape.width, config.shape.num_heads
+        self.sparse = config.sparse
+        self.place = nn.Embedding(config.max_positions, width) if config.use_position else None
+        num_inputs = 2 * width if config.use_position else width
+        self.query = nn.Linear(num_inputs, width)
+        self.key = nn.Linear(num_inputs, width)
+        self.gate = nn.Linear(num_inputs, self.num_heads)
+
+    def forward(self, state_BLD: Tensor, graph: StateGraph) -> Tensor:
+        """log_transition_BLL in float32 (float64 for float64 states)."""
+        query_BHLd, key_BHLd = (
+            _at_least_float32(self._read(linear, state_BLD, graph))
+            .unflatten(-1, (self.num_heads, -1))
+            .transpose(1, 2)
+            for linear in (self.query, self.key)
+        )
+        gate_BLH = _at_least_float32(self._read(self.gate, state_BLD, graph))
+        log_gate_BLH = gate_BLH.log_softmax(dim=-1)
+        is_edge_BLL = edges(graph, self.sparse)
+        with torch.autocast(state_BLD.device.type, enabled=False):
+            scores_BHLL = (
+                query_BHLd @ key_BHLd.transpose(2, 3) / math.sqrt(query_BHLd.shape[-1])
+            )
+            log_head_BHLL = edge_log_softmax(scores_BHLL, is_edge_BLL)
+            log_mixed_BHLL = log_head_BHLL + log_gate_BLH.transpose(1, 2).unsqueeze(3)
+            log_mixed_BLL = log_mixed_BHLL.logsumexp(dim=1)
+        return log_mixed_BLL.masked_fill(~is_edge_BLL, -torch.inf)
+
+    def _read(self, linear: nn.Linear, state_BLD: Tensor, graph: StateGraph) -> Tensor:
+        """``linear`` of [state, place]; each place is multiplied once, not once per state."""
+        if self.place is None:
+            return linear(state_BLD)
+        of_state_XD, of_place_XD = linear.weight.split(state_BLD.shape[-1], dim=1)
+        place_PD = self.place.weight
+        is_at_hand = graph.place_BL.device.type == "cpu" and not torch.compiler.is_compiling()
+        if is_at_hand and graph.place_BL.numel():
+            # On a GPU a look at the largest would be a wait, and the whole table is soon done.
+            place_PD = place_PD[: int(graph.place_BL.max()) + 1]
+        place_PX = F.linear(place_PD, of_place_XD, linear.bias)
+        return F.linear(state_BLD, of_state_XD) + F.embedding(graph.place_BL, place_PX)
+
+
+class UniformTransition(nn.Module):
+    """No dependencies: each mask's token is an equal mixture over its k states (an ablation).
+
+    Written as a graph, so that everything that reads graphs reads this too: a state hands over
+    to every clone of the next target with probability 1/k.
+    """
+
+    def forward(self, state_BLD: Tensor, graph: StateGraph) -> Tensor:
+        """log_transition_BLL, the same for all features."""
+        return _equal_shares(_next_target_edges(graph), state_BLD)
+
+
+def parallel_chains(state_BLD: Tensor, graph: StateGraph) -> Tensor:
+    """k chains side by side: clone j hands over to clone j of the next target; log E (B, L, L).
+
+    The start hands over to each chain with probability 1/k and every chain to the end, so the
+    model is an equal mixture of k independent ones, one per clone. See ``blend``.
+    """
+    owner_BL, clone_BL = graph.owner_BL, graph.clone_BL
+    is_last_BL = owner_BL == (graph.num_targets_B - 1).unsqueeze(1)
+    is_chain_BLL = (
+        (clone_BL.unsqueeze(1) == clone_BL.unsqueeze(2))
+        | (owner_BL == 0).unsqueeze(2)
+        | is_last_BL.unsqueeze(1)
+    )
+    return _equal_shares(_next_target_edges(graph) & is_chain_BLL, state_BLD)
+
+
+def blend(log_transition_BLL: Tensor, log_chain_BLL: Tensor, chain_share: float) -> Tensor:
+    """log of (1 - share) E + share * chains, for the start of training.
+
+    Not in the paper. From a random start the transitions settle on one clone per mask before
+    the clones have learned to differ, and ExLM stays where MLM is. While the chains are fixed
+    the clones can only differ in what they emit; then the learned transitions fade in.
+
+    Where the chains stand alone, E would have no gradient, and fade in untrained. It gets that of
+    the chains: the expected number of times that a path takes each edge, from which the M-step of
+    EM would estimate E.
+
+    Args:
+        log_transition_BLL: the learned log E.
+        log_chain_BLL: from ``parallel_chains``.
+        chain_share: above 0, at most 1.
+    """
+    if chain_share == 1:
+        taught_BLL = log_transition_BLL.masked_fill(log_chain_BLL == -torch.inf, 0.0)
+        return log_chain_BLL + (taught_BLL - taught_BLL.detach())
+    is_edge_BLL = (log_transition_BLL != -torch.inf) | (log_chain_BLL != -torch.inf)
+    # logaddexp of two -inf sends back nan: give it something finite where there is no edge.
+    learned_BLL = log_transition_BLL.masked_fill(~is_edge_BLL, 0.0) + math.log1p(-chain_share)
+    blended_BLL = torch.logaddexp(learned_BLL, log_chain_BLL + math.log(chain_share))
+    return blended_BLL.masked_fill(~is_edge_BLL, -torch.inf)
+
+
+def _next_target_edges(graph: StateGraph) -> Tensor:
+    """Edges to every clone of the next target, and of the last target to its last state only."""
+    owner_BL, is_state_BL = graph.owner_BL, graph.is_state_BL
+    place_L = torch.arange(owner_BL.shape[1], device=owner_BL.device)
+    is_end_BL = place_L == (graph.num_states_B - 1).unsqueeze(1)
+    is_last_BL = owner_BL == (graph.num_targets_B - 1).unsqueeze(1)
+    is_entry_BL = is_state_BL & (is_end_BL | ~is_last_BL)
+    is_next_BLL = owner_BL.unsqueeze(1) == owner_BL.unsqueeze(2) + 1
+    return is_next_BLL & is_entry_BL.unsqueeze(1) & is_state_BL.unsqueeze(2)
+
+
+def _equal_shares(is_edge_BLL: Tensor, state_BLD: Tensor) -> Tensor:
+    """log of equal probabilities over each state's edges, in the dtype of the states."""
+    dtype = torch.promote_types(state_BLD.dtype, torch.float32)
+    num_edges_BL1 = is_edge_BLL.sum(dim=-1, keepdim=True).clamp(min=1)
+    log_share_BLL = -num_edges_BL1.to(dtype).log().expand(is_edge_BLL.shape)
+    return log_share_BLL.masked_fill(~is_edge_BLL, -torch.inf)
+
+
+def make_transition(config: ModelConfig) -> nn.Module | None:
+    """The transition module named in the settings; none for ``ctc``, which has no edges."""
+    match config.transition:
+        case "paper":
+            return PaperTransition(config)
+        case "gated":
+            return GatedTransition(config)
+        case "uniform":
+            return UniformTransition()
+    return None
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    """float32 for half precision (the dynamic programme needs it), otherwise unchanged."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

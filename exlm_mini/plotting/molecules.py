@@ -1,0 +1,171 @@
+"""Molecules as pictures: SVG text for a page of the book, the same for the same molecule.
+
+Atoms are numbered as in the SMILES string from left to right, which is how RDKit numbers them too;
+so a token of the string can be found in the picture.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from exlm_mini.config import UserError
+from exlm_mini.data.smiles import read_molecule, require_rdkit
+from exlm_mini.data.tokenizer import SMILES_SYMBOL
+
+WIDTH, HEIGHT = 260, 180
+"""Pixels."""
+SCAFFOLD_COLOR = "#f2b134"
+BOND_WIDTH = 16
+"""Of the colour behind a bond, in widths of the bond."""
+
+
+class Pictures:
+    """Drawings side by side with a caption each, in a notebook and in the book.
+
+    They wrap where the page is narrow. On paper only the captions are left.
+
+    Args:
+        drawings: SVG text by caption.
+    """
+
+    def __init__(self, drawings: Mapping[str, str]) -> None:
+        self.drawings = dict(drawings)
+
+    def _repr_html_(self) -> str:
+        figures = [
+            f'<figure style="margin:0;width:min-content">{svg}'
+            '<figcaption style="text-align:center;color:black">'  # the page's may be pale
+            f"{escape(caption)}</figcaption></figure>"
+            for caption, svg in self.drawings.items()
+        ]
+        frame = "display:flex;flex-wrap:wrap;gap:0.5rem;background:white;color:black"
+        return f'<div style="{frame}">{"".join(figures)}</div>'
+
+    def __repr__(self) -> str:
+        return f"drawings: {', '.join(self.drawings)}"
+
+
+def molecule_svg(smiles: str, width: int = WIDTH, height: int = HEIGHT) -> str:
+    """A molecule.
+
+    Raises:
+        UserError: if RDKit does not read it, or is missing.
+    """
+    return _draw(_parse(smiles), smiles, {}, {}, width, height)
+
+
+def scaffold_svg(smiles: str, width: int = WIDTH, height: int = HEIGHT) -> str:
+    """A molecule with its scaffold, rings and links, behind a colour; see ``scaffolds``.
+
+    Raises:
+        UserError: as ``molecule_svg``.
+    """
+    molecule = _parse(smiles)
+    from rdkit.Chem.Scaffolds.MurckoScaffold import GetScaffoldForMol
+
+    # Looked up by numbers that travel along: a search for the frame could find it elsewhere too.
+    for atom in molecule.GetAtoms():
+        atom.SetIntProp("number", atom.GetIdx())
+    frame = GetScaffoldForMol(molecule)
+    inside = {atom.GetIntProp("number") for atom in frame.GetAtoms()}
+    bonds = [
+        bond.GetIdx()
+        for bond in molecule.GetBonds()
+        if {bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()} <= inside
+    ]
+    atom_colors = dict.fromkeys(sorted(inside), SCAFFOLD_COLOR)
+    bond_colors = dict.fromkeys(bonds, SCAFFOLD_COLOR)
+    return _draw(molecule, smiles, atom_colors, bond_colors, width, height)
+
+
+def tokens_svg(
+    smiles: str, colors: Sequence[str | None], width: int = WIDTH, height: int = HEIGHT
+) -> str:
+    """A molecule with the atoms of chosen tokens behind a colour each.
+
+    Args:
+        smiles: the molecule.
+        colors: "#rrggbb" or none for each token, in the order of ``tokens_of``; the colour of a
+            token that is no atom (a bond, a bracket, the number of a ring) is not seen.
+
+    Raises:
+        UserError: as ``molecule_svg``.
+        ValueError: if there are not as many colours as tokens.
+    """
+    tokens = tokens_of(smiles)
+    if len(colors) != len(tokens):
+        raise ValueError(f"want {len(tokens)} colours, one a token, got {len(colors)}")
+    atom_colors = {
+        atom: color
+        for atom, color in zip(atoms_of(tokens), colors, strict=True)
+        if atom is not None and color is not None
+    }
+    return _draw(_parse(smiles), smiles, atom_colors, {}, width, height)
+
+
+def tokens_of(smiles: str) -> list[str]:
+    """The symbols of a SMILES string, as the tokenizer cuts it; together they are the string."""
+    return [piece for piece in re.split(SMILES_SYMBOL, smiles) if piece]
+
+
+def atoms_of(tokens: Sequence[str]) -> list[int | None]:
+    """The number of the atom each token stands for; none for those that are no atoms.
+
+    >>> atoms_of(["C", "(", "=", "O", ")", "[NH2]"])
+    [0, None, None, 1, None, 2]
+    """
+    numbers, num_atoms = [], 0
+    for token in tokens:
+        is_atom = token.isalpha() or token.startswith("[") or token == "*"
+        numbers.append(num_atoms if is_atom else None)
+        num_atoms += is_atom
+    return numbers
+
+
+def _parse(smiles: str) -> Any:
+    """The molecule with every atom that is written, hydrogens in brackets too."""
+    require_rdkit()
+    from rdkit import Chem
+
+    options = Chem.SmilesParserParams()
+    options.removeHs = False
+    molecule = read_molecule(smiles, options)
+    if molecule is None:
+        raise UserError(f"RDKit reads no molecule in '{smiles[:80]}'; check the SMILES")
+    return molecule
+
+
+def _draw(
+    molecule: Any,
+    title: str,
+    atom_colors: Mapping[int, str],
+    bond_colors: Mapping[int, str],
+    width: int,
+    height: int,
+) -> str:
+    from rdkit.Chem.Draw import rdMolDraw2D
+
+    drawer = rdMolDraw2D.MolDraw2DSVG(width, height)
+    drawer.drawOptions().highlightBondWidthMultiplier = BOND_WIDTH
+    rdMolDraw2D.PrepareAndDrawMolecule(
+        drawer,
+        molecule,
+        highlightAtoms=list(atom_colors),
+        highlightAtomColors={atom: _rgb(color) for atom, color in atom_colors.items()},
+        highlightBonds=list(bond_colors),
+        highlightBondColors={bond: _rgb(color) for bond, color in bond_colors.items()},
+    )
+    drawer.FinishDrawing()
+    svg = drawer.GetDrawingText()
+    start = svg.index("<svg")  # an XML header would not be allowed inside a page
+    label = f'<svg role="img" aria-label="{escape(title)}"'
+    return svg[start:].replace("<svg", label, 1)
+
+
+def _rgb(color: str) -> tuple[float, float, float]:
+    """ "#rrggbb" as shares of 1."""
+    red, green, blue = bytes.fromhex(color.removeprefix("#"))
+    return red / 255, green / 255, blue / 255

@@ -1,0 +1,143 @@
+"""How uncertain a prediction is: Appendix E, and the case study of Appendix P.
+
+Shapes: B rows, N tokens of a repeated row, M tokens of the row before, k copies, S masked
+positions of a batch, R fully masked tokens of a batch, V vocabulary; of a reading (Appendix P)
+S masks, M targets (S + 2), L states.
+
+In Repeated MLM a [MASK] is not yet a lost word: other copies of it may stand beside it. So
+Appendix E measures over *fully masked* tokens only, those with every copy masked.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from exlm_mini.alignment import posteriors
+from exlm_mini.reading.decoding import Reading
+
+
+class PathEntropy(NamedTuple):
+    """How uncertain the graph of a reading is at each mask, in bits; float64."""
+
+    word_S: Tensor
+    """Of the word, once the state that emits it is known."""
+    step_S: Tensor
+    """Of the step to the next state, from where the path stands before the mask."""
+
+
+def entropy_bits(log_p: Tensor) -> Tensor:
+    """Entropy of distributions over the last dimension (Appendix E), in bits.
+
+    Args:
+        log_p: natural logs of probabilities that sum to one over the last dimension; ``-inf``
+            where a token is impossible.
+
+    Returns:
+        The shape without the last dimension, same dtype; 0 for a certain token.
+    """
+    return torch.special.entr(log_p.exp()).sum(dim=-1) / math.log(2)
+
+
+def fully_masked(is_masked_BN: Tensor, num_copies: int) -> Tensor:
+    """Which tokens have lost every copy (§3.1).
+
+    Args:
+        is_masked_BN: bool, rows as ``repeat_tokens`` writes them: the copies of a token stand
+            beside each other.
+        num_copies: k.
+
+    Returns:
+        is_lost_BM, bool (B, N / k); with one copy the mask itself.
+
+    Raises:
+        ValueError: if a row is not a whole number of tokens.
+    """
+    N = is_masked_BN.shape[1]
+    if num_copies < 1 or N % num_copies:
+        raise ValueError(f"rows of {N} positions do not hold {num_copies} copies of each token")
+    return is_masked_BN.unflatten(1, (-1, num_copies)).all(dim=2)
+
+
+def mean_over_copies(value_S: Tensor, is_masked_BN: Tensor, num_copies: int) -> Tensor:
+    """The filter and the average of Appendix E.1, for any number measured at masked positions.
+
+    Positions of tokens with at least one visible copy are left out; the k values of every other
+    token are averaged.
+
+    Args:
+        value_S: float, one value per masked position, row by row from left to right, as
+            ``MaskedLM.forward`` orders its logits.
+        is_masked_BN: bool, as for ``fully_masked``.
+        num_copies: k.
+
+    Returns:
+        value_R, same dtype: one per fully masked token, row by row from left to right; empty if
+        there is none.
+
+    Raises:
+        ValueError: if the values are not one per masked position, or as ``fully_masked``.
+    """
+    num_masked = int(is_masked_BN.sum())
+    if value_S.shape != (num_masked,):
+        raise ValueError(f"want {num_masked} values, got shape {tuple(value_S.shape)}")
+    is_lost_BM = fully_masked(is_masked_BN, num_copies)
+    is_counted_BN = is_lost_BM.repeat_interleave(num_copies, dim=1)
+    return value_S[is_counted_BN[is_masked_BN]].view(-1, num_copies).mean(dim=1)
+
+
+def repeated_entropy_bits(log_p_SV: Tensor, is_masked_BN: Tensor, num_copies: int) -> Tensor:
+    """H_token of Appendix E.1: a model's uncertainty about the tokens it sees no copy of.
+
+    ``H_token = 1/k * sum over copies j of H[P(x_j)]``, for tokens with all k copies masked.
+
+    Args:
+        log_p_SV: log-probabilities in nats at the masked positions (not logits), row by row
+            from left to right.
+        is_masked_BN: bool, as for ``fully_masked``.
+        num_copies: k; with 1 this is the entropy at every masked position.
+
+    Returns:
+        entropy_R in bits, one per fully masked token; its mean is a cell of Figure 5.
+
+    Raises:
+        ValueError: as ``mean_over_copies``.
+    """
+    return mean_over_copies(entropy_bits(log_p_SV), is_masked_BN, num_copies)
+
+
+def path_entropy(reading: Reading) -> PathEntropy:
+    """Where the uncertainty of a case study sits: in the states, or in the steps between them.
+
+    Appendix P compares states by eye. A state that no path visits says nothing about a mask, so
+    here each counts by how likely a path passes it, before any word is known::
+
+        word[i] = sum over u of P(mask i is emitted by u) * H[P_u]
+        step[i] = sum over v of P(the target before mask i is emitted by v) * H[E_v]
+
+    P is the posterior given one step per target; E_v is the whole row of the transition matrix,
+    so ``step`` counts edges, too, that would miss a mask.
+
+    Args:
+        reading: of ``read_states``, with a graph.
+
+    Returns:
+        One value per mask each, in the order of the masks.
+
+    Raises:
+        ValueError: if the states of the reading are not linked.
+    """
+    if reading.states is None or reading.graph is None:
+        raise ValueError("this reading has no paths: its states are not linked")
+    log_transition_LL = reading.graph.log_transition_LL.double()
+    M, L = len(reading.graph.path_M), len(log_transition_LL)
+    any_word_BML = torch.zeros(1, M, L, dtype=torch.float64)
+    counts = torch.tensor([M]), torch.tensor([L])
+    state_ML = posteriors(any_word_BML, log_transition_LL[None], *counts).state_BML[0]
+    return PathEntropy(
+        word_S=state_ML[1:-1] @ entropy_bits(reading.states.log_token_LV.double()),
+        step_S=state_ML[:-2] @ entropy_bits(log_transition_LL),
+    )

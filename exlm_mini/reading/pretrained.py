@@ -1,0 +1,211 @@
+"""A pre-trained run as others read it: its weights, its settings, its tokenizer."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from exlm_mini.config import ModelConfig, RunConfig, SpecialIds, UserError
+from exlm_mini.data.files import reading
+from exlm_mini.data.tokenizer import Tokenizer
+from exlm_mini.data.vocabulary import TOKENIZER_KINDS
+from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.training.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint
+from exlm_mini.training.manifest import MANIFEST
+from exlm_mini.training.parts import (
+    load_model,
+    make_model,
+    num_copies,
+    settled_size,
+    stored_config,
+)
+
+TRAINED_IN_TURN = ("exlm", "mlm")
+"""Directories below a run of the objective mlm+exlm."""
+INPUT_OF_KIND = {tokenizer: data for data, tokenizer in TOKENIZER_KINDS.items()}
+"""Kind of a tokenizer: what it reads, in the words of ``exlm_lab.downstream.task.Task``."""
+
+
+class Layout(NamedTuple):
+    """How long a row becomes inside a model."""
+
+    special_ids: SpecialIds
+    max_positions: int
+    """Longest sequence after expansion or repetition, in tokens."""
+    num_copies: int = 1
+    """Of every token; above 1 for Repeated MLM."""
+    boundary_copies: int = 1
+    """Of [BOS] and every [EOS]; ExLM's states per mask with the official boundary."""
+
+    def room(self, num_pieces: int) -> int:
+        """Tokens that fit beside the boundaries of a row with one text or two.
+
+        Raises:
+            UserError: if not one token of each fits.
+        """
+        num_special = 2 * num_pieces
+        room = self.max_positions // self.num_copies - self.boundary_copies * num_special
+        if room < num_pieces:
+            raise UserError(
+                f"model.max_positions {self.max_positions} of the checkpoint leaves room for "
+                f"{max(room, 0)} tokens beside {num_special} boundaries of "
+                f"{self.boundary_copies * self.num_copies} positions each; take a checkpoint "
+                "with more positions"
+            )
+        return room
+
+
+class TokenizerFacts(NamedTuple):
+    """What is known of a tokenizer without its file: enough for rows that are ids already."""
+
+    kind: str
+    special_ids: SpecialIds
+    sha256: str
+
+
+class Pretrained(NamedTuple):
+    """A checkpoint and what it takes to use it."""
+
+    path: Path
+    """Of the step's directory."""
+    checkpoint: Checkpoint
+    config: RunConfig
+    tokenizer: Tokenizer | TokenizerFacts
+    sha256: str
+    """Of the names and bytes of its weights."""
+
+    @property
+    def input(self) -> str:
+        """What it was trained on: text, smiles or toy."""
+        return INPUT_OF_KIND[self.tokenizer.kind]
+
+    @property
+    def layout(self) -> Layout:
+        """How long a row becomes inside the model when nothing is masked."""
+        model = self.config.model
+        is_cloned = self.config.objective == "exlm" and model.boundary == "official"
+        return Layout(
+            self.tokenizer.special_ids,
+            model.max_positions,
+            num_copies(self.config),
+            model.states_per_mask if is_cloned else 1,
+        )
+
+    def model(self, **settings: float) -> MaskedLM | ExLM:
+        """A fresh copy of the trained model, on the CPU.
+
+        Args:
+            settings: of ``ModelConfig`` that have no weights, such as ``dropout``.
+        """
+        changed: ModelConfig = replace(self.config.model, **settings)
+        stored = self.checkpoint.state["config"]
+        model = {**stored["model"], **{name: getattr(changed, name) for name in settings}}
+        state = {**self.checkpoint.state, "config": {**stored, "model": model}}
+        with reading(self.path):
+            return load_model(self.checkpoint._replace(state=state))[0]
+
+
+def load_pretrained(
+    path: Path, report: Callable[[str], None], with_tokenizer: bool = True
+) -> Pretrained:
+    """Open a run, or one step of it.
+
+    Args:
+        path: OUTPUT of a pre-training run, or ``checkpoints/step-NNNNNN`` in it.
+        report: takes a line for each damaged checkpoint that was passed over.
+        with_tokenizer: false: what the checkpoint says of it will do, and neither its file nor
+            the library that reads it is needed.
+
+    Raises:
+        UserError: nothing there, two runs in one directory, no intact checkpoint, one without an
+            encoder, or not the tokenizer it was trained with.
+    """
+    if not path.exists():
+        raise UserError(f"there is no {path}; give the --output of a pre-training run")
+    if (path / MANIFEST).is_file():
+        run, checkpoint = path.parent.parent, load_checkpoint(path)
+    else:
+        run = path
+        if not (path / "checkpoints").is_dir():
+            inner = [name for name in TRAINED_IN_TURN if (path / name).is_dir()]
+            remedy = "give the --output of a pre-training run"
+            if inner:
+                remedy = (
+                    f"give one of the runs in it, {' or '.join(str(path / n) for n in inner)}"
+                )
+            raise UserError(f"{path} holds no checkpoints of its own; {remedy}")
+        checkpoint = latest_checkpoint(path / "checkpoints", report)
+        if checkpoint is None:
+            raise UserError(f"{path} has no checkpoint yet; let it train until it saves one")
+        path = path / "checkpoints" / f"step-{checkpoint.step:06d}"
+    with reading(path):
+        weights = checkpoint.tensors.get("model", {})
+        if not any(name.startswith("encoder.layers.") for name in weights):
+            raise UserError(
+                f"{path} holds no weights of an encoder; give a checkpoint of a pre-training run"
+            )
+        if "tokenizer_sha256" not in checkpoint.state:
+            raise UserError(
+                f"{path} does not say which tokenizer it was trained with, so it is no pre-trained "
+                "model; give a checkpoint of a pre-training run"
+            )
+        config = stored_config(checkpoint)
+        tokenizer = (
+            tokenizer_of(run, checkpoint) if with_tokenizer else _facts(config, checkpoint)
+        )
+        settled_size(config, checkpoint)
+        with torch.device("meta"):
+            expected = make_model(config, checkpoint.state["vocab_size"], tokenizer.special_ids)
+        for name, tensor in expected.state_dict().items():
+            if name not in weights or weights[name].shape != tensor.shape:
+                raise UserError(
+                    f"{path} lacks the weights {name} {tuple(tensor.shape)} of its own settings; "
+                    "give a checkpoint of a pre-training run as it was saved"
+                )
+        return Pretrained(path, checkpoint, config, tokenizer, _sha256(weights))
+
+
+def _facts(config: RunConfig, checkpoint: Checkpoint) -> TokenizerFacts:
+    state = checkpoint.state
+    kind = TOKENIZER_KINDS[config.data.kind]
+    return TokenizerFacts(kind, SpecialIds(**state["special_ids"]), state["tokenizer_sha256"])
+
+
+def _sha256(weights: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(f"{name} {tuple(weights[name].shape)}\n".encode())
+        digest.update(weights[name].contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def tokenizer_of(run: Path, checkpoint: Checkpoint) -> Tokenizer:
+    """The tokenizer of a run's corpus, known by its sha256.
+
+    Raises:
+        UserError: it is not there, or another one is.
+    """
+    pack = checkpoint.state["config"]["data"]["pack"]
+    corpora = [run / "data", run.parent / "data", *([Path(pack)] if pack else [])]
+    paths = [path for corpus in corpora if (path := corpus / "tokenizer.json").is_file()]
+    if not paths:
+        raise UserError(
+            f"{corpora[0] / 'tokenizer.json'} is missing; copy the tokenizer.json of the run's "
+            "corpus there"
+        )
+    for path in paths:
+        with contextlib.suppress(UserError):  # damaged: another may be whole
+            tokenizer = Tokenizer.load(path)
+            if tokenizer.sha256 == checkpoint.state["tokenizer_sha256"]:
+                return tokenizer
+    raise UserError(
+        f"{paths[0]} is not the tokenizer {run} was trained with (sha256 differs); restore it "
+        "from a copy"
+    )

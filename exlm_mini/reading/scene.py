@@ -1,0 +1,191 @@
+"""What there is to see in a reading, and what follows from a choice.
+
+Shapes: S masks, M targets (S + 2), L states, W words of a scene, N input tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from exlm_mini.alignment import dag_log_likelihood, posteriors
+from exlm_mini.data.tokenizer import Tokenizer, visible
+from exlm_mini.reading.decoding import Reading, top_tokens
+
+NUM_WORDS_IN_NODE = 3
+
+
+class Scene(NamedTuple):
+    """What an explorer shows, in plain Python so that JSON holds it; probabilities, not logs."""
+
+    text: list[str]
+    """The visible text before, between and after the masks, S + 1 pieces."""
+    labels: list[str]
+    """Of the states, as in ``decoding.States``."""
+    owners: list[int]
+    """The target each state is a clone of: 0 for [BOS], 1..S for the masks, S + 1 for [EOS]."""
+    words: list[str]
+    """As ``visible`` shows them; W of the vocabulary."""
+    offered: list[list[int]]
+    """For each mask the words one may choose, likeliest first; indices into ``words``."""
+    token_LW: list[list[float]]
+    """P_u(w). Rows sum to less than one where other words of the vocabulary are likely."""
+    transition_LL: list[list[float]]
+    """E[v, u], zero unless v < u."""
+
+    @property
+    def num_masks(self) -> int:
+        return len(self.offered)
+
+    def to_json(self) -> str:
+        """One line; ``scene_from_json`` reads it."""
+        return json.dumps(self._asdict(), ensure_ascii=False, allow_nan=False)
+
+
+class Conditionals(NamedTuple):
+    """What the graph says once some masks are fixed; all zero if no path allows it."""
+
+    probability: float
+    """Of the choices, summed over all paths; without any, of one step per target."""
+    word_SW: np.ndarray
+    """P(word of each mask | choices, the path fits)."""
+    state_SL: np.ndarray
+    """P(state that emits each mask | choices, the path fits)."""
+    edge_LL: np.ndarray
+    """P(the path takes the edge | choices, the path fits)."""
+
+
+def scene_from_json(text: str) -> Scene:
+    """The scene that ``Scene.to_json`` wrote.
+
+    Raises:
+        ValueError: if the text is not that of a scene, or its lists do not fit each other.
+    """
+    try:
+        scene = Scene(**json.loads(text))
+    except TypeError as error:
+        raise ValueError(f"not a scene: {error}") from None
+    return checked(scene)
+
+
+def read_scene(
+    reading: Reading, tokenizer: Tokenizer, masked_ids_BN: Tensor, num_words: int = 12
+) -> Scene:
+    """What there is to see in a reading, to four significant digits.
+
+    Args:
+        reading: of ``read_states``, with a graph.
+        tokenizer: of the model.
+        masked_ids_BN: the row that was read.
+        num_words: offered for each mask, its likeliest; the words of all masks together, and
+            the likeliest of each state, are kept for every state.
+
+    Raises:
+        ValueError: if the states of the reading are not linked.
+    """
+    if reading.states is None or reading.graph is None:
+        raise ValueError("this reading has no graph to explore: its states are not linked")
+    states, special_ids = reading.states, tokenizer.special_ids
+    offered_SC = top_tokens(reading.log_token_SV, num_words, special_ids)[0].tolist()
+    of_states_LC = top_tokens(states.log_token_LV, NUM_WORDS_IN_NODE, special_ids)[0].tolist()
+    ids_W = list(dict.fromkeys(i for row in offered_SC + of_states_LC for i in row))
+    place = {token_id: w for w, token_id in enumerate(ids_W)}
+    return Scene(
+        text=_text_between(tokenizer, masked_ids_BN[0].tolist()),
+        labels=states.labels,
+        owners=states.owner_L.tolist(),
+        words=[visible(tokenizer, token_id) for token_id in ids_W],
+        offered=[[place[token_id] for token_id in row] for row in offered_SC],
+        token_LW=_short(states.log_token_LV[:, ids_W].double().exp()),
+        transition_LL=_short(reading.graph.log_transition_LL.double().exp()),
+    )
+
+
+def conditionals(
+    scene: Scene,
+    words: Mapping[int, str] | None = None,
+    states: Mapping[int, str] | None = None,
+) -> Conditionals:
+    """The distribution of every mask given choices for some, summed over all paths.
+
+    Args:
+        scene: to read.
+        words: chosen word by mask, counted from 1.
+        states: label of the state that emits a mask, by mask; at most one choice per mask.
+
+    Returns:
+        Float64. A mask with a chosen word has that word with probability 1.
+
+    Raises:
+        ValueError: for a word, state or mask the scene does not have, or two choices for one.
+    """
+    words, states = dict(words or {}), dict(states or {})
+    L, M = len(scene.labels), scene.num_masks + 2
+    token_LW = torch.tensor(scene.token_LW, dtype=torch.float64)
+    transition_LL = torch.tensor(scene.transition_LL, dtype=torch.float64)
+    emission_ML = torch.ones(M, L, dtype=torch.float64)
+    for mask in [*words, *states]:
+        if not 1 <= mask <= scene.num_masks or (mask in words and mask in states):
+            raise ValueError(f"mask {mask}: want one choice for a mask of 1..{scene.num_masks}")
+    for mask, word in words.items():
+        emission_ML[mask] = token_LW[:, _index(scene.words, word, "word")]
+    for mask, label in states.items():
+        emission_ML[mask] = 0.0
+        emission_ML[mask, _index(scene.labels, label, "state")] = 1.0
+    graph = (emission_ML.log()[None], transition_LL.log()[None])
+    counts = (torch.tensor([M]), torch.tensor([L]))
+    passes = posteriors(*graph, *counts)
+    state_SL = passes.state_BML[0, 1:-1]
+    word_SW = state_SL @ token_LW
+    for mask, word in words.items():
+        # Every path that is left says this word; where none is, all is zero.
+        word_SW[mask - 1] = 0.0
+        word_SW[mask - 1, scene.words.index(word)] = state_SL[mask - 1].sum()
+    probability = dag_log_likelihood(*graph, *counts).exp().item()
+    edge_LL = passes.edge_BLL[0].numpy()
+    return Conditionals(probability, word_SW.numpy(), state_SL.numpy(), edge_LL)
+
+
+def _text_between(tokenizer: Tokenizer, row_N: list[int]) -> list[str]:
+    """The text around the masks, without [BOS] and [EOS]."""
+    pieces: list[list[int]] = [[]]
+    for token_id in row_N[1:-1]:
+        if token_id == tokenizer.special_ids.mask:
+            pieces.append([])
+        else:
+            pieces[-1].append(token_id)
+    return [tokenizer.decode(piece).strip() for piece in pieces]
+
+
+def _short(probability: Tensor) -> list[list[float]]:
+    """Four significant digits."""
+    return [[float(f"{p:.4g}") for p in row] for row in probability.tolist()]
+
+
+def _index(names: list[str], name: str, kind: str) -> int:
+    if name not in names:
+        raise ValueError(f"the scene has no {kind} '{name}'")
+    return names.index(name)
+
+
+def checked(scene: Scene) -> Scene:
+    """The scene, if its parts fit each other."""
+    L, W, S = len(scene.labels), len(scene.words), scene.num_masks
+    shapes = {
+        "text": (len(scene.text), S + 1),
+        "owners": (len(scene.owners), L),
+        "token_LW": (np.shape(scene.token_LW), (L, W)),
+        "transition_LL": (np.shape(scene.transition_LL), (L, L)),
+        "last owner": (scene.owners[-1] if scene.owners else None, S + 1),
+    }
+    for name, (got, want) in shapes.items():
+        if got != want:
+            raise ValueError(f"scene with {L} states, {W} words, {S} masks: {name} is {got}")
+    if any(not 0 <= w < W for row in scene.offered for w in row):
+        raise ValueError(f"the scene offers words beyond its {W}")
+    return scene

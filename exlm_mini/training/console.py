@@ -1,0 +1,204 @@
+"""What a person sees while a command works, and how they stop it. Everything goes to stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from exlm_mini.config import UserError
+from exlm_mini.data.files import refused
+from exlm_mini.training.loop import Progress
+
+INTERRUPTED = 130
+"""Exit code of a command that was asked to stop, as shells report an interrupt."""
+SECONDS_BETWEEN_LINES = 10.0
+SECONDS_BETWEEN_SIGNALS = 2.0
+
+
+def say(line: str) -> None:
+    """A line for the person, apart from the results on stdout."""
+    print(line, file=sys.stderr, flush=True)
+
+
+class Debugging:
+    """Whether ``--debug`` was given."""
+
+    is_on = False
+
+
+def say_error(error: UserError) -> None:
+    """The one line of a mistake; with ``--debug`` what led to it comes first."""
+    if Debugging.is_on:
+        earlier: BaseException | None = error
+        while earlier:
+            earlier.__suppress_context__ = False
+            earlier = earlier.__cause__ or earlier.__context__
+        traceback.print_exception(error)
+    say(f"error: {error}")
+
+
+def drop_output() -> None:
+    """To be called when the reader of stdout has seen enough.
+
+    Python would complain when it flushes at exit.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def exit_code(
+    command: Callable[[], int | None],
+    interrupted: str = "interrupted",
+    unread: int = INTERRUPTED,
+) -> int:
+    """Run a command; its exit code, and one line if it could not be done.
+
+    Args:
+        command: the work; none: 0. What trains in it saves and stops by itself when asked to.
+        interrupted: told when it is stopped otherwise, such as while data are read.
+        unread: exit code where the reader of stdout left before the end.
+    """
+    Debugging.is_on = False
+    try:
+        code = command() or 0
+        sys.stdout.flush()
+        return code
+    except UserError as error:
+        say_error(error)
+        return 2
+    except BrokenPipeError:
+        drop_output()
+        return unread
+    except OSError as error:
+        say_error(refused(error))
+        return 2
+    except KeyboardInterrupt:
+        say(interrupted)
+        return INTERRUPTED
+
+
+class ProgressLine:
+    """How far, how fast, how long still: a bar on a terminal, else a line now and then.
+
+    Args:
+        name: of what is done.
+        steps: units of work in all.
+        unit: what one of them is called.
+    """
+
+    def __init__(self, name: str, steps: int, unit: str = "step") -> None:
+        self.name, self.steps, self.unit = name, steps, unit
+        self.bits = ""
+        self._bar: Any = None
+        self._start, self._first_step, self._last_line = time.monotonic(), 0, 0.0
+
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def show(self, progress: Progress) -> None:
+        """Tell of one step of training: loss, tokens/s."""
+        if progress.evaluation is not None:
+            self.bits = f", validation {progress.evaluation.bits_per_mask:.3f} bits/mask"
+        speed = f"{progress.tokens_per_second:,.0f} tokens/s"
+        self.tell(progress.step, f"loss {progress.loss:.3f} nats, {speed}{self.bits}")
+
+    def tell(self, step: int, text: str) -> None:
+        """Tell of the work done so far, with a text of the caller's."""
+        if sys.stderr.isatty() and importlib.util.find_spec("tqdm"):
+            self._show_bar(step, text)
+        else:
+            self._show_line(step, text)
+
+    def _show_bar(self, step: int, text: str) -> None:
+        from tqdm import tqdm
+
+        if self._bar is None:
+            self._bar = tqdm(
+                total=self.steps,
+                initial=step - 1,
+                desc=self.name,
+                unit=self.unit,
+                ncols=shutil.get_terminal_size().columns,  # 80 where a terminal gives none
+            )
+        self._bar.set_postfix_str(text, refresh=False)
+        self._bar.update(step - self._bar.n)
+
+    def _show_line(self, step: int, text: str) -> None:
+        now = time.monotonic()
+        if not self._first_step:
+            self._first_step, self._start = step, now
+        if step < self.steps and now - self._last_line < SECONDS_BETWEEN_LINES:
+            return
+        self._last_line = now
+        done = step - self._first_step
+        eta = f"{(now - self._start) / done * (self.steps - step):.0f} s" if done else "unknown"
+        say(f"{self.name} {self.unit} {step}/{self.steps}: {text}, ETA {eta}")
+
+
+class Requests:
+    """What signals have asked a run to do."""
+
+    def __init__(self) -> None:
+        self.is_stop_asked = False
+        self._is_save_asked = False
+
+    def should_stop(self) -> bool:
+        """Save and stop after this step."""
+        return self.is_stop_asked
+
+    def should_save(self) -> bool:
+        """Save after this step and go on; true once for each time it was asked."""
+        is_asked, self._is_save_asked = self._is_save_asked, False
+        return is_asked
+
+    def ask_to_save(self, number: int, frame: FrameType | None) -> None:
+        """Handler of SIGUSR1."""
+        self._is_save_asked = True
+
+
+@contextlib.contextmanager
+def requests_by_signal(
+    report: Callable[[str], None] = say, is_launched: bool = False
+) -> Iterator[Requests]:
+    """Turn SIGINT and SIGTERM into a request to save and stop, SIGUSR1 into one to save.
+
+    The second of SIGINT and SIGTERM stops at once.
+
+    Args:
+        report: told when a stop is asked for.
+        is_launched: by torchrun, which passes signals on; a scheduler may send the same one to
+            the process itself, so a second counts only ``SECONDS_BETWEEN_SIGNALS`` later.
+    """
+    requests = Requests()
+    asked_at = 0.0
+
+    def ask_to_stop(number: int, frame: FrameType | None) -> None:
+        nonlocal asked_at
+        now = time.monotonic()
+        if not requests.is_stop_asked:
+            requests.is_stop_asked, asked_at = True, now
+            report("stopping after this step; a checkpoint will be saved")
+        elif not is_launched or now - asked_at > SECONDS_BETWEEN_SIGNALS:
+            signal.signal(number, previous[number])
+            signal.raise_signal(number)
+
+    handlers = dict.fromkeys((signal.SIGINT, signal.SIGTERM), ask_to_stop)
+    handlers[signal.SIGUSR1] = requests.ask_to_save
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield requests
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,290 @@
+"""What a run will cost, before it starts: parameters, tokens, operations and memory.
+
+Shapes: B rows of a micro-batch, T tokens after expansion, L states, M targets, S rows of the
+vocabulary head (all states, or all masked tokens), D width, F feed-forward width, H heads, V
+vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from exlm_mini.config import (
+    ModelConfig,
+    RunConfig,
+    SpecialIds,
+    TrainConfig,
+    UserError,
+    check_integers,
+)
+from exlm_mini.data.memory import check_bytes
+from exlm_mini.training.parts import count_parameters, longest_row, num_copies
+
+_FLOAT = 4  # bytes; weights, moments and the alignment are float32 in every precision
+_BATCH_TOKEN = 25
+"""Bytes of a token of a step's batch: its id, masked or not, whether it is, and the noise."""
+_SURE = 0.75
+"""Share of the estimated activations that is surely needed: the estimate is good to 30%."""
+
+
+class Estimate(NamedTuple):
+    """Costs of one run; bytes are estimates for one device, everything else is exact."""
+
+    num_parameters: int
+    num_transition_parameters: int
+    """Of these, in the transition head."""
+    row_length: int
+    """Input tokens of the longest row."""
+    expanded_length: int
+    """The same after expansion or repetition."""
+    tokens_per_step: int
+    """Input tokens, before expansion; with ``train.batch_tokens`` the most there can be."""
+    num_tokens: int
+    """Of the whole run."""
+    flops_per_token: float
+    """Floating-point operations of training by input token, forward and backward."""
+    num_flops: float
+    """Of the whole run."""
+    weight_bytes: int
+    """Weights, gradients and Adam's two moments."""
+    activation_bytes: int
+    """Kept for the backward pass of one micro-batch, with an attention kernel that does not
+    store its probabilities."""
+
+
+class BatchPlan(NamedTuple):
+    """How a batch is spread: ``size`` = ``num_devices`` x ``per_device`` x ``num_accumulated``."""
+
+    unit: str
+    """What is counted: rows or tokens."""
+    size: int
+    num_devices: int
+    per_device: int
+    """In one forward pass."""
+    num_accumulated: int
+    """Forward passes of a device before the optimiser's step."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.size:,} {self.unit} = {self.num_devices} device"
+            f"{'s' * (self.num_devices > 1)} x {self.per_device:,} {self.unit} x "
+            f"{self.num_accumulated} accumulated"
+        )
+
+
+def plan_batch(train: TrainConfig, num_devices: int, option: str = "--devices") -> BatchPlan:
+    """Spread a batch over devices.
+
+    Args:
+        train: batch and micro-batch, in rows or in tokens.
+        num_devices: over which to spread it.
+        option: that gave their number.
+
+    Raises:
+        UserError: if it does not divide.
+    """
+    unit = "rows" if train.batch_tokens is None else "tokens"
+    if unit == "rows":
+        size, micro, names = train.batch_size, train.micro_batch_size, ("size", "size")
+    else:
+        size, micro, names = train.batch_tokens, train.micro_batch_tokens, ("tokens", "tokens")
+    check_integers({option: num_devices})
+    if num_devices < 1:
+        raise UserError(f"{option} is {num_devices}; it must be at least 1")
+    share = num_devices * (micro or 1)
+    if size % share:
+        of_each = f" x train.micro_batch_{names[1]} {micro:,}" if micro else ""
+        most = size // (micro or 1)
+        small = [n for n in range(1, math.isqrt(most) + 1) if most % n == 0]
+        near = min(small + [most // n for n in small], key=lambda n: abs(n - num_devices))
+        raise UserError(
+            f"train.batch_{names[0]} {size:,} cannot be spread over {num_devices} devices"
+            f"{of_each}: {size % share:,} {unit} are left over; use {option} {near}, or change "
+            "one of the other numbers"
+        )
+    per_device = micro or size // num_devices
+    return BatchPlan(unit, size, num_devices, per_device, size // (num_devices * per_device))
+
+
+def estimate(
+    config: RunConfig,
+    vocab_size: int,
+    row_length: int,
+    special_ids: SpecialIds = SpecialIds(),
+    num_slots: int | None = None,
+) -> Estimate:
+    """Costs of a run with a single objective.
+
+    Args:
+        config: of the run.
+        vocab_size: V.
+        row_length: longest row, [BOS] and [EOS] included.
+        special_ids: of the tokenizer.
+        num_slots: masks of a row under the strategy ``slots``.
+
+    Raises:
+        UserError: for a weight of more bytes than can be numbered.
+    """
+    num_parameters, num_transition = count_parameters(config, vocab_size, special_ids)
+    tokens_per_step = config.train.batch_tokens or config.train.batch_size * row_length
+    num_tokens = tokens_per_step * config.train.steps
+    flops_per_token = row_flops(config, vocab_size, row_length, num_slots) / row_length
+    return Estimate(
+        num_parameters,
+        num_transition,
+        row_length,
+        longest_row(config, row_length, num_slots),
+        tokens_per_step,
+        num_tokens,
+        flops_per_token,
+        flops_per_token * num_tokens,
+        4 * _FLOAT * num_parameters,
+        _activation_bytes(config, vocab_size, row_length, num_slots),
+    )
+
+
+def check_memory(
+    config: RunConfig,
+    vocab_size: int,
+    row_length: int,
+    device: torch.device,
+    num_devices: int = 1,
+    num_slots: int | None = None,
+) -> None:
+    """Refuse a run with a single objective that its device cannot hold.
+
+    Args:
+        config: of the run, its precision settled.
+        vocab_size, row_length, num_slots: as for ``estimate``; less where it is not yet known.
+        device: of this process.
+        num_devices: of the run.
+
+    Raises:
+        DoesNotFit: with the figure, and which settings to lower.
+        UserError: as ``estimate`` and ``plan_batch``.
+    """
+    plan = plan_batch(config.train, num_devices)
+    unit = "size" if plan.unit == "rows" else "tokens"
+    train = replace(config.train, **{f"micro_batch_{unit}": plan.per_device})
+    # Independent draws could mask every token, and never do.
+    masking = replace(config.masking, strategy="fixed_count")
+    config = replace(config, train=train, masking=config.masking if num_slots else masking)
+    costs = estimate(config, vocab_size, row_length, num_slots=num_slots)
+    weights = costs.weight_bytes / (num_devices if config.train.sharding == "fsdp2" else 1)
+    tokens = costs.tokens_per_step * num_copies(config) / num_devices
+    parts = {
+        "lower model.width, model.num_layers, model.max_positions or the vocabulary": weights,
+        f"lower train.micro_batch_{unit}, or give one": _SURE * costs.activation_bytes,
+        f"lower train.batch_{unit}": _BATCH_TOKEN * tokens,
+    }
+    check_bytes("the run", parts, device)
+
+
+def row_flops(
+    config: RunConfig, vocab_size: int, row_length: int, num_slots: int | None = None
+) -> float:
+    """Floating-point operations of training on one row, at the mean number of masks.
+
+    Two for each multiply-add of a matrix product, and three times the forward pass: the
+    backward pass has two products for each. The dynamic programme has none; what is computed
+    again to save memory is not counted, nor the learned places of the transition, which are
+    multiplied once for a whole batch. The chapter on states expansion derives the terms.
+
+    Args:
+        config: of a single objective.
+        vocab_size: V.
+        row_length: tokens of the row, [BOS] and [EOS] included.
+        num_slots: masks of a row under the strategy ``slots``.
+    """
+    model = config.model
+    num_layers, D, F, H = model.shape
+    copies, k = num_copies(config), model.states_per_mask
+    if num_slots is not None and config.objective != "repeated-mlm":
+        num_masks = float(num_slots)
+    else:
+        num_masks = config.masking.mask_ratio * copies * (row_length - 2)
+    if config.objective != "exlm":
+        T, heads = copies * row_length, num_masks * (D * D + D * vocab_size)
+    else:
+        num_boundaries = 2 if model.boundary == "official" else 0
+        T = row_length + (k - 1) * (num_masks + num_boundaries)
+        L = num_masks * k + (2 * k if num_boundaries else 2)
+        M = num_masks + 2 + (model.transition == "ctc")  # and the blank
+        heads = L * (D * D + D * vocab_size) + M * L * D
+        if model.transition not in ("ctc", "uniform"):
+            heads += L * 2 * D * D + L * L * D
+        if model.transition == "gated":
+            heads += L * D * H
+    num_below = model.expand_at if config.objective == "exlm" else 0
+    encoder = sum(
+        layers * (4 * length * D * D + 2 * length**2 * D + 2 * length * D * F)
+        for layers, length in ((num_below, row_length), (num_layers - num_below, T))
+    )
+    return 2 * 3 * (encoder + heads)
+
+
+def _micro_batch_rows(train: TrainConfig, row_length: int) -> int:
+    """Rows of one forward pass; of the longest rows when tokens are counted."""
+    if train.batch_tokens is None:
+        return train.micro_batch_size or train.batch_size
+    return max(1, (train.micro_batch_tokens or train.batch_tokens) // row_length)
+
+
+def encoder_bytes(
+    model: ModelConfig, num_tokens: int, half: int = _FLOAT, num_row_tokens: int | None = None
+) -> int:
+    """Bytes that autograd keeps of the encoder for its backward pass.
+
+    Args:
+        model: settings of the model.
+        num_tokens: of a batch, after expansion or repetition, padding included.
+        half: bytes of a number in the encoder's precision.
+        num_row_tokens: the same before expansion, which the layers below ``expand_at`` see; none:
+            all layers see ``num_tokens``.
+    """
+    num_layers, D, F, _ = model.shape
+    # Per layer: what enters both norms (the residual stream stays in float32) and comes out of
+    # them, one storage of queries, keys and values, rotated queries and keys, attended values;
+    # the feed-forward layer before and after its activation; masks of three dropouts.
+    masks = 2 * D * (model.dropout > 0) + F * (model.activation_dropout > 0)
+    layer = 2 * D * _FLOAT + (8 * D + 2 * F + masks) * half
+    ends = (D + D * (model.dropout > 0)) * _FLOAT  # last norm, dropout of the embedding
+    num_below = 0 if num_row_tokens is None else model.expand_at
+    layer_tokens = num_below * (num_row_tokens or 0) + (num_layers - num_below) * num_tokens
+    return layer_tokens * layer + num_tokens * ends
+
+
+def _activation_bytes(
+    config: RunConfig, vocab_size: int, row_length: int, num_slots: int | None = None
+) -> int:
+    """Tensors autograd keeps, counted layer by layer."""
+    model, is_low = config.model, config.train.precision in ("bf16", "fp16")
+    num_layers, D, F, H = model.shape
+    B = _micro_batch_rows(config.train, row_length)
+    T = longest_row(config, row_length, num_slots)
+    half = 2 if is_low else _FLOAT
+    num_row_tokens = B * row_length if config.objective == "exlm" else None
+    encoder = encoder_bytes(model, B * T, half, num_row_tokens)
+    if is_low:  # autocast keeps a copy of each weight
+        encoder += half * (num_layers * (4 * D * D + 2 * D * F) + vocab_size * D)
+    if config.objective != "exlm":
+        num_masks = math.ceil(config.masking.mask_ratio * T)
+        if num_slots is not None and config.objective != "repeated-mlm":
+            num_masks = num_slots
+        # log-softmax, and the hidden states of the head.
+        return encoder + B * num_masks * (vocab_size + 4 * D) * _FLOAT
+    num_masks = num_slots or math.ceil(config.masking.mask_ratio * (row_length - 2))
+    k = model.states_per_mask
+    num_targets = num_masks + 2
+    L = num_masks * k + (2 * k if model.boundary == "official" else 2)
+    head = B * L * 8 * D * _FLOAT
+    if model.emission != "chunked":  # chunks are recomputed, none is kept
+        head += B * L * vocab_size * (half if model.emission == "fused" else _FLOAT)
+    num_heads = {"gated": H, "ctc": 0, "uniform": 0}.get(model.transition, 1)
+    transition = B * (2 * num_heads + 3) * L * L * _FLOAT
+    alignment = 3 * B * num_targets * L * _FLOAT
+    return encoder + head + transition + alignment

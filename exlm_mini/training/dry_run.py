@@ -1,0 +1,174 @@
+"""What a run would cost, told before it is begun: parameters, tokens, memory, hours."""
+
+from __future__ import annotations
+
+import tempfile
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+from exlm_mini.config import RunConfig
+from exlm_mini.data.corpus import Corpus, prepare_corpus
+from exlm_mini.data.toy_grammars import grammar, slots_of
+from exlm_mini.training.console import say
+from exlm_mini.training.cost import BatchPlan, Estimate, estimate, plan_batch
+from exlm_mini.training.parts import check_row_length, choose_device
+from exlm_mini.training.precision import with_precision
+
+DRY_RUN_DOCUMENTS = 10_000
+_NAME_WIDTH = 18
+_LINE_WIDTH = 80
+
+
+def objectives_of(config: RunConfig) -> list[RunConfig]:
+    """One configuration per model to train."""
+    return [replace(config, objective=name) for name in config.objective.split("+")]
+
+
+def row_length_of(config: RunConfig) -> int:
+    """Longest row of a corpus that is not built yet."""
+    if config.data.kind == "toy":
+        return grammar(config.data.grammar).length + 2
+    return config.data.block_length
+
+
+def dry_run(
+    config: RunConfig, num_devices: int = 1, tokens_per_second: float | None = None
+) -> None:
+    """Print what a run would cost; nothing is written.
+
+    Args:
+        config: of the run.
+        num_devices: to spread a batch over; memory is that of one of them.
+        tokens_per_second: measured on one device, for the hours: input tokens, before expansion
+            or repetition and without padding.
+
+    Raises:
+        UserError: if the batch cannot be spread.
+    """
+    config = with_precision(config, choose_device(config.train.device))
+    plan, singles = plan_batch(config.train, num_devices), objectives_of(config)
+    vocab_size, row_length = _corpus_shape(config)
+    for single in singles:
+        check_row_length(single, row_length, len(slots_of(single)) or None)
+        _print_costs(single, vocab_size, row_length, plan, tokens_per_second)
+
+
+def _corpus_shape(config: RunConfig) -> tuple[int, int]:
+    """Vocabulary and longest row; without ``model.vocab_size`` those of the data.
+
+    The corpus is built in a temporary directory, of at most ``DRY_RUN_DOCUMENTS`` documents when
+    it is not embedded. Of one that is still to be prepared the settings say the shape.
+    """
+    data, row_length = config.data, row_length_of(config)
+    if config.model.vocab_size is not None:
+        return config.model.vocab_size, row_length
+    if lacks_pack(config):
+        say(
+            f"{data.pack} is not there yet: counted with data.vocab_size {data.vocab_size:,} and "
+            f"rows of data.block_length {row_length}"
+        )
+        return data.vocab_size, row_length
+    if data.files or data.hub:
+        limit = min(data.max_documents or DRY_RUN_DOCUMENTS, DRY_RUN_DOCUMENTS)
+        data = replace(data, max_documents=limit)
+    with tempfile.TemporaryDirectory() as directory:
+        corpus = prepare_corpus(data, Path(directory) / "data", config.seed, say)
+        tell_row_length(config, corpus)
+        train = corpus.train
+        return train.vocab_size, int(train.lengths_R.max())
+
+
+def lacks_pack(config: RunConfig) -> bool:
+    """The settings name a prepared corpus, and it is not there."""
+    return config.data.pack is not None and not Path(config.data.pack).exists()
+
+
+def tell_row_length(config: RunConfig, corpus: Corpus) -> None:
+    """A prepared corpus has rows of its own length, whatever the settings say."""
+    row_length = corpus.train.row_length
+    if config.data.pack is not None and row_length not in (None, row_length_of(config)):
+        say(
+            f"{config.data.pack} has rows of {row_length} tokens; data.block_length "
+            f"{config.data.block_length} is not used"
+        )
+
+
+def _print_costs(
+    config: RunConfig,
+    vocab_size: int,
+    row_length: int,
+    plan: BatchPlan,
+    tokens_per_second: float | None,
+) -> None:
+    """What a run with a single objective costs, on stdout."""
+    # What one device holds at a time.
+    micro = "micro_batch_size" if plan.unit == "rows" else "micro_batch_tokens"
+    config = replace(config, train=replace(config.train, **{micro: plan.per_device}))
+    num_slots = len(slots_of(config)) or None
+    costs = estimate(config, vocab_size, row_length, num_slots=num_slots)
+    transition = costs.num_transition_parameters
+    total = costs.weight_bytes + costs.activation_bytes
+    without = f" ({_millions(costs.num_parameters - transition)} without the transition head)"
+    is_most = plan.unit == "tokens"
+    lines = {
+        "objective": config.objective,
+        "parameters": f"{costs.num_parameters:,} = {_millions(costs.num_parameters)}"
+        f"{without if transition else ''}",
+        "vocabulary": f"{vocab_size:,}",
+        "row": f"{costs.row_length} tokens, {costs.expanded_length} expanded",
+        "batch": f"{plan}",
+        "tokens per step": f"{'at most ' * is_most}{costs.tokens_per_step:,}",
+        "steps": f"{config.train.steps:,}",
+        "tokens": f"{'at most ' * is_most}{costs.num_tokens:,}",
+        "operations": f"{costs.flops_per_token:.3g} FLOP per token, {costs.num_flops:.3g} in all, "
+        f"for rows of {row_length}",
+        "memory": f"about {_mebibytes(total)} = {_mebibytes(costs.weight_bytes)} "
+        f"weights, gradients, Adam + {_mebibytes(costs.activation_bytes)} activations",
+        "device hours": _hours(costs, plan, tokens_per_second),
+    }
+    for name, text in lines.items():
+        print(_entry(name, text))
+
+
+def _entry(name: str, text: str) -> str:
+    """A name and its text, in lines that fit a terminal and a page of the book."""
+    indent = " " * (_NAME_WIDTH + 1)
+    width = _LINE_WIDTH - len(indent)
+    lines = [
+        line
+        for part in text.splitlines()
+        for line in textwrap.wrap(part, width, break_long_words=False, break_on_hyphens=False)
+    ]
+    return f"{name:{_NAME_WIDTH}} " + f"\n{indent}".join(lines)
+
+
+def _hours(costs: Estimate, plan: BatchPlan, tokens_per_second: float | None) -> str:
+    """Hours at a measured speed; without one, how to measure it."""
+    if tokens_per_second is None:
+        return (
+            "unknown: measure tokens per second with\n"
+            "python -m exlm_lab.bench train --recipe NAME\n"
+            "or a run of a few steps, and add --throughput NUMBER"
+        )
+    hours = costs.num_tokens / tokens_per_second / 3600
+    on_all = ""
+    if plan.num_devices > 1:
+        each = _few_digits(hours / plan.num_devices)
+        on_all = f"; {each} hours if {plan.num_devices} devices lose nothing to each other"
+    return (
+        f"{_few_digits(hours)} at {tokens_per_second:,.0f} tokens/s, which is "
+        f"{tokens_per_second * costs.flops_per_token:.3g} FLOP/s{on_all}"
+    )
+
+
+def _few_digits(hours: float) -> str:
+    return f"{hours:,.1f}" if hours >= 1 else f"{hours:.2g}"
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:.1f} M"
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 2**20:,.0f} MiB"

@@ -1,0 +1,156 @@
+"""How well a model predicts held-out rows, in bits and in tokens guessed.
+
+Shapes: B rows, N tokens of a row, M targets, S masked tokens of a batch, V vocabulary, Q batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from exlm_mini.data.batches import validation_batches
+from exlm_mini.data.masking import MaskedBatch, Masker
+from exlm_mini.data.packs import Pack
+from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.model.objectives import StateScores, log_likelihood, nats_to_bits
+
+VALIDATION_BATCH_ROWS = 64
+
+
+class Evaluation(NamedTuple):
+    """How well held-out rows are predicted; joint probability of a row's masks for ExLM."""
+
+    bits: float
+    """Sum of -log2 P(masked tokens | context), boundary emissions left out."""
+    num_masks: int
+    num_rows: int
+    num_without_path: int
+    """Rows no path could spell; they are in no other number."""
+    num_correct: int | None = None
+    """Masked tokens that are the model's likeliest for their mask by itself (for ExLM see
+    ``guesses``); none in checkpoints from before they were counted."""
+
+    @property
+    def is_finite(self) -> bool:
+        """False where the model gives out no numbers, or no row a path."""
+        return math.isfinite(self.bits) and not (self.num_without_path and not self.num_rows)
+
+    @property
+    def bits_per_mask(self) -> float:
+        return self.bits / max(self.num_masks, 1)
+
+    @property
+    def bits_per_row(self) -> float:
+        return self.bits / max(self.num_rows, 1)
+
+    @property
+    def perplexity(self) -> float:
+        """2 to the bits per mask."""
+        return 2.0**self.bits_per_mask if self.bits_per_mask < 1024 else math.inf
+
+    @property
+    def mask_accuracy(self) -> float | None:
+        """Share of the masked tokens that are guessed."""
+        return None if self.num_correct is None else self.num_correct / max(self.num_masks, 1)
+
+
+@torch.no_grad()
+def row_bits(model: MaskedLM | ExLM, batch: MaskedBatch, chain_share: float = 0.0) -> Tensor:
+    """-log2 P(masked tokens | context) of each row, (B,), float32; inf where no path fits.
+
+    The sum of independent predictions for MLM; for ExLM the joint probability, summed over all
+    paths, with the emissions of the boundaries left out.
+    """
+    if isinstance(model, ExLM):
+        return _joint_bits(model(*batch, chain_share))
+    return _sum_of_bits(model(batch.masked_ids_BN, batch.is_masked_BN), batch)
+
+
+@torch.no_grad()
+def row_bits_and_correct(
+    model: MaskedLM | ExLM, batch: MaskedBatch, chain_share: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """``row_bits``, and how many masked tokens of each row are guessed, (B,), int64.
+
+    Each mask is guessed by itself, from the context alone: its likeliest token, for ExLM over all
+    paths and whatever stands in the other masks.
+    """
+    if isinstance(model, ExLM):
+        scores = model(*batch, chain_share, with_guesses=True)
+        graph = scores.graph
+        target_M = torch.arange(graph.target_ids_BM.shape[1], device=graph.num_targets_B.device)
+        is_mask_BM = (target_M < graph.num_targets_B.unsqueeze(1)) & ~graph.is_boundary_BM
+        is_correct_BM = is_mask_BM & (scores.guess_ids_BM == graph.target_ids_BM)
+        return _joint_bits(scores), is_correct_BM.sum(dim=1)
+    token_logits_SV = model(batch.masked_ids_BN, batch.is_masked_BN)
+    is_correct_S = token_logits_SV.argmax(dim=1) == batch.token_ids_BN[batch.is_masked_BN]
+    is_correct_BN = batch.is_masked_BN.masked_scatter(batch.is_masked_BN, is_correct_S)
+    return _sum_of_bits(token_logits_SV, batch), is_correct_BN.sum(dim=1)
+
+
+def _joint_bits(scores: StateScores) -> Tensor:
+    """Bits of each row's masks together, (B,)."""
+    return nats_to_bits(-log_likelihood(scores, with_boundaries=False))
+
+
+def _sum_of_bits(token_logits_SV: Tensor, batch: MaskedBatch) -> Tensor:
+    """Bits of each row's masks one by one, (B,)."""
+    log_p_SV = token_logits_SV.float().log_softmax(dim=1)
+    log_p_S = log_p_SV.gather(1, batch.token_ids_BN[batch.is_masked_BN].unsqueeze(1)).squeeze(1)
+    row_S = batch.is_masked_BN.nonzero()[:, 0]
+    zeros_B = torch.zeros(len(batch.token_ids_BN), device=log_p_S.device)
+    return nats_to_bits(-zeros_B.index_add(0, row_S, log_p_S))
+
+
+def evaluate(
+    model: MaskedLM | ExLM,
+    pack: Pack,
+    masker: Masker,
+    num_rows: int,
+    device: torch.device,
+    chain_share: float = 0.0,
+    rank: int = 0,
+    world_size: int = 1,
+    add_up: Callable[[Tensor], Tensor] = lambda numbers: numbers,
+) -> Evaluation:
+    """Bits and guesses of the first ``num_rows`` held-out rows, always under the same masks.
+
+    Batches are dealt out to the processes whole, and their numbers added in one order, so the
+    result has the same bits whatever the number of processes.
+
+    Args:
+        model: any objective's.
+        pack: held-out rows.
+        masker: hides tokens.
+        num_rows: of the pack.
+        device: of the model.
+        chain_share: see ``ExLM.forward``.
+        rank, world_size: which process this is, of how many that call this together.
+        add_up: sums a float64 tensor on the CPU over the processes.
+    """
+    was_training = model.training
+    model.eval()
+    num_batches = -(-min(num_rows, len(pack)) // VALIDATION_BATCH_ROWS)
+    # A sharded model is gathered by all processes at once, so all make equally many calls: one
+    # without a batch left takes the last again, and does not count it.
+    mine = range(rank, -(-num_batches // world_size) * world_size, world_size)
+    numbers = [min(number, num_batches - 1) for number in mine]
+    batches = validation_batches(pack, masker, num_rows, VALIDATION_BATCH_ROWS, numbers)
+    sums_Q5 = torch.zeros(num_batches, 5, dtype=torch.float64)
+    for number, batch in zip(mine, batches, strict=True):
+        bits_B, correct_B = row_bits_and_correct(model, batch.to(device), chain_share)
+        bits_B, correct_B = bits_B.double().cpu(), correct_B.cpu()
+        has_path_B = bits_B != torch.inf
+        if number < num_batches:
+            sums_Q5[number, 0] = bits_B[has_path_B].sum()
+            sums_Q5[number, 1] = batch.is_masked_BN[has_path_B].sum()
+            sums_Q5[number, 2] = has_path_B.sum()
+            sums_Q5[number, 3] = (~has_path_B).sum()
+            sums_Q5[number, 4] = correct_B[has_path_B].sum()
+    model.train(was_training)
+    bits, *counts = map(sum, add_up(sums_Q5).T.tolist())
+    return Evaluation(bits, *map(int, counts))

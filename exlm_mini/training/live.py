@@ -1,0 +1,104 @@
+"""Training while a page is executed: the scale a chapter runs at, and a run without a directory.
+
+A chapter starts with ``scale = chapter_scale()`` and shows it, so that a page says at which sizes
+and on which device its numbers were made.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import torch
+
+from exlm_mini.config import RunConfig, UserError, nearest
+from exlm_mini.data.corpus import prepare_corpus
+from exlm_mini.data.tokenizer import Tokenizer
+from exlm_mini.data.toy_grammars import slots_of
+from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.training.evaluation import Evaluation
+from exlm_mini.training.loop import Outcome, Progress, Trainer
+from exlm_mini.training.parts import choose_device
+
+SCALES = ("cpu", "gpu")
+T = TypeVar("T")
+
+
+class Scale(NamedTuple):
+    """Sizes and device of a chapter."""
+
+    name: str
+    """``cpu``: a minute on a laptop; ``gpu``: the larger sizes."""
+    device: torch.device
+
+    def pick(self, cpu: T, gpu: T) -> T:
+        """The value for this scale."""
+        return gpu if self.name == "gpu" else cpu
+
+    def __str__(self) -> str:
+        sizes = "large" if self.name == "gpu" else "small"
+        return f"EXLM_SCALE={self.name}: {sizes} sizes, on {self.device.type}"
+
+
+def chapter_scale() -> Scale:
+    """What ``EXLM_SCALE`` asks for, on a GPU where there is one.
+
+    On a CPU this limits PyTorch to one thread: the tiny models gain nothing from more, and sums
+    are taken in one order, whatever the number of cores.
+
+    Raises:
+        UserError: if ``EXLM_SCALE`` is neither ``cpu`` nor ``gpu``.
+    """
+    name = os.environ.get("EXLM_SCALE", "cpu")
+    if name not in SCALES:
+        raise UserError(f"EXLM_SCALE is '{name}'; {nearest(name, SCALES)}")
+    device = choose_device("auto")
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    return Scale(name, device)
+
+
+class LiveRun(NamedTuple):
+    """A finished run that lives in memory."""
+
+    model: MaskedLM | ExLM
+    """In evaluation mode."""
+    config: RunConfig
+    tokenizer: Tokenizer
+    outcome: Outcome
+    curve: list[tuple[int, Evaluation]]
+    """Step and validation, every ``train.validate_every`` steps."""
+
+    def bits_per_row(self) -> dict[int, float]:
+        """Validation by step: -log2 P(masked tokens | context), summed over a row's masks."""
+        return {step: evaluation.bits_per_row for step, evaluation in self.curve}
+
+
+def train_live(config: RunConfig, scale: Scale) -> LiveRun:
+    """Train as ``pretrain`` does, in a temporary directory, and keep the model.
+
+    Args:
+        config: of one objective; ``train.device`` is taken from ``scale``.
+        scale: of the chapter.
+
+    Raises:
+        UserError: as ``pretrain`` would, for settings that do not fit.
+    """
+    config = replace(config, train=replace(config.train, device=scale.device.type))
+    curve: list[tuple[int, Evaluation]] = []
+
+    def note(progress: Progress) -> None:
+        if progress.evaluation is not None:
+            curve.append((progress.step, progress.evaluation))
+
+    with tempfile.TemporaryDirectory() as directory:
+        corpus = prepare_corpus(config.data, Path(directory) / "data", config.seed)
+        trainer = Trainer(
+            config, corpus.train, corpus.validation, Path(directory), slots_of(config)
+        )
+        outcome = trainer.run(note)
+        tokenizer = Tokenizer.load(corpus.tokenizer_path)
+    return LiveRun(trainer.model.eval(), config, tokenizer, outcome, curve)

@@ -1,0 +1,208 @@
+"""What a line of ``metrics.jsonl`` says of the machine, and the same lines for TensorBoard.
+
+``metrics.jsonl`` is what a run is known by; TensorBoard shows a copy of it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import resource
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from exlm_mini.config import RunConfig, UserError
+from exlm_mini.training.cost import row_flops
+
+
+class Peak(NamedTuple):
+    """Most a GPU can do by its maker's account, in 10¹² operations per second, dense."""
+
+    half: float
+    """bf16 or fp16 products with sums in fp32."""
+    tf32: float
+    fp32: float
+    """Without tensor cores."""
+
+
+_A100 = Peak(312, 156, 19.5)  # A100 datasheet, for all four
+_H100 = Peak(989.5, 494.5, 67)  # H100 datasheet: 1,979 and 989 with sparsity, which doubles
+_NVL = Peak(835.5, 417.5, 60)  # H100 datasheet: 1,671 and 835 with sparsity
+PEAKS = {
+    "A100-SXM4-40GB": _A100,
+    "A100-SXM4-80GB": _A100,
+    "A100-PCIE-40GB": _A100,
+    "A100 80GB PCIe": _A100,
+    "H100 80GB HBM3": _H100,
+    "H100 PCIe": Peak(756.5, 378, 51),  # H100 datasheet of 2022: 1,513 and 756 with sparsity
+    "H100 NVL": _NVL,
+    "H200": _H100,  # H200 datasheet: the same numbers
+    "H200 NVL": _NVL,  # H200 datasheet
+    "L4": Peak(121, 60, 30.3),  # L4 datasheet: 242 and 120 with sparsity
+    "L40S": Peak(362.05, 183, 91.6),  # L40S datasheet
+    "A10": Peak(125, 62.5, 31.2),  # A10 datasheet
+    "GeForce RTX 3090": Peak(71, 35.6, 35.6),  # GA102 whitepaper, appendix A
+    "GeForce RTX 4090": Peak(165.2, 82.6, 82.6),  # Ada whitepaper, appendix A
+}
+"""By the whole name that PyTorch gives a GPU, less the maker's: a part of a GPU, a laptop's or
+another relative has a name of its own, and no peak here."""
+
+
+def peak_flops(name: str, precision: str, is_tf32: bool = False) -> float | None:
+    """Most floating-point operations per second of a device.
+
+    Args:
+        name: ``torch.cuda.get_device_name()``, or any for what is not a GPU.
+        precision: of the run: ``fp32``, ``bf16`` or ``fp16``.
+        is_tf32: products of fp32 run as TF32.
+
+    Returns:
+        Operations per second; none for a device that is not in ``PEAKS``.
+    """
+    peak = PEAKS.get(name.removeprefix("NVIDIA "))
+    if peak is None:
+        return None
+    tera = (peak.tf32 if is_tf32 else peak.fp32) if precision == "fp32" else peak.half
+    return 1e12 * tera
+
+
+def mean_flops_per_token(
+    config: RunConfig, vocab_size: int, lengths_R: np.ndarray, num_slots: int | None = None
+) -> float:
+    """Operations of training by input token, forward and backward, over one epoch.
+
+    Longer rows cost more by the token, so ``cost.row_flops`` is taken of every length there
+    is. Expanded states, copies and the heads are counted, padding and what is computed again are
+    not.
+
+    Args:
+        config: of a single objective.
+        vocab_size: V.
+        lengths_R: tokens of each row, [BOS] and [EOS] included.
+        num_slots: masks of a row under the strategy ``slots``.
+    """
+    count_of_length = np.bincount(lengths_R)
+    lengths = count_of_length.nonzero()[0]
+    flops = [row_flops(config, vocab_size, int(length), num_slots) for length in lengths]
+    counts = count_of_length[lengths]
+    return float(counts @ np.array(flops) / (counts @ lengths))
+
+
+def peak_memory_mib(device: torch.device) -> float:
+    """Largest memory of this process since its start, in MiB.
+
+    On a GPU what PyTorch had allocated there at once, on a CPU what was resident.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    try:
+        # getrusage would also count the program that started this one.
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) / 2**10
+    except (OSError, IndexError):  # not Linux
+        unit = 2**20 if sys.platform == "darwin" else 2**10
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+
+
+class Meter:
+    """How well a run uses its machine.
+
+    Args:
+        config: of the run, its precision settled.
+        vocab_size: V.
+        lengths_R: tokens of each training row.
+        device: of this process.
+        num_devices: of the run, all alike.
+        num_slots: masks of a row under the strategy ``slots``.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        vocab_size: int,
+        lengths_R: np.ndarray,
+        device: torch.device,
+        num_devices: int = 1,
+        num_slots: int | None = None,
+    ) -> None:
+        self.device = device
+        self.flops_per_token = mean_flops_per_token(config, vocab_size, lengths_R, num_slots)
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        is_tf32 = torch.get_float32_matmul_precision() != "highest"
+        peak = peak_flops(name, config.train.precision, is_tf32)
+        self.peak_flops = None if peak is None else num_devices * peak
+        """Of all devices together; none where it is not known."""
+
+    def read(self, tokens_per_second: float) -> dict[str, float]:
+        """What a line of metrics says of the machine.
+
+        Args:
+            tokens_per_second: input tokens, before expansion or repetition and without padding,
+                of all devices.
+
+        Returns:
+            ``model_flops_per_second`` of all devices; ``model_flops_utilisation``, its share of
+            their peak, where that is known; ``peak_memory_mib`` of this process.
+        """
+        speed = self.flops_per_token * tokens_per_second
+        numbers = {"model_flops_per_second": speed}
+        if self.peak_flops is not None:
+            numbers["model_flops_utilisation"] = speed / self.peak_flops
+        return numbers | {"peak_memory_mib": peak_memory_mib(self.device)}
+
+
+def check_tensorboard() -> None:
+    """Refuse ``train.tensorboard`` where the package is missing.
+
+    Raises:
+        UserError: naming the remedy.
+    """
+    if importlib.util.find_spec("tensorboard") is None:
+        raise UserError(
+            "train.tensorboard needs the package tensorboard; pip install 'exlm-mini[watch]', or "
+            "leave the setting out"
+        )
+
+
+class ScalarLog:
+    """Lines of metrics as scalars for TensorBoard; each number has its name in ``metrics.jsonl``.
+
+    A run that goes on writes another file into the folder, which hides what an earlier one says
+    of later steps.
+    """
+
+    def __init__(self, folder: Path, step: int) -> None:
+        """Open a file in the folder.
+
+        Args:
+            folder: made if missing.
+            step: steps done by the checkpoint the run goes on from, 0 for a new run.
+
+        Raises:
+            UserError: the package tensorboard is missing.
+        """
+        check_tensorboard()
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder), purge_step=step + 1)
+
+    def write(self, record: dict) -> None:
+        """Add the numbers of a line, and bring them to the disk."""
+        for name, value in record.items():
+            if name != "step" and value is not None:
+                self._writer.add_scalar(name, value, record["step"])
+        # A killed run must not lose what came before its last checkpoint.
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()
+
+    def __enter__(self) -> ScalarLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

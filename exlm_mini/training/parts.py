@@ -1,0 +1,279 @@
+"""What a run is made of: model, masks, batches, optimiser, schedules, and the loss of a batch.
+
+Shapes: B rows, N tokens of a row, S masked tokens of a batch.
+
+All of it is a function of the settings. The loop that puts it together is ``loop``.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import exlm_mini
+from exlm_mini.config import RunConfig, SpecialIds, TrainConfig, UserError, run_config_from_dict
+from exlm_mini.data.batches import TokenBatches, TrainingBatches
+from exlm_mini.data.masking import MaskedBatch, Masker
+from exlm_mini.data.packs import Pack
+from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.model.objectives import log_likelihood, mlm_loss, states_alignment_loss
+from exlm_mini.training.checkpoint import Checkpoint
+
+
+def num_copies(config: RunConfig) -> int:
+    """Copies of each token in the input: §3's k for Repeated MLM, otherwise 1."""
+    return config.masking.num_copies if config.objective == "repeated-mlm" else 1
+
+
+def longest_row(config: RunConfig, row_length: int, num_slots: int | None = None) -> int:
+    """Longest sequence the encoder can meet, in tokens.
+
+    Args:
+        config: of the run.
+        row_length: longest row of the data, [BOS] and [EOS] included.
+        num_slots: masks of a row under the strategy ``slots``.
+    """
+    if config.objective != "exlm":
+        return row_length * num_copies(config)
+    num_maskable = row_length - 2
+    num_masks = num_maskable if num_slots is None else num_slots
+    if config.masking.strategy == "fixed_count":
+        num_masks = min(
+            num_maskable, max(1, math.ceil(config.masking.mask_ratio * num_maskable))
+        )
+    num_boundaries = 2 if config.model.boundary == "official" else 0
+    return row_length + (config.model.states_per_mask - 1) * (num_masks + num_boundaries)
+
+
+def check_row_length(config: RunConfig, row_length: int, num_slots: int | None = None) -> None:
+    """Refuse rows the position range cannot hold.
+
+    Raises:
+        UserError: naming both lengths.
+    """
+    needed = longest_row(config, row_length, num_slots)
+    if needed > config.model.max_positions:
+        raise UserError(
+            f"rows of {row_length} tokens become {needed} after expansion or repetition, more "
+            f"than model.max_positions {config.model.max_positions}; raise it to {needed}, or "
+            "lower data.block_length, masking.mask_ratio or the number of states or copies"
+        )
+
+
+def make_masker(
+    config: RunConfig, special_ids: SpecialIds, slots: tuple[int, ...] = ()
+) -> Masker:
+    """The masker of a run; ``slots`` are the toy grammar's, counted from [BOS] = 0.
+
+    Repeated MLM always masks by independent draws, whatever the number of copies: only then is
+    the corrupted share p^k (Appendix C), and its cells differ in nothing but p and k.
+    """
+    masking = config.masking
+    if config.objective == "repeated-mlm":
+        masking = replace(masking, strategy="bernoulli")
+    return Masker(masking, special_ids, config.seed, num_copies(config), slots)
+
+
+def make_model(config: RunConfig, vocab_size: int, special_ids: SpecialIds) -> MaskedLM | ExLM:
+    """The untrained model of a run; its weights depend on the seed alone."""
+    kind = ExLM if config.objective == "exlm" else MaskedLM
+    torch.manual_seed(config.seed)
+    return kind(config.model, vocab_size, special_ids)
+
+
+def count_parameters(
+    config: RunConfig, vocab_size: int, special_ids: SpecialIds
+) -> tuple[int, int]:
+    """Parameters of the model of a run, and how many of them are in its transition head.
+
+    Nothing is allocated, however large the model: one layer is made, without its numbers.
+
+    Raises:
+        UserError: for a weight of more bytes than can be numbered.
+    """
+    shape = config.model.shape
+    of_one_layer = replace(config, model=replace(config.model, num_layers=1, expand_at=0))
+    try:
+        with torch.device("meta"):
+            model = make_model(of_one_layer, vocab_size, special_ids)
+    except RuntimeError:
+        raise UserError(
+            f"model.width {shape.width:,} makes a weight of 2**63 bytes or more; lower it"
+        ) from None
+    parts = (model, model.encoder.layers, getattr(model, "transition", None) or nn.Identity())
+    whole, layer, transition = (sum(p.numel() for p in part.parameters()) for part in parts)
+    return whole + (shape.num_layers - 1) * layer, transition
+
+
+def load_model(checkpoint: Checkpoint) -> tuple[MaskedLM | ExLM, RunConfig]:
+    """The trained model of a checkpoint, in evaluation mode on the CPU, and its settings.
+
+    Raises:
+        ValueError: if these are not the settings of its weights.
+    """
+    config = stored_config(checkpoint)
+    special_ids, vocab_size = settled_size(config, checkpoint)
+    model = make_model(config, vocab_size, special_ids)
+    model.load_state_dict(checkpoint.tensors["model"])
+    return model.eval(), config
+
+
+def stored_config(checkpoint: Checkpoint) -> RunConfig:
+    """The settings that a checkpoint was made with.
+
+    Raises:
+        ValueError: if no run could have them. Nobody typed them, so that the file is to be named.
+    """
+    try:
+        return run_config_from_dict(checkpoint.state["config"])
+    except UserError as error:
+        raise ValueError(str(error)) from error
+
+
+def settled_size(config: RunConfig, checkpoint: Checkpoint) -> tuple[SpecialIds, int]:
+    """Special ids and vocabulary of a checkpoint, before anything of its size is made.
+
+    Raises:
+        ValueError: if its settings are of many more weights than it has; what else does not fit
+            is known by the names.
+    """
+    special_ids = SpecialIds(**checkpoint.state["special_ids"])
+    vocab_size = checkpoint.state["vocab_size"]
+    wanted, _ = count_parameters(config, vocab_size, special_ids)
+    found = sum(tensor.numel() for tensor in checkpoint.tensors["model"].values())
+    if wanted > 2 * found or not 0 <= min(special_ids) <= max(special_ids) < vocab_size:
+        raise ValueError(f"it has {found:,} weights, its settings {wanted:,}")
+    return special_ids, vocab_size
+
+
+def make_batches(
+    config: RunConfig, pack: Pack, masker: Masker
+) -> TrainingBatches | TokenBatches:
+    """Batches of ``train.batch_size`` rows, or of ``train.batch_tokens`` tokens.
+
+    Raises:
+        UserError: if a row has more tokens than a micro-batch may have.
+    """
+    train = config.train
+    if train.batch_tokens is None:
+        return TrainingBatches(
+            pack, masker, train.batch_size, config.seed, train.micro_batch_size
+        )
+    micro = train.micro_batch_tokens or train.batch_tokens
+    return TokenBatches(pack, masker, micro, train.batch_tokens // micro, config.seed)
+
+
+def make_optimizer(model: nn.Module, train: TrainConfig) -> torch.optim.AdamW:
+    """Adam with decoupled weight decay on every parameter, as fairseq's adam."""
+    parameters = list(model.parameters())
+    return torch.optim.AdamW(
+        parameters,
+        lr=train.learning_rate,
+        betas=train.adam_betas,
+        eps=train.adam_eps,
+        weight_decay=train.weight_decay,
+        # One call instead of ten for each parameter: a tenth of a tiny model's step.
+        fused=all(parameter.device.type == "cpu" for parameter in parameters),
+    )
+
+
+def learning_rate(train: TrainConfig, step: int) -> float:
+    """Linear warm-up, then linear decay to 0 after the last step (polynomial decay, power 1).
+
+    Args:
+        train: settings.
+        step: of the update to make, from 0.
+    """
+    update = step + 1
+    if update <= train.warmup_steps:
+        return train.learning_rate * update / train.warmup_steps
+    return (
+        train.learning_rate
+        * (train.steps - update + 1)
+        / (train.steps - train.warmup_steps + 1)
+    )
+
+
+def chain_share(config: RunConfig, step: int) -> float:
+    """Weight of the fixed parallel chains at a step: 1, then falling to 0 (``chain_warmup``)."""
+    warmup_steps = config.train.chain_warmup * config.train.steps
+    if config.objective != "exlm" or warmup_steps == 0:
+        return 0.0
+    return min(1.0, max(0.0, 2.0 - step / warmup_steps))
+
+
+def choose_device(name: str) -> torch.device:
+    """``auto`` is the GPU where there is one.
+
+    Raises:
+        UserError: for an unknown or absent device.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"train.device is '{name}'; known: auto, cpu, cuda, cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"train.device is '{name}'; known: auto, cpu, cuda, cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"train.device is {name}, but torch sees {torch.cuda.device_count()} GPUs; use cpu"
+        )
+    return device
+
+
+def versions(device: torch.device) -> dict[str, str]:
+    """What a run was made with."""
+    return {
+        "exlm_mini": exlm_mini.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+    }
+
+
+class Scored(NamedTuple):
+    """A micro-batch under a model."""
+
+    loss: Tensor
+    """Nats per target, scalar."""
+    num_without_path: int
+    """Rows that had no path and were left out; ExLM only."""
+    num_correct: Tensor | None
+    """Masked tokens that are the model's likeliest guess, int64 scalar; none for ExLM, whose
+    states are several guesses for each mask."""
+
+
+def score(model: MaskedLM | ExLM, batch: MaskedBatch, chain_share: float = 0.0) -> Scored:
+    """The objective of one micro-batch, and what is told about it besides."""
+    if isinstance(model, MaskedLM):
+        token_logits_SV = model(batch.masked_ids_BN, batch.is_masked_BN)
+        target_ids_S = batch.token_ids_BN[batch.is_masked_BN]
+        num_correct = (token_logits_SV.detach().argmax(dim=1) == target_ids_S).sum()
+        return Scored(mlm_loss(token_logits_SV, target_ids_S), 0, num_correct)
+    scores = model(*batch, chain_share)
+    log_likelihood_B = log_likelihood(scores)
+    loss = states_alignment_loss(
+        log_likelihood_B, scores.is_scored_BM.sum(dim=1), on_no_path="skip"
+    )
+    return Scored(loss, int((log_likelihood_B == -torch.inf).sum()), None)
+
+
+def loss_of(
+    model: MaskedLM | ExLM, batch: MaskedBatch, chain_share: float = 0.0
+) -> tuple[Tensor, int]:
+    """The objective of one micro-batch.
+
+    Returns:
+        The loss in nats per target (scalar), and how many rows had no path and were left out.
+    """
+    return score(model, batch, chain_share)[:2]

@@ -1,0 +1,84 @@
+"""What ``train.precision auto`` comes to: bf16 on a GPU, and on a CPU where it is the faster.
+
+On a CPU with instructions for it, bf16 makes products faster; the casts around them cost more the
+narrower the layers are. So a layer of the model is timed in both, once per machine. The answer is
+kept in the cache, and a run stores the precision it was started in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import statistics
+import time
+from dataclasses import replace
+
+import torch
+
+from exlm_mini.alignment.build import cache_dir, machine
+from exlm_mini.config import ModelConfig, RunConfig
+from exlm_mini.data.files import write_atomically
+from exlm_mini.model.encoder import EncoderLayer
+from exlm_mini.model.rope import rotation_1d
+
+WIDTHS = (192, 384, 768)
+"""Of the layers that are timed, with a feed-forward of four times as much and heads of 64. A model
+stands with the widest that is not wider than itself; below the first it stays in float32."""
+LEAST_GAIN = 1.2
+"""Ratio of the times from which bf16 is chosen: less would come and go with the machine's load."""
+
+_NUM_ROWS, _NUM_TOKENS, _NUM_REPEATS = 8, 128, 7
+
+
+def with_precision(config: RunConfig, device: torch.device) -> RunConfig:
+    """The same settings, ``train.precision auto`` replaced by what it means on a device."""
+    if config.train.precision != "auto":
+        return config
+    num_threads = config.train.num_threads or torch.get_num_threads()
+    narrower = [width for width in WIDTHS if width <= config.model.shape.width]
+    if device.type == "cpu":
+        is_half = bool(narrower) and cpu_gain(narrower[-1], num_threads) >= LEAST_GAIN
+    else:
+        is_half = True
+    precision = "bf16" if is_half else "fp32"
+    return replace(config, train=replace(config.train, precision=precision))
+
+
+def cpu_gain(width: int, num_threads: int) -> float:
+    """How many times as fast as in float32 a layer of this width is in bf16 on this CPU."""
+    key = (machine(), torch.__version__, num_threads, width)
+    file = cache_dir() / f"bf16-{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.json"
+    with contextlib.suppress(OSError, ValueError):
+        gain = json.loads(file.read_bytes())
+        if isinstance(gain, float):
+            return gain
+    gain = _measured_gain(width, num_threads)
+    with contextlib.suppress(OSError):  # without a cache it is measured again
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, json.dumps(gain).encode())
+    return gain
+
+
+def _measured_gain(width: int, num_threads: int) -> float:
+    """Median ratio of both passes through one layer, the two precisions in turn."""
+    model = ModelConfig(width=width, ffn_width=4 * width, num_heads=width // 64)
+    before = torch.get_num_threads()
+    with torch.random.fork_rng():
+        layer = EncoderLayer(model).eval()
+        x_BTD = torch.randn(_NUM_ROWS, _NUM_TOKENS, width, requires_grad=True)
+    rotation = rotation_1d(torch.arange(_NUM_TOKENS).unsqueeze(0), head_dim=64)
+
+    def seconds(is_half: bool) -> float:
+        start = time.perf_counter()
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_half):
+            y_BTD = layer(x_BTD, rotation, None)
+        y_BTD.sum().backward()
+        return time.perf_counter() - start
+
+    torch.set_num_threads(num_threads)
+    try:
+        ratios = [seconds(False) / seconds(True) for _ in range(_NUM_REPEATS)]
+    finally:
+        torch.set_num_threads(before)
+    return statistics.median(ratios[1:])  # the first is slow

@@ -1,0 +1,62 @@
+"""Where a number comes from: versions, processor, GPU, commit of the package."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exlm_mini.training.parts import versions
+
+MIB = 2**20
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """What a measurement was made on: versions, processor, GPU, commit of the package."""
+    gpu = {}
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        gpu = {
+            "cuda": torch.version.cuda,
+            "compute_capability": f"{properties.major}.{properties.minor}",
+            "multiprocessors": properties.multi_processor_count,
+            "gpu_memory_mib": properties.total_memory // MIB,
+        }
+    return {
+        **versions(device),
+        "cpu": _cpu_model(),
+        "num_cpus": os.cpu_count(),
+        **gpu,
+        "commit": commit(),
+    }
+
+
+def _cpu_model() -> str:
+    """The processor's name, where the system tells it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def commit() -> str:
+    """Commit of the checkout the package runs from, or why there is none."""
+    # Without its lock: a kill just then would leave it behind, and git refuses to go on.
+    git = ["git", "--no-optional-locks", "-C", str(Path(__file__).parent)]
+    quiet = {"capture_output": True, "text": True, "check": True}
+    try:
+        # Installed below somebody else's checkout, the package is in no commit of it.
+        subprocess.run([*git, "ls-files", "--error-unmatch", Path(__file__).name], **quiet)
+        name = subprocess.run([*git, "rev-parse", "HEAD"], **quiet).stdout.strip()
+        changed = subprocess.run(
+            [*git, "status", "--porcelain", "--untracked-files=no"], **quiet
+        ).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return "not a git checkout"
+    return f"{name} with changes" if changed else name

@@ -1,0 +1,344 @@
+"""The directory of a run: one writer at a time, fixed settings, a log of metrics.
+
+::
+
+    OUTPUT/
+        .lock            held while a process writes here
+        config.yaml      the settings of the run, for good but for a few
+        metrics.jsonl    one JSON object per line, in the order of steps
+        step-NNNNNN/     checkpoints
+
+Checkpoints hold what a run needs to go on; this file keeps two runs from mixing in one place.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import math
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from exlm_mini.config import UserError
+from exlm_mini.data.files import read_bytes, read_text, refuse_odd_files, write_atomically
+
+LOCK = ".lock"
+CONFIG = "config.yaml"
+
+FREE_SETTINGS = frozenset(
+    {
+        "train.save_every",
+        "train.log_every",
+        "train.tensorboard",
+        "train.validate_every",
+        "train.validation_rows",
+        "train.num_threads",
+        "train.device",
+        "train.sharding",
+        "train.keep_last",
+        "train.max_skipped",
+        "train.min_loss_scale",
+    }
+)
+"""Settings a resumed run may change, because no weight depends on them by design."""
+
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+
+
+class RunDirectory:
+    """A directory that one process at a time may write to; use it with ``with``.
+
+    The lock is the kernel's (``flock``): it ends with the process, however that dies, so a lock
+    file left by a killed run stands in nobody's way.
+    """
+
+    def __init__(self, path: Path, report: Callable[[str], None] = print) -> None:
+        """Name the directory; nothing is touched before ``with``.
+
+        Args:
+            path: made if missing, with its parents.
+            report: called with one line when the file system has no locks.
+        """
+        self.path = path
+        self._report = report
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> RunDirectory:
+        """Make the directory and take the lock.
+
+        Raises:
+            UserError: another process holds it, the directory cannot be made or written, or a
+                symbolic link lies in it.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            refuse_odd_files(self.path)
+            self._descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+            self._lock()
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
+        except OSError as error:
+            self._release()
+            if isinstance(error, FileExistsError | NotADirectoryError):
+                raise UserError(
+                    f"{self.path} is a file, or lies below one; choose another --output"
+                ) from error
+            raise UserError(
+                f"cannot write to {self.path} ({error.strerror}); check its permissions and "
+                "disk, or choose another --output"
+            ) from error
+        except UserError:
+            self._release()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give the lock back; its file stays, for removing it could free two runs at once."""
+        self._release()
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            pid, _, host = (
+                os.pread(self._descriptor, 300, 0).decode(errors="replace").partition(" ")
+            )
+            raise UserError(
+                f"process {pid or '?'} on {host.strip() or 'this machine'} is writing to "
+                f"{self.path}; wait until it ends, stop it, or choose another --output"
+            ) from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            # Some cluster file systems are mounted without locks; runs there must still work.
+            self._report(
+                f"{self.path} is on a file system without locks: let no second run write there"
+            )
+
+    def _release(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def settle_config(
+    path: Path, config_text: str, config: dict, parse: Callable[[str], dict]
+) -> list[str]:
+    """Fix the settings of a run at its start, and hold a resumed run to them.
+
+    Call it under the lock and before anything else is written to the directory; only a finished
+    corpus in ``data/`` may lie there already.
+
+    Args:
+        path: the run's directory, existing.
+        config_text: what to store as ``config.yaml``.
+        config: the same settings as nested dicts.
+        parse: from the text of a stored ``config.yaml`` to nested dicts, with a value for every
+            setting; raises ``UserError`` if it cannot.
+
+    Returns:
+        The settings of ``FREE_SETTINGS`` that changed, one readable line each; the stored file
+        now holds the new ones. Empty for a new run.
+
+    Raises:
+        UserError: another setting differs, or the directory holds something that is not a run.
+            Nothing is written then.
+    """
+    file = path / CONFIG
+    try:
+        if not file.exists():
+            ours = {LOCK, f"{CONFIG}.tmp"}
+            if (path / "data" / "corpus.json").exists():
+                ours.add("data")  # left by a start that failed; it knows its own settings
+            if foreign := sorted({entry.name for entry in path.iterdir()} - ours):
+                raise UserError(
+                    f"{path} holds {foreign[0]} but no {CONFIG}, so it is not the directory of "
+                    "a run; choose another --output"
+                )
+            write_atomically(file, config_text.encode())
+            return []
+        stored = parse(read_text(file))
+        changes = _changes(stored, config)
+        if fixed := [line for key, line in changes.items() if key not in FREE_SETTINGS]:
+            more = f" and {len(fixed) - 3} more" if len(fixed) > 3 else ""
+            raise UserError(
+                f"{path} holds a run with other settings: {'; '.join(fixed[:3])}{more}; use "
+                "the same settings, or choose another --output"
+            )
+        if changes:
+            write_atomically(file, config_text.encode())
+        return list(changes.values())
+    except OSError as error:
+        raise _cannot("read or write", file, error) from error
+
+
+class MetricsLog:
+    """``metrics.jsonl``: append-only, one JSON object per line, written at once."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        """Open the log and forget the lines after ``step``, which the run will write again.
+
+        Args:
+            path: the file; made if missing.
+            step: steps done by the checkpoint the run goes on from, 0 for a new run.
+
+        Raises:
+            UserError: a line is damaged, or the file cannot be read or written.
+        """
+        self.path = path
+        self.last: dict | None = None
+        """The last line that was kept; none for a new run."""
+        self._step = -1
+        try:
+            if path.exists():
+                kept = [pair for pair in _lines(path) if pair[1]["step"] <= step]
+                self.last = kept[-1][1] if kept else None
+                self._step = kept[-1][1]["step"] if kept else -1
+                data = b"".join(line + b"\n" for line, _ in kept)
+                if data != read_bytes(path):
+                    write_atomically(path, data)
+            # Unbuffered, so that a line is on its way when ``write`` returns.
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise _cannot("open", path, error) from error
+
+    def write(self, record: dict) -> None:
+        """Append one line; nan and infinities become null, which JSON has no numbers for.
+
+        Args:
+            record: JSON-able, with the whole number ``step``, above that of the line before.
+
+        Raises:
+            ValueError: no such ``step``.
+            UserError: the line cannot be written; the file then ends with the line before it.
+        """
+        step = record.get("step")
+        if type(step) is not int or step <= self._step:
+            raise ValueError(f"'step' must be a whole number above {self._step}: {record}")
+        data = _encoded(record) + b"\n"
+        end = self._file.seek(0, os.SEEK_END)
+        try:
+            # On a nearly full disk an unbuffered write may take only a part.
+            while data:
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            self._file.truncate(end)
+            raise _cannot("write", self.path, error) from error
+        self._step = step
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_metrics(path: Path, report: Callable[[str], None] | None = None) -> list[dict]:
+    """The records of a ``metrics.jsonl``, also of a run that is still writing it.
+
+    Args:
+        path: the file.
+        report: called with one line when a last line cut short was left out.
+
+    Returns:
+        One dict per line, each with an integer ``step``; a last line cut short is left out.
+
+    Raises:
+        UserError: the file is missing, cannot be read, or a line before the last is damaged.
+    """
+    data = read_bytes(path)
+    pairs = _lines(path, data)
+    if report is not None and data != b"".join(line + b"\n" for line, _ in pairs):
+        report(f"{path}: the last line is cut short and left out")
+    return [record for _, record in pairs]
+
+
+def _lines(path: Path, data: bytes | None = None) -> list[tuple[bytes, dict]]:
+    """Lines of a log with their records, without a last line that a crash cut short."""
+    *lines, rest = (read_bytes(path) if data is None else data).split(b"\n")
+    records = [_record(line) for line in lines]
+    # After a power cut the last line may also be zeros, or lack its beginning.
+    if rest == b"" and records and records[-1] is None:
+        records.pop()
+    step = -1
+    for number, record in enumerate(records, 1):
+        if record is None or record["step"] <= step:
+            raise UserError(
+                f"{path} line {number} is damaged; restore the file from a copy, or delete that "
+                "line"
+            )
+        step = record["step"]
+    return list(zip(lines, records, strict=False))
+
+
+def _record(line: bytes) -> dict | None:
+    """What a line holds; None if ``MetricsLog.write`` did not write it."""
+    try:
+        record = json.loads(line.decode())
+        # Written again it must come out byte for byte: no key twice, no number beyond its range.
+        is_whole = _encoded(record) == line
+    except (ValueError, RecursionError):
+        return None
+    is_record = (
+        is_whole
+        and isinstance(record, dict)
+        and type(record.get("step")) is int
+        and isinstance(record.get("seconds"), int | float | None)  # a resumed run counts on
+    )
+    # Words would end in a sum.
+    is_record = is_record and not any(isinstance(v, str) for v in record.values())
+    return record if is_record and record["step"] < 2**63 else None
+
+
+def _encoded(record: object) -> bytes:
+    return json.dumps(_finite(record), allow_nan=False).encode()
+
+
+def _finite(value: object) -> object:
+    """The same value with None for every number that is not finite."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _changes(stored: dict, asked: dict) -> dict[str, str]:
+    """Settings that differ: dotted name to ``name: stored -> asked``."""
+    old, new = _dotted(stored), _dotted(asked)
+    absent = "(absent)"
+    return {
+        key: f"{key}: {_shown(old.get(key, absent))} -> {_shown(new.get(key, absent))}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key, absent) != new.get(key, absent)
+    }
+
+
+def _shown(value: object) -> str:
+    """A setting as part of one line, whatever is in it."""
+    text = str(value) if str(value).isprintable() else ascii(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def _dotted(settings: dict, prefix: str = "") -> dict[str, object]:
+    """Nested settings under dotted names; tuples as lists, for YAML has no tuples."""
+    flat: dict[str, object] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            flat.update(_dotted(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+def _cannot(verb: str, file: Path, error: OSError) -> UserError:
+    return UserError(
+        f"cannot {verb} {file} ({error.strerror}); check the path, its permissions and the disk"
+    )

@@ -1,0 +1,372 @@
+"""What a run is said to cost is what it costs."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from exlm_mini.config import (
+    MaskingConfig,
+    ModelConfig,
+    RunConfig,
+    SpecialIds,
+    TrainConfig,
+    UserError,
+)
+from exlm_mini.data.masking import MaskedBatch
+from exlm_mini.pretrain import main
+from exlm_mini.training.cost import estimate, plan_batch, row_flops
+from exlm_mini.training.parts import loss_of, make_masker, make_model
+
+SPECIAL = SpecialIds()
+
+PAPER = {
+    # preset, vocabulary, positions: parameters in millions, with and without the transition head
+    ("base", 50_265, 2048): (128.3, None),
+    ("large", 50_265, 2048): (361.2, None),
+    ("molecular", 369, 512): (53.3, 50.5),
+}
+
+
+@pytest.mark.parametrize(("preset", "vocab_size", "max_positions"), PAPER)
+def test_parameters_are_those_of_the_paper(preset, vocab_size, max_positions):
+    with_head, without_head = PAPER[preset, vocab_size, max_positions]
+    config = RunConfig(model=ModelConfig(preset=preset, max_positions=max_positions))
+    costs = estimate(config, vocab_size, row_length=128)
+    assert costs.num_parameters / 1e6 == pytest.approx(with_head, rel=0.005)
+    if without_head:
+        rest = costs.num_parameters - costs.num_transition_parameters
+        assert rest / 1e6 == pytest.approx(without_head, rel=0.005)
+
+
+@pytest.mark.parametrize(("preset", "vocab_size", "max_positions"), PAPER)
+def test_the_command_prints_the_parameters_of_the_paper(
+    preset, vocab_size, max_positions, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    code = main(
+        f"--dry-run --model.preset {preset} --model.vocab_size {vocab_size} "
+        f"--model.max_positions {max_positions} --train.device cpu".split()
+    )
+    out, err = capsys.readouterr()
+    assert (code, err) == (0, "")
+    found = re.search(r"^parameters +([\d,]+) = ([\d.]+) M \(([\d.]+) M without", out, re.M)
+    with_head, without_head = PAPER[preset, vocab_size, max_positions]
+    assert int(found[1].replace(",", "")) / 1e6 == pytest.approx(with_head, rel=0.005)
+    assert float(found[2]) == pytest.approx(with_head, rel=0.005)
+    if without_head:
+        assert float(found[3]) == pytest.approx(without_head, rel=0.005)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_parameters_by_hand():
+    # Embedding V x D; two norms, 4 D x D and 2 D x F with biases per layer; last norm; head.
+    V, D, F, k = 30, 16, 40, 3
+    shape = {"num_layers": 2, "width": D, "ffn_width": F, "num_heads": 2, "max_positions": 64}
+    layer = 4 * D + 4 * (D * D + D) + (D * F + F) + (F * D + D)
+    mlm = V * D + 2 * layer + 2 * D + (D * D + D) + 2 * D + V
+    costs = estimate(RunConfig(objective="mlm", model=ModelConfig(**shape)), V, 10)
+    assert (costs.num_parameters, costs.num_transition_parameters) == (mlm, 0)
+    for transition, use_position, head in (
+        ("gated", True, 64 * D + 2 * (2 * D * D + D) + (2 * D * 2 + 2)),
+        ("gated", False, 2 * (D * D + D) + (D * 2 + 2)),
+        ("paper", True, 2 * D * D),
+        ("ctc", True, 0),
+        ("uniform", True, 0),
+    ):
+        model = ModelConfig(
+            **shape, transition=transition, use_position=use_position, states_per_mask=k,
+            clone_embedding_std=1.0,
+        )  # fmt: skip
+        costs = estimate(RunConfig(model=model), V, 10)
+        assert costs.num_transition_parameters == head
+        assert costs.num_parameters == mlm + head + (k + 1) * D
+
+
+@pytest.mark.parametrize("objective", ["mlm", "repeated-mlm", "exlm"])
+def test_weights_take_four_floats_per_parameter(objective):
+    config = RunConfig(objective=objective)
+    model = make_model(config, 100, SPECIAL)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    tensors = [t for state in optimizer.state.values() for t in state.values() if t.ndim]
+    tensors += [t for p in model.parameters() for t in (p, p.grad)]
+    assert estimate(config, 100, 64).weight_bytes == sum(t.nbytes for t in tensors)
+    low = replace(config, train=TrainConfig(precision="bf16"))
+    assert estimate(low, 100, 64).weight_bytes == estimate(config, 100, 64).weight_bytes
+
+
+def test_tokens_are_counted_before_expansion():
+    config = RunConfig(train=TrainConfig(steps=70, batch_size=6))
+    costs = estimate(config, 100, row_length=50)
+    assert costs.row_length == 50
+    assert costs.tokens_per_step == 300
+    assert costs.num_tokens == 21_000
+    # 8 of 48 tokens masked and both boundaries, 3 states more for each.
+    assert costs.expanded_length == 50 + 3 * 10
+    repeated = RunConfig(objective="repeated-mlm", masking=MaskingConfig(num_copies=3))
+    assert estimate(repeated, 100, 50).expanded_length == 150
+
+
+def saved_bytes(config, vocab_size, row_length):
+    """Bytes of the distinct storages autograd keeps of one micro-batch, weights left out."""
+    model = make_model(config, vocab_size, SPECIAL).train()
+    num_rows = config.train.batch_size
+    generator = torch.Generator().manual_seed(0)
+    token_ids_BN = torch.randint(6, vocab_size, (num_rows, row_length), generator=generator)
+    token_ids_BN[:, 0], token_ids_BN[:, -1] = SPECIAL.bos, SPECIAL.eos
+    masker = make_masker(config, SPECIAL)
+    batch = masker(token_ids_BN, np.zeros(num_rows, dtype=np.int64), np.arange(num_rows), 0)
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept = {}
+
+    def keep(tensor):
+        # The tensor too, so that its address is not given to another.
+        kept[tensor.untyped_storage().data_ptr()] = (tensor, tensor.untyped_storage().nbytes())
+        return tensor
+
+    is_low = config.train.precision == "bf16"
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16, enabled=is_low),
+    ):
+        loss, _ = loss_of(model, batch)
+    assert loss.requires_grad
+    return sum(size for address, (_, size) in kept.items() if address not in weights)
+
+
+@pytest.mark.parametrize(
+    ("objective", "model", "vocab_size", "precision"),
+    [
+        ("mlm", {}, 2000, "fp32"),
+        ("mlm", {}, 2000, "bf16"),
+        ("mlm", {}, 20_000, "fp32"),
+        ("mlm", {"preset": "tiny"}, 20_000, "fp32"),
+        ("repeated-mlm", {}, 2000, "fp32"),
+        ("exlm", {}, 2000, "fp32"),
+        ("exlm", {}, 2000, "bf16"),
+        ("exlm", {}, 20_000, "fp32"),
+        ("exlm", {"states_per_mask": 8}, 2000, "fp32"),
+        ("exlm", {"boundary": "paper", "transition": "paper"}, 2000, "fp32"),
+        ("exlm", {"transition": "ctc"}, 2000, "fp32"),
+        ("exlm", {"transition": "uniform"}, 2000, "fp32"),
+        ("exlm", {"emission": "chunked"}, 20_000, "fp32"),
+        ("exlm", {"dropout": 0.0}, 2000, "fp32"),
+        ("exlm", {"expand_at": 3}, 2000, "fp32"),
+        # Little but what the states take.
+        ("exlm", {"states_per_mask": 8, "emission": "chunked", "num_layers": 1}, 2000, "fp32"),
+    ],
+)
+def test_activations_are_what_autograd_keeps(objective, model, vocab_size, precision):
+    # Without attention dropout: with it the CPU's attention keeps its probabilities.
+    settings = {"preset": "mini", "attention_dropout": 0.0} | model
+    config = RunConfig(
+        objective=objective,
+        model=ModelConfig(**settings),
+        train=TrainConfig(batch_size=4, precision=precision),
+    )
+    kept = saved_bytes(config, vocab_size, 128)
+    costs = estimate(config, vocab_size, 128)
+    assert costs.activation_bytes == pytest.approx(kept, rel=0.13)
+
+
+def test_activations_are_those_of_a_micro_batch():
+    config = RunConfig(train=TrainConfig(batch_size=32))
+    small = replace(config, train=TrainConfig(batch_size=32, micro_batch_size=4))
+    whole, micro = (estimate(c, 1000, 64).activation_bytes for c in (config, small))
+    assert micro == pytest.approx(whole / 8, rel=0.01)
+
+
+# ---- operations ----
+
+
+def counted_flops(config, vocab_size, num_rows, row_length, num_masks, backward):
+    """Operations by row, counted by PyTorch while the products run."""
+    model = make_model(config, vocab_size, SPECIAL).train()
+    token_ids_BN = torch.randint(6, vocab_size, (num_rows, row_length))
+    token_ids_BN[:, 0], token_ids_BN[:, -1] = SPECIAL.bos, SPECIAL.eos
+    if config.objective == "repeated-mlm":
+        token_ids_BN = token_ids_BN.repeat_interleave(config.masking.num_copies, dim=1)
+    is_masked_BN = torch.zeros_like(token_ids_BN, dtype=torch.bool)
+    is_masked_BN[:, 2 : 2 + num_masks] = True
+    masked = token_ids_BN.masked_fill(is_masked_BN, SPECIAL.mask)
+    counter = FlopCounterMode(display=False)
+    with sdpa_kernel(SDPBackend.MATH), counter:
+        loss, _ = loss_of(model, MaskedBatch(masked, is_masked_BN, token_ids_BN))
+        if backward:
+            loss.backward()
+    return counter.get_total_flops() / num_rows
+
+
+@pytest.mark.parametrize(
+    ("objective", "model"),
+    [
+        ("mlm", {}),
+        ("repeated-mlm", {}),
+        ("repeated-mlm", {"expand_at": 1}),
+        ("exlm", {"use_position": False}),
+        ("exlm", {"use_position": False, "num_layers": 4, "expand_at": 3}),
+        ("exlm", {"use_position": False, "states_per_mask": 2, "boundary": "paper"}),
+        ("exlm", {"transition": "paper"}),
+        ("exlm", {"transition": "ctc"}),
+        ("exlm", {"transition": "uniform"}),
+    ],
+)
+def test_operations_are_those_that_run(objective, model):
+    config = RunConfig(
+        objective=objective,
+        model=ModelConfig(**model),
+        masking=MaskingConfig(mask_ratio=0.25, num_copies=2),
+    )
+    num_masks = 32 if objective == "repeated-mlm" else 16
+    forward = counted_flops(config, 500, 3, 66, num_masks, backward=False)
+    assert row_flops(config, 500, 66) == 3 * forward
+    # The backward pass of the head has one product more, with a vector.
+    both = counted_flops(config, 500, 3, 66, num_masks, backward=True)
+    assert row_flops(config, 500, 66) == pytest.approx(both, rel=0.015)
+
+
+def test_operations_by_hand():
+    # One layer of width 4, one head of a vocabulary of 10, rows of 10 with 2 masks.
+    model = ModelConfig(num_layers=1, width=4, ffn_width=8, num_heads=1)
+    masking = MaskingConfig(mask_ratio=0.25)
+    config = RunConfig(objective="mlm", model=model, masking=masking)
+    layer = 4 * 10 * 16 + 2 * 100 * 4 + 2 * 10 * 4 * 8
+    assert row_flops(config, 10, 10) == 6 * (layer + 2 * (16 + 40))
+    costs = estimate(config, 10, 10)
+    assert costs.flops_per_token == row_flops(config, 10, 10) / 10
+    assert costs.num_flops == costs.flops_per_token * costs.num_tokens
+
+
+# ---- batches ----
+
+
+@pytest.mark.parametrize(
+    ("train", "num_devices", "expected"),
+    [
+        ({"batch_size": 4096, "micro_batch_size": 64}, 2, ("rows", 4096, 2, 64, 32)),
+        ({"batch_size": 4096}, 8, ("rows", 4096, 8, 512, 1)),
+        ({"batch_size": 7}, 1, ("rows", 7, 1, 7, 1)),
+        (
+            {"batch_tokens": 64_000, "micro_batch_tokens": 16_000},
+            2,
+            ("tokens", 64_000, 2, 16_000, 2),
+        ),
+        ({"batch_tokens": 64_000}, 4, ("tokens", 64_000, 4, 16_000, 1)),
+    ],
+)
+def test_a_batch_is_devices_times_rows_times_accumulation(train, num_devices, expected):
+    plan = plan_batch(TrainConfig(**train), num_devices)
+    assert tuple(plan) == expected
+    _, size, devices, per_device, accumulated = plan
+    assert size == devices * per_device * accumulated
+
+
+@pytest.mark.parametrize(
+    ("train", "num_devices", "parts"),
+    [
+        (
+            {"batch_size": 4096, "micro_batch_size": 64}, 3,
+            ("size 4,096", "3 devices", "use --devices 2"),
+        ),
+        ({"batch_size": 64, "micro_batch_size": 64}, 2, ("micro_batch_size 64", "use --devices 1")),
+        ({"batch_tokens": 64_000}, 7, ("batch_tokens 64,000", "6 tokens are left", "--devices 8")),
+        ({"batch_size": 64}, 0, ("--devices is 0",)),
+    ],
+)  # fmt: skip
+def test_a_batch_that_does_not_divide_is_refused_in_one_line(train, num_devices, parts):
+    with pytest.raises(UserError) as refused:
+        plan_batch(TrainConfig(**train), num_devices)
+    line = str(refused.value)
+    assert "\n" not in line
+    for part in parts:
+        assert part in line
+
+
+def test_batches_of_tokens_are_counted_in_tokens():
+    train = TrainConfig(steps=7, batch_tokens=600, micro_batch_tokens=200)
+    costs = estimate(RunConfig(train=train), 100, 50)
+    assert (costs.tokens_per_step, costs.num_tokens) == (600, 4200)
+    rows = RunConfig(train=TrainConfig(steps=7, batch_size=12, micro_batch_size=4))
+    assert costs.activation_bytes == estimate(rows, 100, 50).activation_bytes
+
+
+def dry_run(capsys, *arguments):
+    """What the command prints, as ``{objective: {name: text}}``."""
+    assert main(["--dry-run", "--train.device", "cpu", *arguments]) == 0
+    printed = {}
+    for line in capsys.readouterr().out.replace("\n" + 19 * " ", " ").splitlines():
+        name, text = line[:18].strip(), line[18:].strip()
+        if name == "objective":
+            costs = printed[text] = {}
+        costs[name] = text
+    return printed
+
+
+TOY = ["--recipe", "toy-pairs", "--data.num_sentences", "64"]
+
+
+def test_a_dry_run_writes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    printed = dry_run(capsys, *TOY, "--output", "run")
+    assert printed.keys() == {"mlm", "exlm"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_leaves_an_existing_run_alone(tmp_path, capsys):
+    output = ["--output", str(tmp_path)]
+    (tmp_path / "config.yaml").write_text("not mine")
+    dry_run(capsys, *TOY, *output)
+    assert [p.name for p in tmp_path.iterdir()] == ["config.yaml"]
+    assert (tmp_path / "config.yaml").read_text() == "not mine"
+
+
+@pytest.mark.parametrize("vocabulary", [[], ["--model.vocab_size", "27"]])
+def test_a_dry_run_knows_the_slots_of_the_toy_language(vocabulary, capsys):
+    printed = dry_run(capsys, *TOY, *vocabulary)
+    assert printed["mlm"]["row"] == "13 tokens, 13 expanded"
+    # Two slots and two boundaries, one state more each.
+    assert printed["exlm"]["row"] == "13 tokens, 17 expanded"
+    assert printed["exlm"]["vocabulary"] == "27"
+    assert printed["exlm"]["tokens per step"] == f"{13 * 128:,}"
+    assert printed["exlm"]["tokens"] == f"{13 * 128 * 400:,}"
+    assert printed["exlm"]["steps"] == "400"
+
+
+def test_the_lines_of_a_dry_run_fit_a_terminal(capsys):
+    options = [*TOY, "--model.vocab_size", "27", "--dry-run"]
+    for more in ([], ["--throughput", "100000", "--devices", "2"]):
+        assert main([*options, *more]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= 80
+        heads = [line[:19].strip() for line in lines]
+        assert heads.count("device hours") == 2 and "" in heads
+
+
+def test_a_dry_run_reads_the_users_own_files(tmp_path, capsys):
+    (tmp_path / "own.smi").write_text("".join(f"{'C' * n}O\n" for n in range(1, 30)))
+    printed = dry_run(
+        capsys, "--recipe", "smiles-tiny", "--data.files", str(tmp_path / "own.smi")
+    )
+    assert printed["exlm"]["vocabulary"] == "8"  # six special tokens, C and O
+    assert int(printed["exlm"]["row"].split()[0]) in range(25, 33)
+
+
+def test_a_dry_run_tells_the_memory_of_one_device(capsys):
+    def mebibytes(*arguments):
+        arguments = ("--recipe", "text-tiny", "--model.vocab_size", "1000", *arguments)
+        memory = dry_run(capsys, *arguments)["exlm"]["memory"]
+        found = re.fullmatch(r"about (.*) MiB = (.*) MiB .* \+ (.*) MiB activations", memory)
+        return [int(number.replace(",", "")) for number in found.groups()]
+
+    total, weights, activations = mebibytes()
+    assert abs(total - weights - activations) <= 1 < min(weights, activations)
+    assert mebibytes("--devices", "4")[1:] == [weights, pytest.approx(activations / 4, rel=0.1)]

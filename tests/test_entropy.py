@@ -1,0 +1,297 @@
+"""Entropies: against closed forms, and Appendix E's filter against loops over single tokens.
+
+Shapes: B rows, N positions, M tokens, k copies, S masked positions, R fully masked tokens,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from exlm_mini.alignment.enumeration import paths
+from exlm_mini.config import MaskingConfig, ModelConfig, SpecialIds
+from exlm_mini.data.masking import Masker, corrupted_share
+from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.reading.decoding import Graph, Reading, States, read_masked_lm, read_states
+from exlm_mini.reading.entropy import (
+    entropy_bits,
+    fully_masked,
+    mean_over_copies,
+    path_entropy,
+    repeated_entropy_bits,
+)
+
+
+def random_log_p(num_rows: int, vocab_size: int, seed: int = 0) -> Tensor:
+    """Uneven distributions, float64."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(num_rows, vocab_size, generator=generator, dtype=torch.float64)
+    return (3 * logits).log_softmax(dim=1)
+
+
+def random_masks(num_rows: int, num_tokens: int, k: int, p: float, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(num_rows, num_tokens * k, generator=generator) < p
+
+
+def by_loops(log_p_SV: Tensor, is_masked_BN: Tensor, k: int) -> list[float]:
+    """Appendix E.1 word by word: visit each token, drop it if a copy is visible, else average."""
+    place_of = {(int(b), int(n)): s for s, (b, n) in enumerate(is_masked_BN.nonzero().tolist())}
+    found = []
+    for b in range(len(is_masked_BN)):
+        for token in range(is_masked_BN.shape[1] // k):
+            copies = [(b, token * k + j) for j in range(k)]
+            if not all(copy in place_of for copy in copies):
+                continue
+            total = 0.0
+            for copy in copies:
+                for log_p in log_p_SV[place_of[copy]].tolist():
+                    total -= math.exp(log_p) * log_p / math.log(2)
+            found.append(total / k)
+    return found
+
+
+# ---- entropy ----
+
+
+@pytest.mark.parametrize("vocab_size", [1, 2, 7, 50265])
+def test_a_uniform_distribution_has_log2_v_bits(vocab_size):
+    log_p_V = torch.full((vocab_size,), -math.log(vocab_size), dtype=torch.float64)
+    assert entropy_bits(log_p_V).item() == pytest.approx(math.log2(vocab_size), abs=1e-12)
+
+
+def test_a_certain_token_has_no_entropy():
+    log_p_V = torch.tensor([-torch.inf, 0.0, -torch.inf])
+    assert entropy_bits(log_p_V).item() == 0
+    assert str(entropy_bits(log_p_V).item()) == "0.0"  # never printed as -0.0
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "bits"),
+    [
+        ([1 / 2, 1 / 2], 1.0),
+        ([1 / 4, 3 / 4], 2 - 3 / 4 * math.log2(3)),
+        ([1 / 2, 1 / 4, 1 / 8, 1 / 8], 1.75),
+        ([1 / 2, 0, 1 / 2, 0], 1.0),
+    ],
+)
+def test_entropies_in_closed_form(probabilities, bits):
+    log_p_V = torch.tensor(probabilities, dtype=torch.float64).log()
+    assert entropy_bits(log_p_V).item() == pytest.approx(bits, abs=1e-12)
+
+
+def test_entropy_keeps_leading_dimensions_and_dtype():
+    log_p = random_log_p(6, 5).view(2, 3, 5)
+    assert entropy_bits(log_p).shape == (2, 3)
+    assert entropy_bits(log_p).dtype == torch.float64
+    assert entropy_bits(log_p.float()).dtype == torch.float32
+    torch.testing.assert_close(entropy_bits(log_p)[1, 2], entropy_bits(log_p[1, 2]))
+
+
+@given(st.permutations(range(7)))
+def test_entropy_does_not_depend_on_the_order_of_the_vocabulary(order):
+    log_p_SV = random_log_p(4, 7)
+    torch.testing.assert_close(entropy_bits(log_p_SV[:, order]), entropy_bits(log_p_SV))
+
+
+# ---- fully masked tokens ----
+
+
+def test_a_token_is_lost_when_every_copy_is_masked():
+    is_masked_BN = torch.tensor([[1, 1, 1, 0, 0, 1, 0, 0], [0, 1, 1, 0, 1, 1, 1, 1]]).bool()
+    assert fully_masked(is_masked_BN, 2).tolist() == [
+        [True, False, False, False],
+        [False, False, True, True],
+    ]
+    assert fully_masked(is_masked_BN, 4).tolist() == [[False, False], [False, True]]
+    assert torch.equal(fully_masked(is_masked_BN, 1), is_masked_BN)
+
+
+@pytest.mark.parametrize(("num_copies", "p"), [(1, 0.3), (2, 0.5), (3, 0.7)])
+def test_the_lost_share_is_that_of_masking(num_copies, p):
+    is_masked_BN = random_masks(20, 10, num_copies, p)
+    share = fully_masked(is_masked_BN, num_copies).double().mean().item()
+    assert share == corrupted_share(is_masked_BN.reshape(-1, num_copies))
+
+
+@pytest.mark.parametrize("num_copies", [0, -1, 4])
+def test_rows_that_do_not_hold_whole_tokens_are_refused(num_copies):
+    with pytest.raises(
+        ValueError, match=f"rows of 6 positions do not hold {num_copies} copies"
+    ):
+        fully_masked(torch.ones(2, 6, dtype=torch.bool), num_copies)
+
+
+# ---- the rule of Appendix E ----
+
+
+@given(
+    st.integers(1, 4), st.integers(1, 5), st.integers(0, 3), st.floats(0, 1), st.integers(0, 99)
+)
+def test_the_rule_equals_loops_over_tokens(k, num_tokens, num_rows, p, seed):
+    is_masked_BN = random_masks(num_rows, num_tokens, k, p, seed)
+    log_p_SV = random_log_p(int(is_masked_BN.sum()), 5, seed)
+    found_R = repeated_entropy_bits(log_p_SV, is_masked_BN, k)
+    assert found_R.tolist() == pytest.approx(by_loops(log_p_SV, is_masked_BN, k), abs=1e-12)
+
+
+def test_one_copy_leaves_the_plain_entropy():
+    is_masked_BN = random_masks(5, 12, 1, 0.4)
+    log_p_SV = random_log_p(int(is_masked_BN.sum()), 9)
+    found_R = repeated_entropy_bits(log_p_SV, is_masked_BN, 1)
+    assert torch.equal(found_R, entropy_bits(log_p_SV))
+
+
+@pytest.mark.parametrize("k", [2, 3])
+def test_tokens_with_a_visible_copy_do_not_count(k):
+    is_masked_BN = random_masks(30, 6, k, 0.6)
+    log_p_SV = random_log_p(int(is_masked_BN.sum()), 5, seed=1)
+    other_SV = random_log_p(int(is_masked_BN.sum()), 5, seed=2)
+    is_lost_BN = fully_masked(is_masked_BN, k).repeat_interleave(k, dim=1)
+    is_lost_S = is_lost_BN[is_masked_BN]
+    assert 0 < is_lost_S.sum() < len(is_lost_S)
+    # Whatever is predicted at the other positions, the result stays bit for bit.
+    mixed_SV = torch.where(is_lost_S.unsqueeze(1), log_p_SV, other_SV)
+    found_R = repeated_entropy_bits(log_p_SV, is_masked_BN, k)
+    assert torch.equal(repeated_entropy_bits(mixed_SV, is_masked_BN, k), found_R)
+    assert not torch.equal(repeated_entropy_bits(other_SV, is_masked_BN, k), found_R)
+
+
+def test_the_copies_of_a_token_are_averaged():
+    uniform_V, certain_V = (
+        torch.full((4,), -math.log(4)),
+        torch.tensor([0.0] + [-torch.inf] * 3),
+    )
+    is_masked_BN = torch.tensor([[True, True, False, True, True, True]])
+    log_p_SV = torch.stack([uniform_V, certain_V, uniform_V, certain_V, certain_V])
+    assert repeated_entropy_bits(log_p_SV, is_masked_BN, 2).tolist() == [1.0, 0.0]
+
+
+def test_values_keep_the_order_of_the_rows_and_belong_to_their_own_token():
+    # Every position carries the id of its token, so the mean over copies must be that id.
+    k, special_ids = 3, SpecialIds()
+    token_ids_BN = torch.arange(10, 10 + 40).view(4, 10)
+    masker = Masker(MaskingConfig(0.8, "bernoulli"), special_ids, seed=0, num_copies=k)
+    batch = masker(token_ids_BN, np.zeros(4, dtype=np.int64), np.arange(4), step=0)
+    id_S = batch.token_ids_BN[batch.is_masked_BN].double()
+    is_lost_BM = fully_masked(batch.is_masked_BN, k)
+    assert 0 < is_lost_BM.sum() < is_lost_BM.numel()
+    found_R = mean_over_copies(id_S, batch.is_masked_BN, k)
+    assert found_R.tolist() == token_ids_BN[is_lost_BM].double().tolist()
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_no_fully_masked_token_gives_an_empty_answer(k):
+    is_masked_BN = torch.zeros(2, 4, dtype=torch.bool)
+    if k == 2:
+        is_masked_BN[:, ::2] = True  # one copy of every token
+    log_p_SV = random_log_p(int(is_masked_BN.sum()), 5)
+    assert repeated_entropy_bits(log_p_SV, is_masked_BN, k).shape == (0,)
+
+
+def test_values_must_be_one_per_masked_position():
+    is_masked_BN = torch.tensor([[True, True, False, True]])
+    with pytest.raises(ValueError, match=r"want 3 values, got shape \(4,\)"):
+        mean_over_copies(torch.zeros(4), is_masked_BN, 2)
+    with pytest.raises(ValueError, match=r"want 3 values, got shape \(3, 1\)"):
+        mean_over_copies(torch.zeros(3, 1), is_masked_BN, 2)
+
+
+def test_a_model_that_knows_nothing_is_as_uncertain_about_every_lost_token():
+    k, V = 2, 30
+    model = MaskedLM(ModelConfig(), V).eval()
+    for parameter in model.head.parameters():
+        torch.nn.init.zeros_(parameter)  # constant logits, so a uniform prediction
+    masker = Masker(MaskingConfig(0.5, "bernoulli"), SpecialIds(), seed=0, num_copies=k)
+    token_ids_BN = torch.randint(6, V, (8, 10), generator=torch.Generator().manual_seed(0))
+    batch = masker(token_ids_BN, np.zeros(8, dtype=np.int64), np.arange(8), step=0)
+    with torch.no_grad():
+        log_p_SV = model(batch.masked_ids_BN, batch.is_masked_BN).log_softmax(dim=1)
+    found_R = repeated_entropy_bits(log_p_SV, batch.is_masked_BN, k)
+    assert len(found_R) == int(fully_masked(batch.is_masked_BN, k).sum()) > 0
+    torch.testing.assert_close(found_R, torch.full_like(found_R, math.log2(V)))
+
+
+# ---- where the uncertainty of a reading sits ----
+
+ROW = torch.tensor([[1, 6, 5, 7, 5, 8, 5, 2]])  # three masks
+SMALL = ModelConfig(
+    width=16, num_heads=2, ffn_width=16, max_positions=64, states_per_mask=2, init_std=0.5
+)
+
+
+def reading_by_hand(E: list[list[float]], P: list[list[float]], owner: list[int]) -> Reading:
+    """A reading of which only the graph and the states count."""
+    num_targets = owner[-1] + 1
+    states = States(torch.tensor(owner), torch.ones(len(owner)), torch.tensor(P).log())
+    path_M = torch.zeros(num_targets, dtype=torch.int64)
+    empty = torch.empty(0)
+    return Reading(empty, 0.0, empty, states, Graph(torch.tensor(E).log(), path_M, 0.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SMALL,
+        replace(SMALL, boundary="paper", states_per_mask=3),
+        replace(SMALL, boundary="paper", transition="paper"),
+        replace(SMALL, states_per_mask=1, sparse=True),
+    ],
+)
+def test_path_entropy_is_the_mean_over_all_paths(config):
+    torch.manual_seed(0)
+    reading = read_states(ExLM(config, 12).double().eval(), ROW)
+    E_LL = reading.graph.log_transition_LL.exp().tolist()
+    says_L = entropy_bits(reading.states.log_token_LV).tolist()
+    step_L = entropy_bits(reading.graph.log_transition_LL).tolist()
+    total, word_S, step_S = 0.0, np.zeros(3), np.zeros(3)
+    for path in paths(5, len(E_LL)):
+        weight = math.prod(E_LL[v][u] for v, u in itertools.pairwise(path))
+        total += weight
+        word_S += weight * np.array([says_L[u] for u in path[1:-1]])
+        step_S += weight * np.array([step_L[u] for u in path[:-2]])
+    found = path_entropy(reading)
+    np.testing.assert_allclose(found.word_S, word_S / total, rtol=1e-6)
+    np.testing.assert_allclose(found.step_S, step_S / total, rtol=1e-6)
+    assert found.word_S.dtype == found.step_S.dtype == torch.float64
+
+
+def test_a_state_counts_as_often_as_paths_pass_it():
+    # One mask: a quarter of the paths meets a state of one bit, the others a certain word.
+    reading = reading_by_hand(
+        E=[[0, 0.25, 0.75, 0], [0, 0, 0, 1], [0, 0, 0, 1], [0, 0, 0, 0]],
+        P=[[0.5, 0.5], [0.5, 0.5], [1, 0], [0.5, 0.5]],
+        owner=[0, 1, 1, 2],
+    )
+    found = path_entropy(reading)
+    assert found.word_S.tolist() == pytest.approx([0.25])
+    assert found.step_S.tolist() == pytest.approx([2 - 3 / 4 * math.log2(3)])
+
+
+def test_paths_that_miss_a_mask_do_not_count():
+    # Half of what leaves the first state skips both masks; what is left is certain.
+    reading = reading_by_hand(
+        E=[[0, 0.5, 0, 0.5], [0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 0, 0]],
+        P=[[1, 0], [0.5, 0.5], [1, 0], [1, 0]],
+        owner=[0, 1, 2, 3],
+    )
+    found = path_entropy(reading)
+    assert found.word_S.tolist() == pytest.approx([1, 0])
+    assert found.step_S.tolist() == pytest.approx([1, 0])
+
+
+def test_path_entropy_needs_paths():
+    torch.manual_seed(0)
+    with pytest.raises(ValueError, match="not linked"):
+        path_entropy(read_masked_lm(MaskedLM(SMALL, 12).eval(), ROW))
+    with pytest.raises(ValueError, match="not linked"):
+        path_entropy(read_states(ExLM(replace(SMALL, transition="ctc"), 12).eval(), ROW))

@@ -1,0 +1,483 @@
+"""The explorer: its numbers against enumeration, its HTML as text, and the page in a browser.
+
+The browser tests need Debian's ``chromium`` (or ``CHROMIUM=/path/to/it``) and skip without one.
+"""
+
+import itertools
+import json
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import torch
+
+from exlm_mini.alignment.enumeration import paths
+from exlm_mini.config import ModelConfig
+from exlm_mini.data.tokenizer import train_byte_level_bpe, word_level
+from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.model.objectives import log_likelihood
+from exlm_mini.reading.decoding import read_masked_lm, read_states
+from exlm_mini.reading.explorer import _percent, explorer
+from exlm_mini.reading.scene import Scene, conditionals, read_scene, scene_from_json
+
+TOKENIZER = word_level(["sun", "rain", "glad", "grim"])
+ROW = torch.tensor([[1, *TOKENIZER.encode_with_masks("sun [MASK] rain [MASK]"), 2]])
+CONFIG = ModelConfig(
+    width=16, num_heads=2, ffn_width=16, max_positions=64, states_per_mask=2, init_std=0.5
+)
+CONFIGS = [
+    CONFIG,
+    replace(CONFIG, boundary="paper", states_per_mask=3, transition="paper"),
+    replace(CONFIG, boundary="paper", sparse=True),
+    replace(CONFIG, states_per_mask=1),
+]
+ROUNDED = 1e-3  # four significant digits of each of at most five factors
+
+# Two moods, two masks; the second state of the first mask never leads to the first of the second.
+MOODS = Scene(
+    text=["they felt", "and", "."],
+    labels=["BOS", "1.1", "1.2", "2.1", "2.2", "EOS"],
+    owners=[0, 1, 1, 2, 2, 3],
+    words=["glad", "grim", "sang", "wept"],
+    offered=[[0, 1], [2, 3]],
+    token_LW=[
+        [0.25, 0.25, 0.25, 0.25],
+        [0.9, 0.1, 0, 0],
+        [0, 0.8, 0, 0],
+        [0, 0, 1, 0],
+        [0, 0, 0.25, 0.75],
+        [0.25, 0.25, 0.25, 0.25],
+    ],
+    transition_LL=[
+        [0, 0.5, 0.25, 0.25, 0, 0],
+        [0, 0, 0.125, 0.75, 0.125, 0],
+        [0, 0, 0, 0, 1, 0],
+        [0, 0, 0, 0, 0.5, 0.5],
+        [0, 0, 0, 0, 0, 1],
+        [0, 0, 0, 0, 0, 0],
+    ],
+)
+NASTY = [
+    "<script>alert(1)</script>",
+    "</script>",
+    "\"quoted'",
+    "&amp;<b>$x$`${1}`",
+]
+
+
+def exlm(config: ModelConfig) -> ExLM:
+    torch.manual_seed(0)
+    return ExLM(config, TOKENIZER.vocab_size).double().eval()
+
+
+def scene_of(config: ModelConfig) -> Scene:
+    return read_scene(read_states(exlm(config), ROW), TOKENIZER, ROW)
+
+
+def weights(scene: Scene) -> dict[tuple, float]:
+    """Probability of each path with each filling; the word -1 is any other word."""
+    token_LW, link_LL = np.array(scene.token_LW), np.array(scene.transition_LL)
+    token_LW = np.concatenate([token_LW, 1 - token_LW.sum(axis=1, keepdims=True)], axis=1)
+    out = {}
+    for path in paths(scene.num_masks + 2, len(scene.labels)):
+        links = math.prod(link_LL[v, u] for v, u in itertools.pairwise(path))
+        for filling in itertools.product(range(-1, len(scene.words)), repeat=scene.num_masks):
+            said = [token_LW[u, w] for u, w in zip(path[1:-1], filling, strict=True)]
+            out[path, filling] = links * math.prod(said)
+    return out
+
+
+def choices(scene: Scene) -> list[tuple[dict, dict]]:
+    """No choice, every word or state of every mask, and pairs of them."""
+    single = [[{}, *[{mask: w} for w in scene.words]] for mask in (1, 2)]
+    words = [({**a, **b}, {}) for a, b in itertools.product(*single)]
+    states = [({}, {1: label}) for label in scene.labels[1:]]
+    return [*words, *states, ({2: scene.words[0]}, {1: scene.labels[1]})]
+
+
+@pytest.mark.parametrize("scene", [MOODS, *map(scene_of, CONFIGS)])
+def test_conditionals_are_those_of_all_paths_and_fillings(scene):
+    weight = weights(scene)
+    for words, states in choices(scene):
+        kept = {
+            (path, filling): p
+            for (path, filling), p in weight.items()
+            if all(filling[m - 1] == scene.words.index(w) for m, w in words.items())
+            and all(scene.labels[path[m]] == label for m, label in states.items())
+        }
+        total = sum(kept.values())
+        got = conditionals(scene, words, states)
+        assert got.probability == pytest.approx(total, rel=1e-10, abs=1e-15)
+        word_SW, state_SL = np.zeros_like(got.word_SW), np.zeros_like(got.state_SL)
+        edge_LL = np.zeros_like(got.edge_LL)
+        for (path, filling), p in kept.items():
+            share = p / total if total else 0.0
+            for s, w in enumerate(filling):
+                state_SL[s, path[s + 1]] += share
+                if w >= 0:
+                    word_SW[s, w] += share
+            for v, u in itertools.pairwise(path):
+                edge_LL[v, u] += share
+        np.testing.assert_allclose(got.word_SW, word_SW, atol=1e-10)
+        np.testing.assert_allclose(got.state_SL, state_SL, atol=1e-10)
+        np.testing.assert_allclose(got.edge_LL, edge_LL, atol=1e-10)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_scene_says_what_the_model_says(config):
+    # P(second | first = w) from the joint probabilities of all fillings, as validation has them.
+    model, scene = exlm(config), scene_of(config)
+    fillings = list(itertools.product(range(TOKENIZER.vocab_size), repeat=2))
+    filled = ROW.repeat(len(fillings), 1)
+    filled[filled == TOKENIZER.special_ids.mask] = torch.tensor(fillings).flatten()
+    with torch.no_grad():
+        scores = model(ROW.expand_as(filled), ROW.eq(5).expand_as(filled), filled)
+    joint_VV = log_likelihood(scores, with_boundaries=False).exp().view(2 * (10,)).numpy()
+    ids_W = [TOKENIZER.encode(word)[0] if word != "[SEP]" else 4 for word in scene.words]
+    for w, word in enumerate(scene.words):
+        given = joint_VV[ids_W[w]]
+        got = conditionals(scene, {1: word})
+        assert got.probability == pytest.approx(given.sum(), rel=ROUNDED)
+        np.testing.assert_allclose(
+            got.word_SW[1], given[ids_W] / given.sum(), rtol=2 * ROUNDED, atol=1e-12
+        )
+
+
+def test_an_impossible_choice_has_probability_zero():
+    assert conditionals(MOODS, {1: "glad"}).probability > 0
+    got = conditionals(MOODS, {1: "sang", 2: "glad"})
+    assert got.probability == 0
+    assert not got.word_SW.any()
+
+
+def test_only_the_likeliest_words_are_kept():
+    full, short = (
+        scene_of(CONFIG),
+        read_scene(read_states(exlm(CONFIG), ROW), TOKENIZER, ROW, 1),
+    )
+    assert [len(row) for row in short.offered] == [1, 1]
+    best = [conditionals(full).word_SW[s].argmax() for s in range(2)]
+    assert [short.words[row[0]] for row in short.offered] == [full.words[w] for w in best]
+    # What is left out of the scene still has its share of the paths.
+    word = short.words[short.offered[0][0]]
+    assert conditionals(short, {1: word}).probability == pytest.approx(
+        conditionals(full, {1: word}).probability
+    )
+
+
+def test_a_scene_survives_json():
+    scene = scene_of(CONFIG)
+    assert scene_from_json(scene.to_json()) == scene
+
+
+def test_the_text_stands_around_the_masks():
+    assert scene_of(CONFIG).text == ["sun", "rain", ""]
+
+
+def test_words_that_differ_by_a_blank_are_told_apart():
+    # Byte-level BPE has "a" and " a", and one must be able to choose either.
+    tokenizer = train_byte_level_bpe(["a cat\n a cat"] * 5, 270)
+    torch.manual_seed(0)
+    model = ExLM(CONFIG, tokenizer.vocab_size).eval()
+    row = torch.tensor([[1, *tokenizer.encode_with_masks("a [MASK] cat"), 2]])
+    scene = read_scene(read_states(model, row), tokenizer, row, tokenizer.vocab_size)
+    assert {"a", "\u2423a", "\\n"} <= set(scene.words)
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="not linked"):
+        torch.manual_seed(0)
+        model = MaskedLM(CONFIG, TOKENIZER.vocab_size).eval()
+        read_scene(read_masked_lm(model, ROW), TOKENIZER, ROW)
+    with pytest.raises(ValueError, match="owners is 5"):
+        explorer(MOODS._replace(owners=[0, 1, 1, 2, 3]))
+    with pytest.raises(ValueError, match="beyond its 4"):
+        explorer(MOODS._replace(offered=[[0], [4]]))
+    with pytest.raises(ValueError, match="not a scene"):
+        scene_from_json('{"words": []}')
+    with pytest.raises(ValueError, match="no word 'angry'"):
+        conditionals(MOODS, {1: "angry"})
+    with pytest.raises(ValueError, match="no state '3\\.1'"):
+        conditionals(MOODS, {}, {1: "3.1"})
+    for words, states in [({3: "glad"}, {}), ({0: "glad"}, {}), ({1: "glad"}, {1: "1.1"})]:
+        with pytest.raises(ValueError, match="one choice for a mask"):
+            conditionals(MOODS, words, states)
+
+
+# ---- the HTML as text ----
+
+
+class Elements(HTMLParser):
+    """All start tags of a page, and all text outside of style and script."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags, self.attributes, self.text, self._inside = [], [], [], ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes.append(dict(attrs))
+        self._inside = tag
+
+    def handle_endtag(self, tag):
+        self._inside = ""
+
+    def handle_data(self, data):
+        if self._inside not in ("style", "script"):
+            self.text.append(data)
+
+
+def test_html_is_a_function_of_the_scene():
+    assert explorer(MOODS).html == explorer(MOODS)._repr_html_() == explorer(MOODS).html
+    other = MOODS._replace(text=["they felt", "and", "!"])
+    names = [re.search('data-exlm="(\\w+)"', explorer(s).html)[1] for s in (MOODS, other)]
+    assert names[0] != names[1]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_html_asks_for_nothing_from_elsewhere(whole, tmp_path):
+    html = explorer(MOODS).html
+    if whole:
+        explorer(MOODS).save(tmp_path / "explorer.html")
+        html = (tmp_path / "explorer.html").read_text(encoding="utf-8")
+    assert not re.search(r"https?:|url\(|@import|src=|fetch\(|XMLHttp", html)
+    # Ids would collide with those of the page around.
+    assert not any("id" in attributes for attributes in Elements(html).attributes)
+
+
+def test_words_are_never_markup():
+    scene = MOODS._replace(words=NASTY, text=NASTY[:3], labels=["<BOS>", *MOODS.labels[1:]])
+    page = Elements(explorer(scene).html)
+    assert page.tags.count("script") == 1
+    assert "b" not in page.tags[page.tags.index("svg") :]
+    root = page.attributes[0]
+    assert scene_from_json(root["data-scene"]) == scene
+    shown = "".join(page.text)
+    assert all(word in shown for word in NASTY)
+    # Jupyter and the book leave dollars alone where these classes are.
+    assert {"exlm-widget", "tex2jax_ignore", "mathjax_ignore"} <= set(root["class"].split())
+
+
+def test_title_of_the_file_is_text(tmp_path):
+    explorer(MOODS).save(tmp_path / "e.html", title="</title><script>")
+    html = (tmp_path / "e.html").read_text(encoding="utf-8")
+    assert html.startswith("<!doctype html>")
+    assert "<title>&lt;/title&gt;&lt;script&gt;</title>" in html
+
+
+# ---- the page in a browser ----
+
+
+@pytest.fixture
+def show(chromium, tmp_path):
+    """Opens explorers in one page; errors and requests for anything else fail the test."""
+    contexts, troubles, asked = [], [], []
+
+    def open_page(*scenes, width=1000, **options):
+        path = tmp_path / f"{len(contexts)}.html"
+        explorer(scenes[0]).save(path)
+        extra = "".join(explorer(scene).html for scene in scenes[1:])
+        path.write_text(path.read_text().replace("</body>", f"{extra}</body>"))
+        contexts.append(
+            chromium.new_context(viewport={"width": width, "height": 800}, **options)
+        )
+        page = contexts[-1].new_page()
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on("console", lambda message: troubles.append(message.text))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(path.as_uri())
+        page.wait_for_selector("[data-exlm-ready]")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert troubles == []
+    assert [u for u in asked if not u.startswith("data:")] == [
+        (tmp_path / f"{i}.html").as_uri() for i in range(len(contexts))
+    ]
+
+
+def word(page, mask: int, text: str, root: int = 0):
+    """The button of a word; masks from 1."""
+    selector = f".exlm-word[data-mask='{mask - 1}']"
+    exact = re.compile(f"^\\s*{re.escape(text)}\\s*$")
+    inner = page.locator("span", has_text=exact)
+    return page.locator(".exlm-widget").nth(root).locator(selector).filter(has=inner)
+
+
+def state(page, label: str, scene: Scene):
+    return page.locator(f".exlm-node[data-state='{scene.labels.index(label)}']").first
+
+
+def assert_shows(page, scene: Scene, expected, root: int = 0) -> None:
+    """Every word and every state has the share that Python computes."""
+    widget = page.locator(".exlm-widget").nth(root)
+    shown = widget.locator(".exlm-word em").all_text_contents()
+    words = [(s, w) for s, row in enumerate(scene.offered) for w in row]
+    assert shown == [_percent(expected.word_SW[s, w]) for s, w in words]
+    shares = widget.locator("svg .exlm-share").all_text_contents()
+    owned = [(o - 1, u) for u, o in enumerate(scene.owners) if 1 <= o <= scene.num_masks]
+    assert [t for t in shares if t] == [_percent(expected.state_SL[s, u]) for s, u in owned]
+    read = "paths => paths.map(p => [p.dataset.edge, p.getAttribute('stroke-width')])"
+    for edge, width in widget.locator("path[data-edge]").evaluate_all(read):
+        v, u = map(int, edge.split("-"))
+        assert float(width) == pytest.approx(0.8 + 6 * expected.edge_LL[v, u], abs=0.006)
+
+
+@pytest.mark.parametrize("scene", [MOODS, *map(scene_of, CONFIGS)])
+def test_the_page_computes_what_python_computes(show, scene):
+    page = show(scene)
+    assert_shows(page, scene, conditionals(scene))
+    for first in scene.offered[0]:
+        word(page, 1, scene.words[first]).click()
+        chosen = {1: scene.words[first]}
+        assert_shows(page, scene, conditionals(scene, chosen))
+    second = scene.words[scene.offered[1][0]]
+    word(page, 2, second).click()
+    assert_shows(page, scene, conditionals(scene, {**chosen, 2: second}))
+    label = next(la for la, o in zip(scene.labels, scene.owners, strict=True) if o == 1)
+    state(page, label, scene).click()
+    assert_shows(page, scene, conditionals(scene, {2: second}, {1: label}))
+    page.locator(".exlm-reset").click()
+    assert_shows(page, scene, conditionals(scene))
+
+
+def test_a_choice_is_shown_and_released_by_a_second_click(show):
+    page = show(MOODS)
+    button = word(page, 1, "glad")
+    button.click()
+    assert button.get_attribute("aria-pressed") == "true"
+    assert page.locator(".exlm-slot").all_text_contents() == ["glad", "[MASK]"]
+    probability = conditionals(MOODS, {1: "glad"}).probability
+    assert f"Joint probability {float(f'{probability:.2g}')}" in (
+        page.locator(".exlm-status").text_content()
+    )
+    assert word(page, 2, "sang").locator("em").text_content() != _percent(
+        conditionals(MOODS).word_SW[1, 2]
+    )
+    button.click()
+    assert button.get_attribute("aria-pressed") == "false"
+    assert page.locator(".exlm-status").text_content() == "Nothing is fixed."
+    assert_shows(page, MOODS, conditionals(MOODS))
+
+
+def test_what_no_path_allows_cannot_be_chosen(show):
+    scene = MOODS._replace(offered=[[0, 1, 2], [2, 3]])
+    page = show(scene)
+    state(page, "1.2", scene).click()
+    assert word(page, 2, "wept").is_enabled()
+    # The first mask takes "sang" from 2.1, reached from BOS, and 2.2 is then forced.
+    word(page, 1, "sang").click()
+    page.locator(".exlm-reset").click()
+    state(page, "2.1", scene).click()
+    assert word(page, 1, "sang").is_disabled()
+    before = page.locator(".exlm-status").text_content()
+    state(page, "1.2", scene).click()
+    assert page.locator(".exlm-status").text_content() == before
+
+
+def test_pointing_at_a_state_tells_its_words_and_where_it_leads(show):
+    page = show(MOODS)
+    state(page, "1.1", MOODS).hover()
+    detail = page.locator(".exlm-detail").text_content()
+    assert "State 1.1" in detail
+    assert "says glad 90%, grim 10%" in detail
+    assert "leads to 2.1 75%, 1.2 13%, 2.2 13%" in detail
+    lit = [p.get_attribute("data-edge") for p in page.locator("path.exlm-on").all()]
+    assert sorted(lit) == ["1-2", "1-3", "1-4"]
+
+
+def test_the_keyboard_does_it_too(show):
+    page = show(MOODS)
+    node = state(page, "1.2", MOODS)
+    node.focus()
+    assert "State 1.2" in page.locator(".exlm-detail").text_content()
+    page.keyboard.press("Enter")
+    assert node.get_attribute("aria-pressed") == "true"
+    assert_shows(page, MOODS, conditionals(MOODS, {}, {1: "1.2"}))
+    page.keyboard.press(" ")
+    word(page, 2, "wept").focus()
+    page.keyboard.press("Enter")
+    assert_shows(page, MOODS, conditionals(MOODS, {2: "wept"}))
+
+
+def test_a_boundary_is_no_choice(show):
+    page = show(MOODS)
+    state(page, "BOS", MOODS).click()
+    state(page, "EOS", MOODS).click()
+    assert page.locator(".exlm-status").text_content() == "Nothing is fixed."
+
+
+def test_two_explorers_keep_to_themselves(show):
+    other = scene_of(CONFIG)
+    page = show(MOODS, other, MOODS)
+    word(page, 1, "glad").click()
+    assert_shows(page, MOODS, conditionals(MOODS, {1: "glad"}))
+    assert_shows(page, other, conditionals(other), root=1)
+    assert_shows(page, MOODS, conditionals(MOODS), root=2)
+
+
+def test_tokens_are_text_in_the_page(show):
+    scene = MOODS._replace(words=NASTY, text=NASTY[:3])
+    page = show(scene)
+    word(page, 1, NASTY[0]).click()
+    word(page, 2, NASTY[3]).click()
+    assert page.locator(".exlm-slot").all_text_contents() == [NASTY[0], NASTY[3]]
+    assert page.locator("script").count() == 1
+    state(page, "1.1", scene).hover()
+    assert NASTY[0] in page.locator(".exlm-detail").text_content()
+
+
+@pytest.mark.parametrize("scene", [MOODS, *map(scene_of, CONFIGS[:2])])
+def test_a_phone_needs_no_sideways_scrolling(show, scene):
+    page = show(scene, width=390)
+    word(page, 1, scene.words[scene.offered[0][0]]).click()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    for button in page.locator(".exlm-word").all():
+        box = button.bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 390
+        assert box["height"] >= 28
+    labels = page.locator("svg .exlm-label").all()
+    assert min(box["height"] for box in (text.bounding_box() for text in labels)) >= 9
+
+
+def luminance(css: str) -> float:
+    """Relative luminance (WCAG 2) of ``rgb(r, g, b)``."""
+    channels = [int(c) / 255 for c in re.findall(r"\d+", css)[:3]]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return sum(f * c for f, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_is_readable_in_both_schemes(show, scheme):
+    page = show(MOODS, color_scheme=scheme)
+    word(page, 1, "glad").click()
+    style = "(e, name) => getComputedStyle(e)[name]"
+    ground = page.locator("body").evaluate(style, "backgroundColor")
+    assert (luminance(ground) > 0.5) == (scheme == "light")
+    pairs = [
+        (page.locator(selector).first.evaluate(style, "color"), ground)
+        for selector in (".exlm-text", ".exlm-word span", ".exlm-detail", ".exlm-reset")
+    ]
+    for node in page.locator(".exlm-node").all():
+        rect, text = node.locator("rect"), node.locator("text").first
+        pairs.append((text.evaluate(style, "fill"), rect.evaluate(style, "fill")))
+    for a, b in pairs:
+        dark, light = sorted((luminance(a), luminance(b)))
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, (a, b)
+
+
+def test_the_page_has_the_percent_of_python_before_the_script_runs():
+    now = conditionals(MOODS)
+    html = explorer(MOODS).html
+    for s, row in enumerate(MOODS.offered):
+        for w in row:
+            assert f"<em>{_percent(now.word_SW[s, w])}</em>" in html
+    assert json.loads(Elements(html).attributes[0]["data-scene"])["words"] == MOODS.words

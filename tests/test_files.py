@@ -1,0 +1,112 @@
+"""Files from outside: read only if they are files, and one line for whatever is wrong with them."""
+
+import errno
+import os
+import socket
+
+import pytest
+
+from exlm_lab import finetune, sweep
+from exlm_mini import fill, plot, prepare, pretrain
+from exlm_mini.config import UserError
+from exlm_mini.data.files import open_regular, read_text, reading
+
+
+class PanicException(BaseException):
+    """As Rust's pyo3 calls its own, which is no Exception either."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyError("config"), TypeError("x\ny"), MemoryError(), RecursionError("deep"),
+        PanicException("called `Option::unwrap()` on a `None` value"), OSError("no number"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+    ],
+    ids=lambda error: type(error).__name__,
+)  # fmt: skip
+def test_what_nobody_foresaw_becomes_one_line_with_the_name(error):
+    with pytest.raises(UserError) as told, reading("some/file.json", "make it again"):
+        raise error
+    line = str(told.value)
+    assert line.startswith("some/file.json ") and line.endswith("; make it again")
+    assert type(error).__name__ in line and line.isprintable()
+    assert told.value.__cause__ is error  # what --debug shows
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UserError("told already"), KeyboardInterrupt(), SystemExit(3), BrokenPipeError(),
+        GeneratorExit(), ImportError("a library"), OSError(errno.ENOSPC, "full"),
+    ],
+    ids=lambda error: type(error).__name__,
+)  # fmt: skip
+def test_what_is_not_the_files_fault_passes(error):
+    with pytest.raises(type(error)) as raised, reading("some/file.json"):
+        raise error
+    assert raised.value is error
+
+
+def test_an_error_of_the_system_names_the_file_it_speaks_of(tmp_path):
+    with pytest.raises(UserError, match=r"other\.bin"), reading("some/file.json"):
+        (tmp_path / "other.bin").read_bytes()
+
+
+def place(kind, path):
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(str(path))
+        server.close()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "directory", "device", "socket"])
+def test_what_is_no_file_is_refused_at_once(kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the name of a socket has 107 characters at most
+    place(kind, (tmp_path / "x").relative_to(tmp_path))
+    with pytest.raises(UserError, match=r"^(cannot read )?x .*; "):
+        open_regular("x")
+
+
+def test_text_that_is_no_utf8_is_told(tmp_path):
+    (tmp_path / "latin1.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(UserError, match=r"latin1.txt .*0xe9"):
+        read_text(tmp_path / "latin1.txt")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x" * 5000, "word " * 1000, "a\nb\x1b[2J\0\u2028\ud800" * 100, "'" + "y z" * 3000 + "'"],
+    ids=["one word", "words", "what cannot be printed", "quoted"],
+)
+def test_what_a_message_quotes_is_cut(text):
+    line = str(UserError(f"train.steps is {text}; give a number"))
+    assert len(line) <= 1000 and line.isprintable()
+    assert line.startswith("train.steps is ") and line.endswith("; give a number")
+    assert str(UserError(line)) == line
+
+
+@pytest.mark.parametrize(
+    "main, options",
+    [
+        (pretrain.main, ["--recipe", "nowhere"]),
+        (prepare.main, ["--source", "nowhere.txt"]),
+        (finetune.main, ["--run", "nowhere", "--task", "bbbp"]),
+        (sweep.main, ["nowhere"]),
+        (plot.main, ["nowhere"]),
+        (fill.main, ["a [MASK]", "--run", "nowhere"]),
+    ],
+)
+def test_debug_shows_the_traceback_and_changes_nothing_else(main, options, capsys):
+    assert main([*options, "--debug"]) == 2
+    told = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in told
+    line = told.splitlines()[-1]
+    assert main(options) == 2
+    assert capsys.readouterr().err.splitlines() == [line]

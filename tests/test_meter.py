@@ -1,0 +1,258 @@
+"""What a run says of its machine is counted right, and TensorBoard shows what the log says."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exlm_mini.config import RunConfig, TrainConfig
+from exlm_mini.data.corpus import prepare_corpus
+from exlm_mini.data.toy_grammars import slots_of
+from exlm_mini.options import parse
+from exlm_mini.pretrain import main
+from exlm_mini.training.cost import row_flops
+from exlm_mini.training.loop import Trainer
+from exlm_mini.training.meter import (
+    PEAKS,
+    Meter,
+    Peak,
+    ScalarLog,
+    mean_flops_per_token,
+    peak_flops,
+    peak_memory_mib,
+)
+from exlm_mini.training.run_directory import FREE_SETTINGS, read_metrics
+
+CPU = torch.device("cpu")
+CONFIG = RunConfig(train=TrainConfig(precision="fp32"))
+SMALL = """
+    --recipe toy-pairs --objective exlm --data.num_sentences 128 --model.preset tiny
+    --train.steps 6 --train.batch_size 8 --train.validation_rows 32 --train.validate_every 3
+    --train.save_every 2 --train.log_every 1 --train.device cpu
+"""
+
+
+# ---- peaks ----
+
+
+def test_a_peak_depends_on_the_precision():
+    assert peak_flops("NVIDIA A100-SXM4-80GB", "bf16") == 312e12
+    assert peak_flops("NVIDIA A100-SXM4-80GB", "fp16") == 312e12
+    assert peak_flops("NVIDIA A100-SXM4-80GB", "fp32") == 19.5e12
+    assert peak_flops("NVIDIA A100-SXM4-80GB", "fp32", is_tf32=True) == 156e12
+    for peak in PEAKS.values():
+        assert peak.half > peak.tf32 >= peak.fp32 > 0
+
+
+def test_a_peak_is_that_of_the_very_device():
+    assert peak_flops("A100-SXM4-80GB", "bf16") == 312e12  # as older drivers say
+    assert peak_flops("NVIDIA H100 PCIe", "bf16") < peak_flops("NVIDIA H100 80GB HBM3", "bf16")
+    for relative in (
+        "NVIDIA A100-SXM4-80GB MIG 1g.10gb",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA A100X",
+        "cpu",
+    ):
+        assert peak_flops(relative, "bf16") is None
+
+
+# ---- operations ----
+
+
+@pytest.mark.parametrize("objective", ["mlm", "repeated-mlm", "exlm"])
+@given(lengths=st.lists(st.integers(3, 40), min_size=1, max_size=20))
+def test_operations_are_those_of_all_rows_over_all_tokens(objective, lengths):
+    config = replace(CONFIG, objective=objective)
+    total = sum(row_flops(config, 300, length) for length in lengths)
+    mean = mean_flops_per_token(config, 300, np.array(lengths))
+    assert mean == pytest.approx(total / sum(lengths), rel=1e-12)
+
+
+def test_utilisation_is_the_share_of_the_peak_of_all_devices(monkeypatch):
+    monkeypatch.setitem(PEAKS, "cpu", Peak(half=3.0, tf32=2.0, fp32=1.0))
+    lengths_R = np.array([10, 20, 30])
+    for precision, peak in (("fp32", 1e12), ("bf16", 3e12)):
+        config = replace(CONFIG, train=replace(CONFIG.train, precision=precision))
+        numbers = Meter(config, 300, lengths_R, CPU, num_devices=4).read(1000.0)
+        speed = 1000.0 * mean_flops_per_token(config, 300, lengths_R)
+        assert numbers["model_flops_per_second"] == pytest.approx(speed)
+        assert numbers["model_flops_utilisation"] == pytest.approx(speed / (4 * peak))
+
+
+def test_slots_are_counted_as_masks():
+    few, many = (Meter(CONFIG, 300, np.array([9]), CPU, num_slots=n) for n in (2, 6))
+    assert few.flops_per_token == row_flops(CONFIG, 300, 9, num_slots=2) / 9
+    assert few.flops_per_token < many.flops_per_token
+
+
+# ---- memory ----
+
+
+def resident_mib() -> float:
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) / 2**10
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
+def test_peak_memory_rises_with_what_is_held_and_never_falls():
+    before = peak_memory_mib(CPU)
+    spare = before - resident_mib() + 64
+    held = np.ones(int(spare * 2**20), dtype=np.int8)
+    after = peak_memory_mib(CPU)
+    assert after >= before + 32
+    del held
+    # The kernel adds up its counts for each core now and then.
+    assert peak_memory_mib(CPU) >= after - 4
+
+
+def test_peak_memory_is_known_where_there_is_no_proc(monkeypatch):
+    def no_file(path):
+        raise FileNotFoundError(path)
+
+    expected = peak_memory_mib(CPU)
+    monkeypatch.setattr(Path, "read_text", no_file)
+    # The program that started this one may have been larger.
+    assert peak_memory_mib(CPU) >= 0.9 * expected
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_peak_memory_of_a_gpu_counts_what_was_allocated_there():
+    before = peak_memory_mib(torch.device("cuda"))
+    held = torch.empty(int((before + 64) * 2**20), dtype=torch.int8, device="cuda")
+    assert peak_memory_mib(torch.device("cuda")) >= before + 64
+    del held
+
+
+# ---- a run ----
+
+
+@pytest.fixture(scope="module")
+def toy_corpus(tmp_path_factory):
+    config = parse(SMALL.split()).config
+    return prepare_corpus(config.data, tmp_path_factory.mktemp("toy") / "data", config.seed)
+
+
+def make_trainer(toy_corpus, output, *options: str) -> Trainer:
+    config = parse([*SMALL.split(), *options]).config
+    output.mkdir(exist_ok=True)
+    return Trainer(config, toy_corpus.train, toy_corpus.validation, output, slots_of(config))
+
+
+@pytest.mark.parametrize("objective", ["mlm", "repeated-mlm", "exlm"])
+def test_every_line_says_how_the_machine_is_used(toy_corpus, tmp_path, objective):
+    trainer = make_trainer(
+        toy_corpus, tmp_path / "run", "--objective", objective, "--model.max_positions", "64"
+    )
+    trainer.run()
+    records = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert len(records) == 6
+    for record in records:
+        speed = trainer.meter.flops_per_token * record["tokens_per_second"]
+        assert record["model_flops_per_second"] == pytest.approx(speed)
+        assert record["peak_memory_mib"] > 10
+        assert "model_flops_utilisation" not in record  # a CPU's peak is not known
+    assert trainer.meter.flops_per_token == pytest.approx(
+        mean_flops_per_token(
+            trainer.config,
+            toy_corpus.train.vocab_size,
+            toy_corpus.train.lengths_R,
+            len(slots_of(trainer.config)),
+        )
+    )
+
+
+@pytest.mark.parametrize("objective", ["mlm", "repeated-mlm", "exlm"])
+def test_validation_says_accuracy_and_perplexity(toy_corpus, tmp_path, objective):
+    trainer = make_trainer(
+        toy_corpus, tmp_path / "run", "--objective", objective, "--model.max_positions", "64"
+    )
+    outcome = trainer.run()
+    records = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    validated = [r for r in records if "validation_bits_per_mask" in r]
+    assert [r["step"] for r in validated] == [3, 6]
+    for record in validated:
+        perplexity = 2 ** record["validation_bits_per_mask"]
+        assert record["validation_perplexity"] == pytest.approx(perplexity)
+        assert 0 <= record["validation_mask_accuracy"] <= 1
+    evaluation = outcome.evaluation
+    assert evaluation.mask_accuracy == validated[-1]["validation_mask_accuracy"]
+    assert evaluation.mask_accuracy == evaluation.num_correct / evaluation.num_masks
+    # A run that goes on keeps the last validation.
+    again = make_trainer(
+        toy_corpus, tmp_path / "run", "--objective", objective, "--model.max_positions", "64"
+    )
+    assert again.run().evaluation == evaluation
+
+
+# ---- TensorBoard ----
+
+
+def scalars(folder: Path) -> dict[str, dict[int, float]]:
+    """By name: value by step, as TensorBoard shows them."""
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = reader.EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    names = events.Tags()["scalars"]
+    return {name: {e.step: e.value for e in events.Scalars(name)} for name in names}
+
+
+def test_scalars_are_the_numbers_of_the_log(toy_corpus, tmp_path):
+    pytest.importorskip("tensorboard")
+    output = tmp_path / "run"
+    make_trainer(toy_corpus, output, "--train.tensorboard", "true").run()
+    expected: dict[str, dict[int, float]] = {}
+    for record in read_metrics(output / "metrics.jsonl"):
+        for name, value in record.items():
+            if name != "step" and value is not None:
+                expected.setdefault(name, {})[record["step"]] = value
+    assert {"loss", "tokens_per_second", "validation_mask_accuracy"} <= expected.keys()
+    found = scalars(output / "tensorboard")
+    assert found.keys() == expected.keys()
+    for name, curve in expected.items():
+        assert found[name] == pytest.approx(curve, rel=1e-6), name  # they are float32 there
+
+
+def test_a_run_that_goes_on_hides_what_it_does_again(tmp_path):
+    pytest.importorskip("tensorboard")
+    with ScalarLog(tmp_path, step=0) as log:
+        for step in range(1, 6):
+            log.write({"step": step, "loss": float(step), "mask_accuracy": None})
+    with ScalarLog(tmp_path, step=3) as log:
+        for step in range(4, 7):
+            log.write({"step": step, "loss": 10.0 * step})
+        # On the disk at once, for a run may be killed.
+        assert scalars(tmp_path) == {"loss": {1: 1, 2: 2, 3: 3, 4: 40, 5: 50, 6: 60}}
+
+
+def test_tensorboard_may_be_asked_for_later(toy_corpus, tmp_path):
+    pytest.importorskip("tensorboard")
+    assert "train.tensorboard" in FREE_SETTINGS
+    output = tmp_path / "run"
+    make_trainer(toy_corpus, output).run(should_stop=lambda: (output / "checkpoints").exists())
+    done = len(read_metrics(output / "metrics.jsonl"))
+    assert 0 < done < 6 and not (output / "tensorboard").exists()
+    make_trainer(toy_corpus, output, "--train.tensorboard", "true").run()
+    assert list(scalars(output / "tensorboard")["loss"]) == list(range(done + 1, 7))
+
+
+def test_a_missing_package_is_told_before_anything_is_done(tmp_path, monkeypatch, capsys):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name == "tensorboard" else find_spec(name, *rest),
+    )
+    output = tmp_path / "run"
+    arguments = [*SMALL.split(), "--train.tensorboard", "true", "--output", str(output)]
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith("error: train.tensorboard")
+    assert "pip install 'exlm-mini[watch]'" in err
+    assert not output.exists()

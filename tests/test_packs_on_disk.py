@@ -1,0 +1,620 @@
+"""Packs give back what was packed, and tell when they do not; a corpus is whole or absent."""
+
+import dataclasses
+import errno
+import hashlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from refusals import told
+
+from exlm_mini.config import DataConfig, SpecialIds
+from exlm_mini.data import building, corpus, files
+from exlm_mini.data import rows as rows_module
+from exlm_mini.data.building import split_documents
+from exlm_mini.data.corpus import open_corpus, prepare_corpus
+from exlm_mini.data.packs import Pack, write_pack
+from exlm_mini.data.rows import Counts, Rows, block_rows, molecule_rows
+from exlm_mini.data.toy_grammars import grammar
+
+SPECIAL = SpecialIds()._replace(pad=5, mask=0)
+BOS, EOS, SEP, PAD = SPECIAL.bos, SPECIAL.eos, SPECIAL.sep, SPECIAL.pad
+
+
+def rows_of(documents):
+    """Rows of different length, as they are."""
+    return [Rows(np.concatenate(documents), np.array(list(map(len, documents))))]
+
+
+def write(path, rows, row_length=None, vocab_size=1000):
+    num_rows = write_pack(
+        path,
+        rows,
+        row_length=row_length,
+        vocab_size=vocab_size,
+        special_ids=SPECIAL,
+        tokenizer_sha256="0" * 64,
+        source="a test",
+        counts=Counts(),
+    )
+    assert num_rows
+    return Pack.open(path)
+
+
+def unpacked(pack):
+    """All rows as lists."""
+    token_ids_BN, lengths_B = pack.gather(range(len(pack)))
+    return [row[:n].tolist() for row, n in zip(token_ids_BN, lengths_B, strict=True)]
+
+
+DOCUMENTS = st.lists(st.lists(st.integers(6, 999), min_size=1, max_size=30), min_size=1)
+
+
+# ---- rows ----
+
+
+@settings(max_examples=25)
+@given(DOCUMENTS, st.integers(3, 20))
+def test_blocks_hold_the_text_in_order(documents, block_length):
+    counts = Counts()
+    rows = list(block_rows(documents, SPECIAL, block_length, counts))
+    stream = [token for document in documents for token in [*document, SEP]][:-1]
+    blocks = [block for chunk in rows for block in chunk.token_ids.reshape(-1, block_length)]
+    assert all(block[0] == BOS and block[-1] == EOS for block in blocks)
+    inner = [token for block in blocks for token in block[1:-1].tolist()]
+    assert inner == stream[: len(inner)]
+    assert counts.dropped_tokens == len(stream) - len(inner) < block_length - 2
+    assert all((chunk.lengths_R == block_length).all() for chunk in rows)
+
+
+@pytest.mark.parametrize("make", [block_rows, molecule_rows])
+def test_rows_are_the_same_however_they_are_buffered(make, monkeypatch):
+    documents = [list(range(6, 6 + n)) for n in range(1, 60)]
+
+    def made():
+        counts = Counts()
+        rows = list(make(documents, SPECIAL, 40, counts))
+        return (
+            len(rows),
+            [np.concatenate(part).tolist() for part in zip(*rows, strict=True)],
+            counts,
+        )
+
+    num_parts, *whole = made()
+    monkeypatch.setattr(rows_module, "NUM_TOKENS_CHUNK", 16)
+    assert made()[1:] == tuple(whole)
+    assert num_parts == 1 and made()[0] > 10
+
+
+@settings(max_examples=25)
+@given(DOCUMENTS)
+def test_molecules_keep_rows_of_their_own(documents):
+    counts = Counts()
+    rows = list(molecule_rows(documents, SPECIAL, 20, counts))
+    kept = [[BOS, *d, EOS] for d in documents if len(d) <= 18]
+    stream = [token for row in kept for token in row]
+    assert [t for chunk in rows for t in chunk.token_ids.tolist()] == stream
+    assert [n for chunk in rows for n in chunk.lengths_R.tolist()] == list(map(len, kept))
+    assert counts.dropped_documents == len(documents) - len(kept)
+
+
+# ---- round trips ----
+
+
+@settings(max_examples=25)
+@given(documents=DOCUMENTS, vocab_size=st.sampled_from([1000, 65536, 65537]))
+def test_ragged_rows_come_back(tmp_path_factory, documents, vocab_size):
+    path = tmp_path_factory.mktemp("pack") / "a.json"
+    pack = write(path, rows_of(documents), vocab_size=vocab_size)
+    assert unpacked(pack) == documents
+    assert len(pack) == len(documents)
+    assert pack.lengths_R.tolist() == list(map(len, documents))
+    token_ids_BN, lengths_B = pack.gather(range(len(pack)))
+    assert (token_ids_BN == PAD).sum() == token_ids_BN.numel() - lengths_B.sum()
+    assert pack.num_tokens == sum(map(len, documents))
+    itemsize = 2 if vocab_size <= 65536 else 4
+    assert path.with_suffix(".bin").stat().st_size == itemsize * pack.num_tokens
+
+
+@pytest.mark.parametrize("row_length", [None, 5])
+def test_gather_takes_rows_in_any_order(tmp_path, row_length):
+    table = np.random.default_rng(0).integers(6, 1000, (40, 5))
+    rows = [Rows(part.reshape(-1), np.full(len(part), 5)) for part in np.split(table, 4)]
+    pack = write(tmp_path / "a.json", rows, row_length)
+    indices = [39, 0, 7, 7]
+    for asked in (indices, np.array(indices), torch.tensor(indices)):
+        token_ids_BN, lengths_B = pack.gather(asked)
+        assert token_ids_BN.dtype == lengths_B.dtype == torch.int64
+        assert (token_ids_BN.numpy() == table[indices]).all()
+        assert lengths_B.tolist() == [5, 5, 5, 5]
+    assert pack.gather([])[0].shape[0] == 0
+    assert pack.row_length == row_length
+    assert pack.lengths_R.tolist() == [5] * 40
+
+
+@pytest.mark.parametrize("row_length", [None, 5])
+@pytest.mark.parametrize("index", [-1, 40])
+def test_there_is_no_row_outside_the_pack(tmp_path, row_length, index):
+    rows = [Rows(np.full(200, 7), np.full(40, 5))]
+    pack = write(tmp_path / "a.json", rows, row_length)
+    with pytest.raises(IndexError, match="pack of 40 rows"):
+        pack.gather([0, index])
+
+
+def test_the_largest_ids_fit(tmp_path):
+    for vocab_size in (65536, 65537):
+        pack = write(tmp_path / "a.json", rows_of([[0, vocab_size - 1]]), vocab_size=vocab_size)
+        assert unpacked(pack) == [[0, vocab_size - 1]]
+
+
+def test_a_pack_is_named_by_its_content(tmp_path):
+    a = write(tmp_path / "a.json", rows_of([[6, 7], [8]]))
+    same = write(tmp_path / "b.json", rows_of([[6, 7], [8]]))
+    other_rows = write(tmp_path / "c.json", rows_of([[6], [7, 8]]))
+    assert a.sha256 == same.sha256 != other_rows.sha256
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+
+def test_gather_is_fast(tmp_path):
+    rows = [Rows(np.full(128 * 20_000, 7), np.full(20_000, 128))]
+    pack = write(tmp_path / "a.json", rows, 128)
+    indices = np.random.default_rng(0).integers(0, len(pack), (50, 256))
+    start = time.perf_counter()
+    for batch in indices:
+        pack.gather(batch)
+    rate = indices.size * 128 / (time.perf_counter() - start)
+    assert rate > 10e6  # measured: hundreds of millions a second
+
+
+def test_ids_outside_the_vocabulary_are_refused(tmp_path):
+    write(tmp_path / "a.json", rows_of([[6, 7]]))  # an older pack goes, too
+    for bad in (-1, 1000):
+        with pytest.raises(ValueError, match="ids must lie"):
+            write(tmp_path / "a.json", rows_of([[6, bad]]))
+    with pytest.raises(ValueError, match="rows of 3"):
+        write(tmp_path / "a.json", rows_of([[6, 7]]), row_length=3)
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- damage ----
+
+
+def damaged(tmp_path, row_length=None):
+    rows = [Rows(np.arange(6, 26), np.full(4, 5))]
+    write(tmp_path / "a.json", rows, row_length)
+    return tmp_path / "a.json"
+
+
+def edit(path, **fields):
+    """Change a side file as one without a seal."""
+    content = json.loads(path.read_text()) | fields
+    content.pop("seal")
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("name", ["a.bin", "a.offsets.bin"])
+def test_a_changed_file_is_told(tmp_path, name):
+    path = damaged(tmp_path)
+    file = tmp_path / name
+    content = file.read_bytes()
+    file.write_bytes(content[:8] + bytes([content[8] ^ 1]) + content[9:])
+    told(lambda: Pack.open(path), file, "sha256", "prepare the corpus again")
+    file.write_bytes(content[:-2])
+    told(lambda: Pack.open(path), file, f"{len(content) - 2} bytes instead of {len(content)}")
+    file.unlink()
+    told(lambda: Pack.open(path), file, "No such file", "prepare the corpus again")
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"format": "other"}, "not the side file"),
+        ({"version": 2}, "not the side file of a pack of version 1"),
+        ({"num_rows": "4"}, "'num_rows'"),
+        ({"files": None}, "'files'"),
+        ({"files": {"tokens": 1, "offsets": 2}}, "contradicts itself"),
+        ({"dtype": "<f4"}, "contradicts itself"),
+        ({"num_rows": 0}, "contradicts itself"),
+        ({"row_length": 6}, "contradicts itself"),
+        ({"special_ids": {"pad": 0}}, "contradicts itself"),
+        ({"special_ids": dict.fromkeys(SPECIAL._fields, 1)}, "contradicts itself"),
+        ({"vocab_size": 20}, "holds the id 25, the vocabulary has 20"),
+        ({"num_tokens": 19}, "40 bytes instead of 38"),
+        ({"num_rows": 3}, "40 bytes instead of 32"),
+    ],
+)
+def test_a_side_file_that_does_not_fit_is_told(tmp_path, fields, complaint):
+    path = damaged(tmp_path)
+    edit(path, **fields)
+    told(lambda: Pack.open(path), tmp_path, complaint, "prepare the corpus again")
+
+
+def test_an_edited_side_file_is_told(tmp_path):
+    path = damaged(tmp_path)
+    whole = json.loads(path.read_text())
+    for name, value in (
+        ("source", "another"),
+        ("special_ids", whole["special_ids"] | {"pad": 9}),
+    ):
+        path.write_text(json.dumps(whole | {name: value}))
+        told(lambda: Pack.open(path), path, "has changed", "prepare the corpus again")
+    path.write_text(json.dumps(whole))  # another layout of the same content
+    assert len(Pack.open(path)) == 4
+
+
+def test_a_side_file_of_any_size_is_answered_at_once(tmp_path):
+    path = damaged(tmp_path)
+    edit(path, vocab_size=10**15)
+    told(lambda: Pack.open(path), path, "contradicts itself")
+    path.write_text("[" * 200_000)
+    told(lambda: Pack.open(path), path, "RecursionError")
+
+
+def test_offsets_must_rise(tmp_path):
+    path = damaged(tmp_path)
+    offsets = np.array([0, 5, 5, 15, 20], dtype="<i8").tobytes()
+    (tmp_path / "a.offsets.bin").write_bytes(offsets)
+    files = json.loads(path.read_text())["files"]
+    files["offsets"]["sha256"] = hashlib.sha256(offsets).hexdigest()
+    edit(path, files=files)
+    told(lambda: Pack.open(path), "a.offsets.bin", "does not rise", "prepare the corpus again")
+
+
+def test_a_side_file_must_be_a_json_object(tmp_path):
+    path = tmp_path / "a.json"
+    told(lambda: Pack.open(path), path, "No such file", "prepare the corpus again")
+    told(lambda: Pack.open(tmp_path), tmp_path, "cannot read")
+    for content in (b"", b"{", b"[]", b"\xff\x00"):
+        path.write_bytes(content)
+        told(lambda: Pack.open(path), path, "prepare the corpus again")
+
+
+class FullDisk:
+    """A file on a disk with room for some bytes."""
+
+    def __init__(self, path, room):
+        self._file, self._room = io.FileIO(path, "wb"), room
+
+    def write(self, content):
+        self._room -= len(content)
+        if self._room < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self._file.write(content)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._file.close()
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+
+@pytest.mark.parametrize("room", [0, 100, 350, 500])
+def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch, room):
+    monkeypatch.setattr(files, "open_to_write", lambda path: FullDisk(path, room))
+    rows = [Rows(np.full(200, 7), np.full(40, 5))]
+    told(lambda: write(tmp_path / "a.json", rows), tmp_path, "no space", "free", "make room")
+    assert not (tmp_path / "a.json").exists()
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_file_size_limit_is_a_full_disk(tmp_path):
+    program = f"""
+import resource
+from pathlib import Path
+from exlm_mini.config import DataConfig, UserError
+from exlm_mini.data.corpus import prepare_corpus
+resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
+try:
+    prepare_corpus(DataConfig(kind="toy"), Path({str(tmp_path)!r}), seed=1)
+except UserError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "no space to write" in done.stdout, done.stderr
+    assert done.stdout.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- a corpus ----
+
+TOY = DataConfig(kind="toy", num_sentences=300)
+
+
+def text_file(path, num_documents=60):
+    rng = np.random.default_rng(0)
+    words = grammar("pairs").words
+    lines = (" ".join(rng.choice(words, 30)) for _ in range(num_documents))
+    path.write_text("\n".join(lines))
+    return path
+
+
+def text_data(tmp_path, **more):
+    path = text_file(tmp_path / "text.txt")
+    small = {"vocab_size": 280, "block_length": 16, "validation_share": 0.1}
+    return DataConfig(files=(str(path),), **(small | more))
+
+
+def test_a_toy_corpus_holds_its_sentences(tmp_path):
+    corpus = prepare_corpus(TOY, tmp_path / "toy", seed=1)
+    assert len(corpus.train) == 300 and len(corpus.validation) == 4096
+    assert corpus.train.row_length == 13
+    language = grammar("pairs")
+    want = language.sample(300, (1, 0)) + 6
+    token_ids_BN, _ = corpus.train.gather(range(300))
+    assert (token_ids_BN[:, 1:-1].numpy() == want).all()
+    assert (token_ids_BN[:, 0] == BOS).all() and (token_ids_BN[:, -1] == EOS).all()
+
+
+def test_a_text_corpus_is_split_before_the_tokenizer_learns(tmp_path):
+    lines = []
+    corpus = prepare_corpus(text_data(tmp_path), tmp_path / "c", 1, lines.append)
+    assert corpus.kind == "text" and corpus.train.row_length == 16
+    assert corpus.train.counts.documents + corpus.validation.counts.documents == 60
+    assert corpus.validation.counts.documents == 6
+    assert corpus.train.vocab_size == 280
+    assert any("60 documents" in line for line in lines)
+    names = {path.name for path in (tmp_path / "c").iterdir()}
+    assert names == {
+        "corpus.json", "tokenizer.json", "train.bin", "train.json", "validation.bin",
+        "validation.json",
+    }  # fmt: skip
+
+
+def test_a_molecular_corpus_has_one_row_each(tmp_path):
+    pytest.importorskip("rdkit")
+    data = DataConfig(kind="smiles", max_documents=400, block_length=40)
+    corpus = prepare_corpus(data, tmp_path / "c", 1)
+    assert corpus.train.row_length is None
+    assert corpus.train.lengths_R.max() <= 40
+    assert corpus.train.counts.dropped_documents > 0
+    counts = corpus.train.counts
+    assert len(corpus.train) == counts.documents - counts.dropped_documents
+
+
+def test_the_same_settings_give_the_same_bytes(tmp_path):
+    data = text_data(tmp_path)
+    for name in ("a", "b"):
+        prepare_corpus(data, tmp_path / name, 1)
+    for file in (tmp_path / "a").iterdir():
+        assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
+    other = prepare_corpus(data, tmp_path / "other", 2)
+    assert other.train.sha256 != Pack.open(tmp_path / "a" / "train.json").sha256
+
+
+def test_a_complete_corpus_is_reopened(tmp_path, monkeypatch):
+    first = prepare_corpus(TOY, tmp_path, 1)
+    monkeypatch.setattr(corpus, "build_corpus", lambda *_: pytest.fail("built again"))
+    again = prepare_corpus(TOY, tmp_path, 1)
+    assert (again.train.sha256, again.kind) == (first.train.sha256, "toy")
+
+
+def test_other_settings_need_another_directory(tmp_path):
+    prepare_corpus(TOY, tmp_path, 1)
+    told(
+        lambda: prepare_corpus(TOY, tmp_path, 2), tmp_path, "seed 1, not 2", "another directory"
+    )
+    other = dataclasses.replace(TOY, grammar="fours")
+    told(lambda: prepare_corpus(other, tmp_path, 1), "data.grammar pairs, not fours")
+
+
+def test_a_changed_source_is_noticed(tmp_path):
+    data = text_data(tmp_path)
+    prepare_corpus(data, tmp_path / "c", 1)
+    with open(data.files[0], "a") as file:
+        file.write("\none more")
+    told(lambda: prepare_corpus(data, tmp_path / "c", 1), data.files[0], "has changed")
+    os.unlink(data.files[0])
+    assert len(prepare_corpus(data, tmp_path / "c", 1).train) > 0  # a source gone does no harm
+
+
+@pytest.mark.parametrize("moment", ["write_pack", "write_json", "os.replace"])
+def test_an_interrupted_build_starts_again(tmp_path, monkeypatch, moment):
+    calls = []
+
+    def interrupted(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == 2 or moment == "write_json":
+            raise KeyboardInterrupt
+        return original(*args, **kwargs)
+
+    owner = corpus.os if "." in moment else building
+    original = getattr(owner, moment.split(".")[-1])
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, moment.split(".")[-1], interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            prepare_corpus(TOY, tmp_path, 1)
+    assert not (tmp_path / "corpus.json").exists()
+    assert len(prepare_corpus(TOY, tmp_path, 1).train) == 300
+    assert not (tmp_path / "corpus.partial").exists()
+
+
+def test_a_killed_build_starts_again(tmp_path, monkeypatch):
+    # What a kill leaves: a partial build, perhaps some files already in place.
+    partial = tmp_path / "corpus.partial"
+    partial.mkdir()
+    (partial / "train.bin.partial").write_bytes(b"half")
+    (tmp_path / "train.bin").write_bytes(b"moved")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(
+            building, "write_pack", lambda *_, **__: signal.raise_signal(signal.SIGINT)
+        )
+        prepare_corpus(TOY, tmp_path, 1)
+    assert len(prepare_corpus(TOY, tmp_path, 1).train) == 300
+    # Or all of them, and the folder they came from.
+    partial.mkdir()
+    assert len(prepare_corpus(TOY, tmp_path, 1).train) == 300
+    assert not partial.exists()
+
+
+def test_foreign_files_are_never_overwritten(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("mine")
+    told(
+        lambda: prepare_corpus(TOY, tmp_path, 1),
+        tmp_path,
+        "tokenizer.json",
+        "another directory",
+    )
+    assert (tmp_path / "tokenizer.json").read_text() == "mine"
+
+
+def test_a_directory_must_be_one(tmp_path):
+    (tmp_path / "file").write_text("")
+    told(lambda: prepare_corpus(TOY, tmp_path / "file", 1), tmp_path / "file", "cannot write")
+
+
+def test_a_failed_build_leaves_nothing(tmp_path):
+    data = dataclasses.replace(text_data(tmp_path), block_length=100_000)
+    told(lambda: prepare_corpus(data, tmp_path / "c", 1), "text.txt", "too short", "lower")
+    assert list((tmp_path / "c").iterdir()) == []
+
+
+def test_a_validation_side_too_short_is_told(tmp_path):
+    data = dataclasses.replace(text_data(tmp_path), block_length=400, validation_share=0.01)
+    told(lambda: prepare_corpus(data, tmp_path / "c", 1), "validation", "data.validation_share")
+
+
+def test_molecules_that_are_all_too_long_are_told(tmp_path):
+    pytest.importorskip("rdkit")
+    data = DataConfig(kind="smiles", max_documents=50, block_length=3)
+    told(lambda: prepare_corpus(data, tmp_path, 1), "longer than data.block_length 3", "raise")
+
+
+def test_a_packed_corpus_is_opened_by_its_directory(tmp_path):
+    first = prepare_corpus(TOY, tmp_path / "c", 1)
+    data = DataConfig(kind="toy", pack=str(tmp_path / "c"))
+    corpus = prepare_corpus(data, tmp_path / "unused", 5)
+    assert corpus.train.sha256 == first.train.sha256
+    assert not (tmp_path / "unused").exists()
+    told(lambda: open_corpus(tmp_path / "c", DataConfig()), "data.kind toy, not text")
+    other = DataConfig(kind="toy", grammar="town")
+    told(lambda: open_corpus(tmp_path / "c", other), "data.grammar pairs, not town")
+    told(lambda: open_corpus(tmp_path, TOY), tmp_path, "holds no corpus", "exlm_mini.prepare")
+
+
+def test_a_packed_corpus_opens_without_the_libraries_that_made_it(tmp_path):
+    prepare_corpus(TOY, tmp_path, 1)
+    program = f"""
+import sys
+for name in ("tokenizers", "datasets", "rdkit", "pyarrow"):
+    sys.modules[name] = None
+from exlm_mini.config import DataConfig
+from exlm_mini.data.corpus import prepare_corpus
+corpus = prepare_corpus(DataConfig(kind="toy", pack={str(tmp_path)!r}), "unused", seed=1)
+print(corpus.train.gather([0])[0].shape)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "torch.Size([1, 13])\n", done.stderr
+
+
+def test_files_of_two_corpora_do_not_mix(tmp_path):
+    for name, seed in (("a", 1), ("b", 2)):
+        prepare_corpus(TOY, tmp_path / name, seed)
+    fours = dataclasses.replace(TOY, grammar="fours")
+    prepare_corpus(fours, tmp_path / "c", 1)
+    for file in ("train.bin", "train.json"):
+        os.replace(tmp_path / "b" / file, tmp_path / "a" / file)
+    told(lambda: open_corpus(tmp_path / "a", TOY), "train.json", "is not the pack")
+    os.replace(tmp_path / "c" / "tokenizer.json", tmp_path / "a" / "tokenizer.json")
+    told(lambda: open_corpus(tmp_path / "a", TOY), "tokenizer.json", "is not the tokenizer")
+    os.unlink(tmp_path / "a" / "tokenizer.json")
+    told(lambda: open_corpus(tmp_path / "a", TOY), "tokenizer.json", "missing")
+    (tmp_path / "a" / "corpus.json").write_text("{}")
+    told(lambda: open_corpus(tmp_path / "a", TOY), "corpus.json", "does not describe a corpus")
+
+
+# ---- tokenizers given ----
+
+
+def test_a_given_tokenizer_is_used_as_it_is(tmp_path):
+    data = text_data(tmp_path)
+    first = prepare_corpus(data, tmp_path / "a", 1)
+    given_one = dataclasses.replace(data, tokenizer=str(first.tokenizer_path), vocab_size=9999)
+    second = prepare_corpus(given_one, tmp_path / "b", 1)
+    assert second.tokenizer_path.read_bytes() == first.tokenizer_path.read_bytes()
+    assert second.train.sha256 == first.train.sha256
+
+
+def test_a_tokenizer_of_another_kind_is_refused(tmp_path):
+    toy = prepare_corpus(TOY, tmp_path / "toy", 1)
+    data = dataclasses.replace(text_data(tmp_path), tokenizer=str(toy.tokenizer_path))
+    told(
+        lambda: prepare_corpus(data, tmp_path / "c", 1),
+        toy.tokenizer_path,
+        "words",
+        "needs text",
+    )
+    other = dataclasses.replace(TOY, grammar="town", tokenizer=str(toy.tokenizer_path))
+    told(lambda: prepare_corpus(other, tmp_path / "c", 1), toy.tokenizer_path, "lacks the word")
+
+
+def test_too_many_unknown_tokens_stop_the_run(tmp_path):
+    pytest.importorskip("rdkit")
+    from exlm_mini.data.tokenizer import train_smiles
+
+    path = tmp_path / "few.json"
+    train_smiles(["CCO", "c1ccccc1"]).save(path)
+    data = DataConfig(kind="smiles", max_documents=100, tokenizer=str(path))
+    message = told(lambda: prepare_corpus(data, tmp_path / "c", 1), "[UNK]", "data.max_unknown")
+    assert "'=' " in message and "the embedded molecules" in message
+    accepted = dataclasses.replace(data, max_unknown=1.0)
+    counts = prepare_corpus(accepted, tmp_path / "c", 1).train.counts
+    assert 0 < counts.unknown_tokens < counts.tokens
+
+
+# ---- the split ----
+
+
+@given(st.lists(st.text(max_size=3), min_size=1), st.floats(0.01, 0.99), st.integers(0, 9))
+def test_a_split_parts_the_documents(documents, share, seed):
+    if len(set(documents)) < 2:
+        told(lambda: split_documents(documents, share, seed), "at least 2")
+        return
+    train, held_out = split_documents(documents, share, seed)
+    assert train and held_out
+    assert sorted(train + held_out) == sorted(documents)
+    assert not set(train) & set(held_out)
+    again, _ = split_documents(documents[::-1], share, seed)
+    assert again == train[::-1]
+
+
+def test_the_share_held_out_is_the_share_asked_for():
+    documents = [str(n) for n in range(1000)]
+    assert len(split_documents(documents, 0.05, 1)[1]) == 50
+    assert split_documents(documents, 0.05, 1) != split_documents(documents, 0.05, 2)
+
+
+# ---- real files ----
+
+
+def test_real_text_makes_a_corpus(tmp_path, data_dir):
+    data = DataConfig(
+        files=(str(data_dir / "text" / "openstax.txt.xz"),),
+        max_documents=25,
+        vocab_size=600,
+        validation_share=0.2,
+    )
+    corpus = prepare_corpus(data, tmp_path, 1)
+    assert len(corpus.train) > 100 and len(corpus.validation) > 10
+    assert corpus.train.counts.unknown_tokens == 0
+
+
+def test_real_molecules_make_a_corpus(tmp_path, data_dir):
+    pytest.importorskip("rdkit")
+    path = data_dir / "smiles" / "zinc250k.smi.xz"
+    data = DataConfig(kind="smiles", files=(str(path),), max_documents=600)
+    corpus = prepare_corpus(data, tmp_path, 1)
+    assert len(corpus.train) + len(corpus.validation) == 600
+    assert corpus.train.counts.unknown_tokens == 0

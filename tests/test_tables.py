@@ -1,0 +1,558 @@
+"""Reports and figures say what the records hold, beside what the paper prints."""
+
+import json
+import math
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from refusals import told
+from scipy import stats
+
+from exlm_lab import sweep
+from exlm_lab.experiments import (
+    correlations,
+    drawings,
+    figures,
+    paper,
+    records,
+    tables,
+)
+from exlm_lab.experiments.grids import SWEEPS
+from exlm_lab.experiments.saddles import leaving
+from exlm_mini import plot
+
+FIGURE_4 = list(paper.printed_grid("Figure 4", "lost tokens, %"))
+"""(p, k) of the 14 cells."""
+
+
+def made_record(sweep="repeated-mlm", cell="toy-exlm", seed=1, **changes):
+    """A record whose every number is known."""
+    record = {
+        "sweep": sweep, "scale": "mini", "cell": cell, "input": "toy", "seed": seed,
+        "settings": {}, "objective": "exlm", "paper": None, "curve": [], "parameters": 1000,
+        "config": {
+            "masking": {"mask_ratio": 0.15, "num_copies": 1}, "train": {"steps": 400},
+            "model": {"states_per_mask": 4}, "data": {"kind": "toy", "grammar": "pairs"},
+        },
+        "metrics": {}, "downstream": None, "seconds": {"pretrain": 60.0},
+        "versions": {"device": "cpu", "commit": "0123456789"},
+    }  # fmt: skip
+    return record | changes
+
+
+def grid_record(p, k, seed, downstream, entropy):
+    """A cell of Repeated MLM."""
+    row = f"p={100 * p:.4g}%, k={k}"
+    return made_record(
+        cell=f"toy-p{p}-k{k}", seed=seed, objective="repeated-mlm",
+        config={"masking": {"mask_ratio": p, "num_copies": k}, "model": {"states_per_mask": 4}},
+        metrics={"entropy_bits": entropy, "accuracy": 0.5, "perplexity": 2.0},
+        downstream={"task": "toy-inference", "metric": "accuracy", "test": downstream},
+        paper={"table": "Figure 3", "row": row},
+    )  # fmt: skip
+
+
+def write(directory, *made):
+    """Records as the sweep writes them."""
+    for record in made:
+        folder = directory / record["sweep"]
+        folder.mkdir(exist_ok=True)
+        name = f"{record['scale']}-{record['cell']}-seed{record['seed']}.json"
+        (folder / name).write_text(json.dumps(record))
+    return directory
+
+
+def whole_grid(seeds=(1, 2, 3), noise=0.0):
+    """14 cells whose accuracy falls with the share alone, and whose entropy rises with it."""
+    rng = np.random.default_rng(0)
+    return [
+        grid_record(
+            p, k, seed,
+            0.8 - 0.4 * correlations.lost_share(p, k) + noise * rng.normal(),
+            3 * correlations.lost_share(p, k),
+        )
+        for p, k in FIGURE_4 for seed in seeds
+    ]  # fmt: skip
+
+
+# ---- one number for a grid ----
+
+
+def test_the_lost_share_of_every_cell_is_that_of_figure_4():
+    figure = paper.printed_grid("Figure 4", "lost tokens, %")
+    assert len(figure) == 14
+    for (p, k), percent in figure.items():
+        assert correlations.lost_share(p, k) == pytest.approx(percent / 100)
+    assert correlations.lost_share(0.5, 2) == 0.25, "a cell of another grid keeps its p^k"
+
+
+def test_the_rank_correlation_is_scipys():
+    figure = paper.printed_grid("Figure 3", "mnli")
+    kept = [(correlations.lost_share(*cell), v) for cell, v in figure.items()]
+    kept = [pair for pair in kept if pair[0] >= 0.15]
+    assert len(kept) == 10
+    expected = stats.spearmanr(*zip(*kept, strict=True)).statistic
+    assert correlations.rank_correlation(figure) == pytest.approx(expected)
+
+
+def test_the_papers_accuracy_falls_with_the_share_and_less_with_the_mask_ratio():
+    figure = paper.printed_grid("Figure 3", "mnli")
+    assert -0.7 < correlations.rank_correlation(figure) < -0.65
+    # By hand from Figure 3: at p = 38.7, 62.2, 78.9% from a share of 15% to k = 1, and at the
+    # shares 15, 38.7, 62.2% from the smallest p to 78.9%.
+    assert correlations.effect_of_share(figure) == pytest.approx(
+        np.mean([83.3 - 83.1, 81.3 - 83.2, 79.6 - 82.8])
+    )
+    assert correlations.effect_of_mask_ratio(figure) == pytest.approx(
+        np.mean([82.8 - 83.6, 82.6 - 83.3, 81.3 - 81.3])
+    )
+    assert correlations.drop_at_low_share(figure) == pytest.approx(
+        np.mean([81.4 - 83.6, 81.0 - 83.1, 79.2 - 83.2])
+    )
+
+
+def test_the_papers_entropy_rises_with_the_share_and_falls_with_the_mask_ratio():
+    figure = paper.printed_grid("Figure 5", paper.ENTROPY)
+    assert correlations.rank_correlation(figure, smallest=0) > 0.95
+    assert correlations.rank_correlation_at_fixed_share(figure) == pytest.approx(-1)
+    assert (
+        correlations.effect_of_share(figure) > 2 > 0 > correlations.effect_of_mask_ratio(figure)
+    )
+
+
+def test_at_fixed_share_only_cells_of_one_share_are_compared():
+    # Between the shares accuracy jumps; inside each it rises with p.
+    grid = {(0.15, 1): 5, (0.387, 2): 6, (0.622, 4): 7, (0.387, 1): 1, (0.622, 2): 2}
+    assert correlations.rank_correlation_at_fixed_share(grid) == pytest.approx(1)
+    assert correlations.rank_correlation(grid) < 0
+    # Three pairs up in one share, one pair down in another: by hand, ranks -1 0 1 and -1/2 1/2.
+    grid[0.622, 2] = 0
+    assert correlations.rank_correlation_at_fixed_share(grid) == pytest.approx(1.5 / 2.5)
+
+
+@pytest.mark.parametrize(
+    "statistic",
+    [
+        correlations.rank_correlation,
+        correlations.rank_correlation_at_fixed_share,
+        correlations.effect_of_share,
+        correlations.effect_of_mask_ratio,
+        correlations.drop_at_low_share,
+    ],
+)
+def test_a_grid_that_cannot_tell_gives_nan_and_no_seed_counts(statistic):
+    alone = {(0.15, 1): 0.5}
+    assert math.isnan(statistic(alone))
+    assert correlations.over_seeds(statistic, {1: alone}) is None
+
+
+def test_paired_differences_cancel_what_the_seeds_share():
+    base = {1: 10.0, 2: 50.0, 3: 90.0}
+    ours = {1: 11.0, 2: 52.0, 3: 93.0, 4: 7.0}
+    found = correlations.paired_difference(ours, base)
+    assert (found.mean, found.sd, found.num) == (2.0, 1.0, 3)
+    assert found.standard_error == pytest.approx(1 / math.sqrt(3))
+    assert correlations.paired_difference(ours, {9: 1.0}) is None
+
+
+@pytest.mark.parametrize(
+    ("seeds", "sign"),
+    [
+        ([1.0, 1.1, 0.9], 1),
+        ([-1.0, -1.1, -0.9], -1),
+        ([1.0, -0.5, 1.2], 0),
+        ([1.0, 1.6, 0.4], 0),  # 2.89 standard errors: enough for four seeds, not for three
+        ([2.0, 2.0, 2.0], 1),
+        ([5.0], 0),
+        ([], 0),
+    ],
+)
+def test_a_sign_is_decided_when_a_t_test_says_so(seeds, sign):
+    assert correlations.decided_sign(seeds) == sign
+    if len(set(seeds)) > 1:
+        tests = (stats.ttest_1samp(seeds, 0, alternative=a) for a in ("greater", "less"))
+        above, below = (int(test.pvalue < 0.05) for test in tests)
+        assert sign == above - below
+
+
+def test_printed_averages_are_those_of_the_printed_tasks():
+    for table in ("Table 2", "Table 4", "Table 13"):
+        for row, found in paper.printed(table).items():
+            mean = np.mean([found[task] for task in paper.TASKS])
+            # 80.7 stands for 80.625.
+            assert paper.printed_average(table, row) == pytest.approx(mean, abs=0.0751)
+    assert paper.printed_average("Figure 8", "p=15%, k=1") == pytest.approx(
+        np.mean([84.1, 90.0, 90.3, 54.7])
+    )
+    assert paper.printed_average("Figure 3", "p=15%, k=1") is None
+
+
+# ---- records ----
+
+
+def test_seeds_are_put_together_by_input_and_cell(tmp_path):
+    write(tmp_path, *(grid_record(0.15, 1, s, share, 1.0) for s, share in ((2, 0.5), (1, 0.7))))
+    (group,) = records.grouped(records.read_records("repeated-mlm", tmp_path, "mini")).values()
+    assert [record.seed for record in group.records] == [1, 2]
+    assert (group.name, group.paper_row) == ("p0.15-k1", ("Figure 3", "p=15%, k=1"))
+    found = group.summary(records.DOWNSTREAM)
+    assert (found.mean, found.num) == (pytest.approx(60), 2)
+    assert found.sd == pytest.approx(math.sqrt(200))
+    assert found.shown(1) == "60.0 ± 14.1"
+    assert group.summary("captured_bits") is None
+    assert records.read_records("repeated-mlm", tmp_path, "gpu") == []
+
+
+def test_what_was_not_measured_is_none_and_the_last_validation_counts(tmp_path):
+    curve = [{"step": s, "validation_bits_per_mask": b} for s, b in ((100, 2.0), (200, 1.0))]
+    made = made_record(
+        "saddle", metrics={"captured_bits": None, "entropy_bits": 1}, curve=curve
+    )
+    (record,) = records.read_records("saddle", write(tmp_path, made), "mini")
+    assert record.value("validation_bits_per_mask") == 1.0
+    names = ("captured_bits", "accuracy", records.DOWNSTREAM, "validation_mask_accuracy")
+    assert [record.value(name) for name in names] == [None] * 4
+
+
+def test_a_single_seed_has_no_spread():
+    found = records.summarize([2.0])
+    assert (found.sd, found.standard_error, found.shown(1)) == (None, None, "2.0")
+
+
+def test_another_unit_scales_mean_and_spread():
+    found = records.summarize([1.0, 3.0, 5.0]).scaled(-100)
+    assert found == (-300.0, pytest.approx(200.0), 3)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"sweep": "repeated-mlm"}'])
+def test_a_damaged_record_is_named_with_the_remedy(tmp_path, text):
+    path = write(tmp_path, *whole_grid()) / "repeated-mlm" / "mini-new.json"
+    path.write_text(text)
+    told(lambda: tables.report("repeated-mlm", "mini", tmp_path), path, "delete it")
+
+
+def test_a_record_of_another_sweep_or_recorded_twice_is_refused(tmp_path):
+    folder = write(tmp_path, made_record("ablations")) / "ablations"
+    twice = folder / "again.json"
+    twice.write_text(json.dumps(made_record("ablations")))
+    told(lambda: tables.report("ablations", "mini", tmp_path), "toy-exlm", "twice")
+    twice.write_text(json.dumps(made_record("saddle")))
+    told(lambda: tables.report("ablations", "mini", tmp_path), "again.json", "saddle")
+
+
+# ---- reports ----
+
+
+def wanted_cells(seeds=(1, 2, 3)):
+    return [("toy", f"toy-p{p}-k{k}", seed) for p, k in FIGURE_4 for seed in seeds]
+
+
+def test_what_the_grid_asks_for_and_no_record_has_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "wanted", lambda name, scale: wanted_cells())
+    kept = [r for r in whole_grid() if (r["cell"], r["seed"]) != ("toy-p0.622-k4", 3)]
+    write(tmp_path, *kept)
+    text = tables.report("repeated-mlm", "mini", tmp_path)
+    assert "1 of 42 records missing: toy-p0.622-k4 seed 3." in text
+    assert text.endswith("41 records, made on cpu at commit 0123456 in 41 minutes.")
+    write(tmp_path, *whole_grid())
+    assert "missing" not in tables.report("repeated-mlm", "mini", tmp_path)
+    many = tables.missing([], wanted_cells())[0]
+    assert many.startswith("42 of 42 records missing: ") and many.endswith("and 36 more.")
+
+
+def test_an_unknown_sweep_or_one_without_records_is_refused(tmp_path):
+    told(lambda: tables.report("ablation", "mini", tmp_path), "ablation", "ablations")
+    told(lambda: tables.report("ablations", "gpu", tmp_path), "gpu", "run the sweep")
+
+
+def test_the_grid_asks_for_the_cells_of_figure_4_in_three_seeds():
+    toy = [cell for cell in tables.wanted("repeated-mlm", "mini") if cell[0] == "toy"]
+    assert sorted(toy) == sorted(wanted_cells())
+
+
+def test_every_sweep_has_a_table_and_a_figure():
+    assert list(SWEEPS) == list(tables.TABLES) == list(figures.FIGURES)
+
+
+def rows_of(text, title):
+    """Rows of the Markdown table below a line, as lists of cells."""
+    lines = iter(text[text.index(f"\n{title}\n") :].splitlines()[3:])
+    out = []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        out.append([cell.strip() for cell in line.strip("|").split("|")])
+    return [row for row in out if set(row[0]) != {"-"}]
+
+
+def test_the_report_of_repeated_mlm_has_the_papers_matrices(tmp_path):
+    text = tables.report("repeated-mlm", "mini", write(tmp_path, *whole_grid()))
+    head, *rows = rows_of(text, tables.MATRICES[records.DOWNSTREAM][0])
+    assert head == ["k \\ p", "2.25%", "15%", "38.7%", "62.2%", "78.9%"]
+    assert [len([c for c in row[1:] if c]) for row in rows] == [5, 4, 3, 2]
+    # 80 - 40 * 0.15, and Figure 3's number for p = 62.2%, k = 4.
+    assert rows[2][4] == "74.0 ± 0.0 (83.2)"
+    shares = rows_of(text, "Lost share of tokens, % (Figure 4)")
+    assert shares[4][4:] == ["2.25", "15"]
+
+
+def test_the_report_gives_one_number_for_each_question(tmp_path):
+    text = tables.report("repeated-mlm", "mini", write(tmp_path, *whole_grid()))
+    head, *rows = rows_of(text, "Downstream accuracy, changes in points")
+    assert head[1:3] == ["ours, 3 seeds", "ours, mean of seeds"]
+    found = {row[0]: row[1:] for row in rows}
+    by_share, at_fixed_share, share, ratio, low = found.values()
+    assert by_share[:2] == ["-1.00 ± 0.00", "-1.00"]
+    assert float(by_share[2]) == pytest.approx(
+        correlations.rank_correlation(paper.printed_grid("Figure 3", "mnli")), abs=0.005
+    )
+    assert at_fixed_share[1] in {"–", "+0.00", "-0.00"}
+    # 40 points per unit of share: from 15% to 38.7, 62.2 and 78.9%.
+    assert float(share[1]) == pytest.approx(
+        -40 * (np.mean([0.387, 0.622, 0.789]) - 0.15), abs=0.01
+    )
+    assert float(ratio[1]) == pytest.approx(0, abs=0.01)
+    assert low[0] == "+5.10 ± 0.00" and float(low[2]) < -2
+
+
+def test_each_variant_is_compared_with_exlm_seed_by_seed(tmp_path):
+    def variant(name, seed, bits, accuracy, row=None):
+        return made_record(
+            "ablations", f"toy-{name}", seed,
+            metrics={
+                "captured_bits": bits, "floor_bits_per_row": 4.5, "joint_bits_per_row": 4.25,
+            },
+            downstream={"test": accuracy},
+            paper=row and {"table": "Table 2", "row": row},
+        )  # fmt: skip
+
+    for seed, shift in ((1, 0.0), (2, 0.1), (3, 0.2)):
+        write(
+            tmp_path,
+            variant("exlm", seed, 1.0 + shift, 0.6 + shift, "ExLM"),
+            variant("rope-1d", seed, 0.5 + shift, 0.55 + shift, "ExLM w/o 2D RoPE"),
+        )
+    text = tables.report("ablations", "mini", tmp_path)
+    head, exlm, rope = rows_of(text, "## Input: toy")
+    exlm, rope = (dict(zip(head, row, strict=True)) for row in (exlm, rope))
+    assert exlm["points to ExLM"] == "–" and exlm["paper's points to ExLM"] == "+0.0"
+    assert rope["points to ExLM"] == "-5.00 ± 0.00"
+    assert rope["captured bits to ExLM"] == "-0.50 ± 0.00"
+    assert rope["captured bits per row"] == "0.60 ± 0.10"
+    assert "joint entropy 4.250, floor of MLM 4.500" in text
+    # As Table 2 prints them.
+    assert rope["paper's mean, %"] == "80.9" and rope["paper's points to ExLM"] == "-0.5"
+
+
+def curve_of(*bits):
+    return [{"step": 50 * n, "validation_bits_per_row": b} for n, b in enumerate(bits, start=1)]
+
+
+@pytest.mark.parametrize(
+    ("joint", "bits", "step"),
+    [
+        (1.0, (2.0, 1.95, 1.7, 1.0), 150),
+        (1.0, (2.0, 1.7, 1.95, 1.5), 200),  # back at the floor in between: not yet for good
+        (1.0, (2.0, 1.99, 1.95), None),
+        (1.0, (1.2, 1.1), 50),
+        (1.9, (2.0, 1.95, 1.93), 100),  # a tenth of what there is to win
+    ],
+)
+def test_a_run_has_left_the_floor_when_it_stays_below(tmp_path, joint, bits, step):
+    metrics = {"floor_bits_per_row": 2.0, "joint_bits_per_row": joint}
+    write(tmp_path, made_record("saddle", metrics=metrics, curve=curve_of(*bits)))
+    (record,) = records.read_records("saddle", tmp_path, "mini")
+    assert leaving(record).step == step
+    unknown = made_record("saddle", metrics={}, curve=curve_of(*bits))
+    (record,) = records.read_records("saddle", write(tmp_path, unknown), "mini")
+    assert leaving(record) is None
+
+
+def test_the_report_of_the_saddle_counts_the_seeds_that_left(tmp_path):
+    metrics = {"floor_bits_per_row": 2.0, "joint_bits_per_row": 1.0}
+    metrics["total_correlation_bits"] = 1.0
+    for seed, bits in ((1, (2.0, 1.0)), (2, (1.0, 1.0)), (3, (2.0, 2.0))):
+        made = made_record("saddle", "toy-both", seed, metrics=metrics, curve=curve_of(*bits))
+        write(tmp_path, made)
+    _, row = rows_of(tables.report("saddle", "mini", tmp_path), "## Input: toy")
+    assert row[:4] == ["both", "1.00", "2 of 3", "50 to 100"]
+
+
+def test_the_other_reports_have_a_row_for_each_cell(tmp_path):
+    ratio = {"cost_ratio": 1.66, "cost_ratio_floor": 1.61}
+    row = {"table": "Table 12", "row": "ExLM"}
+    write(tmp_path, made_record("cost", "toy-k4", metrics=ratio, paper=row))
+    _, cost = rows_of(tables.report("cost", "mini", tmp_path), "## Input: toy")
+    assert cost == ["k4", "4", "1.66", "1.61", "1.90"]
+    row = {"table": "Table 4", "row": "15%, ExLM k=4"}
+    made = made_record("k-and-p", "toy-p0.15-k4", metrics={"entropy_bits": 1.5}, paper=row)
+    write(tmp_path, made, made_record("scale", "toy-w64", metrics={"bits_per_mask": 2.5}))
+    _, k_and_p = rows_of(tables.report("k-and-p", "mini", tmp_path), "## Input: toy")
+    assert k_and_p[:6] == ["15.0%", "ExLM k=4", "–", "81.4", "–", "1.500"]
+    _, scale = rows_of(tables.report("scale", "mini", tmp_path), "## Input: toy")
+    assert scale == ["w64", "exlm", "1,000", "2.500"]
+
+
+# ---- figures ----
+
+
+@pytest.fixture
+def drawn(tmp_path):
+    """The axes of a sweep's figure for given records."""
+
+    def draw(name, *made):
+        write(tmp_path, *made)
+        found = tables.by_input(records.read_records(name, tmp_path, "mini"))
+        return figures.sweep_figure(name, found["toy"]).axes
+
+    yield draw
+    plt.close("all")
+
+
+def points_of(ax):
+    """What stands in error bars: (x, y) of every marker."""
+    lines = [container.lines[0] for container in ax.containers if hasattr(container, "lines")]
+    return [tuple(point) for line in lines for point in line.get_xydata()]
+
+
+def test_every_cell_of_the_grid_is_drawn_where_it_belongs(drawn):
+    accuracy, entropy = drawn("repeated-mlm", *whole_grid())
+    assert len(points_of(accuracy)) == len(points_of(entropy)) == 14
+    for p, k in FIGURE_4:
+        share = correlations.lost_share(p, k)
+        place = correlations.SHARES.index(share)
+        for ax, number in ((accuracy, 80 - 40 * share), (entropy, 3 * share)):
+            # Lines of several mask ratios stand a little beside each other.
+            assert any(
+                round(x) == place and y == pytest.approx(number) for x, y in points_of(ax)
+            )
+    assert [text.get_text() for text in entropy.get_xticklabels()] == [
+        "2.25", "15", "38.7", "62.2", "78.9",
+    ]  # fmt: skip
+
+
+def test_the_exact_optimum_is_a_line_and_printed_numbers_are_hollow(drawn):
+    made = whole_grid(seeds=(1,))
+    for record in made:
+        record["metrics"]["optimum_entropy_bits"] = 1.5
+    _, entropy = drawn("repeated-mlm", *made)
+    (line,) = [line for line in entropy.lines if line.get_linestyle() == "--"]
+    assert line.get_xdata().tolist() == [0, 1, 2, 3, 4]
+    assert set(line.get_ydata()) == {1.5}
+    _, ax = plt.subplots()
+    printed_cells = drawings.as_summaries(paper.printed_grid("Figure 3", "mnli"))
+    drawings.draw_against_share(ax, printed_cells, "accuracy, %", is_printed=True)
+    markers = [container.lines[0] for container in ax.containers]
+    assert {line.get_markerfacecolor() for line in markers} == {"white"}
+    assert sum(len(line.get_xydata()) for line in markers) == 14
+
+
+def test_the_best_possible_accuracy_is_a_line_in_every_plot_of_accuracy(drawn):
+    def dashed(ax, across):
+        lines = [line for line in ax.lines if line.get_linestyle() == "--"]
+        return [(line.get_ydata() if across else line.get_xdata())[0] for line in lines]
+
+    known = {"test": 0.5, "best_possible": 0.9}
+    sized = made_record("scale", metrics={"bits_per_mask": 2.5}, downstream=known)
+    sized["config"] |= {"data": {"num_sentences": 2000}}
+    sized["config"]["model"]["width"] = 64
+    grid = [{**record, "downstream": known} for record in whole_grid(seeds=(1,))]
+    for name, made, place in (
+        ("repeated-mlm", grid, 0),
+        ("k-and-p", [made_record("k-and-p", downstream=known)], 0),
+        ("scale", [sized], 1),
+    ):
+        axes = drawn(name, *made)
+        assert dashed(axes[place], across=True) == [90.0], name
+    named = made_record("ablations", "toy-exlm", metrics={"bits_per_row": 5}, downstream=known)
+    assert dashed(drawn("ablations", named)[1], across=False) == [40.0]  # points to ExLM
+    unknown = made_record("k-and-p", downstream={"test": 0.5, "best_possible": None})
+    assert dashed(drawn("k-and-p", unknown)[0], across=True) == []
+
+
+def test_the_spread_over_seeds_is_the_length_of_the_bar(drawn):
+    made = [grid_record(0.15, 1, seed, 0.5 + shift, 1.0) for seed, shift in ((1, 0), (2, 0.1))]
+    accuracy, _ = drawn("repeated-mlm", *made)
+    (bar,) = accuracy.containers[0].lines[2]
+    (segment,) = bar.get_segments()
+    assert segment[1, 1] - segment[0, 1] == pytest.approx(2 * math.sqrt(50))
+
+
+def test_every_variant_has_a_bar_and_a_point_beside_the_papers(drawn):
+    exact = {"joint_bits_per_row": 4.0, "floor_bits_per_row": 4.5}
+    made = [
+        made_record(
+            "ablations", f"toy-{name}", 1, metrics={"bits_per_row": bits, **exact},
+            downstream={"test": share}, paper={"table": "Table 2", "row": row},
+        )
+        for name, bits, share, row in (
+            ("exlm", 5, 0.5, "ExLM"), ("mlm", 6, 0.4, "Vanilla MLM"),
+            ("ctc", 7, 0.3, "Vanilla MLM"),
+        )
+    ]  # fmt: skip
+    bits, against = drawn("ablations", *made)
+    assert sorted(bar.get_width() for bar in bits.patches) == [1, 2, 3]
+    assert {line.get_xdata()[0] for line in bits.lines if line.get_ls() == "--"} == {0, 0.5}
+    assert sorted(x for x, _ in points_of(against)) == pytest.approx([-20, -10])
+    hollow = [line for line in against.lines if line.get_markerfacecolor() == "none"]
+    assert [line.get_xdata()[0] for line in hollow] == pytest.approx([79.6 - 81.4] * 2)
+
+
+def test_every_run_of_the_saddle_is_a_line_between_the_exact_bounds(drawn):
+    metrics = {"floor_bits_per_row": 2.0, "joint_bits_per_row": 1.0}
+    made = [
+        made_record("saddle", f"toy-{name}", seed, metrics=metrics, curve=curve_of(2.0, 1.0))
+        for name in ("none", "both")
+        for seed in (1, 2, 3)
+    ]
+    (ax,) = drawn("saddle", *made)
+    curves = [line for line in ax.lines if len(line.get_xdata()) == 2 and line.get_ls() == "-"]
+    assert len(curves) == 6
+    assert {line.get_ydata()[0] for line in ax.lines if line.get_ls() == "--"} == {1.0, 2.0}
+    assert len(ax.get_legend().get_texts()) == 2
+
+
+def test_the_other_figures_have_a_point_for_each_cell(drawn):
+    row = {"table": "Table 12", "row": "ExLM"}
+    (cost,) = drawn("cost", made_record("cost", metrics={"cost_ratio": 1.66}, paper=row))
+    assert points_of(cost) == [(4, 1.66)]
+    assert any(line.get_xydata().tolist() == [[4, paper.cost_ratio()]] for line in cost.lines)
+    made = made_record("k-and-p", metrics={"entropy_bits": 1.5}, downstream={"test": 0.5})
+    accuracy, entropy = drawn("k-and-p", made)
+    assert (points_of(accuracy), points_of(entropy)) == ([(4, 50.0)], [(4, 1.5)])
+    made = made_record("scale", metrics={"bits_per_mask": 2.5, "lost_per_row": 2.0})
+    made["metrics"] |= {"floor_bits_per_row": 4.0, "joint_bits_per_row": 2.0}
+    made["config"] |= {"data": {"num_sentences": 2000}}
+    made["config"]["model"]["width"] = 64
+    made["downstream"] = {"test": 0.5}
+    scale, accuracy = drawn("scale", made)
+    assert points_of(scale) == [(64, 2.5)] and points_of(accuracy) == [(64, 50.0)]
+    assert {line.get_ydata()[0] for line in scale.lines if line.get_ls() == "--"} == {1.0, 2.0}
+
+
+def test_one_command_draws_a_recorded_sweep(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(figures, "save_figure", lambda figure, path: path.write_bytes(b"drawn"))
+    write(tmp_path, whole_grid()[0], made_record("cost", metrics={"cost_ratio": 1.66}))
+    output = tmp_path / "drawn"
+    asked = ["--output", str(tmp_path), "--figures", str(output)]
+    assert sweep.main(["repeated-mlm", *asked]) == 0
+    names = sorted(path.name for path in output.iterdir())
+    assert names == ["repeated-mlm-mini-toy.png", "repeated-mlm-mini-toy.svg"]
+    assert capsys.readouterr().out.count("\n") == 2
+
+
+def test_no_record_to_draw_is_one_line(tmp_path, capsys):
+    asked = ["--output", str(tmp_path), "--figures", str(tmp_path / "drawn")]
+    assert sweep.main(["repeated-mlm", *asked]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and "holds no record" in err
+
+
+def test_no_run_to_plot_is_one_line(capsys):
+    assert plot.main([]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and "RUN" in err

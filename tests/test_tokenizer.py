@@ -1,0 +1,316 @@
+"""Ids and back without loss; a literal "[MASK]" in raw text is never a mask."""
+
+import doctest
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from refusals import told
+
+from exlm_mini.config import SPECIAL_TOKENS, SpecialIds
+
+pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+from exlm_mini.data import tokenizer as tokenization
+from exlm_mini.data.tokenizer import Tokenizer, train_byte_level_bpe, train_smiles, word_level
+
+ENGLISH = ["The old baker looked at the sea.", "The sea looked back at the old baker."] * 3
+BPE = train_byte_level_bpe(ENGLISH, 300)
+HARD_SMILES = [
+    "CC(=O)OC1=CC=CC=C1C(=O)O",
+    "C[C@@H](N)C(=O)[O-]",
+    "F/C=C/F",
+    "F/C=C\\F",
+    "C%10CCCCC%10",
+    "C%(100)CC%(100)",
+    "[13CH4]",
+    "[Cu+2].[O-]S(=O)(=O)[O-]",
+    "c1cc[nH]c1",
+    "[te]1cccc1",
+    "CCO>>CC=O",
+    "[CH3:1][OH:2]",
+    "C*.[*:1]C",
+    "C~C$C",
+    "[C@TH2](F)(Cl)(Br)I",
+    "BrCCl",
+    "S(SC1=NC2=CC=CC=C2S1)C3=NC4=C(S3)C=CC=C4",
+    "O=P(O)(O)OB(O)O",
+    "[2H]C([2H])([2H])[N+](C)(C)C",
+    "C-C=C#C:C?C@C",
+]
+SMILES = train_smiles(HARD_SMILES)
+WORDS = word_level(["the", "cat", "sat"])
+
+
+# ---- text ----
+
+
+@given(st.text())
+def test_any_text_survives_byte_level_bpe(text):
+    assert BPE.decode(BPE.encode(text)) == text
+
+
+@given(st.lists(st.sampled_from([*SPECIAL_TOKENS, " ", "a", "[", "é"])))
+def test_special_literals_survive_as_text(pieces):
+    text = "".join(pieces)
+    ids = BPE.encode(text)
+    assert BPE.decode(ids) == text
+    assert not set(ids) & set(BPE.special_ids)
+
+
+@pytest.mark.parametrize("tokenizer", [BPE, SMILES, WORDS])
+def test_special_ids_are_the_first_six(tokenizer):
+    assert tokenizer.special_ids == SpecialIds() == (0, 1, 2, 3, 4, 5)
+    assert [tokenizer.token(i) for i in range(6)] == list(SPECIAL_TOKENS)
+
+
+@pytest.mark.parametrize("tokenizer", [BPE, SMILES, WORDS])
+@pytest.mark.parametrize("literal", [t for t in SPECIAL_TOKENS if t != "[UNK]"])
+def test_raw_text_never_becomes_a_structural_token(tokenizer, literal):
+    ids = tokenizer.encode(f"the {literal} C{literal}C")
+    assert not set(ids) & (set(tokenizer.special_ids) - {tokenizer.special_ids.unk})
+    assert tokenizer.encode_batch([f"the {literal} C{literal}C"]) == [ids]
+
+
+def test_two_trainings_give_the_same_bytes(tmp_path):
+    for name in ("a", "b"):
+        train_byte_level_bpe(ENGLISH, 290).save(tmp_path / name)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_a_small_corpus_gives_a_smaller_vocabulary():
+    assert 262 < train_byte_level_bpe(ENGLISH, 4000).vocab_size < 400
+
+
+def test_a_word_of_any_length_is_learnt_from_in_time():
+    tokenizer = train_byte_level_bpe(["ab" * 1_000_000], 300)  # as one word: hours
+    ids = tokenizer.encode("ab" * 1024)
+    assert len(ids) < 100 and tokenizer.decode(ids) == "ab" * 1024
+
+
+def test_bytes_and_special_tokens_must_fit():
+    assert train_byte_level_bpe(["a"], 262).vocab_size == 262
+    assert train_byte_level_bpe(["abcd"], 300).vocab_size == 262  # no pair occurs twice
+    told(lambda: train_byte_level_bpe(["a"], 261), "data.vocab_size is 261", "262")
+
+
+def test_batch_equals_one_by_one():
+    assert BPE.encode_batch(ENGLISH) == [BPE.encode(text) for text in ENGLISH]
+    assert BPE.encode_batch([]) == []
+
+
+# ---- masks asked for ----
+
+
+def test_a_mask_asked_for_is_a_mask():
+    mask = BPE.special_ids.mask
+    ids = BPE.encode_with_masks("The [MASK] looked at[MASK] [MASK] sea.")
+    assert ids.count(mask) == 3
+    want = [*BPE.encode("The"), mask, *BPE.encode(" looked at"), mask, mask]
+    assert ids == [*want, *BPE.encode(" sea.")]
+
+
+def test_only_the_mask_can_be_asked_for():
+    ids = BPE.encode_with_masks("[PAD] [MASK] [EOS]")
+    assert set(ids) & set(BPE.special_ids) == {BPE.special_ids.mask}
+    assert SMILES.encode_with_masks("C[MASK]O") == [
+        *SMILES.encode("C"), SMILES.special_ids.mask, *SMILES.encode("O"),
+    ]  # fmt: skip
+    assert WORDS.encode_with_masks("the [MASK] sat") == [6, 5, 8]
+
+
+def test_a_mask_stands_where_its_token_stood():
+    # "The cat" is "The" + " cat": the blank is the masked token's own.
+    ids = BPE.encode("The old baker")
+    masked = BPE.encode_with_masks("The [MASK]")
+    assert masked == [*BPE.encode("The"), BPE.special_ids.mask]
+    assert ids[: len(masked) - 1] == masked[:-1]
+
+
+def test_text_without_masks_is_text():
+    assert BPE.encode_with_masks("The sea") == BPE.encode("The sea")
+    assert BPE.encode_with_masks("") == []
+
+
+# ---- SMILES ----
+
+
+def test_the_example_of_an_unknown_symbol_runs():
+    assert doctest.testmod(tokenization) == (0, 3)
+
+
+@pytest.mark.parametrize("smiles", HARD_SMILES)
+def test_hard_smiles_survive(smiles):
+    assert SMILES.decode(SMILES.encode(smiles)) == smiles
+    assert SMILES.unknown_pieces(smiles) == []
+
+
+@given(
+    st.lists(st.sampled_from(["C", "Cl", "[nH]", "%10", "/", "\\", "(", "[13C@@H]", "1", "."]))
+)
+def test_any_string_of_symbols_survives_the_smiles_tokenizer(symbols):
+    tokenizer = train_smiles(["".join(symbols) or "C"])
+    assert tokenizer.decode(tokenizer.encode("".join(symbols))) == "".join(symbols)
+
+
+def test_symbols_are_split_as_the_published_examples(data_dir):
+    path = data_dir / "smiles" / "tokenise_examples.json"
+    for example in json.loads(path.read_text())["examples"]:
+        tokenizer = train_smiles([example["smiles"]])
+        tokens = [tokenizer.token(i) for i in tokenizer.encode(example["smiles"])]
+        assert " ".join(tokens) == example["tokens"]
+
+
+def test_symbols_are_ranked_by_frequency_then_alphabet():
+    tokenizer = train_smiles(["CCO", "CNBr", "[MASK]C"])
+    symbols = [tokenizer.token(i) for i in range(6, tokenizer.vocab_size)]
+    assert symbols == ["C", "Br", "N", "O"]
+
+
+def test_a_cap_keeps_the_frequent_symbols():
+    tokenizer = train_smiles(["CCCOON"], vocab_size=8)
+    assert tokenizer.vocab_size == 8
+    assert tokenizer.unknown_pieces("CON") == ["N"]
+
+
+def test_unknown_symbols_are_told():
+    ids = SMILES.encode("C[Xx]Cq")
+    assert ids.count(SMILES.special_ids.unk) == 2
+    assert SMILES.unknown_pieces("C[Xx]Cq") == ["[Xx]", "q"]
+    assert SMILES.unknown_pieces("C[MASK]C") == ["[MASK]"]
+    assert SMILES.decode(ids) == "C[UNK]C[UNK]"
+
+
+# ---- words ----
+
+
+def test_words_keep_their_order():
+    assert WORDS.encode("sat the cat") == [8, 6, 7]
+    assert WORDS.decode([6, 7, 8]) == "the cat sat"
+    assert WORDS.encode("the dog") == [6, 3]
+
+
+@pytest.mark.parametrize("words", [["a", "a"], ["a b"], [""], ["[MASK]"]])
+def test_a_vocabulary_holds_plain_words_once(words):
+    with pytest.raises(ValueError):
+        word_level(words)
+
+
+def test_an_unknown_id_has_no_token():
+    for token_id in (-1, WORDS.vocab_size):
+        with pytest.raises(ValueError, match="no token"):
+            WORDS.token(token_id)
+
+
+# ---- files ----
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "kind"), [(BPE, "text"), (SMILES, "smiles"), (WORDS, "words")]
+)
+def test_a_saved_tokenizer_is_the_same(tmp_path, tokenizer, kind):
+    path = tmp_path / "tokenizer.json"
+    tokenizer.save(path)
+    loaded = Tokenizer.load(path)
+    assert loaded.kind == tokenizer.kind == kind
+    assert loaded.sha256 == tokenizer.sha256
+    assert loaded.vocab_size == tokenizer.vocab_size
+    text = "the [MASK] CC(=O)O sat"
+    assert loaded.encode(text) == tokenizer.encode(text)
+    loaded.save(tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
+
+
+def test_foreign_ids_are_looked_up_by_name(tmp_path):
+    from tokenizers import Tokenizer as Inner
+    from tokenizers import models, pre_tokenizers
+
+    names = ["hello", *reversed(SPECIAL_TOKENS)]
+    vocabulary = {name: i for i, name in enumerate(names)} | {"behind a gap": 20}
+    inner = Inner(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    inner.enable_truncation(1)
+    inner.enable_padding(length=9)
+    inner.save(str(tmp_path / "foreign.json"))
+    tokenizer = Tokenizer.load(tmp_path / "foreign.json")
+    assert tokenizer.special_ids == SpecialIds(6, 5, 4, 3, 2, 1)
+    assert tokenizer.encode("hello [MASK] hello") == [0, 3, 0]  # neither cut to 1 nor padded
+    assert tokenizer.vocab_size == 21
+    assert tokenizer.encode_with_masks("hello [MASK]") == [0, 1]
+
+
+def test_a_missing_special_token_is_named(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    definition = json.loads(WORDS._definition)
+    del definition["model"]["vocab"]["[SEP]"]
+    definition["added_tokens"] = [
+        t for t in definition["added_tokens"] if t["content"] != "[SEP]"
+    ]
+    path.write_text(json.dumps(definition))
+    told(lambda: Tokenizer.load(path), path, "[SEP]", "train one")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x00\xff\xfe", b"{}", b"[1]", b'{"a": 1}', b"hello"]
+)
+def test_a_file_of_another_sort_is_no_tokenizer(tmp_path, content):
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(content)
+    told(lambda: Tokenizer.load(path), path, "damaged or of another kind", "train one")
+
+
+def model(**fields):
+    """The fields of a tokenizer of another model with the special tokens and two letters."""
+    words = [*SPECIAL_TOKENS, "a", "b"]
+    if fields["type"] == "Unigram":
+        return {"model": {"vocab": [[word, -1.0] for word in words], **fields}}
+    return {"model": {"vocab": {word: i for i, word in enumerate(words)}, **fields}}
+
+
+def replace(content, pattern="a"):
+    return {"type": "Replace", "pattern": {"String": pattern}, "content": content}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////w=="}},
+        {"normalizer": replace("a" * 10**7)},
+        {"normalizer": {"type": "Sequence", "normalizers": [replace("b")] * 40}},
+        {"normalizer": {"type": "Prepend", "prepend": "b" * 10**7}},
+        {"decoder": replace("a" * 10**7)},
+        {"pre_tokenizer": {"type": "FixedLength", "length": 0}},  # Rust panics
+        model(type="WordLevel", unk_token="[NONE]"),
+        model(type="WordPiece", unk_token="[NONE]", continuing_subword_prefix="##",
+              max_input_chars_per_word=100),
+        model(type="Unigram", unk_id=None, byte_fallback=False),
+    ],
+    ids=lambda fields: str(fields)[:60],
+)  # fmt: skip
+def test_what_a_tokenizer_cannot_do_is_told_when_it_is_loaded(fields, tmp_path, capfd):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(WORDS._definition) | fields))
+    told(lambda: Tokenizer.load(path), path, "damaged or of another kind", "train one")
+    assert capfd.readouterr().err == ""
+
+
+def test_harmless_normalizers_are_taken():
+    parts = [
+        {"type": "NFKC"},
+        {"type": "Lowercase"},
+        replace('"', "``"),
+        replace("\u2581", " "),
+    ]
+    fields = json.loads(WORDS._definition)
+    fields["normalizer"] = {"type": "Sequence", "normalizers": parts}
+    assert Tokenizer(json.dumps(fields).encode()).vocab_size == WORDS.vocab_size
+
+
+def test_no_file_is_no_tokenizer(tmp_path):
+    told(lambda: Tokenizer.load(tmp_path / "none.json"), tmp_path / "none.json", "No such file")
+    told(lambda: Tokenizer.load(tmp_path), tmp_path, "directory", "train one")
+
+
+def test_a_missing_library_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
+    told(lambda: word_level(["a"]), "pip install 'exlm-mini[text]'")
