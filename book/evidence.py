@@ -2,16 +2,13 @@
 
     python book/evidence.py                       to book/results/evidence-DEVICE.json
     python book/evidence.py --only checks,dag     some sections of it
-    python book/evidence.py --only smiles --carried carried --minutes 9
     python book/evidence.py --quick               tiny sizes, to build/
 
-It needs torch, numpy and safetensors, no network, what the compiled backend needs to be built, and
-PyYAML for the recipes, which are left out without it. Sections smiles and text train and fine-tune
-on what book/gpu/carry.py made; book/gpu/README.md tells what to run in which order on a GPU.
-Each result is written as soon as it is there: the same command goes on where the last one was
-stopped, be it in the middle of a training run. Results of other sources, another machine or
-another number of threads are not mixed: --again measures everything anew. The exit status is 1 if
-a check fails or something could not be measured, 3 if --minutes were not enough for everything.
+It needs torch, numpy and safetensors, what the compiled backend needs to be built, and PyYAML for
+the recipes, which are left out without it. Each result is written as soon as it is there: the same
+command goes on where the last one was stopped. Results of other sources, another machine or another
+number of threads are not mixed: --again measures everything anew. The exit status is 1 if a check
+fails or something could not be measured.
 
 The file holds ``machine`` (with the commit, and ``sources``, a hash of all code involved),
 ``backends`` (why one does not work here, or null), ``passed`` (of what is there), ``missing``
@@ -23,29 +20,22 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import math
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-# So that nothing needs to be installed.
-sys.path[:0] = [str(ROOT), str(ROOT / "book" / "gpu")]
+sys.path.insert(0, str(ROOT))  # so that nothing needs to be installed
 
 import torch  # noqa: E402
-from chapter_scripts import chapter_scripts  # noqa: E402
 from evidence_file import File, Result, opened  # noqa: E402
 from measurements import (  # noqa: E402
-    WORK,
     Item,
     Setting,
-    TimeIsUp,
     checks,
     dag_times,
     data_times,
@@ -54,8 +44,6 @@ from measurements import (  # noqa: E402
     train_times,
 )
 from sanitizing import sanitizer  # noqa: E402
-from studies import study_items  # noqa: E402
-from study_sizes import QUICK, Sizes, sizes_from  # noqa: E402
 
 from exlm_lab.benchmarks.dag import load_extra_backend  # noqa: E402
 from exlm_mini.alignment import BACKENDS  # noqa: E402
@@ -65,7 +53,6 @@ from exlm_mini.training.console import exit_code  # noqa: E402
 from exlm_mini.training.parts import choose_device  # noqa: E402
 from exlm_mini.training.provenance import machine  # noqa: E402
 
-TIME_IS_UP = 3
 SECTIONS: dict[str, Callable[[Setting], Iterator[Item]]] = {
     "checks": checks,
     "dag": dag_times,
@@ -74,9 +61,6 @@ SECTIONS: dict[str, Callable[[Setting], Iterator[Item]]] = {
     "data": data_times,
     "train": train_times,
     "sanitizer": sanitizer,
-    "smiles": partial(study_items, "smiles"),
-    "text": partial(study_items, "text"),
-    "chapters": chapter_scripts,
 }
 """In this order; each yields its items, and an item is run only if its result is missing."""
 
@@ -85,7 +69,6 @@ def sources() -> str:
     """A hash of all the code that results depend on, for where there is no git to name a commit."""
     scripts = ("evidence", "evidence_file", "measurements", "correctness", "sanitizing")
     files = [ROOT / "book" / f"{name}.py" for name in scripts]
-    files += (ROOT / "book" / "gpu").glob("*.py")
     for package in ("exlm_mini", "exlm_lab"):
         files += (ROOT / package).rglob("*.py")
         files += (ROOT / package / "recipes").rglob("*.yaml")
@@ -102,15 +85,12 @@ def sources() -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Make what is missing; 0 if all is well, 1 if not, 3 if the time was too short."""
-    end = time.monotonic() + 60 * arguments.minutes
+    """Make what is missing; 0 if all is well, 1 if not."""
     device = _device(arguments.device)
     names = arguments.backend or list(BACKENDS)
     for name in names:
         if name not in BACKENDS:
             raise UserError(f"unknown backend '{name}'; {nearest(name, BACKENDS)}")
-    if not arguments.minutes > 0:
-        raise UserError(f"--minutes is {arguments.minutes:g}; it must be above 0")
     only = list(SECTIONS)
     if arguments.only is not None:
         only = list(dict.fromkeys(arguments.only.split(",")))
@@ -122,7 +102,6 @@ def run(arguments: argparse.Namespace) -> int:
         if name in BACKENDS:
             raise UserError(f"--extra-backend: the name '{name}' is taken; rename the file")
 
-    sizes = sizes_from(arguments.study, QUICK if arguments.quick else Sizes())
     about = {**machine(device), "threads": torch.get_num_threads(), "sources": sources()}
     if arguments.commit:
         about["commit"] = arguments.commit
@@ -140,26 +119,20 @@ def run(arguments: argparse.Namespace) -> int:
     path = arguments.output or _usual_path(about, arguments.quick)
     file = opened(path, content, arguments.again)
     works = [name for name, reason in reasons.items() if reason is None]
-    setting = Setting(
-        device, arguments.quick, works, extra, file.result, arguments.carried, arguments.work,
-        sizes, lambda: end - time.monotonic(),
-    )  # fmt: skip
+    setting = Setting(device, arguments.quick, works, extra, file.result)
     for name, reason in reasons.items():
         if reason is not None:
             _tell(f"{name} does not work here: {reason}")
-    is_done = _make(setting, file, only)
+    _make(setting, file, only)
     for problem in file.problems():
         _tell(f"FAILED {problem}")
-    if not is_done:
-        _tell(f"time is up; the same command goes on from here: {file.path}")
-        return 1 if file.problems() else TIME_IS_UP
     verdict = "NOT ALL IS WELL" if file.problems() else "all is well"
     _tell(f"{verdict}: {file.path}")
     return 1 if file.problems() else 0
 
 
-def _make(setting: Setting, file: File, only: list[str]) -> bool:
-    """Run the items whose results are missing, and tell of each; false if the time was up."""
+def _make(setting: Setting, file: File, only: list[str]) -> None:
+    """Run the items whose results are missing, and tell of each."""
     items = [(section, item) for section in only for item in SECTIONS[section](setting)]
     file.ask_for((section, item.key) for section, item in items)
     todo = [(s, item) for s, item in items if file.result(s, item.key) is None]
@@ -168,13 +141,8 @@ def _make(setting: Setting, file: File, only: list[str]) -> bool:
     start = time.monotonic()
     for number, (section, item) in enumerate(todo, 1):
         begun = time.monotonic()
-        if setting.is_time_up():
-            return False
         try:
             result = item.run()
-        except TimeIsUp as stopped:
-            _tell(f"{section} {item.key}: {stopped}")
-            return False
         except Exception as error:  # whatever it is, the others go on
             reason = " ".join(str(error).split())[:500]
             result = {"error": f"{type(error).__name__}: {reason}"}
@@ -186,7 +154,6 @@ def _make(setting: Setting, file: File, only: list[str]) -> bool:
         _tell(f"{section} {item.key}: {summary(result)}  [{progress}]")
         for note in result.get("notes", []):
             _tell(f"    {note}")
-    return True
 
 
 def summary(result: Result) -> str:
@@ -195,8 +162,6 @@ def summary(result: Result) -> str:
         return f"ERROR {result['error'][:200]}"
     if "skipped" in result:
         return f"skipped: {result['skipped']}"
-    if "told" in result:
-        return result["told"]
     if "worst" in result:
         parts = [
             f"{name} {'inf' if found['error'] is None else format(found['error'], '.0e')}"
@@ -255,12 +220,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--extra-backend", action="append", default=[], type=Path, metavar="FILE.py",
         help="time the function log_likelihood of this file in section dag")  # fmt: skip
-    add("--carried", type=Path, metavar="DIR", help="what carry.py made, for smiles and text")
-    add("--work", type=Path, default=WORK, metavar="DIR", help="for runs that are not finished")
-    add("--study", action="append", default=[], metavar="KEY=VALUE",
-        help=f"of smiles and text: {', '.join(field.name for field in fields(Sizes))}")  # fmt: skip
-    add("--minutes", type=float, default=math.inf, metavar="X",
-        help="stop after so many; the same command goes on")  # fmt: skip
     add("--commit", metavar="NAME", help="what the sources are, where there is no git to ask")
     return parser
 

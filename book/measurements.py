@@ -5,17 +5,14 @@ Shapes: B rows, M targets, L states.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from correctness import check_cases, check_graph, groups
 from evidence_file import Result
-from study_sizes import QUICK, Sizes
 
 from exlm_lab.benchmarks.dag import LogLikelihood, dag, forward_and_backward, made_graph
 from exlm_lab.benchmarks.data import Reading, epochs, readings
@@ -37,7 +34,6 @@ from exlm_mini.config import RunConfig, UserError
 from exlm_mini.data.memory import DoesNotFit
 from exlm_mini.recipes import load_recipe, recipe_names
 
-WORK = Path(__file__).resolve().parents[1] / "build" / "evidence"
 PAPER_SIZES = (Shape(64, 77, 308), 50265)
 """States and vocabulary of the vocabulary head at full size; for a large GPU."""
 PAPER_BYTES = 64 * 2**30
@@ -49,10 +45,6 @@ TRAIN_ACCUMULATED = 8
 BASE_SHAPES = (Shape(128, 21, 84), Shape(32, 78, 312))
 """Of a step of the 12-layer base: rows of 128 and of 512 tokens, 15% masked, k = 4."""
 BASE_VOCABULARY = 50265
-
-
-class TimeIsUp(Exception):
-    """There is no time left; what is done is kept, and the same command goes on."""
 
 
 class Item(NamedTuple):
@@ -72,17 +64,6 @@ class Setting(NamedTuple):
     extra: dict[str, LogLikelihood]
     stored: Callable[[str, str], Result | None]
     """Takes section and name: a result that is there already."""
-    carried: Path | None = None
-    """What ``book/gpu/carry.py`` made."""
-    work: Path = WORK
-    """For runs that are not finished."""
-    sizes: Sizes = QUICK
-    """Of the studies."""
-    seconds_left: Callable[[], float] = lambda: math.inf
-
-    def is_time_up(self) -> bool:
-        """Whether whoever works on something long should stop."""
-        return self.seconds_left() <= 0
 
 
 def checks(setting: Setting) -> Iterator[Item]:

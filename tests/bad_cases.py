@@ -23,7 +23,7 @@ from damage import damage_text
 ROOT = Path(__file__).resolve().parents[1]
 LAB = ("finetune", "sweep", "bench")
 COMMANDS = ("pretrain", "prepare", "fill", "plot", "doctor", *LAB)
-BOOK = ("record", "case_study", "downstream_small", "evidence", "carry")
+BOOK = ("record", "case_study", "downstream_small", "evidence")
 
 
 class Case(NamedTuple):
@@ -143,8 +143,7 @@ def words(text, place=None):
         return text.split()
     names = {
         "run": place.assets / "runs" / "toy", "out": place.out,
-        "tiny": place.assets / "tiny.yaml", "smiles": place.assets / "corpora" / "smiles",
-        "moleculenet": place.assets / "moleculenet",
+        "tiny": place.assets / "tiny.yaml",
     }  # fmt: skip
     return [word.format(**names) for word in text.split()]
 
@@ -177,8 +176,7 @@ BOOK_WORDS = {
     "record": "{run} --to {out}.json",
     "case_study": "{run} {run} --to {out}.json",
     "downstream_small": "{run} --only text --to {out}.json",
-    "evidence": "--quick --only checks --output {out}.json --work {out}-work --minutes 0.001",
-    "carry": "--smiles {smiles} --moleculenet {moleculenet} --output {out}",
+    "evidence": "--quick --only checks --output {out}.json",
 }
 
 
@@ -251,10 +249,8 @@ def options_of(command, argv):
         commands = bench_parser("Bench.", names)._subparsers._group_actions[0]
         return list(commands.choices[argv[0]]._option_string_actions)
     if command in BOOK:
-        known = (
-            "--to --only --moleculenet --canonical --output --device --quick --again --study"
-        )
-        return f"{known} --backend --extra-backend --carried --minutes --commit".split()
+        known = "--to --only --moleculenet --canonical --output --device --quick --again"
+        return f"{known} --backend --extra-backend --commit".split()
     parser = importlib.import_module(module_of(command))._parser()
     return list(parser._option_string_actions)
 
@@ -367,8 +363,8 @@ TEXTS = [
 ]  # fmt: skip
 LONG = (
     "steps", "epochs", "num_sentences", "seconds", "tokens", "epoch-rows", "variants",
-    "minutes", "study", "seeds", "again", "quick", "only", "accumulate", "measure-again",
-    "micro-batch", "extra-backend", "backend", "against", "carried",
+    "seeds", "again", "quick", "only", "accumulate", "measure-again",
+    "micro-batch", "extra-backend", "backend", "against",
 )  # fmt: skip
 """Ends of options that ask for work."""
 
@@ -425,7 +421,7 @@ def options(rng, place):
             argv.insert(rng.randrange(len(argv) + 1), value)
         else:
             argv += [f"{option}={value}"] if way < 0.5 else [option, value]
-    is_long |= command in ("evidence", "carry", "downstream_small") or argv[0] == "data"
+    is_long |= command in ("evidence", "downstream_small") or argv[0] == "data"
     return Case(command, argv, is_long)
 
 

@@ -486,10 +486,7 @@ def packs(rng, place):
 
         fields = damage_json(read_json(corpus / "corpus.json"), rng)
         write_sealed(write_json, corpus / "corpus.json", fields)
-    if rng.random() < 0.8:
-        return Case("pretrain", pretraining(kind, place, "--data.pack", corpus))
-    return Case("carry", ["--smiles", corpus, "--moleculenet", place.assets / "moleculenet",
-                          "--output", place.out], True)  # fmt: skip
+    return Case("pretrain", pretraining(kind, place, "--data.pack", corpus))
 
 
 @family(9)

@@ -53,9 +53,6 @@ SCRIPT = str(ROOT / "book" / "evidence.py")
 CHECKS = ("--quick", "--device", "cpu", "--only", "checks", "--backend", "vectorized")
 STOPPED_AFTER = 2
 """Results."""
-LATER = ("smiles", "text", "chapters")
-"""Sections of ``test_evidence_studies.py``."""
-MEASURED = [name for name in evidence.SECTIONS if name not in LATER]
 hash_of_sources = evidence.sources
 LIBRARIES = {
     "accelerate", "datasets", "hypothesis", "jsonargparse", "matplotlib", "numba", "pandas",
@@ -85,8 +82,7 @@ def made(*arguments: str) -> tuple[int, str]:
 def whole(tmp_path_factory) -> tuple[Path, int, str]:
     """Everything at tiny sizes: the file, exit status and output."""
     file = tmp_path_factory.mktemp("evidence") / "whole.json"
-    only = ",".join(MEASURED)
-    return file, *made("--quick", "--device", "cpu", "--output", file, "--only", only)
+    return file, *made("--quick", "--device", "cpu", "--output", file)
 
 
 def read(file: Path) -> dict:
@@ -110,7 +106,7 @@ def test_evidence_says_what_was_measured_on_what(whole):
     assert about["threads"] == torch.get_num_threads()
     assert about["sources"] == evidence.sources()
     assert set(content["backends"]) == set(BACKENDS)
-    assert list(content["sections"]) == MEASURED
+    assert list(content["sections"]) == list(evidence.SECTIONS)
     for results in content["sections"].values():
         assert results
         for result in results.values():
@@ -502,24 +498,6 @@ def test_what_could_not_be_measured_is_told_and_tried_again(monkeypatch, tmp_pat
     assert made(*arguments, "--again")[0] == 0 and calls == ["works"] * 3
 
 
-def test_a_stopped_run_says_what_is_missing(monkeypatch, tmp_path):
-    def stops():
-        raise measurements.TimeIsUp("no time")
-
-    items = [
-        measurements.Item("first", lambda: {"number": 1.0}),
-        measurements.Item("second", stops),
-        measurements.Item("third", lambda: {"number": 3.0}),
-    ]
-    monkeypatch.setattr(evidence, "SECTIONS", {"mine": lambda setting: iter(items)})
-    arguments = ("--device", "cpu", "--output", tmp_path / "mine.json")
-    assert made(*arguments)[0] == evidence.TIME_IS_UP
-    assert read(tmp_path / "mine.json")["missing"] == ["mine: second", "mine: third"]
-    items[1] = measurements.Item("second", lambda: {"number": 2.0})
-    assert made(*arguments)[0] == 0
-    assert read(tmp_path / "mine.json")["missing"] == []
-
-
 def test_results_of_other_sources_are_not_mixed(whole, monkeypatch, tmp_path, capsys):
     file = shutil.copy(whole[0], tmp_path / "other.json")
     before = file.read_bytes()
@@ -538,7 +516,6 @@ def test_the_hash_of_the_sources_sees_every_change(tmp_path, monkeypatch):
         (tmp_path / "book" / f"{name}.py").write_text("")
     monkeypatch.setattr(evidence, "ROOT", tmp_path)
     seen = {hash_of_sources()}
-    (tmp_path / "book" / "gpu").mkdir()
     changed = (
         "exlm_mini/model/exlm.py",
         "exlm_lab/bench.py",
@@ -546,12 +523,12 @@ def test_the_hash_of_the_sources_sees_every_change(tmp_path, monkeypatch):
         "cuda/dag.cu",
         "cuda/dag.cpp",
     )
-    for name in (*changed, "book/gpu/studies.py"):
+    for name in changed:
         (tmp_path / name).write_text("")
         seen.add(hash_of_sources())
     (tmp_path / "cuda" / "README.md").write_text("words")
     seen.add(hash_of_sources())
-    assert len(seen) == 7
+    assert len(seen) == 6
 
 
 # ---- the command ----
@@ -574,23 +551,6 @@ def refused(capsys, arguments: list, words: list) -> None:
         (["--extra-backend", "nowhere.py"], ["nowhere.py", "no such file"]),
         (["--device", "tpu"], ["--device", "tpu"]),
         (["--qiuck"], ["--qiuck", "--help"]),
-        (["--minutes", "0"], ["--minutes is 0", "above 0"]),
-        (["--minutes", "ten"], ["--minutes", "ten"]),
-        (["--study", "width"], ["--study width", "KEY=VALUE"]),
-        (["--study", "widht=8"], ["widht", "did you mean width"]),
-        (["--study", "width=8.5"], ["'8.5' is no value of width"]),
-        (["--study", "width=0"], ["width=0", "above 0"]),
-        (["--study", "seconds=inf"], ["seconds=inf", "finite"]),
-        (["--study", "learning_rate=nan"], ["learning_rate=nan", "finite"]),
-        (["--study", "steps=3"], ["steps=3", "at least 8"]),
-        (["--study", "most_epochs=-1"], ["most_epochs=-1", "not be below 0"]),
-        (["--study", "warmup_share=1"], ["warmup_share=1.0", "[0, 1)"]),
-        (["--study", "compile=yes"], ["'yes' is no value of compile"]),
-        (["--study", "tune_seeds=1,1"], ["tune_seeds=1,1", "different"]),
-        (
-            ["--only", "smiles", "--carried", "nowhere"],
-            ["nowhere/smiles/study.json", "carry.py"],
-        ),
     ],
 )
 def test_a_mistake_is_told_in_one_line(arguments, words, capsys, tmp_path):
