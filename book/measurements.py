@@ -1,4 +1,4 @@
-"""What ``book/evidence.py`` measures and checks: one function per section of the file.
+"""What ``book/evidence.py`` checks and measures: one function per section of the file.
 
 Shapes: B rows, M targets, L states.
 """
@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
-from correctness import check_cases, check_graph, groups
-from evidence_file import Result
 
-from exlm_lab.benchmarks.dag import LogLikelihood, dag, forward_and_backward, made_graph
+from exlm_lab.benchmarks.dag import dag, forward_and_backward, made_graph
 from exlm_lab.benchmarks.data import Reading, epochs, readings
 from exlm_lab.benchmarks.emission import emission
-from exlm_lab.benchmarks.limits import Floor, Limits, floor, measured_limits, replay_ms
+from exlm_lab.benchmarks.limits import floor, measured_limits, replay_ms
 from exlm_lab.benchmarks.measure import threads
 from exlm_lab.benchmarks.record import (
     DAG_SHAPES,
@@ -30,10 +28,12 @@ from exlm_lab.benchmarks.record import (
 from exlm_lab.benchmarks.step import model_of, row_length, step
 from exlm_lab.benchmarks.training import LEAST_STEPS, singles, speed_settings, train
 from exlm_mini.alignment import BACKENDS
-from exlm_mini.config import RunConfig, UserError
+from exlm_mini.alignment.cases import JUDGE, check, limits, short
+from exlm_mini.config import RunConfig
 from exlm_mini.data.memory import DoesNotFit
 from exlm_mini.recipes import load_recipe, recipe_names
 
+QUICK_SHAPE = Shape(2, 3, 6)
 PAPER_SIZES = (Shape(64, 77, 308), 50265)
 """States and vocabulary of the vocabulary head at full size; for a large GPU."""
 PAPER_BYTES = 64 * 2**30
@@ -45,6 +45,7 @@ TRAIN_ACCUMULATED = 8
 BASE_SHAPES = (Shape(128, 21, 84), Shape(32, 78, 312))
 """Of a step of the 12-layer base: rows of 128 and of 512 tokens, 15% masked, k = 4."""
 BASE_VOCABULARY = 50265
+Result = dict[str, Any]
 
 
 class Item(NamedTuple):
@@ -59,80 +60,79 @@ class Setting(NamedTuple):
 
     device: torch.device
     is_quick: bool
-    backends: list[str]
-    """Those that work here."""
-    extra: dict[str, LogLikelihood]
-    stored: Callable[[str, str], Result | None]
-    """Takes section and name: a result that is there already."""
+
+    @property
+    def backends(self) -> list[str]:
+        """Those that work here."""
+        return [name for name in BACKENDS if BACKENDS[name].why_not(self.device.type) is None]
+
+
+# ---- the alignment ----
 
 
 def checks(setting: Setting) -> Iterator[Item]:
-    """Every backend against float64: the table of cases, then larger graphs."""
-    device = setting.device
-    for backend, shape, kind, dtype in groups(setting.backends, setting.is_quick):
-        name = str(dtype).removeprefix("torch.")
-        if shape is None:
-            yield Item(f"cases {backend} {name}", partial(check_cases, backend, dtype, device))
-        else:
-            run = partial(check_graph, backend, shape, kind, dtype, device)
-            yield Item(f"{shape} {kind} {backend} {name}", run)
+    """Every backend against the enumeration of all paths, as ``doctor`` does."""
+    for name in setting.backends:
+        if name != JUDGE:
+            yield Item(name, partial(_check, name, setting.device))
+
+
+def _check(name: str, device: torch.device) -> Result:
+    found = check(name, device, None)
+    return {"errors": found.errors, "passed": found.is_right, "failure": found.reason}
 
 
 def dag_times(setting: Setting) -> Iterator[Item]:
-    """The dynamic programme, forward and backward, beside the floor of the device."""
-    size = 64 if setting.is_quick else None
-    yield Item("limits", lambda: measured_limits(setting.device, size)._asdict())
-    shapes = (Shape(2, 3, 6),) if setting.is_quick else DAG_SHAPES
-    functions = {name: BACKENDS[name].log_likelihood for name in setting.backends}
-    functions = {"vectorized": functions.pop("vectorized", None), **functions, **setting.extra}
-    functions = {name: function for name, function in functions.items() if function}
-    is_all = not setting.extra and set(functions) == set(BACKENDS)
-    suffix = "" if is_all else f" ({', '.join(functions)})"
-    for shape in shapes:
+    """The dynamic programme, forward and backward, beside the floor of the device; its errors
+    are those of graphs too large for ``checks``."""
+    yield Item("limits", lambda: _limits(setting)._asdict())
+    for shape in (QUICK_SHAPE,) if setting.is_quick else DAG_SHAPES:
         for kind in ("flat", "sharp"):
-            run = partial(_dag_at, setting, functions, shape, kind == "sharp")
-            yield Item(f"{shape} {kind}{suffix}", run)
+            yield Item(f"{shape} {kind}", partial(_dag_at, setting, shape, kind == "sharp"))
 
 
-def _dag_at(
-    setting: Setting, functions: dict[str, LogLikelihood], shape: Shape, is_sharp: bool
-) -> Result:
+@cache
+def _limits(setting: Setting) -> Any:
+    return measured_limits(setting.device, 64 if setting.is_quick else None)
+
+
+def _dag_at(setting: Setting, shape: Shape, is_sharp: bool) -> Result:
     notes: list[str] = []
     device, dtype = setting.device, torch.float32
-    records = dag(shape, functions, device, dtype, is_sharp, 60.0, notes.append)
-    rows = _rows(list(records), "vectorized")
-    if device.type == "cuda":
-        graph = made_graph(shape, is_sharp, device, dtype)
-        for row in rows:
-            if row["backend"] not in ("vectorized", "native"):
-                continue  # the others wait for the GPU
-            try:
-                call = partial(forward_and_backward, functions[row["backend"]], graph)
-                row["replay_ms"] = replay_ms(call, device)
-            except RuntimeError as error:
-                notes.append(f"{row['backend']} is not captured: {error}"[:300])
+    functions = {name: BACKENDS[name].log_likelihood for name in setting.backends}
+    functions = {
+        "vectorized": functions.pop("vectorized"),
+        **functions,
+    }  # ratios compare with it
+    records = list(dag(shape, functions, device, dtype, is_sharp, 60.0, notes.append))
+    graph = made_graph(shape, is_sharp, device, dtype)
+    wrong = [
+        f"{record.backend}: {name} is off by {record.errors[name]:.1e}"
+        for record in records
+        for name, limit in limits(record.backend, graph, dtype).items()
+        if record.errors and not record.errors[name] <= limit
+    ]
+    rows = _rows(records, "vectorized")
+    for row in rows if device.type == "cuda" else []:
+        if row["backend"] not in ("vectorized", "native"):
+            continue  # the others wait for the GPU
+        try:
+            call = partial(forward_and_backward, functions[row["backend"]], graph)
+            row["replay_ms"] = replay_ms(call, device)
+        except RuntimeError as error:
+            notes.append(f"{row['backend']} is not captured: {error}"[:300])
     least = floor(shape, dtype.itemsize)
-    result = {"records": rows, "floor": least._asdict(), "notes": notes}
-    if limits := setting.stored("dag", "limits"):
-        ours = {name: limits[name] for name in Limits._fields if name in limits}
-        if len(ours) == len(Limits._fields):
-            best = Limits(**ours)
-            result["floor"]["milliseconds"] = least.milliseconds(best)
-            for row in rows:
-                row["of_ceiling"] = _of_ceiling(least, best, row)
-    return result
-
-
-def _of_ceiling(least: Floor, best: Limits, row: dict[str, Any]) -> dict[str, float]:
-    """Bytes and operations that the floor counts, by second, over what was measured as most.
-
-    Of the time on the GPU alone, where a call could be replayed.
-    """
-    seconds = row.get("replay_ms", row["median_ms"]) / 1000
+    told = {**least._asdict(), "milliseconds": least.milliseconds(_limits(setting))}
     return {
-        "bytes": least.num_bytes / seconds / best.bytes_per_second,
-        "multiply_adds": least.num_multiply_adds / seconds / best.multiply_adds_per_second,
+        "records": rows,
+        "floor": told,
+        "notes": notes,
+        "passed": not wrong,
+        "failure": "; ".join(wrong) or None,
     }
+
+
+# ---- the model ----
 
 
 def emission_times(setting: Setting) -> Iterator[Item]:
@@ -143,13 +143,10 @@ def emission_times(setting: Setting) -> Iterator[Item]:
         dtypes.append(torch.bfloat16)
         memory = torch.cuda.get_device_properties(setting.device).total_memory
         sizes += [PAPER_SIZES] if memory > PAPER_BYTES else []
-    if setting.is_quick:
-        sizes = [(Shape(2, 3, 6), 50)]
-    for shape, vocab_size in sizes:
+    for shape, vocab_size in [(QUICK_SHAPE, 50)] if setting.is_quick else sizes:
         for dtype in dtypes:
-            name = str(dtype).removeprefix("torch.")
             run = partial(_emission_at, setting, shape, vocab_size, dtype)
-            yield Item(f"{shape} vocabulary {vocab_size} {name}", run)
+            yield Item(f"{shape} vocabulary {vocab_size} {short(dtype)}", run)
 
 
 def _emission_at(setting: Setting, shape: Shape, vocab_size: int, dtype: torch.dtype) -> Result:
@@ -161,26 +158,33 @@ def _emission_at(setting: Setting, shape: Shape, vocab_size: int, dtype: torch.d
 
 def step_times(setting: Setting) -> Iterator[Item]:
     """A training step of ExLM beside one of MLM, with and without dropout."""
-    here = torch.get_num_threads()
-    counts = [here] if setting.is_quick or setting.device.type == "cuda" else [1, 2]
+    is_gpu = setting.device.type == "cuda"
+    counts = [torch.get_num_threads()] if setting.is_quick or is_gpu else [1, 2]
     for dropout in (0.0, 0.1):
         for count in counts:
             run = partial(_step_at, setting, dropout, count)
             yield Item(f"dropout {dropout:g} threads {count}", run)
-    if setting.is_quick or setting.device.type == "cuda":
-        yield from _base_steps(setting)
+    if setting.is_quick or is_gpu:
+        for shape in (QUICK_SHAPE,) if setting.is_quick else BASE_SHAPES:
+            name = f"base N={row_length(shape, 0.15)} bf16"
+            yield Item(name, partial(_base_step, setting, shape, False))
+            if not setting.is_quick:
+                yield Item(f"{name} compiled", partial(_base_step, setting, shape, True))
 
 
-def _base_steps(setting: Setting) -> Iterator[Item]:
-    """A step of the 12-layer base in bf16, ours beside the released layout, and ours compiled."""
-    for shape in (Shape(2, 3, 6),) if setting.is_quick else BASE_SHAPES:
-        name = f"base N={row_length(shape, 0.15)} bf16"
-        yield Item(name, partial(_base_step, setting, shape, False))
-        if not setting.is_quick:
-            yield Item(f"{name} compiled", partial(_base_step, setting, shape, True))
+def _step_at(setting: Setting, dropout: float, num_threads: int) -> Result:
+    shape, vocab_size = TEXT_SHAPE, 8192
+    config = model_of(shape, 0.15, dropout)
+    if setting.is_quick:
+        shape, vocab_size = QUICK_SHAPE, 50
+        config = model_of(shape, 0.15, dropout, num_layers=1, width=16, num_heads=2)
+    with threads(num_threads):
+        found = list(step(shape, 0.15, vocab_size, config, setting.device))
+    return {"records": _rows(found, "mlm")}
 
 
 def _base_step(setting: Setting, shape: Shape, is_compiled: bool) -> Result:
+    """A step of the 12-layer base in bf16: ours beside the released layout, or ours compiled."""
     sizes = {"num_layers": 12, "width": 768, "num_heads": 12}
     vocab_size = BASE_VOCABULARY
     if setting.is_quick:
@@ -194,22 +198,10 @@ def _base_step(setting: Setting, shape: Shape, is_compiled: bool) -> Result:
         found = list(step(shape, 0.15, vocab_size, config, setting.device, *way))
     except torch.OutOfMemoryError:
         return {"skipped": "does not fit in the memory of this GPU"}
-    rows = _rows(found, "mlm")
-    result = {"records": rows, "cost_ratio": rows[1]["wall_ratio"]}
-    if layout == "released":
-        result["times_released"] = rows[2]["median_ms"] / rows[1]["median_ms"]
-    return result
-
-
-def _step_at(setting: Setting, dropout: float, num_threads: int) -> Result:
-    shape, vocab_size = TEXT_SHAPE, 8192
-    config = model_of(shape, 0.15, dropout)
-    if setting.is_quick:
-        shape, vocab_size = Shape(2, 3, 6), 50
-        config = model_of(shape, 0.15, dropout, num_layers=1, width=16, num_heads=2)
-    with threads(num_threads):
-        found = list(step(shape, 0.15, vocab_size, config, setting.device))
     return {"records": _rows(found, "mlm")}
+
+
+# ---- data and recipes ----
 
 
 def data_times(setting: Setting) -> Iterator[Item]:
@@ -232,11 +224,7 @@ def train_times(setting: Setting) -> Iterator[Item]:
     """
     measured = []
     for name in ["toy-pairs"] if setting.is_quick else recipe_names():
-        try:
-            config = load_recipe(name)
-        except UserError as error:  # PyYAML is missing
-            yield Item(name, partial(dict, skipped=str(error)))
-            continue
+        config = load_recipe(name)
         if setting.device.type == "cpu" and config.data.pack is not None:
             continue
         for single in singles(config):
@@ -255,19 +243,28 @@ def _train_at(setting: Setting, config: RunConfig) -> Result:
     return {"records": [_without_machine(found.as_json({}))]}
 
 
+SECTIONS: dict[str, Callable[[Setting], Iterator[Item]]] = {
+    "checks": checks,
+    "dag": dag_times,
+    "emission": emission_times,
+    "step": step_times,
+    "data": data_times,
+    "train": train_times,
+}
+"""In this order; each yields its items, and an item is run only if its result is missing."""
+
+
 def _without_machine(row: dict[str, Any]) -> dict[str, Any]:
     """A record; the machine is told once for all."""
     return {name: value for name, value in row.items() if name != "machine"}
 
 
 def _rows(records: list[Record], reference: str) -> list[dict[str, Any]]:
-    """Records as JSON; the machine is told once for all."""
+    """Records as JSON, which knows no infinity: an error that is none stands for it."""
     by_name = {record.backend: record for record in records}
-    rows = [as_json(record, by_name.get(reference), {}) for record in records]
+    rows = [_without_machine(as_json(record, by_name.get(reference), {})) for record in records]
     for row in rows:
-        del row["machine"]
-        for name, error in row["errors"].items():
-            row["errors"][name] = error if error < float("inf") else None
+        row["errors"] = {n: e if e < float("inf") else None for n, e in row["errors"].items()}
         if row["max_error"] == float("inf"):
             row["max_error"] = None
     return rows
