@@ -15,28 +15,23 @@ Each becomes a record of ``book/record.py`` with what the chapter needs besides:
     town      num_sentences       how many were read, all slots of the language masked
               state_entropy_bits  for each mask, ``path_entropy(reading).word_S``, their mean
 
-The file holds these two records and no other; a case study recorded before is replaced.
+The file holds these two records and no other.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-from functools import reduce
-from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import torch
-from record import DIGITS, read_records, record_of, tell, write_records
-from torch import Tensor
+from record import DIGITS, record_of, write_json
 
 from exlm_mini.config import UserError
 from exlm_mini.data.tokenizer import MASK
 from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.fill import Loaded, encode_row, load_run, read
 from exlm_mini.options import command_parser
-from exlm_mini.reading.decoding import Reading
 from exlm_mini.reading.entropy import path_entropy
 from exlm_mini.reading.scene import read_scene
 from exlm_mini.training.console import exit_code
@@ -45,8 +40,6 @@ SENTENCE = "the old baker felt [MASK] this morning so his sister [MASK]"
 NUM_SENTENCES = 40
 SEED = 2
 """Of the sentences of ``town``."""
-ADDED = {"quartets": {"text", "scene"}, "town": {"num_sentences", "state_entropy_bits"}}
-"""By language, what a record of the case study holds besides a record of ``book/record.py``."""
 
 
 def case_study(quartets: Path, town: Path) -> list[dict[str, Any]]:
@@ -57,12 +50,10 @@ def case_study(quartets: Path, town: Path) -> list[dict[str, Any]]:
     """
     runs = {"quartets": quartets, "town": town}
     # Both are looked at before the sentences are read, which takes seconds.
-    records = {name: record_of(run) for name, run in runs.items()}
-    for name, run in runs.items():
-        _check(run, records[name], name)
-    loaded = {name: _load(run) for name, run in runs.items()}
-    row_BN, reading = _read(loaded["quartets"], SENTENCE)
-    scene = read_scene(reading, loaded["quartets"].tokenizer, row_BN)
+    records = {language: _record(run, language) for language, run in runs.items()}
+    loaded = {language: _load(run) for language, run in runs.items()}
+    row_BN = encode_row(loaded["quartets"], SENTENCE)
+    scene = read_scene(read(loaded["quartets"], row_BN), loaded["quartets"].tokenizer, row_BN)
     bits_S = town_entropy_bits(loaded["town"], NUM_SENTENCES)
     return [
         records["quartets"] | {"text": SENTENCE, "scene": scene.to_json()},
@@ -83,41 +74,26 @@ def town_entropy_bits(loaded: Loaded, num_sentences: int) -> list[float]:
         words = [language.words[w] for w in word_ids_N]
         for slot in language.slots:
             words[slot] = MASK
-        found.append(path_entropy(_read(loaded, " ".join(words))[1]).word_S)
+        reading = read(loaded, encode_row(loaded, " ".join(words)))
+        found.append(path_entropy(reading).word_S)
     return torch.stack(found).mean(dim=0).tolist()
 
 
-def check_target(target: Path) -> None:
-    """Refuse to write over records that are none of a case study.
-
-    Raises:
-        UserError: the file is there and holds something else.
-    """
-    for record in read_records(target):
-        if not any(added <= record.keys() for added in ADDED.values()):
-            raise UserError(
-                f"{target} holds the run {record['command']}, which is none of a case study; "
-                "choose another --to"
-            )
-
-
-def _check(run: Path, record: dict[str, Any], language: str) -> None:
-    """Refuse a run with other settings than the chapter describes."""
-    wanted = {
-        "objective": "exlm",
-        "data.kind": "toy",
-        "data.grammar": language,
-        "model.states_per_mask": 4,
-        "model.boundary": "paper",
-        "model.transition": "gated",
-    }
+def _record(run: Path, language: str) -> dict[str, Any]:
+    """The record of a run, which must have the settings that the chapter describes."""
+    record = record_of(run)
+    config = record["config"]
+    found = {"objective": config["objective"], "data.grammar": config["data"]["grammar"]}
+    for name in ("states_per_mask", "boundary", "transition"):
+        found[f"model.{name}"] = config["model"][name]
+    wanted = dict(zip(found, ("exlm", language, 4, "paper", "gated"), strict=True))
     for name, value in wanted.items():
-        found = reduce(getitem, name.split("."), record["config"])
-        if found != value:
+        if found[name] != value:
             raise UserError(
-                f"{run} was trained with {name} {found}, not {value}; --help shows the command "
-                f"for {language}"
+                f"{run} was trained with {name} {found[name]}, not {value}; --help shows the "
+                f"command for {language}"
             )
+    return record
 
 
 def _load(run: Path) -> Loaded:
@@ -131,27 +107,19 @@ def _load(run: Path) -> Loaded:
     return loaded
 
 
-def _read(loaded: Loaded, text: str) -> tuple[Tensor, Reading]:
-    """Row and reading of a text."""
-    row_BN = encode_row(loaded, text)
-    return row_BN, read(loaded, row_BN)
-
-
-def run(arguments: argparse.Namespace) -> None:
-    """Record the case study."""
-    check_target(arguments.to)  # before any run is read
-    records = case_study(arguments.quartets, arguments.town)
-    tell(records, arguments.to, write_records(arguments.to, records))
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the command; 0 done, 2 a mistake of the user, 130 interrupted."""
     parser = command_parser("python book/case_study.py", __doc__)
-    for name in ADDED:
+    for name in ("quartets", "town"):
         metavar, text = f"RUN_{name.upper()}", f"--output of the run on {name}"
         parser.add_argument(name, type=Path, metavar=metavar, help=text)
     parser.add_argument("--to", required=True, type=Path, help="the .json file to write")
-    return exit_code(lambda: run(parser.parse_args(argv)))
+
+    def run() -> None:
+        arguments = parser.parse_args(argv)
+        write_json(arguments.to, case_study(arguments.quartets, arguments.town))
+
+    return exit_code(run)
 
 
 if __name__ == "__main__":

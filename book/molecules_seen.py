@@ -15,8 +15,6 @@ from exlm_lab.downstream.scaffolds import split
 from exlm_mini.data.packs import Pack
 from exlm_mini.data.tokenizer import Tokenizer
 
-ROWS_AT_ONCE = 4096
-
 
 def molecules_seen(
     pack: Path, names: Sequence[str], moleculenet: Path, is_canonical: bool
@@ -34,28 +32,24 @@ def molecules_seen(
         By name ``molecules`` and ``seen`` of all, ``test`` and ``seen_in_test`` of the test part
         of the scaffold split.
     """
-    rows, tokenizer = Pack.open(pack / "train.json"), Tokenizer.load(pack / "tokenizer.json")
     tables = {name: read_csv(name, find_csv(name, moleculenet)) for name in names}
-    smiles = [text for table in tables.values() for text in table.smiles]
+    rows, tokenizer = Pack.open(pack / "train.json"), Tokenizer.load(pack / "tokenizer.json")
+    ids_BN, lengths_B = rows.gather(range(len(rows)))
+    texts = [
+        tokenizer.decode(ids_N[1 : length - 1])  # no [BOS], [EOS]
+        for ids_N, length in zip(ids_BN.tolist(), lengths_B.tolist(), strict=True)
+    ]
+    out = {}
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / "rows.smi"
-        with open(corpus, "w", encoding="utf-8") as file:
-            for start in range(0, len(rows), ROWS_AT_ONCE):
-                chosen = range(start, min(start + ROWS_AT_ONCE, len(rows)))
-                ids_BN, lengths_B = rows.gather(chosen)
-                for ids_N, length in zip(ids_BN.tolist(), lengths_B.tolist(), strict=True):
-                    text = tokenizer.decode(ids_N[1 : length - 1])  # no [BOS], [EOS]
-                    file.write(text + "\n")
-        seen = set(overlap_with(smiles, [str(corpus)], is_canonical).rows)
-    out, start = {}, 0
-    for name, table in tables.items():
-        test = split(table.smiles, "unimol").parts[-1]
-        own = {row - start for row in seen if start <= row < start + len(table.smiles)}
-        out[name] = {
-            "molecules": len(table.smiles),
-            "seen": len(own),
-            "test": len(test),
-            "seen_in_test": len(own & set(test)),
-        }
-        start += len(table.smiles)
+        corpus.write_text("\n".join(texts))
+        for name, table in tables.items():
+            seen = set(overlap_with(table.smiles, [str(corpus)], is_canonical).rows)
+            test = set(split(table.smiles, "unimol").parts[-1])
+            out[name] = {
+                "molecules": len(table.smiles),
+                "seen": len(seen),
+                "test": len(test),
+                "seen_in_test": len(seen & test),
+            }
     return out

@@ -143,7 +143,7 @@ def words(text, place=None):
         return text.split()
     names = {
         "run": place.assets / "runs" / "toy", "out": place.out,
-        "tiny": place.assets / "tiny.yaml",
+        "tiny": place.assets / "tiny.yaml", "moleculenet": place.assets / "moleculenet",
     }  # fmt: skip
     return [word.format(**names) for word in text.split()]
 
@@ -175,7 +175,7 @@ BENCHES = [
 BOOK_WORDS = {
     "record": "{run} --to {out}.json",
     "case_study": "{run} {run} --to {out}.json",
-    "downstream_small": "{run} --only text --to {out}.json",
+    "downstream_small": "{run} --data {moleculenet} --to {out}.json",
     "evidence": "--quick --only checks --output {out}.json",
 }
 
@@ -249,8 +249,8 @@ def options_of(command, argv):
         commands = bench_parser("Bench.", names)._subparsers._group_actions[0]
         return list(commands.choices[argv[0]]._option_string_actions)
     if command in BOOK:
-        known = "--to --only --moleculenet --canonical --output --device --quick --again"
-        return f"{known} --backend --extra-backend --commit".split()
+        known = "--to --only --data --canonical --output --device --quick --again"
+        return f"{known} --commit".split()
     parser = importlib.import_module(module_of(command))._parser()
     return list(parser._option_string_actions)
 

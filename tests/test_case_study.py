@@ -39,6 +39,7 @@ TINY = [
     *("--model.width", "16", "--model.num_heads", "2", "--model.ffn_width", "16"),
     *("--model.max_positions", "128"),
 ]
+ADDED = {"quartets": {"text", "scene"}, "town": {"num_sentences", "state_entropy_bits"}}
 GRAPH = ["--model.states_per_mask", "4", "--model.boundary", "paper"]
 
 
@@ -91,7 +92,7 @@ def test_each_record_is_the_ordinary_one_and_what_the_chapter_adds(runs, recorde
     for run in runs:
         ordinary, entry = record.record_of(run), entries[run.name]
         assert {name: entry[name] for name in ordinary} == ordinary
-        assert entry.keys() - ordinary.keys() == case_study.ADDED[run.name]
+        assert entry.keys() - ordinary.keys() == ADDED[run.name]
 
 
 def test_the_scene_is_that_of_the_recorded_sentence(runs, recorded):
@@ -126,36 +127,6 @@ def test_the_entropies_are_means_over_sentences_of_the_language(runs, recorded):
     assert entry["state_entropy_bits"] == pytest.approx(mean_S.tolist(), abs=5.1e-5)
 
 
-def test_a_case_study_replaces_the_one_before(runs, recorded, tmp_path):
-    target = tmp_path / "case-study.json"
-    entries = json.loads(recorded.read_text())
-    target.write_text(json.dumps([{**e, "command": "another command"} for e in entries[:1]]))
-    assert case_study.main([*map(str, runs), "--to", str(target)]) == 0
-    assert target.read_bytes() == recorded.read_bytes()
-
-
-def test_other_records_are_never_written_over(runs, tmp_path, capsys):
-    target = tmp_path / "runs.json"
-    assert record.main([str(runs[0]), "--to", str(target)]) == 0
-    before = target.read_bytes()
-    line = refused(capsys, *runs, "--to", target)
-    assert "none of a case study" in line and "--to" in line
-    assert target.read_bytes() == before
-    assert ".json" in refused(capsys, *runs, "--to", tmp_path / "runs.txt")
-    assert "cannot write" in refused(capsys, *runs, "--to", tmp_path / "no" / "runs.json")
-
-
-def test_the_recorder_of_plain_runs_does_not_drop_what_was_added(
-    runs, recorded, tmp_path, capsys
-):
-    target = shutil.copy(recorded, tmp_path / "case-study.json")
-    capsys.readouterr()
-    assert record.main([str(runs[0]), "--to", str(target)]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and "would lose scene, text" in err and err.count("\n") == 1
-    assert target.read_bytes() == recorded.read_bytes()
-
-
 def test_the_runs_must_be_those_of_the_chapter(runs, tmp_path, capsys):
     quartets, town = runs
     target = tmp_path / "case-study.json"
@@ -177,8 +148,8 @@ def test_what_is_missing_or_unfinished_is_refused(spoiled, tmp_path, capsys):
     quartets, town = spoiled
     target = tmp_path / "case-study.json"
     missing = tmp_path / "absent"
-    assert "no run directory" in refused(capsys, missing, town, "--to", target)
-    assert "no run directory" in refused(capsys, quartets, missing, "--to", target)
+    assert "give the --output of a run" in refused(capsys, missing, town, "--to", target)
+    assert "give the --output of a run" in refused(capsys, quartets, missing, "--to", target)
     assert "RUN_TOWN" in refused(capsys, quartets, "--to", target)
     assert "--to" in refused(capsys, quartets, town)
 
@@ -207,7 +178,7 @@ def test_the_stored_case_study_is_whole_and_made_by_a_commit():
     entries = kept(STORED)
     assert len(entries) == len(json.loads(STORED.read_text())) == 2
     for language, entry in entries.items():
-        assert entry.keys() >= case_study.ADDED[language]
+        assert entry.keys() >= ADDED[language]
         assert len(entry["versions"]["commit"]) == 40  # and not "with changes"
     assert entries["quartets"]["text"] == case_study.SENTENCE
     assert len(entries["town"]["state_entropy_bits"]) == len(grammar("town").slots)
