@@ -15,6 +15,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from exlm_mini.config import UserError
+from exlm_mini.data.files import reading
 from exlm_mini.options import command_parser
 from exlm_mini.training.console import exit_code, say
 
@@ -88,33 +89,18 @@ def problems(source: Path) -> list[str]:
 
 
 def written_notebook(source: Path) -> NotebookNode:
-    """The cells of a source.
-
-    Raises:
-        UserError: it is no text.
-    """
-    try:
+    """The cells of a source."""
+    with reading(source, "restore it"):
         return jupytext.read(source)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {source.name} ({error}); restore it") from None
 
 
 def stored_notebook(source: Path) -> NotebookNode:
-    """The notebook of a source.
-
-    Raises:
-        UserError: it is none.
-    """
+    """The notebook of a source."""
     path = source.with_suffix(".ipynb")
-    try:
+    with reading(path, f"restore it, or remove it and say {_remedy(source)}"):
         notebook = nbformat.read(path, as_version=4)
         nbformat.validate(notebook)
-    except Exception as error:  # the library raises many unrelated types here
-        raise UserError(
-            f"{path.name} is no notebook ({type(error).__name__}); restore it, or remove it and "
-            f"say {_remedy(source)}"
-        ) from None
-    return notebook
+        return notebook
 
 
 def _remedy(source: Path) -> str:
@@ -143,24 +129,23 @@ def synchronize(source: Path) -> None:
     if path.exists():
         stored_notebook(source)  # what cannot be read is not written over
     run_jupytext(["--quiet", "--to", "ipynb", "--update", str(source)])
-    notebook = nbformat.read(path, as_version=4)
-    strip(notebook)
-    nbformat.write(notebook, path)
+    write(nbformat.read(path, as_version=4), path)
 
 
-def strip(notebook: NotebookNode) -> None:
-    """Remove what names a version of a tool or a habit of an editor: noise in every diff."""
+def write(notebook: NotebookNode, path: Path) -> None:
+    """Write it without what names a version of a tool or a habit of an editor: noise in a diff."""
     for name in ("jupytext", "language_info"):
         notebook.metadata.pop(name, None)
     for cell in notebook.cells:
         cell.metadata.pop("lines_to_next_cell", None)
+    nbformat.write(notebook, path)
 
 
-def execute(source: Path, timeout: int) -> None:
+def execute(source: Path) -> None:
     """Run all cells in place; the notebook is written when all have run.
 
     Raises:
-        UserError: a cell failed or took too long, and how.
+        UserError: a cell failed, and how.
     """
     from nbclient import NotebookClient
     from nbclient.exceptions import CellControlSignal, DeadKernelError
@@ -172,7 +157,6 @@ def execute(source: Path, timeout: int) -> None:
             cell.outputs, cell.execution_count = [], None
     client = NotebookClient(
         notebook,
-        timeout=timeout,
         kernel_name="python3",
         record_timing=False,
         coalesce_streams=True,  # else the cut between two prints is chance
@@ -187,10 +171,7 @@ def execute(source: Path, timeout: int) -> None:
         raise UserError(
             f"{source.name} does not run, see above; its notebook keeps the outputs it had"
         ) from None
-    notebook.metadata.pop(
-        "language_info", None
-    )  # the interpreter's version: noise in every diff
-    nbformat.write(notebook, path)
+    write(notebook, path)
 
 
 def check() -> int:
@@ -201,8 +182,6 @@ def check() -> int:
 
 def make(options: argparse.Namespace) -> int:
     """Do what was asked for; 1 if a pair is not in step."""
-    if options.timeout < 1:
-        raise UserError(f"--timeout is {options.timeout}; it must be at least 1")
     if options.check:
         return check()
     chosen = sources(*(options.run or []))
@@ -216,7 +195,7 @@ def make(options: argparse.Namespace) -> int:
         if options.run is not None:
             start = time.monotonic()
             print(f"{number}/{len(chosen)} {source.stem} ", end="", flush=True)
-            execute(source, options.timeout)
+            execute(source)
             print(f"{time.monotonic() - start:.0f} s")
     return 0
 
@@ -227,7 +206,6 @@ def main(argv: list[str] | None = None) -> int:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--run", nargs="*", metavar="NAME")
     what.add_argument("--check", action="store_true")
-    parser.add_argument("--timeout", type=int, default=600, help="seconds for one cell")
     return exit_code(lambda: make(parser.parse_args(argv)))
 
 

@@ -231,23 +231,21 @@ def one_line(capsys, *arguments: str) -> str:
 def test_what_is_no_notebook_is_named_and_kept(pair, text, capsys):
     path = pair.with_suffix(".ipynb")
     path.write_text(text)
-    assert "01_page.ipynb is no notebook" in chapters.problems(pair)[0]
+    assert "01_page.ipynb is damaged or of another kind" in chapters.problems(pair)[0]
     assert "make chapters ARGS=01_page" in one_line(capsys)
-    assert "01_page.ipynb is no notebook" in one_line(capsys, "--run")
+    assert "01_page.ipynb is damaged" in one_line(capsys, "--run")
     assert path.read_text() == text
 
 
 def test_a_source_that_is_no_text_is_named(pair, capsys):
     stored = pair.with_suffix(".ipynb").read_bytes()
     pair.write_bytes(b"# %%\n\xff")
-    assert "cannot read 01_page.py" in chapters.problems(pair)[0]
-    assert "cannot read 01_page.py" in one_line(capsys, "--run")
+    assert "01_page.py is damaged or of another kind" in chapters.problems(pair)[0]
+    assert "01_page.py is damaged or of another kind" in one_line(capsys, "--run")
     assert pair.with_suffix(".ipynb").read_bytes() == stored
 
 
 def test_options_that_cannot_be_are_told(pair, capsys):
-    assert "--timeout is 0" in one_line(capsys, "--run", "--timeout", "0")
-    assert "'soon'" in one_line(capsys, "--timeout", "soon")
     assert "not allowed with" in one_line(capsys, "--run", "--check")
     assert "--runn" in one_line(capsys, "--runn")
 
