@@ -1,4 +1,4 @@
-r"""``python -m exlm_mini.fill``: fill the masks of a text or molecule and show how.
+r"""``python -m exlm_mini.fill``: fill the masks of a text or molecule and show how. ::
 
     python -m exlm_mini.fill "The [MASK] of the cell is [MASK]." --run runs/text-tiny-20250101
     python -m exlm_mini.fill "CC[MASK]C(=O)O" --top 3 --json

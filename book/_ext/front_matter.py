@@ -22,11 +22,14 @@ import fnmatch
 import json
 import re
 import shlex
+from collections.abc import Callable, Iterable
 from decimal import ROUND_HALF_UP, Decimal
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import small_numbers
+import sweep_numbers
 import yaml
 from docutils import nodes
 from pipeline_picture import write_pipeline
@@ -36,11 +39,7 @@ from reference_docstrings import (
     drop_unreadable_values,
     plain_signature,
 )
-from small_numbers import made as small_made
-from small_numbers import small
-from sphinx.addnodes import pending_xref
 from sphinx.util.docutils import SphinxDirective, SphinxRole
-from sweep_numbers import made, sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "book" / "results"
@@ -171,10 +170,15 @@ def short(commit: str) -> str:
     return commit[:7] + commit[40:]
 
 
-def provenance(name: str) -> list[tuple[str, str]]:
-    """Device and short commit of each of a name's runs, each pair once."""
-    found = [(r["versions"]["device"], short(r["versions"]["commit"])) for r in runs_of(name)]
-    return list(dict.fromkeys(found))
+def made(name: str) -> list[tuple[str, str]]:
+    """Device and commit of each of a name's runs."""
+    return [(r["versions"]["device"], r["versions"]["commit"]) for r in runs_of(name)]
+
+
+def provenance(made: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Devices in words with their short commits, each pair once."""
+    named = [("CPU" if device == "cpu" else device, short(commit)) for device, commit in made]
+    return list(dict.fromkeys(named))
 
 
 def parameters(text: str) -> str:
@@ -222,78 +226,60 @@ def with_minus_sign(text: str) -> str:
     return re.sub(r"(?<!\w)-(?=\d)", "\N{MINUS SIGN}", text)
 
 
-class NumberRole(SphinxRole):
-    """A number looked up or computed when the page is read."""
+class FoundRole(SphinxRole):
+    """What a function finds when the page is read; what it cannot find is a warning."""
 
-    def __init__(self, find) -> None:
+    def __init__(self, find: Callable[[str], Any]) -> None:
         self.find = find
 
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
         try:
-            number = with_minus_sign(self.find(self.text))
-            return [nodes.inline(text=number, classes=["recorded"])], []
+            return self.shown(self.find(self.text)), []
         except ValueError as error:
             message = self.inliner.reporter.warning(str(error), line=self.lineno)
             return [nodes.problematic(self.rawtext, self.rawtext)], [message]
 
-
-def sweep_provenance(name: str) -> list[tuple[str, str]]:
-    """Device and short commit of a sweep's records, each pair once."""
-    return list(dict.fromkeys((device, short(commit)) for device, commit in made(name)))
+    def shown(self, found: Any) -> list[nodes.Node]:
+        raise NotImplementedError
 
 
-def small_provenance(corpus: str) -> list[tuple[str, str]]:
-    """Device and short commit of the small runs of a corpus, each pair once."""
-    return list(dict.fromkeys((device, short(commit)) for device, commit in small_made(corpus)))
+class NumberRole(FoundRole):
+    """A number looked up or computed."""
+
+    def shown(self, found: str) -> list[nodes.Node]:
+        return [nodes.inline(text=with_minus_sign(found), classes=["recorded"])]
 
 
-class ProvenanceRole(SphinxRole):
-    """Device and commit of a named run or sweep."""
+class ProvenanceRole(FoundRole):
+    """Devices and commits of runs."""
 
-    def __init__(self, find) -> None:
-        self.find = find
-
-    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
-        try:
-            found = self.find(self.text)
-        except ValueError as error:
-            message = self.inliner.reporter.warning(str(error), line=self.lineno)
-            return [nodes.problematic(self.rawtext, self.rawtext)], [message]
+    def shown(self, found: list[tuple[str, str]]) -> list[nodes.Node]:
         out: list[nodes.Node] = []
-        for device, commit in found:
-            lead = f"{', ' if out else ''}{'CPU' if device == 'cpu' else device}, "
-            out += [nodes.Text(lead), nodes.literal(text=commit)]
-        return out or [nodes.Text("no record yet")], []
+        for device, commit in provenance(found):
+            out += [nodes.Text(f"{', ' if out else ''}{device}, "), nodes.literal(text=commit)]
+        return out or [nodes.Text("no record yet")]
 
 
-class SourceRole(SphinxRole):
+class SourceRole(FoundRole):
     """A link to a file of the repository, at the line of a name in it."""
 
-    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
-        try:
-            file, line = source_line(self.text)
-        except ValueError as error:
-            message = self.inliner.reporter.warning(str(error), line=self.lineno)
-            return [nodes.problematic(self.rawtext, self.rawtext)], [message]
+    def shown(self, found: tuple[str, int | None]) -> list[nodes.Node]:
+        file, line = found
         url = f"{self.config.front_matter_repository}/blob/{self.config.front_matter_branch}"
-        text = self.text.rpartition("::")[2] if line else file
         link = nodes.reference(refuri=f"{url}/{file}" + (f"#L{line}" if line else ""))
-        link += nodes.literal(text=text)
-        return [link], []
+        link += nodes.literal(text=self.text.rpartition("::")[2] if line else file)
+        return [link]
 
 
-def table(
-    head: list[str], rows: list[list[nodes.Node]], widths: list[int], *classes: str
-) -> nodes.table:
-    """A docutils table; every cell is one node."""
-    group = nodes.tgroup(cols=len(head))
-    group += [nodes.colspec(colwidth=width) for width in widths]
-    cells = [[nodes.paragraph(text=text) for text in head], *rows]
-    for part, part_rows in ((nodes.thead(), cells[:1]), (nodes.tbody(), cells[1:])):
-        for row in part_rows:
-            part += nodes.row("", *[nodes.entry("", cell) for cell in row])
-        group += part
-    return nodes.table("", group, classes=["colwidths-given", *classes])
+def table(directive: SphinxDirective, rows: list[list[str]], *options: str) -> list[nodes.Node]:
+    """Rows of Markdown as a table, the head first."""
+    rows = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    found = directive.parse_text_to_nodes(
+        "\n".join(["```{table}", *options, "", *lines, "```"])
+    )
+    found[0]["classes"].remove("colwidths-auto")  # MyST's; it would win over the widths
+    return found
 
 
 def by_seed(found: list[dict[str, Any]]) -> dict[str, str]:
@@ -323,23 +309,17 @@ class RunsDirective(SphinxDirective):
     """Every recorded run: command, device, commit, versions."""
 
     def run(self) -> list[nodes.Node]:
-        rows = []
+        rows = [["run", "python -m exlm_mini.pretrain …", "device, versions, commit"]]
         for name, found in listed_runs().items():
-            commands = nodes.paragraph()
-            for command, seeds in by_seed(found).items():
-                lead = ", and " if commands.children else ""
-                commands += [nodes.Text(lead), nodes.literal(text=command), nodes.Text(seeds)]
+            commands = [f"`{command}`{seeds}" for command, seeds in by_seed(found).items()]
             stamps = []
             for record in found:
                 versions = record["versions"]
                 stamp = f"{versions['device'].upper()}, torch {versions['torch']}, Python "
                 stamps.append(f"{stamp}{versions['python']}, {short(versions['commit'])}")
-            made_with = nodes.paragraph(text="; ".join(dict.fromkeys(stamps)))
-            rows.append(
-                [nodes.paragraph("", "", nodes.literal(text=name)), commands, made_with]
-            )
-        head = ["run", "python -m exlm_mini.pretrain …", "device, versions, commit"]
-        return [table(head, rows, [19, 51, 30], "dense")]
+            made_with = "; ".join(dict.fromkeys(stamps))
+            rows.append([f"`{name}`", ", and ".join(commands), made_with])
+        return table(self, rows, ":widths: 19 51 30", ":class: dense")
 
 
 def chapters_of(app) -> list[str]:
@@ -361,20 +341,11 @@ class LaunchTableDirective(SphinxDirective):
     """Each chapter with its links to Colab and Binder."""
 
     def run(self) -> list[nodes.Node]:
-        rows = []
+        rows = [["chapter", "in Colab", "on Binder"]]
         for chapter in chapters_of(self.env.app):
-            title = pending_xref(
-                "", nodes.inline(), refdomain="std", reftype="doc", reftarget=f"/{chapter}",
-                refexplicit=False, refwarn=True, refdoc=self.env.docname,
-            )  # fmt: skip
-            row = [nodes.paragraph("", "", title)]
-            for text, url in zip(
-                ("Colab", "Binder"), launch_urls(self.config, chapter), strict=True
-            ):
-                link = nodes.reference("", text, refuri=url, internal=False)
-                row.append(nodes.paragraph("", "", link))
-            rows.append(row)
-        return [table(["chapter", "in Colab", "on Binder"], rows, [60, 20, 20])]
+            colab, binder = launch_urls(self.config, chapter)
+            rows.append([f"{{doc}}`/{chapter}`", f"[Colab]({colab})", f"[Binder]({binder})"])
+        return table(self, rows, ":widths: 60 20 20")
 
 
 def read_repository(app, config) -> None:
@@ -390,12 +361,12 @@ def setup(app):
     app.add_config_value("front_matter_branch", "", "env")
     app.add_role("recorded", NumberRole(recorded))
     app.add_role("parameters", NumberRole(parameters))
-    app.add_role("provenance", ProvenanceRole(provenance))
-    app.add_role("sweep", NumberRole(sweep))
-    app.add_role("sweep-made", ProvenanceRole(sweep_provenance))
-    app.add_role("small", NumberRole(small))
-    app.add_role("small-made", ProvenanceRole(small_provenance))
-    app.add_role("source", SourceRole())
+    app.add_role("provenance", ProvenanceRole(made))
+    app.add_role("sweep", NumberRole(sweep_numbers.sweep))
+    app.add_role("sweep-made", ProvenanceRole(sweep_numbers.made))
+    app.add_role("small", NumberRole(small_numbers.small))
+    app.add_role("small-made", ProvenanceRole(small_numbers.made))
+    app.add_role("source", SourceRole(source_line))
     app.add_directive("runs", RunsDirective)
     app.add_directive("launch-table", LaunchTableDirective)
     app.add_css_file("front_matter.css")

@@ -24,12 +24,11 @@ def before_napoleon(app, what, name, obj, options, lines: list[str]) -> None:
     It takes the words before a colon for a type: in the docstring of an attribute, and in
     ``Returns:``, where ours stand for several results by name.
     """
+    lines[:] = _options_as_code("\n".join(lines)).split("\n")
     if what in _ATTRIBUTES:
-        lines[:] = _options_as_code(lines)
-        is_alias = lines[:1] != [] and lines[0].startswith("Alias for field number")
+        is_alias = lines[0].startswith("Alias for field number")
         _kept[name] = [] if is_alias else list(lines)
         return
-    lines[:] = _options_as_code(_commands_as_typed(lines))
     # "states_per_mask: k." explains a setting; "k." alone would start a list.
     lines[:] = [re.sub(r"^(    \w+: )(\w)\.$", r"\1\\\2.", line) for line in lines]
     if "Returns:" not in lines:
@@ -37,42 +36,27 @@ def before_napoleon(app, what, name, obj, options, lines: list[str]) -> None:
     start = lines.index("Returns:") + 1
     block = list(itertools.takewhile(lambda line: not line or line[0] == " ", lines[start:]))
     heads = [re.fullmatch(r"    (\w+): (.*)", line) for line in block]
+    if not any(heads[:1]):  # a colon within a sentence names no result
+        heads = [None] * len(block)
     mark = "* " if sum(map(bool, heads)) > 1 else ""
+    indent = " " * len(mark)
     items = [
-        f"    {mark}``{head[1]}``: {head[2]}"
-        if head
-        else f"{' ' * len(mark)}{line}"
-        if line
-        else ""
+        f"    {mark}``{head[1]}``: {head[2]}" if head else indent + line
         for head, line in zip(heads, block, strict=True)
     ]
     lines[start - 1 : start + len(block)] = [":returns:", *items]
 
 
-def _commands_as_typed(lines: list[str]) -> list[str]:
-    """Mark indented commands as literal; reStructuredText would join them to a paragraph."""
-    shown, before = [], ""
-    for line in lines:
-        is_command = re.match(r"    (python|torchrun) ", line)
-        if is_command and before[:1] != " " and not before.endswith("::"):
-            shown += ["::", ""]
-        shown.append(line)
-        before = line or before
-    return shown
-
-
-def _options_as_code(lines: list[str]) -> list[str]:
+def _options_as_code(text: str) -> str:
     """Mark options of commands as literal; of their two hyphens Sphinx would make a dash."""
-    shown, is_literal = [], False
-    for line in lines:
-        parts = []
-        for part in re.split("(``)", line):
-            is_literal ^= part == "``"
-            if not is_literal and line[:1] != " ":
-                part = re.sub(r"(?<![\w-])--[a-z][\w.-]*\w", r"``\g<0>``", part)
-            parts.append(part)
-        shown.append("".join(parts))
-    return shown
+    passed_over = r"^ [^\n]*|``.*?``"  # what is indented, and literal already
+    option = r"(?<![\w-])(--[a-z][\w.-]*\w)"
+    return re.sub(
+        f"{passed_over}|{option}",
+        lambda found: f"``{found[1]}``" if found[1] else found[0],
+        text,
+        flags=re.MULTILINE | re.DOTALL,
+    )
 
 
 def after_napoleon(app, what, name, obj, options, lines: list[str]) -> None:

@@ -75,7 +75,7 @@ def _of_run(name: str, run: dict[str, Any], what: str) -> str:
 
 
 def made(corpus: str) -> list[tuple[str, str]]:
-    """Device and commit of the two pre-training runs of a corpus, each pair once.
+    """Device and commit of the pre-training runs of a corpus, sorted.
 
     Raises:
         ValueError: if there is no such corpus.
@@ -83,4 +83,4 @@ def made(corpus: str) -> list[tuple[str, str]]:
     runs = [run for name, run in record()["pretraining"].items() if name.startswith(corpus)]
     if not runs:
         raise ValueError(f"'{corpus}' is no corpus of {FILE.name}")
-    return sorted({(run["versions"]["device"], run["versions"]["commit"]) for run in runs})
+    return sorted((run["versions"]["device"], run["versions"]["commit"]) for run in runs)

@@ -103,6 +103,6 @@ def _of_grid(name: str, kind: str, metric: str, statistic: str) -> str:
 
 
 def made(name: str) -> list[tuple[str, str]]:
-    """Device and commit of the records, each pair once."""
+    """Device and commit of each record, sorted."""
     found = [record.data["versions"] for record in records(name)]
-    return sorted({(str(v.get("device")), str(v.get("commit"))) for v in found})
+    return sorted((str(v.get("device")), str(v.get("commit"))) for v in found)
