@@ -456,9 +456,11 @@ def test_the_launch_table_has_every_chapter_of_the_table_of_contents():
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_launch_links_open_the_notebook_of_the_repository(chapter):
     config = SimpleNamespace(
-        html_theme_options={"launch_buttons": CONFIG["launch_buttons"]},
-        front_matter_repository=CONFIG["repository"]["url"],
-        front_matter_branch=CONFIG["repository"]["branch"],
+        html_theme_options={
+            "launch_buttons": CONFIG["launch_buttons"],
+            "repository_url": CONFIG["repository"]["url"],
+            "repository_branch": CONFIG["repository"]["branch"],
+        }
     )
     place = CONFIG["repository"]["url"].removeprefix("https://github.com/")
     assert front_matter.launch_urls(config, chapter) == (

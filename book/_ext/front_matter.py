@@ -265,7 +265,9 @@ class SourceRole(FoundRole):
 
     def shown(self, found: tuple[str, int | None]) -> list[nodes.Node]:
         file, line = found
-        url = f"{self.config.front_matter_repository}/blob/{self.config.front_matter_branch}"
+        url = "{repository_url}/blob/{repository_branch}".format(
+            **self.config.html_theme_options
+        )
         link = nodes.reference(refuri=f"{url}/{file}" + (f"#L{line}" if line else ""))
         link += nodes.literal(text=self.text.rpartition("::")[2] if line else file)
         return [link]
@@ -329,9 +331,9 @@ def chapters_of(app) -> list[str]:
 
 def launch_urls(app_config, chapter: str) -> tuple[str, str]:
     """Where Colab and Binder open a chapter: as the theme's launch buttons do."""
-    buttons = app_config.html_theme_options["launch_buttons"]
-    owner = app_config.front_matter_repository.removeprefix("https://github.com/")
-    branch, notebook = app_config.front_matter_branch, f"{chapter}.ipynb"
+    options, notebook = app_config.html_theme_options, f"{chapter}.ipynb"
+    buttons, branch = options["launch_buttons"], options["repository_branch"]
+    owner = options["repository_url"].removeprefix("https://github.com/")
     colab = f"{buttons['colab_url']}/github/{owner}/blob/{branch}/{notebook}"
     binder = f"{buttons['binderhub_url']}/v2/gh/{owner}/{branch}?urlpath=lab/tree/{notebook}"
     return colab, binder
@@ -348,17 +350,7 @@ class LaunchTableDirective(SphinxDirective):
         return table(self, rows, ":widths: 60 20 20")
 
 
-def read_repository(app, config) -> None:
-    """Address and branch of the repository, as the theme has them; results in one line."""
-    options = config.html_theme_options
-    config.front_matter_repository = options["repository_url"].rstrip("/")
-    config.front_matter_branch = options.get("repository_branch") or "main"
-    config.napoleon_use_rtype = False
-
-
 def setup(app):
-    app.add_config_value("front_matter_repository", "", "env")
-    app.add_config_value("front_matter_branch", "", "env")
     app.add_role("recorded", NumberRole(recorded))
     app.add_role("parameters", NumberRole(parameters))
     app.add_role("provenance", ProvenanceRole(made))
@@ -370,7 +362,6 @@ def setup(app):
     app.add_directive("runs", RunsDirective)
     app.add_directive("launch-table", LaunchTableDirective)
     app.add_css_file("front_matter.css")
-    app.connect("config-inited", read_repository, priority=900)
     app.connect("builder-inited", write_pipeline)
     app.connect("autodoc-process-docstring", before_napoleon, priority=400)
     app.connect("autodoc-process-docstring", after_napoleon, priority=600)
