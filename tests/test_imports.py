@@ -36,8 +36,7 @@ CORE = {
     "exlm_mini.alignment", "exlm_mini.model", "exlm_mini.training", "exlm_mini.recipes",
     "exlm_mini.data.packs", "exlm_mini.data.masking", "exlm_mini.data.batches",
     "exlm_mini.reading.pretrained", "exlm_mini.options", "exlm_mini.doctor",
-    "exlm_lab.benchmarks", "exlm_lab.bench", "exlm_lab.downstream.grid",
-    "exlm_lab.downstream.results", "exlm_lab.downstream.encoded",
+    "exlm_lab.benchmarks", "exlm_lab.bench",
 }  # fmt: skip
 CORE_LIBRARIES = {"torch", "numpy", "safetensors"}
 OPTIONAL_LIBRARIES = {

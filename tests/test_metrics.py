@@ -93,8 +93,6 @@ def test_correlations_are_those_of_numbers_and_of_ranks():
     assert metrics.evaluate(NUMBER, -labels, labels) == {
         "pearson": pytest.approx(-1), "spearman": pytest.approx(-1),
     }  # fmt: skip
-    rounded_up = np.array([0.0, 0, 2, 3, -3])
-    assert metrics.plain_metrics.pearsonr(rounded_up, rounded_up).statistic <= 1
 
 
 @given(st.floats(-1e6, 1e6), st.integers(2, 9))
@@ -132,25 +130,6 @@ def test_what_cannot_be_scored_is_refused():
         metrics.evaluate(SPAN, np.zeros((2, 1)), labels)
 
 
-numbers = st.lists(
-    st.tuples(st.integers(-3, 3), st.integers(0, 1), st.integers(0, 1)), min_size=2, max_size=30
-)
-
-
-@given(numbers)
-def test_without_the_libraries_the_numbers_are_the_same(drawn):
-    scores, predicted, labels = np.array(drawn, dtype=np.int64).T
-    logits_R2 = np.stack([np.zeros(len(scores)), scores + 0.25], axis=1)
-    cases = [
-        (TWO, logits(predicted), labels),
-        (TWO, logits_R2, labels),
-        (NUMBER, scores.astype(np.float64), labels.astype(np.float64)),
-    ]
-    if len(np.unique(labels)) == 2:
-        cases.append((MANY, np.stack([scores] * 3, 1) / 3, np.stack([labels] * 3, 1) / 1.0))
-    for case in cases:
-        expected = metrics.evaluate(*case)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(sys.modules, "sklearn.metrics", None)
-            assert metrics._libraries() == (metrics.plain_metrics,) * 2
-            assert metrics.evaluate(*case) == pytest.approx(expected, abs=1e-12)
+def test_what_is_missing_to_score_with_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
+    told(metrics.libraries, "sklearn.metrics", "exlm-mini[tasks]")

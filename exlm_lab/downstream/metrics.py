@@ -1,8 +1,7 @@
 """How answers are scored: the metrics of GLUE and MoleculeNet (Appendix M, Table 1).
 
 All are shares or correlations between -1 and 1; the paper prints them times 100. SQuAD has its
-own scorer in ``squad``. Formulas are those of scikit-learn and scipy; where these are missing,
-``plain_metrics`` has the same.
+own scorer in ``squad``. Formulas are those of scikit-learn and scipy.
 
 Shapes: R examples, C classes or tasks.
 """
@@ -15,7 +14,6 @@ from types import ModuleType
 
 import numpy as np
 
-from exlm_lab.downstream import plain_metrics
 from exlm_lab.downstream.task import Task
 from exlm_mini.config import UserError
 
@@ -67,13 +65,13 @@ def accuracy(predicted_R: np.ndarray, labels_R: np.ndarray) -> float:
 
 def f1(predicted_R: np.ndarray, labels_R: np.ndarray) -> float:
     """Harmonic mean of precision and recall of class 1; 0 if it is never right."""
-    metrics, _ = _libraries()
+    metrics, _ = libraries()
     return float(metrics.f1_score(labels_R, predicted_R, zero_division=0.0))
 
 
 def matthews(predicted_R: np.ndarray, labels_R: np.ndarray) -> float:
     """Matthews correlation of two classes; 0 if either side is constant."""
-    metrics, _ = _libraries()
+    metrics, _ = libraries()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a single class on both sides
         return float(metrics.matthews_corrcoef(labels_R, predicted_R))
@@ -81,13 +79,13 @@ def matthews(predicted_R: np.ndarray, labels_R: np.ndarray) -> float:
 
 def pearson(predicted_R: np.ndarray, labels_R: np.ndarray) -> float:
     """Linear correlation; 0 if either side is constant, where it has no value."""
-    _, stats = _libraries()
+    _, stats = libraries()
     return _correlation(stats.pearsonr, predicted_R, labels_R)
 
 
 def spearman(predicted_R: np.ndarray, labels_R: np.ndarray) -> float:
     """Correlation of the ranks; 0 if either side is constant, where it has no value."""
-    _, stats = _libraries()
+    _, stats = libraries()
     return _correlation(stats.spearmanr, predicted_R, labels_R)
 
 
@@ -108,7 +106,7 @@ def mean_roc_auc(scores_RC: np.ndarray, labels_RC: np.ndarray) -> tuple[float, i
     Raises:
         UserError: if no task has both answers.
     """
-    metrics, _ = _libraries()
+    metrics, _ = libraries()
     areas = []
     for scores_R, labels_R in zip(scores_RC.T, labels_RC.T, strict=True):
         has_label_R = ~np.isnan(labels_R)
@@ -149,11 +147,17 @@ def _check(task: Task, scores_RC: np.ndarray, labels: np.ndarray) -> None:
         )
 
 
-def _libraries() -> tuple[ModuleType, ModuleType]:
-    """The metrics of scikit-learn and the statistics of scipy, or what stands in for them."""
+def libraries() -> tuple[ModuleType, ModuleType]:
+    """The metrics of scikit-learn and the statistics of scipy.
+
+    Raises:
+        UserError: one of them is missing.
+    """
     try:
         import scipy.stats
         import sklearn.metrics
-    except ImportError:
-        return plain_metrics, plain_metrics
+    except ImportError as error:
+        raise UserError(
+            f"scoring needs the package {error.name}; pip install 'exlm-mini[tasks]'"
+        ) from None
     return sklearn.metrics, scipy.stats

@@ -5,7 +5,8 @@ Shapes: R rows, N tokens of a row, C outputs of the head.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +17,8 @@ from torch import Tensor
 from exlm_lab.downstream import squad
 from exlm_lab.downstream.catalogue import ReadingConfig, load_task
 from exlm_lab.downstream.checks import MAX_UNKNOWN, check_input, check_scorable, check_unknown
-from exlm_lab.downstream.encoded import EncodedPart, EncodedTask, sha256_of
 from exlm_lab.downstream.inputs import EncodedRows, encode_examples
-from exlm_lab.downstream.metrics import evaluate
+from exlm_lab.downstream.metrics import evaluate, libraries
 from exlm_lab.downstream.spans import (
     Answers,
     BestSpans,
@@ -28,7 +28,7 @@ from exlm_lab.downstream.spans import (
     encode_question,
 )
 from exlm_lab.downstream.squad_scores import score_predictions
-from exlm_lab.downstream.task import Splits, Task
+from exlm_lab.downstream.task import Examples, Splits, Task
 from exlm_mini.config import UserError
 from exlm_mini.reading.pretrained import Pretrained
 
@@ -86,17 +86,10 @@ def load_problem(
 def make_problem(
     task: Task, splits: Splits, pretrained: Pretrained, max_unknown: float = MAX_UNKNOWN
 ) -> Problem:
-    """Encode a task of sentences, pairs or molecules for one model; not for spans.
+    """A task of sentences, pairs or molecules made ready for one model; not for spans.
 
-    Args and errors: see ``encode_task``.
-    """
-    return problem_of(encode_task(task, splits, pretrained, max_unknown))
-
-
-def encode_task(
-    task: Task, splits: Splits, pretrained: Pretrained, max_unknown: float = MAX_UNKNOWN
-) -> EncodedTask:
-    """The rows of a task of sentences, pairs or molecules for one model; not for spans.
+    Numbers are brought to [0, 1] for the head, as fairseq's recipe divides STS-B's by 5, and back
+    in answers.
 
     Args:
         task: what kind of answer is wanted.
@@ -106,8 +99,10 @@ def encode_task(
 
     Raises:
         UserError: a model of other input, a vocabulary of other data, an empty split, a label
-            nobody has, rows that cannot be scored, or that cannot fit.
+            nobody has, numbers that are all the same, rows that cannot be scored, or that cannot
+            fit, or nothing to score them with.
     """
+    libraries()  # told before anything is trained
     check_input(task, pretrained)
     named = {"train": splits.train, "validation": splits.validation}
     if splits.test is not None:
@@ -135,27 +130,14 @@ def encode_task(
     for name, examples in named.items():
         if name != "train":
             check_scorable(task, name, examples.labels)
+    digest = sha256_of((encoded[name].rows, part.labels) for name, part in named.items())
+    low, high = _range(task, splits.train)
     parts = {
-        name: EncodedPart(encoded[name].rows, examples.labels, examples.ids)
+        name: _part(task, encoded[name].rows, examples, low, high)
         for name, examples in named.items()
     }
-    return EncodedTask(task, parts, notes)
-
-
-def problem_of(encoded: EncodedTask) -> Problem:
-    """A task that is encoded already, made ready to be learned.
-
-    Numbers are brought to [0, 1] for the head, as fairseq's recipe divides STS-B's by 5, and back
-    in answers.
-
-    Raises:
-        UserError: for numbers that are all the same.
-    """
-    task = encoded.task
-    low, high = _range(task, encoded.parts["train"])
-    made = {name: _part(task, part, low, high) for name, part in encoded.parts.items()}
     num_outputs = 1 if task.kind == "number" else len(task.classes)
-    return Problem(task, num_outputs, made.pop("train"), made, encoded.notes, encoded.sha256)
+    return Problem(task, num_outputs, parts.pop("train"), parts, notes, digest)
 
 
 def _read_squad(data: Path | None) -> tuple[squad.Squad, str]:
@@ -275,7 +257,18 @@ def row_notes(encoded: EncodedRows) -> dict[str, Any]:
     }
 
 
-def _range(task: Task, train: EncodedPart) -> tuple[float, float]:
+def sha256_of(parts: Iterable[tuple[list[np.ndarray], np.ndarray]]) -> str:
+    """One hash over the rows and labels of some parts."""
+    digest = hashlib.sha256()
+    for rows, labels in parts:
+        digest.update(f"{len(rows)} {labels.shape}\n".encode())
+        for row in rows:
+            digest.update(len(row).to_bytes(4, "little") + row.tobytes())
+        digest.update(np.ascontiguousarray(labels))
+    return digest.hexdigest()
+
+
+def _range(task: Task, train: Examples) -> tuple[float, float]:
     """Lowest and highest number of the training labels."""
     if task.kind != "number":
         return 0.0, 1.0
@@ -285,16 +278,18 @@ def _range(task: Task, train: EncodedPart) -> tuple[float, float]:
     return low, high
 
 
-def _part(task: Task, part: EncodedPart, low: float, high: float) -> Part:
-    has_labels = len(part.labels) > 0
-    labels = part.labels
+def _part(
+    task: Task, rows: list[np.ndarray], examples: Examples, low: float, high: float
+) -> Part:
+    has_labels = len(examples.labels) > 0
+    labels = examples.labels
 
     def numbers(scores: list[np.ndarray]) -> np.ndarray:
         scores_RC = np.stack(scores).astype(np.float64)
         return low + (high - low) * scores_RC if task.kind == "number" else scores_RC
 
     def judge(scores: list[np.ndarray]) -> dict[str, float]:
-        return evaluate(task, numbers(scores), part.labels)
+        return evaluate(task, numbers(scores), examples.labels)
 
     def answers(scores: list[np.ndarray]) -> list[tuple[str, Any]]:
         scores_RC = numbers(scores)
@@ -304,8 +299,8 @@ def _part(task: Task, part: EncodedPart, low: float, high: float) -> Part:
             found = scores_RC[:, 0].tolist()
         else:
             found = (1 / (1 + np.exp(-scores_RC))).round(6).tolist()
-        return list(zip(part.ids, found, strict=True))
+        return list(zip(examples.ids, found, strict=True))
 
     if task.kind == "number" and has_labels:
         labels = (labels - low) / (high - low)
-    return Part(part.rows, labels, judge if has_labels else None, answers)
+    return Part(rows, labels, judge if has_labels else None, answers)
