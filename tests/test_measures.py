@@ -48,12 +48,12 @@ EVERYONES = {
 TOYS = {
     "optimum_entropy_bits", "optimum_accuracy", "excess_bits", "floor_bits_per_row",
     "joint_bits_per_row", "total_correlation_bits", "captured_bits", "captured_error_bits",
-    "captured_share", "linked_share", "probe_accuracy",
+    "captured_share", "linked_share", "missed_share", "probe_accuracy",
 }  # fmt: skip
 CLONES = {"state_entropy_bits", "specialisation_bits"}
 PATHS = {
     "masks_skipped_share", "masks_used_twice_share", "clones_used", "clones_open",
-    "used_specialisation_bits",
+    "used_specialisation_bits", "dependence_bits",
 }  # fmt: skip
 
 
@@ -85,6 +85,15 @@ class Oracle(MaskedLM):
             rows.append(language.marginals(words_N, is_masked_N))
         marginal_SW = torch.from_numpy(np.concatenate(rows))
         return torch.nn.functional.pad(marginal_SW, (num_special, 0)).log()
+
+
+class Places(Oracle):
+    """Knows how often each word stands at its place in ``town``, and reads nothing."""
+
+    def forward(self, masked_ids_BN, is_masked_BN):
+        everything_BN = torch.ones_like(is_masked_BN)
+        log_p_SV = super().forward(masked_ids_BN, everything_BN)
+        return log_p_SV[is_masked_BN[:, 1:-1].flatten()]
 
 
 class Moods(ExLM):
@@ -120,6 +129,7 @@ def test_perfect_single_predictions_reach_the_floor(corpora):
     floor = found["floor_bits_per_row"]
     expected = close(
         excess_bits=0,
+        missed_share=0,
         captured_bits=0,
         captured_share=0,
         linked_bits=0,
@@ -135,6 +145,22 @@ def test_perfect_single_predictions_reach_the_floor(corpora):
     assert found["joint_bits_per_row"] < floor
 
 
+def test_a_model_that_reads_nothing_misses_everything(corpora):
+    corpus = corpora["town"]
+    found = measure(Places(SMALL, corpus.train.vocab_size), TOWN, corpus, num_rows=64)
+    # Right on average over contexts.
+    assert found["missed_share"] == pytest.approx(1, abs=0.02)
+
+
+def test_links_win_nothing_where_one_state_per_mask_leaves_one_path_of_the_right_length(
+    corpora,
+):
+    config = replace(TEXT, objective="exlm", model=replace(SMALL, states_per_mask=1))
+    found = measure(untrained(config, corpora["text"]), config, corpora["text"], num_rows=16)
+    assert found["dependence_bits"] == pytest.approx(0, abs=1e-5)
+    assert found["linked_bits"] < -0.1  # probability of other lengths
+
+
 def test_clones_that_hold_one_mood_each_capture_everything(corpora):
     corpus = corpora["pairs"]
     model = Moods(SMALL, corpus.train.vocab_size)
@@ -147,6 +173,7 @@ def test_clones_that_hold_one_mood_each_capture_everything(corpora):
         captured_bits=1,
         captured_share=1,
         linked_bits=1,
+        dependence_bits=1,
         linked_share=1,
         entropy_bits=1,
         state_entropy_bits=0,

@@ -62,6 +62,20 @@ def test_without_links_state_entropy_is_the_mean_over_a_masks_states(config):
         _ = reading.visits
 
 
+@pytest.mark.parametrize("config", LINKED)
+def test_length_bits_are_of_all_paths_with_as_many_states_as_targets(config):
+    model, batch = make_model(ExLM, config), ragged_batch()
+    reading, want = read_rows(model, batch), []
+    graph = reading.scores.graph
+    for b, (m, num) in enumerate(zip(graph.num_targets_B, graph.num_states_B, strict=True)):
+        edge_LL = reading.scores.log_transition_BLL[b, :num, :num].exp()
+        # Walks of m - 1 edges from the first state to the last.
+        want.append(-math.log2(torch.linalg.matrix_power(edge_LL, int(m) - 1)[0, -1]))
+    torch.testing.assert_close(
+        reading.length_bits(), torch.tensor(want, dtype=torch.float64), rtol=1e-6, atol=1e-6
+    )
+
+
 @pytest.mark.parametrize("config", MODELS)
 def test_joint_probability_is_that_of_validation(config):
     model, batch = make_model(ExLM, config), ragged_batch()

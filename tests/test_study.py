@@ -16,11 +16,13 @@ from tiny_runs import CELL
 from exlm_lab import study as command
 from exlm_lab.experiments import study
 from exlm_lab.experiments.cells import Cell
+from exlm_lab.experiments.records import Group, Record
 from exlm_lab.experiments.study import (
     EXPERIMENTS,
     Claim,
     Experiment,
     Verdict,
+    differences,
     holm,
     p_value,
 )
@@ -28,6 +30,7 @@ from exlm_mini.alignment import dag_log_likelihood
 from exlm_mini.training.run_directory import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[1]
+NUMBERS = {3: "Three", 5: "Five", 10: "Ten"}
 CLAIM = Claim("ours is better", "bits_per_row", "ours", "base", -1, 0.5, is_primary=True)
 
 
@@ -35,8 +38,8 @@ def test_every_claim_names_cells_of_its_experiment_or_an_exact_number():
     for experiment in EXPERIMENTS.values():
         names = {cell.name for cell in experiment.cells}
         for claim in experiment.claims:
-            assert claim.cell in names
-            assert claim.base in names | {"floor_bits_per_row"}
+            assert (set(claim.weights) if claim.weights else {claim.cell}) <= names
+            assert claim.base in names | {"floor_bits_per_row", None}
             assert claim.smallest > 0 and claim.sign in (1, -1)
 
 
@@ -100,6 +103,27 @@ def test_the_interval_is_that_of_a_t_test():
     assert (found.mean - found.half_width, found.mean + found.half_width) == pytest.approx(
         (low, high)
     )
+
+
+def group(cell, **values):
+    """Three seeds of a cell with these metrics."""
+    records = (
+        Record(cell, "toy", seed, "mlm", {name: v[seed - 1] for name, v in values.items()}, {})
+        for seed in (1, 2, 3)
+    )
+    return Group(cell, "toy", tuple(records))
+
+
+def test_a_contrast_is_with_a_cell_a_metric_of_the_same_run_zero_or_a_weighted_sum():
+    groups = {"a": group("a", x=(1, 2, 4), y=(1, 1, 1)), "b": group("b", x=(0, 3, 0))}
+    for cell, base, weights, want in (
+        ("a", "b", None, (1, -1, 4)),
+        ("a", "y", None, (0, 1, 3)),
+        ("a", None, None, (1, 2, 4)),
+        ("a name", None, {"a": 0.5, "b": 2.0}, (0.5, 7, 2)),
+        ("a name", None, {"a": 0.5, "c": 2.0}, ()),
+    ):
+        assert differences(Claim("", "x", cell, base, 1, 1.0, weights=weights), groups) == want
 
 
 # ---- what is possible ----
@@ -247,5 +271,6 @@ def test_the_plan_says_what_the_code_says():
     text = (ROOT / "book" / "plan.md").read_text()
     for name, experiment in EXPERIMENTS.items():
         assert f"## {name.capitalize()}: " in text
-        assert {len(c.seeds) for c in experiment.cells if not c.is_timed} == {10}
-    assert text.count("Ten seeds.") == len(EXPERIMENTS)
+        section = text.partition(f"## {name.capitalize()}: ")[2].partition("\n## ")[0]
+        (count,) = {len(c.seeds) for c in experiment.cells if not c.is_timed}
+        assert f"{NUMBERS[count]} seeds." in section

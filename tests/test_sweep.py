@@ -449,9 +449,11 @@ def test_a_setting_that_a_record_lacks_was_at_its_default(tmp_path):
 def test_numbers_that_are_none_are_no_result(tmp_path, monkeypatch):
     cell = Cell("toy-mlm", "toy", "sweep/toy", CELL)
     runner = Runner(tmp_path / "work")
-    trained = {"curve": [], "parameters": 1, "tokens": 1, "seconds": 1.0}
+    trained = {"curve": [], "parameters": 1, "steps": 1, "tokens": 1, "seconds": 1.0}
     monkeypatch.setattr(runner, "train", lambda *_: trained)
-    monkeypatch.setattr(runner, "measure", lambda _: ({"bits_per_mask": float("nan")}, 1.0))
+    monkeypatch.setattr(
+        runner, "measure", lambda *_, **__: ({"bits_per_mask": float("nan")}, 1.0)
+    )
     ledger = Ledger(tmp_path, "ablations", "mini", runner)
     told(lambda: ledger.run(cell, 1), "bits_per_mask is nan", "not recorded")
     assert not ledger.path(cell, 1).exists()

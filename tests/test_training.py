@@ -287,6 +287,24 @@ def test_every_step_asked_for_is_saved_logged_and_validated(packs, tmp_path):
     assert [r["learning_rate"] for r in records] == rates
 
 
+def test_what_is_watched_stands_in_the_line_of_its_validation_and_can_end_the_run(
+    packs, tmp_path
+):
+    train = {"steps": 7, "log_every": 1, "validate_every": 2}
+    seen = []
+
+    def watch():
+        seen.append(len(seen) / 2)
+        return {"seen": seen[-1]}
+
+    trainer = make_trainer(make_config(train=train), packs, tmp_path)
+    outcome = trainer.run(should_stop=lambda: len(seen) == 2, watch=watch)
+    records = read_metrics(tmp_path / "metrics.jsonl")
+    assert {r["step"]: r["seen"] for r in records if "seen" in r} == {2: 0.0, 4: 0.5}
+    assert outcome.step == 4 and not outcome.is_complete
+    assert (tmp_path / "checkpoints" / "step-000004").is_dir()
+
+
 @pytest.mark.reliability
 def test_resuming_with_other_data_is_refused(packs, tmp_path):
     config = make_config("mlm")

@@ -51,6 +51,9 @@ class Cell:
     """Only steps are timed, against those of an MLM on the same rows; nothing is kept."""
     tested_with: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Other dotted settings of masks it is also measured with, by a name that metrics end in."""
+    watched: Mapping[str, float | None] = field(default_factory=dict)
+    """Metrics also taken at every validation, on its number of rows; training ends where one is
+    not above its number."""
     cost_of: tuple[str, str] | None = None
     """Sweep and cell that measured a ratio of costs: the steps of the base times that ratio."""
 

@@ -29,7 +29,7 @@ from exlm_mini.training.provenance import machine
 
 VERSION = 1
 """Of what a record holds; one of another version is refused."""
-KEPT = ("cost_ratio",)
+KEPT = ("steps", "cost_ratio")
 """Metrics that are not measured of the model."""
 TESTED = ("bits_per_mask", "bits_per_row", "floor_bits_per_row", "joint_bits_per_row")
 """Metrics that are also taken with other masks."""
@@ -69,6 +69,7 @@ class Ledger:
         had = {
             **found,
             "config": _filled(found["config"], plain(RunConfig())),
+            "watched": found.get("watched", {}),
             "downstream": _filled(tuned, _plain_downstream(Downstream("", TuneConfig()))),
         }
         remedy = "choose another --output, or delete it and the cell is run again"
@@ -91,7 +92,7 @@ class Ledger:
         config = cell.config(seed, changed)
         is_timed, device = cell.is_timed, choose_device(self.runner.device)
         done = self._timed(config) if is_timed else self._trained(cell, config, on_progress)
-        done["metrics"] = {**done["metrics"], **extra}
+        done["metrics"] |= extra
         paper = dict(zip(("table", "row"), cell.paper, strict=True)) if cell.paper else None
         record = {
             "sweep": self.sweep,
@@ -103,6 +104,7 @@ class Ledger:
             "settings": {**cell.settings, **changed},
             "objective": config.objective,
             "config": plain(config),
+            "watched": dict(cell.watched),
             "paper": paper,
             **done,
             "versions": machine(device),
@@ -124,9 +126,9 @@ class Ledger:
         path = self.path(cell, seed)
         record = read_record(path).data
         config = run_config_from_dict(record["config"])
-        metrics, seconds = self.runner.measure(config)
+        metrics, seconds = self.runner.measure(config, watched=cell.watched)
         kept = {name: record["metrics"][name] for name in KEPT if name in record["metrics"]}
-        record["metrics"] = {**metrics, **_counted(config), **kept}
+        record["metrics"] = {**metrics, "steps": config.train.steps, **kept}
         record["seconds"]["measure"] = seconds
         self._write(path, record)
         return True
@@ -159,18 +161,18 @@ class Ledger:
     def _trained(
         self, cell: Cell, config: RunConfig, on_progress: Callable[[Progress], None]
     ) -> dict[str, Any]:
-        trained = self.runner.train(config, on_progress)
-        metrics, measuring = self.runner.measure(config)
+        trained = self.runner.train(config, on_progress, cell.watched)
+        metrics, measuring = self.runner.measure(config, watched=cell.watched)
         for name, masks in cell.tested_with.items():
-            found, seconds = self.runner.measure(config, masks)
+            found, seconds = self.runner.measure(config, masks, cell.watched)
             metrics |= {f"{m}@{name}": found[m] for m in TESTED if m in found}
             measuring += seconds
         downstream, tuning = None, 0.0
         if cell.downstream is not None:
-            downstream, tuning = self.runner.fine_tune(config, cell.downstream)
+            downstream, tuning = self.runner.fine_tune(config, cell.downstream, cell.watched)
         seconds = {"pretrain": trained.pop("seconds"), "measure": measuring, "finetune": tuning}
         return {
-            "metrics": {**metrics, **_counted(config)},
+            "metrics": {**metrics, "steps": trained.pop("steps")},
             "downstream": downstream,
             **trained,
             "seconds": seconds,
@@ -189,6 +191,7 @@ class Ledger:
             "seed": seed,
             "config": plain(cell.config(seed, changed)),
             "downstream": _plain_downstream(cell.downstream),
+            "watched": dict(cell.watched),
         }
 
     def _write(self, path: Path, record: dict[str, Any]) -> None:
@@ -217,11 +220,6 @@ def _filled(stored: Any, default: Mapping[str, Any]) -> Any:
         **default,
         **{n: _filled(v, inner[n]) if n in inner else v for n, v in stored.items()},
     }
-
-
-def _counted(config: RunConfig) -> dict[str, float]:
-    """Numbers of a run that stand in tables beside what is measured."""
-    return {"steps": config.train.steps}
 
 
 def _short(value: Any, name: str = "") -> Any:

@@ -59,7 +59,7 @@ NUM_FILLINGS = 8
 MOST_NUMBERS = 2**24
 """States x vocabulary of a batch at most: its memory is a few times as much."""
 LEAST_CORRELATION = 1e-3
-"""Bits per row of total correlation below which a share of it means nothing."""
+"""Bits of total correlation, or of what is told, below which a share of them means nothing."""
 
 
 def measure(
@@ -68,6 +68,7 @@ def measure(
     corpus: Corpus,
     num_rows: int | None = None,
     seed: int = 0,
+    with_probe: bool = True,
 ) -> dict[str, float]:
     """All numbers of ``METRICS`` that the model and its data have.
 
@@ -77,6 +78,7 @@ def measure(
         corpus: of ``prepare_corpus`` for ``config.data``.
         num_rows: held-out rows, all if there are fewer; none: 1,024, or fewer if they are long.
         seed: of masks and fillings.
+        with_probe: take ``probe_accuracy`` too, which needs scikit-learn and a second or two.
 
     Raises:
         UserError: if no token is lost, or no path fits a row.
@@ -88,7 +90,7 @@ def measure(
     model.eval()
     try:
         found = _read(model, config, corpus, num_rows, seed)
-        probed = _probe(model, config, corpus, seed)
+        probed = _probe(model, config, corpus, seed) if with_probe else {}
     finally:
         model.train(was_training)
     if len(found["entropy"]) == 0:
@@ -205,6 +207,7 @@ def _read_batch(
     if language is not None:
         contexts = language.contexts(token_ids_BN, is_lost_BN)
         truth_RV = language.truth(contexts, log_p_RkV)
+        found["place"] = torch.from_numpy(contexts.place_bits_R)
         found["floor"] = torch.from_numpy(contexts.floor_bits_S)
         found["joint"] = torch.from_numpy(contexts.joint_bits_S)
     found |= _predictions(log_p_RkV, target_ids_R, truth_RV)
@@ -256,6 +259,7 @@ def _read_states(reading: RowReading) -> _Found:
         return found
     is_mask_BM = reading.is_mask_BM
     given_words = reading.visits
+    found["length"] = reading.length_bits()
     found["skipped"] = (1 - given_words.once_BM[is_mask_BM]).clamp(min=0.0)
     found["twice"] = given_words.twice_BM[is_mask_BM]
     found["clone_use"] = reading.of_masks(given_words.state_BL)  # (R, k)
@@ -315,6 +319,8 @@ def _summary(found: _Found) -> dict[str, float]:
     out["bits_per_mask"] = out["bits_per_row"] / out["lost_per_row"]
     out["perplexity"] = 2 ** out["bits_per_mask"] if out["bits_per_mask"] < 1024 else math.inf
     out["linked_bits"] = out["cross_entropy_bits"] * out["lost_per_row"] - out["bits_per_row"]
+    if "length" in found:
+        out["dependence_bits"] = out["linked_bits"] + found["length"].mean().item()
     out["calibration_error"] = calibration_error(found["confidence"], found["correct"])
     if "clone_use" in found:
         out["clones_used"] = effective_number(found["clone_use"].sum(dim=0)).item()
@@ -322,6 +328,9 @@ def _summary(found: _Found) -> dict[str, float]:
         captured = Captured(*(out[f"{name}bits_per_row"] for name in ("floor_", "joint_", "")))
         out["excess_bits"] = out["cross_entropy_bits"] - out["optimum_entropy_bits"]
         out["total_correlation_bits"] = captured.total_correlation_bits
+        told_bits = found["place"].mean().item() - out["optimum_entropy_bits"]
+        if told_bits > LEAST_CORRELATION:
+            out["missed_share"] = out["excess_bits"] / told_bits
         out["captured_bits"] = captured.captured_bits
         spread = (found["floor"] - found["bits"]).std().item()
         out["captured_error_bits"] = spread / math.sqrt(len(found["bits"]))

@@ -46,6 +46,12 @@ METRICS = {
         "cross-entropy of a row's single predictions, summed, - bits per row; 0 for MLM, below 0 "
         "where probability is lost to fillings of another length",
     ),
+    "dependence_bits": Metric(
+        "won by links, the length given",
+        "bits",
+        "won by links, where only fillings of the right length are compared; 0 where a path "
+        "settles each word by itself",
+    ),
     # ---- Repeated MLM ----
     "visible_entropy_bits": Metric(
         "entropy beside a visible copy", "bits", "of masked copies of tokens that are not lost"
@@ -89,6 +95,12 @@ METRICS = {
     "optimum_accuracy": Metric("optimal accuracy", "share", "of the true distribution"),
     "excess_bits": Metric(
         "excess", "bits", f"KL(true || model), {_MARGINAL}: cross-entropy - optimal entropy"
+    ),
+    "missed_share": Metric(
+        "missed",
+        "share",
+        "excess / bits that the visible words tell of a lost token; 0 for the truth, 1 for a "
+        "model that knows places alone",
     ),
     "floor_bits_per_row": Metric(
         "floor", "bits", "sum of marginal entropies of a row's lost tokens; mean"

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ from exlm_mini.data.corpus import Corpus, prepare_corpus
 from exlm_mini.data.toy_grammars import slots_of
 from exlm_mini.reading.pretrained import Pretrained, load_pretrained
 from exlm_mini.recipes import plain
+from exlm_mini.training.checkpoint import latest_checkpoint
 from exlm_mini.training.cost import row_flops
 from exlm_mini.training.loop import Progress, Trainer
 from exlm_mini.training.parts import learning_rate
@@ -46,6 +48,8 @@ from exlm_mini.training.run_directory import RunDirectory, read_metrics
 CORPUS_SEED = 1
 """Of the split and of the toy sentences: all cells and seeds have the same."""
 CURVE = ("validation_bits_per_mask", "validation_bits_per_row", "validation_mask_accuracy")
+NOTHING: Mapping[str, float | None] = MappingProxyType({})
+"""Watched in a run of fixed length."""
 SECONDS_BETWEEN_LOOKS = 1.0
 """At a folder that another process is writing to."""
 
@@ -94,47 +98,70 @@ class Runner:
         return self._corpora[folder]
 
     def train(
-        self, config: RunConfig, on_progress: Callable[[Progress], None] = lambda progress: None
+        self,
+        config: RunConfig,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
+        watched: Mapping[str, float | None] = NOTHING,
     ) -> dict[str, Any]:
         """Train a model, or find it trained.
 
+        Args:
+            config: of the run.
+            on_progress: called after every step.
+            watched: of the cell; a run that ends before its last step is one that got there.
+
         Returns:
-            ``curve``, ``parameters``, ``tokens`` and ``seconds`` of the record; the last is of
-            all starts, validation included.
+            ``curve``, ``parameters``, ``steps``, ``tokens`` and ``seconds`` of the record; the
+            last is of all starts, validation included.
 
         Raises:
             StoppedError: if it was stopped before the last step.
             UserError: as ``pretrain`` would.
         """
         config = self._here(config)
-        corpus, folder = self.corpus(config), self.folder(config)
+        corpus, folder = self.corpus(config), self.folder(config, watched)
         if config.train.num_threads is not None:
             torch.set_num_threads(config.train.num_threads)
         with self._alone(folder):
             trainer = Trainer(
                 config, corpus.train, corpus.validation, folder, slots_of(config), self.report
             )
-            outcome = trainer.run(on_progress, self.should_stop)
-        if not outcome.is_complete:
-            raise StoppedError
+            if not _got_there(folder, watched):
+                seen: dict[str, float] = {}
+
+                def watch() -> dict[str, float]:
+                    num_rows = config.train.validation_rows
+                    found = measure(trainer.model, config, corpus, num_rows, with_probe=False)
+                    seen.update((name, found[name]) for name in watched if name in found)
+                    return dict(seen)
+
+                outcome = trainer.run(
+                    on_progress,
+                    lambda: self.should_stop() or _is_enough(seen, watched),
+                    watch=watch if watched else dict,
+                )
+                if not (outcome.is_complete or _is_enough(seen, watched)):
+                    raise StoppedError
         lines = read_metrics(folder / "metrics.jsonl")
         points = [line for line in lines if CURVE[0] in line]
+        told = ("step", *CURVE, *watched)
         return {
-            "curve": [
-                {name: p[name] for name in ("step", *CURVE) if name in p} for p in points
-            ],
-            "parameters": outcome.num_parameters,
-            "tokens": trainer.num_tokens,
+            "curve": [{name: p[name] for name in told if name in p} for p in points],
+            "parameters": sum(p.numel() for p in trainer.model.parameters()),
+            "steps": lines[-1]["step"],
+            "tokens": lines[-1]["tokens"],
             "seconds": lines[-1]["seconds"],
         }
 
-    def trained(self, config: RunConfig) -> Pretrained:
+    def trained(
+        self, config: RunConfig, watched: Mapping[str, float | None] = NOTHING
+    ) -> Pretrained:
         """The trained model of a run.
 
         Raises:
             UserError: if its weights are not in the work directory.
         """
-        folder = self.folder(config)
+        folder = self.folder(config, watched)
         if not folder.is_dir():
             raise UserError(
                 f"{self.work} has no weights of these settings ({folder.name} is missing); give "
@@ -143,16 +170,20 @@ class Runner:
         return load_pretrained(folder, self.report)
 
     def measure(
-        self, config: RunConfig, masks: Mapping[str, Any] | None = None
+        self,
+        config: RunConfig,
+        masks: Mapping[str, Any] | None = None,
+        watched: Mapping[str, float | None] = NOTHING,
     ) -> tuple[dict[str, float], float]:
         """What ``measures.measure`` finds of the trained model, and the seconds it took.
 
         Args:
             config: of its run.
             masks: dotted settings of other masks to measure with; none: those of the run.
+            watched: of its cell.
         """
         start = time.monotonic()
-        pretrained = self.trained(config)
+        pretrained = self.trained(config, watched)
         with_masks = with_settings(pretrained.config, masks or {})
         found = measure(pretrained.model(), with_masks, self.corpus(config))
         return found, time.monotonic() - start
@@ -163,7 +194,12 @@ class Runner:
             torch.set_num_threads(config.train.num_threads)
         return step_costs(self._here(config), self.corpus(config))
 
-    def fine_tune(self, config: RunConfig, wanted: Downstream) -> tuple[dict[str, Any], float]:
+    def fine_tune(
+        self,
+        config: RunConfig,
+        wanted: Downstream,
+        watched: Mapping[str, float | None] = NOTHING,
+    ) -> tuple[dict[str, Any], float]:
         """The downstream result of the trained model, and the seconds it took.
 
         The seed is that of the run. The best epoch is chosen on the validation rows.
@@ -172,10 +208,10 @@ class Runner:
             StoppedError: if it was stopped before the last step.
             UserError: if the task cannot be read, or the loss is not finite.
         """
-        pretrained = self.trained(config)
+        pretrained = self.trained(config, watched)
         problem = self._problem(wanted, pretrained)
         name = _digest({"downstream": asdict(wanted), "problem": problem.sha256})
-        folder = self.folder(config) / f"finetune-{name}"
+        folder = self.folder(config, watched) / f"finetune-{name}"
         with self._alone(folder):
             tuner = FineTuner(
                 pretrained, problem, wanted.tune, config.seed, folder, self.device, self.report
@@ -197,12 +233,14 @@ class Runner:
             "setting": asdict(wanted),
         }, outcome.seconds
 
-    def folder(self, config: RunConfig) -> Path:
+    def folder(self, config: RunConfig, watched: Mapping[str, float | None] = NOTHING) -> Path:
         """Of the run of a model."""
         settings = plain(config)
         settings.pop("recipe")
         for name in ("save_every", "keep_last", "log_every", "tensorboard", "device"):
             settings["train"].pop(name)
+        if watched:
+            settings["watched"] = dict(watched)
         return self._corpus_folder(config) / _digest(settings)
 
     def _corpus_folder(self, config: RunConfig) -> Path:
@@ -240,6 +278,25 @@ class Runner:
             yield
         finally:
             directory.__exit__()
+
+
+def _is_enough(found: Mapping[str, Any], watched: Mapping[str, float | None]) -> bool:
+    """Whether a watched metric is where training ends."""
+    return any(
+        most is not None and name in found and found[name] <= most
+        for name, most in watched.items()
+    )
+
+
+def _got_there(folder: Path, watched: Mapping[str, float | None]) -> bool:
+    """Whether a run ended early before, and its last weights were saved."""
+    metrics = folder / "metrics.jsonl"
+    if not watched or not metrics.exists():
+        return False
+    lines, saved = read_metrics(metrics), latest_checkpoint(folder / "checkpoints", print)
+    return saved is not None and any(
+        line["step"] == saved.step and _is_enough(line, watched) for line in lines
+    )
 
 
 def _digest(settings: dict[str, Any]) -> str:

@@ -13,13 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from exlm_mini.alignment import posteriors
+from exlm_mini.alignment import dag_log_likelihood, posteriors
 from exlm_mini.alignment.api import checked
 from exlm_mini.alignment.chain import log_to_come
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.model import ExLM
 from exlm_mini.model.guesses import ctc_token_log_probs
-from exlm_mini.model.objectives import StateScores, log_likelihood
+from exlm_mini.model.objectives import StateScores, log_likelihood, nats_to_bits
 from exlm_mini.reading.entropy import entropy_bits
 
 
@@ -68,6 +68,19 @@ class RowReading(NamedTuple):
             return self._ctc_token_log_probs()
         token_BMV = self.state_BML @ self.log_token_BLV.exp()
         return token_BMV[self.is_mask_BM].log()
+
+    def length_bits(self) -> Tensor:
+        """-log2 P(as many words as masks) of each row, before any word is known; (B,).
+
+        Raises:
+            ValueError: for ``ctc``, whose states are not linked.
+        """
+        graph, log_transition_BLL = self.scores.graph, self.scores.log_transition_BLL
+        if log_transition_BLL is None:
+            raise ValueError("there are no paths: the states of ctc are not linked")
+        any_token_BML = torch.zeros_like(self.scores.log_emission_BML)
+        counts = graph.num_targets_B, graph.num_states_B
+        return nats_to_bits(-dag_log_likelihood(any_token_BML, log_transition_BLL, *counts))
 
     def state_entropy_bits(self) -> Tensor:
         """Entropy of the word of each mask once its state is known, in bits; (R,).

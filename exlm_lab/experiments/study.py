@@ -9,44 +9,19 @@ the plan.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from exlm_lab.downstream.results import markdown_table
 from exlm_lab.experiments.cells import Cell
-from exlm_lab.experiments.records import Group, grouped, read_records, summarize
+from exlm_lab.experiments.claims import Claim, Experiment
+from exlm_lab.experiments.competence import competence
+from exlm_lab.experiments.records import Group, Record, grouped, read_records, summarize
 from exlm_mini.data.toy_grammars import LADDER
 
 LEVEL = 0.05
 """Of the family of all primary claims (Holm), and of every interval."""
 SCALE = "study"
-
-
-class Claim(NamedTuple):
-    """A hypothesis, and the contrast that decides it."""
-
-    text: str
-    """In one line; what the contrast says if it holds."""
-    metric: str
-    cell: str
-    base: str
-    """The cell it is compared with; or a metric of the same run, such as its exact floor."""
-    sign: int
-    """1: true if the cell's number is larger, -1: if it is smaller."""
-    smallest: float
-    """Effect that would matter, in the unit of the metric."""
-    is_primary: bool = False
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """Cells with equal seeds, and what they are to decide."""
-
-    name: str
-    about: str
-    cells: tuple[Cell, ...]
-    claims: tuple[Claim, ...]
 
 
 # ---- the experiments ----
@@ -171,7 +146,9 @@ def _parts() -> Experiment:
     return Experiment("parts", about, cells, claims)
 
 
-EXPERIMENTS = {experiment.name: experiment for experiment in (_ladder(), _parts())}
+EXPERIMENTS = {
+    experiment.name: experiment for experiment in (_ladder(), _parts(), competence())
+}
 """By name, in the order in which the queue takes them."""
 
 
@@ -247,14 +224,23 @@ def p_value(differences: Sequence[float]) -> float | None:
 
 def differences(claim: Claim, groups: Mapping[str, Group]) -> tuple[float, ...]:
     """The contrast of a claim in every seed that has both numbers."""
-    if claim.cell not in groups:
+    weights = claim.weights or {claim.cell: 1.0}
+    if not weights.keys() <= groups.keys():
         return ()
-    ours = groups[claim.cell].by_seed(claim.metric)
+    terms = [(w, groups[name].by_seed(claim.metric)) for name, w in weights.items()]
     if claim.base in groups:
-        base = groups[claim.base].by_seed(claim.metric)
-    else:
-        base = groups[claim.cell].by_seed(claim.base)
-    return tuple(ours[seed] - base[seed] for seed in sorted(ours.keys() & base.keys()))
+        terms.append((-1.0, groups[claim.base].by_seed(claim.metric)))
+    elif claim.base is not None:
+        terms.append((-1.0, groups[claim.cell].by_seed(claim.base)))
+    seeds = set.intersection(*(set(values) for _, values in terms))
+    return tuple(sum(w * values[seed] for w, values in terms) for seed in sorted(seeds))
+
+
+def fell_short(record: Record) -> bool:
+    """Whether a run was to train until a watched metric was low enough, and never was there."""
+    levels = {n: most for n, most in record.data.get("watched", {}).items() if most is not None}
+    last = record.data["curve"][-1] if levels else {}
+    return bool(levels) and all(last[name] > most for name, most in levels.items())
 
 
 def verdicts(directory: Path) -> dict[str, list[Verdict]]:
@@ -269,12 +255,11 @@ def verdicts(directory: Path) -> dict[str, list[Verdict]]:
     found: dict[str, list[Verdict]] = {}
     for experiment in EXPERIMENTS.values():
         records = read_records(experiment.name, directory, SCALE)
-        groups = {group.cell: group for group in grouped(records).values()}
-        planned = {cell.name: len(cell.seeds) for cell in experiment.cells}
+        there = [record for record in records if not fell_short(record)]
+        groups = {group.cell: group for group in grouped(there).values()}
+        planned = max(len(cell.seeds) for cell in experiment.cells)
         found[experiment.name] = [
-            Verdict(
-                claim, d := differences(claim, groups), planned[claim.cell], p_value(d), None
-            )
+            Verdict(claim, d := differences(claim, groups), planned, p_value(d), None)
             for claim in experiment.claims
         ]
     everything = [verdict for several in found.values() for verdict in several]
@@ -297,6 +282,9 @@ def report(directory: Path) -> str:
         rows = [("claim", "contrast", "seeds", "difference", "p", "verdict")]
         rows += [_row(verdict) for verdict in several]
         lines += [*markdown_table(rows), ""]
+        if short := list(filter(fell_short, read_records(name, directory, SCALE))):
+            told = ", ".join(f"{record.cell} seed {record.seed}" for record in short)
+            lines += [f"Never as good as the plan asks, and in no number: {told}.", ""]
     lines.append("* primary: p by Holm's correction over all primary claims of the plan.")
     return "\n".join(lines)
 
@@ -309,7 +297,7 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
     p = "–" if verdict.adjusted is None else f"{verdict.adjusted:.2g}"
     return (
         claim.text + " *" * claim.is_primary,
-        f"{claim.metric}: {claim.cell} − {claim.base}",
+        f"{claim.metric}: {claim.cell}" + (f" − {claim.base}" if claim.base else ""),
         f"{len(verdict.differences)} of {verdict.planned}",
         told,
         p,

@@ -69,6 +69,12 @@ class Contexts:
         return _entropy_bits(self.marginal_RV)
 
     @cached_property
+    def place_bits_R(self) -> np.ndarray:
+        """H(masked word) in bits where no word is visible: its place is all that is known."""
+        prior_Z = self.language.prior.reshape(-1)
+        return _entropy_bits(prior_Z @ self.language.word_probability_NZV)[self.position_R]
+
+    @cached_property
     def floor_bits_S(self) -> np.ndarray:
         """Sum of ``marginal_bits_R`` over the masks of each sentence: the floor of MLM."""
         return self._sum(self.marginal_bits_R)

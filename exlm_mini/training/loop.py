@@ -177,6 +177,7 @@ class Trainer:
         on_progress: Callable[[Progress], None] = lambda progress: None,
         should_stop: Callable[[], bool] = lambda: False,
         should_save: Callable[[], bool] = lambda: False,
+        watch: Callable[[], dict[str, float]] = dict,
     ) -> Outcome:
         """Train from the newest checkpoint, or from the start, to the last step.
 
@@ -185,6 +186,8 @@ class Trainer:
             should_stop: asked after every step; if true in any process, all save a checkpoint of
                 the same step and the run ends.
             should_save: the same, but the run goes on.
+            watch: called after every validation, in the first process and before ``should_stop``;
+                its numbers go into the line of ``metrics.jsonl``.
 
         Raises:
             UserError: when too many steps, a validation or weights are not finite, or a
@@ -211,11 +214,12 @@ class Trainer:
                 update = self.updater.step(step, rate)
                 step += 1
                 self.num_tokens += update.num_tokens
-                is_stopped, is_asked = engine.any(should_stop(), should_save())
-                is_last = step == train.steps or is_stopped
-                evaluation = None
+                evaluation, watched = None, {}
                 if step % train.validate_every == 0 or step == train.steps:
                     evaluation = self.evaluation = self._evaluate(step)
+                    watched = watch() if engine.is_main else {}
+                is_stopped, is_asked = engine.any(should_stop(), should_save())
+                is_last = step == train.steps or is_stopped
                 seconds = max(time.monotonic() - start_time, 1e-9)
                 speed = (self.num_tokens - start_tokens) / seconds
                 if engine.is_main:
@@ -226,7 +230,7 @@ class Trainer:
                     )
                     with engine.together():
                         for log in logs:
-                            log.write(record)
+                            log.write(record | watched)
                 if evaluation and not evaluation.is_finite:
                     told = f"{evaluation.bits_per_mask:g} bits per masked token"
                     raise diverged(f"validation at step {step} gives {told}", self.config)
