@@ -6,6 +6,7 @@ Shapes: B rows, L states, D width, V vocabulary.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -44,6 +45,7 @@ TEXT = replace(
 EVERYONES = {
     "lost_share", "lost_per_row", "entropy_bits", "cross_entropy_bits", "accuracy", "confidence",
     "calibration_error", "bits_per_row", "bits_per_mask", "perplexity", "linked_bits",
+    "frequency_bits",
 }  # fmt: skip
 TOYS = {
     "optimum_entropy_bits", "optimum_accuracy", "excess_bits", "floor_bits_per_row",
@@ -150,6 +152,22 @@ def test_a_model_that_reads_nothing_misses_everything(corpora):
     found = measure(Places(SMALL, corpus.train.vocab_size), TOWN, corpus, num_rows=64)
     # Right on average over contexts.
     assert found["missed_share"] == pytest.approx(1, abs=0.02)
+
+
+def test_frequency_bits_are_of_training_rows_plus_one(corpora):
+    corpus = corpora["text"]
+    found = measure(untrained(TEXT, corpus), TEXT, corpus, num_rows=4, with_probe=False)
+    masker = replace(make_masker(TEXT, corpus.train.special_ids), seed=0)
+    (batch,) = validation_batches(corpus.validation, masker, 4, 4)
+    rows_RN, _ = corpus.train.gather(range(len(corpus.train)))
+    special = corpus.train.special_ids
+    frame = {special.pad, special.bos, special.eos}
+    words = [word for word in rows_RN.flatten().tolist() if word not in frame]
+    counts = Counter(words)
+    total = len(words) + corpus.train.vocab_size
+    lost = batch.token_ids_BN[batch.is_masked_BN].tolist()
+    want = -np.mean([math.log2((counts[word] + 1) / total) for word in lost])
+    assert found["frequency_bits"] == pytest.approx(want, rel=1e-5)
 
 
 def test_links_win_nothing_where_one_state_per_mask_leaves_one_path_of_the_right_length(

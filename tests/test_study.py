@@ -39,7 +39,7 @@ def test_every_claim_names_cells_of_its_experiment_or_an_exact_number():
         names = {cell.name for cell in experiment.cells}
         for claim in experiment.claims:
             assert (set(claim.weights) if claim.weights else {claim.cell}) <= names
-            assert claim.base in names | {"floor_bits_per_row", None}
+            assert claim.base in names | {"floor_bits_per_row", "frequency_bits", None}
             assert claim.smallest > 0 and claim.sign in (1, -1)
 
 

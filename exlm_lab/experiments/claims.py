@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from exlm_lab.experiments.cells import Cell
+from exlm_lab.experiments.records import Group
 
 
 class Claim(NamedTuple):
@@ -37,3 +38,5 @@ class Experiment:
     about: str
     cells: tuple[Cell, ...]
     claims: tuple[Claim, ...]
+    told: Callable[[Sequence[Group]], list[tuple[str, ...]]] | None = None
+    """Rows of one more table of the report, the head first."""

@@ -55,6 +55,8 @@ from exlm_mini.training.parts import make_masker
 
 MOST_ROWS, MOST_TOKENS = 1024, 2**15
 """Held-out rows to measure on, and tokens of them."""
+FREQUENCY_ROWS = 4096
+"""Training rows in which words are counted."""
 NUM_FILLINGS = 8
 MOST_NUMBERS = 2**24
 """States x vocabulary of a batch at most: its memory is a few times as much."""
@@ -161,14 +163,27 @@ def _read(
     masker = replace(make_masker(config, pack.special_ids, slots_of(config)), seed=seed)
     language = _Language.of(config.data.grammar, corpus) if corpus.kind == "toy" else None
     size = _rows_of_a_batch(config, pack)
+    frequency_bits_V = _frequency_bits(corpus.train).to(device)
     parts: dict[str, list[Tensor]] = defaultdict(list)
     for number, batch in enumerate(validation_batches(pack, masker, num_rows, size)):
         found = _read_batch(
             model, batch.to(device), masker.num_copies, language, (seed, number)
         )
+        is_lost_BN = fully_masked(batch.is_masked_BN, masker.num_copies)
+        lost_ids_R = batch.token_ids_BN[:, :: masker.num_copies][is_lost_BN]
+        found["frequency"] = frequency_bits_V[lost_ids_R.to(device)]
         for name, value in found.items():
             parts[name].append(value.double().cpu())
     return {name: torch.cat(values) for name, values in parts.items()}
+
+
+def _frequency_bits(pack: Pack) -> Tensor:
+    """-log2 P(token) by the frequencies in the first rows of a pack, plus one; (V,)."""
+    special = pack.special_ids
+    token_ids_BN, _ = pack.gather(range(min(len(pack), FREQUENCY_ROWS)))
+    count_V = token_ids_BN.flatten().bincount(minlength=pack.vocab_size)
+    count_V[[special.pad, special.bos, special.eos]] = 0  # never masked
+    return -((count_V + 1) / (count_V + 1).sum()).log2()
 
 
 def _rows_of_a_batch(config: RunConfig, pack: Pack) -> int:
@@ -293,6 +308,7 @@ def _expected_bits(
 _MEANS = {
     "entropy_bits": "entropy",
     "cross_entropy_bits": "cross_entropy",
+    "frequency_bits": "frequency",
     "accuracy": "correct",
     "confidence": "confidence",
     "lost_per_row": "lost",

@@ -30,6 +30,9 @@ METRICS = {
     "calibration_error": Metric(
         "calibration error", "share", "expected distance of confidence and accuracy, 15 bins"
     ),
+    "frequency_bits": Metric(
+        "frequencies", "bits", "-log2 of the true word's frequency in training rows; mean"
+    ),
     "bits_per_row": Metric(
         "bits per row",
         "bits",

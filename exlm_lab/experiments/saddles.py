@@ -6,6 +6,7 @@ marginal entropies. On the toy language the floor is known exactly.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from exlm_lab.experiments.records import Record
@@ -39,9 +40,12 @@ def leaving(record: Record) -> Leaving | None:
     if floor is None or joint is None or not points:
         return None
     below = floor - min(LEFT_BY, LEFT_SHARE * (floor - joint))
-    step = None
-    for at, bits in reversed(points):
-        if bits >= below:
-            break
-        step = at
-    return Leaving(step, floor, joint)
+    return Leaving(since((step, bits < below) for step, bits in points), floor, joint)
+
+
+def since(points: Iterable[tuple[int, bool]]) -> int | None:
+    """The step from which on something holds to the end; none if it does not at the end."""
+    first = None
+    for step, holds in points:
+        first = (step if first is None else first) if holds else None
+    return first

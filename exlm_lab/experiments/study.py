@@ -16,6 +16,7 @@ from exlm_lab.downstream.results import markdown_table
 from exlm_lab.experiments.cells import Cell
 from exlm_lab.experiments.claims import Claim, Experiment
 from exlm_lab.experiments.competence import competence
+from exlm_lab.experiments.escape import escape
 from exlm_lab.experiments.records import Group, Record, grouped, read_records, summarize
 from exlm_mini.data.toy_grammars import LADDER
 
@@ -147,7 +148,7 @@ def _parts() -> Experiment:
 
 
 EXPERIMENTS = {
-    experiment.name: experiment for experiment in (_ladder(), _parts(), competence())
+    experiment.name: experiment for experiment in (_ladder(), _parts(), competence(), escape())
 }
 """By name, in the order in which the queue takes them."""
 
@@ -282,7 +283,10 @@ def report(directory: Path) -> str:
         rows = [("claim", "contrast", "seeds", "difference", "p", "verdict")]
         rows += [_row(verdict) for verdict in several]
         lines += [*markdown_table(rows), ""]
-        if short := list(filter(fell_short, read_records(name, directory, SCALE))):
+        records = read_records(name, directory, SCALE)
+        if (told := EXPERIMENTS[name].told) is not None:
+            lines += [*markdown_table(told(list(grouped(records).values()))), ""]
+        if short := list(filter(fell_short, records)):
             told = ", ".join(f"{record.cell} seed {record.seed}" for record in short)
             lines += [f"Never as good as the plan asks, and in no number: {told}.", ""]
     lines.append("* primary: p by Holm's correction over all primary claims of the plan.")
