@@ -38,10 +38,11 @@ from exlm_mini.data.mixing import (
 from exlm_mini.data.packs import Pack, write_pack
 from exlm_mini.data.request import Preparation, settings_of
 from exlm_mini.data.rows import Counts, Rows
-from exlm_mini.data.shards import NUM_BUCKETS, Place, Workers
+from exlm_mini.data.shards import NUM_BUCKETS, Place
 from exlm_mini.data.sources import Source, open_source
 from exlm_mini.data.stages import Passes, Shard, Stage, read_if_sound
 from exlm_mini.data.tokenizer import Tokenizer
+from exlm_mini.data.workers import Workers
 
 SHARDS = "shards"
 PARTIAL = "corpus.partial"

@@ -15,17 +15,10 @@ Dimension key: D documents of a shard.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import io
-import multiprocessing
-import os
-import signal
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterable
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -42,8 +35,6 @@ NUM_BUCKETS = 1 << 16
 """Documents fall into so many buckets by their hash; a share of a corpus is its first buckets."""
 NUM_DOCUMENTS_BATCH = 1000
 NUM_UNKNOWN_KEPT = 100
-PR_SET_PDEATHSIG = 1
-"""Of Linux' ``prctl``: a signal for this process when its parent ends, however that ends."""
 
 
 class Place(NamedTuple):
@@ -198,67 +189,3 @@ def make_tokens(place: Place, want: dict[str, str], tokenizer_path: Path) -> dic
 def _tokenizer(path: Path, sha256: str) -> Tokenizer:
     """Loaded once per process; ``sha256`` only tells one from the next."""
     return Tokenizer.load(path)
-
-
-# ---- processes ----
-
-
-class Workers:
-    """Runs functions in processes of their own, or in this one where one is enough.
-
-    Args:
-        num_workers: processes.
-    """
-
-    def __init__(self, num_workers: int) -> None:
-        self._num_workers = num_workers
-        self._executor: ProcessPoolExecutor | None = None
-
-    def __enter__(self) -> Workers:
-        if self._num_workers > 1:
-            # A forked child would inherit the threads' locks of torch and tokenizers.
-            self._executor = ProcessPoolExecutor(
-                self._num_workers, multiprocessing.get_context("spawn"), _start_worker
-            )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._executor is not None:
-            # What is under way is finished and kept, whatever stopped us.
-            self._executor.shutdown(wait=True, cancel_futures=True)
-
-    def run(self, function: Callable[..., Any], tasks: Iterable[tuple]) -> Iterator[Any]:
-        """Results in the order they are ready; few tasks wait, since they may hold documents.
-
-        Raises:
-            UserError: as the function does, or when a process dies.
-        """
-        if self._executor is None:
-            for task in tasks:
-                yield function(*task)
-            return
-        pending: set[Future] = set()
-        try:
-            for task in tasks:
-                pending.add(self._executor.submit(function, *task))
-                if len(pending) > self._num_workers:
-                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                    yield from [future.result() for future in done]
-            while pending:
-                done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                yield from [future.result() for future in done]
-        except BrokenProcessPool:
-            raise UserError(
-                "a worker process died, perhaps for want of memory; the same command goes on "
-                "(with fewer --workers, or a smaller --shard-megabytes)"
-            ) from None
-
-
-def _start_worker() -> None:
-    """One thread per process; an end with the parent, however that ends."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != multiprocessing.parent_process().pid:
-        os._exit(1)  # it was gone before we could ask for that

@@ -23,7 +23,6 @@ from exlm_mini.data.request import MEGABYTE, Preparation
 from exlm_mini.data.shards import (
     Place,
     Split,
-    Workers,
     finished_shard,
     load_shard,
     make_documents,
@@ -34,6 +33,7 @@ from exlm_mini.data.smiles import require_rdkit
 from exlm_mini.data.sources import Source, Unit
 from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.data.vocabulary import given_tokenizer, learn_tokenizer, most_often
+from exlm_mini.data.workers import Workers
 
 LIBRARIES = {"text": ("numpy", "tokenizers"), "smiles": ("numpy", "rdkit", "tokenizers")}
 
