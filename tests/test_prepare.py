@@ -8,14 +8,18 @@ import os
 import pickle
 import random
 import resource
+import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import deadly
 import numpy as np
 import pytest
+from deadly import KILLER, SLEEPER
 from refusals import told
 
 from exlm_mini import pretrain
@@ -421,6 +425,48 @@ def test_all_spellings_of_a_molecule_are_on_one_side(tmp_path):
         sides.append({chem.CanonSmiles(text) for text in texts if "[UNK]" not in text})
     assert len(corpus.train) > 2 * len(sides[0])
     assert len(sides[1]) > 50 and not sides[0] & sides[1]
+
+
+@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_molecules_that_rdkit_dies_of_cost_only_themselves(tmp_path, monkeypatch, num_workers):
+    pytest.importorskip("rdkit")
+    data = DataConfig(kind="smiles", validation_share=0.2, max_rejected=0.1)
+    path, found, said = smiles_file(tmp_path), [], []
+    lines = Path(path).read_text().split("\n")
+    for name, some in (("sound", []), ("deadly", [(56, f"{KILLER} x"), (298, SLEEPER)])):
+        for index, line in some:
+            lines.insert(index, line)
+        Path(path).write_text("\n".join(lines))
+        prepare(wanted(path, data=data), tmp_path / name, num_workers, said.append)
+        provenance = json.loads((tmp_path / name / "train.json").read_text())["provenance"]
+        counts = provenance["sources"][0]["cleaning"]
+        packs = ("train.bin", "validation.bin", "tokenizer.json")
+        files = [(tmp_path / name / pack).read_bytes() for pack in packs]
+        found.append((counts["read"] - len(some), counts["rejected"] - len(some), files))
+        monkeypatch.setattr(stages, "make_documents", partial(deadly.make_documents, 1))
+    assert found[0] == found[1]
+    assert [line.partition(", is left out")[0] for line in said if "left out" in line] == [
+        f"{path}: molecule 57, {KILLER!r}", f"{path}: molecule 299, {SLEEPER!r}"
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_child_outlives_a_stopped_command(tmp_path, num_workers, number):
+    pytest.importorskip("rdkit")
+    path = smiles_file(tmp_path, [SLEEPER])
+    # Several workers finish their shards when they are interrupted.
+    seconds = 1 if number == signal.SIGINT and num_workers > 1 else 3600
+    argv = ["--source", path, "--output", tmp_path / "c", "--workers", num_workers]
+    call = f"import deadly; deadly.main({seconds}, *{[str(word) for word in argv]})"
+    process = subprocess.Popen(
+        [sys.executable, "-c", call], stdout=subprocess.PIPE, cwd=Path(__file__).parent
+    )
+    assert process.stdout.readline() == b"asleep\n"
+    process.send_signal(number)
+    process.communicate(timeout=60)  # ends when no process holds the pipe any more
+    assert process.returncode == (INTERRUPTED if number == signal.SIGINT else -number)
 
 
 def test_molecules_of_unimol_become_a_corpus(tmp_path):

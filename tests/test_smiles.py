@@ -4,10 +4,13 @@ import sys
 import time
 
 import pytest
+from deadly import KILLER, SLEEPER
+from deadly import read_molecule as deadly_read
 from refusals import told
 
 pytest.importorskip("rdkit", reason="rdkit is not installed")
 from exlm_mini.config import DataConfig
+from exlm_mini.data import smiles, workers
 from exlm_mini.data.cleaning import Cleaning, CleaningCounts, clean
 from exlm_mini.data.smiles import embedded_molecules, load_molecules, read_molecule, validate
 from exlm_mini.data.tokenizer import train_smiles
@@ -31,12 +34,9 @@ def test_rejections_are_silent(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_canonical_form_is_optional_and_keeps_stereo():
+def test_molecules_stay_as_they_were_written():
     raw = ["OCC", "C(O)C", "C[C@@H](N)C(=O)O", "F\\C=C\\F", "[13CH4]"]
     assert validate(raw).smiles == raw
-    canonical = validate(raw, is_canonical=True).smiles
-    assert canonical[:2] == ["CCO", "CCO"]
-    assert "@" in canonical[2] and "/" in canonical[3] and canonical[4] == "[13CH4]"
 
 
 def test_too_many_rejected_stop_the_run(tmp_path):
@@ -53,6 +53,19 @@ def test_a_limit_counts_molecules_read(tmp_path):
     path.write_text("smiles,name\nCCO ethanol,a\nC[Xx]C,b\nCC,c\n")
     molecules = load_molecules(settings(path, max_documents=2, max_rejected=1.0))
     assert (molecules.smiles, molecules.rejected) == (["CCO"], ["C[Xx]C"])
+
+
+def test_molecules_that_rdkit_dies_of_are_rejected_and_told(tmp_path, monkeypatch):
+    path, lines = tmp_path / "a.smi", []
+    path.write_text(f"CCO\nC[Xx]C\n{KILLER} name\nCC\n{SLEEPER}\nC\n")
+    monkeypatch.setattr(smiles, "read_molecule", deadly_read)
+    monkeypatch.setattr(workers, "MAX_SECONDS", 1)
+    molecules = load_molecules(settings(path, max_rejected=1.0), lines.append)
+    assert molecules == (["CCO", "CC", "C"], [KILLER, SLEEPER, "C[Xx]C"])
+    assert [line.partition(", is left out")[0] for line in lines] == [
+        f"{path}: molecule 3, {KILLER!r}", f"{path}: molecule 5, {SLEEPER!r}"
+    ]  # fmt: skip
+    told(lambda: load_molecules(settings(path)), "3 of 6", "50.00%", KILLER)
 
 
 def test_the_column_of_molecules_is_called_smiles(tmp_path):

@@ -121,7 +121,7 @@ def _document_parts(
     """Text or molecules: read, split, learn the vocabulary on the training side, cut."""
     tokenizer = given_tokenizer(data)
     if data.kind == "smiles":
-        molecules = load_molecules(data)
+        molecules = load_molecules(data, report)
         report(molecules.describe_rejected())
         documents = molecules.smiles
     else:

@@ -11,10 +11,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 from exlm_mini.config import UserError
 from exlm_mini.data.smiles import NUM_REJECTED_SHOWN, read_molecule
+from exlm_mini.data.workers import in_child
 
 MAX_VARIANTS = 1000
 
@@ -46,7 +48,7 @@ class CleaningCounts:
 
     read: int = 0
     rejected: int = 0
-    """Dropped: RDKit does not read it as a molecule of at least one atom, or it is too large."""
+    """Dropped: RDKit reads no molecule of at least one atom, dies or hangs; or it is too large."""
     fragments_removed: int = 0
     """Molecules that lost fragments."""
     stereo_removed: int = 0
@@ -115,6 +117,24 @@ def clean(
             yield Molecule(key, spellings)
         else:
             yield Molecule(key, [spelling])
+
+
+def clean_in_child(
+    smiles: list[str], cleaning: Cleaning, seed: int, counts: CleaningCounts
+) -> tuple[Iterable[Molecule], list[int]]:
+    """``clean``, and the indices of the molecules that RDKit died of or hung on."""
+
+    def cleaned(batch: list[str]) -> tuple[list[Molecule], CleaningCounts]:
+        own = CleaningCounts()
+        return list(clean(batch, cleaning, seed, own)), own
+
+    cleaned(["C.C"])  # imports what every child would have to
+    parts, lost = in_child(cleaned, smiles)
+    names = [smiles[i][:80] for i in lost]
+    counts.add(CleaningCounts(len(lost), len(lost), rejected_examples=names))
+    for _, own in parts:
+        counts.add(own)
+    return chain.from_iterable(molecules for molecules, _ in parts), lost
 
 
 def _size(fragment: object) -> tuple[int, float, str]:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from exlm_mini.config import UserError
-from exlm_mini.data.cleaning import Cleaning, CleaningCounts, clean
+from exlm_mini.data.cleaning import Cleaning, CleaningCounts, clean_in_child
 from exlm_mini.data.files import read_json, whole_file, write_json
 from exlm_mini.data.tokenizer import Tokenizer
 
@@ -124,12 +124,12 @@ def make_documents(
         split: chooses the sides; spellings of one molecule stay together.
         cleaning: of molecules; none: the documents are text.
     """
-    counts = CleaningCounts()
+    counts, lost = CleaningCounts(), []
     if cleaning is None:
         keyed: Iterable[tuple[str, list[str]]] = ((text, [text]) for text in documents)
     else:
-        molecules = (text.split(maxsplit=1)[0] for text in documents)
-        keyed = clean(molecules, cleaning, split.seed, counts)
+        smiles = [text.split(maxsplit=1)[0] for text in documents]
+        keyed, lost = clean_in_child(smiles, cleaning, split.seed, counts)
     texts, is_validation, buckets = [], [], []
     for key, spellings in keyed:
         is_held_out, bucket = split.place(key)
@@ -144,6 +144,7 @@ def make_documents(
         "bucket_D": np.array(buckets, dtype=np.uint16),
     }
     record = {**want, "num_read": len(documents), "cleaning": asdict(counts)}
+    record["lost"] = [(i, smiles[i][:80]) for i in lost]
     return write_shard(place.file("documents"), arrays, record)
 
 

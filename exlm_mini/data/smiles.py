@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from exlm_mini.config import DataConfig, UserError
 from exlm_mini.data.text import load_documents
+from exlm_mini.data.workers import MAX_SECONDS, in_child
 
 NUM_REJECTED_SHOWN = 3
 MAX_CHARACTERS = 2000
@@ -31,13 +32,15 @@ class Molecules(NamedTuple):
         return f"RDKit rejects {len(self.rejected):,} of {num_read:,} molecules{names}"
 
 
-def load_molecules(data: DataConfig, is_canonical: bool = False) -> Molecules:
+def load_molecules(
+    data: DataConfig, report: Callable[[str], None] = lambda line: None
+) -> Molecules:
     """The molecules of the given files, the hub data set, or the embedded ones.
 
     Args:
         data: sources; ``max_documents`` counts molecules read, ``max_rejected`` is the largest
             share RDKit may reject.
-        is_canonical: write each molecule as RDKit's canonical SMILES instead of as it was read.
+        report: receives a line for every molecule that RDKit dies of, or hangs on.
 
     Raises:
         UserError: if a source cannot be read, RDKit is missing, or too many are rejected.
@@ -47,12 +50,19 @@ def load_molecules(data: DataConfig, is_canonical: bool = False) -> Molecules:
         lines: Iterable[str] = load_documents(data, default_column="smiles")
     else:
         lines = islice(embedded_molecules(), data.max_documents)
+    source = ", ".join(data.files) or data.hub or "the embedded molecules"
     # Tables may hold "CCO ethanol" too; RDKit would take the name along.
-    molecules = validate((line.split(maxsplit=1)[0] for line in lines), is_canonical)
+    texts = [line.split(maxsplit=1)[0] for line in lines]
+    parts, lost = in_child(validate, texts)
+    for i in lost:
+        report(describe_lost(source, i, texts[i]))
+    molecules = Molecules(
+        [text for part in parts for text in part.smiles],
+        [texts[i] for i in lost] + [text for part in parts for text in part.rejected],
+    )
     num_read = len(molecules.smiles) + len(molecules.rejected)
     if len(molecules.rejected) > data.max_rejected * num_read:
         share = len(molecules.rejected) / num_read
-        source = ", ".join(data.files) or data.hub or "the embedded molecules"
         raise UserError(
             f"{source}: {molecules.describe_rejected()} ({share:.2%}, data.max_rejected is "
             f"{data.max_rejected:.2%}); mend or remove them, or raise data.max_rejected"
@@ -80,21 +90,20 @@ def embedded_molecules() -> Iterable[str]:
     )
 
 
-def validate(smiles: Iterable[str], is_canonical: bool = False) -> Molecules:
-    """Sort SMILES into those RDKit can read as a molecule of at least one atom and the others.
+def describe_lost(source: str, index: int, smiles: str) -> str:
+    """What is said of a molecule that a child was lost on; ``index`` counts those of a source."""
+    return (
+        f"{source}: molecule {index + 1:,}, {smiles[:80]!r}, is left out: RDKit dies of it, or "
+        f"takes more than {MAX_SECONDS} s"
+    )
 
-    Stereo chemistry, isotopes and charges are kept in both forms.
-    """
-    from rdkit import Chem
 
+def validate(smiles: Iterable[str]) -> Molecules:
+    """Sort SMILES into those RDKit can read as a molecule of at least one atom and the others."""
     accepted: list[str] = []
     rejected: list[str] = []
     for text in smiles:
-        molecule = read_molecule(text)
-        if molecule is None:
-            rejected.append(text)
-        else:
-            accepted.append(Chem.MolToSmiles(molecule) if is_canonical else text)
+        (rejected if read_molecule(text) is None else accepted).append(text)
     return Molecules(accepted, rejected)
 
 
@@ -104,7 +113,7 @@ def read_molecule(smiles: str, *options: Any) -> Any:
     Its stack ends with some ten thousand nested parentheses, and its search for rings and for
     alternating bonds takes minutes where some hundred rings share atoms. Within the limits the
     worst that we found takes four seconds; the largest molecule of our data, a peptide of SIDER,
-    has 1,340 characters and 46 rings.
+    has 1,340 characters and 46 rings. What the limits do not foresee is left to ``in_child``.
 
     Args:
         smiles: one molecule.
@@ -127,7 +136,7 @@ def read_molecule(smiles: str, *options: Any) -> Any:
 def require_rdkit() -> None:
     """Stop with the remedy where RDKit is missing."""
     try:
-        import rdkit  # noqa: F401
+        from rdkit import Chem  # noqa: F401
     except ImportError:
         raise UserError(
             "molecules need RDKit, which checks them; pip install 'exlm-mini[chem]'"

@@ -29,7 +29,7 @@ from exlm_mini.data.shards import (
     make_tokens,
     texts_of,
 )
-from exlm_mini.data.smiles import require_rdkit
+from exlm_mini.data.smiles import describe_lost, require_rdkit
 from exlm_mini.data.sources import Source, Unit
 from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.data.vocabulary import given_tokenizer, learn_tokenizer, most_often
@@ -153,10 +153,14 @@ class Passes:
         """What cleaning did to each source; too many rejected molecules stop the work."""
         all_counts = []
         for source, part in zip(self.sources, parts, strict=True):
-            counts = CleaningCounts()
+            counts, num_before = CleaningCounts(), Counter()
             for shard in part:
+                unit = source.units[shard.place.unit].name
+                for index, text in shard.record["lost"]:
+                    self.report(describe_lost(unit, num_before[unit] + index, text))
                 counts.add(shard.record["cleaning"])
-            num_read = sum(shard.record["num_read"] for shard in part)
+                num_before[unit] += shard.record["num_read"]
+            num_read = num_before.total()
             if not num_read:
                 raise UserError(f"{source.name} holds no documents; leave it out")
             self.report(f"{source.name}: {num_read:,} documents in {len(part):,} shards")
