@@ -8,7 +8,8 @@
 ``book/plan.md`` says what is tried and why. A run leaves one JSON file in OUTPUT/EXPERIMENT and is
 never made again; one that was stopped goes on where it was. Several of these commands may work side
 by side, on one OUTPUT and --work: each takes what no other has taken. Records are of a clean
-checkout: start from a worktree of a fixed commit, and work on beside it.
+checkout: start from a worktree of a fixed commit, and work on beside it. An experiment whose corpus
+nobody has prepared is left out; the file of its recipe has the command.
 
 SIGINT and SIGTERM save a checkpoint and stop. Exit codes: 0 done, 2 a mistake of the user, 130
 stopped and ready to go on.
@@ -69,6 +70,20 @@ def taken(folder: Path) -> Iterator[bool]:
         yield True
 
 
+def ready(names: list[str], runner: Runner) -> list[str]:
+    """The experiments whose data are there; of the others it is said what is missing."""
+    found = []
+    for name in names:
+        cell = EXPERIMENTS[name].cells[0]
+        try:
+            runner.check_inputs(cell.config(cell.seeds[0]))
+        except UserError as error:
+            say(f"{name} is left out: {error}")
+        else:
+            found.append(name)
+    return found
+
+
 def work(names: list[str], output: Path, work: Path, device: str) -> int:
     """Make the missing runs, one after the other; the exit code."""
     if "with changes" in commit():
@@ -78,9 +93,10 @@ def work(names: list[str], output: Path, work: Path, device: str) -> int:
         )
     for written in (output, work):
         refuse_odd_files(written)
-    runs, seconds = planned(names), []
     with requests_by_signal() as requests:
         runner = Runner(work, device, None, say, requests.should_stop)
+        names = ready(names, runner)
+        runs, seconds = planned(names), []
         ledgers = {name: Ledger(output, name, SCALE, runner) for name in names}
         left = [run for run in runs if not ledgers[run[0]].is_done(*run[1:])]
         for number, (name, cell, seed) in enumerate(left):

@@ -5,18 +5,21 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
-from tiny_runs import CELL
+from tiny_runs import CELL, DATA
 
 from exlm_lab import study as command
-from exlm_lab.experiments import study
+from exlm_lab.experiments import frozen, study
 from exlm_lab.experiments.cells import Cell
 from exlm_lab.experiments.records import Group, Record
+from exlm_lab.experiments.running import Runner
 from exlm_lab.experiments.study import (
     EXPERIMENTS,
     Claim,
@@ -27,6 +30,7 @@ from exlm_lab.experiments.study import (
     p_value,
 )
 from exlm_mini.alignment import dag_log_likelihood
+from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.training.run_directory import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -259,6 +263,34 @@ def test_a_checkout_with_changes_makes_no_record(tiny, tmp_path, monkeypatch, ca
     assert run(tmp_path) == 2
     assert "worktree" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_an_experiment_whose_data_are_missing_is_left_out_in_one_line(
+    tiny, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)  # without corpora/molecules
+    cells = (Cell("mlm", "molecules", "sweep/smiles", seeds=(1,)),)
+    monkeypatch.setitem(tiny, "molecules", Experiment("molecules", "", cells, ()))
+    assert command.ready(["molecules", "tiny"], Runner(tmp_path / "work")) == ["tiny"]
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "corpora/molecules" in said and "prepare" in said
+
+
+@pytest.mark.slow
+def test_a_record_of_molecules_holds_what_pairs_and_frozen_states_say(
+    tiny, tmp_path, monkeypatch
+):
+    prepare_corpus(replace(DATA["smiles"], validation_share=0.3), tmp_path / "corpus", 1)
+    monkeypatch.setattr(frozen, "QUANTITIES", ("qed", "BertzCT"))  # no two molecules agree
+    settings = {**CELL, "data.pack": str(tmp_path / "corpus"), "objective": "exlm"}
+    cell = Cell("exlm", "molecules", "sweep/smiles", settings, seeds=(1,))
+    monkeypatch.setitem(tiny, "tiny", Experiment("tiny", "", (cell,), ()))
+    assert run(tmp_path) == 0
+    first = json.loads(written(tmp_path)["study-exlm-seed1.json"])["metrics"]
+    assert first.keys() >= {"bits_per_mask", "rings_together_bits", "read_qed"}
+    shutil.rmtree(tmp_path / "out")
+    assert run(tmp_path) == 0
+    assert json.loads(written(tmp_path)["study-exlm-seed1.json"])["metrics"] == first
 
 
 def test_an_unknown_experiment_is_one_line(tmp_path, capsys):

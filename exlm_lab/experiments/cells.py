@@ -12,9 +12,9 @@ from exlm_lab.downstream.finetuning import TuneConfig
 from exlm_mini.config import RunConfig, run_config_from_dict
 from exlm_mini.recipes import load_recipe
 
-Input = Literal["toy", "slots", "english", "text"]
+Input = Literal["toy", "slots", "english", "text", "molecules"]
 """The small language ``town``, the smaller ones of two slots, the embedded English or files in its
-place, and what the paper's recipes read."""
+place, what the paper's recipes read, and molecules prepared before."""
 BASES = "sweep/"
 OURS = Path(__file__).parents[1] / "recipes"
 

@@ -33,7 +33,9 @@ from exlm_lab.downstream.grid import StoppedError
 from exlm_lab.downstream.prepared import Problem, load_problem, make_problem
 from exlm_lab.downstream.task import Examples
 from exlm_lab.experiments.cells import Downstream, with_settings
+from exlm_lab.experiments.frozen import held_out
 from exlm_lab.experiments.measures import measure
+from exlm_lab.experiments.molecules import measure_molecules
 from exlm_mini.config import RunConfig, UserError
 from exlm_mini.data.corpus import Corpus, prepare_corpus
 from exlm_mini.data.toy_grammars import slots_of
@@ -84,18 +86,27 @@ class Runner:
         Raises:
             UserError: if it is to be a prepared one, and is not there.
         """
-        folder, pack = self._corpus_folder(config), config.data.pack
-        if pack is not None and not Path(pack).exists():
-            raise UserError(
-                f"there is no {pack}; make it with python -m exlm_mini.prepare (the file of the "
-                f"recipe {config.recipe} begins with the command)"
-            )
+        self.check_inputs(config)
+        folder = self._corpus_folder(config)
         if folder not in self._corpora:
             with self._alone(folder):
                 self._corpora[folder] = prepare_corpus(
                     config.data, folder / "data", CORPUS_SEED, self.report
                 )
         return self._corpora[folder]
+
+    def check_inputs(self, config: RunConfig) -> None:
+        """Whether what a run reads is there.
+
+        Raises:
+            UserError: if not.
+        """
+        pack = config.data.pack
+        if pack is not None and not Path(pack).exists():
+            raise UserError(
+                f"there is no {pack}; make it with python -m exlm_mini.prepare (the file of the "
+                f"recipe {config.recipe} begins with the command)"
+            )
 
     def train(
         self,
@@ -185,7 +196,13 @@ class Runner:
         start = time.monotonic()
         pretrained = self.trained(config, watched)
         with_masks = with_settings(pretrained.config, masks or {})
-        found = measure(pretrained.model(), with_masks, self.corpus(config))
+        model, corpus = pretrained.model(), self.corpus(config)
+        found = measure(model, with_masks, corpus)
+        if corpus.kind == "smiles" and masks is None:
+            folder, pack = self._corpus_folder(config) / "molecules", corpus.validation
+            with self._alone(folder):
+                known = held_out(pack, pretrained.tokenizer, folder)
+            found |= measure_molecules(model, pretrained.tokenizer, pack, known)
         return found, time.monotonic() - start
 
     def time(self, config: RunConfig) -> dict[str, float]:

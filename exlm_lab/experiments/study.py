@@ -17,6 +17,7 @@ from exlm_lab.experiments.cells import Cell
 from exlm_lab.experiments.claims import Claim, Experiment
 from exlm_lab.experiments.competence import competence
 from exlm_lab.experiments.escape import escape
+from exlm_lab.experiments.molecules import molecules
 from exlm_lab.experiments.records import Group, Record, grouped, read_records, summarize
 from exlm_mini.data.toy_grammars import LADDER
 
@@ -148,7 +149,8 @@ def _parts() -> Experiment:
 
 
 EXPERIMENTS = {
-    experiment.name: experiment for experiment in (_ladder(), _parts(), competence(), escape())
+    experiment.name: experiment
+    for experiment in (_ladder(), _parts(), competence(), escape(), molecules())
 }
 """By name, in the order in which the queue takes them."""
 

@@ -1,0 +1,143 @@
+"""What a linear map reads of a molecule's structure from a model's states, the model left as it is.
+
+Held-out molecules go in unmasked, their states are averaged in every layer, and ridge regression
+learns from molecules of some scaffolds what RDKit computes, to be tested on molecules of others.
+
+Shapes: R molecules, D features, C quantities.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from exlm_lab.downstream.heads import FineTuned
+from exlm_lab.downstream.inputs import evaluation_batches, padded
+from exlm_lab.downstream.scaffolds import scaffold
+from exlm_mini.data.files import write_atomically
+from exlm_mini.data.packs import Pack
+from exlm_mini.data.smiles import read_molecule, require_rdkit
+from exlm_mini.data.tokenizer import Tokenizer
+from exlm_mini.model import ExLM, MaskedLM
+
+QUANTITIES = (
+    "qed", "BertzCT", "NumAromaticRings", "NumAtomStereoCenters", "NumRotatableBonds"
+)  # fmt: skip
+"""By RDKit's names."""
+NUM_EACH = 20_000
+"""Molecules to learn from, and as many to test on."""
+PENALTY = 1e-2
+"""Of ridge regression, for each molecule, on features of variance 1."""
+BATCH_ROWS = 128
+
+
+class Molecules(NamedTuple):
+    """Molecules of a pack whose quantities are known."""
+
+    number_R: np.ndarray
+    """Rows of the pack."""
+    is_test_R: np.ndarray
+    quantity_RC: np.ndarray
+
+    def rows(self, pack: Pack) -> list[np.ndarray]:
+        """Framed ids of each."""
+        return [pack.gather([n])[0][0].numpy() for n in self.number_R]
+
+
+def held_out(pack: Pack, tokenizer: Tokenizer, folder: Path) -> Molecules:
+    """``NUM_EACH`` molecules to learn from and to test on, or all; no scaffold is on both sides.
+
+    Args:
+        pack: of molecules that models were not trained on.
+        tokenizer: of the pack.
+        folder: what was found is kept there, as it takes minutes. Of two processes that find
+            nothing, either may write it.
+    """
+    require_rdkit()
+    from rdkit import rdBase
+    from rdkit.Chem import Descriptors
+
+    path = folder / f"molecules-{pack.sha256[:16]}-{rdBase.rdkitVersion}-{NUM_EACH}.npz"
+    if path.exists():
+        with np.load(path) as kept:
+            return Molecules(**kept)
+    functions = [dict(Descriptors.descList)[name] for name in QUANTITIES]
+    rng, sides = np.random.default_rng(0), {}
+    found, counts = [], [0, 0]
+    for n in rng.permutation(len(pack)).tolist():
+        row_N = pack.gather([n])[0][0]
+        molecule = read_molecule("".join(map(tokenizer.token, row_N[1:-1].tolist())))
+        if molecule is None:  # a symbol was unknown
+            continue
+        side = sides.setdefault(scaffold(molecule, is_chiral=False), int(rng.integers(2)))
+        if counts[side] < NUM_EACH:
+            counts[side] += 1
+            found.append((n, side == 1, [quantity(molecule) for quantity in functions]))
+        if min(counts) == NUM_EACH:
+            break
+    molecules = Molecules(*map(np.array, zip(*found, strict=True)))
+    buffer = io.BytesIO()
+    np.savez(buffer, **molecules._asdict())
+    write_atomically(path, buffer.getvalue())
+    return molecules
+
+
+def explained(
+    model: MaskedLM | ExLM, rows: list[np.ndarray], molecules: Molecules
+) -> dict[str, float]:
+    """What a linear map reads from the model's states.
+
+    Returns:
+        ``read_qed`` and so on: explained share of the variance (R²) of a quantity on the test
+        molecules; ``read_structure``, their mean.
+    """
+    feature_RD, is_test_R = features(model, rows), molecules.is_test_R
+    learned_RC, true_RC = molecules.quantity_RC[~is_test_R], molecules.quantity_RC[is_test_R]
+    guess_RC = ridge(feature_RD[~is_test_R], learned_RC, feature_RD[is_test_R])
+    share_C = 1 - ((guess_RC - true_RC) ** 2).mean(axis=0) / true_RC.var(axis=0)
+    shares = dict(zip(QUANTITIES, share_C.tolist(), strict=True))
+    return {f"read_{n}": v for n, v in {**shares, "structure": float(share_C.mean())}.items()}
+
+
+@torch.no_grad()
+def features(model: MaskedLM | ExLM, rows: list[np.ndarray]) -> np.ndarray:
+    """The mean states of a molecule's symbols after each layer, end to end; (R, D), float64."""
+    device, special = next(model.parameters()).device, model.special_ids
+    reader, layers = FineTuned(model, nn.Identity()), []
+    hooks = [
+        layer.register_forward_hook(lambda *call: layers.append(call[2]))
+        for layer in model.encoder.layers
+    ]
+    found: list[np.ndarray] = [np.empty(0)] * len(rows)
+    for batch in evaluation_batches(np.array([len(row) for row in rows]), BATCH_ROWS):
+        token_ids_BN = padded([rows[n] for n in batch], special.pad).to(device)
+        layers.clear()
+        reader.hidden(token_ids_BN)
+        frame = token_ids_BN.new_tensor([special.pad, special.bos, special.eos])
+        is_symbol_BN1 = ~torch.isin(token_ids_BN, frame).unsqueeze(2)
+        means = []
+        for hidden_BTD in layers:
+            # [EOS] has as many clones as [BOS]; a layer below ``expand_at`` sees none of them.
+            num_clones = (hidden_BTD.shape[1] - token_ids_BN.shape[1]) // 2
+            hidden_BND = hidden_BTD[:, num_clones:][:, : token_ids_BN.shape[1]].double()
+            means.append((hidden_BND * is_symbol_BN1).sum(dim=1) / is_symbol_BN1.sum(dim=1))
+        for n, feature_D in zip(batch, torch.cat(means, dim=1).cpu().numpy(), strict=True):
+            found[n] = feature_D
+    for hook in hooks:
+        hook.remove()
+    return np.stack(found)
+
+
+def ridge(train_RD: np.ndarray, train_RC: np.ndarray, test_RD: np.ndarray) -> np.ndarray:
+    """Predictions for the test rows, (R, C)."""
+    mean_D, spread_D = train_RD.mean(axis=0), train_RD.std(axis=0) + 1e-9
+    train_RD, test_RD = (train_RD - mean_D) / spread_D, (test_RD - mean_D) / spread_D
+    offset_C = train_RC.mean(axis=0)
+    square_DD = train_RD.T @ train_RD + PENALTY * len(train_RD) * np.eye(len(mean_D))
+    weight_DC = np.linalg.solve(square_DD, train_RD.T @ (train_RC - offset_C))
+    return test_RD @ weight_DC + offset_C

@@ -1,0 +1,197 @@
+"""Two symbols of a molecule that depend on each other, hidden together: are they linked?
+
+Symbols that only go together, such as both digits of a ring, are where predictions made one by one
+must fail: each may be likely, and the two of them impossible. A control hides two symbols of the
+same kinds that belong to different groups of the same molecule. With two masks the probability
+of every filling is known exactly, from one pass of the model.
+
+Shapes: B rows, N tokens of a row, k states, L states of a row, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from exlm_lab.downstream.inputs import evaluation_batches, padded
+from exlm_lab.experiments.states import read_rows
+from exlm_mini.data.masking import MaskedBatch, counter_uniform
+from exlm_mini.data.smiles import read_molecule
+from exlm_mini.data.tokenizer import Tokenizer
+from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.model.objectives import nats_to_bits
+
+KINDS = ("rings", "brackets", "aromatics")
+"""Both digits of a ring, both ends of a branch, two aromatic atoms of a ring."""
+ARRANGEMENTS = ("together", "apart")
+"""Two of one group; the first of these, and what stands where the second does in another group."""
+NUM_MOLECULES = 1000
+"""Of each kind."""
+NUM_DRAWS = 4
+"""Fillings drawn for each molecule."""
+BATCH_ROWS = 64
+
+
+def groups_of(symbols: list[str]) -> dict[str, list[tuple[int, ...]]]:
+    """Places of the symbols that belong together, by kind.
+
+    Args:
+        symbols: of a SMILES that RDKit reads.
+    """
+    found: dict[str, list[tuple[int, ...]]] = {kind: [] for kind in KINDS}
+    open_rings: dict[str, int] = {}
+    open_branches, atoms = [], []
+    for place, symbol in enumerate(symbols):
+        if symbol[0] == "%" or symbol.isdigit():
+            if symbol in open_rings:
+                found["rings"].append((open_rings.pop(symbol), place))
+            else:
+                open_rings[symbol] = place
+        elif symbol == "(":
+            open_branches.append(place)
+        elif symbol == ")":
+            found["brackets"].append((open_branches.pop(), place))
+        elif symbol[0] == "[" or symbol[0].isalpha():
+            atoms.append(place)
+    molecule = read_molecule("".join(symbols))
+    for ring in molecule.GetRingInfo().AtomRings():
+        if all(molecule.GetAtomWithIdx(atom).GetIsAromatic() for atom in ring):
+            found["aromatics"].append(tuple(sorted(atoms[atom] for atom in ring)))
+    return found
+
+
+def choose(groups: list[tuple[int, ...]], seed: int) -> tuple[tuple[int, int], ...] | None:
+    """A pair of each arrangement; none of a molecule without two groups that share nothing."""
+    disjoint = [(a, b) for a in groups for b in groups if not set(a) & set(b)]
+    if not disjoint:
+        return None
+    rng = np.random.default_rng(seed)
+    one, other = disjoint[rng.integers(len(disjoint))]
+    places = rng.choice(min(len(one), len(other)), 2, replace=False)
+    i, j = sorted(places.tolist())
+    return (one[i], one[j]), tuple(sorted((one[i], other[j])))
+
+
+@torch.no_grad()
+def joint_table(model: MaskedLM | ExLM, token_ids_BN: Tensor, place_B2: Tensor) -> Tensor:
+    """P(both hidden tokens | context) of every filling, (B, V, V), float64.
+
+    Args:
+        model: in evaluation mode; ExLM's states must be linked (not ``ctc``).
+        token_ids_BN: int64, framed and padded.
+        place_B2: int64, the two places to hide in each row, rising.
+
+    Returns:
+        The product of two predictions for MLM; for ExLM the sum over paths, which may be below 1
+        in all, since a path may also take more or fewer steps (``decoding``).
+    """
+    is_masked_BN = torch.zeros_like(token_ids_BN, dtype=torch.bool).scatter(1, place_B2, True)
+    masked_ids_BN = token_ids_BN.masked_fill(is_masked_BN, model.special_ids.mask)
+    if isinstance(model, MaskedLM):
+        token_SV = model(masked_ids_BN, is_masked_BN).double().softmax(dim=1)
+        first_BV, second_BV = token_SV.unflatten(0, (-1, 2)).unbind(dim=1)
+        return first_BV.unsqueeze(2) * second_BV.unsqueeze(1)
+    reading = read_rows(model, MaskedBatch(masked_ids_BN, is_masked_BN, token_ids_BN))
+    # A path takes three steps: from the first state to one for each mask and to the last.
+    edge_BLL = reading.scores.log_transition_BLL.exp().triu(1)
+    path_BLL = edge_BLL[:, :1].transpose(1, 2) * edge_BLL * edge_BLL[:, :, -1:].transpose(1, 2)
+    token_BLV = reading.log_token_BLV.exp()
+    return token_BLV.transpose(1, 2) @ path_BLL @ token_BLV
+
+
+def pair_metrics(
+    model: MaskedLM | ExLM, tokenizer: Tokenizer, rows: list[np.ndarray]
+) -> dict[str, float]:
+    """Bits, and the share of fillings RDKit accepts, of each kind and arrangement.
+
+    Args:
+        model: as for ``joint_table``.
+        tokenizer: of the rows.
+        rows: framed ids of molecules; the first ``NUM_MOLECULES`` with pairs of a kind count.
+
+    Returns:
+        ``rings_together_bits``: -log2 P(both true symbols | context), mean over molecules, and
+        ``rings_gap_bits``: less those of the control; ``rings_together_linked``: bits the joint
+        wins over the product of its own marginals; ``rings_together_valid``: share of
+        ``NUM_DRAWS`` fillings drawn from the joint that make a molecule; and so on. A kind that
+        no molecule has is left out.
+    """
+    symbols: list[list[str]] = []
+    pairs: dict[str, dict[int, tuple]] = {kind: {} for kind in KINDS}
+    for n, row in enumerate(rows):
+        symbols.append([tokenizer.token(i) for i in row[1:-1].tolist()])
+        for kind, groups in groups_of(symbols[n]).items():
+            pair = choose(groups, n)
+            if pair is not None and len(pairs[kind]) < NUM_MOLECULES:
+                pairs[kind][n] = pair
+        if all(len(found) == NUM_MOLECULES for found in pairs.values()):
+            break
+    found = {}
+    for kind, of_kind in pairs.items():
+        if not of_kind:
+            continue
+        for arrangement, places in zip(
+            ARRANGEMENTS, zip(*of_kind.values(), strict=True), strict=True
+        ):
+            values = _read(
+                model, tokenizer, rows, symbols, dict(zip(of_kind, places, strict=True))
+            )
+            found |= {f"{kind}_{arrangement}_{name}": value for name, value in values.items()}
+        together, apart = (found[f"{kind}_{name}_bits"] for name in ARRANGEMENTS)
+        found[f"{kind}_gap_bits"] = together - apart
+    return found
+
+
+def _read(
+    model: MaskedLM | ExLM,
+    tokenizer: Tokenizer,
+    rows: list[np.ndarray],
+    symbols: list[list[str]],
+    places: dict[int, tuple[int, int]],
+) -> dict[str, float]:
+    """bits, linked and valid of the pairs at these places of rows."""
+    read, num_valid, numbers = [], 0, np.array(list(places))
+    device, pad = next(model.parameters()).device, model.special_ids.pad
+    for batch in evaluation_batches(np.array([len(rows[n]) for n in numbers]), BATCH_ROWS):
+        chosen = numbers[batch]
+        token_ids_BN = padded([rows[n] for n in chosen], pad)
+        place_B2 = torch.tensor([places[n] for n in chosen]) + 1  # behind [BOS]
+        joint_BVV = joint_table(model, token_ids_BN.to(device), place_B2.to(device)).cpu()
+        read.append(torch.stack(bits_of(joint_BVV, token_ids_BN.gather(1, place_B2))))
+        for n, drawn_D2 in zip(chosen, draw(joint_BVV, chosen), strict=True):
+            text, (i, j) = symbols[n].copy(), places[n]
+            for filling in drawn_D2.tolist():
+                text[i], text[j] = map(tokenizer.token, filling)
+                num_valid += read_molecule("".join(text)) is not None
+    bits, linked = torch.cat(read, dim=1).mean(dim=1).tolist()
+    return {"bits": bits, "linked": linked, "valid": num_valid / (NUM_DRAWS * len(numbers))}
+
+
+def bits_of(joint_BVV: Tensor, token_ids_B2: Tensor) -> tuple[Tensor, Tensor]:
+    """-log2 of the joint at the true tokens, and by how much its own marginals are longer; (B,).
+
+    The second is of the joint scaled to sum to one: 0 in the mean over what a model draws if its
+    predictions do not depend on each other, and never below.
+    """
+    row_B = torch.arange(len(joint_BVV))
+    first_B, second_B = token_ids_B2.unbind(dim=1)
+    joint_B, whole_B = joint_BVV[row_B, first_B, second_B], joint_BVV.sum(dim=(1, 2))
+    first_B, second_B = joint_BVV.sum(2)[row_B, first_B], joint_BVV.sum(1)[row_B, second_B]
+    linked_B = nats_to_bits((joint_B * whole_B).log() - (first_B * second_B).log())
+    return nats_to_bits(-joint_B.log()), linked_B
+
+
+def draw(joint_BVV: Tensor, number_B: np.ndarray) -> Tensor:
+    """Fillings drawn from the joint of each row; (B, NUM_DRAWS, 2).
+
+    Args:
+        joint_BVV: need not sum to one.
+        number_B: of the rows; what is drawn depends on them alone.
+    """
+    noise_BD = torch.from_numpy(
+        counter_uniform(number_B[:, None], np.arange(NUM_DRAWS)[None, :])
+    )
+    rising_BX = joint_BVV.flatten(1).cumsum(dim=1)
+    at_BD = torch.searchsorted(rising_BX, noise_BD * rising_BX[:, -1:], right=True)
+    return torch.stack((at_BD // joint_BVV.shape[2], at_BD % joint_BVV.shape[2]), dim=2)

@@ -1,0 +1,106 @@
+"""Frozen features: scaffolds stay on one side, and a linear map finds what is there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from rdkit.Chem.rdMolDescriptors import CalcNumAromaticRings
+from tiny_runs import DATA
+from torch import nn
+
+from exlm_lab.downstream.heads import FineTuned
+from exlm_lab.downstream.scaffolds import scaffold
+from exlm_lab.experiments import frozen
+from exlm_lab.experiments.frozen import QUANTITIES, explained, features, held_out, ridge
+from exlm_mini.config import ModelConfig
+from exlm_mini.data.corpus import prepare_corpus
+from exlm_mini.data.smiles import read_molecule
+from exlm_mini.data.tokenizer import Tokenizer
+from exlm_mini.model import ExLM, MaskedLM
+
+SMALL = ModelConfig(width=16, num_heads=2, ffn_width=16, states_per_mask=2)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    half = replace(DATA["smiles"], validation_share=0.5)
+    return prepare_corpus(half, tmp_path_factory.mktemp("corpus"), 1)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(corpus):
+    return Tokenizer.load(corpus.tokenizer_path)
+
+
+def test_molecules_to_learn_from_share_no_scaffold_with_those_to_test(
+    corpus, tokenizer, tmp_path
+):
+    found = held_out(corpus.validation, tokenizer, tmp_path)
+    frames: dict[bool, set[str]] = {False: set(), True: set()}
+    rows = found.rows(corpus.validation)
+    for row, is_test, quantities in zip(rows, found.is_test_R, found.quantity_RC, strict=True):
+        molecule = read_molecule(tokenizer.decode(row[1:-1]))
+        frames[bool(is_test)].add(scaffold(molecule, is_chiral=False))
+        rings = quantities[QUANTITIES.index("NumAromaticRings")]
+        assert rings == CalcNumAromaticRings(molecule)
+    assert frames[False] and frames[True] and not frames[False] & frames[True]
+    assert len(set(found.number_R)) == len(rows) > 0.9 * len(corpus.validation)
+
+
+def test_what_is_kept_is_read_again(corpus, tokenizer, tmp_path, monkeypatch):
+    first = held_out(corpus.validation, tokenizer, tmp_path)
+    monkeypatch.setattr(frozen, "scaffold", lambda *arguments: pytest.fail("it was made again"))
+    again = held_out(corpus.validation, tokenizer, tmp_path)
+    for one, other in zip(first, again, strict=True):
+        assert np.array_equal(one, other) and one.dtype == other.dtype
+
+
+@pytest.mark.parametrize(("kind", "expand_at"), [(MaskedLM, 0), (ExLM, 0), (ExLM, 1)])
+def test_features_are_the_mean_states_of_the_symbols_alone(kind, expand_at, corpus):
+    model = kind(replace(SMALL, expand_at=expand_at), corpus.train.vocab_size).eval()
+    model.encoder.final_norm = nn.Identity()  # what comes out is then the last layer
+    token_ids_BN, lengths_B = corpus.validation.gather(range(3))
+    rows = [row[:n].numpy() for row, n in zip(token_ids_BN, lengths_B, strict=True)]
+    found_RD = features(model, rows)
+    assert found_RD.shape == (3, 2 * 16)
+    with torch.no_grad():
+        hidden_BND = FineTuned(model, nn.Identity()).hidden(token_ids_BN).double()
+    for feature_D, hidden_ND, n in zip(found_RD, hidden_BND, lengths_B, strict=True):
+        np.testing.assert_allclose(feature_D[16:], hidden_ND[1 : n - 1].mean(dim=0), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [MaskedLM, ExLM])
+def test_features_of_a_molecule_do_not_depend_on_those_beside_it(kind, corpus):
+    torch.manual_seed(0)
+    model = kind(SMALL, corpus.train.vocab_size).eval()
+    token_ids_BN, lengths_B = corpus.validation.gather(range(4))
+    rows = [row[:n].numpy() for row, n in zip(token_ids_BN, lengths_B, strict=True)]
+    together_RD = features(model, rows)
+    for row, feature_D in zip(rows, together_RD, strict=True):
+        np.testing.assert_allclose(features(model, [row])[0], feature_D, atol=1e-5)
+    assert np.abs(together_RD[0] - together_RD[1]).max() > 1e-3
+
+
+def test_ridge_finds_a_linear_map(monkeypatch):
+    monkeypatch.setattr(frozen, "PENALTY", 1e-9)
+    rng = np.random.default_rng(0)
+    state_RD, weight_DC = 3 + rng.normal(size=(60, 4)), rng.normal(size=(4, 3))
+    truth_RC = state_RD @ weight_DC + 5
+    found_RC = ridge(state_RD[:40], truth_RC[:40], state_RD[40:])
+    np.testing.assert_allclose(found_RC, truth_RC[40:], atol=1e-5)
+
+
+def test_states_that_tell_the_structure_explain_it_and_noise_does_not(
+    corpus, tokenizer, tmp_path, monkeypatch
+):
+    found = held_out(corpus.validation, tokenizer, tmp_path)
+    monkeypatch.setattr(frozen, "features", lambda model, rows: found.quantity_RC)
+    known = explained(None, [], found)
+    assert known.keys() == {f"read_{name}" for name in (*QUANTITIES, "structure")}
+    assert known["read_structure"] > 0.99
+    noise_RD = np.random.default_rng(0).normal(size=(len(found.number_R), 2))
+    monkeypatch.setattr(frozen, "features", lambda model, rows: noise_RD)
+    assert explained(None, [], found)["read_structure"] < 0.2
