@@ -425,6 +425,8 @@ def test_a_damaged_record_is_refused_in_one_line(tmp_path):
         {"curve": [3]},
         {"curve": [{"validation_bits_per_mask": "few"}]},
         {"downstream": {"test": "good"}},
+        {"seconds": 3.5},
+        {"seconds": {"pretrain": [3.5]}},
         {"config": {"model": 3}},
         {"config": {"model": {"width": "wide"}}},
     ],

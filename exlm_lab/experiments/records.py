@@ -152,6 +152,7 @@ def read_record(path: Path) -> Record:
         run_config_from_dict(data["config"])
         numbers = [*data["metrics"].values(), (data.get(DOWNSTREAM) or {}).get("test")]
         numbers += [number for point in data["curve"] for number in point.values()]
+        numbers += (data.get("seconds") or {}).values()
         if not all(number is None or isinstance(number, int | float) for number in numbers):
             raise ValueError("a metric is no number")
     return Record(
