@@ -353,6 +353,7 @@ def test_a_missing_run_or_checkpoint_is_named(tmp_path, capsys):
 def test_the_text_is_checked(toy, capsys):
     assert "no [MASK]" in fails(capsys, "the old baker", "--run", toy)
     assert "no [MASK]" in fails(capsys, "", "--run", toy)
+    assert "20,000" in fails(capsys, "[MASK]" + "[" * 20_000, "--run", toy)
     line = fails(capsys, "the tired [MASK] felt [mask] tired", "--run", toy)
     assert "'tired', '[mask]'" in line
     assert "'[BOS]'" in fails(capsys, "[BOS] [MASK]", "--run", toy)

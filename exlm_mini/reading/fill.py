@@ -81,6 +81,11 @@ def load_run(directory: Path) -> Loaded:
         return Loaded(run, checkpoint.step, config, model, tokenizer)
 
 
+MAX_CHARACTERS = 20_000
+"""More than any row holds. Symbols of molecules are found in a time that is quadratic where
+brackets stay open: a second for so many."""
+
+
 def encode_row(loaded: Loaded, text: str) -> Tensor:
     """masked_ids_BN of one text between [BOS] and [EOS].
 
@@ -94,6 +99,10 @@ def encode_row(loaded: Loaded, text: str) -> Tensor:
         raise UserError("the text is not valid UTF-8; check the terminal's encoding") from None
     if MASK not in text:
         raise UserError(f"the text has no {MASK}; write {MASK} in place of each hidden token")
+    if len(text) > MAX_CHARACTERS:
+        raise UserError(
+            f"the text has {len(text):,} characters; {MAX_CHARACTERS:,} is the most that is read"
+        )
     token_ids = tokenizer.encode_with_masks(text)
     if tokenizer.special_ids.unk in token_ids:
         pieces = re.split(rf" ?{re.escape(MASK)}", text)
