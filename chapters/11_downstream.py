@@ -62,8 +62,13 @@ from rdkit.Chem.rdFingerprintGenerator import GetMorganGenerator
 from rdkit.Chem.rdMolDescriptors import CalcMolFormula
 from scipy.stats import rankdata
 
+from exlm_lab.downstream.answers import (
+    exact_match,
+    f1_of_words,
+    normalize_answer,
+    score_predictions,
+)
 from exlm_lab.downstream.catalogue import ReadingConfig, task_names
-from exlm_lab.downstream.embedded_molecules import PATTERNS, counting_baseline, load
 from exlm_lab.downstream.finetuning import FineTuner
 from exlm_lab.downstream.grid import load_tuning, paper_numbers, summary
 from exlm_lab.downstream.heads import loss_sum
@@ -77,6 +82,7 @@ from exlm_lab.downstream.metrics import (
     spearman,
 )
 from exlm_lab.downstream.moleculenet import BENCHMARKS
+from exlm_lab.downstream.patterns import PATTERNS, counting_baseline, load
 from exlm_lab.downstream.prepared import make_problem
 from exlm_lab.downstream.scaffolds import index_sha1, molecules, scaffold, split
 from exlm_lab.downstream.settings import TuneConfig
@@ -88,12 +94,6 @@ from exlm_lab.downstream.spans import (
     windows,
 )
 from exlm_lab.downstream.squad import read_questions
-from exlm_lab.downstream.squad_scores import (
-    exact_match,
-    f1_of_words,
-    normalize_answer,
-    score_predictions,
-)
 from exlm_mini import pretrain
 from exlm_mini.data.smiles import embedded_molecules
 from exlm_mini.data.tokenizer import train_byte_level_bpe, train_smiles

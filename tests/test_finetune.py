@@ -141,7 +141,7 @@ def test_what_cannot_be_handed_in_is_refused_before_training(
     refused(capsys, asked("cola", "sections"), "sections has no test set", "--submission")
     refused(capsys, asked("rte", data=tmp_path / "glu"), "glu is no directory")
     # The hub is not looked at beforehand.
-    monkeypatch.setattr(glue, "require_test", lambda *_: None)
+    monkeypatch.setattr("exlm_lab.downstream.runs.require_test", lambda *_: None)
     refused(capsys, asked("rte"), "rte came without a test set", "drop --submission")
     assert not (tmp_path / "out").exists() and not (tmp_path / "hand-in").exists()
 

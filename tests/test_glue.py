@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import told
 
-from exlm_lab.downstream.glue import HUB_ID, load_glue, read_split, write_submission
-from exlm_lab.downstream.glue_tasks import TASKS
+from exlm_lab.downstream.glue import HUB_ID, TASKS, load_glue, read_split, write_submission
 
 WANTED = {
     "cola": ([("The sailors rode.",), ('Sailors the "rode.',)], [1, 0]),

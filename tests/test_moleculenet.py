@@ -16,8 +16,15 @@ pytest.importorskip("rdkit", reason="rdkit is not installed")
 from rdkit import Chem
 
 from exlm_lab.downstream.metrics import evaluate
-from exlm_lab.downstream.molecule_tables import BENCHMARKS, LABELS, find_csv, read_csv
-from exlm_lab.downstream.moleculenet import label_counts, load, molecules_sha1
+from exlm_lab.downstream.moleculenet import (
+    BENCHMARKS,
+    LABELS,
+    find_csv,
+    label_counts,
+    load,
+    molecules_sha1,
+    read_csv,
+)
 from exlm_mini.data.cleaning import Cleaning
 
 MOLECULES = [

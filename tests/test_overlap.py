@@ -6,7 +6,7 @@ from refusals import told
 pytest.importorskip("rdkit", reason="rdkit is not installed")
 from rdkit import Chem
 
-from exlm_lab.downstream.molecule_tables import find_csv, read_csv
+from exlm_lab.downstream.moleculenet import find_csv, read_csv
 from exlm_lab.downstream.overlap import overlap_with
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("rdkit", reason="rdkit is not installed")
 from rdkit import Chem
 
 from exlm_lab.downstream import scaffolds
-from exlm_lab.downstream.molecule_tables import BENCHMARKS, find_csv, read_csv
+from exlm_lab.downstream.moleculenet import BENCHMARKS, find_csv, read_csv
 from exlm_lab.downstream.scaffolds import RULES, index_sha1, scaffold, split
 
 VARIANTS = {"unimol": "chirality", "deepchem": "no_chirality"}

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import told
 
+from exlm_lab.downstream.answers import normalize_answer, score_predictions
 from exlm_lab.downstream.inputs import padded
 from exlm_lab.downstream.spans import (
     BestSpans,
@@ -20,7 +21,6 @@ from exlm_lab.downstream.spans import (
     windows,
 )
 from exlm_lab.downstream.squad import Question, load_dataset, read_questions
-from exlm_lab.downstream.squad_scores import normalize_answer, score_predictions
 from exlm_mini.config import SpecialIds
 from exlm_mini.data.tokenizer import train_byte_level_bpe
 

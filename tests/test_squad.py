@@ -10,6 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import told
 
+from exlm_lab.downstream.answers import (
+    exact_match,
+    f1_of_words,
+    normalize_answer,
+    score_predictions,
+)
 from exlm_lab.downstream.squad import (
     HUB_ID,
     from_rows,
@@ -17,12 +23,6 @@ from exlm_lab.downstream.squad import (
     load_squad,
     read_questions,
     split_articles,
-)
-from exlm_lab.downstream.squad_scores import (
-    exact_match,
-    f1_of_words,
-    normalize_answer,
-    score_predictions,
 )
 
 CONTEXT = "The cat sat on a mat in Rome. The dog, a beagle, lay in Rome too."

@@ -6,24 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from exlm_lab.downstream import (
-    embedded_molecules,
-    glue,
-    inference,
-    moleculenet,
-    sections,
-    squad,
-)
+from exlm_lab.downstream import glue, inference, moleculenet, patterns, sections, squad
 from exlm_lab.downstream.scaffolds import RULES
 from exlm_lab.downstream.task import Splits, Task
 from exlm_mini.config import UserError, check_fields, nearest
 from exlm_mini.data.cleaning import Cleaning
 from exlm_mini.data.tokenizer import Tokenizer
 
-MOLECULES = (*moleculenet.BENCHMARKS, embedded_molecules.NAME)
+MOLECULES = (*moleculenet.BENCHMARKS, patterns.NAME)
 EMBEDDED = {inference.NAME: inference.load, sections.NAME: sections.load}
 EMBEDDED_OF = {
-    "smiles": embedded_molecules.NAME,
+    "smiles": patterns.NAME,
     "text": sections.NAME,
     "toy": inference.NAME,
 }
@@ -105,4 +98,4 @@ def load_task(
         raise UserError(f"{name} is embedded in the package and reads no --data; drop it")
     if name in EMBEDDED:
         return EMBEDDED[name]()
-    return embedded_molecules.load(reading.split, reading.split_seed, cleaning)
+    return patterns.load(reading.split, reading.split_seed, cleaning)

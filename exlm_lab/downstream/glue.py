@@ -3,7 +3,7 @@
 A directory holds a folder per task, as the benchmark publishes it: ``CoLA/train.tsv``,
 ``CoLA/dev.tsv`` and, for answers to hand in, ``CoLA/test.tsv`` (``cola/`` will do, and so will
 ``.tsv.gz``). A quotation mark in these files is a character like any other, and a line is one
-row. What differs from task to task stands in ``glue_tasks``.
+row.
 
 Validation is the benchmark's dev set, whose results the paper prints (Table 3); the labels of
 the test sets are secret.
@@ -13,15 +13,69 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from exlm_lab.downstream.files import find_file, read_lines
-from exlm_lab.downstream.glue_tasks import LARGEST_SCORE, LAYOUTS, TASKS, task_named
 from exlm_lab.downstream.task import Examples, Splits, Task
-from exlm_mini.config import UserError
+from exlm_mini.config import UserError, nearest
 from exlm_mini.data.files import write_atomically
+
+_ENTAILMENT = ("entailment", "not_entailment")
+
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        Task("cola", "classes", ("unacceptable", "acceptable"), "matthews", "text"),
+        Task("sst2", "classes", ("negative", "positive"), "accuracy", "text"),
+        Task("mrpc", "classes", ("not_equivalent", "equivalent"), "accuracy", "text"),
+        Task("stsb", "number", (), "spearman", "text"),
+        Task("qqp", "classes", ("not_duplicate", "duplicate"), "accuracy", "text"),
+        Task("mnli", "classes", ("entailment", "neutral", "contradiction"), "accuracy", "text"),
+        Task("qnli", "classes", _ENTAILMENT, "accuracy", "text"),
+        Task("rte", "classes", _ENTAILMENT, "accuracy", "text"),
+    )
+}
+"""The tasks by name, with the metrics of Appendix M and the order of classes of the hub."""
+
+LARGEST_SCORE = 5.0
+"""STS-B scores similarity from 0 to 5."""
+
+
+class Layout(NamedTuple):
+    """How the files of a task are laid out."""
+
+    folder: str
+    texts: tuple[str, ...]
+    label: str
+    written: tuple[str, ...]
+    """The classes as the label column and the submissions write them."""
+    hub_texts: tuple[str, ...]
+    id: str = "index"
+    header: tuple[str, ...] | None = None
+    """Columns of train and dev where the files do not name them; test always has a header."""
+    may_be_broken: bool = False
+    """Whether train and dev hold lines with too few or too many fields, to be left out."""
+
+
+_PAIR = ("sentence1", "sentence2")
+_DIGITS = ("0", "1")
+LAYOUTS = {
+    "cola": Layout("CoLA", ("sentence",), "label", _DIGITS, ("sentence",),
+                   header=("source", "label", "mark", "sentence")),
+    "sst2": Layout("SST-2", ("sentence",), "label", _DIGITS, ("sentence",)),
+    "mrpc": Layout("MRPC", ("#1 String", "#2 String"), "Quality", _DIGITS, _PAIR),
+    "stsb": Layout("STS-B", _PAIR, "score", (), _PAIR),
+    "qqp": Layout("QQP", ("question1", "question2"), "is_duplicate", _DIGITS,
+                   ("question1", "question2"), id="id", may_be_broken=True),
+    "mnli": Layout("MNLI", _PAIR, "gold_label", TASKS["mnli"].classes,
+                   ("premise", "hypothesis")),
+    "qnli": Layout("QNLI", ("question", "sentence"), "label", _ENTAILMENT,
+                   ("question", "sentence")),
+    "rte": Layout("RTE", _PAIR, "label", _ENTAILMENT, _PAIR),
+}  # fmt: skip
+"""By task."""
 
 HUB_ID = "nyu-mll/glue"
 
@@ -29,6 +83,17 @@ _SUBMISSIONS = {name: f"{layout.folder}.tsv" for name, layout in LAYOUTS.items()
     "mnli": "MNLI-m.tsv",
     "mnli-mismatched": "MNLI-mm.tsv",
 }
+
+
+def task_named(name: str) -> Task:
+    """The task of that name.
+
+    Raises:
+        UserError: if there is none.
+    """
+    if name not in TASKS:
+        raise UserError(f"GLUE has no task '{name}' here; {nearest(name, TASKS)}")
+    return TASKS[name]
 
 
 def load_glue(name: str, source: str | Path = HUB_ID) -> Splits:

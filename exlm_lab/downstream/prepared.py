@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from exlm_lab.downstream import squad
+from exlm_lab.downstream.answers import score_predictions
 from exlm_lab.downstream.catalogue import ReadingConfig, load_task
 from exlm_lab.downstream.checks import MAX_UNKNOWN, check_input, check_scorable, check_unknown
 from exlm_lab.downstream.inputs import EncodedRows, encode_examples
@@ -27,7 +28,6 @@ from exlm_lab.downstream.spans import (
     choose_answers,
     encode_question,
 )
-from exlm_lab.downstream.squad_scores import score_predictions
 from exlm_lab.downstream.task import Examples, Splits, Task
 from exlm_mini.config import UserError
 from exlm_mini.reading.pretrained import Pretrained

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from exlm_lab.downstream.catalogue import EMBEDDED_OF, ReadingConfig, input_of
 from exlm_lab.downstream.finetuning import TuningStep
+from exlm_lab.downstream.glue import TASKS, require_test, write_submission
 from exlm_lab.downstream.grid import (
     Result,
     Space,
@@ -160,9 +161,6 @@ def _tune_all(
 
 def _check_submission(request: Request) -> None:
     """Before anything is trained: there must be something to hand in of every task."""
-    from exlm_lab.downstream.glue import require_test
-    from exlm_lab.downstream.glue_tasks import TASKS
-
     for task in request.tasks:
         if task not in TASKS:
             raise UserError(
@@ -277,8 +275,6 @@ def _slashed(counts: list[int]) -> str:
 
 def _submit(request: Request, problem: Problem, result: Result) -> None:
     """Write the files the benchmark's server takes, from the seed that is best on validation."""
-    from exlm_lab.downstream.glue import write_submission
-
     task = problem.task
     parts = [name for name in ("test", "test-mismatched") if name in problem.parts]
     best = max(result.cells, key=lambda cell: cell.reached("validation", task.metric))

@@ -66,7 +66,7 @@ class BestSpans(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """Answers by question id, for ``squad_scores.score_predictions``."""
+    """Answers by question id, for ``answers.score_predictions``."""
 
     texts: dict[str, str]
     """The likeliest span, however likely it is that there is none."""

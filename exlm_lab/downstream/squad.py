@@ -1,4 +1,4 @@
-"""SQuAD 2.0: questions about a paragraph, some without an answer; ``squad_scores`` scores them.
+"""SQuAD 2.0: questions about a paragraph, some without an answer; ``answers`` scores them.
 
 SQuAD 1.1 has the same files, with an answer to every question.
 """
@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from exlm_lab.downstream.files import find_file, read_json
-from exlm_lab.downstream.squad_scores import (
+from exlm_lab.downstream.answers import (
     part_of,
     rows_of,
 )
+from exlm_lab.downstream.files import find_file, read_json
 from exlm_lab.downstream.task import Task
 from exlm_mini.config import UserError
 

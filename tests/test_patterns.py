@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("rdkit", reason="rdkit is not installed")
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
-from exlm_lab.downstream.embedded_molecules import PATTERNS, counting_baseline, labels_of, load
+from exlm_lab.downstream.patterns import PATTERNS, counting_baseline, labels_of, load
 from exlm_lab.downstream.task import Examples, Splits
 from exlm_mini.data.cleaning import Cleaning
 

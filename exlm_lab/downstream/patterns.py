@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from exlm_lab.downstream.metrics import mean_roc_auc
-from exlm_lab.downstream.molecule_tables import Table
-from exlm_lab.downstream.moleculenet import METRIC, splits_of
+from exlm_lab.downstream.moleculenet import METRIC, Table, splits_of
 from exlm_lab.downstream.scaffolds import Rule, molecules, split
 from exlm_lab.downstream.task import Splits, Task
 from exlm_mini.data.cleaning import Cleaning
