@@ -68,9 +68,9 @@ from exlm_lab.downstream.answers import (
     normalize_answer,
     score_predictions,
 )
-from exlm_lab.downstream.catalogue import ReadingConfig, task_names
+from exlm_lab.downstream.catalogue import ReadingConfig
 from exlm_lab.downstream.finetuning import FineTuner
-from exlm_lab.downstream.grid import load_tuning, paper_numbers, summary
+from exlm_lab.downstream.grid import TUNING, paper_numbers, summary
 from exlm_lab.downstream.heads import loss_sum
 from exlm_lab.downstream.inputs import padded
 from exlm_lab.downstream.metrics import (
@@ -107,6 +107,7 @@ from exlm_mini.plotting.molecules import (
     tokens_svg,
 )
 from exlm_mini.reading.pretrained import Pretrained, load_pretrained
+from exlm_mini.recipes import load_recipe
 from exlm_mini.training.live import chapter_scale
 from exlm_mini.training.run_directory import read_metrics
 
@@ -597,7 +598,7 @@ f"{N} tokens, {hidden_BTD.shape[1]} positions"
 # rows.
 
 # %%
-space = load_tuning("finetune/tiny", task_names()).spaces[task.name]
+space = load_recipe("finetune/tiny", TUNING).spaces[task.name]
 (setting,) = space.settings(TuneConfig())
 setting = replace(setting, epochs=scale.pick(2, 10))
 problems = {name: make_problem(task, splits, p) for name, p in starts.items()}
@@ -1129,7 +1130,7 @@ assert off == {"Vanilla MLM++": 80.625}
 # the best median.
 
 # %%
-grid = load_tuning("finetune/table-11", task_names())
+grid = load_recipe("finetune/table-11", TUNING)
 num_settings = len(grid.spaces["rte"].settings(TuneConfig()))
 assert num_settings == 64 and len(grid.seeds) == 5
 PAIRS, REPEATS = 277, 400
@@ -1212,7 +1213,7 @@ for name, tasks in (
     ("table-6", ("mnli", "qnli", "qqp", "rte")),
     ("table-11", (*GLUE_TASKS, "squad_v2")),
 ):
-    recipe = load_tuning(name, task_names())
+    recipe = load_recipe(name, TUNING)
     assert set(recipe.spaces) == set(tasks)
     sizes = [len(s.settings(TuneConfig())) for s in recipe.spaces.values()]
     print(f"{name:8} {recipe.report} of {len(recipe.seeds)} seeds,", end=" ")

@@ -36,11 +36,12 @@ from typing import Any, get_args, get_type_hints
 
 from exlm_lab.downstream.catalogue import ReadingConfig, input_of, task_names
 from exlm_lab.downstream.checks import MAX_UNKNOWN
-from exlm_lab.downstream.grid import Space, Tuning, load_tuning, tuning_names
+from exlm_lab.downstream.grid import TUNING, Space, Tuning
 from exlm_lab.downstream.runs import Request, run
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_mini.config import AT_LEAST_1, THREADS, Rule, UserError, check_integers, nearest
 from exlm_mini.options import GuessingParser, command_parser
+from exlm_mini.recipes import load_recipe, recipe_names
 from exlm_mini.training.console import INTERRUPTED, exit_code
 
 SEEDS = (1, 2, 3)
@@ -85,7 +86,7 @@ def _parser() -> GuessingParser:
         "directory with them; default: hub",
     )  # fmt: skip
     add("--output", type=Path, metavar="DIR", help="default runs/finetune-<time>")
-    add("--recipe", metavar="NAME", help=f"{', '.join(tuning_names())}, or a .yaml")
+    add("--recipe", metavar="NAME", help=f"{', '.join(recipe_names(TUNING))}, or a .yaml")
     add("--seeds", nargs="+", metavar="N", help="default: the recipe's, else 1 2 3")
     add("--grid", action="store_true", help="try all settings of the recipe, report the best")
     add(
@@ -182,7 +183,7 @@ def _recipe(found: argparse.Namespace) -> Tuning:
         input_of(task)
     recipe = Tuning("none", "mean-sd", SEEDS, {})
     if found.recipe is not None:
-        recipe = load_tuning(found.recipe, task_names())
+        recipe = load_recipe(found.recipe, TUNING)
         for task in found.task:
             if task not in recipe.spaces:
                 raise UserError(

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from refusals import told
 from tiny_runs import tiny_run
 
-from exlm_lab.downstream.catalogue import task_names
 from exlm_lab.downstream.grid import (
     PAPER_TABLES,
+    TUNING,
     Result,
     Space,
     StoppedError,
@@ -23,11 +23,9 @@ from exlm_lab.downstream.grid import (
     TuningRuns,
     best_setting,
     key,
-    load_tuning,
     paper_numbers,
     read_answers,
     summary,
-    tuning_names,
 )
 from exlm_lab.downstream.prepared import make_problem
 from exlm_lab.downstream.results import (
@@ -41,6 +39,7 @@ from exlm_lab.downstream.results import (
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Examples, Splits, Task
 from exlm_mini.reading.pretrained import load_pretrained
+from exlm_mini.recipes import load_recipe, recipe_names
 
 BASE = TuneConfig()
 TASK = Task("which", "classes", ("no", "yes"), "accuracy", "smiles")
@@ -70,7 +69,7 @@ TABLE_8 = {
 
 @pytest.mark.parametrize(("name", "rows"), [("table-6", TABLE_6), ("table-11", TABLE_11)])
 def test_recipes_of_text_say_what_the_paper_says(name, rows):
-    recipe = load_tuning(f"finetune/{name}", task_names())
+    recipe = load_recipe(f"finetune/{name}", TUNING)
     assert recipe.spaces.keys() == rows.keys()
     for task, (rates, batches, epochs, warmups) in rows.items():
         settings = recipe.spaces[task].settings(BASE)
@@ -82,7 +81,7 @@ def test_recipes_of_text_say_what_the_paper_says(name, rows):
 
 
 def test_the_recipe_of_molecules_says_what_table_8_says():
-    recipe = load_tuning("finetune/table-8", task_names())
+    recipe = load_recipe("finetune/table-8", TUNING)
     assert recipe.spaces.keys() == TABLE_8.keys()
     for task, row in TABLE_8.items():
         (config,) = recipe.spaces[task].settings(BASE)
@@ -93,7 +92,7 @@ def test_the_recipe_of_molecules_says_what_table_8_says():
 
 
 def test_recipes_name_the_seeds_and_the_rule_of_the_paper():
-    found = {name: load_tuning(name, task_names())[1:3] for name in tuning_names()}
+    found = {name: load_recipe(name, TUNING)[1:3] for name in recipe_names(TUNING)}
     assert found["finetune/table-6"] == ("mean", (1, 2, 3))
     assert found["finetune/table-8"] == ("mean-sd", (1, 2, 3))
     assert found["finetune/table-11"] == ("median", (1, 2, 3, 4, 5))
@@ -108,18 +107,18 @@ def test_recipes_name_the_seeds_and_the_rule_of_the_paper():
         ("seeds: [1]\nrte:\n  epochs: [0]\n", ["epochs is 0"]),
         ("seeds: [1, 1]\n", ["seeds is [1, 1]"]),
         ("rte:\n  epochs: [2]\n", ["seeds is []"]),
-        ("seeds: [1]\nmodel:\n  width: 3\n", ["model is a setting of pre-training"]),
+        ("seeds: [1]\nmodel:\n  width: 3\n", ["unknown setting model"]),
         ("seeds: [1]\nreport: best\n", ["report", "median"]),
     ],
 )
 def test_a_recipe_that_cannot_be_is_refused(tmp_path, text, parts):
     path = tmp_path / "mine.yaml"
     path.write_text(text)
-    told(lambda: load_tuning(str(path), task_names()), path, "correct the file", *parts)
+    told(lambda: load_recipe(str(path), TUNING), path, "correct the file", *parts)
 
 
 def test_an_unknown_recipe_is_refused_with_the_nearest():
-    told(lambda: load_tuning("finetune/table-9", task_names()), "finetune/table-8")
+    told(lambda: load_recipe("finetune/table-9", TUNING), "finetune/table-8")
 
 
 @given(

@@ -18,9 +18,8 @@ from test_recipes import PAPER
 from torch import Tensor, nn
 from workers import SPECIAL, VOCAB_SIZE, make_packs
 
-from exlm_lab.downstream.catalogue import task_names
 from exlm_lab.downstream.finetuning import FineTuner
-from exlm_lab.downstream.grid import load_tuning
+from exlm_lab.downstream.grid import TUNING as RECIPES
 from exlm_lab.downstream.heads import loss_sum
 from exlm_lab.downstream.inputs import padded, training_batches
 from exlm_lab.downstream.prepared import Part, Problem
@@ -29,6 +28,7 @@ from exlm_lab.downstream.task import Task
 from exlm_mini.config import MaskingConfig, ModelConfig, RunConfig, TrainConfig
 from exlm_mini.options import parse
 from exlm_mini.reading.pretrained import Pretrained, TokenizerFacts
+from exlm_mini.recipes import load_recipe
 from exlm_mini.training.checkpoint import Checkpoint
 from exlm_mini.training.loop import Trainer
 from exlm_mini.training.parts import loss_of, make_model
@@ -313,7 +313,7 @@ def test_the_numbers_of_the_tables_arrive_in_fine_tuning(
 
     found = {}
     for recipe, tasks in rows_of_tables().items():
-        spaces = load_tuning(recipe, task_names()).spaces
+        spaces = load_recipe(recipe, RECIPES).spaces
         for task, expected in tasks.items():
             settings = spaces[task].settings(TuneConfig())
             for config in settings:

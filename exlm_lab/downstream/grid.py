@@ -23,18 +23,18 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from exlm_lab.downstream.catalogue import task_names
 from exlm_lab.downstream.finetuning import DivergedError, FineTuner, Tuned, TuningStep
 from exlm_lab.downstream.prepared import Problem
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Task
 from exlm_lab.ledger import check_identity, write_record
-from exlm_mini.config import UserError, check_integers, nearest
-from exlm_mini.data.files import open_regular, read_bytes, read_text, reading, write_atomically
+from exlm_mini.config import UserError, check_integers
+from exlm_mini.data.files import open_regular, read_bytes, reading, write_atomically
 from exlm_mini.reading.pretrained import Pretrained
-from exlm_mini.recipes.typed_yaml import read_settings
+from exlm_mini.recipes import Kind
 
 RECIPES = Path(__file__).parents[1] / "recipes" / "finetune"
-PREFIX = "finetune/"
 PAPER = RECIPES / "paper.json"
 MADE_AGAIN = "delete it, and the run is made again"
 PAPER_TABLES = {
@@ -116,44 +116,25 @@ class StoppedError(Exception):
     """The run was asked to stop; what is done is kept."""
 
 
-def tuning_names() -> list[str]:
-    """Recipes that come with the package."""
-    return sorted(f"{PREFIX}{path.stem}" for path in RECIPES.glob("*.yaml"))
+def _tuning(name: str, settings: dict[str, Any]) -> Tuning:
+    """What the settings of a recipe ask for."""
+    seeds, report = settings.pop("seeds", ()), settings.pop("report", "mean-sd")
+    check_integers({"seeds": seeds})
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise UserError(f"seeds is {list(seeds)}; give different ones")
+    spaces = {task: Space(**values) for task, values in settings.items()}
+    for space in spaces.values():
+        space.settings(TuneConfig())  # refuses what cannot be
+    return Tuning(Path(name).stem, report, seeds, spaces)
 
 
-def load_tuning(name: str, tasks: list[str]) -> Tuning:
-    """A recipe by name, or by the path of a YAML file.
-
-    Args:
-        name: such as ``finetune/table-8``; ``table-8`` will do.
-        tasks: names a recipe may hold.
-
-    Raises:
-        UserError: for an unknown recipe, or a file of other things.
-    """
-    path = Path(name)
-    if not name.endswith((".yaml", ".yml")):
-        full = name if name.startswith(PREFIX) else f"{PREFIX}{name}"
-        if full not in tuning_names():
-            raise UserError(f"unknown recipe '{name}'; {nearest(full, tuning_names())}")
-        path = RECIPES / f"{full.removeprefix(PREFIX)}.yaml"
-    text = read_text(path)
-    more = {"report": Report, "seeds": tuple[int, ...], **dict.fromkeys(tasks, Space)}
-    try:
-        found = read_settings(text, more)
-        if foreign := [key for key in found if key not in more]:
-            raise UserError(f"{foreign[0]} is a setting of pre-training; leave it out")
-        seeds = found.pop("seeds", ())
-        report = found.pop("report", "mean-sd")
-        check_integers({"seeds": seeds})
-        if not seeds or len(set(seeds)) < len(seeds):
-            raise UserError(f"seeds is {list(seeds)}; give different ones")
-        spaces = {task: Space(**values) for task, values in found.items()}
-        for space in spaces.values():
-            space.settings(TuneConfig())
-    except UserError as error:
-        raise UserError(f"the recipe {path}: {error}; correct the file") from None
-    return Tuning(path.stem, report, seeds, spaces)
+TUNING = Kind(
+    RECIPES,
+    {"report": Report, "seeds": tuple[int, ...], **dict.fromkeys(task_names(), Space)},
+    _tuning,
+    "finetune/",
+)
+"""Recipes that ``load_recipe`` makes a ``Tuning`` of."""
 
 
 class TuningRuns:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from exlm_lab.downstream.finetuning import TuneConfig
+from exlm_lab.downstream.settings import TuneConfig
 from exlm_mini.config import RunConfig, run_config_from_dict
-from exlm_mini.recipes import load_recipe
+from exlm_mini.recipes import PRETRAINING, load_recipe
 
 Input = Literal["toy", "slots", "english", "text", "molecules"]
 """The small language ``town``, the smaller ones of two slots, the embedded English or files in its
 place, what the paper's recipes read, and molecules prepared before."""
-BASES = "sweep/"
-OURS = Path(__file__).parents[1] / "recipes"
+BASES = PRETRAINING._replace(
+    folder=Path(__file__).parents[1] / "recipes" / "sweep", prefix="sweep/"
+)
+"""Recipes of pre-training that only sweeps start from."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,7 @@ def load_base(name: str) -> RunConfig:
     Raises:
         UserError: if there is no such recipe.
     """
-    if not name.startswith(BASES):
-        return load_recipe(name)
-    return replace(load_recipe(str(OURS / f"{name}.yaml")), recipe=name)
+    return load_recipe(name, BASES if name.startswith(BASES.prefix) else PRETRAINING)
 
 
 def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from exlm_lab.downstream.finetuning import TuneConfig
+from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.experiments.cells import Cell, Downstream, Input
 from exlm_lab.experiments.study import EXPERIMENTS, SCALE
 from exlm_mini.config import UserError, nearest

@@ -5,14 +5,16 @@ The same reader takes a run's ``config.yaml`` and the output of ``--print_config
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from exlm_mini.config import RunConfig, UserError, nearest, run_config_from_dict
 from exlm_mini.data.files import read_text, reading
-from exlm_mini.recipes.typed_yaml import read_settings
+from exlm_mini.recipes import typed_yaml
 
 RECIPES = Path(__file__).parent
 OF_THE_COMMAND = {
@@ -22,37 +24,70 @@ OF_THE_COMMAND = {
 """What --print_config prints besides the settings, with its types."""
 
 
-def recipe_names() -> list[str]:
-    """Recipes that come with the package."""
-    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+class Kind(NamedTuple):
+    """Recipes of one kind: where the package has them, and what becomes of their settings."""
+
+    folder: Path
+    hints: Mapping[str, Any]
+    """Names and types of the settings, see ``typed_yaml``."""
+    build: Callable[[str, dict[str, Any]], Any]
+    """From the name of a recipe and its settings to what ``load_recipe`` returns."""
+    prefix: str = ""
+    """What the names begin with; it may be left out."""
 
 
-def load_recipe(name: str) -> RunConfig:
+def _run_config(name: str, settings: dict[str, Any]) -> RunConfig:
+    settings = {n: v for n, v in settings.items() if n not in OF_THE_COMMAND}
+    return run_config_from_dict({**settings, "recipe": name})
+
+
+PRETRAINING = Kind(RECIPES, typed_yaml.RUN | OF_THE_COMMAND, _run_config)
+
+
+def recipe_names(kind: Kind = PRETRAINING) -> list[str]:
+    """Recipes of a kind that come with the package."""
+    return sorted(f"{kind.prefix}{path.stem}" for path in kind.folder.glob("*.yaml"))
+
+
+def load_recipe(name: str, kind: Kind = PRETRAINING) -> Any:
     """The settings of a recipe as they stand, by name or by path; needs no jsonargparse.
+
+    Args:
+        name: such as ``text-tiny``, or the path of a YAML file.
+        kind: of recipe; those of pre-training become a ``RunConfig``.
 
     Raises:
         UserError: for an unknown recipe, or a file of other things.
     """
-    path = recipe_path(name)
-    settings = {n: v for n, v in _read_file(path).items() if n not in OF_THE_COMMAND}
-    return run_config_from_dict({**settings, "recipe": path.stem})
+    path = recipe_path(name, kind)
+    settings = _read_file(path, kind)
+    prefix = kind.prefix if path.parent == kind.folder else ""
+    with _naming(path):
+        return kind.build(f"{prefix}{path.stem}", settings)
 
 
-def recipe_path(recipe: str) -> Path:
+def recipe_path(recipe: str, kind: Kind = PRETRAINING) -> Path:
     """The file of a recipe: a name of ours, or a path to one of the user's."""
     if recipe.endswith((".yaml", ".yml")):
         return Path(recipe)
-    if recipe not in recipe_names():
-        raise UserError(f"unknown recipe '{recipe}'; {nearest(recipe, recipe_names())}")
-    return RECIPES / f"{recipe}.yaml"
+    stem, names = recipe.removeprefix(kind.prefix), recipe_names(kind)
+    if f"{kind.prefix}{stem}" not in names:
+        raise UserError(f"unknown recipe '{recipe}'; {nearest(f'{kind.prefix}{stem}', names)}")
+    return kind.folder / f"{stem}.yaml"
 
 
-def _read_file(path: Path) -> dict[str, Any]:
+def _read_file(path: Path, kind: Kind = PRETRAINING) -> dict[str, Any]:
     """Settings of a recipe file, a run's ``config.yaml`` or the output of --print_config."""
     text = read_text(path)
+    with _naming(path), reading(path):
+        return typed_yaml.read_settings(text, kind.hints)
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Mistakes in the settings of a recipe name its file."""
     try:
-        with reading(path):
-            return read_settings(text, OF_THE_COMMAND)
+        yield
     except UserError as error:
         raise UserError(f"the recipe {path}: {error}; correct the file") from None
     except ImportError:
@@ -91,7 +126,7 @@ def parse_stored(text: str) -> dict[str, Any]:
     """Settings of a stored ``config.yaml``, missing ones at their default."""
     try:
         with reading("it"):
-            return plain(run_config_from_dict(read_settings(text)))
+            return plain(run_config_from_dict(typed_yaml.read_settings(text)))
     except UserError as error:
         raise UserError(
             f"the stored config.yaml is damaged ({error}); restore it, or choose another --output"

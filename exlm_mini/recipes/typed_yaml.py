@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import is_dataclass
 from types import NoneType
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from exlm_mini.config import RunConfig, UserError, nearest
 
+RUN = get_type_hints(RunConfig)
 MAX_CHARACTERS = 100_000
 NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 """What YAML writes for none."""
@@ -35,12 +37,12 @@ class _Word(NamedTuple):
     """Without quotes."""
 
 
-def read_settings(text: str, more: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The settings a file names, of the types that ``RunConfig`` says.
+def read_settings(text: str, hints: Mapping[str, Any] = RUN) -> dict[str, Any]:
+    """The settings a file names, each of its type.
 
     Args:
         text: YAML: groups of settings, ``model:`` with ``width: 64`` indented below it.
-        more: names and types of settings that stand beside those of ``RunConfig``.
+        hints: names and types of the settings; a dataclass is a group of them.
 
     Returns:
         Nested dicts as for ``run_config_from_dict``, lists as tuples; nothing that is not in the
@@ -55,7 +57,7 @@ def read_settings(text: str, more: dict[str, Any] | None = None) -> dict[str, An
     tree = _tree(text)
     if not isinstance(tree, dict):
         raise UserError("it holds no settings; see --print_config for the form")
-    return _group(tree, get_type_hints(RunConfig) | (more or {}), "")
+    return _group(tree, hints, "")
 
 
 def _tree(text: str) -> Any:
@@ -110,7 +112,7 @@ def _branch(loader: Any, depth: int) -> Any:
     return pairs
 
 
-def _group(tree: Any, hints: dict[str, Any], group: str) -> dict[str, Any]:
+def _group(tree: Any, hints: Mapping[str, Any], group: str) -> dict[str, Any]:
     """The settings of one group."""
     if not isinstance(tree, dict):
         raise UserError(f"{group[:-1]} must hold settings, not {_told(tree)}")
