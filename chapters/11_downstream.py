@@ -603,20 +603,20 @@ space = load_recipe("finetune/tiny", TUNING).spaces[task.name]
 setting = replace(setting, epochs=scale.pick(2, 10))
 problems = {name: make_problem(task, splits, p) for name, p in starts.items()}
 SEEDS = (1, 2)
-tuned, outcomes = {}, {}
+tuned = {}
 for name, problem in problems.items():
     for seed in SEEDS:
         directory = work / "tuned" / f"{name}-{seed}"
         device = scale.device.type
         tuner = FineTuner(starts[name], problem, setting, seed, directory, device)
-        outcomes[name, seed], tuned[name, seed] = tuner.run(), tuner.model
-assert all(outcome.is_complete for outcome in outcomes.values())
+        assert tuner.run().is_complete
+        tuned[name, seed] = tuner
 
 # %% [markdown]
 # **Check.** The head by hand, on the first test molecule.
 
 # %%
-model = tuned["ExLM", 1].cpu().eval()
+model = tuned["ExLM", 1].model.cpu().eval()
 part = problems["ExLM"].parts["test"]
 test_BN = padded(part.rows[:1], special.pad)
 with torch.no_grad():
@@ -625,7 +625,7 @@ with torch.no_grad():
     s_BC = torch.tanh(h_BD @ dense.weight.T + dense.bias) @ output.weight.T
     s_BC = s_BC + output.bias
 torch.testing.assert_close(s_BC, model(test_BN))
-stored = torch.from_numpy(outcomes["ExLM", 1].scores["test"][0])
+stored = torch.from_numpy(tuned["ExLM", 1].scores["test"][0])
 # On a GPU fine-tuning computes in bfloat16.
 precision = scale.pick(1e-3, 5e-2)
 torch.testing.assert_close(s_BC[0], stored, rtol=precision, atol=precision)
@@ -680,7 +680,7 @@ assert math.isclose(pairwise_area(*five), 5 / 6)
 
 # %%
 labels_RC = part.labels
-scores = {key: np.stack(o.scores["test"]) for key, o in outcomes.items()}
+scores = {key: np.stack(t.scores["test"]) for key, t in tuned.items()}
 for scores_RC in scores.values():
     for c in range(3):
         x, y = roc_curve(scores_RC[:, c], labels_RC[:, c])
@@ -780,8 +780,8 @@ def mean_area(scores_RC: np.ndarray, is_yes_RC: np.ndarray) -> float:
 
 
 reached = {key: mean_area(s, is_yes_RC) for key, s in scores.items()}
-for key, outcome in outcomes.items():
-    assert math.isclose(reached[key], outcome.metrics["test"]["roc_auc"])
+for key, tuner in tuned.items():
+    assert math.isclose(reached[key], tuner.metrics["test"]["roc_auc"])
 
 rng = np.random.default_rng(0)
 draws = [rng.integers(0, 500, 500) for _ in range(300)]

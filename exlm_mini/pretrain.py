@@ -51,10 +51,11 @@ from exlm_mini.training.dry_run import (
     row_length_of,
     tell_row_length,
 )
-from exlm_mini.training.loop import Outcome, Trainer, check_spread
+from exlm_mini.training.loop import Outcome
 from exlm_mini.training.meter import check_tensorboard
 from exlm_mini.training.parts import check_row_length, choose_device, make_masker, versions
 from exlm_mini.training.precision import with_precision
+from exlm_mini.training.pretraining import Trainer, check_spread
 from exlm_mini.training.processes import Engine, launched_rank, leave, start_engine
 from exlm_mini.training.provenance import commit
 from exlm_mini.training.run_directory import CONFIG, LOCK, RunDirectory, settle_config
@@ -205,8 +206,6 @@ def _train(
     config: RunConfig, corpus: Corpus, directory: Path, engine: Engine, requests: Requests
 ) -> Outcome:
     """Train one model, with progress on stderr."""
-    if engine.is_main:
-        directory.mkdir(exist_ok=True)
     if config.train.num_threads is not None:
         import torch
 

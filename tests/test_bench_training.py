@@ -181,13 +181,13 @@ def test_real_steps_are_made_and_the_first_are_not_timed(seconds, monkeypatch):
     made = []
     step = Updater.step
 
-    def noted(self, number, rate):
+    def noted(self, number):
         before = [p.detach().clone() for p in self.model.parameters()]
-        update = step(self, number, rate)
+        update = step(self, number)
         is_changed = any(
             not torch.equal(a, b) for a, b in zip(before, self.model.parameters(), strict=True)
         )
-        made.append((number, rate > 0, is_changed, update.num_tokens))
+        made.append((number, update.learning_rate > 0, is_changed, update.num_tokens))
         return update
 
     monkeypatch.setattr(Updater, "step", noted)

@@ -18,7 +18,7 @@ from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.fill import encode_row, load_run, main, read
 from exlm_mini.reading.explorer import explorer
 from exlm_mini.reading.scene import read_scene
-from exlm_mini.training.loop import Trainer
+from exlm_mini.training.pretraining import Trainer
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = "the old baker felt [MASK] this morning so his sister [MASK]"

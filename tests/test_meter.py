@@ -18,7 +18,6 @@ from exlm_mini.data.toy_grammars import slots_of
 from exlm_mini.options import parse
 from exlm_mini.pretrain import main
 from exlm_mini.training.cost import row_flops
-from exlm_mini.training.loop import Trainer
 from exlm_mini.training.meter import (
     PEAKS,
     Meter,
@@ -28,6 +27,7 @@ from exlm_mini.training.meter import (
     peak_flops,
     peak_memory_mib,
 )
+from exlm_mini.training.pretraining import Trainer
 from exlm_mini.training.run_directory import FREE_SETTINGS, read_metrics
 
 CPU = torch.device("cpu")

@@ -313,17 +313,17 @@ def test_a_second_signal_stops_at_once(is_launched, seconds, stops_at_once, monk
 def test_skipped_steps_are_told_at_the_end(tmp_path, monkeypatch, capsys):
     step_of = Updater.step
 
-    def spoil(self, step, rate):
+    def spoil(self, step):
         if step == 2:
             score = self.engine.score
             self.engine.score = lambda *batch: score(*batch)._replace(
                 loss=torch.tensor(torch.inf, requires_grad=True)
             )
             try:
-                return step_of(self, step, rate)
+                return step_of(self, step)
             finally:
                 self.engine.score = score
-        return step_of(self, step, rate)
+        return step_of(self, step)
 
     monkeypatch.setattr(Updater, "step", spoil)
     out = trains(capsys, *EXLM, "--output", tmp_path)

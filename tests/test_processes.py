@@ -15,8 +15,8 @@ from exlm_mini.options import parse
 from exlm_mini.recipes import recipe_names
 from exlm_mini.training import processes
 from exlm_mini.training.checkpoint import load_checkpoint
-from exlm_mini.training.loop import Trainer, check_spread
 from exlm_mini.training.parts import make_batches, make_masker, make_model, score
+from exlm_mini.training.pretraining import Trainer, check_spread
 from exlm_mini.training.processes import Engine, launched_rank, leave, start_engine
 from exlm_mini.training.run_directory import read_metrics
 
@@ -191,9 +191,9 @@ def test_a_loss_scale_below_its_floor_stops_the_run(packs, tmp_path):
     bias = trainer.model.head.dense.bias
     score_of = trainer.engine.score
 
-    def steep(batch, share):
+    def steep(*part):
         """A finite loss whose gradient is infinite."""
-        scored = score_of(batch, share)
+        scored = score_of(*part)
         return scored._replace(loss=scored.loss + (bias[0] - bias[0].detach()).sqrt())
 
     trainer.engine.score = steep
@@ -211,8 +211,8 @@ def test_a_loss_that_is_nan_is_not_blamed_on_the_scale(packs, tmp_path):
     trainer = fp16_trainer(packs, tmp_path, 2.0**16, max_skipped=2)
     score_of = trainer.engine.score
 
-    def spoilt(batch, share):
-        scored = score_of(batch, share)
+    def spoilt(*part):
+        scored = score_of(*part)
         return scored._replace(loss=math.nan * scored.loss)
 
     trainer.engine.score = spoilt

@@ -141,11 +141,12 @@ def test_fine_tuning_has_the_seed_of_its_run_and_counts_the_test_rows(tmp_path, 
     parts = {"validation": rows(1, 1), "test": rows(1, 1, 0, 1)}
     problem = SimpleNamespace(sha256="", task=task, notes={}, train=rows(0, 0, 1), parts=parts)
     metrics = {"validation": {"accuracy": 0.5}, "test": {"accuracy": 0.75}}
-    outcome = SimpleNamespace(is_complete=True, metrics=metrics, best_epoch=1, seconds=2.0)
+    outcome = SimpleNamespace(is_complete=True)
 
     def tuner(pretrained, problem, tune, seed, *others):
         assert (tune, seed) == (TASK.tune, 7)
-        return SimpleNamespace(run=lambda should_stop: outcome)
+        run = {"run": lambda should_stop: outcome, "best_epoch": 1, "seconds": 2.0}
+        return SimpleNamespace(metrics=metrics, **run)
 
     monkeypatch.setattr(running, "FineTuner", tuner)
     monkeypatch.setattr(Runner, "trained", lambda *_: None)

@@ -26,7 +26,6 @@ from exlm_mini.model.objectives import log_likelihood
 from exlm_mini.training import evaluation, parts
 from exlm_mini.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from exlm_mini.training.evaluation import evaluate, row_bits
-from exlm_mini.training.loop import Trainer
 from exlm_mini.training.parts import (
     chain_share,
     learning_rate,
@@ -36,6 +35,7 @@ from exlm_mini.training.parts import (
     make_model,
     score,
 )
+from exlm_mini.training.pretraining import Trainer
 from exlm_mini.training.run_directory import read_metrics
 
 SPECIAL = SpecialIds()
@@ -345,9 +345,9 @@ def losses_of_micro_batches(config, packs, output, num_parts, rank=0, world_size
     trainer.batches.parts = lambda *_: [batch] * num_parts
     plain = trainer.engine.score
 
-    def noted(*arguments):
-        scored = plain(*arguments)
-        found.append(round(scored.loss.item(), 5))
+    def noted(part, own, total, step):
+        scored = plain(part, own, total, step)
+        found.append(round(scored.loss.item() * total / own, 5))
         return scored
 
     trainer.engine.score = noted
@@ -927,7 +927,7 @@ def test_a_run_whose_numbers_are_none_ends_and_keeps_none_of_them(
 def test_a_model_that_gives_no_row_a_path_is_not_the_best(packs, tmp_path, monkeypatch):
     trainer = make_trainer(make_config(), packs, tmp_path)
     nothing = evaluation.Evaluation(0.0, 0, 0, 19, 0)
-    monkeypatch.setattr("exlm_mini.training.loop.evaluate", lambda *_: nothing)
+    monkeypatch.setattr("exlm_mini.training.pretraining.evaluate", lambda *_: nothing)
     with pytest.raises(UserError, match="validation at step 3"):
         trainer.run()
 

@@ -32,7 +32,7 @@ from exlm_mini.config import (
     UserError,
 )
 from exlm_mini.pretrain import main
-from exlm_mini.training.loop import Trainer
+from exlm_mini.training.pretraining import Trainer
 from exlm_mini.training.processes import leave, start_engine
 from exlm_mini.training.step import Updater
 
@@ -130,20 +130,20 @@ class Witness:
         (self.output / f"rank-{self.engine.rank}.json").write_text(note)
         return self.seen
 
-    def step(self, step, rate):
+    def step(self, step):
         self.now, self.micro = step, self.engine.rank
-        update = self._step(step, rate)
+        update = self._step(step)
         self.seen["losses"].append(update.loss)
         self.seen["weights"].append(digest(self.engine, self.trainer.model))
         return update
 
-    def score(self, batch, share):
+    def score(self, batch, *more):
         rows = [batch.token_ids_BN, batch.is_masked_BN]
         for tokens, is_masked in zip(*(part.tolist() for part in rows), strict=True):
             row = [token for token in tokens if token != SPECIAL.pad]
             self.seen["rows"].append([self.now, self.micro, row, is_masked[: len(row)]])
         self.micro += self.engine.world_size
-        scored = self._score(batch, share)
+        scored = self._score(batch, *more)
         if self.now in self.spoilt_steps:
             scored = scored._replace(loss=scored.loss * torch.nan)
         return scored
@@ -201,13 +201,13 @@ def disturbed(directory, events, arguments):
     step_of, rank = Updater.step, int(os.environ["RANK"])
     due = [event.split(":") for event in events.split(",")]
 
-    def step(self, number, rate):
+    def step(self, number):
         for name, at_rank, at_step in due:
             mark = directory / f"{name}-{at_rank}-{at_step}"
             if (rank, number) == (int(at_rank), int(at_step)) and not mark.exists():
                 mark.touch()
                 os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
-        return step_of(self, number, rate)
+        return step_of(self, number)
 
     with patch.object(Updater, "step", step):
         return main(arguments)

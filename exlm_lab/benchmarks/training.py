@@ -27,9 +27,9 @@ from exlm_mini.data.packs import Pack
 from exlm_mini.data.toy_grammars import grammar, slots_of
 from exlm_mini.recipes import plain
 from exlm_mini.training.cost import check_memory, plan_batch
-from exlm_mini.training.loop import Trainer
-from exlm_mini.training.parts import choose_device, learning_rate
+from exlm_mini.training.parts import choose_device
 from exlm_mini.training.precision import with_precision
+from exlm_mini.training.pretraining import Trainer
 from exlm_mini.training.provenance import MIB
 
 WARM_UP_STEPS = 2
@@ -229,7 +229,7 @@ def _timed_steps(config: RunConfig, pack: Pack, steps: int, enough: float) -> _T
     start, seconds, num_tokens = time.perf_counter(), [], []
     for step in range(WARM_UP_STEPS + steps):
         begun = time.perf_counter()
-        update = trainer.updater.step(step, learning_rate(config.train, step))
+        update = trainer.updater.step(step)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         ended = time.perf_counter()

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from exlm_lab.downstream.catalogue import task_names
-from exlm_lab.downstream.finetuning import DivergedError, FineTuner, Tuned, TuningStep
+from exlm_lab.downstream.finetuning import FineTuner, identity_of
 from exlm_lab.downstream.prepared import Problem
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Task
@@ -33,6 +33,8 @@ from exlm_mini.config import UserError, check_integers
 from exlm_mini.data.files import open_regular, read_bytes, reading, write_atomically
 from exlm_mini.reading.pretrained import Pretrained
 from exlm_mini.recipes import Kind
+from exlm_mini.training.loop import Outcome, Progress
+from exlm_mini.training.step import DivergedError
 
 RECIPES = Path(__file__).parents[1] / "recipes" / "finetune"
 PAPER = RECIPES / "paper.json"
@@ -164,7 +166,7 @@ class TuningRuns:
         problem: Problem,
         config: TuneConfig,
         seed: int,
-        on_progress: Callable[[TuningStep], None] = lambda progress: None,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> TunedRun:
         """A run of the ledger; it is made if it is not there.
@@ -175,13 +177,8 @@ class TuningRuns:
         """
         place = f"{problem.task.name}/{key(config)}"
         path = self.directory / "cells" / place / f"seed-{seed}.json"
-        identity = {
-            "task": problem.task.name,
-            "config": json.loads(json.dumps(asdict(config))),
-            "seed": seed,
-            "pretrained_sha256": self.pretrained.sha256,
-            "problem_sha256": problem.sha256,
-        }
+        identity = identity_of(self.pretrained, problem, config, seed)
+        identity = {"task": problem.task.name, **identity}
         running = self.directory / "running" / place / f"seed-{seed}"
         if path.exists():
             record = _read(path, identity)
@@ -198,8 +195,8 @@ class TuningRuns:
             else:
                 if not outcome.is_complete:
                     raise StoppedError
-                _write_answers(problem, outcome, path)
-                record = {**identity, **_record(outcome), "device": str(tuner.device)}
+                _write_answers(problem, tuner.scores, path)
+                record = {**identity, **_record(tuner, outcome)}
             record["is_kept"] = self.is_kept
             write_record(path, record)
         # Also where a command was killed just before: what was asked for then is in the record.
@@ -263,20 +260,21 @@ def paper_numbers(tables: tuple[str, ...], task: str) -> dict[str, dict[str, flo
     }
 
 
-def _record(outcome: Tuned) -> dict[str, Any]:
+def _record(tuner: FineTuner, outcome: Outcome) -> dict[str, Any]:
     return {
-        "metrics": outcome.metrics,
-        "best_epoch": outcome.best_epoch,
-        "history": outcome.history,
+        "metrics": tuner.metrics,
+        "best_epoch": tuner.best_epoch,
+        "history": tuner.history,
         "steps": outcome.step,
         "parameters": outcome.num_parameters,
-        "seconds": outcome.seconds,
+        "seconds": tuner.seconds,
+        "device": str(tuner.engine.device),
     }
 
 
-def _write_answers(problem: Problem, outcome: Tuned, path: Path) -> None:
+def _write_answers(problem: Problem, found: dict[str, list], path: Path) -> None:
     """What the best epoch predicts, one line of JSON per example."""
-    for name, scores in outcome.scores.items():
+    for name, scores in found.items():
         answers = problem.parts[name].answers(scores)
         lines = [json.dumps({"id": i, "answer": answer}) for i, answer in answers]
         write_atomically(

@@ -9,7 +9,6 @@ repeats every token (Appendix B.2). The vocabulary head and the transitions are 
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -109,9 +108,9 @@ class FineTuned(nn.Module):
         return hidden_BTD.gather(1, place_BN.unsqueeze(2).expand(-1, -1, hidden_BTD.shape[2]))
 
 
-def num_answers(kind: Kind, labels: np.ndarray) -> int:
+def num_answers(kind: Kind, labels: Tensor) -> int:
     """Over how many answers the loss of some rows is a mean; missing ones do not count."""
-    return int((~np.isnan(labels)).sum()) if kind == "labels" else len(labels)
+    return int((~labels.isnan()).sum()) if kind == "labels" else len(labels)
 
 
 def loss_sum(kind: Kind, scores: Tensor, labels: Tensor) -> Tensor:

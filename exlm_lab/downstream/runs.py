@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from exlm_lab.downstream.catalogue import EMBEDDED_OF, ReadingConfig, input_of
-from exlm_lab.downstream.finetuning import TuningStep
 from exlm_lab.downstream.glue import TASKS, require_test, write_submission
 from exlm_lab.downstream.grid import (
     Result,
@@ -36,6 +35,7 @@ from exlm_lab.downstream.settings import TuneConfig
 from exlm_mini.config import UserError
 from exlm_mini.reading.pretrained import Pretrained, load_pretrained
 from exlm_mini.training.console import ProgressLine, Requests, requests_by_signal, say
+from exlm_mini.training.loop import Progress
 from exlm_mini.training.parts import choose_device, versions
 from exlm_mini.training.provenance import commit
 from exlm_mini.training.run_directory import CONFIG, LOCK, RunDirectory
@@ -211,19 +211,19 @@ def _cell(
     """One run, with progress on stderr."""
     if requests.should_stop():
         raise StoppedError
-    steps = config.epochs * -(-len(problem.train.rows) // config.batch_size)
+    steps_per_epoch = -(-len(problem.train.rows) // config.batch_size)
     name = f"{problem.task.name} {number} seed {seed}"
     reached = ""
 
-    with ProgressLine(name, steps) as line:
+    with ProgressLine(name, config.epochs * steps_per_epoch) as line:
 
-        def show(progress: TuningStep) -> None:
+        def show(progress: Progress) -> None:
             nonlocal reached
-            if progress.validation is not None:
-                reached = f", validation {problem.task.metric} {100 * progress.validation:.1f}"
-            line.tell(
-                progress.step, f"epoch {progress.epoch}, loss {progress.loss:.3f}{reached}"
-            )
+            if progress.evaluation is not None:
+                metric = problem.task.metric
+                reached = f", validation {metric} {100 * progress.evaluation[metric]:.1f}"
+            epoch = -(-progress.step // steps_per_epoch)
+            line.tell(progress.step, f"epoch {epoch}, loss {progress.loss:.3f}{reached}")
 
         return ledger.cell(problem, config, seed, show, requests.should_stop)
 

@@ -58,8 +58,10 @@ class TuneConfig:
             raise UserError(f"adam_betas is {self.adam_betas}; give two, both in [0, 1)")
         check_numbers("", self, SHARE, "warmup_share")
 
-    def schedule(self, num_steps: int) -> TrainConfig:
-        """The same in the words of pre-training, whose optimiser and schedule are used."""
+    def train(self, steps_per_epoch: int, device: str) -> TrainConfig:
+        """The same in the words of pre-training, whose loop is used, for a type of device."""
+        num_steps = self.epochs * steps_per_epoch
+        auto = "bf16" if device == "cuda" else "fp32"
         return TrainConfig(
             steps=num_steps,
             learning_rate=self.learning_rate,
@@ -67,4 +69,11 @@ class TuneConfig:
             adam_betas=self.adam_betas,
             adam_eps=self.adam_eps,
             weight_decay=self.weight_decay,
+            clip_norm=self.clip_norm,
+            precision=auto if self.precision == "auto" else self.precision,
+            max_skipped=1,
+            save_every=steps_per_epoch,
+            keep_last=1,
+            log_every=steps_per_epoch,
+            validate_every=steps_per_epoch,
         )

@@ -43,8 +43,8 @@ from exlm_mini.reading.pretrained import Pretrained, load_pretrained
 from exlm_mini.recipes import plain
 from exlm_mini.training.checkpoint import latest_checkpoint
 from exlm_mini.training.cost import row_flops
-from exlm_mini.training.loop import Progress, Trainer
-from exlm_mini.training.parts import learning_rate
+from exlm_mini.training.loop import Progress
+from exlm_mini.training.pretraining import Trainer
 from exlm_mini.training.run_directory import RunDirectory, read_metrics
 
 CORPUS_SEED = 1
@@ -237,18 +237,18 @@ class Runner:
         if not outcome.is_complete:
             raise StoppedError
         metric = problem.task.metric
-        reached = {part: found[metric] for part, found in outcome.metrics.items()}
+        reached = {part: found[metric] for part, found in tuner.metrics.items()}
         return {
             "task": wanted.task,
             "metric": metric,
             "test": reached.get("test", reached["validation"]),
             "validation": reached["validation"],
-            "best_epoch": outcome.best_epoch,
+            "best_epoch": tuner.best_epoch,
             "best_possible": problem.notes.get("best_accuracy"),
             "majority": _majority(problem),
             "finetune_seed": config.seed,
             "setting": asdict(wanted),
-        }, outcome.seconds
+        }, tuner.seconds
 
     def folder(self, config: RunConfig, watched: Mapping[str, float | None] = NOTHING) -> Path:
         """Of the run of a model."""
@@ -364,10 +364,7 @@ def step_costs(config: RunConfig, corpus: Corpus) -> dict[str, float]:
             )
             for name, single in configs.items()
         }
-        calls = {
-            name: partial(trainer.updater.step, 0, learning_rate(config.train, 0))
-            for name, trainer in trainers.items()
-        }
+        calls = {name: partial(trainer.updater.step, 0) for name, trainer in trainers.items()}
         for call in calls.values():
             for _ in range(WARM_UP_STEPS):
                 call()

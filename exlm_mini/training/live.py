@@ -20,8 +20,9 @@ from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.data.toy_grammars import slots_of
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.training.evaluation import Evaluation
-from exlm_mini.training.loop import Outcome, Progress, Trainer
+from exlm_mini.training.loop import Outcome, Progress
 from exlm_mini.training.parts import choose_device
+from exlm_mini.training.pretraining import Trainer
 
 SCALES = ("cpu", "gpu")
 T = TypeVar("T")

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import platform
+from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -246,11 +247,27 @@ class Scored(NamedTuple):
 
     loss: Tensor
     """Nats per target, scalar."""
-    num_without_path: int
+    num_without_path: int = 0
     """Rows that had no path and were left out; ExLM only."""
-    num_correct: Tensor | None
+    num_correct: Tensor | None = None
     """Masked tokens that are the model's likeliest guess, int64 scalar; none for ExLM, whose
     states are several guesses for each mask."""
+
+
+class Objective(NamedTuple):
+    """What a run learns: all in which a step of pre-training differs from one of fine-tuning."""
+
+    parts: Callable[[int, int, int], list[Any]]
+    """From step, rank and number of processes to the micro-batches of a process, on the CPU, each
+    with a method ``to``."""
+    size: Callable[[Any], tuple[int, int]]
+    """Of a micro-batch: over how many targets or rows its loss is a mean, and its input tokens,
+    before expansion or repetition and without padding."""
+    loss: Callable[[nn.Module, Any, int, int, int], Scored]
+    """From model, micro-batch, its size, that of the whole batch and the step from 0: the share of
+    the batch's loss."""
+    remedy: str
+    """What may help where numbers are not finite."""
 
 
 def score(model: MaskedLM | ExLM, batch: MaskedBatch, chain_share: float = 0.0) -> Scored:
@@ -266,6 +283,31 @@ def score(model: MaskedLM | ExLM, batch: MaskedBatch, chain_share: float = 0.0) 
         log_likelihood_B, scores.is_scored_BM.sum(dim=1), on_no_path="skip"
     )
     return Scored(loss, int((log_likelihood_B == -torch.inf).sum()), None)
+
+
+def pretraining(
+    config: RunConfig, batches: TrainingBatches | TokenBatches, pad: int
+) -> Objective:
+    """What a run of pre-training learns; ``pad`` is the id of the padding token."""
+    train, is_exlm = config.train, config.objective == "exlm"
+
+    def size(part: MaskedBatch) -> tuple[int, int]:
+        num_scored = len(part.token_ids_BN) if is_exlm else int(part.is_masked_BN.sum())
+        return num_scored, int((part.token_ids_BN != pad).sum()) // num_copies(config)
+
+    def loss(
+        model: MaskedLM | ExLM, part: MaskedBatch, own: int, total: int, step: int
+    ) -> Scored:
+        scored = score(model, part, chain_share(config, step))
+        return scored._replace(loss=scored.loss * (own / total))
+
+    remedy = (
+        f"lower train.learning_rate ({train.learning_rate:g}), train.weight_decay "
+        f"({train.weight_decay:g}) or model.init_std ({config.model.init_std:g}), or raise "
+        f"train.warmup_steps ({train.warmup_steps}), and start in another --output; checkpoints "
+        "are kept"
+    )
+    return Objective(lambda *which: batches.parts(*which), size, loss, remedy)
 
 
 def loss_of(

@@ -18,7 +18,7 @@ import datetime
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -26,10 +26,9 @@ from torch import Tensor, nn
 
 from exlm_mini.config import TrainConfig, UserError
 from exlm_mini.data.files import refused
-from exlm_mini.data.masking import MaskedBatch
-from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.training.parts import Scored, choose_device, score
+from exlm_mini.training.parts import Scored, choose_device
 
+Loss = Callable[..., Scored]
 LONGEST_WAIT = datetime.timedelta(days=7)
 """For the first process, which may prepare a corpus; one that died is noticed at once."""
 
@@ -68,12 +67,13 @@ class Engine:
         """This is the process that talks and writes."""
         return self.rank == 0
 
-    def wrap(self, model: MaskedLM | ExLM, train: TrainConfig) -> MaskedLM | ExLM:
+    def wrap(self, model: nn.Module, train: TrainConfig, loss: Loss) -> nn.Module:
         """Take over a model, before its optimiser is built.
 
         Args:
-            model: with the same weights in every process.
-            train: for ``compile``, ``sharding`` and ``chain_warmup``.
+            model: with an ``encoder``, and with the same weights in every process.
+            train: for ``compile`` and ``sharding``.
+            loss: of ``parts.Objective``.
 
         Returns:
             The same model on the device; with FSDP2 each parameter is a part of a whole.
@@ -83,15 +83,15 @@ class Engine:
             # Layer by layer: the head's shapes change from batch to batch.
             for layer in model.encoder.layers:
                 layer.compile()
-        self._scorer = self._distribute(model, train)
+        self._scorer = self._distribute(_Scorer(model, loss), train)
         return model
 
-    def _distribute(self, model: MaskedLM | ExLM, train: TrainConfig) -> nn.Module:
-        return _Scorer(model)
+    def _distribute(self, scorer: _Scorer, train: TrainConfig) -> nn.Module:
+        return scorer
 
-    def score(self, batch: MaskedBatch, chain_share: float) -> Scored:
-        """The objective of one micro-batch under the wrapped model, see ``parts.score``."""
-        return self._scorer(batch, chain_share)
+    def score(self, *part: Any) -> Scored:
+        """The loss of one micro-batch under the wrapped model, see ``parts.Objective``."""
+        return self._scorer(*part)
 
     def accumulate(self, is_last: bool) -> contextlib.AbstractContextManager:
         """Around forward and backward pass of a micro-batch.
@@ -189,19 +189,20 @@ class ProcessGroup(Engine):
                 else torch.distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)
             )
 
-    def _distribute(self, model: MaskedLM | ExLM, train: TrainConfig) -> nn.Module:
+    def _distribute(self, scorer: _Scorer, train: TrainConfig) -> nn.Module:
         self._accelerator.free_memory()  # forget the model before
         if self.world_size > 1 and train.sharding == "fsdp2":
             from torch.distributed.fsdp import fully_shard
 
+            model = scorer.model
             mesh = torch.distributed.init_device_mesh(self.device.type, (self.world_size,))
             for layer in model.encoder.layers:
                 fully_shard(layer, mesh=mesh)
             fully_shard(
                 model, mesh=mesh
             )  # all that is left; the embedding is also the head's weight
-            return _Scorer(model)
-        return self._accelerator.prepare(_Scorer(model))
+            return scorer
+        return self._accelerator.prepare(scorer)
 
     @contextlib.contextmanager
     def accumulate(self, is_last: bool) -> Iterator[None]:
@@ -285,12 +286,12 @@ class ProcessGroup(Engine):
 class _Scorer(nn.Module):
     """What DDP wraps: the call of the model and its loss, as one module."""
 
-    def __init__(self, model: MaskedLM | ExLM) -> None:
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.loss = model, loss
 
-    def forward(self, batch: MaskedBatch, chain_share: float) -> Scored:
-        return score(self.model, batch, chain_share)
+    def forward(self, *part: Any) -> Scored:
+        return self.loss(self.model, *part)
 
 
 def _is_sharded(tensor: Tensor) -> bool:

@@ -1,0 +1,202 @@
+"""Pre-training: what the loop learns from masked rows, and how it is validated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from exlm_mini.config import RunConfig, UserError
+from exlm_mini.data.packs import Pack
+from exlm_mini.training.checkpoint import Checkpoint
+from exlm_mini.training.cost import check_memory, plan_batch
+from exlm_mini.training.evaluation import Evaluation, evaluate
+from exlm_mini.training.loop import Loop
+from exlm_mini.training.meter import Meter
+from exlm_mini.training.parts import (
+    chain_share,
+    check_row_length,
+    choose_device,
+    make_batches,
+    make_masker,
+    make_model,
+    pretraining,
+)
+from exlm_mini.training.precision import with_precision
+from exlm_mini.training.processes import Engine
+from exlm_mini.training.step import Update
+
+
+class _Best(NamedTuple):
+    """The best of the checkpoints whose step was also validated."""
+
+    step: int
+    bits_per_mask: float
+
+
+def check_spread(config: RunConfig, num_processes: int) -> None:
+    """Refuse batches that cannot be spread over processes.
+
+    Raises:
+        UserError: naming the sizes.
+    """
+    plan = plan_batch(config.train, num_processes, "--nproc-per-node")
+    if num_processes > 1 and plan.unit == "tokens" and config.train.micro_batch_tokens is None:
+        raise UserError(
+            f"train.batch_tokens {plan.size:,} on {num_processes} processes needs "
+            f"train.micro_batch_tokens, such as {plan.per_device:,}: it decides which rows are "
+            "taken together, and that must not depend on the number of processes"
+        )
+
+
+class Trainer(Loop):
+    """One run: a model, its data and its directory.
+
+    Args:
+        config: of the run; the objective is one of the three single ones.
+        train_pack, validation_pack: rows to learn from and to validate with.
+        output: run directory, locked by the caller; gets ``checkpoints/`` and
+            ``metrics.jsonl``.
+        slots: positions the masking strategy ``slots`` hides.
+        report: takes a line about something unusual, such as a damaged checkpoint.
+        engine: of this process; none: the only one, on ``train.device``.
+
+    Raises:
+        UserError: for rows the model cannot hold, settings that do not fit the data, batches
+            that cannot be spread over the processes, or a model that does not fit in memory.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        train_pack: Pack,
+        validation_pack: Pack,
+        output: Path,
+        slots: tuple[int, ...] = (),
+        report: Callable[[str], None] = print,
+        engine: Engine | None = None,
+    ) -> None:
+        engine = engine or Engine(choose_device(config.train.device))
+        self.config = config = with_precision(config, engine.device)
+        check_spread(config, engine.world_size)
+        self.train_pack, self.validation_pack = train_pack, validation_pack
+        asked = config.model.vocab_size
+        if asked is not None and asked != train_pack.vocab_size:
+            raise UserError(
+                f"model.vocab_size is {asked}, the tokenizer has {train_pack.vocab_size} tokens; "
+                "leave model.vocab_size out, it is for --dry-run"
+            )
+        special_ids = train_pack.special_ids
+        self.masker = make_masker(config, special_ids, slots)
+        longest = max(int(train_pack.lengths_R.max()), int(validation_pack.lengths_R.max()))
+        check_row_length(config, longest, len(slots) or None)
+        if train_pack.row_length is not None:
+            self.masker.check_row_length(train_pack.row_length)
+        check_memory(
+            config,
+            train_pack.vocab_size,
+            longest,
+            engine.device,
+            engine.world_size,
+            len(slots) or None,
+        )
+        model = make_model(config, train_pack.vocab_size, special_ids)
+        self.batches = make_batches(config, train_pack, self.masker)
+        objective = pretraining(config, self.batches, special_ids.pad)
+        super().__init__(config.train, config.seed, model, objective, output, report, engine)
+        self.meter = Meter(
+            config,
+            train_pack.vocab_size,
+            train_pack.lengths_R,
+            engine.device,
+            engine.world_size,
+            len(slots) or None,
+        )
+        self.best: _Best | None = None
+
+    @property
+    def best_step(self) -> int | None:
+        """See ``Loop``."""
+        return None if self.best is None else self.best.step
+
+    def _evaluate(self, step: int) -> Evaluation:
+        with self.updater.precision():
+            found = evaluate(
+                self.model,
+                self.validation_pack,
+                self.masker,
+                self.config.train.validation_rows,
+                self.engine.device,
+                chain_share(self.config, step),
+                self.engine.rank,
+                self.engine.world_size,
+                self.engine.add_up,
+            )
+        if not found.is_finite:
+            told = f"{found.bits_per_mask:g} bits per masked token"
+            raise self.updater.diverged(f"validation at step {step} gives {told}")
+        return found
+
+    def _numbers(
+        self, update: Update, speed: float, evaluation: Evaluation | None
+    ) -> dict[str, Any]:
+        numbers = super()._numbers(update, speed, evaluation) | self.meter.read(speed)
+        numbers["rows_without_path"] = update.num_without_path
+        if update.mask_accuracy is not None:
+            numbers["mask_accuracy"] = update.mask_accuracy
+        if evaluation:
+            numbers["validation_bits_per_mask"] = evaluation.bits_per_mask
+            numbers["validation_bits_per_row"] = evaluation.bits_per_row
+            numbers["validation_mask_accuracy"] = evaluation.mask_accuracy
+            numbers["validation_perplexity"] = evaluation.perplexity
+        return numbers
+
+    def _save(self, step: int, evaluation: Evaluation | None) -> None:
+        best = math.inf if self.best is None else self.best.bits_per_mask
+        if evaluation and evaluation.bits_per_mask < best:
+            self.best = _Best(step, evaluation.bits_per_mask)
+        super()._save(step, evaluation)
+
+    def _own_state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+        return {}, {
+            "config": asdict(self.config),
+            "special_ids": self.train_pack.special_ids._asdict(),
+            "vocab_size": self.train_pack.vocab_size,
+            "train_sha256": self.train_pack.sha256,
+            "validation_sha256": self.validation_pack.sha256,
+            "tokenizer_sha256": self.train_pack.tokenizer_sha256,
+            "evaluation": None if self.evaluation is None else self.evaluation._asdict(),
+            "best": None if self.best is None else self.best._asdict(),
+        }
+
+    def _take_over(self, checkpoint: Checkpoint) -> None:
+        state = checkpoint.state
+        for name, pack in (("train", self.train_pack), ("validation", self.validation_pack)):
+            if state.get(f"{name}_sha256") != pack.sha256:
+                raise UserError(
+                    f"{pack.path} is not the data that {self._checkpoints} was trained with; "
+                    "restore the data or choose another --output"
+                )
+            if state.get("tokenizer_sha256") != pack.tokenizer_sha256:
+                raise UserError(
+                    f"{pack.path} belongs to another tokenizer than {self._checkpoints}; restore "
+                    "the corpus or choose another --output"
+                )
+        super()._take_over(checkpoint)
+        if state["evaluation"]:
+            self.evaluation = _numbers(Evaluation, state["evaluation"])
+        if state.get("best"):
+            self.best = _numbers(_Best, state["best"])
+
+
+def _numbers(kind: type[NamedTuple], stored: dict[str, Any]) -> Any:
+    """Counts and sums as a checkpoint holds them."""
+    found = kind(**stored)
+    for name, number in found._asdict().items():
+        if number is not None and not math.isfinite(number):
+            raise ValueError(f"{name} is {number}")
+    return found
