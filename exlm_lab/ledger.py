@@ -1,18 +1,72 @@
 """Records of finished runs: a JSON file each, there whole or not at all, and never of another run.
 
 A finished run is not run again, so what makes runs looks here first; a record says what it was made
-with, and one of other settings is refused, not overwritten.
+with, and one of other settings is refused, never overwritten.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from exlm_mini.config import UserError
 from exlm_mini.data.files import write_atomically
+from exlm_mini.training.loop import Progress
+
+
+class StoppedError(Exception):
+    """The run was asked to stop; what is done is kept."""
+
+
+class Ledger:
+    """The records of a directory, and the way to add one.
+
+    A subclass says what a cell is, of which there is a record for each seed: a ``Cell`` of a sweep,
+    or the settings that a task is fine-tuned with. It has ``path``, ``read`` and ``make``.
+    """
+
+    def path(self, cell: Any, seed: int) -> Path:
+        """Where the record of a cell lies."""
+
+    def read(self, cell: Any, seed: int) -> dict[str, Any]:
+        """The record of a cell that is there.
+
+        Raises:
+            UserError: if the file is damaged, or of other settings.
+        """
+
+    def make(
+        self, cell: Any, seed: int, on_progress: Callable[[Progress], None]
+    ) -> dict[str, Any]:
+        """Run a cell; its record.
+
+        Raises:
+            StoppedError: if it was stopped; the next call goes on from there.
+            UserError: as training and fine-tuning would.
+        """
+
+    def write(self, path: Path, record: Mapping[str, Any]) -> None:
+        """Put a record under its name."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())
+
+    def is_done(self, cell: Any, seed: int) -> bool:
+        """Whether the record is there; raises as ``read`` does."""
+        return self.path(cell, seed).exists() and bool(self.read(cell, seed))
+
+    def run(
+        self,
+        cell: Any,
+        seed: int,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
+    ) -> dict[str, Any]:
+        """The record of a cell; it is made if it is not there. Raises as ``read`` and ``make``."""
+        path = self.path(cell, seed)
+        if not path.exists():
+            self.write(path, self.make(cell, seed, on_progress))
+        return self.read(cell, seed)
 
 
 def check_identity(
@@ -34,9 +88,3 @@ def check_identity(
             raise UserError(
                 f"{path} was made with another {name.removesuffix('_sha256')}; {remedy}"
             )
-
-
-def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Put a record under its name."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())

@@ -24,11 +24,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from exlm_lab.downstream.grid import StoppedError
 from exlm_lab.experiments.cells import Cell
-from exlm_lab.experiments.ledger import Ledger
+from exlm_lab.experiments.ledger import SweepLedger
 from exlm_lab.experiments.running import Runner
 from exlm_lab.experiments.study import EXPERIMENTS, SCALE, report
+from exlm_lab.ledger import StoppedError
 from exlm_mini.config import UserError, nearest
 from exlm_mini.data.files import refuse_odd_files
 from exlm_mini.options import command_parser
@@ -97,7 +97,7 @@ def work(names: list[str], output: Path, work: Path, device: str) -> int:
         runner = Runner(work, device, None, say, requests.should_stop)
         names = ready(names, runner)
         runs, seconds = planned(names), []
-        ledgers = {name: Ledger(output, name, SCALE, runner) for name in names}
+        ledgers = {name: SweepLedger(output, name, SCALE, runner) for name in names}
         left = [run for run in runs if not ledgers[run[0]].is_done(*run[1:])]
         for number, (name, cell, seed) in enumerate(left):
             if requests.should_stop():
@@ -128,7 +128,7 @@ def listed(names: list[str], output: Path) -> Iterator[str]:
     """A line for each experiment: how much of it is recorded."""
     for name in names:
         runs = planned([name])
-        ledger = Ledger(output, name, SCALE, Runner(Path()))
+        ledger = SweepLedger(output, name, SCALE, Runner(Path()))
         done = sum(ledger.is_done(cell, seed) for _, cell, seed in runs)
         yield f"{name}: {done} of {len(runs)} runs recorded; {EXPERIMENTS[name].about}"
 

@@ -27,12 +27,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, get_args
 
-from exlm_lab.downstream.grid import StoppedError
 from exlm_lab.experiments.cells import Cell, Input
 from exlm_lab.experiments.grids import SWEEPS, cells_of
-from exlm_lab.experiments.ledger import Ledger
+from exlm_lab.experiments.ledger import SweepLedger
 from exlm_lab.experiments.records import SCALES
 from exlm_lab.experiments.running import Runner
+from exlm_lab.ledger import StoppedError
 from exlm_mini.config import UserError, check_integers, nearest
 from exlm_mini.data.files import refuse_odd_files
 from exlm_mini.data.toy_grammars import slots_of
@@ -99,7 +99,7 @@ def run(request: Request) -> int:
         refuse_odd_files(written)
     with requests_by_signal() as requests:
         runner = Runner(work, request.device, request.data, say, requests.should_stop)
-        ledger = Ledger(request.output, request.name, request.scale, runner)
+        ledger = SweepLedger(request.output, request.name, request.scale, runner)
         try:
             _run_all(request, ledger, requests)
         except StoppedError:
@@ -124,12 +124,12 @@ def _refuse_unwritable(directory: Path) -> None:
         )
 
 
-def _open(request: Request, ledger: Ledger) -> list[tuple[Cell, int]]:
+def _open(request: Request, ledger: SweepLedger) -> list[tuple[Cell, int]]:
     """The runs that have no record yet."""
     return [run for run in request.runs if not ledger.is_done(*run)]
 
 
-def _run_all(request: Request, ledger: Ledger, requests: Requests) -> None:
+def _run_all(request: Request, ledger: SweepLedger, requests: Requests) -> None:
     if request.task == "measure-again":
         is_any = False
         for number, (cell, seed) in enumerate(request.runs, 1):

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from tiny_runs import CELL
 
-from exlm_lab.downstream.grid import StoppedError
 from exlm_lab.experiments import study
 from exlm_lab.experiments.cells import Cell
 from exlm_lab.experiments.competence import ENOUGH, PAIRS, slopes
 from exlm_lab.experiments.grids import REPEATED
-from exlm_lab.experiments.ledger import Ledger
+from exlm_lab.experiments.ledger import SweepLedger
 from exlm_lab.experiments.running import Runner
+from exlm_lab.ledger import StoppedError
 from exlm_mini.training.run_directory import read_metrics
 
 WATCHED = {**CELL, "train.steps": 12, "train.validate_every": 3, "train.learning_rate": 0.01}
@@ -83,7 +83,7 @@ def test_a_run_that_never_gets_there_counts_in_no_claim(whole, tmp_path, monkeyp
     tiny = study.Experiment("tiny", "two runs", cells, tuple(claims))
     monkeypatch.setattr(study, "EXPERIMENTS", {"tiny": tiny})
     runner = Runner(tmp_path / "work", "cpu", report=lambda line: None)
-    ledger = Ledger(tmp_path, "tiny", study.SCALE, runner)
+    ledger = SweepLedger(tmp_path, "tiny", study.SCALE, runner)
     for one in cells:
         ledger.run(one, 1)
         assert ledger.is_done(one, 1)

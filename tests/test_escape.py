@@ -8,7 +8,7 @@ from tiny_runs import CELL, DATA
 from exlm_lab.experiments.cells import Cell
 from exlm_lab.experiments.escape import CELLS, HELPS, WATCHED, escape, escapes
 from exlm_lab.experiments.grids import CURES
-from exlm_lab.experiments.ledger import Ledger
+from exlm_lab.experiments.ledger import SweepLedger
 from exlm_lab.experiments.records import Group, Record, grouped, read_records
 from exlm_lab.experiments.running import CURVE, Runner
 from exlm_lab.experiments.saddles import since
@@ -41,7 +41,7 @@ def test_a_run_on_text_tells_at_each_look_what_the_table_needs(tmp_path):
         f"data.{name}": getattr(DATA["text"], name) for name in ("vocab_size", "max_documents")
     }
     runner = Runner(tmp_path / "work", "cpu", report=lambda line: None)
-    ledger = Ledger(tmp_path, "tiny", "study", runner)
+    ledger = SweepLedger(tmp_path, "tiny", "study", runner)
     for arm in ("none", "mlm"):
         settings = {**CELL, **more, "objective": "mlm" if arm == "mlm" else "exlm"}
         settings |= {"model.states_per_mask": 2, "data.block_length": 32}

@@ -17,14 +17,13 @@ from exlm_lab.downstream.grid import (
     TUNING,
     Result,
     Space,
-    StoppedError,
-    TunedRun,
     Tuning,
-    TuningRuns,
+    TuningLedger,
     best_setting,
+    is_diverged,
     key,
     paper_numbers,
-    read_answers,
+    setting_of,
     summary,
 )
 from exlm_lab.downstream.prepared import make_problem
@@ -38,6 +37,7 @@ from exlm_lab.downstream.results import (
 )
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Examples, Splits, Task
+from exlm_lab.ledger import StoppedError
 from exlm_mini.reading.pretrained import load_pretrained
 from exlm_mini.recipes import load_recipe, recipe_names
 
@@ -138,14 +138,16 @@ def test_a_space_is_every_combination_once(rates, batches, dropouts):
 
 
 def cell(rate, seed, accuracy, test=0.5):
-    config = dataclasses.replace(BASE, learning_rate=rate)
     metrics = {"validation": {"accuracy": accuracy}, "test": {"accuracy": test}}
     record = {"metrics": metrics, "best_epoch": 1, "seconds": 2.0, "device": "cpu"}
-    return TunedRun(config, seed, {**record, "parameters": 7, "problem_sha256": "0"})
+    config = {**dataclasses.asdict(BASE), "learning_rate": rate}
+    record |= {"config": config, "seed": seed}
+    return {**record, "parameters": 7, "problem_sha256": "0"}
 
 
 def diverged(rate, seed=1):
-    return TunedRun(dataclasses.replace(BASE, learning_rate=rate), seed, {"diverged": "why"})
+    config = {**dataclasses.asdict(BASE), "learning_rate": rate}
+    return {"config": config, "seed": seed, "diverged": "why"}
 
 
 def test_the_setting_is_chosen_on_validation_and_not_on_the_test():
@@ -211,7 +213,7 @@ def test_averages_of_the_paper_come_out_of_its_own_numbers():
 
 def result(cells, searched=()):
     notes = {"rows": {"train": {"examples": 9, "truncated": 0, "unknown_share": 0.0}}}
-    return Result(TASK, cells[0].config, cells, list(searched), notes)
+    return Result(TASK, setting_of(cells[0]), cells, list(searched), notes)
 
 
 def results_of(objective, tasks, **masking):
@@ -238,7 +240,7 @@ def test_the_table_has_both_halves_of_mnli_and_both_scores_of_squad():
 
     def row(name, metric, metrics):
         made = cell(1e-5, 1, 0.5)
-        made.record["metrics"] = metrics
+        made["metrics"] = metrics
         task = TASK._replace(name=name, metric=metric)
         record = task_record(result([made])._replace(task=task), recipe)
         return results_of("exlm", {name: {**record, "recipe": recipe.name}})
@@ -257,7 +259,7 @@ def tuned_on(task, recipe):
     """The record of a run of a recipe."""
     metric = "roc_auc" if recipe == "table-8" else "accuracy"
     made = cell(1e-5, 1, 0.5)
-    made.record["metrics"] = {"validation": {metric: 0.5}}
+    made["metrics"] = {"validation": {metric: 0.5}}
     found = result([made])._replace(task=TASK._replace(name=task, metric=metric))
     return {task: {**task_record(found, Tuning(recipe, "mean", (1,), {})), "recipe": recipe}}
 
@@ -342,52 +344,53 @@ QUICK = TuneConfig(epochs=1, batch_size=2)
 
 
 def test_a_finished_run_is_not_made_again(pretrained, problem, tmp_path):
-    ledger = TuningRuns(tmp_path, pretrained, "cpu")
+    ledger = TuningLedger(tmp_path, pretrained, problem, "cpu")
     steps = []
-    first = ledger.cell(problem, QUICK, 1, steps.append)
+    first = ledger.run(QUICK, 1, steps.append)
     assert len(steps) == 2 and not (tmp_path / "running").exists()
-    again = ledger.cell(problem, QUICK, 1, steps.append)
+    again = ledger.run(QUICK, 1, steps.append)
     assert len(steps) == 2 and again == first
-    answers = read_answers(tmp_path, first, "which", "validation")
+    answers = ledger.answers(QUICK, 1, "validation")
     assert [id for id, _ in answers] == ["m4", "m5"]
     assert {answer for _, answer in answers} <= {"no", "yes"}
 
 
 def test_a_stopped_run_goes_on_and_leaves_no_record_before(pretrained, problem, tmp_path):
-    ledger = TuningRuns(tmp_path, pretrained, "cpu")
+    stopping = TuningLedger(tmp_path, pretrained, problem, "cpu", should_stop=lambda: True)
     with pytest.raises(StoppedError):
-        ledger.cell(problem, QUICK, 1, should_stop=lambda: True)
+        stopping.run(QUICK, 1)
     assert not list(tmp_path.glob("cells/**/*.json"))
     steps = []
-    ledger.cell(problem, QUICK, 1, steps.append)
+    TuningLedger(tmp_path, pretrained, problem, "cpu").run(QUICK, 1, steps.append)
     assert [progress.step for progress in steps] == [2]
 
 
 def test_runs_of_other_data_or_weights_are_not_mixed(pretrained, problem, tmp_path):
-    ledger = TuningRuns(tmp_path, pretrained, "cpu")
-    made = ledger.cell(problem, QUICK, 1)
-    told(lambda: ledger.cell(make(pretrained, 1), QUICK, 1), "another problem", "--output")
-    other = pretrained._replace(sha256="0")
-    told(lambda: TuningRuns(tmp_path, other).cell(problem, QUICK, 1), "another pretrained")
+    ledger = TuningLedger(tmp_path, pretrained, problem, "cpu")
+    made = ledger.run(QUICK, 1)
+    other = TuningLedger(tmp_path, pretrained, make(pretrained, 1))
+    told(lambda: other.run(QUICK, 1), "another problem", "--output")
+    other = TuningLedger(tmp_path, pretrained._replace(sha256="0"), problem)
+    told(lambda: other.run(QUICK, 1), "another pretrained")
     path = next(tmp_path.glob("cells/**/seed-1.json"))
     path.write_text(path.read_text()[:50])
-    told(lambda: ledger.cell(problem, QUICK, 1), path, "damaged", "delete it")
+    told(lambda: ledger.run(QUICK, 1), path, "damaged", "delete it")
     path.unlink()
-    assert ledger.cell(problem, QUICK, 1).record["metrics"] == made.record["metrics"]
+    assert ledger.run(QUICK, 1)["metrics"] == made["metrics"]
 
 
 def test_a_run_that_diverged_is_recorded_and_the_search_goes_on(pretrained, problem, tmp_path):
     lines = []
     wild = dataclasses.replace(QUICK, learning_rate=1e29, epochs=3, warmup_share=0.0)
-    ledger = TuningRuns(tmp_path, pretrained, "cpu", report=lines.append)
-    cells = [ledger.cell(problem, config, 1) for config in (wild, QUICK)]
-    assert cells[0].is_diverged and "for which lower learning_rate (1e+29)" in lines[0]
+    ledger = TuningLedger(tmp_path, pretrained, problem, "cpu", report=lines.append)
+    cells = [ledger.run(config, 1) for config in (wild, QUICK)]
+    assert is_diverged(cells[0]) and "for which lower learning_rate (1e+29)" in lines[0]
     assert best_setting(cells, TASK) == QUICK
 
 
 def test_results_of_another_checkpoint_are_not_added_to(pretrained, problem, tmp_path):
     recipe = Tuning("none", "mean", (1,), {})
-    made = TuningRuns(tmp_path, pretrained, "cpu").cell(problem, QUICK, 1)
+    made = TuningLedger(tmp_path, pretrained, problem, "cpu").run(QUICK, 1)
     record = task_record(Result(TASK, QUICK, [made], [], problem.notes), recipe)
     made_with = {"device": "a very slow one"}
     whole = write_results(tmp_path, pretrained, {"which": record}, recipe, made_with)
@@ -418,12 +421,12 @@ def test_results_of_another_checkpoint_are_not_added_to(pretrained, problem, tmp
 def test_a_cell_that_holds_something_else_is_told_by_its_name(
     change, pretrained, problem, tmp_path
 ):
-    ledger = TuningRuns(tmp_path, pretrained, "cpu")
-    record = dict(ledger.cell(problem, QUICK, 1).record)
+    ledger = TuningLedger(tmp_path, pretrained, problem, "cpu")
+    record = ledger.run(QUICK, 1)
     path = next(tmp_path.glob("cells/**/seed-1.json"))
     change(record)
     path.write_text(json.dumps(record))
-    told(lambda: ledger.cell(problem, QUICK, 1), path, "run is made again")
+    told(lambda: ledger.run(QUICK, 1), path, "run is made again")
 
 
 @pytest.mark.parametrize(
@@ -440,7 +443,7 @@ def test_results_that_cannot_be_shown_are_told_by_their_name(
     change, pretrained, problem, tmp_path
 ):
     recipe = Tuning("none", "mean", (1,), {})
-    made = TuningRuns(tmp_path, pretrained, "cpu").cell(problem, QUICK, 1)
+    made = TuningLedger(tmp_path, pretrained, problem, "cpu").run(QUICK, 1)
     record = task_record(Result(TASK, QUICK, [made], [], problem.notes), recipe)
     whole = write_results(tmp_path, pretrained, {"which": record}, recipe, {"device": "a"})
     change(whole["tasks"]["which"])

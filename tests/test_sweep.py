@@ -19,7 +19,7 @@ from exlm_lab.experiments import ledger as ledgers
 from exlm_lab.experiments import running
 from exlm_lab.experiments.cells import Cell, load_base
 from exlm_lab.experiments.grids import CURES, SWEEPS, cells_of
-from exlm_lab.experiments.ledger import Ledger
+from exlm_lab.experiments.ledger import SweepLedger
 from exlm_lab.experiments.paper import printed
 from exlm_lab.experiments.records import SCALES, read_record
 from exlm_lab.experiments.running import Runner
@@ -184,7 +184,7 @@ def test_files_take_the_place_of_the_embedded_english(capsys, tmp_path):
 def test_what_cannot_be_read_or_written_is_told_before_anything_is_trained(
     capsys, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(Ledger, "run", lambda *_: pytest.fail("a cell was trained"))
+    monkeypatch.setattr(SweepLedger, "run", lambda *_: pytest.fail("a cell was trained"))
     refused(capsys, ["cost", "--files", "none.txt"], "none.txt", "check --files")
     refused(capsys, ["cost", "--files", tmp_path], tmp_path, "check --files")
     refused(capsys, ["cost", "--data", tmp_path / "none"], "none", "check --data")
@@ -393,7 +393,7 @@ def test_measuring_again_needs_the_weights_and_changes_only_metrics(tiny, tmp_pa
 
 def stored(folder, cell, **changed):
     """A record as a finished cell leaves it, as far as the ledger looks."""
-    ledger = Ledger(folder, "ablations", "mini", Runner(folder / "work"))
+    ledger = SweepLedger(folder, "ablations", "mini", Runner(folder / "work"))
     record = {
         "sweep": "ablations", "scale": "mini", "cell": cell.name, "input": cell.input, "seed": 1,
         "version": ledgers.VERSION, "objective": "mlm", "config": plain(cell.config(1)),
@@ -457,7 +457,7 @@ def test_numbers_that_are_none_are_no_result(tmp_path, monkeypatch):
     monkeypatch.setattr(
         runner, "measure", lambda *_, **__: ({"bits_per_mask": float("nan")}, 1.0)
     )
-    ledger = Ledger(tmp_path, "ablations", "mini", runner)
+    ledger = SweepLedger(tmp_path, "ablations", "mini", runner)
     told(lambda: ledger.run(cell, 1), "bits_per_mask is nan", "not recorded")
     assert not ledger.path(cell, 1).exists()
 

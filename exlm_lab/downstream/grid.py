@@ -28,12 +28,12 @@ from exlm_lab.downstream.finetuning import FineTuner, identity_of
 from exlm_lab.downstream.prepared import Problem
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Task
-from exlm_lab.ledger import check_identity, write_record
+from exlm_lab.ledger import Ledger, StoppedError, check_identity
 from exlm_mini.config import UserError, check_integers
 from exlm_mini.data.files import open_regular, read_bytes, reading, write_atomically
 from exlm_mini.reading.pretrained import Pretrained
 from exlm_mini.recipes import Kind
-from exlm_mini.training.loop import Outcome, Progress
+from exlm_mini.training.loop import Progress
 from exlm_mini.training.step import DivergedError
 
 RECIPES = Path(__file__).parents[1] / "recipes" / "finetune"
@@ -84,38 +84,17 @@ class Tuning(NamedTuple):
     """Settings that were given in place of the recipe's."""
 
 
-class TunedRun(NamedTuple):
-    """A finished run as the ledger holds it."""
-
-    config: TuneConfig
-    seed: int
-    record: dict[str, Any]
-    """metrics by part, best_epoch, history, seconds, …; of a run that diverged only why."""
-
-    @property
-    def is_diverged(self) -> bool:
-        return "diverged" in self.record
-
-    def reached(self, part: str, metric: str) -> float:
-        """A metric as a share; below every other one for a run that diverged."""
-        return -1e9 if self.is_diverged else self.record["metrics"][part][metric]
-
-
 class Result(NamedTuple):
     """What is reported of a task."""
 
     task: Task
     config: TuneConfig
     """The setting, chosen on the validation rows if there were several."""
-    cells: list[TunedRun]
-    """One per seed, of that setting."""
-    searched: list[TunedRun]
-    """Runs that only served to choose."""
+    cells: list[dict[str, Any]]
+    """Records of that setting, one per seed, see ``TuningLedger``."""
+    searched: list[dict[str, Any]]
+    """Of runs that only served to choose."""
     notes: dict[str, Any]
-
-
-class StoppedError(Exception):
-    """The run was asked to stop; what is done is kept."""
 
 
 def _tuning(name: str, settings: dict[str, Any]) -> Tuning:
@@ -139,87 +118,156 @@ TUNING = Kind(
 """Recipes that ``load_recipe`` makes a ``Tuning`` of."""
 
 
-class TuningRuns:
-    """The finished runs of a directory, and the way to add one.
+class TuningLedger(Ledger):
+    """The finished runs of a task in a directory. A cell is its settings, a ``TuneConfig``.
+
+    A record holds what the run was made with, metrics by part, best_epoch, history, seconds, …;
+    that of a run that diverged only says why.
 
     Args:
         directory: OUTPUT, locked by the caller.
         pretrained: where every run starts.
+        problem: the task, its rows made for that model.
         device: auto, cpu, cuda or cuda:N.
         is_kept: whether the last checkpoint of a finished run stays, its best weights in it.
         report: takes lines about something unusual.
+        should_stop: asked after every step; if true a checkpoint is saved and ``StoppedError``
+            raised.
     """
 
     def __init__(
         self,
         directory: Path,
         pretrained: Pretrained,
+        problem: Problem,
         device: str = "auto",
         is_kept: bool = False,
         report: Callable[[str], None] = print,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.directory, self.pretrained, self.device = directory, pretrained, device
-        self.is_kept, self.report = is_kept, report
+        self.directory, self.pretrained, self.problem = directory, pretrained, problem
+        self.device, self.is_kept = device, is_kept
+        self.report, self.should_stop = report, should_stop
 
-    def cell(
+    def path(self, cell: TuneConfig, seed: int) -> Path:
+        """See ``Ledger``."""
+        return self.directory / "cells" / f"{self._name(cell, seed)}.json"
+
+    def read(self, cell: TuneConfig, seed: int) -> dict[str, Any]:
+        """See ``Ledger``."""
+        path, identity = self.path(cell, seed), self._identity(cell, seed)
+        with reading(path, MADE_AGAIN):
+            record = json.loads(read_bytes(path, MADE_AGAIN))
+            found = {name: record[name] for name in identity}
+            if not is_diverged(record):
+                numbers = [record["seconds"], record["parameters"], record["best_epoch"]]
+                numbers += [n for part in record["metrics"].values() for n in part.values()]
+                if not (record["metrics"]["validation"] and all(map(math.isfinite, numbers))):
+                    raise ValueError(f"numbers {numbers}")
+        remedy = "choose another --output, or use the same checkpoint and data"
+        check_identity(path, found, identity, remedy)
+        return record
+
+    def make(
+        self, cell: TuneConfig, seed: int, on_progress: Callable[[Progress], None]
+    ) -> dict[str, Any]:
+        """See ``Ledger``; also writes what the run predicts."""
+        record = {**self._identity(cell, seed), "is_kept": self.is_kept}
+        run = self.pretrained, self.problem, cell, seed, self._running(cell, seed)
+        tuner = FineTuner(*run, self.device, self.report)
+        try:
+            outcome = tuner.run(on_progress, self.should_stop)
+        except DivergedError as error:
+            self.report(str(error))
+            return {**record, "diverged": str(error)}
+        if not outcome.is_complete:
+            raise StoppedError
+        self.path(cell, seed).parent.mkdir(parents=True, exist_ok=True)
+        for part, scores in tuner.scores.items():
+            answers = self.problem.parts[part].answers(scores)
+            lines = [json.dumps({"id": i, "answer": answer}) + "\n" for i, answer in answers]
+            write_atomically(self._answers_path(cell, seed, part), "".join(lines).encode())
+        return {
+            **record,
+            "metrics": tuner.metrics,
+            "best_epoch": tuner.best_epoch,
+            "history": tuner.history,
+            "steps": outcome.step,
+            "parameters": outcome.num_parameters,
+            "seconds": tuner.seconds,
+            "device": str(tuner.engine.device),
+        }
+
+    def run(
         self,
-        problem: Problem,
-        config: TuneConfig,
+        cell: TuneConfig,
         seed: int,
         on_progress: Callable[[Progress], None] = lambda progress: None,
-        should_stop: Callable[[], bool] = lambda: False,
-    ) -> TunedRun:
-        """A run of the ledger; it is made if it is not there.
-
-        Raises:
-            StoppedError: if ``should_stop`` became true before its end.
-            UserError: if the ledger holds the run of another checkpoint or of other data.
-        """
-        place = f"{problem.task.name}/{key(config)}"
-        path = self.directory / "cells" / place / f"seed-{seed}.json"
-        identity = identity_of(self.pretrained, problem, config, seed)
-        identity = {"task": problem.task.name, **identity}
-        running = self.directory / "running" / place / f"seed-{seed}"
-        if path.exists():
-            record = _read(path, identity)
-        else:
-            tuner = FineTuner(
-                self.pretrained, problem, config, seed, running, self.device, self.report
-            )
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                outcome = tuner.run(on_progress, should_stop)
-            except DivergedError as error:
-                self.report(str(error))
-                record = {**identity, "diverged": str(error)}
-            else:
-                if not outcome.is_complete:
-                    raise StoppedError
-                _write_answers(problem, tuner.scores, path)
-                record = {**identity, **_record(tuner, outcome)}
-            record["is_kept"] = self.is_kept
-            write_record(path, record)
+    ) -> dict[str, Any]:
+        """See ``Ledger``; what is no longer needed is removed."""
+        record = super().run(cell, seed, on_progress)
         # Also where a command was killed just before: what was asked for then is in the record.
         if not record.get("is_kept", True):
+            running = self._running(cell, seed)
             shutil.rmtree(running, ignore_errors=True)
             for parent in list(running.parents)[:3]:  # SETTING, TASK and running/ itself
                 with contextlib.suppress(OSError):  # others are running there
                     parent.rmdir()
-        return TunedRun(config, seed, record)
+        return record
+
+    def _name(self, cell: TuneConfig, seed: int) -> str:
+        return f"{self.problem.task.name}/{key(cell)}/seed-{seed}"
+
+    def _running(self, cell: TuneConfig, seed: int) -> Path:
+        return self.directory / "running" / self._name(cell, seed)
+
+    def _identity(self, cell: TuneConfig, seed: int) -> dict[str, Any]:
+        run = identity_of(self.pretrained, self.problem, cell, seed)
+        return {"task": self.problem.task.name, **run}
+
+    def answers(self, cell: TuneConfig, seed: int, part: str) -> list[tuple[str, Any]]:
+        """The predictions of a finished run: id of each example and its answer, in order."""
+        path = self._answers_path(cell, seed, part)
+        with reading(path, MADE_AGAIN), open_regular(path, MADE_AGAIN) as lines:
+            found = [json.loads(line) for line in lines]
+            return [(entry["id"], entry["answer"]) for entry in found]
+
+    def _answers_path(self, cell: TuneConfig, seed: int, part: str) -> Path:
+        return self.path(cell, seed).with_suffix(f".{part}.jsonl")
 
 
-def best_setting(cells: list[TunedRun], task: Task) -> TuneConfig:
+def is_diverged(record: dict[str, Any]) -> bool:
+    """Whether a run ended with numbers that are not finite."""
+    return "diverged" in record
+
+
+def setting_of(record: dict[str, Any]) -> TuneConfig:
+    """The settings of a run."""
+    return TuneConfig(**record["config"])
+
+
+def reached(record: dict[str, Any], part: str, metric: str) -> float:
+    """A metric as a share; below every other one for a run that diverged."""
+    return -1e9 if is_diverged(record) else record["metrics"][part][metric]
+
+
+def best_setting(cells: list[dict[str, Any]], task: Task) -> TuneConfig:
     """The setting with the highest median of the task's metric on the validation rows.
 
     Of equals the first one asked for.
+
+    Args:
+        cells: records of runs.
+        task: of all of them.
 
     Raises:
         UserError: if every run diverged.
     """
     by_setting: dict[TuneConfig, list[float]] = {}
     for cell in cells:
-        by_setting.setdefault(cell.config, []).append(cell.reached("validation", task.metric))
-    if all(cell.is_diverged for cell in cells):
+        shares = by_setting.setdefault(setting_of(cell), [])
+        shares.append(reached(cell, "validation", task.metric))
+    if all(map(is_diverged, cells)):
         raise UserError(f"{task.name}: every run diverged; try lower learning rates")
     return max(by_setting, key=lambda config: statistics.median(by_setting[config]))
 
@@ -258,49 +306,3 @@ def paper_numbers(tables: tuple[str, ...], task: str) -> dict[str, dict[str, flo
         for table in tables
         if any(task in values for values in printed[table].values())
     }
-
-
-def _record(tuner: FineTuner, outcome: Outcome) -> dict[str, Any]:
-    return {
-        "metrics": tuner.metrics,
-        "best_epoch": tuner.best_epoch,
-        "history": tuner.history,
-        "steps": outcome.step,
-        "parameters": outcome.num_parameters,
-        "seconds": tuner.seconds,
-        "device": str(tuner.engine.device),
-    }
-
-
-def _write_answers(problem: Problem, found: dict[str, list], path: Path) -> None:
-    """What the best epoch predicts, one line of JSON per example."""
-    for name, scores in found.items():
-        answers = problem.parts[name].answers(scores)
-        lines = [json.dumps({"id": i, "answer": answer}) for i, answer in answers]
-        write_atomically(
-            path.with_name(f"{path.stem}.{name}.jsonl"), ("\n".join(lines) + "\n").encode()
-        )
-
-
-def read_answers(
-    directory: Path, cell: TunedRun, task: str, part: str
-) -> list[tuple[str, Any]]:
-    """The predictions of a finished run: id of each example and its answer, in order."""
-    path = directory / "cells" / task / key(cell.config) / f"seed-{cell.seed}.{part}.jsonl"
-    with reading(path, MADE_AGAIN), open_regular(path, MADE_AGAIN) as lines:
-        found = [json.loads(line) for line in lines]
-        return [(entry["id"], entry["answer"]) for entry in found]
-
-
-def _read(path: Path, identity: dict[str, Any]) -> dict[str, Any]:
-    with reading(path, MADE_AGAIN):
-        record = json.loads(read_bytes(path, MADE_AGAIN))
-        found = {name: record[name] for name in identity}
-        if "diverged" not in record:
-            numbers = [record["seconds"], record["parameters"], record["best_epoch"]]
-            numbers += [n for part in record["metrics"].values() for n in part.values()]
-            if not (record["metrics"]["validation"] and all(map(math.isfinite, numbers))):
-                raise ValueError(f"numbers {numbers}")
-    remedy = "choose another --output, or use the same checkpoint and data"
-    check_identity(path, found, identity, remedy)
-    return record

@@ -11,10 +11,12 @@ from exlm_lab.downstream.grid import (
     PAPER,
     PAPER_TABLES,
     Result,
-    TunedRun,
     Tuning,
+    is_diverged,
     key,
     paper_numbers,
+    reached,
+    setting_of,
     summary,
 )
 from exlm_mini.config import UserError
@@ -45,24 +47,24 @@ ACCURACIES = {
 
 def task_record(result: Result, recipe: Tuning) -> dict[str, Any]:
     """Everything about one task, JSON-able; metrics in percent."""
-    metric, cells = result.task.metric, [cell for cell in result.cells if not cell.is_diverged]
-    diverged = [cell.seed for cell in result.cells if cell.is_diverged]
+    metric, cells = result.task.metric, [cell for cell in result.cells if not is_diverged(cell)]
+    diverged = [cell["seed"] for cell in result.cells if is_diverged(cell)]
     if not cells:
         raise UserError(f"{result.task.name}: every run diverged; lower --train.learning_rate")
     parts = {
         part: {
-            name: summary([cell.record["metrics"][part][name] for cell in cells], recipe.report)
+            name: summary([cell["metrics"][part][name] for cell in cells], recipe.report)
             for name in metrics
             if name != "num_tasks"
         }
-        for part, metrics in cells[0].record["metrics"].items()
+        for part, metrics in cells[0]["metrics"].items()
     }
     # Where the labels of the test are secret the validation rows are reported, as in Table 3.
     reported = "test" if "test" in parts else "validation"
-    num_tasks = cells[0].record["metrics"][reported].get("num_tasks")
+    num_tasks = cells[0]["metrics"][reported].get("num_tasks")
     name, printed = result.task.name, PAPER_TABLES.get(recipe.name, ())
     # The seed a search was made with is among the seeds that are reported.
-    runs = {(c.config, c.seed): c.record for c in [*result.searched, *result.cells]}
+    runs = {(setting_of(c), c["seed"]): c for c in [*result.searched, *result.cells]}
     return {
         "metric": metric,
         "part": reported,
@@ -71,13 +73,13 @@ def task_record(result: Result, recipe: Tuning) -> dict[str, Any]:
         "labels_counted": None if num_tasks is None else int(num_tasks),
         "setting": asdict(result.config),
         "changed": list(recipe.changed),
-        "seeds": [cell.seed for cell in cells],
+        "seeds": [cell["seed"] for cell in cells],
         "diverged_seeds": diverged,
-        "best_epochs": [cell.record["best_epoch"] for cell in cells],
+        "best_epochs": [cell["best_epoch"] for cell in cells],
         "seconds": sum(record.get("seconds", 0.0) for record in runs.values()),
-        "device": cells[0].record["device"],
-        "parameters": cells[0].record["parameters"],
-        "problem_sha256": cells[0].record["problem_sha256"],
+        "device": cells[0]["device"],
+        "parameters": cells[0]["parameters"],
+        "problem_sha256": cells[0]["problem_sha256"],
         "searched": [_search_record(cell, metric) for cell in result.searched],
         "notes": result.notes,
         "paper": paper_numbers(printed, name),
@@ -85,9 +87,9 @@ def task_record(result: Result, recipe: Tuning) -> dict[str, Any]:
     }
 
 
-def _search_record(cell: TunedRun, metric: str) -> dict[str, Any]:
-    reached = None if cell.is_diverged else 100 * cell.reached("validation", metric)
-    return {"setting": key(cell.config), "seed": cell.seed, "validation": reached}
+def _search_record(cell: dict[str, Any], metric: str) -> dict[str, Any]:
+    share = None if is_diverged(cell) else 100 * reached(cell, "validation", metric)
+    return {"setting": key(setting_of(cell)), "seed": cell["seed"], "validation": share}
 
 
 def write_results(

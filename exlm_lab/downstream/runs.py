@@ -15,12 +15,11 @@ from exlm_lab.downstream.glue import TASKS, require_test, write_submission
 from exlm_lab.downstream.grid import (
     Result,
     Space,
-    StoppedError,
-    TunedRun,
     Tuning,
-    TuningRuns,
+    TuningLedger,
     best_setting,
-    read_answers,
+    reached,
+    setting_of,
 )
 from exlm_lab.downstream.prepared import DEV_ALONE, Problem, load_problem
 from exlm_lab.downstream.results import (
@@ -32,6 +31,7 @@ from exlm_lab.downstream.results import (
     write_results,
 )
 from exlm_lab.downstream.settings import TuneConfig
+from exlm_lab.ledger import StoppedError
 from exlm_mini.config import UserError
 from exlm_mini.reading.pretrained import Pretrained, load_pretrained
 from exlm_mini.training.console import ProgressLine, Requests, requests_by_signal, say
@@ -145,17 +145,18 @@ def _tune_all(
 ) -> dict[str, Any]:
     """One task after the other, each in ``results.json`` as soon as it is done; what that holds."""
     check_results(request.output, pretrained)
-    ledger = TuningRuns(request.output, pretrained, request.device, request.is_kept, report=say)
     made_with = {**versions(choose_device(request.device)), "commit": commit()}
     for task in request.tasks:
         problem = _problem(request, task, pretrained)
         if request.submission is not None and "test" not in problem.parts:
             raise UserError(f"{task} came without a test set to hand in; drop --submission")
-        result = tune(ledger, problem, settings[task], request, requests)
+        where = request.output, pretrained, problem, request.device
+        ledger = TuningLedger(*where, request.is_kept, say, requests.should_stop)
+        result = tune(ledger, settings[task], request)
         record = {task: task_record(result, request.recipe)}
         whole = write_results(request.output, pretrained, record, request.recipe, made_with)
         if request.submission is not None:
-            _submit(request, problem, result)
+            _submit(request, ledger, result)
     return whole
 
 
@@ -171,61 +172,47 @@ def _check_submission(request: Request) -> None:
             require_test(task, request.data)
 
 
-def tune(
-    ledger: TuningRuns,
-    problem: Problem,
-    settings: list[TuneConfig],
-    request: Request,
-    requests: Requests,
-) -> Result:
+def tune(ledger: TuningLedger, settings: list[TuneConfig], request: Request) -> Result:
     """All runs of a task: the search for a setting if there are several, then every seed of it.
 
     Raises:
         StoppedError: if a signal asked to stop.
         UserError: if every run of a search diverged.
     """
-    seeds = request.recipe.seeds
+    seeds, task = request.recipe.seeds, ledger.problem.task
     searching = seeds[: request.search_seeds] if len(settings) > 1 else ()
     plan = [(config, seed) for config in settings for seed in searching]
     num_runs = len(plan) + len(seeds) - len(searching)
     searched = [
-        _cell(ledger, problem, config, seed, requests, f"{i}/{num_runs}")
+        _run(ledger, config, seed, f"{i}/{num_runs}")
         for i, (config, seed) in enumerate(plan, 1)
     ]
-    chosen = best_setting(searched, problem.task) if searched else settings[0]
-    cells = []
-    for seed in seeds:
-        i = len(plan) + len(cells) + 1 - len(searching)
-        cells.append(_cell(ledger, problem, chosen, seed, requests, f"{i}/{num_runs}"))
-    return Result(problem.task, chosen, cells, searched, problem.notes)
+    chosen = best_setting(searched, task) if searched else settings[0]
+    first = len(plan) + 1 - len(searching)
+    cells = [
+        _run(ledger, chosen, seed, f"{i}/{num_runs}") for i, seed in enumerate(seeds, first)
+    ]
+    return Result(task, chosen, cells, searched, ledger.problem.notes)
 
 
-def _cell(
-    ledger: TuningRuns,
-    problem: Problem,
-    config: TuneConfig,
-    seed: int,
-    requests: Requests,
-    number: str,
-) -> TunedRun:
-    """One run, with progress on stderr."""
-    if requests.should_stop():
+def _run(ledger: TuningLedger, config: TuneConfig, seed: int, number: str) -> dict[str, Any]:
+    """The record of one run, with progress on stderr."""
+    if ledger.should_stop():
         raise StoppedError
+    problem, metric = ledger.problem, ledger.problem.task.metric
     steps_per_epoch = -(-len(problem.train.rows) // config.batch_size)
+    validated = ""
     name = f"{problem.task.name} {number} seed {seed}"
-    reached = ""
-
     with ProgressLine(name, config.epochs * steps_per_epoch) as line:
 
         def show(progress: Progress) -> None:
-            nonlocal reached
+            nonlocal validated
             if progress.evaluation is not None:
-                metric = problem.task.metric
-                reached = f", validation {metric} {100 * progress.evaluation[metric]:.1f}"
+                validated = f", validation {metric} {100 * progress.evaluation[metric]:.1f}"
             epoch = -(-progress.step // steps_per_epoch)
-            line.tell(progress.step, f"epoch {epoch}, loss {progress.loss:.3f}{reached}")
+            line.tell(progress.step, f"epoch {epoch}, loss {progress.loss:.3f}{validated}")
 
-        return ledger.cell(problem, config, seed, show, requests.should_stop)
+        return ledger.run(config, seed, show)
 
 
 def _problem(request: Request, task: str, pretrained: Pretrained) -> Problem:
@@ -273,13 +260,14 @@ def _slashed(counts: list[int]) -> str:
     return "/".join(map(str, counts))
 
 
-def _submit(request: Request, problem: Problem, result: Result) -> None:
+def _submit(request: Request, ledger: TuningLedger, result: Result) -> None:
     """Write the files the benchmark's server takes, from the seed that is best on validation."""
-    task = problem.task
-    parts = [name for name in ("test", "test-mismatched") if name in problem.parts]
-    best = max(result.cells, key=lambda cell: cell.reached("validation", task.metric))
+    task = result.task
+    parts = [name for name in ("test", "test-mismatched") if name in ledger.problem.parts]
+    best = max(result.cells, key=lambda cell: reached(cell, "validation", task.metric))
     for part in parts:
-        found = [answer for _, answer in read_answers(request.output, best, task.name, part)]
+        answers = ledger.answers(setting_of(best), best["seed"], part)
+        found = [answer for _, answer in answers]
         if task.kind == "classes":
             found = [task.classes.index(answer) for answer in found]
         path = write_submission(

@@ -1,8 +1,4 @@
-"""The records of a sweep on the disk, one file for each cell and seed, and the way to add one.
-
-A finished cell is not run again: its file says with which settings it was made, and a file of
-other settings is refused, never overwritten.
-"""
+"""The records of a sweep on the disk, one file for each cell and seed, and the way to add one."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from exlm_lab.experiments.cells import Cell, Downstream
 from exlm_lab.experiments.grids import cells_of
 from exlm_lab.experiments.records import read_record
 from exlm_lab.experiments.running import Runner
-from exlm_lab.ledger import check_identity, write_record
+from exlm_lab.ledger import Ledger, check_identity
 from exlm_mini.config import RunConfig, UserError, run_config_from_dict
 from exlm_mini.data.files import NO_SPACE
 from exlm_mini.recipes import plain
@@ -37,7 +33,7 @@ DIGITS = 6
 """Significant ones of a number in a record."""
 
 
-class Ledger:
+class SweepLedger(Ledger):
     """The records of one sweep at one scale.
 
     Args:
@@ -51,19 +47,13 @@ class Ledger:
         self.output, self.sweep, self.scale, self.runner = output, sweep, scale, runner
 
     def path(self, cell: Cell, seed: int) -> Path:
-        """Where the record of a cell lies."""
+        """See ``Ledger``."""
         return self.output / self.sweep / f"{self.scale}-{cell.name}-seed{seed}.json"
 
-    def is_done(self, cell: Cell, seed: int) -> bool:
-        """Whether the record is there.
-
-        Raises:
-            UserError: if the file is damaged, or of other settings.
-        """
+    def read(self, cell: Cell, seed: int) -> dict[str, Any]:
+        """See ``Ledger``."""
         path = self.path(cell, seed)
-        if not path.exists():
-            return False
-        found = read_record(path).data
+        found = dict(read_record(path).data)
         wanted = self._identity(cell, seed, found)
         tuned = (found.get("downstream") or {}).get("setting")
         had = {
@@ -74,27 +64,19 @@ class Ledger:
         }
         remedy = "choose another --output, or delete it and the cell is run again"
         check_identity(path, had, wanted, remedy)
-        return True
+        return found
 
-    def run(
-        self,
-        cell: Cell,
-        seed: int,
-        on_progress: Callable[[Progress], None] = lambda progress: None,
+    def make(
+        self, cell: Cell, seed: int, on_progress: Callable[[Progress], None]
     ) -> dict[str, Any]:
-        """Make the record of a cell, and write it.
-
-        Raises:
-            StoppedError: if it was stopped; the next call goes on from there.
-            UserError: as training and fine-tuning would.
-        """
+        """See ``Ledger``."""
         changed, extra = self.equal_cost(cell)
         config = cell.config(seed, changed)
         is_timed, device = cell.is_timed, choose_device(self.runner.device)
         done = self._timed(config) if is_timed else self._trained(cell, config, on_progress)
         done["metrics"] |= extra
         paper = dict(zip(("table", "row"), cell.paper, strict=True)) if cell.paper else None
-        record = {
+        return {
             "sweep": self.sweep,
             "scale": self.scale,
             "cell": cell.name,
@@ -109,8 +91,18 @@ class Ledger:
             **done,
             "versions": machine(device),
         }
-        self._write(self.path(cell, seed), record)
-        return record
+
+    def write(self, path: Path, record: Mapping[str, Any]) -> None:
+        """See ``Ledger``; numbers have ``DIGITS`` digits."""
+        try:
+            super().write(path, _short(record))
+        except OSError as error:
+            if error.errno in NO_SPACE:
+                raise
+            raise UserError(
+                f"cannot write {path} ({error.strerror}); the trained model is kept in "
+                f"{self.runner.work}: give it as --work, with another --output"
+            ) from error
 
     def measure_again(self, cell: Cell, seed: int) -> bool:
         """Replace the metrics of a record by those of its trained model, measured now.
@@ -123,14 +115,13 @@ class Ledger:
         """
         if cell.is_timed or not self.is_done(cell, seed):
             return False
-        path = self.path(cell, seed)
-        record = read_record(path).data
+        record = self.read(cell, seed)
         config = run_config_from_dict(record["config"])
         metrics, seconds = self.runner.measure(config, watched=cell.watched)
         kept = {name: record["metrics"][name] for name in KEPT if name in record["metrics"]}
         record["metrics"] = {**metrics, "steps": config.train.steps, **kept}
         record["seconds"]["measure"] = seconds
-        self._write(path, record)
+        self.write(self.path(cell, seed), record)
         return True
 
     def equal_cost(self, cell: Cell) -> tuple[dict[str, Any], dict[str, float]]:
@@ -142,11 +133,9 @@ class Ledger:
             return {}, {}
         sweep, name = cell.cost_of
         (timed,) = (c for c in cells_of(sweep, self.scale) if c.name == name)
-        ledger = Ledger(self.output, sweep, self.scale, self.runner)
         seed = timed.seeds[0]
-        if not ledger.is_done(timed, seed):
-            ledger.run(timed, seed)
-        ratio = read_record(ledger.path(timed, seed)).metrics["cost_ratio"]
+        ledger = SweepLedger(self.output, sweep, self.scale, self.runner)
+        ratio = ledger.run(timed, seed)["metrics"]["cost_ratio"]
         steps = round(ratio * cell.config(seed).train.steps)
         return {"train.steps": steps}, {"cost_ratio": ratio}
 
@@ -193,17 +182,6 @@ class Ledger:
             "downstream": _plain_downstream(cell.downstream),
             "watched": dict(cell.watched),
         }
-
-    def _write(self, path: Path, record: dict[str, Any]) -> None:
-        try:
-            write_record(path, _short(record))
-        except OSError as error:
-            if error.errno in NO_SPACE:
-                raise
-            raise UserError(
-                f"cannot write {path} ({error.strerror}); the trained model is kept in "
-                f"{self.runner.work}: give it as --work, with another --output"
-            ) from error
 
 
 def _plain_downstream(wanted: Downstream | None) -> dict[str, Any] | None:

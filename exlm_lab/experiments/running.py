@@ -29,13 +29,13 @@ import torch
 from exlm_lab.benchmarks.measure import time_side_by_side
 from exlm_lab.downstream.catalogue import EMBEDDED, ReadingConfig, load_task
 from exlm_lab.downstream.finetuning import FineTuner
-from exlm_lab.downstream.grid import StoppedError
 from exlm_lab.downstream.prepared import Problem, load_problem, make_problem
 from exlm_lab.downstream.task import Examples
 from exlm_lab.experiments.cells import Downstream, with_settings
 from exlm_lab.experiments.frozen import held_out
 from exlm_lab.experiments.measures import measure
 from exlm_lab.experiments.molecules import measure_molecules
+from exlm_lab.ledger import StoppedError
 from exlm_mini.config import RunConfig, UserError
 from exlm_mini.data.corpus import Corpus, prepare_corpus
 from exlm_mini.data.toy_grammars import slots_of
