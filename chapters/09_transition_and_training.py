@@ -86,9 +86,9 @@ from exlm_mini.training.live import chapter_scale, train_live
 from exlm_mini.training.parts import (
     chain_share,
     learning_rate,
-    loss_of,
     make_model,
     make_optimizer,
+    score,
 )
 
 use_book_style()
@@ -389,7 +389,7 @@ log_token_BLV = model.token_logits(state_BLD).log_softmax(dim=2)
 target_BLM = graph.target_ids_BM.unsqueeze(1).expand(B, L, M)
 read_BML = log_token_BLV.gather(2, target_BLM).transpose(1, 2)
 torch.testing.assert_close(log_emission_BML, read_BML, rtol=1e-4, atol=1e-4)
-torch.testing.assert_close(loss, loss_of(model, batch)[0])
+torch.testing.assert_close(loss, score(model, batch).loss)
 
 # %% [markdown]
 # **Check.** The dynamic programme sums over every path. On this graph there are
@@ -457,7 +457,7 @@ def train(config, stop):
                 name: t.clone() for name, t in model.state_dict().items()
             }
         optimizer.zero_grad()
-        loss_of(model.train(), batch)[0].backward()
+        score(model.train(), batch).loss.backward()
         optimizer.param_groups[0]["lr"] = learning_rate(config.train, step)
         optimizer.step()
     return curve, weights
@@ -839,7 +839,7 @@ _ = ax.set(xlabel="difference between clones, ε", ylabel="bits won")
 def gradient_of(model, rows):
     """The gradient of all parameters, as one vector."""
     model.zero_grad()
-    loss_of(model, MaskedBatch(*(t[rows] for t in batch)))[0].backward()
+    score(model, MaskedBatch(*(t[rows] for t in batch))).loss.backward()
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 

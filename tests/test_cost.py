@@ -20,7 +20,7 @@ from exlm_mini.config import (
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.pretrain import main
 from exlm_mini.training.cost import estimate, plan_batch, row_flops
-from exlm_mini.training.parts import loss_of, make_masker, make_model
+from exlm_mini.training.parts import make_masker, make_model, score
 
 SPECIAL = SpecialIds()
 
@@ -136,7 +136,7 @@ def saved_bytes(config, vocab_size, row_length):
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         torch.autocast("cpu", torch.bfloat16, enabled=is_low),
     ):
-        loss, _ = loss_of(model, batch)
+        loss = score(model, batch).loss
     assert loss.requires_grad
     return sum(size for address, (_, size) in kept.items() if address not in weights)
 
@@ -198,7 +198,7 @@ def counted_flops(config, vocab_size, num_rows, row_length, num_masks, backward)
     masked = token_ids_BN.masked_fill(is_masked_BN, SPECIAL.mask)
     counter = FlopCounterMode(display=False)
     with sdpa_kernel(SDPBackend.MATH), counter:
-        loss, _ = loss_of(model, MaskedBatch(masked, is_masked_BN, token_ids_BN))
+        loss = score(model, MaskedBatch(masked, is_masked_BN, token_ids_BN)).loss
         if backward:
             loss.backward()
     return counter.get_total_flops() / num_rows

@@ -30,7 +30,7 @@ from exlm_mini.options import parse
 from exlm_mini.reading.pretrained import Pretrained, TokenizerFacts
 from exlm_mini.recipes import load_recipe
 from exlm_mini.training.checkpoint import Checkpoint
-from exlm_mini.training.parts import loss_of, make_model
+from exlm_mini.training.parts import make_model, score
 from exlm_mini.training.pretraining import Trainer
 from exlm_mini.training.processes import Engine
 from exlm_mini.training.run_directory import read_metrics
@@ -192,7 +192,7 @@ def test_pretraining_is_adamw_by_hand(packs, tmp_path, objective):
     records = read_metrics(tmp_path / "metrics.jsonl")
     for step, rate in enumerate(RATES):
         share = CHAIN_SHARES[step] if objective == "exlm" else 0.0
-        loss, _ = loss_of(by_hand.model, trainer.batches.batch(step), share)
+        loss = score(by_hand.model, trainer.batches.batch(step), share).loss
         loss.backward()
         norm = by_hand.step(rate)
         path.append(by_hand.weights())

@@ -28,7 +28,7 @@ from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.objectives import log_likelihood, mlm_loss, states_alignment_loss
 from exlm_mini.training.cost import row_flops
 from exlm_mini.training.meter import peak_flops
-from exlm_mini.training.parts import loss_of
+from exlm_mini.training.parts import score
 
 PARTS = ("encoder", "head", "transition", "dynamic programme")
 ENOUGH_SECONDS = 30.0
@@ -204,7 +204,7 @@ def whole_step(model: AnyModel, batch: MaskedBatch, precision: str = "fp32") -> 
     """Forward and backward pass as training does them; the loss."""
     model.zero_grad(set_to_none=True)
     with _precision(precision, batch):
-        loss, _ = loss_of(model, batch)
+        loss = score(model, batch).loss
     loss.backward()
     return loss.detach()
 

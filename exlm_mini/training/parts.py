@@ -308,14 +308,3 @@ def pretraining(
         "are kept"
     )
     return Objective(lambda *which: batches.parts(*which), size, loss, remedy)
-
-
-def loss_of(
-    model: MaskedLM | ExLM, batch: MaskedBatch, chain_share: float = 0.0
-) -> tuple[Tensor, int]:
-    """The objective of one micro-batch.
-
-    Returns:
-        The loss in nats per target (scalar), and how many rows had no path and were left out.
-    """
-    return score(model, batch, chain_share)[:2]

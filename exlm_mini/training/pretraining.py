@@ -188,12 +188,12 @@ class Trainer(Loop):
                 )
         super()._take_over(checkpoint)
         if state["evaluation"]:
-            self.evaluation = _numbers(Evaluation, state["evaluation"])
+            self.evaluation = _checked(Evaluation, state["evaluation"])
         if state.get("best"):
-            self.best = _numbers(_Best, state["best"])
+            self.best = _checked(_Best, state["best"])
 
 
-def _numbers(kind: type[NamedTuple], stored: dict[str, Any]) -> Any:
+def _checked(kind: type[NamedTuple], stored: dict[str, Any]) -> Any:
     """Counts and sums as a checkpoint holds them."""
     found = kind(**stored)
     for name, number in found._asdict().items():

@@ -37,17 +37,6 @@ class Update(NamedTuple):
     """Share of the masked tokens that were guessed; none for ExLM and for fine-tuning."""
 
 
-def seed_dropout(seed: int, step: int, micro: int) -> None:
-    """Make dropout, like masks and order, a function of counters.
-
-    Args:
-        seed: of the run.
-        step: from 0.
-        micro: number of the micro-batch, over all processes.
-    """
-    torch.manual_seed(((seed * 1_000_003 + step) * 65_537 + micro) % 2**63)
-
-
 class DivergedError(UserError):
     """Numbers that are not finite: these settings do not work, others may."""
 
@@ -146,7 +135,8 @@ class Updater:
         loss, num_without_path, num_correct = 0.0, 0, 0.0
         for i, (part, size) in enumerate(zip(parts, sizes, strict=True)):
             micro = i * self.engine.world_size + self.engine.rank
-            seed_dropout(self.seed, step, micro)
+            # Dropout, like masks and order, is a function of counters.
+            torch.manual_seed(((self.seed * 1_000_003 + step) * 65_537 + micro) % 2**63)
             with self.engine.accumulate(is_last=i == len(parts) - 1):
                 with self.precision():
                     scored = self.engine.score(part.to(self.engine.device), size, total, step)
