@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 
 from exlm_lab.benchmarks.dag import dag, forward_and_backward, made_graph
-from exlm_lab.benchmarks.data import Reading, epochs, readings
 from exlm_lab.benchmarks.emission import emission
 from exlm_lab.benchmarks.limits import floor, measured_limits, replay_ms
 from exlm_lab.benchmarks.measure import threads
@@ -201,20 +200,7 @@ def _base_step(setting: Setting, shape: Shape, is_compiled: bool) -> Result:
     return {"records": _rows(found, "mlm")}
 
 
-# ---- data and recipes ----
-
-
-def data_times(setting: Setting) -> Iterator[Item]:
-    """From a pack to masked batches, on one core."""
-    quick = setting.is_quick
-    batches = readings(num_tokens=100_000, seconds=0) if quick else readings()
-    orders = epochs(text_rows=1000, molecule_rows=1000) if quick else epochs()
-    yield Item("batches", partial(_data_of, batches))
-    yield Item("epochs", partial(_data_of, orders))
-
-
-def _data_of(found: Iterator[Reading]) -> Result:
-    return {"records": [_without_machine(reading.as_json({})) for reading in found]}
+# ---- recipes ----
 
 
 def train_times(setting: Setting) -> Iterator[Item]:
@@ -248,7 +234,6 @@ SECTIONS: dict[str, Callable[[Setting], Iterator[Item]]] = {
     "dag": dag_times,
     "emission": emission_times,
     "step": step_times,
-    "data": data_times,
     "train": train_times,
 }
 """In this order; each yields its items, and an item is run only if its result is missing."""

@@ -1,10 +1,9 @@
-"""Time, memory and error of the alignment, the vocabulary head, a training step and the data. ::
+"""Time, memory and error of the alignment, the vocabulary head and a training step. ::
 
     python -m exlm_lab.bench dag                       every backend at five shapes
     python -m exlm_lab.bench dag --shape 8,77,308 --extra-backend mine.py
     python -m exlm_lab.bench emission                  the vocabulary head four ways
     python -m exlm_lab.bench step                      ExLM beside MLM, part by part
-    python -m exlm_lab.bench data                      from a pack to masked batches, on one core
     python -m exlm_lab.bench train --recipe text-base  whole steps of a recipe on made-up tokens
 
 All times are medians; those of the first three are of forward and backward pass together, after a
@@ -25,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
 import math
 import sys
@@ -37,7 +35,6 @@ from typing import Any
 import torch
 
 from exlm_lab.benchmarks.dag import LogLikelihood, dag, load_extra_backend
-from exlm_lab.benchmarks.data import MOLECULE_ROWS, ROW_BYTES, TEXT_ROWS, epochs, readings
 from exlm_lab.benchmarks.emission import emission
 from exlm_lab.benchmarks.measure import threads
 from exlm_lab.benchmarks.options import REFERENCE, bench_parser, check_options
@@ -50,7 +47,7 @@ from exlm_lab.benchmarks.record import (
     as_json,
 )
 from exlm_lab.benchmarks.step import model_of, row_length, step
-from exlm_lab.benchmarks.table import data_line, heading, lines, machine_line, train_lines
+from exlm_lab.benchmarks.table import heading, lines, machine_line, train_lines
 from exlm_lab.benchmarks.training import LEAST_STEPS, singles, train
 from exlm_mini.alignment import BACKENDS, dag_log_likelihood
 from exlm_mini.config import ModelConfig, RunConfig, TrainConfig, UserError, nearest
@@ -192,21 +189,6 @@ def _step_config(arguments: argparse.Namespace, shape: Shape) -> ModelConfig:
 # ---- running ----
 
 
-def _data(arguments: argparse.Namespace) -> None:
-    """Measure the way from a pack to a batch and print it."""
-    rows = arguments.epoch_rows
-    check_bytes(f"--epoch-rows {rows}", {"give fewer": ROW_BYTES * (rows or 0)})
-    found = itertools.chain(
-        readings(arguments.tokens), epochs(rows or TEXT_ROWS, rows or MOLECULE_ROWS)
-    )
-    about = machine(torch.device("cpu"))
-    _print((reading.as_json(about) for reading in found), arguments.json, _data_lines)
-
-
-def _data_lines(row: dict[str, Any]) -> list[str]:
-    return [data_line(row)]
-
-
 def _train(arguments: argparse.Namespace) -> None:
     """Measure steps of recipes and print them."""
     if arguments.steps < LEAST_STEPS:
@@ -276,7 +258,7 @@ def _compare(arguments: argparse.Namespace) -> None:
         print(json.dumps(rows, allow_nan=False))
 
 
-RUN = {"dag": _compare, "emission": _compare, "step": _compare, "data": _data, "train": _train}
+RUN = {"dag": _compare, "emission": _compare, "step": _compare, "train": _train}
 
 
 def run(arguments: argparse.Namespace) -> None:

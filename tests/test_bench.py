@@ -198,8 +198,6 @@ def test_the_function_of_a_released_checkout_takes_its_counts_in_its_own_order(
         (["step", "--vocab-size", "6"], ["--vocab-size", "at least"]),
         (["step", "--layout", "theirs"], ["theirs", "released"]),
         (["step", "--precision", "fp8"], ["fp8", "bf16"]),
-        (["data", "--tokens", "1000"], ["1,000 tokens", "65,536"]),
-        (["data", "--epoch-rows", "0"], ["--epoch-rows", "above 0"]),
         (["train"], ["--recipe"]),
         (["train", "--recipe", "toy-pair"], ["toy-pair", "did you mean toy-pairs"]),
         (["train", "--recipe", "no.yaml"], ["no.yaml", "existing path"]),

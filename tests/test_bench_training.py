@@ -19,25 +19,22 @@ from hypothesis import strategies as st
 from exlm_lab import bench
 from exlm_lab.benchmarks import training as training_benchmark
 from exlm_lab.benchmarks.dag import too_large
-from exlm_lab.benchmarks.data import (
-    BATCH_TOKENS,
-    MASKERS,
-    MOLECULE_BATCH,
+from exlm_lab.benchmarks.record import Shape
+from exlm_lab.benchmarks.training import (
+    LEAST_STEPS,
     MOLECULE_LENGTHS,
     MOLECULE_VOCABULARY,
-    epochs,
+    SAME_SPEED,
+    WARM_UP_STEPS,
     made_pack,
+    singles,
+    train,
 )
-from exlm_lab.benchmarks.measure import LEAST_RUNS
-from exlm_lab.benchmarks.record import Shape
-from exlm_lab.benchmarks.training import LEAST_STEPS, SAME_SPEED, WARM_UP_STEPS, singles, train
 from exlm_mini.config import DataConfig, ModelConfig, RunConfig, SpecialIds
-from exlm_mini.data import batches
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.memory import DoesNotFit
 from exlm_mini.options import parse
 from exlm_mini.recipes import load_recipe
-from exlm_mini.training import provenance
 from exlm_mini.training.parts import make_model
 from exlm_mini.training.provenance import MIB
 from exlm_mini.training.step import Updater
@@ -46,7 +43,7 @@ pytestmark = pytest.mark.usefixtures("three_runs", "uncompiled")
 CPU = torch.device("cpu")
 
 
-# ---- from a pack to a batch ----
+# ---- made-up tokens ----
 
 
 @given(
@@ -86,49 +83,6 @@ def test_molecule_lengths_are_those_of_the_embedded_molecules(tmp_path):
     lengths_R = np.concatenate([corpus.train.lengths_R, corpus.validation.lengths_R])
     shares = np.arange(0.025, 1, 0.05)
     assert np.quantile(lengths_R, shares, method="nearest").tolist() == list(MOLECULE_LENGTHS)
-
-
-def test_data_is_measured_in_every_part_on_one_thread(capsys):
-    before = torch.get_num_threads()
-    found = records_of(capsys, "data", "--tokens", "70000", "--epoch-rows", "500")
-    assert torch.get_num_threads() == before
-    kinds = ["64 x 128", "32 x 512", "64 x 512", f"{MOLECULE_BATCH} molecules"]
-    counted = [f"{BATCH_TOKENS} tokens, {rows}" for rows in ("text of 128", "text of 512")]
-    names = {
-        "reading": set(kinds),
-        "masking": {f"{kind}, {masker}" for kind in kinds for masker in MASKERS},
-        "batch": {*kinds, *counted, f"{BATCH_TOKENS} tokens, molecules"},
-        "epoch": {"rows of 128", "molecules", f"molecules, batches of {BATCH_TOKENS} tokens"},
-    }
-    for part, expected in names.items():
-        assert {row["name"] for row in found if row["part"] == part} == expected
-    assert len(found) == sum(map(len, names.values()))
-    for row in found:
-        assert row["benchmark"] == "data" and row["threads"] == 1
-        assert row["machine"] == provenance.machine(CPU)
-        assert row["runs"] >= LEAST_RUNS
-        assert row["tokens_per_second"] == 1000 * row["num_tokens"] / row["median_ms"]
-        assert row["tokens_per_cpu_second"] == 1000 * row["num_tokens"] / row["median_cpu_ms"]
-    by_name = {(row["part"], row["name"]): row for row in found}
-    assert by_name["reading", "64 x 512"]["num_tokens"] == 64 * 512
-    assert by_name["epoch", "rows of 128"]["num_tokens"] == 500 * 128
-    assert by_name["batch", counted[1]]["num_tokens"] <= BATCH_TOKENS
-
-
-def test_every_timed_epoch_is_ordered_anew(monkeypatch):
-    ordered = []
-    order = batches.epoch_order
-
-    def noted(lengths_R, batch_size, seed, epoch):
-        ordered.append((len(lengths_R), epoch))
-        return order(lengths_R, batch_size, seed, epoch)
-
-    monkeypatch.setattr(batches, "epoch_order", noted)
-    found = list(epochs(text_rows=600, molecule_rows=700))
-    assert [reading.num_rows for reading in found] == [600, 700, 700]
-    for num_rows, reading in zip((600, 700), found, strict=False):
-        counters = [epoch for rows, epoch in ordered if rows == num_rows]
-        assert len(set(counters)) == len(counters) >= reading.runs
 
 
 # ---- steps of a recipe ----

@@ -70,8 +70,6 @@ TOO_LARGE = [
     (f"{BENCH} --threads 100000", ["--threads", "at most 1024"]),
     ("bench dag --shape 2147483647,4,8 --device cpu", ["--shape 2147483647,4,8", "GiB"]),
     ("bench emission --width 2147483647 --shape 2,4,8 --device cpu", ["--shape 2,4,8", "GiB"]),
-    ("bench data --tokens 2147483648", ["--tokens", "2**31"]),
-    ("bench data --tokens 70000 --epoch-rows 2147483647", ["--epoch-rows 2147483647", "GiB"]),
     ("bench train --recipe toy-pairs --micro-batch 2147483648", ["--micro-batch", "2**31"]),
     ("prepare --source x.txt --workers 100000 --output out", ["--workers", "at most 1024"]),
     ("prepare --source x.txt --data.max_documents 2147483648 --output out", ["max_documents"]),

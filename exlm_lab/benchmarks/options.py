@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from exlm_lab.benchmarks.data import MOLECULE_ROWS, NUM_TOKENS, TEXT_ROWS
 from exlm_lab.benchmarks.record import Shape
 from exlm_lab.benchmarks.step import LAYOUTS, PRECISIONS
 from exlm_lab.benchmarks.training import LEAST_STEPS, WARM_UP_STEPS
@@ -30,12 +29,6 @@ def bench_parser(text: str, names: Sequence[str]) -> argparse.ArgumentParser:
     parser = command_parser("python -m exlm_lab.bench", text)
     commands = parser.add_subparsers(dest="benchmark", metavar="|".join(names), required=True)
     _add_comparisons(commands)
-    about = "from a pack to masked batches: one process on one core"
-    sub = commands.add_parser("data", help=about, description=about, allow_abbrev=False)
-    _add(sub, "--tokens", int, NUM_TOKENS, "tokens of each pack that is read")
-    _add(sub, "--epoch-rows", int, None, f"rows of an epoch; default {TEXT_ROWS} of text, "
-         f"{MOLECULE_ROWS} molecules")  # fmt: skip
-    sub.add_argument("--json", action="store_true", help="print one JSON list of records")
     _add_train(commands)
     return parser
 

@@ -26,16 +26,6 @@ def machine_line(machine: dict[str, Any]) -> str:
     return f"{device}, torch {machine['torch']}, commit {machine['commit']}"
 
 
-def data_line(row: dict[str, Any]) -> str:
-    """A record of ``benchmarks.data``, from its ``as_json``."""
-    return (
-        f"{row['part']:8} {row['name']:32} {row['num_rows']:>12,.0f} rows "
-        f"{row['median_ms']:10.3f} ms (cpu {row['median_cpu_ms']:.3f}) "
-        f"{row['tokens_per_second'] / 1e6:8.1f} M tokens/s "
-        f"(cpu {row['tokens_per_cpu_second'] / 1e6:.1f})"
-    )
-
-
 def train_lines(row: dict[str, Any]) -> list[str]:
     """A record of ``benchmarks.training``, from its ``as_json``."""
     used = row["settings"]

@@ -11,19 +11,21 @@ import gc
 import math
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from exlm_lab.benchmarks.data import MOLECULE_LENGTHS, MOLECULE_VOCABULARY, made_pack
 from exlm_lab.benchmarks.measure import resident_bytes, threads
 from exlm_mini.config import RunConfig, SpecialIds
 from exlm_mini.data.batches import BUCKET_BATCHES
 from exlm_mini.data.memory import DoesNotFit
-from exlm_mini.data.packs import Pack
+from exlm_mini.data.packs import Pack, write_pack
+from exlm_mini.data.rows import Counts, Rows
 from exlm_mini.data.toy_grammars import grammar, slots_of
 from exlm_mini.recipes import plain
 from exlm_mini.training.cost import check_memory, plan_batch
@@ -43,6 +45,15 @@ SAME_SPEED = (
     "train.micro_batch_tokens", "train.compile", "train.sharding",
 )  # fmt: skip
 """Settings that decide how fast a token is worked on."""
+MOLECULE_LENGTHS = (
+    11, 15, 17, 19, 21, 23, 24, 25, 27, 28, 30, 31, 33, 35, 37, 40, 43, 47, 54, 69,
+)  # fmt: skip
+"""Tokens of the embedded molecules with [BOS] and [EOS], at the shares 0.025, 0.075, ... 0.975:
+drawn with equal chances they stand for all."""
+MOLECULE_VOCABULARY = 85
+"""That of the embedded molecules."""
+CHUNK = 1 << 20
+"""Tokens made at a time."""
 SHORTAGE = ("out of memory", "can't allocate memory", "alloc_failed")
 """What PyTorch says, in small letters, where there is no more memory."""
 
@@ -270,3 +281,58 @@ def _peak_bytes(
     if not done:  # where memory is not told, the call was not made
         call()
     return peak
+
+
+def made_pack(
+    directory: Path,
+    num_tokens: int,
+    row_length: int | None,
+    vocab_size: int,
+    longest: int | None = None,
+    seed: int = 0,
+) -> Pack:
+    """Random ordinary tokens between [BOS] and [EOS], written and opened like any pack.
+
+    Args:
+        directory: where to, as ``made.json``.
+        num_tokens: of the pack, about; at least one row is made.
+        row_length: of every row; none: rows of ``MOLECULE_LENGTHS``, at random.
+        vocab_size: V, special tokens included.
+        longest: rows are cut to it; none: they are not.
+        seed: of tokens and lengths.
+
+    Raises:
+        UserError: if the disk is full.
+        ValueError: if the vocabulary has no ordinary token.
+    """
+    special_ids = SpecialIds()
+    if vocab_size <= len(special_ids):
+        raise ValueError(f"a vocabulary of {vocab_size} has no ordinary token")
+    rng = np.random.default_rng(seed)
+
+    def rows() -> Iterator[Rows]:
+        left = num_tokens
+        mean = row_length or sum(MOLECULE_LENGTHS) / len(MOLECULE_LENGTHS)
+        while left == num_tokens or left > 0:
+            num_rows = max(1, round(min(left, CHUNK) / mean))
+            lengths_R = np.full(num_rows, row_length or 0)
+            if row_length is None:
+                lengths_R = rng.choice(MOLECULE_LENGTHS, num_rows).clip(max=longest)
+            token_ids = rng.integers(len(special_ids), vocab_size, lengths_R.sum())
+            ends = np.cumsum(lengths_R)
+            token_ids[ends - lengths_R], token_ids[ends - 1] = special_ids.bos, special_ids.eos
+            left -= len(token_ids)
+            yield Rows(token_ids, lengths_R)
+
+    path = directory / "made.json"
+    write_pack(
+        path,
+        rows(),
+        row_length=row_length,
+        vocab_size=vocab_size,
+        special_ids=special_ids,
+        tokenizer_sha256="none",
+        source="random tokens",
+        counts=Counts(),
+    )
+    return Pack.open(path)
