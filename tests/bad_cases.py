@@ -169,7 +169,6 @@ BENCHES = [
     "dag --shape 2,4,8 --seconds 0.01 --device cpu",
     "emission --shape 1,4,8 --width 8 --vocab-size 32 --device cpu",
     "step --shape 1,4,8 --width 16 --layers 1 --heads 2 --vocab-size 32 --threads 1 --device cpu",
-    "data --tokens 2000 --epoch-rows 64",
     "train --recipe {tiny} --steps 3 --device cpu",
 ]
 BOOK_WORDS = {
@@ -243,10 +242,10 @@ def options_of(command, argv):
         more = (name.replace("_", "-") for name in (*OF_THE_COMMAND, "settings"))
         return [f"--{name}" for name in (*_known_settings(), *more, "print_config", "help")]
     if command == "bench":
+        from exlm_lab.bench import RUN
         from exlm_lab.benchmarks.options import bench_parser
 
-        names = ("dag", "emission", "step", "data", "train")
-        commands = bench_parser("Bench.", names)._subparsers._group_actions[0]
+        commands = bench_parser("Bench.", list(RUN))._subparsers._group_actions[0]
         return list(commands.choices[argv[0]]._option_string_actions)
     if command in BOOK:
         known = "--to --only --data --canonical --output --device --quick --again"
@@ -421,7 +420,7 @@ def options(rng, place):
             argv.insert(rng.randrange(len(argv) + 1), value)
         else:
             argv += [f"{option}={value}"] if way < 0.5 else [option, value]
-    is_long |= command in ("evidence", "downstream_small") or argv[0] == "data"
+    is_long |= command in ("evidence", "downstream_small")
     return Case(command, argv, is_long)
 
 
