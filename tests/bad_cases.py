@@ -226,7 +226,7 @@ def working(rng, place, command):
         return [runs / "toy", runs / "text", "--output", f"{place.out}.svg"]
     if command == "sweep":
         sweeps = ("repeated-mlm", "ablations", "saddle", "cost", "k-and-p", "scale")
-        task = rng.choice([["--report"], ["--list"], ["--dry-run"], ["--figures", place.out]])
+        task = rng.choice([["--report"], ["--list"], ["--figures", place.out]])
         return [rng.choice(sweeps), *task, "--output", place.assets / "sweeps"]
     if command == "bench":
         return words(rng.choice(BENCHES), place)
@@ -362,7 +362,7 @@ TEXTS = [
 ]  # fmt: skip
 LONG = (
     "steps", "epochs", "num_sentences", "seconds", "tokens", "epoch-rows", "variants",
-    "seeds", "again", "quick", "only", "accumulate", "measure-again",
+    "seeds", "again", "quick", "only", "accumulate",
     "micro-batch", "extra-backend", "backend", "against",
 )  # fmt: skip
 """Ends of options that ask for work."""

@@ -106,7 +106,8 @@ def sweep(common, output, rng):
         Cell("toy-mlm", "toy", "sweep/toy", settings, TASK, seeds=(1,)),
     ]
     sweep.cells_of = ledger.cells_of = lambda name, scale: cells
-    return sweep.main(["ablations", "--output", str(output / "results"), "--device", "cpu"])
+    folders = ["--output", str(output / "results"), "--work", f"{output}-work"]
+    return sweep.main(["ablations", *folders, "--device", "cpu"])
 
 
 COMMANDS = {

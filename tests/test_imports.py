@@ -25,7 +25,7 @@ ORDER = """
     exlm_lab.benchmarks exlm_lab.ledger
     exlm_lab.downstream
     exlm_lab.experiments
-    exlm_lab.finetune exlm_lab.sweep exlm_lab.study exlm_lab.bench
+    exlm_lab.finetune exlm_lab.sweep exlm_lab.bench
     chapters book
 """
 PLACE = {room: n for n, line in enumerate(ORDER.strip().splitlines()) for room in line.split()}
@@ -46,7 +46,7 @@ OPTIONAL_LIBRARIES = {
 MAY_DRAW = {"exlm_mini.plotting", "exlm_lab.experiments", "chapters", "book"}
 MAY_READ_OPTIONS = {
     "exlm_mini.options", "exlm_lab.benchmarks.options", "exlm_mini.plot", "exlm_mini.prepare",
-    "exlm_mini.fill", "exlm_mini.doctor", "exlm_lab.finetune", "exlm_lab.study",
+    "exlm_mini.fill", "exlm_mini.doctor", "exlm_lab.finetune", "exlm_lab.sweep",
     "exlm_lab.bench", "book",
 }  # fmt: skip
 

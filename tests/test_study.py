@@ -15,8 +15,8 @@ import torch
 from scipy import stats
 from tiny_runs import CELL, DATA
 
-from exlm_lab import study as command
-from exlm_lab.experiments import frozen, study
+from exlm_lab import sweep as command
+from exlm_lab.experiments import frozen, grids, study
 from exlm_lab.experiments.cells import Cell
 from exlm_lab.experiments.records import Group, Record
 from exlm_lab.experiments.running import Runner
@@ -186,15 +186,15 @@ def tiny(monkeypatch):
         Cell("base", "slots", "sweep/toy", {**CELL, "model.width": 8}, seeds=(1, 2)),
     )
     found = {"tiny": Experiment("tiny", "two models", cells, (CLAIM,))}
-    for module in (study, command):
+    for module in (study, grids, command):
         monkeypatch.setattr(module, "EXPERIMENTS", found)
     monkeypatch.setattr(command, "commit", lambda: "0" * 40)
     return found
 
 
 def run(folder, *more):
-    argv = ["--output", folder / "out", "--work", folder / "work", "--device", "cpu", *more]
-    return command.main([str(word) for word in argv])
+    argv = ["study", "--output", folder / "out", "--work", folder / "work", "--device", "cpu"]
+    return command.main([str(word) for word in (*argv, *more)])
 
 
 def written(folder):
@@ -230,7 +230,7 @@ def test_the_queue_leaves_a_record_of_each_run_once(tiny, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_run_that_another_worker_has_taken_is_left_to_it(tiny, tmp_path, capsys):
-    with RunDirectory(tmp_path / "work" / "queue" / "tiny-ours-seed1"):
+    with RunDirectory(tmp_path / "work" / "queue" / "tiny" / "study-ours-seed1"):
         assert run(tmp_path) == 0
     assert len(written(tmp_path)) == 3
     assert "study-ours-seed1.json" not in written(tmp_path)
@@ -253,13 +253,17 @@ def test_a_stopped_queue_goes_on_and_ends_with_the_same_numbers(tiny, tmp_path, 
 
 
 def test_all_first_seeds_come_before_any_second(tiny):
-    assert [(cell.name, seed) for _, cell, seed in command.planned(["tiny"])] == [
+    runs = command.planned(command.chosen(["study"], "mini", None), "mini", None)
+    assert [(run.cell.name, run.seed) for run in runs] == [
         ("ours", 1), ("base", 1), ("ours", 2), ("base", 2),
     ]  # fmt: skip
 
 
-def test_a_checkout_with_changes_makes_no_record(tiny, tmp_path, monkeypatch, capsys):
+def test_a_checkout_with_changes_makes_no_record_for_the_book(
+    tiny, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(command, "commit", lambda: f"{'0' * 40} with changes")
+    monkeypatch.setattr(command, "OUTPUT", tmp_path / "out")
     assert run(tmp_path) == 2
     assert "worktree" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -269,9 +273,12 @@ def test_an_experiment_whose_data_are_missing_is_left_out_in_one_line(
     tiny, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)  # without corpora/molecules
-    cells = (Cell("mlm", "molecules", "sweep/smiles", seeds=(1,)),)
+    cells = (Cell("mlm", "molecules", "sweep/smiles", seeds=(1, 2)),)
     monkeypatch.setitem(tiny, "molecules", Experiment("molecules", "", cells, ()))
-    assert command.ready(["molecules", "tiny"], Runner(tmp_path / "work")) == ["tiny"]
+    sweeps = command.chosen(["molecules", "tiny"], "mini", None)
+    runs = command.planned(sweeps, "mini", None)
+    left = command.ready(runs, Runner(tmp_path / "work"))
+    assert {run.sweep for run in left} == {"tiny"}
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "corpora/molecules" in said and "prepare" in said
 
@@ -291,12 +298,6 @@ def test_a_record_of_molecules_holds_what_pairs_and_frozen_states_say(
     shutil.rmtree(tmp_path / "out")
     assert run(tmp_path) == 0
     assert json.loads(written(tmp_path)["study-exlm-seed1.json"])["metrics"] == first
-
-
-def test_an_unknown_experiment_is_one_line(tmp_path, capsys):
-    assert run(tmp_path, "--only", "lader") == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and "ladder" in err
 
 
 def test_the_plan_says_what_the_code_says():

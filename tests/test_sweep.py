@@ -23,6 +23,7 @@ from exlm_lab.experiments.ledger import SweepLedger
 from exlm_lab.experiments.paper import printed
 from exlm_lab.experiments.records import SCALES, read_record
 from exlm_lab.experiments.running import Runner
+from exlm_lab.experiments.study import EXPERIMENTS
 from exlm_mini.config import TrainConfig
 from exlm_mini.recipes import plain
 from exlm_mini.training.cost import row_flops
@@ -164,29 +165,15 @@ def test_fine_tuning_has_the_seed_of_its_run_and_counts_the_test_rows(tmp_path, 
 def test_what_is_unknown_is_told_with_the_nearest_names(capsys):
     refused(capsys, ["ablation"], "'ablation'", "did you mean ablations")
     refused(capsys, ["ablations", "--only", "toy-elxm"], "toy-elxm", "toy-exlm")
-    refused(capsys, ["ablations", "--input", "molecule"], "molecule", "slots")
     refused(capsys, ["ablations", "--scale", "minni"], "minni", "mini")
     refused(capsys, ["ablations", "--seed", "1"], "--seed", "seeds")
     refused(capsys, ["scale", "--scale", "paper"], "scale", "use mini or gpu")
-
-
-def test_files_take_the_place_of_the_embedded_english(capsys, tmp_path):
-    names = [str(tmp_path / name) for name in ("a.txt", "b.txt")]
-    for name in names:
-        Path(name).write_text("some text\n")
-    runs = sweep.parse(["cost", "--files", *names]).runs
-    for cell, seed in runs:
-        files = cell.config(seed).data.files
-        assert files == (tuple(names) if cell.input == "english" else ()), cell.name
-    refused(capsys, ["cost", "--input", "toy", "--files", names[0]], "a.txt", "drop it")
 
 
 def test_what_cannot_be_read_or_written_is_told_before_anything_is_trained(
     capsys, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(SweepLedger, "run", lambda *_: pytest.fail("a cell was trained"))
-    refused(capsys, ["cost", "--files", "none.txt"], "none.txt", "check --files")
-    refused(capsys, ["cost", "--files", tmp_path], tmp_path, "check --files")
     refused(capsys, ["cost", "--data", tmp_path / "none"], "none", "check --data")
     file = tmp_path / "file"
     file.write_text("kept")
@@ -198,23 +185,9 @@ def test_what_cannot_be_read_or_written_is_told_before_anything_is_trained(
     link.symlink_to(tmp_path)
     refused(capsys, ["cost", "--output", link.parent], f"{link} is a symbolic link")
     shutil.rmtree(link.parent)
-    work = tmp_path / "out-work"
-    work.symlink_to(tmp_path)
-    refused(capsys, ["cost", "--output", tmp_path / "out"], f"{work} is a symbolic link")
-    work.unlink()
     monkeypatch.setattr(sweep.os, "access", lambda *_: False)
     refused(capsys, ["cost", "--output", tmp_path / "out"], tmp_path, "Permission denied")
     assert list(tmp_path.iterdir()) == [file]
-
-
-def test_there_must_be_something_to_measure_again(capsys, tmp_path):
-    argv = ["ablations", "--measure-again", "--output", tmp_path / "out"]
-    refused(capsys, argv, "out/ablations", "holds no record", "run the sweep first")
-
-
-@pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b", "1/0"])
-def test_a_shard_is_one_of_n(capsys, shard):
-    refused(capsys, ["cost", "--shard", shard], shard, "I/N")
 
 
 @pytest.mark.parametrize("seeds", [["-1"], ["one"], ["1.5"]])
@@ -222,42 +195,23 @@ def test_seeds_are_whole_numbers(capsys, seeds):
     refused(capsys, ["cost", f"--seeds={seeds[0]}"], seeds[0], "whole numbers")
 
 
-def test_shards_are_a_partition():
-    every = sweep.parse(["repeated-mlm"]).runs
-    parts = [sweep.parse(["repeated-mlm", "--shard", f"{i}/3"]).runs for i in (1, 2, 3)]
-    names = [(cell.name, seed) for part in parts for cell, seed in part]
-    assert sorted(names) == sorted((cell.name, seed) for cell, seed in every)
-    assert len(set(names)) == len(names)
-
-
-def test_first_seeds_come_before_second_ones():
-    seeds = [seed for _, seed in sweep.parse(["ablations"]).runs]
-    assert seeds == sorted(seeds)
-
-
 def test_only_takes_names_and_patterns():
-    runs = sweep.parse(["ablations", "--only", "toy-mlm", "slots-*", "--seeds", "5"]).runs
-    assert {seed for _, seed in runs} == {5}
-    assert {cell.name for cell, _ in runs if cell.input == "toy"} == {"toy-mlm"}
-    assert len(runs) == 1 + len(
-        [c for c in cells_of("ablations", "mini") if c.input == "slots"]
-    )
+    cells = sweep.chosen(["ablations", "cost"], "mini", ["toy-mlm", "slots-*"])
+    assert {cell.name for cell in cells["ablations"] if cell.input == "toy"} == {"toy-mlm"}
+    every = [c for c in cells_of("ablations", "mini") if c.input == "slots"]
+    assert len(cells["ablations"]) == 1 + len(every) and "cost" not in cells
+
+
+def test_study_stands_for_all_experiments_in_the_order_of_the_plan():
+    assert list(sweep.chosen(["scale", "study"], "mini", None)) == ["scale", *EXPERIMENTS]
 
 
 def test_list_shows_every_cell_and_writes_nothing(capsys, tmp_path):
     assert sweep.main(["repeated-mlm", "--list", "--output", str(tmp_path / "out")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(cells_of("repeated-mlm", "mini"))
+    assert lines[0].startswith("repeated-mlm: 0 of 50 runs recorded; ")
+    assert len(lines) == 1 + len(cells_of("repeated-mlm", "mini"))
     assert any("p=78.9%, k=8" in line and "masking.num_copies 8" in line for line in lines)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_dry_run_counts_what_is_left_and_writes_nothing(capsys, tmp_path):
-    argv = ["repeated-mlm", "--input", "toy", "--dry-run", "--output", str(tmp_path / "out")]
-    assert sweep.main(argv) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "repeated-mlm: 42 of 42 runs to do"
-    assert len(lines) == 43
     assert list(tmp_path.iterdir()) == []
 
 
@@ -296,7 +250,10 @@ def tiny(monkeypatch):
 
 
 def run(folder, *more):
-    return sweep.main(["ablations", "--output", str(folder / "out"), "--device", "cpu", *more])
+    output, work = (str(folder / name) for name in ("out", "work"))
+    return sweep.main(
+        ["ablations", "--output", output, "--work", work, "--device", "cpu", *more]
+    )
 
 
 def contents(folder):
@@ -306,7 +263,6 @@ def contents(folder):
 @pytest.mark.slow
 def test_a_sweep_leaves_a_record_of_each_cell(tiny, tmp_path, capsys):
     assert run(tmp_path) == 0
-    assert not (tmp_path / "out-work").exists()
     folder = tmp_path / "out" / "ablations"
     assert sorted(path.name for path in folder.iterdir()) == [
         "mini-toy-exlm-seed1.json",
@@ -370,25 +326,6 @@ def test_a_stopped_sweep_goes_on_and_ends_with_the_same_numbers(tiny, tmp_path, 
         )
         for key in ("metrics", "curve", "downstream", "tokens", "config"):
             assert one[key] == other[key], key
-
-
-@pytest.mark.slow
-def test_measuring_again_needs_the_weights_and_changes_only_metrics(tiny, tmp_path, capsys):
-    work = ("--work", str(tmp_path / "work"), "--only", "toy-mlm")
-    assert run(tmp_path, *work) == 0
-    path = tmp_path / "out" / "ablations" / "mini-toy-mlm-seed1.json"
-    before = json.loads(path.read_text())
-    path.write_text(json.dumps({**before, "metrics": {}}))
-    assert run(tmp_path, *work, "--measure-again") == 0
-    after = json.loads(path.read_text())
-    assert after["metrics"] == before["metrics"]
-    assert {k: v for k, v in after.items() if k not in ("metrics", "seconds")} == {
-        k: v for k, v in before.items() if k not in ("metrics", "seconds")
-    }
-    capsys.readouterr()
-    elsewhere = ("--work", str(tmp_path / "other"), "--only", "toy-mlm")
-    assert run(tmp_path, *elsewhere, "--measure-again") == 2
-    assert "drop --measure-again" in capsys.readouterr().err
 
 
 def stored(folder, cell, **changed):

@@ -16,7 +16,7 @@ from exlm_lab.experiments.grids import cells_of
 from exlm_lab.experiments.records import read_record
 from exlm_lab.experiments.running import Runner
 from exlm_lab.ledger import Ledger, check_identity
-from exlm_mini.config import RunConfig, UserError, run_config_from_dict
+from exlm_mini.config import RunConfig, UserError
 from exlm_mini.data.files import NO_SPACE
 from exlm_mini.recipes import plain
 from exlm_mini.training.loop import Progress
@@ -25,8 +25,6 @@ from exlm_mini.training.provenance import machine
 
 VERSION = 1
 """Of what a record holds; one of another version is refused."""
-KEPT = ("steps", "cost_ratio")
-"""Metrics that are not measured of the model."""
 TESTED = ("bits_per_mask", "bits_per_row", "floor_bits_per_row", "joint_bits_per_row")
 """Metrics that are also taken with other masks."""
 DIGITS = 6
@@ -103,26 +101,6 @@ class SweepLedger(Ledger):
                 f"cannot write {path} ({error.strerror}); the trained model is kept in "
                 f"{self.runner.work}: give it as --work, with another --output"
             ) from error
-
-    def measure_again(self, cell: Cell, seed: int) -> bool:
-        """Replace the metrics of a record by those of its trained model, measured now.
-
-        Returns:
-            Whether there was such a record, and it is not one of times.
-
-        Raises:
-            UserError: if its model is gone.
-        """
-        if cell.is_timed or not self.is_done(cell, seed):
-            return False
-        record = self.read(cell, seed)
-        config = run_config_from_dict(record["config"])
-        metrics, seconds = self.runner.measure(config, watched=cell.watched)
-        kept = {name: record["metrics"][name] for name in KEPT if name in record["metrics"]}
-        record["metrics"] = {**metrics, "steps": config.train.steps, **kept}
-        record["seconds"]["measure"] = seconds
-        self.write(self.path(cell, seed), record)
-        return True
 
     def equal_cost(self, cell: Cell) -> tuple[dict[str, Any], dict[str, float]]:
         """Steps of a cell that is to cost what another does, and the ratio; else nothing.

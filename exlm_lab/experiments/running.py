@@ -167,17 +167,8 @@ class Runner:
     def trained(
         self, config: RunConfig, watched: Mapping[str, float | None] = NOTHING
     ) -> Pretrained:
-        """The trained model of a run.
-
-        Raises:
-            UserError: if its weights are not in the work directory.
-        """
+        """The model of a run that ``train`` has trained."""
         folder = self.folder(config, watched)
-        if not folder.is_dir():
-            raise UserError(
-                f"{self.work} has no weights of these settings ({folder.name} is missing); give "
-                "the --work of the sweep that trained them, or drop --measure-again"
-            )
         return load_pretrained(folder, self.report)
 
     def measure(
