@@ -9,11 +9,11 @@
     python -m exlm_lab.sweep study --report            its claims: contrast, interval, verdict
 
 A cell is a recipe with some settings replaced; each is trained, measured and perhaps fine-tuned,
-and leaves one JSON file in OUTPUT/NAME. A finished cell is not run again, so the same command goes on
-where it was stopped. Several may work side by side on one OUTPUT and --work, such as one for each
-GPU: each takes what no other has taken. Records for the book are of a clean checkout: start from a
-worktree of a fixed commit, and work on beside it. What needs a corpus that nobody has prepared is
-left out; the file of its recipe has the command.
+and leaves one JSON file in OUTPUT/NAME. A finished cell is not run again, so the same command goes
+on where it was stopped. Several may work side by side on one OUTPUT and --work, such as one for
+each GPU: each takes what no other has taken. Records for the book are of a clean checkout: start
+from a worktree of a fixed commit, and work on beside it. What needs a corpus that nobody has
+prepared is left out; the file of its recipe has the command.
 
 SIGINT and SIGTERM save a checkpoint and stop. Exit codes: 0 done, 2 a mistake of the user, 130
 stopped and ready to go on.
