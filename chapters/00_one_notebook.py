@@ -558,9 +558,9 @@ assert abs(bits - joint_bits) < 0.05
 # ## Three things to try
 #
 # 1. **Take the links away.** Let `Transition.forward` return the same logarithm
-#    on every forward edge, whatever the states are. Each word is then a mixture
-#    of what the states say; states there are as many as before, and the bits go
-#    back to two. What ExLM wins, it wins by choosing states *together*.
+#    on every forward edge, whatever the states are. There are as many states as
+#    before, and each still says what it likes, but the bits stay above two. What
+#    ExLM wins, it wins by choosing states *together*.
 # 2. **Take the learned vectors of the states away** (`nn.init.zeros_` on
 #    `exlm.clone.weight`, and freeze it). Position alone has to tell the states
 #    apart. Most starts now stay at two bits for a long time;

@@ -93,7 +93,6 @@ def _parser() -> GuessingParser:
         "--search-seeds", metavar="N",
         help="with --grid: seeds per setting while searching; default 1",
     )  # fmt: skip
-    add("--submission", type=Path, metavar="DIR", help="also write GLUE's files to hand in")
     add("--dry-run", action="store_true", help="print rows, runs and steps, and stop")
     add("--keep", action="store_true", help="keep the last checkpoint of every run")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
@@ -168,7 +167,6 @@ def parse(argv: list[str]) -> Request:
         reading,
         found.grid,
         search_seeds,
-        found.submission,
         found.dry_run,
         found.keep,
         found.device,

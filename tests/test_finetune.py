@@ -113,37 +113,12 @@ def test_the_same_command_again_trains_nothing(runs, molecules, tmp_path, capsys
 
 
 @pytest.mark.parametrize("run", ["text", "repeated"])
-def test_text_is_tuned_and_handed_in(runs, rte, tmp_path, capsys, run):
+def test_text_is_tuned(runs, rte, tmp_path, capsys, run):
     argv = ["--task", "rte", "--checkpoint", runs / run, "--data", rte, *ONE]
-    argv += ["--output", tmp_path / "out", "--submission", tmp_path / "hand-in"]
-    assert main([str(word) for word in argv]) == 0
-    lines = (tmp_path / "hand-in" / "RTE.tsv").read_text().splitlines()
-    assert lines[0] == "index\tprediction" and len(lines) == 6
-    assert {line.split("\t")[1] for line in lines[1:]} <= {"entailment", "not_entailment"}
+    assert main([str(word) for word in (*argv, "--output", tmp_path / "out")]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"\| rte +\| accuracy +\| validation", shown)
     assert "chosen on the rows that are reported" in shown
-
-
-def test_what_cannot_be_handed_in_is_refused_before_training(
-    runs, tmp_path, capsys, monkeypatch
-):
-    def asked(*tasks, data=tmp_path / "glue"):
-        argv = ["--task", *tasks, "--checkpoint", runs / "text", "--data", data, *ONE]
-        return [*argv, "--submission", tmp_path / "hand-in", "--output", tmp_path / "out"]
-
-    write_task(tmp_path / "glue", "cola")
-    for name in ("rte", "mnli"):
-        write_task(tmp_path / "glue", name, with_test=name == "mnli")
-    (tmp_path / "glue" / "MNLI" / "test_mismatched.tsv").unlink()
-    refused(capsys, asked("cola", "rte"), "RTE holds no test.tsv", "drop --submission")
-    refused(capsys, asked("mnli"), "MNLI holds no test_mismatched.tsv", "drop --submission")
-    refused(capsys, asked("cola", "sections"), "sections has no test set", "--submission")
-    refused(capsys, asked("rte", data=tmp_path / "glu"), "glu is no directory")
-    # The hub is not looked at beforehand.
-    monkeypatch.setattr("exlm_lab.downstream.runs.require_test", lambda *_: None)
-    refused(capsys, asked("rte"), "rte came without a test set", "drop --submission")
-    assert not (tmp_path / "out").exists() and not (tmp_path / "hand-in").exists()
 
 
 def test_a_grid_searches_with_one_seed_and_reports_all(runs, rte, tmp_path, capsys):
@@ -224,9 +199,7 @@ def test_every_task_of_glue_is_read_by_the_command(runs, tmp_path, capsys, name)
     assert main([str(word) for word in argv]) == 0
     shown = capsys.readouterr().out
     halves = ("", "-mismatched") if name == "mnli" else ("",)
-    parts = (
-        {"train": 2} | {f"validation{h}": 2 for h in halves} | {f"test{h}": 1 for h in halves}
-    )
+    parts = {"train": 2} | {f"validation{h}": 2 for h in halves}
     for part, count in parts.items():
         assert f'{name}: {part} {{"examples": {count}, ' in shown
 
@@ -235,11 +208,8 @@ def test_every_task_of_glue_is_read_by_the_command(runs, tmp_path, capsys, name)
 def test_tasks_whose_files_are_large_are_tuned(runs, tmp_path, capsys, name):
     write_task(tmp_path, name)
     argv = ["--task", name, "--checkpoint", runs / "text", "--data", tmp_path, *ONE]
-    argv += ["--output", tmp_path / "out", "--submission", tmp_path / "hand-in"]
-    assert main([str(word) for word in argv]) == 0
+    assert main([str(word) for word in (*argv, "--output", tmp_path / "out")]) == 0
     record = json.loads((tmp_path / "out" / "results.json").read_text())["tasks"][name]
-    wanted = {"mnli": ["MNLI-m.tsv", "MNLI-mm.tsv"], "qqp": ["QQP.tsv"]}[name]
-    assert sorted(path.name for path in (tmp_path / "hand-in").iterdir()) == wanted
     assert ("validation-mismatched" in record["parts"]) == (name == "mnli")
     assert ("f1" in record["parts"]["validation"]) == (name == "qqp")
 

@@ -1,17 +1,17 @@
 """Eight tasks of GLUE, from the benchmark's own files or from the hub (§5.2, Appendix M).
 
-A directory holds a folder per task, as the benchmark publishes it: ``CoLA/train.tsv``,
-``CoLA/dev.tsv`` and, for answers to hand in, ``CoLA/test.tsv`` (``cola/`` will do, and so will
-``.tsv.gz``). A quotation mark in these files is a character like any other, and a line is one
-row.
+A directory holds a folder per task, as the benchmark publishes it: ``CoLA/train.tsv`` and
+``CoLA/dev.tsv`` (``cola/`` will do, and so will ``.tsv.gz``). A quotation mark in these files is a
+character like any other, and a line is one row.
 
-Validation is the benchmark's dev set, whose results the paper prints (Table 3); the labels of
-the test sets are secret.
+Validation is the benchmark's dev set, whose results the paper prints (Table 3). The test sets,
+whose labels are secret, are not read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,6 @@ import numpy as np
 from exlm_lab.downstream.files import find_file, read_lines
 from exlm_lab.downstream.task import Examples, Splits, Task
 from exlm_mini.config import UserError, nearest
-from exlm_mini.data.files import write_atomically
 
 _ENTAILMENT = ("entailment", "not_entailment")
 
@@ -50,13 +49,12 @@ class Layout(NamedTuple):
     texts: tuple[str, ...]
     label: str
     written: tuple[str, ...]
-    """The classes as the label column and the submissions write them."""
+    """The classes as the label column writes them."""
     hub_texts: tuple[str, ...]
-    id: str = "index"
     header: tuple[str, ...] | None = None
-    """Columns of train and dev where the files do not name them; test always has a header."""
+    """Columns where the files do not name them."""
     may_be_broken: bool = False
-    """Whether train and dev hold lines with too few or too many fields, to be left out."""
+    """Whether there are lines with too few or too many fields, to be left out."""
 
 
 _PAIR = ("sentence1", "sentence2")
@@ -68,7 +66,7 @@ LAYOUTS = {
     "mrpc": Layout("MRPC", ("#1 String", "#2 String"), "Quality", _DIGITS, _PAIR),
     "stsb": Layout("STS-B", _PAIR, "score", (), _PAIR),
     "qqp": Layout("QQP", ("question1", "question2"), "is_duplicate", _DIGITS,
-                   ("question1", "question2"), id="id", may_be_broken=True),
+                   ("question1", "question2"), may_be_broken=True),
     "mnli": Layout("MNLI", _PAIR, "gold_label", TASKS["mnli"].classes,
                    ("premise", "hypothesis")),
     "qnli": Layout("QNLI", ("question", "sentence"), "label", _ENTAILMENT,
@@ -79,22 +77,6 @@ LAYOUTS = {
 
 HUB_ID = "nyu-mll/glue"
 
-_SUBMISSIONS = {name: f"{layout.folder}.tsv" for name, layout in LAYOUTS.items()} | {
-    "mnli": "MNLI-m.tsv",
-    "mnli-mismatched": "MNLI-mm.tsv",
-}
-
-
-def task_named(name: str) -> Task:
-    """The task of that name.
-
-    Raises:
-        UserError: if there is none.
-    """
-    if name not in TASKS:
-        raise UserError(f"GLUE has no task '{name}' here; {nearest(name, TASKS)}")
-    return TASKS[name]
-
 
 def load_glue(name: str, source: str | Path = HUB_ID) -> Splits:
     """The examples of a task.
@@ -104,159 +86,118 @@ def load_glue(name: str, source: str | Path = HUB_ID) -> Splits:
         source: the benchmark's directory, or the task's folder in it; else the hub id.
 
     Returns:
-        train, validation, and test where it is there, its labels empty. MNLI's are the matched
-        halves; ``others`` holds ``validation-mismatched`` and ``test-mismatched``. ``notes``
-        counts the rows left out per split.
+        train and validation; no test. MNLI's validation is the matched half, ``others`` holds
+        ``validation-mismatched``. ``notes`` counts the rows left out per split.
 
     Raises:
         UserError: for an unknown task, a missing file or column, a label outside the range, an
             empty split; one line that names file, line and remedy.
     """
-    task_named(name)
+    if name not in TASKS:
+        raise UserError(f"GLUE has no task '{name}' here; {nearest(name, TASKS)}")
+    halves = ("-matched", "-mismatched") if name == "mnli" else ("",)
+    names = ["train", *(f"validation{half}" for half in halves)]
     if str(source) == HUB_ID:
-        read = _hub_reader(name)
+        hub = _load_hub(name)
+        found = {split: _from_hub(name, split.replace("-", "_"), hub) for split in names}
     elif Path(source).is_dir():
-        read = _directory_reader(name, Path(source))
+        folder = _folder(name, Path(source))
+        files = {s: s.replace("validation", "dev").replace("-", "_") + ".tsv" for s in names}
+        found = {s: read_split(name, find_file(folder, file)) for s, file in files.items()}
     else:
         raise UserError(f"{source} is no directory; give GLUE's, or the hub id {HUB_ID}")
-    halves = ("-matched", "-mismatched") if name == "mnli" else ("",)
-    left_out: dict[str, int] = {}
-    splits: dict[str, Examples | None] = {}
-    for split in ("train", *(f"{s}{h}" for s in ("validation", "test") for h in halves)):
-        splits[split], left_out[split] = read(split)
-    others = tuple(
-        (split, examples)
-        for split, examples in splits.items()
-        if split.endswith("-mismatched") and examples is not None
-    )
-    notes = {"source": str(source), "left_out": {s: n for s, n in left_out.items() if n}}
-    chosen = (splits["train"], splits[f"validation{halves[0]}"], splits[f"test{halves[0]}"])
-    return Splits(*chosen, notes, others)
+    left_out = {split: num for split, (_, num) in found.items() if num}
+    train, validation, *others = (examples for examples, _ in found.values())
+    notes = {"source": str(source), "left_out": left_out}
+    return Splits(train, validation, None, notes, tuple(zip(names[2:], others, strict=True)))
 
 
-def read_split(name: str, path: str | Path, is_test: bool = False) -> tuple[Examples, int]:
+def read_split(name: str, path: str | Path) -> tuple[Examples, int]:
     """One file of a task, and how many of its rows were left out.
 
     Args:
         name: the task.
         path: a .tsv, .tsv.gz or .tsv.xz file.
-        is_test: whether it is the test set, which has no labels.
-
-    Returns:
-        examples: ids are the benchmark's own, else rows counted from 0.
-        num_left_out: broken rows; only QQP's train and dev may have any.
 
     Raises:
         UserError: as ``load_glue``.
     """
-    task, layout, path = task_named(name), LAYOUTS[name], Path(path)
-    texts, labels, ids, num_left_out = [], [], [], 0
+    layout, path, num_left_out = LAYOUTS[name], Path(path), 0
     lines = enumerate(read_lines(path), start=1)
-    header = layout.header if not is_test else None
-    if header is None:
-        header = tuple(next(lines, (0, ""))[1].split("\t"))
-    columns = layout.texts if is_test else (*layout.texts, layout.label)
-    for column in columns:
-        if column not in header:
-            raise UserError(
-                f"{path} has no column '{column}'; its columns are: {', '.join(header)[:300]}"
-            )
-    for number, line in lines:
-        if not line.strip():
-            continue
-        fields = line.split("\t")
-        if len(fields) != len(header):
-            if layout.may_be_broken and not is_test:
-                num_left_out += 1
+    header = layout.header or tuple(next(lines, (0, ""))[1].split("\t"))
+    _check_columns(str(path), (*layout.texts, layout.label), header)
+
+    def rows() -> Iterator[tuple[str, tuple[str, ...], str]]:
+        nonlocal num_left_out
+        for number, line in lines:
+            if not line.strip():
                 continue
+            fields = line.split("\t")
+            if len(fields) == len(header):
+                row = dict(zip(header, fields, strict=True))
+                texts = tuple(row[column] for column in layout.texts)
+                yield f"{path} line {number}", texts, row[layout.label]
+            elif layout.may_be_broken:
+                num_left_out += 1
+            else:
+                raise UserError(
+                    f"{path} line {number} has {len(fields)} fields, not {len(header)} "
+                    f"({', '.join(header)[:200]}); copy or download the file again"
+                )
+
+    return _examples(name, str(path), rows()), num_left_out
+
+
+def _from_hub(name: str, split: str, hub: Mapping[str, Any]) -> tuple[Examples, int]:
+    """A split of the hub, whose labels are numbers."""
+    where = f"{HUB_ID} {name} {split}"
+    if split not in hub:
+        raise UserError(f"{HUB_ID} has no split {split} of {name}; it has: {', '.join(hub)}")
+    columns = (*LAYOUTS[name].hub_texts, "label")
+    _check_columns(where, columns, hub[split].column_names)
+    *texts, labels = (hub[split][column] for column in columns)
+    rows = enumerate(zip(zip(*texts, strict=True), labels, strict=True))
+    return _examples(name, where, ((f"{where} row {i}", *row) for i, row in rows)), 0
+
+
+def _examples(
+    name: str, where: str, rows: Iterable[tuple[str, tuple[str, ...], str | float]]
+) -> Examples:
+    """Examples of (where it stands, texts, label as written); the ids count them."""
+    task, texts, labels = TASKS[name], [], []
+    largest = LARGEST_SCORE if task.kind == "number" else len(task.classes) - 1
+    classes = LAYOUTS[name].written
+    for place, text, value in rows:
+        label = _number(value, classes)
+        if not 0 <= label <= largest:  # nan is not either
+            known = " or ".join(classes) if isinstance(value, str) and classes else ""
             raise UserError(
-                f"{path} line {number} has {len(fields)} fields, not {len(header)} "
-                f"({', '.join(header)[:200]}); copy or download the file again"
+                f"{place}: the label is '{str(value)[:40]}', not "
+                f"{known or f'a number from 0 to {largest:g}'}; mend it, or get the file again"
             )
-        row = dict(zip(header, fields, strict=True))
-        texts.append(tuple(row[column] for column in layout.texts))
-        ids.append(row.get(layout.id, str(len(ids))))
-        if not is_test:
-            labels.append(_label(task, layout.written, row[layout.label], path, number))
+        texts.append(text)
+        labels.append(label)
     if not texts:
-        raise UserError(f"{path} holds no examples of {name}; copy or download it again")
-    return Examples(texts, _as_array(task, labels), ids), num_left_out
+        raise UserError(f"{where} holds no examples of {name}; copy or download it again")
+    kind = np.float64 if task.kind == "number" else np.int64
+    return Examples(texts, np.array(labels, dtype=kind), [str(i) for i in range(len(texts))])
 
 
-def require_test(name: str, directory: str | Path) -> None:
-    """Refuse a directory without the test set whose answers are to be handed in.
-
-    Raises:
-        UserError: naming the file.
-    """
-    folder = _folder(name, Path(directory))
-    for half in ("_matched", "_mismatched") if name == "mnli" else ("",):
-        try:
-            find_file(folder, f"test{half}.tsv")
-        except UserError as error:
-            raise UserError(f"{error}; add it, or drop --submission") from None
+def _number(value: str | float, classes: tuple[str, ...]) -> float:
+    """A label as a class index or a score; nan if it is neither."""
+    if isinstance(value, str) and classes:
+        return classes.index(value) if value in classes else np.nan
+    with contextlib.suppress(ValueError):
+        return float(value)
+    return np.nan
 
 
-def write_submission(
-    name: str, predictions: np.ndarray, directory: str | Path, is_mismatched: bool = False
-) -> Path:
-    """Answers to a test set, as the benchmark's server takes them.
-
-    Args:
-        name: the task.
-        predictions: in the order of the test set: class indices (R,), or the scores of STS-B,
-            which are cut to its range.
-        directory: where to; the server knows a task by the name of its file.
-        is_mismatched: MNLI's second test set.
-
-    Returns:
-        The file written, such as ``directory/MNLI-mm.tsv``.
-
-    Raises:
-        UserError: if the file cannot be written or a score is not finite.
-        ValueError: if a prediction is no class of the task, or the task has no second test set.
-    """
-    task, written = task_named(name), LAYOUTS[name].written
-    if is_mismatched and name != "mnli":
-        raise ValueError(f"{name} has one test set; only mnli has a mismatched one")
-    predictions = np.asarray(predictions)
-    if task.kind == "number":
-        if not np.isfinite(predictions).all():
-            raise UserError(f"{name}: a predicted score is not finite; the model diverged")
-        answers = [f"{score:.3f}" for score in predictions.clip(0, LARGEST_SCORE).reshape(-1)]
-    else:
-        is_index = predictions.ndim == 1 and predictions.dtype.kind in "iu"
-        if not is_index or not np.isin(predictions, range(len(written))).all():
-            raise ValueError(f"want class indices (R,) from 0 to {len(written) - 1}")
-        answers = [written[index] for index in predictions]
-    rows = [f"{index}\t{answer}\n" for index, answer in enumerate(answers)]
-    path = Path(directory) / _SUBMISSIONS["mnli-mismatched" if is_mismatched else name]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, ("index\tprediction\n" + "".join(rows)).encode())
-    except OSError as error:
-        raise UserError(
-            f"cannot write {path} ({error.strerror}); choose another directory"
-        ) from None
-    return path
-
-
-_Read = Callable[[str], tuple[Examples | None, int]]
-"""Reads a split by name: its examples, none if there is no such test set, and the rows left out."""
-
-# ---- a directory ----
-
-
-def _directory_reader(name: str, directory: Path) -> _Read:
-    folder = _folder(name, directory)
-
-    def read(split: str) -> tuple[Examples | None, int]:
-        file = split.replace("validation", "dev").replace("-", "_") + ".tsv"
-        is_test = split.startswith("test")  # who hands nothing in needs none
-        path = find_file(folder, file, is_optional=is_test)
-        return read_split(name, path, is_test) if path else (None, 0)
-
-    return read
+def _check_columns(where: str, wanted: Iterable[str], found: Iterable[str]) -> None:
+    for column in wanted:
+        if column not in found:
+            raise UserError(
+                f"{where} has no column '{column}'; its columns are: {', '.join(found)[:300]}"
+            )
 
 
 def _folder(name: str, directory: Path) -> Path:
@@ -269,49 +210,6 @@ def _folder(name: str, directory: Path) -> Path:
     raise UserError(
         f"{directory} holds no folder {LAYOUTS[name].folder} (or {name}); it holds: {found}"
     )
-
-
-def _label(task: Task, written: tuple[str, ...], value: str, path: Path, number: int) -> float:
-    """A label as a class index or a score."""
-    if task.kind == "number":
-        try:
-            score = float(value)
-        except ValueError:
-            score = np.nan
-        if not 0 <= score <= LARGEST_SCORE:  # nan is not either
-            raise UserError(
-                f"{path} line {number}: the score is '{value[:40]}', not a number from 0 to "
-                f"{LARGEST_SCORE:g}; mend the line"
-            )
-        return score
-    if value not in written:
-        raise UserError(
-            f"{path} line {number}: the label is '{value[:40]}', not {' or '.join(written)}; "
-            "mend the line"
-        )
-    return written.index(value)
-
-
-def _as_array(task: Task, labels: list[float]) -> np.ndarray:
-    return np.array(labels, dtype=np.float64 if task.kind == "number" else np.int64)
-
-
-# ---- the hub ----
-
-
-def _hub_reader(name: str) -> _Read:
-    splits = _load_hub(name)
-
-    def read(split: str) -> tuple[Examples | None, int]:
-        key = split.replace("-", "_")
-        if key not in splits and split.startswith("test"):
-            return None, 0
-        if key not in splits:
-            found = ", ".join(splits)
-            raise UserError(f"{HUB_ID} has no split {key} of {name}; it has: {found}")
-        return _from_rows(name, f"{HUB_ID} {name} {key}", splits[key]), 0
-
-    return read
 
 
 def _load_hub(name: str) -> Mapping[str, Any]:
@@ -331,30 +229,3 @@ def _load_hub(name: str) -> Mapping[str, Any]:
             f"cannot load {name} of {HUB_ID} ({reason}); check the network, or give GLUE's "
             "directory"
         ) from None
-
-
-def _from_rows(name: str, where: str, rows: Any) -> Examples:
-    """A split of the hub, whose labels are numbers; -1 stands for a secret one."""
-    task, layout = TASKS[name], LAYOUTS[name]
-    for column in (*layout.hub_texts, "label"):
-        if column not in rows.column_names:
-            raise UserError(
-                f"{where} has no column '{column}'; its columns are: "
-                f"{', '.join(rows.column_names)[:300]}"
-            )
-    if not len(rows):
-        raise UserError(f"{where} holds no examples")
-    labels = _as_array(task, rows["label"])
-    if (labels == -1).all():
-        labels = _as_array(task, [])
-    largest = LARGEST_SCORE if task.kind == "number" else len(task.classes) - 1
-    is_bad = ~((labels >= 0) & (labels <= largest))
-    if is_bad.any():
-        row = int(is_bad.argmax())
-        raise UserError(
-            f"{where} row {row}: the label is {labels[row]:g}, not from 0 to {largest:g}"
-        )
-    texts = list(zip(*(rows[column] for column in layout.hub_texts), strict=True))
-    has_ids = "idx" in rows.column_names
-    ids = [str(i) for i in (rows["idx"] if has_ids else range(len(rows)))]
-    return Examples(texts, labels, ids)

@@ -11,15 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from exlm_lab.downstream.catalogue import EMBEDDED_OF, ReadingConfig, input_of
-from exlm_lab.downstream.glue import TASKS, require_test, write_submission
 from exlm_lab.downstream.grid import (
     Result,
     Space,
     Tuning,
     TuningLedger,
     best_setting,
-    reached,
-    setting_of,
 )
 from exlm_lab.downstream.prepared import DEV_ALONE, Problem, load_problem
 from exlm_lab.downstream.results import (
@@ -55,7 +52,6 @@ class Request(NamedTuple):
     reading: ReadingConfig
     is_grid: bool
     search_seeds: int
-    submission: Path | None
     is_dry_run: bool
     is_kept: bool
     device: str
@@ -89,8 +85,6 @@ def run(request: Request) -> bool:
                 f"{task} consists of {found}, and {pretrained.path} was trained on "
                 f"{pretrained.input}; give a checkpoint that was trained on {found}"
             )
-    if request.submission is not None:
-        _check_submission(request)
     choose_device(request.device)  # before anything is read
     if request.num_threads is not None:
         import torch
@@ -148,28 +142,12 @@ def _tune_all(
     made_with = {**versions(choose_device(request.device)), "commit": commit()}
     for task in request.tasks:
         problem = _problem(request, task, pretrained)
-        if request.submission is not None and "test" not in problem.parts:
-            raise UserError(f"{task} came without a test set to hand in; drop --submission")
         where = request.output, pretrained, problem, request.device
         ledger = TuningLedger(*where, request.is_kept, say, requests.should_stop)
         result = tune(ledger, settings[task], request)
         record = {task: task_record(result, request.recipe)}
         whole = write_results(request.output, pretrained, record, request.recipe, made_with)
-        if request.submission is not None:
-            _submit(request, ledger, result)
     return whole
-
-
-def _check_submission(request: Request) -> None:
-    """Before anything is trained: there must be something to hand in of every task."""
-    for task in request.tasks:
-        if task not in TASKS:
-            raise UserError(
-                f"{task} has no test set whose labels are secret, so nothing to hand in; drop "
-                "--submission, or name tasks of GLUE alone"
-            )
-        if request.data is not None and request.data.is_dir():
-            require_test(task, request.data)
 
 
 def tune(ledger: TuningLedger, settings: list[TuneConfig], request: Request) -> Result:
@@ -258,19 +236,3 @@ def _split_lines(found: dict[str, Any]) -> list[str]:
 
 def _slashed(counts: list[int]) -> str:
     return "/".join(map(str, counts))
-
-
-def _submit(request: Request, ledger: TuningLedger, result: Result) -> None:
-    """Write the files the benchmark's server takes, from the seed that is best on validation."""
-    task = result.task
-    parts = [name for name in ("test", "test-mismatched") if name in ledger.problem.parts]
-    best = max(result.cells, key=lambda cell: reached(cell, "validation", task.metric))
-    for part in parts:
-        answers = ledger.answers(setting_of(best), best["seed"], part)
-        found = [answer for _, answer in answers]
-        if task.kind == "classes":
-            found = [task.classes.index(answer) for answer in found]
-        path = write_submission(
-            task.name, found, request.submission, is_mismatched=part == "test-mismatched"
-        )
-        say(f"wrote {path}")
