@@ -20,11 +20,10 @@ from refusals import told
 
 from exlm_mini.config import DataConfig, SpecialIds
 from exlm_mini.data import building, corpus, files
-from exlm_mini.data import rows as rows_module
 from exlm_mini.data.building import split_documents
 from exlm_mini.data.corpus import open_corpus, prepare_corpus
 from exlm_mini.data.packs import Pack, write_pack
-from exlm_mini.data.rows import Counts, Rows, block_rows, molecule_rows
+from exlm_mini.data.rows import Counts, Documents, Rows, block_rows, molecule_rows
 from exlm_mini.data.toy_grammars import grammar
 
 SPECIAL = SpecialIds()._replace(pad=5, mask=0)
@@ -63,48 +62,41 @@ DOCUMENTS = st.lists(st.lists(st.integers(6, 999), min_size=1, max_size=30), min
 # ---- rows ----
 
 
-@settings(max_examples=25)
-@given(DOCUMENTS, st.integers(3, 20))
-def test_blocks_hold_the_text_in_order(documents, block_length):
+def parts_of(documents, size):
+    """So many documents at a time."""
+    for start in range(0, len(documents), size):
+        part = documents[start : start + size]
+        lengths_D = np.array([len(d) for d in part], dtype=np.int64)
+        yield Documents(np.concatenate(part).astype(np.uint16), lengths_D)
+
+
+def cut(make, documents, block_length, size):
+    """All tokens and lengths of the rows that come of documents, and what was counted."""
     counts = Counts()
-    rows = list(block_rows(documents, SPECIAL, block_length, counts))
+    rows = list(make(parts_of(documents, size), SPECIAL, block_length, counts))
+    tokens = [token for part in rows for token in part.token_ids.tolist()]
+    return tokens, [length for part in rows for length in part.lengths_R.tolist()], counts
+
+
+@settings(max_examples=25)
+@given(DOCUMENTS, st.integers(3, 20), st.integers(1, 9))
+def test_blocks_hold_the_text_in_order(documents, block_length, size):
+    tokens, lengths, counts = cut(block_rows, documents, block_length, size)
     stream = [token for document in documents for token in [*document, SEP]][:-1]
-    blocks = [block for chunk in rows for block in chunk.token_ids.reshape(-1, block_length)]
-    assert all(block[0] == BOS and block[-1] == EOS for block in blocks)
-    inner = [token for block in blocks for token in block[1:-1].tolist()]
-    assert inner == stream[: len(inner)]
+    blocks = np.array(tokens).reshape(-1, block_length)
+    assert (blocks[:, 0] == BOS).all() and (blocks[:, -1] == EOS).all()
+    inner = blocks[:, 1:-1].reshape(-1).tolist()
+    assert inner == stream[: len(inner)] and lengths == [block_length] * len(blocks)
     assert counts.dropped_tokens == len(stream) - len(inner) < block_length - 2
-    assert all((chunk.lengths_R == block_length).all() for chunk in rows)
-
-
-@pytest.mark.parametrize("make", [block_rows, molecule_rows])
-def test_rows_are_the_same_however_they_are_buffered(make, monkeypatch):
-    documents = [list(range(6, 6 + n)) for n in range(1, 60)]
-
-    def made():
-        counts = Counts()
-        rows = list(make(documents, SPECIAL, 40, counts))
-        return (
-            len(rows),
-            [np.concatenate(part).tolist() for part in zip(*rows, strict=True)],
-            counts,
-        )
-
-    num_parts, *whole = made()
-    monkeypatch.setattr(rows_module, "NUM_TOKENS_CHUNK", 16)
-    assert made()[1:] == tuple(whole)
-    assert num_parts == 1 and made()[0] > 10
 
 
 @settings(max_examples=25)
-@given(DOCUMENTS)
-def test_molecules_keep_rows_of_their_own(documents):
-    counts = Counts()
-    rows = list(molecule_rows(documents, SPECIAL, 20, counts))
+@given(DOCUMENTS, st.integers(1, 9))
+def test_molecules_keep_rows_of_their_own(documents, size):
+    tokens, lengths, counts = cut(molecule_rows, documents, 20, size)
     kept = [[BOS, *d, EOS] for d in documents if len(d) <= 18]
-    stream = [token for row in kept for token in row]
-    assert [t for chunk in rows for t in chunk.token_ids.tolist()] == stream
-    assert [n for chunk in rows for n in chunk.lengths_R.tolist()] == list(map(len, kept))
+    assert tokens == [token for row in kept for token in row]
+    assert lengths == list(map(len, kept))
     assert counts.dropped_documents == len(documents) - len(kept)
 
 

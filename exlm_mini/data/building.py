@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from exlm_mini.config import DataConfig, UserError
 from exlm_mini.data.files import sha256_of, write_json
 from exlm_mini.data.memory import check_bytes
 from exlm_mini.data.packs import Pack, write_pack
-from exlm_mini.data.rows import Counts, Rows, block_rows, framed_rows, molecule_rows
+from exlm_mini.data.rows import Counts, Documents, Rows, block_rows, framed_rows, molecule_rows
 from exlm_mini.data.smiles import load_molecules
 from exlm_mini.data.text import text_documents
 from exlm_mini.data.tokenizer import Tokenizer, word_level
@@ -176,18 +177,20 @@ def split_documents(
 
 def _encoded(
     documents: list[str], tokenizer: Tokenizer, counts: Counts, unknown: Counter[str]
-) -> Iterator[list[int]]:
-    """Ids of each document, in order; what has no id is counted."""
+) -> Iterator[Documents]:
+    """Ids of the documents, in order; what has no id is counted."""
     for start in range(0, len(documents), NUM_DOCUMENTS_BATCH):
         batch = documents[start : start + NUM_DOCUMENTS_BATCH]
-        for document, token_ids in zip(batch, tokenizer.encode_batch(batch), strict=True):
-            counts.documents += 1
-            counts.tokens += len(token_ids)
+        encoded = tokenizer.encode_batch(batch)
+        for document, token_ids in zip(batch, encoded, strict=True):
             num_unknown = token_ids.count(tokenizer.special_ids.unk)
             if num_unknown:
                 counts.unknown_tokens += num_unknown
                 unknown.update(tokenizer.unknown_pieces(document))
-            yield token_ids
+        lengths_D = np.array(list(map(len, encoded)), dtype=np.int64)
+        counts.documents += len(batch)
+        counts.tokens += int(lengths_D.sum())
+        yield Documents(np.array(list(chain.from_iterable(encoded)), np.int64), lengths_D)
 
 
 def _why_empty(data: DataConfig, name: str, source: str, counts: Counts) -> str:

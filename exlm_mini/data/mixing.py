@@ -1,33 +1,23 @@
-"""From shards of several sources to two packs: sources mixed by tokens, rows cut.
+"""Which documents of several sources make a pack: sources are mixed by tokens.
 
 A source of which only a share is wanted gives its first buckets of documents: a sample by hash,
 the same whatever the order of the documents and the cut into shards. Nothing is repeated; the
 scarcest source, measured by its weight, is used whole.
 
 Rows of a pack are grouped by source: a row never joins two sources, and training draws rows in
-random order. ``text_rows`` and ``smiles_rows`` give what ``rows.block_rows`` and
-``rows.molecule_rows`` give, without a step of Python per token.
+random order.
 
-Dimension key: S sources, D documents of a shard, R rows.
+Dimension key: S sources, D documents of a shard.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 
-from exlm_mini.config import SpecialIds
-from exlm_mini.data.rows import Counts, Rows, framed_rows
+from exlm_mini.data.rows import Counts, Documents
 from exlm_mini.data.shards import NUM_BUCKETS, Place, load_shard
-
-
-class Documents(NamedTuple):
-    """Some documents, end to end."""
-
-    token_ids: np.ndarray
-    lengths_D: np.ndarray
 
 
 def bucket_totals(
@@ -75,47 +65,3 @@ def chosen(
         counts.tokens += int(lengths_D[is_chosen_D].sum())
         counts.unknown_tokens += int(unknown_D[is_chosen_D].sum())
         yield Documents(token_ids[np.repeat(is_chosen_D, lengths_D)], lengths_D[is_chosen_D])
-
-
-def text_rows(
-    shards: Iterable[Documents], special_ids: SpecialIds, block_length: int, counts: Counts
-) -> Iterator[Rows]:
-    """``rows.block_rows`` of all documents of the shards."""
-    content = block_length - 2
-    pending = np.empty(0, dtype=np.int64)
-    is_first = True
-    for token_ids, lengths_D in shards:
-        if not len(lengths_D):
-            continue
-        starts_D = np.cumsum(lengths_D) - lengths_D
-        joined = np.insert(token_ids, starts_D, special_ids.sep)
-        pending = np.concatenate([pending, joined[1:] if is_first else joined])
-        is_first = False
-        num_rows = len(pending) // content
-        if num_rows:
-            inner = pending[: num_rows * content].reshape(num_rows, content)
-            yield framed_rows(inner, special_ids)
-            pending = pending[num_rows * content :]
-    counts.dropped_tokens += len(pending)
-
-
-def smiles_rows(
-    shards: Iterable[Documents], special_ids: SpecialIds, block_length: int, counts: Counts
-) -> Iterator[Rows]:
-    """``rows.molecule_rows`` of all documents of the shards."""
-    for token_ids, lengths_D in shards:
-        is_kept_D = lengths_D + 2 <= block_length
-        counts.dropped_documents += int((~is_kept_D).sum())
-        lengths_R = lengths_D[is_kept_D] + 2
-        if not len(lengths_R):
-            continue
-        ends_R = np.cumsum(lengths_R)
-        is_symbol = np.ones(ends_R[-1], dtype=bool)
-        rows = np.empty(ends_R[-1], dtype=np.int64)
-        for places_R, special in (
-            (ends_R - lengths_R, special_ids.bos), (ends_R - 1, special_ids.eos)
-        ):  # fmt: skip
-            is_symbol[places_R] = False
-            rows[places_R] = special
-        rows[is_symbol] = token_ids[np.repeat(is_kept_D, lengths_D)]
-        yield Rows(rows, lengths_R)

@@ -31,13 +31,11 @@ from exlm_mini.data.mixing import (
     bucket_bound,
     bucket_totals,
     chosen,
-    smiles_rows,
-    text_rows,
     wanted_tokens,
 )
 from exlm_mini.data.packs import Pack, write_pack
 from exlm_mini.data.request import Preparation, settings_of
-from exlm_mini.data.rows import Counts, Rows
+from exlm_mini.data.rows import Counts, Rows, block_rows, molecule_rows
 from exlm_mini.data.shards import NUM_BUCKETS, Place
 from exlm_mini.data.sources import Source, open_source
 from exlm_mini.data.stages import Passes, Shard, Stage, read_if_sound
@@ -219,7 +217,7 @@ def _rows(
     provenance: dict[str, Any],
 ) -> Iterator[Rows]:
     """Rows of one pack, source by source; tells ``provenance`` which rows are whose."""
-    cut = smiles_rows if wanted.data.kind == "smiles" else text_rows
+    cut = molecule_rows if wanted.data.kind == "smiles" else block_rows
     start = 0
     for part, bound, facts in zip(places, bounds, provenance["sources"], strict=True):
         own, stop = Counts(), start

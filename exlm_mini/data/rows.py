@@ -1,11 +1,11 @@
 """Documents cut into rows of token ids, between [BOS] and [EOS].
 
-Dimension key: R rows, N tokens of a row.
+Dimension key: D documents, R rows, N tokens of a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,6 +14,13 @@ import numpy as np
 from exlm_mini.config import SpecialIds
 
 NUM_TOKENS_CHUNK = 1 << 20
+
+
+class Documents(NamedTuple):
+    """Some documents, end to end: ``token_ids`` of shape (sum of lengths,)."""
+
+    token_ids: np.ndarray
+    lengths_D: np.ndarray
 
 
 class Rows(NamedTuple):
@@ -38,10 +45,7 @@ class Counts:
 
 
 def block_rows(
-    documents: Iterable[Sequence[int]],
-    special_ids: SpecialIds,
-    block_length: int,
-    counts: Counts,
+    parts: Iterable[Documents], special_ids: SpecialIds, block_length: int, counts: Counts
 ) -> Iterator[Rows]:
     """Text as rows of one length: documents joined by [SEP], cut, put in [BOS] ... [EOS].
 
@@ -50,24 +54,21 @@ def block_rows(
     all comes of less than ``block_length - 2`` tokens.
     """
     content = block_length - 2
-    pending: list[int] = []
-    for i, token_ids in enumerate(documents):
-        if i:
-            pending.append(special_ids.sep)
-        pending.extend(token_ids)
-        if len(pending) >= max(content, NUM_TOKENS_CHUNK):
-            yield _blocks(pending, content, special_ids)
-            del pending[: len(pending) // content * content]
-    if len(pending) >= content:
-        yield _blocks(pending, content, special_ids)
-    counts.dropped_tokens += len(pending) % content
-
-
-def _blocks(token_ids: list[int], content: int, special_ids: SpecialIds) -> Rows:
-    """All full blocks at the front of ``token_ids``."""
-    num_rows = len(token_ids) // content
-    inner = np.array(token_ids[: num_rows * content], dtype=np.int64)
-    return framed_rows(inner.reshape(num_rows, content), special_ids)
+    pending = np.empty(0, dtype=np.int64)
+    is_first = True
+    for token_ids, lengths_D in parts:
+        if not len(lengths_D):
+            continue
+        starts_D = np.cumsum(lengths_D) - lengths_D
+        joined = np.insert(token_ids, starts_D, special_ids.sep)
+        pending = np.concatenate([pending, joined[1:] if is_first else joined])
+        is_first = False
+        num_rows = len(pending) // content
+        if num_rows:
+            inner = pending[: num_rows * content].reshape(num_rows, content)
+            yield framed_rows(inner, special_ids)
+            pending = pending[num_rows * content :]
+    counts.dropped_tokens += len(pending)
 
 
 def framed_rows(token_ids_RN: np.ndarray, special_ids: SpecialIds) -> Rows:
@@ -79,23 +80,22 @@ def framed_rows(token_ids_RN: np.ndarray, special_ids: SpecialIds) -> Rows:
 
 
 def molecule_rows(
-    molecules: Iterable[Sequence[int]],
-    special_ids: SpecialIds,
-    block_length: int,
-    counts: Counts,
+    parts: Iterable[Documents], special_ids: SpecialIds, block_length: int, counts: Counts
 ) -> Iterator[Rows]:
     """One row per molecule, [BOS] ... [EOS]; longer ones than ``block_length`` are dropped."""
-    pending: list[int] = []
-    lengths: list[int] = []
-    for token_ids in molecules:
-        length = len(token_ids) + 2
-        if length > block_length:
-            counts.dropped_documents += 1
+    for token_ids, lengths_D in parts:
+        is_kept_D = lengths_D + 2 <= block_length
+        counts.dropped_documents += int((~is_kept_D).sum())
+        lengths_R = lengths_D[is_kept_D] + 2
+        if not len(lengths_R):
             continue
-        pending += (special_ids.bos, *token_ids, special_ids.eos)
-        lengths.append(length)
-        if len(pending) >= NUM_TOKENS_CHUNK:
-            yield Rows(np.array(pending), np.array(lengths))
-            pending, lengths = [], []
-    if lengths:
-        yield Rows(np.array(pending), np.array(lengths))
+        ends_R = np.cumsum(lengths_R)
+        is_symbol = np.ones(ends_R[-1], dtype=bool)
+        rows = np.empty(ends_R[-1], dtype=np.int64)
+        for places_R, special in (
+            (ends_R - lengths_R, special_ids.bos), (ends_R - 1, special_ids.eos)
+        ):  # fmt: skip
+            is_symbol[places_R] = False
+            rows[places_R] = special
+        rows[is_symbol] = token_ids[np.repeat(is_kept_D, lengths_D)]
+        yield Rows(rows, lengths_R)
