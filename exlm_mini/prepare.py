@@ -23,11 +23,11 @@ from typing import Any
 
 from exlm_mini.config import THREADS, DataConfig, UserError
 from exlm_mini.data.cleaning import Cleaning
-from exlm_mini.data.prepare import prepare
+from exlm_mini.data.corpus import prepare
+from exlm_mini.data.passes import Stage
 from exlm_mini.data.request import MEGABYTE, Preparation
 from exlm_mini.data.sizes import Size, size_of
 from exlm_mini.data.sources import NAMED, kind_of
-from exlm_mini.data.stages import Stage
 from exlm_mini.options import Parser
 from exlm_mini.training.console import ProgressLine, exit_code, say
 from exlm_mini.training.run_directory import RunDirectory
@@ -121,6 +121,8 @@ def _parser() -> argparse.ArgumentParser:
 def _wanted(arguments: argparse.Namespace) -> Preparation:
     """What the options ask for, checked."""
     given = {name: getattr(arguments, f"data.{name}") for name in SETTINGS}
+    if not arguments.source:
+        raise UserError("there is nothing to prepare; name a --source")
     known = {kind for words in arguments.source if (kind := kind_of(words))}
     if given["kind"] is None:
         given["kind"] = "smiles" if known == {"smiles"} else "text"

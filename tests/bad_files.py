@@ -560,7 +560,7 @@ def places(rng, place):
             place.out.mkdir()
             there = []
         more = words(""".lock config.yaml config.yaml.tmp metrics.jsonl metrics.jsonl.tmp
-            versions.json versions.json.tmp data data/corpus.json data/corpus.partial
+            versions.json versions.json.tmp data data/corpus.json data/shards
             data/train.bin data/train.json data/tokenizer.json checkpoints
             checkpoints/step-000002 checkpoints/step-000002.tmp
             checkpoints/step-000002.replaced checkpoints/step-000003 tensorboard""")

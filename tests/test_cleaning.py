@@ -25,13 +25,15 @@ def test_without_options_molecules_stay_as_they_were():
     raw = ["OCC", "C(O)C", "C[C@@H](N)C(=O)O", "[Na+].[Cl-]", "F/C=C/F", "[13CH4]"]
     molecules, counts = cleaned(raw, Cleaning())
     assert [m.spellings for m in molecules] == [[s] for s in raw]
-    assert molecules[0].key == molecules[1].key == "CCO"
+    assert [m.key for m in molecules] == raw
     assert counts == CleaningCounts(read=6)
 
 
 def test_each_option_does_one_thing():
     raw = ["OC(=O)[C@@H](N)C.Cl", "OCC"]
     assert spellings(raw, Cleaning(largest_fragment=True)) == ["C[C@H](N)C(=O)O", "OCC"]
+    molecules, _ = cleaned(["OCC", "C(O)C"], Cleaning(canonical=True))
+    assert molecules[0].key == molecules[1].key == "CCO"
     assert spellings(raw, Cleaning(strip_stereo=True)) == ["CC(N)C(=O)O.Cl", "OCC"]
     assert spellings(raw, Cleaning(canonical=True)) == ["C[C@H](N)C(=O)O.Cl", "CCO"]
     assert spellings(["F/C=C\\F"], Cleaning(strip_stereo=True)) == ["FC=CF"]

@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -19,11 +18,12 @@ from hypothesis import strategies as st
 from refusals import told
 
 from exlm_mini.config import DataConfig, SpecialIds
-from exlm_mini.data import building, corpus, files
-from exlm_mini.data.building import split_documents
+from exlm_mini.data import building, files
 from exlm_mini.data.corpus import open_corpus, prepare_corpus
 from exlm_mini.data.packs import Pack, write_pack
+from exlm_mini.data.passes import NUM_BUCKETS, held_out_bound
 from exlm_mini.data.rows import Counts, Documents, Rows, block_rows, molecule_rows
+from exlm_mini.data.shards import hash_of
 from exlm_mini.data.toy_grammars import grammar
 
 SPECIAL = SpecialIds()._replace(pad=5, mask=0)
@@ -302,24 +302,6 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch, room):
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_a_file_size_limit_is_a_full_disk(tmp_path):
-    program = f"""
-import resource
-from pathlib import Path
-from exlm_mini.config import DataConfig, UserError
-from exlm_mini.data.corpus import prepare_corpus
-resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
-try:
-    prepare_corpus(DataConfig(kind="toy"), Path({str(tmp_path)!r}), seed=1)
-except UserError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert "no space to write" in done.stdout, done.stderr
-    assert done.stdout.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 # ---- a corpus ----
 
 TOY = DataConfig(kind="toy", num_sentences=300)
@@ -376,23 +358,6 @@ def test_a_molecular_corpus_has_one_row_each(tmp_path):
     assert len(corpus.train) == counts.documents - counts.dropped_documents
 
 
-def test_the_same_settings_give_the_same_bytes(tmp_path):
-    data = text_data(tmp_path)
-    for name in ("a", "b"):
-        prepare_corpus(data, tmp_path / name, 1)
-    for file in (tmp_path / "a").iterdir():
-        assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
-    other = prepare_corpus(data, tmp_path / "other", 2)
-    assert other.train.sha256 != Pack.open(tmp_path / "a" / "train.json").sha256
-
-
-def test_a_complete_corpus_is_reopened(tmp_path, monkeypatch):
-    first = prepare_corpus(TOY, tmp_path, 1)
-    monkeypatch.setattr(corpus, "build_corpus", lambda *_: pytest.fail("built again"))
-    again = prepare_corpus(TOY, tmp_path, 1)
-    assert (again.train.sha256, again.kind) == (first.train.sha256, "toy")
-
-
 def test_other_settings_need_another_directory(tmp_path):
     prepare_corpus(TOY, tmp_path, 1)
     told(
@@ -412,65 +377,31 @@ def test_a_changed_source_is_noticed(tmp_path):
     assert len(prepare_corpus(data, tmp_path / "c", 1).train) > 0  # a source gone does no harm
 
 
-@pytest.mark.parametrize("moment", ["write_pack", "write_json", "os.replace"])
-def test_an_interrupted_build_starts_again(tmp_path, monkeypatch, moment):
-    calls = []
-
-    def interrupted(*args, **kwargs):
-        calls.append(args)
-        if len(calls) == 2 or moment == "write_json":
-            raise KeyboardInterrupt
-        return original(*args, **kwargs)
-
-    owner = corpus.os if "." in moment else building
-    original = getattr(owner, moment.split(".")[-1])
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, moment.split(".")[-1], interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            prepare_corpus(TOY, tmp_path, 1)
-    assert not (tmp_path / "corpus.json").exists()
-    assert len(prepare_corpus(TOY, tmp_path, 1).train) == 300
-    assert not (tmp_path / "corpus.partial").exists()
-
-
 def test_a_killed_build_starts_again(tmp_path, monkeypatch):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
     # What a kill leaves: a partial build, perhaps some files already in place.
-    partial = tmp_path / "corpus.partial"
-    partial.mkdir()
+    partial = tmp_path / "shards" / "corpus"
+    partial.mkdir(parents=True)
     (partial / "train.bin.partial").write_bytes(b"half")
-    (tmp_path / "train.bin").write_bytes(b"moved")
+    for name in ("train.bin", "train.offsets.bin"):
+        (tmp_path / name).write_bytes(b"moved")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(
-            building, "write_pack", lambda *_, **__: signal.raise_signal(signal.SIGINT)
-        )
+        patch.setattr(building, "write_pack", stopped)
         prepare_corpus(TOY, tmp_path, 1)
     assert len(prepare_corpus(TOY, tmp_path, 1).train) == 300
+    assert not (tmp_path / "train.offsets.bin").exists()
     # Or all of them, and the folder they came from.
-    partial.mkdir()
+    partial.mkdir(parents=True)
     assert len(prepare_corpus(TOY, tmp_path, 1).train) == 300
-    assert not partial.exists()
+    assert not (tmp_path / "shards").exists()
 
 
-def test_foreign_files_are_never_overwritten(tmp_path):
-    (tmp_path / "tokenizer.json").write_text("mine")
-    told(
-        lambda: prepare_corpus(TOY, tmp_path, 1),
-        tmp_path,
-        "tokenizer.json",
-        "another directory",
-    )
-    assert (tmp_path / "tokenizer.json").read_text() == "mine"
-
-
-def test_a_directory_must_be_one(tmp_path):
-    (tmp_path / "file").write_text("")
-    told(lambda: prepare_corpus(TOY, tmp_path / "file", 1), tmp_path / "file", "cannot write")
-
-
-def test_a_failed_build_leaves_nothing(tmp_path):
+def test_a_failed_build_leaves_no_pack(tmp_path):
     data = dataclasses.replace(text_data(tmp_path), block_length=100_000)
     told(lambda: prepare_corpus(data, tmp_path / "c", 1), "text.txt", "too short", "lower")
-    assert list((tmp_path / "c").iterdir()) == []
+    assert [path.name for path in (tmp_path / "c").iterdir()] == ["shards"]
 
 
 def test_a_validation_side_too_short_is_told(tmp_path):
@@ -569,23 +500,28 @@ def test_too_many_unknown_tokens_stop_the_run(tmp_path):
 # ---- the split ----
 
 
-@given(st.lists(st.text(max_size=3), min_size=1), st.floats(0.01, 0.99), st.integers(0, 9))
-def test_a_split_parts_the_documents(documents, share, seed):
-    if len(set(documents)) < 2:
-        told(lambda: split_documents(documents, share, seed), "at least 2")
+@given(st.lists(st.integers(0, 2**64 - 1), min_size=1), st.floats(0.01, 0.99))
+def test_a_split_parts_the_documents(hashes, share):
+    hash_D = np.array(hashes + hashes[:1], dtype=np.uint64)
+    if len(set(hashes)) < 2:
+        told(lambda: held_out_bound(hash_D, share), "at least 2")
         return
-    train, held_out = split_documents(documents, share, seed)
-    assert train and held_out
-    assert sorted(train + held_out) == sorted(documents)
-    assert not set(train) & set(held_out)
-    again, _ = split_documents(documents[::-1], share, seed)
-    assert again == train[::-1]
+    bound = held_out_bound(hash_D, share)
+    assert hash_D.min() <= bound < hash_D.max()
+    assert bound == held_out_bound(hash_D[::-1], share)
 
 
 def test_the_share_held_out_is_the_share_asked_for():
-    documents = [str(n) for n in range(1000)]
-    assert len(split_documents(documents, 0.05, 1)[1]) == 50
-    assert split_documents(documents, 0.05, 1) != split_documents(documents, 0.05, 2)
+    hash_D = np.array([hash_of(str(n), 1) for n in range(1000)], dtype=np.uint64)
+    assert (hash_D <= held_out_bound(hash_D, 0.05)).sum() == 50
+    # As ever: recorded runs and their weights hang on who is held out.
+    bound = held_out_bound(hash_D[:40], 0.1)
+    assert np.flatnonzero(hash_D[:40] <= bound).tolist() == [27, 30, 33, 37]
+    # A share of a source is its first buckets, on either side.
+    side_D = hash_D <= held_out_bound(hash_D, 0.5)
+    for is_held_out in (True, False):
+        bucket_D = hash_D[side_D == is_held_out] % NUM_BUCKETS / NUM_BUCKETS
+        assert abs(bucket_D.mean() - 0.5) < 4 * (len(bucket_D) * 12) ** -0.5
 
 
 # ---- real files ----

@@ -24,15 +24,15 @@ from refusals import told
 
 from exlm_mini import pretrain
 from exlm_mini.config import DataConfig
-from exlm_mini.data import files, stages
-from exlm_mini.data import prepare as preparation
+from exlm_mini.data import corpus as corpora
+from exlm_mini.data import files, passes, shards
 from exlm_mini.data.cleaning import Cleaning
-from exlm_mini.data.corpus import open_corpus
+from exlm_mini.data.corpus import open_corpus, prepare
 from exlm_mini.data.files import read_json
 from exlm_mini.data.packs import Pack
-from exlm_mini.data.prepare import prepare
+from exlm_mini.data.passes import bucket_bound, wanted_tokens
 from exlm_mini.data.request import Preparation
-from exlm_mini.data.shards import Split
+from exlm_mini.data.shards import hash_of
 from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.prepare import main
 from exlm_mini.training.console import INTERRUPTED
@@ -60,7 +60,7 @@ def wanted(*words, data=TEXT, **more):
 
 def contents(directory):
     """Every file of a finished corpus."""
-    assert not (directory / "shards").exists() and not (directory / "corpus.partial").exists()
+    assert not (directory / "shards").exists()
     return {
         path.name: path.read_bytes() for path in directory.iterdir() if path.name != ".lock"
     }
@@ -98,7 +98,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(texts, tmp_path, undisturbed):
     stops = 0
     while True:
         try:
-            prepare(wanted(*texts), output, progress=Stopper(6 + stops * 7))
+            prepare(wanted(*texts), output, progress=Stopper(6 + stops * 5))
             break
         except KeyboardInterrupt:
             stops += 1
@@ -142,19 +142,19 @@ def test_a_source_that_grew_is_read_to_its_end(tmp_path):
 @pytest.mark.parametrize("num_moves", range(6))
 def test_a_run_stopped_at_its_end_goes_on(texts, tmp_path, monkeypatch, undisturbed, num_moves):
     output, left = tmp_path / "c", [num_moves]
-    original = preparation.os.replace
+    original = corpora.os.replace
 
     def move(source, target):
-        if "corpus.partial" in str(source) and not str(source).endswith(".partial"):
+        if "shards/corpus" in str(source) and not str(source).endswith(".partial"):
             left[0] -= 1
             if left[0] < 0:
                 raise KeyboardInterrupt
         return original(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(preparation.os, "replace", move)
+        patch.setattr(corpora.os, "replace", move)
         patch.setattr(
-            preparation, "open_corpus", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+            corpora, "open_corpus", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
         )
         with pytest.raises(KeyboardInterrupt):
             prepare(wanted(*texts), output)
@@ -162,20 +162,26 @@ def test_a_run_stopped_at_its_end_goes_on(texts, tmp_path, monkeypatch, undistur
     assert contents(output) == undisturbed
 
 
-def test_finished_shards_are_not_made_again(texts, tmp_path, monkeypatch):
-    output, made = tmp_path / "c", []
-    original = stages.make_documents
+@pytest.fixture
+def written(monkeypatch):
+    """Names of the shards that are written."""
+    names, original = [], shards.write_shard
     monkeypatch.setattr(
-        stages,
-        "make_documents",
-        lambda place, *rest: made.append(place) or original(place, *rest),
+        shards,
+        "write_shard",
+        lambda path, *rest: names.append(path.name) or original(path, *rest),
     )
+    return names
+
+
+def test_finished_shards_are_not_made_again(texts, tmp_path, written):
+    output = tmp_path / "c"
     with pytest.raises(KeyboardInterrupt):
         prepare(wanted(*texts), output, progress=Stopper(NUM_SHARDS // 2))
-    first = len(made)
+    first = len(written)
     prepare(wanted(*texts), output)
     assert first == NUM_SHARDS // 2
-    assert len(made) == len(set(made)) > NUM_SHARDS
+    assert len(written) == len(set(written)) > 2 * NUM_SHARDS
 
 
 def test_a_damaged_shard_is_made_again(texts, tmp_path, undisturbed):
@@ -195,33 +201,31 @@ def test_a_damaged_shard_is_made_again(texts, tmp_path, undisturbed):
     assert contents(output) == undisturbed
 
 
-def test_the_packs_do_not_depend_on_the_size_of_a_shard(texts, tmp_path, undisturbed):
-    prepare(wanted(*texts, shard_megabytes=0.01), tmp_path / "c")
+@pytest.mark.parametrize("num_workers", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_the_packs_do_not_depend_on_shards_or_workers(
+    texts, tmp_path, undisturbed, num_workers
+):
+    prepare(wanted(*texts, shard_megabytes=0.01), tmp_path / "c", num_workers)
     assert contents(tmp_path / "c") == undisturbed
 
 
-def test_a_mended_file_costs_only_its_own_shards(texts, tmp_path, monkeypatch):
+def test_a_mended_file_costs_only_its_own_shards(texts, tmp_path, written):
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"text": "fine"}\n{"text": 5}\n')
     request = wanted((*texts, str(bad)))
     told(lambda: prepare(request, tmp_path / "c"), f"{bad} line 2", "int, not text")
     bad.write_text('{"text": "fine"}\n{"text": "5"}\n')
-    made, original = [], stages.make_documents
-    monkeypatch.setattr(
-        stages,
-        "make_documents",
-        lambda place, *rest: made.append(place) or original(place, *rest),
-    )
+    written.clear()
     prepare(request, tmp_path / "c")
-    assert {place.unit for place in made} == {2}
+    assert {name[:8] for name in written if "documents" in name} == {"s0-u0002"}
 
 
-def test_settings_may_be_corrected_without_starting_over(texts, tmp_path, monkeypatch):
+def test_settings_may_be_corrected_without_starting_over(texts, tmp_path, written):
     long = replace(TEXT, block_length=100_000)
     told(lambda: prepare(wanted(*texts, data=long), tmp_path / "c"), "needs 99,998", "lower")
-    monkeypatch.setattr(stages, "make_documents", lambda *_: pytest.fail("made again"))
+    written.clear()
     corpus = prepare(wanted(*texts), tmp_path / "c")
-    assert corpus.train.row_length == 16
+    assert corpus.train.row_length == 16 and not written
 
 
 COMMAND = [sys.executable, "-m", "exlm_mini.prepare"]
@@ -304,18 +308,8 @@ def test_every_document_is_on_one_side_whatever_the_order(texts, tmp_path):
         corpus = prepare(wanted(name), tmp_path / f"c{len(sides)}")
         sides.append((corpus.train.counts.documents, corpus.validation.counts.documents))
     assert sides[0] == sides[1] and sum(sides[0]) == 200
-    split = Split(0.2, seed=1)
-    held_out = [line for line in lines if split.place(line)[0]]
-    assert len(held_out) == sides[0][1]
-    assert [line for line in lines if Split(0.2, seed=2).place(line)[0]] != held_out
-
-
-def test_the_split_keeps_its_share_in_any_of_the_buckets():
-    is_held_out, bucket = np.array([Split(0.05, 1).place(str(i)) for i in range(40_000)]).T
-    assert abs(is_held_out.mean() - 0.05) < 4 * (0.05 * 0.95 / 40_000) ** 0.5
-    for side in (0, 1):  # a share of a corpus is its first buckets, on either side
-        of_side = bucket[is_held_out == side] / 2**16
-        assert abs(of_side.mean() - 0.5) < 4 * (len(of_side) * 12) ** -0.5
+    assert sides[0] == (160, 40)
+    assert hash_of(lines[0], seed=1) != hash_of(lines[0], seed=2)
 
 
 def test_the_rows_are_the_text(tmp_path):
@@ -324,10 +318,10 @@ def test_the_rows_are_the_text(tmp_path):
     path = write_text(tmp_path / "a.txt")
     corpus = prepare(wanted(path), tmp_path / "c")
     tokenizer = Tokenizer.load(corpus.tokenizer_path)
-    split = Split(0.2, 1)
     lines = Path(path).read_text().split("\n")
+    bound = sorted(hash_of(line, 1) for line in lines)[39]
     for pack, side in ((corpus.train, False), (corpus.validation, True)):
-        text = [line for line in lines if split.place(line)[0] == side]
+        text = [line for line in lines if (hash_of(line, 1) <= bound) == side]
         stream = "[SEP]".join(text)
         rows, _ = pack.gather(range(len(pack)))
         assert stream.startswith(tokenizer.decode(rows[:, 1:-1].reshape(-1)))
@@ -344,6 +338,19 @@ def test_sources_are_mixed_by_tokens(tmp_path, weights):
     assert max(source["share_used"] for source in sources) == 1  # nothing lost for nothing
     assert sources[0]["rows"][1] == sources[1]["rows"][0]
     assert sources[1]["rows"][1] == len(corpus.train)
+
+
+def test_the_scarcest_source_is_used_whole():
+    assert wanted_tokens([900, 400], [3, 1]) == [900, 300]
+    assert wanted_tokens([900, 200], [3, 1]) == [600, 200]
+    assert wanted_tokens([10, 10], [1, 1]) == [10, 10]
+
+
+def test_a_bound_takes_the_first_buckets_that_are_enough():
+    totals = np.array([2.0, 0, 3, 5, 0])
+    assert [bucket_bound(totals, wanted) for wanted in (1, 2, 3, 5, 6, 10, 11)] == [
+        1, 1, 3, 3, 4, 5, 5
+    ]  # fmt: skip
 
 
 def test_the_side_files_say_where_the_rows_come_from(texts, tmp_path):
@@ -405,9 +412,7 @@ def test_molecules_are_cleaned_and_losses_counted(tmp_path):
     assert kept == 404 - counts["rejected"]
     assert corpus.train.counts.dropped_documents > 0 and corpus.train.lengths_R.max() <= 40
     refused = replace(data, max_rejected=0.0)
-    told(
-        lambda: prepare(wanted(path, data=refused), tmp_path / "d"), "max_rejected", "and go on"
-    )
+    told(lambda: prepare(wanted(path, data=refused), tmp_path / "d"), "raise data.max_rejected")
 
 
 def test_all_spellings_of_a_molecule_are_on_one_side(tmp_path):
@@ -443,7 +448,7 @@ def test_molecules_that_rdkit_dies_of_cost_only_themselves(tmp_path, monkeypatch
         packs = ("train.bin", "validation.bin", "tokenizer.json")
         files = [(tmp_path / name / pack).read_bytes() for pack in packs]
         found.append((counts["read"] - len(some), counts["rejected"] - len(some), files))
-        monkeypatch.setattr(stages, "make_documents", partial(deadly.make_documents, 1))
+        monkeypatch.setattr(passes, "make_documents", partial(deadly.make_documents, 1))
     assert found[0] == found[1]
     assert [line.partition(", is left out")[0] for line in said if "left out" in line] == [
         f"{path}: molecule 57, {KILLER!r}", f"{path}: molecule 299, {SLEEPER!r}"
@@ -576,7 +581,7 @@ def test_a_finished_corpus_is_opened_or_refused(texts, tmp_path):
 def test_foreign_files_are_never_overwritten(texts, tmp_path):
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "train.bin").write_text("mine")
-    told(lambda: prepare(wanted(*texts), tmp_path / "c"), "train.bin", "another --output")
+    told(lambda: prepare(wanted(*texts), tmp_path / "c"), "train.bin", "another directory")
     (tmp_path / "file").write_text("x")
     told(lambda: prepare(wanted(*texts), tmp_path / "file"), tmp_path / "file", "cannot write")
     assert (tmp_path / "c" / "train.bin").read_text() == "mine"

@@ -1,7 +1,6 @@
 """Molecules are checked one by one; too many bad ones stop the run."""
 
 import sys
-import time
 
 import pytest
 from deadly import KILLER, SLEEPER
@@ -10,79 +9,69 @@ from refusals import told
 
 pytest.importorskip("rdkit", reason="rdkit is not installed")
 from exlm_mini.config import DataConfig
-from exlm_mini.data import smiles, workers
+from exlm_mini.data import cleaning, workers
 from exlm_mini.data.cleaning import Cleaning, CleaningCounts, clean
-from exlm_mini.data.smiles import embedded_molecules, load_molecules, read_molecule, validate
+from exlm_mini.data.corpus import prepare_corpus
+from exlm_mini.data.smiles import embedded_molecules, read_molecule
+from exlm_mini.data.text import file_documents
 from exlm_mini.data.tokenizer import train_smiles
 
 
-def settings(path, **more):
-    return DataConfig(kind="smiles", files=(str(path),), **more)
+def read(smiles):
+    """Molecules as they are kept when nothing is to be cleaned, and what was counted."""
+    counts = CleaningCounts()
+    return [m.spellings[0] for m in clean(smiles, Cleaning(), 1, counts)], counts
 
 
-def test_bad_and_empty_molecules_are_rejected():
-    molecules = validate(["CCO", "C[Xx]C", "", "c1ccccc", "C(C)(C)(C)(C)C", "O"])
-    assert molecules.smiles == ["CCO", "O"]
-    assert molecules.rejected == ["C[Xx]C", "", "c1ccccc", "C(C)(C)(C)(C)C"]
-    assert molecules.describe_rejected() == (
-        "RDKit rejects 4 of 6 molecules: 'C[Xx]C', '', 'c1ccccc', ..."
-    )
+def corpus_of(tmp_path, report=lambda line: None, **settings):
+    data = DataConfig(kind="smiles", **({"max_unknown": 1.0} | settings))
+    return prepare_corpus(data, tmp_path / "c", 1, report)
 
 
-def test_rejections_are_silent(capfd):
-    validate(["C[Xx]C", "c1ccccc", "C(C)(C)(C)(C)C"])
-    assert capfd.readouterr() == ("", "")
-
-
-def test_molecules_stay_as_they_were_written():
-    raw = ["OCC", "C(O)C", "C[C@@H](N)C(=O)O", "F\\C=C\\F", "[13CH4]"]
-    assert validate(raw).smiles == raw
+def smiles_file(path, *lines):
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return {"files": (str(path),)}
 
 
 def test_too_many_rejected_stop_the_run(tmp_path):
-    path = tmp_path / "a.smi"
-    path.write_text("CCO 1\nC[Xx]C 2\nCC 3\nCCC 4\n")
-    message = told(lambda: load_molecules(settings(path)), path, "1 of 4", "'C[Xx]C'", "25.00%")
-    assert "raise data.max_rejected" in message
-    molecules = load_molecules(settings(path, max_rejected=0.25))
-    assert molecules.smiles == ["CCO", "CC", "CCC"]
+    some = smiles_file(tmp_path / "a.smi", "CCO 1", "C[Xx]C 2", "CC 3", "CCC 4")
+    line = told(lambda: corpus_of(tmp_path, **some), "a.smi", "1 of 4", "'C[Xx]C'", "25.00%")
+    assert "raise data.max_rejected" in line
+    counts = [pack.counts for pack in corpus_of(tmp_path, max_rejected=0.25, **some)[:2]]
+    assert sum(count.documents for count in counts) == 3
 
 
 def test_a_limit_counts_molecules_read(tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_text("smiles,name\nCCO ethanol,a\nC[Xx]C,b\nCC,c\n")
-    molecules = load_molecules(settings(path, max_documents=2, max_rejected=1.0))
-    assert (molecules.smiles, molecules.rejected) == (["CCO"], ["C[Xx]C"])
+    lines = ["smiles,name", "CCO ethanol,a", "CC,b", "C[Xx]C,c"]
+    some = smiles_file(tmp_path / "a.csv", *lines)
+    assert len(corpus_of(tmp_path, max_documents=2, **some).train) == 1
 
 
 def test_molecules_that_rdkit_dies_of_are_rejected_and_told(tmp_path, monkeypatch):
-    path, lines = tmp_path / "a.smi", []
-    path.write_text(f"CCO\nC[Xx]C\n{KILLER} name\nCC\n{SLEEPER}\nC\n")
-    monkeypatch.setattr(smiles, "read_molecule", deadly_read)
+    lines = []
+    some = smiles_file(
+        tmp_path / "a.smi", "CCO", "C[Xx]C", f"{KILLER} name", "CC", SLEEPER, "C"
+    )
+    monkeypatch.setattr(cleaning, "read_molecule", deadly_read)
     monkeypatch.setattr(workers, "MAX_SECONDS", 1)
-    molecules = load_molecules(settings(path, max_rejected=1.0), lines.append)
-    assert molecules == (["CCO", "CC", "C"], [KILLER, SLEEPER, "C[Xx]C"])
-    assert [line.partition(", is left out")[0] for line in lines] == [
-        f"{path}: molecule 3, {KILLER!r}", f"{path}: molecule 5, {SLEEPER!r}"
-    ]  # fmt: skip
-    told(lambda: load_molecules(settings(path)), "3 of 6", "50.00%", KILLER)
+    told(lambda: corpus_of(tmp_path, **some), "3 of 6", "50.00%", KILLER)
+    corpus_of(tmp_path, lines.append, max_rejected=1.0, **some)
+    assert [line.partition(", is left out")[0] for line in lines if "left out" in line] == [
+        f"{tmp_path / 'a.smi'}: molecule 3, {KILLER!r}",
+        f"{tmp_path / 'a.smi'}: molecule 5, {SLEEPER!r}",
+    ]
 
 
 def test_the_column_of_molecules_is_called_smiles(tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_text("SMILES,label\nCCO,1\n")
-    told(lambda: load_molecules(settings(path)), path, "'smiles'", "SMILES, label")
-    assert load_molecules(settings(path, column="SMILES")).smiles == ["CCO"]
+    some = smiles_file(tmp_path / "a.csv", "SMILES,label", "CCO,1", "CC,2")
+    told(lambda: corpus_of(tmp_path, **some), "a.csv", "'smiles'", "SMILES, label")
+    assert len(corpus_of(tmp_path, column="SMILES", **some).train) == 1
 
 
 def test_the_embedded_molecules_are_real():
-    start = time.perf_counter()
-    molecules = load_molecules(DataConfig(kind="smiles"))
-    rate = len(molecules.smiles) / (time.perf_counter() - start)
-    assert 4_900 < len(molecules.smiles) < 5_000
-    assert len(molecules.rejected) < 50
-    assert rate > 1000  # measured: tens of thousands a second
-    assert len(load_molecules(DataConfig(kind="smiles", max_documents=10)).smiles) == 10
+    smiles, counts = read(embedded_molecules())
+    assert 4_900 < len(smiles) < 5_000 and counts.rejected < 50
+    assert counts.read == len(smiles) + counts.rejected
 
 
 def test_every_embedded_molecule_survives_the_tokenizer():
@@ -97,24 +86,14 @@ def test_without_rdkit_the_remedy_is_an_extra(tmp_path, monkeypatch):
     path = tmp_path / "a.smi"
     path.write_text("CCO\n")
     monkeypatch.setitem(sys.modules, "rdkit", None)
-    for data in (settings(path), DataConfig(kind="smiles")):
-        told(lambda data=data: load_molecules(data), "RDKit", "pip install 'exlm-mini[chem]'")
-
-
-def test_real_molecules_survive_the_tokenizer(data_dir):
-    path = data_dir / "smiles" / "zinc250k.smi.xz"
-    molecules = load_molecules(settings(path, max_documents=500))
-    assert len(molecules.smiles) == 500 and not molecules.rejected
-    tokenizer = train_smiles(molecules.smiles)
-    encoded = tokenizer.encode_batch(molecules.smiles)
-    assert [tokenizer.decode(ids) for ids in encoded] == molecules.smiles
+    for some in ({"files": (str(path),)}, {}):
+        told(lambda some=some: corpus_of(tmp_path, **some), "pip install 'exlm-mini[chem]'")
 
 
 def test_real_labels_come_from_a_table(data_dir):
     path = data_dir / "moleculenet" / "tox21.csv.gz"
-    molecules = load_molecules(settings(path))
-    assert len(molecules.smiles) == 7823
-    assert len(molecules.rejected) == 8  # aluminium salts of odd valence
+    smiles, counts = read(file_documents(path, "smiles"))
+    assert len(smiles) == 7823 and counts.rejected == 8  # aluminium salts of odd valence
 
 
 def sheet(width, height):
@@ -143,9 +122,8 @@ def sheet(width, height):
     ],
 )  # fmt: skip
 def test_what_rdkit_would_hang_or_die_of_is_rejected(smiles):
-    assert validate([smiles, "CCO"]) == (["CCO"], [smiles])
-    counts = CleaningCounts()
-    assert [m.key for m in clean([smiles, "CCO"], Cleaning(), 1, counts)] == ["CCO"]
+    kept, counts = read([smiles, "CCO"])
+    assert kept == ["CCO"]
     assert (counts.read, counts.rejected, counts.rejected_examples) == (2, 1, [smiles[:80]])
 
 

@@ -36,7 +36,7 @@ def hub_copy(tmp_path):
 
 
 def test_a_hub_data_set_is_streamed_file_by_file(hub_copy):
-    source = open_source((f"hub:{hub_copy}",), TEXT, None)
+    source = open_source((f"hub:{hub_copy}",), TEXT)
     assert len(source.units) == 3
     assert list(source.units[1].documents()) == [f"row 1.{i}" for i in range(5)]
     assert len(documents(source)) == len(set(documents(source))) == 15
@@ -44,19 +44,19 @@ def test_a_hub_data_set_is_streamed_file_by_file(hub_copy):
     assert source.facts["num_units"] == 3 and source.facts["revision"].startswith("local")
 
 
+def test_settings_of_a_run_name_a_hub_data_set(hub_copy):
+    data = DataConfig(hub=str(hub_copy), column="id")
+    told(lambda: documents(open_source((), data)), "'id' holds int, not text")
+    assert len(documents(open_source((), DataConfig(hub=str(hub_copy))))) == 15
+    missing = DataConfig(hub=str(hub_copy), hub_split="none")
+    told(lambda: open_source((), missing), hub_copy, "cannot open", "split")
+
+
 def test_a_column_may_be_named_in_the_source(hub_copy):
-    source = open_source((f"hub:{hub_copy},,train,id",), TEXT, None)
+    source = open_source((f"hub:{hub_copy},,train,id",), TEXT)
     told(lambda: documents(source), "'id' holds int, not text")
-    source = open_source((f"hub:{hub_copy},,,body",), TEXT, None)
+    source = open_source((f"hub:{hub_copy},,,body",), TEXT)
     told(lambda: documents(source), "no column 'body'", "text, id")
-
-
-def test_a_hub_data_set_stays_at_its_revision(hub_copy, monkeypatch):
-    first = open_source((f"hub:{hub_copy}",), TEXT, None)
-    monkeypatch.setattr(sources, "_revision", lambda hub: pytest.fail("asked again"))
-    monkeypatch.setattr(sources, "_stream", lambda facts: pytest.fail("opened again"))
-    again = open_source((f"hub:{hub_copy}",), TEXT, dict(first.facts))
-    assert [u.fingerprint() for u in again.units] == [u.fingerprint() for u in first.units]
 
 
 def test_named_sets_ask_the_hub_for_what_they_say(monkeypatch):
@@ -74,13 +74,13 @@ def test_named_sets_ask_the_hub_for_what_they_say(monkeypatch):
 
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", info)
     monkeypatch.setattr(datasets, "load_dataset", load)
-    source = open_source(("wikipedia",), TEXT, None)
+    source = open_source(("wikipedia",), TEXT)
     commit = "commit of wikimedia/wikipedia"
     assert set(asked) == {("wikimedia/wikipedia", "20231101.en", "train", commit, True)}
     assert documents(source) == ["one", "two"]
     assert source.facts["licence"] == "CC BY-SA 3.0 and GFDL"
     asked.clear()
-    assert documents(open_source(("zinc",), SMILES, None)) == ["C", "CC"]
+    assert documents(open_source(("zinc",), SMILES)) == ["C", "CC"]
     assert asked[0][:3] == ("sagawa/ZINC-canonicalized", None, "train")
 
 
@@ -102,7 +102,7 @@ def test_rows_that_are_pieces_become_documents():
 def test_a_network_that_fails_is_told_in_one_line(hub_copy, monkeypatch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    told(lambda: open_source(("wikipedia",), TEXT, None), "wikimedia/wikipedia", "cannot open")
+    told(lambda: open_source(("wikipedia",), TEXT), "wikimedia/wikipedia", "cannot open")
 
     class Broken:
         def iter(self, batch_size):
@@ -113,12 +113,12 @@ def test_a_network_that_fails_is_told_in_one_line(hub_copy, monkeypatch):
     assert next(rows) == "one"
     told(lambda: next(rows), "hub data set x", "reset", "the same command goes on")
     missing = f"hub:{hub_copy},,nosplit"
-    told(lambda: open_source((missing,), TEXT, None), hub_copy, "cannot open", "split")
+    told(lambda: open_source((missing,), TEXT), hub_copy, "cannot open", "split")
 
 
 def test_without_datasets_the_remedy_is_an_extra(hub_copy, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    told(lambda: open_source((f"hub:{hub_copy}",), TEXT, None), "pip install", "datasets")
+    told(lambda: open_source((f"hub:{hub_copy}",), TEXT), "pip install", "datasets")
 
 
 # ---- files, names and what is wrong with them ----
@@ -128,7 +128,7 @@ def test_a_file_is_a_unit_named_by_its_content(tmp_path):
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("same\n")
     words = (str(tmp_path / "a.txt"), str(tmp_path / "b.txt"))
-    source = open_source(words, TEXT, None)
+    source = open_source(words, TEXT)
     first, second = (unit.fingerprint() for unit in source.units)
     assert first == second and documents(source) == ["same", "same"]
     (tmp_path / "b.txt").write_text("other\n")

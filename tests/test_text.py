@@ -4,20 +4,21 @@ import gzip
 import json
 import lzma
 import sys
+from itertools import islice
 
 import pytest
 from refusals import told
 
-from exlm_mini.config import DataConfig
 from exlm_mini.data import text
-from exlm_mini.data.text import embedded_english, load_documents, text_documents
+from exlm_mini.data.english import embedded_english
+from exlm_mini.data.text import file_documents
 
 CHAPTERS = "First line.\nSecond line.\n\n  \nA new chapter.\n"
 
 
-def read(*paths, **settings):
-    """All documents of some files."""
-    return list(text_documents(DataConfig(files=tuple(map(str, paths)), **settings)))
+def read(path, **settings):
+    """All documents of a file."""
+    return list(file_documents(path, **({"kind": "text"} | settings)))
 
 
 def write(path, content):
@@ -114,12 +115,6 @@ def test_any_format_may_be_compressed(tmp_path, suffix, compress):
     assert read(path) == ["one"]
 
 
-def test_files_are_read_in_order_up_to_the_limit(tmp_path):
-    paths = [write(tmp_path / f"{n}.txt", f"{n}a\n{n}b\n") for n in (2, 1)]
-    assert read(*paths) == ["2a", "2b", "1a", "1b"]
-    assert read(*paths, max_documents=3) == ["2a", "2b", "1a"]
-
-
 # ---- what may be wrong with a file ----
 
 
@@ -136,11 +131,6 @@ def test_a_file_must_be_there_and_hold_something(tmp_path):
     folder = tmp_path / "folder.txt"
     folder.mkdir()
     told(lambda: read(folder), folder, "Is a directory")
-
-
-def test_one_bad_file_among_good_ones_is_named(tmp_path):
-    good, bad = write(tmp_path / "good.txt", "fine"), write(tmp_path / "bad.txt", "")
-    told(lambda: read(good, bad), bad, "no documents")
 
 
 @pytest.mark.parametrize("name", ["a.text", "a.tx.gz", "a.json", "a", "a.tsv.xz"])
@@ -215,41 +205,9 @@ def test_a_bad_line_is_numbered(tmp_path):
     told(lambda: read(table), f"{table} line", "no CSV", "mend")
 
 
-# ---- the hub ----
-
-
-def test_a_hub_data_set_is_read_by_column(monkeypatch):
-    datasets = pytest.importorskip("datasets")
-    asked = []
-
-    def fake(*names, split):
-        asked.append((*names, split))
-        return datasets.Dataset.from_dict({"text": ["one", None, " two "], "n": [1, 2, 3]})
-
-    monkeypatch.setattr(datasets, "load_dataset", fake)
-    data = DataConfig(hub="someone/something", hub_config="en", hub_split="test")
-    assert list(text_documents(data)) == ["one", "two"]
-    assert asked == [("someone/something", "en", "test")]
-    missing = DataConfig(hub="someone/something", column="body")
-    told(lambda: list(text_documents(missing)), "someone/something", "'body'", "text, n")
-
-
-def test_without_network_the_hub_is_told(monkeypatch):
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    data = DataConfig(hub="exlm-mini-tests/no-such-data-set")
-    told(lambda: list(text_documents(data)), data.hub, "cannot load", "data.files")
-
-
-@pytest.mark.parametrize(
-    ("library", "settings"),
-    [("datasets", {"hub": "a/b"}), ("pyarrow", {"files": ("a.parquet",)})],
-)
-def test_a_missing_library_says_what_to_install(tmp_path, monkeypatch, library, settings):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "a.parquet", "x")
-    monkeypatch.setitem(sys.modules, library, None)
-    told(lambda: list(load_documents(DataConfig(**settings), "text")), "pip install", library)
+def test_without_pyarrow_the_remedy_is_an_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    told(lambda: read(write(tmp_path / "a.parquet", "x")), "pip install", "pyarrow")
 
 
 # ---- the embedded text ----
@@ -267,7 +225,6 @@ def test_the_embedded_english_is_whole_and_without_repeats():
     assert len(set(long_lines)) == len(long_lines) > 300
     prose = 'The "if" statement is used for conditional execution:'
     assert sum(prose in document for document in documents) == 1
-    assert list(text_documents(DataConfig(max_documents=3))) == documents[:3]
 
 
 def test_a_wrapped_paragraph_becomes_one_line():
@@ -286,7 +243,7 @@ def test_without_pydoc_data_the_remedy_is_a_file(monkeypatch):
 
 def test_chapters_of_a_real_book_are_documents(data_dir):
     path = data_dir / "text" / "openstax.txt.xz"
-    chapters = read(path, max_documents=30)
+    chapters = list(islice(file_documents(path, "text"), 30))
     assert len(chapters) == 30
     assert chapters[0].startswith("What is Government?\nLearning Objectives\n")
     with lzma.open(path, "rt", encoding="utf-8") as lines:

@@ -6,12 +6,13 @@ Such a molecule is no secret to the model, though its labels are.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
+from pathlib import Path
 from typing import NamedTuple
 
-from exlm_mini.config import DataConfig
 from exlm_mini.data.cleaning import Cleaning, CleaningCounts, clean
 from exlm_mini.data.smiles import require_rdkit
-from exlm_mini.data.text import load_documents
+from exlm_mini.data.text import file_documents
 
 KEY = Cleaning(largest_fragment=True, strip_stereo=True, canonical=True)
 """Two spellings of one molecule, one of them as a salt, count as the same."""
@@ -48,9 +49,7 @@ def overlap_with(
     for row, text in enumerate(smiles):
         for key in _keys([text]):
             rows_of_key.setdefault(key, []).append(row)
-    corpus = load_documents(
-        DataConfig(kind="smiles", files=tuple(files)), default_column="smiles"
-    )
+    corpus = chain.from_iterable(file_documents(Path(name), "smiles") for name in files)
     found, num_read = set(), 0
     for text in corpus:
         num_read += 1

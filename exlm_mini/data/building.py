@@ -1,13 +1,26 @@
-"""The files of a corpus that fits in memory: documents split, a tokenizer learnt, rows packed."""
+"""The files of a corpus, made shard by shard; what was killed goes on where it stopped.
+
+Four passes, each over shards (``shards``) that are kept with their sha256 until the end:
+
+1. read and clean the documents;
+2. choose the side of each by a hash of its content, learn the tokenizer from the training side;
+3. turn documents into token ids;
+4. mix the sources by tokens and cut rows: the two packs. Rows are grouped by source, and none
+   joins two; training draws them in random order.
+
+Passes 1 and 3 run in several processes. The packs depend neither on their number, nor on the size
+of a shard, nor on how often the work was stopped. Sentences of a toy grammar are drawn in one go.
+
+Dimension key: S sources or sentences, V words, N tokens of a row.
+"""
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
+import json
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,82 +28,97 @@ from exlm_mini.config import DataConfig, UserError
 from exlm_mini.data.files import sha256_of, write_json
 from exlm_mini.data.memory import check_bytes
 from exlm_mini.data.packs import Pack, write_pack
+from exlm_mini.data.passes import NUM_BUCKETS, Passes, Shard, Stage
+from exlm_mini.data.request import Preparation, settings_of
 from exlm_mini.data.rows import Counts, Documents, Rows, block_rows, framed_rows, molecule_rows
-from exlm_mini.data.smiles import load_molecules
-from exlm_mini.data.text import text_documents
+from exlm_mini.data.shards import load_shard
 from exlm_mini.data.tokenizer import Tokenizer, word_level
 from exlm_mini.data.toy_grammars import grammar
-from exlm_mini.data.vocabulary import given_tokenizer, learn_tokenizer, most_often
+from exlm_mini.data.vocabulary import given_tokenizer
+from exlm_mini.data.workers import Workers
 
 FORMAT = "exlm-mini corpus"
 VERSION = 1
-EMBEDDED = {"text": "the embedded English", "smiles": "the embedded molecules"}
 NUM_VALIDATION_SENTENCES = 4096
-NUM_DOCUMENTS_BATCH = 1000
 
 
-class _Part(NamedTuple):
-    """Rows of one pack, to be written; ``counts`` and ``unknown`` fill as they are read."""
+class _Made(NamedTuple):
+    """What goes into a pack; the last two are filled while the rows are read."""
 
+    name: str
     rows: Iterable[Rows]
     counts: Counts
-    unknown: Counter[str]
+    provenance: dict[str, Any] | None = None
 
 
 def build_corpus(
-    data: DataConfig, directory: Path, settings: dict, report: Callable[[str], None]
+    wanted: Preparation,
+    folder: Path,
+    directory: Path,
+    num_workers: int,
+    report: Callable[[str], None],
+    progress: Callable[[Stage], None],
 ) -> None:
     """Write all files of a corpus into an empty directory.
 
     Args:
-        data: what to read and how to cut it.
+        wanted: what to make.
+        folder: for shards; what an earlier call left there is used.
         directory: where to.
-        settings: ``data`` as JSON knows it and ``seed``, for corpus.json.
-        report: receives one line per step.
+        num_workers: processes.
+        report: receives one line per thing worth knowing.
+        progress: called after every shard.
 
     Raises:
         UserError: if a source is unfit, or either pack would be empty.
     """
-    seed = settings["seed"]
-    if data.kind == "toy":
-        source = f"toy grammar {data.grammar}"
-        tokenizer, parts, row_length = _toy_parts(data, seed)
+    if wanted.data.kind == "toy":
+        tokenizer, made = _toy_packs(wanted.data, wanted.seed)
+        files = {}
+        source = f"toy grammar {wanted.data.grammar}"
+        row_length = grammar(wanted.data.grammar).length + 2
     else:
-        source = ", ".join(data.files) or data.hub or EMBEDDED[data.kind]
-        tokenizer, parts = _document_parts(data, source, seed, report)
-        row_length = data.block_length if data.kind == "text" else None
+        passes = Passes(wanted, folder, report, progress)
+        with Workers(num_workers) as workers:
+            passes.read(workers)
+            passes.split()
+            passes.learn_tokenizer()
+            passes.encode(workers)
+        tokenizer, made, files = passes.tokenizer, _document_packs(passes), _files(passes)
+        source = ", ".join(source.name for source in passes.sources)
+        row_length = wanted.data.block_length if wanted.data.kind == "text" else None
     report(f"tokenizer: {tokenizer.vocab_size:,} tokens")
     tokenizer.save(directory / "tokenizer.json")
-    for name, part in parts.items():
+    packs = {}
+    for name, rows, counts, provenance in made:
         num_rows = write_pack(
             directory / f"{name}.json",
-            part.rows,
+            rows,
             row_length=row_length,
             vocab_size=tokenizer.vocab_size,
             special_ids=tokenizer.special_ids,
             tokenizer_sha256=tokenizer.sha256,
             source=source,
-            counts=part.counts,
+            counts=counts,
+            provenance=provenance,
         )
         if num_rows == 0:
-            raise UserError(_why_empty(data, name, source, part.counts))
-        report(f"{name}: {num_rows:,} rows from {part.counts.documents:,} documents")
-    _check_unknown(data, source, parts.values())
-    write_description(
-        directory,
-        settings,
-        sources={path: sha256_of(Path(path)) for path in _local_sources(settings)},
-        packs={name: Pack.open(directory / f"{name}.json").sha256 for name in parts},
-    )
-
-
-def write_description(directory: Path, settings: dict, **facts: dict) -> None:
-    """Write corpus.json: the settings of a corpus, its ``sources``, ``packs`` and other facts."""
-    content = {"format": FORMAT, "version": VERSION, **settings, **facts}
+            raise UserError(_why_empty(wanted.data, name, source, counts))
+        dropped = f"{counts.dropped_documents:,} documents too long, " * (row_length is None)
+        report(
+            f"{name}: {num_rows:,} rows, {counts.tokens:,} tokens of {counts.documents:,} "
+            f"documents; dropped: {dropped}{counts.dropped_tokens:,} tokens behind the last row"
+        )
+        packs[name] = Pack.open(directory / f"{name}.json").sha256
+    data = json.loads(json.dumps(asdict(wanted.data)))
+    content = {"format": FORMAT, "version": VERSION, "data": data, "seed": wanted.seed}
+    content |= {"sources": files, "packs": packs}
+    if wanted.sources:
+        content["preparation"] = settings_of(wanted)
     write_json(directory / "corpus.json", content)
 
 
-def _toy_parts(data: DataConfig, seed: int) -> tuple[Tokenizer, dict[str, _Part], int]:
+def _toy_packs(data: DataConfig, seed: int) -> tuple[Tokenizer, list[_Made]]:
     """Sentences of a grammar; training and validation are independent draws."""
     language = grammar(data.grammar)
     tokenizer = given_tokenizer(data) or word_level(language.words)
@@ -102,95 +130,95 @@ def _toy_parts(data: DataConfig, seed: int) -> tuple[Tokenizer, dict[str, _Part]
                 "data.tokenizer to none to make one"
             )
     token_ids_V = np.array(words).reshape(-1)
-    parts = {}
-    sizes = {"train": data.num_sentences, "validation": NUM_VALIDATION_SENTENCES}
     # A uniform number, the word and the token of each place.
     needed = 3 * 8 * data.num_sentences * (language.length + 2)
     check_bytes(f"data.num_sentences {data.num_sentences:,}", {"give fewer": needed})
+    made: list[_Made] = []
+    sizes = {"train": data.num_sentences, "validation": NUM_VALIDATION_SENTENCES}
     for stream, (name, num_sentences) in enumerate(sizes.items()):
         token_ids_SN = token_ids_V[language.sample(num_sentences, (seed, stream))]
         counts = Counts(documents=num_sentences, tokens=token_ids_SN.size)
-        parts[name] = _Part(
-            [framed_rows(token_ids_SN, tokenizer.special_ids)], counts, Counter()
-        )
-    return tokenizer, parts, language.length + 2
+        made.append(_Made(name, [framed_rows(token_ids_SN, tokenizer.special_ids)], counts))
+    return tokenizer, made
 
 
-def _document_parts(
-    data: DataConfig, source: str, seed: int, report: Callable[[str], None]
-) -> tuple[Tokenizer, dict[str, _Part]]:
-    """Text or molecules: read, split, learn the vocabulary on the training side, cut."""
-    tokenizer = given_tokenizer(data)
-    if data.kind == "smiles":
-        molecules = load_molecules(data, report)
-        report(molecules.describe_rejected())
-        documents = molecules.smiles
-    else:
-        documents = list(text_documents(data))
-    report(f"read {len(documents):,} documents from {source}")
-    train, held_out = split_documents(documents, data.validation_share, seed)
-    if tokenizer is None:
-        tokenizer = learn_tokenizer(data, train)
+def _document_packs(passes: Passes) -> Iterator[_Made]:
+    """The two packs."""
+    buckets_S = passes.buckets("tokens")
+    for name in ("train", "validation"):
+        counts = Counts()
+        provenance = _provenance(passes, buckets_S)
+        rows = _rows(passes, buckets_S, name == "validation", counts, provenance)
+        yield _Made(name, rows, counts, provenance if passes.wanted.sources else None)
+
+
+def _rows(
+    passes: Passes,
+    buckets_S: list[int],
+    is_validation: bool,
+    counts: Counts,
+    provenance: dict[str, Any],
+) -> Iterator[Rows]:
+    """Rows of one pack, source by source; tells ``provenance`` which rows are whose."""
+    data, special_ids = passes.wanted.data, passes.tokenizer.special_ids
     cut = molecule_rows if data.kind == "smiles" else block_rows
-    parts = {}
-    for name, side in (("train", train), ("validation", held_out)):
-        counts, unknown = Counts(), Counter()
-        encoded = _encoded(side, tokenizer, counts, unknown)
-        rows = cut(encoded, tokenizer.special_ids, data.block_length, counts)
-        parts[name] = _Part(rows, counts, unknown)
-    return tokenizer, parts
+    start = 0
+    for part, num_buckets, facts in zip(
+        passes.parts, buckets_S, provenance["sources"], strict=True
+    ):
+        own, stop = Counts(), start
+        documents = _documents(passes, part, num_buckets, is_validation, own)
+        for rows in cut(documents, special_ids, data.block_length, own):
+            stop += len(rows.lengths_R)
+            yield rows
+        for name, value in asdict(own).items():
+            setattr(counts, name, getattr(counts, name) + value)
+        facts |= {"rows": [start, stop], "counts": asdict(own)}
+        start = stop
 
 
-def split_documents(
-    documents: list[str], validation_share: float, seed: int
-) -> tuple[list[str], list[str]]:
-    """Hold out a share of the documents, chosen by a keyed hash of their text.
-
-    Equal documents fall on the same side, so that none is trained on and validated with; the
-    order of the documents does not matter.
-
-    Returns:
-        training and validation documents, each in the order given; neither is empty.
-
-    Raises:
-        UserError: if there are fewer than two different documents.
-    """
-    key = str(seed).encode()
-    hash_of = [
-        int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, key=key).digest())
-        for text in documents
-    ]
-    distinct = np.unique(np.array(hash_of, dtype=np.uint64))
-    if len(distinct) < 2:
-        raise UserError(
-            f"the data hold {len(distinct)} different document(s); at least 2 are needed, one "
-            "to train on and one to validate with (blank lines divide a .txt file)"
-        )
-    num_held_out = min(max(1, round(validation_share * len(distinct))), len(distinct) - 1)
-    bound = int(distinct[num_held_out - 1])
-    train = [text for text, hashed in zip(documents, hash_of, strict=True) if hashed > bound]
-    held_out = [
-        text for text, hashed in zip(documents, hash_of, strict=True) if hashed <= bound
-    ]
-    return train, held_out
-
-
-def _encoded(
-    documents: list[str], tokenizer: Tokenizer, counts: Counts, unknown: Counter[str]
+def _documents(
+    passes: Passes, part: list[Shard], num_buckets: int, is_validation: bool, counts: Counts
 ) -> Iterator[Documents]:
-    """Ids of the documents, in order; what has no id is counted."""
-    for start in range(0, len(documents), NUM_DOCUMENTS_BATCH):
-        batch = documents[start : start + NUM_DOCUMENTS_BATCH]
-        encoded = tokenizer.encode_batch(batch)
-        for document, token_ids in zip(batch, encoded, strict=True):
-            num_unknown = token_ids.count(tokenizer.special_ids.unk)
-            if num_unknown:
-                counts.unknown_tokens += num_unknown
-                unknown.update(tokenizer.unknown_pieces(document))
-        lengths_D = np.array(list(map(len, encoded)), dtype=np.int64)
-        counts.documents += len(batch)
-        counts.tokens += int(lengths_D.sum())
-        yield Documents(np.array(list(chain.from_iterable(encoded)), np.int64), lengths_D)
+    """The documents of a source that go into a pack, shard by shard."""
+    for place, _ in part:
+        is_chosen_D = passes.is_chosen(place, num_buckets, is_validation)
+        token_ids, lengths_D, unknown_D = load_shard(
+            place.file("tokens"), "token_ids", "lengths_D", "num_unknown_D"
+        )
+        counts.documents += int(is_chosen_D.sum())
+        counts.tokens += int(lengths_D[is_chosen_D].sum())
+        counts.unknown_tokens += int(unknown_D[is_chosen_D].sum())
+        yield Documents(token_ids[np.repeat(is_chosen_D, lengths_D)], lengths_D[is_chosen_D])
+
+
+def _provenance(passes: Passes, buckets_S: list[int]) -> dict[str, Any]:
+    """Where the rows of a pack come from and what was done to them, for its side file."""
+    weights = passes.wanted.weights or [None] * len(buckets_S)
+    rows = zip(passes.sources, passes.parts, passes.cleaning, buckets_S, weights, strict=True)
+    sources = [
+        {
+            "name": source.name,
+            **source.facts,
+            "documents_read": sum(shard.record["num_read"] for shard in part),
+            **({"cleaning": asdict(counts)} if passes.wanted.data.kind == "smiles" else {}),
+            "weight": weight,
+            "share_used": num_buckets / NUM_BUCKETS,
+        }
+        for source, part, counts, num_buckets, weight in rows
+    ]
+    settings = settings_of(passes.wanted)
+    return {"sources": sources, "settings": settings, "versions": passes.versions}
+
+
+def _files(passes: Passes) -> dict[str, str]:
+    """sha256 of the local files that the corpus is made of."""
+    files: dict[str, str] = {}
+    for source in passes.sources:
+        files |= source.facts.get("sha256", {})
+    if given := passes.wanted.data.tokenizer:
+        files[given] = sha256_of(Path(given))
+    return files
 
 
 def _why_empty(data: DataConfig, name: str, source: str, counts: Counts) -> str:
@@ -205,24 +233,3 @@ def _why_empty(data: DataConfig, name: str, source: str, counts: Counts) -> str:
         f"row of data.block_length {data.block_length} needs {data.block_length - 2:,}; "
         f"{remedy}lower data.block_length or give more text"
     )
-
-
-def _check_unknown(data: DataConfig, source: str, parts: Iterable[_Part]) -> None:
-    """Stop when the vocabulary does not fit the data."""
-    parts = list(parts)
-    num_tokens = sum(part.counts.tokens for part in parts)
-    num_unknown = sum(part.counts.unknown_tokens for part in parts)
-    if num_unknown <= data.max_unknown * num_tokens:
-        return
-    pieces = sum((part.unknown for part in parts), Counter())
-    raise UserError(
-        f"{source}: {num_unknown / num_tokens:.2%} of the tokens are [UNK] (data.max_unknown "
-        f"is {data.max_unknown:.2%}), most often {most_often(pieces)}; set "
-        "data.tokenizer to none or raise data.vocab_size or data.max_unknown"
-    )
-
-
-def _local_sources(settings: dict) -> list[str]:
-    """Files the corpus depends on."""
-    tokenizer = settings["data"]["tokenizer"]
-    return [*settings["data"]["files"], *([tokenizer] if tokenizer else [])]

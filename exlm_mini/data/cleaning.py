@@ -15,10 +15,11 @@ from itertools import chain
 from typing import NamedTuple
 
 from exlm_mini.config import UserError
-from exlm_mini.data.smiles import NUM_REJECTED_SHOWN, read_molecule
+from exlm_mini.data.smiles import read_molecule
 from exlm_mini.data.workers import in_child
 
 MAX_VARIANTS = 1000
+NUM_REJECTED_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,24 @@ class CleaningCounts:
             setattr(self, name, getattr(self, name) + value)
         del self.rejected_examples[NUM_REJECTED_SHOWN:]
 
+    def describe(self) -> str:
+        """All counts in one line, with the first few rejected."""
+        shown = f" (such as {', '.join(map(repr, self.rejected_examples))})" * (
+            self.rejected > 0
+        )
+        return (
+            f"RDKit rejects {self.rejected:,} of {self.read:,} molecules{shown}; "
+            f"{self.fragments_removed:,} lost fragments, {self.stereo_removed:,} stereo marks, "
+            f"{self.respelled:,} respelled, {self.variants:,} random spellings written"
+        )
+
 
 class Molecule(NamedTuple):
     """A cleaned molecule."""
 
     key: str
-    """Canonical SMILES, the same for all spellings: what a split goes by."""
+    """What a split goes by: canonical SMILES, the same for all spellings; where nothing is to be
+    cleaned, the SMILES as it was read."""
     spellings: list[str]
 
 
@@ -96,6 +109,9 @@ def clean(
             counts.rejected += 1
             if len(counts.rejected_examples) < NUM_REJECTED_SHOWN:
                 counts.rejected_examples.append(text[:80])
+            continue
+        if cleaning == Cleaning():
+            yield Molecule(text, [text])
             continue
         is_changed = False
         if cleaning.largest_fragment and "." in text:

@@ -10,12 +10,9 @@ A prepared corpus is these files of a directory::
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +20,11 @@ from exlm_mini.config import DataConfig, UserError
 from exlm_mini.data.building import FORMAT, VERSION, build_corpus
 from exlm_mini.data.files import REMEDY, read_json, sha256_of
 from exlm_mini.data.packs import Pack
+from exlm_mini.data.passes import Stage
+from exlm_mini.data.request import Preparation, settings_of
 
+SHARDS = "shards"
+"""Working files of a corpus that is not finished."""
 FILES = (
     *("tokenizer.json", "train.bin", "train.offsets.bin", "train.json"),
     *("validation.bin", "validation.offsets.bin", "validation.json"),
@@ -47,60 +48,70 @@ def prepare_corpus(
     seed: int,
     report: Callable[[str], None] = lambda line: None,
 ) -> Corpus:
-    """The corpus of some settings, built into ``directory`` or reopened from there.
+    """The corpus of a run: what ``prepare`` makes of its settings, or that of ``data.pack``.
 
-    Documents are held in memory (about the size of the text) and split before anything is
-    learnt from them: the tokenizer sees training documents only. A toy row is a sentence
-    between [BOS] and [EOS], whatever ``data.block_length``. One process at a time may prepare a
-    directory.
-
-    Args:
-        data: what to read and how to cut it; with ``data.pack`` that corpus is opened instead.
-        directory: where to; made if need be.
-        seed: of the split, and of the toy sentences. Everything else is deterministic.
-        report: receives one line per step.
+    A toy row is a sentence between [BOS] and [EOS], whatever ``data.block_length``.
 
     Raises:
-        UserError: if a source is unfit, the directory holds another corpus, a file has changed
-            since it was written, or either pack would be empty.
+        UserError: as ``prepare`` and ``open_corpus``.
     """
     if data.pack is not None:
         return open_corpus(data.pack, data)
+    return prepare(Preparation(data, seed=seed), directory, report=report)
+
+
+def prepare(
+    wanted: Preparation,
+    directory: str | Path,
+    num_workers: int = 1,
+    report: Callable[[str], None] = lambda line: None,
+    progress: Callable[[Stage], None] = lambda stage: None,
+) -> Corpus:
+    """Make a corpus in a directory, or go on making it, or open the one that is there.
+
+    Args:
+        wanted: what to make.
+        directory: where; empty, or left by an earlier call. One process at a time.
+        num_workers: processes; the packs do not depend on it.
+        report: receives one line per thing worth knowing.
+        progress: called after every shard.
+
+    Raises:
+        UserError: for whatever is wrong with a source, the directory or the disk; if it holds
+            another corpus, or a file has changed since. Finished shards stay, and the same call
+            goes on from them.
+    """
     directory = Path(directory)
-    partial = directory / "corpus.partial"
-    settings = {"data": json.loads(json.dumps(asdict(data))), "seed": seed}
+    shards = directory / SHARDS
     if (directory / "corpus.json").exists():
-        _check_settings(directory, settings)
-        corpus = open_corpus(directory, data)
-        with contextlib.suppress(OSError):
-            partial.rmdir()  # left by a run that was killed at its very end
-        report(f"reopened the corpus in {directory}: {len(corpus.train):,} training rows")
+        _check_settings(directory, wanted)
+        corpus = open_corpus(directory, wanted.data)
+        shutil.rmtree(
+            shards, ignore_errors=True
+        )  # left by a run that was killed at its very end
+        rows = f"{len(corpus.train):,} training rows"
+        report(f"{directory} already holds this corpus: {rows}")
         return corpus
+    made = shards / "corpus"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        if partial.exists():  # killed before, perhaps while files were moved: they are ours
-            for path in (*(directory / name for name in FILES), *partial.iterdir()):
-                path.unlink(missing_ok=True)
-        elif strangers := [name for name in FILES if (directory / name).exists()]:
-            raise UserError(
-                f"{directory} holds {strangers[0]} but no corpus.json; choose another directory"
-            )
-        partial.mkdir(exist_ok=True)
+        _refuse_strangers(directory)
+        shutil.rmtree(made, ignore_errors=True)
+        made.mkdir(parents=True)
+        build_corpus(wanted, shards, made, num_workers, report, progress)
+        for name in FILES:  # moved by a run with other settings that was killed meanwhile
+            (directory / name).unlink(missing_ok=True)
+        # corpus.json last: a directory that has it has everything.
+        for file in sorted(made.iterdir(), key=lambda path: path.name == "corpus.json"):
+            os.replace(file, directory / file.name)
     except OSError as error:
-        raise _unwritable(directory, error) from None
-    try:
-        build_corpus(data, partial, settings, report)
-    except BaseException as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise _unwritable(directory, error) from None
-        raise
-    # corpus.json last: a directory that has it has everything. Until corpus.partial is gone,
-    # what lies here is known to be ours.
-    for file in sorted(partial.iterdir(), key=lambda path: path.name == "corpus.json"):
-        os.replace(file, directory / file.name)
-    partial.rmdir()
-    return open_corpus(directory, data)
+        raise UserError(
+            f"cannot write to {error.filename or directory} ({error.strerror}); make room or "
+            "mend it, or choose another directory; the same command goes on"
+        ) from None
+    corpus = open_corpus(directory, wanted.data)
+    shutil.rmtree(shards)
+    return corpus
 
 
 def open_corpus(directory: str | Path, data: DataConfig) -> Corpus:
@@ -158,16 +169,25 @@ def _read_corpus(path: Path) -> dict:
     return stored
 
 
-def _check_settings(directory: Path, settings: dict) -> None:
+def _refuse_strangers(directory: Path) -> None:
+    """Never write among files that are not known to be ours."""
+    foreign = sorted(p.name for p in directory.iterdir() if not p.name.startswith("."))
+    if foreign and SHARDS not in foreign:
+        raise UserError(
+            f"{directory} holds {foreign[0]} but no corpus.json; choose another directory"
+        )
+
+
+def _check_settings(directory: Path, wanted: Preparation) -> None:
     """The corpus in a directory was made with these settings, from files as they are now."""
     stored = _read_corpus(directory / "corpus.json")
     was = {"seed": stored.get("seed")} | {f"data.{k}": v for k, v in stored["data"].items()}
-    now = {"seed": settings["seed"]} | {f"data.{k}": v for k, v in settings["data"].items()}
-    for name in now:
-        if name not in was or was[name] != now[name]:
+    was |= stored.get("preparation", {})
+    for name, value in settings_of(wanted).items():
+        if name not in was or was[name] != value:
             raise UserError(
                 f"{directory} holds a corpus prepared with {name} {_shown(was.get(name))}, not "
-                f"{now[name]}; choose another directory or remove this one"
+                f"{value}; choose another directory or remove this one"
             )
     for path, digest in stored["sources"].items():
         # A source that is gone does no harm; one that changed would go unnoticed.
@@ -181,9 +201,3 @@ def _check_settings(directory: Path, settings: dict) -> None:
 def _shown(value: object) -> str:
     """A stored value as part of one line, whatever it is."""
     return " ".join(str(value).split())[:80]
-
-
-def _unwritable(directory: Path, error: OSError) -> UserError:
-    return UserError(
-        f"cannot write to {directory} ({error.strerror}); make room or choose another directory"
-    )

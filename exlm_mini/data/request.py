@@ -1,4 +1,4 @@
-"""What a preparation is asked for, checked before anything is read."""
+"""What a corpus is made of, checked before anything is read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from exlm_mini.data.cleaning import Cleaning
 from exlm_mini.data.sources import check_source
 
 MEGABYTE = 1_000_000
-SHARD_MEGABYTES = {"text": 8.0, "smiles": 1.0}
+SHARD_MEGABYTES = {"toy": 8.0, "text": 8.0, "smiles": 1.0}
 """Each a few seconds of work."""
 
 
@@ -22,8 +22,8 @@ class Preparation:
     data: DataConfig
     """kind, column, tokenizer, vocab_size, block_length, validation_share, max_documents (of
     each source), max_unknown, max_rejected."""
-    sources: tuple[tuple[str, ...], ...]
-    """Each a short name, a hub id, or paths."""
+    sources: tuple[tuple[str, ...], ...] = ()
+    """Each a short name, a hub id, or paths; none: what ``data`` names."""
     weights: tuple[float, ...] = ()
     """Shares of the training tokens, one per source; none: all of every source."""
     cleaning: Cleaning = field(default_factory=Cleaning)
@@ -40,8 +40,6 @@ class Preparation:
         check_fields("", self)
         if self.shard_megabytes is None:
             object.__setattr__(self, "shard_megabytes", SHARD_MEGABYTES[self.data.kind])
-        if not self.sources:
-            raise UserError("there is nothing to prepare; name a --source")
         if self.weights and len(self.weights) != len(self.sources):
             raise UserError(
                 f"{len(self.weights)} weights were given for {len(self.sources)} sources; give "
@@ -62,8 +60,10 @@ class Preparation:
 def settings_of(wanted: Preparation) -> dict[str, Any]:
     """Settings as JSON knows them, under dotted names; what no pack depends on is left out."""
     plain = json.loads(json.dumps(asdict(wanted)))
+    data = {f"data.{name}": value for name, value in plain.pop("data").items()}
+    if not wanted.sources:
+        return {"seed": wanted.seed} | data
+    cleaning = {f"cleaning.{name}": value for name, value in plain.pop("cleaning").items()}
     for name in ("accepted", "shard_megabytes"):
         del plain[name]
-    for group in ("data", "cleaning"):
-        plain |= {f"{group}.{name}": value for name, value in plain.pop(group).items()}
-    return plain
+    return plain | data | cleaning

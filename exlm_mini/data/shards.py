@@ -1,4 +1,4 @@
-"""Parts of a large corpus on their way to a pack, each whole on the disk or not there.
+"""Parts of a corpus on their way to a pack, each whole on the disk or not there.
 
 A shard is a run of documents of one unit of a source, cut by size alone, so that the same shards
 come of any number of processes. It is written twice: as cleaned documents, and as token ids. ::
@@ -15,6 +15,7 @@ Dimension key: D documents of a shard.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 from collections import Counter
@@ -28,11 +29,9 @@ import numpy as np
 
 from exlm_mini.config import UserError
 from exlm_mini.data.cleaning import Cleaning, CleaningCounts, clean_in_child
-from exlm_mini.data.files import read_json, whole_file, write_json
+from exlm_mini.data.files import read_json, sha256_of, whole_file, write_json
 from exlm_mini.data.tokenizer import Tokenizer
 
-NUM_BUCKETS = 1 << 16
-"""Documents fall into so many buckets by their hash; a share of a corpus is its first buckets."""
 NUM_DOCUMENTS_BATCH = 1000
 NUM_UNKNOWN_KEPT = 100
 
@@ -51,19 +50,10 @@ class Place(NamedTuple):
         return self.folder / f"{name}.{stage}.npz"
 
 
-class Split(NamedTuple):
-    """What decides the side and the bucket of a document."""
-
-    validation_share: float
-    seed: int
-
-    def place(self, key: str) -> tuple[bool, int]:
-        """Whether a document is held out, and its bucket; both by a keyed hash of its text."""
-        digest = hashlib.blake2b(
-            key.encode(), digest_size=10, key=str(self.seed).encode()
-        ).digest()
-        bound = int(self.validation_share * 2.0**64)
-        return int.from_bytes(digest[:8]) < bound, int.from_bytes(digest[8:])
+def hash_of(text: str, seed: int) -> int:
+    """What decides the side and the bucket of a document, by its content alone: 64 bits."""
+    digest = hashlib.blake2b(text.encode(), digest_size=8, key=str(seed).encode()).digest()
+    return int.from_bytes(digest)
 
 
 # ---- files ----
@@ -88,15 +78,19 @@ def write_shard(path: Path, arrays: dict[str, np.ndarray], record: dict[str, Any
 
 def finished_shard(path: Path, want: dict[str, Any]) -> dict | None:
     """The record of a shard that is on the disk as it was written, and was made of ``want``."""
+    record = read_if_sound(path.with_suffix(".json"))
+    with contextlib.suppress(UserError):
+        if want.items() <= record.items() and sha256_of(path) == record.get("sha256"):
+            return {**record, "is_found": True}
+    return None
+
+
+def read_if_sound(path: Path) -> dict:
+    """A JSON file of an earlier start; empty if it is missing or damaged, for it can be redone."""
     try:
-        record = read_json(path.with_suffix(".json"))
-        if any(record.get(name) != value for name, value in want.items()):
-            return None
-        with path.open("rb") as stream:
-            is_same = hashlib.file_digest(stream, "sha256").hexdigest() == record["sha256"]
-    except (UserError, OSError, KeyError):
-        return None
-    return record if is_same else None
+        return read_json(path)
+    except UserError:
+        return {}
 
 
 def load_shard(path: Path, *names: str) -> list[np.ndarray]:
@@ -110,38 +104,37 @@ def load_shard(path: Path, *names: str) -> list[np.ndarray]:
 
 def make_documents(
     place: Place,
-    want: dict[str, str],
+    want: dict[str, Any],
     documents: list[str],
-    split: Split,
+    seed: int,
     cleaning: Cleaning | None,
 ) -> dict:
-    """Clean documents, choose their sides and write them; returns the record.
+    """Clean documents, hash and write them, unless that was done before; returns the record.
 
     Args:
         place: where to.
         want: what the shard is made of, for ``finished_shard``.
         documents: as they were read.
-        split: chooses the sides; spellings of one molecule stay together.
+        seed: of the hashes; spellings of one molecule have one hash.
         cleaning: of molecules; none: the documents are text.
     """
+    if record := finished_shard(place.file("documents"), want):
+        return record
     counts, lost = CleaningCounts(), []
     if cleaning is None:
         keyed: Iterable[tuple[str, list[str]]] = ((text, [text]) for text in documents)
     else:
+        # Tables may hold "CCO ethanol" too; RDKit would take the name along.
         smiles = [text.split(maxsplit=1)[0] for text in documents]
-        keyed, lost = clean_in_child(smiles, cleaning, split.seed, counts)
-    texts, is_validation, buckets = [], [], []
+        keyed, lost = clean_in_child(smiles, cleaning, seed, counts)
+    texts, hashes = [], []
     for key, spellings in keyed:
-        is_held_out, bucket = split.place(key)
-        for spelling in spellings:
-            texts.append(spelling.encode())
-            is_validation.append(is_held_out)
-            buckets.append(bucket)
+        texts += [spelling.encode() for spelling in spellings]
+        hashes += [hash_of(key, seed)] * len(spellings)
     arrays = {
         "text": np.frombuffer(b"".join(texts), dtype=np.uint8),
         "lengths_D": np.array([len(text) for text in texts], dtype=np.int64),
-        "is_validation_D": np.array(is_validation, dtype=bool),
-        "bucket_D": np.array(buckets, dtype=np.uint16),
+        "hash_D": np.array(hashes, dtype=np.uint64),
     }
     record = {**want, "num_read": len(documents), "cleaning": asdict(counts)}
     record["lost"] = [(i, smiles[i][:80]) for i in lost]
@@ -155,34 +148,31 @@ def texts_of(place: Place) -> list[str]:
     return [content[end - n : end].decode() for end, n in zip(ends, lengths_D, strict=True)]
 
 
-def make_tokens(place: Place, want: dict[str, str], tokenizer_path: Path) -> dict:
-    """Turn the documents of a shard into ids and write them; returns the record."""
+def make_tokens(place: Place, want: dict[str, Any], tokenizer_path: Path) -> dict:
+    """Turn the documents of a shard into ids and write them, unless that was done before."""
+    if record := finished_shard(place.file("tokens"), want):
+        return record
     tokenizer = _tokenizer(tokenizer_path, want["tokenizer"])
     texts = texts_of(place)
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
-    chunks, lengths, num_unknown = [np.empty(0, dtype)], [], []
+    chunks, num_unknown = [np.empty(0, dtype)], []
     pieces: Counter[str] = Counter()
     for start in range(0, len(texts), NUM_DOCUMENTS_BATCH):
         batch = texts[start : start + NUM_DOCUMENTS_BATCH]
         for text, token_ids in zip(batch, tokenizer.encode_batch(batch), strict=True):
             chunks.append(np.array(token_ids, dtype=dtype))
-            lengths.append(len(token_ids))
             num_unknown.append(token_ids.count(tokenizer.special_ids.unk))
             if num_unknown[-1]:
                 pieces.update(tokenizer.unknown_pieces(text))
-    is_validation_D, bucket_D = load_shard(
-        place.file("documents"), "is_validation_D", "bucket_D"
-    )
     arrays = {
         "token_ids": np.concatenate(chunks),
-        "lengths_D": np.array(lengths, dtype=np.int64),
+        "lengths_D": np.array([len(chunk) for chunk in chunks[1:]], dtype=np.int64),
         "num_unknown_D": np.array(num_unknown, dtype=np.int64),
-        "is_validation_D": is_validation_D,
-        "bucket_D": bucket_D,
     }
     # Ties in a fixed order: the record of a shard is the same however often it is made.
     ranked = sorted(pieces.items(), key=lambda entry: (-entry[1], entry[0]))
-    record = {**want, "unknown": dict(ranked[:NUM_UNKNOWN_KEPT]), "num_tokens": sum(lengths)}
+    record = {**want, "unknown": dict(ranked[:NUM_UNKNOWN_KEPT])}
+    record |= {"num_tokens": len(arrays["token_ids"]), "num_unknown": sum(num_unknown)}
     return write_shard(place.file("tokens"), arrays, record)
 
 

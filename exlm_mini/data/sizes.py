@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from exlm_mini.config import DataConfig, UserError
 from exlm_mini.data.lmdb_pages import num_entries
-from exlm_mini.data.sources import DEFAULT_COLUMNS, HUB_PREFIX, NAMED
-from exlm_mini.data.text import COMPRESSIONS, load_documents
+from exlm_mini.data.sources import HUB_PREFIX, NAMED
+from exlm_mini.data.text import COMPRESSIONS, DEFAULT_COLUMNS, file_documents
 from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.data.unimol import SUFFIX as LMDB_SUFFIX
 
@@ -93,8 +93,7 @@ def _head(path: Path, data: DataConfig) -> tuple[list[str], int, float]:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / f"head{name.suffix.lower()}"
         copy.write_bytes(head)
-        own = DataConfig(kind=data.kind, files=(str(copy),), column=data.column)
-        documents = list(load_documents(own, DEFAULT_COLUMNS[data.kind]))
+        documents = list(file_documents(copy, data.kind, data.column))
     return documents, len(head), max(whole_bytes, len(head))
 
 

@@ -1,73 +1,18 @@
-"""Molecules as SMILES strings, each one checked by RDKit."""
+"""Molecules as SMILES strings: the embedded ones, and how RDKit is asked to read one."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from itertools import islice
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from exlm_mini.config import DataConfig, UserError
-from exlm_mini.data.text import load_documents
-from exlm_mini.data.workers import MAX_SECONDS, in_child
+from exlm_mini.config import UserError
+from exlm_mini.data.text import file_documents
+from exlm_mini.data.workers import MAX_SECONDS
 
-NUM_REJECTED_SHOWN = 3
 MAX_CHARACTERS = 2000
 MAX_RINGS = 100
-
-
-class Molecules(NamedTuple):
-    """What RDKit accepts and what it does not, in the order read."""
-
-    smiles: list[str]
-    rejected: list[str]
-
-    def describe_rejected(self) -> str:
-        """How many were rejected, with the first few."""
-        num_read = len(self.smiles) + len(self.rejected)
-        shown = ", ".join(repr(s[:80]) for s in self.rejected[:NUM_REJECTED_SHOWN])
-        more = ", ..." if len(self.rejected) > NUM_REJECTED_SHOWN else ""
-        names = f": {shown}{more}" if shown else ""
-        return f"RDKit rejects {len(self.rejected):,} of {num_read:,} molecules{names}"
-
-
-def load_molecules(
-    data: DataConfig, report: Callable[[str], None] = lambda line: None
-) -> Molecules:
-    """The molecules of the given files, the hub data set, or the embedded ones.
-
-    Args:
-        data: sources; ``max_documents`` counts molecules read, ``max_rejected`` is the largest
-            share RDKit may reject.
-        report: receives a line for every molecule that RDKit dies of, or hangs on.
-
-    Raises:
-        UserError: if a source cannot be read, RDKit is missing, or too many are rejected.
-    """
-    if data.files or data.hub:
-        require_rdkit()
-        lines: Iterable[str] = load_documents(data, default_column="smiles")
-    else:
-        lines = islice(embedded_molecules(), data.max_documents)
-    source = ", ".join(data.files) or data.hub or "the embedded molecules"
-    # Tables may hold "CCO ethanol" too; RDKit would take the name along.
-    texts = [line.split(maxsplit=1)[0] for line in lines]
-    parts, lost = in_child(validate, texts)
-    for i in lost:
-        report(describe_lost(source, i, texts[i]))
-    molecules = Molecules(
-        [text for part in parts for text in part.smiles],
-        [texts[i] for i in lost] + [text for part in parts for text in part.rejected],
-    )
-    num_read = len(molecules.smiles) + len(molecules.rejected)
-    if len(molecules.rejected) > data.max_rejected * num_read:
-        share = len(molecules.rejected) / num_read
-        raise UserError(
-            f"{source}: {molecules.describe_rejected()} ({share:.2%}, data.max_rejected is "
-            f"{data.max_rejected:.2%}); mend or remove them, or raise data.max_rejected"
-        )
-    return molecules
 
 
 def embedded_molecules() -> Iterable[str]:
@@ -85,9 +30,7 @@ def embedded_molecules() -> Iterable[str]:
             f"this RDKit came without {path}; give molecules with data.files, or pip install "
             "'exlm-mini[chem]'"
         )
-    return load_documents(
-        DataConfig(kind="smiles", files=(str(path),)), default_column="smiles"
-    )
+    return file_documents(path, "smiles")
 
 
 def describe_lost(source: str, index: int, smiles: str) -> str:
@@ -96,15 +39,6 @@ def describe_lost(source: str, index: int, smiles: str) -> str:
         f"{source}: molecule {index + 1:,}, {smiles[:80]!r}, is left out: RDKit dies of it, or "
         f"takes more than {MAX_SECONDS} s"
     )
-
-
-def validate(smiles: Iterable[str]) -> Molecules:
-    """Sort SMILES into those RDKit can read as a molecule of at least one atom and the others."""
-    accepted: list[str] = []
-    rejected: list[str] = []
-    for text in smiles:
-        (rejected if read_molecule(text) is None else accepted).append(text)
-    return Molecules(accepted, rejected)
 
 
 def read_molecule(smiles: str, *options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Where the documents of a large corpus come from: named data sets, hub ids, local files.
+"""Where documents come from: local files, the hub by name or id, what Python and RDKit carry.
 
 A source is read in units (a file, or one of the files of a hub data set), each from its start to
 its end. A unit has a fingerprint, so that what was made of it can be told from what would be made
@@ -14,23 +14,30 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from exlm_mini.config import DataConfig, UserError, nearest
+from exlm_mini.data.english import embedded_english
 from exlm_mini.data.files import sha256_of
+from exlm_mini.data.smiles import embedded_molecules
 from exlm_mini.data.text import (
     COMPRESSIONS,
+    DEFAULT_COLUMNS,
     SUFFIXES,
     check_column,
     document_text,
-    load_documents,
+    file_documents,
 )
 from exlm_mini.data.unimol import SUFFIX as LMDB_SUFFIX
 from exlm_mini.data.unimol import lmdb_documents
 
-DEFAULT_COLUMNS = {"text": "text", "smiles": "smiles"}
+EMBEDDED = {
+    "text": ("the embedded English", embedded_english),
+    "smiles": ("the embedded molecules", embedded_molecules),
+}
 HUB_PREFIX = "hub:"
 NUM_ROWS_BATCH = 1000
 
@@ -45,7 +52,7 @@ class HubSet:
     column: str | None = None
     """None: text or smiles."""
     revision: str | None = None
-    """A branch or commit; none: main, as it is when the preparation starts."""
+    """A branch or commit; none: main, as it is at the start."""
     kind: str | None = None
     """text or smiles; none: either."""
     licence: str = "not known here; see the card of the data set"
@@ -103,7 +110,7 @@ class Unit(NamedTuple):
 
 
 class Source(NamedTuple):
-    """One source with its units; ``facts`` go into the side files."""
+    """One source with its units; ``facts`` go into the side files, with the ``sha256`` of files."""
 
     name: str
     units: list[Unit]
@@ -176,45 +183,49 @@ def _check_file(word: str) -> None:
         raise UserError(f"cannot read {path} (no such file); check --source")
 
 
-def open_source(words: tuple[str, ...], data: DataConfig, resolved: dict | None) -> Source:
+def open_source(words: tuple[str, ...], data: DataConfig) -> Source:
     """A source, ready to be read.
 
     Args:
-        words: as for ``check_source``.
+        words: as for ``check_source``; none: the files, the hub data set or the embedded data
+            of ``data``.
         data: ``kind``, and the column of tables.
-        resolved: ``facts`` of an earlier start, so that a hub data set is read at the revision
-            it was then and the hub need not be asked again.
     """
-    if words[0] not in NAMED and not words[0].startswith(HUB_PREFIX):
-        return _local_source(words, data)
+    if not words and data.hub:
+        hub = HubSet(data.hub, data.hub_config, data.hub_split)
+        return _hub_source(data.hub, hub, data)
+    if not words and not data.files:
+        name, documents = EMBEDDED[data.kind]
+        return Source(name, [Unit(name, lambda: name, documents)], {})
+    if not words or not (words[0] in NAMED or words[0].startswith(HUB_PREFIX)):
+        return _local_source(words or data.files, data)
     hub = NAMED.get(words[0]) or parse_hub(words[0])
-    return _hub_source(words[0], hub, data, resolved)
+    return _hub_source(words[0], hub, data)
 
 
 # ---- local files ----
 
 
 def _local_source(words: tuple[str, ...], data: DataConfig) -> Source:
-    facts = {"files": list(words), "licence": "that of the files"}
+    facts = {"files": list(words), "licence": "that of the files", "sha256": {}}
     units = [
-        Unit(word, lambda path=Path(word): sha256_of(path), _reader(Path(word), data))
+        Unit(word, partial(sha256_of, Path(word)), partial(_documents, Path(word), data))
         for word in words
     ]
-    return Source(" ".join(words), units, facts)
+    return Source(", ".join(words), units, facts)
 
 
-def _reader(path: Path, data: DataConfig) -> Callable[[], Iterator[str]]:
+def _documents(path: Path, data: DataConfig) -> Iterator[str]:
     if path.suffix.lower() == LMDB_SUFFIX:
-        return lambda: lmdb_documents(path, data.column)
-    own = DataConfig(kind=data.kind, files=(str(path),), column=data.column)
-    return lambda: load_documents(own, DEFAULT_COLUMNS[data.kind])
+        return lmdb_documents(path, data.column)
+    return file_documents(path, data.kind, data.column)
 
 
 # ---- the hub ----
 
 
-def _hub_source(word: str, hub: HubSet, data: DataConfig, resolved: dict | None) -> Source:
-    facts = resolved or {
+def _hub_source(word: str, hub: HubSet, data: DataConfig) -> Source:
+    facts: dict[str, Any] = {
         "hub": hub.id,
         "config": hub.config,
         "split": hub.split,
@@ -222,13 +233,12 @@ def _hub_source(word: str, hub: HubSet, data: DataConfig, resolved: dict | None)
         "revision": _revision(hub),
         "licence": hub.licence,
     }
-    if "num_units" not in facts:
-        facts["num_units"] = _stream(facts).num_shards
+    facts["num_units"] = _stream(facts).num_shards
     units = [
         Unit(
             f"{word} part {i + 1} of {facts['num_units']}",
-            lambda i=i: _fingerprint(facts, i),
-            lambda i=i: _hub_documents(hub, facts, i),
+            partial(_fingerprint, facts, i),
+            partial(_hub_documents, hub, facts, i),
         )
         for i in range(facts["num_units"])
     ]

@@ -1,6 +1,4 @@
-"""Documents from local files, from the Hugging Face hub, or from Python's own reference manual.
-
-One loader serves text and molecules. What a document is depends on the file:
+"""Documents of a local file, text or molecules. What a document is depends on the file:
 
 ==============  ==========================================================================
 ``.txt``        the lines between two blank lines: a paragraph of hard-wrapped text, a chapter
@@ -30,8 +28,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO
 
-from exlm_mini.config import DataConfig, UserError, nearest
-from exlm_mini.data.english import embedded_english
+from exlm_mini.config import UserError, nearest
 from exlm_mini.data.files import open_regular, reading
 
 SUFFIXES = (".txt", ".smi", ".csv", ".jsonl", ".parquet")
@@ -40,46 +37,24 @@ COMPRESSIONS: dict[str, Callable[[Path], BinaryIO]] = {".gz": gzip.open, ".xz": 
 NUM_LINES_SEARCHED = 10_000
 """Lines of a .txt file searched for a blank one."""
 NUM_COLUMNS_SHOWN = 20
+DEFAULT_COLUMNS = {"text": "text", "smiles": "smiles"}
 LONGEST = 1 << 24
 """Characters of a document, or bytes of a line; the tokenizer takes 130 bytes for each."""
 
 
-def load_documents(data: DataConfig, default_column: str) -> Iterator[str]:
-    """The documents of ``data.files`` or ``data.hub``, at most ``data.max_documents``.
+def file_documents(path: Path, kind: str, column: str | None = None) -> Iterator[str]:
+    """Documents of one file; never none.
 
     Args:
-        data: sources; one of ``files`` and ``hub`` must be set.
-        default_column: column of tables where ``data.column`` is none.
+        path: of a format of the table above.
+        kind: text or smiles.
+        column: of a table; none: ``DEFAULT_COLUMNS``.
 
     Raises:
-        UserError: for whatever is wrong with a source, while iterating: one line that names the
-            file, what is wrong with it and the remedy.
+        UserError: for whatever is wrong with the file, while iterating: one line that names it,
+            what is wrong and the remedy.
     """
-    column = data.column or default_column
-    if data.hub:
-        documents = _hub_documents(data, column)
-    elif data.files:
-        documents = chain.from_iterable(
-            _file_documents(Path(name), column, data.kind) for name in data.files
-        )
-    else:
-        raise ValueError("neither data.files nor data.hub is set")
-    return islice(documents, data.max_documents)
-
-
-def text_documents(data: DataConfig) -> Iterator[str]:
-    """Text to train on: the given files, the hub data set, or the embedded English."""
-    if data.files or data.hub:
-        return load_documents(data, default_column="text")
-    return islice(embedded_english(), data.max_documents)
-
-
-# ---- local files ----
-
-
-def _file_documents(path: Path, column: str, kind: str) -> Iterator[str]:
-    """Documents of one file; never none."""
-    suffix = _suffix(path)
+    suffix, column = _suffix(path), column or DEFAULT_COLUMNS[kind]
     if suffix == ".csv":
         documents: Iterable[str] = _csv_documents(path, column)
     elif suffix == ".jsonl":
@@ -263,36 +238,3 @@ def document_text(source: object, column: str, value: object) -> str:
             f"{error.start}; write the text as UTF-8"
         ) from None
     return value
-
-
-# ---- the hub ----
-
-
-def _hub_documents(data: DataConfig, column: str) -> Iterator[str]:
-    """One column of a data set on the Hugging Face hub, downloaded whole and cached."""
-    try:
-        import datasets
-    except ImportError:
-        raise UserError(
-            "data.hub needs the package datasets; pip install 'exlm-mini[text]'"
-        ) from None
-    datasets.disable_progress_bars()
-    source = f"hub data set {data.hub}"
-    try:
-        table = datasets.load_dataset(data.hub, data.hub_config, split=data.hub_split)
-    except Exception as error:  # the library raises a dozen unrelated types here
-        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
-        raise UserError(
-            f"cannot load {source}, configuration {data.hub_config}, split {data.hub_split} "
-            f"({reason}); check the three names and the network, or give data.files"
-        ) from None
-    check_column(source, column, table.column_names)
-    is_empty = True
-    for batch in table.select_columns([column]).iter(batch_size=1000):
-        for value in batch[column]:
-            document = document_text(source, column, value).strip()
-            if document:
-                is_empty = False
-                yield document
-    if is_empty:
-        raise UserError(f"{source} holds no documents; choose another split or column")

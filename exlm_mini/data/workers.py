@@ -7,8 +7,9 @@ import multiprocessing
 import os
 import signal
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
 from typing import Any
@@ -48,7 +49,7 @@ class Workers:
             self._executor.shutdown(wait=True, cancel_futures=True)
 
     def run(self, function: Callable[..., Any], tasks: Iterable[tuple]) -> Iterator[Any]:
-        """Results in the order they are ready; few tasks wait, since they may hold documents.
+        """Results in the order of the tasks, of which few wait, since they may hold documents.
 
         Raises:
             UserError: as the function does, or when a process dies.
@@ -57,16 +58,14 @@ class Workers:
             for task in tasks:
                 yield function(*task)
             return
-        pending: set[Future] = set()
+        waiting: deque[Future] = deque()
         try:
             for task in tasks:
-                pending.add(self._executor.submit(function, *task))
-                if len(pending) > self._num_workers:
-                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                    yield from [future.result() for future in done]
-            while pending:
-                done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                yield from [future.result() for future in done]
+                waiting.append(self._executor.submit(function, *task))
+                if len(waiting) > 2 * self._num_workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
         except BrokenProcessPool:
             raise UserError(
                 "a worker process died, perhaps for want of memory; the same command goes on "

@@ -1,0 +1,354 @@
+"""From sources to token ids: the first three passes over a corpus, shard by shard.
+
+A shard (``shards``) that is found finished is not made again. A source of which only a share is
+wanted gives its first buckets of documents: a sample by hash, the same whatever the order of the
+documents. Nothing is repeated; the scarcest source, measured by its weight, is used whole.
+
+Dimension key: S sources, D documents of a shard.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from exlm_mini import __version__
+from exlm_mini.config import UserError
+from exlm_mini.data.cleaning import CleaningCounts
+from exlm_mini.data.files import seal_of, sha256_of, write_json
+from exlm_mini.data.request import MEGABYTE, Preparation
+from exlm_mini.data.shards import (
+    Place,
+    finished_shard,
+    load_shard,
+    make_documents,
+    make_tokens,
+    read_if_sound,
+    texts_of,
+)
+from exlm_mini.data.smiles import describe_lost, require_rdkit
+from exlm_mini.data.sources import Source, Unit, open_source
+from exlm_mini.data.tokenizer import Tokenizer
+from exlm_mini.data.vocabulary import given_tokenizer, learn_tokenizer, most_often
+from exlm_mini.data.workers import Workers
+
+NUM_BUCKETS = 1 << 16
+LIBRARIES = {"text": ("numpy", "tokenizers"), "smiles": ("numpy", "rdkit", "tokenizers")}
+
+
+class Stage(NamedTuple):
+    """How far a pass is; told at its start and after every shard."""
+
+    name: str
+    done: float
+    """Bytes of text so far, those of shards found finished included."""
+    found: float
+    """Bytes of shards found finished."""
+    tokens: int
+    """Made so far; 0 while documents are read."""
+
+
+class Shard(NamedTuple):
+    """A finished shard: where it lies, and what the side file of its documents says."""
+
+    place: Place
+    record: dict[str, Any]
+
+
+class Passes:
+    """The passes over text or molecules; each needs those before."""
+
+    def __init__(
+        self,
+        wanted: Preparation,
+        folder: Path,
+        report: Callable[[str], None],
+        progress: Callable[[Stage], None],
+    ) -> None:
+        self.wanted, self.folder = wanted, folder
+        self.report, self.progress = report, progress
+        # What is missing is told before hours of reading.
+        self.given = given_tokenizer(wanted.data)
+        if wanted.data.kind == "smiles":
+            require_rdkit()
+        self.versions = versions(wanted.data.kind)
+        self.made_with = seal_of(
+            {
+                "kind": wanted.data.kind,
+                "cleaning": asdict(wanted.cleaning),
+                "seed": wanted.seed,
+                "column": wanted.data.column,
+                "shard_megabytes": wanted.shard_megabytes,
+                "versions": self.versions,
+            }
+        )
+        self.sources = [open_source(words, wanted.data) for words in wanted.sources or [()]]
+        self.parts: list[list[Shard]] = []
+        """The shards of each source, in order."""
+        self.cleaning: list[CleaningCounts] = []
+
+    # ---- pass 1 ----
+
+    def read(self, workers: Workers) -> None:
+        """Documents of all sources; too many rejected molecules stop the work."""
+        self._begin("reading")
+        for number, source in enumerate(self.sources):
+            shards: list[Shard] = []
+            limit = self.wanted.data.max_documents
+            for index, unit in enumerate(source.units):
+                if limit == 0:
+                    break
+                shards += self._read_unit(workers, number, index, unit, limit)
+                if limit is not None:
+                    num_read = sum(s.record["num_read"] for s in shards)
+                    limit = self.wanted.data.max_documents - num_read
+            self.parts.append(shards)
+            self.cleaning.append(self._check(source, shards))
+
+    def _read_unit(
+        self, workers: Workers, number: int, index: int, unit: Unit, limit: int | None
+    ) -> list[Shard]:
+        """The shards of one unit; it is not read again if all of them are there."""
+        want = {"unit": unit.fingerprint(), "made_with": self.made_with, "limit": limit}
+        if "sha256" in (facts := self.sources[number].facts):
+            facts["sha256"][unit.name] = want["unit"]
+        path = self.folder / f"s{number}-u{index:04d}.unit.json"
+        stored = read_if_sound(path)
+        if want.items() <= stored.items():
+            places = [Place(self.folder, number, index, i) for i in range(stored["num_shards"])]
+            found = [finished_shard(place.file("documents"), want) for place in places]
+            if None not in found:
+                for record in found:
+                    self._count(record)
+                return list(map(Shard, places, found))
+        places = []
+
+        def tasks() -> Iterator[tuple]:
+            size = self.wanted.shard_megabytes * MEGABYTE
+            cleaning = self.wanted.cleaning if self.wanted.data.kind == "smiles" else None
+            for i, texts in enumerate(_cut(islice(unit.documents(), limit), size)):
+                places.append(Place(self.folder, number, index, i))
+                mine = {**want, "text_bytes": sum(map(len, texts))}
+                yield places[i], mine, texts, self.wanted.seed, cleaning
+
+        records = []
+        for record in workers.run(make_documents, tasks()):
+            records.append(record)
+            self._count(record)
+        write_json(path, {**want, "num_shards": len(records)})
+        return list(map(Shard, places, records))
+
+    def _check(self, source: Source, shards: list[Shard]) -> CleaningCounts:
+        """What cleaning did to a source."""
+        counts, num_before = CleaningCounts(), Counter()
+        for place, record in shards:
+            unit = source.units[place.unit].name
+            for index, text in record["lost"]:
+                self.report(describe_lost(unit, num_before[unit] + index, text))
+            counts.add(record["cleaning"])
+            num_before[unit] += record["num_read"]
+        num_read = num_before.total()
+        if not num_read:
+            raise UserError(f"{source.name} holds no documents; leave it out")
+        self.report(f"read {num_read:,} documents from {source.name}")
+        if self.wanted.data.kind == "smiles":
+            self.report(f"{source.name}: {counts.describe()}")
+        limit = self.wanted.data.max_rejected
+        if counts.rejected > limit * num_read:
+            raise UserError(
+                f"{source.name}: RDKit rejects {counts.rejected:,} of {num_read:,} molecules "
+                f"({counts.rejected / num_read:.2%}, data.max_rejected is {limit:.2%}), such as "
+                f"{', '.join(map(repr, counts.rejected_examples))}; mend or remove them, or "
+                "raise data.max_rejected"
+            )
+        return counts
+
+    # ---- pass 2 ----
+
+    def split(self) -> None:
+        """Hold out a share of the documents: those of the lowest hashes, equal ones together."""
+        shards = [load_shard(p.file("documents"), "hash_D") for p in self._places()]
+        self.bound = held_out_bound(
+            np.concatenate([hash_D for (hash_D,) in shards]), self.wanted.data.validation_share
+        )
+
+    def learn_tokenizer(self) -> None:
+        """The given tokenizer, the one learnt before, or a new one."""
+        path, side = self.folder / "tokenizer.json", self.folder / "tokenizer.side.json"
+        if self.given is not None:
+            self.tokenizer = self.given
+            self.given.save(path)
+            return
+        want = seal_of(
+            {
+                "documents": [[s.record["sha256"] for s in part] for part in self.parts],
+                "bound": str(self.bound),
+                "vocab_size": self.wanted.data.vocab_size,
+                "tokenizer_megabytes": self.wanted.tokenizer_megabytes,
+                "weights": self.wanted.weights,
+            }
+        )
+        stored = read_if_sound(side)
+        is_mine = stored.get("want") == want and path.exists()
+        if is_mine and stored.get("sha256") == sha256_of(path):
+            self.tokenizer = Tokenizer.load(path)
+            return
+        self.report("learning the tokenizer from the training documents")
+        self.tokenizer = learn_tokenizer(self.wanted.data, self._lessons())
+        self.tokenizer.save(path)
+        write_json(side, {"want": want, "sha256": self.tokenizer.sha256})
+
+    def _lessons(self) -> Iterator[str]:
+        """Training documents, a sample by hash where there are more than asked for."""
+        buckets_S = self.buckets("documents", self.wanted.tokenizer_megabytes * MEGABYTE)
+        for part, num_buckets in zip(self.parts, buckets_S, strict=True):
+            for place, _ in part:
+                is_lesson_D = self.is_chosen(place, num_buckets, is_validation=False)
+                texts = texts_of(place)
+                yield from (texts[i] for i in np.flatnonzero(is_lesson_D))
+
+    # ---- pass 3 ----
+
+    def encode(self, workers: Workers) -> None:
+        """Token ids of every shard; too many unknown ones stop the work."""
+        self._begin("encoding")
+        path, num_tokens, num_unknown = self.folder / "tokenizer.json", 0, 0
+        pieces: Counter[str] = Counter()
+        tasks = (
+            (
+                place,
+                {
+                    "documents": record["sha256"],
+                    "tokenizer": self.tokenizer.sha256,
+                    "text_bytes": record["text_bytes"],
+                },
+                path,
+            )
+            for place, record in chain.from_iterable(self.parts)
+        )
+        for record in workers.run(make_tokens, tasks):
+            pieces.update(record["unknown"])
+            num_tokens += record["num_tokens"]
+            num_unknown += record["num_unknown"]
+            self._count(record, num_tokens)
+        limit = self.wanted.data.max_unknown
+        if num_unknown > limit * num_tokens:
+            names = ", ".join(source.name for source in self.sources)
+            raise UserError(
+                f"{names}: {num_unknown / num_tokens:.2%} of the tokens are [UNK] "
+                f"(data.max_unknown is {limit:.2%}), most often {most_often(pieces)}; set "
+                "data.tokenizer to none, or raise data.vocab_size or data.max_unknown"
+            )
+
+    # ---- shares of a source ----
+
+    def _places(self) -> Iterator[Place]:
+        return (place for part in self.parts for place, _ in part)
+
+    def is_chosen(self, place: Place, num_buckets: int, is_validation: bool) -> np.ndarray:
+        """Which documents of a shard are of one side and in the first buckets."""
+        (hash_D,) = load_shard(place.file("documents"), "hash_D")
+        return ((hash_D <= self.bound) == is_validation) & (hash_D % NUM_BUCKETS < num_buckets)
+
+    def buckets(self, stage: str, most: float = float("inf")) -> list[int]:
+        """How many of the first buckets of each source give training documents by the weights.
+
+        Args:
+            stage: documents are measured in bytes, tokens in tokens.
+            most: of all sources together.
+        """
+        totals_S = []
+        for source, part in zip(self.sources, self.parts, strict=True):
+            total = np.zeros(NUM_BUCKETS)
+            for place, _ in part:
+                (hash_D,) = load_shard(place.file("documents"), "hash_D")
+                (lengths_D,) = load_shard(place.file(stage), "lengths_D")
+                bucket_D = (hash_D % NUM_BUCKETS).astype(np.int64)
+                total += np.bincount(bucket_D, lengths_D * (hash_D > self.bound), NUM_BUCKETS)
+            if self.wanted.weights and not total.any():
+                raise UserError(f"{source.name} has no training tokens; leave it out")
+            totals_S.append(total)
+        sizes_S = [float(total.sum()) for total in totals_S]
+        if self.wanted.weights:
+            sizes_S = wanted_tokens(sizes_S, list(self.wanted.weights))
+        scale = min(1.0, most / max(sum(sizes_S), 1.0))
+        pairs = zip(totals_S, sizes_S, strict=True)
+        return [bucket_bound(total, size * scale) for total, size in pairs]
+
+    def _begin(self, name: str) -> None:
+        self.stage = Stage(name, 0.0, 0.0, 0)
+        self.progress(self.stage)
+
+    def _count(self, record: dict, tokens: int = 0) -> None:
+        name, done, found, _ = self.stage
+        size = record["text_bytes"]
+        found += size * record.get("is_found", False)
+        self.stage = Stage(name, done + size, found, tokens)
+        self.progress(self.stage)
+
+
+def held_out_bound(hashes: np.ndarray, validation_share: float) -> np.uint64:
+    """The largest hash of a held-out document; each side has at least one.
+
+    Raises:
+        UserError: if there are fewer than two different documents.
+    """
+    distinct = np.unique(hashes)
+    if len(distinct) < 2:
+        raise UserError(
+            f"the data hold {len(distinct)} different document(s); at least 2 are needed, one "
+            "to train on and one to validate with (blank lines divide a .txt file)"
+        )
+    num_held_out = min(max(1, round(validation_share * len(distinct))), len(distinct) - 1)
+    return distinct[num_held_out - 1]
+
+
+def wanted_tokens(tokens_S: list[float], weights_S: list[float]) -> list[float]:
+    """The most tokens of each source that stand in the ratio of the weights.
+
+    >>> wanted_tokens([900, 400], [3, 1])
+    [900.0, 300.0]
+    """
+    scale = min(tokens / weight for tokens, weight in zip(tokens_S, weights_S, strict=True))
+    return [float(weight * scale) for weight in weights_S]
+
+
+def bucket_bound(totals: np.ndarray, wanted: float) -> int:
+    """How many of the first buckets hold as much as is wanted; all if that is all there is."""
+    if wanted >= totals.sum():
+        return len(totals)
+    return int((np.cumsum(totals) >= wanted).argmax()) + 1
+
+
+def versions(kind: str) -> dict[str, str]:
+    """What the packs of a kind are made with; "absent" where a library is not installed."""
+    found = {"exlm_mini": __version__, "python": platform.python_version()}
+    for name in LIBRARIES[kind]:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "absent"
+    return found
+
+
+def _cut(documents: Iterator[str], size: float) -> Iterator[list[str]]:
+    """Documents in order, in lists of about ``size`` bytes of text."""
+    texts, num_bytes = [], 0
+    for document in (text.strip() for text in documents):
+        if not document:
+            continue
+        texts.append(document)
+        num_bytes += len(document)
+        if num_bytes >= size:
+            yield texts
+            texts, num_bytes = [], 0
+    if texts:
+        yield texts
