@@ -24,7 +24,7 @@ from typing import Any
 from exlm_mini.config import THREADS, DataConfig, UserError
 from exlm_mini.data.cleaning import Cleaning
 from exlm_mini.data.corpus import prepare
-from exlm_mini.data.passes import Stage
+from exlm_mini.data.pipeline import Stage
 from exlm_mini.data.request import MEGABYTE, Preparation
 from exlm_mini.data.sizes import Size, size_of
 from exlm_mini.data.sources import NAMED, kind_of

@@ -570,9 +570,9 @@ def places(rng, place):
         return Case("pretrain", pretraining(kind, place))
     if command == "prepare":
         place.out.mkdir()
-        names = words(""".lock shards shards/plan.json corpus.json train.bin train.bin.partial
+        names = words(""".lock .shards .shards/plan.json corpus.json train.bin train.bin.partial
             train.json tokenizer.json tokenizer.json.partial validation.bin
-            shards/tokenizer.json shards/s0-u0000.unit.json train.offsets.bin""")
+            .shards/tokenizer.json .shards/s0-u0000.unit.json train.offsets.bin""")
         place.special(place.out / rng.choice(names), rng)
         return Case(command, preparing(place.assets / rng.choice(["t.txt", "m.smi"]), place))
     if command == "finetune":

@@ -13,7 +13,7 @@ from functools import partial
 
 import pytest
 
-from exlm_mini.data import cleaning, passes, shards, smiles, workers
+from exlm_mini.data import cleaning, pipeline, shards, smiles, workers
 
 KILLER, SLEEPER = "CCCCCCCCCCCCCCCCCCCCN", "CCCCCCCCCCCCCCCCCCCCO"
 
@@ -42,5 +42,5 @@ def main(seconds, *argv):
     from exlm_mini import prepare
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" has it ignored
-    passes.make_documents = partial(make_documents, seconds)
+    pipeline.make_documents = partial(make_documents, seconds)
     sys.exit(prepare.main(list(argv)))

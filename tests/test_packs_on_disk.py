@@ -21,7 +21,7 @@ from exlm_mini.config import DataConfig, SpecialIds
 from exlm_mini.data import building, files
 from exlm_mini.data.corpus import open_corpus, prepare_corpus
 from exlm_mini.data.packs import Pack, write_pack
-from exlm_mini.data.passes import NUM_BUCKETS, held_out_bound
+from exlm_mini.data.pipeline import NUM_BUCKETS, held_out_bound
 from exlm_mini.data.rows import Counts, Documents, Rows, block_rows, molecule_rows
 from exlm_mini.data.shards import hash_of
 from exlm_mini.data.toy_grammars import grammar
@@ -382,7 +382,7 @@ def test_a_killed_build_starts_again(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     # What a kill leaves: a partial build, perhaps some files already in place.
-    partial = tmp_path / "shards" / "corpus"
+    partial = tmp_path / ".shards" / "corpus"
     partial.mkdir(parents=True)
     (partial / "train.bin.partial").write_bytes(b"half")
     for name in ("train.bin", "train.offsets.bin"):
@@ -395,13 +395,13 @@ def test_a_killed_build_starts_again(tmp_path, monkeypatch):
     # Or all of them, and the folder they came from.
     partial.mkdir(parents=True)
     assert len(prepare_corpus(TOY, tmp_path, 1).train) == 300
-    assert not (tmp_path / "shards").exists()
+    assert not (tmp_path / ".shards").exists()
 
 
 def test_a_failed_build_leaves_no_pack(tmp_path):
     data = dataclasses.replace(text_data(tmp_path), block_length=100_000)
     told(lambda: prepare_corpus(data, tmp_path / "c", 1), "text.txt", "too short", "lower")
-    assert [path.name for path in (tmp_path / "c").iterdir()] == ["shards"]
+    assert [path.name for path in (tmp_path / "c").iterdir()] == [".shards"]
 
 
 def test_a_validation_side_too_short_is_told(tmp_path):

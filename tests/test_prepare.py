@@ -25,12 +25,12 @@ from refusals import told
 from exlm_mini import pretrain
 from exlm_mini.config import DataConfig
 from exlm_mini.data import corpus as corpora
-from exlm_mini.data import files, passes, shards
+from exlm_mini.data import files, pipeline, shards
 from exlm_mini.data.cleaning import Cleaning
 from exlm_mini.data.corpus import open_corpus, prepare
 from exlm_mini.data.files import read_json
 from exlm_mini.data.packs import Pack
-from exlm_mini.data.passes import bucket_bound, wanted_tokens
+from exlm_mini.data.pipeline import bucket_bound, wanted_tokens
 from exlm_mini.data.request import Preparation
 from exlm_mini.data.shards import hash_of
 from exlm_mini.data.toy_grammars import grammar
@@ -60,7 +60,7 @@ def wanted(*words, data=TEXT, **more):
 
 def contents(directory):
     """Every file of a finished corpus."""
-    assert not (directory / "shards").exists()
+    assert not (directory / ".shards").exists()
     return {
         path.name: path.read_bytes() for path in directory.iterdir() if path.name != ".lock"
     }
@@ -129,7 +129,7 @@ def test_a_source_that_grew_is_read_to_its_end(tmp_path):
     path = write_text(tmp_path / "a.txt", 60)
     with pytest.raises(KeyboardInterrupt):
         prepare(wanted(path), tmp_path / "c", progress=Stopper(6))
-    (unit,) = (tmp_path / "c" / "shards").glob("*.unit.json")
+    (unit,) = (tmp_path / "c" / ".shards").glob("*.unit.json")
     num_shards = read_json(unit)["num_shards"]
     write_text(tmp_path / "a.txt", 200, seed=7)
     with pytest.raises(KeyboardInterrupt):
@@ -145,7 +145,7 @@ def test_a_run_stopped_at_its_end_goes_on(texts, tmp_path, monkeypatch, undistur
     original = corpora.os.replace
 
     def move(source, target):
-        if "shards/corpus" in str(source) and not str(source).endswith(".partial"):
+        if ".shards/corpus" in str(source) and not str(source).endswith(".partial"):
             left[0] -= 1
             if left[0] < 0:
                 raise KeyboardInterrupt
@@ -188,8 +188,8 @@ def test_a_damaged_shard_is_made_again(texts, tmp_path, undisturbed):
     output = tmp_path / "c"
     with pytest.raises(KeyboardInterrupt):
         prepare(wanted(*texts), output, progress=Stopper(30))
-    files = sorted((output / "shards").glob("*.npz")) + sorted(
-        (output / "shards").glob("*.json")
+    files = sorted((output / ".shards").glob("*.npz")) + sorted(
+        (output / ".shards").glob("*.json")
     )
     rng = random.Random(0)
     for file in rng.sample(files, 12):
@@ -240,7 +240,7 @@ def test_workers_end_with_a_killed_command(tmp_path):
     source = write_text(tmp_path / "a.txt", 40_000)
     arguments = [*COMMAND, *OPTIONS, "--source", source, "--output", tmp_path / "c"]
     process = subprocess.Popen([*arguments, "--workers", "2"], stderr=subprocess.DEVNULL)
-    while len(list((tmp_path / "c").glob("shards/*.npz"))) < 3:
+    while len(list((tmp_path / "c").glob(".shards/*.npz"))) < 3:
         assert process.poll() is None
         time.sleep(0.01)
 
@@ -448,7 +448,7 @@ def test_molecules_that_rdkit_dies_of_cost_only_themselves(tmp_path, monkeypatch
         packs = ("train.bin", "validation.bin", "tokenizer.json")
         files = [(tmp_path / name / pack).read_bytes() for pack in packs]
         found.append((counts["read"] - len(some), counts["rejected"] - len(some), files))
-        monkeypatch.setattr(passes, "make_documents", partial(deadly.make_documents, 1))
+        monkeypatch.setattr(pipeline, "make_documents", partial(deadly.make_documents, 1))
     assert found[0] == found[1]
     assert [line.partition(", is left out")[0] for line in said if "left out" in line] == [
         f"{path}: molecule 57, {KILLER!r}", f"{path}: molecule 299, {SLEEPER!r}"
@@ -530,7 +530,7 @@ def test_mistakes_get_one_line(texts, tmp_path, capsys):
         (["--source", texts[0], "--data.tokenizer", "no.json"], "cannot read no.json"),
     ):
         assert part in fails(capsys, *arguments, *output), arguments
-    assert not list(tmp_path.glob("c/shards/s*"))
+    assert not list(tmp_path.glob("c/.shards/s*"))
 
 
 def test_without_rdkit_the_remedy_comes_before_any_reading(tmp_path, monkeypatch):
@@ -637,7 +637,7 @@ def test_a_full_disk_loses_no_finished_shard(texts, tmp_path, monkeypatch, undis
         patch.setattr(files, "open_to_write", lambda path: FullDisk(path, "wb"))
         told(lambda: prepare(wanted(*texts), output), "no space", "free", "make room")
     assert not list(output.rglob("*.partial"))
-    kept = len(list(output.glob("shards/*.npz")))
+    kept = len(list(output.glob(".shards/*.npz")))
     assert (kept > 5) == (room > 5_000)
     prepare(wanted(*texts), output)
     assert contents(output) == undisturbed

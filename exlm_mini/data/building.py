@@ -28,7 +28,7 @@ from exlm_mini.config import DataConfig, UserError
 from exlm_mini.data.files import sha256_of, write_json
 from exlm_mini.data.memory import check_bytes
 from exlm_mini.data.packs import Pack, write_pack
-from exlm_mini.data.passes import NUM_BUCKETS, Passes, Shard, Stage
+from exlm_mini.data.pipeline import NUM_BUCKETS, Passes, Shard, Stage
 from exlm_mini.data.request import Preparation, settings_of
 from exlm_mini.data.rows import Counts, Documents, Rows, block_rows, framed_rows, molecule_rows
 from exlm_mini.data.shards import load_shard

@@ -20,10 +20,10 @@ from exlm_mini.config import DataConfig, UserError
 from exlm_mini.data.building import FORMAT, VERSION, build_corpus
 from exlm_mini.data.files import REMEDY, read_json, sha256_of
 from exlm_mini.data.packs import Pack
-from exlm_mini.data.passes import Stage
+from exlm_mini.data.pipeline import Stage
 from exlm_mini.data.request import Preparation, settings_of
 
-SHARDS = "shards"
+SHARDS = ".shards"
 """Working files of a corpus that is not finished."""
 FILES = (
     *("tokenizer.json", "train.bin", "train.offsets.bin", "train.json"),
@@ -86,9 +86,8 @@ def prepare(
     if (directory / "corpus.json").exists():
         _check_settings(directory, wanted)
         corpus = open_corpus(directory, wanted.data)
-        shutil.rmtree(
-            shards, ignore_errors=True
-        )  # left by a run that was killed at its very end
+        # Left by a run that was killed at its very end.
+        shutil.rmtree(shards, ignore_errors=True)
         rows = f"{len(corpus.train):,} training rows"
         report(f"{directory} already holds this corpus: {rows}")
         return corpus
@@ -172,7 +171,7 @@ def _read_corpus(path: Path) -> dict:
 def _refuse_strangers(directory: Path) -> None:
     """Never write among files that are not known to be ours."""
     foreign = sorted(p.name for p in directory.iterdir() if not p.name.startswith("."))
-    if foreign and SHARDS not in foreign:
+    if foreign and not (directory / SHARDS).is_dir():  # else moved there by a killed run
         raise UserError(
             f"{directory} holds {foreign[0]} but no corpus.json; choose another directory"
         )
