@@ -770,12 +770,11 @@ print("masks", masks)
 #     -m exlm_mini.pretrain --recipe text-large --output /on-all/runs/large
 # ```
 #
-# The same line is typed on each machine. Every process holds the whole model;
-# with `--train.sharding fsdp2` each holds a part, for models that are too large
-# for one device. Both are tested with processes on a CPU. Neither has been run on
-# GPUs yet, so begin with 50 steps. This is a job for the scheduler SLURM, which
-# stops itself before its time is over and asks to be started again; it has not
-# been run on a cluster either:
+# The same line is typed on each machine. Every process holds the whole model.
+# This is tested with processes on a CPU and has not been run on GPUs yet, so begin
+# with 50 steps. Here is a job for the scheduler SLURM, which stops itself before
+# its time is over and asks to be started again; it has not been run on a cluster
+# either:
 #
 # ```{literalinclude} ../book/slurm/pretrain.sbatch
 # :language: bash

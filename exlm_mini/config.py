@@ -259,8 +259,6 @@ class TrainConfig:
     """Stop after so many steps in a row whose loss or gradient is not finite; each is skipped."""
     compile: bool = False
     """Compile the encoder's layers with torch.compile; the rest stays as it is."""
-    sharding: Literal["none", "fsdp2"] = "none"
-    """Several processes: each holds the whole model (DDP), or a part of it (FSDP2)."""
     save_every: int = 500
     """Steps between checkpoints; the last step is always saved."""
     keep_last: int = 3
@@ -292,11 +290,6 @@ class TrainConfig:
             "validate_every", "validation_rows", "max_skipped",
         )  # fmt: skip
         check_numbers("train.", self, NOT_NEGATIVE, "warmup_steps")
-        if self.sharding == "fsdp2" and self.precision == "fp16":
-            raise UserError(
-                "train.precision fp16 does not go with train.sharding fsdp2, whose processes "
-                "would scale the loss apart; use bf16"
-            )
         check_numbers("train.", self, THREADS, "num_threads")
         if not 0 <= self.chain_warmup <= 0.5:
             raise UserError(
@@ -372,6 +365,7 @@ def run_config_from_dict(settings: dict[str, Any]) -> RunConfig:
     Raises:
         UserError: naming an unknown setting and the nearest known ones.
     """
+    settings = without_sharding(settings)
     groups = {"model": ModelConfig, "masking": MaskingConfig, "data": DataConfig}
     groups["train"] = TrainConfig
     built = {}
@@ -388,6 +382,23 @@ def run_config_from_dict(settings: dict[str, Any]) -> RunConfig:
                 raise UserError(f"unknown setting {name}; {nearest(name, known)}")
             built[name] = value
     return RunConfig(**built)
+
+
+def without_sharding(settings: dict[str, Any]) -> dict[str, Any]:
+    """Stored settings without ``train.sharding``, which they had while models could be divided.
+
+    Raises:
+        UserError: if the model was.
+    """
+    train = settings.get("train")
+    if not isinstance(train, dict) or "sharding" not in train:
+        return settings
+    if train["sharding"] != "none":
+        raise UserError(
+            f"train.sharding is {train['sharding']}, and every process now holds the whole model; "
+            "take the setting out, the checkpoints are of the same form"
+        )
+    return {**settings, "train": {k: v for k, v in train.items() if k != "sharding"}}
 
 
 # ---- what a user may not ask for ----

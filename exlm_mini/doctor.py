@@ -37,9 +37,7 @@ NOT_BUILT = "not built yet; without --no-build it would be"
 LIBRARIES = {
     "text": ("datasets", "tokenizers"),
     "chem": ("rdkit",),
-    "train": (
-        "accelerate", "jsonargparse[signatures]>=4.49,<5", "PyYAML", "tokenizers", "tqdm",
-    ),
+    "train": ("jsonargparse[signatures]>=4.49,<5", "PyYAML", "tokenizers", "tqdm"),
     "book": (
         "ipykernel", "jupyter-book>=1.0.4.post1,<2", "jupytext>=1.19,<2", "matplotlib",
         "nbclient", "pandas", "scipy", "seaborn", "sphinx-mathjax-offline",

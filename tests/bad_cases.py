@@ -352,7 +352,7 @@ NUMBERS = words("""0 -1 1 2 3 7 -7 64 1000 65536 2147483647 2147483648 429496729
 TEXTS = [
     "", " ", "x", "\n", "a\nb", "\t", "é", "\U0001f600", "\u202e", "\udcff", "x" * 5000,
     "9" * 5000, "../..", "-", "--", "=", "a=b", "[]", "{}", "null", "None", "true", "auto",
-    "cpu", "cuda", "cuda:99", "cpu:1", "meta", "mps", "fp16", "bf16", "fsdp2", "mlm", "exlm",
+    "cpu", "cuda", "cuda:99", "cpu:1", "meta", "mps", "fp16", "bf16", "mlm", "exlm",
     "mlm+exlm", "repeated-mlm", "none", "*", "[a", "a]", "%", "%s", "{0}", "$HOME", "~",
     "~root", "C", "CCO", "[MASK]", "[MASK] " * 200, "C[MASK]", "[", "(" * 3000, "hub:",
     "hub:x", "hub:x,y,z,w,v", "zinc", "bookcorpus", "toy-pairs", "smiles-tiny", "text-large",

@@ -222,7 +222,7 @@ def test_where_memory_is_not_told_steps_are_timed_all_the_same(monkeypatch):
 
 
 def test_steps_of_a_recipe_need_no_library_for_data_or_options():
-    missing = ["accelerate", "datasets", "jsonargparse", "rdkit", "tokenizers", "tqdm"]
+    missing = ["datasets", "jsonargparse", "rdkit", "tokenizers", "tqdm"]
     program = f"""
 import sys
 for name in {missing!r}:

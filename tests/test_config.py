@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import pytest
+import yaml
 
 from exlm_mini.config import (
     ENCODER_PRESETS,
@@ -17,6 +18,7 @@ from exlm_mini.config import (
     nearest,
     run_config_from_dict,
 )
+from exlm_mini.recipes import parse_stored, plain, settings_of
 
 
 def refusal(make, **settings) -> str:
@@ -256,3 +258,16 @@ def test_unknown_settings_are_named_with_their_neighbours():
     assert line.startswith("unknown setting objectives; did you mean objective")
     line = refusal(lambda: run_config_from_dict({"train": {"steps": 0}}))
     assert "train.steps is 0" in line
+
+
+def test_settings_from_when_models_could_be_divided_are_those_of_a_whole_one(tmp_path):
+    stored = plain(RunConfig(seed=3))
+    stored["train"]["sharding"] = "none"
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(stored))
+    assert run_config_from_dict(stored) == RunConfig(seed=3)
+    assert parse_stored(file.read_text()) == plain(RunConfig(seed=3))
+    assert "train.sharding" not in settings_of(file)
+    file.write_text(file.read_text().replace("sharding: none", "sharding: fsdp2"))
+    line = refusal(lambda: parse_stored(file.read_text()))
+    assert "train.sharding is fsdp2" in line and "take the setting out" in line

@@ -182,7 +182,7 @@ def test_options_that_cannot_be_are_one_line(capsys):
 def test_it_runs_on_the_core_libraries_alone(tmp_path):
     program = """
 import sys
-for name in ("datasets", "tokenizers", "jsonargparse", "accelerate", "rdkit", "tqdm", "yaml"):
+for name in ("datasets", "tokenizers", "jsonargparse", "rdkit", "tqdm", "yaml"):
     sys.modules[name] = None
 from exlm_mini import doctor
 sys.exit(doctor.main(["--no-build"]))

@@ -40,8 +40,8 @@ CORE = {
 }  # fmt: skip
 CORE_LIBRARIES = {"torch", "numpy", "safetensors"}
 OPTIONAL_LIBRARIES = {
-    "accelerate", "datasets", "jsonargparse", "matplotlib", "pandas", "rdkit", "scipy",
-    "seaborn", "sklearn", "tokenizers", "tqdm", "yaml",
+    "datasets", "jsonargparse", "matplotlib", "pandas", "rdkit", "scipy", "seaborn", "sklearn",
+    "tokenizers", "tqdm", "yaml",
 }  # fmt: skip
 MAY_DRAW = {"exlm_mini.plotting", "exlm_lab.experiments", "chapters", "book"}
 MAY_READ_OPTIONS = {

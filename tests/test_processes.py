@@ -325,7 +325,7 @@ def test_a_restarted_process_reads_nothing_of_an_earlier_start(monkeypatch):
     )
     for start in ("0", "1", "1"):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", start)
-        processes._connect("gloo")
+        processes._connect(CPU)
     first, second, its_mate = met
     first.set("address", "of a process that was killed")
     assert not second.check(["address"])

@@ -396,7 +396,7 @@ WITHOUT_EFFECT = {
 }
 ELSEWHERE = {
     "model.vocab_size", "model.expand_at", "train.batch_tokens", "train.micro_batch_tokens",
-    "train.compile", "train.sharding", "train.tensorboard", "train.device",
+    "train.compile", "train.tensorboard", "train.device",
 }  # fmt: skip
 """Not changed alone or not on every machine; test_batches, test_processes and others have them."""
 

@@ -42,7 +42,7 @@ TEXT_STEPS = 4
 SAME_SPEED = (
     "objective", "model", "masking", "data.kind", "data.block_length", "train.precision",
     "train.batch_size", "train.micro_batch_size", "train.batch_tokens",
-    "train.micro_batch_tokens", "train.compile", "train.sharding",
+    "train.micro_batch_tokens", "train.compile",
 )  # fmt: skip
 """Settings that decide how fast a token is worked on."""
 MOLECULE_LENGTHS = (

@@ -16,7 +16,7 @@ from exlm_lab.experiments.grids import cells_of
 from exlm_lab.experiments.records import read_record
 from exlm_lab.experiments.running import Runner
 from exlm_lab.ledger import Ledger, check_identity
-from exlm_mini.config import RunConfig, UserError
+from exlm_mini.config import RunConfig, UserError, run_config_from_dict
 from exlm_mini.data.files import NO_SPACE
 from exlm_mini.recipes import plain
 from exlm_mini.training.loop import Progress
@@ -56,7 +56,7 @@ class SweepLedger(Ledger):
         tuned = (found.get("downstream") or {}).get("setting")
         had = {
             **found,
-            "config": _filled(found["config"], plain(RunConfig())),
+            "config": plain(run_config_from_dict(found["config"])),
             "watched": found.get("watched", {}),
             "downstream": _filled(tuned, _plain_downstream(Downstream("", TuneConfig()))),
         }

@@ -15,9 +15,11 @@ from dataclasses import is_dataclass
 from types import NoneType
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from exlm_mini.config import RunConfig, UserError, nearest
+from exlm_mini.config import RunConfig, UserError, nearest, without_sharding
 
 RUN = get_type_hints(RunConfig)
+OLD = {"train.sharding": str}
+"""Settings that are no more, in files of runs that had them."""
 MAX_CHARACTERS = 100_000
 NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 """What YAML writes for none."""
@@ -57,7 +59,7 @@ def read_settings(text: str, hints: Mapping[str, Any] = RUN) -> dict[str, Any]:
     tree = _tree(text)
     if not isinstance(tree, dict):
         raise UserError("it holds no settings; see --print_config for the form")
-    return _group(tree, hints, "")
+    return without_sharding(_group(tree, hints, ""))
 
 
 def _tree(text: str) -> Any:
@@ -119,10 +121,10 @@ def _group(tree: Any, hints: Mapping[str, Any], group: str) -> dict[str, Any]:
     found = {}
     for key, item in tree.items():
         name = f"{group}{key}"
-        if key not in hints:
+        if key not in hints and name not in OLD:
             known = [f"{group}{other}" for other in hints]
             raise UserError(f"unknown setting {_shown(name)}; {nearest(name, known)}")
-        hint = hints[key]
+        hint = hints.get(key, OLD.get(name))
         if is_dataclass(hint):
             found[key] = _group(item, get_type_hints(hint), f"{name}.")
         else:

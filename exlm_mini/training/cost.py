@@ -174,10 +174,11 @@ def check_memory(
     masking = replace(config.masking, strategy="fixed_count")
     config = replace(config, train=train, masking=config.masking if num_slots else masking)
     costs = estimate(config, vocab_size, row_length, num_slots=num_slots)
-    weights = costs.weight_bytes / (num_devices if config.train.sharding == "fsdp2" else 1)
     tokens = costs.tokens_per_step * num_copies(config) / num_devices
     parts = {
-        "lower model.width, model.num_layers, model.max_positions or the vocabulary": weights,
+        "lower model.width, model.num_layers, model.max_positions or the vocabulary": (
+            costs.weight_bytes
+        ),
         f"lower train.micro_batch_{unit}, or give one": _SURE * costs.activation_bytes,
         f"lower train.batch_{unit}": _BATCH_TOKEN * tokens,
     }

@@ -135,22 +135,18 @@ def evaluate(
     was_training = model.training
     model.eval()
     num_batches = -(-min(num_rows, len(pack)) // VALIDATION_BATCH_ROWS)
-    # A sharded model is gathered by all processes at once, so all make equally many calls: one
-    # without a batch left takes the last again, and does not count it.
-    mine = range(rank, -(-num_batches // world_size) * world_size, world_size)
-    numbers = [min(number, num_batches - 1) for number in mine]
-    batches = validation_batches(pack, masker, num_rows, VALIDATION_BATCH_ROWS, numbers)
+    mine = range(rank, num_batches, world_size)
+    batches = validation_batches(pack, masker, num_rows, VALIDATION_BATCH_ROWS, mine)
     sums_Q5 = torch.zeros(num_batches, 5, dtype=torch.float64)
     for number, batch in zip(mine, batches, strict=True):
         bits_B, correct_B = row_bits_and_correct(model, batch.to(device), chain_share)
         bits_B, correct_B = bits_B.double().cpu(), correct_B.cpu()
         has_path_B = bits_B != torch.inf
-        if number < num_batches:
-            sums_Q5[number, 0] = bits_B[has_path_B].sum()
-            sums_Q5[number, 1] = batch.is_masked_BN[has_path_B].sum()
-            sums_Q5[number, 2] = has_path_B.sum()
-            sums_Q5[number, 3] = (~has_path_B).sum()
-            sums_Q5[number, 4] = correct_B[has_path_B].sum()
+        sums_Q5[number, 0] = bits_B[has_path_B].sum()
+        sums_Q5[number, 1] = batch.is_masked_BN[has_path_B].sum()
+        sums_Q5[number, 2] = has_path_B.sum()
+        sums_Q5[number, 3] = (~has_path_B).sum()
+        sums_Q5[number, 4] = correct_B[has_path_B].sum()
     model.train(was_training)
     bits, *counts = map(sum, add_up(sums_Q5).T.tolist())
     return Evaluation(bits, *map(int, counts))

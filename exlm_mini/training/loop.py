@@ -17,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from exlm_mini.config import TrainConfig, UserError
@@ -232,12 +231,9 @@ class Loop:
     # ---- checkpoints ----
 
     def _save(self, step: int, evaluation: Any) -> None:
-        """Write a checkpoint; all processes must call, for one may hold a part of each tensor."""
-        weights = {name: self._fetch(t) for name, t in self.model.state_dict().items()}
+        """The first process writes a checkpoint; all must call."""
+        weights = self.model.state_dict()
         moments, groups = flatten_optimizer(self.optimizer, self.model.named_parameters())
-        # A resumed process has them in the order in which it happened to read them, and in one
-        # order all must fetch.
-        moments = {name: self._fetch(moments[name]) for name in sorted(moments)}
         tensors, state = self._own_state()
         state |= {
             "optimizer_groups": groups,
@@ -259,13 +255,6 @@ class Loop:
     def _prune(self) -> None:
         """Keep the newest checkpoints and the best."""
         prune_checkpoints(self._checkpoints, self.train.keep_last, self.best_step)
-
-    def _fetch(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The whole of a tensor; from other devices than the first process's it is not kept."""
-        whole = self.engine.whole(tensor)
-        if whole is tensor:
-            return tensor
-        return whole.cpu() if self.engine.is_main else whole.new_empty(0)
 
     def _restore(self) -> int:
         """Take over the newest whole checkpoint, if there is one; the number of steps done."""
@@ -301,20 +290,11 @@ class Loop:
             UserError: if the checkpoint is of another run.
         """
         state = checkpoint.state
-        weights = checkpoint.tensors["model"]
-        own = self.model.state_dict()
-        self.model.load_state_dict(
-            {n: self.engine.part(t, own[n]) if n in own else t for n, t in weights.items()}
-        )
-        parameters = dict(self.model.named_parameters())
-        moments = checkpoint.tensors["optimizer"]
+        self.model.load_state_dict(checkpoint.tensors["model"])
         restore_optimizer(
             self.optimizer,
-            parameters.items(),
-            {
-                n: self.engine.part(t, parameters[n.rpartition("/")[0]])
-                for n, t in moments.items()
-            },
+            self.model.named_parameters(),
+            checkpoint.tensors["optimizer"],
             state["optimizer_groups"],
         )
         # Older checkpoints hold neither of these.

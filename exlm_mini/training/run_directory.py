@@ -37,7 +37,6 @@ FREE_SETTINGS = frozenset(
         "train.validation_rows",
         "train.num_threads",
         "train.device",
-        "train.sharding",
         "train.keep_last",
         "train.max_skipped",
         "train.min_loss_scale",

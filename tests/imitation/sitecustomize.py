@@ -43,8 +43,7 @@ def nudge(optimizer, args, kwargs):
         for parameter in group["params"]:
             gradient = parameter.grad
             if gradient is not None and gradient.dtype == torch.float32:
-                local = getattr(gradient, "_local_tensor", gradient)  # of a sharded one
-                local.copy_(nudged(local, int(os.environ["EXLM_NUDGE"])))
+                gradient.copy_(nudged(gradient, int(os.environ["EXLM_NUDGE"])))
 
 
 class AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
