@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -10,13 +11,10 @@ import shutil
 import subprocess
 import sys
 from collections import namedtuple
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from exlm_mini.config import UserError
@@ -27,10 +25,11 @@ from exlm_mini.training.checkpoint import (
     encode_manifest,
     latest_checkpoint,
     load_checkpoint,
+    optimizer_tensors,
     prune_checkpoints,
+    restore_optimizer,
     save_checkpoint,
 )
-from exlm_mini.training.optimizer_state import flatten_optimizer, restore_optimizer
 
 TENSORS = {
     "model": {"layer.weight": torch.arange(6.0).view(2, 3), "layer.bias": torch.ones(3)},
@@ -68,14 +67,14 @@ def flip_bit(file: Path, bit: int) -> None:
 
 
 class SmallModel(torch.nn.Module):
-    """A model with bf16 and integer tensors and with tied weights."""
+    """A model with bf16 and integer tensors."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embedding = torch.nn.Embedding(11, 8)
         self.middle = torch.nn.Linear(8, 8, dtype=torch.bfloat16)
         self.head = torch.nn.Linear(8, 11)
-        self.head.weight = self.embedding.weight
+        self.unused = torch.nn.Parameter(torch.ones(2))
         self.register_buffer("num_seen", torch.tensor(0))
 
     def forward(self, token_ids_N: Tensor) -> Tensor:
@@ -87,15 +86,13 @@ class SmallModel(torch.nn.Module):
 def build() -> tuple[SmallModel, torch.optim.AdamW]:
     torch.manual_seed(0)
     model = SmallModel()
-    decayed = [p for p in model.parameters() if p.dim() > 1]
-    plain = [p for p in model.parameters() if p.dim() <= 1]
-    groups = [{"params": decayed}, {"params": plain, "weight_decay": 0.0}]
+    # Biases first: an optimiser has its own order of parameters.
+    groups = [{"params": [p for p in model.parameters() if (p.dim() > 1) == i]} for i in (0, 1)]
     return model, torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.98), eps=1e-6)
 
 
 def train(model: SmallModel, optimizer: torch.optim.AdamW, steps: range) -> None:
     for step in steps:
-        optimizer.param_groups[0]["lr"] = 1e-2 / (1 + step)
         ids_N = torch.randint(11, (16,), generator=torch.Generator().manual_seed(step))
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(ids_N), ids_N).backward()
@@ -105,54 +102,55 @@ def train(model: SmallModel, optimizer: torch.optim.AdamW, steps: range) -> None
 def test_resumed_training_is_bitwise_uninterrupted_training(tmp_path):
     model, optimizer = build()
     train(model, optimizer, range(5))
-    tensors, groups = flatten_optimizer(optimizer, model.named_parameters())
-    save_checkpoint(
-        tmp_path, 5, {"model": model.state_dict(), "optimizer": tensors}, {"groups": groups}
-    )
-    saved = {name: tensor.clone() for name, tensor in tensors.items()}
+    tensors = {"model": model.state_dict(), "optimizer": optimizer_tensors(optimizer, model)}
+    saved = {name: tensor.clone() for name, tensor in tensors["optimizer"].items()}
+    save_checkpoint(tmp_path, 5, tensors, {})
     train(model, optimizer, range(5, 12))
 
     resumed, new_optimizer = build()
-    loaded = load_checkpoint(tmp_path / "step-000005")
-    resumed.load_state_dict(loaded.tensors["model"])
-    restore_optimizer(
-        new_optimizer,
-        resumed.named_parameters(),
-        loaded.tensors["optimizer"],
-        loaded.state["groups"],
-    )
-    assert new_optimizer.param_groups[0]["lr"] == 1e-2 / 5
-    assert new_optimizer.param_groups[0]["betas"] == (0.9, 0.98)
+    loaded = load_checkpoint(tmp_path / "step-000005").tensors
+    resumed.load_state_dict(loaded["model"])
+    restore_optimizer(new_optimizer, resumed, loaded["optimizer"])
     train(resumed, new_optimizer, range(5, 12))
     assert_bitwise_equal(resumed.state_dict(), model.state_dict())
-    again, groups_again = flatten_optimizer(new_optimizer, resumed.named_parameters())
-    assert_bitwise_equal(again, flatten_optimizer(optimizer, model.named_parameters())[0])
-    assert groups_again == flatten_optimizer(optimizer, model.named_parameters())[1]
+    again = optimizer_tensors(new_optimizer, resumed)
+    assert_bitwise_equal(again, optimizer_tensors(optimizer, model))
     # Training on did not write into what was loaded.
-    assert_bitwise_equal(loaded.tensors["optimizer"], saved)
+    assert_bitwise_equal(loaded["optimizer"], saved)
 
 
-def test_optimizer_of_another_model_is_refused():
+def test_the_state_of_another_optimizer_is_refused_by_name():
     model, optimizer = build()
     train(model, optimizer, range(1))
-    tensors, groups = flatten_optimizer(optimizer, model.named_parameters())
-    other = torch.nn.Linear(2, 2)
-    with pytest.raises(UserError, match="other parameters"):
-        restore_optimizer(
-            torch.optim.AdamW(other.parameters()), other.named_parameters(), tensors, groups
-        )
-    tensors["middle.weight/exp_avg"] = torch.zeros(3)
-    with pytest.raises(UserError, match=r"middle\.weight/exp_avg \(3,\)"):
-        restore_optimizer(optimizer, model.named_parameters(), tensors, groups)
+    tensors = optimizer_tensors(optimizer, model)
+    lacking = {name: t for name, t in tensors.items() if name != "middle.weight/exp_avg"}
+    for wrong, told in (
+        (tensors | {"middle.weight/exp_avg": torch.zeros(3)}, r"middle\.weight/exp_avg \(3,\)"),
+        (tensors | {"middle.weight/step": torch.zeros(1)}, r"middle\.weight/step \(1,\)"),
+        (tensors | {"other/exp_avg": torch.zeros(3)}, "other/exp_avg"),
+        (tensors | {"head.bias/max_exp_avg_sq": torch.zeros(11)}, "head.bias/max_exp_avg_sq"),
+        (lacking, "lacks middle.weight/exp_avg"),
+    ):
+        with pytest.raises(UserError, match=told):
+            restore_optimizer(build()[1], model, wrong)
 
 
-def test_optimizer_that_cannot_be_saved_exactly_is_refused():
-    layer = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.AdamW(layer.parameters(), lr=torch.tensor(0.1))
-    with pytest.raises(ValueError, match="lr"):
-        flatten_optimizer(optimizer, layer.named_parameters())
-    with pytest.raises(ValueError, match="named_parameters"):
-        flatten_optimizer(torch.optim.AdamW(layer.parameters()), [])
+def as_version_1(path: Path, groups: list) -> None:
+    """Write the manifest as the first version did."""
+    fields = json.loads((path / MANIFEST).read_bytes())
+    fields.pop("manifest_sha256")
+    for name, entry in fields["files"].items():
+        entry |= {"bytes": (path / name).stat().st_size, "tied": {}}
+    fields["state"]["optimizer_groups"] = groups
+    (path / MANIFEST).write_bytes(encode_manifest(fields | {"version": 1}))
+
+
+def test_version_1_is_read(tmp_path):
+    path = save_checkpoint(tmp_path, 7, TENSORS, STATE)
+    as_version_1(path, [{"parameters": ["layer.weight"], "lr": 0.1, "betas": [0.9, 0.98]}])
+    loaded = latest_checkpoint(tmp_path, pytest.fail)
+    assert loaded.state.pop("optimizer_groups")[0]["lr"] == 0.1
+    assert is_equal(loaded)
 
 
 @pytest.mark.parametrize(
@@ -175,16 +173,6 @@ def test_any_tensor_comes_back_bitwise(tmp_path, tensor):
     assert loaded.tensors["nothing"] == {} and loaded.step == 0
 
 
-def test_tied_tensors_are_written_once_and_come_back_tied(tmp_path):
-    weight = torch.randn(1000, 8)
-    named = {"embedding": weight, "head": weight, "rows": weight[:10], "none": weight[:0]}
-    path = save_checkpoint(tmp_path, 1, {"model": named}, {})
-    assert (path / "model.safetensors").stat().st_size < 1.1 * weight.nbytes
-    loaded = load_checkpoint(path).tensors["model"]
-    assert loaded["head"] is loaded["embedding"]
-    assert_bitwise_equal(loaded, named)
-
-
 def test_state_comes_back_as_it_was(tmp_path):
     state = {"text": "é\ud800\n", "nested": {"list": [1, None, True]}, "tiny": 5e-324}
     state["losses"] = [float("inf"), 0.1 + 0.2, -0.0]
@@ -194,10 +182,9 @@ def test_state_comes_back_as_it_was(tmp_path):
 def test_mistakes_of_the_caller_write_nothing(tmp_path):
     with pytest.raises(TypeError):
         save_checkpoint(tmp_path, 1, TENSORS, {"tensor": torch.ones(1)})
-    with pytest.raises(ValueError, match="group"):
-        save_checkpoint(tmp_path, 1, {"../model": {}}, {})
-    with pytest.raises(ValueError, match="step"):
-        save_checkpoint(tmp_path, -1, TENSORS, {})
+    tied = torch.ones(2)
+    with pytest.raises(RuntimeError, match="share memory"):
+        save_checkpoint(tmp_path, 1, {"model": {"a": tied, "b": tied}}, {})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -221,52 +208,11 @@ def test_every_flipped_bit_is_refused_and_the_previous_checkpoint_used(tmp_path)
     assert is_equal(latest_checkpoint(tmp_path, pytest.fail))
 
 
-def test_every_truncation_of_the_manifest_is_refused(tmp_path):
-    path = save_checkpoint(tmp_path, 7, TENSORS, STATE)
-    data = (path / MANIFEST).read_bytes()
-    for length in range(len(data)):
-        (path / MANIFEST).write_bytes(data[:length])
-        with pytest.raises(UserError):
-            load_checkpoint(path)
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", MANIFEST])
-def test_missing_and_truncated_files_are_named(tmp_path, name):
-    path = save_checkpoint(tmp_path, 7, TENSORS, STATE)
-    data = (path / name).read_bytes()
-    (path / name).write_bytes(data[:-1])
-    with pytest.raises(UserError) as error:
-        load_checkpoint(path)
-    assert_one_line(error, str(path / name), "restore it from a copy")
-    (path / name).unlink()
-    with pytest.raises(UserError) as error:
-        load_checkpoint(path)
-    assert_one_line(error, str(path / name), "is missing")
-
-
 def test_a_directory_that_is_no_checkpoint_is_refused(tmp_path):
     with pytest.raises(UserError, match="there is no checkpoint"):
         load_checkpoint(tmp_path / "step-000001")
-    with pytest.raises(UserError, match=r"manifest\.json is missing"):
+    with pytest.raises(UserError, match=r"manifest\.json \(No such file"):
         load_checkpoint(tmp_path)
-    path = save_checkpoint(tmp_path, 7, TENSORS, STATE)
-    with pytest.raises(UserError, match="renamed"):
-        load_checkpoint(path.rename(tmp_path / "step-000008"))
-
-
-ANY_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=6,
-)
-
-
-def places(value: object, prefix: tuple = ()) -> list[tuple]:
-    """Every path into nested dicts."""
-    if not isinstance(value, dict):
-        return [prefix]
-    inner = [path for key, item in value.items() for path in places(item, (*prefix, key))]
-    return [prefix, *inner]
 
 
 @pytest.fixture(scope="module")
@@ -274,91 +220,44 @@ def one_checkpoint(tmp_path_factory):
     return save_checkpoint(tmp_path_factory.mktemp("fuzz"), 7, TENSORS, STATE)
 
 
-def load_with_manifest(path: Path, manifest: bytes) -> checkpoint.Checkpoint | None:
-    """The checkpoint under another manifest; None if it is refused, as it should be."""
+def refused_manifest(path: Path, manifest: bytes) -> str:
+    """The line for the checkpoint under another manifest."""
     original = (path / MANIFEST).read_bytes()
     (path / MANIFEST).write_bytes(manifest)
-    try:
-        return load_checkpoint(path)
-    except UserError as error:
-        assert "\n" not in str(error)
-        return None
-    finally:
-        (path / MANIFEST).write_bytes(original)
-
-
-def assert_refused_or_equal(path: Path, manifest: bytes) -> None:
-    loaded = load_with_manifest(path, manifest)
-    assert loaded is None or is_equal(loaded)
-
-
-@settings(max_examples=300, deadline=None)
-@given(data=st.data())
-def test_a_manifest_with_wrong_values_is_refused(one_checkpoint, data):
-    fields = json.loads((one_checkpoint / MANIFEST).read_bytes())
-    place = data.draw(st.sampled_from(places(fields)))
-    is_removed = data.draw(st.booleans())
-    if place:
-        parent = fields
-        for key in place[:-1]:
-            parent = parent[key]
-        if is_removed:
-            del parent[place[-1]]
-        else:
-            parent[place[-1]] = data.draw(ANY_JSON)
-    else:
-        fields = data.draw(ANY_JSON)
-    assert_refused_or_equal(one_checkpoint, json.dumps(fields).encode())
-    # The same with a checksum that fits, as a program with other ideas would write it: it may
-    # be a checkpoint without some file or with another state, never another exception.
-    if isinstance(fields, dict):
-        fields.pop("manifest_sha256", None)
-        loaded = load_with_manifest(one_checkpoint, encode_manifest(fields))
-        for group, named in loaded.tensors.items() if loaded else ():
-            assert_bitwise_equal({name: named[name] for name in TENSORS[group]}, TENSORS[group])
-
-
-@settings(max_examples=200, deadline=None)
-@given(data=st.data())
-def test_a_manifest_with_wrong_bytes_is_refused(one_checkpoint, data):
-    text = (one_checkpoint / MANIFEST).read_bytes()
-    start = data.draw(st.integers(0, len(text)))
-    end = data.draw(st.integers(start, min(start + 20, len(text))))
-    changed = text[:start] + data.draw(st.binary(max_size=20)) + text[end:]
-    assert_refused_or_equal(one_checkpoint, changed)
+    with pytest.raises(UserError) as error:
+        load_checkpoint(path)
+    (path / MANIFEST).write_bytes(original)
+    assert_one_line(error, str(path))
+    return str(error.value)
 
 
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, "1" * 10_000, '{"a":' * 900 + "1" + "}" * 900, "null", "\0" * 64]
 )
 def test_a_hostile_manifest_is_refused(one_checkpoint, text):
-    assert_refused_or_equal(one_checkpoint, text.encode())
-    nested = {"format": checkpoint.FORMAT, "version": checkpoint.VERSION}
-    text = json.dumps(nested)[:-1] + f', "state": {text}}}'
-    assert_refused_or_equal(one_checkpoint, text.encode())
+    refused_manifest(one_checkpoint, text.encode())
+    nested = json.dumps({"format": checkpoint.FORMAT, "version": checkpoint.VERSION})
+    refused_manifest(one_checkpoint, f'{nested[:-1]}, "state": {text}}}'.encode())
 
 
 @pytest.mark.parametrize(
-    "name", ["../x.safetensors", "x.safetensors/../../x", "x", "x.safetensors\n", ""]
+    ("change", "words"),
+    [
+        ({"version": 3}, "version 3, this program reads versions 1 and 2; use the version of"),
+        ({"format": "other"}, "is no manifest"),
+        ({"step": "seven"}, "'step' of another type"),
+        ({"step": 8}, "was renamed"),
+        ({"files": {"model.safetensors": {}}}, "KeyError: 'sha256'"),
+        *(
+            ({"files": {name: {"sha256": ""}}}, "which is no file of tensors")
+            for name in ("../x.safetensors", "x.safetensors/../../x", "x.safetensors\n", "")
+        ),
+    ],
 )
-def test_a_manifest_lists_files_of_its_own_directory_alone(one_checkpoint, name):
-    fields = json.loads((one_checkpoint / MANIFEST).read_bytes())
+def test_a_sealed_manifest_of_something_else_is_refused(one_checkpoint, change, words):
+    fields = json.loads((one_checkpoint / MANIFEST).read_bytes()) | change
     del fields["manifest_sha256"]
-    fields["files"] = {name: fields["files"]["model.safetensors"]}
-    original = (one_checkpoint / MANIFEST).read_bytes()
-    (one_checkpoint / MANIFEST).write_bytes(encode_manifest(fields))
-    with pytest.raises(UserError, match="which is not a file of tensors"):
-        load_checkpoint(one_checkpoint)
-    (one_checkpoint / MANIFEST).write_bytes(original)
-
-
-def test_another_format_version_is_told_apart_from_damage(tmp_path):
-    path = save_checkpoint(tmp_path, 7, TENSORS, STATE)
-    fields = json.loads((path / MANIFEST).read_bytes())
-    (path / MANIFEST).write_text(json.dumps({**fields, "version": 2}))
-    with pytest.raises(UserError) as error:
-        load_checkpoint(path)
-    assert_one_line(error, MANIFEST, "version 2", "use the version of exlm_mini that wrote it")
+    assert words in refused_manifest(one_checkpoint, encode_manifest(fields))
 
 
 def test_latest_falls_back_on_the_newest_intact_checkpoint(tmp_path):
@@ -384,13 +283,13 @@ def cut_off(file: Path) -> None:
 
 
 DAMAGES = {
-    "truncated weights": (lambda path: cut_off(path / "model.safetensors"), "bytes instead of"),
+    "truncated weights": (lambda path: cut_off(path / "model.safetensors"), "sha256"),
     "truncated manifest": (lambda path: cut_off(path / MANIFEST), "damaged"),
-    "missing weights": (lambda path: (path / "model.safetensors").unlink(), "is missing"),
-    "missing manifest": (lambda path: (path / MANIFEST).unlink(), "is missing"),
-    "empty directory": (lambda path: [file.unlink() for file in path.iterdir()], "is missing"),
+    "missing weights": (lambda path: (path / "model.safetensors").unlink(), "No such"),
+    "missing manifest": (lambda path: (path / MANIFEST).unlink(), "No such"),
+    "empty directory": (lambda path: [file.unlink() for file in path.iterdir()], "No such"),
     "swapped files": (
-        lambda path: (path / "model.safetensors").rename(path / "optimizer.safetensors"), "missing"
+        lambda path: (path / "model.safetensors").rename(path / "optimizer.safetensors"), "No such"
     ),
     "a folder for a file": (
         lambda path: [(path / MANIFEST).unlink(), (path / MANIFEST).mkdir()], "directory"
@@ -428,7 +327,7 @@ def test_latest_of_nothing_is_none_and_of_only_broken_ones_an_error(tmp_path):
     (tmp_path / "step-000001").mkdir()
     with pytest.raises(UserError) as error:
         latest_checkpoint(tmp_path, pytest.fail)
-    assert_one_line(error, f"the only checkpoint in {tmp_path}", "manifest.json is missing")
+    assert_one_line(error, f"the only checkpoint in {tmp_path}", "manifest.json (No such file")
     assert "start again" in str(error.value) and "earlier" not in str(error.value)
 
 
@@ -440,7 +339,7 @@ def test_the_error_tells_what_the_newest_lacks(tmp_path):
     with pytest.raises(UserError) as error:
         latest_checkpoint(tmp_path, pytest.fail)
     assert_one_line(error, f"none of the 2 checkpoints in {tmp_path}", "start again")
-    assert "step-000002" in str(error.value) and "safetensors is missing" in str(error.value)
+    assert "step-000002" in str(error.value) and "safetensors (No such file" in str(error.value)
     assert "step-000001" not in str(error.value)
 
 
@@ -481,56 +380,31 @@ def crash_at(patch: pytest.MonkeyPatch, count: int) -> None:
         patch.setattr(owner, name, counted(getattr(owner, name)))
 
 
-def save_and_crash(directory: Path, attempt: int, count: int) -> bool:
-    """Save step 7, dead before its change of the disk number ``count``; whether it lived."""
-    with pytest.MonkeyPatch.context() as patch:
-        crash_at(patch, count)
-        try:
-            save_checkpoint(directory, 7, TENSORS, {"attempt": attempt})
-        except Crash:
-            return False
-    return True
-
-
 @pytest.mark.reliability
 def test_crashes_at_any_two_system_calls_leave_a_whole_checkpoint(tmp_path):
-    """Kill the second save of a step before its n-th change of the disk, and the third too.
-
-    A disk may also lose what it said it had written: then what the second save put in place is
-    of no use, and the copy it moved aside is the only one.
-    """
-    for first in range(100):
-        left = tmp_path / "left"
-        save_checkpoint(left, 7, TENSORS, {"attempt": 1})
-        is_saved = save_and_crash(left, 2, first)
-        weights, aside = (
-            left / "step-000007" / "model.safetensors",
-            left / "step-000007.replaced",
-        )
-        assert_next_save_may_crash(left, range(100) if aside.exists() else [100])
-        if weights.exists() and len(list(aside.glob("*"))) == 3:
-            cut_off(weights)
-            assert_next_save_may_crash(left, range(100))
-        shutil.rmtree(left)
-        if is_saved:
-            break
-    assert first > 6
-
-
-def assert_next_save_may_crash(left: Path, counts: Iterable[int]) -> None:
-    directory = left.with_name("again")
-    for count in counts:
-        shutil.copytree(left, directory)
-        assert latest_checkpoint(directory, lambda line: None).state["attempt"] in (1, 2)
-        is_saved = save_and_crash(directory, 3, count)
-        assert latest_checkpoint(directory, lambda line: None).state["attempt"] in (1, 2, 3)
-        save_checkpoint(directory, 7, TENSORS, {"attempt": 4})
-        assert latest_checkpoint(directory, pytest.fail).state == {"attempt": 4}
-        assert [path.name for path in directory.iterdir()] == ["step-000007"]
-        shutil.rmtree(directory)
-        if is_saved:
-            break
-    assert count > 6
+    """Step 7 is saved, over a damaged one, and again after a crash, dead at every other moment."""
+    save_checkpoint(tmp_path / "0", 6, TENSORS, {})
+    cut_off(save_checkpoint(tmp_path / "0", 7, TENSORS, {}) / "model.safetensors")
+    at = iter(range(1, 1000))
+    lefts, ends = [tmp_path / "0"], []
+    for _ in range(2):
+        before, lefts = lefts, []
+        for left in before:
+            for count in range(100):
+                directory = shutil.copytree(left, tmp_path / str(next(at)))
+                lefts.append(directory)
+                with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Crash):
+                    crash_at(patch, count)
+                    save_checkpoint(directory, 7, TENSORS, STATE)
+                    ends.append(count)
+                    break
+    for left in lefts:
+        found = latest_checkpoint(left, lambda line: None)
+        assert found.step == 6 or is_equal(found)
+        save_checkpoint(left, 7, TENSORS, STATE)
+        assert is_equal(latest_checkpoint(left, pytest.fail))
+        assert sorted(path.name for path in left.iterdir()) == ["step-000006", "step-000007"]
+    assert min(ends) > 6
 
 
 def test_names_are_given_only_to_what_the_disk_has(tmp_path, monkeypatch):
@@ -566,7 +440,7 @@ def test_too_little_space_is_told_before_anything_is_written(tmp_path, monkeypat
     tensors = {"model": {"x": torch.zeros(250_000)}}
     with pytest.raises(UserError) as error:
         save_checkpoint(tmp_path, 2, tensors, STATE)
-    assert_one_line(error, "step-000002", "needs 1,00", "1,234 are free", "intact")
+    assert_one_line(error, "step-000002", "needs 1,000,000", "1,234 are free", "intact")
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
     monkeypatch.undo()
     assert is_equal(latest_checkpoint(tmp_path, pytest.fail)._replace(step=7))
@@ -593,7 +467,7 @@ def test_a_write_that_fails_half_way_leaves_earlier_checkpoints(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("UserError no room for checkpoint")
     assert "File too large" in done.stdout
-    assert re.search(r"needs 40\d,\d{3} bytes, [\d,]+ are free", done.stdout)
+    assert re.search(r"needs 400,000 bytes .*, [\d,]+ are free", done.stdout)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
     assert is_equal(latest_checkpoint(tmp_path, pytest.fail)._replace(step=7))
 
@@ -633,25 +507,23 @@ def steps_in(directory: Path) -> list[int]:
 )
 def test_the_newest_and_the_best_are_kept(tmp_path, keep_last, best_step, kept):
     save_steps(tmp_path, 1, 2, 3, 4, 5)
-    prune_checkpoints(tmp_path, keep_last, best_step)
+    prune_checkpoints(tmp_path, keep_last, 5, best_step)
     assert steps_in(tmp_path) == kept
 
 
 def test_other_files_are_never_deleted(tmp_path):
-    prune_checkpoints(tmp_path / "missing", 1, None)
+    prune_checkpoints(tmp_path / "missing", 1, 2, None)
     foreign = [
         "notes.tmp", "old-step-000001.tmp", "step-00001.tmp", "step-000001.tmp.zip",
-        "step-best", "step-best.tmp", "step-1000000.replaced",
+        "step-best", "step-best.tmp",
     ]  # fmt: skip
-    for name in (*foreign, "step-000001.tmp", "step-1000000.tmp", "step-000001.replaced"):
+    for name in (*foreign, "step-000001.tmp", "step-1000000.tmp"):
         (tmp_path / name).mkdir()
     (tmp_path / "step-000000").write_text("a file of somebody else")
     save_steps(tmp_path, 1, 2)
-    prune_checkpoints(tmp_path, 1, None)
+    prune_checkpoints(tmp_path, 1, 2, None)
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {*foreign, "step-000000", "step-000002"}
-    with pytest.raises(ValueError, match="-1"):
-        prune_checkpoints(tmp_path, -1, None)
 
 
 @pytest.mark.reliability
@@ -667,53 +539,11 @@ def test_the_only_intact_checkpoint_is_never_deleted(tmp_path, keep_last, best_s
             if damaged >> index & 1:
                 flip_bit(directory / f"step-{index + 1:06d}" / "model.safetensors", 999)
         newest = latest_checkpoint(directory, lambda line: None).step
-        prune_checkpoints(directory, keep_last, best_step)
+        prune_checkpoints(directory, keep_last, newest, best_step)
         assert latest_checkpoint(directory, lambda line: None).step == newest, damaged
-        prune_checkpoints(directory, keep_last, best_step)
-        assert latest_checkpoint(directory, lambda line: None).step == newest, damaged
-    # Without an intact one there is nothing to choose by.
-    flip_bit(directory / f"step-{newest:06d}" / "model.safetensors", 999)
-    before = steps_in(directory)
-    prune_checkpoints(directory, 1, None)
-    assert steps_in(directory) == before
-
-
-@pytest.mark.reliability
-@pytest.mark.parametrize("damage", [name for name in DAMAGES if name != "leftover of a save"])
-def test_what_is_plainly_damaged_takes_no_place_among_the_newest(tmp_path, damage):
-    save_steps(tmp_path, 1, 2, 3, 4)
-    DAMAGES[damage][0](tmp_path / "step-000004")
-    prune_checkpoints(tmp_path, 2, None)
-    assert steps_in(tmp_path) == [2, 3, 4]
-
-
-@pytest.mark.parametrize("change", [{"tied": {"head": "gone"}}, {"bytes": 1}])
-def test_what_has_the_right_bytes_and_cannot_be_loaded_is_not_intact(tmp_path, change):
-    save_steps(tmp_path, 1, 2)
-    manifest = tmp_path / "step-000002" / MANIFEST
-    fields = json.loads(manifest.read_bytes())
-    del fields["manifest_sha256"]
-    fields["files"]["model.safetensors"] |= change
-    manifest.write_bytes(encode_manifest(fields))
-    prune_checkpoints(tmp_path, 1, None)
-    assert latest_checkpoint(tmp_path, lambda line: None).step == 1
-
-
-@pytest.mark.reliability
-def test_after_a_failed_save_the_last_checkpoint_is_still_there(tmp_path, monkeypatch):
-    save_steps(tmp_path, 1, 2)
-    prune_checkpoints(tmp_path, 1, None)
-    usage = namedtuple("usage", "total used free")(10**6, 10**6, 0)
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "disk_usage", lambda path: usage)
-        with pytest.raises(UserError, match="no room"):
-            save_steps(tmp_path, 3)
-    prune_checkpoints(tmp_path, 1, None)
-    assert latest_checkpoint(tmp_path, pytest.fail).step == 2
-    # A crash in the first moments of a save.
-    (tmp_path / "step-000003.tmp").mkdir()
-    prune_checkpoints(tmp_path, 1, None)
-    assert latest_checkpoint(tmp_path, lambda line: None).step == 2
+        # What is damaged and newer takes no place among those that are kept.
+        kept = [step for step in steps_in(directory) if step <= newest and step != best_step]
+        assert len(kept) >= min(newest, keep_last) - (best_step is not None)
 
 
 @pytest.mark.reliability
@@ -724,7 +554,7 @@ def test_a_crash_while_old_checkpoints_go_loses_none_that_stays(tmp_path, monkey
         with monkeypatch.context() as patch:
             crash_at(patch, count)
             try:
-                prune_checkpoints(directory, 1, 2)
+                prune_checkpoints(directory, 1, 4, 2)
                 break
             except Crash:
                 pass
@@ -732,7 +562,7 @@ def test_a_crash_while_old_checkpoints_go_loses_none_that_stays(tmp_path, monkey
         for path in directory.glob("step-??????"):
             load_checkpoint(path)
         save_steps(directory, 5)
-        prune_checkpoints(directory, 1, 2)
+        prune_checkpoints(directory, 1, 5, 2)
         assert steps_in(directory) == [2, 5]
     assert count > 6
 
@@ -745,23 +575,5 @@ def test_a_checkpoint_that_cannot_be_deleted_is_told(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "rename", refuse)
     with pytest.raises(UserError) as error:
-        prune_checkpoints(tmp_path, 1, None)
+        prune_checkpoints(tmp_path, 1, 2, None)
     assert_one_line(error, "step-000001", "Permission denied", "train.keep_last 0")
-
-
-def test_only_one_checkpoint_is_read_where_the_newest_is_intact(tmp_path, monkeypatch):
-    """At gigabytes each, that is what pruning costs."""
-    save_steps(tmp_path, 1, 2, 3, 4, 5)
-    read = []
-    original = checkpoint.hashlib.file_digest
-
-    def counted(stream, name):
-        read.append(Path(stream.name).parent.name)
-        return original(stream, name)
-
-    monkeypatch.setattr(checkpoint.hashlib, "file_digest", counted)
-    prune_checkpoints(tmp_path, 3, 1)
-    assert set(read) == {"step-000005"} and steps_in(tmp_path) == [1, 3, 4, 5]
-    read.clear()
-    prune_checkpoints(tmp_path, 3, 1)
-    assert read == []

@@ -560,7 +560,6 @@ def stopped(pretrained, problem, tmp_path_factory):
         lambda t, s: t["model"].update({"head.output.bias": torch.ones(7)}),
         lambda t, s: t["model"]["head.output.bias"].fill_(math.nan),
         lambda t, s: t.pop("optimizer"),
-        lambda t, s: s.update(optimizer_groups={}),
     ],
 )
 def test_a_run_that_is_sealed_and_wrong_is_told_by_its_name(

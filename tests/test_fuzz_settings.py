@@ -248,7 +248,6 @@ def test_damaged_checkpoints_are_passed_over_or_are_the_same(tmp_path, in_time):
         "model": {"a": torch.arange(6.0), "b": torch.ones(2, 3).bfloat16()},
         "optimizer": {"a/step": torch.tensor(7)},
     }
-    tensors["model"]["c"] = tensors["model"]["a"]
     whole, folder = tmp_path / "whole", tmp_path / "damaged"
     for step in (5, 6, 7):
         save_checkpoint(whole, step, tensors, {"of": step, "nested": {"x": [1, None]}})
@@ -265,8 +264,6 @@ def test_damaged_checkpoints_are_passed_over_or_are_the_same(tmp_path, in_time):
         except UserError as error:
             assert_one_line(error)
             assert not same and not lines
-            prune_checkpoints(folder, 1, None)
-            assert len(list(folder.iterdir())) == 3
             outcomes["none is left"] += 1
         else:
             # A manifest written anew with a sha256 that fits may say something else.
@@ -277,7 +274,7 @@ def test_damaged_checkpoints_are_passed_over_or_are_the_same(tmp_path, in_time):
                 for group, named in tensors.items():
                     for name, tensor in named.items():
                         assert torch.equal(found.tensors[group][name], tensor)
-            prune_checkpoints(folder, 1, None)
+            prune_checkpoints(folder, 1, found.step, None)
             assert latest_checkpoint(folder, lambda line: None).step == found.step
             outcomes["the newest" if found.step == 7 else "an earlier one"] += 1
         for line in lines:

@@ -17,8 +17,12 @@ from exlm_mini.data.files import reading
 from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.data.vocabulary import TOKENIZER_KINDS
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.training.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint
-from exlm_mini.training.manifest import MANIFEST
+from exlm_mini.training.checkpoint import (
+    MANIFEST,
+    Checkpoint,
+    latest_checkpoint,
+    load_checkpoint,
+)
 from exlm_mini.training.parts import (
     load_model,
     make_model,

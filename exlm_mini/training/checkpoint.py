@@ -6,7 +6,7 @@ can leave half a file under its final name. So a checkpoint is a directory with 
     step-001200/
         model.safetensors        one file per group of tensors
         optimizer.safetensors
-        manifest.json            step, state, size and sha256 of each file, and its own sha256
+        manifest.json            step, state, sha256 of each file, and its own sha256
 
 It holds no state of random generators or data loaders: data order, masks and dropout are
 functions of counters, so the step is enough to go on, on the same machine bit for bit.
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -23,27 +24,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import safetensors
 import safetensors.torch
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from exlm_mini.config import UserError
-from exlm_mini.data.files import NO_SPACE, open_regular, reading, sync_directory, write_synced
-from exlm_mini.training.manifest import (
-    DIRECTORY_NAME,
-    FILE_NAME,
-    FORMAT,
-    MANIFEST,
-    USE_EARLIER,
-    VERSION,
-    broken,
-    encode_manifest,
-    file_entry,
-    read_checked,
-    read_manifest,
-)
+from exlm_mini.data.files import NO_SPACE, read_bytes, reading, sync_directory, write_synced
 
-_LEFTOVER_NAME = re.compile(r"(step-[0-9]{6,12})\.(tmp|replaced)")
+FORMAT = "exlm_mini checkpoint"
+VERSION = 2
+"""Version 1 is read too. It says more: sizes of files, settings of the optimiser, and which tensors
+have two names, which none has in any model."""
+MANIFEST = "manifest.json"
+USE_EARLIER = "delete {} to use an earlier checkpoint"
+MOMENTS = {"step", "exp_avg", "exp_avg_sq"}
+"""What AdamW holds of a parameter that has had a gradient."""
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9_]+\.safetensors")
+_NAME = re.compile(r"step-[0-9]{6,12}")
 
 
 class Checkpoint(NamedTuple):
@@ -54,19 +52,23 @@ class Checkpoint(NamedTuple):
     state: dict
 
 
+# ---- one checkpoint ----
+
+
 def save_checkpoint(
     directory: Path, step: int, tensors: dict[str, dict[str, Tensor]], state: dict
 ) -> Path:
     """Write ``directory/step-NNNNNN``, so that it is there complete or not at all.
 
     A crash at any moment leaves the earlier checkpoints as they were and at most a ``.tmp``
-    directory, which the next save removes. A checkpoint of the same step is replaced.
+    directory, which the next save removes.
 
     Args:
         directory: where the checkpoints of a run live; made if missing.
-        step: optimiser steps done, at least 0.
-        tensors: ``{group: {name: tensor}}``, any device and layout. Within a group a tensor
-            under two names (tied weights) is written once and comes back tied.
+        step: optimiser steps done. A checkpoint of this step is taken for a damaged one, for a
+            run would have gone on from it, and is replaced.
+        tensors: ``{group: {name: tensor}}``, any device and layout, no two of one storage; a group
+            is named by letters, digits and ``_``.
         state: JSON-able: settings, versions, hash of the data. Tuples come back as lists.
 
     Returns:
@@ -74,35 +76,30 @@ def save_checkpoint(
 
     Raises:
         UserError: not enough space, or the directory cannot be written.
-        ValueError: negative step, or a group name that is not letters, digits and ``_``.
-        TypeError: ``state`` is not JSON-able.
     """
-    if step < 0:
-        raise ValueError(f"step is {step}; it must not be negative")
-    for group in tensors:
-        if not FILE_NAME.fullmatch(f"{group}.safetensors"):
-            raise ValueError(f"group '{group}' must be letters, digits and _")
-    stored, tied = _without_duplicates(tensors)
-    needed = _num_bytes(stored, state)
     final = directory / f"step-{step:06d}"
     draft = directory / f"{final.name}.tmp"
+    needed = sum(tensor.nbytes for named in tensors.values() for tensor in named.values())
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(directory)
-        free = shutil.disk_usage(directory).free
-        if free < needed:
+        _remove_drafts(directory)
+        if shutil.disk_usage(directory).free < needed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         draft.mkdir()
         files = {}
-        for group, named in stored.items():
-            data = safetensors.torch.save(named)
+        for group, named in tensors.items():
+            plain = {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
+            data = safetensors.torch.save(plain)
             write_synced(draft / f"{group}.safetensors", data)
-            files[f"{group}.safetensors"] = file_entry(data, tied[group])
+            files[f"{group}.safetensors"] = {"sha256": _sha256(data)}
         fields = {"format": FORMAT, "version": VERSION, "step": step}
         manifest = encode_manifest({**fields, "files": files, "state": state})
         write_synced(draft / MANIFEST, manifest)
         sync_directory(draft)
-        _publish(draft, final)
+        if final.exists():  # a directory cannot be renamed onto one that has files
+            shutil.rmtree(final)
+        os.rename(draft, final)
+        sync_directory(directory)
     except OSError as error:
         raise _save_error(error, final, needed) from error
     finally:
@@ -111,31 +108,33 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read one checkpoint; nothing is used before its size and sha256 are found right.
+    """Read one checkpoint; nothing is used before its sha256 is found right.
 
     Args:
         path: a ``step-NNNNNN`` directory, or a copy of one under any name.
-
-    Returns:
-        The checkpoint, tied tensors tied.
 
     Raises:
         UserError: missing, truncated or changed file, a manifest this version cannot read, or
             numbers of a model that are not finite: no training goes on from them.
     """
-    manifest = read_manifest(path / MANIFEST)
-    with reading(path, USE_EARLIER.format(path)):
+    if not path.is_dir():
+        raise UserError(f"there is no checkpoint {path}; give a step-NNNNNN directory")
+    manifest = _read_manifest(path)
+    with reading(path, _remedy(path)):
         tensors = {}
-        for file_name, entry in manifest["files"].items():
-            file = path / file_name
-            data = read_checked(file, entry)
-            named = safetensors.torch.load(data)
-            named.update({alias: named[owner] for alias, owner in entry["tied"].items()})
-            tensors[file_name.removesuffix(".safetensors")] = named
+        for name, entry in manifest["files"].items():
+            # A plain name, so that a manifest cannot point outside its directory.
+            if not _FILE_NAME.fullmatch(name):
+                raise _broken(path / MANIFEST, f"lists {name!r}, which is no file of tensors")
+            data = read_bytes(path / name, _remedy(path))
+            if _sha256(data) != entry["sha256"]:
+                raise _broken(
+                    path / name, "is damaged: its sha256 is not the one in the manifest"
+                )
+            tensors[name.removesuffix(".safetensors")] = safetensors.torch.load(data)
         if name := not_finite(tensors.get("model", {})):
-            raise broken(
-                path / "model.safetensors", f"has numbers in {name} that are not finite"
-            )
+            told = f"has numbers in {name} that are not finite"
+            raise _broken(path / "model.safetensors", told)
         return Checkpoint(manifest["step"], tensors, manifest["state"])
 
 
@@ -145,6 +144,69 @@ def not_finite(tensors: dict[str, Tensor]) -> str | None:
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             return name
     return None
+
+
+def encode_manifest(fields: dict) -> bytes:
+    """The manifest as JSON, its last entry the sha256 of the same text without that entry."""
+    digest = _sha256(json.dumps(fields, indent=1).encode())
+    return (json.dumps({**fields, "manifest_sha256": digest}, indent=1) + "\n").encode()
+
+
+def _read_manifest(path: Path) -> dict:
+    """The manifest of a checkpoint, its text unchanged and its fields of the right types."""
+    file = path / MANIFEST
+    with reading(file, _remedy(path)):
+        data = read_bytes(file, _remedy(path))
+        fields = json.loads(data)
+        if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+            raise _broken(file, f"is no manifest of an {FORMAT}")
+        if fields.get("version") not in (1, VERSION):
+            raise UserError(
+                f"{file} is of format version {fields.get('version')!r}, this program reads "
+                f"versions 1 and {VERSION}; use the version of exlm_mini that wrote it"
+            )
+        # Written again it must come out byte for byte: one comparison for every kind of change.
+        rest = {key: value for key, value in fields.items() if key != "manifest_sha256"}
+        if encode_manifest(rest) != data:
+            raise _broken(file, "is damaged: its text does not fit its sha256")
+        for key, kind in {"step": int, "files": dict, "state": dict}.items():
+            if type(fields[key]) is not kind:
+                raise _broken(file, f"has '{key}' of another type than {kind.__name__}")
+        if _NAME.fullmatch(path.name) and _step_of(path) != fields["step"]:
+            raise _broken(file, f"is of step {fields['step']}, so {path} was renamed")
+        return fields
+
+
+def _remedy(path: Path) -> str:
+    """How the line for a checkpoint ends that must not be used."""
+    return f"restore it from a copy, or {USE_EARLIER.format(path)}"
+
+
+def _broken(file: Path, what: str) -> UserError:
+    return UserError(f"{file} {what}; {_remedy(file.parent)}")
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _save_error(error: OSError, final: Path, needed: int) -> UserError:
+    """The line for a failed save."""
+    if error.errno not in NO_SPACE:
+        return UserError(
+            f"cannot save checkpoint {final} ({error.strerror}); check the directory, or "
+            "choose another --output"
+        )
+    parents = (path for path in final.parents if path.exists())
+    free = shutil.disk_usage(next(parents)).free
+    return UserError(
+        f"no room for checkpoint {final} ({error.strerror}): it needs {needed:,} bytes and a few "
+        f"more, {free:,} are free; free some space or lift the file size limit, then start "
+        "again: earlier checkpoints are intact"
+    )
+
+
+# ---- those of a run ----
 
 
 def latest_checkpoint(directory: Path, report: Callable[[str], None]) -> Checkpoint | None:
@@ -183,156 +245,108 @@ def latest_checkpoint(directory: Path, report: Callable[[str], None]) -> Checkpo
     return newest
 
 
-def prune_checkpoints(directory: Path, keep_last: int, best_step: int | None) -> None:
-    """Delete old checkpoints, never the only one that is intact, and what a crashed save left.
+def prune_checkpoints(
+    directory: Path, keep_last: int, intact_step: int, best_step: int | None
+) -> None:
+    """Delete old checkpoints, and what a crashed save left.
 
-    Only what is older than the newest intact one goes. To find that, checkpoints are read again
-    from the newest on: one per call, as a rule, and none where nothing is to be deleted. A crash
-    leaves at most a ``.tmp`` directory, which the next call or save removes.
+    A crash leaves at most a ``.tmp`` directory, which the next call or save removes.
 
     Args:
         directory: as for ``save_checkpoint``; anything in it with another name is ignored.
-        keep_last: how many of the newest to keep, 0 for all. One whose manifest is damaged, or
-            of which a file is missing or of another size, does not count.
+        keep_last: how many to keep, 0 for all.
+        intact_step: of the newest checkpoint that is intact, for it was just written or read. It is
+            the first of those kept; what is newer is damaged, stays, and does not count.
         best_step: this one is kept besides, if it is there.
 
     Raises:
         UserError: an old checkpoint cannot be deleted.
-        ValueError: negative ``keep_last``.
     """
-    if keep_last < 0:
-        raise ValueError(f"keep_last is {keep_last}; it must not be negative")
-    if directory.is_dir():
-        _remove_leftovers(directory)
-    found = _newest_first(directory) if keep_last else []
-    old: list[Path] = []
-    num_complete = 0
-    for path in found:
-        if num_complete < keep_last:
-            num_complete += _is_complete(path)
-        elif _step_of(path) != best_step:
-            old.append(path)
-    if old:
-        intact = next((path for path in found if _is_intact(path)), found[-1])
-        old = [path for path in old if found.index(path) > found.index(intact)]
-    for path in old:
-        # Half of a checkpoint must not stand under its name.
-        doomed = directory / f"step-{_step_of(path):06d}.tmp"
-        try:
+    _remove_drafts(directory)
+    usable = [path for path in _newest_first(directory) if _step_of(path) <= intact_step]
+    for path in usable[keep_last:] if keep_last else []:
+        if _step_of(path) != best_step:
+            # Half of a checkpoint must not stand under its name.
+            doomed = path.with_name(f"{path.name}.tmp")
+            try:
+                os.rename(path, doomed)
+            except OSError as error:
+                raise UserError(
+                    f"cannot delete the old checkpoint {path} ({error.strerror}); check the "
+                    "permissions of its directory, or keep all with train.keep_last 0"
+                ) from error
             shutil.rmtree(doomed, ignore_errors=True)
-            os.rename(path, doomed)
-        except OSError as error:
-            raise UserError(
-                f"cannot delete the old checkpoint {path} ({error.strerror}); check the "
-                "permissions of its directory, or keep all with train.keep_last 0"
-            ) from error
-        shutil.rmtree(doomed, ignore_errors=True)
 
 
-def _without_duplicates(
-    tensors: dict[str, dict[str, Tensor]],
-) -> tuple[dict[str, dict[str, Tensor]], dict[str, dict[str, str]]]:
-    """Contiguous CPU tensors to write, and ``{group: {tied name: name that is written}}``."""
-    stored: dict[str, dict[str, Tensor]] = {}
-    tied: dict[str, dict[str, str]] = {}
-    for group, named in tensors.items():
-        stored[group], tied[group] = {}, {}
-        owners: dict[tuple, str] = {}
-        storages = set()
-        for name, tensor in named.items():
-            place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride())
-            owner = owners.setdefault((*place, tensor.dtype), name)
-            if owner != name and tensor.numel():  # all empty tensors lie at address 0
-                tied[group][name] = owner
-                continue
-            plain = tensor.detach().cpu().contiguous()
-            # safetensors refuses two views of one storage.
-            storage = plain.untyped_storage().data_ptr()
-            stored[group][name] = plain.clone() if storage in storages else plain
-            storages.add(storage)
-    return stored, tied
-
-
-def _num_bytes(stored: dict[str, dict[str, Tensor]], state: dict) -> int:
-    """Bytes a checkpoint takes, a little more rather than less."""
-    entries = [(name, tensor) for named in stored.values() for name, tensor in named.items()]
-    headers = sum(len(name.encode()) + 128 for name, _ in entries)
-    return sum(t.nbytes for _, t in entries) + headers + len(encode_manifest(state)) + 4096
-
-
-def _remove_leftovers(directory: Path) -> None:
-    """Remove what a crashed save left, unless it is the only whole copy of its step."""
-    for path in directory.iterdir():
-        name = _LEFTOVER_NAME.fullmatch(path.name)
-        if name and (name[2] == "tmp" or _is_intact(directory / name[1])):
+def _remove_drafts(directory: Path) -> None:
+    """Remove what a crashed save or deletion left."""
+    for path in directory.glob("step-*.tmp"):
+        if _NAME.fullmatch(path.stem):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _newest_first(directory: Path) -> list[Path]:
     """Directories with the name of a checkpoint, broken ones too; none if there is no directory."""
-    try:
-        paths = [path for path in directory.iterdir() if path.is_dir()]
-    except (FileNotFoundError, NotADirectoryError):
+    if not directory.is_dir():
         return []
-    except OSError as error:
-        raise UserError(
-            f"cannot list {directory} ({error.strerror}); check its permissions"
-        ) from error
-    found = [path for path in paths if DIRECTORY_NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda path: (_step_of(path), path.suffix == ""), reverse=True)
+    with reading(directory):
+        found = [p for p in directory.iterdir() if _NAME.fullmatch(p.name) and p.is_dir()]
+    return sorted(found, key=_step_of, reverse=True)
 
 
 def _step_of(path: Path) -> int:
-    return int(DIRECTORY_NAME.fullmatch(path.name)[1])
+    return int(path.name.removeprefix("step-"))
 
 
-def _is_complete(path: Path) -> bool:
-    """Its manifest is right and its files have the sizes it says; costs no reading of them."""
-    try:
-        files = read_manifest(path / MANIFEST)["files"]
-        return all((path / name).stat().st_size == files[name]["bytes"] for name in files)
-    except (UserError, OSError):
-        return False
+# ---- the optimiser in it ----
 
 
-def _is_intact(path: Path) -> bool:
-    """``load_checkpoint`` would take it; reads all files piece by piece, holds no tensors."""
-    try:
-        for name, entry in read_manifest(path / MANIFEST)["files"].items():
-            with open_regular(path / name) as stream:
-                if hashlib.file_digest(stream, "sha256").hexdigest() != entry["sha256"]:
-                    return False
-            with safetensors.safe_open(path / name, "pt") as tensors:
-                if not set(entry["tied"].values()) <= set(tensors.keys()):
-                    return False
-    except (UserError, OSError, safetensors.SafetensorError):
-        return False
-    return _is_complete(path)
+def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """What AdamW knows of each parameter, as ``{"parameter/quantity": tensor}``; no copies."""
+    return {
+        f"{name}/{quantity}": tensor
+        for name, parameter in model.named_parameters()
+        for quantity, tensor in optimizer.state.get(parameter, {}).items()
+    }
 
 
-def _publish(draft: Path, final: Path) -> None:
-    """Give a complete draft its name; at no moment is the step without a whole checkpoint."""
-    replaced = final.with_name(f"{final.name}.replaced")
-    if replaced.exists():  # whole, for a crashed save left it and what took its place is not
-        shutil.rmtree(final, ignore_errors=True)
-    elif final.exists():
-        os.rename(final, replaced)  # a directory cannot be renamed onto one that has files
-    os.rename(draft, final)
-    sync_directory(final.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]
+) -> None:
+    """Undo ``optimizer_tensors``: the next step is bitwise the one that would have followed.
 
+    The settings of the optimiser stay those it was built with. ``set_optimizer_state_dict`` of
+    ``torch.distributed.checkpoint`` does the same, but takes moments of any name and shape.
 
-def _save_error(error: OSError, final: Path, needed: int) -> UserError:
-    """The line for a failed save."""
-    if error.errno not in NO_SPACE:
-        return UserError(
-            f"cannot save checkpoint {final} ({error.strerror}); check the directory, or "
-            "choose another --output"
-        )
-    parents = (path for path in final.parents if path.exists())
-    free = shutil.disk_usage(next(parents)).free
-    return UserError(
-        f"no room for checkpoint {final} ({error.strerror}): it needs {needed:,} bytes, "
-        f"{free:,} are free; free some space or lift the file size limit, then start again: "
-        "earlier checkpoints are intact"
-    )
+    Args:
+        optimizer: newly built, over the parameters of the model.
+        model: whose parameters have the names.
+        tensors: of ``optimizer_tensors``; copied.
+
+    Raises:
+        UserError: names or shapes do not fit the model.
+    """
+    parameters = dict(model.named_parameters())
+    names = {parameter: name for name, parameter in parameters.items()}
+    state: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        name, _, quantity = key.rpartition("/")
+        # The step count is a scalar, all else has the shape of its parameter.
+        shape = () if quantity == "step" else getattr(parameters.get(name), "shape", None)
+        if name not in parameters or quantity not in MOMENTS or tensor.shape != shape:
+            raise UserError(
+                f"the checkpoint's optimizer state {key} {tuple(tensor.shape)} does not fit the "
+                "model; resume with the settings it was saved with"
+            )
+        # Optimisers keep the tensors they are given and write into them.
+        state.setdefault(name, {})[quantity] = tensor.clone()
+    for name, found in state.items():
+        if lacking := MOMENTS - found.keys():
+            raise UserError(
+                f"the checkpoint's optimizer state lacks {name}/{min(lacking)}; resume with the "
+                "settings it was saved with"
+            )
+    order = [names[p] for group in optimizer.param_groups for p in group["params"]]
+    numbered = {i: state[name] for i, name in enumerate(order) if name in state}
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": numbered, "param_groups": groups})

@@ -22,15 +22,16 @@ from torch import Tensor, nn
 from exlm_mini.config import TrainConfig, UserError
 from exlm_mini.data.files import reading
 from exlm_mini.training.checkpoint import (
+    USE_EARLIER,
     Checkpoint,
     latest_checkpoint,
     not_finite,
+    optimizer_tensors,
     prune_checkpoints,
+    restore_optimizer,
     save_checkpoint,
 )
-from exlm_mini.training.manifest import USE_EARLIER
 from exlm_mini.training.meter import ScalarLog
-from exlm_mini.training.optimizer_state import flatten_optimizer, restore_optimizer
 from exlm_mini.training.parts import Objective, make_optimizer, versions
 from exlm_mini.training.processes import Engine
 from exlm_mini.training.run_directory import MetricsLog
@@ -200,7 +201,7 @@ class Loop:
         with self.engine.together():
             if self.engine.is_main:
                 self.output.mkdir(parents=True, exist_ok=True)
-                self._prune()  # no save may follow the one that was cut short
+                self._prune(step)  # no save may follow the one that was cut short
                 metrics = MetricsLog(self.output / "metrics.jsonl", step)
                 logs.append(open_files.enter_context(metrics))
                 self.seconds = (metrics.last or {}).get("seconds") or 0.0
@@ -232,29 +233,31 @@ class Loop:
 
     def _save(self, step: int, evaluation: Any) -> None:
         """The first process writes a checkpoint; all must call."""
-        weights = self.model.state_dict()
-        moments, groups = flatten_optimizer(self.optimizer, self.model.named_parameters())
-        tensors, state = self._own_state()
-        state |= {
-            "optimizer_groups": groups,
-            "num_tokens": self.num_tokens,
-            "update": self.updater.state(),
-            "num_processes": self.engine.world_size,
-            "versions": versions(self.engine.device),
-        }
         with self.engine.together():
             if self.engine.is_main:
+                weights = self.model.state_dict()
                 if name := not_finite(weights):
                     told = f"the weights {name} are not finite after step {step}"
                     raise self.updater.diverged(told)
-                tensors |= {"model": weights, "optimizer": moments}
+                tensors, state = self._own_state()
+                tensors |= {
+                    "model": weights,
+                    "optimizer": optimizer_tensors(self.optimizer, self.model),
+                }
+                state |= {
+                    "num_tokens": self.num_tokens,
+                    "update": self.updater.state(),
+                    "num_processes": self.engine.world_size,
+                    "versions": versions(self.engine.device),
+                }
                 save_checkpoint(self._checkpoints, step, tensors, state)
-                self._prune()
+                self._prune(step)
         self._saved_at = time.monotonic()
 
-    def _prune(self) -> None:
+    def _prune(self, intact_step: int) -> None:
         """Keep the newest checkpoints and the best."""
-        prune_checkpoints(self._checkpoints, self.train.keep_last, self.best_step)
+        keep_last = self.train.keep_last
+        prune_checkpoints(self._checkpoints, keep_last, intact_step, self.best_step)
 
     def _restore(self) -> int:
         """Take over the newest whole checkpoint, if there is one; the number of steps done."""
@@ -291,12 +294,7 @@ class Loop:
         """
         state = checkpoint.state
         self.model.load_state_dict(checkpoint.tensors["model"])
-        restore_optimizer(
-            self.optimizer,
-            self.model.named_parameters(),
-            checkpoint.tensors["optimizer"],
-            state["optimizer_groups"],
-        )
+        restore_optimizer(self.optimizer, self.model, checkpoint.tensors["optimizer"])
         # Older checkpoints hold neither of these.
         self.num_tokens = int(state.get("num_tokens", 0))
         self.updater.restore(state.get("update", {}))
