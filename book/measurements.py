@@ -25,12 +25,13 @@ from exlm_lab.benchmarks.record import (
     as_json,
 )
 from exlm_lab.benchmarks.step import model_of, row_length, step
-from exlm_lab.benchmarks.training import LEAST_STEPS, singles, speed_settings, train
+from exlm_lab.benchmarks.training import LEAST_STEPS, speed_settings, train
 from exlm_mini.alignment import BACKENDS
 from exlm_mini.alignment.cases import JUDGE, check, limits, short
 from exlm_mini.config import RunConfig
 from exlm_mini.data.memory import DoesNotFit
 from exlm_mini.recipes import load_recipe, recipe_names
+from exlm_mini.training.dry_run import objectives_of
 
 QUICK_SHAPE = Shape(2, 3, 6)
 PAPER_SIZES = (Shape(64, 77, 308), 50265)
@@ -213,7 +214,7 @@ def train_times(setting: Setting) -> Iterator[Item]:
         config = load_recipe(name)
         if setting.device.type == "cpu" and config.data.pack is not None:
             continue
-        for single in singles(config):
+        for single in objectives_of(config):
             if speed_settings(single) not in measured:
                 measured.append(speed_settings(single))
                 yield Item(f"{name} {single.objective}", partial(_train_at, setting, single))

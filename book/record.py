@@ -18,10 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from exlm_mini.config import RunConfig, UserError, run_config_from_dict
+from exlm_mini.config import RunConfig, UserError
 from exlm_mini.data.files import read_bytes, read_text, reading, write_atomically
 from exlm_mini.options import command_parser, parse
-from exlm_mini.recipes import parse_stored, plain, recipe_names
+from exlm_mini.recipes import dotted, parse_stored, plain, recipe_names, run_config_from_dict
 from exlm_mini.training.console import exit_code
 from exlm_mini.training.run_directory import CONFIG, read_metrics
 
@@ -67,8 +67,8 @@ def command_of(config: RunConfig) -> str:
     """
     is_ours = config.recipe in recipe_names()
     arguments = ["--recipe", config.recipe] if is_ours else []
-    usual = _dotted(parse(arguments).config)
-    for name, value in _dotted(config).items():
+    usual = dotted(plain(parse(arguments).config))
+    for name, value in dotted(plain(config)).items():
         if name != "recipe" and value != usual[name]:
             arguments += [f"--{name}", *_words(value)]
     if replace(parse(arguments).config, recipe=config.recipe) != config:
@@ -78,25 +78,10 @@ def command_of(config: RunConfig) -> str:
     return shlex.join(["python", "-m", "exlm_mini.pretrain", *arguments])
 
 
-def _dotted(config: RunConfig) -> dict[str, Any]:
-    """Settings under dotted names."""
-    flat: dict[str, Any] = {}
-    for name, value in plain(config).items():
-        if isinstance(value, dict):
-            flat |= {f"{name}.{key}": item for key, item in value.items()}
-        else:
-            flat[name] = value
-    return flat
-
-
 def _words(value: Any) -> list[str]:
     """A value as the command line takes it."""
-    if isinstance(value, str):
-        return [value]
-    is_names = isinstance(value, list) and all(isinstance(item, str) for item in value)
-    if is_names and not any(item.startswith(("-", "[")) for item in value):
-        return value or ["[]"]
-    return [json.dumps(value)]
+    items = value if isinstance(value, list) else [value]
+    return [item if isinstance(item, str) else json.dumps(item) for item in items]
 
 
 def _curve(folder: Path, num_steps: int) -> list[dict[str, Any]]:

@@ -986,8 +986,8 @@ lines = (RECIPES / "toy-pairs.yaml").read_text().splitlines()
 print("\n".join(line for line in lines if not line.startswith("#")))
 
 # %% [markdown]
-# What it leaves out has a default; `--help` lists every setting with its unit. Any
-# of them can be replaced on the command line, and through `make` too:
+# What it leaves out has a default; `--help=all` lists every setting with its unit.
+# Any of them can be replaced on the command line, and through `make` too:
 #
 # ```bash
 # python -m exlm_mini.pretrain --recipe toy-pairs --train.steps 40

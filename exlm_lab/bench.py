@@ -48,13 +48,14 @@ from exlm_lab.benchmarks.record import (
 )
 from exlm_lab.benchmarks.step import model_of, row_length, step
 from exlm_lab.benchmarks.table import heading, lines, machine_line, train_lines
-from exlm_lab.benchmarks.training import LEAST_STEPS, singles, train
+from exlm_lab.benchmarks.training import LEAST_STEPS, train
 from exlm_mini.alignment import BACKENDS, dag_log_likelihood
 from exlm_mini.config import ModelConfig, RunConfig, TrainConfig, UserError, nearest
 from exlm_mini.data.memory import check_bytes
 from exlm_mini.recipes import load_recipe
 from exlm_mini.training.console import exit_code, say
 from exlm_mini.training.cost import check_memory
+from exlm_mini.training.dry_run import objectives_of
 from exlm_mini.training.parts import choose_device
 from exlm_mini.training.provenance import machine
 
@@ -195,7 +196,9 @@ def _train(arguments: argparse.Namespace) -> None:
         raise UserError(f"--steps is {arguments.steps}; a median needs at least {LEAST_STEPS}")
     device = _device(arguments.device)
     configs = [
-        single for recipe in arguments.recipe for single in singles(_recipe(recipe, arguments))
+        single
+        for recipe in arguments.recipe
+        for single in objectives_of(_recipe(recipe, arguments))
     ]
     about = machine(device)
     seconds = arguments.seconds or math.inf

@@ -40,7 +40,7 @@ from exlm_lab.experiments.study import EXPERIMENTS, SCALE, report
 from exlm_lab.ledger import StoppedError
 from exlm_mini.config import UserError, check_integers, nearest
 from exlm_mini.data.files import refuse_odd_files
-from exlm_mini.options import GuessingParser, command_parser
+from exlm_mini.options import Parser, command_parser
 from exlm_mini.training.console import (
     INTERRUPTED,
     ProgressLine,
@@ -72,7 +72,7 @@ class Run(NamedTuple):
 # ---- what is asked for ----
 
 
-def planned(sweeps: dict[str, list[Cell]], scale: str, seeds: list[int] | None) -> list[Run]:
+def planned(sweeps: dict[str, list[Cell]], scale: str, seeds: list[int]) -> list[Run]:
     """Every run of some sweeps: one after the other, all first seeds before any second."""
     runs = []
     for name, cells in sweeps.items():
@@ -260,9 +260,9 @@ def reported(names: list[str], scale: str, output: Path) -> Iterator[str]:
 # ---- the command line ----
 
 
-def _parser() -> GuessingParser:
+def _parser() -> Parser:
     names = "; ".join(f"{sweep.name}: {sweep.about}" for sweep in SWEEPS.values())
-    parser = command_parser("python -m exlm_lab.sweep", __doc__, GuessingParser)
+    parser = command_parser("python -m exlm_lab.sweep", __doc__)
     add = parser.add_argument
     add(
         "names", nargs="+", metavar="NAME",
@@ -276,7 +276,14 @@ def _parser() -> GuessingParser:
         "--only", nargs="+", metavar="CELL",
         help="cells, by name or pattern: 'toy-*' (see --list)",
     )  # fmt: skip
-    add("--seeds", nargs="+", metavar="N", help="default: those of each cell")
+    add(
+        "--seeds",
+        nargs="+",
+        type=int,
+        default=[],
+        metavar="N",
+        help="default: those of each cell",
+    )
     add(
         "--output", type=Path, default=OUTPUT, metavar="DIR",
         help=f"records go to DIR/NAME; default {OUTPUT}",
@@ -302,24 +309,15 @@ def _parser() -> GuessingParser:
     return parser
 
 
-def _seeds(texts: list[str] | None) -> list[int] | None:
-    if texts is None:
-        return None
-    if not all(text.isascii() and text.isdigit() and len(text) < 20 for text in texts):
-        raise UserError(f"--seeds is '{' '.join(texts)}'; give whole numbers such as 1 2 3")
-    seeds = list(dict.fromkeys(int(text) for text in texts))
-    check_integers({"--seeds": seeds})
-    return seeds
-
-
 def run(found: argparse.Namespace) -> int:
     """Do what the command line asks for; the exit code."""
     if found.scale not in SCALES:
         raise UserError(f"--scale is '{found.scale}'; {nearest(found.scale, SCALES)}")
     if found.data is not None and not found.data.exists():
         raise UserError(f"cannot read {found.data} (no such file or directory); check --data")
+    check_integers({"--seeds": found.seeds})
     sweeps = chosen(found.names, found.scale, found.only)
-    runs = planned(sweeps, found.scale, _seeds(found.seeds))
+    runs = planned(sweeps, found.scale, list(dict.fromkeys(found.seeds)))
     if found.figures is not None:
         from exlm_lab.experiments.figures import write_figures
 

@@ -1,4 +1,8 @@
-"""Settings of a run: frozen dataclasses with units, checked as soon as they are built.
+"""Settings of a run: frozen dataclasses, checked as soon as they are built.
+
+All that is known of a setting stands at its field: type, default, the ``Rule`` its numbers must
+keep to, what it has an ``Effect`` on, and below it what it means and its unit. Help, checks and the
+lists of settings that matter are made from that.
 
 Nothing here knows of the command line; ``pretrain`` fills these classes from a recipe and from
 dotted options (``--model.states_per_mask 8``). A value that cannot work raises ``UserError``.
@@ -8,9 +12,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, is_dataclass
+from enum import Enum
+from functools import cache
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 SPECIAL_TOKENS = ("[PAD]", "[BOS]", "[EOS]", "[UNK]", "[SEP]", "[MASK]")
 
@@ -49,66 +55,57 @@ class ModelConfig:
     """Architecture (§4.2, Tables 5, 7 and 10)."""
 
     preset: Literal["tiny", "mini", "base", "large", "molecular"] = "tiny"
-    """Encoder size; the four fields below replace single numbers of it."""
-    num_layers: int | None = None
+    """Encoder size; num_layers, width, ffn_width and num_heads replace single numbers of it."""
+    num_layers: Annotated[int | None, LAYERS, RARE] = None
     """Transformer layers; none: the preset's."""
-    width: int | None = None
+    width: Annotated[int | None, AT_LEAST_1, RARE] = None
     """Hidden size D; none: the preset's."""
-    ffn_width: int | None = None
+    ffn_width: Annotated[int | None, AT_LEAST_1, RARE] = None
     """Feed-forward size; none: the preset's."""
-    num_heads: int | None = None
+    num_heads: Annotated[int | None, AT_LEAST_1, RARE] = None
     """Attention heads; none: the preset's."""
-    vocab_size: int | None = None
+    vocab_size: Annotated[int | None, AT_LEAST_1, RARE] = None
     """Vocabulary size V; none: the tokenizer's. A number is only for --dry-run."""
-    max_positions: int = 512
+    max_positions: Annotated[int, AT_LEAST_1] = 512
     """Longest expanded sequence, in tokens."""
-    dropout: float = 0.1
+    dropout: Annotated[float, BELOW_1] = 0.1
     """After the embedding and each sublayer."""
-    attention_dropout: float = 0.1
+    attention_dropout: Annotated[float, BELOW_1] = 0.1
     """On attention probabilities."""
-    activation_dropout: float = 0.0
+    activation_dropout: Annotated[float, BELOW_1, RARE] = 0.0
     """After the feed-forward activation."""
-    states_per_mask: int = 4
+    states_per_mask: Annotated[int, AT_LEAST_1] = 4
     """k of §4: hidden states per [MASK]."""
-    boundary: Literal["official", "paper"] = "official"
+    boundary: Annotated[Literal["official", "paper"], RARE] = "official"
     """official: [BOS] and [EOS] have k scored states each; paper: one unscored state each."""
     transition: Literal["gated", "paper", "ctc", "uniform"] = "gated"
     """How states are linked: released code, §4.2, or the two ablations without transitions."""
-    use_position: bool = True
+    use_position: Annotated[bool, RARE] = True
     """gated only: learned positions beside the features, as in the released code."""
-    sparse: bool = False
+    sparse: Annotated[bool, RARE] = False
     """Forbid edges between states of one mask (Appendix Q.3)."""
-    clone_embedding_std: float = 0.0
+    clone_embedding_std: Annotated[float, NOT_NEGATIVE, RARE] = 0.0
     """Spread of a learned vector per clone, added to the states, and to the copies of expand_at
     above 0; 0: none, as in the paper."""
-    expand_at: int = 0
+    expand_at: Annotated[int, NOT_NEGATIVE, RARE] = 0
     """exlm only: lower layers that see a row before expansion, each mask one token, whose state is
     then copied to its clones; 0: none, as in the paper."""
     rope: Literal["2d", "1d"] = "2d"
     """2d: token and clone index; 1d: place in the expanded sequence (ablation of Table 2)."""
-    attention: Literal["padded", "packed"] = "padded"
+    attention: Annotated[Literal["padded", "packed"], RARE] = "padded"
     """For rows of unequal length. padded: all as long as the longest of the batch; packed: end to
     end, so that no layer works on padding. On a GPU packed pays most in half precision with
     attention_dropout 0; its kernel has no dropout, and without the kernel attention is padded."""
-    emission: Literal["buffer", "fused", "chunked"] = "buffer"
+    emission: Annotated[Literal["buffer", "fused", "chunked"], RARE] = "buffer"
     """Keep one states x V buffer; the same in the encoder's precision, by a compiled kernel (for
     bf16 on a GPU); or recompute it chunk by chunk in the backward pass."""
-    emission_chunk: int = 1024
+    emission_chunk: Annotated[int, AT_LEAST_1, RARE] = 1024
     """chunked only: states per chunk."""
-    init_std: float = 0.02
+    init_std: Annotated[float, POSITIVE] = 0.02
     """Standard deviation of the initial weights."""
 
     def __post_init__(self) -> None:
         check_fields("model.", self)
-        check_numbers(
-            "model.", self, AT_LEAST_1, "states_per_mask", "max_positions", "emission_chunk",
-            "width", "ffn_width", "num_heads", "vocab_size",
-        )  # fmt: skip
-        check_numbers("model.", self, LAYERS, "num_layers")
-        dropouts = ("dropout", "attention_dropout", "activation_dropout")
-        check_numbers("model.", self, BELOW_1, *dropouts)
-        check_numbers("model.", self, POSITIVE, "init_std")
-        check_numbers("model.", self, NOT_NEGATIVE, "clone_embedding_std", "expand_at")
         if self.sparse and self.transition in ("ctc", "uniform"):
             raise UserError(
                 f"model.sparse has no meaning with model.transition {self.transition}, which has "
@@ -139,61 +136,55 @@ class ModelConfig:
 class MaskingConfig:
     """Which tokens are hidden (§2, §3.1)."""
 
-    mask_ratio: float = 0.15
+    mask_ratio: Annotated[float, BETWEEN] = 0.15
     """p: share of tokens replaced by [MASK]."""
     strategy: Literal["fixed_count", "bernoulli", "slots"] = "fixed_count"
     """A fixed number per block, independent draws, or the toy grammar's own slots."""
-    num_copies: int = 2
+    num_copies: Annotated[int, AT_LEAST_1] = 2
     """repeated-mlm only: k of §3, copies of each token."""
 
     def __post_init__(self) -> None:
         check_fields("masking.", self)
-        if not 0 < self.mask_ratio < 1:
-            raise UserError(
-                f"masking.mask_ratio is {self.mask_ratio}; it must lie strictly between 0 and 1"
-            )
-        check_numbers("masking.", self, AT_LEAST_1, "num_copies")
 
 
 @dataclass(frozen=True)
 class DataConfig:
     """Where the text comes from and how it is cut into rows."""
 
-    kind: Literal["toy", "text", "smiles"] = "text"
+    kind: Annotated[Literal["toy", "text", "smiles"], Effect.SPEED] = "text"
     """The small language with known entropies, text, or molecules."""
     files: tuple[str, ...] = ()
     """Local files (.txt .smi .csv .jsonl .parquet, also .gz .xz); none: the embedded data."""
     hub: str | None = None
     """Data set id on the Hugging Face hub, instead of files."""
-    hub_config: str | None = None
+    hub_config: Annotated[str | None, RARE] = None
     """Configuration of the hub data set, such as 20231101.en."""
-    hub_split: str = "train"
+    hub_split: Annotated[str, RARE] = "train"
     """Split of the hub data set."""
     column: str | None = None
     """Column of .csv, .jsonl, .parquet or the hub data set; none: text or smiles."""
-    max_documents: int | None = None
+    max_documents: Annotated[int | None, TWO_PARTS, RARE] = None
     """Read only the first so many documents or molecules."""
     pack: str | None = None
     """Directory of a corpus packed before; nothing is read or tokenized then."""
-    tokenizer: str | None = None
+    tokenizer: Annotated[str | None, RARE] = None
     """A tokenizer.json to use; none: train one on the training documents."""
-    vocab_size: int = 4000
+    vocab_size: Annotated[int, VOCABULARY] = 4000
     """Size of the tokenizer to train, in tokens, specials included."""
-    block_length: int = 128
+    block_length: Annotated[int, ROW, Effect.SPEED] = 128
     """Tokens per row, [BOS] and [EOS] included; for molecules the longest row kept."""
-    validation_share: float = 0.05
+    validation_share: Annotated[float, BETWEEN, RARE] = 0.05
     """Share of documents held out."""
-    max_unknown: float = 0.001
+    max_unknown: Annotated[float, SHARE, RARE] = 0.001
     """Stop when a larger share of tokens is [UNK]."""
-    max_rejected: float = 0.01
+    max_rejected: Annotated[float, SHARE, RARE] = 0.01
     """smiles only: stop when RDKit rejects a larger share of lines."""
     grammar: str = "pairs"
     """toy only: name of the grammar."""
-    num_sentences: int = 65536
+    num_sentences: Annotated[int, AT_LEAST_1, RARE] = 65536
     """toy only: training sentences drawn."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "files", tuple(self.files))
         check_fields("data.", self)
         for name in ("files", "hub"):
             if self.kind == "toy" and getattr(self, name):
@@ -203,108 +194,72 @@ class DataConfig:
                 )
         if self.files and self.hub:
             raise UserError("data.files and data.hub are both set; give one of the two")
-        if self.block_length < 3:
-            raise UserError(
-                f"data.block_length is {self.block_length}; a row needs [BOS], one token and "
-                "[EOS], so at least 3"
-            )
-        check_numbers("data.", self, AT_LEAST_1, "num_sentences")
-        check_numbers("data.", self, VOCABULARY, "vocab_size")
-        if self.max_documents is not None and self.max_documents < 2:
-            raise UserError(
-                f"data.max_documents is {self.max_documents}; it must be at least 2, one to train "
-                "on and one to validate"
-            )
-        if not 0 < self.validation_share < 1:
-            raise UserError(
-                f"data.validation_share is {self.validation_share}; it must lie in (0, 1)"
-            )
-        check_numbers("data.", self, SHARE, "max_unknown", "max_rejected")
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """Optimisation and bookkeeping."""
 
-    steps: int = 1000
+    steps: Annotated[int, AT_LEAST_1] = 1000
     """Optimiser steps."""
-    batch_size: int = 32
+    batch_size: Annotated[int, AT_LEAST_1, Effect.SPEED] = 32
     """Rows per optimiser step."""
-    micro_batch_size: int | None = None
+    micro_batch_size: Annotated[int | None, AT_LEAST_1, Effect.SPEED] = None
     """Rows per forward pass; none: the whole batch."""
-    batch_tokens: int | None = None
+    batch_tokens: Annotated[int | None, AT_LEAST_1, Effect.SPEED, RARE] = None
     """Tokens per optimiser step at most, in place of batch_size rows: rows times the longest of
     them, before expansion (Table 7)."""
-    micro_batch_tokens: int | None = None
+    micro_batch_tokens: Annotated[int | None, AT_LEAST_1, Effect.SPEED, RARE] = None
     """With batch_tokens: the same per forward pass; none: the whole batch."""
-    learning_rate: float = 1e-3
+    learning_rate: Annotated[float, POSITIVE] = 1e-3
     """Peak of the schedule."""
-    warmup_steps: int = 100
+    warmup_steps: Annotated[int, NOT_NEGATIVE] = 100
     """Linear rise from 0, then linear fall to 0 at the last step."""
-    adam_betas: tuple[float, float] = (0.9, 0.98)
-    adam_eps: float = 1e-6
-    weight_decay: float = 0.01
+    adam_betas: Annotated[tuple[float, float], BELOW_1, RARE] = (0.9, 0.98)
+    """Decay per step of Adam's mean gradient and mean square."""
+    adam_eps: Annotated[float, POSITIVE, RARE] = 1e-6
+    """Added to the root of the mean square."""
+    weight_decay: Annotated[float, NOT_NEGATIVE] = 0.01
     """Decoupled, on every parameter, as fairseq does."""
-    clip_norm: float = 0.0
+    clip_norm: Annotated[float, NOT_NEGATIVE] = 0.0
     """Largest gradient norm; 0: no clipping."""
-    chain_warmup: float = 0.0
+    chain_warmup: Annotated[float, HALF, RARE] = 0.0
     """exlm only: share of the steps on fixed parallel chains, and again as much to fade them
     out; 0: none, as in the paper."""
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    precision: Annotated[Literal["auto", "fp32", "bf16", "fp16"], Effect.SPEED] = "auto"
     """Encoder arithmetic; emission, transition and dynamic programme stay in fp32. auto: bf16 on
     a GPU, on a CPU the faster of bf16 and fp32. fp16 scales the loss, and needs a GPU."""
-    min_loss_scale: float = 1e-4
+    min_loss_scale: Annotated[float, NOT_NEGATIVE, Effect.COURSE, RARE] = 1e-4
     """fp16 only: stop when the scale of the loss falls below, as fairseq does."""
-    max_skipped: int = 10
+    max_skipped: Annotated[int, AT_LEAST_1, Effect.COURSE, RARE] = 10
     """Stop after so many steps in a row whose loss or gradient is not finite; each is skipped."""
-    compile: bool = False
+    compile: Annotated[bool, Effect.SPEED, RARE] = False
     """Compile the encoder's layers with torch.compile; the rest stays as it is."""
-    save_every: int = 500
+    save_every: Annotated[int, AT_LEAST_1, Effect.NOTHING] = 500
     """Steps between checkpoints; the last step is always saved."""
-    keep_last: int = 3
+    keep_last: Annotated[int, NOT_NEGATIVE, Effect.NOTHING, RARE] = 3
     """Newest checkpoints to keep beside the best one; 0: all."""
-    log_every: int = 10
+    log_every: Annotated[int, AT_LEAST_1, Effect.NOTHING, RARE] = 10
     """Steps between lines of metrics.jsonl."""
-    tensorboard: bool = False
+    tensorboard: Annotated[bool, Effect.NOTHING, RARE] = False
     """Write the numbers of metrics.jsonl to OUTPUT/tensorboard too, for TensorBoard."""
-    validate_every: int = 200
+    validate_every: Annotated[int, AT_LEAST_1, Effect.COURSE] = 200
     """Steps between validations; the last step is always validated."""
-    validation_rows: int = 512
+    validation_rows: Annotated[int, AT_LEAST_1, Effect.COURSE, RARE] = 512
     """Held-out rows per validation."""
-    num_threads: int | None = None
+    num_threads: Annotated[int | None, THREADS, Effect.COURSE] = None
     """CPU threads; none: torch's choice."""
-    device: str = "auto"
+    device: Annotated[str, Effect.NOTHING] = "auto"
     """auto, cpu, cuda or cuda:N."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "adam_betas", tuple(self.adam_betas))
         check_fields("train.", self)
-        if not all(0 <= beta < 1 for beta in self.adam_betas):
-            raise UserError(f"train.adam_betas is {self.adam_betas}; both must lie in [0, 1)")
-        check_numbers(
-            "train.", self, NOT_NEGATIVE,
-            "weight_decay", "clip_norm", "min_loss_scale", "keep_last",
-        )  # fmt: skip
-        check_numbers(
-            "train.", self, AT_LEAST_1, "steps", "batch_size", "save_every", "log_every",
-            "validate_every", "validation_rows", "max_skipped",
-        )  # fmt: skip
-        check_numbers("train.", self, NOT_NEGATIVE, "warmup_steps")
-        check_numbers("train.", self, THREADS, "num_threads")
-        if not 0 <= self.chain_warmup <= 0.5:
-            raise UserError(
-                f"train.chain_warmup is {self.chain_warmup}; it must lie in [0, 0.5], so that the "
-                "chains are gone by the last step"
-            )
-        check_numbers("train.", self, POSITIVE, "learning_rate", "adam_eps")
         if self.learning_rate * self.weight_decay >= LARGEST:
             raise UserError(
                 f"train.learning_rate {self.learning_rate:g} times train.weight_decay "
                 f"{self.weight_decay:g} must be below {LARGEST:g}; lower both"
             )
-        if self.micro_batch_size is not None and (
-            self.micro_batch_size < 1 or self.batch_size % self.micro_batch_size
-        ):
+        if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
             raise UserError(
                 f"train.micro_batch_size {self.micro_batch_size} must divide train.batch_size "
                 f"{self.batch_size}"
@@ -321,7 +276,6 @@ class TrainConfig:
                     "train.batch_tokens too, or use train.micro_batch_size"
                 )
             return
-        check_numbers("train.", self, AT_LEAST_1, "batch_tokens")
         rows_default = type(self).__dataclass_fields__["batch_size"].default
         for name, default in (("batch_size", rows_default), ("micro_batch_size", None)):
             if getattr(self, name) != default:
@@ -329,7 +283,7 @@ class TrainConfig:
                     f"train.{name} {getattr(self, name)} counts rows and train.batch_tokens "
                     f"{whole} counts tokens; drop one (--train.batch_tokens null)"
                 )
-        if micro is not None and (micro < 1 or whole % micro):
+        if micro is not None and whole % micro:
             raise UserError(
                 f"train.micro_batch_tokens {micro} must divide train.batch_tokens {whole}"
             )
@@ -341,10 +295,12 @@ class RunConfig:
 
     recipe: str = "text-tiny"
     """Name of the recipe these settings started from."""
-    objective: Literal["mlm", "repeated-mlm", "exlm", "mlm+exlm"] = "exlm"
+    objective: Annotated[Literal["mlm", "repeated-mlm", "exlm", "mlm+exlm"], Effect.SPEED] = (
+        "exlm"
+    )
     """What is trained; mlm+exlm trains one after the other in OUTPUT/mlm and OUTPUT/exlm."""
-    model: ModelConfig = field(default_factory=ModelConfig)
-    masking: MaskingConfig = field(default_factory=MaskingConfig)
+    model: Annotated[ModelConfig, Effect.SPEED] = field(default_factory=ModelConfig)
+    masking: Annotated[MaskingConfig, Effect.SPEED] = field(default_factory=MaskingConfig)
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     seed: int = 1
@@ -359,46 +315,39 @@ class RunConfig:
             )
 
 
-def run_config_from_dict(settings: dict[str, Any]) -> RunConfig:
-    """Rebuild settings from ``dataclasses.asdict`` or from parsed YAML; missing ones default.
-
-    Raises:
-        UserError: naming an unknown setting and the nearest known ones.
-    """
-    settings = without_sharding(settings)
-    groups = {"model": ModelConfig, "masking": MaskingConfig, "data": DataConfig}
-    groups["train"] = TrainConfig
-    built = {}
-    for name, value in settings.items():
-        if name in groups:
-            known = [f.name for f in fields(groups[name])]
-            for key in value:
-                if key not in known:
-                    raise UserError(f"unknown setting {name}.{key}; {nearest(key, known)}")
-            built[name] = groups[name](**value)
-        else:
-            known = [f.name for f in fields(RunConfig)]
-            if name not in known:
-                raise UserError(f"unknown setting {name}; {nearest(name, known)}")
-            built[name] = value
-    return RunConfig(**built)
+# ---- what is known of a setting besides its type ----
 
 
-def without_sharding(settings: dict[str, Any]) -> dict[str, Any]:
-    """Stored settings without ``train.sharding``, which they had while models could be divided.
+class Effect(Enum):
+    """What a setting changes; the first two say that no weight depends on it, by design."""
 
-    Raises:
-        UserError: if the model was.
-    """
-    train = settings.get("train")
-    if not isinstance(train, dict) or "sharding" not in train:
-        return settings
-    if train["sharding"] != "none":
-        raise UserError(
-            f"train.sharding is {train['sharding']}, and every process now holds the whole model; "
-            "take the setting out, the checkpoints are of the same form"
-        )
-    return {**settings, "train": {k: v for k, v in train.items() if k != "sharding"}}
+    NOTHING = "no weight, and nothing that is measured"
+    COURSE = "no weight, but what a run measures, how long it takes or when it gives up"
+    SPEED = "how fast a token is worked on"
+
+
+RARE = "a setting that only --help=all shows"
+
+
+@cache
+def schema(kind: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """The settings of a class: type and marks, such as a ``Rule``, an ``Effect`` or ``RARE``."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {
+        name: (get_args(hint)[0], hint.__metadata__)
+        if get_origin(hint) is Annotated
+        else (hint, ())
+        for name, hint in hints.items()
+    }
+
+
+def settings_with(*effects: Effect, kind: type = RunConfig, group: str = "") -> Iterator[str]:
+    """Dotted names of the settings that have one of these effects, or of the group that has."""
+    for name, (hint, marks) in schema(kind).items():
+        if not set(effects).isdisjoint(marks):
+            yield f"{group}{name}"
+        elif is_dataclass(hint):
+            yield from settings_with(*effects, kind=hint, group=f"{group}{name}.")
 
 
 # ---- what a user may not ask for ----
@@ -417,11 +366,19 @@ class UserError(ValueError):
         super().__init__(text if len(text) <= 1000 else f"{text[:600]} ... {text[-300:]}")
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A clause that offers the known names closest to a mistyped one."""
+def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
+    """A clause that offers the known names closest to a mistyped one.
+
+    Args:
+        name: as typed.
+        known: names.
+        otherwise: what to say where none is close; none: all that are known.
+    """
     known = list(known)
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return otherwise or f"known: {', '.join(known)}"
 
 
 class Rule(NamedTuple):
@@ -443,6 +400,12 @@ POSITIVE = Rule(lambda number: 0 < number < LARGEST, f"be positive, and below {L
 BELOW_1 = Rule(lambda number: 0 <= number < 1, "lie in [0, 1)")
 LAYERS = Rule(lambda number: 1 <= number <= 1000, "lie between 1 and 1,000")
 SHARE = Rule(lambda number: 0 <= number <= 1, "lie in [0, 1]")
+BETWEEN = Rule(lambda number: 0 < number < 1, "lie strictly between 0 and 1")
+HALF = Rule(
+    lambda number: 0 <= number <= 0.5, "lie in [0, 0.5], so that the chains are gone at the end"
+)
+ROW = Rule(lambda number: number >= 3, "be at least 3: [BOS], one token and [EOS]")
+TWO_PARTS = Rule(lambda number: number >= 2, "be at least 2, to train on and to validate")
 MOST_THREADS = 1024
 """Or processes: a system that cannot start as many ends the program."""
 VOCABULARY = Rule(lambda number: 1 <= number <= 2**22, "be at least 1, and at most 4194304")
@@ -457,7 +420,7 @@ def check_numbers(group: str, settings: object, rule: Rule, *names: str) -> None
 
     Args:
         group: what stands before the names on the command line, such as ``train.``.
-        settings: has the numbers as attributes.
+        settings: has the numbers, or tuples of them, as attributes.
         rule: that they must keep to.
         names: of the numbers.
 
@@ -466,7 +429,8 @@ def check_numbers(group: str, settings: object, rule: Rule, *names: str) -> None
     """
     for name in names:
         value = getattr(settings, name)
-        if value is not None and not rule.fits(value):
+        numbers = value if isinstance(value, tuple) else (value,)
+        if value is not None and not all(map(rule.fits, numbers)):
             raise UserError(f"{group}{name} is {value}; it must {rule.words}")
 
 
@@ -490,16 +454,18 @@ def check_integers(settings: Mapping[str, object], group: str = "") -> None:
 
 
 def check_fields(group: str, settings: object) -> None:
-    """Refuse a value that is not in its field's list, and whole numbers as ``check_integers``.
+    """Refuse what a field's list or rule does not allow, and whole numbers as ``check_integers``.
 
-    Only the command line checks types.
+    Types are checked where settings are read, see ``recipes.typed``.
 
     Raises:
-        UserError: with the values nearest to it.
+        UserError: with the values nearest to it, or the rule.
     """
-    hints = get_type_hints(type(settings))
-    check_integers({name: getattr(settings, name) for name in hints}, group)
-    for name, hint in hints.items():
+    for name, (hint, marks) in schema(type(settings)).items():
         value, choices = getattr(settings, name), get_args(hint)
+        check_integers({name: value}, group)
         if get_origin(hint) is Literal and value not in choices:
             raise UserError(f"{group}{name} is '{value}'; {nearest(str(value), choices)}")
+        for rule in marks:
+            if isinstance(rule, Rule):
+                check_numbers(group, settings, rule, name)

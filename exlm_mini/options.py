@@ -1,25 +1,35 @@
 """The options of a command: help from its docstring, mistakes in one line.
 
-``pretrain`` takes its settings from a recipe and from dotted options, see ``parse``; the other
-commands have a ``command_parser``.
+Commands that take settings have a ``settings_parser``, the others a ``command_parser``. ``parse``
+reads the command line of ``pretrain``.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import re
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import is_dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from types import NoneType
+from typing import Any, Literal, NamedTuple, NoReturn, get_args, get_origin
 
-from exlm_mini.config import RunConfig, UserError, nearest, run_config_from_dict
-from exlm_mini.recipes import recipe_names, recipe_path, settings_of
+from exlm_mini.config import RARE, RunConfig, UserError, nearest, schema
+from exlm_mini.recipes import (
+    OF_THE_COMMAND,
+    RUN,
+    mismatch,
+    plain,
+    recipe_names,
+    recipe_path,
+    run_config_from_dict,
+    settings_of,
+)
 from exlm_mini.training.console import Debugging
 
 
@@ -38,28 +48,23 @@ class Parser(argparse.ArgumentParser):
             help="show the traceback behind a mistake",
         )  # fmt: skip
 
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see --help")
-
-
-class GuessingParser(Parser):
-    """For commands of many options: one that is unknown is answered with those like it."""
-
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
-        """The options; ``--help`` prints and exits.
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Tell of a mistake.
 
         Raises:
-            UserError: for an unknown option, or a value that cannot be.
+            UserError: always.
         """
-        found, unknown = self.parse_known_args(args, namespace)
-        if unknown:
+        message = " ".join(message.split())
+        if unknown := re.match(r"unrecognized arguments: (\S+)", message):
+            name = unknown[1].lstrip("-").partition("=")[0]
             known = [option.lstrip("-") for option in self._option_string_actions]
-            name = unknown[0].lstrip("-").partition("=")[0]
-            raise UserError(f"unknown option {unknown[0]}; {nearest(name, known)}")
-        return found
+            kind = "option" if unknown[1].startswith("-") else "argument"
+            remedy = nearest(name, known, "see --help")
+            raise UserError(f"unknown {kind} {unknown[1]}; {remedy}")
+        raise UserError(f"{message}; see --help") from None
 
 
-def command_parser(command: str, text: str, kind: type[Parser] = Parser) -> Parser:
+def command_parser(command: str, text: str) -> Parser:
     """A parser without options yet.
 
     Args:
@@ -67,20 +72,109 @@ def command_parser(command: str, text: str, kind: type[Parser] = Parser) -> Pars
         text: docstring of its module. The first line is what it does, behind the command's name
             if that stands there; the other lines end the help, without the marks that the pages of
             the book need.
-        kind: of parser.
     """
+    return Parser(**_words_of(command, text))
+
+
+def _words_of(command: str, text: str) -> dict[str, Any]:
+    """What a parser takes from the docstring of its command."""
     first, _, rest = text.partition("\n")
     first = first.removesuffix(" ::")
-    return kind(
-        prog=command,
-        description=(first.partition("``: ")[2] or first).replace("``", ""),
-        epilog=rest.replace(" ::", "::").replace("::", ":").replace("``", ""),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    return {
+        "prog": command,
+        "description": (first.partition("``: ")[2] or first).replace("``", ""),
+        "epilog": rest.replace(" ::", "::").replace("::", ":").replace("``", ""),
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+        "allow_abbrev": False,
+    }
+
+
+# ---- settings ----
+
+
+class _Help(argparse.Action):
+    """``--help`` shows what most runs need, ``--help=all`` every setting."""
+
+    def __call__(self, parser: Any, namespace: Any, value: Any, option: Any = None) -> NoReturn:
+        for action in parser._actions if value is None else ():
+            if getattr(action, "is_rare", False):
+                action.help = argparse.SUPPRESS
+        parser.print_help()
+        sys.exit(0)
+
+
+def settings_parser(
+    command: str, text: str, groups: Mapping[str, type], skip: Collection[str] = ()
+) -> Any:
+    """A jsonargparse parser with an option for every setting of some classes.
+
+    Of what it parses, ``given`` takes the settings that were given.
+
+    Args:
+        command: see ``command_parser``.
+        text: see ``command_parser``.
+        groups: settings classes by what stands before the names of their options; an empty name
+            for options without a dot.
+        skip: dotted names of settings that get no option.
+    """
+    from docstring_parser import parse_from_object
+    from jsonargparse import ArgumentParser
+
+    hints: dict[str, Any] = {}
+
+    class SettingsParser(Parser, ArgumentParser):
+        def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+            message = re.sub(r"<class '(\w+)'>", r"\1", " ".join(message.split()))
+            if found := re.search(r'key "given\.([\w.]+)".*: .* value: (.*)', message):
+                raise UserError(mismatch(found[1], found[2], hints[found[1]])) from None
+            super().error(message.replace("Parser key", "option"), ex)
+
+    formatter = partial(argparse.RawDescriptionHelpFormatter, width=100, max_help_position=34)
+    words = _words_of(command, text) | {"formatter_class": formatter}
+    parser = SettingsParser(
+        **words, usage="%(prog)s [--option VALUE ...]", add_help=False, print_config=None
     )
+    parser.add_argument(
+        "-h", "--help", action=_Help, nargs="?", metavar="all",
+        help="show this, with --help=all rare settings too",
+    )  # fmt: skip
+    for group, kind in groups.items():
+        about = {p.arg_name: p.description for p in parse_from_object(kind).params}
+        shown = parser.add_argument_group(kind.__doc__.strip().rstrip("."))
+        for name, (hint, marks) in schema(kind).items():
+            dotted = f"{group}.{name}" if group else name
+            if dotted in skip or is_dataclass(hint):
+                continue
+            option = _option(hint, kind.__dataclass_fields__[name].default, about[name])
+            action = shown.add_argument(f"--{dotted}", dest=f"given.{dotted}", **option)
+            action.is_rare, hints[dotted] = RARE in marks, option["type"]
+    return parser
 
 
-# ---- the settings of pretrain ----
+def given(found: Any) -> dict[str, Any]:
+    """The settings among the options that a ``settings_parser`` found, in dicts by their group."""
+    return found.as_dict().get("given", {})
+
+
+def _option(hint: Any, default: Any, about: str) -> dict[str, Any]:
+    """How the option of a setting reads its words, and its help."""
+    kind = get_args(hint)[0] if NoneType in get_args(hint) else hint
+    option: dict[str, Any] = {"type": hint, "default": argparse.SUPPRESS}
+    notes = []
+    if get_origin(kind) is tuple:
+        kind, *others = get_args(kind)
+        option |= {"type": kind, "nargs": "+" if Ellipsis in others else 1 + len(others)}
+        default = " ".join(map(str, default)) or None
+    if get_origin(kind) is Literal:
+        notes, kind = [", ".join(get_args(kind))], str
+    if default is not None:  # what none means, the text says
+        notes.append(f"default {str(default).lower() if kind is bool else default}")
+    metavar = {int: "N", float: "X", bool: "true|false", str: "TEXT"}[kind]
+    text = " ".join(about.split()).rstrip(".") + f" ({'; '.join(notes)})" * bool(notes)
+    return option | {"metavar": metavar, "help": text.replace("%", "%%")}
+
+
+# ---- pretrain ----
 
 
 class Request(NamedTuple):
@@ -101,173 +195,43 @@ def parse(argv: list[str]) -> Request:
     Raises:
         UserError: for an unknown recipe or setting, or a value that cannot be.
     """
-    recipes, rest = _take("--recipe", argv)
-    path = recipe_path(recipes[-1]) if recipes else None
-    files, rest = _take("--settings", rest)
-    if any(option in rest for option in ("-h", "--help")):
-        _parser().print_help()
+    found = _parser().parse_args(argv)
+    for name in ("devices", "throughput"):
+        if found[name] is not None and not found.dry_run:
+            raise UserError(f"--{name} {found[name]} is for --dry-run alone; drop it")
+    if found.throughput is not None and not 0 < found.throughput < math.inf:
+        raise UserError(f"--throughput is {found.throughput}; it must be positive")
+    path = None if found.recipe is None else recipe_path(found.recipe)
+    settings = {} if path is None else settings_of(path)
+    settings = {name: value for name, value in settings.items() if name in RUN}
+    for name, value in given(found).items():
+        settings[name] = settings.get(name, {}) | value if isinstance(value, dict) else value
+    config = run_config_from_dict(settings | {"recipe": path.stem if path else "none"})
+    if found.print_config:
+        import yaml
+
+        shown = plain(config)
+        del shown["recipe"]
+        shown |= {name: found.get(name, False) for name in OF_THE_COMMAND} | {"recipe": None}
+        print(yaml.safe_dump(shown, sort_keys=False), end="")
         sys.exit(0)
-    # As defaults, so that options replace what files say; the recipe's own file comes first.
-    defaults: dict[str, Any] = {}
-    for file in ([path] if path else []) + [Path(file) for file in files]:
-        defaults |= settings_of(file)
-    parser = _parser()
-    _set_defaults(parser, defaults)
-    settings = parser.parse_args(_join_files(rest)).as_dict()
-    output, is_dry_run = settings.pop("output"), settings.pop("dry_run")
-    settings.pop("settings")
-    settings.pop("debug")
-    num_devices, throughput = settings.pop("devices"), settings.pop("throughput")
-    for name, value in (("devices", num_devices), ("throughput", throughput)):
-        if value is not None and not is_dry_run:
-            raise UserError(f"--{name} {value} is for --dry-run alone; drop it")
-    if throughput is not None and not 0 < throughput < math.inf:
-        raise UserError(f"--throughput is {throughput}; it must be positive tokens per second")
-    config = run_config_from_dict({**settings, "recipe": path.stem if path else "none"})
-    if output is None:
-        output = Path("runs") / f"{config.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+    default = Path("runs") / f"{config.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
     return Request(
-        config, Path(output), is_dry_run, 1 if num_devices is None else num_devices, throughput
-    )
-
-
-def _take(option: str, argv: list[str]) -> tuple[list[str], list[str]]:
-    """The values of an option, and the other arguments."""
-    found, rest, values = [], [], iter(argv)
-    for value in values:
-        if value == option:
-            found.append(next(values, ""))
-        elif value.startswith(f"{option}="):
-            found.append(value.partition("=")[2])
-        else:
-            rest.append(value)
-    return found, rest
-
-
-def _join_files(argv: list[str]) -> list[str]:
-    """Let ``--data.files a b`` take several plain paths."""
-    joined: list[str] = []
-    values = list(argv)
-    while values:
-        value = values.pop(0)
-        name, has_value, first = value.partition("=")
-        if name != "--data.files" or first.startswith("["):
-            joined.append(value)
-            continue
-        files = [first] if has_value else []
-        while values and not values[0].startswith("--"):
-            files.append(values.pop(0))
-        if not files:
-            raise UserError("--data.files names no file; give paths, or leave the option out")
-        if len(files) == 1 and files[0].startswith("["):
-            joined.append(f"--data.files={files[0]}")
-        else:
-            joined.append(f"--data.files={json.dumps(files)}")
-    return joined
+        config, Path(found.output or default), found.dry_run,
+        1 if found.devices is None else found.devices, found.throughput,
+    )  # fmt: skip
 
 
 def _parser() -> Any:
-    """The jsonargparse parser; its errors become ``UserError``."""
-    from jsonargparse import (
-        ActionConfigFile,
-        ArgumentParser,
-        DefaultHelpFormatter,
-        set_parsing_settings,
-    )
-
-    set_parsing_settings(docstring_parse_attribute_docstrings=True)
-
-    class Parser(ArgumentParser):
-        def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-            raise UserError(_one_line(message)) from None
-
-    class HelpFormatter(DefaultHelpFormatter):
-        def _fill_text(self, text: str, width: int, indent: str) -> str:
-            # The names of recipes have hyphens, and a name must stay one word.
-            return textwrap.fill(text, width, break_on_hyphens=False)
-
-    parser = Parser(
-        prog="python -m exlm_mini.pretrain",
-        usage="%(prog)s --recipe NAME [--output DIR] [--dry-run] [--key.subkey VALUE ...]",
-        description=f"Train a model. Recipes: {', '.join(recipe_names())}.",
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_class_arguments(RunConfig, None, skip={"recipe"})
-    # These two are taken out of the arguments before they are parsed; here for --help, and the
-    # second because the parser has --print_config only with it.
-    parser.add_argument("--recipe", help="one of the above, or a path to a .yaml of settings")
-    parser.add_argument("--settings", action=ActionConfigFile, help="a YAML file of settings")
-    parser.add_argument("--output", help="run directory; default runs/<recipe>-<time>")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print parameters, tokens and memory, and stop"
-    )
-    parser.add_argument(
-        "--debug", action="store_true", help="show the traceback behind a mistake"
-    )
-    parser.add_argument(
-        "--devices", type=int, help="with --dry-run: devices to spread a batch over"
-    )
-    parser.add_argument(
-        "--throughput",
-        type=float,
-        help="with --dry-run: measured tokens per second of one device; gives the hours",
-    )
+    names = f"Recipes: {', '.join(recipe_names())}."
+    text = f"Train a model.\n{textwrap.fill(names, 100, break_on_hyphens=False)}"
+    groups = {"": RunConfig, **{name: kind for name, kind in RUN.items() if is_dataclass(kind)}}
+    parser = settings_parser("python -m exlm_mini.pretrain", text, groups, {"recipe"})
+    add = parser.add_argument
+    add("--recipe", metavar="NAME", help="one of those below, or a path to a .yaml of settings")
+    add("--output", metavar="DIR", help="default runs/<recipe>-<time>")
+    add("--dry-run", action="store_true", help="print parameters, tokens and memory, and stop")
+    add("--devices", type=int, metavar="N", help="with --dry-run: to spread a batch over")
+    add("--throughput", type=float, metavar="X", help="with --dry-run: tokens/s of one device")
+    add("--print_config", action="store_true", help="print all settings as YAML, and stop")
     return parser
-
-
-def _set_defaults(parser: Any, defaults: dict[str, Any]) -> None:
-    """Take over what files say; the parser reads texts once more, and must find the same."""
-    parser.set_defaults(defaults)
-    held = parser.parse_args([])
-    for name, value in defaults.items():
-        if held[name] != value:
-            raise UserError(
-                f"{name} cannot be the text {value!a}, which an option would take for "
-                f"{held[name]!a}; choose another, without quotes for none"
-            )
-
-
-def _known_settings(kind: type = RunConfig, prefix: str = "") -> Iterator[str]:
-    """Dotted names of all settings."""
-    default = kind()
-    for field in fields(kind):
-        value = getattr(default, field.name)
-        if is_dataclass(value):
-            yield from _known_settings(type(value), f"{prefix}{field.name}.")
-        else:
-            yield f"{prefix}{field.name}"
-
-
-def _one_line(message: str) -> str:
-    """The parser's message on one line, with the nearest settings for a mistyped one."""
-    message = " ".join(message.split())
-    options = [
-        *_known_settings(),
-        "output",
-        "dry-run",
-        "devices",
-        "throughput",
-        "recipe",
-        "debug",
-    ]
-    options += ["settings", "print_config"]
-    if unknown := re.search(r"unrecognized arguments: --([^ =]+)", message):
-        return f"unknown option --{unknown[1]}; {nearest(unknown[1], options)}"
-    if extra := re.search(r"unrecognized arguments: (\S+)", message):
-        hint = (
-            f"did you mean --recipe {extra[1]}?"
-            if extra[1] in recipe_names()
-            else "settings are given as --name value"
-        )
-        return f"unknown argument {extra[1]!a}; {hint}"
-    if group := re.search(r'key "(\w+)": Unable to load config "([^"]*)"', message):
-        return f"--{group[1]} {group[2]} is no YAML file of settings; give one, or drop it"
-    if pair := re.search(r'key "([\w.]+)": .*class \'tuple\'>. Got value: (.*)', message):
-        return f"{pair[1]} is '{pair[2]}'; it must be a list such as [0.9,0.98]"
-    if choice := re.search(r'key "([\w.]+)": .*Literal\[(.+)\]\. Got value: (.*)', message):
-        return f"{choice[1]} is {choice[3]}; it must be one of {choice[2]}".replace("'", "")
-    if value := re.search(r'key "([\w.]+)": Expected an? (.+)\. Got value: (.*)', message):
-        kind = re.sub(r"<class '(\w+)'>", r"\1", value[2])
-        return f"{value[1]} is '{value[3]}'; it must be of type {kind}"
-    return message

@@ -1,7 +1,7 @@
 """``python -m exlm_mini.prepare``: corpora of any size to packs that ``pretrain`` reads. ::
 
     python -m exlm_mini.prepare --source wikipedia --data.vocab_size 32000 --data.block_length 512
-    python -m exlm_mini.prepare --source news/*.parquet --source books.txt.xz --weights 3,1
+    python -m exlm_mini.prepare --source news/*.parquet --source books.txt.xz --weights 3 1
     python -m exlm_mini.prepare --source zinc --largest-fragment --strip-stereo --canonical
     python -m exlm_mini.pretrain --recipe text-tiny --data.pack corpora/wikipedia
 
@@ -14,75 +14,44 @@ as much room as the text and are removed at the end.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from exlm_mini.config import THREADS, DataConfig, UserError
+from exlm_mini.config import THREADS, DataConfig, UserError, check_numbers
 from exlm_mini.data.cleaning import Cleaning
 from exlm_mini.data.corpus import prepare
 from exlm_mini.data.pipeline import Stage
 from exlm_mini.data.request import MEGABYTE, Preparation
 from exlm_mini.data.sizes import Size, size_of
 from exlm_mini.data.sources import NAMED, kind_of
-from exlm_mini.options import Parser
+from exlm_mini.options import given, settings_parser
 from exlm_mini.training.console import ProgressLine, exit_code, say
 from exlm_mini.training.run_directory import RunDirectory
 
-SETTINGS = {
-    "kind": (str, "text or smiles; default: what the sources are known to hold, else text"),
-    "column": (str, "column of tables, key of .lmdb; default text or smiles, smi for .lmdb"),
-    "max_documents": (int, "read only the first so many documents of each source"),
-    "tokenizer": (str, "a tokenizer.json to use; default: train one"),
-    "vocab_size": (int, "size of the tokenizer to train"),
-    "block_length": (int, "tokens per row; for molecules the longest row kept"),
-    "validation_share": (float, "share of the documents held out, by a hash of each"),
-    "max_unknown": (float, "stop when a larger share of tokens is [UNK]"),
-    "max_rejected": (float, "smiles only: stop when RDKit rejects a larger share"),
-}
-"""Options that have the names and defaults of ``DataConfig``."""
+OTHERS = {"files", "hub", "hub_config", "hub_split", "pack", "grammar", "num_sentences"}
+"""Settings of ``DataConfig`` that are no options here."""
 
 
-def _weights(text: str) -> tuple[float, ...]:
-    """``3,1`` as typed."""
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' must be numbers such as 3,1") from None
-
-
-def _count(text: str) -> int:
-    """A number of processes as typed."""
-    if not (text.isascii() and text.isdigit() and THREADS.fits(int(text))):
-        raise argparse.ArgumentTypeError(f"'{text}' must be a number, and {THREADS.words}")
-    return int(text)
-
-
-def _parser() -> argparse.ArgumentParser:
-    examples = __doc__.partition("\n")[2]
+def _parser() -> Any:
     sets = "\n".join(f"    {name:13}{hub.id}: {hub.licence}" for name, hub in NAMED.items())
-    parser = Parser(
-        prog="python -m exlm_mini.prepare",
-        usage="%(prog)s --source NAME|hub:ID|FILE... [--source ...] [--output DIR] [options]",
-        description="Turn corpora of any size into packs that pretrain reads.",
-        epilog=f"{examples}\nData sets by name, with the licence on their card:\n{sets}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    text = f"{__doc__}\nData sets by name, with the licence on their card:\n{sets}"
+    skip = {f"data.{name}" for name in OTHERS}
+    parser = settings_parser("python -m exlm_mini.prepare", text, {"data": DataConfig}, skip)
     parser.add_argument(
-        "--source", nargs="+", action="append", default=[], metavar="X", help="where from"
-    )
+        "--source", nargs="+", action="append", default=[], metavar="X",
+        help="where from: NAME, hub:ID or files; again for another source",
+    )  # fmt: skip
     parser.add_argument("--output", metavar="DIR", help="default corpora/<first source>")
     parser.add_argument("--dry-run", action="store_true", help="tell sizes, read no more")
     parser.add_argument(
-        "--workers", type=_count, default=len(os.sched_getaffinity(0)), metavar="N",
+        "--workers", type=int, default=len(os.sched_getaffinity(0)), metavar="N",
         help="processes; default: one per core",
     )  # fmt: skip
     parser.add_argument(
-        "--weights", type=_weights, default=(), metavar="X,X",
+        "--weights", type=float, nargs="+", default=[], metavar="X",
         help="mix by tokens in this ratio, one weight per source; default: all of each",
     )  # fmt: skip
     parser.add_argument(
@@ -97,13 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         "--variants", type=int, default=0, metavar="N",
         help="write up to N random spellings of each molecule instead of one",
     )  # fmt: skip
-    group = parser.add_argument_group("settings of the data")
-    for name, (kind, text) in SETTINGS.items():
-        default = getattr(DataConfig(), name)
-        if name != "kind" and default is not None:
-            text = f"{text}; default {default}"
-        group.add_argument(f"--data.{name}", type=kind, metavar="X", help=text)
-    group.add_argument(
+    parser.add_argument(
         "--seed", type=int, default=1, metavar="N", help="of the split; default 1"
     )
     for name, text in (
@@ -111,28 +74,26 @@ def _parser() -> argparse.ArgumentParser:
         ("shard", "text of a shard, what a kill may lose per process"),
     ):
         default = getattr(Preparation, f"{name}_megabytes")
-        group.add_argument(
+        parser.add_argument(
             f"--{name}-megabytes", type=float, default=default, metavar="X",
             help=f"{text}; default {default or '8, or 1 of molecules'}",
         )  # fmt: skip
     return parser
 
 
-def _wanted(arguments: argparse.Namespace) -> Preparation:
+def _wanted(arguments: Any) -> Preparation:
     """What the options ask for, checked."""
-    given = {name: getattr(arguments, f"data.{name}") for name in SETTINGS}
     if not arguments.source:
         raise UserError("there is nothing to prepare; name a --source")
     known = {kind for words in arguments.source if (kind := kind_of(words))}
-    if given["kind"] is None:
-        given["kind"] = "smiles" if known == {"smiles"} else "text"
-    if given["kind"] == "toy":
+    usual = {"kind": "smiles" if known == {"smiles"} else "text"}
+    data = DataConfig(**usual | given(arguments).get("data", {}))
+    if data.kind == "toy":
         raise UserError("data.kind toy is not read from anywhere; pretrain draws it by itself")
-    data = DataConfig(**{name: value for name, value in given.items() if value is not None})
     return Preparation(
         data=data,
         sources=tuple(tuple(words) for words in arguments.source),
-        weights=arguments.weights,
+        weights=tuple(arguments.weights),
         cleaning=Cleaning(
             arguments.largest_fragment, arguments.strip_stereo, arguments.canonical,
             arguments.variants,
@@ -144,7 +105,7 @@ def _wanted(arguments: argparse.Namespace) -> Preparation:
     )  # fmt: skip
 
 
-def _output(arguments: argparse.Namespace) -> Path:
+def _output(arguments: Any) -> Path:
     if arguments.output:
         return Path(arguments.output)
     first = arguments.source[0][0].removeprefix("hub:").partition(",")[0]
@@ -245,6 +206,7 @@ def main(argv: list[str] | None = None) -> int:
 
     def command() -> None:
         arguments: Any = _parser().parse_args(argv)
+        check_numbers("--", arguments, THREADS, "workers")
         make = dry_run if arguments.dry_run else run
         make(_wanted(arguments), _output(arguments), arguments.workers)
 

@@ -235,12 +235,6 @@ def working(rng, place, command):
 
 def options_of(command, argv):
     """Options that a command knows."""
-    if command == "pretrain":
-        from exlm_mini.options import _known_settings
-        from exlm_mini.recipes import OF_THE_COMMAND
-
-        more = (name.replace("_", "-") for name in (*OF_THE_COMMAND, "settings"))
-        return [f"--{name}" for name in (*_known_settings(), *more, "print_config", "help")]
     if command == "bench":
         from exlm_lab.bench import RUN
         from exlm_lab.benchmarks.options import bench_parser
@@ -250,7 +244,8 @@ def options_of(command, argv):
     if command in BOOK:
         known = "--to --only --data --canonical --output --device --quick --again"
         return f"{known} --commit".split()
-    parser = importlib.import_module(module_of(command))._parser()
+    module = "exlm_mini.options" if command == "pretrain" else module_of(command)
+    parser = importlib.import_module(module)._parser()
     return list(parser._option_string_actions)
 
 

@@ -27,7 +27,6 @@ from exlm_lab.benchmarks.training import (
     SAME_SPEED,
     WARM_UP_STEPS,
     made_pack,
-    singles,
     train,
 )
 from exlm_mini.config import DataConfig, ModelConfig, RunConfig, SpecialIds
@@ -35,6 +34,7 @@ from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.memory import DoesNotFit
 from exlm_mini.options import parse
 from exlm_mini.recipes import load_recipe
+from exlm_mini.training.dry_run import objectives_of
 from exlm_mini.training.parts import make_model
 from exlm_mini.training.provenance import MIB
 from exlm_mini.training.step import Updater
@@ -90,7 +90,7 @@ def test_molecule_lengths_are_those_of_the_embedded_molecules(tmp_path):
 
 def toy(**changes) -> RunConfig:
     """The recipe toy-pairs, one of its objectives, with some settings of training replaced."""
-    config = singles(load_recipe("toy-pairs"))[1]
+    config = objectives_of(load_recipe("toy-pairs"))[1]
     settings = {"device": "cpu", "micro_batch_size": 32}
     return dataclasses.replace(
         config, train=dataclasses.replace(config.train, **settings | changes)
@@ -105,7 +105,7 @@ def test_a_recipe_is_read_alike_with_and_without_the_parser_of_options():
 def test_the_speed_of_a_recipe_names_all_that_it_depends_on(capsys):
     found = records_of(capsys, "train", "--recipe", "toy-pairs", "--steps", "3")
     assert [row["objective"] for row in found] == ["mlm", "exlm"]
-    for row, config in zip(found, singles(load_recipe("toy-pairs")), strict=True):
+    for row, config in zip(found, objectives_of(load_recipe("toy-pairs")), strict=True):
         assert row["benchmark"] == "train" and row["recipe"] == "toy-pairs"
         assert set(row["settings"]) == set(SAME_SPEED)
         assert row["settings"]["objective"] == row["objective"]
@@ -157,7 +157,7 @@ def test_real_steps_are_made_and_the_first_are_not_timed(seconds, monkeypatch):
     ("name", "tokens"), [("smiles-tiny", range(32 * 11, 32 * 69)), ("text-tiny", [64 * 64])]
 )
 def test_the_rows_of_a_recipe_are_of_its_kind(name, tokens):
-    (config,) = singles(load_recipe(name))
+    (config,) = objectives_of(load_recipe(name))
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, device="cpu"))
     found = train(config, steps=3)
     assert all(n in tokens for n in found.num_tokens)
@@ -165,7 +165,7 @@ def test_the_rows_of_a_recipe_are_of_its_kind(name, tokens):
 
 
 def test_batches_counted_in_tokens_are_measured_in_tokens():
-    (config,) = singles(load_recipe("smiles-base"))
+    (config,) = objectives_of(load_recipe("smiles-base"))
     small = ModelConfig(preset="tiny", states_per_mask=2)
     counted = {"batch_tokens": 2000, "micro_batch_tokens": 500, "device": "cpu"}
     settings = dataclasses.replace(config.train, **counted, precision="fp32")

@@ -29,7 +29,7 @@ from exlm_lab.benchmarks.limits import (
     replay_ms,
 )
 from exlm_lab.benchmarks.record import Shape
-from exlm_lab.benchmarks.training import singles, speed_settings
+from exlm_lab.benchmarks.training import speed_settings
 from exlm_mini.alignment import BACKENDS, Backend
 from exlm_mini.alignment.cases import JUDGE
 from exlm_mini.data.memory import DoesNotFit
@@ -37,6 +37,7 @@ from exlm_mini.model import emission
 from exlm_mini.recipes import load_recipe, recipe_names
 from exlm_mini.training import provenance
 from exlm_mini.training.console import INTERRUPTED
+from exlm_mini.training.dry_run import objectives_of
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "book"))
@@ -283,7 +284,7 @@ def test_on_a_gpu_every_speed_there_is_in_the_recipes_is_measured_once():
     assert "vanilla-mlm mlm" in found and "vanilla-mlm-plus-plus mlm" not in found
     named = {key.split()[0] for key in found}
     speeds = [
-        [speed_settings(single) for single in singles(load_recipe(name))]
+        [speed_settings(single) for single in objectives_of(load_recipe(name))]
         for name in recipe_names()
     ]
     for name, settings in zip(recipe_names(), speeds, strict=True):
@@ -396,7 +397,7 @@ def refused(capsys, arguments: list, words: list) -> None:
         (["--only", "check"], ["check", "did you mean checks"]),
         (["--only", ""], ["--only ''", "checks"]),
         (["--device", "tpu"], ["--device", "tpu"]),
-        (["--qiuck"], ["--qiuck", "--help"]),
+        (["--qiuck"], ["--qiuck", "did you mean"]),
     ],
 )
 def test_a_mistake_is_told_in_one_line(arguments, words, capsys, tmp_path):

@@ -18,9 +18,9 @@ import yaml
 from damage import damage_bytes, damage_json, damage_log, damage_text
 from test_fuzz_packs import SECONDS_FOR_ONE
 
-from exlm_mini.config import RunConfig, UserError, run_config_from_dict
+from exlm_mini.config import RunConfig, UserError
 from exlm_mini.options import parse
-from exlm_mini.recipes import RECIPES, parse_stored, plain
+from exlm_mini.recipes import RECIPES, parse_stored, plain, run_config_from_dict
 from exlm_mini.training.checkpoint import (
     MANIFEST,
     encode_manifest,
@@ -96,8 +96,8 @@ def means(leaf, value):
     if isinstance(value, str):
         return text == value
     if isinstance(value, bool):
-        return is_plain and text.lower() == str(value).lower()
-    return is_plain and type(value)(text) == value and "_" not in text
+        return text.lower() == str(value).lower()
+    return type(value)(text) == value and "_" not in text
 
 
 def dotted(config):

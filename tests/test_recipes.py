@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from exlm_mini import prepare
-from exlm_mini.config import DataConfig, run_config_from_dict
+from exlm_mini.config import DataConfig
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.options import parse
 from exlm_mini.pretrain import main
-from exlm_mini.recipes import RECIPES, recipe_names
+from exlm_mini.recipes import RECIPES, recipe_names, run_config_from_dict
 from exlm_mini.training.cost import row_flops
 from exlm_mini.training.parts import learning_rate, longest_row
 
@@ -333,9 +333,9 @@ def test_hours_follow_from_a_given_speed(capsys):
     [
         (["--devices", "3"], ["train.batch_size 4,096", "3 devices", "use --devices 2"]),
         (["--devices", "0"], ["--devices is 0"]),
-        (["--devices", "two"], ["devices", "two"]),
+        (["--devices", "two"], ["devices", "two", "int"]),
         (["--throughput", "0"], ["--throughput is 0", "positive"]),
-        (["--throughput", "fast"], ["throughput is 'fast'", "float"]),
+        (["--throughput", "fast"], ["throughput", "fast", "float"]),
         (["--train.micro_batch_size", "100"], ["must divide train.batch_size 4096"]),
         (["--train.batch_tokens", "64000"], ["4096 counts rows", "drop one"]),
     ],

@@ -190,9 +190,9 @@ def test_what_cannot_be_read_or_written_is_told_before_anything_is_trained(
     assert list(tmp_path.iterdir()) == [file]
 
 
-@pytest.mark.parametrize("seeds", [["-1"], ["one"], ["1.5"]])
-def test_seeds_are_whole_numbers(capsys, seeds):
-    refused(capsys, ["cost", f"--seeds={seeds[0]}"], seeds[0], "whole numbers")
+@pytest.mark.parametrize("seed", ["-1", "one", "1.5"])
+def test_seeds_are_whole_numbers(capsys, seed):
+    refused(capsys, ["cost", f"--seeds={seed}"], "--seeds", seed)
 
 
 def test_only_takes_names_and_patterns():

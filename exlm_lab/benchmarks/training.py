@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from exlm_lab.benchmarks.measure import resident_bytes, threads
-from exlm_mini.config import RunConfig, SpecialIds
+from exlm_mini.config import Effect, RunConfig, SpecialIds, settings_with
 from exlm_mini.data.batches import BUCKET_BATCHES
 from exlm_mini.data.memory import DoesNotFit
 from exlm_mini.data.packs import Pack, write_pack
@@ -39,11 +39,7 @@ LEAST_STEPS = 3
 """A median of fewer says nothing."""
 TEXT_STEPS = 4
 """Steps of text that see no row twice; what a row says does not change the time."""
-SAME_SPEED = (
-    "objective", "model", "masking", "data.kind", "data.block_length", "train.precision",
-    "train.batch_size", "train.micro_batch_size", "train.batch_tokens",
-    "train.micro_batch_tokens", "train.compile",
-)  # fmt: skip
+SAME_SPEED = tuple(settings_with(Effect.SPEED))
 """Settings that decide how fast a token is worked on."""
 MOLECULE_LENGTHS = (
     11, 15, 17, 19, 21, 23, 24, 25, 27, 28, 30, 31, 33, 35, 37, 40, 43, 47, 54, 69,
@@ -129,11 +125,6 @@ def speed_settings(config: RunConfig) -> dict[str, Any]:
     # Given for --dry-run alone, the vocabulary's size is the tokenizer's otherwise.
     found["model"] = {k: v for k, v in found["model"].items() if k != "vocab_size"}
     return found
-
-
-def singles(config: RunConfig) -> list[RunConfig]:
-    """One configuration for each model of a recipe."""
-    return [replace(config, objective=name) for name in config.objective.split("+")]
 
 
 def train(

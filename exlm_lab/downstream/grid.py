@@ -32,7 +32,7 @@ from exlm_lab.ledger import Ledger, StoppedError, check_identity
 from exlm_mini.config import UserError, check_integers
 from exlm_mini.data.files import open_regular, read_bytes, reading, write_atomically
 from exlm_mini.reading.pretrained import Pretrained
-from exlm_mini.recipes import Kind
+from exlm_mini.recipes import Kind, build
 from exlm_mini.training.loop import Progress
 from exlm_mini.training.step import DivergedError
 
@@ -243,7 +243,7 @@ def is_diverged(record: dict[str, Any]) -> bool:
 
 def setting_of(record: dict[str, Any]) -> TuneConfig:
     """The settings of a run."""
-    return TuneConfig(**record["config"])
+    return build(TuneConfig, record["config"])
 
 
 def reached(record: dict[str, Any], part: str, metric: str) -> float:

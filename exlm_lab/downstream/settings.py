@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from exlm_mini.config import (
     AT_LEAST_1,
@@ -12,9 +12,7 @@ from exlm_mini.config import (
     POSITIVE,
     SHARE,
     TrainConfig,
-    UserError,
     check_fields,
-    check_numbers,
 )
 
 
@@ -22,41 +20,35 @@ from exlm_mini.config import (
 class TuneConfig:
     """How to fine-tune (Tables 6, 8 and 11; where they are silent, as RoBERTa's on GLUE)."""
 
-    epochs: int = 10
+    epochs: Annotated[int, AT_LEAST_1] = 10
     """Passes over the training rows."""
-    batch_size: int = 32
+    batch_size: Annotated[int, AT_LEAST_1] = 32
     """Rows per optimiser step."""
-    micro_batch_size: int | None = None
+    micro_batch_size: Annotated[int | None, AT_LEAST_1] = None
     """Rows per forward pass; none: the whole batch. Dropout and rounding depend on it."""
-    learning_rate: float = 5e-5
+    learning_rate: Annotated[float, POSITIVE] = 5e-5
     """Peak of the schedule."""
-    warmup_share: float = 0.06
+    warmup_share: Annotated[float, SHARE] = 0.06
     """Share of the steps in which the rate rises from 0; then it falls to 0, both linearly."""
-    dropout: float = 0.1
+    dropout: Annotated[float, BELOW_1] = 0.1
     """In the encoder, after the embedding and each sublayer."""
-    attention_dropout: float = 0.1
+    attention_dropout: Annotated[float, BELOW_1] = 0.1
     """In the encoder, on attention probabilities."""
-    pooler_dropout: float = 0.0
+    pooler_dropout: Annotated[float, BELOW_1] = 0.0
     """In the head."""
-    adam_betas: tuple[float, float] = (0.9, 0.98)
-    adam_eps: float = 1e-6
-    weight_decay: float = 0.1
+    adam_betas: Annotated[tuple[float, float], BELOW_1] = (0.9, 0.98)
+    """Decay per step of Adam's mean gradient and mean square."""
+    adam_eps: Annotated[float, POSITIVE] = 1e-6
+    """Added to the root of the mean square."""
+    weight_decay: Annotated[float, NOT_NEGATIVE] = 0.1
     """Decoupled, on every parameter."""
-    clip_norm: float = 0.0
+    clip_norm: Annotated[float, NOT_NEGATIVE] = 0.0
     """Largest gradient norm; 0: no clipping."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Of the encoder; auto: bf16 on a GPU, fp32 on a CPU."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "adam_betas", tuple(self.adam_betas))
         check_fields("", self)
-        check_numbers("", self, AT_LEAST_1, "epochs", "batch_size", "micro_batch_size")
-        check_numbers("", self, BELOW_1, "dropout", "attention_dropout", "pooler_dropout")
-        check_numbers("", self, NOT_NEGATIVE, "weight_decay", "clip_norm")
-        check_numbers("", self, POSITIVE, "learning_rate", "adam_eps")
-        if len(self.adam_betas) != 2 or not all(0 <= beta < 1 for beta in self.adam_betas):
-            raise UserError(f"adam_betas is {self.adam_betas}; give two, both in [0, 1)")
-        check_numbers("", self, SHARE, "warmup_share")
 
     def train(self, steps_per_epoch: int, device: str) -> TrainConfig:
         """The same in the words of pre-training, whose loop is used, for a type of device."""

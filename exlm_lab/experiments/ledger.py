@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.experiments.cells import Cell, Downstream
 from exlm_lab.experiments.grids import cells_of
 from exlm_lab.experiments.records import read_record
 from exlm_lab.experiments.running import Runner
 from exlm_lab.ledger import Ledger, check_identity
-from exlm_mini.config import RunConfig, UserError, run_config_from_dict
+from exlm_mini.config import RunConfig, UserError
 from exlm_mini.data.files import NO_SPACE
-from exlm_mini.recipes import plain
+from exlm_mini.recipes import build, plain, run_config_from_dict
 from exlm_mini.training.loop import Progress
 from exlm_mini.training.parts import choose_device
 from exlm_mini.training.provenance import machine
@@ -58,7 +55,7 @@ class SweepLedger(Ledger):
             **found,
             "config": plain(run_config_from_dict(found["config"])),
             "watched": found.get("watched", {}),
-            "downstream": _filled(tuned, _plain_downstream(Downstream("", TuneConfig()))),
+            "downstream": tuned and plain(build(Downstream, tuned)),
         }
         remedy = "choose another --output, or delete it and the cell is run again"
         check_identity(path, had, wanted, remedy)
@@ -157,25 +154,9 @@ class SweepLedger(Ledger):
             "cell": cell.name,
             "seed": seed,
             "config": plain(cell.config(seed, changed)),
-            "downstream": _plain_downstream(cell.downstream),
+            "downstream": cell.downstream and plain(cell.downstream),
             "watched": dict(cell.watched),
         }
-
-
-def _plain_downstream(wanted: Downstream | None) -> dict[str, Any] | None:
-    """The fine-tuning of a cell as JSON gives it back."""
-    return None if wanted is None else json.loads(json.dumps(asdict(wanted)))
-
-
-def _filled(stored: Any, default: Mapping[str, Any]) -> Any:
-    """Stored settings, the ones they lack at their default: a record may be older than a field."""
-    if not isinstance(stored, Mapping):
-        return stored
-    inner = {name: value for name, value in default.items() if isinstance(value, Mapping)}
-    return {
-        **default,
-        **{n: _filled(v, inner[n]) if n in inner else v for n, v in stored.items()},
-    }
 
 
 def _short(value: Any, name: str = "") -> Any:

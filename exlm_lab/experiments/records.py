@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from exlm_mini.config import UserError, run_config_from_dict
+from exlm_mini.config import UserError
 from exlm_mini.data.files import read_bytes, reading
+from exlm_mini.recipes import run_config_from_dict
 
 SCALES = ("mini", "gpu", "paper")
 DOWNSTREAM = "downstream"
@@ -148,8 +149,11 @@ def read_record(path: Path) -> Record:
     for name, kind in WANTED.items():
         if not isinstance(data.get(name), kind):
             raise UserError(f"{remedy} ({name} is missing or of another kind)")
-    with reading(path, "delete it, and the sweep runs this cell again"):
+    try:
         run_config_from_dict(data["config"])
+    except UserError as error:
+        raise UserError(f"{remedy} ({error})") from None
+    with reading(path, "delete it, and the sweep runs this cell again"):
         numbers = [*data["metrics"].values(), (data.get(DOWNSTREAM) or {}).get("test")]
         numbers += [number for point in data["curve"] for number in point.values()]
         numbers += (data.get("seconds") or {}).values()

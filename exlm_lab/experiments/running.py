@@ -36,7 +36,7 @@ from exlm_lab.experiments.frozen import held_out
 from exlm_lab.experiments.measures import measure
 from exlm_lab.experiments.molecules import measure_molecules
 from exlm_lab.ledger import StoppedError
-from exlm_mini.config import RunConfig, UserError
+from exlm_mini.config import Effect, RunConfig, UserError, settings_with
 from exlm_mini.data.corpus import Corpus, prepare_corpus
 from exlm_mini.data.toy_grammars import slots_of
 from exlm_mini.reading.pretrained import Pretrained, load_pretrained
@@ -245,8 +245,9 @@ class Runner:
         """Of the run of a model."""
         settings = plain(config)
         settings.pop("recipe")
-        for name in ("save_every", "keep_last", "log_every", "tensorboard", "device"):
-            settings["train"].pop(name)
+        for name in settings_with(Effect.NOTHING):
+            group, _, key = name.partition(".")
+            del settings[group][key]
         if watched:
             settings["watched"] = dict(watched)
         return self._corpus_folder(config) / _digest(settings)

@@ -1,6 +1,8 @@
 """Recipes: settings of a run in YAML files, by name here or by path anywhere.
 
-The same reader takes a run's ``config.yaml`` and the output of ``--print_config``.
+The same reader takes a run's ``config.yaml`` and the output of ``--print_config``. The type of a
+value is that of its setting. YAML guesses it from spelling: to its readers ``010`` is eight,
+``1:30`` ninety and ``no`` false.
 """
 
 from __future__ import annotations
@@ -8,20 +10,23 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import NoneType
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from exlm_mini.config import RunConfig, UserError, nearest, run_config_from_dict
+from exlm_mini.config import RunConfig, UserError, nearest
 from exlm_mini.data.files import read_text, reading
-from exlm_mini.recipes import typed_yaml
 
 RECIPES = Path(__file__).parent
+RUN = get_type_hints(RunConfig)
 OF_THE_COMMAND = {
-    "recipe": str | None, "output": str | None, "dry_run": bool, "devices": int | None,
-    "throughput": float | None, "debug": bool,
+    "recipe": str | None, "output": str | None, "dry_run": bool, "debug": bool,
+    "devices": int | None, "throughput": float | None,
 }  # fmt: skip
 """What --print_config prints besides the settings, with its types."""
+MAX_CHARACTERS = 100_000
+"""Of a file; settings take a few thousand."""
 
 
 class Kind(NamedTuple):
@@ -29,7 +34,7 @@ class Kind(NamedTuple):
 
     folder: Path
     hints: Mapping[str, Any]
-    """Names and types of the settings, see ``typed_yaml``."""
+    """Names and types of the settings, see ``typed``."""
     build: Callable[[str, dict[str, Any]], Any]
     """From the name of a recipe and its settings to what ``load_recipe`` returns."""
     prefix: str = ""
@@ -41,7 +46,7 @@ def _run_config(name: str, settings: dict[str, Any]) -> RunConfig:
     return run_config_from_dict({**settings, "recipe": name})
 
 
-PRETRAINING = Kind(RECIPES, typed_yaml.RUN | OF_THE_COMMAND, _run_config)
+PRETRAINING = Kind(RECIPES, RUN | OF_THE_COMMAND, _run_config)
 
 
 def recipe_names(kind: Kind = PRETRAINING) -> list[str]:
@@ -60,7 +65,7 @@ def load_recipe(name: str, kind: Kind = PRETRAINING) -> Any:
         UserError: for an unknown recipe, or a file of other things.
     """
     path = recipe_path(name, kind)
-    settings = _read_file(path, kind)
+    settings = settings_of(path, kind)
     prefix = kind.prefix if path.parent == kind.folder else ""
     with _naming(path):
         return kind.build(f"{prefix}{path.stem}", settings)
@@ -76,11 +81,15 @@ def recipe_path(recipe: str, kind: Kind = PRETRAINING) -> Path:
     return kind.folder / f"{stem}.yaml"
 
 
-def _read_file(path: Path, kind: Kind = PRETRAINING) -> dict[str, Any]:
-    """Settings of a recipe file, a run's ``config.yaml`` or the output of --print_config."""
+def settings_of(path: Path, kind: Kind = PRETRAINING) -> dict[str, Any]:
+    """What a recipe file, a run's ``config.yaml`` or the output of --print_config says, ``typed``.
+
+    Raises:
+        UserError: if it is no such file, or holds an unknown setting or a value of another type.
+    """
     text = read_text(path)
     with _naming(path), reading(path):
-        return typed_yaml.read_settings(text, kind.hints)
+        return typed(read_yaml(text), kind.hints)
 
 
 @contextlib.contextmanager
@@ -94,40 +103,169 @@ def _naming(path: Path) -> Iterator[None]:
         raise UserError("reading a recipe needs PyYAML; run: pip install PyYAML") from None
 
 
-def settings_of(path: Path) -> dict[str, Any]:
-    """Dotted settings of a file, such as an option can hold.
-
-    Raises:
-        UserError: if it is no such file, or holds an unknown setting or a wrong value.
-    """
-    settings = _read_file(path)
-    settings.pop("recipe", None)
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            flat |= {f"{name}.{key}": item for key, item in value.items()}
-        else:
-            flat[name] = value
-    for name, value in flat.items():
-        for word in value if isinstance(value, tuple) else (value,):
-            if isinstance(word, str) and not word.isprintable():
-                raise UserError(
-                    f"the recipe {path}: {name} cannot be the text {word[:60]!a}; choose another"
-                )
-    return flat
-
-
-def plain(config: RunConfig) -> dict[str, Any]:
-    """Settings as YAML knows them."""
+def plain(config: Any) -> dict[str, Any]:
+    """Settings of any class as YAML and JSON know them."""
     return json.loads(json.dumps(asdict(config)))
+
+
+def dotted(settings: Mapping[str, Any], group: str = "") -> dict[str, Any]:
+    """Nested settings under dotted names; tuples as lists, for YAML has no tuples."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= dotted(value, f"{group}{key}.")
+        else:
+            flat[f"{group}{key}"] = list(value) if isinstance(value, tuple) else value
+    return flat
 
 
 def parse_stored(text: str) -> dict[str, Any]:
     """Settings of a stored ``config.yaml``, missing ones at their default."""
     try:
         with reading("it"):
-            return plain(run_config_from_dict(typed_yaml.read_settings(text)))
+            return plain(run_config_from_dict(read_yaml(text)))
     except UserError as error:
         raise UserError(
             f"the stored config.yaml is damaged ({error}); restore it, or choose another --output"
         ) from None
+
+
+def run_config_from_dict(settings: dict[str, Any]) -> RunConfig:
+    """Rebuild settings from ``dataclasses.asdict``, JSON or YAML; missing ones default.
+
+    Raises:
+        UserError: as ``typed``, and for values that cannot work.
+    """
+    return build(RunConfig, settings)
+
+
+def build(kind: type, settings: dict[str, Any], group: str = "") -> Any:
+    """The same of any class of settings."""
+    hints = get_type_hints(kind)
+    values = typed(settings, hints, group)
+    groups = {n: build(hints[n], values[n], f"{n}.") for n in values if is_dataclass(hints[n])}
+    return kind(**values | groups)
+
+
+# ---- YAML, and the types of its values ----
+
+
+def read_yaml(text: str) -> Any:
+    """Nested dicts and lists of texts, as they stand in YAML, and None where it says null.
+
+    Raises:
+        UserError: not YAML, a name given twice, an alias.
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        yaml_implicit_resolvers = {  # noqa: RUF012
+            first: [pair for pair in pairs if pair[0] == "tag:yaml.org,2002:null"]
+            for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                line = self.peek_event().start_mark.line + 1
+                raise UserError(f"line {line} has an alias; write the value out")
+            return super().compose_node(parent, index)
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            names = [key.value for key, _ in node.value]
+            for n, (key, _) in enumerate(node.value):
+                if key.value in names[:n]:
+                    line = key.start_mark.line + 1
+                    raise UserError(f"line {line} gives {key.value} a second time; keep one")
+            return super().construct_mapping(node, deep)
+
+    if len(text) > MAX_CHARACTERS:
+        raise UserError(f"it has {len(text):,} characters; settings take a few thousand")
+    try:
+        return yaml.load(text, Loader)
+    except yaml.YAMLError as error:  # the line is in the later ones of its message
+        raise UserError(" ".join(str(error).split())) from None
+
+
+def typed(settings: Any, hints: Mapping[str, Any], group: str = "") -> dict[str, Any]:
+    """Settings of YAML, JSON or Python, each of its type; lists become tuples.
+
+    Args:
+        settings: by name, groups of them as dicts. A text that stands for a number, for true or
+            for false is read as JSON reads it.
+        hints: names and types that may be there; a dataclass is a group.
+        group: what stands before the names in messages, such as ``train.``.
+
+    Returns:
+        What is in ``settings``, groups as dicts. Sizes are not checked yet.
+
+    Raises:
+        UserError: for an unknown name, with the nearest, or a value of another type.
+    """
+    if not isinstance(settings, dict):
+        raise UserError(f"{group[:-1] or 'it'} must hold settings by name; see --print_config")
+    found = {}
+    for key, value in (settings if group else _without_sharding(settings)).items():
+        name = f"{group}{key}"
+        if key not in hints:
+            known = [f"{group}{other}" for other in hints]
+            raise UserError(f"unknown setting {name}; {nearest(name, known)}")
+        if is_dataclass(hints[key]):
+            found[key] = typed(value, get_type_hints(hints[key]), f"{name}.")
+        else:
+            found[key] = _typed(value, hints[key], name)
+    return found
+
+
+def _without_sharding(settings: dict[str, Any]) -> dict[str, Any]:
+    """Stored settings without ``train.sharding``, which they had while models could be divided.
+
+    Raises:
+        UserError: if the model was.
+    """
+    train = settings.get("train")
+    if not isinstance(train, dict) or "sharding" not in train:
+        return settings
+    if train["sharding"] != "none":
+        raise UserError(
+            f"train.sharding is {train['sharding']}, and every process now holds the whole model; "
+            "take the setting out, the checkpoints are of the same form"
+        )
+    return {**settings, "train": {k: v for k, v in train.items() if k != "sharding"}}
+
+
+def _typed(value: Any, hint: Any, name: str) -> Any:
+    """One value, of the type of its setting."""
+    kind, options, given = hint, get_args(hint), value
+    if NoneType in options:
+        if value is None:
+            return None
+        kind, options = options[0], get_args(options[0])
+    if get_origin(kind) is tuple:
+        if isinstance(value, list | tuple):
+            kinds = options[:1] * len(value) if Ellipsis in options else options
+            if len(kinds) == len(value):
+                return tuple(map(_typed, value, kinds, [name] * len(kinds)))
+    elif get_origin(kind) is Literal:
+        if value in options:
+            return value
+    else:
+        with contextlib.suppress(ValueError, OverflowError):
+            if isinstance(value, str) and kind is not str:
+                value = json.loads(value)
+            if kind is float and type(value) is int:
+                value = float(value)
+        if isinstance(value, kind) and isinstance(value, bool) is (kind is bool):
+            return value
+    raise UserError(mismatch(name, given, hint))
+
+
+def mismatch(name: str, value: Any, hint: Any) -> str:
+    """The message about a value that is not of the type of its setting."""
+    shown = "empty" if value is None else f"a {type(value).__name__}"
+    if isinstance(value, str | int | float):
+        shown = f"'{value}'"
+    kind = get_args(hint)[0] if NoneType in get_args(hint) else hint
+    if get_origin(kind) is Literal:
+        return f"{name} is {shown}; {nearest(str(value), get_args(kind))}"
+    words = "a list such as [a,b]" if get_origin(kind) is tuple else f"of type {kind.__name__}"
+    return f"{name} is {shown}; it must be {words}{'' if kind is hint else ', or null'}"

@@ -22,26 +22,14 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from exlm_mini.config import UserError
+from exlm_mini.config import Effect, UserError, settings_with
 from exlm_mini.data.files import read_bytes, read_text, refuse_odd_files, write_atomically
+from exlm_mini.recipes import dotted
 
 LOCK = ".lock"
 CONFIG = "config.yaml"
 
-FREE_SETTINGS = frozenset(
-    {
-        "train.save_every",
-        "train.log_every",
-        "train.tensorboard",
-        "train.validate_every",
-        "train.validation_rows",
-        "train.num_threads",
-        "train.device",
-        "train.keep_last",
-        "train.max_skipped",
-        "train.min_loss_scale",
-    }
-)
+FREE_SETTINGS = frozenset(settings_with(Effect.NOTHING, Effect.COURSE))
 """Settings a resumed run may change, because no weight depends on them by design."""
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
@@ -311,7 +299,7 @@ def _finite(value: object) -> object:
 
 def _changes(stored: dict, asked: dict) -> dict[str, str]:
     """Settings that differ: dotted name to ``name: stored -> asked``."""
-    old, new = _dotted(stored), _dotted(asked)
+    old, new = dotted(stored), dotted(asked)
     absent = "(absent)"
     return {
         key: f"{key}: {_shown(old.get(key, absent))} -> {_shown(new.get(key, absent))}"
@@ -324,17 +312,6 @@ def _shown(value: object) -> str:
     """A setting as part of one line, whatever is in it."""
     text = str(value) if str(value).isprintable() else ascii(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
-
-
-def _dotted(settings: dict, prefix: str = "") -> dict[str, object]:
-    """Nested settings under dotted names; tuples as lists, for YAML has no tuples."""
-    flat: dict[str, object] = {}
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            flat.update(_dotted(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
-    return flat
 
 
 def _cannot(verb: str, file: Path, error: OSError) -> UserError:

@@ -1,0 +1,127 @@
+"""Files of settings: what they seem to say is what is read, or there is one line about it."""
+
+from dataclasses import asdict, replace
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from refusals import told
+
+from exlm_mini.config import DataConfig, RunConfig, UserError
+from exlm_mini.options import parse
+from exlm_mini.recipes import (
+    MAX_CHARACTERS,
+    RUN,
+    parse_stored,
+    plain,
+    read_yaml,
+    recipe_names,
+    run_config_from_dict,
+    typed,
+)
+
+
+def read_settings(text):
+    return typed(read_yaml(text), RUN)
+
+
+SAID = {
+    "data:\n  column: no": ("data", "column", "no"),
+    "data:\n  column: 2024-01-01": ("data", "column", "2024-01-01"),
+    "data:\n  column: 010": ("data", "column", "010"),
+    "data:\n  column: 'null'": ("data", "column", "null"),
+    "data:\n  column: ~": ("data", "column", None),
+    "data:\n  column:": ("data", "column", None),
+    "data:\n  files: [a.txt, 1e3]": ("data", "files", ("a.txt", "1e3")),
+    "data:\n  files: []": ("data", "files", ()),
+    "train:\n  learning_rate: 1e-3": ("train", "learning_rate", 0.001),
+    "train:\n  learning_rate: 2": ("train", "learning_rate", 2.0),
+    "train:\n  adam_betas: [0.9, 0.98]": ("train", "adam_betas", (0.9, 0.98)),
+    "train:\n  steps: 50 # a comment": ("train", "steps", 50),
+    "model:\n  sparse: true": ("model", "sparse", True),
+    "\ufeff{model: {rope: '1d'}}": ("model", "rope", "1d"),
+}
+
+
+@pytest.mark.parametrize("text", SAID)
+def test_a_value_is_what_its_setting_makes_of_the_word(text):
+    group, name, value = SAID[text]
+    found = read_settings(text)
+    assert found == {group: {name: value}}
+    assert type(found[group][name]) is type(value)
+
+
+GUESSED = ("010", "0x10", "1_000", "1:30", "5.0", "true", "", "[5]", "{a: 5}", "9" * 5000)
+REFUSED = {
+    **{f"train:\n  steps: {word}": ["train.steps is ", "int"] for word in GUESSED},
+    "train:\n  learning_rate: .inf": ["train.learning_rate is '.inf'", "float"],
+    "train:\n  learning_rate: fast": ["'fast'", "float"],
+    "model:\n  sparse: yes": ["'yes'", "bool"],
+    "model:\n  sparse: 1": ["'1'", "bool"],
+    "model:\n  rope: 3d": ["model.rope is '3d'", "2d"],
+    "objective:": ["objective is ", "mlm"],
+    "data:\n  files: a.txt": ["data.files is 'a.txt'", "[a,b]"],
+    "train:\n  adam_betas: [0.9]": ["train.adam_betas is a list", "[a,b]"],
+    "train:\n  step: 5": ["unknown setting train.step", "did you mean train.steps"],
+    "train:\n  steps: 5\n  steps: 6": ["line 3", "steps", "second time"],
+    "model: 5": ["model must hold settings"],
+    "? [a]\n: 5": ["unhashable"],
+    "train: *t": ["line 1", "alias"],
+    "train:\n  <<: {steps: 5}": ["unknown setting train.<<"],
+    "train: !!python/object/apply:os.system [ls]": ["could not determine a constructor"],
+    "seed: 1\n---\nseed: 2": ["expected a single document"],
+    "train:\n\tsteps: 5": ["'\\t'", "line 2"],
+    "seed: 1\0": ["#x0000"],
+    '"\\e[2J\\n": 5': ["unknown setting \\x1b[2J\\n"],
+    "": ["must hold settings"],
+    "just words": ["must hold settings"],
+    " " * (MAX_CHARACTERS + 1): ["100,001 characters"],
+}
+
+
+@pytest.mark.parametrize("text", REFUSED, ids=[text[:40] for text in REFUSED])
+def test_what_has_no_plain_meaning_is_refused(text):
+    line = told(lambda: read_settings(text), *REFUSED[text])
+    assert line.isprintable()
+
+
+def test_a_group_without_settings_changes_nothing(tmp_path):
+    (tmp_path / "mine.yaml").write_text("model: {}\ntrain: {}\n")
+    config = parse(["--recipe", str(tmp_path / "mine.yaml")]).config
+    assert config == RunConfig(recipe="mine")
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_the_settings_of_every_recipe_come_back_from_a_run(name):
+    config = parse(["--recipe", name]).config
+    stored = parse_stored(yaml.safe_dump(plain(config), sort_keys=False))
+    assert run_config_from_dict(stored) == config
+
+
+@given(
+    st.builds(
+        DataConfig,
+        files=st.lists(st.text(), max_size=3).map(tuple),
+        column=st.none() | st.text(),
+        pack=st.none() | st.sampled_from(["null", "010", "1e5", "no", "~", "", "é\udc80", "-"]),
+        max_unknown=st.floats(0, 1),
+    )
+)
+def test_any_settings_come_back_from_a_run(data):
+    config = replace(RunConfig(), data=data)
+    stored = parse_stored(yaml.safe_dump(plain(config), sort_keys=False))
+    assert asdict(run_config_from_dict(stored)) == asdict(config)
+
+
+@pytest.mark.parametrize(
+    "text", ["train: {steps: true}", "seed: [", "train: {steps: 0}", "x: 1"]
+)
+def test_damaged_settings_of_a_run_are_told(text):
+    told(lambda: parse_stored(text), "config.yaml is damaged", "restore it")
+
+
+def test_nesting_without_end_is_a_mistake_of_the_file(tmp_path):
+    (tmp_path / "deep.yaml").write_text("[" * 50_000)
+    with pytest.raises(UserError, match=r"deep\.yaml"):
+        parse(["--recipe", str(tmp_path / "deep.yaml")])
