@@ -93,29 +93,21 @@ class Trainer(Loop):
         special_ids = train_pack.special_ids
         self.masker = make_masker(config, special_ids, slots)
         longest = max(int(train_pack.lengths_R.max()), int(validation_pack.lengths_R.max()))
-        check_row_length(config, longest, len(slots) or None)
+        num_slots = len(slots) or None
+        check_row_length(config, longest, num_slots)
         if train_pack.row_length is not None:
             self.masker.check_row_length(train_pack.row_length)
+        vocab_size = train_pack.vocab_size
         check_memory(
-            config,
-            train_pack.vocab_size,
-            longest,
-            engine.device,
-            engine.world_size,
-            len(slots) or None,
-        )
-        model = make_model(config, train_pack.vocab_size, special_ids)
+            config, vocab_size, longest, engine.device, engine.world_size, num_slots
+        )  # fmt: skip
+        model = make_model(config, vocab_size, special_ids)
         self.batches = make_batches(config, train_pack, self.masker)
         objective = pretraining(config, self.batches, special_ids.pad)
         super().__init__(config.train, config.seed, model, objective, output, report, engine)
         self.meter = Meter(
-            config,
-            train_pack.vocab_size,
-            train_pack.lengths_R,
-            engine.device,
-            engine.world_size,
-            len(slots) or None,
-        )
+            config, vocab_size, train_pack.lengths_R, engine.device, engine.world_size, num_slots
+        )  # fmt: skip
         self.best: _Best | None = None
 
     @property
