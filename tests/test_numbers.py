@@ -75,12 +75,12 @@ TOO_LARGE = [
     ("prepare --source x.txt --data.max_documents 2147483648 --output out", ["max_documents"]),
     (
         "prepare --source x.txt --shard-megabytes inf --output out",
-        ["shard_megabytes", "below 1e+30"],
+        ["shard_megabytes", "inf"],
     ),
     ("finetune --checkpoint x --threads 100000", ["--threads", "at most 1024"]),
     ("finetune --checkpoint x --train.epochs 2147483648", ["epochs", "2**31"]),
     ("sweep ablations --seeds 9999999999999999999 --list", ["--seeds", "2**63"]),
-    (f"sweep ablations --seeds {'9' * 5000} --list", ["--seeds", "whole numbers"]),
+    (f"sweep ablations --seeds {'9' * 5000} --list", ["--seeds", "999"]),
 ]
 
 
