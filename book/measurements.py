@@ -16,15 +16,8 @@ from exlm_lab.benchmarks.dag import dag, forward_and_backward, made_graph
 from exlm_lab.benchmarks.emission import emission
 from exlm_lab.benchmarks.limits import floor, measured_limits, replay_ms
 from exlm_lab.benchmarks.measure import threads
-from exlm_lab.benchmarks.record import (
-    DAG_SHAPES,
-    EMISSION_SIZES,
-    TEXT_SHAPE,
-    Record,
-    Shape,
-    as_json,
-)
-from exlm_lab.benchmarks.step import model_of, row_length, step
+from exlm_lab.benchmarks.record import DAG_SHAPES, EMISSION_SIZES, TEXT_SHAPE, Shape
+from exlm_lab.benchmarks.step import VOCAB_SIZE, model_of, row_length, step
 from exlm_lab.benchmarks.training import LEAST_STEPS, speed_settings, train
 from exlm_mini.alignment import BACKENDS
 from exlm_mini.alignment.cases import JUDGE, check, limits, short
@@ -34,6 +27,7 @@ from exlm_mini.recipes import load_recipe, recipe_names
 from exlm_mini.training.dry_run import objectives_of
 
 QUICK_SHAPE = Shape(2, 3, 6)
+QUICK_SIZES = {"num_layers": 1, "width": 16, "num_heads": 2}
 PAPER_SIZES = (Shape(64, 77, 308), 50265)
 """States and vocabulary of the vocabulary head at full size; for a large GPU."""
 PAPER_BYTES = 64 * 2**30
@@ -100,19 +94,15 @@ def _dag_at(setting: Setting, shape: Shape, is_sharp: bool) -> Result:
     notes: list[str] = []
     device, dtype = setting.device, torch.float32
     functions = {name: BACKENDS[name].log_likelihood for name in setting.backends}
-    functions = {
-        "vectorized": functions.pop("vectorized"),
-        **functions,
-    }  # ratios compare with it
-    records = list(dag(shape, functions, device, dtype, is_sharp, 60.0, notes.append))
+    rows = list(dag(shape, functions, device, is_sharp, notes.append))
     graph = made_graph(shape, is_sharp, device, dtype)
-    wrong = [
-        f"{record.backend}: {name} is off by {record.errors[name]:.1e}"
-        for record in records
-        for name, limit in limits(record.backend, graph, dtype).items()
-        if record.errors and not record.errors[name] <= limit
-    ]
-    rows = _rows(records, "vectorized")
+    wrong = []
+    for row in rows:
+        most = limits(row["backend"], graph, dtype)
+        for name, error in row["errors"].items():
+            error = float("inf") if error is None else error  # which JSON does not know
+            if not error <= most[name]:
+                wrong.append(f"{row['backend']}: {name} is off by {error:.1e}")
     for row in rows if device.type == "cuda" else []:
         if row["backend"] not in ("vectorized", "native"):
             continue  # the others wait for the GPU
@@ -152,8 +142,8 @@ def emission_times(setting: Setting) -> Iterator[Item]:
 def _emission_at(setting: Setting, shape: Shape, vocab_size: int, dtype: torch.dtype) -> Result:
     notes: list[str] = []
     width = 8 if setting.is_quick else 384
-    found = emission(shape, width, vocab_size, 128, setting.device, dtype, notes.append)
-    return {"records": _rows(list(found), "plain"), "notes": notes}
+    found = emission(shape, vocab_size, setting.device, notes.append, dtype, width)
+    return {"records": list(found), "notes": notes}
 
 
 def step_times(setting: Setting) -> Iterator[Item]:
@@ -166,39 +156,34 @@ def step_times(setting: Setting) -> Iterator[Item]:
             yield Item(f"dropout {dropout:g} threads {count}", run)
     if setting.is_quick or is_gpu:
         for shape in (QUICK_SHAPE,) if setting.is_quick else BASE_SHAPES:
-            name = f"base N={row_length(shape, 0.15)} bf16"
+            name = f"base N={row_length(shape)} bf16"
             yield Item(name, partial(_base_step, setting, shape, False))
             if not setting.is_quick:
                 yield Item(f"{name} compiled", partial(_base_step, setting, shape, True))
 
 
 def _step_at(setting: Setting, dropout: float, num_threads: int) -> Result:
-    shape, vocab_size = TEXT_SHAPE, 8192
-    config = model_of(shape, 0.15, dropout)
+    shape, vocab_size, sizes = TEXT_SHAPE, VOCAB_SIZE, {}
     if setting.is_quick:
-        shape, vocab_size = QUICK_SHAPE, 50
-        config = model_of(shape, 0.15, dropout, num_layers=1, width=16, num_heads=2)
+        shape, vocab_size, sizes = QUICK_SHAPE, 50, QUICK_SIZES
+    config = model_of(shape, dropout, **sizes)
     with threads(num_threads):
-        found = list(step(shape, 0.15, vocab_size, config, setting.device))
-    return {"records": _rows(found, "mlm")}
+        return {"records": list(step(shape, config, setting.device, vocab_size))}
 
 
 def _base_step(setting: Setting, shape: Shape, is_compiled: bool) -> Result:
     """A step of the 12-layer base in bf16: ours beside the released layout, or ours compiled."""
-    sizes = {"num_layers": 12, "width": 768, "num_heads": 12}
-    vocab_size = BASE_VOCABULARY
+    sizes, vocab_size = {"num_layers": 12, "width": 768, "num_heads": 12}, BASE_VOCABULARY
     if setting.is_quick:
-        sizes, vocab_size = {"num_layers": 1, "width": 16, "num_heads": 2}, 50
-    config = model_of(shape, 0.15, 0.1, **sizes)
+        sizes, vocab_size = QUICK_SIZES, 50
+    config = model_of(shape, 0.1, **sizes)
     if is_compiled:
         config = replace(config, emission="fused")
-    layout = "ours" if is_compiled else "released"
-    way = ("bf16", is_compiled, layout)
+    way = ("bf16", is_compiled, not is_compiled)
     try:
-        found = list(step(shape, 0.15, vocab_size, config, setting.device, *way))
+        return {"records": list(step(shape, config, setting.device, vocab_size, *way))}
     except torch.OutOfMemoryError:
         return {"skipped": "does not fit in the memory of this GPU"}
-    return {"records": _rows(found, "mlm")}
 
 
 # ---- recipes ----
@@ -227,7 +212,7 @@ def _train_at(setting: Setting, config: RunConfig) -> Result:
         found = train(config, steps, TRAIN_SECONDS, TRAIN_ACCUMULATED)
     except DoesNotFit as error:
         return {"skipped": str(error)}
-    return {"records": [_without_machine(found.as_json({}))]}
+    return {"records": [found]}
 
 
 SECTIONS: dict[str, Callable[[Setting], Iterator[Item]]] = {
@@ -238,19 +223,3 @@ SECTIONS: dict[str, Callable[[Setting], Iterator[Item]]] = {
     "train": train_times,
 }
 """In this order; each yields its items, and an item is run only if its result is missing."""
-
-
-def _without_machine(row: dict[str, Any]) -> dict[str, Any]:
-    """A record; the machine is told once for all."""
-    return {name: value for name, value in row.items() if name != "machine"}
-
-
-def _rows(records: list[Record], reference: str) -> list[dict[str, Any]]:
-    """Records as JSON, which knows no infinity: an error that is none stands for it."""
-    by_name = {record.backend: record for record in records}
-    rows = [_without_machine(as_json(record, by_name.get(reference), {})) for record in records]
-    for row in rows:
-        row["errors"] = {n: e if e < float("inf") else None for n, e in row["errors"].items()}
-        if row["max_error"] == float("inf"):
-            row["max_error"] = None
-    return rows

@@ -1,7 +1,7 @@
 """Time, memory and error of the alignment, the vocabulary head and a training step. ::
 
     python -m exlm_lab.bench dag                       every backend at five shapes
-    python -m exlm_lab.bench dag --shape 8,77,308 --extra-backend mine.py
+    python -m exlm_lab.bench dag --shape 8,77,308      at another
     python -m exlm_lab.bench emission                  the vocabulary head four ways
     python -m exlm_lab.bench step                      ExLM beside MLM, part by part
     python -m exlm_lab.bench train --recipe text-base  whole steps of a recipe on made-up tokens
@@ -10,14 +10,6 @@ All times are medians; those of the first three are of forward and backward pass
 run to warm up, and are compared within one process. Results go to stdout, as a table or with --json
 as one list of records; what was left out, and why, goes to stderr. The tokens per
 second of train are what pretrain --dry-run --throughput takes.
-
-An extra backend is a Python file that defines ::
-
-    log_likelihood(log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
-
-with the meaning of exlm_mini.alignment.dag_log_likelihood: log-likelihoods (B,), differentiable
-by both scores. It is named after its file. Of a checkout of the released code, named by its folder,
-it is torch_dag_loss in PyTorch that is timed.
 """
 
 from __future__ import annotations
@@ -25,254 +17,252 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 
-from exlm_lab.benchmarks.dag import LogLikelihood, dag, load_extra_backend
+from exlm_lab.benchmarks.dag import dag
 from exlm_lab.benchmarks.emission import emission
 from exlm_lab.benchmarks.measure import threads
-from exlm_lab.benchmarks.options import REFERENCE, bench_parser, check_options
 from exlm_lab.benchmarks.record import (
     DAG_SHAPES,
     EMISSION_SIZES,
     TEXT_SHAPE,
     Record,
     Shape,
-    as_json,
 )
-from exlm_lab.benchmarks.step import model_of, row_length, step
-from exlm_lab.benchmarks.table import heading, lines, machine_line, train_lines
-from exlm_lab.benchmarks.training import LEAST_STEPS, train
-from exlm_mini.alignment import BACKENDS, dag_log_likelihood
-from exlm_mini.config import ModelConfig, RunConfig, TrainConfig, UserError, nearest
+from exlm_lab.benchmarks.step import PARTS, VOCAB_SIZE, model_of, row_length, step
+from exlm_lab.benchmarks.training import LEAST_STEPS, WARM_UP_STEPS, train
+from exlm_mini.alignment import BACKENDS
+from exlm_mini.config import THREADS, RunConfig, TrainConfig, UserError, check_integers
 from exlm_mini.data.memory import check_bytes
-from exlm_mini.recipes import load_recipe
+from exlm_mini.options import command_parser
+from exlm_mini.recipes import load_recipe, recipe_names
 from exlm_mini.training.console import exit_code, say
 from exlm_mini.training.cost import check_memory
 from exlm_mini.training.dry_run import objectives_of
 from exlm_mini.training.parts import choose_device
 from exlm_mini.training.provenance import machine
 
-# ---- backends ----
-
-
-def _functions(arguments: argparse.Namespace, device: torch.device) -> dict[str, LogLikelihood]:
-    """What to time, the reference first, so that ratios can be told at once."""
-    functions = {}
-    for name in arguments.backend or BACKENDS:
-        if name not in BACKENDS:
-            raise UserError(f"unknown backend '{name}'; {nearest(name, BACKENDS)}")
-        if reason := _why_not(name, device):
-            say(f"{name} is left out: {reason}")
-            continue
-        functions[name] = _function(name, arguments.dtype)
-    for path in arguments.extra_backend:
-        if path.stem in BACKENDS or path.stem in functions:
-            raise UserError(
-                f"--extra-backend {path}: the name '{path.stem}' is taken; rename it"
-            )
-        functions[path.stem] = load_extra_backend(path)
-    against = arguments.against
-    if against not in functions:
-        if against not in BACKENDS:
-            raise UserError(f"--against '{against}': {nearest(against, functions)}")
-        if reason := _why_not(against, device):
-            raise UserError(f"--against '{against}': {reason}; choose another")
-        functions[against] = _function(against, arguments.dtype)
-    return {against: functions.pop(against), **functions}
-
-
-def _function(name: str, dtype: str) -> LogLikelihood:
-    """The backend itself; behind the public interface, which raises it, for half precision."""
-    is_half = getattr(torch, dtype).itemsize < torch.float32.itemsize
-    return (
-        partial(dag_log_likelihood, backend=name) if is_half else BACKENDS[name].log_likelihood
-    )
-
-
-def _why_not(name: str, device: torch.device) -> str | None:
-    """Why a backend does not work on a device, in one line; none if it does."""
-    reason = BACKENDS[name].why_not(device.type)
-    return None if reason is None else reason.partition("\n")[0]
+ABOUT = {
+    "dag": "the dynamic programme: every alignment backend",
+    "emission": "the vocabulary head: plain, one buffer, fused, chunks",
+    "step": "a training step: ExLM beside MLM",
+    "train": "optimiser steps of a recipe, without its data",
+}
 
 
 # ---- measuring ----
 
 
-def _device(name: str) -> torch.device:
+def _dag(arguments: argparse.Namespace, device: torch.device) -> Iterator[Record]:
+    functions = {}
+    for name, backend in BACKENDS.items():
+        if reason := backend.why_not(device.type):
+            say(f"{name} is left out: {reason.partition(chr(10))[0]}")
+        else:
+            functions[name] = backend.log_likelihood
+    for shape in arguments.shape or DAG_SHAPES:
+        B, M, L = shape
+        needed = 3 * B * L * (L + M) * 4  # scores, gradients, one step
+        check_bytes(f"--shape {shape}", {"choose a smaller one": needed}, device)
+        yield from dag(shape, functions, device, False, say)
+
+
+def _emission(arguments: argparse.Namespace, device: torch.device) -> Iterator[Record]:
+    sizes = [(shape, VOCAB_SIZE) for shape in arguments.shape or ()] or EMISSION_SIZES
+    for shape, vocab_size in sizes:
+        # Logits, their log-softmax and gradient, in float64.
+        needed = 3 * 8 * vocab_size * shape.B * shape.L
+        check_bytes(f"--shape {shape}", {"choose a smaller one": needed}, device)
+        yield from emission(shape, vocab_size, device, say)
+
+
+def _step(arguments: argparse.Namespace, device: torch.device) -> Iterator[Record]:
+    for shape in arguments.shape or (TEXT_SHAPE,):
+        if shape.M < 3 or shape.L % shape.M:
+            raise UserError(
+                f"--shape is {shape}; a step has M = masks + 2 targets, at least 3, and k M states"
+            )
+        model = model_of(shape)
+        run = RunConfig(model=model, train=TrainConfig(batch_size=shape.B))
+        check_memory(run, VOCAB_SIZE, row_length(shape), device)
+        yield from step(shape, model, device)
+
+
+def _train(arguments: argparse.Namespace, device: torch.device) -> Iterator[Record]:
+    for name in arguments.recipe:
+        config = load_recipe(name)
+        changes: dict[str, Any] = {"device": arguments.device}
+        if arguments.micro_batch is not None:
+            counted = "size" if config.train.batch_tokens is None else "tokens"
+            changes[f"micro_batch_{counted}"] = arguments.micro_batch
+        config = replace(config, train=replace(config.train, **changes))
+        for single in objectives_of(config):
+            yield train(single, arguments.steps, accumulate=arguments.accumulate)
+
+
+MEASURE = {"dag": _dag, "emission": _emission, "step": _step, "train": _train}
+
+
+# ---- what is shown ----
+
+_COLUMNS = "{:>16} {:<12} {:>3} {:>12} {:>12} {:>18} {:>10} {:>10} {:>9}"
+
+
+def heading(row: Record) -> list[str]:
+    """What stands above the first record: the machine, and the names of the columns."""
+    about = row["machine"]
+    device = about["device"] if about["device"] != "cpu" else about["cpu"]
+    lines = [f"{device}, torch {about['torch']}, commit {about['commit']}"]
+    if row["benchmark"] != "train":
+        names = ("B,M,L", "", "thr", "wall ms", "cpu ms", f"vs {row['reference']}")
+        lines.append(_COLUMNS.format(*names, "peak MiB", "RSS MiB", "error"))
+    return lines
+
+
+def train_lines(row: Record) -> list[str]:
+    """A record of ``benchmarks.training``."""
+    used = row["settings"]
+    unit = "rows" if used["train.batch_tokens"] is None else "tokens"
+    counted = "size" if unit == "rows" else "tokens"
+    micro = used[f"train.micro_batch_{counted}"] or used[f"train.batch_{counted}"]
+    peak = "-" if row["peak_mib"] is None else f"{row['peak_mib']:,.0f} MiB"
+    share = row["flops_utilisation"]
+    of_peak = "" if share is None else f" ({share:.1%} of the device's peak)"
+    return [
+        f"{row['recipe']}, {row['objective']}: {row['tokens_per_second']:,.0f} tokens/s, "
+        f"{row['flops_per_second']:.3g} FLOP/s{of_peak}, peak memory {peak}",
+        f"    {row['steps']} steps of {row['median_ms']:,.0f} ms = {row['accumulated']} (of "
+        f"{row['accumulated_by_recipe']}) x {micro:,} {unit}, {used['train.precision']}, "
+        f"{row['num_parameters'] / 1e6:.1f} M parameters, vocabulary {row['vocab_size']:,}, "
+        f"threads {row['threads']}",
+    ]
+
+
+def lines(row: Record) -> list[str]:
+    """A record of the others, and below it the parts of a step."""
+    shape = ",".join(map(str, row["shape"]))
+    if row["benchmark"] == "emission":
+        shape += f" V{row['vocab_size']}"
+    ratio = "-"
+    if row["wall_ratio"] is not None and row["benchmark"] == "dag":
+        ratio = f"{1 / row['wall_ratio']:.3g}x faster"
+    elif row["wall_ratio"] is not None:
+        cpu_ratio = "-" if row["cpu_ratio"] is None else f"{row['cpu_ratio']:.2f}"
+        ratio = f"{row['wall_ratio']:.2f}, cpu {cpu_ratio}"
+    numbers = (row["peak_mib"], row["resident_mib"], row["max_error"])
+    found = [
+        _COLUMNS.format(
+            shape,
+            row["backend"],
+            row["threads"],
+            f"{row['median_ms']:.3f}",
+            f"{row['median_cpu_ms']:.3f}",
+            ratio,
+            *(
+                "-" if number is None else format(number, digits)
+                for number, digits in zip(numbers, (".1f", ".1f", ".1e"), strict=True)
+            ),
+        )
+    ]
+    if row["benchmark"] == "step":
+        found.append(f"{'':>16} {row['step_tokens_per_second']:,.0f} tokens/s, {row['dtype']}")
+    for part in PARTS:
+        if spent := row.get("parts", {}).get(part):
+            forward, backward = spent["forward_ms"], spent["backward_ms"]
+            found.append(
+                f"{part:>30}: forward {forward:8.1f} ms, backward {backward:8.1f} ms "
+                f"(cpu {spent['forward_cpu_ms']:.1f}, {spent['backward_cpu_ms']:.1f})"
+            )
+    return found
+
+
+# ---- the command line ----
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command_parser("python -m exlm_lab.bench", __doc__)
+    commands = parser.add_subparsers(dest="benchmark", metavar="|".join(ABOUT), required=True)
+    for name, about in ABOUT.items():
+        sub = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
+        add = sub.add_argument
+        add("--json", action="store_true", help="print one JSON list of records")
+        add("--device", default="auto", help="auto, cpu, cuda, cuda:N")
+        if name != "train":
+            add(
+                "--shape", type=_shape, action="append", metavar="B,M,L",
+                help="rows, targets, states; may be given several times",
+            )  # fmt: skip
+            add("--threads", type=int, metavar="N", help="of the CPU; default PyTorch's own")
+            continue
+        add(
+            "--recipe", action="append", required=True, metavar="NAME",
+            help=f"one of {', '.join(recipe_names())}, or a path; may be given several times",
+        )  # fmt: skip
+        steps = f"to time, after {WARM_UP_STEPS} to warm up; default 20"
+        add("--steps", type=int, default=20, metavar="N", help=steps)
+        micro = "rows (or tokens) at a time; default the recipe's"
+        add("--micro-batch", type=int, metavar="N", help=micro)
+        accumulate = "micro-batches of a step at most; default the recipe's"
+        add("--accumulate", type=int, metavar="N", help=accumulate)
+    return parser
+
+
+def _shape(text: str) -> Shape:
+    """``B,M,L`` as typed."""
     try:
-        return choose_device(name)
+        shape = Shape(*(int(number) for number in text.split(",")))
+    except (ValueError, TypeError):
+        raise argparse.ArgumentTypeError(f"'{text}' must be three numbers B,M,L") from None
+    if not (min(shape) >= 1 and (1 < shape.M <= shape.L or shape.M == shape.L)):
+        raise argparse.ArgumentTypeError(
+            f"{shape}: {shape.M} targets have no path through {shape.L} states; at least B is 1, M "
+            "is 2, and L is M"
+        )
+    return shape
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse what no measurement can be made of, naming the option."""
+    options = {f"--{n.replace('_', '-')}": value for n, value in vars(arguments).items()}
+    check_integers(options)
+    number = options.get("--threads")
+    if number is not None and not THREADS.fits(number):
+        raise UserError(f"--threads is {number}; it must {THREADS.words}")
+    for name, least in (("--steps", LEAST_STEPS), ("--micro-batch", 1), ("--accumulate", 1)):
+        if options.get(name) is not None and options[name] < least:
+            raise UserError(f"{name} is {options[name]}; it must be at least {least}")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measure what was asked for and print it, each record as soon as it is there."""
+    _check(arguments)
+    try:
+        device = choose_device(arguments.device)
     except UserError as error:
         raise UserError(str(error).replace("train.device", "--device")) from None
-
-
-def _records(arguments: argparse.Namespace, device: torch.device) -> Iterator[Record]:
-    """One after the other, for every shape and number of threads."""
-    measure = {"dag": _dag, "emission": _emission, "step": _step}[arguments.benchmark]
-    # Made before anything is measured, so that a mistake shows at once.
-    jobs = measure(arguments, device)
-    own_threads = [1, 2] if arguments.benchmark == "step" else [torch.get_num_threads()]
-    for number in arguments.threads or own_threads:
-        with threads(number):
-            for job in jobs:
-                yield from job()
-
-
-Jobs = list[Callable[[], Iterator[Record]]]
-"""One for each shape."""
-
-
-def _dag(arguments: argparse.Namespace, device: torch.device) -> Jobs:
-    shapes = arguments.shape or DAG_SHAPES
-    dtype = getattr(torch, arguments.dtype)
-    functions = _functions(arguments, device)
-    is_sharp = arguments.transitions == "sharp"
-    for B, M, L in shapes:  # scores, gradients, one step
-        needed = 3 * B * L * (L + M) * max(dtype.itemsize, 4)
-        check_bytes(f"--shape {B},{M},{L}", {"choose a smaller one": needed}, device)
-    return [
-        partial(dag, shape, functions, device, dtype, is_sharp, arguments.seconds, say)
-        for shape in shapes
-    ]
-
-
-def _emission(arguments: argparse.Namespace, device: torch.device) -> Jobs:
-    sizes = EMISSION_SIZES
-    if arguments.shape or arguments.vocab_size:
-        shapes = arguments.shape or dict.fromkeys(shape for shape, _ in EMISSION_SIZES)
-        sizes = [(shape, arguments.vocab_size or EMISSION_SIZES[0][1]) for shape in shapes]
-    for shape, vocab_size in sizes:  # logits, their log-softmax and gradient, in float64
-        needed = 3 * 8 * vocab_size * (shape.B * shape.L + arguments.width)
-        told = f"--shape {shape} with --vocab-size {vocab_size:,}"
-        check_bytes(told, {"choose a smaller one": needed}, device)
-    dtype = getattr(torch, arguments.dtype)
-    width, chunk = arguments.width, arguments.chunk
-    return [
-        partial(emission, shape, width, vocab_size, chunk, device, dtype, say)
-        for shape, vocab_size in sizes
-    ]
-
-
-def _step(arguments: argparse.Namespace, device: torch.device) -> Jobs:
-    sizes = (arguments.mask_ratio, arguments.vocab_size)
-    way = (arguments.precision, arguments.compile, arguments.layout)
-    jobs = []
-    for shape in arguments.shape or (TEXT_SHAPE,):
-        model = _step_config(arguments, shape)
-        run = RunConfig(model=model, train=TrainConfig(batch_size=shape.B))
-        check_memory(run, arguments.vocab_size, row_length(shape, arguments.mask_ratio), device)
-        jobs.append(partial(step, shape, *sizes, model, device, *way))
-    return jobs
-
-
-def _step_config(arguments: argparse.Namespace, shape: Shape) -> ModelConfig:
-    """The model whose graph has this shape."""
-    if shape.M < 3 or shape.L % shape.M:
-        raise UserError(
-            f"--shape is {shape}; a step has M = masks + 2 targets, at least 3, and k M states"
-        )
-    return model_of(
-        shape,
-        arguments.mask_ratio,
-        arguments.dropout,
-        num_layers=arguments.layers,
-        width=arguments.width,
-        num_heads=arguments.heads,
-    )
-
-
-# ---- running ----
-
-
-def _train(arguments: argparse.Namespace) -> None:
-    """Measure steps of recipes and print them."""
-    if arguments.steps < LEAST_STEPS:
-        raise UserError(f"--steps is {arguments.steps}; a median needs at least {LEAST_STEPS}")
-    device = _device(arguments.device)
-    configs = [
-        single
-        for recipe in arguments.recipe
-        for single in objectives_of(_recipe(recipe, arguments))
-    ]
-    about = machine(device)
-    seconds = arguments.seconds or math.inf
-    found = (
-        train(config, arguments.steps, seconds, arguments.accumulate).as_json(about)
-        for config in configs
-    )
-    _print(found, arguments.json, train_lines)
-
-
-def _recipe(name: str, arguments: argparse.Namespace) -> RunConfig:
-    """A recipe with what the options replace."""
-    config = load_recipe(name)
-    changes: dict[str, Any] = {"device": arguments.device}
-    if arguments.precision is not None:
-        changes["precision"] = arguments.precision
-    if arguments.micro_batch is not None:
-        counted = "size" if config.train.batch_tokens is None else "tokens"
-        changes[f"micro_batch_{counted}"] = arguments.micro_batch
-    config = replace(config, train=replace(config.train, **changes))
-    return replace(config, objective=arguments.objective or config.objective)
-
-
-def _print(
-    rows: Iterator[dict[str, Any]], is_json: bool, as_lines: Callable[[dict], list[str]]
-) -> None:
-    """Each record as soon as it is there, or all of them as JSON at the end."""
-    done = []
-    for row in rows:
-        if not is_json:
-            above = [] if done else [machine_line(row["machine"])]
-            print("\n".join([*above, *as_lines(row)]), flush=True)
-        done.append(row)
-    if is_json:
-        print(json.dumps(done, allow_nan=False))
-
-
-def _compare(arguments: argparse.Namespace) -> None:
-    """Measure several ways to do the same and print them."""
-    device = _device(arguments.device)
-    about = machine(device)
-    reference = getattr(arguments, "against", REFERENCE[arguments.benchmark])
-    references: dict[tuple[Shape, int], Record] = {}
-    stdout = sys.stdout
-    rows = []
-    # What a backend prints is not what was measured.
-    with contextlib.redirect_stdout(sys.stderr):
-        for record in _records(arguments, device):
-            here = (record.shape, record.details["threads"])
-            if record.backend == reference:
-                references[here] = record
-            rows.append(as_json(record, references.get(here), about))
+    about, rows = machine(device), []
+    as_lines = train_lines if arguments.benchmark == "train" else lines
+    number = getattr(arguments, "threads", None)
+    with threads(number) if number else contextlib.nullcontext():
+        for record in MEASURE[arguments.benchmark](arguments, device):
+            rows.append(record | {"machine": about})
             if not arguments.json:
-                above = heading(reference, about) if len(rows) == 1 else []
-                for line in [*above, *lines(rows[-1])]:
-                    print(line, file=stdout, flush=True)
+                above = heading(rows[0]) if len(rows) == 1 else []
+                print("\n".join([*above, *as_lines(rows[-1])]), flush=True)
     if not rows:
         raise UserError("nothing was measured; the lines above say why")
     if arguments.json:
         print(json.dumps(rows, allow_nan=False))
 
 
-RUN = {"dag": _compare, "emission": _compare, "step": _compare, "train": _train}
-
-
-def run(arguments: argparse.Namespace) -> None:
-    """Measure what was asked for and print it."""
-    check_options(arguments)
-    RUN[arguments.benchmark](arguments)
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the command; 0 done, 2 a mistake of the user, 130 interrupted."""
-    return exit_code(lambda: run(bench_parser(__doc__, list(RUN)).parse_args(argv)), unread=0)
+    return exit_code(lambda: run(_parser().parse_args(argv)), unread=0)
 
 
 if __name__ == "__main__":

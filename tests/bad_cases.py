@@ -166,9 +166,9 @@ TASKS = {
 }
 """Kind of the model, and folder of the files."""
 BENCHES = [
-    "dag --shape 2,4,8 --seconds 0.01 --device cpu",
-    "emission --shape 1,4,8 --width 8 --vocab-size 32 --device cpu",
-    "step --shape 1,4,8 --width 16 --layers 1 --heads 2 --vocab-size 32 --threads 1 --device cpu",
+    "dag --shape 2,4,8 --device cpu",
+    "emission --shape 1,4,8 --device cpu",
+    "step --shape 1,4,8 --threads 1 --device cpu",
     "train --recipe {tiny} --steps 3 --device cpu",
 ]
 BOOK_WORDS = {
@@ -236,10 +236,9 @@ def working(rng, place, command):
 def options_of(command, argv):
     """Options that a command knows."""
     if command == "bench":
-        from exlm_lab.bench import RUN
-        from exlm_lab.benchmarks.options import bench_parser
+        from exlm_lab import bench
 
-        commands = bench_parser("Bench.", list(RUN))._subparsers._group_actions[0]
+        commands = bench._parser()._subparsers._group_actions[0]
         return list(commands.choices[argv[0]]._option_string_actions)
     if command in BOOK:
         known = "--to --only --data --canonical --output --device --quick --again"

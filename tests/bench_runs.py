@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from exlm_lab import bench
 from exlm_mini.alignment import BACKENDS
 from exlm_mini.config import ModelConfig
@@ -14,11 +12,6 @@ from exlm_mini.config import ModelConfig
 def working() -> set[str]:
     """Backends that work on a CPU; the first call may build one."""
     return {name for name in BACKENDS if BACKENDS[name].why_not("cpu") is None}
-
-
-def skip_unless_working(backend: str) -> None:
-    if reason := BACKENDS[backend].why_not("cpu"):
-        pytest.skip(reason)
 
 
 def tiny_model(**settings) -> ModelConfig:

@@ -19,15 +19,7 @@ import pytest
 import torch
 
 from exlm_lab.benchmarks import measure
-from exlm_lab.benchmarks.limits import (
-    REPLAYS,
-    SWEEPS,
-    Floor,
-    Limits,
-    floor,
-    measured_limits,
-    replay_ms,
-)
+from exlm_lab.benchmarks.limits import REPLAYS, SWEEPS, Limits, floor, replay_ms
 from exlm_lab.benchmarks.record import Shape
 from exlm_lab.benchmarks.training import speed_settings
 from exlm_mini.alignment import BACKENDS, Backend
@@ -158,18 +150,6 @@ def test_recipes_are_measured_too(whole):
             assert row["tokens_per_second"] > 0 and "machine" not in row
 
 
-def test_each_result_is_told_in_a_line_with_progress(whole):
-    file, _, out = whole
-    lines = out.splitlines()
-    total = sum(len(results) for results in read(file)["sections"].values())
-    told = [line for line in lines if line.endswith(f"/{total}]")]
-    assert len(told) == total
-    for number, line in enumerate(told, 1):
-        assert line.endswith(f"  [{number}/{total}]")
-    assert re.search(r"^checks scaled: .*float32 \d", out, re.M)
-    assert lines[-1] == f"all is well: {file}"
-
-
 # ---- what it sees ----
 
 
@@ -231,24 +211,6 @@ def test_the_floor_counts_every_edge_inside_the_cone(shape):
         for i in range(1, M) for u in range(L) for v in range(u)
     )  # fmt: skip
     assert floor(Shape(3, M, L)).num_multiply_adds == 3 * SWEEPS * pairs
-
-
-def test_the_floor_is_the_slower_of_traffic_and_arithmetic():
-    B, M, L = 2, 3, 6
-    edges = L * (L - 1) // 2
-    assert floor(Shape(B, M, L), 8).num_bytes == 8 * B * (2 * edges + L * L + 3 * M * L)
-    assert Floor(1000, 10).milliseconds(Limits(1e6, 1e6)) == 1.0
-    assert Floor(10, 3000).milliseconds(Limits(1e6, 1e6)) == 3.0
-
-
-def test_limits_leave_the_precision_as_it_was():
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        assert min(measured_limits(CPU, size=32)) > 0
-        assert torch.get_float32_matmul_precision() == "high"
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.gpu
@@ -395,9 +357,7 @@ def refused(capsys, arguments: list, words: list) -> None:
     ("arguments", "words"),
     [
         (["--only", "check"], ["check", "did you mean checks"]),
-        (["--only", ""], ["--only ''", "checks"]),
         (["--device", "tpu"], ["--device", "tpu"]),
-        (["--qiuck"], ["--qiuck", "did you mean"]),
     ],
 )
 def test_a_mistake_is_told_in_one_line(arguments, words, capsys, tmp_path):
@@ -405,47 +365,9 @@ def test_a_mistake_is_told_in_one_line(arguments, words, capsys, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "[]", "{}", '{"machine": 3}', '[{"command": "x"}]', "[" * 100_000],
-    ids=lambda text: text[:20],
-)
+@pytest.mark.parametrize("text", ["", "[]", '{"machine": 3}'])
 def test_a_file_of_something_else_is_not_replaced(text, tmp_path, capsys):
     file = tmp_path / "notes.json"
     file.write_text(text)
     refused(capsys, ["--device", "cpu", "--output", file], [file, "choose another --output"])
     assert file.read_text() == text
-
-
-@pytest.mark.parametrize(
-    "damage", [{"sections": {"checks": [1]}}, {"sections": {"checks": {"a": 3}}}]
-)  # fmt: skip
-def test_a_damaged_file_is_not_replaced(damage, whole, tmp_path, capsys):
-    file = tmp_path / "damaged.json"
-    file.write_text(json.dumps(read(whole[0]) | damage))
-    before = file.read_bytes()
-    refused(
-        capsys,
-        ["--device", "cpu", "--quick", "--output", file],
-        [file, "choose another --output"],
-    )
-    assert file.read_bytes() == before
-
-
-def test_an_interrupt_is_told_in_one_line(monkeypatch, tmp_path, capsys):
-    def interrupted(setting):
-        raise KeyboardInterrupt
-
-    monkeypatch.setitem(evidence.SECTIONS, "data", interrupted)
-    arguments = ["--quick", "--device", "cpu", "--only", "data"]
-    assert evidence.main([*arguments, "--output", str(tmp_path / "a.json")]) == 130
-    assert capsys.readouterr().err == "interrupted; the same command goes on from here\n"
-
-
-def test_the_file_is_named_by_the_device():
-    gpu = {"device": "NVIDIA H200", "cpu": "Some CPU"}
-    results = ROOT / "book" / "results"
-    assert evidence._usual_path(gpu, False) == results / "evidence-nvidia-h200.json"
-    cpu = {"device": "cpu", "cpu": "AMD EPYC (TM) 9R14 "}
-    name = "evidence-amd-epyc-tm-9r14.json"
-    assert evidence._usual_path(cpu, True) == ROOT / "build" / name

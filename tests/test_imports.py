@@ -45,9 +45,8 @@ OPTIONAL_LIBRARIES = {
 }  # fmt: skip
 MAY_DRAW = {"exlm_mini.plotting", "exlm_lab.experiments", "chapters", "book"}
 MAY_READ_OPTIONS = {
-    "exlm_mini.options", "exlm_lab.benchmarks.options", "exlm_mini.plot", "exlm_mini.prepare",
-    "exlm_mini.fill", "exlm_mini.doctor", "exlm_lab.finetune", "exlm_lab.sweep",
-    "exlm_lab.bench", "book",
+    "exlm_mini.options", "exlm_mini.plot", "exlm_mini.prepare", "exlm_mini.fill",
+    "exlm_mini.doctor", "exlm_lab.finetune", "exlm_lab.sweep", "exlm_lab.bench", "book",
 }  # fmt: skip
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 import torch
@@ -17,7 +15,6 @@ from exlm_lab.benchmarks.measure import (
     resident_bytes,
     time_side_by_side,
 )
-from exlm_mini.training import provenance
 from exlm_mini.training.provenance import MIB
 
 pytestmark = pytest.mark.usefixtures("three_runs", "uncompiled")
@@ -108,22 +105,3 @@ def test_peak_memory_of_a_gpu_leaves_out_what_was_there_before():
     kept = torch.ones(1000, 1024, device=device)
     assert peak_bytes(lambda: kept + 1 + kept, device) == 2 * 1000 * 1024 * FLOAT
     assert min(measure.time_call(lambda: kept + 1, device).wall_ms) > 0
-
-
-# ---- error ----
-
-
-# ---- the machine ----
-
-
-def test_the_machine_is_described():
-    about = provenance.machine(CPU)
-    assert about["torch"] == torch.__version__
-    assert about["device"] == "cpu"
-    assert about["cpu"] and about["num_cpus"] >= 1
-    assert re.fullmatch(r"[0-9a-f]{40}( with changes)?|not a git checkout", about["commit"])
-
-
-def test_a_package_outside_a_checkout_has_no_commit(monkeypatch, tmp_path):
-    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "provenance.py"))
-    assert provenance.commit() == "not a git checkout"

@@ -41,7 +41,6 @@ INTEGERS = [
     if get_type_hints(group)[field.name] in (int, int | None)
 ]
 PRETRAIN = "pretrain --recipe toy-pairs --objective exlm --train.device cpu --output out"
-BENCH = "bench step --shape 2,4,8 --device cpu"
 MODEL = ["about", "GiB, this machine has 24.0 GiB", "lower model.width"]
 TOO_LARGE = [
     (f"{PRETRAIN} --model.width 200000", MODEL),
@@ -64,12 +63,9 @@ TOO_LARGE = [
     (f"{PRETRAIN} --train.learning_rate 1e400", ["learning_rate", "below 1e+30"]),
     ("pretrain --recipe toy-pairs --dry-run --devices 2147483647", ["use --devices 128"]),
     ("pretrain --recipe toy-pairs --dry-run --devices 2147483648", ["--devices", "2**31"]),
-    (f"{BENCH} --layers 1000 --width 6400 --heads 4", MODEL),
-    (f"{BENCH} --width 12000000 --heads 1", MODEL),
-    (f"{BENCH} --vocab-size 2147483647", [*MODEL, "vocabulary"]),
-    (f"{BENCH} --threads 100000", ["--threads", "at most 1024"]),
+    ("bench step --shape 2147483647,4,8 --device cpu", ["GiB, this machine has 24.0 GiB"]),
+    ("bench step --threads 100000 --device cpu", ["--threads", "at most 1024"]),
     ("bench dag --shape 2147483647,4,8 --device cpu", ["--shape 2147483647,4,8", "GiB"]),
-    ("bench emission --width 2147483647 --shape 2,4,8 --device cpu", ["--shape 2,4,8", "GiB"]),
     ("bench train --recipe toy-pairs --micro-batch 2147483648", ["--micro-batch", "2**31"]),
     ("prepare --source x.txt --workers 100000 --output out", ["--workers", "at most 1024"]),
     ("prepare --source x.txt --data.max_documents 2147483648 --output out", ["max_documents"]),

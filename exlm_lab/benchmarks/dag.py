@@ -5,32 +5,29 @@ Shapes: B rows, M targets, L states.
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from exlm_lab.benchmarks.measure import LEAST_RUNS, once_seconds, time_call
-from exlm_lab.benchmarks.record import Note, Record, Shape, record
+from exlm_lab.benchmarks.record import Note, Record, Shape, compared, record
 from exlm_mini.alignment import BACKENDS
-from exlm_mini.alignment.cases import Graph, relative_error
-from exlm_mini.config import UserError
+from exlm_mini.alignment.cases import QUANTITIES, Graph, relative_error, short
 
 LogLikelihood = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
+REFERENCE = "vectorized"
 MOST_PATHS = 10_000
 """Of all rows together, for the backend that scores each by itself."""
 MOST_TERMS = 50_000
 """Of all rows together, for the backend that adds them up one by one in Python."""
 UNTIMED_RUNS = 3
 """Of a call besides those timed: for its error, and for both memory peaks."""
-RELEASED = Path("fs_plugins/custom_ops/dag_loss.py")
-"""In a checkout of the released code; its ``torch_dag_loss`` takes the counts in reverse."""
+MOST_SECONDS = 60.0
+"""That one backend may take at one shape."""
 NATS = 8.0
 """How far one path stands out of a sharp graph, per step."""
 
@@ -97,48 +94,6 @@ def forward_and_backward(function: LogLikelihood, graph: Graph) -> tuple[Tensor,
     return log_likelihood_B.detach(), *gradients
 
 
-def load_extra_backend(path: Path) -> LogLikelihood:
-    """The function ``log_likelihood`` of a file, or the one in PyTorch of the released code.
-
-    Args:
-        path: a Python file, or the folder of a checkout of the released code.
-
-    Raises:
-        UserError: there is no such file, it does not run, or defines no such function.
-    """
-    file = path / RELEASED if path.is_dir() else path
-    if not file.is_file():
-        inside = f" as {RELEASED} in it" if path.is_dir() else ""
-        raise UserError(f"--extra-backend {path}: there is no such file{inside}")
-    spec = importlib.util.spec_from_file_location(f"extra_backend_{path.stem}", file)
-    if spec is None or spec.loader is None:
-        raise UserError(f"--extra-backend {path} is no Python file; its name must end in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and torch.library look modules up
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"--extra-backend {path} does not run: {reason}") from None
-    name = "torch_dag_loss" if path.is_dir() else "log_likelihood"
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise UserError(
-            f"--extra-backend {path} defines no function {name}(log_emission_BML, "
-            "log_transition_BLL, num_targets_B, num_states_B)"
-        )
-    if not path.is_dir():
-        return function
-
-    def released(
-        log_emission_BML: Tensor, log_transition_BLL: Tensor, num_targets_B: Tensor,
-        num_states_B: Tensor,
-    ) -> Tensor:  # fmt: skip
-        return function(log_emission_BML, log_transition_BLL, num_states_B, num_targets_B)
-
-    return released
-
-
 def too_large(backend: str, shape: Shape) -> str | None:
     """Why a teaching backend cannot do a shape in reasonable time; none if it can."""
     B, M, L = shape
@@ -182,12 +137,20 @@ class Judge(NamedTuple):
     exact: tuple[Tensor, ...]
     """log_likelihood_B, both gradients."""
 
+    def errors(self, ours: tuple[Tensor, ...]) -> dict[str, float]:
+        """``relative_error`` of the likelihood and of both gradients, in the rows judged."""
+        num_rows = len(self.exact[0])
+        return {
+            name: relative_error(mine[:num_rows], exact)
+            for name, mine, exact in zip(QUANTITIES, ours, self.exact, strict=True)
+        }
+
 
 JUDGES = ("vectorized", "scaled", "native")
 """The first of them that is fast enough: in log space, then rescaled in two ways of their own."""
 
 
-def judge(graph: Graph, device: torch.device, seconds: float) -> Judge | None:
+def judge(graph: Graph, device: torch.device, seconds: float = MOST_SECONDS) -> Judge | None:
     """float64 on the same numbers, for as many rows as fit in ``seconds``; none: not one."""
     exact = graph.double()
     B, M, _ = graph.log_emission_BML.shape
@@ -205,82 +168,61 @@ def judge(graph: Graph, device: torch.device, seconds: float) -> Judge | None:
     return None
 
 
-def errors_of(ours: tuple[Tensor, ...], judge: Judge) -> dict[str, float]:
-    """``relative_error`` of the likelihood and of both gradients, in the rows judged."""
-    num_rows = len(judge.exact[0])
-    names = ("log_likelihood", "grad_emission", "grad_transition")
-    return {
-        name: relative_error(mine[:num_rows], exact)
-        for name, mine, exact in zip(names, ours, judge.exact, strict=True)
-    }
-
-
 def dag(
     shape: Shape,
-    functions: dict[str, LogLikelihood],
+    functions: Mapping[str, LogLikelihood],
     device: torch.device,
-    dtype: torch.dtype,
     is_sharp: bool,
-    seconds: float,
     note: Note,
 ) -> Iterator[Record]:
-    """Forward and backward pass of each function that can do the shape.
+    """Forward and backward pass in float32 of each function that can do the shape.
 
     Args:
         shape: of the graph.
-        functions: ``log_likelihood`` of the backends, by name.
-        device, dtype, is_sharp: of the graph, see ``made_graph``.
-        seconds: that one function may take in all; it is left out if it would take more.
+        functions: ``log_likelihood`` of the backends, by name; ``REFERENCE`` is taken first.
+        device, is_sharp: of the graph, see ``made_graph``.
         note: is told what was left out.
     """
-    graph = made_graph(shape, is_sharp, device, dtype)
-    verdict = judge(graph, device, seconds)
+    graph = made_graph(shape, is_sharp, device)
+    verdict = judge(graph, device)
     at = f"at B,M,L = {shape}"
     if verdict is None:
-        note(f"no error is given {at}: no backend does it in float64 within {seconds:g} s")
-    for name, function in functions.items():
-        if reason := too_large(name, shape):
-            note(f"{name} is left out {at}: {reason}")
-            continue
-        try:
-            yield _dag_record(shape, name, function, graph, device, seconds, verdict, is_sharp)
-        except _TooSlow as slow:
-            note(f"{name} is left out {at}: {slow}")
-        except Exception as error:  # a backend of ours or the user's: the others go on
-            reason = " ".join(str(error).split()) or type(error).__name__
-            note(f"{name} is left out {at}: {type(error).__name__}: {reason[:300]}")
+        note(f"no error is given {at}: no backend does it in float64 in {MOST_SECONDS:g} s")
+
+    def records() -> Iterator[Record]:
+        for name in sorted(functions, key=lambda name: name != REFERENCE):
+            try:
+                if reason := too_large(name, shape):
+                    raise ValueError(reason)
+                yield _record(shape, name, functions[name], graph, device, verdict, is_sharp)
+            except Exception as error:  # the others go on
+                reason = " ".join(str(error).split()) or type(error).__name__
+                note(f"{name} is left out {at}: {reason[:300]}")
+
+    yield from compared(records(), REFERENCE)
 
 
-class _TooSlow(Exception):
-    """More time would be needed than there is."""
-
-
-def _dag_record(
+def _record(
     shape: Shape,
     name: str,
     function: LogLikelihood,
     graph: Graph,
     device: torch.device,
-    seconds: float,
     verdict: Judge | None,
     is_sharp: bool,
 ) -> Record:
     if name not in ("enumerate", "naive"):
         total = estimated_seconds(function, graph, device) * (LEAST_RUNS + UNTIMED_RUNS)
-        if total > seconds:
-            raise _TooSlow(f"it would take about {total:.0f} s, more than {seconds:g} s")
+        if total > MOST_SECONDS:
+            raise ValueError(f"about {total:.0f} s, more than {MOST_SECONDS:g} s")
 
     def call() -> tuple[Tensor, ...]:
         return forward_and_backward(function, graph)
 
-    errors = errors_of(call(), verdict) if verdict else {}
-    details = {"dtype": _name(graph.log_emission_BML.dtype)}
+    errors = verdict.errors(call()) if verdict else {}
+    details = {"dtype": short(graph.log_emission_BML.dtype)}
     details |= {"transitions": "sharp" if is_sharp else "flat"}
     if verdict:
         details |= {"judge": verdict.name, "judged_rows": len(verdict.exact[0])}
     timing = time_call(call, device, is_warm=verdict is not None)
     return record("dag", name, shape, timing, call, device, errors, details)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

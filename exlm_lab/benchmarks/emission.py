@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from exlm_lab.benchmarks.measure import time_side_by_side
-from exlm_lab.benchmarks.record import Note, Record, Shape, record
-from exlm_mini.alignment.cases import relative_error
+from exlm_lab.benchmarks.record import Note, Record, Shape, compared, record
+from exlm_mini.alignment.cases import relative_error, short
 from exlm_mini.config import ModelConfig
 from exlm_mini.model.emission import VocabularyHead
 
@@ -23,12 +23,12 @@ WAYS = ("plain", "buffer", "fused", "chunked")
 
 def emission(
     shape: Shape,
-    width: int,
     vocab_size: int,
-    chunk: int,
     device: torch.device,
-    dtype: torch.dtype,
     note: Note,
+    dtype: torch.dtype = torch.float32,
+    width: int = 384,
+    chunk: int = 128,
 ) -> Iterator[Record]:
     """log-emission of the targets and its gradients, by each way that works.
 
@@ -38,10 +38,10 @@ def emission(
 
     Args:
         shape: of the graph; every state gets a row of V logits.
-        width, vocab_size: D and V.
-        chunk: rows at a time of the chunked way.
+        vocab_size, width: V and D.
         device, dtype: of inputs and parameters.
         note: is told what was left out.
+        chunk: rows at a time of the chunked way.
     """
     torch.manual_seed(0)
     state_BLD = torch.randn(shape.B, shape.L, width).to(device, dtype)
@@ -79,14 +79,16 @@ def emission(
         note(f"fused is left out at B,M,L = {shape}: it does not compile here: {reason[:300]}")
         del calls["fused"]
     timings = time_side_by_side(calls, device)
-    for name, timing in timings.items():
-        ours = calls[name]()
-        errors = {key: relative_error(ours[key], exact[key]) for key in exact}
-        details = {"dtype": str(dtype).removeprefix("torch.")}
-        details |= {"width": width, "vocab_size": vocab_size}
-        if name == "chunked":
-            details["chunk"] = chunk
-        yield record("emission", name, shape, timing, calls[name], device, errors, details)
+
+    def records() -> Iterator[Record]:
+        for name, timing in timings.items():
+            ours = calls[name]()
+            errors = {key: relative_error(ours[key], exact[key]) for key in exact}
+            details = {"dtype": short(dtype), "width": width, "vocab_size": vocab_size}
+            details |= {"chunk": chunk} if name == "chunked" else {}
+            yield record("emission", name, shape, timing, calls[name], device, errors, details)
+
+    yield from compared(records(), WAYS[0])
 
 
 def _plain_log_emission(

@@ -92,8 +92,6 @@ def measured_limits(device: torch.device, size: int | None = None) -> Limits:
 def replay_ms(call: Callable[[], Any], device: torch.device) -> float:
     """Milliseconds of a call on a GPU without the host: captured as a CUDA graph and replayed.
 
-    Replays follow each other at once, so that what fits stays in the cache of the GPU.
-
     Raises:
         RuntimeError: if the call waits for the GPU, which a graph cannot hold.
     """

@@ -1,16 +1,16 @@
-"""The alignment, the vocabulary head and a training step, measured on made-up data.
+"""Shapes that are measured, and the record of each measurement: a dict, as JSON knows it.
 
 Shapes: B rows, M targets, L states.
 
-``benchmarks.dag``, ``.emission`` and ``.step`` yield one ``Record`` at a time, so that what was
+``benchmarks.dag``, ``.emission`` and ``.step`` yield one record at a time, so that what was
 measured can be shown before the rest is. Data are random but for a seed: times depend on shapes,
 hardly on what is learned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -45,31 +45,7 @@ EMISSION_SIZES = ((TEXT_SHAPE, 8192), (LONG_SHAPE, 8192), (TEXT_SHAPE, 50265))
 """With the size of the vocabulary; the last is RoBERTa's."""
 Note = Callable[[str], None]
 """Takes a line about what was left out, and why."""
-
-
-@dataclass(frozen=True)
-class Record:
-    """What was measured of one backend at one shape; a JSON object once it is printed."""
-
-    benchmark: str
-    backend: str
-    shape: Shape
-    """B, M, L."""
-    median_ms: float
-    """Forward and backward, wall clock."""
-    median_cpu_ms: float
-    """Processor time, all threads together."""
-    runs: int
-    peak_mib: float
-    """Tensors at their most, see ``measure.peak_bytes``."""
-    resident_mib: float | None
-    """Memory of the process, see ``measure.resident_bytes``; none on a GPU."""
-    max_error: float | None
-    """``max |difference| / max |value|`` against float64, the worst of ``errors``."""
-    errors: dict[str, float]
-    """The same for the value and for each gradient by itself."""
-    details: dict[str, Any] = field(default_factory=dict)
-    """What else is told: dtype, threads, who judged, time by part."""
+Record = dict[str, Any]
 
 
 def record(
@@ -80,49 +56,47 @@ def record(
     call: Callable[[], Any],
     device: torch.device,
     errors: dict[str, float],
-    details: dict[str, Any],
+    details: Record,
 ) -> Record:
-    """The record of a call that was timed; measures its memory."""
-    resident = resident_bytes(call) if device.type == "cpu" else None
-    return Record(
-        benchmark,
-        backend,
-        shape,
-        timing.median_ms,
-        timing.median_cpu_ms,
-        len(timing.wall_ms),
-        peak_bytes(call, device) / MIB,
-        None if resident is None else resident / MIB,
-        max(errors.values(), default=None),
-        errors,
-        details | {"threads": torch.get_num_threads()},
-    )
-
-
-def as_json(
-    record: Record, reference: Record | None, machine: dict[str, Any]
-) -> dict[str, Any]:
-    """A record as JSON knows it, beside the reference of its benchmark, shape and threads.
+    """The record of a call that was timed; measures its memory.
 
     Args:
-        record: what was measured.
-        reference: what it is compared with; none if that was left out.
-        machine: from ``provenance.machine``.
-
-    Returns:
-        The fields and details of the record, ``reference``, ``wall_ratio`` and ``cpu_ratio``
-        (time of this one over the reference's; none without one, or where the clock of the
-        processor did not move), and ``machine``.
+        benchmark, backend, shape: what was measured.
+        timing: of the call, forward and backward.
+        call, device: to measure its memory.
+        errors: ``max |difference| / max |value|`` against float64, by quantity.
+        details: what else is told.
     """
-    fields = asdict(record)
-    fields["shape"] = list(record.shape)
-    details = fields.pop("details")
-    cpu_ms = reference.median_cpu_ms if reference else None
+    resident = resident_bytes(call) if device.type == "cpu" else None
+    largest = max(errors.values(), default=None)
     return {
-        **fields,
+        "benchmark": benchmark,
+        "backend": backend,
+        "shape": list(shape),
+        "median_ms": timing.median_ms,
+        "median_cpu_ms": timing.median_cpu_ms,
+        "runs": len(timing.wall_ms),
+        "peak_mib": peak_bytes(call, device) / MIB,
+        "resident_mib": None if resident is None else resident / MIB,
+        "max_error": None if largest == math.inf else largest,
+        "errors": {n: None if e == math.inf else e for n, e in errors.items()},
         **details,
-        "reference": reference.backend if reference else None,
-        "wall_ratio": record.median_ms / reference.median_ms if reference else None,
-        "cpu_ratio": record.median_cpu_ms / cpu_ms if cpu_ms else None,
-        "machine": machine,
+        "threads": torch.get_num_threads(),
     }
+
+
+def compared(records: Iterable[Record], reference: str) -> Iterator[Record]:
+    """Records of one shape with their times over those of the reference, which comes first.
+
+    The ratios are none where the reference was left out, or the processor's clock did not move.
+    """
+    base: Record | None = None
+    for one in records:
+        if one["backend"] == reference:
+            base = one
+        cpu_ms = base["median_cpu_ms"] if base else None
+        yield one | {
+            "reference": reference if base else None,
+            "wall_ratio": one["median_ms"] / base["median_ms"] if base else None,
+            "cpu_ratio": one["median_cpu_ms"] / cpu_ms if cpu_ms else None,
+        }

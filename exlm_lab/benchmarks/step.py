@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from exlm_lab.benchmarks.measure import LEAST_RUNS, Timing, time_side_by_side
-from exlm_lab.benchmarks.record import Record, Shape, record
+from exlm_lab.benchmarks.record import Record, Shape, compared, record
 from exlm_lab.benchmarks.released import ReleasedLayout
 from exlm_mini.alignment.cases import relative_error
 from exlm_mini.config import MaskingConfig, ModelConfig, RunConfig, SpecialIds
@@ -31,27 +31,27 @@ from exlm_mini.training.meter import peak_flops
 from exlm_mini.training.parts import score
 
 PARTS = ("encoder", "head", "transition", "dynamic programme")
+MASK_RATIO = 0.15
+VOCAB_SIZE = 8192
 ENOUGH_SECONDS = 30.0
 """For both models: three steps of each are too few on a machine that does other things."""
 ERROR_ROWS = 8
 """Of the batch, to compare with float64: a whole one of a base model may not fit then."""
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
 """Of the encoder, as ``train.precision`` calls them."""
-LAYOUTS = ("ours", "released")
 AnyModel = MaskedLM | ExLM | ReleasedLayout
 Clock = Callable[[str, str], AbstractContextManager[None]]
 """Takes the name of a part and ``forward`` or ``backward``; times what runs inside."""
 
 
-def row_length(shape: Shape, mask_ratio: float) -> int:
-    """N: tokens of a row, boundaries included, of which ``mask_ratio`` are M - 2 masks."""
-    return 2 + int((shape.M - 2) / mask_ratio)
+def row_length(shape: Shape) -> int:
+    """N: tokens of a row, boundaries included, of which ``MASK_RATIO`` are M - 2 masks."""
+    return 2 + int((shape.M - 2) / MASK_RATIO)
 
 
 def model_of(
     shape: Shape,
-    mask_ratio: float,
-    dropout: float,
+    dropout: float = 0.0,
     num_layers: int = 6,
     width: int = 384,
     num_heads: int = 6,
@@ -60,119 +60,106 @@ def model_of(
 
     Args:
         shape: L must be k M.
-        mask_ratio: p, see ``row_length``.
-        dropout: of hidden states and attention.
+        dropout: of hidden states and attention. In the recipes made for CPUs it is 0; above it
+            attention has no fused kernel there.
         num_layers, width, num_heads: of the encoder.
     """
     k = shape.L // shape.M
-    num_positions = row_length(shape, mask_ratio) + shape.M * (k - 1)
     return ModelConfig(
         num_layers=num_layers,
         width=width,
         ffn_width=4 * width,
         num_heads=num_heads,
         states_per_mask=k,
-        max_positions=max(512, num_positions),
+        max_positions=max(512, row_length(shape) + shape.M * (k - 1)),
         dropout=dropout,
         attention_dropout=dropout,
     )
 
 
-def made_batch(shape: Shape, mask_ratio: float, vocab_size: int, seed: int = 0) -> MaskedBatch:
+def made_batch(shape: Shape, vocab_size: int) -> MaskedBatch:
     """Random tokens between [BOS] and [EOS], M - 2 of each row masked.
 
     Args:
         shape: B rows; M counts the two boundaries.
-        mask_ratio: p, sets the length of the rows.
         vocab_size: V, special tokens included.
-        seed: of tokens and masks.
     """
     special = SpecialIds()
-    N = row_length(shape, mask_ratio)
-    rng = torch.Generator().manual_seed(seed)
+    N = row_length(shape)
+    rng = torch.Generator().manual_seed(0)
     token_ids_BN = torch.randint(len(special), vocab_size, (shape.B, N), generator=rng)
     token_ids_BN[:, 0], token_ids_BN[:, -1] = special.bos, special.eos
     exact_ratio = (shape.M - 2) / (N - 2)  # so that nothing is left to round
-    masker = Masker(MaskingConfig(mask_ratio=exact_ratio), special, seed)
+    masker = Masker(MaskingConfig(mask_ratio=exact_ratio), special, seed=0)
     sample_B = np.arange(shape.B)
-    batch = masker(token_ids_BN, np.zeros_like(sample_B), sample_B, step=0)
-    assert bool((batch.is_masked_BN.sum(dim=1) == shape.M - 2).all())
-    return batch
+    return masker(token_ids_BN, np.zeros_like(sample_B), sample_B, step=0)
 
 
 def step(
     shape: Shape,
-    mask_ratio: float,
-    vocab_size: int,
     config: ModelConfig,
     device: torch.device,
+    vocab_size: int = VOCAB_SIZE,
     precision: str = "fp32",
     is_compiled: bool = False,
-    layout: str = "ours",
+    with_released: bool = False,
 ) -> Iterator[Record]:
     """One step of ``mlm`` and of ``exlm`` on the same batch, timed in turn.
 
     Args:
         shape: M counts the two boundaries, as with ``boundary="official"``; L is k M.
-        mask_ratio, vocab_size: of the batch, see ``made_batch``.
         config: of both models, which are in training mode; its dropout is in use.
         device: of the models.
+        vocab_size: of the batch, see ``made_batch``.
         precision: of the encoder, a key of ``PRECISIONS``; weights are float32.
         is_compiled: compile the layers of ``mlm`` and ``exlm``, as ``train.compile`` does.
-        layout: ``released`` also times ``exlm-released``: the same model in the layout of the
-            released code (``benchmarks.released``), never compiled.
+        with_released: time ``exlm-released`` too: the same model in the layout of the released
+            code (``benchmarks.released``), never compiled.
 
     Yields:
         Records whose ``parts`` give milliseconds by part, forward and backward, wall clock and
         processor time (none for ``exlm-released``); their error is that of the loss and of the
         embedding's gradient on the first rows, without dropout.
     """
-    batch = made_batch(shape, mask_ratio, vocab_size).to(device)
-    models = _models(config, vocab_size, layout, device)
+    batch = made_batch(shape, vocab_size).to(device)
+    models: dict[str, AnyModel] = {}
+    for name in ("mlm", "exlm", *["exlm-released"] * with_released):
+        torch.manual_seed(0)
+        model = (MaskedLM if name == "mlm" else ExLM)(config, vocab_size).to(device)
+        models[name] = ReleasedLayout(model) if name == "exlm-released" else model
     errors = {name: _errors(model, batch, precision) for name, model in models.items()}
-    if is_compiled:
-        for name in ("mlm", "exlm"):
-            for layer in models[name].encoder.layers:
-                layer.compile()
+    for name in ("mlm", "exlm") if is_compiled else ():
+        for layer in models[name].encoder.layers:
+            layer.compile()
     calls = {
         name: partial(whole_step, model, batch, precision) for name, model in models.items()
     }
     timings = time_side_by_side(calls, device, ENOUGH_SECONDS)
-    for name, model in models.items():
-        is_ours = name != "exlm-released"
-        details = {
-            "dtype": "float32" if precision == "fp32" else "bfloat16",
-            "is_compiled": is_compiled and is_ours,
-            "num_tokens": batch.token_ids_BN.shape[1],
-            "vocab_size": vocab_size,
-            "dropout": [config.dropout, config.attention_dropout],
-            "parts": time_parts(model, batch, device, precision) if is_ours else {},
-            **_speed(name, config, mask_ratio, batch, vocab_size, timings[name], precision),
-        }
-        call = partial(_step_and_forget, model, batch, precision)
-        call()
-        yield record("step", name, shape, timings[name], call, device, errors[name], details)
 
+    def records() -> Iterator[Record]:
+        for name, model in models.items():
+            is_ours = name != "exlm-released"
+            details = {
+                "dtype": "float32" if precision == "fp32" else "bfloat16",
+                "is_compiled": is_compiled and is_ours,
+                "num_tokens": batch.token_ids_BN.shape[1],
+                "vocab_size": vocab_size,
+                "dropout": [config.dropout, config.attention_dropout],
+                "parts": time_parts(model, batch, device, precision) if is_ours else {},
+                **_speed(name, config, batch, vocab_size, timings[name], precision),
+            }
+            call = partial(_step_and_forget, model, batch, precision)
+            call()
+            yield record(
+                "step", name, shape, timings[name], call, device, errors[name], details
+            )
 
-def _models(
-    config: ModelConfig, vocab_size: int, layout: str, device: torch.device
-) -> dict[str, AnyModel]:
-    """What is compared, by name; the same weights in both layouts."""
-    kinds = {"mlm": MaskedLM, "exlm": ExLM}
-    if layout == "released":
-        kinds["exlm-released"] = ExLM
-    models: dict[str, AnyModel] = {}
-    for name, kind in kinds.items():
-        torch.manual_seed(0)
-        model = kind(config, vocab_size).to(device)
-        models[name] = ReleasedLayout(model) if name == "exlm-released" else model
-    return models
+    yield from compared(records(), "mlm")
 
 
 def _speed(
     name: str,
     config: ModelConfig,
-    mask_ratio: float,
     batch: MaskedBatch,
     vocab_size: int,
     timing: Timing,
@@ -186,7 +173,7 @@ def _speed(
     run = RunConfig(
         objective=name.removesuffix("-released"),
         model=config,
-        masking=MaskingConfig(mask_ratio=mask_ratio),
+        masking=MaskingConfig(mask_ratio=MASK_RATIO),
     )
     seconds = timing.median_ms / 1000
     flops_per_second = B * row_flops(run, vocab_size, N) / seconds
@@ -220,8 +207,7 @@ def _precision(precision: str, batch: MaskedBatch) -> AbstractContextManager:
 def _step_and_forget(model: AnyModel, batch: MaskedBatch, precision: str) -> None:
     """A step that leaves no gradients behind, so that the next takes memory for its own.
 
-    Memory is measured like this, time is not: in training the gradients stay until the next
-    step. Given back in between, their pages come back slowly (4% of a step, all in the kernel).
+    Memory is measured like this, time is not: in training the gradients stay until the next step.
     """
     whole_step(model, batch, precision)
     model.zero_grad(set_to_none=True)

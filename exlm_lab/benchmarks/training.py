@@ -11,16 +11,16 @@ import gc
 import math
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from statistics import median
-from typing import Any, NamedTuple
+from statistics import fmean, median
+from typing import Any
 
 import numpy as np
 import torch
 
 from exlm_lab.benchmarks.measure import resident_bytes, threads
+from exlm_lab.benchmarks.record import Record
 from exlm_mini.config import Effect, RunConfig, SpecialIds, settings_with
 from exlm_mini.data.batches import BUCKET_BATCHES
 from exlm_mini.data.memory import DoesNotFit
@@ -48,72 +48,8 @@ MOLECULE_LENGTHS = (
 drawn with equal chances they stand for all."""
 MOLECULE_VOCABULARY = 85
 """That of the embedded molecules."""
-CHUNK = 1 << 20
-"""Tokens made at a time."""
 SHORTAGE = ("out of memory", "can't allocate memory", "alloc_failed")
 """What PyTorch says, in small letters, where there is no more memory."""
-
-
-@dataclass(frozen=True)
-class Speed:
-    """How fast a recipe trains on one device; a JSON object when printed."""
-
-    recipe: str
-    objective: str
-    settings: dict[str, Any]
-    """Those of ``SAME_SPEED``; the precision is the one that was used."""
-    accumulated: int
-    """Micro-batches of a step that was timed."""
-    accumulated_by_recipe: int
-    """Micro-batches of a step of the recipe on one device."""
-    vocab_size: int
-    num_parameters: int
-    seconds: list[float]
-    """Of each step, wall clock, without those to warm up."""
-    num_tokens: list[int]
-    """Of each step: input tokens, before expansion or repetition and without padding."""
-    flops_per_token: float
-    """Of ``meter.mean_flops_per_token``."""
-    peak_flops: float | None
-    """Most operations per second of the device, see ``meter.peak_flops``."""
-    peak_mib: float | None
-    """Weights, optimiser state and a step together: tensors on a GPU, growth of the process on a
-    CPU; none where the system does not tell."""
-    num_threads: int
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Median over the steps."""
-        return median(n / s for n, s in zip(self.num_tokens, self.seconds, strict=True))
-
-    def as_json(self, machine: dict[str, Any]) -> dict[str, Any]:
-        """What was measured, and what it was measured on.
-
-        Args:
-            machine: from ``provenance.machine``: device, versions, commit.
-        """
-        flops_per_second = self.flops_per_token * self.tokens_per_second
-        known = self.peak_flops is not None
-        return {
-            "benchmark": "train",
-            "recipe": self.recipe,
-            "objective": self.objective,
-            "tokens_per_second": self.tokens_per_second,
-            "tokens_per_step": sum(self.num_tokens) / len(self.num_tokens),
-            "median_ms": 1000 * median(self.seconds),
-            "steps": len(self.seconds),
-            "accumulated": self.accumulated,
-            "accumulated_by_recipe": self.accumulated_by_recipe,
-            "flops_per_token": self.flops_per_token,
-            "flops_per_second": flops_per_second,
-            "flops_utilisation": flops_per_second / self.peak_flops if known else None,
-            "peak_mib": self.peak_mib,
-            "vocab_size": self.vocab_size,
-            "num_parameters": self.num_parameters,
-            "threads": self.num_threads,
-            "settings": self.settings,
-            "machine": machine,
-        }
 
 
 def speed_settings(config: RunConfig) -> dict[str, Any]:
@@ -132,7 +68,7 @@ def train(
     steps: int = 20,
     seconds: float = math.inf,
     accumulate: int | None = None,
-) -> Speed:
+) -> Record:
     """Time optimiser steps of a recipe.
 
     Args:
@@ -141,6 +77,12 @@ def train(
         seconds: no step is begun after so many, once ``LEAST_STEPS`` were timed.
         accumulate: micro-batches of a step at most; none: as many as the recipe has on one
             device. Fewer make a step shorter, and the optimiser's share of it larger.
+
+    Returns:
+        What was measured. ``accumulated`` and ``accumulated_by_recipe`` are micro-batches of a
+        step; tokens are of the input, before expansion or repetition and without padding;
+        ``peak_mib`` is of weights, optimiser and a step together, tensors on a GPU, growth of the
+        process on a CPU, none where the system does not tell.
 
     Raises:
         DoesNotFit: if the memory of the device is too small for a micro-batch of the recipe;
@@ -151,46 +93,38 @@ def train(
     accumulated = min(plan.num_accumulated, accumulate or plan.num_accumulated)
     device = choose_device(config.train.device)
     config = with_precision(config, device)
-    run = _as_timed(config, plan.per_device, accumulated)
+    counted = "size" if config.train.batch_tokens is None else "tokens"
+    batch = {
+        f"batch_{counted}": accumulated * plan.per_device,
+        f"micro_batch_{counted}": plan.per_device,
+    }
+    run = replace(config, train=replace(config.train, **batch, chain_warmup=0.0))
     num_threads = config.train.num_threads or torch.get_num_threads()
-    done: list[_Timed] = []
-    with tempfile.TemporaryDirectory() as folder, threads(num_threads):
-        is_short = False
-        try:
+    try:
+        with tempfile.TemporaryDirectory() as folder, threads(num_threads):
             check_memory(run, len(SpecialIds()), 3, device)  # before the pack is made
             pack = _made_for(run, accumulated * plan.per_device, Path(folder))
-            peak = _peak_bytes(run, pack, steps, seconds, done)
-        except (DoesNotFit, RuntimeError, MemoryError) as error:
-            told = str(error).lower()
-            is_short = isinstance(error, DoesNotFit | MemoryError)
-            is_short = is_short or any(words in told for words in SHORTAGE)
-            if not is_short:
-                raise
-    if is_short:  # told out here, where nothing holds on to the tensors of the step
+            timed = _timed_steps(run, pack, steps, seconds)
+    except (DoesNotFit, RuntimeError, MemoryError) as error:
+        is_short = isinstance(error, DoesNotFit | MemoryError)
+        if not is_short and not any(words in str(error).lower() for words in SHORTAGE):
+            raise
         name = "this machine" if device.type == "cpu" else torch.cuda.get_device_name(device)
         raise DoesNotFit(
             f"{config.recipe} does not fit in the memory of {name} with {plan.per_device:,} "
             f"{plan.unit} at a time; lower --micro-batch or --accumulate"
-        )
-    (timed,) = done
-    return Speed(
-        config.recipe,
-        config.objective,
-        speed_settings(config),
-        accumulated,
-        plan.num_accumulated,
-        pack.vocab_size,
-        *timed,
-        None if peak is None else peak / MIB,
-        num_threads,
-    )
-
-
-def _as_timed(config: RunConfig, per_device: int, accumulated: int) -> RunConfig:
-    """The settings with steps of so many micro-batches, and without chains."""
-    counted = "tokens" if config.train.batch_tokens is not None else "size"
-    batch = {f"batch_{counted}": accumulated * per_device, f"micro_batch_{counted}": per_device}
-    return replace(config, train=replace(config.train, **batch, chain_warmup=0.0))
+        ) from None
+    return {
+        "benchmark": "train",
+        "recipe": config.recipe,
+        "objective": config.objective,
+        **timed,
+        "accumulated": accumulated,
+        "accumulated_by_recipe": plan.num_accumulated,
+        "vocab_size": pack.vocab_size,
+        "threads": num_threads,
+        "settings": speed_settings(config),
+    }
 
 
 def _made_for(config: RunConfig, batch: int, folder: Path) -> Pack:
@@ -214,64 +148,49 @@ def _made_for(config: RunConfig, batch: int, folder: Path) -> Pack:
     )
 
 
-class _Timed(NamedTuple):
-    """What comes out of a run; the middle fields of ``Speed``, in order."""
-
-    num_parameters: int
-    seconds: list[float]
-    num_tokens: list[int]
-    flops_per_token: float
-    peak_flops: float | None
-
-
-def _timed_steps(config: RunConfig, pack: Pack, steps: int, enough: float) -> _Timed:
+def _timed_steps(config: RunConfig, pack: Pack, steps: int, enough: float) -> Record:
     """Make a model and train it for some steps; nothing is written."""
-    trainer = Trainer(config, pack, pack, pack.path.parent, slots_of(config))
-    device = trainer.engine.device
-    start, seconds, num_tokens = time.perf_counter(), [], []
-    for step in range(WARM_UP_STEPS + steps):
-        begun = time.perf_counter()
-        update = trainer.updater.step(step)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        ended = time.perf_counter()
-        if step >= WARM_UP_STEPS:
-            seconds.append(ended - begun)
-            num_tokens.append(update.num_tokens)
-        if len(seconds) >= LEAST_STEPS and ended - start >= enough:
-            break
-    return _Timed(
-        sum(parameter.numel() for parameter in trainer.model.parameters()),
-        seconds,
-        num_tokens,
-        trainer.meter.flops_per_token,
-        trainer.meter.peak_flops,
-    )
-
-
-def _peak_bytes(
-    config: RunConfig, pack: Pack, steps: int, enough: float, done: list[_Timed]
-) -> int | None:
-    """Most memory a run took, the model included; none where it is not told.
-
-    What the run found is put into ``done``.
-    """
+    device, found = choose_device(config.train.device), {}
 
     def call() -> None:
-        done.append(_timed_steps(config, pack, steps, enough))
+        trainer = Trainer(config, pack, pack, pack.path.parent, slots_of(config))
+        start, seconds, num_tokens = time.perf_counter(), [], []
+        for step in range(WARM_UP_STEPS + steps):
+            begun = time.perf_counter()
+            update = trainer.updater.step(step)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            ended = time.perf_counter()
+            if step >= WARM_UP_STEPS:
+                seconds.append(ended - begun)
+                num_tokens.append(update.num_tokens)
+            if len(seconds) >= LEAST_STEPS and ended - start >= enough:
+                break
+        speed = median(n / s for n, s in zip(num_tokens, seconds, strict=True))
+        flops, peak = trainer.meter.flops_per_token * speed, trainer.meter.peak_flops
+        found.update(
+            tokens_per_second=speed,
+            tokens_per_step=fmean(num_tokens),
+            median_ms=1000 * median(seconds),
+            steps=len(seconds),
+            flops_per_token=trainer.meter.flops_per_token,
+            flops_per_second=flops,
+            flops_utilisation=None if peak is None else flops / peak,
+            num_parameters=sum(parameter.numel() for parameter in trainer.model.parameters()),
+        )
 
-    device = choose_device(config.train.device)
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         call()
-        return torch.cuda.max_memory_allocated(device) - before
-    peak = resident_bytes(call)
-    if not done:  # where memory is not told, the call was not made
-        call()
-    return peak
+        taken = torch.cuda.max_memory_allocated(device) - before
+    else:
+        taken = resident_bytes(call)
+        if not found:  # where memory is not told, the call was not made
+            call()
+    return {**found, "peak_mib": None if taken is None else taken / MIB}
 
 
 def made_pack(
@@ -280,7 +199,6 @@ def made_pack(
     row_length: int | None,
     vocab_size: int,
     longest: int | None = None,
-    seed: int = 0,
 ) -> Pack:
     """Random ordinary tokens between [BOS] and [EOS], written and opened like any pack.
 
@@ -288,37 +206,23 @@ def made_pack(
         directory: where to, as ``made.json``.
         num_tokens: of the pack, about; at least one row is made.
         row_length: of every row; none: rows of ``MOLECULE_LENGTHS``, at random.
-        vocab_size: V, special tokens included.
+        vocab_size: V, special tokens included, and some others.
         longest: rows are cut to it; none: they are not.
-        seed: of tokens and lengths.
-
-    Raises:
-        UserError: if the disk is full.
-        ValueError: if the vocabulary has no ordinary token.
     """
     special_ids = SpecialIds()
-    if vocab_size <= len(special_ids):
-        raise ValueError(f"a vocabulary of {vocab_size} has no ordinary token")
-    rng = np.random.default_rng(seed)
-
-    def rows() -> Iterator[Rows]:
-        left = num_tokens
-        mean = row_length or sum(MOLECULE_LENGTHS) / len(MOLECULE_LENGTHS)
-        while left == num_tokens or left > 0:
-            num_rows = max(1, round(min(left, CHUNK) / mean))
-            lengths_R = np.full(num_rows, row_length or 0)
-            if row_length is None:
-                lengths_R = rng.choice(MOLECULE_LENGTHS, num_rows).clip(max=longest)
-            token_ids = rng.integers(len(special_ids), vocab_size, lengths_R.sum())
-            ends = np.cumsum(lengths_R)
-            token_ids[ends - lengths_R], token_ids[ends - 1] = special_ids.bos, special_ids.eos
-            left -= len(token_ids)
-            yield Rows(token_ids, lengths_R)
-
+    rng = np.random.default_rng(0)
+    num_rows = max(1, round(num_tokens / (row_length or np.mean(MOLECULE_LENGTHS))))
+    if row_length is None:
+        lengths_R = rng.choice(MOLECULE_LENGTHS, num_rows).clip(max=longest)
+    else:
+        lengths_R = np.full(num_rows, row_length)
+    token_ids = rng.integers(len(special_ids), vocab_size, lengths_R.sum())
+    ends = np.cumsum(lengths_R)
+    token_ids[ends - lengths_R], token_ids[ends - 1] = special_ids.bos, special_ids.eos
     path = directory / "made.json"
     write_pack(
         path,
-        rows(),
+        [Rows(token_ids, lengths_R)],
         row_length=row_length,
         vocab_size=vocab_size,
         special_ids=special_ids,
