@@ -69,17 +69,17 @@ from exlm_lab.experiments.drawings import (
     draw_leaving,
     draw_optimum,
     draw_sizes,
-    summaries,
 )
 from exlm_lab.experiments.metric_names import PROBE
 from exlm_lab.experiments.paper import cost_ratio, printed_average, printed_grid
 from exlm_lab.experiments.records import (
     DOWNSTREAM,
     grids_by_seed,
+    leaving,
     read_records,
+    summaries,
     summarize,
 )
-from exlm_lab.experiments.saddles import leaving
 from exlm_lab.experiments.tables import by_input, wanted
 from exlm_mini.plotting import use_book_style
 from exlm_mini.training.live import chapter_scale

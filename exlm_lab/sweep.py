@@ -24,7 +24,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fnmatch
-import os
+import itertools
 import sys
 import time
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ from exlm_lab.experiments.grids import SWEEPS, cells_of
 from exlm_lab.experiments.ledger import SweepLedger
 from exlm_lab.experiments.records import SCALES
 from exlm_lab.experiments.running import Runner
-from exlm_lab.experiments.study import EXPERIMENTS, SCALE, report
+from exlm_lab.experiments.study import EXPERIMENTS, SCALE
 from exlm_lab.ledger import StoppedError
 from exlm_mini.config import UserError, check_integers, nearest
 from exlm_mini.data.files import refuse_odd_files
@@ -76,13 +76,12 @@ def planned(sweeps: dict[str, list[Cell]], scale: str, seeds: list[int]) -> list
     """Every run of some sweeps: one after the other, all first seeds before any second."""
     runs = []
     for name, cells in sweeps.items():
-        turns = [(cell, seeds or cell.seeds) for cell in cells]
-        for turn in range(max(len(several) for _, several in turns)):
-            runs += [
-                Run(name, _scale(name, scale), cell, several[turn])
-                for cell, several in turns
-                if turn < len(several)
-            ]
+        turns = [
+            [Run(name, _scale(name, scale), cell, seed) for seed in seeds or cell.seeds]
+            for cell in cells
+        ]
+        rounds = itertools.zip_longest(*turns)
+        runs += [run for several in rounds for run in several if run is not None]
     return runs
 
 
@@ -92,22 +91,19 @@ def chosen(names: list[str], scale: str, patterns: list[str] | None) -> dict[str
     Raises:
         UserError: if a name or a pattern fits nothing.
     """
-    names = list(
-        dict.fromkeys(n for name in names for n in (EXPERIMENTS if name == STUDY else [name]))
-    )
-    for name in names:
-        if name not in (*SWEEPS, *EXPERIMENTS):
-            known = [STUDY, *SWEEPS, *EXPERIMENTS]
-            raise UserError(f"there is no sweep '{name}'; {nearest(name, known)}")
-    found = {name: cells_of(name, _scale(name, scale)) for name in names}
-    if patterns is None:
-        return found
-    every = [cell.name for cells in found.values() for cell in cells]
-    for pattern in patterns:
-        if not fnmatch.filter(every, pattern):
-            raise UserError(f"there is no cell '{pattern}'; {nearest(pattern, every)}")
+    found, every = {}, {**SWEEPS, **EXPERIMENTS}
+    for name in itertools.chain.from_iterable(
+        EXPERIMENTS if name == STUDY else [name] for name in names
+    ):
+        if name not in every:
+            raise UserError(f"there is no sweep '{name}'; {nearest(name, [STUDY, *every])}")
+        found[name] = cells_of(name, _scale(name, scale))
+    known = [cell.name for cells in found.values() for cell in cells]
+    for pattern in patterns or ():
+        if not fnmatch.filter(known, pattern):
+            raise UserError(f"there is no cell '{pattern}'; {nearest(pattern, known)}")
     fits = {
-        name: [c for c in cells if any(fnmatch.fnmatchcase(c.name, p) for p in patterns)]
+        name: [c for c in cells if any(fnmatch.fnmatchcase(c.name, p) for p in patterns or "*")]
         for name, cells in found.items()
     }
     return {name: cells for name, cells in fits.items() if cells}
@@ -192,18 +188,6 @@ def _ledgers(runs: list[Run], output: Path, runner: Runner) -> dict[str, SweepLe
     return {name: SweepLedger(output, name, scale, runner) for name, scale in scales.items()}
 
 
-def _refuse_unwritable(directory: Path) -> None:
-    """Told before a cell is trained, not after; nothing is made yet."""
-    there = next(path for path in (directory, *directory.parents) if path.exists())
-    if not there.is_dir():
-        raise UserError(f"{directory} is a file, or lies below one; choose another --output")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise UserError(
-            f"cannot write to {there} (Permission denied); check its permissions, or choose "
-            "another --output"
-        )
-
-
 def _refuse_changes(output: Path) -> None:
     """Records for the book can say of what they are."""
     if output.resolve() == OUTPUT.resolve() and "with changes" in commit():
@@ -232,29 +216,29 @@ def _told(record: dict[str, Any]) -> str:
 
 def listed(runs: list[Run], output: Path) -> Iterator[str]:
     """How much of each sweep is recorded, and a line for each cell with what it changes."""
-    ledgers = _ledgers(runs, output, Runner(WORK))
-    for name, ledger in ledgers.items():
-        own = [run for run in runs if run.sweep == name]
-        done = {run for run in range(len(own)) if ledger.is_done(*own[run][2:])}
+    for name, ledger in _ledgers(runs, output, Runner(WORK)).items():
+        cells: dict[str, tuple[Cell, list[bool]]] = {}
+        for _, _, cell, seed in (run for run in runs if run.sweep == name):
+            cells.setdefault(cell.name, (cell, []))[1].append(ledger.is_done(cell, seed))
+        done = [is_done for _, several in cells.values() for is_done in several]
         about = (EXPERIMENTS if name in EXPERIMENTS else SWEEPS)[name].about
-        yield f"{name}: {len(done)} of {len(own)} runs recorded; {about}"
-        for cell in {run.cell.name: run.cell for run in own}.values():
-            of_cell = [n for n, run in enumerate(own) if run.cell.name == cell.name]
-            settings = ", ".join(f"{name} {value}" for name, value in cell.settings.items())
+        yield f"{name}: {sum(done)} of {len(done)} runs recorded; {about}"
+        for cell, several in cells.values():
+            settings = ", ".join(f"{key} {value}" for key, value in cell.settings.items())
             row = f"; {cell.paper[0]}, {cell.paper[1]}" if cell.paper else ""
             yield (
-                f"  {cell.name}: {len(done & set(of_cell))} of {len(of_cell)}; {cell.base}, "
+                f"  {cell.name}: {sum(several)} of {len(several)}; {cell.base}, "
                 f"{settings or 'as it is'}{row}"
             )
 
 
 def reported(names: list[str], scale: str, output: Path) -> Iterator[str]:
     """The paper's table of each sweep with the records beside it, and the verdicts of the study."""
-    from exlm_lab.experiments import tables
+    from exlm_lab.experiments import tables, verdicts
 
     yield from (tables.report(n, scale, output) for n in names if n not in EXPERIMENTS)
     if any(name in EXPERIMENTS for name in names):
-        yield report(output)
+        yield verdicts.report(output)
 
 
 # ---- the command line ----
@@ -264,48 +248,27 @@ def _parser() -> Parser:
     names = "; ".join(f"{sweep.name}: {sweep.about}" for sweep in SWEEPS.values())
     parser = command_parser("python -m exlm_lab.sweep", __doc__)
     add = parser.add_argument
-    add(
-        "names", nargs="+", metavar="NAME",
-        help=f"{names}; {STUDY}: {', '.join(EXPERIMENTS)}, which can be named alone, too",
-    )  # fmt: skip
-    add(
-        "--scale", default="mini", metavar="S",
-        help=f"of the paper's experiments: {', '.join(SCALES)}; default mini",
-    )  # fmt: skip
-    add(
-        "--only", nargs="+", metavar="CELL",
-        help="cells, by name or pattern: 'toy-*' (see --list)",
-    )  # fmt: skip
-    add(
-        "--seeds",
-        nargs="+",
-        type=int,
-        default=[],
-        metavar="N",
-        help="default: those of each cell",
-    )
-    add(
-        "--output", type=Path, default=OUTPUT, metavar="DIR",
-        help=f"records go to DIR/NAME; default {OUTPUT}",
-    )  # fmt: skip
-    add(
-        "--work", type=Path, default=WORK, metavar="DIR",
-        help=f"where models are trained, and kept; default {WORK}",
-    )  # fmt: skip
-    add(
-        "--data", type=Path, metavar="DIR",
-        help="the files of a downstream task that is not embedded, see finetune",
-    )  # fmt: skip
+    study = f"{STUDY}: {', '.join(EXPERIMENTS)}, which can be named alone, too"
+    add("names", nargs="+", metavar="NAME", help=f"{names}; {study}")
+    scales = f"of the paper's experiments: {', '.join(SCALES)}; default mini"
+    add("--scale", default="mini", metavar="S", help=scales)
+    only = "cells, by name or pattern: 'toy-*' (see --list)"
+    add("--only", nargs="+", metavar="CELL", help=only)
+    seeds = "default: those of each cell"
+    add("--seeds", nargs="+", type=int, default=[], metavar="N", help=seeds)
+    output = f"records go to DIR/NAME; default {OUTPUT}"
+    add("--output", type=Path, default=OUTPUT, metavar="DIR", help=output)
+    work = f"where models are trained, and kept; default {WORK}"
+    add("--work", type=Path, default=WORK, metavar="DIR", help=work)
+    data = "the files of a downstream task that is not embedded, see finetune"
+    add("--data", type=Path, metavar="DIR", help=data)
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     tasks = parser.add_mutually_exclusive_group()
-    tasks.add_argument(
-        "--list", action="store_true", help="print the cells and what is recorded, and stop"
-    )
+    cells = "print the cells and what is recorded, and stop"
+    tasks.add_argument("--list", action="store_true", help=cells)
     tasks.add_argument("--report", action="store_true", help="print what came out, and stop")
-    tasks.add_argument(
-        "--figures", type=Path, metavar="DIR",
-        help="draw the records of one of the paper's experiments, as SVG and PNG, and stop",
-    )  # fmt: skip
+    figures = "draw the records of one of the paper's experiments, as SVG and PNG, and stop"
+    tasks.add_argument("--figures", type=Path, metavar="DIR", help=figures)
     return parser
 
 
@@ -334,8 +297,6 @@ def run(found: argparse.Namespace) -> int:
         return 0
     choose_device(found.device)
     _refuse_changes(found.output)
-    for name in sweeps:
-        _refuse_unwritable(found.output / name)
     for written in (found.output, found.work):
         refuse_odd_files(written)
     with requests_by_signal() as requests:

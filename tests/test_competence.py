@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from tiny_runs import CELL
 
-from exlm_lab.experiments import study
-from exlm_lab.experiments.cells import Cell
-from exlm_lab.experiments.competence import ENOUGH, PAIRS, slopes
+from exlm_lab.experiments import verdicts
+from exlm_lab.experiments.cells import Cell, Claim, Experiment
 from exlm_lab.experiments.grids import REPEATED
 from exlm_lab.experiments.ledger import SweepLedger
 from exlm_lab.experiments.running import Runner
+from exlm_lab.experiments.study import ENOUGH, EXPERIMENTS, PAIRS, SCALE, slopes
 from exlm_lab.ledger import StoppedError
 from exlm_mini.training.run_directory import read_metrics
 
@@ -79,23 +79,23 @@ def test_a_run_that_never_gets_there_counts_in_no_claim(whole, tmp_path, monkeyp
         Cell("there", "toy", "sweep/toy", WATCHED, seeds=(1,), watched={"excess_bits": high}),
         Cell("short", "toy", "sweep/toy", WATCHED, seeds=(1,), watched={"excess_bits": low}),
     )
-    claims = [study.Claim("", "steps", c.name, None, 1, 1.0) for c in cells]
-    tiny = study.Experiment("tiny", "two runs", cells, tuple(claims))
-    monkeypatch.setattr(study, "EXPERIMENTS", {"tiny": tiny})
+    claims = [Claim("", "steps", c.name, None, 1, 1.0) for c in cells]
+    tiny = Experiment("tiny", "two runs", cells, tuple(claims))
+    monkeypatch.setattr(verdicts, "EXPERIMENTS", {"tiny": tiny})
     runner = Runner(tmp_path / "work", "cpu", report=lambda line: None)
-    ledger = SweepLedger(tmp_path, "tiny", study.SCALE, runner)
+    ledger = SweepLedger(tmp_path, "tiny", SCALE, runner)
     for one in cells:
         ledger.run(one, 1)
         assert ledger.is_done(one, 1)
         # The level is a part of what a record says it is.
         record = json.loads(ledger.path(one, 1).read_text())
         assert record["watched"] == dict(one.watched)
-    there, short = study.verdicts(tmp_path)["tiny"]
+    there, short = verdicts.verdicts(tmp_path)["tiny"]
     assert there.differences == (3.0,) and short.differences == ()
-    assert "short seed 1" in study.report(tmp_path)
+    assert "short seed 1" in verdicts.report(tmp_path)
 
 
 def test_the_cells_end_at_one_excess_of_one_schedule():
-    cells = study.EXPERIMENTS["competence"].cells
+    cells = EXPERIMENTS["competence"].cells
     assert {tuple(c.watched.items()) for c in cells} == {(("missed_share", ENOUGH),)}
     assert len({str(c.config(1).train) for c in cells}) == 1

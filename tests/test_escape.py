@@ -6,24 +6,15 @@ import pytest
 from tiny_runs import CELL, DATA
 
 from exlm_lab.experiments.cells import Cell
-from exlm_lab.experiments.escape import CELLS, HELPS, WATCHED, escape, escapes
-from exlm_lab.experiments.grids import CURES
 from exlm_lab.experiments.ledger import SweepLedger
 from exlm_lab.experiments.records import Group, Record, grouped, read_records
 from exlm_lab.experiments.running import CURVE, Runner
-from exlm_lab.experiments.saddles import since
-
-
-@pytest.mark.parametrize(
-    ("holds", "step"),
-    [("", None), ("0", None), ("1", 1), ("011", 2), ("101", 3), ("110", None)],
-)
-def test_something_holds_since_the_step_after_which_it_always_does(holds, step):
-    assert since((n, mark == "1") for n, mark in enumerate(holds, start=1)) == step
+from exlm_lab.experiments.study import CELLS, EXPERIMENTS, WATCHED
+from exlm_lab.experiments.verdicts import escapes
 
 
 def test_weights_and_helps_are_those_that_the_plan_says():
-    for cell in escape().cells:
+    for cell in EXPERIMENTS["escape"].cells:
         config, arm = cell.config(1), cell.name.split("-")[0]
         # As much adds up as at the paper's width: its variance times the terms of a sum.
         assert config.model.init_std**2 * config.model.width == pytest.approx(
@@ -33,7 +24,6 @@ def test_weights_and_helps_are_those_that_the_plan_says():
         assert config.train.chain_warmup == (0.25 if arm in ("chains", "both") else 0)
         assert config.model.clone_embedding_std == (1 if arm in ("clones", "both") else 0)
         assert arm in CELLS[config.model.width, config.train.batch_size]
-    assert HELPS["both"] == HELPS["clones"] | HELPS["chains"] == CURES
 
 
 def test_a_run_on_text_tells_at_each_look_what_the_table_needs(tmp_path):

@@ -299,15 +299,6 @@ def test_models_with_equal_masking_meet_the_same_masks(corpora):
     assert found[0]["entropy_bits"] != found[1]["entropy_bits"]
 
 
-def test_the_error_of_a_mean_falls_with_the_rows(corpora):
-    model = untrained(TOWN, corpora["town"])
-    few, many = (
-        measure(model, TOWN, corpora["town"], num_rows)["captured_error_bits"]
-        for num_rows in (12, 108)
-    )
-    assert few / many == pytest.approx(math.sqrt(108 / 12), rel=0.5)
-
-
 @pytest.mark.parametrize("is_training", [True, False])
 def test_measuring_leaves_the_mode_of_the_model(corpora, is_training):
     model = untrained(TOWN, corpora["town"]).train(is_training)

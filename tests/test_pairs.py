@@ -74,16 +74,6 @@ def test_the_joint_is_the_sum_over_paths_of_the_alignment(settings):
         torch.testing.assert_close(joint_BVV[:, first, second], want_B, rtol=1e-5, atol=0)
 
 
-def test_the_joint_of_an_mlm_is_the_product_of_two_predictions():
-    model, token_ids_BN = untrained(MaskedLM), padded(ROWS, 0)
-    joint_BVV = joint_table(
-        model, token_ids_BN, torch.tensor([[2, 10], [3, 4], [1, 6], [2, 8]])
-    )
-    torch.testing.assert_close(joint_BVV.sum(dim=(1, 2)), torch.ones(4).double())
-    _, linked_B = bits_of(joint_BVV, torch.tensor([[6, 7]] * 4))
-    assert linked_B.abs().max() < 1e-9
-
-
 def test_two_symbols_that_only_go_together_are_one_bit_not_two():
     joint_BVV = torch.tensor([[[0.5, 0.0], [0.0, 0.5]]]).double()
     bits_B, linked_B = bits_of(joint_BVV, torch.tensor([[1, 1]]))
@@ -124,9 +114,3 @@ def test_the_truth_costs_nothing_and_makes_molecules():
     assert len(found) == 3 * (2 * 3 + 1)
     for name, value in found.items():
         assert value == pytest.approx(1.0 if name.endswith("valid") else 0.0, abs=1e-9)
-
-
-def test_what_an_untrained_model_fills_in_is_no_molecule_most_of_the_time():
-    found = pairs.pair_metrics(untrained(MaskedLM), TOKENIZER, ROWS)
-    assert found["rings_together_valid"] < 0.5 and found["rings_together_bits"] > 4
-    assert np.isfinite(list(found.values())).all()

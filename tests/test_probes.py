@@ -8,14 +8,13 @@ from exlm_lab.experiments.probes import (
     NUM_TEST,
     NUM_TO_LABEL,
     likeliest_latents,
-    probe_accuracy,
     readable,
     sentence_states,
 )
 from exlm_mini.config import ModelConfig, SpecialIds
 from exlm_mini.data.masking import repeat_tokens
 from exlm_mini.data.toy_grammars import grammar
-from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.model import MaskedLM
 
 SMALL = ModelConfig(width=16, num_heads=2, ffn_width=16, states_per_mask=2)
 SENTENCES = NUM_TO_LABEL + NUM_TEST
@@ -81,14 +80,3 @@ def test_a_sentence_is_the_mean_of_its_words(num_copies):
     expected_D = hidden_1TD[0, num_copies:-num_copies:num_copies].mean(dim=0)
     found_SD = sentence_states(model, num_copies, ids_SN)
     np.testing.assert_allclose(found_SD[1], expected_D.detach().numpy(), atol=1e-6)
-
-
-def test_a_model_of_states_is_probed_too():
-    torch.manual_seed(0)
-    language = grammar("pairs")
-    num_words = len(language.words)
-    model = ExLM(SMALL, 6 + num_words).eval()
-    token_ids_W = 6 + np.arange(num_words)
-    found = probe_accuracy(model, 1, language, token_ids_W)
-    assert 0.4 < found <= 1
-    assert found == probe_accuracy(model, 1, language, token_ids_W)

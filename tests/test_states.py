@@ -9,11 +9,10 @@ import math
 
 import pytest
 import torch
-from test_guesses import MODELS, SPECIAL, VOCAB_SIZE, make_model, ragged_batch
+from test_guesses import MODELS, SPECIAL, make_model, ragged_batch
 from torch import Tensor
 
 from exlm_lab.experiments.states import read_rows
-from exlm_mini.config import ModelConfig
 from exlm_mini.model import ExLM
 from exlm_mini.reading.decoding import read_states
 from exlm_mini.reading.entropy import entropy_bits, path_entropy
@@ -120,9 +119,3 @@ def test_visits_go_by_the_words_of_the_rows(config):
     other_BN = batch.token_ids_BN.masked_fill(batch.is_masked_BN, 9)
     other = read_rows(model, batch._replace(token_ids_BN=other_BN)).visits
     assert not torch.equal(other.state_BL, visits.state_BL)
-
-
-def test_dropout_is_refused():
-    model = ExLM(ModelConfig(width=16, num_heads=2, ffn_width=16), VOCAB_SIZE)
-    with pytest.raises(ValueError, match="training mode"):
-        read_rows(model, ragged_batch())

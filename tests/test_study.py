@@ -16,19 +16,12 @@ from scipy import stats
 from tiny_runs import CELL, DATA
 
 from exlm_lab import sweep as command
-from exlm_lab.experiments import frozen, grids, study
-from exlm_lab.experiments.cells import Cell
+from exlm_lab.experiments import frozen, grids, verdicts
+from exlm_lab.experiments.cells import Cell, Claim, Experiment
 from exlm_lab.experiments.records import Group, Record
 from exlm_lab.experiments.running import Runner
-from exlm_lab.experiments.study import (
-    EXPERIMENTS,
-    Claim,
-    Experiment,
-    Verdict,
-    differences,
-    holm,
-    p_value,
-)
+from exlm_lab.experiments.study import EXPERIMENTS
+from exlm_lab.experiments.verdicts import Verdict, differences, holm, p_value
 from exlm_mini.alignment import dag_log_likelihood
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.training.run_directory import RunDirectory
@@ -93,11 +86,6 @@ def test_the_p_value_is_that_of_a_t_test_by_hand():
 )
 def test_a_verdict_follows_the_rules_of_the_plan(differences, adjusted, word):
     assert Verdict(CLAIM, differences, 3, None, adjusted).word == word
-
-
-def test_the_report_says_where_seeds_are_missing():
-    told = [study._row(Verdict(CLAIM, (-1.0,) * n, 3, None, None))[-1] for n in (0, 2, 3)]
-    assert told == ["undecided", "undecided, so far", "undecided"]
 
 
 def test_the_interval_is_that_of_a_t_test():
@@ -186,7 +174,7 @@ def tiny(monkeypatch):
         Cell("base", "slots", "sweep/toy", {**CELL, "model.width": 8}, seeds=(1, 2)),
     )
     found = {"tiny": Experiment("tiny", "two models", cells, (CLAIM,))}
-    for module in (study, grids, command):
+    for module in (verdicts, grids, command):
         monkeypatch.setattr(module, "EXPERIMENTS", found)
     monkeypatch.setattr(command, "commit", lambda: "0" * 40)
     return found
@@ -250,13 +238,6 @@ def test_a_stopped_queue_goes_on_and_ends_with_the_same_numbers(tiny, tmp_path, 
         for folder in ("whole", "stopped")
     ]
     assert numbers[0] == numbers[1]
-
-
-def test_all_first_seeds_come_before_any_second(tiny):
-    runs = command.planned(command.chosen(["study"], "mini", None), "mini", None)
-    assert [(run.cell.name, run.seed) for run in runs] == [
-        ("ours", 1), ("base", 1), ("ours", 2), ("base", 2),
-    ]  # fmt: skip
 
 
 def test_a_checkout_with_changes_makes_no_record_for_the_book(

@@ -2,11 +2,7 @@
 
 import json
 import re
-import shutil
-import subprocess
-import sys
 from dataclasses import asdict, fields, replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -68,25 +64,16 @@ def test_repeated_mlm_has_the_shares_of_figure_4(scale):
 
 @pytest.mark.parametrize(("name", "scale"), GRIDS)
 def test_a_cell_differs_from_its_base_only_as_it_says(name, scale):
-    for cell in cells_of(name, scale):
+    cells = cells_of(name, scale)
+    assert len({cell.name for cell in cells}) == len(cells)
+    for cell in cells:
+        assert cell.name.startswith(f"{cell.input}-")
+        assert cell.paper is None or cell.paper[1] in printed(cell.paper[0])
         base, own = dotted(load_base(cell.base)), dotted(cell.config(7))
         changed = {key for key in own if own[key] != base[key]}
         assert changed <= {*cell.settings, "seed"}, cell.name
         assert all(own[key] == value for key, value in cell.settings.items()), cell.name
         assert own["seed"] == 7
-
-
-@pytest.mark.parametrize(("name", "scale"), GRIDS)
-def test_names_are_those_of_one_cell_and_begin_with_the_input(name, scale):
-    cells = cells_of(name, scale)
-    assert len({cell.name for cell in cells}) == len(cells)
-    assert all(cell.name.startswith(f"{cell.input}-") for cell in cells)
-
-
-@pytest.mark.parametrize(("name", "scale"), GRIDS)
-def test_a_row_of_the_paper_is_one_it_has(name, scale):
-    rows = [cell.paper for cell in cells_of(name, scale) if cell.paper]
-    assert all(row in printed(table) for table, row in rows)
 
 
 @pytest.mark.parametrize("scale", ["mini", "gpu"])
@@ -106,11 +93,6 @@ def test_the_paper_has_no_cures():
         for cell in cells_of(name, "paper"):
             own = dotted(cell.config(1))
             assert all(own[setting] == 0 for setting in CURES), cell.name
-
-
-def test_every_base_is_a_recipe():
-    for base in {cell.base for name, scale in GRIDS for cell in cells_of(name, scale)}:
-        assert load_base(base).recipe == base
 
 
 def test_equal_settings_share_a_trained_model(tmp_path):
@@ -175,35 +157,18 @@ def test_what_cannot_be_read_or_written_is_told_before_anything_is_trained(
 ):
     monkeypatch.setattr(SweepLedger, "run", lambda *_: pytest.fail("a cell was trained"))
     refused(capsys, ["cost", "--data", tmp_path / "none"], "none", "check --data")
-    file = tmp_path / "file"
-    file.write_text("kept")
-    for output in (file, file / "below"):
-        refused(capsys, ["cost", "--output", output], output, "choose another --output")
-    assert file.read_text() == "kept"
     link = tmp_path / "linked" / "cost"
     link.parent.mkdir()
     link.symlink_to(tmp_path)
     refused(capsys, ["cost", "--output", link.parent], f"{link} is a symbolic link")
-    shutil.rmtree(link.parent)
-    monkeypatch.setattr(sweep.os, "access", lambda *_: False)
-    refused(capsys, ["cost", "--output", tmp_path / "out"], tmp_path, "Permission denied")
-    assert list(tmp_path.iterdir()) == [file]
 
 
-@pytest.mark.parametrize("seed", ["-1", "one", "1.5"])
-def test_seeds_are_whole_numbers(capsys, seed):
-    refused(capsys, ["cost", f"--seeds={seed}"], "--seeds", seed)
-
-
-def test_only_takes_names_and_patterns():
+def test_only_takes_names_and_patterns_and_study_stands_for_all_experiments():
+    assert list(sweep.chosen(["scale", "study"], "mini", None)) == ["scale", *EXPERIMENTS]
     cells = sweep.chosen(["ablations", "cost"], "mini", ["toy-mlm", "slots-*"])
     assert {cell.name for cell in cells["ablations"] if cell.input == "toy"} == {"toy-mlm"}
     every = [c for c in cells_of("ablations", "mini") if c.input == "slots"]
     assert len(cells["ablations"]) == 1 + len(every) and "cost" not in cells
-
-
-def test_study_stands_for_all_experiments_in_the_order_of_the_plan():
-    assert list(sweep.chosen(["scale", "study"], "mini", None)) == ["scale", *EXPERIMENTS]
 
 
 def test_list_shows_every_cell_and_writes_nothing(capsys, tmp_path):
@@ -342,30 +307,12 @@ def stored(folder, cell, **changed):
     return ledger, path
 
 
-def test_a_finished_cell_is_known(tmp_path):
-    cell = Cell("toy-mlm", "toy", "sweep/toy", CELL)
-    ledger, _ = stored(tmp_path, cell)
-    assert ledger.is_done(cell, 1)
-    assert not ledger.is_done(cell, 2)
-
-
-def test_a_damaged_record_is_refused_in_one_line(tmp_path):
-    cell = Cell("toy-mlm", "toy", "sweep/toy", CELL)
-    ledger, path = stored(tmp_path, cell)
-    path.write_text(path.read_text()[:-40])
-    told(lambda: ledger.is_done(cell, 1), path, "damaged", "delete it")
-
-
 @pytest.mark.parametrize(
     "changed",
     [
         {"metrics": {"bits_per_mask": "few"}},
         {"curve": [3]},
-        {"curve": [{"validation_bits_per_mask": "few"}]},
         {"downstream": {"test": "good"}},
-        {"seconds": 3.5},
-        {"seconds": {"pretrain": [3.5]}},
-        {"config": {"model": 3}},
         {"config": {"model": {"width": "wide"}}},
     ],
 )
@@ -412,7 +359,7 @@ def test_a_record_of_other_settings_is_refused_and_left_alone(tmp_path):
     stored(tmp_path, cell, sweep="k-and-p")
     told(lambda: ledger.is_done(cell, 1), path, "another sweep")
     path.write_bytes(before)
-    assert ledger.is_done(cell, 1)
+    assert ledger.is_done(cell, 1) and not ledger.is_done(cell, 2)
 
 
 @pytest.mark.slow
@@ -424,12 +371,3 @@ def test_a_step_is_counted_as_its_operations_are(tiny, tmp_path):
     exlm, mlm = rows
     assert found["cost_ratio_floor"] == pytest.approx(exlm / mlm)
     assert found["cost_ratio"] == pytest.approx(found["step_ms"] / found["mlm_step_ms"])
-
-
-def test_a_reader_who_has_seen_enough_gets_no_traceback():
-    command = [sys.executable, "-m", "exlm_lab.sweep", "repeated-mlm", "--report"]
-    process = subprocess.Popen(
-        command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    process.stdout.close()
-    assert process.stderr.read() == b"" and process.wait() == sweep.INTERRUPTED

@@ -16,16 +16,16 @@ from functools import cache
 from pathlib import Path
 
 from exlm_lab.experiments.correlations import STATISTICS, over_seeds
-from exlm_lab.experiments.metric_names import METRICS
+from exlm_lab.experiments.metric_names import SHARES
 from exlm_lab.experiments.records import (
     DOWNSTREAM,
     Group,
     Record,
     grids_by_seed,
     grouped,
+    leaving,
     read_records,
 )
-from exlm_lab.experiments.saddles import leaving
 from exlm_lab.experiments.tables import wanted
 from exlm_mini.config import UserError
 
@@ -77,8 +77,7 @@ def _of_cell(name: str, cell: str, metric: str) -> str:
         raise ValueError(f"no record of {name} {cell} holds '{metric}'")
     if metric == DOWNSTREAM:
         return found.shown(1)
-    is_share = metric in METRICS and METRICS[metric].unit == "share"
-    return found.scaled(100).shown(1) if is_share else found.shown(2)
+    return found.scaled(100).shown(1) if metric in SHARES else found.shown(2)
 
 
 def _left(group: Group) -> str:

@@ -1,4 +1,4 @@
-"""One cell of a sweep: a base recipe, what it changes, and what it is measured on."""
+"""What sweeps and the study are made of: cells, and the claims that an experiment decides."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_mini.config import RunConfig
@@ -95,3 +95,33 @@ def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
         group, _, key = name.rpartition(".")
         (nested[group] if group else nested)[key] = value
     return run_config_from_dict(nested)
+
+
+class Claim(NamedTuple):
+    """A hypothesis, and the contrast that decides it."""
+
+    text: str
+    """In one line; what the contrast says if it holds."""
+    metric: str
+    cell: str
+    base: str | None
+    """The cell it is compared with; or a metric of the same run, such as its exact floor; or
+    none, for zero."""
+    sign: int
+    """1: true if the cell's number is larger, -1: if it is smaller."""
+    smallest: float
+    """Effect that would matter, in the unit of the metric."""
+    is_primary: bool = False
+    weights: Mapping[str, float] | None = None
+    """Of cells, in place of one and its base: the contrast is their weighted sum, such as the
+    slope of a regression, and ``cell`` is what it is called."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Cells with equal seeds, and what they are to decide."""
+
+    name: str
+    about: str
+    cells: tuple[Cell, ...]
+    claims: tuple[Claim, ...]

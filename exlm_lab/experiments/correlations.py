@@ -2,7 +2,8 @@
 
 A grid is a mapping from (p, k), mask ratio and copies per token, to a number, the paper's or ours.
 The share of tokens that lose every copy is p^k (Appendix C). The paper chose its cells so that
-only five shares occur (Figure 4); cells of equal share are ties for a rank.
+only five shares occur (Figure 4); cells of equal share are ties for a rank. A statistic is nan
+where the grid cannot tell: no two cells to compare, or all numbers equal.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from exlm_lab.experiments.records import Summary, summarize
 
@@ -22,35 +24,28 @@ SMALLEST_SHARE = 0.15
 
 
 def lost_share(mask_ratio: float, num_copies: int) -> float:
-    """p^k, as Figure 4 rounds it where the figure has it.
-
-    Args:
-        mask_ratio: p.
-        num_copies: k.
-    """
+    """p^k, as Figure 4 rounds it where the figure has it."""
     exact = mask_ratio**num_copies
     nearest = min(SHARES, key=lambda share: abs(share - exact))
     return nearest if abs(exact / nearest - 1) < 0.01 else exact
 
 
+def _cells(grid: Grid, smallest: float = 0.0) -> pd.DataFrame:
+    """p, share and value of each cell that loses no smaller share."""
+    cells = [(p, lost_share(p, k), value) for (p, k), value in grid.items()]
+    cells = pd.DataFrame(cells, columns=["p", "share", "value"], dtype=float)
+    return cells[cells["share"] >= smallest]
+
+
 def rank_correlation(grid: Grid, smallest: float = SMALLEST_SHARE) -> float:
-    """Spearman's rho between the share of lost tokens and the numbers of a grid.
+    """Spearman's rho between the share of lost tokens and the numbers of a grid, -1 to 1.
 
     Args:
-        grid: numbers by (p, k).
+        grid: numbers by (p, k); at least three cells.
         smallest: cells that lose a smaller share are left out; 0 takes all.
-
-    Returns:
-        Between -1 and 1; nan with fewer than three cells, or where all numbers are equal.
     """
-    from scipy.stats import rankdata
-
-    kept = [(lost_share(*cell), value) for cell, value in grid.items()]
-    kept = [(share, value) for share, value in kept if share >= smallest]
-    if len(kept) < 3:
-        return float("nan")
-    shares, values = (rankdata(column) for column in zip(*kept, strict=True))
-    return _cosine(shares - shares.mean(), values - values.mean())
+    ranks = _cells(grid, smallest)[["share", "value"]].rank()
+    return float(ranks.corr(min_periods=3).iloc[0, 1])
 
 
 def rank_correlation_at_fixed_share(grid: Grid, smallest: float = SMALLEST_SHARE) -> float:
@@ -59,63 +54,47 @@ def rank_correlation_at_fixed_share(grid: Grid, smallest: float = SMALLEST_SHARE
     Mask ratio and number are ranked among the cells of one share, the mean rank of these is
     taken off, and the correlation is that of all cells together. So only cells of one share are
     ever compared, and a share counts by the number of its cells; one with a single cell is silent.
-
-    Args:
-        grid: numbers by (p, k).
-        smallest: cells that lose a smaller share are left out; 0 takes all.
-
-    Returns:
-        Between -1 and 1; nan where no share has two cells, or all numbers of each are equal.
+    Arguments as for ``rank_correlation``.
     """
-    from scipy.stats import rankdata
-
-    ratios, values = [], []
-    for cells in _by_share(grid, smallest).values():
-        for ranks, column in ((ratios, [p for p, _ in cells]), (values, [v for _, v in cells])):
-            ranked = rankdata(column)
-            ranks.extend(ranked - ranked.mean())
-    return _cosine(np.array(ratios), np.array(values))
+    cells = _cells(grid, smallest)
+    ranks = cells.groupby("share")[["p", "value"]].rank()
+    centred = ranks - ranks.groupby(cells["share"]).transform("mean")
+    return float(centred.corr().iloc[0, 1])
 
 
 def effect_of_share(grid: Grid, smallest: float = SMALLEST_SHARE) -> float:
     """Change from the smallest to the largest share at one mask ratio, mean over mask ratios.
 
-    This is the paper's second comparison in §3.2 (82.8 to 79.6 at p = 78.9%).
-
-    Returns:
-        In the unit of the grid; nan where no mask ratio has two shares.
+    This is the paper's second comparison in §3.2 (82.8 to 79.6 at p = 78.9%). In the unit of the
+    grid.
     """
-    ratios: dict[float, list[tuple[float, float]]] = {}
-    for (p, k), value in grid.items():
-        if lost_share(p, k) >= smallest:
-            ratios.setdefault(p, []).append((lost_share(p, k), value))
-    return _mean_change(ratios)
+    return _mean_change(_cells(grid, smallest), "p", "share")
 
 
 def effect_of_mask_ratio(grid: Grid, smallest: float = SMALLEST_SHARE) -> float:
     """Change from the smallest to the largest mask ratio at one share, mean over shares.
 
-    This is the paper's first comparison in §3.2 (83.6 to 82.8 at a share of 15%).
-
-    Returns:
-        In the unit of the grid; nan where no share has two cells.
+    This is the paper's first comparison in §3.2 (83.6 to 82.8 at a share of 15%). In the unit of
+    the grid.
     """
-    return _mean_change(_by_share(grid, smallest))
+    return _mean_change(_cells(grid, smallest), "share", "p")
 
 
 def drop_at_low_share(grid: Grid) -> float:
     """Change from 15% to 2.25% of lost tokens at one mask ratio, mean over mask ratios.
 
-    Returns:
-        In the unit of the grid, negative where the low share is worse; nan without such a pair.
+    In the unit of the grid, negative where the low share is worse.
     """
-    by_place = {(p, lost_share(p, k)): value for (p, k), value in grid.items()}
-    changes = [
-        value - by_place[p, SMALLEST_SHARE]
-        for (p, share), value in by_place.items()
-        if share == SHARES[0] and (p, SMALLEST_SHARE) in by_place
-    ]
-    return float(np.mean(changes)) if changes else float("nan")
+    cells = _cells(grid)
+    pairs = cells[cells["share"].isin((SHARES[0], SMALLEST_SHARE))]
+    return -_mean_change(pairs, "p", "share")
+
+
+def _mean_change(cells: pd.DataFrame, fixed: str, along: str) -> float:
+    """Last value less first along each line of several cells, places ascending; the mean."""
+    lines = cells.sort_values(along).groupby(fixed)["value"]
+    ends = lines.agg(["first", "last", "size"]).query("size > 1")
+    return float((ends["last"] - ends["first"]).mean())
 
 
 class Statistic(NamedTuple):
@@ -150,7 +129,7 @@ STATISTICS = {
 def over_seeds(statistic: Callable[[Grid], float], grids: Mapping[int, Grid]) -> Summary | None:
     """A statistic of each seed's grid, put together; grids for which it is nan do not count."""
     found = [statistic(grid) for grid in grids.values()]
-    return summarize([value for value in found if not np.isnan(value)])
+    return summarize(value for value in found if not np.isnan(value))
 
 
 def paired_difference(ours: Mapping[int, float], base: Mapping[int, float]) -> Summary | None:
@@ -159,7 +138,7 @@ def paired_difference(ours: Mapping[int, float], base: Mapping[int, float]) -> S
     Equal seeds have equal data order and initial weights where the models agree, so that much of
     the noise cancels. ``standard_error`` of the result is the error to quote.
     """
-    return summarize([ours[seed] - base[seed] for seed in sorted(ours.keys() & base.keys())])
+    return summarize(ours[seed] - base[seed] for seed in sorted(ours.keys() & base.keys()))
 
 
 def decided_sign(differences: Sequence[float], level: float = 0.05) -> int:
@@ -175,32 +154,9 @@ def decided_sign(differences: Sequence[float], level: float = 0.05) -> int:
     Returns:
         1 or -1; 0 where neither is decided, as for a single seed.
     """
-    from scipy.stats import t
+    from scipy.stats import ttest_1samp
 
-    found = summarize(list(differences))
-    if found is None or found.sd is None:
+    if len(differences) < 2:
         return 0
-    if found.sd == 0:
-        return int(np.sign(found.mean))
-    is_far = abs(found.mean) / found.standard_error > t.ppf(1 - level, found.num - 1)
-    return int(np.sign(found.mean)) if is_far else 0
-
-
-def _by_share(grid: Grid, smallest: float) -> dict[float, list[tuple[float, float]]]:
-    """(mask ratio, number) of the cells of each share that has several."""
-    shares: dict[float, list[tuple[float, float]]] = {}
-    for (p, k), value in grid.items():
-        shares.setdefault(lost_share(p, k), []).append((p, value))
-    return {s: cells for s, cells in shares.items() if s >= smallest and len(cells) > 1}
-
-
-def _mean_change(lines: Mapping[float, list[tuple[float, float]]]) -> float:
-    """Last value less first of each line of (place, value), places ascending; the mean."""
-    ordered = [sorted(line) for line in lines.values() if len(line) > 1]
-    return float(np.mean([line[-1][1] - line[0][1] for line in ordered])) if ordered else np.nan
-
-
-def _cosine(x: np.ndarray, y: np.ndarray) -> float:
-    """Correlation of two centred columns; nan if one of them does not vary."""
-    length = float(np.sqrt((x @ x) * (y @ y)))
-    return float(x @ y) / length if length else float("nan")
+    is_far = len(set(differences)) == 1 or ttest_1samp(differences, 0).pvalue / 2 < level
+    return int(np.sign(np.mean(differences))) if is_far else 0

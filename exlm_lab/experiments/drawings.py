@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
+import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
@@ -16,19 +16,19 @@ from matplotlib.ticker import NullFormatter
 from exlm_lab.experiments.correlations import SHARES, Grid, lost_share, paired_difference
 from exlm_lab.experiments.metric_names import PROBE
 from exlm_lab.experiments.paper import cost_ratio, printed_average
-from exlm_lab.experiments.records import DOWNSTREAM, Group, Summary, summarize
-from exlm_lab.experiments.saddles import leaving
+from exlm_lab.experiments.records import (
+    DOWNSTREAM,
+    Group,
+    Summary,
+    leaving,
+    summaries,
+    summarize,
+)
 from exlm_mini.plotting import COLORS
 
 Summaries = Mapping[tuple[float, int], Summary]
 BESIDE = 0.06
 """Between the lines of two mask ratios, that their error bars can be told apart."""
-
-
-def summaries(groups: Sequence[Group], metric: str) -> dict[tuple[float, int], Summary]:
-    """A metric by (p, k) of Repeated MLM, for the cells that have it."""
-    found = {(g.first.mask_ratio, g.first.num_copies): g.summary(metric) for g in groups}
-    return {cell: summary for cell, summary in found.items() if summary}
 
 
 def as_summaries(grid: Grid) -> dict[tuple[float, int], Summary]:
@@ -39,16 +39,11 @@ def as_summaries(grid: Grid) -> dict[tuple[float, int], Summary]:
 def draw_against_share(
     ax: Axes, found: Summaries, label: str, is_printed: bool = False
 ) -> None:
-    """A number against the share of lost tokens, one line for each mask ratio.
+    """A number by (p, k) against the share of lost tokens, one line for each mask ratio.
 
     The shares stand at equal distances, as the paper's cells are ranked and not spread; points
-    close together lose equal shares under different mask ratios.
-
-    Args:
-        ax: to draw on.
-        found: numbers by (p, k).
-        label: of the vertical axis, with its unit.
-        is_printed: hollow markers.
+    close together lose equal shares under different mask ratios. Printed numbers have hollow
+    markers.
     """
     ratios = sorted({p for p, _ in found})
     shares = sorted({*SHARES, *(lost_share(*cell) for cell in found)})
@@ -71,14 +66,11 @@ def draw_against_share(
 
 def draw_optimum(ax: Axes, groups: Sequence[Group]) -> None:
     """The exact entropy of the lost tokens against their share, as a dashed line."""
-    found = summaries(groups, "optimum_entropy_bits")
-    by_share: dict[float, list[float]] = {}
-    for cell, summary in found.items():
-        by_share.setdefault(lost_share(*cell), []).append(summary.mean)
-    if by_share:
-        shares = sorted({*SHARES, *by_share})
-        places = [shares.index(share) for share in sorted(by_share)]
-        means = [float(np.mean(by_share[share])) for share in sorted(by_share)]
+    found = {c: s.mean for c, s in summaries(groups, "optimum_entropy_bits").items()}
+    if found:
+        means = pd.Series(found).groupby(lambda cell: lost_share(*cell)).mean()
+        shares = sorted({*SHARES, *means.index})
+        places = [shares.index(share) for share in means.index]
         ax.plot(places, means, "--", color="0.3", lw=1.2, label="exact")
 
 
@@ -107,8 +99,7 @@ def draw_bits(ax: Axes, groups: Sequence[Group]) -> None:
 
     Dashed: 0, the joint entropy, and the best that MLM could do.
     """
-    joint = groups[0].summary("joint_bits_per_row")
-    floor = groups[0].summary("floor_bits_per_row")
+    joint, floor = (groups[0].summary(f"{name}_bits_per_row") for name in ("joint", "floor"))
     exact = joint.mean if joint else 0.0
     found = [(g, s) for g in groups if (s := g.summary("bits_per_row"))]
     for place, (group, summary) in enumerate(found):
@@ -150,12 +141,7 @@ def draw_against_exlm(ax: Axes, groups: Sequence[Group]) -> None:
 
 
 def draw_leaving(ax: Axes, groups: Sequence[Group]) -> None:
-    """Validation of every run, one colour for each cell; exact bounds where they are known.
-
-    Args:
-        ax: to draw on.
-        groups: of one language.
-    """
+    """Validation of every run of one language, one colour for each cell, with exact bounds."""
     bounds = leaving(groups[0].first)
     key = f"validation_bits_per_{'row' if bounds else 'mask'}"
     palette = sns.color_palette("colorblind", len(groups))

@@ -20,11 +20,9 @@ from exlm_lab.experiments.drawings import (
     draw_leaving,
     draw_optimum,
     draw_sizes,
-    summaries,
 )
-from exlm_lab.experiments.records import DOWNSTREAM, Group, read_records
-from exlm_lab.experiments.tables import by_input, wanted
-from exlm_mini.config import UserError
+from exlm_lab.experiments.records import DOWNSTREAM, Group, summaries
+from exlm_lab.experiments.tables import by_input, read_sweep, wanted
 from exlm_mini.plotting import save_figure, use_book_style
 
 
@@ -108,28 +106,18 @@ def write_figures(
     """Draw a sweep, a figure for each input that has records, as SVG and PNG.
 
     Args:
-        name: of the sweep.
-        scale: mini, gpu or paper.
+        name, scale: of the sweep.
         directory: that holds the folders of all sweeps.
         output: directory of the figures; made where it is missing.
         report: called with each file once it is written.
 
     Raises:
-        UserError: if there is no record, one is damaged, or a file cannot be written.
+        UserError: if there is no record, or one is damaged.
     """
-    records = read_records(name, directory, scale)
-    if not records:
-        raise UserError(
-            f"{directory / name} holds no record of scale {scale}; run the sweep first"
-        )
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        for kind, groups in by_input(records, wanted(name, scale)).items():
-            for suffix in (".svg", ".png"):
-                path = output / f"{name}-{scale}-{kind}{suffix}"
-                save_figure(sweep_figure(name, groups), path)
-                report(path)
-    except OSError as error:
-        raise UserError(
-            f"cannot write to {output} ({error.strerror}); choose another directory"
-        ) from None
+    records = read_sweep(name, scale, directory)
+    output.mkdir(parents=True, exist_ok=True)
+    for kind, groups in by_input(records, wanted(name, scale)).items():
+        for suffix in (".svg", ".png"):
+            path = output / f"{name}-{scale}-{kind}{suffix}"
+            save_figure(sweep_figure(name, groups), path)
+            report(path)

@@ -19,6 +19,7 @@ from torch import nn
 from exlm_lab.downstream.heads import FineTuned
 from exlm_lab.downstream.inputs import evaluation_batches, padded
 from exlm_lab.downstream.scaffolds import scaffold
+from exlm_lab.experiments.pairs import pair_metrics
 from exlm_mini.data.files import write_atomically
 from exlm_mini.data.packs import Pack
 from exlm_mini.data.smiles import read_molecule, require_rdkit
@@ -85,6 +86,15 @@ def held_out(pack: Pack, tokenizer: Tokenizer, folder: Path) -> Molecules:
     np.savez(buffer, **molecules._asdict())
     write_atomically(path, buffer.getvalue())
     return molecules
+
+
+def measure_molecules(
+    model: MaskedLM | ExLM, tokenizer: Tokenizer, pack: Pack, known: Molecules
+) -> dict[str, float]:
+    """``pair_metrics`` of the known molecules to test on, and ``explained`` of all of them."""
+    rows = known.rows(pack)
+    tested = [rows[n] for n in np.flatnonzero(known.is_test_R)]
+    return pair_metrics(model, tokenizer, tested) | explained(model, rows, known)
 
 
 def explained(

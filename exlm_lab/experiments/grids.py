@@ -13,7 +13,7 @@ from typing import Any
 
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.experiments.cells import Cell, Downstream, Input
-from exlm_lab.experiments.study import EXPERIMENTS, SCALE
+from exlm_lab.experiments.study import CURES, EXPERIMENTS, SCALE
 from exlm_mini.config import UserError, nearest
 
 REPEATED = {
@@ -26,8 +26,6 @@ REPEATED = {
 """Mask ratio p: numbers of copies k, the 14 cells of Figures 3, 4 and 5."""
 REPEATED_ON_TEXT = ((0.15, 1), (0.387, 1), (0.387, 2), (0.789, 1))
 """Two pairs of cells: equal share with another ratio, and two shares that are too high."""
-CURES = {"model.clone_embedding_std": 1.0, "train.chain_warmup": 0.25}
-"""Against the symmetric start, as in the small recipes; not in the paper (``saddle`` is why)."""
 TWO_SEEDS = (1, 2)
 _GPU_MODEL = {
     "model.preset": "mini", "model.num_heads": None, "model.ffn_width": None,

@@ -14,7 +14,6 @@ from exlm_lab.experiments.records import read_record
 from exlm_lab.experiments.running import Runner
 from exlm_lab.ledger import Ledger, check_identity
 from exlm_mini.config import RunConfig, UserError
-from exlm_mini.data.files import NO_SPACE
 from exlm_mini.recipes import build, plain, run_config_from_dict
 from exlm_mini.training.loop import Progress
 from exlm_mini.training.parts import choose_device
@@ -70,7 +69,7 @@ class SweepLedger(Ledger):
         is_timed, device = cell.is_timed, choose_device(self.runner.device)
         done = self._timed(config) if is_timed else self._trained(cell, config, on_progress)
         done["metrics"] |= extra
-        paper = dict(zip(("table", "row"), cell.paper, strict=True)) if cell.paper else None
+        paper = cell.paper and {"table": cell.paper[0], "row": cell.paper[1]}
         return {
             "sweep": self.sweep,
             "scale": self.scale,
@@ -89,15 +88,7 @@ class SweepLedger(Ledger):
 
     def write(self, path: Path, record: Mapping[str, Any]) -> None:
         """See ``Ledger``; numbers have ``DIGITS`` digits."""
-        try:
-            super().write(path, _short(record))
-        except OSError as error:
-            if error.errno in NO_SPACE:
-                raise
-            raise UserError(
-                f"cannot write {path} ({error.strerror}); the trained model is kept in "
-                f"{self.runner.work}: give it as --work, with another --output"
-            ) from error
+        super().write(path, _short(record))
 
     def equal_cost(self, cell: Cell) -> tuple[dict[str, Any], dict[str, float]]:
         """Steps of a cell that is to cost what another does, and the ratio; else nothing.
@@ -118,9 +109,8 @@ class SweepLedger(Ledger):
         start = time.monotonic()
         found = self.runner.time(config)
         seconds = time.monotonic() - start
-        return {
-            "metrics": found, "curve": [], "downstream": None, "seconds": {"measure": seconds}
-        }  # fmt: skip
+        seconds = {"measure": seconds}
+        return {"metrics": found, "curve": [], "downstream": None, "seconds": seconds}
 
     def _trained(
         self, cell: Cell, config: RunConfig, on_progress: Callable[[Progress], None]

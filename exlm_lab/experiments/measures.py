@@ -34,7 +34,6 @@ from exlm_lab.experiments.probes import probe_accuracy
 from exlm_lab.experiments.states import RowReading, read_rows
 from exlm_lab.experiments.toy_contexts import Contexts
 from exlm_lab.experiments.uncertainty import (
-    Captured,
     calibration_error,
     divergence_bits,
     effective_number,
@@ -88,11 +87,14 @@ def measure(
     if num_rows is None:
         longest = int(corpus.validation.lengths_R.max())
         num_rows = min(MOST_ROWS, len(corpus.validation), MOST_TOKENS // longest)
-    was_training = model.training
+    was_training, probed = model.training, {}
+    language = _Language.of(config, corpus)
     model.eval()
     try:
-        found = _read(model, config, corpus, num_rows, seed)
-        probed = _probe(model, config, corpus, seed) if with_probe else {}
+        found = _read(model, config, corpus, language, num_rows, seed)
+        if with_probe and language is not None:
+            k = config.masking.num_copies if config.objective == "repeated-mlm" else 1
+            probed["probe_accuracy"] = probe_accuracy(model, k, *language, seed)
     finally:
         model.train(was_training)
     if len(found["entropy"]) == 0:
@@ -118,8 +120,11 @@ class _Language(NamedTuple):
     """Token of each word."""
 
     @classmethod
-    def of(cls, name: str, corpus: Corpus) -> _Language:
-        language = grammar(name)
+    def of(cls, config: RunConfig, corpus: Corpus) -> _Language | None:
+        """None for other data."""
+        if corpus.kind != "toy":
+            return None
+        language = grammar(config.data.grammar)
         tokens = Tokenizer.load(corpus.tokenizer_path).encode_batch(language.words)
         return cls(language, np.array(tokens).reshape(-1))
 
@@ -138,30 +143,22 @@ class _Language(NamedTuple):
         return truth_RV
 
 
-def _probe(
-    model: MaskedLM | ExLM, config: RunConfig, corpus: Corpus, seed: int
-) -> dict[str, float]:
-    """What a probe reads, where the latents are known."""
-    if corpus.kind != "toy":
-        return {}
-    language = _Language.of(config.data.grammar, corpus)
-    num_copies = config.masking.num_copies if config.objective == "repeated-mlm" else 1
-    accuracy = probe_accuracy(model, num_copies, language.grammar, language.token_ids_W, seed)
-    return {"probe_accuracy": accuracy}
-
-
 _Found = dict[str, Tensor]
 """Numbers by name, one per lost token (or mask, or row) of a batch."""
 
 
 @torch.no_grad()
 def _read(
-    model: MaskedLM | ExLM, config: RunConfig, corpus: Corpus, num_rows: int, seed: int
+    model: MaskedLM | ExLM,
+    config: RunConfig,
+    corpus: Corpus,
+    language: _Language | None,
+    num_rows: int,
+    seed: int,
 ) -> _Found:
     """Everything of all rows, float64 on the CPU."""
     pack, device = corpus.validation, next(model.parameters()).device
     masker = replace(make_masker(config, pack.special_ids, slots_of(config)), seed=seed)
-    language = _Language.of(config.data.grammar, corpus) if corpus.kind == "toy" else None
     size = _rows_of_a_batch(config, pack)
     frequency_bits_V = _frequency_bits(corpus.train).to(device)
     parts: dict[str, list[Tensor]] = defaultdict(list)
@@ -341,16 +338,17 @@ def _summary(found: _Found) -> dict[str, float]:
     if "clone_use" in found:
         out["clones_used"] = effective_number(found["clone_use"].sum(dim=0)).item()
     if "floor" in found:
-        captured = Captured(*(out[f"{name}bits_per_row"] for name in ("floor_", "joint_", "")))
+        # What masks share is all that a model of dependencies can win over single predictions.
+        shared = out["floor_bits_per_row"] - out["joint_bits_per_row"]
         out["excess_bits"] = out["cross_entropy_bits"] - out["optimum_entropy_bits"]
-        out["total_correlation_bits"] = captured.total_correlation_bits
+        out["total_correlation_bits"] = shared
         told_bits = found["place"].mean().item() - out["optimum_entropy_bits"]
         if told_bits > LEAST_CORRELATION:
             out["missed_share"] = out["excess_bits"] / told_bits
-        out["captured_bits"] = captured.captured_bits
+        out["captured_bits"] = out["floor_bits_per_row"] - out["bits_per_row"]
         spread = (found["floor"] - found["bits"]).std().item()
         out["captured_error_bits"] = spread / math.sqrt(len(found["bits"]))
-        if captured.total_correlation_bits > LEAST_CORRELATION:
-            out["captured_share"] = captured.captured_share
-            out["linked_share"] = out["linked_bits"] / captured.total_correlation_bits
+        if shared > LEAST_CORRELATION:
+            out["captured_share"] = out["captured_bits"] / shared
+            out["linked_share"] = out["linked_bits"] / shared
     return out

@@ -34,11 +34,7 @@ BATCH_ROWS = 64
 
 
 def groups_of(symbols: list[str]) -> dict[str, list[tuple[int, ...]]]:
-    """Places of the symbols that belong together, by kind.
-
-    Args:
-        symbols: of a SMILES that RDKit reads.
-    """
+    """Places of the symbols of a SMILES that belong together, by kind."""
     found: dict[str, list[tuple[int, ...]]] = {kind: [] for kind in KINDS}
     open_rings: dict[str, int] = {}
     open_branches, atoms = [], []
@@ -183,11 +179,9 @@ def bits_of(joint_BVV: Tensor, token_ids_B2: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def draw(joint_BVV: Tensor, number_B: np.ndarray) -> Tensor:
-    """Fillings drawn from the joint of each row; (B, NUM_DRAWS, 2).
+    """Fillings drawn from the joint of each row, which need not sum to one; (B, NUM_DRAWS, 2).
 
-    Args:
-        joint_BVV: need not sum to one.
-        number_B: of the rows; what is drawn depends on them alone.
+    What is drawn depends on the numbers of the rows alone.
     """
     noise_BD = torch.from_numpy(
         counter_uniform(number_B[:, None], np.arange(NUM_DRAWS)[None, :])

@@ -15,7 +15,6 @@ from exlm_lab.downstream.grid import PAPER
 TASKS = ("mnli", "qnli", "qqp", "rte")
 """Of Tables 2, 4 and 13 and Figure 8; their mean is the tables' last column."""
 ENTROPY = "entropy, bits"
-GPU_HOURS = "GPU hours"
 
 
 @cache
@@ -53,5 +52,5 @@ def printed_grid(figure: str, column: str) -> dict[tuple[float, int], float]:
 
 def cost_ratio() -> float:
     """GPU hours of ExLM with four states over those of the MLM (Table 12)."""
-    hours = {row: values[GPU_HOURS] for row, values in printed("Table 12").items()}
-    return hours["ExLM"] / hours["Vanilla MLM"]
+    exlm, mlm = (printed("Table 12")[row]["GPU hours"] for row in ("ExLM", "Vanilla MLM"))
+    return exlm / mlm

@@ -84,16 +84,7 @@ def likeliest_latents(language: Grammar, word_ids_SN: np.ndarray) -> np.ndarray:
 
 
 def readable(state_SD: np.ndarray, latent_SC: np.ndarray, seed: int = 0) -> float:
-    """Accuracy of the probes, on the last ``NUM_TEST`` of some sentences.
-
-    Args:
-        state_SD: of the sentences; only the others are ever labelled.
-        latent_SC: what is to be read.
-        seed: of the labelled ones, ``NUM_DRAWS`` times ``NUM_LABELLED``.
-
-    Raises:
-        UserError: without scikit-learn.
-    """
+    """Accuracy of the probes, on the last ``NUM_TEST`` of some sentences; others are labelled."""
     try:
         from sklearn.linear_model import LogisticRegression
         from sklearn.preprocessing import StandardScaler

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,10 @@ WANTED = {
     "config": dict, "metrics": dict, "curve": list, "versions": dict,
 }  # fmt: skip
 """What a record must hold for a report, and as what."""
+LEFT_BY = 0.1
+"""Bits per row below MLM's floor that count as having left it."""
+LEFT_SHARE = 0.1
+"""The same as a share of the total correlation; the smaller of the two counts."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +96,9 @@ class Summary(NamedTuple):
         return f"{self.mean:{sign}.{digits}f}{spread}"
 
 
-def summarize(values: list[float]) -> Summary | None:
+def summarize(values: Iterable[float]) -> Summary | None:
     """Mean, standard deviation and number; none of nothing."""
+    values = list(values)
     if not values:
         return None
     sd = statistics.stdev(values) if len(values) > 1 else None
@@ -132,7 +137,7 @@ class Group:
 
     def summary(self, metric: str) -> Summary | None:
         """The metric over seeds; none if no seed has it."""
-        return summarize(list(self.by_seed(metric).values()))
+        return summarize(self.by_seed(metric).values())
 
 
 def read_record(path: Path) -> Record:
@@ -141,24 +146,21 @@ def read_record(path: Path) -> Record:
     Raises:
         UserError: if it is no record.
     """
-    remedy = f"{path} is damaged; delete it, and the sweep runs this cell again"
-    with reading(path, "delete it, and the sweep runs this cell again"):
+    remedy = "delete it, and the sweep runs this cell again"
+    with reading(path, remedy):
         data = json.loads(read_bytes(path))
-    if not isinstance(data, dict):
-        raise UserError(remedy)
-    for name, kind in WANTED.items():
-        if not isinstance(data.get(name), kind):
-            raise UserError(f"{remedy} ({name} is missing or of another kind)")
-    try:
-        run_config_from_dict(data["config"])
-    except UserError as error:
-        raise UserError(f"{remedy} ({error})") from None
-    with reading(path, "delete it, and the sweep runs this cell again"):
+        for name, kind in WANTED.items():
+            if not isinstance(data[name], kind):
+                raise TypeError(f"{name} is of another kind")
         numbers = [*data["metrics"].values(), (data.get(DOWNSTREAM) or {}).get("test")]
         numbers += [number for point in data["curve"] for number in point.values()]
         numbers += (data.get("seconds") or {}).values()
         if not all(number is None or isinstance(number, int | float) for number in numbers):
-            raise ValueError("a metric is no number")
+            raise TypeError("a metric is no number")
+        try:
+            run_config_from_dict(data["config"])
+        except UserError as error:
+            raise ValueError(str(error)) from None
     return Record(
         data["cell"], data["input"], data["seed"], data["objective"], data["metrics"], data
     )
@@ -187,7 +189,7 @@ def read_records(sweep: str, directory: Path, scale: str) -> list[Record]:
     return found
 
 
-def grouped(records: list[Record]) -> dict[tuple[str, str], Group]:
+def grouped(records: Iterable[Record]) -> dict[tuple[str, str], Group]:
     """The records by input and cell, seeds ascending.
 
     Raises:
@@ -208,21 +210,59 @@ def grouped(records: list[Record]) -> dict[tuple[str, str], Group]:
     }
 
 
-def grid_of(groups: Sequence[Group], metric: str) -> dict[tuple[float, int], float]:
-    """Mean over seeds by (p, k) of Repeated MLM, for the cells that have the metric."""
+# ---- the grid of Repeated MLM ----
+
+
+def summaries(groups: Sequence[Group], metric: str) -> dict[tuple[float, int], Summary]:
+    """A metric by (p, k), for the cells that have it."""
     found = {(g.first.mask_ratio, g.first.num_copies): g.summary(metric) for g in groups}
-    return {cell: summary.mean for cell, summary in found.items() if summary}
+    return {cell: summary for cell, summary in found.items() if summary}
 
 
 def grids_by_seed(
     groups: Sequence[Group], metric: str
 ) -> dict[int, dict[tuple[float, int], float]]:
-    """The same for each seed that all these cells have."""
+    """A metric by (p, k) for each seed that all cells with the metric have."""
     cells = {(g.first.mask_ratio, g.first.num_copies): g.by_seed(metric) for g in groups}
     cells = {cell: values for cell, values in cells.items() if values}
-    if not cells:
-        return {}
-    seeds = set.intersection(*(set(values) for values in cells.values()))
+    seeds = set.intersection(*map(set, cells.values())) if cells else ()
     return {
         seed: {cell: values[seed] for cell, values in cells.items()} for seed in sorted(seeds)
     }
+
+
+# ---- leaving the symmetric start ----
+
+
+class Leaving(NamedTuple):
+    """Whether and when a run left MLM's floor for good.
+
+    While all states of a mask are alike, ExLM predicts each mask by itself and stands at the sum of
+    the marginal entropies, which on the toy language is known exactly.
+    """
+
+    step: int | None
+    """First validation after which the run stays below; none if it ended at the floor."""
+    floor_bits: float
+    """Per row: the sum of the marginal entropies."""
+    joint_bits: float
+    """Per row: the joint entropy."""
+
+
+def leaving(record: Record) -> Leaving | None:
+    """When a run left the floor; none where the floor is not known or nothing was validated."""
+    floor, joint = (record.value(f"{name}_bits_per_row") for name in ("floor", "joint"))
+    name = "validation_bits_per_row"
+    points = [p for p in record.data["curve"] if p.get(name) is not None]
+    if floor is None or joint is None or not points:
+        return None
+    below = floor - min(LEFT_BY, LEFT_SHARE * (floor - joint))
+    return Leaving(since((p["step"], p[name] < below) for p in points), floor, joint)
+
+
+def since(points: Iterable[tuple[int, bool]]) -> int | None:
+    """The step from which on something holds to the end; none if it does not at the end."""
+    first = None
+    for step, holds in points:
+        first = (step if first is None else first) if holds else None
+    return first

@@ -32,9 +32,8 @@ from exlm_lab.downstream.finetuning import FineTuner
 from exlm_lab.downstream.prepared import Problem, load_problem, make_problem
 from exlm_lab.downstream.task import Examples
 from exlm_lab.experiments.cells import Downstream, with_settings
-from exlm_lab.experiments.frozen import held_out
+from exlm_lab.experiments.frozen import held_out, measure_molecules
 from exlm_lab.experiments.measures import measure
-from exlm_lab.experiments.molecules import measure_molecules
 from exlm_lab.ledger import StoppedError
 from exlm_mini.config import Effect, RunConfig, UserError, settings_with
 from exlm_mini.data.corpus import Corpus, prepare_corpus
@@ -96,11 +95,7 @@ class Runner:
         return self._corpora[folder]
 
     def check_inputs(self, config: RunConfig) -> None:
-        """Whether what a run reads is there.
-
-        Raises:
-            UserError: if not.
-        """
+        """Refuse, with a ``UserError``, to run what reads a corpus that is not there."""
         pack = config.data.pack
         if pack is not None and not Path(pack).exists():
             raise UserError(
@@ -131,8 +126,6 @@ class Runner:
         """
         config = self._here(config)
         corpus, folder = self.corpus(config), self.folder(config, watched)
-        if config.train.num_threads is not None:
-            torch.set_num_threads(config.train.num_threads)
         with self._alone(folder):
             trainer = Trainer(
                 config, corpus.train, corpus.validation, folder, slots_of(config), self.report
@@ -154,22 +147,22 @@ class Runner:
                 if not (outcome.is_complete or _is_enough(seen, watched)):
                     raise StoppedError
         lines = read_metrics(folder / "metrics.jsonl")
-        points = [line for line in lines if CURVE[0] in line]
-        told = ("step", *CURVE, *watched)
+        told, last = ("step", *CURVE, *watched), lines[-1]
         return {
-            "curve": [{name: p[name] for name in told if name in p} for p in points],
+            "curve": [
+                {n: line[n] for n in told if n in line} for line in lines if CURVE[0] in line
+            ],
             "parameters": sum(p.numel() for p in trainer.model.parameters()),
-            "steps": lines[-1]["step"],
-            "tokens": lines[-1]["tokens"],
-            "seconds": lines[-1]["seconds"],
+            "steps": last["step"],
+            "tokens": last["tokens"],
+            "seconds": last["seconds"],
         }
 
     def trained(
         self, config: RunConfig, watched: Mapping[str, float | None] = NOTHING
     ) -> Pretrained:
         """The model of a run that ``train`` has trained."""
-        folder = self.folder(config, watched)
-        return load_pretrained(folder, self.report)
+        return load_pretrained(self.folder(config, watched), self.report)
 
     def measure(
         self,
@@ -179,10 +172,7 @@ class Runner:
     ) -> tuple[dict[str, float], float]:
         """What ``measures.measure`` finds of the trained model, and the seconds it took.
 
-        Args:
-            config: of its run.
-            masks: dotted settings of other masks to measure with; none: those of the run.
-            watched: of its cell.
+        Given dotted settings of other ``masks``, it is measured with these.
         """
         start = time.monotonic()
         pretrained = self.trained(config, watched)
@@ -198,8 +188,6 @@ class Runner:
 
     def time(self, config: RunConfig) -> dict[str, float]:
         """What a step costs, see ``step_costs``; nothing is kept."""
-        if config.train.num_threads is not None:
-            torch.set_num_threads(config.train.num_threads)
         return step_costs(self._here(config), self.corpus(config))
 
     def fine_tune(
@@ -256,7 +244,9 @@ class Runner:
         return self.work / f"{config.data.kind}-{_digest(plain(config)['data'])}"
 
     def _here(self, config: RunConfig) -> RunConfig:
-        """The settings for the device of this process."""
+        """The settings for the device of this process, which takes their number of threads."""
+        if config.train.num_threads is not None:
+            torch.set_num_threads(config.train.num_threads)
         return replace(config, train=replace(config.train, device=self.device))
 
     def _problem(self, wanted: Downstream, pretrained: Pretrained) -> Problem:
@@ -264,10 +254,11 @@ class Runner:
         if wanted.task not in EMBEDDED or counts == (None, None, None):
             return load_problem(wanted.task, self.data, ReadingConfig(), pretrained)
         task, splits = load_task(wanted.task, None, ReadingConfig(), pretrained.tokenizer)
-        parts = (splits.train, splits.validation, splits.test)
-        train, validation, test = map(_first, parts, counts)
-        splits = splits._replace(train=train, validation=validation, test=test)
-        return make_problem(task, splits, pretrained)
+        firsts = {
+            part: examples and Examples(*(column[:count] for column in examples))
+            for part, examples, count in zip(splits._fields, splits, counts, strict=False)
+        }
+        return make_problem(task, splits._replace(**firsts), pretrained)
 
     @contextlib.contextmanager
     def _alone(self, folder: Path) -> Iterator[None]:
@@ -313,20 +304,12 @@ def _digest(settings: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _first(examples: Examples | None, count: int | None) -> Examples | None:
-    """The first of some examples."""
-    if examples is None or count is None:
-        return examples
-    return Examples(*(column[:count] for column in examples))
-
-
 def _majority(problem: Problem) -> float | None:
     """Accuracy of always naming the class that is most frequent in training."""
     if problem.task.kind != "classes":
         return None
-    part = problem.parts.get("test", problem.parts["validation"])
-    if len(part.labels) == 0:
-        part = problem.parts["validation"]
+    parts = problem.parts
+    part = next(parts[n] for n in ("test", "validation") if n in parts and len(parts[n].labels))
     return float(np.mean(part.labels == np.bincount(problem.train.labels).argmax()))
 
 
@@ -336,11 +319,9 @@ ENOUGH_SECONDS = 8.0
 
 
 def step_costs(config: RunConfig, corpus: Corpus) -> dict[str, float]:
-    """The ratio of costs, measured and counted.
+    """What a step of an ExLM costs beside one of an MLM on the same rows, measured and counted.
 
-    Args:
-        config: of an ExLM; chains are left out, as they are absent from all but the first steps.
-        corpus: of its data.
+    Chains are left out, as they are absent from all but the first steps.
 
     Returns:
         ``cost_ratio``, of the medians; ``cost_ratio_floor``, of the floating-point operations

@@ -42,11 +42,7 @@ class RowReading(NamedTuple):
         return (target_M < graph.num_targets_B.unsqueeze(1)) & ~graph.is_boundary_BM
 
     def log_joint(self, token_ids_R: Tensor) -> Tensor:
-        """log P(tokens in the masks | context) of each row, summed over paths; (B,) in nats.
-
-        Args:
-            token_ids_R: int64, tokens to put into the masks.
-        """
+        """log P(tokens in the masks | context) of each row, summed over paths; (B,) in nats."""
         graph = self.scores.graph
         target_ids_BM = graph.target_ids_BM.masked_scatter(self.is_mask_BM, token_ids_R)
         is_blank_BM = None if self.scores.is_blank_BM is None else target_ids_BM == self.unk

@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from exlm_lab.downstream.results import markdown_table
 from exlm_lab.experiments.correlations import (
     STATISTICS,
@@ -19,19 +21,20 @@ from exlm_lab.experiments.correlations import (
     paired_difference,
 )
 from exlm_lab.experiments.grids import cells_of
-from exlm_lab.experiments.metric_names import METRICS, PROBE
+from exlm_lab.experiments.metric_names import PROBE, SHARES
 from exlm_lab.experiments.paper import ENTROPY, cost_ratio, printed_average, printed_grid
 from exlm_lab.experiments.records import (
     DOWNSTREAM,
+    LEFT_BY,
+    LEFT_SHARE,
     Group,
     Record,
-    Summary,
-    grid_of,
     grids_by_seed,
     grouped,
+    leaving,
     read_records,
+    summaries,
 )
-from exlm_lab.experiments.saddles import LEFT_BY, LEFT_SHARE, leaving
 from exlm_mini.config import UserError
 
 EMPTY = "–"
@@ -53,93 +56,128 @@ PAPER_GRIDS = {
     },
     "entropy_bits": {"paper (Figure 5)": ("Figure 5", ENTROPY)},
 }
+HEADS = {
+    DOWNSTREAM: "downstream, %",
+    PROBE: "read by a probe, %",
+    "bits_per_row": "bits per row",
+    "captured_bits": "captured bits per row",
+    "linked_bits": "won by links, bits",
+    "bits_per_mask": "bits per mask",
+    "entropy_bits": "entropy, bits",
+    "excess_bits": "above the optimum, bits",
+    "cost_ratio": "measured ratio",
+    "cost_ratio_floor": "floor by operations",
+}
+
+
+# ---- parts of tables ----
+
+
+def _table(columns: Mapping[str, Sequence[str]]) -> list[str]:
+    """Lines of Markdown, and an empty one."""
+    return [*markdown_table([tuple(columns), *zip(*columns.values(), strict=True)]), ""]
+
+
+def _matrix(texts: Mapping[tuple[float, int], str]) -> list[str]:
+    """Texts by (p, k) as a table: k down, p across, as the paper's figures."""
+    found = pd.Series(texts).unstack(0, fill_value="").sort_index(axis=0).sort_index(axis=1)
+    columns = {f"{100 * p:.4g}%": found[p] for p in found}
+    return _table({"k \\ p": [str(k) for k in found.index], **columns})
+
+
+def _measured(groups: Sequence[Group], **digits: int) -> dict[str, list[str]]:
+    """A column for each metric, with so many digits."""
+    columns = {}
+    for metric, number in digits.items():
+        found, factor = [group.summary(metric) for group in groups], _factor(metric)
+        columns[HEADS[metric]] = [s.scaled(factor).shown(number) if s else EMPTY for s in found]
+    return columns
+
+
+def _known(groups: Sequence[Group], **digits: int) -> dict[str, list[str]]:
+    """The same without the columns of what nobody measured."""
+    columns = _measured(groups, **digits)
+    return {head: texts for head, texts in columns.items() if set(texts) != {EMPTY}}
+
+
+def _factor(metric: str) -> float:
+    """Shares are shown in percent."""
+    return 100 if metric in SHARES else 1
+
+
+def _printed(groups: Sequence[Group], shift: float = 0.0, sign: str = "") -> list[str]:
+    """The paper's mean for each group, less some number."""
+    found = [g.paper_row and printed_average(*g.paper_row) for g in groups]
+    return [EMPTY if mean is None else f"{mean - shift:{sign}.1f}" for mean in found]
+
+
+# ---- the tables ----
 
 
 def repeated_mlm(groups: Sequence[Group]) -> list[str]:
     """Matrices of p and k as in Figures 3, 4, 5 and 9, and what they say in one number each."""
-    lines = ["Lost share of tokens, % (Figure 4)", ""]
     cells = [(g.first.mask_ratio, g.first.num_copies) for g in groups]
     shares = {cell: f"{100 * lost_share(*cell):.4g}" for cell in cells}
-    lines += [*_matrix(shares), ""]
+    lines = ["Lost share of tokens, % (Figure 4)", "", *_matrix(shares)]
     for metric, (title, digits, place) in MATRICES.items():
-        known = {(g.first.mask_ratio, g.first.num_copies): g.summary(metric) for g in groups}
-        known = {cell: summary for cell, summary in known.items() if summary}
-        if not known:
-            continue
-        factor = _factor(metric)
         numbers = printed_grid(*place) if place else {}
         texts = {
-            cell: summary.scaled(factor).shown(digits)
+            cell: summary.scaled(_factor(metric)).shown(digits)
             + (f" ({numbers[cell]:.{digits}f})" if cell in numbers else "")
-            for cell, summary in known.items()
+            for cell, summary in summaries(groups, metric).items()
         }
-        lines += [title, "", *_matrix(texts), ""]
-    for metric, title in ((DOWNSTREAM, "Downstream accuracy"), ("entropy_bits", "Entropy")):
-        if any(g.summary(metric) for g in groups):
-            unit = "changes in points" if metric == DOWNSTREAM else "changes in bits"
-            lines += [f"{title}, {unit}", "", *statistics_table(groups, metric), ""]
+        if texts:
+            lines += [title, "", *_matrix(texts)]
+    for metric, title, unit in (
+        (DOWNSTREAM, "Downstream accuracy", "points"),
+        ("entropy_bits", "Entropy", "bits"),
+    ):
+        if summaries(groups, metric):
+            lines += [f"{title}, changes in {unit}", "", *statistics_table(groups, metric)]
     return lines
 
 
 def statistics_table(groups: Sequence[Group], metric: str) -> list[str]:
     """Each statistic over the seeds, of the means over seeds, and of the paper's numbers."""
-    of_means = grid_of(groups, metric)
     of_seeds = grids_by_seed(groups, metric)
-    papers = {name: printed_grid(*place) for name, place in PAPER_GRIDS[metric].items()}
-    rows = [
-        (
-            "",
-            f"ours, {len(of_seeds)} seed{'s' * (len(of_seeds) != 1)}",
-            "ours, mean of seeds",
-            *papers,
-        )
-    ]
-    for title, statistic, _ in STATISTICS.values():
-        seeds = over_seeds(statistic, of_seeds)
-        columns = [statistic(grid) for grid in (of_means, *papers.values())]
-        numbers = [EMPTY if math.isnan(number) else f"{number:+.2f}" for number in columns]
-        rows.append((title, seeds.shown(2, "+") if seeds else EMPTY, *numbers))
-    return markdown_table(rows)
+    grids = {"ours, mean of seeds": {c: s.mean for c, s in summaries(groups, metric).items()}}
+    grids |= {name: printed_grid(*place) for name, place in PAPER_GRIDS[metric].items()}
+    seeds = [over_seeds(statistic.of, of_seeds) for statistic in STATISTICS.values()]
+    columns = {
+        "": [statistic.title for statistic in STATISTICS.values()],
+        f"ours, {len(of_seeds)} seed{'s' * (len(of_seeds) != 1)}": [
+            found.shown(2, "+") if found else EMPTY for found in seeds
+        ],
+    }
+    for name, grid in grids.items():
+        numbers = [statistic.of(grid) for statistic in STATISTICS.values()]
+        columns[name] = [
+            EMPTY if math.isnan(number) else f"{number:+.2f}" for number in numbers
+        ]
+    return _table(columns)
 
 
 def ablations(groups: Sequence[Group]) -> list[str]:
     """Tables 2 and 13: each variant, and what it loses against ExLM, seed by seed."""
     columns = {
-        "downstream, %": (DOWNSTREAM, 1),
-        "read by a probe, %": (PROBE, 1),
-        "bits per row": ("bits_per_row", 2),
-        "captured bits per row": ("captured_bits", 2),
-        "won by links, bits": ("linked_bits", 3),
-        "bits per mask": ("bits_per_mask", 3),
-        "entropy, bits": ("entropy_bits", 2),
+        "variant": [group.name for group in groups],
+        "steps": [f"{group.first.data['config']['train']['steps']:,}" for group in groups],
     }
-    columns = {t: m for t, m in columns.items() if any(g.summary(m[0]) for g in groups)}
-    base = next((g for g in groups if g.name == "exlm"), None)
-    against = {
-        DOWNSTREAM: "points to ExLM",
-        PROBE: "probe, points to ExLM",
-        "captured_bits": "captured bits to ExLM",
-    }
-    against = {m: t for m, t in against.items() if base and base.summary(m)}
-    printed_base = printed_average("Table 2", "ExLM")
-    head = (
-        "variant",
-        "steps",
-        *columns,
-        *against.values(),
-        "paper's mean, %",
-        "paper's points to ExLM",
-    )
-    rows = [head]
-    for group in groups:
-        steps = group.first.data["config"]["train"]["steps"]
-        row = [group.name, f"{steps:,}", *(_text(group, *at) for at in columns.values())]
-        for metric in against:
-            difference = paired_difference(group.by_seed(metric), base.by_seed(metric))
-            row.append(EMPTY if group is base else _with_error(difference, _factor(metric)))
-        mean = printed_average(*group.paper_row) if group.paper_row else None
-        row += [EMPTY] * 2 if mean is None else [f"{mean:.1f}", f"{mean - printed_base:+.1f}"]
-        rows.append(tuple(row))
+    columns |= _known(
+        groups, downstream=1, probe_accuracy=1, bits_per_row=2, captured_bits=2, linked_bits=3,
+        bits_per_mask=3, entropy_bits=2,
+    )  # fmt: skip
+    base = next((group for group in groups if group.name == "exlm"), None)
+    for metric, title in (
+        (DOWNSTREAM, "points to ExLM"),
+        (PROBE, "probe, points to ExLM"),
+        ("captured_bits", "captured bits to ExLM"),
+    ):
+        if base and base.summary(metric):
+            columns[title] = [_difference(group, base, metric) for group in groups]
+    exlm = printed_average("Table 2", "ExLM")
+    columns["paper's mean, %"] = _printed(groups)
+    columns["paper's points to ExLM"] = _printed(groups, exlm, "+")
     notes = [
         "Differences to ExLM: mean over seeds ± its standard error, equal seeds compared.",
         "",
@@ -151,98 +189,85 @@ def ablations(groups: Sequence[Group]) -> list[str]:
             "captured bits are counted from the floor and are negative above it.",
             "",
         ]
-    return [*markdown_table(rows), "", *notes]
+    return [*_table(columns), *notes]
+
+
+def _difference(group: Group, base: Group, metric: str) -> str:
+    """A paired difference with the standard error of its mean."""
+    found = paired_difference(group.by_seed(metric), base.by_seed(metric))
+    if group is base or found is None:
+        return EMPTY
+    found = found.scaled(_factor(metric))
+    error = found.standard_error
+    return f"{found.mean:+.2f}" + ("" if error is None else f" ± {error:.2f}")
 
 
 def saddle(groups: Sequence[Group]) -> list[str]:
     """How many seeds of each cure left the floor, when, and where they ended."""
+    totals = [group.summary("total_correlation_bits") for group in groups]
     columns = {
-        "bits per row": ("bits_per_row", 3),
-        "captured, bits": ("captured_bits", 3),
-        "bits per mask": ("bits_per_mask", 3),
-        "read by a probe, %": (PROBE, 1),
-        "downstream, %": (DOWNSTREAM, 1),
+        "cell": [group.name for group in groups],
+        "total correlation": [f"{total.mean:.2f}" if total else EMPTY for total in totals],
+        "left the floor": [],
+        "first step below it": [],
     }
-    columns = {t: m for t, m in columns.items() if any(g.summary(m[0]) for g in groups)}
-    rows = [("cell", "total correlation", "left the floor", "first step below it", *columns)]
     for group in groups:
-        found = [leaving(record) for record in group.records]
-        known = [leave for leave in found if leave is not None]
-        left = [leave.step for leave in known if leave.step is not None]
-        steps = f"{min(left)}" if left else EMPTY
-        if len(set(left)) > 1:
-            steps += f" to {max(left)}"
-        share = f"{len(left)} of {len(known)}" if known else EMPTY
-        shared = group.summary("total_correlation_bits")
-        total = f"{shared.mean:.2f}" if shared else EMPTY
-        numbers = (_text(group, *place) for place in columns.values())
-        rows.append((group.name, total, share, steps, *numbers))
+        known = [leave.step for record in group.records if (leave := leaving(record))]
+        left = sorted(step for step in known if step is not None)
+        columns["left the floor"].append(f"{len(left)} of {len(known)}" if known else EMPTY)
+        ends = dict.fromkeys((*left[:1], *left[-1:]))
+        columns["first step below it"].append(" to ".join(map(str, ends)) or EMPTY)
+    columns |= _known(
+        groups, bits_per_row=3, captured_bits=3, bits_per_mask=3, probe_accuracy=1, downstream=1
+    )
     note = (
         f"A run has left the floor of MLM when it is {LEFT_BY:.2g} bits or {LEFT_SHARE:.0%} of the "
         "total correlation below it, whichever is less, and stays there."
     )
-    return [*markdown_table(rows), "", note, ""]
+    return [*_table(columns), note, ""]
 
 
 def cost(groups: Sequence[Group]) -> list[str]:
     """Table 12: a step of ExLM over a step of MLM, as measured and as counted."""
-    rows = [("cell", "k", "measured ratio", "floor by operations", "paper (k = 4, p = 15%)")]
-    for group in groups:
-        is_paper = group.paper_row is not None
-        measured, floor = group.summary("cost_ratio"), group.summary("cost_ratio_floor")
-        rows.append(
-            (
-                group.name,
-                str(group.first.states_per_mask),
-                measured.shown(2) if measured else EMPTY,
-                floor.shown(2) if floor else EMPTY,
-                f"{cost_ratio():.2f}" if is_paper else EMPTY,
-            )
-        )
-    return [*markdown_table(rows), ""]
+    columns = {
+        "cell": [group.name for group in groups],
+        "k": [str(group.first.states_per_mask) for group in groups],
+        **_measured(groups, cost_ratio=2, cost_ratio_floor=2),
+    }
+    columns["paper (k = 4, p = 15%)"] = [
+        f"{cost_ratio():.2f}" if group.paper_row else EMPTY for group in groups
+    ]
+    return _table(columns)
 
 
 def k_and_p(groups: Sequence[Group]) -> list[str]:
     """Table 4, with the entropy of Figure 12, which prints no numbers."""
-    rows = [("p", "model", "downstream, %", "paper's mean, %", "read by a probe, %")]
-    rows[0] = (*rows[0], "entropy, bits", "bits per mask", "above the optimum, bits")
-    for group in groups:
-        record, k = group.first, group.first.states_per_mask
-        mean = printed_average(*group.paper_row) if group.paper_row else None
-        rows.append(
-            (
-                f"{record.mask_ratio:.1%}",
-                f"ExLM k={k}" if record.objective == "exlm" else "MLM",
-                _text(group, DOWNSTREAM, 1),
-                EMPTY if mean is None else f"{mean:.1f}",
-                *(
-                    _text(group, *place)
-                    for place in (
-                        (PROBE, 1), ("entropy_bits", 3),
-                        ("bits_per_mask", 3), ("excess_bits", 3),
-                    )
-                ),
-            )
-        )  # fmt: skip
-    return [*markdown_table(rows), ""]
+    first = [group.first for group in groups]
+    columns = {
+        "p": [f"{record.mask_ratio:.1%}" for record in first],
+        "model": [
+            f"ExLM k={record.states_per_mask}" if record.objective == "exlm" else "MLM"
+            for record in first
+        ],
+        **_measured(groups, downstream=1),
+        "paper's mean, %": _printed(groups),
+    }
+    columns |= _measured(
+        groups, probe_accuracy=1, entropy_bits=3, bits_per_mask=3, excess_bits=3
+    )
+    return _table(columns)
 
 
 def scale(groups: Sequence[Group]) -> list[str]:
     """Bits against width and data, for each objective; the paper has no such table."""
+    counts = [group.first.data.get("parameters") for group in groups]
     columns = {
-        "bits per mask": ("bits_per_mask", 3),
-        "above the optimum, bits": ("excess_bits", 3),
-        "read by a probe, %": (PROBE, 1),
-        "downstream, %": (DOWNSTREAM, 1),
+        "cell": [group.name for group in groups],
+        "objective": [group.first.objective for group in groups],
+        "parameters": [EMPTY if count is None else f"{count:,}" for count in counts],
     }
-    columns = {t: m for t, m in columns.items() if any(g.summary(m[0]) for g in groups)}
-    rows = [("cell", "objective", "parameters", *columns)]
-    for group in groups:
-        parameters = group.first.data.get("parameters")
-        known = EMPTY if parameters is None else f"{parameters:,}"
-        texts = (_text(group, *place) for place in columns.values())
-        rows.append((group.name, group.first.objective, known, *texts))
-    return [*markdown_table(rows), ""]
+    columns |= _known(groups, bits_per_mask=3, excess_bits=3, probe_accuracy=1, downstream=1)
+    return _table(columns)
 
 
 TABLES: dict[str, Callable[[Sequence[Group]], list[str]]] = {
@@ -256,34 +281,7 @@ TABLES: dict[str, Callable[[Sequence[Group]], list[str]]] = {
 """By the name of the sweep."""
 
 
-def _matrix(texts: Mapping[tuple[float, int], str]) -> list[str]:
-    """Texts by (p, k) as a table: k down, p across, as the paper's figures."""
-    ratios = sorted({p for p, _ in texts})
-    rows = [("k \\ p", *(f"{100 * p:.4g}%" for p in ratios))]
-    for k in sorted({k for _, k in texts}):
-        rows.append((str(k), *(texts.get((p, k), "") for p in ratios)))
-    return markdown_table(rows)
-
-
-def _text(group: Group, metric: str, digits: int) -> str:
-    found = group.summary(metric)
-    return EMPTY if found is None else found.scaled(_factor(metric)).shown(digits)
-
-
-def _factor(metric: str) -> float:
-    """Shares are shown in percent."""
-    is_share = metric in METRICS and METRICS[metric].unit == "share"
-    return 100 if is_share or metric == "validation_mask_accuracy" else 1
-
-
-def _with_error(difference: Summary | None, factor: float) -> str:
-    """A paired difference with the standard error of its mean."""
-    if difference is None:
-        return EMPTY
-    difference = difference.scaled(factor)
-    error = difference.standard_error
-    return f"{difference.mean:+.2f}" + ("" if error is None else f" ± {error:.2f}")
-
+# ---- reports ----
 
 SHOWN_MISSING = 6
 """Names of missing cells that are spelled out; of more only the number is told."""
@@ -302,6 +300,17 @@ def wanted(name: str, scale: str) -> Wanted:
     ]
 
 
+def read_sweep(name: str, scale: str, directory: Path) -> list[Record]:
+    """The records of a sweep.
+
+    Raises:
+        UserError: if there is none yet, or one is damaged.
+    """
+    if records := read_records(name, directory, scale):
+        return records
+    raise UserError(f"{directory / name} holds no record of scale {scale}; run the sweep first")
+
+
 def report(name: str, scale: str, directory: Path) -> str:
     """The report of a sweep as Markdown.
 
@@ -314,11 +323,7 @@ def report(name: str, scale: str, directory: Path) -> str:
         UserError: if the sweep is unknown, a record is damaged, or there is none yet.
     """
     asked = wanted(name, scale)
-    records = read_records(name, Path(directory), scale)
-    if not records:
-        raise UserError(
-            f"{Path(directory) / name} holds no record of scale {scale}; run the sweep first"
-        )
+    records = read_sweep(name, scale, directory)
     lines = [f"# {name}, {scale}", ""]
     for kind, groups in by_input(records, asked).items():
         lines += [f"## Input: {kind}", "", *TABLES[name](groups)]
@@ -327,7 +332,7 @@ def report(name: str, scale: str, directory: Path) -> str:
 
 def by_input(records: Sequence[Record], asked: Wanted = ()) -> dict[str, list[Group]]:
     """Groups of each input in the order of the grid; what the grid does not name stands last."""
-    groups = grouped(list(records))
+    groups = grouped(records)
     order = list(dict.fromkeys((kind, cell) for kind, cell, _ in asked))
     place = {key: number for number, key in enumerate(order)}
     found: dict[str, list[Group]] = {}
@@ -344,9 +349,9 @@ def missing(records: Sequence[Record], asked: Wanted) -> list[str]:
     ]
     if not gone:
         return []
-    shown = ", ".join(gone[:SHOWN_MISSING])
     more = len(gone) - SHOWN_MISSING
     rest = f" and {more} more" if more > 0 else ""
+    shown = ", ".join(gone[:SHOWN_MISSING])
     return [f"{len(gone)} of {len(asked)} records missing: {shown}{rest}.", ""]
 
 

@@ -1,20 +1,14 @@
-"""How far clones differ, how much of the dependence a model captures, and whether to believe it.
-
-Jensen-Shannon divergences between the words of clones; the bits of total correlation that a model
-wins over the best independent predictions (§3.2, "inter-token multimodality"); and its calibration.
-A model that predicts masks independently cannot get below the sum of their marginal entropies; one
-that knows how they depend on each other can reach their joint entropy. What lies between is their
-total correlation. Of the toy language all of it is known (``toy_contexts``).
-"""
+"""How far clones differ, and whether to believe a model: divergences and calibration."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+NUM_BINS = 15
 
 
 def divergence_bits(p_kV: Tensor, weight_k: Tensor) -> Tensor:
@@ -75,56 +69,13 @@ def _entropy_bits(p: Tensor) -> Tensor:
     return torch.special.entr(p).sum(dim=-1) / math.log(2)
 
 
-class Captured(NamedTuple):
-    """Bits of the masks of a row, on average over rows; visible words are given."""
-
-    floor_bits: float
-    """Sum of the marginal entropies: the best that independent predictions can do."""
-    joint_bits: float
-    """Joint entropy: the best there is."""
-    bits: float
-    """-log2 P(masked words) of the model; on average not below ``joint_bits``."""
-
-    @property
-    def total_correlation_bits(self) -> float:
-        """What dependencies are worth; 0 where the masked words are independent."""
-        return self.floor_bits - self.joint_bits
-
-    @property
-    def captured_bits(self) -> float:
-        """Bits won over the best independent predictions; below 0 for a model worse than them."""
-        return self.floor_bits - self.bits
-
-    @property
-    def captured_share(self) -> float:
-        """Part of the total correlation that is won; 1 for the true distribution.
-
-        Raises:
-            ValueError: if there is no total correlation.
-        """
-        if not self.total_correlation_bits > 0:
-            raise ValueError("the masked words do not depend on each other: nothing to capture")
-        return self.captured_bits / self.total_correlation_bits
-
-
-NUM_BINS = 15
-
-
-class Reliability(NamedTuple):
-    """A reliability diagram: predictions in bins of rising confidence, float64."""
-
-    confidence_Q: Tensor
-    """Mean probability the model gives its likeliest word."""
-    accuracy_Q: Tensor
-    """Share of these words that were right."""
-    count_Q: Tensor
-    """Predictions in the bin, int64."""
-
-
-def reliability_curve(
+def calibration_error(
     confidence_R: Tensor, is_correct_R: Tensor, num_bins: int = NUM_BINS
-) -> Reliability:
-    """Mean confidence and accuracy in bins of equally many predictions.
+) -> float:
+    """Expected calibration error: mean distance of confidence and accuracy, over bins.
+
+    The bins hold equally many predictions of rising confidence. With few predictions chance alone
+    keeps the error above 0.
 
     Args:
         confidence_R: probability of the predicted word.
@@ -133,35 +84,11 @@ def reliability_curve(
         num_bins: fewer are made of fewer predictions, so that none is empty.
 
     Returns:
-        The diagram; the sizes of bins differ by one at most.
-
-    Raises:
-        ValueError: if there is no prediction, or the two do not pair up.
+        From 0 to 1, as a probability.
     """
-    if confidence_R.dim() != 1 or confidence_R.shape != is_correct_R.shape:
-        raise ValueError(
-            f"want one confidence per prediction, got {tuple(confidence_R.shape)} for "
-            f"{tuple(is_correct_R.shape)}"
-        )
-    if len(confidence_R) == 0 or num_bins < 1:
-        raise ValueError(f"cannot put {len(confidence_R)} predictions into {num_bins} bins")
     order_R = confidence_R.argsort(stable=True)
     pairs = torch.stack([confidence_R.double(), is_correct_R.double()])[:, order_R]
     bins = pairs.tensor_split(min(num_bins, len(order_R)), dim=1)
-    means = torch.stack([one.mean(dim=1) for one in bins], dim=1)
-    return Reliability(*means, torch.tensor([one.shape[1] for one in bins]))
-
-
-def calibration_error(
-    confidence_R: Tensor, is_correct_R: Tensor, num_bins: int = NUM_BINS
-) -> float:
-    """Expected calibration error: mean distance of confidence and accuracy, over the bins.
-
-    Arguments as in ``reliability_curve``. With few predictions chance alone keeps it above 0.
-
-    Returns:
-        From 0 to 1, as a probability.
-    """
-    curve = reliability_curve(confidence_R, is_correct_R, num_bins)
-    distance_Q = (curve.confidence_Q - curve.accuracy_Q).abs()
-    return ((distance_Q * curve.count_Q).sum() / curve.count_Q.sum()).item()
+    confidence_Q, accuracy_Q = torch.stack([one.mean(dim=1) for one in bins], dim=1)
+    count_Q = torch.tensor([one.shape[1] for one in bins])
+    return (((confidence_Q - accuracy_Q).abs() * count_Q).sum() / count_Q.sum()).item()
