@@ -240,6 +240,13 @@ def test_a_stopped_queue_goes_on_and_ends_with_the_same_numbers(tiny, tmp_path, 
     assert numbers[0] == numbers[1]
 
 
+def test_all_first_seeds_come_before_any_second(tiny):
+    runs = command.planned(command.chosen(["study"], "mini", None), "mini", [])
+    assert [(run.cell.name, run.seed) for run in runs] == [
+        ("ours", 1), ("base", 1), ("ours", 2), ("base", 2),
+    ]  # fmt: skip
+
+
 def test_a_checkout_with_changes_makes_no_record_for_the_book(
     tiny, tmp_path, monkeypatch, capsys
 ):
