@@ -154,6 +154,7 @@ def test_paired_differences_cancel_what_the_seeds_share():
         ([1.0, 1.1, 0.9], 1),
         ([-1.0, -1.1, -0.9], -1),
         ([1.0, -0.5, 1.2], 0),
+        ([1.0, 1.5, 0.5], 1),  # 3.5 standard errors: enough on one side, not on two
         ([1.0, 1.6, 0.4], 0),  # 2.89 standard errors: enough for four seeds, not for three
         ([2.0, 2.0, 2.0], 1),
         ([5.0], 0),
