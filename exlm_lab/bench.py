@@ -1,7 +1,7 @@
 """Time, memory and error of the alignment, the vocabulary head and a training step. ::
 
     python -m exlm_lab.bench dag                       every backend at five shapes
-    python -m exlm_lab.bench dag --shape 8,77,308      at another
+    python -m exlm_lab.bench dag --shape 8,77,308 --extra-backend mine.py
     python -m exlm_lab.bench emission                  the vocabulary head four ways
     python -m exlm_lab.bench step                      ExLM beside MLM, part by part
     python -m exlm_lab.bench train --recipe text-base  whole steps of a recipe on made-up tokens
@@ -10,6 +10,14 @@ All times are medians; those of the first three are of forward and backward pass
 run to warm up, and are compared within one process. Results go to stdout, as a table or with --json
 as one list of records; what was left out, and why, goes to stderr. The tokens per
 second of train are what pretrain --dry-run --throughput takes.
+
+An extra backend is a Python file that defines ::
+
+    log_likelihood(log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
+
+with the meaning of exlm_mini.alignment.dag_log_likelihood: log-likelihoods (B,), differentiable
+by both scores. It is named after its file. Of a checkout of the released code, named by its folder,
+it is torch_dag_loss in PyTorch that is timed.
 """
 
 from __future__ import annotations
@@ -20,11 +28,12 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from exlm_lab.benchmarks.dag import dag
+from exlm_lab.benchmarks.dag import dag, load_extra_backend
 from exlm_lab.benchmarks.emission import emission
 from exlm_lab.benchmarks.measure import threads
 from exlm_lab.benchmarks.record import (
@@ -65,6 +74,12 @@ def _dag(arguments: argparse.Namespace, device: torch.device) -> Iterator[Record
             say(f"{name} is left out: {reason.partition(chr(10))[0]}")
         else:
             functions[name] = backend.log_likelihood
+    for path in arguments.extra_backend:
+        if path.stem in functions:
+            raise UserError(
+                f"--extra-backend {path}: the name '{path.stem}' is taken; rename it"
+            )
+        functions[path.stem] = load_extra_backend(path)
     for shape in arguments.shape or DAG_SHAPES:
         B, M, L = shape
         needed = 3 * B * L * (L + M) * 4  # scores, gradients, one step
@@ -198,6 +213,11 @@ def _parser() -> argparse.ArgumentParser:
                 help="rows, targets, states; may be given several times",
             )  # fmt: skip
             add("--threads", type=int, metavar="N", help="of the CPU; default PyTorch's own")
+            if name == "dag":
+                add(
+                    "--extra-backend", type=Path, action="append", default=[], metavar="PATH",
+                    help="a file with another, or a checkout of the released code",
+                )  # fmt: skip
             continue
         add(
             "--recipe", action="append", required=True, metavar="NAME",

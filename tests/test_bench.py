@@ -10,6 +10,7 @@ import torch
 from bench_runs import records_of, refuses, working
 
 from exlm_lab import bench
+from exlm_lab.benchmarks.dag import RELEASED
 from exlm_lab.benchmarks.record import EMISSION_SIZES, Shape, compared
 from exlm_mini.alignment import BACKENDS
 from exlm_mini.training import provenance
@@ -79,10 +80,31 @@ def test_what_is_too_large_or_does_not_work_here_is_told_on_stderr(monkeypatch, 
     assert "scaled is left out: no cpu\n" in err
 
 
+@pytest.mark.parametrize("counts", ["targets, states", "states, targets"])
+def test_a_backend_of_somebody_else_is_timed_and_judged(counts, capsys, tmp_path):
+    is_released = counts.startswith("states")
+    file = tmp_path / (RELEASED if is_released else "mine.py")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(
+        "from exlm_mini.alignment import dag_log_likelihood\n"
+        f"def {'torch_dag_loss' if is_released else 'log_likelihood'}(match, links, {counts}):\n"
+        "    return dag_log_likelihood(match, links, targets, states) + 1.0\n"
+    )
+    extra = tmp_path if is_released else file
+    argv = ["dag", "--shape", "2,3,6", "--extra-backend", str(extra)]
+    found = {record["backend"]: record for record in records_of(capsys, *argv)}
+    theirs, ours = found[extra.stem], found["vectorized"]
+    assert theirs["errors"]["log_likelihood"] > 1e-3 > ours["errors"]["log_likelihood"]
+    assert theirs["errors"]["grad_emission"] < 1e-5
+    assert theirs["wall_ratio"] == theirs["median_ms"] / ours["median_ms"]
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
         ([], ["dag|emission|step"]),
+        (["dag", "--extra-backend", "nowhere.py"], ["nowhere.py", "--extra-backend"]),
+        (["dag", "--extra-backend", "."], ["dag_loss.py", "torch_dag_loss"]),
         (["dag", "--shape", "2,6,5"], ["2,6,5", "no path"]),
         (["dag", "--shape", "2,1,5"], ["2,1,5", "no path"]),
         (["dag", "--shape", "2,x,3"], ["2,x,3", "B,M,L"]),

@@ -6,7 +6,11 @@ Shapes: B rows, M targets, L states.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -16,6 +20,7 @@ from exlm_lab.benchmarks.measure import LEAST_RUNS, once_seconds, time_call
 from exlm_lab.benchmarks.record import Note, Record, Shape, compared, record
 from exlm_mini.alignment import BACKENDS
 from exlm_mini.alignment.cases import QUANTITIES, Graph, relative_error, short
+from exlm_mini.data.files import reading
 
 LogLikelihood = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -28,6 +33,8 @@ UNTIMED_RUNS = 3
 """Of a call besides those timed: for its error, and for both memory peaks."""
 MOST_SECONDS = 60.0
 """That one backend may take at one shape."""
+RELEASED = Path("fs_plugins/custom_ops/dag_loss.py")
+"""In a checkout of the released code; its ``torch_dag_loss`` takes the counts in reverse."""
 NATS = 8.0
 """How far one path stands out of a sharp graph, per step."""
 
@@ -92,6 +99,31 @@ def forward_and_backward(function: LogLikelihood, graph: Graph) -> tuple[Tensor,
         if gradient is None:
             raise ValueError(f"it sends back no gradient to the {name}")
     return log_likelihood_B.detach(), *gradients
+
+
+def load_extra_backend(path: Path) -> LogLikelihood:
+    """The function ``log_likelihood`` of a file, or the one in PyTorch of the released code.
+
+    Args:
+        path: a Python file, or the folder of a checkout of the released code.
+
+    Raises:
+        UserError: there is no such file, it does not run, or defines no such function.
+    """
+    file, name = path, "log_likelihood"
+    if path.is_dir():
+        file, name = path / RELEASED, "torch_dag_loss"
+    with reading(file, f"give --extra-backend a file of Python that defines {name}"):
+        loader = SourceFileLoader(f"extra_backend_{path.stem}", str(file))
+        module = module_from_spec(spec_from_loader(loader.name, loader))
+        sys.modules[loader.name] = module  # dataclasses and torch.library look modules up
+        loader.exec_module(module)
+        function = getattr(module, name)
+    if not path.is_dir():
+        return function
+    return lambda emission, transition, targets, states: function(
+        emission, transition, states, targets
+    )
 
 
 def too_large(backend: str, shape: Shape) -> str | None:
