@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -295,3 +296,10 @@ def test_the_plan_says_what_the_code_says():
         section = text.partition(f"## {name.capitalize()}: ")[2].partition("\n## ")[0]
         (count,) = {len(c.seeds) for c in experiment.cells if not c.is_timed}
         assert f"{NUMBERS[count]} seeds." in section
+
+
+def test_the_family_of_primary_claims_is_that_of_the_plan():
+    plan = " ".join((ROOT / "book/plan.md").read_text().split())
+    (told,) = re.findall(r"bring the primary claims to (\w+)", plan)
+    primary = [c for e in EXPERIMENTS.values() for c in e.claims if c.is_primary]
+    assert {"twelve": 12}[told] == len(primary)

@@ -66,6 +66,8 @@ def test_repeated_mlm_has_the_shares_of_figure_4(scale):
 def test_a_cell_differs_from_its_base_only_as_it_says(name, scale):
     cells = cells_of(name, scale)
     assert len({cell.name for cell in cells}) == len(cells)
+    rows = [(cell.paper, cell.input) for cell in cells if cell.paper]
+    assert len(set(rows)) == len(rows), "two cells stand for one row"
     for cell in cells:
         assert cell.name.startswith(f"{cell.input}-")
         assert cell.paper is None or cell.paper[1] in printed(cell.paper[0])
@@ -248,6 +250,7 @@ def test_a_sweep_leaves_a_record_of_each_cell(tiny, tmp_path, capsys):
     assert record["config"] == plain(tiny["ablations"][0].config(1))
     assert record["versions"].keys() >= {"torch", "commit", "device", "python"}
     assert record["seconds"].keys() == {"pretrain", "measure", "finetune"}
+    assert (record["seconds"]["finetune"] == 0) is (record["downstream"] is None)
     timed = read_record(tmp_path / "out" / "cost" / "mini-toy-k2-seed1.json")
     equal = read_record(folder / "mini-toy-mlm++-seed1.json")
     ratio = timed.metrics["cost_ratio"]
