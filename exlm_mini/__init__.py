@@ -4,7 +4,8 @@
 ``data``        tokens, corpora, masks          ``alignment`` the sum over paths, in five speeds
 ``model``       MLM and ExLM, Figure 6 by file  ``training``  the loop and what it survives
 ``reading``     what a trained model says       ``plotting``  the book's figures
-``options``     reading of command lines        commands: ``prepare pretrain fill plot doctor``
+``options``     reading of command lines        ``hf``        models for transformers
+commands:       ``prepare pretrain fill plot doctor export``
 
 A room imports only from those before it: config, data and alignment, model, training, then reading
 and plotting, then the commands. The experiments of the paper are repeated by ``exlm_lab``.

@@ -43,6 +43,7 @@ LIBRARIES = {
         "nbclient", "pandas", "scipy", "seaborn", "sphinx-mathjax-offline",
     ),
     "tasks": ("scikit-learn", "scipy"),
+    "hf": ("tokenizers", "transformers>=5.20"),
     "watch": ("tensorboard",),
     "test": (
         "hypothesis", "lmdb", "nbval", "playwright", "pytest>=9,<10", "pytest-xdist", "ruff",

@@ -20,8 +20,9 @@ ORDER = """
     exlm_mini.model
     exlm_mini.training
     exlm_mini.reading exlm_mini.plotting
-    exlm_mini.options
+    exlm_mini.options exlm_mini.hf
     exlm_mini.prepare exlm_mini.pretrain exlm_mini.fill exlm_mini.plot exlm_mini.doctor
+    exlm_mini.export
     exlm_lab.benchmarks exlm_lab.ledger
     exlm_lab.downstream
     exlm_lab.experiments
@@ -41,12 +42,12 @@ CORE = {
 CORE_LIBRARIES = {"torch", "numpy", "safetensors"}
 OPTIONAL_LIBRARIES = {
     "datasets", "jsonargparse", "matplotlib", "pandas", "rdkit", "scipy", "seaborn", "sklearn",
-    "tokenizers", "tqdm", "yaml",
+    "tokenizers", "tqdm", "transformers", "yaml",
 }  # fmt: skip
 MAY_DRAW = {"exlm_mini.plotting", "exlm_lab.experiments", "chapters", "book"}
 MAY_READ_OPTIONS = {
     "exlm_mini.options", "exlm_mini.plot", "exlm_mini.prepare", "exlm_mini.fill",
-    "exlm_mini.doctor", "exlm_lab.finetune", "exlm_lab.sweep", "exlm_lab.bench", "book",
+    "exlm_mini.doctor", "exlm_mini.export", "exlm_lab.finetune", "exlm_lab.sweep", "exlm_lab.bench", "book",
 }  # fmt: skip
 
 

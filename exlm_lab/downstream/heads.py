@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from exlm_lab.downstream.task import Kind
-from exlm_mini.data.masking import repeat_tokens
 from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.model.exlm import token_states
 
 
 class ClassificationHead(nn.Module):
@@ -91,21 +91,7 @@ class FineTuned(nn.Module):
     def hidden(self, token_ids_BN: Tensor) -> Tensor:
         """hidden_BND: one state per token, that of its first clone or copy."""
         (pretrained,) = self._pretrained
-        if isinstance(pretrained, MaskedLM):
-            hidden_BTD = pretrained.encode(repeat_tokens(token_ids_BN, self.num_copies))
-            return hidden_BTD[:, :: self.num_copies]
-        is_masked_BN = torch.zeros_like(token_ids_BN, dtype=torch.bool)
-        hidden_BTD, _ = pretrained.encode(token_ids_BN, is_masked_BN, token_ids_BN)
-        special, config = pretrained.special_ids, pretrained.config
-        if config.boundary == "paper":
-            return hidden_BTD
-        is_cloned_BN = (token_ids_BN == special.bos) | (token_ids_BN == special.eos)
-        copies_BN = torch.where(is_cloned_BN, config.states_per_mask, 1)
-        copies_BN = copies_BN.masked_fill(token_ids_BN == special.pad, 0)
-        place_BN = copies_BN.cumsum(dim=1) - copies_BN
-        # Padding has no place; what is read for it has no meaning.
-        place_BN = place_BN.clamp(max=hidden_BTD.shape[1] - 1)
-        return hidden_BTD.gather(1, place_BN.unsqueeze(2).expand(-1, -1, hidden_BTD.shape[2]))
+        return token_states(pretrained, token_ids_BN, self.num_copies)
 
 
 def num_answers(kind: Kind, labels: Tensor) -> int:

@@ -67,7 +67,7 @@ class Tokenizer:
                 f"{', '.join(SPECIAL_TOKENS)} to its vocabulary, or give none to train one"
             )
         self._inner = inner
-        self._definition = definition
+        self.definition = definition
         self.special_ids = SpecialIds(*(inner.token_to_id(token) for token in SPECIAL_TOKENS))
         self._structural_ids = frozenset(self.special_ids) - {self.special_ids.unk}
         self.vocab_size: int = 1 + max(inner.get_vocab(with_added_tokens=True).values())
@@ -87,7 +87,7 @@ class Tokenizer:
 
     def save(self, path: str | Path) -> None:
         """Write the ``tokenizer.json`` this tokenizer was made from, byte for byte."""
-        Path(path).write_bytes(self._definition)
+        Path(path).write_bytes(self.definition)
 
     def encode(self, text: str) -> list[int]:
         r"""Ids of a text, without [BOS] and [EOS].

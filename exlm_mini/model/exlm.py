@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from exlm_mini.config import ModelConfig, SpecialIds
+from exlm_mini.data.masking import repeat_tokens
 from exlm_mini.model.emission import VocabularyHead
 from exlm_mini.model.encoder import Encoder, initialise
 from exlm_mini.model.expansion import Expanded, StateGraph, expand, expand_masks, gather_states
@@ -104,7 +105,21 @@ class ExLM(nn.Module):
             Scores for ``objectives.log_likelihood``.
         """
         hidden_BTD, graph = self.encode(masked_ids_BN, is_masked_BN, token_ids_BN)
-        state_BLD = self.states(hidden_BTD, graph)
+        return self.score(self.states(hidden_BTD, graph), graph, chain_share, with_guesses)
+
+    def states(self, hidden_BTD: Tensor, graph: StateGraph) -> Tensor:
+        """state_BLD: the hidden states of the graph, each told which clone it is if so set."""
+        state_BLD = gather_states(hidden_BTD, graph)
+        return state_BLD if self.clone is None else state_BLD + self.clone(graph.clone_BL)
+
+    def score(
+        self,
+        state_BLD: Tensor,
+        graph: StateGraph,
+        chain_share: float = 0.0,
+        with_guesses: bool = False,
+    ) -> StateScores:
+        """The second half of ``forward``: link the states and score the targets."""
         log_transition_BLL = self._link(state_BLD, graph, chain_share)
         log_emission_BML, log_blank_BL = self._emit(state_BLD, graph)
         unk, is_blank_BM, guess_ids_BM = self.special_ids.unk, None, None
@@ -124,11 +139,6 @@ class ExLM(nn.Module):
             self.config.states_per_mask,
             guess_ids_BM,
         )
-
-    def states(self, hidden_BTD: Tensor, graph: StateGraph) -> Tensor:
-        """state_BLD: the hidden states of the graph, each told which clone it is if so set."""
-        state_BLD = gather_states(hidden_BTD, graph)
-        return state_BLD if self.clone is None else state_BLD + self.clone(graph.clone_BL)
 
     def token_logits(self, state_BLD: Tensor) -> Tensor:
         """token_logits_BLV of any states, to read the model; training never builds them."""
@@ -165,6 +175,33 @@ class ExLM(nn.Module):
         if self.config.boundary == "official":
             return is_target_BM
         return is_target_BM & ~graph.is_boundary_BM
+
+
+def token_states(model: MaskedLM | ExLM, token_ids_BN: Tensor, num_copies: int = 1) -> Tensor:
+    """hidden_BND: one state for each token of some rows, that of its first clone or copy.
+
+    Each [MASK], and what the boundary of the model expands, is expanded as in pre-training.
+
+    Args:
+        model: of either kind.
+        token_ids_BN: int64, padded on the right; what is returned for padding has no meaning.
+        num_copies: of every token; above 1 for Repeated MLM.
+    """
+    if isinstance(model, MaskedLM):
+        hidden_BTD = model.encode(repeat_tokens(token_ids_BN, num_copies))
+        place_BN = num_copies * torch.arange(token_ids_BN.shape[1], device=token_ids_BN.device)
+        place_BN = place_BN.expand_as(token_ids_BN)
+    else:
+        special, config = model.special_ids, model.config
+        is_expanded_BN = is_masked_BN = token_ids_BN == special.mask
+        hidden_BTD, _ = model.encode(token_ids_BN, is_masked_BN, token_ids_BN)
+        if config.boundary == "official":
+            boundaries = token_ids_BN.new_tensor([special.bos, special.eos])
+            is_expanded_BN = is_masked_BN | torch.isin(token_ids_BN, boundaries)
+        copies_BN = torch.where(is_expanded_BN, config.states_per_mask, 1)
+        place_BN = copies_BN.cumsum(dim=1) - copies_BN
+    place_BN = place_BN.clamp(max=hidden_BTD.shape[1] - 1)  # padding has no place
+    return hidden_BTD.gather(1, place_BN.unsqueeze(2).expand(-1, -1, hidden_BTD.shape[2]))
 
 
 def _check_length(expanded: Expanded, max_positions: int) -> None:

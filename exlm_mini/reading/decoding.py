@@ -133,9 +133,10 @@ def read_states(model: ExLM, masked_ids_BN: Tensor, chain_share: float = 0.0) ->
             positions after expansion, or the model is in training mode.
     """
     is_masked_BN = _check_row(model, masked_ids_BN)
-    scores = model(masked_ids_BN, is_masked_BN, masked_ids_BN, chain_share)
     hidden_BTD, graph = model.encode(masked_ids_BN, is_masked_BN, masked_ids_BN)
-    log_token_BLV = _log_softmax(model.token_logits(model.states(hidden_BTD, graph)))
+    state_BLD = model.states(hidden_BTD, graph)
+    scores = model.score(state_BLD, graph, chain_share)
+    log_token_BLV = _log_softmax(model.token_logits(state_BLD))
     states = States(graph.owner_BL[0].cpu(), graph.clone_BL[0].cpu(), log_token_BLV[0].cpu())
     if scores.log_transition_BLL is None:
         links = None

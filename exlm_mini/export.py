@@ -1,0 +1,160 @@
+"""``python -m exlm_mini.export``: a run as a model of transformers, for AutoModel and pipeline. ::
+
+    python -m exlm_mini.export runs/molecules molecules-hf
+
+The directory holds weights, settings, tokenizer and a card with what is known of the run; it can be
+uploaded as it is. Whoever has this package loads it like any model, after ``import exlm_mini.hf``;
+with ``trust_remote_code=True`` that import is done by the directory itself. ::
+
+    from transformers import pipeline
+    fill = pipeline("fill-mask", "molecules-hf", trust_remote_code=True)
+    fill("CC(=O)NC1=CC=[MASK]C=C1")
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from exlm_mini.config import DataConfig, UserError
+from exlm_mini.data.files import write_atomically
+from exlm_mini.options import command_parser
+from exlm_mini.reading.pretrained import Pretrained, load_pretrained
+from exlm_mini.training.console import exit_code, say
+from exlm_mini.training.evaluation import Evaluation
+from exlm_mini.training.parts import chain_share, num_copies
+
+REMOTE = "modeling_exlm"
+REMOTE_CODE = '''"""ExLM for transformers; the code is that of the package exlm-mini."""
+
+try:
+    from exlm_mini.hf import {names}
+except ImportError as error:
+    raise ImportError(
+        f"this model needs the package exlm-mini: pip install 'exlm-mini[hf]' ({{error}})"
+    ) from None
+'''
+
+
+def export(pretrained: Pretrained, output: Path) -> None:
+    """Write a trained model as a directory of transformers.
+
+    Args:
+        pretrained: from ``load_pretrained``.
+        output: directory, made if missing; files of the same names are replaced.
+
+    Raises:
+        UserError: if transformers is missing.
+    """
+    from exlm_mini.hf import AUTO_CLASSES, ExLMConfig, ExLMForMaskedLM, tokenizer_for
+
+    run, tokenizer = pretrained.config, pretrained.tokenizer
+    config = ExLMConfig(
+        architecture=asdict(run.model),
+        objective=run.objective,
+        num_copies=num_copies(run),
+        chain_share=chain_share(run, pretrained.checkpoint.step),
+        special_ids=tokenizer.special_ids._asdict(),
+        vocab_size=tokenizer.vocab_size,
+    )
+    names = {auto.__name__: model.__name__ for auto, model in AUTO_CLASSES.items()}
+    names["AutoConfig"] = ExLMConfig.__name__
+    config.auto_map = {auto: f"{REMOTE}.{name}" for auto, name in names.items()}
+    model = ExLMForMaskedLM(config)
+    model.exlm.load_state_dict(pretrained.checkpoint.tensors["model"])
+    model.save_pretrained(output)
+    tokenizer_for(tokenizer).save_pretrained(output)
+    imported = ", ".join(sorted(set(names.values())))
+    code = REMOTE_CODE.format(names=f"(  # noqa: F401\n        {imported}\n    )")
+    write_atomically(output / f"{REMOTE}.py", code.encode())
+    write_atomically(output / "README.md", card(pretrained).encode())
+
+
+def card(pretrained: Pretrained) -> str:
+    """The model card: what it is, what it was made of, and what was measured."""
+    run, state = pretrained.config, pretrained.checkpoint.state
+    model, train = run.model, run.train
+    weights = pretrained.checkpoint.tensors["model"].values()
+    facts: dict[str, Any] = {
+        "objective": run.objective,
+        "layers × width": f"{model.shape.num_layers} × {model.shape.width}",
+        "parameters": f"{sum(weight.numel() for weight in weights):,}",
+        "step": f"{pretrained.checkpoint.step:,} of {train.steps:,}",
+        "data": described(run.data),
+        "mask ratio": run.masking.mask_ratio,
+        "seed": run.seed,
+        "sha256 of the weights": pretrained.sha256,
+        "made with": ", ".join(f"{n} {v}" for n, v in state.get("versions", {}).items()),
+    }
+    if run.objective == "exlm":
+        facts["states per mask"] = model.states_per_mask
+        facts["transition"] = model.transition
+    lines = "\n".join(f"| {name} | {value} |" for name, value in facts.items() if value != "")
+    return f"""---
+library_name: transformers
+pipeline_tag: fill-mask
+tags: [exlm, {pretrained.input}]
+---
+# {pretrained.path.parent.parent.name}
+
+A masked language model of the package exlm-mini, after *ExLM: Rethinking the Impact of [MASK]
+Tokens in Masked Language Models* (ICML 2025).
+
+| | |
+|---|---|
+{lines}
+
+{measured(state.get("evaluation"))}
+"""
+
+
+def described(data: DataConfig) -> str:
+    """What a run was trained on, by its settings."""
+    if data.pack is not None:
+        return f"{data.kind}, prepared in {data.pack}"
+    if data.hub is not None:
+        return f"{data.kind}, {data.hub} of the hub"
+    if data.files:
+        return f"{data.kind}, {', '.join(data.files)}"
+    return f"the toy language {data.grammar}" if data.kind == "toy" else f"embedded {data.kind}"
+
+
+def measured(stored: dict[str, Any] | None) -> str:
+    """A sentence with the last validation of a run."""
+    if stored is None:
+        return "It was not validated before this step was saved."
+    found = Evaluation(**stored)
+    accuracy = f", {found.mask_accuracy:.1%} of them guessed" if found.mask_accuracy else ""
+    return (
+        f"Validation, on {found.num_rows:,} rows that it was not trained on: "
+        f"{found.bits_per_mask:.3f} bits per masked token, all masks of a row together{accuracy}."
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command_parser("python -m exlm_mini.export", __doc__)
+    parser.add_argument("run", type=Path, metavar="RUN", help="--output of a training run")
+    parser.add_argument("output", type=Path, metavar="OUT", help="directory to write")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+
+    def command() -> None:
+        found = _parser().parse_args(argv)
+        if found.output.exists() and any(found.output.iterdir()):
+            raise UserError(f"{found.output} is not empty; name another directory")
+        export(load_pretrained(found.run, say), found.output)
+        say(
+            f"wrote {found.output}; load it with AutoModelForMaskedLM after import exlm_mini.hf"
+        )
+
+    return exit_code(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

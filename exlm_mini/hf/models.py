@@ -1,0 +1,383 @@
+"""The models of ``exlm_mini.model`` with the interface of transformers around them.
+
+Token ids come padded on the right, and hidden states are one for each token that was given,
+whatever the model expands it to.
+
+Shapes: B rows, N tokens, S masked tokens of a batch, M targets, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers import initialization as init
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    MaskedLMOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+
+from exlm_mini.alignment import marginal_token_log_probs
+from exlm_mini.config import ModelConfig, SpecialIds
+from exlm_mini.data.masking import repeat_tokens
+from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.model.exlm import token_states
+from exlm_mini.model.guesses import ctc_token_log_probs
+from exlm_mini.model.objectives import log_likelihood, mlm_loss, states_alignment_loss
+from exlm_mini.reading.decoding import read_masked_lm, read_states
+from exlm_mini.recipes import build
+
+NO_LABEL = -100
+"""What transformers writes where nothing is to be predicted."""
+
+
+class ExLMConfig(PreTrainedConfig):
+    """Settings of a model, in ``config.json``.
+
+    Args:
+        architecture: ``ModelConfig`` as a dict.
+        objective: exlm, mlm or repeated-mlm.
+        num_copies: of every token; above 1 for repeated-mlm.
+        chain_share: weight of fixed chains in the transitions; above 0 for an ExLM that is still
+            in the first steps of its training (see ``ChainWarmup``).
+        special_ids: ``SpecialIds`` as a dict.
+        vocab_size: V.
+        classifier_dropout: before and in the heads of fine-tuning.
+        kwargs: of ``PreTrainedConfig``, such as ``num_labels``.
+    """
+
+    model_type = "exlm"
+
+    def __init__(
+        self,
+        architecture: dict[str, Any] | None = None,
+        objective: str = "exlm",
+        num_copies: int = 1,
+        chain_share: float = 0.0,
+        special_ids: dict[str, int] | None = None,
+        vocab_size: int = 4000,
+        classifier_dropout: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        model = build(ModelConfig, architecture or {})
+        self.architecture = dict(architecture or {})
+        self.objective, self.num_copies, self.chain_share = objective, num_copies, chain_share
+        self.special_ids = special_ids or SpecialIds()._asdict()
+        self.classifier_dropout = classifier_dropout
+        self.hidden_size, self.num_hidden_layers = model.shape.width, model.shape.num_layers
+        self.num_attention_heads = model.shape.num_heads
+        special = SpecialIds(**self.special_ids)
+        given = {"pad_token_id": special.pad, "bos_token_id": special.bos}
+        super().__init__(**{**given, "eos_token_id": special.eos, **kwargs})
+        self.vocab_size = vocab_size
+
+    @property
+    def model(self) -> ModelConfig:
+        """The settings as the package knows them."""
+        return build(ModelConfig, self.architecture)
+
+
+class ExLMPreTrainedModel(PreTrainedModel):
+    """What the models have in common: ``exlm``, an ``ExLM`` or a ``MaskedLM``."""
+
+    config_class = ExLMConfig
+    base_model_prefix = "exlm"
+    accepts_loss_kwargs = False  # a loss is the mean of its own batch
+
+    def __init__(self, config: ExLMConfig) -> None:
+        super().__init__(config)
+        kind = ExLM if config.objective == "exlm" else MaskedLM
+        self.exlm = kind(config.model, config.vocab_size, SpecialIds(**config.special_ids))
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Those of a head; a model has made its own, and what is loaded is left alone."""
+        if isinstance(module, nn.Linear) and module in getattr(self, "heads", ()):
+            bound = module.in_features**-0.5
+            init.uniform_(module.weight, -bound, bound)
+            init.uniform_(module.bias, -bound, bound)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.exlm.encoder.embedding
+
+    def rows(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """token_ids_BN with the id of padding wherever attention is not to look.
+
+        Raises:
+            ValueError: if a row is padded on the left.
+        """
+        pad = self.exlm.special_ids.pad
+        if attention_mask is not None:
+            input_ids = input_ids.masked_fill(attention_mask == 0, pad)
+        is_real_BN = input_ids != pad
+        if bool((is_real_BN[:, 1:] & ~is_real_BN[:, :-1]).any()):
+            raise ValueError("rows must be padded on the right; set padding_side='right'")
+        return input_ids
+
+    def hidden(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """hidden_BND, one state for each token, see ``token_states``."""
+        return token_states(
+            self.exlm, self.rows(input_ids, attention_mask), self.config.num_copies
+        )
+
+
+class ExLMModel(ExLMPreTrainedModel):
+    """The encoder: one state for each token that was given, [BOS] and [EOS] included."""
+
+    def __init__(self, config: ExLMConfig) -> None:
+        super().__init__(config)
+        self.post_init()
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any
+    ) -> BaseModelOutput:
+        return BaseModelOutput(last_hidden_state=self.hidden(input_ids, attention_mask))
+
+
+class ExLMForMaskedLM(ExLMPreTrainedModel):
+    """Pre-training by states alignment (§4.3) or as a masked language model, and filling."""
+
+    def __init__(self, config: ExLMConfig) -> None:
+        super().__init__(config)
+        self.chain_share = config.chain_share
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        **_: Any,
+    ) -> MaskedLMOutput:
+        """Loss, and outside of training what each mask may hold.
+
+        Args:
+            input_ids: int64 (B, N), with [MASK] for every hidden token.
+            attention_mask: 0 at padding; none: padding has its id.
+            labels: int64 (B, N), the hidden tokens, -100 elsewhere.
+
+        Returns:
+            loss: nats, of §4.3 for ExLM (per target, then the mean over rows) and the mean over
+            masked tokens for MLM; none without labels. logits: log-probability of each token at
+            each [MASK] by itself, (B, N, V), for ExLM summed over all paths; 0 at other tokens;
+            none in training, which has no need of them.
+
+        Raises:
+            ValueError: if labels are not where the masks are, as by a collator that leaves
+                some tokens as they are; ``collator`` gives one that does not.
+        """
+        token_ids_BN = self.rows(input_ids, attention_mask)
+        is_masked_BN = token_ids_BN == self.exlm.special_ids.mask
+        target_ids_BN = token_ids_BN
+        if labels is not None:
+            if not torch.equal(labels != NO_LABEL, is_masked_BN):
+                raise ValueError(
+                    "labels must stand at every [MASK] and nowhere else; mask with "
+                    "exlm_mini.hf.collator(tokenizer)"
+                )
+            target_ids_BN = torch.where(is_masked_BN, labels, token_ids_BN)
+        made = self._masked_lm if isinstance(self.exlm, MaskedLM) else self._states
+        loss, log_token_SV = made(token_ids_BN, is_masked_BN, target_ids_BN)
+        logits = None
+        if not self.training:
+            logits = log_token_SV.new_zeros(*input_ids.shape, self.config.vocab_size)
+            logits[is_masked_BN] = log_token_SV
+        return MaskedLMOutput(loss=None if labels is None else loss, logits=logits)
+
+    def _masked_lm(
+        self, token_ids_BN: Tensor, is_masked_BN: Tensor, target_ids_BN: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Loss, and log_token_SV: the mean of the copies' distributions."""
+        copies = self.config.num_copies
+        rows = (repeat_tokens(part_BN, copies) for part_BN in (token_ids_BN, is_masked_BN))
+        token_logits_XV = self.exlm(*rows)
+        target_ids_S = target_ids_BN[is_masked_BN]
+        loss = mlm_loss(token_logits_XV, target_ids_S.repeat_interleave(copies))
+        log_token_SkV = _log_softmax(token_logits_XV).unflatten(0, (-1, copies))
+        return loss, log_token_SkV.exp().mean(dim=1).log()
+
+    def _states(
+        self, token_ids_BN: Tensor, is_masked_BN: Tensor, target_ids_BN: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Loss, and log_token_SV over all paths; none in training."""
+        model = self.exlm
+        hidden_BTD, graph = model.encode(token_ids_BN, is_masked_BN, target_ids_BN)
+        state_BLD = model.states(hidden_BTD, graph)
+        scores = model.score(state_BLD, graph, self.chain_share)
+        loss = states_alignment_loss(
+            log_likelihood(scores), scores.is_scored_BM.sum(dim=1), on_no_path="skip"
+        )
+        if self.training:
+            return loss, None
+        log_token_BLV = _log_softmax(model.token_logits(state_BLD))
+        if scores.log_transition_BLL is None:
+            log_token_MV = [
+                ctc_token_log_probs(log_token_BLV[b, :n], owner_L[:n], m, model.special_ids.unk)
+                for b, (owner_L, m, n) in enumerate(
+                    zip(
+                        graph.owner_BL,
+                        graph.num_targets_B.tolist(),
+                        graph.num_states_B.tolist(),
+                        strict=True,
+                    )
+                )
+            ]
+            log_token_XV = torch.cat(log_token_MV)
+        else:
+            log_token_BMV = marginal_token_log_probs(
+                log_token_BLV, torch.zeros_like(scores.log_emission_BML),
+                scores.log_transition_BLL, graph.num_targets_B, graph.num_states_B,
+            )  # fmt: skip
+            log_token_XV = log_token_BMV[_is_target(graph)]
+        return loss, log_token_XV[~graph.is_boundary_BM[_is_target(graph)]]
+
+    @torch.no_grad()
+    def fill(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Fill the masks of each row together, by the tokens of its best path.
+
+        Args:
+            input_ids: int64 (B, N), as from the tokenizer; the model in evaluation mode.
+
+        Returns:
+            int64 (B, N), the same with tokens in place of the masks; and (B,), log P of these
+            tokens together, in nats, for ExLM summed over all paths.
+        """
+        filled_BN, special = self.rows(input_ids, None).clone(), self.exlm.special_ids
+        log_joint_B = torch.zeros(len(filled_BN))
+        for b, row_N in enumerate(filled_BN):  # a view
+            own_1N = row_N[row_N != special.pad].unsqueeze(0)
+            if not bool((own_1N == special.mask).any()):
+                continue
+            if isinstance(self.exlm, MaskedLM):
+                reading = read_masked_lm(self.exlm, own_1N, self.config.num_copies)
+            else:
+                reading = read_states(self.exlm, own_1N, self.chain_share)
+            row_N[row_N == special.mask] = reading.token_ids_S.to(row_N.device)
+            log_joint_B[b] = reading.log_joint
+        return filled_BN, log_joint_B
+
+
+class _WithHeads(ExLMPreTrainedModel):
+    """A model for fine-tuning; ``heads`` are its new layers, drawn as PyTorch does."""
+
+    def __init__(self, config: ExLMConfig) -> None:
+        super().__init__(config)
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.heads = nn.ModuleList(nn.Linear(*sizes) for sizes in self._sizes())
+        self.post_init()
+
+    def _sizes(self) -> Sequence[tuple[int, int]]:
+        return [(self.config.hidden_size, self.config.num_labels)]
+
+    def _scores(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """The output of the last head at every token."""
+        return self.heads[-1](self.dropout(self.hidden(input_ids, attention_mask)))
+
+
+class ExLMForSequenceClassification(_WithHeads):
+    """Dropout, dense, tanh, dropout and output on [BOS]: the head of BERT and RoBERTa."""
+
+    def _sizes(self) -> Sequence[tuple[int, int]]:
+        width = self.config.hidden_size
+        return [(width, width), (width, self.config.num_labels)]
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        **_: Any,
+    ) -> SequenceClassifierOutput:
+        dense, output = self.heads
+        first_BD = self.dropout(self.hidden(input_ids, attention_mask)[:, 0])
+        logits = output(self.dropout(torch.tanh(dense(first_BD))))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(
+                logits=logits, labels=labels, pooled_logits=logits, config=self.config
+            )
+        return SequenceClassifierOutput(loss=loss, logits=logits)
+
+
+class ExLMForTokenClassification(_WithHeads):
+    """One output for each token that was given."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        **_: Any,
+    ) -> TokenClassifierOutput:
+        logits = self._scores(input_ids, attention_mask)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, self.config)
+        return TokenClassifierOutput(loss=loss, logits=logits)
+
+
+class ExLMForQuestionAnswering(_WithHeads):
+    """Where an answer starts and where it ends, as SQuAD asks."""
+
+    def _sizes(self) -> Sequence[tuple[int, int]]:
+        return [(self.config.hidden_size, 2)]
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        **_: Any,
+    ) -> QuestionAnsweringModelOutput:
+        is_pad_BN1 = (self.rows(input_ids, attention_mask) == self.exlm.special_ids.pad)[
+            ..., None
+        ]
+        scores_BN2 = self._scores(input_ids, attention_mask)
+        start, end = scores_BN2.masked_fill(is_pad_BN1, -1e9).unbind(dim=2)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            loss = self.loss_function(start, end, start_positions, end_positions)
+        return QuestionAnsweringModelOutput(loss=loss, start_logits=start, end_logits=end)
+
+
+def _is_target(graph: Any) -> Tensor:
+    """is_target_BM."""
+    M = graph.target_ids_BM.shape[1]
+    target_M = torch.arange(M, device=graph.num_targets_B.device)
+    return target_M < graph.num_targets_B.unsqueeze(1)
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
+
+
+AUTO_CLASSES = {
+    AutoModel: ExLMModel,
+    AutoModelForMaskedLM: ExLMForMaskedLM,
+    AutoModelForQuestionAnswering: ExLMForQuestionAnswering,
+    AutoModelForSequenceClassification: ExLMForSequenceClassification,
+    AutoModelForTokenClassification: ExLMForTokenClassification,
+}
+
+
+def register() -> None:
+    """Make the Auto classes of transformers know ExLM without remote code."""
+    AutoConfig.register(ExLMConfig.model_type, ExLMConfig, exist_ok=True)
+    for auto_class, model_class in AUTO_CLASSES.items():
+        auto_class.register(ExLMConfig, model_class, exist_ok=True)
