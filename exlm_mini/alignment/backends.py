@@ -97,8 +97,6 @@ def _first_that_works(device_type: str) -> str:
     return name
 
 
-# Nothing in it is for a compiler to trace.
-@torch.compiler.assume_constant_result
 def fastest(device_type: str) -> str:
     """Name of the backend that ``auto`` means on a device of this type.
 
@@ -106,6 +104,11 @@ def fastest(device_type: str) -> str:
     backend, which takes seconds.
     """
     return _first_that_works(device_type)
+
+
+# Nothing in it is for a compiler to trace. ``torch.compiler.assume_constant_result`` does just
+# this, and imports torch._dynamo for it, which takes as long as torch.
+fastest._dynamo_marked_constant = True
 
 
 def choose(name: str, device_type: str) -> Backend:

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention.varlen import varlen_attn
 
 
 class PackedRows(NamedTuple):
@@ -102,6 +101,8 @@ def _has_kernel(q_1HSd: Tensor) -> bool:
 
 def _end_to_end(q_1HSd: Tensor, k_1HSd: Tensor, v_1HSd: Tensor, rows: PackedRows) -> Tensor:
     """One call of the kernel for packed rows, which wants (S, H, d)."""
+    from torch.nn.attention.varlen import varlen_attn  # two seconds, and for GPUs alone
+
     q_SHd, k_SHd, v_SHd = (x_1HSd[0].transpose(0, 1) for x_1HSd in (q_1HSd, k_1HSd, v_1HSd))
     # These seven are all that its versions have in common; no mask but that of the rows is meant.
     longest = rows.num_columns
