@@ -7,10 +7,12 @@ state, and scores the product of its emissions and transitions. Summed over all 
 likelihood of the targets (``dag_log_likelihood``). Of the same graph one can ask what the paths
 agree on (``posteriors``), which path is best (``viterbi``), and what each target may be by itself
 (``marginal_token_log_probs``). Backends that differ in speed answer alike, see ``BACKENDS``.
+``dag_loss`` is the same sum as a loss for other people's models.
 """
 
 from exlm_mini.alignment.api import Posteriors, dag_log_likelihood, posteriors, viterbi
 from exlm_mini.alignment.backends import BACKENDS, Backend, fastest, register
+from exlm_mini.alignment.drop_in import dag_loss, torch_dag_loss
 from exlm_mini.alignment.marginals import marginal_token_log_probs
 
 __all__ = [
@@ -18,9 +20,11 @@ __all__ = [
     "Backend",
     "Posteriors",
     "dag_log_likelihood",
+    "dag_loss",
     "fastest",
     "marginal_token_log_probs",
     "posteriors",
     "register",
+    "torch_dag_loss",
     "viterbi",
 ]

@@ -1,0 +1,109 @@
+"""The loss for other people's models: what they pass, and what they get."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from exlm_mini.alignment import dag_log_likelihood, dag_loss, torch_dag_loss
+from exlm_mini.alignment.cases import random_graph
+from exlm_mini.alignment.drop_in import unbanded
+
+COUNTS = ("num_targets", "num_states")
+
+
+def graph_of(dtype=torch.float64, num_targets=(4, 2, 5), num_states=(9, 6, 12)):
+    graph = random_graph(3, num_targets, num_states).to(dtype)
+    scores = [scores.requires_grad_() for scores in graph[:2]]
+    return scores, dict(zip(COUNTS, graph[2:], strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_it_is_the_negative_log_likelihood_whatever_integers_count(dtype):
+    scores, counts = graph_of()
+    loss_B = dag_loss(*scores, **{name: count.to(dtype) for name, count in counts.items()})
+    torch.testing.assert_close(loss_B, -dag_log_likelihood(*scores, *counts.values()))
+    grads = torch.autograd.grad(loss_B.sum(), scores)
+    wanted = torch.autograd.grad(-dag_log_likelihood(*scores, *counts.values()).sum(), scores)
+    torch.testing.assert_close(grads, wanted)
+
+
+def test_arguments_of_da_transformer_stand_in_its_order():
+    scores, counts = graph_of()
+    found_B = torch_dag_loss(*scores, counts["num_states"], counts["num_targets"])
+    torch.testing.assert_close(found_B, -dag_loss(*scores, **counts))
+
+
+@pytest.mark.parametrize("reach", [1, 3, 11])
+def test_edges_by_how_far_they_reach_are_those_of_a_matrix_with_a_band(reach):
+    (emission, _), counts = graph_of()
+    L = emission.shape[2]
+    banded = torch.randn(3, L, reach, dtype=torch.float64).log_softmax(2).requires_grad_()
+    dense = torch.full((3, L, L), -torch.inf, dtype=torch.float64)
+    for v in range(L):
+        for t in range(min(reach, L - v - 1)):
+            dense[:, v, v + 1 + t] = banded.detach()[:, v, t]
+    assert torch.equal(unbanded(banded.detach()), dense)
+    loss = dag_loss(emission, banded, **counts)
+    dense.requires_grad_()
+    wanted = dag_loss(emission, dense, **counts)
+    torch.testing.assert_close(loss, wanted)
+    is_finite = wanted.isfinite()
+    loss[is_finite].sum().backward()
+    wanted[is_finite].sum().backward()
+    for v in range(L):
+        for t in range(min(reach, L - v - 1)):
+            torch.testing.assert_close(banded.grad[:, v, t], dense.grad[:, v, v + 1 + t])
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"num_targets": torch.ones(3)}, "integers"),
+        ({"num_states": torch.full((3,), 13)}, "1..12"),
+    ],
+)
+def test_counts_must_be_integers_within_the_scores(changed, words):
+    scores, counts = graph_of()
+    with pytest.raises(ValueError, match=words):
+        dag_loss(*scores, **{**counts, **changed})
+
+
+def test_half_precision_under_autocast_is_added_up_in_float32():
+    scores, counts = graph_of(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = [scores.detach().bfloat16().requires_grad_() for scores in scores]
+        loss_B = dag_loss(*half, **counts)
+    assert loss_B.dtype == torch.float32
+    wanted = [part.detach().float().requires_grad_() for part in half]
+    exact_B = dag_loss(*wanted, **counts)
+    torch.testing.assert_close(loss_B, exact_B)
+    found = torch.autograd.grad(loss_B.sum(), half)
+    for ours, exact in zip(found, torch.autograd.grad(exact_B.sum(), wanted), strict=True):
+        torch.testing.assert_close(ours.float(), exact, rtol=1e-2, atol=1e-3)
+
+
+def test_a_second_derivative_is_right_or_refused():
+    scores, counts = graph_of(num_targets=[3], num_states=[4])
+    loss = dag_loss(*scores, **counts).sum()
+    with pytest.raises(RuntimeError, match="second"):
+        torch.autograd.grad(loss, scores, create_graph=True)
+
+    def once(*scores):
+        return dag_loss(*scores, **counts, backend="enumerate").sum()
+
+    assert torch.autograd.gradgradcheck(once, tuple(scores))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reach", [None, 4])
+def test_it_compiles_into_one_graph(reach):
+    (emission, transition), counts = graph_of(torch.float32)
+    if reach is not None:
+        transition = transition.detach()[:, :, :reach].clone().requires_grad_()
+    scores = (emission, transition)
+    compiled = torch.compile(dag_loss, fullgraph=True)
+    loss_B, wanted_B = compiled(*scores, **counts), dag_loss(*scores, **counts)
+    torch.testing.assert_close(loss_B, wanted_B)
+    grads = torch.autograd.grad(loss_B.sum(), scores)
+    torch.testing.assert_close(grads, torch.autograd.grad(wanted_B.sum(), scores))
