@@ -30,10 +30,10 @@ from record import DIGITS, record_of, write_json
 from exlm_mini.config import UserError
 from exlm_mini.data.tokenizer import MASK
 from exlm_mini.data.toy_grammars import grammar
-from exlm_mini.fill import Loaded, encode_row, load_run, read
 from exlm_mini.options import command_parser
 from exlm_mini.reading.entropy import path_entropy
 from exlm_mini.reading.scene import read_scene
+from exlm_mini.reading.trained import Trained, encode_row, load, read
 from exlm_mini.training.console import exit_code
 
 SENTENCE = "the old baker felt [MASK] this morning so his sister [MASK]"
@@ -65,7 +65,7 @@ def case_study(quartets: Path, town: Path) -> list[dict[str, Any]]:
     ]
 
 
-def town_entropy_bits(loaded: Loaded, num_sentences: int) -> list[float]:
+def town_entropy_bits(loaded: Trained, num_sentences: int) -> list[float]:
     """For each mask the entropy of what its states say, weighted by the paths; the mean over
     sentences of the language with all slots masked."""
     language = grammar(loaded.config.data.grammar)
@@ -96,9 +96,9 @@ def _record(run: Path, language: str) -> dict[str, Any]:
     return record
 
 
-def _load(run: Path) -> Loaded:
+def _load(run: Path) -> Trained:
     """The model of a run, trained to the end."""
-    loaded = load_run(run)
+    loaded = load(run)
     if loaded.step != loaded.config.train.steps:
         raise UserError(
             f"{run} has no intact checkpoint of its last step {loaded.config.train.steps}, only "

@@ -642,10 +642,11 @@ assert page.startswith("<!doctype html>") and "http" not in page
 # `save` did above. The command reads with the functions used here:
 
 # %%
-from exlm_mini.fill import Loaded, as_json, encode_row, read
+from exlm_mini.fill import as_json
+from exlm_mini.reading.trained import Trained, encode_row, read
 
 run_of = Path("runs/quartets"), exlm.outcome.step, exlm.config, exlm.model
-loaded = Loaded(*run_of, tokenizer)
+loaded = Trained(*run_of, tokenizer)
 row_BN = encode_row(loaded, TEXT)
 assert torch.equal(row_BN, masked_ids_BN.cpu())
 again = read(loaded, row_BN.to(scale.device))

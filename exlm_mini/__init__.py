@@ -11,4 +11,13 @@ A room imports only from those before it: config, data and alignment, model, tra
 and plotting, then the commands. The experiments of the paper are repeated by ``exlm_lab``.
 """
 
+from typing import Any
+
 __version__ = "0.1.0"
+
+
+def load(path: Any) -> Any:
+    """A trained model, see ``exlm_mini.reading.trained.load``."""
+    from exlm_mini.reading.trained import load
+
+    return load(path)

@@ -42,24 +42,16 @@ from exlm_mini.data.tokenizer import MASK, on_one_line
 from exlm_mini.options import command_parser
 from exlm_mini.reading.decoding import Reading
 from exlm_mini.reading.explorer import explorer
-from exlm_mini.reading.fill import (
-    Loaded,
-    as_json,
-    as_table,
-    encode_row,
-    load_run,
-    model_in_words,
-    newest_run,
-    read,
-)
+from exlm_mini.reading.fill import as_json, as_table, model_in_words
 from exlm_mini.reading.scene import read_scene
+from exlm_mini.reading.trained import Trained, encode_row, load, newest_run, read
 from exlm_mini.training.console import exit_code, say
 
 RUNS = Path("runs")
 
 
 def write_explorer(
-    file: Path, loaded: Loaded, text: str, masked_ids_BN: Tensor, reading: Reading
+    file: Path, trained: Trained, text: str, masked_ids_BN: Tensor, reading: Reading
 ) -> None:
     """Write the page in which the graph of a reading is explored, and say where it is.
 
@@ -68,10 +60,10 @@ def write_explorer(
     """
     if reading.graph is None:
         raise UserError(
-            f"--html draws the links between states, and {loaded.run} has none "
-            f"({model_in_words(loaded)}); give a run of ExLM with linked states"
+            f"--html draws the links between states, and {trained.run} has none "
+            f"({model_in_words(trained)}); give a run of ExLM with linked states"
         )
-    page = explorer(read_scene(reading, loaded.tokenizer, masked_ids_BN))
+    page = explorer(read_scene(reading, trained.tokenizer, masked_ids_BN))
     try:
         page.save(file, title=on_one_line(text))
     except OSError as error:
@@ -106,13 +98,13 @@ def run(arguments: argparse.Namespace) -> None:
     if directory is None:
         directory = newest_run(RUNS)
         say(f"reading the newest run, {directory}")
-    loaded = load_run(directory)
-    masked_ids_BN = encode_row(loaded, arguments.text)
-    reading = read(loaded, masked_ids_BN)
+    trained = load(directory)
+    masked_ids_BN = encode_row(trained, arguments.text)
+    reading = read(trained, masked_ids_BN)
     if arguments.html is not None:
-        write_explorer(arguments.html, loaded, arguments.text, masked_ids_BN, reading)
-    shown = (loaded, arguments.text, masked_ids_BN, reading, arguments.top)
-    with files.reading(loaded.run):  # whose vocabulary may have gaps
+        write_explorer(arguments.html, trained, arguments.text, masked_ids_BN, reading)
+    shown = (trained, arguments.text, masked_ids_BN, reading, arguments.top)
+    with files.reading(trained.run):  # whose vocabulary may have gaps
         if arguments.json:
             lines = [json.dumps(as_json(*shown), allow_nan=False)]
         else:

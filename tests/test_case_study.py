@@ -12,10 +12,10 @@ import torch
 from exlm_mini import pretrain
 from exlm_mini.alignment import posteriors
 from exlm_mini.data.toy_grammars import grammar
-from exlm_mini.fill import encode_row, load_run
 from exlm_mini.reading.decoding import read_states
 from exlm_mini.reading.entropy import entropy_bits
 from exlm_mini.reading.scene import read_scene, scene_from_json
+from exlm_mini.reading.trained import encode_row, load
 
 BOOK = Path(__file__).resolve().parents[1] / "book"
 STORED = BOOK / "results" / "case-study.json"
@@ -97,7 +97,7 @@ def test_each_record_is_the_ordinary_one_and_what_the_chapter_adds(runs, recorde
 
 def test_the_scene_is_that_of_the_recorded_sentence(runs, recorded):
     entry = kept(recorded)["quartets"]
-    loaded = load_run(runs[0])
+    loaded = load(runs[0])
     row_BN = encode_row(loaded, entry["text"])
     scene = read_scene(read_states(loaded.model, row_BN), loaded.tokenizer, row_BN)
     assert scene_from_json(entry["scene"]) == scene
@@ -108,7 +108,7 @@ def test_the_scene_is_that_of_the_recorded_sentence(runs, recorded):
 def test_the_entropies_are_means_over_sentences_of_the_language(runs, recorded):
     # Again, from row ids instead of text and with the posterior written out.
     entry = kept(recorded)["town"]
-    loaded, language = load_run(runs[1]), grammar("town")
+    loaded, language = load(runs[1]), grammar("town")
     special_ids = loaded.tokenizer.special_ids
     total_S = torch.zeros(len(language.slots), dtype=torch.float64)
     for word_ids_N in language.sample(entry["num_sentences"], seed=2):

@@ -15,9 +15,10 @@ from exlm_mini.config import DataConfig, MaskingConfig, ModelConfig, RunConfig, 
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.tokenizer import train_byte_level_bpe, visible
 from exlm_mini.data.toy_grammars import grammar
-from exlm_mini.fill import encode_row, load_run, main, read
+from exlm_mini.fill import main
 from exlm_mini.reading.explorer import explorer
 from exlm_mini.reading.scene import read_scene
+from exlm_mini.reading.trained import encode_row, load, read
 from exlm_mini.training.pretraining import Trainer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -234,7 +235,7 @@ def test_html_is_the_explorer_of_the_reading(toy, tmp_path, capsys):
     code, out, err = fill(capsys, TEXT, "--run", toy, "--html", page)
     assert (code, err) == (0, f"wrote {page}; open it in a browser\n")
     assert out == fill(capsys, TEXT, "--run", toy)[1]  # what is printed stays the same
-    loaded = load_run(toy)
+    loaded = load(toy)
     row_BN = encode_row(loaded, TEXT)
     scene = read_scene(read(loaded, row_BN), loaded.tokenizer, row_BN)
     explorer(scene).save(tmp_path / "expected.html", title=TEXT)
@@ -346,8 +347,8 @@ def test_the_newest_run_is_the_default(toy, both, tmp_path, monkeypatch, capsys)
 
 
 def test_a_missing_run_or_checkpoint_is_named(tmp_path, capsys):
-    assert "there is no directory" in fails(capsys, TEXT, "--run", tmp_path / "nowhere")
-    assert f"{tmp_path} has no checkpoint" in fails(capsys, TEXT, "--run", tmp_path)
+    assert "there is no " in fails(capsys, TEXT, "--run", tmp_path / "nowhere")
+    assert f"{tmp_path} holds no checkpoints" in fails(capsys, TEXT, "--run", tmp_path)
 
 
 def test_the_text_is_checked(toy, capsys):
@@ -419,7 +420,7 @@ def test_a_checkpoint_of_something_else_is_refused(toy, tmp_path, capsys):
     from exlm_mini.training.checkpoint import save_checkpoint
 
     save_checkpoint(tmp_path / "checkpoints", 1, {"model": {}}, {"task": "other"})
-    assert "no pre-trained model" in fails(capsys, TEXT, "--run", tmp_path)
+    assert "a pre-training run" in fails(capsys, TEXT, "--run", tmp_path)
 
 
 def test_the_command_survives_a_reader_that_leaves(toy):

@@ -30,8 +30,8 @@ from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Examples, Splits, Task
 from exlm_mini.config import ModelConfig, SpecialIds, UserError
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.reading.fill import load_run
 from exlm_mini.reading.pretrained import load_pretrained
+from exlm_mini.reading.trained import load
 from exlm_mini.training.checkpoint import load_checkpoint, save_checkpoint
 from exlm_mini.training.step import DivergedError
 
@@ -590,7 +590,7 @@ def test_a_run_that_is_sealed_and_wrong_is_told_by_its_name(
         lambda t, s: t["model"]["head.bias"].fill_(math.nan),
     ],
 )
-@pytest.mark.parametrize("read", [lambda run: load_pretrained(run, print), load_run])
+@pytest.mark.parametrize("read", [lambda run: load_pretrained(run, print), load])
 def test_a_model_that_is_sealed_and_wrong_is_told_by_its_name(
     change, read, pretrained, tmp_path
 ):

@@ -99,13 +99,14 @@ def room_of(module: str) -> str | None:
 def problems(source: str, module: str) -> list[str]:
     """What is wrong with the imports of one module, one line each."""
     here, out = room_of(module), []
-    for name, _ in imports_of(source):
+    for name, is_at_once in imports_of(source):
         library, there = name.partition(".")[0], room_of(name)
         if library in {"exlm_mini", "exlm_lab"} and name != library:
             if there is None:
                 out.append(f"{name} has no place in ORDER")
             elif here is None:
-                out.append(f"{name}: a package imports nothing")
+                if is_at_once:
+                    out.append(f"{name}: a package imports nothing until it is asked to")
             elif there != here and PLACE[there] >= PLACE[here]:
                 out.append(f"{name} stands after {here}")
         if library in {"matplotlib", "seaborn"} and not is_in(module, MAY_DRAW):

@@ -1,184 +1,35 @@
-"""A trained model and a text with masks: what it reads there, as JSON or as a table."""
+"""What a model reads in a text with masks, as JSON or as a table."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from exlm_mini.config import RunConfig, UserError
-from exlm_mini.data import files
-from exlm_mini.data.tokenizer import MASK, Tokenizer, on_one_line, visible
-from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.reading.decoding import Reading, read_masked_lm, read_states, top_tokens
-from exlm_mini.reading.pretrained import TRAINED_IN_TURN, tokenizer_of
-from exlm_mini.training.checkpoint import latest_checkpoint
-from exlm_mini.training.console import say
-from exlm_mini.training.parts import chain_share, load_model, num_copies
-
-
-class Loaded(NamedTuple):
-    """A trained model and what it needs to read text."""
-
-    run: Path
-    step: int
-    config: RunConfig
-    model: ExLM | MaskedLM
-    tokenizer: Tokenizer
-
-
-def single_run(directory: Path) -> Path | None:
-    """The directory that has ``checkpoints/``: the one given, or one of two trained in turn."""
-    candidates = [directory, *(directory / name for name in TRAINED_IN_TURN)]
-    return next((path for path in candidates if any(path.glob("checkpoints/step-*"))), None)
-
-
-def newest_run(runs: Path) -> Path:
-    """The run below a directory that saved a checkpoint last.
-
-    Raises:
-        UserError: if no run there has a checkpoint.
-    """
-    found = [run for path in runs.glob("*") if (run := single_run(path))]
-    if not found:
-        raise UserError(
-            f"no run below {runs}/ has a checkpoint; train one with python -m "
-            "exlm_mini.pretrain, or name its directory with --run"
-        )
-    return max(found, key=lambda run: (run / "checkpoints").stat().st_mtime_ns)
-
-
-def load_run(directory: Path) -> Loaded:
-    """Model and tokenizer of a run's newest intact checkpoint.
-
-    Args:
-        directory: OUTPUT of a run, or one of the two directories in it that mlm+exlm trains.
-
-    Raises:
-        UserError: no such directory, no intact checkpoint, or not the tokenizer it was trained
-            with.
-    """
-    if not directory.is_dir():
-        raise UserError(f"there is no directory {directory}; give the --output of a run")
-    run = single_run(directory)
-    checkpoint = latest_checkpoint(run / "checkpoints", say) if run else None
-    if checkpoint is None:
-        raise UserError(
-            f"{directory} has no checkpoint; give the --output of a run that has saved one"
-        )
-    if "tokenizer_sha256" not in checkpoint.state:
-        raise UserError(
-            f"{run} holds no pre-trained model; give the --output of a pre-training run"
-        )
-    with files.reading(run):
-        tokenizer = tokenizer_of(run, checkpoint)
-        model, config = load_model(checkpoint)
-        return Loaded(run, checkpoint.step, config, model, tokenizer)
-
-
-MAX_CHARACTERS = 20_000
-"""More than any row holds. Symbols of molecules are found in a time that is quadratic where
-brackets stay open: a second for so many."""
-
-
-def encode_row(loaded: Loaded, text: str) -> Tensor:
-    """masked_ids_BN of one text between [BOS] and [EOS].
-
-    Raises:
-        UserError: not UTF-8, no mask, something the vocabulary lacks, or too long for the model.
-    """
-    tokenizer = loaded.tokenizer
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # bytes of another encoding reach us as lone surrogates
-        raise UserError("the text is not valid UTF-8; check the terminal's encoding") from None
-    if MASK not in text:
-        raise UserError(f"the text has no {MASK}; write {MASK} in place of each hidden token")
-    if len(text) > MAX_CHARACTERS:
-        raise UserError(
-            f"the text has {len(text):,} characters; {MAX_CHARACTERS:,} is the most that is read"
-        )
-    token_ids = tokenizer.encode_with_masks(text)
-    if tokenizer.special_ids.unk in token_ids:
-        pieces = re.split(rf" ?{re.escape(MASK)}", text)
-        unknown = [piece for part in pieces for piece in tokenizer.unknown_pieces(part)]
-        raise UserError(
-            f"not in the vocabulary of {loaded.run}: "
-            f"{', '.join(repr(piece) for piece in dict.fromkeys(unknown))}; use words or "
-            "symbols of its training data, or name another run with --run"
-        )
-    row = [tokenizer.special_ids.bos, *token_ids, tokenizer.special_ids.eos]
-    _check_length(loaded, row)
-    return torch.tensor([row])
-
-
-def _check_length(loaded: Loaded, row: list[int]) -> None:
-    """Refuse a row that the positions cannot hold once it is expanded or repeated."""
-    config = loaded.config
-    needed, how = len(row) * num_copies(config), "after repetition"
-    if config.objective == "exlm":
-        num_boundaries = 2 if config.model.boundary == "official" else 0
-        num_expanded = row.count(loaded.tokenizer.special_ids.mask) + num_boundaries
-        needed = len(row) + (config.model.states_per_mask - 1) * num_expanded
-        how = "after expansion"
-    if needed > config.model.max_positions:
-        raise UserError(
-            f"the text has {len(row)} tokens with [BOS] and [EOS], {needed} {how}, more than "
-            f"model.max_positions {config.model.max_positions} of {loaded.run}; shorten it"
-        )
-
-
-def read(loaded: Loaded, masked_ids_BN: Tensor) -> Reading:
-    """What the model of a run says about one row.
-
-    Raises:
-        UserError: if its weights give no probabilities.
-    """
-    if isinstance(loaded.model, ExLM):
-        # As at the validation of this step: transitions may still be blended with fixed chains.
-        share = chain_share(loaded.config, loaded.step)
-        found = read_states(loaded.model, masked_ids_BN, share)
-    else:
-        found = read_masked_lm(loaded.model, masked_ids_BN, num_copies(loaded.config))
-    if found.log_token_SV.isnan().any():
-        raise UserError(
-            f"the weights of {loaded.run} give no probabilities, for they are too large or no "
-            "numbers; give another run"
-        )
-    return found
-
-
-def fill_in(tokenizer: Tokenizer, masked_ids_BN: Tensor, token_ids_S: Tensor) -> str:
-    """The text with the chosen tokens in place of the masks."""
-    filled_N = masked_ids_BN[0].clone()
-    filled_N[filled_N == tokenizer.special_ids.mask] = token_ids_S
-    return tokenizer.decode(filled_N[1:-1].tolist())
-
-
-# ---- as JSON and as a table ----
+from exlm_mini.data.tokenizer import Tokenizer, on_one_line, visible
+from exlm_mini.reading.decoding import Reading, top_tokens
+from exlm_mini.reading.trained import Trained, fill_in
+from exlm_mini.training.parts import chain_share, num_copies
 
 LINE_WIDTH = 100
 
 
 def as_json(
-    loaded: Loaded, text: str, masked_ids_BN: Tensor, reading: Reading, top: int
+    trained: Trained, text: str, masked_ids_BN: Tensor, reading: Reading, top: int
 ) -> dict[str, Any]:
     """The reading as one JSON object; the schema is in the docstring of ``exlm_mini.fill``."""
-    tokenizer = loaded.tokenizer
+    tokenizer = trained.tokenizer
     top_of_masks = _top(tokenizer, reading.log_token_SV, top)
     masks = [
         {"mask": i + 1, **_token(tokenizer, token_id), "top": top_of_masks[i]}
         for i, token_id in enumerate(reading.token_ids_S.tolist())
     ]
     out = {
-        "run": str(loaded.run),
-        "step": loaded.step,
-        "objective": loaded.config.objective,
+        "run": str(trained.run),
+        "step": trained.step,
+        "objective": trained.config.objective,
         "text": text,
         "filled": fill_in(tokenizer, masked_ids_BN, reading.token_ids_S),
         "joint_probability": _probability(reading.log_joint),
@@ -212,13 +63,13 @@ def as_json(
 
 
 def as_table(
-    loaded: Loaded, text: str, masked_ids_BN: Tensor, reading: Reading, top: int
+    trained: Trained, text: str, masked_ids_BN: Tensor, reading: Reading, top: int
 ) -> Iterator[str]:
     """The reading as lines of plain text."""
-    tokenizer, states, graph = loaded.tokenizer, reading.states, reading.graph
+    tokenizer, states, graph = trained.tokenizer, reading.states, reading.graph
     chosen = [visible(tokenizer, token_id) for token_id in reading.token_ids_S.tolist()]
-    yield f"run     {loaded.run}, step {loaded.step}"
-    yield f"model   {model_in_words(loaded)}"
+    yield f"run     {trained.run}, step {trained.step}"
+    yield f"model   {model_in_words(trained)}"
     yield f"text    {on_one_line(text)}"
     filled = fill_in(tokenizer, masked_ids_BN, reading.token_ids_S)
     yield f"filled  {on_one_line(filled)}"
@@ -233,7 +84,7 @@ def as_table(
     if graph is not None:
         yield f"fit     {_amount(graph.log_fit)}, one step per mask, whatever the tokens"
     yield ""
-    copies = num_copies(loaded.config)
+    copies = num_copies(trained.config)
     mean = f"; mean over {copies} copies" if copies > 1 else ""
     yield f"Each mask by itself: likeliest tokens{mean}"
     num_masks = len(chosen)
@@ -255,15 +106,15 @@ def as_table(
         yield from _matrix_lines(states.labels, graph.log_transition_LL.exp())
 
 
-def model_in_words(loaded: Loaded) -> str:
+def model_in_words(trained: Trained) -> str:
     """The kind of model in a few words."""
-    config = loaded.config
+    config = trained.config
     if config.objective == "mlm":
         return "MLM"
     if config.objective == "repeated-mlm":
         return f"Repeated MLM, {num_copies(config)} copies"
     model = config.model
-    share = chain_share(config, loaded.step)
+    share = chain_share(config, trained.step)
     chains = f", still {share:.0%} fixed parallel chains" if share else ""
     return (
         f"ExLM, {model.states_per_mask} states per mask, {model.transition} transitions{chains}"

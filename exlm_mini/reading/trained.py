@@ -1,0 +1,229 @@
+"""A trained model as one uses it from Python: embed, fill, and how well it knows a text. ::
+
+    import exlm_mini
+
+    molecules = exlm_mini.load("runs/molecules")
+    molecules.embed(["CCO", "CC(=O)O"])               # float (2, width)
+    molecules.fill("CC(=O)N[MASK]").text              # the text with its masks filled
+    molecules.loss(["CCO", "CC(=O)O"]).backward()     # nats per hidden token
+
+Shapes: B rows, N tokens, S masked tokens, D width.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from exlm_mini.config import RunConfig, UserError
+from exlm_mini.data.tokenizer import MASK, Tokenizer
+from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.model.exlm import token_states
+from exlm_mini.reading.decoding import Reading, read_masked_lm, read_states
+from exlm_mini.reading.pretrained import TRAINED_IN_TURN, load_pretrained
+from exlm_mini.training.console import say
+from exlm_mini.training.parts import chain_share, make_masker, num_copies, score
+
+
+class Filled(NamedTuple):
+    """A text with its masks filled."""
+
+    text: str
+    probability: float
+    """Of the chosen tokens together; for ExLM by all paths."""
+    reading: Reading
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model with its tokenizer; the model is in evaluation mode, on the CPU."""
+
+    run: Path
+    step: int
+    config: RunConfig
+    model: ExLM | MaskedLM
+    tokenizer: Tokenizer
+
+    @torch.no_grad()
+    def embed(self, texts: Sequence[str]) -> Tensor:
+        """One vector for each text, (B, D): the mean of its tokens' last states.
+
+        A [MASK] counts like a token; [BOS] and [EOS] do not. A token that the vocabulary lacks is
+        read as [UNK].
+
+        Raises:
+            UserError: for an empty text, or one too long for the model.
+        """
+        rows_BN = self.rows(texts)
+        hidden_BND = token_states(self.model, rows_BN, num_copies(self.config))
+        special = self.tokenizer.special_ids
+        frame = rows_BN.new_tensor([special.pad, special.bos, special.eos])
+        is_inner_BN1 = ~torch.isin(rows_BN, frame).unsqueeze(2)
+        return (hidden_BND * is_inner_BN1).sum(dim=1) / is_inner_BN1.sum(dim=1)
+
+    def fill(self, text: str) -> Filled:
+        """The text with likely tokens in place of its masks, chosen together.
+
+        Raises:
+            UserError: see ``encode_row``.
+        """
+        masked_ids_BN = encode_row(self, text)
+        reading = read(self, masked_ids_BN)
+        filled = fill_in(self.tokenizer, masked_ids_BN, reading.token_ids_S)
+        return Filled(filled, min(1.0, math.exp(reading.log_joint)), reading)
+
+    def loss(self, texts: Sequence[str], seed: int = 1) -> Tensor:
+        """The loss of pre-training on these texts, in nats per target, a scalar with gradient.
+
+        Args:
+            texts: without masks; tokens are hidden as in the run.
+            seed: of the masks.
+
+        Raises:
+            UserError: as ``embed``; and for a language whose masks have fixed places.
+        """
+        if self.config.masking.strategy == "slots":
+            raise UserError(f"{self.run} was trained with masks at fixed places; use its pack")
+        rows_BN, special = self.rows(texts), self.tokenizer.special_ids
+        masker = make_masker(replace(self.config, seed=seed), special)
+        counter_B = np.arange(len(rows_BN))
+        batch = masker(rows_BN, 0 * counter_B, counter_B, 0)
+        return score(self.model, batch, chain_share(self.config, self.step)).loss
+
+    def rows(self, texts: Sequence[str]) -> Tensor:
+        """token_ids_BN of some texts, each between [BOS] and [EOS]; "[MASK]" is a mask."""
+        if isinstance(texts, str):
+            texts = [texts]
+        special, rows = self.tokenizer.special_ids, []
+        for text in texts:
+            row = [special.bos, *self.tokenizer.encode_with_masks(text), special.eos]
+            if len(row) == 2:
+                raise UserError("a text is empty; leave it out")
+            _check_length(self, row)
+            rows.append(torch.tensor(row))
+        return pad_sequence(rows, batch_first=True, padding_value=special.pad)
+
+
+def load(path: str | Path) -> Trained:
+    """A trained model, from the newest intact checkpoint of a run or from one of its steps.
+
+    Args:
+        path: OUTPUT of a run, one of the two directories in it that mlm+exlm trains (else that
+            of ExLM is taken), or ``checkpoints/step-NNNNNN``.
+
+    Raises:
+        UserError: see ``load_pretrained``.
+    """
+    path = Path(path)
+    found = load_pretrained(single_run(path) or path, say)
+    run, step = found.path.parent.parent, found.checkpoint.step
+    return Trained(run, step, found.config, found.model(), found.tokenizer)
+
+
+def single_run(directory: Path) -> Path | None:
+    """The directory that has ``checkpoints/``: the one given, or one of two trained in turn."""
+    candidates = [directory, *(directory / name for name in TRAINED_IN_TURN)]
+    return next((path for path in candidates if any(path.glob("checkpoints/step-*"))), None)
+
+
+def newest_run(runs: Path) -> Path:
+    """The run below a directory that saved a checkpoint last.
+
+    Raises:
+        UserError: if no run there has a checkpoint.
+    """
+    found = [run for path in runs.glob("*") if (run := single_run(path))]
+    if not found:
+        raise UserError(
+            f"no run below {runs}/ has a checkpoint; train one with python -m "
+            "exlm_mini.pretrain, or name its directory with --run"
+        )
+    return max(found, key=lambda run: (run / "checkpoints").stat().st_mtime_ns)
+
+
+MAX_CHARACTERS = 20_000
+"""More than any row holds. Symbols of molecules are found in a time that is quadratic where
+brackets stay open: a second for so many."""
+
+
+def encode_row(trained: Trained, text: str) -> Tensor:
+    """masked_ids_BN of one text between [BOS] and [EOS].
+
+    Raises:
+        UserError: not UTF-8, no mask, something the vocabulary lacks, or too long for the model.
+    """
+    tokenizer = trained.tokenizer
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # bytes of another encoding reach us as lone surrogates
+        raise UserError("the text is not valid UTF-8; check the terminal's encoding") from None
+    if MASK not in text:
+        raise UserError(f"the text has no {MASK}; write {MASK} in place of each hidden token")
+    if len(text) > MAX_CHARACTERS:
+        raise UserError(
+            f"the text has {len(text):,} characters; {MAX_CHARACTERS:,} is the most that is read"
+        )
+    token_ids = tokenizer.encode_with_masks(text)
+    if tokenizer.special_ids.unk in token_ids:
+        pieces = re.split(rf" ?{re.escape(MASK)}", text)
+        unknown = [piece for part in pieces for piece in tokenizer.unknown_pieces(part)]
+        raise UserError(
+            f"not in the vocabulary of {trained.run}: "
+            f"{', '.join(repr(piece) for piece in dict.fromkeys(unknown))}; use words or "
+            "symbols of its training data, or name another run with --run"
+        )
+    row = [tokenizer.special_ids.bos, *token_ids, tokenizer.special_ids.eos]
+    _check_length(trained, row)
+    return torch.tensor([row])
+
+
+def _check_length(trained: Trained, row: list[int]) -> None:
+    """Refuse a row that the positions cannot hold once it is expanded or repeated."""
+    config = trained.config
+    needed, how = len(row) * num_copies(config), "after repetition"
+    if config.objective == "exlm":
+        num_boundaries = 2 if config.model.boundary == "official" else 0
+        num_expanded = row.count(trained.tokenizer.special_ids.mask) + num_boundaries
+        needed = len(row) + (config.model.states_per_mask - 1) * num_expanded
+        how = "after expansion"
+    if needed > config.model.max_positions:
+        raise UserError(
+            f"the text has {len(row)} tokens with [BOS] and [EOS], {needed} {how}, more than "
+            f"model.max_positions {config.model.max_positions} of {trained.run}; shorten it"
+        )
+
+
+def read(trained: Trained, masked_ids_BN: Tensor) -> Reading:
+    """What the model of a run says about one row.
+
+    Raises:
+        UserError: if its weights give no probabilities.
+    """
+    if isinstance(trained.model, ExLM):
+        # As at the validation of this step: transitions may still be blended with fixed chains.
+        share = chain_share(trained.config, trained.step)
+        found = read_states(trained.model, masked_ids_BN, share)
+    else:
+        found = read_masked_lm(trained.model, masked_ids_BN, num_copies(trained.config))
+    if found.log_token_SV.isnan().any():
+        raise UserError(
+            f"the weights of {trained.run} give no probabilities, for they are too large or no "
+            "numbers; give another run"
+        )
+    return found
+
+
+def fill_in(tokenizer: Tokenizer, masked_ids_BN: Tensor, token_ids_S: Tensor) -> str:
+    """The text with the chosen tokens in place of the masks."""
+    filled_N = masked_ids_BN[0].clone()
+    filled_N[filled_N == tokenizer.special_ids.mask] = token_ids_S
+    return tokenizer.decode(filled_N[1:-1].tolist())

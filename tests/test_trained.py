@@ -1,0 +1,75 @@
+"""A trained model from Python: the page that shows it, and what its numbers are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import exlm_mini
+from exlm_mini.model.exlm import token_states
+from exlm_mini.reading.trained import encode_row, read
+from tests.refusals import told
+from tests.tiny_runs import tiny_run
+
+ROOT = Path(__file__).resolve().parents[1]
+SMILES = ["CC(=O)N", "CCO", "C1CCCCC1"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    for objective in ("exlm", "mlm", "repeated-mlm"):
+        tiny_run(folder / objective, "smiles", objective)
+    return folder
+
+
+def test_the_page_runs_as_it_stands(tmp_path, monkeypatch):
+    page = (ROOT / "book/python.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    tiny_run(Path("runs/molecules"), "smiles")
+    for code in re.findall(r"```python\n(.*?)```", page, flags=re.S):
+        exec(compile(code, "book/python.md", "exec"), {})
+
+
+@pytest.mark.parametrize("objective", ["exlm", "mlm", "repeated-mlm"])
+def test_a_vector_is_the_mean_of_the_tokens_of_its_text(objective, runs):
+    model = exlm_mini.load(str(runs / objective))
+    together_BD = model.embed(SMILES)
+    copies = model.config.masking.num_copies if objective == "repeated-mlm" else 1
+    for vector_D, text in zip(together_BD, SMILES, strict=True):
+        states_ND = token_states(model.model, model.rows(text), copies)[0]
+        torch.testing.assert_close(vector_D, states_ND[1:-1].mean(dim=0), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("objective", ["exlm", "mlm", "repeated-mlm"])
+def test_filling_is_that_of_the_command(objective, runs):
+    model = exlm_mini.load(runs / objective)
+    filled = model.fill("CC(=O)N[MASK]")
+    reading = read(model, encode_row(model, "CC(=O)N[MASK]"))
+    assert filled.reading.token_ids_S.tolist() == reading.token_ids_S.tolist()
+    assert filled.text.startswith("CC(=O)N") and "[MASK]" not in filled.text
+    assert 0 < filled.probability <= 1
+
+
+def test_a_loss_has_gradients_and_masks_of_its_seed(runs):
+    model = exlm_mini.load(runs / "exlm")
+    loss = model.loss(SMILES)
+    assert loss.item() == model.loss(SMILES).item()
+    assert len({model.loss(SMILES, seed).item() for seed in range(5)}) > 1
+    loss.backward()
+    assert all(p.grad is not None for p in model.model.encoder.parameters())
+
+
+def test_a_step_of_a_run_can_be_named(runs):
+    model = exlm_mini.load(runs / "mlm/checkpoints/step-000002")
+    assert (model.step, model.run) == (2, runs / "mlm")
+
+
+def test_what_cannot_be_read_is_told(runs):
+    model = exlm_mini.load(runs / "exlm")
+    told(lambda: model.embed(["CC", ""]), "empty")
+    told(lambda: model.embed(["C" * 600]), "max_positions")
+    told(lambda: exlm_mini.load(runs / "nowhere"), runs / "nowhere")
