@@ -133,7 +133,7 @@ def test_what_is_missing_or_unfinished_is_refused(spoiled, tmp_path, capsys):
     line = refused(capsys, town, quartets, "--to", target)
     assert f"{town} was trained with data.grammar town, not quartets" in line
     missing = tmp_path / "absent"
-    assert "give the --output of a run" in refused(capsys, missing, town, "--to", target)
+    assert "give the --output of a" in refused(capsys, missing, town, "--to", target)
     (quartets / "checkpoints" / "step-000003" / "model.safetensors").write_bytes(b"")
     line = refused(capsys, quartets, town, "--to", target)
     assert "last step 3, only of step 2" in line

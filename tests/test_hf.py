@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_runs import tiny_run
 
 from exlm_mini.data.tokenizer import MASK
 from exlm_mini.export import export, main
 from exlm_mini.reading.decoding import read_masked_lm, read_states
 from exlm_mini.reading.pretrained import load_pretrained
-from tests.tiny_runs import tiny_run
 
 transformers = pytest.importorskip("transformers")
 

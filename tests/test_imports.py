@@ -22,7 +22,7 @@ ORDER = """
     exlm_mini.reading exlm_mini.plotting
     exlm_mini.options exlm_mini.hf
     exlm_mini.prepare exlm_mini.pretrain exlm_mini.fill exlm_mini.plot exlm_mini.doctor
-    exlm_mini.export
+    exlm_mini.export exlm_mini.__main__
     exlm_lab.benchmarks exlm_lab.ledger
     exlm_lab.downstream
     exlm_lab.experiments
@@ -47,7 +47,8 @@ OPTIONAL_LIBRARIES = {
 MAY_DRAW = {"exlm_mini.plotting", "exlm_lab.experiments", "chapters", "book"}
 MAY_READ_OPTIONS = {
     "exlm_mini.options", "exlm_mini.plot", "exlm_mini.prepare", "exlm_mini.fill",
-    "exlm_mini.doctor", "exlm_mini.export", "exlm_lab.finetune", "exlm_lab.sweep", "exlm_lab.bench", "book",
+    "exlm_mini.doctor", "exlm_mini.export", "exlm_lab.finetune", "exlm_lab.sweep",
+    "exlm_lab.bench", "book",
 }  # fmt: skip
 
 

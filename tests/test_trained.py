@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusals import told
+from tiny_runs import tiny_run
 
 import exlm_mini
 from exlm_mini.model.exlm import token_states
 from exlm_mini.reading.trained import encode_row, read
-from tests.refusals import told
-from tests.tiny_runs import tiny_run
 
 ROOT = Path(__file__).resolve().parents[1]
 SMILES = ["CC(=O)N", "CCO", "C1CCCCC1"]

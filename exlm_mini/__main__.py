@@ -1,0 +1,53 @@
+"""``exlm COMMAND`` and ``python -m exlm_mini COMMAND``: every command of the project by its name.
+
+exlm pretrain --recipe smiles-tiny --output runs/molecules
+exlm fill "CC(=O)N[MASK]" --run runs/molecules
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+
+from exlm_mini.config import UserError, nearest
+
+COMMANDS = {
+    name: f"{package}.{name}"
+    for package, names in {
+        "exlm_mini": ("prepare", "pretrain", "fill", "plot", "export", "doctor"),
+        "exlm_lab": ("finetune", "sweep", "bench"),
+    }.items()
+    for name in names
+}
+"""Modules by the names of their commands; none is imported before it is asked for."""
+
+
+def about(module: str) -> str:
+    """What a command does: the first line of its docstring, behind the name."""
+    text = ast.get_docstring(
+        ast.parse(Path(importlib.util.find_spec(module).origin).read_text())
+    )
+    first = text.splitlines()[0]
+    return (first.partition("``: ")[2] or first).removesuffix(" ::").replace("``", "")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command, or list them all; returns the exit code."""
+    name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name in ("-h", "--help"):
+        print("exlm COMMAND [--help | --option VALUE ...]\n")
+        for command, module in COMMANDS.items():
+            print(f"  {command:9} {about(module)}")
+        return 0
+    if name not in COMMANDS:
+        error = UserError(f"unknown command '{name}'; {nearest(name, COMMANDS)}")
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return importlib.import_module(COMMANDS[name]).main(rest)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
