@@ -62,12 +62,6 @@ from rdkit.Chem.rdFingerprintGenerator import GetMorganGenerator
 from rdkit.Chem.rdMolDescriptors import CalcMolFormula
 from scipy.stats import rankdata
 
-from exlm_lab.downstream.answers import (
-    exact_match,
-    f1_of_words,
-    normalize_answer,
-    score_predictions,
-)
 from exlm_lab.downstream.catalogue import ReadingConfig
 from exlm_lab.downstream.finetuning import FineTuner
 from exlm_lab.downstream.grid import TUNING, paper_numbers, summary
@@ -93,7 +87,13 @@ from exlm_lab.downstream.spans import (
     encode_question,
     windows,
 )
-from exlm_lab.downstream.squad import read_questions
+from exlm_lab.downstream.squad import (
+    exact_match,
+    f1_of_words,
+    normalize_answer,
+    read_questions,
+    score_predictions,
+)
 from exlm_mini import pretrain
 from exlm_mini.data.smiles import embedded_molecules
 from exlm_mini.data.tokenizer import train_byte_level_bpe, train_smiles
@@ -1032,10 +1032,10 @@ assert expected == 0.8
 # the rows it scores. We find it by trying all.
 
 # %%
-at_half = score_predictions(dataset, chosen.texts, chosen.na_probs, 0.5)
+at_half = score_predictions(questions, chosen.texts, chosen.na_probs, 0.5)
 assert math.isclose(at_half["exact"], 100 * 2 / 3)
 by_threshold = {
-    t: score_predictions(dataset, chosen.at(t))["f1"]
+    t: score_predictions(questions, chosen.at(t))["f1"]
     for t in [0.0, *chosen.na_probs.values()]
 }
 assert max(by_threshold.values()) == at_half["best_f1"] == 100

@@ -22,24 +22,59 @@ stopped and ready to go on.
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 import time
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from exlm_lab.downstream.catalogue import ReadingConfig, input_of, task_names
-from exlm_lab.downstream.checks import MAX_UNKNOWN
-from exlm_lab.downstream.grid import TUNING, Space, Tuning
-from exlm_lab.downstream.runs import Request, run
+from exlm_lab.downstream.catalogue import EMBEDDED_OF, ReadingConfig, input_of, task_names
+from exlm_lab.downstream.grid import TUNING, Space, Tuning, check_seeds
+from exlm_lab.downstream.prepared import MAX_UNKNOWN, Problem, load_problem
+from exlm_lab.downstream.results import check_results, shown, task_record, write_results
+from exlm_lab.downstream.runs import TuningLedger, tune
 from exlm_lab.downstream.settings import TuneConfig
-from exlm_mini.config import AT_LEAST_1, SHARE, THREADS, UserError, check_integers, nearest
+from exlm_lab.downstream.squad import DEV_ALONE
+from exlm_lab.ledger import StoppedError
+from exlm_mini.config import AT_LEAST_1, SHARE, THREADS, UserError, nearest
 from exlm_mini.options import given, settings_parser
+from exlm_mini.reading.pretrained import Pretrained, load_pretrained
 from exlm_mini.recipes import build, load_recipe, recipe_names
-from exlm_mini.training.console import INTERRUPTED, exit_code
+from exlm_mini.training.console import INTERRUPTED, Requests, exit_code, requests_by_signal, say
+from exlm_mini.training.parts import choose_device, versions
+from exlm_mini.training.provenance import commit
+from exlm_mini.training.run_directory import CONFIG, LOCK, RunDirectory
 
 SEEDS = (1, 2, 3)
 GROUPS = {"train": TuneConfig, "data": ReadingConfig}
+
+
+class Request(NamedTuple):
+    """What is asked for."""
+
+    options: Any
+    """As typed."""
+    recipe: Tuning
+    """Without a name no recipe was given, and it has no spaces."""
+    base: TuneConfig
+    """Settings the recipe does not name."""
+    reading: ReadingConfig
+
+    def settings(self, task: str) -> list[TuneConfig]:
+        """The settings to try for a task.
+
+        Raises:
+            UserError: several, and not asked for a grid.
+        """
+        settings = self.recipe.spaces.get(task, Space()).settings(self.base)
+        if len(settings) > 1 and not self.options.grid:
+            raise UserError(
+                f"the recipe {self.recipe.name} has {len(settings)} settings for {task}; add "
+                "--grid to try them all, or choose one with --train.learning_rate and the like"
+            )
+        return settings
 
 
 def _parser() -> Any:
@@ -63,7 +98,7 @@ def _parser() -> Any:
     add("--seeds", nargs="+", type=int, metavar="N", help="default: the recipe's, else 1 2 3")
     add("--grid", action="store_true", help="try all settings of the recipe, report the best")
     add(
-        "--search-seeds", type=int, metavar="N",
+        "--search-seeds", type=int, default=1, metavar="N",
         help="with --grid: seeds per setting while searching; default 1",
     )  # fmt: skip
     add("--dry-run", action="store_true", help="print rows, runs and steps, and stop")
@@ -90,58 +125,146 @@ def parse(argv: list[str]) -> Request:
         value = found[option.replace("-", "_")]
         if value is not None and not rule.fits(value):
             raise UserError(f"--{option} is {value}; it must {rule.words}")
-    if found.search_seeds is not None and not found.grid:
-        raise UserError(f"--search-seeds {found.search_seeds} is for --grid alone; drop it")
-    recipe = _recipe(found)
-    settings = {"train": {}, "data": {}} | given(found)
-    changed = settings["train"]
-    # An option stands above the recipe.
-    varied = {f.name for f in fields(Space)} & changed.keys()
-    spaces = {
-        task: replace(space, **dict.fromkeys(varied, ()))
-        for task, space in recipe.spaces.items()
-    }
-    return Request(
-        list(dict.fromkeys(found.task)),
-        found.checkpoint,
-        found.source,
-        found.output or Path("runs") / f"finetune-{time.strftime('%Y%m%d-%H%M%S')}",
-        recipe._replace(spaces=spaces, changed=tuple(sorted(changed)) if recipe.spaces else ()),
-        build(TuneConfig, changed),
-        ReadingConfig(**settings["data"]),
-        found.grid,
-        found.search_seeds or 1,
-        found.dry_run,
-        found.keep,
-        found.device,
-        found.threads,
-        found.max_unknown,
-    )
-
-
-def _recipe(found: Any) -> Tuning:
-    """The recipe that was named, or none, with the seeds that were given."""
+    found.task = list(dict.fromkeys(found.task))
     for task in found.task:
         input_of(task)
     recipe = Tuning("none", "mean-sd", SEEDS, {})
     if found.recipe is not None:
         recipe = load_recipe(found.recipe, TUNING)
-        for task in found.task:
-            if task not in recipe.spaces:
-                raise UserError(
-                    f"the recipe {recipe.name} has no task {task}; "
-                    f"{nearest(task, recipe.spaces)}"
-                )
     elif found.grid:
         raise UserError("--grid needs a --recipe with the values to try, finetune/table-11")
+    for task in found.task if recipe.spaces else ():
+        if task not in recipe.spaces:
+            known = nearest(task, recipe.spaces)
+            raise UserError(f"the recipe {recipe.name} has no task {task}; {known}")
     if found.source is not None and not (found.task or recipe.spaces):
         raise UserError(f"--data is {found.source}; name its task with --task")
-    if not found.seeds:
-        return recipe
-    check_integers({"--seeds": found.seeds})
-    if len(set(found.seeds)) < len(found.seeds):
-        raise UserError(f"--seeds is {found.seeds}; give different ones")
-    return recipe._replace(seeds=tuple(found.seeds))
+    if found.seeds is not None:
+        check_seeds("--seeds", tuple(found.seeds))
+        recipe = recipe._replace(seeds=tuple(found.seeds))
+    settings = {"train": {}, "data": {}} | given(found)
+    changed = settings["train"]
+    # An option stands above the recipe.
+    varied = dict.fromkeys({f.name for f in fields(Space)} & changed.keys(), ())
+    spaces = {task: replace(space, **varied) for task, space in recipe.spaces.items()}
+    recipe = recipe._replace(spaces=spaces, changed=tuple(sorted(changed)) if spaces else ())
+    if found.output is None:
+        found.output = Path("runs") / f"finetune-{time.strftime('%Y%m%d-%H%M%S')}"
+    return Request(found, recipe, build(TuneConfig, changed), ReadingConfig(**settings["data"]))
+
+
+def run(request: Request) -> bool:
+    """Fine-tune on every task asked for and print the results; false if asked to stop before."""
+    options, output = request.options, request.options.output
+    pretrained = load_pretrained(options.checkpoint, say)
+    tasks = options.task or _default_tasks(request.recipe, pretrained)
+    settings = {task: request.settings(task) for task in tasks}
+    for task in tasks:
+        if (kind := input_of(task)) != pretrained.input:
+            raise UserError(
+                f"{task} consists of {kind}, and {pretrained.path} was trained on "
+                f"{pretrained.input}; give a checkpoint that was trained on {kind}"
+            )
+    choose_device(options.device)  # before anything is read
+    if options.threads is not None:
+        import torch
+
+        torch.set_num_threads(options.threads)
+    if options.dry_run:
+        for task in tasks:
+            _print_plan(_problem(request, task, pretrained), settings[task], request)
+        return True
+    if any((output / name).exists() for name in (CONFIG, "checkpoints")):
+        raise UserError(f"{output} holds a pre-training run; choose another --output")
+    with RunDirectory(output, say), requests_by_signal() as requests:
+        try:
+            whole = _tune_all(request, pretrained, settings, requests)
+        except StoppedError:
+            say(f"stopped; the same command with --output {output} goes on")
+            return False
+        except UserError:
+            if [path.name for path in output.iterdir()] == [LOCK]:
+                shutil.rmtree(output, ignore_errors=True)
+            raise
+    asked_for = {**whole, "tasks": {task: whole["tasks"][task] for task in tasks}}
+    print("\n".join(shown(asked_for)))
+    print(f"results: {output / 'results.json'}")
+    return True
+
+
+def _default_tasks(recipe: Tuning, pretrained: Pretrained) -> list[str]:
+    """The tasks that are meant where none is named; says so."""
+    kind = pretrained.input
+    if not recipe.spaces:
+        task = EMBEDDED_OF[kind]
+        say(f"no --task: {task}, the embedded task of {kind}")
+        return [task]
+    tasks = [task for task in recipe.spaces if input_of(task) == kind]
+    if not tasks:
+        known = " or ".join(sorted({input_of(task) for task in recipe.spaces}))
+        raise UserError(
+            f"the tasks of the recipe {recipe.name} consist of {known}, and {pretrained.path} "
+            f"was trained on {kind}; give a checkpoint that was trained on {known}"
+        )
+    say(f"no --task: {', '.join(tasks)} of the recipe {recipe.name}")
+    return tasks
+
+
+def _tune_all(
+    request: Request,
+    pretrained: Pretrained,
+    settings: dict[str, list[TuneConfig]],
+    requests: Requests,
+) -> dict[str, Any]:
+    """One task after the other, each in ``results.json`` as soon as it is done; what that holds."""
+    options, recipe = request.options, request.recipe
+    check_results(options.output, pretrained)
+    made_with = {**versions(choose_device(options.device)), "commit": commit()}
+    for task, configs in settings.items():
+        problem = _problem(request, task, pretrained)
+        where = options.output, pretrained, problem, options.device
+        ledger = TuningLedger(*where, options.keep, say, requests.should_stop)
+        result = tune(ledger, configs, recipe.seeds, options.search_seeds)
+        record = {task: task_record(result, recipe)}
+        whole = write_results(options.output, pretrained, record, recipe, made_with)
+    return whole
+
+
+def _problem(request: Request, task: str, pretrained: Pretrained) -> Problem:
+    source, max_unknown = request.options.source, request.options.max_unknown
+    problem = load_problem(task, source, request.reading, pretrained, max_unknown)
+    if problem.notes.get("split") == DEV_ALONE:
+        say(
+            f"{task}: the dev set alone cannot train; most of its articles do, the rest validate"
+        )
+    return problem
+
+
+def _print_plan(problem: Problem, settings: list[TuneConfig], request: Request) -> None:
+    """What a task would take, and how its molecules were divided, on stdout."""
+    seeds, num_rows, found = request.recipe.seeds, len(problem.train.rows), problem.notes
+    num_searching = min(request.options.search_seeds, len(seeds)) if len(settings) > 1 else 0
+    num_runs = len(settings) * num_searching + len(seeds) - num_searching
+    steps = [config.epochs * -(-num_rows // config.batch_size) for config in settings]
+    longest = max(part["longest"] for part in found["rows"].values())
+    lines = [
+        f"{num_rows:,} training rows, longest row {longest} tokens",
+        f"{len(settings)} setting(s), {len(seeds)} seed(s), {num_runs} run(s) of "
+        f"{min(steps):,} to {max(steps):,} steps",
+        *(f"{part} {json.dumps(rows)}" for part, rows in found["rows"].items()),
+    ]
+    if "split_sha1" in found:
+        sizes, printed = (
+            "/".join(map(str, found.get(n, ()))) for n in ("sizes", "paper_sizes")
+        )
+        lines.append(
+            f"split {found['split']}, sizes {sizes}" + f" (paper {printed})" * bool(printed)
+        )
+        lines += [f"{part} rows sha1 {sha1}" for part, sha1 in found["split_sha1"].items()]
+        rejected = found["rejected"]
+        lines += [f"row {bad['row']} rejected by RDKit: {bad['smiles']}" for bad in rejected]
+    for line in lines:
+        print(f"{problem.task.name}: {line}")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -42,7 +42,7 @@ LIBRARIES = {
         "ipykernel", "jupyter-book>=1.0.4.post1,<2", "jupytext>=1.19,<2", "matplotlib",
         "nbclient", "pandas", "scipy", "seaborn", "sphinx-mathjax-offline",
     ),
-    "tasks": ("scikit-learn", "scipy"),
+    "tasks": ("pandas", "scikit-learn", "scipy"),
     "hf": ("tokenizers", "transformers>=5.20"),
     "watch": ("tensorboard",),
     "test": (

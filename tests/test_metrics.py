@@ -19,7 +19,6 @@ TWO = Task("cola", "classes", ("no", "yes"), "matthews", "text")
 THREE = Task("mnli", "classes", ("a", "b", "c"), "accuracy", "text")
 NUMBER = Task("stsb", "number", (), "spearman", "text")
 MANY = Task("tox21", "labels", ("p", "q", "r"), "roc_auc", "smiles")
-SPAN = Task("squad_v2", "span", (), "f1", "text")
 
 answers = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40)
 
@@ -74,11 +73,6 @@ def test_missing_labels_are_left_out_and_one_class_tasks_skipped():
     assert out == {"roc_auc": pytest.approx((0.5 + 0.5) / 2), "num_tasks": 2.0}
 
 
-def test_a_label_that_is_missing_everywhere_is_skipped():
-    labels = np.array([[1, np.nan, 0], [0, np.nan, 1]])
-    assert metrics.evaluate(MANY, np.zeros((2, 3)), labels)["num_tasks"] == 2
-
-
 def test_three_classes_have_an_accuracy_alone():
     scores = np.array([[9.0, 1, 2], [1, 2, 9], [1, 9, 2], [9, 1, 1]])
     assert metrics.evaluate(THREE, scores, np.array([0, 2, 1, 1])) == {"accuracy": 0.75}
@@ -90,7 +84,7 @@ def test_correlations_are_those_of_numbers_and_of_ranks():
     out = metrics.evaluate(NUMBER, cubed[:, None], labels)
     assert out["spearman"] == pytest.approx(1)
     assert out["pearson"] == pytest.approx(np.corrcoef(cubed, labels)[0, 1])
-    assert metrics.evaluate(NUMBER, -labels, labels) == {
+    assert metrics.evaluate(NUMBER, -labels[:, None], labels) == {
         "pearson": pytest.approx(-1), "spearman": pytest.approx(-1),
     }  # fmt: skip
 
@@ -98,7 +92,7 @@ def test_correlations_are_those_of_numbers_and_of_ranks():
 @given(st.floats(-1e6, 1e6), st.integers(2, 9))
 def test_a_constant_prediction_scores_nothing(value, num_rows):
     labels = np.arange(num_rows, dtype=np.float64)
-    out = metrics.evaluate(NUMBER, np.full(num_rows, value), labels)
+    out = metrics.evaluate(NUMBER, np.full((num_rows, 1), value), labels)
     assert out == {"pearson": 0.0, "spearman": 0.0}
     always_yes = np.tile([0.0, 1.0], (num_rows, 1))
     assert metrics.evaluate(TWO, always_yes, np.arange(num_rows) % 2)["matthews"] == 0.0
@@ -112,24 +106,18 @@ def test_the_metric_that_chooses_is_among_those_returned(task):
 
 
 def test_what_cannot_be_scored_is_refused():
-    labels = np.array([0, 1])
-    nothing = np.array([], dtype=np.int64)
-    told(lambda: metrics.evaluate(TWO, np.zeros((0, 2)), nothing), "cola", "no labelled")
-    bad = np.array([[np.nan, 1], [0, np.inf]])
-    told(lambda: metrics.evaluate(TWO, bad, labels), "cola", "2 of 4", "learning rate")
     everywhere = np.full((2, 3), 1.0)
     told(
         lambda: metrics.evaluate(MANY, np.zeros((2, 3)), everywhere), "3 task(s)", "2 examples"
     )
     for scores in (np.zeros((2, 3)), np.zeros((3, 2)), np.zeros(2)):
-        with pytest.raises(ValueError, match="want scores of shape"):
-            metrics.evaluate(TWO, scores, labels)
-    with pytest.raises(ValueError, match="do not fit"):
+        with pytest.raises(ValueError, match="cola"):
+            metrics.evaluate(TWO, scores, np.array([0, 1]))
+    with pytest.raises(ValueError, match="tox21"):
         metrics.evaluate(MANY, np.zeros((2, 3)), np.zeros((2, 2)))
-    with pytest.raises(ValueError, match="score_predictions"):
-        metrics.evaluate(SPAN, np.zeros((2, 1)), labels)
 
 
-def test_what_is_missing_to_score_with_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
-    told(metrics.libraries, "sklearn.metrics", "exlm-mini[tasks]")
+@pytest.mark.parametrize("name", ["sklearn.metrics", "pandas"])
+def test_what_is_missing_to_score_with_is_named(monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    told(metrics.libraries, name, "exlm-mini[tasks]")

@@ -15,11 +15,8 @@ from refusals import told
 pytest.importorskip("rdkit", reason="rdkit is not installed")
 from rdkit import Chem
 
-from exlm_lab.downstream.metrics import evaluate
 from exlm_lab.downstream.moleculenet import (
     BENCHMARKS,
-    LABELS,
-    find_csv,
     label_counts,
     load,
     molecules_sha1,
@@ -66,14 +63,6 @@ def test_a_set_is_split_and_labelled(tmp_path):
     assert splits.notes == json.loads(json.dumps(splits.notes))
 
 
-def test_the_metric_of_the_task_is_one_that_is_computed(tmp_path):
-    pytest.importorskip("sklearn")
-    bace(tmp_path)
-    task, splits = load("bace", tmp_path)
-    labels_R1 = splits.train.labels
-    assert evaluate(task, labels_R1, labels_R1)[task.metric] == 1.0
-
-
 @pytest.mark.parametrize(
     ("name", "write"),
     [
@@ -86,8 +75,8 @@ def test_the_metric_of_the_task_is_one_that_is_computed(tmp_path):
 )
 def test_files_are_found_as_they_are_called(tmp_path, name, write):
     write(tmp_path / name, bace(tmp_path, name="elsewhere.txt").read_text())
-    assert read_csv("bace", find_csv("bace", tmp_path)).smiles == MOLECULES
-    assert read_csv("bace", find_csv("bace", tmp_path / name)).smiles == MOLECULES
+    for data in (tmp_path, tmp_path / name):
+        assert read_csv("bace", data).smiles == MOLECULES
 
 
 @pytest.mark.parametrize(
@@ -110,7 +99,12 @@ def test_labels_are_told_from_other_columns(tmp_path, name, header, row, labels)
     assert np.isnan(table.labels_RC[0, 1:]).all()
 
 
-@given(st.lists(st.lists(st.sampled_from(list(LABELS)), min_size=2, max_size=2), min_size=1))
+@given(
+    st.lists(
+        st.lists(st.sampled_from(["0", "1", "0.0", "1.0", ""]), min_size=2, max_size=2),
+        min_size=1,
+    )
+)
 def test_labels_come_back_as_written(tmp_path_factory, cells):
     path = clintox(tmp_path_factory.mktemp("clintox"), [f"CCO,{a},{b}" for a, b in cells])
     labels_RC = read_csv("clintox", path).labels_RC
@@ -161,39 +155,18 @@ def test_stereo_is_kept_or_stripped_as_asked(tmp_path):
 # ---- what is refused ----
 
 
-def test_an_unknown_set_or_split_is_refused(tmp_path):
-    told(lambda: load("bcae", tmp_path), "'bcae'", "did you mean bace?")
-    told(lambda: load("bace", tmp_path, "scafold"), "'scafold'", "unimol")
-    told(lambda: load("bace", None, "unimol-released"), "give the directory with train.lmdb")
-
-
-def test_a_missing_or_doubtful_file_is_refused(tmp_path):
-    told(lambda: load("bace", tmp_path / "no"), tmp_path / "no", "no such file")
-    told(lambda: load("bace", tmp_path), tmp_path, "holds no bace.csv")
-    bace(tmp_path)
-    bace(tmp_path, name="bace_data.csv")
-    told(lambda: load("bace", tmp_path), "bace.csv, bace_data.csv", "give one of them")
-
-
-@pytest.mark.parametrize("value", ["2", "yes", "-1", "nan", "0.5", "1e0"])
-def test_a_label_out_of_range_is_named(tmp_path, value):
-    path = clintox(tmp_path, ["CCO,1,0", f"CCN,0,{value}"])
-    told(lambda: load("clintox", path), path, "row 1 (from 0)", "'CT_TOX'", repr(value))
-
-
 @pytest.mark.parametrize(
     ("header", "rows", "parts"),
     [
-        (
-            "structure,Class",
-            ["CCO,1"],
-            ("no column smiles or SMILES or mol", "structure, Class"),
-        ),
+        ("structure,Class", ["CCO,1"], ("smiles",)),
         ("smiles,a,b", ["CCO,1,1"], ("has 1 label column(s), found 2", "a, b")),
-        ("smiles", ["CCO"], ("found 0: none",)),
-        ("smiles,Class", ["CCO,1,1"], ("line 2", "3 fields", "the header 2")),
-        ("smiles,Class", [], ("no rows",)),
-        ("smiles,Class", ['"CCO,1'], ("is no CSV", "line 2")),
+        ("smiles", ["CCO"], ("found 0",)),
+        ("smiles,Class", ["CCO,1,1"], ("3 fields",)),
+        ("smiles,Class", ["CCO,1", "CCO"], ("1 fields",)),
+        ("smiles,Class", [], ("0 rows",)),
+        ("smiles,Class", ['"CCO,1'], ("line 2",)),
+        ("smiles,Class", ["CCO,1", "CCC,2"], ("row 1 (from 0)", "'Class'", "2 is no label")),
+        ("smiles,Class", ["CCO,yes"], ("yes",)),
         ("smiles,Class", [f"{s}," for s in MOLECULES], ("'Class' has no value",)),
         ("smiles,Class", ["CCO,1", "CCC,0"], ("the train part", "is empty", "2 rows")),
     ],
@@ -203,11 +176,11 @@ def test_a_table_that_cannot_be_is_refused(tmp_path, header, rows, parts):
     told(lambda: load("bace", path), path, *parts)
 
 
-def test_a_damaged_file_is_refused(tmp_path):
+def test_missing_and_damaged_files_are_told_by_name(tmp_path):
+    told(lambda: load("bace", tmp_path / "no"), tmp_path / "no")
+    told(lambda: load("bace", tmp_path), tmp_path, "holds no bace.csv")
     path = tmp_path / "bace.csv.gz"
     path.write_bytes(gzip.compress(b"smiles,Class\nCCO,1\n")[:-9])
-    told(lambda: load("bace", tmp_path), path, "damaged")
-    path.write_bytes(b"smiles,Class\nCCO,1\n")
     told(lambda: load("bace", tmp_path), path)
 
 
@@ -224,15 +197,15 @@ def test_the_hub_is_read_as_its_files_are(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     asked = []
 
-    def load_dataset(name, split):
-        asked.append((name, split))
+    def load_dataset(name):
+        asked.append(name)
         columns = {"SMILES": MOLECULES, "FDA_APPROVED": [0, 1] * 5,
                    "CT_TOX": [None, 1.0, 0.0, float("nan"), None] * 2}  # fmt: skip
-        return datasets.Dataset.from_dict(columns)
+        return {"train": datasets.Dataset.from_dict(columns)}
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     task, splits = load("clintox", rule="random")
-    assert asked == [("scikit-fingerprints/MoleculeNet_ClinTox", "train")]
+    assert asked == ["scikit-fingerprints/MoleculeNet_ClinTox"]
     assert task.classes == ("FDA_APPROVED", "CT_TOX")
     labels = {
         row: tuple(label)
@@ -241,11 +214,6 @@ def test_the_hub_is_read_as_its_files_are(tmp_path, monkeypatch):
     }
     assert labels["1"] == (1, 1) and labels["2"] == (0, 0)
     assert np.isnan(labels["0"][1]) and np.isnan(labels["3"][1])
-
-
-def test_a_hub_out_of_reach_is_told():
-    pytest.importorskip("datasets")
-    told(lambda: load("bace"), "scikit-fingerprints/MoleculeNet_BACE", "--data")
 
 
 # ---- Uni-Mol's files ----
@@ -290,21 +258,19 @@ def test_a_released_split_is_taken_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "parts"),
+    ("wrong", "part"),
     [
-        (entry("CCO", [1, 2]), ("target 2 is no label",)),
-        (entry("CCO", [1]), ("has 1 targets, clintox has 2",)),
-        (entry("CCO", "yes"), ("target cannot be read", "str")),
-        ({"smi": "CCO", "label": 1}, ("lacks 'smi' or 'target'", "smi, label")),
+        (entry("CCO", [1, 2]), "2 is no label"),
+        (entry("CCO", [1]), "damaged"),
+        (entry("CCO", "yes"), "no numbers"),
+        (entry(None, [1, 1]), "b'1'"),
+        ({"smi": "CCO", "label": 1}, "'target'"),
     ],
 )
-def test_a_wrong_entry_is_named(tmp_path, wrong, parts):
+def test_a_wrong_entry_is_named(tmp_path, wrong, part):
     good = entry("CCO", [1, 0])
     released(tmp_path, train=[good, wrong], valid=[good], test=[good])
-    told(
-        lambda: load("clintox", tmp_path, "unimol-released"),
-        tmp_path / "train.lmdb", "b'1'", *parts,
-    )  # fmt: skip
+    told(lambda: load("clintox", tmp_path, "unimol-released"), tmp_path, part)
 
 
 def test_a_missing_part_of_a_released_split_is_told(tmp_path):
@@ -312,10 +278,8 @@ def test_a_missing_part_of_a_released_split_is_told(tmp_path):
     released(tmp_path, train=[good], valid=[good], test=[])
     told(lambda: load("clintox", tmp_path, "unimol-released"), "the test part", "is empty")
     (tmp_path / "valid.lmdb").unlink()
-    told(
-        lambda: load("clintox", tmp_path, "unimol-released"),
-        tmp_path / "valid.lmdb", "is missing",
-    )  # fmt: skip
+    told(lambda: load("clintox", tmp_path, "unimol-released"), tmp_path, "valid.lmdb")
+    told(lambda: load("bace", None, "unimol-released"), "--data")
 
 
 # ---- the files of the field ----
@@ -334,7 +298,7 @@ def test_a_missing_part_of_a_released_split_is_told(tmp_path):
     ],
 )
 def test_real_tables_have_the_published_counts(data_dir, name, num_rows, labelled, positive):
-    table = read_csv(name, find_csv(name, data_dir / "moleculenet"))
+    table = read_csv(name, data_dir / "moleculenet")
     assert len(table.smiles) == num_rows
     assert len(table.names) == BENCHMARKS[name].num_labels
     counts = label_counts(table.labels_RC)

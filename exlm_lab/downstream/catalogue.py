@@ -14,11 +14,7 @@ from exlm_mini.data.tokenizer import Tokenizer
 
 MOLECULES = (*moleculenet.BENCHMARKS, patterns.NAME)
 EMBEDDED = {inference.NAME: inference.load, sections.NAME: sections.load}
-EMBEDDED_OF = {
-    "smiles": patterns.NAME,
-    "text": sections.NAME,
-    "toy": inference.NAME,
-}
+EMBEDDED_OF = {"smiles": patterns.NAME, "text": sections.NAME, "toy": inference.NAME}
 """What a model read: the task of that kind that needs no file."""
 STEREO_ATOMS = ("[C@H]", "[C@@H]")
 
@@ -86,12 +82,12 @@ def load_task(
         UserError: see the readers.
     """
     if name in glue.TASKS:
-        return glue.TASKS[name], glue.load_glue(name, data or glue.HUB_ID)
-    cleaning = reading.cleaning(tokenizer)
+        return glue.TASKS[name], glue.load_glue(name, data)
     if name in moleculenet.BENCHMARKS:
-        return moleculenet.load(name, data, reading.split, reading.split_seed, cleaning)
+        how = reading.split, reading.split_seed, reading.cleaning(tokenizer)
+        return moleculenet.load(name, data, *how)
     if data is not None:
         raise UserError(f"{name} is embedded in the package and reads no --data; drop it")
     if name in EMBEDDED:
         return EMBEDDED[name]()
-    return patterns.load(reading.split, reading.split_seed, cleaning)
+    return patterns.load(reading.split, reading.split_seed, reading.cleaning(tokenizer))

@@ -1,62 +1,60 @@
-"""Files as the benchmarks publish them: found by name, read as UTF-8, plain or compressed."""
+"""Where the benchmarks' examples come from: files as they are published, or the hub."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from exlm_mini.config import UserError
 from exlm_mini.data.files import reading
-from exlm_mini.data.text import COMPRESSIONS, open_decompressed
+from exlm_mini.data.text import COMPRESSIONS
 
 
-def find_file(directory: Path, name: str, is_optional: bool = False) -> Path | None:
-    """The file of that name in a directory, plain or compressed.
+def find_file(directory: Path, *names: str, is_optional: bool = False) -> Path | None:
+    """The first file of these names in a directory, plain or compressed, in any case.
 
     Args:
         directory: where to look.
-        name: without the suffix of a compression.
+        names: without the suffix of a compression.
         is_optional: return none where there is no such file.
 
     Raises:
         UserError: if there is none; the files that are there are named.
     """
-    for suffix in ("", *COMPRESSIONS):
-        if (path := directory / f"{name}{suffix}").is_file():
-            return path
+    with reading(directory):
+        there = {path.name.lower(): path for path in sorted(directory.iterdir())}
+    for name in names:
+        for suffix in ("", *COMPRESSIONS):
+            if path := there.get((name + suffix).lower()):
+                return path
     if is_optional:
         return None
-    if not directory.is_dir():
-        raise UserError(f"{directory} is no directory; give the one that holds {name}")
-    found = ", ".join(sorted(path.name for path in directory.iterdir())[:20]) or "nothing"
+    found = ", ".join(path.name for path in [*there.values()][:20]) or "nothing"
     raise UserError(
-        f"{directory} holds no {name} (plain, {' or '.join(COMPRESSIONS)}); it holds: {found}"
+        f"{directory} holds no {' or '.join(names)} (plain, {' or '.join(COMPRESSIONS)}); it "
+        f"holds: {found}"
     )
 
 
-def read_lines(path: Path) -> Iterator[str]:
-    r"""The lines of a file without their ends; only ``\n`` and ``\r\n`` end a line.
+def load_hub(name: str, *config: str) -> Any:
+    """All splits of a data set of the hub.
 
     Raises:
-        UserError: if the file cannot be read, is damaged, or is not UTF-8.
+        UserError: if it cannot be had.
     """
-    with reading(path), open_decompressed(path) as stream:
-        for number, raw in enumerate(stream, start=1):
-            with reading(f"{path} line {number}"):
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-            yield line.removesuffix("\n").removesuffix("\r")
-
-
-def read_json(path: Path) -> object:
-    """What a JSON file holds.
-
-    Raises:
-        UserError: as ``read_lines``, or if it is no JSON.
-    """
-    with reading(path):
-        text = "\n".join(read_lines(path))
-        content = json.loads(text)
-        if "\\ud" in text.lower():  # half a surrogate pair is no text: nothing could encode it
-            json.dumps(content, ensure_ascii=False).encode()
-        return content
+    try:
+        import datasets
+    except ImportError:
+        raise UserError(
+            f"reading {name} from the hub needs datasets; pip install 'exlm-mini[text]', or give "
+            "the benchmark's files with --data"
+        ) from None
+    datasets.disable_progress_bars()
+    try:
+        return datasets.load_dataset(name, *config)
+    except Exception as error:  # the library raises a dozen unrelated types here
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise UserError(
+            f"cannot load the hub data set {name} ({reason}); check the network, or give the "
+            "benchmark's files with --data"
+        ) from error

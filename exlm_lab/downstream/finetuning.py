@@ -71,7 +71,7 @@ class FineTuner(Loop):
     """One run. Its evaluation is the task's metrics on the validation rows, after each epoch.
 
     After the last step the model has the weights of the best epoch, ``scores`` what its head gives
-    out for each row, by part, and ``metrics`` what that is worth where labels are known.
+    out for each row, by part, and ``metrics`` what that is worth.
 
     Args:
         pretrained: where the weights start.
@@ -217,8 +217,7 @@ class FineTuner(Loop):
             self.model.load_state_dict(self.best)
         for name, part in self.problem.parts.items():
             self.scores[name] = self.score(part)
-            if part.judge is not None:
-                self.metrics[name] = part.judge(self.scores[name])
+            self.metrics[name] = part.judge(self.scores[name])
 
     def _own_state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
         return {"best": self.best}, {
@@ -235,13 +234,11 @@ class FineTuner(Loop):
         self.best = checkpoint.tensors["best"]
         self.history, self.best_epoch = state["history"], int(state["best_epoch"])
         self.loss_sum = float(state["epoch_loss"])
-        # Each weight of the best epoch, and each past epoch, is what it will be used as.
+        # What is wrong with these would show after the last step.
         if self.best_epoch:
             self.model.load_state_dict(self.best)
-        for epoch, past in enumerate(self.history, 1):
-            if past["epoch"] != epoch or not math.isfinite(past["validation"][metric]):
-                raise ValueError(f"history of epoch {epoch}")
-        if not 0 <= self.best_epoch <= len(self.history):
-            raise ValueError(f"best_epoch {self.best_epoch} of {len(self.history)}")
+        reached = [past["validation"][metric] for past in self.history]
+        if not (all(map(math.isfinite, reached)) and 0 <= self.best_epoch <= len(reached)):
+            raise ValueError(f"best_epoch {self.best_epoch} of {reached}")
         self.evaluation = self.history[-1]["validation"] if self.history else None
         super()._take_over(checkpoint)

@@ -61,14 +61,14 @@ def load(seed: int = 0) -> tuple[Task, Splits]:
             one split or in two. ``notes`` hold the two numbers of ``ceiling``.
     """
     language = grammar(GRAMMAR)
-    labels_R = np.concatenate([np.arange(n) % len(CLASSES) for n in NUM_EXAMPLES.values()])
+    sizes = NUM_EXAMPLES.values()
+    labels_R = np.concatenate([np.arange(n) % len(CLASSES) for n in sizes])
     texts = _distinct_pairs(language, labels_R, seed)
-    splits, start = [], 0
-    for num in NUM_EXAMPLES.values():
-        part = slice(start, start + num)
-        ids = [str(i) for i in range(num)]
-        splits.append(Examples(texts[part], labels_R[part].astype(np.int64), ids))
-        start += num
+    ends = np.cumsum([*sizes])
+    splits = [
+        Examples(texts[end - n : end], labels_R[end - n : end], [str(i) for i in range(n)])
+        for n, end in zip(sizes, ends, strict=True)
+    ]
     best = ceiling(language)
     notes = {
         "grammar": GRAMMAR,
@@ -84,16 +84,13 @@ def relations(language: Grammar) -> np.ndarray:
     Args:
         language: a grammar with the latents ``topic`` and ``mood``.
     """
-    values = list(itertools.product(*language.latents.values()))
-    names = list(language.latents)
-    topic, mood = names.index("topic"), names.index("mood")
-
-    def relation(premise: tuple[str, ...], hypothesis: tuple[str, ...]) -> int:
-        if premise[topic] != hypothesis[topic]:
-            return NEUTRAL
-        return ENTAILMENT if premise[mood] == hypothesis[mood] else CONTRADICTION
-
-    return np.array([[relation(a, b) for b in values] for a in values])
+    values_of = dict(zip(language.latents, np.indices(language.prior.shape), strict=True))
+    is_same = {
+        name: np.equal.outer(values_of[name].ravel(), values_of[name].ravel())
+        for name in ("topic", "mood")
+    }
+    agreeing_ZZ = np.where(is_same["mood"], ENTAILMENT, CONTRADICTION)
+    return np.where(is_same["topic"], agreeing_ZZ, NEUTRAL)
 
 
 def latent_pairs(language: Grammar) -> np.ndarray:
@@ -193,9 +190,8 @@ def _distinct_pairs(
         rows = [r for r, pair in enumerate(texts) if pair is None]
         if not rows:
             return texts
-        for r, *pair in zip(
-            rows, *draw_pairs(language, labels_R[rows], (seed, round)), strict=True
-        ):
+        drawn = draw_pairs(language, labels_R[rows], (seed, round))
+        for r, *pair in zip(rows, *drawn, strict=True):
             premise, hypothesis = map(language.sentence, pair)
             if len({premise, hypothesis} - seen) == 2:
                 seen |= {premise, hypothesis}

@@ -5,12 +5,12 @@ Shapes: R examples, B rows of a batch, N tokens of a row.
 A row is ``[BOS] a [EOS]``, of a pair ``[BOS] a [EOS] [EOS] b [EOS]``, as fairseq's RoBERTa has it.
 Nothing is masked, so of ExLM only the boundaries are expanded (all of them with
 ``model.boundary`` official, none with paper), and Repeated MLM repeats every token (Appendix B.2).
-Rows are kept as they are before that: the model expands or repeats them, see ``finetuning``.
+Rows are kept as they are before that: the model expands or repeats them, see ``heads``.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,58 +25,47 @@ NUM_BATCHES_SORTED = 32
 """Rows of so many batches are sorted by length together: little padding, hardly less chance."""
 
 
-class EncodedRows(NamedTuple):
-    """The examples of one split as rows, and what was lost on the way."""
-
-    rows: list[np.ndarray]
-    """R times int32 ids, boundaries included, not padded."""
-    num_truncated: int
-    """Rows that were cut to fit."""
-    num_tokens: int
-    """Of all texts, before any was cut, without boundaries."""
-    num_cut: int
-    """Tokens that were cut off."""
-    num_unknown: int
-    """Tokens that are [UNK], before any was cut."""
-
-    @property
-    def unknown_share(self) -> float:
-        """Share of the tokens that are [UNK]."""
-        return self.num_unknown / max(self.num_tokens, 1)
-
-
 def encode_examples(
     texts: list[tuple[str, ...]], tokenizer: Tokenizer, layout: Layout
-) -> EncodedRows:
+) -> tuple[list[np.ndarray], dict[str, Any]]:
     """Rows of the examples of one split.
 
     What does not fit is cut from the end of the longer text of a pair, token by token, from the
-    second where both are equally long; the caller tells how often.
+    second where both are equally long.
 
     Args:
-        texts: one text or a pair each.
+        texts: one text or a pair each; at least one.
         tokenizer: of the checkpoint.
         layout: of the model.
+
+    Returns:
+        rows: R times int32 ids, boundaries included, not padded.
+        notes: how many there are, the tokens of the longest, how many were cut and by how many
+            tokens, and the share of [UNK] among all tokens before any was cut.
 
     Raises:
         UserError: if the positions of the model hold no row at all.
     """
-    pieces = [piece for example in texts for piece in example]
-    encoded = iter(tokenizer.encode_batch(pieces))
-    unk = layout.special_ids.unk
+    encoded = iter(tokenizer.encode_batch([text for example in texts for text in example]))
     rows, num_truncated, num_tokens, num_cut, num_unknown = [], 0, 0, 0, 0
     for example in texts:
         parts = [next(encoded) for _ in example]
         lengths = [len(part) for part in parts]
         kept = longest_first(lengths, layout.room(len(parts)))
         num_tokens += sum(lengths)
-        num_unknown += sum(part.count(unk) for part in parts)
+        num_unknown += sum(part.count(layout.special_ids.unk) for part in parts)
         num_cut += sum(lengths) - sum(kept)
         num_truncated += sum(kept) < sum(lengths)
         rows.append(
             framed([part[:n] for part, n in zip(parts, kept, strict=True)], layout.special_ids)
         )
-    return EncodedRows(rows, num_truncated, num_tokens, num_cut, num_unknown)
+    return rows, {
+        "examples": len(rows),
+        "longest": max(len(row) for row in rows),
+        "truncated": num_truncated,
+        "tokens_cut": num_cut,
+        "unknown_share": round(num_unknown / max(num_tokens, 1), 6),
+    }
 
 
 def longest_first(lengths: list[int], room: int) -> list[int]:
@@ -129,8 +118,7 @@ def training_batches(
         int64 indices of rows, batch by batch.
     """
     R = len(lengths_R)
-    noise_R = counter_uniform(seed, epoch, np.arange(R))
-    order_R = np.argsort(noise_R, kind="stable")
+    order_R = np.argsort(counter_uniform(seed, epoch, np.arange(R)), kind="stable")
     batches = []
     for start in range(0, R, NUM_BATCHES_SORTED * batch_size):
         pool = order_R[start : start + NUM_BATCHES_SORTED * batch_size]
@@ -138,9 +126,8 @@ def training_batches(
         batches += [pool[i : i + batch_size] for i in range(0, len(pool), batch_size)]
     # Counters from R on, so that the noise is not that of the rows.
     noise = counter_uniform(seed, epoch, R + np.arange(len(batches)))
-    full = [i for i in np.argsort(noise, kind="stable") if len(batches[i]) == batch_size]
-    short = [i for i, batch in enumerate(batches) if len(batch) < batch_size]
-    return [batches[i] for i in full + short]
+    mixed = [batches[i] for i in np.argsort(noise, kind="stable")]
+    return sorted(mixed, key=lambda batch: len(batch) < batch_size)
 
 
 def evaluation_batches(lengths_R: np.ndarray, batch_size: int) -> list[np.ndarray]:
@@ -151,7 +138,7 @@ def evaluation_batches(lengths_R: np.ndarray, batch_size: int) -> list[np.ndarra
 
 def padded(rows: list[np.ndarray], pad: int) -> Tensor:
     """token_ids_BN: int64, as long as the longest row, filled up on the right."""
-    token_ids_BN = np.full((len(rows), max(len(row) for row in rows)), pad, dtype=np.int64)
+    token_ids_BN = np.full((len(rows), max(map(len, rows))), pad, dtype=np.int64)
     for i, row in enumerate(rows):
         token_ids_BN[i, : len(row)] = row
     return torch.from_numpy(token_ids_BN)

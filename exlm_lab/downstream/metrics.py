@@ -22,9 +22,9 @@ def evaluate(task: Task, scores_RC: np.ndarray, labels: np.ndarray) -> dict[str,
     """Every metric of a task, the one that chooses between runs among them.
 
     Args:
-        task: its ``kind`` says which metrics there are.
-        scores_RC: what the model gave out, float: logits of the classes (the largest wins), the
-            number itself (R,) or (R, 1), or a logit per yes-no answer.
+        task: its ``kind`` says which metrics there are; not one of spans.
+        scores_RC: what the model gave out, finite float: logits of the classes (the largest
+            wins), the number itself (R, 1), or a logit per yes-no answer.
         labels: as ``Examples.labels``: int64 (R,), float64 (R,), or float64 (R, C) with nan
             where an answer is missing.
 
@@ -35,22 +35,23 @@ def evaluate(task: Task, scores_RC: np.ndarray, labels: np.ndarray) -> dict[str,
         answers that are counted, and ``num_tasks``, how many are.
 
     Raises:
-        UserError: if there are no examples, a score is not finite, or nothing can be scored.
-        ValueError: if the shapes do not fit, or the task is one of spans.
+        UserError: if no yes-no answer can be scored.
+        ValueError: if the shapes do not fit.
     """
     scores_RC = np.asarray(scores_RC, dtype=np.float64)
-    if task.kind == "span":
-        raise ValueError("spans are scored by squad.score_predictions")
-    _check(task, scores_RC, labels)
+    width = 1 if task.kind == "number" else len(task.classes)
+    shape = (len(labels), width)
+    if scores_RC.shape != shape or labels.shape != shape[: 1 + (task.kind == "labels")]:
+        raise ValueError(f"scores {scores_RC.shape} and labels {labels.shape} of {task.name}")
     if task.kind == "number":
-        numbers_R = scores_RC.reshape(-1)
+        numbers_R = scores_RC[:, 0]
         return {"pearson": pearson(numbers_R, labels), "spearman": spearman(numbers_R, labels)}
     if task.kind == "labels":
         auc, num_tasks = mean_roc_auc(scores_RC, labels)
         return {"roc_auc": auc, "num_tasks": float(num_tasks)}
     predicted_R = scores_RC.argmax(axis=1)
     out = {"accuracy": accuracy(predicted_R, labels)}
-    if scores_RC.shape[1] == 2:
+    if width == 2:
         out |= {"f1": f1(predicted_R, labels), "matthews": matthews(predicted_R, labels)}
         if len(np.unique(labels)) == 2:
             margin_R1 = scores_RC[:, 1:] - scores_RC[:, :1]
@@ -72,21 +73,19 @@ def f1(predicted_R: np.ndarray, labels_R: np.ndarray) -> float:
 def matthews(predicted_R: np.ndarray, labels_R: np.ndarray) -> float:
     """Matthews correlation of two classes; 0 if either side is constant."""
     metrics, _ = libraries()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a single class on both sides
-        return float(metrics.matthews_corrcoef(labels_R, predicted_R))
+    return _quietly(metrics.matthews_corrcoef, labels_R, predicted_R)
 
 
 def pearson(predicted_R: np.ndarray, labels_R: np.ndarray) -> float:
     """Linear correlation; 0 if either side is constant, where it has no value."""
     _, stats = libraries()
-    return _correlation(stats.pearsonr, predicted_R, labels_R)
+    return _quietly(lambda *pair: stats.pearsonr(*pair).statistic, predicted_R, labels_R)
 
 
 def spearman(predicted_R: np.ndarray, labels_R: np.ndarray) -> float:
     """Correlation of the ranks; 0 if either side is constant, where it has no value."""
     _, stats = libraries()
-    return _correlation(stats.spearmanr, predicted_R, labels_R)
+    return _quietly(lambda *pair: stats.spearmanr(*pair).statistic, predicted_R, labels_R)
 
 
 def mean_roc_auc(scores_RC: np.ndarray, labels_RC: np.ndarray) -> tuple[float, int]:
@@ -120,44 +119,26 @@ def mean_roc_auc(scores_RC: np.ndarray, labels_RC: np.ndarray) -> tuple[float, i
     return float(np.mean(areas)), len(areas)
 
 
-def _correlation(measure: Callable, predicted_R: np.ndarray, labels_R: np.ndarray) -> float:
+def _quietly(measure: Callable, *arguments: np.ndarray) -> float:
+    """A measure; 0 where it has no value, of which scikit-learn and scipy warn."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of constant and nearly constant numbers: see below
-        value = float(measure(predicted_R, labels_R).statistic)
+        warnings.simplefilter("ignore")
+        value = float(measure(*arguments))
     return 0.0 if np.isnan(value) else value
-
-
-def _check(task: Task, scores_RC: np.ndarray, labels: np.ndarray) -> None:
-    num_columns = {"classes": len(task.classes), "number": 1, "labels": len(task.classes)}
-    shape = (len(labels), num_columns[task.kind])
-    is_flat_number = task.kind == "number" and scores_RC.shape == shape[:1]
-    if scores_RC.shape != shape and not is_flat_number:
-        raise ValueError(f"want scores of shape {shape}, got {scores_RC.shape}")
-    if labels.shape != (shape if task.kind == "labels" else shape[:1]):
-        raise ValueError(f"labels of shape {labels.shape} do not fit scores {scores_RC.shape}")
-    if not len(labels):
-        raise UserError(
-            f"{task.name}: there is no labelled example to score; use another split"
-        )
-    num_bad = int((~np.isfinite(scores_RC)).sum())
-    if num_bad:
-        raise UserError(
-            f"{task.name}: {num_bad} of {scores_RC.size} scores are not finite; the model "
-            "diverged, lower the learning rate"
-        )
 
 
 def libraries() -> tuple[ModuleType, ModuleType]:
     """The metrics of scikit-learn and the statistics of scipy.
 
     Raises:
-        UserError: one of them is missing.
+        UserError: one of them is missing, or pandas, which tables are read with.
     """
     try:
+        import pandas  # noqa: F401
         import scipy.stats
         import sklearn.metrics
     except ImportError as error:
         raise UserError(
-            f"scoring needs the package {error.name}; pip install 'exlm-mini[tasks]'"
+            f"downstream tasks need the package {error.name}; pip install 'exlm-mini[tasks]'"
         ) from None
     return sklearn.metrics, scipy.stats

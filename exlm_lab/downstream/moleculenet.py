@@ -17,27 +17,31 @@ Shapes: R rows, C labels.
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Callable, Iterable, Sequence
+import io
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from exlm_lab.downstream.files import read_lines
-from exlm_lab.downstream.scaffolds import PARTS, RULES, Split, molecules, split
+from exlm_lab.downstream.files import find_file, load_hub
+from exlm_lab.downstream.scaffolds import PARTS, Split, molecules, split
 from exlm_lab.downstream.task import Examples, Splits, Task
-from exlm_mini.config import UserError, nearest
+from exlm_mini.config import UserError
 from exlm_mini.data.cleaning import Cleaning, CleaningCounts, clean
+from exlm_mini.data.files import reading
 from exlm_mini.data.smiles import require_rdkit
-from exlm_mini.data.text import COMPRESSIONS, NUM_COLUMNS_SHOWN, csv_rows
+from exlm_mini.data.text import csv_rows, open_decompressed
 from exlm_mini.data.unimol import lmdb_rows, numbers
 
 METRIC = "roc_auc"
 RELEASED = "unimol-released"
 SMILES_COLUMNS = ("smiles", "SMILES", "mol")
 NOT_LABELS = {"mol_id", "name", "num", "CID", "Model", "pIC50"}
-LABELS = {"0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, "": math.nan}
+HUB_PREFIX = "scikit-fingerprints/MoleculeNet_"
+
+
+AS_IT_IS = Cleaning()
 
 
 class Benchmark(NamedTuple):
@@ -60,7 +64,6 @@ BENCHMARKS = {
     "sider": Benchmark("SIDER", 27, (1141, 143, 143)),
     "muv": Benchmark("MUV", 17, (74469, 9309, 9309)),
 }
-HUB_PREFIX = "scikit-fingerprints/MoleculeNet_"
 
 
 class Table(NamedTuple):
@@ -76,50 +79,40 @@ class Table(NamedTuple):
 
 def load(
     name: str,
-    data: str | Path | None = None,
+    data: Path | None = None,
     rule: str = "unimol",
     seed: int = 0,
-    cleaning: Cleaning | None = None,
-    report: Callable[[int, int], object] | None = None,
+    cleaning: Cleaning = AS_IT_IS,
 ) -> tuple[Task, Splits]:
     """A set of MoleculeNet, split and cleaned.
 
     Args:
         name: key of ``BENCHMARKS``.
         data: the file, or the directory that holds it; none: the hub.
-        rule: ``unimol``, ``deepchem``, ``random``, or ``unimol-released`` for Uni-Mol's
-            ``train.lmdb``, ``valid.lmdb`` and ``test.lmdb`` in the directory or in one of its
-            name there.
+        rule: one of ``scaffolds.RULES``, or ``unimol-released`` for Uni-Mol's ``train.lmdb``,
+            ``valid.lmdb`` and ``test.lmdb`` in the directory or in one of its name there.
         seed: of ``random``.
-        cleaning: what is done to each molecule after the split, without variants; none: nothing.
-        report: told (rows read, rows in all) now and then.
+        cleaning: what is done to each molecule after the split, without variants.
 
     Raises:
-        UserError: for an unknown set or rule, a missing or damaged file, columns that are not
-            those of the set, a label that is none of 0, 1 and empty, a label without any value,
-            or an empty part.
+        UserError: for a missing or damaged file, columns that are not those of the set, a label
+            that is none of 0, 1 and empty, a label without any value, or an empty part.
     """
-    if name not in BENCHMARKS:
-        raise UserError(f"the molecule set '{name}' is not known; {nearest(name, BENCHMARKS)}")
-    if rule not in (*RULES, RELEASED):
-        raise UserError(f"the split '{rule}' is not known; {nearest(rule, (*RULES, RELEASED))}")
     require_rdkit()
+    more: dict[str, Any] = {"paper_sizes": list(BENCHMARKS[name].sizes)}
     if rule == RELEASED:
         if data is None:
-            raise UserError(
-                f"the split {RELEASED} is read from files; give the directory with train.lmdb"
-            )
-        table, rows = read_released(name, Path(data))
-    else:
-        table = read_hub(name) if data is None else read_csv(name, find_csv(name, Path(data)))
-        rows = split(table.smiles, rule, seed, report)
-    splits = splits_of(table, rows, rule, cleaning or Cleaning())
-    splits.notes["paper_sizes"] = list(BENCHMARKS[name].sizes)
-    if rule == RELEASED:
-        splits.notes["molecules_sha1"] = {
+            raise UserError(f"the split {RELEASED} is read from files; give them with --data")
+        table, rows = read_released(name, data)
+        more["molecules_sha1"] = {
             part: molecules_sha1(table.smiles[i] for i in indices)
             for part, indices in zip(PARTS, rows.parts, strict=True)
         }
+    else:
+        table = read_hub(name) if data is None else read_csv(name, data)
+        rows = split(table.smiles, rule, seed)
+    splits = splits_of(table, rows, rule, cleaning)
+    splits.notes.update(more)
     return Task(name, "labels", table.names, METRIC, "smiles"), splits
 
 
@@ -137,14 +130,19 @@ def splits_of(table: Table, rows: Split, rule: str, cleaning: Cleaning) -> Split
         raise UserError(
             f"{table.source}: the label '{label}' has no value in any row; remove the column"
         )
+    counts, parts = CleaningCounts(), []
     for part, indices in zip(PARTS, rows.parts, strict=True):
         if not indices:
             raise UserError(
                 f"{table.source}: the {part} part of the split {rule} is empty "
                 f"({len(table.smiles)} rows, RDKit rejects {len(rows.rejected)}); give more rows"
             )
-    counts = CleaningCounts()
-    parts = [_examples(table, indices, cleaning, counts) for indices in rows.parts]
+        smiles = [table.smiles[row] for row in indices]
+        if cleaning != AS_IT_IS:
+            # The split left out what RDKit rejects, so that one molecule comes for each row.
+            smiles = [m.spellings[0] for m in clean(smiles, cleaning, seed=0, counts=counts)]
+        texts, ids = [(s,) for s in smiles], [str(row) for row in indices]
+        parts.append(Examples(texts, table.labels_RC[indices], ids))
     notes = {
         "source": table.source,
         "rows": len(table.smiles),
@@ -176,16 +174,6 @@ def label_counts(labels_RC: np.ndarray) -> dict[str, int]:
     }
 
 
-def _examples(
-    table: Table, rows: Sequence[int], cleaning: Cleaning, counts: CleaningCounts
-) -> Examples:
-    smiles = [table.smiles[row] for row in rows]
-    if cleaning != Cleaning():
-        # The split left out what RDKit rejects, so that one molecule comes for each row.
-        smiles = [m.spellings[0] for m in clean(smiles, cleaning, seed=0, counts=counts)]
-    return Examples([(s,) for s in smiles], table.labels_RC[rows], [str(row) for row in rows])
-
-
 def molecules_sha1(smiles: Iterable[str]) -> str:
     """sha1 over canonical SMILES, sorted, one a line: the same for two files of one part.
 
@@ -201,102 +189,39 @@ def molecules_sha1(smiles: Iterable[str]) -> str:
 # ---- files ----
 
 
-def find_csv(name: str, data: Path) -> Path:
-    """The file of a set: ``data`` itself, or the one in it that is called after the set."""
-    if data.is_file():
-        return data
-    if not data.is_dir():
-        raise UserError(f"cannot read {data} (no such file or directory); check --data")
-    stems = {f"{stem}.csv" for stem in (name, f"{name}_data")}
-    wanted = stems | {stem + suffix for stem in stems for suffix in COMPRESSIONS}
-    found = sorted(path for path in data.iterdir() if path.name.lower() in wanted)
-    if len(found) == 1:
-        return found[0]
-    if found:
-        names = ", ".join(path.name for path in found)
-        raise UserError(f"{data} holds {names}; give one of them with --data")
-    raise UserError(f"{data} holds no {name}.csv (also .gz, .xz); give the file with --data")
-
-
-def read_csv(name: str, path: Path) -> Table:
-    """A set from its CSV file.
+def read_csv(name: str, data: Path) -> Table:
+    """A set from its CSV file, or from the directory that holds one called after the set.
 
     Raises:
         UserError: see ``load``.
     """
-    lines = csv_rows(path, read_lines(path))
-    header = next(lines, [])
-    return _table(name, str(path), header, lines)
+    import pandas
+
+    path = data if data.is_file() else find_file(data, f"{name}.csv", f"{name}_data.csv")
+    with reading(path), open_decompressed(path) as stream:
+        # pandas' own reader takes a row that was cut off for one of missing answers.
+        header, *rows = csv_rows(path, io.TextIOWrapper(stream, "utf-8-sig", newline=""))
+        return _table(name, str(path), pandas.DataFrame(rows, None, header, object))
 
 
 def read_hub(name: str) -> Table:
-    """A set from the hub; in a table of text, as the CSV files are."""
-    try:
-        import datasets
-    except ImportError:
-        raise UserError(
-            f"reading {name} from the hub needs datasets; pip install 'exlm-mini[text]', or give "
-            "its CSV file with --data"
-        ) from None
+    """A set from the hub."""
     source = HUB_PREFIX + BENCHMARKS[name].hub
-    datasets.disable_progress_bars()
-    try:
-        table = datasets.load_dataset(source, split="train")
-    except Exception as error:  # the library raises a dozen unrelated types here
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise UserError(
-            f"cannot load the hub data set {source} ({reason}); check the network, or give the "
-            "CSV file with --data"
-        ) from None
-    rows = (["" if v is None or v != v else str(v) for v in row.values()] for row in table)
-    return _table(name, source, list(table.column_names), rows)
+    hub = load_hub(source)
+    with reading(source):
+        return _table(name, source, hub["train"].to_pandas())
 
 
-def _table(name: str, source: str, header: list[str], rows: Iterable[list[str]]) -> Table:
-    """Cells of text as a set."""
-    smiles_column = next((c for c in SMILES_COLUMNS if c in header), None)
-    if smiles_column is None:
-        raise UserError(
-            f"{source} has no column {' or '.join(SMILES_COLUMNS)}; found: {_shown(header)}"
-        )
-    names = _label_columns(name, source, header, smiles_column)
-    at_smiles, at_labels = header.index(smiles_column), [header.index(n) for n in names]
-    smiles, labels = [], []
-    for row, cells in enumerate(rows):
-        smiles.append(cells[at_smiles].strip())
-        try:
-            labels.append([LABELS[cells[i].strip()] for i in at_labels])
-        except KeyError:
-            column = next(n for n, i in zip(names, at_labels, strict=True)
-                          if cells[i].strip() not in LABELS)  # fmt: skip
-            value = cells[header.index(column)][:40]
-            raise UserError(
-                f"{source} row {row} (from 0), column '{column}': {value!r} is no label; write "
-                "0, 1, or nothing where it is missing"
-            ) from None
-    if not smiles:
-        raise UserError(f"{source} has no rows below its header; give a file with molecules")
-    return Table(source, smiles, names, np.array(labels, dtype=np.float64))
-
-
-def _label_columns(
-    name: str, source: str, header: list[str], smiles_column: str
-) -> tuple[str, ...]:
-    benchmark = BENCHMARKS[name]
-    if benchmark.label in header:
-        return (benchmark.label,)
-    names = tuple(n for n in header if n != smiles_column and n not in NOT_LABELS)
-    if len(names) != benchmark.num_labels or len(set(names)) < len(names):
-        raise UserError(
-            f"{source}: {name} has {benchmark.num_labels} label column(s), found {len(names)}: "
-            f"{_shown(names)}; give the file of {name}"
-        )
-    return names
-
-
-def _shown(names: Sequence[str]) -> str:
-    shown = ", ".join(" ".join(name.split())[:40] for name in names[:NUM_COLUMNS_SHOWN])
-    return (shown or "none") + (", ..." if len(names) > NUM_COLUMNS_SHOWN else "")
+def _table(name: str, source: str, cells: Any) -> Table:
+    """A table of pandas as a set; a label is a number, or empty."""
+    smiles = next((column for column in SMILES_COLUMNS if column in cells), "smiles")
+    names = [label for label in cells if label != smiles and label not in NOT_LABELS]
+    if BENCHMARKS[name].label in names:
+        names = [BENCHMARKS[name].label]
+    answers_RC = cells[names].to_numpy(object)
+    labels_RC = np.where(answers_RC == "", np.nan, answers_RC).astype(np.float64)
+    texts = cells[smiles].fillna("").str.strip().tolist()
+    return _checked(name, Table(source, texts, tuple(names), labels_RC))
 
 
 def read_released(name: str, data: Path) -> tuple[Table, Split]:
@@ -309,45 +234,44 @@ def read_released(name: str, data: Path) -> tuple[Table, Split]:
         UserError: see ``load``.
     """
     folder = data / name if (data / name).is_dir() else data
-    smiles: list[str] = []
-    labels: list[list[float]] = []
-    parts = []
+    smiles, labels, parts = [], [], []
     for stem in ("train", "valid", "test"):
-        start, path = len(smiles), folder / f"{stem}.lmdb"
-        if not path.is_file():
-            raise UserError(
-                f"{path} is missing; the split {RELEASED} needs train.lmdb, valid.lmdb and "
-                "test.lmdb of one set in --data"
-            )
-        for where, entry in lmdb_rows(path):
-            if not isinstance(entry.get("smi"), str) or "target" not in entry:
-                raise UserError(
-                    f"{where} lacks 'smi' or 'target', found: {_shown([*map(str, entry)])}; "
-                    "give the files Uni-Mol released for fine-tuning"
-                )
-            smiles.append(entry["smi"])
-            labels.append(_targets(name, where, entry["target"]))
+        start = len(smiles)
+        for where, entry in lmdb_rows(find_file(folder, f"{stem}.lmdb")):
+            with reading(where):
+                try:
+                    smiles.append("" + entry["smi"])
+                    labels.append(numbers(entry["target"]))
+                except UserError as error:
+                    raise ValueError(error) from None
         parts.append(range(start, len(smiles)))
-    rejected = [i for i, molecule in enumerate(molecules(smiles)) if molecule is None]
-    rows = Split(*([i for i in part if i not in rejected] for part in parts), rejected, None)
-    num_labels = BENCHMARKS[name].num_labels
-    names = tuple(f"{name} {c}" for c in range(num_labels))  # the files do not name them
-    labels_RC = np.array(labels, dtype=np.float64).reshape(-1, num_labels)
-    return Table(str(folder), smiles, names, labels_RC), rows
+    rejected = {i for i, molecule in enumerate(molecules(smiles)) if molecule is None}
+    rows = Split(
+        *([i for i in part if i not in rejected] for part in parts), sorted(rejected), None
+    )
+    names = tuple(
+        f"{name} {c}" for c in range(BENCHMARKS[name].num_labels)
+    )  # the files have none
+    with reading(folder):
+        labels_RC = np.array(labels, dtype=np.float64).reshape(len(smiles), -1)
+    labels_RC[labels_RC < 0] = np.nan
+    return _checked(name, Table(str(folder), smiles, names, labels_RC)), rows
 
 
-def _targets(name: str, where: str, target: object) -> list[float]:
-    try:
-        values = numbers(target)
-    except UserError as error:
-        raise UserError(f"{where}: its target cannot be read ({error}); leave it out") from None
-    values = [math.nan if value < 0 else value for value in values]
-    wrong = [value for value in values if value not in (0, 1) and not math.isnan(value)]
-    if wrong:
-        raise UserError(f"{where}: the target {wrong[0]:g} is no label; it must be 0, 1 or < 0")
-    if len(values) != BENCHMARKS[name].num_labels:
+def _checked(name: str, table: Table) -> Table:
+    """The same, if it can be the set of that name."""
+    num_labels = table.labels_RC.shape[1]
+    if num_labels != BENCHMARKS[name].num_labels or not table.smiles:
         raise UserError(
-            f"{where} has {len(values)} targets, {name} has {BENCHMARKS[name].num_labels}; give "
-            f"the files of {name}"
+            f"{table.source}: {name} has {BENCHMARKS[name].num_labels} label column(s), found "
+            f"{num_labels}, and {len(table.smiles)} rows: {', '.join(table.names)[:300]}; give "
+            f"the file of {name}"
         )
-    return values
+    is_wrong_RC = ~np.isnan(table.labels_RC) & ~np.isin(table.labels_RC, (0, 1))
+    if is_wrong_RC.any():
+        row, c = np.argwhere(is_wrong_RC)[0]
+        raise UserError(
+            f"{table.source} row {row} (from 0), '{table.names[c]}': "
+            f"{table.labels_RC[row, c]:g} is no label; write 0, 1, or nothing where it is missing"
+        )
+    return table

@@ -16,19 +16,16 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from exlm_lab.downstream.metrics import mean_roc_auc
-from exlm_lab.downstream.moleculenet import METRIC, Table, splits_of
-from exlm_lab.downstream.scaffolds import Rule, molecules, split
+from exlm_lab.downstream.moleculenet import AS_IT_IS, METRIC, Table, splits_of
+from exlm_lab.downstream.scaffolds import molecules, split
 from exlm_lab.downstream.task import Splits, Task
 from exlm_mini.data.cleaning import Cleaning
 from exlm_mini.data.smiles import embedded_molecules
 from exlm_mini.data.tokenizer import SMILES_SYMBOL
 
 NAME = "embedded-molecules"
-
 PATTERNS = {
     "para": "[!#1;!R]-c1ccc(-[!#1;!R])cc1",
     "benzyl": "c-[CX4]",
@@ -37,28 +34,25 @@ PATTERNS = {
 """Labels and what makes them yes, as SMARTS. para: a benzene ring with two side chains that face
 each other. benzyl: a side chain begins at an aromatic ring with a saturated carbon. fused rings:
 an atom belongs to two rings at least."""
-
 L2_PENALTY = 1e-3
-NUM_ITERATIONS = 100
 
 
 def load(
-    rule: Rule = "unimol", seed: int = 0, cleaning: Cleaning | None = None
+    rule: str = "unimol", seed: int = 0, cleaning: Cleaning = AS_IT_IS
 ) -> tuple[Task, Splits]:
     """The embedded task, split and cleaned as the sets of MoleculeNet are.
 
     Args:
         rule: see ``scaffolds``.
         seed: of the rule ``random``.
-        cleaning: what is done to each molecule after the split; none: nothing.
+        cleaning: what is done to each molecule after the split.
 
     Raises:
-        UserError: if RDKit or its data directory is missing, or the rule is unknown.
+        UserError: if RDKit or its data directory is missing.
     """
     smiles = list(embedded_molecules())
-    rows = split(smiles, rule, seed)
     table = Table("the embedded molecules", smiles, tuple(PATTERNS), labels_of(smiles))
-    splits = splits_of(table, rows, rule, cleaning or Cleaning())
+    splits = splits_of(table, split(smiles, rule, seed), rule, cleaning)
     return Task(NAME, "labels", table.names, METRIC, "smiles"), splits
 
 
@@ -67,12 +61,10 @@ def labels_of(smiles: Sequence[str]) -> np.ndarray:
     from rdkit import Chem
 
     queries = [Chem.MolFromSmarts(smarts) for smarts in PATTERNS.values()]
+    nothing = [float("nan")] * len(queries)
     return np.array(
-        [
-            [float("nan") if molecule is None else molecule.HasSubstructMatch(query)
-             for query in queries]
-            for molecule in molecules(smiles)
-        ],
+        [nothing if m is None else [m.HasSubstructMatch(query) for query in queries]
+         for m in molecules(smiles)],
         dtype=np.float64,
     )  # fmt: skip
 
@@ -90,55 +82,25 @@ def counting_baseline(splits: Splits) -> np.ndarray:
     Returns:
         The area under the ROC curve of each label (C,), float64; 0.5 is chance.
     """
-    symbols = sorted(
-        {s for (text,) in splits.train.texts for s in re.findall(SMILES_SYMBOL, text)}
-    )
-    train_RS, test_RS = (
-        _counts([text for (text,) in part.texts], symbols)
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
+    train, test = (
+        [Counter(re.findall(SMILES_SYMBOL, text)) for (text,) in part.texts]
         for part in (splits.train, splits.test)
     )
-    mean_S, spread_S = train_RS.mean(dim=0), train_RS.std(dim=0).clamp_min(1e-6)
-    train_RS, test_RS = (train_RS - mean_S) / spread_S, (test_RS - mean_S) / spread_S
-    weight_SC = _fit(train_RS, torch.from_numpy(splits.train.labels))
-    scores_RC = (test_RS @ weight_SC).numpy()
-    labels_RC = splits.test.labels
-    return np.array(
-        [
-            mean_roc_auc(scores_RC[:, c : c + 1], labels_RC[:, c : c + 1])[0]
-            for c in range(labels_RC.shape[1])
-        ]
+    symbols = sorted({symbol for count in train for symbol in count})
+    train_RS, test_RS = (
+        np.log1p([[*(count[s] for s in symbols), count.total()] for count in part])
+        for part in (train, test)
     )
-
-
-def _counts(smiles: Sequence[str], symbols: Sequence[str]) -> Tensor:
-    """log(1 + count) of each symbol and of all, float64 (R, S + 1)."""
-    rows = []
-    for text in smiles:
-        count = Counter(re.findall(SMILES_SYMBOL, text))
-        rows.append([*(count[symbol] for symbol in symbols), count.total()])
-    return torch.tensor(rows, dtype=torch.float64).log1p()
-
-
-def _fit(features_RS: Tensor, labels_RC: Tensor) -> Tensor:
-    """Weights of one logistic regression per label, float64 (S, C); the constant is left out,
-    since it moves no score past another."""
-    weight_SC = torch.zeros(features_RS.shape[1], labels_RC.shape[1], dtype=torch.float64)
-    constant_C = torch.zeros(labels_RC.shape[1], dtype=torch.float64)
-    for tensor in (weight_SC, constant_C):
-        tensor.requires_grad_()
-    optimizer = torch.optim.LBFGS(
-        [weight_SC, constant_C], max_iter=NUM_ITERATIONS, line_search_fn="strong_wolfe"
-    )
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        logits_RC = features_RS @ weight_SC + constant_C
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(
-            logits_RC, labels_RC, reduction="sum"
-        ) / len(labels_RC)
-        loss = loss + L2_PENALTY * weight_SC.square().sum()
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    return weight_SC.detach()
+    scaler = StandardScaler().fit(train_RS)
+    # Scikit-learn weighs the summed loss against half the squared weights.
+    model = LogisticRegression(C=1 / (2 * L2_PENALTY * len(train)), max_iter=1000)
+    areas = []
+    for train_R, test_R in zip(splits.train.labels.T, splits.test.labels.T, strict=True):
+        scores_R = model.fit(scaler.transform(train_RS), train_R).decision_function(
+            scaler.transform(test_RS)
+        )
+        areas.append(mean_roc_auc(scores_R[:, None], test_R[:, None])[0])
+    return np.array(areas)

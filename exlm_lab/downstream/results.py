@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from exlm_lab.downstream.grid import (
     PAPER,
-    PAPER_TABLES,
-    Result,
     Tuning,
     is_diverged,
     key,
     paper_numbers,
-    reached,
     setting_of,
     summary,
 )
+from exlm_lab.downstream.runs import Result
 from exlm_mini.config import UserError
 from exlm_mini.data.files import read_bytes, reading, write_atomically
 from exlm_mini.reading.pretrained import Pretrained
@@ -27,13 +27,18 @@ RESULTS = "results.json"
 TABLE = "table.md"
 LABELS_NAMED = 5
 """Of those no training row has; the others are counted."""
-SHOWN = {
-    "table-6": ("Table 2", "Vanilla MLM", "ExLM"),
-    "table-8": ("Table 1", "SMILES-BERT*", "ExLM"),
-    "table-11": ("Table 3", "RoBERTa*", "ExLM"),
+PAPER_TABLES = {
+    "table-6": ("Table 2", "Table 4", "Table 13", "Figure 3", "Figure 8"),
+    "table-8": ("Table 1",),
+    "table-11": ("Table 3",),
 }
-"""Recipe: the paper's table with equal data and settings, its MLM and its ExLM."""
-
+"""Recipe: what it made in the paper, the table with equal data and settings first."""
+PAPER_ROWS = {
+    "table-6": {"MLM": "Vanilla MLM"},
+    "table-8": {"MLM": "SMILES-BERT*"},
+    "table-11": {"MLM": "RoBERTa*"},
+}
+"""Recipe: how its table calls the MLM of equal data and settings."""
 BESIDE = {"qqp": "f1", "mrpc": "f1", "stsb": "pearson", "squad_v2": "best_exact"}
 """Metrics that are shown below the one that counts."""
 PRINTED_BESIDE = {"mnli": "mnli-mismatched", "squad_v2": "squad_v2-exact"}
@@ -46,11 +51,15 @@ ACCURACIES = {
 
 
 def task_record(result: Result, recipe: Tuning) -> dict[str, Any]:
-    """Everything about one task, JSON-able; metrics in percent."""
-    metric, cells = result.task.metric, [cell for cell in result.cells if not is_diverged(cell)]
-    diverged = [cell["seed"] for cell in result.cells if is_diverged(cell)]
+    """Everything about one task, JSON-able; metrics in percent.
+
+    Raises:
+        UserError: if every run diverged.
+    """
+    name, metric = result.task.name, result.task.metric
+    cells = [cell for cell in result.cells if not is_diverged(cell)]
     if not cells:
-        raise UserError(f"{result.task.name}: every run diverged; lower --train.learning_rate")
+        raise UserError(f"{name}: every run diverged; lower --train.learning_rate")
     parts = {
         part: {
             name: summary([cell["metrics"][part][name] for cell in cells], recipe.report)
@@ -59,10 +68,10 @@ def task_record(result: Result, recipe: Tuning) -> dict[str, Any]:
         }
         for part, metrics in cells[0]["metrics"].items()
     }
-    # Where the labels of the test are secret the validation rows are reported, as in Table 3.
+    # Where there is no test the validation rows are reported, as in Table 3.
     reported = "test" if "test" in parts else "validation"
     num_tasks = cells[0]["metrics"][reported].get("num_tasks")
-    name, printed = result.task.name, PAPER_TABLES.get(recipe.name, ())
+    printed = PAPER_TABLES.get(recipe.name, ())
     # The seed a search was made with is among the seeds that are reported.
     runs = {(setting_of(c), c["seed"]): c for c in [*result.searched, *result.cells]}
     return {
@@ -74,22 +83,26 @@ def task_record(result: Result, recipe: Tuning) -> dict[str, Any]:
         "setting": asdict(result.config),
         "changed": list(recipe.changed),
         "seeds": [cell["seed"] for cell in cells],
-        "diverged_seeds": diverged,
+        "diverged_seeds": [cell["seed"] for cell in result.cells if is_diverged(cell)],
         "best_epochs": [cell["best_epoch"] for cell in cells],
         "seconds": sum(record.get("seconds", 0.0) for record in runs.values()),
         "device": cells[0]["device"],
         "parameters": cells[0]["parameters"],
         "problem_sha256": cells[0]["problem_sha256"],
-        "searched": [_search_record(cell, metric) for cell in result.searched],
+        "searched": [
+            {
+                "setting": key(setting_of(cell)),
+                "seed": cell["seed"],
+                "validation": None
+                if is_diverged(cell)
+                else 100 * cell["metrics"]["validation"][metric],
+            }
+            for cell in result.searched
+        ],
         "notes": result.notes,
         "paper": paper_numbers(printed, name),
         "paper_beside": paper_numbers(printed, PRINTED_BESIDE.get(name, "")),
     }
-
-
-def _search_record(cell: dict[str, Any], metric: str) -> dict[str, Any]:
-    share = None if is_diverged(cell) else 100 * reached(cell, "validation", metric)
-    return {"setting": key(setting_of(cell)), "seed": cell["seed"], "validation": share}
 
 
 def write_results(
@@ -104,12 +117,9 @@ def write_results(
     Raises:
         UserError: if the file is damaged, or of another checkpoint.
     """
-    path = output / RESULTS
     known = check_results(output, pretrained)
-    known |= {
-        name: {**record, "recipe": recipe.name, "made_with": made_with}
-        for name, record in tasks.items()
-    }
+    for name, record in tasks.items():
+        known[name] = {**record, "recipe": recipe.name, "made_with": made_with}
     model = pretrained.config
     whole = {
         "checkpoint": {
@@ -121,8 +131,8 @@ def write_results(
         },
         "tasks": known,
     }
-    write_atomically(path, (json.dumps(whole, indent=1) + "\n").encode())
-    lines = [f"# {pretrained.path}", "", *table(whole), "", *notes(known), "", *scale(whole)]
+    write_atomically(output / RESULTS, (json.dumps(whole, indent=1) + "\n").encode())
+    lines = [f"# {pretrained.path}", "", *shown(whole)]
     write_atomically(output / TABLE, ("\n".join(lines) + "\n").encode())
     return whole
 
@@ -138,15 +148,23 @@ def check_results(output: Path, pretrained: Pretrained) -> dict[str, dict[str, A
         return {}
     with reading(path, "delete it, and it is written again"):
         found = json.loads(read_bytes(path))
-        checkpoint, tasks = found["checkpoint"], dict(found["tasks"])
-        sha256 = checkpoint["sha256"]
-        table(found), notes(tasks), scale(found)  # what cannot be shown is damaged
+        sha256, tasks = found["checkpoint"]["sha256"], dict(found["tasks"])
+        shown(found)  # what cannot be shown is damaged
     if sha256 != pretrained.sha256:
         raise UserError(
-            f"{output} holds results of {checkpoint.get('path')}, which has other weights; choose "
-            "another --output"
+            f"{output} holds results of a checkpoint of other weights; choose another --output"
         )
     return tasks
+
+
+def shown(results: dict[str, Any]) -> list[str]:
+    """A table, what a reader of it must know, and what the numbers cost, line by line.
+
+    Args:
+        results: what ``results.json`` holds.
+    """
+    lines = [f"{name}: {'; '.join(notes(r))}" for name, r in results["tasks"].items()]
+    return [*table(results), "", *lines, "", *scale(results)]
 
 
 def table(results: dict[str, Any]) -> list[str]:
@@ -158,24 +176,42 @@ def table(results: dict[str, Any]) -> list[str]:
     Args:
         results: what ``results.json`` holds.
     """
-    columns = _paper_rows(results)
-    wanted = list(columns.values())
+    columns = _paper_columns(results["checkpoint"])
     rows = [("task", "metric, %", "rows", "reached", "over", *columns)]
     for name, record in results["tasks"].items():
-        metric, part = record["metric"], record["part"]
-        over = f"{_rule(record['reported']['rule'])} of {len(record['reported']['seeds'])}"
-        reached = _shown(record["reported"])
-        rows.append((name, metric, part, reached, over, *_paper(record, "paper", wanted)))
+        metric, part, parts = record["metric"], record["part"], record["parts"]
+        told = [(name, metric, part, record["reported"], "paper")]
         if beside := BESIDE.get(name):
-            other = _shown(record["parts"][part][beside])
-            printed = _paper(record, "paper_beside", wanted)
-            rows.append(("", beside, part, other, over, *printed))
-        for other, metrics in record["parts"].items():
-            if other not in ("validation", "test"):
-                printed = _paper(record, "paper_beside", wanted)
-                rows.append(("", metric, other, _shown(metrics[metric]), over, *printed))
+            told.append(("", beside, part, parts[part][beside], "paper_beside"))
+        others = [other for other in parts if other not in ("validation", "test")]
+        told += [("", metric, other, parts[other][metric], "paper_beside") for other in others]
+        for *head, found, place in told:
+            spread = "" if found["sd"] is None else f" ± {found['sd']:.1f}"
+            rule = record["reported"]["rule"].removesuffix("-sd")
+            over = f"{rule} of {len(record['reported']['seeds'])}"
+            printed = [row_of(record, place) for row_of in columns.values()]
+            rows.append((*head, f"{found['value']:.1f}{spread}", over, *printed))
     kept = [i for i in range(len(rows[0])) if any(row[i] for row in rows[1:])]
     return markdown_table([tuple(row[i] for i in kept) for row in rows])
+
+
+def _paper_columns(checkpoint: dict[str, Any]) -> dict[str, Callable[[dict, str], str]]:
+    """Head of a column, and what the paper prints there for the record of a task."""
+    rows = {"paper: MLM": "MLM"}
+    if checkpoint["objective"] == "exlm":
+        rows["paper: ExLM"] = "ExLM"
+    elif checkpoint["objective"] == "repeated-mlm":
+        masking = checkpoint["config"]["masking"]
+        cell = f"p={100 * masking['mask_ratio']:.3g}%, k={masking['num_copies']}"
+        rows[f"paper: Repeated MLM, {cell}"] = cell
+
+    def printed(row: str, record: dict[str, Any], place: str) -> str:
+        # Figures 3 and 8 show the same models and disagree about MNLI: both stand there.
+        name = PAPER_ROWS.get(record["recipe"], {}).get(row, row)
+        found = [(table, rows[name]) for table, rows in record[place].items() if name in rows]
+        return ", ".join(f"{value} ({table})" for table, value in found)
+
+    return {head: partial(printed, row) for head, row in rows.items()}
 
 
 def markdown_table(rows: list[tuple[str, ...]]) -> list[str]:
@@ -192,61 +228,46 @@ def markdown_table(rows: list[tuple[str, ...]]) -> list[str]:
     return [lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:]]
 
 
-def notes(tasks: dict[str, dict[str, Any]]) -> list[str]:
-    """What a reader of the table must know, one line each."""
-    lines = []
-    for name, record in tasks.items():
-        found = record["notes"]
-        told = [f"{part} {n['examples']:,}" for part, n in found["rows"].items()]
-        told = [f"rows {', '.join(told)}"]
-        if hashes := found.get("split_sha1"):
-            told.append(
-                f"split {found['split']} "
-                + ", ".join(f"{part} {digest[:8]}" for part, digest in hashes.items())
-            )
-        elif "split" in found:
-            told.append(f"split {found['split']}")
-        cut = sum(n["truncated"] for n in found["rows"].values())
-        if cut:
-            told.append(f"{_counted(cut, 'row')} cut to fit the model")
-        unknown = {part: n["unknown_share"] for part, n in found["rows"].items()}
-        if any(unknown.values()):
-            shares = ", ".join(f"{part} {share:.2%}" for part, share in unknown.items())
-            told.append(f"tokens that are [UNK]: {shares}")
-        if found.get("rejected"):
-            told.append(f"{_counted(len(found['rejected']), 'row')} RDKit rejects left out")
-        if left_out := found.get("left_out"):
-            told.append(f"rows left out {left_out}")
-        if num_changed := found.get("stereo_removed"):
-            told.append(f"stereo marks removed from {_counted(num_changed, 'molecule')}")
-        for note, meaning in ACCURACIES.items():
-            if note in found:
-                told.append(f"{meaning} {100 * found[note]:.1f}")
-        if record["labels_counted"] is not None:
-            told.append(f"{_counted(record['labels_counted'], 'label')} counted")
-        if untrained := found.get("labels_never_trained"):
-            more = len(untrained) - LABELS_NAMED
-            told.append(
-                f"no training row has {_counted(len(untrained), 'label')}: "
-                + ", ".join(untrained[:LABELS_NAMED])
-                + (f" and {more} more" if more > 0 else "")
-            )
-        if record["diverged_seeds"]:
-            told.append(f"seeds {record['diverged_seeds']} diverged and are left out")
-        if record["changed"]:
-            told.append(f"not the recipe's: {', '.join(record['changed'])}")
-        if record["part"] == "validation":
-            told.append("epoch and setting are chosen on the rows that are reported")
-        lines.append(f"{name}: {'; '.join(told)}")
-    return lines
+def notes(record: dict[str, Any]) -> list[str]:
+    """What a reader of the table must know of a task."""
+    found, rows = record["notes"], record["notes"]["rows"]
+    told = ["rows " + ", ".join(f"{part} {n['examples']:,}" for part, n in rows.items())]
+    if "split" in found:
+        hashes = [
+            f"{part} {digest[:8]}" for part, digest in found.get("split_sha1", {}).items()
+        ]
+        told.append(f"split {found['split']} {', '.join(hashes)}".rstrip())
+    if cut := sum(n["truncated"] for n in rows.values()):
+        told.append(f"{_counted(cut, 'row')} cut to fit the model")
+    if any(n["unknown_share"] for n in rows.values()):
+        shares = [f"{part} {n['unknown_share']:.2%}" for part, n in rows.items()]
+        told.append(f"tokens that are [UNK]: {', '.join(shares)}")
+    if found.get("rejected"):
+        told.append(f"{_counted(len(found['rejected']), 'row')} RDKit rejects left out")
+    if left_out := found.get("left_out"):
+        told.append(f"rows left out {left_out}")
+    if num_changed := found.get("stereo_removed"):
+        told.append(f"stereo marks removed from {_counted(num_changed, 'molecule')}")
+    for note, meaning in ACCURACIES.items():
+        if note in found:
+            told.append(f"{meaning} {100 * found[note]:.1f}")
+    if record["labels_counted"] is not None:
+        told.append(f"{_counted(record['labels_counted'], 'label')} counted")
+    if untrained := found.get("labels_never_trained"):
+        more = f" and {len(untrained) - LABELS_NAMED} more" * (len(untrained) > LABELS_NAMED)
+        named = ", ".join(untrained[:LABELS_NAMED]) + more
+        told.append(f"no training row has {_counted(len(untrained), 'label')}: {named}")
+    if record["diverged_seeds"]:
+        told.append(f"seeds {record['diverged_seeds']} diverged and are left out")
+    if record["changed"]:
+        told.append(f"not the recipe's: {', '.join(record['changed'])}")
+    if record["part"] == "validation":
+        told.append("epoch and setting are chosen on the rows that are reported")
+    return told
 
 
 def _counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" + "s" * (count != 1)
-
-
-def _rule(rule: str) -> str:
-    return "mean" if rule == "mean-sd" else rule
 
 
 def scale(results: dict[str, Any]) -> list[str]:
@@ -264,38 +285,7 @@ def scale(results: dict[str, Any]) -> list[str]:
         f"{checkpoint['step']:,} steps; fine-tuned in {seconds:,.0f} s on {', '.join(devices)}"
     ]
     printed = json.loads(PAPER.read_text(encoding="utf-8"))["scale"]
-    for name in sorted({SHOWN[r["recipe"]][0] for r in tasks.values() if r["recipe"] in SHOWN}):
+    recipes = {record["recipe"] for record in tasks.values()} & PAPER_TABLES.keys()
+    for name in sorted(PAPER_TABLES[recipe][0] for recipe in recipes):
         lines.append(f"{name} of the paper: {printed[name]}")
     return lines
-
-
-def _shown(found: dict[str, Any]) -> str:
-    spread = "" if found["sd"] is None else f" ± {found['sd']:.1f}"
-    return f"{found['value']:.1f}{spread}"
-
-
-def _paper_rows(results: dict[str, Any]) -> dict[str, str]:
-    """Head of a column: a row of the paper, or MLM and ExLM, whose rows have names by table."""
-    checkpoint = results["checkpoint"]
-    rows = {"paper: MLM": "MLM"}
-    if checkpoint["objective"] == "exlm":
-        rows["paper: ExLM"] = "ExLM"
-    elif checkpoint["objective"] == "repeated-mlm":
-        masking = checkpoint["config"]["masking"]
-        cell = f"p={100 * masking['mask_ratio']:.3g}%, k={masking['num_copies']}"
-        rows[f"paper: Repeated MLM, {cell}"] = cell
-    return rows
-
-
-def _paper(record: dict[str, Any], place: str, rows: list[str]) -> list[str]:
-    """The paper's numbers with equal data and settings of its own; empty where it has none.
-
-    Figures 3 and 8 show the same models and disagree about MNLI: both stand there.
-    """
-    _, mlm, exlm = SHOWN.get(record["recipe"], ("", "", ""))
-    names = [{"MLM": mlm, "ExLM": exlm}.get(row, row) for row in rows]
-    printed = record[place].items()
-    return [
-        ", ".join(f"{found[name]} ({table})" for table, found in printed if name in found)
-        for name in names
-    ]

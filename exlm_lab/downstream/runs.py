@@ -1,179 +1,194 @@
-"""Fine-tuning as a person asks for it: several tasks, for each a search and several seeds.
+"""The runs of one task: a ledger of what is done, the search for a setting, and its seeds.
 
-A run that is finished is kept and not made again, so a request may be stopped and repeated.
+The ledger is a directory::
+
+    cells/TASK/SETTING/seed-1.json           metrics of a finished run, there whole or not at all
+    cells/TASK/SETTING/seed-1.PART.jsonl     what it predicts for the rows of a part
+    running/TASK/SETTING/seed-1/             metrics and checkpoints of a run that is not finished
+
+A finished run is not run again, so a command that was killed goes on where it was.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from exlm_lab.downstream.catalogue import EMBEDDED_OF, ReadingConfig, input_of
-from exlm_lab.downstream.grid import (
-    Result,
-    Space,
-    Tuning,
-    TuningLedger,
-    best_setting,
-)
-from exlm_lab.downstream.prepared import DEV_ALONE, Problem, load_problem
-from exlm_lab.downstream.results import (
-    check_results,
-    notes,
-    scale,
-    table,
-    task_record,
-    write_results,
-)
+from exlm_lab.downstream.finetuning import FineTuner, identity_of
+from exlm_lab.downstream.grid import best_setting, is_diverged, key
+from exlm_lab.downstream.prepared import Problem
 from exlm_lab.downstream.settings import TuneConfig
-from exlm_lab.ledger import StoppedError
-from exlm_mini.config import UserError
-from exlm_mini.reading.pretrained import Pretrained, load_pretrained
-from exlm_mini.training.console import ProgressLine, Requests, requests_by_signal, say
+from exlm_lab.downstream.task import Task
+from exlm_lab.ledger import Ledger, StoppedError, check_identity
+from exlm_mini.data.files import read_bytes, reading, write_atomically
+from exlm_mini.reading.pretrained import Pretrained
+from exlm_mini.training.console import ProgressLine
 from exlm_mini.training.loop import Progress
-from exlm_mini.training.parts import choose_device, versions
-from exlm_mini.training.provenance import commit
-from exlm_mini.training.run_directory import CONFIG, LOCK, RunDirectory
+from exlm_mini.training.step import DivergedError
+
+MADE_AGAIN = "delete it, and the run is made again"
 
 
-class Request(NamedTuple):
-    """What is asked for."""
+class Result(NamedTuple):
+    """What is reported of a task."""
 
-    tasks: list[str]
-    """None: those of the recipe, or the embedded one, that the checkpoint can read."""
-    checkpoint: Path
-    data: Path | None
-    output: Path
-    recipe: Tuning
-    base: TuneConfig
-    """Settings the recipe does not name."""
-    reading: ReadingConfig
-    is_grid: bool
-    search_seeds: int
-    is_dry_run: bool
-    is_kept: bool
-    device: str
-    num_threads: int | None
-    max_unknown: float
-
-    def settings(self, task: str) -> list[TuneConfig]:
-        """The settings to try for a task.
-
-        Raises:
-            UserError: several, and not asked for a grid.
-        """
-        settings = self.recipe.spaces.get(task, Space()).settings(self.base)
-        if len(settings) > 1 and not self.is_grid:
-            raise UserError(
-                f"the recipe {self.recipe.name} has {len(settings)} settings for {task}; add "
-                "--grid to try them all, or choose one with --train.learning_rate and the like"
-            )
-        return settings
+    task: Task
+    config: TuneConfig
+    """The setting, chosen on the validation rows if there were several."""
+    cells: list[dict[str, Any]]
+    """Records of that setting, one per seed, see ``TuningLedger``."""
+    searched: list[dict[str, Any]]
+    """Of runs that only served to choose."""
+    notes: dict[str, Any]
 
 
-def run(request: Request) -> bool:
-    """Fine-tune on every task asked for and print the results; false if asked to stop before."""
-    pretrained = load_pretrained(request.checkpoint, say)
-    if not request.tasks:
-        request = request._replace(tasks=_default_tasks(request.recipe, pretrained))
-    settings = {task: request.settings(task) for task in request.tasks}
-    for task in request.tasks:
-        if (found := input_of(task)) != pretrained.input:
-            raise UserError(
-                f"{task} consists of {found}, and {pretrained.path} was trained on "
-                f"{pretrained.input}; give a checkpoint that was trained on {found}"
-            )
-    choose_device(request.device)  # before anything is read
-    if request.num_threads is not None:
-        import torch
+class TuningLedger(Ledger):
+    """The finished runs of a task in a directory. A cell is its settings, a ``TuneConfig``.
 
-        torch.set_num_threads(request.num_threads)
-    if request.is_dry_run:
-        for task in request.tasks:
-            _print_plan(_problem(request, task, pretrained), settings[task], request)
-        return True
-    if any((request.output / name).exists() for name in (CONFIG, "checkpoints")):
-        raise UserError(f"{request.output} holds a pre-training run; choose another --output")
-    with RunDirectory(request.output, say), requests_by_signal() as requests:
+    A record holds what the run was made with, metrics by part, best_epoch, history, seconds, …;
+    that of a run that diverged only says why.
+
+    Args:
+        directory: OUTPUT, locked by the caller.
+        pretrained: where every run starts.
+        problem: the task, its rows made for that model.
+        device: auto, cpu, cuda or cuda:N.
+        is_kept: whether the last checkpoint of a finished run stays, its best weights in it.
+        report: takes lines about something unusual.
+        should_stop: asked after every step; if true a checkpoint is saved and ``StoppedError``
+            raised.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        pretrained: Pretrained,
+        problem: Problem,
+        device: str = "auto",
+        is_kept: bool = False,
+        report: Callable[[str], None] = print,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.directory, self.pretrained, self.problem = directory, pretrained, problem
+        self.device, self.is_kept = device, is_kept
+        self.report, self.should_stop = report, should_stop
+
+    def path(self, cell: TuneConfig, seed: int) -> Path:
+        """See ``Ledger``."""
+        return self.directory / "cells" / f"{self._name(cell, seed)}.json"
+
+    def read(self, cell: TuneConfig, seed: int) -> dict[str, Any]:
+        """See ``Ledger``."""
+        path, identity = self.path(cell, seed), self._identity(cell, seed)
+        with reading(path, MADE_AGAIN):
+            record = json.loads(read_bytes(path, MADE_AGAIN))
+            found = {name: record[name] for name in identity}
+            if not is_diverged(record):
+                numbers = [record["seconds"], record["parameters"], record["best_epoch"]]
+                numbers += [n for part in record["metrics"].values() for n in part.values()]
+                if not (record["metrics"]["validation"] and all(map(math.isfinite, numbers))):
+                    raise ValueError(f"numbers {numbers}")
+        remedy = "choose another --output, or use the same checkpoint and data"
+        check_identity(path, found, identity, remedy)
+        return record
+
+    def make(
+        self, cell: TuneConfig, seed: int, on_progress: Callable[[Progress], None]
+    ) -> dict[str, Any]:
+        """See ``Ledger``; also writes what the run predicts."""
+        record = {**self._identity(cell, seed), "is_kept": self.is_kept}
+        run = self.pretrained, self.problem, cell, seed, self._running(cell, seed)
+        tuner = FineTuner(*run, self.device, self.report)
         try:
-            whole = _tune_all(request, pretrained, settings, requests)
-        except StoppedError:
-            say(f"stopped; the same command with --output {request.output} goes on")
-            return False
-        except UserError:
-            if [path.name for path in request.output.iterdir()] == [LOCK]:
-                shutil.rmtree(request.output, ignore_errors=True)
-            raise
-    shown = {**whole, "tasks": {task: whole["tasks"][task] for task in request.tasks}}
-    lines = [*table(shown), "", *notes(shown["tasks"]), "", *scale(shown)]
-    print("\n".join(lines))
-    print(f"results: {request.output / 'results.json'}")
-    return True
+            outcome = tuner.run(on_progress, self.should_stop)
+        except DivergedError as error:
+            self.report(str(error))
+            return {**record, "diverged": str(error)}
+        if not outcome.is_complete:
+            raise StoppedError
+        path = self.path(cell, seed)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for part, scores in tuner.scores.items():
+            answers = self.problem.parts[part].answers(scores)
+            lines = [json.dumps({"id": i, "answer": answer}) + "\n" for i, answer in answers]
+            write_atomically(path.with_suffix(f".{part}.jsonl"), "".join(lines).encode())
+        return {
+            **record,
+            "metrics": tuner.metrics,
+            "best_epoch": tuner.best_epoch,
+            "history": tuner.history,
+            "steps": outcome.step,
+            "parameters": outcome.num_parameters,
+            "seconds": tuner.seconds,
+            "device": str(tuner.engine.device),
+        }
+
+    def run(
+        self,
+        cell: TuneConfig,
+        seed: int,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
+    ) -> dict[str, Any]:
+        """See ``Ledger``; what is no longer needed is removed."""
+        record = super().run(cell, seed, on_progress)
+        # Also where a command was killed just before: what was asked for then is in the record.
+        if not record.get("is_kept", True):
+            running = self._running(cell, seed)
+            shutil.rmtree(running, ignore_errors=True)
+            for parent in list(running.parents)[:3]:  # SETTING, TASK and running/ itself
+                with contextlib.suppress(OSError):  # others are running there
+                    parent.rmdir()
+        return record
+
+    def _name(self, cell: TuneConfig, seed: int) -> str:
+        return f"{self.problem.task.name}/{key(cell)}/seed-{seed}"
+
+    def _running(self, cell: TuneConfig, seed: int) -> Path:
+        return self.directory / "running" / self._name(cell, seed)
+
+    def _identity(self, cell: TuneConfig, seed: int) -> dict[str, Any]:
+        run = identity_of(self.pretrained, self.problem, cell, seed)
+        return {"task": self.problem.task.name, **run}
 
 
-def _default_tasks(recipe: Tuning, pretrained: Pretrained) -> list[str]:
-    """The tasks that are meant where none is named; says so."""
-    kind = pretrained.input
-    if not recipe.spaces:
-        task = EMBEDDED_OF[kind]
-        say(f"no --task: {task}, the embedded task of {kind}")
-        return [task]
-    tasks = [task for task in recipe.spaces if input_of(task) == kind]
-    if not tasks:
-        known = " or ".join(sorted({input_of(task) for task in recipe.spaces}))
-        raise UserError(
-            f"the tasks of the recipe {recipe.name} consist of {known}, and {pretrained.path} "
-            f"was trained on {kind}; give a checkpoint that was trained on {known}"
-        )
-    say(f"no --task: {', '.join(tasks)} of the recipe {recipe.name}")
-    return tasks
-
-
-def _tune_all(
-    request: Request,
-    pretrained: Pretrained,
-    settings: dict[str, list[TuneConfig]],
-    requests: Requests,
-) -> dict[str, Any]:
-    """One task after the other, each in ``results.json`` as soon as it is done; what that holds."""
-    check_results(request.output, pretrained)
-    made_with = {**versions(choose_device(request.device)), "commit": commit()}
-    for task in request.tasks:
-        problem = _problem(request, task, pretrained)
-        where = request.output, pretrained, problem, request.device
-        ledger = TuningLedger(*where, request.is_kept, say, requests.should_stop)
-        result = tune(ledger, settings[task], request)
-        record = {task: task_record(result, request.recipe)}
-        whole = write_results(request.output, pretrained, record, request.recipe, made_with)
-    return whole
-
-
-def tune(ledger: TuningLedger, settings: list[TuneConfig], request: Request) -> Result:
+def tune(
+    ledger: TuningLedger,
+    settings: list[TuneConfig],
+    seeds: tuple[int, ...],
+    num_searching: int = 1,
+) -> Result:
     """All runs of a task: the search for a setting if there are several, then every seed of it.
 
+    Args:
+        ledger: of the task; what it holds is not run again.
+        settings: to try.
+        seeds: of the setting that is reported.
+        num_searching: so many of them, the first, for every setting while searching.
+
     Raises:
-        StoppedError: if a signal asked to stop.
+        StoppedError: if it was asked to stop.
         UserError: if every run of a search diverged.
     """
-    seeds, task = request.recipe.seeds, ledger.problem.task
-    searching = seeds[: request.search_seeds] if len(settings) > 1 else ()
+    searching = seeds[:num_searching] if len(settings) > 1 else ()
     plan = [(config, seed) for config in settings for seed in searching]
     num_runs = len(plan) + len(seeds) - len(searching)
-    searched = [
-        _run(ledger, config, seed, f"{i}/{num_runs}")
-        for i, (config, seed) in enumerate(plan, 1)
-    ]
-    chosen = best_setting(searched, task) if searched else settings[0]
-    first = len(plan) + 1 - len(searching)
-    cells = [
-        _run(ledger, chosen, seed, f"{i}/{num_runs}") for i, seed in enumerate(seeds, first)
-    ]
-    return Result(task, chosen, cells, searched, ledger.problem.notes)
+
+    def run(config: TuneConfig, seed: int, number: int) -> dict[str, Any]:
+        return _shown(ledger, config, seed, f"{number}/{num_runs}")
+
+    searched = [run(*cell, number) for number, cell in enumerate(plan, 1)]
+    chosen = best_setting(searched, ledger.problem.task) if plan else settings[0]
+    first = 1 + num_runs - len(seeds)
+    cells = [run(chosen, seed, number) for number, seed in enumerate(seeds, first)]
+    return Result(ledger.problem.task, chosen, cells, searched, ledger.problem.notes)
 
 
-def _run(ledger: TuningLedger, config: TuneConfig, seed: int, number: str) -> dict[str, Any]:
+def _shown(ledger: TuningLedger, config: TuneConfig, seed: int, number: str) -> dict[str, Any]:
     """The record of one run, with progress on stderr."""
     if ledger.should_stop():
         raise StoppedError
@@ -191,48 +206,3 @@ def _run(ledger: TuningLedger, config: TuneConfig, seed: int, number: str) -> di
             line.tell(progress.step, f"epoch {epoch}, loss {progress.loss:.3f}{validated}")
 
         return ledger.run(config, seed, show)
-
-
-def _problem(request: Request, task: str, pretrained: Pretrained) -> Problem:
-    problem = load_problem(task, request.data, request.reading, pretrained, request.max_unknown)
-    if problem.notes.get("split") == DEV_ALONE:
-        say(
-            f"{task}: the dev set alone cannot train; most of its articles do, the rest validate"
-        )
-    return problem
-
-
-def _print_plan(problem: Problem, settings: list[TuneConfig], request: Request) -> None:
-    """What a task would take, on stdout; nothing is written."""
-    seeds, num_rows = request.recipe.seeds, len(problem.train.rows)
-    num_searching = min(request.search_seeds, len(seeds)) if len(settings) > 1 else 0
-    num_runs = len(settings) * num_searching + len(seeds) - num_searching
-    steps = [config.epochs * -(-num_rows // config.batch_size) for config in settings]
-    longest = max(part["longest"] for part in problem.notes["rows"].values())
-    print(f"{problem.task.name}: {num_rows:,} training rows, longest row {longest} tokens")
-    print(
-        f"{problem.task.name}: {len(settings)} setting(s), {len(seeds)} seed(s), {num_runs} "
-        f"run(s) of {min(steps):,} to {max(steps):,} steps"
-    )
-    for part, found in problem.notes["rows"].items():
-        print(f"{problem.task.name}: {part} {json.dumps(found)}")
-    for line in _split_lines(problem.notes):
-        print(f"{problem.task.name}: {line}")
-
-
-def _split_lines(found: dict[str, Any]) -> list[str]:
-    """How molecules were divided: what it takes to compare a split with another's."""
-    if "split_sha1" not in found:
-        return []
-    lines = [f"split {found['split']}, sizes {_slashed(found['sizes'])}"]
-    if printed := found.get("paper_sizes"):
-        lines[0] += f" (paper {_slashed(printed)})"
-    lines += [f"{part} rows sha1 {digest}" for part, digest in found["split_sha1"].items()]
-    lines += [
-        f"row {bad['row']} rejected by RDKit: {bad['smiles']}" for bad in found["rejected"]
-    ]
-    return lines
-
-
-def _slashed(counts: list[int]) -> str:
-    return "/".join(map(str, counts))

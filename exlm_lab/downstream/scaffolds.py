@@ -21,18 +21,13 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from exlm_mini.config import UserError, nearest
 from exlm_mini.data.smiles import read_molecule, require_rdkit
 
-Rule = Literal["unimol", "deepchem", "random"]
-RULES: tuple[str, ...] = get_args(Rule)
+RULES = ("unimol", "deepchem", "random")
 PARTS = ("train", "validation", "test")
-
-TENTHS_TRAIN, TENTHS_TRAIN_AND_VALIDATION = 8, 9
-ROWS_BETWEEN_REPORTS = 1000
 
 
 class Split(NamedTuple):
@@ -56,12 +51,7 @@ class Split(NamedTuple):
         return {name: index_sha1(part) for name, part in zip(PARTS, self.parts, strict=True)}
 
 
-def split(
-    smiles: Sequence[str],
-    rule: Rule = "unimol",
-    seed: int = 0,
-    report: Callable[[int, int], object] | None = None,
-) -> Split:
+def split(smiles: Sequence[str], rule: str = "unimol", seed: int = 0) -> Split:
     """Divide molecules by a rule: eight tenths train, one validates, one tests.
 
     The scaffold rules sort the groups by (size, first row), both falling, and give each to the
@@ -69,33 +59,36 @@ def split(
 
     Args:
         smiles: one molecule a row, as the benchmark spells it.
-        rule: see the table at the top.
+        rule: one of ``RULES``.
         seed: of ``random``; the others have nothing to draw.
-        report: told (rows read, rows in all) now and then.
 
     Raises:
-        UserError: for an unknown rule, or if RDKit is missing.
+        UserError: if RDKit is missing.
     """
-    if rule not in RULES:
-        raise UserError(f"the split '{rule}' is not known; {nearest(rule, RULES)}")
     require_rdkit()
     accepted, rejected, groups = [], [], {}
     for row, molecule in enumerate(molecules(smiles)):
-        if report is not None and row % ROWS_BETWEEN_REPORTS == 0:
-            report(row, len(smiles))
         if molecule is None:
             rejected.append(row)
             continue
         accepted.append(row)
         if rule != "random":
-            key = scaffold(molecule, is_chiral=rule == "unimol")
-            groups.setdefault(key, []).append(row)
+            groups.setdefault(scaffold(molecule, rule == "unimol"), []).append(row)
+    num_rows = len(accepted)
     if rule == "random":
         random.Random(seed).shuffle(accepted)
-        ends = [len(accepted) * n // 10 for n in (TENTHS_TRAIN, TENTHS_TRAIN_AND_VALIDATION)]
-        parts = accepted[: ends[0]], accepted[ends[0] : ends[1]], accepted[ends[1] :]
+        eight, nine = num_rows * 8 // 10, num_rows * 9 // 10
+        parts = accepted[:eight], accepted[eight:nine], accepted[nine:]
         return Split(*parts, rejected, None)
-    return Split(*_fill(groups.values(), len(accepted)), rejected, len(groups))
+    train, validation, test = [], [], []
+    for group in sorted(groups.values(), key=lambda rows: (len(rows), rows[0]), reverse=True):
+        if 10 * (len(train) + len(group)) <= 8 * num_rows:
+            train += group
+        elif 10 * (len(train) + len(validation) + len(group)) <= 9 * num_rows:
+            validation += group
+        else:
+            test += group
+    return Split(train, validation, test, rejected, len(groups))
 
 
 def molecules(smiles: Iterable[str]) -> Iterator[Any]:
@@ -113,19 +106,3 @@ def scaffold(molecule: Any, is_chiral: bool) -> str:
 def index_sha1(rows: Iterable[int]) -> str:
     """sha1 over row numbers joined by commas, in the order given."""
     return hashlib.sha1(",".join(map(str, rows)).encode()).hexdigest()
-
-
-def _fill(groups: Iterable[list[int]], num_rows: int) -> tuple[list[int], list[int], list[int]]:
-    """Deal out whole groups, the largest first; of two equally large the later one."""
-    train, validation, test = [], [], []
-    for group in sorted(groups, key=lambda rows: (len(rows), rows[0]), reverse=True):
-        if 10 * (len(train) + len(group)) <= TENTHS_TRAIN * num_rows:
-            train += group
-        elif (
-            10 * (len(train) + len(validation) + len(group))
-            <= TENTHS_TRAIN_AND_VALIDATION * num_rows
-        ):
-            validation += group
-        else:
-            test += group
-    return train, validation, test

@@ -54,25 +54,27 @@ def load(seed: int = 0) -> tuple[Task, Splits]:
             f"the manual of Python {platform.python_version()} has {len(classes)} section(s) of "
             f"at least {MIN_PASSAGES} passages, too few to tell apart; use another task"
         )
-    rng = np.random.default_rng(seed)
-    parts: dict[str, list[tuple[int, int, str]]] = {"train": [], "validation": [], "test": []}
-    number = 0
-    for label, heading in enumerate(classes):
-        found = passages[heading]
-        num_held_out = round(HELD_OUT_SHARE * len(found))
+    texts = [(passage,) for heading in classes for passage in passages[heading]]
+    sizes = [len(passages[heading]) for heading in classes]
+    labels_R = np.repeat(np.arange(len(classes)), sizes)
+    rng, parts = np.random.default_rng(seed), []
+    for size in sizes:
+        num_held_out = round(HELD_OUT_SHARE * size)
         names = ["validation", "test"] * num_held_out
-        names += ["train"] * (len(found) - len(names))
-        for name, passage in zip(rng.permutation(names), found, strict=True):
-            parts[name].append((number, label, passage))
-            number += 1
-    splits = [_examples(part) for part in parts.values()]
-    train, _, test = splits
+        parts += rng.permutation(names + ["train"] * (size - len(names))).tolist()
+    train, validation, test = (
+        Examples([texts[i] for i in rows], labels_R[rows], [str(i) for i in rows])
+        for rows in (
+            np.flatnonzero(np.array(parts) == n) for n in ("train", "validation", "test")
+        )
+    )
     majority = np.bincount(train.labels).argmax()
     notes = {
         "python": platform.python_version(),
         "majority_accuracy": float(np.mean(test.labels == majority)),
     }
-    return Task(NAME, "classes", classes, "accuracy", "text"), Splits(*splits, notes)
+    task = Task(NAME, "classes", classes, "accuracy", "text")
+    return task, Splits(train, validation, test, notes)
 
 
 def passages_by_section() -> dict[str, list[str]]:
@@ -94,17 +96,10 @@ def passages_by_section() -> dict[str, list[str]]:
 
 
 def _passages(sentences: list[str]) -> list[str]:
-    passages, current, num_words = [], [], 0
+    passages, current = [], []
     for sentence in sentences:
         current.append(sentence)
-        num_words += len(sentence.split())
-        if num_words >= NUM_WORDS:
+        if sum(len(s.split()) for s in current) >= NUM_WORDS:
             passages.append("\n".join(current))
-            current, num_words = [], 0
+            current = []
     return passages
-
-
-def _examples(part: list[tuple[int, int, str]]) -> Examples:
-    numbers, labels, passages = zip(*part, strict=True)
-    labels_R = np.array(labels, dtype=np.int64)
-    return Examples([(p,) for p in passages], labels_R, [str(n) for n in numbers])

@@ -6,7 +6,7 @@ position two logits: that the answer begins there, and that it ends there; "no a
 span of the first position, [BOS] (Devlin et al. 2018, §4.3). A token that lies in several
 windows may begin an answer only in the one that shows most of its surroundings.
 
-Shapes: B windows, N positions, A lengths of an answer.
+Shapes: B windows, N positions, T tokens of the paragraph, A lengths of an answer.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class BestSpans(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """Answers by question id, for ``answers.score_predictions``."""
+    """Answers by question id, for ``squad.score_predictions``."""
 
     texts: dict[str, str]
     """The likeliest span, however likely it is that there is none."""
@@ -89,18 +89,7 @@ def encode_question(
     stride: int,
     max_question: int = 64,
 ) -> EncodedQuestion:
-    """Windows and targets of a question.
-
-    Args:
-        question: with its paragraph.
-        tokenizer: of the model.
-        max_length: tokens of a window at most, before the model expands any.
-        stride: tokens from the beginning of a piece to that of the next.
-        max_question: tokens of the question that are kept; few are longer.
-
-    Raises:
-        UserError: as ``windows``.
-    """
+    """Windows and targets of a question, of which ``max_question`` tokens are kept."""
     question_ids = tokenizer.encode(question.question)
     context_ids, offsets = tokenizer.encode_with_offsets(question.context)
     cut = windows(
@@ -108,13 +97,22 @@ def encode_question(
     )
     targets = [(0, 0)] * len(cut)
     if question.span is not None:
-        span = token_span(offsets, question.span)
-        targets = [target_columns(window, span) for window in cut]
-    num_cut = max(0, len(question_ids) - max_question)
-    num_tokens = len(question_ids) + len(context_ids)
+        begin, end = question.span
+        # A letter of several bytes may be several tokens.
+        inside = [t for t, (start, stop) in enumerate(offsets) if start < end and stop > begin]
+        for row, window in enumerate(cut):
+            first, last = inside[0] - window.first_token, inside[-1] - window.first_token
+            if first >= 0 and last < len(window.is_clearest):
+                targets[row] = window.context_column + first, window.context_column + last
     unk = tokenizer.special_ids.unk
-    num_unknown = question_ids.count(unk) + context_ids.count(unk)
-    return EncodedQuestion(cut, offsets, targets, num_cut, num_tokens, num_unknown)
+    return EncodedQuestion(
+        cut,
+        offsets,
+        targets,
+        num_cut=max(0, len(question_ids) - max_question),
+        num_tokens=len(question_ids) + len(context_ids),
+        num_unknown=question_ids.count(unk) + context_ids.count(unk),
+    )
 
 
 def windows(
@@ -126,6 +124,10 @@ def windows(
 ) -> list[Window]:
     """Every window of a question, in the order of the paragraph; at least one.
 
+    How clearly a window shows a token is the smaller of the numbers of tokens to the left and to
+    the right in the window, and a hundredth of the window's length where that is equal; then the
+    earlier window counts.
+
     Args:
         question_ids: tokens of the question.
         context_ids: tokens of the paragraph.
@@ -134,74 +136,27 @@ def windows(
         special_ids: of the vocabulary.
 
     Raises:
-        UserError: if the question leaves no room, or the stride would jump over tokens.
+        ValueError: if the question leaves no room, or the stride would jump over tokens.
     """
-    column = len(framed([question_ids, []], special_ids)) - 1  # the last [EOS] comes behind
-    room = max_length - column - 1
+    T = len(context_ids)
+    column = len(question_ids) + 3  # [BOS], the question, two [EOS]
+    room = max_length - column - 1  # the last [EOS] comes behind
     if not 1 <= stride <= room:
-        raise UserError(
-            f"windows of {max_length} tokens leave {max(0, room)} for the paragraph beside a "
-            f"question of {len(question_ids)}, and the stride is {stride}; it must lie between "
-            "1 and that room"
+        raise ValueError(f"a stride of {stride} over windows with room for {room} tokens")
+    num_pieces = 1 + max(0, math.ceil((T - room) / stride))
+    starts_B1 = stride * np.arange(num_pieces)[:, None]
+    ends_B1 = np.minimum(starts_B1 + room, T)
+    around_BT = np.minimum(np.arange(T) - starts_B1, ends_B1 - 1 - np.arange(T))
+    clear_BT = np.where(around_BT < 0, -1.0, around_BT + 0.01 * (ends_B1 - starts_B1))
+    owner_T = clear_BT.argmax(axis=0)
+    return [
+        Window(
+            framed([question_ids, context_ids[start:end]], special_ids),
+            column,
+            start,
+            owner_T[start:end] == row,
         )
-    num_pieces = 1 + max(0, math.ceil((len(context_ids) - room) / stride))
-    starts = [piece * stride for piece in range(num_pieces)]
-    pieces = [context_ids[start : start + room] for start in starts]
-    clearest = _clearest(starts, [len(piece) for piece in pieces], len(context_ids))
-    return [
-        Window(framed([question_ids, piece], special_ids), column, start, is_clearest)
-        for piece, start, is_clearest in zip(pieces, starts, clearest, strict=True)
-    ]
-
-
-def token_span(
-    offsets: Sequence[tuple[int, int]], char_span: tuple[int, int]
-) -> tuple[int, int]:
-    """The first and the last token that hold a character of a span.
-
-    Args:
-        offsets: characters of each token, end excluded, in order.
-        char_span: first character and the one behind the last; not empty.
-
-    Raises:
-        ValueError: if no token holds any of it.
-    """
-    begin, end = char_span
-    inside = [i for i, (first, behind) in enumerate(offsets) if first < end and behind > begin]
-    if not inside:
-        raise ValueError(f"no token holds a character of {char_span}")
-    return inside[0], inside[-1]
-
-
-def target_columns(window: Window, span: tuple[int, int]) -> tuple[int, int]:
-    """First and last column of an answer in a window; (0, 0) if it is not there as a whole.
-
-    Args:
-        window: of the question.
-        span: first and last token of the paragraph.
-    """
-    first, last = span[0] - window.first_token, span[1] - window.first_token
-    if first < 0 or last >= len(window.is_clearest):
-        return 0, 0
-    return window.context_column + first, window.context_column + last
-
-
-def _clearest(starts: list[int], lengths: list[int], num_tokens: int) -> list[np.ndarray]:
-    """Per window and token: whether this window shows most around it.
-
-    The measure is the smaller of the numbers of tokens to the left and to the right in the
-    window, and a hundredth of the window's length where that is equal; then the earlier window.
-    """
-    best, owner = np.full(num_tokens, -1.0), np.full(num_tokens, -1)
-    for window, (start, length) in enumerate(zip(starts, lengths, strict=True)):
-        place = np.arange(length)
-        score = np.minimum(place, length - 1 - place) + 0.01 * length
-        better = score > best[start : start + length]
-        best[start : start + length][better] = score[better]
-        owner[start : start + length][better] = window
-    return [
-        owner[start : start + length] == window
-        for window, (start, length) in enumerate(zip(starts, lengths, strict=True))
+        for row, (start, end) in enumerate(np.hstack([starts_B1, ends_B1]).tolist())
     ]
 
 
@@ -232,15 +187,14 @@ def best_spans(
         end = begin + len(window.is_clearest)
         is_start_BN[row, begin:end] = torch.from_numpy(window.is_clearest)
         is_end_BN[row, begin:end] = True
-    device = start_logits_BN.device
-    start_BN = start_logits_BN.float().masked_fill(~is_start_BN.to(device), -torch.inf)
-    end_BN = end_logits_BN.float().masked_fill(~is_end_BN.to(device), -torch.inf)
+    start_BN = start_logits_BN.masked_fill(~is_start_BN, -torch.inf)
+    end_BN = end_logits_BN.masked_fill(~is_end_BN, -torch.inf)
     # Column n of row a holds the logit of an end a tokens behind n.
     padded_BN = torch.nn.functional.pad(end_BN, (0, max_answer_length - 1), value=-torch.inf)
     score_BNA = start_BN.unsqueeze(2) + padded_BN.unfold(1, max_answer_length, 1)
     score_B, place_B = score_BNA.flatten(1).max(dim=1)
     first_B = place_B // max_answer_length
-    null_score_B = start_logits_BN[:, 0].float() + end_logits_BN[:, 0].float()
+    null_score_B = start_logits_BN[:, 0] + end_logits_BN[:, 0]
     return BestSpans(first_B, first_B + place_B % max_answer_length, score_B, null_score_B)
 
 
@@ -265,7 +219,7 @@ def choose_answers(
     for question, entry in zip(questions, encoded, strict=True):
         rows = range(row, row + len(entry.windows))
         row = rows.stop
-        if any(math.isnan(score[r]) or math.isnan(null_score[r]) for r in rows):
+        if any(math.isnan(score[r] + null_score[r]) for r in rows):
             raise UserError(
                 f"squad_v2: the logits of question {question.id} are no numbers; the model "
                 "diverged, lower the learning rate"

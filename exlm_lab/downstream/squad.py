@@ -1,29 +1,39 @@
-"""SQuAD 2.0: questions about a paragraph, some without an answer; ``answers`` scores them.
+"""SQuAD 2.0: questions about a paragraph, some without an answer, and their official score.
 
-SQuAD 1.1 has the same files, with an answer to every question.
+The score repeats the arithmetic of the benchmark's script, evaluate-v2.0.py, so that its numbers
+can be set beside published ones: an answer and a gold answer are compared after lower case, without
+punctuation, articles and superfluous blanks; exactly (EM) or by the words they share (F1); the
+best of a question's gold answers counts. A question that has no answer is right if the prediction
+is empty, and wrong otherwise. SQuAD 1.1 has the same files, with an answer to every question.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import string
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from exlm_lab.downstream.answers import (
-    part_of,
-    rows_of,
-)
-from exlm_lab.downstream.files import find_file, read_json
+from exlm_lab.downstream.files import find_file, load_hub
 from exlm_lab.downstream.task import Task
 from exlm_mini.config import UserError
+from exlm_mini.data.files import reading
+from exlm_mini.data.text import open_decompressed
 
 HUB_ID = "rajpurkar/squad_v2"
-
 TASK = Task("squad_v2", "span", (), "best_f1", "text")
+VERSIONS = ("v2.0", "v1.1")
+DEV_SHARE_HELD_OUT = 0.2
+"""Of the articles, to validate with where the dev set is all there is."""
+DEV_ALONE = "articles of the dev set, not the published split"
 
-_FILE = re.compile(r"(train|dev)-(v2\.0|v1\.1)\.json(\.gz|\.xz)?")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 class Question(NamedTuple):
@@ -39,149 +49,117 @@ class Question(NamedTuple):
 
 
 class Squad(NamedTuple):
-    """The two splits, as official JSON; ``read_questions`` gives their questions."""
+    """The two parts, each as ``read_questions`` gives it."""
 
-    train: dict
-    validation: dict
+    train: tuple[list[Question], int]
+    validation: tuple[list[Question], int]
+    split: str = "published"
 
 
 # ---- reading ----
 
 
-def load_squad(source: str | Path = HUB_ID) -> Squad:
-    """The data set, from its two files or from the hub.
+def load_squad(source: Path | None = None) -> Squad:
+    """The data set, from its files or from the hub.
 
     Args:
         source: a directory with ``train-v2.0.json`` and ``dev-v2.0.json`` (or ``-v1.1``), each
-            plain or compressed, or one of these two, the other beside it; else the hub id.
-            Version 2.0 is read where both are there.
+            plain or compressed, or one of these files; none: the hub. Version 2.0 is read where
+            both are there. Where the dev set is alone, most of its articles train.
 
     Raises:
         UserError: if a file is missing or is not SQuAD's.
     """
-    if str(source) == HUB_ID:
-        return _from_hub()
-    return Squad(*map(load_dataset, find_files(Path(source))))
-
-
-def find_files(source: Path, is_train_optional: bool = False) -> tuple[Path | None, Path]:
-    """Training and dev set of one version.
-
-    Args:
-        source: their directory, or one of them.
-        is_train_optional: return none where the dev set is alone.
-
-    Raises:
-        UserError: if one is missing, or ``source`` is neither.
-    """
-    folder, named = source, _FILE.fullmatch(source.name)
+    if source is None:
+        hub = load_hub(HUB_ID)
+        with reading(f"the hub data set {HUB_ID}"):
+            return Squad(_questions(hub["train"]), _questions(hub["validation"]))
+    folder, versions = source, VERSIONS
     if source.is_file():
-        if not named:
-            raise UserError(
-                f"{source} is neither train-v2.0.json nor dev-v2.0.json (or -v1.1), so which "
-                "part it is cannot be told; give the directory with both"
-            )
-        folder, version = source.parent, named[2]
-    elif source.is_dir():
-        newer, older = (
-            find_file(source, f"dev-{v}.json", is_optional=True) for v in ("v2.0", "v1.1")
-        )
-        version = "v1.1" if older and not newer else "v2.0"
-    else:
-        raise UserError(f"{source} is no directory; give SQuAD's, or the hub id {HUB_ID}")
-    train, dev = (
-        source
-        if source != folder and named[1] == split
-        else find_file(folder, f"{split}-{version}.json", is_optional)
-        for split, is_optional in (("train", is_train_optional), ("dev", False))
+        folder, versions = source.parent, [v for v in VERSIONS if v in source.name]
+    for version in versions:
+        if dev := find_file(folder, f"dev-{version}.json", is_optional=True):
+            dataset = load_dataset(dev)
+            train = find_file(folder, f"train-{version}.json", is_optional=True)
+            if train is None:
+                parts = split_articles(dataset, DEV_SHARE_HELD_OUT, seed=0)
+                return Squad(*map(read_questions, parts), DEV_ALONE)
+            return Squad(read_questions(load_dataset(train)), read_questions(dataset))
+    raise UserError(
+        f"{source}: there is no dev-v2.0.json or dev-v1.1.json; give SQuAD's directory, or one "
+        "of its files"
     )
-    return train, dev
 
 
-def load_dataset(path: str | Path) -> dict:
+def load_dataset(path: Path) -> dict:
     """The official JSON of one file, which holds at least one question.
 
     Raises:
         UserError: if the file cannot be read, or a part of it is missing.
     """
-    dataset = read_json(Path(path))
-    num_questions = sum(1 for _ in rows_of(dataset, str(path)))
-    if not num_questions:
-        raise UserError(f"{path} holds no question; copy or download it again")
-    return dataset
+    with reading(path):
+        with open_decompressed(path) as stream:
+            dataset = json.load(stream)
+        # Half a surrogate pair is no text: nothing could encode it.
+        json.dumps(dataset, ensure_ascii=False).encode()
+        if read_questions(dataset) == ([], 0):
+            raise ValueError("no question")
+        return dataset
 
 
-def read_questions(dataset: dict, source: str = "the data set") -> tuple[list[Question], int]:
-    """The questions of a data set, in its order.
+def read_questions(dataset: dict) -> tuple[list[Question], int]:
+    """The questions of the official JSON, in its order.
 
     Now and then a published offset is a few characters off; the span is then the occurrence of
     the answer that lies nearest. An answer that does not occur in its paragraph gives no span,
     and the question is left out.
 
-    Args:
-        dataset: the official JSON, as ``load_dataset`` reads it.
-        source: how messages call it.
-
     Returns:
         questions: those with a span and those without an answer.
         num_left_out: questions whose first answer does not occur.
-
-    Raises:
-        UserError: if a part of a question is missing.
     """
+    return _questions(
+        {
+            **row,
+            "context": paragraph["context"],
+            "answers": {
+                name: [answer[name] for answer in row["answers"]]
+                for name in ("text", "answer_start")
+            },
+        }
+        for article in dataset["data"]
+        for paragraph in article["paragraphs"]
+        for row in paragraph["qas"]
+    )
+
+
+def _questions(rows: Iterable[Mapping[str, Any]]) -> tuple[list[Question], int]:
+    """The same of rows as the hub has them."""
     questions, num_left_out = [], 0
-    for paragraph, row in rows_of(dataset, source):
-        where = f"{source} question {row['id']}"
-        context = part_of(paragraph, "context", str, where)
-        answers = tuple(answer["text"] for answer in row["answers"])
-        span = None
-        if answers:
-            start = part_of(row["answers"][0], "answer_start", int, where)
-            span = _nearest(context, answers[0], start)
-            if span is None:
-                num_left_out += 1
-                continue
-        text = part_of(row, "question", str, where)
-        questions.append(Question(row["id"], text, context, answers, span))
+    for row in rows:
+        id, text, context, found = (row[n] for n in ("id", "question", "context", "answers"))
+        answers = tuple(found["text"])
+        if not all(isinstance(part, str) for part in (id, text, context, *answers)):
+            raise TypeError(f"a part of question {id} is no text")
+        span = _nearest(context, answers[0], found["answer_start"][0]) if answers else None
+        if answers and span is None:
+            num_left_out += 1
+        else:
+            questions.append(Question(id, text, context, answers, span))
     return questions, num_left_out
 
 
-def from_rows(rows: Any) -> dict:
-    """The official JSON of rows as the hub has them.
-
-    Args:
-        rows: one a question: ``id``, ``title``, ``context``, ``question`` and ``answers``, a
-            dict of the lists ``text`` and ``answer_start``.
-
-    Returns:
-        articles and paragraphs in the order of their first question.
-    """
-    articles: dict[str, dict[str, list]] = {}
-    for row in rows:
-        answers = [
-            {"text": text, "answer_start": start}
-            for text, start in zip(
-                row["answers"]["text"], row["answers"]["answer_start"], strict=True
-            )
-        ]
-        question = {"id": row["id"], "question": row["question"], "answers": answers}
-        question["is_impossible"] = not answers
-        paragraphs = articles.setdefault(row["title"], {})
-        paragraphs.setdefault(row["context"], []).append(question)
-    return {
-        "version": "v2.0",
-        "data": [
-            {
-                "title": title,
-                "paragraphs": [{"context": c, "qas": q} for c, q in paragraphs.items()],
-            }
-            for title, paragraphs in articles.items()
-        ],
-    }
+def _nearest(context: str, answer: str, start: int) -> tuple[int, int] | None:
+    """The occurrence of an answer that begins nearest to a character."""
+    starts = [match.start() for match in re.finditer(f"(?={re.escape(answer)})", context)]
+    if not starts or not answer:
+        return None
+    nearest = min(starts, key=lambda found: abs(found - start))
+    return nearest, nearest + len(answer)
 
 
-def split_articles(dataset: dict, validation_share: float, seed: int) -> Squad:
-    """Two parts of one file, no article in both, for where only the dev set is at hand.
+def split_articles(dataset: dict, validation_share: float, seed: int) -> tuple[dict, dict]:
+    """Two parts of one file, no article in both.
 
     Args:
         dataset: the official JSON.
@@ -202,33 +180,112 @@ def split_articles(dataset: dict, validation_share: float, seed: int) -> Squad:
     parts = ([], [])
     for index, article in enumerate(articles):
         parts[index in held_out].append(article)
-    return Squad(*({**dataset, "data": part} for part in parts))
+    return {"data": parts[0]}, {"data": parts[1]}
 
 
-def _nearest(context: str, answer: str, start: int) -> tuple[int, int] | None:
-    """The occurrence of an answer that begins nearest to a character."""
-    starts = [match.start() for match in re.finditer(f"(?={re.escape(answer)})", context)]
-    if not starts or not answer:
-        return None
-    nearest = min(starts, key=lambda found: abs(found - start))
-    return nearest, nearest + len(answer)
+# ---- scoring ----
 
 
-def _from_hub() -> Squad:
-    """Both splits of the hub, their rows gathered into paragraphs."""
-    try:
-        import datasets
-    except ImportError:
-        raise UserError(
-            f"reading {HUB_ID} needs datasets; pip install 'exlm-mini[text]', or give SQuAD's "
-            "directory"
-        ) from None
-    datasets.disable_progress_bars()
-    try:
-        splits = datasets.load_dataset(HUB_ID)
-        return Squad(*(from_rows(splits[name]) for name in ("train", "validation")))
-    except Exception as error:  # the library raises a dozen unrelated types here
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise UserError(
-            f"cannot load {HUB_ID} ({reason}); check the network, or give SQuAD's directory"
-        ) from None
+def score_predictions(
+    questions: Iterable[Question],
+    predictions: Mapping[str, str],
+    na_probs: Mapping[str, float] | None = None,
+    na_prob_threshold: float = 1.0,
+) -> dict[str, float]:
+    """The official score of some answers, in percent.
+
+    As in the official script, a question without a prediction is not scored, and the averages
+    are over those that are; the script then fails at the averages of its two groups, where this
+    one goes on and reports the number as ``missing``.
+
+    Args:
+        questions: with their gold answers.
+        predictions: question id -> answer; empty: it has none. At least one of the questions has
+            one; unknown ids are not read.
+        na_probs: question id -> probability that it has no answer; none: 0 for all. The best
+            thresholds use the order of these numbers alone.
+        na_prob_threshold: an answer whose ``na_probs`` lie above it counts as empty.
+
+    Returns:
+        ``exact``, ``f1`` and ``total``; the same with ``HasAns_`` and ``NoAns_`` in front over
+        the questions that have an answer and that have none, where there are any; with
+        ``na_probs`` also ``best_exact``, ``best_f1`` and their ``_thresh``: the score at the
+        threshold that would have been best, chosen on these very questions as published
+        results do; ``missing`` where a question has no prediction.
+    """
+    has_answer = {}
+    raw: dict[str, dict[str, float]] = {"exact": {}, "f1": {}}
+    for question in questions:
+        has_answer[question.id] = bool(question.answers)
+        if question.id in predictions:
+            predicted = predictions[question.id]
+            golds = [text for text in question.answers if normalize_answer(text)] or [""]
+            for name, compare in (("exact", exact_match), ("f1", f1_of_words)):
+                raw[name][question.id] = max(compare(gold, predicted) for gold in golds)
+    scored = list(raw["exact"])
+    probs = dict.fromkeys(scored, 0.0) if na_probs is None else na_probs
+    out = {}
+    for prefix, groups in (("", (True, False)), ("HasAns_", (True,)), ("NoAns_", (False,))):
+        ids = [id for id in scored if has_answer[id] in groups]
+        if not ids:
+            continue
+        for name, scores in raw.items():
+            kept = (
+                scores[id] if probs[id] <= na_prob_threshold else float(not has_answer[id])
+                for id in ids
+            )
+            out[f"{prefix}{name}"] = 100.0 * sum(kept) / len(ids)
+        out[f"{prefix}total"] = len(ids)
+    if na_probs is not None:
+        for name, scores in raw.items():
+            best, threshold = _best_threshold(predictions, scores, na_probs, has_answer)
+            out |= {f"best_{name}": best, f"best_{name}_thresh": threshold}
+    if len(scored) < len(has_answer):
+        out["missing"] = len(has_answer) - len(scored)
+    return out
+
+
+def normalize_answer(text: str) -> str:
+    """Lower case, without punctuation and articles, words one blank apart."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(gold: str, predicted: str) -> int:
+    """1 if the two are the same once normalised, else 0."""
+    return int(normalize_answer(gold) == normalize_answer(predicted))
+
+
+def f1_of_words(gold: str, predicted: str) -> float:
+    """Harmonic mean of the shares of words that two answers have in common."""
+    gold_words, words = normalize_answer(gold).split(), normalize_answer(predicted).split()
+    if not gold_words or not words:
+        return float(gold_words == words)
+    num_same = sum((Counter(gold_words) & Counter(words)).values())
+    if num_same == 0:
+        return 0.0
+    precision, recall = num_same / len(words), num_same / len(gold_words)
+    return 2 * precision * recall / (precision + recall)
+
+
+def _best_threshold(
+    predictions: Mapping[str, str],
+    scores: dict[str, float],
+    na_probs: Mapping[str, float],
+    has_answer: dict[str, bool],
+) -> tuple[float, float]:
+    """The best score over all thresholds, and the lowest threshold that gives it.
+
+    Starts with no question answered and answers them one by one, the surest first.
+    """
+    score = best = sum(not answerable for answerable in has_answer.values())
+    threshold = 0.0
+    for id in sorted(na_probs, key=na_probs.__getitem__):
+        if id not in scores:
+            continue
+        if has_answer[id]:
+            score += scores[id]
+        elif predictions[id]:
+            score -= 1
+        if score > best:
+            best, threshold = score, na_probs[id]
+    return 100.0 * best / len(scores), threshold

@@ -21,7 +21,7 @@ class Examples(NamedTuple):
     """R times one sentence or molecule, or a pair."""
     labels: np.ndarray
     """int64 (R,) for classes, float64 (R,) for a number, float64 (R, C) for labels (nan is
-    missing); an empty array where the benchmark keeps them secret."""
+    missing)."""
     ids: list[str]
     """R times what the benchmark calls the example, for predictions that are handed in."""
 
