@@ -28,7 +28,9 @@ def test_a_task_is_read_from_its_published_files(tmp_path, name):
     write_task(tmp_path / "plain", name)
     packed = write_task(tmp_path / "packed", name, folder=name, suffix=".tsv.gz")
     texts, labels = WANTED[name]
-    for source in (tmp_path / "plain", tmp_path / "packed", packed):
+    for path in write_task(tmp_path / "windows", name).iterdir():
+        path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    for source in (*(tmp_path / way for way in ("plain", "packed", "windows")), packed):
         splits = load_glue(name, source)
         for examples in (splits.train, splits.validation):
             assert examples.texts == texts

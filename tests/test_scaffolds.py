@@ -52,6 +52,8 @@ def test_the_rule_by_hand():
     assert rows.rejected == [4, 7]
     assert rows.num_scaffolds == 4
     assert rows.sha1()["train"] == "eaa86ebec001f314a23fdb0a4808e66571cdd279"
+    # Parts may be full to the last row.
+    assert split([*["CCO"] * 8, "c1ccccc1", "C1CC1"]).parts == ([*range(8)], [9], [8])
 
 
 @pytest.mark.parametrize(

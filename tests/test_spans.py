@@ -70,7 +70,7 @@ def test_every_token_is_clearest_in_one_window_that_shows_most_around_it(shape):
         length = len(window.is_clearest)
         for place, is_clearest in enumerate(window.is_clearest):
             token = window.first_token + place
-            measure = min(place, length - 1 - place) + 0.01 * length
+            measure = min(place, length - 1 - place)
             around[token].append(measure)
             if is_clearest:
                 owners[token].append(measure)

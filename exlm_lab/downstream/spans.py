@@ -125,8 +125,7 @@ def windows(
     """Every window of a question, in the order of the paragraph; at least one.
 
     How clearly a window shows a token is the smaller of the numbers of tokens to the left and to
-    the right in the window, and a hundredth of the window's length where that is equal; then the
-    earlier window counts.
+    the right in the window; of equals the earlier window counts.
 
     Args:
         question_ids: tokens of the question.
@@ -147,8 +146,7 @@ def windows(
     starts_B1 = stride * np.arange(num_pieces)[:, None]
     ends_B1 = np.minimum(starts_B1 + room, T)
     around_BT = np.minimum(np.arange(T) - starts_B1, ends_B1 - 1 - np.arange(T))
-    clear_BT = np.where(around_BT < 0, -1.0, around_BT + 0.01 * (ends_B1 - starts_B1))
-    owner_T = clear_BT.argmax(axis=0)
+    owner_T = around_BT.argmax(axis=0)  # the first of equals; negative where it is not shown
     return [
         Window(
             framed([question_ids, context_ids[start:end]], special_ids),
