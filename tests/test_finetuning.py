@@ -259,19 +259,6 @@ def test_the_weights_of_the_first_best_epoch_are_kept_and_scored(pretrained, pro
     )
 
 
-def test_prepared_rows_are_learnt_without_the_tokenizer(pretrained, problem, tmp_path):
-    run = pretrained.path.parents[1]
-    moved = tmp_path / "run"
-    shutil.copytree(run / "checkpoints", moved / "checkpoints")
-    bare = load_pretrained(moved, print, with_tokenizer=False)
-    assert (bare.input, bare.layout) == (pretrained.input, pretrained.layout)
-    assert bare.tokenizer.sha256 == pretrained.tokenizer.sha256
-    config = dataclasses.replace(CONFIG, epochs=1)
-    _, ours = tuned(pretrained, problem, tmp_path / "a", config)
-    _, theirs = tuned(bare, problem, tmp_path / "b", config)
-    assert theirs.metrics == ours.metrics and theirs.history == ours.history
-
-
 @pytest.mark.parametrize("after", [3, 5, 12])
 def test_a_stopped_run_ends_like_one_that_was_not(pretrained, problem, tmp_path, after):
     _, reference = tuned(pretrained, problem, tmp_path / "whole")

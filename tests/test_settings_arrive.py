@@ -26,8 +26,9 @@ from exlm_lab.downstream.prepared import Part, Problem
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Task
 from exlm_mini.config import MaskingConfig, ModelConfig, RunConfig, TrainConfig
+from exlm_mini.data.tokenizer import train_smiles
 from exlm_mini.options import parse
-from exlm_mini.reading.pretrained import Pretrained, TokenizerFacts
+from exlm_mini.reading.pretrained import Pretrained
 from exlm_mini.recipes import load_recipe
 from exlm_mini.training.checkpoint import Checkpoint
 from exlm_mini.training.parts import make_model, score
@@ -97,7 +98,7 @@ def pretrained():
     }
     weights = make_model(config, VOCAB_SIZE, SPECIAL).state_dict()
     checkpoint = Checkpoint(0, {"model": weights}, state)
-    tokenizer = TokenizerFacts("smiles", SPECIAL, "none")
+    tokenizer = train_smiles(["CCO"])
     return Pretrained(Path("untrained"), checkpoint, config, tokenizer, "none")
 
 

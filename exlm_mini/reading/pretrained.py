@@ -66,14 +66,6 @@ class Layout(NamedTuple):
         return room
 
 
-class TokenizerFacts(NamedTuple):
-    """What is known of a tokenizer without its file: enough for rows that are ids already."""
-
-    kind: str
-    special_ids: SpecialIds
-    sha256: str
-
-
 class Pretrained(NamedTuple):
     """A checkpoint and what it takes to use it."""
 
@@ -81,7 +73,7 @@ class Pretrained(NamedTuple):
     """Of the step's directory."""
     checkpoint: Checkpoint
     config: RunConfig
-    tokenizer: Tokenizer | TokenizerFacts
+    tokenizer: Tokenizer
     sha256: str
     """Of the names and bytes of its weights."""
 
@@ -116,16 +108,12 @@ class Pretrained(NamedTuple):
             return load_model(self.checkpoint._replace(state=state))[0]
 
 
-def load_pretrained(
-    path: Path, report: Callable[[str], None], with_tokenizer: bool = True
-) -> Pretrained:
+def load_pretrained(path: Path, report: Callable[[str], None]) -> Pretrained:
     """Open a run, or one step of it.
 
     Args:
         path: OUTPUT of a pre-training run, or ``checkpoints/step-NNNNNN`` in it.
         report: takes a line for each damaged checkpoint that was passed over.
-        with_tokenizer: false: what the checkpoint says of it will do, and neither its file nor
-            the library that reads it is needed.
 
     Raises:
         UserError: nothing there, two runs in one directory, no intact checkpoint, one without an
@@ -150,36 +138,23 @@ def load_pretrained(
             raise UserError(f"{path} has no checkpoint yet; let it train until it saves one")
         path = path / "checkpoints" / f"step-{checkpoint.step:06d}"
     with reading(path):
-        weights = checkpoint.tensors.get("model", {})
-        if not any(name.startswith("encoder.layers.") for name in weights):
-            raise UserError(
-                f"{path} holds no weights of an encoder; give a checkpoint of a pre-training run"
-            )
         if "tokenizer_sha256" not in checkpoint.state:
             raise UserError(
-                f"{path} does not say which tokenizer it was trained with, so it is no pre-trained "
-                "model; give a checkpoint of a pre-training run"
+                f"{path} holds no pre-trained model; give a checkpoint of a pre-training run"
             )
+        weights = checkpoint.tensors["model"]
         config = stored_config(checkpoint)
-        tokenizer = (
-            tokenizer_of(run, checkpoint) if with_tokenizer else _facts(config, checkpoint)
-        )
-        settled_size(config, checkpoint)
+        special_ids, vocab_size = settled_size(config, checkpoint)
         with torch.device("meta"):
-            expected = make_model(config, checkpoint.state["vocab_size"], tokenizer.special_ids)
+            expected = make_model(config, vocab_size, special_ids)
         for name, tensor in expected.state_dict().items():
             if name not in weights or weights[name].shape != tensor.shape:
                 raise UserError(
                     f"{path} lacks the weights {name} {tuple(tensor.shape)} of its own settings; "
                     "give a checkpoint of a pre-training run as it was saved"
                 )
+        tokenizer = tokenizer_of(run, checkpoint)
         return Pretrained(path, checkpoint, config, tokenizer, _sha256(weights))
-
-
-def _facts(config: RunConfig, checkpoint: Checkpoint) -> TokenizerFacts:
-    state = checkpoint.state
-    kind = TOKENIZER_KINDS[config.data.kind]
-    return TokenizerFacts(kind, SpecialIds(**state["special_ids"]), state["tokenizer_sha256"])
 
 
 def _sha256(weights: dict[str, Tensor]) -> str:
