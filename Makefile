@@ -4,7 +4,7 @@ PYTHON ?= python3
 ARGS ?=
 WORKERS ?= 2
 PY := .venv/bin/python
-EXTRAS := text,chem,train,book,watch,tasks,hf,test
+EXTRAS := text,chem,train,plot,book,watch,tasks,hf,test
 TORCH_PIN = $(shell sed -n s/^torch==//p requirements.lock)
 
 ifeq ($(TORCH),cpu)

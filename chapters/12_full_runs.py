@@ -76,7 +76,6 @@ from exlm_mini.data.sizes import size_of
 from exlm_mini.data.smiles import embedded_molecules
 from exlm_mini.data.sources import NAMED
 from exlm_mini.options import parse
-from exlm_mini.plot import METRICS, read_runs
 from exlm_mini.plotting import (
     COLORS,
     Panel,
@@ -84,7 +83,7 @@ from exlm_mini.plotting import (
     runs_figure,
     use_book_style,
 )
-from exlm_mini.plotting.curves import curve
+from exlm_mini.plotting.curves import METRICS, curve, read_runs
 from exlm_mini.recipes import RECIPES, recipe_names
 from exlm_mini.training.checkpoint import latest_checkpoint, load_checkpoint
 from exlm_mini.training.cost import Estimate, estimate, plan_batch

@@ -42,8 +42,9 @@ LIBRARIES = {
         "ipykernel", "jupyter-book>=1.0.4.post1,<2", "jupytext>=1.19,<2", "matplotlib",
         "nbclient", "pandas", "scipy", "seaborn", "sphinx-mathjax-offline",
     ),
+    "plot": ("matplotlib", "seaborn"),
     "tasks": ("pandas", "scikit-learn", "scipy"),
-    "hf": ("tokenizers", "transformers>=5.20"),
+    "hf": ("accelerate>=1.1", "tokenizers", "transformers>=5.20"),
     "watch": ("tensorboard",),
     "test": (
         "hypothesis", "lmdb", "nbval", "playwright", "pytest>=9,<10", "pytest-xdist", "ruff",

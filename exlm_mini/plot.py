@@ -19,15 +19,6 @@ from pathlib import Path
 
 from exlm_mini.config import UserError, nearest
 from exlm_mini.options import command_parser
-from exlm_mini.plotting import runs_figure, save_figure
-from exlm_mini.plotting.curves import (
-    AXES,
-    METRICS,
-    in_its_unit,
-    logged,
-    panel_of,
-    read_runs,
-)
 from exlm_mini.training.console import exit_code
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -37,6 +28,8 @@ MACHINE = ("tokens_per_second", "utilisation", "memory")
 
 
 def _parser() -> argparse.ArgumentParser:
+    from exlm_mini.plotting.curves import AXES, METRICS
+
     parser = command_parser("python -m exlm_mini.plot", __doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directory of a run")
     parser.add_argument(
@@ -64,6 +57,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _checked(arguments: argparse.Namespace) -> None:
     """Refuse what cannot be drawn before a log is read."""
+    from exlm_mini.plotting.curves import AXES, METRICS
+
     for name in arguments.metrics or FIGURE_9:
         if name not in METRICS:
             raise UserError(f"unknown metric '{name}'; {nearest(name, METRICS)}")
@@ -84,6 +79,9 @@ def draw(arguments: argparse.Namespace) -> None:
     Raises:
         UserError: if nothing of what was asked for is in the logs, or the file cannot be written.
     """
+    from exlm_mini.plotting import runs_figure, save_figure
+    from exlm_mini.plotting.curves import METRICS, in_its_unit, logged, panel_of, read_runs
+
     runs = read_runs([Path(run) for run in arguments.runs], arguments.labels)
     names = arguments.metrics or [*FIGURE_9, *logged(runs, MACHINE)]
     panels = []

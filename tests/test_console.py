@@ -1,7 +1,12 @@
 """Every command ends in one way: an exit code, and one line where something was in its way."""
 
 import errno
+import importlib
+import re
+import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +14,10 @@ from exlm_lab import bench, finetune
 from exlm_mini import fill, plot
 from exlm_mini.config import UserError
 from exlm_mini.options import command_parser
+from exlm_mini.training import console
 from exlm_mini.training.console import INTERRUPTED, exit_code
+
+ROOT = Path(__file__).resolve().parents[1]
 
 WORDS = {
     bench: ["dag"],
@@ -68,3 +76,36 @@ def test_a_help_has_no_marks_of_the_reference():
     shown = command_parser("python a.py", text).format_help()
     assert "Make a of b." in shown and "Then c:" in shown
     assert "``" not in shown and "::" not in shown
+
+
+@pytest.mark.parametrize("name", console.EXTRAS)
+def test_a_library_that_was_left_out_is_told_with_its_extra(name, capsys):
+    def command() -> None:
+        raise ModuleNotFoundError(name=f"{name}.inner")
+
+    assert exit_code(command) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"needs the package {name}; pip install 'exlm-mini[{console.EXTRAS[name]}]'" in line
+
+
+def test_the_extras_bring_what_they_are_named_for():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    brings = {"pyarrow": "datasets", "docstring_parser": "jsonargparse", "yaml": "PyYAML"}
+    brings |= {"sklearn": "scikit-learn"}
+    for name, extra in console.EXTRAS.items():
+        wanted = project["optional-dependencies"][extra]
+        assert brings.get(name, name) in {re.match(r"[\w-]+", r)[0] for r in wanted}
+
+
+def test_a_module_of_ours_that_is_not_there_is_our_own_mistake():
+    with pytest.raises(ModuleNotFoundError):
+        exit_code(lambda: importlib.import_module("exlm_mini.nowhere"))
+
+
+def test_drawing_without_its_library_is_one_line(tmp_path):
+    hidden = "import sys; sys.modules['seaborn'] = None"
+    program = f"{hidden}; from exlm_mini.plot import main; main(['x'])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stderr.strip() == (
+        "error: this needs the package seaborn; pip install 'exlm-mini[plot]'"
+    )

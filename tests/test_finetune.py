@@ -177,7 +177,7 @@ def test_scoring_without_its_library_says_what_to_install(
     argv = ["--task", "bbbp", "--checkpoint", runs / "smiles", "--data", molecules, *ONE]
     assert main([str(word) for word in (*argv, "--output", tmp_path / "out")]) == 2
     told = capsys.readouterr().err.splitlines()[-1]
-    assert "need the package scipy" in told and "pip install 'exlm-mini[tasks]'" in told
+    assert "needs the package scipy" in told and "pip install 'exlm-mini[tasks]'" in told
 
 
 def test_a_signal_stops_and_the_same_command_goes_on(

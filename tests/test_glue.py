@@ -1,7 +1,5 @@
 """Every GLUE task is read as its files are, and what is wrong with a file is said in one line."""
 
-import sys
-
 import numpy as np
 import pytest
 from glue_files import ROWS, write, write_task
@@ -114,11 +112,9 @@ def test_a_task_is_read_from_the_hub(monkeypatch):
     told(lambda: load_glue("mnli"), "mnli train row 1", "-1")
 
 
-def test_a_hub_out_of_reach_is_told(monkeypatch):
+def test_a_hub_out_of_reach_is_told():
     pytest.importorskip("datasets")
     told(lambda: load_glue("rte"), HUB_ID, "network", "--data")
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    told(lambda: load_glue("rte"), "exlm-mini[text]")
 
 
 # ---- the real files ----

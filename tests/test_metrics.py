@@ -1,7 +1,6 @@
 """Each metric agrees with its definition, and what cannot be scored is said."""
 
 import itertools
-import sys
 
 import numpy as np
 import pytest
@@ -115,9 +114,3 @@ def test_what_cannot_be_scored_is_refused():
             metrics.evaluate(TWO, scores, np.array([0, 1]))
     with pytest.raises(ValueError, match="tox21"):
         metrics.evaluate(MANY, np.zeros((2, 3)), np.zeros((2, 2)))
-
-
-@pytest.mark.parametrize("name", ["sklearn.metrics", "pandas"])
-def test_what_is_missing_to_score_with_is_named(monkeypatch, name):
-    monkeypatch.setitem(sys.modules, name, None)
-    told(metrics.libraries, name, "exlm-mini[tasks]")

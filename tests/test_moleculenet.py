@@ -4,7 +4,6 @@ import gzip
 import json
 import lzma
 import pickle
-import sys
 
 import numpy as np
 import pytest
@@ -182,12 +181,6 @@ def test_missing_and_damaged_files_are_told_by_name(tmp_path):
     path = tmp_path / "bace.csv.gz"
     path.write_bytes(gzip.compress(b"smiles,Class\nCCO,1\n")[:-9])
     told(lambda: load("bace", tmp_path), path)
-
-
-def test_without_rdkit_the_remedy_is_an_extra(tmp_path, monkeypatch):
-    bace(tmp_path)
-    monkeypatch.setitem(sys.modules, "rdkit", None)
-    told(lambda: load("bace", tmp_path), "pip install 'exlm-mini[chem]'")
 
 
 # ---- the hub ----

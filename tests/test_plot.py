@@ -10,7 +10,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import pytest
 
-from exlm_mini import plot, plotting
+from exlm_mini import plotting
 from exlm_mini.plot import main
 from exlm_mini.plotting.curves import METRICS, smoothed
 from exlm_mini.pretrain import main as pretrain
@@ -50,7 +50,7 @@ def figures(monkeypatch):
         kept.append(figure)
         path.write_bytes(b"drawn")
 
-    monkeypatch.setattr(plot, "save_figure", keep)
+    monkeypatch.setattr(plotting, "save_figure", keep)
     yield kept
     plt.close("all")
 

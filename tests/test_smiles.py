@@ -1,7 +1,5 @@
 """Molecules are checked one by one; too many bad ones stop the run."""
 
-import sys
-
 import pytest
 from deadly import KILLER, SLEEPER
 from deadly import read_molecule as deadly_read
@@ -80,14 +78,6 @@ def test_every_embedded_molecule_survives_the_tokenizer():
     assert tokenizer.vocab_size < 150
     encoded = tokenizer.encode_batch(smiles)
     assert [tokenizer.decode(ids) for ids in encoded] == smiles
-
-
-def test_without_rdkit_the_remedy_is_an_extra(tmp_path, monkeypatch):
-    path = tmp_path / "a.smi"
-    path.write_text("CCO\n")
-    monkeypatch.setitem(sys.modules, "rdkit", None)
-    for some in ({"files": (str(path),)}, {}):
-        told(lambda some=some: corpus_of(tmp_path, **some), "pip install 'exlm-mini[chem]'")
 
 
 def test_real_labels_come_from_a_table(data_dir):

@@ -1,7 +1,6 @@
 """Every source is told by its fingerprint, read in units, and refused in one line."""
 
 import json
-import sys
 
 import pytest
 from refusals import told
@@ -114,11 +113,6 @@ def test_a_network_that_fails_is_told_in_one_line(hub_copy, monkeypatch):
     told(lambda: next(rows), "hub data set x", "reset", "the same command goes on")
     missing = f"hub:{hub_copy},,nosplit"
     told(lambda: open_source((missing,), TEXT), hub_copy, "cannot open", "split")
-
-
-def test_without_datasets_the_remedy_is_an_extra(hub_copy, monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    told(lambda: open_source((f"hub:{hub_copy}",), TEXT), "pip install", "datasets")
 
 
 # ---- files, names and what is wrong with them ----

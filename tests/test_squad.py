@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import sys
 
 import pytest
 from hypothesis import given
@@ -239,8 +238,6 @@ def test_rows_of_the_hub_are_the_same_questions(monkeypatch):
     assert load_squad() == ((QUESTIONS, 0), (QUESTIONS[2:], 0), "published")
     monkeypatch.setattr(datasets, "load_dataset", lambda hub: {}["train"])
     told(load_squad, HUB_ID, "--data")
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    told(load_squad, "exlm-mini[text]")
 
 
 @pytest.mark.parametrize(("share", "num"), [(0.01, 1), (0.3, 3), (0.99, 9)])

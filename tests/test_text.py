@@ -205,11 +205,6 @@ def test_a_bad_line_is_numbered(tmp_path):
     told(lambda: read(table), f"{table} line", "no CSV", "mend")
 
 
-def test_without_pyarrow_the_remedy_is_an_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    told(lambda: read(write(tmp_path / "a.parquet", "x")), "pip install", "pyarrow")
-
-
 # ---- the embedded text ----
 
 

@@ -241,7 +241,7 @@ def test_foreign_ids_are_looked_up_by_name(tmp_path):
 
 def test_a_missing_special_token_is_named(tmp_path):
     path = tmp_path / "tokenizer.json"
-    definition = json.loads(WORDS._definition)
+    definition = json.loads(WORDS.definition)
     del definition["model"]["vocab"]["[SEP]"]
     definition["added_tokens"] = [
         t for t in definition["added_tokens"] if t["content"] != "[SEP]"
@@ -289,7 +289,7 @@ def replace(content, pattern="a"):
 )  # fmt: skip
 def test_what_a_tokenizer_cannot_do_is_told_when_it_is_loaded(fields, tmp_path, capfd):
     path = tmp_path / "tokenizer.json"
-    path.write_text(json.dumps(json.loads(WORDS._definition) | fields))
+    path.write_text(json.dumps(json.loads(WORDS.definition) | fields))
     told(lambda: Tokenizer.load(path), path, "damaged or of another kind", "train one")
     assert capfd.readouterr().err == ""
 
@@ -301,7 +301,7 @@ def test_harmless_normalizers_are_taken():
         replace('"', "``"),
         replace("\u2581", " "),
     ]
-    fields = json.loads(WORDS._definition)
+    fields = json.loads(WORDS.definition)
     fields["normalizer"] = {"type": "Sequence", "normalizers": parts}
     assert Tokenizer(json.dumps(fields).encode()).vocab_size == WORDS.vocab_size
 
@@ -309,8 +309,3 @@ def test_harmless_normalizers_are_taken():
 def test_no_file_is_no_tokenizer(tmp_path):
     told(lambda: Tokenizer.load(tmp_path / "none.json"), tmp_path / "none.json", "No such file")
     told(lambda: Tokenizer.load(tmp_path), tmp_path, "directory", "train one")
-
-
-def test_a_missing_library_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
-    told(lambda: word_level(["a"]), "pip install 'exlm-mini[text]'")

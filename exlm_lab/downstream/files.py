@@ -42,13 +42,8 @@ def load_hub(name: str, *config: str) -> Any:
     Raises:
         UserError: if it cannot be had.
     """
-    try:
-        import datasets
-    except ImportError:
-        raise UserError(
-            f"reading {name} from the hub needs datasets; pip install 'exlm-mini[text]', or give "
-            "the benchmark's files with --data"
-        ) from None
+    import datasets
+
     datasets.disable_progress_bars()
     try:
         return datasets.load_dataset(name, *config)

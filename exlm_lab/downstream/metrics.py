@@ -133,12 +133,8 @@ def libraries() -> tuple[ModuleType, ModuleType]:
     Raises:
         UserError: one of them is missing, or pandas, which tables are read with.
     """
-    try:
-        import pandas  # noqa: F401
-        import scipy.stats
-        import sklearn.metrics
-    except ImportError as error:
-        raise UserError(
-            f"downstream tasks need the package {error.name}; pip install 'exlm-mini[tasks]'"
-        ) from None
+    import pandas  # noqa: F401
+    import scipy.stats
+    import sklearn.metrics
+
     return sklearn.metrics, scipy.stats

@@ -16,7 +16,6 @@ from torch import nn
 
 from exlm_lab.downstream.heads import FineTuned
 from exlm_lab.experiments.toy_contexts import Contexts
-from exlm_mini.config import UserError
 from exlm_mini.data.toy import Grammar
 from exlm_mini.model import ExLM, MaskedLM
 
@@ -85,13 +84,9 @@ def likeliest_latents(language: Grammar, word_ids_SN: np.ndarray) -> np.ndarray:
 
 def readable(state_SD: np.ndarray, latent_SC: np.ndarray, seed: int = 0) -> float:
     """Accuracy of the probes, on the last ``NUM_TEST`` of some sentences; others are labelled."""
-    try:
-        from sklearn.linear_model import LogisticRegression
-        from sklearn.preprocessing import StandardScaler
-    except ImportError as error:
-        raise UserError(
-            f"probing needs the package {error.name}; pip install 'exlm-mini[tasks]'"
-        ) from None
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
     num_to_label = len(state_SD) - NUM_TEST
     state_SD = StandardScaler().fit(state_SD[:num_to_label]).transform(state_SD)
     rng, found = np.random.default_rng(seed), []

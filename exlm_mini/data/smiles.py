@@ -68,10 +68,5 @@ def read_molecule(smiles: str, *options: Any) -> Any:
 
 
 def require_rdkit() -> None:
-    """Stop with the remedy where RDKit is missing."""
-    try:
-        from rdkit import Chem  # noqa: F401
-    except ImportError:
-        raise UserError(
-            "molecules need RDKit, which checks them; pip install 'exlm-mini[chem]'"
-        ) from None
+    """Stop where RDKit is missing, before anything is read."""
+    from rdkit import Chem  # noqa: F401

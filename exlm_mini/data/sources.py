@@ -260,18 +260,16 @@ def _revision(hub: HubSet) -> str:
         from huggingface_hub import HfApi
 
         return HfApi().dataset_info(hub.id, revision=hub.revision).sha
-    except ImportError:
-        raise UserError(_needs_datasets(hub.id)) from None
+    except ModuleNotFoundError:
+        raise
     except Exception as error:  # the library raises a dozen unrelated types here
         raise _unreachable(hub.id, error) from None
 
 
 def _stream(facts: dict) -> Any:
     """The data set as a stream, without a byte of its rows."""
-    try:
-        import datasets
-    except ImportError:
-        raise UserError(_needs_datasets(facts["hub"])) from None
+    import datasets
+
     revision = None if facts["revision"].startswith("local ") else facts["revision"]
     try:
         return datasets.load_dataset(
@@ -329,10 +327,6 @@ def _grouped(rows: Iterator[str], hub: HubSet) -> Iterator[str]:
         yield "\n".join(document)
     else:
         yield from rows
-
-
-def _needs_datasets(id: str) -> str:
-    return f"reading {id} from the hub needs datasets; pip install 'exlm-mini[text]'"
 
 
 def _unreachable(id: str, error: Exception) -> UserError:

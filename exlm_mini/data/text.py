@@ -195,12 +195,8 @@ def _jsonl_documents(path: Path, column: str) -> Iterator[str]:
 
 def _parquet_documents(path: Path, column: str) -> Iterator[str]:
     """One column of a .parquet file."""
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise UserError(
-            f"reading {path} needs pyarrow; pip install 'exlm-mini[text]'"
-        ) from None
+    import pyarrow.parquet
+
     with open_decompressed(path) as stream:
         # Parquet is read from its end, which a compressed stream cannot do.
         is_compressed = path.suffix.lower() in COMPRESSIONS

@@ -268,12 +268,8 @@ def _word_lookup(words: list[str], pre_tokenizer: object, decoder: object | None
 
 def _library() -> ModuleType:
     """The tokenizers package; a machine that only trains on packed data does without it."""
-    try:
-        import tokenizers
-    except ImportError:
-        raise UserError(
-            "the package tokenizers is missing; pip install 'exlm-mini[text]'"
-        ) from None
+    import tokenizers
+
     return tokenizers
 
 

@@ -4,13 +4,6 @@
 ``AutoTokenizer`` and ``pipeline``.
 """
 
-from exlm_mini.config import UserError
-
-try:
-    import transformers  # noqa: F401
-except ImportError:
-    raise UserError("exlm_mini.hf needs transformers; pip install 'exlm-mini[hf]'") from None
-
 from exlm_mini.hf.models import (
     AUTO_CLASSES,
     NO_LABEL,

@@ -99,8 +99,6 @@ def _naming(path: Path) -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(f"the recipe {path}: {error}; correct the file") from None
-    except ImportError:
-        raise UserError("reading a recipe needs PyYAML; run: pip install PyYAML") from None
 
 
 def plain(config: Any) -> dict[str, Any]:

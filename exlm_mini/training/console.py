@@ -46,6 +46,27 @@ def say_error(error: UserError) -> None:
     say(f"error: {error}")
 
 
+EXTRAS = {
+    "datasets": "text", "pyarrow": "text", "tokenizers": "text", "rdkit": "chem",
+    "docstring_parser": "train", "jsonargparse": "train", "yaml": "train",
+    "matplotlib": "plot", "seaborn": "plot", "pandas": "tasks", "scipy": "tasks",
+    "sklearn": "tasks", "transformers": "hf", "tensorboard": "watch",
+}  # fmt: skip
+"""What to install for a module that a command imports when it needs it."""
+
+
+def missing(error: ModuleNotFoundError) -> UserError:
+    """A library that was left out, with the extra that brings it.
+
+    Raises:
+        ModuleNotFoundError: the error itself if it is our own mistake.
+    """
+    name = (error.name or "").partition(".")[0]
+    if name not in EXTRAS:
+        raise error
+    return UserError(f"this needs the package {name}; pip install 'exlm-mini[{EXTRAS[name]}]'")
+
+
 def drop_output() -> None:
     """To be called when the reader of stdout has seen enough.
 
@@ -73,6 +94,9 @@ def exit_code(
         return code
     except UserError as error:
         say_error(error)
+        return 2
+    except ModuleNotFoundError as error:
+        say_error(missing(error))
         return 2
     except BrokenPipeError:
         drop_output()
