@@ -27,10 +27,10 @@ from typing import Any
 import torch
 from record import DIGITS, record_of, write_json
 
-from exlm_mini.config import UserError
+from exlm_mini.config.checks import UserError
+from exlm_mini.config.options import command_parser
 from exlm_mini.data.tokenizer import MASK
 from exlm_mini.data.toy_grammars import grammar
-from exlm_mini.options import command_parser
 from exlm_mini.reading.entropy import path_entropy
 from exlm_mini.reading.scene import read_scene
 from exlm_mini.reading.trained import Trained, encode_row, load, read

@@ -14,9 +14,9 @@ import jupytext
 import nbformat
 from nbformat import NotebookNode
 
-from exlm_mini.config import UserError
+from exlm_mini.config.checks import UserError
+from exlm_mini.config.options import command_parser
 from exlm_mini.data.files import reading
-from exlm_mini.options import command_parser
 from exlm_mini.training.console import exit_code, say
 
 CHAPTERS = Path(__file__).resolve().parents[1] / "chapters"

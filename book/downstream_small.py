@@ -47,10 +47,10 @@ from molecules_seen import molecules_seen
 from record import record_of, write_json
 from tuned_record import MODELS, task_record
 
-from exlm_mini.config import UserError
+from exlm_mini.config.checks import UserError
+from exlm_mini.config.options import command_parser
 from exlm_mini.data.files import reading
 from exlm_mini.data.packs import Pack
-from exlm_mini.options import command_parser
 from exlm_mini.reading.pretrained import load_pretrained
 from exlm_mini.training.console import exit_code, say
 from exlm_mini.training.run_directory import read_metrics

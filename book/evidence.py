@@ -29,9 +29,9 @@ import torch
 from measurements import SECTIONS, Result, Setting
 
 from exlm_mini.alignment import BACKENDS
-from exlm_mini.config import UserError, nearest
+from exlm_mini.config.checks import UserError, nearest
+from exlm_mini.config.options import command_parser
 from exlm_mini.data.files import read_bytes, reading, write_atomically
-from exlm_mini.options import command_parser
 from exlm_mini.training.console import exit_code
 from exlm_mini.training.parts import choose_device
 from exlm_mini.training.provenance import machine

@@ -22,8 +22,8 @@ from exlm_lab.benchmarks.training import LEAST_STEPS, speed_settings, train
 from exlm_mini.alignment import BACKENDS
 from exlm_mini.alignment.cases import JUDGE, check, limits, short
 from exlm_mini.config import RunConfig
+from exlm_mini.config.recipes import load_recipe, recipe_names
 from exlm_mini.data.memory import DoesNotFit
-from exlm_mini.recipes import load_recipe, recipe_names
 from exlm_mini.training.dry_run import objectives_of
 
 QUICK_SHAPE = Shape(2, 3, 6)

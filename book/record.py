@@ -18,10 +18,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from exlm_mini.config import RunConfig, UserError
+from exlm_mini.config import RunConfig
+from exlm_mini.config.checks import UserError
+from exlm_mini.config.options import command_parser, parse
+from exlm_mini.config.recipes import (
+    dotted,
+    parse_stored,
+    plain,
+    recipe_names,
+    run_config_from_dict,
+)
 from exlm_mini.data.files import read_bytes, read_text, reading, write_atomically
-from exlm_mini.options import command_parser, parse
-from exlm_mini.recipes import dotted, parse_stored, plain, recipe_names, run_config_from_dict
 from exlm_mini.training.console import exit_code
 from exlm_mini.training.run_directory import CONFIG, read_metrics
 

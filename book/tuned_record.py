@@ -12,7 +12,7 @@ from scipy.stats import ttest_rel
 
 from exlm_lab.downstream.grid import paper_numbers
 from exlm_lab.downstream.settings import TuneConfig
-from exlm_mini.config import UserError
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import read_bytes, reading
 
 FILES = {"smiles": "DATA/moleculenet", "text": "DATA/glue"}

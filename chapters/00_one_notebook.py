@@ -543,7 +543,7 @@ torch.testing.assert_close(-log_p_B / math.log(2), exlm.bits(), rtol=0, atol=1e-
 # --recipe toy-pairs` would do it, ends there, too.
 
 # %%
-from exlm_mini.options import parse
+from exlm_mini.config.options import parse
 from exlm_mini.training.live import chapter_scale, train_live
 
 config = parse(["--recipe", "toy-pairs", "--objective", "exlm"]).config

@@ -66,8 +66,8 @@ from exlm_mini.config import (
     ModelConfig,
     SpecialIds,
     TrainConfig,
-    UserError,
 )
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.masking import Masker, counter_uniform
 from exlm_mini.data.tokenizer import word_level
 from exlm_mini.data.toy_grammars import grammar
@@ -963,10 +963,10 @@ assert math.isclose(language.joint_entropy_bits(is_slot_N), 1)
 # **Check.** The table and the two commands say what the package does.
 
 # %%
+from exlm_mini.config.options import parse
+from exlm_mini.config.recipes import RECIPES, recipe_names
 from exlm_mini.fill import main as fill
-from exlm_mini.options import parse
 from exlm_mini.pretrain import main as pretrain
-from exlm_mini.recipes import RECIPES, recipe_names
 
 makefile = Path("../Makefile").read_text()
 assert "-m exlm_mini.pretrain --recipe smiles-tiny $(ARGS)" in makefile

@@ -52,9 +52,9 @@ import pandas as pd
 import torch
 
 from exlm_mini.config import SPECIAL_TOKENS, SpecialIds
+from exlm_mini.config.options import parse
 from exlm_mini.data.toy import Grammar, Position
 from exlm_mini.data.toy_grammars import grammar
-from exlm_mini.options import parse
 from exlm_mini.plotting import COLORS, draw_curves, draw_heatmap, use_book_style
 from exlm_mini.reading.entropy import entropy_bits
 from exlm_mini.training.live import chapter_scale, train_live

@@ -49,6 +49,7 @@ import numpy as np
 import torch
 
 from exlm_mini.config import SPECIAL_TOKENS, MaskingConfig, SpecialIds
+from exlm_mini.config.options import parse
 from exlm_mini.data.batches import VALIDATION_EPOCH
 from exlm_mini.data.masking import (
     Masker,
@@ -58,7 +59,6 @@ from exlm_mini.data.masking import (
 )
 from exlm_mini.data.toy import Grammar, Position
 from exlm_mini.model.objectives import mlm_loss, nats_to_bits
-from exlm_mini.options import parse
 from exlm_mini.plotting import COLORS, draw_heatmap, draw_tokens, use_book_style
 from exlm_mini.reading.entropy import (
     entropy_bits,

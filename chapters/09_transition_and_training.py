@@ -62,6 +62,7 @@ import torch
 from exlm_mini.alignment import dag_log_likelihood, posteriors, viterbi
 from exlm_mini.alignment.enumeration import paths
 from exlm_mini.config import SPECIAL_TOKENS, ModelConfig, SpecialIds
+from exlm_mini.config.options import parse
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.data.toy_grammars import grammar
@@ -73,7 +74,6 @@ from exlm_mini.model.transition import (
     edges,
     parallel_chains,
 )
-from exlm_mini.options import parse
 from exlm_mini.plotting import (
     COLORS,
     draw_curves,

@@ -53,10 +53,10 @@ import torch
 
 from exlm_mini.alignment import dag_log_likelihood, viterbi
 from exlm_mini.alignment.enumeration import path_score, paths
+from exlm_mini.config.options import parse
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.data.toy import Grammar, Position
 from exlm_mini.data.toy_grammars import GRAMMARS, grammar
-from exlm_mini.options import parse
 from exlm_mini.plotting import (
     draw_dag,
     draw_heatmap,

@@ -95,6 +95,7 @@ from exlm_lab.downstream.squad import (
     score_predictions,
 )
 from exlm_mini import pretrain
+from exlm_mini.config.recipes import load_recipe
 from exlm_mini.data.smiles import embedded_molecules
 from exlm_mini.data.tokenizer import train_byte_level_bpe, train_smiles
 from exlm_mini.plotting import COLORS, draw_tokens, use_book_style
@@ -107,7 +108,6 @@ from exlm_mini.plotting.molecules import (
     tokens_svg,
 )
 from exlm_mini.reading.pretrained import Pretrained, load_pretrained
-from exlm_mini.recipes import load_recipe
 from exlm_mini.training.live import chapter_scale
 from exlm_mini.training.run_directory import read_metrics
 

@@ -69,13 +69,15 @@ import torch
 from safetensors.torch import load_file
 
 from exlm_mini import prepare, pretrain
-from exlm_mini.config import DataConfig, RunConfig, SpecialIds, UserError
+from exlm_mini.config import DataConfig, RunConfig, SpecialIds
+from exlm_mini.config.checks import UserError
+from exlm_mini.config.options import parse
+from exlm_mini.config.recipes import RECIPES, recipe_names
 from exlm_mini.data.batches import TokenBatches, TrainingBatches
 from exlm_mini.data.packs import Pack
 from exlm_mini.data.sizes import size_of
 from exlm_mini.data.smiles import embedded_molecules
 from exlm_mini.data.sources import NAMED
-from exlm_mini.options import parse
 from exlm_mini.plotting import (
     COLORS,
     Panel,
@@ -84,7 +86,6 @@ from exlm_mini.plotting import (
     use_book_style,
 )
 from exlm_mini.plotting.curves import METRICS, curve, read_runs
-from exlm_mini.recipes import RECIPES, recipe_names
 from exlm_mini.training.checkpoint import latest_checkpoint, load_checkpoint
 from exlm_mini.training.cost import Estimate, estimate, plan_batch
 from exlm_mini.training.live import chapter_scale

@@ -46,10 +46,11 @@ from exlm_lab.benchmarks.record import (
 from exlm_lab.benchmarks.step import PARTS, VOCAB_SIZE, model_of, row_length, step
 from exlm_lab.benchmarks.training import LEAST_STEPS, WARM_UP_STEPS, train
 from exlm_mini.alignment import BACKENDS
-from exlm_mini.config import THREADS, RunConfig, TrainConfig, UserError, check_integers
+from exlm_mini.config import RunConfig, TrainConfig
+from exlm_mini.config.checks import THREADS, UserError, check_integers
+from exlm_mini.config.options import command_parser
+from exlm_mini.config.recipes import load_recipe, recipe_names
 from exlm_mini.data.memory import check_bytes
-from exlm_mini.options import command_parser
-from exlm_mini.recipes import load_recipe, recipe_names
 from exlm_mini.training.console import exit_code, say
 from exlm_mini.training.cost import check_memory
 from exlm_mini.training.dry_run import objectives_of

@@ -38,10 +38,10 @@ from exlm_lab.downstream.runs import TuningLedger, tune
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.squad import DEV_ALONE
 from exlm_lab.ledger import StoppedError
-from exlm_mini.config import AT_LEAST_1, SHARE, THREADS, UserError, nearest
-from exlm_mini.options import given, settings_parser
+from exlm_mini.config.checks import AT_LEAST_1, SHARE, THREADS, UserError, nearest
+from exlm_mini.config.options import given, settings_parser
+from exlm_mini.config.recipes import build, load_recipe, recipe_names
 from exlm_mini.reading.pretrained import Pretrained, load_pretrained
-from exlm_mini.recipes import build, load_recipe, recipe_names
 from exlm_mini.training.console import INTERRUPTED, Requests, exit_code, requests_by_signal, say
 from exlm_mini.training.parts import choose_device, versions
 from exlm_mini.training.provenance import commit

@@ -38,9 +38,9 @@ from exlm_lab.experiments.records import SCALES
 from exlm_lab.experiments.running import Runner
 from exlm_lab.experiments.study import EXPERIMENTS, SCALE
 from exlm_lab.ledger import StoppedError
-from exlm_mini.config import UserError, check_integers, nearest
+from exlm_mini.config.checks import UserError, check_integers, nearest
+from exlm_mini.config.options import Parser, command_parser
 from exlm_mini.data.files import refuse_odd_files
-from exlm_mini.options import Parser, command_parser
 from exlm_mini.training.console import (
     INTERRUPTED,
     ProgressLine,

@@ -1,10 +1,9 @@
 """ExLM in small: masked language models, states expansion and states alignment (ICML 2025).
 
-``config``      every setting of a run          ``recipes``   named settings
-``data``        tokens, corpora, masks          ``alignment`` the sum over paths, in five speeds
-``model``       MLM and ExLM, Figure 6 by file  ``training``  the loop and what it survives
-``reading``     what a trained model says       ``plotting``  the book's figures
-``options``     reading of command lines        ``hf``        models for transformers
+``config``      settings, recipes, options      ``data``      tokens, corpora, masks
+``model``       MLM and ExLM, Figure 6 by file  ``alignment`` the sum over paths, in five speeds
+``training``    the loop and what it survives   ``reading``   what a trained model says
+``plotting``    the book's figures              ``hf``        models for transformers
 commands:       ``prepare pretrain fill plot doctor export``
 
 A room imports only from those before it: config, data and alignment, model, training, then reading

@@ -12,7 +12,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from exlm_mini.config import UserError, nearest
+from exlm_mini.config.checks import UserError, nearest
 
 COMMANDS = {
     name: f"{package}.{name}"

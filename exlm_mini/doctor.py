@@ -27,8 +27,8 @@ import torch
 
 from exlm_mini.alignment import BACKENDS, build, fastest
 from exlm_mini.alignment.cases import DTYPES, JUDGE, check, short
-from exlm_mini.config import UserError
-from exlm_mini.options import command_parser
+from exlm_mini.config.checks import UserError
+from exlm_mini.config.options import command_parser
 from exlm_mini.training.console import INTERRUPTED, drop_output, say, say_error
 from exlm_mini.training.provenance import MIB, machine
 

@@ -19,9 +19,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from exlm_mini.config import DataConfig, UserError
+from exlm_mini.config import DataConfig
+from exlm_mini.config.checks import UserError
+from exlm_mini.config.options import command_parser
 from exlm_mini.data.files import write_atomically
-from exlm_mini.options import command_parser
 from exlm_mini.reading.pretrained import Pretrained, load_pretrained
 from exlm_mini.training.console import exit_code, say
 from exlm_mini.training.evaluation import Evaluation

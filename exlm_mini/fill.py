@@ -36,10 +36,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from exlm_mini.config import UserError
+from exlm_mini.config.checks import UserError
+from exlm_mini.config.options import command_parser
 from exlm_mini.data import files
 from exlm_mini.data.tokenizer import MASK, on_one_line
-from exlm_mini.options import command_parser
 from exlm_mini.reading.decoding import Reading
 from exlm_mini.reading.explorer import explorer
 from exlm_mini.reading.fill import as_json, as_table, model_in_words

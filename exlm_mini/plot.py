@@ -17,8 +17,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from exlm_mini.config import UserError, nearest
-from exlm_mini.options import command_parser
+from exlm_mini.config.checks import UserError, nearest
+from exlm_mini.config.options import command_parser
 from exlm_mini.training.console import exit_code
 
 SUFFIXES = (".png", ".svg", ".pdf")

@@ -20,14 +20,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from exlm_mini.config import THREADS, DataConfig, UserError, check_numbers
+from exlm_mini.config import DataConfig
+from exlm_mini.config.checks import THREADS, UserError, check_numbers
+from exlm_mini.config.options import given, settings_parser
 from exlm_mini.data.cleaning import Cleaning
 from exlm_mini.data.corpus import prepare
 from exlm_mini.data.pipeline import Stage
 from exlm_mini.data.request import MEGABYTE, Preparation
 from exlm_mini.data.sizes import Size, size_of
 from exlm_mini.data.sources import NAMED, kind_of
-from exlm_mini.options import given, settings_parser
 from exlm_mini.training.console import ProgressLine, exit_code, say
 from exlm_mini.training.run_directory import RunDirectory
 

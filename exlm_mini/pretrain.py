@@ -27,15 +27,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from exlm_mini.config import RunConfig, SpecialIds, UserError
+from exlm_mini.config import RunConfig, SpecialIds
+from exlm_mini.config.checks import UserError
+from exlm_mini.config.options import Debugging, parse
+from exlm_mini.config.recipes import parse_stored, plain
 from exlm_mini.data.corpus import Corpus, prepare_corpus
 from exlm_mini.data.files import read_text, refused, write_atomically
 from exlm_mini.data.toy_grammars import grammar, slots_of
-from exlm_mini.options import parse
-from exlm_mini.recipes import parse_stored, plain
 from exlm_mini.training.console import (
     INTERRUPTED,
-    Debugging,
     ProgressLine,
     Requests,
     drop_output,

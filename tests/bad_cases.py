@@ -243,7 +243,7 @@ def options_of(command, argv):
     if command in BOOK:
         known = "--to --only --data --canonical --output --device --quick --again"
         return f"{known} --commit".split()
-    module = "exlm_mini.options" if command == "pretrain" else module_of(command)
+    module = "exlm_mini.config.options" if command == "pretrain" else module_of(command)
     parser = importlib.import_module(module)._parser()
     return list(parser._option_string_actions)
 
@@ -450,7 +450,7 @@ def numbers(rng, place):
 def settings(rng, place):
     """A recipe or the stored settings of a run, damaged."""
     from exlm_lab.downstream.grid import RECIPES as TUNING
-    from exlm_mini.recipes import RECIPES
+    from exlm_mini.config.recipes import RECIPES
 
     way = rng.randrange(4)
     if way == 0:

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exlm_mini.config import ModelConfig, SpecialIds, UserError
+from exlm_mini.config import ModelConfig, SpecialIds
+from exlm_mini.config.checks import UserError
 
 OFFICIAL_SPECIAL_IDS = SpecialIds(pad=1, bos=0, eos=2, unk=3, sep=2, mask=-1)
 """fairseq's dictionary, where [MASK] is the last entry and [EOS] also separates documents."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from exlm_mini.config import UserError
+from exlm_mini.config.checks import UserError
 
 
 def told(run, *parts):

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packs import pack_of
 
-from exlm_mini.config import MaskingConfig, SpecialIds, UserError
+from exlm_mini.config import MaskingConfig, SpecialIds
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.batches import (
     TokenBatches,
     TrainingBatches,

@@ -27,8 +27,8 @@ from exlm_lab.benchmarks.training import (
     train,
 )
 from exlm_mini.config import DataConfig, ModelConfig, RunConfig, SpecialIds
+from exlm_mini.config.recipes import load_recipe
 from exlm_mini.data.corpus import prepare_corpus
-from exlm_mini.recipes import load_recipe
 from exlm_mini.training.dry_run import objectives_of
 from exlm_mini.training.parts import make_model
 from exlm_mini.training.provenance import MIB

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from exlm_mini.config import UserError
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import write_atomically
 from exlm_mini.training import checkpoint
 from exlm_mini.training.checkpoint import (

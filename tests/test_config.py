@@ -15,14 +15,11 @@ from exlm_mini.config import (
     EncoderShape,
     MaskingConfig,
     ModelConfig,
-    Rule,
     RunConfig,
     TrainConfig,
-    UserError,
-    nearest,
-    schema,
 )
-from exlm_mini.recipes import parse_stored, plain, run_config_from_dict, settings_of
+from exlm_mini.config.checks import Rule, UserError, nearest, schema
+from exlm_mini.config.recipes import parse_stored, plain, run_config_from_dict, settings_of
 
 CLASSES = (
     RunConfig, ModelConfig, MaskingConfig, DataConfig, TrainConfig, TuneConfig, ReadingConfig,

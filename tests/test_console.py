@@ -12,8 +12,8 @@ import pytest
 
 from exlm_lab import bench, finetune
 from exlm_mini import fill, plot
-from exlm_mini.config import UserError
-from exlm_mini.options import command_parser
+from exlm_mini.config.checks import UserError
+from exlm_mini.config.options import command_parser
 from exlm_mini.training import console
 from exlm_mini.training.console import INTERRUPTED, exit_code
 

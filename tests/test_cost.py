@@ -9,14 +9,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from exlm_mini.config import (
-    MaskingConfig,
-    ModelConfig,
-    RunConfig,
-    SpecialIds,
-    TrainConfig,
-    UserError,
-)
+from exlm_mini.config import MaskingConfig, ModelConfig, RunConfig, SpecialIds, TrainConfig
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.pretrain import main
 from exlm_mini.training.cost import estimate, plan_batch, row_flops

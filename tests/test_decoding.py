@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from exlm_mini.alignment.enumeration import paths
-from exlm_mini.config import ModelConfig, SpecialIds, UserError
+from exlm_mini.config import ModelConfig, SpecialIds
+from exlm_mini.config.checks import UserError
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.objectives import log_likelihood
 from exlm_mini.reading.decoding import (

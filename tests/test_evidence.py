@@ -24,9 +24,9 @@ from exlm_lab.benchmarks.record import Shape
 from exlm_lab.benchmarks.training import speed_settings
 from exlm_mini.alignment import BACKENDS, Backend
 from exlm_mini.alignment.cases import JUDGE
+from exlm_mini.config.recipes import load_recipe, recipe_names
 from exlm_mini.data.memory import DoesNotFit
 from exlm_mini.model import emission
-from exlm_mini.recipes import load_recipe, recipe_names
 from exlm_mini.training import provenance
 from exlm_mini.training.console import INTERRUPTED
 from exlm_mini.training.dry_run import objectives_of

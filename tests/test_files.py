@@ -8,7 +8,7 @@ import pytest
 
 from exlm_lab import finetune, sweep
 from exlm_mini import fill, plot, prepare, pretrain
-from exlm_mini.config import UserError
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import open_regular, read_text, reading
 
 

@@ -26,7 +26,8 @@ from exlm_lab.downstream.inputs import framed, padded
 from exlm_lab.downstream.prepared import make_problem
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Examples, Splits, Task
-from exlm_mini.config import ModelConfig, SpecialIds, UserError
+from exlm_mini.config import ModelConfig, SpecialIds
+from exlm_mini.config.checks import UserError
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.reading.pretrained import load_pretrained
 from exlm_mini.reading.trained import load

@@ -417,7 +417,7 @@ def commands(page: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("page", ["intro", "reproduction"])
 def test_every_command_of_a_page_is_understood(page):
-    from exlm_mini.options import parse
+    from exlm_mini.config.options import parse
 
     found = commands(page)
     assert len(found) > 2

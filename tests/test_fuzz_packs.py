@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from damage import damage_bytes, damage_json
 
-from exlm_mini.config import DataConfig, SpecialIds, UserError
+from exlm_mini.config import DataConfig, SpecialIds
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.corpus import FORMAT, VERSION, open_corpus
 from exlm_mini.data.files import read_json, write_json
 from exlm_mini.data.packs import Pack, write_pack

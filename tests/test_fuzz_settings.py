@@ -18,9 +18,10 @@ import yaml
 from damage import damage_bytes, damage_json, damage_log, damage_text
 from test_fuzz_packs import SECONDS_FOR_ONE
 
-from exlm_mini.config import RunConfig, UserError
-from exlm_mini.options import parse
-from exlm_mini.recipes import RECIPES, parse_stored, plain, run_config_from_dict
+from exlm_mini.config import RunConfig
+from exlm_mini.config.checks import UserError
+from exlm_mini.config.options import parse
+from exlm_mini.config.recipes import RECIPES, parse_stored, plain, run_config_from_dict
 from exlm_mini.training.checkpoint import (
     MANIFEST,
     encode_manifest,

@@ -37,8 +37,8 @@ from exlm_lab.downstream.runs import Result, TuningLedger
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Examples, Splits, Task
 from exlm_lab.ledger import StoppedError
+from exlm_mini.config.recipes import load_recipe
 from exlm_mini.reading.pretrained import load_pretrained
-from exlm_mini.recipes import load_recipe
 
 BASE = TuneConfig()
 TASK = Task("which", "classes", ("no", "yes"), "accuracy", "smiles")

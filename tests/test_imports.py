@@ -16,11 +16,12 @@ ROOT = Path(__file__).resolve().parents[1]
 ORDER = """
     exlm_mini.config
     exlm_mini.data exlm_mini.alignment
-    exlm_mini.recipes
+    exlm_mini.config.recipes
+    exlm_mini.config.options
     exlm_mini.model
     exlm_mini.training
     exlm_mini.reading exlm_mini.plotting
-    exlm_mini.options exlm_mini.hf
+    exlm_mini.hf
     exlm_mini.prepare exlm_mini.pretrain exlm_mini.fill exlm_mini.plot exlm_mini.doctor
     exlm_mini.export exlm_mini.__main__
     exlm_lab.benchmarks exlm_lab.ledger
@@ -34,9 +35,9 @@ PLACE = {room: n for n, line in enumerate(ORDER.strip().splitlines()) for room i
 # These run on a bare GPU machine: they, and what they import at module level, need no more than
 # these libraries.
 CORE = {
-    "exlm_mini.alignment", "exlm_mini.model", "exlm_mini.training", "exlm_mini.recipes",
+    "exlm_mini.alignment", "exlm_mini.model", "exlm_mini.training", "exlm_mini.config.recipes",
     "exlm_mini.data.packs", "exlm_mini.data.masking", "exlm_mini.data.batches",
-    "exlm_mini.reading.pretrained", "exlm_mini.options", "exlm_mini.doctor",
+    "exlm_mini.reading.pretrained", "exlm_mini.config.options", "exlm_mini.doctor",
     "exlm_lab.benchmarks", "exlm_lab.bench",
 }  # fmt: skip
 CORE_LIBRARIES = {"torch", "numpy", "safetensors"}
@@ -46,7 +47,7 @@ OPTIONAL_LIBRARIES = {
 }  # fmt: skip
 MAY_DRAW = {"exlm_mini.plotting", "exlm_lab.experiments", "chapters", "book"}
 MAY_READ_OPTIONS = {
-    "exlm_mini.options", "exlm_mini.plot", "exlm_mini.prepare", "exlm_mini.fill",
+    "exlm_mini.config.options", "exlm_mini.plot", "exlm_mini.prepare", "exlm_mini.fill",
     "exlm_mini.doctor", "exlm_mini.export", "exlm_lab.finetune", "exlm_lab.sweep",
     "exlm_lab.bench", "book",
 }  # fmt: skip
@@ -94,7 +95,7 @@ def is_in(module: str, rooms: set[str]) -> bool:
 
 def room_of(module: str) -> str | None:
     """The room of ours that a module lies in; none for the packages themselves and others'."""
-    return next((room for room in PLACE if is_in(module, {room})), None)
+    return max((room for room in PLACE if is_in(module, {room})), key=len, default=None)
 
 
 def problems(source: str, module: str) -> list[str]:

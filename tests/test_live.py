@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from exlm_mini.config import UserError
+from exlm_mini.config.checks import UserError
+from exlm_mini.config.options import parse
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.options import parse
 from exlm_mini.pretrain import main
 from exlm_mini.training.live import Scale, chapter_scale, train_live
 from exlm_mini.training.run_directory import read_metrics

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from exlm_mini.config import MaskingConfig, SpecialIds, UserError
+from exlm_mini.config import MaskingConfig, SpecialIds
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.masking import (
     Masker,
     choose_fixed_count,

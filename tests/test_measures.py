@@ -16,7 +16,8 @@ import torch
 from exlm_lab.experiments.measures import NUM_FILLINGS, measure
 from exlm_lab.experiments.metric_names import METRICS
 from exlm_lab.experiments.toy_contexts import Contexts
-from exlm_mini.config import DataConfig, MaskingConfig, ModelConfig, RunConfig, UserError
+from exlm_mini.config import DataConfig, MaskingConfig, ModelConfig, RunConfig
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.batches import validation_batches
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.toy_grammars import grammar, slots_of

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exlm_mini.config import RunConfig, TrainConfig
+from exlm_mini.config.options import parse
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.toy_grammars import slots_of
-from exlm_mini.options import parse
 from exlm_mini.pretrain import main
 from exlm_mini.training.cost import row_flops
 from exlm_mini.training.meter import (

@@ -11,19 +11,13 @@ from bad_cases import main_of
 
 from exlm_lab.downstream.catalogue import ReadingConfig
 from exlm_lab.downstream.settings import TuneConfig
-from exlm_mini.config import (
-    DataConfig,
-    MaskingConfig,
-    ModelConfig,
-    RunConfig,
-    TrainConfig,
-    UserError,
-)
+from exlm_mini.config import DataConfig, MaskingConfig, ModelConfig, RunConfig, TrainConfig
+from exlm_mini.config.checks import UserError
+from exlm_mini.config.recipes import load_recipe, recipe_names
 from exlm_mini.data import memory
 from exlm_mini.data.memory import DoesNotFit, device_memory
 from exlm_mini.data.request import Preparation
 from exlm_mini.data.toy_grammars import slots_of
-from exlm_mini.recipes import load_recipe, recipe_names
 from exlm_mini.training.cost import check_memory
 from exlm_mini.training.dry_run import objectives_of, row_length_of
 from exlm_mini.training.precision import with_precision

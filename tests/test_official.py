@@ -25,7 +25,8 @@ from official import (
 from torch import Tensor
 
 from exlm_mini.alignment import BACKENDS, dag_log_likelihood
-from exlm_mini.config import ModelConfig, UserError
+from exlm_mini.config import ModelConfig
+from exlm_mini.config.checks import UserError
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.expansion import expand_masks
 from exlm_mini.model.objectives import log_likelihood, mlm_loss, states_alignment_loss

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 from workers import STEPS, changed, make_packs
 
-from exlm_mini.config import SpecialIds, TrainConfig, UserError
-from exlm_mini.options import parse
-from exlm_mini.recipes import recipe_names
+from exlm_mini.config import SpecialIds, TrainConfig
+from exlm_mini.config.checks import UserError
+from exlm_mini.config.options import parse
+from exlm_mini.config.recipes import recipe_names
 from exlm_mini.training import processes
 from exlm_mini.training.checkpoint import load_checkpoint
 from exlm_mini.training.parts import make_batches, make_masker, make_model, score

@@ -9,10 +9,10 @@ import yaml
 
 from exlm_mini import prepare
 from exlm_mini.config import DataConfig
+from exlm_mini.config.options import parse
+from exlm_mini.config.recipes import RECIPES, recipe_names, run_config_from_dict
 from exlm_mini.data.corpus import prepare_corpus
-from exlm_mini.options import parse
 from exlm_mini.pretrain import main
-from exlm_mini.recipes import RECIPES, recipe_names, run_config_from_dict
 from exlm_mini.training.cost import row_flops
 from exlm_mini.training.parts import learning_rate, longest_row
 

@@ -13,8 +13,8 @@ from refusals import told
 
 from exlm_mini import pretrain
 from exlm_mini.config import RunConfig
-from exlm_mini.options import parse
-from exlm_mini.recipes import plain
+from exlm_mini.config.options import parse
+from exlm_mini.config.recipes import plain
 from exlm_mini.training.run_directory import read_metrics
 
 SCRIPT = Path(__file__).resolve().parents[1] / "book" / "record.py"

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from exlm_mini.config import TrainConfig, UserError
+from exlm_mini.config import TrainConfig
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import write_atomically, write_json
 from exlm_mini.training import run_directory
 from exlm_mini.training.run_directory import (

@@ -26,10 +26,10 @@ from exlm_lab.downstream.prepared import Part, Problem
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Task
 from exlm_mini.config import MaskingConfig, ModelConfig, RunConfig, TrainConfig
+from exlm_mini.config.options import parse
+from exlm_mini.config.recipes import load_recipe
 from exlm_mini.data.tokenizer import train_smiles
-from exlm_mini.options import parse
 from exlm_mini.reading.pretrained import Pretrained
-from exlm_mini.recipes import load_recipe
 from exlm_mini.training.checkpoint import Checkpoint
 from exlm_mini.training.parts import make_model, score
 from exlm_mini.training.pretraining import Trainer

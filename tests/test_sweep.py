@@ -21,7 +21,7 @@ from exlm_lab.experiments.records import SCALES, read_record
 from exlm_lab.experiments.running import Runner
 from exlm_lab.experiments.study import EXPERIMENTS
 from exlm_mini.config import TrainConfig
-from exlm_mini.recipes import plain
+from exlm_mini.config.recipes import plain
 from exlm_mini.training.cost import row_flops
 
 GRIDS = [(n, s) for n in SWEEPS for s in SCALES if (n, s) != ("scale", "paper")]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exlm_mini.config import UserError
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.toy import Grammar, Position
 from exlm_mini.data.toy_grammars import GRAMMARS, grammar
 

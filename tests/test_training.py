@@ -18,8 +18,8 @@ from exlm_mini.config import (
     RunConfig,
     SpecialIds,
     TrainConfig,
-    UserError,
 )
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.batches import validation_batches
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.objectives import log_likelihood

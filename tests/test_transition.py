@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from exlm_mini.alignment import dag_log_likelihood
-from exlm_mini.config import ModelConfig, SpecialIds, UserError
+from exlm_mini.config import ModelConfig, SpecialIds
+from exlm_mini.config.checks import UserError
 from exlm_mini.model.encoder import initialise
 from exlm_mini.model.expansion import StateGraph, expand_masks
 from exlm_mini.model.transition import (

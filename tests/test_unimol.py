@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from refusals import told
 
-from exlm_mini.config import UserError
+from exlm_mini.config.checks import UserError
 from exlm_mini.data import lmdb_pages
 from exlm_mini.data.lmdb_pages import num_entries
 from exlm_mini.data.unimol import lmdb_documents, load_restricted, numbers

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import told
 
-from exlm_mini.config import DataConfig, RunConfig, UserError
-from exlm_mini.options import parse
-from exlm_mini.recipes import (
+from exlm_mini.config import DataConfig, RunConfig
+from exlm_mini.config.checks import UserError
+from exlm_mini.config.options import parse
+from exlm_mini.config.recipes import (
     MAX_CHARACTERS,
     RUN,
     parse_stored,

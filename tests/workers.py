@@ -22,14 +22,8 @@ import numpy as np
 import torch
 from packs import pack_of
 
-from exlm_mini.config import (
-    MaskingConfig,
-    ModelConfig,
-    RunConfig,
-    SpecialIds,
-    TrainConfig,
-    UserError,
-)
+from exlm_mini.config import MaskingConfig, ModelConfig, RunConfig, SpecialIds, TrainConfig
+from exlm_mini.config.checks import UserError
 from exlm_mini.pretrain import main
 from exlm_mini.training.pretraining import Trainer
 from exlm_mini.training.processes import leave, start_engine

@@ -186,7 +186,7 @@ def parameters(text: str) -> str:
 
     ``OPTIONS without transitions`` leaves out the transition head.
     """
-    from exlm_mini.options import parse
+    from exlm_mini.config.options import parse
     from exlm_mini.training.cost import estimate
 
     options = text.removesuffix(" without transitions")

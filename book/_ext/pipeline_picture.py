@@ -28,9 +28,9 @@ def pipeline_row():
     from pipeline_drawing import Pipeline
 
     from exlm_mini.alignment import dag_log_likelihood
+    from exlm_mini.config.options import parse
     from exlm_mini.data.toy_grammars import grammar, slots_of
     from exlm_mini.model.expansion import expand_masks
-    from exlm_mini.options import parse
     from exlm_mini.reading.decoding import read_states, top_tokens
     from exlm_mini.training.live import Scale, train_live
 

@@ -27,7 +27,7 @@ from exlm_lab.experiments.records import (
     read_records,
 )
 from exlm_lab.experiments.tables import wanted
-from exlm_mini.config import UserError
+from exlm_mini.config.checks import UserError
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 SCALE = "mini"

@@ -21,13 +21,14 @@ import torch
 
 from exlm_lab.benchmarks.measure import resident_bytes, threads
 from exlm_lab.benchmarks.record import Record
-from exlm_mini.config import Effect, RunConfig, SpecialIds, settings_with
+from exlm_mini.config import RunConfig, SpecialIds, settings_with
+from exlm_mini.config.checks import Effect
+from exlm_mini.config.recipes import plain
 from exlm_mini.data.batches import BUCKET_BATCHES
 from exlm_mini.data.memory import DoesNotFit
 from exlm_mini.data.packs import Pack, write_pack
 from exlm_mini.data.rows import Counts, Rows
 from exlm_mini.data.toy_grammars import grammar, slots_of
-from exlm_mini.recipes import plain
 from exlm_mini.training.cost import check_memory, plan_batch
 from exlm_mini.training.parts import choose_device
 from exlm_mini.training.precision import with_precision

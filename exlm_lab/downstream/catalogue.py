@@ -8,7 +8,7 @@ from typing import Literal
 
 from exlm_lab.downstream import glue, inference, moleculenet, patterns, sections, squad
 from exlm_lab.downstream.task import Splits, Task
-from exlm_mini.config import UserError, check_fields, nearest
+from exlm_mini.config.checks import UserError, check_fields, nearest
 from exlm_mini.data.cleaning import Cleaning
 from exlm_mini.data.tokenizer import Tokenizer
 

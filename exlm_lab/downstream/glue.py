@@ -17,7 +17,7 @@ import numpy as np
 
 from exlm_lab.downstream.files import find_file, load_hub
 from exlm_lab.downstream.task import Examples, Splits, Task
-from exlm_mini.config import UserError
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading
 from exlm_mini.data.text import open_decompressed
 

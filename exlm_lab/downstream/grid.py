@@ -16,8 +16,8 @@ from typing import Any, Literal, NamedTuple
 from exlm_lab.downstream.catalogue import task_names
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Task
-from exlm_mini.config import UserError, check_integers
-from exlm_mini.recipes import Kind, build
+from exlm_mini.config.checks import UserError, check_integers
+from exlm_mini.config.recipes import Kind, build
 
 RECIPES = Path(__file__).parents[1] / "recipes" / "finetune"
 PAPER = RECIPES / "paper.json"

@@ -15,7 +15,7 @@ from types import ModuleType
 import numpy as np
 
 from exlm_lab.downstream.task import Task
-from exlm_mini.config import UserError
+from exlm_mini.config.checks import UserError
 
 
 def evaluate(task: Task, scores_RC: np.ndarray, labels: np.ndarray) -> dict[str, float]:

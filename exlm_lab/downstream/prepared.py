@@ -29,7 +29,7 @@ from exlm_lab.downstream.spans import (
     encode_question,
 )
 from exlm_lab.downstream.task import Examples, Splits, Task
-from exlm_mini.config import UserError
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.tokenizer import on_one_line
 from exlm_mini.reading.pretrained import Pretrained
 

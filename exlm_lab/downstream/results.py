@@ -19,7 +19,7 @@ from exlm_lab.downstream.grid import (
     summary,
 )
 from exlm_lab.downstream.runs import Result
-from exlm_mini.config import UserError
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import read_bytes, reading, write_atomically
 from exlm_mini.reading.pretrained import Pretrained
 

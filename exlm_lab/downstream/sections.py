@@ -18,7 +18,7 @@ from collections import Counter
 import numpy as np
 
 from exlm_lab.downstream.task import Examples, Splits, Task
-from exlm_mini.config import UserError
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.english import embedded_english
 
 NAME = "sections"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from exlm_mini.config import (
+from exlm_mini.config import TrainConfig
+from exlm_mini.config.checks import (
     AT_LEAST_1,
     BELOW_1,
     NOT_NEGATIVE,
     POSITIVE,
     SHARE,
-    TrainConfig,
     check_fields,
 )
 

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from exlm_lab.downstream.inputs import framed
 from exlm_lab.downstream.squad import Question
-from exlm_mini.config import SpecialIds, UserError
+from exlm_mini.config import SpecialIds
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.tokenizer import Tokenizer
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_mini.config import RunConfig
-from exlm_mini.recipes import PRETRAINING, load_recipe, run_config_from_dict
+from exlm_mini.config.recipes import PRETRAINING, load_recipe, run_config_from_dict
 
 Input = Literal["toy", "slots", "english", "text", "molecules"]
 """The small language ``town``, the smaller ones of two slots, the embedded English or files in its

@@ -14,7 +14,7 @@ from typing import Any
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.experiments.cells import Cell, Downstream, Input
 from exlm_lab.experiments.study import CURES, EXPERIMENTS, SCALE
-from exlm_mini.config import UserError, nearest
+from exlm_mini.config.checks import UserError, nearest
 
 REPEATED = {
     0.0225: (1,),

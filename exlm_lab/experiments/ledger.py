@@ -13,8 +13,9 @@ from exlm_lab.experiments.grids import cells_of
 from exlm_lab.experiments.records import read_record
 from exlm_lab.experiments.running import Runner
 from exlm_lab.ledger import Ledger, check_identity
-from exlm_mini.config import RunConfig, UserError
-from exlm_mini.recipes import build, plain, run_config_from_dict
+from exlm_mini.config import RunConfig
+from exlm_mini.config.checks import UserError
+from exlm_mini.config.recipes import build, plain, run_config_from_dict
 from exlm_mini.training.loop import Progress
 from exlm_mini.training.parts import choose_device
 from exlm_mini.training.provenance import machine

@@ -39,7 +39,8 @@ from exlm_lab.experiments.uncertainty import (
     effective_number,
     pairwise_divergence_bits,
 )
-from exlm_mini.config import RunConfig, UserError
+from exlm_mini.config import RunConfig
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.batches import validation_batches
 from exlm_mini.data.corpus import Corpus
 from exlm_mini.data.masking import MaskedBatch

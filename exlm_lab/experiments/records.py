@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from exlm_mini.config import UserError
+from exlm_mini.config.checks import UserError
+from exlm_mini.config.recipes import run_config_from_dict
 from exlm_mini.data.files import read_bytes, reading
-from exlm_mini.recipes import run_config_from_dict
 
 SCALES = ("mini", "gpu", "paper")
 DOWNSTREAM = "downstream"

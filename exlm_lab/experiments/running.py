@@ -35,11 +35,12 @@ from exlm_lab.experiments.cells import Downstream, with_settings
 from exlm_lab.experiments.frozen import held_out, measure_molecules
 from exlm_lab.experiments.measures import measure
 from exlm_lab.ledger import StoppedError
-from exlm_mini.config import Effect, RunConfig, UserError, settings_with
+from exlm_mini.config import RunConfig, settings_with
+from exlm_mini.config.checks import Effect, UserError
+from exlm_mini.config.recipes import plain
 from exlm_mini.data.corpus import Corpus, prepare_corpus
 from exlm_mini.data.toy_grammars import slots_of
 from exlm_mini.reading.pretrained import Pretrained, load_pretrained
-from exlm_mini.recipes import plain
 from exlm_mini.training.checkpoint import latest_checkpoint
 from exlm_mini.training.cost import row_flops
 from exlm_mini.training.loop import Progress

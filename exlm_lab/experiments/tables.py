@@ -35,7 +35,7 @@ from exlm_lab.experiments.records import (
     read_records,
     summaries,
 )
-from exlm_mini.config import UserError
+from exlm_mini.config.checks import UserError
 
 EMPTY = "–"
 MATRICES = {

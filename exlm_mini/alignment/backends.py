@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from exlm_mini.alignment import enumeration, naive, native, scaled, vectorized
-from exlm_mini.config import nearest
+from exlm_mini.config.checks import nearest
 
 
 def _works_anywhere(device_type: str) -> None:

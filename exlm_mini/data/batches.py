@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from exlm_mini.config import UserError
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.masking import MaskedBatch, Masker
 from exlm_mini.data.packs import Pack
 

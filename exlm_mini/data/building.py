@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from exlm_mini.config import DataConfig, UserError
+from exlm_mini.config import DataConfig
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import sha256_of, write_json
 from exlm_mini.data.memory import check_bytes
 from exlm_mini.data.packs import Pack, write_pack

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
-from exlm_mini.config import UserError
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.smiles import read_molecule
 from exlm_mini.data.workers import in_child
 

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from exlm_mini.config import DataConfig, UserError
+from exlm_mini.config import DataConfig
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.building import FORMAT, VERSION, build_corpus
 from exlm_mini.data.files import REMEDY, read_json, sha256_of
 from exlm_mini.data.packs import Pack

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from exlm_mini.config import UserError
+from exlm_mini.config.checks import UserError
 
 
 def embedded_english() -> Iterator[str]:

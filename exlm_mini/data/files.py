@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from exlm_mini.config import UserError
+from exlm_mini.config.checks import UserError
 
 # ---- written whole ----
 

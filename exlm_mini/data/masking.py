@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exlm_mini.config import MaskingConfig, SpecialIds, UserError
+from exlm_mini.config import MaskingConfig, SpecialIds
+from exlm_mini.config.checks import UserError
 
 _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from exlm_mini.config import UserError
+from exlm_mini.config.checks import UserError
 
 CGROUP = Path("/sys/fs/cgroup")
 CONTAINER_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")

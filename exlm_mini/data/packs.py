@@ -25,7 +25,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from exlm_mini.config import SpecialIds, UserError
+from exlm_mini.config import SpecialIds
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import REMEDY, read_json, reading, whole_file, write_json
 from exlm_mini.data.rows import (
     NUM_TOKENS_CHUNK,

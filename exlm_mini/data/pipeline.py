@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from exlm_mini import __version__
-from exlm_mini.config import UserError
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.cleaning import CleaningCounts
 from exlm_mini.data.files import seal_of, sha256_of, write_json
 from exlm_mini.data.request import MEGABYTE, Preparation

@@ -6,7 +6,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from exlm_mini.config import POSITIVE, DataConfig, UserError, check_fields, check_numbers
+from exlm_mini.config import DataConfig
+from exlm_mini.config.checks import POSITIVE, UserError, check_fields, check_numbers
 from exlm_mini.data.cleaning import Cleaning
 from exlm_mini.data.sources import check_source
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from exlm_mini.config import UserError
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.cleaning import Cleaning, CleaningCounts, clean_in_child
 from exlm_mini.data.files import read_json, sha256_of, whole_file, write_json
 from exlm_mini.data.tokenizer import Tokenizer

@@ -8,7 +8,8 @@ from lzma import LZMADecompressor
 from pathlib import Path
 from typing import NamedTuple
 
-from exlm_mini.config import DataConfig, UserError
+from exlm_mini.config import DataConfig
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.lmdb_pages import num_entries
 from exlm_mini.data.sources import HUB_PREFIX, NAMED
 from exlm_mini.data.text import COMPRESSIONS, DEFAULT_COLUMNS, file_documents

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from exlm_mini.config import UserError
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.text import file_documents
 from exlm_mini.data.workers import MAX_SECONDS
 

@@ -19,7 +19,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from exlm_mini.config import DataConfig, UserError, nearest
+from exlm_mini.config import DataConfig
+from exlm_mini.config.checks import UserError, nearest
 from exlm_mini.data.english import embedded_english
 from exlm_mini.data.files import sha256_of
 from exlm_mini.data.smiles import embedded_molecules

@@ -28,7 +28,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO
 
-from exlm_mini.config import UserError, nearest
+from exlm_mini.config.checks import UserError, nearest
 from exlm_mini.data.files import open_regular, reading
 
 SUFFIXES = (".txt", ".smi", ".csv", ".jsonl", ".parquet")

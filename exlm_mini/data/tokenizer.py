@@ -19,7 +19,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from exlm_mini.config import SPECIAL_TOKENS, SpecialIds, UserError
+from exlm_mini.config import SPECIAL_TOKENS, SpecialIds
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import read_bytes, reading
 
 PAD, BOS, EOS, UNK, SEP, MASK = SPECIAL_TOKENS

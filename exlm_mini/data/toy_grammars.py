@@ -7,7 +7,8 @@ from functools import partial
 
 import numpy as np
 
-from exlm_mini.config import RunConfig, UserError, nearest
+from exlm_mini.config import RunConfig
+from exlm_mini.config.checks import UserError, nearest
 from exlm_mini.data.toy import Grammar, Position
 
 

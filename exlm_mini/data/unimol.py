@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from exlm_mini.config import UserError
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.lmdb_pages import entries
 from exlm_mini.data.text import NUM_COLUMNS_SHOWN
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from exlm_mini.config import DataConfig, UserError
+from exlm_mini.config import DataConfig
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.tokenizer import Tokenizer, train_byte_level_bpe, train_smiles
 
 TOKENIZER_KINDS = {"toy": "words", "text": "text", "smiles": "smiles"}

@@ -14,7 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
 from typing import Any
 
-from exlm_mini.config import UserError
+from exlm_mini.config.checks import UserError
 
 BATCH_SIZE = 100
 MAX_SECONDS = 60

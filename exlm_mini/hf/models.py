@@ -34,13 +34,13 @@ from transformers.modeling_outputs import (
 
 from exlm_mini.alignment import marginal_token_log_probs
 from exlm_mini.config import ModelConfig, SpecialIds
+from exlm_mini.config.recipes import build
 from exlm_mini.data.masking import repeat_tokens
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.exlm import token_states
 from exlm_mini.model.guesses import ctc_token_log_probs
 from exlm_mini.model.objectives import log_likelihood, mlm_loss, states_alignment_loss
 from exlm_mini.reading.decoding import read_masked_lm, read_states
-from exlm_mini.recipes import build
 
 NO_LABEL = -100
 """What transformers writes where nothing is to be predicted."""

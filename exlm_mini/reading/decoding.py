@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from exlm_mini.alignment import dag_log_likelihood, marginal_token_log_probs, viterbi
-from exlm_mini.config import SpecialIds, UserError
+from exlm_mini.config import SpecialIds
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.masking import repeat_tokens
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.guesses import ctc_token_log_probs

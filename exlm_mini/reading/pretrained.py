@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from exlm_mini.config import ModelConfig, RunConfig, SpecialIds, UserError
+from exlm_mini.config import ModelConfig, RunConfig, SpecialIds
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading
 from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.data.vocabulary import TOKENIZER_KINDS

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from exlm_mini.config import RunConfig, UserError
+from exlm_mini.config import RunConfig
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.tokenizer import MASK, Tokenizer
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.exlm import token_states

@@ -28,7 +28,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from exlm_mini.config import UserError
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import NO_SPACE, read_bytes, reading, sync_directory, write_synced
 
 FORMAT = "exlm_mini checkpoint"

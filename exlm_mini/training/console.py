@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from exlm_mini.config import UserError
+from exlm_mini.config.checks import UserError
+from exlm_mini.config.options import Debugging
 from exlm_mini.data.files import refused
 from exlm_mini.training.loop import Progress
 
@@ -27,12 +28,6 @@ SECONDS_BETWEEN_SIGNALS = 2.0
 def say(line: str) -> None:
     """A line for the person, apart from the results on stdout."""
     print(line, file=sys.stderr, flush=True)
-
-
-class Debugging:
-    """Whether ``--debug`` was given."""
-
-    is_on = False
 
 
 def say_error(error: UserError) -> None:

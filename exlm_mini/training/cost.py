@@ -13,14 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from exlm_mini.config import (
-    ModelConfig,
-    RunConfig,
-    SpecialIds,
-    TrainConfig,
-    UserError,
-    check_integers,
-)
+from exlm_mini.config import ModelConfig, RunConfig, SpecialIds, TrainConfig
+from exlm_mini.config.checks import UserError, check_integers
 from exlm_mini.data.memory import check_bytes
 from exlm_mini.training.parts import count_parameters, longest_row, num_copies
 

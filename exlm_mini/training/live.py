@@ -14,7 +14,8 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from exlm_mini.config import RunConfig, UserError, nearest
+from exlm_mini.config import RunConfig
+from exlm_mini.config.checks import UserError, nearest
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.data.toy_grammars import slots_of

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from exlm_mini.config import TrainConfig, UserError
+from exlm_mini.config import TrainConfig
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading
 from exlm_mini.training.checkpoint import (
     USE_EARLIER,

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from exlm_mini.config import RunConfig, UserError
+from exlm_mini.config import RunConfig
+from exlm_mini.config.checks import UserError
 from exlm_mini.training.cost import row_flops
 
 

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor, nn
 
 import exlm_mini
-from exlm_mini.config import RunConfig, SpecialIds, TrainConfig, UserError
+from exlm_mini.config import RunConfig, SpecialIds, TrainConfig
+from exlm_mini.config.checks import UserError
+from exlm_mini.config.recipes import run_config_from_dict
 from exlm_mini.data.batches import TokenBatches, TrainingBatches
 from exlm_mini.data.masking import MaskedBatch, Masker
 from exlm_mini.data.packs import Pack
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.objectives import log_likelihood, mlm_loss, states_alignment_loss
-from exlm_mini.recipes import run_config_from_dict
 from exlm_mini.training.checkpoint import Checkpoint
 
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from exlm_mini.config import RunConfig, UserError
+from exlm_mini.config import RunConfig
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.packs import Pack
 from exlm_mini.training.checkpoint import Checkpoint
 from exlm_mini.training.cost import check_memory, plan_batch

@@ -23,7 +23,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, distributed, nn
 
-from exlm_mini.config import TrainConfig, UserError
+from exlm_mini.config import TrainConfig
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import refused
 from exlm_mini.training.parts import Scored, choose_device
 

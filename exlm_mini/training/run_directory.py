@@ -22,9 +22,10 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from exlm_mini.config import Effect, UserError, settings_with
+from exlm_mini.config import settings_with
+from exlm_mini.config.checks import Effect, UserError
+from exlm_mini.config.recipes import dotted
 from exlm_mini.data.files import read_bytes, read_text, refuse_odd_files, write_atomically
-from exlm_mini.recipes import dotted
 
 LOCK = ".lock"
 CONFIG = "config.yaml"

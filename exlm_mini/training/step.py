@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from exlm_mini.config import TrainConfig, UserError
+from exlm_mini.config import TrainConfig
+from exlm_mini.config.checks import UserError
 from exlm_mini.training.parts import Objective, learning_rate
 from exlm_mini.training.processes import Engine
 

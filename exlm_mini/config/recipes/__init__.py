@@ -15,7 +15,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from exlm_mini.config import RunConfig, UserError, nearest
+from exlm_mini.config import RunConfig
+from exlm_mini.config.checks import UserError, nearest
 from exlm_mini.data.files import read_text, reading
 
 RECIPES = Path(__file__).parent

@@ -19,8 +19,9 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NamedTuple, NoReturn, get_args, get_origin
 
-from exlm_mini.config import RARE, RunConfig, UserError, nearest, schema
-from exlm_mini.recipes import (
+from exlm_mini.config import RunConfig
+from exlm_mini.config.checks import RARE, UserError, nearest, schema
+from exlm_mini.config.recipes import (
     OF_THE_COMMAND,
     RUN,
     mismatch,
@@ -30,7 +31,12 @@ from exlm_mini.recipes import (
     run_config_from_dict,
     settings_of,
 )
-from exlm_mini.training.console import Debugging
+
+
+class Debugging:
+    """Whether ``--debug`` was given."""
+
+    is_on = False
 
 
 class _Debug(argparse.Action):

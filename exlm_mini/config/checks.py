@@ -1,0 +1,160 @@
+"""What a setting is checked by, and what a person is told.
+
+A field of a settings class carries marks besides its type: a ``Rule`` its numbers must keep to, an
+``Effect`` of what it changes. What breaks one raises ``UserError``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from functools import cache
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+# ---- what is known of a setting besides its type ----
+
+
+class Effect(Enum):
+    """What a setting changes; the first two say that no weight depends on it, by design."""
+
+    NOTHING = "no weight, and nothing that is measured"
+    COURSE = "no weight, but what a run measures, how long it takes or when it gives up"
+    SPEED = "how fast a token is worked on"
+
+
+RARE = "a setting that only --help=all shows"
+
+
+@cache
+def schema(kind: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """The settings of a class: type and marks, such as a ``Rule``, an ``Effect`` or ``RARE``."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {
+        name: (get_args(hint)[0], hint.__metadata__)
+        if get_origin(hint) is Annotated
+        else (hint, ())
+        for name, hint in hints.items()
+    }
+
+
+# ---- what a user may not ask for ----
+
+
+class UserError(ValueError):
+    """A mistake of the user, told in one line that names the value and the remedy.
+
+    Commands print the line and end with exit code 2; a traceback is for our own mistakes. What it
+    quotes may be anything: it is written on one line, and cut where it is long.
+    """
+
+    def __init__(self, message: str) -> None:
+        text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
+        text = re.sub(r"(\S{100})\S{200,}(\S{20})", r"\1...\2", text)
+        super().__init__(text if len(text) <= 1000 else f"{text[:600]} ... {text[-300:]}")
+
+
+def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
+    """A clause that offers the known names closest to a mistyped one.
+
+    Args:
+        name: as typed.
+        known: names.
+        otherwise: what to say where none is close; none: all that are known.
+    """
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return otherwise or f"known: {', '.join(known)}"
+
+
+class Rule(NamedTuple):
+    """What numbers must keep to."""
+
+    fits: Callable[[float], bool]
+    """False for nan."""
+    words: str
+    """What a number must do, for the message."""
+
+
+LARGEST = 1e30
+"""Beyond, a step of training is more than single precision holds."""
+AT_LEAST_1 = Rule(lambda number: number >= 1, "be at least 1")
+NOT_NEGATIVE = Rule(
+    lambda number: 0 <= number < LARGEST, f"not be negative, and be below {LARGEST:g}"
+)
+POSITIVE = Rule(lambda number: 0 < number < LARGEST, f"be positive, and below {LARGEST:g}")
+BELOW_1 = Rule(lambda number: 0 <= number < 1, "lie in [0, 1)")
+LAYERS = Rule(lambda number: 1 <= number <= 1000, "lie between 1 and 1,000")
+SHARE = Rule(lambda number: 0 <= number <= 1, "lie in [0, 1]")
+BETWEEN = Rule(lambda number: 0 < number < 1, "lie strictly between 0 and 1")
+HALF = Rule(
+    lambda number: 0 <= number <= 0.5, "lie in [0, 0.5], so that the chains are gone at the end"
+)
+ROW = Rule(lambda number: number >= 3, "be at least 3: [BOS], one token and [EOS]")
+TWO_PARTS = Rule(lambda number: number >= 2, "be at least 2, to train on and to validate")
+MOST_THREADS = 1024
+"""Or processes: a system that cannot start as many ends the program."""
+VOCABULARY = Rule(lambda number: 1 <= number <= 2**22, "be at least 1, and at most 4194304")
+"""Whoever learns one takes memory for all of it at once."""
+THREADS = Rule(
+    lambda number: 1 <= number <= MOST_THREADS, f"be at least 1, and at most {MOST_THREADS}"
+)
+
+
+def check_numbers(group: str, settings: object, rule: Rule, *names: str) -> None:
+    """Refuse numbers that break a rule; none stands for a default and is passed over.
+
+    Args:
+        group: what stands before the names on the command line, such as ``train.``.
+        settings: has the numbers, or tuples of them, as attributes.
+        rule: that they must keep to.
+        names: of the numbers.
+
+    Raises:
+        UserError: naming the first that breaks it.
+    """
+    for name in names:
+        value = getattr(settings, name)
+        numbers = value if isinstance(value, tuple) else (value,)
+        if value is not None and not all(map(rule.fits, numbers)):
+            raise UserError(f"{group}{name} is {value}; it must {rule.words}")
+
+
+def check_integers(settings: Mapping[str, object], group: str = "") -> None:
+    """Refuse whole numbers beyond what counts, shapes and seeds are held in.
+
+    Args:
+        settings: values by name; what is no whole number is passed over.
+        group: what stands before the names on the command line.
+
+    Raises:
+        UserError: for a seed outside 0 to 2**63, and any other number outside int32.
+    """
+    for name, value in settings.items():
+        is_seed = name.endswith(("seed", "seeds"))
+        least, bits = (0, 63) if is_seed else (-(2**31), 31)
+        for number in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(number, int) and not least <= number < 2**bits:
+                below = "not be negative, and " if is_seed else ""
+                raise UserError(f"{group}{name} is {number}; it must {below}be below 2**{bits}")
+
+
+def check_fields(group: str, settings: object) -> None:
+    """Refuse what a field's list or rule does not allow, and whole numbers as ``check_integers``.
+
+    Types are checked where settings are read, see ``recipes.typed``.
+
+    Raises:
+        UserError: with the values nearest to it, or the rule.
+    """
+    for name, (hint, marks) in schema(type(settings)).items():
+        value, choices = getattr(settings, name), get_args(hint)
+        check_integers({name: value}, group)
+        if get_origin(hint) is Literal and value not in choices:
+            raise UserError(f"{group}{name} is '{value}'; {nearest(str(value), choices)}")
+        for rule in marks:
+            if isinstance(rule, Rule):
+                check_numbers(group, settings, rule, name)
