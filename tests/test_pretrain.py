@@ -18,7 +18,7 @@ from refusals import told
 
 from exlm_mini.config import RunConfig
 from exlm_mini.config.options import parse
-from exlm_mini.config.recipes import recipe_names, run_config_from_dict
+from exlm_mini.config.recipes import recipe_names, recipe_path, run_config_from_dict
 from exlm_mini.pretrain import INTERRUPTED, main
 from exlm_mini.training import precision
 from exlm_mini.training.checkpoint import load_checkpoint
@@ -532,7 +532,7 @@ def test_a_slip_on_the_command_line_is_told_with_the_remedy(words, parts):
 
 def test_a_recipe_sets_what_its_file_says_and_nothing_else():
     for name in recipe_names():
-        stored = yaml.safe_load((ROOT / "exlm_mini" / "config" / "recipes" / f"{name}.yaml").read_text())
+        stored = yaml.safe_load(recipe_path(name).read_text())
         assert parse(["--recipe", name]).config == run_config_from_dict(
             {**stored, "recipe": name}
         )
