@@ -5,6 +5,7 @@ ARGS ?=
 WORKERS ?= 2
 PY := .venv/bin/python
 EXTRAS := text,chem,train,plot,book,watch,tasks,hf,test
+REPOSITORY = $(shell sed -n 's/^Repository = "\(.*\)"/\1/p' pyproject.toml)
 TORCH_PIN = $(shell sed -n s/^torch==//p requirements.lock)
 
 ifeq ($(TORCH),cpu)
@@ -18,7 +19,7 @@ BOOK := .venv/bin/jupyter-book build -W -n --keep-going . --config book/_config.
 	--toc book/_toc.yml --path-output book
 TEX := latexmk texlive-xetex texlive-latex-extra texlive-fonts-recommended tex-gyre fonts-freefont-otf
 
-.PHONY: help setup pretrain doctor evidence book chapters pdf test test-chapters test-slow test-reliability test-machines check format lock clean
+.PHONY: help setup pretrain doctor evidence book chapters pdf test test-chapters test-slow test-reliability test-machines check format lock repository clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## /\1\t/p' Makefile | while IFS='	' read -r name text; do \
@@ -106,6 +107,10 @@ lock: ## write requirements.lock anew: newest releases allowed, by Python 3.11
 		sed -E -e 's/^(torch==[^+]*)\+.*/\1/' -e '/^(nvidia|triton|cuda)[-_a-z0-9]*==/d'; \
 	} > build/requirements.lock
 	@mv build/requirements.lock requirements.lock && rm -rf build *.egg-info
+
+repository: ## name a fork in every file: make repository URL=https://github.com/me/book
+	@case "$(URL)" in https://*) ;; *) echo "say which: make repository URL=https://..."; exit 2 ;; esac
+	git grep -lF "$(REPOSITORY)" | xargs sed -i 's|$(REPOSITORY)|$(URL)|g'
 
 clean: ## remove .venv, caches and build outputs; runs/ stays
 	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis book/_build book/_generated

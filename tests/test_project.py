@@ -97,6 +97,18 @@ def test_environment_yml_needs_one_channel_and_an_allowed_python():
     assert python.version.removesuffix(".*") in allowed
 
 
+def test_every_file_names_the_same_repository():
+    address = PROJECT["project"]["urls"]["Repository"]
+    name = address.rpartition("/")[2]
+    for file in project_files():
+        for found in re.findall(
+            rf"https://github\.com/[\w.-]+/{name}\b", file.read_text(errors="replace")
+        ):
+            assert found == address, file
+    config = yaml.safe_load((ROOT / "book" / "_config.yml").read_text())
+    assert config["repository"]["url"] == address
+
+
 def makefile_targets() -> list[str]:
     return re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.M)
 
