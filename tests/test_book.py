@@ -21,7 +21,7 @@ TOC = yaml.safe_load((ROOT / "book" / "_toc.yml").read_text())
 CONFIG = yaml.safe_load((ROOT / "book" / "_config.yml").read_text())
 PAGES = [TOC["root"], *(c["file"] for part in TOC["parts"] for c in part["chapters"])]
 CHAPTERS = [page for page in PAGES if page.startswith("chapters/")]
-EXPLORER = "chapters/10_reading_the_dag"
+EXPLORER = "chapters/09_reading_the_dag"
 WIDE, PHONE = {"width": 1400, "height": 1000}, {"width": 390, "height": 844}
 every_page = pytest.mark.parametrize("name", PAGES)
 
