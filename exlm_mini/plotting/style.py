@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -28,7 +29,14 @@ brown of the paper's figures."""
 
 
 def use_book_style() -> None:
-    """Set matplotlib to the book's style; a chapter calls it once."""
+    """Set matplotlib to the book's style; a chapter calls it once.
+
+    In a notebook, figures are drawn with twice the pixels they are shown with.
+    """
+    if "IPython" in sys.modules:
+        from matplotlib_inline.backend_inline import set_matplotlib_formats
+
+        set_matplotlib_formats("retina")
     sns.set_theme(context="notebook", style="whitegrid", palette="colorblind")
     plt.rcParams.update(
         {
