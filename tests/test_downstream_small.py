@@ -253,17 +253,6 @@ def test_the_page_says_which_stored_differences_are_clear():
     assert all(max(means[task], key=means[task].get) != "scratch" for task in others)
 
 
-def test_the_readme_shows_the_stored_numbers():
-    readme = (BOOK.parent / "README.md").read_text()
-    names = "|".join(METRICS)
-    rows = re.findall(rf"^\| ({names}) \|(.+)\|$", readme, re.M)
-    assert [task for task, _ in rows] == list(METRICS)
-    for task, cells in rows:
-        shown = [cell.strip() for cell in cells.split("|")]
-        wanted = ("scratch", "mlm", "exlm", "exlm-mlm")
-        assert shown == [small_numbers.small(f"{task} {what}") for what in wanted]
-
-
 def test_models_trained_or_tuned_unlike_are_refused(spoiled, tmp_path, capsys):
     path = spoiled[0] / "tuned-smiles-mlm" / "results.json"
     good = path.read_text()

@@ -27,7 +27,8 @@ import small_numbers  # noqa: E402
 import sweep_numbers  # noqa: E402
 
 PAGES = {
-    name: (BOOK / f"{name}.md").read_text() for name in ("intro", "notation", "reproduction")
+    name: (BOOK / f"{name}.md").read_text()
+    for name in ("intro", "notation", "reproduction", "running")
 }
 CONFIG = yaml.safe_load((BOOK / "_config.yml").read_text())
 TOC = yaml.safe_load((BOOK / "_toc.yml").read_text())
@@ -299,8 +300,8 @@ def test_a_record_without_a_name_is_listed_by_its_file(monkeypatch):
     assert front_matter.listed_runs() == {"b": [made["--b"]], "new.json": [made["--a"]]}
 
 
-def test_the_readme_shows_the_recorded_curves():
-    rows = re.findall(r"^\| (text|molecules) \|(.+)\|$", (ROOT / "README.md").read_text(), re.M)
+def test_the_page_on_running_shows_the_recorded_curves():
+    rows = re.findall(r"^\| (text|molecules) \|(.+)\|$", PAGES["running"], re.M)
     names = {"text": "textbooks", "molecules": "zinc"}
     assert [kind for kind, _ in rows] == list(names)
     for kind, cells in rows:

@@ -122,7 +122,7 @@ def test_make_alone_lists_every_target_in_one_line():
         assert re.fullmatch(r"  make [a-z-]+ +\S.{10,80}", line), line
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", ".ci/run", "Makefile"])
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_command_a_document_names_exists(document):
     text = (ROOT / document).read_text()
     if document.endswith(".md"):  # in a sentence "make" is a word: read only what is quoted

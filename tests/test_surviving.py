@@ -54,8 +54,10 @@ def curve(output):
     return [{k: v for k, v in line.items() if k not in measured} for line in lines]
 
 
-def test_every_promise_of_the_readme_has_its_test():
-    _, _, section = (ROOT / "README.md").read_text().partition("## What a run survives")
+def test_every_promise_of_the_book_has_its_test():
+    _, _, section = (
+        (ROOT / "book" / "running.md").read_text().partition("## What a run survives")
+    )
     promised = re.findall(r"`(test_\w+)` \|", section.partition("\n## ")[0])
     held = "".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
     assert len(promised) > 5
