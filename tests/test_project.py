@@ -122,6 +122,9 @@ def test_make_alone_lists_every_target_in_one_line():
         assert re.fullmatch(r"  make [a-z-]+ +\S.{10,80}", line), line
 
 
+DOCUMENTS = ["README.md", "book/running.md", "CONTRIBUTING.md", ".ci/run", "Makefile"]
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_command_a_document_names_exists(document):
     text = (ROOT / document).read_text()
