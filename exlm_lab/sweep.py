@@ -159,7 +159,13 @@ def work(runs: list[Run], output: Path, runner: Runner, requests: Requests) -> N
         UserError: if something cannot be read or written, or a training goes wrong.
     """
     ledgers = _ledgers(runs, output, runner)
-    left = [run for run in ready(runs, runner) if not ledgers[run.sweep].is_done(*run[2:])]
+    found = ready(runs, runner)
+    left = [run for run in found if not ledgers[run.sweep].is_done(*run[2:])]
+    if not left:
+        say(
+            f"{len(found)} of {len(found)} recorded in {output}; --report prints them, another "
+            "--output makes them again"
+        )
     seconds: list[float] = []
     for number, run in enumerate(left):
         name, _, cell, seed = run

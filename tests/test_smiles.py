@@ -10,6 +10,7 @@ from exlm_mini.config import DataConfig
 from exlm_mini.data import cleaning, workers
 from exlm_mini.data.cleaning import Cleaning, CleaningCounts, clean
 from exlm_mini.data.corpus import prepare_corpus
+from exlm_mini.data.english import embedded_english
 from exlm_mini.data.smiles import embedded_molecules, read_molecule
 from exlm_mini.data.text import file_documents
 from exlm_mini.data.tokenizer import train_smiles
@@ -37,6 +38,24 @@ def test_too_many_rejected_stop_the_run(tmp_path):
     assert "raise data.max_rejected" in line
     counts = [pack.counts for pack in corpus_of(tmp_path, max_rejected=0.25, **some)[:2]]
     assert sum(count.documents for count in counts) == 3
+
+
+def test_a_novel_among_molecules_is_no_molecules(tmp_path):
+    novel = smiles_file(tmp_path / "a.txt", *["It was the best of times."] * 50, "CCO")
+    told(lambda: corpus_of(tmp_path, **novel), "a.txt holds no molecules", "data.kind text")
+
+
+def test_molecules_read_as_text_are_noticed(tmp_path):
+    def lines_about(documents, name):
+        (tmp_path / name).write_text("\n".join(documents))
+        lines: list[str] = []
+        data = DataConfig(kind="text", files=(str(tmp_path / name),), vocab_size=300)
+        prepare_corpus(data, tmp_path / f"{name}.corpus", 1, lines.append)
+        return [line for line in lines if "data.kind smiles" in line]
+
+    assert len(lines_about([*embedded_molecules()][:1000], "a.smi")) == 1
+    assert lines_about(embedded_english(), "manual.txt") == []
+    assert lines_about(["1984", "(42)", "C3PO", "yes", "no"] * 50, "words.txt") == []
 
 
 def test_a_limit_counts_molecules_read(tmp_path):

@@ -34,7 +34,7 @@ from exlm_mini.data.shards import (
     read_if_sound,
     texts_of,
 )
-from exlm_mini.data.smiles import describe_lost, require_rdkit
+from exlm_mini.data.smiles import describe_lost, looks_like_smiles, require_rdkit
 from exlm_mini.data.sources import Source, Unit, open_source
 from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.data.vocabulary import given_tokenizer, learn_tokenizer, most_often
@@ -135,6 +135,11 @@ class Passes:
             size = self.wanted.shard_megabytes * MEGABYTE
             cleaning = self.wanted.cleaning if self.wanted.data.kind == "smiles" else None
             for i, texts in enumerate(_cut(islice(unit.documents(), limit), size)):
+                if i == 0 and cleaning is None and looks_like_smiles(texts[:200]):
+                    self.report(
+                        f"{unit.name} looks like molecules, and is read as text; to read them as "
+                        "molecules, take a recipe of molecules or data.kind smiles"
+                    )
                 places.append(Place(self.folder, number, index, i))
                 mine = {**want, "text_bytes": sum(map(len, texts))}
                 yield places[i], mine, texts, self.wanted.seed, cleaning
@@ -162,6 +167,12 @@ class Passes:
         if self.wanted.data.kind == "smiles":
             self.report(f"{source.name}: {counts.describe()}")
         limit = self.wanted.data.max_rejected
+        if counts.rejected > 0.9 * num_read:
+            raise UserError(
+                f"{source.name} holds no molecules: RDKit rejects {counts.rejected:,} of "
+                f"{num_read:,} lines, such as {counts.rejected_examples[0]!r}; for text take a "
+                "recipe of text, or data.kind text"
+            )
         if counts.rejected > limit * num_read:
             raise UserError(
                 f"{source.name}: RDKit rejects {counts.rejected:,} of {num_read:,} molecules "
