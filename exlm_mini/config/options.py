@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import is_dataclass
 from functools import partial
 from pathlib import Path
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Any, Literal, NamedTuple, NoReturn, get_args, get_origin
 
 from exlm_mini.config import RunConfig
@@ -24,6 +24,7 @@ from exlm_mini.config.checks import RARE, UserError, nearest, schema
 from exlm_mini.config.recipes import (
     OF_THE_COMMAND,
     RUN,
+    dotted,
     mismatch,
     plain,
     recipe_names,
@@ -110,7 +111,11 @@ class _Help(argparse.Action):
 
 
 def settings_parser(
-    command: str, text: str, groups: Mapping[str, type], skip: Collection[str] = ()
+    command: str,
+    text: str,
+    groups: Mapping[str, type],
+    skip: Collection[str] = (),
+    recipe: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
     """A jsonargparse parser with an option for every setting of some classes.
 
@@ -122,6 +127,7 @@ def settings_parser(
         groups: settings classes by what stands before the names of their options; an empty name
             for options without a dot.
         skip: dotted names of settings that get no option.
+        recipe: values by dotted names, which the help shows beside the defaults.
     """
     from docstring_parser import parse_from_object
     from jsonargparse import ArgumentParser
@@ -148,12 +154,14 @@ def settings_parser(
         about = {p.arg_name: p.description for p in parse_from_object(kind).params}
         shown = parser.add_argument_group(kind.__doc__.strip().rstrip("."))
         for name, (hint, marks) in schema(kind).items():
-            dotted = f"{group}.{name}" if group else name
-            if dotted in skip or is_dataclass(hint):
+            full = f"{group}.{name}" if group else name
+            if full in skip or is_dataclass(hint):
                 continue
             option = _option(hint, kind.__dataclass_fields__[name].default, about[name])
-            action = shown.add_argument(f"--{dotted}", dest=f"given.{dotted}", **option)
-            action.is_rare, hints[dotted] = RARE in marks, option["type"]
+            if full in recipe:
+                option["help"] += f" [recipe: {recipe[full]}]"
+            action = shown.add_argument(f"--{full}", dest=f"given.{full}", **option)
+            action.is_rare, hints[full] = RARE in marks, option["type"]
     return parser
 
 
@@ -201,7 +209,7 @@ def parse(argv: list[str]) -> Request:
     Raises:
         UserError: for an unknown recipe or setting, or a value that cannot be.
     """
-    found = _parser().parse_args(argv)
+    found = _parser(argv).parse_args(argv)
     for name in ("devices", "throughput"):
         if found[name] is not None and not found.dry_run:
             raise UserError(f"--{name} {found[name]} is for --dry-run alone; drop it")
@@ -228,11 +236,18 @@ def parse(argv: list[str]) -> Request:
     )  # fmt: skip
 
 
-def _parser() -> Any:
+def _parser(argv: list[str]) -> Any:
     names = f"Recipes: {', '.join(recipe_names())}."
     text = f"Train a model.\n{textwrap.fill(names, 100, break_on_hyphens=False)}"
+    ask = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    ask.add_argument("--recipe", nargs="?")
+    ask.add_argument("-h", "--help", nargs="?", const="usual")
+    asked = ask.parse_known_args(argv)[0] if {"-h", "--help", "--help=all"} & {*argv} else None
+    values = {}
+    if asked and asked.recipe:
+        values = dict(dotted(settings_of(recipe_path(asked.recipe))))
     groups = {"": RunConfig, **{name: kind for name, kind in RUN.items() if is_dataclass(kind)}}
-    parser = settings_parser("python -m exlm_mini.pretrain", text, groups, {"recipe"})
+    parser = settings_parser("python -m exlm_mini.pretrain", text, groups, {"recipe"}, values)
     add = parser.add_argument
     add("--recipe", metavar="NAME", help="one of those below, or a path to a .yaml of settings")
     add("--output", metavar="DIR", help="default runs/<recipe>-<time>")
