@@ -11,21 +11,20 @@
 # # The programme in C++ and CUDA
 #
 # {ref}`chap-dag-vectorized` took the loops over states and sentences out of Python.
-# This chapter takes out the rest. It compiles the programme, for the cores of a CPU
-# and for the thread blocks of a GPU, and that changes more than the language: the
-# order of the work, the form of the numbers, and what has to be proved.
+# This chapter compiles the programme, for the cores of a CPU and for the thread
+# blocks of a GPU. That changes more than the language: the order of the work, the
+# form of the numbers, and what has to be proved.
 #
-# **You will** cut the states into tiles, so that most of the programme becomes
-# matrix products, give each tile an exponent of its own, trap two sweeps that agree
-# on a wrong result, call compiled code as a PyTorch operator, run GPU kernels on a
-# CPU, delete a barrier and see what happens, and compute how fast the programme
-# could be at best.
+# You cut the states into tiles, so that most of the programme becomes matrix
+# products, give each tile an exponent of its own, find a graph on which two sweeps
+# agree on a wrong result, run GPU kernels on a CPU, delete a barrier and see what
+# happens, and compute how fast the programme could be at best.
 #
-# **You will know after** what the backend `native` does, why its float32 results
-# can be trusted, how its kernels are laid out on blocks and threads, and how such
-# code is tested without a GPU.
+# **You will know afterwards** what the backend `native` does, why its float32
+# results can be trusted, how its kernels are laid out on blocks and threads, how
+# such code is tested without a GPU, and how to use it in a model of your own.
 #
-# **It needs** half a minute on a CPU, a C++ compiler, and no GPU. It covers
+# **What it needs.** Half a minute on a CPU, a C++ compiler, and no GPU. It covers
 # Appendix I of the paper {cite}`zheng2025exlm`. The paper runs the kernels of
 # DA-Transformer {cite}`huang2022datransformer`; those of this book are written
 # anew, in another way, and their sources are in the folder `cuda/`.
@@ -60,6 +59,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import torch
 from matplotlib.patches import Rectangle
 
@@ -70,11 +70,13 @@ from exlm_lab.benchmarks.record import DAG_SHAPES, Shape
 from exlm_mini.alignment import (
     build,
     dag_log_likelihood,
+    dag_loss,
     native,
     posteriors,
     viterbi,
 )
 from exlm_mini.alignment.cases import check, relative_error
+from exlm_mini.alignment.drop_in import torch_dag_loss
 from exlm_mini.plotting import COLORS, use_book_style
 from exlm_mini.training.live import chapter_scale
 
@@ -90,10 +92,9 @@ str(scale)
 #
 # ## One product for all targets
 #
-# **Question.** The backends `vectorized` and `scaled` go target by target. Each
-# step is one large operation. What is left to gain?
-#
-# Three things. Take the example of Appendix I.4, 77 targets and 308 states:
+# The backends `vectorized` and `scaled` go target by target, one large operation
+# each. Three things are left to gain. Take the example of Appendix I.4, 77 targets
+# and 308 states:
 #
 # - *Exponentials.* In log space each term of each target needs one, forward and
 #   backward. `scaled` got rid of these.
@@ -125,7 +126,7 @@ str(scale)
 # Once the earlier tiles are finished, the first part is *one matrix product for all
 # targets at once*. The second is a small triangle.
 #
-# **Figure.** {numref}`fig-cuda-tiles` shows the split for 32 states in tiles of 8.
+# {numref}`fig-cuda-tiles` shows the split for 32 states in tiles of 8.
 # To finish the third tile one multiplies the finished part of the table (left,
 # blue) by one block column of edges (right, blue), and then walks through the
 # triangle (yellow). Every edge is needed for one tile only, so it is read once.
@@ -183,7 +184,7 @@ for T in (8, 16, 32, 77):
     )
 
 # %% [markdown]
-# **Code.** Here is the whole algorithm for one sentence. It works in probabilities
+# Here is the whole algorithm for one sentence. It works in probabilities
 # and gives each tile of each target an integer exponent: what is stored as
 # mantissas $x$ and exponent $e$ means $x \cdot 2^e$. The next section says why.
 # Ignore `lift` until the section after that.
@@ -261,13 +262,13 @@ def by_tiles(log_P_ML, log_E_LL, tile=16, lift=0.0):
 # small that it vanishes beside it is also too small to matter for this product.
 # Inside the tile the same is done for each target.
 #
-# **Check.** Value and gradients equal enumeration on all kinds of small graphs:
+# Value and gradients equal enumeration on all kinds of small graphs:
 # with all edges, with half of them, without a path, and for tiles that do or do not
 # divide the number of states. (The gradients come from autograd, which passes
 # through `sweep`; the compiled code has something better.)
 
 
-# %%
+# %% mystnb={"code_prompt_show": "Checked: value and gradients equal enumeration on small graphs of all kinds and tile sizes"} tags=["hide-cell", "check"]
 def random_graph(M, L, seed, density=1.0, dtype=torch.float64):
     """Random emissions and forward edges of one row; some of the edges exist."""
     rng = torch.Generator().manual_seed(seed)
@@ -309,11 +310,11 @@ for (M, L), seed, density in itertools.product(sizes, seeds, (1.0, 0.5)):
 assert num_without_path > 6
 
 # %% [markdown]
-# **Check.** And it equals `vectorized` on a graph of the paper's size, in float32,
+# And it equals `vectorized` on a graph of the paper's size, in float32,
 # judged by float64 on the same numbers. The sum runs over more than $10^{70}$
 # paths.
 
-# %%
+# %% mystnb={"code_prompt_show": "Checked: in float32 a graph of the paper's size is right to 1e-7, its gradients to 1e-5"} tags=["hide-cell", "check"]
 cpu = torch.device("cpu")
 flat = made_graph(Shape(1, 77, 308), False, cpu)  # as an untrained model makes it
 exact = value_and_gradients(backend("vectorized"), flat.double())
@@ -336,16 +337,11 @@ print(f"exponentials in log space {in_log_space:,}, in tiles {in_tiles:,}")
 print(f"passes over the edges, row by row {2 * (M - 1)}, in tiles 2")
 
 # %% [markdown]
-# **Takeaway.** Taken column by column, in tiles, nearly all of the work is matrix
-# products over all targets, and every edge is read once per sweep. The result is
-# the same sum in another order.
-#
 # ## An exponent for every tile
 #
-# **Question.** {ref}`chap-dag-vectorized` divided each row of the table by its
+# {ref}`chap-dag-vectorized` divided each row of the table by its
 # largest entry, and saw float32 underflow: with 192 targets and 384 states even to
-# *no path at all*. Why should tiles fare better?
-#
+# *no path at all*. Tiles fare better.
 # One exponent per target is the same as a single tile. So our function can play
 # both parts.
 
@@ -368,7 +364,7 @@ assert verdicts["a target"] == ["right", "wrong", "no path"]
 assert verdicts["a tile of 16"] == ["right"] * 3
 
 # %% [markdown]
-# **Figure.** {numref}`fig-cuda-range` is one target in the middle of the longest of
+# {numref}`fig-cuda-range` is one target in the middle of the longest of
 # these sentences. The black curve is the true size of its entries, which fall over
 # more than a hundred powers of ten. Float32 holds what lies in a band of 45 below
 # the unit: one band for the whole row (grey), or one for each tile (yellow), which
@@ -397,7 +393,7 @@ ax.legend(loc="lower right", frameon=True, framealpha=1)
 _ = ax.set(xlabel=f"state u, at target {i}", ylabel="log₁₀ of f", xlim=(i - 5, L))
 _ = ax.set(ylim=(-190, 5))
 
-# %%
+# %% mystnb={"code_prompt_show": "Checked: most of the posterior lies below what one unit for the whole row can hold"} tags=["hide-cell", "check"]
 is_used_L = log_f_L > -torch.inf
 is_held_L = log_f_L > units_t.repeat_interleave(tile) - depth
 assert is_held_L[is_used_L].all()
@@ -411,21 +407,18 @@ assert state_L[log_f_L < -depth].sum() > 0.99
 # product, large entries of *later* tiles do not matter, since edges only go
 # forward: the unit of a sum is set by what enters it.
 #
-# **Takeaway.** An exponent per (target, tile) costs one integer for 16 or 32
-# numbers, and takes away the limit in length: whatever a graph's size, neighbours
-# share a unit, and strangers do not.
+# So an exponent per (target, tile) costs one integer for 16 or 32 numbers, and
+# takes away the limit in length.
 #
 # ## How to know that nothing was lost
 #
-# **Question.** Is the range now sufficient for *every* graph? If not, how would one
-# notice?
-#
-# It is not. Beside an edge of 1, an edge of $e^{-130}$ is zero in float32, before
-# any exponent can help it. One might hope to notice by comparing: $\alpha$ and
-# $\beta$ both yield $f_{M,L}$, and if underflow spoils one, why should it spoil the
-# other equally? Here is a graph on which it does. Ten targets, and two ways from
-# start to end. The odd states are a way that pays 130 nats at its first step and
-# 130 at its last. The even states pay 50 at each of nine steps.
+# The range is still not sufficient for *every* graph. Beside an edge of 1, an edge
+# of $e^{-130}$ is zero in float32, before any exponent can help it. One might hope
+# to notice by comparing: $\alpha$ and $\beta$ both yield $f_{M,L}$, and if
+# underflow spoils one, why should it spoil the other equally? Here is a graph on
+# which it does. Ten targets, and two ways from start to end. The odd states are a
+# way that pays 130 nats at its first step and 130 at its last. The even states pay
+# 50 at each of nine steps.
 
 
 # %%
@@ -463,7 +456,7 @@ assert math.exp(-130) > 0 and torch.tensor(-130.0).exp() == 0
 # lost the better way at its own start, and then both saw the other way only. So
 # comparing the sweeps proves nothing.
 #
-# What does? Underflow only ever *takes away*. Without it the result would be
+# Underflow only ever *takes away*. Without it the result would be
 # larger: but for rounding, the sweep is a lower bound. An upper bound is found by
 # adding, wherever a path may be, a little more than underflow can have taken there:
 # the `lift` of our function. In units where masses, edges and emissions are below
@@ -472,7 +465,7 @@ assert math.exp(-130) > 0 and torch.tensor(-130.0).exp() == 0
 # hundred terms. $2^{-100}$ is amply more. So the truth lies between the two sweeps.
 # If they agree, both are right.
 
-# %%
+# %% mystnb={"code_prompt_show": "Checked: with and without lift the sweeps disagree on the trap, and the truth lies between them"} tags=["hide-cell", "check"]
 enough = 2.0**-100
 assert enough > 1000 * 3 * 308 * 2.0**-126
 print("graph                   lower     truth     upper")
@@ -505,9 +498,8 @@ assert low + 100 < truth < high - 100  # we know that we do not know
 # again, in log space and double precision. `cuda/dag_graph.h` has the derivation,
 # and counts what each step can lose.
 #
-# **Check.** The compiled backend says of each row how it was computed: 0 in tiles,
-# 1 in log space. It keeps the ordinary graph, and is not fooled by the trap.
-# (Everything from here on needs a C++ compiler. Without one these cells do
+# The compiled backend says of each row how it was computed: 0 in tiles, 1 in log
+# space. (Everything from here on needs a C++ compiler. Without one these cells do
 # nothing.)
 
 # %%
@@ -531,34 +523,18 @@ if has_native:
     assert status(long) == [0]
 
 # %% [markdown]
-# **Takeaway.** Exponents make underflow rare. A bound makes it known. Rows that
-# fail the bound cost time, never digits.
-#
 # ## Compiled on first use
 #
-# **Question.** How does C++ get into a Python package that is installed without a
-# compiler?
-#
-# It is built where it runs. The first call of `native` hands the source to the C++
-# compiler, through ninja, and keeps the library in a cache folder; that takes some
-# seconds, once. The name of its folder is a hash of the sources, the compiler, its
-# flags, the processor and the PyTorch version, so a changed source is never
-# mistaken for an old one. The sources know nothing of PyTorch: they compile in
-# seconds rather than minutes, and for CUDA any recent nvcc will do. Where there is
-# no compiler, `auto` goes on with `scaled` and warns once. This command tells what
-# a machine has, builds what it can, and checks every backend against enumeration:
-#
-# ```bash
-# python -m exlm_mini.doctor
-# ```
-#
-# **Check.** The part of it that concerns us, and then accuracy: against float64 on
-# the same numbers, on graphs of the paper's size, untrained and sharp, and with
-# sentences of different length in one batch. The limits are those that the tests of
-# the package hold: in float32 $10^{-6}$ for the value and $10^{-5}$ for gradients
-# (of the largest), in float64 $10^{-12}$ and $10^{-10}$.
+# The first call of `native` hands the source to the C++ compiler, through ninja,
+# and keeps the library in a cache folder; that takes some seconds, once. The name
+# of its folder is a hash of the sources, the compiler, its flags, the processor and
+# the PyTorch version, so a changed source is never mistaken for an old one. The
+# sources include nothing of PyTorch: they compile in seconds rather than minutes,
+# and for CUDA any recent nvcc will do. Where there is no compiler, `auto` goes on
+# with `scaled` and warns once. `python -m exlm_mini.doctor` tells what a machine
+# has, builds what it can, and checks every backend against enumeration.
 
-# %%
+# %% mystnb={"code_prompt_show": "Checked: native against float64, values and gradients, on untrained and sharp graphs and ragged batches"} tags=["hide-cell", "check"]
 if has_native:
     found = check("native", cpu, why_not)
     assert found.is_right and set(found.errors) == {"float32", "float64"}
@@ -579,11 +555,10 @@ for is_sharp, dtype in itertools.product(
             assert relative_error(mine, exact_one) < limit
 
 # %% [markdown]
-# For PyTorch the library is an *operator*. `torch.library` is told four things: the
-# schema, the function, the shapes of its results (for tools that compute with
-# shapes alone), and the backward pass. Then autograd knows the operator, and
-# `torch.compile` passes it by without breaking its graph in two. PyTorch brings a
-# test for such claims:
+# For PyTorch the library is an *operator*. `torch.library` is told the schema, the
+# function, the shapes of its results, and the backward pass. Then autograd knows
+# the operator, and `torch.compile` does not break its graph in two. PyTorch brings
+# a test for such claims:
 
 # %%
 small = made_graph(Shape(2, 5, 20), False, cpu)
@@ -595,7 +570,7 @@ if has_native:
     print(", ".join(sorted(verdict)))
 
 
-# %%
+# %% mystnb={"code_prompt_show": "Checked: the operator compiles into one graph, with equal gradients"} tags=["hide-cell", "check"]
 def loss(log_P_BML, log_E_BLL, num_targets_B, num_states_B):
     """Something around the operator, so that there is a graph to compile."""
     arguments = (2 * log_P_BML, 0.5 * log_E_BLL, num_targets_B, num_states_B)
@@ -609,12 +584,11 @@ if has_native:
     torch.testing.assert_close(value_and_gradients(compiled, small), eager_results)
 
 # %% [markdown]
-# **Check.** On a CPU the threads take rows, directions and tiles as they come, and
-# so in an order that changes from run to run. Results must not. In this code every
-# number is computed by one thread, in an order of its own that does not depend on
-# others; so any number of threads gives the same bits.
+# On a CPU the threads take rows, directions and tiles as they come. Every number is
+# computed by one thread, in an order of its own that does not depend on others, so
+# any number of threads gives the same bits.
 
-# %%
+# %% mystnb={"code_prompt_show": "Checked: one, two and four threads give the same bits"} tags=["hide-cell", "check"]
 batch = made_graph(Shape(5, 30, 90), False, cpu)
 answers = []
 for num_threads in (1, 2, 5) if has_native else ():
@@ -627,7 +601,7 @@ for other in answers[1:]:
     assert all(torch.equal(a, b) for a, b in zip(answers[0], other, strict=True))
 
 # %% [markdown]
-# **Figure.** {numref}`fig-cuda-speed` is the recorded benchmark of
+# {numref}`fig-cuda-speed` is the recorded benchmark of
 # {ref}`chap-dag-vectorized` once more, as ratios: how many times longer the two
 # backends in plain PyTorch take for forward and backward pass. Ratios within one
 # process depend less on the machine than times do.
@@ -663,21 +637,16 @@ ax.legend(loc="upper left")
 ax.set_title(f"{where}, {times[0]['dtype']}", fontsize=9, loc="left")
 _ = ax.set(xlabel="B, M, L", ylabel="times as long as native")
 
-# %%
+# %% mystnb={"code_prompt_show": "Checked: native is the fastest at every recorded shape"} tags=["hide-cell", "check"]
 for name, curve in ratios.items():
     largest = max(curve, key=shapes.index)  # the most terms, B M L²
     assert curve[largest] > (10 if name == "vectorized" else 2)
 
 # %% [markdown]
-# **Takeaway.** To its caller the compiled backend is one more function with
-# gradients: the same numbers, exact to rounding, the same bits for any number of
-# threads, and by far the fastest.
-#
 # ## From threads to thread blocks
 #
-# **Question.** A CPU has a few cores, each strong. A GPU such as the H200 has 132
-# multiprocessors with 128 simple arithmetic units each. How does one lay the
-# programme out on them?
+# A CPU has a few cores, each strong. A GPU such as the H200 has 132
+# multiprocessors with 128 simple arithmetic units each.
 #
 # CUDA starts a kernel as a *grid* of *blocks*. A block runs on one multiprocessor.
 # Its threads share a small, fast memory there, and can wait for each other at a
@@ -687,7 +656,7 @@ for name, curve in ratios.items():
 # sources.
 
 
-# %%
+# %% tags=["hide-input"]
 CUDA = build.source_dir()
 HEADERS = sorted(CUDA.glob("dag_block*.h"))
 
@@ -720,7 +689,7 @@ print(f"tiles of {TILE} states, {ROWS} targets at a time, {SWEEP_THREADS} thread
 # {ref}`chap-dag-vectorized` found, and nothing in it waits for anything: every 32 ×
 # 32 tile of it has a block of its own.
 #
-# **Figure.** {numref}`fig-cuda-blocks` looks into one block of the sweep. *Left*,
+# {numref}`fig-cuda-blocks` looks into one block of the sweep. *Left*,
 # the matrix product of a tile: masses of the targets times edges, 32 states at a
 # time through shared memory. All eight warps take part; a thread has four states of
 # up to four targets. *Right*, the triangle, where lane = target. It has to be
@@ -785,7 +754,7 @@ right.grid(False)
 # the triangle, one for each stage, and one at the end.
 
 
-# %%
+# %% tags=["hide-input"]
 def barriers_of_sweep(M, L):
     """Barriers that a block of the sweep meets for one row, M <= 128."""
     total, num_tiles = 0, -(-L // TILE)
@@ -806,25 +775,18 @@ for M, L in ((20, 80), (77, 308)):
     print(f"{M:3} targets, {L:4} states: {num:4} barriers in a sweep")
 
 # %% [markdown]
-# **Takeaway.** What is independent becomes blocks: rows, directions, tiles of the
-# gradient. What has to wait stays in one block, and is arranged so that it waits
-# seldom.
-#
 # ## GPU kernels without a GPU
 #
-# **Question.** The parts of a kernel that go wrong are those that nobody sees: a
-# barrier that is missing, memory read before it was written. They may go well a
-# thousand times. How can such code be tested on a machine that has no GPU?
-#
-# By running the very same source on a CPU. The kernels are templates over a
-# *context* `c`, which knows a handful of things: which thread it is (`c.thread()`),
-# the barriers (`c.sync()`), a number from the lane before, the shared memory, and
-# $2^x$. nvcc fills it in with the instructions of the GPU, in `dag_cuda.cu`. g++
-# fills it in with *fibers*, in `dag_fibers.cpp`: every thread of a block is a
-# function with a stack of its own that runs until it meets a barrier, and then lets
-# another run. The fibers do what a GPU may do, and more cruelly: between two
-# barriers threads run one after the other in an order that is shuffled anew each
-# time, and shared memory starts as NaN.
+# The parts of a kernel that go wrong are those that nobody sees: a barrier that is
+# missing, memory read before it was written. They may go well a thousand times. We
+# test them by running the very same source on a CPU. The kernels are templates over
+# a *context* `c`, which knows a handful of things: which thread it is
+# (`c.thread()`), the barriers (`c.sync()`), a number from the lane before, the
+# shared memory, and $2^x$. nvcc fills it in with the instructions of the GPU, in
+# `dag_cuda.cu`. g++ fills it in with *fibers*, in `dag_fibers.cpp`: every thread of
+# a block is a function with a stack of its own that runs until it meets a barrier,
+# and then lets another run. Between two barriers threads run one after the other in
+# an order that is shuffled anew each time, and shared memory starts as NaN.
 #
 # Here is the start of a sweep in both, and what a barrier is:
 
@@ -842,10 +804,10 @@ show("dag_cuda.cu", "void sync()")
 show("fiber_shim.h", "void sync()")
 
 # %% [markdown]
-# **Code.** We compile the sources in a folder of our own, so that we can change
+# We compile the sources in a folder of our own, so that we can change
 # them: an edit replaces one piece of text, which must be there once.
 
-# %%
+# %% tags=["hide-input"]
 workshop = tempfile.TemporaryDirectory()
 
 
@@ -876,7 +838,7 @@ def compile_fibers(name, edits, more=""):
 # a CUDA stream.
 
 
-# %%
+# %% tags=["hide-input"]
 def waited_in_vain(result):
     return RuntimeError("threads wait at a barrier for others that never come")
 
@@ -905,7 +867,7 @@ def run_fibers(library, graph, seed):
 # The first library is intact, but for an edit that counts the barriers a block has
 # passed, and a function that tells sizes.
 
-# %%
+# %% tags=["hide-input"]
 COUNTING = {
     "namespace dag {\n\nclass FiberBlock": "namespace dag {\n\nstatic int64_t "
     "barriers_passed = 0;\n\nclass FiberBlock",
@@ -926,11 +888,11 @@ if has_native:
     library = compile_fibers("intact", COUNTING, COUNTER)
 
 # %% [markdown]
-# **Check.** 256 fibers for each block of the sweep compute a sentence of the
+# 256 fibers for each block of the sweep compute a sentence of the
 # paper's size. Values and gradients are those of float64, and of the C++ code for
 # CPUs. And whatever the order of the threads, the bits are the same.
 
-# %%
+# %% mystnb={"code_prompt_show": "Checked: fibers in three orders give the same bits, equal to float64 and to the C++ code"} tags=["hide-cell", "check"]
 if has_native:
     answers = [run_fibers(library, flat, seed) for seed in range(3)]
     for other in answers[1:]:
@@ -948,7 +910,7 @@ if has_native:
 # The barriers are as many as we said: those of two sweeps, one for each tile of the
 # scan, and two when the row is finished.
 
-# %%
+# %% mystnb={"code_prompt_show": "Checked: the barriers counted are those of the formula, and two for the end of a row"} tags=["hide-cell", "check"]
 for M, L in ((20, 80), (77, 308)) if has_native else ():
     graph = made_graph(Shape(1, M, L), False, cpu)
     before = library.barriers_passed()
@@ -961,7 +923,7 @@ for M, L in ((20, 80), (77, 308)) if has_native else ():
 # example of Appendix I.4, how many blocks each kernel starts, with how many
 # threads, and how much shared memory a block takes. On an H200 it may have 227 KiB.
 
-# %%
+# %% tags=["hide-input"]
 if has_native:
     B, M, L = 64, 77, 308
     num_tiles = -(-L // TILE)
@@ -982,10 +944,10 @@ if has_native:
         print(f" {num_bytes / 1024:11.1f} KiB")
 
 # %% [markdown]
-# **Now we break it.** Three barriers, each with a comment that says what it is for.
+# Now we break it. Three barriers, each with a comment that says what it is for.
 # We delete one at a time, and run a sentence in several orders.
 
-# %%
+# %% tags=["hide-input"]
 wounded = {
     "what was handed over is there": "stages of the triangle",
     "the product is there": "gradient, before it is written",
@@ -1014,7 +976,7 @@ for comment, name in wounded.items() if has_native else ():
     row = [symptoms[comment, seed] for seed in range(4)]
     print(f"{name:31} " + " ".join(f"{verdict:14}" for verdict in row).rstrip())
 
-# %%
+# %% mystnb={"code_prompt_show": "Checked: every missing barrier is noticed in some order"} tags=["hide-cell", "check"]
 for comment in wounded if has_native else ():
     row = [symptoms[comment, seed] for seed in range(4)]
     assert set(row[1:]) != {"right"}, comment  # the test notices each of them
@@ -1023,9 +985,7 @@ if has_native:
     assert first[0] == "right" and "wrong numbers" in first[1:]
 
 # %% [markdown]
-# Three wounds, three symptoms.
-#
-# - The first is the treacherous one. With the threads in order nothing is wrong,
+# - The first is the hardest to find. With the threads in order nothing is wrong,
 #   since warp 0 happens to run before warp 1. Shuffled, it yields numbers, finite
 #   and wrong. On a GPU it may go well a thousand times.
 # - The second reads shared memory before anybody has written to it, and finds the
@@ -1037,8 +997,7 @@ if has_native:
 #   be slow forever. So tests look at the status as well.
 #
 # `tests/test_kernels.py` does this for every barrier: each is deleted in turn, and
-# some test has to notice. A barrier that could go without notice is either not
-# needed, or not tested.
+# some test has to notice.
 #
 # On fibers no two threads ever act at the very same moment. So the tests compile
 # the kernels once more with a thread of the operating system in place of each
@@ -1046,7 +1005,7 @@ if has_native:
 # barrier orders. What remains is the GPU's own arithmetic and memory, and time. For
 # these one needs the device, and this cell runs there:
 
-# %%
+# %% tags=["hide-input"]
 device = torch.device("cpu" if native.why_not("cuda") else "cuda")
 on_device = [t.to(device) for t in flat]
 if device.type == "cuda" or has_native:
@@ -1057,16 +1016,10 @@ if device.type == "cpu":
     print("no GPU here:", native.why_not("cuda"))
 
 # %% [markdown]
-# **Takeaway.** Kernels written over a context are ordinary C++ that a test can run,
-# shuffle, starve and mutilate. What a barrier is good for is found out by removing
-# it.
-#
 # ## How fast it could be
 #
-# **Question.** Suppose the kernels were perfect. What would still take time?
-#
-# Two things cannot be avoided: bytes have to be moved, and numbers to be
-# multiplied. Count both. Forward and backward together read the edges $v < u$
+# Two things cannot be avoided by any kernel: bytes have to be moved, and numbers to
+# be multiplied. Forward and backward together read the edges $v < u$
 # twice, once for the sweeps and once for the gradient; they write a whole gradient
 # of $L^2$ numbers; and they read the emissions twice and write their gradient. In
 # the cone a target has $W = L - M + 1$ states, and two neighbouring targets share
@@ -1074,7 +1027,7 @@ if device.type == "cpu":
 # three times: for $\alpha$, for $\beta$, and for the gradient.
 
 
-# %%
+# %% mystnb={"code_prompt_show": "Checked: the least work at the paper's shape"} tags=["hide-cell", "check"]
 def least_bytes(B, M, L):
     edges = L * (L - 1) // 2
     return 4 * B * (2 * edges + L * L + 3 * M * L)
@@ -1098,7 +1051,7 @@ assert least_multiply_adds(64, 77, 308) == 64 * 6_001_608 == 384_102_912
 # Operations divided by bytes are the *arithmetic intensity*. Below 14 operations
 # per byte such a device waits for its memory, above it for its arithmetic.
 
-# %%
+# %% tags=["hide-input"]
 BYTES_PER_SECOND, OPERATIONS_PER_SECOND = 4.8e12, 67e12
 ridge = OPERATIONS_PER_SECOND / BYTES_PER_SECOND
 assert math.isclose(ridge, 13.96, abs_tol=0.005)
@@ -1120,7 +1073,7 @@ assert intensity[paper] < ridge < intensity[Shape(4, 256, 1024)]
 assert math.isclose(floor_us[paper], 66_705_408 / 4.8e6, rel_tol=1e-12)
 
 # %% [markdown]
-# **Figure.** In {numref}`fig-cuda-roof` the roof is what the data sheet allows at
+# In {numref}`fig-cuda-roof` the roof is what the data sheet allows at
 # each intensity. The five shapes sit under it, on the line of their intensity. The
 # dashed roof is that of the log space, where a term needs an exponential as well:
 # NVIDIA's programming guide lists 16 of them per clock and multiprocessor, against
@@ -1167,8 +1120,8 @@ _ = ax.set(ylim=(1e12, 2e14))
 print(f"records of a GPU in the book: {num_records or 'none yet'}")
 
 # %% [markdown]
-# At the paper's shape the floor is below 14 µs for forward and backward pass: so
-# much for 64 sentences, whatever the cleverness. Memory and arithmetic are nearly
+# At the paper's shape the floor is below 14 µs for forward and backward pass
+# of 64 sentences. Memory and arithmetic are nearly
 # in balance there. But the roof knows nothing of waiting. A sweep of this shape
 # meets two hundred barriers one after the other, with little to do between them; so
 # one may expect the chain, rather than the roof, to decide how long such a kernel
@@ -1180,9 +1133,59 @@ print(f"records of a GPU in the book: {num_records or 'none yet'}")
 # the distance between the kernels and this floor. `python book/evidence.py` makes
 # such a record on whatever machine it runs on.
 #
-# **Takeaway.** A floor from bytes and operations tells when to stop. What it leaves
-# out, the chain of waiting, tells where to begin.
+# ## In a model of your own
 #
+# Nothing here depends on ExLM. Non-autoregressive translation with DA-Transformer
+# maximises the same sum over paths, and CTC is a special case. `dag_loss` is the
+# backend behind an interface for such models: arguments by keyword, counts of any
+# integer type, edges as a matrix or by how far they reach.
+
+# %%
+B, M, L, V = 3, 6, 24, 50
+rng = torch.Generator().manual_seed(1)
+log_word_BLV = torch.randn(B, L, V, generator=rng).log_softmax(-1)
+target_BM = torch.randint(V, (B, M), generator=rng)
+log_P_BML = log_word_BLV.mT.gather(1, target_BM[:, :, None].expand(-1, -1, L))
+is_forward_LL = torch.ones(L, L).triu(1).bool()
+score_BLL = torch.randn(B, L, L, generator=rng).masked_fill(~is_forward_LL, -1e9)
+log_E_BLL = score_BLL.log_softmax(-1)
+counts = {
+    "num_targets": torch.tensor([6, 4, 5]),
+    "num_states": torch.tensor([24, 20, 9]),
+}
+
+loss_B = dag_loss(log_P_BML, log_E_BLL, **counts)
+print(*(f"{nats:.1f}" for nats in loss_B), "nats")
+
+# %% mystnb={"code_prompt_show": "Checked: the same by the arguments of DA-Transformer, and by the log space"} tags=["hide-cell", "check"]
+same_B = torch_dag_loss(
+    log_P_BML, log_E_BLL, counts["num_states"], counts["num_targets"]
+)
+torch.testing.assert_close(-same_B, loss_B)
+exact_B = dag_log_likelihood(log_P_BML, log_E_BLL, *counts.values(), "vectorized")
+torch.testing.assert_close(-exact_B, loss_B, rtol=1e-5, atol=0)
+
+# %% [markdown]
+# `torch_dag_loss` beside it has the name, arguments and sign of the function in
+# DA-Transformer's repository, so that one import replaces the other. The times of
+# both stand in a record, measured in one process on one thread with `python -m
+# exlm_lab.bench dag --extra-backend DA-Transformer`, where the last word is the
+# path of a checkout:
+
+# %% tags=["hide-input"]
+records = json.loads(Path("../book/results/bench-drop-in.json").read_text())
+ms = {(tuple(r["shape"]), r["backend"]): r["median_ms"] for r in records}
+theirs = next(name for _, name in ms if "DA-Transformer" in name)
+rows = [
+    {"B, M, L": ", ".join(map(str, shape)), "torch_dag_loss, ms": ms[shape, theirs]}
+    | {"dag_loss, ms": ms[shape, "native"]}
+    | {"times as fast": ms[shape, theirs] / ms[shape, "native"]}
+    for shape in dict.fromkeys(shape for shape, _ in ms)
+]
+pd.DataFrame(rows).set_index("B, M, L").round(1)
+
+
+# %% [markdown]
 # ## Summary
 #
 # - Taken by tiles of states, the programme is one matrix product for all targets,
@@ -1201,92 +1204,78 @@ print(f"records of a GPU in the book: {num_records or 'none yet'}")
 #
 # **1. Beta for nothing.** The kernels have no code for $\beta$: a block of the
 # other direction reads the graph from its end. Use `sweep` and `read_backwards` to
-# compute the posteriors of the states, and compare. Mind that $\beta$ leaves out
+# compute the posteriors of the states of one sentence. Mind that $\beta$ leaves out
 # the state's own emission.
 
+
+# %%
+def state_posteriors(log_P_BML, log_E_BLL, num_targets_B, num_states_B):
+    """P(target i comes from state u) of one sentence, (M, L)."""
+    ...  # your turn
+
+
+def judge_posteriors(answer):
+    graph = random_graph(6, 20, seed=7)
+    posterior_ML = answer(*graph)
+    if posterior_ML is None:
+        return "not yet"
+    judge_ML = posteriors(*graph, "enumerate").state_BML[0]
+    return (
+        "right" if torch.allclose(posterior_ML, judge_ML) else "not the posteriors"
+    )
+
+
+judge_posteriors(state_posteriors)
+
+
 # %% tags=["hide-cell"]
-graph = random_graph(6, 20, seed=7)
-tile = 5
+def state_posteriors(*graph, tile=5):
+    def log_table(log_P_BML, log_E_BLL, *counts):
+        """log f for every target and state."""
+        table_ML, unit_Mt = sweep(log_P_BML[0], log_E_BLL[0], tile)
+        unit_ML = unit_Mt.repeat_interleave(tile, dim=1).double()
+        return table_ML.log() + unit_ML * math.log(2)
+
+    log_alpha_ML = log_table(*graph)
+    # Turned back, it is beta with the state's own emission: take it out.
+    log_beta_ML = log_table(*read_backwards(*graph)).flip(0, 1) - graph[0][0]
+    return (log_alpha_ML + log_beta_ML - log_alpha_ML[-1, -1]).exp()
 
 
-def log_table(log_P_BML, log_E_BLL, *counts):
-    """log f for every target and state."""
-    table_ML, unit_Mt = sweep(log_P_BML[0], log_E_BLL[0], tile)
-    unit_ML = unit_Mt.repeat_interleave(tile, dim=1).double()
-    return table_ML.log() + unit_ML * math.log(2)
+assert judge_posteriors(state_posteriors) == "right"
 
-
-log_alpha_ML = log_table(*graph)
-# Turned back, it is beta with the state's own emission: take it out.
-log_beta_ML = log_table(*read_backwards(*graph)).flip(0, 1) - graph[0][0]
-posterior_ML = (log_alpha_ML + log_beta_ML - log_alpha_ML[-1, -1]).exp()
-judge_ML = posteriors(*graph, "enumerate").state_BML[0]
-torch.testing.assert_close(posterior_ML, judge_ML)
 
 # %% [markdown]
-# **2. Is double precision the cure?** In float64 an edge of $e^{-130}$ is no
-# problem. Predict what `by_tiles` makes of the trap in float64. Then find the
-# factor by which all scores of the trap have to be multiplied for float64 to fall
-# into it, and check whether `native` in float64 notices.
+# **2. Which tile?** For $M$ targets, $L$ states and a tile, count the steps that
+# wait for each other if the triangle is walked target by target, and if it is
+# walked column by column. Which order suits a CPU core with vectors of 16 numbers,
+# which a block of 256 threads?
+
+
+# %%
+def waiting_steps(M, L, tile):
+    """Steps target by target, and steps column by column."""
+    ...  # your turn
+
+
+def judge_steps(answer):
+    found = {tile: answer(77, 308, tile) for tile in (8, 32)}
+    if found[8] is None:
+        return "not yet"
+    is_right = found == {8: (3003, 312), 32: (770, 320)}
+    return "right" if is_right else "count the tiles, then the steps in each"
+
+
+judge_steps(waiting_steps)
+
 
 # %% tags=["hide-cell"]
-assert math.isclose(tiled(*trap_in_double).item(), -260.0, rel_tol=1e-12)
-# float64 ends at 2^-1074 = e^-744: 8 times 130 is beyond, 8 times 50 is not.
-assert math.exp(-8 * 130) == 0 < math.exp(-8 * 50)
-deeper = (trap_in_double[0], 8 * trap_in_double[1], *trap[2:])
-both = [tiled(*g).item() for g in (deeper, read_backwards(*deeper))]
-assert all(math.isclose(log_f, -8 * 450, rel_tol=1e-9) for log_f in both)
-assert math.isclose(backend("vectorized")(*deeper).item(), -8 * 260, rel_tol=1e-9)
-if has_native:
-    assert status(deeper) == [1]
-    assert math.isclose(backend("native")(*deeper).item(), -8 * 260, rel_tol=1e-9)
-
-# %% [markdown]
-# **3. Which tile?** Tiles of 8, 16, 32 or 64 states: count, for 77 targets and 308
-# states, the steps that wait for each other if the triangle is walked target by
-# target, and if it is walked column by column. Which order suits a CPU core with
-# vectors of 16 numbers, which a block of 256 threads?
-
-# %% tags=["hide-cell"]
-M, L = 77, 308
-print("tile   by targets   by columns   edges in triangles")
-steps = {}
-for tile in (8, 16, 32, 64):
+def waiting_steps(M, L, tile):
     num_tiles = -(-L // tile)
-    steps[tile] = by_targets, by_columns = num_tiles * M, num_tiles * tile
-    print(f"{tile:4} {by_targets:12} {by_columns:12}", end="")
-    print(f" {share_in_triangles(L, tile):20.1%}")
+    return num_tiles * M, num_tiles * tile
+
+
+assert judge_steps(waiting_steps) == "right"
 # By columns there are L steps, whatever the tile, and each serves all targets:
 # right for many threads. By targets a step is a product with a vector of the tile's
 # width, a few instructions of a core with such vectors: right for one core.
-assert all(L <= by_columns < L + tile for tile, (_, by_columns) in steps.items())
-assert steps[32][0] > 2 * steps[32][1] and steps[8][0] > 9 * L
-
-# %% [markdown]
-# **4. A barrier too many?** Add a barrier to the triangle instead of removing one:
-# after *every column*, as a cautious programmer might. Predict what changes: the
-# result, the bits, the number of barriers. (A barrier must be met by *all* threads
-# of a block. What happens if some cannot reach it?)
-
-# %% tags=["hide-cell"]
-if has_native:
-    # The warps walk their columns under conditions; not all threads come by.
-    columns = "for (int q = First; q < First + kColumns; ++q) {"
-    everywhere = {columns: columns + " c.sync();"}
-    cautious = compile_fibers("cautious", everywhere)
-    # Three warps have targets, and five have none: these never come to the barrier.
-    try:
-        run_fibers(cautious, graph_70, seed=1)
-        told = "nothing"
-    except RuntimeError as error:
-        told = str(error)
-    assert "never come" in told
-    # A barrier that all threads meet changes neither result nor bits, only time.
-    twice = {"c.sync();  // what was handed over is there": "c.sync(); c.sync();"}
-    slow = compile_fibers("slow", twice | COUNTING, COUNTER)
-    before = slow.barriers_passed(), library.barriers_passed()
-    pair = [run_fibers(kind, graph_70, seed=1) for kind in (slow, library)]
-    assert all(torch.equal(a, b) for a, b in zip(*pair, strict=True))
-    assert (
-        slow.barriers_passed() - before[0] > library.barriers_passed() - before[1]
-    )
