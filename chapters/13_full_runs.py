@@ -12,19 +12,17 @@
 #
 # Every model of this book so far was trained in a minute. The models of the paper
 # took GPU days. This chapter goes from one to the other: what such a run is made
-# of, what it costs, how it is started on one device or on many, and how it lives
-# through what happens in a week.
+# of, what it costs, how it is started on one device or on many, and what happens
+# when it is interrupted.
 #
-# **You will** read all recipes of the paper as one table of numbers, check them
-# against the paper, and find where the paper contradicts itself. You will turn
-# operations into hours for your own device, prepare a corpus, spread a batch over
-# processes that do not exist, and stop a run, damage it and resume it, on one
-# machine down to the last bit.
+# You read all recipes of the paper as one table, find where the paper contradicts
+# itself, turn operations into hours for your own device, prepare a corpus, spread a
+# batch over processes that do not exist, and stop a run, damage it and resume it.
 #
-# **You will know after** which of the paper's runs you can do in an hour, a day
-# or a week, which command starts it, and what you can rely on while it runs.
+# **You will know afterwards** which of the paper's runs you can do in an hour, a
+# day or a week, which command starts it, and what you can rely on while it runs.
 #
-# **It needs** about a minute on one CPU core and no GPU. **It covers** the
+# **What it needs.** About a minute on one CPU core and no GPU. It covers the
 # settings of §5.1 and §5.2 of {cite}`zheng2025exlm`, Appendices B (Table 5), J
 # (Table 7), N (Table 10) and Q.2 (Table 12), and the curves of Appendix G (Figure
 # 9). None of the paper's runs has been trained here at full size;
@@ -46,7 +44,7 @@ if importlib.util.find_spec("exlm_mini") is None:
     # This kernel started before the install.
     sys.path.insert(0, os.path.abspath(".."))
 
-# %%
+# %% tags=["hide-input"]
 import io
 import json
 import math
@@ -99,9 +97,8 @@ str(scale)
 # %% [markdown]
 # ## One command, three sizes
 #
-# **Question.** What has to change between a run on a laptop and one on a cluster?
-#
-# These are the three commands:
+# A run on a laptop and one on a cluster differ in little more than the name of a
+# recipe:
 #
 # ```console
 # $ python -m exlm_mini.pretrain --recipe text-tiny
@@ -138,13 +135,12 @@ def show(text: str, indent: int = 0) -> None:
 
 
 # %% [markdown]
-# **Check.** Tiny and full size have the same parts. We build both models without
-# their numbers, strike the numbers of the layers out of the parameters' names,
-# and compare. One part is left over: the clone embedding, which the small recipes
-# turn on and the paper does not have ({ref}`chap-training`).
+# Tiny and full size have the same parts. One part is left over: the clone
+# embedding, which the small recipes turn on and the paper does not have
+# ({ref}`chap-training`).
 
 
-# %%
+# %% mystnb={"code_prompt_show": "Checked: tiny and full size have the same parts, but for the clone embedding of the small recipes"} tags=["hide-cell", "check"]
 def parts(recipe: str) -> set[str]:
     config = parse(["--recipe", recipe]).config
     with torch.device("meta"):
@@ -183,12 +179,9 @@ except UserError as error:
     show(f"\n{error}")
 
 # %% [markdown]
-# **Takeaway.** A recipe for the run, a launcher for the machines. What is trained
-# is said by the recipe alone.
-#
 # ## The recipes
 #
-# **Question.** What are the paper's runs, as numbers? The paper has three tables
+# The paper has three tables
 # of settings: Table 5 for Repeated MLM and the ablations, Table 7 for molecules,
 # Table 10 for the main runs on text. The released code adds one command in its
 # README. Each line of a recipe names its source in a comment:
@@ -207,7 +200,7 @@ print("\n".join(x for x in lines if x.strip().startswith(wanted)))
 # activations of one micro-batch on one device, an estimate.
 
 
-# %%
+# %% tags=["hide-input"]
 @cache
 def recipe(name: str) -> RunConfig:
     return parse(["--recipe", name]).config
@@ -258,12 +251,11 @@ for name in full:
 # mask ratio and the number of copies; its file is one of them. The README's
 # command says 128 tokens a row; no table of the paper says a length.
 #
-# **Check.** Where the paper gives a number it is the recipe's: parameters in
-# millions, rows or tokens of a batch, steps, warm-up. Table 7 counts a batch as
+# Where the paper gives a number, it is the recipe's. Table 7 counts a batch as
 # "64K" tokens; the recipe takes K as 1,000, as in the paper's "10K" steps of
 # warm-up.
 
-# %%
+# %% mystnb={"code_prompt_show": "Checked: where the paper gives a number it is the recipe's: parameters, batch, steps, warm-up"} tags=["hide-cell", "check"]
 PAPER = {
     "exlm-ablation": (128, 4096, 50_000, 5_000),  # Appendix B.1, Table 5
     "text-base": (128, 2048, 125_000, 10_000),  # Appendix N, Table 10
@@ -292,7 +284,7 @@ assert abs(usual.flops_per_token / whole.flops_per_token - 1) < 0.1
 # **The README is neither setting.** Its one command has the learning rate and the
 # batch of Table 5, but its own number of steps; Table 10 shares nothing with it.
 
-# %%
+# %% tags=["hide-input"]
 SETTINGS = ("learning_rate", "batch_size", "steps", "warmup_steps")
 readme, table_5, table_10 = (
     [getattr(recipe(name).train, setting) for setting in SETTINGS]
@@ -314,7 +306,7 @@ assert not any(np.equal(readme, table_10))
 # of the limit all the time. The recipes of the ablations take the 128 tokens of
 # the README.
 
-# %%
+# %% tags=["hide-input"]
 PEAK_A100 = 312e12
 MLM_HOURS, EXLM_HOURS = 54.7, 104.2  # Table 12
 print("tokens a row   54.7 hours of one   of both")
@@ -331,7 +323,7 @@ for length in (128, 512):
 # times the operations, and the MLM++ gets 1.2 times those of ExLM. By this count
 # the comparison is kind to the MLM, and the paper's conclusion only gains.
 
-# %%
+# %% mystnb={"code_prompt_show": "Checked: ExLM 1.7 times an MLM, MLM++ 1.2 times ExLM, counted"} tags=["hide-cell", "check"]
 exlm, mlm = cost_of["exlm-ablation"], cost_of["vanilla-mlm"]
 twice = cost_of["vanilla-mlm-plus-plus"]
 ratio = exlm.num_flops / mlm.num_flops
@@ -345,21 +337,17 @@ f"ExLM {ratio:.2f} times an MLM; MLM++ {2 / ratio:.2f} times ExLM"
 # And Table 5 says one mask ratio, 0.15, for 14 cells with five ratios
 # ({ref}`chap-repeated`).
 
-# %%
+# %% mystnb={"code_prompt_show": "Checked: 124 M and 128 M parameters"} tags=["hide-cell", "check"]
 repeated = cost_of["repeated-mlm"]
 assert repeated.num_parameters == mlm.num_parameters
 assert exlm.num_parameters - exlm.num_transition_parameters == mlm.num_parameters
 f"{mlm.num_parameters / 1e6:.0f} M, with the head {exlm.num_parameters / 1e6:.0f} M"
 
 # %% [markdown]
-# **Takeaway.** The recipes hold every number the paper gives, and say where it
-# gives none.
-#
 # ## What it costs
 #
-# **Question.** How long will a run take on *my* device?
-#
-# Nobody can say without measuring, but one measured number is enough:
+# How long a run takes on your device nobody can say without measuring, but one
+# measured number is enough:
 #
 # $$
 # \text{hours} = \frac{\text{tokens}}{\text{tokens per second}} \cdot \frac{1}{3600}
@@ -385,10 +373,8 @@ show(known, indent=19)
 # ```console
 # $ python -m exlm_lab.bench train --recipe text-base
 # ```
-#
-# **Check.** The formula is the command's.
 
-# %%
+# %% mystnb={"code_prompt_show": "Checked: the formula is the command's"} tags=["hide-cell", "check"]
 cost = cost_of["text-base"]
 hours, printed = cost.num_tokens / 100_000 / 3600, " ".join(known.split())
 assert f"{hours:,.1f} at 100,000 tokens/s" in printed
@@ -399,7 +385,7 @@ assert f"{hours / 8:.1f} hours if 8 devices" in printed
 # tokens stay. It depends on $k$ and on the mask ratio, and a little on the size
 # of the model, because the vocabulary head weighs less in a large one.
 
-# %%
+# %% tags=["hide-input"]
 GRID = [("exlm-ablation", p, k) for p in (0.15, 0.387) for k in (2, 4, 8)]
 OWN = [("text-base", 0.15, 4), ("text-large", 0.15, 4), ("smiles-base", 0.15, 2)]
 price = {}
@@ -422,7 +408,7 @@ assert price["text-large", 0.15, 4] < price["text-base", 0.15, 4]
 # ({ref}`chap-expansion`), so its devices worked harder than the lower two lines
 # say.
 
-# %%
+# %% tags=["hide-input"]
 PAPER_HOURS = {
     "vanilla-mlm": ("A100", MLM_HOURS),
     "exlm-ablation": ("A100", EXLM_HOURS),
@@ -438,12 +424,12 @@ for name, (device, hours) in PAPER_HOURS.items():
 assert paper_speed["exlm-ablation"] < paper_speed["vanilla-mlm"] < PEAK_A100
 
 # %% [markdown]
-# **Recorded devices.** `python -m exlm_lab.bench train --recipe NAME` times real
+# Recorded devices: `python -m exlm_lab.bench train --recipe NAME` times real
 # steps of a recipe on made-up tokens, and `make evidence` does so for every
 # recipe that fits the device, and keeps the result in `book/results/`. What lies
 # there is printed here and drawn below.
 
-# %%
+# %% tags=["hide-input"]
 recorded = []
 for file in sorted(Path("../book/results").glob("evidence-*.json")):
     evidence = json.loads(file.read_text())
@@ -459,7 +445,7 @@ if not recorded:
     print("No speed of a recipe is recorded yet, on a GPU or on a CPU.")
 
 # %% [markdown]
-# **Figure.** Every recipe is a line: find the speed of your device on the
+# Every recipe is a line: find the speed of your device on the
 # horizontal axis, go up to the line, and read the time of one device on the left.
 # With several devices divide by their number, as far as they lose nothing to each
 # other. Crosses are the paper's own runs; recorded devices, where there are any,
@@ -482,19 +468,15 @@ for _, record in recorded:
         )
 
 # %% [markdown]
-# **Takeaway.** Operations are known to the last digit before a run starts; hours
-# are operations divided by a speed that somebody measured.
-#
 # ## One GPU: an hour, a day, a week
 #
-# **Question.** What can a reader with one GPU reproduce?
-#
-# The answer needs a speed. The cell below *assumes* one: what Table 12 implies
+# What you can reproduce with one GPU depends on its speed. The table below
+# *assumes* one: what Table 12 implies
 # for an A100 with the MLM of Table 5. It is not a measurement of this package.
 # Put in your own number, tokens per second times the FLOP per token of
 # `--dry-run`, and run the rest of the section again.
 
-# %%
+# %% tags=["hide-input"]
 SUSTAINED = paper_speed["vanilla-mlm"]  # FLOP/s; an assumption, replace it
 BUDGETS = {"an hour": 1, "a day": 24, "a week": 7 * 24}
 print(f"{SUSTAINED / 1e12:3.0f} TFLOP/s     " + "".join(f"{b:>9}" for b in BUDGETS))
@@ -528,7 +510,7 @@ assert share["text-base"][2] < 1
 # reaches.
 
 
-# %%
+# %% tags=["hide-input"]
 def member(num_layers: int) -> RunConfig:
     """A scaled-down ExLM of Table 5."""
     whole = recipe("exlm-ablation")
@@ -554,10 +536,10 @@ for budget, hours in BUDGETS.items():
     )
 
 # %% [markdown]
-# **Check.** The twelfth member is the paper's run, larger members cost more, and
-# the model for an hour is the one that this command describes:
+# The twelfth member is the paper's run, and the model for an hour is the one that
+# this command describes:
 
-# %%
+# %% tags=["hide-input"]
 assert family[12] == cost_of["exlm-ablation"]
 assert all(family[n].num_flops < family[n + 1].num_flops for n in range(1, 12))
 config = member(fits["an hour"])
@@ -572,18 +554,16 @@ print("python -m exlm_mini.pretrain", *options[:1], "\\\n   ", *options[1:3], "\
 print("   ", *options[3:5], "\\\n   ", *options[5:])
 
 # %% [markdown]
-# **Takeaway.** At this speed a day is enough for the paper's molecular run and a
+# At this speed a day is enough for the paper's molecular run and a
 # week for an ablation. The main text runs belong to several GPUs.
 #
 # ## Data
-#
-# **Question.** What do these runs read, and what does it take to get it?
 #
 # `pretrain` trains on *packs*: token ids, cut into rows, in a memory map that
 # opens at once and is read at random. `prepare` makes them, once, from hub data
 # sets or local files. Each recipe of the paper begins with its command:
 
-# %%
+# %% tags=["hide-input"]
 prepared = {}
 for name in full:
     text = (RECIPES / f"{name}.yaml").read_text().replace("\\\n#", "")
@@ -597,8 +577,8 @@ assert len(prepared) == 3
 # %% [markdown]
 # Three corpora serve all eleven recipes. BookCorpus, a fifth of the paper's text,
 # is not among them: it was collected without asking the books' authors, the
-# original was withdrawn, and no licence covers the copies. Who uses it all the
-# same has to say so. The 19 million molecules of the paper lie in an archive of
+# original was withdrawn, and no licence covers the copies. To use it all the
+# same, say so: The 19 million molecules of the paper lie in an archive of
 # 115 GB together with their conformers; the recipe takes ZINC instead.
 
 # %%
@@ -613,7 +593,7 @@ show(told)
 # machine, and the hours here are as approximate. Work is done in shards by all
 # cores (`--workers`); the download comes on top.
 
-# %%
+# %% tags=["hide-input"]
 RATE = {"text": 0.7e6, "smiles": 0.19e6}  # tokens per second and core, measured
 row = "{:13}{:>12}{:>10}{:>9}{:>17}"
 print(row.format("source", "documents", "text", "tokens", "hours of a core"))
@@ -627,11 +607,10 @@ for name in ("wikitext-103", "wikipedia", "bookcorpus", "zinc"):
     print(row.format(name, f"{size.documents:,.0f}", *shown, f"{hours:.1f}"))
 
 # %% [markdown]
-# **Check.** How often does a run read its data? The paper's text run goes over it
-# more than twenty times, molecules about eight times, if the sizes above are
-# right to a tenth or so.
+# The paper's text run goes over its data more than twenty times, molecules about
+# eight times, if the sizes above are right to a tenth or so.
 
-# %%
+# %% mystnb={"code_prompt_show": "Checked: text is read more than twenty times, molecules about eight times"} tags=["hide-cell", "check"]
 both = num_tokens["wikipedia"] + num_tokens["bookcorpus"]
 text_epochs = cost_of["text-base"].num_tokens / both
 smiles_epochs = cost_of["smiles-base"].num_tokens / num_tokens["zinc"]
@@ -639,7 +618,7 @@ assert 20 < text_epochs < 26 and 7 < smiles_epochs < 10
 assert 0.15 < num_tokens["bookcorpus"] / both < 0.25  # "a fifth"
 
 # %% [markdown]
-# **Live.** The same command, small: 1,500 of the molecules that come with RDKit.
+# Here is the same command, small: 1,500 of the molecules that come with RDKit.
 # The largest fragment of each is kept and its SMILES written in canonical form.
 # What is printed for each pack are its rows, its tokens and the start of its
 # sha256.
@@ -661,11 +640,10 @@ packs_made = printed.partition("to train")[0]
 print(re.sub(r"([0-9a-f]{8})[0-9a-f]{56}", r"\1...", packs_made))
 
 # %% [markdown]
-# **Check.** The side file of a pack says where its rows come from. And a pack is
-# a function of its data: two worker processes instead of one, and the bytes are
-# the same.
+# A pack is a function of its data: with two worker processes instead of one, the
+# bytes are the same.
 
-# %%
+# %% mystnb={"code_prompt_show": "Checked: the pack's side file names its source; with two workers the bytes are the same"} tags=["hide-cell", "check"]
 side = json.loads((work / "molecules" / "train.json").read_text())
 (made_from,) = side["provenance"]["sources"]
 assert made_from["documents_read"] == 1500
@@ -679,14 +657,9 @@ for file in ("train.bin", "train.offsets.bin", "tokenizer.json"):
     assert one.read_bytes() == two.read_bytes(), file
 
 # %% [markdown]
-# **Takeaway.** Preparing the paper's text costs hours of a core, training on it
-# days of a GPU. A prepared corpus carries its own papers.
-#
 # ## Many processes
 #
-# **Question.** A batch is spread over processes. Does a run with two learn the
-# same as a run with one?
-#
+# A run with two processes learns the same as a run with one.
 # `torchrun` starts the processes and tells each its *rank* $r$ among $W$. Of the
 # micro-batches of a step, process $r$ takes those with the numbers
 #
@@ -720,11 +693,10 @@ for rank, parts_r in enumerate(of_two):
     print(f"of process {rank} of 2:      ", [len(p.token_ids_BN) for p in parts_r])
 
 # %% [markdown]
-# **Check.** Put together, the shares are the step of a single process: the same
-# rows in the same order with the same masks, for batches counted in rows and for
-# batches counted in tokens.
+# Put together, the shares are the step of a single process: the same rows in the
+# same order with the same masks. And every row comes once in an epoch:
 
-# %%
+# %% mystnb={"code_prompt_show": "Checked: the shares of two processes are the step of one, counted in rows or in tokens"} tags=["hide-cell", "check"]
 counted_in_tokens = TokenBatches(pack, masker, 400, num_parts=4, seed=1)
 for its_batches in (batches, counted_in_tokens):
     for step in (0, 7, 300):  # the last one is in a later epoch
@@ -736,10 +708,7 @@ for its_batches in (batches, counted_in_tokens):
                     torch.equal(a, b) for a, b in zip(one, other, strict=True)
                 )
 
-# %% [markdown]
-# Every row comes once in an epoch, whoever gets it:
-
-# %%
+# %% mystnb={"code_prompt_show": "Checked: every row comes once in an epoch, whoever gets it"} tags=["hide-cell", "check"]
 seen = np.concatenate(
     [batches.rows(step)[0] for step in range(len(pack) // 32 + 1)]
 )
@@ -780,20 +749,15 @@ print("masks", masks)
 # :language: bash
 # ```
 #
-# **Takeaway.** The number of processes decides who does the work, not what the
-# work is.
-#
 # ## Surviving
 #
-# **Question.** A full run takes days or weeks. What happens when it is
-# interrupted?
+# A full run takes days or weeks, and will be interrupted. Since order, masks and
+# dropout are functions of the step, a checkpoint needs to hold no more than the
+# weights, Adam's two moments and the step. It is written aside, with the sha256 of
+# every file, and renamed when it is whole. The next start with the same `--output`
+# takes the newest one that verifies.
 #
-# Since order, masks and dropout are functions of the step, a checkpoint needs to
-# hold no more than the weights, Adam's two moments and the step. It is written
-# aside, with the sha256 of every file, and renamed when it is whole. The next
-# start with the same `--output` takes the newest one that verifies.
-#
-# **Live.** We train 40 steps on molecules without a disturbance. Then we start
+# We train 40 steps on molecules without a disturbance. Then we start
 # the same command as a process of its own, and as soon as its log has a line we
 # send it SIGTERM, which is what a cluster does before it takes the machine away.
 
@@ -820,7 +784,7 @@ assert 0 < stopped.step < 40
 assert "the same command" in told
 
 # %% [markdown]
-# **Check.** The same command goes on where it stopped. Its last checkpoint is
+# The same command goes on where it stopped. Its last checkpoint is
 # that of the undisturbed run: every weight, every moment of Adam, every bit. So
 # is the log. (Both were made on one machine, with the same versions and threads.
 # Another processor adds in another order, and its run ends elsewhere.)
@@ -846,7 +810,7 @@ assert losses[0] == losses[1] and len(losses[0]) == 40
 f"{num_compared:,} numbers are the same"
 
 # %% [markdown]
-# **Check.** One bit flipped in the newest checkpoint, as a bad disk does.
+# Now we flip one bit in the newest checkpoint, as a bad disk does.
 # Safetensors, the format of the file, does not notice. Here the file is refused
 # by name, and the checkpoint before it is taken.
 
@@ -863,35 +827,19 @@ assert survivor.step == 30
 show("\n".join(told).replace(str(work), "runs"))
 
 # %% [markdown]
-# **Check.** A run keeps its settings. What decides a weight may not change on the
+# A run keeps its settings. What decides a weight may not change on the
 # way; what does not, such as how often to save, may, and is told.
 
-# %%
+# %% mystnb={"code_prompt_show": "Checked: another seed is refused, with the settings that may change"} tags=["hide-cell", "check"]
 code, _, told = command(f"pretrain {SHORT} --seed 2 --output {work}/stopped")
 assert code == 2
 show(told.replace(str(work), "runs"))
 
 # %% [markdown]
-# The rest of what can happen, in a table. Each row has its tests, with processes
-# and signals where it is about such; `make test-reliability` runs them alone.
-#
-# | what happens | what the run does |
-# |---|---|
-# | SIGTERM or Ctrl-C | all processes save at one common step and stop |
-# | SIGUSR1 | the same, but the run goes on |
-# | a process is killed | with `torchrun --max-restarts` all start from the newest |
-# | a loss or gradient is not finite | all skip the step; ten in a row end the run |
-# | the disk is full | told with needed and free bytes; older checkpoints stay |
-# | a checkpoint is damaged | refused by name, the one before is taken |
-# | other settings, data or tokenizer | refused in one line |
-# | a second run in the directory | refused; the lock of a dead process is none |
-#
-# **Takeaway.** The price of an interruption is the time since the last
-# checkpoint, and with a signal not even that.
+# {ref}`what-a-run-survives` lists what else can happen, from a full disk to a
+# killed process of several, and the test that holds each line.
 #
 # ## Watching
-#
-# **Question.** How does one see that a run is well?
 #
 # `metrics.jsonl` has a line for every few steps. `python -m exlm_mini.plot RUN
 # ...` draws it, also while the run goes on; with several runs it compares them.
@@ -911,7 +859,7 @@ for k in (1, 4):
     code, _, told = command(f"pretrain {REPEATED} {where}")
     assert code == 0, told
 
-# %%
+# %% mystnb={"code_prompt_show": "Checked: four copies learn faster than one, at every stage"} tags=["hide-cell", "check"]
 runs = read_runs([work / "k1", work / "k4"], ["k = 1", "k = 4"])
 late = {
     name: [np.mean([line[name] for line in run.records[-20:]]) for run in runs]
@@ -923,7 +871,7 @@ once, four_times = late["mask_accuracy"]
 assert four_times > once, late
 
 # %% [markdown]
-# **Figure.** Appendix G says: at a fixed mask ratio, more copies mean faster
+# Appendix G says: at a fixed mask ratio, more copies mean faster
 # convergence, lower loss and perplexity, and higher accuracy, because less of the
 # context is lost ({ref}`chap-repeated`). Within 80 steps the two part in this
 # direction. `python -m exlm_mini.plot` draws this figure with `--smooth 10`.
@@ -937,20 +885,14 @@ for name in ("loss", "mask_accuracy", "perplexity"):
 _ = runs_figure(panels, "training step", "Each point is the mean of ten steps.")
 
 # %% [markdown]
-# **Takeaway.** A log that `plot` reads is written by every run. The paper's
-# fourteen runs would be fourteen directories in one command.
-
-# %% [markdown]
 # ## What was recorded
-#
-# **Question.** What have the runs of this project shown so far?
 #
 # `book/results/` holds finished runs: command, settings, device, and every
 # validation. Validation is measured in bits per masked token, the probability of
 # *all* masked tokens of a row together, so MLM and ExLM can stand in one figure;
 # $2^{\text{bits}}$ is the perplexity.
 
-# %%
+# %% tags=["hide-input"]
 records = {
     record["command"].removeprefix("python -m exlm_mini.pretrain --recipe "): record
     for record in json.loads(Path("../book/results/first-runs.json").read_text())
@@ -971,7 +913,7 @@ for name in ("smiles-tiny", "text-tiny"):
     print(f"{name}, bits per masked token: {', '.join(ends)}")
 
 # %% [markdown]
-# **Figure.** On molecules ExLM leads while its chains stand, falls back while
+# On molecules ExLM leads while its chains stand, falls back while
 # they fade out (steps 200 to 400), and passes the MLM for good after that. On
 # English it has not passed it in 600 steps, and both curves still fall steeply
 # when the steps run out. Without the two helps of {ref}`chap-training` (dashed)
@@ -996,10 +938,7 @@ for ax, (name, title) in zip(axes, titles.items(), strict=True):
 axes[0].set(ylabel="perplexity per masked token")
 _ = axes[1].legend(loc="lower left", fontsize=9)
 
-# %% [markdown]
-# **Check.** What can be read off these curves, and what not.
-
-# %%
+# %% mystnb={"code_prompt_show": "Checked: what the text says of these curves"} tags=["hide-cell", "check"]
 end = {key: values[-1] for key, (_, values) in bits.items()}
 assert end["smiles-tiny", "ExLM"] < end["smiles-tiny", "MLM"] - 0.1
 assert end["text-tiny", "ExLM"] > end["text-tiny", "MLM"] + 0.1
@@ -1012,15 +951,13 @@ sizes = {
 }
 assert sizes == {"tiny"}
 
+
 # %% [markdown]
 # They show that data, model and training work together on real input. They are no
 # evidence about the method: one seed, models hundreds of times smaller than the
 # paper's, and steps that end before the curves do. None of the paper's recipes
 # has been run here. A line of this figure at full size is what
 # {ref}`reproduction` still waits for.
-#
-# **Takeaway.** The machinery is ready and the bill is known. The rest is GPU
-# hours.
 #
 # ## Summary
 #
@@ -1037,73 +974,81 @@ assert sizes == {"tiny"}
 #
 # ## Exercises
 #
-# Predict before you run.
-#
 # **1.** On how many devices, up to 256, can `text-large` be started as it is?
 
+
+# %%
+def possible_devices():
+    """The numbers of devices, in a list."""
+    ...  # your turn
+
+
+def judge_devices(answer):
+    found = answer()
+    if found is None:
+        return "not yet"
+    return (
+        "right" if found == [2**n for n in range(8)] else "mind what is accumulated"
+    )
+
+
+judge_devices(possible_devices)
+
+
 # %% tags=["hide-cell"]
-train = recipe("text-large").train
-possible = []
-for num_devices in range(1, 257):
-    try:
-        plan_batch(train, num_devices)
-    except UserError:
-        continue
-    possible.append(num_devices)
+def possible_devices():
+    train, possible = recipe("text-large").train, []
+    for num_devices in range(1, 257):
+        try:
+            plan_batch(train, num_devices)
+        except UserError:
+            continue
+        possible.append(num_devices)
+    return possible
+
+
 # 2,048 rows in micro-batches of 16 are 128 micro-batches: the divisors of 128.
-assert possible == [2**n for n in range(8)]
+assert judge_devices(possible_devices) == "right"
+
 
 # %% [markdown]
-# **2.** You can pay for the MLM of `text-base`. For how many of its 125,000 steps
-# do you get ExLM with $k = 4$, and with $k = 2$?
+# **2.** A machine fails once in $M$ seconds on average, and writing a checkpoint
+# takes $c$ seconds. Write down the share of the time that is lost when saving every
+# $t$ seconds, and find the best $t$ {cite}`young1974checkpoint`.
+
+
+# %%
+def best_interval(c, M):
+    """Seconds between checkpoints that lose the least time."""
+    ...  # your turn
+
+
+def judge_interval(answer):
+    if answer(1.0, 1.0) is None:
+        return "not yet"
+    for c, M in [(1.5, 24 * 3600), (60, 3600)]:
+        t = np.linspace(0.5, 2, 31) * answer(c, M)
+        if (c / t + t / (2 * M)).argmin() != 10:
+            return f"less is lost at another interval than {answer(c, M):.0f} s"
+    return "right"
+
+
+judge_interval(best_interval)
+
 
 # %% tags=["hide-cell"]
-mlm = costs(replace(recipe("text-base"), objective="mlm"))
-paid = {}
-for k in (2, 4):
-    exlm = costs(changed(recipe("text-base"), "model", states_per_mask=k))
-    paid[k] = 125_000 * mlm.num_flops / exlm.num_flops
-assert 73_000 < paid[4] < 75_000  # 1 / 1.69
-assert 99_000 < paid[2] < 103_000  # a good four fifths
+def best_interval(c, M):
+    # Lost: c of every t seconds, half an interval at a failure: c / t + t / (2 M).
+    return math.sqrt(2 * c * M)
 
-# %% [markdown]
-# **3.** A machine fails once in $M$ seconds on average, and writing a checkpoint
-# takes $c$ seconds. How often should one save? Write down the share of the time
-# that is lost when saving every $t$ seconds, and find the best $t$
-# {cite}`young1974checkpoint`. Then compare
-# with `text-base` on eight devices, which saves every 5,000 steps: let $c$ be
-# what its checkpoint takes at 1 GB/s, and $M$ a day.
 
-# %% tags=["hide-cell"]
-# Lost: c of every t seconds, and half an interval at a failure: c / t + t / (2 M).
-# Its smallest value is at t = sqrt(2 c M).
-M = 24 * 3600
+assert judge_interval(best_interval) == "right"
+# text-base on eight devices, its checkpoint at 1 GB/s, a failure a day:
 checkpoint_bytes = (
     cost_of["text-base"].weight_bytes * 3 / 4
 )  # without the gradients
-c = checkpoint_bytes / 1e9
-best = math.sqrt(2 * c * M)
-lost = {t: c / t + t / (2 * M) for t in (best / 2, best, 2 * best)}
-assert min(lost, key=lost.get) == best and 300 < best < 900
+best = best_interval(checkpoint_bytes / 1e9, 24 * 3600)
 step_seconds = cost_of["text-base"].num_flops / 125_000 / (8 * SUSTAINED)
+assert 300 < best < 900
 assert 5_000 * step_seconds > 10 * best  # two and a half hours: save more often
-# A checkpoint is what we took it for: three floats for each parameter.
-num_bytes = sum(f.stat().st_size for f in (work / "whole" / LAST).iterdir())
-num_weights = sum(t.numel() for t in whole.tensors["model"].values())
-assert abs(num_bytes / (3 * 4 * num_weights) - 1) < 0.1
-
-# %% [markdown]
-# **4.** Does another `--train.micro_batch_size` change which tokens are masked at
-# a step? And another `--train.batch_size`?
-
-# %% tags=["hide-cell"]
-finer = TrainingBatches(pack, masker, 32, seed=1, micro_size=4)
-masked = [
-    [part.is_masked_BN.sum(dim=1) for part in made.parts(5)]
-    for made in (batches, finer)
-]
-assert torch.equal(torch.cat(masked[0]), torch.cat(masked[1]))
-larger = TrainingBatches(pack, masker, 64, seed=1)
-# Rows are taken in another order of steps then: the run is another run.
-assert not np.array_equal(larger.rows(5)[0][:32], batches.rows(5)[0])
 folder.cleanup()
