@@ -9,6 +9,7 @@
 * ``{parameters}`OPTIONS` ``: parameters of a model, counted as ``--dry-run`` does;
 * ``{source}`FILE::NAME` ``: a link to a file of the repository, checked to exist;
 * ``{runs}``: the table of all recorded runs; ``{launch-table}``: a row of links per chapter;
+  ``{names}``: what the modules of a page define, before it is explained;
 * before the pages are read, ``book/_generated/pipeline.svg`` and ``.pdf``: one sentence on its
   way through a small ExLM, trained on the spot for a few seconds.
 
@@ -38,6 +39,7 @@ from reference_docstrings import (
     before_napoleon,
     drop_unreadable_values,
     plain_signature,
+    public_names,
 )
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
@@ -350,6 +352,19 @@ class LaunchTableDirective(SphinxDirective):
         return table(self, rows, ":widths: 60 20 20")
 
 
+class NamesDirective(SphinxDirective):
+    """Functions and classes of each module that the page explains, with links."""
+
+    def run(self) -> list[nodes.Node]:
+        page = Path(self.env.doc2path(self.env.docname)).read_text()
+        rows = [["module", "functions and classes"]]
+        for module, chosen in re.findall(r"automodule:: (\S+)\n   :members:(.*)", page):
+            shown = chosen.split() or public_names(module)
+            names = [f"{{py:obj}}`~{module}.{name}`" for name in shown]
+            rows.append([f"{{py:mod}}`{module}`", ", ".join(names)])
+        return table(self, rows, ":widths: 40 60")
+
+
 def setup(app):
     app.add_role("recorded", NumberRole(recorded))
     app.add_role("parameters", NumberRole(parameters))
@@ -361,6 +376,7 @@ def setup(app):
     app.add_role("source", SourceRole(source_line))
     app.add_directive("runs", RunsDirective)
     app.add_directive("launch-table", LaunchTableDirective)
+    app.add_directive("names", NamesDirective)
     app.add_css_file("front_matter.css")
     app.connect("builder-inited", write_pipeline)
     app.connect("autodoc-process-docstring", before_napoleon, priority=400)
