@@ -27,9 +27,8 @@ import torch
 
 from exlm_mini.alignment import BACKENDS, build, fastest
 from exlm_mini.alignment.cases import DTYPES, JUDGE, check, short
-from exlm_mini.config.checks import UserError
 from exlm_mini.config.options import command_parser
-from exlm_mini.training.console import INTERRUPTED, drop_output, say, say_error
+from exlm_mini.training.console import exit_code
 from exlm_mini.training.provenance import MIB, machine
 
 NOT_BUILT = "not built yet; without --no-build it would be"
@@ -241,21 +240,15 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; 0 works, 1 a wrong result, 2 a mistake of the user, 130 interrupted."""
-    try:
+
+    def command() -> int:
         options = _parser().parse_args(argv)
         report = examine(may_build=not options.no_build)
         for line in [json.dumps(report, allow_nan=False)] if options.json else lines(report):
             print(line)
-        sys.stdout.flush()
-    except UserError as error:
-        say_error(error)
-        return 2
-    except KeyboardInterrupt:
-        say("interrupted")
-        return INTERRUPTED
-    except BrokenPipeError:
-        drop_output()
-    return 0 if report["is_right"] else 1
+        return 0 if report["is_right"] else 1
+
+    return exit_code(command, unread=0)
 
 
 if __name__ == "__main__":

@@ -136,16 +136,6 @@ def test_a_run_leaves_settings_metrics_versions_and_checkpoints(recipe, tmp_path
     assert {p.name for p in (output / "data").iterdir()} >= {"tokenizer.json", "corpus.json"}
 
 
-def test_a_dry_run_whose_reader_left_ends_quietly(monkeypatch, capsys):
-    def left(*_):
-        raise BrokenPipeError
-
-    monkeypatch.setattr("exlm_mini.pretrain.dry_run", left)
-    monkeypatch.setattr("exlm_mini.pretrain.drop_output", lambda: None)
-    assert main(["--recipe", "toy-pairs", "--dry-run"]) == 130
-    assert capsys.readouterr().err == ""
-
-
 def test_without_output_a_run_is_named_after_recipe_and_time(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     out = trains(capsys, *EXLM)

@@ -22,6 +22,7 @@ from exlm_mini.training.loop import Progress
 INTERRUPTED = 130
 """Exit code of a command that was asked to stop, as shells report an interrupt."""
 SECONDS_BETWEEN_LINES = 10.0
+SECONDS_TO_SPEAK = 5.0
 SECONDS_BETWEEN_SIGNALS = 2.0
 
 
@@ -50,12 +51,16 @@ EXTRAS = {
 """What to install for a module that a command imports when it needs it."""
 
 
-def missing(error: ModuleNotFoundError) -> UserError:
-    """A library that was left out, with the extra that brings it.
+def mistake(error: UserError | ModuleNotFoundError | OSError) -> UserError:
+    """The line for an error: of a library that was left out it names the extra that brings it.
 
     Raises:
-        ModuleNotFoundError: the error itself if it is our own mistake.
+        ModuleNotFoundError, OSError: the error itself if it is our own mistake.
     """
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, OSError):
+        return refused(error)
     name = (error.name or "").partition(".")[0]
     if name not in EXTRAS:
         raise error
@@ -74,6 +79,7 @@ def exit_code(
     command: Callable[[], int | None],
     interrupted: str = "interrupted",
     unread: int = INTERRUPTED,
+    is_talking: Callable[[], bool] = lambda: True,
 ) -> int:
     """Run a command; its exit code, and one line if it could not be done.
 
@@ -81,26 +87,27 @@ def exit_code(
         command: the work; none: 0. What trains in it saves and stops by itself when asked to.
         interrupted: told when it is stopped otherwise, such as while data are read.
         unread: exit code where the reader of stdout left before the end.
+        is_talking: false in a process beside which another one tells.
     """
     Debugging.is_on = False
     try:
         code = command() or 0
         sys.stdout.flush()
         return code
-    except UserError as error:
-        say_error(error)
-        return 2
-    except ModuleNotFoundError as error:
-        say_error(missing(error))
-        return 2
     except BrokenPipeError:
         drop_output()
         return unread
-    except OSError as error:
-        say_error(refused(error))
+    except (UserError, ModuleNotFoundError, OSError) as error:
+        told = mistake(error)
+        if is_talking():
+            say_error(told)
+        else:
+            # torchrun ends all processes once it sees one end: let the other one speak before.
+            time.sleep(SECONDS_TO_SPEAK)
         return 2
     except KeyboardInterrupt:
-        say(interrupted)
+        if is_talking():
+            say(interrupted)
         return INTERRUPTED
 
 

@@ -178,7 +178,7 @@ class Loop:
                 is_late = time.monotonic() - self._saved_at >= self.seconds_between_saves
                 if is_last or is_asked or (step % train.save_every == 0 and is_late):
                     self._save(step, evaluation)
-                if is_last:
+                if is_stopped:
                     break
         if step == train.steps:
             self._finish()
@@ -212,13 +212,8 @@ class Loop:
         return logs
 
     def _numbers(self, update: Update, speed: float, evaluation: Any) -> dict[str, Any]:
-        """A line of ``metrics.jsonl``, to which a subclass may add.
-
-        Args:
-            update: what the last step told.
-            speed: input tokens per second since this start.
-            evaluation: present after a validation.
-        """
+        """A line of ``metrics.jsonl``, to which a subclass may add; ``speed`` in input tokens per
+        second since this start."""
         return {
             "loss": update.loss,
             "learning_rate": update.learning_rate,
@@ -257,8 +252,7 @@ class Loop:
 
     def _prune(self, intact_step: int) -> None:
         """Keep the newest checkpoints and the best."""
-        keep_last = self.train.keep_last
-        prune_checkpoints(self._checkpoints, keep_last, intact_step, self.best_step)
+        prune_checkpoints(self._checkpoints, self.train.keep_last, intact_step, self.best_step)
 
     def _restore(self) -> int:
         """Take over the newest whole checkpoint, if there is one; the number of steps done."""

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import resource
 import sys
 from pathlib import Path
@@ -15,7 +14,6 @@ import numpy as np
 import torch
 
 from exlm_mini.config import RunConfig
-from exlm_mini.config.checks import UserError
 from exlm_mini.training.cost import row_flops
 
 
@@ -155,19 +153,6 @@ class Meter:
         return numbers | {"peak_memory_mib": peak_memory_mib(self.device)}
 
 
-def check_tensorboard() -> None:
-    """Refuse ``train.tensorboard`` where the package is missing.
-
-    Raises:
-        UserError: naming the remedy.
-    """
-    if importlib.util.find_spec("tensorboard") is None:
-        raise UserError(
-            "train.tensorboard needs the package tensorboard; pip install 'exlm-mini[watch]', or "
-            "leave the setting out"
-        )
-
-
 class ScalarLog:
     """Lines of metrics as scalars for TensorBoard; each number has its name in ``metrics.jsonl``.
 
@@ -181,11 +166,7 @@ class ScalarLog:
         Args:
             folder: made if missing.
             step: steps done by the checkpoint the run goes on from, 0 for a new run.
-
-        Raises:
-            UserError: the package tensorboard is missing.
         """
-        check_tensorboard()
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(folder), purge_step=step + 1)

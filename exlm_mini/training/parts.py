@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import platform
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -35,7 +36,7 @@ def num_copies(config: RunConfig) -> int:
 
 
 def longest_row(config: RunConfig, row_length: int, num_slots: int | None = None) -> int:
-    """Longest sequence the encoder can meet, in tokens.
+    """Tokens of the longest sequence the encoder can meet.
 
     Args:
         config: of the run.
@@ -118,7 +119,7 @@ def load_model(checkpoint: Checkpoint) -> tuple[MaskedLM | ExLM, RunConfig]:
     """The trained model of a checkpoint, in evaluation mode on the CPU, and its settings.
 
     Raises:
-        ValueError: if these are not the settings of its weights.
+        ValueError, RuntimeError: if these are not the settings of its weights.
     """
     config = stored_config(checkpoint)
     special_ids, vocab_size = settled_size(config, checkpoint)
@@ -187,20 +188,13 @@ def make_optimizer(model: nn.Module, train: TrainConfig) -> torch.optim.AdamW:
 
 
 def learning_rate(train: TrainConfig, step: int) -> float:
-    """Linear warm-up, then linear decay to 0 after the last step (polynomial decay, power 1).
-
-    Args:
-        train: settings.
-        step: of the update to make, from 0.
-    """
+    """Linear warm-up, then linear decay to 0 after the last step (polynomial decay, power 1);
+    ``step`` is that of the update to make, from 0."""
     update = step + 1
     if update <= train.warmup_steps:
         return train.learning_rate * update / train.warmup_steps
-    return (
-        train.learning_rate
-        * (train.steps - update + 1)
-        / (train.steps - train.warmup_steps + 1)
-    )
+    left = train.steps - update + 1
+    return train.learning_rate * left / (train.steps - train.warmup_steps + 1)
 
 
 def chain_share(config: RunConfig, step: int) -> float:
@@ -219,12 +213,9 @@ def choose_device(name: str) -> torch.device:
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"train.device is '{name}'; known: auto, cpu, cuda, cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
         raise UserError(f"train.device is '{name}'; known: auto, cpu, cuda, cuda:N")
+    device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(
             f"train.device is {name}, but torch sees {torch.cuda.device_count()} GPUs; use cpu"

@@ -77,16 +77,8 @@ class Engine:
         return self.rank == 0
 
     def wrap(self, model: nn.Module, train: TrainConfig, loss: Loss) -> nn.Module:
-        """Take over a model, before its optimiser is built.
-
-        Args:
-            model: with an ``encoder``, and with the same weights in every process.
-            train: for ``compile``.
-            loss: of ``parts.Objective``.
-
-        Returns:
-            The same model on the device.
-        """
+        """Take over a model with an ``encoder`` and with the same weights in every process, before
+        its optimiser is built; the same model on the device."""
         model.to(self.device)
         if train.compile:
             # Layer by layer: the head's shapes change from batch to batch.
@@ -102,20 +94,14 @@ class Engine:
         return self._scorer(*part)
 
     def accumulate(self, is_last: bool) -> contextlib.AbstractContextManager:
-        """Around forward and backward pass of a micro-batch.
-
-        The gradients of the processes are averaged after the last one of a step.
-        """
+        """Around forward and backward pass of a micro-batch: the gradients of the processes are
+        averaged after the last one of a step."""
         if self._group is None or is_last:
             return contextlib.nullcontext()
         return self._scorer.no_sync()
 
     def clip(self, model: nn.Module, largest: float) -> float:
-        """Scale the gradient down to a norm; 0 leaves it alone.
-
-        Returns:
-            The norm it had, over all parameters.
-        """
+        """Scale the gradient down to a norm, 0 leaves it alone; the norm it had."""
         parameters = [p for p in model.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm([p.grad for p in parameters])
         if largest > 0:
@@ -150,10 +136,8 @@ class Engine:
         message = None
         try:
             yield
-        except UserError as error:
-            message = str(error)
-        except OSError as error:
-            message = str(refused(error))
+        except (UserError, OSError) as error:
+            message = str(refused(error) if isinstance(error, OSError) else error)
         for first in self._gather(message):
             if first is not None:
                 raise UserError(first)
