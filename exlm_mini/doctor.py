@@ -15,7 +15,6 @@ import argparse
 import importlib.metadata
 import json
 import re
-import shlex
 import subprocess
 import sys
 import textwrap
@@ -36,18 +35,17 @@ NOT_BUILT = "not built yet; without --no-build it would be"
 LIBRARIES = {
     "text": ("datasets", "tokenizers"),
     "chem": ("rdkit",),
-    "train": ("jsonargparse[signatures]>=4.49,<5", "PyYAML", "tokenizers", "tqdm"),
+    "train": ("jsonargparse", "PyYAML", "tokenizers", "tqdm"),
     "book": (
-        "ipykernel", "jupyter-book>=1.0.4.post1,<2", "jupytext>=1.19,<2", "matplotlib",
-        "nbclient", "pandas", "scipy", "seaborn", "sphinx-mathjax-offline",
+        "ipykernel", "jupyter-book", "jupytext", "matplotlib", "nbclient", "pandas", "scipy",
+        "seaborn", "sphinx-mathjax-offline",
     ),
     "plot": ("matplotlib", "seaborn"),
     "tasks": ("pandas", "scikit-learn", "scipy"),
-    "hf": ("accelerate>=1.1", "tokenizers", "transformers>=5.20"),
+    "hf": ("accelerate", "tokenizers", "transformers"),
     "watch": ("tensorboard",),
     "test": (
-        "hypothesis", "lmdb", "nbval", "playwright", "pytest>=9,<10", "pytest-xdist", "ruff",
-        "setuptools>=77",
+        "hypothesis", "lmdb", "nbval", "playwright", "pytest", "pytest-xdist", "ruff", "setuptools",
     ),
 }  # fmt: skip
 """What the extras of ``pyproject.toml`` ask for; packed data train without any of it."""
@@ -102,20 +100,15 @@ def tools() -> dict[str, dict[str, str]]:
 def libraries() -> dict[str, dict[str, str | None]]:
     """Version of each optional library, by extra; none where it is missing."""
     return {
-        extra: {requirement: _version(requirement) for requirement in requirements}
-        for extra, requirements in LIBRARIES.items()
+        extra: {name: _version(name) for name in names} for extra, names in LIBRARIES.items()
     }
 
 
-def _version(requirement: str) -> str | None:
+def _version(name: str) -> str | None:
     try:
-        return importlib.metadata.version(_name(requirement))
+        return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _name(requirement: str) -> str:
-    return re.match(r"[\w-]+", requirement)[0]
 
 
 # ---- checking ----
@@ -184,11 +177,9 @@ def _machine_rows(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
     cuda = f"for CUDA {about['torch_cuda']}" if about["torch_cuda"] else "without CUDA"
     yield "PyTorch", f"{about['torch']}, {cuda}, {about['threads']} CPU threads"
     yield "needs besides", f"numpy {about['numpy']}, safetensors {about['safetensors']}"
+    form = "{name}, compute capability {compute_capability}, {memory_mib} MiB"
     for gpu in about["gpus"]:
-        yield (
-            "GPU",
-            "{name}, compute capability {compute_capability}, {memory_mib} MiB".format(**gpu),
-        )
+        yield "GPU", form.format(**gpu)
     if not about["gpus"]:
         yield "GPU", "none that PyTorch sees"
 
@@ -206,15 +197,14 @@ def _tool_rows(
 
 def _library_rows(libraries: dict[str, dict[str, str | None]]) -> Iterator[tuple[str, str]]:
     for extra, versions in libraries.items():
-        found = [
-            f"{_name(name)}\u00a0{version}" for name, version in versions.items() if version
-        ]
+        found = [f"{name}\u00a0{version}" for name, version in versions.items() if version]
         missing = [name for name, version in versions.items() if not version]
-        for line in textwrap.wrap(", ".join(found), 80):  # not at the no-break spaces
-            yield extra, line.replace("\u00a0", " ")
-            extra = ""
+        rows = textwrap.wrap(", ".join(found), 80)  # not at the no-break spaces
         if missing:
-            yield extra, f"missing, pip install {shlex.join(missing)}"
+            rows.append(f"missing {', '.join(missing)}: pip install 'exlm-mini[{extra}]'")
+        for row in rows:
+            yield extra, row.replace("\u00a0", " ")
+            extra = ""
 
 
 def _check_lines(checks: list[dict[str, Any]]) -> Iterator[str]:

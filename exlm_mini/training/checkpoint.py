@@ -56,7 +56,7 @@ class Checkpoint(NamedTuple):
 def save_checkpoint(
     directory: Path, step: int, tensors: dict[str, dict[str, Tensor]], state: dict
 ) -> Path:
-    """Write ``directory/step-NNNNNN``, so that it is there complete or not at all.
+    """Write ``directory/step-NNNNNN``, so that it is there complete or not at all; its path.
 
     A crash at any moment leaves the earlier checkpoints as they were and at most a ``.tmp``
     directory, which the next save removes.
@@ -68,9 +68,6 @@ def save_checkpoint(
         tensors: ``{group: {name: tensor}}``, any device and layout, no two of one storage; a group
             is named by letters, digits and ``_``.
         state: JSON-able: settings, versions, hash of the data. Tuples come back as lists.
-
-    Returns:
-        The directory of the new checkpoint.
 
     Raises:
         UserError: not enough space.
@@ -114,10 +111,8 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read one checkpoint; nothing is used before its sha256 is found right.
-
-    Args:
-        path: a ``step-NNNNNN`` directory, or a copy of one under any name.
+    """Read a ``step-NNNNNN`` directory, or a copy of one under any name; nothing is used before
+    its sha256 is found right.
 
     Raises:
         UserError: missing, truncated or changed file, a manifest this version cannot read, or
@@ -291,9 +286,8 @@ def restore_optimizer(
 ) -> None:
     """Undo ``optimizer_tensors``: the next step is bitwise the one that would have followed.
 
-    The settings of the optimiser, newly built, stay those it was built with.
-    ``set_optimizer_state_dict`` of ``torch.distributed.checkpoint`` does the same, but takes
-    moments of any name and shape.
+    The optimiser keeps its settings. ``set_optimizer_state_dict`` of PyTorch does the same, but
+    takes moments of any name and shape.
 
     Raises:
         ValueError, KeyError: names or shapes do not fit the model.

@@ -68,10 +68,7 @@ def mistake(error: UserError | ModuleNotFoundError | OSError) -> UserError:
 
 
 def drop_output() -> None:
-    """To be called when the reader of stdout has seen enough.
-
-    Python would complain when it flushes at exit.
-    """
+    """When the reader of stdout has seen enough; Python would complain as it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -114,10 +111,7 @@ def exit_code(
 class ProgressLine:
     """How far, how fast, how long still: a bar on a terminal, else a line now and then.
 
-    Args:
-        name: of what is done.
-        steps: units of work in all.
-        unit: what one of them is called.
+    ``steps`` is the work in all, ``unit`` what it is counted in.
     """
 
     def __init__(self, name: str, steps: int, unit: str = "step") -> None:
@@ -176,9 +170,7 @@ class ProgressLine:
 class Requests:
     """What signals have asked a run to do."""
 
-    def __init__(self) -> None:
-        self.is_stop_asked = False
-        self._is_save_asked = False
+    is_stop_asked = is_save_asked = False
 
     def should_stop(self) -> bool:
         """Save and stop after this step."""
@@ -186,12 +178,8 @@ class Requests:
 
     def should_save(self) -> bool:
         """Save after this step and go on; true once for each time it was asked."""
-        is_asked, self._is_save_asked = self._is_save_asked, False
+        is_asked, self.is_save_asked = self.is_save_asked, False
         return is_asked
-
-    def ask_to_save(self, number: int, frame: FrameType | None) -> None:
-        """Handler of SIGUSR1."""
-        self._is_save_asked = True
 
 
 @contextlib.contextmanager
@@ -220,8 +208,11 @@ def requests_by_signal(
             signal.signal(number, previous[number])
             signal.raise_signal(number)
 
+    def ask_to_save(number: int, frame: FrameType | None) -> None:
+        requests.is_save_asked = True
+
     handlers = dict.fromkeys((signal.SIGINT, signal.SIGTERM), ask_to_stop)
-    handlers[signal.SIGUSR1] = requests.ask_to_save
+    handlers[signal.SIGUSR1] = ask_to_save
     previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield requests

@@ -204,11 +204,12 @@ class Loop:
                 self.output.mkdir(parents=True, exist_ok=True)
                 self._prune(step)  # no save may follow the one that was cut short
                 metrics = MetricsLog(self.output / "metrics.jsonl", step)
-                logs.append(open_files.enter_context(metrics))
                 self.seconds = (metrics.last or {}).get("seconds") or 0.0
+                logs.append(metrics)
                 if self.train.tensorboard:
-                    scalars = ScalarLog(self.output / "tensorboard", step)
-                    logs.append(open_files.enter_context(scalars))
+                    logs.append(ScalarLog(self.output / "tensorboard", step))
+                for log in logs:
+                    open_files.callback(log.close)
         return logs
 
     def _numbers(self, update: Update, speed: float, evaluation: Any) -> dict[str, Any]:

@@ -46,9 +46,20 @@ def start_engine(train: TrainConfig) -> Engine:
         UserError: for a device that is absent; of several processes for one GPU by number, or
             fewer GPUs than processes.
     """
+    device, num_gpus = choose_device(train.device), torch.cuda.device_count()
     if launched_rank() is None:
-        return Engine(choose_device(train.device))
-    device = _device_of_process(train.device)
+        return Engine(device)
+    if device.type == "cuda":
+        if device.index is not None:
+            raise UserError(
+                f"train.device {device} is one GPU, and processes take one each; use cuda or auto"
+            )
+        if (num_processes := int(os.environ.get("LOCAL_WORLD_SIZE", 1))) > num_gpus:
+            raise UserError(
+                f"{num_processes} processes on a machine with {num_gpus} GPUs; use "
+                f"--nproc-per-node {num_gpus}"
+            )
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     return Engine(device, _connect(device))
 
 
@@ -202,24 +213,6 @@ def _connect(device: torch.device) -> distributed.ProcessGroup:
     if is_cpu:
         return distributed.group.WORLD
     return distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)
-
-
-def _device_of_process(name: str) -> torch.device:
-    """The device of a launched process: the GPU of its number on its machine, or the CPU."""
-    device = choose_device(name)
-    if device.type == "cpu":
-        return device
-    if device.index is not None:
-        raise UserError(
-            f"train.device {name} is one GPU, and processes take one each; use cuda or auto"
-        )
-    num_processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    if num_processes > torch.cuda.device_count():
-        raise UserError(
-            f"{num_processes} processes on a machine with {torch.cuda.device_count()} GPUs; use "
-            f"--nproc-per-node {torch.cuda.device_count()}"
-        )
-    return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 
 
 def leave(code: int) -> NoReturn:

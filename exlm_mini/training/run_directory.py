@@ -110,14 +110,11 @@ def settle_config(
 
     Args:
         path: the run's directory, existing.
-        config_text: what to store as ``config.yaml``.
-        config: the same settings as nested dicts.
-        parse: from the text of a stored ``config.yaml`` to nested dicts, with a value for every
-            setting; raises ``UserError`` if it cannot.
+        config_text, config: what to store as ``config.yaml``, and the same as nested dicts.
+        parse: from a stored text to nested dicts, with a value for every setting.
 
     Returns:
-        The settings of ``FREE_SETTINGS`` that changed, one readable line each; the stored file
-        now holds the new ones. Empty for a new run.
+        A line for each of ``FREE_SETTINGS`` that changed; the stored file now holds the new ones.
 
     Raises:
         UserError: another setting differs, or the directory holds something that is not a run.
@@ -153,10 +150,6 @@ class MetricsLog:
     def __init__(self, path: Path, step: int) -> None:
         """Open the log and forget the lines after ``step``, which the run will write again.
 
-        Args:
-            path: the file; made if missing.
-            step: steps done by the checkpoint the run goes on from, 0 for a new run.
-
         Raises:
             UserError: a line is damaged.
         """
@@ -176,11 +169,8 @@ class MetricsLog:
     def write(self, record: dict) -> None:
         """Append one line; nan and infinities become null, which JSON has no numbers for.
 
-        Args:
-            record: JSON-able, with the whole number ``step``, above that of the line before.
-
         Raises:
-            ValueError: no such ``step``.
+            ValueError: its ``step`` is no whole number above that of the line before.
             OSError: the line cannot be written; the file then ends with the line before it.
         """
         step = record.get("step")
