@@ -154,7 +154,10 @@ def _why_not(name: str, device_type: str, may_build: bool) -> str | None:
 def lines(report: dict[str, Any]) -> Iterator[str]:
     """The report for a person."""
     about = report["machine"]
-    tool_rows = _tool_rows(report["tools"], about["torch_cuda"])
+    tool_rows = [
+        (name, f"{tool['path']}, {tool['version']}" if "path" in tool else tool["missing"])
+        for name, tool in report["tools"].items()
+    ]
     yield f"exlm-mini {about['exlm_mini']}, commit {about['commit']}"
     for title, rows in (
         ("machine", _machine_rows(about)),
@@ -182,17 +185,6 @@ def _machine_rows(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "GPU", form.format(**gpu)
     if not about["gpus"]:
         yield "GPU", "none that PyTorch sees"
-
-
-def _tool_rows(
-    tools: dict[str, dict[str, str]], torch_cuda: str | None
-) -> Iterator[tuple[str, str]]:
-    for name, tool in tools.items():
-        text = f"{tool['path']}, {tool['version']}" if "path" in tool else tool["missing"]
-        major = tool.get("version", "").partition(".")[0]
-        if name == "nvcc" and major and torch_cuda and major != torch_cuda.partition(".")[0]:
-            text += f"; PyTorch is for {torch_cuda}, which does no harm"
-        yield name, text
 
 
 def _library_rows(libraries: dict[str, dict[str, str | None]]) -> Iterator[tuple[str, str]]:

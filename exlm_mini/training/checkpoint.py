@@ -67,7 +67,7 @@ def save_checkpoint(
             run would have gone on from it, and is replaced.
         tensors: ``{group: {name: tensor}}``, any device and layout, no two of one storage; a group
             is named by letters, digits and ``_``.
-        state: JSON-able: settings, versions, hash of the data. Tuples come back as lists.
+        state: JSON-able; tuples come back as lists.
 
     Raises:
         UserError: not enough space.
@@ -192,15 +192,10 @@ def _sha256(data: bytes) -> str:
 
 
 def latest_checkpoint(directory: Path, report: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint of a run that verifies.
+    """The newest checkpoint of a run that verifies; none if there is none.
 
-    Args:
-        directory: as for ``save_checkpoint``; anything in it with another name is ignored.
-        report: called with one line for each broken or unfinished checkpoint passed over; not
-            where the error says it.
-
-    Returns:
-        None if the directory is missing or holds no checkpoint.
+    Anything in the directory with another name than ``save_checkpoint`` gives is ignored.
+    ``report`` takes a line for each broken or unfinished checkpoint that was passed over.
 
     Raises:
         UserError: there are checkpoints and none of them is intact; says what the newest lacks.
@@ -233,7 +228,7 @@ def prune_checkpoints(
     """Delete old checkpoints, and what a crashed save left.
 
     Args:
-        directory: as for ``save_checkpoint``; anything in it with another name is ignored.
+        directory: as for ``latest_checkpoint``.
         keep_last: how many to keep, 0 for all.
         intact_step: of the newest checkpoint that is intact, for it was just written or read. It is
             the first of those kept; what is newer is damaged, stays, and does not count.

@@ -188,12 +188,9 @@ def requests_by_signal(
 ) -> Iterator[Requests]:
     """Turn SIGINT and SIGTERM into a request to save and stop, SIGUSR1 into one to save.
 
-    The second of SIGINT and SIGTERM stops at once.
-
-    Args:
-        report: told when a stop is asked for.
-        is_launched: by torchrun, which passes signals on; a scheduler may send the same one to
-            the process itself, so a second counts only ``SECONDS_BETWEEN_SIGNALS`` later.
+    The second of SIGINT and SIGTERM stops at once. torchrun passes signals on, and a scheduler may
+    send the same one to the process itself: of a launched one a second counts only
+    ``SECONDS_BETWEEN_SIGNALS`` later.
     """
     requests = Requests()
     asked_at = 0.0

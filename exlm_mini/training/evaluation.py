@@ -112,9 +112,6 @@ def evaluate(
     result has the same bits whatever the number of processes.
 
     Args:
-        model, masker: of any objective.
-        pack: held-out rows.
-        num_rows: of the pack.
         device: of the model.
         chain_share: see ``ExLM.forward``.
         rank, world_size: which process this is, of how many that call this together.

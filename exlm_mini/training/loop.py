@@ -45,7 +45,7 @@ class Progress(NamedTuple):
     step: int
     """Steps done, from 1."""
     loss: float
-    """Nats per target of the last batch; of fine-tuning per answer."""
+    """See ``Update``; of the last batch."""
     tokens_per_second: float
     """Input tokens, before expansion or repetition and without padding, since this start."""
     evaluation: Any
@@ -111,11 +111,7 @@ class Loop:
     # ---- of the subclass ----
 
     def _evaluate(self, step: int) -> Any:
-        """Validate after a step; see ``Progress``.
-
-        Raises:
-            DivergedError: if a number is not finite.
-        """
+        """Validate after a step, see ``Progress``; ``DivergedError`` if a number is not finite."""
         raise NotImplementedError
 
     def _own_state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
@@ -256,7 +252,7 @@ class Loop:
         prune_checkpoints(self._checkpoints, self.train.keep_last, intact_step, self.best_step)
 
     def _restore(self) -> int:
-        """Take over the newest whole checkpoint, if there is one; the number of steps done."""
+        """Take over the newest whole checkpoint, if there is one; the steps done."""
         engine = self.engine
         with engine.together():
             report = self.report if engine.is_main else lambda line: None
@@ -283,11 +279,7 @@ class Loop:
         return step
 
     def _take_over(self, checkpoint: Checkpoint) -> None:
-        """Put weights, moments and counts where they belong.
-
-        Raises:
-            UserError: if the checkpoint is of another run.
-        """
+        """Put weights, moments and counts where they belong; refuse those of another run."""
         state = checkpoint.state
         self.model.load_state_dict(checkpoint.tensors["model"])
         restore_optimizer(self.optimizer, self.model, checkpoint.tensors["optimizer"])

@@ -92,16 +92,7 @@ def peak_memory_mib(device: torch.device) -> float:
 
 
 class Meter:
-    """How well a run uses its machine.
-
-    Args:
-        config: of the run, its precision settled.
-        vocab_size: V.
-        lengths_R: tokens of each training row.
-        device: of this process.
-        num_devices: of the run, all alike.
-        num_slots: masks of a row under the strategy ``slots``.
-    """
+    """How well a run, its precision settled, uses its machine: ``num_devices``, all alike."""
 
     def __init__(
         self,

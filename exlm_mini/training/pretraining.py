@@ -124,8 +124,8 @@ class Trainer(Loop):
                 self.engine.add_up,
             )
         if not found.is_finite:
-            told = f"{found.bits_per_mask:g} bits per masked token"
-            raise self.updater.diverged(f"validation at step {step} gives {told}")
+            bits = f"{found.bits_per_mask:g} bits per masked token"
+            raise self.updater.diverged(f"validation at step {step} gives {bits}")
         return found
 
     def _numbers(

@@ -64,12 +64,10 @@ def start_engine(train: TrainConfig) -> Engine:
 
 
 class Engine:
-    """One process, which may have others beside it.
+    """One process on its device, which may have others beside it.
 
-    Args:
-        device: of this process.
-        group: the processes that torchrun started, in which small numbers travel between CPUs;
-            none: this process is the only one.
+    ``group`` are the processes that torchrun started, in which small numbers travel between CPUs;
+    none: this process is the only one.
     """
 
     def __init__(
@@ -136,11 +134,8 @@ class Engine:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Work at which one process may fail: all leave it together, with the same error.
-
-        Raises:
-            UserError: of the first process that had one.
-        """
+        """Work at which one process may fail: all leave it together, with the ``UserError`` of the
+        first that had one."""
         if self._group is None:
             yield
             return
@@ -190,13 +185,11 @@ class _Scorer(nn.Module):
 
 
 def _connect(device: torch.device) -> distributed.ProcessGroup:
-    """Meet the other processes where torchrun says, under a name of this start.
+    """All processes, connected by gloo; on GPUs NCCL connects them besides, for gradients.
 
-    torchrun keeps one store over all restarts. Without a name a process may read there the
-    address that another one had before it was killed, and wait for it for ever.
-
-    Returns:
-        All processes, connected by gloo; on GPUs NCCL connects them besides, for gradients.
+    They meet where torchrun says, under a name of this start: torchrun keeps one store over all
+    restarts, and without a name a process may read there the address that another one had before
+    it was killed, and wait for it for ever.
     """
     store, rank, world_size = next(distributed.rendezvous("env://"))
     start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

@@ -42,9 +42,7 @@ class RunDirectory:
     The lock is the kernel's (``flock``): it ends with the process, however that dies, so a lock
     file left by a killed run stands in nobody's way.
 
-    Args:
-        path: made if missing, with its parents.
-        report: called with one line when the file system has no locks.
+    ``report`` takes a line where the file system has no locks.
     """
 
     def __init__(self, path: Path, report: Callable[[str], None] = print) -> None:
