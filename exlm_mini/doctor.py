@@ -15,7 +15,6 @@ import argparse
 import importlib.metadata
 import json
 import re
-import shlex
 import subprocess
 import sys
 import textwrap
@@ -27,9 +26,8 @@ import torch
 
 from exlm_mini.alignment import BACKENDS, build, fastest
 from exlm_mini.alignment.cases import DTYPES, JUDGE, check, short
-from exlm_mini.config.checks import UserError
 from exlm_mini.config.options import command_parser
-from exlm_mini.training.console import INTERRUPTED, drop_output, say, say_error
+from exlm_mini.training.console import exit_code
 from exlm_mini.training.provenance import MIB, machine
 
 NOT_BUILT = "not built yet; without --no-build it would be"
@@ -37,18 +35,17 @@ NOT_BUILT = "not built yet; without --no-build it would be"
 LIBRARIES = {
     "text": ("datasets", "tokenizers"),
     "chem": ("rdkit",),
-    "train": ("jsonargparse[signatures]>=4.49,<5", "PyYAML", "tokenizers", "tqdm"),
+    "train": ("jsonargparse", "PyYAML", "tokenizers", "tqdm"),
     "book": (
-        "ipykernel", "jupyter-book>=1.0.4.post1,<2", "jupytext>=1.19,<2", "matplotlib",
-        "nbclient", "pandas", "scipy", "seaborn", "sphinx-mathjax-offline",
+        "ipykernel", "jupyter-book", "jupytext", "matplotlib", "nbclient", "pandas", "scipy",
+        "seaborn", "sphinx-mathjax-offline",
     ),
     "plot": ("matplotlib", "seaborn"),
     "tasks": ("pandas", "scikit-learn", "scipy"),
-    "hf": ("accelerate>=1.1", "tokenizers", "transformers>=5.20"),
+    "hf": ("accelerate", "tokenizers", "transformers"),
     "watch": ("tensorboard",),
     "test": (
-        "hypothesis", "lmdb", "nbval", "playwright", "pytest>=9,<10", "pytest-xdist", "ruff",
-        "setuptools>=77",
+        "hypothesis", "lmdb", "nbval", "playwright", "pytest", "pytest-xdist", "ruff", "setuptools",
     ),
 }  # fmt: skip
 """What the extras of ``pyproject.toml`` ask for; packed data train without any of it."""
@@ -103,20 +100,15 @@ def tools() -> dict[str, dict[str, str]]:
 def libraries() -> dict[str, dict[str, str | None]]:
     """Version of each optional library, by extra; none where it is missing."""
     return {
-        extra: {requirement: _version(requirement) for requirement in requirements}
-        for extra, requirements in LIBRARIES.items()
+        extra: {name: _version(name) for name in names} for extra, names in LIBRARIES.items()
     }
 
 
-def _version(requirement: str) -> str | None:
+def _version(name: str) -> str | None:
     try:
-        return importlib.metadata.version(_name(requirement))
+        return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _name(requirement: str) -> str:
-    return re.match(r"[\w-]+", requirement)[0]
 
 
 # ---- checking ----
@@ -162,7 +154,10 @@ def _why_not(name: str, device_type: str, may_build: bool) -> str | None:
 def lines(report: dict[str, Any]) -> Iterator[str]:
     """The report for a person."""
     about = report["machine"]
-    tool_rows = _tool_rows(report["tools"], about["torch_cuda"])
+    tool_rows = [
+        (name, f"{tool['path']}, {tool['version']}" if "path" in tool else tool["missing"])
+        for name, tool in report["tools"].items()
+    ]
     yield f"exlm-mini {about['exlm_mini']}, commit {about['commit']}"
     for title, rows in (
         ("machine", _machine_rows(about)),
@@ -185,37 +180,23 @@ def _machine_rows(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
     cuda = f"for CUDA {about['torch_cuda']}" if about["torch_cuda"] else "without CUDA"
     yield "PyTorch", f"{about['torch']}, {cuda}, {about['threads']} CPU threads"
     yield "needs besides", f"numpy {about['numpy']}, safetensors {about['safetensors']}"
+    form = "{name}, compute capability {compute_capability}, {memory_mib} MiB"
     for gpu in about["gpus"]:
-        yield (
-            "GPU",
-            "{name}, compute capability {compute_capability}, {memory_mib} MiB".format(**gpu),
-        )
+        yield "GPU", form.format(**gpu)
     if not about["gpus"]:
         yield "GPU", "none that PyTorch sees"
 
 
-def _tool_rows(
-    tools: dict[str, dict[str, str]], torch_cuda: str | None
-) -> Iterator[tuple[str, str]]:
-    for name, tool in tools.items():
-        text = f"{tool['path']}, {tool['version']}" if "path" in tool else tool["missing"]
-        major = tool.get("version", "").partition(".")[0]
-        if name == "nvcc" and major and torch_cuda and major != torch_cuda.partition(".")[0]:
-            text += f"; PyTorch is for {torch_cuda}, which does no harm"
-        yield name, text
-
-
 def _library_rows(libraries: dict[str, dict[str, str | None]]) -> Iterator[tuple[str, str]]:
     for extra, versions in libraries.items():
-        found = [
-            f"{_name(name)}\u00a0{version}" for name, version in versions.items() if version
-        ]
+        found = [f"{name}\u00a0{version}" for name, version in versions.items() if version]
         missing = [name for name, version in versions.items() if not version]
-        for line in textwrap.wrap(", ".join(found), 80):  # not at the no-break spaces
-            yield extra, line.replace("\u00a0", " ")
-            extra = ""
+        rows = textwrap.wrap(", ".join(found), 80)  # not at the no-break spaces
         if missing:
-            yield extra, f"missing, pip install {shlex.join(missing)}"
+            rows.append(f"missing {', '.join(missing)}: pip install 'exlm-mini[{extra}]'")
+        for row in rows:
+            yield extra, row.replace("\u00a0", " ")
+            extra = ""
 
 
 def _check_lines(checks: list[dict[str, Any]]) -> Iterator[str]:
@@ -241,21 +222,15 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; 0 works, 1 a wrong result, 2 a mistake of the user, 130 interrupted."""
-    try:
+
+    def command() -> int:
         options = _parser().parse_args(argv)
         report = examine(may_build=not options.no_build)
         for line in [json.dumps(report, allow_nan=False)] if options.json else lines(report):
             print(line)
-        sys.stdout.flush()
-    except UserError as error:
-        say_error(error)
-        return 2
-    except KeyboardInterrupt:
-        say("interrupted")
-        return INTERRUPTED
-    except BrokenPipeError:
-        drop_output()
-    return 0 if report["is_right"] else 1
+        return 0 if report["is_right"] else 1
+
+    return exit_code(command, unread=0)
 
 
 if __name__ == "__main__":

@@ -22,80 +22,44 @@ import json
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from exlm_mini.config import RunConfig, SpecialIds
 from exlm_mini.config.checks import UserError
-from exlm_mini.config.options import Debugging, parse
+from exlm_mini.config.options import parse
 from exlm_mini.config.recipes import parse_stored, plain
 from exlm_mini.data.corpus import Corpus, prepare_corpus
-from exlm_mini.data.files import read_text, refused, write_atomically
+from exlm_mini.data.files import read_text, write_atomically
 from exlm_mini.data.toy_grammars import grammar, slots_of
 from exlm_mini.training.console import (
     INTERRUPTED,
     ProgressLine,
     Requests,
-    drop_output,
+    exit_code,
     requests_by_signal,
     say,
-    say_error,
 )
 from exlm_mini.training.cost import check_memory
-from exlm_mini.training.dry_run import (
-    dry_run,
-    lacks_pack,
-    objectives_of,
-    row_length_of,
-    tell_row_length,
-)
+from exlm_mini.training.dry_run import dry_run, lacks_pack, objectives_of, tell_row_length
 from exlm_mini.training.loop import Outcome
-from exlm_mini.training.meter import check_tensorboard
-from exlm_mini.training.parts import check_row_length, choose_device, make_masker, versions
+from exlm_mini.training.parts import versions
 from exlm_mini.training.precision import with_precision
 from exlm_mini.training.pretraining import Trainer, check_spread
 from exlm_mini.training.processes import Engine, launched_rank, leave, start_engine
 from exlm_mini.training.provenance import commit
 from exlm_mini.training.run_directory import CONFIG, LOCK, RunDirectory, settle_config
 
-SECONDS_TO_SPEAK = 5.0
 LEAST_VOCABULARY = len(SpecialIds())
 
 
-def check_before_reading(config: RunConfig) -> None:
-    """Refuse what cannot work before any data is read.
-
-    Raises:
-        UserError: for an unknown device or a precision it lacks, a missing package, rows too long
-            for the model or too short for a mask.
-    """
-    if config.train.tensorboard:
-        check_tensorboard()
-    device = choose_device(config.train.device)
-    if config.train.precision == "fp16" and device.type != "cuda":
-        raise UserError(
-            f"train.precision fp16 needs a GPU, and this run is on {device}; use auto, bf16 or fp32"
-        )
-    row_length = row_length_of(config)
-    for single in objectives_of(config):
-        if config.data.pack is None:
-            check_row_length(single, row_length, len(slots_of(single)) or None)
-        if config.data.kind != "smiles" and config.data.pack is None:
-            masker = make_masker(single, special_ids=SpecialIds(), slots=slots_of(single))
-            masker.check_row_length(row_length)
-
-
-def run(config: RunConfig, output: Path, engine: Engine | None = None) -> int:
-    """Train what the configuration names and print a summary; the exit code.
-
-    Args:
-        config: of the run.
-        output: its directory, seen by all processes.
-        engine: of this process; none: the only one, on ``train.device``.
-    """
-    engine = engine or Engine(choose_device(config.train.device))
+def run(config: RunConfig, output: Path, engine: Engine) -> int:
+    """Train what the configuration names and print a summary; the exit code."""
+    if config.train.precision == "fp16" and engine.device.type == "cpu":
+        raise UserError("train.precision fp16 needs a GPU; on a CPU use auto, bf16 or fp32")
     with engine.together():
         if engine.is_main:
             config = with_precision(_stored_precision(config, output), engine.device)
@@ -207,8 +171,6 @@ def _train(
 ) -> Outcome:
     """Train one model, with progress on stderr."""
     if config.train.num_threads is not None:
-        import torch
-
         torch.set_num_threads(config.train.num_threads)
     with engine.together():
         trainer = Trainer(
@@ -253,17 +215,17 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; 0 done, 2 a mistake of the user, 130 stopped and ready to resume."""
     argv = sys.argv[1:] if argv is None else argv
     is_launched = launched_rank() is not None
-    Debugging.is_on = "--debug" in argv
     # All processes see the same mistakes: one of each machine tells, and later the first alone.
     is_talking = not is_launched or os.environ["LOCAL_RANK"] == "0"
-    try:
+
+    def command() -> int:
+        nonlocal is_talking
         if not argv:
             raise UserError(
                 "nothing is said of what to train; give a --recipe, smiles-tiny is a small one, or "
                 "see --help"
             )
         request = parse(argv)
-        check_before_reading(request.config)
         if request.is_dry_run:
             if not launched_rank():
                 dry_run(request.config, request.num_devices, request.throughput)
@@ -275,32 +237,14 @@ def main(argv: list[str] | None = None) -> int:
         engine = start_engine(request.config.train)
         is_talking = engine.is_main
         return _run_and_finish(request.config, request.output, engine)
-    except UserError as error:
-        if is_talking:
-            say_error(error)
-        else:
-            # torchrun ends all processes once it sees one end: let the first one speak before.
-            time.sleep(SECONDS_TO_SPEAK)
-        return 2
-    except BrokenPipeError:
-        drop_output()
-        return INTERRUPTED
-    except OSError as error:
-        say_error(refused(error))
-        return 2
-    except KeyboardInterrupt:  # while data are prepared; training saves and stops by itself
-        if is_talking:
-            say("interrupted")
-        return INTERRUPTED
+
+    return exit_code(command, is_talking=lambda: is_talking)
 
 
 def _run_and_finish(config: RunConfig, output: Path, engine: Engine) -> int:
     """Run, and leave the other processes in order unless something unforeseen has happened."""
     try:
         code = run(config, output, engine)
-    except UserError:
-        engine.finish()
-        raise
     except RuntimeError as error:
         if not engine.has_lost_another(error):
             raise
@@ -309,6 +253,9 @@ def _run_and_finish(config: RunConfig, output: Path, engine: Engine) -> int:
             "--max-restarts starts all again, and the same command goes on"
         )
         return 1
+    except UserError:
+        engine.finish()
+        raise
     engine.finish()
     return code
 

@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections import namedtuple
 from pathlib import Path
 
 import pytest
@@ -119,22 +118,6 @@ def test_resumed_training_is_bitwise_uninterrupted_training(tmp_path):
     assert_bitwise_equal(loaded["optimizer"], saved)
 
 
-def test_the_state_of_another_optimizer_is_refused_by_name():
-    model, optimizer = build()
-    train(model, optimizer, range(1))
-    tensors = optimizer_tensors(optimizer, model)
-    lacking = {name: t for name, t in tensors.items() if name != "middle.weight/exp_avg"}
-    for wrong, told in (
-        (tensors | {"middle.weight/exp_avg": torch.zeros(3)}, r"middle\.weight/exp_avg \(3,\)"),
-        (tensors | {"middle.weight/step": torch.zeros(1)}, r"middle\.weight/step \(1,\)"),
-        (tensors | {"other/exp_avg": torch.zeros(3)}, "other/exp_avg"),
-        (tensors | {"head.bias/max_exp_avg_sq": torch.zeros(11)}, "head.bias/max_exp_avg_sq"),
-        (lacking, "lacks middle.weight/exp_avg"),
-    ):
-        with pytest.raises(UserError, match=told):
-            restore_optimizer(build()[1], model, wrong)
-
-
 def as_version_1(path: Path, groups: list) -> None:
     """Write the manifest as the first version did."""
     fields = json.loads((path / MANIFEST).read_bytes())
@@ -158,34 +141,16 @@ def test_version_1_is_read(tmp_path):
     [
         torch.tensor([1.0, float("nan"), -0.0]).to(torch.bfloat16),
         torch.tensor(5),
-        torch.zeros(0, 3),
         torch.arange(6.0).view(2, 3).t(),
         torch.arange(10.0)[3:7],
-        torch.tensor([True, False]),
-        torch.tensor([1e-310], dtype=torch.float64),
     ],
-    ids=["bf16-nan", "scalar-int", "empty", "transposed", "slice", "bool", "float64"],
+    ids=["bf16-nan", "scalar-int", "transposed", "slice"],
 )
 def test_any_tensor_comes_back_bitwise(tmp_path, tensor):
     path = save_checkpoint(tmp_path, 0, {"any": {"x": tensor}, "nothing": {}}, {})
     loaded = load_checkpoint(path)
     assert_bitwise_equal(loaded.tensors["any"], {"x": tensor})
     assert loaded.tensors["nothing"] == {} and loaded.step == 0
-
-
-def test_state_comes_back_as_it_was(tmp_path):
-    state = {"text": "é\ud800\n", "nested": {"list": [1, None, True]}, "tiny": 5e-324}
-    state["losses"] = [float("inf"), 0.1 + 0.2, -0.0]
-    assert load_checkpoint(save_checkpoint(tmp_path, 3, {}, state)).state == state
-
-
-def test_mistakes_of_the_caller_write_nothing(tmp_path):
-    with pytest.raises(TypeError):
-        save_checkpoint(tmp_path, 1, TENSORS, {"tensor": torch.ones(1)})
-    tied = torch.ones(2)
-    with pytest.raises(RuntimeError, match="share memory"):
-        save_checkpoint(tmp_path, 1, {"model": {"a": tied, "b": tied}}, {})
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.reliability
@@ -208,13 +173,6 @@ def test_every_flipped_bit_is_refused_and_the_previous_checkpoint_used(tmp_path)
     assert is_equal(latest_checkpoint(tmp_path, pytest.fail))
 
 
-def test_a_directory_that_is_no_checkpoint_is_refused(tmp_path):
-    with pytest.raises(UserError, match="there is no checkpoint"):
-        load_checkpoint(tmp_path / "step-000001")
-    with pytest.raises(UserError, match=r"manifest\.json \(No such file"):
-        load_checkpoint(tmp_path)
-
-
 @pytest.fixture(scope="module")
 def one_checkpoint(tmp_path_factory):
     return save_checkpoint(tmp_path_factory.mktemp("fuzz"), 7, TENSORS, STATE)
@@ -232,25 +190,15 @@ def refused_manifest(path: Path, manifest: bytes) -> str:
 
 
 @pytest.mark.parametrize(
-    "text", ["[" * 100_000, "1" * 10_000, '{"a":' * 900 + "1" + "}" * 900, "null", "\0" * 64]
-)
-def test_a_hostile_manifest_is_refused(one_checkpoint, text):
-    refused_manifest(one_checkpoint, text.encode())
-    nested = json.dumps({"format": checkpoint.FORMAT, "version": checkpoint.VERSION})
-    refused_manifest(one_checkpoint, f'{nested[:-1]}, "state": {text}}}'.encode())
-
-
-@pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"version": 3}, "version 3, this program reads versions 1 and 2; use the version of"),
         ({"format": "other"}, "is no manifest"),
-        ({"step": "seven"}, "'step' of another type"),
         ({"step": 8}, "was renamed"),
         ({"files": {"model.safetensors": {}}}, "KeyError: 'sha256'"),
         *(
             ({"files": {name: {"sha256": ""}}}, "which is no file of tensors")
-            for name in ("../x.safetensors", "x.safetensors/../../x", "x.safetensors\n", "")
+            for name in ("../x.safetensors", "x.safetensors\n")
         ),
     ],
 )
@@ -286,11 +234,6 @@ DAMAGES = {
     "truncated weights": (lambda path: cut_off(path / "model.safetensors"), "sha256"),
     "truncated manifest": (lambda path: cut_off(path / MANIFEST), "damaged"),
     "missing weights": (lambda path: (path / "model.safetensors").unlink(), "No such"),
-    "missing manifest": (lambda path: (path / MANIFEST).unlink(), "No such"),
-    "empty directory": (lambda path: [file.unlink() for file in path.iterdir()], "No such"),
-    "swapped files": (
-        lambda path: (path / "model.safetensors").rename(path / "optimizer.safetensors"), "No such"
-    ),
     "a folder for a file": (
         lambda path: [(path / MANIFEST).unlink(), (path / MANIFEST).mkdir()], "directory"
     ),
@@ -329,33 +272,6 @@ def test_latest_of_nothing_is_none_and_of_only_broken_ones_an_error(tmp_path):
         latest_checkpoint(tmp_path, pytest.fail)
     assert_one_line(error, f"the only checkpoint in {tmp_path}", "manifest.json (No such file")
     assert "start again" in str(error.value) and "earlier" not in str(error.value)
-
-
-def test_the_error_tells_what_the_newest_lacks(tmp_path):
-    for step in (1, 2):
-        save_checkpoint(tmp_path, step, TENSORS, STATE)
-    (tmp_path / "step-000001" / "manifest.json").unlink()
-    next((tmp_path / "step-000002").glob("*.safetensors")).unlink()
-    with pytest.raises(UserError) as error:
-        latest_checkpoint(tmp_path, pytest.fail)
-    assert_one_line(error, f"none of the 2 checkpoints in {tmp_path}", "start again")
-    assert "step-000002" in str(error.value) and "safetensors (No such file" in str(error.value)
-    assert "step-000001" not in str(error.value)
-
-
-def test_leftovers_of_a_crashed_save_are_removed_by_the_next(tmp_path):
-    for name in ("step-000003.tmp", "step-000009.tmp"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "model.safetensors").write_bytes(b"half")
-    save_checkpoint(tmp_path, 9, TENSORS, STATE)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-000009"]
-
-
-def test_a_step_saved_again_replaces_the_first(tmp_path):
-    for attempt in (1, 2):
-        path = save_checkpoint(tmp_path, 7, TENSORS, {"attempt": attempt})
-    assert load_checkpoint(path).state == {"attempt": 2}
-    assert [path.name for path in tmp_path.iterdir()] == ["step-000007"]
 
 
 class Crash(BaseException):
@@ -433,20 +349,6 @@ def test_names_are_given_only_to_what_the_disk_has(tmp_path, monkeypatch):
 
 
 @pytest.mark.reliability
-def test_too_little_space_is_told_before_anything_is_written(tmp_path, monkeypatch):
-    save_checkpoint(tmp_path, 1, TENSORS, STATE)
-    usage = namedtuple("usage", "total used free")(10**6, 10**6 - 1234, 1234)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    tensors = {"model": {"x": torch.zeros(250_000)}}
-    with pytest.raises(UserError) as error:
-        save_checkpoint(tmp_path, 2, tensors, STATE)
-    assert_one_line(error, "step-000002", "needs 1,000,000", "1,234 are free", "intact")
-    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
-    monkeypatch.undo()
-    assert is_equal(latest_checkpoint(tmp_path, pytest.fail)._replace(step=7))
-
-
-@pytest.mark.reliability
 def test_a_write_that_fails_half_way_leaves_earlier_checkpoints(tmp_path):
     """RLIMIT_FSIZE cuts a file in the middle, as a disk does that fills up."""
     save_checkpoint(tmp_path, 1, TENSORS, STATE)
@@ -472,14 +374,6 @@ def test_a_write_that_fails_half_way_leaves_earlier_checkpoints(tmp_path):
     assert is_equal(latest_checkpoint(tmp_path, pytest.fail)._replace(step=7))
 
 
-def test_a_directory_that_cannot_be_written_is_told_in_one_line(tmp_path):
-    file = tmp_path / "file"
-    file.write_text("")
-    with pytest.raises(UserError) as error:
-        save_checkpoint(file / "run", 1, TENSORS, STATE)
-    assert_one_line(error, str(file), "choose another --output")
-
-
 # ---- deleting old checkpoints ----
 
 
@@ -495,9 +389,7 @@ def steps_in(directory: Path) -> list[int]:
 @pytest.mark.parametrize(
     ("keep_last", "best_step", "kept"),
     [
-        (0, None, [1, 2, 3, 4, 5]),
         (0, 2, [1, 2, 3, 4, 5]),
-        (1, None, [5]),
         (2, None, [4, 5]),
         (2, 1, [1, 4, 5]),
         (2, 5, [4, 5]),
@@ -565,15 +457,3 @@ def test_a_crash_while_old_checkpoints_go_loses_none_that_stays(tmp_path, monkey
         prune_checkpoints(directory, 1, 5, 2)
         assert steps_in(directory) == [2, 5]
     assert count > 6
-
-
-def test_a_checkpoint_that_cannot_be_deleted_is_told(tmp_path, monkeypatch):
-    save_steps(tmp_path, 1, 2)
-
-    def refuse(*_):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "rename", refuse)
-    with pytest.raises(UserError) as error:
-        prune_checkpoints(tmp_path, 1, 2, None)
-    assert_one_line(error, "step-000001", "Permission denied", "train.keep_last 0")

@@ -1,9 +1,7 @@
 """Every command ends in one way: an exit code, and one line where something was in its way."""
 
 import errno
-import importlib
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -13,18 +11,12 @@ import pytest
 from exlm_lab import bench, finetune
 from exlm_mini import fill, plot
 from exlm_mini.config.checks import UserError
-from exlm_mini.config.options import command_parser
 from exlm_mini.training import console
 from exlm_mini.training.console import INTERRUPTED, exit_code
 
 ROOT = Path(__file__).resolve().parents[1]
 
-WORDS = {
-    bench: ["dag"],
-    fill: ["[MASK]"],
-    finetune: ["--checkpoint", "run"],
-    plot: ["run"],
-}
+WORDS = {bench: ["dag"], fill: ["[MASK]"], finetune: ["--checkpoint", "run"], plot: ["run"]}
 
 
 def raising(error):
@@ -71,13 +63,6 @@ def test_a_command_says_what_an_unread_end_means(monkeypatch):
     assert exit_code(sys.stdout.flush) == 0
 
 
-def test_a_help_has_no_marks_of_the_reference():
-    text = "Make ``a`` of ``b``. ::\n\n    python a.py ``b``\n\nThen ``c``::\n\n    c\n"
-    shown = command_parser("python a.py", text).format_help()
-    assert "Make a of b." in shown and "Then c:" in shown
-    assert "``" not in shown and "::" not in shown
-
-
 @pytest.mark.parametrize("name", console.EXTRAS)
 def test_a_library_that_was_left_out_is_told_with_its_extra(name, capsys):
     def command() -> None:
@@ -95,17 +80,3 @@ def test_the_extras_bring_what_they_are_named_for():
     for name, extra in console.EXTRAS.items():
         wanted = project["optional-dependencies"][extra]
         assert brings.get(name, name) in {re.match(r"[\w-]+", r)[0] for r in wanted}
-
-
-def test_a_module_of_ours_that_is_not_there_is_our_own_mistake():
-    with pytest.raises(ModuleNotFoundError):
-        exit_code(lambda: importlib.import_module("exlm_mini.nowhere"))
-
-
-def test_drawing_without_its_library_is_one_line(tmp_path):
-    hidden = "import sys; sys.modules['seaborn'] = None"
-    program = f"{hidden}; from exlm_mini.plot import main; main(['x'])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stderr.strip() == (
-        "error: this needs the package seaborn; pip install 'exlm-mini[plot]'"
-    )

@@ -1,7 +1,6 @@
 """What a run is said to cost is what it costs."""
 
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -37,26 +36,6 @@ def test_parameters_are_those_of_the_paper(preset, vocab_size, max_positions):
         assert rest / 1e6 == pytest.approx(without_head, rel=0.005)
 
 
-@pytest.mark.parametrize(("preset", "vocab_size", "max_positions"), PAPER)
-def test_the_command_prints_the_parameters_of_the_paper(
-    preset, vocab_size, max_positions, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    code = main(
-        f"--dry-run --model.preset {preset} --model.vocab_size {vocab_size} "
-        f"--model.max_positions {max_positions} --train.device cpu".split()
-    )
-    out, err = capsys.readouterr()
-    assert (code, err) == (0, "")
-    found = re.search(r"^parameters +([\d,]+) = ([\d.]+) M \(([\d.]+) M without", out, re.M)
-    with_head, without_head = PAPER[preset, vocab_size, max_positions]
-    assert int(found[1].replace(",", "")) / 1e6 == pytest.approx(with_head, rel=0.005)
-    assert float(found[2]) == pytest.approx(with_head, rel=0.005)
-    if without_head:
-        assert float(found[3]) == pytest.approx(without_head, rel=0.005)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_parameters_by_hand():
     # Embedding V x D; two norms, 4 D x D and 2 D x F with biases per layer; last norm; head.
     V, D, F, k = 30, 16, 40, 3
@@ -79,33 +58,6 @@ def test_parameters_by_hand():
         costs = estimate(RunConfig(model=model), V, 10)
         assert costs.num_transition_parameters == head
         assert costs.num_parameters == mlm + head + (k + 1) * D
-
-
-@pytest.mark.parametrize("objective", ["mlm", "repeated-mlm", "exlm"])
-def test_weights_take_four_floats_per_parameter(objective):
-    config = RunConfig(objective=objective)
-    model = make_model(config, 100, SPECIAL)
-    optimizer = torch.optim.AdamW(model.parameters())
-    for p in model.parameters():
-        p.grad = torch.zeros_like(p)
-    optimizer.step()
-    tensors = [t for state in optimizer.state.values() for t in state.values() if t.ndim]
-    tensors += [t for p in model.parameters() for t in (p, p.grad)]
-    assert estimate(config, 100, 64).weight_bytes == sum(t.nbytes for t in tensors)
-    low = replace(config, train=TrainConfig(precision="bf16"))
-    assert estimate(low, 100, 64).weight_bytes == estimate(config, 100, 64).weight_bytes
-
-
-def test_tokens_are_counted_before_expansion():
-    config = RunConfig(train=TrainConfig(steps=70, batch_size=6))
-    costs = estimate(config, 100, row_length=50)
-    assert costs.row_length == 50
-    assert costs.tokens_per_step == 300
-    assert costs.num_tokens == 21_000
-    # 8 of 48 tokens masked and both boundaries, 3 states more for each.
-    assert costs.expanded_length == 50 + 3 * 10
-    repeated = RunConfig(objective="repeated-mlm", masking=MaskingConfig(num_copies=3))
-    assert estimate(repeated, 100, 50).expanded_length == 150
 
 
 def saved_bytes(config, vocab_size, row_length):
@@ -140,13 +92,9 @@ def saved_bytes(config, vocab_size, row_length):
     [
         ("mlm", {}, 2000, "fp32"),
         ("mlm", {}, 2000, "bf16"),
-        ("mlm", {}, 20_000, "fp32"),
-        ("mlm", {"preset": "tiny"}, 20_000, "fp32"),
         ("repeated-mlm", {}, 2000, "fp32"),
         ("exlm", {}, 2000, "fp32"),
         ("exlm", {}, 2000, "bf16"),
-        ("exlm", {}, 20_000, "fp32"),
-        ("exlm", {"states_per_mask": 8}, 2000, "fp32"),
         ("exlm", {"boundary": "paper", "transition": "paper"}, 2000, "fp32"),
         ("exlm", {"transition": "ctc"}, 2000, "fp32"),
         ("exlm", {"transition": "uniform"}, 2000, "fp32"),
@@ -168,13 +116,6 @@ def test_activations_are_what_autograd_keeps(objective, model, vocab_size, preci
     kept = saved_bytes(config, vocab_size, 128)
     costs = estimate(config, vocab_size, 128)
     assert costs.activation_bytes == pytest.approx(kept, rel=0.13)
-
-
-def test_activations_are_those_of_a_micro_batch():
-    config = RunConfig(train=TrainConfig(batch_size=32))
-    small = replace(config, train=TrainConfig(batch_size=32, micro_batch_size=4))
-    whole, micro = (estimate(c, 1000, 64).activation_bytes for c in (config, small))
-    assert micro == pytest.approx(whole / 8, rel=0.01)
 
 
 # ---- operations ----
@@ -226,18 +167,6 @@ def test_operations_are_those_that_run(objective, model):
     assert row_flops(config, 500, 66) == pytest.approx(both, rel=0.015)
 
 
-def test_operations_by_hand():
-    # One layer of width 4, one head of a vocabulary of 10, rows of 10 with 2 masks.
-    model = ModelConfig(num_layers=1, width=4, ffn_width=8, num_heads=1)
-    masking = MaskingConfig(mask_ratio=0.25)
-    config = RunConfig(objective="mlm", model=model, masking=masking)
-    layer = 4 * 10 * 16 + 2 * 100 * 4 + 2 * 10 * 4 * 8
-    assert row_flops(config, 10, 10) == 6 * (layer + 2 * (16 + 40))
-    costs = estimate(config, 10, 10)
-    assert costs.flops_per_token == row_flops(config, 10, 10) / 10
-    assert costs.num_flops == costs.flops_per_token * costs.num_tokens
-
-
 # ---- batches ----
 
 
@@ -246,7 +175,6 @@ def test_operations_by_hand():
     [
         ({"batch_size": 4096, "micro_batch_size": 64}, 2, ("rows", 4096, 2, 64, 32)),
         ({"batch_size": 4096}, 8, ("rows", 4096, 8, 512, 1)),
-        ({"batch_size": 7}, 1, ("rows", 7, 1, 7, 1)),
         (
             {"batch_tokens": 64_000, "micro_batch_tokens": 16_000},
             2,
@@ -269,7 +197,6 @@ def test_a_batch_is_devices_times_rows_times_accumulation(train, num_devices, ex
             {"batch_size": 4096, "micro_batch_size": 64}, 3,
             ("size 4,096", "3 devices", "use --devices 2"),
         ),
-        ({"batch_size": 64, "micro_batch_size": 64}, 2, ("micro_batch_size 64", "use --devices 1")),
         ({"batch_tokens": 64_000}, 7, ("batch_tokens 64,000", "6 tokens are left", "--devices 8")),
         ({"batch_size": 64}, 0, ("--devices is 0",)),
     ],
@@ -315,14 +242,6 @@ def test_a_dry_run_writes_nothing(tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dry_run_leaves_an_existing_run_alone(tmp_path, capsys):
-    output = ["--output", str(tmp_path)]
-    (tmp_path / "config.yaml").write_text("not mine")
-    dry_run(capsys, *TOY, *output)
-    assert [p.name for p in tmp_path.iterdir()] == ["config.yaml"]
-    assert (tmp_path / "config.yaml").read_text() == "not mine"
-
-
 @pytest.mark.parametrize("vocabulary", [[], ["--model.vocab_size", "27"]])
 def test_a_dry_run_knows_the_slots_of_the_toy_language(vocabulary, capsys):
     printed = dry_run(capsys, *TOY, *vocabulary)
@@ -333,25 +252,6 @@ def test_a_dry_run_knows_the_slots_of_the_toy_language(vocabulary, capsys):
     assert printed["exlm"]["tokens per step"] == f"{13 * 128:,}"
     assert printed["exlm"]["tokens"] == f"{13 * 128 * 400:,}"
     assert printed["exlm"]["steps"] == "400"
-
-
-def test_the_lines_of_a_dry_run_fit_a_terminal(capsys):
-    options = [*TOY, "--model.vocab_size", "27", "--dry-run"]
-    for more in ([], ["--throughput", "100000", "--devices", "2"]):
-        assert main([*options, *more]) == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert max(map(len, lines)) <= 80
-        heads = [line[:19].strip() for line in lines]
-        assert heads.count("device hours") == 2 and "" in heads
-
-
-def test_a_dry_run_reads_the_users_own_files(tmp_path, capsys):
-    (tmp_path / "own.smi").write_text("".join(f"{'C' * n}O\n" for n in range(1, 30)))
-    printed = dry_run(
-        capsys, "--recipe", "smiles-tiny", "--data.files", str(tmp_path / "own.smi")
-    )
-    assert printed["exlm"]["vocabulary"] == "8"  # six special tokens, C and O
-    assert int(printed["exlm"]["row"].split()[0]) in range(25, 33)
 
 
 def test_a_dry_run_tells_the_memory_of_one_device(capsys):

@@ -64,64 +64,26 @@ def test_every_backend_is_right_on_this_machine(capsys):
     assert report["auto"]["cpu"] == fastest("cpu")
 
 
-def test_the_report_is_short_and_names_what_is_there(capsys):
-    assert doctor.main([]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) < 60
-    text = "\n".join(lines)
-    for expected in (torch.__version__, sys.executable, str(build.cache_dir()), *OURS):
-        assert expected in text
-    assert lines[-1] == "every result is right"
-
-
-def test_every_gpu_is_shown():
-    gpu = {"name": "Big GPU", "compute_capability": "9.0", "memory_mib": 143771}
-    about = doctor.computer() | {"gpus": [gpu, gpu], "torch_cuda": "13.0"}
-    rows = list(doctor._machine_rows(about))
-    assert rows.count(("GPU", "Big GPU, compute capability 9.0, 143771 MiB")) == 2
-    assert "for CUDA 13.0" in dict(rows)["PyTorch"]
-
-
-@pytest.mark.parametrize(("torch_cuda", "is_told"), [("12.8", True), ("13.2", False)])
-def test_an_nvcc_of_another_version_is_no_worry(torch_cuda, is_told):
-    tools = {"nvcc": {"path": "/bin/nvcc", "version": "13.0"}, "ninja": {"missing": "no ninja"}}
-    (_, nvcc), (_, ninja) = doctor._tool_rows(tools, torch_cuda)
-    assert ("PyTorch is for 12.8, which does no harm" in nvcc) is is_told
-    assert nvcc.startswith("/bin/nvcc, 13.0") and ninja == "no ninja"
-
-
 def test_the_libraries_are_those_of_the_extras():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
     wanted = {
-        extra: {r for r in names if not r.startswith("exlm-mini")}
+        extra: {Requirement(r).name for r in names if not r.startswith("exlm-mini")}
         for extra, names in extras.items()
     }
     assert {extra: set(names) for extra, names in doctor.LIBRARIES.items()} == wanted
-    for names in doctor.LIBRARIES.values():
-        assert [doctor._name(r) for r in names] == [Requirement(r).name for r in names]
 
 
 def test_a_missing_library_or_tool_is_advice(monkeypatch, two_backends, capsys):
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("CUDA_HOME", "/no/such/folder")
-    monkeypatch.setitem(doctor.LIBRARIES, "train", ("no-such-library[all]>=2,<3", "tqdm"))
+    monkeypatch.setitem(doctor.LIBRARIES, "train", ("no-such-library", "tqdm"))
     assert doctor.main([]) == 0
     text = capsys.readouterr().out
     assert "no C++ compiler 'no-such-compiler': install g++" in text
     assert "no nvcc in CUDA_HOME, /no/such/folder/bin: install the CUDA toolkit" in text
-    assert "pip install 'no-such-library[all]>=2,<3'\n" in text
-
-
-@pytest.mark.parametrize("dtype", cases.DTYPES)
-def test_a_small_difference_in_one_dtype_is_found(dtype, monkeypatch):
-    wrong(
-        monkeypatch, "vectorized", 0,
-        lambda value_B: value_B * (1.001 if value_B.dtype == dtype else 1),
-    )  # fmt: skip
-    check = cases.check("vectorized", CPU, None)
-    assert check.is_right is False and cases.short(dtype) in check.reason
+    assert "missing no-such-library: pip install 'exlm-mini[train]'\n" in text
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -149,13 +111,6 @@ def test_a_wrong_result_or_an_exception_ends_with_1(two_backends, monkeypatch, c
     assert check["reason"].startswith("TypeError: 'NoneType'")
 
 
-def test_a_backend_that_is_not_there_is_no_mistake():
-    check = cases.check("naive", CPU, "no wings")
-    assert check == ("naive", "cpu", {}, None, "no wings")
-    (_, line) = doctor._check_lines([check._asdict()])
-    assert line.split(None, 4)[-1] == "not here: no wings"
-
-
 def test_without_building_nothing_is_built(empty_cache, monkeypatch):
     monkeypatch.setattr(doctor, "computer", lambda: {"gpus": []})
     for name in ("naive", "vectorized", "scaled"):
@@ -170,13 +125,6 @@ def test_without_building_nothing_is_built(empty_cache, monkeypatch):
         assert report["backends"][0]["reason"] == doctor.NOT_BUILT
         assert report["auto"] == {"cpu": "native"}  # it would be built
     assert report["is_right"]
-
-
-def test_options_that_cannot_be_are_one_line(capsys):
-    assert doctor.main(["--no-such-thing"]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.count("\n") == 1
-    assert captured.err.startswith("error: unknown option --no-such-thing; see --help")
 
 
 def test_it_runs_on_the_core_libraries_alone(tmp_path):

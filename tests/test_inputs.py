@@ -9,7 +9,6 @@ from refusals import told
 from exlm_lab.downstream.inputs import (
     encode_examples,
     evaluation_batches,
-    framed,
     longest_first,
     padded,
     training_batches,
@@ -74,12 +73,6 @@ def test_no_row_passes_the_positions_once_it_is_expanded(pairs, copies, max_posi
     assert (notes["examples"], notes["longest"]) == (len(pairs), ids_BN.shape[1])
 
 
-def test_nothing_is_cut_that_fits_exactly():
-    layout = Layout(SPECIAL, 2 * 4 + 3, 1, 4)
-    assert encode_examples([("a b c",)], WORDS, layout)[1]["truncated"] == 0
-    assert encode_examples([("a b c d",)], WORDS, layout)[1]["tokens_cut"] == 1
-
-
 def test_unknown_tokens_are_counted_before_any_is_cut():
     _, notes = encode_examples([("x y a z",)], WORDS, Layout(SPECIAL, 4))
     assert notes["unknown_share"] == 0.75 and notes["tokens_cut"] == 2
@@ -108,22 +101,6 @@ def test_batches_depend_on_seed_and_epoch_alone():
     assert len({tuple(order(seed, epoch)) for seed in (1, 2) for epoch in (0, 1)}) == 4
 
 
-def test_batches_hold_rows_of_similar_length():
-    lengths_R = np.random.default_rng(0).integers(1, 100, 640)
-    spread = [np.ptp(lengths_R[batch]) for batch in training_batches(lengths_R, 16, 1, 0)]
-    assert np.median(spread) < 15
-
-
 def test_evaluation_begins_with_the_longest_rows():
     batches = evaluation_batches(np.array([3, 9, 5, 1]), 3)
     assert [batch.tolist() for batch in batches] == [[1, 2, 0], [3]]
-
-
-def test_padding_is_on_the_right():
-    rows = [framed([[7]], SPECIAL), framed([[7, 8]], SPECIAL)]
-    assert padded(rows, 0).tolist() == [[1, 7, 2, 0], [1, 7, 8, 2]]
-
-
-def test_an_empty_text_is_still_a_row():
-    rows, _ = encode_examples([("",), ("", "")], WORDS, Layout(SPECIAL, 16))
-    assert [len(row) for row in rows] == [2, 4]

@@ -35,11 +35,6 @@ def test_a_live_run_equals_the_command(tmp_path, objective, kind):
     assert run.tokenizer.token(5) == "[MASK]"
 
 
-def test_a_scale_picks_its_value():
-    assert CPU.pick(1, 2) == 1
-    assert CPU._replace(name="gpu").pick(1, 2) == 2
-
-
 def test_an_unknown_scale_is_refused(monkeypatch):
     monkeypatch.setenv("EXLM_SCALE", "gpus")
     with pytest.raises(UserError, match=r"EXLM_SCALE is 'gpus'.*gpu"):

@@ -5,13 +5,11 @@ import hashlib
 import io
 import json
 import os
-import pickle
 import random
 import resource
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -220,42 +218,11 @@ def test_a_mended_file_costs_only_its_own_shards(texts, tmp_path, written):
     assert {name[:8] for name in written if "documents" in name} == {"s0-u0002"}
 
 
-def test_settings_may_be_corrected_without_starting_over(texts, tmp_path, written):
-    long = replace(TEXT, block_length=100_000)
-    told(lambda: prepare(wanted(*texts, data=long), tmp_path / "c"), "needs 99,998", "lower")
-    written.clear()
-    corpus = prepare(wanted(*texts), tmp_path / "c")
-    assert corpus.train.row_length == 16 and not written
-
-
 COMMAND = [sys.executable, "-m", "exlm_mini.prepare"]
 OPTIONS = [
     *("--data.vocab_size", "300", "--data.block_length", "16", "--shard-megabytes", "0.02"),
     *("--data.validation_share", "0.2"),
 ]
-
-
-@pytest.mark.slow
-def test_workers_end_with_a_killed_command(tmp_path):
-    source = write_text(tmp_path / "a.txt", 40_000)
-    arguments = [*COMMAND, *OPTIONS, "--source", source, "--output", tmp_path / "c"]
-    process = subprocess.Popen([*arguments, "--workers", "2"], stderr=subprocess.DEVNULL)
-    while len(list((tmp_path / "c").glob(".shards/*.npz"))) < 3:
-        assert process.poll() is None
-        time.sleep(0.01)
-
-    def children():
-        tasks = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        return [int(pid) for pid in tasks.read_text().split()]
-
-    pids = children()
-    assert len(pids) >= 2
-    process.kill()
-    process.wait()
-    deadline = time.monotonic() + 20
-    while any(os.path.exists(f"/proc/{pid}") for pid in pids):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.slow
@@ -328,7 +295,7 @@ def test_the_rows_are_the_text(tmp_path):
         assert pack.counts.dropped_tokens < 14
 
 
-@pytest.mark.parametrize("weights", [(1, 1), (1, 3), (5, 1)])
+@pytest.mark.parametrize("weights", [(1, 3), (5, 1)])
 def test_sources_are_mixed_by_tokens(tmp_path, weights):
     words = write_text(tmp_path / "a.txt", 4000), write_text(tmp_path / "b.txt", 1500, seed=1)
     corpus = prepare(wanted(*words, weights=weights, shard_megabytes=0.2), tmp_path / "c")
@@ -474,22 +441,6 @@ def test_no_child_outlives_a_stopped_command(tmp_path, num_workers, number):
     assert process.returncode == (INTERRUPTED if number == signal.SIGINT else -number)
 
 
-def test_molecules_of_unimol_become_a_corpus(tmp_path):
-    pytest.importorskip("rdkit")
-    lmdb = pytest.importorskip("lmdb")
-    path = tmp_path / "train.lmdb"
-    with (
-        lmdb.open(str(path), subdir=False, lock=False, map_size=1 << 24) as environment,
-        environment.begin(write=True) as transaction,
-    ):
-        for i in range(60):
-            row = {"smi": "C" * (i % 20 + 1) + "O", "coordinates": np.zeros((i + 2, 3))}
-            transaction.put(str(i).encode(), pickle.dumps(row))
-    data = DataConfig(kind="smiles", validation_share=0.3)
-    corpus = prepare(wanted(str(path), data=data), tmp_path / "c")
-    assert len(corpus.train) + len(corpus.validation) == 60
-
-
 # ---- the command ----
 
 
@@ -515,30 +466,13 @@ def test_mistakes_get_one_line(texts, tmp_path, capsys):
         (["--source", "wikipedai"], "did you mean wikipedia"),
         (["--source", "bookcorpus"], "--accept bookcorpus"),
         (["--source", texts[0], "--weights", "1", "2"], "2 weights were given for 1"),
-        (["--source", texts[0], "--weights", "-1"], "each must be positive"),
-        (["--source", texts[0], "--weights", "one"], "Got value: one"),
-        (["--source", texts[0], "--wieghts", "1"], "did you mean weights"),
         (["--source", texts[0], "--workers", "0"], "at least 1"),
         (["--source", texts[0], "--data.kind", "toy"], "pretrain draws it"),
-        (["--source", texts[0], "--data.kind", "smile"], "did you mean smiles"),
         (["--source", texts[0], "--canonical"], "only molecules are cleaned"),
-        (["--source", texts[0], "--data.block_length", "2"], "at least 3"),
-        (["--source", texts[0], "--shard-megabytes", "0"], "must be positive"),
-        (["--source", "zinc", "--variants", "-2"], "[0, 1000]"),
         (["--source", "zinc", "wikipedia"], "mixes"),
-        (["--source", texts[0], "--seed", "-1"], "seed is -1"),
-        (["--source", texts[0], "--data.tokenizer", "no.json"], "cannot read no.json"),
     ):
         assert part in fails(capsys, *arguments, *output), arguments
     assert not list(tmp_path.glob("c/.shards/s*"))
-
-
-def test_without_rdkit_the_remedy_comes_before_any_reading(tmp_path, monkeypatch):
-    (tmp_path / "a.smi").write_text("CCO\nCC\n")
-    monkeypatch.setitem(sys.modules, "rdkit", None)
-    request = wanted(str(tmp_path / "a.smi"), data=DataConfig(kind="smiles"))
-    with pytest.raises(ModuleNotFoundError, match="rdkit"):
-        prepare(request, tmp_path / "c")
 
 
 def test_a_dry_run_tells_sizes_and_writes_nothing(texts, tmp_path, capsys, monkeypatch):
@@ -594,29 +528,6 @@ def test_two_commands_on_one_directory_are_refused(texts, tmp_path, capsys):
     assert str(os.getpid()) in line and "another --output" in line
 
 
-def test_an_interrupt_says_how_to_go_on(texts, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(
-        "exlm_mini.prepare._Progress.show", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
-    )
-    code, _, err = command(
-        capsys, "--source", texts[0], "--output", tmp_path / "c", "--workers", 1
-    )
-    assert code == INTERRUPTED and err.endswith("the same command goes on\n")
-
-
-def test_text_without_the_words_of_a_given_tokenizer_is_told(tmp_path):
-    from exlm_mini.data.tokenizer import train_smiles
-
-    pytest.importorskip("rdkit")
-    tokenizer = tmp_path / "tokenizer.json"
-    train_smiles(["CCO"]).save(tokenizer)
-    data = DataConfig(kind="smiles", tokenizer=str(tokenizer))
-    line = told(
-        lambda: prepare(wanted(smiles_file(tmp_path), data=data), tmp_path / "c"), "[UNK]"
-    )
-    assert "data.max_unknown" in line and "'=' 2," in line
-
-
 class FullDisk(io.FileIO):
     """A file on a disk with room for so many bytes."""
 
@@ -630,7 +541,7 @@ class FullDisk(io.FileIO):
 
 
 @pytest.mark.reliability
-@pytest.mark.parametrize("room", [0, 5_000, 30_000, 60_000])
+@pytest.mark.parametrize("room", [0, 30_000])
 def test_a_full_disk_loses_no_finished_shard(texts, tmp_path, monkeypatch, undisturbed, room):
     output = tmp_path / "c"
     with monkeypatch.context() as patch:

@@ -1,13 +1,10 @@
 """``python -m exlm_mini.pretrain`` end to end, on runs of a few steps."""
 
 import collections
-import errno
 import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -18,14 +15,13 @@ from refusals import told
 
 from exlm_mini.config import RunConfig
 from exlm_mini.config.options import parse
-from exlm_mini.config.recipes import recipe_names, recipe_path, run_config_from_dict
+from exlm_mini.config.recipes import recipe_names, run_config_from_dict
 from exlm_mini.pretrain import INTERRUPTED, main
 from exlm_mini.training import precision
 from exlm_mini.training.checkpoint import load_checkpoint
 from exlm_mini.training.console import ProgressLine, requests_by_signal
 from exlm_mini.training.precision import with_precision
 from exlm_mini.training.run_directory import LOCK, RunDirectory, read_metrics
-from exlm_mini.training.step import Updater
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -98,15 +94,10 @@ def own(tmp_path):
     (folder / "some.smi").write_text("\n".join(molecules))
     table = "\n".join(f"{n},{molecule}" for n, molecule in enumerate(molecules))
     (folder / "some.csv").write_text(f"id,molecule\n{table}\n")
-    (folder / "empty.txt").write_text("")
     (folder / "binary.txt").write_bytes(b"ab\0c")
-    (folder / "latin1.txt").write_bytes("un caf\xe9 au lait".encode("latin-1"))
     (folder / "broken.smi").write_text("CCO\nnonsense\nC1CC\nCCN\n" * 10)
-    (folder / "notes.pdf").write_text("x")
-    (folder / "broken.yaml").write_text("train: [")
     (folder / "typo.yaml").write_text("model:\n  states_per_masc: 3\n")
     (folder / "wrong.yaml").write_text("model:\n  states_per_mask: many\n")
-    (folder / "none.yaml").write_text("model:\n")
     return folder
 
 
@@ -134,16 +125,6 @@ def test_a_run_leaves_settings_metrics_versions_and_checkpoints(recipe, tmp_path
         assert record["step"] == 4
         assert record["validation_bits_per_mask"] > 0
     assert {p.name for p in (output / "data").iterdir()} >= {"tokenizer.json", "corpus.json"}
-
-
-def test_a_dry_run_whose_reader_left_ends_quietly(monkeypatch, capsys):
-    def left(*_):
-        raise BrokenPipeError
-
-    monkeypatch.setattr("exlm_mini.pretrain.dry_run", left)
-    monkeypatch.setattr("exlm_mini.pretrain.drop_output", lambda: None)
-    assert main(["--recipe", "toy-pairs", "--dry-run"]) == 130
-    assert capsys.readouterr().err == ""
 
 
 def test_without_output_a_run_is_named_after_recipe_and_time(tmp_path, monkeypatch, capsys):
@@ -175,28 +156,16 @@ def test_the_toy_summary_has_one_line_for_each_number(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("objective", ["mlm", "repeated-mlm", "exlm", "mlm+exlm"])
-@pytest.mark.parametrize("recipe", sorted(TINY))
-def test_every_objective_goes_with_every_recipe(recipe, objective, tmp_path, capsys):
-    out = trains(capsys, *TINY[recipe], "--objective", objective, "--output", tmp_path)
-    lines = out.splitlines()
+def test_a_run_trains_every_objective_it_names(objective, tmp_path, capsys):
+    lines = trains(capsys, *TOY, "--objective", objective, "--output", tmp_path).splitlines()
     names = objective.split("+")
     summaries = [line.partition(":")[0] for line in lines if "parameters, 4 steps" in line]
     assert summaries == names
-    for line in lines[: len(names)]:
-        assert re.search(r"validation \d+\.\d+ bits per masked token", line)
     # Repeated MLM masks at random, which has no floor to compare with.
-    has_floor = recipe == "toy-pairs" and objective != "repeated-mlm"
-    assert ("MLM floor 2.000 bits" in lines) == has_floor
+    assert ("MLM floor 2.000 bits" in lines) == (objective != "repeated-mlm")
     for name in names:
         directory = tmp_path / name if len(names) > 1 else tmp_path
         assert (directory / "checkpoints" / "step-000004").is_dir()
-    assert len(list(tmp_path.rglob("corpus.json"))) == 1
-
-
-def test_every_small_recipe_of_the_package_is_tested():
-    # Those of the paper's runs have tests of their own: tests/test_recipes.py.
-    small = [name for name in recipe_names() if "tiny" in name or "toy" in name]
-    assert small == sorted(TINY)
 
 
 def test_progress_tells_loss_speed_and_time_left(tmp_path, capsys):
@@ -310,61 +279,14 @@ def test_a_second_signal_stops_at_once(is_launched, seconds, stops_at_once, monk
     assert len(told) == 1
 
 
-def test_skipped_steps_are_told_at_the_end(tmp_path, monkeypatch, capsys):
-    step_of = Updater.step
-
-    def spoil(self, step):
-        if step == 2:
-            score = self.engine.score
-            self.engine.score = lambda *batch: score(*batch)._replace(
-                loss=torch.tensor(torch.inf, requires_grad=True)
-            )
-            try:
-                return step_of(self, step)
-            finally:
-                self.engine.score = score
-        return step_of(self, step)
-
-    monkeypatch.setattr(Updater, "step", spoil)
-    out = trains(capsys, *EXLM, "--output", tmp_path)
-    assert "exlm: 1 steps were skipped" in out
-
-
 def test_several_processes_need_an_output(monkeypatch, capsys):
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     assert "--output DIR is needed" in fails(capsys, *EXLM)
     monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr("exlm_mini.training.console.SECONDS_TO_SPEAK", 0)
     assert pretrain(capsys, *EXLM) == (2, "", "")  # the first of the machine tells
-
-
-def test_an_interrupted_process_ends_with_130_and_can_go_on(tmp_path, capsys):
-    arguments = [*EXLM, "--train.steps", "200", "--train.log_every", "1"]
-    command = [sys.executable, "-m", "exlm_mini.pretrain", *arguments]
-    process = subprocess.Popen(
-        [*command, "--output", str(tmp_path / "cut")],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    for line in process.stderr:
-        if line.startswith("exlm step 1/200"):
-            break
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (130, "")
-    (stopped,) = (tmp_path / "cut" / "checkpoints").iterdir()
-    step = load_checkpoint(stopped).step
-    assert 1 <= step < 200
-    assert f"stopped at step {step} of 200" in err
-    trains(capsys, *arguments, "--output", tmp_path / "cut")
-    trains(capsys, *arguments, "--output", tmp_path / "whole")
-    last = "checkpoints/step-000200"
-    same_training(tmp_path / "whole" / last, tmp_path / "cut" / last)
-    records = [read_metrics(tmp_path / name / "metrics.jsonl") for name in ("whole", "cut")]
-    for record in records[0] + records[1]:
-        del record["tokens_per_second"], record["seconds"]
-        del record["model_flops_per_second"], record["peak_memory_mib"]
-    assert records[0] == records[1]
 
 
 def test_an_interrupt_while_data_are_prepared_ends_in_one_line(tmp_path, monkeypatch, capsys):
@@ -390,10 +312,7 @@ def test_a_second_run_on_one_output_is_refused(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("change", "setting"),
     [
-        (["--train.learning_rate", "0.5"], "train.learning_rate: 0.003 -> 0.5"),
         (["--objective", "mlm"], "objective: exlm -> mlm"),
-        (["--seed", "2"], "seed: 1 -> 2"),
-        (["--train.steps", "5"], "train.steps: 4 -> 5"),
         (["--data.num_sentences", "65"], "data.num_sentences: 64 -> 65"),
     ],
 )
@@ -429,10 +348,7 @@ def test_settings_that_may_change_are_listed(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "source"),
     [
-        ([*SHORT_TEXT, "--data.files", "some.txt"], "some.txt"),
-        ([*SHORT_TEXT, "--data.files=some.txt"], "some.txt"),
         ([*SHORT_TEXT, "--data.files", "some.txt", "more.txt"], "some.txt, more.txt"),
-        ([*SMILES, "--data.files", "some.smi"], "some.smi"),
         ([*SMILES, "--data.files", "some.csv", "--data.column", "molecule"], "some.csv"),
     ],
 )
@@ -472,8 +388,8 @@ def printed_config(capsys, *arguments):
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("recipe", sorted(TINY))
-def test_a_printed_configuration_is_a_recipe(recipe, tmp_path, capsys):
+def test_a_printed_configuration_is_a_recipe(tmp_path, capsys):
+    recipe = "toy-pairs"
     file = tmp_path / "mine.yaml"
     file.write_text(printed_config(capsys, *TINY[recipe], "--seed", "5"))
     config = parse(["--recipe", str(file)]).config
@@ -488,14 +404,6 @@ def vars_of(config):
     return json.loads(json.dumps(config, default=lambda part: vars(part)))
 
 
-def test_the_config_of_a_run_is_a_recipe(tmp_path, capsys):
-    trains(capsys, *EXLM, "--output", tmp_path / "first")
-    recipe = ["--recipe", tmp_path / "first" / "config.yaml"]
-    trains(capsys, *recipe, "--output", tmp_path / "second")
-    last = "checkpoints/step-000004"
-    same_training(tmp_path / "first" / last, tmp_path / "second" / last)
-
-
 def test_options_replace_what_a_recipe_says_in_any_order(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("train:\n  steps: 7\n  batch_size: 3\nseed: 4\n")
@@ -503,11 +411,6 @@ def test_options_replace_what_a_recipe_says_in_any_order(tmp_path):
     assert (expected.train.steps, expected.train.batch_size, expected.seed) == (9, 3, 4)
     assert parse(["--train.steps", "9", f"--recipe={file}"]).config == expected
     assert parse(["--train.steps=9", "--recipe", str(file)]).config == expected
-
-
-def test_without_a_recipe_every_setting_has_its_default():
-    config = parse([]).config
-    assert config == RunConfig(recipe=config.recipe)
 
 
 def test_a_command_that_names_nothing_trains_nothing(tmp_path, monkeypatch, capsys):
@@ -521,21 +424,11 @@ def test_a_command_that_names_nothing_trains_nothing(tmp_path, monkeypatch, caps
     [
         (["runs/first"], ["unknown argument runs/first", "see --help"]),
         (["--train.step", "5"], ["--train.step", "did you mean train.steps"]),
-        (["--train.adam_betas", "0.9,0.98"], ["--train.adam_betas", "expected 2 arguments"]),
         (["--train.adam_betas", "0.9", "x"], ["train.adam_betas is 'x'", "float"]),
-        (["--train.num_threads", "few"], ["train.num_threads is 'few'", "int, or null"]),
     ],
 )
 def test_a_slip_on_the_command_line_is_told_with_the_remedy(words, parts):
     told(lambda: parse(words), *parts)
-
-
-def test_a_recipe_sets_what_its_file_says_and_nothing_else():
-    for name in recipe_names():
-        stored = yaml.safe_load(recipe_path(name).read_text())
-        assert parse(["--recipe", name]).config == run_config_from_dict(
-            {**stored, "recipe": name}
-        )
 
 
 def test_help_explains_settings_and_recipes(capsys):
@@ -567,88 +460,34 @@ Mistake = collections.namedtuple("Mistake", "arguments words")
 
 MISTAKES = {
     "unknown recipe": Mistake(["--recipe", "toy-pear"], ["'toy-pear'", "did you mean toy-pairs?"]),
-    "no recipe file": Mistake(["--recipe", "none.yml"], ["none.yml", "existing path"]),
-    "broken recipe": Mistake(["--recipe", "broken.yaml"], ["broken.yaml", "correct the file"]),
     "recipe with a typo": Mistake(
         ["--recipe", "typo.yaml"], ["typo.yaml", "model.states_per_masc", "model.states_per_mask"]
     ),
     "recipe with a wrong value": Mistake(
         ["--recipe", "wrong.yaml"], ["model.states_per_mask", "many", "int"]
     ),
-    "recipe without settings": Mistake(["--recipe", "none.yaml"], ["none.yaml", "model"]),
-    "unknown key": Mistake(
-        [*EXLM, "--model.states_per_masc", "3"],
-        ["--model.states_per_masc", "did you mean model.states_per_mask"],
-    ),
-    "stray word": Mistake([*EXLM, "stray"], ["stray"]),
-    "missing value": Mistake([*EXLM, "--train.steps"], ["--train.steps"]),
-    "not a number": Mistake([*EXLM, "--train.steps", "few"], ["train.steps", "few", "int"]),
     "not a choice": Mistake([*EXLM, "--model.rope", "3d"], ["model.rope", "3d", "2d or 1d"]),
     "no states": Mistake([*EXLM, "--model.states_per_mask", "0"], ["model.states_per_mask is 0"]),
-    "negative states": Mistake([*EXLM, "--model.states_per_mask", "-2"], ["is -2"]),
-    "ratio 0": Mistake([*EXLM, "--masking.mask_ratio", "0"], ["masking.mask_ratio is 0"]),
-    "ratio 1": Mistake([*EXLM, "--masking.mask_ratio", "1"], ["masking.mask_ratio is 1"]),
-    "ratio in per cent": Mistake([*EXLM, "--masking.mask_ratio", "15"], ["is 15"]),
     "too few positions": Mistake(
         [*EXLM, "--model.max_positions", "16"], ["13 tokens", "17", "raise it to 17"]
-    ),
-    "too few positions for text": Mistake(
-        [*TEXT, "--model.max_positions", "64"], ["64 tokens", "model.max_positions 64"]
     ),
     "block without a mask": Mistake(
         [*TEXT, "--data.block_length", "8"], ["data.block_length 8", "at least one mask"]
     ),
-    "block without a token": Mistake([*TEXT, "--data.block_length", "2"], ["at least 3"]),
-    "unknown grammar": Mistake([*EXLM, "--data.grammar", "pear"], ["did you mean pairs"]),
-    "fp16 on a CPU": Mistake(
-        [*EXLM, "--train.precision", "fp16"], ["train.precision fp16 needs a GPU", "bf16"]
-    ),
+    "fp16 on a CPU": Mistake([*EXLM, "--train.precision", "fp16"], ["train.precision", "bf16"]),
     "unknown device": Mistake([*EXLM, "--train.device", "tpu"], ["train.device", "tpu", "cpu"]),
     "missing GPU": Mistake([*EXLM, "--train.device", "cuda:97"], ["cuda:97", "use cpu"]),
     "missing file": Mistake([*TEXT, "--data.files", "none.txt"], ["none.txt", "existing path"]),
-    "second file missing": Mistake(
-        [*TEXT, "--data.files", "some.txt", "none.txt"], ["none.txt", "existing path"]
-    ),
-    "files without a name": Mistake(
-        [*TEXT, "--data.files", "--data.max_documents", "60"], ["data.files"]
-    ),
-    "empty file": Mistake([*TEXT, "--data.files", "empty.txt"], ["empty.txt holds no documents"]),
     "binary file": Mistake([*TEXT, "--data.files", "binary.txt"], ["binary.txt", "byte 2"]),
-    "latin-1 text": Mistake(
-        [*TEXT, "--data.files", "latin1.txt"], ["latin1.txt", "0xe9 at position 6", "iconv"]
-    ),
-    "unknown format": Mistake([*TEXT, "--data.files", "notes.pdf"], ["notes.pdf", ".txt"]),
-    "a directory": Mistake([*TEXT, "--data.files", "folder.txt"], ["folder.txt", "directory"]),
-    "text too short": Mistake(
-        [*TEXT, "--data.files", "some.txt", "--data.max_documents", "3"],
-        ["some.txt is too short", "lower data.block_length"],
-    ),
-    "table without the column": Mistake(
-        [*SMILES, "--data.files", "some.csv"], ["some.csv", "'smiles'", "id, molecule"]
-    ),
     "bad molecules": Mistake(
         [*SMILES, "--data.files", "broken.smi"],
         ["rejects 20 of 40", "'nonsense', 'C1CC'", "data.max_rejected"],
     ),
-    "unknown tokens": Mistake(
-        [*SMILES, "--data.files", "some.smi", "--data.vocab_size", "7"],
-        ["[UNK]", "'O'", "raise data.vocab_size"],
-    ),
-    "tokenizer missing": Mistake([*TEXT, "--data.tokenizer", "none.json"], ["none.json"]),
     "pack missing": Mistake([*TEXT, "--data.pack", "nowhere"], ["nowhere"]),
     "another vocabulary size": Mistake(
         [*EXLM, "--model.vocab_size", "99"], ["model.vocab_size is 99", "27"]
     ),
-    "a loss that is not finite": Mistake(
-        [
-            *TOY, "--train.learning_rate", "1e29", "--train.warmup_steps", "0",
-            "--train.max_skipped", "2",
-        ],
-        ["step 3", "train.learning_rate"],
-    ),
-    "an impossible beta": Mistake([*EXLM, "--train.adam_betas", "0.9", "2"], ["adam_betas"]),
-    "a negative decay": Mistake([*EXLM, "--train.weight_decay", "-1"], ["weight_decay"]),
-    "a seed beyond 64 bits": Mistake([*EXLM, "--seed", str(10**30)], ["seed"]),
+    "output that is a file": Mistake([*EXLM, "--output", "some.smi"], ["some.smi"]),
 }  # fmt: skip
 
 
@@ -657,7 +496,7 @@ def test_a_mistake_gets_one_line_and_leaves_nothing(mistake, own, monkeypatch, c
     monkeypatch.chdir(own)
     Path("folder.txt").mkdir()
     before = contents(own)
-    line = fails(capsys, *mistake.arguments, "--output", "run")
+    line = fails(capsys, "--output", "run", *mistake.arguments)
     for word in mistake.words:
         assert word in line
     # At most a directory with the lock and a finished corpus, which the corrected command
@@ -684,32 +523,12 @@ def finished(tmp_path_factory):
     return output
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["recipe with a typo", "no states", "missing file", "pack missing", "unknown tokens"],
-)
+@pytest.mark.parametrize("name", ["recipe with a typo", "missing file", "fp16 on a CPU"])
 def test_a_mistake_leaves_an_existing_run_alone(name, finished, own, monkeypatch, capsys):
     monkeypatch.chdir(own)
     before = contents(finished)
     fails(capsys, *MISTAKES[name].arguments, "--output", finished)
     assert contents(finished) == before
-
-
-def test_a_failed_start_without_output_leaves_no_settings(own, monkeypatch, capsys):
-    monkeypatch.chdir(own)
-    fails(capsys, *TEXT, "--data.files", "empty.txt")
-    assert not list(own.rglob("config.yaml"))
-
-
-def test_a_large_seed_is_a_seed(tmp_path, capsys):
-    trains(capsys, *EXLM, "--seed", 2**31 - 1, "--output", tmp_path)
-
-
-def test_output_that_is_a_file_is_refused(own, capsys):
-    line = fails(capsys, *EXLM, "--output", own / "some.smi")
-    assert "is a file" in line
-    fails(capsys, *EXLM, "--output", own / "some.smi" / "run")
-    assert (own / "some.smi").read_text().startswith("CC(=O)O")
 
 
 def test_a_directory_of_something_else_is_left_as_it_is(tmp_path, capsys):
@@ -726,28 +545,17 @@ def test_a_directory_of_something_else_is_left_as_it_is(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("file", "words"),
     [
-        ("data/train.bin", ["train.bin", "bytes instead of"]),
+        ("data/train.bin", ["train.bin"]),
         ("data/train.json", ["train.json"]),
         ("data/tokenizer.json", ["tokenizer.json"]),
-        (
-            "checkpoints/step-000004/model.safetensors",
-            ["the only checkpoint in", "--output"],
-        ),
-        ("checkpoints/step-000004/manifest.json", ["the only checkpoint in", "--output"]),
+        ("checkpoints/step-000004/model.safetensors", ["the only checkpoint in", "--output"]),
         ("config.yaml", ["restore|other settings"]),  # cut after a line it is still YAML
     ],
 )
-@pytest.mark.parametrize("damage", ["cut", "flipped"])
-def test_a_damaged_file_of_a_run_is_told_and_kept(finished, file, words, damage, capsys):
+def test_a_damaged_file_of_a_run_is_told_and_kept(finished, file, words, capsys):
     path = finished / file
     whole = path.read_bytes()
-    if damage == "cut":
-        path.write_bytes(whole[: len(whole) // 2])
-    else:
-        changed = bytearray(whole)
-        changed[len(whole) // 2] ^= 0x80
-        path.write_bytes(changed)
-        words = [word for word in words if word != "bytes instead of"]
+    path.write_bytes(whole[: len(whole) // 2])
     try:
         before = contents(finished)
         line = fails(capsys, *EXLM, "--output", finished)
@@ -756,32 +564,6 @@ def test_a_damaged_file_of_a_run_is_told_and_kept(finished, file, words, damage,
         assert contents(finished) == before
     finally:
         path.write_bytes(whole)
-    trains(capsys, *EXLM, "--output", finished)
-
-
-@pytest.mark.reliability
-def test_a_full_disk_is_told_and_the_same_command_goes_on(tmp_path, monkeypatch, capsys):
-    usage = collections.namedtuple("usage", "total used free")
-    output = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "exlm_mini.training.checkpoint.shutil.disk_usage", lambda path: usage(1, 1, 10)
-        )
-        line = fails(capsys, *EXLM, "--output", output)
-    assert "step-000004" in line
-    assert "10 are free" in line
-    assert not list(output.rglob("step-*"))
-    trains(capsys, *EXLM, "--output", output)
-
-
-def test_a_disk_full_before_the_start_is_told_in_one_line(tmp_path, monkeypatch, capsys):
-    full = OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "versions.json"))
-    with monkeypatch.context() as patch:
-        patch.setattr("exlm_mini.pretrain.write_atomically", Mock(side_effect=full))
-        line = fails(capsys, *EXLM, "--output", tmp_path / "run")
-    assert "no space left to write" in line
-    assert "versions.json" in line
-    trains(capsys, *EXLM, "--output", tmp_path / "run")
 
 
 @pytest.mark.reliability
@@ -801,15 +583,6 @@ def test_a_disk_full_later_keeps_earlier_checkpoints(tmp_path, monkeypatch, caps
     trains(capsys, *EXLM, "--output", tmp_path / "whole")
     last = "checkpoints/step-000004"
     same_training(tmp_path / "run" / last, tmp_path / "whole" / last)
-
-
-def test_a_mistake_prints_no_traceback_in_a_shell(tmp_path):
-    result = subprocess.run(
-        [sys.executable, "-m", "exlm_mini.pretrain", "--recipe", "toy-pear"],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr == "error: unknown recipe 'toy-pear'; did you mean toy-pairs?\n"
 
 
 # ---- what the toy language shows ----

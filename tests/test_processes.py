@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from workers import STEPS, changed, make_packs
+from workers import changed, make_packs
 
 from exlm_mini.config import SpecialIds, TrainConfig
 from exlm_mini.config.checks import UserError
@@ -18,7 +18,7 @@ from exlm_mini.training import processes
 from exlm_mini.training.checkpoint import load_checkpoint
 from exlm_mini.training.parts import make_batches, make_masker, make_model, score
 from exlm_mini.training.pretraining import Trainer, check_spread
-from exlm_mini.training.processes import Engine, launched_rank, leave, start_engine
+from exlm_mini.training.processes import Engine, launched_rank, start_engine
 from exlm_mini.training.run_directory import read_metrics
 
 CPU = torch.device("cpu")
@@ -53,12 +53,6 @@ def test_without_a_launcher_there_is_one_process(monkeypatch):
     engine = start_engine(TrainConfig(device="cpu"))
     assert (type(engine), engine.rank, engine.world_size) == (Engine, 0, 1)
     assert (engine.is_main, engine.device) == (True, CPU)
-
-
-def test_a_launcher_numbers_the_processes(monkeypatch):
-    for name, value in LAUNCHED.items():
-        monkeypatch.setenv(name, value)
-    assert launched_rank() == 3
 
 
 @pytest.mark.parametrize(
@@ -96,12 +90,6 @@ def test_batches_that_cannot_be_spread_are_refused(train, num_processes, words):
     check_spread(config, 1)
     with pytest.raises(UserError, match=words):
         check_spread(config, num_processes)
-
-
-def test_a_process_of_its_own_leaves_as_python_does():
-    with pytest.raises(SystemExit) as left:
-        leave(130)
-    assert left.value.code == 130
 
 
 # ---- gradients ----
@@ -142,12 +130,6 @@ def test_every_parameter_has_a_gradient(objective, model, packs):
 
 
 # ---- precision ----
-
-
-def test_the_precision_that_was_meant_is_stored(packs, tmp_path):
-    make_trainer(changed(precision="auto", steps=1), packs, tmp_path).run()
-    state = load_checkpoint(tmp_path / "checkpoints/step-000001").state
-    assert state["config"]["train"]["precision"] == "fp32"
 
 
 def fp16_trainer(packs, output, scale, **train):
@@ -248,15 +230,6 @@ def test_only_a_step_that_was_saved_is_the_best(packs, tmp_path):
     state = load_checkpoint(tmp_path / "checkpoints/step-000004").state
     assert state["best"]["step"] == 4
     assert load_checkpoint(tmp_path / "checkpoints/step-000002").state["best"] is None
-
-
-def test_a_request_to_save_is_granted_and_the_run_goes_on(packs, tmp_path):
-    asked = iter([False, True, False, False, False, False])
-    trainer = make_trainer(changed(save_every=100), packs, tmp_path)
-    outcome = trainer.run(should_save=lambda: next(asked))
-    assert outcome.is_complete
-    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert names == ["step-000002", f"step-{STEPS:06d}"]
 
 
 # ---- compiled layers ----

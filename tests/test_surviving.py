@@ -183,21 +183,6 @@ def test_another_tokenizer_on_the_same_output_is_refused(corpora, tmp_path, caps
     assert contents(tmp_path / "run") == before
 
 
-def test_other_text_in_the_same_file_is_refused(tmp_path, capsys):
-    own = tmp_path / "own.txt"
-    own.write_text("\n\n".join(f"The cat number {n} sat on the mat." for n in range(60)))
-    command = [
-        *("--recipe", "text-tiny", *SMALL, "--objective", "mlm", "--train.steps", "2"),
-        *("--data.files", own, "--data.block_length", "16", "--data.vocab_size", "300"),
-        *("--output", tmp_path / "run"),
-    ]
-    trains(*command)
-    before = contents(tmp_path / "run")
-    own.write_text(own.read_text().replace("cat", "dog"))
-    assert f"{own} has changed" in refused(capsys, *command)
-    assert contents(tmp_path / "run") == before
-
-
 # ---- other code ----
 
 # Nats per target, recorded with Python 3.11.7, PyTorch 2.13.0 and NumPy 2.4.6 on an x86-64 CPU.

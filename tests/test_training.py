@@ -1,7 +1,6 @@
 """The training loop: what a step does depends on settings and step, and on nothing else."""
 
 import itertools
-import json
 import math
 import shutil
 from dataclasses import replace
@@ -133,13 +132,6 @@ def test_learning_rate_rises_to_its_peak_and_falls_to_zero():
     assert rates[10] == 0  # the step after the last
 
 
-def test_without_warmup_the_learning_rate_only_falls():
-    train = TrainConfig(steps=4, warmup_steps=0, learning_rate=1.0)
-    assert [learning_rate(train, step) for step in range(5)] == pytest.approx(
-        [0.8, 0.6, 0.4, 0.2, 0.0]
-    )
-
-
 @pytest.mark.parametrize("steps", [1, 2, 9])
 @pytest.mark.parametrize("warmup_steps", [0, 1, 8, 9, 10, 100])
 def test_learning_rate_is_never_negative_or_above_its_peak(steps, warmup_steps):
@@ -215,43 +207,6 @@ def test_resuming_equals_never_stopping(unbroken, packs, tmp_path, step):
     assert metrics_of(tmp_path) == metrics_of(whole)
 
 
-def test_a_request_to_stop_saves_and_the_rest_is_the_same(unbroken, packs, tmp_path):
-    config, whole, outcome = unbroken
-    config = replace(config, train=replace(config.train, save_every=100))
-    first = make_trainer(config, packs, tmp_path)
-    stopped = first.run(
-        should_stop=lambda: first.optimizer.state_dict()["state"][0]["step"] == 4
-    )
-    assert (stopped.step, stopped.is_complete) == (4, False)
-    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-000004"]
-    assert stopped.evaluation is not None  # of step 3
-    resumed = make_trainer(config, packs, tmp_path).run()
-    assert resumed == outcome
-    tensors = load_checkpoint(tmp_path / f"checkpoints/step-{STEPS:06d}").tensors
-    whole_tensors = load_checkpoint(whole / f"checkpoints/step-{STEPS:06d}").tensors
-    for group, named in tensors.items():
-        for name, tensor in named.items():
-            assert torch.equal(tensor, whole_tensors[group][name]), (group, name)
-    # The step it stopped at may have a line of its own; all others are equal.
-    lines = metrics_of(whole)
-    assert [line for line in metrics_of(tmp_path) if line in lines] == lines
-
-
-def stamps(directory):
-    """Content and time of every file."""
-    files = [path for path in directory.rglob("*") if path.is_file()]
-    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
-
-
-def test_a_complete_run_is_left_as_it_is(unbroken, packs, tmp_path):
-    config, whole, outcome = unbroken
-    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
-    before, steps = stamps(tmp_path), []
-    assert make_trainer(config, packs, tmp_path).run(steps.append) == outcome
-    assert steps == []
-    assert stamps(tmp_path) == before
-
-
 @pytest.mark.reliability
 def test_a_damaged_newest_checkpoint_costs_steps_and_nothing_else(unbroken, packs, tmp_path):
     config, whole, outcome = unbroken
@@ -303,18 +258,6 @@ def test_what_is_watched_stands_in_the_line_of_its_validation_and_can_end_the_ru
     assert {r["step"]: r["seen"] for r in records if "seen" in r} == {2: 0.0, 4: 0.5}
     assert outcome.step == 4 and not outcome.is_complete
     assert (tmp_path / "checkpoints" / "step-000004").is_dir()
-
-
-@pytest.mark.reliability
-def test_resuming_with_other_data_is_refused(packs, tmp_path):
-    config = make_config("mlm")
-    make_trainer(config, packs, tmp_path / "run").run()
-    other = make_pack(tmp_path / "other.json", 37, seed=2)
-    for changed in ((other, packs[1]), (packs[0], other)):
-        with pytest.raises(UserError, match="is not the data") as refused:
-            make_trainer(config, changed, tmp_path / "run").run()
-        assert str(other.path) in str(refused.value)
-        assert "--output" in str(refused.value)
 
 
 # ---- determinism ----
@@ -409,21 +352,10 @@ def test_micro_batches_change_neither_loss_nor_gradients(
             assert (other_gradients[name] - gradient).abs().max() < 1e-5 * largest, name
 
 
-def test_micro_batches_are_saved_and_resumed(packs, tmp_path):
-    config = make_config(train={"micro_batch_size": 2})
-    make_trainer(config, packs, tmp_path / "whole").run()
-    first = make_trainer(config, packs, tmp_path / "cut")
-    first.run(should_stop=lambda: True)
-    make_trainer(config, packs, tmp_path / "cut").run()
-    last = f"checkpoints/step-{STEPS:06d}"
-    same_checkpoints(tmp_path / "whole" / last, tmp_path / "cut" / last)
-
-
 TOKEN_BATCHES = {"batch_size": 32, "batch_tokens": 60, "micro_batch_tokens": 20}
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("step", [1, 4])
+@pytest.mark.parametrize(("objective", "step"), [("mlm", 1), ("exlm", 4)])
 def test_batches_of_tokens_are_resumed_bit_for_bit(packs, tmp_path, objective, step):
     config = make_config(objective, train={**TOKEN_BATCHES, "log_every": 1})
     make_trainer(config, packs, tmp_path / "whole").run()
@@ -461,7 +393,7 @@ def test_parts_of_a_batch_of_tokens_weigh_by_their_rows_or_masks(packs, tmp_path
 # ---- what is logged ----
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", ["repeated-mlm", "exlm"])
 def test_tokens_and_seconds_are_counted_across_starts(packs, tmp_path, objective):
     config = make_config(objective, train={"log_every": 1})
     make_trainer(config, packs, tmp_path).run(should_stop=lambda: True)
@@ -499,36 +431,11 @@ def test_mask_accuracy_is_the_share_of_likeliest_guesses(packs, tmp_path):
     assert record["mask_accuracy"] == pytest.approx(expected)
 
 
-def test_exlm_logs_no_mask_accuracy(packs, tmp_path):
-    make_trainer(make_config("exlm"), packs, tmp_path).run(should_stop=lambda: True)
-    (record,) = read_metrics(tmp_path / "metrics.jsonl")
-    assert "mask_accuracy" not in record
-
-
-def test_clipping_bounds_the_gradient(packs, tmp_path):
-    def norm(gradients):
-        return math.sqrt(sum(g.square().sum().item() for g in gradients.values()))
-
-    settings = dropless()
-    _, free = losses_and_gradients(make_config(**settings), packs, tmp_path / "free")
-    settings["train"]["clip_norm"] = norm(free) / 4
-    _, clipped = losses_and_gradients(make_config(**settings), packs, tmp_path / "clipped")
-    assert norm(clipped) == pytest.approx(norm(free) / 4, rel=1e-4)
-
-
 # ---- precision ----
 
 
 @pytest.mark.parametrize(
-    ("objective", "transition"),
-    [
-        ("mlm", "gated"),
-        ("repeated-mlm", "gated"),
-        ("exlm", "gated"),
-        ("exlm", "paper"),
-        ("exlm", "ctc"),
-        ("exlm", "uniform"),
-    ],
+    ("objective", "transition"), [("mlm", "gated"), ("exlm", "gated"), ("exlm", "ctc")]
 )
 def test_bf16_trains_on_a_cpu(packs, tmp_path, objective, transition):
     runs = {}
@@ -556,19 +463,6 @@ def test_validation_has_the_precision_and_the_chains_of_its_step(packs, tmp_path
         assert evaluate(*arguments, 1 / 3).bits == found
         assert evaluate(*arguments).bits != found
     assert evaluate(*arguments, 1 / 3).bits != found
-
-
-@pytest.mark.parametrize("transition", ["gated", "paper"])
-def test_transitions_stay_in_float32_under_bf16(packs, transition):
-    config = make_config(model={"transition": transition})
-    model = make_model(config, VOCAB_SIZE, SPECIAL).eval()
-    (batch,) = validation_batches(packs[1], make_masker(config, SPECIAL), 19, 64)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        log_transition_BLL = model(*batch).log_transition_BLL
-    assert log_transition_BLL.dtype == torch.float32
-    total_BL = log_transition_BLL.exp().sum(dim=2)
-    total_BL = total_BL[total_BL > 0]  # states without successor
-    assert (total_BL - 1).abs().max() < 1e-5
 
 
 # ---- mistakes ----
@@ -639,40 +533,6 @@ def test_a_row_without_a_path_is_left_out_of_the_loss_and_counted(packs, monkeyp
     assert scored.loss.item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_with_the_papers_boundary_masks_alone_are_targets(packs):
-    config = make_config(model={"boundary": "paper"})
-    model = make_model(config, VOCAB_SIZE, SPECIAL).eval()
-    batch = batch_of(packs, config)
-    nats_B = math.log(2) * row_bits(model, batch) / batch.is_masked_BN.sum(dim=1)
-    assert score(model, batch).loss.item() == pytest.approx(nats_B.mean().item(), rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("objective", "needed"),
-    # 11 tokens, 3 masks of 9: k = 2 adds one state for each and for both boundaries.
-    [("mlm", 11), ("repeated-mlm", 22), ("exlm", 16)],
-)
-def test_rows_too_long_are_told_with_both_lengths(packs, tmp_path, objective, needed):
-    fits = make_config(objective, {"max_positions": needed})
-    assert longest_row(fits, 11) == needed
-    make_trainer(fits, packs, tmp_path / "fits").run()
-    with pytest.raises(UserError) as refused:
-        make_trainer(
-            make_config(objective, {"max_positions": needed - 1}), packs, tmp_path / "no"
-        )
-    assert "rows of 11 tokens" in str(refused.value)
-    assert f"raise it to {needed}" in str(refused.value)
-    assert f"model.max_positions {needed - 1}" in str(refused.value)
-
-
-def test_a_row_may_be_masked_whole_where_masks_are_independent():
-    config = make_config(masking={"strategy": "bernoulli"})
-    assert longest_row(config, 11) == 22
-    assert longest_row(make_config(model={"boundary": "paper"}), 11) == 14
-    assert longest_row(make_config(model={"states_per_mask": 5}), 11) == 11 + 4 * 5
-    assert longest_row(make_config(masking={"strategy": "bernoulli"}), 11, 2) == 15
-
-
 @pytest.mark.parametrize("config", [make_config(o, m, masking=s) for o, m, s in [
     ("mlm", {}, {}), ("repeated-mlm", {}, {}), ("exlm", {}, {}),
     ("exlm", {"boundary": "paper", "states_per_mask": 3}, {}),
@@ -694,12 +554,6 @@ def test_no_batch_is_longer_than_the_longest_row(packs, config):
     assert longest <= bound
     if config.masking.strategy == "fixed_count":
         assert longest == bound
-
-
-def test_a_vocabulary_of_another_size_is_refused(packs, tmp_path):
-    make_trainer(make_config(model={"vocab_size": VOCAB_SIZE}), packs, tmp_path)
-    with pytest.raises(UserError, match=f"model.vocab_size is 21.* {VOCAB_SIZE} .*leave"):
-        make_trainer(make_config(model={"vocab_size": 21}), packs, tmp_path)
 
 
 # ---- bits ----
@@ -727,9 +581,10 @@ def test_bits_of_mlm_are_a_sum_over_masks(packs, objective):
     assert torch.equal(bits_B > 0, batch.is_masked_BN.any(dim=1))
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("boundary", ["official", "paper"])
-@pytest.mark.parametrize("transition", ["gated", "uniform"])
+@pytest.mark.parametrize(
+    ("boundary", "transition", "share"),
+    [("official", "gated", 0.0), ("paper", "gated", 0.5), ("paper", "uniform", 1.0)],
+)
 def test_bits_of_exlm_are_the_joint_over_all_paths(packs, boundary, transition, share):
     config = make_config(model={"boundary": boundary, "transition": transition})
     model = make_model(config, VOCAB_SIZE, SPECIAL).eval()
@@ -752,23 +607,7 @@ def test_bits_of_exlm_are_the_joint_over_all_paths(packs, boundary, transition, 
         assert bits_B[row].item() == pytest.approx(-math.log2(total), rel=1e-5)
 
 
-def test_one_state_per_mask_without_transitions_is_a_sum_over_masks(packs):
-    config = make_config(
-        model={"states_per_mask": 1, "transition": "uniform", "boundary": "paper"}
-    )
-    model = make_model(config, VOCAB_SIZE, SPECIAL).eval()
-    batch = batch_of(packs, config)
-    with torch.no_grad():
-        scores = model(*batch)
-        log_p_BM = scores.log_emission_BML.diagonal(dim1=1, dim2=2)
-    for row, bits in enumerate(row_bits(model, batch).tolist()):
-        num_masks = int(batch.is_masked_BN[row].sum())
-        by_hand = -log_p_BM[row, 1 : num_masks + 1].sum().item() / math.log(2)
-        assert bits == pytest.approx(by_hand, rel=1e-5)
-
-
-@pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize(("objective", "is_training"), [("mlm", True), ("exlm", False)])
 def test_evaluation_is_repeatable_and_leaves_the_model_as_it_was(packs, objective, is_training):
     config = make_config(objective)
     model = make_model(config, VOCAB_SIZE, SPECIAL).train(is_training)
@@ -799,18 +638,6 @@ def test_evaluation_does_not_depend_on_the_batch_size(packs, monkeypatch, object
     assert found[0].num_rows == 15
     assert found[0].bits_per_row * 15 == pytest.approx(found[0].bits)
     assert found[0].bits_per_mask * found[0].num_masks == pytest.approx(found[0].bits)
-
-
-def test_evaluation_sums_the_bits_of_its_rows(packs):
-    config = make_config()
-    model = make_model(config, VOCAB_SIZE, SPECIAL).eval()
-    batch = batch_of(packs, config)
-    result = evaluate(model, packs[1], make_masker(config, SPECIAL), 19, CPU)
-    assert result.bits == pytest.approx(row_bits(model, batch).double().sum().item(), rel=1e-6)
-    assert result.num_masks == int(batch.is_masked_BN.sum())
-    assert (result.num_rows, result.num_without_path) == (19, 0)
-    # More than there are: all of them, once.
-    assert evaluate(model, packs[1], make_masker(config, SPECIAL), 500, CPU) == result
 
 
 def test_rows_without_a_path_are_counted_apart(packs, monkeypatch):
@@ -857,29 +684,6 @@ def test_a_trained_model_comes_back(packs, tmp_path, objective):
         assert torch.equal(before, after)
 
 
-def test_a_checkpoint_tells_what_it_was_made_of(packs, tmp_path):
-    make_trainer(make_config("mlm"), packs, tmp_path).run()
-    state = latest_checkpoint(tmp_path / "checkpoints", print).state
-    assert state["train_sha256"] == packs[0].sha256
-    assert state["validation_sha256"] == packs[1].sha256
-    assert state["special_ids"] == SPECIAL._asdict()
-    assert state["vocab_size"] == VOCAB_SIZE
-    assert {"exlm_mini", "python", "torch", "numpy", "device"} <= state["versions"].keys()
-    assert json.loads(json.dumps(state)) == state
-
-
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_training_lowers_the_loss(packs, tmp_path, objective):
-    train = {
-        "steps": 150, "learning_rate": 1e-2, "warmup_steps": 10, "batch_size": 37,
-        "validate_every": 1000, "save_every": 1000, "chain_warmup": 0.0,
-    }  # fmt: skip
-    settings = dropless(**train)
-    config = make_config(objective, settings["model"], settings["train"])
-    found = losses(config, packs, tmp_path)
-    assert max(found[-5:]) < 0.9 * found[0]
-
-
 @pytest.mark.parametrize("strategy", ["fixed_count", "bernoulli", "slots"])
 @pytest.mark.parametrize("num_copies", [1, 3])
 def test_repeated_mlm_always_masks_by_independent_draws(strategy, num_copies):
@@ -905,9 +709,7 @@ def test_repeated_mlm_always_masks_by_independent_draws(strategy, num_copies):
     ("objective", "model", "train", "told"),
     [
         ("exlm", {"init_std": 1e9}, {}, "validation at step 3 gives nan"),
-        ("mlm", {"init_std": 1e9}, {}, "not finite in 6 steps in a row"),
         ("mlm", {}, {"learning_rate": 1e9}, "validation at step 3 gives nan"),
-        ("exlm", {}, {"weight_decay": 1e9}, "validation at step 3 gives nan"),
         ("exlm", {}, {"adam_eps": 1e-300}, "place.weight are not finite after step 1"),
     ],
 )
@@ -922,14 +724,6 @@ def test_a_run_whose_numbers_are_none_ends_and_keeps_none_of_them(
         found = load_checkpoint(path)
         assert all(bool(t.isfinite().all()) for t in found.tensors["model"].values())
         assert math.isfinite((found.state["best"] or {}).get("bits_per_mask", 0.0))
-
-
-def test_a_model_that_gives_no_row_a_path_is_not_the_best(packs, tmp_path, monkeypatch):
-    trainer = make_trainer(make_config(), packs, tmp_path)
-    nothing = evaluation.Evaluation(0.0, 0, 0, 19, 0)
-    monkeypatch.setattr("exlm_mini.training.pretraining.evaluate", lambda *_: nothing)
-    with pytest.raises(UserError, match="validation at step 3"):
-        trainer.run()
 
 
 def test_weights_that_break_are_not_saved_and_the_run_goes_on_from_before(packs, tmp_path):
@@ -960,28 +754,15 @@ def test_a_checkpoint_without_numbers_is_passed_over(packs, tmp_path):
 
 
 SEALED = {
-    "no moments": lambda t, s: t.pop("optimizer"),
     "half of the moments": lambda t, s: t["optimizer"].pop("head.bias/exp_avg_sq"),
     "a moment of another shape": lambda t, s: t["optimizer"].update(
         {"head.bias/exp_avg": torch.tensor(1.0)}
     ),
     "a moment of nothing": lambda t, s: t["optimizer"].update({"x/exp_avg": torch.ones(1)}),
-    "no weights": lambda t, s: t.pop("model"),
     "a weight less": lambda t, s: t["model"].pop("head.bias"),
-    "a weight of another name": lambda t, s: t["model"].update(other=torch.ones(1)),
-    "a weight of another shape": lambda t, s: t["model"].update(
-        {"head.bias": torch.ones(2, 2)}
-    ),
-    "no hash of the data": lambda t, s: s.pop("train_sha256"),
     "a list for a hash": lambda t, s: s.update(tokenizer_sha256=[]),
-    "no validation": lambda t, s: s.pop("evaluation"),
-    "a validation of other names": lambda t, s: s.update(evaluation={"bits": 1.0}),
     "words in the validation": lambda t, s: s["evaluation"].update(num_rows="many"),
-    "a count that is none": lambda t, s: s["evaluation"].update(num_masks=math.nan),
-    "a best step in words": lambda t, s: s["best"].update(step="three"),
-    "tokens in words": lambda t, s: s.update(num_tokens="many"),
     "tokens that are none": lambda t, s: s.update(num_tokens=math.nan),
-    "skipped steps in a list": lambda t, s: s["update"].update(skipped_steps=[1]),
     "a list for the state of steps": lambda t, s: s.update(update=[1]),
 }
 

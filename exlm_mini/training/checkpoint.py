@@ -37,8 +37,6 @@ VERSION = 2
 have two names, which none has in any model."""
 MANIFEST = "manifest.json"
 USE_EARLIER = "delete {} to use an earlier checkpoint"
-MOMENTS = {"step", "exp_avg", "exp_avg_sq"}
-"""What AdamW holds of a parameter that has had a gradient."""
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_]+\.safetensors")
 _NAME = re.compile(r"step-[0-9]{6,12}")
@@ -58,7 +56,7 @@ class Checkpoint(NamedTuple):
 def save_checkpoint(
     directory: Path, step: int, tensors: dict[str, dict[str, Tensor]], state: dict
 ) -> Path:
-    """Write ``directory/step-NNNNNN``, so that it is there complete or not at all.
+    """Write ``directory/step-NNNNNN``, so that it is there complete or not at all; its path.
 
     A crash at any moment leaves the earlier checkpoints as they were and at most a ``.tmp``
     directory, which the next save removes.
@@ -69,13 +67,11 @@ def save_checkpoint(
             run would have gone on from it, and is replaced.
         tensors: ``{group: {name: tensor}}``, any device and layout, no two of one storage; a group
             is named by letters, digits and ``_``.
-        state: JSON-able: settings, versions, hash of the data. Tuples come back as lists.
-
-    Returns:
-        The directory of the new checkpoint.
+        state: JSON-able; tuples come back as lists.
 
     Raises:
-        UserError: not enough space, or the directory cannot be written.
+        UserError: not enough space.
+        OSError: the directory cannot be written.
     """
     final = directory / f"step-{step:06d}"
     draft = directory / f"{final.name}.tmp"
@@ -101,17 +97,22 @@ def save_checkpoint(
         os.rename(draft, final)
         sync_directory(directory)
     except OSError as error:
-        raise _save_error(error, final, needed) from error
+        if error.errno not in NO_SPACE:
+            raise
+        free = shutil.disk_usage(next(path for path in final.parents if path.exists())).free
+        raise UserError(
+            f"no room for checkpoint {final} ({error.strerror}): it needs {needed:,} bytes and a "
+            f"few more, {free:,} are free; free some space or lift the file size limit, then "
+            "start again: earlier checkpoints are intact"
+        ) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)  # already renamed if all went well
     return final
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read one checkpoint; nothing is used before its sha256 is found right.
-
-    Args:
-        path: a ``step-NNNNNN`` directory, or a copy of one under any name.
+    """Read a ``step-NNNNNN`` directory, or a copy of one under any name; nothing is used before
+    its sha256 is found right.
 
     Raises:
         UserError: missing, truncated or changed file, a manifest this version cannot read, or
@@ -169,9 +170,6 @@ def _read_manifest(path: Path) -> dict:
         rest = {key: value for key, value in fields.items() if key != "manifest_sha256"}
         if encode_manifest(rest) != data:
             raise _broken(file, "is damaged: its text does not fit its sha256")
-        for key, kind in {"step": int, "files": dict, "state": dict}.items():
-            if type(fields[key]) is not kind:
-                raise _broken(file, f"has '{key}' of another type than {kind.__name__}")
         if _NAME.fullmatch(path.name) and _step_of(path) != fields["step"]:
             raise _broken(file, f"is of step {fields['step']}, so {path} was renamed")
         return fields
@@ -190,35 +188,14 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _save_error(error: OSError, final: Path, needed: int) -> UserError:
-    """The line for a failed save."""
-    if error.errno not in NO_SPACE:
-        return UserError(
-            f"cannot save checkpoint {final} ({error.strerror}); check the directory, or "
-            "choose another --output"
-        )
-    parents = (path for path in final.parents if path.exists())
-    free = shutil.disk_usage(next(parents)).free
-    return UserError(
-        f"no room for checkpoint {final} ({error.strerror}): it needs {needed:,} bytes and a few "
-        f"more, {free:,} are free; free some space or lift the file size limit, then start "
-        "again: earlier checkpoints are intact"
-    )
-
-
 # ---- those of a run ----
 
 
 def latest_checkpoint(directory: Path, report: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint of a run that verifies.
+    """The newest checkpoint of a run that verifies; none if there is none.
 
-    Args:
-        directory: as for ``save_checkpoint``; anything in it with another name is ignored.
-        report: called with one line for each broken or unfinished checkpoint passed over; not
-            where the error says it.
-
-    Returns:
-        The checkpoint; None if the directory is missing or holds none.
+    Anything in the directory with another name than ``save_checkpoint`` gives is ignored.
+    ``report`` takes a line for each broken or unfinished checkpoint that was passed over.
 
     Raises:
         UserError: there are checkpoints and none of them is intact; says what the newest lacks.
@@ -250,17 +227,12 @@ def prune_checkpoints(
 ) -> None:
     """Delete old checkpoints, and what a crashed save left.
 
-    A crash leaves at most a ``.tmp`` directory, which the next call or save removes.
-
     Args:
-        directory: as for ``save_checkpoint``; anything in it with another name is ignored.
+        directory: as for ``latest_checkpoint``.
         keep_last: how many to keep, 0 for all.
         intact_step: of the newest checkpoint that is intact, for it was just written or read. It is
             the first of those kept; what is newer is damaged, stays, and does not count.
         best_step: this one is kept besides, if it is there.
-
-    Raises:
-        UserError: an old checkpoint cannot be deleted.
     """
     _remove_drafts(directory)
     usable = [path for path in _newest_first(directory) if _step_of(path) <= intact_step]
@@ -268,13 +240,7 @@ def prune_checkpoints(
         if _step_of(path) != best_step:
             # Half of a checkpoint must not stand under its name.
             doomed = path.with_name(f"{path.name}.tmp")
-            try:
-                os.rename(path, doomed)
-            except OSError as error:
-                raise UserError(
-                    f"cannot delete the old checkpoint {path} ({error.strerror}); check the "
-                    "permissions of its directory, or keep all with train.keep_last 0"
-                ) from error
+            os.rename(path, doomed)
             shutil.rmtree(doomed, ignore_errors=True)
 
 
@@ -315,38 +281,29 @@ def restore_optimizer(
 ) -> None:
     """Undo ``optimizer_tensors``: the next step is bitwise the one that would have followed.
 
-    The settings of the optimiser stay those it was built with. ``set_optimizer_state_dict`` of
-    ``torch.distributed.checkpoint`` does the same, but takes moments of any name and shape.
-
-    Args:
-        optimizer: newly built, over the parameters of the model.
-        model: whose parameters have the names.
-        tensors: of ``optimizer_tensors``; copied.
+    The optimiser keeps its settings. ``set_optimizer_state_dict`` of PyTorch does the same, but
+    takes moments of any name and shape.
 
     Raises:
-        UserError: names or shapes do not fit the model.
+        ValueError, KeyError: names or shapes do not fit the model.
     """
-    parameters = dict(model.named_parameters())
-    names = {parameter: name for name, parameter in parameters.items()}
-    state: dict[str, dict[str, Tensor]] = {}
-    for key, tensor in tensors.items():
-        name, _, quantity = key.rpartition("/")
-        # The step count is a scalar, all else has the shape of its parameter.
-        shape = () if quantity == "step" else getattr(parameters.get(name), "shape", None)
-        if name not in parameters or quantity not in MOMENTS or tensor.shape != shape:
-            raise UserError(
-                f"the checkpoint's optimizer state {key} {tuple(tensor.shape)} does not fit the "
-                "model; resume with the settings it was saved with"
-            )
-        # Optimisers keep the tensors they are given and write into them.
-        state.setdefault(name, {})[quantity] = tensor.clone()
-    for name, found in state.items():
-        if lacking := MOMENTS - found.keys():
-            raise UserError(
-                f"the checkpoint's optimizer state lacks {name}/{min(lacking)}; resume with the "
-                "settings it was saved with"
-            )
-    order = [names[p] for group in optimizer.param_groups for p in group["params"]]
-    numbered = {i: state[name] for i, name in enumerate(order) if name in state}
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    state, rest = {}, dict(tensors)
+    order = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, parameter in enumerate(order):
+        name, own = names[parameter], parameter.shape
+        if f"{name}/step" not in rest:
+            continue  # it has had no gradient yet
+        state[number] = {}
+        for quantity, shape in (("step", ()), ("exp_avg", own), ("exp_avg_sq", own)):
+            tensor = rest.pop(f"{name}/{quantity}")
+            if tensor.shape != shape:
+                raise ValueError(
+                    f"{name}/{quantity} {tuple(tensor.shape)} is not {tuple(shape)}"
+                )
+            # Optimisers keep the tensors they are given and write into them.
+            state[number][quantity] = tensor.clone()
+    if rest:
+        raise ValueError(f"the model has no parameter for {min(rest)}")
     groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": numbered, "param_groups": groups})
+    optimizer.load_state_dict({"state": state, "param_groups": groups})

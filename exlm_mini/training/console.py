@@ -22,6 +22,7 @@ from exlm_mini.training.loop import Progress
 INTERRUPTED = 130
 """Exit code of a command that was asked to stop, as shells report an interrupt."""
 SECONDS_BETWEEN_LINES = 10.0
+SECONDS_TO_SPEAK = 5.0
 SECONDS_BETWEEN_SIGNALS = 2.0
 
 
@@ -50,12 +51,16 @@ EXTRAS = {
 """What to install for a module that a command imports when it needs it."""
 
 
-def missing(error: ModuleNotFoundError) -> UserError:
-    """A library that was left out, with the extra that brings it.
+def mistake(error: UserError | ModuleNotFoundError | OSError) -> UserError:
+    """The line for an error: of a library that was left out it names the extra that brings it.
 
     Raises:
-        ModuleNotFoundError: the error itself if it is our own mistake.
+        ModuleNotFoundError, OSError: the error itself if it is our own mistake.
     """
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, OSError):
+        return refused(error)
     name = (error.name or "").partition(".")[0]
     if name not in EXTRAS:
         raise error
@@ -63,10 +68,7 @@ def missing(error: ModuleNotFoundError) -> UserError:
 
 
 def drop_output() -> None:
-    """To be called when the reader of stdout has seen enough.
-
-    Python would complain when it flushes at exit.
-    """
+    """When the reader of stdout has seen enough; Python would complain as it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -74,6 +76,7 @@ def exit_code(
     command: Callable[[], int | None],
     interrupted: str = "interrupted",
     unread: int = INTERRUPTED,
+    is_talking: Callable[[], bool] = lambda: True,
 ) -> int:
     """Run a command; its exit code, and one line if it could not be done.
 
@@ -81,36 +84,34 @@ def exit_code(
         command: the work; none: 0. What trains in it saves and stops by itself when asked to.
         interrupted: told when it is stopped otherwise, such as while data are read.
         unread: exit code where the reader of stdout left before the end.
+        is_talking: false in a process beside which another one tells.
     """
     Debugging.is_on = False
     try:
         code = command() or 0
         sys.stdout.flush()
         return code
-    except UserError as error:
-        say_error(error)
-        return 2
-    except ModuleNotFoundError as error:
-        say_error(missing(error))
-        return 2
     except BrokenPipeError:
         drop_output()
         return unread
-    except OSError as error:
-        say_error(refused(error))
+    except (UserError, ModuleNotFoundError, OSError) as error:
+        told = mistake(error)
+        if is_talking():
+            say_error(told)
+        else:
+            # torchrun ends all processes once it sees one end: let the other one speak before.
+            time.sleep(SECONDS_TO_SPEAK)
         return 2
     except KeyboardInterrupt:
-        say(interrupted)
+        if is_talking():
+            say(interrupted)
         return INTERRUPTED
 
 
 class ProgressLine:
     """How far, how fast, how long still: a bar on a terminal, else a line now and then.
 
-    Args:
-        name: of what is done.
-        steps: units of work in all.
-        unit: what one of them is called.
+    ``steps`` is the work in all, ``unit`` what it is counted in.
     """
 
     def __init__(self, name: str, steps: int, unit: str = "step") -> None:
@@ -169,9 +170,7 @@ class ProgressLine:
 class Requests:
     """What signals have asked a run to do."""
 
-    def __init__(self) -> None:
-        self.is_stop_asked = False
-        self._is_save_asked = False
+    is_stop_asked = is_save_asked = False
 
     def should_stop(self) -> bool:
         """Save and stop after this step."""
@@ -179,12 +178,8 @@ class Requests:
 
     def should_save(self) -> bool:
         """Save after this step and go on; true once for each time it was asked."""
-        is_asked, self._is_save_asked = self._is_save_asked, False
+        is_asked, self.is_save_asked = self.is_save_asked, False
         return is_asked
-
-    def ask_to_save(self, number: int, frame: FrameType | None) -> None:
-        """Handler of SIGUSR1."""
-        self._is_save_asked = True
 
 
 @contextlib.contextmanager
@@ -193,12 +188,9 @@ def requests_by_signal(
 ) -> Iterator[Requests]:
     """Turn SIGINT and SIGTERM into a request to save and stop, SIGUSR1 into one to save.
 
-    The second of SIGINT and SIGTERM stops at once.
-
-    Args:
-        report: told when a stop is asked for.
-        is_launched: by torchrun, which passes signals on; a scheduler may send the same one to
-            the process itself, so a second counts only ``SECONDS_BETWEEN_SIGNALS`` later.
+    The second of SIGINT and SIGTERM stops at once. torchrun passes signals on, and a scheduler may
+    send the same one to the process itself: of a launched one a second counts only
+    ``SECONDS_BETWEEN_SIGNALS`` later.
     """
     requests = Requests()
     asked_at = 0.0
@@ -213,8 +205,11 @@ def requests_by_signal(
             signal.signal(number, previous[number])
             signal.raise_signal(number)
 
+    def ask_to_save(number: int, frame: FrameType | None) -> None:
+        requests.is_save_asked = True
+
     handlers = dict.fromkeys((signal.SIGINT, signal.SIGTERM), ask_to_stop)
-    handlers[signal.SIGUSR1] = requests.ask_to_save
+    handlers[signal.SIGUSR1] = ask_to_save
     previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield requests

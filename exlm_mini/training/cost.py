@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from exlm_mini.config import ModelConfig, RunConfig, SpecialIds, TrainConfig
+from exlm_mini.config import ModelConfig, RunConfig, TrainConfig
 from exlm_mini.config.checks import UserError, check_integers
 from exlm_mini.data.memory import check_bytes
 from exlm_mini.training.parts import count_parameters, longest_row, num_copies
@@ -71,32 +71,27 @@ class BatchPlan(NamedTuple):
 
 
 def plan_batch(train: TrainConfig, num_devices: int, option: str = "--devices") -> BatchPlan:
-    """Spread a batch over devices.
-
-    Args:
-        train: batch and micro-batch, in rows or in tokens.
-        num_devices: over which to spread it.
-        option: that gave their number.
+    """Spread a batch over devices, whose number ``option`` gave.
 
     Raises:
         UserError: if it does not divide.
     """
-    unit = "rows" if train.batch_tokens is None else "tokens"
-    if unit == "rows":
-        size, micro, names = train.batch_size, train.micro_batch_size, ("size", "size")
-    else:
-        size, micro, names = train.batch_tokens, train.micro_batch_tokens, ("tokens", "tokens")
+    unit, name, size, micro = "rows", "size", train.batch_size, train.micro_batch_size
+    if train.batch_tokens is not None:
+        unit, name, size, micro = (
+            "tokens", "tokens", train.batch_tokens, train.micro_batch_tokens
+        )  # fmt: skip
     check_integers({option: num_devices})
     if num_devices < 1:
         raise UserError(f"{option} is {num_devices}; it must be at least 1")
     share = num_devices * (micro or 1)
     if size % share:
-        of_each = f" x train.micro_batch_{names[1]} {micro:,}" if micro else ""
+        of_each = f" x train.micro_batch_{name} {micro:,}" if micro else ""
         most = size // (micro or 1)
         small = [n for n in range(1, math.isqrt(most) + 1) if most % n == 0]
         near = min(small + [most // n for n in small], key=lambda n: abs(n - num_devices))
         raise UserError(
-            f"train.batch_{names[0]} {size:,} cannot be spread over {num_devices} devices"
+            f"train.batch_{name} {size:,} cannot be spread over {num_devices} devices"
             f"{of_each}: {size % share:,} {unit} are left over; use {option} {near}, or change "
             "one of the other numbers"
         )
@@ -108,7 +103,6 @@ def estimate(
     config: RunConfig,
     vocab_size: int,
     row_length: int,
-    special_ids: SpecialIds = SpecialIds(),
     num_slots: int | None = None,
 ) -> Estimate:
     """Costs of a run with a single objective.
@@ -117,13 +111,12 @@ def estimate(
         config: of the run.
         vocab_size: V.
         row_length: longest row, [BOS] and [EOS] included.
-        special_ids: of the tokenizer.
         num_slots: masks of a row under the strategy ``slots``.
 
     Raises:
         UserError: for a weight of more bytes than can be numbered.
     """
-    num_parameters, num_transition = count_parameters(config, vocab_size, special_ids)
+    num_parameters, num_transition = count_parameters(config, vocab_size)
     tokens_per_step = config.train.batch_tokens or config.train.batch_size * row_length
     num_tokens = tokens_per_step * config.train.steps
     flops_per_token = row_flops(config, vocab_size, row_length, num_slots) / row_length
@@ -149,13 +142,9 @@ def check_memory(
     num_devices: int = 1,
     num_slots: int | None = None,
 ) -> None:
-    """Refuse a run with a single objective that its device cannot hold.
+    """Refuse a run, its precision settled, that its device cannot hold.
 
-    Args:
-        config: of the run, its precision settled.
-        vocab_size, row_length, num_slots: as for ``estimate``; less where it is not yet known.
-        device: of this process.
-        num_devices: of the run.
+    The sizes are those of ``estimate``, or less where they are not yet known.
 
     Raises:
         DoesNotFit: with the figure, and which settings to lower.
@@ -188,12 +177,7 @@ def row_flops(
     backward pass has two products for each. The dynamic programme has none; what is computed
     again to save memory is not counted, nor the learned places of the transition, which are
     multiplied once for a whole batch. The chapter on states expansion derives the terms.
-
-    Args:
-        config: of a single objective.
-        vocab_size: V.
-        row_length: tokens of the row, [BOS] and [EOS] included.
-        num_slots: masks of a row under the strategy ``slots``.
+    Arguments as for ``estimate``.
     """
     model = config.model
     num_layers, D, F, H = model.shape
@@ -222,13 +206,6 @@ def row_flops(
     return 2 * 3 * (encoder + heads)
 
 
-def _micro_batch_rows(train: TrainConfig, row_length: int) -> int:
-    """Rows of one forward pass; of the longest rows when tokens are counted."""
-    if train.batch_tokens is None:
-        return train.micro_batch_size or train.batch_size
-    return max(1, (train.micro_batch_tokens or train.batch_tokens) // row_length)
-
-
 def encoder_bytes(
     model: ModelConfig, num_tokens: int, half: int = _FLOAT, num_row_tokens: int | None = None
 ) -> int:
@@ -238,8 +215,7 @@ def encoder_bytes(
         model: settings of the model.
         num_tokens: of a batch, after expansion or repetition, padding included.
         half: bytes of a number in the encoder's precision.
-        num_row_tokens: the same before expansion, which the layers below ``expand_at`` see; none:
-            all layers see ``num_tokens``.
+        num_row_tokens: before expansion, as layers below ``expand_at`` see it; none: as all.
     """
     num_layers, D, F, _ = model.shape
     # Per layer: what enters both norms (the residual stream stays in float32) and comes out of
@@ -259,7 +235,10 @@ def _activation_bytes(
     """Tensors autograd keeps, counted layer by layer."""
     model, is_low = config.model, config.train.precision in ("bf16", "fp16")
     num_layers, D, F, H = model.shape
-    B = _micro_batch_rows(config.train, row_length)
+    train = config.train
+    B = train.micro_batch_size or train.batch_size
+    if train.batch_tokens is not None:  # of the longest rows
+        B = max(1, (train.micro_batch_tokens or train.batch_tokens) // row_length)
     T = longest_row(config, row_length, num_slots)
     half = 2 if is_low else _FLOAT
     num_row_tokens = B * row_length if config.objective == "exlm" else None

@@ -42,9 +42,6 @@ def dry_run(
         num_devices: to spread a batch over; memory is that of one of them.
         tokens_per_second: measured on one device, for the hours: input tokens, before expansion
             or repetition and without padding.
-
-    Raises:
-        UserError: if the batch cannot be spread.
     """
     config = with_precision(config, choose_device(config.train.device))
     plan, singles = plan_batch(config.train, num_devices), objectives_of(config)
@@ -134,13 +131,10 @@ def _print_costs(
 def _entry(name: str, text: str) -> str:
     """A name and its text, in lines that fit a terminal and a page of the book."""
     indent = " " * (_NAME_WIDTH + 1)
-    width = _LINE_WIDTH - len(indent)
-    lines = [
-        line
-        for part in text.splitlines()
-        for line in textwrap.wrap(part, width, break_long_words=False, break_on_hyphens=False)
-    ]
-    return f"{name:{_NAME_WIDTH}} " + f"\n{indent}".join(lines)
+    wrapper = textwrap.TextWrapper(
+        _LINE_WIDTH, indent, indent, break_long_words=False, break_on_hyphens=False
+    )
+    return f"{name:{_NAME_WIDTH}} " + "\n".join(map(wrapper.fill, text.splitlines())).lstrip()
 
 
 def _hours(costs: Estimate, plan: BatchPlan, tokens_per_second: float | None) -> str:

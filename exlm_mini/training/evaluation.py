@@ -16,7 +16,7 @@ from exlm_mini.data.batches import validation_batches
 from exlm_mini.data.masking import MaskedBatch, Masker
 from exlm_mini.data.packs import Pack
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.model.objectives import StateScores, log_likelihood, nats_to_bits
+from exlm_mini.model.objectives import log_likelihood, nats_to_bits
 
 VALIDATION_BATCH_ROWS = 64
 
@@ -58,16 +58,13 @@ class Evaluation(NamedTuple):
         return None if self.num_correct is None else self.num_correct / max(self.num_masks, 1)
 
 
-@torch.no_grad()
 def row_bits(model: MaskedLM | ExLM, batch: MaskedBatch, chain_share: float = 0.0) -> Tensor:
     """-log2 P(masked tokens | context) of each row, (B,), float32; inf where no path fits.
 
     The sum of independent predictions for MLM; for ExLM the joint probability, summed over all
     paths, with the emissions of the boundaries left out.
     """
-    if isinstance(model, ExLM):
-        return _joint_bits(model(*batch, chain_share))
-    return _sum_of_bits(model(batch.masked_ids_BN, batch.is_masked_BN), batch)
+    return row_bits_and_correct(model, batch, chain_share)[0]
 
 
 @torch.no_grad()
@@ -85,25 +82,17 @@ def row_bits_and_correct(
         target_M = torch.arange(graph.target_ids_BM.shape[1], device=graph.num_targets_B.device)
         is_mask_BM = (target_M < graph.num_targets_B.unsqueeze(1)) & ~graph.is_boundary_BM
         is_correct_BM = is_mask_BM & (scores.guess_ids_BM == graph.target_ids_BM)
-        return _joint_bits(scores), is_correct_BM.sum(dim=1)
+        bits_B = nats_to_bits(-log_likelihood(scores, with_boundaries=False))
+        return bits_B, is_correct_BM.sum(dim=1)
     token_logits_SV = model(batch.masked_ids_BN, batch.is_masked_BN)
-    is_correct_S = token_logits_SV.argmax(dim=1) == batch.token_ids_BN[batch.is_masked_BN]
-    is_correct_BN = batch.is_masked_BN.masked_scatter(batch.is_masked_BN, is_correct_S)
-    return _sum_of_bits(token_logits_SV, batch), is_correct_BN.sum(dim=1)
-
-
-def _joint_bits(scores: StateScores) -> Tensor:
-    """Bits of each row's masks together, (B,)."""
-    return nats_to_bits(-log_likelihood(scores, with_boundaries=False))
-
-
-def _sum_of_bits(token_logits_SV: Tensor, batch: MaskedBatch) -> Tensor:
-    """Bits of each row's masks one by one, (B,)."""
+    target_ids_S = batch.token_ids_BN[batch.is_masked_BN]
     log_p_SV = token_logits_SV.float().log_softmax(dim=1)
-    log_p_S = log_p_SV.gather(1, batch.token_ids_BN[batch.is_masked_BN].unsqueeze(1)).squeeze(1)
+    log_p_S = log_p_SV.gather(1, target_ids_S.unsqueeze(1)).squeeze(1)
     row_S = batch.is_masked_BN.nonzero()[:, 0]
     zeros_B = torch.zeros(len(batch.token_ids_BN), device=log_p_S.device)
-    return nats_to_bits(-zeros_B.index_add(0, row_S, log_p_S))
+    is_correct_S = token_logits_SV.argmax(dim=1) == target_ids_S
+    correct_B = zeros_B.long().index_add(0, row_S, is_correct_S.long())
+    return nats_to_bits(-zeros_B.index_add(0, row_S, log_p_S)), correct_B
 
 
 def evaluate(
@@ -123,10 +112,6 @@ def evaluate(
     result has the same bits whatever the number of processes.
 
     Args:
-        model: any objective's.
-        pack: held-out rows.
-        masker: hides tokens.
-        num_rows: of the pack.
         device: of the model.
         chain_share: see ``ExLM.forward``.
         rank, world_size: which process this is, of how many that call this together.

@@ -80,15 +80,8 @@ class LiveRun(NamedTuple):
 
 
 def train_live(config: RunConfig, scale: Scale) -> LiveRun:
-    """Train as ``pretrain`` does, in a temporary directory, and keep the model.
-
-    Args:
-        config: of one objective; ``train.device`` is taken from ``scale``.
-        scale: of the chapter.
-
-    Raises:
-        UserError: as ``pretrain`` would, for settings that do not fit.
-    """
+    """Train one objective as ``pretrain`` does, in a temporary directory and on the device of the
+    scale, and keep the model."""
     config = replace(config, train=replace(config.train, device=scale.device.type))
     curve: list[tuple[int, Evaluation]] = []
 

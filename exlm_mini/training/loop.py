@@ -45,7 +45,7 @@ class Progress(NamedTuple):
     step: int
     """Steps done, from 1."""
     loss: float
-    """Nats per target of the last batch; of fine-tuning per answer."""
+    """See ``Update``; of the last batch."""
     tokens_per_second: float
     """Input tokens, before expansion or repetition and without padding, since this start."""
     evaluation: Any
@@ -111,11 +111,7 @@ class Loop:
     # ---- of the subclass ----
 
     def _evaluate(self, step: int) -> Any:
-        """Validate after a step; see ``Progress``.
-
-        Raises:
-            DivergedError: if a number is not finite.
-        """
+        """Validate after a step, see ``Progress``; ``DivergedError`` if a number is not finite."""
         raise NotImplementedError
 
     def _own_state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
@@ -178,7 +174,7 @@ class Loop:
                 is_late = time.monotonic() - self._saved_at >= self.seconds_between_saves
                 if is_last or is_asked or (step % train.save_every == 0 and is_late):
                     self._save(step, evaluation)
-                if is_last:
+                if is_stopped:
                     break
         if step == train.steps:
             self._finish()
@@ -204,21 +200,17 @@ class Loop:
                 self.output.mkdir(parents=True, exist_ok=True)
                 self._prune(step)  # no save may follow the one that was cut short
                 metrics = MetricsLog(self.output / "metrics.jsonl", step)
-                logs.append(open_files.enter_context(metrics))
                 self.seconds = (metrics.last or {}).get("seconds") or 0.0
+                logs.append(metrics)
                 if self.train.tensorboard:
-                    scalars = ScalarLog(self.output / "tensorboard", step)
-                    logs.append(open_files.enter_context(scalars))
+                    logs.append(ScalarLog(self.output / "tensorboard", step))
+                for log in logs:
+                    open_files.callback(log.close)
         return logs
 
     def _numbers(self, update: Update, speed: float, evaluation: Any) -> dict[str, Any]:
-        """A line of ``metrics.jsonl``, to which a subclass may add.
-
-        Args:
-            update: what the last step told.
-            speed: input tokens per second since this start.
-            evaluation: present after a validation.
-        """
+        """A line of ``metrics.jsonl``, to which a subclass may add; ``speed`` in input tokens per
+        second since this start."""
         return {
             "loss": update.loss,
             "learning_rate": update.learning_rate,
@@ -257,11 +249,10 @@ class Loop:
 
     def _prune(self, intact_step: int) -> None:
         """Keep the newest checkpoints and the best."""
-        keep_last = self.train.keep_last
-        prune_checkpoints(self._checkpoints, keep_last, intact_step, self.best_step)
+        prune_checkpoints(self._checkpoints, self.train.keep_last, intact_step, self.best_step)
 
     def _restore(self) -> int:
-        """Take over the newest whole checkpoint, if there is one; the number of steps done."""
+        """Take over the newest whole checkpoint, if there is one; the steps done."""
         engine = self.engine
         with engine.together():
             report = self.report if engine.is_main else lambda line: None
@@ -288,11 +279,7 @@ class Loop:
         return step
 
     def _take_over(self, checkpoint: Checkpoint) -> None:
-        """Put weights, moments and counts where they belong.
-
-        Raises:
-            UserError: if the checkpoint is of another run.
-        """
+        """Put weights, moments and counts where they belong; refuse those of another run."""
         state = checkpoint.state
         self.model.load_state_dict(checkpoint.tensors["model"])
         restore_optimizer(self.optimizer, self.model, checkpoint.tensors["optimizer"])

@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import resource
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +12,6 @@ import numpy as np
 import torch
 
 from exlm_mini.config import RunConfig
-from exlm_mini.config.checks import UserError
 from exlm_mini.training.cost import row_flops
 
 
@@ -53,15 +49,12 @@ another relative has a name of its own, and no peak here."""
 
 
 def peak_flops(name: str, precision: str, is_tf32: bool = False) -> float | None:
-    """Most floating-point operations per second of a device.
+    """Most floating-point operations per second of a device; none if it is not in ``PEAKS``.
 
     Args:
         name: ``torch.cuda.get_device_name()``, or any for what is not a GPU.
         precision: of the run: ``fp32``, ``bf16`` or ``fp16``.
         is_tf32: products of fp32 run as TF32.
-
-    Returns:
-        Operations per second; none for a device that is not in ``PEAKS``.
     """
     peak = PEAKS.get(name.removeprefix("NVIDIA "))
     if peak is None:
@@ -77,13 +70,7 @@ def mean_flops_per_token(
 
     Longer rows cost more by the token, so ``cost.row_flops`` is taken of every length there
     is. Expanded states, copies and the heads are counted, padding and what is computed again are
-    not.
-
-    Args:
-        config: of a single objective.
-        vocab_size: V.
-        lengths_R: tokens of each row, [BOS] and [EOS] included.
-        num_slots: masks of a row under the strategy ``slots``.
+    not. Arguments as for ``cost.estimate``, the lengths of all rows.
     """
     count_of_length = np.bincount(lengths_R)
     lengths = count_of_length.nonzero()[0]
@@ -99,26 +86,13 @@ def peak_memory_mib(device: torch.device) -> float:
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
-    try:
-        # getrusage would also count the program that started this one.
-        status = Path("/proc/self/status").read_text()
-        return int(status.partition("VmHWM:")[2].split()[0]) / 2**10
-    except (OSError, IndexError):  # not Linux
-        unit = 2**20 if sys.platform == "darwin" else 2**10
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    # getrusage would also count the program that started this one.
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 2**10
 
 
 class Meter:
-    """How well a run uses its machine.
-
-    Args:
-        config: of the run, its precision settled.
-        vocab_size: V.
-        lengths_R: tokens of each training row.
-        device: of this process.
-        num_devices: of the run, all alike.
-        num_slots: masks of a row under the strategy ``slots``.
-    """
+    """How well a run, its precision settled, uses its machine: ``num_devices``, all alike."""
 
     def __init__(
         self,
@@ -138,15 +112,10 @@ class Meter:
         """Of all devices together; none where it is not known."""
 
     def read(self, tokens_per_second: float) -> dict[str, float]:
-        """What a line of metrics says of the machine.
+        """What a line of metrics says of the machine at a speed in input tokens of all devices.
 
-        Args:
-            tokens_per_second: input tokens, before expansion or repetition and without padding,
-                of all devices.
-
-        Returns:
-            ``model_flops_per_second`` of all devices; ``model_flops_utilisation``, its share of
-            their peak, where that is known; ``peak_memory_mib`` of this process.
+        ``model_flops_per_second`` of all devices; ``model_flops_utilisation``, its share of their
+        peak, where that is known; ``peak_memory_mib`` of this process.
         """
         speed = self.flops_per_token * tokens_per_second
         numbers = {"model_flops_per_second": speed}
@@ -155,37 +124,14 @@ class Meter:
         return numbers | {"peak_memory_mib": peak_memory_mib(self.device)}
 
 
-def check_tensorboard() -> None:
-    """Refuse ``train.tensorboard`` where the package is missing.
-
-    Raises:
-        UserError: naming the remedy.
-    """
-    if importlib.util.find_spec("tensorboard") is None:
-        raise UserError(
-            "train.tensorboard needs the package tensorboard; pip install 'exlm-mini[watch]', or "
-            "leave the setting out"
-        )
-
-
 class ScalarLog:
     """Lines of metrics as scalars for TensorBoard; each number has its name in ``metrics.jsonl``.
 
-    A run that goes on writes another file into the folder, which hides what an earlier one says
-    of later steps.
+    A run that goes on from ``step`` writes another file into the folder, which hides what an
+    earlier one says of later steps.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
-        """Open a file in the folder.
-
-        Args:
-            folder: made if missing.
-            step: steps done by the checkpoint the run goes on from, 0 for a new run.
-
-        Raises:
-            UserError: the package tensorboard is missing.
-        """
-        check_tensorboard()
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(folder), purge_step=step + 1)
@@ -201,9 +147,3 @@ class ScalarLog:
     def close(self) -> None:
         """Close the file."""
         self._writer.close()
-
-    def __enter__(self) -> ScalarLog:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import platform
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -35,13 +36,7 @@ def num_copies(config: RunConfig) -> int:
 
 
 def longest_row(config: RunConfig, row_length: int, num_slots: int | None = None) -> int:
-    """Longest sequence the encoder can meet, in tokens.
-
-    Args:
-        config: of the run.
-        row_length: longest row of the data, [BOS] and [EOS] included.
-        num_slots: masks of a row under the strategy ``slots``.
-    """
+    """Tokens of the longest sequence the encoder can meet; arguments as for ``cost.estimate``."""
     if config.objective != "exlm":
         return row_length * num_copies(config)
     num_maskable = row_length - 2
@@ -55,11 +50,7 @@ def longest_row(config: RunConfig, row_length: int, num_slots: int | None = None
 
 
 def check_row_length(config: RunConfig, row_length: int, num_slots: int | None = None) -> None:
-    """Refuse rows the position range cannot hold.
-
-    Raises:
-        UserError: naming both lengths.
-    """
+    """Refuse rows the position range cannot hold with ``UserError``, naming both lengths."""
     needed = longest_row(config, row_length, num_slots)
     if needed > config.model.max_positions:
         raise UserError(
@@ -90,9 +81,7 @@ def make_model(config: RunConfig, vocab_size: int, special_ids: SpecialIds) -> M
     return kind(config.model, vocab_size, special_ids)
 
 
-def count_parameters(
-    config: RunConfig, vocab_size: int, special_ids: SpecialIds
-) -> tuple[int, int]:
+def count_parameters(config: RunConfig, vocab_size: int) -> tuple[int, int]:
     """Parameters of the model of a run, and how many of them are in its transition head.
 
     Nothing is allocated, however large the model: one layer is made, without its numbers.
@@ -104,7 +93,7 @@ def count_parameters(
     of_one_layer = replace(config, model=replace(config.model, num_layers=1, expand_at=0))
     try:
         with torch.device("meta"):
-            model = make_model(of_one_layer, vocab_size, special_ids)
+            model = make_model(of_one_layer, vocab_size, SpecialIds())
     except RuntimeError:
         raise UserError(
             f"model.width {shape.width:,} makes a weight of 2**63 bytes or more; lower it"
@@ -118,7 +107,7 @@ def load_model(checkpoint: Checkpoint) -> tuple[MaskedLM | ExLM, RunConfig]:
     """The trained model of a checkpoint, in evaluation mode on the CPU, and its settings.
 
     Raises:
-        ValueError: if these are not the settings of its weights.
+        ValueError, RuntimeError: if these are not the settings of its weights.
     """
     config = stored_config(checkpoint)
     special_ids, vocab_size = settled_size(config, checkpoint)
@@ -128,11 +117,8 @@ def load_model(checkpoint: Checkpoint) -> tuple[MaskedLM | ExLM, RunConfig]:
 
 
 def stored_config(checkpoint: Checkpoint) -> RunConfig:
-    """The settings that a checkpoint was made with.
-
-    Raises:
-        ValueError: if no run could have them. Nobody typed them, so that the file is to be named.
-    """
+    """The settings that a checkpoint was made with; nobody typed them, so that what is wrong with
+    them is a ``ValueError``, and the file is named."""
     try:
         return run_config_from_dict(checkpoint.state["config"])
     except UserError as error:
@@ -148,7 +134,7 @@ def settled_size(config: RunConfig, checkpoint: Checkpoint) -> tuple[SpecialIds,
     """
     special_ids = SpecialIds(**checkpoint.state["special_ids"])
     vocab_size = checkpoint.state["vocab_size"]
-    wanted, _ = count_parameters(config, vocab_size, special_ids)
+    wanted, _ = count_parameters(config, vocab_size)
     found = sum(tensor.numel() for tensor in checkpoint.tensors["model"].values())
     if wanted > 2 * found or not 0 <= min(special_ids) <= max(special_ids) < vocab_size:
         raise ValueError(f"it has {found:,} weights, its settings {wanted:,}")
@@ -163,13 +149,11 @@ def make_batches(
     Raises:
         UserError: if a row has more tokens than a micro-batch may have.
     """
-    train = config.train
+    train, seed = config.train, config.seed
     if train.batch_tokens is None:
-        return TrainingBatches(
-            pack, masker, train.batch_size, config.seed, train.micro_batch_size
-        )
+        return TrainingBatches(pack, masker, train.batch_size, seed, train.micro_batch_size)
     micro = train.micro_batch_tokens or train.batch_tokens
-    return TokenBatches(pack, masker, micro, train.batch_tokens // micro, config.seed)
+    return TokenBatches(pack, masker, micro, train.batch_tokens // micro, seed)
 
 
 def make_optimizer(model: nn.Module, train: TrainConfig) -> torch.optim.AdamW:
@@ -187,20 +171,13 @@ def make_optimizer(model: nn.Module, train: TrainConfig) -> torch.optim.AdamW:
 
 
 def learning_rate(train: TrainConfig, step: int) -> float:
-    """Linear warm-up, then linear decay to 0 after the last step (polynomial decay, power 1).
-
-    Args:
-        train: settings.
-        step: of the update to make, from 0.
-    """
+    """Linear warm-up, then linear decay to 0 after the last step (polynomial decay, power 1);
+    ``step`` is that of the update to make, from 0."""
     update = step + 1
     if update <= train.warmup_steps:
         return train.learning_rate * update / train.warmup_steps
-    return (
-        train.learning_rate
-        * (train.steps - update + 1)
-        / (train.steps - train.warmup_steps + 1)
-    )
+    left = train.steps - update + 1
+    return train.learning_rate * left / (train.steps - train.warmup_steps + 1)
 
 
 def chain_share(config: RunConfig, step: int) -> float:
@@ -219,12 +196,9 @@ def choose_device(name: str) -> torch.device:
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"train.device is '{name}'; known: auto, cpu, cuda, cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
         raise UserError(f"train.device is '{name}'; known: auto, cpu, cuda, cuda:N")
+    device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(
             f"train.device is {name}, but torch sees {torch.cuda.device_count()} GPUs; use cpu"

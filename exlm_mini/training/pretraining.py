@@ -40,11 +40,7 @@ class _Best(NamedTuple):
 
 
 def check_spread(config: RunConfig, num_processes: int) -> None:
-    """Refuse batches that cannot be spread over processes.
-
-    Raises:
-        UserError: naming the sizes.
-    """
+    """Refuse batches that cannot be spread over processes with ``UserError``, naming the sizes."""
     plan = plan_batch(config.train, num_processes, "--nproc-per-node")
     if num_processes > 1 and plan.unit == "tokens" and config.train.micro_batch_tokens is None:
         raise UserError(
@@ -60,10 +56,8 @@ class Trainer(Loop):
     Args:
         config: of the run; the objective is one of the three single ones.
         train_pack, validation_pack: rows to learn from and to validate with.
-        output: run directory, locked by the caller; gets ``checkpoints/`` and
-            ``metrics.jsonl``.
+        output, report: see ``Loop``; the directory is locked by the caller.
         slots: positions the masking strategy ``slots`` hides.
-        report: takes a line about something unusual, such as a damaged checkpoint.
         engine: of this process; none: the only one, on ``train.device``.
 
     Raises:
@@ -130,8 +124,8 @@ class Trainer(Loop):
                 self.engine.add_up,
             )
         if not found.is_finite:
-            told = f"{found.bits_per_mask:g} bits per masked token"
-            raise self.updater.diverged(f"validation at step {step} gives {told}")
+            bits = f"{found.bits_per_mask:g} bits per masked token"
+            raise self.updater.diverged(f"validation at step {step} gives {bits}")
         return found
 
     def _numbers(
@@ -169,15 +163,11 @@ class Trainer(Loop):
     def _take_over(self, checkpoint: Checkpoint) -> None:
         state = checkpoint.state
         for name, pack in (("train", self.train_pack), ("validation", self.validation_pack)):
-            if state.get(f"{name}_sha256") != pack.sha256:
+            stored = state.get(f"{name}_sha256"), state.get("tokenizer_sha256")
+            if stored != (pack.sha256, pack.tokenizer_sha256):
                 raise UserError(
-                    f"{pack.path} is not the data that {self._checkpoints} was trained with; "
-                    "restore the data or choose another --output"
-                )
-            if state.get("tokenizer_sha256") != pack.tokenizer_sha256:
-                raise UserError(
-                    f"{pack.path} belongs to another tokenizer than {self._checkpoints}; restore "
-                    "the corpus or choose another --output"
+                    f"{pack.path} is not the data that {self._checkpoints} was trained with, or "
+                    "its tokenizer is another; restore the corpus or choose another --output"
                 )
         super()._take_over(checkpoint)
         if state["evaluation"]:

@@ -46,19 +46,28 @@ def start_engine(train: TrainConfig) -> Engine:
         UserError: for a device that is absent; of several processes for one GPU by number, or
             fewer GPUs than processes.
     """
+    device, num_gpus = choose_device(train.device), torch.cuda.device_count()
     if launched_rank() is None:
-        return Engine(choose_device(train.device))
-    device = _device_of_process(train.device)
+        return Engine(device)
+    if device.type == "cuda":
+        if device.index is not None:
+            raise UserError(
+                f"train.device {device} is one GPU, and processes take one each; use cuda or auto"
+            )
+        if (num_processes := int(os.environ.get("LOCAL_WORLD_SIZE", 1))) > num_gpus:
+            raise UserError(
+                f"{num_processes} processes on a machine with {num_gpus} GPUs; use "
+                f"--nproc-per-node {num_gpus}"
+            )
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     return Engine(device, _connect(device))
 
 
 class Engine:
-    """One process, which may have others beside it.
+    """One process on its device, which may have others beside it.
 
-    Args:
-        device: of this process.
-        group: the processes that torchrun started, in which small numbers travel between CPUs;
-            none: this process is the only one.
+    ``group`` are the processes that torchrun started, in which small numbers travel between CPUs;
+    none: this process is the only one.
     """
 
     def __init__(
@@ -77,16 +86,8 @@ class Engine:
         return self.rank == 0
 
     def wrap(self, model: nn.Module, train: TrainConfig, loss: Loss) -> nn.Module:
-        """Take over a model, before its optimiser is built.
-
-        Args:
-            model: with an ``encoder``, and with the same weights in every process.
-            train: for ``compile``.
-            loss: of ``parts.Objective``.
-
-        Returns:
-            The same model on the device.
-        """
+        """Take over a model with an ``encoder`` and with the same weights in every process, before
+        its optimiser is built; the same model on the device."""
         model.to(self.device)
         if train.compile:
             # Layer by layer: the head's shapes change from batch to batch.
@@ -102,20 +103,14 @@ class Engine:
         return self._scorer(*part)
 
     def accumulate(self, is_last: bool) -> contextlib.AbstractContextManager:
-        """Around forward and backward pass of a micro-batch.
-
-        The gradients of the processes are averaged after the last one of a step.
-        """
+        """Around forward and backward pass of a micro-batch: the gradients of the processes are
+        averaged after the last one of a step."""
         if self._group is None or is_last:
             return contextlib.nullcontext()
         return self._scorer.no_sync()
 
     def clip(self, model: nn.Module, largest: float) -> float:
-        """Scale the gradient down to a norm; 0 leaves it alone.
-
-        Returns:
-            The norm it had, over all parameters.
-        """
+        """Scale the gradient down to a norm, 0 leaves it alone; the norm it had."""
         parameters = [p for p in model.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm([p.grad for p in parameters])
         if largest > 0:
@@ -139,21 +134,16 @@ class Engine:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Work at which one process may fail: all leave it together, with the same error.
-
-        Raises:
-            UserError: of the first process that had one.
-        """
+        """Work at which one process may fail: all leave it together, with the ``UserError`` of the
+        first that had one."""
         if self._group is None:
             yield
             return
         message = None
         try:
             yield
-        except UserError as error:
-            message = str(error)
-        except OSError as error:
-            message = str(refused(error))
+        except (UserError, OSError) as error:
+            message = str(refused(error) if isinstance(error, OSError) else error)
         for first in self._gather(message):
             if first is not None:
                 raise UserError(first)
@@ -195,13 +185,11 @@ class _Scorer(nn.Module):
 
 
 def _connect(device: torch.device) -> distributed.ProcessGroup:
-    """Meet the other processes where torchrun says, under a name of this start.
+    """All processes, connected by gloo; on GPUs NCCL connects them besides, for gradients.
 
-    torchrun keeps one store over all restarts. Without a name a process may read there the
-    address that another one had before it was killed, and wait for it for ever.
-
-    Returns:
-        All processes, connected by gloo; on GPUs NCCL connects them besides, for gradients.
+    They meet where torchrun says, under a name of this start: torchrun keeps one store over all
+    restarts, and without a name a process may read there the address that another one had before
+    it was killed, and wait for it for ever.
     """
     store, rank, world_size = next(distributed.rendezvous("env://"))
     start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -218,24 +206,6 @@ def _connect(device: torch.device) -> distributed.ProcessGroup:
     if is_cpu:
         return distributed.group.WORLD
     return distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)
-
-
-def _device_of_process(name: str) -> torch.device:
-    """The device of a launched process: the GPU of its number on its machine, or the CPU."""
-    device = choose_device(name)
-    if device.type == "cpu":
-        return device
-    if device.index is not None:
-        raise UserError(
-            f"train.device {name} is one GPU, and processes take one each; use cuda or auto"
-        )
-    num_processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    if num_processes > torch.cuda.device_count():
-        raise UserError(
-            f"{num_processes} processes on a machine with {torch.cuda.device_count()} GPUs; use "
-            f"--nproc-per-node {torch.cuda.device_count()}"
-        )
-    return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 
 
 def leave(code: int) -> NoReturn:

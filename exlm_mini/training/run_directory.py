@@ -41,15 +41,11 @@ class RunDirectory:
 
     The lock is the kernel's (``flock``): it ends with the process, however that dies, so a lock
     file left by a killed run stands in nobody's way.
+
+    ``report`` takes a line where the file system has no locks.
     """
 
     def __init__(self, path: Path, report: Callable[[str], None] = print) -> None:
-        """Name the directory; nothing is touched before ``with``.
-
-        Args:
-            path: made if missing, with its parents.
-            report: called with one line when the file system has no locks.
-        """
         self.path = path
         self._report = report
         self._descriptor: int | None = None
@@ -58,8 +54,8 @@ class RunDirectory:
         """Make the directory and take the lock.
 
         Raises:
-            UserError: another process holds it, the directory cannot be made or written, or a
-                symbolic link lies in it.
+            UserError: another process holds it, or a symbolic link lies in it.
+            OSError: the directory cannot be made or written.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -68,17 +64,7 @@ class RunDirectory:
             self._lock()
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
-        except OSError as error:
-            self._release()
-            if isinstance(error, FileExistsError | NotADirectoryError):
-                raise UserError(
-                    f"{self.path} is a file, or lies below one; choose another --output"
-                ) from error
-            raise UserError(
-                f"cannot write to {self.path} ({error.strerror}); check its permissions and "
-                "disk, or choose another --output"
-            ) from error
-        except UserError:
+        except (OSError, UserError):
             self._release()
             raise
         return self
@@ -122,45 +108,38 @@ def settle_config(
 
     Args:
         path: the run's directory, existing.
-        config_text: what to store as ``config.yaml``.
-        config: the same settings as nested dicts.
-        parse: from the text of a stored ``config.yaml`` to nested dicts, with a value for every
-            setting; raises ``UserError`` if it cannot.
+        config_text, config: what to store as ``config.yaml``, and the same as nested dicts.
+        parse: from a stored text to nested dicts, with a value for every setting.
 
     Returns:
-        The settings of ``FREE_SETTINGS`` that changed, one readable line each; the stored file
-        now holds the new ones. Empty for a new run.
+        A line for each of ``FREE_SETTINGS`` that changed; the stored file now holds the new ones.
 
     Raises:
         UserError: another setting differs, or the directory holds something that is not a run.
             Nothing is written then.
     """
     file = path / CONFIG
-    try:
-        if not file.exists():
-            ours = {LOCK, f"{CONFIG}.tmp"}
-            if (path / "data" / "corpus.json").exists():
-                ours.add("data")  # left by a start that failed; it knows its own settings
-            if foreign := sorted({entry.name for entry in path.iterdir()} - ours):
-                raise UserError(
-                    f"{path} holds {foreign[0]} but no {CONFIG}, so it is not the directory of "
-                    "a run; choose another --output"
-                )
-            write_atomically(file, config_text.encode())
-            return []
-        stored = parse(read_text(file))
-        changes = _changes(stored, config)
-        if fixed := [line for key, line in changes.items() if key not in FREE_SETTINGS]:
-            more = f" and {len(fixed) - 3} more" if len(fixed) > 3 else ""
+    if not file.exists():
+        ours = {LOCK, f"{CONFIG}.tmp"}
+        if (path / "data" / "corpus.json").exists():
+            ours.add("data")  # left by a start that failed; it knows its own settings
+        if foreign := sorted({entry.name for entry in path.iterdir()} - ours):
             raise UserError(
-                f"{path} holds a run with other settings: {'; '.join(fixed[:3])}{more}; use "
-                "the same settings, or choose another --output"
+                f"{path} holds {foreign[0]} but no {CONFIG}, so it is not the directory of "
+                "a run; choose another --output"
             )
-        if changes:
-            write_atomically(file, config_text.encode())
-        return list(changes.values())
-    except OSError as error:
-        raise _cannot("read or write", file, error) from error
+        write_atomically(file, config_text.encode())
+        return []
+    changes = _changes(parse(read_text(file)), config)
+    if fixed := [line for key, line in changes.items() if key not in FREE_SETTINGS]:
+        more = f" and {len(fixed) - 3} more" if len(fixed) > 3 else ""
+        raise UserError(
+            f"{path} holds a run with other settings: {'; '.join(fixed[:3])}{more}; use "
+            "the same settings, or choose another --output"
+        )
+    if changes:
+        write_atomically(file, config_text.encode())
+    return list(changes.values())
 
 
 class MetricsLog:
@@ -169,39 +148,28 @@ class MetricsLog:
     def __init__(self, path: Path, step: int) -> None:
         """Open the log and forget the lines after ``step``, which the run will write again.
 
-        Args:
-            path: the file; made if missing.
-            step: steps done by the checkpoint the run goes on from, 0 for a new run.
-
         Raises:
-            UserError: a line is damaged, or the file cannot be read or written.
+            UserError: a line is damaged.
         """
-        self.path = path
         self.last: dict | None = None
         """The last line that was kept; none for a new run."""
-        self._step = -1
-        try:
-            if path.exists():
-                kept = [pair for pair in _lines(path) if pair[1]["step"] <= step]
-                self.last = kept[-1][1] if kept else None
-                self._step = kept[-1][1]["step"] if kept else -1
-                data = b"".join(line + b"\n" for line, _ in kept)
-                if data != read_bytes(path):
-                    write_atomically(path, data)
-            # Unbuffered, so that a line is on its way when ``write`` returns.
-            self._file = open(path, "ab", buffering=0)  # noqa: SIM115
-        except OSError as error:
-            raise _cannot("open", path, error) from error
+        if path.exists():
+            data = read_bytes(path)
+            kept = [pair for pair in _lines(path, data) if pair[1]["step"] <= step]
+            self.last = kept[-1][1] if kept else None
+            whole = b"".join(line + b"\n" for line, _ in kept)
+            if whole != data:
+                write_atomically(path, whole)
+        self._step = self.last["step"] if self.last else -1
+        # Unbuffered, so that a line is on its way when ``write`` returns.
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
 
     def write(self, record: dict) -> None:
         """Append one line; nan and infinities become null, which JSON has no numbers for.
 
-        Args:
-            record: JSON-able, with the whole number ``step``, above that of the line before.
-
         Raises:
-            ValueError: no such ``step``.
-            UserError: the line cannot be written; the file then ends with the line before it.
+            ValueError: its ``step`` is no whole number above that of the line before.
+            OSError: the line cannot be written; the file then ends with the line before it.
         """
         step = record.get("step")
         if type(step) is not int or step <= self._step:
@@ -214,7 +182,8 @@ class MetricsLog:
                 data = data[self._file.write(data) :]
         except OSError as error:
             self._file.truncate(end)
-            raise _cannot("write", self.path, error) from error
+            error.filename = self._file.name
+            raise
         self._step = step
 
     def close(self) -> None:
@@ -231,15 +200,10 @@ class MetricsLog:
 def read_metrics(path: Path, report: Callable[[str], None] | None = None) -> list[dict]:
     """The records of a ``metrics.jsonl``, also of a run that is still writing it.
 
-    Args:
-        path: the file.
-        report: called with one line when a last line cut short was left out.
-
-    Returns:
-        One dict per line, each with an integer ``step``; a last line cut short is left out.
+    Each has a whole ``step``. A last line cut short is left out, and ``report`` takes a line then.
 
     Raises:
-        UserError: the file is missing, cannot be read, or a line before the last is damaged.
+        UserError: the file cannot be read, or a line before the last is damaged.
     """
     data = read_bytes(path)
     pairs = _lines(path, data)
@@ -248,9 +212,9 @@ def read_metrics(path: Path, report: Callable[[str], None] | None = None) -> lis
     return [record for _, record in pairs]
 
 
-def _lines(path: Path, data: bytes | None = None) -> list[tuple[bytes, dict]]:
+def _lines(path: Path, data: bytes) -> list[tuple[bytes, dict]]:
     """Lines of a log with their records, without a last line that a crash cut short."""
-    *lines, rest = (read_bytes(path) if data is None else data).split(b"\n")
+    *lines, rest = data.split(b"\n")
     records = [_record(line) for line in lines]
     # After a power cut the last line may also be zeros, or lack its beginning.
     if rest == b"" and records and records[-1] is None:
@@ -303,19 +267,7 @@ def _changes(stored: dict, asked: dict) -> dict[str, str]:
     old, new = dotted(stored), dotted(asked)
     absent = "(absent)"
     return {
-        key: f"{key}: {_shown(old.get(key, absent))} -> {_shown(new.get(key, absent))}"
+        key: f"{key}: {old.get(key, absent)} -> {new.get(key, absent)}"
         for key in sorted(old.keys() | new.keys())
         if old.get(key, absent) != new.get(key, absent)
     }
-
-
-def _shown(value: object) -> str:
-    """A setting as part of one line, whatever is in it."""
-    text = str(value) if str(value).isprintable() else ascii(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."
-
-
-def _cannot(verb: str, file: Path, error: OSError) -> UserError:
-    return UserError(
-        f"cannot {verb} {file} ({error.strerror}); check the path, its permissions and the disk"
-    )

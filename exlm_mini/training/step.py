@@ -43,16 +43,8 @@ class DivergedError(UserError):
 
 
 class Updater:
-    """Makes the steps of a run.
-
-    Args:
-        train: its precision settled.
-        seed: of dropout.
-        engine: the model is already wrapped by it.
-        model: as ``Engine.wrap`` returned it.
-        optimizer: over the model's parameters.
-        objective: what is learned.
-    """
+    """Makes the steps of a run; its arguments are those of ``Loop``, the model as ``Engine.wrap``
+    returned it."""
 
     def __init__(
         self,
@@ -88,10 +80,7 @@ class Updater:
             self.scaler.load_state_dict(state["scaler"])
 
     def step(self, step: int) -> Update:
-        """Make one step.
-
-        Args:
-            step: number of the step, from 0.
+        """Make one step; ``step`` counts from 0.
 
         Raises:
             DivergedError: when too many steps in a row were not finite.
@@ -125,7 +114,7 @@ class Updater:
         )
 
     def diverged(self, what: str) -> DivergedError:
-        """The error for numbers that are not finite, and what may help."""
+        """The error for numbers that are not finite, with what may help."""
         return DivergedError(f"{what}; {self.objective.remedy}")
 
     def _accumulate(
@@ -167,7 +156,5 @@ class Updater:
         self.skipped_in_row = self.skipped_in_row + 1 if is_skipped else 0
         if self.skipped_in_row >= min(train.max_skipped, train.steps):
             told = f"loss {loss:g}, gradient norm {norm:g} at step {step + 1}: not finite"
-            if train.max_skipped > 1:
-                in_row = f"{self.skipped_in_row} steps in a row"
-                told += f" in {in_row} (train.max_skipped {train.max_skipped})"
-            raise self.diverged(told)
+            told += f" in {self.skipped_in_row} steps in a row"
+            raise self.diverged(f"{told} (train.max_skipped {train.max_skipped})")
