@@ -8,8 +8,10 @@ import pytest
 import yaml
 
 from exlm_mini import prepare
+from exlm_mini.config import DataConfig
 from exlm_mini.config.options import parse
 from exlm_mini.config.recipes import RECIPES, recipe_names, run_config_from_dict
+from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.pretrain import main
 from exlm_mini.training.cost import row_flops
 from exlm_mini.training.parts import learning_rate, longest_row
@@ -302,3 +304,17 @@ def test_what_cannot_be_counted_is_refused(arguments, words, capsys):
     line = refusal(capsys, "--recipe", "vanilla-mlm", "--dry-run", *arguments)
     for word in words:
         assert word in line
+
+
+@pytest.mark.parametrize("option", [["--devices", "2"], ["--throughput", "9"]])
+def test_options_of_a_dry_run_are_refused_where_they_would_do_nothing(option, capsys):
+    assert "is for --dry-run alone" in refusal(capsys, "--recipe", "toy-pairs", *option)
+
+
+def test_a_dry_run_reads_a_prepared_corpus(tmp_path, capsys):
+    data = DataConfig(kind="text", vocab_size=300, block_length=32, max_documents=60)
+    prepare_corpus(data, tmp_path, seed=1)
+    printed, said = dry_run(capsys, "--recipe", "vanilla-mlm", "--data.pack", tmp_path)
+    assert printed["vocabulary"] == "300"
+    assert printed["row"] == "32 tokens, 32 expanded"
+    assert "has rows of 32 tokens; data.block_length 128 is not used" in said

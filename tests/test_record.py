@@ -169,3 +169,7 @@ def test_settings_no_command_can_give_are_refused():
     # The command line reads this name as "no column".
     nameless = replace(config, data=replace(config.data, column="null"))
     told(lambda: record.command_of(nameless), "--data.column null")
+
+
+def test_a_command_without_a_target_is_refused(trained, capsys):
+    assert "--to" in refused(capsys, trained)

@@ -79,6 +79,12 @@ def test_every_token_is_clearest_in_one_window_that_shows_most_around_it(shape):
     assert len(cut(*shape)) == 1 or num_context > room
 
 
+@pytest.mark.parametrize(("max_length", "stride"), [(5, 1), (10, 6), (10, 0)])
+def test_windows_that_would_lose_tokens_are_a_mistake(max_length, stride):
+    with pytest.raises(ValueError, match="stride"):
+        windows([7], [8] * 30, max_length, stride)
+
+
 # ---- characters and tokens ----
 
 
@@ -195,6 +201,16 @@ def test_no_answer_is_as_likely_as_where_it_is_least_likely(tokenizer):
     assert answers.na_probs["q"] == pytest.approx(1 / (1 + np.exp(-2.0)))
     begin, end = encoded.offsets[encoded.windows[-1].first_token]
     assert answers.texts["q"] == SENTENCE[begin:end].strip()
+
+
+def test_a_paragraph_without_tokens_has_no_answer(tokenizer):
+    question = Question("q", "What?", "", (), None)
+    encoded = encode_question(question, tokenizer, 26, 7)
+    logits_BN = torch.zeros(1, len(encoded.windows[0].token_ids_N))
+    answers = choose_answers(
+        [question], [encoded], best_spans(logits_BN, logits_BN, encoded.windows)
+    )
+    assert answers == ({"q": ""}, {"q": 1.0})
 
 
 def test_logits_that_are_no_numbers_are_refused(tokenizer):
