@@ -52,7 +52,7 @@ def edges(ax) -> dict[tuple, float]:
 
 
 def test_dag_draws_each_edge_that_is_likely_enough(ax):
-    draw_dag(ax, TRANSITION, COLUMNS, NAMES, KINDS)
+    draw_dag(ax, TRANSITION + np.tril(np.ones((6, 6))), COLUMNS, NAMES, KINDS)  # none backwards
     drawn = edges(ax)
     assert len(drawn) == len(EDGES) - 1  # the one of 0.01 is left out
     # First state of a column on top: BOS (0, 0), 1.1 (1, .5), 1.2 (1, -.5), 2.1 (2, .5), ...
@@ -61,19 +61,14 @@ def test_dag_draws_each_edge_that_is_likely_enough(ax):
         (1, 2): (1, 0.5, 1, -0.5), (1, 3): (1, 0.5, 2, 0.5), (2, 4): (1, -0.5, 2, -0.5),
     }.items()}  # fmt: skip
     assert sorted(widths, key=widths.get) == sorted(widths, key=EDGES.get)
-
-
-def test_dag_draws_no_edge_backwards(ax):
-    draw_dag(ax, TRANSITION + np.tril(np.ones((6, 6))), COLUMNS, NAMES, KINDS)
-    assert len(edges(ax)) == len(EDGES) - 1
-
-
-def test_dag_draws_unlikely_edges_when_asked(ax):
+    ax.clear()
     draw_dag(ax, TRANSITION, COLUMNS, NAMES, KINDS, smallest=0.01)
     assert len(edges(ax)) == len(EDGES)
+    with pytest.raises(ValueError, match="one for each state"):
+        draw_dag(ax, TRANSITION, COLUMNS[:-1], NAMES, KINDS)
 
 
-def test_dag_names_states_and_likely_edges(ax):
+def test_dag_names_states_and_likely_edges_inside_the_axes(ax):
     draw_dag(ax, TRANSITION, COLUMNS, NAMES, KINDS)
     assert texts(ax)[-len(NAMES) :] == NAMES
     assert sorted(texts(ax)[: -len(NAMES)]) == sorted(
@@ -81,16 +76,9 @@ def test_dag_names_states_and_likely_edges(ax):
     )
     boxes = [text.get_bbox_patch() for text in ax.texts if text.get_text() in NAMES]
     assert [to_hex(box.get_facecolor()) for box in boxes] == [COLORS[kind] for kind in KINDS]
-
-
-def test_everything_of_a_dag_is_inside_the_axes(ax):
-    draw_dag(ax, TRANSITION, COLUMNS, NAMES, KINDS)
-    left, right = ax.get_xlim()
-    low, high = ax.get_ylim()
-    for text in ax.texts:
-        x, y = text.get_position()
-        assert left < x < right
-        assert low < y < high
+    (left, right), (low, high) = ax.get_xlim(), ax.get_ylim()
+    for x, y in (text.get_position() for text in ax.texts):
+        assert left < x < right and low < y < high
 
 
 def test_no_number_of_a_dag_is_hidden_by_a_state_or_by_another(ax):
@@ -116,39 +104,16 @@ def test_a_number_of_a_dag_lies_on_its_edge_whatever_the_shape_of_the_axes(ax):
     assert np.allclose([x, y], (start + 2 * control + end) / 4, atol=1)
 
 
-@pytest.mark.parametrize("k", [1, 3])
-@pytest.mark.parametrize("num_masks", [1, 4])
-def test_dag_takes_any_number_of_masks_and_states(ax, k, num_masks):
-    columns = [0, *np.repeat(np.arange(1, num_masks + 1), k).tolist(), num_masks + 1]
-    L = len(columns)
-    even = np.triu(np.full((L, L), 0.25), 1)
-    draw_dag(ax, even, columns, ["state"] * L, ["mask"] * L)
-    assert len(edges(ax)) == L * (L - 1) // 2
-
-
 def test_transition_shows_the_numbers_above_the_diagonal(ax):
     draw_transition(ax, TRANSITION, NAMES, KINDS)
     numbers = [f"{TRANSITION[v, u]:.2f}" for v in range(6) for u in range(v + 1, 6)]
     assert texts(ax) == numbers
     assert [ax.get_xlabel(), ax.get_ylabel()] == ["to state", "from state"]
-
-
-def test_transition_names_both_axes_in_the_colour_of_the_mask(ax):
-    draw_transition(ax, TRANSITION, NAMES, KINDS)
     for axis in (ax.xaxis, ax.yaxis):
         ticks = axis.get_ticklabels()
         assert [tick.get_text() for tick in ticks] == NAMES
         grounds = [to_hex(tick.get_bbox_patch().get_facecolor()) for tick in ticks]
         assert grounds == [COLORS[kind] for kind in KINDS]
-
-
-def test_states_that_do_not_fit_are_refused(ax):
-    with pytest.raises(ValueError, match="one for each state"):
-        draw_transition(ax, TRANSITION, NAMES[:-1], KINDS)
-    with pytest.raises(ValueError, match="one for each state"):
-        draw_dag(ax, TRANSITION, COLUMNS[:-1], NAMES, KINDS)
-    with pytest.raises(ValueError, match="one for each state"):
-        draw_dag(ax, TRANSITION, COLUMNS, NAMES, KINDS[:-1])
 
 
 def test_tokens_stand_side_by_side(ax):
@@ -189,17 +154,8 @@ def test_device_hours_are_operations_divided_by_speed(ax):
     assert (mark.get_xdata().tolist(), mark.get_ydata().tolist()) == ([1e12], [7.0])
     assert [text.get_text() for text in ax.get_legend().get_texts()] == list(flops)
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
-
-
-def test_device_hours_name_the_spans_at_their_hours(ax):
-    draw_device_hours(ax, {"run": 1e18}, (1e10, 1e14))
     named = {text.get_text(): text.xy[1] for text in ax.texts}
-    assert named == {
-        "an hour": 1,
-        "a day": 24,
-        "a week": 7 * 24,
-        "a month": 730,
-        "a year": 8766,
-    }
+    spans = {"an hour": 1, "a day": 24, "a week": 7 * 24, "a month": 730, "a year": 8766}
+    assert named == spans
     low, high = ax.get_ylim()
-    assert low < 1 and named["a year"] < high
+    assert low < 1 and spans["a year"] < high

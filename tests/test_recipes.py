@@ -127,27 +127,19 @@ def test_every_full_recipe_has_its_table_here():
 
 @pytest.mark.parametrize("name", PAPER)
 def test_a_recipe_says_what_its_table_says(name):
-    settings = settings_of(name)
-    assert {word: settings[word] for word in PAPER[name]} == PAPER[name]
-
-
-@pytest.mark.parametrize("name", PAPER)
-def test_a_recipe_has_nothing_that_is_not_in_the_paper(name):
+    settings, paper = settings_of(name), PAPER[name]
+    assert {word: settings[word] for word in paper} == paper
     config = parse(["--recipe", name]).config
-    assert config.model.clone_embedding_std == 0
-    assert config.train.chain_warmup == 0
-
-
-@pytest.mark.parametrize("name", PAPER)
-def test_the_learning_rate_of_a_recipe_peaks_after_the_warm_up(name):
-    train, paper = parse(["--recipe", name]).config.train, PAPER[name]
+    assert (
+        config.model.clone_embedding_std == config.train.chain_warmup == 0
+    )  # not of the paper
     updates, warmup, peak = (paper[w] for w in ("updates", "warm-up", "learning rate"))
-    assert learning_rate(train, warmup - 1) == pytest.approx(peak)
-    assert learning_rate(train, warmup // 2 - 1) == pytest.approx(peak / 2)
+    assert learning_rate(config.train, warmup - 1) == pytest.approx(peak)
+    assert learning_rate(config.train, warmup // 2 - 1) == pytest.approx(peak / 2)
     # polynomial_decay of power 1: half of the way down at half of the time.
     middle = warmup + (updates - warmup) // 2
-    assert learning_rate(train, middle) == pytest.approx(peak / 2, rel=1e-3)
-    assert 0 < learning_rate(train, updates - 1) < peak / 1000
+    assert learning_rate(config.train, middle) == pytest.approx(peak / 2, rel=1e-3)
+    assert 0 < learning_rate(config.train, updates - 1) < peak / 1000
 
 
 def test_the_ablations_differ_from_the_full_model_in_one_setting():
@@ -185,23 +177,6 @@ def test_every_line_of_a_recipe_names_its_source(name):
 
 
 @pytest.mark.parametrize("name", FULL)
-def test_a_line_names_the_table_its_number_is_from(name):
-    # Every line that claims a table of settings is one of the numbers typed above.
-    claimed = {
-        key
-        for key, table in re.findall(r"^ +(\w+): .*?  # Table (\d+)", source(name), re.M)
-        if table in ("5", "7", "10")
-    }
-    of_words = {
-        "learning_rate", "warmup_steps", "steps", "batch_size", "batch_tokens", "dropout",
-        "attention_dropout", "activation_dropout", "preset", "adam_betas", "mask_ratio",
-        "weight_decay", "clip_norm", "max_positions", "states_per_mask", "vocab_size",
-    }  # fmt: skip
-    assert claimed <= of_words
-    assert len(claimed) >= 12 or name == "official-readme"
-
-
-@pytest.mark.parametrize("name", FULL)
 def test_a_recipe_sets_every_number_of_its_table_itself(name):
     # Not by a default that may change.
     stored = yaml.safe_load(source(name))
@@ -218,12 +193,7 @@ def test_a_recipe_sets_every_number_of_its_table_itself(name):
     )
 
 
-@pytest.mark.parametrize("name", FULL)
-def test_lines_are_short_enough_to_read(name):
-    assert max(map(len, source(name).splitlines())) <= 100
-
-
-def test_the_cells_of_repeated_mlm_are_those_of_the_paper():
+def test_the_cells_of_the_paper_fit_into_the_position_range():
     assert sum(map(len, CELLS.values())) == 14
     text = header("repeated-mlm")
     found = {}
@@ -231,38 +201,35 @@ def test_the_cells_of_repeated_mlm_are_those_of_the_paper():
         for ratio in ratios.split(" and "):
             found[float(ratio)] = tuple(int(k) for k in copies.split(","))
     assert found == CELLS
-    for ratio, copies in CELLS.items():
-        for k in copies:
-            options = f"--masking.mask_ratio {ratio} --masking.num_copies {k}"
-            config = parse(["--recipe", "repeated-mlm", *options.split()]).config
-            row = config.data.block_length
-            assert longest_row(config, row) == k * row <= config.model.max_positions
-
-
-@pytest.mark.parametrize("states", [2, 4, 8])
-@pytest.mark.parametrize("ratio", ["0.15", "0.387"])
-def test_the_cells_of_table_4_fit_into_the_position_range(states, ratio):
-    options = ["--model.states_per_mask", str(states), "--masking.mask_ratio", ratio]
-    config = parse(["--recipe", "exlm-ablation", *options]).config
-    assert longest_row(config, config.data.block_length) <= config.model.max_positions
+    cells = [
+        ("repeated-mlm", f"--masking.mask_ratio {ratio} --masking.num_copies {k}", k)
+        for ratio, copies in CELLS.items()
+        for k in copies
+    ]
+    for states, ratio in itertools.product((2, 4, 8), (0.15, 0.387)):  # Table 4
+        options = f"--masking.mask_ratio {ratio} --model.states_per_mask {states}"
+        cells.append(("exlm-ablation", options, None))
+    for name, options, k in cells:
+        config = parse(["--recipe", name, *options.split()]).config
+        longest = longest_row(config, config.data.block_length)
+        assert longest <= config.model.max_positions, (name, options)
+        assert k is None or longest == k * config.data.block_length
 
 
 @pytest.mark.parametrize("name", FULL)
-def test_every_command_of_a_header_is_understood(name, tmp_path, monkeypatch, capsys):
+def test_every_command_of_a_header_is_understood(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = "\n".join(line.lstrip("#") for line in source(name).splitlines() if line[0] == "#")
     text = text.replace("\\\n", " ")
     data = parse(["--recipe", name]).config.data
-    prepared = re.findall(r"^ +python -m exlm_mini\.prepare (.+)$", text, re.M)
-    assert len(prepared) == 1
-    words = shlex.split(prepared[0])
+    (prepared,) = re.findall(r"^ +python -m exlm_mini\.prepare (.+)$", text, re.M)
+    words = shlex.split(prepared)
     assert prepare.main([*words, "--dry-run"]) == 0
     given = dict(itertools.pairwise(words))
     assert given["--output"] == data.pack
     assert int(given["--data.block_length"]) == data.block_length
     assert int(given["--data.vocab_size"]) == data.vocab_size
-    wanted = prepare._wanted(prepare._parser().parse_args(words))
-    assert wanted.data.kind == data.kind
+    assert prepare._wanted(prepare._parser().parse_args(words)).data.kind == data.kind
     for command in re.findall(r"^ +python -m exlm_mini\.pretrain (.+)$", text, re.M):
         assert parse(shlex.split(command)).config.recipe == name
     assert list(tmp_path.iterdir()) == []
@@ -313,17 +280,12 @@ def test_every_recipe_dry_runs_without_data_or_network(name, tmp_path, monkeypat
     assert "--throughput" in printed["device hours"]
 
 
-def test_the_command_of_the_readme_is_two_devices_of_64_rows_32_times(capsys):
+def test_batch_and_hours_follow_from_devices_and_speed(capsys):
     printed, _ = dry_run(capsys, "--recipe", "official-readme", "--devices", 2)
     assert printed["batch"] == "4,096 rows = 2 devices x 64 rows x 32 accumulated"
-
-
-def test_hours_follow_from_a_given_speed(capsys):
-    printed, _ = dry_run(
-        capsys, "--recipe", "vanilla-mlm", "--devices", 2, "--throughput", "100000"
-    )
-    num_tokens = 50_000 * 4096 * 128
-    hours = num_tokens / 100_000 / 3600
+    options = ["--devices", 2, "--throughput", "100000"]
+    printed, _ = dry_run(capsys, "--recipe", "vanilla-mlm", *options)
+    hours = 50_000 * 4096 * 128 / 100_000 / 3600
     assert printed["device hours"].startswith(f"{hours:,.1f} at 100,000 tokens/s, ")
     assert f"{hours / 2:,.1f} hours if 2 devices lose nothing" in printed["device hours"]
 
@@ -333,9 +295,7 @@ def test_hours_follow_from_a_given_speed(capsys):
     [
         (["--devices", "3"], ["train.batch_size 4,096", "3 devices", "use --devices 2"]),
         (["--devices", "0"], ["--devices is 0"]),
-        (["--devices", "two"], ["devices", "two", "int"]),
         (["--throughput", "0"], ["--throughput is 0", "positive"]),
-        (["--throughput", "fast"], ["throughput", "fast", "float"]),
         (["--train.micro_batch_size", "100"], ["must divide train.batch_size 4096"]),
         (["--train.batch_tokens", "64000"], ["4096 counts rows", "drop one"]),
     ],
@@ -351,49 +311,10 @@ def test_options_of_a_dry_run_are_refused_where_they_would_do_nothing(option, ca
     assert "is for --dry-run alone" in refusal(capsys, "--recipe", "toy-pairs", *option)
 
 
-# ---- runs of the recipes, on a stand-in ----
-
-
-@pytest.fixture(scope="module")
-def stand_ins(tmp_path_factory):
-    """Small corpora in place of the prepared ones."""
-    folder = tmp_path_factory.mktemp("corpora")
-    for kind in ("text", "smiles"):
-        data = DataConfig(kind=kind, vocab_size=300, block_length=32, max_documents=60)
-        prepare_corpus(data, folder / kind, seed=1)
-    return folder
-
-
-def shrunk(name, stand_ins):
-    """The arguments of a recipe on a stand-in, with a model for a test."""
-    config = parse(["--recipe", name]).config
-    arguments = ["--recipe", name, "--data.pack", stand_ins / config.data.kind]
-    arguments += ["--data.block_length", 32, "--model.preset", "tiny", "--train.steps", 2]
-    arguments += ["--train.validation_rows", 8, "--train.device", "cpu"]
-    arguments += ["--train.num_threads", 1]
-    if config.train.batch_tokens is None:
-        return [*arguments, "--train.batch_size", 8, "--train.micro_batch_size", 4]
-    return [*arguments, "--train.batch_tokens", 256, "--train.micro_batch_tokens", 128]
-
-
-@pytest.mark.parametrize("name", FULL)
-def test_every_recipe_trains(name, stand_ins, tmp_path, capsys):
-    arguments = [*shrunk(name, stand_ins), "--output", tmp_path / "run"]
-    assert main(list(map(str, arguments))) == 0
-    assert re.search(r"2 steps, validation \d+\.\d+ bits", capsys.readouterr().out)
-
-
-def test_a_corpus_that_is_not_prepared_is_told_in_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    line = refusal(capsys, "--recipe", "text-base", "--output", "run")
-    assert "corpora/text-512" in line and "python -m exlm_mini.prepare" in line
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_dry_run_reads_a_prepared_corpus(stand_ins, capsys):
-    printed, said = dry_run(
-        capsys, "--recipe", "vanilla-mlm", "--data.pack", stand_ins / "text"
-    )
+def test_a_dry_run_reads_a_prepared_corpus(tmp_path, capsys):
+    data = DataConfig(kind="text", vocab_size=300, block_length=32, max_documents=60)
+    prepare_corpus(data, tmp_path, seed=1)
+    printed, said = dry_run(capsys, "--recipe", "vanilla-mlm", "--data.pack", tmp_path)
     assert printed["vocabulary"] == "300"
     assert printed["row"] == "32 tokens, 32 expanded"
     assert "has rows of 32 tokens; data.block_length 128 is not used" in said

@@ -100,12 +100,9 @@ def test_the_best_gold_answer_counts():
 def test_an_answer_to_a_question_without_one_is_wrong():
     scores = score_predictions(QUESTIONS, {"where": "mat", "which": "", "why": "Rome"})
     assert scores["HasAns_exact"] == 50 and scores["NoAns_f1"] == 0
-    # a prediction of articles alone is empty once normalised
+    # A prediction of articles alone is empty once normalised, and so is such a gold answer.
     scores = score_predictions(QUESTIONS, {"where": "mat", "which": "", "why": "The"})
     assert scores["NoAns_exact"] == 100
-
-
-def test_gold_answers_without_words_are_not_read():
     only_articles = asked(question("what", "The"))
     assert score_predictions(only_articles, {"what": ""})["HasAns_exact"] == 100
     assert score_predictions(only_articles, {"what": "cat"})["HasAns_f1"] == 0
@@ -198,23 +195,18 @@ def test_files_are_found_by_version(tmp_path):
     for source in (tmp_path, tmp_path / "train-v2.0.json"):  # the newer where both are there
         squad = load_squad(source)
         assert squad.train[0] == QUESTIONS and [q.id for q in squad.validation[0]] == ["why"]
-        assert squad.split == "published"
     assert load_squad(tmp_path / "dev-v1.1.json").train == read_questions(first)
     (tmp_path / "mine.json").write_text(json.dumps(PETS))
     told(lambda: load_squad(tmp_path / "mine.json"), "mine.json", "dev-v2.0.json")
-    told(lambda: load_squad(tmp_path / "nowhere"), "nowhere")
 
 
 @pytest.mark.parametrize(
     ("text", "part"),
     [
         ("{", "JSONDecodeError"),
-        ('{"version": "v2.0"}', "'data'"),
         ('{"data": []}', "no question"),
-        ('{"data": [{"title": "half a pair: \\ud800"}]}', "surrogates not allowed"),
         ('{"data": [{"paragraphs": [{"qas": [{"id": "q7"}]}]}]}', "KeyError"),
         (json.dumps(PETS).replace('"why?"', "7"), "why"),
-        (json.dumps(PETS).replace("answer_start", "start"), "answer_start"),
     ],
 )
 def test_files_that_are_not_squads_are_refused(tmp_path, text, part):
