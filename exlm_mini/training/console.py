@@ -128,11 +128,11 @@ class ProgressLine:
             self._bar.close()
 
     def show(self, progress: Progress) -> None:
-        """Tell of one step of training: loss, tokens/s."""
+        """Tell of one step of training: bits at the last validation, loss in nats, tokens/s."""
         if progress.evaluation is not None:
-            self.bits = f", validation {progress.evaluation.bits_per_mask:.3f} bits/mask"
+            self.bits = f"{progress.evaluation.bits_per_mask:.3f} bits, "
         speed = f"{progress.tokens_per_second:,.0f} tokens/s"
-        self.tell(progress.step, f"loss {progress.loss:.3f} nats, {speed}{self.bits}")
+        self.tell(progress.step, f"{self.bits}loss {progress.loss:.3f}, {speed}")
 
     def tell(self, step: int, text: str) -> None:
         """Tell of the work done so far, with a text of the caller's."""
@@ -163,8 +163,17 @@ class ProgressLine:
             return
         self._last_line = now
         done = step - self._first_step
-        eta = f"{(now - self._start) / done * (self.steps - step):.0f} s" if done else "unknown"
-        say(f"{self.name} {self.unit} {step}/{self.steps}: {text}, ETA {eta}")
+        eta = in_words((now - self._start) / done * (self.steps - step)) if done else "unknown"
+        unit = "" if self.unit == "step" else f" {self.unit}"
+        say(f"{self.name}{unit} {step}/{self.steps}: {text}, ETA {eta}")
+
+
+def in_words(seconds: float) -> str:
+    """A time to two or three digits: seconds up to two minutes, minutes up to two hours."""
+    for unit, size in (("s", 1), ("min", 60)):
+        if seconds < 120 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 3600:,.0f} h"
 
 
 class Requests:
