@@ -7,6 +7,7 @@ with, and one of other settings is refused, never overwritten.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,18 @@ class StoppedError(Exception):
     """The run was asked to stop; what is done is kept."""
 
 
-class Ledger:
+class Ledger(ABC):
     """The records of a directory, and the way to add one.
 
     A subclass says what a cell is, of which there is a record for each seed: a ``Cell`` of a sweep,
     or the settings that a task is fine-tuned with. It has ``path``, ``read`` and ``make``.
     """
 
+    @abstractmethod
     def path(self, cell: Any, seed: int) -> Path:
         """Where the record of a cell lies."""
 
+    @abstractmethod
     def read(self, cell: Any, seed: int) -> dict[str, Any]:
         """The record of a cell that is there.
 
@@ -37,6 +40,7 @@ class Ledger:
             UserError: if the file is damaged, or of other settings.
         """
 
+    @abstractmethod
     def make(
         self, cell: Any, seed: int, on_progress: Callable[[Progress], None]
     ) -> dict[str, Any]:

@@ -136,7 +136,8 @@ def ready(runs: list[Run], runner: Runner) -> list[Run]:
     Raises:
         UserError: if there are no data for any.
     """
-    found, reasons = [], {}
+    found = []
+    reasons: dict[str, tuple[Run, UserError]] = {}
     for run in runs:
         try:
             runner.check_inputs(run.cell.config(run.seed))

@@ -27,10 +27,10 @@ COMMANDS = {
 
 def about(module: str) -> str:
     """What a command does: the first line of its docstring, behind the name."""
-    text = ast.get_docstring(
-        ast.parse(Path(importlib.util.find_spec(module).origin).read_text())
-    )
-    first = text.splitlines()[0]
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None  # a module of ours
+    text = ast.get_docstring(ast.parse(Path(spec.origin).read_text())) or ""
+    first = text.partition("\n")[0]
     return (first.partition("``: ")[2] or first).removesuffix(" ::").replace("``", "")
 
 

@@ -18,7 +18,15 @@ from exlm_mini.alignment import build
 ROOT = Path(__file__).resolve().parents[1]
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 PACKAGES = ("exlm_mini", "exlm_lab")
-INSIDE = ("*.py", "recipes/*.yaml", "recipes/finetune/*", "recipes/sweep/*", "*.css", "*.js")
+INSIDE = (
+    "*.py",
+    "recipes/*.yaml",
+    "recipes/finetune/*",
+    "recipes/sweep/*",
+    "*.css",
+    "*.js",
+    "py.typed",
+)
 
 
 def sources() -> set[str]:

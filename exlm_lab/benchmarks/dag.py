@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -86,8 +86,8 @@ def forward_and_backward(function: LogLikelihood, graph: Graph) -> tuple[Tensor,
     Raises:
         ValueError: if the function does not return (B,), or leaves out a gradient.
     """
-    scores = [t.detach().requires_grad_() for t in graph[:2]]
-    log_likelihood_B = function(*scores, *graph[2:])
+    scores = tuple(t.detach().requires_grad_() for t in graph[:2])
+    log_likelihood_B = function(scores[0], scores[1], *graph[2:])
     B = len(graph.num_targets_B)
     if not isinstance(log_likelihood_B, Tensor) or log_likelihood_B.shape != (B,):
         got = getattr(log_likelihood_B, "shape", type(log_likelihood_B).__name__)
@@ -115,7 +115,9 @@ def load_extra_backend(path: Path) -> LogLikelihood:
         file, name = path / RELEASED, "torch_dag_loss"
     with reading(file, f"give --extra-backend a file of Python that defines {name}"):
         loader = SourceFileLoader(f"extra_backend_{path.stem}", str(file))
-        module = module_from_spec(spec_from_loader(loader.name, loader))
+        spec = spec_from_loader(loader.name, loader)
+        assert spec is not None
+        module = module_from_spec(spec)
         sys.modules[loader.name] = module  # dataclasses and torch.library look modules up
         loader.exec_module(module)
         function = getattr(module, name)
@@ -252,7 +254,7 @@ def _record(
         return forward_and_backward(function, graph)
 
     errors = verdict.errors(call()) if verdict else {}
-    details = {"dtype": short(graph.log_emission_BML.dtype)}
+    details: dict[str, Any] = {"dtype": short(graph.log_emission_BML.dtype)}
     details |= {"transitions": "sharp" if is_sharp else "flat"}
     if verdict:
         details |= {"judge": verdict.name, "judged_rows": len(verdict.exact[0])}

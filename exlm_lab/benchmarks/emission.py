@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,7 +51,7 @@ def emission(
     grad_BML = torch.rand(shape.B, shape.M, shape.L).to(device)
     heads = {}
     for name in WAYS:
-        kind = "buffer" if name == "plain" else name
+        kind: Any = "buffer" if name == "plain" else name
         torch.manual_seed(1)
         config = ModelConfig(width=width, num_heads=1, emission=kind, emission_chunk=chunk)
         heads[name] = VocabularyHead(config, vocab_size).to(device, dtype)
@@ -60,7 +61,7 @@ def emission(
         inputs = [t.to(in_dtype).detach().requires_grad_() for t in (state_BLD, embedding_VD)]
         head = copy.deepcopy(heads[name]).double() if is_exact else heads[name]
         score = _plain_log_emission if name == "plain" else VocabularyHead.log_emission
-        log_emission_BML = score(head, *inputs, target_ids_BM)
+        log_emission_BML = score(head, inputs[0], inputs[1], target_ids_BM)
         inputs += head.parameters()
         incoming_BML = grad_BML.to(log_emission_BML.dtype)
         gradients = torch.autograd.grad(log_emission_BML, inputs, incoming_BML)

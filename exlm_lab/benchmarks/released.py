@@ -41,7 +41,7 @@ class ReleasedLayout(nn.Module):
     def __init__(self, model: ExLM) -> None:
         super().__init__()
         config = model.config
-        chosen = (config.boundary, config.transition, config.use_position, config.rope)
+        chosen: tuple = (config.boundary, config.transition, config.use_position, config.rope)
         chosen += (config.expand_at,)
         if chosen != ("official", "gated", True, "2d", 0) or model.clone is not None:
             raise ValueError(f"the released layout has official, gated, 2d, 0, not {chosen}")
@@ -103,6 +103,7 @@ class ReleasedLayout(nn.Module):
         encoder = self.model.encoder
         x_BTD = encoder.dropout(encoder.embedding(expanded.token_ids_BT))
         for layer in encoder.layers:
+            assert isinstance(layer, EncoderLayer)
             x_BTD = self._layer(layer, x_BTD, expanded)
         return encoder.final_norm(x_BTD)
 
@@ -151,7 +152,8 @@ class ReleasedLayout(nn.Module):
 
     def _link(self, hidden_BTD: Tensor, expanded: Expanded, whole: StateGraph) -> Tensor:
         """log E over all positions, (B, T, T); -inf but between states."""
-        transition: GatedTransition = self.model.transition
+        transition = self.model.transition
+        assert isinstance(transition, GatedTransition) and transition.place is not None
         place_BTD = transition.place(whole.place_BL)
         feature_BTX = torch.cat([hidden_BTD, place_BTD.to(hidden_BTD.dtype)], dim=-1)
         query_BHTd, key_BHTd = (

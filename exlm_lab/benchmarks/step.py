@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -122,10 +123,10 @@ def step(
         embedding's gradient on the first rows, without dropout.
     """
     batch = made_batch(shape, vocab_size).to(device)
-    models: dict[str, AnyModel] = {}
+    models: dict[str, Any] = {}
     for name in ("mlm", "exlm", *["exlm-released"] * with_released):
         torch.manual_seed(0)
-        model = (MaskedLM if name == "mlm" else ExLM)(config, vocab_size).to(device)
+        model: Any = (MaskedLM if name == "mlm" else ExLM)(config, vocab_size).to(device)
         models[name] = ReleasedLayout(model) if name == "exlm-released" else model
     errors = {name: _errors(model, batch, precision) for name, model in models.items()}
     for name in ("mlm", "exlm") if is_compiled else ():
@@ -171,7 +172,7 @@ def _speed(
     """
     B, N = batch.token_ids_BN.shape
     run = RunConfig(
-        objective=name.removesuffix("-released"),
+        objective="mlm" if name == "mlm" else "exlm",
         model=config,
         masking=MaskingConfig(mask_ratio=MASK_RATIO),
     )
@@ -191,7 +192,7 @@ def whole_step(model: AnyModel, batch: MaskedBatch, precision: str = "fp32") -> 
     """Forward and backward pass as training does them; the loss."""
     model.zero_grad(set_to_none=True)
     with _precision(precision, batch):
-        loss = score(model, batch).loss
+        loss = score(model, batch).loss  # type: ignore[arg-type]  # called as an ExLM is
     loss.backward()
     return loss.detach()
 
@@ -246,6 +247,7 @@ def _exlm_in_parts(
         hidden_BTD, graph = model.encode(*batch)
         state_BLD = model.states(hidden_BTD, graph)
     cut_BLD = state_BLD.detach().requires_grad_()
+    assert model.transition is not None
     with clock("transition", "forward"), _precision(precision, batch):
         log_transition_BLL = model.transition(cut_BLD, graph)
     with clock("head", "forward"), _precision(precision, batch):
@@ -317,7 +319,9 @@ def _errors(model: AnyModel, batch: MaskedBatch, precision: str) -> dict[str, fl
     for dtype, exactness in ((torch.float32, precision), (torch.float64, "fp32")):
         model.to(dtype)
         loss = whole_step(model, some, exactness)
-        numbers.append((loss, model.encoder.embedding.weight.grad.clone()))  # .to() changes it
+        gradient = model.encoder.embedding.weight.grad
+        assert gradient is not None
+        numbers.append((loss, gradient.clone()))  # .to() changes it
     model.to(torch.float32).train()
     model.zero_grad(set_to_none=True)
     names = ("loss", "grad_embedding")

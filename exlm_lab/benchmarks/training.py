@@ -95,7 +95,7 @@ def train(
     device = choose_device(config.train.device)
     config = with_precision(config, device)
     counted = "size" if config.train.batch_tokens is None else "tokens"
-    batch = {
+    batch: dict[str, Any] = {
         f"batch_{counted}": accumulated * plan.per_device,
         f"micro_batch_{counted}": plan.per_device,
     }
@@ -151,7 +151,8 @@ def _made_for(config: RunConfig, batch: int, folder: Path) -> Pack:
 
 def _timed_steps(config: RunConfig, pack: Pack, steps: int, enough: float) -> Record:
     """Make a model and train it for some steps; nothing is written."""
-    device, found = choose_device(config.train.device), {}
+    device = choose_device(config.train.device)
+    found: Record = {}
 
     def call() -> None:
         trainer = Trainer(config, pack, pack, pack.path.parent, slots_of(config))
@@ -186,7 +187,7 @@ def _timed_steps(config: RunConfig, pack: Pack, steps: int, enough: float) -> Re
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         call()
-        taken = torch.cuda.max_memory_allocated(device) - before
+        taken: int | None = torch.cuda.max_memory_allocated(device) - before
     else:
         taken = resident_bytes(call)
         if not found:  # where memory is not told, the call was not made
@@ -214,7 +215,7 @@ def made_pack(
     rng = np.random.default_rng(0)
     num_rows = max(1, round(num_tokens / (row_length or np.mean(MOLECULE_LENGTHS))))
     if row_length is None:
-        lengths_R = rng.choice(MOLECULE_LENGTHS, num_rows).clip(max=longest)
+        lengths_R = rng.choice(MOLECULE_LENGTHS, num_rows).clip(0, longest)
     else:
         lengths_R = np.full(num_rows, row_length)
     token_ids = rng.integers(len(special_ids), vocab_size, lengths_R.sum())

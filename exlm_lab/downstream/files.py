@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading
 from exlm_mini.data.text import COMPRESSIONS
+
+
+@overload
+def find_file(directory: Path, *names: str) -> Path: ...
+
+
+@overload
+def find_file(directory: Path, *names: str, is_optional: Literal[True]) -> Path | None: ...
 
 
 def find_file(directory: Path, *names: str, is_optional: bool = False) -> Path | None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from exlm_lab.downstream.heads import (
     ClassificationHead,
@@ -107,7 +107,7 @@ class FineTuner(Loop):
         width, self.pad = encoder.config.shape.width, encoder.special_ids.pad
         torch.manual_seed(seed)
         if problem.task.kind == "span":
-            head = SpanHead(width, config.pooler_dropout, self.pad)
+            head: nn.Module = SpanHead(width, config.pooler_dropout, self.pad)
         else:
             head = ClassificationHead(width, problem.num_outputs, config.pooler_dropout)
         model = FineTuned(encoder, head, pretrained.layout.num_copies).train()
@@ -183,7 +183,7 @@ class FineTuner(Loop):
         return num_answers(self.problem.task.kind, part.labels), num_tokens
 
     def _loss(
-        self, model: FineTuned, part: LabelledBatch, own: int, total: int, step: int
+        self, model: nn.Module, part: LabelledBatch, own: int, total: int, step: int
     ) -> Scored:
         scores = model(part.token_ids_BN)
         return Scored(loss_sum(self.problem.task.kind, scores, part.labels) / total)

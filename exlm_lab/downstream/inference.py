@@ -65,17 +65,17 @@ def load(seed: int = 0) -> tuple[Task, Splits]:
     labels_R = np.concatenate([np.arange(n) % len(CLASSES) for n in sizes])
     texts = _distinct_pairs(language, labels_R, seed)
     ends = np.cumsum([*sizes])
-    splits = [
+    train, valid, test = (
         Examples(texts[end - n : end], labels_R[end - n : end], [str(i) for i in range(n)])
         for n, end in zip(sizes, ends, strict=True)
-    ]
+    )
     best = ceiling(language)
     notes = {
         "grammar": GRAMMAR,
         "best_accuracy": best.both,
         "best_accuracy_hypothesis_only": best.hypothesis,
     }
-    return Task(NAME, "classes", CLASSES, "accuracy", "toy"), Splits(*splits, notes)
+    return Task(NAME, "classes", CLASSES, "accuracy", "toy"), Splits(train, valid, test, notes)
 
 
 def relations(language: Grammar) -> np.ndarray:
@@ -182,12 +182,12 @@ def draw_pairs(
 
 def _distinct_pairs(
     language: Grammar, labels_R: np.ndarray, seed: int
-) -> list[tuple[str, str]]:
+) -> list[tuple[str, ...]]:
     """Pairs as text; one that repeats a sentence is drawn again."""
-    texts: list[tuple[str, str] | None] = [None] * len(labels_R)
+    texts: list[tuple[str, ...]] = [()] * len(labels_R)
     seen: set[str] = set()
     for round in range(MAX_ROUNDS):
-        rows = [r for r, pair in enumerate(texts) if pair is None]
+        rows = [r for r, pair in enumerate(texts) if not pair]
         if not rows:
             return texts
         drawn = draw_pairs(language, labels_R[rows], (seed, round))

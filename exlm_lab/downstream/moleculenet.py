@@ -141,7 +141,8 @@ def splits_of(table: Table, rows: Split, rule: str, cleaning: Cleaning) -> Split
         if cleaning != AS_IT_IS:
             # The split left out what RDKit rejects, so that one molecule comes for each row.
             smiles = [m.spellings[0] for m in clean(smiles, cleaning, seed=0, counts=counts)]
-        texts, ids = [(s,) for s in smiles], [str(row) for row in indices]
+        texts: list[tuple[str, ...]] = [(s,) for s in smiles]
+        ids = [str(row) for row in indices]
         parts.append(Examples(texts, table.labels_RC[indices], ids))
     notes = {
         "source": table.source,
@@ -161,7 +162,7 @@ def splits_of(table: Table, rows: Split, rule: str, cleaning: Cleaning) -> Split
             for part, examples in zip(PARTS, parts, strict=True)
         },
     }
-    return Splits(*parts, notes)
+    return Splits(parts[0], parts[1], parts[2], notes)
 
 
 def label_counts(labels_RC: np.ndarray) -> dict[str, int]:
@@ -234,7 +235,8 @@ def read_released(name: str, data: Path) -> tuple[Table, Split]:
         UserError: see ``load``.
     """
     folder = data / name if (data / name).is_dir() else data
-    smiles, labels, parts = [], [], []
+    smiles: list[str] = []
+    labels, parts = [], []
     for stem in ("train", "valid", "test"):
         start = len(smiles)
         for where, entry in lmdb_rows(find_file(folder, f"{stem}.lmdb")):
@@ -246,9 +248,8 @@ def read_released(name: str, data: Path) -> tuple[Table, Split]:
                     raise ValueError(error) from None
         parts.append(range(start, len(smiles)))
     rejected = {i for i, molecule in enumerate(molecules(smiles)) if molecule is None}
-    rows = Split(
-        *([i for i in part if i not in rejected] for part in parts), sorted(rejected), None
-    )
+    train, validation, test = ([i for i in part if i not in rejected] for part in parts)
+    rows = Split(train, validation, test, sorted(rejected), None)
     names = tuple(
         f"{name} {c}" for c in range(BENCHMARKS[name].num_labels)
     )  # the files have none

@@ -85,6 +85,7 @@ def counting_baseline(splits: Splits) -> np.ndarray:
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
 
+    assert splits.test is not None
     train, test = (
         [Counter(re.findall(SMILES_SYMBOL, text)) for (text,) in part.texts]
         for part in (splits.train, splits.test)

@@ -204,7 +204,7 @@ def make_span_problem(
             "left_out": num_left_out,
         }
         if name == "train":
-            texts = [(q.question, q.context) for q in questions]
+            texts: list[tuple[str, ...]] = [(q.question, q.context) for q in questions]
             _check_unknown(squad.TASK, texts, share, max_unknown, pretrained)
     digest = _sha256((part.rows, part.labels) for part in parts.values())
     return Problem(squad.TASK, 2, parts.pop("train"), parts, notes, digest)
@@ -221,7 +221,7 @@ def _span_part(questions: list[squad.Question], encoded: list[EncodedQuestion]) 
             some = [torch.from_numpy(row).T for row in scores[start : start + WINDOWS_AT_ONCE]]
             logits_BN2 = torch.nn.utils.rnn.pad_sequence(some, batch_first=True)
             batch = windows[start : start + WINDOWS_AT_ONCE]
-            found.append(best_spans(*logits_BN2.unbind(dim=2), batch))
+            found.append(best_spans(logits_BN2[..., 0], logits_BN2[..., 1], batch))
         best = BestSpans(*(torch.cat(column) for column in zip(*found, strict=True)))
         return choose_answers(questions, encoded, best)
 
@@ -278,5 +278,5 @@ def _sha256(parts: Iterable[tuple[list[np.ndarray], np.ndarray]]) -> str:
         digest.update(f"{len(rows)} {labels.shape}\n".encode())
         for row in rows:
             digest.update(len(row).to_bytes(4, "little") + row.tobytes())
-        digest.update(np.ascontiguousarray(labels))
+        digest.update(np.ascontiguousarray(labels).data)
     return digest.hexdigest()

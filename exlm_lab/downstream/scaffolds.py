@@ -66,7 +66,8 @@ def split(smiles: Sequence[str], rule: str = "unimol", seed: int = 0) -> Split:
         UserError: if RDKit is missing.
     """
     require_rdkit()
-    accepted, rejected, groups = [], [], {}
+    accepted, rejected = [], []
+    groups: dict[str, list[int]] = {}
     for row, molecule in enumerate(molecules(smiles)):
         if molecule is None:
             rejected.append(row)
@@ -80,15 +81,15 @@ def split(smiles: Sequence[str], rule: str = "unimol", seed: int = 0) -> Split:
         eight, nine = num_rows * 8 // 10, num_rows * 9 // 10
         parts = accepted[:eight], accepted[eight:nine], accepted[nine:]
         return Split(*parts, rejected, None)
-    train, validation, test = [], [], []
+    split = Split([], [], [], rejected, len(groups))
     for group in sorted(groups.values(), key=lambda rows: (len(rows), rows[0]), reverse=True):
-        if 10 * (len(train) + len(group)) <= 8 * num_rows:
-            train += group
-        elif 10 * (len(train) + len(validation) + len(group)) <= 9 * num_rows:
-            validation += group
+        if 10 * (len(split.train) + len(group)) <= 8 * num_rows:
+            split.train.extend(group)
+        elif 10 * (len(split.train) + len(split.validation) + len(group)) <= 9 * num_rows:
+            split.validation.extend(group)
         else:
-            test += group
-    return Split(train, validation, test, rejected, len(groups))
+            split.test.extend(group)
+    return split
 
 
 def molecules(smiles: Iterable[str]) -> Iterator[Any]:

@@ -53,7 +53,7 @@ class TuneConfig:
     def train(self, steps_per_epoch: int, device: str) -> TrainConfig:
         """The same in the words of pre-training, whose loop is used, for a type of device."""
         num_steps = self.epochs * steps_per_epoch
-        auto = "bf16" if device == "cuda" else "fp32"
+        auto: Literal["bf16", "fp32"] = "bf16" if device == "cuda" else "fp32"
         return TrainConfig(
             steps=num_steps,
             learning_rate=self.learning_rate,

@@ -27,7 +27,7 @@ from exlm_mini.data.text import open_decompressed
 
 HUB_ID = "rajpurkar/squad_v2"
 TASK = Task("squad_v2", "span", (), "best_f1", "text")
-VERSIONS = ("v2.0", "v1.1")
+VERSIONS: tuple[str, ...] = ("v2.0", "v1.1")
 DEV_SHARE_HELD_OUT = 0.2
 """Of the articles, to validate with where the dev set is all there is."""
 DEV_ALONE = "articles of the dev set, not the published split"
@@ -76,14 +76,14 @@ def load_squad(source: Path | None = None) -> Squad:
             return Squad(_questions(hub["train"]), _questions(hub["validation"]))
     folder, versions = source, VERSIONS
     if source.is_file():
-        folder, versions = source.parent, [v for v in VERSIONS if v in source.name]
+        folder, versions = source.parent, tuple(v for v in VERSIONS if v in source.name)
     for version in versions:
         if dev := find_file(folder, f"dev-{version}.json", is_optional=True):
             dataset = load_dataset(dev)
             train = find_file(folder, f"train-{version}.json", is_optional=True)
             if train is None:
-                parts = split_articles(dataset, DEV_SHARE_HELD_OUT, seed=0)
-                return Squad(*map(read_questions, parts), DEV_ALONE)
+                most, held_out = split_articles(dataset, DEV_SHARE_HELD_OUT, seed=0)
+                return Squad(read_questions(most), read_questions(held_out), DEV_ALONE)
             return Squad(read_questions(load_dataset(train)), read_questions(dataset))
     raise UserError(
         f"{source}: there is no dev-v2.0.json or dev-v1.1.json; give SQuAD's directory, or one "
@@ -177,7 +177,7 @@ def split_articles(dataset: dict, validation_share: float, seed: int) -> tuple[d
     order = np.random.default_rng(seed).permutation(len(articles))
     num_held_out = min(max(1, round(validation_share * len(articles))), len(articles) - 1)
     held_out = set(order[:num_held_out].tolist())
-    parts = ([], [])
+    parts: tuple[list, list] = ([], [])
     for index, article in enumerate(articles):
         parts[index in held_out].append(article)
     return {"data": parts[0]}, {"data": parts[1]}
@@ -277,7 +277,7 @@ def _best_threshold(
 
     Starts with no question answered and answers them one by one, the surest first.
     """
-    score = best = sum(not answerable for answerable in has_answer.values())
+    score = best = float(sum(not answerable for answerable in has_answer.values()))
     threshold = 0.0
     for id in sorted(na_probs, key=na_probs.__getitem__):
         if id not in scores:

@@ -5,7 +5,7 @@ Shapes: R examples, C classes or tasks.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class Splits(NamedTuple):
     train: Examples
     validation: Examples
     test: Examples | None
-    notes: dict[str, object]
+    notes: dict[str, Any]
     """JSON-able: hashes of the split, rows left out and why, …"""
     others: tuple[tuple[str, Examples], ...] = ()
     """What is scored beside these, by name: MNLI's mismatched halves."""

@@ -7,6 +7,7 @@ printed numbers; dashed lines are exact values of the toy language.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 import seaborn as sns
@@ -15,14 +16,13 @@ from matplotlib.ticker import NullFormatter
 
 from exlm_lab.experiments.correlations import SHARES, Grid, lost_share, paired_difference
 from exlm_lab.experiments.metric_names import PROBE
-from exlm_lab.experiments.paper import cost_ratio, printed_average
+from exlm_lab.experiments.paper import cost_ratio, printed, printed_average
 from exlm_lab.experiments.records import (
     DOWNSTREAM,
     Group,
     Summary,
     leaving,
     summaries,
-    summarize,
 )
 from exlm_mini.plotting import COLORS
 
@@ -33,7 +33,7 @@ BESIDE = 0.06
 
 def as_summaries(grid: Grid) -> dict[tuple[float, int], Summary]:
     """Printed numbers in the form of ours: one of each, without a spread."""
-    return {cell: summarize([value]) for cell, value in grid.items()}
+    return {cell: Summary(value, None, 1) for cell, value in grid.items()}
 
 
 def draw_against_share(
@@ -121,7 +121,7 @@ def draw_against_exlm(ax: Axes, groups: Sequence[Group]) -> None:
     """
     base = next((g for g in groups if g.name == "exlm"), None)
     found = [g for g in groups if g is not base and g.summary(DOWNSTREAM)]
-    printed_base = printed_average("Table 2", "ExLM")
+    printed_base = printed("Table 2")["ExLM"]["average"]
     for place, group in enumerate(found):
         points = base and paired_difference(group.by_seed(DOWNSTREAM), base.by_seed(DOWNSTREAM))
         if points:
@@ -133,8 +133,8 @@ def draw_against_exlm(ax: Axes, groups: Sequence[Group]) -> None:
             ax.plot(mean - printed_base, place, "o", mfc="none", mec="0.3", ms=8)
     ax.axvline(0, color="0.3", lw=1)
     best = ceiling(groups, DOWNSTREAM)
-    if base and best is not None:
-        ax.axvline(best - base.summary(DOWNSTREAM).mean, color="0.3", ls="--", lw=1.2)
+    if base and best is not None and (exlm := base.summary(DOWNSTREAM)):
+        ax.axvline(best - exlm.mean, color="0.3", ls="--", lw=1.2)
     ax.set_yticks(range(len(found)), [group.name for group in found])
     ax.invert_yaxis()
     ax.set(xlabel="points to ExLM (hollow: the paper)")
@@ -159,7 +159,7 @@ def draw_leaving(ax: Axes, groups: Sequence[Group]) -> None:
         ax.axhline(bounds.floor_bits, color=COLORS["floor"], ls="--", lw=1)
         ax.axhline(bounds.joint_bits, color=COLORS["joint"], ls="--", lw=1)
         # The first validations, before the words are learned, would take most of the height.
-        last = max(record.value(key) for group in groups for record in group.records)
+        last = max(bits for group in groups for bits in group.by_seed(key).values())
         between = max(bounds.floor_bits, last) - bounds.joint_bits
         ax.set_ylim(bounds.joint_bits - 0.15 * between, bounds.joint_bits + 1.6 * between)
     ax.set(xlabel="training step", ylabel=f"bits per {'sentence' if bounds else 'mask'}")
@@ -178,10 +178,10 @@ def by_language(groups: Sequence[Group]) -> dict[str, list[Group]]:
 
 def draw_cost(ax: Axes, groups: Sequence[Group]) -> None:
     """Measured step-cost ratio of ExLM against k, its floor by operations, and Table 12."""
-    known = [g for g in groups if g.summary("cost_ratio")]
-    for group in known:
+    known = [(g, ratio) for g in groups if (ratio := g.summary("cost_ratio"))]
+    for group, ratio in known:
         k, color = group.first.states_per_mask, COLORS["exlm"]
-        _draw_points(ax, [k], [group.summary("cost_ratio")], color, None)
+        _draw_points(ax, [k], [ratio], color, None)
         if floor := group.summary("cost_ratio_floor"):
             ax.plot(k, floor.mean, "_", color="0.3", ms=14)
     if any(group.paper_row for group in groups):
@@ -206,7 +206,7 @@ def draw_against_k(ax: Axes, groups: Sequence[Group], metric: str, label: str) -
         if metric == "entropy_bits" and exact:
             ax.axhline(exact.mean, color=color, ls="--", lw=1)
         x = [group.first.states_per_mask for group in cells]
-        found = [group.summary(metric) for group in cells]
+        found = [summary for group in cells if (summary := group.summary(metric))]
         _draw_points(ax, x, found, color, f"p = {100 * ratio:.4g}%")
     draw_ceiling(ax, groups, metric)
     ax.set(xscale="log", xlabel="states per mask, k (1: MLM)", ylabel=label)
@@ -261,5 +261,5 @@ def _draw_points(
     face = "white" if is_printed else color
     spread = [summary.sd or 0.0 for summary in found]
     means = [summary.mean for summary in found]
-    line = {"color": color, "ls": style, "lw": 1.2, "label": label}
+    line: dict[str, Any] = {"color": color, "ls": style, "lw": 1.2, "label": label}
     ax.errorbar(x, means, spread, marker="o", ms=5, markerfacecolor=face, capsize=2, **line)

@@ -68,7 +68,8 @@ def held_out(pack: Pack, tokenizer: Tokenizer, folder: Path) -> Molecules:
         with np.load(path) as kept:
             return Molecules(**kept)
     functions = [dict(Descriptors.descList)[name] for name in QUANTITIES]
-    rng, sides = np.random.default_rng(0), {}
+    rng = np.random.default_rng(0)
+    sides: dict[str, int] = {}
     found, counts = [], [0, 0]
     for n in rng.permutation(len(pack)).tolist():
         row_N = pack.gather([n])[0][0]

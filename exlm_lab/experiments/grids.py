@@ -50,11 +50,11 @@ class Sweep:
 
 def _base(kind: Input, scale: str) -> tuple[str, dict[str, Any], Downstream | None]:
     """Base recipe, its changes, and the task of an input."""
-    small = {"dropout": 0.0, "attention_dropout": 0.0, "weight_decay": 0.01}
+    small: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0, "weight_decay": 0.01}
     if kind == "toy":
         # Chosen on single models of repeated-mlm (p = 15% and 62.2%, seed 1), after most had
         # stayed at chance without clipping and a long warm-up; many still do.
-        clipped = {"clip_norm": 1.0, "warmup_share": 0.2}
+        clipped: dict[str, Any] = {"clip_norm": 1.0, "warmup_share": 0.2}
         tune = TuneConfig(epochs=3, batch_size=8, learning_rate=2e-3, **small, **clipped)
         task = Downstream("toy-inference", tune, 2000, 300, 1500)
     elif kind == "english":

@@ -109,8 +109,7 @@ class SweepLedger(Ledger):
     def _timed(self, config: RunConfig) -> dict[str, Any]:
         start = time.monotonic()
         found = self.runner.time(config)
-        seconds = time.monotonic() - start
-        seconds = {"measure": seconds}
+        seconds = {"measure": time.monotonic() - start}
         return {"metrics": found, "curve": [], "downstream": None, "seconds": seconds}
 
     def _trained(
@@ -119,9 +118,9 @@ class SweepLedger(Ledger):
         trained = self.runner.train(config, on_progress, cell.watched)
         metrics, measuring = self.runner.measure(config, watched=cell.watched)
         for name, masks in cell.tested_with.items():
-            found, seconds = self.runner.measure(config, masks, cell.watched)
+            found, more = self.runner.measure(config, masks, cell.watched)
             metrics |= {f"{m}@{name}": found[m] for m in TESTED if m in found}
-            measuring += seconds
+            measuring += more
         downstream, tuning = None, 0.0
         if cell.downstream is not None:
             downstream, tuning = self.runner.fine_tune(config, cell.downstream, cell.watched)

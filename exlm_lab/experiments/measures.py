@@ -227,7 +227,7 @@ def _read_batch(
     if not isinstance(model, ExLM):
         zeros_B = found["cross_entropy"].new_zeros(len(token_ids_BN))
         found["bits"] = zeros_B.index_add(0, row_R, found["cross_entropy"])
-    elif contexts is None:
+    elif contexts is None or language is None:
         found["bits"] = nats_to_bits(-reading.log_joint(target_ids_R))
     else:
         found["bits"] = _expected_bits(reading, contexts, language.token_ids_W, seed)
@@ -268,7 +268,7 @@ def _read_states(reading: RowReading) -> _Found:
     k = token_RkV.shape[1]
     if k > 1:
         found["specialisation"] = pairwise_divergence_bits(token_RkV)
-    if reading.scores.log_transition_BLL is None:
+    if reading.state_BML is None:
         return found
     is_mask_BM = reading.is_mask_BM
     given_words = reading.visits
@@ -293,12 +293,13 @@ def _expected_bits(
     model and truth is left to chance.
     """
     device = reading.log_token_BLV.device
-    excess_B = 0.0
+    joint_bits_B = torch.from_numpy(contexts.joint_bits_S)
+    excess_B = torch.zeros_like(joint_bits_B)
     for word_ids_SN in contexts.sample(NUM_FILLINGS, seed):
         token_ids_R = torch.from_numpy(token_ids_W[word_ids_SN[contexts.is_masked_SN]])
         model_bits_B = nats_to_bits(-reading.log_joint(token_ids_R.to(device))).cpu()
         excess_B += model_bits_B - torch.from_numpy(contexts.surprise_bits(word_ids_SN))
-    return torch.from_numpy(contexts.joint_bits_S) + excess_B / NUM_FILLINGS
+    return joint_bits_B + excess_B / NUM_FILLINGS
 
 
 # ---- putting it together ----

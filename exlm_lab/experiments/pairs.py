@@ -89,8 +89,10 @@ def joint_table(model: MaskedLM | ExLM, token_ids_BN: Tensor, place_B2: Tensor) 
         first_BV, second_BV = token_SV.unflatten(0, (-1, 2)).unbind(dim=1)
         return first_BV.unsqueeze(2) * second_BV.unsqueeze(1)
     reading = read_rows(model, MaskedBatch(masked_ids_BN, is_masked_BN, token_ids_BN))
+    log_transition_BLL = reading.scores.log_transition_BLL
+    assert log_transition_BLL is not None
+    edge_BLL = log_transition_BLL.exp().triu(1)
     # A path takes three steps: from the first state to one for each mask and to the last.
-    edge_BLL = reading.scores.log_transition_BLL.exp().triu(1)
     path_BLL = edge_BLL[:, :1].transpose(1, 2) * edge_BLL * edge_BLL[:, :, -1:].transpose(1, 2)
     token_BLV = reading.log_token_BLV.exp()
     return token_BLV.transpose(1, 2) @ path_BLL @ token_BLV
@@ -123,7 +125,7 @@ def pair_metrics(
                 pairs[kind][n] = pair
         if all(len(found) == NUM_MOLECULES for found in pairs.values()):
             break
-    found = {}
+    found: dict[str, float] = {}
     for kind, of_kind in pairs.items():
         if not of_kind:
             continue

@@ -44,8 +44,9 @@ def printed_grid(figure: str, column: str) -> dict[tuple[float, int], float]:
     """
     grid = {}
     for row, values in printed(figure).items():
-        percent, copies = re.fullmatch(r"p=([\d.]+)%, k=(\d+)", row).groups()
+        percent, copies = re.findall(r"[\d.]+", row)
         number = printed_average(figure, row) if column == "average" else values[column]
+        assert number is not None
         grid[round(float(percent) / 100, 4), int(copies)] = number
     return grid
 

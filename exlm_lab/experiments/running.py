@@ -255,9 +255,9 @@ class Runner:
         if wanted.task not in EMBEDDED or counts == (None, None, None):
             return load_problem(wanted.task, self.data, ReadingConfig(), pretrained)
         task, splits = load_task(wanted.task, None, ReadingConfig(), pretrained.tokenizer)
-        firsts = {
+        firsts: dict[str, Any] = {
             part: examples and Examples(*(column[:count] for column in examples))
-            for part, examples, count in zip(splits._fields, splits, counts, strict=False)
+            for (part, examples), count in zip(splits._asdict().items(), counts, strict=False)
         }
         return make_problem(task, splits._replace(**firsts), pretrained)
 

@@ -60,7 +60,7 @@ class RowReading(NamedTuple):
         float64. ``ctc`` spreads part of its probability over several tokens in one mask: that
         part is left out, and the rest scaled to sum to one.
         """
-        if self.scores.log_transition_BLL is None:
+        if self.state_BML is None:
             return self._ctc_token_log_probs()
         token_BMV = self.state_BML @ self.log_token_BLV.exp()
         return token_BMV[self.is_mask_BM].log()
@@ -87,7 +87,7 @@ class RowReading(NamedTuple):
         """
         graph = self.scores.graph
         entropy_BL = entropy_bits(self.log_token_BLV).masked_fill(~graph.is_state_BL, 0.0)
-        if self.scores.log_transition_BLL is None:
+        if self.state_BML is None:
             return (
                 entropy_BL.gather(1, self._own_BMk.flatten(1))
                 .view(self._own_BMk.shape)
@@ -165,7 +165,7 @@ def read_rows(model: ExLM, batch: MaskedBatch) -> RowReading:
     log_emission_BML = _emission(log_token_BLV, graph.target_ids_BM)
     is_ctc, unk = model.transition is None, model.special_ids.unk
     state_BML = log_transition_BLL = None
-    if not is_ctc:
+    if model.transition is not None:
         log_transition_BLL = model.transition(state_BLD, graph).double()
         # Nothing is known about any target: each has emission log 1 in every state.
         any_token_BML = torch.zeros_like(log_emission_BML, dtype=torch.float64)

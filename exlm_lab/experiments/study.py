@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from exlm_lab.experiments.cells import Cell, Claim, Experiment
+from exlm_lab.experiments.cells import Cell, Claim, Experiment, Input
 from exlm_mini.data.toy_grammars import LADDER
 
 SCALE = "study"
@@ -252,7 +252,8 @@ _MOLECULE_ARMS: dict[str, dict[str, Any]] = {
 
 def _molecules() -> Experiment:
     """The cells, and the claims they decide."""
-    name, base = "molecules", "sweep/smiles"
+    name: Input = "molecules"
+    base = "sweep/smiles"
     cells = [Cell("exlm-cost", name, base, _OF_TABLE_7, seeds=(1,), is_timed=True)]
     cells += [
         Cell(

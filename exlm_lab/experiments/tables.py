@@ -176,6 +176,7 @@ def ablations(groups: Sequence[Group]) -> list[str]:
         if base and base.summary(metric):
             columns[title] = [_difference(group, base, metric) for group in groups]
     exlm = printed_average("Table 2", "ExLM")
+    assert exlm is not None
     columns["paper's mean, %"] = _printed(groups)
     columns["paper's points to ExLM"] = _printed(groups, exlm, "+")
     notes = [

@@ -49,7 +49,7 @@ class Verdict(NamedTuple):
         For: the difference has the claimed sign beyond chance. Against: it has the other sign
         beyond chance, or its interval leaves out every effect that would matter.
         """
-        if self.adjusted is None or self.half_width is None:
+        if self.mean is None or self.adjusted is None or self.half_width is None:
             return "undecided"
         effect = self.claim.sign * self.mean
         if self.adjusted < LEVEL:
@@ -87,7 +87,7 @@ def differences(claim: Claim, groups: Mapping[str, Group]) -> tuple[float, ...]:
     if not weights.keys() <= groups.keys():
         return ()
     terms = [(w, groups[name].by_seed(claim.metric)) for name, w in weights.items()]
-    if claim.base in groups:
+    if claim.base is not None and claim.base in groups:
         terms.append((-1.0, groups[claim.base].by_seed(claim.metric)))
     elif claim.base is not None:
         terms.append((-1.0, groups[claim.cell].by_seed(claim.base)))
@@ -122,11 +122,13 @@ def verdicts(directory: Path) -> dict[str, list[Verdict]]:
             for claim in experiment.claims
         ]
     everything = [verdict for several in found.values() for verdict in several]
-    primary = [v for v in everything if v.claim.is_primary and v.p_value is not None]
+    primary = [
+        (v, p) for v in everything if v.claim.is_primary and (p := v.p_value) is not None
+    ]
     # Claims without numbers yet count: the family is that of the plan.
     missing = sum(v.claim.is_primary for v in everything) - len(primary)
-    adjusted = holm([*(v.p_value for v in primary), *[1.0] * missing])
-    by_claim = dict(zip((id(v) for v in primary), adjusted, strict=False))
+    adjusted = holm([*(p for _, p in primary), *[1.0] * missing])
+    by_claim = dict(zip((id(v) for v, _ in primary), adjusted, strict=False))
     return {
         name: [v._replace(adjusted=by_claim.get(id(v), v.p_value)) for v in several]
         for name, several in found.items()
@@ -138,9 +140,8 @@ def report(directory: Path) -> str:
     lines = []
     for name, several in verdicts(directory).items():
         lines += [f"## {name}: {EXPERIMENTS[name].about}", ""]
-        rows = [("claim", "contrast", "seeds", "difference", "p", "verdict")]
-        rows += [_row(verdict) for verdict in several]
-        lines += [*markdown_table(rows), ""]
+        header = ("claim", "contrast", "seeds", "difference", "p", "verdict")
+        lines += [*markdown_table([header, *map(_row, several)]), ""]
         records = read_records(name, directory, SCALE)
         if name == "escape":
             lines += [*markdown_table(escapes(list(grouped(records).values()))), ""]
@@ -172,7 +173,8 @@ def escapes(groups: Sequence[Group]) -> list[tuple[str, ...]]:
 
     Below the frequencies is by 0.1 bits per lost token, and links win from 0.1 bits per row on.
     """
-    rows = [("cell", "below the frequencies from", "links win from", "specialisation")]
+    header = ("cell", "below the frequencies from", "links win from", "specialisation")
+    rows: list[tuple[str, ...]] = [header]
     for group in groups:
         below, linked = [], []
         for record in group.records:

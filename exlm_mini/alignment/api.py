@@ -82,10 +82,10 @@ def posteriors(
         Posteriors, detached; all zero for a row without a path.
     """
     graph = checked(log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
-    scores = [t.detach().requires_grad_() for t in graph[:2]]
+    emission, transition = (t.detach().requires_grad_() for t in graph[:2])
     with torch.enable_grad():
-        total = dag_log_likelihood(*scores, *graph[2:], backend).sum()
-    return Posteriors(*torch.autograd.grad(total, scores))
+        total = dag_log_likelihood(emission, transition, *graph[2:], backend).sum()
+    return Posteriors(*torch.autograd.grad(total, (emission, transition)))
 
 
 def viterbi(

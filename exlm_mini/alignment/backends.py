@@ -108,7 +108,7 @@ def fastest(device_type: str) -> str:
 
 # Nothing in it is for a compiler to trace. ``torch.compiler.assume_constant_result`` does just
 # this, and imports torch._dynamo for it, which takes as long as torch.
-fastest._dynamo_marked_constant = True
+fastest._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def choose(name: str, device_type: str) -> Backend:

@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -263,7 +263,7 @@ def _by_ninja(todo: Plan, folder: str) -> None:
     line = shlex.join(command).replace("$", "$$")  # as ninja wants it
     rules = f"rule compile\n  command = {line}\nbuild {output}: compile\n"
     Path(folder, "build.ninja").write_text(rules)
-    run = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    run: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     subprocess.run([ninja()], cwd=folder, check=True, **run)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -106,7 +106,7 @@ def random_graph(
     """
     rng = torch.Generator().manual_seed(seed)
     B, M, L = len(num_states), max(num_targets), max(num_states)
-    normal = {"generator": rng, "dtype": torch.float64}
+    normal: dict[str, Any] = {"generator": rng, "dtype": torch.float64}
     log_emission_BML = scale * torch.randn(B, M, L, **normal) - 2 * scale
     scores_BLL = scale * torch.randn(B, L, L, **normal)
     is_forward_LL = torch.ones(L, L, dtype=torch.bool).triu(1)
@@ -277,10 +277,11 @@ def likelihood_and_gradients(
         backend: a name in ``BACKENDS``.
         grad_B: the incoming gradient; none: ``weights``.
     """
-    scores = [t.detach().clone().requires_grad_() for t in graph[:2]]
-    log_likelihood_B = dag_log_likelihood(*scores, *graph[2:], backend)
+    emission, transition = (t.detach().clone().requires_grad_() for t in graph[:2])
+    log_likelihood_B = dag_log_likelihood(emission, transition, *graph[2:], backend)
     grad_B = weights(graph) if grad_B is None else grad_B
-    return log_likelihood_B.detach(), *torch.autograd.grad(log_likelihood_B, scores, grad_B)
+    gradients = torch.autograd.grad(log_likelihood_B, (emission, transition), grad_B)
+    return log_likelihood_B.detach(), gradients[0], gradients[1]
 
 
 @lru_cache

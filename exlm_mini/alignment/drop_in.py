@@ -49,7 +49,7 @@ def dag_loss(
             if count_B.numel() and not bool(((count_B >= 1) & (count_B <= largest)).all()):
                 raise ValueError(f"{name} must lie in 1..{largest}, got {count_B.tolist()}")
         counts.append(count_B.to(device, torch.int64))
-    return -dag_log_likelihood(log_emission, log_transition, *counts, backend)
+    return -dag_log_likelihood(log_emission, log_transition, counts[0], counts[1], backend)
 
 
 def torch_dag_loss(

@@ -31,7 +31,8 @@ def path_score(
     log_emission_ML: Tensor, log_transition_LL: Tensor, path: tuple[int, ...]
 ) -> Tensor:
     """log P(Y, A): emissions along the path plus transitions between its states."""
-    score = sum(log_emission_ML[i, u] for i, u in enumerate(path))
+    start = log_emission_ML.new_zeros(())
+    score = sum((log_emission_ML[i, u] for i, u in enumerate(path)), start)
     for v, u in pairwise(path):
         score = score + log_transition_LL[v, u]
     return score

@@ -161,7 +161,8 @@ def _checked(graph: Graph) -> Graph:
             raise ValueError(f"want counts int64 {(B,)}, got {count_B.dtype} {count_B.shape}")
     if any(tensor.device != log_emission_BML.device for tensor in graph):
         raise ValueError(f"want all on one device, got {[str(t.device) for t in graph]}")
-    return tuple(tensor.contiguous() for tensor in graph)
+    emission, transition, num_targets, num_states = (tensor.contiguous() for tensor in graph)
+    return emission, transition, num_targets, num_states
 
 
 def sweep_buffers(log_emission_BML: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
@@ -169,11 +170,10 @@ def sweep_buffers(log_emission_BML: Tensor, layout: Layout) -> tuple[Tensor, Ten
     B, M, L = log_emission_BML.shape
     tile = layout.tile[log_emission_BML.dtype]
     num_tiles = (L + tile - 1) // tile
-    integers = {"dtype": torch.int32, "device": log_emission_BML.device}
     return (
         log_emission_BML.new_empty(B, layout.num_planes, M, num_tiles * tile),
-        torch.empty(B, 6, M, num_tiles, **integers),
-        torch.empty(B, 2, **integers),
+        log_emission_BML.new_empty(B, 6, M, num_tiles, dtype=torch.int32),
+        log_emission_BML.new_empty(B, 2, dtype=torch.int32),
     )
 
 
@@ -201,8 +201,8 @@ def gradients_with(
     B, M, L = log_emission_BML.shape
     gradients = (torch.empty_like(graph[0]), torch.empty_like(graph[1]))
     if B:
-        arguments = (*graph, B, M, L, *sweeps, grad_B.contiguous(), *gradients)
-        kernels.call("gradients", log_emission_BML, *arguments)
+        others = (*sweeps, grad_B.contiguous(), *gradients)
+        kernels.call("gradients", log_emission_BML, *graph, B, M, L, *others)
     return gradients
 
 
@@ -217,8 +217,8 @@ def viterbi_with(kernels: Kernels, graph: Graph) -> tuple[Tensor, Tensor]:
     if kernels.layout.keeps_came_from:
         workspace = [log_emission_BML.new_empty(B, M, L, dtype=torch.int32)]
     if B:
-        arguments = (*graph, B, M, L, path_BM, log_score_B, *workspace)
-        kernels.call("viterbi", log_emission_BML, *arguments)
+        others = (path_BM, log_score_B, *workspace)
+        kernels.call("viterbi", log_emission_BML, *graph, B, M, L, *others)
     return path_BM, log_score_B
 
 
@@ -256,8 +256,8 @@ def _gradients(grad, *graph_and_sweeps):
 
 @_gradients.register_fake
 def _(grad, emission, transition, num_targets, num_states, mantissa, exponent, info):
-    layout = {"memory_format": torch.contiguous_format}
-    return torch.empty_like(emission, **layout), torch.empty_like(transition, **layout)
+    empty_like = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
+    return empty_like(emission), empty_like(transition)
 
 
 @_operator("dag_viterbi", f"({GRAPH}) -> (Tensor, Tensor)")

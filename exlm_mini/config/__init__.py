@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, is_dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from exlm_mini.config.checks import (
     AT_LEAST_1,
@@ -332,7 +332,7 @@ class RunConfig:
             )
 
 
-def settings_with(*effects: Effect, kind: type = RunConfig, group: str = "") -> Iterator[str]:
+def settings_with(*effects: Effect, kind: Any = RunConfig, group: str = "") -> Iterator[str]:
     """Dotted names of the settings that have one of these effects, or of the group that has."""
     for name, (hint, marks) in schema(kind).items():
         if not set(effects).isdisjoint(marks):

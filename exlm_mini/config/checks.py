@@ -142,7 +142,7 @@ def check_integers(settings: Mapping[str, object], group: str = "") -> None:
                 raise UserError(f"{group}{name} is {number}; it must {below}be below 2**{bits}")
 
 
-def check_fields(group: str, settings: object) -> None:
+def check_fields(group: str, settings: Any) -> None:
     """Refuse what a field's list or rule does not allow, and whole numbers as ``check_integers``.
 
     Types are checked where settings are read, see ``recipes.typed``.
@@ -150,7 +150,7 @@ def check_fields(group: str, settings: object) -> None:
     Raises:
         UserError: with the values nearest to it, or the rule.
     """
-    for name, (hint, marks) in schema(type(settings)).items():
+    for name, (hint, marks) in schema(settings.__class__).items():
         value, choices = getattr(settings, name), get_args(hint)
         check_integers({name: value}, group)
         if get_origin(hint) is Literal and value not in choices:

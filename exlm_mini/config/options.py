@@ -113,7 +113,7 @@ class _Help(argparse.Action):
 def settings_parser(
     command: str,
     text: str,
-    groups: Mapping[str, type],
+    groups: Mapping[str, Any],
     skip: Collection[str] = (),
     recipe: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
@@ -151,7 +151,7 @@ def settings_parser(
         help="show this, with --help=all rare settings too",
     )  # fmt: skip
     for group, kind in groups.items():
-        about = {p.arg_name: p.description for p in parse_from_object(kind).params}
+        about = {p.arg_name: p.description or "" for p in parse_from_object(kind).params}
         shown = parser.add_argument_group(kind.__doc__.strip().rstrip("."))
         for name, (hint, marks) in schema(kind).items():
             full = f"{group}.{name}" if group else name

@@ -77,7 +77,7 @@ def build_corpus(
         tokenizer, made = _toy_packs(wanted.data, wanted.seed)
         files = {}
         source = f"toy grammar {wanted.data.grammar}"
-        row_length = grammar(wanted.data.grammar).length + 2
+        row_length: int | None = grammar(wanted.data.grammar).length + 2
     else:
         passes = Passes(wanted, folder, report, progress)
         with Workers(num_workers) as workers:
@@ -119,7 +119,7 @@ def build_corpus(
     write_json(directory / "corpus.json", content)
 
 
-def _toy_packs(data: DataConfig, seed: int) -> tuple[Tokenizer, list[_Made]]:
+def _toy_packs(data: DataConfig, seed: int) -> tuple[Tokenizer, Iterable[_Made]]:
     """Sentences of a grammar; training and validation are independent draws."""
     language = grammar(data.grammar)
     tokenizer = given_tokenizer(data) or word_level(language.words)

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.smiles import read_molecule
@@ -153,10 +153,10 @@ def clean_in_child(
     return chain.from_iterable(molecules for molecules, _ in parts), lost
 
 
-def _size(fragment: object) -> tuple[int, float, str]:
+def _size(fragment: Any) -> tuple[int, float, str]:
     """Heavy atoms, then weight; the SMILES only makes the choice a definite one."""
     from rdkit import Chem
-    from rdkit.Chem.Descriptors import MolWt
+    from rdkit.Chem.Descriptors import MolWt  # type: ignore[attr-defined]  # made as it is loaded
 
     return fragment.GetNumHeavyAtoms(), MolWt(fragment), Chem.MolToSmiles(fragment)
 

@@ -133,12 +133,12 @@ def open_corpus(directory: str | Path, data: DataConfig) -> Corpus:
                 f"{directory} was prepared with data.{name} {_shown(stored['data'].get(name))}, "
                 f"not {getattr(data, name)}; set data.{name} to match or open another corpus"
             )
-    packs = [Pack.open(directory / f"{name}.json") for name in ("train", "validation")]
+    packs = {name: Pack.open(directory / f"{name}.json") for name in ("train", "validation")}
     tokenizer_path = directory / "tokenizer.json"
     if not tokenizer_path.is_file():
         raise UserError(f"{tokenizer_path} is missing; {REMEDY}")
     digest = sha256_of(tokenizer_path)
-    for pack, name in zip(packs, ("train", "validation"), strict=True):
+    for name, pack in packs.items():
         if pack.tokenizer_sha256 != digest:
             raise UserError(
                 f"{tokenizer_path} is not the tokenizer of {pack.path} (sha256 differs); "
@@ -146,7 +146,7 @@ def open_corpus(directory: str | Path, data: DataConfig) -> Corpus:
             )
         if stored["packs"].get(name) != pack.sha256:
             raise UserError(f"{pack.path} is not the pack that {path} names; {REMEDY}")
-    return Corpus(*packs, tokenizer_path, data.kind)
+    return Corpus(packs["train"], packs["validation"], tokenizer_path, data.kind)
 
 
 # ---- the directory ----

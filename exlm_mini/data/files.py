@@ -16,10 +16,9 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
-
-import numpy as np
 
 from exlm_mini.config.checks import UserError
 
@@ -134,7 +133,7 @@ def refused(error: OSError) -> UserError:
     )
 
 
-def open_regular(path: str | Path, remedy: str = ANOTHER) -> BinaryIO:
+def open_regular(path: str | Path, remedy: str = ANOTHER) -> BufferedReader:
     """Open a file for reading; a pipe, a device or a directory in its place is refused.
 
     Raises:
@@ -183,7 +182,7 @@ class _HashedFile:
         self.num_bytes = 0
         self.is_wanted = True
 
-    def write(self, content: bytes | np.ndarray) -> None:
+    def write(self, content: bytes | memoryview) -> None:
         view = memoryview(content).cast("B")
         self.num_bytes += len(view)
         self._stream.write(view)

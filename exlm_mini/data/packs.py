@@ -85,12 +85,13 @@ def write_pack(
         files = {"tokens": tokens_file}
         if row_length is None:
             files["offsets"] = stack.enter_context(whole_file(offsets_path))
-            files["offsets"].write(np.zeros(1, dtype=OFFSET_DTYPE))
+            files["offsets"].write(np.zeros(1, dtype=OFFSET_DTYPE).data)
         for token_ids, lengths_R in rows:
             _check_rows(token_ids, lengths_R, row_length, vocab_size)
-            tokens_file.write(token_ids.astype(dtype))
+            tokens_file.write(token_ids.astype(dtype).data)
             if row_length is None:
-                files["offsets"].write((num_tokens + np.cumsum(lengths_R)).astype(OFFSET_DTYPE))
+                ends_R = num_tokens + np.cumsum(lengths_R)
+                files["offsets"].write(ends_R.astype(OFFSET_DTYPE).data)
             num_rows += len(lengths_R)
             num_tokens += len(token_ids)
         for file in files.values():
@@ -314,7 +315,7 @@ def _verify(path: Path, values: np.ndarray, want_sha256: str) -> int:
     largest = 0
     for start in range(0, len(values), NUM_TOKENS_CHUNK):
         chunk = np.asarray(values[start : start + NUM_TOKENS_CHUNK])
-        digest.update(chunk)
+        digest.update(chunk.data)
         largest = max(largest, int(chunk.max()))
     if digest.hexdigest() != want_sha256:
         raise UserError(f"{path} has changed (sha256 differs); {REMEDY}")

@@ -124,8 +124,9 @@ class Passes:
         stored = read_if_sound(path)
         if want.items() <= stored.items():
             places = [Place(self.folder, number, index, i) for i in range(stored["num_shards"])]
-            found = [finished_shard(place.file("documents"), want) for place in places]
-            if None not in found:
+            stored_shards = (finished_shard(place.file("documents"), want) for place in places)
+            found = list(filter(None, stored_shards))
+            if len(found) == len(places):
                 for record in found:
                     self._count(record)
                 return list(map(Shard, places, found))
@@ -153,7 +154,7 @@ class Passes:
 
     def _check(self, source: Source, shards: list[Shard]) -> CleaningCounts:
         """What cleaning did to a source."""
-        counts, num_before = CleaningCounts(), Counter()
+        counts, num_before = CleaningCounts(), Counter[str]()
         for place, record in shards:
             unit = source.units[place.unit].name
             for index, text in record["lost"]:

@@ -34,7 +34,7 @@ class Preparation:
     seed: int = 1
     tokenizer_megabytes: float = 500
     """Text to learn the tokenizer from, at most."""
-    shard_megabytes: float | None = None
+    shard_megabytes: float = None  # type: ignore[assignment]  # filled in below
     """Text of a shard, what a kill may lose per process; none: 8, or 1 of molecules."""
 
     def __post_init__(self) -> None:

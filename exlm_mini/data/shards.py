@@ -59,7 +59,7 @@ def hash_of(text: str, seed: int) -> int:
 # ---- files ----
 
 
-def write_shard(path: Path, arrays: dict[str, np.ndarray], record: dict[str, Any]) -> dict:
+def write_shard(path: Path, arrays: dict[str, Any], record: dict[str, Any]) -> dict:
     """Write the arrays and then the record of a shard; returns the record.
 
     Raises:
@@ -120,7 +120,8 @@ def make_documents(
     """
     if record := finished_shard(place.file("documents"), want):
         return record
-    counts, lost = CleaningCounts(), []
+    counts = CleaningCounts()
+    lost: list[int] = []
     if cleaning is None:
         keyed: Iterable[tuple[str, list[str]]] = ((text, [text]) for text in documents)
     else:

@@ -107,7 +107,7 @@ class Unit(NamedTuple):
     name: str
     fingerprint: Callable[[], str]
     """Changes when the content does; reads the whole of a local file."""
-    documents: Callable[[], Iterator[str]]
+    documents: Callable[[], Iterable[str]]
 
 
 class Source(NamedTuple):
@@ -260,7 +260,7 @@ def _revision(hub: HubSet) -> str:
     try:
         from huggingface_hub import HfApi
 
-        return HfApi().dataset_info(hub.id, revision=hub.revision).sha
+        return str(HfApi().dataset_info(hub.id, revision=hub.revision).sha)
     except ModuleNotFoundError:
         raise
     except Exception as error:  # the library raises a dozen unrelated types here
@@ -318,7 +318,8 @@ def _grouped(rows: Iterator[str], hub: HubSet) -> Iterator[str]:
         while group := list(islice(rows, hub.rows_per_document)):
             yield "\n".join(row.strip() for row in group if row.strip())
     elif hub.heading:
-        heading, document = re.compile(hub.heading), []
+        heading = re.compile(hub.heading)
+        document: list[str] = []
         for row in (row.rstrip() for row in rows):
             if heading.match(row) and document:
                 yield "\n".join(document)

@@ -26,13 +26,13 @@ import lzma
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 from exlm_mini.config.checks import UserError, nearest
 from exlm_mini.data.files import open_regular, reading
 
 SUFFIXES = (".txt", ".smi", ".csv", ".jsonl", ".parquet")
-COMPRESSIONS: dict[str, Callable[[Path], BinaryIO]] = {".gz": gzip.open, ".xz": lzma.open}
+COMPRESSIONS: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".xz": lzma.open}
 
 NUM_LINES_SEARCHED = 10_000
 """Lines of a .txt file searched for a blank one."""
@@ -90,7 +90,7 @@ def _suffix(path: Path) -> str:
     return suffix
 
 
-def open_decompressed(path: Path) -> BinaryIO:
+def open_decompressed(path: Path) -> io.BufferedReader:
     """The decompressed bytes of a file."""
     stream = open_regular(path)
     decompress = COMPRESSIONS.get(path.suffix.lower())

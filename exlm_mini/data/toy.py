@@ -178,7 +178,7 @@ class Grammar:
         is_masked_N = self._check_mask(is_masked_N)
         posterior_Z = self._posterior(sentence_N, is_masked_N)
         return np.array(
-            [self._spread(n, posterior_Z) for n in np.flatnonzero(is_masked_N)]
+            [self._spread(n, posterior_Z) for n in np.flatnonzero(is_masked_N).tolist()]
         ).reshape(-1, len(self.words))
 
     def joint(self, sentence_N: np.ndarray, is_masked_N: np.ndarray) -> Joint:
@@ -191,8 +191,8 @@ class Grammar:
         posterior_Z = self._posterior(sentence_N, is_masked_N)
         driven = [n for n in self.slots if is_masked_N[n]]
         free = {
-            int(n): self._spread(n, posterior_Z)
-            for n in np.flatnonzero(is_masked_N)
+            n: self._spread(n, posterior_Z)
+            for n in np.flatnonzero(is_masked_N).tolist()
             if n not in self.slots
         }
         index_CM, weight_CZ = _combinations(

@@ -49,7 +49,7 @@ def _moods(name: str, num_moods: int, num_words: int) -> Grammar:
     def slot(words: dict[str, str]) -> Position:
         return _by("mood", **{m: " ".join(words[m].split()[:num_words]) for m in moods})
 
-    template = [
+    template: list[str | Position] = [
         *("the", "old young tall", "baker farmer sailor", "felt", slot(_FELT), "this"),
         *("morning evening winter", "so", "his", "sister mother neighbour", slot(_DID)),
     ]
@@ -92,7 +92,7 @@ def _town() -> Grammar:
         for topic, forms in people.items()
         for number, words in zip(latents["number"], forms, strict=True)
     }
-    template = [
+    template: list[str | Position] = [
         _by("tense", now="today now currently tonight", then="yesterday once formerly tonight"),
         _by("number", one="the this every one", many="the these many several"),
         _by(
@@ -179,7 +179,8 @@ def _ladder(bits: int) -> Grammar:
     one latent that is the whole word, in the rung of 1 bit half of it; the others have their own.
     """
     shared = list(_LADDER)[: LADDER[bits]]
-    latents, slots = {"theme": ("0", "1", "2", "3")} if bits > 1 else {}, {}
+    latents: dict[str, tuple[str, ...]] = {"theme": ("0", "1", "2", "3")} if bits > 1 else {}
+    slots: dict[str, Position] = {}
     for name, text in _LADDER.items():
         words = text.split()
         if name in shared and bits > 1:
@@ -188,8 +189,10 @@ def _ladder(bits: int) -> Grammar:
             )
         elif name in shared:
             latents |= {"half": ("0", "1"), name: ("0", "1")}
-            choices = {(str(n // 2), str(n % 2)): word for n, word in enumerate(words)}
-            slots[name] = Position(choices, ("half", name))
+            slots[name] = Position(
+                {(str(n // 2), str(n % 2)): word for n, word in enumerate(words)},
+                ("half", name),
+            )
         else:
             latents[name] = tuple(words)
             slots[name] = Position({(word,): word for word in words}, (name,))
@@ -210,8 +213,8 @@ def _shifts() -> Grammar:
     did = ("sang", "danced", "rested", "left")
     first = Position({(str(n),): did[n] for n in range(3)}, ("start",))
     second = Position({(str(n),): did[n + 1] for n in range(3)}, ("start",))
-    template = [*("the", "old young tall", "baker farmer sailor"), first, second]
-    template += ["this", "morning evening winter"]
+    template: list[str | Position] = ["the", "old young tall", "baker farmer sailor"]
+    template += [first, second, "this", "morning evening winter"]
     positions = tuple(_one(part) if isinstance(part, str) else part for part in template)
     return Grammar("shifts", {"start": ("0", "1", "2")}, np.full(3, 1 / 3), positions)
 

@@ -13,6 +13,7 @@ import pickle
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -94,7 +95,7 @@ def numbers(value: object) -> list[float]:
         raise UserError(f"it holds no numbers ({_one_line(error)})") from None
 
 
-def _numbers(value: object) -> list[float]:
+def _numbers(value: Any) -> list[float]:
     if value is None:
         return [float("nan")]
     if isinstance(value, bool | int | float):

@@ -89,7 +89,9 @@ def in_child(function: Callable[[list], Any], items: list) -> tuple[list[Any], l
     # Forked, it starts at once. It calls nothing whose locks a thread of ours might hold.
     fork, indices = multiprocessing.get_context("fork"), range(len(items))
     batches = [indices[start : start + BATCH_SIZE] for start in indices[::BATCH_SIZE]][::-1]
-    results, lost, tried = [], [], set()
+    results: list[Any] = []
+    lost: list[int] = []
+    tried: set[int] = set()
     while batches:
         receiver, sender = fork.Pipe(duplex=False)
         child = fork.Process(target=_work, args=(function, items, batches, sender), daemon=True)
@@ -127,5 +129,5 @@ def _start_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != multiprocessing.parent_process().pid:
+    if (parent := multiprocessing.parent_process()) and os.getppid() != parent.pid:
         os._exit(1)  # it was gone before we could ask for that

@@ -195,6 +195,7 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
         loss, log_token_SV = made(token_ids_BN, is_masked_BN, target_ids_BN)
         logits = None
         if not self.training:
+            assert log_token_SV is not None
             logits = log_token_SV.new_zeros(*input_ids.shape, self.config.vocab_size)
             logits[is_masked_BN] = log_token_SV
         return MaskedLMOutput(loss=None if labels is None else loss, logits=logits)
@@ -216,6 +217,7 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
     ) -> tuple[Tensor, Tensor | None]:
         """Loss, and log_token_SV over all paths; none in training."""
         model = self.exlm
+        assert isinstance(model, ExLM)
         hidden_BTD, graph = model.encode(token_ids_BN, is_masked_BN, target_ids_BN)
         state_BLD = model.states(hidden_BTD, graph)
         scores = model.score(state_BLD, graph, self.chain_share)
@@ -281,7 +283,7 @@ class _WithHeads(ExLMPreTrainedModel):
         self.heads = nn.ModuleList(nn.Linear(*sizes) for sizes in self._sizes())
         self.post_init()
 
-    def _sizes(self) -> Sequence[tuple[int, int]]:
+    def _sizes(self) -> Sequence[tuple[int, Any]]:
         return [(self.config.hidden_size, self.config.num_labels)]
 
     def _scores(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:

@@ -77,9 +77,9 @@ def attend(
         draw the same share, but not the same probabilities.
     """
     if query_BHTd.device.type == "cpu" and query_BHTd.dtype == torch.bfloat16:
-        wide = (x_BHTd.float() for x_BHTd in (query_BHTd, key_BHTd, value_BHTd))
+        q_BHTd, k_BHTd, v_BHTd = (x.float() for x in (query_BHTd, key_BHTd, value_BHTd))
         with torch.autocast("cpu", enabled=False):
-            return attend(*wide, layout, dropout).bfloat16()
+            return attend(q_BHTd, k_BHTd, v_BHTd, layout, dropout).bfloat16()
     if not isinstance(layout, PackedRows):
         return F.scaled_dot_product_attention(
             query_BHTd, key_BHTd, value_BHTd, attn_mask=layout, dropout_p=dropout
@@ -107,6 +107,7 @@ def _end_to_end(q_1HSd: Tensor, k_1HSd: Tensor, v_1HSd: Tensor, rows: PackedRows
     # These seven are all that its versions have in common; no mask but that of the rows is meant.
     longest = rows.num_columns
     out_SHd = varlen_attn(q_SHd, k_SHd, v_SHd, rows.bound_X, rows.bound_X, longest, longest)
+    assert isinstance(out_SHd, torch.Tensor)  # a tuple only where its statistics are asked for
     return out_SHd.transpose(0, 1).unsqueeze(0)
 
 

@@ -78,7 +78,7 @@ class Encoder(nn.Module):
         super().__init__()
         shape = config.shape
         self.rope, self.is_packed = config.rope, config.attention == "packed"
-        self.expand_at = config.expand_at
+        self.expand_at, self.pad = config.expand_at, pad
         self.head_dim = shape.width // shape.num_heads
         self.embedding = nn.Embedding(vocab_size, shape.width, padding_idx=pad)
         self.dropout = nn.Dropout(config.dropout)
@@ -112,9 +112,10 @@ class Encoder(nn.Module):
             hidden_BTD after the final LayerNorm; at padding, zeros with packed attention and of
             no meaning with padded.
         """
-        num_below = 0 if row_ids_BN is None else self.expand_at
+        layers = self.layers
         rotation, layout = self._frame(position_BT, clone_BT, is_real_BT)
-        if num_below:
+        if row_ids_BN is not None and self.expand_at:
+            layers = layers[self.expand_at :]
             x_BND = self._below(row_ids_BN)
             B, N, _ = x_BND.shape
             source_BT = position_BT + N * torch.arange(B, device=x_BND.device).unsqueeze(1)
@@ -125,7 +126,7 @@ class Encoder(nn.Module):
                 x_BTD = x_BTD + clone_embedding(clone_BT) * (clone_BT > 0).unsqueeze(2)
         else:
             x_BTD = self.dropout(self.embedding(_packed(token_ids_BT, layout)))
-        for layer in self.layers[num_below:]:
+        for layer in layers:
             x_BTD = layer(x_BTD, rotation, layout)
         return _unpacked(self.final_norm(x_BTD), layout)
 
@@ -133,7 +134,7 @@ class Encoder(nn.Module):
         """x_BND: what the layers below the expansion make of the rows."""
         place_BN = torch.arange(row_ids_BN.shape[1], device=row_ids_BN.device)
         place_BN = place_BN.expand_as(row_ids_BN)
-        is_real_BN = row_ids_BN != self.embedding.padding_idx
+        is_real_BN = row_ids_BN != self.pad
         rotation, layout = self._frame(place_BN, torch.zeros_like(place_BN), is_real_BN)
         x_BND = self.dropout(self.embedding(_packed(row_ids_BN, layout)))
         for layer in self.layers[: self.expand_at]:

@@ -85,6 +85,7 @@ def log_likelihood(
 def _ctc_log_likelihood(scores: StateScores) -> Tensor:
     """CTC of each target over its own k states, (B, M); meaningless where unscored."""
     graph, k = scores.graph, scores.states_per_mask
+    assert scores.log_blank_BL is not None  # only where states are not linked
     B, M, L = scores.log_emission_BML.shape
     target_M = torch.arange(M, device=graph.owner_BL.device)
     # Beyond the states of a row owner_BL is 0: push those behind every target.

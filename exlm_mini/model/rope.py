@@ -90,7 +90,8 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     @differentiable_once
     def backward(ctx, grad_BHTd: Tensor) -> tuple[Tensor, None, None, None]:
-        rotation = Rotation(*ctx.saved_tensors, ctx.num_parts)
+        cos_B1Td, sin_B1Td = ctx.saved_tensors
+        rotation = Rotation(cos_B1Td, sin_B1Td, ctx.num_parts)
         return _turn(grad_BHTd, rotation, sign=-1), None, None, None
 
 

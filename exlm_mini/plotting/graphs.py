@@ -78,7 +78,7 @@ def draw_dag(
     ]
     for place, name, kind in zip(at, names, kinds, strict=True):
         box = {"boxstyle": "round,pad=0.35", "facecolor": COLORS[kind], "edgecolor": "white"}
-        style = {"ha": "center", "va": "center", "fontsize": 8, "zorder": 3}
+        style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8, "zorder": 3}
         ax.text(*place, name, color="black", bbox=box, **style)
     xs, ys = zip(*at, strict=True)
     low, high = min([*ys, *summits]), max([*ys, *summits])
@@ -130,7 +130,7 @@ def _draw_transition_edge(
         middle = ax.transData.transform(control)
         return Path([from_place, middle, to_place], [Path.MOVETO, Path.CURVE3, Path.CURVE3])
 
-    style = {
+    style: dict[str, Any] = {
         "arrowstyle": "-",
         "connectionstyle": connect,
         "color": "0.2",

@@ -130,7 +130,7 @@ def _parse(smiles: str) -> Any:
     require_rdkit()
     from rdkit import Chem
 
-    options = Chem.SmilesParserParams()
+    options: Any = Chem.SmilesParserParams()
     options.removeHs = False
     molecule = read_molecule(smiles, options)
     if molecule is None:
@@ -148,7 +148,7 @@ def _draw(
 ) -> str:
     from rdkit.Chem.Draw import rdMolDraw2D
 
-    drawer = rdMolDraw2D.MolDraw2DSVG(width, height)
+    drawer: Any = rdMolDraw2D.MolDraw2DSVG(width, height)
     drawer.drawOptions().highlightBondWidthMultiplier = BOND_WIDTH
     rdMolDraw2D.PrepareAndDrawMolecule(
         drawer,

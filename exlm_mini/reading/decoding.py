@@ -190,6 +190,7 @@ def _follow(
 ) -> tuple[Graph, Tensor, Tensor]:
     """The best path, log_token_SV of the masks over all paths, and token_ids_S of the best."""
     log_transition_BLL = scores.log_transition_BLL
+    assert log_transition_BLL is not None  # else there is no path to follow
     counts = (scores.graph.num_targets_B, scores.graph.num_states_B)
     best_ids_L = top_tokens(log_token_BLV[0], 1, special_ids)[0][:, 0]
     log_best_L = log_token_BLV[0].gather(1, best_ids_L.unsqueeze(1)).squeeze(1)

@@ -54,7 +54,7 @@ def as_json(
                 states.labels, owners, clones, tops, strict=True
             )
         ]
-    if graph is not None:
+    if states is not None and graph is not None:
         out["path"] = [states.labels[u] for u in graph.path_M.tolist()]
         out["path_probability"] = _probability(graph.log_path)
         out["fit_probability"] = _probability(graph.log_fit)
@@ -74,14 +74,14 @@ def as_table(
     filled = fill_in(tokenizer, masked_ids_BN, reading.token_ids_S)
     yield f"filled  {on_one_line(filled)}"
     sums = "the masks are independent"
-    if graph is not None:
+    if states is not None and graph is not None:
         labels = [states.labels[u] for u in graph.path_M.tolist()]
         steps = [f"{label} {token}" for label, token in zip(labels[1:-1], chosen, strict=True)]
         yield f"path    {' -> '.join([labels[0], *steps, labels[-1]])}"
         yield f"        {_amount(graph.log_path)}, the best path: its transitions and tokens"
         sums = "these tokens by all paths"
     yield f"joint   {_amount(reading.log_joint)}, {sums}"
-    if graph is not None:
+    if states is not None and graph is not None:
         yield f"fit     {_amount(graph.log_fit)}, one step per mask, whatever the tokens"
     yield ""
     copies = num_copies(trained.config)
@@ -100,7 +100,7 @@ def as_table(
     shown = [u for u, o in enumerate(owners) if 0 < o <= num_masks or u in on_path]
     labels = [states.labels[u] + ("*" if u in on_path else "") for u in shown]
     yield from _token_lines(tokenizer, labels, states.log_token_LV[shown], top)
-    if graph is not None:
+    if states is not None and graph is not None:
         yield ""
         yield "Transitions: the row hands over to the column"
         yield from _matrix_lines(states.labels, graph.log_transition_LL.exp())

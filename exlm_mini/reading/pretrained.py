@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -95,7 +95,7 @@ class Pretrained(NamedTuple):
             model.states_per_mask if is_cloned else 1,
         )
 
-    def model(self, **settings: float) -> MaskedLM | ExLM:
+    def model(self, **settings: Any) -> MaskedLM | ExLM:
         """A fresh copy of the trained model, on the CPU.
 
         Args:
@@ -134,10 +134,10 @@ def load_pretrained(path: Path, report: Callable[[str], None]) -> Pretrained:
                     f"give one of the runs in it, {' or '.join(str(path / n) for n in inner)}"
                 )
             raise UserError(f"{path} holds no checkpoints of its own; {remedy}")
-        checkpoint = latest_checkpoint(path / "checkpoints", report)
-        if checkpoint is None:
+        latest = latest_checkpoint(path / "checkpoints", report)
+        if latest is None:
             raise UserError(f"{path} has no checkpoint yet; let it train until it saves one")
-        path = path / "checkpoints" / f"step-{checkpoint.step:06d}"
+        checkpoint, path = latest, path / "checkpoints" / f"step-{latest.step:06d}"
     with reading(path):
         if "tokenizer_sha256" not in checkpoint.state:
             raise UserError(
@@ -162,7 +162,7 @@ def _sha256(weights: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(weights):
         digest.update(f"{name} {tuple(weights[name].shape)}\n".encode())
-        digest.update(weights[name].contiguous().view(torch.uint8).numpy())
+        digest.update(weights[name].contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
