@@ -64,9 +64,10 @@ test-reliability: .venv/.ready ## what a run survives: kills, full disks, damage
 test-machines: .venv/.ready ## chapters and trainings as on other processors, a table; hours; ARGS="--only avx2"
 	$(PY) tests/machines.py --workers $(WORKERS) $(ARGS)
 
-check: .venv/.ready ## lint and format check alone
+check: .venv/.ready ## lint, format and types; what `make test` begins with
 	$(PY) -m ruff check --quiet .
 	$(PY) -m ruff format --check --quiet .
+	$(PY) -m mypy
 
 format: .venv/.ready ## rewrite the sources in the house format
 	$(PY) -m ruff check --quiet --fix .
@@ -113,5 +114,5 @@ repository: ## name a fork in every file: make repository URL=https://github.com
 	git grep -lF "$(REPOSITORY)" | xargs sed -i 's|$(REPOSITORY)|$(URL)|g'
 
 clean: ## remove .venv, caches and build outputs; runs/ stays
-	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis book/_build book/_generated
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis book/_build book/_generated
 	find exlm_mini exlm_lab tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -45,7 +45,8 @@ LIBRARIES = {
     "hf": ("accelerate", "tokenizers", "transformers"),
     "watch": ("tensorboard",),
     "test": (
-        "hypothesis", "lmdb", "nbval", "playwright", "pytest", "pytest-xdist", "ruff", "setuptools",
+        "hypothesis", "lmdb", "mypy", "nbval", "playwright", "pytest", "pytest-xdist", "ruff",
+        "setuptools", "types-PyYAML",
     ),
 }  # fmt: skip
 """What the extras of ``pyproject.toml`` ask for; packed data train without any of it."""

@@ -127,8 +127,8 @@ def dry_run(wanted: Preparation, output: Path, num_workers: int) -> None:
             print(f"           licence: {hub.licence}")
         print(f"           {_about(size.documents)} documents, {_megabytes(size.text_bytes)}")
     copies = max(1, wanted.cleaning.num_variants)
-    shards, tokens, packed, working = None, None, None, None
-    if total.text_bytes is not None:
+    shards = tokens = packed = working = None
+    if total.text_bytes is not None and total.tokens is not None:
         shards = max(1, total.text_bytes / (wanted.shard_megabytes * MEGABYTE))
         tokens = total.tokens * copies
         packed = tokens * (2 if wanted.data.vocab_size <= 1 << 16 else 4)
@@ -152,8 +152,8 @@ class _Progress:
 
     def __init__(self, wanted: Preparation) -> None:
         sizes = [size_of(words, wanted.data).text_bytes for words in wanted.sources]
-        self._estimate = 0.0 if None in sizes else sum(sizes)
-        self._line: ProgressLine | None = None
+        self._estimate = sum(size or 0.0 for size in sizes) if None not in sizes else 0.0
+        self._line = ProgressLine("", 1, "MB")
         self._name, self._start, self._read = "", 0.0, 0.0
 
     def show(self, stage: Stage) -> None:
@@ -180,8 +180,7 @@ class _Progress:
 
     def close(self) -> None:
         """End the line of a pass."""
-        if self._line is not None:
-            self._line.__exit__()
+        self._line.__exit__()
 
 
 def run(wanted: Preparation, output: Path, num_workers: int) -> None:

@@ -288,7 +288,8 @@ def restore_optimizer(
         ValueError, KeyError: names or shapes do not fit the model.
     """
     names = {parameter: name for name, parameter in model.named_parameters()}
-    state, rest = {}, dict(tensors)
+    state: dict[int, dict[str, Tensor]] = {}
+    rest = dict(tensors)
     order = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for number, parameter in enumerate(order):
         name, own = names[parameter], parameter.shape

@@ -211,7 +211,7 @@ def requests_by_signal(
             requests.is_stop_asked, asked_at = True, now
             report("stopping after this step; a checkpoint will be saved")
         elif not is_launched or now - asked_at > SECONDS_BETWEEN_SIGNALS:
-            signal.signal(number, previous[number])
+            signal.signal(number, previous[signal.Signals(number)])
             signal.raise_signal(number)
 
     def ask_to_save(number: int, frame: FrameType | None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -152,7 +152,8 @@ def check_memory(
     """
     plan = plan_batch(config.train, num_devices)
     unit = "size" if plan.unit == "rows" else "tokens"
-    train = replace(config.train, **{f"micro_batch_{unit}": plan.per_device})
+    changed: dict[str, Any] = {f"micro_batch_{unit}": plan.per_device}
+    train = replace(config.train, **changed)
     # Independent draws could mask every token, and never do.
     masking = replace(config.masking, strategy="fixed_count")
     config = replace(config, train=train, masking=config.masking if num_slots else masking)
@@ -187,7 +188,7 @@ def row_flops(
     else:
         num_masks = config.masking.mask_ratio * copies * (row_length - 2)
     if config.objective != "exlm":
-        T, heads = copies * row_length, num_masks * (D * D + D * vocab_size)
+        T, heads = float(copies * row_length), num_masks * (D * D + D * vocab_size)
     else:
         num_boundaries = 2 if model.boundary == "official" else 0
         T = row_length + (k - 1) * (num_masks + num_boundaries)

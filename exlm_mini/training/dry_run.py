@@ -6,6 +6,7 @@ import tempfile
 import textwrap
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from exlm_mini.config import RunConfig
 from exlm_mini.data.corpus import Corpus, prepare_corpus
@@ -22,7 +23,8 @@ _LINE_WIDTH = 80
 
 def objectives_of(config: RunConfig) -> list[RunConfig]:
     """One configuration per model to train."""
-    return [replace(config, objective=name) for name in config.objective.split("+")]
+    names: list[Any] = config.objective.split("+")
+    return [replace(config, objective=name) for name in names]
 
 
 def row_length_of(config: RunConfig) -> int:
@@ -101,7 +103,8 @@ def _print_costs(
     """What a run with a single objective costs, on stdout."""
     # What one device holds at a time.
     micro = "micro_batch_size" if plan.unit == "rows" else "micro_batch_tokens"
-    config = replace(config, train=replace(config.train, **{micro: plan.per_device}))
+    changed: dict[str, Any] = {micro: plan.per_device}
+    config = replace(config, train=replace(config.train, **changed))
     num_slots = len(slots_of(config)) or None
     costs = estimate(config, vocab_size, row_length, num_slots=num_slots)
     transition = costs.num_transition_parameters

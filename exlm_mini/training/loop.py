@@ -80,10 +80,15 @@ class Loop:
         engine: of this process.
     """
 
-    best_step: int | None = None
-    """Of the checkpoint that is kept beside the newest ones."""
+    model: Any
+    """A module with an ``encoder``, on the engine's device."""
     seconds_between_saves = 0.0
     """At least, after the first that no one asked for."""
+
+    @property
+    def best_step(self) -> int | None:
+        """Of the checkpoint that is kept beside the newest ones."""
+        return None
 
     def __init__(
         self,

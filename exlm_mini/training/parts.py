@@ -239,7 +239,7 @@ class Objective(NamedTuple):
     size: Callable[[Any], tuple[int, int]]
     """Of a micro-batch: over how many targets or rows its loss is a mean, and its input tokens,
     before expansion or repetition and without padding."""
-    loss: Callable[[nn.Module, Any, int, int, int], Scored]
+    loss: Callable[[Any, Any, int, int, int], Scored]
     """From model, micro-batch, its size, that of the whole batch and the step from 0: the share of
     the batch's loss."""
     remedy: str

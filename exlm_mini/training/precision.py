@@ -41,8 +41,8 @@ def with_precision(config: RunConfig, device: torch.device) -> RunConfig:
         is_half = bool(narrower) and cpu_gain(narrower[-1], num_threads) >= LEAST_GAIN
     else:
         is_half = True
-    precision = "bf16" if is_half else "fp32"
-    return replace(config, train=replace(config.train, precision=precision))
+    train = replace(config.train, precision="bf16" if is_half else "fp32")
+    return replace(config, train=train)
 
 
 def cpu_gain(width: int, num_threads: int) -> float:

@@ -176,7 +176,7 @@ class Trainer(Loop):
             self.best = _checked(_Best, state["best"])
 
 
-def _checked(kind: type[NamedTuple], stored: dict[str, Any]) -> Any:
+def _checked(kind: Any, stored: dict[str, Any]) -> Any:
     """Counts and sums as a checkpoint holds them."""
     found = kind(**stored)
     for name, number in found._asdict().items():

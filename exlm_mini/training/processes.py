@@ -78,14 +78,14 @@ class Engine:
         """Number of this process, from 0."""
         self.world_size = 1 if group is None else group.size()
         """How many processes there are."""
-        self._scorer: nn.Module | None = None
+        self._scorer: Any = None
 
     @property
     def is_main(self) -> bool:
         """This is the process that talks and writes."""
         return self.rank == 0
 
-    def wrap(self, model: nn.Module, train: TrainConfig, loss: Loss) -> nn.Module:
+    def wrap(self, model: Any, train: TrainConfig, loss: Loss) -> Any:
         """Take over a model with an ``encoder`` and with the same weights in every process, before
         its optimiser is built; the same model on the device."""
         model.to(self.device)
@@ -112,7 +112,7 @@ class Engine:
     def clip(self, model: nn.Module, largest: float) -> float:
         """Scale the gradient down to a norm, 0 leaves it alone; the norm it had."""
         parameters = [p for p in model.parameters() if p.grad is not None]
-        norm = nn.utils.get_total_norm([p.grad for p in parameters])
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         if largest > 0:
             nn.utils.clip_grads_with_norm_(parameters, largest, norm)
         return norm.item()
@@ -204,6 +204,7 @@ def _connect(device: torch.device) -> distributed.ProcessGroup:
         timeout=LONGEST_WAIT if is_cpu else None,
     )
     if is_cpu:
+        assert distributed.group.WORLD is not None
         return distributed.group.WORLD
     return distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)
 

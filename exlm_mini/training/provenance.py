@@ -49,7 +49,7 @@ def commit() -> str:
     """Commit of the checkout the package runs from, or why there is none."""
     # Without its lock: a kill just then would leave it behind, and git refuses to go on.
     git = ["git", "--no-optional-locks", "-C", str(Path(__file__).parent)]
-    quiet = {"capture_output": True, "text": True, "check": True}
+    quiet: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
     try:
         # Installed below somebody else's checkout, the package is in no commit of it.
         subprocess.run([*git, "ls-files", "--error-unmatch", Path(__file__).name], **quiet)

@@ -60,10 +60,10 @@ class RunDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             refuse_odd_files(self.path)
-            self._descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-            self._lock()
-            os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
+            self._descriptor = lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+            self._lock(lock)
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
         except (OSError, UserError):
             self._release()
             raise
@@ -73,13 +73,11 @@ class RunDirectory:
         """Give the lock back; its file stays, for removing it could free two runs at once."""
         self._release()
 
-    def _lock(self) -> None:
+    def _lock(self, descriptor: int) -> None:
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            pid, _, host = (
-                os.pread(self._descriptor, 300, 0).decode(errors="replace").partition(" ")
-            )
+            pid, _, host = os.pread(descriptor, 300, 0).decode(errors="replace").partition(" ")
             raise UserError(
                 f"process {pid or '?'} on {host.strip() or 'this machine'} is writing to "
                 f"{self.path}; wait until it ends, stop it, or choose another --output"
@@ -215,18 +213,20 @@ def read_metrics(path: Path, report: Callable[[str], None] | None = None) -> lis
 def _lines(path: Path, data: bytes) -> list[tuple[bytes, dict]]:
     """Lines of a log with their records, without a last line that a crash cut short."""
     *lines, rest = data.split(b"\n")
-    records = [_record(line) for line in lines]
+    found = [_record(line) for line in lines]
     # After a power cut the last line may also be zeros, or lack its beginning.
-    if rest == b"" and records and records[-1] is None:
-        records.pop()
+    if rest == b"" and found and found[-1] is None:
+        found.pop()
+    records: list[dict] = []
     step = -1
-    for number, record in enumerate(records, 1):
+    for number, record in enumerate(found, 1):
         if record is None or record["step"] <= step:
             raise UserError(
                 f"{path} line {number} is damaged; restore the file from a copy, or delete that "
                 "line"
             )
         step = record["step"]
+        records.append(record)
     return list(zip(lines, records, strict=False))
 
 

@@ -94,8 +94,8 @@ class Updater:
         told = self._accumulate(step, parts, sizes_P2[:, 0].tolist(), max(total, 1))
         self.scaler.unscale_(self.optimizer)
         norm = engine.clip(self.model, self.train.clip_norm)
-        told = torch.tensor([*told, not math.isfinite(norm)], dtype=torch.float64)
-        loss, num_without_path, num_correct, num_bad = engine.add_up(told).tolist()
+        counts = torch.tensor([*told, not math.isfinite(norm)], dtype=torch.float64)
+        loss, num_without_path, num_correct, num_bad = engine.add_up(counts).tolist()
         is_skipped = not math.isfinite(loss) or num_bad > 0
         rate = learning_rate(self.train, step)
         if not is_skipped:
