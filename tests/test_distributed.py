@@ -268,7 +268,7 @@ def undisturbed(tmp_path_factory):
     assert code == 0, err
     # The first process alone talks.
     assert len(re.findall("^exlm reached", out, re.M)) == 1
-    assert len(re.findall("^exlm step 12/12", err, re.M)) == 1
+    assert len(re.findall("^exlm 12/12", err, re.M)) == 1
     return output
 
 
@@ -311,7 +311,7 @@ def test_a_signal_to_torchrun_saves_before_the_processes_end(tmp_path):
     options = [*COMMAND, "--train.steps", "100000", "--train.save_every", "100000"]
     process = torchrun(2, "-m", "exlm_mini.pretrain", *options, "--output", output)
     for line in process.stderr:
-        if line.startswith("exlm step 1/"):
+        if line.startswith("exlm 1/"):
             break
     process.send_signal(signal.SIGTERM)
     code, _, err = finished(process)

@@ -15,7 +15,7 @@ from refusals import told
 
 from exlm_mini.config import RunConfig
 from exlm_mini.config.options import parse
-from exlm_mini.config.recipes import recipe_names, run_config_from_dict
+from exlm_mini.config.recipes import load_recipe, recipe_names, run_config_from_dict
 from exlm_mini.pretrain import INTERRUPTED, main
 from exlm_mini.training import precision
 from exlm_mini.training.checkpoint import load_checkpoint
@@ -433,7 +433,12 @@ def test_a_slip_on_the_command_line_is_told_with_the_remedy(words, parts):
 
 def test_help_explains_settings_and_recipes(capsys):
     shown = {}
-    for words in (["--help"], ["--help=all"], ["-h", "all", "--recipe", "none"]):
+    for words in (
+        ["--help"],
+        ["--help=all"],
+        ["-h", "all"],
+        ["--recipe", "smiles-tiny", "--help"],
+    ):
         with pytest.raises(SystemExit) as stopped:
             main(words)
         assert stopped.value.code == 0
@@ -452,6 +457,9 @@ def test_help_explains_settings_and_recipes(capsys):
     assert names - options == set()
     for name in recipe_names():
         assert name in shown["--help"]
+    steps = load_recipe("smiles-tiny").train.steps
+    assert re.search(rf"--train.steps N .*\[recipe: {steps}\]", shown["--recipe"])
+    assert "[recipe:" not in shown["--help"]
 
 
 # ---- bad input ----
