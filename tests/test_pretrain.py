@@ -4,6 +4,7 @@ import collections
 import json
 import os
 import re
+import shlex
 import signal
 from pathlib import Path
 from unittest.mock import Mock
@@ -13,6 +14,7 @@ import torch
 import yaml
 from refusals import told
 
+from exlm_mini import fill
 from exlm_mini.config import RunConfig
 from exlm_mini.config.options import parse
 from exlm_mini.config.recipes import load_recipe, recipe_names, run_config_from_dict
@@ -324,6 +326,25 @@ def test_other_settings_on_the_same_output_are_refused(change, setting, tmp_path
     assert "--output" in line
     assert contents(tmp_path) == before
     trains(capsys, *EXLM, "--output", tmp_path)
+
+
+def test_more_steps_may_be_asked_of_a_run_and_fewer_not(tmp_path, capsys):
+    trains(capsys, *EXLM, "--output", tmp_path)
+    more = [*EXLM, "--train.steps", "6"]
+    code, out, err = pretrain(capsys, *more, "--output", tmp_path)
+    assert code == 0 and "6 steps" in out
+    assert "train.steps: 4 -> 6; " in err
+    assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")][-1] == 6
+    assert "train.steps: 6 -> 4" in fails(capsys, *EXLM, "--output", tmp_path)
+
+
+@pytest.mark.parametrize("recipe", ["toy-pairs", "smiles-tiny", "text-tiny"])
+def test_a_run_ends_with_a_command_that_reads_it(recipe, tmp_path, capsys):
+    command = ["--recipe", recipe, *SMALL, "--objective", "exlm", "--output", tmp_path]
+    _, _, err = pretrain(capsys, *command)
+    words = shlex.split(re.search(r"python -m exlm_mini.fill (.*)$", err, re.M)[1])
+    assert fill.main(words) == 0
+    assert "[MASK]" in words[0] and "filled" in capsys.readouterr().out
 
 
 @pytest.mark.reliability

@@ -110,7 +110,8 @@ def settle_config(
         parse: from a stored text to nested dicts, with a value for every setting.
 
     Returns:
-        A line for each of ``FREE_SETTINGS`` that changed; the stored file now holds the new ones.
+        A line for each of ``FREE_SETTINGS`` that changed, and for ``train.steps`` if it was raised;
+        the stored file now holds the new ones.
 
     Raises:
         UserError: another setting differs, or the directory holds something that is not a run.
@@ -128,8 +129,13 @@ def settle_config(
             )
         write_atomically(file, config_text.encode())
         return []
-    changes = _changes(parse(read_text(file)), config)
-    if fixed := [line for key, line in changes.items() if key not in FREE_SETTINGS]:
+    stored = parse(read_text(file))
+    changes, free = _changes(stored, config), set(FREE_SETTINGS)
+    old, new = (dotted(settings).get("train.steps", 0) for settings in (stored, config))
+    if new > old:
+        free.add("train.steps")
+        changes["train.steps"] += "; from here on the learning rate follows the longer schedule"
+    if fixed := [line for key, line in changes.items() if key not in free]:
         more = f" and {len(fixed) - 3} more" if len(fixed) > 3 else ""
         raise UserError(
             f"{path} holds a run with other settings: {'; '.join(fixed[:3])}{more}; use "
