@@ -173,7 +173,10 @@ torch.testing.assert_close(turned[0, 0, 0, [0, 4]], pair)
 # depends on one difference. With $q$ at $(i, j)$ and $\kappa$ at $(i', j')$,
 #
 # $$
-# \langle R(i,j)\,q,\ R(i',j')\,\kappa \rangle = f(i'-i) + g(j'-j),
+# \begin{aligned}
+# \langle R(i,j)\,q,\ &R(i',j')\,\kappa \rangle\\
+# &= f(i'-i) + g(j'-j),
+# \end{aligned}
 # $$ (eq-relative)
 #
 # where $f$ and $g$ are given by $q$ and $\kappa$. Here is a random query and a
@@ -238,7 +241,7 @@ def coordinates(is_mask_N, k):
 tokens = ["this", "was", "[MASK]", "and", "I", "am", "[MASK]", "now"]
 is_mask_N = torch.tensor([token == "[MASK]" for token in tokens])
 i_T, j_T = coordinates(is_mask_N, k=4)
-print(*zip(i_T.tolist(), j_T.tolist(), strict=True))
+print("i", *i_T.tolist(), "\nj", *j_T.tolist())
 
 # %% [markdown]
 # | way | what turns the head |
@@ -302,9 +305,8 @@ torch.testing.assert_close(shift, shift[:, :1].expand_as(shift))
 # %% [markdown]
 # ## Clones at one position stay equal for ever
 #
-# Could a deeper encoder, or training, tell clones apart that share their
-# position? Let us build one. This is the layer of {ref}`chap-one-notebook`,
-# with the rotation as an argument:
+# Could a deeper encoder, or training, tell clones apart that share a position?
+# Here is the attention of {ref}`chap-one-notebook`, with the rotation an argument:
 
 
 # %%
@@ -534,9 +536,8 @@ config = ModelConfig(rope="2d", dropout=0, attention_dropout=0)
 theirs = package.Encoder(config, vocab_size=30, pad=0)
 theirs.load_state_dict(mine.state_dict())
 ids_BT, i_BT, j_BT = random_rows(rng)
-off = mine(ids_BT, turner("2D", i_BT, j_BT)) - theirs(
-    ids_BT, i_BT, j_BT, ids_BT > 0
-)
+theirs_BTD = theirs(ids_BT, i_BT, j_BT, ids_BT > 0)
+off = mine(ids_BT, turner("2D", i_BT, j_BT)) - theirs_BTD
 print(f"largest difference {off.abs().max():.6f}")
 
 # %% mystnb={"code_prompt_show": "Checked: equal to ten digits; and so are the rotations alone"} tags=["hide-cell", "check"]

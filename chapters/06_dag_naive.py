@@ -351,8 +351,9 @@ for m in (4, 16, 77):
 #
 # $$
 # \begin{aligned}
-# \log f_{i,u} = \log \sum_{v<u} \exp\big(&\log f_{i-1,v} + \log \mathbf{E}_{v,u}\\
-# &+ \log \mathbf{P}_u(y_i)\big).
+# \log f_{i,u} &= \log \sum_{v<u} \exp s_v,\\
+# s_v &= \log f_{i-1,v} + \log \mathbf{E}_{v,u}\\
+# &\quad + \log \mathbf{P}_u(y_i).
 # \end{aligned}
 # $$ (eq-naive-log)
 #
