@@ -413,7 +413,7 @@ assert math.isclose(fast[0], listed, rel_tol=1e-9)
 # Two details help a small model to start. Copies of a [MASK] that are told
 # apart by their position alone behave alike at first, so each of the $k$ gets a
 # learned vector of its own, and $\mathbf{E}$ starts with equal probabilities.
-# Neither is in the paper; {ref}`chap-training` is about what happens without
+# Neither is in the paper; {ref}`chap-symmetric-start` is about what happens without
 # them.
 
 
@@ -565,7 +565,7 @@ assert abs(bits - joint_bits) < 0.05
 # 2. **Take the learned vectors of the states away** (`nn.init.zeros_` on
 #    `exlm.clone.weight`, and freeze it). Position alone has to tell the states
 #    apart. Most starts now stay at two bits for a long time;
-#    {ref}`chap-training` finds out why.
+#    {ref}`chap-symmetric-start` finds out why.
 # 3. **Another language.** `grammar("quartets")` has four moods and three words
 #    for each; its floor is 7.17 bits for the two words, together they hold
 #    5.17. How many states does it take?

@@ -623,9 +623,9 @@ print(f"edges,  largest difference: {(grad_LL - xi_LL).abs().max():.3f}")
 # $$ (eq-naive-logits)
 #
 # So training finds out, for each state, for which words it was responsible, and
-# trains it on those words in proportion. A state on no likely path learns
-# nothing. This is how the states of a mask can come to specialise, and why a
-# state that has lost its share is slow to win it back ({ref}`chap-training`).
+# trains it on those words in proportion. A state on no likely path learns nothing.
+# This is how the states of a mask can come to specialise, and why a state that has
+# lost its share is slow to win it back ({ref}`chap-symmetric-start`).
 #
 # Appendix I.2 prints two formulas for these gradients, and as printed both differ
 # from {eq}`eq-naive-gradient`. They divide by the whole last row of $\alpha$

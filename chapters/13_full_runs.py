@@ -137,7 +137,7 @@ def show(text: str, indent: int = 0) -> None:
 # %% [markdown]
 # Tiny and full size have the same parts. One part is left over: the clone
 # embedding, which the small recipes turn on and the paper does not have
-# ({ref}`chap-training`).
+# ({ref}`chap-symmetric-start`).
 
 
 # %% mystnb={"code_prompt_show": "Checked: tiny and full size have the same parts, but for the clone embedding of the small recipes"} tags=["hide-cell", "check"]
@@ -913,11 +913,11 @@ for name in ("smiles-tiny", "text-tiny"):
     print(f"{name}, bits per masked token: {', '.join(ends)}")
 
 # %% [markdown]
-# On molecules ExLM leads while its chains stand, falls back while
-# they fade out (steps 200 to 400), and passes the MLM for good after that. On
-# English it has not passed it in 600 steps, and both curves still fall steeply
-# when the steps run out. Without the two helps of {ref}`chap-training` (dashed)
-# ExLM stays far behind on both.
+# On molecules ExLM leads while its chains stand, falls back while they fade out
+# (steps 200 to 400), and passes the MLM for good after that. On English it has not
+# passed it in 600 steps, and both curves still fall steeply when the steps run out.
+# Without the two helps of {ref}`chap-symmetric-start` (dashed) ExLM stays far
+# behind on both.
 
 # %% mystnb={"figure": {"caption": "Recorded runs of the two small recipes: perplexity on held-out rows.", "name": "fig-recorded-runs"}} tags=["hide-input"]
 titles = {"smiles-tiny": "5,000 molecules", "text-tiny": "Python's manual"}

@@ -666,9 +666,9 @@ assert 1.9 < cost_ratio() < 1.91
 # **Question.** What does ExLM need to leave its symmetric start?
 #
 # As long as all states of a mask are alike, ExLM is an MLM, and the gain of telling
-# them apart is of third order in their differences ({ref}`chap-training`). The
-# paper does not mention this. The small recipes use two helps; the sweep takes them
-# apart and tries a larger batch in their place.
+# them apart is of third order in their differences ({ref}`chap-symmetric-start`).
+# The paper does not mention this. The small recipes use two helps; the sweep takes
+# them apart and tries a larger batch in their place.
 
 # %%
 for kind, groups in sweeps["saddle"].items():
