@@ -191,8 +191,10 @@ assert E_LL[of_first][:, of_first].max() < 0.02
 # transitions and of the likeliest word at each state it visits:
 #
 # $$
-# P(\mathbf{a}) = \prod_{i > 0} E_{a_{i-1}, a_i}
-# \prod_{\text{masks}} \max_w P_{a_i}(w)
+# \begin{aligned}
+# P(\mathbf{a}) = {} & \prod_{i > 0} E_{a_{i-1}, a_i} \\
+# & \prod_{\text{masks } i} \max_w P_{a_i}(w)
+# \end{aligned}
 # $$ (eq-best-path)
 #
 # It takes the sum over all paths of {ref}`chap-dag-naive` with the sum replaced
@@ -492,7 +494,9 @@ from exlm_mini.reading.entropy import entropy_bits, path_entropy
 
 assert (bits_M - math.log2(3)).abs().max() < 0.15
 assert abs(bits_M[0] - bits_M[1]) < 0.04
-torch.testing.assert_close(bits_M, path_entropy(reading).word_S)
+entropy = path_entropy(reading)
+torch.testing.assert_close(bits_M, entropy.word_S)
+assert abs(entropy.step_S[0] - 2) < 0.1 and entropy.step_S[1] < 0.15
 for name, wide in (("wide-first", 0), ("wide-last", 1)):
     assert abs(bits_of[name][wide] - 2) < 0.25, bits_of
     assert bits_of[name][1 - wide] < 0.25, bits_of

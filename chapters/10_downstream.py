@@ -317,8 +317,8 @@ for name, pretrained in (("untrained", untrained), ("ExLM", start.model())):
 # the yes has the larger logit $s$; a tie counts half:
 #
 # $$
-# \text{AUC} = \frac{1}{R_+ R_-} \sum_{a\,\in\,\text{yes}}\;\sum_{b\,\in\,\text{no}}
-# [s_a > s_b]
+# \text{AUC} = \sum_{a \in \text{yes}} \sum_{b \in \text{no}}
+# \frac{[s_a > s_b]}{R_+ R_-}
 # $$ (eq-roc-auc)
 #
 # where the bracket is 1 if the comparison holds, ½ at a tie, and 0 otherwise;
