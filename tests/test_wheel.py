@@ -25,7 +25,6 @@ INSIDE = (
     "recipes/sweep/*",
     "*.css",
     "*.js",
-    "py.typed",
 )
 
 
