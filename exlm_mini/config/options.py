@@ -12,7 +12,7 @@ import re
 import sys
 import textwrap
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import partial
 from pathlib import Path
@@ -236,7 +236,7 @@ def parse(argv: list[str]) -> Request:
     )  # fmt: skip
 
 
-def _parser(argv: list[str]) -> Any:
+def _parser(argv: Sequence[str] = ()) -> Any:
     names = f"Recipes: {', '.join(recipe_names())}."
     text = f"Train a model.\n{textwrap.fill(names, 100, break_on_hyphens=False)}"
     ask = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
