@@ -55,7 +55,7 @@ from torch.nn import functional as F
 
 from exlm_mini.config import SPECIAL_TOKENS
 from exlm_mini.data.toy_grammars import grammar
-from exlm_mini.plotting import COLORS, draw_heatmap, draw_tokens, use_book_style
+from exlm_mini.plot.figures import COLORS, draw_heatmap, draw_tokens, use_book_style
 from exlm_mini.training.live import chapter_scale
 
 use_book_style()

@@ -59,7 +59,7 @@ from torch.nn import functional as F
 
 from exlm_mini.config import SPECIAL_TOKENS, ModelConfig, SpecialIds
 from exlm_mini.model import MaskedLM
-from exlm_mini.plotting import draw_tokens, use_book_style
+from exlm_mini.plot.figures import draw_tokens, use_book_style
 from exlm_mini.training.live import chapter_scale
 
 use_book_style()

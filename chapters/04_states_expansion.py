@@ -53,7 +53,7 @@ import pandas as pd
 import torch
 
 from exlm_mini.config import SpecialIds
-from exlm_mini.plotting import COLORS, draw_tokens, use_book_style
+from exlm_mini.plot.figures import COLORS, draw_tokens, use_book_style
 from exlm_mini.training.live import chapter_scale
 
 use_book_style()

@@ -53,7 +53,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from exlm_mini.plotting import COLORS, draw_heatmap, use_book_style
+from exlm_mini.plot.figures import COLORS, draw_heatmap, use_book_style
 from exlm_mini.training.live import chapter_scale
 
 use_book_style()

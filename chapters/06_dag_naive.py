@@ -54,7 +54,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from exlm_mini.plotting import COLORS, draw_dag, draw_heatmap, use_book_style
+from exlm_mini.plot.figures import COLORS, draw_dag, draw_heatmap, use_book_style
 from exlm_mini.training.live import chapter_scale
 
 use_book_style()

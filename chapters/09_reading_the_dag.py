@@ -126,7 +126,7 @@ ids_of = [[tokenizer.encode(w)[0] for w in words] for words in words_of]
 import matplotlib.pyplot as plt
 import seaborn as sns
 
-from exlm_mini.plotting import COLORS, draw_dag, use_book_style
+from exlm_mini.plot.figures import COLORS, draw_dag, use_book_style
 
 use_book_style()
 kinds = ["boundary", *["mask"] * 4, *["second"] * 4, "boundary"]

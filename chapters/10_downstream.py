@@ -79,8 +79,8 @@ import matplotlib.pyplot as plt
 from rdkit import Chem
 
 from exlm_lab.downstream.patterns import PATTERNS
-from exlm_mini.plotting import COLORS, draw_tokens, use_book_style
-from exlm_mini.plotting.molecules import Pictures, atoms_of, tokens_of, tokens_svg
+from exlm_mini.plot.figures import COLORS, draw_tokens, use_book_style
+from exlm_mini.plot.molecules import Pictures, atoms_of, tokens_of, tokens_svg
 
 use_book_style()
 SHOWN = {

@@ -77,7 +77,7 @@ from exlm_mini.alignment import (
 )
 from exlm_mini.alignment.cases import check, relative_error
 from exlm_mini.alignment.drop_in import torch_dag_loss
-from exlm_mini.plotting import COLORS, use_book_style
+from exlm_mini.plot.figures import COLORS, use_book_style
 from exlm_mini.training.live import chapter_scale
 
 use_book_style()

@@ -76,14 +76,14 @@ from exlm_mini.data.packs import Pack
 from exlm_mini.data.sizes import size_of
 from exlm_mini.data.smiles import embedded_molecules
 from exlm_mini.data.sources import NAMED
-from exlm_mini.plotting import (
+from exlm_mini.plot.curves import METRICS, curve, read_runs
+from exlm_mini.plot.figures import (
     COLORS,
     Panel,
     draw_device_hours,
     runs_figure,
     use_book_style,
 )
-from exlm_mini.plotting.curves import METRICS, curve, read_runs
 from exlm_mini.training.checkpoint import latest_checkpoint, load_checkpoint
 from exlm_mini.training.cost import Estimate, estimate, plan_batch
 from exlm_mini.training.live import chapter_scale

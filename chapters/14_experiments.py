@@ -81,7 +81,7 @@ from exlm_lab.experiments.records import (
     summarize,
 )
 from exlm_lab.experiments.tables import by_input, wanted
-from exlm_mini.plotting import use_book_style
+from exlm_mini.plot.figures import use_book_style
 from exlm_mini.training.live import chapter_scale
 
 use_book_style()

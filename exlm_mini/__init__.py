@@ -3,11 +3,11 @@
 ``config``      settings, recipes, options      ``data``      tokens, corpora, masks
 ``model``       MLM and ExLM, Figure 6 by file  ``alignment`` the sum over paths, in five speeds
 ``training``    the loop and what it survives   ``reading``   what a trained model says
-``plotting``    the book's figures              ``hf``        models for transformers
+``plot``        curves and figures              ``hf``        models for transformers
 commands:       ``prepare pretrain fill plot doctor export``
 
 A room imports only from those before it: config, data and alignment, model, training, then reading
-and plotting, then the commands. The experiments of the paper are repeated by ``exlm_lab``.
+and plot, then the commands. The experiments of the paper are repeated by ``exlm_lab``.
 """
 
 from typing import Any

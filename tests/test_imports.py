@@ -20,9 +20,9 @@ ORDER = """
     exlm_mini.config.options
     exlm_mini.model
     exlm_mini.training
-    exlm_mini.reading exlm_mini.plotting
+    exlm_mini.reading exlm_mini.plot
     exlm_mini.hf
-    exlm_mini.prepare exlm_mini.pretrain exlm_mini.fill exlm_mini.plot exlm_mini.doctor
+    exlm_mini.prepare exlm_mini.pretrain exlm_mini.fill exlm_mini.doctor
     exlm_mini.export exlm_mini.__main__
     exlm_lab.benchmarks exlm_lab.ledger
     exlm_lab.downstream
@@ -45,7 +45,7 @@ OPTIONAL_LIBRARIES = {
     "datasets", "jsonargparse", "matplotlib", "pandas", "rdkit", "scipy", "seaborn", "sklearn",
     "tokenizers", "tqdm", "transformers", "yaml",
 }  # fmt: skip
-MAY_DRAW = {"exlm_mini.plotting", "exlm_lab.experiments", "chapters", "book"}
+MAY_DRAW = {"exlm_mini.plot", "exlm_lab.experiments", "chapters", "book"}
 MAY_READ_OPTIONS = {
     "exlm_mini.config.options", "exlm_mini.plot", "exlm_mini.prepare", "exlm_mini.fill",
     "exlm_mini.doctor", "exlm_mini.export", "exlm_lab.finetune", "exlm_lab.sweep",
@@ -204,7 +204,7 @@ def test_the_checker_sees_a_forbidden_import(source, module, complaint):
     [
         ("from exlm_mini.data.masking import x", "exlm_mini.model.exlm"),
         ("from exlm_mini.alignment.naive import x", "exlm_mini.alignment.vectorized"),
-        ("import seaborn", "exlm_mini.plotting.basics"),
+        ("import seaborn", "exlm_mini.plot.basics"),
         ("from exlm_mini.training.parts import x\nimport argparse", "exlm_mini.fill"),
         ("from exlm_mini import __version__", "exlm_mini.training.checkpoint"),
     ],

@@ -13,8 +13,8 @@ pytest.importorskip("rdkit", reason="rdkit is not installed")
 from rdkit import Chem
 
 from exlm_mini.data.tokenizer import train_smiles
-from exlm_mini.plotting import molecules
-from exlm_mini.plotting.molecules import (
+from exlm_mini.plot import molecules
+from exlm_mini.plot.molecules import (
     SCAFFOLD_COLOR,
     Pictures,
     atoms_of,

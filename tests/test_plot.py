@@ -11,9 +11,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from exlm_mini import plotting
+from exlm_mini.plot import figures as drawings
 from exlm_mini.plot import main
-from exlm_mini.plotting.curves import smoothed
+from exlm_mini.plot.curves import smoothed
 
 
 def write_log(folder, records, end=""):
@@ -50,7 +50,7 @@ def figures(monkeypatch):
         kept.append(figure)
         path.write_bytes(b"drawn")
 
-    monkeypatch.setattr(plotting, "save_figure", keep)
+    monkeypatch.setattr(drawings, "save_figure", keep)
     yield kept
     plt.close("all")
 
@@ -240,7 +240,7 @@ def test_a_figure_is_written_twice_with_the_same_bytes(tmp_path, capsys, suffix,
 def test_many_long_names_leave_room_for_the_curves(tmp_path):
     names = [f"a run with a rather long name, number {n}" for n in range(14)]
     curves = {name: ([1.0, 2.0], [3.0, 4.0]) for name in names}
-    figure = plotting.runs_figure([plotting.Panel("loss", "nats", curves)], "step", "caption")
+    figure = drawings.runs_figure([drawings.Panel("loss", "nats", curves)], "step", "caption")
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # matplotlib warns when the curves are left no room
         figure.draw_without_rendering()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from exlm_mini.plotting import (
+from exlm_mini.plot.figures import (
     COLORS,
     draw_curves,
     draw_dag,

@@ -20,6 +20,7 @@ SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setup
 PACKAGES = ("exlm_mini", "exlm_lab")
 INSIDE = (
     "*.py",
+    "py.typed",
     "recipes/*.yaml",
     "recipes/finetune/*",
     "recipes/sweep/*",

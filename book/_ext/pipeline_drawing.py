@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.patches import FancyBboxPatch
 
-from exlm_mini.plotting.style import COLORS
+from exlm_mini.plot.style import COLORS
 
 
 class Pipeline(NamedTuple):

@@ -106,7 +106,7 @@ def write_pipeline(app) -> None:
     from pipeline_drawing import draw_pipeline
 
     from exlm_mini.data.files import write_atomically
-    from exlm_mini.plotting import use_book_style
+    from exlm_mini.plot.figures import use_book_style
 
     logging.getLogger(__name__).info("training the small model of the pipeline picture")
     use_book_style()

@@ -24,7 +24,7 @@ from exlm_lab.experiments.records import (
     leaving,
     summaries,
 )
-from exlm_mini.plotting import COLORS
+from exlm_mini.plot.figures import COLORS
 
 Summaries = Mapping[tuple[float, int], Summary]
 BESIDE = 0.06

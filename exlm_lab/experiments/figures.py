@@ -23,7 +23,7 @@ from exlm_lab.experiments.drawings import (
 )
 from exlm_lab.experiments.records import DOWNSTREAM, Group, summaries
 from exlm_lab.experiments.tables import by_input, read_sweep, wanted
-from exlm_mini.plotting import save_figure, use_book_style
+from exlm_mini.plot.figures import save_figure, use_book_style
 
 
 def repeated_mlm(axes: Sequence[Axes], groups: Sequence[Group]) -> None:

@@ -14,7 +14,6 @@ states are several guesses for each mask; its dots count the likeliest token ove
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from exlm_mini.config.checks import UserError, nearest
@@ -28,7 +27,7 @@ MACHINE = ("tokens_per_second", "utilisation", "memory")
 
 
 def _parser() -> argparse.ArgumentParser:
-    from exlm_mini.plotting.curves import AXES, METRICS
+    from exlm_mini.plot.curves import AXES, METRICS
 
     parser = command_parser("python -m exlm_mini.plot", __doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directory of a run")
@@ -57,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _checked(arguments: argparse.Namespace) -> None:
     """Refuse what cannot be drawn before a log is read."""
-    from exlm_mini.plotting.curves import AXES, METRICS
+    from exlm_mini.plot.curves import AXES, METRICS
 
     for name in arguments.metrics or FIGURE_9:
         if name not in METRICS:
@@ -79,8 +78,8 @@ def draw(arguments: argparse.Namespace) -> None:
     Raises:
         UserError: if nothing of what was asked for is in the logs, or the file cannot be written.
     """
-    from exlm_mini.plotting import runs_figure, save_figure
-    from exlm_mini.plotting.curves import METRICS, in_its_unit, logged, panel_of, read_runs
+    from exlm_mini.plot.curves import METRICS, in_its_unit, logged, panel_of, read_runs
+    from exlm_mini.plot.figures import runs_figure, save_figure
 
     runs = read_runs([Path(run) for run in arguments.runs], arguments.labels)
     names = arguments.metrics or [*FIGURE_9, *logged(runs, MACHINE)]
@@ -131,7 +130,3 @@ def run(arguments: argparse.Namespace) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run the command; 0 done, 2 a mistake of the user, 130 interrupted."""
     return exit_code(lambda: run(_parser().parse_args(argv)))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

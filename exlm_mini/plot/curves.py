@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading
-from exlm_mini.plotting import Panel
+from exlm_mini.plot.runs import Panel
 from exlm_mini.training.console import say
 from exlm_mini.training.run_directory import read_metrics
 

@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.path import Path
 
-from exlm_mini.plotting.basics import draw_heatmap
-from exlm_mini.plotting.style import COLORS
+from exlm_mini.plot.basics import draw_heatmap
+from exlm_mini.plot.style import COLORS
 
 
 def draw_transition(

@@ -9,7 +9,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch
 
-from exlm_mini.plotting.style import COLORS
+from exlm_mini.plot.style import COLORS
 
 
 def draw_tokens(

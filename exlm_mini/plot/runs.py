@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, LogFormatter, MaxNLocator
 
-from exlm_mini.plotting.style import use_book_style
+from exlm_mini.plot.style import use_book_style
 
 
 class Panel(NamedTuple):

@@ -5,10 +5,10 @@ Every function draws on axes it is given and returns nothing, but for the figure
 numbers come from the caller.
 """
 
-from exlm_mini.plotting.basics import draw_curves, draw_heatmap, draw_tokens
-from exlm_mini.plotting.graphs import draw_dag, draw_transition
-from exlm_mini.plotting.runs import Panel, draw_device_hours, runs_figure
-from exlm_mini.plotting.style import COLORS, save_figure, use_book_style
+from exlm_mini.plot.basics import draw_curves, draw_heatmap, draw_tokens
+from exlm_mini.plot.graphs import draw_dag, draw_transition
+from exlm_mini.plot.runs import Panel, draw_device_hours, runs_figure
+from exlm_mini.plot.style import COLORS, save_figure, use_book_style
 
 __all__ = [
     "COLORS",
