@@ -532,7 +532,7 @@ for (p, k), value in zip(cells, (low, many, high), strict=True):
 #
 # Does the lost share also decide what a model is *good for*? All 14 cells were
 # trained with three seeds each on `town`, a language of longer sentences (sweep
-# `repeated-mlm`, {ref}`chap-experiments`). Each model was then fine-tuned on a
+# `repeated-mlm`, {ref}`all-sweeps`). Each model was then fine-tuned on a
 # task in the manner of MNLI. A gentler measure leaves the model as it is: a
 # linear probe reads the sentence's hidden variables from its states.
 

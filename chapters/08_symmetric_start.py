@@ -648,7 +648,7 @@ assert (
 #
 # On English (two seeds each, 600 steps, $k = 4$) the runs ended at 6.1 and 6.2
 # bits per masked token with both cures, 6.3 and 6.5 with chains, 7.3 and 7.5 with
-# neither. {ref}`chap-experiments` has this sweep in full.
+# neither. {ref}`all-sweeps` has this sweep in full.
 #
 # **What we do not know** is whether ExLM at the size of the paper needs a cure.
 # Its text, its batches and its training are larger by orders of magnitude, and a

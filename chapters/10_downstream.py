@@ -506,7 +506,7 @@ for name, found in record["tasks"].items():
 # single pre-training run could have led to either conclusion. The paper's seeds,
 # three or five, are of fine-tuning, and its tables print their mean or median
 # without a spread. What our longer studies decide, with up to ten pre-training
-# runs a model, is in {ref}`chap-experiments`.
+# runs a model, is in {ref}`all-sweeps`.
 
 # %% mystnb={"figure": {"caption": "Left: ExLM minus MLM after fine-tuning with three seeds from one pre-training run each, with the 95% interval of the mean; grey diamonds are the differences the paper prints. Right: accuracy on toy-inference after three pre-training runs each; a line joins equal seeds, a third is chance.", "name": "fig-downstream-recorded"}} tags=["hide-input"]
 LABELS = {"bbbp": "BBBP", "bace": "BACE", "clintox": "ClinTox", "cola": "CoLA"}

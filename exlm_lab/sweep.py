@@ -274,7 +274,7 @@ def _parser() -> Parser:
     cells = "print the cells and what is recorded, and stop"
     tasks.add_argument("--list", action="store_true", help=cells)
     tasks.add_argument("--report", action="store_true", help="print what came out, and stop")
-    figures = "draw the records of one of the paper's experiments, as SVG and PNG, and stop"
+    figures = "draw the records, as SVG and PNG, and stop"
     tasks.add_argument("--figures", type=Path, metavar="DIR", help=figures)
     return parser
 
@@ -289,10 +289,11 @@ def run(found: argparse.Namespace) -> int:
     sweeps = chosen(found.names, found.scale, found.only)
     runs = planned(sweeps, found.scale, list(dict.fromkeys(found.seeds)))
     if found.figures is not None:
-        from exlm_lab.experiments.figures import write_figures
+        from exlm_lab.experiments.figures import FIGURES, write_figures
 
-        for name in (name for name in sweeps if name not in EXPERIMENTS):
-            write_figures(name, found.scale, found.output, found.figures, print)
+        for name in (name for name in sweeps if name in FIGURES):
+            scale = _scale(name, found.scale)
+            write_figures(name, scale, found.output, found.figures, print)
         return 0
     if found.list or found.report:
         told = (

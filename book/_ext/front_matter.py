@@ -8,6 +8,8 @@
   ``small_numbers``;
 * ``{parameters}`OPTIONS` ``: parameters of a model, counted as ``--dry-run`` does;
 * ``{source}`FILE::NAME` ``: a link to a file of the repository, checked to exist;
+* ``{scorecard}``: the paper's claims with their evidence; ``{sweep-report} NAME``: the tables and
+  figures of a sweep, or the claims of the study;
 * ``{runs}``: the table of all recorded runs; ``{launch-table}``: a row of links per chapter;
   ``{names}``: what the modules of a page define, before it is explained;
 * before the pages are read, ``book/_generated/pipeline.svg`` and ``.pdf``: one sentence on its
@@ -341,6 +343,31 @@ def launch_urls(app_config, chapter: str) -> tuple[str, str]:
     return colab, binder
 
 
+class ScorecardDirective(SphinxDirective):
+    """Each claim of the paper with its evidence and its verdict."""
+
+    def run(self) -> list[nodes.Node]:
+        rows = [["claim of the paper", "measured here", "difference", "seeds", "verdict"]]
+        for score in sweep_numbers.scorecard(RESULTS):
+            word, _, so_far = score.word.partition(",")
+            badge = {"for": "success", "against": "danger"}.get(word, "secondary")
+            verdict = f"{{bdg-{badge}}}`{word}`{so_far}"
+            claim = f"{score.entry.text} ({score.entry.place})"
+            told = with_minus_sign(score.shown)
+            rows.append([claim, score.entry.measured, told, score.seeds, verdict])
+        return table(self, rows, ":widths: 30 32 16 10 12", ":class: dense")
+
+
+class SweepReportDirective(SphinxDirective):
+    """What ``sweep NAME --report`` prints, and the figures of ``--figures``."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        text = sweep_numbers.sweep_page(self.arguments[0])
+        return self.parse_text_to_nodes(text)
+
+
 class LaunchTableDirective(SphinxDirective):
     """Each chapter with its links to Colab and Binder."""
 
@@ -370,11 +397,14 @@ def setup(app):
     app.add_role("parameters", NumberRole(parameters))
     app.add_role("provenance", ProvenanceRole(made))
     app.add_role("sweep", NumberRole(sweep_numbers.sweep))
+    app.add_role("score", NumberRole(sweep_numbers.score))
     app.add_role("sweep-made", ProvenanceRole(sweep_numbers.made))
     app.add_role("small", NumberRole(small_numbers.small))
     app.add_role("small-made", ProvenanceRole(small_numbers.made))
     app.add_role("source", SourceRole(source_line))
     app.add_directive("runs", RunsDirective)
+    app.add_directive("scorecard", ScorecardDirective)
+    app.add_directive("sweep-report", SweepReportDirective)
     app.add_directive("launch-table", LaunchTableDirective)
     app.add_directive("names", NamesDirective)
     app.add_css_file("front_matter.css")

@@ -5,6 +5,7 @@
 * ``{sweep}`NAME INPUT METRIC STATISTIC` ``: one number for the grid of Repeated MLM, see
   ``exlm_lab.experiments.correlations``;
 * ``{sweep}`NAME CELL left` ``: how many seeds left the floor;
+* ``{score}`CLAIM` ``: the difference that judges a claim of the scorecard, with its interval;
 * ``{sweep-made}`NAME` ``: devices and commits of the records.
 
 A cell of the grid that nobody has run yet is called so; one the grid does not have is an error.
@@ -12,10 +13,13 @@ A cell of the grid that nobody has run yet is called so; one the grid does not h
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
+from exlm_lab.experiments import tables, verdicts
 from exlm_lab.experiments.correlations import STATISTICS, over_seeds
+from exlm_lab.experiments.figures import write_figures
 from exlm_lab.experiments.metric_names import SHARES
 from exlm_lab.experiments.records import (
     DOWNSTREAM,
@@ -26,11 +30,13 @@ from exlm_lab.experiments.records import (
     leaving,
     read_records,
 )
+from exlm_lab.experiments.scorecard import scorecard as scorecard
 from exlm_lab.experiments.tables import wanted
 from exlm_mini.config.checks import UserError
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 SCALE = "mini"
+GENERATED = RESULTS.parent / "_generated"
 
 
 NOT_YET = "not run yet"
@@ -105,3 +111,39 @@ def made(name: str) -> list[tuple[str, str]]:
     """Device and commit of each record, sorted."""
     found = [record.data["versions"] for record in records(name)]
     return sorted((str(v.get("device")), str(v.get("commit"))) for v in found)
+
+
+def sweep_page(name: str) -> str:
+    """Tables and figures of a sweep as Markdown; of ``study``, every claim with its evidence.
+
+    Raises:
+        UserError: if there is no such sweep, or no record of it.
+    """
+    if name == "study":
+        return _without_headings(verdicts.report(RESULTS))
+    drawn: list[Path] = []
+    write_figures(name, SCALE, RESULTS, GENERATED, drawn.append)
+    lines = tables.report(name, SCALE, RESULTS).splitlines()[1:]
+    for path in drawn:
+        if path.suffix == ".svg":
+            kind = path.stem.rpartition("-")[2]
+            figure = ["", f"```{{image}} /book/_generated/{path.name}", f":alt: {name}, {kind}"]
+            place = lines.index(f"## Input: {kind}") + 1
+            lines[place:place] = [*figure, "```", ""]
+    return _without_headings("\n".join(lines))
+
+
+def _without_headings(text: str) -> str:
+    return re.sub(r"^## (?:Input: )?(.*)$", r"**\1**", text, flags=re.M)
+
+
+def score(text: str) -> str:
+    """The difference of an entry of the scorecard, by its text.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    for found in scorecard(RESULTS):
+        if found.entry.text == text:
+            return found.shown.lstrip("+")
+    raise ValueError(f"the scorecard has no '{text}'")

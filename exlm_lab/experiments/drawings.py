@@ -140,6 +140,41 @@ def draw_against_exlm(ax: Axes, groups: Sequence[Group]) -> None:
     ax.set(xlabel="points to ExLM (hollow: the paper)")
 
 
+ARMS = {
+    "exlm": ("ExLM", COLORS["exlm"], "o"),
+    "late": ("ExLM, expanded late", COLORS["mask"], "s"),
+    "uniform": ("mixture of states", COLORS["second"], "^"),
+    "ctc": ("CTC", "0.45", "v"),
+    "mlm++": ("MLM of equal cost", COLORS["mlm"], "D"),
+}
+"""Of the ladder: label, colour and marker. MLM itself lies where the one of equal cost does."""
+
+
+def draw_ladder(ax: Axes, groups: Sequence[Group]) -> None:
+    """Bits won below MLM's floor against the bits that masked words share; a dot is a training.
+
+    The grey line is all there is to win.
+    """
+    cells: dict[str, dict[int, list[float]]] = {}
+    for group in groups:
+        arm, _, bits = group.cell.rpartition("-")
+        if arm in ARMS and bits.isdigit():
+            floor, spent = (group.by_seed(f"{n}bits_per_row") for n in ("floor_", ""))
+            won = [floor[seed] - spent[seed] for seed in spent]
+            cells.setdefault(arm, {})[int(bits)] = won
+    most = max(shared for found in cells.values() for shared in found)
+    ax.plot([0, most], [0, most], color="0.85", lw=7, zorder=0, label="all there is to win")
+    for place, (arm, (label, color, marker)) in enumerate(ARMS.items()):
+        found = dict(sorted(cells.get(arm, {}).items()))
+        for shared, won in found.items():
+            x = [shared + 0.1 * (place - len(ARMS) // 2)] * len(won)
+            ax.plot(x, won, marker, color=color, ms=4, alpha=0.5)
+        means = [sum(won) / len(won) for won in found.values()]
+        ax.plot(list(found), means, color=color, lw=1.4, marker=marker, ms=5, label=label)
+    ax.set(xlabel="bits that the masked words share", ylabel="bits won below MLM's floor")
+    ax.legend(loc="upper left", fontsize=9)
+
+
 def draw_leaving(ax: Axes, groups: Sequence[Group]) -> None:
     """Validation of every run of one language, one colour for each cell, with exact bounds."""
     bounds = leaving(groups[0].first)

@@ -17,6 +17,7 @@ from exlm_lab.experiments.drawings import (
     draw_bits,
     draw_ceiling,
     draw_cost,
+    draw_ladder,
     draw_leaving,
     draw_optimum,
     draw_sizes,
@@ -67,6 +68,11 @@ def scale(axes: Sequence[Axes], groups: Sequence[Group]) -> None:
     draw_sizes(axes[1], groups, DOWNSTREAM, "downstream accuracy, %")
 
 
+def ladder(axes: Sequence[Axes], groups: Sequence[Group]) -> None:
+    """What links win of what masked words share."""
+    draw_ladder(axes[0], groups)
+
+
 FIGURES: dict[str, tuple[int, Callable[[Sequence[Axes], Sequence[Group]], None]]] = {
     "repeated-mlm": (2, repeated_mlm),
     "ablations": (2, ablations),
@@ -74,8 +80,9 @@ FIGURES: dict[str, tuple[int, Callable[[Sequence[Axes], Sequence[Group]], None]]
     "cost": (1, cost),
     "k-and-p": (2, k_and_p),
     "scale": (2, scale),
+    "ladder": (1, ladder),
 }
-"""By the name of the sweep: number of axes, and what draws on them."""
+"""By the name of the sweep or experiment: number of axes, and what draws on them."""
 
 
 def sweep_figure(name: str, groups: Sequence[Group]) -> Figure:
@@ -90,9 +97,9 @@ def sweep_figure(name: str, groups: Sequence[Group]) -> Figure:
     if name == "saddle":
         num_axes = len(by_language(groups))
     height = max(3.4, 1.2 + 0.32 * len(groups)) if name == "ablations" else 3.4
-    figure, axes = plt.subplots(1, num_axes, figsize=(4.6 * num_axes, height), squeeze=False)
+    width = 4.6 * num_axes if name != "ladder" else 6.2
+    figure, axes = plt.subplots(1, num_axes, figsize=(width, height), squeeze=False)
     draw(axes[0], groups)
-    figure.suptitle(f"{name}, {groups[0].input}", fontsize=10)
     return figure
 
 

@@ -1,0 +1,214 @@
+"""The paper's claims, and what the records say of each at small scale, by the rules of the plan.
+
+An entry of the study is judged as the study judges it, primary claims with Holm's correction; one
+of a sweep by the same paired test, without a correction, for the sweeps were not planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from exlm_lab.experiments.cells import Claim
+from exlm_lab.experiments.correlations import (
+    Grid,
+    drop_at_low_share,
+    effect_of_mask_ratio,
+    effect_of_share,
+)
+from exlm_lab.experiments.metric_names import PROBE, SHARES
+from exlm_lab.experiments.records import DOWNSTREAM, grids_by_seed, grouped, read_records
+from exlm_lab.experiments.study import EXPERIMENTS
+from exlm_lab.experiments.tables import wanted
+from exlm_lab.experiments.verdicts import Verdict, differences, p_value, verdicts
+
+SCALE = "mini"
+"""Of the sweeps."""
+
+
+class Entry(NamedTuple):
+    """A claim of the paper, and where it is put to the test."""
+
+    text: str
+    place: str
+    """In the paper."""
+    measured: str
+    """What the difference is, for a reader of the table."""
+    source: str
+    """A sweep, or an experiment of the study."""
+    claim: Claim | str
+    """Of a sweep; or the text of one in the study."""
+    statistic: Callable[[Grid], float] | None = None
+    """Of the grid of Repeated MLM, in place of a contrast between two cells."""
+
+
+class Score(NamedTuple):
+    """An entry with its evidence."""
+
+    entry: Entry
+    verdict: Verdict
+
+    @property
+    def shown(self) -> str:
+        """The difference with its 95% interval, shares in points."""
+        factor = 100 if self.verdict.claim.metric in SHARES else 1
+        mean, half = self.verdict.mean, self.verdict.half_width
+        if mean is None:
+            return "–"
+        digits = 1 if factor == 100 or self.verdict.claim.metric == DOWNSTREAM else 2
+        told = f"{factor * mean:+.{digits}f}"
+        return told if half is None else f"{told} ± {factor * half:.{digits}f}"
+
+    @property
+    def seeds(self) -> str:
+        """How many of the planned seeds count."""
+        return f"{len(self.verdict.differences)} of {self.verdict.planned}"
+
+    @property
+    def word(self) -> str:
+        """The verdict; "so far" as long as planned seeds are missing."""
+        is_whole = len(self.verdict.differences) == self.verdict.planned
+        return self.verdict.word + ", so far" * (
+            bool(self.verdict.differences) and not is_whole
+        )
+
+
+def _share_does_more(grid: Grid) -> float:
+    """By how much the share of lost tokens moves a grid more than the mask ratio does."""
+    return abs(effect_of_share(grid)) - abs(effect_of_mask_ratio(grid))
+
+
+def _of_grid(metric: str, sign: int, smallest: float) -> Claim:
+    return Claim("", metric, "", None, sign, smallest)
+
+
+def _all_shares(grid: Grid) -> float:
+    return effect_of_share(grid, smallest=0.0)
+
+
+_FOUR_STATES = {
+    f"toy-p{p}-k{k}": weight
+    for p in ("0.15", "0.387")
+    for k, weight in ((2, -0.25), (4, 0.5), (8, -0.25))
+}
+_CHEAPER_MASKS = {
+    "toy-p0.15-mlm": 1.0, "toy-p0.387-mlm": -1.0, "toy-p0.15-k4": -1.0, "toy-p0.387-k4": 1.0,
+}  # fmt: skip
+
+SCORECARD = (
+    Entry(
+        "Lost words cost more than [MASK] does", "§3.2, Figure 3",
+        "latents a probe reads, points: change with the lost share over change with *p*",
+        "repeated-mlm", _of_grid(PROBE, 1, 0.02), _share_does_more,
+    ),
+    Entry(
+        "Uncertainty follows the lost words, not [MASK]", "§3.2, Figure 5",
+        "entropy, bits: change with the lost share over change with *p*",
+        "repeated-mlm", _of_grid("entropy_bits", 1, 0.05), _share_does_more,
+    ),
+    Entry(
+        "Too few lost words hurt as well", "§3.3",
+        "accuracy on the small language's task, points: 2% lost against 15%",
+        "repeated-mlm", _of_grid(DOWNSTREAM, -1, 1.0), drop_at_low_share,
+    ),
+    Entry(
+        "More copies are easier to train", "Figure 9",
+        "masked copies guessed, points, by the share that loses all",
+        "repeated-mlm", _of_grid("validation_mask_accuracy", -1, 0.02), _all_shares,
+    ),
+    Entry(
+        "ExLM keeps words together that an MLM cannot", "§4",
+        "bits of five masked words that share 2 bits: ExLM against the floor of any MLM",
+        "ladder", "ExLM captures dependence: below MLM's floor at 2 bits of it",
+    ),
+    Entry(
+        "Its transitions do that", "Table 2",
+        "bits where the words share 4: with learned links against states without",
+        "ladder", "Links win bits that states alone do not",
+    ),
+    Entry(
+        "It wins at equal cost where words depend on each other", "Table 2, MLM++",
+        "bits where the words share 4: ExLM against an MLM of equal cost",
+        "ladder", "ExLM wins bits at equal cost",
+    ),
+    Entry(
+        "It wins at equal cost where they hardly do", "Table 2, MLM++",
+        "bits above the optimum in `town`, whose masks share 0.02: the same",
+        "ablations", Claim("", "excess_bits", "toy-exlm", "toy-mlm++", -1, 0.02),
+    ),
+    Entry(
+        "2D RoPE matters", "Table 2",
+        "bits with three times as many masks as in training: 2D against 1D",
+        "parts", "2D positions carry over to more masks than were trained on",
+    ),
+    Entry(
+        "Edges inside a mask matter", "Table 13",
+        "bits where masks stand for one to three words: with them against without",
+        "parts", "Edges inside a mask win bits where two states are too few",
+    ),
+    Entry(
+        "Four states are better than two or eight", "Table 4",
+        "latents a probe reads in `town`, points, mean of both mask ratios",
+        "k-and-p", Claim("", PROBE, "four states", None, 1, 0.01, weights=_FOUR_STATES),
+    ),
+    Entry(
+        "More masks cost ExLM less than MLM", "Table 4",
+        "accuracy on the small language's task, points, from *p* = 15% to 38.7%",
+        "k-and-p", Claim("", DOWNSTREAM, "masks", None, 1, 1.0, weights=_CHEAPER_MASKS),
+    ),
+    Entry(
+        "ExLM is surer of its predictions", "Figure 12",
+        "entropy in `town`, bits: four states against MLM",
+        "k-and-p", Claim("", "entropy_bits", "toy-p0.15-k4", "toy-p0.15-mlm", -1, 0.02),
+    ),
+    Entry(
+        "Fine-tuned, ExLM scores higher than MLM", "Tables 1 to 3",
+        "accuracy on the small language's task, points",
+        "ablations", Claim("", DOWNSTREAM, "toy-exlm", "toy-mlm", 1, 1.0),
+    ),
+    Entry(
+        "It needs no help to leave the symmetric start", "not said",
+        "bits per masked word of English: without our two helps against with both",
+        "saddle", Claim("", "bits_per_mask", "english-none", "english-both", -1, 0.05),
+    ),
+)  # fmt: skip
+"""In the paper's order; the last is silently assumed there."""
+
+
+def scorecard(directory: Path) -> list[Score]:
+    """Every entry with its evidence.
+
+    Args:
+        directory: of the records of all sweeps and of the study.
+
+    Raises:
+        UserError: if a record is damaged.
+    """
+    study = {
+        (name, verdict.claim.text): verdict
+        for name, several in verdicts(directory).items()
+        for verdict in several
+    }
+    return [
+        Score(entry, study[entry.source, entry.claim] if isinstance(entry.claim, str)
+              else _of_sweep(entry, entry.claim, directory))
+        for entry in SCORECARD
+    ]  # fmt: skip
+
+
+def _of_sweep(entry: Entry, claim: Claim, directory: Path) -> Verdict:
+    assert entry.source not in EXPERIMENTS
+    groups = grouped(read_records(entry.source, directory, SCALE))
+    if entry.statistic:
+        grids = grids_by_seed(
+            [g for (kind, _), g in groups.items() if kind == "toy"], claim.metric
+        )
+        found = tuple(entry.statistic(grid) for grid in grids.values())
+        cells = {cell for kind, cell, _ in wanted(entry.source, SCALE) if kind == "toy"}
+    else:
+        found = differences(claim, {cell: group for (_, cell), group in groups.items()})
+        cells = {*(claim.weights or (claim.cell, claim.base))}
+    planned = {seed for _, cell, seed in wanted(entry.source, SCALE) if cell in cells}
+    p = p_value(found)
+    return Verdict(claim, found, len(planned), p, p)
