@@ -132,7 +132,7 @@ cells = sum(map(len, everything))
 f"{cells} cells of the sweeps this chapter reads"
 
 # %% [markdown]
-# ## 1. Where words depend on each other, links win all there is
+# ## Where words depend on each other, links win all there is
 #
 # Five words of a sentence are masked, each of 2 bits. In five versions of the
 # language they share 0, 1, 2, 4 or 8 bits: an MLM, which predicts each word by
@@ -181,7 +181,7 @@ assert all(
 assert 2.5 < ladder["exlm-cost"].first.metrics["cost_ratio"] < 2.65
 
 # %% [markdown]
-# ## 2. Where they hardly do, the same money buys more MLM
+# ## Where they hardly do, the same money buys more MLM
 #
 # `town` is a language of longer sentences, of which 15% are masked, as in BERT.
 # Its masks share 0.02 bits, next to nothing, and what there is to learn is what
@@ -226,7 +226,7 @@ floor, joint = (
 assert 0 <= floor - joint < 0.03
 
 # %% [markdown]
-# ## 3. Without help it does not start
+# ## Without help it does not start
 #
 # As long as the states of a mask are alike ExLM is an MLM, and it takes long to
 # leave that state ({ref}`chap-symmetric-start`). The paper does not mention this.
@@ -278,7 +278,7 @@ for cell, gain in (("toy-town", 0.4), ("english", 0.9)):
         assert both < of["none"][seed] - gain
 
 # %% [markdown]
-# ## 4. Uncertainty follows the lost words
+# ## Uncertainty follows the lost words
 #
 # Repeated MLM ({ref}`chap-repeated`) writes each word $k$ times and masks a share
 # $p$ of the copies, so that $p^k$ of the words are lost altogether. The paper's
@@ -313,7 +313,7 @@ assert round(of["change-share"](mnli), 1) == -1.6
 assert -0.6 < of["change-ratio"](mnli) < -0.4
 
 # %% [markdown]
-# ## 5. Scores after fine-tuning decide nothing at this size
+# ## Scores after fine-tuning decide nothing at this size
 #
 # The paper's own measure is the score of a fine-tuned model. Fine-tuning a model
 # this small either takes off or stays at chance, and the seed says which more often

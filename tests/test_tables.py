@@ -148,27 +148,6 @@ def test_paired_differences_cancel_what_the_seeds_share():
     assert correlations.paired_difference(ours, {9: 1.0}) is None
 
 
-@pytest.mark.parametrize(
-    ("seeds", "sign"),
-    [
-        ([1.0, 1.1, 0.9], 1),
-        ([-1.0, -1.1, -0.9], -1),
-        ([1.0, -0.5, 1.2], 0),
-        ([1.0, 1.5, 0.5], 1),  # 3.5 standard errors: enough on one side, not on two
-        ([1.0, 1.6, 0.4], 0),  # 2.89 standard errors: enough for four seeds, not for three
-        ([2.0, 2.0, 2.0], 1),
-        ([5.0], 0),
-        ([], 0),
-    ],
-)
-def test_a_sign_is_decided_when_a_t_test_says_so(seeds, sign):
-    assert correlations.decided_sign(seeds) == sign
-    if len(set(seeds)) > 1:
-        tests = (stats.ttest_1samp(seeds, 0, alternative=a) for a in ("greater", "less"))
-        above, below = (int(test.pvalue < 0.05) for test in tests)
-        assert sign == above - below
-
-
 def test_printed_averages_are_those_of_the_printed_tasks():
     for table in ("Table 2", "Table 4", "Table 13"):
         for row, found in paper.printed(table).items():

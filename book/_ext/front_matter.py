@@ -347,15 +347,15 @@ class ScorecardDirective(SphinxDirective):
     """Each claim of the paper with its evidence and its verdict."""
 
     def run(self) -> list[nodes.Node]:
-        rows = [["claim of the paper", "measured here", "difference", "seeds", "verdict"]]
+        rows = [["claim of the paper", "verdict", "difference", "seeds", "measured here"]]
         for score in sweep_numbers.scorecard(RESULTS):
             word, _, so_far = score.word.partition(",")
             badge = {"for": "success", "against": "danger"}.get(word, "secondary")
             verdict = f"{{bdg-{badge}}}`{word}`{so_far}"
             claim = f"{score.entry.text} ({score.entry.place})"
             told = with_minus_sign(score.shown)
-            rows.append([claim, score.entry.measured, told, score.seeds, verdict])
-        return table(self, rows, ":widths: 30 32 16 10 12", ":class: dense")
+            rows.append([claim, verdict, told, score.seeds, score.entry.measured])
+        return table(self, rows, ":widths: 30 12 16 10 32", ":class: dense")
 
 
 class SweepReportDirective(SphinxDirective):

@@ -5,7 +5,7 @@
 * ``{sweep}`NAME INPUT METRIC STATISTIC` ``: one number for the grid of Repeated MLM, see
   ``exlm_lab.experiments.correlations``;
 * ``{sweep}`NAME CELL left` ``: how many seeds left the floor;
-* ``{score}`CLAIM` ``: the difference that judges a claim of the scorecard, with its interval;
+* ``{score}`CLAIM` ``: the size of the difference that judges a claim, with its interval;
 * ``{sweep-made}`NAME` ``: devices and commits of the records.
 
 A cell of the grid that nobody has run yet is called so; one the grid does not have is an error.
@@ -120,7 +120,7 @@ def sweep_page(name: str) -> str:
         UserError: if there is no such sweep, or no record of it.
     """
     if name == "study":
-        return _without_headings(verdicts.report(RESULTS))
+        return _in_a_section(verdicts.report(RESULTS))
     drawn: list[Path] = []
     write_figures(name, SCALE, RESULTS, GENERATED, drawn.append)
     lines = tables.report(name, SCALE, RESULTS).splitlines()[1:]
@@ -130,20 +130,24 @@ def sweep_page(name: str) -> str:
             figure = ["", f"```{{image}} /book/_generated/{path.name}", f":alt: {name}, {kind}"]
             place = lines.index(f"## Input: {kind}") + 1
             lines[place:place] = [*figure, "```", ""]
-    return _without_headings("\n".join(lines))
+    return _in_a_section("\n".join(lines))
 
 
-def _without_headings(text: str) -> str:
-    return re.sub(r"^## (?:Input: )?(.*)$", r"**\1**", text, flags=re.M)
+def _in_a_section(text: str) -> str:
+    """In a section of a page: headings as bold lines, tables that scroll rather than wrap."""
+    text = re.sub(r"^## (?:Input: )?(.*)$", r"**\1**", text, flags=re.M)
+    return re.sub(
+        r"((?:^\|.*\n)+)", "```{table}\n:class: dense numbers\n\n\\1```\n", text, flags=re.M
+    )
 
 
 def score(text: str) -> str:
-    """The difference of an entry of the scorecard, by its text.
+    """The size of the difference of an entry of the scorecard, by its text.
 
     Raises:
         ValueError: if there is none.
     """
     for found in scorecard(RESULTS):
         if found.entry.text == text:
-            return found.shown.lstrip("+")
+            return found.shown.lstrip("+-")
     raise ValueError(f"the scorecard has no '{text}'")

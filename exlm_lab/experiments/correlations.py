@@ -8,7 +8,7 @@ where the grid cannot tell: no two cells to compare, or all numbers equal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -139,24 +139,3 @@ def paired_difference(ours: Mapping[int, float], base: Mapping[int, float]) -> S
     the noise cancels. ``standard_error`` of the result is the error to quote.
     """
     return summarize(ours[seed] - base[seed] for seed in sorted(ours.keys() & base.keys()))
-
-
-def decided_sign(differences: Sequence[float], level: float = 0.05) -> int:
-    """On which side of zero the mean of some seeds is, where they are enough to tell.
-
-    A one-sided t-test for each side. Three seeds must agree well: their mean has to be 2.9
-    standard errors from zero.
-
-    Args:
-        differences: one for each seed.
-        level: of each test.
-
-    Returns:
-        1 or -1; 0 where neither is decided, as for a single seed.
-    """
-    from scipy.stats import ttest_1samp
-
-    if len(differences) < 2:
-        return 0
-    is_far = len(set(differences)) == 1 or ttest_1samp(differences, 0).pvalue / 2 < level
-    return int(np.sign(np.mean(differences))) if is_far else 0

@@ -1,0 +1,79 @@
+"""The scorecard says of each claim what the records say, and every page says the same."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from exlm_lab.experiments import figures, scorecard, tables
+from exlm_lab.experiments.cells import Claim
+from exlm_lab.experiments.correlations import lost_share
+from exlm_lab.experiments.scorecard import SCORECARD, Entry, Score
+from exlm_lab.experiments.study import EXPERIMENTS
+from exlm_lab.experiments.verdicts import Verdict
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "book" / "results"
+
+
+@pytest.mark.parametrize("entry", SCORECARD, ids=lambda entry: entry.text)
+def test_every_contrast_is_between_cells_that_are_trained(entry: Entry):
+    if isinstance(entry.claim, str):
+        assert entry.claim in {claim.text for claim in EXPERIMENTS[entry.source].claims}
+        return
+    cells = {cell for _, cell, _ in tables.wanted(entry.source, "mini")}
+    if not entry.statistic:
+        assert cells >= {*(entry.claim.weights or (entry.claim.cell, entry.claim.base))}
+    if entry.claim.weights:
+        assert sum(entry.claim.weights.values()) == pytest.approx(0)
+
+
+def test_no_claim_stands_twice():
+    assert len({entry.text for entry in SCORECARD}) == len(SCORECARD)
+
+
+@pytest.mark.parametrize(("by_share", "by_ratio", "more"), [(2.0, 0.0, 2), (0.0, 3.0, -3)])
+def test_the_larger_of_two_effects_has_the_sign(by_share, by_ratio, more):
+    """A made-up grid that is linear in the rank of the share, and in p."""
+    places = {0.15: 0.0, 0.387: 0.5, 0.622: 0.75, 0.789: 1.0}
+    grid = {
+        (p, k): by_share * places[lost_share(p, k)] + by_ratio * (p > 0.5)
+        for p, k in [(0.15, 1), (0.387, 1), (0.387, 2), (0.789, 1), (0.789, 8), (0.789, 4)]
+    }
+    assert more * scorecard._share_does_more(grid) > 0
+
+
+@pytest.mark.parametrize(
+    ("metric", "differences", "shown", "word"),
+    [
+        ("probe_accuracy", (0.02, 0.04), "+3.0 ± 12.7", "undecided, so far"),
+        ("entropy_bits", (0.5, 0.5, 0.5), "+0.50 ± 0.00", "for"),
+        ("entropy_bits", (), "–", "undecided"),
+    ],
+)
+def test_shares_are_told_in_points_and_missing_seeds_are_said(metric, differences, shown, word):
+    claim = Claim("", metric, "a", "b", 1, 0.1)
+    p = {0: None, 2: 0.2, 3: 0.0}[len(differences)]
+    score = Score(SCORECARD[0], Verdict(claim, differences, 3, p, p))
+    assert (score.shown, score.word) == (shown, word)
+    assert score.seeds == f"{len(differences)} of 3"
+
+
+def test_the_readme_counts_the_verdicts_of_the_records():
+    found = Counter(score.verdict.word for score in scorecard.scorecard(RESULTS))
+    told = ", ".join(
+        f"{found[word]} {verb}"
+        for word, verb in (
+            ("for", "hold"),
+            ("against", "do not"),
+            ("undecided", "are undecided"),
+        )
+    )
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert f"Of the scorecard's {len(SCORECARD)} claims {told} so far." in text
+
+
+def test_the_picture_on_the_front_page_is_that_of_the_records(tmp_path):
+    figures.write_figures("ladder", "study", RESULTS, tmp_path)
+    name = "ladder-study-slots.svg"
+    assert (tmp_path / name).read_bytes() == (ROOT / "book" / "_static" / name).read_bytes()
