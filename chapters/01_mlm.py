@@ -44,7 +44,7 @@ if importlib.util.find_spec("exlm_mini") is None:
     # This kernel started before the install.
     sys.path.insert(0, os.path.abspath(".."))
 
-# %%
+# %% tags=["hide-input"]
 import itertools
 import math
 

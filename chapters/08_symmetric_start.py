@@ -45,7 +45,7 @@ if importlib.util.find_spec("exlm_mini") is None:
     # This kernel started before the install.
     sys.path.insert(0, os.path.abspath(".."))
 
-# %%
+# %% tags=["hide-input"]
 import dataclasses
 import json
 import math

@@ -40,7 +40,7 @@ if importlib.util.find_spec("exlm_mini") is None:
     # This kernel started before the install.
     sys.path.insert(0, os.path.abspath(".."))
 
-# %%
+# %% tags=["hide-input"]
 import json
 import math
 from pathlib import Path

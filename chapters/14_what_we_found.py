@@ -47,7 +47,7 @@ if importlib.util.find_spec("exlm_mini") is None:
     # This kernel started before the install.
     sys.path.insert(0, os.path.abspath(".."))
 
-# %%
+# %% tags=["hide-input"]
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -352,7 +352,8 @@ table = pd.DataFrame(
         "verdict": [score.word for score in scores],
     }
 )
-display(table.style.hide(axis="index"))
+with pd.option_context("display.max_colwidth", None):
+    display(table.set_index("claim"))
 
 # %% [markdown]
 # *Undecided* is no refutation. Three things stand behind these rows, and each has
@@ -397,6 +398,9 @@ def judge_order(answer):
     return "right" if abs(found - share) < 0.018 else "wrong"
 
 
+assert judge_order(lambda cells, statistic: 0.5) == "wrong"
+
+
 # %%
 def how_often(cells, statistic): ...  # your turn
 
@@ -432,6 +436,9 @@ def judge_seeds(answer):
     if None in found:
         return "not yet"
     return "right" if found == [18, 64, 3] else f"wrong: {found}"
+
+
+assert judge_seeds(lambda effect, scatter: 3) != "right"
 
 
 # %%

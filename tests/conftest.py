@@ -30,6 +30,16 @@ def data_dir() -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def _own_number_of_threads():
+    """A command that an earlier test ran in this process may have set another."""
+    import torch
+
+    number = int(os.environ["OMP_NUM_THREADS"])
+    if torch.get_num_threads() != number:
+        torch.set_num_threads(number)
+
+
 @pytest.fixture(scope="module")
 def chromium():
     """Debian's Chromium, driven by playwright; skips where either is missing.

@@ -6,12 +6,12 @@
   ``sweep_numbers``;
 * ``{small}`NAME WHAT` `` and ``{small-made}`CORPUS` ``: of the small downstream runs, see
   ``small_numbers``;
+* ``{reading-time}`FIRST to LAST` ``: of some chapters;
 * ``{parameters}`OPTIONS` ``: parameters of a model, counted as ``--dry-run`` does;
 * ``{source}`FILE::NAME` ``: a link to a file of the repository, checked to exist;
 * ``{scorecard}``: the paper's claims with their evidence; ``{sweep-report} NAME``: the tables and
   figures of a sweep, or the claims of the study;
-* ``{runs}``: the table of all recorded runs; ``{launch-table}``: a row of links per chapter;
-  ``{names}``: what the modules of a page define, before it is explained;
+* ``{runs}``: the table of all recorded runs; ``{names}``: what the modules of a page define;
 * before the pages are read, ``book/_generated/pipeline.svg`` and ``.pdf``: one sentence on its
   way through a small ExLM, trained on the spot for a few seconds.
 
@@ -48,6 +48,7 @@ from sphinx.util.docutils import SphinxDirective, SphinxRole
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "book" / "results"
 COMMAND = "python -m exlm_mini.pretrain "
+FOLDED = {"hide-cell", "hide-input", "remove-cell", "remove-input"}
 NEAR = 0.1
 """Bits. A run of the small language has arrived when it is this close to the joint entropy."""
 
@@ -204,6 +205,25 @@ def parameters(text: str) -> str:
     return f"{count / 1e6:.1f} M"
 
 
+def reading_time(text: str) -> str:
+    """Minutes for the chapters ``FIRST`` to ``LAST``: 220 words and 12 lines of code in each.
+
+    Folded code is read on demand and does not count.
+    """
+    first, _, last = text.partition(" to ")
+    minutes = 0.0
+    for path in sorted((ROOT / "chapters").glob("*.ipynb")):
+        if not first <= path.name[:2] <= (last or first):
+            continue
+        for cell in json.loads(path.read_text())["cells"]:
+            source = "".join(cell["source"])
+            if cell["cell_type"] == "markdown":
+                minutes += len(source.split()) / 220
+            elif FOLDED.isdisjoint(cell["metadata"].get("tags", [])):
+                minutes += sum(not re.match(r"\s*(#|$)", x) for x in source.splitlines()) / 12
+    return f"{minutes:.0f} minutes" if minutes < 100 else f"{minutes / 60:.1f} hours"
+
+
 def source_line(text: str) -> tuple[str, int | None]:
     """File and line of ``FILE`` or ``FILE::NAME``.
 
@@ -328,21 +348,6 @@ class RunsDirective(SphinxDirective):
         return table(self, rows, ":widths: 19 51 30", ":class: dense")
 
 
-def chapters_of(app) -> list[str]:
-    """The notebooks in the order of the table of contents."""
-    return [name for name in app.config.external_site_map if name.startswith("chapters/")]
-
-
-def launch_urls(app_config, chapter: str) -> tuple[str, str]:
-    """Where Colab and Binder open a chapter: as the theme's launch buttons do."""
-    options, notebook = app_config.html_theme_options, f"{chapter}.ipynb"
-    buttons, branch = options["launch_buttons"], options["repository_branch"]
-    owner = options["repository_url"].removeprefix("https://github.com/")
-    colab = f"{buttons['colab_url']}/github/{owner}/blob/{branch}/{notebook}"
-    binder = f"{buttons['binderhub_url']}/v2/gh/{owner}/{branch}?urlpath=lab/tree/{notebook}"
-    return colab, binder
-
-
 class ScorecardDirective(SphinxDirective):
     """Each claim of the paper with its evidence and its verdict."""
 
@@ -368,17 +373,6 @@ class SweepReportDirective(SphinxDirective):
         return self.parse_text_to_nodes(text)
 
 
-class LaunchTableDirective(SphinxDirective):
-    """Each chapter with its links to Colab and Binder."""
-
-    def run(self) -> list[nodes.Node]:
-        rows = [["chapter", "in Colab", "on Binder"]]
-        for chapter in chapters_of(self.env.app):
-            colab, binder = launch_urls(self.config, chapter)
-            rows.append([f"{{doc}}`/{chapter}`", f"[Colab]({colab})", f"[Binder]({binder})"])
-        return table(self, rows, ":widths: 60 20 20")
-
-
 class NamesDirective(SphinxDirective):
     """Functions and classes of each module that the page explains, with links."""
 
@@ -395,6 +389,7 @@ class NamesDirective(SphinxDirective):
 def setup(app):
     app.add_role("recorded", NumberRole(recorded))
     app.add_role("parameters", NumberRole(parameters))
+    app.add_role("reading-time", NumberRole(reading_time))
     app.add_role("provenance", ProvenanceRole(made))
     app.add_role("sweep", NumberRole(sweep_numbers.sweep))
     app.add_role("score", NumberRole(sweep_numbers.score))
@@ -405,7 +400,6 @@ def setup(app):
     app.add_directive("runs", RunsDirective)
     app.add_directive("scorecard", ScorecardDirective)
     app.add_directive("sweep-report", SweepReportDirective)
-    app.add_directive("launch-table", LaunchTableDirective)
     app.add_directive("names", NamesDirective)
     app.add_css_file("front_matter.css")
     app.connect("builder-inited", write_pipeline)
