@@ -137,7 +137,7 @@ def _in_a_section(text: str) -> str:
     """In a section of a page: headings as bold lines, tables that scroll rather than wrap."""
     text = re.sub(r"^## (?:Input: )?(.*)$", r"**\1**", text, flags=re.M)
     return re.sub(
-        r"((?:^\|.*\n)+)", "```{table}\n:class: dense numbers\n\n\\1```\n", text, flags=re.M
+        r"((?:^\|.*\n)+)", "```{table}\n:class: numbers\n\n\\1```\n", text, flags=re.M
     )
 
 
