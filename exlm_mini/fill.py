@@ -43,8 +43,16 @@ from exlm_mini.data.tokenizer import MASK, on_one_line
 from exlm_mini.reading.decoding import Reading
 from exlm_mini.reading.explorer import explorer
 from exlm_mini.reading.fill import as_json, as_table, model_in_words
+from exlm_mini.reading.pretrained import SHIPPED
 from exlm_mini.reading.scene import read_scene
-from exlm_mini.reading.trained import Trained, encode_row, load, newest_run, read
+from exlm_mini.reading.trained import (
+    Trained,
+    encode_row,
+    load,
+    newest_run,
+    read,
+    shipped_for,
+)
 from exlm_mini.training.console import exit_code, say
 
 RUNS = Path("runs")
@@ -78,7 +86,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("text", help=f"text, SMILES or toy sentence with {MASK}")
     parser.add_argument(
         "--run", type=Path, metavar="DIR",
-        help=f"--output of a training run; default: the newest below {RUNS}/",
+        help=f"--output of a training run, or {' or '.join(SHIPPED)}, which are shipped; default: "
+        f"the newest below {RUNS}/, else one that is shipped",
     )  # fmt: skip
     parser.add_argument(
         "--top", type=int, default=5, metavar="N", help="tokens per mask and state; default 5"
@@ -97,7 +106,11 @@ def run(arguments: argparse.Namespace) -> None:
     directory = arguments.run
     if directory is None:
         directory = newest_run(RUNS)
-        say(f"reading the newest run, {directory}")
+        if directory is not None:
+            say(f"reading the newest run, {directory}")
+        else:
+            directory = SHIPPED[name := shipped_for(arguments.text)]
+            say(f"no run below {RUNS}/: reading the small model '{name}' that is shipped")
     trained = load(directory)
     masked_ids_BN = encode_row(trained, arguments.text)
     reading = read(trained, masked_ids_BN)

@@ -26,6 +26,9 @@ INSIDE = (
     "recipes/sweep/*",
     "*.css",
     "*.js",
+    "shipped/*/*.*",
+    "shipped/*/data/*",
+    "shipped/*/checkpoints/*/*",
 )
 
 

@@ -37,6 +37,11 @@ TRAINED_IN_TURN = ("exlm", "mlm")
 INPUT_OF_KIND = {tokenizer: data for data, tokenizer in TOKENIZER_KINDS.items()}
 """Kind of a tokenizer: what it reads, in the words of ``exlm_lab.downstream.task.Task``."""
 
+SHIPPED = {
+    name: Path(__file__).with_name("shipped") / name for name in ("molecules", "english")
+}
+"""Small models that come with the package, by name; the card beside each tells what it is."""
+
 
 class Layout(NamedTuple):
     """How long a row becomes inside a model."""
@@ -113,13 +118,16 @@ def load_pretrained(path: Path, report: Callable[[str], None]) -> Pretrained:
     """Open a run, or one step of it.
 
     Args:
-        path: OUTPUT of a pre-training run, or ``checkpoints/step-NNNNNN`` in it.
+        path: OUTPUT of a pre-training run, or ``checkpoints/step-NNNNNN`` in it; or a name of
+            ``SHIPPED`` where there is no such path.
         report: takes a line for each damaged checkpoint that was passed over.
 
     Raises:
         UserError: nothing there, two runs in one directory, no intact checkpoint, one without an
             encoder, or not the tokenizer it was trained with.
     """
+    if not path.exists():
+        path = SHIPPED.get(str(path), path)
     if not path.exists():
         raise UserError(f"there is no {path}; give the --output of a pre-training run")
     if (path / MANIFEST).is_file():

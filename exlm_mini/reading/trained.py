@@ -119,7 +119,8 @@ def load(path: str | Path) -> Trained:
 
     Args:
         path: OUTPUT of a run, one of the two directories in it that mlm+exlm trains (else that
-            of ExLM is taken), or ``checkpoints/step-NNNNNN``.
+            of ExLM is taken), or ``checkpoints/step-NNNNNN``; or the name of a shipped model
+            where there is no such path.
 
     Raises:
         UserError: see ``load_pretrained``.
@@ -136,19 +137,15 @@ def single_run(directory: Path) -> Path | None:
     return next((path for path in candidates if any(path.glob("checkpoints/step-*"))), None)
 
 
-def newest_run(runs: Path) -> Path:
-    """The run below a directory that saved a checkpoint last.
-
-    Raises:
-        UserError: if no run there has a checkpoint.
-    """
+def newest_run(runs: Path) -> Path | None:
+    """The run below a directory that saved a checkpoint last; none where no run has one."""
     found = [run for path in runs.glob("*") if (run := single_run(path))]
-    if not found:
-        raise UserError(
-            f"no run below {runs}/ has a checkpoint; train one with python -m "
-            "exlm_mini.pretrain, or name its directory with --run"
-        )
-    return max(found, key=lambda run: (run / "checkpoints").stat().st_mtime_ns)
+    return max(found, key=lambda run: (run / "checkpoints").stat().st_mtime_ns, default=None)
+
+
+def shipped_for(text: str) -> str:
+    """The name of the shipped model that reads a text: SMILES have no blanks."""
+    return "english" if " " in text.strip() else "molecules"
 
 
 MAX_CHARACTERS = 20_000

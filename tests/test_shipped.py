@@ -1,0 +1,87 @@
+"""The models that come with the package are what their cards say; fill reads them without a run."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import exlm_mini
+from exlm_mini import fill
+from exlm_mini.reading.pretrained import SHIPPED
+from exlm_mini.reading.trained import shipped_for
+
+LARGEST = 3_000_000
+"""Bytes of a shipped model."""
+TEXTS = {
+    "molecules": "CC(=O)Nc1ccc(O)cc1",
+    "english": "She opened the door and saw that the room was empty.",
+}
+
+
+@pytest.fixture(scope="module", params=SHIPPED)
+def name(request):
+    return request.param
+
+
+def test_it_is_small_and_its_card_names_licence_and_measurement(name):
+    folder = SHIPPED[name]
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < LARGEST
+    card = (folder / "README.md").read_text()
+    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert f"{last['validation_bits_per_mask']:.3f} bits per masked" in card
+    assert f"{100 * last['validation_mask_accuracy']:.1f}%" in card
+    trained = exlm_mini.load(name)
+    assert f"{sum(p.numel() for p in trained.model.parameters()):,} parameters" in card
+    assert re.search(r"\((MIT|CC0)\)", card)
+
+
+def test_nothing_in_it_names_the_machine_it_was_made_on(name):
+    for path in SHIPPED[name].rglob("*.json*"):
+        assert not re.search(r"/(home|tmp|work|Users)/", path.read_text()), path
+
+
+def test_it_is_trained(name):
+    """It knows its language far better than a model that has only counted tokens."""
+    trained = exlm_mini.load(name)
+    uniform_bits = torch.tensor(float(trained.tokenizer.vocab_size)).log()
+    with torch.no_grad():
+        losses = [trained.loss([TEXTS[name]], seed) for seed in range(10)]
+    assert torch.stack(losses).mean() < uniform_bits / 2
+
+
+def test_the_molecules_are_aromatic_and_remain_molecules():
+    chem = pytest.importorskip("rdkit.Chem")
+    molecules = exlm_mini.load("molecules")
+    for text in ("c1cc[MASK]cc1O", "CC(=O)Nc1cc[MASK]cc1", "O=C(O)c1ccccc1[MASK]"):
+        assert chem.MolFromSmiles(molecules.fill(text).text) is not None, text
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("c1cc[MASK]cc1O", "molecules"),
+        (" [MASK]CC\n", "molecules"),
+        ("The cat [MASK] on the mat.", "english"),
+        ("[MASK] the", "english"),
+    ],
+)
+def test_words_are_english_and_symbols_are_a_molecule(text, found):
+    assert shipped_for(text) == found
+
+
+def test_fill_reads_it_where_there_is_no_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert fill.main(["c1cc[MASK]cc1O"]) == 0
+    out, err = capsys.readouterr()
+    assert "no run below runs/: reading the small model 'molecules'" in err
+    assert "filled  c1ccccc1O" in out
+
+
+def test_a_folder_of_that_name_comes_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("molecules").mkdir()
+    with pytest.raises(exlm_mini.config.checks.UserError, match="no checkpoints"):
+        exlm_mini.load("molecules")
