@@ -23,6 +23,7 @@ PAGES = [TOC["root"], *(c["file"] for part in TOC["parts"] for c in part["chapte
 CHAPTERS = [page for page in PAGES if page.startswith("chapters/")]
 EXPLORER = "chapters/09_reading_the_dag"
 WIDE, PHONE = {"width": 1400, "height": 1000}, {"width": 390, "height": 844}
+REFERENCE = sorted((ROOT / "book" / "api").glob("*.md"))
 every_page = pytest.mark.parametrize("name", PAGES)
 
 
@@ -210,7 +211,7 @@ def test_the_theme_button_changes_the_theme(open_page):
     assert seen == {"light", "dark"}
 
 
-@every_page
+@pytest.mark.parametrize("name", [*PAGES, *(f"book/api/{p.stem}" for p in REFERENCE)])
 def test_a_phone_needs_no_sideways_scrolling(open_page, name):
     page = open_page(f"{name}.html", viewport=PHONE)
     if "chapters/" in name:
