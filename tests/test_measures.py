@@ -24,7 +24,7 @@ from exlm_mini.data.toy_grammars import grammar, slots_of
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.transition import parallel_chains
 from exlm_mini.reading.entropy import repeated_entropy_bits
-from exlm_mini.training.evaluation import evaluate, row_bits
+from exlm_mini.training.evaluation import evaluate, row_bits_and_correct
 from exlm_mini.training.parts import make_masker, make_model
 
 SMALL = ModelConfig(width=16, num_heads=2, ffn_width=16, states_per_mask=2)
@@ -325,7 +325,7 @@ def test_bits_of_a_row_are_the_mean_over_its_true_fillings(corpora):
     choices = [language.positions[slot].choices.values() for slot in language.slots]
     bits_2B = torch.stack(
         [
-            row_bits(
+            row_bits_and_correct(
                 model,
                 batch._replace(
                     token_ids_BN=batch.token_ids_BN.masked_scatter(
@@ -333,7 +333,7 @@ def test_bits_of_a_row_are_the_mean_over_its_true_fillings(corpora):
                         torch.tensor([6 + language.words.index(w) for w in words] * num_rows),
                     )
                 ),
-            )
+            )[0]
             for words in zip(*choices, strict=True)
         ]
     )

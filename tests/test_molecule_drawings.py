@@ -15,11 +15,8 @@ from rdkit import Chem
 from exlm_mini.data.tokenizer import train_smiles
 from exlm_mini.plot import molecules
 from exlm_mini.plot.molecules import (
-    SCAFFOLD_COLOR,
     Pictures,
     atoms_of,
-    molecule_svg,
-    scaffold_svg,
     tokens_of,
     tokens_svg,
 )
@@ -46,6 +43,11 @@ def colored(svg, color):
              if "bond-" not in name}  # fmt: skip
     bonds = {b for name in names for b in re.findall(r"bond-(\d+)", name)}
     return atoms, len(bonds)
+
+
+def plain_svg(smiles, *size):
+    """A molecule without a colour."""
+    return tokens_svg(smiles, [None] * len(tokens_of(smiles)), *size)
 
 
 @pytest.mark.parametrize("smiles", [ASPIRIN, *HARD])
@@ -77,21 +79,12 @@ def test_the_example_of_the_docstring_runs():
 
 
 def test_a_picture_is_a_function_of_the_molecule():
-    svg = molecule_svg(ASPIRIN)
-    assert svg == molecule_svg(ASPIRIN)
-    assert svg != molecule_svg("CCO")
+    svg = plain_svg(ASPIRIN)
+    assert svg == plain_svg(ASPIRIN)
+    assert svg != plain_svg("CCO")
     root = ElementTree.fromstring(svg)
     assert root.get("role") == "img" and root.get("aria-label") == ASPIRIN
-    assert ElementTree.fromstring(molecule_svg("CCO", 100, 50)).get("viewBox") == "0 0 100 50"
-
-
-def test_the_scaffold_is_what_is_coloured():
-    assert colored(molecule_svg(ASPIRIN), SCAFFOLD_COLOR) == (set(), 0)
-    assert colored(scaffold_svg(ASPIRIN), SCAFFOLD_COLOR) == (set(range(4, 10)), 6)
-    assert colored(scaffold_svg("CCO"), SCAFFOLD_COLOR) == (set(), 0)
-    # Two benzene rings and their link; the third ring of the string is none.
-    linked = "OC(c1ccccc1)c1ccccc1"
-    assert colored(scaffold_svg(linked), SCAFFOLD_COLOR) == (set(range(1, 14)), 14)
+    assert ElementTree.fromstring(plain_svg("CCO", 100, 50)).get("viewBox") == "0 0 100 50"
 
 
 def test_atoms_take_the_colour_of_their_tokens():
@@ -103,8 +96,8 @@ def test_atoms_take_the_colour_of_their_tokens():
 
 
 def test_pictures_stand_side_by_side_with_their_captions():
-    svg = molecule_svg("CCO")
-    shown = Pictures({"ethanol": svg, "a < b": molecule_svg(ASPIRIN)})
+    svg = plain_svg("CCO")
+    shown = Pictures({"ethanol": svg, "a < b": plain_svg(ASPIRIN)})
     root = ElementTree.fromstring(shown._repr_html_())
     assert "flex-wrap:wrap" in root.get("style")
     assert [figure.find("figcaption").text for figure in root] == ["ethanol", "a < b"]
@@ -114,9 +107,8 @@ def test_pictures_stand_side_by_side_with_their_captions():
 
 
 def test_what_cannot_be_drawn_is_told(capfd):
-    for draw in (molecule_svg, scaffold_svg):
-        told(lambda draw=draw: draw("C[Xx]"), "'C[Xx]'", "check the SMILES")
-        told(lambda draw=draw: draw(""), "no molecule in ''")
+    told(lambda: plain_svg("C[Xx]"), "'C[Xx]'", "check the SMILES")
+    told(lambda: plain_svg(""), "no molecule in ''")
     with pytest.raises(ValueError, match="want 3 colours, one a token, got 1"):
         tokens_svg("CCO", ["#000000"])
     assert capfd.readouterr() == ("", "")

@@ -16,7 +16,7 @@ from exlm_lab.experiments.states import read_rows
 from exlm_mini.model import ExLM
 from exlm_mini.reading.decoding import read_states
 from exlm_mini.reading.entropy import entropy_bits, path_entropy
-from exlm_mini.training.evaluation import row_bits
+from exlm_mini.training.evaluation import row_bits_and_correct
 
 LINKED = [config for config in MODELS if config.transition != "ctc"]
 CTC = [config for config in MODELS if config.transition == "ctc"]
@@ -80,13 +80,15 @@ def test_joint_probability_is_that_of_validation(config):
     model, batch = make_model(ExLM, config), ragged_batch()
     reading = read_rows(model, batch)
     target_ids_R = batch.token_ids_BN[batch.is_masked_BN]
-    want_B = -math.log(2) * row_bits(model, batch)
+    want_B = -math.log(2) * row_bits_and_correct(model, batch)[0]
     torch.testing.assert_close(reading.log_joint(target_ids_R), want_B)
     # Other words in the same masks: as if the rows had held them.
     other_ids_R = target_ids_R.flip(0)
     other_ids_R[0] = SPECIAL.unk  # the blank of ctc
     other_BN = batch.token_ids_BN.masked_scatter(batch.is_masked_BN, other_ids_R)
-    want_B = -math.log(2) * row_bits(model, batch._replace(token_ids_BN=other_BN))
+    want_B = (
+        -math.log(2) * row_bits_and_correct(model, batch._replace(token_ids_BN=other_BN))[0]
+    )
     torch.testing.assert_close(reading.log_joint(other_ids_R), want_B)
 
 

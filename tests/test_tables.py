@@ -15,7 +15,6 @@ from scipy import stats
 from exlm_lab import sweep
 from exlm_lab.experiments import (
     correlations,
-    drawings,
     figures,
     paper,
     records,
@@ -370,15 +369,6 @@ def test_the_exact_optimum_is_a_line(drawn):
     (line,) = [line for line in entropy.lines if line.get_linestyle() == "--"]
     assert line.get_xdata().tolist() == [0, 1, 2, 3, 4]
     assert set(line.get_ydata()) == {1.5}
-
-
-def test_printed_numbers_are_hollow():
-    _, ax = plt.subplots()
-    printed_cells = drawings.as_summaries(paper.printed_grid("Figure 3", "mnli"))
-    drawings.draw_against_share(ax, printed_cells, "accuracy, %", is_printed=True)
-    lines = [container.lines[0] for container in ax.containers]
-    assert {line.get_markerfacecolor() for line in lines} == {"white"}
-    assert len(points_of(ax)) == 14
 
 
 def test_every_variant_has_a_bar_and_a_point_beside_the_papers(drawn):

@@ -24,7 +24,7 @@ from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.objectives import log_likelihood
 from exlm_mini.training import evaluation, parts
 from exlm_mini.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
-from exlm_mini.training.evaluation import evaluate, row_bits
+from exlm_mini.training.evaluation import evaluate, row_bits_and_correct
 from exlm_mini.training.parts import (
     chain_share,
     learning_rate,
@@ -569,7 +569,7 @@ def test_bits_of_mlm_are_a_sum_over_masks(packs, objective):
     config = make_config(objective)
     model = make_model(config, VOCAB_SIZE, SPECIAL).eval()
     batch = batch_of(packs, config)
-    bits_B = row_bits(model, batch)
+    bits_B = row_bits_and_correct(model, batch)[0]
     for row, bits in enumerate(bits_B.tolist()):
         length = int((batch.token_ids_BN[row] != SPECIAL.pad).sum())
         masked_ids, is_masked, token_ids = (t[row : row + 1, :length] for t in batch)
@@ -589,7 +589,7 @@ def test_bits_of_exlm_are_the_joint_over_all_paths(packs, boundary, transition, 
     config = make_config(model={"boundary": boundary, "transition": transition})
     model = make_model(config, VOCAB_SIZE, SPECIAL).eval()
     batch = batch_of(packs, config)
-    bits_B = row_bits(model, batch, share)
+    bits_B = row_bits_and_correct(model, batch, share)[0]
     with torch.no_grad():
         scores = model(*batch, share)
     for row in range(0, 19, 4):
@@ -676,7 +676,10 @@ def test_a_trained_model_comes_back(packs, tmp_path, objective):
     assert type(model) is (ExLM if objective == "exlm" else MaskedLM)
     assert not model.training
     batch = batch_of(packs, config)
-    assert torch.equal(row_bits(model, batch), row_bits(trainer.model.eval(), batch))
+    assert torch.equal(
+        row_bits_and_correct(model, batch)[0],
+        row_bits_and_correct(trainer.model.eval(), batch)[0],
+    )
     inputs, num_outputs = (batch, 2) if objective == "exlm" else (batch[:2], None)
     with torch.no_grad():
         own, loaded = trainer.model(*inputs), model(*inputs)

@@ -14,7 +14,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
-from exlm_lab.experiments.correlations import SHARES, Grid, lost_share, paired_difference
+from exlm_lab.experiments.correlations import SHARES, lost_share, paired_difference
 from exlm_lab.experiments.metric_names import PROBE
 from exlm_lab.experiments.paper import cost_ratio, printed, printed_average
 from exlm_lab.experiments.records import (
@@ -31,19 +31,11 @@ BESIDE = 0.06
 """Between the lines of two mask ratios, that their error bars can be told apart."""
 
 
-def as_summaries(grid: Grid) -> dict[tuple[float, int], Summary]:
-    """Printed numbers in the form of ours: one of each, without a spread."""
-    return {cell: Summary(value, None, 1) for cell, value in grid.items()}
-
-
-def draw_against_share(
-    ax: Axes, found: Summaries, label: str, is_printed: bool = False
-) -> None:
+def draw_against_share(ax: Axes, found: Summaries, label: str) -> None:
     """A number by (p, k) against the share of lost tokens, one line for each mask ratio.
 
     The shares stand at equal distances, as the paper's cells are ranked and not spread; points
-    close together lose equal shares under different mask ratios. Printed numbers have hollow
-    markers.
+    close together lose equal shares under different mask ratios.
     """
     ratios = sorted({p for p, _ in found})
     shares = sorted({*SHARES, *(lost_share(*cell) for cell in found)})
@@ -58,7 +50,6 @@ def draw_against_share(
             [summary for _, summary in cells],
             colors[ratio],
             f"p = {100 * ratio:.4g}%",
-            is_printed=is_printed,
         )
     ax.set(xlabel="lost tokens, % ($p^k$, Figure 4)", ylabel=label)
     ax.set_xticks(range(len(shares)), [f"{100 * share:.4g}" for share in shares])
@@ -290,11 +281,9 @@ def _draw_points(
     color: object,
     label: str | None,
     style: str = "-",
-    is_printed: bool = False,
 ) -> None:
-    """A line with markers and standard deviations, hollow where nothing was measured here."""
-    face = "white" if is_printed else color
+    """A line with markers and standard deviations."""
     spread = [summary.sd or 0.0 for summary in found]
     means = [summary.mean for summary in found]
     line: dict[str, Any] = {"color": color, "ls": style, "lw": 1.2, "label": label}
-    ax.errorbar(x, means, spread, marker="o", ms=5, markerfacecolor=face, capsize=2, **line)
+    ax.errorbar(x, means, spread, marker="o", ms=5, capsize=2, **line)

@@ -154,16 +154,6 @@ class Grammar:
         with np.errstate(divide="ignore"):
             return np.log(weight_SZ.sum(axis=1))
 
-    def log_conditional(self, word_ids_SN: np.ndarray, is_masked_N: np.ndarray) -> np.ndarray:
-        """Log-probability of the masked words given the visible ones, (S,) in nats.
-
-        Its mean over sentences drawn from the grammar is -``joint_entropy_bits`` · ln 2.
-        """
-        is_masked_N = self._check_mask(is_masked_N)
-        log_context_S = self.log_probability(word_ids_SN, ~is_masked_N)
-        self._check_context(log_context_S)
-        return self.log_probability(word_ids_SN) - log_context_S
-
     def marginals(self, sentence_N: np.ndarray, is_masked_N: np.ndarray) -> np.ndarray:
         """What a perfect masked language model predicts: each masked word on its own.
 
@@ -232,10 +222,6 @@ class Grammar:
             is_kept_N[n] = True
             total += self._entropy_bits(is_kept_N) - context
         return total
-
-    def total_correlation_bits(self, is_masked_N: np.ndarray) -> float:
-        """Marginal less joint entropy in bits: what modelling dependencies can win."""
-        return self.marginal_entropy_bits(is_masked_N) - self.joint_entropy_bits(is_masked_N)
 
     # ---- tables ----
 

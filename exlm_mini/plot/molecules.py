@@ -17,9 +17,6 @@ from exlm_mini.data.tokenizer import SMILES_SYMBOL
 
 WIDTH, HEIGHT = 260, 180
 """Pixels."""
-SCAFFOLD_COLOR = "#f2b134"
-BOND_WIDTH = 16
-"""Of the colour behind a bond, in widths of the bond."""
 
 
 class Pictures:
@@ -48,39 +45,6 @@ class Pictures:
         return f"drawings: {', '.join(self.drawings)}"
 
 
-def molecule_svg(smiles: str, width: int = WIDTH, height: int = HEIGHT) -> str:
-    """A molecule.
-
-    Raises:
-        UserError: if RDKit does not read it, or is missing.
-    """
-    return _draw(_parse(smiles), smiles, {}, {}, width, height)
-
-
-def scaffold_svg(smiles: str, width: int = WIDTH, height: int = HEIGHT) -> str:
-    """A molecule with its scaffold, rings and links, behind a colour; see ``scaffolds``.
-
-    Raises:
-        UserError: as ``molecule_svg``.
-    """
-    molecule = _parse(smiles)
-    from rdkit.Chem.Scaffolds.MurckoScaffold import GetScaffoldForMol
-
-    # Looked up by numbers that travel along: a search for the frame could find it elsewhere too.
-    for atom in molecule.GetAtoms():
-        atom.SetIntProp("number", atom.GetIdx())
-    frame = GetScaffoldForMol(molecule)
-    inside = {atom.GetIntProp("number") for atom in frame.GetAtoms()}
-    bonds = [
-        bond.GetIdx()
-        for bond in molecule.GetBonds()
-        if {bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()} <= inside
-    ]
-    atom_colors = dict.fromkeys(sorted(inside), SCAFFOLD_COLOR)
-    bond_colors = dict.fromkeys(bonds, SCAFFOLD_COLOR)
-    return _draw(molecule, smiles, atom_colors, bond_colors, width, height)
-
-
 def tokens_svg(
     smiles: str, colors: Sequence[str | None], width: int = WIDTH, height: int = HEIGHT
 ) -> str:
@@ -92,7 +56,7 @@ def tokens_svg(
             token that is no atom (a bond, a bracket, the number of a ring) is not seen.
 
     Raises:
-        UserError: as ``molecule_svg``.
+        UserError: if RDKit does not read it, or is missing.
         ValueError: if there are not as many colours as tokens.
     """
     tokens = tokens_of(smiles)
@@ -103,7 +67,7 @@ def tokens_svg(
         for atom, color in zip(atoms_of(tokens), colors, strict=True)
         if atom is not None and color is not None
     }
-    return _draw(_parse(smiles), smiles, atom_colors, {}, width, height)
+    return _draw(_parse(smiles), smiles, atom_colors, width, height)
 
 
 def tokens_of(smiles: str) -> list[str]:
@@ -142,21 +106,18 @@ def _draw(
     molecule: Any,
     title: str,
     atom_colors: Mapping[int, str],
-    bond_colors: Mapping[int, str],
     width: int,
     height: int,
 ) -> str:
     from rdkit.Chem.Draw import rdMolDraw2D
 
     drawer: Any = rdMolDraw2D.MolDraw2DSVG(width, height)
-    drawer.drawOptions().highlightBondWidthMultiplier = BOND_WIDTH
     rdMolDraw2D.PrepareAndDrawMolecule(
         drawer,
         molecule,
         highlightAtoms=list(atom_colors),
         highlightAtomColors={atom: _rgb(color) for atom, color in atom_colors.items()},
-        highlightBonds=list(bond_colors),
-        highlightBondColors={bond: _rgb(color) for bond, color in bond_colors.items()},
+        highlightBonds=[],
     )
     drawer.FinishDrawing()
     svg = drawer.GetDrawingText()

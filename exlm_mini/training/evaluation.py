@@ -58,21 +58,14 @@ class Evaluation(NamedTuple):
         return None if self.num_correct is None else self.num_correct / max(self.num_masks, 1)
 
 
-def row_bits(model: MaskedLM | ExLM, batch: MaskedBatch, chain_share: float = 0.0) -> Tensor:
-    """-log2 P(masked tokens | context) of each row, (B,), float32; inf where no path fits.
-
-    The sum of independent predictions for MLM; for ExLM the joint probability, summed over all
-    paths, with the emissions of the boundaries left out.
-    """
-    return row_bits_and_correct(model, batch, chain_share)[0]
-
-
 @torch.no_grad()
 def row_bits_and_correct(
     model: MaskedLM | ExLM, batch: MaskedBatch, chain_share: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """``row_bits``, and how many masked tokens of each row are guessed, (B,), int64.
+    """-log2 P(masked tokens | context) of each row, (B,), float32, and how many are guessed, int64.
 
+    The first is the sum of independent predictions for MLM, and for ExLM the joint probability,
+    summed over all paths, with the emissions of the boundaries left out; inf where no path fits.
     Each mask is guessed by itself, from the context alone: its likeliest token, for ExLM over all
     paths and whatever stands in the other masks.
     """
