@@ -38,7 +38,6 @@ RESULTS = Path(__file__).resolve().parents[1] / "results"
 SCALE = "mini"
 GENERATED = RESULTS.parent / "_generated"
 
-
 NOT_YET = "not run yet"
 
 
@@ -123,14 +122,12 @@ def sweep_page(name: str) -> str:
         return _in_a_section(verdicts.report(RESULTS))
     drawn: list[Path] = []
     write_figures(name, SCALE, RESULTS, GENERATED, drawn.append)
-    lines = tables.report(name, SCALE, RESULTS).splitlines()[1:]
-    for path in drawn:
-        if path.suffix == ".svg":
-            kind = path.stem.rpartition("-")[2]
-            figure = ["", f"```{{image}} /book/_generated/{path.name}", f":alt: {name}, {kind}"]
-            place = lines.index(f"## Input: {kind}") + 1
-            lines[place:place] = [*figure, "```", ""]
-    return _in_a_section("\n".join(lines))
+    text = tables.report(name, SCALE, RESULTS).partition("\n")[2]
+    for path in drawn[::2]:  # the SVG of each input, a PNG follows it
+        head = f"## Input: {path.stem.rpartition('-')[2]}\n"
+        image = f"```{{image}} /book/_generated/{path.name}\n:alt: {path.stem}\n```\n"
+        text = text.replace(head, f"{head}\n{image}\n")
+    return _in_a_section(text)
 
 
 def _in_a_section(text: str) -> str:
