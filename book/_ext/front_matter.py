@@ -45,6 +45,8 @@ from reference_docstrings import (
 )
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
+from exlm_lab.experiments.scorecard import scorecard
+
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "book" / "results"
 COMMAND = "python -m exlm_mini.pretrain "
@@ -353,13 +355,13 @@ class ScorecardDirective(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         rows = [["claim of the paper", "verdict", "difference", "seeds", "measured here"]]
-        for score in sweep_numbers.scorecard(RESULTS):
+        for score in scorecard(RESULTS):
             word, _, so_far = score.word.partition(",")
             badge = {"for": "success", "against": "danger"}.get(word, "secondary")
             verdict = f"{{bdg-{badge}}}`{word}`{so_far}"
             claim = f"{score.entry.text} ({score.entry.place})"
-            told = with_minus_sign(score.shown)
-            rows.append([claim, verdict, told, score.seeds, score.entry.measured])
+            told = with_minus_sign(score.shown), score.seeds, score.entry.measured
+            rows.append([claim, verdict, *told])
         return table(self, rows, ":widths: 30 12 16 10 32", ":class: dense")
 
 
@@ -369,8 +371,7 @@ class SweepReportDirective(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        text = sweep_numbers.sweep_page(self.arguments[0])
-        return self.parse_text_to_nodes(text)
+        return self.parse_text_to_nodes(sweep_numbers.sweep_page(self.arguments[0]))
 
 
 class NamesDirective(SphinxDirective):

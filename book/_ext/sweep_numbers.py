@@ -30,7 +30,7 @@ from exlm_lab.experiments.records import (
     leaving,
     read_records,
 )
-from exlm_lab.experiments.scorecard import scorecard as scorecard
+from exlm_lab.experiments.scorecard import scorecard
 from exlm_lab.experiments.tables import wanted
 from exlm_mini.config.checks import UserError
 
