@@ -12,7 +12,7 @@ from exlm_mini import fill
 from exlm_mini.reading.pretrained import SHIPPED
 from exlm_mini.reading.trained import shipped_for
 
-LARGEST = 3_000_000
+LARGEST = 3 * 2**20
 """Bytes of a shipped model."""
 TEXTS = {
     "molecules": "CC(=O)Nc1ccc(O)cc1",
