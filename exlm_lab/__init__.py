@@ -2,5 +2,5 @@
 
 ``downstream`` fine-tunes on GLUE, SQuAD and MoleculeNet (Tables 6, 8 and 11), ``experiments``
 sweeps over settings and holds the study, ``benchmarks`` measures time and memory. Commands:
-``finetune sweep study bench``. It imports ``exlm_mini``, never the other way round.
+``finetune sweep bench``. It imports ``exlm_mini``, never the other way round.
 """

@@ -1,10 +1,10 @@
-"""Time, memory and error of the alignment, the vocabulary head and a training step. ::
+"""Time, memory and error of alignment, vocabulary head and step. ::
 
-    python -m exlm_lab.bench dag                       every backend at five shapes
+    python -m exlm_lab.bench dag             every backend at five shapes
     python -m exlm_lab.bench dag --shape 8,77,308 --extra-backend mine.py
-    python -m exlm_lab.bench emission                  the vocabulary head four ways
-    python -m exlm_lab.bench step                      ExLM beside MLM, part by part
-    python -m exlm_lab.bench train --recipe text-base  whole steps of a recipe on made-up tokens
+    python -m exlm_lab.bench emission        the vocabulary head four ways
+    python -m exlm_lab.bench step            ExLM beside MLM, part by part
+    python -m exlm_lab.bench train --recipe text-base    whole steps of a recipe
 
 All times are medians; those of the first three are of forward and backward pass together, after a
 run to warm up, and are compared within one process. Results go to stdout, as a table or with --json
@@ -13,7 +13,9 @@ second of train are what pretrain --dry-run --throughput takes.
 
 An extra backend is a Python file that defines ::
 
-    log_likelihood(log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
+    log_likelihood(
+        log_emission_BML, log_transition_BLL, num_targets_B, num_states_B
+    )
 
 with the meaning of exlm_mini.alignment.dag_log_likelihood: log-likelihoods (B,), differentiable
 by both scores. It is named after its file. Of a checkout of the released code, named by its folder,
@@ -85,7 +87,8 @@ def _dag(arguments: argparse.Namespace, device: torch.device) -> Iterator[Record
         B, M, L = shape
         needed = 3 * B * L * (L + M) * 4  # scores, gradients, one step
         check_bytes(f"--shape {shape}", {"choose a smaller one": needed}, device)
-        yield from dag(shape, functions, device, False, say)
+        asked_for = {path.stem for path in arguments.extra_backend}
+        yield from dag(shape, functions, device, False, say, asked_for)
 
 
 def _emission(arguments: argparse.Namespace, device: torch.device) -> Iterator[Record]:

@@ -1,8 +1,8 @@
 """``python -m exlm_lab.finetune``: fine-tune a pre-trained model on downstream tasks (§5). ::
 
     python -m exlm_lab.finetune --checkpoint runs/smiles
-    python -m exlm_lab.finetune --task bace bbbp --checkpoint runs/smiles --data moleculenet \\
-        --recipe finetune/table-8
+    python -m exlm_lab.finetune --task bace bbbp --checkpoint runs/smiles \\
+        --data moleculenet --recipe finetune/table-8
     python -m exlm_lab.finetune --task rte --checkpoint runs/text --data glue \\
         --recipe finetune/table-11 --grid
 
@@ -104,7 +104,7 @@ def _parser() -> Any:
     add("--dry-run", action="store_true", help="print rows, runs and steps, and stop")
     add("--keep", action="store_true", help="keep the last checkpoint of every run")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    add("--threads", type=int, metavar="N", help="of a CPU; a small model is fastest with 1")
+    add("--threads", type=int, metavar="N", help="of a CPU; default: as it was trained")
     add(
         "--max-unknown", type=float, default=MAX_UNKNOWN, metavar="X",
         help=f"largest share of [UNK] among the training tokens; default {MAX_UNKNOWN:g}",
@@ -166,10 +166,10 @@ def run(request: Request) -> bool:
                 f"{pretrained.input}; give a checkpoint that was trained on {kind}"
             )
     choose_device(options.device)  # before anything is read
-    if options.threads is not None:
+    if threads := options.threads or pretrained.config.train.num_threads:
         import torch
 
-        torch.set_num_threads(options.threads)
+        torch.set_num_threads(threads)
     if options.dry_run:
         for task in tasks:
             _print_plan(_problem(request, task, pretrained), settings[task], request)

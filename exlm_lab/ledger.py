@@ -53,7 +53,6 @@ class Ledger(ABC):
 
     def write(self, path: Path, record: Mapping[str, Any]) -> None:
         """Put a record under its name."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())
 
     def is_done(self, cell: Any, seed: int) -> bool:
@@ -69,6 +68,7 @@ class Ledger(ABC):
         """The record of a cell; it is made if it is not there. Raises as ``read`` and ``make``."""
         path = self.path(cell, seed)
         if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)  # a long run is not made in vain
             self.write(path, self.make(cell, seed, on_progress))
         return self.read(cell, seed)
 

@@ -1,12 +1,12 @@
 """``python -m exlm_lab.sweep``: the paper's experiments and a study of our own, cell by cell. ::
 
-    python -m exlm_lab.sweep repeated-mlm              14 cells of p and k, three seeds each
-    python -m exlm_lab.sweep ablations --only 'toy-*' --seeds 1
-    python -m exlm_lab.sweep repeated-mlm --list       the cells, and what is recorded of them
-    python -m exlm_lab.sweep repeated-mlm --report     the paper's table with ours beside it
+    python -m exlm_lab.sweep repeated-mlm            its 14 cells of p and k
+    python -m exlm_lab.sweep repeated-mlm --list     cells, and what is recorded
+    python -m exlm_lab.sweep repeated-mlm --report   the paper's table and ours
     python -m exlm_lab.sweep repeated-mlm --figures figures
-    python -m exlm_lab.sweep study                     what is left of the study (book/plan.md)
-    python -m exlm_lab.sweep study --report            its claims: contrast, interval, verdict
+    python -m exlm_lab.sweep ablations --only 'toy-*' --seeds 1
+    python -m exlm_lab.sweep study                   the study (book/plan.md)
+    python -m exlm_lab.sweep study --report          its claims, their verdicts
 
 A cell is a recipe with some settings replaced; each is trained, measured and perhaps fine-tuned,
 and leaves one JSON file in OUTPUT/NAME. A finished cell is not run again, so the same command goes
@@ -25,7 +25,10 @@ import argparse
 import contextlib
 import fnmatch
 import itertools
+import os
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -197,7 +200,7 @@ def _ledgers(runs: list[Run], output: Path, runner: Runner) -> dict[str, SweepLe
 
 def _refuse_changes(output: Path) -> None:
     """Records for the book can say of what they are."""
-    if output.resolve() == OUTPUT.resolve() and "with changes" in commit():
+    if os.path.realpath(output) == os.path.realpath(OUTPUT) and "with changes" in commit():
         raise UserError(
             "the checkout has changes, and a record could not say of what it is; commit them, "
             "start from a worktree (git worktree add DIR HEAD), or choose another --output"
@@ -233,9 +236,13 @@ def listed(runs: list[Run], output: Path) -> Iterator[str]:
         for cell, several in cells.values():
             settings = ", ".join(f"{key} {value}" for key, value in cell.settings.items())
             row = f"; {cell.paper[0]}, {cell.paper[1]}" if cell.paper else ""
-            yield (
-                f"  {cell.name}: {sum(several)} of {len(several)}; {cell.base}, "
-                f"{settings or 'as it is'}{row}"
+            yield textwrap.fill(
+                f"{cell.name}: {sum(several)} of {len(several)}; {cell.base}, "
+                f"{settings or 'as it is'}{row}",
+                shutil.get_terminal_size().columns,
+                initial_indent="  ",
+                subsequent_indent="    ",
+                break_on_hyphens=False,
             )
 
 

@@ -31,7 +31,8 @@ def about(module: str) -> str:
     assert spec is not None and spec.origin is not None  # a module of ours
     text = ast.get_docstring(ast.parse(Path(spec.origin).read_text())) or ""
     first = text.partition("\n")[0]
-    return (first.partition("``: ")[2] or first).removesuffix(" ::").replace("``", "")
+    first = (first.partition("``: ")[2] or first).removesuffix(" ::").replace("``", "")
+    return first[0].lower() + first[1:]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,7 +1,7 @@
-"""What this machine offers, and whether the package computes correctly on it. ::
+"""What this machine offers, and whether it computes correctly. ::
 
-    python -m exlm_mini.doctor              look, build the compiled backend, check everything
-    python -m exlm_mini.doctor --no-build   build nothing, check what is built already
+    python -m exlm_mini.doctor              look, build the backend, check all
+    python -m exlm_mini.doctor --no-build   check what is built already
     python -m exlm_mini.doctor --json       the same as one JSON object
 
 Every backend of the alignment meets a few small graphs on every device, and is compared with
@@ -192,7 +192,7 @@ def _library_rows(libraries: dict[str, dict[str, str | None]]) -> Iterator[tuple
     for extra, versions in libraries.items():
         found = [f"{name}\u00a0{version}" for name, version in versions.items() if version]
         missing = [name for name, version in versions.items() if not version]
-        rows = textwrap.wrap(", ".join(found), 80)  # not at the no-break spaces
+        rows = textwrap.wrap(", ".join(found), 63)  # not at the no-break spaces
         if missing:
             rows.append(f"missing {', '.join(missing)}: pip install 'exlm-mini[{extra}]'")
         for row in rows:

@@ -50,6 +50,8 @@ def export(pretrained: Pretrained, output: Path) -> None:
     Raises:
         UserError: if transformers is missing.
     """
+    from transformers.utils import logging
+
     from exlm_mini.hf import AUTO_CLASSES, ExLMConfig, ExLMForMaskedLM, tokenizer_for
 
     run, tokenizer = pretrained.config, pretrained.tokenizer
@@ -66,6 +68,7 @@ def export(pretrained: Pretrained, output: Path) -> None:
     config.auto_map = {auto: f"{REMOTE}.{name}" for auto, name in names.items()}
     model = ExLMForMaskedLM(config)
     model.exlm.load_state_dict(pretrained.checkpoint.tensors["model"])
+    logging.disable_progress_bar()
     model.save_pretrained(output)
     tokenizer_for(tokenizer).save_pretrained(output)
     imported = ", ".join(sorted(set(names.values())))

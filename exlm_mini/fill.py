@@ -1,6 +1,6 @@
 r"""``python -m exlm_mini.fill``: fill the masks of a text or molecule and show how. ::
 
-    python -m exlm_mini.fill "The [MASK] of the cell is [MASK]." --run runs/text-tiny-20250101
+    python -m exlm_mini.fill "The [MASK] of the cell." --run runs/text-tiny
     python -m exlm_mini.fill "CC[MASK]C(=O)O" --top 3 --json
     python -m exlm_mini.fill "She felt [MASK] and [MASK]." --html explorer.html
 
@@ -10,15 +10,16 @@ r"""``python -m exlm_mini.fill``: fill the masks of a text or molecule and show 
     text, filled             with [MASK] and with the tokens chosen
     joint_probability        of the chosen tokens together; ExLM: by all paths
     joint_bits               -log2 of it, also where it is too small for a float
-    masks                    for each mask {"mask": from 1, "id", "token", "text", "top"}: the
-                             chosen token, and the likeliest for this mask by itself, a list of
-                             {"id", "token" as in the vocabulary, "text", "probability"}
-    states                   ExLM: for each state {"label", "mask" (none at a boundary), "clone"
-                             (0 where not expanded), "top"}; otherwise null
-    path                     labels of the best path's states, from the start to the end
+    masks                    for each {"mask": from 1, "id", "token", "text",
+                             "top"}: the chosen token, and the likeliest for
+                             this mask by itself, a list of {"id", "token" as
+                             in the vocabulary, "text", "probability"}
+    states                   ExLM: for each {"label", "mask" (null: boundary),
+                             "clone" (0 where not expanded), "top"}; or null
+    path                     labels of the best path's states, start to end
     path_probability         its transitions times its tokens
-    fit_probability          of reaching the end in one step per mask, whatever the tokens
-    transition               rows hand over to columns, both in the order of ``states``
+    fit_probability          of reaching the end in one step per mask
+    transition               rows hand over to columns, in the order of ``states``
 
 The last four are null where states are not linked (MLM, and ``--model.transition ctc``).
 
@@ -41,13 +42,12 @@ from exlm_mini.config.options import command_parser
 from exlm_mini.data import files
 from exlm_mini.data.tokenizer import MASK, on_one_line
 from exlm_mini.reading.decoding import Reading
-from exlm_mini.reading.explorer import explorer
-from exlm_mini.reading.fill import as_json, as_table, model_in_words
+from exlm_mini.reading.fill import as_json, as_table
 from exlm_mini.reading.pretrained import SHIPPED
-from exlm_mini.reading.scene import read_scene
 from exlm_mini.reading.trained import (
     Trained,
     encode_row,
+    explore,
     load,
     newest_run,
     read,
@@ -66,12 +66,7 @@ def write_explorer(
     Raises:
         UserError: if the states are not linked, or the file cannot be written.
     """
-    if reading.graph is None:
-        raise UserError(
-            f"--html draws the links between states, and {trained.run} has none "
-            f"({model_in_words(trained)}); give a run of ExLM with linked states"
-        )
-    page = explorer(read_scene(reading, trained.tokenizer, masked_ids_BN))
+    page = explore(trained, masked_ids_BN, reading)
     try:
         page.save(file, title=on_one_line(text))
     except OSError as error:

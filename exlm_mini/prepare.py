@@ -1,9 +1,13 @@
-"""``python -m exlm_mini.prepare``: corpora of any size to packs that ``pretrain`` reads. ::
+r"""``python -m exlm_mini.prepare``: corpora of any size to packs that ``pretrain`` reads. ::
 
-    python -m exlm_mini.prepare --source wikipedia --data.vocab_size 32000 --data.block_length 512
-    python -m exlm_mini.prepare --source news/*.parquet --source books.txt.xz --weights 3 1
-    python -m exlm_mini.prepare --source zinc --largest-fragment --strip-stereo --canonical
-    python -m exlm_mini.pretrain --recipe text-tiny --data.pack corpora/wikipedia
+    python -m exlm_mini.prepare --source wikipedia \
+        --data.vocab_size 32000 --data.block_length 512
+    python -m exlm_mini.prepare --source news/*.parquet --source books.txt.xz \
+        --weights 3 1
+    python -m exlm_mini.prepare --source zinc --largest-fragment --canonical
+
+    python -m exlm_mini.pretrain --recipe text-tiny \
+        --data.pack corpora/wikipedia
 
 A source is the short name of a data set of the Hugging Face hub, hub:ID,CONFIG,SPLIT,COLUMN (the
 last three may be left out), or files: .txt .smi .csv .jsonl .parquet, each also .gz or .xz, and

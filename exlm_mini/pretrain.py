@@ -44,6 +44,7 @@ from exlm_mini.training.console import (
     exit_code,
     requests_by_signal,
     say,
+    this_python,
 )
 from exlm_mini.training.cost import check_memory
 from exlm_mini.training.dry_run import dry_run, lacks_pack, objectives_of, tell_row_length
@@ -96,7 +97,7 @@ def run(config: RunConfig, output: Path, engine: Engine) -> int:
     if engine.is_main:
         _print_summary(config, output, outcomes)
         text = shlex.quote(_masked_example(corpus))
-        say(f"to look into it: python -m exlm_mini.fill {text} --run {output}")
+        say(f"to look into it: {this_python()} -m exlm_mini.fill {text} --run {output}")
     return 0
 
 

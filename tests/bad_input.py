@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 MOST_BYTES = 4 << 30
-MOST_SECONDS = 30
-"""Of the processor; and as long without any use of it is a hang, too."""
+MOST_SECONDS = 60
+"""Of the processor; twice what the longest honest command takes beside other work. As long without
+any use of it is a hang, too."""
 SECONDS_OF_LONG_WORK = 2
 """A case that asks for more work than there is time for is interrupted then."""
 CODES = {0: "done", 2: "told", 130: "interrupted"}

@@ -10,6 +10,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # a test that reaches for the hub fails at o
 os.environ["OMP_NUM_THREADS"] = os.environ.get("EXLM_TEST_THREADS", "1")
 # MKL may take fewer than it is given, until a process calls torch.set_num_threads.
 os.environ["MKL_DYNAMIC"] = "FALSE"
+os.environ["COLUMNS"] = "80"  # however wide the terminal is
 
 import pytest
 from hypothesis import settings

@@ -139,6 +139,7 @@ def test_what_cannot_be_timed_is_told_and_the_others_go_on(monkeypatch):
     notes.clear()
     assert not list(dag(SHAPE, {"good": good}, CPU, False, notes.append))
     assert ["no error is given" in notes[0], "about 180 s" in notes[1]] == [True, True]
+    assert len(list(dag(SHAPE, {"good": good}, CPU, False, notes.append, {"good"}))) == 1
 
 
 def test_the_judge_is_one_that_works_here(monkeypatch):

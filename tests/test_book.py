@@ -228,12 +228,12 @@ def test_a_hidden_solution_opens(open_page):
 
 
 def explorer_of(page):
-    """The explorer of chapter 10, and what it says of each mask's words."""
-    widget = page.locator("div.cell_output .exlm-widget")
+    """The first explorer of its chapter, and what it says of each mask's words."""
+    widget = page.locator("div.cell_output .exlm-widget").first
     widget.scroll_into_view_if_needed()
 
     def words(mask: int) -> dict[str, str]:
-        rows = page.locator(".exlm-widget button").filter(has_text="%").all_inner_texts()
+        rows = widget.locator("button").filter(has_text="%").all_inner_texts()
         pairs = [row.split("\n") for row in rows]
         half = len(pairs) // 2
         return dict(pairs[half * mask : half * (mask + 1)])

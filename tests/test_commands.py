@@ -13,7 +13,7 @@ def test_every_command_says_what_it_does(capsys):
     lines = capsys.readouterr().out.splitlines()
     for name, module in COMMANDS.items():
         assert len(about(module)) > 20
-        assert any(line.split()[:1] == [name] and len(line) <= 100 for line in lines)
+        assert any(line.split()[:1] == [name] and len(line) <= 80 for line in lines)
 
 
 def test_options_and_exit_code_are_those_of_the_command(capsys, tmp_path):

@@ -241,18 +241,20 @@ SITES = {
 same everywhere and all there is."""
 
 
+@pytest.mark.parametrize("expand_at", [0, 1])
 @pytest.mark.parametrize("site", SITES)
-def test_dropout_strikes_its_share_at_every_place(site):
+def test_dropout_strikes_its_share_at_every_place(site, expand_at):
     setting, weights = SITES[site]
     p, B = 0.3, 2000
-    encoder = make_encoder(num_layers=1, ffn_width=16, **{setting: p})
+    encoder = make_encoder(num_layers=2, ffn_width=16, expand_at=expand_at, **{setting: p})
     encoder.final_norm = nn.Identity()
     with torch.no_grad():
         for name, parameter in encoder.named_parameters():
             parameter.copy_(torch.as_tensor(weights.get(name, 0.0)))
         # Rows of one token: its attention has a single probability in each head.
         token_B1 = torch.ones(B, 1, dtype=torch.int64)
-        inputs = token_B1, 0 * token_B1, 0 * token_B1, token_B1 == 1
+        rows = [token_B1] if expand_at else []
+        inputs = token_B1, 0 * token_B1, 0 * token_B1, token_B1 == 1, *rows
         (whole,) = encoder(*inputs).unique().tolist()
         hidden_BD = encoder.train()(*inputs)[:, 0]
     if setting == "attention_dropout":

@@ -23,7 +23,6 @@ from exlm_mini.training.pretraining import Trainer
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = "the old baker felt [MASK] this morning so his sister [MASK]"
-LINE_WIDTH = 100
 
 
 def train(
@@ -185,22 +184,15 @@ def test_table_shows_what_json_tells(toy, capsys):
     assert is_starred == [f"{label}*" for label in reading["path"][1:-1]]
 
 
-def test_four_states_for_two_masks_fit_the_line(both, capsys):
-    code, out, _ = fill(capsys, TEXT, "--run", both, "--top", 3)
-    assert code == 0
-    assert "EOS.4" in out
-    run, *lines = out.splitlines()
-    assert run == f"run     {both / 'exlm'}, step 3"
-    assert max(map(len, lines)) <= LINE_WIDTH
-
-
-def test_a_wide_matrix_is_cut_into_blocks_of_columns(both, capsys):
+@pytest.mark.parametrize("num_columns", [80, 120])
+def test_a_wide_matrix_is_cut_into_blocks_of_columns(both, capsys, monkeypatch, num_columns):
+    monkeypatch.setenv("COLUMNS", str(num_columns))
     text = " ".join(["[MASK]"] * 6)
     reading = fill_json(capsys, text, "--run", both)
     _, out, _ = fill(capsys, text, "--run", both)
     lines = out.splitlines()
     matrix = lines[lines.index("Transitions: the row hands over to the column") + 1 :]
-    assert max(map(len, matrix)) <= LINE_WIDTH
+    assert max(map(len, matrix)) <= num_columns
     blocks = [block.splitlines() for block in "\n".join(matrix).split("\n\n")]
     assert len(blocks) > 1
     labels = [state["label"] for state in reading["states"]]

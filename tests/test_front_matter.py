@@ -156,7 +156,6 @@ def test_numbers_and_commits_are_printed(function, value, text):
         (front_matter.recorded, "neither exlm row-arrived", "no run is left"),
         (front_matter.source_line, "tests/test_rope.py::test_nothing", "defines no"),
         (sweep_numbers.sweep, "saddle toy-threes downstream", "no cell 'toy-threes'"),
-        (sweep_numbers.sweep, "repeated-mlm toy-p0.15-k1 left", "floor"),
         (sweep_numbers.sweep, "repeated-mlm toy downstream change-low", "do not tell"),
     ],
 )
@@ -200,7 +199,6 @@ def swept(tmp_path, monkeypatch):
         ("repeated-mlm toy-p0.387-k2 downstream", "85.0 ± 7.1"),
         ("repeated-mlm toy-p0.15-k1 captured_share", "50.0 ± 0.0"),
         ("repeated-mlm toy-p0.15-k1 captured_bits", "0.33 ± 0.00"),
-        ("saddle toy-pairs-both left", "1 of 2"),
         # From 80 and from 90 down to 70, at p = 38.7%.
         ("repeated-mlm toy downstream change-share", "-15.0 ± 7.1"),
         # In the grid, but without a record.

@@ -11,8 +11,9 @@ import pytest
 import torch
 from tiny_runs import tiny_run
 
+from exlm_mini.config import DataConfig
 from exlm_mini.data.tokenizer import MASK
-from exlm_mini.export import export, main
+from exlm_mini.export import described, export, main
 from exlm_mini.reading.decoding import read_masked_lm, read_states
 from exlm_mini.reading.pretrained import load_pretrained
 
@@ -263,6 +264,20 @@ def test_the_card_says_what_is_known(exported):
     assert (
         found.sha256 in card and "bits per masked token" in card and "states per mask" in card
     )
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (DataConfig(kind="text", pack="corpora/w"), "text, prepared in corpora/w"),
+        (DataConfig(kind="smiles", hub="me/mine"), "smiles, me/mine of the hub"),
+        (DataConfig(kind="text", files=("a.txt", "b.txt")), "text, a.txt, b.txt"),
+        (DataConfig(kind="text"), "embedded text"),
+        (DataConfig(kind="toy", grammar="town"), "the toy language town"),
+    ],
+)
+def test_the_card_names_the_training_data(data, words):
+    assert described(data) == words
 
 
 def test_a_directory_in_use_is_left_alone(runs, capsys, tmp_path):

@@ -91,10 +91,11 @@ def test_peak_memory_counts_the_backward_pass():
 
 def test_resident_memory_sees_what_pytorch_did_not_allocate():
     size = 32 * MIB
-    resident = resident_bytes(lambda: np.ones(size, dtype=np.uint8))
-    if resident is None:
+    # Thrice: it counts the whole process, of which another thread may give memory back meanwhile.
+    growth = [resident_bytes(lambda: np.ones(size, dtype=np.uint8)) for _ in range(3)]
+    if None in growth:
         pytest.skip("this system does not tell")
-    assert abs(resident - size) < size / 4
+    assert any(abs(grown - size) < size / 4 for grown in growth)
     assert peak_bytes(lambda: np.ones(size, dtype=np.uint8), CPU) == 0
 
 

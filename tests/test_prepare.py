@@ -374,7 +374,7 @@ def test_molecules_are_cleaned_and_losses_counted(tmp_path):
     counts = source["cleaning"]
     assert counts["read"] == 404 and counts["rejected"] >= 2
     assert counts["fragments_removed"] >= 1 and counts["stereo_removed"] >= 1
-    assert any("RDKit rejects" in line and "'C1CC'" in line for line in lines)
+    assert any("RDKit rejects" in line and "'nonsense'" in line for line in lines)
     kept = corpus.train.counts.documents + corpus.validation.counts.documents
     assert kept == 404 - counts["rejected"]
     assert corpus.train.counts.dropped_documents > 0 and corpus.train.lengths_R.max() <= 40
@@ -466,6 +466,7 @@ def test_mistakes_get_one_line(texts, tmp_path, capsys):
         (["--source", "wikipedai"], "did you mean wikipedia"),
         (["--source", "bookcorpus"], "--accept bookcorpus"),
         (["--source", texts[0], "--weights", "1", "2"], "2 weights were given for 1"),
+        (["--source", texts[0], "--weights", "0"], "each must be positive"),
         (["--source", texts[0], "--workers", "0"], "at least 1"),
         (["--source", texts[0], "--data.kind", "toy"], "pretrain draws it"),
         (["--source", texts[0], "--canonical"], "only molecules are cleaned"),

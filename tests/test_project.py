@@ -1,8 +1,10 @@
 """The files around the package agree with each other and with what the README promises."""
 
+import json
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
@@ -75,6 +77,25 @@ def test_lock_serves_cpu_and_gpu_machines():
     assert [n for n in locked() if re.match("nvidia|triton|cuda", n)] == []
     assert "exlm-mini" not in locked()
     assert not any(r.startswith("torch") for r in PROJECT["build-system"]["requires"])
+
+
+@pytest.mark.slow
+def test_every_package_of_the_lock_has_a_wheel_for_the_newest_python(tmp_path):
+    version = max(re.findall(r"Python :: (3\.\d+)", str(PROJECT)), key=Version)
+    command = ["pip", "install", "--dry-run", "--quiet", "--no-deps", "--only-binary", ":all:"]
+    command += ["--python-version", version, "--target", str(tmp_path / "nothing")]
+    command += [
+        "--report",
+        str(tmp_path / "report.json"),
+        "-r",
+        str(ROOT / "requirements.lock"),
+    ]
+    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True)
+    if "connection" in done.stderr.lower():
+        pytest.skip("no package index is within reach")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "report.json").read_text())["install"]
+    assert {canonicalize_name(i["metadata"]["name"]) for i in found} == set(locked())
 
 
 def test_environment_yml_agrees_with_pyproject():

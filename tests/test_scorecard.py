@@ -37,6 +37,7 @@ def test_every_contrast_is_between_cells_that_are_trained(entry: Entry):
     if isinstance(entry.claim, str):
         assert entry.claim in {claim.text for claim in EXPERIMENTS[entry.source].claims}
         return
+    assert entry.claim.sign in (1, -1) and entry.claim.smallest > 0
     cells = {cell for _, cell, _ in tables.wanted(entry.source, "mini")}
     if not entry.statistic:
         assert cells >= {*(entry.claim.weights or (entry.claim.cell, entry.claim.base))}

@@ -59,6 +59,12 @@ def test_the_molecules_are_aromatic_and_remain_molecules():
         assert chem.MolFromSmiles(molecules.fill(text).text) is not None, text
 
 
+def test_a_text_with_few_masks_has_paths_that_fit():
+    english = exlm_mini.load("english")
+    for text in ("She was a very [MASK] woman.", "This is [MASK], and I'm very [MASK]."):
+        assert english.fill(text).reading.graph.log_fit > -0.1, text
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [

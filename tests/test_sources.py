@@ -139,6 +139,7 @@ def test_a_source_that_cannot_be_is_told(tmp_path):
     told(check("wikipedai"), "no named data set", "wikipedia")
     told(check(str(tmp_path / "b.txt")), "no such file", "--source")
     told(check(good + ".bz2"), "no known suffix")
+    told(check("corpus.gz"), "no known suffix")
     told(check("wikipedia", good), "mixes", "its own --source")
     told(check("zinc"), "holds smiles, data.kind is text")
     told(check("bookcorpus"), "no licence", "--accept bookcorpus")

@@ -71,6 +71,7 @@ def test_a_cell_differs_from_its_base_only_as_it_says(name, scale):
     assert len(set(rows)) == len(rows), "two cells stand for one row"
     for cell in cells:
         assert cell.name.startswith(f"{cell.input}-")
+        assert cell.seeds == tuple(range(1, len(cell.seeds) + 1))
         assert cell.paper is None or cell.paper[1] in printed(cell.paper[0])
         base, own = dotted(load_base(cell.base)), dotted(cell.config(7))
         changed = {key for key in own if own[key] != base[key]}
@@ -170,7 +171,8 @@ def test_list_shows_every_cell_and_writes_nothing(capsys, tmp_path):
     assert sweep.main(["repeated-mlm", "--list", "--output", str(tmp_path / "out")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("repeated-mlm: 0 of 50 runs recorded; ")
-    assert len(lines) == 1 + len(cells_of("repeated-mlm", "mini"))
+    cells = [line for line in lines if line.startswith("  ") and line[2] != " "]
+    assert len(cells) == len(cells_of("repeated-mlm", "mini"))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -12,6 +12,8 @@ from tiny_runs import tiny_run
 
 import exlm_mini
 from exlm_mini.model.exlm import token_states
+from exlm_mini.reading.explorer import explorer
+from exlm_mini.reading.scene import read_scene
 from exlm_mini.reading.trained import encode_row, read
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,6 +54,15 @@ def test_filling_is_that_of_the_command(objective, runs):
     assert filled.reading.token_ids_S.tolist() == reading.token_ids_S.tolist()
     assert filled.text.startswith("CC(=O)N") and "[MASK]" not in filled.text
     assert 0 < filled.probability <= 1
+    assert repr(filled) == f"Filled(text={filled.text!r}, probability={filled.probability})"
+
+
+def test_exploring_is_that_of_the_command(runs):
+    model, text = exlm_mini.load(runs / "exlm"), "CC[MASK]C[MASK]"
+    row_BN = encode_row(model, text)
+    scene = read_scene(read(model, row_BN), model.tokenizer, row_BN)
+    assert model.explore(text).html == explorer(scene).html
+    told(lambda: exlm_mini.load(runs / "mlm").explore(text), "has none (MLM)")
 
 
 def test_a_loss_has_gradients_and_masks_of_its_seed(runs):

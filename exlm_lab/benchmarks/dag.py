@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -208,6 +208,7 @@ def dag(
     device: torch.device,
     is_sharp: bool,
     note: Note,
+    asked_for: Collection[str] = (),
 ) -> Iterator[Record]:
     """Forward and backward pass in float32 of each function that can do the shape.
 
@@ -216,6 +217,7 @@ def dag(
         functions: ``log_likelihood`` of the backends, by name; ``REFERENCE`` is taken first.
         device, is_sharp: of the graph, see ``made_graph``.
         note: is told what was left out.
+        asked_for: names of functions that are waited for, however long they take.
     """
     graph = made_graph(shape, is_sharp, device)
     verdict = judge(graph, device)
@@ -228,12 +230,24 @@ def dag(
             try:
                 if reason := too_large(name, shape):
                     raise ValueError(reason)
+                if name not in asked_for:
+                    _check_seconds(functions[name], name, graph, device)
                 yield _record(shape, name, functions[name], graph, device, verdict, is_sharp)
             except Exception as error:  # the others go on
                 reason = " ".join(str(error).split()) or type(error).__name__
                 note(f"{name} is left out {at}: {reason[:300]}")
 
     yield from compared(records(), REFERENCE)
+
+
+def _check_seconds(
+    function: LogLikelihood, name: str, graph: Graph, device: torch.device
+) -> None:
+    if name in ("enumerate", "naive"):  # see too_large
+        return
+    total = estimated_seconds(function, graph, device) * (LEAST_RUNS + UNTIMED_RUNS)
+    if total > MOST_SECONDS:
+        raise ValueError(f"about {total:.0f} s, more than {MOST_SECONDS:g} s")
 
 
 def _record(
@@ -245,11 +259,6 @@ def _record(
     verdict: Judge | None,
     is_sharp: bool,
 ) -> Record:
-    if name not in ("enumerate", "naive"):
-        total = estimated_seconds(function, graph, device) * (LEAST_RUNS + UNTIMED_RUNS)
-        if total > MOST_SECONDS:
-            raise ValueError(f"about {total:.0f} s, more than {MOST_SECONDS:g} s")
-
     def call() -> tuple[Tensor, ...]:
         return forward_and_backward(function, graph)
 

@@ -148,8 +148,10 @@ def resident_bytes(call: Callable[[], Any]) -> int | None:
     try:
         Path("/proc/self/clear_refs").write_text("5")
         before = _status_bytes("VmRSS")
-        call()
-        return max(_status_bytes("VmHWM") - before, 0)
+        kept = call()  # until the peak is read: the kernel counts what is there most exactly
+        growth = _status_bytes("VmHWM") - before
+        del kept
+        return max(growth, 0)
     except (OSError, KeyError):
         return None
 

@@ -18,7 +18,7 @@ from exlm_mini.config.checks import (
 
 @dataclass(frozen=True)
 class TuneConfig:
-    """How to fine-tune (Tables 6, 8 and 11; where they are silent, as RoBERTa's on GLUE)."""
+    """How to fine-tune (Tables 6, 8, 11; where silent, as RoBERTa on GLUE)."""
 
     epochs: Annotated[int, AT_LEAST_1] = 10
     """Passes over the training rows."""

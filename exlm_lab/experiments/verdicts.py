@@ -149,6 +149,10 @@ def report(directory: Path) -> str:
             told = ", ".join(f"{record.cell} seed {record.seed}" for record in short)
             lines += [f"Never as good as the plan asks, and in no number: {told}.", ""]
     lines.append("* primary: p by Holm's correction over all primary claims of the plan.")
+    lines.append(
+        "For: as claimed, p < 0.05. Against: the other sign with p < 0.05, or the interval leaves "
+        "out every effect that would matter. Else undecided."
+    )
     return "\n".join(lines)
 
 

@@ -72,7 +72,7 @@ class ModelConfig:
     """Architecture (§4.2, Tables 5, 7 and 10)."""
 
     preset: Literal["tiny", "mini", "base", "large", "molecular"] = "tiny"
-    """Encoder size; num_layers, width, ffn_width and num_heads replace single numbers of it."""
+    """Encoder size, of which num_layers, width, ffn_width and num_heads replace single numbers."""
     num_layers: Annotated[int | None, LAYERS, RARE] = None
     """Transformer layers; none: the preset's."""
     width: Annotated[int | None, AT_LEAST_1, RARE] = None
@@ -83,11 +83,11 @@ class ModelConfig:
     """Attention heads; none: the preset's."""
     vocab_size: Annotated[int | None, AT_LEAST_1, RARE] = None
     """Vocabulary size V; none: the tokenizer's. A number is only for --dry-run."""
-    max_positions: Annotated[int, AT_LEAST_1] = 512
+    max_positions: Annotated[int, AT_LEAST_1, RARE] = 512
     """Longest expanded sequence, in tokens."""
     dropout: Annotated[float, BELOW_1] = 0.1
-    """After the embedding and each sublayer."""
-    attention_dropout: Annotated[float, BELOW_1] = 0.1
+    """After embedding and sublayers."""
+    attention_dropout: Annotated[float, BELOW_1, RARE] = 0.1
     """On attention probabilities."""
     activation_dropout: Annotated[float, BELOW_1, RARE] = 0.0
     """After the feed-forward activation."""
@@ -96,7 +96,7 @@ class ModelConfig:
     boundary: Annotated[Literal["official", "paper"], RARE] = "official"
     """official: [BOS] and [EOS] have k scored states each; paper: one unscored state each."""
     transition: Literal["gated", "paper", "ctc", "uniform"] = "gated"
-    """How states are linked: released code, §4.2, or the two ablations without transitions."""
+    """How states are linked: released code, §4.2, or not at all (two ablations)."""
     use_position: Annotated[bool, RARE] = True
     """gated only: learned positions beside the features, as in the released code."""
     sparse: Annotated[bool, RARE] = False
@@ -108,7 +108,7 @@ class ModelConfig:
     """exlm only: lower layers that see a row before expansion, each mask one token, whose state is
     then copied to its clones; 0: none, as in the paper."""
     rope: Literal["2d", "1d"] = "2d"
-    """2d: token and clone index; 1d: place in the expanded sequence (ablation of Table 2)."""
+    """Rotation by token and clone, or by expanded place alone (Table 2)."""
     attention: Annotated[Literal["padded", "packed"], RARE] = "padded"
     """For rows of unequal length. padded: all as long as the longest of the batch; packed: end to
     end, so that no layer works on padding. On a GPU packed pays most in half precision with
@@ -118,7 +118,7 @@ class ModelConfig:
     bf16 on a GPU); or recompute it chunk by chunk in the backward pass."""
     emission_chunk: Annotated[int, AT_LEAST_1, RARE] = 1024
     """chunked only: states per chunk."""
-    init_std: Annotated[float, POSITIVE] = 0.02
+    init_std: Annotated[float, POSITIVE, RARE] = 0.02
     """Standard deviation of the initial weights."""
 
     def __post_init__(self) -> None:
@@ -154,11 +154,11 @@ class MaskingConfig:
     """Which tokens are hidden (§2, §3.1)."""
 
     mask_ratio: Annotated[float, BETWEEN] = 0.15
-    """p: share of tokens replaced by [MASK]."""
+    """p: share of tokens masked."""
     strategy: Literal["fixed_count", "bernoulli", "slots"] = "fixed_count"
-    """A fixed number per block, independent draws, or the toy grammar's own slots."""
+    """A fixed number per block, independent draws, or a toy grammar's slots."""
     num_copies: Annotated[int, AT_LEAST_1] = 2
-    """repeated-mlm only: k of §3, copies of each token."""
+    """repeated-mlm only: copies, k of §3."""
 
     def __post_init__(self) -> None:
         check_fields("masking.", self)
@@ -173,7 +173,7 @@ class DataConfig:
     files: tuple[str, ...] = ()
     """Local files (.txt .smi .csv .jsonl .parquet, also .gz .xz); none: the embedded data."""
     hub: str | None = None
-    """Data set id on the Hugging Face hub, instead of files."""
+    """Data set of the Hugging Face hub, not files."""
     hub_config: Annotated[str | None, RARE] = None
     """Configuration of the hub data set, such as 20231101.en."""
     hub_split: Annotated[str, RARE] = "train"
@@ -183,7 +183,7 @@ class DataConfig:
     max_documents: Annotated[int | None, TWO_PARTS, RARE] = None
     """Read only the first so many documents or molecules."""
     pack: str | None = None
-    """Directory of a corpus packed before; nothing is read or tokenized then."""
+    """A corpus packed before; nothing else is read."""
     tokenizer: Annotated[str | None, RARE] = None
     """A tokenizer.json to use; none: train one on the training documents."""
     vocab_size: Annotated[int, VOCABULARY] = 4000
@@ -236,9 +236,9 @@ class TrainConfig:
     """Decay per step of Adam's mean gradient and mean square."""
     adam_eps: Annotated[float, POSITIVE, RARE] = 1e-6
     """Added to the root of the mean square."""
-    weight_decay: Annotated[float, NOT_NEGATIVE] = 0.01
+    weight_decay: Annotated[float, NOT_NEGATIVE, RARE] = 0.01
     """Decoupled, on every parameter, as fairseq does."""
-    clip_norm: Annotated[float, NOT_NEGATIVE] = 0.0
+    clip_norm: Annotated[float, NOT_NEGATIVE, RARE] = 0.0
     """Largest gradient norm; 0: no clipping."""
     chain_warmup: Annotated[float, HALF, RARE] = 0.0
     """exlm only: share of the steps on fixed parallel chains, and again as much to fade them
@@ -252,7 +252,7 @@ class TrainConfig:
     """Stop after so many steps in a row whose loss or gradient is not finite; each is skipped."""
     compile: Annotated[bool, Effect.SPEED, RARE] = False
     """Compile the encoder's layers with torch.compile; the rest stays as it is."""
-    save_every: Annotated[int, AT_LEAST_1, Effect.NOTHING] = 500
+    save_every: Annotated[int, AT_LEAST_1, Effect.NOTHING, RARE] = 500
     """Steps between checkpoints; the last step is always saved."""
     keep_last: Annotated[int, NOT_NEGATIVE, Effect.NOTHING, RARE] = 3
     """Newest checkpoints to keep beside the best one; 0: all."""
@@ -321,7 +321,7 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     seed: int = 1
-    """Of weights, data order, masks and dropout."""
+    """Of weights, order, masks, dropout."""
 
     def __post_init__(self) -> None:
         check_fields("", self)

@@ -55,18 +55,21 @@ class UserError(ValueError):
         super().__init__(text if len(text) <= 1000 else f"{text[:600]} ... {text[-300:]}")
 
 
-def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
+def nearest(
+    name: str, known: Iterable[str], otherwise: str | None = None, sign: str = ""
+) -> str:
     """A clause that offers the known names closest to a mistyped one.
 
     Args:
         name: as typed.
         known: names.
         otherwise: what to say where none is close; none: all that are known.
+        sign: what stands before a name that is offered, such as ``--``.
     """
     known = list(known)
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     if close:
-        return f"did you mean {' or '.join(close)}?"
+        return f"did you mean {' or '.join(sign + one for one in close)}?"
     return otherwise or f"known: {', '.join(known)}"
 
 

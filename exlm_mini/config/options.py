@@ -14,7 +14,6 @@ import textwrap
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import is_dataclass
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import Any, Literal, NamedTuple, NoReturn, get_args, get_origin
@@ -63,10 +62,10 @@ class Parser(argparse.ArgumentParser):
         """
         message = " ".join(message.split())
         if unknown := re.match(r"unrecognized arguments: (\S+)", message):
+            kind = "option" if unknown[1].startswith("-") else "argument"
             name = unknown[1].lstrip("-").partition("=")[0]
             known = [option.lstrip("-") for option in self._option_string_actions]
-            kind = "option" if unknown[1].startswith("-") else "argument"
-            remedy = nearest(name, known, "see --help")
+            remedy = nearest(name, known, "see --help", sign="--")
             raise UserError(f"unknown {kind} {unknown[1]}; {remedy}")
         raise UserError(f"{message}; see --help") from None
 
@@ -83,6 +82,22 @@ def command_parser(command: str, text: str) -> Parser:
     return Parser(**_words_of(command, text))
 
 
+class _Formatter(argparse.HelpFormatter):
+    """Help as wide as the terminal; indented lines of a text are examples, and stay as they are."""
+
+    def __init__(self, prog: str, *arguments: Any, **settings: Any) -> None:
+        super().__init__(prog, *arguments, **settings | {"max_help_position": 30})
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = text.strip("\n").split("\n\n")
+        return "\n\n".join(
+            part
+            if re.search(r"^ ", part, re.M)
+            else textwrap.fill(part, width, break_on_hyphens=False)
+            for part in paragraphs
+        )
+
+
 def _words_of(command: str, text: str) -> dict[str, Any]:
     """What a parser takes from the docstring of its command."""
     first, _, rest = text.partition("\n")
@@ -91,7 +106,7 @@ def _words_of(command: str, text: str) -> dict[str, Any]:
         "prog": command,
         "description": (first.partition("``: ")[2] or first).replace("``", ""),
         "epilog": rest.replace(" ::", "::").replace("::", ":").replace("``", ""),
-        "formatter_class": argparse.RawDescriptionHelpFormatter,
+        "formatter_class": _Formatter,
         "allow_abbrev": False,
     }
 
@@ -141,10 +156,11 @@ def settings_parser(
                 raise UserError(mismatch(found[1], found[2], hints[found[1]])) from None
             super().error(message.replace("Parser key", "option"), ex)
 
-    formatter = partial(argparse.RawDescriptionHelpFormatter, width=100, max_help_position=34)
-    words = _words_of(command, text) | {"formatter_class": formatter}
     parser = SettingsParser(
-        **words, usage="%(prog)s [--option VALUE ...]", add_help=False, print_config=None
+        **_words_of(command, text),
+        usage="%(prog)s [--option VALUE ...]",
+        add_help=False,
+        print_config=None,
     )
     parser.add_argument(
         "-h", "--help", action=_Help, nargs="?", metavar="all",
@@ -238,7 +254,7 @@ def parse(argv: list[str]) -> Request:
 
 def _parser(argv: Sequence[str] = ()) -> Any:
     names = f"Recipes: {', '.join(recipe_names())}."
-    text = f"Train a model.\n{textwrap.fill(names, 100, break_on_hyphens=False)}"
+    text = f"Train a model.\n{names}"
     ask = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     ask.add_argument("--recipe", nargs="?")
     ask.add_argument("-h", "--help", nargs="?", const="usual")

@@ -105,11 +105,10 @@ def build_corpus(
         )
         if num_rows == 0:
             raise UserError(_why_empty(wanted.data, name, source, counts))
-        dropped = f"{counts.dropped_documents:,} documents too long, " * (row_length is None)
-        report(
-            f"{name}: {num_rows:,} rows, {counts.tokens:,} tokens of {counts.documents:,} "
-            f"documents; dropped: {dropped}{counts.dropped_tokens:,} tokens behind the last row"
-        )
+        told = f"{name}: {num_rows:,} rows, {counts.tokens:,} tokens"
+        if counts.dropped_documents:
+            told += f"; dropped: {counts.dropped_documents:,} of {counts.documents:,}, too long"
+        report(told)
         packs[name] = Pack.open(directory / f"{name}.json").sha256
     data = json.loads(json.dumps(asdict(wanted.data)))
     content = {"format": FORMAT, "version": VERSION, "data": data, "seed": wanted.seed}

@@ -69,14 +69,20 @@ class CleaningCounts:
         del self.rejected_examples[NUM_REJECTED_SHOWN:]
 
     def describe(self) -> str:
-        """All counts in one line, with the first few rejected."""
-        shown = f" (such as {', '.join(map(repr, self.rejected_examples))})" * (
-            self.rejected > 0
-        )
-        return (
-            f"RDKit rejects {self.rejected:,} of {self.read:,} molecules{shown}; "
-            f"{self.fragments_removed:,} lost fragments, {self.stereo_removed:,} stereo marks, "
-            f"{self.respelled:,} respelled, {self.variants:,} random spellings written"
+        """What was done, in one line, with the first that was rejected."""
+        first = "".join(self.rejected_examples[:1])
+        if len(first) > 30:
+            first = f"{first[:27]}..."
+        done = {
+            "lost fragments": self.fragments_removed,
+            "lost stereo marks": self.stereo_removed,
+            "respelled": self.respelled,
+            "random spellings written": self.variants,
+        }
+        shown = f" (such as {first!r})" * bool(first)
+        told = [f"RDKit rejects {self.rejected:,} of {self.read:,} molecules{shown}"]
+        return "; ".join(
+            told + [f"{number:,} {what}" for what, number in done.items() if number]
         )
 
 

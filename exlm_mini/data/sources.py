@@ -76,7 +76,7 @@ NAMED = {
     ),
     "bookcorpus": HubSet(
         "rojagtap/bookcorpus", kind="text",
-        licence="none stated; the books' authors did not license their redistribution",
+        licence="none stated; the authors licensed nothing",
         num_documents=74_004_228 // 1000, num_text_bytes=4_900_000_000,
         rows_per_document=1000,  # rows are sentences, and where a book ends is not marked
         caveat="BookCorpus has no licence: its authors were not asked, and the original was "
@@ -94,7 +94,7 @@ NAMED = {
     ),
     "zinc": HubSet(
         "sagawa/ZINC-canonicalized", kind="smiles",
-        licence="apache-2.0 by its tag; ZINC asks not to redistribute large subsets",
+        licence="apache-2.0; ZINC: share small parts",
         num_documents=20_693_269, num_text_bytes=930_000_000,
     ),
 }  # fmt: skip

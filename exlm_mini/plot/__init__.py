@@ -1,7 +1,7 @@
 """``python -m exlm_mini.plot``: curves of runs from their logs, in the form of Figure 9. ::
 
     python -m exlm_mini.plot runs/first runs/second --output curves.svg
-    python -m exlm_mini.plot runs/first --metrics validation learning_rate --against hours
+    python -m exlm_mini.plot runs/first --metrics validation --against hours
 
 Without --metrics the panels of Figure 9 come first, then how the machine was used, as far as that
 is logged. RUN is the directory of a run, also of one that is still training; one that trained

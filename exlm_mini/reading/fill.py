@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,9 +12,10 @@ from torch import Tensor
 from exlm_mini.data.tokenizer import Tokenizer, on_one_line, visible
 from exlm_mini.reading.decoding import Reading, top_tokens
 from exlm_mini.reading.trained import Trained, fill_in
-from exlm_mini.training.parts import chain_share, num_copies
+from exlm_mini.training.parts import num_copies
 
 LINE_WIDTH = 100
+"""Where there is no terminal."""
 
 
 def as_json(
@@ -69,7 +71,7 @@ def as_table(
     tokenizer, states, graph = trained.tokenizer, reading.states, reading.graph
     chosen = [visible(tokenizer, token_id) for token_id in reading.token_ids_S.tolist()]
     yield f"run     {trained.run}, step {trained.step}"
-    yield f"model   {model_in_words(trained)}"
+    yield f"model   {trained.model_in_words}"
     yield f"text    {on_one_line(text)}"
     filled = fill_in(tokenizer, masked_ids_BN, reading.token_ids_S)
     yield f"filled  {on_one_line(filled)}"
@@ -104,21 +106,6 @@ def as_table(
         yield ""
         yield "Transitions: the row hands over to the column"
         yield from _matrix_lines(states.labels, graph.log_transition_LL.exp())
-
-
-def model_in_words(trained: Trained) -> str:
-    """The kind of model in a few words."""
-    config = trained.config
-    if config.objective == "mlm":
-        return "MLM"
-    if config.objective == "repeated-mlm":
-        return f"Repeated MLM, {num_copies(config)} copies"
-    model = config.model
-    share = chain_share(config, trained.step)
-    chains = f", still {share:.0%} fixed parallel chains" if share else ""
-    return (
-        f"ExLM, {model.states_per_mask} states per mask, {model.transition} transitions{chains}"
-    )
 
 
 def _token(tokenizer: Tokenizer, token_id: int) -> dict[str, Any]:
@@ -162,11 +149,11 @@ def _matrix_lines(labels: list[str], probability_LL: Tensor) -> Iterator[str]:
     """The matrix with two decimals and a dot for 0.00, in blocks of columns that fit a line."""
     label_width = max(map(len, labels))
     rows = [[f"{p:.2f}" for p in row] for row in probability_LL.tolist()]
-    start = 0
+    start, line_width = 0, shutil.get_terminal_size((LINE_WIDTH, 24)).columns
     while start < len(labels):
         line, end = " " * (2 + label_width), start
         while end < len(labels) and (
-            end == start or len(line) + 1 + _column_width(labels[end]) <= LINE_WIDTH
+            end == start or len(line) + 1 + _column_width(labels[end]) <= line_width
         ):
             line += " " + labels[end].rjust(_column_width(labels[end]))
             end += 1

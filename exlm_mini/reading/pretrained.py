@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from exlm_mini.config import ModelConfig, RunConfig, SpecialIds
-from exlm_mini.config.checks import UserError
+from exlm_mini.config.checks import UserError, nearest
 from exlm_mini.data.files import reading
 from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.data.vocabulary import TOKENIZER_KINDS
@@ -129,7 +129,8 @@ def load_pretrained(path: Path, report: Callable[[str], None]) -> Pretrained:
     if not path.exists():
         path = SHIPPED.get(str(path), path)
     if not path.exists():
-        raise UserError(f"there is no {path}; give the --output of a pre-training run")
+        remedy = nearest(str(path), SHIPPED, "give the --output of a pre-training run")
+        raise UserError(f"there is no {path}; {remedy}")
     if (path / MANIFEST).is_file():
         run, checkpoint = path.parent.parent, load_checkpoint(path)
     else:

@@ -1,10 +1,11 @@
-"""A trained model as one uses it from Python: embed, fill, and how well it knows a text. ::
+"""A trained model as one uses it from Python: embed, fill, explore, the loss of a text. ::
 
     import exlm_mini
 
     molecules = exlm_mini.load("runs/molecules")
     molecules.embed(["CCO", "CC(=O)O"])               # float (2, width)
     molecules.fill("CC(=O)N[MASK]").text              # the text with its masks filled
+    molecules.explore("CC(=O)N[MASK]C[MASK]")         # the links between their states
     molecules.loss(["CCO", "CC(=O)O"]).backward()     # nats per hidden token
 
 Shapes: B rows, N tokens, S masked tokens, D width.
@@ -15,9 +16,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,18 +30,21 @@ from exlm_mini.data.tokenizer import MASK, Tokenizer
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.exlm import token_states
 from exlm_mini.reading.decoding import Reading, read_masked_lm, read_states
-from exlm_mini.reading.pretrained import TRAINED_IN_TURN, load_pretrained
+from exlm_mini.reading.explorer import Explorer, explorer
+from exlm_mini.reading.pretrained import SHIPPED, TRAINED_IN_TURN, load_pretrained
+from exlm_mini.reading.scene import read_scene
 from exlm_mini.training.console import say
 from exlm_mini.training.parts import chain_share, make_masker, num_copies, score
 
 
-class Filled(NamedTuple):
+@dataclass(frozen=True)
+class Filled:
     """A text with its masks filled."""
 
     text: str
     probability: float
     """Of the chosen tokens together; for ExLM by all paths."""
-    reading: Reading
+    reading: Reading = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,9 @@ class Trained:
 
     run: Path
     step: int
-    config: RunConfig
-    model: ExLM | MaskedLM
-    tokenizer: Tokenizer
+    config: RunConfig = field(repr=False)
+    model: ExLM | MaskedLM = field(repr=False)
+    tokenizer: Tokenizer = field(repr=False)
 
     @torch.no_grad()
     def embed(self, texts: Sequence[str]) -> Tensor:
@@ -82,6 +85,15 @@ class Trained:
         filled = fill_in(self.tokenizer, masked_ids_BN, reading.token_ids_S)
         return Filled(filled, min(1.0, math.exp(reading.log_joint)), reading)
 
+    def explore(self, text: str) -> Explorer:
+        """The links between the states of the masks, for a notebook to show or to ``save``.
+
+        Raises:
+            UserError: see ``encode_row``; and if the states are not linked.
+        """
+        masked_ids_BN = encode_row(self, text)
+        return explore(self, masked_ids_BN, read(self, masked_ids_BN))
+
     def loss(self, texts: Sequence[str], seed: int = 1) -> Tensor:
         """The loss of pre-training on these texts, in nats per target, a scalar with gradient.
 
@@ -99,6 +111,19 @@ class Trained:
         counter_B = np.arange(len(rows_BN))
         batch = masker(rows_BN, 0 * counter_B, counter_B, 0)
         return score(self.model, batch, chain_share(self.config, self.step)).loss
+
+    @property
+    def model_in_words(self) -> str:
+        """The kind of model."""
+        config = self.config
+        if config.objective == "mlm":
+            return "MLM"
+        if config.objective == "repeated-mlm":
+            return f"Repeated MLM, {num_copies(config)} copies"
+        model, share = config.model, chain_share(config, self.step)
+        chains = f", still {share:.0%} fixed parallel chains" if share else ""
+        kind = f"{model.states_per_mask} states per mask, {model.transition} transitions"
+        return f"ExLM, {kind}{chains}"
 
     def rows(self, texts: Sequence[str]) -> Tensor:
         """token_ids_BN of some texts, each between [BOS] and [EOS]; "[MASK]" is a mask."""
@@ -174,10 +199,12 @@ def encode_row(trained: Trained, text: str) -> Tensor:
     if tokenizer.special_ids.unk in token_ids:
         pieces = re.split(rf" ?{re.escape(MASK)}", text)
         unknown = [piece for part in pieces for piece in tokenizer.unknown_pieces(part)]
+        reads = {"smiles": "molecules", "toy": f"sentences of {trained.config.data.grammar}"}
         raise UserError(
-            f"not in the vocabulary of {trained.run}: "
-            f"{', '.join(repr(piece) for piece in dict.fromkeys(unknown))}; use words or "
-            "symbols of its training data, or name another run with --run"
+            f"not in the vocabulary of {trained.run}, which reads "
+            f"{reads.get(trained.config.data.kind, 'text')}: "
+            f"{', '.join(repr(piece) for piece in dict.fromkeys(unknown))}; name another run with "
+            f"--run, such as {' or '.join(SHIPPED)}"
         )
     row = [tokenizer.special_ids.bos, *token_ids, tokenizer.special_ids.eos]
     _check_length(trained, row)
@@ -218,6 +245,20 @@ def read(trained: Trained, masked_ids_BN: Tensor) -> Reading:
             "numbers; give another run"
         )
     return found
+
+
+def explore(trained: Trained, masked_ids_BN: Tensor, reading: Reading) -> Explorer:
+    """The explorer of a reading of this row.
+
+    Raises:
+        UserError: if the states are not linked.
+    """
+    if reading.graph is None:
+        raise UserError(
+            f"an explorer shows the links between states, and {trained.run} has none "
+            f"({trained.model_in_words}); give a run of ExLM with linked states"
+        )
+    return explorer(read_scene(reading, trained.tokenizer, masked_ids_BN))
 
 
 def fill_in(tokenizer: Tokenizer, masked_ids_BN: Tensor, token_ids_S: Tensor) -> str:

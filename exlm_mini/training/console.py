@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -29,6 +30,13 @@ SECONDS_BETWEEN_SIGNALS = 2.0
 def say(line: str) -> None:
     """A line for the person, apart from the results on stdout."""
     print(line, file=sys.stderr, flush=True)
+
+
+def this_python() -> str:
+    """The interpreter that runs, as a person here would type it."""
+    if shutil.which("python") == sys.executable:
+        return "python"
+    return shlex.quote(os.path.relpath(sys.executable))
 
 
 def say_error(error: UserError) -> None:
