@@ -11,15 +11,15 @@
 # # ExLM in one notebook
 #
 # A masked language model hides some words of a sentence and guesses them. It
-# guesses each one *by itself*: two hidden words that belong together are predicted
-# as if they did not. ExLM {cite}`zheng2025exlm` changes that. It replaces every
-# [MASK] by several states, links the states to a graph, and lets a path through
-# the graph decide which state speaks for which word.
+# guesses each one *by itself*: two hidden words that belong together are
+# predicted as if they were unrelated. ExLM {cite}`zheng2025exlm` changes that. It
+# replaces every [MASK] by several states, links the states into a graph, and lets
+# a path through the graph decide which state speaks for which word.
 #
 # In this notebook you write all of it, about 200 lines of PyTorch: a masked
 # language model first, then the five pieces that make it an ExLM. You train both on
 # a language so small that the best possible score of either is known exactly. The
-# masked language model stops at its limit, and ExLM goes through it.
+# masked language model stops at its limit, and ExLM gets below it.
 #
 # **You will know afterwards** what the five pieces are, how few lines each takes,
 # and why they only work together. The other chapters take the pieces one by one.
@@ -71,9 +71,9 @@ for word_ids_N in language.sample(4, seed=1):
 # Whoever felt *happy* always *smiled*, whoever felt *sad* always *wept*; the
 # two moods are equally likely, and no other word tells which it is. Now hide
 # both words. Each of them alone is a fair coin: 1 bit. A model that guesses
-# each by itself needs 2 bits for the two, and no training brings it lower. But
-# the second word follows from the first: together they hold 1 bit. Both numbers
-# can be computed from the language itself.
+# each by itself needs 2 bits for the two, and no training can lower that. But the
+# second word follows from the first: together they hold 1 bit. Both numbers can
+# be computed from the language itself.
 
 # %%
 floor_bits = language.marginal_entropy_bits(language.mask())
@@ -92,7 +92,7 @@ BOS, EOS, MASK = 0, 1, 2
 drawn_SN = torch.from_numpy(language.sample(10_000, seed=1))
 sentence_BN = F.pad(drawn_SN.unique(dim=0) + 3, (1, 1))  # pads with 0, [BOS]
 sentence_BN[:, -1] = EOS
-slots = [1 + n for n in language.slots]  # behind [BOS]
+slots = [1 + n for n in language.slots]  # counted after [BOS]
 masked_BN = sentence_BN.clone()
 masked_BN[:, slots] = MASK
 target_BM = sentence_BN[:, slots]
@@ -103,19 +103,19 @@ print(f"{B} rows of {N} tokens, {M} of them hidden")
 print(*(WORDS[i] for i in masked_BN[0]))
 
 # %% [markdown]
-# The letters at the end of a name are its axes, here and in the whole book: `B`
-# rows, `N` tokens, `M` hidden words, `T` tokens after expansion, `L` states,
-# `D` features, `V` words of the vocabulary.
+# The letters at the end of a name are its axes, here and throughout the book: `B`
+# rows, `N` tokens, `M` hidden words, `T` tokens after expansion, `L` states, `D`
+# features, `V` words of the vocabulary.
 #
 # ## The encoder, with two coordinates
 #
-# Both models share a Transformer encoder. It differs from the usual one in how
-# it knows positions. Every token has *two* coordinates: $i$, its place in the
+# Both models share a Transformer encoder. It differs from the usual one in how it
+# encodes positions. Every token has *two* coordinates: $i$, its place in the
 # sentence, and $j$, which is 0 for an ordinary token and will number the states
-# of a [MASK]. A rotary embedding turns pairs of features by an angle
-# proportional to a position, so that attention sees the difference of two
-# positions. With two coordinates, one half of the features turns with $i$ and
-# the other half with $j$: **2D RoPE**, the first of ExLM's five pieces.
+# of a [MASK]. A rotary embedding turns pairs of features by an angle proportional
+# to a position, so that attention sees the difference between two positions. With
+# two coordinates, one half of the features turns with $i$ and the other half with
+# $j$: **2D RoPE**, the first of ExLM's five pieces.
 
 
 # %%
@@ -185,14 +185,14 @@ class Encoder(nn.Module):
 # ## A masked language model stops at its floor
 #
 # The masked language model reads the masked row and predicts each hidden word from
-# the hidden state at its place. The number it gives for a row is $-\log_2$ of the
-# probability of both hidden words, and because it predicts them one by one, that is
-# a sum.
+# the hidden state at its place. Its score for a row is $-\log_2$ of the
+# probability of both hidden words. Because it predicts them one by one, this is a
+# sum of two terms.
 
 
 # %%
 class MLM(nn.Module):
-    """Each hidden word from its own [MASK]."""
+    """Predicts each hidden word from its own [MASK]."""
 
     def __init__(self):
         super().__init__()
@@ -209,7 +209,7 @@ class MLM(nn.Module):
 
 
 # %% [markdown]
-# Training is the loop you know. The learning rate rises for 30 steps and falls at
+# Training is the usual loop. The learning rate rises for 30 steps and falls at
 # the end.
 
 
@@ -224,7 +224,7 @@ def initialise(model):
 
 
 def train(model, steps=300, peak=3e-3):
-    """Minimise the mean bits over all sentences; the bits at every tenth step."""
+    """Minimise the mean bits over all sentences; return every tenth value."""
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
     curve = {}
     for step in range(1, steps + 1):
@@ -248,23 +248,24 @@ print(f"MLM ends at {mlm.bits().mean():.1f} bits; its floor is {floor_bits:.1f}"
 
 # %% [markdown]
 # There it stays, however long we train. Asked for both words, it says *happy* or
-# *sad*, *smiled* or *wept*, each with probability ½, and so it gives a quarter to
-# *happy … wept*, which no one ever says. The paper calls this the *corrupted
-# semantics* of [MASK]: with the words, their dependence is hidden, too.
+# *sad*, *smiled* or *wept*, each with probability ½, so a quarter of its
+# probability goes to *happy … wept*, which no one ever says. The paper calls this
+# the *corrupted semantics* of [MASK]: hiding the words hides their dependence,
+# too.
 #
 # ## States expansion
 #
 # Now the second piece. Every [MASK] becomes $k$ copies, its **states**, which
 # stand in the row side by side. All of them keep the place $i$ of the [MASK];
-# $j$ counts them from 1 to $k$. The row gets longer, the sentence does not: its
-# other words are where they were.
+# $j$ counts them from 1 to $k$. The row gets longer, but the other words keep
+# their places $i$.
 
 # %%
 K = 4  # states per [MASK]
 
 
 def expand(ids_BN):
-    """Every [MASK] K times; the coordinates of each token, and which are states."""
+    """Write every [MASK] K times; also the coordinates, and which are states."""
     copies_N = torch.ones(N, dtype=torch.long)
     copies_N[slots] = K
     i_T = torch.arange(N).repeat_interleave(copies_N)
@@ -281,14 +282,14 @@ for name, values in (("i", i_T), ("j", j_T)):
 # %% [markdown]
 # What is gained? Each state predicts a word by itself, as before. But now there
 # is a *choice*: if one state of the first mask says *happy* and another one
-# *sad*, and the same at the second mask, then whoever chooses the states
-# chooses the mood. It only remains to choose them together.
+# *sad*, and likewise at the second mask, then choosing the states means choosing
+# the mood. What remains is to choose them together.
 #
 # ## The transition matrix
 #
-# The third piece links the states to a graph. From every state an edge leads to
-# every state of a later [MASK], and to each edge belongs a probability: row $v$
-# of the matrix $\mathbf{E}$ says where a path goes from state $v$. It is
+# The third piece links the states into a graph. From every state an edge leads to
+# every state of a later [MASK], and each edge has a probability: row $v$ of the
+# matrix $\mathbf{E}$ says where a path goes from state $v$. $\mathbf{E}$ is
 # attention without values,
 #
 # $$
@@ -298,12 +299,12 @@ for name, values in (("i", i_T), ("j", j_T)):
 #
 # where $\mathbf{H}$ are the hidden states of the encoder. A path starts at [BOS],
 # visits a state for every hidden word, and ends at [EOS]. Which states it visits is
-# up to $\mathbf{E}$, and because $\mathbf{E}$ comes from the hidden states, it is
-# learned. (The paper also allows edges inside a [MASK];
+# up to $\mathbf{E}$, and because $\mathbf{E}$ is computed from the hidden states,
+# that choice is learned. (The paper also allows edges inside a [MASK];
 # {ref}`chap-training` compares the two.)
 
 # %%
-NO_EDGE = -1e9  # log 0, near enough, and its gradients are not nan
+NO_EDGE = -1e9  # close enough to log 0, and without nan gradients
 
 
 class Transition(nn.Module):
@@ -324,11 +325,11 @@ class Transition(nn.Module):
 # %% [markdown]
 # ## The sum over all paths
 #
-# A path is one way to produce the hidden words: it multiplies the probabilities
-# of its edges, and of the words at the states it visits. The probability of the
-# words is the sum over all paths, for nobody says which path was meant. Call
+# A path is one way to produce the hidden words. Its probability is the product
+# over its edges and over the words at the states it visits. Nothing says which
+# path was meant, so the probability of the words is the sum over all paths. Call
 # $f_{i,u}$ the probability of having produced the first $i$ words with a path
-# that stands in state $u$. One step is one more word:
+# that stands in state $u$. One step adds one word:
 #
 # $$
 # f_{i,u} = P_u(y_i) \sum_{v<u} f_{i-1,v}\, \mathbf{E}_{vu}.
@@ -369,13 +370,13 @@ def log_sum_over_paths(log_emission_BML, log_transition_BLL):
 
 
 # %% [markdown]
-# Are they the same? A random graph tells. And is either of them the sum over all
-# paths? There are few enough to list.
+# Do the two agree, and are they the sum over all paths? A small random graph has
+# few enough paths to list.
 
 
 # %%
 def one_by_one(emission_ML, transition_LL):
-    """The same, path by path."""
+    """The same sum, path by path."""
     num_words, num_states = emission_ML.shape
     total = 0.0
     for path in itertools.combinations(range(1, num_states - 1), num_words):
@@ -405,10 +406,10 @@ assert math.isclose(fast[0], listed, rel_tol=1e-9)
 # %% [markdown]
 # ## ExLM
 #
-# Everything put together. The encoder reads the expanded row; the states
-# predict words and hand over to each other; the sum over paths gives the
-# probability of the hidden words. The last piece, **states alignment**, is that
-# this number is the loss: no state is told which word it stands for.
+# Now put everything together. The encoder reads the expanded row; the states
+# predict words, and transitions link them; the sum over paths gives the
+# probability of the hidden words. The last piece, **states alignment**, takes its
+# negative logarithm as the loss: no state is told which word it stands for.
 #
 # Two details help a small model to start. Copies of a [MASK] that are told
 # apart by their position alone behave alike at first, so each of the $k$ gets a
@@ -456,8 +457,8 @@ exlm_curve = train(exlm)
 print(f"ExLM ends at {exlm.bits().mean():.1f} bits; the best is {joint_bits:.1f}")
 
 # %% [markdown]
-# One bit. The model has found the mood, which nobody told it of: it is only in the
-# way the two words go together.
+# One bit. The model has found the mood, which no sentence names: it shows only in
+# how the two words go together.
 
 # %% tags=["hide-input"]
 fig, ax = plt.subplots(figsize=(6, 3.2))
@@ -510,10 +511,10 @@ ax.set(xlim=(-0.4, M + 1.4), ylim=(-2, 2))
 _ = ax.axis("off")
 
 # %% [markdown]
-# The wide lines are paths that are often taken. Follow them from left to right:
-# from a state that says *happy* they lead to one that says *smiled*, from *sad*
-# to *wept*. States that no path meets are pale. This is what a masked language
-# model cannot say: not two words, but two *pairs* of words.
+# The wide lines are often taken. Follow them from left to right: from a state
+# that says *happy* they lead to one that says *smiled*, from *sad* to *wept*.
+# States that paths hardly ever visit are pale. A masked language model cannot
+# express this: it offers two words at each place, but not two *pairs* of words.
 #
 # ## What the package makes of it
 #
@@ -540,8 +541,8 @@ print(f"by the package {-log_p_B.mean() / math.log(2):.1f} bits")
 torch.testing.assert_close(-log_p_B / math.log(2), exlm.bits(), rtol=0, atol=1e-4)
 
 # %% [markdown]
-# And its own model, trained from its own recipe as `python -m exlm_mini.pretrain
-# --recipe toy-pairs` would do it, ends there, too.
+# The package's own model, trained from its recipe as `python -m
+# exlm_mini.pretrain --recipe toy-pairs` would do it, ends there, too.
 
 # %%
 from exlm_mini.config.options import parse
@@ -560,21 +561,21 @@ assert abs(bits - joint_bits) < 0.05
 #
 # 1. **Take the links away.** Let `Transition.forward` return the same logarithm
 #    on every forward edge, whatever the states are. There are as many states as
-#    before, and each still says what it likes, but the bits stay above two. What
-#    ExLM wins, it wins by choosing states *together*.
+#    before, each still free to predict any word, but the loss stays above two
+#    bits. ExLM's gain comes from choosing states *together*.
 # 2. **Take the learned vectors of the states away** (`nn.init.zeros_` on
 #    `exlm.clone.weight`, and freeze it). Position alone has to tell the states
 #    apart. Most starts now stay at two bits for a long time;
 #    {ref}`chap-symmetric-start` finds out why.
 # 3. **Another language.** `grammar("quartets")` has four moods and three words
-#    for each; its floor is 7.17 bits for the two words, together they hold
+#    for each; its floor is 7.17 bits for the two words, and together they hold
 #    5.17. How many states does it take?
 #
 # ## Where to go from here
 #
 # {ref}`Chapter 1 <chap-mlm>` takes the masked language model slowly, and
-# {ref}`chap-multimodality` the two bits and the one. The pieces follow one by
-# one: {ref}`states expansion <chap-expansion>`, {ref}`2D RoPE <chap-rope>`, the
-# {ref}`sum over all paths <chap-dag-naive>`, and {ref}`the transitions
-# <chap-training>`. Whether all this helps on molecules and English, and at what
-# price, is what the later chapters measure.
+# {ref}`chap-multimodality` explains the two bits and the one. The pieces follow
+# one by one: {ref}`states expansion <chap-expansion>`, {ref}`2D RoPE
+# <chap-rope>`, the {ref}`sum over all paths <chap-dag-naive>`, and {ref}`the
+# transitions <chap-training>`. The later chapters measure whether all this helps
+# on molecules and English, and at what price.

@@ -66,8 +66,8 @@ torch.set_num_threads(1)
 # ## A language whose answers are known
 #
 # The language is called `pairs`. To make a sentence, toss a coin for the *mood*,
-# happy or sad. Then draw every word from the choices of its place, all equally
-# likely. Two of the places look at the mood:
+# happy or sad. Then draw a word for each place from its choices, all equally
+# likely. At two places the choices depend on the mood:
 
 # %%
 language = grammar("pairs")
@@ -90,10 +90,10 @@ len(word_ids_BN)
 # %% [markdown]
 # Two moods times $3^4$ choices make 162 sentences, all equally likely.
 #
-# A network reads numbers. The vocabulary has six special tokens first, then the
-# words. Each sentence gets [BOS] in front and [EOS] at its end, so a row has 13
-# tokens. (The letters at the end of a name are its axes: `B` rows, `N` tokens;
-# {ref}`notation` lists them all.)
+# A network reads numbers. The vocabulary starts with six special tokens; the
+# words follow. Each sentence gets [BOS] in front and [EOS] at its end, so a row
+# has 13 tokens. (The letters at the end of a name are its axes: `B` rows, `N`
+# tokens; {ref}`notation` lists them all.)
 
 # %%
 WORDS = [*SPECIAL_TOKENS, *language.words]
@@ -102,7 +102,7 @@ all_ids_BN = F.pad(word_ids_BN + len(SPECIAL_TOKENS), (1, 1), value=BOS)
 all_ids_BN[:, -1] = EOS
 print(*all_ids_BN[0].tolist())
 
-# %% mystnb={"code_prompt_show": "Checked: these are all sentences of the language, each with probability 1/162"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: these are all the sentences of the language, each with probability 1/162"} tags=["hide-cell", "check"]
 probability_B = torch.from_numpy(
     language.log_probability(word_ids_BN.numpy())
 ).exp()
@@ -125,10 +125,10 @@ assert math.isclose(probability_B.sum(), 1)
 # become a random word and 10% stay as they are. The released ExLM command writes
 # [MASK] everywhere in $M$, and so do we; BERT's rule is an exercise at the end.
 #
-# Of 11 words, 15% is one or two, and the two slots would rarely be hidden
-# together. That case is what this book is about, so we hide 3 of 11. To choose
-# them, give every place a random number and take the three smallest. [BOS] and
-# [EOS] are never hidden.
+# Of 11 words, 15% is one or two, so both slots would rarely be hidden. This book
+# is about the rows where they are, so we hide 3 of 11. To choose them, give every
+# place a random number and take the three smallest. [BOS] and [EOS] are never
+# hidden.
 
 
 # %%
@@ -204,10 +204,10 @@ def rotate(x_BHNd):
 
 # %% [markdown]
 # **Attention.** Each token makes three vectors of its own: a *query*, a *key* and
-# a *value*. Where the query of one token fits the key of another, it takes over
-# the other's value. The fit is a dot product, and a softmax turns the fits of one
-# query into weights that sum to 1. Several *heads* (`H`) do this side by side,
-# each with its share of the features (`d`).
+# a *value*. Where the query of one token fits the key of another, the first takes
+# over the second's value. The fit is a dot product, and a softmax turns the fits
+# of one query into weights that sum to 1. Several *heads* (`H`) do this side by
+# side, each with its share of the features (`d`).
 
 
 # %%
@@ -323,8 +323,9 @@ print(tuple(logits_SV.shape), sum(p.numel() for p in mlm.parameters()))
 # - \sum_{i \in M} \log P(x_i \mid \tilde{\mathbf{X}})
 # $$ (eq-mlm)
 #
-# Notice what {eq}`eq-mlm` does *not* contain. No probability in it has two hidden
-# words: each is guessed by itself. The rest of this book follows from that.
+# Notice what {eq}`eq-mlm` does *not* contain. No probability in it involves two
+# hidden words: each is guessed by itself. The rest of this book follows from
+# that.
 #
 # The optimiser gets the mean over the hidden words of a batch.
 
@@ -358,10 +359,10 @@ print(f"untrained {loss:.1f} nats, log V = {math.log(len(WORDS)):.1f} nats")
 # \end{aligned}
 # $$ (eq-gibbs)
 #
-# The first is the entropy of the truth, which no model can change. The second,
-# the Kullback–Leibler divergence, is never negative, and zero only for $P = P^*$.
-# So the **floor** of a masked language model is the sum of the entropies of the
-# hidden words, each by itself given all that is visible.
+# The first is the entropy of the true distribution, which no model can change.
+# The second, the Kullback–Leibler divergence, is never negative, and zero only
+# for $P = P^*$. So the **floor** of a masked language model is the sum of the
+# entropies of the hidden words, each by itself given all that is visible.
 #
 # For `pairs` you can work it out. A fixed word has entropy 0. A free word costs
 # $\log_2 3 = 1.58$ bits. A slot costs nothing if the other slot is visible, and 1
@@ -395,8 +396,8 @@ assert math.isclose(
 # all equally likely (`P`). The mean over all of them is the *expected* loss, and
 # by {eq}`eq-gibbs` that is never below the floor.
 #
-# Pairs that differ only in what is hidden are the same input, so the model needs
-# to read each different input just once (`U`).
+# Pairs that differ only in what is hidden give the same input, so the model needs
+# to read each distinct input just once (`U`).
 
 # %%
 places_XM = torch.tensor(list(itertools.combinations(range(1, 12), 3)))
@@ -427,10 +428,9 @@ def bits_of_pairs(model):
 # %% [markdown]
 # ## Training
 #
-# Draw sentences, mask them, compute the loss, take its gradient, make a step.
-# AdamW makes the steps. The learning rate rises for 50 steps, because large steps
-# from random weights do harm, and then falls to zero, so that the probabilities
-# settle.
+# Draw sentences, mask them, compute the loss and its gradient, and let AdamW take
+# a step. The learning rate rises for 50 steps, because large steps from random
+# weights do harm, and then falls to zero, so that the probabilities settle.
 
 # %%
 num_steps = scale.pick(400, 2000)
@@ -472,7 +472,7 @@ print(f"after training {surplus:.1f} above the floor of {floor:.2f}")
 # passes the level of a model that does not look at other words, and comes to rest
 # on the floor. The batches scatter around it.
 
-# %% mystnb={"figure": {"caption": "Dots: the expected loss. Thin line: the loss of each batch. One step on the vertical axis is a factor of two.", "name": "fig-mlm-curve"}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "Dots: the expected loss. Thin line: the loss of each batch. The vertical axis is logarithmic: each tick is a factor of two.", "name": "fig-mlm-curve"}} tags=["hide-input"]
 fig, ax = plt.subplots(figsize=(6, 3.4))
 _ = ax.plot(batch_bits, color=COLORS["mlm"], lw=0.6, alpha=0.5)
 _ = ax.plot(*zip(*exact_bits.items(), strict=True), "o-", ms=4, color=COLORS["mlm"])
@@ -487,7 +487,7 @@ ax.set_yscale("log", base=2)
 ax.yaxis.set_major_formatter("{x:g}")
 _ = ax.set(ylim=(1, 18), xlabel="training step", ylabel="bits per sentence")
 
-# %% mystnb={"code_prompt_show": "Checked: it ends within 0.05 bits of the floor and is never below; single batches are"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: the expected loss ends within 0.05 bits of the floor and is never below it; single batches are"} tags=["hide-cell", "check"]
 assert abs(exact_bits[0] - 3 * math.log2(27)) < 0.3
 assert 0 < surplus < 0.05
 assert all(bits > floor - 1e-6 for bits in exact_bits.values())  # 1e-6: rounding
@@ -495,10 +495,10 @@ assert min(batch_bits) < floor
 assert exact_bits[50] > blind > exact_bits[80]
 
 # %% [markdown]
-# Hidden words come in four kinds, each with a floor of its own
-# ({numref}`fig-mlm-kinds`). The fixed words come first. Between steps 50 and 80 a
-# slot whose partner is visible gets cheaper than a coin: attention has found the
-# partner.
+# Hidden words come in four kinds, each with its own floor
+# ({numref}`fig-mlm-kinds`). The fixed words are learnt first. Between steps 50
+# and 80 a slot whose partner is visible gets cheaper than a coin toss: attention
+# has found the partner.
 
 # %% mystnb={"figure": {"caption": "What is learnt when. Dashed: the floor of each kind of word.", "name": "fig-mlm-kinds"}} tags=["hide-input"]
 place_PM = is_masked_PN.nonzero()[:, 1].view(-1, 3) - 1
@@ -551,7 +551,7 @@ print(packaged.load_state_dict(mlm.state_dict()))
 difference_PM = bits_of_pairs(packaged) - pair_bits[num_steps]
 print("equal to 4 digits:", bool(difference_PM.abs().max() < 1e-4))
 
-# %% mystnb={"code_prompt_show": "Checked: in float64 logits and loss agree to 12 digits"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: in float64, logits agree within 1e-10, loss within 1e-12"} tags=["hide-cell", "check"]
 from exlm_mini.model.objectives import mlm_loss as packaged_loss
 
 assert difference_PM.abs().max() < 1e-4
@@ -572,8 +572,7 @@ _ = mlm.float()
 # By {eq}`eq-gibbs`, what is left above the floor is the distance between the
 # model's distributions and the true ones. They must be close, and they are
 # ({numref}`fig-mlm-answers`). If the other slot is visible, the model is certain.
-# If both are hidden, it says one half for each word, and that is the right
-# answer.
+# If both are hidden, it gives each word one half, which is the right answer.
 
 # %% mystnb={"figure": {"caption": "What the trained model says about the word marked ?, one question per row. [M] is a hidden word.", "name": "fig-mlm-answers"}} tags=["hide-input"]
 log2_p_UMV = predict(mlm)
@@ -607,8 +606,8 @@ truth_UMV /= truth_UMV.sum(dim=2, keepdim=True)
 assert (log2_p_UMV.exp2() - truth_UMV).abs().max() < 0.1
 
 # %% [markdown]
-# Now let it fill in both slots. Each mask gets its word by itself, as
-# {eq}`eq-mlm` has it. With one half for each word this means two separate coins:
+# Now let it fill in both slots. Each mask gets its word by itself, as in
+# {eq}`eq-mlm`. With one half for each word this means two separate coin tosses:
 
 # %%
 generator = torch.Generator().manual_seed(9)
@@ -636,9 +635,9 @@ assert ((match_X - 0.5).abs() < 0.03).all()
 # %% [markdown]
 # More training does not help: the loss is already at its floor. The model even
 # knows that the two slots belong together, as the first two rows of
-# {numref}`fig-mlm-answers` show; it cannot say so when both are hidden. They are
-# *one* coin, 1 bit, and the model pays 2. {ref}`chap-multimodality` measures this
-# loss and proves that no model of this kind avoids it.
+# {numref}`fig-mlm-answers` show, but it cannot express this when both are hidden.
+# They are *one* coin, 1 bit, and the model pays 2. {ref}`chap-multimodality`
+# measures this loss and proves that no model of this kind avoids it.
 #
 # ## From here to real text
 #
@@ -724,7 +723,7 @@ def judge_level(level):
     return f"wrong: it reaches {reached:.1f} bits per sentence"
 
 
-# Each judge turns away the nearest wrong answer.
+# Each judge rejects the nearest wrong answer.
 assert (
     judge_bert(lambda ids, is_masked, _: ids.masked_fill(is_masked, MASK))
     != "right"

@@ -16,8 +16,8 @@
 # More training does not help. This chapter says how many bits are lost in this
 # way, and why every model that guesses each word by itself loses them.
 #
-# You compute exactly how open the hidden words of a toy language are one by one,
-# and how open they are together. The difference is what ExLM
+# You compute exactly how uncertain the hidden words of a toy language are one by
+# one, and how uncertain they are together. The difference is what ExLM
 # {cite}`zheng2025exlm` is after.
 #
 # **You will know afterwards** what the paper means by *multimodality* inside one
@@ -69,9 +69,9 @@ str(scale)
 # %% [markdown]
 # ## One word, many answers
 #
-# `town` is a language of 22 words a sentence. To make one, four hidden variables
-# are drawn: a topic, a mood, a number and a tense. Then every word is drawn by
-# its place, and eleven of the places look at one or two of the variables.
+# `town` is a language with sentences of 22 words. For each, four hidden variables
+# are drawn: a topic, a mood, a number and a tense. Then a word is drawn for each
+# place; at eleven places the draw depends on one or two variables.
 
 # %%
 town = grammar("town")
@@ -83,9 +83,9 @@ sentence_N = np.array([town.words.index(word) for word in text.split()])
 place = {word: n for n, word in enumerate(text.split())}
 
 # %% [markdown]
-# Hide "ropes". What do the other words say about it? Bayes' rule has two steps.
-# The visible words tell which values of the variables are likely; call a joint
-# value of the four $z$ and the visible words $c$:
+# Hide "ropes". What do the other words say about it? Bayes' rule answers in two
+# steps. The visible words tell which values of the variables are likely; call a
+# joint value of the four $z$ and the visible words $c$:
 #
 # $$
 # P(z \mid c) \propto P(z) \prod_{n\ \text{visible}} P(x_n \mid z).
@@ -118,17 +118,17 @@ print(*(f"{town.words[v]} {p_V[v]:.2f}" for v in np.flatnonzero(p_V)), sep="\n")
 
 # %% [markdown]
 # Four words fit equally well, and no model can know which one it was. The
-# **entropy** of a distribution says how open it is {cite}`cover2006elements`, in
-# bits,
+# **entropy** of a distribution measures its uncertainty
+# {cite}`cover2006elements`, in bits,
 #
 # $$H(x) = -\sum_v P(x = v) \log_2 P(x = v),$$
 #
-# and $2^{H}$ reads as "so many equally likely answers".
+# and $2^{H}$ can be read as a number of equally likely answers.
 
 
 # %%
 def bits(p):
-    """Entropy of a distribution."""
+    """Entropy of a distribution, in bits."""
     p = p[p > 0]
     return float(-(p * np.log2(p)).sum())
 
@@ -138,9 +138,9 @@ round(bits(p_V), 2)
 # %% [markdown]
 # {numref}`fig-one-slot` hides more and more of the context. From left to right,
 # the place of "ropes" gets more answers: those of a harbour, then those of every
-# topic in which one carries something, then all.
+# topic in which people carry things, then all.
 
-# %% mystnb={"figure": {"caption": "The word at the place of \"ropes\" in four contexts: exact probabilities, and the entropy on top.", "name": "fig-one-slot"}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "The word at the place of \"ropes\" in four contexts: exact probabilities, with the entropy above each column.", "name": "fig-one-slot"}} tags=["hide-input"]
 hidden, columns = {ROPES}, []
 contexts = {
     "this\nword": (),
@@ -180,8 +180,8 @@ assert entropies == sorted(entropies) and entropies[-1] > 2 * entropies[0]
 # ## Two words that belong together
 #
 # Now hide two words. In `fours` there is one variable, a mood with four values,
-# and each mood decides one word in each of two slots. The other words say nothing
-# about it. Given the mood the two words are independent, so the joint
+# and each mood determines the word in each of two slots. The other words say
+# nothing about it. Given the mood the two words are independent, so the joint
 # distribution is a sum over moods:
 #
 # $$
@@ -200,10 +200,10 @@ product_VV = np.outer(p_Z @ first_ZV, p_Z @ second_ZV)
 print(f"{product_VV[joint_VV == 0].sum():.0%} of the product is impossible")
 
 # %% [markdown]
-# The last table is what an MLM says at its very best: the true distribution for
-# each word, and the two multiplied ({numref}`fig-joint-product`). Each row and
-# each column has the right sum, but three quarters of the probability lies on
-# pairs that no one ever says.
+# `product_VV` is what an MLM says at its very best: the product of the true
+# distributions of the two words ({numref}`fig-joint-product`). Each row and each
+# column has the right sum, but three quarters of the probability lies on pairs
+# that no one ever says.
 
 # %% mystnb={"figure": {"caption": "Two hidden words of `fours`. Left: how they occur together. Right: the product of their true distributions.", "name": "fig-joint-product"}} tags=["hide-input"]
 fig, axes = plt.subplots(1, 2, figsize=(6.4, 3.2), sharey=True)
@@ -233,17 +233,17 @@ for ax, table_VV, title in zip(
     plt.setp(ax.get_xticklabels(), rotation=40, ha="right", rotation_mode="anchor")
 
 # %% [markdown]
-# Each word can be predicted perfectly and the pair still be nonsense. The paper
-# calls this *inter-token multimodality*. Machine translation that writes all
-# words at once met it first and gave it the name {cite}`gu2018nat`.
+# Each word can be predicted perfectly while the pair is nonsense. The paper calls
+# this *inter-token multimodality*. It was first met, and named, in machine
+# translation that writes all words at once {cite}`gu2018nat`.
 #
 # ## How many bits is that?
 #
-# Let $x_1, \dots, x_M$ be the hidden words, and $c$ the visible ones. How open
-# the words are one by one is the sum of their **marginal entropies** $H(x_i \mid
-# c)$. How open they are together is their **joint entropy** $H(x_1, \dots, x_M
-# \mid c)$. Entropies given $c$ are averages over contexts. The difference is the
-# **total correlation** {cite}`watanabe1960correlation`,
+# Let $x_1, \dots, x_M$ be the hidden words, and $c$ the visible ones. The
+# uncertainty of the words one by one is the sum of their **marginal entropies**
+# $H(x_i \mid c)$. Their uncertainty together is the **joint entropy** $H(x_1,
+# \dots, x_M \mid c)$. Entropies given $c$ are averages over contexts. The
+# difference is the **total correlation** {cite}`watanabe1960correlation`,
 #
 # $$
 # \begin{aligned}
@@ -252,9 +252,9 @@ for ax, table_VV, title in zip(
 # \end{aligned}
 # $$
 #
-# for two words their mutual information. To compute the joint entropy, list the
-# combinations of hidden words slot by slot and keep those that are possible
-# (`C`).
+# which for two words is their mutual information. To compute the joint entropy,
+# list the combinations of hidden words slot by slot and keep those that are
+# possible (`C`).
 
 
 # %%
@@ -282,8 +282,8 @@ for name in ("pairs", "fours", "quartets"):
 # %% [markdown]
 # In these languages the visible words say nothing about the mood, so one context
 # is as good as the average. (`quartets` has four moods, each with three words in
-# each slot.) In `town` contexts differ. The package averages over all of them,
-# and it agrees with you on the other three:
+# each slot.) In `town`, contexts differ. The package averages over all of them,
+# and it agrees with your values for the other three:
 
 # %%
 facts["town"] = (
@@ -321,7 +321,7 @@ assert (
 # ## The best that word-by-word guessing can do
 #
 # Could a cleverer MLM pay less? Let a model see $c$ and give each hidden word a
-# distribution $q_i$ of its own. Whatever these are,
+# distribution $q_i$ of its own. Whatever these distributions are,
 #
 # $$
 # \begin{aligned}
@@ -335,16 +335,16 @@ assert (
 # with equality exactly if every $q_i$ is the true marginal.
 #
 # *Proof.* The logarithm of the product is a sum with one term for each hidden
-# word, and the mean of that term depends on the truth only through the marginal
+# word, and the mean of each term depends on the truth only through the marginal
 # of its word. By the split of the expected loss in {ref}`the last chapter
-# <chap-mlm>` it is $H(x_i \mid c)$ plus a Kullback–Leibler divergence, which is
-# never negative. ∎
+# <chap-mlm>` this mean is $H(x_i \mid c)$ plus a Kullback–Leibler divergence,
+# which is never negative. ∎
 #
 # So the sum of the marginal entropies is the **floor** of an MLM, and it lies
 # above the joint entropy by the total correlation. The proof does not mention the
 # size of the network, the data or the training.
 
-# %% mystnb={"code_prompt_show": "Checked: of 2,000 random products, almost true to pure noise, none is below the floor of 4 bits; the true marginals are on it"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: of 2,000 random products, from almost exact to pure noise, none is below the floor of 4 bits; the true marginals reach it"} tags=["hide-cell", "check"]
 floor, together = facts["fours"]
 rng = np.random.default_rng(0)
 reached = []
@@ -360,8 +360,8 @@ assert math.isclose(-(joint_VV[seen] * np.log2(product_VV[seen])).sum(), floor)
 # %% [markdown]
 # ## A trained MLM ends on its floor
 #
-# The package trains an MLM on `quartets`, both slots hidden in every sentence; it
-# is the model that you wrote in {ref}`the last chapter <chap-mlm>`.
+# The package trains an MLM on `quartets`, with both slots hidden in every
+# sentence; the model is the one you wrote in {ref}`the last chapter <chap-mlm>`.
 
 
 # %%
@@ -382,14 +382,14 @@ ax.get_legend().remove()
 _ = ax.set(ylim=(together - 0.4, floor + 1.6))
 
 # %% [markdown]
-# {numref}`fig-mlm-floor` shows bits on held-out sentences. To have the expected
+# {numref}`fig-mlm-floor` shows bits on held-out sentences. To get the expected
 # bits without chance, ask the model about *every* sentence of the language.
 
 
 # %%
 @torch.no_grad()
 def hidden_bits(model, word_ids_BN, hidden):
-    """-log2 of each hidden word, guessed by itself, (B, M)."""
+    """-log2 P of each hidden word, guessed by itself, (B, M)."""
     ids_BN = torch.from_numpy(word_ids_BN) + len(SPECIAL_TOKENS)
     ids_BN = F.pad(ids_BN, (1, 1), value=SpecialIds().bos)
     ids_BN[:, -1] = SpecialIds().eos
@@ -407,7 +407,7 @@ every_BN = np.unique(quartets.sample(60_000, seed=3), axis=0)
 reached = hidden_bits(run.model, every_BN, quartets.slots).sum(dim=1).mean()
 print(f"{len(every_BN)} sentences: {reached:.1f} bits; floor {floor:.2f}")
 
-# %% mystnb={"code_prompt_show": "Checked: every sentence is there, and the model is above the floor by less than 0.05 bits"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: every sentence is listed, and the model is above the floor by less than 0.05 bits"} tags=["hide-cell", "check"]
 assert math.isclose(np.exp(quartets.log_probability(every_BN)).sum(), 1)
 assert 0 < reached - floor < 0.05
 
@@ -416,9 +416,9 @@ assert 0 < reached - floor < 0.05
 #
 # Is the network too small to know that the words belong together? By the chain
 # rule, $P(x_1, x_2 \mid c)$ is $P(x_1 \mid c)$ times $P(x_2 \mid c, x_1)$. So let
-# it guess the first slot, tell it the answer, and let it guess the second. We
-# train once more, on `pairs` with half of all words hidden at random, so that the
-# model meets sentences with one slot hidden and with both.
+# the network guess the first slot, tell it the answer, and let it guess the
+# second. We train once more, on `pairs` with half of all words hidden at random,
+# so that the model meets sentences with one slot hidden and with both.
 
 # %%
 half = ["--masking.strategy", "bernoulli", "--masking.mask_ratio", "0.5"]
@@ -430,15 +430,15 @@ second = hidden_bits(model, every_BN, pairs.slots[1:]).mean()
 one_go, two_steps = both_2.sum(), both_2[0] + second
 print(f"in one go {one_go:.1f} bits, in two steps {two_steps:.1f} bits")
 
-# %% mystnb={"code_prompt_show": "Checked: each is within 0.05 bits, of the floor and of the joint entropy"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: the first is within 0.05 bits of the floor, the second within 0.05 bits of the joint entropy"} tags=["hide-cell", "check"]
 assert 0 < one_go - facts["pairs"][0] < 0.05
 assert 0 < two_steps - facts["pairs"][1] < 0.05
 
 # %% [markdown]
-# The same weights are on the floor in one go and at the joint entropy in two
-# steps. The network knows the dependency; a product of separate predictions
-# cannot express it. But the chain needs a pass for each hidden word, and
-# pre-training has one pass for all.
+# The same weights reach the floor in one go and the joint entropy in two steps.
+# The network knows the dependency; a product of separate predictions cannot
+# express it. But the chain needs one pass for each hidden word; pre-training has
+# only one in total.
 #
 # ## One pass with several stories
 #
@@ -453,7 +453,7 @@ assert 0 < two_steps - facts["pairs"][1] < 0.05
 # $$
 #
 # One product may say happy and smiled, another one sad and wept. How good are $k$
-# products for `fours`? Give each mood to one of them, in all possible ways, and
+# products for `fours`? Assign each mood to one of them, in all possible ways, and
 # keep the best.
 
 
@@ -492,8 +492,8 @@ def best_mixture(p_Z, k):
 # \end{aligned}
 # $$
 #
-# The two means are cross-entropies, at least $H(z)$ and $H(x_i \mid z)$. With the
-# mutual information $I$ this makes
+# The two means are cross-entropies, hence at least $H(z)$ and $H(x_i \mid z)$.
+# With the mutual information $I$ this gives
 #
 # $$
 # \begin{aligned}
@@ -520,10 +520,10 @@ assert town.num_modes(sentence_N, town.mask()) == 18_304
 
 # %% [markdown]
 # But the sentence of `town` above has 18,304 readings with its eleven linked
-# words hidden, and no output layer has room for as many products. ExLM gives each
-# mask $k$ states, each with a distribution over words of its own, and links the
+# words hidden, and no output layer has room for that many products. ExLM gives
+# each mask $k$ states, each with its own distribution over words, and links the
 # states of one mask to those of the next. A path through the links picks one
-# state for each hidden word, and that is one product. So ExLM is a mixture of
+# state for each hidden word, which makes one product. So ExLM is a mixture of
 # products, too, with *paths* as components: up to $k^M$ paths that take one state
 # from each mask, at the price of $k M$ states. {ref}`chap-expansion` makes the
 # states, {ref}`chap-training` the links.
@@ -532,10 +532,10 @@ assert town.num_modes(sentence_N, town.mask()) == 18_304
 #
 # {numref}`fig-ratio-bits` hides each of the eight linked words among the first 14
 # of `town` with probability $p$, and takes the exact mean over all $2^8$ cases.
-# As $p$ grows, every word becomes more open: the paper's Figure 5 finds the same
-# rise in the entropy of trained models. And the share of dependencies grows: at
-# $p = 15\%$ they are worth 3% of an MLM's bits here, at 78.9%, the highest ratio
-# in the paper's experiment, 23%.
+# As $p$ grows, every word becomes more uncertain: the paper's Figure 5 finds the
+# same rise in the entropy of trained models. And the share of dependencies grows:
+# here they are worth 3% of an MLM's bits at $p = 15\%$, and 23% at 78.9%, the
+# highest ratio in the paper's experiment.
 
 # %% mystnb={"figure": {"caption": "Bits per hidden word of `town` as more is hidden, exact. The space between the curves is the total correlation.", "name": "fig-ratio-bits"}} tags=["hide-input"]
 from exlm_mini.data.toy import Grammar
@@ -554,7 +554,7 @@ def floor_of(s):
 
 
 def at_ratio(p):
-    """Mean floor and joint entropy, per word hidden on average."""
+    """Mean floor and joint entropy, over the mean number of hidden words."""
     weight = np.array([p ** len(s) * (1 - p) ** (8 - len(s)) for s in hidden_sets])
     values = np.array([(floor_of(s), joint_of[s]) for s in hidden_sets])
     return weight @ values / (8 * p)
@@ -584,14 +584,14 @@ for s in hidden_sets:
 
 # %% [markdown]
 # A higher ratio also puts more [MASK] symbols into the input, though. The next
-# chapter, {ref}`chap-repeated`, takes the two apart.
+# chapter, {ref}`chap-repeated`, separates the two.
 #
 # ## What others have repaired
 #
 # A mask does two things to a sentence (§1 of the paper): it puts in a symbol that
 # no real text has, an *unreal token*, and it takes a word out, which leaves
-# *corrupted semantics*. Most work on [MASK] is about the first. BERT keeps the
-# symbol from a fifth of the chosen words {cite}`devlin2019bert`. ELECTRA lets a
+# *corrupted semantics*. Most work on [MASK] is about the first. BERT leaves the
+# symbol out at a fifth of the chosen words {cite}`devlin2019bert`. ELECTRA lets a
 # small MLM fill the masks and trains the main model to spot what was replaced
 # {cite}`clark2020electra`. MAE-LM keeps [MASK] out of the encoder
 # {cite}`meng2024maelm`, Mask More and Mask Later adds it at a later layer
@@ -599,7 +599,7 @@ for s in hidden_sets:
 # {cite}`hou2022dropping`, and {cite:t}`zhong2023dropping` win back the meaning
 # that this loses *beyond* masking. (Appendix A speaks of dropping [MASK] tokens;
 # the method drops tokens with a low loss, whatever they are.) What masking itself
-# takes out is the gap where the paper starts.
+# takes out remains, and there the paper starts.
 #
 # ## Exercises
 
@@ -610,10 +610,10 @@ from exlm_mini.data.toy import Position
 
 
 def compare(mine, want):
-    """Whether it is done and right, or what is wrong."""
+    """Whether an answer is there and right, or what is wrong."""
     if mine is None:
         return "not yet"
-    return "right" if np.allclose(mine, want) else f"wrong: want not {mine}"
+    return "right" if np.allclose(mine, want) else f"wrong: not {mine}"
 
 
 def judge_lopsided(answer):
@@ -674,7 +674,7 @@ print(judge_lopsided(lopsided))
 
 # %% tags=["hide-cell"]
 def lopsided_solution():
-    # Each slot spells the mood and has its entropy; together they have it once.
+    # Each slot reveals the mood and has its entropy; together they have it once.
     mood = 1 / 2 * 1 + 1 / 4 * 2 + 2 * 1 / 8 * 3
     return 2 * mood, mood
 
@@ -684,8 +684,8 @@ assert judge_lopsided(lopsided_solution) == "right"
 
 # %% [markdown]
 # **2. More slots.** A sentence has $M$ slots, all driven by one mood with four
-# equally likely values, one word each. How do floor and joint entropy grow with
-# $M$, and how many products does a mixture need?
+# equally likely values, one word each. How do the floor and the joint entropy
+# grow with $M$, and how many products does a mixture need?
 
 
 # %%

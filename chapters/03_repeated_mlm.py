@@ -20,8 +20,9 @@
 #
 # In this chapter you write Repeated MLM, derive how many words it loses, and
 # follow the paper's experiment, whose answer (the lost words do the damage) is
-# the reason for building ExLM. Then you repeat it in small: three models trained
-# on this page, whose best possible score is known exactly, and 42 recorded ones.
+# the reason for building ExLM. Then you repeat it on a small scale: three models
+# trained on this page, whose best possible score is known exactly, and 42
+# recorded ones.
 #
 # **You will know afterwards** what the experiment compares, what it has shown at
 # which scale, and what is still open.
@@ -70,7 +71,7 @@ str(chapter_scale())
 # ## One dial, two harms
 #
 # We need sentences whose words tell something about each other. In this small
-# language each word depends on a topic, on a number or on a tense:
+# language each word depends on a topic, a number or a tense, or on two of them:
 
 # %% tags=["hide-input"] mystnb={"code_prompt_show": "Show the language"}
 from exlm_mini.data.toy import Grammar, Position
@@ -112,8 +113,8 @@ for word_ids_N in language.sample(3, seed=0):
     print(language.sentence(word_ids_N))
 
 # %% [markdown]
-# A word gets an id behind those of the six special tokens, and a row is a
-# sentence between [BOS] and [EOS].
+# Word ids come after those of the six special tokens, and a row is a sentence
+# between [BOS] and [EOS].
 
 # %%
 NAMES = [*SPECIAL_TOKENS, *language.words]
@@ -129,9 +130,9 @@ sentences(1, seed=0)
 
 # %% [markdown]
 # In plain masking, the mask ratio $p$ sets two things at once. It is the share of
-# [MASK] in the input, the *unreal tokens*, which a model meets while it is
-# trained and never again. And it is the share of words that are missing, which
-# the paper calls *corrupted semantics*. Repeated MLM is two functions:
+# [MASK] in the input, the *unreal tokens*, which a model meets in training and
+# never again. It is also the share of words that are missing, which the paper
+# calls *corrupted semantics*. Repeated MLM takes two functions:
 
 
 # %%
@@ -159,10 +160,10 @@ def lost_words(is_masked_BN, k):
 
 
 # %% [markdown]
-# {numref}`fig-repeated-rows` applies them to a sentence. Two thirds of both
+# {numref}`fig-repeated-rows` applies all three to a sentence. Two thirds of both
 # masked rows are [MASK], but the first has lost four words, the second two.
 
-# %% mystnb={"figure": {"caption": "A sentence, masked with p = 62%: once as it is (k = 1), and once after repetition (k = 2, in two lines). Brown: all copies of the word are masked, it is lost. Yellow: a [MASK] beside a visible copy.", "name": "fig-repeated-rows"}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "A sentence, masked with p = 62%: once as it is (k = 1), and once after repetition (k = 2, in two lines). Brown: all copies of the word are masked, so it is lost. Yellow: a [MASK] beside a visible copy.", "name": "fig-repeated-rows"}} tags=["hide-input"]
 fig, axes = plt.subplots(4, 1, figsize=(5.6, 2.7))
 sentence_1N = sentences(40, seed=0)[13:14]
 
@@ -203,7 +204,7 @@ assert counts == [(4, 4), (8, 2)]
 # The copies of a word are masked independently of each other, each with
 # probability $p$, so all $k$ of them are masked with probability $p^k$. The share
 # $s$ of lost words among $N$ is the mean of $N$ independent yes-or-no draws;
-# Appendix C notes its mean and variance:
+# Appendix C gives its mean and variance:
 #
 # $$
 # \mathbb{E}[s] = p^k, \qquad \operatorname{Var}(s) = \frac{p^k (1 - p^k)}{N} .
@@ -250,10 +251,10 @@ for k in (1, 2, 4, 8):
 # ## Fourteen models on two dials
 #
 # The paper trains BERT-sized models with 1, 2, 4 and 8 copies and five mask
-# ratios, 2.25%, 15%, 38.7%, 62.2% and 78.9%. The odd ratios have a reason. Each
-# is the square root of the one before, and doubling $k$ squares $p^k$, so many
-# models lose *the same* share of words. {numref}`fig-two-dials` shows all 14 as
-# points of a plane: how much [MASK] is in the input, and how much is lost.
+# ratios, 2.25%, 15%, 38.7%, 62.2% and 78.9%. The odd ratios have a reason: each
+# is the square root of the one before. Doubling $k$ squares $p^k$, so many models
+# lose *the same* share of words. {numref}`fig-two-dials` shows all 14 as points
+# in a plane: how much [MASK] is in the input, and how much is lost.
 
 # %% mystnb={"figure": {"caption": "The paper's 14 models: share of [MASK] in the input and share of lost words. Plain MLM (k = 1) moves along the diagonal. Along a horizontal line only the unreal tokens change, along a vertical line only the lost words.", "name": "fig-two-dials"}} tags=["hide-input"]
 RATIOS = [0.15 ** (2.0 ** (1 - j)) for j in range(5)]
@@ -280,10 +281,11 @@ ax.set(xlim=(-0.02, 0.84), ylim=(-0.04, 0.84))
 _ = ax.legend(loc="upper left")
 
 # %% [markdown]
-# These shares are the paper's Figure 4, to every printed digit if the ratios are
+# These shares match the paper's Figure 4 to every printed digit if the ratios are
 # not rounded (with the printed ones, four cells would differ in the last digit).
-# Six cells of the grid stay empty, for losing "less than 0.05%" (§3.2), which to
-# the letter would keep 17 cells; rounded to two digits it leaves the 14.
+# Six cells of the grid stay empty because they lose "less than 0.05%" (§3.2).
+# Taken literally, that rule would keep 17 cells; with shares rounded to two
+# digits it keeps the 14.
 
 # %% mystnb={"code_prompt_show": "Checked: the 14 printed shares, the four that rounding would change, and the 17 cells"} tags=["hide-cell", "check"]
 printed = [[None] * r + PERCENT[: 5 - r] for r in range(4)]
@@ -318,8 +320,8 @@ assert len(filled) == 14
 #
 # The accuracy after fine-tuning (Figure 3) falls by 0.8 points while [MASK] grows
 # from 15% to 78.9%, and by 3.2 while the lost words do. The entropy of the
-# predictions (Figure 5), how uncertain the model is about a lost word, falls by
-# one bit in the first part and rises by more than five in the second. In the four
+# predictions (Figure 5), the model's uncertainty about a lost word, falls by one
+# bit in the first part and rises by more than five in the second. In the four
 # tables of Appendix F the column spans 1.5 to 4 times as many points as the line.
 
 # %% mystnb={"figure": {"caption": "The paper's Figures 3 and 5, against the share of lost words; one line for each number of copies.", "name": "fig-paper-curves"}} tags=["hide-input"]
@@ -359,18 +361,18 @@ for k in COPIES:  # the best share
     assert 0.14 < best[0] ** k < 0.4
 
 # %% [markdown]
-# {numref}`fig-paper-curves` has all 14. The entropies fall close to one curve,
+# {numref}`fig-paper-curves` shows all 14. The entropies fall close to one curve,
 # and the accuracies are highest where 15% to 39% of the words are lost: losing
 # almost nothing makes the task too easy to learn from (§3.3). The accuracies are
-# means of three fine-tunings; they are printed without uncertainty, and no model
-# is said to be trained more than once.
+# means of three fine-tunings; they are printed without uncertainty, and the paper
+# mentions no model trained more than once.
 #
 # ## Whose uncertainty counts
 #
-# Entropies of models with different $k$ can only be compared at equal tasks. Most
+# Entropies of models with different $k$ can only be compared on equal tasks. Most
 # masked positions of a repeated sentence have a visible copy of their word
-# nearby, and there a model only has to copy. The paper therefore counts lost
-# words alone, each with the mean over its copies (Appendix E). From the
+# nearby, and there a model only has to copy. The paper therefore counts only lost
+# words, and averages over the copies of each (Appendix E). Computed from the
 # log-probabilities at the $S$ masked positions of a batch:
 
 
@@ -410,8 +412,8 @@ for k in (1, 2, 4):
 # \end{aligned}
 # $$
 #
-# The sum runs over all sets $m$ of lost words. Our language has 64 of them and
-# knows the entropies of each exactly.
+# The sum runs over all sets $m$ of lost words. Our language has 64 such sets,
+# each with exactly known entropies.
 
 # %%
 lost_sets = [np.array(m) for m in itertools.product([False, True], repeat=N)]
@@ -426,7 +428,7 @@ def perfect_entropy(s):
 
 print(*(f"{perfect_entropy(s):.2f}" for s in (0.15, 0.387, 0.622, 0.789)))
 
-# %% mystnb={"code_prompt_show": "Checked: with two copies, going through all 4,096 ways to mask a sentence gives the same"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: with two copies, going through all 4,096 ways to mask a sentence gives the same mean"} tags=["hide-cell", "check"]
 bits_of = {tuple(m): bits for m, bits in zip(lost_sets, floor_bits, strict=True)}
 
 
@@ -447,15 +449,15 @@ for p in (0.387, 0.789):
 
 # %% [markdown]
 # So for a perfect model [MASK] costs nothing, and the four entropies on the
-# paper's line of 15% would be equal. They fall by a bit. Something else than the
-# language differs along the line; one candidate is training. A model with $k$
-# copies predicts $pkN$ positions per text, 42 times as many at $k = 8$,
-# $p = 78.9\%$ as at $k = 1$, $p = 15\%$, in the same number of steps.
+# paper's line of 15% would be equal. But they fall by a bit. Something other than
+# the language differs along the line; one candidate is training. A model with $k$
+# copies predicts $pkN$ positions per text, 42 times as many at $k = 8$, $p =
+# 78.9\%$ as at $k = 1$, $p = 15\%$, in the same number of steps.
 #
 # ## Three models
 #
-# Three models suffice to turn each dial once. The model is the MLM of
-# {ref}`chap-mlm` without a change; only its input is repeated.
+# Three models suffice to turn each dial once. Each is the MLM of {ref}`chap-mlm`,
+# unchanged; only its input is repeated.
 
 
 # %%
@@ -513,15 +515,15 @@ for (p, k), value, shift in zip(
 _ = ax.set(xlabel="share of lost words (%)", ylabel="entropy (bits)", ylim=(0, 2))
 
 # %% [markdown]
-# From 15% to 62% of [MASK] with the lost share held, the entropy hardly moves.
-# From 15% to 62% of lost words with the [MASK] held, it rises by more than half a
-# bit. The points lie a little above the line, because training was short. Taken
-# over *all* masked positions, the entropy of the model with four copies would be
-# less than half as large, and that only because copying is easy. The loss of a
-# training run has the same flaw: with more copies it is lower (Appendix G),
-# whatever is known about lost words.
+# When [MASK] grows from 15% to 62% at an equal lost share, the entropy hardly
+# moves. When the lost share grows from 15% to 62% at equal [MASK], it rises by
+# more than half a bit. The points lie a little above the line, because training
+# was short. Taken over *all* masked positions, the entropy of the model with four
+# copies would be less than half as large, but only because copying is easy. The
+# loss of a training run has the same flaw: with more copies it is lower (Appendix
+# G), whatever the model knows about lost words.
 
-# %% mystnb={"code_prompt_show": "Checked: by less than 0.2 bits, by more than 0.5, all within 0.3 of the line; less than half"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: the first change is below 0.2 bits, the second above 0.5; all points lie within 0.3 of the line; over all masked positions, less than half"} tags=["hide-cell", "check"]
 assert abs(many - low) < 0.2 and high - many > 0.5
 assert unfiltered < 0.5 * many
 for (p, k), value in zip(cells, (low, many, high), strict=True):
@@ -533,8 +535,8 @@ for (p, k), value in zip(cells, (low, many, high), strict=True):
 # Does the lost share also decide what a model is *good for*? All 14 cells were
 # trained with three seeds each on `town`, a language of longer sentences (sweep
 # `repeated-mlm`, {ref}`all-sweeps`). Each model was then fine-tuned on a
-# task in the manner of MNLI. A gentler measure leaves the model as it is: a
-# linear probe reads the sentence's hidden variables from its states.
+# task modelled on MNLI. A gentler measure leaves the model as it is: a linear
+# probe reads the sentence's hidden variables from its states.
 
 # %%
 from exlm_lab.experiments.records import read_records
@@ -556,16 +558,16 @@ sweep = pd.DataFrame(
 )
 
 # %% [markdown]
-# *Excess* is by how many bits a model misses the exact optimum for a lost word.
-# As the paper does, we turn one dial from its smallest to its largest value while
-# the other is held, and take the mean over all lines of the plane. The book calls
-# a change decided if the 95% interval over the seeds leaves out zero
+# *Excess* is the number of bits by which a model misses the exact optimum for a
+# lost word. As the paper does, we turn one dial from its smallest to its largest
+# value while the other is held, and take the mean over all lines of the plane.
+# The book calls a change decided if the 95% interval over the seeds excludes zero
 # ({ref}`plan`).
 
 
 # %%
 def changes(metric, dial, held):
-    """Last less first along a dial, a mean over lines; one number for each seed."""
+    """Last minus first along a dial, averaged over lines; one number per seed."""
     cells = sweep[sweep.share > 0.1].sort_values(dial)
     ends = cells.groupby(["seed", held])[metric].agg(["first", "last", "size"])
     ends = ends[ends["size"] > 1]
@@ -612,18 +614,18 @@ _ = fig.legend(
 # %% [markdown]
 # For the entropy, the paper's answer holds here: it rises with the lost share,
 # and no effect of [MASK] is decided. For what a model is good for, neither dial
-# is decided, by accuracy or by probe. The accuracies differ more between seeds
-# than between cells, because fine-tuning a model this small either takes off or
-# stays at chance. (By ranks, not by size, the probe does fall with the lost
-# share: −0.60 ± 0.33.)
+# has a decided effect, by accuracy or by probe. The accuracies differ more
+# between seeds than between cells, because fine-tuning a model this small either
+# takes off or stays at chance. (By ranks instead of values, the probe does fall
+# with the lost share: −0.60 ± 0.33.)
 #
 # The last row is a warning. After equal numbers of steps, models with more [MASK]
-# at the same lost share are further from their optimum, since they learn to copy
-# as well. An accuracy then compares models that are trained to different degrees.
-# One experiment of the study therefore ends each run at an equal degree of
-# competence; its design is fixed and it has yet to be run ({ref}`plan`).
+# at the same lost share are further from their optimum, since they must also
+# learn to copy. An accuracy then compares models that are trained to different
+# degrees. One experiment of the study therefore ends each run at an equal degree
+# of competence; its design is fixed, but it has yet to be run ({ref}`plan`).
 
-# %% mystnb={"code_prompt_show": "Checked: the table by the package's own functions, and what the text says of it"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: the table by the package's own functions, and what the text says about it"} tags=["hide-cell", "check"]
 from exlm_lab.experiments.correlations import (
     effect_of_mask_ratio,
     effect_of_share,
@@ -660,9 +662,9 @@ assert between.std().mean() > between.mean().std()
 # {cite}`clark2020electra` and MAE-LM {cite}`meng2024maelm` keep it away from the
 # encoder. How far $p$ may be raised was studied too {cite}`wettig2023mask`
 # {cite}`liao2022maskmore`; raising it changes both harms together. Repeated MLM
-# is the first to move them apart. If the lost words are what hurts, the remedy
-# must act where several words fit what is left. ExLM does so with several states
-# per [MASK], which {ref}`chap-expansion` makes.
+# is the first to separate them. If the lost words are what hurts, the remedy must
+# act where several words fit what is left. ExLM does so with several states per
+# [MASK], which {ref}`chap-expansion` builds.
 #
 # ## Exercises
 #
@@ -737,8 +739,8 @@ assert round(16 * mask_ratio(0.15, 16) / 0.15) == 95
 
 # %% [markdown]
 # **2. A fixed number of masks.** Suppose that exactly $m$ of the $2N$ copies of a
-# sentence ($k = 2$) are masked, drawn at random. Which share of the words is
-# lost? Is it more or less than with independent masks of the same ratio?
+# sentence ($k = 2$) are masked, drawn at random. What share of the words is lost?
+# Is it more or less than with independent masks of the same ratio?
 
 
 # %%
@@ -759,8 +761,8 @@ assert judge_fixed(lost_share)
 assert lost_share(6, 5) < (5 / 12) ** 2
 
 # %% [markdown]
-# **3. The loss of a perfect model.** Which loss, in bits per *masked position*,
-# does a perfect Repeated MLM reach at $(p, k)$? It may use `perfect_entropy`.
+# **3. The loss of a perfect model.** What loss, in bits per *masked position*,
+# does a perfect Repeated MLM reach at $(p, k)$? You may use `perfect_entropy`.
 # Does it rise or fall along the line of 15% lost words?
 
 

@@ -21,8 +21,8 @@
 # spell. We do it for one row, then for a padded batch, and then count the cost.
 #
 # **You will know afterwards** what the encoder of an ExLM reads, which of its
-# outputs go on into the graph, and why $k = 4$ states cost 1.7 times an MLM and
-# not four times.
+# outputs go on into the graph, and why $k = 4$ states cost 1.7 times as much as
+# an MLM, not four times.
 #
 # **What it needs.** Ten seconds on a CPU. Nothing is trained. The chapter covers
 # §4.1 and the first part of §4.2 of the paper, Figures 1 and 6, and Appendices P
@@ -79,7 +79,7 @@ row = ["[BOS]", "she", "felt", "[MASK]", "and", "[MASK]", "[EOS]"]
 
 # %%
 def expand_row(row, k, cloned=("[MASK]",)):
-    """(token, i, j) of every copy: k clones of the tokens named, others once."""
+    """(token, i, j) of every copy: k clones of those in `cloned`, else one."""
     expanded = []
     for i, token in enumerate(row):
         numbers = range(1, k + 1) if token in cloned else [0]
@@ -92,7 +92,7 @@ expanded[2:6]
 
 # %% [markdown]
 # In {numref}`fig-expansion`, *and* keeps $i = 4$ although it now stands at place
-# 5. The words of the sentence are as far from each other as before.
+# 5. Measured by $i$, the words are as far apart as before.
 
 # %% mystnb={"figure": {"caption": "The masked row (top) and the expanded row with the coordinates (i, j) of each token, k = 2.", "name": "fig-expansion"}} tags=["hide-input"]
 OWNER = ("boundary", "state", "second", "boundary")  # colour by target
@@ -146,11 +146,12 @@ _ = ax.set_ylim(-0.5, 2)
 #
 # The encoder turns every token of the expanded row into a hidden state, and after
 # that the ordinary tokens have done their work: they are known and predict
-# nothing. Only the outputs at clones go on. These are the *states* of the graph,
-# and a path through them has to spell the hidden words, its *targets*, in order.
+# nothing. Only the outputs at clones are used further. They are the *states* of
+# the graph, and a path through them has to spell the hidden words, its *targets*,
+# in order.
 #
 # A path also needs a state to start in and one to end in. [BOS] and [EOS] serve
-# as these, so they are states and targets, too. But are they cloned? The paper
+# as these, so they are states and targets, too. Are they also cloned? The paper
 # says one thing and its released code does another:
 #
 # | `boundary` | [BOS] and [EOS] | source |
@@ -158,7 +159,7 @@ _ = ax.set_ylim(-0.5, 2)
 # | `paper` | one state each, which costs a path nothing | Appendix P |
 # | `official` | $k$ clones each, predicted like words | released code |
 #
-# `official` is the default of this book. In either reading one loop lays out the
+# `official` is the default of this book. In either reading, one loop collects the
 # states. A state opens a new target unless it is the second or a later clone:
 
 
@@ -185,7 +186,7 @@ pd.DataFrame(states, columns=["place", "owner", "clone"]).T
 # a clone of (its *owner*), and which clone it is. {numref}`fig-expansion-states`
 # draws both readings.
 
-# %% mystnb={"figure": {"caption": "From the expanded row (upper boxes) to the states (lower boxes), k = 2. Above: boundary = paper. Below: boundary = official. A box of a state names its place; its colour is its owner.", "name": "fig-expansion-states"}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "From the expanded row (upper boxes) to the states (lower boxes), k = 2. Above: boundary = paper. Below: boundary = official. The number in a state's box is its place, the colour its owner.", "name": "fig-expansion-states"}} tags=["hide-input"]
 fig, axes = plt.subplots(2, 1, figsize=(5.6, 4.2))
 for ax, (boundary, cloned) in zip(axes, CLONED.items(), strict=True):
     its_row = expand_row(row, 2, cloned)
@@ -203,8 +204,8 @@ for ax, (boundary, cloned) in zip(axes, CLONED.items(), strict=True):
     ax.set(xlim=(-0.6, 10.6), ylim=(-0.6, 1.9))
 
 # %% [markdown]
-# The lengths can be counted off the figure. A row of $N$ tokens with $m$ masks
-# has $T$ tokens after expansion and $L$ states:
+# The lengths can be read off the figure. A row of $N$ tokens with $m$ masks has
+# $T$ tokens after expansion and $L$ states:
 #
 # $$
 # \begin{aligned}
@@ -230,7 +231,7 @@ lengths(7, 2, 2, "paper"), lengths(7, 2, 2, "official")
 # For a batch, two tensor operations replace the loop over tokens. Add up the
 # number of copies from left to right: the sum says where the copies of each token
 # *end* in the expanded row. The token at a given place is then the first one
-# whose copies end beyond it, and `searchsorted` finds it.
+# whose copies end beyond that place, and `searchsorted` finds it.
 
 # %%
 copies_N = torch.tensor([1, 1, 1, 2, 1, 2, 1])  # our sentence, paper
@@ -247,7 +248,7 @@ print("i            ", i_T.tolist())
 
 # %%
 def expand(ids_BN, copies_BN, is_cloned_BN):
-    """Each token as often as asked: ids, i, j, and what is no padding; (B, T)."""
+    """Each token `copies_BN` times: ids, i, j, what is not padding; (B, T)."""
     copies_BN = copies_BN.masked_fill(ids_BN == PAD, 0)
     end_BN = copies_BN.cumsum(dim=1)
     length_B1 = end_BN[:, -1:]
@@ -277,9 +278,10 @@ def pack(is_chosen_BX):
 pack(torch.tensor([[False, True, False, True], [True, False, False, False]]))[0]
 
 # %% [markdown]
-# Everything together: expand, collect states and targets, and look up who owns
-# what. The owner of a state is the number of targets up to its token, less one,
-# so a cumulative sum does what `len(targets) - 1` did in the loop.
+# Now put it together: expand, collect states and targets, and look up each
+# state's owner. The owner's index is the number of targets up to the state's
+# token, minus one, so a cumulative sum does what `len(targets) - 1` did in the
+# loop.
 
 
 # %%
@@ -305,8 +307,8 @@ def expand_batch(masked_ids_BN, is_masked_BN, token_ids_BN, k, boundary="officia
 
 
 # %% [markdown]
-# Our sentence with token ids from 6 on (0 to 5 are the special tokens), beside a
-# shorter one, *she [MASK]*:
+# Try it on our sentence, with token ids from 6 on (0 to 5 are the special
+# tokens), and a shorter one, *she [MASK]*:
 
 # %%
 rows = [BOS, 6, 7, 8, 9, 10, EOS], [BOS, 6, 10, EOS, PAD, PAD, PAD]
@@ -368,13 +370,13 @@ hidden_BTD.shape, state_BLD.shape
 # %% [markdown]
 # ### Two defects of the released code
 #
-# The released code goes wrong in just this place, in two ways that this book does
-# not copy ({ref}`reproduction` lists them with their tests). In a batch, it fills
-# the end of a shorter row not with padding but with copies of the row's last
-# token, and these are attended to like real ones; the loss of a sentence then
-# depends on the sentences beside it. And its graph ends in the last *position* of
-# the expanded row instead of the last state. Where a block of text does not end
-# in [EOS], that is a visible word, and the last target has to be predicted there.
+# The released code goes wrong here in two ways, which this book does not copy
+# ({ref}`reproduction` lists them with their tests). In a batch, it fills the end
+# of a shorter row not with padding but with copies of the row's last token, which
+# are attended to like real ones; the loss of a sentence then depends on the
+# sentences beside it. And its graph ends in the last *position* of the expanded
+# row instead of the last state. If a block of text does not end in [EOS], that
+# position holds a visible word, and the last target has to be predicted there.
 
 # %% mystnb={"code_prompt_show": "Checked: in our model a row scores the same alone and beside a longer row; with the released filling its states change"} tags=["hide-cell", "check"]
 from exlm_mini.config import ModelConfig
@@ -416,9 +418,9 @@ for rows in (8, 32, 128):
 
 # %% [markdown]
 # By default the package therefore masks the same number of tokens in every row:
-# $p$ times the length, rounded up or down at random once per step, so that $p$ is
-# kept on average. A run meets two lengths, which also suits a compiler that
-# specialises a model to the shapes it meets.
+# $p$ times the length, rounded up or down at random once per step, so that the
+# mean ratio is $p$. A run meets only two lengths, which also suits a compiler
+# that specialises a model to the shapes it meets.
 
 # %% mystnb={"code_prompt_show": "Checked: over 4,000 steps the package masks 18 or 19 of 126 tokens, on average 15%"} tags=["hide-cell", "check"]
 from exlm_mini.data.masking import num_masks
@@ -433,8 +435,8 @@ assert abs(np.mean(masks) - 0.15 * 126) < 4 * 0.3 / 4000**0.5
 # Divide {eq}`eq-lengths` by $N$: the encoder reads about $1 + p\,(k-1)$ times as
 # many tokens, which is 1.45 for $p = 0.15$ and $k = 4$. But attention grows with
 # the square of the length, the vocabulary head has $k$ states to score for each
-# mask, and the transition matrix comes on top. We count them all, in
-# multiplications followed by an addition, for the size the paper trains.
+# mask, and the transition matrix comes on top. We count it all, in multiply-adds,
+# for the model size that the paper trains.
 
 # %%
 Size = namedtuple("Size", "layers D F H V")
@@ -459,8 +461,8 @@ def link_operations(L, M, size):
 
 # %% [markdown]
 # The sum over all paths itself has no matrix products and hardly counts. The
-# backward pass does twice the products of the forward pass in both models, so the
-# ratio of two forward passes is the ratio of two training steps.
+# backward pass needs twice the products of the forward pass in both models, so
+# the ratio of two forward passes is the ratio of two training steps.
 
 
 # %%
@@ -511,11 +513,11 @@ for expand_at in (0, 1):
     assert counted(exlm, batch) == want
 
 # %% [markdown]
-# The paper measured time, 104.2 GPU hours against 54.7 (Table 12), and came to
-# 1.9 times. The count lies around it: 1.7 when only states are scored and 2.1
-# when every position is, as in the released code. Most of the difference between
-# the two is the vocabulary head, 50,265 products of width 768 per position, spent
-# on positions that predict nothing.
+# The paper measured time: 104.2 GPU hours against 54.7 (Table 12), a ratio of
+# 1.9. Our count gives 1.7 when only states are scored and 2.1 when every position
+# is, as in the released code. Most of the difference between the two is the
+# vocabulary head, 50,265 products of width 768 per position, spent on positions
+# that predict nothing.
 
 # %% mystnb={"code_prompt_show": "Checked: 1.7 and 2.1, the paper's 1.9 between them, and nine tenths of the difference in the head"} tags=["hide-cell", "check"]
 T, L = lengths(N, m, 4)
@@ -529,7 +531,7 @@ assert head_operations(T - L, base) / mlm_cost > 0.9 * (released - ratio)
 
 # %% [markdown]
 # In {numref}`fig-cost` the cost is nearly linear in $k$, and the mask ratio sets
-# the slope. The upper ratio, 38.7%, is the other one of the paper's Table 4.
+# the slope. The higher ratio, 38.7%, is the other one in the paper's Table 4.
 
 # %% mystnb={"figure": {"caption": "Operations of a training step of ExLM relative to an MLM of the same mask ratio p: BERT-base, rows of 512 tokens. The black dot is the paper's ratio of GPU hours.", "name": "fig-cost"}} tags=["hide-input"]
 ks = np.arange(1, 9)
@@ -566,7 +568,7 @@ _ = ax.set_xticks(range(1, 9))
 # processes all of them. The package can expand later, which the paper does not:
 # with `model.expand_at` $= e$ the $e$ lowest layers read the row of $N$ tokens,
 # then the hidden state at each [MASK] is copied to its $k$ clones, and the layers
-# above tell these apart. `exlm_operations` above has the argument already.
+# above tell these apart. `exlm_operations` above already takes this argument.
 
 # %%
 for expand_at in (0, 6, 9):
@@ -574,10 +576,10 @@ for expand_at in (0, 6, 9):
     print(f"expanded after {expand_at} of 12 layers: {times:.1f} times an MLM")
 
 # %% [markdown]
-# What is left after 9 layers is mostly the vocabulary head, which scores four
-# states for each mask wherever they come from. This is a count. Whether a model
-# expanded late learns as well is a separate question, which the study asks
-# ({ref}`plan`).
+# What remains of the extra cost after 9 layers is mostly the vocabulary head,
+# which scores four states for each mask wherever they come from. This counts
+# operations only. Whether a model expanded late learns as well is a separate
+# question, which the study asks ({ref}`plan`).
 #
 # ## Where this comes from
 #
@@ -587,9 +589,9 @@ for expand_at in (0, 6, 9):
 # {cite}`gu2018nat`. CTC {cite}`graves2006ctc` lets many states spell fewer
 # symbols by dropping repeats and blanks. The DA-Transformer
 # {cite}`huang2022datransformer` gives its decoder several times as many states as
-# the source has words, and links them to a graph. ExLM takes this graph over.
-# What is new is where the states stand: in the sentence, in the place of the
-# [MASK], so that the encoder sees them together with the words around them.
+# the source has words, and links them into a graph. ExLM takes over this graph.
+# What is new is where the states stand: in the sentence, in place of the [MASK],
+# so that the encoder sees them together with the words around them.
 #
 # ## Exercises
 #
@@ -653,10 +655,9 @@ def judge_largest(function):
 
 # %% [markdown]
 # **1. Three sentences in a block.** A block of text packs several sentences, each
-# with an [EOS] behind it. The released code clones every one of them; in the
-# paper's reading only the last is a state, and the others are ordinary tokens.
-# How many states has a block of $N$ tokens with $m$ masks and `num_eos`
-# sentences?
+# followed by an [EOS]. The released code clones every one of them; in the paper's
+# reading only the last is a state, and the others are ordinary tokens. How many
+# states does a block of $N$ tokens have, with $m$ masks and `num_eos` sentences?
 
 
 # %%
@@ -675,8 +676,8 @@ def num_states(N, m, num_eos, k, boundary):
 assert judge_states(num_states)
 
 # %% [markdown]
-# **2. Undo it.** Expansion loses nothing. Recover a masked row without padding
-# from its expanded ids, the numbers $j$, and what is real.
+# **2. Undo it.** Expansion loses nothing. Recover a masked row, without padding,
+# from its expanded ids, the numbers $j$ and `is_real_T`.
 
 
 # %%
@@ -695,8 +696,8 @@ def collapse(ids_T, j_T, is_real_T):
 assert judge_collapse(collapse)
 
 # %% [markdown]
-# **3. More masks, fewer states.** The paper also trains with $p = 38.7\%$. Which
-# $k$ is there the largest that costs no more than $k = 4$ at 15%, each relative
+# **3. More masks, fewer states.** The paper also trains with $p = 38.7\%$. What
+# is the largest $k$ there that costs no more than $k = 4$ at 15%, each relative
 # to the MLM of the same $p$? Predict it from $1 + p\,(k-1)$, then count.
 
 

@@ -20,14 +20,15 @@
 # in the longer row instead, every mask would push the words around it apart. ExLM
 # {cite}`zheng2025exlm` avoids both with a rotary position embedding (RoPE)
 # {cite}`su2021roformer` that has two coordinates. Here you write it, put it into
-# an encoder, and compare the three.
+# an encoder, and compare it with those two.
 #
 # **You will know afterwards** why attention with RoPE depends on differences of
 # positions alone, what each half of a head sees, and how a clone finds out which
 # one it is.
 #
 # **What it needs.** Less than a minute on a CPU; three very small encoders are
-# trained. It covers the 2D RoPE of §4.2 of the paper and its ablation in Table 2.
+# trained. The chapter covers 2D RoPE (§4.2 of the paper) and its ablation (Table
+# 2).
 
 # %% tags=["remove-cell", "nbval-skip"]
 # Colab opens this notebook alone: fetch the book around it and install its package.
@@ -78,7 +79,7 @@ str(scale)
 # $$ (eq-rotation)
 #
 # If both arrows are turned by the same angle, their scalar product stays the
-# same. So it can only depend on the difference of the two positions:
+# same. So it can only depend on the difference between the two positions:
 
 
 # %%
@@ -94,13 +95,13 @@ for n, other in ((3, 5), (103, 105), (5, 3)):
     print(f"query at {n:3}, key at {other:3}: {score:.4f}")
 
 # %% [markdown]
-# The first two agree, since both differences are 2. The third is another number,
-# since the difference is $-2$: a rotation also knows left from right.
+# The first two agree, since both differences are 2. The third does not, since its
+# difference is $-2$: a rotation also knows left from right.
 #
 # ## A head in two halves
 #
-# An attention head has $d$ numbers, $d/2$ pairs, and each pair turns at its own
-# speed, the first by one radian per step and the last very slowly:
+# An attention head has $d$ numbers, or $d/2$ pairs, and each pair turns at its
+# own speed, the first by one radian per step and the last very slowly:
 
 
 # %%
@@ -115,9 +116,9 @@ def rotate(x_BHTd, index_BT):
 
 
 # %% [markdown]
-# The paper says that 2D RoPE encodes both coordinates; how, one finds in the
-# released code. The head is cut into two halves. The first is turned by $i$ and
-# the second by $j$, each like a smaller head of its own:
+# The paper says that 2D RoPE encodes both coordinates; the released code shows
+# how. The head is cut into two halves. The first is turned by $i$ and the second
+# by $j$, each like a smaller head of its own:
 
 
 # %%
@@ -127,7 +128,7 @@ def rope_2d(x_BHTd, i_BT, j_BT):
     return torch.cat([rotate(by_i, i_BT), rotate(by_j, j_BT)], dim=-1)
 
 
-# %% mystnb={"figure": {"caption": "The fastest pair of each half, for a [MASK] at i = 3 with three clones and the tokens beside it. Left: clones point in one direction. Right: clones fan out, the two ordinary tokens coincide. Arrows have different lengths only to be seen apart.", "name": "fig-halves"}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "The fastest pair of each half, for a [MASK] at i = 3 with three clones and the tokens beside it. Left: all clones point in one direction. Right: the clones fan out, and the two ordinary tokens coincide. Arrows differ in length only so that overlapping ones can be seen.", "name": "fig-halves"}} tags=["hide-input"]
 colors = {"(2,0)": "0.35", "(3,1)": "#f2b134", "(3,2)": "#dd9130"}
 colors |= {"(3,3)": "#8a5a2b", "(4,0)": "0.65"}
 fig, axes = plt.subplots(1, 2, figsize=(4.6, 2.9))
@@ -179,8 +180,8 @@ torch.testing.assert_close(turned[0, 0, 0, [0, 4]], pair)
 # \end{aligned}
 # $$ (eq-relative)
 #
-# where $f$ and $g$ are given by $q$ and $\kappa$. Here is a random query and a
-# random key, the key at all places around the query, and the query at two places:
+# where $f$ and $g$ depend on $q$ and $\kappa$. Take a random query and a random
+# key; put the query at two places, and the key at all places around it:
 
 # %%
 di, dj = torch.meshgrid(torch.arange(-6, 7), torch.arange(-3, 4), indexing="xy")
@@ -198,7 +199,7 @@ def score_map(i, j):
 near, far = score_map(0, 0), score_map(40, 3)
 print(f"largest difference of the two maps: {(near - far).abs().max():.3f}")
 
-# %% mystnb={"figure": {"caption": "Above: score of a query and a key against the difference of their coordinates; every row is the row above plus a constant. Below: the same if the whole head is turned by i + j. One step in j is then one step in i, and a clone cannot be told from its neighbour in the next mask.", "name": "fig-relative"}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "Above: score of a query and a key against the differences of their coordinates; every row is the row above plus a constant. Below: the same if the whole head is turned by i + j. One step in j then counts as one step in i, and a clone cannot be told from its neighbour in the next mask.", "name": "fig-relative"}} tags=["hide-input"]
 mixed = (query * rotate(key_11Td, (di + dj).view(1, -1))).sum(dim=-1).view(7, 13)
 maps = {"2D RoPE": near, "turned by i + j": mixed}
 limits = (min(m.min() for m in maps.values()), max(m.max() for m in maps.values()))
@@ -289,11 +290,11 @@ _ = axes[-1].tick_params(axis="x", rotation=90)
 
 # %% [markdown]
 # Turned by $i$, the four clones attend alike. Turned by place, each stands one
-# step further on and sees everything from there. With 2D, all four look at the
-# sentence from the same place, and each prefers the clone of the *other* mask
+# step further on and sees everything from there. With 2D RoPE, all four look at
+# the sentence from the same place, and each prefers the clone of the *other* mask
 # that has its own number.
 
-# %% mystnb={"code_prompt_show": "Checked: equal rows by i; with 2D the clone of its own number, and ordinary tokens by i alone"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: by i, equal rows; in 2D, each clone prefers its own number and weighs ordinary tokens by i alone"} tags=["hide-cell", "check"]
 by_i, by_place, both = (attention[way][2:6] for way in WAYS)
 torch.testing.assert_close(by_i, by_i[:1].expand(4, -1))
 assert (by_place.argmax(dim=1) == torch.arange(2, 6)).all()
@@ -305,8 +306,9 @@ torch.testing.assert_close(shift, shift[:, :1].expand_as(shift))
 # %% [markdown]
 # ## Clones at one position stay equal for ever
 #
-# Could a deeper encoder, or training, tell clones apart that share a position?
-# Here is the attention of {ref}`chap-one-notebook`, with the rotation an argument:
+# Could a deeper encoder, or training, tell apart clones that share a position?
+# Here is the attention of {ref}`chap-one-notebook`, with the rotation as an
+# argument:
 
 
 # %%
@@ -397,7 +399,7 @@ for way in WAYS:
 # whatever the weights are, trained or not. They predict the same word, and which of
 # them a path takes makes no difference.
 
-# %% mystnb={"code_prompt_show": "Checked: with five random encoders, clones are equal after every layer by i, and differ by place and in 2D"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: with five random encoders, clones turned by i are equal after every layer; by place and in 2D they differ"} tags=["hide-cell", "check"]
 for seed in range(5):
     torch.manual_seed(seed)
     encoder = Encoder(num_layers=4)
@@ -407,9 +409,9 @@ for seed in range(5):
 # %% [markdown]
 # ## The place in the row stretches the sentence
 #
-# By place, clones do differ. But every mask on the way from one word to another
-# now pushes them $k - 1$ places further apart. Two words ten tokens apart, with
-# more and more of the words between them masked:
+# By place, clones do differ. But every mask between two words now pushes those
+# words $k - 1$ places further apart. Here are two words ten tokens apart, with
+# more and more words between them masked:
 
 # %%
 for num_masks in (0, 3, 6, 9):
@@ -420,15 +422,15 @@ for num_masks in (0, 3, 6, 9):
     print(f"{num_masks} masks: {apart[0]} by place, {apart[1]} by i")
 
 # %% [markdown]
-# Downstream there are no masks ({ref}`chap-downstream`), so an encoder trained by
-# place meets other distances there than in training. With 2D RoPE they are the
-# same.
+# Downstream there are no masks ({ref}`chap-downstream`), so there an encoder
+# trained by place meets distances unlike those in training. With 2D RoPE they are
+# the same.
 #
 # ## A clone that must say its number
 #
-# How hard is it for a clone to find out which one it is? We ask for just that.
-# Small encoders read random rows of 24 words with a third of them masked, and a
-# linear layer must tell for each state its number $j$.
+# How hard is it for a clone to find out which one it is? We train for just that:
+# small encoders read random rows of 24 words with a third of them masked, and a
+# linear layer must name each state's number $j$.
 
 # %%
 k = 4
@@ -446,7 +448,7 @@ def random_rows(rng):
 
 
 def learn_own_number(way):
-    """Train an encoder and its linear layer; share of states right at each step."""
+    """Train an encoder and its linear layer; the share right at each step."""
     torch.manual_seed(0)
     encoder, head = Encoder(), nn.Linear(64, k)
     optimizer = torch.optim.AdamW([*encoder.parameters(), *head.parameters()])
@@ -471,7 +473,7 @@ for way in ("by i", "2D"):
         f"{way}: {round(20 * curves[way][-1].item()) / 20:.2f} of the states right"
     )
 
-# %% mystnb={"figure": {"caption": "Share of states that say their own number, during training.", "name": "fig-own-number"}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "Share of states that name their own number, during training.", "name": "fig-own-number"}} tags=["hide-input"]
 fig, ax = plt.subplots(figsize=(4.9, 2.9))
 for way, color in zip(WAYS, ("black", "0.5", COLORS["exlm"]), strict=True):
     ax.plot(curves[way], color=color)
@@ -485,7 +487,7 @@ for way, color in zip(WAYS, ("black", "0.5", COLORS["exlm"]), strict=True):
     )
 _ = ax.set(xlabel="training step", ylabel="share of states right", ylim=(0, 1.05))
 
-# %% mystnb={"code_prompt_show": "Checked: by i a quarter at every step; 2D above 99 % after 50 steps, and ahead of by place before"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: by i, a quarter is right at every step; 2D is above 99% after 50 steps, and ahead of by place before that"} tags=["hide-cell", "check"]
 # Equal logits up to rounding: a few ties among 1,024 states may fall either way.
 assert (curves["by i"] - 1 / k).abs().max() < 0.02
 assert curves["2D"][50:].min() > 0.99
@@ -494,14 +496,14 @@ assert curves["2D"][30:50].mean() > curves["by place"][30:50].mean() + 0.2
 # %% [markdown]
 # By $i$, the four clones of a mask must give the same answer, so exactly one of
 # them is right: a quarter. With 2D a state can read its number off its attention
-# to any ordinary token, where $j' - j = -j$. By place it has to work it out, for
-# example from the words beside it, and that takes longer.
+# to any ordinary token, where $j' - j = -j$. By place it has to work the number
+# out, for example from neighbouring words, and that takes longer.
 #
 # ## What it is worth
 #
 # In the paper, ExLM without 2D RoPE loses half a point: 84.6 against 85.1 on
-# MNLI, 80.9 against 81.4 on average over four tasks (Table 2; it does not say
-# what took its place). We could not show such a gain on a language. On `pairs`,
+# MNLI, 80.9 against 81.4 on average over four tasks (Table 2, which does not say
+# what replaced it). We could not show such a gain on a language. On `pairs`,
 # recorded runs of 400 steps with 2D RoPE and by place (`--model.rope 1d`) both
 # end at 1.00 bits per sentence, the optimum ({ref}`reproduction`). That is no
 # surprise: the masks of this language never move, so the place *is* a clone
@@ -523,8 +525,9 @@ for rope, options in (("2d", ""), ("1d", " --objective exlm --model.rope 1d")):
 # %% [markdown]
 # ## What the package makes of it
 #
-# The package's encoder has the same parts by the same names, so it can take over
-# your weights. Its `rope` is `2d` by default; `1d` is the rotation by place.
+# The package's encoder has the same parts under the same names, so it can take
+# over your weights. Its setting `rope` is `2d` by default; `1d` is the rotation
+# by place.
 
 # %%
 from exlm_mini.config import ModelConfig
@@ -540,7 +543,7 @@ theirs_BTD = theirs(ids_BT, i_BT, j_BT, ids_BT > 0)
 off = mine(ids_BT, turner("2D", i_BT, j_BT)) - theirs_BTD
 print(f"largest difference {off.abs().max():.6f}")
 
-# %% mystnb={"code_prompt_show": "Checked: equal to ten digits; and so are the rotations alone"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: the encoders are equal to ten digits, and so are the rotations alone"} tags=["hide-cell", "check"]
 from exlm_mini.model import rope as package_rope
 
 for rope, way in (("2d", "2D"), ("1d", "by place")):
@@ -566,8 +569,8 @@ torch.testing.assert_close(rotate(x_BHTd, i_BT), want, rtol=0, atol=1e-12)
 # **1. Do clones come round again?** The fastest pair turns by one radian per step
 # and is back after about 6.28 steps. Is clone 7 mistaken for clone 1? The
 # *similarity* of two clones is the mean cosine of the angles between them, over
-# all pairs of the second half. Write it for a head of 16, for differences $1,
-# \dots, 63$.
+# all pairs of the second half. Write it for a head of width 16, for differences
+# $1, \dots, 63$.
 
 # %% tags=["hide-input"]
 
@@ -602,7 +605,7 @@ def similarity(difference_X):
 
 
 assert judge_similarity(similarity) == "right"
-# The fastest pair is nearly back after 6 steps and after 44, the others are not.
+# The fastest pair is nearly back after 6 steps and after 44; the others are not.
 assert math.cos(6) > 0.95 and math.cos(44) > 0.999
 assert similarity(torch.arange(1, 64)).max() < 0.99
 
@@ -641,7 +644,7 @@ assert judge_shuffle(keeps_its_state) == "right"
 # %% [markdown]
 # **3. Another way to tell clones apart.** Leave the rotation by $i$ as it is and
 # add something to the input of the encoder, at clones only. The first notebook,
-# {ref}`chap-one-notebook`, does it too.
+# {ref}`chap-one-notebook`, does so too.
 
 # %% tags=["hide-input"]
 

@@ -11,15 +11,15 @@
 # # The sum over all paths
 #
 # After states expansion a sentence has more states than hidden words, for example
-# four for every [MASK]. Which state should say which word? The training data do
-# not tell. ExLM {cite}`zheng2025exlm` therefore asks how probable it is that
-# *any* path through the states says the right words. That is a sum over all
+# four for every [MASK]. Which state should say which word? The training data
+# leave that open. ExLM {cite}`zheng2025exlm` therefore asks how probable it is
+# that *any* path through the states says the right words. That is a sum over all
 # paths, and there are far too many to list.
 #
 # In this chapter you write that sum, first path by path, then as three loops that
 # need a few million multiplications instead. Three more loops, run backwards,
-# tell how much each state contributes to the sum, and that turns out to be the
-# gradient by which the model learns.
+# give each state's contribution to the sum, which turns out to be the gradient
+# that the model learns from.
 #
 # **You will know afterwards** what $f_{i,u}$, $\alpha$ and $\beta$ stand for,
 # what training does to a single state, why the sum is computed in logarithms, and
@@ -27,7 +27,7 @@
 #
 # **What it needs.** A few seconds on a CPU; nothing is trained. The chapter
 # covers §4.3 of the paper and its Appendices H, I.1 and I.2. Every function is
-# written on this page, and the package judges them at the end.
+# written on this page and judged by the package at the end.
 
 # %% tags=["remove-cell", "nbval-skip"]
 # Colab opens this notebook alone: fetch the book around it and install its package.
@@ -92,7 +92,7 @@ E_LL[2, 3:] = torch.tensor([0.45, 0.5, 0.05])
 E_LL[3, 4:] = torch.tensor([0.4, 0.6])
 E_LL[4, 5] = 1.0
 
-# %% mystnb={"figure": {"caption": "Two masks with two states each, between [BOS] and [EOS]. Each state shows its likeliest word. The wider an edge, the more probable the step; its number is written from 0.1 up. Edges may join two states of one mask (1.1 to 1.2) or skip a mask (BOS to 2.1).", "name": "fig-naive-dag"}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "Two masks with two states each, between [BOS] and [EOS]. Each state shows its likeliest word. The wider an edge, the more probable the step; probabilities are written from 0.1 up. Edges may join two states of one mask (1.1 to 1.2) or skip a mask (BOS to 2.1).", "name": "fig-naive-dag"}} tags=["hide-input"]
 columns = [0, 1, 1, 2, 2, 3]
 kinds = ["boundary", "mask", "mask", "second", "second", "boundary"]
 names = list(labels)
@@ -102,9 +102,9 @@ fig, ax = plt.subplots(figsize=(5.0, 2.8))
 draw_dag(ax, E_LL.numpy(), columns, names, kinds)
 
 # %% [markdown]
-# Once the targets $y_i$ are known, all we need of the words is the *emission*
-# $\mathbf{P}_u(y_i)$, the probability that state $u$ says target $i$. The
-# boundaries are free in this chapter: their emissions are 1.
+# Once the targets $y_i$ are known, all we need from $\mathbf{P}_u$ is the
+# *emission* $\mathbf{P}_u(y_i)$, the probability that state $u$ says target $i$.
+# The boundaries are free in this chapter: their emissions are 1.
 
 
 # %%
@@ -123,7 +123,7 @@ M, L = P_ML.shape
 # A *path* $\mathbf{A}$ gives each target a state $a_i$. It starts in the first
 # state, ends in the last, and only moves forward, so to choose a path is to
 # choose which two of the four inner states speak. Its score is the probability of
-# walking this way *and* saying the right words:
+# taking this path *and* saying the right words:
 #
 # $$
 # P(\mathbf{Y}, \mathbf{A}) = \prod_{i=1}^{M} \mathbf{P}_{a_i}(y_i)
@@ -150,9 +150,9 @@ table["share"] = table["score"] / table["score"].sum()
 table.round(4)
 
 # %% [markdown]
-# Almost four fifths of the sum come from one path. In the first and the last row
-# both words are said by states of one mask. That is allowed, but these two paths
-# have little weight here.
+# Almost four fifths of the sum comes from one path. In the first and the last row
+# both words are said by states of the same mask. That is allowed, but these two
+# paths have little weight here.
 #
 # The training objective of §4.3 is the sum of this column, so nobody has to know
 # which path is the right one:
@@ -215,15 +215,15 @@ _ = ax.set(xlim=(0, 77), ylim=(1, 1e77))
 # %% [markdown]
 # ## Three loops take the same sum
 #
-# The paths are many, but they are made of few edges: 15 in our graph. So they
-# must have much in common. Cut all paths off after target $i$ and look at those
-# that stand in state $u$ at that moment. Call the sum of their scores $f_{i,u}$.
+# There are many paths, but few edges to build them from: 15 in our graph. So the
+# paths must share a lot. Cut all paths off after target $i$ and look at those
+# that are then in state $u$. Call the sum of their scores $f_{i,u}$.
 #
 # Each of them came from some state $v < u$ in its last step. That step multiplied
 # its score by $\mathbf{E}_{v,u}$ and $\mathbf{P}_u(y_i)$, whatever had happened
 # before. So these two factors can be pulled out of the sum, and what is left for
-# each $v$ is the sum over all paths that stood in $v$ one target earlier, which
-# is $f_{i-1,v}$:
+# each $v$ is the sum over all paths that were in $v$ one target earlier, which is
+# $f_{i-1,v}$:
 #
 # $$
 # \begin{aligned}
@@ -232,7 +232,7 @@ _ = ax.set(xlim=(0, 77), ylim=(1, 1e77))
 # \end{aligned}
 # $$ (eq-naive-recursion)
 #
-# A complete path stands in state $L$ at target $M$, so the sum over all paths is
+# A complete path is in state $L$ at target $M$, so the sum over all paths is
 # $f_{M,L}$. The second line is Appendix H. The first is not in the paper, which
 # does not say where a path starts; we follow the released code. (The paper counts
 # from 1, code from 0.)
@@ -276,8 +276,8 @@ print(f"sum {f_ML[i, u]:.3f}")
 # $\mathcal{O}(M L^2)$; §4.3 says $\mathcal{O}(M)$ because it counts the rows,
 # which have to wait for each other.
 #
-# To try the loops on more graphs, here are random ones, with edges taken out if
-# we like.
+# To try the loops on more graphs, here are random ones, optionally with edges
+# removed.
 
 
 # %%
@@ -314,8 +314,8 @@ assert (
 # ## Logarithms keep it in range
 #
 # The likelihood is a product of many small numbers. Early in training every word
-# has a probability near $1/50{,}265$, the size of RoBERTa's vocabulary, and the
-# transitions are nearly even. Here are such rows. To save time, the two inner
+# has a probability near $1/50{,}265$ (one over RoBERTa's vocabulary size), and
+# the transitions are nearly even. Here are such rows. To save time, the two inner
 # loops are written as the product of a vector and a matrix.
 
 
@@ -342,10 +342,10 @@ for m in (4, 16, 77):
     print(f"{m:2} masks: float32 {f_32:.1g}, float64 {likelihood(*graph):.1g}")
 
 # %% [markdown]
-# The zeros are wrong, because every path has a positive score. A float32 ends
-# near $10^{-45}$ and a float64 near $10^{-324}$. Such a zero makes the loss
-# infinite, and code that replaces an infinite loss by 0, to stay alive, skips the
-# sentence silently.
+# The zeros are wrong, because every path has a positive score. But float32 ends
+# near $10^{-45}$ and float64 near $10^{-324}$. Such a zero makes the loss
+# infinite, and code that replaces infinite losses by 0, to keep running, silently
+# skips the sentence.
 #
 # In logarithms products become sums and nothing gets too small:
 #
@@ -398,7 +398,7 @@ for graph in graphs:
 # ## A right loss with wrong gradients
 #
 # Many states cannot be reached at a given target, and the logarithm of their $f$
-# is $-\infty$. The value of the sum does not suffer. Its gradients do:
+# is $-\infty$. The value of the sum does not suffer, but its gradients do:
 
 
 # %%
@@ -414,12 +414,12 @@ print(f"log f = {log_f:.4f}, {grad_LL.isnan().sum()} of {L * L} gradients are na
 
 # %% [markdown]
 # One optimizer step would turn the whole model into `nan`, although the loss
-# looks healthy. The derivative of $\log \sum \exp$ by a term $t$ is $e^{t-s}$,
-# where $s$ is the result, and for an unreachable state this is $\exp(-\infty +
-# \infty)$. Masking the result afterwards does not help, since the backward pass
-# multiplies by 0, and 0 times `nan` is `nan`. The cure is to put a harmless
-# number *in front* of the function, so that its derivative is finite, and
-# $-\infty$ behind it.
+# looks healthy. The derivative of $\log \sum \exp$ with respect to a term $t$ is
+# $e^{t-s}$, where $s$ is the result, and for an unreachable state this is
+# $\exp(-\infty + \infty)$. Masking the result afterwards does not help, since the
+# backward pass multiplies by 0, and 0 times `nan` is `nan`. The cure is to put in
+# a harmless number *before* the function, so that its derivative is finite, and
+# $-\infty$ afterwards.
 
 
 # %%
@@ -450,10 +450,10 @@ assert log_f_cut == -math.inf and all((g == 0).all() for g in gradients)
 # %% [markdown]
 # ## Forward and backward
 #
-# $f_{i,u}$ sums up what happened until state $u$ spoke. For what happens after
+# $f_{i,u}$ covers what happened until state $u$ spoke. For what happens after
 # that, Appendix I.1 defines *backward sums* $\beta_{i,u}$: from state $u$, which
-# has just said $y_i$, over all ways to the end. It calls the forward sums
-# $\alpha$; they are our $f$.
+# has just said $y_i$, over all ways to the end. The forward sums, our $f$, are
+# called $\alpha$ there.
 #
 # $$
 # \begin{aligned}
@@ -540,9 +540,9 @@ ax.grid(False)
 _ = ax.set(xlabel="state u", ylabel="target i")
 
 # %% [markdown]
-# $\alpha$ is zero to the left, where a path cannot be any more at its $i$-th
-# stop, and $\beta$ is zero to the right, from where it cannot reach the end in
-# time. What is left of the product is a band, the *cone*
+# $\alpha$ is zero to the left, where a path can no longer be at its $i$-th stop,
+# and $\beta$ is zero to the right, from where it cannot reach the end in time.
+# What remains of the product is a band, the *cone*
 # ({numref}`fig-naive-posterior`): counting from zero, target $i$ can only be said
 # by states $i$ to $i + W - 1$ with $W = L - M + 1$, here 4. Two neighbouring
 # targets share $W(W+1)/2$ edges in it, and no other edge can be on a path.
@@ -591,10 +591,10 @@ gamma_ML, xi_LL = gamma_and_xi(big_P_ML, big_E_LL)
 print(f"a row of gamma sums to {gamma_ML[2].sum():.4f}, xi to {xi_LL.sum():.4f}")
 
 # %% [markdown]
-# Each target is said by one state, and each path has $M - 1 = 4$ edges. Now
-# increase the logarithm of one emission a little. The scores of the paths that
-# use it grow by this much, so $\log f_{M,L}$ grows by their share, which is the
-# posterior. The same holds for an edge:
+# This is right: each target is said by one state, and each path has
+# $M - 1 = 4$ edges. Now increase the logarithm of one emission a little. The log
+# scores of the paths that use it grow by as much, and $\log f_{M,L}$ by their
+# share of that, which is the posterior. The same holds for an edge:
 #
 # $$
 # \begin{aligned}
@@ -611,8 +611,8 @@ print(f"states, largest difference: {(grad_ML - gamma_ML).abs().max():.3f}")
 print(f"edges,  largest difference: {(grad_LL - xi_LL).abs().max():.3f}")
 
 # %% [markdown]
-# One step further, to the logits $\mathbf{z}_u$ from which $\mathbf{P}_u$ comes
-# by a softmax. A masked language model pulls each state towards one word: the
+# One step further back are the logits $\mathbf{z}_u$, which a softmax turns into
+# $\mathbf{P}_u$. A masked language model pulls each state towards one word: the
 # gradient of its loss is $\mathbf{P}_u - \mathbf{e}_y$, where $\mathbf{e}_y$ is 1
 # at the right word and 0 elsewhere. ExLM does the same, weighted by the
 # posterior:
@@ -622,17 +622,18 @@ print(f"edges,  largest difference: {(grad_LL - xi_LL).abs().max():.3f}")
 # = \sum_i \gamma_{i,u}\,(\mathbf{P}_u - \mathbf{e}_{y_i}).
 # $$ (eq-naive-logits)
 #
-# So training finds out, for each state, for which words it was responsible, and
-# trains it on those words in proportion. A state on no likely path learns nothing.
+# So training finds out which words each state was responsible for, and trains the
+# state on them in proportion. A state on no likely path learns almost nothing.
 # This is how the states of a mask can come to specialise, and why a state that has
 # lost its share is slow to win it back ({ref}`chap-symmetric-start`).
 #
 # Appendix I.2 prints two formulas for these gradients, and as printed both differ
 # from {eq}`eq-naive-gradient`. They divide by the whole last row of $\alpha$
-# instead of $f_{M,L}$. The one for $\mathbf{P}$ is then the gradient by its
-# logarithm, and the one for $\mathbf{E}$ lacks the emission $\mathbf{P}_u(y_i)$
-# and the sum over $i$. This is about the printed page only; the released code
-# computes the right gradients. Exercise 3 derives the second one.
+# instead of $f_{M,L}$. With that corrected, the one for $\mathbf{P}$ is the
+# gradient with respect to $\log \mathbf{P}$, and the one for $\mathbf{E}$ lacks
+# the emission $\mathbf{P}_u(y_i)$ and the sum over $i$. This is about the printed
+# page only; the released code computes the right gradients. Exercise 3 derives
+# the second one.
 
 # %% mystnb={"code_prompt_show": "Checked: gamma and xi equal shares of listed paths and autograd; the logits follow; I.2 as printed is off by more than 5 %"} tags=["hide-cell", "check"]
 share_of = {p: score(p, big_P_ML, big_E_LL) / alpha_ML[-1, -1] for p in big_paths}
@@ -671,7 +672,7 @@ assert off_iLL.amin(dim=0).max() > 0.05 * true_LL.where(is_forward_LL, 0.0).max(
 # ## Ask the graph
 #
 # Back to the first graph. The explorer below runs your forward and backward loops
-# in the page. While no word is fixed it shows how often each state speaks, and
+# in the page. While no word is fixed, it shows how often each state speaks, and
 # what each mask says on average. Click *great* below Mask 1 and *glad* below Mask
 # 2: almost four fifths of the paths now go from 1.1 to 2.1. Then try *awful* and
 # *sorry*, or click a state to make all paths go through it.
@@ -703,11 +704,11 @@ assert 0.7 < conditionals(scene, {1: "great", 2: "glad"}).edge_LL[1, 3] < 0.8
 # %% [markdown]
 # ## The best path
 #
-# Sometimes we want one alignment and not the sum: to show it, or to decode. Write
-# max for the sum in {eq}`eq-naive-recursion`. The largest of several products
-# with a common factor is the factor times the largest of the rest, so the
-# derivation holds as it stands. If we remember which $v$ won, we can walk back
-# from the end. This is the Viterbi algorithm.
+# Sometimes we want one alignment and not the sum: to show it, or to decode.
+# Replace the sum in {eq}`eq-naive-recursion` by a maximum. The largest of several
+# products with a common factor is the factor times the largest of the rest, so
+# the derivation holds as it stands. If we remember which $v$ won, we can walk
+# back from the end. This is the Viterbi algorithm.
 
 
 # %%
@@ -748,12 +749,12 @@ table.sort_values("all paths", ascending=False).head(4).round(4)
 
 # %% [markdown]
 # The best of all paths says *great glad*. The most probable filling is *awful
-# sorry*, which no single path says so well, but several paths say; *great glad*
-# comes fourth. So Viterbi gives the best alignment, and a guess at the best
+# sorry*: no single path says it as well, but several paths add up. *Great glad*
+# comes fourth. So Viterbi gives the best alignment, but only a guess at the best
 # words. {ref}`chap-reading` shows that the two nearly agree once the states of a
 # trained model have specialised.
 
-# %% mystnb={"code_prompt_show": "Checked: on 48 random graphs it is the best of all listed paths"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: on 48 random graphs it finds the best of all listed paths"} tags=["hide-cell", "check"]
 for graph in graphs[1:]:
     path, p = best_path(*graph)
     scored = [(score(a, *graph), a) for a in all_paths(*graph[0].shape)]
@@ -819,7 +820,7 @@ for graph, backend in product(graphs, ("enumerate", "naive", "vectorized")):
 #
 # **1. One state per mask.** With $k = 1$ there are as many states as targets.
 # Write the loss $-\log f_{M,L}$ without a loop over paths or states. What does it
-# have that the loss of a masked language model has not?
+# contain that the loss of a masked language model does not?
 
 # %% tags=["hide-input"]
 one_state = [random_graph(5, 5, seed) for seed in range(3)]
@@ -860,7 +861,7 @@ assert judge_one_state(one_state_loss) == "right"
 # by step. With what probabilities does it go from state $v$ at target $i$
 # (counted from 0) to each of the states at target $i + 1$? Use `big_P_ML`,
 # `big_E_LL` and `beta_ML`. The judge multiplies your steps along each of the 20
-# paths and compares with the path's share of the likelihood.
+# paths and compares the product with the path's share of the likelihood.
 
 # %% tags=["hide-input"]
 
@@ -903,8 +904,8 @@ assert math.isclose(next_state(1, 2).sum(), 1, rel_tol=1e-12)
 # \alpha_{M,u'}}.
 # $$
 #
-# Write the derivative of $\log f_{M,L}$ by $\mathbf{E}_{v,u}$, by the probability
-# and not by its logarithm. The judge asks autograd.
+# Write the derivative of $\log f_{M,L}$ with respect to $\mathbf{E}_{v,u}$
+# itself, not its logarithm. The judge asks autograd.
 
 # %% tags=["hide-input"]
 

@@ -13,13 +13,13 @@
 # The earlier chapters built the encoder, the states of a [MASK], their two
 # coordinates, and the sum over all paths through a graph. One piece is missing:
 # the probabilities on the edges, the transition matrix $\mathbf{E}$. In this
-# chapter you write it, join all pieces to an ExLM, and train it on the small
+# chapter you write it, join all pieces into an ExLM, and train it on the small
 # language of {ref}`chap-multimodality`, where a masked language model cannot get
 # below 2 bits and the best possible score is 1 bit.
 #
 # It is here that ExLM becomes a different kind of model. The states of two masks
 # can only agree on a reading through $\mathbf{E}$; without it, however many
-# states there are, the words are predicted one by one.
+# states there are, the words are predicted independently.
 #
 # **You will know afterwards** how $\mathbf{E}$ is computed in the paper and in
 # the released code, what "states alignment" means as a loss, how the pieces fit
@@ -27,8 +27,8 @@
 # for.
 #
 # **What it needs.** A minute on one CPU core. The encoder, which you know from
-# {ref}`chap-mlm` and {ref}`chap-rope`, comes from the package; all the rest is on
-# this page. The chapter covers §4.2, §4.3 and Appendix Q.3 of the paper
+# {ref}`chap-mlm` and {ref}`chap-rope`, comes from the package; everything else is
+# on this page. The chapter covers §4.2, §4.3 and Appendix Q.3 of the paper
 # {cite}`zheng2025exlm`.
 
 # %% tags=["remove-cell", "nbval-skip"]
@@ -90,11 +90,11 @@ B, N = sentence_BN.shape
 print(*(WORDS[i] for i in masked_BN[0]))
 
 # %% [markdown]
-# Next the states expansion of {ref}`chap-expansion`, in short: every [MASK] $k$
+# Next, the states expansion of {ref}`chap-expansion`: every [MASK] is repeated $k$
 # times. All copies keep the position $i$ of their [MASK], and $j$ numbers them from
 # 1 to $k$. The two masks stand at the same places in every sentence, so one list of
 # coordinates serves all rows. Besides the copies, [BOS] and [EOS] are states, one
-# each: there a path begins and ends.
+# each: a path begins and ends there.
 
 # %%
 K = 2  # states per [MASK]
@@ -111,13 +111,13 @@ names = ["BOS", "1.1", "1.2", "2.1", "2.2", "EOS"]
 print(f"{N} tokens, {len(i_T)} after expansion, {L} states:", *names)
 
 # %% [markdown]
-# The suffixes of the names are the axes: `T` tokens after expansion, `L` states;
+# The suffixes of names stand for axes: `T` tokens after expansion, `L` states;
 # {ref}`notation` has all of them.
 #
 # ## An edge may only lead forward
 #
-# A path visits one state for every hidden word, and must never walk in a circle.
-# The paper takes the simplest rule that ensures it: state $v$ may hand over to
+# A path visits one state for every hidden word and must never return to a state.
+# The paper takes the simplest rule that ensures this: state $v$ may hand over to
 # state $u$ only if $v < u$, in the order of the row. As a matrix this is the part
 # above the diagonal:
 
@@ -129,12 +129,12 @@ is_edge_LL.int()
 # With six states there are 15 edges. The rule allows more than one might think.
 # An edge may skip a mask altogether, as the one from [BOS] to 2.1 does; and it
 # may join two states of the *same* mask, as 1.1 → 1.2. The end of the chapter
-# shows what that is good for.
+# shows what the latter is good for.
 #
 # ## One softmax says how likely each edge is
 #
 # Row $v$ of $\mathbf{E}$ holds the probabilities of the states that may come
-# after $v$. The paper computes it as attention does its weights:
+# after $v$. The paper computes $\mathbf{E}$ as attention computes its weights:
 #
 # $$
 # \begin{gathered}
@@ -144,10 +144,10 @@ is_edge_LL.int()
 # \end{gathered}
 # $$ (eq-paper-transition)
 #
-# $\mathbf{H}$ are the hidden states that the encoder gives for the $L$ states,
-# $D$ is their width, $\mathbf{W}_Q$ and $\mathbf{W}_K$ are learned. $\mathbf{M}$
-# is 0 on allowed edges and $-\infty$ elsewhere. In code we need two departures
-# from the formula. We keep logarithms, because the sum over paths wants them. And
+# $\mathbf{H}$ holds the encoder's hidden states for the $L$ states, $D$ is their
+# width, and $\mathbf{W}_Q$ and $\mathbf{W}_K$ are learned. $\mathbf{M}$ is 0 on
+# allowed edges and $-\infty$ elsewhere. In code we need two departures from the
+# formula. We keep logarithms, because the sum over paths needs them. And
 # $-\infty$ becomes a large negative number: the last state has no successor, and
 # the gradient of a softmax over nothing but $-\infty$ is not a number.
 
@@ -180,7 +180,7 @@ some_E_LL.shape, some_E_LL.sum(dim=1).round(decimals=3).tolist()
 
 
 # %% [markdown]
-# Every row sums to one but the last, which no path leaves.
+# Every row but the last sums to one; no path leaves the last state.
 # {numref}`fig-transition` shows the same matrix as a graph, for random states:
 # nothing is learned yet.
 
@@ -204,7 +204,7 @@ show_graph(ax, some_E_LL.numpy())
 # gate also read a learned vector for the *place* of a state in the row. The
 # published numbers come from this version, so it is the package's default;
 # `--model.transition paper` gives the one above. With a single head and without
-# places the two are the same, and exercise 2 is to write the mixture.
+# places the two are the same; in exercise 2 you write the mixture.
 
 # %% mystnb={"code_prompt_show": "Checked: the class equals the package's, and so does the gated version with one head"} tags=["hide-cell", "check"]
 from exlm_mini.model.expansion import expand_masks
@@ -284,13 +284,13 @@ def log_sum_over_paths(log_emission_BML, log_transition_BLL):
 # The loss, called **states alignment**, is $-\log f_{M,L}$, per target. Its
 # gradient does what an alignment should: each state is pulled towards word $i$ in
 # proportion to the share of the paths that let it say word $i$ (§4.3;
-# {ref}`chap-dag-naive` derives it). States that already say a word well get more
-# of it, so that they divide the words among themselves.
+# {ref}`chap-dag-naive` derives it). A state that already says a word well gets
+# more of it, so the states come to divide the words among themselves.
 #
 # ## ExLM
 #
-# Now everything is there: expand, encode, link the states, score the words, sum
-# over the paths.
+# Now everything is in place: expand, encode, link the states, score the words,
+# sum over the paths.
 
 
 # %%
@@ -302,7 +302,7 @@ class ExLM(nn.Module):
         width = config.shape.width
         self.encoder = Encoder(config, len(WORDS), special.pad)
         self.transition, self.head = Transition(width), Head(width)
-        self.clone = nn.Embedding(K + 1, width)  # a help, see below
+        self.clone = nn.Embedding(K + 1, width)  # an aid, see below
 
     def graph(self, masked_BN, log_chain_LL=None, share=0.0):
         """log P_u(word), (B, L, V), and log E, (B, L, L)."""
@@ -312,7 +312,7 @@ class ExLM(nn.Module):
         hidden_BTD = self.encoder(expanded_BT, i_BT, j_BT, is_real_BT)
         state_BLD = hidden_BTD[:, is_state_T] + self.clone(j_L)
         log_E_BLL = self.transition(state_BLD)
-        if share > 0:  # a help, too
+        if share > 0:  # an aid, too
             log_E_BLL = torch.logaddexp(
                 log_E_BLL + math.log(1 - share), log_chain_LL + math.log(share)
             )
@@ -358,12 +358,12 @@ torch.testing.assert_close(log_path_BP.logsumexp(dim=1), log_p_B)
 # %% [markdown]
 # ## Training
 #
-# Two lines of the class are not in the paper, and without them the model does not
-# get anywhere on this language. One adds a learned vector to each state according
-# to its number $j$. The other mixes $\mathbf{E}$, at the start of training, with
-# $k$ fixed **chains**: state $j$ of one mask leads to state $j$ of the next, and
-# to nowhere else. Both help the states of a mask to become different;
-# {ref}`chap-symmetric-start` is about why they do not do so by themselves.
+# Two lines of the class are not in the paper, and without them the model gets
+# nowhere on this language. One adds a learned vector to each state according to
+# its number $j$. The other mixes $\mathbf{E}$, at the start of training, with $k$
+# fixed **chains**: state $j$ of one mask leads to state $j$ of the next, and to
+# nowhere else. Both help the states of a mask to become different;
+# {ref}`chap-symmetric-start` explains why they do not do so by themselves.
 
 # %%
 is_next_LL = owner_L[:, None] + 1 == owner_L
@@ -374,9 +374,9 @@ log_chain_LL = log_chain_LL.clamp(min=NO_EDGE)
 chain_LL.int()
 
 # %% [markdown]
-# Their share falls from one to zero over the first half of the training. The rest
-# is the loop you know. The folded `start` draws the weights, N(0, 0.125²), and
-# leaves the vectors out where they are not wanted.
+# The chains' share falls from one to zero over the first half of training. The
+# rest is the loop you know. The folded `start` draws the weights from N(0,
+# 0.125²) and leaves out the vectors where they are not wanted.
 
 
 # %% tags=["hide-input"]
@@ -429,17 +429,17 @@ exlm_curve = train(exlm, with_chains=True)
 floor_bits = language.marginal_entropy_bits(language.mask())
 joint_bits = language.joint_entropy_bits(language.mask())
 print(f"floor of MLM {floor_bits:.1f}, joint entropy {joint_bits:.1f}")
-print(f"ExLM {bits(exlm):.1f} bits, without the two helps {bits(bare):.1f}")
+print(f"ExLM {bits(exlm):.1f} bits, without the two aids {bits(bare):.1f}")
 
 # %% [markdown]
-# With the helps the model leaves the floor and wins the whole bit; without them
+# With the aids the model leaves the floor and wins the whole bit; without them
 # it ends where a masked language model ends. {numref}`fig-passed` shows both. The
 # dashed levels come from the language itself.
 
 # %% mystnb={"figure": {"caption": "Bits for the two hidden words, scored with the learned E alone. The share of the chains reaches zero at the dotted line.", "name": "fig-passed"}} tags=["hide-input"]
 fig, ax = plt.subplots(figsize=(6, 3.4))
 for curve, label, color in (
-    (bare_curve, "without helps", "0.5"),
+    (bare_curve, "without aids", "0.5"),
     (exlm_curve, "ExLM", COLORS["exlm"]),
 ):
     ax.plot(list(curve), list(curve.values()), color=color, label=label)
@@ -451,7 +451,7 @@ ax.grid(False)
 fig.legend(loc="outside upper center", ncols=2)
 _ = ax.set(xlim=(0, 303), ylim=(0.8, 3.2), xlabel="step", ylabel="bits, both words")
 
-# %% mystnb={"code_prompt_show": "Checked: within 0.05 bits of the joint entropy with the helps, and of the floor without"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: within 0.05 bits of the joint entropy with the aids, and of the floor without"} tags=["hide-cell", "check"]
 assert joint_bits - 1e-3 < bits(exlm) < joint_bits + 0.05
 assert abs(bits(bare) - floor_bits) < 0.05
 
@@ -522,12 +522,11 @@ with torch.no_grad():
 # ## Two states of one mask
 #
 # Appendix Q.3 of the paper takes the edges inside a mask away and calls the
-# result the *sparse* graph. Its average on GLUE is 81.0, against 81.4 of the full
-# graph and
-# 80.4 without any edges (Table 13). The reason given is that a mask may stand for
-# two words: in "*this is [MASK], and I'm very [MASK] to see this*", the first
-# could be "*so good*". A graph by hand shows it. Take "this is [MASK] [MASK] for
-# us", and let each state know one word:
+# result the *sparse* graph. Its average on GLUE is 81.0, against 81.4 for the
+# full graph and 80.4 without any edges (Table 13). The paper's reason is that a
+# mask may stand for two words: in "*this is [MASK], and I'm very [MASK] to see
+# this*", the first could be "*so good*". A graph written by hand shows this. Take
+# "this is [MASK] [MASK] for us", and let each state know one word:
 
 # %%
 said = ["", "very", "good", "news", "food", ""]  # BOS 1.1 1.2 2.1 2.2 EOS
@@ -556,13 +555,13 @@ table.set_index("filling")
 
 # %% [markdown]
 # The dense graph can say one, two or three words. In "very good" the first mask
-# supplies both and the second is passed over. The sparse graph cannot say "very"
-# at all.
+# supplies both words and the second is skipped. The sparse graph cannot say
+# "very" at all.
 #
-# In pre-training this freedom has little to do. There the targets are the hidden
+# In pre-training this freedom is of little use. There the targets are the hidden
 # words, as many as masks. A path that takes two states of one mask must then
-# leave another mask out, so all that edges inside a mask add is a shift: a mask
-# that says its neighbour's word as well as its own.
+# leave another mask out, so all that edges inside a mask can add is a shift: a
+# mask that says its neighbour's word as well as its own.
 #
 # ## Where this comes from
 #
@@ -571,7 +570,7 @@ table.set_index("filling")
 # {cite}`huang2022datransformer` solved it with more states than words, a
 # transition matrix like {eq}`eq-paper-transition`, and the same sum over paths;
 # ExLM brings it to masked language models, where the states stand at the masks.
-# The released code is built on that model's.
+# ExLM's released code is built on that model's.
 #
 # ## Exercises
 #
@@ -616,8 +615,7 @@ judge_counts(count_paths)
 # %% [markdown]
 # **2. The gate of the released code.** You are given the scores of every head,
 # `(H, L, L)`, and the logits of the gate, `(L, H)`. Return the mixed
-# $\mathbf{E}$,
-# `(L, L)`. The last row does not count.
+# $\mathbf{E}$, `(L, L)`. The last row is not checked.
 
 
 # %% tags=["hide-cell"]

@@ -12,18 +12,17 @@
 #
 # Train the ExLM of {ref}`chap-training` as the paper describes it, and on the
 # small language it ends at 2 bits, exactly where a masked language model ends. It
-# has all the states and edges it needs for 1 bit and does not find out. The paper
-# does not mention this. We met it when our first runs failed, and this chapter is
-# what we found: why the states of a mask stay alike, and two cures.
+# has all the states and edges it needs for 1 bit and never learns to use them.
+# The paper does not mention this. We met it when our first runs failed, and this
+# chapter tells what we found: why the states of a mask stay alike, and two cures.
 #
-# The matter is not special to ExLM. Any model with interchangeable parts, the
-# components of a mixture, hidden states, experts, has to make them different
+# The problem is not special to ExLM. Any model with interchangeable parts, such
+# as mixture components, hidden states or experts, has to make them different
 # before they are of use, and at the start nothing says which should become what.
 #
 # **You will know afterwards** why gradient descent cannot tell equal clones
-# apart, why nearly equal ones take long to part, what else can go wrong on the
-# way, and what a learned vector per clone and chains that fade out each do about
-# it.
+# apart, why nearly equal ones take so long to part, what else can go wrong on the
+# way, and how a learned vector per clone and chains that fade out each help.
 #
 # **What it needs.** A minute on one CPU core, and the graph of
 # {ref}`chap-training`. A *clone* is one of the $k$ states of a mask; here $k =
@@ -100,8 +99,8 @@ def bits(logits, chains=0.0):
 
 # %% [markdown]
 # A model that predicts each word by itself gives every pair ¼ and needs 2 bits.
-# With clones that say one word each, and edges that lead from equal to equal, the
-# table reaches 1 bit. Plain gradient descent follows, step by step:
+# With clones that say one word each, and edges that lead only between matching
+# words, the table reaches 1 bit. Here is plain gradient descent, step by step:
 
 
 # %%
@@ -120,9 +119,9 @@ def descend(logits, steps=480, rate=0.5, fade=0):
 # %% [markdown]
 # ## Clones that are alike stay alike
 #
-# Start with clones that are exactly alike: both of a mask have the same row of
-# logits, and all edges are equally likely. Nothing forbids the rows to differ
-# later.
+# Start with clones that are exactly alike: both clones of a mask have the same
+# row of logits, and all edges are equally likely. Nothing keeps the rows from
+# differing later.
 
 # %%
 row = torch.tensor([0.3, -0.2], dtype=torch.float64)
@@ -136,19 +135,19 @@ print("links differ by", (E_jk - E_jk[0, 0]).abs().max().item())
 
 # %% [markdown]
 # The clones have learned that both words are equally frequent, and they are still
-# equal, not nearly but to the last bit. The reason needs no calculation. Rename
-# the clones of a mask, 1 to 2 and 2 to 1: at this start the model is the same as
-# before, so the gradient must be the same as before, and therefore equal for
-# both. A step along it leaves them equal. And while all clones of the second mask
-# say the same, no choice among them changes the probability of anything: the
-# gradient of the links is exactly zero.
+# equal, to the last bit. The reason needs no calculation. Rename the clones of a
+# mask, 1 to 2 and 2 to 1: at this start the model is the same as before, so the
+# gradient must be the same as before, and therefore equal for both. A step along
+# it leaves them equal. And as long as all clones of the second mask say the same
+# words, choosing among them changes no probability: the gradient of the links is
+# exactly zero.
 #
-# In ExLM the clones share the encoder, which makes it worse: equal inputs give
-# equal states *whatever the weights are*. What the clones of a mask do not share
-# is the second coordinate $j$ of 2D RoPE ({ref}`chap-rope`). It enters as an
-# angle in attention, and with small random weights it makes a small difference.
-# Here is the distance of two clones as a share of their length, in the untrained
-# model, for $j = 0, 0$ and for $j = 1, 2$:
+# In ExLM the clones share the encoder, which makes matters worse: equal inputs
+# give equal states *whatever the weights are*. What the clones of a mask do not
+# share is the second coordinate $j$ of 2D RoPE ({ref}`chap-rope`). It enters as
+# an angle in attention, and with small random weights it makes a small
+# difference. Here is the distance of two clones as a share of their length, in
+# the untrained model, for $j = 0, 0$ and for $j = 1, 2$:
 
 # %%
 from exlm_mini.training.parts import make_model
@@ -198,14 +197,14 @@ assert 0.01 < distance < 0.25
 # \end{gathered}
 # $$ (eq-saddle)
 #
-# Everything is in the product. If all three differences have size $\varepsilon$,
-# the gain has size $\varepsilon^3$: at $\varepsilon = 0.1$ a thousandth. Two
-# differences without the third win nothing: clones that speak differently are of
-# no use unless the links differ, and different links are of no use between clones
-# that speak alike. Where all three are zero, the gradient vanishes, and so do all
-# second derivatives. Such a point is a saddle, and a very flat one. The gradient
-# with respect to $a$ is about $bc$: each difference grows only as fast as the
-# others allow.
+# What counts is the product of the differences. If all three have size
+# $\varepsilon$, the gain has size $\varepsilon^3$: at $\varepsilon = 0.1$ a
+# thousandth. Two differences without the third win nothing: clones that speak
+# differently are of no use unless the links differ, and different links are of no
+# use between clones that speak alike. Where all three are zero, the gradient
+# vanishes, and so do all second derivatives. Such a point is a saddle, and a very
+# flat one. The gradient with respect to $a$ is about $bc$: each difference grows
+# only as fast as the others allow.
 
 
 # %%
@@ -239,23 +238,24 @@ hessian = torch.autograd.functional.hessian(bits_won, zeros)
 assert all(h == 0 for line in hessian for h in line)
 
 # %% [markdown]
-# The formula also says what a help has to do. Give the model one of the
+# The formula also says what an aid has to do. Give the model one of the
 # differences and the gain is of second order in the other two; give it two, and
-# it is of first order, with a gradient from the first step on.
+# the gain is of first order, with a gradient from the first step on.
 #
 # - **Chains.** For a while replace the edges by $k$ fixed chains: clone $j$ hands
 #   over to clone $j$, and every chain is entered equally often. That is $c = 1$ and
 #   $\ell = 0$. Then fade them out, and the learned edges in.
-# - **Clone vectors.** Add to the state of clone $j$ a learned vector number $j$,
-#   drawn large. Then the clones speak differently from the start: $a$ and $b$ are
-#   not small.
+# - **Clone vectors.** Add to the state of clone $j$ the $j$-th of $k$ learned
+#   vectors, drawn large. Then the clones speak differently from the start: $a$
+#   and $b$ are not small.
 #
 # ## Watch the clones part
 #
 # Below, the table is trained from five starts. The boxes are the clones; each is
 # filled with the share of *happy* or *smiled* (orange) and of *sad* or *wept*
-# (blue) in what it says. Edges are as wide as paths take them. The curve is the
-# bits with the learned edges alone. The chains have faded out after 160 steps.
+# (blue) in what it says. The more paths take an edge, the wider it is. The curve
+# shows the bits with the learned edges alone. The chains have faded out after 160
+# steps.
 
 # %% tags=["hide-input"]
 STARTS = {  # size of the differences, of the clone vectors; chains fade over
@@ -406,9 +406,8 @@ display({"text/html": html, "text/plain": note}, raw=True)
 # %% [markdown]
 # Nearly alike clones wait on the plateau for some 250 steps, and within the next
 # fifty most of the bit is won. Nothing has changed in between but the three
-# differences, which grew together, at first too slowly to see. With either help
-# the wait is short. {numref}`fig-parting` shows the same runs on top of each
-# other.
+# differences, which grew together, at first too slowly to see. With either aid
+# the wait is short. {numref}`fig-parting` shows the same runs together.
 
 # %% mystnb={"figure": {"caption": "Bits of the table of fourteen numbers, by gradient descent from five starts.", "name": "fig-parting"}} tags=["hide-input"]
 fig, ax = plt.subplots(figsize=(6, 3.6))
@@ -421,7 +420,7 @@ _ = ax.set(
     xlim=(0, 480), ylim=(0.95, 2.15), xlabel="step", ylabel="bits, both words"
 )
 
-# %% mystnb={"code_prompt_show": "Checked: how long each start waits until half a bit is won, in this order"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: how long each start waits until half a bit is won"} tags=["hide-cell", "check"]
 wait = {
     name: next((step for step, b in enumerate(curve) if b < 1.5), None)
     for name, curve in curves.items()
@@ -433,13 +432,13 @@ assert all(wait[name] < 100 for name in ("clone vectors", "chains", "both"))
 # %% [markdown]
 # ## In the real model it takes both
 #
-# A table of fourteen numbers leaves the plateau in the end, and each help alone
-# suffices. Our ExLM runs mostly did neither. Two things are different there. The
-# gradient comes from a batch, and its noise does not shrink where the pull does.
-# And the graph is larger: a state may follow any earlier one, so before the
-# clones differ there is something else to learn, namely to stop twice between
-# [BOS] and [EOS], not once or four times. Every route with two stops serves for
-# that, and a route that is ahead by chance gets further ahead. That is the lead
+# A table of fourteen numbers leaves the plateau in the end, and each aid alone
+# suffices. In most of our ExLM runs neither was true. Two things are different
+# there. The gradient comes from a batch, and its noise does not shrink where the
+# pull does. And the graph is larger: a state may follow any earlier one, so
+# before the clones differ there is something else to learn, namely to stop twice
+# between [BOS] and [EOS], not once or four times. Any route with two stops will
+# do, and a route that is ahead by chance gets further ahead. That is the lead
 # $\ell$ of {eq}`eq-saddle`. With $\ell = 1$ the gain is zero whatever the clones
 # have learned.
 #
@@ -463,9 +462,9 @@ runs = {
 
 # %% [markdown]
 # There are six routes with two stops, and the posterior says which share of a
-# sentence's probability belongs to each. From it follow two things: whether the
-# paths *divide*, that is whether each clone says its own mask's word on more than
-# a tenth of them; and whether a state that is in use *leans* to one of the moods.
+# sentence's probability belongs to each. It tells two things: whether the paths
+# *divide*, that is, whether each clone says its own mask's word on more than a
+# tenth of them; and whether a state that is in use *leans* towards one mood.
 
 
 # %% tags=["hide-input"]
@@ -518,7 +517,7 @@ for name, (_, used_ML, lean_ML) in looks.items():
     }
 pd.DataFrame(rows).T
 
-# %% mystnb={"code_prompt_show": "Checked: each cure alone leaves the model at the floor, for another reason; both together end at the joint entropy"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: each cure alone leaves the model at the floor, each for its own reason; both together end at the joint entropy"} tags=["hide-cell", "check"]
 table_of = pd.DataFrame(rows).T
 assert table_of["paths divide"].tolist() == ["no", "no", "yes", "yes"]
 assert table_of["clones lean"].tolist() == ["no", "no", "no", "yes"]
@@ -531,7 +530,7 @@ for name, run in runs.items():
 # alone the paths do not divide between the clones of a mask. A state that most
 # paths take has to say both moods equally often, whatever vector was added to it,
 # and so the difference that the vectors gave is lost. With chains alone the paths
-# divide, and the clones say the same.
+# divide, but the clones say the same words.
 
 
 # %% tags=["hide-input"]
@@ -561,10 +560,10 @@ draw_end(axes[1], "chains")
 # %% [markdown]
 # ## Over seeds
 #
-# One run each shows what can happen. Recorded runs show how often. A run has
-# *arrived* if it ends within 0.1 bits of the joint entropy; `pairs` is the
+# One run of each kind shows what can happen; recorded runs show how often. A run
+# has *arrived* if it ends within 0.1 bits of the joint entropy; `pairs` is the
 # language of this chapter, `fours` has four moods. Both use the package's
-# defaults, that is gated transitions and cloned boundaries.
+# defaults, that is, gated transitions and cloned boundaries.
 
 # %% tags=["hide-input"]
 results = Path("../book/results")
@@ -639,20 +638,20 @@ assert (
 )
 
 # %% [markdown]
-# Both cures together have arrived in every run. Between the other rows the counts
-# decide nothing; one seed of `pairs` arrived with chains alone, and one of
-# `fours` with vectors alone came half of the way. In the same sweep three seeds
-# each with larger initial weights, or with batches of 512 in place of 64, stayed
-# at the floor. With both of these, and without the learned places of the released
-# $\mathbf{E}$, one seed of four arrived.
+# Every run with both cures arrived. The counts do not separate the other rows:
+# one seed of `pairs` arrived with chains alone, and one of `fours` with vectors
+# alone got halfway. In the same sweep three seeds each with larger initial
+# weights, or with batches of 512 in place of 64, stayed at the floor. With both
+# of these, and without the learned places of the released $\mathbf{E}$, one seed
+# of four arrived.
 #
 # On English (two seeds each, 600 steps, $k = 4$) the runs ended at 6.1 and 6.2
 # bits per masked token with both cures, 6.3 and 6.5 with chains, 7.3 and 7.5 with
 # neither. {ref}`all-sweeps` has this sweep in full.
 #
-# **What we do not know** is whether ExLM at the size of the paper needs a cure.
+# **What we do not know** is whether ExLM needs a cure at the size of the paper.
 # Its text, its batches and its training are larger by orders of magnitude, and a
-# plateau that ends late would not be seen in a final score. A study of ours asks
+# plateau that ends late would not show in a final score. A study of ours asks
 # this of small models on English with the paper's dropout and initial weights;
 # what it will count as an answer is fixed in {source}`book/plan.md`.
 #
@@ -662,10 +661,10 @@ assert (
 # first quarter of the steps and fade out over the second. The edges are then
 # $r\,\mathbf{C} + (1 - r)\,\mathbf{E}$, and the share $r$ falls from one to zero.
 # While the chains stand alone, $\mathbf{E}$ has no part in the loss and would
-# fade in as it was drawn. So it is taught: the gradient of the chains, that is
-# the number of times a path is expected to take each edge, goes to
-# $\log\mathbf{E}$. These are the counts from which the M-step of expectation
-# maximisation would estimate it. The encoder gets no gradient through them.
+# fade in untrained. So it is taught: the gradient of the chains, that is, the
+# number of times a path is expected to take each edge, goes to $\log\mathbf{E}$.
+# These are the counts from which the M-step of expectation maximisation would
+# estimate $\mathbf{E}$. The encoder gets no gradient through them.
 # {ref}`chap-training` does without this: there the share falls from the first
 # step on, so $\mathbf{E}$ always has a part.
 
@@ -709,7 +708,7 @@ for links, log_E_LL in (
 # **1. How long is the wait?** Let all free differences be equal and follow the
 # gradient. Near the start $d\varepsilon/dt \approx \varepsilon^{n-1}$ if the gain
 # is of order $n$. Write the time until $\varepsilon = \frac12$, for the orders 1, 2
-# and 3. What does halving the first $\varepsilon$ do to it?
+# and 3. What does halving the initial $\varepsilon$ do to it?
 
 
 # %% tags=["hide-cell"]

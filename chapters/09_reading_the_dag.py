@@ -14,10 +14,10 @@
 # between them say which words it considers, which of them go together, and how
 # sure it is. In this chapter you read all of that out of a trained model: the
 # likeliest words of each state, the best path, the distribution of each mask, and
-# the joint distribution of several masks. You do it on a small language whose
-# true distribution is known, so every number has something to be compared with.
-# Then you explore the graph by hand, and put one finding of the paper's case
-# study to a test.
+# the joint distribution of several masks. You do this on a small language whose
+# true distribution is known, so every number can be compared with the truth. Then
+# you explore the graph by hand, and put one finding of the paper's case study to
+# the test.
 #
 # **You will know afterwards** what a state has learned, what the best path
 # promises and what it does not, and whether later masks are less uncertain than
@@ -64,10 +64,9 @@ str(scale)
 # The paper reads "This is [MASK], and I'm very [MASK] to see this." Our language
 # `quartets` has a sentence of that kind: a hidden mood, one of four, chooses both
 # masked words, each out of three, and nothing else in the sentence tells the
-# mood. So 36 pairs of words are possible, all equally likely, of $12 \times 12$
-# that a masked language model (MLM) cannot tell from them. We train an ExLM with
-# $k = 4$ states per mask and, as in Appendix P, one node each for [BOS] and
-# [EOS].
+# mood. So of $12 \times 12$ pairs of words, which a masked language model (MLM)
+# cannot tell apart, 36 are possible, all equally likely. We train an ExLM with $k
+# = 4$ states per mask and, as in Appendix P, one node each for [BOS] and [EOS].
 
 
 # %%
@@ -86,8 +85,8 @@ TEXT = "the old baker felt [MASK] this morning so his sister [MASK]"
 # %% [markdown]
 # One pass through the model gives everything there is to read: for each state $u$
 # a distribution over the vocabulary, $\mathbf{P}_u$, and the transition matrix
-# $\mathbf{E}$, whose entry $E_{v,u}$ is the probability to go from state $v$ to
-# state $u$.
+# $\mathbf{E}$, whose entry $E_{v,u}$ is the probability of going from state $v$
+# to state $u$.
 
 
 # %%
@@ -158,18 +157,18 @@ ax.grid(visible=False)
 
 # %% [markdown]
 # Every state belongs to one mood, the four states of a mask share the four moods
-# among them, and each yellow row has one dark field: below the brown words of its
-# own mood. [BOS] opens all four alike. These are the first two findings of
-# Appendix P: states represent different choices, and transitions link the choices
-# that fit. No path stays inside a mask, though the graph would allow it. Which
-# state takes which mood is an accident of the start and may differ on your
+# among them, and each yellow row has one dark field: in the brown column of its
+# own mood. [BOS] enters all four equally often. These are the first two findings
+# of Appendix P: states represent different choices, and transitions link the
+# choices that fit. No path stays inside a mask, though the graph would allow it.
+# Which state takes which mood is an accident of the start and may differ on your
 # machine.
 
 # %% mystnb={"figure": {"caption": "The same graph drawn as paths (the analogue of Figure 11). The width of an edge is its probability.", "name": "fig-reading-dag"}} tags=["hide-input"]
 fig, ax = plt.subplots(figsize=(5.4, 3.6))
 draw_dag(ax, E_LL.numpy(), owner_L.tolist(), names, kinds)
 
-# %% mystnb={"code_prompt_show": "Checked: each state has over 95% of its words in one mood, and goes there with over 95%"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: each state has over 95% of its probability in one mood, and leads to that mood with over 95%"} tags=["hide-cell", "check"]
 of_first, of_second = torch.arange(1, 5), torch.arange(5, 9)
 mood_LZ = torch.zeros(10, 4, dtype=torch.float64)
 for own_L, ids in zip((of_first, of_second), ids_of, strict=True):
@@ -188,7 +187,7 @@ assert E_LL[of_first][:, of_first].max() < 0.02
 # ## The best path
 #
 # To fill the masks, follow one path. The best one maximises the product of its
-# transitions and of the likeliest word at each state it visits:
+# transitions and the likeliest word's probability at each state it visits:
 #
 # $$
 # \begin{aligned}
@@ -197,9 +196,9 @@ assert E_LL[of_first][:, of_first].max() < 0.02
 # \end{aligned}
 # $$ (eq-best-path)
 #
-# It takes the sum over all paths of {ref}`chap-dag-naive` with the sum replaced
-# by a maximum, and remembers for each state where the best path to it came from.
-# This is Viterbi's algorithm.
+# To find it, replace the sum over all paths of {ref}`chap-dag-naive` by a
+# maximum, and remember for each state where the best path to it came from. This
+# is Viterbi's algorithm.
 
 
 # %%
@@ -223,10 +222,10 @@ filled = [tokenizer.token(P_LV[u].argmax().item()) for u in path[1:-1]]
 print(f"{len(path)} states, {len(filled)} words")
 
 # %% [markdown]
-# All 36 possible pairs are equally good, so the last digits of the model decide
-# which of them you get in `filled`. What must hold is that the two words share a
-# mood. Filling each mask by itself has no such guarantee: three of four pairs
-# chosen that way do not exist.
+# All 36 possible pairs are equally good, so small inaccuracies of the model
+# decide which of them you get in `filled`. What must hold is that the two words
+# share a mood. Filling each mask by itself gives no such guarantee: three of four
+# pairs chosen that way do not exist.
 #
 # ## Summing over paths
 #
@@ -247,9 +246,9 @@ P_exlm = joint_VV[ids_of[0]][:, ids_of[1]]  # the 12 x 12 words of the slots
 tuple(P_exlm.shape)
 
 # %% [markdown]
-# The language tells what this table should be. It also tells what the best
-# possible MLM would say, one that knows the distribution of each mask exactly and
-# multiplies them.
+# The language gives the true table. It also gives what the best possible MLM
+# would say, one that knows the distribution of each mask exactly and multiplies
+# them.
 
 # %% tags=["hide-input"]
 sentence = language.sample(1, seed=0)[0]
@@ -296,8 +295,8 @@ share = probability / P_exlm[i, j]  # of the best path in the sum over all
 assert 0.97 < share <= 1 + 1e-6
 
 # %% [markdown]
-# In the trained graph every possible pair has one path, and the best path has
-# nearly all of the probability of its words. In general it has not, and then the
+# In the trained graph every possible pair has one path, and the best path carries
+# nearly all of the probability of its words. In general it does not, and then the
 # words of the best path need not be the best words. The smallest example has one
 # mask and three states, of which one says *glad* and two say *sorry*:
 
@@ -313,17 +312,17 @@ print(f"the best word is {words[sum_W.argmax()]}: {sum_W.max():.1f}")
 
 # %% [markdown]
 # Finding the best words of many masks is a hard search, so `exlm_mini.fill` gives
-# those of the best path, and beside the path's probability that of the words,
+# those of the best path, with both the path's probability and that of the words,
 # summed over all paths.
 #
 # ## One mask at a time
 #
-# What does the model say of one mask by itself? Through which state does a path
-# pass at mask $i$? Forward sums say how likely a path of $i$ steps stands in
-# state $u$, backward sums how likely it reaches [EOS] from there with one step
+# What does the model say about one mask by itself? Through which state does a
+# path pass at mask $i$? Forward sums say how likely a path is in state $u$ after
+# $i$ steps, backward sums how likely it reaches [EOS] from there with one step
 # per remaining mask. Their product, normalised, is the share $\gamma_{i,u}$ of
-# paths that give mask $i$ to state $u$; the mask's distribution mixes those of
-# the states by these shares.
+# paths that give mask $i$ to state $u$; the mask's distribution mixes the states'
+# distributions by these shares.
 
 
 # %%
@@ -380,7 +379,7 @@ torch.testing.assert_close(table, P_exlm)
 #     "the old baker felt [MASK] this morning so his sister [MASK]"
 # ```
 #
-# The command prints all this for any run, on text and molecules too, and `--html`
+# The command prints all this for any run, on text or molecules, and `--html`
 # writes the explorer of the next section to a file.
 #
 # ## Filling masks together
@@ -391,12 +390,12 @@ torch.testing.assert_close(table, P_exlm)
 # P(y \mid x) = \frac{P(x, y)}{\sum_{y'} P(x, y')}
 # $$ (eq-conditional)
 #
-# with the sums over all paths that eq. {eq}`eq-two-masks` has. In the explorer,
-# point at a state to see its words and where it leads. Click a word to fix it for
-# its mask, or a state to demand that the path passes it; click again to release
-# it. Ticks mark where the bars stood before. The scene was recorded from a run of
-# 400 steps, so that the page is the same everywhere; `read_scene(reading, …)`
-# makes one of the model you have just trained.
+# with sums over all paths as in eq. {eq}`eq-two-masks`. In the explorer, point at
+# a state to see its words and where it leads. Click a word to fix it for its
+# mask, or a state to make all paths go through it; click again to release it.
+# Ticks mark where the bars stood before. The scene was recorded from a run of 400
+# steps, so that the page is the same everywhere; `read_scene(reading, …)` makes
+# one from the model you have just trained.
 
 # %%
 from exlm_mini.reading.explorer import explorer
@@ -409,7 +408,7 @@ explorer(recorded)
 
 # %% [markdown]
 # One click is worth two bits: with the first word fixed, three of twelve words
-# are left for the second. With an MLM the other mask would not move.
+# are left for the second. With an MLM the other mask's bars would not move.
 
 # %% mystnb={"code_prompt_show": "Checked: the explorer's numbers are the rows of your table, to 0.001"} tags=["hide-cell", "check"]
 scene = read_scene(reading, tokenizer, row_BN)
@@ -424,12 +423,52 @@ for i, word in enumerate(words_of[0]):
     assert (given_W > 0.1).sum() == 3
 
 # %% [markdown]
+# ## And on English?
+#
+# A small ExLM of English comes with the package: 1.5 million parameters, trained
+# for 41 minutes on one CPU core with a few dozen books. Here is a sentence like
+# the paper's.
+
+# %%
+import exlm_mini
+
+SENTENCE = "This is [MASK], and I'm very [MASK]."
+english = exlm_mini.load("english")
+live = english.explore(SENTENCE)
+file = english.run / "scene.json"  # the same, recorded
+explorer(scene_from_json(file.read_text()))
+
+# %% [markdown]
+# The words fit the grammar, but fix one, and the bars of the other mask stand
+# still: all paths use one state of each mask, and this model has become an MLM.
+# Words masked at random in real text lie far apart and depend little on each other,
+# so its links had little to learn from. {ref}`chap-findings` tells what we know of
+# links where there is more to win.
+
+# %% mystnb={"code_prompt_show": "Checked: one state of each mask has over 99% of the paths, and fixing a word moves no other by 0.001"} tags=["hide-cell", "check"]
+stored = scene_from_json(file.read_text())
+for scene_of in (live.scene, stored):
+    first, second = (
+        conditionals(scene_of, chosen).word_SW[1]
+        for chosen in ({}, {1: scene_of.words[scene_of.offered[0][0]]})
+    )
+    assert np.abs(first - second).max() < 0.001
+    assert conditionals(scene_of, {}).state_SL.max(axis=1).min() > 0.99
+said = [
+    dict(zip(s.words, conditionals(s, {}).word_SW.T, strict=True))
+    for s in (live.scene, stored)
+]
+both = said[0].keys() & said[1].keys()
+assert len(both) > 0.8 * len(said[1])
+assert all(np.allclose(said[0][w], said[1][w], atol=1e-3) for w in both)
+
+# %% [markdown]
 # ## Are later masks less uncertain?
 #
-# The third finding of Appendix P: the states of the first mask spread their
-# probability over several words, those of the second put most of it on one, and
-# the paper puts this down to the direction of the graph. Measure it: the entropy
-# $H[P_u]$ of what a state says, averaged with the shares $\gamma_{i,u}$.
+# The third finding of Appendix P is that the states of the first mask spread
+# their probability over several words and those of the second put most of it on
+# one. The paper puts this down to the direction of the graph. Measure it by the
+# entropy $H[P_u]$ of what a state says, averaged with the shares $\gamma_{i,u}$.
 
 
 # %%
@@ -444,8 +483,8 @@ print(f"the two masks differ by {abs(bits_M[0] - bits_M[1]):.1f} bits")
 
 # %% [markdown]
 # In this language there is no such difference; both are near $\log_2 3 = 1.58$
-# bits, three equal words per mood. But each slot has three words here. A fair
-# test takes two languages that are mirror images. A mood has four words in the
+# bits, three equal words per mood. But here both slots have three words. A fair
+# test needs two languages that are mirror images. A mood has four words in the
 # *wide* slot and one in the *narrow* slot; in `wide-first` the wide slot comes
 # first, in `wide-last` it comes second. If direction were the cause, the second
 # mask would be sharper in both.
@@ -514,9 +553,9 @@ assert round(with_place, 2) == -0.18
 # The wide slot has two bits per state and the narrow one none, wherever they
 # stand. A recorded run on the larger language `town`, with eleven masks, agrees:
 # the entropy of its states correlates with the exact entropy of the masked word
-# (0.85), and hardly with its place in the sentence (−0.18). There is a reason.
+# (0.85), but hardly with its place in the sentence (−0.18). There is a reason.
 # Given the context, states and words form a hidden Markov chain, and such a chain
-# read backwards is one again, with the same words in each state: direction alone
+# read backwards is again one, with the same words in each state: direction alone
 # cannot make later states sharper.
 #
 # What *is* less uncertain at a later mask is the choice of the state, given the
@@ -562,7 +601,7 @@ assert judge_count(num_paths) == "right"
 
 # %% [markdown]
 # **2. Information flows both ways.** All edges lead forward. Fix the *second*
-# word to *wept*: what follows for the first mask? Predict, try it in the
+# word to *wept*: what follows for the first mask? Predict it, try it in the
 # explorer, then compute the 12 probabilities from `P_exlm`.
 
 

@@ -13,7 +13,7 @@
 # A pre-trained model is judged by what it can be taught afterwards. The paper
 # teaches ExLM to predict properties of molecules, to compare sentences and to
 # answer questions, and its Tables 1 to 4 hold the scores. In this chapter you
-# write the whole way from a pre-trained ExLM to such a score: the encoder without
+# write every step from a pre-trained ExLM to such a score: the encoder without
 # masks, a head, the training loop, and the metric. Then you ask how much of a
 # score is the model and how much is luck.
 #
@@ -114,9 +114,9 @@ for name in ("train", "validation", "test"):
 # that. The scaffold {cite}`bemis1996properties` is what is left of a molecule
 # when the side chains are cut off, and all molecules of one scaffold go to the
 # same part, the large groups to training. Here no test molecule has a scaffold
-# that was trained on; in a random split 82% have. Splitters differ in details,
-# such as whether stereo marks belong to the scaffold, so a score needs the hash
-# of its split beside it.
+# that was trained on; in a random split 82% do. Splitters differ in details, such
+# as whether stereo marks belong to the scaffold, so a score needs the hash of its
+# split beside it.
 
 # %% mystnb={"code_prompt_show": "Checked: 0% of the test molecules have a scaffold of the training set, 82% in a random split"} tags=["hide-cell", "check"]
 from exlm_lab.downstream.scaffolds import index_sha1, molecules, scaffold, split
@@ -136,9 +136,8 @@ assert index_sha1(by_scaffold.test) == splits.notes["split_sha1"]["test"]
 # %% [markdown]
 # ## The encoder without masks
 #
-# Pre-training is the command of the other chapters. This cell runs it for a
-# moment, on the same molecules without their answers, and opens the run it leaves
-# behind.
+# Pre-training is the command of the other chapters. This cell runs it briefly, on
+# the same molecules without their answers, and opens the run it leaves behind.
 
 # %% tags=["hide-input"]
 import io
@@ -246,7 +245,7 @@ tuple(model(pad(train_rows[:8])).shape)
 # ## The loop
 #
 # Encoder and head are trained together. The loss is the cross-entropy of each yes
-# or no, the mean over rows and questions. The loop differs from that of
+# or no, averaged over rows and questions. The loop differs from that of
 # pre-training in its numbers only: a few passes over the data instead of a
 # hundred thousand steps, and a learning rate that rises for 6% of the steps and
 # then falls to 0.
@@ -311,10 +310,10 @@ for name, pretrained in (("untrained", untrained), ("ExLM", start.model())):
 # ## The metric: pairs in the right order
 #
 # How good are these logits? Counting right answers has two faults: it needs a
-# threshold, and where 9 of 10 molecules are a no, always saying no is 90% right.
-# The field uses ROC-AUC, the area under a curve of hits against false alarms. It
-# has a simpler meaning. Take every pair of a yes and a no, and count how often
-# the yes has the larger logit $s$; a tie counts half:
+# threshold, and where the answer is no for 9 of 10 molecules, always saying no is
+# 90% right. The field uses ROC-AUC, the area under a curve of hits against false
+# alarms. This area has a simpler meaning. Take every pair of a yes and a no, and
+# count how often the yes has the larger logit $s$; a tie counts half:
 #
 # $$
 # \text{AUC} = \sum_{a \in \text{yes}} \sum_{b \in \text{no}}
@@ -338,9 +337,9 @@ answer_R = torch.tensor([True, False, True, False, False])
 print(f"five of six pairs: {roc_auc(five_R, answer_R):.3f}")
 
 # %% [markdown]
-# A score is worth nothing without a simple method beside it. Ours is a logistic
-# regression on how often each symbol occurs in the string, which cannot know what
-# is linked to what.
+# A score is worth nothing without a simple baseline. Ours is a logistic
+# regression on how often each symbol occurs in the string; it cannot know what is
+# linked to what.
 
 # %%
 is_yes_RC = torch.from_numpy(splits.test.labels == 1)
@@ -367,23 +366,23 @@ ax.text(3.4, 0.505, "a coin", ha="right", fontsize=8, color="0.35")
 ax.set(xticks=range(4), xticklabels=names, ylabel="ROC-AUC", xlim=(-0.5, 3.5))
 _ = fig.legend(loc="outside upper center", ncols=3, fontsize=8, handletextpad=0.2)
 
-# %% mystnb={"code_prompt_show": "Checked: both ExLMs are above counting in the mean, and less than 0.06 apart"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: both ExLMs are above counting on average, and less than 0.06 apart"} tags=["hide-cell", "check"]
 mean_area = {name: values.mean() for name, values in areas.items()}
 assert 0.74 < mean_area["counting"] < 0.77
 assert min(mean_area["untrained"], mean_area["ExLM"]) > mean_area["counting"]
 assert abs(mean_area["untrained"] - mean_area["ExLM"]) < scale.pick(0.06, 0.2)
 
 # %% [markdown]
-# In the mean both models are ahead of counting, and pre-training is no visible
-# help. That is no surprise: 200 steps teach little, and how symbols belong
-# together is just what the task itself teaches. The run shows that the way from a
-# checkpoint to a score works.
+# On average both models are ahead of counting, and pre-training is no visible
+# help. That is no surprise: 200 steps teach little, and which symbols belong
+# together is just what the task itself teaches. What the run shows is that every
+# step from a checkpoint to a score works.
 #
 # ## The same from the package
 #
 # The package does this for any run and any of its tasks, with dropout,
 # checkpoints and several seeds. It judges what you have written: its head must
-# give the same logits, its loss, its loop the same losses step by step, and
+# give the same logits and loss, its loop the same mean loss and final logits, and
 # scikit-learn, on which its metric rests, the same areas.
 
 # %% mystnb={"code_prompt_show": "Checked: the package's model, loss, loop and ROC-AUC give the same numbers"} tags=["hide-cell", "check"]
@@ -477,7 +476,7 @@ folder.cleanup()
 # move by several points from seed to seed, so two models are compared seed by
 # seed: with $n$ differences of mean $\bar d$ and standard deviation $\sigma_d$,
 # the 95% interval is $\bar d \pm t_{n-1}\,\sigma_d / \sqrt{n}$, and for three
-# seeds Student's $t$ is 4.30. A difference is one if the interval leaves out
+# seeds Student's $t$ is 4.30. We count a difference only if its interval excludes
 # zero. Of the five between ExLM and MLM none does.
 
 
@@ -498,17 +497,17 @@ for name, found in record["tasks"].items():
 # %% [markdown]
 # But what has been repeated? All three seeds of a model start from the *same*
 # pre-trained weights, so the interval speaks of these two checkpoints. Whether
-# ExLM is the better *method* asks what another pre-training would have given, and
-# its unit is the pre-training run. The right half of the figure shows how much
-# that matters: ExLM and MLM on a small language, each pre-trained three times
-# with equal data and steps. In one pair they are equal, in two ExLM is far ahead.
-# The mean difference is 18 points, and the interval, ±43, still holds zero; a
-# single pre-training run could have led to either conclusion. The paper's seeds,
-# three or five, are of fine-tuning, and its tables print their mean or median
-# without a spread. What our longer studies decide, with up to ten pre-training
-# runs a model, is in {ref}`all-sweeps`.
+# ExLM is the better *method* depends on what another pre-training would have
+# given, and there the unit is the pre-training run. The right half of the figure
+# shows how much that matters: ExLM and MLM on a small language, each pre-trained
+# three times with equal data and steps. In one pair they are equal; in two ExLM
+# is far ahead. The mean difference is 18 points, and the interval, ±43, still
+# contains zero; a single pre-training run could have led to either conclusion.
+# The paper's seeds, three or five, are of fine-tuning, and its tables print their
+# mean or median without a spread. What our longer studies decide, with up to ten
+# pre-training runs per model, is in {ref}`all-sweeps`.
 
-# %% mystnb={"figure": {"caption": "Left: ExLM minus MLM after fine-tuning with three seeds from one pre-training run each, with the 95% interval of the mean; grey diamonds are the differences the paper prints. Right: accuracy on toy-inference after three pre-training runs each; a line joins equal seeds, a third is chance.", "name": "fig-downstream-recorded"}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "Left: ExLM minus MLM after fine-tuning with three seeds from one pre-training run each, with the 95% interval of the mean; grey diamonds are the differences the paper prints. Right: accuracy on toy-inference after three pre-training runs each; a line joins runs with the same seed; the dashed line, a third, is chance.", "name": "fig-downstream-recorded"}} tags=["hide-input"]
 LABELS = {"bbbp": "BBBP", "bace": "BACE", "clintox": "ClinTox", "cola": "CoLA"}
 LABELS["sst2"] = "SST-2"
 fig, (left, right) = plt.subplots(
@@ -565,11 +564,11 @@ assert abs(first) < 2 and min(others) > 20
 
 # %% [markdown]
 # Three more things to know before reading a table. **Settings are chosen.** For
-# Table 3 the paper searches a grid, of up to 64 settings for a task, and reports
-# the development sets; if the same rows chose the setting, the score is too good,
-# and Exercise 3 measures by how much. **Test molecules are seen before.** Of
-# BBBP's 204 test molecules 17 were among those of our pre-training, without their
-# answers. **Tables have slips.** Tables 1 and 9 give different numbers of
+# Table 3 the paper searches a grid of up to 64 settings per task and reports the
+# development sets; if the settings were chosen on the same rows, the score is too
+# good, and Exercise 3 measures by how much. **Test molecules have been seen
+# before.** Of BBBP's 204 test molecules 17 were in our pre-training data, without
+# their answers. **Tables have slips.** Tables 1 and 9 give different numbers of
 # molecules for three sets; the four scores of Vanilla MLM++ in Table 2 have the
 # mean 80.6, not 80.7; and the 78.8 of ExLM on RTE in Table 3 cannot be the median
 # of five runs, because no share of 277 pairs rounds to it.
@@ -616,8 +615,8 @@ assert rte["ExLM"] == 78.8 and 78.8 not in shares and rte["RoBERTa*"] in shares
 # ## Exercises
 #
 # **1. Missing answers.** In Tox21 not every molecule was measured in every test;
-# a missing answer is `nan`. Write the loss as the mean over the answers that are
-# there.
+# a missing answer is `nan`. Write the loss as the mean over the answers that
+# exist.
 
 # %% mystnb={"code_prompt_show": "The judge"} tags=["hide-input"]
 nan = math.nan
@@ -662,10 +661,9 @@ assert judge_loss(masked_loss) == "right"
 
 # %% [markdown]
 # **2. Without the pairs.** A set like MUV has 93,000 molecules, too many to hold
-# all pairs. Compute the same area from the *ranks* of the scores, which
-# `rankdata` gives
-# (the smallest has rank 1, ties share the mean of theirs). Hint: how many rows lie
-# below the yes of rank $r$, and how many of them are a yes themselves?
+# all pairs. Compute the same area from the *ranks* of the scores, which `rankdata`
+# gives (the smallest has rank 1, ties share their mean rank). Hint: how many rows
+# lie below the yes of rank $r$, and how many of them are yes themselves?
 
 
 # %% mystnb={"code_prompt_show": "The judge"} tags=["hide-input"]
@@ -706,7 +704,7 @@ assert judge_auc(auc_by_ranks) == "right"
 # %% [markdown]
 # **3. What choosing costs.** RTE's development set has 277 pairs, and Table 11
 # lists 64 settings. Suppose they are all equally good: each answers a pair
-# rightly with probability 0.75. Simulate the score of the best one, in percent.
+# correctly with probability 0.75. Simulate the score of the best one, in percent.
 
 
 # %% mystnb={"code_prompt_show": "The judge"} tags=["hide-input"]

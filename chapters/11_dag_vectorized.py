@@ -11,14 +11,14 @@
 # # One operation per target
 #
 # The three loops of {ref}`chap-dag-naive` are right, and far too slow to train
-# with: a batch of the paper has more than two hundred million terms, and Python
-# would take them one by one. Here you compute the same sum without a loop over
-# states. One loop remains, over the targets, because each target has to wait for
-# the one before.
+# with: a batch of the paper's size has more than two hundred million terms, and
+# Python would take them one by one. Here you compute the same sum without a loop
+# over states. One loop remains, over the targets, because each target has to wait
+# for the one before.
 #
 # On the way you turn two loops and the batch into one PyTorch operation, meet the
 # traps that minus infinity sets, write the backward pass by hand, count every byte
-# and every operation, see where float32 loses its digits, and rebuild it all in
+# and every operation, see where float32 loses its digits, and rebuild the sum in
 # plain probabilities, which is faster and has a trap of its own.
 #
 # **You will know afterwards** what the backends `vectorized` and `scaled` do, why
@@ -26,7 +26,7 @@
 #
 # **What it needs.** About ten seconds on a CPU. Nothing is trained. It covers the
 # parallel part of Appendix I.3 and Appendix I.4 of the paper {cite}`zheng2025exlm`.
-# Times are drawn from a recorded benchmark; everything else is computed here.
+# Times come from a recorded benchmark; everything else is computed here.
 
 # %% tags=["remove-cell", "nbval-skip"]
 # Colab opens this notebook alone: fetch the book around it and install its package.
@@ -89,10 +89,10 @@ str(scale)
 # Which of them have to run one after the other?
 #
 # Only the one over $i$: row $i$ of the table reads row $i - 1$ and nothing else.
-# The $L$ entries of a row do not know of each other, nor do the sentences of a
-# batch. So all terms of one target can be formed at once, by broadcasting:
-# $\log f$ of the previous target along $v$, the transitions along both, the
-# emissions along $u$. One log-sum-exp over $v$ then gives the whole row.
+# The $L$ entries of a row do not depend on each other, nor do the sentences of a
+# batch. So all terms of one target can be formed at once, by broadcasting: $\log
+# f$ of the previous target along $v$, the transitions along both, the emissions
+# along $u$. One log-sum-exp over $v$ then gives the whole row.
 
 # %%
 B, M, L = 2, 5, 8
@@ -137,10 +137,10 @@ def by_rows(log_P_BML, log_E_BLL, num_targets_B, num_states_B, log_sum=guarded):
 
 
 # %% [markdown]
-# Sentences of different length stand in one batch, so most rows end in padding.
-# The recursion runs on through it, and we read each sentence at its own corner.
-# That is all there is to padding: it lies behind the sentence, and nothing looks
-# ahead.
+# Sentences of different length share a batch, so most rows end in padding. The
+# recursion runs on through it, and we read each sentence's result at its own
+# corner. That suffices: padding lies behind the sentence, and the recursion never
+# looks ahead.
 #
 # The judges are enumeration, the three loops, and the package's `vectorized`, on
 # random graphs with all edges and with half of them, sentences of different
@@ -191,9 +191,9 @@ for sizes, seed, density in itertools.product(batches.values(), seeds, (1, 0.5))
 assert num_checked == 20 * len(seeds) and num_without_path > len(seeds)
 
 # %% [markdown]
-# The package goes one step further. It may be handed anything in the padding,
-# `nan` included, and does not read it. Our short version would send `nan` back:
-# it multiplies what it does not use by zero.
+# The package goes one step further. Whatever the padding holds, even `nan`, it
+# does not read it. Our short version would send `nan` back: it multiplies what it
+# does not use by zero.
 
 # %% mystnb={"code_prompt_show": "Checked: the package never reads the padding, even where it holds nan"} tags=["hide-cell", "check"]
 graph = random_graph([2, 4], [5, 7], seed=1)
@@ -207,12 +207,11 @@ assert all(torch.equal(a, b) for a, b in zip(clean, dirty, strict=True))
 assert value_and_gradients(by_rows, *torn)[1].isnan().any()
 
 # %% [markdown]
-# {numref}`fig-vec-table` is $\log f$ for a graph as an untrained
-# model makes it: 20 targets, 80 states, edges and words about equally likely
-# (`made_graph` is what the benchmarks of the package use). A row of the picture
-# is one operation, and rows are all that has to wait. Colours compare the states
-# of one row; from row to row $f$ falls by about nine nats, the price of a word
-# here.
+# {numref}`fig-vec-table` shows $\log f$ for a graph as an untrained model makes
+# it: 20 targets, 80 states, edges and words about equally likely (`made_graph` is
+# what the benchmarks of the package use). A row of the picture is one operation,
+# and only rows have to wait for each other. Colours compare the states of one
+# row; from row to row $f$ falls by about nine nats, the price of a word here.
 
 # %% mystnb={"figure": {"caption": "log f of an untrained model, filled row by row from the top, relative to the largest number of the row. White: no prefix ends there. Dashed: the cone, outside which nothing belongs to a whole path.", "name": "fig-vec-table"}} tags=["hide-input"]
 cpu = torch.device("cpu")
@@ -244,9 +243,9 @@ draw_table(ax, below_ML, "log f − largest of its row", **colours)
 #
 # ## Nothing but minus infinity, again
 #
-# The white corner of the figure is $-\infty$. Prefixes with $i$ steps behind them
-# cannot stand left of state $i$. That makes $1 + 2 + \dots + (M - 1)$ log-sum-exps
-# over nothing, in *every* sentence: it is no rare accident.
+# The white corner of the figure is $-\infty$. A prefix of $i$ steps cannot end
+# left of state $i$. That makes $1 + 2 + \dots + (M - 1)$ log-sum-exps over
+# nothing, in *every* sentence, so this is no rare accident.
 
 # %%
 num_dead = int((log_f_ML[1:] == -torch.inf).sum())
@@ -256,10 +255,10 @@ f"{num_dead} of {19 * 80} log-sum-exps have nothing to add up"
 # %% [markdown]
 # {ref}`chap-dag-naive` showed the first trap: `torch.logsumexp` gives a right
 # value there and `nan` for a gradient. The textbook formula, which pulls out the
-# largest term, has more to offer. As it stands, it forms $-\infty - (-\infty)$,
+# largest term, fails in more ways. As it stands, it forms $-\infty - (-\infty)$,
 # so that even the value is `nan`. With a guard on the maximum alone the value is
-# right, and the gradient is `nan` again, for $\log 0$ has an infinite slope. Each
-# line below looks like a cure of the one above.
+# right, but the gradient is `nan` again, because $\log 0$ has an infinite slope.
+# Each line below looks like a cure for the one above.
 
 
 # %%
@@ -292,7 +291,7 @@ assert verdicts == [(True, False), (False, False), (True, False), (True, True)]
 # merely unlikely: a sentence without a path gets a finite loss, and its gradient
 # pulls at edges that do not exist.
 
-# %% mystnb={"code_prompt_show": "Checked: with -1e5 in place of -inf a sentence without a path has a finite loss and pulls at edges that do not exist; with -inf it has neither"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: with -1e5 in place of -inf a sentence without a path has a finite loss and pulls at edges that do not exist; with -inf it does neither"} tags=["hide-cell", "check"]
 log_P_BML, log_E_BLL, *counts = random_graph([4], [6], seed=3)
 log_E_BLL[:, :, -1] = -torch.inf  # no way into the last state
 finite = log_P_BML, log_E_BLL.clamp(min=-1e5), *counts
@@ -313,8 +312,8 @@ assert log_f.item() == -torch.inf and not any(g.any() for g in gradients)
 # autograd, and without ever forming $\exp$ of a difference of large numbers.
 #
 # Run the recursion from the end, which gives $\beta$ of Appendix I.1. Suppose a
-# path stands in state $v$ and has just said target $i$. By the meaning of
-# $\beta$, the share of all continuations that go to $u$ next is
+# path is in state $v$ and has just said target $i$. By the meaning of $\beta$,
+# the share of all continuations that go to $u$ next is
 #
 # $$
 # P(v \to u \mid i, \mathbf{Y}) =
@@ -369,17 +368,17 @@ for sizes, seed in itertools.product([([2], [2]), ([4], [4]), ([5], [9])], seeds
     assert math.isclose(edge_BLL.sum(), sizes[0][0] - 1, rel_tol=1e-12)
 
 # %% [markdown]
-# This is what `alignment/vectorized.py` does: $\beta$ on the way there, the chain
-# on the way back. Three log-sum-exps per target ($\alpha$, $\beta$ and an edge
-# formula) would be the obvious way. Two are enough, since the chain needs no
-# $\alpha$. The division by $\beta_{i,v}$ is built in too: the package normalises
-# each row of {eq}`eq-vec-chain` by its own sum, and a row that leads nowhere
-# stays zero.
+# This is what `alignment/vectorized.py` does: $\beta$ in the forward pass, the
+# chain in the backward pass. Three log-sum-exps per target ($\alpha$, $\beta$ and
+# an edge formula) would be the obvious way. Two are enough, since the chain needs
+# no $\alpha$. The division by $\beta_{i,v}$ is built in too: the package
+# normalises each row of {eq}`eq-vec-chain` by its own sum, and a row that leads
+# nowhere stays zero.
 #
 # {numref}`fig-vec-posterior` is the walk through the graph of
-# {numref}`fig-vec-table`. In the first picture the prefixes gather at the far
-# right, where a walk with even transitions soon ends up. The paths that spell all
-# words are elsewhere: remember this for the last section.
+# {numref}`fig-vec-table`. In that picture the prefixes gather at the far right,
+# where a walk with even transitions soon ends up. The paths that spell all words
+# are elsewhere; remember this for the last section.
 
 # %% mystnb={"figure": {"caption": "State posteriors of the same graph. White: less than one in a million.", "name": "fig-vec-posterior"}} tags=["hide-input"]
 state_ML = walk(*graph_20[:2])[0][0]
@@ -397,10 +396,10 @@ assert (gap_M > 10).all()
 
 # %% [markdown]
 # The chain has a second virtue, which shows in float32. The usual formula for a
-# posterior is $\exp(\log\alpha + \log\beta - \log f_{M,L})$: numbers of the size
-# of 1,000, in float32 accurate to about $10^{-4}$, are subtracted from each
-# other, and the error lands in the exponent. The chain compares $\beta$ only with
-# its own neighbours, and what it passes on is a sum of one.
+# posterior is $\exp(\log\alpha + \log\beta - \log f_{M,L})$: numbers around
+# 1,000, accurate to about $10^{-4}$ in float32, are subtracted from each other,
+# and the error lands in the exponent. The chain compares $\beta$ only with its
+# own neighbours, and what it passes on sums to one.
 
 # %% mystnb={"code_prompt_show": "Checked: in float32 the usual formula misses a sum of 1 by more than 2e-5, the walk by less than 2e-6"} tags=["hide-cell", "check"]
 graph_77 = made_graph(Shape(1, 77, 308), False, cpu, torch.float32)
@@ -419,10 +418,10 @@ assert off[0] > 2e-5 and off[1] < 2e-6 and off[0] > 20 * off[1]
 #
 # ## Every byte
 #
-# Appendix I.4 says that the programme takes little memory, and gives numbers. It
-# would not, if autograd kept what it needs for its way back. PyTorch tells how much
-# that is: `saved_tensors_hooks` is called for every tensor kept for the
-# backward pass. We count the memory behind them, each piece once.
+# Appendix I.4 says that the programme takes little memory, and gives numbers. That
+# would not hold if autograd kept all it needs for the backward pass. PyTorch can
+# tell how much that is: `saved_tensors_hooks` is called for every tensor kept for
+# the backward pass. We count the memory behind them, each piece once.
 
 
 # %%
@@ -448,10 +447,10 @@ def log_f_corner(log_P_BML, log_E_BLL, *counts):
 
 
 # %% [markdown]
-# Left to autograd, each of the $M - 1$ log-sum-exps keeps its terms, $B L^2$
+# Under autograd, each of the $M - 1$ log-sum-exps keeps its terms, $B L^2$
 # numbers of four bytes, its result, and two masks of one byte per state. The
 # package keeps its two inputs and $\beta$, and computes the terms a second time
-# on the way back. These counts are exact, to the byte:
+# in the backward pass. These counts are exact, to the byte:
 
 
 # %%
@@ -510,7 +509,8 @@ for name, (numbers, size, paper) in memory.items():
 #   each of 77 masks.
 # - The total counts $\alpha$, $\beta$ and the transitions, as it says. Training
 #   also needs the emissions and room for two gradients, each as large as its
-#   input. That doubles it, and it is still next to nothing on a GPU of 80 GB.
+#   input. That doubles the total, which is still next to nothing on a GPU of 80
+#   GB.
 # - Appendix I.4 counts the states of masks alone, as this book does. The released
 #   code runs the programme over the whole expanded row, boundaries included
 #   ({ref}`reproduction`): 749 states in place of 308, and transitions almost six
@@ -536,11 +536,11 @@ assert whole_row == 749 and 5.9 < (whole_row / L) ** 2 < 6
 #
 # ## Every operation
 #
-# Appendix H promises $\mathcal{O}(M L^2)$ work, §4.3 and Appendix I.3 promise
+# Appendix H promises $\mathcal{O}(M L^2)$ work; §4.3 and Appendix I.3 promise
 # $\mathcal{O}(M)$ time. They count different things: the numbers that have to be
 # computed, and the operations that have to wait for each other. We count both.
-# PyTorch passes every operation through a dispatcher, where a mode can listen, on
-# the way there and back.
+# PyTorch passes every operation through a dispatcher, where a mode can listen, in
+# both passes.
 
 
 # %%
@@ -606,10 +606,10 @@ assert abs(slope(by_states) - 2) < 0.05
 f"slope {slope(by_targets):.1f} in M, {slope(by_states):.1f} in L"
 
 # %% [markdown]
-# In {numref}`fig-vec-operations` masks have four states each, so
-# $L = 4M$ grows with $M$. The three loops are drawn for comparison: they need
-# several operations for *each* term, so their number grows like the work. (At
-# such small sizes a bit faster, because there are $M - 1$ steps and not $M$.)
+# In {numref}`fig-vec-operations` masks have four states each, so $L = 4M$ grows
+# with $M$. The three loops are drawn for comparison: they need several operations
+# for *each* term, so their number grows like the work (at such small sizes a bit
+# faster, because there are $M - 1$ steps and not $M$).
 
 # %% mystnb={"figure": {"caption": "Forward and backward pass of one sentence with four states per target, counted. Solid: operations that wait for each other. Dashed: numbers that they compute.", "name": "fig-vec-operations"}} tags=["hide-input"]
 naive = partial(dag_log_likelihood, backend="naive")
@@ -646,13 +646,13 @@ assert loops[10].num_operations > num_terms > ours[10].num_operations
 # them $-\infty$. It buys simplicity with a factor of two, and with nearly another
 # one outside the cone.
 #
-# So both claims hold, and the time of $\mathcal{O}(M)$ is that of a machine wide
-# enough to do $B L^2$ terms at once.
+# So both claims hold, but $\mathcal{O}(M)$ time needs a machine wide enough to do
+# $B L^2$ terms at once.
 #
 # ## How long it takes
 #
-# {numref}`fig-vec-times` draws a recorded benchmark. On another
-# machine the command gives other times; the file says on which one it was made:
+# {numref}`fig-vec-times` draws a recorded benchmark. The command that made it
+# gives other times on another machine; the file names its own:
 #
 # ```bash
 # python -m exlm_lab.bench dag --threads 2 --shape 2,5,20 --shape 2,10,40 \
@@ -679,10 +679,10 @@ for record in sorted(times, key=work):
 assert "vectorized" in by_backend
 
 # %% [markdown]
-# Both axes are logarithmic. A curve that climbs with the grey line is
-# bound by work; where it is flatter, the machine waits for single operations to
-# be started, and is not busy. `scaled` is the subject of the last two sections,
-# `native` is compiled code for the same recursion, that of {ref}`chap-dag-cuda`.
+# Both axes are logarithmic. A curve that climbs with the grey line is bound by
+# work; where it is flatter, the machine is not busy but waits for single
+# operations to be started. `scaled` is the subject of the last two sections;
+# `native` is compiled code for the same recursion, from {ref}`chap-dag-cuda`.
 
 # %% mystnb={"figure": {"caption": "Recorded times of forward and backward pass, against the terms of the recursion. Grey: proportional to the terms.", "name": "fig-vec-times"}} tags=["hide-input"]
 machine = times[0]["machine"]
@@ -783,7 +783,7 @@ assert 1e-6 < of_walk[128] < 1e-4
 # %% [markdown]
 # These are graphs as an untrained model makes them, where very many paths count.
 # Where one path stands out in each sentence, as after training, posteriors are
-# near 0 and 1, and there is little left to err about.
+# near 0 and 1, and there is little room for error.
 
 # %% mystnb={"code_prompt_show": "Checked: where one path stands out, the error is below a tenth of that"} tags=["hide-cell", "check"]
 of_sharp_walk = error_curve(vectorized, is_sharp=True)
@@ -796,11 +796,11 @@ assert of_sharp_walk[128] < of_walk[128] / 10
 #
 # ## Probabilities after all
 #
-# {ref}`chap-dag-naive` left plain probabilities because they underflow. But a row
-# may be multiplied by any number, as long as we remember it.
+# {ref}`chap-dag-naive` gave up plain probabilities because they underflow. But a
+# row may be multiplied by any number, as long as we remember it.
 #
 # Divide each row by its largest entry before the next step, and add the logarithm
-# of what was divided to a running sum:
+# of the divisor to a running sum:
 #
 # $$
 # \hat f_{i,u} = \frac{f_{i,u}}{s_1 s_2 \cdots s_i},
@@ -863,7 +863,7 @@ def by_products(P_BML, E_BLL):
 
 
 # %% [markdown]
-# Value and gradients are those of the log space, and those of the package's backend
+# Value and gradients equal those of log space and of the package's backend
 # `scaled`, which is built in this way and also takes padding and sentences without
 # a path.
 
@@ -886,11 +886,11 @@ for sizes, seed, density in itertools.product(batches.values(), seeds, (1, 0.5))
     torch.testing.assert_close(ours, judge, rtol=1e-10, atol=1e-10)
 
 # %% [markdown]
-# What this gains is exponentials, the dearest operation of the programme. In log
-# space each term needs one to be added, on the way there and again on the way back.
-# In probabilities each *edge* needs one, once for all targets. And the arithmetic
-# of `by_products` is all in matrix products: two operations per term in each of
-# four: two sweeps, the states, and the edges.
+# What this saves is exponentials, the most expensive operation here. In log space
+# each term needs one to be added, in the forward pass and again in the backward
+# pass. In probabilities each *edge* needs one, once for all targets. And the
+# arithmetic of `by_products` is all in four matrix products (two sweeps, the
+# states, and the edges), with two operations per term in each.
 
 # %% mystnb={"code_prompt_show": "Checked: exponentials and multiplications, counted"} tags=["hide-cell", "check"]
 B, M, L = 2, 20, 80
@@ -904,9 +904,9 @@ assert flops.get_total_flops() == 4 * 2 * (M - 1) * B * L * L
 f"{exps[vectorized]:,} exponentials in log space, {exps[scaled]:,} in probabilities"
 
 # %% [markdown]
-# It keeps the digits, too. `scaled` takes float32 and gives float32, but adds up
-# in float64, which costs little now: Numbers near one have all their digits, and
-# errors do not grow with the sentence.
+# Rescaling keeps the digits, too. `scaled` takes float32 and gives float32, but
+# adds up in float64, which now costs little. Numbers near one have all their
+# digits, and errors do not grow with the sentence.
 
 # %% mystnb={"code_prompt_show": "Checked: errors of scaled stay below 1e-6, whatever the length"} tags=["hide-cell", "check"]
 of_scaled = error_curve(scaled)
@@ -914,9 +914,8 @@ assert max(of_scaled.values()) < 1e-6
 assert of_walk[128] > 10 * of_scaled[128]
 
 # %% [markdown]
-# In {numref}`fig-vec-digits` both curves of the log space climb with
-# the length of the sentence. The lowest one stays at the last digit of float32
-# (grey).
+# In {numref}`fig-vec-digits` both log-space curves climb with the length of the
+# sentence. The lowest one stays at the last digit of float32 (grey).
 
 # %% mystnb={"figure": {"caption": "Error of float32 gradients against float64, as a share of the largest gradient: median of three untrained graphs with four states per target.", "name": "fig-vec-digits"}} tags=["hide-input"]
 fig, ax = plt.subplots(figsize=(5.8, 3.4))
@@ -937,7 +936,7 @@ _ = ax.set(xlabel="targets M", ylabel="relative error", ylim=(1e-8, 1e-3))
 
 # %% [markdown]
 # The sum over paths has become matrix products: fewer exponentials, more digits,
-# and code that machines are built for.
+# and operations that machines are built for.
 #
 # ## What a scale cannot do
 #
@@ -946,8 +945,8 @@ _ = ax.set(xlabel="targets M", ylabel="relative error", ylim=(1e-8, 1e-3))
 # largest by more than the range of the format, $10^{-45}$ for float32, becomes
 # zero. That would not matter if small entries were unimportant. But
 # {numref}`fig-vec-table` showed where the large entries stand: at the far right, in
-# states that cannot reach the end any more with so many words left to say. What
-# matters may be arbitrarily far below.
+# states that can no longer reach the end with so many words left to say. The
+# entries that matter may be arbitrarily far below.
 
 # %%
 outcome = {}
@@ -964,15 +963,15 @@ outcome
 # %% [markdown]
 # With 64 targets all is well. With 128 the loss is off, and looks like any other
 # number. With 192 the sentence seems to have no path, though it has more than
-# $10^{100}$ of them; code that replaces an infinite loss by zero, to stay alive,
-# would drop it silently. It happens at the *start* of training, when all
-# edges are about equally likely, and goes away as they become sharp.
+# $10^{100}$ of them; code that replaces an infinite loss by zero, to keep
+# running, would drop it silently. This happens at the *start* of training, when
+# all edges are about equally likely, and goes away as they become sharp.
 #
-# {numref}`fig-vec-underflow` is one target in the middle of the last
-# of these sentences. The scale of the row is set by states beyond the cone. The
-# states that the posterior wants lie below what float32 can hold.
+# {numref}`fig-vec-underflow` shows one target in the middle of the last of these
+# sentences. The scale of the row is set by states beyond the cone. The states
+# that hold the posterior lie below what float32 can represent.
 
-# %% mystnb={"figure": {"caption": "One row of the table, 192 targets and 384 states: f relative to its largest entry, and the posterior. To the right of the dotted line no path can be any more.", "name": "fig-vec-underflow"}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "One row of the table, 192 targets and 384 states: f relative to its largest entry, and the posterior. To the right of the dotted line no path can be.", "name": "fig-vec-underflow"}} tags=["hide-input"]
 graph_192 = graph.double()
 i = M // 2
 with torch.no_grad():
@@ -1007,22 +1006,22 @@ assert lost_L[best] and log_posterior_L[lost_L].exp().sum() > 0.99
 #
 # 1. *Range.* The sums are float64, which ends at $10^{-308}$.
 # 2. *Cone.* States where no path can be are left out before the scale is taken.
-#    Then nothing useless sets the scale, and the work is less, too.
+#    Then nothing useless sets the scale, and there is less work.
 # 3. *Proof.* The two are not enough for every graph. So `scaled` adds a number
 #    near the smallest there is to every entry that a path may use: then an entry
 #    can be too large, but never too small. Afterwards it bounds what all these
 #    additions can have contributed to the likelihood. If that is below $2^{-40}$
-#    of it, the result is exact to so many digits. If it is not, this one sentence
-#    is done again in log space.
-#    So underflow can cost time, but not the result.
+#    of the likelihood, the result is exact to that many digits. If not, this one
+#    sentence is computed again in log space. So underflow can cost time, but not
+#    the result.
 #
-# The sentences that went wrong above come out right. And here is one
-# that needs the third answer: a state inside the cone that no edge leaves says
-# one target by $e^{800}$ better than all others. It sets the scale and leads
-# nowhere. The package has to be sure of the other two sentences, and not of this
+# With these, the sentences that went wrong above come out right. Here is one that
+# needs the third answer: a state inside the cone that no edge leaves says one
+# target $e^{800}$ times better than all others. It sets the scale and leads
+# nowhere. The package has to be sure of the other two sentences, but not of this
 # one.
 
-# %% mystnb={"code_prompt_show": "Checked: the package is right on all of these, and knows of which sentence its sweeps are not sure"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: the package is right on all of these, and knows which sentence its sweeps are not sure of"} tags=["hide-cell", "check"]
 for M in outcome:
     graph = made_graph(Shape(1, M, 2 * M), False, cpu, torch.float32)
     exact = vectorized(*graph.double())
@@ -1061,11 +1060,11 @@ assert rescaling.TOLERANCE == 2.0**-40
 #   Appendix I.4.
 # - In log space float32 loses digits with the number of targets. Rescaled
 #   probabilities do not, and replace exponentials by matrix products; what
-#   underflow may have hidden is bounded, and done again where it matters.
+#   underflow may have hidden is bounded, and computed again where it matters.
 #
 # ## Exercises
 #
-# **1. The best path for free.** Put `torch.amax` in the place of the log-sum-exp in
+# **1. The best path for free.** Put `torch.amax` in place of the log-sum-exp in
 # `by_rows`. Say first what its value and its gradient will be; then use it to write
 # `best_path`, which returns the states (B, M) of the likeliest paths and their
 # log-scores (B,).

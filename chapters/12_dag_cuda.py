@@ -11,9 +11,9 @@
 # # The programme in C++ and CUDA
 #
 # {ref}`chap-dag-vectorized` took the loops over states and sentences out of Python.
-# This chapter compiles the programme, for the cores of a CPU and for the thread
-# blocks of a GPU. That changes more than the language: the order of the work, the
-# form of the numbers, and what has to be proved.
+# This chapter compiles the dynamic programme, for the cores of a CPU and for the
+# thread blocks of a GPU. That changes not only the language but also the order of
+# the work, the form of the numbers, and what has to be proved.
 #
 # You cut the states into tiles, so that most of the programme becomes matrix
 # products, give each tile an exponent of its own, find a graph on which two sweeps
@@ -26,8 +26,8 @@
 #
 # **What it needs.** Half a minute on a CPU, a C++ compiler, and no GPU. It covers
 # Appendix I of the paper {cite}`zheng2025exlm`. The paper runs the kernels of
-# DA-Transformer {cite}`huang2022datransformer`; those of this book are written
-# anew, in another way, and their sources are in the folder `cuda/`.
+# DA-Transformer {cite}`huang2022datransformer`; those of this book are new and
+# work differently; their sources are in the folder `cuda/`.
 
 # %% tags=["remove-cell", "nbval-skip"]
 # Colab opens this notebook alone: fetch the book around it and install its package.
@@ -87,33 +87,34 @@ str(scale)
 # %% [markdown]
 # Names end in the shape of the tensor: `B` rows of a batch, `L` states, `M`
 # targets, `T` states of a tile. Numbers are float32 here, unless a section says
-# otherwise, since its limits are a subject of the chapter. Judges compute in
+# otherwise, because its limits are a subject of the chapter. Judges compute in
 # float64.
 #
 # ## One product for all targets
 #
 # The backends `vectorized` and `scaled` go target by target, one large operation
-# each. Three things are left to gain. Take the example of Appendix I.4, 77 targets
+# each. Three things still cost time. Take the example of Appendix I.4, 77 targets
 # and 308 states:
 #
 # - *Exponentials.* In log space each term of each target needs one, forward and
 #   backward. `scaled` got rid of these.
 # - *Reading.* Every target reads the whole transition matrix again, 76 times in
-#   each direction. The matrix of one sentence has 380 kB, that of a batch 24 MB:
-#   more than the caches next to a core hold.
+#   each direction. The matrix of one sentence takes 380 kB, that of a batch 24
+#   MB: more than the caches next to a core hold.
 # - *Waiting.* Target $i$ waits for target $i - 1$, and a new operation has to be
 #   started for each.
 #
-# The second can be cured by taking the work in another order. The recursion
+# The second can be cured by doing the work in another order. The table of this
+# recursion
 #
 # $$
 # f_{i,u} = \mathbf{P}_u(y_i) \sum_{v<u} f_{i-1,v}\, \mathbf{E}_{v,u}
 # $$ (eq-cuda-recursion)
 #
-# may be filled in row by row, as before. It may as well be filled in *column by
-# column*: state $u$ needs states before $u$ only, for all targets. Cut the states
-# into tiles of $T$ neighbours. For a tile $t$, split the sum into states of earlier
-# tiles and states of the same tile:
+# may be filled in row by row, as before. It may equally well be filled in *column
+# by column*: for all targets, state $u$ needs only states before $u$. Cut the
+# states into tiles of $T$ neighbours. For a tile $t$, split the sum into states of
+# earlier tiles and states of the same tile:
 #
 # $$
 # \sum_{v<u} f_{i-1,v}\,\mathbf{E}_{v,u} =
@@ -126,10 +127,10 @@ str(scale)
 # Once the earlier tiles are finished, the first part is *one matrix product for all
 # targets at once*. The second is a small triangle.
 #
-# {numref}`fig-cuda-tiles` shows the split for 32 states in tiles of 8.
-# To finish the third tile one multiplies the finished part of the table (left,
-# blue) by one block column of edges (right, blue), and then walks through the
-# triangle (yellow). Every edge is needed for one tile only, so it is read once.
+# {numref}`fig-cuda-tiles` shows the split for 32 states in tiles of 8. To finish
+# the third tile, multiply the finished part of the table (left, blue) by one
+# block column of edges (right, blue), and then walk through the triangle
+# (yellow). Every edge is needed for one tile only, so it is read once.
 
 # %% mystnb={"figure": {"caption": "Left: the table f, with the cone (dashed). Right: the edges. Blue times blue is what enters the third tile, a single product for all targets; the yellow triangle joins states of the tile itself.", "name": "fig-cuda-tiles"}} tags=["hide-input"]
 M, L, T, t = 10, 32, 8, 2
@@ -184,10 +185,10 @@ for T in (8, 16, 32, 77):
     )
 
 # %% [markdown]
-# Here is the whole algorithm for one sentence. It works in probabilities
-# and gives each tile of each target an integer exponent: what is stored as
-# mantissas $x$ and exponent $e$ means $x \cdot 2^e$. The next section says why.
-# Ignore `lift` until the section after that.
+# Here is the whole algorithm for one sentence. It works in probabilities and
+# gives each tile of each target an integer exponent: mantissas $x$ with exponent
+# $e$ stand for $x \cdot 2^e$. The next section says why. Ignore `lift` until the
+# section after that.
 
 
 # %%
@@ -259,7 +260,7 @@ def by_tiles(log_P_ML, log_E_LL, tile=16, lift=0.0):
 # %% [markdown]
 # A product mixes tiles of different exponents, so they are aligned first: `unit_M`
 # is the largest exponent that a target has in any earlier tile. Whatever is so
-# small that it vanishes beside it is also too small to matter for this product.
+# small that it vanishes beside that is also too small to matter for this product.
 # Inside the tile the same is done for each target.
 #
 # Value and gradients equal enumeration on all kinds of small graphs:
@@ -324,9 +325,9 @@ assert ours[1].dtype == torch.float32 and math.comb(306, 75) > 1e70
 assert errors[0] < 1e-7 and max(errors[1:]) < 1e-5
 
 # %% [markdown]
-# What has been won is counted again in exponentials, and in passes over the edges.
-# (`scaled` and the tiled code need one exponential per edge and sweep; the compiled
-# code takes edges a third time for the gradient, rather than keep them.)
+# The gain is again counted in exponentials, and in passes over the edges. (`scaled`
+# and the tiled code need one exponential per edge and sweep; the compiled code
+# exponentiates edges a third time for the gradient, rather than keep them.)
 
 # %%
 M, L = 77, 308
@@ -339,11 +340,10 @@ print(f"passes over the edges, row by row {2 * (M - 1)}, in tiles 2")
 # %% [markdown]
 # ## An exponent for every tile
 #
-# {ref}`chap-dag-vectorized` divided each row of the table by its
-# largest entry, and saw float32 underflow: with 192 targets and 384 states even to
-# *no path at all*. Tiles fare better.
-# One exponent per target is the same as a single tile. So our function can play
-# both parts.
+# {ref}`chap-dag-vectorized` divided each row of the table by its largest entry,
+# and saw float32 underflow: with 192 targets and 384 states even to *no path at
+# all*. Tiles fare better. One exponent per target is the same as a single tile, so
+# our function can play both parts.
 
 # %%
 outcome = {}
@@ -364,11 +364,11 @@ assert verdicts["a target"] == ["right", "wrong", "no path"]
 assert verdicts["a tile of 16"] == ["right"] * 3
 
 # %% [markdown]
-# {numref}`fig-cuda-range` is one target in the middle of the longest of
-# these sentences. The black curve is the true size of its entries, which fall over
-# more than a hundred powers of ten. Float32 holds what lies in a band of 45 below
-# the unit: one band for the whole row (grey), or one for each tile (yellow), which
-# follows the curve.
+# {numref}`fig-cuda-range` shows one target in the middle of the longest of these
+# sentences. The black curve is the true size of its entries, which fall over more
+# than a hundred powers of ten. Float32 holds what lies in a band of 45 powers of
+# ten below the unit: one band for the whole row (grey), or one for each tile
+# (yellow), which follows the curve.
 
 # %% mystnb={"figure": {"caption": "f of one target (of 192) over 384 states. A band reaches from the unit down to the smallest number that float32 has in it; entries below a band are lost.", "name": "fig-cuda-range"}} tags=["hide-input"]
 i, tile = 96, 16
@@ -408,7 +408,7 @@ assert state_L[log_f_L < -depth].sum() > 0.99
 # forward: the unit of a sum is set by what enters it.
 #
 # So an exponent per (target, tile) costs one integer for 16 or 32 numbers, and
-# takes away the limit in length.
+# removes the limit on length.
 #
 # ## How to know that nothing was lost
 #
@@ -416,9 +416,9 @@ assert state_L[log_f_L < -depth].sum() > 0.99
 # of $e^{-130}$ is zero in float32, before any exponent can help it. One might hope
 # to notice by comparing: $\alpha$ and $\beta$ both yield $f_{M,L}$, and if
 # underflow spoils one, why should it spoil the other equally? Here is a graph on
-# which it does. Ten targets, and two ways from start to end. The odd states are a
-# way that pays 130 nats at its first step and 130 at its last. The even states pay
-# 50 at each of nine steps.
+# which it does, with ten targets and two ways from start to end. The odd states
+# are a way that pays 130 nats at its first step and 130 at its last. The even
+# states pay 50 at each of nine steps.
 
 
 # %%
@@ -453,17 +453,17 @@ assert math.exp(-130) > 0 and torch.tensor(-130.0).exp() == 0
 
 # %% [markdown]
 # The two sweeps agree to the last digit, on a result that is off by 190 nats. Each
-# lost the better way at its own start, and then both saw the other way only. So
+# lost the better way at its own start and from then on saw only the other. So
 # comparing the sweeps proves nothing.
 #
-# Underflow only ever *takes away*. Without it the result would be
-# larger: but for rounding, the sweep is a lower bound. An upper bound is found by
-# adding, wherever a path may be, a little more than underflow can have taken there:
-# the `lift` of our function. In units where masses, edges and emissions are below
-# 1, flushing a number means to lose at most $2^{-126}$, the smallest normal number
-# of float32 (processors may flush whatever is smaller), and a state has a few
-# hundred terms. $2^{-100}$ is amply more. So the truth lies between the two sweeps.
-# If they agree, both are right.
+# Underflow only ever *takes away*. Without it the result would be larger: but for
+# rounding, the sweep is a lower bound. An upper bound is found by adding, wherever
+# a path may be, a little more than underflow can have taken there: the `lift` of
+# our function. In units where masses, edges and emissions are below 1, flushing a
+# number means losing at most $2^{-126}$, the smallest normal number of float32
+# (processors may flush whatever is smaller), and a state has a few hundred terms.
+# $2^{-100}$ is more than enough. So the truth lies between the sweeps with and
+# without lift. If they agree, both are right.
 
 # %% mystnb={"code_prompt_show": "Checked: with and without lift the sweeps disagree on the trap, and the truth lies between them"} tags=["hide-cell", "check"]
 enough = 2.0**-100
@@ -483,22 +483,22 @@ low, high = brackets["two ways"]
 assert low + 100 < truth < high - 100  # we know that we do not know
 
 # %% [markdown]
-# The package saves the second sweep. It adds the lift in the only one, so that both
-# directions hold at least the truth. Then it bounds the excess. What was added to a
-# state at one target is worth, at the end, what was added times what the *other*
-# direction makes of it, which is known, or at least an upper bound of it:
+# The package saves the second sweep. It adds the lift in its only one, so that both
+# directions yield at least the truth. Then it bounds the excess. At the end, what
+# was added to a state at one target counts for that amount times what the *other*
+# direction makes of it, of which at least an upper bound is known:
 #
 # $$
 # \text{excess} \le \sum_{i,u} \big(\text{lift}^{\alpha}_{i,u}\,\beta_{i,u} +
 # \text{lift}^{\beta}_{i,u}\,\alpha_{i,u}\big).
 # $$ (eq-cuda-excess)
 #
-# It takes one look at the exponents of each tile. Where the sum exceeds $2^{-26}$
-# of the likelihood (a quarter of a rounding error of float32), the row is computed
-# again, in log space and double precision. `cuda/dag_graph.h` has the derivation,
-# and counts what each step can lose.
+# The bound takes one look at the exponents of each tile. Where it exceeds
+# $2^{-26}$ of the likelihood (a quarter of a rounding error of float32), the row
+# is computed again, in log space and double precision. `cuda/dag_graph.h` has the
+# derivation, and counts what each step can lose.
 #
-# The compiled backend says of each row how it was computed: 0 in tiles, 1 in log
+# The compiled backend reports how it computed each row: 0 in tiles, 1 in log
 # space. (Everything from here on needs a C++ compiler. Without one these cells do
 # nothing.)
 
@@ -526,12 +526,12 @@ if has_native:
 # ## Compiled on first use
 #
 # The first call of `native` hands the source to the C++ compiler, through ninja,
-# and keeps the library in a cache folder; that takes some seconds, once. The name
-# of its folder is a hash of the sources, the compiler, its flags, the processor and
+# and keeps the library in a cache folder; that takes some seconds, once. The
+# folder's name is a hash of the sources, the compiler, its flags, the processor and
 # the PyTorch version, so a changed source is never mistaken for an old one. The
 # sources include nothing of PyTorch: they compile in seconds rather than minutes,
 # and for CUDA any recent nvcc will do. Where there is no compiler, `auto` goes on
-# with `scaled` and warns once. `python -m exlm_mini.doctor` tells what a machine
+# with `scaled` and warns once. `python -m exlm_mini.doctor` reports what a machine
 # has, builds what it can, and checks every backend against enumeration.
 
 # %% mystnb={"code_prompt_show": "Checked: native against float64, values and gradients, on untrained and sharp graphs and ragged batches"} tags=["hide-cell", "check"]
@@ -557,8 +557,8 @@ for is_sharp, dtype in itertools.product(
 # %% [markdown]
 # For PyTorch the library is an *operator*. `torch.library` is told the schema, the
 # function, the shapes of its results, and the backward pass. Then autograd knows
-# the operator, and `torch.compile` does not break its graph in two. PyTorch brings
-# a test for such claims:
+# the operator, and `torch.compile` does not break its graph in two. PyTorch has a
+# test for such claims:
 
 # %%
 small = made_graph(Shape(2, 5, 20), False, cpu)
@@ -585,8 +585,8 @@ if has_native:
 
 # %% [markdown]
 # On a CPU the threads take rows, directions and tiles as they come. Every number is
-# computed by one thread, in an order of its own that does not depend on others, so
-# any number of threads gives the same bits.
+# computed by one thread, in an order that does not depend on the others, so any
+# number of threads gives the same bits.
 
 # %% mystnb={"code_prompt_show": "Checked: one, two and four threads give the same bits"} tags=["hide-cell", "check"]
 batch = made_graph(Shape(5, 30, 90), False, cpu)
@@ -651,9 +651,8 @@ for name, curve in ratios.items():
 # CUDA starts a kernel as a *grid* of *blocks*. A block runs on one multiprocessor.
 # Its threads share a small, fast memory there, and can wait for each other at a
 # *barrier*; blocks, as a rule, cannot. 32 threads that run in step are a *warp*. So
-# whatever has to wait for something must stay in a block, and whatever is
-# independent should be in different ones. The numbers below are read from the
-# sources.
+# work that has to wait for other work must stay in its block, and independent work
+# should be in different ones. The numbers below are read from the sources.
 
 
 # %% tags=["hide-input"]
@@ -689,16 +688,16 @@ print(f"tiles of {TILE} states, {ROWS} targets at a time, {SWEEP_THREADS} thread
 # {ref}`chap-dag-vectorized` found, and nothing in it waits for anything: every 32 ×
 # 32 tile of it has a block of its own.
 #
-# {numref}`fig-cuda-blocks` looks into one block of the sweep. *Left*,
-# the matrix product of a tile: masses of the targets times edges, 32 states at a
-# time through shared memory. All eight warps take part; a thread has four states of
-# up to four targets. *Right*, the triangle, where lane = target. It has to be
-# sequential, but in which direction? Target by target it would take 77 steps. But
-# column $u$ needs earlier columns only, so it can be walked column by column as
-# well: 32 steps, whatever the number of targets. In each step a target hands one
-# number to the next target, that is a lane to the next lane. The last lane of a
-# warp hands it to the next warp through shared memory, and so that warp follows one
-# stage of four columns later. A barrier closes each stage.
+# {numref}`fig-cuda-blocks` looks into one block of the sweep. *Left*, the matrix
+# product of a tile: masses of the targets times edges, 32 states at a time through
+# shared memory. All eight warps take part; a thread has four states of up to four
+# targets. *Right*, the triangle, where each lane (a thread of a warp) has one
+# target. It has to be sequential, but in which direction? Target by target it would
+# take 77 steps. But column $u$ needs earlier columns only, so it can be walked
+# column by column as well: 32 steps, whatever the number of targets. In each step a
+# target hands one number to the next target, that is a lane to the next lane. The
+# last lane of a warp hands it to the next warp through shared memory, so that warp
+# follows one stage of four columns later. A barrier closes each stage.
 
 # %% mystnb={"figure": {"caption": "A block of the sweep kernel. Left: a pair of tiles is multiplied; one warp's share is framed. Right: the staircase through the triangle of a tile, for 77 targets in three warps. Vertical lines are barriers; a box holds the columns that a warp walks.", "name": "fig-cuda-blocks"}} tags=["hide-input"]
 num_warps = -(-77 // TILE)
@@ -750,8 +749,8 @@ right.grid(False)
 # How long is the chain of things that wait for each other? Row by row it has $M$
 # links, each with all states. In tiles it has $L$ columns, each with one state:
 # longer, but the links are tiny, and no link reads edges from afar. The barriers
-# between them are what costs. For a tile there are two per earlier tile, one before
-# the triangle, one for each stage, and one at the end.
+# between them are what costs time. For a tile there are two per earlier tile, one
+# before the triangle, one for each stage, and one at the end.
 
 
 # %% tags=["hide-input"]
@@ -777,16 +776,16 @@ for M, L in ((20, 80), (77, 308)):
 # %% [markdown]
 # ## GPU kernels without a GPU
 #
-# The parts of a kernel that go wrong are those that nobody sees: a barrier that is
-# missing, memory read before it was written. They may go well a thousand times. We
-# test them by running the very same source on a CPU. The kernels are templates over
-# a *context* `c`, which knows a handful of things: which thread it is
-# (`c.thread()`), the barriers (`c.sync()`), a number from the lane before, the
-# shared memory, and $2^x$. nvcc fills it in with the instructions of the GPU, in
-# `dag_cuda.cu`. g++ fills it in with *fibers*, in `dag_fibers.cpp`: every thread of
-# a block is a function with a stack of its own that runs until it meets a barrier,
-# and then lets another run. Between two barriers threads run one after the other in
-# an order that is shuffled anew each time, and shared memory starts as NaN.
+# What goes wrong in a kernel is what nobody sees: a missing barrier, memory read
+# before it was written. The kernel may run well a thousand times. We test ours by
+# running the very same source on a CPU. The kernels are templates over a *context*
+# `c`, which provides a handful of things: which thread it is (`c.thread()`), the
+# barriers (`c.sync()`), a number from the lane before, the shared memory, and
+# $2^x$. nvcc fills it in with the instructions of the GPU, in `dag_cuda.cu`. g++
+# fills it in with *fibers*, in `dag_fibers.cpp`: every thread of a block is a
+# function with a stack of its own that runs until it meets a barrier, and then lets
+# another run. Between two barriers threads run one after the other in an order that
+# is shuffled anew each time, and shared memory starts as NaN.
 #
 # Here is the start of a sweep in both, and what a barrier is:
 
@@ -804,8 +803,8 @@ show("dag_cuda.cu", "void sync()")
 show("fiber_shim.h", "void sync()")
 
 # %% [markdown]
-# We compile the sources in a folder of our own, so that we can change
-# them: an edit replaces one piece of text, which must be there once.
+# We compile the sources in a folder of our own, so that we can change them: an
+# edit replaces one piece of text, which must occur exactly once.
 
 # %% tags=["hide-input"]
 workshop = tempfile.TemporaryDirectory()
@@ -834,8 +833,8 @@ def compile_fibers(name, edits, more=""):
 
 # %% [markdown]
 # The package calls such a library as it calls the one for the GPU; only the last
-# argument of each function is another, a seed for the order of threads in place of
-# a CUDA stream.
+# argument of each function differs, a seed for the order of threads in place of a
+# CUDA stream.
 
 
 # %% tags=["hide-input"]
@@ -864,8 +863,8 @@ def run_fibers(library, graph, seed):
 
 
 # %% [markdown]
-# The first library is intact, but for an edit that counts the barriers a block has
-# passed, and a function that tells sizes.
+# The first library is intact, except for an edit that counts the barriers a block
+# has passed, and a function that reports sizes.
 
 # %% tags=["hide-input"]
 COUNTING = {
@@ -888,9 +887,9 @@ if has_native:
     library = compile_fibers("intact", COUNTING, COUNTER)
 
 # %% [markdown]
-# 256 fibers for each block of the sweep compute a sentence of the
-# paper's size. Values and gradients are those of float64, and of the C++ code for
-# CPUs. And whatever the order of the threads, the bits are the same.
+# 256 fibers for each block of the sweep compute a sentence of the paper's size.
+# Values and gradients agree with float64 and with the C++ code for CPUs. And
+# whatever the order of the threads, the bits are the same.
 
 # %% mystnb={"code_prompt_show": "Checked: fibers in three orders give the same bits, equal to float64 and to the C++ code"} tags=["hide-cell", "check"]
 if has_native:
@@ -907,8 +906,8 @@ if has_native:
     assert status_B.tolist() == [0]  # in tiles
 
 # %% [markdown]
-# The barriers are as many as we said: those of two sweeps, one for each tile of the
-# scan, and two when the row is finished.
+# There are as many barriers as we said: those of two sweeps, one for each tile of
+# the scan, and two when the row is finished.
 
 # %% mystnb={"code_prompt_show": "Checked: the barriers counted are those of the formula, and two for the end of a row"} tags=["hide-cell", "check"]
 for M, L in ((20, 80), (77, 308)) if has_native else ():
@@ -919,9 +918,10 @@ for M, L in ((20, 80), (77, 308)) if has_native else ():
     assert counted == 2 * barriers_of_sweep(M, L) + -(-L // TILE) + 2
 
 # %% [markdown]
-# Having the sources compiled, we can ask them for the sizes as well: for the
+# Now that the sources are compiled, we can ask them for sizes as well: for the
 # example of Appendix I.4, how many blocks each kernel starts, with how many
-# threads, and how much shared memory a block takes. On an H200 it may have 227 KiB.
+# threads, and how much shared memory a block takes. On an H200 a block may have 227
+# KiB.
 
 # %% tags=["hide-input"]
 if has_native:
@@ -944,8 +944,8 @@ if has_native:
         print(f" {num_bytes / 1024:11.1f} KiB")
 
 # %% [markdown]
-# Now we break it. Three barriers, each with a comment that says what it is for.
-# We delete one at a time, and run a sentence in several orders.
+# Now we break the kernels. Take three barriers, each with a comment that says
+# what it is for. We delete one at a time, and run a sentence in several orders.
 
 # %% tags=["hide-input"]
 wounded = {
@@ -986,15 +986,15 @@ if has_native:
 
 # %% [markdown]
 # - The first is the hardest to find. With the threads in order nothing is wrong,
-#   since warp 0 happens to run before warp 1. Shuffled, it yields numbers, finite
-#   and wrong. On a GPU it may go well a thousand times.
+#   since warp 0 happens to run before warp 1. Shuffled, it yields finite, wrong
+#   numbers. On a GPU it may work a thousand times.
 # - The second reads shared memory before anybody has written to it, and finds the
 #   NaN with which the fibers fill it. On a GPU it would find whatever was left
 #   there.
 # - The third is a surprise. It reads NaN too, but the likelihood is right: the
-#   check of the last section fails, as it should for NaN, and the row is redone in
-#   log space. A test that only looked at results would pass, and the kernel would
-#   be slow forever. So tests look at the status as well.
+#   check for underflow fails, as it should for NaN, and the row is redone in log
+#   space. A test that only looked at results would pass, and the kernel would be
+#   slow forever. So tests look at the status as well.
 #
 # `tests/test_kernels.py` does this for every barrier: each is deleted in turn, and
 # some test has to notice.
@@ -1002,8 +1002,8 @@ if has_native:
 # On fibers no two threads ever act at the very same moment. So the tests compile
 # the kernels once more with a thread of the operating system in place of each
 # fiber, and let ThreadSanitizer watch, which reports any two accesses that no
-# barrier orders. What remains is the GPU's own arithmetic and memory, and time. For
-# these one needs the device, and this cell runs there:
+# barrier orders. What remains is the GPU's own arithmetic, memory and timing. These
+# need the device, and this cell runs there:
 
 # %% tags=["hide-input"]
 device = torch.device("cpu" if native.why_not("cuda") else "cuda")
@@ -1018,13 +1018,13 @@ if device.type == "cpu":
 # %% [markdown]
 # ## How fast it could be
 #
-# Two things cannot be avoided by any kernel: bytes have to be moved, and numbers to
-# be multiplied. Forward and backward together read the edges $v < u$
-# twice, once for the sweeps and once for the gradient; they write a whole gradient
-# of $L^2$ numbers; and they read the emissions twice and write their gradient. In
-# the cone a target has $W = L - M + 1$ states, and two neighbouring targets share
-# $W(W + 1)/2$ edges, as {ref}`chap-dag-naive` counted. Each edge is multiplied
-# three times: for $\alpha$, for $\beta$, and for the gradient.
+# No kernel can avoid two things: moving bytes and multiplying numbers. Forward and
+# backward together read the edges $v < u$ twice, once for the sweeps and once for
+# the gradient; they write a whole gradient of $L^2$ numbers; and they read the
+# emissions twice and write their gradient. In the cone a target has $W = L - M + 1$
+# states, and two neighbouring targets share $W(W + 1)/2$ edges, as
+# {ref}`chap-dag-naive` counted. Each edge is multiplied three times: for $\alpha$,
+# for $\beta$, and for the gradient.
 
 
 # %% mystnb={"code_prompt_show": "Checked: the least work at the paper's shape"} tags=["hide-cell", "check"]
@@ -1047,7 +1047,7 @@ assert least_multiply_adds(64, 77, 308) == 64 * 6_001_608 == 384_102_912
 # %% [markdown]
 # The data sheet of the NVIDIA H200 (SXM) promises 4.8 TB per second from memory,
 # and 67 million million float32 operations per second, where a multiply-add counts
-# as two. These are numbers of the manufacturer; nothing here was measured.
+# as two. These are the manufacturer's numbers; nothing here was measured.
 # Operations divided by bytes are the *arithmetic intensity*. Below 14 operations
 # per byte such a device waits for its memory, above it for its arithmetic.
 
@@ -1073,12 +1073,12 @@ assert intensity[paper] < ridge < intensity[Shape(4, 256, 1024)]
 assert math.isclose(floor_us[paper], 66_705_408 / 4.8e6, rel_tol=1e-12)
 
 # %% [markdown]
-# In {numref}`fig-cuda-roof` the roof is what the data sheet allows at
-# each intensity. The five shapes sit under it, on the line of their intensity. The
-# dashed roof is that of the log space, where a term needs an exponential as well:
-# NVIDIA's programming guide lists 16 of them per clock and multiprocessor, against
-# 128 multiply-adds. Circles would be times measured on a GPU, from the records of
-# this book.
+# In {numref}`fig-cuda-roof` the roof is what the data sheet allows at each
+# intensity. The five shapes sit on it, each at its own intensity. The dashed roof
+# is that of log space, where a term needs an exponential as well: NVIDIA's
+# programming guide lists 16 of them per clock and multiprocessor, against 128
+# multiply-adds. Circles would be times measured on a GPU, from the records of this
+# book.
 
 # %% mystnb={"figure": {"caption": "Roofline of the H200, from its data sheet. Triangles: the five shapes B, M, L of the benchmarks, at the most that is possible. Circles, if any: recorded on a GPU.", "name": "fig-cuda-roof"}} tags=["hide-input"]
 fig, ax = plt.subplots(figsize=(6.4, 3.6))
@@ -1136,8 +1136,8 @@ print(f"records of a GPU in the book: {num_records or 'none yet'}")
 # ## In a model of your own
 #
 # Nothing here depends on ExLM. Non-autoregressive translation with DA-Transformer
-# maximises the same sum over paths, and CTC is a special case. `dag_loss` is the
-# backend behind an interface for such models: arguments by keyword, counts of any
+# maximises the same sum over paths, and CTC is a special case. `dag_loss` wraps
+# the backend in an interface for such models: arguments by keyword, counts of any
 # integer type, edges as a matrix or by how far they reach.
 
 # %%
@@ -1157,7 +1157,7 @@ counts = {
 loss_B = dag_loss(log_P_BML, log_E_BLL, **counts)
 print(*(f"{nats:.1f}" for nats in loss_B), "nats")
 
-# %% mystnb={"code_prompt_show": "Checked: the same by the arguments of DA-Transformer, and by the log space"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: the same with DA-Transformer's arguments, and in log space"} tags=["hide-cell", "check"]
 same_B = torch_dag_loss(
     log_P_BML, log_E_BLL, counts["num_states"], counts["num_targets"]
 )
@@ -1167,8 +1167,8 @@ torch.testing.assert_close(-exact_B, loss_B, rtol=1e-5, atol=0)
 
 # %% [markdown]
 # `torch_dag_loss` beside it has the name, arguments and sign of the function in
-# DA-Transformer's repository, so that one import replaces the other. The times of
-# both stand in a record, measured in one process on one thread with `python -m
+# DA-Transformer's repository, so that one import replaces the other. The recorded
+# times of both were measured in one process on one thread with `python -m
 # exlm_lab.bench dag --extra-backend DA-Transformer`, where the last word is the
 # path of a checkout:
 
@@ -1188,9 +1188,9 @@ pd.DataFrame(rows).set_index("B, M, L").round(1)
 # %% [markdown]
 # ## Summary
 #
-# - Taken by tiles of states, the programme is one matrix product for all targets,
-#   and a small triangle. Edges are read once per sweep.
-# - One exponent per (target, tile) removes the limit in length. What underflow may
+# - Taken in tiles of states, the programme is one matrix product per tile for all
+#   targets, and a small triangle. Edges are read once per sweep.
+# - One exponent per (target, tile) removes the limit on length. What underflow may
 #   still take is bounded by a lift; rows that fail the bound are redone in log
 #   space. Comparing the two sweeps would prove nothing.
 # - Compiled on first use, the backend is an operator of PyTorch with gradients,
@@ -1204,8 +1204,8 @@ pd.DataFrame(rows).set_index("B, M, L").round(1)
 #
 # **1. Beta for nothing.** The kernels have no code for $\beta$: a block of the
 # other direction reads the graph from its end. Use `sweep` and `read_backwards` to
-# compute the posteriors of the states of one sentence. Mind that $\beta$ leaves out
-# the state's own emission.
+# compute the posteriors of the states of one sentence. Remember that $\beta$ leaves
+# out the state's own emission.
 
 
 # %%
@@ -1249,7 +1249,7 @@ assert judge_posteriors(state_posteriors) == "right"
 # **2. Which tile?** For $M$ targets, $L$ states and a tile, count the steps that
 # wait for each other if the triangle is walked target by target, and if it is
 # walked column by column. Which order suits a CPU core with vectors of 16 numbers,
-# which a block of 256 threads?
+# and which a block of 256 threads?
 
 
 # %%

@@ -10,10 +10,10 @@
 # (chap-full-runs)=
 # # Full runs: from a laptop to a cluster
 #
-# Every model of this book so far was trained in a minute. The models of the paper
-# took GPU days. This chapter goes from one to the other: what such a run is made
-# of, what it costs, how it is started on one device or on many, and what happens
-# when it is interrupted.
+# Almost every model of this book so far was trained in a minute. The models of
+# the paper took GPU days. This chapter leads from one to the other: what such a
+# run is made of, what it costs, how it is started on one device or on many, and
+# what happens when it is interrupted.
 #
 # You read all recipes of the paper as one table, find where the paper contradicts
 # itself, turn operations into hours for your own device, prepare a corpus, spread a
@@ -26,7 +26,7 @@
 # settings of §5.1 and §5.2 of {cite}`zheng2025exlm`, Appendices B (Table 5), J
 # (Table 7), N (Table 10) and Q.2 (Table 12), and the curves of Appendix G (Figure
 # 9). None of the paper's runs has been trained here at full size;
-# {ref}`reproduction` keeps the account.
+# {ref}`reproduction` keeps track.
 
 # %% tags=["remove-cell", "nbval-skip"]
 # Colab opens this notebook alone: fetch the book around it and install its package.
@@ -112,7 +112,7 @@ str(scale)
 # masks, data, steps and the number of rows in a batch. A *launcher*, here
 # PyTorch's `torchrun`, says how many processes do it. The model knows of neither.
 #
-# The commands of this chapter run in its own process, but for the one we shall
+# The commands of this chapter run in its own process, except the one we shall
 # stop:
 
 # %%
@@ -135,8 +135,8 @@ def show(text: str, indent: int = 0) -> None:
 
 
 # %% [markdown]
-# Tiny and full size have the same parts. One part is left over: the clone
-# embedding, which the small recipes turn on and the paper does not have
+# Tiny and full-size models have the same parts but one: the clone embedding,
+# which the small recipes turn on and the paper does not have
 # ({ref}`chap-symmetric-start`).
 
 
@@ -164,8 +164,8 @@ f"{len(base)} kinds of parameters, and {only_tiny}"
 # $$ (eq-batch)
 #
 # Few devices add up more forward and backward passes before the optimiser's step
-# (gradient accumulation), many devices fewer. What does not divide is refused
-# rather than rounded.
+# (gradient accumulation), many devices fewer. A number of devices that does not
+# fit is refused.
 
 # %%
 text_base = parse(["--recipe", "text-base"]).config
@@ -193,11 +193,11 @@ print("\n".join(x for x in lines if x.strip().startswith(wanted)))
 
 # %% [markdown]
 # "Silent" marks what the paper does not say. The table below is built from the
-# files: the source is the comment on the number of steps, everything else is
+# files: the source is the comment on the number of steps, and everything else is
 # counted by the code behind `--dry-run`. Tokens are input tokens, before any
 # expansion; operations (FLOP) are those of {ref}`chap-expansion`, two for each
-# multiply-add, forward and backward; memory is weights, gradients, Adam and
-# activations of one micro-batch on one device, an estimate.
+# multiply-add, forward and backward; memory is an estimate of weights, gradients,
+# Adam and activations of one micro-batch on one device.
 
 
 # %% tags=["hide-input"]
@@ -247,11 +247,11 @@ for name in full:
 
 # %% [markdown]
 # Molecules are counted as rows of 256 tokens, the longest there are; what a token
-# costs hardly depends on it. `repeated-mlm` stands for 14 runs that differ in the
-# mask ratio and the number of copies; its file is one of them. The README's
-# command says 128 tokens a row; no table of the paper says a length.
+# costs hardly depends on the length. `repeated-mlm` stands for 14 runs that
+# differ in the mask ratio and the number of copies; its file is one of them. The
+# README's command says 128 tokens a row; no table of the paper gives a length.
 #
-# Where the paper gives a number, it is the recipe's. Table 7 counts a batch as
+# Where the paper gives a number, the recipe has it. Table 7 counts a batch as
 # "64K" tokens; the recipe takes K as 1,000, as in the paper's "10K" steps of
 # warm-up.
 
@@ -277,12 +277,13 @@ assert abs(usual.flops_per_token / whole.flops_per_token - 1) < 0.1
 # %% [markdown]
 # ### Where the paper does not agree with itself
 #
-# A recipe has to decide what the paper leaves open or says twice. Four such
-# places, each with its numbers. (What the released code does differently is in
-# the list of {ref}`deviations <deviations>`.)
+# A recipe has to decide what the paper leaves open or says in two ways. Here are
+# four such places with their numbers. (What the released code does differently is
+# in the list of {ref}`deviations <deviations>`.)
 #
-# **The README is neither setting.** Its one command has the learning rate and the
-# batch of Table 5, but its own number of steps; Table 10 shares nothing with it.
+# **The README matches neither table.** Its one command has the learning rate and
+# the batch of Table 5, but its own number of steps; Table 10 shares nothing with
+# it.
 
 # %% tags=["hide-input"]
 SETTINGS = ("learning_rate", "batch_size", "steps", "warmup_steps")
@@ -298,13 +299,13 @@ assert not any(np.equal(readme[2:], table_5[2:]))
 assert not any(np.equal(readme, table_10))
 
 # %% [markdown]
-# **The length of a row is nowhere.** Table 12 gives "GPU Time (Hours)" of two
-# runs on two A100: 54.7 for the MLM of Table 5. Operations divided by time are a
-# speed, and a speed has a limit: the maker of the A100 gives 312 TFLOP/s in half
-# precision. With 512 tokens a row the run does not fit into 54.7 hours of one
-# GPU. It would if these were the hours of both at once; even then 512 needs half
-# of the limit all the time. The recipes of the ablations take the 128 tokens of
-# the README.
+# **The length of a row is given nowhere.** Table 12 gives "GPU Time (Hours)" of
+# two runs on two A100: 54.7 for the MLM of Table 5. Operations divided by time
+# are a speed, and a speed has a limit: the maker of the A100 gives 312 TFLOP/s in
+# half precision. With 512 tokens a row the run does not fit into 54.7 hours of
+# one GPU. It would if both ran for that long; even then 512 needs half of the
+# limit all the time. The recipes of the ablations take the 128 tokens of the
+# README.
 
 # %% tags=["hide-input"]
 PEAK_A100 = 312e12
@@ -319,9 +320,9 @@ for length in (128, 512):
 # %% [markdown]
 # **"Equal cost" is more than equal.** Appendix Q.2 sets ExLM beside an MLM with
 # twice the steps (*Vanilla MLM++*), because ExLM was measured at 1.9 times the
-# cost of an MLM. Where the vocabulary head reads the states alone, ExLM needs 1.7
+# cost of an MLM. Where the vocabulary head reads only the states, ExLM needs 1.7
 # times the operations, and the MLM++ gets 1.2 times those of ExLM. By this count
-# the comparison is kind to the MLM, and the paper's conclusion only gains.
+# the comparison favours the MLM, which only strengthens the paper's conclusion.
 
 # %% mystnb={"code_prompt_show": "Checked: ExLM 1.7 times an MLM, MLM++ 1.2 times ExLM, counted"} tags=["hide-cell", "check"]
 exlm, mlm = cost_of["exlm-ablation"], cost_of["vanilla-mlm"]
@@ -333,8 +334,8 @@ f"ExLM {ratio:.2f} times an MLM; MLM++ {2 / ratio:.2f} times ExLM"
 
 # %% [markdown]
 # **One count for two models.** Appendix B.1 gives 128 M parameters for Repeated
-# MLM. That is ExLM, with its transition head; an MLM of these settings has 124 M.
-# And Table 5 says one mask ratio, 0.15, for 14 cells with five ratios
+# MLM. That is ExLM, with its transition head; an MLM with these settings has 124
+# M. And Table 5 gives one mask ratio, 0.15, for 14 cells with five ratios
 # ({ref}`chap-repeated`).
 
 # %% mystnb={"code_prompt_show": "Checked: 124 M and 128 M parameters"} tags=["hide-cell", "check"]
@@ -346,7 +347,7 @@ f"{mlm.num_parameters / 1e6:.0f} M, with the head {exlm.num_parameters / 1e6:.0f
 # %% [markdown]
 # ## What it costs
 #
-# How long a run takes on your device nobody can say without measuring, but one
+# Nobody can say without measuring how long a run takes on your device, but one
 # measured number is enough:
 #
 # $$
@@ -368,7 +369,7 @@ assert re.search(r"^device hours +unknown", unknown, re.M)
 show(known, indent=19)
 
 # %% [markdown]
-# The speed above is an example. To measure one needs no data:
+# The speed above is an example. Measuring your own needs no data:
 #
 # ```console
 # $ python -m exlm_lab.bench train --recipe text-base
@@ -382,8 +383,8 @@ assert f"{hours / 8:.1f} hours if 8 devices" in printed
 
 # %% [markdown]
 # **ExLM against MLM.** The price of ExLM is a factor on the operations, since the
-# tokens stay. It depends on $k$ and on the mask ratio, and a little on the size
-# of the model, because the vocabulary head weighs less in a large one.
+# tokens stay the same. It depends on $k$ and on the mask ratio, and a little on
+# the size of the model, because the vocabulary head weighs less in a large one.
 
 # %% tags=["hide-input"]
 GRID = [("exlm-ablation", p, k) for p in (0.15, 0.387) for k in (2, 4, 8)]
@@ -401,7 +402,7 @@ assert all(1 < times < 5 for times in price.values())
 assert price["text-large", 0.15, 4] < price["text-base", 0.15, 4]
 
 # %% [markdown]
-# **Two devices that the paper tells of.** Its hours and our operations give the
+# **Two devices that the paper mentions.** Its hours and our operations give the
 # speed its devices kept up: Table 12 for two A100, and Appendix J, where two RTX
 # 3090 trained the molecular model "for about 24 hours". These are speeds counted
 # in *our* operations. The released code scores every position and does more
@@ -424,7 +425,7 @@ for name, (device, hours) in PAPER_HOURS.items():
 assert paper_speed["exlm-ablation"] < paper_speed["vanilla-mlm"] < PEAK_A100
 
 # %% [markdown]
-# Recorded devices: `python -m exlm_lab.bench train --recipe NAME` times real
+# To record a device, `python -m exlm_lab.bench train --recipe NAME` times real
 # steps of a recipe on made-up tokens, and `make evidence` does so for every
 # recipe that fits the device, and keeps the result in `book/results/`. What lies
 # there is printed here and drawn below.
@@ -445,11 +446,11 @@ if not recorded:
     print("No speed of a recipe is recorded yet, on a GPU or on a CPU.")
 
 # %% [markdown]
-# Every recipe is a line: find the speed of your device on the
-# horizontal axis, go up to the line, and read the time of one device on the left.
-# With several devices divide by their number, as far as they lose nothing to each
-# other. Crosses are the paper's own runs; recorded devices, where there are any,
-# are dots.
+# Every recipe is a line: find the speed of your device on the horizontal axis, go
+# up to the line, and read the time of one device on the left. With several
+# devices divide by their number, if they lose no time waiting for each other.
+# Crosses are the paper's own runs; recorded devices, where there are any, are
+# dots.
 
 # %% mystnb={"figure": {"caption": "Time of one device for a whole run against the speed it keeps up. Crosses: the paper's hours (Table 12, Appendix J). Dots: recorded speeds of this package.", "name": "fig-device-hours"}} tags=["hide-input"]
 DRAWN = (
@@ -502,12 +503,12 @@ assert share["text-base"][2] < 1
 # never comes down. There are two honest ways to make it smaller.
 #
 # *Fewer steps*: `--train.steps` and `--train.warmup_steps` times the same factor,
-# so that the schedule is whole. *A smaller model*: what fits an hour is then a
+# so that the schedule stays whole. *A smaller model*: what fits an hour is then a
 # model of its own, trained as long for its size as the paper's. The family below
 # keeps the proportions of BERT-base, which is its twelfth member ($l$ layers, $l$
 # heads, width $64\,l$), and the tokens per parameter of `exlm-ablation`. This is
-# a rule of thumb for choosing a size, and no claim about what such a model
-# reaches.
+# a rule of thumb for choosing a size, not a claim about what such a model
+# achieves.
 
 
 # %% tags=["hide-input"]
@@ -554,14 +555,15 @@ print("python -m exlm_mini.pretrain", *options[:1], "\\\n   ", *options[1:3], "\
 print("   ", *options[3:5], "\\\n   ", *options[5:])
 
 # %% [markdown]
-# At this speed a day is enough for the paper's molecular run and a
-# week for an ablation. The main text runs belong to several GPUs.
+# At this speed a day is enough for the paper's molecular run and a week for an
+# ablation. The main text runs need several GPUs.
 #
 # ## Data
 #
 # `pretrain` trains on *packs*: token ids, cut into rows, in a memory map that
 # opens at once and is read at random. `prepare` makes them, once, from hub data
-# sets or local files. Each recipe of the paper begins with its command:
+# sets or local files. Each of the paper's recipes begins with its `prepare`
+# command:
 
 # %% tags=["hide-input"]
 prepared = {}
@@ -577,9 +579,10 @@ assert len(prepared) == 3
 # %% [markdown]
 # Three corpora serve all eleven recipes. BookCorpus, a fifth of the paper's text,
 # is not among them: it was collected without asking the books' authors, the
-# original was withdrawn, and no licence covers the copies. To use it all the
-# same, say so: The 19 million molecules of the paper lie in an archive of
-# 115 GB together with their conformers; the recipe takes ZINC instead.
+# original was withdrawn, and no licence covers the copies. The 19 million
+# molecules of the paper lie in an archive of 115 GB together with their
+# conformers; the recipe takes ZINC instead. To use BookCorpus all the same, say
+# so:
 
 # %%
 code, _, told = command("prepare --source wikipedia --source bookcorpus --dry-run")
@@ -587,10 +590,10 @@ assert code == 2  # a mistake of the user, told in one line
 show(told)
 
 # %% [markdown]
-# `--dry-run` also tells how much there is, without a download. The table sets it
-# against a rate: about 0.7 million tokens a second of English and 0.19 million of
-# molecules, which RDKit cleans on the way. Both were measured on one core of one
-# machine, and the hours here are as approximate. Work is done in shards by all
+# `--dry-run` also tells how much data there is, without a download. The table
+# divides it by a rate: about 0.7 million tokens a second of English and 0.19
+# million of molecules, which RDKit cleans on the way. Both were measured on one
+# core of one machine, so the hours are approximate. Work is done in shards by all
 # cores (`--workers`); the download comes on top.
 
 # %% tags=["hide-input"]
@@ -607,8 +610,8 @@ for name in ("wikitext-103", "wikipedia", "bookcorpus", "zinc"):
     print(row.format(name, f"{size.documents:,.0f}", *shown, f"{hours:.1f}"))
 
 # %% [markdown]
-# The paper's text run goes over its data more than twenty times, molecules about
-# eight times, if the sizes above are right to a tenth or so.
+# The paper's text run goes over its data more than twenty times, the molecular
+# run about eight times, if the sizes above are right to a tenth or so.
 
 # %% mystnb={"code_prompt_show": "Checked: text is read more than twenty times, molecules about eight times"} tags=["hide-cell", "check"]
 both = num_tokens["wikipedia"] + num_tokens["bookcorpus"]
@@ -620,7 +623,7 @@ assert 0.15 < num_tokens["bookcorpus"] / both < 0.25  # "a fifth"
 # %% [markdown]
 # Here is the same command, small: 1,500 of the molecules that come with RDKit.
 # The largest fragment of each is kept and its SMILES written in canonical form.
-# What is printed for each pack are its rows, its tokens and the start of its
+# For each pack the command prints its rows, its tokens and the start of its
 # sha256.
 
 # %%
@@ -668,9 +671,9 @@ for file in ("train.bin", "train.offsets.bin", "tokenizer.json"):
 # $$ (eq-rank)
 #
 # and makes no other. Which row is where in the order, and which of its tokens are
-# masked, are functions of counters (seed, epoch, row, step), not of a generator
-# that moves on. So no process has to know what the others do, and we can look at
-# the shares of processes that do not exist.
+# masked, are functions of counters (seed, epoch, row, step), not of a random
+# generator that moves on. So no process has to know what the others do, and we
+# can make the shares of several without starting any.
 
 # %%
 pack = Pack.open(work / "molecules" / "train.json")
@@ -716,10 +719,10 @@ assert sorted(seen[: len(pack)].tolist()) == list(range(len(pack)))
 
 # %% [markdown]
 # Dropout is drawn by the number of the micro-batch, so with micro-batches of one
-# size it is the same, too. What is *not* the same are the last bits of a sum of
-# gradients, which two processes form in another order. The loss is a mean over
-# the batch, so a micro-batch must weigh as much as it has of the batch: its rows
-# for ExLM, its masks for an MLM. An average of averages would be another loss.
+# size it is the same, too. The last bits of a sum of gradients are *not* the
+# same, since two processes add in another order. The loss is a mean over the
+# batch, so a micro-batch must be weighted by its share of the rows for ExLM, of
+# the masks for an MLM. An average of averages would be another loss.
 
 # %%
 masks = [int(part.is_masked_BN.sum()) for part in counted_in_tokens.parts(0)]
@@ -753,13 +756,13 @@ print("masks", masks)
 #
 # A full run takes days or weeks, and will be interrupted. Since order, masks and
 # dropout are functions of the step, a checkpoint needs to hold no more than the
-# weights, Adam's two moments and the step. It is written aside, with the sha256 of
-# every file, and renamed when it is whole. The next start with the same `--output`
-# takes the newest one that verifies.
+# weights, Adam's two moments and the step. It is written under another name, with
+# the sha256 of every file, and renamed when complete. The next start with the
+# same `--output` takes the newest checkpoint that verifies.
 #
-# We train 40 steps on molecules without a disturbance. Then we start
-# the same command as a process of its own, and as soon as its log has a line we
-# send it SIGTERM, which is what a cluster does before it takes the machine away.
+# We train 40 steps on molecules undisturbed. Then we start the same command as a
+# process of its own, and as soon as its log has a line we send it SIGTERM, which
+# is what a cluster does before it takes the machine away.
 
 # %%
 SHORT = (
@@ -784,9 +787,9 @@ assert 0 < stopped.step < 40
 assert "the same command" in told
 
 # %% [markdown]
-# The same command goes on where it stopped. Its last checkpoint is
-# that of the undisturbed run: every weight, every moment of Adam, every bit. So
-# is the log. (Both were made on one machine, with the same versions and threads.
+# The same command goes on where it stopped. Its last checkpoint equals that of
+# the undisturbed run: every weight, every moment of Adam, every bit. The log is
+# equal, too. (Both were made on one machine, with the same versions and threads.
 # Another processor adds in another order, and its run ends elsewhere.)
 
 # %%
@@ -810,9 +813,9 @@ assert losses[0] == losses[1] and len(losses[0]) == 40
 f"{num_compared:,} numbers are the same"
 
 # %% [markdown]
-# Now we flip one bit in the newest checkpoint, as a bad disk does.
-# Safetensors, the format of the file, does not notice. Here the file is refused
-# by name, and the checkpoint before it is taken.
+# Now we flip one bit in the newest checkpoint, as a bad disk does. Safetensors,
+# the format of the file, does not notice. The package refuses the file by name
+# and takes the checkpoint before it.
 
 # %%
 file = work / "stopped" / LAST / "model.safetensors"
@@ -827,8 +830,8 @@ assert survivor.step == 30
 show("\n".join(told).replace(str(work), "runs"))
 
 # %% [markdown]
-# A run keeps its settings. What decides a weight may not change on the
-# way; what does not, such as how often to save, may, and is told.
+# A run keeps its settings. Settings that affect the weights may not change on the
+# way; others, such as how often to save, may, and the run says so.
 
 # %% mystnb={"code_prompt_show": "Checked: another seed is refused, with the settings that may change"} tags=["hide-cell", "check"]
 code, _, told = command(f"pretrain {SHORT} --seed 2 --output {work}/stopped")
@@ -837,16 +840,16 @@ show(told.replace(str(work), "runs"))
 
 # %% [markdown]
 # {ref}`what-a-run-survives` lists what else can happen, from a full disk to a
-# killed process of several, and the test that holds each line.
+# killed process of several, and the test behind each line.
 #
 # ## Watching
 #
 # `metrics.jsonl` has a line for every few steps. `python -m exlm_mini.plot RUN
 # ...` draws it, also while the run goes on; with several runs it compares them.
 # The paper's Figure 9 shows three curves for each Repeated MLM: training loss,
-# share of the masked tokens that were guessed, and perplexity, the exponential of
-# the loss. We train two of its kind for 80 steps, on molecules: 38.7% of the
-# tokens masked, each written once or four times.
+# share of the masked tokens that were guessed right, and perplexity, the
+# exponential of the loss. We train two of its kind for 80 steps, on molecules:
+# 38.7% of the tokens masked, each written once or four times.
 
 # %%
 REPEATED = (
@@ -871,10 +874,10 @@ once, four_times = late["mask_accuracy"]
 assert four_times > once, late
 
 # %% [markdown]
-# Appendix G says: at a fixed mask ratio, more copies mean faster
-# convergence, lower loss and perplexity, and higher accuracy, because less of the
-# context is lost ({ref}`chap-repeated`). Within 80 steps the two part in this
-# direction. `python -m exlm_mini.plot` draws this figure with `--smooth 10`.
+# Appendix G says: at a fixed mask ratio, more copies mean faster convergence,
+# lower loss and perplexity, and higher accuracy, because less of the context is
+# lost ({ref}`chap-repeated`). Within 80 steps the two diverge in this direction.
+# `python -m exlm_mini.plot` draws this figure with `--smooth 10`.
 
 # %% mystnb={"figure": {"caption": "Figure 9 in small: two Repeated MLMs on molecules, live.", "name": "fig-figure-9"}} tags=["hide-input"]
 panels = []
@@ -888,17 +891,17 @@ _ = runs_figure(panels, "training step", "Each point is the mean of ten steps.")
 # ## What was recorded
 #
 # `book/results/` holds finished runs: command, settings, device, and every
-# validation. Validation is measured in bits per masked token, the probability of
-# *all* masked tokens of a row together, so MLM and ExLM can stand in one figure;
-# $2^{\text{bits}}$ is the perplexity.
+# validation. Validation is measured in bits per masked token, from the
+# probability of *all* masked tokens of a row together, so MLM and ExLM can share
+# a figure; $2^{\text{bits}}$ is the perplexity.
 
 # %% tags=["hide-input"]
 records = {
     record["command"].removeprefix("python -m exlm_mini.pretrain --recipe "): record
     for record in json.loads(Path("../book/results/first-runs.json").read_text())
 }
-KINDS = {"MLM": " --objective mlm", "ExLM": "", "ExLM without helps": " --train"}
-KINDS["ExLM without helps"] += ".chain_warmup 0 --model.clone_embedding_std 0"
+KINDS = {"MLM": " --objective mlm", "ExLM": "", "ExLM without aids": " --train"}
+KINDS["ExLM without aids"] += ".chain_warmup 0 --model.clone_embedding_std 0"
 bits = {}
 for name in ("smiles-tiny", "text-tiny"):
     for kind, options in KINDS.items():
@@ -914,10 +917,10 @@ for name in ("smiles-tiny", "text-tiny"):
 
 # %% [markdown]
 # On molecules ExLM leads while its chains stand, falls back while they fade out
-# (steps 200 to 400), and passes the MLM for good after that. On English it has not
-# passed it in 600 steps, and both curves still fall steeply when the steps run out.
-# Without the two helps of {ref}`chap-symmetric-start` (dashed) ExLM stays far
-# behind on both.
+# (steps 200 to 400), and passes the MLM for good after that. On English ExLM has
+# not passed the MLM in 600 steps, and both curves still fall steeply when the steps
+# run out. Without the two aids of {ref}`chap-symmetric-start` (dashed) ExLM stays
+# far behind on both.
 
 # %% mystnb={"figure": {"caption": "Recorded runs of the two small recipes: perplexity on held-out rows.", "name": "fig-recorded-runs"}} tags=["hide-input"]
 titles = {"smiles-tiny": "5,000 molecules", "text-tiny": "Python's manual"}
@@ -925,7 +928,7 @@ ticks = {"smiles-tiny": (3, 4, 5, 6, 8), "text-tiny": (40, 60, 80, 120, 200)}
 looks = {
     "MLM": ("mlm", "-"),
     "ExLM": ("exlm", "-"),
-    "ExLM without helps": ("exlm", "--"),
+    "ExLM without aids": ("exlm", "--"),
 }
 fig, axes = plt.subplots(1, 2, figsize=(8, 3.4))
 for ax, (name, title) in zip(axes, titles.items(), strict=True):
@@ -938,14 +941,14 @@ for ax, (name, title) in zip(axes, titles.items(), strict=True):
 axes[0].set(ylabel="perplexity per masked token")
 _ = axes[1].legend(loc="lower left", fontsize=9)
 
-# %% mystnb={"code_prompt_show": "Checked: what the text says of these curves"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: what the text says about these curves"} tags=["hide-cell", "check"]
 end = {key: values[-1] for key, (_, values) in bits.items()}
 assert end["smiles-tiny", "ExLM"] < end["smiles-tiny", "MLM"] - 0.1
 assert end["text-tiny", "ExLM"] > end["text-tiny", "MLM"] + 0.1
 for name in ("smiles-tiny", "text-tiny"):
     falls = -np.diff(bits[name, "ExLM"][1])
     assert falls[-1] > 0  # not converged
-    assert end[name, "ExLM without helps"] > end[name, "ExLM"] + 0.5
+    assert end[name, "ExLM without aids"] > end[name, "ExLM"] + 0.5
 sizes = {
     records[n]["config"]["model"]["preset"] for n in ("smiles-tiny", "text-tiny")
 }
@@ -953,10 +956,10 @@ assert sizes == {"tiny"}
 
 
 # %% [markdown]
-# They show that data, model and training work together on real input. They are no
-# evidence about the method: one seed, models hundreds of times smaller than the
-# paper's, and steps that end before the curves do. None of the paper's recipes
-# has been run here. A line of this figure at full size is what
+# These runs show that data, model and training work together on real input. They
+# are no evidence about the method: one seed, models hundreds of times smaller
+# than the paper's, and steps that end before the curves do. None of the paper's
+# recipes has been run here. A line of this figure at full size is what
 # {ref}`reproduction` still waits for.
 #
 # ## Summary
@@ -964,12 +967,12 @@ assert sizes == {"tiny"}
 # * A recipe says what is trained, a launcher says where. The batch, the order of
 #   the rows and their masks do not depend on the number of devices.
 # * Every number the paper gives is in a recipe. It gives no length for its rows;
-#   the command in the README is neither of its settings.
+#   the command in the README matches neither of its settings.
 # * ExLM with $k = 4$ costs 1.7 times the operations of an MLM. Hours are
 #   operations divided by a measured speed, and `--throughput` does the division.
 # * At the speed that Table 12 implies for an A100, a day is enough for the
 #   molecular run, a week for an ablation.
-# * On its machine a stopped run goes on to the same bits, and a damaged checkpoint
+# * On one machine a stopped run goes on to the same bits, and a damaged checkpoint
 #   is noticed.
 #
 # ## Exercises

@@ -12,24 +12,24 @@
 # (chap-findings)=
 # # What we found
 #
-# The paper argues with models that took GPU days each. The models of this book
+# The paper's evidence is models that took GPU days each. The models of this book
 # train in minutes on one core and cannot repeat its scores. They can do something
 # else: in small languages whose every probability is known, each can be trained
-# several times and set against the best score there is. So this chapter asks of
-# each claim of the paper whether it shows there, how large it is, and how sure we
-# are.
+# several times and compared with the best possible score. So this chapter asks of
+# each claim of the paper whether it shows there, how large the effect is, and how
+# sure we are.
 #
 # **You will** write the rule that turns a handful of trainings into a verdict,
-# draw what states and links win, set ExLM against an MLM that was paid the same,
-# and read the scorecard of fifteen claims.
+# draw what states and links win, compare ExLM with an MLM of equal cost, and read
+# the scorecard of fifteen claims.
 #
 # **You will know afterwards** what decides whether ExLM is worth its cost, which
 # claims of the paper are open at this scale, and why.
 #
 # **It needs** seconds. Nothing is trained here: the models come from
-# `python -m exlm_lab.sweep`, and what was measured of them lies in
-# `book/results/`, one file for each training. {ref}`plan` says what was decided
-# before the numbers; all tables stand in {ref}`all-sweeps`.
+# `python -m exlm_lab.sweep`, and what was measured on them is in
+# `book/results/`, one file for each run. {ref}`plan` says what was fixed before
+# there were numbers; all tables are in {ref}`all-sweeps`.
 
 # %% tags=["remove-cell", "nbval-skip"]
 # Colab opens this notebook alone: fetch the book around it and install its package.
@@ -75,14 +75,14 @@ str(chapter_scale())
 # %% [markdown]
 # ## How a claim is judged
 #
-# A training depends on a *seed*, which draws the initial weights, the order of the
-# rows and the masks. Two models with equal seeds see equal rows in equal order, so
-# they are compared seed by seed, and a claim is about the mean of those
-# differences. A t-test gives its 95% interval. Three words are possible:
+# A training run depends on a *seed*, which sets the initial weights, the order of
+# the rows and the masks. Two models with equal seeds see equal rows in equal order,
+# so they are compared seed by seed, and a claim is about the mean of those
+# differences. A t-test gives its 95% interval. Three verdicts are possible:
 #
 # - **for**: the interval lies on the claimed side of zero;
-# - **against**: it lies on the other side, or it leaves out every effect that
-#   would matter, a size that is named before the first training;
+# - **against**: it lies on the other side, or excludes every effect large enough
+#   to matter, a size that is named before the first run;
 # - **undecided**: anything else.
 
 
@@ -103,7 +103,7 @@ def verdict(differences, sign, smallest):
 # Twelve claims of the study are *primary*. They were chosen beforehand and are
 # judged together, more strictly (Holm's correction), so that the chance of one
 # false "for" among all of them is below 5%. Where a row below comes from a sweep
-# that was made before there was a plan, take it as a hint.
+# that was run before there was a plan, take it as a hint.
 
 # %% mystnb={"code_prompt_show": "Checked: without that correction, the function above gives the package's verdict on every claim of the scorecard"} tags=["hide-cell", "check"]
 RESULTS = Path("../book/results")
@@ -135,33 +135,33 @@ cells = sum(map(len, everything))
 f"{cells} cells of the sweeps this chapter reads"
 
 # %% [markdown]
-# ## Where words depend on each other, links win all there is
+# ## Where words depend on each other, links win nearly all there is
 #
 # Five words of a sentence are masked, each of 2 bits. In five versions of the
 # language they share 0, 1, 2, 4 or 8 bits: an MLM, which predicts each word by
-# itself, needs 10 bits in all of them, and the best possible score is 10 less what
-# they share. So the axis below is how much there is to win, and each dot is a
-# training.
+# itself, needs 10 bits in all of them, and the best possible score is 10 minus what
+# they share. So the horizontal axis below is how much there is to win, and each
+# dot is a run.
 
-# %% mystnb={"figure": {"caption": "Bits won below the floor of any MLM, against the bits that five masked words share. A dot is a training, a line the mean; grey, all there is to win. Mixture and CTC have ExLM's states without learned links.", "name": "fig-ladder"}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "Bits won below the floor of any MLM, against the bits that five masked words share. Dots are runs, lines their means; grey, all there is to win. Mixture and CTC have ExLM's states without learned links.", "name": "fig-ladder"}} tags=["hide-input"]
 fig, ax = plt.subplots(figsize=(6.2, 4), layout="constrained")
 draw_ladder(ax, list(ladder.values()))
 
 # %% [markdown]
-# ExLM lies on the grey line: whatever the words share it wins. The mixture has as
-# many states and cannot say which of them belong together; the CTC has one fixed
-# way through them. Both stay where an MLM is, and an MLM that may train for as
-# long as ExLM costs, 2.6 times as many steps here, stays there too, because no
-# amount of training leads it below its floor. *Links do it, not states, and not
+# ExLM lies close to the grey line: it wins nearly everything the words share. The
+# mixture has as many states but cannot say which of them belong together; the CTC
+# has one fixed route through them. Both stay where an MLM is. So does an MLM
+# trained at ExLM's cost, 2.6 times as many steps here, because no amount of
+# training takes it below its floor. *The links do it, not the states, and not the
 # compute.*
 #
-# Two details. Where 8 bits are shared some runs win 6: of sixteen readings they
+# Two details. Where 8 bits are shared, some runs win 6: of sixteen readings they
 # tell four apart, and the rest of training does not mend it. And expanding the
-# masks only for the upper of the two layers, which makes a step cheaper, costs
-# nothing here that these seeds can see.
+# masks only for the upper of the two layers, which makes a step cheaper, has no
+# cost that these seeds can show.
 
 
-# %% mystnb={"code_prompt_show": "Checked: at least 85% of what is shared is won with links, in the mean, and never a tenth of a bit without; single runs stop a bit or two short"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: at least 85% of what is shared is won with links, on average, and never a tenth of a bit without; single runs stop a bit or two short"} tags=["hide-cell", "check"]
 def won(cell):
     """Bits below the floor of each training, by its seed."""
     floor = ladder[cell].by_seed("floor_bits_per_row")
@@ -184,13 +184,13 @@ assert all(
 assert 2.5 < ladder["exlm-cost"].first.metrics["cost_ratio"] < 2.65
 
 # %% [markdown]
-# ## Where they hardly do, the same money buys more MLM
+# ## Where they hardly do, the same cost buys a better MLM
 #
-# `town` is a language of longer sentences, of which 15% are masked, as in BERT.
-# Its masks share 0.02 bits, next to nothing, and what there is to learn is what
-# every word means by itself. On English nobody knows how much masks share. ExLM
-# pays for its links in both: a step costs more, and the states must be told apart
-# first.
+# `town` is a language of longer sentences with 15% of the words masked, as in BERT.
+# Its masks share 0.02 bits, next to nothing, so what there is to learn is what
+# every word means by itself. On English nobody knows how much masks share. In both,
+# ExLM pays for its links: a step costs more, and its states must first become
+# different.
 
 # %%
 rows = {}
@@ -209,12 +209,12 @@ for name, label in (
 display(pd.DataFrame(rows).T)
 
 # %% [markdown]
-# Both times the MLM that was given ExLM's price in steps is clearly ahead, in every
-# seed. These are short trainings of models with two layers: the MLMs are still
-# learning words, and steps are worth most then. In a training of English ten times
-# as long ExLM ends ahead of an MLM of equal steps ({ref}`downstream-small`).
-# Whether it also ends ahead at equal cost is the question that decides if ExLM is
-# worth its price on text, and it is open.
+# Both times the MLM of equal cost is ahead in every seed; on English two seeds are
+# too few for a verdict. These are short trainings of models with two layers: the
+# MLMs are still learning words, which is when steps are worth most. In one English
+# run ten times as long, ExLM ended ahead of an MLM of equal steps
+# ({ref}`downstream-small`). Whether it would also end ahead at equal cost decides
+# if ExLM is worth its price on text, and is open.
 
 # %% mystnb={"code_prompt_show": "Checked: in every seed the MLM of equal cost needs fewer bits than ExLM, in town and on English"} tags=["hide-cell", "check"]
 for cell, metric in (("toy", "excess_bits"), ("english", "bits_per_mask")):
@@ -231,9 +231,9 @@ assert 0 <= floor - joint < 0.03
 # %% [markdown]
 # ## Without help it does not start
 #
-# As long as the states of a mask are alike ExLM is an MLM, and it takes long to
-# leave that state ({ref}`chap-symmetric-start`). The paper does not mention this.
-# Two helps of ours are on in the book's small recipes: a learned vector for each
+# As long as the states of a mask are alike, ExLM is an MLM, and it is slow to
+# leave that point ({ref}`chap-symmetric-start`). The paper does not mention this.
+# Two aids of ours are on in the book's small recipes: a learned vector for each
 # clone, and fixed chains in the first quarter of training.
 
 # %%
@@ -260,14 +260,14 @@ told = {
 display(pd.DataFrame(told).T)
 
 # %% [markdown]
-# With both helps every run on `pairs` and `fours` reaches the best possible score;
+# With both aids every run on `pairs` and `fours` reaches the best possible score;
 # without them no run leaves the floor of an MLM. In `town` and on English both
 # together are best in every seed, and on English they are worth more than a bit
-# for each word. The recipes at the paper's size have them off, as the paper does.
-# If the paper's models left the start without them, something in their size helped:
-# a larger batch is the candidate ({ref}`plan`, *escape*).
+# per word on average. The recipes at the paper's size leave them off, as the paper
+# does. If the paper's models left the start without them, something in their size
+# helped: a larger batch is the candidate ({ref}`plan`, *escape*).
 
-# %% mystnb={"code_prompt_show": "Checked: both helps reach the joint entropy in every seed, no help stays at the floor, and on town and English both together are best in every seed"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: with both aids every seed reaches the joint entropy, without aid it stays at the floor, and in town and on English both together are best in every seed"} tags=["hide-cell", "check"]
 for cell in ("toy-pairs", "toy-fours"):
     for help_, end in (("none", "floor"), ("both", "joint")):
         group = saddle[f"{cell}-{help_}"]
@@ -285,10 +285,10 @@ for cell, gain in (("toy-town", 0.4), ("english", 0.9)):
 #
 # Repeated MLM ({ref}`chap-repeated`) writes each word $k$ times and masks a share
 # $p$ of the copies, so that $p^k$ of the words are lost altogether. The paper's
-# fourteen cells vary one at equal other. In its Figures 3 and 5 accuracy falls and
-# entropy rises with the lost share, and $p$ alone does little.
+# fourteen cells vary either at a fixed value of the other. In its Figures 3 and 5
+# accuracy falls and entropy rises with the lost share, while $p$ alone does little.
 
-# %% mystnb={"figure": {"caption": "Repeated MLM in town, three seeds a cell, one line for each mask ratio. Left: entropy of the predictions for lost words, with the exact entropy of the language (dashed). Right: latent variables that a probe reads from the states.", "name": "fig-lost-share"}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "Repeated MLM in town, three seeds per cell, one line per mask ratio. Left: entropy of the predictions for lost words, with the exact entropy of the language (dashed). Right: latent variables that a probe reads from the states.", "name": "fig-lost-share"}} tags=["hide-input"]
 fig, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
 draw_against_share(axes[0], summaries(grid, "entropy_bits"), "entropy, bits")
 draw_optimum(axes[0], grid)
@@ -297,13 +297,13 @@ draw_against_share(axes[1], read, "latents read, %")
 _ = axes[0].legend(fontsize=8)
 
 # %% [markdown]
-# On the left the lines lie on each other: where a cell stands matters, not on which
-# line. That is decided. On the right every line falls from 15% on, and whether it
-# falls more with the lost share than with $p$ is not decided by three seeds.
+# On the left the entropy changes more with the lost share than with $p$. That is
+# decided. On the right, whether what the probe reads changes more with the lost
+# share than with $p$ is not decided by three seeds.
 #
-# The paper ranks its cells. A rank says how faithful an order is, not how much it
-# matters: put through the same functions, its MNLI accuracies are ordered *more*
-# faithfully by $p$ than by the lost share, and it is the sizes that carry the
+# The paper ranks its cells. A rank says how consistent an order is, not how much it
+# matters: by the same functions, its MNLI accuracies follow $p$ *more*
+# consistently than the lost share, and it is the sizes that carry the
 # argument, 1.6 points against half a point.
 
 # %% mystnb={"code_prompt_show": "Checked: those two sizes and two ranks, computed from the numbers printed in the paper's Figure 3"} tags=["hide-cell", "check"]
@@ -335,15 +335,15 @@ gain = printed_average("Table 2", "ExLM") - printed_average(
 print(f"the paper's gain of ExLM over MLM: {gain:.1f} points")
 
 # %% [markdown]
-# With a scatter like this a gain of 1.8 points takes dozens of seeds
-# ({ref}`Exercise 2 <seeds-needed>`). That is why the study asks finer questions:
-# exact bits, and what can be read from states that are left as they are.
+# With a scatter like this, it takes dozens of seeds to decide a gain of 1.8 points
+# ({ref}`Exercise 2 <seeds-needed>`). That is why the study uses finer measures:
+# exact bits, and what can be read from frozen states.
 
 # %% [markdown]
 # ## The scorecard
 #
 # Each row is one claim and the one contrast that judges it, with its 95% interval.
-# Rows whose seeds are not all there say so.
+# Rows with seeds still missing say so.
 
 # %%
 table = pd.DataFrame(
@@ -359,10 +359,10 @@ with pd.option_context("display.max_colwidth", None):
     display(table.set_index("claim"))
 
 # %% [markdown]
-# *Undecided* is no refutation. Three things stand behind these rows, and each has
-# a run that removes it.
+# *Undecided* is not a refutation. Three things lie behind these rows, and each has
+# a run that would remove it.
 #
-# - **Training is short.** Every model of `town` stands above the optimum of its
+# - **Training is short.** Every model of `town` ends above the optimum of its
 #   language: `--scale gpu` has 18 times the steps and a larger model.
 # - **Seeds are few.** The sweeps have three, the study ten.
 # - **A small language asks for little.** GLUE, SQuAD and MoleculeNet need the
@@ -371,8 +371,8 @@ with pd.option_context("display.max_colwidth", None):
 # ## Summary
 #
 # - What ExLM adds is links between states. Where masked words depend on each other
-#   they win all there is to win, at any cost; states alone win nothing.
-# - Where they hardly do, the price of ExLM is better spent on more steps of an MLM,
+#   they win nearly all there is to win; states alone win nothing.
+# - Where they hardly do, ExLM's cost is better spent on more steps of an MLM,
 #   at least in short trainings.
 # - ExLM needs help to leave its symmetric start, which the paper does not mention.
 # - Uncertainty follows the share of lost words, as the paper says.
@@ -381,8 +381,8 @@ with pd.option_context("display.max_colwidth", None):
 # ## Exercises
 #
 # **1. An order by chance.** On MNLI the rank correlation with the lost share is
-# −0.69, from ten cells. How often would accuracies that know nothing of the share
-# be as well ordered? Shuffle the values among the cells a thousand times.
+# −0.69, from ten cells. How often would accuracies unrelated to the share be
+# as well ordered? Shuffle the values among the cells a thousand times.
 
 
 # %% tags=["hide-cell"]
@@ -429,7 +429,7 @@ f"about one order in {round(1 / how_often(mnli, of['rank-share']), -1):.0f}"
 # %% [markdown]
 # (seeds-needed)=
 # **2. Seeds.** How many decide a difference of half a point, the paper's for 2D
-# RoPE, if seeds scatter by one point? And by two?
+# RoPE, if seeds scatter by one point? What if by two?
 
 
 # %% tags=["hide-cell"]

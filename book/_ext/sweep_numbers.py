@@ -4,7 +4,6 @@
   ``book/results/NAME/``; METRIC is ``downstream`` or a name in the records, shares in percent;
 * ``{sweep}`NAME INPUT METRIC STATISTIC` ``: one number for the grid of Repeated MLM, see
   ``exlm_lab.experiments.correlations``;
-* ``{sweep}`NAME CELL left` ``: how many seeds left the floor;
 * ``{score}`CLAIM` ``: the size of the difference that judges a claim, with its interval;
 * ``{sweep-made}`NAME` ``: devices and commits of the records.
 
@@ -23,11 +22,9 @@ from exlm_lab.experiments.figures import write_figures
 from exlm_lab.experiments.metric_names import SHARES
 from exlm_lab.experiments.records import (
     DOWNSTREAM,
-    Group,
     Record,
     grids_by_seed,
     grouped,
-    leaving,
     read_records,
 )
 from exlm_lab.experiments.scorecard import scorecard
@@ -75,21 +72,12 @@ def _of_cell(name: str, cell: str, metric: str) -> str:
         if cell in {planned for _, planned, _ in wanted(name, SCALE)}:
             return NOT_YET
         raise ValueError(f"the sweep '{name}' has no cell '{cell}'")
-    if metric == "left":
-        return _left(group)
     found = group.summary(metric)
     if found is None:
         raise ValueError(f"no record of {name} {cell} holds '{metric}'")
     if metric == DOWNSTREAM:
         return found.shown(1)
     return found.scaled(100).shown(1) if metric in SHARES else found.shown(2)
-
-
-def _left(group: Group) -> str:
-    found = [leaving(record) for record in group.records]
-    if None in found:
-        raise ValueError(f"the floor of {group.cell} is not known")
-    return f"{sum(leave.step is not None for leave in found)} of {len(found)}"
 
 
 def _of_grid(name: str, kind: str, metric: str, statistic: str) -> str:
@@ -125,7 +113,7 @@ def sweep_page(name: str) -> str:
     text = tables.report(name, SCALE, RESULTS).partition("\n")[2]
     for path in drawn[::2]:  # the SVG of each input, a PNG follows it
         head = f"## Input: {path.stem.rpartition('-')[2]}\n"
-        image = f"```{{image}} /book/_generated/{path.name}\n:alt: {path.stem}\n```\n"
+        image = f"```{{figure}} /book/_generated/{path.name}\n:alt: {path.stem}\n```\n"
         text = text.replace(head, f"{head}\n{image}\n")
     return _in_a_section(text)
 
