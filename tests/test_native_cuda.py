@@ -1,4 +1,6 @@
-"""The host side of the CUDA library: shapes, arguments and errors on a CPU, the rest on a GPU.
+"""The host side of the CUDA library: shapes and errors on a CPU, the rest on a GPU.
+
+``test_kernels`` calls the kernels themselves on a CPU.
 
 Shapes: B rows, M targets, L states.
 """
@@ -11,14 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from hard_graphs import DTYPES, judge
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from exlm_mini.alignment import build, native
-from exlm_mini.alignment.cases import CASES, Graph, fill_padding, judge, random_graph, weights
+from exlm_mini.alignment.cases import CASES, Graph, random_graph, weights
 from exlm_mini.alignment.native import LAYOUTS, Kernels
-
-DTYPES = (torch.float32, torch.float64)
 
 
 def likelihood_gradients_and_path(kernels: Kernels, graph: Graph) -> list[Tensor]:
@@ -62,37 +63,6 @@ def test_fake_tensors_get_the_shapes_of_their_device(device_type, dtype):
     assert [t.shape for t in gradients] == [(B, M, L), (B, L, L)]
     assert [(t.shape, t.dtype) for t in best] == [((B, M), torch.int64), ((B,), dtype)]
     assert {t.device.type for t in (*results, *gradients, *best)} == {device_type}
-
-
-@pytest.fixture(scope="module")
-def fibers(tmp_path_factory) -> ctypes.CDLL:
-    """The CUDA kernels run by fibers on a CPU."""
-    source = build.source_dir() / "dag_fibers.cpp"
-    if not source.is_file():
-        pytest.skip(f"there is no {source.name}")
-    try:
-        compiler = build.cxx().path
-    except build.BuildError as error:
-        pytest.skip(str(error))
-    library = tmp_path_factory.mktemp("fibers") / "libfibers.so"
-    command = [compiler, "-std=gnu++17", "-O2", "-shared", "-fPIC", source, "-o", library]
-    subprocess.run(command, check=True)
-    return ctypes.CDLL(str(library))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "name", ["one_target_one_state", "ragged", "33_states", "huge_spread", "sparse", "ties"]
-)
-def test_the_kernels_are_given_what_they_want(name, dtype, fibers):
-    """The arguments of a GPU, in its buffers, to kernels that run here."""
-    layout = LAYOUTS["cuda"]
-    kernels = Kernels(
-        fibers, "dag_fibers_", layout, lambda device: ctypes.c_uint64(7), RuntimeError
-    )
-    for graph in (CASES[name].to(dtype), fill_padding(CASES[name].to(dtype), torch.nan)):
-        found = likelihood_gradients_and_path(kernels, graph)
-        assert_equals_judge(found, name, dtype)
 
 
 STUB = """
