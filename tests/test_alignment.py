@@ -211,22 +211,6 @@ def test_inputs_are_not_written_to(backend):
 # ---- padding ----
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_rows_do_not_depend_on_their_batch_mates(backend):
-    together = likelihood_and_gradients(RAGGED, backend, torch.ones(5, dtype=torch.float64))
-    path_BM, log_score_B = viterbi(*RAGGED, backend)
-    for b in range(5):
-        row = RAGGED.row(b)
-        M, L = row.log_emission_BML.shape[1:]
-        alone = likelihood_and_gradients(row, backend, torch.ones(1, dtype=torch.float64))
-        assert_near(together[0][b], alone[0][0], 1e-12)
-        assert_near(together[1][b, :M, :L], alone[1][0], 1e-12)
-        assert_near(together[2][b, :L, :L], alone[2][0], 1e-12)
-        path_1M, log_score_1 = viterbi(*row, backend)
-        assert path_BM[b].tolist() == path_1M[0].tolist() + [-1] * (5 - M)
-        assert_near(log_score_B[b], log_score_1[0], 1e-12)
-
-
 @pytest.mark.parametrize("value", [0.0, 1e4, -math.inf, math.inf, math.nan])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_padding_and_backward_edges_are_never_read_and_get_no_gradient(backend, value):

@@ -1,4 +1,4 @@
-"""The compiled backend on a CPU: in range, at size, and as an operator.
+"""The compiled backend: in range, at size, as an operator, and what it says to a GPU.
 
 ``test_alignment`` and ``test_kernels`` hold it against enumeration. Shapes: B rows, M targets,
 L states.
@@ -6,14 +6,27 @@ L states.
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
+from pathlib import Path
+
 import pytest
 import torch
-from hard_graphs import DTYPES, assert_near_float64, flat_graph, spread_graph
+from hard_graphs import DTYPES, assert_near_float64, flat_graph, judge, spread_graph
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from exlm_mini.alignment import native, posteriors, viterbi
-from exlm_mini.alignment.cases import CASES, Graph, likelihood_and_gradients, random_graph
+from exlm_mini.alignment import build, native, posteriors, viterbi
+from exlm_mini.alignment.cases import (
+    CASES,
+    Graph,
+    likelihood_and_gradients,
+    random_graph,
+    weights,
+)
+from exlm_mini.alignment.native import LAYOUTS, Kernels
 
 TILED = 0
 FLOAT32 = torch.float32
@@ -119,3 +132,149 @@ def test_the_operator_refuses_what_would_read_elsewhere(changed, words):
     for function in (native.log_likelihood, native.viterbi):
         with pytest.raises(ValueError, match=words):
             function(*graph)
+
+
+# ---- the host side of the CUDA library ----
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("device_type", LAYOUTS)
+def test_fake_tensors_get_the_shapes_of_their_device(device_type, dtype):
+    B, M, L = 2, 3, 70
+    with FakeTensorMode():
+        scores = {"dtype": dtype, "device": device_type}
+        counts = torch.ones(2, B, dtype=torch.int64, device=device_type)
+        graph = (torch.zeros(B, M, L, **scores), torch.zeros(B, L, L, **scores), *counts)
+        operators = torch.ops.exlm_mini
+        results = operators.dag_log_likelihood(*graph)
+        gradients = operators.dag_gradients(torch.ones(B, **scores), *graph, *results[1:])
+        best = operators.dag_viterbi(*graph)
+    tile = 32 if device_type == "cuda" else 64 // dtype.itemsize
+    num_planes, num_tiles = {"cpu": 3, "cuda": 4}[device_type], -(-L // tile)
+    shapes = [(B,), (B, num_planes, M, num_tiles * tile), (B, 6, M, num_tiles), (B, 2)]
+    assert [t.shape for t in results] == shapes
+    assert [t.dtype for t in results] == [dtype, dtype, torch.int32, torch.int32]
+    assert [t.shape for t in gradients] == [(B, M, L), (B, L, L)]
+    assert [(t.shape, t.dtype) for t in best] == [((B, M), torch.int64), ((B,), dtype)]
+    assert {t.device.type for t in (*results, *gradients, *best)} == {device_type}
+
+
+STUB = """
+extern "C" const char* dag_cuda_error(int code) { return code == 209 ? "no image" : "?"; }
+extern "C" int dag_cuda_viterbi_float32() { return 209; }
+extern "C" int dag_cuda_log_likelihood_float32() { return 0; }
+"""
+
+
+@pytest.fixture
+def stub(tmp_path, monkeypatch) -> Kernels:
+    """A library that only gives results, loaded as that of a GPU."""
+    source, library = tmp_path / "stub.cpp", tmp_path / "stub.so"
+    source.write_text(STUB)
+    try:
+        compiler = build.cxx().path
+    except build.BuildError as error:
+        pytest.skip(str(error))
+    subprocess.run([compiler, "-shared", "-fPIC", source, "-o", library], check=True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(native, "build", lambda device_type: Path(library))
+    kernels = native._load.__wrapped__("cuda")
+    assert kernels.last_argument is native._stream  # there is none to ask for here
+    return kernels._replace(last_argument=lambda device: ctypes.c_void_p(0))
+
+
+def test_a_result_of_cuda_is_told_in_its_words(stub):
+    graph = random_graph(1, [3], [5]).to(torch.float32)
+    native.log_likelihood_with(stub, graph)
+    with pytest.raises(RuntimeError, match="CUDA: no image"):
+        native.viterbi_with(stub, graph)
+
+
+def test_no_rows_never_reach_the_kernels(stub):
+    none = (torch.zeros(0, 3, 5), torch.zeros(0, 5, 5), *torch.zeros(2, 0, dtype=torch.int64))
+    path_BM, log_score_B = native.viterbi_with(stub, none)  # would give 209
+    assert path_BM.shape == (0, 3) and log_score_B.shape == (0,)
+
+
+def test_arguments_on_different_devices_are_refused(stub):
+    graph = random_graph(1, [3], [5]).to(torch.float32)
+    graph = graph._replace(num_states_B=graph.num_states_B.to("meta"))
+    with pytest.raises(ValueError, match=r"want all on one device, got .*'cpu', 'meta'"):
+        native.log_likelihood_with(stub, graph)
+
+
+def test_without_a_gpu_the_reason_is_given(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(native, "_load", native._load.__wrapped__)
+    assert native.why_not.__wrapped__("cuda") == "PyTorch sees no CUDA GPU"
+
+
+# ---- on a GPU ----
+
+
+def likelihood_gradients_and_path(kernels: Kernels, graph: Graph) -> list[Tensor]:
+    """log_likelihood_B, its weighted gradients, path_BM and log_score_B."""
+    log_likelihood_B, *sweeps = native.log_likelihood_with(kernels, graph)
+    gradients = native.gradients_with(kernels, weights(graph), graph, tuple(sweeps))
+    return [log_likelihood_B, *gradients, *native.viterbi_with(kernels, graph)]
+
+
+def assert_equals_judge(found: list[Tensor], name: str, dtype: torch.dtype) -> None:
+    """Likelihood, gradients and score to rounding, the path exactly."""
+    rounding = 1e-10 if dtype == torch.float64 else 1e-5
+    for ours, true in zip(found, judge(name), strict=True):
+        if true.dtype == torch.int64:
+            assert torch.equal(ours.cpu(), true)
+            continue
+        assert ours.dtype == dtype
+        torch.testing.assert_close(ours.cpu().double(), true, rtol=rounding, atol=rounding)
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Kernels:
+    """The CUDA library."""
+    if reason := native.why_not("cuda"):
+        pytest.skip(f"no CUDA backend here: {reason}")
+    return native._kernels(torch.device("cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CASES)
+def test_a_gpu_equals_the_judge(name, dtype, gpu):
+    graph = CASES[name].to(dtype, "cuda")
+    if dtype == torch.float64:
+        assert_equals_judge(likelihood_gradients_and_path(gpu, graph), name, dtype)
+        return
+    single = CASES[name].to(dtype)
+    found = likelihood_gradients_and_path(gpu, graph)
+    expected = likelihood_gradients_and_path(native._kernels(torch.device("cpu")), single)
+    for ours, cpu in zip(found, expected, strict=True):
+        scale = max(1.0, cpu[cpu.isfinite()].abs().max().item() if cpu.isfinite().any() else 0)
+        torch.testing.assert_close(ours.cpu() / scale, cpu / scale, rtol=0, atol=2e-5)
+
+
+@pytest.mark.gpu
+def test_a_gpu_computes_on_the_current_stream_and_in_a_graph(gpu):
+    graph = random_graph(2, [20, 77], [80, 300]).to(torch.float32, "cuda")
+    scores = [t.clone().requires_grad_() for t in graph[:2]]
+
+    def step() -> tuple[Tensor, ...]:
+        log_likelihood_B = native.log_likelihood(*scores, *graph[2:])
+        return log_likelihood_B, *torch.autograd.grad(log_likelihood_B.sum(), scores)
+
+    expected = [t.detach().clone() for t in step()]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        results = step()
+    for result in results:
+        result.detach().fill_(torch.nan)
+    captured.replay()
+    torch.cuda.synchronize()
+    for again, once in zip(results, expected, strict=True):
+        assert torch.equal(again, once)
