@@ -345,7 +345,7 @@ def test_what_no_memory_holds_is_refused_with_its_number(function, backend, coun
 
 @pytest.fixture
 def choice(monkeypatch):
-    """``auto`` chooses anew; the function tells how well ``native`` works from here on."""
+    """``auto`` chooses anew; the function sets how well ``native`` works from here on."""
     api._first_that_works.cache_clear()
 
     def native_is(reason: str | None) -> None:

@@ -300,7 +300,7 @@ def log_likelihood(
     Counts out of range are a ValueError on a CPU; on a GPU such a row comes out as NaN.
 
     Raises:
-        BuildError: if the library cannot be built here (``why_not`` tells beforehand).
+        BuildError: if the library cannot be built here (``why_not`` says so beforehand).
     """
     graph = (log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
     return _log_likelihood(*graph)[0]

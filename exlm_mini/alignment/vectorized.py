@@ -118,9 +118,10 @@ def log_to_come(
 ) -> tuple[Tensor, Tensor]:
     """The chain of a posterior path: what entering a state is worth, and the edges, in float64.
 
-    The next state's share of the path's probability, given the targets, needs only these: from
-    state v at target i the path goes on to u with a probability proportional to E[v, u] times
-    what is still to come once target i+1 is handed to u, which is P_u(y_{i+1}) beta[i+1, u].
+    Given the targets, a path is a Markov chain (Appendix I). It starts in state 0, and from state
+    v at target i it goes on to state u with a probability proportional to
+    E[v, u] P_u(y_{i+1}) beta[i+1, u]. The last two factors are what is still to come once target
+    i+1 is handed to state u; with the edges, a table of them says all of the chain.
 
     Args:
         log_emission_BML, log_transition_BLL, num_targets_B, num_states_B: as for
