@@ -1,4 +1,4 @@
-"""The released code's configuration and parameter names, mapped to ours and back.
+"""The released code's configuration and parameter names, mapped to ours.
 
 Only names, numbers and layouts are known here; no released code is needed or imported. The
 released model keeps separate query, key and value projections where ours are one matrix, and its
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from exlm_mini.config import ModelConfig, SpecialIds
-from exlm_mini.config.checks import UserError
 
 OFFICIAL_SPECIAL_IDS = SpecialIds(pad=1, bos=0, eos=2, unk=3, sep=2, mask=-1)
 """fairseq's dictionary, where [MASK] is the last entry and [EOS] also separates documents."""
@@ -33,7 +32,7 @@ _FIELDS = {
     "ext_state_num": "states_per_mask",
 }
 
-# Their name: ours, as (regular expression, replacement) in both directions.
+# Their name: ours.
 _RENAMES = [
     ("encoder.sentence_encoder.embed_tokens", "encoder.embedding"),
     ("encoder.sentence_encoder.emb_layer_norm_after", "encoder.final_norm"),
@@ -53,7 +52,6 @@ _LAYER_RENAMES = [
     ("fc2", "ffn_out"),
 ]
 _LAYER = re.compile(r"encoder\.sentence_encoder\.layers\.(\d+)\.(.+)")
-_OUR_LAYER = re.compile(r"encoder\.layers\.(\d+)\.(.+)")
 _FUSED = "attention.query_key_value"
 
 
@@ -68,43 +66,16 @@ def config_from_official(arguments: Mapping[str, Any]) -> ModelConfig:
     Args:
         arguments: fairseq's, such as ``ext_state_num`` and ``encoder_embed_dim``; unnamed ones
             keep the values of the released base model.
-
-    Raises:
-        UserError: for a post-norm encoder, which the package does not build.
     """
-    if not arguments.get("encoder_normalize_before", True):
-        raise UserError(
-            "encoder_normalize_before is off; only pre-norm encoders (the released command) exist"
-        )
+    assert arguments.get("encoder_normalize_before", True), "only pre-norm encoders exist"
     fields = {
         ours: arguments[theirs] for theirs, ours in _FIELDS.items() if theirs in arguments
     }
     feature = arguments.get("links_feature", "feature:position")
-    if feature not in ("feature", "feature:position"):
-        raise UserError(f"links_feature is '{feature}'; known: feature, feature:position")
+    assert feature in ("feature", "feature:position"), feature
     return ModelConfig(
         preset="base", transition="gated", use_position=feature != "feature", **fields
     )
-
-
-def config_to_official(config: ModelConfig) -> dict[str, Any]:
-    """fairseq's arguments for our settings; the inverse of ``config_from_official``.
-
-    Raises:
-        UserError: for settings the released code does not have.
-    """
-    own = config.transition, config.boundary, config.rope, config.expand_at
-    if own != ("gated", "official", "2d", 0):
-        raise UserError(
-            "transition {}, boundary {}, rope {}, expand_at {}: the released code has gated, "
-            "official, 2d and 0 only".format(*own)
-        )
-    shape = config.shape._asdict()
-    return {
-        **{theirs: shape.get(ours, getattr(config, ours)) for theirs, ours in _FIELDS.items()},
-        "encoder_normalize_before": True,
-        "links_feature": "feature:position" if config.use_position else "feature",
-    }
 
 
 def state_dict_from_official(official: Mapping[str, Tensor], pad: int = 1) -> dict[str, Tensor]:
@@ -113,9 +84,6 @@ def state_dict_from_official(official: Mapping[str, Tensor], pad: int = 1) -> di
     Args:
         official: tensors by their names; ``encoder.lm_head.weight`` (tied) may be missing.
         pad: their padding id, which shifts their learned positions by ``pad + 1`` rows.
-
-    Raises:
-        UserError: naming an unknown parameter.
     """
     ours: dict[str, Tensor] = {}
     for name, tensor in official.items():
@@ -137,59 +105,15 @@ def state_dict_from_official(official: Mapping[str, Tensor], pad: int = 1) -> di
     return ours
 
 
-def state_dict_to_official(ours: Mapping[str, Tensor], pad: int = 1) -> dict[str, Tensor]:
-    """Their state dict (or gradients) from ours; their unused position rows become 0.
-
-    Args:
-        ours: tensors by our names.
-        pad: their padding id.
-
-    Raises:
-        UserError: naming a parameter the released model does not have.
-    """
-    official: dict[str, Tensor] = {}
-    for name, tensor in ours.items():
-        if _FUSED in name:
-            layer, rest = _OUR_LAYER.fullmatch(name).groups()
-            kind = rest.rsplit(".", 1)[1]
-            prefix = f"encoder.sentence_encoder.layers.{layer}.self_attn"
-            for part, piece in zip(
-                ("q_proj", "k_proj", "v_proj"), tensor.chunk(3), strict=True
-            ):
-                official[f"{prefix}.{part}.{kind}"] = piece.clone()
-        elif name == "transition.place.weight":
-            unused = tensor.new_zeros(pad + 1, tensor.shape[1])
-            official["encoder.link_positional.weight"] = torch.cat([unused, tensor])
-        else:
-            official[_official_name(name)] = tensor
-    return official
-
-
-def _rename(name: str, renames: list[tuple[str, str]]) -> str | None:
-    """Replace the module part of a parameter name; none when no rule fits."""
+def _rename(name: str, renames: list[tuple[str, str]]) -> str:
+    """Replace the module part of a parameter name."""
     for old, new in renames:
         if name == old or name.startswith(old + "."):
             return new + name[len(old) :]
-    return None
+    raise KeyError(f"the parameter '{name}' has no counterpart")
 
 
 def _our_name(name: str) -> str:
     if layer := _LAYER.fullmatch(name):
-        rest = _rename(layer[2], _LAYER_RENAMES)
-        renamed = rest and f"encoder.layers.{layer[1]}.{rest}"
-    else:
-        renamed = _rename(name, _RENAMES)
-    if not renamed:
-        raise UserError(f"the parameter '{name}' has no counterpart here")
-    return renamed
-
-
-def _official_name(name: str) -> str:
-    if layer := _OUR_LAYER.fullmatch(name):
-        rest = _rename(layer[2], [(new, old) for old, new in _LAYER_RENAMES])
-        renamed = rest and f"encoder.sentence_encoder.layers.{layer[1]}.{rest}"
-    else:
-        renamed = _rename(name, [(new, old) for old, new in _RENAMES])
-    if not renamed:
-        raise UserError(f"the parameter '{name}' has no counterpart in the released model")
-    return renamed
+        return f"encoder.layers.{layer[1]}.{_rename(layer[2], _LAYER_RENAMES)}"
+    return _rename(name, _RENAMES)

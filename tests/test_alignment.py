@@ -12,27 +12,31 @@ from itertools import combinations, groupby, pairwise, product
 
 import pytest
 import torch
+from hard_graphs import (
+    DTYPES,
+    assert_counts_paths,
+    assert_gradcheck,
+    assert_near_float64,
+    judge,
+    with_score,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from exlm_mini.alignment import (
     BACKENDS,
-    Backend,
-    backends,
+    api,
     dag_log_likelihood,
     fastest,
     posteriors,
-    register,
     viterbi,
 )
 from exlm_mini.alignment.cases import (
     CASES,
     Graph,
-    all_ones_graph,
     fill_padding,
     is_padding,
-    judge,
     likelihood_and_gradients,
     random_graph,
     relative_error,
@@ -43,6 +47,7 @@ from exlm_mini.alignment.ctc import run_log_likelihood
 JUDGED = [name for name in BACKENDS if name != "enumerate"]
 ONCE = ("vectorized", "scaled", "native")
 """Backends whose gradient is written by hand."""
+RESCALED = ("scaled", "native")
 RAGGED = CASES["ragged"]
 
 
@@ -104,13 +109,10 @@ graphs = st.builds(
 # ---- values ----
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_all_ones_graph_counts_its_paths(backend):
-    shapes = [(2, 2), (2, 9), (3, 9), (5, 9), (9, 9), (8, 9)]
-    graph = all_ones_graph([m for m, _ in shapes], [num for _, num in shapes])
-    counted = dag_log_likelihood(*graph, backend).exp()
-    expected = [float(math.comb(L - 2, M - 2)) for M, L in shapes]
-    assert_near(counted, torch.tensor(expected, dtype=torch.float64), 1e-12)
+@pytest.mark.parametrize("backend", ["vectorized", *RESCALED])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_ones_graph_counts_its_paths(dtype, backend):
+    assert_counts_paths(lambda graph: dag_log_likelihood(*graph, backend), dtype)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -133,7 +135,7 @@ def test_backend_equals_enumeration(name, backend):
 
 @pytest.mark.parametrize("backend", JUDGED)
 @given(graph=graphs)
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_backend_equals_enumeration_on_drawn_graphs(backend, graph):
     ours = likelihood_and_gradients(graph, backend)
     for number, expected in zip(
@@ -143,34 +145,10 @@ def test_backend_equals_enumeration_on_drawn_graphs(backend, graph):
 
 
 def test_the_cases_hold_what_their_names_say():
-    has_path = {name: (judge(name).log_likelihood_B != -torch.inf).tolist() for name in CASES}
-    assert has_path["one_target_many_states"] == [False, False, True]
-    assert has_path["more_targets_than_states"] == [False, True]
-    assert has_path["no_path_through_missing_edges"] == [False, False, True]
-    assert has_path["no_path_of_this_length"] == [False]
-    assert has_path["impossible_first_emission"] == [False, True]
-    assert has_path["impossible_last_emission"] == [True, False]
-    assert has_path["impossible_target"] == [False, True]
-    assert has_path["one_target_impossible"] == [False, True]
-    assert has_path["all_minus_infinity"] == [False]
-    assert all(has_path["ragged"]) and all(has_path["impossible_state"])
-    assert True in has_path["very_sparse"] and False in has_path["very_sparse"]
+    has_path = (judge("very_sparse").log_likelihood_B != -torch.inf).tolist()
+    assert True in has_path and False in has_path
     scores = list(all_paths(CASES["ties"], 0).values())
     assert scores.count(max(scores)) > 1
-
-
-def test_the_order_of_states_matters():
-    graph = random_graph(21, [4], [6])
-    order = torch.tensor([0, 2, 1, 4, 3, 5])
-    # The same states and the same forward edges, two pairs of neighbours exchanged.
-    is_edge_LL = torch.ones(6, 6, dtype=torch.bool).triu(1)
-    moved_BLL = graph.log_transition_BLL[:, order][:, :, order]
-    moved = graph._replace(
-        log_emission_BML=graph.log_emission_BML[:, :, order],
-        log_transition_BLL=torch.where(is_edge_LL, moved_BLL, -torch.inf),
-    )
-    changed = dag_log_likelihood(*moved) - dag_log_likelihood(*graph)
-    assert changed.abs().item() > 1e-3
 
 
 # ---- gradients ----
@@ -178,18 +156,8 @@ def test_the_order_of_states_matters():
 
 @pytest.mark.parametrize("backend", JUDGED)
 def test_gradients_equal_finite_differences(backend):
-    graph = random_graph(22, [4, 2, 1], [5, 4, 1], density=0.9)
-    is_edge_BLL = graph.log_transition_BLL != -torch.inf
-
-    def likelihood(log_emission_BML: Tensor, scores_BLL: Tensor) -> Tensor:
-        log_transition_BLL = torch.where(is_edge_BLL, scores_BLL, -torch.inf)
-        return dag_log_likelihood(log_emission_BML, log_transition_BLL, *graph[2:], backend)
-
-    scores_BLL = torch.where(is_edge_BLL, graph.log_transition_BLL, 0.0).requires_grad_()
-    assert likelihood(graph.log_emission_BML, scores_BLL).isfinite().all()
-    assert torch.autograd.gradcheck(
-        likelihood, (graph.log_emission_BML.clone().requires_grad_(), scores_BLL)
-    )
+    sizes = ([6, 2, 1], [12, 4, 1]) if backend == "native" else ([4, 2, 1], [5, 4, 1])
+    assert_gradcheck(random_graph(22, *sizes, density=0.9), backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -199,34 +167,24 @@ def test_gradients_equal_finite_differences(backend):
         ("more_targets_than_states", [0]),
         ("one_target_many_states", [0, 1]),
         ("no_path_through_missing_edges", [0, 1]),
-        ("no_path_of_this_length", [0]),
         ("impossible_first_emission", [0]),
         ("impossible_last_emission", [1]),
         ("impossible_target", [0]),
-        ("one_target_impossible", [0]),
         ("all_minus_infinity", [0]),
     ],
 )
 def test_no_path_is_minus_infinity_with_zero_gradient(name, rows, backend):
     graph = CASES[name]
-    ones_B = torch.ones(len(graph.num_targets_B), dtype=torch.float64)
-    log_likelihood_B, *gradients = likelihood_and_gradients(graph, backend, ones_B)
-    for b in range(len(ones_B)):
+    grad_B = torch.ones(len(graph.num_targets_B), dtype=torch.float64)
+    if backend in ONCE:
+        grad_B[rows] = math.inf
+    log_likelihood_B, *gradients = likelihood_and_gradients(graph, backend, grad_B)
+    for b in range(len(grad_B)):
         if b in rows:
             assert log_likelihood_B[b] == -torch.inf
             assert not any(gradient[b].any() for gradient in gradients)
         else:
             assert log_likelihood_B[b].isfinite() and gradients[0][b].any()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_incoming_gradients_scale_each_row(backend):
-    ones_B = torch.ones(5, dtype=torch.float64)
-    _, *plain = likelihood_and_gradients(RAGGED, backend, ones_B)
-    grad_B = torch.tensor([1.0, -2.0, 0.0, 1e3, -1e-3], dtype=torch.float64)
-    _, *weighted = likelihood_and_gradients(RAGGED, backend, grad_B)
-    for gradient, expected in zip(weighted, plain, strict=True):
-        assert_near(gradient, expected * grad_B[:, None, None], 1e-12)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -253,59 +211,42 @@ def test_inputs_are_not_written_to(backend):
 # ---- padding ----
 
 
+@pytest.mark.parametrize("value", [0.0, 1e4, -math.inf, math.inf, math.nan])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_rows_do_not_depend_on_their_batch_mates(backend):
-    together = likelihood_and_gradients(RAGGED, backend, torch.ones(5, dtype=torch.float64))
-    path_BM, log_score_B = viterbi(*RAGGED, backend)
-    for b in range(5):
-        row = RAGGED.row(b)
-        M, L = row.log_emission_BML.shape[1:]
-        alone = likelihood_and_gradients(row, backend, torch.ones(1, dtype=torch.float64))
-        assert_near(together[0][b], alone[0][0], 1e-12)
-        assert_near(together[1][b, :M, :L], alone[1][0], 1e-12)
-        assert_near(together[2][b, :L, :L], alone[2][0], 1e-12)
-        path_1M, log_score_1 = viterbi(*row, backend)
-        assert path_BM[b].tolist() == path_1M[0].tolist() + [-1] * (5 - M)
-        assert_near(log_score_B[b], log_score_1[0], 1e-12)
-
-
-@pytest.mark.parametrize("value", [0.0, 1e4, -1e4, -math.inf, math.inf, math.nan])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_padding_and_backward_edges_are_never_read(backend, value):
-    graph = fill_padding(RAGGED, value)
-    expected = likelihood_and_gradients(RAGGED, backend)
+def test_padding_and_backward_edges_are_never_read_and_get_no_gradient(backend, value):
+    # Of several tiles, for the backend that has them.
+    tiles = random_graph(6, [20, 3, 1, 11], [37, 16, 1, 25])
+    plain = tiles if backend in ONCE else RAGGED
+    graph = fill_padding(plain, value)
+    expected = likelihood_and_gradients(plain, backend)
     for number, same in zip(likelihood_and_gradients(graph, backend), expected, strict=True):
         assert_near(number, same, 1e-12)
-    for ours, same in zip(viterbi(*graph, backend), viterbi(*RAGGED, backend), strict=True):
+    for ours, same in zip(viterbi(*graph, backend), viterbi(*plain, backend), strict=True):
         assert_near(ours, same, 1e-12)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("which", ["log_emission_BML", "log_transition_BLL"])
-def test_nan_among_what_is_read_is_not_hidden(which, backend):
-    graph = random_graph(25, [3, 3], [5, 5])
-    scores = getattr(graph, which).clone()
-    # Target 1 at state 2, or the edge from state 2 to the last one: on a path, not on all.
-    scores[(0, 1, 2) if which == "log_emission_BML" else (0, 2, 4)] = math.nan
-    log_likelihood_B = dag_log_likelihood(*graph._replace(**{which: scores}), backend)
-    assert log_likelihood_B.isnan().tolist() == [True, False]
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_padding_gets_no_gradient(backend):
-    _, *gradients = likelihood_and_gradients(RAGGED, backend)
-    for gradient, is_beyond in zip(gradients, is_padding(RAGGED), strict=True):
+    for gradient, is_beyond in zip(expected[1:], is_padding(plain), strict=True):
         assert is_beyond.any() and not gradient[is_beyond].any()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("which", "place"), [("log_emission_BML", (0, 1, 2)), ("log_transition_BLL", (0, 2, 4))]
+)
+def test_nan_and_infinity_among_what_is_read_are_not_hidden(which, place, backend, value):
+    """Target 1 at state 2, or the edge from state 2 to the last one: on a path, not on all."""
+    graph = with_score(random_graph(25, [3, 3], [5, 5]), which, place, value)
+    log_likelihood_B = dag_log_likelihood(*graph, backend)
+    assert log_likelihood_B.isfinite().tolist() == [False, True]
+    assert log_likelihood_B[0] != -torch.inf
 
 
 # ---- posteriors ----
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["ragged", "sparse", "huge_spread", "impossible_state"])
-def test_posteriors_equal_shares_of_enumerated_paths(name, backend):
+def test_posteriors_equal_shares_of_enumerated_paths(name):
     graph = CASES[name]
-    state_BML, edge_BLL = posteriors(*graph, backend)
+    state_BML, edge_BLL = posteriors(*graph)
     assert not state_BML.requires_grad and not edge_BLL.requires_grad
     for b in range(len(state_BML)):
         scored = all_paths(graph, b)
@@ -321,12 +262,11 @@ def test_posteriors_equal_shares_of_enumerated_paths(name, backend):
         assert_near(edge_BLL[b], edge_LL)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", CASES)
-def test_posteriors_sum_to_one_per_target(name, backend):
+def test_posteriors_sum_to_one_per_target(name):
     graph = CASES[name]
     with torch.no_grad():  # they are gradients, and must not care
-        state_BML, edge_BLL = posteriors(*graph, backend)
+        state_BML, edge_BLL = posteriors(*graph)
     has_path_B = judge(name).log_likelihood_B != -torch.inf
     is_target_BM = torch.arange(state_BML.shape[1]) < graph.num_targets_B.unsqueeze(1)
     is_expected_BM = (is_target_BM & has_path_B.unsqueeze(1)).double()
@@ -339,53 +279,12 @@ def test_posteriors_sum_to_one_per_target(name, backend):
     assert_near(edge_BLL.sum(2), (state_BML * is_inner_BM.unsqueeze(2)).sum(1))
 
 
-# ---- float32 ----
-
-
-def plain_log_likelihood(
-    log_emission_BML: Tensor, log_transition_BLL: Tensor, num_targets_B: Tensor, _: Tensor
-) -> Tensor:
-    """Appendix H with plain PyTorch and autograd, full rows only: a yardstick for rounding."""
-    _, M, L = log_emission_BML.shape
-    log_f_BL = log_emission_BML[:, 0].masked_fill(torch.arange(L) > 0, -torch.inf)
-    for i in range(1, M):
-        step_BLL = log_f_BL.unsqueeze(2) + log_transition_BLL
-        is_dead_BL = (step_BLL == -torch.inf).all(1)
-        total_BL = step_BLL.masked_fill(is_dead_BL.unsqueeze(1), 0.0).logsumexp(1)
-        log_f_BL = log_emission_BML[:, i] + total_BL.masked_fill(is_dead_BL, -torch.inf)
-    return log_f_BL[:, -1]
-
-
-@pytest.mark.parametrize("scale", [0.1, 3.0])
-def test_float32_is_as_exact_as_plain_pytorch_at_the_size_of_the_paper(scale):
-    exact = random_graph(23, [77, 77], [308, 308], scale=scale)
-    single = exact.to(torch.float32)
-    ones_B = torch.ones(2)
-    truth = likelihood_and_gradients(exact, "vectorized", ones_B.double())
-    ours = likelihood_and_gradients(single, "vectorized", ones_B)
-    scores = [t.clone().requires_grad_() for t in single[:2]]
-    plain_B = plain_log_likelihood(*scores, *single[2:])
-    plain = (plain_B.detach(), *torch.autograd.grad(plain_B.sum(), scores))
-    for name, true, our, their in zip(
-        ("value", "emission", "transition"), truth, ours, plain, strict=True
-    ):
-        assert our.dtype == torch.float32
-        error, allowed = ((x - true).abs().max() for x in (our, their))
-        # One rounding of the value itself is not an error to be halved.
-        assert error <= 2 * allowed + 1e-6 * true.abs().max(), (name, error, allowed)
-    state_BML, edge_BLL = posteriors(*single)
-    assert (state_BML.sum(2) - 1).abs().max() < 1e-5
-    assert (edge_BLL.sum((1, 2)) - 76).abs().max() < 76e-5
-
-
 # ---- viterbi ----
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", CASES)
-def test_viterbi_finds_the_best_path(name, backend):
-    graph = CASES[name]
-    path_BM, log_score_B = viterbi(*graph, backend)
+def test_the_judges_path_is_the_best_by_the_definition(name):
+    graph, (path_BM, log_score_B) = CASES[name], judge(name)[3:]
     for b, path in enumerate(path_BM.tolist()):
         scored = all_paths(graph, b)
         M = int(graph.num_targets_B[b])
@@ -408,7 +307,7 @@ def test_viterbi_paths_equal_the_judges(name, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(seed=st.integers(0, 2**31), M=st.integers(2, 5), L=st.integers(3, 8))
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_among_equal_paths_the_earliest_states_from_the_end_win(backend, seed, M, L):
     graph = tied_graph(seed, [M], [L])
     path_BM, _ = viterbi(*graph, backend)
@@ -418,68 +317,21 @@ def test_among_equal_paths_the_earliest_states_from_the_end_win(backend, seed, M
     assert tuple(path_BM[0].tolist()) == expected[::-1]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_equal_paths_are_compared_from_the_end(backend):
-    path_BM, _ = viterbi(*CASES["two_tied_paths"], backend)
-    assert path_BM.tolist() == [[0, 2, 3, 5]]  # not [0, 1, 4, 5]: 3 comes before 4
-
-
-@given(graph=graphs)
-@settings(max_examples=25)
-def test_the_best_path_is_at_most_as_likely_as_all_of_them(graph):
-    _, log_score_B = viterbi(*graph)
-    log_likelihood_B = dag_log_likelihood(*graph)
-    for b, (score, total) in enumerate(
-        zip(log_score_B.tolist(), log_likelihood_B.tolist(), strict=True)
-    ):
-        num_paths = len(all_paths(graph, b))
-        if num_paths == 0:
-            assert score == total == -math.inf
-            continue
-        # And it is at least as likely as they are on average.
-        rounding = 1e-9 * (1 + abs(total))
-        assert total - math.log(num_paths) - rounding <= score <= total + rounding
-
-
-def test_viterbi_needs_no_gradient_and_gives_none():
-    scores = [t.clone().requires_grad_() for t in RAGGED[:2]]
-    for backend in BACKENDS:
-        _, log_score_B = viterbi(*scores, *RAGGED[2:], backend)
-        assert not log_score_B.requires_grad
-
-
 # ---- the table of backends ----
-
-
-def test_a_backend_cannot_be_registered_twice(monkeypatch):
-    monkeypatch.setattr(backends, "BACKENDS", dict(BACKENDS))
-    with pytest.raises(ValueError, match="'naive' is registered already"):
-        register("naive", BACKENDS["vectorized"])
-    assert backends.BACKENDS["naive"] is BACKENDS["naive"]
-
-
-def test_a_registered_backend_is_used(monkeypatch):
-    monkeypatch.setattr(backends, "BACKENDS", dict(BACKENDS))
-    seven = Backend(lambda e, t, m, n: torch.full((len(e),), 7.0), BACKENDS["naive"].viterbi)
-    register("seven", seven)
-    assert dag_log_likelihood(*RAGGED, "seven").tolist() == [7.0] * 5
 
 
 def test_an_unknown_backend_offers_the_nearest():
     with pytest.raises(ValueError, match="'vectorised': did you mean vectorized"):
         dag_log_likelihood(*RAGGED, "vectorised")
-    with pytest.raises(ValueError, match="'vectorised'"):
-        viterbi(*RAGGED, "vectorised")
 
 
-@pytest.mark.parametrize("function", [dag_log_likelihood, posteriors, viterbi])
 @pytest.mark.parametrize(
-    ("backend", "counts", "told"),
+    ("function", "backend", "counts", "told"),
     [
-        ("enumerate", ([20], [80]), "10^17.3 paths"),  # comb(78, 18)
-        ("enumerate", ([1024], [4096]), "10^997"),  # beyond any float
-        ("enumerate", ([4] * 300, [40] * 300), "10^5.3 paths"),  # of all rows together
-        ("naive", ([20] * 20, [80] * 20), "1,200,800 terms"),
+        (dag_log_likelihood, "enumerate", ([1024], [4096]), "10^997"),  # beyond any float
+        (viterbi, "enumerate", ([4] * 300, [40] * 300), "10^5.3 paths"),  # of all rows together
+        (dag_log_likelihood, "naive", ([20] * 20, [80] * 20), "1,200,800 terms"),
+        (viterbi, "naive", ([20] * 20, [80] * 20), "1,200,800 terms"),
     ],
 )
 def test_what_no_memory_holds_is_refused_with_its_number(function, backend, counts, told):
@@ -493,15 +345,15 @@ def test_what_no_memory_holds_is_refused_with_its_number(function, backend, coun
 
 @pytest.fixture
 def choice(monkeypatch):
-    """``auto`` chooses anew; the function tells how well ``native`` works from here on."""
-    backends._first_that_works.cache_clear()
+    """``auto`` chooses anew; the function sets how well ``native`` works from here on."""
+    api._first_that_works.cache_clear()
 
     def native_is(reason: str | None) -> None:
         asked = BACKENDS["native"]._replace(why_not=lambda device_type: reason)
         monkeypatch.setitem(BACKENDS, "native", asked)
 
     yield native_is
-    backends._first_that_works.cache_clear()
+    api._first_that_works.cache_clear()
 
 
 def test_auto_is_the_fastest_backend_that_works(choice):
@@ -535,8 +387,8 @@ def test_naming_a_backend_asks_nothing_of_the_others(choice, monkeypatch):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_added_up_in_float32(dtype, backend):
+def test_half_precision_is_added_up_in_float32(backend):
+    dtype = torch.bfloat16
     low = CASES["ragged"].to(dtype)
     ours = likelihood_and_gradients(low, backend, torch.ones(5))
     same_in_float32 = likelihood_and_gradients(low.to(torch.float32), backend, torch.ones(5))
@@ -550,17 +402,20 @@ def test_half_precision_is_added_up_in_float32(dtype, backend):
     assert torch.equal(path_BM, expected_BM) and torch.equal(log_score_B, expected_B)
 
 
-@pytest.mark.parametrize("backend", ["scaled", "native"])
+@pytest.mark.parametrize(("backend", "limit"), [("scaled", 1e-6), ("native", 1e-5)])
 @pytest.mark.parametrize("name", CASES)
-def test_float32_gradients_of_rescaled_backends_are_exact(name, backend):
-    single = CASES[name].to(torch.float32)
-    ours = likelihood_and_gradients(single, backend)
-    truth = likelihood_and_gradients(single.to(torch.float64), "enumerate")
-    for number, true, limit in zip(ours, truth, (1e-6, 1e-5, 1e-5), strict=True):
-        is_finite = true.isfinite()
-        assert torch.equal(number[~is_finite].double(), true[~is_finite])
-        difference, size = (number.double() - true)[is_finite].abs(), true[is_finite].abs()
-        assert (difference <= limit * size.max()).all() if len(size) else True
+def test_float32_gradients_of_rescaled_backends_are_exact(name, backend, limit):
+    assert_near_float64(CASES[name].to(torch.float32), backend, "enumerate", limit)
+
+
+@pytest.mark.parametrize("backend", ONCE)
+def test_layout_of_memory_does_not_matter(backend):
+    graph = random_graph(10, [6, 4], [19, 12])
+    turned = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in graph[:2]]
+    assert not turned[1].is_contiguous()
+    ours = likelihood_and_gradients(Graph(*turned, *graph[2:]), backend)
+    for number, same in zip(ours, likelihood_and_gradients(graph, backend), strict=True):
+        assert_near(number, same, 1e-13)
 
 
 @pytest.mark.parametrize("backend", ONCE)
@@ -573,7 +428,7 @@ def test_no_rows_give_nothing(backend):
     assert path_BM.shape == (0, 5) and log_score_B.shape == (0,)
 
 
-@pytest.mark.parametrize("backend", ["auto", "native", "vectorized"])
+@pytest.mark.parametrize("backend", ["auto", "vectorized"])
 def test_compiling_gives_the_same_numbers(backend):
     if reason := BACKENDS["native"].why_not("cpu"):
         pytest.skip(f"no backend native here: {reason}")
@@ -607,13 +462,12 @@ def test_compiling_gives_the_same_numbers(backend):
         ),
     ],
 )
-@pytest.mark.parametrize("function", [dag_log_likelihood, posteriors, viterbi])
-def test_arguments_that_do_not_fit_are_named(function, changed, words):
+def test_arguments_that_do_not_fit_are_named(changed, words):
     graph = random_graph(24, [3, 3], [5, 5])._replace(**changed)
-    with pytest.raises(ValueError) as caught:
-        function(*graph)
-    for word in words:
-        assert word in str(caught.value)
+    for function in (dag_log_likelihood, posteriors, viterbi):
+        with pytest.raises(ValueError) as caught:
+            function(*graph)
+        assert all(word in str(caught.value) for word in words)
 
 
 # ---- without transitions ----
@@ -624,7 +478,7 @@ def spells(labels: tuple[int, ...]) -> list[int]:
     return [label for label, _ in groupby(labels) if label != 0]
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 5])
+@pytest.mark.parametrize("k", [1, 2, 4])
 def test_ctc_equals_the_sum_over_labelings(k):
     rng = torch.Generator().manual_seed(k)
     # Probabilities of blank, of the target (1) and of another token (2) at each state.
@@ -636,23 +490,6 @@ def test_ctc_equals_the_sum_over_labelings(k):
             total_BM += torch.stack(steps).sum(0).exp()
     ours_BM = run_log_likelihood(log_label_BMk3[..., 1], log_label_BMk3[..., 0])
     assert_near(ours_BM, total_BM.log(), 1e-12)
-
-
-@pytest.mark.parametrize("k", [1, 8, 40])
-def test_ctc_of_equal_scores_counts_all_runs(k):
-    log_half_1k = torch.full((1, k), math.log(0.5), dtype=torch.float64)
-    log_count = math.log(k * (k + 1) / 2)
-    ours_1 = run_log_likelihood(log_half_1k, log_half_1k)
-    assert math.isclose(ours_1.item(), log_count - k * math.log(2), rel_tol=1e-12)
-
-
-def test_ctc_gradients_equal_finite_differences():
-    rng = torch.Generator().manual_seed(0)
-    scores = [
-        torch.randn(2, 2, 4, generator=rng, dtype=torch.float64).requires_grad_()
-        for _ in range(2)
-    ]
-    assert torch.autograd.gradcheck(run_log_likelihood, scores)
 
 
 def test_ctc_stands_huge_scores():
@@ -683,9 +520,7 @@ def test_relative_error_is_the_largest_difference_over_the_largest_value():
     assert relative_error(exact, exact) == 0
     assert relative_error(torch.tensor([5.0, -8.0, 1.5]), exact) == 1 / 8
     assert relative_error(torch.tensor([0.5]), torch.zeros(1)) == 0.5
-
-
-def test_relative_error_takes_infinities_only_where_they_belong():
+    # Infinities are left out where both have them, and nowhere else.
     exact = torch.tensor([-torch.inf, -2.0])
     assert relative_error(torch.tensor([-torch.inf, -3.0]), exact) == 0.5
     assert relative_error(torch.tensor([-5.0, -2.0]), exact) == math.inf

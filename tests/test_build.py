@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shlex
@@ -63,12 +62,17 @@ def copied_sources(tmp_path, monkeypatch) -> Path:
 # ---- what is there ----
 
 
-def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
+def test_sources_and_cache_are_where_they_belong(tmp_path, monkeypatch):
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert build.cache_dir() == tmp_path / "xdg" / "exlm_mini"
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "torch"))
-    assert build.cache_dir() == tmp_path / "torch" / "exlm_mini"
+    monkeypatch.setattr(build, "PACKAGE", tmp_path / "site" / "exlm_mini")
+    with pytest.raises(build.BuildError, match=r"cuda_src: reinstall exlm-mini"):
+        build.source_dir()
+    folder = tmp_path / "site" / "exlm_mini" / "cuda_src"
+    folder.mkdir(parents=True)
+    (folder / "dag_cpu.cpp").touch()
+    assert build.source_dir() == folder
 
 
 def test_the_sources_need_neither_torch_nor_cuda_headers():
@@ -81,16 +85,6 @@ def test_the_sources_need_neither_torch_nor_cuda_headers():
             assert ours or file.suffix == ".cu" or "cuda" not in name, (file.name, name)
 
 
-def test_sources_are_found_in_an_installed_package(tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "PACKAGE", tmp_path / "site" / "exlm_mini")
-    with pytest.raises(build.BuildError, match=r"cuda_src: reinstall exlm-mini"):
-        build.source_dir()
-    folder = tmp_path / "site" / "exlm_mini" / "cuda_src"
-    folder.mkdir(parents=True)
-    (folder / "dag_cpu.cpp").touch()
-    assert build.source_dir() == folder
-
-
 def test_nvcc_is_that_of_cuda_home_else_of_the_path(tmp_path, monkeypatch, put_compiler):
     file = put_compiler("cuda", "exit 1")
     assert build.nvcc() == (str(file), "fake 1.0\n")
@@ -99,6 +93,10 @@ def test_nvcc_is_that_of_cuda_home_else_of_the_path(tmp_path, monkeypatch, put_c
     assert build.nvcc().path == str(file)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "elsewhere"))
     with pytest.raises(build.BuildError, match=r"no nvcc in CUDA_HOME, .*elsewhere/bin: inst"):
+        build.nvcc()
+    monkeypatch.delenv("CUDA_HOME")
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    with pytest.raises(build.BuildError, match="no CUDA compiler nvcc: install the CUDA tool"):
         build.nvcc()
 
 
@@ -118,15 +116,7 @@ def test_nvcc_of_pips_wheels_is_found_and_links_with_their_runtime(
     assert compilers.runtime_flags(str(nvcc)) == []  # nothing there to link with
     (toolkit / "lib" / "libcudart_static.a").touch()
     assert compilers.runtime_flags(str(nvcc)) == [f"-L{toolkit / 'lib'}"]
-    assert build.plan("cuda").flags[-1] == f"-L{toolkit / 'lib'}"
-
-
-def test_without_nvcc_the_message_says_what_to_do(monkeypatch):
-    for name in ("CUDA_HOME", "CUDA_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
-    with pytest.raises(build.BuildError, match="no CUDA compiler nvcc: install the CUDA tool"):
-        build.nvcc()
+    assert build.plan("cuda").link_flags[-1] == f"-L{toolkit / 'lib'}"
 
 
 @pytest.mark.parametrize("listed", ["8.0 9.0a+PTX", "8.0;9.0a+PTX"])
@@ -151,9 +141,6 @@ def test_architectures_are_those_of_the_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(build.BuildError, match=r"no GPU to compile for.* TORCH_CUDA_ARCH_LIST"):
         build.architectures()
-    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "sm_90")
-    with pytest.raises(build.BuildError, match=r"is 'sm_90'; want numbers such as 8\.0"):
-        build.architectures()
 
 
 def test_there_is_no_library_for_another_device():
@@ -177,6 +164,7 @@ def test_the_key_depends_on_all_that_matters(
         {"compiler": build.Tool(plan.compiler.path, "fake 2.0")},
         {"compiler": build.Tool("/elsewhere/compiler", plan.compiler.version)},
         {"flags": (*plan.flags, "-O0")},
+        {"link_flags": (*plan.link_flags, "-s")},
         {"machine": "another"},
     ):
         keys.add(plan._replace(**changed).key)
@@ -187,7 +175,7 @@ def test_the_key_depends_on_all_that_matters(
     with (copied_sources / "dag_graph.h").open("a") as stream:
         stream.write("// changed\n")
     keys.add(plan.key)
-    assert len(keys) == 8
+    assert len(keys) == 9
 
 
 def test_the_key_depends_on_the_processor_or_the_gpu(put_compiler, copied_sources, monkeypatch):
@@ -216,7 +204,8 @@ def test_without_a_compiler_the_message_says_what_to_do(cache, monkeypatch):
 
 def test_without_ninja_the_message_says_what_to_do(cache, put_compiler, monkeypatch):
     put_compiler("cpu", "exit 1")
-    monkeypatch.setattr(compilers, "search_path", lambda: "")
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(build.BuildError, match="no ninja to build with: pip install ninja"):
         build.build("cpu")
 
@@ -241,29 +230,6 @@ def test_a_compiler_error_is_cut_to_what_matters(
     assert list(cache.rglob("*.so")) == [] and list(cache.rglob("build-*")) == []
 
 
-def test_an_output_without_the_word_error_is_shown_by_its_end():
-    output = "\n".join(f"line {n}" for n in range(100))
-    assert compilers.what_matters(output).splitlines() == [f"line {n}" for n in range(88, 100)]
-    many = "\n".join(f"x.h:{n}: error: bad" for n in range(100))
-    assert compilers.what_matters(many).splitlines()[-1] == "... and 88 more"
-
-
-def test_waiting_for_another_build_has_an_end(cache, put_compiler, monkeypatch):
-    put_compiler("cpu", "exit 1")
-    monkeypatch.setenv("EXLM_BUILD_TIMEOUT", "0.2")
-    folder = build.plan("cpu").target.parent
-    folder.mkdir(parents=True)
-    with open(folder / "lock", "w") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(build.BuildError, match=r"building for 0.2 s .*EXLM_BUILD_TIMEOUT"):
-            build.build("cpu")
-    with pytest.raises(build.BuildError, match="do not build"):  # the lock is free again
-        build.build("cpu")
-    monkeypatch.setenv("EXLM_BUILD_TIMEOUT", "soon")
-    with pytest.raises(build.BuildError, match=r"EXLM_BUILD_TIMEOUT: .*'soon'"):
-        build.build("cpu")
-
-
 def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch, put_compiler):
     put_compiler("cpu", "exit 1")
     (tmp_path / "file").touch()
@@ -272,34 +238,19 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch, put_comp
         build.build("cpu")
 
 
-def test_whatever_goes_wrong_is_a_reason_and_no_error(monkeypatch):
-    def surprise(device_type: str) -> Path:
-        raise ZeroDivisionError("no idea")
-
-    monkeypatch.setattr(native, "build", surprise)
-    monkeypatch.setattr(native, "_load", native._load.__wrapped__)
-    assert native.why_not.__wrapped__("cpu") == "ZeroDivisionError: no idea"
-
-
-def test_a_library_that_loads_and_does_not_run_is_no_backend(monkeypatch):
-    def refuse(kernels, graph):
-        raise RuntimeError("CUDA: driver too old")
+def test_a_library_that_does_not_load_or_run_is_no_backend(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("driver too old")
 
     if reason := native.why_not("cpu"):
         pytest.skip(f"no C++ backend here: {reason}")
-    monkeypatch.setattr(native, "log_likelihood_with", refuse)
-    words = "the built library does not run: CUDA: driver too old"
-    assert native.why_not.__wrapped__("cpu") == words
-
-
-@pytest.mark.parametrize("before", [None, "mine"])
-def test_the_environment_is_put_back(before, monkeypatch):
-    monkeypatch.setenv("CXX", before) if before else monkeypatch.delenv("CXX", raising=False)
-    environment = dict(os.environ)
-    with pytest.raises(ZeroDivisionError), build._environment(CXX="c++", PATH="elsewhere"):
-        assert (os.environ["CXX"], os.environ["PATH"]) == ("c++", "elsewhere")
-        raise ZeroDivisionError
-    assert dict(os.environ) == environment
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "log_likelihood_with", refuse)
+        words = "the built library does not run: driver too old"
+        assert native.why_not.__wrapped__("cpu") == words
+    monkeypatch.setattr(native, "build", refuse)
+    monkeypatch.setattr(native, "_load", native._load.__wrapped__)
+    assert native.why_not.__wrapped__("cpu") == "RuntimeError: driver too old"
 
 
 # ---- success ----
@@ -309,7 +260,10 @@ def test_processes_that_start_together_build_once(cache, put_compiler, tmp_path)
     if reason := native.why_not("cpu"):
         pytest.skip(f"no C++ backend here: {reason}")
     log = tmp_path / "calls"
-    put_compiler("cpu", f'case "$*" in *" -c "*) echo compile >> {log};; esac\nexec c++ "$@"')
+    # Without optimisation, which takes most of the time.
+    put_compiler(
+        "cpu", f'case "$*" in *" -c "*) echo compile >> {log};; esac\nexec c++ "$@" -O0'
+    )
     program = (
         "from exlm_mini.alignment import build, native\n"
         "print(native.why_not('cpu'), build.build('cpu'))"
@@ -327,35 +281,34 @@ def test_processes_that_start_together_build_once(cache, put_compiler, tmp_path)
     # One of them says why nothing happens for a while.
     said = "".join(error for _, error in outputs).splitlines()
     (line,) = [line for line in said if line.startswith("building the C++ ")]
-    assert line.endswith(f"once, about 5 s; kept in {library.parent}")
-    environment = dict(os.environ)
+    assert line.endswith(f"kept in {library.parent}")
     build.build("cpu")  # found, not built
-    assert log.read_text().splitlines() == ["compile"] and dict(os.environ) == environment
+    assert log.read_text().splitlines() == ["compile"]
 
 
 def test_nvcc_is_run_by_ninja_with_every_option_as_it_was(
     cache, put_compiler, copied_sources, tmp_path, monkeypatch
 ):
     log, folder = tmp_path / "calls", tmp_path / "a $b: folder"
-    put_compiler("cuda", f'for x in "$@"; do echo "$x" >> {log}; done\ntouch libexlm_dag.so')
+    put_compiler("cuda", f'echo "$@" >> {log}\ntouch built.o built.so')
     monkeypatch.setenv("CXX", "c++")
     folder.mkdir()
     copied_sources.rename(folder / "cuda")
     monkeypatch.setattr(build, "PACKAGE", folder / "exlm_mini")
     assert build.build("cuda").is_file()
     source = str(folder / "cuda" / "dag_cuda.cu")
-    host = ["-ccbin", shutil.which("c++")]
-    expected = [*build.NVCC_FLAGS, "-gencode=arch=compute_90,code=sm_90", *host]
+    target = f"-gencode=arch=compute_90,code=sm_90 -ccbin {shutil.which('c++')}"
     assert log.read_text().splitlines() == [
-        *expected, "-shared", source, "-o", "libexlm_dag.so"
-    ]  # fmt: skip
+        f"{' '.join(build.NVCC_FLAGS)} {target} -c {source} -o built.o",
+        f"-shared built.o -o built.so {target} -cudart static",
+    ]
 
 
 @pytest.mark.reliability
 @pytest.mark.parametrize("damage", [b"", b"lib", b"libRary\n"])
 def test_a_damaged_library_is_built_again(damage, cache, put_compiler, copied_sources):
     """To load one may be the end of the process (SIGBUS), or a wrong result."""
-    put_compiler("cuda", "echo library > libexlm_dag.so")
+    put_compiler("cuda", "touch built.o; echo library > built.so")
     library = build.build("cuda")
     sound = library.read_bytes()
     library.write_bytes(damage)
@@ -369,14 +322,14 @@ def test_a_damaged_library_is_built_again(damage, cache, put_compiler, copied_so
 
 
 def test_a_notebook_is_spared_the_line(cache, put_compiler, copied_sources, monkeypatch, capfd):
-    put_compiler("cuda", "touch libexlm_dag.so")
+    put_compiler("cuda", "touch built.o built.so")
     monkeypatch.setitem(sys.modules, "ipykernel", sys)
     build.build("cuda")
     monkeypatch.delitem(sys.modules, "ipykernel")
     assert capfd.readouterr().err == ""
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0")
     build.build("cuda")
-    assert capfd.readouterr().err.startswith("building the CUDA dynamic programme once, about ")
+    assert capfd.readouterr().err.startswith("building the CUDA dynamic programme once, ")
 
 
 @pytest.mark.slow
@@ -386,8 +339,6 @@ def test_cuda_compiles_for_sm_80_and_sm_90(cache, monkeypatch):
         nvcc = build.nvcc()
     except build.BuildError as error:
         pytest.skip(str(error))
-    if not (build.source_dir() / build.SOURCES["cuda"]).is_file():
-        pytest.skip(f"there is no {build.SOURCES['cuda']} yet")
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0 9.0")
     library = build.build("cuda")
     tools = Path(os.path.realpath(nvcc.path)).parent

@@ -1,42 +1,38 @@
-"""The compiled backend on a CPU: by the judge, in range, as an operator.
+"""The compiled backend: in range, at size, as an operator, and what it says to a GPU.
 
-Shapes: B rows, M targets, L states.
+``test_alignment`` and ``test_kernels`` hold it against enumeration. Shapes: B rows, M targets,
+L states.
 """
 
 from __future__ import annotations
 
-import math
+import ctypes
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
-from hard_graphs import (
-    GRAPH_FOR_NAN,
-    PLACES_OF_NAN,
-    assert_float32_is_near,
-    flat_graph,
-    two_ways,
-)
+from hard_graphs import DTYPES, assert_near_float64, flat_graph, judge, spread_graph
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from exlm_mini.alignment import dag_log_likelihood, native, posteriors, viterbi
+from exlm_mini.alignment import build, native, posteriors, viterbi
 from exlm_mini.alignment.cases import (
     CASES,
     Graph,
-    all_ones_graph,
-    fill_padding,
-    judge,
     likelihood_and_gradients,
     random_graph,
-    relative_error,
+    weights,
 )
+from exlm_mini.alignment.native import LAYOUTS, Kernels
 
-TILED, LOG_SPACE, NO_PATH, NAN = range(4)
-DTYPES = (torch.float32, torch.float64)
+TILED = 0
+FLOAT32 = torch.float32
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def backend() -> str:
     """The name of the backend; skips where it cannot be built."""
     if reason := native.why_not("cpu"):
@@ -49,251 +45,45 @@ def status(graph: Graph) -> list[int]:
     return torch.ops.exlm_mini.dag_log_likelihood(*graph)[3][:, 0].tolist()
 
 
-# ---- by the judge ----
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_float64_equals_enumeration(name, backend):
-    for ours, true in zip(
-        likelihood_and_gradients(CASES[name], backend), judge(name)[:3], strict=True
-    ):
-        torch.testing.assert_close(ours, true, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_float32_is_near_float64(name, backend):
-    assert_float32_is_near(CASES[name], backend, "enumerate")
-
-
-@pytest.mark.parametrize("scale", [0.1, 3.0])
-def test_float32_is_near_float64_at_the_size_of_the_paper(scale, backend):
-    graph = random_graph(2, [77, 60, 77], [308, 308, 291], scale=scale)
-    assert_float32_is_near(graph, backend, "vectorized")
-    assert status(graph.to(torch.float32)) == [TILED] * 3
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", CASES)
-def test_viterbi_equals_the_judge(name, dtype, backend):
-    graph = CASES[name].to(dtype)
-    path_BM, log_score_B = viterbi(*graph, backend)
-    expected_BM, expected_B = viterbi(*graph.to(torch.float64), "enumerate")
-    assert torch.equal(path_BM, expected_BM)
-    assert log_score_B.dtype == dtype
-    rounding = 1e-6 if dtype == torch.float32 else 1e-12
-    torch.testing.assert_close(log_score_B.double(), expected_B, rtol=rounding, atol=rounding)
-
-
-def test_gradients_equal_finite_differences(backend):
-    graph = random_graph(3, [9, 2, 1], [20, 18, 1], density=0.9)
-    is_edge_BLL = graph.log_transition_BLL != -torch.inf
-
-    def likelihood(log_emission_BML: Tensor, scores_BLL: Tensor) -> Tensor:
-        log_transition_BLL = torch.where(is_edge_BLL, scores_BLL, -torch.inf)
-        return dag_log_likelihood(log_emission_BML, log_transition_BLL, *graph[2:], backend)
-
-    scores_BLL = torch.where(is_edge_BLL, graph.log_transition_BLL, 0.0).requires_grad_()
-    emission_BML = graph.log_emission_BML.clone().requires_grad_()
-    assert torch.autograd.gradcheck(likelihood, (emission_BML, scores_BLL))
-
-
-# Tiles hold 16 float32 or 8 float64 states: every remainder, and cones of every width.
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("L", [7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49])
-def test_every_cone_and_remainder_equals_the_vectorized_backend(L, dtype, backend):
-    num_targets = [2, 3, L // 2, L - 9, L - 8, L - 2, L - 1, L]
-    graph = random_graph(L, [max(1, m) for m in num_targets], [L] * 8).to(dtype)
-    truth = likelihood_and_gradients(graph.to(torch.float64), "vectorized")
-    for ours, true in zip(likelihood_and_gradients(graph, backend), truth, strict=True):
-        assert relative_error(ours, true) < (3e-6 if dtype == torch.float32 else 1e-11)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_all_ones_graph_counts_its_paths(dtype, backend):
-    shapes = [(2, 40), (3, 40), (17, 40), (40, 40), (12, 33), (1, 1)]
-    graph = all_ones_graph([m for m, _ in shapes], [num for _, num in shapes]).to(dtype)
-    log_count_B = dag_log_likelihood(*graph, backend).double()
-    expected = [math.log(math.comb(L - 2, M - 2)) if M > 1 else 0.0 for M, L in shapes]
-    torch.testing.assert_close(
-        log_count_B, torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=1e-5
-    )
-
-
-# ---- range ----
-
-
-@pytest.mark.parametrize("scale", [1.0, 30.0, 100.0, 300.0, 1000.0, 1e5])
+@pytest.mark.parametrize("scale", [1.0, 100.0, 1000.0, 1e5])
 @given(seed=st.integers(0, 2**31), M=st.integers(2, 5), L=st.integers(5, 9))
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_float32_is_near_float64_whatever_the_spread(scale, backend, seed, M, L):
     graph = random_graph(seed, [M, M], [L, L], density=0.8, scale=scale)
-    assert_float32_is_near(graph, backend, "enumerate")
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("by", ["edges", "emissions"])
-def test_a_path_that_looks_lost_from_both_ends_is_found(by, dtype, backend):
-    """Each sweep flushes the odd path at its own start and sees only the even one, 190 units
-    less likely; the two sweeps agree with each other, so comparing them would show nothing."""
-    unit = 1.0 if dtype == torch.float32 else 8.0  # e^-130 and e^-1040 are flushed
-    graph = two_ways(unit, by).to(dtype)
-    log_likelihood_B, grad_emission_BML, _ = likelihood_and_gradients(
-        graph, backend, torch.ones(1, dtype=dtype)
-    )
-    assert math.isclose(log_likelihood_B.item(), -260 * unit, rel_tol=1e-6)
-    assert math.isclose(grad_emission_BML[0, 4, 7].item(), 1.0, rel_tol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [1e5, 1e7, 1e9])
-@pytest.mark.parametrize("sign", [-1.0, 1.0])
-def test_scores_beyond_all_exponents_go_to_log_space(sign, size, dtype, backend):
-    graph = all_ones_graph([3, 3], [6, 6])
-    graph.log_emission_BML[0] += sign * size
-    graph.log_transition_BLL[1] += sign * size
-    graph = graph.to(dtype)
-    assert status(graph) == [LOG_SPACE, LOG_SPACE]
-    truth = likelihood_and_gradients(graph.to(torch.float64), "enumerate")
-    for ours, true in zip(likelihood_and_gradients(graph, backend), truth, strict=True):
-        assert relative_error(ours, true) < 1e-6
+    assert_near_float64(graph.to(FLOAT32), backend, "enumerate")
 
 
 def test_flat_long_graphs_stay_on_the_fast_path(backend):
     graph = flat_graph([256, 200], [1024, 1000])
-    assert status(graph.to(torch.float32)) == [TILED, TILED]
-    assert_float32_is_near(graph, backend, backend)
-    state_BML, edge_BLL = posteriors(*graph.to(torch.float32), backend)
+    assert status(graph.to(FLOAT32)) == [TILED, TILED]
+    state_BML, edge_BLL = posteriors(*graph.to(FLOAT32), backend)
     is_target_BM = torch.arange(256) < graph.num_targets_B.unsqueeze(1)
     assert (state_BML.sum(2) - is_target_BM.float()).abs().max() < 1e-5
     assert (edge_BLL.sum((1, 2)) - (graph.num_targets_B - 1)).abs().max() < 1e-3
 
 
-def test_float64_equals_the_vectorized_backend_on_a_long_flat_graph(backend):
-    graph = flat_graph([64], [256])
-    truth = likelihood_and_gradients(graph, "vectorized")
-    for ours, true in zip(likelihood_and_gradients(graph, backend), truth, strict=True):
-        assert relative_error(ours, true) < 1e-10
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("M", [512, 2048])
-def test_2048_states(M, backend):
-    graph = flat_graph([M], [2048])
-    assert status(graph.to(torch.float32)) == [TILED]
-    assert_float32_is_near(graph, backend, backend)
-
-
-@pytest.mark.slow
-def test_4096_states_of_a_flat_graph(backend):
-    graph = flat_graph([256], [4096])
-    assert status(graph.to(torch.float32)) == [TILED]
-    assert_float32_is_near(graph, backend, "scaled")
-
-
-@pytest.mark.slow
-def test_4096_states_with_random_scores(backend):
-    assert_float32_is_near(random_graph(6, [300], [4096]), backend, "scaled")
-
-
-def test_emission_spreads_of_30_nats_stay_on_the_fast_path(backend):
-    graph = random_graph(5, [77] * 4, [308] * 4)
-    rng = torch.Generator().manual_seed(5)
-    emission_BML = -30 * torch.rand(4, 77, 308, generator=rng, dtype=torch.float64)
-    graph = graph._replace(log_emission_BML=emission_BML)
-    assert status(graph.to(torch.float32)) == [TILED] * 4
-    assert_float32_is_near(graph, backend, "vectorized")
-
-
-def test_what_underflows_is_done_again_in_log_space(backend):
-    single = CASES["huge_spread"].to(torch.float32)
-    assert status(single) == [LOG_SPACE, LOG_SPACE]
-    assert status(CASES["ragged"].to(torch.float32)) == [TILED] * 5
-    assert status(CASES["no_path_through_missing_edges"]) == [NO_PATH, NO_PATH, TILED]
-
-
-# ---- what is read and written ----
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_padding_is_never_read_and_gets_no_gradient(dtype, backend):
-    graph = random_graph(6, [20, 3, 1, 11], [37, 16, 1, 25]).to(dtype)
-    expected = likelihood_and_gradients(graph, backend)
-    for value in (math.nan, math.inf, 1e4):
-        padded = fill_padding(graph, value)
-        for ours, same in zip(likelihood_and_gradients(padded, backend), expected, strict=True):
-            assert torch.equal(ours, same)
-        assert torch.equal(viterbi(*padded, backend)[0], viterbi(*graph, backend)[0])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("which", "place"), PLACES_OF_NAN)
-def test_nan_gives_nan(which, place, dtype, backend):
-    graph = GRAPH_FOR_NAN.to(dtype)
-    scores = getattr(graph, which).clone()
-    scores[place] = math.nan
-    graph = graph._replace(**{which: scores})
-    log_likelihood_B, *gradients = likelihood_and_gradients(graph, backend)
-    assert log_likelihood_B.isnan().tolist() == [True, False]
-    assert all(g[0].isnan().any() and g[1].isfinite().all() for g in gradients)
-    path_BM, log_score_B = viterbi(*graph, backend)
-    assert log_score_B.isnan().tolist() == [True, False]
-    assert path_BM[0].tolist() == [-1] * 9
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_nan_among_huge_scores_gives_nan(dtype, backend):
-    graph = random_graph(14, [2, 3], [2, 6]).to(dtype)
-    graph.log_transition_BLL[:, 0, 1] = 1e9  # straight to log space, emissions unseen
-    graph.log_emission_BML[0, 1, 1] = math.nan
-    assert dag_log_likelihood(*graph, backend).isnan().tolist() == [True, False]
-    graph.log_emission_BML[1, 1, 1] = math.nan
-    assert dag_log_likelihood(*graph, backend).isnan().tolist() == [True, True]
-
-
-def test_a_state_that_cannot_emit_gets_exactly_no_gradient(backend):
-    graph = CASES["impossible_state"].to(torch.float32)
-    _, *gradients = likelihood_and_gradients(graph, backend)
-    is_impossible_BML = graph.log_emission_BML == -torch.inf
-    assert is_impossible_BML.any() and not gradients[0][is_impossible_BML].any()
-    is_no_edge_BLL = graph.log_transition_BLL == -torch.inf
-    assert is_no_edge_BLL.any() and not gradients[1][is_no_edge_BLL].any()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", CASES)
-def test_a_row_without_a_path_gets_exactly_no_gradient(name, dtype, backend):
-    log_likelihood_B, grad_emission_BML, grad_transition_BLL = likelihood_and_gradients(
-        CASES[name].to(dtype), backend
-    )
-    has_none_B = log_likelihood_B == -torch.inf
-    assert torch.equal(has_none_B, judge(name).log_likelihood_B == -torch.inf)
-    assert not grad_emission_BML[has_none_B].any()
-    assert not grad_transition_BLL[has_none_B].any()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["no_path_through_missing_edges", "all_minus_infinity"])
-def test_the_last_emission_of_a_row_without_a_path_gets_no_gradient(name, dtype, backend):
-    """Every path ends there, so its posterior is 1 but for rows that have no path."""
-    graph = CASES[name].to(dtype)
-    grad_B = torch.ones(len(graph.num_targets_B), dtype=dtype)
-    log_likelihood_B, grad_BML, _ = likelihood_and_gradients(graph, backend, grad_B)
-    b = torch.arange(len(grad_B))
-    last_B = grad_BML[b, graph.num_targets_B - 1, graph.num_states_B - 1]
-    has_path_B = (log_likelihood_B != -torch.inf).to(dtype)
-    torch.testing.assert_close(last_B, has_path_B, rtol=0, atol=1e-6)
-    assert torch.equal(last_B == 0, has_path_B == 0)
-
-
 @pytest.mark.parametrize(
-    ("which", "place"), [("log_emission_BML", (0, 1, 2)), ("log_transition_BLL", (0, 0, 2))]
+    "graph",
+    [
+        spread_graph(2),
+        random_graph(2, [77, 60], [308, 291], scale=3.0),
+        flat_graph([64], [256]),
+    ],
 )
-def test_infinity_is_not_swallowed(which, place, backend):
-    graph = random_graph(8, [3, 3], [6, 6])
-    getattr(graph, which)[place] = math.inf
-    log_likelihood_B = dag_log_likelihood(*graph, backend)
-    assert log_likelihood_B.isfinite().tolist() == [False, True]
-    assert log_likelihood_B[0] != -torch.inf
+def test_graphs_of_the_size_of_the_paper_stay_on_the_fast_path(graph, backend):
+    assert set(status(graph.to(FLOAT32))) == {TILED}
+    for dtype in DTYPES:
+        assert_near_float64(graph.to(dtype), backend, "vectorized")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "graph",
+    [flat_graph([2048], [2048]), flat_graph([256], [4096]), random_graph(6, [300], [4096])],
+)
+def test_thousands_of_states(graph, backend):
+    assert status(graph.to(FLOAT32)) == [TILED]
+    assert_near_float64(graph.to(FLOAT32), backend, "scaled", 1e-4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -311,35 +101,14 @@ def test_threads_do_not_change_a_bit(dtype, backend):
         assert all(torch.equal(a, b) for a, b in zip(runs[0], other, strict=True))
 
 
-def test_layout_of_memory_does_not_matter(backend):
-    graph = random_graph(10, [6, 4], [19, 12])
-    turned = Graph(
-        *(t.transpose(1, 2).contiguous().transpose(1, 2) for t in graph[:2]), *graph[2:]
-    )
-    assert not turned.log_transition_BLL.is_contiguous()
-    for ours, same in zip(
-        likelihood_and_gradients(turned, backend),
-        likelihood_and_gradients(graph, backend),
-        strict=True,
-    ):
-        assert torch.equal(ours, same)
-
-
-def test_no_rows_give_nothing(backend):
-    none = Graph(
-        torch.zeros(0, 3, 5), torch.zeros(0, 5, 5), *torch.zeros(2, 0, dtype=torch.int64)
-    )
-    shapes = [(0,), (0, 3, 5), (0, 5, 5)]
-    assert [t.shape for t in likelihood_and_gradients(none, backend)] == shapes
-    assert native.viterbi(*none)[0].shape == (0, 3)
-
-
 # ---- the operator ----
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["ragged", "no_path_through_missing_edges", "huge_spread"])
-def test_operators_pass_opcheck(name, dtype, backend):
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("ragged", FLOAT32), ("no_path_through_missing_edges", torch.float64)],
+)
+def test_operators_pass_opcheck(name, dtype):
     graph = CASES[name].to(dtype)
     scores = [t.clone().requires_grad_() for t in graph[:2]]
     torch.library.opcheck(torch.ops.exlm_mini.dag_log_likelihood, (*scores, *graph[2:]))
@@ -349,49 +118,163 @@ def test_operators_pass_opcheck(name, dtype, backend):
     torch.library.opcheck(torch.ops.exlm_mini.dag_gradients, (grad_B, *graph, *buffers))
 
 
-def test_compile_does_not_break_on_it(backend):
-    graph = CASES["ragged"]
-
-    def loss(log_emission_BML: Tensor, log_transition_BLL: Tensor) -> Tensor:
-        log_p_BML, log_q_BLL = log_emission_BML * 2, log_transition_BLL * 0.5
-        return -native.log_likelihood(log_p_BML, log_q_BLL, *graph[2:]).sum()
-
-    results = []
-    for function in (loss, torch.compile(loss, backend="aot_eager", fullgraph=True)):
-        scores = [t.clone().requires_grad_() for t in graph[:2]]
-        value = function(*scores)
-        results.append((value.detach(), *torch.autograd.grad(value, scores)))
-    for eager, compiled in zip(*results, strict=True):
-        torch.testing.assert_close(compiled, eager, rtol=1e-12, atol=1e-12)
-
-
-def test_a_second_derivative_is_refused(backend):
-    graph = random_graph(11, [3], [5])
-    scores = graph.log_emission_BML.clone().requires_grad_()
-    total = dag_log_likelihood(scores, *graph[1:], backend).sum()
-    with pytest.raises(RuntimeError, match="backend 'naive' or 'enumerate'"):
-        torch.autograd.grad(total, scores, create_graph=True)
-
-
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"num_targets_B": torch.tensor([4, 1])}, "num_targets_B must lie in 1..M"),
-        ({"num_states_B": torch.tensor([5, 0])}, "num_states_B in 1..L"),
-        ({"num_states_B": torch.tensor([5.0, 5.0])}, "want counts int64"),
+        ({"num_targets_B": torch.tensor([4, 1])}, "num_targets_B must lie in 1..3"),
+        ({"num_states_B": torch.tensor([5.0, 5.0])}, "want num_states_B int64"),
         ({"log_transition_BLL": torch.zeros(2, 4, 4).double()}, "want transition"),
-        ({"log_transition_BLL": torch.zeros(2, 5, 5)}, "want float32 or float64 for both"),
-        (
-            {
-                "log_emission_BML": torch.zeros(2, 3, 5).bfloat16(),
-                "log_transition_BLL": torch.zeros(2, 5, 5).bfloat16(),
-            },
-            "want float32 or float64 for both, got emission torch.bfloat16",
-        ),
+        ({"log_emission_BML": torch.zeros(2, 3, 5).bfloat16()}, "want float32 or float64"),
     ],
 )
-def test_the_operator_refuses_what_would_read_elsewhere(changed, words, backend):
+def test_the_operator_refuses_what_would_read_elsewhere(changed, words):
     graph = random_graph(12, [3, 3], [5, 5])._replace(**changed)
     for function in (native.log_likelihood, native.viterbi):
         with pytest.raises(ValueError, match=words):
             function(*graph)
+
+
+# ---- the host side of the CUDA library ----
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("device_type", LAYOUTS)
+def test_fake_tensors_get_the_shapes_of_their_device(device_type, dtype):
+    B, M, L = 2, 3, 70
+    with FakeTensorMode():
+        scores = {"dtype": dtype, "device": device_type}
+        counts = torch.ones(2, B, dtype=torch.int64, device=device_type)
+        graph = (torch.zeros(B, M, L, **scores), torch.zeros(B, L, L, **scores), *counts)
+        operators = torch.ops.exlm_mini
+        results = operators.dag_log_likelihood(*graph)
+        gradients = operators.dag_gradients(torch.ones(B, **scores), *graph, *results[1:])
+        best = operators.dag_viterbi(*graph)
+    tile = 32 if device_type == "cuda" else 64 // dtype.itemsize
+    num_planes, num_tiles = {"cpu": 3, "cuda": 4}[device_type], -(-L // tile)
+    shapes = [(B,), (B, num_planes, M, num_tiles * tile), (B, 6, M, num_tiles), (B, 2)]
+    assert [t.shape for t in results] == shapes
+    assert [t.dtype for t in results] == [dtype, dtype, torch.int32, torch.int32]
+    assert [t.shape for t in gradients] == [(B, M, L), (B, L, L)]
+    assert [(t.shape, t.dtype) for t in best] == [((B, M), torch.int64), ((B,), dtype)]
+    assert {t.device.type for t in (*results, *gradients, *best)} == {device_type}
+
+
+STUB = """
+extern "C" const char* dag_cuda_error(int code) { return code == 209 ? "no image" : "?"; }
+extern "C" int dag_cuda_viterbi_float32() { return 209; }
+extern "C" int dag_cuda_log_likelihood_float32() { return 0; }
+"""
+
+
+@pytest.fixture
+def stub(tmp_path, monkeypatch) -> Kernels:
+    """A library that only gives results, loaded as that of a GPU."""
+    source, library = tmp_path / "stub.cpp", tmp_path / "stub.so"
+    source.write_text(STUB)
+    try:
+        compiler = build.cxx().path
+    except build.BuildError as error:
+        pytest.skip(str(error))
+    subprocess.run([compiler, "-shared", "-fPIC", source, "-o", library], check=True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(native, "build", lambda device_type: Path(library))
+    kernels = native._load.__wrapped__("cuda")
+    assert kernels.last_argument is native._stream  # there is none to ask for here
+    return kernels._replace(last_argument=lambda device: ctypes.c_void_p(0))
+
+
+def test_a_result_of_cuda_is_told_in_its_words(stub):
+    graph = random_graph(1, [3], [5]).to(torch.float32)
+    native.log_likelihood_with(stub, graph)
+    with pytest.raises(RuntimeError, match="CUDA: no image"):
+        native.viterbi_with(stub, graph)
+
+
+def test_no_rows_never_reach_the_kernels(stub):
+    none = (torch.zeros(0, 3, 5), torch.zeros(0, 5, 5), *torch.zeros(2, 0, dtype=torch.int64))
+    path_BM, log_score_B = native.viterbi_with(stub, none)  # would give 209
+    assert path_BM.shape == (0, 3) and log_score_B.shape == (0,)
+
+
+def test_arguments_on_different_devices_are_refused(stub):
+    graph = random_graph(1, [3], [5]).to(torch.float32)
+    graph = graph._replace(num_states_B=graph.num_states_B.to("meta"))
+    with pytest.raises(ValueError, match=r"want all on one device, got .*'cpu', 'meta'"):
+        native.log_likelihood_with(stub, graph)
+
+
+def test_without_a_gpu_the_reason_is_given(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(native, "_load", native._load.__wrapped__)
+    assert native.why_not.__wrapped__("cuda") == "PyTorch sees no CUDA GPU"
+
+
+# ---- on a GPU ----
+
+
+def likelihood_gradients_and_path(kernels: Kernels, graph: Graph) -> list[Tensor]:
+    """log_likelihood_B, its weighted gradients, path_BM and log_score_B."""
+    log_likelihood_B, *sweeps = native.log_likelihood_with(kernels, graph)
+    gradients = native.gradients_with(kernels, weights(graph), graph, tuple(sweeps))
+    return [log_likelihood_B, *gradients, *native.viterbi_with(kernels, graph)]
+
+
+def assert_equals_judge(found: list[Tensor], name: str, dtype: torch.dtype) -> None:
+    """Likelihood, gradients and score to rounding, the path exactly."""
+    rounding = 1e-10 if dtype == torch.float64 else 1e-5
+    for ours, true in zip(found, judge(name), strict=True):
+        if true.dtype == torch.int64:
+            assert torch.equal(ours.cpu(), true)
+            continue
+        assert ours.dtype == dtype
+        torch.testing.assert_close(ours.cpu().double(), true, rtol=rounding, atol=rounding)
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Kernels:
+    """The CUDA library."""
+    if reason := native.why_not("cuda"):
+        pytest.skip(f"no CUDA backend here: {reason}")
+    return native._kernels(torch.device("cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CASES)
+def test_a_gpu_equals_the_judge(name, dtype, gpu):
+    graph = CASES[name].to(dtype, "cuda")
+    if dtype == torch.float64:
+        assert_equals_judge(likelihood_gradients_and_path(gpu, graph), name, dtype)
+        return
+    single = CASES[name].to(dtype)
+    found = likelihood_gradients_and_path(gpu, graph)
+    expected = likelihood_gradients_and_path(native._kernels(torch.device("cpu")), single)
+    for ours, cpu in zip(found, expected, strict=True):
+        scale = max(1.0, cpu[cpu.isfinite()].abs().max().item() if cpu.isfinite().any() else 0)
+        torch.testing.assert_close(ours.cpu() / scale, cpu / scale, rtol=0, atol=2e-5)
+
+
+@pytest.mark.gpu
+def test_a_gpu_computes_on_the_current_stream_and_in_a_graph(gpu):
+    graph = random_graph(2, [20, 77], [80, 300]).to(torch.float32, "cuda")
+    scores = [t.clone().requires_grad_() for t in graph[:2]]
+
+    def step() -> tuple[Tensor, ...]:
+        log_likelihood_B = native.log_likelihood(*scores, *graph[2:])
+        return log_likelihood_B, *torch.autograd.grad(log_likelihood_B.sum(), scores)
+
+    expected = [t.detach().clone() for t in step()]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        results = step()
+    for result in results:
+        result.detach().fill_(torch.nan)
+    captured.replay()
+    torch.cuda.synchronize()
+    for again, once in zip(results, expected, strict=True):
+        assert torch.equal(again, once)

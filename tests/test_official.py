@@ -15,18 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from official import (
-    config_from_official,
-    config_to_official,
-    special_ids_of,
-    state_dict_from_official,
-    state_dict_to_official,
-)
+from official import config_from_official, special_ids_of, state_dict_from_official
 from torch import Tensor
 
 from exlm_mini.alignment import BACKENDS, dag_log_likelihood
 from exlm_mini.config import ModelConfig
-from exlm_mini.config.checks import UserError
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.expansion import expand_masks
 from exlm_mini.model.objectives import log_likelihood, mlm_loss, states_alignment_loss
@@ -92,21 +85,25 @@ class Golden:
         return source_BN, is_masked_BN, torch.where(is_masked_BN, target_BN, source_BN)
 
     def assert_gradients(self, model: torch.nn.Module) -> None:
-        gradients = {
-            name: torch.zeros_like(p) if p.grad is None else p.grad
-            for name, p in model.named_parameters()
-        }
-        official = state_dict_to_official(gradients, self.meta["pad"])
-        expected = self.group("grad/")
+        expected = state_dict_from_official(self.group("grad/"), self.meta["pad"])
         # Key biases shift every score of a softmax alike: their true gradient is 0, and what is
         # recorded is rounding noise, to be judged by the size of the other gradients.
         floor = 1e-3 * max(gradient.abs().max().item() for gradient in expected.values())
+        ours = dict(model.named_parameters())
         for name, gradient in expected.items():
-            if name in official:
-                assert_close(official[name], gradient, name, floor=floor)
-            else:
+            if name not in ours:
                 assert not gradient.any(), f"{name} has a gradient but no counterpart"
-        assert set(official) <= set(self.group("param/"))
+                continue
+            found = ours[name].grad
+            found = torch.zeros_like(gradient) if found is None else found
+            if "query_key_value" in name:  # each of the three by itself
+                for part, theirs in zip(found.chunk(3), gradient.chunk(3), strict=True):
+                    assert_close(part, theirs, name, floor=floor)
+            else:
+                assert_close(found, gradient, name, floor=floor)
+        assert set(ours) <= set(
+            state_dict_from_official(self.group("param/"), self.meta["pad"])
+        )
 
 
 def test_every_committed_case_is_described_and_met():
@@ -260,28 +257,3 @@ def test_a_row_without_a_path_is_never_a_silent_zero():
     # And the row itself has a path here, because its graph ends in its last state.
     model = golden.load(ExLM, golden.config)
     assert torch.isfinite(log_likelihood(model(*golden.batch()))).all()
-
-
-def test_names_and_configuration_map_back_and_forth():
-    config = ModelConfig(preset="tiny", max_positions=32)
-    model = ExLM(config, vocab_size=11, special_ids=special_ids_of(11))
-    ours = model.state_dict()
-    official = state_dict_to_official(ours)
-    again = state_dict_from_official(official)
-    assert set(again) == set(ours)
-    assert all(torch.equal(again[name], ours[name]) for name in ours)
-    assert official["encoder.link_positional.weight"].shape == (34, 64)
-    assert config_from_official(config_to_official(config)).shape == config.shape
-
-
-def test_unknown_parameters_and_settings_are_named():
-    with pytest.raises(UserError, match=r"encoder\.surprise"):
-        state_dict_from_official({"encoder.surprise": torch.zeros(1)})
-    with pytest.raises(UserError, match="surprise"):
-        state_dict_to_official({"surprise": torch.zeros(1)})
-    with pytest.raises(UserError, match="pre-norm"):
-        config_from_official({"encoder_normalize_before": False})
-    with pytest.raises(UserError, match="paper"):
-        config_to_official(ModelConfig(transition="paper"))
-    with pytest.raises(UserError, match="expand_at 1"):
-        config_to_official(ModelConfig(expand_at=1))

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from exlm_mini.alignment import dag_log_likelihood, posteriors
-from exlm_mini.alignment.api import checked
-from exlm_mini.alignment.chain import log_to_come
+from exlm_mini.alignment.graphs import checked
+from exlm_mini.alignment.vectorized import log_to_come
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.model import ExLM
 from exlm_mini.model.guesses import ctc_token_log_probs
@@ -211,7 +211,7 @@ def path_visits(
 ) -> Visits:
     """Exact probabilities that a path visits states, and the states of each target.
 
-    The chain of a posterior path (see ``alignment.chain``) is pushed forward. The states of a
+    The chain of a posterior path (see ``log_to_come``) is pushed forward. The states of a
     target are neighbours, so a path meets them one after the other: it has met two of them when the
     step after the first stays with the same target.
 

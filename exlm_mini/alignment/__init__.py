@@ -10,8 +10,15 @@ agree on (``posteriors``), which path is best (``viterbi``), and what each targe
 ``dag_loss`` is the same sum as a loss for other people's models.
 """
 
-from exlm_mini.alignment.api import Posteriors, dag_log_likelihood, posteriors, viterbi
-from exlm_mini.alignment.backends import BACKENDS, Backend, fastest, register
+from exlm_mini.alignment.api import (
+    BACKENDS,
+    Backend,
+    Posteriors,
+    dag_log_likelihood,
+    fastest,
+    posteriors,
+    viterbi,
+)
 from exlm_mini.alignment.drop_in import dag_loss, torch_dag_loss
 from exlm_mini.alignment.marginals import marginal_token_log_probs
 
@@ -24,7 +31,6 @@ __all__ = [
     "fastest",
     "marginal_token_log_probs",
     "posteriors",
-    "register",
     "torch_dag_loss",
     "viterbi",
 ]

@@ -1,16 +1,122 @@
 """The likelihood of the targets, what it agrees on, and the best path (§4.3, Appendices H and I).
 
 Shapes: B rows, M targets, L states.
+
+A backend answers these questions with arguments that have been checked. ``enumerate`` is the judge
+of all others, ``naive`` reads like Appendix H, ``vectorized`` is plain PyTorch in log space,
+``scaled`` the same in rescaled probabilities, ``native`` compiled C++ or CUDA. All are exact in
+float32 and float64; they differ in time, memory and rounding.
 """
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from exlm_mini.alignment.backends import choose
+from exlm_mini.alignment import enumeration, naive, native, scaled, vectorized
+from exlm_mini.alignment.graphs import checked
+from exlm_mini.config.checks import nearest
+
+# ---- the table of backends ----
+
+
+def _works_anywhere(device_type: str) -> None:
+    return None
+
+
+def _needs_float64(device_type: str) -> str | None:
+    return "it adds up in float64, which mps lacks" if device_type == "mps" else None
+
+
+class Backend(NamedTuple):
+    """What a backend offers; both functions take the four arguments of the public ones."""
+
+    log_likelihood: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    """log f_{M,L} (B,), differentiable by both score tensors."""
+    viterbi: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    """path_BM and log_score_B of the best path."""
+    why_not: Callable[[str], str | None] = _works_anywhere
+    """Takes a device type such as ``cpu``: why the backend does not work there, or none."""
+
+
+def _connected(log_likelihood: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Give both score tensors a gradient, zero if need be, even where no path uses them."""
+
+    def connected(
+        log_emission_BML: Tensor, log_transition_BLL: Tensor, *counts: Tensor
+    ) -> Tensor:
+        nothing = sum(
+            torch.where(torch.zeros_like(scores, dtype=torch.bool), scores, 0.0).sum()
+            for scores in (log_emission_BML, log_transition_BLL)
+        )
+        return log_likelihood(log_emission_BML, log_transition_BLL, *counts) + nothing
+
+    return connected
+
+
+BACKENDS: dict[str, Backend] = {
+    "enumerate": Backend(_connected(enumeration.log_likelihood), enumeration.viterbi),
+    "naive": Backend(_connected(naive.log_likelihood), naive.viterbi),
+    "vectorized": Backend(vectorized.log_likelihood, vectorized.viterbi),
+    "scaled": Backend(scaled.log_likelihood, vectorized.viterbi, _needs_float64),
+    "native": Backend(native.log_likelihood, native.viterbi, native.why_not),
+}
+FASTEST_FIRST = ("native", "scaled", "vectorized")
+"""``auto`` is the first of them that works on the device; the last works anywhere."""
+
+
+@cache
+def _first_that_works(device_type: str) -> str:
+    reasons = {}
+    for name in FASTEST_FIRST:
+        if (reason := BACKENDS[name].why_not(device_type)) is None:
+            break
+        reasons[name] = reason
+    if reasons:
+        without = "; ".join(
+            f"'{name}': {reason.splitlines()[0].rstrip(':')}"
+            for name, reason in reasons.items()
+        )
+        warnings.warn(
+            f"states alignment uses the backend '{name}', without {without}. "
+            "`python -m exlm_mini.doctor` tells more.",
+            stacklevel=2,
+        )
+    return name
+
+
+def fastest(device_type: str) -> str:
+    """Name of the backend that ``auto`` means on a device of this type.
+
+    Warns once if a faster one does not work there. The first call may build the compiled
+    backend, which takes seconds.
+    """
+    return _first_that_works(device_type)
+
+
+# Nothing in it is for a compiler to trace. ``torch.compiler.assume_constant_result`` does just
+# this, and imports torch._dynamo for it, which takes as long as torch.
+fastest._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def choose(name: str, device_type: str) -> Backend:
+    """The backend of that name.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    name = fastest(device_type) if name == "auto" else name
+    if name not in BACKENDS:
+        raise ValueError(f"alignment backend '{name}': {nearest(name, ['auto', *BACKENDS])}")
+    return BACKENDS[name]
+
+
+# ---- the questions ----
 
 
 class Posteriors(NamedTuple):
@@ -109,50 +215,3 @@ def viterbi(
     """
     graph = checked(log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
     return choose(backend, graph[0].device.type).viterbi(*(t.detach() for t in graph))
-
-
-def checked(
-    log_emission_BML: Tensor,
-    log_transition_BLL: Tensor,
-    num_targets_B: Tensor,
-    num_states_B: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The four arguments, scores in half precision raised to float32.
-
-    Log-scores of half precision are good enough as inputs, but not to add up: from bfloat16 the
-    gradients of a whole dynamic programme come out as noise.
-
-    Raises:
-        ValueError: if shapes, dtypes or counts do not fit each other. The values of counts that
-            lie on a GPU are not looked at, as that would wait for the GPU.
-    """
-    if log_emission_BML.dim() != 3:
-        raise ValueError(f"want emission (B, M, L), got {tuple(log_emission_BML.shape)}")
-    B, M, L = log_emission_BML.shape
-    if log_transition_BLL.shape != (B, L, L):
-        raise ValueError(
-            f"want transition {(B, L, L)} for emission {(B, M, L)}, "
-            f"got {tuple(log_transition_BLL.shape)}"
-        )
-    dtype = log_emission_BML.dtype
-    if dtype != log_transition_BLL.dtype:
-        raise ValueError(
-            f"emission is {dtype}, transition {log_transition_BLL.dtype}; give both one dtype"
-        )
-    if not dtype.is_floating_point:
-        raise ValueError(f"scores are {dtype}; give floating-point numbers")
-    for name, count_B, largest in (
-        ("num_targets_B", num_targets_B, M),
-        ("num_states_B", num_states_B, L),
-    ):
-        if count_B.shape != (B,) or count_B.dtype != torch.int64:
-            raise ValueError(
-                f"want {name} int64 {(B,)}, got {count_B.dtype} {tuple(count_B.shape)}"
-            )
-        # A traced value has no number to compare.
-        if B == 0 or count_B.device.type != "cpu" or torch.compiler.is_compiling():
-            continue
-        if int(count_B.min()) < 1 or int(count_B.max()) > largest:
-            raise ValueError(f"{name} must lie in 1..{largest}, got {count_B.tolist()}")
-    dtype = torch.promote_types(dtype, torch.float32)
-    return log_emission_BML.to(dtype), log_transition_BLL.to(dtype), num_targets_B, num_states_B

@@ -2,10 +2,10 @@
 
 There are two libraries: ``cpu``, of ``dag_cpu.cpp`` by the C++ compiler, and ``cuda``, of
 ``dag_cuda.cu`` by nvcc. Their sources lie in ``cuda/`` of a checkout (``exlm_mini/cuda_src`` of an
-installed package) and know nothing of torch, so this takes seconds and nvcc need not be of the
-version that PyTorch was built with. What is built is kept under a name that holds everything it
-depends on. Both go through ninja: the C++ library by ``torch.utils.cpp_extension``, which for CUDA
-would insist on equal versions, so nvcc gets a ninja file of its own.
+installed package) and include nothing of torch, so this takes seconds. What is built is kept under
+a name that depends on everything it was built from. ninja runs both compilers, from a file that is
+written here: ``torch.utils.cpp_extension`` would include torch, and insists on an nvcc of the
+version that PyTorch was built with.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -36,7 +34,6 @@ from exlm_mini.alignment.compilers import (
     ninja,
     nvcc,
     runtime_flags,
-    search_path,
     what_matters,
 )
 
@@ -44,13 +41,11 @@ PACKAGE = Path(__file__).resolve().parents[1]
 SUFFIXES = {".h", ".cpp", ".cu"}
 CFLAGS = (
     "-std=gnu++17", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math",
-    "-Wno-psabi",
+    "-Wno-psabi", "-fPIC",
 )  # fmt: skip
-NVCC_FLAGS = ("-std=c++17", "-O3", "-Xcompiler", "-fPIC", "-cudart", "static")
+NVCC_FLAGS = ("-std=c++17", "-O3", "-Xcompiler", "-fPIC")
 SOURCES = {"cpu": "dag_cpu.cpp", "cuda": "dag_cuda.cu"}
 LANGUAGES = {"cpu": "C++", "cuda": "CUDA"}
-SECONDS = {"cpu": 5, "cuda": 15}
-"""How long a build takes, for the person who waits."""
 
 
 class Plan(NamedTuple):
@@ -60,6 +55,7 @@ class Plan(NamedTuple):
     source: Path
     compiler: Tool
     flags: tuple[str, ...]
+    link_flags: tuple[str, ...]
     machine: str
     """What the flags do not say of the machine it is built for."""
 
@@ -68,7 +64,7 @@ class Plan(NamedTuple):
         """A name for everything the built library depends on."""
         digest = hashlib.sha256()
         parts = [torch.__version__, str(torch.version.cuda), sys.platform, self.machine]
-        parts += [self.source.name, *self.compiler, *self.flags]
+        parts += [self.source.name, *self.compiler, *self.flags, *self.link_flags]
         for file in sorted(self.source.parent.iterdir()):
             if file.suffix in SUFFIXES:
                 parts += [file.name, file.read_text()]
@@ -130,13 +126,16 @@ def plan(device_type: str) -> Plan:
         raise BuildError(f"it is written for {' and '.join(SOURCES)}, not for '{device_type}'")
     source = source_dir() / SOURCES[device_type]
     if device_type == "cpu":
-        return Plan("cpu", source, cxx(), CFLAGS, machine())
-    flags = [flag for name in architectures() for flag in gencode(name)]
+        # torch's own OpenMP runtime serves the library as well: one pool of threads, not two.
+        openmp = () if torch.backends.openmp.is_available() else ("-fopenmp",)
+        return Plan("cpu", source, cxx(), CFLAGS, openmp, machine())
+    targets = [flag for name in architectures() for flag in gencode(name)]
     if os.environ.get("CXX"):  # otherwise nvcc chooses
-        flags += ["-ccbin", cxx().path]
+        targets += ["-ccbin", cxx().path]
     compiler = nvcc()
-    flags += runtime_flags(compiler.path)
-    return Plan("cuda", source, compiler, (*NVCC_FLAGS, *flags), platform.machine())
+    runtime = ("-cudart", "static", *runtime_flags(compiler.path))
+    flags, link_flags = (*NVCC_FLAGS, *targets), (*targets, *runtime)
+    return Plan("cuda", source, compiler, flags, link_flags, platform.machine())
 
 
 def build(device_type: str) -> Path:
@@ -150,20 +149,16 @@ def build(device_type: str) -> Path:
         Its path, ``<cache>/<key>/libexlm_dag_<device_type>.so``.
 
     Raises:
-        BuildError: as ``plan``; without ninja, when the compiler fails, and when another process
-            holds the lock for more than EXLM_BUILD_TIMEOUT (default 300) seconds.
+        BuildError: as ``plan``; without ninja, and when the compiler fails.
     """
     todo = plan(device_type)
     target = todo.target
     if _is_whole(target):
         return target
     try:
-        timeout = float(os.environ.get("EXLM_BUILD_TIMEOUT") or 300)
-    except ValueError as error:
-        raise BuildError(f"EXLM_BUILD_TIMEOUT: {error}") from None
-    try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _one_at_a_time(target.parent / "lock", timeout):
+        with open(target.parent / "lock", "w") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)  # the system takes it back when its holder dies
             if not _is_whole(target):  # nobody finished it while we waited
                 _compile(todo, target)
     except OSError as error:
@@ -191,91 +186,43 @@ def _sha256(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-@contextlib.contextmanager
-def _one_at_a_time(file: Path, timeout: float) -> Iterator[None]:
-    """Hold a lock that the system takes back when its holder dies."""
-    deadline = time.monotonic() + timeout
-    with open(file, "w") as stream:
-        while True:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise BuildError(
-                        f"another process has been building for {timeout:g} s (lock {file}); "
-                        "wait for it, or set EXLM_BUILD_TIMEOUT to more seconds"
-                    ) from None
-                time.sleep(0.05)
-        yield
-
-
 def _compile(todo: Plan, target: Path) -> None:
     """Build into a folder of its own and rename: the target is whole or absent."""
-    ninja()  # its absence is told before anything else
+    command = [ninja()]  # where there is none, this is said before anything else
     language = LANGUAGES[todo.device_type]
     if "ipykernel" not in sys.modules:  # in a notebook the line would become a cell's result
         print(
-            f"building the {language} dynamic programme once, about "
-            f"{SECONDS[todo.device_type]} s; kept in {target.parent}",
+            f"building the {language} dynamic programme once, which takes some seconds; kept in "
+            f"{target.parent}",
             file=sys.stderr,
             flush=True,
         )
     for left in target.parent.glob("build-*"):  # by a process that was killed
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
-        try:
-            if todo.device_type == "cpu":
-                _by_cpp_extension(todo, folder)
-            else:
-                _by_ninja(todo, folder)
-        except (RuntimeError, subprocess.CalledProcessError) as error:
-            output = getattr(error, "stdout", None) or str(error)
+        Path(folder, "build.ninja").write_text(_rules(todo))
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        if done.returncode != 0:
             raise BuildError(
                 f"the {language} sources do not build with {todo.compiler.path}:\n"
-                f"{what_matters(output)}"
-            ) from None
-        (built,) = Path(folder).glob("*.so")
+                f"{what_matters(done.stdout + done.stderr)}"
+            )
+        built = Path(folder, "built.so")
         _sum_file(target).write_text(_sha256(built))
         os.replace(built, target)
 
 
-def _by_cpp_extension(todo: Plan, folder: str) -> None:
-    from torch.utils import cpp_extension  # slow to import, and rarely needed
+def _rules(todo: Plan) -> str:
+    """A file for ninja: compile, then link."""
 
-    # torch's own OpenMP runtime serves the library as well: one pool of threads, not two.
-    ldflags = [] if torch.backends.openmp.is_available() else ["-fopenmp"]
-    with _environment(CXX=todo.compiler.path, PATH=search_path()):
-        cpp_extension.load(
-            "exlm_dag",
-            [str(todo.source)],
-            extra_cflags=list(todo.flags),
-            extra_ldflags=ldflags,
-            build_directory=folder,
-            is_python_module=False,
-            with_cuda=False,
-        )
+    def command(*words: str) -> str:
+        return shlex.join(words).replace("$", "$$")  # as ninja wants it
 
-
-def _by_ninja(todo: Plan, folder: str) -> None:
-    output = "libexlm_dag.so"
-    command = [todo.compiler.path, *todo.flags, "-shared", str(todo.source), "-o", output]
-    line = shlex.join(command).replace("$", "$$")  # as ninja wants it
-    rules = f"rule compile\n  command = {line}\nbuild {output}: compile\n"
-    Path(folder, "build.ninja").write_text(rules)
-    run: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    subprocess.run([ninja()], cwd=folder, check=True, **run)
-
-
-@contextlib.contextmanager
-def _environment(**variables: str) -> Iterator[None]:
-    """Variables of the environment, for a while."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
+    compiler = todo.compiler.path
+    compiling = command(compiler, *todo.flags, "-c", str(todo.source), "-o", "built.o")
+    linking = command(compiler, "-shared", "built.o", "-o", "built.so", *todo.link_flags)
+    return (
+        f"rule compile\n  command = {compiling}\n"
+        f"rule link\n  command = {linking}\n"
+        "build built.o: compile\nbuild built.so: link built.o\n"
+    )

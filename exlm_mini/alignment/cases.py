@@ -1,4 +1,4 @@
-"""The table of graphs that every alignment backend meets, and what the judge says of each.
+"""The table of graphs that every alignment backend meets, and how it is held against the judge.
 
 Shapes: B rows, M targets, L states.
 
@@ -9,7 +9,6 @@ an enumeration of its own). Cases are float64; ``Graph.to`` makes another dtype 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -60,16 +59,6 @@ class Graph(NamedTuple):
             self.num_targets_B[b : b + 1],
             self.num_states_B[b : b + 1],
         )
-
-
-class Verdict(NamedTuple):
-    """What the judge says of a graph."""
-
-    log_likelihood_B: Tensor
-    grad_emission_BML: Tensor
-    grad_transition_BLL: Tensor
-    path_BM: Tensor
-    log_score_B: Tensor
 
 
 # ---- graphs ----
@@ -157,33 +146,21 @@ def without_edges(graph: Graph, edges: Sequence[tuple[int, int, int]]) -> Graph:
     return graph._replace(log_transition_BLL=log_transition_BLL)
 
 
-def without_emissions(graph: Graph, emissions: Sequence[tuple[int, int, int]]) -> Graph:
-    """The same graph with emissions (row, target, state) made impossible."""
+def without_emissions(
+    graph: Graph, b: int, targets: int | slice, states: int | slice | list[int]
+) -> Graph:
+    """The same graph with some emissions of row b made impossible."""
     log_emission_BML = graph.log_emission_BML.clone()
-    for b, i, u in emissions:
-        log_emission_BML[b, i, u] = -torch.inf
+    log_emission_BML[b, targets, states] = -torch.inf
     return graph._replace(log_emission_BML=log_emission_BML)
 
 
-def _column(graph: Graph, b: int, u: int) -> list[tuple[int, int, int]]:
-    """All emissions of one state."""
-    return [(b, i, u) for i in range(graph.log_emission_BML.shape[1])]
-
-
-def _shifted(graph: Graph, emission: float, transition: float) -> Graph:
+def shifted(graph: Graph, emission: float, transition: float) -> Graph:
     """Every emission and every transition plus a number."""
     return graph._replace(
         log_emission_BML=graph.log_emission_BML + emission,
         log_transition_BLL=graph.log_transition_BLL + transition,
     )
-
-
-def _one_likely_edge(graph: Graph) -> Graph:
-    """Edges differ by 1e4: all are unlikely, but for the last of each state."""
-    is_edge_BLL = graph.log_transition_BLL != -torch.inf
-    is_last_BLL = is_edge_BLL & (is_edge_BLL.long().flip(2).cumsum(2).flip(2) == 1)
-    log_transition_BLL = graph.log_transition_BLL - 1e4 * ~is_last_BLL
-    return graph._replace(log_transition_BLL=log_transition_BLL)
 
 
 def tied_graph(seed: int, num_targets: Sequence[int], num_states: Sequence[int]) -> Graph:
@@ -210,41 +187,30 @@ def _two_tied_paths() -> Graph:
 def _cases() -> dict[str, Graph]:
     ragged = random_graph(5, [4, 2, 1, 3, 5], [7, 6, 1, 3, 8])
     square = random_graph(6, [4, 4], [7, 7])
+    every = slice(None)
     return {
         "one_target_one_state": random_graph(0, [1, 1], [1, 1]),
         "one_target_many_states": random_graph(1, [1, 1, 1], [2, 5, 1]),
-        "two_targets": random_graph(2, [2, 2], [2, 6]),
         "as_many_targets_as_states": random_graph(3, [6, 4], [6, 4]),
         "more_targets_than_states": random_graph(4, [5, 5], [3, 6]),
         "ragged": ragged,
         "33_states": random_graph(7, [4, 3], [33, 32]),
-        "65_states": random_graph(8, [3], [65]),
-        "many_rows": random_graph(9, [3] * 9, [5] * 9),
-        "many_targets": random_graph(10, [11, 12], [13, 13]),
         # Row 0 has no way out of its start, row 1 none into its end, row 2 is whole.
         "no_path_through_missing_edges": without_edges(
             random_graph(11, [3, 3, 3], [5, 5, 5]),
             [(0, 0, u) for u in range(1, 5)] + [(1, v, 4) for v in range(4)],
         ),
-        # Only paths that are too short or too long exist.
-        "no_path_of_this_length": without_edges(
-            random_graph(12, [3], [4]), [(0, 0, 2), (0, 1, 3)]
-        ),
         "sparse": random_graph(13, [3, 4, 5, 4], [6, 9, 7, 8], density=0.5),
         "very_sparse": random_graph(14, [3, 3, 3, 2], [6, 7, 5, 4], density=0.25),
-        "huge_scores": _shifted(ragged, 1e4, 1e4),
-        "very_negative_scores": _shifted(ragged, -1e4, -1e4),
+        "huge_scores": shifted(ragged, 1e4, 1e4),
+        "very_negative_scores": shifted(ragged, -1e4, -1e4),
         "huge_spread": random_graph(15, [4, 3], [8, 8], scale=1e4),
-        "one_likely_edge": _one_likely_edge(random_graph(16, [3, 5], [7, 8])),
         "impossible_state": without_emissions(
-            square, [*_column(square, 0, 3), *_column(square, 1, 2), *_column(square, 1, 5)]
+            without_emissions(square, 0, every, 3), 1, every, [2, 5]
         ),
-        "impossible_first_emission": without_emissions(square, [(0, 0, 0)]),
-        "impossible_last_emission": without_emissions(square, [(1, 3, 6)]),
-        "impossible_target": without_emissions(square, [(0, 2, u) for u in range(7)]),
-        "one_target_impossible": without_emissions(
-            random_graph(17, [1, 1], [1, 1]), [(0, 0, 0)]
-        ),
+        "impossible_first_emission": without_emissions(square, 0, 0, 0),
+        "impossible_last_emission": without_emissions(square, 1, 3, 6),
+        "impossible_target": without_emissions(square, 0, 2, every),
         "ties": tied_graph(18, [3, 4, 5], [7, 8, 7]),
         "two_tied_paths": _two_tied_paths(),
         "all_ones": all_ones_graph([4, 6, 2], [9, 8, 5]),
@@ -258,13 +224,10 @@ CASES = _cases()
 # ---- the judge ----
 
 
-WEIGHTS = (1.5, -0.5, 0.0, 2.0, -1.0, 0.25, 3.0, -2.5, 1.0)
-"""Incoming gradients, one per row."""
-
-
 def weights(graph: Graph) -> Tensor:
-    """The incoming gradient of each row, (B,)."""
-    return graph.log_emission_BML.new_tensor(WEIGHTS[: len(graph.num_targets_B)])
+    """The incoming gradient of each of up to nine rows, (B,)."""
+    grads = [1.5, -0.5, 0.0, 2.0, -1.0, 0.25, 3.0, -2.5, 1.0]
+    return graph.log_emission_BML.new_tensor(grads[: len(graph.num_targets_B)])
 
 
 def likelihood_and_gradients(
@@ -284,21 +247,13 @@ def likelihood_and_gradients(
     return log_likelihood_B.detach(), gradients[0], gradients[1]
 
 
-@lru_cache
-def judge(name: str) -> Verdict:
-    """What enumeration says of the case of that name, with ``weights`` as incoming gradient."""
-    graph = CASES[name]
-    return Verdict(*likelihood_and_gradients(graph, JUDGE), *viterbi(*graph, backend=JUDGE))
-
-
 def relative_error(ours: Tensor, exact: Tensor) -> float:
     """``max |ours - exact| / max |exact|``, compared in float64; inf where either is not finite.
 
     Infinities at the same places on both sides agree and are left out.
     """
     ours, exact = ours.detach().double(), exact.detach().double()
-    is_equal = ours == exact
-    difference = torch.where(is_equal, 0.0, (ours - exact).abs())
+    difference = torch.where(ours == exact, 0.0, (ours - exact).abs())
     if not bool(difference.isfinite().all()):
         return float("inf")
     size = exact[exact.isfinite()].abs().max().item() if exact.isfinite().any() else 0.0
@@ -316,21 +271,18 @@ def limits(backend: str, graph: Graph, dtype: torch.dtype) -> dict[str, float]:
     Args:
         backend: its name.
         graph: the numbers it is given.
-        dtype: of the input; it computes in float32 at least.
+        dtype: float32 or float64, in which it computes.
     """
-    work = torch.promote_types(dtype, torch.float32)
-    is_single = work == torch.float32
+    is_single = dtype == torch.float32
     M = graph.log_emission_BML.shape[1]
     if backend in LOG_SPACE:
         finite = [scores[scores.isfinite()].abs() for scores in graph[:2]]
         largest = max((float(f.max()) for f in finite if f.numel()), default=0.0)
-        gradient = 4 * torch.finfo(work).eps * M * (1 + largest)
+        gradient = 4 * torch.finfo(dtype).eps * M * (1 + largest)
     elif is_single:
         gradient = 1e-5 if M <= 77 else 1e-4
     else:
         gradient = 1e-10
-    if dtype != work:
-        gradient += torch.finfo(dtype).eps / 2  # a gradient is rounded to the input's dtype
     value = 1e-6 if is_single else 1e-12
     return dict(zip(QUANTITIES, (value, gradient, gradient), strict=True))
 

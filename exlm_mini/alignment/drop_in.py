@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from exlm_mini.alignment.api import dag_log_likelihood
+from exlm_mini.alignment.graphs import checked
 
 
 def dag_loss(
@@ -39,17 +40,16 @@ def dag_loss(
     """
     if log_transition.dim() == 3 and log_transition.shape[2] < log_transition.shape[1]:
         log_transition = unbanded(log_transition)
-    device = log_emission.device
-    counts = []
     for name, count_B in (("num_targets", num_targets), ("num_states", num_states)):
-        if count_B.is_floating_point() or count_B.dtype in (torch.bool, torch.complex64):
+        if count_B.dtype.is_floating_point or count_B.dtype == torch.bool:
             raise ValueError(f"{name} is {count_B.dtype}; give integers")
-        if device.type != "cpu" and not torch.compiler.is_compiling():
-            largest = log_emission.shape[1 if name == "num_targets" else 2]
-            if count_B.numel() and not bool(((count_B >= 1) & (count_B <= largest)).all()):
-                raise ValueError(f"{name} must lie in 1..{largest}, got {count_B.tolist()}")
-        counts.append(count_B.to(device, torch.int64))
-    return -dag_log_likelihood(log_emission, log_transition, counts[0], counts[1], backend)
+    if not torch.compiler.is_compiling():
+        counts = (count_B.to("cpu", torch.int64) for count_B in (num_targets, num_states))
+        checked(log_emission, log_transition, *counts)
+    num_targets, num_states = (
+        count_B.to(log_emission.device, torch.int64) for count_B in (num_targets, num_states)
+    )
+    return -dag_log_likelihood(log_emission, log_transition, num_targets, num_states, backend)
 
 
 def torch_dag_loss(

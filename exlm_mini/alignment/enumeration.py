@@ -18,13 +18,12 @@ MOST_STEPS = 500_000
 
 def paths(num_targets: int, num_states: int) -> Iterator[tuple[int, ...]]:
     """All increasing sequences of ``num_targets`` states from state 0 to the last one."""
-    if num_targets == 1:
-        if num_states == 1:
+    if num_targets == 1 or num_states == 1:
+        if num_targets == num_states:
             yield (0,)
         return
     for inner in combinations(range(1, num_states - 1), num_targets - 2):
-        if num_states > 1:
-            yield (0, *inner, num_states - 1)
+        yield (0, *inner, num_states - 1)
 
 
 def path_score(

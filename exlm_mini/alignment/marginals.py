@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from exlm_mini.alignment.api import checked, posteriors
-from exlm_mini.alignment.chain import log_to_come
+from exlm_mini.alignment.graphs import checked
+from exlm_mini.alignment.vectorized import log_to_come
 
 FAR_FROM_UNDERFLOW = 1e-250
 """Beside a float64 of this size, all that products of numbers up to 1 lose to underflow is 0."""
@@ -22,7 +22,6 @@ def marginal_token_log_probs(
     log_transition_BLL: Tensor,
     num_targets_B: Tensor,
     num_states_B: Tensor,
-    backend: str = "auto",
 ) -> Tensor:
     """Log-probability that a target is a token, for every target and token by itself.
 
@@ -40,18 +39,16 @@ def marginal_token_log_probs(
         log_prob_BLV: log P_u(w), floating; read only at valid states.
         log_emission_BML, log_transition_BLL, num_targets_B, num_states_B: as for
             ``dag_log_likelihood``.
-        backend: ``auto`` computes the logarithms of the posteriors, in float64, so that a token
-            keeps its relative accuracy, however unlikely its states are. A name in ``BACKENDS``
-            takes that backend's posteriors: faster where there are many states, but below the
-            backend's rounding a posterior, and a token only such states emit, may be 0.
 
     Returns:
         log_prob_BMV in nats, same dtype as ``log_prob_BLV``, detached. Over the tokens the
         probabilities sum to 1 if those of the states do. -inf beyond ``num_targets_B`` and in
-        rows without a path. Takes memory for L x V float64 numbers beside it.
+        rows without a path. The logarithms of the posteriors are computed in float64, so that a
+        token keeps its relative accuracy, however unlikely its states are. Takes memory for L x V
+        float64 numbers beside it.
 
     Raises:
-        ValueError: if the arguments do not fit each other, or the backend is unknown.
+        ValueError: if the arguments do not fit each other.
     """
     graph = checked(log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
     B, M, L = log_emission_BML.shape
@@ -60,10 +57,7 @@ def marginal_token_log_probs(
             f"want token log-probabilities ({B}, {L}, V) for emission {(B, M, L)}, "
             f"got {tuple(log_prob_BLV.shape)}"
         )
-    if backend == "auto":
-        log_state_BML = _log_state_posteriors(*graph)
-    else:
-        log_state_BML = posteriors(*graph, backend).state_BML.double().log()
+    log_state_BML = _log_state_posteriors(*graph)
     log_prob_BMV = log_prob_BLV.new_full((B, M, log_prob_BLV.shape[2]), -torch.inf)
     counts = zip(num_targets_B.tolist(), num_states_B.tolist(), strict=True)
     for b, (m, n) in enumerate(counts):
@@ -79,7 +73,7 @@ def _log_state_posteriors(
 ) -> Tensor:
     """log P(state u emits target i | targets), float64; -inf where no path fits.
 
-    The chain of a posterior path (see ``chain``) is followed with all paths at once.
+    The chain of a posterior path (see ``log_to_come``) is followed with all paths at once.
     """
     log_to_come_MBL, log_edge_BLL = log_to_come(
         log_emission_BML, log_transition_BLL, num_targets_B, num_states_B

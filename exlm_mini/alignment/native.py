@@ -26,6 +26,7 @@ from torch import Tensor
 
 from exlm_mini.alignment.autograd import differentiable_once
 from exlm_mini.alignment.build import BuildError, build
+from exlm_mini.alignment.graphs import checked
 
 NAMES = {torch.float32: "float32", torch.float64: "float64"}
 Graph = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -101,12 +102,13 @@ def _load(device_type: str) -> Kernels | BuildError:
             return Kernels(library, "dag_", layout, _num_threads, _explain_cpu)
         text = library.dag_cuda_error
         text.restype = ctypes.c_char_p
-        explain = lambda result: RuntimeError(f"CUDA: {text(result).decode()}")  # noqa: E731
-        return Kernels(library, "dag_cuda_", layout, _stream, explain)
+
+        def explain_cuda(result: int) -> Exception:
+            return RuntimeError(f"CUDA: {text(result).decode()}")
+
+        return Kernels(library, "dag_cuda_", layout, _stream, explain_cuda)
     except BuildError as error:
         return error
-    except OSError as error:
-        return BuildError(f"the built library does not load: {error}")
     except Exception as error:  # whatever it is, other backends go on working
         return BuildError(f"{type(error).__name__}: {error}")
 
@@ -146,23 +148,18 @@ def _kernels(device: torch.device) -> Kernels:
 
 def _checked(graph: Graph) -> Graph:
     """The same, contiguous; refuses what would be read elsewhere than it lies."""
-    log_emission_BML, log_transition_BLL, *counts = graph
-    B, _, L = log_emission_BML.shape
-    dtype = log_emission_BML.dtype
-    if dtype not in NAMES or log_transition_BLL.dtype != dtype:
-        raise ValueError(
-            f"want float32 or float64 for both, got emission {dtype} and transition "
-            f"{log_transition_BLL.dtype}"
-        )
-    if log_transition_BLL.shape != (B, L, L):
-        raise ValueError(f"want transition {(B, L, L)}, got {tuple(log_transition_BLL.shape)}")
-    for count_B in counts:
-        if count_B.shape != (B,) or count_B.dtype != torch.int64:
-            raise ValueError(f"want counts int64 {(B,)}, got {count_B.dtype} {count_B.shape}")
-    if any(tensor.device != log_emission_BML.device for tensor in graph):
+    dtype, device = graph[0].dtype, graph[0].device
+    if dtype not in NAMES:
+        raise ValueError(f"want float32 or float64, got {dtype}")
+    if any(tensor.device != device for tensor in graph):
         raise ValueError(f"want all on one device, got {[str(t.device) for t in graph]}")
-    emission, transition, num_targets, num_states = (tensor.contiguous() for tensor in graph)
-    return emission, transition, num_targets, num_states
+    emission, transition, num_targets, num_states = checked(*graph)
+    return (
+        emission.contiguous(),
+        transition.contiguous(),
+        num_targets.contiguous(),
+        num_states.contiguous(),
+    )
 
 
 def sweep_buffers(log_emission_BML: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
@@ -303,7 +300,7 @@ def log_likelihood(
     Counts out of range are a ValueError on a CPU; on a GPU such a row comes out as NaN.
 
     Raises:
-        BuildError: if the library cannot be built here (``why_not`` tells beforehand).
+        BuildError: if the library cannot be built here (``why_not`` says so beforehand).
     """
     graph = (log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
     return _log_likelihood(*graph)[0]

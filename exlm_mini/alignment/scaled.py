@@ -37,7 +37,7 @@ from torch import Tensor
 
 from exlm_mini.alignment import vectorized
 from exlm_mini.alignment.autograd import differentiable_once
-from exlm_mini.alignment.vectorized import edges_only, is_state
+from exlm_mini.alignment.graphs import edges_only, is_state
 
 SMALLEST = torch.finfo(torch.float64).tiny
 TOLERANCE = 2.0**-40
@@ -271,14 +271,3 @@ def log_likelihood(
         log_emission_RML.double(), log_transition_RLL.double(), *counts_R
     )
     return log_likelihood_B.index_copy(0, rows_R, again_R.to(log_likelihood_B.dtype))
-
-
-def viterbi(
-    log_emission_BML: Tensor,
-    log_transition_BLL: Tensor,
-    num_targets_B: Tensor,
-    num_states_B: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """See ``alignment.viterbi``: that of ``vectorized``, as a maximum needs no exponential."""
-    graphs = (log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
-    return vectorized.viterbi(*graphs)

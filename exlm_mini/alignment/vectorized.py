@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from exlm_mini.alignment.autograd import differentiable_once
+from exlm_mini.alignment.graphs import edges_only, is_state
 
 
 def _hand_over(log_step_BLL: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,20 +36,6 @@ def _hand_over(log_step_BLL: Tensor) -> tuple[Tensor, Tensor]:
     log_total_BL = (total_BL1.log() + peak_BL1).squeeze(2)
     # A live row holds its peak, exp(0) = 1, so only dead rows are touched by the clamp.
     return weight_BLL.div_(total_BL1.clamp(min=1.0)), log_total_BL
-
-
-def edges_only(log_transition_BLL: Tensor, is_state_BL: Tensor) -> Tensor:
-    """The transitions with -inf wherever no edge v < u between states can be."""
-    L = is_state_BL.shape[1]
-    is_forward_LL = torch.ones(L, L, dtype=torch.bool, device=is_state_BL.device).triu(1)
-    is_edge_BLL = is_forward_LL & is_state_BL.unsqueeze(1)  # v < u < n, so v is a state too
-    return torch.where(is_edge_BLL, log_transition_BLL, -torch.inf)
-
-
-def is_state(log_emission_BML: Tensor, num_states_B: Tensor) -> Tensor:
-    """Which of the L states a row has, bool (B, L)."""
-    state_L = torch.arange(log_emission_BML.shape[2], device=log_emission_BML.device)
-    return state_L < num_states_B.unsqueeze(1)
 
 
 class _Graphs:
@@ -121,6 +108,37 @@ class _DagLogLikelihood(torch.autograd.Function):
             state_BML[:, i + 1] = step_BLL.sum(dim=1)
             edge_BLL += step_BLL
         return state_BML, edge_BLL, None, None
+
+
+def log_to_come(
+    log_emission_BML: Tensor,
+    log_transition_BLL: Tensor,
+    num_targets_B: Tensor,
+    num_states_B: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The chain of a posterior path: what entering a state is worth, and the edges, in float64.
+
+    Given the targets, a path is a Markov chain (Appendix I). It starts in state 0, and from state
+    v at target i it goes on to state u with a probability proportional to
+    E[v, u] P_u(y_{i+1}) beta[i+1, u]. The last two factors are what is still to come once target
+    i+1 is handed to state u; with the edges, a table of them says all of the chain.
+
+    Args:
+        log_emission_BML, log_transition_BLL, num_targets_B, num_states_B: as for
+            ``dag_log_likelihood``, and checked.
+
+    Returns:
+        log_to_come_MBL: float64, in nats; -inf from where the end cannot be reached. Its entry
+            [0, :, 0] is the log-likelihood. Beyond ``num_targets_B`` it means nothing.
+        log_edge_BLL: float64, the transitions with -inf where no edge v < u can be.
+    """
+    is_state_BL = is_state(log_emission_BML, num_states_B)
+    log_emission_BML = log_emission_BML.double().masked_fill(
+        ~is_state_BL.unsqueeze(1), -torch.inf
+    )
+    log_edge_BLL = edges_only(log_transition_BLL.double(), is_state_BL)
+    graphs = _Graphs(log_emission_BML, log_edge_BLL, num_targets_B, num_states_B)
+    return graphs.log_beta() + log_emission_BML.transpose(0, 1), log_edge_BLL
 
 
 def log_likelihood(
