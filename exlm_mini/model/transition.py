@@ -62,9 +62,7 @@ class PaperTransition(nn.Module):
         is_edge_BLL = edges(graph, self.sparse)
         with torch.autocast(state_BLD.device.type, enabled=False):
             scores_BLL = query_BLD @ key_BLD.transpose(1, 2) / math.sqrt(query_BLD.shape[-1])
-            log_transition_BLL = edge_log_softmax(scores_BLL.unsqueeze(1), is_edge_BLL).squeeze(
-                1
-            )
+            log_transition_BLL = edge_log_softmax(scores_BLL.unsqueeze(1), is_edge_BLL)[:, 0]
         return log_transition_BLL.masked_fill(~is_edge_BLL, -torch.inf)
 
 
