@@ -5,6 +5,7 @@ say where a run first differs when one setting is changed.
 """
 
 import copy
+import itertools
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,16 +13,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from test_grid import TABLE_6, TABLE_8, TABLE_11
 from torch import Tensor, nn
 from workers import SPECIAL, VOCAB_SIZE, make_packs
 
 from exlm_lab.downstream.finetuning import FineTuner
+from exlm_lab.downstream.grid import TUNING as RECIPES
 from exlm_lab.downstream.heads import loss_sum
 from exlm_lab.downstream.inputs import padded, training_batches
 from exlm_lab.downstream.prepared import Part, Problem
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Task
 from exlm_mini.config import MaskingConfig, ModelConfig, RunConfig, TrainConfig
+from exlm_mini.config.recipes import load_recipe
 from exlm_mini.data.tokenizer import train_smiles
 from exlm_mini.reading.pretrained import Pretrained
 from exlm_mini.training.checkpoint import Checkpoint
@@ -219,6 +223,37 @@ def test_fine_tuning_is_adamw_by_hand(pretrained, problem, tmp_path):
         path.append(by_hand.weights())
         assert ours == pytest.approx(loss.item(), rel=1e-4)
     assert_same_path(run, path)
+
+
+# ---- the tables of the paper ----
+
+# By recipe and task: rate, batch, epochs, warm-up, dropout, pooler dropout as printed, then weight
+# decay and clipping, about which the tables are silent.
+PRINTED = {
+    recipe: {
+        task: {(*row, 0.1, 0.0, 0.1, 0.0) for row in itertools.product(*columns)}
+        for task, columns in tasks.items()
+    }
+    for recipe, tasks in (("table-6", TABLE_6), ("table-11", TABLE_11))
+}
+PRINTED["table-8"] = {
+    task: {(rate, batch, epochs, warmup, dropout, pooler, 0.0, 1.0)}
+    for task, (epochs, batch, rate, warmup, dropout, pooler) in TABLE_8.items()
+}
+
+
+@pytest.mark.parametrize("recipe", PRINTED)
+def test_recipes_of_fine_tuning_try_the_numbers_of_the_tables(recipe):
+    spaces = load_recipe(recipe, RECIPES).spaces
+    for task, expected in PRINTED[recipe].items():
+        found = set()
+        for own in spaces[task].settings(TuneConfig()):
+            fixed = own.adam_betas, own.adam_eps, own.attention_dropout
+            assert fixed == ((0.9, 0.98), 1e-6, 0.1)
+            schedule = own.learning_rate, own.batch_size, own.epochs, own.warmup_share
+            rest = own.dropout, own.pooler_dropout, own.weight_decay, own.clip_norm
+            found.add((*schedule, *rest))
+        assert found == expected
 
 
 # ---- one setting after the other ----
