@@ -186,11 +186,6 @@ def test_states_are_gathered_from_their_places():
         assert not state_BLD[b, L:].any()
 
 
-def test_fewer_than_one_state_is_refused():
-    with pytest.raises(ValueError, match="states_per_mask is 0"):
-        expand_masks(*batch(EXAMPLE), 0, "official", SPECIAL)
-
-
 @pytest.mark.parametrize("tokens", [[10, 11, EOS], [BOS, 10, 11], [BOS, EOS, 10]])
 def test_rows_without_boundaries_are_refused_where_the_paper_needs_them(tokens):
     rows = [EXAMPLE[0], Row(tokens, [False] * 3)]
