@@ -1,4 +1,4 @@
-"""Which rows a step sees: every row once per epoch, and nothing but (seed, step) decides."""
+"""Which rows a step has: every row once per epoch, by (seed, step) alone."""
 
 import numpy as np
 import pytest

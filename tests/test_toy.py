@@ -76,6 +76,7 @@ def bits(distribution) -> float:
 
 
 def test_the_whole_language_has_probability_one():
+    assert SMALL.slots == (0, 2, 4)  # a free word is none, though its words differ in weight
     assert math.isclose(PROBABILITY.sum(), 1)
     np.testing.assert_allclose(np.exp(SMALL.log_probability(SENTENCES)), PROBABILITY)
 
@@ -214,7 +215,7 @@ def test_what_stands_under_a_mask_is_not_read():
     assert (town.marginals(sentence, is_masked) == town.marginals(hidden, is_masked)).all()
 
 
-def test_an_impossible_sentence_is_told():
+def test_an_impossible_sentence_is_refused():
     pairs = grammar("pairs")
     nonsense = np.zeros((1, pairs.length), dtype=np.int64)
     assert pairs.log_probability(nonsense)[0] == -np.inf

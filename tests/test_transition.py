@@ -179,40 +179,24 @@ def likelihood(log_emission_BML: Tensor, log_transition_BLL: Tensor, graph: Stat
     )
 
 
+@pytest.mark.parametrize("make", [UniformTransition(), parallel_chains])
 @pytest.mark.parametrize("boundary", ["official", "paper"])
 @pytest.mark.parametrize("k", [1, 3])
-def test_uniform_is_a_mixture_per_mask(k, boundary):
+def test_fixed_transitions_are_mixtures_per_mask_or_of_k_models(k, boundary, make):
     graph = make_graph(k, boundary)
     log_emission_BML = make_emission(graph)
-    log_transition_BLL = UniformTransition()(make_states(graph), graph)
-    ours_B = likelihood(log_emission_BML, log_transition_BLL, graph)
+    ours_B = likelihood(log_emission_BML, make(make_states(graph), graph), graph)
     for b, M in enumerate(graph.num_targets_B.tolist()):
-        # The first state speaks for [BOS], the last for [EOS], k states for each mask.
-        expected = log_emission_BML[b, 0, 0]
-        expected = expected + log_emission_BML[b, M - 1, int(graph.num_states_B[b]) - 1]
-        for i in range(1, M - 1):
-            own = states_of(graph, b, i)
-            assert len(own) == k
-            expected = expected + log_emission_BML[b, i, own].exp().mean().log()
-        assert_same(ours_B[b], expected)
-
-
-@pytest.mark.parametrize("boundary", ["official", "paper"])
-@pytest.mark.parametrize("k", [1, 3])
-def test_parallel_chains_are_a_mixture_of_k_models(k, boundary):
-    graph = make_graph(k, boundary)
-    log_emission_BML = make_emission(graph)
-    log_transition_BLL = parallel_chains(make_states(graph), graph)
-    ours_B = likelihood(log_emission_BML, log_transition_BLL, graph)
-    for b, M in enumerate(graph.num_targets_B.tolist()):
-        chain_k = torch.zeros(k, dtype=torch.float64)
-        for i in range(1, M - 1):
-            chain_k = chain_k + log_emission_BML[b, i, states_of(graph, b, i)]
-        ends = (
-            log_emission_BML[b, 0, 0]
-            + log_emission_BML[b, M - 1, int(graph.num_states_B[b]) - 1]
-        )
-        assert_same(ours_B[b], ends + chain_k.exp().mean().log())
+        # The first state stands for [BOS], the last for [EOS], k states for each mask.
+        last = int(graph.num_states_B[b]) - 1
+        ends = log_emission_BML[b, 0, 0] + log_emission_BML[b, M - 1, last]
+        own = [log_emission_BML[b, i, states_of(graph, b, i)] for i in range(1, M - 1)]
+        own_Mk = torch.stack(own) if own else torch.zeros(0, k, dtype=torch.float64)
+        if make is parallel_chains:
+            expected = own_Mk.sum(0).exp().mean().log()
+        else:
+            expected = own_Mk.exp().mean(1).log().sum()
+        assert_same(ours_B[b], ends + expected)
 
 
 @pytest.mark.parametrize("make", [UniformTransition(), parallel_chains])

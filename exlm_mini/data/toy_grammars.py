@@ -45,7 +45,7 @@ _DID = {
 
 
 def _moods(name: str, num_moods: int, num_words: int) -> Grammar:
-    """Two slots far apart that one mood drives, among words that tell nothing of it.
+    """Two slots far apart that one mood drives, among words that do not depend on it.
 
     With both slots masked the joint entropy is log2(moods) + 2 log2(words) bits, the floor of
     MLM 2 log2(moods · words).
@@ -179,7 +179,7 @@ def _ladder(bits: int) -> Grammar:
     """Five slots of 2 bits each, which share 0, 1, 2, 4 or 8 bits.
 
     With all slots masked the floor of MLM is 10 bits in every rung, the joint entropy 10 - bits:
-    the rungs differ in nothing but in how much the slots tell of each other. The first slots share
+    the rungs differ in nothing but how much information the slots share. The first slots share
     one latent that is the whole word, in the rung of 1 bit half of it; the others have their own.
     """
     shared = list(_LADDER)[: LADDER[bits]]

@@ -158,7 +158,7 @@ def log_sum_exp_logits(
         lse_S in nats, at least float32.
     """
     if torch.is_autocast_enabled(hidden_SD.device.type):
-        # Custom functions do not see autocast: choose its dtype here, once for both passes.
+        # Autocast does not reach custom functions: choose its dtype here, once for both passes.
         dtype = torch.get_autocast_dtype(hidden_SD.device.type)
         hidden_SD, weight_VD, bias_V = (t.to(dtype) for t in (hidden_SD, weight_VD, bias_V))
     with torch.autocast(hidden_SD.device.type, enabled=False):
