@@ -8,24 +8,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
 from exlm_mini.config import MaskingConfig, ModelConfig, SpecialIds
 from exlm_mini.data.masking import MaskedBatch, Masker
-from exlm_mini.model import ExLM, MaskedLM, attention
+from exlm_mini.model import ExLM, attention
 from exlm_mini.model.attention import PackedRows, attend, packed_rows
 from exlm_mini.model.encoder import Encoder, initialise
-from exlm_mini.model.objectives import log_likelihood, mlm_loss, states_alignment_loss
+from exlm_mini.model.objectives import log_likelihood, states_alignment_loss
 
 SMALL = ModelConfig(
     num_layers=2, width=16, ffn_width=24, num_heads=2, dropout=0.0, attention_dropout=0.0,
     states_per_mask=3,
 )  # fmt: skip
 VOCAB_SIZE = 30
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 lengths_of_rows = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 
 
@@ -60,6 +59,7 @@ def gradients_of(out: Tensor, inputs: list[Tensor], seed: int = 1) -> list[Tenso
 # ---- packing ----
 
 
+@settings(max_examples=20)
 @given(lengths_of_rows, st.integers(0, 3))
 def test_packing_keeps_the_real_tokens_in_order(lengths, spare):
     is_real_BT = real_tokens(lengths, max(lengths) + spare)
@@ -86,6 +86,7 @@ def test_padding_may_stand_anywhere_and_fill_a_row():
 
 
 @pytest.mark.parametrize("way", [attention._row_by_row, attention._padded_again])
+@settings(max_examples=10)
 @given(lengths=lengths_of_rows)
 def test_every_way_equals_a_mask_with_one_block_for_each_row(way, lengths):
     rows = packed_rows(real_tokens(lengths))
@@ -125,7 +126,7 @@ def test_the_kernel_for_packed_rows_is_not_asked_for_dropout(monkeypatch, dropou
     assert taken == [way]
 
 
-@given(lengths=lengths_of_rows)
+@pytest.mark.parametrize("lengths", [[1], [4, 1, 7]])
 def test_the_kernel_for_packed_rows_gets_the_shapes_it_wants(lengths):
     """On tensors without numbers: the kernel checks its arguments, and there is no GPU here."""
     with torch.device("meta"):
@@ -171,13 +172,13 @@ def test_the_kernel_for_packed_rows_is_as_close_as_padding(lengths, dtype):
 # ---- the encoder ----
 
 
-def make_encoders(rope: str, dtype: torch.dtype) -> list[Encoder]:
+def make_encoders(rope: str) -> list[Encoder]:
     """A padded and a packed encoder of the same weights, large enough for all to matter."""
     encoders = []
     for way in ("padded", "packed"):
         torch.manual_seed(0)
         config = ModelConfig(**{**vars(SMALL), "rope": rope, "attention": way})
-        encoders.append(Encoder(config, VOCAB_SIZE, pad=0).to(dtype))
+        encoders.append(Encoder(config, VOCAB_SIZE, pad=0).double())
         initialise(encoders[-1], 0.3)
     return encoders
 
@@ -191,24 +192,24 @@ def random_rows(is_real_BT: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor, 
     return *(x_BT * is_real_BT for x_BT in (token_ids_BT, position_BT, clone_BT)), is_real_BT
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("rope", ["2d", "1d"])
+@settings(max_examples=10)
 @given(lengths=lengths_of_rows, spare=st.integers(0, 2), seed=st.integers(0, 99))
-def test_a_packed_encoder_equals_a_padded_one(rope, dtype, lengths, spare, seed):
+def test_a_packed_encoder_equals_a_padded_one(rope, lengths, spare, seed):
     is_real_BT = real_tokens(lengths, max(lengths) + spare)
     inputs = random_rows(is_real_BT, seed)
     results = []
-    for encoder in make_encoders(rope, dtype):
+    for encoder in make_encoders(rope):
         hidden_BTD = encoder(*inputs)
         gradients = gradients_of(hidden_BTD * is_real_BT.unsqueeze(2), [*encoder.parameters()])
         results.append([hidden_BTD[is_real_BT], *gradients])
     for padded, packed in zip(*results, strict=True):
         scale = max(1.0, padded.abs().max().item())
-        assert (packed - padded).abs().max() <= TOLERANCE[dtype] * scale
+        torch.testing.assert_close(packed, padded, rtol=0, atol=1e-12 * scale)
 
 
 def test_packed_layers_see_no_padding():
-    padded, packed = make_encoders("2d", torch.float64)
+    padded, packed = make_encoders("2d")
     inputs = random_rows(real_tokens([9, 2, 5]), seed=0)
     widths = []
     for encoder in (padded, packed):
@@ -220,18 +221,10 @@ def test_packed_layers_see_no_padding():
     assert not packed(*inputs)[~inputs[-1]].any()
 
 
-def test_rows_of_one_length_are_not_packed():
-    inputs = random_rows(real_tokens([6, 6, 6]), seed=0)
-    padded, packed = make_encoders("2d", torch.float32)
-    assert torch.equal(padded(*inputs), packed(*inputs))
-
-
 # ---- the models ----
 
 
-def ragged_batch(
-    lengths: list[int], seed: int = 0, strategy: str = "fixed_count"
-) -> MaskedBatch:
+def ragged_batch(lengths: list[int], seed: int) -> MaskedBatch:
     """Rows like molecules: [BOS], tokens, [EOS], padding."""
     special = SpecialIds()
     random = np.random.default_rng(seed)
@@ -239,56 +232,28 @@ def ragged_batch(
     for row_N, length in zip(token_ids_BN, lengths, strict=True):
         row_N[0], row_N[length + 1] = special.bos, special.eos
         row_N[1 : length + 1] = random.integers(6, VOCAB_SIZE, length)
-    masker = Masker(MaskingConfig(mask_ratio=0.3, strategy=strategy), special, seed=1)
+    masker = Masker(MaskingConfig(mask_ratio=0.3), special, seed=1)
     rows_B = np.arange(len(lengths))
     return masker(torch.from_numpy(token_ids_BN), 0 * rows_B, rows_B, 0)
 
 
-def make_pair(kind, dtype: torch.dtype, **changes) -> list[MaskedLM | ExLM]:
-    """The same model padded and packed."""
-    models = []
+@pytest.mark.parametrize("changes", [{}, {"expand_at": 1}])
+@settings(max_examples=8)
+@given(lengths=lengths_of_rows, seed=st.integers(0, 99))
+def test_a_packed_exlm_equals_a_padded_one(changes, lengths, seed):
+    batch = ragged_batch(lengths, seed)
+    results = []
     for way in ("padded", "packed"):
         torch.manual_seed(0)
         config = ModelConfig(**{**vars(SMALL), "init_std": 0.3, "attention": way, **changes})
-        models.append(kind(config, VOCAB_SIZE).to(dtype))
-    return models
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@given(lengths=lengths_of_rows, seed=st.integers(0, 99))
-def test_a_packed_masked_lm_equals_a_padded_one(dtype, lengths, seed):
-    batch = ragged_batch(lengths, seed, strategy="bernoulli")
-    results = []
-    for model in make_pair(MaskedLM, dtype):
-        logits_SV = model(batch.masked_ids_BN, batch.is_masked_BN)
-        loss = mlm_loss(logits_SV, batch.token_ids_BN[batch.is_masked_BN])
-        results.append([logits_SV, *torch.autograd.grad(loss, [*model.parameters()])])
-    assert_equal(results, TOLERANCE[dtype])
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize(
-    "changes", [{}, {"boundary": "paper", "transition": "paper"}, {"expand_at": 1}]
-)
-@given(lengths=lengths_of_rows, seed=st.integers(0, 99))
-def test_a_packed_exlm_equals_a_padded_one(changes, dtype, lengths, seed):
-    batch = ragged_batch(lengths, seed)
-    results = []
-    for model in make_pair(ExLM, dtype, **changes):
+        model = ExLM(config, VOCAB_SIZE).double()
         scores = model(*batch)
         log_likelihood_B = log_likelihood(scores)
         loss = states_alignment_loss(log_likelihood_B, scores.is_scored_BM.sum(dim=1))
-        gradients = torch.autograd.grad(loss, [*model.parameters()], allow_unused=True)
-        results.append([log_likelihood_B, *(g for g in gradients if g is not None)])
-    assert_equal(results, TOLERANCE[dtype])
-
-
-def assert_equal(results: list[list[Tensor]], tolerance: float) -> None:
-    """Padded and packed agree, measured by the largest element of each tensor."""
+        results.append([log_likelihood_B, *torch.autograd.grad(loss, [*model.parameters()])])
     for padded, packed in zip(*results, strict=True):
-        if padded.numel():
-            scale = max(1.0, padded.abs().max().item())
-            assert (packed - padded).abs().max() <= tolerance * scale
+        scale = max(1.0, padded.abs().max().item())
+        torch.testing.assert_close(packed, padded, rtol=0, atol=1e-12 * scale)
 
 
 @pytest.mark.parametrize("is_packed", [False, True])

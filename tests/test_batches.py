@@ -1,11 +1,9 @@
-"""Which rows a step sees: every row once per epoch, and nothing but (seed, step) decides."""
-
-from collections import Counter
+"""Which rows a step has: every row once per epoch, by (seed, step) alone."""
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from packs import pack_of
 
@@ -37,8 +35,8 @@ def pack(request, tmp_path):
     return make_pack(tmp_path / "pack.json", lengths)
 
 
-def masker(ratio=0.4, strategy="fixed_count", seed=3, num_copies=1):
-    return Masker(MaskingConfig(ratio, strategy), SPECIAL, seed, num_copies)
+def masker():
+    return Masker(MaskingConfig(0.4), SPECIAL, seed=3)
 
 
 def equal(first, second):
@@ -50,8 +48,9 @@ def rows_of(batch):
     return (batch.token_ids_BN[:, 1] - 10).tolist()
 
 
+@settings(max_examples=20)
 @given(
-    lengths=st.lists(st.integers(3, 40), max_size=300),
+    lengths=st.lists(st.integers(3, 40), min_size=1, max_size=300),
     batch_size=st.integers(1, 9),
     seed=st.integers(0, 2**31),
     epoch=st.integers(0, 2**31),
@@ -77,18 +76,13 @@ def padding_share(lengths, order, batch_size):
     return 1 - lengths.sum() / padded
 
 
-def test_bucketing_leaves_little_padding():
-    lengths = np.random.default_rng(0).integers(5, 101, size=20_000)
-    bucketed = padding_share(lengths, epoch_order(lengths, 32, 1, 0), 32)
-    plain = padding_share(lengths, np.random.default_rng(1).permutation(len(lengths)), 32)
-    assert plain > 0.4
-    assert bucketed < 0.03
-
-
-def test_buckets_do_not_sort_the_epoch():
-    # Batches of short and long rows come mixed, or training would see a curriculum.
+def test_bucketing_leaves_little_padding_and_does_not_sort_the_epoch():
     lengths = np.random.default_rng(0).integers(5, 101, size=20_000)
     order_R = epoch_order(lengths, 32, 1, 0)
+    plain = padding_share(lengths, np.random.default_rng(1).permutation(len(lengths)), 32)
+    assert plain > 0.4
+    assert padding_share(lengths, order_R, 32) < 0.03
+    # Batches of short and long rows come mixed, or training would see a curriculum.
     of_batch = lengths[order_R[: 32 * 600]].reshape(600, 32).mean(axis=1)
     assert abs(np.corrcoef(of_batch, np.arange(600))[0, 1]) < 0.2
     assert abs(np.corrcoef(of_batch[1:], of_batch[:-1])[0, 1]) < 0.2
@@ -101,15 +95,6 @@ def test_every_row_comes_once_per_epoch_across_seams(pack):
     for epoch in range(5):
         assert sorted(seen[23 * epoch : 23 * (epoch + 1)]) == list(range(23))
     assert seen[:23] != seen[23:46]
-
-
-def test_a_batch_larger_than_the_pack_holds_whole_epochs(pack):
-    batches = TrainingBatches(pack, masker(), batch_size=50, seed=1)
-    counts = Counter(rows_of(batches.batch(0)))
-    assert set(counts) == set(range(23))
-    assert set(counts.values()) == {2, 3}
-    _, epoch_B = batches.rows(0)
-    assert epoch_B.tolist() == [0] * 23 + [1] * 23 + [2] * 4
 
 
 def test_a_batch_does_not_depend_on_the_calls_before(pack):
@@ -138,23 +123,6 @@ def test_another_seed_gives_other_rows(pack):
     assert len(set(rows)) == 3
 
 
-def test_batches_are_rows_of_the_pack(pack):
-    batch = TrainingBatches(pack, masker(), batch_size=6, seed=1).batch(3)
-    rows = rows_of(batch)
-    assert torch.equal(batch.token_ids_BN, pack.gather(rows)[0])
-    assert (batch.masked_ids_BN[batch.is_masked_BN] == SPECIAL.mask).all()
-    assert torch.equal(
-        batch.masked_ids_BN[~batch.is_masked_BN], batch.token_ids_BN[~batch.is_masked_BN]
-    )
-
-
-def test_validation_has_the_same_masks_at_every_call(pack):
-    first = list(validation_batches(pack, masker(), 20, 6))
-    second = list(validation_batches(pack, masker(), 20, 6))
-    assert len(first) == len(second) == 4
-    assert all(equal(a, b) for a, b in zip(first, second, strict=True))
-
-
 def masks_by_row(batches):
     masks = {}
     for batch in batches:
@@ -164,7 +132,7 @@ def masks_by_row(batches):
     return masks
 
 
-@pytest.mark.parametrize("asked", [1, 20, 23, 1000])
+@pytest.mark.parametrize("asked", [1, 20, 1000])
 def test_validation_covers_the_asked_rows_once(pack, asked):
     masks = masks_by_row(validation_batches(pack, masker(), asked, 6))
     assert sorted(masks) == list(range(min(asked, 23)))
@@ -202,14 +170,6 @@ def test_micro_batches_keep_rows_and_lose_padding(tmp_path):
     assert sum(int(part.is_masked_BN.sum()) for part in parts) == int(batch.is_masked_BN.sum())
 
 
-def test_repeated_rows_are_split_without_loss(pack):
-    batches = TrainingBatches(pack, masker(num_copies=3), 6, seed=1, micro_size=2)
-    parts = batches.parts(0)
-    lengths = [int((row != SPECIAL.pad).sum()) for p in parts for row in p.token_ids_BN]
-    rows = [row for part in parts for row in (part.token_ids_BN[:, 3] - 10).tolist()]
-    assert lengths == (3 * pack.lengths_R[rows]).tolist()
-
-
 def test_a_batch_is_masked_by_its_rows_epochs_and_step(pack):
     batches = TrainingBatches(pack, masker(), 6, seed=1)
     for step in range(20):
@@ -226,6 +186,7 @@ def dealt(batches, step, world_size):
     return [part for parts in zip(*of_rank, strict=True) for part in parts]
 
 
+@settings(max_examples=20)
 @given(
     world_size=st.integers(1, 4),
     num_accumulated=st.integers(1, 3),
@@ -250,17 +211,6 @@ def test_processes_share_the_micro_batches_of_a_step(
     assert rows == rows_of(whole.batch(step))
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_every_row_comes_once_per_epoch_over_processes(pack, world_size):
-    batches = TrainingBatches(pack, masker(), 6, seed=1)
-    seen = []
-    for step in range(23):
-        parts = dealt(batches, step, world_size)
-        seen += [row for part in parts for row in rows_of(part)]
-    for epoch in range(6):
-        assert sorted(seen[23 * epoch : 23 * (epoch + 1)]) == list(range(23))
-
-
 def test_a_process_reads_its_own_rows_alone(pack, monkeypatch):
     asked = []
     gather = pack.gather
@@ -281,10 +231,9 @@ def ragged(tmp_path_factory):
     return make_pack(tmp_path_factory.mktemp("ragged") / "pack.json", RAGGED)
 
 
-@pytest.mark.parametrize("num_tokens", [12, 13, 30, 100, 10_000])
-@pytest.mark.parametrize("num_parts", [1, 3])
-def test_an_epoch_of_token_batches_visits_every_row_once(ragged, num_tokens, num_parts):
-    batches = TokenBatches(ragged, masker(), num_tokens, num_parts, seed=1)
+@pytest.mark.parametrize("num_tokens", [12, 30, 10_000])
+def test_an_epoch_of_token_batches_visits_every_row_once(ragged, num_tokens):
+    batches = TokenBatches(ragged, masker(), num_tokens, 3, seed=1)
     num_micro = len(batches.starts) - 1
     for epoch in range(3):
         pieces = [batches.rows(epoch * num_micro + place) for place in range(num_micro)]
@@ -292,7 +241,7 @@ def test_an_epoch_of_token_batches_visits_every_row_once(ragged, num_tokens, num
         assert {number for _, number in pieces} == {epoch}
 
 
-@pytest.mark.parametrize("num_tokens", [12, 13, 30, 100])
+@pytest.mark.parametrize("num_tokens", [12, 13, 100])
 def test_no_micro_batch_has_more_tokens_than_asked_and_none_could_take_another_row(
     ragged, num_tokens
 ):
@@ -320,15 +269,6 @@ def test_token_batches_hold_rows_of_similar_length():
     assert 1 - Lengths.lengths_R.sum() / padded < 0.02
     lengths = [Lengths.lengths_R[r].mean() for r in rows]
     assert abs(np.corrcoef(lengths[1:], lengths[:-1])[0, 1]) < 0.2  # shuffled, not sorted
-
-
-def test_a_step_of_token_batches_does_not_depend_on_the_calls_before(ragged):
-    forward = TokenBatches(ragged, masker(), 30, 2, seed=1)
-    in_order = [forward.parts(step) for step in range(20)]
-    for step in (19, 0, 7, 7, 13):
-        fresh = TokenBatches(ragged, masker(), 30, 2, seed=1).parts(step)
-        assert len(fresh) == 2
-        assert all(equal(a, b) for a, b in zip(in_order[step], fresh, strict=True))
 
 
 def test_token_batches_are_masked_by_their_rows_epoch_and_step(ragged):

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from exlm_mini.alignment import dag_log_likelihood, posteriors
 from exlm_mini.config import ModelConfig
 from exlm_mini.model import emission
 from exlm_mini.model.emission import VocabularyHead, log_sum_exp_logits
@@ -19,9 +18,9 @@ from exlm_mini.model.encoder import initialise
 
 B, L, M, D, V = 2, 5, 3, 8, 13
 # Of B * L = 10 states: dividing it, not, and beyond.
-CHUNKED = [{"emission": "chunked", "emission_chunk": n} for n in (1, 3, 5, 7, 10, 100)]
-WAYS = [{"emission": "buffer"}, {"emission": "fused"}, CHUNKED[1]]
-EVERY_WAY = [*WAYS[:2], *CHUNKED]
+CHUNKED = [{"emission": "chunked", "emission_chunk": n} for n in (3, 5, 100)]
+WAYS = [{"emission": "buffer"}, {"emission": "fused"}, CHUNKED[0]]
+EVERY_WAY = [*WAYS, *CHUNKED[1:]]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -85,11 +84,13 @@ def assert_same(ours: Tensor, theirs: Tensor, tolerance: float = 1e-12) -> None:
 @pytest.mark.parametrize("way", EVERY_WAY)
 def test_log_sum_exp_equals_plain_autograd(way):
     inputs = [drawn(10, D), drawn(V, D, seed=1), drawn(V, seed=2)]
+    before = [t.detach().clone() for t in inputs]
     ours_S = log_sum_exp(way, *inputs)
     plain_S = F.linear(*inputs).logsumexp(1)
     assert_same(ours_S, plain_S)
     for ours, theirs in zip(gradients(ours_S, inputs), gradients(plain_S, inputs), strict=True):
         assert_same(ours, theirs)
+    assert all(torch.equal(t, old) for t, old in zip(inputs, before, strict=True))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -125,29 +126,6 @@ def test_huge_logits_stay_finite(way):
     assert all(gradient.isfinite().all() for gradient in gradients(ours_S, inputs))
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_inputs_are_not_written_to(way):
-    inputs = [drawn(6, D), drawn(V, D, seed=1), drawn(V, seed=2)]
-    before = [t.detach().clone() for t in inputs]
-    gradients(log_sum_exp(way, *inputs), inputs)
-    assert all(torch.equal(t, old) for t, old in zip(inputs, before, strict=True))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("way", WAYS)
-def test_log_sum_exp_is_at_least_float32(way, dtype):
-    inputs = [drawn(6, D, dtype=dtype), drawn(V, D, seed=1, dtype=dtype)]
-    inputs.append(drawn(V, seed=2, dtype=dtype))
-    ours_S = log_sum_exp(way, *inputs)
-    assert ours_S.dtype == torch.float32
-    exact_S = F.linear(*(t.double() for t in inputs)).logsumexp(1)
-    assert (ours_S - exact_S).abs().max() < 8 * torch.finfo(dtype).eps * (
-        1 + exact_S.abs().max()
-    )
-    for gradient, tensor in zip(gradients(ours_S, inputs), inputs, strict=True):
-        assert gradient.dtype == tensor.dtype and gradient.isfinite().all()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_compiled_kernel_equals_the_function_it_is_made_of(dtype):
@@ -171,12 +149,6 @@ def test_buffers_larger_than_the_cache_are_taken_rows_at_a_time(monkeypatch):
         assert_same(ours_SV, probability_SV)
 
 
-def test_chunks_are_not_fused():
-    inputs = [drawn(4, D), drawn(V, D, seed=1), drawn(V, seed=2)]
-    with pytest.raises(ValueError, match="chunk is 2 and is_fused set: choose one"):
-        log_sum_exp_logits(*inputs, chunk=2, is_fused=True)
-
-
 class Largest(TorchDispatchMode):
     """Keeps the size of the largest tensor made inside."""
 
@@ -196,7 +168,7 @@ def test_in_chunks_no_tensor_grows_with_states_times_vocabulary():
         gradients(log_sum_exp({"emission": "buffer"}, *inputs), inputs)
     assert largest.num == many * V
     with Largest() as largest:
-        gradients(log_sum_exp(CHUNKED[1], *inputs), inputs)
+        gradients(log_sum_exp(CHUNKED[0], *inputs), inputs)
     assert largest.num == many * D  # the gradient of the states
 
 
@@ -211,7 +183,7 @@ def test_no_states_are_no_problem(way):
 # ---- log-probabilities of targets ----
 
 
-@pytest.mark.parametrize("way", EVERY_WAY)
+@pytest.mark.parametrize("way", WAYS)
 def test_log_emission_equals_a_gather_from_log_softmax(way):
     head = make_head(way)
     state_BLD, embedding_VD = drawn(B, L, D), drawn(V, D, seed=1)
@@ -241,52 +213,15 @@ def test_the_head_is_dense_gelu_norm_and_the_tied_embedding():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_emissions_of_all_tokens_sum_to_one(way):
-    head = make_head(way)
-    everything_BV = torch.arange(V).expand(B, V)
-    log_emission_BVL = head.log_emission(drawn(B, L, D), drawn(V, D, seed=1), everything_BV)
-    assert_same(log_emission_BVL.exp().sum(1), torch.ones(B, L, dtype=torch.float64))
-
-
-def make_graph_scores() -> tuple[Tensor, Tensor, Tensor]:
-    """Transitions, numbers of targets and of states that fit the shapes above."""
-    is_edge_LL = torch.ones(L, L, dtype=torch.bool).triu(1)
-    scores_BLL = drawn(B, L, L, seed=5).detach().masked_fill(~is_edge_LL, -torch.inf)
-    log_transition_BLL = scores_BLL.log_softmax(2).nan_to_num(nan=-torch.inf)
-    return log_transition_BLL, torch.tensor([3, 2]), torch.tensor([5, 4])
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_state_sends_its_posterior_back_through_the_log_sum_exp(way, monkeypatch):
-    kept = []
-
-    def keeping(*arguments):
-        lse_S = log_sum_exp_logits(*arguments)
-        lse_S.retain_grad()
-        kept.append(lse_S)
-        return lse_S
-
-    monkeypatch.setattr(emission, "log_sum_exp_logits", keeping)
-    head = make_head(way)
-    log_emission_BML = head.log_emission(drawn(B, L, D), drawn(V, D, seed=1), make_targets())
-    rest = make_graph_scores()
-    dag_log_likelihood(log_emission_BML, *rest).sum().backward()
-    state_BML, _ = posteriors(log_emission_BML, *rest)
-    assert len(kept) == 1
-    assert_same(kept[0].grad.view(B, L), -state_BML.sum(1))
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("seed", range(3))
-def test_bfloat16_autocast_is_as_exact_as_plain_pytorch(way, seed):
+def test_bfloat16_autocast_is_as_exact_as_plain_pytorch(way):
     """Error at most twice that of plain PyTorch at the same precision, value and gradients."""
     big_V, big_D, num = 200, 64, 12
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     head = VocabularyHead(ModelConfig(width=big_D, num_heads=2, **way), big_V)
     initialise(head, 0.2)
     torch.nn.init.normal_(head.bias, std=0.2)
-    state_BLD = drawn(B, num, big_D, seed=seed, dtype=torch.float32)
-    embedding_VD = (0.3 * drawn(big_V, big_D, seed=seed + 10, dtype=torch.float32)).detach()
+    state_BLD = drawn(B, num, big_D, dtype=torch.float32)
+    embedding_VD = (0.3 * drawn(big_V, big_D, seed=10, dtype=torch.float32)).detach()
     embedding_VD.requires_grad_()
     target_ids_BM = torch.randint(big_V, (B, M))
     inputs = [state_BLD, embedding_VD, *head.parameters()]

@@ -25,15 +25,11 @@ CONFIG = ModelConfig(
     width=16, num_heads=2, ffn_width=16, max_positions=64, states_per_mask=3, init_std=0.5
 )
 MODELS = [
-    replace(CONFIG, boundary=boundary, **options)
-    for boundary in ("official", "paper")
-    for options in (
-        {"transition": "gated"},
-        {"transition": "paper", "clone_embedding_std": 1.0},
-        {"transition": "gated", "sparse": True, "states_per_mask": 2},
-        {"transition": "uniform", "states_per_mask": 2},
-        {"transition": "ctc"},
-    )
+    replace(CONFIG, boundary="official", transition="gated"),
+    replace(CONFIG, boundary="paper", transition="paper", clone_embedding_std=1.0),
+    replace(CONFIG, boundary="paper", transition="gated", sparse=True, states_per_mask=2),
+    replace(CONFIG, boundary="official", transition="uniform", states_per_mask=2),
+    replace(CONFIG, boundary="official", transition="ctc"),
 ]
 
 
@@ -53,8 +49,8 @@ def ragged_batch() -> MaskedBatch:
     )
 
 
-def make_model(kind, config: ModelConfig, seed: int = 0):
-    torch.manual_seed(seed)
+def make_model(kind, config: ModelConfig):
+    torch.manual_seed(0)
     return kind(config, VOCAB_SIZE).double().eval()
 
 
@@ -95,19 +91,10 @@ def row_of(batch: MaskedBatch, b: int) -> MaskedBatch:
 
 @pytest.mark.parametrize("config", MODELS)
 def test_a_guess_is_the_likeliest_token_over_all_fillings_of_the_others(config):
-    batch = ragged_batch()
-    for seed in range(2):
-        model = make_model(ExLM, config, seed)
-        ours = guesses(model, batch)
-        for b in range(3):
-            assert ours[b] == guesses_by_enumeration(model, row_of(batch, b))
-
-
-def test_guesses_look_at_the_context_alone():
-    batch = ragged_batch()
-    other_ids_BN = torch.where(batch.is_masked_BN, 7, batch.token_ids_BN)
-    model = make_model(ExLM, CONFIG)
-    assert guesses(model, batch) == guesses(model, batch._replace(token_ids_BN=other_ids_BN))
+    batch, model = ragged_batch(), make_model(ExLM, config)
+    ours = guesses(model, batch)
+    for b in range(3):
+        assert ours[b] == guesses_by_enumeration(model, row_of(batch, b))
 
 
 def test_guesses_are_made_only_when_asked_for_and_change_no_score():
@@ -118,7 +105,7 @@ def test_guesses_are_made_only_when_asked_for_and_change_no_score():
     assert torch.equal(scores.log_transition_BLL, with_guesses.log_transition_BLL)
 
 
-@pytest.mark.parametrize("config", [MODELS[0], MODELS[4], MODELS[6]])
+@pytest.mark.parametrize("config", [MODELS[0], MODELS[1], MODELS[4]])
 def test_correct_guesses_of_a_row_are_counted_without_its_boundaries(config):
     model, batch = make_model(ExLM, config), ragged_batch()
     # Let the first mask of the second row, and both of the third, be what the model guesses.

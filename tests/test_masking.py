@@ -64,20 +64,6 @@ def test_noise_is_the_published_generator():
     assert float(counter_uniform(0)) == (0xE220A8397B1DCDAF >> 11) * 2.0**-53
 
 
-def test_noise_is_uniform():
-    noise = counter_uniform(3, np.arange(400)[:, None], np.arange(500)).reshape(-1)
-    n = len(noise)
-    assert noise.min() >= 0 and noise.max() < 1
-    assert within_four_sigma(noise.mean(), 1 / 2, 1 / (12 * n))
-    assert within_four_sigma(((noise - 0.5) ** 2).mean(), 1 / 12, 1 / (180 * n))
-    count_K = np.bincount((noise * 100).astype(int), minlength=100)
-    chi_square = ((count_K - n / 100) ** 2 / (n / 100)).sum()
-    assert within_four_sigma(chi_square, 99, 2 * 99)
-    # The low bits are as random as the high ones.
-    low = (noise * 2.0**40) % 1
-    assert within_four_sigma(low.mean(), 1 / 2, 1 / (12 * n))
-
-
 @pytest.mark.parametrize("axis", range(4))
 def test_noise_of_neighbouring_counters_is_independent(axis):
     grid = np.ix_(*[np.arange(20)] * 4)  # seed, epoch, sample, position
@@ -115,10 +101,10 @@ def test_noise_is_the_same_for_scalars_and_arrays(seed, sample, position):
 # ---- a fixed number per row ----
 
 
-@pytest.mark.parametrize(("num_maskable", "mask_ratio"), [(30, 0.15), (126, 0.15), (10, 0.387)])
+@pytest.mark.parametrize(("num_maskable", "mask_ratio"), [(30, 0.15), (20, 0.25)])
 def test_the_number_of_masks_is_the_expected_one_rounded_at_random(num_maskable, mask_ratio):
     expected = mask_ratio * num_maskable
-    num_steps = 4000
+    num_steps = 1000
     found = torch.tensor(
         [
             int(num_masks(mask_ratio, torch.tensor([num_maskable]), seed=5, step=step))
@@ -129,11 +115,6 @@ def test_the_number_of_masks_is_the_expected_one_rounded_at_random(num_maskable,
     share = expected - math.floor(expected)
     variance = share * (1 - share) / num_steps
     assert within_four_sigma(found.double().mean().item(), expected, variance)
-
-
-def test_a_whole_number_of_masks_is_never_rounded():
-    found = {int(num_masks(0.25, torch.tensor([20]), 0, step)) for step in range(500)}
-    assert found == {5}
 
 
 def test_all_rows_of_a_step_are_rounded_alike():
@@ -165,6 +146,7 @@ def test_masks_hide_ordinary_tokens_alone(strategy, num_copies):
     token_ids_BN = rows(40, 20, pad_to=30)
     masker = Masker(MaskingConfig(0.6, strategy), SPECIAL, 0, num_copies)
     masked_ids_BN, is_masked_BN, repeated_ids_BN = masker(token_ids_BN, *counters(40), step=0)
+    assert torch.equal(token_ids_BN, rows(40, 20, pad_to=30))  # not written to
     assert masked_ids_BN.dtype == repeated_ids_BN.dtype == torch.int64
     assert is_masked_BN.dtype == torch.bool
     assert torch.equal(repeated_ids_BN, repeat_tokens(token_ids_BN, num_copies))
@@ -173,23 +155,6 @@ def test_masks_hide_ordinary_tokens_alone(strategy, num_copies):
     assert SPECIAL.sep in hidden
     assert torch.equal(masked_ids_BN == SPECIAL.mask, is_masked_BN)
     assert torch.equal(masked_ids_BN[~is_masked_BN], repeated_ids_BN[~is_masked_BN])
-
-
-def test_the_callers_batch_is_not_written_to():
-    token_ids_BN = rows(3, 20)
-    before = token_ids_BN.clone()
-    Masker(MaskingConfig(), SPECIAL, 0)(token_ids_BN, *counters(3), step=0)
-    assert torch.equal(token_ids_BN, before)
-
-
-def test_rows_of_one_length_have_one_number_of_masks():
-    masker = Masker(MaskingConfig(0.15), SPECIAL, 0)
-    numbers = set()
-    for step in range(20):
-        is_masked_BN = masker(rows(8, 30), *counters(8), step).is_masked_BN
-        assert is_masked_BN.sum(1).unique().numel() == 1
-        numbers.add(int(is_masked_BN[0].sum()))
-    assert numbers == {4, 5}
 
 
 def test_every_position_is_hidden_equally_often():
@@ -203,21 +168,6 @@ def test_every_position_is_hidden_equally_often():
     both = (is_masked_BN[:, 3] & is_masked_BN[:, 4]).double().mean().item()
     expected = 5 / 20 * 4 / 19
     assert within_four_sigma(both, expected, expected * (1 - expected) / num_rows)
-
-
-@given(st.data())
-def test_the_chosen_positions_have_the_smallest_noise(data):
-    N = data.draw(st.integers(1, 12))
-    is_maskable_N = data.draw(st.lists(st.booleans(), min_size=N, max_size=N))
-    seed = data.draw(st.integers(0, 1000))
-    count = data.draw(st.integers(0, sum(is_maskable_N)))
-    noise_N = counter_uniform(seed, np.arange(N))
-    chosen_1N = choose_fixed_count(
-        torch.from_numpy(noise_N)[None], torch.tensor([is_maskable_N]), torch.tensor([count])
-    )
-    ranked = sorted(n for n in range(N) if is_maskable_N[n])
-    ranked.sort(key=lambda n: noise_N[n])
-    assert set(chosen_1N[0].nonzero().flatten().tolist()) == set(ranked[:count])
 
 
 @given(st.data())
@@ -275,21 +225,6 @@ def test_every_counter_changes_the_masks(strategy):
 # ---- independent draws and Repeated MLM ----
 
 
-@pytest.mark.parametrize("mask_ratio", [0.0225, 0.15, 0.789])
-def test_bernoulli_hides_the_stated_share(mask_ratio):
-    masker = Masker(MaskingConfig(mask_ratio, "bernoulli"), SPECIAL, 0)
-    is_masked_BN = masker(rows(500, 100), *counters(500), step=0).is_masked_BN[:, 1:-1]
-    variance = mask_ratio * (1 - mask_ratio)
-    share = is_masked_BN.double().mean().item()
-    assert within_four_sigma(share, mask_ratio, variance / 50_000)
-    # Independent, so the numbers per row spread like a binomial, of excess kurtosis (1 - 6v) / nv.
-    spread = is_masked_BN.sum(1).double().var().item()
-    kurtosis = (1 - 6 * variance) / (100 * variance)
-    assert within_four_sigma(
-        spread, 100 * variance, (100 * variance) ** 2 * (2 + kurtosis) / 500
-    )
-
-
 def test_repeated_tokens_stand_beside_each_other():
     token_ids_BN = torch.tensor([[1, 7, 2], [1, 8, 2]])
     assert repeat_tokens(token_ids_BN, 2).tolist() == [[1, 1, 7, 7, 2, 2], [1, 1, 8, 8, 2, 2]]
@@ -326,15 +261,6 @@ def test_copies_of_a_token_are_masked_independently():
     assert within_four_sigma(spread, variance, 2 * variance**2 / 400)
 
 
-def test_the_moments_of_the_lost_share_hold_over_many_draws():
-    p, k, N, draws = 0.5, 2, 200, 2000
-    noise = counter_uniform(0, np.arange(draws)[:, None, None], np.arange(N)[:, None], [[0, 1]])
-    shares = [corrupted_share(torch.from_numpy(noise[d] < p)) for d in range(draws)]
-    mean, variance = corrupted_share_moments(p, k, N)
-    assert within_four_sigma(np.mean(shares), mean, variance / draws)
-    assert within_four_sigma(np.var(shares), variance, 2 * variance**2 / draws)
-
-
 def test_lost_means_every_copy_is_masked():
     is_masked_Nk = torch.tensor([[1, 1], [1, 0], [0, 1], [0, 0]], dtype=torch.bool)
     assert corrupted_share(is_masked_Nk) == 0.25
@@ -352,22 +278,11 @@ def test_slots_are_masked_and_nothing_else():
     assert torch.equal(is_masked_BN, expected_N.expand(4, 10))
 
 
-def test_slots_need_positions():
-    with pytest.raises(ValueError, match="'slots' needs the positions"):
-        Masker(MaskingConfig(strategy="slots"), SPECIAL, 0)
-
-
 def test_a_row_too_short_for_one_mask_is_refused():
     masker = Masker(MaskingConfig(0.15), SPECIAL, 0)
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=r"8 leaves 6 maskable .*mask_ratio 0\.15 masks 0\.90"):
         masker.check_row_length(8)
-    message = str(caught.value)
-    for part in ("data.block_length 8", "6 maskable", "masking.mask_ratio 0.15", "0.90"):
-        assert part in message
-    assert "\n" not in message
     masker.check_row_length(9)
-    Masker(MaskingConfig(0.25), SPECIAL, 0).check_row_length(6)
-    with pytest.raises(UserError):
-        Masker(MaskingConfig(0.25), SPECIAL, 0).check_row_length(5)
+    Masker(MaskingConfig(0.25), SPECIAL, 0).check_row_length(6)  # exactly one
     # Independent draws promise no number of masks.
     Masker(MaskingConfig(0.15, "bernoulli"), SPECIAL, 0).check_row_length(3)

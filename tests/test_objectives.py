@@ -55,25 +55,17 @@ def assert_same(ours: Tensor, theirs: Tensor, tolerance: float = 1e-11) -> None:
 # ---- masked language modelling ----
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_mlm_loss_is_the_mean_of_minus_log_probability(dtype):
     rng = torch.Generator().manual_seed(0)
-    logits_SV = torch.randn(5, V, generator=rng, dtype=torch.float64)
+    logits_SV = torch.randn(5, V, generator=rng, dtype=torch.float64).to(dtype)
     target_ids_S = torch.tensor([0, 7, 3, 3, 1])
-    probability_SV = logits_SV.exp() / logits_SV.exp().sum(1, keepdim=True)
+    probability_SV = logits_SV.double().exp()
+    probability_SV = probability_SV / probability_SV.sum(1, keepdim=True)
     by_hand = -sum(probability_SV[s, y].log() for s, y in enumerate(target_ids_S.tolist())) / 5
-    ours = mlm_loss(logits_SV.to(dtype), target_ids_S)
-    assert ours.dtype == dtype
-    assert abs(ours - by_hand) < (1e-6 if dtype == torch.float32 else 1e-12)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_mlm_loss_of_half_precision_is_float32(dtype):
-    logits_SV = torch.randn(5, V, generator=torch.Generator().manual_seed(0)).to(dtype)
-    target_ids_S = torch.tensor([0, 7, 3, 3, 1])
     ours = mlm_loss(logits_SV, target_ids_S)
-    assert ours.dtype == torch.float32
-    assert abs(ours - mlm_loss(logits_SV.float(), target_ids_S)) < 1e-6
+    assert ours.dtype == torch.promote_types(dtype, torch.float32)
+    assert abs(ours - by_hand) < (1e-12 if dtype == torch.float64 else 1e-6)
 
 
 def test_mlm_loss_of_no_masks_is_zero_with_zero_gradient():
@@ -82,11 +74,6 @@ def test_mlm_loss_of_no_masks_is_zero_with_zero_gradient():
     assert loss.item() == 0
     loss.backward()
     assert logits_SV.grad.shape == (0, V)
-
-
-def test_mlm_loss_of_equal_logits_is_log_of_the_vocabulary():
-    loss = mlm_loss(torch.zeros(3, V), torch.tensor([1, 2, 3]))
-    assert abs(nats_to_bits(loss) - 3) < 1e-6
 
 
 def test_a_bit_is_log_two_nats():
@@ -129,14 +116,8 @@ def test_rows_without_a_path_can_be_left_out(reduction, expected):
     assert loss.item() == expected
     loss.backward()
     assert log_likelihood_B.grad[1] == 0 and (log_likelihood_B.grad[[0, 2]] < 0).all()
-
-
-@pytest.mark.parametrize("reduction", ["sequence", "token"])
-def test_nothing_but_rows_without_a_path_is_zero(reduction):
-    log_likelihood_B = nats(-math.inf, -math.inf)
-    loss = states_alignment_loss(log_likelihood_B, torch.tensor([2, 3]), reduction, "skip")
-    loss.backward()
-    assert loss.item() == 0 and not log_likelihood_B.grad.any()
+    nothing = states_alignment_loss(nats(-math.inf), torch.tensor([2]), reduction, "skip")
+    assert nothing.item() == 0
 
 
 @pytest.mark.parametrize("on_no_path", ["raise", "skip"])
@@ -185,9 +166,14 @@ def twin(model: ExLM) -> MaskedLM:
     return masked_lm
 
 
-@pytest.mark.parametrize("reduction", ["sequence", "token"])
-@pytest.mark.parametrize("boundary", ["paper", "official"])
-@pytest.mark.parametrize("transition", ["gated", "paper", "uniform"])
+@pytest.mark.parametrize(
+    ("transition", "boundary", "reduction"),
+    [
+        ("gated", "official", "sequence"),
+        ("gated", "paper", "token"),
+        ("paper", "paper", "sequence"),
+    ],
+)
 def test_with_one_state_the_gradient_on_token_logits_is_that_of_mlm(
     transition, boundary, reduction, monkeypatch
 ):
@@ -236,19 +222,6 @@ def test_without_transitions_to_learn_one_state_is_mlm_in_everything():
         assert_same(ours[name].grad, parameter.grad, 1e-5)
 
 
-@pytest.mark.parametrize("transition", LEARNED)
-def test_with_one_state_the_loss_still_pays_for_its_transitions(transition):
-    model = make_model(states_per_mask=1, transition=transition, boundary="paper", rope="1d")
-    batch = make_batch()
-    scores = model(*batch)
-    ours_B = log_likelihood(scores)
-    for b, M in enumerate(scores.graph.num_targets_B.tolist()):
-        emitted = scores.log_emission_BML[b].diagonal()[1 : M - 1].sum()
-        paid = scores.log_transition_BLL[b].diagonal(1)[: M - 1].sum()
-        assert paid < -1e-3
-        assert_same(ours_B[b], emitted + paid)
-
-
 # ---- probabilities ----
 
 
@@ -294,35 +267,23 @@ def test_likelihood_equals_powers_of_the_transition_matrix(
 
 
 @pytest.mark.parametrize("boundary", ["official", "paper"])
-@pytest.mark.parametrize("k", [1, 3])
-def test_without_dependencies_the_joint_is_a_distribution(k, boundary):
-    model = make_model(states_per_mask=k, transition="uniform", boundary=boundary)
-    log_likelihood_B = log_likelihood(model(*every_combination()), with_boundaries=False)
-    assert abs(log_likelihood_B.exp().sum() - 1) < 1e-12
-
-
-@pytest.mark.parametrize("boundary", ["official", "paper"])
-@pytest.mark.parametrize("k", [1, 3])
-def test_parallel_chains_are_a_distribution(k, boundary):
-    model = make_model(states_per_mask=k, boundary=boundary)
-    scores = model(*every_combination(), chain_share=1.0)
+@pytest.mark.parametrize(("transition", "chain_share"), [("uniform", 0.0), ("gated", 1.0)])
+def test_mixtures_and_parallel_chains_are_distributions(transition, chain_share, boundary):
+    model = make_model(states_per_mask=3, transition=transition, boundary=boundary)
+    scores = model(*every_combination(), chain_share=chain_share)
     assert abs(log_likelihood(scores, with_boundaries=False).exp().sum() - 1) < 1e-12
 
 
-@pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("boundary", ["official", "paper"])
-@pytest.mark.parametrize("transition", LEARNED)
-@pytest.mark.parametrize("k", [1, 3])
-def test_with_transitions_probability_leaks_to_other_lengths(k, transition, boundary, sparse):
+@pytest.mark.parametrize(("k", "sparse"), [(1, False), (3, True)])
+def test_with_transitions_probability_leaks_to_other_lengths(k, boundary, sparse):
     """The joint sums to the probability of a path of the right length that ends at the end.
 
-    Transitions do not know how many targets there are: a walk from the start may skip masks,
+    Transitions do not depend on the number of targets: a walk from the start may skip masks,
     visit one twice or stop at an earlier copy of [EOS]. Such walks spell nothing, so the sum
-    over all targets is the share of the others, below one, and the loss pays for the rest.
+    over all targets is the share of the others, which is below one.
     """
-    model = make_model(
-        states_per_mask=k, transition=transition, boundary=boundary, sparse=sparse
-    )
+    model = make_model(states_per_mask=k, boundary=boundary, sparse=sparse)
     scores = model(*every_combination())
     total = log_likelihood(scores, with_boundaries=False).exp().sum()
     walk_LL = torch.linalg.matrix_power(scores.log_transition_BLL[0].exp(), 3)
@@ -339,7 +300,7 @@ def spells(labels: tuple[int, ...]) -> list[int]:
 
 
 @pytest.mark.parametrize("boundary", ["official", "paper"])
-@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("k", [1, 3])
 def test_ctc_equals_the_sum_over_labelings_of_each_mask(k, boundary):
     model = make_model(states_per_mask=k, transition="ctc", boundary=boundary)
     batch = every_combination()
@@ -375,9 +336,8 @@ def test_ctc_scores_official_boundaries_like_masks(boundary):
         assert (difference_B < 0).all()
 
 
-@pytest.mark.parametrize("transition", [*LEARNED, "uniform"])
-def test_backends_agree_on_a_model(transition):
-    scores = make_model(states_per_mask=2, transition=transition)(*make_batch())
+def test_backends_agree_on_a_model():
+    scores = make_model(states_per_mask=2)(*make_batch())
     expected_B = log_likelihood(scores, backend="enumerate")
     for backend in ("naive", "vectorized", "auto"):
         assert_same(log_likelihood(scores, backend=backend), expected_B)

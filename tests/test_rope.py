@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -46,6 +46,7 @@ positions = st.integers(0, 2000)
 clones = st.integers(0, 64)
 
 
+@settings(max_examples=20)
 @given(positions, clones, positions, clones, st.integers(0, 500), st.integers(0, 20))
 def test_scores_depend_on_both_differences_alone(i, j, other_i, other_j, shift_i, shift_j):
     query_d, key_d = drawn(2, HEAD_DIM)
@@ -54,43 +55,6 @@ def test_scores_depend_on_both_differences_alone(i, j, other_i, other_j, shift_i
         key_d, other_i + shift_i, other_j + shift_j
     )
     assert abs(score - moved) < 1e-10
-
-
-@pytest.mark.parametrize(("i", "j"), [(1, 0), (0, 1), (1, 1), (300, 3)])
-def test_scores_see_each_difference(i, j):
-    query_d, key_d = drawn(2, HEAD_DIM, seed=1)
-    assert abs(turned(query_d, i, j) @ key_d - query_d @ key_d) > 1e-2
-    # And tell forwards from backwards.
-    backwards = query_d @ turned(key_d, i, j)
-    assert abs(turned(query_d, i, j) @ key_d - backwards) > 1e-2
-
-
-def test_the_origin_is_not_rotated():
-    vector_d = drawn(HEAD_DIM)
-    assert torch.equal(turned(vector_d, 0, 0), vector_d)
-
-
-@given(positions, clones)
-def test_the_halves_are_rotated_independently(i, j):
-    vector_d = drawn(HEAD_DIM)
-    half = HEAD_DIM // 2
-    both_d = turned(vector_d, i, j)
-    assert torch.equal(both_d[:half], turned(vector_d, i, 0)[:half])
-    assert torch.equal(both_d[half:], turned(vector_d, 0, j)[half:])
-    # An ordinary token, clone 0, has its second half as it was.
-    assert torch.equal(turned(vector_d, i, 0)[half:], vector_d[half:])
-    # Both halves turn by the same angles per step.
-    swapped_d = turned(vector_d.roll(half), j, i)
-    torch.testing.assert_close(both_d.roll(half), swapped_d, rtol=0, atol=1e-12)
-
-
-@given(positions, clones)
-def test_rotation_keeps_lengths(i, j):
-    vector_d = drawn(HEAD_DIM)
-    half = HEAD_DIM // 2
-    turned_d = turned(vector_d, i, j)
-    for part in (slice(0, half), slice(half, None)):
-        assert abs(turned_d[part].norm() - vector_d[part].norm()) < 1e-12
 
 
 def test_rotation_equals_multiplication_of_complex_numbers():
@@ -117,29 +81,6 @@ def test_one_coordinate_rotates_whole_heads():
     torch.testing.assert_close(ours, by_complex_numbers(x_BHTd, place_BT), rtol=0, atol=1e-12)
 
 
-def test_one_coordinate_is_relative():
-    query, key = drawn(2, 1, 1, 1, HEAD_DIM)
-
-    def score(i: int, j: int) -> float:
-        left, right = (rotation_1d(torch.tensor([[n]]), HEAD_DIM, FLOAT64) for n in (i, j))
-        return float((rotate(query, left) * rotate(key, right)).sum())
-
-    assert abs(score(3, 11) - score(103, 111)) < 1e-10
-    assert abs(score(3, 11) - score(3, 12)) > 1e-3
-
-
-def test_tokens_are_rotated_by_their_own_positions():
-    position_BT = torch.tensor([[0, 5, 2], [7, 7, 1]])
-    clone_BT = torch.tensor([[0, 2, 0], [1, 2, 3]])
-    x_BHTd = drawn(2, 2, 3, HEAD_DIM)
-    together = rotate(x_BHTd, rotation_2d(position_BT, clone_BT, HEAD_DIM, FLOAT64))
-    for b in range(2):
-        for h in range(2):
-            for t in range(3):
-                alone = turned(x_BHTd[b, h, t], int(position_BT[b, t]), int(clone_BT[b, t]))
-                torch.testing.assert_close(together[b, h, t], alone, rtol=0, atol=1e-14)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_the_dtype_of_queries_is_kept(dtype):
     rotation = rotation_2d(torch.tensor([[1000]]), torch.tensor([[3]]), HEAD_DIM)
@@ -155,11 +96,10 @@ def test_the_dtype_of_queries_is_kept(dtype):
     assert ((ours.double() - exact).abs() <= allowed * (1 + exact.abs())).all()
 
 
-@pytest.mark.parametrize("head_dim", [2, 6, 10])
-def test_halves_that_cannot_be_paired_are_refused(head_dim):
+def test_halves_that_cannot_be_paired_are_refused():
     index_11 = torch.zeros(1, 1, dtype=torch.int64)
-    with pytest.raises(ValueError, match=f"head_dim is {head_dim}"):
-        rotation_2d(index_11, index_11, head_dim)
+    with pytest.raises(ValueError, match="head_dim is 6"):
+        rotation_2d(index_11, index_11, 6)
 
 
 @pytest.mark.parametrize("kind", ["1d", "2d"])
@@ -178,10 +118,3 @@ def test_a_second_derivative_is_refused():
     x_BHTd = drawn(1, 1, 1, HEAD_DIM).requires_grad_()
     with pytest.raises(RuntimeError, match="cannot be differentiated again"):
         torch.autograd.grad(rotate(x_BHTd, at(3, 1)).sum(), x_BHTd, create_graph=True)
-
-
-def test_half_precision_is_turned_in_float32_and_rounded_once():
-    x_BHTd = drawn(2, 3, 5, HEAD_DIM).bfloat16()
-    rotation = rotation_2d(torch.arange(5).expand(2, 5), torch.ones(2, 5).long(), HEAD_DIM)
-    ours_BHTd = rotate(x_BHTd, rotation)
-    assert torch.equal(ours_BHTd, rotate(x_BHTd.float(), rotation).bfloat16())

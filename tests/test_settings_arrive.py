@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from test_grid import TABLE_6, TABLE_8, TABLE_11
-from test_recipes import PAPER
 from torch import Tensor, nn
 from workers import SPECIAL, VOCAB_SIZE, make_packs
 
@@ -26,14 +25,12 @@ from exlm_lab.downstream.prepared import Part, Problem
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Task
 from exlm_mini.config import MaskingConfig, ModelConfig, RunConfig, TrainConfig
-from exlm_mini.config.options import parse
 from exlm_mini.config.recipes import load_recipe
 from exlm_mini.data.tokenizer import train_smiles
 from exlm_mini.reading.pretrained import Pretrained
 from exlm_mini.training.checkpoint import Checkpoint
 from exlm_mini.training.parts import make_model, score
 from exlm_mini.training.pretraining import Trainer
-from exlm_mini.training.processes import Engine
 from exlm_mini.training.run_directory import read_metrics
 
 PRETRAINING = RunConfig(
@@ -230,94 +227,33 @@ def test_fine_tuning_is_adamw_by_hand(pretrained, problem, tmp_path):
 
 # ---- the tables of the paper ----
 
-
-def arrived(optimizer: torch.optim.Optimizer, model: nn.Module) -> tuple:
-    """Betas, epsilon, weight decay and rate of an optimiser that has one group: everything."""
-    (group,) = optimizer.param_groups
-    assert [id(p) for p in group["params"]] == [id(p) for p in model.parameters()]
-    return group["betas"], group["eps"], group["weight_decay"], group["lr"]
-
-
-@pytest.mark.parametrize("name", PAPER)
-def test_the_numbers_of_a_table_arrive_in_pretraining(name, packs, tmp_path, monkeypatch):
-    paper = PAPER[name]
-    config = parse(["--recipe", name]).config
-    small = replace(config.model, num_layers=1, width=16, ffn_width=16, num_heads=2)
-    train = replace(config.train, precision="fp32", device="cpu", micro_batch_size=None)
-    if train.batch_tokens is None:
-        train = replace(train, batch_size=8)
-    trainer = make_trainer(replace(config, model=small, train=train), packs, tmp_path)
-    limits = []
-    monkeypatch.setattr(trainer.engine, "clip", lambda _, limit: limits.append(limit) or 0.0)
-    trainer.run(should_stop=lambda: True)
-    first_rate = paper["learning rate"] / paper["warm-up"]
-    settings = paper["betas"], paper.get("epsilon", 1e-6), paper["weight decay"], first_rate
-    assert arrived(trainer.optimizer, trainer.model) == settings
-    assert limits == [paper["clip norm"]]
-    encoder = trainer.model.encoder
-    (layer,) = encoder.layers
-    assert encoder.dropout.p == layer.dropout.p == paper["dropout"]
-    assert layer.attention.dropout == paper["attention dropout"]
-    assert layer.activation_dropout.p == paper.get("activation dropout", 0.0)
-
-
-def rows_of_tables() -> dict[str, dict[str, set[tuple]]]:
-    """By recipe and task its settings: rate, batch, epochs, warm-up, dropout, pooler dropout as
-    printed, then weight decay and clipping, about which the tables are silent."""
-    rows = {
-        recipe: {
-            task: {(*row, 0.1, 0.0, 0.1, 0.0) for row in itertools.product(*columns)}
-            for task, columns in tasks.items()
-        }
-        for recipe, tasks in (("table-6", TABLE_6), ("table-11", TABLE_11))
+# By recipe and task: rate, batch, epochs, warm-up, dropout, pooler dropout as printed, then weight
+# decay and clipping, about which the tables are silent.
+PRINTED = {
+    recipe: {
+        task: {(*row, 0.1, 0.0, 0.1, 0.0) for row in itertools.product(*columns)}
+        for task, columns in tasks.items()
     }
-    rows["table-8"] = {
-        task: {(rate, batch, epochs, warmup, dropout, pooler, 0.0, 1.0)}
-        for task, (epochs, batch, rate, warmup, dropout, pooler) in TABLE_8.items()
-    }
-    return rows
+    for recipe, tasks in (("table-6", TABLE_6), ("table-11", TABLE_11))
+}
+PRINTED["table-8"] = {
+    task: {(rate, batch, epochs, warmup, dropout, pooler, 0.0, 1.0)}
+    for task, (epochs, batch, rate, warmup, dropout, pooler) in TABLE_8.items()
+}
 
 
-class EnoughError(Exception):
-    """One step is made, and no more is wanted."""
-
-
-def test_the_numbers_of_the_tables_arrive_in_fine_tuning(
-    pretrained, problem, tmp_path, monkeypatch
-):
-    limits = []
-    monkeypatch.setattr(Engine, "clip", lambda *others: limits.append(others[-1]) or 0.0)
-    rows, labels = 32 * problem.train.rows, np.tile(problem.train.labels, 32)
-    problem = problem._replace(train=problem.train._replace(rows=rows, labels=labels))
-
-    def stop(progress):
-        raise EnoughError
-
-    def first_step(config: TuneConfig) -> tuple:
-        """What the first step was made with."""
-        tuner = FineTuner(pretrained, problem, config, 1, tmp_path, "cpu")
-        with pytest.raises(EnoughError):
-            tuner.run(stop)
-        betas, eps, weight_decay, rate = arrived(tuner.optimizer, tuner.model)
-        encoder = tuner.model.encoder
-        assert (betas, eps, encoder.layers[0].attention.dropout) == ((0.9, 0.98), 1e-6, 0.1)
-        assert encoder.dropout.p == encoder.layers[0].dropout.p
-        dropouts = encoder.dropout.p, tuner.model.head.dropout.p
-        return rate, tuner.train.steps, *dropouts, weight_decay, limits.pop()
-
-    def printed(rate, batch, epochs, warmup, *others) -> tuple:
-        num_steps = epochs * math.ceil(len(rows) / batch)
-        return rate / round(warmup * num_steps), num_steps, *others
-
-    found = {}
-    for recipe, tasks in rows_of_tables().items():
-        spaces = load_recipe(recipe, RECIPES).spaces
-        for task, expected in tasks.items():
-            settings = spaces[task].settings(TuneConfig())
-            for config in settings:
-                if config not in found:
-                    found[config] = first_step(config)
-            assert {found[config] for config in settings} == {printed(*row) for row in expected}
+@pytest.mark.parametrize("recipe", PRINTED)
+def test_recipes_of_fine_tuning_try_the_numbers_of_the_tables(recipe):
+    spaces = load_recipe(recipe, RECIPES).spaces
+    for task, expected in PRINTED[recipe].items():
+        found = set()
+        for own in spaces[task].settings(TuneConfig()):
+            fixed = own.adam_betas, own.adam_eps, own.attention_dropout
+            assert fixed == ((0.9, 0.98), 1e-6, 0.1)
+            schedule = own.learning_rate, own.batch_size, own.epochs, own.warmup_share
+            rest = own.dropout, own.pooler_dropout, own.weight_decay, own.clip_norm
+            found.add((*schedule, *rest))
+        assert found == expected
 
 
 # ---- one setting after the other ----
@@ -492,14 +428,20 @@ def test_no_number_that_matters_is_at_its_default():
     ]
 
 
-@pytest.mark.parametrize("name", [*PRETRAINING_TABLE, *WITHOUT_EFFECT])
+@pytest.mark.parametrize("name", PRETRAINING_TABLE)
 def test_a_setting_changes_pretraining_where_it_should(
     name, pretraining_stages, plain_pretraining
 ):
-    value, stage = PRETRAINING_TABLE.get(name) or (WITHOUT_EFFECT[name], None)
+    value, stage = PRETRAINING_TABLE[name]
     config = changed(PRETRAINING, **{name.replace(".", "__"): value})
     assert config != PRETRAINING
     assert first_difference(plain_pretraining, pretraining_stages(config)) == stage
+
+
+def test_other_settings_do_not_change_what_is_trained(pretraining_stages, plain_pretraining):
+    settings = {name.replace(".", "__"): value for name, value in WITHOUT_EFFECT.items()}
+    stages = pretraining_stages(changed(PRETRAINING, **settings))
+    assert first_difference(plain_pretraining, stages) is None
 
 
 @pytest.mark.parametrize("name", [*TUNING_TABLE, "seed"])

@@ -13,12 +13,10 @@ from torch import Tensor, nn
 
 from exlm_mini.alignment import dag_log_likelihood
 from exlm_mini.config import ModelConfig, SpecialIds
-from exlm_mini.config.checks import UserError
 from exlm_mini.model.encoder import initialise
 from exlm_mini.model.expansion import StateGraph, expand_masks
 from exlm_mini.model.transition import (
     GatedTransition,
-    PaperTransition,
     UniformTransition,
     blend,
     edges,
@@ -122,27 +120,8 @@ def test_transition_equals_its_formula(transition, sparse, use_position, boundar
     expected = transition_by_hand(module, state_BLD, graph, sparse)
     assert_same(log_transition_BLL.exp(), expected)
     assert torch.equal(log_transition_BLL == -torch.inf, expected == 0)
-
-
-@pytest.mark.parametrize("k", [1, 3])
-@pytest.mark.parametrize("boundary", ["official", "paper"])
-@pytest.mark.parametrize(("transition", "sparse", "use_position"), LEARNED)
-def test_rows_sum_to_one_over_successors(transition, sparse, use_position, boundary, k):
-    graph = make_graph(k, boundary)
-    module = make_module(transition, sparse, use_position)
-    log_transition_BLL = module(make_states(graph), graph)
-    B, L, _ = log_transition_BLL.shape
-    for b in range(B):
-        for v in range(L):
-            options = successors(graph, b, v, sparse)
-            row_L = log_transition_BLL[b, v]
-            is_option_L = torch.zeros(L, dtype=torch.bool)
-            is_option_L[options] = True
-            assert (row_L[~is_option_L] == -torch.inf).all()
-            if options:
-                assert abs(row_L.exp().sum().item() - 1) < 1e-12
-                assert row_L[is_option_L].isfinite().all()
-        assert (log_transition_BLL[b, int(graph.num_states_B[b]) - 1] == -torch.inf).all()
+    # Where a state has a successor, its row sums to one.
+    assert_same(expected.sum(2), (expected != 0).any(2).double(), 1e-12)
 
 
 @pytest.mark.parametrize(("transition", "sparse", "use_position"), LEARNED)
@@ -158,58 +137,13 @@ def test_gradients_are_finite_and_equal_finite_differences(transition, sparse, u
     with torch.autograd.set_detect_anomaly(True):  # no nan on the way either
         loss = (finite_entries(state_BLD) * torch.linspace(-1, 1, int(is_edge_BLL.sum()))).sum()
         loss.backward()
-    assert state_BLD.grad.isfinite().all() and state_BLD.grad.any()
-    for name, parameter in module.named_parameters():
-        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
-        # A key bias shifts all scores of a state alike: its gradient is rounding noise.
-        assert name == "key.bias" or parameter.grad.abs().max() > 1e-6, name
     # Padding takes no part.
     assert not state_BLD.grad[~graph.is_state_BL].any()
-    assert torch.autograd.gradcheck(
-        finite_entries, (state_BLD.detach().requires_grad_(), *module.parameters()),
-        fast_mode=True,
-    )  # fmt: skip
+    inputs = state_BLD.detach().requires_grad_(), *module.parameters()
+    assert torch.autograd.gradcheck(finite_entries, inputs, fast_mode=True)
 
 
-def test_sparse_forbids_edges_inside_a_mask():
-    graph = make_graph(k=3)
-    is_dense_BLL, is_sparse_BLL = edges(graph), edges(graph, sparse=True)
-    same_BLL = graph.owner_BL.unsqueeze(1) == graph.owner_BL.unsqueeze(2)
-    assert (is_dense_BLL & same_BLL).any() and not (is_sparse_BLL & same_BLL).any()
-    assert torch.equal(is_sparse_BLL, is_dense_BLL & ~same_BLL)
-    assert torch.equal(is_dense_BLL, is_dense_BLL.triu(1))
-
-
-def test_rows_do_not_depend_on_their_batch_mates():
-    graph = make_graph()
-    state_BLD = make_states(graph)
-    module = make_module("gated")
-    together_BLL = module(state_BLD, graph)
-    for b in range(3):
-        alone = StateGraph(*(t[b : b + 1] for t in graph))
-        assert_same(module(state_BLD[b : b + 1], alone)[0].exp(), together_BLL[b].exp())
-    # Nor does what padding holds matter.
-    garbage_BLD = torch.where(graph.is_state_BL.unsqueeze(2), state_BLD, 1e3)
-    assert_same(module(garbage_BLD, graph).exp(), together_BLL.exp())
-
-
-@pytest.mark.parametrize(("transition", "sparse", "use_position"), LEARNED)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_gives_float32(transition, sparse, use_position, dtype):
-    graph = make_graph()
-    state_BLD = make_states(graph)
-    module = make_module(transition, sparse, use_position, std=0.1)
-    exact_BLL = module(state_BLD, graph)
-    half_BLL = module.to(dtype)(state_BLD.to(dtype), graph)
-    assert half_BLL.dtype == torch.float32
-    assert torch.equal(half_BLL == -torch.inf, exact_BLL == -torch.inf)
-    assert (half_BLL.exp() - exact_BLL.exp()).abs().max() < 0.05
-    # The softmax itself is float32: rows sum to one to float32 precision.
-    total_BL = half_BLL.exp().sum(2)
-    assert ((total_BL - 1).abs() < 1e-5).logical_or(total_BL == 0).all()
-
-
-@pytest.mark.parametrize(("transition", "sparse", "use_position"), LEARNED)
+@pytest.mark.parametrize(("transition", "sparse", "use_position"), [LEARNED[0], LEARNED[3]])
 def test_autocast_leaves_the_softmax_in_float32(transition, sparse, use_position):
     graph = make_graph()
     state_BLD = make_states(graph).float()
@@ -223,26 +157,6 @@ def test_autocast_leaves_the_softmax_in_float32(transition, sparse, use_position
     assert 1e-6 < (low_BLL.exp() - exact_BLL.exp()).abs().max() < 0.05
     total_BL = low_BLL.exp().sum(2)
     assert (total_BL[is_edge_BLL.any(2)] - 1).abs().max() < 1e-5
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_fixed_transitions_have_the_dtype_of_the_dynamic_programme(dtype):
-    graph = make_graph()
-    state_BLD = make_states(graph).to(dtype)
-    expected = torch.promote_types(dtype, torch.float32)
-    assert UniformTransition()(state_BLD, graph).dtype == expected
-    assert parallel_chains(state_BLD, graph).dtype == expected
-
-
-def test_huge_scores_stay_finite():
-    graph = make_graph()
-    module = make_module("paper")
-    state_BLD = (1e4 * make_states(graph)).requires_grad_()
-    log_transition_BLL = module(state_BLD, graph)
-    is_edge_BLL = edges(graph)
-    assert log_transition_BLL[is_edge_BLL].isfinite().all()
-    log_transition_BLL[is_edge_BLL].sum().backward()
-    assert state_BLD.grad.isfinite().all()
 
 
 # ---- no dependencies, and chains ----
@@ -265,40 +179,24 @@ def likelihood(log_emission_BML: Tensor, log_transition_BLL: Tensor, graph: Stat
     )
 
 
+@pytest.mark.parametrize("make", [UniformTransition(), parallel_chains])
 @pytest.mark.parametrize("boundary", ["official", "paper"])
-@pytest.mark.parametrize("k", [1, 2, 4])
-def test_uniform_is_a_mixture_per_mask(k, boundary):
+@pytest.mark.parametrize("k", [1, 3])
+def test_fixed_transitions_are_mixtures_per_mask_or_of_k_models(k, boundary, make):
     graph = make_graph(k, boundary)
     log_emission_BML = make_emission(graph)
-    log_transition_BLL = UniformTransition()(make_states(graph), graph)
-    ours_B = likelihood(log_emission_BML, log_transition_BLL, graph)
+    ours_B = likelihood(log_emission_BML, make(make_states(graph), graph), graph)
     for b, M in enumerate(graph.num_targets_B.tolist()):
-        # The first state speaks for [BOS], the last for [EOS], k states for each mask.
-        expected = log_emission_BML[b, 0, 0]
-        expected = expected + log_emission_BML[b, M - 1, int(graph.num_states_B[b]) - 1]
-        for i in range(1, M - 1):
-            own = states_of(graph, b, i)
-            assert len(own) == k
-            expected = expected + log_emission_BML[b, i, own].exp().mean().log()
-        assert_same(ours_B[b], expected)
-
-
-@pytest.mark.parametrize("boundary", ["official", "paper"])
-@pytest.mark.parametrize("k", [1, 2, 4])
-def test_parallel_chains_are_a_mixture_of_k_models(k, boundary):
-    graph = make_graph(k, boundary)
-    log_emission_BML = make_emission(graph)
-    log_transition_BLL = parallel_chains(make_states(graph), graph)
-    ours_B = likelihood(log_emission_BML, log_transition_BLL, graph)
-    for b, M in enumerate(graph.num_targets_B.tolist()):
-        chain_k = torch.zeros(k, dtype=torch.float64)
-        for i in range(1, M - 1):
-            chain_k = chain_k + log_emission_BML[b, i, states_of(graph, b, i)]
-        ends = (
-            log_emission_BML[b, 0, 0]
-            + log_emission_BML[b, M - 1, int(graph.num_states_B[b]) - 1]
-        )
-        assert_same(ours_B[b], ends + chain_k.exp().mean().log())
+        # The first state stands for [BOS], the last for [EOS], k states for each mask.
+        last = int(graph.num_states_B[b]) - 1
+        ends = log_emission_BML[b, 0, 0] + log_emission_BML[b, M - 1, last]
+        own = [log_emission_BML[b, i, states_of(graph, b, i)] for i in range(1, M - 1)]
+        own_Mk = torch.stack(own) if own else torch.zeros(0, k, dtype=torch.float64)
+        if make is parallel_chains:
+            expected = own_Mk.sum(0).exp().mean().log()
+        else:
+            expected = own_Mk.exp().mean(1).log().sum()
+        assert_same(ours_B[b], ends + expected)
 
 
 @pytest.mark.parametrize("make", [UniformTransition(), parallel_chains])
@@ -338,13 +236,6 @@ def test_blend_interpolates_probabilities(share, sparse):
     assert_same(total_BL[is_both_BL], torch.ones_like(total_BL[is_both_BL]))
 
 
-def test_blend_tends_to_its_ends():
-    ours, learned_BLL, _ = blended(1e-12)
-    assert_same(ours.exp(), learned_BLL.exp())
-    ours, _, chain_BLL = blended(1 - 1e-12)
-    assert_same(ours.exp(), chain_BLL.exp())
-
-
 def test_chains_alone_stay_as_they_are_and_their_gradient_goes_to_the_learned_transitions():
     graph = make_graph()
     _, learned_BLL, chain_BLL = blended(0.5)
@@ -367,26 +258,3 @@ def test_blend_has_finite_gradients():
     ours[ours != -torch.inf].sum().backward()
     mixed = 0.75 * math.exp(-1.2) / (0.75 * math.exp(-1.2) + 0.25 * math.exp(-0.1))
     assert_same(learned_LL.grad, torch.tensor([0.0, 1.0, 0.0, mixed], dtype=torch.float64))
-
-
-def test_blend_trains_through_the_whole_likelihood():
-    graph = make_graph()
-    module = make_module("gated")
-    state_BLD = make_states(graph).requires_grad_()
-    log_transition_BLL = blend(module(state_BLD, graph), parallel_chains(state_BLD, graph), 0.5)
-    likelihood(make_emission(graph), log_transition_BLL, graph).sum().backward()
-    assert state_BLD.grad.isfinite().all() and state_BLD.grad.any()
-    for parameter in module.parameters():
-        assert parameter.grad.isfinite().all()
-
-
-# ---- by name ----
-
-
-def test_transitions_go_by_name():
-    assert isinstance(make_transition(ModelConfig(transition="paper")), PaperTransition)
-    assert isinstance(make_transition(ModelConfig(transition="gated")), GatedTransition)
-    assert isinstance(make_transition(ModelConfig(transition="uniform")), UniformTransition)
-    assert make_transition(ModelConfig(transition="ctc")) is None
-    with pytest.raises(UserError, match=r"model\.transition is 'gate'; did you mean gated"):
-        make_transition(ModelConfig(transition="gate"))

@@ -41,7 +41,7 @@ def epoch_order(lengths_R: np.ndarray, batch_size: int, seed: int, epoch: int) -
     """
     random = np.random.default_rng([seed, epoch])
     order_R = random.permutation(len(lengths_R))
-    if len(lengths_R) == 0 or lengths_R.min() == lengths_R.max():
+    if lengths_R.min() == lengths_R.max():
         return order_R
     pieces = []
     window = BUCKET_BATCHES * batch_size
@@ -93,21 +93,17 @@ class TrainingBatches:
 
     def batch(self, step: int) -> MaskedBatch:
         """All rows of a step as one batch, on the CPU."""
-        return self._make(*self.rows(step), step)
+        return _masked(self.pack, self.masker, *self.rows(step), step)
 
     def parts(self, step: int, rank: int = 0, world_size: int = 1) -> list[MaskedBatch]:
         """The micro-batches of a step that process ``rank`` works on, on the CPU."""
         size = self.micro_size or self.batch_size // world_size
         row_B, epoch_B = self.rows(step)
         starts = range(rank * size, self.batch_size, world_size * size)
+        own = (slice(start, start + size) for start in starts)
         return [
-            self._make(row_B[start : start + size], epoch_B[start : start + size], step)
-            for start in starts
+            _masked(self.pack, self.masker, row_B[rows], epoch_B[rows], step) for rows in own
         ]
-
-    def _make(self, row_B: np.ndarray, epoch_B: np.ndarray, step: int) -> MaskedBatch:
-        token_ids_BN, _ = self.pack.gather(row_B)
-        return self.masker(token_ids_BN, epoch_B, row_B, step)
 
 
 class TokenBatches:
@@ -163,12 +159,9 @@ class TokenBatches:
 
     def parts(self, step: int, rank: int = 0, world_size: int = 1) -> list[MaskedBatch]:
         """The micro-batches of a step that process ``rank`` works on, on the CPU."""
-        made = []
-        for micro in range(rank, self.num_parts, world_size):
-            row_B, epoch = self.rows(step * self.num_parts + micro)
-            token_ids_BN, _ = self.pack.gather(row_B)
-            made.append(self.masker(token_ids_BN, np.full_like(row_B, epoch), row_B, step))
-        return made
+        own = range(rank, self.num_parts, world_size)
+        rows = (self.rows(step * self.num_parts + micro) for micro in own)
+        return [_masked(self.pack, self.masker, *some, step) for some in rows]
 
 
 def validation_batches(
@@ -191,5 +184,12 @@ def validation_batches(
     row_R = row_R[np.argsort(pack.lengths_R[row_R], kind="stable")]
     for number in range(-(-len(row_R) // batch_size)) if numbers is None else numbers:
         row_B = row_R[number * batch_size : (number + 1) * batch_size]
-        token_ids_BN, _ = pack.gather(row_B)
-        yield masker(token_ids_BN, np.full_like(row_B, VALIDATION_EPOCH), row_B, step=0)
+        yield _masked(pack, masker, row_B, VALIDATION_EPOCH, step=0)
+
+
+def _masked(
+    pack: Pack, masker: Masker, row_B: np.ndarray, epoch_B: np.ndarray | int, step: int
+) -> MaskedBatch:
+    """Rows of a pack with their masks; one epoch for all or one for each."""
+    token_ids_BN, _ = pack.gather(row_B)
+    return masker(token_ids_BN, np.broadcast_to(epoch_B, row_B.shape), row_B, step)

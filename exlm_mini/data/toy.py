@@ -4,7 +4,7 @@ A sentence is drawn in two steps: a few latent variables (mood, topic, number, .
 prior, then each word independently given the latents. Two words driven by the same latent
 depend on each other once the latent is forgotten; this is the dependency between masked tokens
 (§3.2, "inter-token multimodality") that a model predicting each [MASK] on its own cannot
-express. For any set of masked positions the grammar tells exactly
+express. For any set of masked positions the grammar gives exactly
 
 * the floor of a masked language model, the sum of the marginal entropies H(x_i | visible);
 * the floor of a model of dependencies, the joint entropy H(x_masked | visible);
@@ -44,22 +44,15 @@ class Position:
 
 
 class Joint(NamedTuple):
-    """The distribution over the masked words in one context.
+    """The distribution over the masked words in one context that depend on a latent.
 
-    ``word_ids_CM`` lists the combinations of nonzero probability over ``positions_M``, the
-    masked positions that depend on a latent; ``probability_C`` sums to 1. ``free`` holds the
-    other masked positions, which are independent of everything: position -> distribution (V,).
+    ``word_ids_CM`` lists the combinations of nonzero probability over ``positions_M``;
+    ``probability_C`` sums to 1.
     """
 
     positions_M: np.ndarray
     word_ids_CM: np.ndarray
     probability_C: np.ndarray
-    free: dict[int, np.ndarray]
-
-    @property
-    def entropy_bits(self) -> float:
-        """Entropy of all masked words in this context, in bits."""
-        return _entropy_bits(self.probability_C) + sum(map(_entropy_bits, self.free.values()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,11 +89,8 @@ class Grammar:
     @cached_property
     def words(self) -> tuple[str, ...]:
         """The vocabulary, in order of first appearance; a word id is an index into it."""
-        seen: dict[str, None] = {}
-        for position in self.positions:
-            for choice in position.choices.values():
-                seen.update(dict.fromkeys(choice.split()))
-        return tuple(seen)
+        choices = [text for position in self.positions for text in position.choices.values()]
+        return tuple(dict.fromkeys(" ".join(choices).split()))
 
     @cached_property
     def slots(self) -> tuple[int, ...]:
@@ -167,30 +157,24 @@ class Grammar:
         """
         is_masked_N = self._check_mask(is_masked_N)
         posterior_Z = self._posterior(sentence_N, is_masked_N)
-        return np.array(
-            [self._spread(n, posterior_Z) for n in np.flatnonzero(is_masked_N).tolist()]
-        ).reshape(-1, len(self.words))
+        return posterior_Z @ self.word_probability_NZV[is_masked_N]
 
     def joint(self, sentence_N: np.ndarray, is_masked_N: np.ndarray) -> Joint:
-        """The exact distribution over all masked words of one sentence, together.
+        """The exact distribution over the masked words of one sentence, together.
 
+        Masked words that no latent drives are left out: they are independent of everything.
         Arguments as in ``marginals``. Combinations are grown position by position and dropped
         as soon as no latent value allows them, so the cost is that of the possible ones.
         """
         is_masked_N = self._check_mask(is_masked_N)
         posterior_Z = self._posterior(sentence_N, is_masked_N)
         driven = [n for n in self.slots if is_masked_N[n]]
-        free = {
-            n: self._spread(n, posterior_Z)
-            for n in np.flatnonzero(is_masked_N).tolist()
-            if n not in self.slots
-        }
         index_CM, weight_CZ = _combinations(
             posterior_Z, [self._tables[n].probability_ZW for n in driven]
         )
         columns = [self._tables[n].word_ids_W[index_CM[:, m]] for m, n in enumerate(driven)]
         word_ids_CM = np.stack(columns, axis=1) if driven else index_CM
-        return Joint(np.array(driven, dtype=np.int64), word_ids_CM, weight_CZ.sum(axis=1), free)
+        return Joint(np.array(driven, dtype=np.int64), word_ids_CM, weight_CZ.sum(axis=1))
 
     def num_modes(self, sentence_N: np.ndarray, is_masked_N: np.ndarray) -> int:
         """How many different readings of the masked words the context allows.
@@ -216,12 +200,9 @@ class Grammar:
         """Sum over masked positions of H(x_i | visible words) in bits: the floor of MLM."""
         is_masked_N = self._check_mask(is_masked_N)
         context = self._entropy_bits(~is_masked_N)
-        total = 0.0
-        for n in np.flatnonzero(is_masked_N):
-            is_kept_N = ~is_masked_N
-            is_kept_N[n] = True
-            total += self._entropy_bits(is_kept_N) - context
-        return total
+        place_N = np.arange(self.length)
+        known = (~is_masked_N | (place_N == n) for n in np.flatnonzero(is_masked_N))
+        return sum((self._entropy_bits(is_kept_N) - context for is_kept_N in known), 0.0)
 
     # ---- tables ----
 
@@ -263,25 +244,15 @@ class Grammar:
         """P(latents, kept words), (S, Z)."""
         weight_SZ = np.broadcast_to(self._prior_Z, (len(word_ids_SN), self._prior_Z.size))
         for n in np.flatnonzero(is_kept_N):
-            ids_W, probability_ZW = self._tables[n]
-            likelihood_VZ = np.zeros((len(self.words), self._prior_Z.size))
-            likelihood_VZ[ids_W] = probability_ZW.T
-            weight_SZ = weight_SZ * likelihood_VZ[word_ids_SN[:, n]]
+            weight_SZ = weight_SZ * self.word_probability_NZV[n].T[word_ids_SN[:, n]]
         return weight_SZ
 
     def _posterior(self, sentence_N: np.ndarray, is_masked_N: np.ndarray) -> np.ndarray:
         """P(latents | visible words), (Z,)."""
         weight_Z = self._weight(np.asarray(sentence_N)[None], ~is_masked_N)[0]
-        with np.errstate(divide="ignore"):
-            self._check_context(np.log(weight_Z.sum(keepdims=True)))
+        if not weight_Z.any():
+            raise ValueError(f"the visible words are no sentence of the grammar {self.name}")
         return weight_Z / weight_Z.sum()
-
-    def _spread(self, n: int, latent_Z: np.ndarray) -> np.ndarray:
-        """Distribution of the word at position n over the vocabulary, (V,)."""
-        ids_W, probability_ZW = self._tables[n]
-        probability_V = np.zeros(len(self.words))
-        probability_V[ids_W] = latent_Z @ probability_ZW
-        return probability_V
 
     def _entropy_bits(self, is_kept_N: np.ndarray) -> float:
         """Entropy of the words at the kept positions, in bits."""
@@ -295,10 +266,6 @@ class Grammar:
         if is_masked_N.shape != (self.length,):
             raise ValueError(f"want a mask of shape {(self.length,)}, got {is_masked_N.shape}")
         return is_masked_N
-
-    def _check_context(self, log_context_S: np.ndarray) -> None:
-        if np.isneginf(log_context_S).any():
-            raise ValueError(f"the visible words are no sentence of the grammar {self.name}")
 
 
 class _Table(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 
@@ -15,6 +16,11 @@ from exlm_mini.data.toy import Grammar, Position
 def _one(words: str) -> Position:
     """A position that no latent drives."""
     return Position({(): words})
+
+
+def _sentence(*parts: str | Position) -> tuple[Position, ...]:
+    """Positions, of which those given as words depend on no latent."""
+    return tuple(_one(part) if isinstance(part, str) else part for part in parts)
 
 
 def _by(latents: str, **choices: str) -> Position:
@@ -39,7 +45,7 @@ _DID = {
 
 
 def _moods(name: str, num_moods: int, num_words: int) -> Grammar:
-    """Two slots far apart that one mood drives, among words that tell nothing of it.
+    """Two slots far apart that one mood drives, among words that do not depend on it.
 
     With both slots masked the joint entropy is log2(moods) + 2 log2(words) bits, the floor of
     MLM 2 log2(moods · words).
@@ -49,11 +55,10 @@ def _moods(name: str, num_moods: int, num_words: int) -> Grammar:
     def slot(words: dict[str, str]) -> Position:
         return _by("mood", **{m: " ".join(words[m].split()[:num_words]) for m in moods})
 
-    template: list[str | Position] = [
+    positions = _sentence(
         *("the", "old young tall", "baker farmer sailor", "felt", slot(_FELT), "this"),
         *("morning evening winter", "so", "his", "sister mother neighbour", slot(_DID)),
-    ]
-    positions = tuple(_one(part) if isinstance(part, str) else part for part in template)
+    )
     return Grammar(name, {"mood": moods}, np.full(num_moods, 1 / num_moods), positions)
 
 
@@ -92,7 +97,7 @@ def _town() -> Grammar:
         for topic, forms in people.items()
         for number, words in zip(latents["number"], forms, strict=True)
     }
-    template: list[str | Position] = [
+    positions = _sentence(
         _by("tense", now="today now currently tonight", then="yesterday once formerly tonight"),
         _by("number", one="the this every one", many="the these many several"),
         _by(
@@ -154,8 +159,7 @@ def _town() -> Grammar:
         "with",
         _by("number", one="his her", many="their"),
         "friends cousins brothers children",
-    ]
-    positions = tuple(_one(part) if isinstance(part, str) else part for part in template)
+    )
     return Grammar("town", latents, prior, positions)
 
 
@@ -175,31 +179,27 @@ def _ladder(bits: int) -> Grammar:
     """Five slots of 2 bits each, which share 0, 1, 2, 4 or 8 bits.
 
     With all slots masked the floor of MLM is 10 bits in every rung, the joint entropy 10 - bits:
-    the rungs differ in nothing but in how much the slots tell of each other. The first slots share
+    the rungs differ in nothing but how much information the slots share. The first slots share
     one latent that is the whole word, in the rung of 1 bit half of it; the others have their own.
     """
     shared = list(_LADDER)[: LADDER[bits]]
     latents: dict[str, tuple[str, ...]] = {"theme": ("0", "1", "2", "3")} if bits > 1 else {}
     slots: dict[str, Position] = {}
+    values: list[tuple[str, ...]]
+    drivers: tuple[str, ...]
     for name, text in _LADDER.items():
         words = text.split()
         if name in shared and bits > 1:
-            slots[name] = Position(
-                {(str(n),): word for n, word in enumerate(words)}, ("theme",)
-            )
+            values, drivers = [(str(n),) for n in range(4)], ("theme",)
         elif name in shared:
             latents |= {"half": ("0", "1"), name: ("0", "1")}
-            slots[name] = Position(
-                {(str(n // 2), str(n % 2)): word for n, word in enumerate(words)},
-                ("half", name),
-            )
+            values, drivers = list(itertools.product("01", repeat=2)), ("half", name)
         else:
             latents[name] = tuple(words)
-            slots[name] = Position({(word,): word for word in words}, (name,))
-    template = "the old <beast> ate a <colour> <fruit> at <time> near the <place> today"
-    positions = tuple(
-        slots[part[1:-1]] if part.startswith("<") else _one(part) for part in template.split()
-    )
+            values, drivers = [(word,) for word in words], (name,)
+        slots[name] = Position(dict(zip(values, words, strict=True)), drivers)
+    template = "the old beast ate a colour fruit at time near the place today"
+    positions = _sentence(*(slots.get(part, part) for part in template.split()))
     shape = tuple(len(values) for values in latents.values())
     return Grammar(f"ladder-{bits}", latents, np.full(shape, 1 / np.prod(shape)), positions)
 
@@ -213,9 +213,8 @@ def _shifts() -> Grammar:
     did = ("sang", "danced", "rested", "left")
     first = Position({(str(n),): did[n] for n in range(3)}, ("start",))
     second = Position({(str(n),): did[n + 1] for n in range(3)}, ("start",))
-    template: list[str | Position] = ["the", "old young tall", "baker farmer sailor"]
-    template += [first, second, "this", "morning evening winter"]
-    positions = tuple(_one(part) if isinstance(part, str) else part for part in template)
+    start = "the", "old young tall", "baker farmer sailor"
+    positions = _sentence(*start, first, second, "this", "morning evening winter")
     return Grammar("shifts", {"start": ("0", "1", "2")}, np.full(3, 1 / 3), positions)
 
 

@@ -1,6 +1,6 @@
 """The models, a file for each part of Figure 6; ``exlm`` puts them together.
 
-``expansion`` copies masks into states, ``rope`` tells them apart, ``attention`` and ``encoder`` are
+``expansion`` copies masks into states, ``rope`` numbers them, ``attention`` and ``encoder`` are
 the Transformer, ``emission`` and ``transition`` its two heads, ``objectives`` the losses.
 """
 

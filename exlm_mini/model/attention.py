@@ -100,7 +100,7 @@ def _has_kernel(q_1HSd: Tensor) -> bool:
 
 
 def _end_to_end(q_1HSd: Tensor, k_1HSd: Tensor, v_1HSd: Tensor, rows: PackedRows) -> Tensor:
-    """One call of the kernel for packed rows, which wants (S, H, d)."""
+    """One call of the kernel for packed rows, whose shapes are (S, H, d)."""
     from torch.nn.attention.varlen import varlen_attn  # two seconds, and for GPUs alone
 
     q_SHd, k_SHd, v_SHd = (x_1HSd[0].transpose(0, 1) for x_1HSd in (q_1HSd, k_1HSd, v_1HSd))

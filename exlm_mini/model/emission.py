@@ -152,18 +152,13 @@ def log_sum_exp_logits(
         is_fused: keep the buffer in the dtype of the inputs (under autocast, in its) and let one
             compiled kernel turn it into probabilities: for bfloat16 a third of the memory and
             of the traffic. Sums are float32. Needs what torch.compile needs: Triton on a GPU,
-            a C++ compiler on a CPU. Not together with ``chunk``.
+            a C++ compiler on a CPU. Of no meaning with ``chunk``.
 
     Returns:
         lse_S in nats, at least float32.
-
-    Raises:
-        ValueError: for ``chunk`` and ``is_fused`` together.
     """
-    if is_fused and chunk is not None:
-        raise ValueError(f"chunk is {chunk} and is_fused set: choose one")
     if torch.is_autocast_enabled(hidden_SD.device.type):
-        # Custom functions do not see autocast: choose its dtype here, once for both passes.
+        # Autocast does not reach custom functions: choose its dtype here, once for both passes.
         dtype = torch.get_autocast_dtype(hidden_SD.device.type)
         hidden_SD, weight_VD, bias_V = (t.to(dtype) for t in (hidden_SD, weight_VD, bias_V))
     with torch.autocast(hidden_SD.device.type, enabled=False):

@@ -108,7 +108,7 @@ class ExLM(nn.Module):
         return self.score(self.states(hidden_BTD, graph), graph, chain_share, with_guesses)
 
     def states(self, hidden_BTD: Tensor, graph: StateGraph) -> Tensor:
-        """state_BLD: the hidden states of the graph, each told which clone it is if so set."""
+        """state_BLD: the hidden states of the graph, with the clone embedding if there is one."""
         state_BLD = gather_states(hidden_BTD, graph)
         return state_BLD if self.clone is None else state_BLD + self.clone(graph.clone_BL)
 

@@ -124,11 +124,9 @@ def expand_masks(
         The expanded batch and its graph. A row without any state has ``num_states_B == 0``.
 
     Raises:
-        ValueError: if k < 1, or if ``boundary="paper"`` meets a row that does not start with
-            [BOS] and end with [EOS].
+        ValueError: if ``boundary="paper"`` meets a row that does not start with [BOS] and end
+            with [EOS].
     """
-    if states_per_mask < 1:
-        raise ValueError(f"states_per_mask is {states_per_mask}; it must be at least 1")
     is_boundary_BN = (masked_ids_BN == special_ids.bos) | (masked_ids_BN == special_ids.eos)
     if boundary == "paper":
         is_boundary_BN = _outer_boundary(masked_ids_BN, is_boundary_BN, special_ids)
@@ -161,18 +159,16 @@ def expand_masks(
 
 def _outer_boundary(ids_BN: Tensor, is_boundary_BN: Tensor, special_ids: SpecialIds) -> Tensor:
     """Only the first and the last real token of each row, which must be [BOS] and [EOS]."""
-    N = ids_BN.shape[1]
-    last_B = N - 1 - (ids_BN != special_ids.pad).flip(1).int().argmax(dim=1)
-    is_fit_B = (ids_BN[:, 0] == special_ids.bos) & (
-        ids_BN.gather(1, last_B.unsqueeze(1)).squeeze(1) == special_ids.eos
-    )
+    last_B1 = ((ids_BN != special_ids.pad).sum(dim=1, keepdim=True) - 1).clamp(min=0)
+    ends_B1 = ids_BN.gather(1, last_B1)
+    is_fit_B = (ids_BN[:, 0] == special_ids.bos) & (ends_B1[:, 0] == special_ids.eos)
     if not bool(is_fit_B.all()):
         row = int((~is_fit_B).nonzero()[0])
         raise ValueError(
             f"row {row} must start with [BOS] and end with [EOS] for boundary='paper'"
         )
-    index_N = torch.arange(N, device=ids_BN.device)
-    return is_boundary_BN & ((index_N == 0) | (index_N == last_B.unsqueeze(1)))
+    index_N = torch.arange(ids_BN.shape[1], device=ids_BN.device)
+    return is_boundary_BN & ((index_N == 0) | (index_N == last_B1))
 
 
 def gather_states(hidden_BTD: Tensor, graph: StateGraph) -> Tensor:

@@ -20,7 +20,7 @@ Reduction = Literal["sequence", "token"]
 
 
 class StateScores(NamedTuple):
-    """What ExLM says about its states: everything the alignment needs."""
+    """The output of ExLM: everything the alignment needs."""
 
     log_emission_BML: Tensor
     """log P_u(y_i), in nats."""

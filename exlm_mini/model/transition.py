@@ -45,6 +45,14 @@ def edge_log_softmax(scores_BHLL: Tensor, is_edge_BLL: Tensor) -> Tensor:
     return scores_BHLL.log_softmax(dim=-1).masked_fill(~is_edge_B1LL, 0.0)
 
 
+def _attend(query_BHLd: Tensor, key_BHLd: Tensor, is_edge_BLL: Tensor) -> Tensor:
+    """``edge_log_softmax`` of q kᵀ / sqrt(d), in float32 under autocast too."""
+    query_BHLd, key_BHLd = _at_least_float32(query_BHLd), _at_least_float32(key_BHLd)
+    with torch.autocast(query_BHLd.device.type, enabled=False):
+        scores_BHLL = query_BHLd @ key_BHLd.transpose(2, 3) / math.sqrt(query_BHLd.shape[-1])
+        return edge_log_softmax(scores_BHLL, is_edge_BLL)
+
+
 class PaperTransition(nn.Module):
     """E = softmax(Q Kᵀ / sqrt(D) + M) with Q = H W_Q and K = H W_K (§4.2)."""
 
@@ -57,14 +65,11 @@ class PaperTransition(nn.Module):
 
     def forward(self, state_BLD: Tensor, graph: StateGraph) -> Tensor:
         """log_transition_BLL in float32 (float64 for float64 states)."""
-        query_BLD = _at_least_float32(self.query(state_BLD))
-        key_BLD = _at_least_float32(self.key(state_BLD))
+        query_B1LD, key_B1LD = (
+            linear(state_BLD).unsqueeze(1) for linear in (self.query, self.key)
+        )
         is_edge_BLL = edges(graph, self.sparse)
-        with torch.autocast(state_BLD.device.type, enabled=False):
-            scores_BLL = query_BLD @ key_BLD.transpose(1, 2) / math.sqrt(query_BLD.shape[-1])
-            log_transition_BLL = edge_log_softmax(scores_BLL.unsqueeze(1), is_edge_BLL).squeeze(
-                1
-            )
+        log_transition_BLL = _attend(query_B1LD, key_B1LD, is_edge_BLL).squeeze(1)
         return log_transition_BLL.masked_fill(~is_edge_BLL, -torch.inf)
 
 
@@ -89,21 +94,16 @@ class GatedTransition(nn.Module):
     def forward(self, state_BLD: Tensor, graph: StateGraph) -> Tensor:
         """log_transition_BLL in float32 (float64 for float64 states)."""
         query_BHLd, key_BHLd = (
-            _at_least_float32(self._read(linear, state_BLD, graph))
+            self._read(linear, state_BLD, graph)
             .unflatten(-1, (self.num_heads, -1))
             .transpose(1, 2)
             for linear in (self.query, self.key)
         )
         gate_BLH = _at_least_float32(self._read(self.gate, state_BLD, graph))
-        log_gate_BLH = gate_BLH.log_softmax(dim=-1)
+        log_gate_BHL = gate_BLH.log_softmax(dim=-1).transpose(1, 2)
         is_edge_BLL = edges(graph, self.sparse)
-        with torch.autocast(state_BLD.device.type, enabled=False):
-            scores_BHLL = (
-                query_BHLd @ key_BHLd.transpose(2, 3) / math.sqrt(query_BHLd.shape[-1])
-            )
-            log_head_BHLL = edge_log_softmax(scores_BHLL, is_edge_BLL)
-            log_mixed_BHLL = log_head_BHLL + log_gate_BLH.transpose(1, 2).unsqueeze(3)
-            log_mixed_BLL = log_mixed_BHLL.logsumexp(dim=1)
+        log_head_BHLL = _attend(query_BHLd, key_BHLd, is_edge_BLL)
+        log_mixed_BLL = (log_head_BHLL + log_gate_BHL.unsqueeze(3)).logsumexp(dim=1)
         return log_mixed_BLL.masked_fill(~is_edge_BLL, -torch.inf)
 
     def _read(self, linear: nn.Linear, state_BLD: Tensor, graph: StateGraph) -> Tensor:
