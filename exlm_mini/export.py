@@ -2,24 +2,22 @@
 
     python -m exlm_mini.export runs/molecules molecules-hf
 
-The directory holds weights, settings, tokenizer and a card with what is known of the run; it can be
-uploaded as it is. Whoever has this package loads it like any model, after ``import exlm_mini.hf``;
-with ``trust_remote_code=True`` that import is done by the directory itself. ::
+The directory holds weights, settings, tokenizer and a card with what is known of the run. Whoever
+has this package loads it like any model, after ``import exlm_mini.hf``. ::
 
+    import exlm_mini.hf
     from transformers import pipeline
-    fill = pipeline("fill-mask", "molecules-hf", trust_remote_code=True)
+    fill = pipeline("fill-mask", "molecules-hf")
     fill("CC(=O)NC1=CC=[MASK]C=C1")
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from exlm_mini.config import DataConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.config.options import command_parser
 from exlm_mini.data.files import write_atomically
@@ -27,17 +25,6 @@ from exlm_mini.reading.pretrained import Pretrained, load_pretrained
 from exlm_mini.training.console import exit_code, say
 from exlm_mini.training.evaluation import Evaluation
 from exlm_mini.training.parts import chain_share, num_copies
-
-REMOTE = "modeling_exlm"
-REMOTE_CODE = '''"""ExLM for transformers; the code is that of the package exlm-mini."""
-
-try:
-    from exlm_mini.hf import {names}
-except ImportError as error:
-    raise ImportError(
-        f"this model needs the package exlm-mini: pip install 'exlm-mini[hf]' ({{error}})"
-    ) from None
-'''
 
 
 def export(pretrained: Pretrained, output: Path) -> None:
@@ -52,7 +39,7 @@ def export(pretrained: Pretrained, output: Path) -> None:
     """
     from transformers.utils import logging
 
-    from exlm_mini.hf import AUTO_CLASSES, ExLMConfig, ExLMForMaskedLM, tokenizer_for
+    from exlm_mini.hf import ExLMConfig, ExLMForMaskedLM, tokenizer_for
 
     run, tokenizer = pretrained.config, pretrained.tokenizer
     config = ExLMConfig(
@@ -63,31 +50,26 @@ def export(pretrained: Pretrained, output: Path) -> None:
         special_ids=tokenizer.special_ids._asdict(),
         vocab_size=tokenizer.vocab_size,
     )
-    names = {auto.__name__: model.__name__ for auto, model in AUTO_CLASSES.items()}
-    names["AutoConfig"] = ExLMConfig.__name__
-    config.auto_map = {auto: f"{REMOTE}.{name}" for auto, name in names.items()}
     model = ExLMForMaskedLM(config)
     model.exlm.load_state_dict(pretrained.checkpoint.tensors["model"])
     logging.disable_progress_bar()
     model.save_pretrained(output)
     tokenizer_for(tokenizer).save_pretrained(output)
-    imported = ", ".join(sorted(set(names.values())))
-    code = REMOTE_CODE.format(names=f"(  # noqa: F401\n        {imported}\n    )")
-    write_atomically(output / f"{REMOTE}.py", code.encode())
     write_atomically(output / "README.md", card(pretrained).encode())
 
 
 def card(pretrained: Pretrained) -> str:
     """The model card: what it is, what it was made of, and what was measured."""
     run, state = pretrained.config, pretrained.checkpoint.state
-    model, train = run.model, run.train
+    model, data = run.model, run.data
+    source = data.pack or data.hub or ", ".join(data.files) or "embedded"
     weights = pretrained.checkpoint.tensors["model"].values()
     facts: dict[str, Any] = {
         "objective": run.objective,
         "layers × width": f"{model.shape.num_layers} × {model.shape.width}",
         "parameters": f"{sum(weight.numel() for weight in weights):,}",
-        "step": f"{pretrained.checkpoint.step:,} of {train.steps:,}",
-        "data": described(run.data),
+        "step": f"{pretrained.checkpoint.step:,} of {run.train.steps:,}",
+        "data": f"{data.kind}, {data.grammar if data.kind == 'toy' else source}",
         "mask ratio": run.masking.mask_ratio,
         "seed": run.seed,
         "sha256 of the weights": pretrained.sha256,
@@ -115,17 +97,6 @@ Tokens in Masked Language Models* (ICML 2025).
 """
 
 
-def described(data: DataConfig) -> str:
-    """What a run was trained on, by its settings."""
-    if data.pack is not None:
-        return f"{data.kind}, prepared in {data.pack}"
-    if data.hub is not None:
-        return f"{data.kind}, {data.hub} of the hub"
-    if data.files:
-        return f"{data.kind}, {', '.join(data.files)}"
-    return f"the toy language {data.grammar}" if data.kind == "toy" else f"embedded {data.kind}"
-
-
 def measured(stored: dict[str, Any] | None) -> str:
     """A sentence with the last validation of a run."""
     if stored is None:
@@ -138,18 +109,14 @@ def measured(stored: dict[str, Any] | None) -> str:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
     parser = command_parser("python -m exlm_mini.export", __doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="--output of a training run")
     parser.add_argument("output", type=Path, metavar="OUT", help="directory to write")
-    return parser
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
 
     def command() -> None:
-        found = _parser().parse_args(argv)
+        found = parser.parse_args(argv)
         if found.output.exists() and any(found.output.iterdir()):
             raise UserError(f"{found.output} is not empty; name another directory")
         export(load_pretrained(found.run, say), found.output)

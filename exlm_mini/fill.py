@@ -32,48 +32,192 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import math
+import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from exlm_mini.config.checks import UserError
 from exlm_mini.config.options import command_parser
 from exlm_mini.data import files
-from exlm_mini.data.tokenizer import MASK, on_one_line
-from exlm_mini.reading.decoding import Reading
-from exlm_mini.reading.fill import as_json, as_table
+from exlm_mini.data.tokenizer import MASK, Tokenizer, on_one_line, visible
+from exlm_mini.reading.decoding import Reading, top_tokens
 from exlm_mini.reading.pretrained import SHIPPED
 from exlm_mini.reading.trained import (
     Trained,
     encode_row,
     explore,
+    fill_in,
     load,
     newest_run,
     read,
     shipped_for,
 )
 from exlm_mini.training.console import exit_code, say
+from exlm_mini.training.parts import num_copies
 
 RUNS = Path("runs")
+LINE_WIDTH = 100
+"""Where there is no terminal."""
 
 
-def write_explorer(
-    file: Path, trained: Trained, text: str, masked_ids_BN: Tensor, reading: Reading
-) -> None:
-    """Write the page in which the graph of a reading is explored, and say where it is.
+def as_json(
+    trained: Trained, text: str, masked_ids_BN: Tensor, reading: Reading, top: int
+) -> dict[str, Any]:
+    """The reading as one JSON object; the schema stands above."""
+    tokenizer = trained.tokenizer
+    tops = _top(tokenizer, reading.log_token_SV, top)
+    masks = [
+        {"mask": i, **_token(tokenizer, token_id), "top": likeliest}
+        for i, (token_id, likeliest) in enumerate(
+            zip(reading.token_ids_S.tolist(), tops, strict=True), start=1
+        )
+    ]
+    out = {
+        "run": str(trained.run),
+        "step": trained.step,
+        "objective": trained.config.objective,
+        "text": text,
+        "filled": fill_in(tokenizer, masked_ids_BN, reading.token_ids_S),
+        "joint_probability": _probability(reading.log_joint),
+        "joint_bits": _bits(reading.log_joint),
+        "masks": masks,
+        **dict.fromkeys(
+            ("states", "path", "path_probability", "fit_probability", "transition")
+        ),
+    }
+    states, graph = reading.states, reading.graph
+    if states is not None:
+        columns = (
+            states.labels,
+            states.owner_L.tolist(),
+            states.clone_L.tolist(),
+            _top(tokenizer, states.log_token_LV, top),
+        )
+        out["states"] = [
+            {
+                "label": label,
+                "mask": owner if 0 < owner <= len(masks) else None,
+                "clone": clone,
+                "top": likeliest,
+            }
+            for label, owner, clone, likeliest in zip(*columns, strict=True)
+        ]
+    if states is not None and graph is not None:
+        out["path"] = [states.labels[u] for u in graph.path_M.tolist()]
+        out["path_probability"] = _probability(graph.log_path)
+        out["fit_probability"] = _probability(graph.log_fit)
+        out["transition"] = graph.log_transition_LL.exp().tolist()
+    return out
 
-    Raises:
-        UserError: if the states are not linked, or the file cannot be written.
-    """
-    page = explore(trained, masked_ids_BN, reading)
-    try:
-        page.save(file, title=on_one_line(text))
-    except OSError as error:
-        raise UserError(
-            f"cannot write {file} ({error.strerror}); check its folder and the disk"
-        ) from None
-    say(f"wrote {file}; open it in a browser")
+
+def as_table(trained: Trained, found: dict[str, Any], reading: Reading) -> Iterator[str]:
+    """What ``as_json`` found, as lines of plain text; ``reading`` has what is no probability."""
+    tokenizer, graph, labels = trained.tokenizer, reading.graph, []
+    yield f"run     {trained.run}, step {trained.step}"
+    yield f"model   {trained.model_in_words}"
+    yield f"text    {on_one_line(found['text'])}"
+    yield f"filled  {on_one_line(found['filled'])}"
+    if graph is None:
+        yield f"joint   {_amount(reading.log_joint)}, the masks are independent"
+    else:
+        first, *labels, last = found["path"]
+        chosen = [visible(tokenizer, mask["id"]) for mask in found["masks"]]
+        steps = [f"{label} {word}" for label, word in zip(labels, chosen, strict=True)]
+        yield f"path    {' -> '.join([first, *steps, last])}"
+        yield f"        {_amount(graph.log_path)}, the best path: its transitions and tokens"
+        yield f"joint   {_amount(reading.log_joint)}, these tokens by all paths"
+        yield f"fit     {_amount(graph.log_fit)}, one step per mask, whatever the tokens"
+    copies = num_copies(trained.config)
+    mean = f"; mean over {copies} copies" if copies > 1 else ""
+    yield f"\nEach mask by itself: likeliest tokens{mean}"
+    yield from _token_lines(tokenizer, {str(m["mask"]): m["top"] for m in found["masks"]})
+    if found["states"] is None:
+        return
+    yield "\nEach state (mask.clone): likeliest tokens" + "; * on the best path" * bool(labels)
+    # The states of the boundaries are of interest only where they speak for a mask.
+    yield from _token_lines(tokenizer, {
+        state["label"] + "*" * (state["label"] in labels): state["top"]
+        for state in found["states"] if state["mask"] or state["label"] in labels
+    })  # fmt: skip
+    if graph is not None:
+        yield "\nTransitions: the row hands over to the column"
+        yield from _matrix_lines(
+            [state["label"] for state in found["states"]], found["transition"]
+        )
+
+
+def _token(tokenizer: Tokenizer, token_id: int) -> dict[str, Any]:
+    return {
+        "id": token_id,
+        "token": tokenizer.token(token_id),
+        "text": tokenizer.decode([token_id]),
+    }
+
+
+def _top(tokenizer: Tokenizer, log_token_XV: Tensor, count: int) -> list[list[dict[str, Any]]]:
+    """The likeliest tokens of each row."""
+    token_ids_XC, probability_XC = top_tokens(log_token_XV, count, tokenizer.special_ids)
+    return [
+        [
+            {**_token(tokenizer, token_id), "probability": probability}
+            for token_id, probability in zip(ids, probabilities, strict=True)
+        ]
+        for ids, probabilities in zip(
+            token_ids_XC.tolist(), probability_XC.tolist(), strict=True
+        )
+    ]
+
+
+def _token_lines(tokenizer: Tokenizer, tops: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
+    """One line per label of tokens with probabilities, in columns."""
+    cells = [
+        [label, *(f"{visible(tokenizer, t['id'])} {t['probability']:.2f}" for t in top)]
+        for label, top in tops.items()
+    ]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        aligned = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield f"  {'  '.join(aligned)}".rstrip()
+
+
+def _matrix_lines(labels: list[str], rows: list[list[float]]) -> Iterator[str]:
+    """The matrix with two decimals and a dot for 0.00, in blocks of columns that fit a line."""
+    width = max(4, *map(len, labels))
+    line_width = shutil.get_terminal_size((LINE_WIDTH, 24)).columns
+    num_columns = max(1, (line_width - 2 - width) // (width + 1))
+    for start in range(0, len(labels), num_columns):
+        end = min(start + num_columns, len(labels))
+        if start:
+            yield ""
+        yield _aligned("", labels[start:end], width)
+        # Edges lead forward: below the block's last column there is nothing.
+        for label, row in zip(labels[:end], rows, strict=False):
+            cells = [f"{p:.2f}" for p in row[start:end]]
+            yield _aligned(label, ["." if cell == "0.00" else cell for cell in cells], width)
+
+
+def _aligned(label: str, cells: list[str], width: int) -> str:
+    return "  " + " ".join([label.ljust(width), *(cell.rjust(width) for cell in cells)])
+
+
+def _probability(log_probability: float) -> float:
+    """exp, at most 1 where rounding went past it."""
+    return min(math.exp(log_probability), 1.0)
+
+
+def _bits(log_probability: float) -> float:
+    """-log2 of a probability, at least 0 where rounding went past it."""
+    return max(0.0, -log_probability / math.log(2))
+
+
+def _amount(log_probability: float) -> str:
+    """A probability, and its bits for those too small to read."""
+    return f"{_probability(log_probability):.3g} = {_bits(log_probability):.2f} bits"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -110,14 +254,16 @@ def run(arguments: argparse.Namespace) -> None:
     masked_ids_BN = encode_row(trained, arguments.text)
     reading = read(trained, masked_ids_BN)
     if arguments.html is not None:
-        write_explorer(arguments.html, trained, arguments.text, masked_ids_BN, reading)
-    shown = (trained, arguments.text, masked_ids_BN, reading, arguments.top)
+        page = explore(trained, masked_ids_BN, reading)
+        page.save(arguments.html, title=on_one_line(arguments.text))
+        say(f"wrote {arguments.html}; open it in a browser")
     with files.reading(trained.run):  # whose vocabulary may have gaps
+        found = as_json(trained, arguments.text, masked_ids_BN, reading, arguments.top)
         if arguments.json:
-            lines = [json.dumps(as_json(*shown), allow_nan=False)]
+            out = json.dumps(found, allow_nan=False)
         else:
-            lines = list(as_table(*shown))
-    print("\n".join(lines))
+            out = "\n".join(as_table(trained, found, reading))
+    print(out)
 
 
 def main(argv: list[str] | None = None) -> int:

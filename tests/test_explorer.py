@@ -4,7 +4,6 @@ The browser tests need Debian's ``chromium`` (or ``CHROMIUM=/path/to/it``) and s
 """
 
 import itertools
-import json
 import math
 import re
 from dataclasses import replace
@@ -146,18 +145,9 @@ def test_a_scene_says_what_the_model_says(config):
         )
 
 
-def test_an_impossible_choice_has_probability_zero():
-    assert conditionals(MOODS, {1: "glad"}).probability > 0
-    got = conditionals(MOODS, {1: "sang", 2: "glad"})
-    assert got.probability == 0
-    assert not got.word_SW.any()
-
-
 def test_only_the_likeliest_words_are_kept():
-    full, short = (
-        scene_of(CONFIG),
-        read_scene(read_states(exlm(CONFIG), ROW), TOKENIZER, ROW, 1),
-    )
+    full = scene_of(CONFIG)
+    short = read_scene(read_states(exlm(CONFIG), ROW), TOKENIZER, ROW, 1)
     assert [len(row) for row in short.offered] == [1, 1]
     best = [conditionals(full).word_SW[s].argmax() for s in range(2)]
     assert [short.words[row[0]] for row in short.offered] == [full.words[w] for w in best]
@@ -168,13 +158,10 @@ def test_only_the_likeliest_words_are_kept():
     )
 
 
-def test_a_scene_survives_json():
+def test_a_scene_holds_the_text_around_the_masks_and_survives_json():
     scene = scene_of(CONFIG)
+    assert scene.text == ["sun", "rain", ""]
     assert scene_from_json(scene.to_json()) == scene
-
-
-def test_the_text_stands_around_the_masks():
-    assert scene_of(CONFIG).text == ["sun", "rain", ""]
 
 
 def test_words_that_differ_by_a_blank_are_told_apart():
@@ -189,21 +176,11 @@ def test_words_that_differ_by_a_blank_are_told_apart():
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="not linked"):
-        torch.manual_seed(0)
         model = MaskedLM(CONFIG, TOKENIZER.vocab_size).eval()
         read_scene(read_masked_lm(model, ROW), TOKENIZER, ROW)
-    with pytest.raises(ValueError, match="owners is 5"):
-        explorer(MOODS._replace(owners=[0, 1, 1, 2, 3]))
-    with pytest.raises(ValueError, match="beyond its 4"):
-        explorer(MOODS._replace(offered=[[0], [4]]))
-    with pytest.raises(ValueError, match="not a scene"):
-        scene_from_json('{"words": []}')
-    with pytest.raises(ValueError, match="no word 'angry'"):
-        conditionals(MOODS, {1: "angry"})
-    with pytest.raises(ValueError, match="no state '3\\.1'"):
-        conditionals(MOODS, {}, {1: "3.1"})
-    for words, states in [({3: "glad"}, {}), ({0: "glad"}, {}), ({1: "glad"}, {1: "1.1"})]:
-        with pytest.raises(ValueError, match="one choice for a mask"):
+    for words, states in [({1: "angry"}, {}), ({}, {1: "3.1"}), ({3: "glad"}, {}),
+                          ({0: "glad"}, {}), ({1: "glad"}, {1: "1.1"})]:  # fmt: skip
+        with pytest.raises(ValueError):
             conditionals(MOODS, words, states)
 
 
@@ -232,42 +209,36 @@ class Elements(HTMLParser):
             self.text.append(data)
 
 
-def test_html_is_a_function_of_the_scene():
-    assert explorer(MOODS).html == explorer(MOODS)._repr_html_() == explorer(MOODS).html
+def test_html_is_a_function_of_the_scene_and_asks_for_nothing_from_elsewhere(tmp_path):
+    assert explorer(MOODS).html == explorer(MOODS)._repr_html_()
     other = MOODS._replace(text=["they felt", "and", "!"])
     names = [re.search('data-exlm="(\\w+)"', explorer(s).html)[1] for s in (MOODS, other)]
     assert names[0] != names[1]
-
-
-@pytest.mark.parametrize("whole", [False, True])
-def test_html_asks_for_nothing_from_elsewhere(whole, tmp_path):
-    html = explorer(MOODS).html
-    if whole:
-        explorer(MOODS).save(tmp_path / "explorer.html")
-        html = (tmp_path / "explorer.html").read_text(encoding="utf-8")
-    assert not re.search(r"https?:|url\(|@import|src=|fetch\(|XMLHttp", html)
+    explorer(MOODS).save(tmp_path / "explorer.html", title="</title><script>")
+    page = (tmp_path / "explorer.html").read_text(encoding="utf-8")
+    assert explorer(MOODS).html in page
+    assert page.startswith("<!doctype html>")
+    assert "<title>&lt;/title&gt;&lt;script&gt;</title>" in page
+    assert not re.search(r"https?:|url\(|@import|src=|fetch\(|XMLHttp", page)
     # Ids would collide with those of the page around.
-    assert not any("id" in attributes for attributes in Elements(html).attributes)
+    assert not any("id" in attributes for attributes in Elements(page).attributes)
 
 
-def test_words_are_never_markup():
+def test_words_are_text_with_their_shares_and_never_markup():
     scene = MOODS._replace(words=NASTY, text=NASTY[:3], labels=["<BOS>", *MOODS.labels[1:]])
     page = Elements(explorer(scene).html)
     assert page.tags.count("script") == 1
     assert "b" not in page.tags[page.tags.index("svg") :]
+    now = conditionals(scene)
+    for s, row in enumerate(scene.offered):
+        for w in row:
+            assert f"<em>{_percent(now.word_SW[s, w])}</em>" in explorer(scene).html
     root = page.attributes[0]
     assert scene_from_json(root["data-scene"]) == scene
     shown = "".join(page.text)
     assert all(word in shown for word in NASTY)
     # Jupyter and the book leave dollars alone where these classes are.
     assert {"exlm-widget", "tex2jax_ignore", "mathjax_ignore"} <= set(root["class"].split())
-
-
-def test_title_of_the_file_is_text(tmp_path):
-    explorer(MOODS).save(tmp_path / "e.html", title="</title><script>")
-    html = (tmp_path / "e.html").read_text(encoding="utf-8")
-    assert html.startswith("<!doctype html>")
-    assert "<title>&lt;/title&gt;&lt;script&gt;</title>" in html
 
 
 # ---- the page in a browser ----
@@ -330,7 +301,7 @@ def assert_shows(page, scene: Scene, expected, root: int = 0) -> None:
         assert float(width) == pytest.approx(0.8 + 6 * expected.edge_LL[v, u], abs=0.006)
 
 
-@pytest.mark.parametrize("scene", [MOODS, *map(scene_of, CONFIGS)])
+@pytest.mark.parametrize("scene", [MOODS, *map(scene_of, CONFIGS[1:3])])
 def test_the_page_computes_what_python_computes(show, scene):
     page = show(scene)
     assert_shows(page, scene, conditionals(scene))
@@ -393,8 +364,11 @@ def test_pointing_at_a_state_tells_its_words_and_where_it_leads(show):
     assert sorted(lit) == ["1-2", "1-3", "1-4"]
 
 
-def test_the_keyboard_does_it_too(show):
+def test_the_keyboard_does_it_too_and_a_boundary_is_no_choice(show):
     page = show(MOODS)
+    state(page, "BOS", MOODS).click()
+    state(page, "EOS", MOODS).click()
+    assert page.locator(".exlm-status").text_content() == "Nothing is fixed."
     node = state(page, "1.2", MOODS)
     node.focus()
     assert "State 1.2" in page.locator(".exlm-detail").text_content()
@@ -407,13 +381,6 @@ def test_the_keyboard_does_it_too(show):
     assert_shows(page, MOODS, conditionals(MOODS, {2: "wept"}))
 
 
-def test_a_boundary_is_no_choice(show):
-    page = show(MOODS)
-    state(page, "BOS", MOODS).click()
-    state(page, "EOS", MOODS).click()
-    assert page.locator(".exlm-status").text_content() == "Nothing is fixed."
-
-
 def test_two_explorers_keep_to_themselves(show):
     other = scene_of(CONFIG)
     page = show(MOODS, other, MOODS)
@@ -423,18 +390,7 @@ def test_two_explorers_keep_to_themselves(show):
     assert_shows(page, MOODS, conditionals(MOODS), root=2)
 
 
-def test_tokens_are_text_in_the_page(show):
-    scene = MOODS._replace(words=NASTY, text=NASTY[:3])
-    page = show(scene)
-    word(page, 1, NASTY[0]).click()
-    word(page, 2, NASTY[3]).click()
-    assert page.locator(".exlm-slot").all_text_contents() == [NASTY[0], NASTY[3]]
-    assert page.locator("script").count() == 1
-    state(page, "1.1", scene).hover()
-    assert NASTY[0] in page.locator(".exlm-detail").text_content()
-
-
-@pytest.mark.parametrize("scene", [MOODS, *map(scene_of, CONFIGS[:2])])
+@pytest.mark.parametrize("scene", [scene_of(CONFIGS[1])])
 def test_a_phone_needs_no_sideways_scrolling(show, scene):
     page = show(scene, width=390)
     word(page, 1, scene.words[scene.offered[0][0]]).click()
@@ -446,38 +402,3 @@ def test_a_phone_needs_no_sideways_scrolling(show, scene):
         assert box["height"] >= 28
     labels = page.locator("svg .exlm-label").all()
     assert min(box["height"] for box in (text.bounding_box() for text in labels)) >= 9
-
-
-def luminance(css: str) -> float:
-    """Relative luminance (WCAG 2) of ``rgb(r, g, b)``."""
-    channels = [int(c) / 255 for c in re.findall(r"\d+", css)[:3]]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return sum(f * c for f, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_is_readable_in_both_schemes(show, scheme):
-    page = show(MOODS, color_scheme=scheme)
-    word(page, 1, "glad").click()
-    style = "(e, name) => getComputedStyle(e)[name]"
-    ground = page.locator("body").evaluate(style, "backgroundColor")
-    assert (luminance(ground) > 0.5) == (scheme == "light")
-    pairs = [
-        (page.locator(selector).first.evaluate(style, "color"), ground)
-        for selector in (".exlm-text", ".exlm-word span", ".exlm-detail", ".exlm-reset")
-    ]
-    for node in page.locator(".exlm-node").all():
-        rect, text = node.locator("rect"), node.locator("text").first
-        pairs.append((text.evaluate(style, "fill"), rect.evaluate(style, "fill")))
-    for a, b in pairs:
-        dark, light = sorted((luminance(a), luminance(b)))
-        assert (light + 0.05) / (dark + 0.05) >= 4.5, (a, b)
-
-
-def test_the_page_has_the_percent_of_python_before_the_script_runs():
-    now = conditionals(MOODS)
-    html = explorer(MOODS).html
-    for s, row in enumerate(MOODS.offered):
-        for w in row:
-            assert f"<em>{_percent(now.word_SW[s, w])}</em>" in html
-    assert json.loads(Elements(html).attributes[0]["data-scene"])["words"] == MOODS.words

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from tiny_runs import tiny_run
 
-from exlm_mini.config import DataConfig
 from exlm_mini.data.tokenizer import MASK
-from exlm_mini.export import described, export, main
+from exlm_mini.export import export, main
 from exlm_mini.reading.decoding import read_masked_lm, read_states
 from exlm_mini.reading.pretrained import load_pretrained
 
@@ -114,35 +110,13 @@ def test_there_is_one_state_for_each_token(name, exported):
         torch.testing.assert_close(hidden[row, : len(alone)], alone, atol=1e-5, rtol=1e-5)
 
 
-def test_a_saved_model_is_read_back_bit_for_bit_in_another_process(exported, tmp_path):
+def test_a_saved_model_is_read_back_bit_for_bit(exported, tmp_path):
     tokenizer, model = opened(exported / "smiles-hf")
     model.save_pretrained(tmp_path / "again")
     tokenizer.save_pretrained(tmp_path / "again")
+    tokenizer, again = opened(tmp_path / "again")
     ids = tokenizer("CC(=O)N[MASK]", return_tensors="pt").input_ids
-    torch.save((ids, model(ids).logits), tmp_path / "logits.pt")
-    program = f"""
-import torch, transformers, exlm_mini.hf
-model = transformers.AutoModelForMaskedLM.from_pretrained({str(tmp_path / "again")!r}).eval()
-ids, logits = torch.load({str(tmp_path / "logits.pt")!r})
-assert torch.equal(model(ids).logits, logits)
-"""
-    subprocess.run([sys.executable, "-c", program], check=True)
-
-
-def test_remote_code_needs_no_import_and_says_what_to_install(exported, tmp_path, monkeypatch):
-    folder, home = str(exported / "smiles-hf"), {"HF_HOME": str(tmp_path)}
-    program = f"""
-import transformers
-model = transformers.AutoModelForMaskedLM.from_pretrained({folder!r}, trust_remote_code=True)
-assert type(model).__name__ == "ExLMForMaskedLM"
-"""
-    env = {**os.environ, **home}
-    subprocess.run([sys.executable, "-c", program], check=True, env=env)
-    without = f"import sys; sys.modules['exlm_mini'] = None\n{program}"
-    failed = subprocess.run(
-        [sys.executable, "-c", without], capture_output=True, text=True, env=env
-    )
-    assert "pip install 'exlm-mini[hf]'" in failed.stderr.splitlines()[-1]
+    assert torch.equal(again(ids).logits, model(ids).logits)
 
 
 @pytest.mark.parametrize("name", ["smiles", "mlm"])
@@ -154,7 +128,7 @@ def test_the_loss_is_that_of_training(name, exported):
     torch.manual_seed(1)
     rows = [tokenizer(text) for text in ("CC(=O)NC", "CCOCC(=O)O", "C1CCCCC1")]
     batch = hf.collator(tokenizer, 0.4)(rows)
-    is_masked = batch["labels"] != hf.NO_LABEL
+    is_masked = batch["labels"] != -100
     tokens = torch.where(is_masked, batch["labels"], batch["input_ids"])
     own = score(model.exlm, MaskedBatch(batch["input_ids"], is_masked, tokens), 0.0)
     model.chain_share = 0.0
@@ -208,8 +182,9 @@ def test_the_trainer_learns_with_chains_at_first(exported, tmp_path):
     trainer.train()
     assert shares == pytest.approx([1.0] * 6 + [0.8, 0.6, 0.4, 0.2] + [0.0] * 10)
     assert trainer.evaluate()["eval_loss"] < before
-    again = trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
-    assert again.global_step == 20
+    shares.clear()
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
+    assert shares == [0.0] * 10
 
 
 @pytest.mark.parametrize(
@@ -258,28 +233,6 @@ def test_gradients_do_not_grow_with_accumulation(exported, tmp_path):
     assert norms[1] < 2 * norms[0]
 
 
-def test_the_card_says_what_is_known(exported):
-    card = (exported / "smiles-hf" / "README.md").read_text()
-    found = load_pretrained(exported / "smiles", print)
-    assert (
-        found.sha256 in card and "bits per masked token" in card and "states per mask" in card
-    )
-
-
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
-        (DataConfig(kind="text", pack="corpora/w"), "text, prepared in corpora/w"),
-        (DataConfig(kind="smiles", hub="me/mine"), "smiles, me/mine of the hub"),
-        (DataConfig(kind="text", files=("a.txt", "b.txt")), "text, a.txt, b.txt"),
-        (DataConfig(kind="text"), "embedded text"),
-        (DataConfig(kind="toy", grammar="town"), "the toy language town"),
-    ],
-)
-def test_the_card_names_the_training_data(data, words):
-    assert described(data) == words
-
-
 def test_a_directory_in_use_is_left_alone(runs, capsys, tmp_path):
     (tmp_path / "mine").write_text("x")
     assert main([str(runs / "smiles"), str(tmp_path)]) == 2
@@ -289,4 +242,6 @@ def test_a_directory_in_use_is_left_alone(runs, capsys, tmp_path):
 def test_export_is_of_the_step_that_is_named(runs, tmp_path):
     step = runs / "smiles" / "checkpoints" / "step-000002"
     export(load_pretrained(step, print), tmp_path / "out")
-    assert "2 of 3" in (tmp_path / "out" / "README.md").read_text()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "2 of 3" in card and "smiles, embedded" in card
+    assert load_pretrained(step, print).sha256 in card

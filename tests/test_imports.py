@@ -204,7 +204,7 @@ def test_the_checker_sees_a_forbidden_import(source, module, complaint):
     [
         ("from exlm_mini.data.masking import x", "exlm_mini.model.exlm"),
         ("from exlm_mini.alignment.naive import x", "exlm_mini.alignment.vectorized"),
-        ("import seaborn", "exlm_mini.plot.basics"),
+        ("import seaborn", "exlm_mini.plot.figures"),
         ("from exlm_mini.training.parts import x\nimport argparse", "exlm_mini.fill"),
         ("from exlm_mini import __version__", "exlm_mini.training.checkpoint"),
     ],

@@ -68,9 +68,7 @@ def test_a_text_with_few_masks_has_paths_that_fit():
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("c1cc[MASK]cc1O", "molecules"),
         (" [MASK]CC\n", "molecules"),
-        ("The cat [MASK] on the mat.", "english"),
         ("[MASK] the", "english"),
     ],
 )
@@ -89,5 +87,5 @@ def test_fill_reads_it_where_there_is_no_run(tmp_path, monkeypatch, capsys):
 def test_a_folder_of_that_name_comes_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("molecules").mkdir()
-    with pytest.raises(exlm_mini.config.checks.UserError, match="no checkpoints"):
+    with pytest.raises(exlm_mini.config.checks.UserError, match="no checkpoint"):
         exlm_mini.load("molecules")

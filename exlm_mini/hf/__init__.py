@@ -1,12 +1,10 @@
-"""ExLM for transformers 5: ``import exlm_mini.hf`` makes its Auto classes know ExLM.
+"""ExLM for transformers 5: ``import exlm_mini.hf`` adds ExLM to its Auto classes.
 
 ``python -m exlm_mini.export RUN OUT`` writes a run as a directory for ``AutoModel``,
 ``AutoTokenizer`` and ``pipeline``.
 """
 
 from exlm_mini.hf.models import (
-    AUTO_CLASSES,
-    NO_LABEL,
     ExLMConfig,
     ExLMForMaskedLM,
     ExLMForQuestionAnswering,
@@ -20,8 +18,6 @@ from exlm_mini.hf.training import ChainWarmup, collator, tokenizer_for
 register()
 
 __all__ = [
-    "AUTO_CLASSES",
-    "NO_LABEL",
     "ChainWarmup",
     "ExLMConfig",
     "ExLMForMaskedLM",
@@ -30,6 +26,5 @@ __all__ = [
     "ExLMForTokenClassification",
     "ExLMModel",
     "collator",
-    "register",
     "tokenizer_for",
 ]

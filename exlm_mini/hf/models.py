@@ -27,20 +27,25 @@ from transformers import initialization as init
 from transformers.modeling_outputs import (
     BaseModelOutput,
     MaskedLMOutput,
+    ModelOutput,
     QuestionAnsweringModelOutput,
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
 
-from exlm_mini.alignment import marginal_token_log_probs
 from exlm_mini.config import ModelConfig, SpecialIds
 from exlm_mini.config.recipes import build
 from exlm_mini.data.masking import repeat_tokens
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.exlm import token_states
-from exlm_mini.model.guesses import ctc_token_log_probs
 from exlm_mini.model.objectives import log_likelihood, mlm_loss, states_alignment_loss
-from exlm_mini.reading.decoding import read_masked_lm, read_states
+from exlm_mini.reading.decoding import (
+    log_softmax,
+    masks_of_copies,
+    masks_of_states,
+    read_masked_lm,
+    read_states,
+)
 
 NO_LABEL = -100
 """What transformers writes where nothing is to be predicted."""
@@ -191,31 +196,29 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
                     "exlm_mini.hf.collator(tokenizer)"
                 )
             target_ids_BN = torch.where(is_masked_BN, labels, token_ids_BN)
-        made = self._masked_lm if isinstance(self.exlm, MaskedLM) else self._states
-        loss, log_token_SV = made(token_ids_BN, is_masked_BN, target_ids_BN)
+        compute = self._masked_lm if isinstance(self.exlm, MaskedLM) else self._states
+        loss, log_token_SV = compute(token_ids_BN, is_masked_BN, target_ids_BN)
         logits = None
-        if not self.training:
-            assert log_token_SV is not None
+        if log_token_SV is not None:
             logits = log_token_SV.new_zeros(*input_ids.shape, self.config.vocab_size)
             logits[is_masked_BN] = log_token_SV
         return MaskedLMOutput(loss=None if labels is None else loss, logits=logits)
 
     def _masked_lm(
         self, token_ids_BN: Tensor, is_masked_BN: Tensor, target_ids_BN: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Loss, and log_token_SV: the mean of the copies' distributions."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """Loss, and log_token_SV of the masks; none in training."""
         copies = self.config.num_copies
         rows = (repeat_tokens(part_BN, copies) for part_BN in (token_ids_BN, is_masked_BN))
         token_logits_XV = self.exlm(*rows)
         target_ids_S = target_ids_BN[is_masked_BN]
         loss = mlm_loss(token_logits_XV, target_ids_S.repeat_interleave(copies))
-        log_token_SkV = _log_softmax(token_logits_XV).unflatten(0, (-1, copies))
-        return loss, log_token_SkV.exp().mean(dim=1).log()
+        return loss, None if self.training else masks_of_copies(token_logits_XV, copies)
 
     def _states(
         self, token_ids_BN: Tensor, is_masked_BN: Tensor, target_ids_BN: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """Loss, and log_token_SV over all paths; none in training."""
+        """The same over all paths."""
         model = self.exlm
         assert isinstance(model, ExLM)
         hidden_BTD, graph = model.encode(token_ids_BN, is_masked_BN, target_ids_BN)
@@ -226,27 +229,8 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
         )
         if self.training:
             return loss, None
-        log_token_BLV = _log_softmax(model.token_logits(state_BLD))
-        if scores.log_transition_BLL is None:
-            log_token_MV = [
-                ctc_token_log_probs(log_token_BLV[b, :n], owner_L[:n], m, model.special_ids.unk)
-                for b, (owner_L, m, n) in enumerate(
-                    zip(
-                        graph.owner_BL,
-                        graph.num_targets_B.tolist(),
-                        graph.num_states_B.tolist(),
-                        strict=True,
-                    )
-                )
-            ]
-            log_token_XV = torch.cat(log_token_MV)
-        else:
-            log_token_BMV = marginal_token_log_probs(
-                log_token_BLV, torch.zeros_like(scores.log_emission_BML),
-                scores.log_transition_BLL, graph.num_targets_B, graph.num_states_B,
-            )  # fmt: skip
-            log_token_XV = log_token_BMV[_is_target(graph)]
-        return loss, log_token_XV[~graph.is_boundary_BM[_is_target(graph)]]
+        log_token_BLV = log_softmax(model.token_logits(state_BLD))
+        return loss, masks_of_states(scores, log_token_BLV, model.special_ids.unk)
 
     @torch.no_grad()
     def fill(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -291,12 +275,10 @@ class _WithHeads(ExLMPreTrainedModel):
         return self.heads[-1](self.dropout(self.hidden(input_ids, attention_mask)))
 
 
-class ExLMForSequenceClassification(_WithHeads):
-    """Dropout, dense, tanh, dropout and output on [BOS]: the head of BERT and RoBERTa."""
+class ExLMForTokenClassification(_WithHeads):
+    """One output for each token that was given."""
 
-    def _sizes(self) -> Sequence[tuple[int, int]]:
-        width = self.config.hidden_size
-        return [(width, width), (width, self.config.num_labels)]
+    output_class: type[ModelOutput] = TokenClassifierOutput
 
     def forward(
         self,
@@ -304,33 +286,30 @@ class ExLMForSequenceClassification(_WithHeads):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         **_: Any,
-    ) -> SequenceClassifierOutput:
-        dense, output = self.heads
-        first_BD = self.dropout(self.hidden(input_ids, attention_mask)[:, 0])
-        logits = output(self.dropout(torch.tanh(dense(first_BD))))
+    ) -> ModelOutput:
+        """Logits, and with labels the loss that transformers has for such a model."""
+        logits = self._scores(input_ids, attention_mask)
         loss = None
         if labels is not None:
             loss = self.loss_function(
                 logits=logits, labels=labels, pooled_logits=logits, config=self.config
             )
-        return SequenceClassifierOutput(loss=loss, logits=logits)
+        return self.output_class(loss=loss, logits=logits)
 
 
-class ExLMForTokenClassification(_WithHeads):
-    """One output for each token that was given."""
+class ExLMForSequenceClassification(ExLMForTokenClassification):
+    """Dropout, dense, tanh, dropout and output on [BOS]: the head of BERT and RoBERTa."""
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        **_: Any,
-    ) -> TokenClassifierOutput:
-        logits = self._scores(input_ids, attention_mask)
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits, labels, self.config)
-        return TokenClassifierOutput(loss=loss, logits=logits)
+    output_class = SequenceClassifierOutput
+
+    def _sizes(self) -> Sequence[tuple[int, int]]:
+        width = self.config.hidden_size
+        return [(width, width), (width, self.config.num_labels)]
+
+    def _scores(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        dense, output = self.heads
+        first_BD = self.dropout(self.hidden(input_ids, attention_mask)[:, 0])
+        return output(self.dropout(torch.tanh(dense(first_BD))))
 
 
 class ExLMForQuestionAnswering(_WithHeads):
@@ -347,26 +326,13 @@ class ExLMForQuestionAnswering(_WithHeads):
         end_positions: Tensor | None = None,
         **_: Any,
     ) -> QuestionAnsweringModelOutput:
-        is_pad_BN1 = (self.rows(input_ids, attention_mask) == self.exlm.special_ids.pad)[
-            ..., None
-        ]
+        is_pad_BN = self.rows(input_ids, attention_mask) == self.exlm.special_ids.pad
         scores_BN2 = self._scores(input_ids, attention_mask)
-        start, end = scores_BN2.masked_fill(is_pad_BN1, -1e9).unbind(dim=2)
+        start, end = scores_BN2.masked_fill(is_pad_BN.unsqueeze(2), -1e9).unbind(dim=2)
         loss = None
         if start_positions is not None and end_positions is not None:
             loss = self.loss_function(start, end, start_positions, end_positions)
         return QuestionAnsweringModelOutput(loss=loss, start_logits=start, end_logits=end)
-
-
-def _is_target(graph: Any) -> Tensor:
-    """is_target_BM."""
-    M = graph.target_ids_BM.shape[1]
-    target_M = torch.arange(M, device=graph.num_targets_B.device)
-    return target_M < graph.num_targets_B.unsqueeze(1)
-
-
-def _log_softmax(logits: Tensor) -> Tensor:
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
 
 
 AUTO_CLASSES = {
@@ -379,7 +345,7 @@ AUTO_CLASSES = {
 
 
 def register() -> None:
-    """Make the Auto classes of transformers know ExLM without remote code."""
+    """Add ExLM to the Auto classes of transformers, so that no remote code is needed."""
     AutoConfig.register(ExLMConfig.model_type, ExLMConfig, exist_ok=True)
     for auto_class, model_class in AUTO_CLASSES.items():
         auto_class.register(ExLMConfig, model_class, exist_ok=True)

@@ -16,8 +16,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from exlm_mini.config.checks import UserError, nearest
+from exlm_mini.config.checks import UserError
 from exlm_mini.config.options import command_parser
+from exlm_mini.plot.curves import AXES, METRICS, panel_of, read_runs
 from exlm_mini.training.console import exit_code
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -27,8 +28,6 @@ MACHINE = ("tokens_per_second", "utilisation", "memory")
 
 
 def _parser() -> argparse.ArgumentParser:
-    from exlm_mini.plot.curves import AXES, METRICS
-
     parser = command_parser("python -m exlm_mini.plot", __doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directory of a run")
     parser.add_argument(
@@ -36,73 +35,52 @@ def _parser() -> argparse.ArgumentParser:
         help=f"ends in {', '.join(SUFFIXES)}; default curves.png",
     )  # fmt: skip
     parser.add_argument(
-        "--metrics", nargs="+", default=None, metavar="NAME",
+        "--metrics", nargs="+", choices=METRICS, metavar="NAME",
         help=f"of {', '.join(METRICS)}; default {' '.join(FIGURE_9)}, as Figure 9, and "
         f"{' '.join(MACHINE)} where logged",
     )  # fmt: skip
     parser.add_argument(
-        "--against", default="steps", metavar="AXIS", help=f"{', '.join(AXES)}; default steps"
-    )
+        "--against", choices=AXES, default="steps", metavar="AXIS",
+        help=f"{', '.join(AXES)}; default steps",
+    )  # fmt: skip
     parser.add_argument(
         "--smooth", type=int, default=1, metavar="N",
         help="lines: mean over the last N logged values; default 1, none",
     )  # fmt: skip
     parser.add_argument(
-        "--labels", nargs="+", default=None, metavar="TEXT",
-        help="one for each curve; default the names of the directories",
+        "--labels", nargs="+", metavar="TEXT",
+        help="one for each curve; default the directories",
     )  # fmt: skip
     return parser
 
 
-def _checked(arguments: argparse.Namespace) -> None:
-    """Refuse what cannot be drawn before a log is read."""
-    from exlm_mini.plot.curves import AXES, METRICS
-
-    for name in arguments.metrics or FIGURE_9:
-        if name not in METRICS:
-            raise UserError(f"unknown metric '{name}'; {nearest(name, METRICS)}")
-    if arguments.against not in AXES:
-        raise UserError(
-            f"--against is '{arguments.against}'; {nearest(arguments.against, AXES)}"
-        )
-    if arguments.smooth < 1:
-        raise UserError(f"--smooth is {arguments.smooth}; it must be at least 1")
-    suffix = Path(arguments.output).suffix.lower()
-    if suffix not in SUFFIXES:
-        raise UserError(f"--output {arguments.output} must end in {', '.join(SUFFIXES)}")
-
-
-def draw(arguments: argparse.Namespace) -> None:
-    """Read, draw, write.
+def run(arguments: argparse.Namespace) -> None:
+    """Read the logs, draw, write.
 
     Raises:
-        UserError: if nothing of what was asked for is in the logs, or the file cannot be written.
+        UserError: if nothing of what was asked for is in the logs.
     """
-    from exlm_mini.plot.curves import METRICS, in_its_unit, logged, panel_of, read_runs
     from exlm_mini.plot.figures import runs_figure, save_figure
 
+    window, output = arguments.smooth, Path(arguments.output)
+    if window < 1:
+        raise UserError(f"--smooth is {window}; it must be at least 1")
+    if output.suffix.lower() not in SUFFIXES:
+        raise UserError(f"--output {output} must end in {', '.join(SUFFIXES)}")
     runs = read_runs([Path(run) for run in arguments.runs], arguments.labels)
-    names = arguments.metrics or [*FIGURE_9, *logged(runs, MACHINE)]
-    panels = []
-    for name in dict.fromkeys(names):
-        panel = panel_of(runs, METRICS[name], arguments.against, arguments.smooth)
-        if panel.curves or panel.dots:
-            panels.append(panel)
+    names = arguments.metrics
+    if names is None:
+        keys = {key for run in runs for line in run.records for key in line}
+        names = [*FIGURE_9, *(name for name in MACHINE if METRICS[name].key in keys)]
+    panels = [panel_of(runs, METRICS[name], arguments.against, window) for name in names]
+    panels = [panel for panel in panels if panel.curves or panel.dots]
     if not panels:
         raise UserError(
             f"none of the runs logged {', '.join(names)} against {arguments.against}; choose "
             "other --metrics or --against steps"
         )
-    output = Path(arguments.output)
-    panels, x_label = in_its_unit(panels, arguments.against)
-    has_dots = any(panel.dots for panel in panels)
-    figure = runs_figure(panels, x_label, _caption(arguments.smooth, has_dots))
-    try:
-        save_figure(figure, output)
-    except OSError as error:
-        raise UserError(
-            f"cannot write {output} ({error.strerror}); check its folder and the disk"
-        ) from None
+    caption = _caption(window, has_dots=any(panel.dots for panel in panels))
+    save_figure(runs_figure(panels, AXES[arguments.against].label, caption), output)
     print(output)
 
 
@@ -119,12 +97,6 @@ def _caption(window: int, has_dots: bool) -> str:
             "boundaries included."
         )
     return text
-
-
-def run(arguments: argparse.Namespace) -> None:
-    """Draw what was asked for."""
-    _checked(arguments)
-    draw(arguments)
 
 
 def main(argv: list[str] | None = None) -> int:

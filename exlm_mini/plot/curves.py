@@ -5,15 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading
-from exlm_mini.plot.runs import Panel
 from exlm_mini.training.console import say
 from exlm_mini.training.run_directory import read_metrics
 
 LOG = "metrics.jsonl"
+
+
+class Panel(NamedTuple):
+    """One quantity of several runs."""
+
+    title: str
+    unit: str
+    """Of the vertical axis."""
+    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]
+    """By run: where it stands and what it reached; nan leaves a gap."""
+    is_log: bool = False
+    dots: Mapping[str, tuple[Sequence[float], Sequence[float]]] = MappingProxyType({})
+    """By run: the same of held-out rows."""
 
 
 class Metric(NamedTuple):
@@ -63,14 +76,23 @@ METRICS = {
     ),
     "memory": Metric("peak_memory_mib", "peak memory", "GiB", lambda mib: mib / 1024),
 }  # fmt: skip
+
+
+class Axis(NamedTuple):
+    """What curves are drawn against."""
+
+    key: str
+    """In the lines of a log."""
+    label: str
+    size: float = 1
+    """Of the unit on the axis, in that of the log."""
+
+
 AXES = {
-    "steps": ("step", "training step"),
-    "tokens": ("tokens", "input tokens"),
-    "hours": ("seconds", "hours"),
+    "steps": Axis("step", "training step"),
+    "tokens": Axis("tokens", "input tokens"),
+    "hours": Axis("seconds", "hours", 3600),
 }
-"""Key in the lines of a log, and what stands on the axis."""
-SHORT_TIMES = {"minutes": 60, "seconds": 1}
-"""Units for runs of less than two of the next larger one."""
 
 
 class Run(NamedTuple):
@@ -80,64 +102,31 @@ class Run(NamedTuple):
     records: list[dict[str, Any]]
 
 
-def find_logs(run: Path) -> list[Path]:
-    """The logs of a run: its own, or one for each model it trained.
-
-    Raises:
-        UserError: if there is none.
-    """
-    if (run / LOG).is_file():
-        return [run / LOG]
-    if not run.is_dir():
-        raise UserError(f"there is no run directory {run}; give the --output of a run")
-    logs = sorted(run.glob(f"*/{LOG}"))
-    if not logs:
-        raise UserError(f"{run} holds no {LOG}, so it is not a run that has begun to train")
-    return logs
-
-
-def labels_of(runs: list[Path], logs: list[Path]) -> list[str]:
-    """The shortest ends of the runs' paths that tell the curves apart, and which model it is.
+def read_runs(paths: Sequence[Path], labels: Sequence[str] | None = None) -> list[Run]:
+    """The runs to draw, each with at least one line; torn last lines are told.
 
     Args:
-        runs: as named by the user, one for each log.
-        logs: the run's own, or that of one of its models.
-    """
-    paths = [run.resolve().parts for run in runs]
-    models = [
-        "" if log.parent == run else f"/{log.parent.name}"
-        for run, log in zip(runs, logs, strict=True)
-    ]
-    for length in range(1, max(map(len, paths)) + 1):
-        names = [
-            "/".join(parts[-length:]) + model
-            for parts, model in zip(paths, models, strict=True)
-        ]
-        if len(set(names)) == len(names):
-            break
-    return names
-
-
-def read_runs(paths: list[Path], labels: list[str] | None = None) -> list[Run]:
-    """The runs to draw, each with at least one line; torn last lines are told.
+        paths: directories of runs; of one that trained several models all are drawn.
+        labels: one for each model, in order; by default the directories of the models.
 
     Raises:
         UserError: if a run is missing, empty or damaged, or the labels are too few or many.
     """
-    found = [(path, log) for path in paths for log in find_logs(path)]
-    runs_of_logs, logs = [path for path, _ in found], [log for _, log in found]
-    resolved = [log.resolve() for log in logs]
-    for log in logs:
-        if resolved.count(log.resolve()) > 1:
-            raise UserError(f"{log.parent} is named twice; leave one out")
-    names = labels_of(runs_of_logs, logs)
-    if labels is not None:
-        if len(set(labels)) != len(logs) or len(labels) != len(logs):
+    logs = []
+    for path in paths:
+        found = [path / LOG] if (path / LOG).is_file() else sorted(path.glob(f"*/{LOG}"))
+        if not found:
             raise UserError(
-                f"--labels gives {len(set(labels))} different labels for {len(logs)} curves "
-                f"({', '.join(names)}); give one for each"
+                f"{path} holds no {LOG}; give the --output of a run that has begun to train"
             )
-        names = labels
+        logs += found
+    names = [str(log.parent) for log in logs] if labels is None else labels
+    if len(names) != len(logs) or len(set(names)) != len({log.resolve() for log in logs}):
+        raise UserError(
+            f"{len(set(names))} different labels for {len(logs)} curves "
+            f"({', '.join(str(log.parent) for log in logs)}); give each run once, and --labels "
+            "one for each"
+        )
     runs = [Run(name, read_metrics(log, say)) for name, log in zip(names, logs, strict=True)]
     for run, log in zip(runs, logs, strict=True):
         if not run.records:
@@ -145,14 +134,12 @@ def read_runs(paths: list[Path], labels: list[str] | None = None) -> list[Run]:
     return runs
 
 
-def smoothed(values: list[float], window: int) -> list[float]:
-    """Mean over the last ``window`` values, fewer at the start; nan does not count."""
+def smoothed(values: Sequence[float], window: int) -> list[float]:
+    """Mean over the last ``window`` values, fewer at the start; nan stays and does not count."""
     out = []
-    for end in range(1, len(values) + 1):
+    for end, value in enumerate(values, start=1):
         known = [v for v in values[max(0, end - window) : end] if not math.isnan(v)]
-        # Where nothing was reached nothing is drawn, whatever came before.
-        is_gap = math.isnan(values[end - 1])
-        out.append(math.nan if is_gap or not known else sum(known) / len(known))
+        out.append(math.nan if math.isnan(value) else sum(known) / len(known))
     return out
 
 
@@ -160,53 +147,26 @@ def curve(
     run: Run, metric: Metric, against: str, window: int
 ) -> tuple[list[float], list[float]] | None:
     """Horizontal and vertical values of one curve; none if the run did not log them."""
-    key, _ = AXES[against]
-    lines = [line for line in run.records if metric.key in line and key in line]
+    axis = AXES[against]
+    lines = [line for line in run.records if metric.key in line and axis.key in line]
     if not lines:
         return None
-    with reading(f"the log of {run.label}", f"{metric.key} and {key} must be numbers"):
+    with reading(f"the log of {run.label}", f"{metric.key} and {axis.key} must be numbers"):
         values = [math.nan if line[metric.key] is None else line[metric.key] for line in lines]
         drawn = [metric.convert(value) for value in smoothed(values, window)]
-        return [float(line[key]) for line in lines], drawn
+        return [float(line[axis.key]) / axis.size for line in lines], drawn
 
 
-def logged(runs: list[Run], names: Sequence[str]) -> list[str]:
-    """Those of the metrics that are in a log."""
-    keys = {key for run in runs for line in run.records for key in line}
-    return [name for name in names if METRICS[name].key in keys]
-
-
-def panel_of(runs: list[Run], metric: Metric, against: str, window: int) -> Panel:
+def panel_of(runs: Sequence[Run], metric: Metric, against: str, window: int) -> Panel:
     """What the runs logged of a metric; what they did not is told."""
-    lines = {run.label: curve(run, metric, against, window) for run in runs}
-    dots = dict.fromkeys(lines)
-    if metric.held_out:
-        dots = {run.label: curve(run, METRICS[metric.held_out], against, 1) for run in runs}
-    if missing := [name for name in lines if lines[name] is None and dots[name] is None]:
-        with_axis = "" if against == "steps" else f" with {AXES[against][0]}"
-        say(f"not logged: {metric.key}{with_axis} of {', '.join(missing)}")
-    known, known_dots = (
-        {name: points for name, points in found.items() if points is not None}
-        for found in (lines, dots)
-    )
-    return Panel(metric.title, metric.unit, known, metric.is_log, known_dots)
-
-
-def in_its_unit(panels: list[Panel], against: str) -> tuple[list[Panel], str]:
-    """The panels with a readable unit of time on the horizontal axis, and its label."""
-    label = AXES[against][1]
-    if against != "hours":
-        return panels, label
-    seconds = 3600
-    longest = max(x[-1] for p in panels for x, _ in [*p.curves.values(), *p.dots.values()])
-    for shorter, length in SHORT_TIMES.items():
-        if longest < 2 * seconds:
-            label, seconds = shorter, length
-
-    def shortened(curves: Mapping) -> dict:
-        return {name: ([t / seconds for t in x], y) for name, (x, y) in curves.items()}
-
-    return [
-        panel._replace(curves=shortened(panel.curves), dots=shortened(panel.dots))
-        for panel in panels
-    ], label
+    curves, dots = {}, {}
+    for run in runs:
+        if (line := curve(run, metric, against, window)) is not None:
+            curves[run.label] = line
+        if metric.held_out:
+            held_out = curve(run, METRICS[metric.held_out], against, 1)
+            if held_out is not None:
+                dots[run.label] = held_out
+        if run.label not in curves and run.label not in dots:
+            say(f"not logged: {metric.key} of {run.label}")
+    return Panel(metric.title, metric.unit, curves, metric.is_log, dots)

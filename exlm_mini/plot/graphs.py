@@ -1,4 +1,4 @@
-"""The graph of a reading, as Figures 7, 10 and 11 draw it; L states."""
+"""The graph of a reading, as Figure 11 draws it; L states."""
 
 from __future__ import annotations
 
@@ -9,43 +9,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.path import Path
 
-from exlm_mini.plot.basics import draw_heatmap
 from exlm_mini.plot.style import COLORS
 
-
-def draw_transition(
-    ax: Axes, transition_LL: np.ndarray, names: Sequence[str], kinds: Sequence[str]
-) -> None:
-    """The transition matrix as in Figures 7 and 10: rows hand over to columns.
-
-    Args:
-        ax: to draw on.
-        transition_LL: E[v, u], probabilities; only entries above the diagonal are drawn, as no
-            edge leads back.
-        names: of the states, for both axes; their words, say, one per line.
-        kinds: key of ``COLORS`` for each state, the ground of its name.
-
-    Raises:
-        ValueError: if the lengths do not fit.
-    """
-    _check_states(transition_LL, names, kinds)
-    is_edge_LL = np.triu(np.ones_like(transition_LL, dtype=bool), 1)
-    draw_heatmap(
-        ax,
-        np.where(is_edge_LL, transition_LL, np.nan),
-        names,
-        names,
-        "transition probability",
-        cmap="Blues",
-        limits=(0, 1),
-    )
-    ax.tick_params(axis="x", rotation=0)
-    ax.grid(False)
-    for axis in (ax.xaxis, ax.yaxis):
-        for text, kind in zip(axis.get_ticklabels(), kinds, strict=True):
-            ground = {"boxstyle": "round,pad=0.25", "facecolor": COLORS[kind], "lw": 0}
-            text.set(fontsize=7.5, color="black", bbox=ground)
-    ax.set(xlabel="to state", ylabel="from state")
+SMALLEST_EDGE = 0.02
+"""Edges less likely than this are left out."""
 
 
 def draw_dag(
@@ -54,7 +21,6 @@ def draw_dag(
     columns: Sequence[int],
     names: Sequence[str],
     kinds: Sequence[str],
-    smallest: float = 0.02,
 ) -> None:
     """The graph as in Figure 11: one column per mask, edges as wide as they are likely.
 
@@ -64,17 +30,11 @@ def draw_dag(
         columns: of the states, ascending: the target each is a clone of.
         names: of the states, a few short lines each.
         kinds: key of ``COLORS`` for each state.
-        smallest: edges less likely than this are left out.
-
-    Raises:
-        ValueError: if the lengths do not fit.
     """
-    _check_states(transition_LL, names, kinds)
-    _check_states(transition_LL, columns, kinds)
     at = _in_columns(columns)
     summits = [
         _draw_transition_edge(ax, at[v], at[u], at, float(transition_LL[v, u]))
-        for v, u in zip(*np.nonzero(np.triu(transition_LL >= smallest, 1)), strict=True)
+        for v, u in zip(*np.nonzero(np.triu(transition_LL >= SMALLEST_EDGE, 1)), strict=True)
     ]
     for place, name, kind in zip(at, names, kinds, strict=True):
         box = {"boxstyle": "round,pad=0.35", "facecolor": COLORS[kind], "edgecolor": "white"}
@@ -88,14 +48,6 @@ def draw_dag(
         ylim=(min(low - 0.4, min(ys) - 0.6), max(high + 0.4, max(ys) + 0.6)),
     )
     ax.axis("off")
-
-
-def _check_states(transition_LL: np.ndarray, names: Sequence, kinds: Sequence) -> None:
-    if transition_LL.shape != (len(names), len(names)) or len(kinds) != len(names):
-        raise ValueError(
-            f"transition {transition_LL.shape}, {len(names)} names or columns, "
-            f"{len(kinds)} kinds: one for each state"
-        )
 
 
 def _in_columns(columns: Sequence[int]) -> list[tuple[float, float]]:

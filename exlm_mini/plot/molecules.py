@@ -15,9 +15,6 @@ from exlm_mini.config.checks import UserError
 from exlm_mini.data.smiles import read_molecule, require_rdkit
 from exlm_mini.data.tokenizer import SMILES_SYMBOL
 
-WIDTH, HEIGHT = 260, 180
-"""Pixels."""
-
 
 class Pictures:
     """Drawings side by side with a caption each, in a notebook and in the book.
@@ -46,7 +43,7 @@ class Pictures:
 
 
 def tokens_svg(
-    smiles: str, colors: Sequence[str | None], width: int = WIDTH, height: int = HEIGHT
+    smiles: str, colors: Sequence[str | None], width: int = 260, height: int = 180
 ) -> str:
     """A molecule with the atoms of chosen tokens behind a colour each.
 
@@ -54,6 +51,7 @@ def tokens_svg(
         smiles: the molecule.
         colors: "#rrggbb" or none for each token, in the order of ``tokens_of``; the colour of a
             token that is no atom (a bond, a bracket, the number of a ring) is not seen.
+        width, height: in pixels.
 
     Raises:
         UserError: if RDKit does not read it, or is missing.
@@ -62,12 +60,33 @@ def tokens_svg(
     tokens = tokens_of(smiles)
     if len(colors) != len(tokens):
         raise ValueError(f"want {len(tokens)} colours, one a token, got {len(colors)}")
+    require_rdkit()
+    from matplotlib.colors import to_rgb
+    from rdkit import Chem
+    from rdkit.Chem.Draw import rdMolDraw2D
+
+    options: Any = Chem.SmilesParserParams()
+    options.removeHs = False  # every atom that is written is drawn
+    molecule = read_molecule(smiles, options)
+    if molecule is None:
+        raise UserError(f"RDKit reads no molecule in '{smiles[:80]}'; check the SMILES")
     atom_colors = {
-        atom: color
+        atom: to_rgb(color)
         for atom, color in zip(atoms_of(tokens), colors, strict=True)
         if atom is not None and color is not None
     }
-    return _draw(_parse(smiles), smiles, atom_colors, width, height)
+    drawer: Any = rdMolDraw2D.MolDraw2DSVG(width, height)
+    rdMolDraw2D.PrepareAndDrawMolecule(
+        drawer,
+        molecule,
+        highlightAtoms=list(atom_colors),
+        highlightAtomColors=atom_colors,
+        highlightBonds=[],
+    )
+    drawer.FinishDrawing()
+    svg = drawer.GetDrawingText()
+    start = svg.index("<svg")  # an XML header would not be allowed inside a page
+    return svg[start:].replace("<svg", f'<svg role="img" aria-label="{escape(smiles)}"', 1)
 
 
 def tokens_of(smiles: str) -> list[str]:
@@ -87,46 +106,3 @@ def atoms_of(tokens: Sequence[str]) -> list[int | None]:
         numbers.append(num_atoms if is_atom else None)
         num_atoms += is_atom
     return numbers
-
-
-def _parse(smiles: str) -> Any:
-    """The molecule with every atom that is written, hydrogens in brackets too."""
-    require_rdkit()
-    from rdkit import Chem
-
-    options: Any = Chem.SmilesParserParams()
-    options.removeHs = False
-    molecule = read_molecule(smiles, options)
-    if molecule is None:
-        raise UserError(f"RDKit reads no molecule in '{smiles[:80]}'; check the SMILES")
-    return molecule
-
-
-def _draw(
-    molecule: Any,
-    title: str,
-    atom_colors: Mapping[int, str],
-    width: int,
-    height: int,
-) -> str:
-    from rdkit.Chem.Draw import rdMolDraw2D
-
-    drawer: Any = rdMolDraw2D.MolDraw2DSVG(width, height)
-    rdMolDraw2D.PrepareAndDrawMolecule(
-        drawer,
-        molecule,
-        highlightAtoms=list(atom_colors),
-        highlightAtomColors={atom: _rgb(color) for atom, color in atom_colors.items()},
-        highlightBonds=[],
-    )
-    drawer.FinishDrawing()
-    svg = drawer.GetDrawingText()
-    start = svg.index("<svg")  # an XML header would not be allowed inside a page
-    label = f'<svg role="img" aria-label="{escape(title)}"'
-    return svg[start:].replace("<svg", label, 1)
-
-
-def _rgb(color: str) -> tuple[float, float, float]:
-    """ "#rrggbb" as shares of 1."""
-    red, green, blue = bytes.fromhex(color.removeprefix("#"))
-    return red / 255, green / 255, blue / 255

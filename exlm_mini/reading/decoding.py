@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from exlm_mini.alignment import dag_log_likelihood, marginal_token_log_probs, viterbi
 from exlm_mini.config import SpecialIds
@@ -103,6 +104,51 @@ def top_tokens(
     return token_ids_XV[:, :count], log_token_XV[:, :count].exp()
 
 
+def log_softmax(logits: Tensor) -> Tensor:
+    """Over the last axis, in at least float32."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
+
+
+def masks_of_copies(token_logits_XV: Tensor, num_copies: int) -> Tensor:
+    """log_token_SV of each mask by itself: the mean of the distributions of its copies.
+
+    Args:
+        token_logits_XV: of a ``MaskedLM``, those of the copies of a mask beside each other.
+        num_copies: of every token.
+    """
+    log_token_SkV = log_softmax(token_logits_XV).unflatten(0, (-1, num_copies))
+    return log_token_SkV.exp().mean(dim=1).log()
+
+
+def masks_of_states(scores: StateScores, log_token_BLV: Tensor, unk: int) -> Tensor:
+    """log_token_SV of each mask by itself, before any token is known, row by row.
+
+    It mixes the distributions of the states by how likely a path passes through each of them at
+    that mask; without links (``ctc``) it is the CTC of the states of the mask.
+
+    Args:
+        scores: from ``ExLM.score``.
+        log_token_BLV: log P_u(w) of the states, in nats.
+        unk: id of the unknown token, the blank of ``ctc``.
+    """
+    graph = scores.graph
+    counts = graph.num_targets_B, graph.num_states_B
+    if scores.log_transition_BLL is None:
+        rows = [
+            ctc_token_log_probs(log_token_BLV[b, :n], graph.owner_BL[b, :n], m, unk)
+            for b, (m, n) in enumerate(zip(*(c.tolist() for c in counts), strict=True))
+        ]
+        log_token_BMV = pad_sequence(rows, batch_first=True)
+    else:
+        any_token_BML = torch.zeros_like(scores.log_emission_BML)
+        log_token_BMV = marginal_token_log_probs(
+            log_token_BLV, any_token_BML, scores.log_transition_BLL, *counts
+        )
+    target_M = torch.arange(graph.target_ids_BM.shape[1], device=graph.num_targets_B.device)
+    is_target_BM = target_M < graph.num_targets_B.unsqueeze(1)
+    return log_token_BMV[is_target_BM & ~graph.is_boundary_BM]
+
+
 @torch.no_grad()
 def read_states(model: ExLM, masked_ids_BN: Tensor, chain_share: float = 0.0) -> Reading:
     """States, transitions and best filling of one row with masks (Appendix P, Figure 10).
@@ -114,8 +160,6 @@ def read_states(model: ExLM, masked_ids_BN: Tensor, chain_share: float = 0.0) ->
 
     Its tokens are chosen. Their joint probability is summed over all paths, so it is at least
     that of the best one; other tokens may have a larger joint, which is hard to search for.
-    ``log_token_SV`` mixes the states' distributions by how likely a path passes through each
-    state at that mask, before any token is known.
 
     Without a graph (``transition="ctc"``) masks are independent: each gets its likeliest token
     under the CTC of its own states, and the joint is the product.
@@ -137,17 +181,13 @@ def read_states(model: ExLM, masked_ids_BN: Tensor, chain_share: float = 0.0) ->
     hidden_BTD, graph = model.encode(masked_ids_BN, is_masked_BN, masked_ids_BN)
     state_BLD = model.states(hidden_BTD, graph)
     scores = model.score(state_BLD, graph, chain_share)
-    log_token_BLV = _log_softmax(model.token_logits(state_BLD))
+    log_token_BLV = log_softmax(model.token_logits(state_BLD))
     states = States(graph.owner_BL[0].cpu(), graph.clone_BL[0].cpu(), log_token_BLV[0].cpu())
+    log_token_SV = masks_of_states(scores, log_token_BLV, model.special_ids.unk)
     if scores.log_transition_BLL is None:
-        links = None
-        log_token_MV = ctc_token_log_probs(
-            states.log_token_LV, states.owner_L, int(graph.num_targets_B), model.special_ids.unk
-        )
-        log_token_SV = log_token_MV[1:-1]
-        token_ids_S = top_tokens(log_token_SV, 1, model.special_ids)[0][:, 0]
+        links, token_ids_S = None, top_tokens(log_token_SV, 1, model.special_ids)[0][:, 0]
     else:
-        links, log_token_SV, token_ids_S = _follow(scores, log_token_BLV, model.special_ids)
+        links, token_ids_S = _follow(scores, log_token_BLV, model.special_ids)
     # The targets are the chosen tokens from here on: training's own function adds the paths up.
     target_ids_M = graph.target_ids_BM[0].clone()
     target_ids_M[1:-1] = token_ids_S
@@ -178,8 +218,7 @@ def read_masked_lm(model: MaskedLM, masked_ids_BN: Tensor, num_copies: int = 1) 
     token_logits_XV = model(
         repeat_tokens(masked_ids_BN, num_copies), repeat_tokens(is_masked_BN, num_copies)
     )
-    log_token_SkV = _log_softmax(token_logits_XV).unflatten(0, (-1, num_copies))
-    log_token_SV = log_token_SkV.exp().mean(dim=1).log().cpu()
+    log_token_SV = masks_of_copies(token_logits_XV, num_copies).cpu()
     token_ids_S = top_tokens(log_token_SV, 1, model.special_ids)[0][:, 0]
     log_joint = log_token_SV.gather(1, token_ids_S.unsqueeze(1)).sum().item()
     return Reading(token_ids_S, log_joint, log_token_SV, None, None)
@@ -187,8 +226,8 @@ def read_masked_lm(model: MaskedLM, masked_ids_BN: Tensor, num_copies: int = 1) 
 
 def _follow(
     scores: StateScores, log_token_BLV: Tensor, special_ids: SpecialIds
-) -> tuple[Graph, Tensor, Tensor]:
-    """The best path, log_token_SV of the masks over all paths, and token_ids_S of the best."""
+) -> tuple[Graph, Tensor]:
+    """The links of the states, and token_ids_S of the best path."""
     log_transition_BLL = scores.log_transition_BLL
     assert log_transition_BLL is not None  # else there is no path to follow
     counts = (scores.graph.num_targets_B, scores.graph.num_states_B)
@@ -206,12 +245,9 @@ def _follow(
         )
     any_token_BML = torch.zeros_like(log_best_BML)
     log_fit = dag_log_likelihood(any_token_BML, log_transition_BLL, *counts).item()
-    log_token_BMV = marginal_token_log_probs(
-        log_token_BLV, any_token_BML, log_transition_BLL, *counts
-    )
     path_M = path_BM[0]
     links = Graph(log_transition_BLL[0].cpu(), path_M.cpu(), log_path_B.item(), log_fit)
-    return links, log_token_BMV[0, 1:-1], best_ids_L[path_M[1:-1]]
+    return links, best_ids_L[path_M[1:-1]]
 
 
 def _check_row(model: ExLM | MaskedLM, masked_ids_BN: Tensor) -> Tensor:
@@ -231,8 +267,3 @@ def _check_row(model: ExLM | MaskedLM, masked_ids_BN: Tensor) -> Tensor:
     if not is_masked_BN.any():
         raise UserError("there is no [MASK] to fill in; write [MASK] for each hidden token")
     return is_masked_BN
-
-
-def _log_softmax(logits: Tensor) -> Tensor:
-    """Over the last axis, in at least float32."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)

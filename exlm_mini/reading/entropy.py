@@ -62,33 +62,6 @@ def fully_masked(is_masked_BN: Tensor, num_copies: int) -> Tensor:
     return is_masked_BN.unflatten(1, (-1, num_copies)).all(dim=2)
 
 
-def mean_over_copies(value_S: Tensor, is_masked_BN: Tensor, num_copies: int) -> Tensor:
-    """The filter and the average of Appendix E.1, for any number measured at masked positions.
-
-    Positions of tokens with at least one visible copy are left out; the k values of every other
-    token are averaged.
-
-    Args:
-        value_S: float, one value per masked position, row by row from left to right, as
-            ``MaskedLM.forward`` orders its logits.
-        is_masked_BN: bool, as for ``fully_masked``.
-        num_copies: k.
-
-    Returns:
-        value_R, same dtype: one per fully masked token, row by row from left to right; empty if
-        there is none.
-
-    Raises:
-        ValueError: if the values are not one per masked position, or as ``fully_masked``.
-    """
-    num_masked = int(is_masked_BN.sum())
-    if value_S.shape != (num_masked,):
-        raise ValueError(f"want {num_masked} values, got shape {tuple(value_S.shape)}")
-    is_lost_BM = fully_masked(is_masked_BN, num_copies)
-    is_counted_BN = is_lost_BM.repeat_interleave(num_copies, dim=1)
-    return value_S[is_counted_BN[is_masked_BN]].view(-1, num_copies).mean(dim=1)
-
-
 def repeated_entropy_bits(log_p_SV: Tensor, is_masked_BN: Tensor, num_copies: int) -> Tensor:
     """H_token of Appendix E.1: a model's uncertainty about the tokens it sees no copy of.
 
@@ -96,17 +69,21 @@ def repeated_entropy_bits(log_p_SV: Tensor, is_masked_BN: Tensor, num_copies: in
 
     Args:
         log_p_SV: log-probabilities in nats at the masked positions (not logits), row by row
-            from left to right.
+            from left to right, as ``MaskedLM.forward`` orders its logits.
         is_masked_BN: bool, as for ``fully_masked``.
         num_copies: k; with 1 this is the entropy at every masked position.
 
     Returns:
-        entropy_R in bits, one per fully masked token; its mean is a cell of Figure 5.
+        entropy_R in bits, one per fully masked token, row by row from left to right; empty if
+        there is none. Its mean is a cell of Figure 5.
 
     Raises:
-        ValueError: as ``mean_over_copies``.
+        ValueError: as ``fully_masked``.
     """
-    return mean_over_copies(entropy_bits(log_p_SV), is_masked_BN, num_copies)
+    is_lost_BM = fully_masked(is_masked_BN, num_copies)
+    is_counted_BN = is_lost_BM.repeat_interleave(num_copies, dim=1)
+    log_p_XV = log_p_SV[is_counted_BN[is_masked_BN]]
+    return entropy_bits(log_p_XV).view(-1, num_copies).mean(dim=1)
 
 
 def path_entropy(reading: Reading) -> PathEntropy:

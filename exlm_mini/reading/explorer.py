@@ -26,7 +26,6 @@ from exlm_mini.reading.scene import (
     NUM_WORDS_IN_NODE,
     Conditionals,
     Scene,
-    checked,
     conditionals,
 )
 
@@ -82,12 +81,8 @@ class Explorer:
 
 
 def explorer(scene: Scene) -> Explorer:
-    """Draw a scene.
-
-    Raises:
-        ValueError: if the lists of the scene do not fit each other.
-    """
-    return Explorer(checked(scene))
+    """Draw a scene."""
+    return Explorer(scene)
 
 
 # Units of the picture: pixels on a phone of 390, where four states stand side by side.

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from exlm_mini.config import ModelConfig, RunConfig, SpecialIds
+from exlm_mini.config import RunConfig, SpecialIds
 from exlm_mini.config.checks import UserError, nearest
 from exlm_mini.data.files import reading
 from exlm_mini.data.tokenizer import Tokenizer
@@ -24,13 +23,7 @@ from exlm_mini.training.checkpoint import (
     latest_checkpoint,
     load_checkpoint,
 )
-from exlm_mini.training.parts import (
-    load_model,
-    make_model,
-    num_copies,
-    settled_size,
-    stored_config,
-)
+from exlm_mini.training.parts import load_model, num_copies
 
 TRAINED_IN_TURN = ("exlm", "mlm")
 """Directories below a run of the objective mlm+exlm."""
@@ -106,10 +99,9 @@ class Pretrained(NamedTuple):
         Args:
             settings: of ``ModelConfig`` that have no weights, such as ``dropout``.
         """
-        changed: ModelConfig = replace(self.config.model, **settings)
         stored = self.checkpoint.state["config"]
-        model = {**stored["model"], **{name: getattr(changed, name) for name in settings}}
-        state = {**self.checkpoint.state, "config": {**stored, "model": model}}
+        config = {**stored, "model": {**stored["model"], **settings}}
+        state = {**self.checkpoint.state, "config": config}
         with reading(self.path):
             return load_model(self.checkpoint._replace(state=state))[0]
 
@@ -123,47 +115,24 @@ def load_pretrained(path: Path, report: Callable[[str], None]) -> Pretrained:
         report: takes a line for each damaged checkpoint that was passed over.
 
     Raises:
-        UserError: nothing there, two runs in one directory, no intact checkpoint, one without an
-            encoder, or not the tokenizer it was trained with.
+        UserError: nothing there, no intact checkpoint, one of something else, or not the
+            tokenizer it was trained with.
     """
     if not path.exists():
         path = SHIPPED.get(str(path), path)
-    if not path.exists():
-        remedy = nearest(str(path), SHIPPED, "give the --output of a pre-training run")
-        raise UserError(f"there is no {path}; {remedy}")
     if (path / MANIFEST).is_file():
         run, checkpoint = path.parent.parent, load_checkpoint(path)
     else:
-        run = path
-        if not (path / "checkpoints").is_dir():
-            inner = [name for name in TRAINED_IN_TURN if (path / name).is_dir()]
-            remedy = "give the --output of a pre-training run"
-            if inner:
-                remedy = (
-                    f"give one of the runs in it, {' or '.join(str(path / n) for n in inner)}"
-                )
-            raise UserError(f"{path} holds no checkpoints of its own; {remedy}")
         latest = latest_checkpoint(path / "checkpoints", report)
         if latest is None:
-            raise UserError(f"{path} has no checkpoint yet; let it train until it saves one")
-        checkpoint, path = latest, path / "checkpoints" / f"step-{latest.step:06d}"
-    with reading(path):
-        if "tokenizer_sha256" not in checkpoint.state:
+            remedy = "give the --output of a pre-training run that has saved one"
             raise UserError(
-                f"{path} holds no pre-trained model; give a checkpoint of a pre-training run"
+                f"there is no checkpoint in {path}; {nearest(str(path), SHIPPED, remedy)}"
             )
-        weights = checkpoint.tensors["model"]
-        config = stored_config(checkpoint)
-        special_ids, vocab_size = settled_size(config, checkpoint)
-        with torch.device("meta"):
-            expected = make_model(config, vocab_size, special_ids)
-        for name, tensor in expected.state_dict().items():
-            if name not in weights or weights[name].shape != tensor.shape:
-                raise UserError(
-                    f"{path} lacks the weights {name} {tuple(tensor.shape)} of its own settings; "
-                    "give a checkpoint of a pre-training run as it was saved"
-                )
-        tokenizer = tokenizer_of(run, checkpoint)
+        run, checkpoint, path = path, latest, path / "checkpoints" / f"step-{latest.step:06d}"
+    with reading(path, "give a checkpoint of a pre-training run as it was saved"):
+        _, config = load_model(checkpoint)  # what does not fit is told here
+        tokenizer, weights = tokenizer_of(run, checkpoint), checkpoint.tensors["model"]
         return Pretrained(path, checkpoint, config, tokenizer, _sha256(weights))
 
 
@@ -183,18 +152,17 @@ def tokenizer_of(run: Path, checkpoint: Checkpoint) -> Tokenizer:
     """
     pack = checkpoint.state["config"]["data"]["pack"]
     corpora = [run / "data", run.parent / "data", *([Path(pack)] if pack else [])]
-    paths = [path for corpus in corpora if (path := corpus / "tokenizer.json").is_file()]
-    if not paths:
-        raise UserError(
-            f"{corpora[0] / 'tokenizer.json'} is missing; copy the tokenizer.json of the run's "
-            "corpus there"
-        )
+    paths = [corpus / "tokenizer.json" for corpus in corpora]
     for path in paths:
-        with contextlib.suppress(UserError):  # damaged: another may be whole
+        with contextlib.suppress(UserError):  # missing or damaged: another may be whole
             tokenizer = Tokenizer.load(path)
             if tokenizer.sha256 == checkpoint.state["tokenizer_sha256"]:
                 return tokenizer
+    found = next((path for path in paths if path.is_file()), None)
+    problem = (
+        f"{found} is not the tokenizer" if found else f"{paths[0]} is missing, the tokenizer"
+    )
     raise UserError(
-        f"{paths[0]} is not the tokenizer {run} was trained with (sha256 differs); restore it "
-        "from a copy"
+        f"{problem} {run} was trained with; restore it from a copy, its sha256 is "
+        f"{checkpoint.state['tokenizer_sha256']}"
     )

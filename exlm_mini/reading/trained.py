@@ -26,6 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from exlm_mini.config import RunConfig
 from exlm_mini.config.checks import UserError
+from exlm_mini.data import files
 from exlm_mini.data.tokenizer import MASK, Tokenizer
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.exlm import token_states
@@ -129,14 +130,15 @@ class Trained:
         """token_ids_BN of some texts, each between [BOS] and [EOS]; "[MASK]" is a mask."""
         if isinstance(texts, str):
             texts = [texts]
-        special, rows = self.tokenizer.special_ids, []
-        for text in texts:
-            row = [special.bos, *self.tokenizer.encode_with_masks(text), special.eos]
-            if len(row) == 2:
-                raise UserError("a text is empty; leave it out")
+        special = self.tokenizer.special_ids
+        rows = [
+            [special.bos, *self.tokenizer.encode_with_masks(text), special.eos]
+            for text in texts
+        ]
+        for row in rows:
             _check_length(self, row)
-            rows.append(torch.tensor(row))
-        return pad_sequence(rows, batch_first=True, padding_value=special.pad)
+        tensors = [torch.tensor(row) for row in rows]
+        return pad_sequence(tensors, batch_first=True, padding_value=special.pad)
 
 
 def load(path: str | Path) -> Trained:
@@ -185,34 +187,33 @@ def encode_row(trained: Trained, text: str) -> Tensor:
         UserError: not UTF-8, no mask, something the vocabulary lacks, or too long for the model.
     """
     tokenizer = trained.tokenizer
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # bytes of another encoding reach us as lone surrogates
-        raise UserError("the text is not valid UTF-8; check the terminal's encoding") from None
     if MASK not in text:
         raise UserError(f"the text has no {MASK}; write {MASK} in place of each hidden token")
     if len(text) > MAX_CHARACTERS:
         raise UserError(
             f"the text has {len(text):,} characters; {MAX_CHARACTERS:,} is the most that is read"
         )
-    token_ids = tokenizer.encode_with_masks(text)
+    # Bytes of another encoding reach us as lone surrogates.
+    with files.reading("the text", "write it in UTF-8, and check the terminal's encoding"):
+        token_ids = tokenizer.encode_with_masks(text)
     if tokenizer.special_ids.unk in token_ids:
         pieces = re.split(rf" ?{re.escape(MASK)}", text)
         unknown = [piece for part in pieces for piece in tokenizer.unknown_pieces(part)]
-        reads = {"smiles": "molecules", "toy": f"sentences of {trained.config.data.grammar}"}
         raise UserError(
-            f"not in the vocabulary of {trained.run}, which reads "
-            f"{reads.get(trained.config.data.kind, 'text')}: "
+            f"not in the vocabulary of {trained.run}: "
             f"{', '.join(repr(piece) for piece in dict.fromkeys(unknown))}; name another run with "
             f"--run, such as {' or '.join(SHIPPED)}"
         )
-    row = [tokenizer.special_ids.bos, *token_ids, tokenizer.special_ids.eos]
-    _check_length(trained, row)
-    return torch.tensor([row])
+    return trained.rows([text])
 
 
 def _check_length(trained: Trained, row: list[int]) -> None:
-    """Refuse a row that the positions cannot hold once it is expanded or repeated."""
+    """Refuse a row without tokens, or with more than the positions can hold.
+
+    What counts is its length once it is expanded or repeated.
+    """
+    if len(row) == 2:
+        raise UserError("a text is empty; leave it out")
     config = trained.config
     needed, how = len(row) * num_copies(config), "after repetition"
     if config.objective == "exlm":
