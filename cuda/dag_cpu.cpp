@@ -234,6 +234,9 @@ int viterbi(const Batch<Real>& batch, int64_t* path, Real* log_score, int num_th
 
 }  // namespace dag
 
+// Of a vector of states: numbers that share an exponent.
+extern "C" int dag_vector_bytes() { return dag::kVectorBytes; }
+
 #define DAG_INTERFACE(Real, name)                                                               \
   extern "C" int dag_log_likelihood_##name(                                                     \
       const Real* emission, const Real* transition, const int64_t* num_targets,                 \

@@ -47,10 +47,7 @@ class Layout(NamedTuple):
     """Whether the best path needs int32 (B, M, L) to work in."""
 
 
-LAYOUTS = {
-    "cpu": Layout({torch.float32: 16, torch.float64: 8}, 3, False),
-    "cuda": Layout({torch.float32: 32, torch.float64: 32}, 4, True),
-}
+CUDA_LAYOUT = Layout({torch.float32: 32, torch.float64: 32}, 4, True)
 
 
 class Kernels(NamedTuple):
@@ -97,8 +94,9 @@ def _load(device_type: str) -> Kernels | BuildError:
         if device_type == "cuda" and not torch.cuda.is_available():
             raise BuildError("PyTorch sees no CUDA GPU")
         library = ctypes.CDLL(str(build(device_type)))
-        layout = LAYOUTS[device_type]
         if device_type == "cpu":
+            size = library.dag_vector_bytes()  # of the processor it was compiled for
+            layout = Layout({torch.float32: size // 4, torch.float64: size // 8}, 3, False)
             return Kernels(library, "dag_", layout, _num_threads, _explain_cpu)
         text = library.dag_cuda_error
         text.restype = ctypes.c_char_p
@@ -106,7 +104,7 @@ def _load(device_type: str) -> Kernels | BuildError:
         def explain_cuda(result: int) -> Exception:
             return RuntimeError(f"CUDA: {text(result).decode()}")
 
-        return Kernels(library, "dag_cuda_", layout, _stream, explain_cuda)
+        return Kernels(library, "dag_cuda_", CUDA_LAYOUT, _stream, explain_cuda)
     except BuildError as error:
         return error
     except Exception as error:  # whatever it is, other backends go on working
@@ -226,7 +224,7 @@ GRAPH = "Tensor emission, Tensor transition, Tensor num_targets, Tensor num_stat
 
 def _operator(name: str, schema: str) -> Callable:
     return torch.library.custom_op(
-        f"exlm_mini::{name}", mutates_args=(), device_types=tuple(LAYOUTS), schema=schema
+        f"exlm_mini::{name}", mutates_args=(), device_types=("cpu", "cuda"), schema=schema
     )
 
 
@@ -237,7 +235,8 @@ def _log_likelihood(emission, *others):
 
 @_log_likelihood.register_fake
 def _(emission, transition, num_targets, num_states):
-    layout = LAYOUTS.get(emission.device.type, LAYOUTS["cpu"])
+    is_cuda = emission.device.type == "cuda"
+    layout = CUDA_LAYOUT if is_cuda else _kernels(torch.device("cpu")).layout
     return emission.new_empty(emission.shape[0]), *sweep_buffers(emission, layout)
 
 
