@@ -173,52 +173,34 @@ def read_text(path: str | Path, remedy: str = ANOTHER) -> str:
 REMEDY = "remove its directory and prepare the corpus again"
 
 
-class _HashedFile:
-    """A file being written, hashed on the way."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self._hash = hashlib.sha256()
-        self.num_bytes = 0
-        self.is_wanted = True
-
-    def write(self, content: bytes | memoryview) -> None:
-        view = memoryview(content).cast("B")
-        self.num_bytes += len(view)
-        self._stream.write(view)
-        self._hash.update(view)
-
-    def fingerprint(self) -> dict[str, int | str]:
-        return {"bytes": self.num_bytes, "sha256": self._hash.hexdigest()}
-
-
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[_HashedFile]:
+def whole_file(path: Path) -> Iterator[BinaryIO]:
     """A file that appears under its name when all of it is on the disk, or not at all."""
     # Its own for each process: a killed command's worker may be writing for a moment longer.
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    file = None
     try:
         with open_to_write(partial) as stream:
-            file = _HashedFile(stream)
-            yield file
+            yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        if file.is_wanted:
-            os.replace(partial, path)
-            sync_directory(path.parent)
+        os.replace(partial, path)
+        sync_directory(path.parent)
     except OSError as error:
-        if error.errno in NO_SPACE:
-            needed = file.num_bytes if file else 0
-            partial.unlink(missing_ok=True)  # it is not what fills the disk
-            free = shutil.disk_usage(path.parent).free
-            raise UserError(
-                f"no space to write {path}: it needs {needed:,} bytes or more, {free:,} are "
-                "free; make room or choose another directory"
-            ) from None
-        raise
+        if error.errno not in NO_SPACE:
+            raise
+        partial.unlink(missing_ok=True)  # it is not what fills the disk
+        free = shutil.disk_usage(path.parent).free
+        raise UserError(
+            f"no space to write {path}, {free:,} bytes are free; make room or choose another "
+            "directory"
+        ) from None
     finally:
         partial.unlink(missing_ok=True)
+
+
+def fingerprint(path: Path) -> dict[str, int | str]:
+    """Size and sha256 of a file."""
+    return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
 def write_json(path: Path, content: dict) -> None:

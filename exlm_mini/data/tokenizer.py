@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
 import os
 import re
@@ -19,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from exlm_mini.config import SPECIAL_TOKENS, SpecialIds
+from exlm_mini.config import SPECIAL_TOKENS, DataConfig, SpecialIds
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import read_bytes, reading
 
@@ -35,6 +34,8 @@ NUM_BYTES = 256
 _LONG_WORD = re.compile(r"(\w{1000}|\s{1000}|[^\w\s]{1000})")
 """Pieces to learn byte-level BPE from; the time it takes grows with the square of a word."""
 MAX_PARTS = 8
+TOKENIZER_KINDS = {"toy": "words", "text": "text", "smiles": "smiles"}
+"""By the kind of the data."""
 TRAIN_ONE = "give a tokenizer.json, or none to train one"
 
 
@@ -165,6 +166,24 @@ class Tokenizer:
         return [self.special_ids.unk if i in self._structural_ids else i for i in token_ids]
 
 
+def given_tokenizer(data: DataConfig) -> Tokenizer | None:
+    """The tokenizer of ``data.tokenizer``, if there is one.
+
+    Raises:
+        UserError: if it is of another kind than the data.
+    """
+    if data.tokenizer is None:
+        return None
+    tokenizer = Tokenizer.load(data.tokenizer)
+    want = TOKENIZER_KINDS[data.kind]
+    if tokenizer.kind != want:
+        raise UserError(
+            f"{data.tokenizer} is a tokenizer of kind {tokenizer.kind}, data.kind {data.kind} "
+            f"needs {want}; give another or none to train one"
+        )
+    return tokenizer
+
+
 def train_byte_level_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """A lossless tokenizer for text: byte-level BPE, as GPT-2's and RoBERTa's.
 
@@ -234,11 +253,9 @@ def word_level(words: Iterable[str]) -> Tokenizer:
         ValueError: if a word is repeated, is a special token or holds white space.
     """
     words = list(words)
-    if len(set(words)) < len(words):
-        raise ValueError("a word occurs twice in the vocabulary")
-    for word in words:
-        if word in SPECIAL_TOKENS or word.split() != [word]:
-            raise ValueError(f"{word!r} cannot be a word of the vocabulary")
+    is_twice = len({*words, *SPECIAL_TOKENS}) < len(words) + len(SPECIAL_TOKENS)
+    if is_twice or any(word.split() != [word] for word in words):
+        raise ValueError(f"not all of these are single words that differ: {words}")
     return _word_lookup(words, _library().pre_tokenizers.WhitespaceSplit(), None)
 
 
@@ -276,24 +293,19 @@ def _library() -> ModuleType:
 
 def _check_growth(part: dict | None) -> None:
     """Refuse what could turn a few letters into gigabytes, before the library makes it."""
-    parts = list(_parts(part))
+    single = [] if part is None else [part]
+    parts = single if part is None else part.get("normalizers", part.get("decoders", single))
     if len(parts) > MAX_PARTS:
         raise ValueError(f"{len(parts)} normalizers or decoders, at most {MAX_PARTS} are taken")
     for part in parts:
-        if part["type"] == "Precompiled":  # a table that the library believes whatever is in it
-            raise ValueError("a precompiled normalizer")
+        # The library believes the table of a precompiled one, whatever is in it.
+        if part["type"] in ("Precompiled", "Sequence"):
+            raise ValueError(f"a normalizer or decoder {part['type']}")
         made, of = part.get("content", part.get("prepend", "")), part.get("pattern", {})
         if len(made) > max(1, len(of.get("String", ""))):
             raise ValueError(
                 f"the {part['type']} of {len(made):,} characters makes texts longer"
             )
-
-
-def _parts(part: dict | None) -> Iterator[dict]:
-    """The single normalizers or decoders of one that may be a sequence."""
-    if part is not None:
-        inner = part.get("normalizers", part.get("decoders"))
-        yield from [part] if inner is None else itertools.chain(*map(_parts, inner))
 
 
 @contextlib.contextmanager
