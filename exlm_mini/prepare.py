@@ -48,7 +48,7 @@ def _parser() -> Any:
     add("--source", nargs="+", action="append", default=[], metavar="X",
         help="where from: NAME, hub:ID or files; again for another source")  # fmt: skip
     add("--output", metavar="DIR", help="default corpora/<first source>")
-    add("--dry-run", action="store_true", help="tell sizes, read no more")
+    add("--dry-run", action="store_true", help="print sizes, read no more")
     add("--workers", type=int, default=len(os.sched_getaffinity(0)), metavar="N",
         help="processes; default: one per core")  # fmt: skip
     add("--weights", type=float, nargs="+", default=[], metavar="X",
@@ -128,7 +128,7 @@ def _about(number: float | None) -> str:
 def _show(
     lines: dict[str, ProgressLine], megabytes: float, name: str, num_bytes: float
 ) -> None:
-    """Tell of one more shard of a pass, of about so many megabytes of text in all."""
+    """Show one more shard of a pass, of about so many megabytes of text in all."""
     line = lines.setdefault(name, ProgressLine(name, max(1, round(megabytes)), "MB"))
     if done := round(num_bytes / MEGABYTE):
         line.steps = max(line.steps, done + 1)  # the size was an estimate

@@ -16,17 +16,16 @@ import numpy as np
 import pytest
 from refusals import told
 
-from exlm_mini import pretrain
 from exlm_mini.config import DataConfig
 from exlm_mini.data import corpus as corpora
 from exlm_mini.data import files, shards
 from exlm_mini.data.cleaning import Cleaning
 from exlm_mini.data.corpus import open_corpus, prepare
-from exlm_mini.data.files import read_json
 from exlm_mini.data.packs import Pack
 from exlm_mini.data.pipeline import bucket_bound
 from exlm_mini.data.request import Preparation
 from exlm_mini.data.shards import hash_of
+from exlm_mini.data.tokenizer import Tokenizer, train_byte_level_bpe
 from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.data.workers import Workers
 from exlm_mini.prepare import main
@@ -99,36 +98,24 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(texts, tmp_path, undisturbed):
     assert contents(output) == undisturbed
 
 
-@pytest.mark.parametrize("what", ["source", "seed", "tokenizer"])
+@pytest.mark.parametrize("what", ["source", "given", "seed", "share", "vocabulary"])
 def test_a_shard_of_something_else_is_made_again(tmp_path, what):
     """Stopped half way, then the file or a setting changes: as if begun anew."""
-    path = write_text(tmp_path / "a.txt")
+    path, data, more = write_text(tmp_path / "a.txt"), TEXT, {}
+    if what == "given":  # the tokenizer stays, whatever the file
+        train_byte_level_bpe(["a b", "c d"], 270).save(tmp_path / "tokenizer.json")
+        data = replace(TEXT, tokenizer=str(tmp_path / "tokenizer.json"))
     with pytest.raises(KeyboardInterrupt):
-        prepare(wanted(path), tmp_path / "c", progress=Stopper(5 if what == "source" else 18))
-    request = wanted(path)
-    if what == "source":
-        write_text(tmp_path / "a.txt", seed=7)
+        prepare(wanted(path, data=data), tmp_path / "c", progress=Stopper(18))
+    if what in ("source", "given"):  # other text of the same size
+        Path(path).write_text(Path(path).read_text().swapcase())
     elif what == "seed":
-        request = wanted(path, seed=2)
+        more = {"seed": 2}
     else:
-        request = wanted(path, data=replace(TEXT, vocab_size=310))
-    prepare(request, tmp_path / "c")
-    prepare(request, tmp_path / "new")
-    assert contents(tmp_path / "c") == contents(tmp_path / "new")
-
-
-def test_a_source_that_grew_is_read_to_its_end(tmp_path):
-    """Stopped twice, the second time when there were as many shards as the first file had."""
-    path = write_text(tmp_path / "a.txt", 60)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(wanted(path), tmp_path / "c", progress=Stopper(6))
-    (unit,) = (tmp_path / "c" / ".shards").glob("*.unit.json")
-    num_shards = read_json(unit)["num_shards"]
-    write_text(tmp_path / "a.txt", 200, seed=7)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(wanted(path), tmp_path / "c", progress=Stopper(1 + num_shards))
-    prepare(wanted(path), tmp_path / "c")
-    prepare(wanted(path), tmp_path / "new")
+        other = {"validation_share": 0.4} if what == "share" else {"vocab_size": 310}
+        data = replace(data, **other)
+    prepare(wanted(path, data=data, **more), tmp_path / "c")
+    prepare(wanted(path, data=data, **more), tmp_path / "new")
     assert contents(tmp_path / "c") == contents(tmp_path / "new")
 
 
@@ -198,17 +185,6 @@ def test_the_packs_do_not_depend_on_shards_or_workers(
     assert contents(tmp_path / "c") == undisturbed
 
 
-def test_a_mended_file_costs_only_its_own_shards(texts, tmp_path, written):
-    bad = tmp_path / "bad.jsonl"
-    bad.write_text('{"text": "fine"}\n{"text": 5}\n')
-    request = wanted((*texts, str(bad)))
-    told(lambda: prepare(request, tmp_path / "c"), f"{bad} line 2", "int, not text")
-    bad.write_text('{"text": "fine"}\n{"text": "5"}\n')
-    written.clear()
-    prepare(request, tmp_path / "c")
-    assert {name[:8] for name in written if "documents" in name} == {"s0-u0002"}
-
-
 def test_a_worker_that_dies_is_told():
     with Workers(2) as workers:
         told(lambda: list(workers.run(os._exit, [(1,)])), "died", "the same command goes on")
@@ -235,24 +211,17 @@ OPTIONS = [
 # ---- what the packs hold ----
 
 
-def test_a_prepared_corpus_trains(texts, tmp_path, capsys):
+def test_the_command_makes_a_corpus_and_names_it(texts, tmp_path, capsys):
     output = str(tmp_path / "c")
     assert main([*OPTIONS, "--source", *texts, "--output", output, "--workers", "1"]) == 0
-    assert f"--data.pack {output}" in capsys.readouterr().out
-    code = pretrain.main(
-        [
-            *("--recipe", "text-tiny", "--data.pack", output),
-            *("--train.steps", "2", "--train.batch_size", "4", "--train.validation_rows", "8"),
-            *("--model.width", "16", "--model.num_heads", "2", "--model.ffn_width", "16"),
-            *("--train.device", "cpu", "--output", str(tmp_path / "run")),
-        ]
-    )
-    assert code == 0 and "2 steps" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"--data.pack {output}" in printed
+    corpus = open_corpus(output, TEXT)
+    told_rows = f"train: {len(corpus.train):,} rows, {corpus.train.num_tokens:,} tokens"
+    assert told_rows in printed and corpus.train.sha256 in printed
 
 
 def test_the_rows_are_the_text_of_one_side_by_its_hash(tmp_path):
-    from exlm_mini.data.tokenizer import Tokenizer
-
     path = write_text(tmp_path / "a.txt")
     corpus = prepare(wanted(path), tmp_path / "c")
     tokenizer = Tokenizer.load(corpus.tokenizer_path)
@@ -350,8 +319,6 @@ def test_molecules_are_cleaned_and_losses_counted(tmp_path):
 
 def test_all_spellings_of_a_molecule_are_on_one_side(tmp_path):
     chem = pytest.importorskip("rdkit.Chem")
-    from exlm_mini.data.tokenizer import Tokenizer
-
     data = DataConfig(kind="smiles", validation_share=0.3, max_unknown=0.01)
     request = wanted(smiles_file(tmp_path), data=data, cleaning=Cleaning(num_variants=3))
     corpus = prepare(request, tmp_path / "c")
@@ -422,6 +389,11 @@ def test_a_finished_corpus_is_opened_or_refused(texts, tmp_path):
     told(lambda: prepare(other, tmp_path / "c"), "data.block_length 16, not 20", "another")
     told(lambda: prepare(wanted(texts[0]), tmp_path / "c"), "sources", "another")
     assert contents(tmp_path / "c") == before
+    with open(texts[0], "a") as file:
+        file.write("\none more")
+    told(lambda: prepare(wanted(*texts), tmp_path / "c"), texts[0], "has changed")
+    os.unlink(texts[0])  # a source that is gone does no harm
+    assert len(open_corpus(tmp_path / "c", TEXT).train) > 0
 
 
 def test_foreign_files_are_never_overwritten(texts, tmp_path):

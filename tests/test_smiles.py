@@ -64,6 +64,7 @@ def test_large_molecules_are_read():
     assert len(peptide) > 1340 and read_molecule(peptide) is not None
     assert read_molecule("C" * 2000) is not None
     assert read_molecule(sheet(8, 12)) is not None
+    assert read_molecule("C1CC1" * 100) is not None and read_molecule("C1CC1" * 101) is None
 
 
 def test_the_embedded_molecules_are_real():

@@ -4,7 +4,7 @@ import doctest
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import told
 
@@ -46,11 +46,13 @@ WORDS = word_level(["the", "cat", "sat"])
 # ---- text ----
 
 
+@settings(max_examples=50)
 @given(st.text())
 def test_any_text_survives_byte_level_bpe(text):
     assert BPE.decode(BPE.encode(text)) == text
 
 
+@settings(max_examples=50)
 @given(st.lists(st.sampled_from([*SPECIAL_TOKENS, " ", "a", "[", "é"])))
 def test_special_literals_survive_as_text(pieces):
     text = "".join(pieces)

@@ -1,9 +1,9 @@
 """Files: those from outside are read with care, ours survive a crash.
 
-A file of ours is on the disk before it is counted on, whole or not there, and a JSON file tells
-when it was edited. One from outside is read only if it is a regular file. What a reader foresees to
-be wrong with it, it tells itself with ``UserError``; ``reading`` stands around the work on a file
-and turns everything else into one line that names the file; ``--debug`` shows what it was.
+Our files appear under their names when they are whole and on the disk; a JSON file has a seal that
+shows whether it was edited. A file from outside is read only if it is a regular file. Errors that a
+reader expects become a ``UserError`` with a remedy; ``reading`` turns all others into one line that
+names the file (``--debug`` shows the error).
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def refuse_odd_files(directory: Path) -> None:
 
 
 def refused(error: OSError) -> UserError:
-    """What the operating system says of a file, where nobody foresaw it, as one line.
+    """An unexpected error of the operating system about a file, as one line.
 
     Raises:
         OSError: the error itself where it names no file; it may be our own mistake.

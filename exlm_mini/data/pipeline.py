@@ -70,7 +70,7 @@ class Passes:
     ) -> None:
         self.wanted, self.folder = wanted, folder
         self.report, self.progress = report, progress
-        # What is missing is told before hours of reading.
+        # A missing package or tokenizer is reported before hours of reading.
         self.given = given_tokenizer(wanted.data)
         if wanted.data.kind == "smiles":
             require_rdkit()
@@ -268,8 +268,10 @@ class Passes:
                 raise UserError(f"{source.name} has no training tokens; leave it out")
             totals_S.append(total)
         sizes_S = [float(total.sum()) for total in totals_S]
-        if self.wanted.weights:
-            sizes_S = wanted_tokens(sizes_S, list(self.wanted.weights))
+        if weights_S := self.wanted.weights:
+            # The most of each source that stands in the ratio of the weights.
+            ratio = min(size / weight for size, weight in zip(sizes_S, weights_S, strict=True))
+            sizes_S = [weight * ratio for weight in weights_S]
         scale = min(1.0, most / max(sum(sizes_S), 1.0))
         pairs = zip(totals_S, sizes_S, strict=True)
         return [bucket_bound(total, size * scale) for total, size in pairs]
@@ -297,16 +299,6 @@ def held_out_bound(hashes: np.ndarray, validation_share: float) -> np.uint64:
         )
     num_held_out = min(max(1, round(validation_share * len(distinct))), len(distinct) - 1)
     return distinct[num_held_out - 1]
-
-
-def wanted_tokens(tokens_S: list[float], weights_S: list[float]) -> list[float]:
-    """The most tokens of each source that stand in the ratio of the weights.
-
-    >>> wanted_tokens([900, 400], [3, 1])
-    [900.0, 300.0]
-    """
-    scale = min(tokens / weight for tokens, weight in zip(tokens_S, weights_S, strict=True))
-    return [float(weight * scale) for weight in weights_S]
 
 
 def bucket_bound(totals: np.ndarray, wanted: float) -> int:

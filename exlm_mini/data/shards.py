@@ -171,5 +171,5 @@ def make_tokens(place: Place, want: dict[str, Any], tokenizer_path: Path) -> dic
 
 @lru_cache(maxsize=1)
 def _tokenizer(path: Path, sha256: str) -> Tokenizer:
-    """Loaded once per process; ``sha256`` only tells one from the next."""
+    """Loaded once per process and ``sha256``."""
     return Tokenizer.load(path)

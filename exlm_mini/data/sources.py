@@ -1,8 +1,7 @@
 """Where documents come from: local files, the hub by name or id, what Python and RDKit carry.
 
 A source is read in units (a file, or one of the files of a hub data set), each from its start to
-its end. A unit has a fingerprint, so that what was made of it can be told from what would be made
-of it now.
+its end. A unit has a fingerprint, which shows whether what was made of it is still up to date.
 
 The hub is read as a stream: nothing is stored but what is made of it. The data sets were named
 by their cards and file lists; licences are what the cards state, not advice.

@@ -16,7 +16,6 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 
 from exlm_mini.config import SPECIAL_TOKENS, DataConfig, SpecialIds
 from exlm_mini.config.checks import UserError
@@ -40,7 +39,7 @@ TRAIN_ONE = "give a tokenizer.json, or none to train one"
 
 
 class Tokenizer:
-    """A ``tokenizers.Tokenizer`` that knows its kind and its special ids.
+    """A ``tokenizers.Tokenizer`` with its kind and its special ids.
 
     Args:
         definition: the bytes of a ``tokenizer.json``; kept, so that ``save`` writes the same
@@ -52,12 +51,13 @@ class Tokenizer:
     """
 
     def __init__(self, definition: bytes, source: str = "tokenizer.json") -> None:
-        library = _library()
+        import tokenizers
+
         with reading(source, TRAIN_ONE), _silent_panics():
             fields = json.loads(definition)
             for section in ("normalizer", "decoder"):
                 _check_growth(fields.get(section))
-            inner = library.Tokenizer.from_buffer(definition)
+            inner = tokenizers.Tokenizer.from_buffer(definition)
             inner.encode_special_tokens = True  # not stored in the file: "[MASK]" stays text
             inner.no_truncation()
             inner.no_padding()
@@ -159,7 +159,7 @@ class Tokenizer:
     def _as_text(self, token_ids: list[int]) -> list[int]:
         """Ids with structural tokens turned into [UNK].
 
-        A whole-word lookup finds "[MASK]" in the vocabulary although nobody asked for a mask.
+        A whole-word lookup finds "[MASK]" in the vocabulary although no mask was asked for.
         """
         if self._structural_ids.isdisjoint(token_ids):
             return token_ids
@@ -203,15 +203,16 @@ def train_byte_level_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
             f"data.vocab_size is {vocab_size}; byte-level BPE needs at least {least}, "
             f"{NUM_BYTES} bytes and {len(SPECIAL_TOKENS)} special tokens"
         )
-    library = _library()
-    inner = library.Tokenizer(library.models.BPE())
-    inner.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = library.decoders.ByteLevel()
-    trainer = library.trainers.BpeTrainer(
+    import tokenizers
+
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE())
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
         special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     lessons = (piece for text in texts for piece in _LONG_WORD.split(text) if piece)
@@ -228,21 +229,24 @@ def train_smiles(smiles: Iterable[str], vocab_size: int | None = None) -> Tokeni
         smiles: the training molecules.
         vocab_size: largest vocabulary, special tokens included; rarer symbols become [UNK].
     """
-    library = _library()
+    import tokenizers
+
     # "isolated" keeps what the pattern does not match as a piece of its own; re.findall drops
     # it (the % of "%(100)") without a word.
-    pattern = library.Regex(SMILES_SYMBOL)
-    split = library.pre_tokenizers.Split(pattern, behavior="isolated")
-    counter = library.Tokenizer(library.models.WordLevel(unk_token=UNK))
+    pattern = tokenizers.Regex(SMILES_SYMBOL)
+    split = tokenizers.pre_tokenizers.Split(pattern, behavior="isolated")
+    counter = tokenizers.Tokenizer(tokenizers.models.WordLevel(unk_token=UNK))
     counter.pre_tokenizer = split
-    counter.train_from_iterator(smiles, library.trainers.WordLevelTrainer(show_progress=False))
+    counter.train_from_iterator(
+        smiles, tokenizers.trainers.WordLevelTrainer(show_progress=False)
+    )
     # The library's trainer would move a special token to a new id where the data contain its
     # name, so it only counts here (its order is by frequency, then alphabetical).
     by_rank = sorted(counter.get_vocab().items(), key=lambda entry: entry[1])
     symbols = [symbol for symbol, _ in by_rank if symbol not in SPECIAL_TOKENS]
     if vocab_size is not None:
         symbols = symbols[: max(0, vocab_size - len(SPECIAL_TOKENS))]
-    return _word_lookup(symbols, split, library.decoders.Fuse())
+    return _word_lookup(symbols, split, tokenizers.decoders.Fuse())
 
 
 def word_level(words: Iterable[str]) -> Tokenizer:
@@ -256,7 +260,9 @@ def word_level(words: Iterable[str]) -> Tokenizer:
     is_twice = len({*words, *SPECIAL_TOKENS}) < len(words) + len(SPECIAL_TOKENS)
     if is_twice or any(word.split() != [word] for word in words):
         raise ValueError(f"not all of these are single words that differ: {words}")
-    return _word_lookup(words, _library().pre_tokenizers.WhitespaceSplit(), None)
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+
+    return _word_lookup(words, WhitespaceSplit(), None)
 
 
 def visible(tokenizer: Tokenizer, token_id: int) -> str:
@@ -274,21 +280,15 @@ def on_one_line(text: str) -> str:
 
 def _word_lookup(words: list[str], pre_tokenizer: object, decoder: object | None) -> Tokenizer:
     """A tokenizer that looks each piece up in a list of words."""
-    library = _library()
+    import tokenizers
+
     vocabulary = {word: i for i, word in enumerate([*SPECIAL_TOKENS, *words])}
-    inner = library.Tokenizer(library.models.WordLevel(vocabulary, unk_token=UNK))
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=UNK))
     inner.pre_tokenizer = pre_tokenizer
     if decoder is not None:
         inner.decoder = decoder
     inner.add_special_tokens(list(SPECIAL_TOKENS))
     return Tokenizer(inner.to_str(pretty=True).encode())
-
-
-def _library() -> ModuleType:
-    """The tokenizers package; a machine that only trains on packed data does without it."""
-    import tokenizers
-
-    return tokenizers
 
 
 def _check_growth(part: dict | None) -> None:
@@ -310,7 +310,7 @@ def _check_growth(part: dict | None) -> None:
 
 @contextlib.contextmanager
 def _silent_panics() -> Iterator[None]:
-    """Rust reports its panics on stderr by itself, however they are told later."""
+    """Rust prints its panics on stderr, beside the line that we print."""
     if sys.stderr is None:  # closed by who started us
         yield
         return

@@ -1,6 +1,6 @@
 """Molecules of Uni-Mol's LMDB files, whose values are pickles, read without running them.
 
-A pickle is a program that may call any function. This reader knows one list of names, those
+A pickle is a program that may call any function. This reader accepts one list of names, those
 that numpy arrays and RDKit's molecules are stored with, and gives each of them a stand-in that
 only keeps what it is given; any other name stops the reading. So no code of the file runs. The
 numbers of an array are read from its stand-in, where they are asked for.
