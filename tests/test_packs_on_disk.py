@@ -253,11 +253,11 @@ def test_a_toy_corpus_holds_its_sentences(tmp_path):
     corpus = prepare_corpus(TOY, tmp_path / "toy", seed=1)
     assert len(corpus.train) == 300 and len(corpus.validation) == 4096
     assert corpus.train.row_length == 13
-    language = grammar("pairs")
-    want = language.sample(300, (1, 0)) + 6
-    token_ids_BN, _ = corpus.train.gather(range(300))
-    assert (token_ids_BN[:, 1:-1].numpy() == want).all()
-    assert (token_ids_BN[:, 0] == BOS).all() and (token_ids_BN[:, -1] == EOS).all()
+    for stream, pack in enumerate((corpus.train, corpus.validation)):
+        token_ids_BN, _ = pack.gather(range(len(pack)))
+        want = grammar("pairs").sample(len(pack), (1, stream)) + 6
+        assert (token_ids_BN[:, 1:-1].numpy() == want).all()
+        assert (token_ids_BN[:, 0] == BOS).all() and (token_ids_BN[:, -1] == EOS).all()
 
 
 @pytest.mark.parametrize(

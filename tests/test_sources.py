@@ -39,6 +39,11 @@ def test_a_hub_data_set_is_streamed_file_by_file(hub_copy):
     assert len(documents(source)) == len(set(documents(source))) == 15
     assert len({unit.fingerprint() for unit in source.units}) == 3
     assert source.facts["num_units"] == 3 and source.facts["revision"].startswith("local")
+    for path in hub_copy.iterdir():
+        path.write_bytes(path.read_bytes() * 2)  # another revision
+    assert sources._revision(str(hub_copy)) != source.facts["revision"]
+    other = source.facts | {"revision": "another"}
+    assert sources._fingerprint(other, 0) != sources._fingerprint(source.facts, 0)
 
 
 def test_settings_and_sources_name_the_same_column(hub_copy):

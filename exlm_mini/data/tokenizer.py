@@ -16,6 +16,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from exlm_mini.config import SPECIAL_TOKENS, DataConfig, SpecialIds
 from exlm_mini.config.checks import UserError
@@ -62,15 +63,15 @@ class Tokenizer:
             inner.no_truncation()
             inner.no_padding()
             inner.encode("Known, unknown: c1\u00e9\u2603 \U0001f600", add_special_tokens=False)
-        missing = [token for token in SPECIAL_TOKENS if inner.token_to_id(token) is None]
-        if missing:
+        found: list[Any] = [inner.token_to_id(token) for token in SPECIAL_TOKENS]
+        if None in found:
             raise UserError(
-                f"{source} lacks the special token {missing[0]}; add "
+                f"{source} lacks the special token {SPECIAL_TOKENS[found.index(None)]}; add "
                 f"{', '.join(SPECIAL_TOKENS)} to its vocabulary, or give none to train one"
             )
         self._inner = inner
         self.definition = definition
-        self.special_ids = SpecialIds(*(inner.token_to_id(token) for token in SPECIAL_TOKENS))
+        self.special_ids = SpecialIds(*found)
         self._structural_ids = frozenset(self.special_ids) - {self.special_ids.unk}
         self.vocab_size: int = 1 + max(inner.get_vocab(with_added_tokens=True).values())
         self.kind = _kind(fields)
@@ -278,7 +279,7 @@ def on_one_line(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def _word_lookup(words: list[str], pre_tokenizer: object, decoder: object | None) -> Tokenizer:
+def _word_lookup(words: list[str], pre_tokenizer: Any, decoder: Any) -> Tokenizer:
     """A tokenizer that looks each piece up in a list of words."""
     import tokenizers
 
