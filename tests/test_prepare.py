@@ -18,7 +18,7 @@ from refusals import told
 
 from exlm_mini.config import DataConfig
 from exlm_mini.data import corpus as corpora
-from exlm_mini.data import files, shards
+from exlm_mini.data import files, pipeline, shards
 from exlm_mini.data.cleaning import Cleaning
 from exlm_mini.data.corpus import open_corpus, prepare
 from exlm_mini.data.packs import Pack
@@ -246,6 +246,22 @@ def test_sources_are_mixed_by_tokens(tmp_path, weights):
     assert max(source["share_used"] for source in sources) == 1  # nothing lost for nothing
     assert sources[0]["rows"][1] == sources[1]["rows"][0]
     assert sources[1]["rows"][1] == len(corpus.train)
+
+
+def test_the_tokenizer_learns_from_a_sample_of_the_training_documents(tmp_path, monkeypatch):
+    lessons = []
+
+    def learn(texts, vocab_size):
+        lessons.extend(texts)
+        return train_byte_level_bpe(lessons, vocab_size)
+
+    monkeypatch.setattr(pipeline, "train_byte_level_bpe", learn)
+    path = write_text(tmp_path / "a.txt")
+    prepare(wanted(path, tokenizer_megabytes=0.01), tmp_path / "c")
+    assert 9_900 < sum(map(len, lessons)) < 10_500  # no more than a document above
+    lines = Path(path).read_text().split("\n")
+    held_out = sorted(lines, key=lambda line: hash_of(line, 1))[:40]
+    assert set(lessons) <= set(lines) - set(held_out)
 
 
 def test_a_bound_takes_the_first_buckets_that_are_enough():

@@ -80,7 +80,6 @@ def write_shard(path: Path, arrays: dict[str, Any], record: dict[str, Any]) -> d
     stream = io.BytesIO()
     # Text shrinks to less than half. Ids are read again within minutes, and shrink less.
     (np.savez_compressed if "text" in arrays else np.savez)(stream, **arrays)
-    path.with_suffix(".json").unlink(missing_ok=True)
     with whole_file(path) as file:
         file.write(stream.getbuffer())
     record = {**record, **fingerprint(path)}

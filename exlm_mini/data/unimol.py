@@ -92,7 +92,7 @@ def numbers(value: Any) -> list[float]:
         case "scalar":
             dtype, content = value.arguments
         case name:
-            raise TypeError(f"a {name}")
+            raise TypeError(f"no numbers but a {name}")
     if isinstance(content, list):  # an array of Python objects
         return numbers(content)
     if isinstance(content, _StandIn):  # bytes as protocol 2 has them
