@@ -12,7 +12,7 @@ r"""``python -m exlm_mini.prepare``: corpora of any size to packs that ``pretrai
 A source is the short name of a data set of the Hugging Face hub, hub:ID,CONFIG,SPLIT,COLUMN (the
 last three may be left out), or files: .txt .smi .csv .jsonl .parquet, each also .gz or .xz, and
 Uni-Mol's .lmdb. The work is done in shards, by several processes; the same command goes on where
-it was stopped, and its packs are the same bytes. The working files, in OUTPUT/shards, need about
+it was stopped, and its packs are the same bytes. The working files, in OUTPUT/.shards, need about
 as much room as the text and are removed at the end.
 """
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 import sys
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from exlm_mini.config.checks import THREADS, UserError, check_numbers
 from exlm_mini.config.options import given, settings_parser
 from exlm_mini.data.cleaning import Cleaning
 from exlm_mini.data.corpus import prepare
-from exlm_mini.data.pipeline import Stage
 from exlm_mini.data.request import MEGABYTE, Preparation
 from exlm_mini.data.sizes import Size, size_of
 from exlm_mini.data.sources import NAMED, kind_of
@@ -45,44 +44,30 @@ def _parser() -> Any:
     text = f"{__doc__}\nData sets by name, with the licence on their card:\n{sets}"
     skip = {f"data.{name}" for name in OTHERS}
     parser = settings_parser("python -m exlm_mini.prepare", text, {"data": DataConfig}, skip)
-    parser.add_argument(
-        "--source", nargs="+", action="append", default=[], metavar="X",
-        help="where from: NAME, hub:ID or files; again for another source",
-    )  # fmt: skip
-    parser.add_argument("--output", metavar="DIR", help="default corpora/<first source>")
-    parser.add_argument("--dry-run", action="store_true", help="tell sizes, read no more")
-    parser.add_argument(
-        "--workers", type=int, default=len(os.sched_getaffinity(0)), metavar="N",
-        help="processes; default: one per core",
-    )  # fmt: skip
-    parser.add_argument(
-        "--weights", type=float, nargs="+", default=[], metavar="X",
+    add = parser.add_argument
+    add("--source", nargs="+", action="append", default=[], metavar="X",
+        help="where from: NAME, hub:ID or files; again for another source")  # fmt: skip
+    add("--output", metavar="DIR", help="default corpora/<first source>")
+    add("--dry-run", action="store_true", help="print sizes, read no more")
+    add("--workers", type=int, default=len(os.sched_getaffinity(0)), metavar="N",
+        help="processes; default: one per core")  # fmt: skip
+    add("--weights", type=float, nargs="+", default=[], metavar="X",
         help="mix by tokens in this ratio, one weight per source; default: all of each",
-    )  # fmt: skip
-    parser.add_argument(
-        "--accept", action="append", default=[], metavar="NAME",
-        help="use a data set in spite of its licence caveat",
-    )  # fmt: skip
-    group = parser.add_argument_group("molecules")
-    group.add_argument("--largest-fragment", action="store_true", help="drop the other ones")
-    group.add_argument("--strip-stereo", action="store_true", help="remove stereo marks")
-    group.add_argument("--canonical", action="store_true", help="write canonical SMILES")
-    group.add_argument(
-        "--variants", type=int, default=0, metavar="N",
-        help="write up to N random spellings of each molecule instead of one",
-    )  # fmt: skip
-    parser.add_argument(
-        "--seed", type=int, default=1, metavar="N", help="of the split; default 1"
-    )
-    for name, text in (
-        ("tokenizer", "text to learn the tokenizer from, at most"),
-        ("shard", "text of a shard, what a kill may lose per process"),
-    ):
-        default = getattr(Preparation, f"{name}_megabytes")
-        parser.add_argument(
-            f"--{name}-megabytes", type=float, default=default, metavar="X",
-            help=f"{text}; default {default or '8, or 1 of molecules'}",
         )  # fmt: skip
+    add("--accept", action="append", default=[], metavar="NAME",
+        help="use a data set in spite of its licence caveat")  # fmt: skip
+    add("--seed", type=int, default=1, metavar="N", help="of the split; default 1")
+    add("--tokenizer-megabytes", type=float, default=Preparation.tokenizer_megabytes,
+        metavar="X", help="text to learn the tokenizer from, at most; default 500",
+        )  # fmt: skip
+    add("--shard-megabytes", type=float, default=Preparation.shard_megabytes, metavar="X",
+        help="text of a shard, what a kill may lose per process; default 4")  # fmt: skip
+    add = parser.add_argument_group("molecules").add_argument
+    add("--largest-fragment", action="store_true", help="drop the other ones")
+    add("--strip-stereo", action="store_true", help="remove stereo marks")
+    add("--canonical", action="store_true", help="write canonical SMILES")
+    add("--variants", type=int, default=0, metavar="N",
+        help="write up to N random spellings of each molecule instead of one")  # fmt: skip
     return parser
 
 
@@ -118,83 +103,44 @@ def _output(arguments: Any) -> Path:
 
 
 def dry_run(wanted: Preparation, output: Path, num_workers: int) -> None:
-    """Print what would be read and made; nothing is written, nothing is downloaded."""
+    """Print what would be read; nothing is written, nothing is downloaded."""
     total = Size(0, 0, 0)
     for words in wanted.sources:
         size = size_of(words, wanted.data)
         total += size
-        shown = f"{' '.join(words[:3])}{' ...' if len(words) > 3 else ''}"
-        print(f"source     {shown}")
+        print(f"source  {' '.join(words[:3])}{' ...' if len(words) > 3 else ''}")
         if words[0] in NAMED:
             hub = NAMED[words[0]]
-            print(f"           {hub.id}, {hub.config or 'its only configuration'}, {hub.split}")
-            print(f"           licence: {hub.licence}")
-        print(f"           {_about(size.documents)} documents, {_megabytes(size.text_bytes)}")
-    copies = max(1, wanted.cleaning.num_variants)
-    shards = tokens = packed = working = None
-    if total.text_bytes is not None and total.tokens is not None:
-        shards = max(1, total.text_bytes / (wanted.shard_megabytes * MEGABYTE))
-        tokens = total.tokens * copies
-        packed = tokens * (2 if wanted.data.vocab_size <= 1 << 16 else 4)
-        working = packed + 0.5 * total.text_bytes * copies
-    print(f"shards     {_about(shards)}, by {num_workers} processes")
-    print(f"tokens     {_about(tokens)}{' before mixing' if wanted.weights else ''}")
-    print(f"packs      {_megabytes(packed)} in {output}")
-    print(f"on the way {_megabytes(working)} more in {output / 'shards'}")
+            print(f"        {hub.id}, {hub.config or 'its only configuration'}, {hub.split}")
+            print(f"        licence: {hub.licence}")
+        megabytes = None if size.text_bytes is None else size.text_bytes / MEGABYTE
+        print(f"        {_about(size.documents)} documents, {_about(megabytes)} MB of text")
+    spellings = max(1, wanted.cleaning.num_variants)
+    tokens = None if total.tokens is None else total.tokens * spellings
+    print(f"tokens  {_about(tokens)}{' before mixing' if wanted.weights else ''}")
+    print(f"output  {output}, by {num_workers} processes")
 
 
 def _about(number: float | None) -> str:
-    return "an unknown number of" if number is None else f"about {float(f'{number:.2g}'):,.0f}"
+    return "an unknown number of" if number is None else f"about {float(f'{number:.2g}'):,}"
 
 
-def _megabytes(number: float | None) -> str:
-    return "unknown size" if number is None else f"about {number / MEGABYTE:,.1f} MB"
-
-
-class _Progress:
-    """One progress line per pass: megabytes of text, rate, time left."""
-
-    def __init__(self, wanted: Preparation) -> None:
-        sizes = [size_of(words, wanted.data).text_bytes for words in wanted.sources]
-        self._estimate = sum(size or 0.0 for size in sizes) if None not in sizes else 0.0
-        self._line = ProgressLine("", 1, "MB")
-        self._name, self._start, self._read = "", 0.0, 0.0
-
-    def show(self, stage: Stage) -> None:
-        """Tell of one more shard."""
-        if stage.name != self._name:
-            self.close()
-            # After the first pass the size is known.
-            self._estimate = self._read or self._estimate
-            self._name, self._start = stage.name, time.monotonic()
-            self._line = ProgressLine(stage.name, 1, "MB")
-        if stage.name == "reading":
-            self._read = stage.done
-        if stage.done == stage.found:
-            return  # nothing was made yet whose rate could be told
-        seconds = max(time.monotonic() - self._start, 1e-9)
-        text = f"{(stage.done - stage.found) / MEGABYTE / seconds:,.2f} MB/s"
-        if stage.tokens:
-            text += f", {stage.tokens:,} tokens"
-        if stage.found:
-            text += f", {stage.found / MEGABYTE:,.0f} MB were done before"
-        done = round(stage.done / MEGABYTE)
-        self._line.steps = max(round(self._estimate / MEGABYTE), done + 1)
-        self._line.tell(done, text)
-
-    def close(self) -> None:
-        """End the line of a pass."""
-        self._line.__exit__()
+def _show(
+    lines: dict[str, ProgressLine], megabytes: float, name: str, num_bytes: float
+) -> None:
+    """Show one more shard of a pass, of about so many megabytes of text in all."""
+    line = lines.setdefault(name, ProgressLine(name, max(1, round(megabytes)), "MB"))
+    if done := round(num_bytes / MEGABYTE):
+        line.steps = max(line.steps, done + 1)  # the size was an estimate
+        line.tell(done, "text")
 
 
 def run(wanted: Preparation, output: Path, num_workers: int) -> None:
     """Make the corpus and say where it is."""
-    progress = _Progress(wanted)
+    sizes = [size_of(words, wanted.data).text_bytes or 0 for words in wanted.sources]
+    progress = partial(_show, {}, sum(sizes) / MEGABYTE)
     with RunDirectory(output, say):
-        try:
-            corpus = prepare(wanted, output, num_workers, say, progress.show)
-        finally:
-            progress.close()
+        corpus = prepare(wanted, output, num_workers, say, progress)
     for pack in (corpus.train, corpus.validation):
         print(
             f"{pack.path.stem}: {len(pack):,} rows, {pack.num_tokens:,} tokens, {pack.sha256}"

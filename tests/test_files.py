@@ -2,12 +2,11 @@
 
 import errno
 import os
-import socket
 
 import pytest
 
-from exlm_lab import finetune, sweep
-from exlm_mini import fill, plot, prepare, pretrain
+from exlm_lab import sweep
+from exlm_mini import fill, prepare, pretrain
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import open_regular, read_text, reading
 
@@ -19,9 +18,8 @@ class PanicException(BaseException):
 @pytest.mark.parametrize(
     "error",
     [
-        KeyError("config"), TypeError("x\ny"), MemoryError(), RecursionError("deep"),
-        PanicException("called `Option::unwrap()` on a `None` value"), OSError("no number"),
-        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+        TypeError("x\ny"), MemoryError(), PanicException("called `unwrap()` on a `None` value"),
+        OSError("no number"),
     ],
     ids=lambda error: type(error).__name__,
 )  # fmt: skip
@@ -37,8 +35,8 @@ def test_what_nobody_foresaw_becomes_one_line_with_the_name(error):
 @pytest.mark.parametrize(
     "error",
     [
-        UserError("told already"), KeyboardInterrupt(), SystemExit(3), BrokenPipeError(),
-        GeneratorExit(), ImportError("a library"), OSError(errno.ENOSPC, "full"),
+        UserError("told already"), KeyboardInterrupt(), BrokenPipeError(), GeneratorExit(),
+        ImportError("a library"), OSError(errno.ENOSPC, "full"),
     ],
     ids=lambda error: type(error).__name__,
 )  # fmt: skip
@@ -58,18 +56,14 @@ def place(kind, path):
         os.mkfifo(path)
     elif kind == "directory":
         path.mkdir()
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
     else:
-        server = socket.socket(socket.AF_UNIX)
-        server.bind(str(path))
-        server.close()
+        path.symlink_to("/dev/zero")
 
 
-@pytest.mark.parametrize("kind", ["pipe", "directory", "device", "socket"])
+@pytest.mark.parametrize("kind", ["pipe", "directory", "device"])
 def test_what_is_no_file_is_refused_at_once(kind, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # the name of a socket has 107 characters at most
-    place(kind, (tmp_path / "x").relative_to(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    place(kind, tmp_path / "x")
     with pytest.raises(UserError, match=r"^(cannot read )?x .*; "):
         open_regular("x")
 
@@ -97,9 +91,7 @@ def test_what_a_message_quotes_is_cut(text):
     [
         (pretrain.main, ["--recipe", "nowhere"]),
         (prepare.main, ["--source", "nowhere.txt"]),
-        (finetune.main, ["--run", "nowhere", "--task", "bbbp"]),
         (sweep.main, ["nowhere"]),
-        (plot.main, ["nowhere"]),
         (fill.main, ["a [MASK]", "--run", "nowhere"]),
     ],
 )

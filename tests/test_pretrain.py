@@ -508,7 +508,7 @@ MISTAKES = {
     "unknown device": Mistake([*EXLM, "--train.device", "tpu"], ["train.device", "tpu", "cpu"]),
     "missing GPU": Mistake([*EXLM, "--train.device", "cuda:97"], ["cuda:97", "use cpu"]),
     "missing file": Mistake([*TEXT, "--data.files", "none.txt"], ["none.txt", "existing path"]),
-    "binary file": Mistake([*TEXT, "--data.files", "binary.txt"], ["binary.txt", "byte 2"]),
+    "binary file": Mistake([*TEXT, "--data.files", "binary.txt"], ["binary.txt", "NUL"]),
     "bad molecules": Mistake(
         [*SMILES, "--data.files", "broken.smi"],
         ["rejects 20 of 40", "'nonsense', 'C1CC'", "data.max_rejected"],

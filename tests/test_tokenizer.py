@@ -4,7 +4,7 @@ import doctest
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import told
 
@@ -12,6 +12,7 @@ from exlm_mini.config import SPECIAL_TOKENS, SpecialIds
 
 pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 from exlm_mini.data import tokenizer as tokenization
+from exlm_mini.data.smiles import embedded_molecules
 from exlm_mini.data.tokenizer import Tokenizer, train_byte_level_bpe, train_smiles, word_level
 
 ENGLISH = ["The old baker looked at the sea.", "The sea looked back at the old baker."] * 3
@@ -45,23 +46,19 @@ WORDS = word_level(["the", "cat", "sat"])
 # ---- text ----
 
 
+@settings(max_examples=50)
 @given(st.text())
 def test_any_text_survives_byte_level_bpe(text):
     assert BPE.decode(BPE.encode(text)) == text
 
 
+@settings(max_examples=50)
 @given(st.lists(st.sampled_from([*SPECIAL_TOKENS, " ", "a", "[", "é"])))
 def test_special_literals_survive_as_text(pieces):
     text = "".join(pieces)
     ids = BPE.encode(text)
     assert BPE.decode(ids) == text
     assert not set(ids) & set(BPE.special_ids)
-
-
-@pytest.mark.parametrize("tokenizer", [BPE, SMILES, WORDS])
-def test_special_ids_are_the_first_six(tokenizer):
-    assert tokenizer.special_ids == SpecialIds() == (0, 1, 2, 3, 4, 5)
-    assert [tokenizer.token(i) for i in range(6)] == list(SPECIAL_TOKENS)
 
 
 @pytest.mark.parametrize("tokenizer", [BPE, SMILES, WORDS])
@@ -78,10 +75,6 @@ def test_two_trainings_give_the_same_bytes(tmp_path):
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_a_small_corpus_gives_a_smaller_vocabulary():
-    assert 262 < train_byte_level_bpe(ENGLISH, 4000).vocab_size < 400
-
-
 def test_a_word_of_any_length_is_learnt_from_in_time():
     tokenizer = train_byte_level_bpe(["ab" * 1_000_000], 300)  # as one word: hours
     ids = tokenizer.encode("ab" * 1024)
@@ -94,11 +87,6 @@ def test_bytes_and_special_tokens_must_fit():
     told(lambda: train_byte_level_bpe(["a"], 261), "data.vocab_size is 261", "262")
 
 
-def test_batch_equals_one_by_one():
-    assert BPE.encode_batch(ENGLISH) == [BPE.encode(text) for text in ENGLISH]
-    assert BPE.encode_batch([]) == []
-
-
 # ---- masks asked for ----
 
 
@@ -108,27 +96,10 @@ def test_a_mask_asked_for_is_a_mask():
     assert ids.count(mask) == 3
     want = [*BPE.encode("The"), mask, *BPE.encode(" looked at"), mask, mask]
     assert ids == [*want, *BPE.encode(" sea.")]
-
-
-def test_only_the_mask_can_be_asked_for():
+    # No other token can be asked for.
     ids = BPE.encode_with_masks("[PAD] [MASK] [EOS]")
-    assert set(ids) & set(BPE.special_ids) == {BPE.special_ids.mask}
-    assert SMILES.encode_with_masks("C[MASK]O") == [
-        *SMILES.encode("C"), SMILES.special_ids.mask, *SMILES.encode("O"),
-    ]  # fmt: skip
+    assert set(ids) & set(BPE.special_ids) == {mask}
     assert WORDS.encode_with_masks("the [MASK] sat") == [6, 5, 8]
-
-
-def test_a_mask_stands_where_its_token_stood():
-    # "The cat" is "The" + " cat": the blank is the masked token's own.
-    ids = BPE.encode("The old baker")
-    masked = BPE.encode_with_masks("The [MASK]")
-    assert masked == [*BPE.encode("The"), BPE.special_ids.mask]
-    assert ids[: len(masked) - 1] == masked[:-1]
-
-
-def test_text_without_masks_is_text():
-    assert BPE.encode_with_masks("The sea") == BPE.encode("The sea")
     assert BPE.encode_with_masks("") == []
 
 
@@ -139,18 +110,16 @@ def test_the_example_of_an_unknown_symbol_runs():
     assert doctest.testmod(tokenization) == (0, 3)
 
 
-@pytest.mark.parametrize("smiles", HARD_SMILES)
-def test_hard_smiles_survive(smiles):
-    assert SMILES.decode(SMILES.encode(smiles)) == smiles
-    assert SMILES.unknown_pieces(smiles) == []
-
-
-@given(
-    st.lists(st.sampled_from(["C", "Cl", "[nH]", "%10", "/", "\\", "(", "[13C@@H]", "1", "."]))
-)
-def test_any_string_of_symbols_survives_the_smiles_tokenizer(symbols):
-    tokenizer = train_smiles(["".join(symbols) or "C"])
-    assert tokenizer.decode(tokenizer.encode("".join(symbols))) == "".join(symbols)
+def test_hard_and_real_smiles_survive():
+    pytest.importorskip("rdkit")
+    real = list(embedded_molecules())
+    tokenizer = train_smiles([*HARD_SMILES, *real])
+    assert tokenizer.vocab_size < 150
+    for smiles in (HARD_SMILES, real):
+        encoded = tokenizer.encode_batch(smiles)
+        assert [tokenizer.decode(ids) for ids in encoded] == smiles
+        assert [tokenizer.encode(text) for text in smiles] == encoded
+        assert not any(map(tokenizer.unknown_pieces, smiles))
 
 
 def test_symbols_are_split_as_the_published_examples(data_dir):
@@ -188,18 +157,11 @@ def test_words_keep_their_order():
     assert WORDS.encode("sat the cat") == [8, 6, 7]
     assert WORDS.decode([6, 7, 8]) == "the cat sat"
     assert WORDS.encode("the dog") == [6, 3]
-
-
-@pytest.mark.parametrize("words", [["a", "a"], ["a b"], [""], ["[MASK]"]])
-def test_a_vocabulary_holds_plain_words_once(words):
-    with pytest.raises(ValueError):
-        word_level(words)
-
-
-def test_an_unknown_id_has_no_token():
-    for token_id in (-1, WORDS.vocab_size):
-        with pytest.raises(ValueError, match="no token"):
-            WORDS.token(token_id)
+    for words in (["a", "a"], ["a b"], [""], ["[MASK]"]):
+        with pytest.raises(ValueError, match="single words"):
+            word_level(words)
+    with pytest.raises(ValueError, match="no token"):
+        WORDS.token(WORDS.vocab_size)
 
 
 # ---- files ----
@@ -248,23 +210,9 @@ def test_a_missing_special_token_is_named(tmp_path):
     ]
     path.write_text(json.dumps(definition))
     told(lambda: Tokenizer.load(path), path, "[SEP]", "train one")
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"\x00\xff\xfe", b"{}", b"[1]", b'{"a": 1}', b"hello"]
-)
-def test_a_file_of_another_sort_is_no_tokenizer(tmp_path, content):
-    path = tmp_path / "tokenizer.json"
-    path.write_bytes(content)
-    told(lambda: Tokenizer.load(path), path, "damaged or of another kind", "train one")
-
-
-def model(**fields):
-    """The fields of a tokenizer of another model with the special tokens and two letters."""
-    words = [*SPECIAL_TOKENS, "a", "b"]
-    if fields["type"] == "Unigram":
-        return {"model": {"vocab": [[word, -1.0] for word in words], **fields}}
-    return {"model": {"vocab": {word: i for i, word in enumerate(words)}, **fields}}
+    for content in (b"", b"\x00\xff\xfe", b"{}", b"[1]"):
+        path.write_bytes(content)
+        told(lambda: Tokenizer.load(path), path, "damaged or of another kind", "train one")
 
 
 def replace(content, pattern="a"):
@@ -275,15 +223,11 @@ def replace(content, pattern="a"):
     "fields",
     [
         {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////w=="}},
-        {"normalizer": replace("a" * 10**7)},
         {"normalizer": {"type": "Sequence", "normalizers": [replace("b")] * 40}},
         {"normalizer": {"type": "Prepend", "prepend": "b" * 10**7}},
         {"decoder": replace("a" * 10**7)},
         {"pre_tokenizer": {"type": "FixedLength", "length": 0}},  # Rust panics
-        model(type="WordLevel", unk_token="[NONE]"),
-        model(type="WordPiece", unk_token="[NONE]", continuing_subword_prefix="##",
-              max_input_chars_per_word=100),
-        model(type="Unigram", unk_id=None, byte_fallback=False),
+        {"model": {"type": "WordLevel", "unk_token": "[NONE]", "vocab": {"a": 0}}},
     ],
     ids=lambda fields: str(fields)[:60],
 )  # fmt: skip
@@ -294,18 +238,8 @@ def test_what_a_tokenizer_cannot_do_is_told_when_it_is_loaded(fields, tmp_path, 
     assert capfd.readouterr().err == ""
 
 
-def test_harmless_normalizers_are_taken():
-    parts = [
-        {"type": "NFKC"},
-        {"type": "Lowercase"},
-        replace('"', "``"),
-        replace("\u2581", " "),
-    ]
+def test_normalizers_that_do_not_lengthen_are_taken():
+    parts = [{"type": "NFKC"}, replace('"', "``"), replace("\u2581", " ")]
     fields = json.loads(WORDS.definition)
     fields["normalizer"] = {"type": "Sequence", "normalizers": parts}
     assert Tokenizer(json.dumps(fields).encode()).vocab_size == WORDS.vocab_size
-
-
-def test_no_file_is_no_tokenizer(tmp_path):
-    told(lambda: Tokenizer.load(tmp_path / "none.json"), tmp_path / "none.json", "No such file")
-    told(lambda: Tokenizer.load(tmp_path), tmp_path, "directory", "train one")

@@ -11,7 +11,7 @@ Four passes, each over shards (``shards``) that are kept with their sha256 until
 Passes 1 and 3 run in several processes. The packs depend neither on their number, nor on the size
 of a shard, nor on how often the work was stopped. Sentences of a toy grammar are drawn in one go.
 
-Dimension key: S sources or sentences, V words, N tokens of a row.
+Dimension key: S sources or sentences, V words, N tokens of a row, D documents of a shard.
 """
 
 from __future__ import annotations
@@ -29,13 +29,11 @@ from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import sha256_of, write_json
 from exlm_mini.data.memory import check_bytes
 from exlm_mini.data.packs import Pack, write_pack
-from exlm_mini.data.pipeline import NUM_BUCKETS, Passes, Shard, Stage
-from exlm_mini.data.request import Preparation, settings_of
-from exlm_mini.data.rows import Counts, Documents, Rows, block_rows, framed_rows, molecule_rows
-from exlm_mini.data.shards import load_shard
-from exlm_mini.data.tokenizer import Tokenizer, word_level
+from exlm_mini.data.pipeline import NUM_BUCKETS, Passes, Progress, Shard
+from exlm_mini.data.request import Preparation
+from exlm_mini.data.rows import Counts, Rows, block_rows, framed_rows, molecule_rows
+from exlm_mini.data.tokenizer import Tokenizer, given_tokenizer, word_level
 from exlm_mini.data.toy_grammars import grammar
-from exlm_mini.data.vocabulary import given_tokenizer
 from exlm_mini.data.workers import Workers
 
 FORMAT = "exlm-mini corpus"
@@ -43,7 +41,7 @@ VERSION = 1
 NUM_VALIDATION_SENTENCES = 4096
 
 
-class _Made(NamedTuple):
+class _Contents(NamedTuple):
     """What goes into a pack; the last two are filled while the rows are read."""
 
     name: str
@@ -58,24 +56,19 @@ def build_corpus(
     directory: Path,
     num_workers: int,
     report: Callable[[str], None],
-    progress: Callable[[Stage], None],
+    progress: Progress,
 ) -> None:
     """Write all files of a corpus into an empty directory.
 
-    Args:
-        wanted: what to make.
-        folder: for shards; what an earlier call left there is used.
-        directory: where to.
-        num_workers: processes.
-        report: receives one line per thing worth knowing.
-        progress: called after every shard.
+    Shards are kept in ``folder``, and what an earlier call left there is used; the rest is as
+    ``corpus.prepare`` has it.
 
     Raises:
         UserError: if a source is unfit, or either pack would be empty.
     """
+    files: dict[str, str] = {}
     if wanted.data.kind == "toy":
-        tokenizer, made = _toy_packs(wanted.data, wanted.seed)
-        files = {}
+        tokenizer, both = _toy_packs(wanted.data, wanted.seed)
         source = f"toy grammar {wanted.data.grammar}"
         row_length: int | None = grammar(wanted.data.grammar).length + 2
     else:
@@ -85,15 +78,20 @@ def build_corpus(
             passes.split()
             passes.learn_tokenizer()
             passes.encode(workers)
-        tokenizer, made, files = passes.tokenizer, _document_packs(passes), _files(passes)
+        tokenizer, both = passes.tokenizer, _document_packs(passes)
         source = ", ".join(source.name for source in passes.sources)
         row_length = wanted.data.block_length if wanted.data.kind == "text" else None
+        for one in passes.sources:
+            files |= one.facts.get("sha256", {})
+        if given := wanted.data.tokenizer:
+            files[given] = sha256_of(Path(given))
     report(f"tokenizer: {tokenizer.vocab_size:,} tokens")
     tokenizer.save(directory / "tokenizer.json")
     packs = {}
-    for name, rows, counts, provenance in made:
+    for name, rows, counts, provenance in both:
+        path = directory / f"{name}.json"
         num_rows = write_pack(
-            directory / f"{name}.json",
+            path,
             rows,
             row_length=row_length,
             vocab_size=tokenizer.vocab_size,
@@ -109,16 +107,16 @@ def build_corpus(
         if counts.dropped_documents:
             told += f"; dropped: {counts.dropped_documents:,} of {counts.documents:,}, too long"
         report(told)
-        packs[name] = Pack.open(directory / f"{name}.json").sha256
+        packs[name] = Pack.open(path).sha256
     data = json.loads(json.dumps(asdict(wanted.data)))
     content = {"format": FORMAT, "version": VERSION, "data": data, "seed": wanted.seed}
     content |= {"sources": files, "packs": packs}
     if wanted.sources:
-        content["preparation"] = settings_of(wanted)
+        content["preparation"] = wanted.settings()
     write_json(directory / "corpus.json", content)
 
 
-def _toy_packs(data: DataConfig, seed: int) -> tuple[Tokenizer, Iterable[_Made]]:
+def _toy_packs(data: DataConfig, seed: int) -> tuple[Tokenizer, Iterable[_Contents]]:
     """Sentences of a grammar; training and validation are independent draws."""
     language = grammar(data.grammar)
     tokenizer = given_tokenizer(data) or word_level(language.words)
@@ -133,23 +131,42 @@ def _toy_packs(data: DataConfig, seed: int) -> tuple[Tokenizer, Iterable[_Made]]
     # A uniform number, the word and the token of each place.
     needed = 3 * 8 * data.num_sentences * (language.length + 2)
     check_bytes(f"data.num_sentences {data.num_sentences:,}", {"give fewer": needed})
-    made: list[_Made] = []
+    both = []
     sizes = {"train": data.num_sentences, "validation": NUM_VALIDATION_SENTENCES}
     for stream, (name, num_sentences) in enumerate(sizes.items()):
         token_ids_SN = token_ids_V[language.sample(num_sentences, (seed, stream))]
         counts = Counts(documents=num_sentences, tokens=token_ids_SN.size)
-        made.append(_Made(name, [framed_rows(token_ids_SN, tokenizer.special_ids)], counts))
-    return tokenizer, made
+        both.append(_Contents(name, [framed_rows(token_ids_SN, tokenizer.special_ids)], counts))
+    return tokenizer, both
 
 
-def _document_packs(passes: Passes) -> Iterator[_Made]:
-    """The two packs."""
-    buckets_S = passes.buckets("tokens")
+def _document_packs(passes: Passes) -> Iterator[_Contents]:
+    """The two packs, and in their side files which rows come from where (``provenance``)."""
+    wanted, buckets_S = passes.wanted, passes.buckets("tokens")
+    weights = wanted.weights or [None] * len(buckets_S)
+    parts = list(
+        zip(passes.sources, passes.parts, passes.cleaning, buckets_S, weights, strict=True)
+    )
     for name in ("train", "validation"):
         counts = Counts()
-        provenance = _provenance(passes, buckets_S)
-        rows = _rows(passes, buckets_S, name == "validation", counts, provenance)
-        yield _Made(name, rows, counts, provenance if passes.wanted.sources else None)
+        sources = [
+            {
+                "name": source.name,
+                **source.facts,
+                "documents_read": sum(shard.record["num_read"] for shard in part),
+                **({"cleaning": asdict(cleaned)} if wanted.data.kind == "smiles" else {}),
+                "weight": weight,
+                "share_used": num_buckets / NUM_BUCKETS,
+            }
+            for source, part, cleaned, num_buckets, weight in parts
+        ]
+        provenance = {
+            "sources": sources,
+            "settings": wanted.settings(),
+            "versions": passes.versions,
+        }
+        rows = _rows(passes, buckets_S, name == "validation", counts, sources)
+        yield _Contents(name, rows, counts, provenance if wanted.sources else None)
 
 
 def _rows(
@@ -157,15 +174,13 @@ def _rows(
     buckets_S: list[int],
     is_validation: bool,
     counts: Counts,
-    provenance: dict[str, Any],
+    sources: list[dict[str, Any]],
 ) -> Iterator[Rows]:
-    """Rows of one pack, source by source; tells ``provenance`` which rows are whose."""
+    """Rows of one pack, source by source; adds to ``sources`` which rows are whose."""
     data, special_ids = passes.wanted.data, passes.tokenizer.special_ids
     cut = molecule_rows if data.kind == "smiles" else block_rows
     start = 0
-    for part, num_buckets, facts in zip(
-        passes.parts, buckets_S, provenance["sources"], strict=True
-    ):
+    for part, num_buckets, facts in zip(passes.parts, buckets_S, sources, strict=True):
         own, stop = Counts(), start
         documents = _documents(passes, part, num_buckets, is_validation, own)
         for rows in cut(documents, special_ids, data.block_length, own):
@@ -179,46 +194,17 @@ def _rows(
 
 def _documents(
     passes: Passes, part: list[Shard], num_buckets: int, is_validation: bool, counts: Counts
-) -> Iterator[Documents]:
+) -> Iterator[Rows]:
     """The documents of a source that go into a pack, shard by shard."""
     for place, _ in part:
         is_chosen_D = passes.is_chosen(place, num_buckets, is_validation)
-        token_ids, lengths_D, unknown_D = load_shard(
-            place.file("tokens"), "token_ids", "lengths_D", "num_unknown_D"
+        token_ids, lengths_D, unknown_D = place.load(
+            "tokens", "token_ids", "lengths_D", "num_unknown_D"
         )
         counts.documents += int(is_chosen_D.sum())
         counts.tokens += int(lengths_D[is_chosen_D].sum())
         counts.unknown_tokens += int(unknown_D[is_chosen_D].sum())
-        yield Documents(token_ids[np.repeat(is_chosen_D, lengths_D)], lengths_D[is_chosen_D])
-
-
-def _provenance(passes: Passes, buckets_S: list[int]) -> dict[str, Any]:
-    """Where the rows of a pack come from and what was done to them, for its side file."""
-    weights = passes.wanted.weights or [None] * len(buckets_S)
-    rows = zip(passes.sources, passes.parts, passes.cleaning, buckets_S, weights, strict=True)
-    sources = [
-        {
-            "name": source.name,
-            **source.facts,
-            "documents_read": sum(shard.record["num_read"] for shard in part),
-            **({"cleaning": asdict(counts)} if passes.wanted.data.kind == "smiles" else {}),
-            "weight": weight,
-            "share_used": num_buckets / NUM_BUCKETS,
-        }
-        for source, part, counts, num_buckets, weight in rows
-    ]
-    settings = settings_of(passes.wanted)
-    return {"sources": sources, "settings": settings, "versions": passes.versions}
-
-
-def _files(passes: Passes) -> dict[str, str]:
-    """sha256 of the local files that the corpus is made of."""
-    files: dict[str, str] = {}
-    for source in passes.sources:
-        files |= source.facts.get("sha256", {})
-    if given := passes.wanted.data.tokenizer:
-        files[given] = sha256_of(Path(given))
-    return files
+        yield Rows(token_ids[np.repeat(is_chosen_D, lengths_D)], lengths_D[is_chosen_D])
 
 
 def _why_empty(data: DataConfig, name: str, source: str, counts: Counts) -> str:
@@ -227,9 +213,8 @@ def _why_empty(data: DataConfig, name: str, source: str, counts: Counts) -> str:
             f"{source}: all {counts.documents:,} {name} molecules are longer than "
             f"data.block_length {data.block_length}; raise it"
         )
-    remedy = "raise data.validation_share, " if name == "validation" else ""
     return (
         f"{source} is too short: its {name} documents have {counts.dropped_tokens:,} tokens, a "
-        f"row of data.block_length {data.block_length} needs {data.block_length - 2:,}; "
-        f"{remedy}lower data.block_length or give more text"
+        f"row of data.block_length {data.block_length} needs {data.block_length - 2:,}; lower "
+        "data.block_length, give more text, or change data.validation_share"
     )

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
-from itertools import chain
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.smiles import read_molecule
-from exlm_mini.data.workers import in_child
 
 MAX_VARIANTS = 1000
 NUM_REJECTED_SHOWN = 3
@@ -49,7 +47,7 @@ class CleaningCounts:
 
     read: int = 0
     rejected: int = 0
-    """Dropped: RDKit reads no molecule of at least one atom, dies or hangs; or it is too large."""
+    """Dropped: RDKit reads no molecule of at least one atom, or it is too large."""
     fragments_removed: int = 0
     """Molecules that lost fragments."""
     stereo_removed: int = 0
@@ -61,29 +59,26 @@ class CleaningCounts:
     rejected_examples: list[str] = field(default_factory=list)
     """The first few rejected."""
 
-    def add(self, other: CleaningCounts | dict) -> None:
-        """Add the counts of another part of the data."""
-        parts = other if isinstance(other, dict) else asdict(other)
-        for name, value in parts.items():
+    def add(self, other: dict[str, Any]) -> None:
+        """Add the counts of another part of the data, as ``asdict`` gives them."""
+        for name, value in other.items():
             setattr(self, name, getattr(self, name) + value)
         del self.rejected_examples[NUM_REJECTED_SHOWN:]
 
     def describe(self) -> str:
         """What was done, in one line, with the first that was rejected."""
-        first = "".join(self.rejected_examples[:1])
-        if len(first) > 30:
-            first = f"{first[:27]}..."
+        such = (
+            f" (such as {self.rejected_examples[0][:30]!r})" if self.rejected_examples else ""
+        )
         done = {
             "lost fragments": self.fragments_removed,
             "lost stereo marks": self.stereo_removed,
             "respelled": self.respelled,
             "random spellings written": self.variants,
         }
-        shown = f" (such as {first!r})" * bool(first)
-        told = [f"RDKit rejects {self.rejected:,} of {self.read:,} molecules{shown}"]
-        return "; ".join(
-            told + [f"{number:,} {what}" for what, number in done.items() if number]
-        )
+        told = [f"RDKit rejects {self.rejected:,} of {self.read:,} molecules{such}"]
+        told += [f"{number:,} {what}" for what, number in done.items() if number]
+        return "; ".join(told)
 
 
 class Molecule(NamedTuple):
@@ -139,24 +134,6 @@ def clean(
             yield Molecule(key, spellings)
         else:
             yield Molecule(key, [spelling])
-
-
-def clean_in_child(
-    smiles: list[str], cleaning: Cleaning, seed: int, counts: CleaningCounts
-) -> tuple[Iterable[Molecule], list[int]]:
-    """``clean``, and the indices of the molecules that RDKit died of or hung on."""
-
-    def cleaned(batch: list[str]) -> tuple[list[Molecule], CleaningCounts]:
-        own = CleaningCounts()
-        return list(clean(batch, cleaning, seed, own)), own
-
-    cleaned(["C.C"])  # imports what every child would have to
-    parts, lost = in_child(cleaned, smiles)
-    names = [smiles[i][:80] for i in lost]
-    counts.add(CleaningCounts(len(lost), len(lost), rejected_examples=names))
-    for _, own in parts:
-        counts.add(own)
-    return chain.from_iterable(molecules for molecules, _ in parts), lost
 
 
 def _size(fragment: Any) -> tuple[int, float, str]:

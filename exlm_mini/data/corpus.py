@@ -21,8 +21,8 @@ from exlm_mini.config.checks import UserError
 from exlm_mini.data.building import FORMAT, VERSION, build_corpus
 from exlm_mini.data.files import REMEDY, read_json, sha256_of
 from exlm_mini.data.packs import Pack
-from exlm_mini.data.pipeline import Stage
-from exlm_mini.data.request import Preparation, settings_of
+from exlm_mini.data.pipeline import Progress
+from exlm_mini.data.request import Preparation
 
 SHARDS = ".shards"
 """Working files of a corpus that is not finished."""
@@ -66,7 +66,7 @@ def prepare(
     directory: str | Path,
     num_workers: int = 1,
     report: Callable[[str], None] = lambda line: None,
-    progress: Callable[[Stage], None] = lambda stage: None,
+    progress: Progress = lambda name, done: None,
 ) -> Corpus:
     """Make a corpus in a directory, or go on making it, or open the one that is there.
 
@@ -75,7 +75,7 @@ def prepare(
         directory: where; empty, or left by an earlier call. One process at a time.
         num_workers: processes; the packs do not depend on it.
         report: receives one line per thing worth knowing.
-        progress: called after every shard.
+        progress: called at the start of a pass and after every shard.
 
     Raises:
         UserError: for whatever is wrong with a source, the directory or the disk; if it holds
@@ -107,7 +107,7 @@ def prepare(
     except OSError as error:
         raise UserError(
             f"cannot write to {error.filename or directory} ({error.strerror}); make room or "
-            "mend it, or choose another directory; the same command goes on"
+            "choose another directory; the same command goes on"
         ) from None
     corpus = open_corpus(directory, wanted.data)
     shutil.rmtree(shards)
@@ -130,13 +130,11 @@ def open_corpus(directory: str | Path, data: DataConfig) -> Corpus:
     for name in ("kind", "grammar") if data.kind == "toy" else ("kind",):
         if stored["data"].get(name) != getattr(data, name):
             raise UserError(
-                f"{directory} was prepared with data.{name} {_shown(stored['data'].get(name))}, "
+                f"{directory} was prepared with data.{name} {stored['data'].get(name)}, "
                 f"not {getattr(data, name)}; set data.{name} to match or open another corpus"
             )
     packs = {name: Pack.open(directory / f"{name}.json") for name in ("train", "validation")}
     tokenizer_path = directory / "tokenizer.json"
-    if not tokenizer_path.is_file():
-        raise UserError(f"{tokenizer_path} is missing; {REMEDY}")
     digest = sha256_of(tokenizer_path)
     for name, pack in packs.items():
         if pack.tokenizer_sha256 != digest:
@@ -159,12 +157,8 @@ def _read_corpus(path: Path) -> dict:
             "give another directory"
         )
     stored = read_json(path)
-    is_sound = (
-        stored.get("format") == FORMAT
-        and stored.get("version") == VERSION
-        and all(isinstance(stored.get(name), dict) for name in ("data", "sources", "packs"))
-    )
-    if not is_sound:
+    kinds = {type(stored.get(name)) for name in ("data", "sources", "packs")}
+    if (stored.get("format"), stored.get("version"), kinds) != (FORMAT, VERSION, {dict}):
         raise UserError(f"{path} does not describe a corpus of version {VERSION}; {REMEDY}")
     return stored
 
@@ -183,10 +177,10 @@ def _check_settings(directory: Path, wanted: Preparation) -> None:
     stored = _read_corpus(directory / "corpus.json")
     was = {"seed": stored.get("seed")} | {f"data.{k}": v for k, v in stored["data"].items()}
     was |= stored.get("preparation", {})
-    for name, value in settings_of(wanted).items():
+    for name, value in wanted.settings().items():
         if name not in was or was[name] != value:
             raise UserError(
-                f"{directory} holds a corpus prepared with {name} {_shown(was.get(name))}, not "
+                f"{directory} holds a corpus prepared with {name} {was.get(name)}, not "
                 f"{value}; choose another directory or remove this one"
             )
     for path, digest in stored["sources"].items():
@@ -196,8 +190,3 @@ def _check_settings(directory: Path, wanted: Preparation) -> None:
                 f"{path} has changed since {directory} was prepared from it; choose another "
                 "directory or remove this one"
             )
-
-
-def _shown(value: object) -> str:
-    """A stored value as part of one line, whatever it is."""
-    return " ".join(str(value).split())[:80]

@@ -48,7 +48,7 @@ def _sections(topic: str) -> Iterator[str]:
 
 
 def _unwrapped(lines: list[str]) -> str:
-    """Prose on one line, below the term it explains; code as it is, told by its short lines."""
+    """Prose on one line, below the term it explains; code, which has short lines, as it is."""
     is_below_term = len(lines) > 2 and all(line.startswith("   ") for line in lines[1:])
     term, body = (lines[:1], lines[1:]) if is_below_term else ([], lines)
     if all(len(line) >= 40 for line in body[:-1]):

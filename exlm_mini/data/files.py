@@ -1,9 +1,9 @@
 """Files: those from outside are read with care, ours survive a crash.
 
-A file of ours is on the disk before it is counted on, whole or not there, and a JSON file tells
-when it was edited. One from outside is read only if it is a regular file. What a reader foresees to
-be wrong with it, it tells itself with ``UserError``; ``reading`` stands around the work on a file
-and turns everything else into one line that names the file; ``--debug`` shows what it was.
+Our files appear under their names when they are whole and on the disk; a JSON file has a seal that
+shows whether it was edited. A file from outside is read only if it is a regular file. Errors that a
+reader expects become a ``UserError`` with a remedy; ``reading`` turns all others into one line that
+names the file (``--debug`` shows the error).
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def refuse_odd_files(directory: Path) -> None:
 
 
 def refused(error: OSError) -> UserError:
-    """What the operating system says of a file, where nobody foresaw it, as one line.
+    """An unexpected error of the operating system about a file, as one line.
 
     Raises:
         OSError: the error itself where it names no file; it may be our own mistake.
@@ -173,52 +173,34 @@ def read_text(path: str | Path, remedy: str = ANOTHER) -> str:
 REMEDY = "remove its directory and prepare the corpus again"
 
 
-class _HashedFile:
-    """A file being written, hashed on the way."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self._hash = hashlib.sha256()
-        self.num_bytes = 0
-        self.is_wanted = True
-
-    def write(self, content: bytes | memoryview) -> None:
-        view = memoryview(content).cast("B")
-        self.num_bytes += len(view)
-        self._stream.write(view)
-        self._hash.update(view)
-
-    def fingerprint(self) -> dict[str, int | str]:
-        return {"bytes": self.num_bytes, "sha256": self._hash.hexdigest()}
-
-
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[_HashedFile]:
+def whole_file(path: Path) -> Iterator[BinaryIO]:
     """A file that appears under its name when all of it is on the disk, or not at all."""
     # Its own for each process: a killed command's worker may be writing for a moment longer.
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    file = None
     try:
         with open_to_write(partial) as stream:
-            file = _HashedFile(stream)
-            yield file
+            yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        if file.is_wanted:
-            os.replace(partial, path)
-            sync_directory(path.parent)
+        os.replace(partial, path)
+        sync_directory(path.parent)
     except OSError as error:
-        if error.errno in NO_SPACE:
-            needed = file.num_bytes if file else 0
-            partial.unlink(missing_ok=True)  # it is not what fills the disk
-            free = shutil.disk_usage(path.parent).free
-            raise UserError(
-                f"no space to write {path}: it needs {needed:,} bytes or more, {free:,} are "
-                "free; make room or choose another directory"
-            ) from None
-        raise
+        if error.errno not in NO_SPACE:
+            raise
+        partial.unlink(missing_ok=True)  # it is not what fills the disk
+        free = shutil.disk_usage(path.parent).free
+        raise UserError(
+            f"no space to write {path}, {free:,} bytes are free; make room or choose another "
+            "directory"
+        ) from None
     finally:
         partial.unlink(missing_ok=True)
+
+
+def fingerprint(path: Path) -> dict[str, int | str]:
+    """Size and sha256 of a file."""
+    return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
 def write_json(path: Path, content: dict) -> None:

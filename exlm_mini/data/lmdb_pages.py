@@ -13,7 +13,7 @@ import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from exlm_mini.data.files import open_regular, reading
 
@@ -38,16 +38,6 @@ class _Meta(NamedTuple):
     root: int
 
 
-def num_entries(path: Path) -> int:
-    """Entries of an LMDB file, as it says.
-
-    Raises:
-        UserError: if it is none.
-    """
-    with open_regular(path) as stream:
-        return _meta(path, stream).num_entries
-
-
 def entries(path: Path) -> Iterator[tuple[bytes, bytes]]:
     """Keys and values of an LMDB file, in the order of the keys.
 
@@ -55,26 +45,21 @@ def entries(path: Path) -> Iterator[tuple[bytes, bytes]]:
         UserError: naming the file, if it is none, is damaged, or a value is too large.
     """
     with reading(path), open_regular(path) as stream:
-        meta, found = _meta(path, stream), 0
+        file, found = stream.fileno(), 0
+        first = _read_meta(file, 0)
+        meta = max(first, _read_meta(file, first.page_size))
         # By the file, not by what it says of itself: free pages at its end are never written.
-        seen = bytearray(os.fstat(stream.fileno()).st_size // meta.page_size)
+        seen = bytearray(os.fstat(file).st_size // meta.page_size)
         if meta.root != _EMPTY:
-            for entry in _below(stream, meta, seen, meta.root, meta.depth):
+            for entry in _below(file, meta, seen, meta.root, meta.depth):
                 found += 1
                 yield entry
         if found != meta.num_entries:
             raise ValueError(f"{found:,} entries instead of {meta.num_entries:,}")
 
 
-def _meta(path: Path, stream: BinaryIO) -> _Meta:
-    with reading(path):
-        first = _read_meta(stream, 0)
-        second = _read_meta(stream, first.page_size)
-        return max(first, second)
-
-
-def _read_meta(stream: BinaryIO, offset: int) -> _Meta:
-    data = _bytes_at(stream, offset, 152)
+def _read_meta(file: int, offset: int) -> _Meta:
+    data = _bytes_at(file, offset, 152)
     magic, version = struct.unpack_from("<II", data, 16)
     (page_size,), (depth,) = (
         struct.unpack_from("<I", data, 40),
@@ -87,49 +72,43 @@ def _read_meta(stream: BinaryIO, offset: int) -> _Meta:
 
 
 def _below(
-    stream: BinaryIO, meta: _Meta, seen: bytearray, number: int, depth: int
+    file: int, meta: _Meta, seen: bytearray, number: int, depth: int
 ) -> Iterator[tuple[bytes, bytes]]:
     """Entries of a page and of the pages below it; a leaf has depth 1."""
-    if number >= len(seen):
-        raise ValueError(f"page {number} is missing")
-    page, flags, lower = _page(stream, meta, number)
-    if flags != (_LEAF if depth == 1 else _BRANCH) or lower > meta.page_size or seen[number]:
+    page, kind, lower = _page(file, meta, number)
+    if kind != (_LEAF if depth == 1 else _BRANCH) or lower > meta.page_size or seen[number]:
         raise ValueError(f"page {number} is out of place")
     seen[number] = True
     for at in struct.unpack_from(f"<{(lower - _HEADER) // 2}H", page, _HEADER):
         low, high, flags, key_size = struct.unpack_from("<4H", page, at)
-        if depth > 1:
-            yield from _below(stream, meta, seen, low | high << 16 | flags << 32, depth - 1)
-            continue
         start, size = at + _NODE + key_size, low | high << 16
-        key = page[at + _NODE : start]
-        if flags not in (0, _ELSEWHERE):
-            raise ValueError(f"the entry {key[:40]!r} is no plain value")
-        if size > MAX_RECORD_BYTES:
-            raise ValueError(f"the entry {key[:40]!r} has {size:,} bytes")
+        if depth > 1:
+            yield from _below(file, meta, seen, size | flags << 32, depth - 1)
+            continue
+        key, value = page[at + _NODE : start], page[start : start + size]
+        if flags not in (0, _ELSEWHERE) or size > MAX_RECORD_BYTES:
+            raise ValueError(f"the entry {key[:40]!r} of {size:,} bytes is no plain value")
         if flags == _ELSEWHERE:
             (first,) = struct.unpack_from("<Q", page, start)
-            if _page(stream, meta, first)[1] != _OVERFLOW:
+            if _page(file, meta, first)[1] != _OVERFLOW:
                 raise ValueError(f"page {first} is out of place")
-            value = _bytes_at(stream, first * meta.page_size + _HEADER, size)
-        else:
-            value = page[start : start + size]
+            value = _bytes_at(file, first * meta.page_size + _HEADER, size)
         if len(value) != size:
             raise ValueError(f"the entry {key[:40]!r} is cut off")
         yield key, value
 
 
-def _page(stream: BinaryIO, meta: _Meta, number: int) -> tuple[bytes, int, int]:
+def _page(file: int, meta: _Meta, number: int) -> tuple[bytes, int, int]:
     """A page, its kind, and where its list of nodes ends."""
-    page = _bytes_at(stream, number * meta.page_size, meta.page_size)
-    own, flags, lower = struct.unpack_from("<Q2xHH", page)
+    page = _bytes_at(file, number * meta.page_size, meta.page_size)
+    own, kind, lower = struct.unpack_from("<Q2xHH", page)
     if own != number:
         raise ValueError(f"page {number} says it is {own}")
-    return page, flags, lower
+    return page, kind, lower
 
 
-def _bytes_at(stream: BinaryIO, offset: int, size: int) -> bytes:
-    data = os.pread(stream.fileno(), size, offset)
+def _bytes_at(file: int, offset: int, size: int) -> bytes:
+    data = os.pread(file, size, offset)
     if len(data) != size:
         raise ValueError(f"it ends before byte {offset + size:,}")
     return data

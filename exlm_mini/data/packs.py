@@ -16,7 +16,6 @@ Dimension key: R rows of a pack, B rows of a batch, N tokens of a row, padding i
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -27,12 +26,15 @@ import torch
 
 from exlm_mini.config import SpecialIds
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.files import REMEDY, read_json, reading, whole_file, write_json
-from exlm_mini.data.rows import (
-    NUM_TOKENS_CHUNK,
-    Counts,
-    Rows,
+from exlm_mini.data.files import (
+    REMEDY,
+    fingerprint,
+    read_json,
+    reading,
+    whole_file,
+    write_json,
 )
+from exlm_mini.data.rows import Counts, Rows
 
 FORMAT = "exlm-mini pack"
 VERSION = 1
@@ -80,24 +82,23 @@ def write_pack(
     for old in (path, tokens_path, offsets_path):
         old.unlink(missing_ok=True)
     num_rows = num_tokens = 0
-    with contextlib.ExitStack() as stack:
-        tokens_file = stack.enter_context(whole_file(tokens_path))
-        files = {"tokens": tokens_file}
-        if row_length is None:
-            files["offsets"] = stack.enter_context(whole_file(offsets_path))
-            files["offsets"].write(np.zeros(1, dtype=OFFSET_DTYPE).data)
+    ends = [np.zeros(1, dtype=OFFSET_DTYPE)]
+    with whole_file(tokens_path) as tokens_file:
         for token_ids, lengths_R in rows:
             _check_rows(token_ids, lengths_R, row_length, vocab_size)
             tokens_file.write(token_ids.astype(dtype).data)
             if row_length is None:
-                ends_R = num_tokens + np.cumsum(lengths_R)
-                files["offsets"].write(ends_R.astype(OFFSET_DTYPE).data)
+                ends.append((num_tokens + np.cumsum(lengths_R)).astype(OFFSET_DTYPE))
             num_rows += len(lengths_R)
             num_tokens += len(token_ids)
-        for file in files.values():
-            file.is_wanted = num_rows > 0
     if num_rows == 0:
+        tokens_path.unlink()
         return 0
+    files = {"tokens": fingerprint(tokens_path)}
+    if row_length is None:
+        with whole_file(offsets_path) as offsets_file:
+            offsets_file.write(np.concatenate(ends).data)
+        files["offsets"] = fingerprint(offsets_path)
     write_json(
         path,
         {
@@ -112,7 +113,7 @@ def write_pack(
             "tokenizer_sha256": tokenizer_sha256,
             "source": source,
             "counts": asdict(counts),
-            "files": {role: file.fingerprint() for role, file in files.items()},
+            "files": files,
             **({} if provenance is None else {"provenance": provenance}),
         },
     )
@@ -186,12 +187,13 @@ class Pack:
                 that names the file and the difference.
         """
         path = Path(path)
-        header = _read_header(path)
+        header = read_json(path)
+        with reading(path, REMEDY):
+            _check_header(header)
+        num_tokens, files = header["num_tokens"], header["files"]
         tokens_path, offsets_path = _binary_paths(path)
-        itemsize = np.dtype(header["dtype"]).itemsize
-        _check_file(tokens_path, header["files"]["tokens"], header["num_tokens"] * itemsize)
-        tokens = np.memmap(tokens_path, dtype=header["dtype"], mode="r")
-        largest = _verify(tokens_path, tokens, header["files"]["tokens"]["sha256"])
+        tokens = _mapped(tokens_path, files["tokens"], header["dtype"], num_tokens)
+        largest = int(tokens.max())
         if largest >= header["vocab_size"]:
             raise UserError(
                 f"{tokens_path} holds the id {largest}, the vocabulary has "
@@ -199,15 +201,9 @@ class Pack:
             )
         if header["row_length"] is not None:
             return cls(path, header, tokens, None)
-        num_bytes = (header["num_rows"] + 1) * np.dtype(OFFSET_DTYPE).itemsize
-        _check_file(offsets_path, header["files"]["offsets"], num_bytes)
-        offsets = np.memmap(offsets_path, dtype=OFFSET_DTYPE, mode="r")
-        _verify(offsets_path, offsets, header["files"]["offsets"]["sha256"])
-        is_rising = bool((offsets[1:] > offsets[:-1]).all())
-        if offsets[0] != 0 or offsets[-1] != header["num_tokens"] or not is_rising:
-            raise UserError(
-                f"{offsets_path} does not rise from 0 to {header['num_tokens']}; {REMEDY}"
-            )
+        offsets = _mapped(offsets_path, files["offsets"], OFFSET_DTYPE, header["num_rows"] + 1)
+        if offsets[0] != 0 or offsets[-1] != num_tokens or not (np.diff(offsets) > 0).all():
+            raise UserError(f"{offsets_path} does not rise from 0 to {num_tokens}; {REMEDY}")
         return cls(path, header, tokens, np.asarray(offsets))
 
     def __len__(self) -> int:
@@ -249,40 +245,21 @@ class Pack:
         return torch.from_numpy(token_ids_BN), torch.from_numpy(lengths_B.copy())
 
 
-_HEADER_TYPES: dict[str, tuple[type, ...]] = {
-    "dtype": (str,),
-    "num_rows": (int,),
-    "num_tokens": (int,),
-    "row_length": (int, type(None)),
-    "vocab_size": (int,),
-    "special_ids": (dict,),
-    "tokenizer_sha256": (str,),
-    "source": (str,),
-    "counts": (dict,),
-    "files": (dict,),
-}
+def _check_header(header: dict) -> None:
+    """The fields of a side file are there, of the right types, and fit each other.
 
-
-def _read_header(path: Path) -> dict:
-    """The side file, its fields checked."""
-    header = read_json(path)
-    with reading(path, REMEDY):
-        _check_header(path, header)
-    return header
-
-
-def _check_header(path: Path, header: dict) -> None:
-    """Its fields are there, of the right types, and fit each other."""
+    Raises:
+        ValueError: if they do not; or what Python says of a field that is missing or odd.
+    """
     if header.get("format") != FORMAT or header.get("version") != VERSION:
-        raise UserError(f"{path} is not the side file of a pack of version {VERSION}; {REMEDY}")
-    for name, types in _HEADER_TYPES.items():
-        if name not in header or not isinstance(header[name], types):
-            raise UserError(f"{path} lacks a proper field '{name}'; {REMEDY}")
-    length, files = header["row_length"], header["files"]
-    want_files = {"tokens"} if length is not None else {"tokens", "offsets"}
-    special_ids = header["special_ids"]
+        raise ValueError(f"not the side file of a pack of version {VERSION}")
+    length, special_ids, files = header["row_length"], header["special_ids"], header["files"]
+    sizes = [header[name] for name in ("num_rows", "num_tokens", "vocab_size")]
+    texts = [header[name] for name in ("tokenizer_sha256", "source")]
     is_consistent = (
-        header["dtype"] in ("<u2", "<u4")
+        set(map(type, sizes)) == {int}
+        and set(map(type, texts)) == {str}
+        and header["dtype"] in ("<u2", "<u4")
         and header["vocab_size"] <= 1 << (16 if header["dtype"] == "<u2" else 31)
         and header["num_rows"] > 0
         and (length is None or header["num_rows"] * length == header["num_tokens"])
@@ -291,32 +268,19 @@ def _check_header(path: Path, header: dict) -> None:
         and all(0 <= i < header["vocab_size"] for i in special_ids.values())
         and len(set(special_ids.values())) == len(special_ids)
         and set(header["counts"]) == set(asdict(Counts()))
-        and set(files) == want_files
-        and all(
-            isinstance(file, dict) and set(file) == {"bytes", "sha256"}
-            for file in files.values()
-        )
+        and set(files) == {"tokens"} | ({"offsets"} if length is None else set())
+        and all(set(file) == {"bytes", "sha256"} for file in files.values())
     )
     if not is_consistent:
-        raise UserError(f"{path} contradicts itself; {REMEDY}")
+        raise ValueError("it contradicts itself")
 
 
-def _check_file(path: Path, file: dict, num_bytes: int) -> None:
-    """The file is there and of the size its side file and its shape ask for."""
+def _mapped(path: Path, file: dict, dtype: str, num_values: int) -> np.ndarray:
+    """A file as a memory map, once its size and its sha256 are those of the side file."""
+    num_bytes = num_values * np.dtype(dtype).itemsize
     with reading(path, REMEDY):
-        found = path.stat().st_size
-    if not found == file["bytes"] == num_bytes:
-        raise UserError(f"{path} has {found:,} bytes instead of {num_bytes:,}; {REMEDY}")
-
-
-def _verify(path: Path, values: np.ndarray, want_sha256: str) -> int:
-    """Compare the sha256 of a memory map; returns its largest value, read in the same pass."""
-    digest = hashlib.sha256()
-    largest = 0
-    for start in range(0, len(values), NUM_TOKENS_CHUNK):
-        chunk = np.asarray(values[start : start + NUM_TOKENS_CHUNK])
-        digest.update(chunk.data)
-        largest = max(largest, int(chunk.max()))
-    if digest.hexdigest() != want_sha256:
-        raise UserError(f"{path} has changed (sha256 differs); {REMEDY}")
-    return largest
+        if path.stat().st_size != num_bytes:
+            raise ValueError(f"not of {num_bytes:,} bytes")
+        if fingerprint(path) != file:
+            raise ValueError("its sha256 has changed")
+    return np.memmap(path, dtype=dtype, mode="r")

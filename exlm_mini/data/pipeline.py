@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
@@ -28,32 +28,27 @@ from exlm_mini.data.request import MEGABYTE, Preparation
 from exlm_mini.data.shards import (
     Place,
     finished_shard,
-    load_shard,
     make_documents,
     make_tokens,
     read_if_sound,
-    texts_of,
 )
-from exlm_mini.data.smiles import describe_lost, looks_like_smiles, require_rdkit
+from exlm_mini.data.smiles import require_rdkit
 from exlm_mini.data.sources import Source, Unit, open_source
-from exlm_mini.data.tokenizer import Tokenizer
-from exlm_mini.data.vocabulary import given_tokenizer, learn_tokenizer, most_often
+from exlm_mini.data.tokenizer import (
+    Tokenizer,
+    given_tokenizer,
+    train_byte_level_bpe,
+    train_smiles,
+)
 from exlm_mini.data.workers import Workers
 
 NUM_BUCKETS = 1 << 16
 LIBRARIES = {"text": ("numpy", "tokenizers"), "smiles": ("numpy", "rdkit", "tokenizers")}
+NUM_UNKNOWN_SHOWN = 5
 
 
-class Stage(NamedTuple):
-    """How far a pass is; told at its start and after every shard."""
-
-    name: str
-    done: float
-    """Bytes of text so far, those of shards found finished included."""
-    found: float
-    """Bytes of shards found finished."""
-    tokens: int
-    """Made so far; 0 while documents are read."""
+Progress = Callable[[str, float], None]
+"""Called at the start of a pass and after every shard: name of the pass, bytes of text so far."""
 
 
 class Shard(NamedTuple):
@@ -71,11 +66,11 @@ class Passes:
         wanted: Preparation,
         folder: Path,
         report: Callable[[str], None],
-        progress: Callable[[Stage], None],
+        progress: Progress,
     ) -> None:
         self.wanted, self.folder = wanted, folder
         self.report, self.progress = report, progress
-        # What is missing is told before hours of reading.
+        # A missing package or tokenizer is reported before hours of reading.
         self.given = given_tokenizer(wanted.data)
         if wanted.data.kind == "smiles":
             require_rdkit()
@@ -106,46 +101,40 @@ class Passes:
             for index, unit in enumerate(source.units):
                 if limit == 0:
                     break
-                shards += self._read_unit(workers, number, index, unit, limit)
+                made = self._read_unit(workers, (number, index), unit, limit)
+                if "sha256" in source.facts:
+                    source.facts["sha256"][unit.name] = made[0].record["unit"]
                 if limit is not None:
-                    num_read = sum(s.record["num_read"] for s in shards)
-                    limit = self.wanted.data.max_documents - num_read
+                    limit -= sum(shard.record["num_read"] for shard in made)
+                shards += made
             self.parts.append(shards)
             self.cleaning.append(self._check(source, shards))
 
     def _read_unit(
-        self, workers: Workers, number: int, index: int, unit: Unit, limit: int | None
+        self, workers: Workers, number: tuple[int, int], unit: Unit, limit: int | None
     ) -> list[Shard]:
         """The shards of one unit; it is not read again if all of them are there."""
         want = {"unit": unit.fingerprint(), "made_with": self.made_with, "limit": limit}
-        if "sha256" in (facts := self.sources[number].facts):
-            facts["sha256"][unit.name] = want["unit"]
-        path = self.folder / f"s{number}-u{index:04d}.unit.json"
+        path = self.folder / "s{}-u{:04d}.unit.json".format(*number)
         stored = read_if_sound(path)
         if want.items() <= stored.items():
-            places = [Place(self.folder, number, index, i) for i in range(stored["num_shards"])]
-            stored_shards = (finished_shard(place.file("documents"), want) for place in places)
-            found = list(filter(None, stored_shards))
-            if len(found) == len(places):
-                for record in found:
+            places = [Place(self.folder, *number, i) for i in range(stored["num_shards"])]
+            found = [finished_shard(place.file("documents"), want) for place in places]
+            records = list(filter(None, found))
+            if len(records) == len(places):
+                for record in records:
                     self._count(record)
-                return list(map(Shard, places, found))
-        places = []
+                return list(map(Shard, places, records))
+        places, records = [], []
 
         def tasks() -> Iterator[tuple]:
             size = self.wanted.shard_megabytes * MEGABYTE
             cleaning = self.wanted.cleaning if self.wanted.data.kind == "smiles" else None
             for i, texts in enumerate(_cut(islice(unit.documents(), limit), size)):
-                if i == 0 and cleaning is None and looks_like_smiles(texts[:200]):
-                    self.report(
-                        f"{unit.name} looks like molecules, and is read as text; to read them as "
-                        "molecules, take a recipe of molecules or data.kind smiles"
-                    )
-                places.append(Place(self.folder, number, index, i))
+                places.append(Place(self.folder, *number, i))
                 mine = {**want, "text_bytes": sum(map(len, texts))}
                 yield places[i], mine, texts, self.wanted.seed, cleaning
 
-        records = []
         for record in workers.run(make_documents, tasks()):
             records.append(record)
             self._count(record)
@@ -153,33 +142,23 @@ class Passes:
         return list(map(Shard, places, records))
 
     def _check(self, source: Source, shards: list[Shard]) -> CleaningCounts:
-        """What cleaning did to a source."""
-        counts, num_before = CleaningCounts(), Counter[str]()
-        for place, record in shards:
-            unit = source.units[place.unit].name
-            for index, text in record["lost"]:
-                self.report(describe_lost(unit, num_before[unit] + index, text))
+        """What cleaning did to a source; too many molecules that RDKit rejects are refused."""
+        counts = CleaningCounts()
+        for _, record in shards:
             counts.add(record["cleaning"])
-            num_before[unit] += record["num_read"]
-        num_read = num_before.total()
+        num_read = sum(record["num_read"] for _, record in shards)
         if not num_read:
             raise UserError(f"{source.name} holds no documents; leave it out")
         self.report(f"read {num_read:,} documents from {source.name}")
         if self.wanted.data.kind == "smiles":
             self.report(f"{source.name}: {counts.describe()}")
         limit = self.wanted.data.max_rejected
-        if counts.rejected > 0.9 * num_read:
-            raise UserError(
-                f"{source.name} holds no molecules: RDKit rejects {counts.rejected:,} of "
-                f"{num_read:,} lines, such as {counts.rejected_examples[0]!r}; for text take a "
-                "recipe of text, or data.kind text"
-            )
         if counts.rejected > limit * num_read:
             raise UserError(
                 f"{source.name}: RDKit rejects {counts.rejected:,} of {num_read:,} molecules "
                 f"({counts.rejected / num_read:.2%}, data.max_rejected is {limit:.2%}), such as "
                 f"{', '.join(map(repr, counts.rejected_examples))}; mend or remove them, or "
-                "raise data.max_rejected"
+                "raise data.max_rejected; text is read with data.kind text"
             )
         return counts
 
@@ -187,10 +166,9 @@ class Passes:
 
     def split(self) -> None:
         """Hold out a share of the documents: those of the lowest hashes, equal ones together."""
-        shards = [load_shard(p.file("documents"), "hash_D") for p in self._places()]
-        self.bound = held_out_bound(
-            np.concatenate([hash_D for (hash_D,) in shards]), self.wanted.data.validation_share
-        )
+        hashes = [p.load("documents", "hash_D")[0] for p, _ in chain.from_iterable(self.parts)]
+        share = self.wanted.data.validation_share
+        self.bound = held_out_bound(np.concatenate(hashes), share)
 
     def learn_tokenizer(self) -> None:
         """The given tokenizer, the one learnt before, or a new one."""
@@ -214,7 +192,8 @@ class Passes:
             self.tokenizer = Tokenizer.load(path)
             return
         self.report("learning the tokenizer from the training documents")
-        self.tokenizer = learn_tokenizer(self.wanted.data, self._lessons())
+        learn = train_smiles if self.wanted.data.kind == "smiles" else train_byte_level_bpe
+        self.tokenizer = learn(self._lessons(), self.wanted.data.vocab_size)
         self.tokenizer.save(path)
         write_json(side, {"want": want, "sha256": self.tokenizer.sha256})
 
@@ -224,7 +203,7 @@ class Passes:
         for part, num_buckets in zip(self.parts, buckets_S, strict=True):
             for place, _ in part:
                 is_lesson_D = self.is_chosen(place, num_buckets, is_validation=False)
-                texts = texts_of(place)
+                texts = place.texts()
                 yield from (texts[i] for i in np.flatnonzero(is_lesson_D))
 
     # ---- pass 3 ----
@@ -232,9 +211,9 @@ class Passes:
     def encode(self, workers: Workers) -> None:
         """Token ids of every shard; too many unknown ones stop the work."""
         self._begin("encoding")
-        path, num_tokens, num_unknown = self.folder / "tokenizer.json", 0, 0
-        pieces: Counter[str] = Counter()
-        tasks = (
+        num_tokens, num_unknown, pieces = 0, 0, Counter[str]()
+        path = self.folder / "tokenizer.json"
+        made_of = (
             (
                 place,
                 {
@@ -246,28 +225,28 @@ class Passes:
             )
             for place, record in chain.from_iterable(self.parts)
         )
-        for record in workers.run(make_tokens, tasks):
+        for record in workers.run(make_tokens, made_of):
             pieces.update(record["unknown"])
             num_tokens += record["num_tokens"]
             num_unknown += record["num_unknown"]
-            self._count(record, num_tokens)
+            self._count(record)
         limit = self.wanted.data.max_unknown
         if num_unknown > limit * num_tokens:
             names = ", ".join(source.name for source in self.sources)
+            # repr keeps the message on one line, whatever the piece.
+            most = pieces.most_common(NUM_UNKNOWN_SHOWN)
+            shown = ", ".join(f"{piece[:40]!r} {count:,} times" for piece, count in most)
             raise UserError(
                 f"{names}: {num_unknown / num_tokens:.2%} of the tokens are [UNK] "
-                f"(data.max_unknown is {limit:.2%}), most often {most_often(pieces)}; set "
+                f"(data.max_unknown is {limit:.2%}), most often {shown}; set "
                 "data.tokenizer to none, or raise data.vocab_size or data.max_unknown"
             )
 
     # ---- shares of a source ----
 
-    def _places(self) -> Iterator[Place]:
-        return (place for part in self.parts for place, _ in part)
-
     def is_chosen(self, place: Place, num_buckets: int, is_validation: bool) -> np.ndarray:
         """Which documents of a shard are of one side and in the first buckets."""
-        (hash_D,) = load_shard(place.file("documents"), "hash_D")
+        (hash_D,) = place.load("documents", "hash_D")
         return ((hash_D <= self.bound) == is_validation) & (hash_D % NUM_BUCKETS < num_buckets)
 
     def buckets(self, stage: str, most: float = float("inf")) -> list[int]:
@@ -281,30 +260,29 @@ class Passes:
         for source, part in zip(self.sources, self.parts, strict=True):
             total = np.zeros(NUM_BUCKETS)
             for place, _ in part:
-                (hash_D,) = load_shard(place.file("documents"), "hash_D")
-                (lengths_D,) = load_shard(place.file(stage), "lengths_D")
+                (hash_D,) = place.load("documents", "hash_D")
+                (lengths_D,) = place.load(stage, "lengths_D")
                 bucket_D = (hash_D % NUM_BUCKETS).astype(np.int64)
                 total += np.bincount(bucket_D, lengths_D * (hash_D > self.bound), NUM_BUCKETS)
             if self.wanted.weights and not total.any():
                 raise UserError(f"{source.name} has no training tokens; leave it out")
             totals_S.append(total)
         sizes_S = [float(total.sum()) for total in totals_S]
-        if self.wanted.weights:
-            sizes_S = wanted_tokens(sizes_S, list(self.wanted.weights))
+        if weights_S := self.wanted.weights:
+            # The most of each source that stands in the ratio of the weights.
+            ratio = min(size / weight for size, weight in zip(sizes_S, weights_S, strict=True))
+            sizes_S = [weight * ratio for weight in weights_S]
         scale = min(1.0, most / max(sum(sizes_S), 1.0))
         pairs = zip(totals_S, sizes_S, strict=True)
         return [bucket_bound(total, size * scale) for total, size in pairs]
 
     def _begin(self, name: str) -> None:
-        self.stage = Stage(name, 0.0, 0.0, 0)
-        self.progress(self.stage)
+        self.name, self.done = name, 0.0
+        self.progress(name, 0.0)
 
-    def _count(self, record: dict, tokens: int = 0) -> None:
-        name, done, found, _ = self.stage
-        size = record["text_bytes"]
-        found += size * record.get("is_found", False)
-        self.stage = Stage(name, done + size, found, tokens)
-        self.progress(self.stage)
+    def _count(self, record: dict) -> None:
+        self.done += record["text_bytes"]
+        self.progress(self.name, self.done)
 
 
 def held_out_bound(hashes: np.ndarray, validation_share: float) -> np.uint64:
@@ -323,16 +301,6 @@ def held_out_bound(hashes: np.ndarray, validation_share: float) -> np.uint64:
     return distinct[num_held_out - 1]
 
 
-def wanted_tokens(tokens_S: list[float], weights_S: list[float]) -> list[float]:
-    """The most tokens of each source that stand in the ratio of the weights.
-
-    >>> wanted_tokens([900, 400], [3, 1])
-    [900.0, 300.0]
-    """
-    scale = min(tokens / weight for tokens, weight in zip(tokens_S, weights_S, strict=True))
-    return [float(weight * scale) for weight in weights_S]
-
-
 def bucket_bound(totals: np.ndarray, wanted: float) -> int:
     """How many of the first buckets hold as much as is wanted; all if that is all there is."""
     if wanted >= totals.sum():
@@ -341,22 +309,15 @@ def bucket_bound(totals: np.ndarray, wanted: float) -> int:
 
 
 def versions(kind: str) -> dict[str, str]:
-    """What the packs of a kind are made with; "absent" where a library is not installed."""
+    """What the packs of a kind are made with."""
     found = {"exlm_mini": __version__, "python": platform.python_version()}
-    for name in LIBRARIES[kind]:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "absent"
-    return found
+    return found | {name: importlib.metadata.version(name) for name in LIBRARIES[kind]}
 
 
-def _cut(documents: Iterator[str], size: float) -> Iterator[list[str]]:
+def _cut(documents: Iterable[str], size: float) -> Iterator[list[str]]:
     """Documents in order, in lists of about ``size`` bytes of text."""
     texts, num_bytes = [], 0
-    for document in (text.strip() for text in documents):
-        if not document:
-            continue
+    for document in filter(None, map(str.strip, documents)):
         texts.append(document)
         num_bytes += len(document)
         if num_bytes >= size:

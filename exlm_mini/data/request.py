@@ -12,8 +12,6 @@ from exlm_mini.data.cleaning import Cleaning
 from exlm_mini.data.sources import check_source
 
 MEGABYTE = 1_000_000
-SHARD_MEGABYTES = {"toy": 8.0, "text": 8.0, "smiles": 1.0}
-"""Each a few seconds of work."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +32,11 @@ class Preparation:
     seed: int = 1
     tokenizer_megabytes: float = 500
     """Text to learn the tokenizer from, at most."""
-    shard_megabytes: float = None  # type: ignore[assignment]  # filled in below
-    """Text of a shard, what a kill may lose per process; none: 8, or 1 of molecules."""
+    shard_megabytes: float = 4
+    """Text of a shard, what a kill may lose per process: some seconds of work."""
 
     def __post_init__(self) -> None:
         check_fields("", self)
-        if self.shard_megabytes is None:
-            object.__setattr__(self, "shard_megabytes", SHARD_MEGABYTES[self.data.kind])
         if self.weights and len(self.weights) != len(self.sources):
             raise UserError(
                 f"{len(self.weights)} weights were given for {len(self.sources)} sources; give "
@@ -57,14 +53,13 @@ class Preparation:
         for words in self.sources:
             check_source(words, self.data.kind, self.accepted)
 
-
-def settings_of(wanted: Preparation) -> dict[str, Any]:
-    """Settings as JSON knows them, under dotted names; what no pack depends on is left out."""
-    plain = json.loads(json.dumps(asdict(wanted)))
-    data = {f"data.{name}": value for name, value in plain.pop("data").items()}
-    if not wanted.sources:
-        return {"seed": wanted.seed} | data
-    cleaning = {f"cleaning.{name}": value for name, value in plain.pop("cleaning").items()}
-    for name in ("accepted", "shard_megabytes"):
-        del plain[name]
-    return plain | data | cleaning
+    def settings(self) -> dict[str, Any]:
+        """Plain settings under dotted names; what no pack depends on is left out."""
+        plain = json.loads(json.dumps(asdict(self)))
+        data = {f"data.{name}": value for name, value in plain.pop("data").items()}
+        if not self.sources:
+            return {"seed": self.seed} | data
+        cleaning = {f"cleaning.{name}": value for name, value in plain.pop("cleaning").items()}
+        for name in ("accepted", "shard_megabytes"):
+            del plain[name]
+        return plain | data | cleaning

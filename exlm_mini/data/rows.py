@@ -13,18 +13,9 @@ import numpy as np
 
 from exlm_mini.config import SpecialIds
 
-NUM_TOKENS_CHUNK = 1 << 20
-
-
-class Documents(NamedTuple):
-    """Some documents, end to end: ``token_ids`` of shape (sum of lengths,)."""
-
-    token_ids: np.ndarray
-    lengths_D: np.ndarray
-
 
 class Rows(NamedTuple):
-    """Some rows, end to end: ``token_ids`` of shape (sum of lengths,)."""
+    """Some rows or documents, end to end: ``token_ids`` of shape (sum of lengths,)."""
 
     token_ids: np.ndarray
     lengths_R: np.ndarray
@@ -45,7 +36,7 @@ class Counts:
 
 
 def block_rows(
-    parts: Iterable[Documents], special_ids: SpecialIds, block_length: int, counts: Counts
+    documents: Iterable[Rows], special_ids: SpecialIds, block_length: int, counts: Counts
 ) -> Iterator[Rows]:
     """Text as rows of one length: documents joined by [SEP], cut, put in [BOS] ... [EOS].
 
@@ -56,7 +47,7 @@ def block_rows(
     content = block_length - 2
     pending = np.empty(0, dtype=np.int64)
     is_first = True
-    for token_ids, lengths_D in parts:
+    for token_ids, lengths_D in documents:
         if not len(lengths_D):
             continue
         starts_D = np.cumsum(lengths_D) - lengths_D
@@ -65,8 +56,7 @@ def block_rows(
         is_first = False
         num_rows = len(pending) // content
         if num_rows:
-            inner = pending[: num_rows * content].reshape(num_rows, content)
-            yield framed_rows(inner, special_ids)
+            yield framed_rows(pending[: num_rows * content].reshape(-1, content), special_ids)
             pending = pending[num_rows * content :]
     counts.dropped_tokens += len(pending)
 
@@ -80,22 +70,18 @@ def framed_rows(token_ids_RN: np.ndarray, special_ids: SpecialIds) -> Rows:
 
 
 def molecule_rows(
-    parts: Iterable[Documents], special_ids: SpecialIds, block_length: int, counts: Counts
+    documents: Iterable[Rows], special_ids: SpecialIds, block_length: int, counts: Counts
 ) -> Iterator[Rows]:
     """One row per molecule, [BOS] ... [EOS]; longer ones than ``block_length`` are dropped."""
-    for token_ids, lengths_D in parts:
+    for token_ids, lengths_D in documents:
         is_kept_D = lengths_D + 2 <= block_length
         counts.dropped_documents += int((~is_kept_D).sum())
-        lengths_R = lengths_D[is_kept_D] + 2
+        lengths_R = lengths_D[is_kept_D]
         if not len(lengths_R):
             continue
         ends_R = np.cumsum(lengths_R)
-        is_symbol = np.ones(ends_R[-1], dtype=bool)
-        rows = np.empty(ends_R[-1], dtype=np.int64)
-        for places_R, special in (
-            (ends_R - lengths_R, special_ids.bos), (ends_R - 1, special_ids.eos)
-        ):  # fmt: skip
-            is_symbol[places_R] = False
-            rows[places_R] = special
-        rows[is_symbol] = token_ids[np.repeat(is_kept_D, lengths_D)]
-        yield Rows(rows, lengths_R)
+        # Where one molecule ends and the next begins, the [EOS] of the first goes first.
+        places = np.stack([ends_R - lengths_R, ends_R], axis=1).reshape(-1)
+        symbols = np.tile([special_ids.bos, special_ids.eos], len(lengths_R))
+        kept = token_ids[np.repeat(is_kept_D, lengths_D)].astype(np.int64)
+        yield Rows(np.insert(kept, places, symbols), lengths_R + 2)

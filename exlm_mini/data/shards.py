@@ -15,11 +15,9 @@ Dimension key: D documents of a shard.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -28,8 +26,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.cleaning import Cleaning, CleaningCounts, clean_in_child
-from exlm_mini.data.files import read_json, sha256_of, whole_file, write_json
+from exlm_mini.data.cleaning import Cleaning, CleaningCounts, clean
+from exlm_mini.data.files import (
+    fingerprint,
+    read_json,
+    sha256_of,
+    whole_file,
+    write_json,
+)
 from exlm_mini.data.tokenizer import Tokenizer
 
 NUM_DOCUMENTS_BATCH = 1000
@@ -49,14 +53,22 @@ class Place(NamedTuple):
         name = f"s{self.source}-u{self.unit:04d}-{self.number:05d}"
         return self.folder / f"{name}.{stage}.npz"
 
+    def load(self, stage: str, *names: str) -> list[np.ndarray]:
+        """Some of the arrays of a stage."""
+        with np.load(self.file(stage), allow_pickle=False) as arrays:
+            return [arrays[name] for name in names]
+
+    def texts(self) -> list[str]:
+        """The documents."""
+        text, lengths_D = self.load("documents", "text", "lengths_D")
+        content, ends = text.tobytes(), np.cumsum(lengths_D)
+        return [content[end - n : end].decode() for end, n in zip(ends, lengths_D, strict=True)]
+
 
 def hash_of(text: str, seed: int) -> int:
     """What decides the side and the bucket of a document, by its content alone: 64 bits."""
     digest = hashlib.blake2b(text.encode(), digest_size=8, key=str(seed).encode()).digest()
     return int.from_bytes(digest)
-
-
-# ---- files ----
 
 
 def write_shard(path: Path, arrays: dict[str, Any], record: dict[str, Any]) -> dict:
@@ -68,10 +80,9 @@ def write_shard(path: Path, arrays: dict[str, Any], record: dict[str, Any]) -> d
     stream = io.BytesIO()
     # Text shrinks to less than half. Ids are read again within minutes, and shrink less.
     (np.savez_compressed if "text" in arrays else np.savez)(stream, **arrays)
-    path.with_suffix(".json").unlink(missing_ok=True)
     with whole_file(path) as file:
         file.write(stream.getbuffer())
-    record = {**record, **file.fingerprint()}
+    record = {**record, **fingerprint(path)}
     write_json(path.with_suffix(".json"), record)
     return record
 
@@ -79,10 +90,8 @@ def write_shard(path: Path, arrays: dict[str, Any], record: dict[str, Any]) -> d
 def finished_shard(path: Path, want: dict[str, Any]) -> dict | None:
     """The record of a shard that is on the disk as it was written, and was made of ``want``."""
     record = read_if_sound(path.with_suffix(".json"))
-    with contextlib.suppress(UserError):
-        if want.items() <= record.items() and sha256_of(path) == record.get("sha256"):
-            return {**record, "is_found": True}
-    return None
+    is_mine = want.items() <= record.items() and path.is_file()
+    return record if is_mine and sha256_of(path) == record.get("sha256") else None
 
 
 def read_if_sound(path: Path) -> dict:
@@ -91,12 +100,6 @@ def read_if_sound(path: Path) -> dict:
         return read_json(path)
     except UserError:
         return {}
-
-
-def load_shard(path: Path, *names: str) -> list[np.ndarray]:
-    """Some arrays of a shard."""
-    with np.load(path, allow_pickle=False) as arrays:
-        return [arrays[name] for name in names]
 
 
 # ---- the work of one shard ----
@@ -121,32 +124,23 @@ def make_documents(
     if record := finished_shard(place.file("documents"), want):
         return record
     counts = CleaningCounts()
-    lost: list[int] = []
+    texts, hashes = [], []
     if cleaning is None:
-        keyed: Iterable[tuple[str, list[str]]] = ((text, [text]) for text in documents)
+        texts = [text.encode() for text in documents]
+        hashes = [hash_of(text, seed) for text in documents]
     else:
         # Tables may hold "CCO ethanol" too; RDKit would take the name along.
         smiles = [text.split(maxsplit=1)[0] for text in documents]
-        keyed, lost = clean_in_child(smiles, cleaning, seed, counts)
-    texts, hashes = [], []
-    for key, spellings in keyed:
-        texts += [spelling.encode() for spelling in spellings]
-        hashes += [hash_of(key, seed)] * len(spellings)
+        for key, spellings in clean(smiles, cleaning, seed, counts):
+            texts += [spelling.encode() for spelling in spellings]
+            hashes += [hash_of(key, seed)] * len(spellings)
     arrays = {
         "text": np.frombuffer(b"".join(texts), dtype=np.uint8),
         "lengths_D": np.array([len(text) for text in texts], dtype=np.int64),
         "hash_D": np.array(hashes, dtype=np.uint64),
     }
     record = {**want, "num_read": len(documents), "cleaning": asdict(counts)}
-    record["lost"] = [(i, smiles[i][:80]) for i in lost]
     return write_shard(place.file("documents"), arrays, record)
-
-
-def texts_of(place: Place) -> list[str]:
-    """The documents of a shard."""
-    text, lengths_D = load_shard(place.file("documents"), "text", "lengths_D")
-    content, ends = text.tobytes(), np.cumsum(lengths_D)
-    return [content[end - n : end].decode() for end, n in zip(ends, lengths_D, strict=True)]
 
 
 def make_tokens(place: Place, want: dict[str, Any], tokenizer_path: Path) -> dict:
@@ -154,30 +148,27 @@ def make_tokens(place: Place, want: dict[str, Any], tokenizer_path: Path) -> dic
     if record := finished_shard(place.file("tokens"), want):
         return record
     tokenizer = _tokenizer(tokenizer_path, want["tokenizer"])
-    texts = texts_of(place)
+    texts = place.texts()
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
-    chunks, num_unknown = [np.empty(0, dtype)], []
-    pieces: Counter[str] = Counter()
+    ids_D: list[np.ndarray] = []
     for start in range(0, len(texts), NUM_DOCUMENTS_BATCH):
-        batch = texts[start : start + NUM_DOCUMENTS_BATCH]
-        for text, token_ids in zip(batch, tokenizer.encode_batch(batch), strict=True):
-            chunks.append(np.array(token_ids, dtype=dtype))
-            num_unknown.append(token_ids.count(tokenizer.special_ids.unk))
-            if num_unknown[-1]:
-                pieces.update(tokenizer.unknown_pieces(text))
+        batch = tokenizer.encode_batch(texts[start : start + NUM_DOCUMENTS_BATCH])
+        ids_D += [np.array(token_ids, dtype=dtype) for token_ids in batch]
+    unknown_D = [int((token_ids == tokenizer.special_ids.unk).sum()) for token_ids in ids_D]
     arrays = {
-        "token_ids": np.concatenate(chunks),
-        "lengths_D": np.array([len(chunk) for chunk in chunks[1:]], dtype=np.int64),
-        "num_unknown_D": np.array(num_unknown, dtype=np.int64),
+        "token_ids": np.concatenate([np.empty(0, dtype), *ids_D]),
+        "lengths_D": np.array([len(token_ids) for token_ids in ids_D], dtype=np.int64),
+        "num_unknown_D": np.array(unknown_D, dtype=np.int64),
     }
-    # Ties in a fixed order: the record of a shard is the same however often it is made.
-    ranked = sorted(pieces.items(), key=lambda entry: (-entry[1], entry[0]))
-    record = {**want, "unknown": dict(ranked[:NUM_UNKNOWN_KEPT])}
-    record |= {"num_tokens": len(arrays["token_ids"]), "num_unknown": sum(num_unknown)}
+    pieces: Counter[str] = Counter()
+    for i in np.flatnonzero(unknown_D):
+        pieces.update(tokenizer.unknown_pieces(texts[i]))
+    record = {**want, "unknown": dict(pieces.most_common(NUM_UNKNOWN_KEPT))}
+    record |= {"num_tokens": len(arrays["token_ids"]), "num_unknown": sum(unknown_D)}
     return write_shard(place.file("tokens"), arrays, record)
 
 
 @lru_cache(maxsize=1)
 def _tokenizer(path: Path, sha256: str) -> Tokenizer:
-    """Loaded once per process; ``sha256`` only tells one from the next."""
+    """Loaded once per process and ``sha256``."""
     return Tokenizer.load(path)

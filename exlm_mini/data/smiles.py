@@ -9,11 +9,9 @@ from typing import Any
 
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.text import file_documents
-from exlm_mini.data.workers import MAX_SECONDS
 
 MAX_CHARACTERS = 2000
 MAX_RINGS = 100
-_ONE_MOLECULE = re.compile(r"(?=.*[\d()=#\[])(?=.*[CNOcno])[A-Za-z\d@+\-\[\]()=#$%/\\.:*~]{3,}")
 
 
 def embedded_molecules() -> Iterable[str]:
@@ -34,28 +32,13 @@ def embedded_molecules() -> Iterable[str]:
     return file_documents(path, "smiles")
 
 
-def looks_like_smiles(texts: Iterable[str]) -> bool:
-    """Whether nearly all lines are one word each, of a molecule's symbols, rings or brackets."""
-    lines = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
-    likely = sum(bool(_ONE_MOLECULE.fullmatch(line)) for line in lines)
-    return likely > 0.9 * len(lines) > 0
-
-
-def describe_lost(source: str, index: int, smiles: str) -> str:
-    """What is said of a molecule that a child was lost on; ``index`` counts those of a source."""
-    return (
-        f"{source}: molecule {index + 1:,}, {smiles[:80]!r}, is left out: RDKit dies of it, or "
-        f"takes more than {MAX_SECONDS} s"
-    )
-
-
 def read_molecule(smiles: str, *options: Any) -> Any:
     """RDKit's molecule of at least one atom; none if it reads none, or would take too long.
 
     Its stack ends with some ten thousand nested parentheses, and its search for rings and for
     alternating bonds takes minutes where some hundred rings share atoms. Within the limits the
     worst that we found takes four seconds; the largest molecule of our data, a peptide of SIDER,
-    has 1,340 characters and 46 rings. What the limits do not foresee is left to ``in_child``.
+    has 1,340 characters and 46 rings.
 
     Args:
         smiles: one molecule.

@@ -1,8 +1,7 @@
 """Where documents come from: local files, the hub by name or id, what Python and RDKit carry.
 
 A source is read in units (a file, or one of the files of a hub data set), each from its start to
-its end. A unit has a fingerprint, so that what was made of it can be told from what would be made
-of it now.
+its end. A unit has a fingerprint, which shows whether what was made of it is still up to date.
 
 The hub is read as a stream: nothing is stored but what is made of it. The data sets were named
 by their cards and file lists; licences are what the cards state, not advice.
@@ -10,6 +9,7 @@ by their cards and file lists; licences are what the cards state, not advice.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -25,12 +25,12 @@ from exlm_mini.data.english import embedded_english
 from exlm_mini.data.files import sha256_of
 from exlm_mini.data.smiles import embedded_molecules
 from exlm_mini.data.text import (
-    COMPRESSIONS,
     DEFAULT_COLUMNS,
     SUFFIXES,
     check_column,
     document_text,
     file_documents,
+    suffix_of,
 )
 from exlm_mini.data.unimol import SUFFIX as LMDB_SUFFIX
 from exlm_mini.data.unimol import lmdb_documents
@@ -52,14 +52,12 @@ class HubSet:
     split: str = "train"
     column: str | None = None
     """None: text or smiles."""
-    revision: str | None = None
-    """A branch or commit; none: main, as it is at the start."""
     kind: str | None = None
     """text or smiles; none: either."""
     licence: str = "not known here; see the card of the data set"
-    num_documents: int | None = None
-    num_text_bytes: int | None = None
-    """Size of the column, about."""
+    num_documents: float = 0
+    num_text_bytes: float = 0
+    """Size of the column, about; 0 where it is not known."""
     rows_per_document: int | None = None
     """Rows are pieces; so many in a row count as one document."""
     heading: str | None = None
@@ -118,8 +116,10 @@ class Source(NamedTuple):
     facts: dict[str, Any]
 
 
-def parse_hub(word: str) -> HubSet:
-    """A hub data set as typed: ``hub:ID[,CONFIG[,SPLIT[,COLUMN]]]``; empty parts are none."""
+def _named_or_hub(word: str) -> HubSet | None:
+    """A data set by its short name, or as typed: ``hub:ID[,CONFIG[,SPLIT[,COLUMN]]]``."""
+    if not word.startswith(HUB_PREFIX):
+        return NAMED.get(word)
     id, *rest = word.removeprefix(HUB_PREFIX).split(",")
     if not id or len(rest) > 3:
         raise UserError(f"'{word}' is no hub source; write hub:ID,CONFIG,SPLIT,COLUMN")
@@ -132,8 +132,7 @@ def kind_of(words: Iterable[str]) -> str | None:
     for word in words:
         if word in NAMED:
             return NAMED[word].kind
-        suffixes = Path(word).suffixes
-        if not word.startswith(HUB_PREFIX) and {".smi", LMDB_SUFFIX} & set(suffixes):
+        if not word.startswith(HUB_PREFIX) and {".smi", LMDB_SUFFIX} & set(Path(word).suffixes):
             return "smiles"
     return None
 
@@ -150,38 +149,33 @@ def check_source(words: tuple[str, ...], kind: str, accepted: Iterable[str]) -> 
         UserError: an unknown name or suffix, a missing file, a set of the other kind, or one
             with a caveat that was not accepted.
     """
-    is_single = words[0] in NAMED or words[0].startswith(HUB_PREFIX)
-    if is_single and len(words) > 1:
+    hub = _named_or_hub(words[0])
+    if hub is None:
+        for word in words:
+            _check_file(word)
+        return
+    if len(words) > 1:
         raise UserError(
             f"the source {' '.join(words)} mixes a data set with others; give each its own --source"
         )
-    if words[0] in NAMED:
-        named = NAMED[words[0]]
-        if named.kind != kind:
-            raise UserError(
-                f"{words[0]} holds {named.kind}, data.kind is {kind}; prepare each kind by itself"
-            )
-        if named.caveat and words[0] not in accepted:
-            raise UserError(f"{named.caveat}; to use it all the same, add --accept {words[0]}")
-    elif is_single:
-        parse_hub(words[0])
-    else:
-        for word in words:
-            _check_file(word)
+    if hub.kind not in (None, kind):
+        raise UserError(
+            f"{words[0]} holds {hub.kind}, data.kind is {kind}; prepare each kind by itself"
+        )
+    if hub.caveat and words[0] not in accepted:
+        raise UserError(f"{hub.caveat}; to use it all the same, add --accept {words[0]}")
 
 
 def _check_file(word: str) -> None:
-    path = Path(word)
-    parts = [s.lower() for s in path.suffixes]
-    suffix = parts[-2] if len(parts) > 1 and parts[-1] in COMPRESSIONS else "".join(parts[-1:])
-    if suffix not in (*SUFFIXES, LMDB_SUFFIX):
-        names = [*NAMED, *SUFFIXES, LMDB_SUFFIX]
+    known = (*SUFFIXES, LMDB_SUFFIX)
+    suffix = suffix_of(Path(word))
+    if suffix not in known:
         raise UserError(
             f"the source '{word}' is no named data set and has no known suffix; "
-            f"{nearest(suffix or word, names)}"
+            f"{nearest(suffix or word, [*NAMED, *known])}"
         )
-    if not path.is_file():
-        raise UserError(f"cannot read {path} (no such file); check --source")
+    if not Path(word).is_file():
+        raise UserError(f"cannot read {word} (no such file); check --source")
 
 
 def open_source(words: tuple[str, ...], data: DataConfig) -> Source:
@@ -192,16 +186,14 @@ def open_source(words: tuple[str, ...], data: DataConfig) -> Source:
             of ``data``.
         data: ``kind``, and the column of tables.
     """
-    if not words and data.hub:
-        hub = HubSet(data.hub, data.hub_config, data.hub_split)
-        return _hub_source(data.hub, hub, data)
-    if not words and not data.files:
-        name, documents = EMBEDDED[data.kind]
-        return Source(name, [Unit(name, lambda: name, documents)], {})
-    if not words or not (words[0] in NAMED or words[0].startswith(HUB_PREFIX)):
+    if words and (hub := _named_or_hub(words[0])):
+        return _hub_source(words[0], hub, data)
+    if words or data.files:
         return _local_source(words or data.files, data)
-    hub = NAMED.get(words[0]) or parse_hub(words[0])
-    return _hub_source(words[0], hub, data)
+    if data.hub:
+        return _hub_source(data.hub, HubSet(data.hub, data.hub_config, data.hub_split), data)
+    name, documents = EMBEDDED[data.kind]
+    return Source(name, [Unit(name, lambda: name, documents)], {})
 
 
 # ---- local files ----
@@ -226,15 +218,16 @@ def _documents(path: Path, data: DataConfig) -> Iterator[str]:
 
 
 def _hub_source(word: str, hub: HubSet, data: DataConfig) -> Source:
-    facts: dict[str, Any] = {
-        "hub": hub.id,
-        "config": hub.config,
-        "split": hub.split,
-        "column": hub.column or data.column or DEFAULT_COLUMNS[data.kind],
-        "revision": _revision(hub),
-        "licence": hub.licence,
-    }
-    facts["num_units"] = _stream(facts).num_shards
+    with _reaching(hub.id):
+        facts: dict[str, Any] = {
+            "hub": hub.id,
+            "config": hub.config,
+            "split": hub.split,
+            "column": hub.column or data.column or DEFAULT_COLUMNS[data.kind],
+            "revision": _revision(hub.id),
+            "licence": hub.licence,
+        }
+        facts["num_units"] = _stream(facts).num_shards
     units = [
         Unit(
             f"{word} part {i + 1} of {facts['num_units']}",
@@ -251,65 +244,52 @@ def _fingerprint(facts: dict, unit: int) -> str:
     return hashlib.sha256(repr([*parts, unit]).encode()).hexdigest()
 
 
-def _revision(hub: HubSet) -> str:
+def _revision(id: str) -> str:
     """The commit a data set is at; for a copy on this machine, its files and their sizes."""
-    if Path(hub.id).is_dir():
-        files = sorted(path for path in Path(hub.id).rglob("*") if path.is_file())
-        listing = [(str(path.relative_to(hub.id)), path.stat().st_size) for path in files]
+    if Path(id).is_dir():
+        files = sorted(path for path in Path(id).rglob("*") if path.is_file())
+        listing = [(str(path.relative_to(id)), path.stat().st_size) for path in files]
         return "local " + hashlib.sha256(repr(listing).encode()).hexdigest()[:16]
-    try:
-        from huggingface_hub import HfApi
+    from huggingface_hub import HfApi
 
-        return str(HfApi().dataset_info(hub.id, revision=hub.revision).sha)
-    except ModuleNotFoundError:
-        raise
-    except Exception as error:  # the library raises a dozen unrelated types here
-        raise _unreachable(hub.id, error) from None
+    return str(HfApi().dataset_info(id).sha)
 
 
 def _stream(facts: dict) -> Any:
     """The data set as a stream, without a byte of its rows."""
     import datasets
 
-    revision = None if facts["revision"].startswith("local ") else facts["revision"]
-    try:
-        return datasets.load_dataset(
-            facts["hub"],
-            facts["config"],
-            split=facts["split"],
-            revision=revision,
-            streaming=True,
-        )
-    except Exception as error:
-        raise _unreachable(facts["hub"], error) from None
+    return datasets.load_dataset(
+        facts["hub"],
+        facts["config"],
+        split=facts["split"],
+        revision=None if facts["revision"].startswith("local ") else facts["revision"],
+        streaming=True,
+    )
 
 
 def _hub_documents(hub: HubSet, facts: dict, unit: int) -> Iterator[str]:
     """Documents of one unit; never none."""
     source, column = f"hub data set {facts['hub']}", facts["column"]
-    stream = _stream(facts)
-    if stream.column_names is not None:
-        check_column(source, column, stream.column_names)
-        stream = stream.select_columns([column])
-    rows = _texts(stream.shard(facts["num_units"], unit), source, column)
-    yield from _grouped(rows, hub)
+    with _reaching(hub.id):
+        stream = _stream(facts)
+        if stream.column_names is not None:
+            check_column(source, column, stream.column_names)
+            stream = stream.select_columns([column])
+        batches = iter(stream.shard(facts["num_units"], unit).iter(batch_size=NUM_ROWS_BATCH))
+    yield from _grouped(_texts(batches, hub.id, column), hub)
 
 
-def _texts(stream: Any, source: str, column: str) -> Iterator[str]:
-    """One column of a stream; a network that fails is told in one line."""
-    batches = iter(stream.iter(batch_size=NUM_ROWS_BATCH))
+def _texts(batches: Iterator[dict], id: str, column: str) -> Iterator[str]:
+    """One column of a stream."""
     while True:
-        try:
+        with _reaching(id):
             batch = next(batches, None)
-        except Exception as error:
-            raise UserError(
-                f"reading {source} failed ({_first_line(error)}); the same command goes on"
-            ) from None
         if batch is None:
             return
-        check_column(source, column, list(batch))
+        check_column(f"hub data set {id}", column, list(batch))
         for value in batch[column]:
-            yield document_text(source, column, value)
+            yield document_text(f"hub data set {id}", column, value)
 
 
 def _grouped(rows: Iterator[str], hub: HubSet) -> Iterator[str]:
@@ -331,12 +311,16 @@ def _grouped(rows: Iterator[str], hub: HubSet) -> Iterator[str]:
         yield from rows
 
 
-def _unreachable(id: str, error: Exception) -> UserError:
-    return UserError(
-        f"cannot open the hub data set {id} ({_first_line(error)}); check its name, "
-        "configuration and split, and the network, or give local files"
-    )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0][:200] or type(error).__name__
+@contextlib.contextmanager
+def _reaching(id: str) -> Iterator[None]:
+    """Around what asks the hub, whose libraries raise a dozen unrelated types."""
+    try:
+        yield
+    except (UserError, ModuleNotFoundError):
+        raise
+    except Exception as error:
+        reason = next(iter(str(error).splitlines()), "")[:200] or type(error).__name__
+        raise UserError(
+            f"cannot read the hub data set {id} ({reason}); check its name, configuration and "
+            "split, and the network; the same command goes on"
+        ) from error

@@ -12,8 +12,7 @@
 ==============  ==========================================================================
 
 Each may be compressed (``.txt.gz``, ``.smi.xz``, ...). Documents are stripped of outer white
-space, empty ones are skipped. Text is UTF-8; anything else stops with the position of the first
-bad byte.
+space, empty ones are skipped. Text is UTF-8; anything else stops with the line it is on.
 """
 
 from __future__ import annotations
@@ -54,7 +53,12 @@ def file_documents(path: Path, kind: str, column: str | None = None) -> Iterator
         UserError: for whatever is wrong with the file, while iterating: one line that names it,
             what is wrong and the remedy.
     """
-    suffix, column = _suffix(path), column or DEFAULT_COLUMNS[kind]
+    suffix, column = suffix_of(path), column or DEFAULT_COLUMNS[kind]
+    if suffix not in SUFFIXES:
+        raise UserError(
+            f"{path} has the unknown suffix '{suffix}'; {nearest(suffix, SUFFIXES)} "
+            f"(each also with {' or '.join(COMPRESSIONS)})"
+        )
     if suffix == ".csv":
         documents: Iterable[str] = _csv_documents(path, column)
     elif suffix == ".jsonl":
@@ -78,16 +82,10 @@ def file_documents(path: Path, kind: str, column: str | None = None) -> Iterator
         )
 
 
-def _suffix(path: Path) -> str:
+def suffix_of(path: Path) -> str:
     """The format of a file by its name, compressed or not, such as ".txt"."""
     is_compressed = path.suffix.lower() in COMPRESSIONS
-    suffix = (Path(path.stem) if is_compressed else path).suffix.lower()
-    if suffix not in SUFFIXES:
-        raise UserError(
-            f"{path} has the unknown suffix '{suffix}'; {nearest(suffix, SUFFIXES)} "
-            f"(each also with {' or '.join(COMPRESSIONS)})"
-        )
-    return suffix
+    return (Path(path.stem) if is_compressed else path).suffix.lower()
 
 
 def open_decompressed(path: Path) -> io.BufferedReader:
@@ -101,26 +99,20 @@ def open_decompressed(path: Path) -> io.BufferedReader:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Lines of a UTF-8 file with their ends; positions count bytes of the decompressed file."""
-    num_bytes_before = 0
+    """Lines of a UTF-8 file with their ends."""
     with reading(path), open_decompressed(path) as stream:
-        for raw in iter(lambda: stream.readline(LONGEST + 1), b""):
+        for number, raw in enumerate(iter(lambda: stream.readline(LONGEST + 1), b""), start=1):
             _check_length(path, raw)
-            if 0 in raw:
-                raise UserError(
-                    f"{path} is binary (a NUL at byte {num_bytes_before + raw.index(0)}); text "
-                    "must be UTF-8"
-                )
             try:
-                line = raw.decode("utf-8")
-            except UnicodeDecodeError as error:
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+                if "\0" in line:
+                    raise ValueError("it holds a NUL")
+            except ValueError as error:
                 raise UserError(
-                    f"{path} is not UTF-8 (byte 0x{raw[error.start]:02x} at position "
-                    f"{num_bytes_before + error.start}); convert it, such as with iconv -f "
-                    "latin1 -t utf-8"
+                    f"{path} line {number} is not UTF-8 text ({error}); convert it, such as "
+                    "with iconv -f latin1 -t utf-8"
                 ) from None
-            yield line.removeprefix("\ufeff") if num_bytes_before == 0 else line
-            num_bytes_before += len(raw)
+            yield line
 
 
 def _check_length(path: Path, text: str | bytes) -> None:
@@ -183,14 +175,11 @@ def _jsonl_documents(path: Path, column: str) -> Iterator[str]:
     for number, line in enumerate(_lines(path), start=1):
         if not line.strip():
             continue
-        with reading(f"{path} line {number}"):
+        where = f"{path} line {number}"
+        with reading(where, "write one JSON object a line"):
             row = json.loads(line)
-        if not isinstance(row, dict):
-            raise UserError(
-                f"{path} line {number} is not a JSON object; write one object a line"
-            )
-        check_column(f"{path} line {number}", column, list(row))
-        yield document_text(f"{path} line {number}", column, row[column])
+            check_column(where, column, list(row.keys()))
+        yield document_text(where, column, row[column])
 
 
 def _parquet_documents(path: Path, column: str) -> Iterator[str]:
@@ -221,16 +210,8 @@ def document_text(source: object, column: str, value: object) -> str:
     """A value of a table as a document; a missing value is an empty one."""
     if value is None:
         return ""
-    if not isinstance(value, str):
-        raise UserError(
-            f"{source}: column '{column}' holds {type(value).__name__}, not text; set "
-            "data.column to a column of text"
-        )
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise UserError(
-            f"{source}: column '{column}' holds half a surrogate pair at character "
-            f"{error.start}; write the text as UTF-8"
-        ) from None
-    return value
+    with reading(f"{source}: column '{column}'", "set data.column to a column of text"):
+        if not isinstance(value, str):
+            raise TypeError(f"{type(value).__name__}, not text")
+        value.encode()  # half a surrogate pair, which JSON may hold, would fail much later
+        return value

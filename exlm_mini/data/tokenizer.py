@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
 import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
-from exlm_mini.config import SPECIAL_TOKENS, SpecialIds
+from exlm_mini.config import SPECIAL_TOKENS, DataConfig, SpecialIds
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import read_bytes, reading
 
@@ -35,11 +34,13 @@ NUM_BYTES = 256
 _LONG_WORD = re.compile(r"(\w{1000}|\s{1000}|[^\w\s]{1000})")
 """Pieces to learn byte-level BPE from; the time it takes grows with the square of a word."""
 MAX_PARTS = 8
+TOKENIZER_KINDS = {"toy": "words", "text": "text", "smiles": "smiles"}
+"""By the kind of the data."""
 TRAIN_ONE = "give a tokenizer.json, or none to train one"
 
 
 class Tokenizer:
-    """A ``tokenizers.Tokenizer`` that knows its kind and its special ids.
+    """A ``tokenizers.Tokenizer`` with its kind and its special ids.
 
     Args:
         definition: the bytes of a ``tokenizer.json``; kept, so that ``save`` writes the same
@@ -51,25 +52,26 @@ class Tokenizer:
     """
 
     def __init__(self, definition: bytes, source: str = "tokenizer.json") -> None:
-        library = _library()
+        import tokenizers
+
         with reading(source, TRAIN_ONE), _silent_panics():
             fields = json.loads(definition)
             for section in ("normalizer", "decoder"):
                 _check_growth(fields.get(section))
-            inner = library.Tokenizer.from_buffer(definition)
+            inner = tokenizers.Tokenizer.from_buffer(definition)
             inner.encode_special_tokens = True  # not stored in the file: "[MASK]" stays text
             inner.no_truncation()
             inner.no_padding()
             inner.encode("Known, unknown: c1\u00e9\u2603 \U0001f600", add_special_tokens=False)
-        missing = [token for token in SPECIAL_TOKENS if inner.token_to_id(token) is None]
-        if missing:
+        found: list[Any] = [inner.token_to_id(token) for token in SPECIAL_TOKENS]
+        if None in found:
             raise UserError(
-                f"{source} lacks the special token {missing[0]}; add "
+                f"{source} lacks the special token {SPECIAL_TOKENS[found.index(None)]}; add "
                 f"{', '.join(SPECIAL_TOKENS)} to its vocabulary, or give none to train one"
             )
         self._inner = inner
         self.definition = definition
-        self.special_ids = SpecialIds(*(inner.token_to_id(token) for token in SPECIAL_TOKENS))
+        self.special_ids = SpecialIds(*found)
         self._structural_ids = frozenset(self.special_ids) - {self.special_ids.unk}
         self.vocab_size: int = 1 + max(inner.get_vocab(with_added_tokens=True).values())
         self.kind = _kind(fields)
@@ -158,11 +160,29 @@ class Tokenizer:
     def _as_text(self, token_ids: list[int]) -> list[int]:
         """Ids with structural tokens turned into [UNK].
 
-        A whole-word lookup finds "[MASK]" in the vocabulary although nobody asked for a mask.
+        A whole-word lookup finds "[MASK]" in the vocabulary although no mask was asked for.
         """
         if self._structural_ids.isdisjoint(token_ids):
             return token_ids
         return [self.special_ids.unk if i in self._structural_ids else i for i in token_ids]
+
+
+def given_tokenizer(data: DataConfig) -> Tokenizer | None:
+    """The tokenizer of ``data.tokenizer``, if there is one.
+
+    Raises:
+        UserError: if it is of another kind than the data.
+    """
+    if data.tokenizer is None:
+        return None
+    tokenizer = Tokenizer.load(data.tokenizer)
+    want = TOKENIZER_KINDS[data.kind]
+    if tokenizer.kind != want:
+        raise UserError(
+            f"{data.tokenizer} is a tokenizer of kind {tokenizer.kind}, data.kind {data.kind} "
+            f"needs {want}; give another or none to train one"
+        )
+    return tokenizer
 
 
 def train_byte_level_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -184,15 +204,16 @@ def train_byte_level_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
             f"data.vocab_size is {vocab_size}; byte-level BPE needs at least {least}, "
             f"{NUM_BYTES} bytes and {len(SPECIAL_TOKENS)} special tokens"
         )
-    library = _library()
-    inner = library.Tokenizer(library.models.BPE())
-    inner.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = library.decoders.ByteLevel()
-    trainer = library.trainers.BpeTrainer(
+    import tokenizers
+
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE())
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
         special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     lessons = (piece for text in texts for piece in _LONG_WORD.split(text) if piece)
@@ -209,21 +230,24 @@ def train_smiles(smiles: Iterable[str], vocab_size: int | None = None) -> Tokeni
         smiles: the training molecules.
         vocab_size: largest vocabulary, special tokens included; rarer symbols become [UNK].
     """
-    library = _library()
+    import tokenizers
+
     # "isolated" keeps what the pattern does not match as a piece of its own; re.findall drops
     # it (the % of "%(100)") without a word.
-    pattern = library.Regex(SMILES_SYMBOL)
-    split = library.pre_tokenizers.Split(pattern, behavior="isolated")
-    counter = library.Tokenizer(library.models.WordLevel(unk_token=UNK))
+    pattern = tokenizers.Regex(SMILES_SYMBOL)
+    split = tokenizers.pre_tokenizers.Split(pattern, behavior="isolated")
+    counter = tokenizers.Tokenizer(tokenizers.models.WordLevel(unk_token=UNK))
     counter.pre_tokenizer = split
-    counter.train_from_iterator(smiles, library.trainers.WordLevelTrainer(show_progress=False))
+    counter.train_from_iterator(
+        smiles, tokenizers.trainers.WordLevelTrainer(show_progress=False)
+    )
     # The library's trainer would move a special token to a new id where the data contain its
     # name, so it only counts here (its order is by frequency, then alphabetical).
     by_rank = sorted(counter.get_vocab().items(), key=lambda entry: entry[1])
     symbols = [symbol for symbol, _ in by_rank if symbol not in SPECIAL_TOKENS]
     if vocab_size is not None:
         symbols = symbols[: max(0, vocab_size - len(SPECIAL_TOKENS))]
-    return _word_lookup(symbols, split, library.decoders.Fuse())
+    return _word_lookup(symbols, split, tokenizers.decoders.Fuse())
 
 
 def word_level(words: Iterable[str]) -> Tokenizer:
@@ -234,12 +258,12 @@ def word_level(words: Iterable[str]) -> Tokenizer:
         ValueError: if a word is repeated, is a special token or holds white space.
     """
     words = list(words)
-    if len(set(words)) < len(words):
-        raise ValueError("a word occurs twice in the vocabulary")
-    for word in words:
-        if word in SPECIAL_TOKENS or word.split() != [word]:
-            raise ValueError(f"{word!r} cannot be a word of the vocabulary")
-    return _word_lookup(words, _library().pre_tokenizers.WhitespaceSplit(), None)
+    is_twice = len({*words, *SPECIAL_TOKENS}) < len(words) + len(SPECIAL_TOKENS)
+    if is_twice or any(word.split() != [word] for word in words):
+        raise ValueError(f"not all of these are single words that differ: {words}")
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+
+    return _word_lookup(words, WhitespaceSplit(), None)
 
 
 def visible(tokenizer: Tokenizer, token_id: int) -> str:
@@ -255,11 +279,12 @@ def on_one_line(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def _word_lookup(words: list[str], pre_tokenizer: object, decoder: object | None) -> Tokenizer:
+def _word_lookup(words: list[str], pre_tokenizer: Any, decoder: Any) -> Tokenizer:
     """A tokenizer that looks each piece up in a list of words."""
-    library = _library()
+    import tokenizers
+
     vocabulary = {word: i for i, word in enumerate([*SPECIAL_TOKENS, *words])}
-    inner = library.Tokenizer(library.models.WordLevel(vocabulary, unk_token=UNK))
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=UNK))
     inner.pre_tokenizer = pre_tokenizer
     if decoder is not None:
         inner.decoder = decoder
@@ -267,21 +292,16 @@ def _word_lookup(words: list[str], pre_tokenizer: object, decoder: object | None
     return Tokenizer(inner.to_str(pretty=True).encode())
 
 
-def _library() -> ModuleType:
-    """The tokenizers package; a machine that only trains on packed data does without it."""
-    import tokenizers
-
-    return tokenizers
-
-
 def _check_growth(part: dict | None) -> None:
     """Refuse what could turn a few letters into gigabytes, before the library makes it."""
-    parts = list(_parts(part))
+    single = [] if part is None else [part]
+    parts = single if part is None else part.get("normalizers", part.get("decoders", single))
     if len(parts) > MAX_PARTS:
         raise ValueError(f"{len(parts)} normalizers or decoders, at most {MAX_PARTS} are taken")
     for part in parts:
-        if part["type"] == "Precompiled":  # a table that the library believes whatever is in it
-            raise ValueError("a precompiled normalizer")
+        # The library believes the table of a precompiled one, whatever is in it.
+        if part["type"] in ("Precompiled", "Sequence"):
+            raise ValueError(f"a normalizer or decoder {part['type']}")
         made, of = part.get("content", part.get("prepend", "")), part.get("pattern", {})
         if len(made) > max(1, len(of.get("String", ""))):
             raise ValueError(
@@ -289,16 +309,9 @@ def _check_growth(part: dict | None) -> None:
             )
 
 
-def _parts(part: dict | None) -> Iterator[dict]:
-    """The single normalizers or decoders of one that may be a sequence."""
-    if part is not None:
-        inner = part.get("normalizers", part.get("decoders"))
-        yield from [part] if inner is None else itertools.chain(*map(_parts, inner))
-
-
 @contextlib.contextmanager
 def _silent_panics() -> Iterator[None]:
-    """Rust reports its panics on stderr by itself, however they are told later."""
+    """Rust prints its panics on stderr, beside the line that we print."""
     if sys.stderr is None:  # closed by who started us
         yield
         return

@@ -1,6 +1,6 @@
 """Molecules of Uni-Mol's LMDB files, whose values are pickles, read without running them.
 
-A pickle is a program that may call any function. This reader knows one list of names, those
+A pickle is a program that may call any function. This reader accepts one list of names, those
 that numpy arrays and RDKit's molecules are stored with, and gives each of them a stand-in that
 only keeps what it is given; any other name stops the reading. So no code of the file runs. The
 numbers of an array are read from its stand-in, where they are asked for.
@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from exlm_mini.config.checks import UserError
+from exlm_mini.data.files import reading
 from exlm_mini.data.lmdb_pages import entries
-from exlm_mini.data.text import NUM_COLUMNS_SHOWN
+from exlm_mini.data.text import check_column, document_text
 
 SUFFIX = ".lmdb"
 DEFAULT_COLUMN = "smi"
@@ -52,33 +52,23 @@ class _StandIn:
 _STAND_INS = {(module, name): type(name, (_StandIn,), {}) for module, name in ALLOWED}
 
 
-class _RefusedError(Exception):
-    """A name that is not on the list."""
-
-
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> type:
         if (module, name) in ALLOWED:
             return _STAND_INS[module, name]
-        raise _RefusedError(f"it asks for {module}.{name}")
+        raise pickle.UnpicklingError(f"refused: it asks for {module}.{name}")
 
 
-def load_restricted(content: bytes) -> object:
+def load_restricted(content: bytes) -> Any:
     """What a pickle holds: dicts, lists, strings, numbers; stand-ins where arrays were.
 
     Raises:
-        UserError: if it is no pickle, or mentions any name but those of arrays.
+        Exception: of nearly any kind, if it is damaged, or mentions any name but those of arrays.
     """
-    try:
-        return _Unpickler(io.BytesIO(content)).load()
-    except _RefusedError as error:
-        raise UserError(f"its pickle is refused ({_one_line(error)})") from None
-    except Exception as error:  # a damaged pickle may raise nearly anything
-        reason = _one_line(error) or type(error).__name__
-        raise UserError(f"its pickle is damaged ({reason})") from None
+    return _Unpickler(io.BytesIO(content)).load()
 
 
-def numbers(value: object) -> list[float]:
+def numbers(value: Any) -> list[float]:
     """The numbers of a value that ``load_restricted`` gave, one after the other; none is nan.
 
     Args:
@@ -86,22 +76,14 @@ def numbers(value: object) -> list[float]:
             of numpy, of numbers or of Python objects.
 
     Raises:
-        UserError: if it holds anything else.
+        Exception: of nearly any kind, if it holds anything else.
     """
-    try:
-        return _numbers(value)
-    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError,
-            RecursionError) as error:  # fmt: skip
-        raise UserError(f"it holds no numbers ({_one_line(error)})") from None
-
-
-def _numbers(value: Any) -> list[float]:
     if value is None:
         return [float("nan")]
     if isinstance(value, bool | int | float):
         return [float(value)]
     if isinstance(value, list | tuple):
-        return [number for item in value for number in _numbers(item)]
+        return [number for item in value for number in numbers(item)]
     match type(value).__name__:  # what numpy stores arrays by: see ALLOWED
         case "_reconstruct":
             _, _, dtype, _, content = value.state
@@ -110,9 +92,9 @@ def _numbers(value: Any) -> list[float]:
         case "scalar":
             dtype, content = value.arguments
         case name:
-            raise TypeError(f"a {name}")
+            raise TypeError(f"no numbers but a {name}")
     if isinstance(content, list):  # an array of Python objects
-        return _numbers(content)
+        return numbers(content)
     if isinstance(content, _StandIn):  # bytes as protocol 2 has them
         content = content.arguments[0].encode("latin1")
     (code, *_), (_, byte_order, *_) = dtype.arguments, dtype.state
@@ -133,7 +115,8 @@ def lmdb_documents(path: Path, column: str | None) -> Iterator[str]:
     """
     column = column or DEFAULT_COLUMN
     for where, row in lmdb_rows(path):
-        yield _text(where, row, column)
+        check_column(where, column, [name for name in row if isinstance(name, str)])
+        yield document_text(where, column, row[column])
 
 
 def lmdb_rows(path: Path) -> Iterator[tuple[str, dict]]:
@@ -144,32 +127,8 @@ def lmdb_rows(path: Path) -> Iterator[tuple[str, dict]]:
     """
     for key, value in entries(path):
         where = f"{path} entry {key[:40]!r}"
-        yield where, _row(where, value)
-
-
-def _row(where: str, value: bytes) -> dict:
-    """The dict an entry holds."""
-    try:
-        row = load_restricted(value)
-    except UserError as error:
-        raise UserError(
-            f"{where}: {error}; nothing of it was run; leave the file out"
-        ) from None
-    if not isinstance(row, dict):
-        raise UserError(f"{where} holds {type(row).__name__}, not a dict; leave the file out")
-    return row
-
-
-def _text(where: str, row: dict, column: str) -> str:
-    """The text an entry holds."""
-    text = row.get(column)
-    if not isinstance(text, str):
-        names = ", ".join(str(name)[:40] for name in list(row)[:NUM_COLUMNS_SHOWN])
-        raise UserError(
-            f"{where} has no text '{column}'; set data.column to one of: {' '.join(names.split())}"
-        )
-    return text
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+        with reading(where, "nothing of it was run; leave the file out"):
+            row = load_restricted(value)
+            if not isinstance(row, dict):
+                raise TypeError(f"{type(row).__name__}, not a dict")
+        yield where, row

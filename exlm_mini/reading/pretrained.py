@@ -14,8 +14,7 @@ from torch import Tensor
 from exlm_mini.config import RunConfig, SpecialIds
 from exlm_mini.config.checks import UserError, nearest
 from exlm_mini.data.files import reading
-from exlm_mini.data.tokenizer import Tokenizer
-from exlm_mini.data.vocabulary import TOKENIZER_KINDS
+from exlm_mini.data.tokenizer import TOKENIZER_KINDS, Tokenizer
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.training.checkpoint import (
     MANIFEST,
