@@ -24,13 +24,7 @@ from exlm_mini.training.checkpoint import (
     latest_checkpoint,
     load_checkpoint,
 )
-from exlm_mini.training.parts import (
-    load_model,
-    make_model,
-    num_copies,
-    settled_size,
-    stored_config,
-)
+from exlm_mini.training.parts import load_model, make_model, num_copies, stored_config
 
 TRAINED_IN_TURN = ("exlm", "mlm")
 """Directories below a run of the objective mlm+exlm."""
@@ -154,9 +148,9 @@ def load_pretrained(path: Path, report: Callable[[str], None]) -> Pretrained:
             )
         weights = checkpoint.tensors["model"]
         config = stored_config(checkpoint)
-        special_ids, vocab_size = settled_size(config, checkpoint)
+        special_ids = SpecialIds(**checkpoint.state["special_ids"])
         with torch.device("meta"):
-            expected = make_model(config, vocab_size, special_ids)
+            expected = make_model(config, checkpoint.state["vocab_size"], special_ids)
         for name, tensor in expected.state_dict().items():
             if name not in weights or weights[name].shape != tensor.shape:
                 raise UserError(
