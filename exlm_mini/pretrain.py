@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -35,7 +34,6 @@ from exlm_mini.config.options import parse
 from exlm_mini.config.recipes import parse_stored
 from exlm_mini.data.corpus import Corpus, prepare_corpus
 from exlm_mini.data.files import read_text, write_atomically
-from exlm_mini.data.tokenizer import MASK, Tokenizer
 from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.training.console import (
     INTERRUPTED,
@@ -92,9 +90,6 @@ def run(config: RunConfig, output: Path, engine: Engine) -> int:
         return INTERRUPTED if launched_rank() is None else 0
     if engine.is_main:
         _print_summary(config, output, outcomes)
-        python = shlex.quote(os.path.relpath(sys.executable))
-        text = shlex.quote(_masked_example(corpus))
-        say(f"to look into it: {python} -m exlm_mini.fill {text} --run {output}")
     return 0
 
 
@@ -192,17 +187,6 @@ def _print_summary(config: RunConfig, output: Path, outcomes: dict[str, Outcome]
         for objective, outcome in outcomes.items():
             print(f"{objective} reached {outcome.evaluation.bits_per_row:.3f} bits")
     print(f"run directory: {output}")
-
-
-def _masked_example(corpus: Corpus) -> str:
-    """A held-out text, or how it begins, with one token hidden."""
-    tokenizer = Tokenizer.load(corpus.tokenizer_path)
-    special = tokenizer.special_ids
-    inner = [i for i in corpus.validation.gather([0])[0][0].tolist() if i not in special]
-    inner = inner[:16] if corpus.kind == "text" else inner
-    before, after = inner[: len(inner) // 2], inner[len(inner) // 2 + 1 :]
-    hidden = {"smiles": MASK, "text": f" {MASK}", "toy": f" {MASK} "}[corpus.kind]
-    return " ".join(f"{tokenizer.decode(before)}{hidden}{tokenizer.decode(after)}".split())
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -255,7 +255,7 @@ class TrainConfig:
     save_every: Annotated[int, AT_LEAST_1, Effect.NOTHING, RARE] = 500
     """Steps between checkpoints; the last step is always saved."""
     keep_last: Annotated[int, NOT_NEGATIVE, Effect.NOTHING, RARE] = 3
-    """Newest checkpoints to keep beside the best one; 0: all."""
+    """Newest checkpoints to keep; 0: all."""
     log_every: Annotated[int, AT_LEAST_1, Effect.NOTHING, RARE] = 10
     """Steps between lines of metrics.jsonl."""
     tensorboard: Annotated[bool, Effect.NOTHING, RARE] = False

@@ -214,9 +214,7 @@ def latest_checkpoint(directory: Path, report: Callable[[str], None]) -> Checkpo
     return newest
 
 
-def prune_checkpoints(
-    directory: Path, keep_last: int, intact_step: int, best_step: int | None
-) -> None:
+def prune_checkpoints(directory: Path, keep_last: int, intact_step: int) -> None:
     """Delete old checkpoints, and what a crashed save left.
 
     Args:
@@ -224,16 +222,14 @@ def prune_checkpoints(
         keep_last: how many to keep, 0 for all.
         intact_step: of the newest checkpoint that is intact, for it was just written or read. It is
             the first of those kept; what is newer is damaged, stays, and does not count.
-        best_step: this one is kept besides, if it is there.
     """
     _remove_drafts(directory)
     usable = [path for path in _newest_first(directory) if _step_of(path) <= intact_step]
     for path in usable[keep_last:] if keep_last else []:
-        if _step_of(path) != best_step:
-            # Half of a checkpoint must not stand under its name.
-            doomed = path.with_name(f"{path.name}.tmp")
-            os.rename(path, doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+        # Half of a checkpoint must not stand under its name.
+        doomed = path.with_name(f"{path.name}.tmp")
+        os.rename(path, doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _remove_drafts(directory: Path) -> None:

@@ -84,8 +84,6 @@ class Loop:
     """A module with an ``encoder``, on the engine's device."""
     seconds_between_saves = 0.0
     """At least, after the first that no one asked for."""
-    best_step: int | None = None
-    """Of the checkpoint that is kept beside the newest ones."""
 
     def __init__(
         self,
@@ -176,7 +174,7 @@ class Loop:
                             log.write(record | watched)
                 is_late = time.monotonic() - self._saved_at >= self.seconds_between_saves
                 if is_last or is_asked or (step % train.save_every == 0 and is_late):
-                    self._save(step, evaluation)
+                    self._save(step)
                 if is_stopped:
                     break
         if step == train.steps:
@@ -198,7 +196,7 @@ class Loop:
             if self.engine.is_main:
                 self.output.mkdir(parents=True, exist_ok=True)
                 # No save may follow the one that was cut short.
-                prune_checkpoints(self._checkpoints, self.train.keep_last, step, self.best_step)
+                prune_checkpoints(self._checkpoints, self.train.keep_last, step)
                 metrics = MetricsLog(self.output / "metrics.jsonl", step)
                 self.seconds = (metrics.last or {}).get("seconds") or 0.0
                 logs.append(metrics)
@@ -224,7 +222,7 @@ class Loop:
 
     # ---- checkpoints ----
 
-    def _save(self, step: int, evaluation: Any) -> None:
+    def _save(self, step: int) -> None:
         """The first process writes a checkpoint; all must call."""
         with self.engine.together():
             if self.engine.is_main:
@@ -244,7 +242,7 @@ class Loop:
                     "versions": versions(self.engine.device),
                 }
                 save_checkpoint(self._checkpoints, step, tensors, state)
-                prune_checkpoints(self._checkpoints, self.train.keep_last, step, self.best_step)
+                prune_checkpoints(self._checkpoints, self.train.keep_last, step)
         self._saved_at = time.monotonic()
 
     def _restore(self) -> int:
@@ -264,12 +262,6 @@ class Loop:
         path = self._checkpoints / f"step-{step:06d}"
         with engine.together(), reading(path, REMEDY.format(path)):
             self._take_over(checkpoint)
-        before = checkpoint.state.get("num_processes", 1)
-        if before != engine.world_size and engine.is_main:
-            self.report(
-                f"{before} process(es) until step {step}, {engine.world_size} from here: the "
-                "same rows and masks, sums in another order"
-            )
         return step
 
     def _take_over(self, checkpoint: Checkpoint) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -91,8 +90,6 @@ class Trainer(Loop):
         self.meter = Meter(
             config, vocab_size, train_pack.lengths_R, engine.device, engine.world_size
         )
-        self.least_bits = math.inf
-        """Per mask, of the checkpoint ``best_step``: the best of those whose step was validated."""
 
     def _evaluate(self, step: int) -> Evaluation:
         with self.updater.precision():
@@ -126,13 +123,7 @@ class Trainer(Loop):
             numbers["validation_perplexity"] = evaluation.perplexity
         return numbers
 
-    def _save(self, step: int, evaluation: Evaluation | None) -> None:
-        if evaluation and evaluation.bits_per_mask < self.least_bits:
-            self.best_step, self.least_bits = step, evaluation.bits_per_mask
-        super()._save(step, evaluation)
-
     def _own_state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-        best = {"step": self.best_step, "bits_per_mask": self.least_bits}
         return {}, {
             "config": asdict(self.config),
             "special_ids": self.train_pack.special_ids._asdict(),
@@ -141,7 +132,6 @@ class Trainer(Loop):
             "validation_sha256": self.validation_pack.sha256,
             "tokenizer_sha256": self.train_pack.tokenizer_sha256,
             "evaluation": None if self.evaluation is None else self.evaluation._asdict(),
-            "best": None if self.best_step is None else best,
         }
 
     def _take_over(self, checkpoint: Checkpoint) -> None:
@@ -156,5 +146,3 @@ class Trainer(Loop):
         super()._take_over(checkpoint)
         if state["evaluation"]:
             self.evaluation = Evaluation(**state["evaluation"])
-        if best := state.get("best"):
-            self.best_step, self.least_bits = best["step"], best["bits_per_mask"]
