@@ -193,7 +193,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; 0 done, 2 a mistake of the user, 130 stopped and ready to resume."""
     argv = sys.argv[1:] if argv is None else argv
     is_launched = launched_rank() is not None
-    # All processes see the same mistakes: one of each machine tells, and later the first alone.
+    # All processes see the same mistakes: one of each machine reports, and later the first alone.
     is_talking = not is_launched or os.environ["LOCAL_RANK"] == "0"
 
     def command() -> int:

@@ -109,7 +109,7 @@ def test_without_building_nothing_is_built(empty_cache, monkeypatch):
 def test_it_runs_on_the_core_libraries_alone(tmp_path):
     program = """
 import sys
-for name in ("datasets", "tokenizers", "jsonargparse", "rdkit", "tqdm", "yaml"):
+for name in ("datasets", "tokenizers", "jsonargparse", "rdkit", "yaml"):
     sys.modules[name] = None
 from exlm_mini import doctor
 sys.exit(doctor.main(["--no-build"]))

@@ -1,4 +1,4 @@
-"""What a setting is checked by, and what a person is told.
+"""What a setting is checked by, and how a mistake is reported.
 
 A field of a settings class carries marks besides its type: a ``Rule`` its numbers must keep to, an
 ``Effect`` of what it changes. What breaks one raises ``UserError``.
@@ -13,7 +13,7 @@ from enum import Enum
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-# ---- what is known of a setting besides its type ----
+# ---- marks of a setting besides its type ----
 
 
 class Effect(Enum):
@@ -43,7 +43,7 @@ def schema(kind: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
 
 
 class UserError(ValueError):
-    """A mistake of the user, told in one line that names the value and the remedy.
+    """A mistake of the user, in one line that names the value and the remedy.
 
     Commands print the line and end with exit code 2; a traceback is for our own mistakes. What it
     quotes may be anything: it is written on one line, and cut where it is long.

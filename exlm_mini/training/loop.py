@@ -5,7 +5,7 @@ it does at a step is a function of the settings and the step, so a run that was 
 resumed ends with the same bits as one that was not: on one machine, with the same versions and
 threads. Another processor adds in another order, and a training follows the last bits.
 
-Of several processes all go through the loop side by side, and the first alone tells and writes.
+Of several processes all go through the loop side by side, and the first alone reports and writes.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class Loop:
     def _open_logs(
         self, step: int, open_files: contextlib.ExitStack
     ) -> list[MetricsLog | ScalarLog]:
-        """What the first process writes to; the first of them knows the seconds so far."""
+        """What the first process writes to; the first holds the seconds so far."""
         logs: list[MetricsLog | ScalarLog] = []
         with self.engine.together():
             if self.engine.is_main:
@@ -228,8 +228,8 @@ class Loop:
             if self.engine.is_main:
                 weights = self.model.state_dict()
                 if name := not_finite(weights):
-                    told = f"the weights {name} are not finite after step {step}"
-                    raise self.updater.diverged(told)
+                    what = f"the weights {name} are not finite after step {step}"
+                    raise self.updater.diverged(what)
                 tensors, state = self._own_state()
                 tensors |= {
                     "model": weights,

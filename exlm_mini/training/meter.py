@@ -1,6 +1,6 @@
 """What a line of ``metrics.jsonl`` says of the machine, and the same lines for TensorBoard.
 
-``metrics.jsonl`` is what a run is known by; TensorBoard shows a copy of it.
+``metrics.jsonl`` is the record of a run; TensorBoard shows a copy of it.
 """
 
 from __future__ import annotations

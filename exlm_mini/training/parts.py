@@ -114,8 +114,8 @@ def load_model(checkpoint: Checkpoint) -> tuple[MaskedLM | ExLM, RunConfig]:
 
 
 def stored_config(checkpoint: Checkpoint) -> RunConfig:
-    """The settings that a checkpoint was made with; nobody typed them, so that what is wrong with
-    them is a ``ValueError``, and the file is named."""
+    """The settings that a checkpoint was made with. They come from no user, so that what is wrong
+    with them is a ``ValueError``, and the file is named."""
     try:
         return run_config_from_dict(checkpoint.state["config"])
     except UserError as error:
@@ -228,7 +228,7 @@ class Objective(NamedTuple):
 
 
 def score(model: MaskedLM | ExLM, batch: MaskedBatch, chain_share: float = 0.0) -> Scored:
-    """The objective of one micro-batch, and what is told about it besides."""
+    """The objective of one micro-batch, and what is counted besides."""
     if isinstance(model, MaskedLM):
         token_logits_SV = model(batch.masked_ids_BN, batch.is_masked_BN)
         target_ids_S = batch.token_ids_BN[batch.is_masked_BN]
