@@ -370,7 +370,7 @@ def test_other_files_are_never_deleted(tmp_path):
     prune_checkpoints(tmp_path / "missing", 1, 2)
     foreign = [
         "notes.tmp", "old-step-000001.tmp", "step-00001.tmp", "step-000001.tmp.zip",
-        "step-best", "step-best.tmp",
+        "step-best", "step-best.tmp", "step-000001.old", "step-000001.tmp2",
     ]  # fmt: skip
     for name in (*foreign, "step-000001.tmp", "step-1000000.tmp"):
         (tmp_path / name).mkdir()

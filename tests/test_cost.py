@@ -1,5 +1,7 @@
 """What a run is said to cost is what it costs."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from exlm_mini.config import MaskingConfig, ModelConfig, RunConfig, SpecialIds, TrainConfig
 from exlm_mini.config.checks import UserError
+from exlm_mini.config.recipes import load_recipe
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.pretrain import main
 from exlm_mini.training.cost import estimate, plan_batch, row_flops
@@ -160,6 +163,16 @@ def test_operations_are_those_that_run(objective, model):
     # The backward pass of the head has one product more, with a vector.
     both = counted_flops(config, 500, 3, 66, num_masks, backward=True)
     assert row_flops(config, 500, 66) == pytest.approx(both, rel=0.015)
+
+
+def test_slots_are_counted_where_they_are_what_is_masked():
+    toy = replace(load_recipe("toy-pairs"), objective="mlm")
+    two_of_11 = replace(toy, masking=MaskingConfig(mask_ratio=2 / 11))
+    assert row_flops(toy, 27, 13) == pytest.approx(row_flops(two_of_11, 27, 13), rel=1e-12)
+    # Repeated MLM masks by independent draws.
+    repeated = replace(toy, objective="repeated-mlm")
+    by_draws = replace(repeated, masking=replace(toy.masking, strategy="bernoulli"))
+    assert row_flops(repeated, 27, 13) == row_flops(by_draws, 27, 13)
 
 
 # ---- batches ----

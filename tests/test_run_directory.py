@@ -175,10 +175,12 @@ def test_a_log_goes_on_behind_the_last_step_that_is_kept(tmp_path):
         assert log.last is None
         log.write({"step": 10, "loss": 0.1 + 0.2})
         assert read_metrics(file) == [{"step": 10, "loss": 0.1 + 0.2}]  # on the disk at once
-        log.write({"step": 20, "loss": float("nan"), "seconds": float("-inf")})
+        log.write({"step": 20, "loss": float("nan"), "of": {"x": [float("-inf"), 1]}})
         log.write({"step": 30})
     # Every line is plain JSON, for readers that take no NaN.
-    assert file.read_text().splitlines()[1] == '{"step": 20, "loss": null, "seconds": null}'
+    assert (
+        file.read_text().splitlines()[1] == '{"step": 20, "loss": null, "of": {"x": [null, 1]}}'
+    )
     with open(file, "ab") as stream:
         stream.write(b'{"step": 4')
     for step, kept in ((29, 20), (20, 20), (19, 10)):

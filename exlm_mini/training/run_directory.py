@@ -215,15 +215,22 @@ def _record(line: bytes) -> dict | None:
             return None
     except (ValueError, RecursionError):
         return None
-    step, values = record.get("step"), record.values()
+    step = record.get("step")
     is_whole = type(step) is int and 0 <= step < 2**63
-    # Words and lists would end in a sum.
-    return (
-        record if is_whole and all(isinstance(v, int | float | None) for v in values) else None
-    )
+    # Words would end in a sum, and a resumed run counts the seconds on.
+    is_counted = isinstance(record.get("seconds"), int | float | None)
+    has_words = any(isinstance(value, str) for value in record.values())
+    return record if is_whole and is_counted and not has_words else None
 
 
 def _encoded(record: dict[str, Any]) -> bytes:
-    is_lost = {key: isinstance(v, float) and not math.isfinite(v) for key, v in record.items()}
-    finite = {key: None if is_lost[key] else value for key, value in record.items()}
-    return json.dumps(finite, allow_nan=False).encode()
+    return json.dumps(_finite(record), allow_nan=False).encode()
+
+
+def _finite(value: Any) -> Any:
+    """The same value with None for every number that is not finite."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
