@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -32,11 +31,10 @@ import torch
 from exlm_mini.config import RunConfig, SpecialIds
 from exlm_mini.config.checks import UserError
 from exlm_mini.config.options import parse
-from exlm_mini.config.recipes import parse_stored, plain
+from exlm_mini.config.recipes import parse_stored
 from exlm_mini.data.corpus import Corpus, prepare_corpus
 from exlm_mini.data.files import read_text, write_atomically
-from exlm_mini.data.tokenizer import MASK, Tokenizer
-from exlm_mini.data.toy_grammars import grammar, slots_of
+from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.training.console import (
     INTERRUPTED,
     ProgressLine,
@@ -44,7 +42,6 @@ from exlm_mini.training.console import (
     exit_code,
     requests_by_signal,
     say,
-    this_python,
 )
 from exlm_mini.training.cost import check_memory
 from exlm_mini.training.dry_run import dry_run, lacks_pack, objectives_of, tell_row_length
@@ -56,17 +53,11 @@ from exlm_mini.training.processes import Engine, launched_rank, leave, start_eng
 from exlm_mini.training.provenance import commit
 from exlm_mini.training.run_directory import CONFIG, LOCK, RunDirectory, settle_config
 
-LEAST_VOCABULARY = len(SpecialIds())
-
 
 def run(config: RunConfig, output: Path, engine: Engine) -> int:
     """Train what the configuration names and print a summary; the exit code."""
     if config.train.precision == "fp16" and engine.device.type == "cpu":
         raise UserError("train.precision fp16 needs a GPU; on a CPU use auto, bf16 or fp32")
-    with engine.together():
-        if engine.is_main:
-            config = with_precision(_stored_precision(config, output), engine.device)
-    config = engine.same(config)
     check_spread(config, engine.world_size)
     with engine.together():
         if lacks_pack(config):
@@ -74,9 +65,12 @@ def run(config: RunConfig, output: Path, engine: Engine) -> int:
                 f"there is no {config.data.pack}; make it with python -m exlm_mini.prepare (the "
                 "recipe's file begins with the command), or give another --data.pack"
             )
-        # Once more when the vocabulary and the rows are known; what is absurd is told at once.
+        # Once more when vocabulary and rows are known; what is absurd is refused at once.
         for single in objectives_of(config):
-            check_memory(single, LEAST_VOCABULARY, 3, engine.device, engine.world_size)
+            check_memory(single, len(SpecialIds()), 3, engine.device, engine.world_size)
+        if engine.is_main:
+            config = with_precision(_stored_precision(config, output), engine.device)
+    config = engine.same(config)
     with contextlib.ExitStack() as lock:
         with engine.together():
             if engine.is_main:
@@ -84,7 +78,7 @@ def run(config: RunConfig, output: Path, engine: Engine) -> int:
         is_new = not (output / CONFIG).exists()
         try:
             corpus = _settle(config, output, engine)
-            with requests_by_signal(_teller(engine), launched_rank() is not None) as requests:
+            with requests_by_signal(_teller(engine)) as requests:
                 outcomes = _train_all(config, corpus, output, engine, requests)
         except UserError:
             # Where settings were stored just now, nothing but a corpus lay there before.
@@ -96,8 +90,6 @@ def run(config: RunConfig, output: Path, engine: Engine) -> int:
         return INTERRUPTED if launched_rank() is None else 0
     if engine.is_main:
         _print_summary(config, output, outcomes)
-        text = shlex.quote(_masked_example(corpus))
-        say(f"to look into it: {this_python()} -m exlm_mini.fill {text} --run {output}")
     return 0
 
 
@@ -117,12 +109,19 @@ def _teller(engine: Engine) -> Callable[[str], None]:
 def _train_all(
     config: RunConfig, corpus: Corpus, output: Path, engine: Engine, requests: Requests
 ) -> dict[str, Outcome]:
-    """Train one model after the other, up to the first that is stopped."""
+    """Train one model after the other, up to the first that is stopped; progress on stderr."""
+    if config.train.num_threads is not None:
+        torch.set_num_threads(config.train.num_threads)
     singles = objectives_of(config)
     outcomes: dict[str, Outcome] = {}
     for single in singles:
         directory = output if len(singles) == 1 else output / single.objective
-        outcome = _train(single, corpus, directory, engine, requests)
+        with engine.together():
+            trainer = Trainer(
+                single, corpus.train, corpus.validation, directory, _teller(engine), engine
+            )
+        with ProgressLine(single.objective, config.train.steps) as progress:
+            outcome = trainer.run(progress.show, requests.should_stop, requests.should_save)
         outcomes[single.objective] = outcome
         if not outcome.is_complete:
             _teller(engine)(
@@ -137,7 +136,12 @@ def _settle(config: RunConfig, output: Path, engine: Engine) -> Corpus:
     """Hold a resumed run to its settings, note versions, prepare the data; the others open it."""
     with engine.together():
         if engine.is_main:
-            _store_settings(config, output, engine)
+            for change in settle_config(output, config):
+                say(f"changed since the last start: {change}")
+            used: dict[str, object] = {**versions(engine.device), "commit": commit()}
+            used["num_processes"] = engine.world_size
+            text = json.dumps(used, indent=2) + "\n"
+            write_atomically(output / "versions.json", text.encode())
             corpus = prepare_corpus(config.data, output / "data", config.seed, say)
             tell_row_length(config, corpus)
     with engine.together():
@@ -146,21 +150,10 @@ def _settle(config: RunConfig, output: Path, engine: Engine) -> Corpus:
     return corpus
 
 
-def _store_settings(config: RunConfig, output: Path, engine: Engine) -> None:
-    import yaml
-
-    text = yaml.safe_dump(plain(config), sort_keys=False)
-    for change in settle_config(output, text, plain(config), parse_stored):
-        say(f"changed since the last start: {change}")
-    used: dict[str, object] = {**versions(engine.device), "commit": commit()}
-    used["num_processes"] = engine.world_size
-    write_atomically(output / "versions.json", (json.dumps(used, indent=2) + "\n").encode())
-
-
 def _forget(output: Path) -> None:
     """Undo the start of a run that saved nothing, so that a corrected command may follow.
 
-    A finished corpus stays: it may have taken hours, and it knows its own settings.
+    A finished corpus stays: it may have taken hours, and its settings are stored with it.
     """
     for path in output.iterdir():
         if path.name == LOCK or (path / "corpus.json").exists():
@@ -169,26 +162,6 @@ def _forget(output: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-
-
-def _train(
-    config: RunConfig, corpus: Corpus, directory: Path, engine: Engine, requests: Requests
-) -> Outcome:
-    """Train one model, with progress on stderr."""
-    if config.train.num_threads is not None:
-        torch.set_num_threads(config.train.num_threads)
-    with engine.together():
-        trainer = Trainer(
-            config,
-            corpus.train,
-            corpus.validation,
-            directory,
-            slots_of(config),
-            _teller(engine),
-            engine,
-        )
-    with ProgressLine(config.objective, config.train.steps) as progress:
-        return trainer.run(progress.show, requests.should_stop, requests.should_save)
 
 
 def _print_summary(config: RunConfig, output: Path, outcomes: dict[str, Outcome]) -> None:
@@ -216,22 +189,11 @@ def _print_summary(config: RunConfig, output: Path, outcomes: dict[str, Outcome]
     print(f"run directory: {output}")
 
 
-def _masked_example(corpus: Corpus) -> str:
-    """A held-out text, or how it begins, with one token hidden."""
-    tokenizer = Tokenizer.load(corpus.tokenizer_path)
-    special = tokenizer.special_ids
-    inner = [i for i in corpus.validation.gather([0])[0][0].tolist() if i not in special]
-    inner = inner[:16] if corpus.kind == "text" else inner
-    before, after = inner[: len(inner) // 2], inner[len(inner) // 2 + 1 :]
-    hidden = {"smiles": MASK, "text": f" {MASK}", "toy": f" {MASK} "}[corpus.kind]
-    return " ".join(f"{tokenizer.decode(before)}{hidden}{tokenizer.decode(after)}".split())
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the command; 0 done, 2 a mistake of the user, 130 stopped and ready to resume."""
     argv = sys.argv[1:] if argv is None else argv
     is_launched = launched_rank() is not None
-    # All processes see the same mistakes: one of each machine tells, and later the first alone.
+    # All processes see the same mistakes: one of each machine reports, and later the first alone.
     is_talking = not is_launched or os.environ["LOCAL_RANK"] == "0"
 
     def command() -> int:
@@ -243,10 +205,9 @@ def main(argv: list[str] | None = None) -> int:
             )
         request = parse(argv)
         if request.is_dry_run:
-            if not launched_rank():
-                dry_run(request.config, request.num_devices, request.throughput)
+            dry_run(request.config, request.num_devices, request.throughput)
             return 0
-        if is_launched and not _names_output(argv):
+        if is_launched and not any(word.split("=")[0] == "--output" for word in argv):
             raise UserError(
                 "under torchrun --output DIR is needed, so that a restart finds its checkpoints"
             )
@@ -274,10 +235,6 @@ def _run_and_finish(config: RunConfig, output: Path, engine: Engine) -> int:
         raise
     engine.finish()
     return code
-
-
-def _names_output(argv: list[str]) -> bool:
-    return any(value.partition("=")[0] == "--output" for value in argv)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from exlm_mini.config import (
     RunConfig,
     TrainConfig,
 )
-from exlm_mini.config.checks import Rule, UserError, nearest, schema
+from exlm_mini.config.checks import Rule, UserError, schema
 from exlm_mini.config.recipes import parse_stored, plain, run_config_from_dict, settings_of
 
 CLASSES = (
@@ -48,43 +48,26 @@ OUTSIDE = {
 }  # fmt: skip
 """Values that a rule of the field refuses, beyond its borders on either side."""
 CLASHES = [
-    (ModelConfig, {"preset": "bas"}, "model.preset", "'bas'", "did you mean base"),
-    (ModelConfig, {"expand_at": 2}, "model.expand_at", "2", "below model.num_layers 2"),
-    (ModelConfig, {"width": 72, "num_heads": 4}, "model.width", "72", "multiple of 4"),
-    *[
-        (ModelConfig, {"sparse": True, "transition": name}, "model.sparse", name, "drop one")
-        for name in ("ctc", "uniform")
-    ],
-    (DataConfig, {"files": ("a.txt",), "hub": "b"}, "data.files", "data.hub", "one of the two"),
-    (DataConfig, {"kind": "toy", "files": ("a.txt",)}, "data.files", "kind toy", "drop it"),
-    (DataConfig, {"kind": "toy", "hub": "b"}, "data.hub", "data.kind toy", "drop it"),
-    *[
-        (
-            TrainConfig, {"batch_size": 32, "micro_batch_size": value},
-            "train.micro_batch_size", str(value), "must divide train.batch_size 32",
-        )
-        for value in (5, 64)
-    ],
-    *[
-        (
-            TrainConfig, {"batch_tokens": 64, "micro_batch_tokens": value},
-            "train.micro_batch_tokens", str(value), "must divide train.batch_tokens 64",
-        )
-        for value in (5, 128)
-    ],
+    (ModelConfig, {"preset": "bas"}, "model.preset is 'bas'; did you mean base"),
     (
-        TrainConfig, {"micro_batch_tokens": 8},
-        "train.micro_batch_tokens", "8", "set train.batch_tokens too",
+        ModelConfig,
+        {"expand_at": 2},
+        "model.expand_at is 2; it must be below model.num_layers 2",
     ),
-    *[
-        (TrainConfig, {"batch_tokens": 64, name: 16}, f"train.{name}", "16", "drop one")
-        for name in ("batch_size", "micro_batch_size")
-    ],
-    (
-        RunConfig, {"masking": MaskingConfig(strategy="slots")},
-        "masking.strategy", "text", "data.kind toy",
-    ),
-]  # fmt: skip
+    (ModelConfig, {"width": 72, "num_heads": 4}, "model.width 72"),
+    (ModelConfig, {"sparse": True, "transition": "ctc"}, "model.transition ctc"),
+    (ModelConfig, {"sparse": True, "transition": "uniform"}, "model.transition uniform"),
+    (DataConfig, {"files": ("a.txt",), "hub": "b"}, "give one of the two"),
+    (DataConfig, {"kind": "toy", "files": ("a.txt",)}, "data.files is set"),
+    (DataConfig, {"kind": "toy", "hub": "b"}, "data.hub is set"),
+    (TrainConfig, {"micro_batch_size": 5}, "5 must divide train.batch_size 32"),
+    (TrainConfig, {"batch_tokens": 64, "micro_batch_tokens": 128}, "128 must divide"),
+    (TrainConfig, {"micro_batch_tokens": 8}, "set train.batch_tokens too"),
+    (TrainConfig, {"batch_tokens": 64, "batch_size": 16}, "train.batch_size 16 counts rows"),
+    (TrainConfig, {"batch_tokens": 64, "micro_batch_size": 16}, "train.micro_batch_size 16"),
+    (TrainConfig, {"learning_rate": 1e20, "weight_decay": 1e20}, "lower both"),
+    (RunConfig, {"masking": MaskingConfig(strategy="slots")}, "data.kind toy, not text"),
+]
 
 
 def refusal(make, **settings) -> str:
@@ -104,12 +87,9 @@ def test_a_number_outside_its_rule_is_refused(kind):
                 assert f"{name} is {value}; it must " in refusal(kind, **{name: value})
 
 
-@pytest.mark.parametrize(("make", "settings", "field", "value", "remedy"), CLASHES)
-def test_a_refusal_names_field_value_and_remedy(make, settings, field, value, remedy):
-    line = refusal(make, **settings)
-    assert field in line
-    assert value in line
-    assert remedy in line
+@pytest.mark.parametrize(("make", "settings", "words"), CLASHES)
+def test_settings_that_exclude_each_other_are_refused(make, settings, words):
+    assert words in refusal(make, **settings)
 
 
 @pytest.mark.parametrize("kind", CLASSES)
@@ -132,15 +112,6 @@ def test_single_numbers_replace_those_of_a_preset():
     )
 
 
-def test_nearest_offers_the_closest_names():
-    names = ["states_per_mask", "mask_ratio", "steps"]
-    assert nearest("states_per_masks", names) == "did you mean states_per_mask?"
-    assert nearest("step", names) == "did you mean steps?"
-    assert nearest("zzz", names) == "known: states_per_mask, mask_ratio, steps"
-    assert nearest("zzz", names, "see --help") == "see --help"
-    assert nearest("mask", iter(names)).startswith("did you mean mask_ratio")
-
-
 UNUSUAL = RunConfig(
     recipe="mine",
     objective="mlm+exlm",
@@ -158,17 +129,6 @@ def test_a_trip_through_plain_dicts_changes_nothing(config):
     assert run_config_from_dict(plain) == config
     # JSON and YAML know no tuples.
     assert run_config_from_dict(json.loads(json.dumps(plain))) == config
-
-
-def test_unknown_settings_are_named_with_their_neighbours():
-    line = refusal(lambda: run_config_from_dict({"model": {"states_per_masks": 4}}))
-    assert line.startswith(
-        "unknown setting model.states_per_masks; did you mean model.states_per"
-    )
-    line = refusal(lambda: run_config_from_dict({"objectives": "mlm"}))
-    assert line.startswith("unknown setting objectives; did you mean objective")
-    line = refusal(lambda: run_config_from_dict({"train": {"steps": 0}}))
-    assert "train.steps is 0" in line
 
 
 def test_settings_from_when_models_could_be_divided_are_those_of_a_whole_one(tmp_path):

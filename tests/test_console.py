@@ -12,7 +12,7 @@ from exlm_lab import bench, finetune
 from exlm_mini import fill, plot
 from exlm_mini.config.checks import UserError
 from exlm_mini.training import console
-from exlm_mini.training.console import INTERRUPTED, exit_code
+from exlm_mini.training.console import INTERRUPTED, ProgressLine, exit_code
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -51,11 +51,6 @@ def test_a_mistake_and_what_the_system_refuses_are_told_in_one_line(capsys):
         assert capsys.readouterr() == ("", f"{line}\n")
 
 
-def test_what_nobody_foresaw_is_not_hidden():
-    with pytest.raises(PermissionError):
-        exit_code(raising(PermissionError(errno.EACCES, "no")))
-
-
 def test_a_command_says_what_an_unread_end_means(monkeypatch):
     monkeypatch.setattr("exlm_mini.training.console.drop_output", lambda: None)
     assert exit_code(raising(BrokenPipeError())) == INTERRUPTED
@@ -63,14 +58,32 @@ def test_a_command_says_what_an_unread_end_means(monkeypatch):
     assert exit_code(sys.stdout.flush) == 0
 
 
-@pytest.mark.parametrize("name", console.EXTRAS)
-def test_a_library_that_was_left_out_is_told_with_its_extra(name, capsys):
-    def command() -> None:
-        raise ModuleNotFoundError(name=f"{name}.inner")
-
-    assert exit_code(command) == 2
+def test_a_library_that_was_left_out_is_told_with_its_extra(capsys):
+    assert exit_code(raising(ModuleNotFoundError(name="sklearn.inner"))) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"needs the package {name}; pip install 'exlm-mini[{console.EXTRAS[name]}]'" in line
+    assert "needs the package sklearn; pip install 'exlm-mini[tasks]'" in line
+    for error in (ModuleNotFoundError(name="ours"), PermissionError(errno.EACCES, "no")):
+        with pytest.raises(type(error)):  # our own mistakes are not hidden
+            exit_code(raising(error))
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_line_now_and_then_says_how_far_and_how_long_still(is_terminal, monkeypatch, capsys):
+    now = 100.0
+    monkeypatch.setattr(console.time, "monotonic", lambda: now)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    with ProgressLine("mlm", 30) as line:
+        for step in range(1, 31):
+            line.tell(step, "text")
+            now += 4.0
+    shown = [f"mlm {n}/30: text, ETA {eta}" for n, eta in (
+        (1, "unknown"), (4, "104 s"), (7, "92 s"), (28, "8 s"), (30, "0 s")
+    )]  # fmt: skip
+    err = capsys.readouterr().err
+    assert all(one in err for one in shown)
+    # On a terminal each takes the place of the one before.
+    assert err.count("\n") == (1 if is_terminal else 11)
+    assert err.count("\r") == (30 if is_terminal else 0)
 
 
 def test_the_extras_bring_what_they_are_named_for():

@@ -1,19 +1,17 @@
-"""The doctor tells what is there, finds wrong results, and takes what is missing calmly."""
+"""The doctor says what is there, finds wrong results, and takes what is missing calmly."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 import torch
-from packaging.requirements import Requirement
 
 from exlm_mini import doctor
-from exlm_mini.alignment import BACKENDS, build, cases, fastest, native
+from exlm_mini.alignment import BACKENDS, build, cases, native
+from exlm_mini.training import console
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
@@ -32,7 +30,7 @@ def empty_cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def two_backends(monkeypatch):
+def one_backend(monkeypatch):
     """Only the judge and one other, for tests that look at something else."""
     for name in [name for name in OURS if name != "vectorized"]:
         monkeypatch.delitem(BACKENDS, name)
@@ -49,41 +47,25 @@ def wrong(monkeypatch, name: str, part: int, change) -> None:
     ))  # fmt: skip
 
 
-def test_every_backend_is_right_on_this_machine(capsys):
-    assert doctor.main(["--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["is_right"] is True
-    here = {c["backend"]: c for c in report["backends"] if c["device"] == "cpu"}
-    assert sorted(here) == sorted(OURS)
-    for name, check in here.items():
-        if check["is_right"] is None:
-            assert name == "native" and check["reason"] == native.why_not("cpu")
+def test_every_backend_is_right_on_this_machine():
+    for check in doctor.checks(may_build=True):
+        if check.is_right is None:
+            assert check.backend == "native" and check.reason == native.why_not("cpu")
             continue
-        assert check["is_right"] and check["reason"] is None
-        assert 0 < check["errors"]["float32"] < 2e-3 and check["errors"]["float64"] < 1e-11
-    assert report["auto"]["cpu"] == fastest("cpu")
+        assert check.is_right and check.reason is None
+        assert 0 < check.errors["float32"] < 2e-3 and check.errors["float64"] < 1e-11
 
 
-def test_the_libraries_are_those_of_the_extras():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    wanted = {
-        extra: {Requirement(r).name for r in names if not r.startswith("exlm-mini")}
-        for extra, names in extras.items()
-    }
-    assert {extra: set(names) for extra, names in doctor.LIBRARIES.items()} == wanted
-
-
-def test_a_missing_library_or_tool_is_advice(monkeypatch, two_backends, capsys):
+def test_a_missing_library_or_tool_is_advice(monkeypatch, one_backend, capsys):
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("CUDA_HOME", "/no/such/folder")
-    monkeypatch.setitem(doctor.LIBRARIES, "train", ("no-such-library", "tqdm"))
+    monkeypatch.setitem(console.EXTRAS, "no_such_library", "train")
     assert doctor.main([]) == 0
     text = capsys.readouterr().out
     assert "no C++ compiler 'no-such-compiler': install g++" in text
     assert "no nvcc in CUDA_HOME, /no/such/folder/bin: install the CUDA toolkit" in text
-    assert "missing no-such-library: pip install 'exlm-mini[train]'\n" in text
+    assert "missing no_such_library: pip install 'exlm-mini[train]'\n" in text
+    assert "numpy" in text and text.endswith("\nevery result is right\n")
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -99,38 +81,35 @@ def test_a_wrong_result_is_found(name, part, monkeypatch):
         assert check.errors == {"float32": None, "float64": None}
 
 
-def test_a_wrong_result_or_an_exception_ends_with_1(two_backends, monkeypatch, capsys):
+def test_a_wrong_result_or_an_exception_ends_with_1(one_backend, monkeypatch, capsys):
     wrong(monkeypatch, "vectorized", 0, lambda value_B: value_B + 1)
     assert doctor.main([]) == 1
     text = capsys.readouterr().out
     assert "vectorized" in text and "WRONG: float32 differs" in text
     assert text.splitlines()[-1] == "SOME RESULTS ARE WRONG: see above"
     monkeypatch.setitem(BACKENDS, "vectorized", BACKENDS["vectorized"]._replace(viterbi=None))
-    assert doctor.main(["--json"]) == 1
-    (check,) = json.loads(capsys.readouterr().out)["backends"]
-    assert check["reason"].startswith("TypeError: 'NoneType'")
+    assert doctor.main([]) == 1
+    assert "TypeError: 'NoneType'" in capsys.readouterr().out
 
 
 def test_without_building_nothing_is_built(empty_cache, monkeypatch):
-    monkeypatch.setattr(doctor, "computer", lambda: {"gpus": []})
     for name in ("naive", "vectorized", "scaled"):
         monkeypatch.delitem(BACKENDS, name, raising=False)
-    report = doctor.examine(may_build=False)
+    (check,) = doctor.checks(may_build=False)
     assert list(empty_cache.iterdir()) == []
     try:
         build.plan("cpu")
     except build.BuildError as error:
-        assert report["backends"][0]["reason"] == str(error)
+        assert check.reason == str(error)
     else:
-        assert report["backends"][0]["reason"] == doctor.NOT_BUILT
-        assert report["auto"] == {"cpu": "native"}  # it would be built
-    assert report["is_right"]
+        assert check.reason == doctor.NOT_BUILT
+        assert list(doctor.automatic(False)) == [("cpu", "native")]  # it would be built
 
 
 def test_it_runs_on_the_core_libraries_alone(tmp_path):
     program = """
 import sys
-for name in ("datasets", "tokenizers", "jsonargparse", "rdkit", "tqdm", "yaml"):
+for name in ("datasets", "tokenizers", "jsonargparse", "rdkit", "yaml"):
     sys.modules[name] = None
 from exlm_mini import doctor
 sys.exit(doctor.main(["--no-build"]))

@@ -43,7 +43,7 @@ CORE = {
 CORE_LIBRARIES = {"torch", "numpy", "safetensors"}
 OPTIONAL_LIBRARIES = {
     "datasets", "jsonargparse", "matplotlib", "pandas", "rdkit", "scipy", "seaborn", "sklearn",
-    "tokenizers", "tqdm", "transformers", "yaml",
+    "tokenizers", "transformers", "yaml",
 }  # fmt: skip
 MAY_DRAW = {"exlm_mini.plot", "exlm_lab.experiments", "chapters", "book"}
 MAY_READ_OPTIONS = {

@@ -20,7 +20,7 @@ from exlm_mini.config import DataConfig, MaskingConfig, ModelConfig, RunConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.batches import validation_batches
 from exlm_mini.data.corpus import prepare_corpus
-from exlm_mini.data.toy_grammars import grammar, slots_of
+from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.transition import parallel_chains
 from exlm_mini.reading.entropy import repeated_entropy_bits
@@ -320,7 +320,7 @@ def test_bits_of_a_row_are_the_mean_over_its_true_fillings(corpora):
     corpus, language, num_rows = corpora["pairs"], grammar("pairs"), 64
     model = untrained(PAIRS, corpus).eval()
     found = measure(model, PAIRS, corpus, num_rows=num_rows)
-    masker = make_masker(PAIRS, corpus.train.special_ids, slots_of(PAIRS))
+    masker = make_masker(PAIRS, corpus.train.special_ids)
     (batch,) = validation_batches(corpus.validation, masker, num_rows, num_rows)
     choices = [language.positions[slot].choices.values() for slot in language.slots]
     bits_2B = torch.stack(

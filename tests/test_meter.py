@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from exlm_mini.config import RunConfig, TrainConfig
 from exlm_mini.config.options import parse
 from exlm_mini.data.corpus import prepare_corpus
-from exlm_mini.data.toy_grammars import slots_of
-from exlm_mini.pretrain import main
 from exlm_mini.training.cost import row_flops
 from exlm_mini.training.meter import (
     PEAKS,
@@ -43,8 +38,9 @@ SMALL = """
 # ---- peaks ----
 
 
-def test_a_peak_depends_on_the_precision():
-    assert peak_flops("NVIDIA A100-SXM4-80GB", "bf16") == 312e12
+def test_a_peak_is_that_of_the_device_and_the_precision():
+    assert peak_flops("A100-SXM4-80GB", "bf16") == 312e12  # as older drivers say
+    assert peak_flops("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "bf16") is None
     assert peak_flops("NVIDIA A100-SXM4-80GB", "fp16") == 312e12
     assert peak_flops("NVIDIA A100-SXM4-80GB", "fp32") == 19.5e12
     assert peak_flops("NVIDIA A100-SXM4-80GB", "fp32", is_tf32=True) == 156e12
@@ -52,27 +48,13 @@ def test_a_peak_depends_on_the_precision():
         assert peak.half > peak.tf32 >= peak.fp32 > 0
 
 
-def test_a_peak_is_that_of_the_very_device():
-    assert peak_flops("A100-SXM4-80GB", "bf16") == 312e12  # as older drivers say
-    assert peak_flops("NVIDIA H100 PCIe", "bf16") < peak_flops("NVIDIA H100 80GB HBM3", "bf16")
-    for relative in (
-        "NVIDIA A100-SXM4-80GB MIG 1g.10gb",
-        "NVIDIA GeForce RTX 4090 Laptop GPU",
-        "NVIDIA A100X",
-        "cpu",
-    ):
-        assert peak_flops(relative, "bf16") is None
-
-
 # ---- operations ----
 
 
-@pytest.mark.parametrize("objective", ["mlm", "repeated-mlm", "exlm"])
-@given(lengths=st.lists(st.integers(3, 40), min_size=1, max_size=20))
-def test_operations_are_those_of_all_rows_over_all_tokens(objective, lengths):
-    config = replace(CONFIG, objective=objective)
-    total = sum(row_flops(config, 300, length) for length in lengths)
-    mean = mean_flops_per_token(config, 300, np.array(lengths))
+def test_operations_are_those_of_all_rows_over_all_tokens():
+    lengths = [5, 40, 5, 17, 3, 40, 40]
+    total = sum(row_flops(CONFIG, 300, length) for length in lengths)
+    mean = mean_flops_per_token(CONFIG, 300, np.array(lengths))
     assert mean == pytest.approx(total / sum(lengths), rel=1e-12)
 
 
@@ -90,21 +72,15 @@ def test_utilisation_is_the_share_of_the_peak_of_all_devices(monkeypatch):
 # ---- memory ----
 
 
-def resident_mib() -> float:
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmRSS:")[2].split()[0]) / 2**10
-
-
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
-def test_peak_memory_rises_with_what_is_held_and_never_falls():
-    before = peak_memory_mib(CPU)
-    spare = before - resident_mib() + 64
+def test_peak_memory_is_the_most_that_was_resident():
+    status = Path("/proc/self/status").read_text()
+    resident = int(status.partition("VmRSS:")[2].split()[0]) / 2**10
+    spare = peak_memory_mib(CPU) - resident + 64
     held = np.ones(int(spare * 2**20), dtype=np.int8)
-    after = peak_memory_mib(CPU)
-    assert after >= before + 32
-    del held
     # The kernel adds up its counts for each core now and then.
-    assert peak_memory_mib(CPU) >= after - 4
+    assert peak_memory_mib(CPU) >= resident + spare - 16
+    del held
 
 
 @pytest.mark.gpu
@@ -128,14 +104,11 @@ def toy_corpus(tmp_path_factory):
 def make_trainer(toy_corpus, output, *options: str) -> Trainer:
     config = parse([*SMALL.split(), *options]).config
     output.mkdir(exist_ok=True)
-    return Trainer(config, toy_corpus.train, toy_corpus.validation, output, slots_of(config))
+    return Trainer(config, toy_corpus.train, toy_corpus.validation, output)
 
 
-@pytest.mark.parametrize("objective", ["mlm", "repeated-mlm", "exlm"])
-def test_a_line_says_how_well_the_model_and_the_machine_do(toy_corpus, tmp_path, objective):
-    trainer = make_trainer(
-        toy_corpus, tmp_path / "run", "--objective", objective, "--model.max_positions", "64"
-    )
+def test_a_line_says_how_well_the_model_and_the_machine_do(toy_corpus, tmp_path):
+    trainer = make_trainer(toy_corpus, tmp_path / "run")
     outcome = trainer.run()
     records = read_metrics(tmp_path / "run" / "metrics.jsonl")
     validated = [r for r in records if "validation_bits_per_mask" in r]
@@ -152,10 +125,7 @@ def test_a_line_says_how_well_the_model_and_the_machine_do(toy_corpus, tmp_path,
     assert evaluation.mask_accuracy == validated[-1]["validation_mask_accuracy"]
     assert evaluation.mask_accuracy == evaluation.num_correct / evaluation.num_masks
     # A run that goes on keeps the last validation.
-    again = make_trainer(
-        toy_corpus, tmp_path / "run", "--objective", objective, "--model.max_positions", "64"
-    )
-    assert again.run().evaluation == evaluation
+    assert make_trainer(toy_corpus, tmp_path / "run").run().evaluation == evaluation
 
 
 # ---- TensorBoard ----
@@ -195,11 +165,3 @@ def test_a_run_that_goes_on_hides_what_it_does_again(tmp_path):
             log.write({"step": step, "loss": 10.0 * step})
         # On the disk at once, for a run may be killed.
         assert scalars(tmp_path) == {"loss": {1: 1, 2: 2, 3: 3, 4: 40, 5: 50, 6: 60}}
-
-
-def test_a_missing_package_is_told_with_its_extra(tmp_path, monkeypatch, capsys):
-    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    arguments = [*SMALL.split(), "--train.tensorboard", "true", "--output", str(tmp_path / "r")]
-    assert main(arguments) == 2
-    assert "pip install 'exlm-mini[watch]'" in capsys.readouterr().err.splitlines()[-1]

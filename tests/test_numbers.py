@@ -17,7 +17,6 @@ from exlm_mini.config.recipes import load_recipe, recipe_names
 from exlm_mini.data import memory
 from exlm_mini.data.memory import DoesNotFit, device_memory
 from exlm_mini.data.request import Preparation
-from exlm_mini.data.toy_grammars import slots_of
 from exlm_mini.training.cost import check_memory
 from exlm_mini.training.dry_run import objectives_of, row_length_of
 from exlm_mini.training.precision import with_precision
@@ -28,20 +27,12 @@ GROUPS = (
     ModelConfig, MaskingConfig, DataConfig, TrainConfig, RunConfig, TuneConfig, ReadingConfig,
     Preparation,
 )  # fmt: skip
-INTEGERS = [
-    (group, field.name)
-    for group in GROUPS
-    for field in fields(group)
-    if get_type_hints(group)[field.name] in (int, int | None)
-]
 PRETRAIN = "pretrain --recipe toy-pairs --objective exlm --train.device cpu --output out"
 MODEL = ["about", "GiB, this machine has 24.0 GiB", "lower model.width"]
 TOO_LARGE = [
     (f"{PRETRAIN} --model.width 200000", MODEL),
     (f"{PRETRAIN} --model.width 2147483632", ["model.width 2,147,483,632", "lower it"]),
     (f"{PRETRAIN} --model.num_layers 1000 --model.width 6400", MODEL),
-    (f"{PRETRAIN} --model.ffn_width 2147483647", MODEL),
-    (f"{PRETRAIN} --model.max_positions 2147483647", [*MODEL, "model.max_positions"]),
     (f"{PRETRAIN} --train.batch_size 2147483647", ["GiB", "lower train.micro_batch_size"]),
     (
         f"{PRETRAIN} --train.batch_size 2147483647 --train.micro_batch_size 1",
@@ -54,11 +45,8 @@ TOO_LARGE = [
     (f"{PRETRAIN} --data.num_sentences 2147483647", ["data.num_sentences", "GiB"]),
     (f"{PRETRAIN} --data.vocab_size 2147483647", ["data.vocab_size", "at most"]),
     (f"{PRETRAIN} --train.num_threads 100000", ["train.num_threads", "at most 1024"]),
-    (f"{PRETRAIN} --train.learning_rate 1e400", ["learning_rate", "below 1e+30"]),
     ("pretrain --recipe toy-pairs --dry-run --devices 2147483647", ["use --devices 128"]),
-    ("pretrain --recipe toy-pairs --dry-run --devices 2147483648", ["--devices", "2**31"]),
     ("bench step --shape 2147483647,4,8 --device cpu", ["GiB, this machine has 24.0 GiB"]),
-    ("bench step --threads 100000 --device cpu", ["--threads", "at most 1024"]),
     ("bench dag --shape 2147483647,4,8 --device cpu", ["--shape 2147483647,4,8", "GiB"]),
     ("bench train --recipe toy-pairs --micro-batch 2147483648", ["--micro-batch", "2**31"]),
     ("prepare --source x.txt --workers 100000 --output out", ["--workers", "at most 1024"]),
@@ -81,14 +69,14 @@ def memory_of_24_gib(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
-@pytest.mark.parametrize(("group", "name"), INTEGERS)
-def test_every_whole_number_of_the_settings_fits_its_type(group, name):
-    bits = 63 if name.endswith("seed") else 31
-    with pytest.raises(UserError, match=rf"{name} is {2**bits}; .*2\*\*{bits}"):
-        group(
-            **({"data": DataConfig(), "sources": ()} if group is Preparation else {})
-            | {name: 2**bits}
-        )
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_whole_number_of_the_settings_fits_its_type(group):
+    hints = get_type_hints(group)
+    needed = {"data": DataConfig(), "sources": ()} if group is Preparation else {}
+    for name in (f.name for f in fields(group) if hints[f.name] in (int, int | None)):
+        bits = 63 if name.endswith("seed") else 31
+        with pytest.raises(UserError, match=rf"{name} is {2**bits}; .*2\*\*{bits}"):
+            group(**needed | {name: 2**bits})
 
 
 @pytest.mark.parametrize(("command", "words"), TOO_LARGE, ids=[c[:80] for c, _ in TOO_LARGE])
@@ -108,8 +96,7 @@ def test_what_does_not_fit_is_told_with_its_figure(
 def test_no_recipe_is_refused_where_it_fits(name, memory_of_24_gib):
     for single in objectives_of(with_precision(load_recipe(name), CPU)):
         vocab_size = single.model.vocab_size or single.data.vocab_size
-        slots = len(slots_of(single)) or None
-        check_memory(single, vocab_size, row_length_of(single), CPU, 1, slots)
+        check_memory(single, vocab_size, row_length_of(single), CPU, 1)
 
 
 def test_a_dry_run_tells_what_no_machine_holds(capsys, memory_of_24_gib, monkeypatch):

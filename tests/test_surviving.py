@@ -161,28 +161,6 @@ def prepared_with(pack):
         write_json(pack / name, read_json(pack / name) | {"tokenizer_sha256": digest})
 
 
-def test_another_tokenizer_on_the_same_output_is_refused(corpora, tmp_path, capsys):
-    own = tmp_path / "own.txt"
-    own.write_text("\n\n".join(f"The cat number {n} sat on the mat." for n in range(60)))
-    tokenizer = tmp_path / "tokenizer.json"
-    shutil.copy(corpora[0] / "tokenizer.json", tokenizer)
-    command = [
-        *("--recipe", "text-tiny", *SMALL, "--objective", "mlm", "--train.steps", "2"),
-        *("--data.files", own, "--data.block_length", "16", "--output", tmp_path / "run"),
-    ]
-    trains(*command, "--data.tokenizer", tokenizer)
-    before = contents(tmp_path / "run")
-    # Another file, another content of the same file, none.
-    other = corpora[1] / "tokenizer.json"
-    line = refused(capsys, *command, "--data.tokenizer", other)
-    assert f"data.tokenizer: {tokenizer} -> {other}" in line
-    assert "data.tokenizer" in refused(capsys, *command)
-    shutil.copy(other, tokenizer)
-    line = refused(capsys, *command, "--data.tokenizer", tokenizer)
-    assert f"{tokenizer} has changed" in line
-    assert contents(tmp_path / "run") == before
-
-
 # ---- other code ----
 
 # Nats per target, recorded with Python 3.11.7, PyTorch 2.13.0 and NumPy 2.4.6 on an x86-64 CPU.

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from packs import pack_of
+import workers
+from workers import SMALL, STEPS, VOCAB_SIZE, make_packs
 
 from exlm_mini.config import (
     DataConfig,
     MaskingConfig,
-    ModelConfig,
     RunConfig,
     SpecialIds,
     TrainConfig,
@@ -38,51 +38,16 @@ from exlm_mini.training.pretraining import Trainer
 from exlm_mini.training.run_directory import read_metrics
 
 SPECIAL = SpecialIds()
-VOCAB_SIZE = 20
 CPU = torch.device("cpu")
 OBJECTIVES = ("mlm", "repeated-mlm", "exlm")
-STEPS = 6
-
-
-def make_pack(path, num_rows, seed, longest=11):
-    random = np.random.default_rng(seed)
-    lengths = random.integers(6, longest + 1, num_rows)
-    lengths[0] = longest
-    rows = [[SPECIAL.bos, *random.integers(6, VOCAB_SIZE, n - 2), SPECIAL.eos] for n in lengths]
-    return pack_of(path, rows, VOCAB_SIZE)
+MODEL = replace(SMALL, num_layers=1)
+TRAIN = replace(workers.TRAIN, micro_batch_size=None)
 
 
 @pytest.fixture(scope="module")
 def packs(tmp_path_factory):
     """Rows of different length, to learn from and to validate with."""
-    directory = tmp_path_factory.mktemp("packs")
-    return make_pack(directory / "train.json", 37, 0), make_pack(directory / "val.json", 19, 1)
-
-
-MODEL = ModelConfig(
-    num_layers=1,
-    width=16,
-    ffn_width=16,
-    num_heads=2,
-    max_positions=48,
-    states_per_mask=2,
-    activation_dropout=0.1,
-    clone_embedding_std=0.5,
-)
-TRAIN = TrainConfig(
-    steps=STEPS,
-    batch_size=8,
-    warmup_steps=2,
-    chain_warmup=0.3,
-    clip_norm=1.0,
-    save_every=1,
-    log_every=2,
-    validate_every=3,
-    validation_rows=19,
-    device="cpu",
-    precision="fp32",
-    keep_last=0,
-)
+    return make_packs(tmp_path_factory.mktemp("packs"))
 
 
 def make_config(objective="exlm", model=None, train=None, masking=None, seed=1):
@@ -132,28 +97,33 @@ def test_learning_rate_rises_to_its_peak_and_falls_to_zero():
     assert rates[10] == 0  # the step after the last
 
 
-@pytest.mark.parametrize("steps", [1, 2, 9])
-@pytest.mark.parametrize("warmup_steps", [0, 1, 8, 9, 10, 100])
-def test_learning_rate_is_never_negative_or_above_its_peak(steps, warmup_steps):
-    train = TrainConfig(steps=steps, warmup_steps=warmup_steps, learning_rate=3.0)
-    assert all(0 < learning_rate(train, step) <= 3.0 for step in range(steps))
-
-
 def test_chains_are_held_then_faded_out():
     config = make_config(train={"steps": 8, "chain_warmup": 0.25})
     shares = [chain_share(config, step) for step in range(9)]
     assert shares == pytest.approx([1, 1, 1, 0.5, 0, 0, 0, 0, 0])
     longest = make_config(train={"steps": 8, "chain_warmup": 0.5})
     assert chain_share(longest, 7) == pytest.approx(0.25)
-    assert chain_share(longest, 8) == 0
+    assert chain_share(make_config(train={"chain_warmup": 0.0}), 0) == 0
+    assert chain_share(make_config("mlm"), 0) == 0
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_chains_are_off_without_a_warmup_and_for_other_objectives(objective):
-    off = make_config(objective, train={"chain_warmup": 0.0})
-    assert [chain_share(off, step) for step in range(STEPS + 1)] == [0.0] * (STEPS + 1)
-    on = make_config(objective)
-    assert (chain_share(on, 0) == 0) == (objective != "exlm")
+def test_a_step_is_adam_with_decoupled_decay_by_hand(packs, tmp_path):
+    train = {
+        "steps": 3, "warmup_steps": 2, "learning_rate": 0.1, "adam_betas": (0.7, 0.9),
+        "adam_eps": 1e-3, "weight_decay": 0.3,
+    }  # fmt: skip
+    trainer = make_trainer(make_config("mlm", **dropless(**train)), packs, tmp_path)
+    weight = trainer.model.head.dense.weight
+    seen = [(weight.detach().clone(), None)]
+    trainer.run(lambda progress: seen.append((weight.detach().clone(), weight.grad.clone())))
+    by_hand, m, v = seen[0][0].double(), 0.0, 0.0
+    for t, rate in enumerate((0.05, 0.1, 0.05), 1):
+        reached, gradient = seen[t]
+        m = 0.7 * m + 0.3 * gradient.double()
+        v = 0.9 * v + 0.1 * gradient.double() ** 2
+        direction = (m / (1 - 0.7**t)) / ((v / (1 - 0.9**t)).sqrt() + 1e-3)
+        by_hand = by_hand * (1 - rate * 0.3) - rate * direction
+        torch.testing.assert_close(reached.double(), by_hand, rtol=1e-4, atol=1e-6)
 
 
 # ---- resuming ----
@@ -190,7 +160,7 @@ def unbroken(request, packs, tmp_path_factory):
 
 
 @pytest.mark.reliability
-@pytest.mark.parametrize("step", range(1, STEPS))
+@pytest.mark.parametrize("step", [1, 4])
 def test_resuming_equals_never_stopping(unbroken, packs, tmp_path, step):
     config, whole, outcome = unbroken
     # What a process killed during the next step leaves behind.
@@ -205,22 +175,6 @@ def test_resuming_equals_never_stopping(unbroken, packs, tmp_path, step):
     last = f"checkpoints/step-{STEPS:06d}"
     same_checkpoints(whole / last, tmp_path / last)
     assert metrics_of(tmp_path) == metrics_of(whole)
-
-
-@pytest.mark.reliability
-def test_a_damaged_newest_checkpoint_costs_steps_and_nothing_else(unbroken, packs, tmp_path):
-    config, whole, outcome = unbroken
-    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
-    for step in (STEPS, STEPS - 1):
-        weights = tmp_path / f"checkpoints/step-{step:06d}/model.safetensors"
-        weights.write_bytes(weights.read_bytes()[:-1])
-    said, steps = [], []
-    trainer = Trainer(config, *packs, tmp_path, report=said.append)
-    assert trainer.run(lambda p: steps.append(p.step)) == outcome
-    assert steps == [STEPS - 1, STEPS]
-    assert len(said) == 2
-    last = f"checkpoints/step-{STEPS:06d}"
-    same_checkpoints(whole / last, tmp_path / last)
 
 
 def test_every_step_asked_for_is_saved_logged_and_validated(packs, tmp_path):
@@ -269,12 +223,11 @@ def losses(config, packs, output):
     return found
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_the_seed_decides_the_losses(packs, tmp_path, objective):
+def test_the_seed_decides_the_losses(packs, tmp_path):
     runs = []
     for number, seed in enumerate((1, 1, 2)):
         torch.manual_seed(number)
-        runs.append(losses(make_config(objective, seed=seed), packs, tmp_path / str(number)))
+        runs.append(losses(make_config(seed=seed), packs, tmp_path / str(number)))
     assert runs[0] == runs[1]
     assert not set(runs[0]) & set(runs[2])
 
@@ -299,12 +252,10 @@ def losses_of_micro_batches(config, packs, output, num_parts, rank=0, world_size
     return found
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_dropout_is_drawn_anew_in_every_micro_batch_of_every_step(packs, tmp_path, objective):
-    config = make_config(objective)
-    found = losses_of_micro_batches(config, packs, tmp_path / "dropped", 3)
+def test_dropout_is_drawn_anew_in_every_micro_batch_of_every_step(packs, tmp_path):
+    found = losses_of_micro_batches(make_config(), packs, tmp_path / "dropped", 3)
     assert len(set(found)) == len(found)
-    plain = make_config(objective, dropless()["model"])
+    plain = make_config(model=dropless()["model"])
     assert len(set(losses_of_micro_batches(plain, packs, tmp_path / "plain", 3))) == 1
 
 
@@ -323,12 +274,9 @@ def test_dropout_of_a_micro_batch_does_not_depend_on_the_number_of_processes(pac
 @pytest.mark.parametrize(
     ("objective", "model", "masking"),
     [
-        ("mlm", {}, {}),
         ("mlm", {}, {"strategy": "bernoulli"}),
-        ("repeated-mlm", {}, {}),
         ("exlm", {}, {}),
         ("exlm", {"boundary": "paper", "transition": "paper"}, {"strategy": "bernoulli"}),
-        ("exlm", {"transition": "ctc"}, {}),
         ("exlm", {"transition": "uniform", "emission": "chunked", "emission_chunk": 3}, {}),
     ],
 )
@@ -338,7 +286,7 @@ def test_micro_batches_change_neither_loss_nor_gradients(
     settings = dropless()
     settings["model"] |= model
     results = []
-    for size in (None, 4, 2, 1):
+    for size in (None, 4, 1):
         settings["train"]["micro_batch_size"] = size
         config = make_config(objective, masking=masking, **settings)
         results.append(losses_and_gradients(config, packs, tmp_path / str(size)))
@@ -355,12 +303,11 @@ def test_micro_batches_change_neither_loss_nor_gradients(
 TOKEN_BATCHES = {"batch_size": 32, "batch_tokens": 60, "micro_batch_tokens": 20}
 
 
-@pytest.mark.parametrize(("objective", "step"), [("mlm", 1), ("exlm", 4)])
-def test_batches_of_tokens_are_resumed_bit_for_bit(packs, tmp_path, objective, step):
-    config = make_config(objective, train={**TOKEN_BATCHES, "log_every": 1})
+def test_batches_of_tokens_are_resumed_bit_for_bit(packs, tmp_path):
+    config = make_config(train={**TOKEN_BATCHES, "log_every": 1})
     make_trainer(config, packs, tmp_path / "whole").run()
     first = make_trainer(config, packs, tmp_path / "cut")
-    first.run(should_stop=lambda: stopped_at(first, step))
+    first.run(should_stop=lambda: stopped_at(first, 4))
     make_trainer(config, packs, tmp_path / "cut").run()
     last = f"checkpoints/step-{STEPS:06d}"
     same_checkpoints(tmp_path / "whole" / last, tmp_path / "cut" / last)
@@ -393,9 +340,8 @@ def test_parts_of_a_batch_of_tokens_weigh_by_their_rows_or_masks(packs, tmp_path
 # ---- what is logged ----
 
 
-@pytest.mark.parametrize("objective", ["repeated-mlm", "exlm"])
-def test_tokens_and_seconds_are_counted_across_starts(packs, tmp_path, objective):
-    config = make_config(objective, train={"log_every": 1})
+def test_tokens_and_seconds_are_counted_across_starts(packs, tmp_path):
+    config = make_config("repeated-mlm", train={"log_every": 1})
     make_trainer(config, packs, tmp_path).run(should_stop=lambda: True)
     make_trainer(config, packs, tmp_path).run()
     records = read_metrics(tmp_path / "metrics.jsonl")
@@ -407,8 +353,11 @@ def test_tokens_and_seconds_are_counted_across_starts(packs, tmp_path, objective
         assert record["tokens"] == num_tokens
     seconds = [record["seconds"] for record in records]
     assert seconds == sorted(seconds) and seconds[0] > 0
-    # What the second start did comes on top of the first.
+    # What the second start did comes on top of the first, and has a speed of its own.
     assert seconds[1] > seconds[0]
+    first, last = records[0], records[-1]
+    speed = (last["tokens"] - first["tokens"]) / (last["seconds"] - first["seconds"])
+    assert last["tokens_per_second"] == pytest.approx(speed, rel=1e-6)
 
 
 def test_mask_accuracy_is_the_share_of_likeliest_guesses(packs, tmp_path):
@@ -434,15 +383,10 @@ def test_mask_accuracy_is_the_share_of_likeliest_guesses(packs, tmp_path):
 # ---- precision ----
 
 
-@pytest.mark.parametrize(
-    ("objective", "transition"), [("mlm", "gated"), ("exlm", "gated"), ("exlm", "ctc")]
-)
-def test_bf16_trains_on_a_cpu(packs, tmp_path, objective, transition):
+def test_bf16_trains_on_a_cpu(packs, tmp_path):
     runs = {}
     for precision in ("fp32", "bf16"):
-        config = make_config(
-            objective, {"transition": transition}, {"precision": precision, "num_threads": 1}
-        )
+        config = make_config(train={"precision": precision})
         runs[precision] = losses(config, packs, tmp_path / precision)
     assert all(map(math.isfinite, runs["bf16"]))
     assert runs["bf16"] == pytest.approx(runs["fp32"], rel=0.05)
@@ -468,18 +412,10 @@ def test_validation_has_the_precision_and_the_chains_of_its_step(packs, tmp_path
 # ---- mistakes ----
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_loss_that_is_not_finite_stops_the_run(packs, tmp_path, objective):
+def test_a_loss_that_is_not_finite_stops_the_run(packs, tmp_path):
     train = {"learning_rate": 1e29, "warmup_steps": 0, "clip_norm": 0.0, "max_skipped": 2}
-    config = make_config(objective, train=train)
-    with pytest.raises(UserError) as stopped:
-        make_trainer(config, packs, tmp_path).run()
-    line = str(stopped.value)
-    assert "\n" not in line
-    assert "at step 3" in line
-    assert "2 steps in a row" in line
-    assert "train.learning_rate (1e+29)" in line
-    assert "train.warmup_steps (0)" in line
+    with pytest.raises(UserError, match="at step 3: not finite in 2 steps in a row"):
+        make_trainer(make_config(train=train), packs, tmp_path).run()
     # The first step that failed was not taken, and the second not saved.
     first, second = (load_checkpoint(tmp_path / f"checkpoints/step-00000{n}") for n in (1, 2))
     for group, named in first.tensors.items():
@@ -534,7 +470,7 @@ def test_a_row_without_a_path_is_left_out_of_the_loss_and_counted(packs, monkeyp
 
 
 @pytest.mark.parametrize("config", [make_config(o, m, masking=s) for o, m, s in [
-    ("mlm", {}, {}), ("repeated-mlm", {}, {}), ("exlm", {}, {}),
+    ("repeated-mlm", {}, {}), ("exlm", {}, {}),
     ("exlm", {"boundary": "paper", "states_per_mask": 3}, {}),
     ("exlm", {}, {"strategy": "bernoulli"}),
 ]])  # fmt: skip
@@ -543,7 +479,7 @@ def test_no_batch_is_longer_than_the_longest_row(packs, config):
     model = make_model(config, VOCAB_SIZE, SPECIAL)
     token_ids_BN, _ = packs[0].gather(range(37))
     longest = 0
-    for step in range(20):
+    for step in range(5):
         batch = masker(token_ids_BN, np.full(37, step), np.arange(37), step)
         with torch.no_grad():
             if isinstance(model, ExLM):
@@ -624,19 +560,17 @@ def test_evaluation_is_repeatable_and_leaves_the_model_as_it_was(packs, objectiv
     assert all(p.grad is None for p in model.parameters())
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_evaluation_does_not_depend_on_the_batch_size(packs, monkeypatch, objective):
-    config = make_config(objective)
+def test_evaluation_does_not_depend_on_the_batch_size(packs, monkeypatch):
+    config = make_config()
     model = make_model(config, VOCAB_SIZE, SPECIAL)
     found = []
-    for size in (64, 7, 1):
+    for size in (64, 7):
         monkeypatch.setattr(evaluation, "VALIDATION_BATCH_ROWS", size)
-        found.append(evaluate(model, packs[1], make_masker(config, SPECIAL), 15, CPU, 0.5))
-    for other in found[1:]:
-        assert other[1:] == found[0][1:]
-        assert other.bits == pytest.approx(found[0].bits, rel=1e-5)
-    assert found[0].num_rows == 15
-    assert found[0].bits_per_row * 15 == pytest.approx(found[0].bits)
+        found.append(evaluate(model, packs[1], make_masker(config, SPECIAL), 13, CPU, 0.5))
+    assert found[1][1:] == found[0][1:]
+    assert found[1].bits == pytest.approx(found[0].bits, rel=1e-5)
+    assert found[0].num_rows == 13
+    assert found[0].bits_per_row * 13 == pytest.approx(found[0].bits)
     assert found[0].bits_per_mask * found[0].num_masks == pytest.approx(found[0].bits)
 
 
@@ -680,15 +614,9 @@ def test_a_trained_model_comes_back(packs, tmp_path, objective):
         row_bits_and_correct(model, batch)[0],
         row_bits_and_correct(trainer.model.eval(), batch)[0],
     )
-    inputs, num_outputs = (batch, 2) if objective == "exlm" else (batch[:2], None)
-    with torch.no_grad():
-        own, loaded = trainer.model(*inputs), model(*inputs)
-    for before, after in zip(own[:num_outputs], loaded[:num_outputs], strict=True):
-        assert torch.equal(before, after)
 
 
-@pytest.mark.parametrize("strategy", ["fixed_count", "bernoulli", "slots"])
-@pytest.mark.parametrize("num_copies", [1, 3])
+@pytest.mark.parametrize(("strategy", "num_copies"), [("fixed_count", 3), ("slots", 1)])
 def test_repeated_mlm_always_masks_by_independent_draws(strategy, num_copies):
     config = RunConfig(
         objective="repeated-mlm",
@@ -709,39 +637,22 @@ def test_repeated_mlm_always_masks_by_independent_draws(strategy, num_copies):
 
 
 @pytest.mark.parametrize(
-    ("objective", "model", "train", "told"),
+    ("model", "train", "told"),
     [
-        ("exlm", {"init_std": 1e9}, {}, "validation at step 3 gives nan"),
-        ("mlm", {}, {"learning_rate": 1e9}, "validation at step 3 gives nan"),
-        ("exlm", {}, {"adam_eps": 1e-300}, "place.weight are not finite after step 1"),
+        ({"init_std": 1e9}, {}, "validation at step 3 gives nan"),
+        ({}, {"adam_eps": 1e-300}, "place.weight are not finite after step 1"),
     ],
 )
 def test_a_run_whose_numbers_are_none_ends_and_keeps_none_of_them(
-    objective, model, train, told, packs, tmp_path
+    model, train, told, packs, tmp_path
 ):
-    trainer = make_trainer(make_config(objective, model, train), packs, tmp_path)
+    trainer = make_trainer(make_config("exlm", model, train), packs, tmp_path)
     with pytest.raises(UserError, match=told) as error:
         trainer.run()
     assert "checkpoints are kept" in str(error.value)
     for path in (tmp_path / "checkpoints").glob("*"):
         found = load_checkpoint(path)
         assert all(bool(t.isfinite().all()) for t in found.tensors["model"].values())
-        assert math.isfinite((found.state["best"] or {}).get("bits_per_mask", 0.0))
-
-
-def test_weights_that_break_are_not_saved_and_the_run_goes_on_from_before(packs, tmp_path):
-    config = make_config("mlm")
-    whole = make_trainer(config, packs, tmp_path / "whole").run()
-    trainer = make_trainer(config, packs, tmp_path / "broken")
-
-    def spoil(progress):
-        if progress.step == 4:
-            trainer.model.head.bias.data[3] = math.nan
-
-    with pytest.raises(UserError, match=r"weights head\.bias are not finite after step 4"):
-        trainer.run(spoil)
-    resumed = make_trainer(config, packs, tmp_path / "broken").run()
-    assert resumed.evaluation == whole.evaluation
 
 
 def test_a_checkpoint_without_numbers_is_passed_over(packs, tmp_path):
@@ -754,41 +665,3 @@ def test_a_checkpoint_without_numbers_is_passed_over(packs, tmp_path):
     steps = []
     trainer.run(lambda progress: steps.append(progress.step))
     assert steps[0] == 2 and "head.bias that are not finite" in lines[0]
-
-
-SEALED = {
-    "half of the moments": lambda t, s: t["optimizer"].pop("head.bias/exp_avg_sq"),
-    "a moment of another shape": lambda t, s: t["optimizer"].update(
-        {"head.bias/exp_avg": torch.tensor(1.0)}
-    ),
-    "a moment of nothing": lambda t, s: t["optimizer"].update({"x/exp_avg": torch.ones(1)}),
-    "a weight less": lambda t, s: t["model"].pop("head.bias"),
-    "a list for a hash": lambda t, s: s.update(tokenizer_sha256=[]),
-    "words in the validation": lambda t, s: s["evaluation"].update(num_rows="many"),
-    "tokens that are none": lambda t, s: s.update(num_tokens=math.nan),
-    "a list for the state of steps": lambda t, s: s.update(update=[1]),
-}
-
-
-@pytest.fixture(scope="module")
-def stopped(packs, tmp_path_factory):
-    """A run that was stopped after its first validation."""
-    output = tmp_path_factory.mktemp("stopped")
-    trainer = make_trainer(make_config("mlm", train={"save_every": 99}), packs, output)
-    steps = iter(range(1, 99))
-    trainer.run(should_stop=lambda: next(steps) == 3)
-    return output
-
-
-@pytest.mark.parametrize("change", SEALED.values(), ids=SEALED.keys())
-def test_a_checkpoint_that_is_sealed_and_wrong_is_told_by_its_name(
-    change, packs, stopped, tmp_path
-):
-    shutil.copytree(stopped, tmp_path / "run")
-    found = load_checkpoint(tmp_path / "run" / "checkpoints" / "step-000003")
-    change(found.tensors, found.state)
-    save_checkpoint(tmp_path / "run" / "checkpoints", 3, found.tensors, found.state)
-    config = make_config("mlm", train={"save_every": 99})
-    with pytest.raises(UserError) as error:
-        make_trainer(config, packs, tmp_path / "run").run()
-    assert "checkpoint" in str(error.value) and "\n" not in str(error.value)

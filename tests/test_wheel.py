@@ -154,6 +154,6 @@ def test_an_installed_package_builds_its_sources_and_is_right(wheel, tmp_path):
     assert said["sources"] == str(site / "exlm_mini" / "cuda_src")
     assert Path(said["library"]).is_relative_to(cache)
     assert said["difference"] < 1e-12
-    report = json.loads(run("-m", "exlm_mini.doctor", "--json"))
-    assert report["is_right"] and report["auto"]["cpu"] == "native"
-    assert report["machine"]["commit"] == "not a git checkout"
+    report = run("-m", "exlm_mini.doctor")
+    assert "every result is right" in report and "  cpu           native\n" in report
+    assert ", commit not a git checkout\n" in report

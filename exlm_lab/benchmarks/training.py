@@ -28,7 +28,7 @@ from exlm_mini.data.batches import BUCKET_BATCHES
 from exlm_mini.data.memory import DoesNotFit
 from exlm_mini.data.packs import Pack, write_pack
 from exlm_mini.data.rows import Counts, Rows
-from exlm_mini.data.toy_grammars import grammar, slots_of
+from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.training.cost import check_memory, plan_batch
 from exlm_mini.training.parts import choose_device
 from exlm_mini.training.precision import with_precision
@@ -155,7 +155,7 @@ def _timed_steps(config: RunConfig, pack: Pack, steps: int, enough: float) -> Re
     found: Record = {}
 
     def call() -> None:
-        trainer = Trainer(config, pack, pack, pack.path.parent, slots_of(config))
+        trainer = Trainer(config, pack, pack, pack.path.parent)
         start, seconds, num_tokens = time.perf_counter(), [], []
         for step in range(WARM_UP_STEPS + steps):
             begun = time.perf_counter()

@@ -47,7 +47,7 @@ from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.data.packs import Pack
 from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.data.toy import Grammar
-from exlm_mini.data.toy_grammars import grammar, slots_of
+from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.objectives import nats_to_bits
 from exlm_mini.reading.entropy import entropy_bits, fully_masked
@@ -159,7 +159,7 @@ def _read(
 ) -> _Found:
     """Everything of all rows, float64 on the CPU."""
     pack, device = corpus.validation, next(model.parameters()).device
-    masker = replace(make_masker(config, pack.special_ids, slots_of(config)), seed=seed)
+    masker = replace(make_masker(config, pack.special_ids), seed=seed)
     size = _rows_of_a_batch(config, pack)
     frequency_bits_V = _frequency_bits(corpus.train).to(device)
     parts: dict[str, list[Tensor]] = defaultdict(list)

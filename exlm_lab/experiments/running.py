@@ -39,7 +39,6 @@ from exlm_mini.config import RunConfig, settings_with
 from exlm_mini.config.checks import Effect, UserError
 from exlm_mini.config.recipes import plain
 from exlm_mini.data.corpus import Corpus, prepare_corpus
-from exlm_mini.data.toy_grammars import slots_of
 from exlm_mini.reading.pretrained import Pretrained, load_pretrained
 from exlm_mini.training.checkpoint import latest_checkpoint
 from exlm_mini.training.cost import row_flops
@@ -128,9 +127,7 @@ class Runner:
         config = self._here(config)
         corpus, folder = self.corpus(config), self.folder(config, watched)
         with self._alone(folder):
-            trainer = Trainer(
-                config, corpus.train, corpus.validation, folder, slots_of(config), self.report
-            )
+            trainer = Trainer(config, corpus.train, corpus.validation, folder, self.report)
             if not _got_there(folder, watched):
                 seen: dict[str, float] = {}
 
@@ -264,21 +261,18 @@ class Runner:
     @contextlib.contextmanager
     def _alone(self, folder: Path) -> Iterator[None]:
         """Keep other processes out of a folder; wait while one of them is writing there."""
-        directory = RunDirectory(folder, self.report)
-        while True:
-            try:
-                directory.__enter__()
-                break
-            except UserError as error:
-                if not isinstance(error.__cause__, BlockingIOError):
-                    raise
-            if self.should_stop():
-                raise StoppedError
-            time.sleep(SECONDS_BETWEEN_LOOKS)
-        try:
+        with contextlib.ExitStack() as lock:
+            while True:
+                try:
+                    lock.enter_context(RunDirectory(folder, self.report))
+                    break
+                except UserError as error:
+                    if not isinstance(error.__cause__, BlockingIOError):
+                        raise
+                if self.should_stop():
+                    raise StoppedError
+                time.sleep(SECONDS_BETWEEN_LOOKS)
             yield
-        finally:
-            directory.__exit__()
 
 
 def _is_enough(found: Mapping[str, Any], watched: Mapping[str, float | None]) -> bool:
@@ -333,9 +327,7 @@ def step_costs(config: RunConfig, corpus: Corpus) -> dict[str, float]:
     configs = {"exlm": config, "mlm": replace(config, objective="mlm")}
     with tempfile.TemporaryDirectory() as folder:
         trainers = {
-            name: Trainer(
-                single, corpus.train, corpus.validation, Path(folder) / name, slots_of(single)
-            )
+            name: Trainer(single, corpus.train, corpus.validation, Path(folder) / name)
             for name, single in configs.items()
         }
         calls = {name: partial(trainer.updater.step, 0) for name, trainer in trainers.items()}
@@ -359,4 +351,4 @@ def step_costs(config: RunConfig, corpus: Corpus) -> dict[str, float]:
 
 def _flops(config: RunConfig, corpus: Corpus) -> float:
     row_length = int(corpus.train.lengths_R.max())
-    return row_flops(config, corpus.train.vocab_size, row_length, len(slots_of(config)) or None)
+    return row_flops(config, corpus.train.vocab_size, row_length)

@@ -1,10 +1,10 @@
 """Settings of a run: frozen dataclasses, checked as soon as they are built.
 
-All that is known of a setting stands at its field: type, default, the ``Rule`` its numbers must
+Everything about a setting stands at its field: type, default, the ``Rule`` its numbers must
 keep to, what it has an ``Effect`` on, and below it what it means and its unit. Help, checks and the
 lists of settings that matter are made from that.
 
-Nothing here knows of the command line; ``pretrain`` fills these classes from a recipe and from
+Nothing here reads the command line; ``pretrain`` fills these classes from a recipe and from
 dotted options (``--model.states_per_mask 8``). A value that cannot work raises ``UserError``.
 """
 
@@ -132,7 +132,7 @@ class ModelConfig:
         if self.expand_at >= shape.num_layers:
             raise UserError(
                 f"model.expand_at is {self.expand_at}; it must be below model.num_layers "
-                f"{shape.num_layers}, for a layer above to tell the clones apart"
+                f"{shape.num_layers}, for a layer above to distinguish the clones"
             )
         # Each head is split in two halves, each rotated in pairs (2D RoPE).
         if shape.width % (4 * shape.num_heads):
@@ -255,7 +255,7 @@ class TrainConfig:
     save_every: Annotated[int, AT_LEAST_1, Effect.NOTHING, RARE] = 500
     """Steps between checkpoints; the last step is always saved."""
     keep_last: Annotated[int, NOT_NEGATIVE, Effect.NOTHING, RARE] = 3
-    """Newest checkpoints to keep beside the best one; 0: all."""
+    """Newest checkpoints to keep; 0: all."""
     log_every: Annotated[int, AT_LEAST_1, Effect.NOTHING, RARE] = 10
     """Steps between lines of metrics.jsonl."""
     tensorboard: Annotated[bool, Effect.NOTHING, RARE] = False

@@ -1,4 +1,4 @@
-"""What a setting is checked by, and what a person is told.
+"""What a setting is checked by, and how a mistake is reported.
 
 A field of a settings class carries marks besides its type: a ``Rule`` its numbers must keep to, an
 ``Effect`` of what it changes. What breaks one raises ``UserError``.
@@ -13,7 +13,7 @@ from enum import Enum
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-# ---- what is known of a setting besides its type ----
+# ---- marks of a setting besides its type ----
 
 
 class Effect(Enum):
@@ -43,7 +43,7 @@ def schema(kind: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
 
 
 class UserError(ValueError):
-    """A mistake of the user, told in one line that names the value and the remedy.
+    """A mistake of the user, in one line that names the value and the remedy.
 
     Commands print the line and end with exit code 2; a traceback is for our own mistakes. What it
     quotes may be anything: it is written on one line, and cut where it is long.
@@ -58,13 +58,9 @@ class UserError(ValueError):
 def nearest(
     name: str, known: Iterable[str], otherwise: str | None = None, sign: str = ""
 ) -> str:
-    """A clause that offers the known names closest to a mistyped one.
+    """A clause that offers the known names closest to a mistyped one, each behind ``sign``.
 
-    Args:
-        name: as typed.
-        known: names.
-        otherwise: what to say where none is close; none: all that are known.
-        sign: what stands before a name that is offered, such as ``--``.
+    Where none is close it is ``otherwise``, or all that are known.
     """
     known = list(known)
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
@@ -108,13 +104,9 @@ THREADS = Rule(
 
 
 def check_numbers(group: str, settings: object, rule: Rule, *names: str) -> None:
-    """Refuse numbers that break a rule; none stands for a default and is passed over.
+    """Refuse numbers, or tuples of them, that break a rule; none stands for a default.
 
-    Args:
-        group: what stands before the names on the command line, such as ``train.``.
-        settings: has the numbers, or tuples of them, as attributes.
-        rule: that they must keep to.
-        names: of the numbers.
+    ``group`` stands before the names of these attributes on the command line, such as ``train.``.
 
     Raises:
         UserError: naming the first that breaks it.
@@ -127,11 +119,7 @@ def check_numbers(group: str, settings: object, rule: Rule, *names: str) -> None
 
 
 def check_integers(settings: Mapping[str, object], group: str = "") -> None:
-    """Refuse whole numbers beyond what counts, shapes and seeds are held in.
-
-    Args:
-        settings: values by name; what is no whole number is passed over.
-        group: what stands before the names on the command line.
+    """Refuse whole numbers, by name, beyond what counts, shapes and seeds are held in.
 
     Raises:
         UserError: for a seed outside 0 to 2**63, and any other number outside int32.

@@ -12,20 +12,17 @@ import re
 import sys
 import textwrap
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
-from types import MappingProxyType, NoneType
+from types import NoneType
 from typing import Any, Literal, NamedTuple, NoReturn, get_args, get_origin
 
 from exlm_mini.config import RunConfig
 from exlm_mini.config.checks import RARE, UserError, nearest, schema
 from exlm_mini.config.recipes import (
-    OF_THE_COMMAND,
     RUN,
-    dotted,
     mismatch,
-    plain,
     recipe_names,
     recipe_path,
     run_config_from_dict,
@@ -130,7 +127,6 @@ def settings_parser(
     text: str,
     groups: Mapping[str, Any],
     skip: Collection[str] = (),
-    recipe: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
     """A jsonargparse parser with an option for every setting of some classes.
 
@@ -142,7 +138,6 @@ def settings_parser(
         groups: settings classes by what stands before the names of their options; an empty name
             for options without a dot.
         skip: dotted names of settings that get no option.
-        recipe: values by dotted names, which the help shows beside the defaults.
     """
     from docstring_parser import parse_from_object
     from jsonargparse import ArgumentParser
@@ -160,7 +155,6 @@ def settings_parser(
         **_words_of(command, text),
         usage="%(prog)s [--option VALUE ...]",
         add_help=False,
-        print_config=None,
     )
     parser.add_argument(
         "-h", "--help", action=_Help, nargs="?", metavar="all",
@@ -174,8 +168,6 @@ def settings_parser(
             if full in skip or is_dataclass(hint):
                 continue
             option = _option(hint, kind.__dataclass_fields__[name].default, about[name])
-            if full in recipe:
-                option["help"] += f" [recipe: {recipe[full]}]"
             action = shown.add_argument(f"--{full}", dest=f"given.{full}", **option)
             action.is_rare, hints[full] = RARE in marks, option["type"]
     return parser
@@ -220,12 +212,12 @@ class Request(NamedTuple):
 
 
 def parse(argv: list[str]) -> Request:
-    """Read the command line; ``--help`` and ``--print_config`` print and exit.
+    """Read the command line; ``--help`` prints and exits.
 
     Raises:
         UserError: for an unknown recipe or setting, or a value that cannot be.
     """
-    found = _parser(argv).parse_args(argv)
+    found = _parser().parse_args(argv)
     for name in ("devices", "throughput"):
         if found[name] is not None and not found.dry_run:
             raise UserError(f"--{name} {found[name]} is for --dry-run alone; drop it")
@@ -237,38 +229,20 @@ def parse(argv: list[str]) -> Request:
     for name, value in given(found).items():
         settings[name] = settings.get(name, {}) | value if isinstance(value, dict) else value
     config = run_config_from_dict(settings | {"recipe": path.stem if path else "none"})
-    if found.print_config:
-        import yaml
-
-        shown = plain(config)
-        del shown["recipe"]
-        shown |= {name: found.get(name, False) for name in OF_THE_COMMAND} | {"recipe": None}
-        print(yaml.safe_dump(shown, sort_keys=False), end="")
-        sys.exit(0)
     default = Path("runs") / f"{config.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return Request(
-        config, Path(found.output or default), found.dry_run,
-        1 if found.devices is None else found.devices, found.throughput,
-    )  # fmt: skip
+    devices = 1 if found.devices is None else found.devices
+    output = Path(found.output or default)
+    return Request(config, output, found.dry_run, devices, found.throughput)
 
 
-def _parser(argv: Sequence[str] = ()) -> Any:
-    names = f"Recipes: {', '.join(recipe_names())}."
-    text = f"Train a model.\n{names}"
-    ask = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    ask.add_argument("--recipe", nargs="?")
-    ask.add_argument("-h", "--help", nargs="?", const="usual")
-    asked = ask.parse_known_args(argv)[0] if {"-h", "--help", "--help=all"} & {*argv} else None
-    values = {}
-    if asked and asked.recipe:
-        values = dict(dotted(settings_of(recipe_path(asked.recipe))))
+def _parser() -> Any:
+    text = f"Train a model.\nRecipes: {', '.join(recipe_names())}."
     groups = {"": RunConfig, **{name: kind for name, kind in RUN.items() if is_dataclass(kind)}}
-    parser = settings_parser("python -m exlm_mini.pretrain", text, groups, {"recipe"}, values)
+    parser = settings_parser("python -m exlm_mini.pretrain", text, groups, {"recipe"})
     add = parser.add_argument
     add("--recipe", metavar="NAME", help="one of those below, or a path to a .yaml of settings")
     add("--output", metavar="DIR", help="default runs/<recipe>-<time>")
     add("--dry-run", action="store_true", help="print parameters, tokens and memory, and stop")
     add("--devices", type=int, metavar="N", help="with --dry-run: to spread a batch over")
     add("--throughput", type=float, metavar="X", help="with --dry-run: tokens/s of one device")
-    add("--print_config", action="store_true", help="print all settings as YAML, and stop")
     return parser

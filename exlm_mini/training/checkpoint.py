@@ -36,7 +36,7 @@ VERSION = 2
 """Version 1 is read too. It says more: sizes of files, settings of the optimiser, and which tensors
 have two names, which none has in any model."""
 MANIFEST = "manifest.json"
-USE_EARLIER = "delete {} to use an earlier checkpoint"
+REMEDY = "restore it from a copy, or delete {} to use an earlier checkpoint"
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_]+\.safetensors")
 _NAME = re.compile(r"step-[0-9]{6,12}")
@@ -120,22 +120,20 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """
     if not path.is_dir():
         raise UserError(f"there is no checkpoint {path}; give a step-NNNNNN directory")
-    manifest = _read_manifest(path)
-    with reading(path, _remedy(path)):
+    remedy = REMEDY.format(path)
+    manifest = _read_manifest(path, remedy)
+    with reading(path, remedy):
         tensors = {}
         for name, entry in manifest["files"].items():
             # A plain name, so that a manifest cannot point outside its directory.
             if not _FILE_NAME.fullmatch(name):
                 raise _broken(path / MANIFEST, f"lists {name!r}, which is no file of tensors")
-            data = read_bytes(path / name, _remedy(path))
+            data = read_bytes(path / name, remedy)
             if _sha256(data) != entry["sha256"]:
-                raise _broken(
-                    path / name, "is damaged: its sha256 is not the one in the manifest"
-                )
+                raise _broken(path / name, "is damaged: its sha256 is another")
             tensors[name.removesuffix(".safetensors")] = safetensors.torch.load(data)
         if name := not_finite(tensors.get("model", {})):
-            told = f"has numbers in {name} that are not finite"
-            raise _broken(path / "model.safetensors", told)
+            raise _broken(path, f"has numbers in {name} that are not finite")
         return Checkpoint(manifest["step"], tensors, manifest["state"])
 
 
@@ -153,11 +151,11 @@ def encode_manifest(fields: dict) -> bytes:
     return (json.dumps({**fields, "manifest_sha256": digest}, indent=1) + "\n").encode()
 
 
-def _read_manifest(path: Path) -> dict:
-    """The manifest of a checkpoint, its text unchanged and its fields of the right types."""
+def _read_manifest(path: Path, remedy: str) -> dict:
+    """The manifest of a checkpoint, its text unchanged."""
     file = path / MANIFEST
-    with reading(file, _remedy(path)):
-        data = read_bytes(file, _remedy(path))
+    with reading(file, remedy):
+        data = read_bytes(file, remedy)
         fields = json.loads(data)
         if not isinstance(fields, dict) or fields.get("format") != FORMAT:
             raise _broken(file, f"is no manifest of an {FORMAT}")
@@ -175,13 +173,8 @@ def _read_manifest(path: Path) -> dict:
         return fields
 
 
-def _remedy(path: Path) -> str:
-    """How the line for a checkpoint ends that must not be used."""
-    return f"restore it from a copy, or {USE_EARLIER.format(path)}"
-
-
 def _broken(file: Path, what: str) -> UserError:
-    return UserError(f"{file} {what}; {_remedy(file.parent)}")
+    return UserError(f"{file} {what}; {REMEDY.format(file.parent)}")
 
 
 def _sha256(data: bytes) -> str:
@@ -198,33 +191,30 @@ def latest_checkpoint(directory: Path, report: Callable[[str], None]) -> Checkpo
     ``report`` takes a line for each broken or unfinished checkpoint that was passed over.
 
     Raises:
-        UserError: there are checkpoints and none of them is intact; says what the newest lacks.
+        UserError: there are checkpoints and none of them is intact; says what the oldest lacks.
     """
-    newest, reasons = None, []
-    found = _newest_first(directory)
+    lines = [
+        f"skipped checkpoint {path.name}: it is not finished; the next save removes it"
+        for path in sorted(directory.glob("step-*.tmp"))
+    ]
+    found, newest = _newest_first(directory), None
     for path in found:
         try:
             newest = load_checkpoint(path)
             break
         except UserError as error:
-            reasons.append(str(error))
+            lines.append(f"skipped checkpoint {path.name}: {error}")
     if found and newest is None:
-        which = f"none of the {len(found)} checkpoints in {directory} is intact; the newest"
-        if len(found) == 1:
-            which = f"the only checkpoint in {directory} is not intact"
-        earlier = USE_EARLIER.format(found[0])
-        reason = reasons[0].replace(earlier, "start again in another --output")
-        raise UserError(f"{which}: {reason}")
-    for path in sorted(directory.glob("step-*.tmp")):
-        report(f"skipped checkpoint {path.name}: it is not finished; the next save removes it")
-    for path, reason in zip(found, reasons, strict=False):
-        report(f"skipped checkpoint {path.name}: {reason}")
+        raise UserError(
+            f"no checkpoint in {directory} is intact; restore one from a copy, or start again in "
+            f"another --output; {lines[-1]}"
+        )
+    for line in lines:
+        report(line)
     return newest
 
 
-def prune_checkpoints(
-    directory: Path, keep_last: int, intact_step: int, best_step: int | None
-) -> None:
+def prune_checkpoints(directory: Path, keep_last: int, intact_step: int) -> None:
     """Delete old checkpoints, and what a crashed save left.
 
     Args:
@@ -232,16 +222,14 @@ def prune_checkpoints(
         keep_last: how many to keep, 0 for all.
         intact_step: of the newest checkpoint that is intact, for it was just written or read. It is
             the first of those kept; what is newer is damaged, stays, and does not count.
-        best_step: this one is kept besides, if it is there.
     """
     _remove_drafts(directory)
     usable = [path for path in _newest_first(directory) if _step_of(path) <= intact_step]
     for path in usable[keep_last:] if keep_last else []:
-        if _step_of(path) != best_step:
-            # Half of a checkpoint must not stand under its name.
-            doomed = path.with_name(f"{path.name}.tmp")
-            os.rename(path, doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+        # Half of a checkpoint must not stand under its name.
+        doomed = path.with_name(f"{path.name}.tmp")
+        os.rename(path, doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _remove_drafts(directory: Path) -> None:
@@ -268,7 +256,7 @@ def _step_of(path: Path) -> int:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """What AdamW knows of each parameter, as ``{"parameter/quantity": tensor}``; no copies."""
+    """The state of AdamW for each parameter, as ``{"parameter/quantity": tensor}``; no copies."""
     return {
         f"{name}/{quantity}": tensor
         for name, parameter in model.named_parameters()

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
-import shlex
-import shutil
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
 
 from exlm_mini.config.checks import UserError
 from exlm_mini.config.options import Debugging
@@ -24,19 +20,20 @@ INTERRUPTED = 130
 """Exit code of a command that was asked to stop, as shells report an interrupt."""
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_TO_SPEAK = 5.0
-SECONDS_BETWEEN_SIGNALS = 2.0
+SECONDS_BETWEEN_SIGNALS = 1.0
+
+EXTRAS = {
+    "datasets": "text", "pyarrow": "text", "tokenizers": "text", "rdkit": "chem",
+    "docstring_parser": "train", "jsonargparse": "train", "yaml": "train",
+    "matplotlib": "plot", "seaborn": "plot", "pandas": "tasks", "scipy": "tasks",
+    "sklearn": "tasks", "transformers": "hf", "tensorboard": "watch",
+}  # fmt: skip
+"""What to install for a module that a command imports when it needs it."""
 
 
 def say(line: str) -> None:
     """A line for the person, apart from the results on stdout."""
     print(line, file=sys.stderr, flush=True)
-
-
-def this_python() -> str:
-    """The interpreter that runs, as a person here would type it."""
-    if shutil.which("python") == sys.executable:
-        return "python"
-    return shlex.quote(os.path.relpath(sys.executable))
 
 
 def say_error(error: UserError) -> None:
@@ -48,15 +45,6 @@ def say_error(error: UserError) -> None:
             earlier = earlier.__cause__ or earlier.__context__
         traceback.print_exception(error)
     say(f"error: {error}")
-
-
-EXTRAS = {
-    "datasets": "text", "pyarrow": "text", "tokenizers": "text", "rdkit": "chem",
-    "docstring_parser": "train", "jsonargparse": "train", "yaml": "train",
-    "matplotlib": "plot", "seaborn": "plot", "pandas": "tasks", "scipy": "tasks",
-    "sklearn": "tasks", "transformers": "hf", "tensorboard": "watch",
-}  # fmt: skip
-"""What to install for a module that a command imports when it needs it."""
 
 
 def mistake(error: UserError | ModuleNotFoundError | OSError) -> UserError:
@@ -90,9 +78,9 @@ def exit_code(
 
     Args:
         command: the work; none: 0. What trains in it saves and stops by itself when asked to.
-        interrupted: told when it is stopped otherwise, such as while data are read.
+        interrupted: printed when it is stopped otherwise, such as while data are read.
         unread: exit code where the reader of stdout left before the end.
-        is_talking: false in a process beside which another one tells.
+        is_talking: false in a process beside which another one prints the line.
     """
     Debugging.is_on = False
     try:
@@ -103,9 +91,9 @@ def exit_code(
         drop_output()
         return unread
     except (UserError, ModuleNotFoundError, OSError) as error:
-        told = mistake(error)
+        line = mistake(error)
         if is_talking():
-            say_error(told)
+            say_error(line)
         else:
             # torchrun ends all processes once it sees one end: let the other one speak before.
             time.sleep(SECONDS_TO_SPEAK)
@@ -117,7 +105,7 @@ def exit_code(
 
 
 class ProgressLine:
-    """How far, how fast, how long still: a bar on a terminal, else a line now and then.
+    """How far, how fast, how long still: a line now and then, on a terminal one that changes.
 
     ``steps`` is the work in all, ``unit`` what it is counted in.
     """
@@ -125,55 +113,41 @@ class ProgressLine:
     def __init__(self, name: str, steps: int, unit: str = "step") -> None:
         self.name, self.steps, self.unit = name, steps, unit
         self.bits = ""
-        self._bar: Any = None
-        self._start, self._first_step, self._last_line = time.monotonic(), 0, 0.0
+        self._is_terminal, self._is_open = sys.stderr.isatty(), False
+        self._start: tuple[float, int] | None = None
+        self._last_line = -SECONDS_BETWEEN_LINES
 
     def __enter__(self) -> ProgressLine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        if self._is_open:
+            say("")
 
     def show(self, progress: Progress) -> None:
-        """Tell of one step of training: bits at the last validation, loss in nats, tokens/s."""
+        """Show one step of training: bits at the last validation, loss in nats, tokens/s."""
         if progress.evaluation is not None:
             self.bits = f"{progress.evaluation.bits_per_mask:.3f} bits, "
         speed = f"{progress.tokens_per_second:,.0f} tokens/s"
         self.tell(progress.step, f"{self.bits}loss {progress.loss:.3f}, {speed}")
 
     def tell(self, step: int, text: str) -> None:
-        """Tell of the work done so far, with a text of the caller's."""
-        if sys.stderr.isatty() and importlib.util.find_spec("tqdm"):
-            self._show_bar(step, text)
-        else:
-            self._show_line(step, text)
-
-    def _show_bar(self, step: int, text: str) -> None:
-        from tqdm import tqdm
-
-        if self._bar is None:
-            self._bar = tqdm(
-                total=self.steps,
-                initial=step - 1,
-                desc=self.name,
-                unit=self.unit,
-                ncols=shutil.get_terminal_size().columns,  # 80 where a terminal gives none
-            )
-        self._bar.set_postfix_str(text, refresh=False)
-        self._bar.update(step - self._bar.n)
-
-    def _show_line(self, step: int, text: str) -> None:
+        """Show the work done so far, with a text of the caller's."""
         now = time.monotonic()
-        if not self._first_step:
-            self._first_step, self._start = step, now
-        if step < self.steps and now - self._last_line < SECONDS_BETWEEN_LINES:
+        self._start = self._start or (now, step)
+        pause = 0.1 if self._is_terminal else SECONDS_BETWEEN_LINES
+        if step < self.steps and now - self._last_line < pause:
             return
         self._last_line = now
-        done = step - self._first_step
-        eta = in_words((now - self._start) / done * (self.steps - step)) if done else "unknown"
+        seconds, done = now - self._start[0], step - self._start[1]
+        eta = in_words(seconds / done * (self.steps - step)) if done else "unknown"
         unit = "" if self.unit == "step" else f" {self.unit}"
-        say(f"{self.name}{unit} {step}/{self.steps}: {text}, ETA {eta}")
+        line = f"{self.name}{unit} {step}/{self.steps}: {text}, ETA {eta}"
+        if self._is_terminal:
+            self._is_open = True
+            print(f"\r{line}\033[K", end="", file=sys.stderr, flush=True)
+        else:
+            say(line)
 
 
 def in_words(seconds: float) -> str:
@@ -200,14 +174,11 @@ class Requests:
 
 
 @contextlib.contextmanager
-def requests_by_signal(
-    report: Callable[[str], None] = say, is_launched: bool = False
-) -> Iterator[Requests]:
+def requests_by_signal(report: Callable[[str], None] = say) -> Iterator[Requests]:
     """Turn SIGINT and SIGTERM into a request to save and stop, SIGUSR1 into one to save.
 
-    The second of SIGINT and SIGTERM stops at once. torchrun passes signals on, and a scheduler may
-    send the same one to the process itself: of a launched one a second counts only
-    ``SECONDS_BETWEEN_SIGNALS`` later.
+    A second of SIGINT and SIGTERM stops at once, if it comes ``SECONDS_BETWEEN_SIGNALS`` later:
+    torchrun passes signals on, and a scheduler may send the same one to the process itself.
     """
     requests = Requests()
     asked_at = 0.0
@@ -218,7 +189,7 @@ def requests_by_signal(
         if not requests.is_stop_asked:
             requests.is_stop_asked, asked_at = True, now
             report("stopping after this step; a checkpoint will be saved")
-        elif not is_launched or now - asked_at > SECONDS_BETWEEN_SIGNALS:
+        elif now - asked_at > SECONDS_BETWEEN_SIGNALS:
             signal.signal(number, previous[signal.Signals(number)])
             signal.raise_signal(number)
 

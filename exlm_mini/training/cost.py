@@ -1,8 +1,7 @@
 """What a run will cost, before it starts: parameters, tokens, operations and memory.
 
-Shapes: B rows of a micro-batch, T tokens after expansion, L states, M targets, S rows of the
-vocabulary head (all states, or all masked tokens), D width, F feed-forward width, H heads, V
-vocabulary.
+Shapes: B rows of a micro-batch, T tokens after expansion, L states, M targets, D width, F
+feed-forward width, H heads, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ from typing import Any, NamedTuple
 import torch
 
 from exlm_mini.config import ModelConfig, RunConfig, TrainConfig
-from exlm_mini.config.checks import UserError, check_integers
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.memory import check_bytes
+from exlm_mini.data.toy_grammars import slots_of
 from exlm_mini.training.parts import count_parameters, longest_row, num_copies
 
 _FLOAT = 4  # bytes; weights, moments and the alignment are float32 in every precision
@@ -78,10 +78,8 @@ def plan_batch(train: TrainConfig, num_devices: int, option: str = "--devices") 
     """
     unit, name, size, micro = "rows", "size", train.batch_size, train.micro_batch_size
     if train.batch_tokens is not None:
-        unit, name, size, micro = (
-            "tokens", "tokens", train.batch_tokens, train.micro_batch_tokens
-        )  # fmt: skip
-    check_integers({option: num_devices})
+        unit, name = "tokens", "tokens"
+        size, micro = train.batch_tokens, train.micro_batch_tokens
     if num_devices < 1:
         raise UserError(f"{option} is {num_devices}; it must be at least 1")
     share = num_devices * (micro or 1)
@@ -99,19 +97,13 @@ def plan_batch(train: TrainConfig, num_devices: int, option: str = "--devices") 
     return BatchPlan(unit, size, num_devices, per_device, size // (num_devices * per_device))
 
 
-def estimate(
-    config: RunConfig,
-    vocab_size: int,
-    row_length: int,
-    num_slots: int | None = None,
-) -> Estimate:
+def estimate(config: RunConfig, vocab_size: int, row_length: int) -> Estimate:
     """Costs of a run with a single objective.
 
     Args:
         config: of the run.
         vocab_size: V.
         row_length: longest row, [BOS] and [EOS] included.
-        num_slots: masks of a row under the strategy ``slots``.
 
     Raises:
         UserError: for a weight of more bytes than can be numbered.
@@ -119,18 +111,18 @@ def estimate(
     num_parameters, num_transition = count_parameters(config, vocab_size)
     tokens_per_step = config.train.batch_tokens or config.train.batch_size * row_length
     num_tokens = tokens_per_step * config.train.steps
-    flops_per_token = row_flops(config, vocab_size, row_length, num_slots) / row_length
+    flops_per_token = row_flops(config, vocab_size, row_length) / row_length
     return Estimate(
         num_parameters,
         num_transition,
         row_length,
-        longest_row(config, row_length, num_slots),
+        longest_row(config, row_length),
         tokens_per_step,
         num_tokens,
         flops_per_token,
         flops_per_token * num_tokens,
         4 * _FLOAT * num_parameters,
-        _activation_bytes(config, vocab_size, row_length, num_slots),
+        _activation_bytes(config, vocab_size, row_length),
     )
 
 
@@ -140,7 +132,6 @@ def check_memory(
     row_length: int,
     device: torch.device,
     num_devices: int = 1,
-    num_slots: int | None = None,
 ) -> None:
     """Refuse a run, its precision settled, that its device cannot hold.
 
@@ -154,10 +145,11 @@ def check_memory(
     unit = "size" if plan.unit == "rows" else "tokens"
     changed: dict[str, Any] = {f"micro_batch_{unit}": plan.per_device}
     train = replace(config.train, **changed)
-    # Independent draws could mask every token, and never do.
-    masking = replace(config.masking, strategy="fixed_count")
-    config = replace(config, train=train, masking=config.masking if num_slots else masking)
-    costs = estimate(config, vocab_size, row_length, num_slots=num_slots)
+    masking = config.masking
+    if masking.strategy == "bernoulli":  # could mask every token, and never does
+        masking = replace(masking, strategy="fixed_count")
+    config = replace(config, train=train, masking=masking)
+    costs = estimate(config, vocab_size, row_length)
     tokens = costs.tokens_per_step * num_copies(config) / num_devices
     parts = {
         "lower model.width, model.num_layers, model.max_positions or the vocabulary": (
@@ -169,9 +161,12 @@ def check_memory(
     check_bytes("the run", parts, device)
 
 
-def row_flops(
-    config: RunConfig, vocab_size: int, row_length: int, num_slots: int | None = None
-) -> float:
+def _num_slots(config: RunConfig) -> int:
+    """Masks of a row where they have fixed places, else 0."""
+    return 0 if config.objective == "repeated-mlm" else len(slots_of(config))
+
+
+def row_flops(config: RunConfig, vocab_size: int, row_length: int) -> float:
     """Floating-point operations of training on one row, at the mean number of masks.
 
     Two for each multiply-add of a matrix product, and three times the forward pass: the
@@ -183,10 +178,8 @@ def row_flops(
     model = config.model
     num_layers, D, F, H = model.shape
     copies, k = num_copies(config), model.states_per_mask
-    if num_slots is not None and config.objective != "repeated-mlm":
-        num_masks = float(num_slots)
-    else:
-        num_masks = config.masking.mask_ratio * copies * (row_length - 2)
+    mean = config.masking.mask_ratio * copies * (row_length - 2)
+    num_masks = float(_num_slots(config) or mean)
     if config.objective != "exlm":
         T, heads = float(copies * row_length), num_masks * (D * D + D * vocab_size)
     else:
@@ -230,9 +223,7 @@ def encoder_bytes(
     return layer_tokens * layer + num_tokens * ends
 
 
-def _activation_bytes(
-    config: RunConfig, vocab_size: int, row_length: int, num_slots: int | None = None
-) -> int:
+def _activation_bytes(config: RunConfig, vocab_size: int, row_length: int) -> int:
     """Tensors autograd keeps, counted layer by layer."""
     model, is_low = config.model, config.train.precision in ("bf16", "fp16")
     num_layers, D, F, H = model.shape
@@ -240,19 +231,17 @@ def _activation_bytes(
     B = train.micro_batch_size or train.batch_size
     if train.batch_tokens is not None:  # of the longest rows
         B = max(1, (train.micro_batch_tokens or train.batch_tokens) // row_length)
-    T = longest_row(config, row_length, num_slots)
+    T = longest_row(config, row_length)
     half = 2 if is_low else _FLOAT
     num_row_tokens = B * row_length if config.objective == "exlm" else None
     encoder = encoder_bytes(model, B * T, half, num_row_tokens)
     if is_low:  # autocast keeps a copy of each weight
         encoder += half * (num_layers * (4 * D * D + 2 * D * F) + vocab_size * D)
     if config.objective != "exlm":
-        num_masks = math.ceil(config.masking.mask_ratio * T)
-        if num_slots is not None and config.objective != "repeated-mlm":
-            num_masks = num_slots
+        num_masks = _num_slots(config) or math.ceil(config.masking.mask_ratio * T)
         # log-softmax, and the hidden states of the head.
         return encoder + B * num_masks * (vocab_size + 4 * D) * _FLOAT
-    num_masks = num_slots or math.ceil(config.masking.mask_ratio * (row_length - 2))
+    num_masks = _num_slots(config) or math.ceil(config.masking.mask_ratio * (row_length - 2))
     k = model.states_per_mask
     num_targets = num_masks + 2
     L = num_masks * k + (2 * k if model.boundary == "official" else 2)

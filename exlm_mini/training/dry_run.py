@@ -1,4 +1,4 @@
-"""What a run would cost, told before it is begun: parameters, tokens, memory, hours."""
+"""What a run would cost, printed before it is begun: parameters, tokens, memory, hours."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from typing import Any
 
 from exlm_mini.config import RunConfig
 from exlm_mini.data.corpus import Corpus, prepare_corpus
-from exlm_mini.data.toy_grammars import grammar, slots_of
+from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.training.console import say
 from exlm_mini.training.cost import BatchPlan, Estimate, estimate, plan_batch
 from exlm_mini.training.parts import check_row_length, choose_device
 from exlm_mini.training.precision import with_precision
 
 DRY_RUN_DOCUMENTS = 10_000
-_NAME_WIDTH = 18
-_LINE_WIDTH = 80
 
 
 def objectives_of(config: RunConfig) -> list[RunConfig]:
@@ -46,11 +44,25 @@ def dry_run(
             or repetition and without padding.
     """
     config = with_precision(config, choose_device(config.train.device))
-    plan, singles = plan_batch(config.train, num_devices), objectives_of(config)
+    plan = plan_batch(config.train, num_devices)
     vocab_size, row_length = _corpus_shape(config)
-    for single in singles:
-        check_row_length(single, row_length, len(slots_of(single)) or None)
-        _print_costs(single, vocab_size, row_length, plan, tokens_per_second)
+    # What one device holds at a time.
+    micro = "micro_batch_size" if plan.unit == "rows" else "micro_batch_tokens"
+    changed: dict[str, Any] = {micro: plan.per_device}
+    config = replace(config, train=replace(config.train, **changed))
+    for single in objectives_of(config):
+        check_row_length(single, row_length)
+        costs = estimate(single, vocab_size, row_length)
+        lines = {
+            "objective": single.objective,
+            "parameters": _parameters(costs),
+            "vocabulary": f"{vocab_size:,}",
+            **_work(costs, plan, config.train.steps),
+            "memory": _memory(costs),
+            "device hours": _hours(costs, plan, tokens_per_second),
+        }
+        for name, text in lines.items():
+            print(_entry(name, text))
 
 
 def _corpus_shape(config: RunConfig) -> tuple[int, int]:
@@ -74,8 +86,7 @@ def _corpus_shape(config: RunConfig) -> tuple[int, int]:
     with tempfile.TemporaryDirectory() as directory:
         corpus = prepare_corpus(data, Path(directory) / "data", config.seed, say)
         tell_row_length(config, corpus)
-        train = corpus.train
-        return train.vocab_size, int(train.lengths_R.max())
+        return corpus.train.vocab_size, int(corpus.train.lengths_R.max())
 
 
 def lacks_pack(config: RunConfig) -> bool:
@@ -93,51 +104,45 @@ def tell_row_length(config: RunConfig, corpus: Corpus) -> None:
         )
 
 
-def _print_costs(
-    config: RunConfig,
-    vocab_size: int,
-    row_length: int,
-    plan: BatchPlan,
-    tokens_per_second: float | None,
-) -> None:
-    """What a run with a single objective costs, on stdout."""
-    # What one device holds at a time.
-    micro = "micro_batch_size" if plan.unit == "rows" else "micro_batch_tokens"
-    changed: dict[str, Any] = {micro: plan.per_device}
-    config = replace(config, train=replace(config.train, **changed))
-    num_slots = len(slots_of(config)) or None
-    costs = estimate(config, vocab_size, row_length, num_slots=num_slots)
-    transition = costs.num_transition_parameters
-    total = costs.weight_bytes + costs.activation_bytes
-    without = f" ({_millions(costs.num_parameters - transition)} without the transition head)"
-    is_most = plan.unit == "tokens"
-    lines = {
-        "objective": config.objective,
-        "parameters": f"{costs.num_parameters:,} = {_millions(costs.num_parameters)}"
-        f"{without if transition else ''}",
-        "vocabulary": f"{vocab_size:,}",
-        "row": f"{costs.row_length} tokens, {costs.expanded_length} expanded",
-        "batch": f"{plan}",
-        "tokens per step": f"{'at most ' * is_most}{costs.tokens_per_step:,}",
-        "steps": f"{config.train.steps:,}",
-        "tokens": f"{'at most ' * is_most}{costs.num_tokens:,}",
-        "operations": f"{costs.flops_per_token:.3g} FLOP per token, {costs.num_flops:.3g} in all, "
-        f"for rows of {row_length}",
-        "memory": f"about {_mebibytes(total)} = {_mebibytes(costs.weight_bytes)} "
-        f"weights, gradients, Adam + {_mebibytes(costs.activation_bytes)} activations",
-        "device hours": _hours(costs, plan, tokens_per_second),
-    }
-    for name, text in lines.items():
-        print(_entry(name, text))
+# ---- lines ----
 
 
 def _entry(name: str, text: str) -> str:
     """A name and its text, in lines that fit a terminal and a page of the book."""
-    indent = " " * (_NAME_WIDTH + 1)
+    indent = " " * 19
     wrapper = textwrap.TextWrapper(
-        _LINE_WIDTH, indent, indent, break_long_words=False, break_on_hyphens=False
+        80, indent, indent, break_long_words=False, break_on_hyphens=False
     )
-    return f"{name:{_NAME_WIDTH}} " + "\n".join(map(wrapper.fill, text.splitlines())).lstrip()
+    return f"{name:18} " + "\n".join(map(wrapper.fill, text.splitlines())).lstrip()
+
+
+def _parameters(costs: Estimate) -> str:
+    text = f"{costs.num_parameters:,} = {costs.num_parameters / 1e6:.1f} M"
+    if costs.num_transition_parameters:
+        rest = costs.num_parameters - costs.num_transition_parameters
+        text += f" ({rest / 1e6:.1f} M without the transition head)"
+    return text
+
+
+def _work(costs: Estimate, plan: BatchPlan, steps: int) -> dict[str, str]:
+    at_most = "at most " if plan.unit == "tokens" else ""
+    return {
+        "row": f"{costs.row_length} tokens, {costs.expanded_length} expanded",
+        "batch": f"{plan}",
+        "tokens per step": f"{at_most}{costs.tokens_per_step:,}",
+        "steps": f"{steps:,}",
+        "tokens": f"{at_most}{costs.num_tokens:,}",
+        "operations": f"{costs.flops_per_token:.3g} FLOP per token, {costs.num_flops:.3g} in "
+        f"all, for rows of {costs.row_length}",
+    }
+
+
+def _memory(costs: Estimate) -> str:
+    weights, activations = costs.weight_bytes / 2**20, costs.activation_bytes / 2**20
+    return (
+        f"about {weights + activations:,.0f} MiB = {weights:,.0f} MiB weights, gradients, Adam + "
+        f"{activations:,.0f} MiB activations"
+    )
 
 
 def _hours(costs: Estimate, plan: BatchPlan, tokens_per_second: float | None) -> str:
@@ -161,11 +166,3 @@ def _hours(costs: Estimate, plan: BatchPlan, tokens_per_second: float | None) ->
 
 def _few_digits(hours: float) -> str:
     return f"{hours:,.1f}" if hours >= 1 else f"{hours:.2g}"
-
-
-def _millions(count: int) -> str:
-    return f"{count / 1e6:.1f} M"
-
-
-def _mebibytes(count: int) -> str:
-    return f"{count / 2**20:,.0f} MiB"

@@ -18,7 +18,6 @@ from exlm_mini.config import RunConfig
 from exlm_mini.config.checks import UserError, nearest
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.tokenizer import Tokenizer
-from exlm_mini.data.toy_grammars import slots_of
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.training.evaluation import Evaluation
 from exlm_mini.training.loop import Outcome, Progress
@@ -91,9 +90,7 @@ def train_live(config: RunConfig, scale: Scale) -> LiveRun:
 
     with tempfile.TemporaryDirectory() as directory:
         corpus = prepare_corpus(config.data, Path(directory) / "data", config.seed)
-        trainer = Trainer(
-            config, corpus.train, corpus.validation, Path(directory), slots_of(config)
-        )
+        trainer = Trainer(config, corpus.train, corpus.validation, Path(directory))
         outcome = trainer.run(note)
         tokenizer = Tokenizer.load(corpus.tokenizer_path)
     return LiveRun(trainer.model.eval(), config, tokenizer, outcome, curve)

@@ -1,11 +1,11 @@
 """The training loop: steps in, checkpoints and metrics out.
 
-The loop knows nothing of the command line or the terminal: it reports through a callback. What
+The loop reports through a callback and has no part in command line or terminal. What
 it does at a step is a function of the settings and the step, so a run that was stopped and
 resumed ends with the same bits as one that was not: on one machine, with the same versions and
 threads. Another processor adds in another order, and a training follows the last bits.
 
-Of several processes all go through the loop side by side, and the first alone tells and writes.
+Of several processes all go through the loop side by side, and the first alone reports and writes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from exlm_mini.config import TrainConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading
 from exlm_mini.training.checkpoint import (
-    USE_EARLIER,
+    REMEDY,
     Checkpoint,
     latest_checkpoint,
     not_finite,
@@ -40,7 +40,7 @@ from exlm_mini.training.step import Update, Updater
 
 
 class Progress(NamedTuple):
-    """What the loop tells after a step."""
+    """What the loop reports after a step."""
 
     step: int
     """Steps done, from 1."""
@@ -85,11 +85,6 @@ class Loop:
     seconds_between_saves = 0.0
     """At least, after the first that no one asked for."""
 
-    @property
-    def best_step(self) -> int | None:
-        """Of the checkpoint that is kept beside the newest ones."""
-        return None
-
     def __init__(
         self,
         train: TrainConfig,
@@ -101,6 +96,7 @@ class Loop:
         engine: Engine,
     ) -> None:
         self.train, self.output, self.report, self.engine = train, output, report, engine
+        self._checkpoints = output / "checkpoints"
         self.model = engine.wrap(model, train, objective.loss)
         self.optimizer = make_optimizer(self.model, train)
         self.updater = Updater(train, seed, engine, self.model, self.optimizer, objective)
@@ -178,7 +174,7 @@ class Loop:
                             log.write(record | watched)
                 is_late = time.monotonic() - self._saved_at >= self.seconds_between_saves
                 if is_last or is_asked or (step % train.save_every == 0 and is_late):
-                    self._save(step, evaluation)
+                    self._save(step)
                 if is_stopped:
                     break
         if step == train.steps:
@@ -191,19 +187,16 @@ class Loop:
             self.updater.skipped_steps,
         )
 
-    @property
-    def _checkpoints(self) -> Path:
-        return self.output / "checkpoints"
-
     def _open_logs(
         self, step: int, open_files: contextlib.ExitStack
     ) -> list[MetricsLog | ScalarLog]:
-        """What the first process writes to; the first of them knows the seconds so far."""
+        """What the first process writes to; the first holds the seconds so far."""
         logs: list[MetricsLog | ScalarLog] = []
         with self.engine.together():
             if self.engine.is_main:
                 self.output.mkdir(parents=True, exist_ok=True)
-                self._prune(step)  # no save may follow the one that was cut short
+                # No save may follow the one that was cut short.
+                prune_checkpoints(self._checkpoints, self.train.keep_last, step)
                 metrics = MetricsLog(self.output / "metrics.jsonl", step)
                 self.seconds = (metrics.last or {}).get("seconds") or 0.0
                 logs.append(metrics)
@@ -229,14 +222,14 @@ class Loop:
 
     # ---- checkpoints ----
 
-    def _save(self, step: int, evaluation: Any) -> None:
+    def _save(self, step: int) -> None:
         """The first process writes a checkpoint; all must call."""
         with self.engine.together():
             if self.engine.is_main:
                 weights = self.model.state_dict()
                 if name := not_finite(weights):
-                    told = f"the weights {name} are not finite after step {step}"
-                    raise self.updater.diverged(told)
+                    what = f"the weights {name} are not finite after step {step}"
+                    raise self.updater.diverged(what)
                 tensors, state = self._own_state()
                 tensors |= {
                     "model": weights,
@@ -249,12 +242,8 @@ class Loop:
                     "versions": versions(self.engine.device),
                 }
                 save_checkpoint(self._checkpoints, step, tensors, state)
-                self._prune(step)
+                prune_checkpoints(self._checkpoints, self.train.keep_last, step)
         self._saved_at = time.monotonic()
-
-    def _prune(self, intact_step: int) -> None:
-        """Keep the newest checkpoints and the best."""
-        prune_checkpoints(self._checkpoints, self.train.keep_last, intact_step, self.best_step)
 
     def _restore(self) -> int:
         """Take over the newest whole checkpoint, if there is one; the steps done."""
@@ -263,24 +252,16 @@ class Loop:
             report = self.report if engine.is_main else lambda line: None
             checkpoint = latest_checkpoint(self._checkpoints, report)
         step = 0 if checkpoint is None else checkpoint.step
-        first = engine.same(step)
-        with engine.together():
-            if step != first:
-                raise UserError(
-                    f"process {engine.rank} finds step {step} newest in {self._checkpoints}, the "
-                    f"first one step {first}; all machines must see one --output"
-                )
+        if any(engine.any(step != engine.same(step))):
+            raise UserError(
+                f"processes see other checkpoints in {self._checkpoints}; all machines must see "
+                "one --output"
+            )
         if checkpoint is None:
             return 0
         path = self._checkpoints / f"step-{step:06d}"
-        with engine.together(), reading(path, USE_EARLIER.format(path)):
+        with engine.together(), reading(path, REMEDY.format(path)):
             self._take_over(checkpoint)
-        before = checkpoint.state.get("num_processes", 1)
-        if before != engine.world_size and engine.is_main:
-            self.report(
-                f"{before} process(es) until step {step}, {engine.world_size} from here: the "
-                "same rows and masks, sums in another order"
-            )
         return step
 
     def _take_over(self, checkpoint: Checkpoint) -> None:

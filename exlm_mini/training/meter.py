@@ -1,6 +1,6 @@
 """What a line of ``metrics.jsonl`` says of the machine, and the same lines for TensorBoard.
 
-``metrics.jsonl`` is what a run is known by; TensorBoard shows a copy of it.
+``metrics.jsonl`` is the record of a run; TensorBoard shows a copy of it.
 """
 
 from __future__ import annotations
@@ -63,20 +63,16 @@ def peak_flops(name: str, precision: str, is_tf32: bool = False) -> float | None
     return 1e12 * tera
 
 
-def mean_flops_per_token(
-    config: RunConfig, vocab_size: int, lengths_R: np.ndarray, num_slots: int | None = None
-) -> float:
+def mean_flops_per_token(config: RunConfig, vocab_size: int, lengths_R: np.ndarray) -> float:
     """Operations of training by input token, forward and backward, over one epoch.
 
     Longer rows cost more by the token, so ``cost.row_flops`` is taken of every length there
     is. Expanded states, copies and the heads are counted, padding and what is computed again are
     not. Arguments as for ``cost.estimate``, the lengths of all rows.
     """
-    count_of_length = np.bincount(lengths_R)
-    lengths = count_of_length.nonzero()[0]
-    flops = [row_flops(config, vocab_size, int(length), num_slots) for length in lengths]
-    counts = count_of_length[lengths]
-    return float(counts @ np.array(flops) / (counts @ lengths))
+    lengths, counts = np.unique(lengths_R, return_counts=True)
+    flops = np.array([row_flops(config, vocab_size, int(length)) for length in lengths])
+    return float(counts @ flops / (counts @ lengths))
 
 
 def peak_memory_mib(device: torch.device) -> float:
@@ -101,10 +97,9 @@ class Meter:
         lengths_R: np.ndarray,
         device: torch.device,
         num_devices: int = 1,
-        num_slots: int | None = None,
     ) -> None:
         self.device = device
-        self.flops_per_token = mean_flops_per_token(config, vocab_size, lengths_R, num_slots)
+        self.flops_per_token = mean_flops_per_token(config, vocab_size, lengths_R)
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         is_tf32 = torch.get_float32_matmul_precision() != "highest"
         peak = peak_flops(name, config.train.precision, is_tf32)

@@ -25,6 +25,7 @@ from exlm_mini.config.recipes import run_config_from_dict
 from exlm_mini.data.batches import TokenBatches, TrainingBatches
 from exlm_mini.data.masking import MaskedBatch, Masker
 from exlm_mini.data.packs import Pack
+from exlm_mini.data.toy_grammars import slots_of
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.objectives import log_likelihood, mlm_loss, states_alignment_loss
 from exlm_mini.training.checkpoint import Checkpoint
@@ -35,23 +36,21 @@ def num_copies(config: RunConfig) -> int:
     return config.masking.num_copies if config.objective == "repeated-mlm" else 1
 
 
-def longest_row(config: RunConfig, row_length: int, num_slots: int | None = None) -> int:
+def longest_row(config: RunConfig, row_length: int) -> int:
     """Tokens of the longest sequence the encoder can meet; arguments as for ``cost.estimate``."""
     if config.objective != "exlm":
         return row_length * num_copies(config)
     num_maskable = row_length - 2
-    num_masks = num_maskable if num_slots is None else num_slots
+    num_masks = len(slots_of(config)) or num_maskable
     if config.masking.strategy == "fixed_count":
-        num_masks = min(
-            num_maskable, max(1, math.ceil(config.masking.mask_ratio * num_maskable))
-        )
+        num_masks = max(1, math.ceil(config.masking.mask_ratio * num_maskable))
     num_boundaries = 2 if config.model.boundary == "official" else 0
     return row_length + (config.model.states_per_mask - 1) * (num_masks + num_boundaries)
 
 
-def check_row_length(config: RunConfig, row_length: int, num_slots: int | None = None) -> None:
+def check_row_length(config: RunConfig, row_length: int) -> None:
     """Refuse rows the position range cannot hold with ``UserError``, naming both lengths."""
-    needed = longest_row(config, row_length, num_slots)
+    needed = longest_row(config, row_length)
     if needed > config.model.max_positions:
         raise UserError(
             f"rows of {row_length} tokens become {needed} after expansion or repetition, more "
@@ -60,10 +59,8 @@ def check_row_length(config: RunConfig, row_length: int, num_slots: int | None =
         )
 
 
-def make_masker(
-    config: RunConfig, special_ids: SpecialIds, slots: tuple[int, ...] = ()
-) -> Masker:
-    """The masker of a run; ``slots`` are the toy grammar's, counted from [BOS] = 0.
+def make_masker(config: RunConfig, special_ids: SpecialIds) -> Masker:
+    """The masker of a run.
 
     Repeated MLM always masks by independent draws, whatever the number of copies: only then is
     the corrupted share p^k (Appendix C), and its cells differ in nothing but p and k.
@@ -71,7 +68,7 @@ def make_masker(
     masking = config.masking
     if config.objective == "repeated-mlm":
         masking = replace(masking, strategy="bernoulli")
-    return Masker(masking, special_ids, config.seed, num_copies(config), slots)
+    return Masker(masking, special_ids, config.seed, num_copies(config), slots_of(config))
 
 
 def make_model(config: RunConfig, vocab_size: int, special_ids: SpecialIds) -> MaskedLM | ExLM:
@@ -110,35 +107,19 @@ def load_model(checkpoint: Checkpoint) -> tuple[MaskedLM | ExLM, RunConfig]:
         ValueError, RuntimeError: if these are not the settings of its weights.
     """
     config = stored_config(checkpoint)
-    special_ids, vocab_size = settled_size(config, checkpoint)
-    model = make_model(config, vocab_size, special_ids)
+    special_ids = SpecialIds(**checkpoint.state["special_ids"])
+    model = make_model(config, checkpoint.state["vocab_size"], special_ids)
     model.load_state_dict(checkpoint.tensors["model"])
     return model.eval(), config
 
 
 def stored_config(checkpoint: Checkpoint) -> RunConfig:
-    """The settings that a checkpoint was made with; nobody typed them, so that what is wrong with
-    them is a ``ValueError``, and the file is named."""
+    """The settings that a checkpoint was made with. They come from no user, so that what is wrong
+    with them is a ``ValueError``, and the file is named."""
     try:
         return run_config_from_dict(checkpoint.state["config"])
     except UserError as error:
         raise ValueError(str(error)) from error
-
-
-def settled_size(config: RunConfig, checkpoint: Checkpoint) -> tuple[SpecialIds, int]:
-    """Special ids and vocabulary of a checkpoint, before anything of its size is made.
-
-    Raises:
-        ValueError: if its settings are of many more weights than it has; what else does not fit
-            is known by the names.
-    """
-    special_ids = SpecialIds(**checkpoint.state["special_ids"])
-    vocab_size = checkpoint.state["vocab_size"]
-    wanted, _ = count_parameters(config, vocab_size)
-    found = sum(tensor.numel() for tensor in checkpoint.tensors["model"].values())
-    if wanted > 2 * found or not 0 <= min(special_ids) <= max(special_ids) < vocab_size:
-        raise ValueError(f"it has {found:,} weights, its settings {wanted:,}")
-    return special_ids, vocab_size
 
 
 def make_batches(
@@ -247,7 +228,7 @@ class Objective(NamedTuple):
 
 
 def score(model: MaskedLM | ExLM, batch: MaskedBatch, chain_share: float = 0.0) -> Scored:
-    """The objective of one micro-batch, and what is told about it besides."""
+    """The objective of one micro-batch, and what is counted besides."""
     if isinstance(model, MaskedLM):
         token_logits_SV = model(batch.masked_ids_BN, batch.is_masked_BN)
         target_ids_S = batch.token_ids_BN[batch.is_masked_BN]

@@ -15,6 +15,7 @@ import time
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from exlm_mini.alignment.build import cache_dir, machine
 from exlm_mini.config import ModelConfig, RunConfig
@@ -27,6 +28,10 @@ WIDTHS = (192, 384, 768)
 stands with the widest that is not wider than itself; below the first it stays in float32."""
 LEAST_GAIN = 1.2
 """Ratio of the times from which bf16 is chosen: less would come and go with the machine's load."""
+
+HOPELESS = 0.4
+"""Ratio of the times of a short row below which bf16 is emulated; nothing else is timed then, for
+it would take minutes."""
 
 _NUM_ROWS, _NUM_TOKENS, _NUM_REPEATS = 8, 128, 7
 
@@ -67,18 +72,22 @@ def _measured_gain(width: int, num_threads: int) -> float:
     with torch.random.fork_rng():
         layer = EncoderLayer(model).eval()
         x_BTD = torch.randn(_NUM_ROWS, _NUM_TOKENS, width, requires_grad=True)
-    rotation = rotation_1d(torch.arange(_NUM_TOKENS).unsqueeze(0), head_dim=64)
 
-    def seconds(is_half: bool) -> float:
+    def seconds(x_BTD: Tensor, is_half: bool) -> float:
+        rotation = rotation_1d(torch.arange(x_BTD.shape[1]).unsqueeze(0), head_dim=64)
         start = time.perf_counter()
         with torch.autocast("cpu", torch.bfloat16, enabled=is_half):
             y_BTD = layer(x_BTD, rotation, None)
         y_BTD.sum().backward()
         return time.perf_counter() - start
 
+    def gain(x_BTD: Tensor, num_repeats: int) -> float:
+        ratios = [seconds(x_BTD, False) / seconds(x_BTD, True) for _ in range(num_repeats)]
+        return statistics.median(ratios[1:])  # the first is slow
+
     torch.set_num_threads(num_threads)
     try:
-        ratios = [seconds(False) / seconds(True) for _ in range(_NUM_REPEATS)]
+        short = gain(x_BTD[:1, :32], 2)
+        return short if short < HOPELESS else gain(x_BTD, _NUM_REPEATS)
     finally:
         torch.set_num_threads(before)
-    return statistics.median(ratios[1:])  # the first is slow

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -32,13 +31,6 @@ from exlm_mini.training.processes import Engine
 from exlm_mini.training.step import Update
 
 
-class _Best(NamedTuple):
-    """The best of the checkpoints whose step was also validated."""
-
-    step: int
-    bits_per_mask: float
-
-
 def check_spread(config: RunConfig, num_processes: int) -> None:
     """Refuse batches that cannot be spread over processes with ``UserError``, naming the sizes."""
     plan = plan_batch(config.train, num_processes, "--nproc-per-node")
@@ -57,7 +49,6 @@ class Trainer(Loop):
         config: of the run; the objective is one of the three single ones.
         train_pack, validation_pack: rows to learn from and to validate with.
         output, report: see ``Loop``; the directory is locked by the caller.
-        slots: positions the masking strategy ``slots`` hides.
         engine: of this process; none: the only one, on ``train.device``.
 
     Raises:
@@ -71,7 +62,6 @@ class Trainer(Loop):
         train_pack: Pack,
         validation_pack: Pack,
         output: Path,
-        slots: tuple[int, ...] = (),
         report: Callable[[str], None] = print,
         engine: Engine | None = None,
     ) -> None:
@@ -86,29 +76,20 @@ class Trainer(Loop):
                 "leave model.vocab_size out, it is for --dry-run"
             )
         special_ids = train_pack.special_ids
-        self.masker = make_masker(config, special_ids, slots)
+        self.masker = make_masker(config, special_ids)
         longest = max(int(train_pack.lengths_R.max()), int(validation_pack.lengths_R.max()))
-        num_slots = len(slots) or None
-        check_row_length(config, longest, num_slots)
+        check_row_length(config, longest)
         if train_pack.row_length is not None:
             self.masker.check_row_length(train_pack.row_length)
         vocab_size = train_pack.vocab_size
-        check_memory(
-            config, vocab_size, longest, engine.device, engine.world_size, num_slots
-        )  # fmt: skip
+        check_memory(config, vocab_size, longest, engine.device, engine.world_size)
         model = make_model(config, vocab_size, special_ids)
         self.batches = make_batches(config, train_pack, self.masker)
         objective = pretraining(config, self.batches, special_ids.pad)
         super().__init__(config.train, config.seed, model, objective, output, report, engine)
         self.meter = Meter(
-            config, vocab_size, train_pack.lengths_R, engine.device, engine.world_size, num_slots
-        )  # fmt: skip
-        self.best: _Best | None = None
-
-    @property
-    def best_step(self) -> int | None:
-        """See ``Loop``."""
-        return None if self.best is None else self.best.step
+            config, vocab_size, train_pack.lengths_R, engine.device, engine.world_size
+        )
 
     def _evaluate(self, step: int) -> Evaluation:
         with self.updater.precision():
@@ -142,12 +123,6 @@ class Trainer(Loop):
             numbers["validation_perplexity"] = evaluation.perplexity
         return numbers
 
-    def _save(self, step: int, evaluation: Evaluation | None) -> None:
-        best = math.inf if self.best is None else self.best.bits_per_mask
-        if evaluation and evaluation.bits_per_mask < best:
-            self.best = _Best(step, evaluation.bits_per_mask)
-        super()._save(step, evaluation)
-
     def _own_state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
         return {}, {
             "config": asdict(self.config),
@@ -157,7 +132,6 @@ class Trainer(Loop):
             "validation_sha256": self.validation_pack.sha256,
             "tokenizer_sha256": self.train_pack.tokenizer_sha256,
             "evaluation": None if self.evaluation is None else self.evaluation._asdict(),
-            "best": None if self.best is None else self.best._asdict(),
         }
 
     def _take_over(self, checkpoint: Checkpoint) -> None:
@@ -171,15 +145,4 @@ class Trainer(Loop):
                 )
         super()._take_over(checkpoint)
         if state["evaluation"]:
-            self.evaluation = _checked(Evaluation, state["evaluation"])
-        if state.get("best"):
-            self.best = _checked(_Best, state["best"])
-
-
-def _checked(kind: Any, stored: dict[str, Any]) -> Any:
-    """Counts and sums as a checkpoint holds them."""
-    found = kind(**stored)
-    for name, number in found._asdict().items():
-        if number is not None and not math.isfinite(number):
-            raise ValueError(f"{name} is {number}")
-    return found
+            self.evaluation = Evaluation(**state["evaluation"])

@@ -1,4 +1,4 @@
-"""What a run does differently when it is several processes: everything else need not know.
+"""What a run does differently when it is several processes; the rest of the code is the same.
 
 The loop asks an engine who it is, to run a forward pass, and to agree with the others. An engine is
 one process, or one of those that ``torchrun`` started, on one machine or many, each with its device
@@ -46,7 +46,7 @@ def start_engine(train: TrainConfig) -> Engine:
         UserError: for a device that is absent; of several processes for one GPU by number, or
             fewer GPUs than processes.
     """
-    device, num_gpus = choose_device(train.device), torch.cuda.device_count()
+    device = choose_device(train.device)
     if launched_rank() is None:
         return Engine(device)
     if device.type == "cuda":
@@ -54,12 +54,12 @@ def start_engine(train: TrainConfig) -> Engine:
             raise UserError(
                 f"train.device {device} is one GPU, and processes take one each; use cuda or auto"
             )
-        if (num_processes := int(os.environ.get("LOCAL_WORLD_SIZE", 1))) > num_gpus:
+        num_gpus, rank = torch.cuda.device_count(), int(os.environ["LOCAL_RANK"])
+        if rank >= num_gpus:
             raise UserError(
-                f"{num_processes} processes on a machine with {num_gpus} GPUs; use "
-                f"--nproc-per-node {num_gpus}"
+                f"there are {num_gpus} GPUs and more processes; use --nproc-per-node {num_gpus}"
             )
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        device = torch.device("cuda", rank)
     return Engine(device, _connect(device))
 
 

@@ -37,7 +37,7 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def _cpu_model() -> str:
-    """The processor's name, where the system tells it."""
+    """The processor's name, where the system gives it."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -22,7 +22,7 @@ LOW_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Update(NamedTuple):
-    """What an optimiser step tells of its batch, over all processes."""
+    """What an optimiser step says of its batch, over all processes."""
 
     loss: float
     """Nats per target; of fine-tuning per answer."""
@@ -73,7 +73,7 @@ class Updater:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Undo ``state``; nothing is known of a checkpoint from before there was one."""
+        """Undo ``state``; the first checkpoints had none, and counts begin anew."""
         self.skipped_steps = int(state.get("skipped_steps", 0))
         self.skipped_in_row = int(state.get("skipped_in_row", 0))
         if state.get("scaler"):
@@ -91,10 +91,10 @@ class Updater:
         self.optimizer.zero_grad(set_to_none=True)
         sizes_P2 = torch.tensor([objective.size(part) for part in parts]).reshape(-1, 2)
         total, num_tokens = map(int, engine.add_up(sizes_P2.double().sum(dim=0)).tolist())
-        told = self._accumulate(step, parts, sizes_P2[:, 0].tolist(), max(total, 1))
+        counted = self._accumulate(step, parts, sizes_P2[:, 0].tolist(), max(total, 1))
         self.scaler.unscale_(self.optimizer)
         norm = engine.clip(self.model, self.train.clip_norm)
-        counts = torch.tensor([*told, not math.isfinite(norm)], dtype=torch.float64)
+        counts = torch.tensor([*counted, not math.isfinite(norm)], dtype=torch.float64)
         loss, num_without_path, num_correct, num_bad = engine.add_up(counts).tolist()
         is_skipped = not math.isfinite(loss) or num_bad > 0
         rate = learning_rate(self.train, step)
@@ -155,6 +155,6 @@ class Updater:
                 return  # too large a scale, not a step gone wrong
         self.skipped_in_row = self.skipped_in_row + 1 if is_skipped else 0
         if self.skipped_in_row >= min(train.max_skipped, train.steps):
-            told = f"loss {loss:g}, gradient norm {norm:g} at step {step + 1}: not finite"
-            told += f" in {self.skipped_in_row} steps in a row"
-            raise self.diverged(f"{told} (train.max_skipped {train.max_skipped})")
+            what = f"loss {loss:g}, gradient norm {norm:g} at step {step + 1}: not finite"
+            what += f" in {self.skipped_in_row} steps in a row"
+            raise self.diverged(f"{what} (train.max_skipped {train.max_skipped})")

@@ -1,6 +1,6 @@
 """Recipes: settings of a run in YAML files, by name here or by path anywhere.
 
-The same reader takes a run's ``config.yaml`` and the output of ``--print_config``. The type of a
+The same reader takes a run's ``config.yaml``. The type of a
 value is that of its setting. YAML guesses it from spelling: to its readers ``010`` is eight,
 ``1:30`` ninety and ``no`` false.
 """
@@ -25,7 +25,7 @@ OF_THE_COMMAND = {
     "recipe": str | None, "output": str | None, "dry_run": bool, "debug": bool,
     "devices": int | None, "throughput": float | None,
 }  # fmt: skip
-"""What --print_config prints besides the settings, with its types."""
+"""What files of earlier versions may hold besides the settings, with its types; not used."""
 MAX_CHARACTERS = 100_000
 """Of a file; settings take a few thousand."""
 
@@ -83,7 +83,7 @@ def recipe_path(recipe: str, kind: Kind = PRETRAINING) -> Path:
 
 
 def settings_of(path: Path, kind: Kind = PRETRAINING) -> dict[str, Any]:
-    """What a recipe file, a run's ``config.yaml`` or the output of --print_config says, ``typed``.
+    """What a recipe file or a run's ``config.yaml`` says, ``typed``.
 
     Raises:
         UserError: if it is no such file, or holds an unknown setting or a value of another type.
@@ -201,7 +201,9 @@ def typed(settings: Any, hints: Mapping[str, Any], group: str = "") -> dict[str,
         UserError: for an unknown name, with the nearest, or a value of another type.
     """
     if not isinstance(settings, dict):
-        raise UserError(f"{group[:-1] or 'it'} must hold settings by name; see --print_config")
+        raise UserError(
+            f"{group[:-1] or 'it'} must hold settings by name, as the config.yaml of a run"
+        )
     found = {}
     for key, value in (settings if group else _without_sharding(settings)).items():
         name = f"{group}{key}"
