@@ -68,7 +68,7 @@ LINE_WIDTH = 100
 def as_json(
     trained: Trained, text: str, masked_ids_BN: Tensor, reading: Reading, top: int
 ) -> dict[str, Any]:
-    """The reading as one JSON object; the schema stands above."""
+    """The reading as one JSON object; its schema is in the docstring of this file."""
     tokenizer = trained.tokenizer
     tops = _top(tokenizer, reading.log_token_SV, top)
     masks = [

@@ -105,6 +105,10 @@ def test_there_is_one_state_for_each_token(name, exported):
     batch = tokenizer(texts, padding=True, return_tensors="pt")
     hidden = model(**batch).last_hidden_state
     assert hidden.shape[:2] == batch.input_ids.shape
+    # The attention mask alone says what is padding, whatever stands there.
+    batch["input_ids"] = batch.input_ids.masked_fill(batch.attention_mask == 0, 7)
+    is_real = batch.attention_mask == 1
+    assert torch.equal(model(**batch).last_hidden_state[is_real], hidden[is_real])
     for row, text in enumerate(texts):
         alone = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
         torch.testing.assert_close(hidden[row, : len(alone)], alone, atol=1e-5, rtol=1e-5)

@@ -44,7 +44,7 @@ def test_nothing_in_it_names_the_machine_it_was_made_on(name):
 
 
 def test_it_is_trained(name):
-    """It knows its language far better than a model that has only counted tokens."""
+    """Its bits are at most half of those of a model that guesses at random."""
     trained = exlm_mini.load(name)
     uniform_bits = torch.tensor(float(trained.tokenizer.vocab_size)).log()
     with torch.no_grad():

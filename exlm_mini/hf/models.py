@@ -93,7 +93,7 @@ class ExLMConfig(PreTrainedConfig):
 
     @property
     def model(self) -> ModelConfig:
-        """The settings as the package knows them."""
+        """The settings as a ``ModelConfig``."""
         return build(ModelConfig, self.architecture)
 
 

@@ -103,7 +103,7 @@ class Run(NamedTuple):
 
 
 def read_runs(paths: Sequence[Path], labels: Sequence[str] | None = None) -> list[Run]:
-    """The runs to draw, each with at least one line; torn last lines are told.
+    """The runs to draw, each with at least one line; a torn last line is reported and left out.
 
     Args:
         paths: directories of runs; of one that trained several models all are drawn.
@@ -158,7 +158,7 @@ def curve(
 
 
 def panel_of(runs: Sequence[Run], metric: Metric, against: str, window: int) -> Panel:
-    """What the runs logged of a metric; what they did not is told."""
+    """What the runs logged of a metric; a line on stderr names those without it."""
     curves, dots = {}, {}
     for run in runs:
         if (line := curve(run, metric, against, window)) is not None:

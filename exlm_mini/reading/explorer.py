@@ -37,7 +37,7 @@ TIE = 1e-9
 STYLE = Path(__file__).with_name("explorer.css").read_text(encoding="utf-8")
 SCRIPT = Path(__file__).with_name("explorer.js").read_text(encoding="utf-8")
 """Its recursion is that of ``conditionals``; a test drives both and compares. ``NAME`` and ``TIE``
-stand for what only the element knows."""
+stand for what is filled in for each element."""
 PAGE_STYLE = """
 :root{color-scheme:light dark}
 body{margin:0 auto;padding:16px;max-width:980px;font-family:system-ui,sans-serif;

@@ -130,7 +130,7 @@ def load_pretrained(path: Path, report: Callable[[str], None]) -> Pretrained:
             )
         run, checkpoint, path = path, latest, path / "checkpoints" / f"step-{latest.step:06d}"
     with reading(path, "give a checkpoint of a pre-training run as it was saved"):
-        _, config = load_model(checkpoint)  # what does not fit is told here
+        _, config = load_model(checkpoint)  # raises where weights and settings do not fit
         tokenizer, weights = tokenizer_of(run, checkpoint), checkpoint.tensors["model"]
         return Pretrained(path, checkpoint, config, tokenizer, _sha256(weights))
 
