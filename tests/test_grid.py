@@ -39,6 +39,26 @@ from exlm_mini.reading.pretrained import load_pretrained
 BASE = TuneConfig()
 TASK = Task("which", "classes", ("no", "yes"), "accuracy", "smiles")
 
+# Typed from the paper: rate, batch, epochs, warm-up share.
+FIXED = ({5e-5}, {32}, {3}, {0.06})
+LARGE_GLUE = ({1e-5, 2e-5, 3e-5, 4e-5}, {32}, {2, 3, 5}, {0.06})
+SMALL_GLUE = ({2e-5, 3e-5, 4e-5, 5e-5}, {16, 32}, {2, 3, 5, 10}, {0.06, 0.1})
+SQUAD = ({2e-5, 3e-5, 4e-5, 5e-5}, {16, 32}, {2, 3}, {0.06, 0.1})
+TABLE_6 = dict.fromkeys(["mnli", "qnli", "qqp", "rte"], FIXED)
+TABLE_11 = dict.fromkeys(["mnli", "qnli", "qqp", "sst2"], LARGE_GLUE)
+TABLE_11 |= dict.fromkeys(["rte", "mrpc", "cola", "stsb"], SMALL_GLUE) | {"squad_v2": SQUAD}
+# Epochs, batch, rate, warm-up, dropout, pooler dropout.
+TABLE_8 = {
+    "bace": (60, 64, 1e-4, 0.06, 0.1, 0.2),
+    "bbbp": (40, 128, 4e-4, 0.06, 0.1, 0.1),
+    "tox21": (80, 128, 1e-4, 0.06, 0.1, 0.1),
+    "sider": (100, 32, 5e-4, 0.4, 0.1, 0.0),
+    "muv": (40, 128, 2e-5, 0.2, 0.1, 0.1),
+    "clintox": (100, 256, 5e-5, 0.1, 0.1, 0.5),
+    "toxcast": (80, 64, 1e-4, 0.06, 0.1, 0.1),
+}
+
+
 # ---- recipes ----
 
 

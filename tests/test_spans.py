@@ -167,6 +167,7 @@ def test_a_paragraph_without_tokens_has_no_answer(tokenizer):
     assert answers == ({"q": ""}, {"q": 1.0})
 
 
+@pytest.mark.slow
 def test_answers_of_the_real_dev_set_survive_the_way_there_and_back(data_dir):
     questions, _ = read_file(data_dir / "squad2" / "dev-v2.0.json.gz")
     sample = random.Random(1).sample(questions, 80)
