@@ -9,8 +9,8 @@
 Every seed of every setting is a run; a finished one is kept in OUTPUT/cells and not made again, so
 the same command with the same --output goes on where it was stopped. OUTPUT/results.json has all
 numbers, settings and hashes, OUTPUT/table.md what is printed. Of each run the epoch that is best on
-the validation rows counts; predictions lie beside its metrics. Texts that are too long are cut, the
-longer one of a pair first, and counted.
+the validation rows counts. Texts that are too long are cut, the longer one of a pair first, and
+counted.
 
 Without --task the recipe's tasks that fit the checkpoint are taken; without a recipe the one that
 needs no file: embedded-molecules, sections or toy-inference. Without --data the benchmarks are
@@ -34,11 +34,10 @@ from exlm_lab.downstream.catalogue import EMBEDDED_OF, ReadingConfig, input_of, 
 from exlm_lab.downstream.grid import TUNING, Space, Tuning, check_seeds
 from exlm_lab.downstream.prepared import MAX_UNKNOWN, Problem, load_problem
 from exlm_lab.downstream.results import check_results, shown, task_record, write_results
-from exlm_lab.downstream.runs import TuningLedger, tune
+from exlm_lab.downstream.runs import TuningLedger, num_runs, tune
 from exlm_lab.downstream.settings import TuneConfig
-from exlm_lab.downstream.squad import DEV_ALONE
 from exlm_lab.ledger import StoppedError
-from exlm_mini.config.checks import AT_LEAST_1, SHARE, THREADS, UserError, nearest
+from exlm_mini.config.checks import SHARE, THREADS, UserError, nearest
 from exlm_mini.config.options import given, settings_parser
 from exlm_mini.config.recipes import build, load_recipe, recipe_names
 from exlm_mini.reading.pretrained import Pretrained, load_pretrained
@@ -76,6 +75,11 @@ class Request(NamedTuple):
             )
         return settings
 
+    def problem(self, task: str, pretrained: Pretrained) -> Problem:
+        """A task made ready for the model."""
+        options = self.options
+        return load_problem(task, options.source, self.reading, pretrained, options.max_unknown)
+
 
 def _parser() -> Any:
     parser = settings_parser("python -m exlm_lab.finetune", __doc__, GROUPS)
@@ -90,17 +94,13 @@ def _parser() -> Any:
     )  # fmt: skip
     add(
         "--data", type=Path, dest="source", metavar="PATH",
-        help="the benchmark's files: GLUE's folders, SQuAD's JSON, MoleculeNet's CSV, or the "
-        "directory with them; default: hub",
+        help="directory with the benchmark's files: GLUE's folders, SQuAD's JSON, MoleculeNet's "
+        "CSV; default: hub",
     )  # fmt: skip
     add("--output", type=Path, metavar="DIR", help="default runs/finetune-<time>")
     add("--recipe", metavar="NAME", help=f"{', '.join(recipe_names(TUNING))}, or a .yaml")
     add("--seeds", nargs="+", type=int, metavar="N", help="default: the recipe's, else 1 2 3")
     add("--grid", action="store_true", help="try all settings of the recipe, report the best")
-    add(
-        "--search-seeds", type=int, default=1, metavar="N",
-        help="with --grid: seeds per setting while searching; default 1",
-    )  # fmt: skip
     add("--dry-run", action="store_true", help="print rows, runs and steps, and stop")
     add("--keep", action="store_true", help="keep the last checkpoint of every run")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
@@ -119,26 +119,21 @@ def parse(argv: list[str]) -> Request:
         UserError: for an unknown option, task or recipe, or a value that cannot be.
     """
     found = _parser().parse_args(argv)
-    for option, rule in (
-        ("threads", THREADS), ("search-seeds", AT_LEAST_1), ("max-unknown", SHARE),
-    ):  # fmt: skip
+    for option, rule in (("threads", THREADS), ("max-unknown", SHARE)):
         value = found[option.replace("-", "_")]
         if value is not None and not rule.fits(value):
             raise UserError(f"--{option} is {value}; it must {rule.words}")
     found.task = list(dict.fromkeys(found.task))
-    for task in found.task:
-        input_of(task)
     recipe = Tuning("none", "mean-sd", SEEDS, {})
     if found.recipe is not None:
         recipe = load_recipe(found.recipe, TUNING)
     elif found.grid:
         raise UserError("--grid needs a --recipe with the values to try, finetune/table-11")
-    for task in found.task if recipe.spaces else ():
-        if task not in recipe.spaces:
+    for task in found.task:
+        input_of(task)
+        if recipe.spaces and task not in recipe.spaces:
             known = nearest(task, recipe.spaces)
             raise UserError(f"the recipe {recipe.name} has no task {task}; {known}")
-    if found.source is not None and not (found.task or recipe.spaces):
-        raise UserError(f"--data is {found.source}; name its task with --task")
     if found.seeds is not None:
         check_seeds("--seeds", tuple(found.seeds))
         recipe = recipe._replace(seeds=tuple(found.seeds))
@@ -157,28 +152,21 @@ def run(request: Request) -> bool:
     """Fine-tune on every task asked for and print the results; false if asked to stop before."""
     options, output = request.options, request.options.output
     pretrained = load_pretrained(options.checkpoint, say)
-    tasks = options.task or _default_tasks(request.recipe, pretrained)
-    settings = {task: request.settings(task) for task in tasks}
-    for task in tasks:
-        if (kind := input_of(task)) != pretrained.input:
-            raise UserError(
-                f"{task} consists of {kind}, and {pretrained.path} was trained on "
-                f"{pretrained.input}; give a checkpoint that was trained on {kind}"
-            )
+    settings = {task: request.settings(task) for task in _tasks(request, pretrained)}
     choose_device(options.device)  # before anything is read
     if threads := options.threads or pretrained.config.train.num_threads:
         import torch
 
         torch.set_num_threads(threads)
     if options.dry_run:
-        for task in tasks:
-            _print_plan(_problem(request, task, pretrained), settings[task], request)
+        for task, configs in settings.items():
+            _print_plan(request.problem(task, pretrained), configs, request.recipe.seeds)
         return True
     if any((output / name).exists() for name in (CONFIG, "checkpoints")):
         raise UserError(f"{output} holds a pre-training run; choose another --output")
     with RunDirectory(output, say), requests_by_signal() as requests:
         try:
-            whole = _tune_all(request, pretrained, settings, requests)
+            results = _tune_all(request, pretrained, settings, requests)
         except StoppedError:
             say(f"stopped; the same command with --output {output} goes on")
             return False
@@ -186,27 +174,30 @@ def run(request: Request) -> bool:
             if [path.name for path in output.iterdir()] == [LOCK]:
                 shutil.rmtree(output, ignore_errors=True)
             raise
-    asked_for = {**whole, "tasks": {task: whole["tasks"][task] for task in tasks}}
-    print("\n".join(shown(asked_for)))
+    print("\n".join(shown(results)))
     print(f"results: {output / 'results.json'}")
     return True
 
 
-def _default_tasks(recipe: Tuning, pretrained: Pretrained) -> list[str]:
-    """The tasks that are meant where none is named; says so."""
+def _tasks(request: Request, pretrained: Pretrained) -> list[str]:
+    """The tasks asked for; where none is named, those that are meant, which is said.
+
+    Raises:
+        UserError: for one that consists of what the model was not trained on.
+    """
     kind = pretrained.input
-    if not recipe.spaces:
-        task = EMBEDDED_OF[kind]
-        say(f"no --task: {task}, the embedded task of {kind}")
-        return [task]
-    tasks = [task for task in recipe.spaces if input_of(task) == kind]
+    tasks = request.options.task
     if not tasks:
-        known = " or ".join(sorted({input_of(task) for task in recipe.spaces}))
-        raise UserError(
-            f"the tasks of the recipe {recipe.name} consist of {known}, and {pretrained.path} "
-            f"was trained on {kind}; give a checkpoint that was trained on {known}"
-        )
-    say(f"no --task: {', '.join(tasks)} of the recipe {recipe.name}")
+        known = list(request.recipe.spaces) or [EMBEDDED_OF[kind]]
+        tasks = [task for task in known if input_of(task) == kind]
+        say(f"no --task: {', '.join(tasks)}")
+        tasks = tasks or known
+    for task in tasks:
+        if (needed := input_of(task)) != kind:
+            raise UserError(
+                f"{task} consists of {needed}, and {pretrained.path} was trained on {kind}; give "
+                f"a checkpoint that was trained on {needed}"
+            )
     return tasks
 
 
@@ -221,49 +212,22 @@ def _tune_all(
     check_results(options.output, pretrained)
     made_with = {**versions(choose_device(options.device)), "commit": commit()}
     for task, configs in settings.items():
-        problem = _problem(request, task, pretrained)
-        where = options.output, pretrained, problem, options.device
+        where = options.output, pretrained, request.problem(task, pretrained), options.device
         ledger = TuningLedger(*where, options.keep, say, requests.should_stop)
-        result = tune(ledger, configs, recipe.seeds, options.search_seeds)
-        record = {task: task_record(result, recipe)}
-        whole = write_results(options.output, pretrained, record, recipe, made_with)
-    return whole
+        record = task_record(tune(ledger, configs, recipe.seeds), recipe)
+        results = write_results(options.output, pretrained, task, record, recipe, made_with)
+    return results
 
 
-def _problem(request: Request, task: str, pretrained: Pretrained) -> Problem:
-    source, max_unknown = request.options.source, request.options.max_unknown
-    problem = load_problem(task, source, request.reading, pretrained, max_unknown)
-    if problem.notes.get("split") == DEV_ALONE:
-        say(
-            f"{task}: the dev set alone cannot train; most of its articles do, the rest validate"
-        )
-    return problem
-
-
-def _print_plan(problem: Problem, settings: list[TuneConfig], request: Request) -> None:
-    """What a task would take, and how its molecules were divided, on stdout."""
-    seeds, num_rows, found = request.recipe.seeds, len(problem.train.rows), problem.notes
-    num_searching = min(request.options.search_seeds, len(seeds)) if len(settings) > 1 else 0
-    num_runs = len(settings) * num_searching + len(seeds) - num_searching
-    steps = [config.epochs * -(-num_rows // config.batch_size) for config in settings]
-    longest = max(part["longest"] for part in found["rows"].values())
-    lines = [
-        f"{num_rows:,} training rows, longest row {longest} tokens",
-        f"{len(settings)} setting(s), {len(seeds)} seed(s), {num_runs} run(s) of "
-        f"{min(steps):,} to {max(steps):,} steps",
-        *(f"{part} {json.dumps(rows)}" for part, rows in found["rows"].items()),
-    ]
-    if "split_sha1" in found:
-        sizes, printed = (
-            "/".join(map(str, found.get(n, ()))) for n in ("sizes", "paper_sizes")
-        )
-        lines.append(
-            f"split {found['split']}, sizes {sizes}" + f" (paper {printed})" * bool(printed)
-        )
-        lines += [f"{part} rows sha1 {sha1}" for part, sha1 in found["split_sha1"].items()]
-        rejected = found["rejected"]
-        lines += [f"row {bad['row']} rejected by RDKit: {bad['smiles']}" for bad in rejected]
-    for line in lines:
+def _print_plan(problem: Problem, settings: list[TuneConfig], seeds: tuple[int, ...]) -> None:
+    """What a task would take, and what is noted of its rows, on stdout."""
+    steps = [config.epochs * config.steps_per_epoch(problem.train.rows) for config in settings]
+    plan = (
+        f"{len(settings)} setting(s), {len(seeds)} seed(s), {num_runs(settings, seeds)} run(s) of "
+        f"{min(steps):,} to {max(steps):,} steps"
+    )
+    notes = (f"{name} {json.dumps(found)}" for name, found in problem.notes.items())
+    for line in (plan, *notes):
         print(f"{problem.task.name}: {line}")
 
 

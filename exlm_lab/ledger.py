@@ -25,7 +25,7 @@ class Ledger(ABC):
     """The records of a directory, and the way to add one.
 
     A subclass says what a cell is, of which there is a record for each seed: a ``Cell`` of a sweep,
-    or the settings that a task is fine-tuned with. It has ``path``, ``read`` and ``make``.
+    or the settings that a task is fine-tuned with.
     """
 
     @abstractmethod
@@ -34,11 +34,7 @@ class Ledger(ABC):
 
     @abstractmethod
     def read(self, cell: Any, seed: int) -> dict[str, Any]:
-        """The record of a cell that is there.
-
-        Raises:
-            UserError: if the file is damaged, or of other settings.
-        """
+        """The record of a cell that is there; ``UserError`` if damaged, or of other settings."""
 
     @abstractmethod
     def make(
@@ -76,16 +72,10 @@ class Ledger(ABC):
 def check_identity(
     path: Path, found: Mapping[str, Any], identity: Mapping[str, Any], remedy: str
 ) -> None:
-    """Refuse the record of another run.
-
-    Args:
-        path: of the record.
-        found: what it says.
-        identity: what it must say.
-        remedy: how the line ends.
+    """Refuse the record ``found`` in a file if it is not of the run that ``identity`` describes.
 
     Raises:
-        UserError: naming the first difference.
+        UserError: naming the first difference, and the remedy.
     """
     for name, value in identity.items():
         if found.get(name) != value:

@@ -352,7 +352,7 @@ TEXTS = [
     "hub:x", "hub:x,y,z,w,v", "zinc", "bookcorpus", "toy-pairs", "smiles-tiny", "text-large",
     "slots", "bernoulli", "steps=3", "seeds=-1", "ctc", "uniform", "paper", "packed", "fused",
     "chunked", "1d", "large", "molecular", "town", "quartets", "deepchem", "random",
-    "unimol-released", "dag,step", "checks,", "float16", "float64",
+    "dag,step", "checks,", "float16", "float64",
 ]  # fmt: skip
 LONG = (
     "steps", "epochs", "num_sentences", "seconds", "tokens", "epoch-rows", "variants",

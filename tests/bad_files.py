@@ -309,12 +309,6 @@ def lmdb(rng, place):
         path.write_bytes(content)
         if rng.random() < 0.1:
             os.truncate(path, 6 << 30)  # sparse
-    if rng.random() < 0.25:
-        shutil.move(path, path.with_name("train.lmdb"))
-        for name in ("valid", "test"):
-            shutil.copy(place.assets / "m.lmdb", path.with_name(f"{name}.lmdb"))
-        split = ["--data", path.parent, "--data.split", "unimol-released"]
-        return Case("finetune", tuning("bbbp", place, *split))
     return Case("prepare", preparing(path, place, "--data.max_rejected", "1"))
 
 

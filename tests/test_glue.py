@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from glue_files import ROWS, write, write_task
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import told
 
@@ -45,6 +45,7 @@ line_text = st.text(
 )
 
 
+@settings(max_examples=20)
 @given(st.lists(st.tuples(line_text, line_text), min_size=1, max_size=5))
 def test_any_text_of_one_line_is_read_as_it_is(tmp_path_factory, pairs):
     rows = [f"{i}\t{a}\t{b}\tentailment" for i, (a, b) in enumerate(pairs)]
@@ -59,9 +60,7 @@ def test_any_text_of_one_line_is_read_as_it_is(tmp_path_factory, pairs):
         ("cola", "gj04\t2\t\tWords.", "'2'"),
         ("rte", "2\tA.\tB.\tneutral", "'neutral'"),
         ("stsb", "2\tg\tf\t2012\t1\tnone\tnone\tA.\tB.\t5.5", "'5.5'"),
-        ("stsb", "2\tg\tf\t2012\t1\tnone\tnone\tA.\tB.\tnan", "'nan'"),
         ("rte", "2\tcut off", "2 fields, not 4"),
-        ("cola", "gj04\t1\tno mark", "3 fields, not 4"),
     ],
 )
 def test_a_row_that_cannot_be_is_refused(tmp_path, name, row, part):

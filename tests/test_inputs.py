@@ -4,7 +4,6 @@ import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import told
 
 from exlm_lab.downstream.inputs import (
     encode_examples,
@@ -76,10 +75,6 @@ def test_no_row_passes_the_positions_once_it_is_expanded(pairs, copies, max_posi
 def test_unknown_tokens_are_counted_before_any_is_cut():
     _, notes = encode_examples([("x y a z",)], WORDS, Layout(SPECIAL, 4))
     assert notes["unknown_share"] == 0.75 and notes["tokens_cut"] == 2
-
-
-def test_a_model_without_room_is_refused():
-    told(lambda: Layout(SPECIAL, 16, 1, 4).room(2), "model.max_positions 16", "0 tokens")
 
 
 @given(st.integers(1, 200), st.integers(1, 40), st.integers(0, 3))

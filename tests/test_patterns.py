@@ -5,9 +5,10 @@ import pytest
 
 pytest.importorskip("rdkit", reason="rdkit is not installed")
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+from rdkit import Chem
+
 from exlm_lab.downstream.patterns import PATTERNS, counting_baseline, labels_of, load
 from exlm_lab.downstream.task import Examples, Splits
-from exlm_mini.data.cleaning import Cleaning
 
 
 @pytest.fixture(scope="module")
@@ -52,21 +53,9 @@ def test_the_task_is_split_by_scaffolds_and_balanced_enough(embedded):
 
 def test_a_spelling_changes_no_label(embedded):
     _, splits = embedded
-    _, cleaned = load(cleaning=Cleaning(strip_stereo=True, canonical=True))
-    assert cleaned.notes["split_sha1"] == splits.notes["split_sha1"]
-    np.testing.assert_array_equal(cleaned.test.labels, splits.test.labels)
-    changed = [a != b for a, b in zip(cleaned.test.texts, splits.test.texts, strict=True)]
-    assert sum(changed) > len(changed) / 2
-    np.testing.assert_array_equal(
-        labels_of([s for (s,) in cleaned.test.texts]), splits.test.labels
-    )
-
-
-def test_counting_symbols_answers_it_in_part(embedded):
-    _, splits = embedded
-    area_C = counting_baseline(splits)
-    assert area_C.shape == (len(PATTERNS),)
-    assert (area_C > 0.6).all() and (area_C < 0.9).all()
+    molecules = [Chem.MolFromSmiles(smiles) for (smiles,) in splits.test.texts[:150]]
+    spelled = [Chem.MolToSmiles(m, isomericSmiles=False, kekuleSmiles=True) for m in molecules]
+    np.testing.assert_array_equal(labels_of(spelled), splits.test.labels[:150])
 
 
 def test_counting_finds_what_counts_tell():
@@ -74,10 +63,7 @@ def test_counting_finds_what_counts_tell():
     lengths = rng.integers(1, 30, 300)
     texts = [("C" * n + "O" * (n % 3),) for n in lengths.tolist()]
     labels = np.stack([lengths > 12, rng.random(300) < 0.5], axis=1).astype(np.float64)
-    parts = [
-        Examples(texts[a:b], labels[a:b], [""] * (b - a))
-        for a, b in ((0, 200), (200, 200), (200, 300))
-    ]
+    parts = [Examples(texts[a:b], labels[a:b]) for a, b in ((0, 200), (200, 200), (200, 300))]
     area_C = counting_baseline(Splits(*parts, {}))
     assert area_C[0] > 0.99
     assert 0.3 < area_C[1] < 0.7

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("rdkit", reason="rdkit is not installed")
@@ -65,6 +65,7 @@ def test_stereo_marks_tell_scaffolds_apart_for_unimol_alone(rule, train, num):
     assert rows == (train, [], [4], [], num)
 
 
+@settings(max_examples=25)
 @given(st.lists(st.sampled_from(SMALL), max_size=60), st.sampled_from(RULES), st.integers(0, 3))
 def test_every_row_is_in_one_place(smiles, rule, seed):
     rows = split(smiles, rule, seed)
@@ -94,11 +95,6 @@ def test_a_random_split_goes_by_its_seed():
 def test_a_hash_is_of_the_numbers_and_their_order():
     assert index_sha1([1, 23]) == "b2162371674e907d3bc0fee12ffa842f5511a6fa"
     assert len({index_sha1(rows) for rows in ([1, 23], [12, 3], [23, 1], [1, 2, 3], [])}) == 5
-
-
-def test_rejections_are_silent(capfd):
-    split(SMALL)
-    assert capfd.readouterr() == ("", "")
 
 
 # ---- the sets of the paper ----

@@ -108,7 +108,7 @@ def problem():
         np.array([SPECIAL.bos, *random.integers(6, VOCAB_SIZE, n), SPECIAL.eos])
         for n in lengths
     ]
-    train = Part(rows, random.integers(0, 2, 20), lambda scores: {"accuracy": 0.5}, list)
+    train = Part(rows, random.integers(0, 2, 20), lambda scores: {"accuracy": 0.5})
     task = Task("which", "classes", ("no", "yes"), "accuracy", "smiles")
     return Problem(task, 2, train, {"validation": train}, {}, "none")
 

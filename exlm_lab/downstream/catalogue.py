@@ -23,30 +23,20 @@ STEREO_ATOMS = ("[C@H]", "[C@@H]")
 class ReadingConfig:
     """How molecules are split and spelled; of no meaning for text."""
 
-    split: Literal["unimol", "deepchem", "random", "unimol-released"] = "unimol"
-    """How molecules are divided; unimol-released: as Uni-Mol's own files have them."""
+    split: Literal["unimol", "deepchem", "random"] = "unimol"
+    """How molecules are divided."""
     split_seed: int = 0
     """Of the random split."""
-    stereo: Literal["auto", "keep", "strip"] = "auto"
-    """Stereo marks: keep or strip them; auto: as the vocabulary of the checkpoint has them."""
     canonical: bool = False
     """Write RDKit's canonical SMILES."""
-    largest_fragment: bool = False
-    """Keep only the largest fragment of each molecule."""
 
     def __post_init__(self) -> None:
         check_fields("data.", self)
 
     def cleaning(self, tokenizer: Tokenizer) -> Cleaning:
-        """What is done to each molecule for a vocabulary."""
-        is_stripped = self.stereo == "strip"
-        if self.stereo == "auto":
-            is_stripped = all(tokenizer.unknown_pieces(atom) for atom in STEREO_ATOMS)
-        return Cleaning(
-            largest_fragment=self.largest_fragment,
-            strip_stereo=is_stripped,
-            canonical=self.canonical,
-        )
+        """What is done to each molecule; stereo marks go where the vocabulary has none."""
+        is_stripped = all(tokenizer.unknown_pieces(atom) for atom in STEREO_ATOMS)
+        return Cleaning(strip_stereo=is_stripped, canonical=self.canonical)
 
 
 def task_names() -> list[str]:
@@ -70,10 +60,10 @@ def input_of(name: str) -> str:
 def load_task(
     name: str, data: Path | None, reading: ReadingConfig, tokenizer: Tokenizer
 ) -> tuple[Task, Splits]:
-    """A task and its examples; not SQuAD's, which are no ``Examples``.
+    """A task of ``task_names`` and its examples; not SQuAD's, which are no ``Examples``.
 
     Args:
-        name: one of ``task_names``.
+        name: of the task.
         data: directory or file of the benchmark; none: the hub, or embedded.
         reading: of molecules.
         tokenizer: of the checkpoint; decides about stereo marks.

@@ -119,7 +119,7 @@ class FineTuner(Loop):
             {"lower micro_batch_size, or give one": encoder_bytes(encoder.config, num_tokens)},
             engine.device,
         )
-        self.steps_per_epoch = math.ceil(len(lengths_R) / config.batch_size)
+        self.steps_per_epoch = config.steps_per_epoch(lengths_R)
         self._batches = lru_cache(maxsize=1)(
             partial(training_batches, lengths_R, config.batch_size, seed)
         )

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from exlm_lab.downstream.files import find_file, load_hub
-from exlm_lab.downstream.task import Examples, Splits, Task
+from exlm_lab.downstream.task import Examples, Splits, Task, find_file, load_hub
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading
 from exlm_mini.data.text import open_decompressed
@@ -43,26 +42,25 @@ TASKS: dict[str, Task] = {
 
 
 class Layout(NamedTuple):
-    """The columns of a task."""
+    """The columns of a task in its files."""
 
     label: str
     """``label`` on the hub."""
     texts: tuple[str, ...]
     hub_texts: tuple[str, ...]
-    words: tuple[str, ...] = ()
-    """The classes where the files write them as words; on the hub they are numbers."""
 
 
-_PAIR, _QUESTION = ("sentence1", "sentence2"), ("question", "sentence")
+_ONE, _PAIR = ("sentence",), ("sentence1", "sentence2")
+_QUESTION, _QUESTIONS = ("question", "sentence"), ("question1", "question2")
 LAYOUTS = {
-    "cola": Layout("label", ("sentence",), ("sentence",)),
-    "sst2": Layout("label", ("sentence",), ("sentence",)),
+    "cola": Layout("label", _ONE, _ONE),
+    "sst2": Layout("label", _ONE, _ONE),
     "mrpc": Layout("Quality", ("#1 String", "#2 String"), _PAIR),
     "stsb": Layout("score", _PAIR, _PAIR),
-    "qqp": Layout("is_duplicate", ("question1", "question2"), ("question1", "question2")),
-    "mnli": Layout("gold_label", _PAIR, ("premise", "hypothesis"), TASKS["mnli"].classes),
-    "qnli": Layout("label", _QUESTION, _QUESTION, _ENTAILMENT),
-    "rte": Layout("label", _PAIR, _PAIR, _ENTAILMENT),
+    "qqp": Layout("is_duplicate", _QUESTIONS, _QUESTIONS),
+    "mnli": Layout("gold_label", _PAIR, ("premise", "hypothesis")),
+    "qnli": Layout("label", _QUESTION, _QUESTION),
+    "rte": Layout("label", _PAIR, _PAIR),
 }
 HEADERS = {"cola": ["source", "label", "mark", "sentence"]}
 """Where the files have none."""
@@ -86,20 +84,19 @@ def load_glue(name: str, source: Path | None = None) -> Splits:
     """
     halves = ("-matched", "-mismatched") if name == "mnli" else ("",)
     names = ["train", *(f"validation{half}" for half in halves)]
+    found = {}
     if source is None:
-        hub, found = load_hub(HUB_ID, name), {}
+        hub, columns = load_hub(HUB_ID, name), LAYOUTS[name].hub_texts
         for split in names:
             where = f"{HUB_ID} {name} {split}"
             with reading(where):
                 table = hub[split.replace("-", "_")].to_pandas()
-                found[split] = (
-                    _examples(name, where, table, LAYOUTS[name].hub_texts, "label"),
-                    0,
-                )
+                found[split] = _examples(name, where, table, columns, "label"), 0
     else:
         folder = _folder(name, source)
-        files = {s: s.replace("validation", "dev").replace("-", "_") + ".tsv" for s in names}
-        found = {s: read_split(name, find_file(folder, file)) for s, file in files.items()}
+        for split in names:
+            file = split.replace("validation", "dev").replace("-", "_")
+            found[split] = read_split(name, find_file(folder, f"{file}.tsv"))
     left_out = {split: num for split, (_, num) in found.items() if num}
     train, validation, *others = (examples for examples, _ in found.values())
     notes = {"source": str(source or HUB_ID), "left_out": left_out}
@@ -133,12 +130,14 @@ def read_split(name: str, path: Path) -> tuple[Examples, int]:
 def _examples(
     name: str, where: str, table: Any, texts: tuple[str, ...], label: str
 ) -> Examples:
-    """Examples of some columns of a table of pandas; the ids count them."""
+    """Examples of some columns of a table of pandas."""
     import pandas
 
-    task, words = TASKS[name], LAYOUTS[name].words
+    task = TASKS[name]
     rows = list(table[[*texts]].itertuples(index=False, name=None))
-    numbers = table[label].map(lambda value: words.index(value) if value in words else value)
+    # Some files write the class as a word, others and the hub as its number.
+    number_of = {word: number for number, word in enumerate(task.classes)}
+    numbers = table[label].map(lambda value: number_of.get(value, value))
     labels_R = pandas.to_numeric(numbers, errors="coerce")
     if task.kind == "number":
         is_known_R = labels_R.between(0, LARGEST_SCORE)
@@ -153,7 +152,7 @@ def _examples(
     if not rows:
         raise ValueError("no examples")
     kind = np.float64 if task.kind == "number" else np.int64
-    return Examples(rows, labels_R.to_numpy(kind), [str(i) for i in range(len(rows))])
+    return Examples(rows, labels_R.to_numpy(kind))
 
 
 def _folder(name: str, directory: Path) -> Path:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from exlm_mini.config import SpecialIds
 from exlm_mini.data.masking import counter_uniform
@@ -69,26 +70,15 @@ def encode_examples(
 
 
 def longest_first(lengths: list[int], room: int) -> list[int]:
-    """How many tokens of one text or two are kept so that they fit.
+    """How many tokens of one text or two are kept so that they fit into ``room`` tokens.
 
-    Args:
-        lengths: of the texts, in tokens.
-        room: tokens in all, at least one per text.
-
-    Returns:
-        As if one token after the other were cut from the longer text, or from the second.
+    As if one token after the other were cut from the longer text, or from the second of equals.
     """
-    if sum(lengths) <= room:
-        return list(lengths)
     if len(lengths) == 1:
-        return [room]
+        return [min(lengths[0], room)]
     first, second = lengths
-    half = room // 2
-    if first <= half:
-        return [first, room - first]
-    if second <= half:
-        return [room - second, second]
-    return [room - half, half]
+    second = min(second, max(room - first, room // 2))
+    return [min(first, room - second), second]
 
 
 def framed(parts: list[list[int]], special_ids: SpecialIds) -> np.ndarray:
@@ -138,7 +128,5 @@ def evaluation_batches(lengths_R: np.ndarray, batch_size: int) -> list[np.ndarra
 
 def padded(rows: list[np.ndarray], pad: int) -> Tensor:
     """token_ids_BN: int64, as long as the longest row, filled up on the right."""
-    token_ids_BN = np.full((len(rows), max(map(len, rows))), pad, dtype=np.int64)
-    for i, row in enumerate(rows):
-        token_ids_BN[i, : len(row)] = row
-    return torch.from_numpy(token_ids_BN)
+    tensors = [torch.from_numpy(row).long() for row in rows]
+    return pad_sequence(tensors, batch_first=True, padding_value=pad)

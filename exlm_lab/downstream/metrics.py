@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from types import ModuleType
 
 import numpy as np
 
@@ -32,60 +31,34 @@ def evaluate(task: Task, scores_RC: np.ndarray, labels: np.ndarray) -> dict[str,
         ``classes``: ``accuracy``; with two classes also ``f1`` and ``matthews`` of class 1 and
         ``roc_auc`` of its logit less the other's, where the labels hold both classes.
         ``number``: ``pearson`` and ``spearman``. ``labels``: ``roc_auc``, the mean over the
-        answers that are counted, and ``num_tasks``, how many are.
+        answers that are counted, and ``num_tasks``, how many are. Correlations are 0 where they
+        have no value, such as that of a constant prediction.
 
     Raises:
         UserError: if no yes-no answer can be scored.
-        ValueError: if the shapes do not fit.
     """
+    from scipy import stats
+    from sklearn import metrics
+
     scores_RC = np.asarray(scores_RC, dtype=np.float64)
-    width = 1 if task.kind == "number" else len(task.classes)
-    shape = (len(labels), width)
-    if scores_RC.shape != shape or labels.shape != shape[: 1 + (task.kind == "labels")]:
-        raise ValueError(f"scores {scores_RC.shape} and labels {labels.shape} of {task.name}")
     if task.kind == "number":
-        numbers_R = scores_RC[:, 0]
-        return {"pearson": pearson(numbers_R, labels), "spearman": spearman(numbers_R, labels)}
+        pair = scores_RC[:, 0], labels
+        return {
+            "pearson": _quietly(lambda: stats.pearsonr(*pair).statistic),
+            "spearman": _quietly(lambda: stats.spearmanr(*pair).statistic),
+        }
     if task.kind == "labels":
         auc, num_tasks = mean_roc_auc(scores_RC, labels)
         return {"roc_auc": auc, "num_tasks": float(num_tasks)}
     predicted_R = scores_RC.argmax(axis=1)
-    out = {"accuracy": accuracy(predicted_R, labels)}
-    if width == 2:
-        out |= {"f1": f1(predicted_R, labels), "matthews": matthews(predicted_R, labels)}
+    out = {"accuracy": float(np.mean(predicted_R == labels))}
+    if len(task.classes) == 2:
+        out["f1"] = float(metrics.f1_score(labels, predicted_R, zero_division=0.0))
+        out["matthews"] = _quietly(lambda: metrics.matthews_corrcoef(labels, predicted_R))
         if len(np.unique(labels)) == 2:
             margin_R1 = scores_RC[:, 1:] - scores_RC[:, :1]
             out["roc_auc"], _ = mean_roc_auc(margin_R1, labels[:, None].astype(np.float64))
     return out
-
-
-def accuracy(predicted_R: np.ndarray, labels_R: np.ndarray) -> float:
-    """Share of examples whose class is right."""
-    return float(np.mean(predicted_R == labels_R))
-
-
-def f1(predicted_R: np.ndarray, labels_R: np.ndarray) -> float:
-    """Harmonic mean of precision and recall of class 1; 0 if it is never right."""
-    metrics, _ = libraries()
-    return float(metrics.f1_score(labels_R, predicted_R, zero_division=0.0))
-
-
-def matthews(predicted_R: np.ndarray, labels_R: np.ndarray) -> float:
-    """Matthews correlation of two classes; 0 if either side is constant."""
-    metrics, _ = libraries()
-    return _quietly(metrics.matthews_corrcoef, labels_R, predicted_R)
-
-
-def pearson(predicted_R: np.ndarray, labels_R: np.ndarray) -> float:
-    """Linear correlation; 0 if either side is constant, where it has no value."""
-    _, stats = libraries()
-    return _quietly(lambda *pair: stats.pearsonr(*pair).statistic, predicted_R, labels_R)
-
-
-def spearman(predicted_R: np.ndarray, labels_R: np.ndarray) -> float:
-    """Correlation of the ranks; 0 if either side is constant, where it has no value."""
-    _, stats = libraries()
-    return _quietly(lambda *pair: stats.spearmanr(*pair).statistic, predicted_R, labels_R)
 
 
 def mean_roc_auc(scores_RC: np.ndarray, labels_RC: np.ndarray) -> tuple[float, int]:
@@ -105,36 +78,25 @@ def mean_roc_auc(scores_RC: np.ndarray, labels_RC: np.ndarray) -> tuple[float, i
     Raises:
         UserError: if no task has both answers.
     """
-    metrics, _ = libraries()
+    from sklearn.metrics import roc_auc_score
+
     areas = []
     for scores_R, labels_R in zip(scores_RC.T, labels_RC.T, strict=True):
         has_label_R = ~np.isnan(labels_R)
         if len(np.unique(labels_R[has_label_R])) == 2:
-            areas.append(metrics.roc_auc_score(labels_R[has_label_R], scores_R[has_label_R]))
+            areas.append(roc_auc_score(labels_R[has_label_R], scores_R[has_label_R]))
     if not areas:
         raise UserError(
-            f"none of the {labels_RC.shape[1]} task(s) has both answers among its "
-            f"{len(labels_RC)} examples, so there is no ROC curve; use a larger split"
+            f"none of the {labels_RC.shape[1]} task(s) has both a yes and a no among its "
+            f"{len(labels_RC)} examples, so there is no ROC curve; choose another --data.split, "
+            "or give data with both answers"
         )
     return float(np.mean(areas)), len(areas)
 
 
-def _quietly(measure: Callable, *arguments: np.ndarray) -> float:
+def _quietly(measure: Callable[[], float]) -> float:
     """A measure; 0 where it has no value, of which scikit-learn and scipy warn."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        value = float(measure(*arguments))
+        value = float(measure())
     return 0.0 if np.isnan(value) else value
-
-
-def libraries() -> tuple[ModuleType, ModuleType]:
-    """The metrics of scikit-learn and the statistics of scipy.
-
-    Raises:
-        UserError: one of them is missing, or pandas, which tables are read with.
-    """
-    import pandas  # noqa: F401
-    import scipy.stats
-    import sklearn.metrics
-
-    return sklearn.metrics, scipy.stats

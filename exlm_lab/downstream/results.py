@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ from exlm_lab.downstream.grid import (
     PAPER,
     Tuning,
     is_diverged,
-    key,
     paper_numbers,
     setting_of,
     summary,
@@ -25,19 +22,13 @@ from exlm_mini.reading.pretrained import Pretrained
 
 RESULTS = "results.json"
 TABLE = "table.md"
-LABELS_NAMED = 5
-"""Of those no training row has; the others are counted."""
 PAPER_TABLES = {
     "table-6": ("Table 2", "Table 4", "Table 13", "Figure 3", "Figure 8"),
     "table-8": ("Table 1",),
     "table-11": ("Table 3",),
 }
 """Recipe: what it made in the paper, the table with equal data and settings first."""
-PAPER_ROWS = {
-    "table-6": {"MLM": "Vanilla MLM"},
-    "table-8": {"MLM": "SMILES-BERT*"},
-    "table-11": {"MLM": "RoBERTa*"},
-}
+PAPER_MLM = {"table-6": "Vanilla MLM", "table-8": "SMILES-BERT*", "table-11": "RoBERTa*"}
 """Recipe: how its table calls the MLM of equal data and settings."""
 BESIDE = {"qqp": "f1", "mrpc": "f1", "stsb": "pearson", "squad_v2": "best_exact"}
 """Metrics that are shown below the one that counts."""
@@ -86,19 +77,7 @@ def task_record(result: Result, recipe: Tuning) -> dict[str, Any]:
         "diverged_seeds": [cell["seed"] for cell in result.cells if is_diverged(cell)],
         "best_epochs": [cell["best_epoch"] for cell in cells],
         "seconds": sum(record.get("seconds", 0.0) for record in runs.values()),
-        "device": cells[0]["device"],
         "parameters": cells[0]["parameters"],
-        "problem_sha256": cells[0]["problem_sha256"],
-        "searched": [
-            {
-                "setting": key(setting_of(cell)),
-                "seed": cell["seed"],
-                "validation": None
-                if is_diverged(cell)
-                else 100 * cell["metrics"]["validation"][metric],
-            }
-            for cell in result.searched
-        ],
         "notes": result.notes,
         "paper": paper_numbers(printed, name),
         "paper_beside": paper_numbers(printed, PRINTED_BESIDE.get(name, "")),
@@ -108,18 +87,18 @@ def task_record(result: Result, recipe: Tuning) -> dict[str, Any]:
 def write_results(
     output: Path,
     pretrained: Pretrained,
-    tasks: dict[str, dict[str, Any]],
+    task: str,
+    record: dict[str, Any],
     recipe: Tuning,
     made_with: dict[str, Any],
 ) -> dict[str, Any]:
-    """Add tasks to ``results.json`` and ``table.md`` of a directory; all that the former holds now.
+    """Add a task to ``results.json`` and ``table.md`` of a directory; all the former holds now.
 
     Raises:
         UserError: if the file is damaged, or of another checkpoint.
     """
-    known = check_results(output, pretrained)
-    for name, record in tasks.items():
-        known[name] = {**record, "recipe": recipe.name, "made_with": made_with}
+    tasks = check_results(output, pretrained)
+    tasks[task] = {**record, "recipe": recipe.name, "made_with": made_with}
     model = pretrained.config
     whole = {
         "checkpoint": {
@@ -129,7 +108,7 @@ def write_results(
             "objective": model.objective,
             "config": json.loads(json.dumps(asdict(model))),
         },
-        "tasks": known,
+        "tasks": tasks,
     }
     write_atomically(output / RESULTS, (json.dumps(whole, indent=1) + "\n").encode())
     lines = [f"# {pretrained.path}", "", *shown(whole)]
@@ -158,23 +137,16 @@ def check_results(output: Path, pretrained: Pretrained) -> dict[str, dict[str, A
 
 
 def shown(results: dict[str, Any]) -> list[str]:
-    """A table, what a reader of it must know, and what the numbers cost, line by line.
-
-    Args:
-        results: what ``results.json`` holds.
-    """
+    """A table of what ``results.json`` holds, what a reader must know of it, what it cost."""
     lines = [f"{name}: {'; '.join(notes(r))}" for name, r in results["tasks"].items()]
     return [*table(results), "", *lines, "", *scale(results)]
 
 
 def table(results: dict[str, Any]) -> list[str]:
-    """The results as lines of a Markdown table.
+    """What ``results.json`` holds as lines of a Markdown table.
 
-    The paper's MLM stands beside them, and what the paper trained as this model was trained;
+    The paper's MLM stands beside it, and what the paper trained as this model was trained;
     ``results.json`` has its other rows. A column without any number is left out.
-
-    Args:
-        results: what ``results.json`` holds.
     """
     columns = _paper_columns(results["checkpoint"])
     rows = [("task", "metric, %", "rows", "reached", "over", *columns)]
@@ -189,14 +161,14 @@ def table(results: dict[str, Any]) -> list[str]:
             spread = "" if found["sd"] is None else f" ± {found['sd']:.1f}"
             rule = record["reported"]["rule"].removesuffix("-sd")
             over = f"{rule} of {len(record['reported']['seeds'])}"
-            printed = [row_of(record, place) for row_of in columns.values()]
+            printed = [_printed(row, record, place) for row in columns.values()]
             rows.append((*head, f"{found['value']:.1f}{spread}", over, *printed))
     kept = [i for i in range(len(rows[0])) if any(row[i] for row in rows[1:])]
     return markdown_table([tuple(row[i] for i in kept) for row in rows])
 
 
-def _paper_columns(checkpoint: dict[str, Any]) -> dict[str, Callable[[dict, str], str]]:
-    """Head of a column, and what the paper prints there for the record of a task."""
+def _paper_columns(checkpoint: dict[str, Any]) -> dict[str, str]:
+    """Head of a column, and which row of the paper's tables it shows."""
     rows = {"paper: MLM": "MLM"}
     if checkpoint["objective"] == "exlm":
         rows["paper: ExLM"] = "ExLM"
@@ -204,14 +176,15 @@ def _paper_columns(checkpoint: dict[str, Any]) -> dict[str, Callable[[dict, str]
         masking = checkpoint["config"]["masking"]
         cell = f"p={100 * masking['mask_ratio']:.3g}%, k={masking['num_copies']}"
         rows[f"paper: Repeated MLM, {cell}"] = cell
+    return rows
 
-    def printed(row: str, record: dict[str, Any], place: str) -> str:
-        # Figures 3 and 8 show the same models and disagree about MNLI: both stand there.
-        name = PAPER_ROWS.get(record["recipe"], {}).get(row, row)
-        found = [(table, rows[name]) for table, rows in record[place].items() if name in rows]
-        return ", ".join(f"{value} ({table})" for table, value in found)
 
-    return {head: partial(printed, row) for head, row in rows.items()}
+def _printed(row: str, record: dict[str, Any], place: str) -> str:
+    """What the paper prints for a task, from each of its tables."""
+    # Figures 3 and 8 show the same models and disagree about MNLI: both stand there.
+    name = row if row != "MLM" else PAPER_MLM.get(record["recipe"], row)
+    found = [(table, rows[name]) for table, rows in record[place].items() if name in rows]
+    return ", ".join(f"{value} ({table})" for table, value in found)
 
 
 def markdown_table(rows: list[tuple[str, ...]]) -> list[str]:
@@ -232,33 +205,24 @@ def notes(record: dict[str, Any]) -> list[str]:
     """What a reader of the table must know of a task."""
     found, rows = record["notes"], record["notes"]["rows"]
     told = ["rows " + ", ".join(f"{part} {n['examples']:,}" for part, n in rows.items())]
-    if "split" in found:
-        hashes = [
-            f"{part} {digest[:8]}" for part, digest in found.get("split_sha1", {}).items()
-        ]
-        told.append(f"split {found['split']} {', '.join(hashes)}".rstrip())
-    if cut := sum(n["truncated"] for n in rows.values()):
-        told.append(f"{_counted(cut, 'row')} cut to fit the model")
+    if sha1s := found.get("split_sha1"):
+        hashes = (f"{part} {sha1[:8]}" for part, sha1 in sha1s.items())
+        told.append(f"split {found['split']} {', '.join(hashes)}")
+    counts = {
+        "rows cut to fit the model": sum(n["truncated"] for n in rows.values()),
+        "rows RDKit rejects left out": len(found.get("rejected", ())),
+        "broken rows left out": sum(found.get("left_out", {}).values()),
+        "molecules lost stereo marks": found.get("stereo_removed"),
+        "labels counted": record["labels_counted"],
+        "seeds diverged and left out": len(record["diverged_seeds"]),
+    }
+    told += [f"{what}: {count:,}" for what, count in counts.items() if count]
     if any(n["unknown_share"] for n in rows.values()):
         shares = [f"{part} {n['unknown_share']:.2%}" for part, n in rows.items()]
         told.append(f"tokens that are [UNK]: {', '.join(shares)}")
-    if found.get("rejected"):
-        told.append(f"{_counted(len(found['rejected']), 'row')} RDKit rejects left out")
-    if left_out := found.get("left_out"):
-        told.append(f"rows left out {left_out}")
-    if num_changed := found.get("stereo_removed"):
-        told.append(f"stereo marks removed from {_counted(num_changed, 'molecule')}")
     for note, meaning in ACCURACIES.items():
         if note in found:
             told.append(f"{meaning} {100 * found[note]:.1f}")
-    if record["labels_counted"] is not None:
-        told.append(f"{_counted(record['labels_counted'], 'label')} counted")
-    if untrained := found.get("labels_never_trained"):
-        more = f" and {len(untrained) - LABELS_NAMED} more" * (len(untrained) > LABELS_NAMED)
-        named = ", ".join(untrained[:LABELS_NAMED]) + more
-        told.append(f"no training row has {_counted(len(untrained), 'label')}: {named}")
-    if record["diverged_seeds"]:
-        told.append(f"seeds {record['diverged_seeds']} diverged and are left out")
     if record["changed"]:
         told.append(f"not the recipe's: {', '.join(record['changed'])}")
     if record["part"] == "validation":
@@ -266,26 +230,16 @@ def notes(record: dict[str, Any]) -> list[str]:
     return told
 
 
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" + "s" * (count != 1)
-
-
 def scale(results: dict[str, Any]) -> list[str]:
-    """What our numbers cost and the paper's, one line each.
-
-    Args:
-        results: what ``results.json`` holds.
-    """
-    checkpoint, tasks = results["checkpoint"], results["tasks"]
-    parameters = max(record["parameters"] for record in tasks.values())
-    seconds = sum(record["seconds"] for record in tasks.values())
-    devices = sorted({record["made_with"]["device"] for record in tasks.values()})
+    """What our numbers cost and the paper's, one line each, from what ``results.json`` holds."""
+    checkpoint, tasks = results["checkpoint"], results["tasks"].values()
+    parameters = max(record["parameters"] for record in tasks)
+    seconds = sum(record["seconds"] for record in tasks)
+    devices = sorted({record["made_with"]["device"] for record in tasks})
     lines = [
         f"ours: {checkpoint['objective']}, {parameters:,} parameters, pre-trained for "
         f"{checkpoint['step']:,} steps; fine-tuned in {seconds:,.0f} s on {', '.join(devices)}"
     ]
     printed = json.loads(PAPER.read_text(encoding="utf-8"))["scale"]
-    recipes = {record["recipe"] for record in tasks.values()} & PAPER_TABLES.keys()
-    for name in sorted(PAPER_TABLES[recipe][0] for recipe in recipes):
-        lines.append(f"{name} of the paper: {printed[name]}")
-    return lines
+    names = {PAPER_TABLES[r["recipe"]][0] for r in tasks if r["recipe"] in PAPER_TABLES}
+    return lines + [f"{name} of the paper: {printed[name]}" for name in sorted(names)]

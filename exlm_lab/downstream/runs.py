@@ -3,7 +3,6 @@
 The ledger is a directory::
 
     cells/TASK/SETTING/seed-1.json           metrics of a finished run, there whole or not at all
-    cells/TASK/SETTING/seed-1.PART.jsonl     what it predicts for the rows of a part
     running/TASK/SETTING/seed-1/             metrics and checkpoints of a run that is not finished
 
 A finished run is not run again, so a command that was killed goes on where it was.
@@ -12,20 +11,23 @@ A finished run is not run again, so a command that was killed goes on where it w
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from exlm_lab.downstream.finetuning import FineTuner, identity_of
-from exlm_lab.downstream.grid import best_setting, is_diverged, key
+from exlm_lab.downstream.grid import best_setting, is_diverged, key, setting_of
 from exlm_lab.downstream.prepared import Problem
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Task
 from exlm_lab.ledger import Ledger, StoppedError, check_identity
-from exlm_mini.data.files import read_bytes, reading, write_atomically
+from exlm_mini.data.files import read_bytes, reading
 from exlm_mini.reading.pretrained import Pretrained
 from exlm_mini.training.console import ProgressLine
 from exlm_mini.training.loop import Progress
@@ -47,36 +49,28 @@ class Result(NamedTuple):
     notes: dict[str, Any]
 
 
+@dataclass
 class TuningLedger(Ledger):
     """The finished runs of a task in a directory. A cell is its settings, a ``TuneConfig``.
 
     A record holds what the run was made with, metrics by part, best_epoch, history, seconds, …;
     that of a run that diverged only says why.
-
-    Args:
-        directory: OUTPUT, locked by the caller.
-        pretrained: where every run starts.
-        problem: the task, its rows made for that model.
-        device: auto, cpu, cuda or cuda:N.
-        is_kept: whether the last checkpoint of a finished run stays, its best weights in it.
-        report: takes lines about something unusual.
-        should_stop: asked after every step; if true a checkpoint is saved and ``StoppedError``
-            raised.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        pretrained: Pretrained,
-        problem: Problem,
-        device: str = "auto",
-        is_kept: bool = False,
-        report: Callable[[str], None] = print,
-        should_stop: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.directory, self.pretrained, self.problem = directory, pretrained, problem
-        self.device, self.is_kept = device, is_kept
-        self.report, self.should_stop = report, should_stop
+    directory: Path
+    """OUTPUT, locked by the caller."""
+    pretrained: Pretrained
+    """Where every run starts."""
+    problem: Problem
+    """The task, its rows made for that model."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    is_kept: bool = False
+    """Whether the last checkpoint of a finished run stays, its best weights in it."""
+    report: Callable[[str], None] = print
+    """Takes lines about something unusual."""
+    should_stop: Callable[[], bool] = lambda: False
+    """Asked after every step; if true a checkpoint is saved and ``StoppedError`` raised."""
 
     def path(self, cell: TuneConfig, seed: int) -> Path:
         """See ``Ledger``."""
@@ -100,7 +94,7 @@ class TuningLedger(Ledger):
     def make(
         self, cell: TuneConfig, seed: int, on_progress: Callable[[Progress], None]
     ) -> dict[str, Any]:
-        """See ``Ledger``; also writes what the run predicts."""
+        """See ``Ledger``."""
         record = {**self._identity(cell, seed), "is_kept": self.is_kept}
         run = self.pretrained, self.problem, cell, seed, self._running(cell, seed)
         tuner = FineTuner(*run, self.device, self.report)
@@ -111,12 +105,6 @@ class TuningLedger(Ledger):
             return {**record, "diverged": str(error)}
         if not outcome.is_complete:
             raise StoppedError
-        path = self.path(cell, seed)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for part, scores in tuner.scores.items():
-            answers = self.problem.parts[part].answers(scores)
-            lines = [json.dumps({"id": i, "answer": answer}) + "\n" for i, answer in answers]
-            write_atomically(path.with_suffix(f".{part}.jsonl"), "".join(lines).encode())
         return {
             **record,
             "metrics": tuner.metrics,
@@ -156,53 +144,37 @@ class TuningLedger(Ledger):
         return {"task": self.problem.task.name, **run}
 
 
-def tune(
-    ledger: TuningLedger,
-    settings: list[TuneConfig],
-    seeds: tuple[int, ...],
-    num_searching: int = 1,
-) -> Result:
-    """All runs of a task: the search for a setting if there are several, then every seed of it.
+def num_runs(settings: list[TuneConfig], seeds: tuple[int, ...]) -> int:
+    """How many runs ``tune`` makes: one of every setting, and the other seeds of the best."""
+    return len(settings) + len(seeds) - 1
 
-    Args:
-        ledger: of the task; what it holds is not run again.
-        settings: to try.
-        seeds: of the setting that is reported.
-        num_searching: so many of them, the first, for every setting while searching.
+
+def tune(ledger: TuningLedger, settings: list[TuneConfig], seeds: tuple[int, ...]) -> Result:
+    """All runs of a task: with several settings each with the first seed, to choose the best; then
+    every seed of that one. What the ledger holds is not run again.
 
     Raises:
         StoppedError: if it was asked to stop.
         UserError: if every run of a search diverged.
     """
-    searching = seeds[:num_searching] if len(settings) > 1 else ()
-    plan = [(config, seed) for config in settings for seed in searching]
-    num_runs = len(plan) + len(seeds) - len(searching)
+    task, numbers = ledger.problem.task, itertools.count(1)
 
-    def run(config: TuneConfig, seed: int, number: int) -> dict[str, Any]:
-        return _shown(ledger, config, seed, f"{number}/{num_runs}")
+    def run(config: TuneConfig, seed: int) -> dict[str, Any]:
+        if ledger.should_stop():
+            raise StoppedError
+        name = f"{task.name} {next(numbers)}/{num_runs(settings, seeds)} seed {seed}"
+        steps_per_epoch = config.steps_per_epoch(ledger.problem.train.rows)
+        with ProgressLine(name, config.epochs * steps_per_epoch) as line:
+            return ledger.run(config, seed, partial(_show, line, steps_per_epoch))
 
-    searched = [run(*cell, number) for number, cell in enumerate(plan, 1)]
-    chosen = best_setting(searched, ledger.problem.task) if plan else settings[0]
-    first = 1 + num_runs - len(seeds)
-    cells = [run(chosen, seed, number) for number, seed in enumerate(seeds, first)]
-    return Result(ledger.problem.task, chosen, cells, searched, ledger.problem.notes)
+    searched = [run(config, seeds[0]) for config in settings] if len(settings) > 1 else []
+    chosen = best_setting(searched, task) if searched else settings[0]
+    cells = [record for record in searched if setting_of(record) == chosen]
+    cells += [run(chosen, seed) for seed in seeds[len(cells) :]]
+    return Result(task, chosen, cells, searched, ledger.problem.notes)
 
 
-def _shown(ledger: TuningLedger, config: TuneConfig, seed: int, number: str) -> dict[str, Any]:
-    """The record of one run, with progress on stderr."""
-    if ledger.should_stop():
-        raise StoppedError
-    problem, metric = ledger.problem, ledger.problem.task.metric
-    steps_per_epoch = -(-len(problem.train.rows) // config.batch_size)
-    validated = ""
-    name = f"{problem.task.name} {number} seed {seed}"
-    with ProgressLine(name, config.epochs * steps_per_epoch) as line:
-
-        def show(progress: Progress) -> None:
-            nonlocal validated
-            if progress.evaluation is not None:
-                validated = f", validation {metric} {100 * progress.evaluation[metric]:.1f}"
-            epoch = -(-progress.step // steps_per_epoch)
-            line.tell(progress.step, f"epoch {epoch}, loss {progress.loss:.3f}{validated}")
-
-        return ledger.run(config, seed, show)
+def _show(line: ProgressLine, steps_per_epoch: int, progress: Progress) -> None:
+    """Progress on stderr."""
+    epoch = -(-progress.step // steps_per_epoch)
+    line.tell(progress.step, f"epoch {epoch}, loss {progress.loss:.3f}")

@@ -40,7 +40,7 @@ def load(seed: int = 0) -> tuple[Task, Splits]:
 
     Returns:
         task: the classes in alphabetical order.
-        splits: passages as text; the ids count them through the manual. ``notes`` hold
+        splits: passages as text. ``notes`` hold
             ``majority_accuracy``, that of always guessing the largest section of the training
             set, on the test set.
 
@@ -63,7 +63,7 @@ def load(seed: int = 0) -> tuple[Task, Splits]:
         names = ["validation", "test"] * num_held_out
         parts += rng.permutation(names + ["train"] * (size - len(names))).tolist()
     train, validation, test = (
-        Examples([texts[i] for i in rows], labels_R[rows], [str(i) for i in rows])
+        Examples([texts[i] for i in rows], labels_R[rows])
         for rows in (
             np.flatnonzero(np.array(parts) == n) for n in ("train", "validation", "test")
         )

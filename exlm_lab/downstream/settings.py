@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -49,6 +51,10 @@ class TuneConfig:
 
     def __post_init__(self) -> None:
         check_fields("", self)
+
+    def steps_per_epoch(self, rows: Sized) -> int:
+        """Optimiser steps of one pass over some rows."""
+        return math.ceil(len(rows) / self.batch_size)
 
     def train(self, steps_per_epoch: int, device: str) -> TrainConfig:
         """The same in the words of pre-training, whose loop is used, for a type of device."""

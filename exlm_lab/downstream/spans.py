@@ -6,23 +6,21 @@ position two logits: that the answer begins there, and that it ends there; "no a
 span of the first position, [BOS] (Devlin et al. 2018, §4.3). A token that lies in several
 windows may begin an answer only in the one that shows most of its surroundings.
 
-Shapes: B windows, N positions, T tokens of the paragraph, A lengths of an answer.
+Shapes: B windows, N positions, T tokens of the paragraph or of a piece, A lengths of an answer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.lib.stride_tricks import sliding_window_view
 
 from exlm_lab.downstream.inputs import framed
 from exlm_lab.downstream.squad import Question
 from exlm_mini.config import SpecialIds
-from exlm_mini.config.checks import UserError
 from exlm_mini.data.tokenizer import Tokenizer
 
 
@@ -55,29 +53,15 @@ class EncodedQuestion(NamedTuple):
     """Of these, how many are [UNK]."""
 
 
-class BestSpans(NamedTuple):
-    """The likeliest answer of each window, and the score of "no answer"."""
+class BestSpan(NamedTuple):
+    """The likeliest answer of a window, and the score of "no answer"."""
 
-    first_B: Tensor
-    """Column, int64."""
-    last_B: Tensor
-    score_B: Tensor
+    first: int
+    """Column in the window."""
+    last: int
+    score: float
     """Sum of the two logits; -inf where no span is allowed."""
-    null_score_B: Tensor
-
-
-class Answers(NamedTuple):
-    """Answers by question id, for ``squad.score_predictions``."""
-
-    texts: dict[str, str]
-    """The likeliest span, however likely it is that there is none."""
-    na_probs: dict[str, float]
-    """Logistic function of the score of "no answer" less that of the span."""
-
-    def at(self, threshold: float) -> dict[str, str]:
-        """Answers to hand in: empty where ``na_probs`` lie above a threshold."""
-        probs = self.na_probs
-        return {id: "" if probs[id] > threshold else t for id, t in self.texts.items()}
+    null_score: float
 
 
 # ---- to windows ----
@@ -162,45 +146,37 @@ def windows(
 # ---- from logits ----
 
 
-def best_spans(
-    start_logits_BN: Tensor,
-    end_logits_BN: Tensor,
-    batch: Sequence[Window],
-    max_answer_length: int = 30,
-) -> BestSpans:
-    """The likeliest span of each window: the largest sum of two logits.
+def best_span(score_2N: np.ndarray, window: Window, max_answer_length: int = 30) -> BestSpan:
+    """The likeliest span of a window: the largest sum of two logits.
 
     Args:
-        start_logits_BN: that an answer begins at a position, float.
-        end_logits_BN: that it ends there, its last token.
-        batch: the B windows; positions behind a shorter one are padding and not read.
+        score_2N: that an answer begins at a position, and that it ends there, float.
+        window: its positions; a span lies in the paragraph and begins with a token that is
+            clearest in this window.
         max_answer_length: tokens of an answer at most, A.
-
-    Returns:
-        spans inside the paragraph whose first token is clearest in this window.
     """
-    is_start_BN = torch.zeros(start_logits_BN.shape, dtype=torch.bool)
-    is_end_BN = torch.zeros_like(is_start_BN)
-    for row, window in enumerate(batch):
-        begin = window.context_column
-        end = begin + len(window.is_clearest)
-        is_start_BN[row, begin:end] = torch.from_numpy(window.is_clearest)
-        is_end_BN[row, begin:end] = True
-    start_BN = start_logits_BN.masked_fill(~is_start_BN, -torch.inf)
-    end_BN = end_logits_BN.masked_fill(~is_end_BN, -torch.inf)
-    # Column n of row a holds the logit of an end a tokens behind n.
-    padded_BN = torch.nn.functional.pad(end_BN, (0, max_answer_length - 1), value=-torch.inf)
-    score_BNA = start_BN.unsqueeze(2) + padded_BN.unfold(1, max_answer_length, 1)
-    score_B, place_B = score_BNA.flatten(1).max(dim=1)
-    first_B = place_B // max_answer_length
-    null_score_B = start_logits_BN[:, 0] + end_logits_BN[:, 0]
-    return BestSpans(first_B, first_B + place_B % max_answer_length, score_B, null_score_B)
+    begin = window.context_column
+    null_score = float(score_2N[0, 0] + score_2N[1, 0])
+    if not window.is_clearest.any():
+        return BestSpan(0, 0, -math.inf, null_score)
+    start_T, end_T = score_2N[:, begin : begin + len(window.is_clearest)]
+    start_T = np.where(window.is_clearest, start_T, -np.inf)
+    end_T = np.pad(end_T, (0, max_answer_length - 1), constant_values=-np.inf)
+    # Column a of row n: the span that begins at n and ends a tokens behind.
+    score_TA = start_T[:, None] + sliding_window_view(end_T, max_answer_length)
+    first, length = map(int, np.unravel_index(score_TA.argmax(), score_TA.shape))
+    return BestSpan(
+        begin + first, begin + first + length, float(score_TA[first, length]), null_score
+    )
 
 
 def choose_answers(
-    questions: Sequence[Question], encoded: Sequence[EncodedQuestion], best: BestSpans
-) -> Answers:
-    """One answer per question, from the best of its windows.
+    questions: Sequence[Question],
+    encoded: Sequence[EncodedQuestion],
+    scores: Iterable[np.ndarray],
+    max_answer_length: int = 30,
+) -> tuple[dict[str, str], dict[str, float]]:
+    """One answer per question, from the best of its windows, for ``squad.score_predictions``.
 
     "No answer" is as likely as in the window where it is least likely: in all others the answer
     may simply not be shown.
@@ -208,29 +184,27 @@ def choose_answers(
     Args:
         questions: in the order of ``encoded``.
         encoded: their windows.
-        best: of all windows, those of the first question first.
+        scores: of every window (2, N), see ``best_span``; those of the first question first.
+        max_answer_length: tokens of an answer at most.
 
-    Raises:
-        UserError: if a logit was not a number.
+    Returns:
+        texts: by question id, the likeliest span, however likely it is that there is none.
+        na_probs: the logistic function of the score of "no answer" less that of the span.
     """
-    texts, na_probs, row = {}, {}, 0
-    score, null_score = best.score_B.tolist(), best.null_score_B.tolist()
+    texts, na_probs, left = {}, {}, iter(scores)
     for question, entry in zip(questions, encoded, strict=True):
-        rows = range(row, row + len(entry.windows))
-        row = rows.stop
-        if any(math.isnan(score[r] + null_score[r]) for r in rows):
-            raise UserError(
-                f"squad_v2: the logits of question {question.id} are no numbers; the model "
-                "diverged, lower the learning rate"
-            )
-        chosen = max(rows, key=score.__getitem__)
+        best = [best_span(next(left), window, max_answer_length) for window in entry.windows]
+        span, window = max(
+            zip(best, entry.windows, strict=True), key=lambda pair: pair[0].score
+        )
         texts[question.id] = ""
-        if score[chosen] > -math.inf:
-            window = entry.windows[chosen - rows.start]
+        if span.score > -math.inf:
             shift = window.first_token - window.context_column
-            begin = entry.offsets[int(best.first_B[chosen]) + shift][0]
-            end = entry.offsets[int(best.last_B[chosen]) + shift][1]
+            begin, end = (
+                entry.offsets[span.first + shift][0],
+                entry.offsets[span.last + shift][1],
+            )
             texts[question.id] = question.context[begin:end].strip()
-        difference = min(null_score[r] for r in rows) - score[chosen]
+        difference = min(other.null_score for other in best) - span.score
         na_probs[question.id] = 1.0 / (1.0 + math.exp(min(-difference, 700.0)))
-    return Answers(texts, na_probs)
+    return texts, na_probs

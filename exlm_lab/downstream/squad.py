@@ -4,7 +4,7 @@ The score repeats the arithmetic of the benchmark's script, evaluate-v2.0.py, so
 can be set beside published ones: an answer and a gold answer are compared after lower case, without
 punctuation, articles and superfluous blanks; exactly (EM) or by the words they share (F1); the
 best of a question's gold answers counts. A question that has no answer is right if the prediction
-is empty, and wrong otherwise. SQuAD 1.1 has the same files, with an answer to every question.
+is empty, and wrong otherwise.
 """
 
 from __future__ import annotations
@@ -17,20 +17,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from exlm_lab.downstream.files import find_file, load_hub
-from exlm_lab.downstream.task import Task
-from exlm_mini.config.checks import UserError
+from exlm_lab.downstream.task import Task, find_file, load_hub
 from exlm_mini.data.files import reading
 from exlm_mini.data.text import open_decompressed
 
 HUB_ID = "rajpurkar/squad_v2"
 TASK = Task("squad_v2", "span", (), "best_f1", "text")
-VERSIONS: tuple[str, ...] = ("v2.0", "v1.1")
-DEV_SHARE_HELD_OUT = 0.2
-"""Of the articles, to validate with where the dev set is all there is."""
-DEV_ALONE = "articles of the dev set, not the published split"
+FILES = ("train-v2.0.json", "dev-v2.0.json")
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -53,19 +46,13 @@ class Squad(NamedTuple):
 
     train: tuple[list[Question], int]
     validation: tuple[list[Question], int]
-    split: str = "published"
 
 
 # ---- reading ----
 
 
 def load_squad(source: Path | None = None) -> Squad:
-    """The data set, from its files or from the hub.
-
-    Args:
-        source: a directory with ``train-v2.0.json`` and ``dev-v2.0.json`` (or ``-v1.1``), each
-            plain or compressed, or one of these files; none: the hub. Version 2.0 is read where
-            both are there. Where the dev set is alone, most of its articles train.
+    """The data set, from a directory with its two files, plain or compressed, or from the hub.
 
     Raises:
         UserError: if a file is missing or is not SQuAD's.
@@ -74,25 +61,11 @@ def load_squad(source: Path | None = None) -> Squad:
         hub = load_hub(HUB_ID)
         with reading(f"the hub data set {HUB_ID}"):
             return Squad(_questions(hub["train"]), _questions(hub["validation"]))
-    folder, versions = source, VERSIONS
-    if source.is_file():
-        folder, versions = source.parent, tuple(v for v in VERSIONS if v in source.name)
-    for version in versions:
-        if dev := find_file(folder, f"dev-{version}.json", is_optional=True):
-            dataset = load_dataset(dev)
-            train = find_file(folder, f"train-{version}.json", is_optional=True)
-            if train is None:
-                most, held_out = split_articles(dataset, DEV_SHARE_HELD_OUT, seed=0)
-                return Squad(read_questions(most), read_questions(held_out), DEV_ALONE)
-            return Squad(read_questions(load_dataset(train)), read_questions(dataset))
-    raise UserError(
-        f"{source}: there is no dev-v2.0.json or dev-v1.1.json; give SQuAD's directory, or one "
-        "of its files"
-    )
+    return Squad(*(read_file(find_file(source, name)) for name in FILES))
 
 
-def load_dataset(path: Path) -> dict:
-    """The official JSON of one file, which holds at least one question.
+def read_file(path: Path) -> tuple[list[Question], int]:
+    """The questions of one file of the official JSON, at least one; see ``read_questions``.
 
     Raises:
         UserError: if the file cannot be read, or a part of it is missing.
@@ -102,9 +75,10 @@ def load_dataset(path: Path) -> dict:
             dataset = json.load(stream)
         # Half a surrogate pair is no text: nothing could encode it.
         json.dumps(dataset, ensure_ascii=False).encode()
-        if read_questions(dataset) == ([], 0):
-            raise ValueError("no question")
-        return dataset
+        questions, num_left_out = read_questions(dataset)
+        if not questions:
+            raise ValueError("no question with its answer")
+        return questions, num_left_out
 
 
 def read_questions(dataset: dict) -> tuple[list[Question], int]:
@@ -158,31 +132,6 @@ def _nearest(context: str, answer: str, start: int) -> tuple[int, int] | None:
     return nearest, nearest + len(answer)
 
 
-def split_articles(dataset: dict, validation_share: float, seed: int) -> tuple[dict, dict]:
-    """Two parts of one file, no article in both.
-
-    Args:
-        dataset: the official JSON.
-        validation_share: of the articles, at least one of them.
-        seed: of the choice.
-
-    Raises:
-        UserError: if there are fewer than two articles.
-    """
-    articles = dataset["data"]
-    if len(articles) < 2:
-        raise UserError(
-            f"the data set has {len(articles)} article(s); 2 are needed to split it"
-        )
-    order = np.random.default_rng(seed).permutation(len(articles))
-    num_held_out = min(max(1, round(validation_share * len(articles))), len(articles) - 1)
-    held_out = set(order[:num_held_out].tolist())
-    parts: tuple[list, list] = ([], [])
-    for index, article in enumerate(articles):
-        parts[index in held_out].append(article)
-    return {"data": parts[0]}, {"data": parts[1]}
-
-
 # ---- scoring ----
 
 
@@ -192,16 +141,11 @@ def score_predictions(
     na_probs: Mapping[str, float] | None = None,
     na_prob_threshold: float = 1.0,
 ) -> dict[str, float]:
-    """The official score of some answers, in percent.
-
-    As in the official script, a question without a prediction is not scored, and the averages
-    are over those that are; the script then fails at the averages of its two groups, where this
-    one goes on and reports the number as ``missing``.
+    """The official score of answers to all of some questions, in percent.
 
     Args:
         questions: with their gold answers.
-        predictions: question id -> answer; empty: it has none. At least one of the questions has
-            one; unknown ids are not read.
+        predictions: question id -> answer; empty: it has none.
         na_probs: question id -> probability that it has no answer; none: 0 for all. The best
             thresholds use the order of these numbers alone.
         na_prob_threshold: an answer whose ``na_probs`` lie above it counts as empty.
@@ -211,22 +155,21 @@ def score_predictions(
         the questions that have an answer and that have none, where there are any; with
         ``na_probs`` also ``best_exact``, ``best_f1`` and their ``_thresh``: the score at the
         threshold that would have been best, chosen on these very questions as published
-        results do; ``missing`` where a question has no prediction.
+        results do.
     """
     has_answer = {}
     raw: dict[str, dict[str, float]] = {"exact": {}, "f1": {}}
     for question in questions:
         has_answer[question.id] = bool(question.answers)
-        if question.id in predictions:
-            predicted = predictions[question.id]
-            golds = [text for text in question.answers if normalize_answer(text)] or [""]
-            for name, compare in (("exact", exact_match), ("f1", f1_of_words)):
-                raw[name][question.id] = max(compare(gold, predicted) for gold in golds)
-    scored = list(raw["exact"])
-    probs = dict.fromkeys(scored, 0.0) if na_probs is None else na_probs
+        golds = [text for text in question.answers if normalize_answer(text)] or [""]
+        for name, compare in (("exact", exact_match), ("f1", f1_of_words)):
+            raw[name][question.id] = max(
+                compare(gold, predictions[question.id]) for gold in golds
+            )
+    probs = dict.fromkeys(has_answer, 0.0) if na_probs is None else na_probs
     out = {}
     for prefix, groups in (("", (True, False)), ("HasAns_", (True,)), ("NoAns_", (False,))):
-        ids = [id for id in scored if has_answer[id] in groups]
+        ids = [id for id, is_answerable in has_answer.items() if is_answerable in groups]
         if not ids:
             continue
         for name, scores in raw.items():
@@ -240,8 +183,6 @@ def score_predictions(
         for name, scores in raw.items():
             best, threshold = _best_threshold(predictions, scores, na_probs, has_answer)
             out |= {f"best_{name}": best, f"best_{name}_thresh": threshold}
-    if len(scored) < len(has_answer):
-        out["missing"] = len(has_answer) - len(scored)
     return out
 
 
@@ -280,8 +221,6 @@ def _best_threshold(
     score = best = float(sum(not answerable for answerable in has_answer.values()))
     threshold = 0.0
     for id in sorted(na_probs, key=na_probs.__getitem__):
-        if id not in scores:
-            continue
         if has_answer[id]:
             score += scores[id]
         elif predictions[id]:

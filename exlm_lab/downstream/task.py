@@ -1,13 +1,20 @@
 """What a downstream task is: examples in three splits, a kind of answer, a metric.
 
+The examples come from files as the benchmarks publish them, or from the hub.
+
 Shapes: R examples, C classes or tasks.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+
+from exlm_mini.config.checks import UserError
+from exlm_mini.data.files import reading
+from exlm_mini.data.text import COMPRESSIONS
 
 Kind = Literal["classes", "number", "labels", "span"]
 """``classes``: one of C; ``number``: a score; ``labels``: C yes-no answers, some of them missing;
@@ -22,8 +29,6 @@ class Examples(NamedTuple):
     labels: np.ndarray
     """int64 (R,) for classes, float64 (R,) for a number, float64 (R, C) for labels (nan is
     missing)."""
-    ids: list[str]
-    """R times what the benchmark calls the example, for predictions that are handed in."""
 
 
 class Splits(NamedTuple):
@@ -48,3 +53,45 @@ class Task(NamedTuple):
     metric: str
     """The one that chooses between runs: a key of what ``metrics.evaluate`` returns."""
     input: Literal["text", "smiles", "toy"]
+
+
+def find_file(directory: Path, *names: str) -> Path:
+    """The first file of these names in a directory, plain or compressed, in any case.
+
+    Args:
+        directory: where to look.
+        names: without the suffix of a compression.
+
+    Raises:
+        UserError: if there is none; the files that are there are named.
+    """
+    with reading(directory):
+        there = {path.name.lower(): path for path in sorted(directory.iterdir())}
+    for name in names:
+        for suffix in ("", *COMPRESSIONS):
+            if path := there.get((name + suffix).lower()):
+                return path
+    found = ", ".join(path.name for path in [*there.values()][:20]) or "nothing"
+    raise UserError(
+        f"{directory} holds no {' or '.join(names)} (plain, {' or '.join(COMPRESSIONS)}); it "
+        f"holds: {found}"
+    )
+
+
+def load_hub(name: str, *config: str) -> Any:
+    """All splits of a data set of the hub.
+
+    Raises:
+        UserError: if it cannot be had.
+    """
+    import datasets
+
+    datasets.disable_progress_bars()
+    try:
+        return datasets.load_dataset(name, *config)
+    except Exception as error:  # the library raises a dozen unrelated types here
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise UserError(
+            f"cannot load the hub data set {name} ({reason}); check the network, or give the "
+            "benchmark's files with --data"
+        ) from error
