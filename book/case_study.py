@@ -29,6 +29,7 @@ from record import DIGITS, record_of, write_json
 
 from exlm_mini.config.checks import UserError
 from exlm_mini.config.options import command_parser
+from exlm_mini.config.recipes import dotted
 from exlm_mini.data.tokenizer import MASK
 from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.reading.entropy import path_entropy
@@ -40,6 +41,13 @@ SENTENCE = "the old baker felt [MASK] this morning so his sister [MASK]"
 NUM_SENTENCES = 40
 SEED = 2
 """Of the sentences of ``town``."""
+SETTINGS = {
+    "objective": "exlm",
+    "model.states_per_mask": 4,
+    "model.boundary": "paper",
+    "model.transition": "gated",
+}
+"""Of both runs."""
 
 
 def case_study(quartets: Path, town: Path) -> list[dict[str, Any]]:
@@ -48,20 +56,15 @@ def case_study(quartets: Path, town: Path) -> list[dict[str, Any]]:
     Raises:
         UserError: a run is not finished, or not one of those the chapter describes.
     """
-    runs = {"quartets": quartets, "town": town}
     # Both are looked at before the sentences are read, which takes seconds.
-    records = {language: _record(run, language) for language, run in runs.items()}
-    loaded = {language: _load(run) for language, run in runs.items()}
-    row_BN = encode_row(loaded["quartets"], SENTENCE)
-    scene = read_scene(read(loaded["quartets"], row_BN), loaded["quartets"].tokenizer, row_BN)
-    bits_S = town_entropy_bits(loaded["town"], NUM_SENTENCES)
+    records = [_record(quartets, "quartets"), _record(town, "town")]
+    loaded = _load(quartets)
+    row_BN = encode_row(loaded, SENTENCE)
+    scene = read_scene(read(loaded, row_BN), loaded.tokenizer, row_BN)
+    bits_S = [round(b, DIGITS) for b in town_entropy_bits(_load(town), NUM_SENTENCES)]
     return [
-        records["quartets"] | {"text": SENTENCE, "scene": scene.to_json()},
-        records["town"]
-        | {
-            "num_sentences": NUM_SENTENCES,
-            "state_entropy_bits": [round(bits, DIGITS) for bits in bits_S],
-        },
+        records[0] | {"text": SENTENCE, "scene": scene.to_json()},
+        records[1] | {"num_sentences": NUM_SENTENCES, "state_entropy_bits": bits_S},
     ]
 
 
@@ -82,12 +85,8 @@ def town_entropy_bits(loaded: Trained, num_sentences: int) -> list[float]:
 def _record(run: Path, language: str) -> dict[str, Any]:
     """The record of a run, which must have the settings that the chapter describes."""
     record = record_of(run)
-    config = record["config"]
-    found = {"objective": config["objective"], "data.grammar": config["data"]["grammar"]}
-    for name in ("states_per_mask", "boundary", "transition"):
-        found[f"model.{name}"] = config["model"][name]
-    wanted = dict(zip(found, ("exlm", language, 4, "paper", "gated"), strict=True))
-    for name, value in wanted.items():
+    found = dotted(record["config"])
+    for name, value in (SETTINGS | {"data.grammar": language}).items():
         if found[name] != value:
             raise UserError(
                 f"{run} was trained with {name} {found[name]}, not {value}; --help shows the "
@@ -111,8 +110,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; 0 done, 2 a mistake of the user, 130 interrupted."""
     parser = command_parser("python book/case_study.py", __doc__)
     for name in ("quartets", "town"):
-        metavar, text = f"RUN_{name.upper()}", f"--output of the run on {name}"
-        parser.add_argument(name, type=Path, metavar=metavar, help=text)
+        parser.add_argument(name, type=Path, help=f"--output of the run on {name}")
     parser.add_argument("--to", required=True, type=Path, help="the .json file to write")
 
     def run() -> None:

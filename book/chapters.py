@@ -8,6 +8,7 @@ python book/chapters.py --check         change nothing; exit 1 and say why a pai
 import argparse
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import jupytext
@@ -45,7 +46,7 @@ def problems(source: Path) -> list[str]:
     """Why the notebook of a source cannot be trusted; empty when it can.
 
     nbval compares nothing in a cell that was never run, in one tagged so, and in outputs of a kind
-    it does not know: all three pass unseen. So they are refused here.
+    that it does not compare: all three pass unseen. So they are refused here.
     """
     path, remedy = source.with_suffix(".ipynb"), _remedy(source)
     if not path.exists():
@@ -56,36 +57,36 @@ def problems(source: Path) -> list[str]:
         return [str(error)]
     if cells(written) != cells(stored):
         return [f"{path.name} differs from {source.name}; {remedy}"]
-    found, last = [], 0
+    found, count = [], 0
     for number, cell in enumerate(stored.cells):
-        tags = set(cell.metadata.get("tags", []))
         if cell.cell_type != "code" or not cell.source.strip():
             continue
-        where = f"{path.name} cell {number}"
-        if NOT_COMPARED in tags:
+        is_run = NOT_RUN not in cell.metadata.get("tags", [])
+        count += is_run
+        wanted = count if is_run else None
+        if cell.execution_count != wanted:
             found.append(
-                f"{where} is tagged {NOT_COMPARED}: its output would be checked by nobody"
+                f"{path.name} cell {number} has number {cell.execution_count}, where a run gives "
+                f"{wanted}; {remedy}"
             )
-        if NOT_RUN in tags:
-            if cell.outputs or cell.execution_count:
-                found.append(f"{where} is tagged {NOT_RUN} but stores an output; {remedy}")
-            continue
-        if cell.execution_count is None:
-            found.append(f"{where} was never run; {remedy}")
-        elif cell.execution_count != last + 1:
-            found.append(f"{where} was not run in order; {remedy}")
-        last = cell.execution_count or last
-        for output in cell.outputs:
-            if output.output_type == "error" and "raises-exception" not in tags:
-                found.append(f"{where} stores an error")
-            unseen = set(output.get("data", {})) - COMPARED
-            if unseen:
-                found.append(
-                    f"{where} stores {', '.join(sorted(unseen))}, which nbval never compares"
-                )
-            if output.get("name") == "stderr":
-                found.append(f"{where} writes to stderr")
+        found += [f"{path.name} cell {number} {reason}" for reason in _unseen(cell)]
     return found
+
+
+def _unseen(cell: NotebookNode) -> Iterator[str]:
+    """What a cell stores that nbval passes over."""
+    tags = cell.metadata.get("tags", [])
+    if NOT_COMPARED in tags:
+        yield f"is tagged {NOT_COMPARED}, so its output would be compared with nothing"
+    if NOT_RUN in tags and cell.outputs:
+        yield f"is tagged {NOT_RUN} but stores an output"
+    for output in cell.outputs:
+        if output.output_type == "error" and "raises-exception" not in tags:
+            yield "stores an error"
+        if unseen := set(output.get("data", {})) - COMPARED:
+            yield f"stores {', '.join(sorted(unseen))}, which nbval never compares"
+        if output.get("name") == "stderr":
+            yield "writes to stderr"
 
 
 def written_notebook(source: Path) -> NotebookNode:
@@ -174,16 +175,12 @@ def execute(source: Path) -> None:
     write(notebook, path)
 
 
-def check() -> int:
-    found = orphans() + [problem for source in sources() for problem in problems(source)]
-    print("\n".join(found) or f"{len(sources())} chapters in step")
-    return 1 if found else 0
-
-
 def make(options: argparse.Namespace) -> int:
     """Do what was asked for; 1 if a pair is not in step."""
     if options.check:
-        return check()
+        found = orphans() + [problem for source in sources() for problem in problems(source)]
+        print("\n".join(found) or f"{len(sources())} chapters in step")
+        return 1 if found else 0
     chosen = sources(*(options.run or []))
     if not chosen:
         names = ", ".join(source.stem for source in sources())

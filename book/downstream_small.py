@@ -39,24 +39,41 @@ Then for MODEL mlm, exlm and scratch::
 from __future__ import annotations
 
 import json
+import statistics
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from molecules_seen import molecules_seen
 from record import record_of, write_json
-from tuned_record import MODELS, task_record
+from scipy.stats import ttest_rel
 
+from exlm_lab.downstream.grid import paper_numbers
+from exlm_lab.downstream.moleculenet import read_csv
+from exlm_lab.downstream.scaffolds import split
+from exlm_lab.downstream.settings import TuneConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.config.options import command_parser
-from exlm_mini.data.files import reading
+from exlm_mini.data.cleaning import Cleaning, CleaningCounts, clean
+from exlm_mini.data.files import read_bytes, reading
 from exlm_mini.data.packs import Pack
+from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.reading.pretrained import load_pretrained
 from exlm_mini.training.console import exit_code, say
 from exlm_mini.training.run_directory import read_metrics
 
 TASKS = {"smiles": ("bbbp", "bace", "clintox"), "text": ("cola", "sst2")}
 """By what the models were pre-trained on."""
+FILES = {"smiles": "DATA/moleculenet", "text": "DATA/glue"}
+MODELS = ("exlm", "mlm", "scratch")
+PAIRS = (("exlm", "mlm"), ("exlm", "scratch"), ("mlm", "scratch"))
+PRINTED = {"smiles": ("Table 1", "SMILES-BERT*"), "text": ("Table 3", "RoBERTa*")}
+"""Where the paper has these tasks, and its MLM of equal data and settings there."""
+DIGITS = 4
+SEEDS = 3
+SAME_MOLECULE = Cleaning(largest_fragment=True, strip_stereo=True, canonical=True)
+"""Two spellings of one molecule, one of them as a salt, count as the same."""
 
 
 def downstream_record(runs: Path, moleculenet: Path, is_canonical: bool) -> dict[str, Any]:
@@ -76,8 +93,7 @@ def downstream_record(runs: Path, moleculenet: Path, is_canonical: bool) -> dict
         _check_equal(corpus, found["exlm"], found["mlm"])
         pretraining |= {f"{corpus}-{model}": record for model, record in found.items()}
         tasks |= {task: task_record(runs, corpus, task) for task in names}
-    pack = runs / "pack-smiles"
-    seen = molecules_seen(pack, TASKS["smiles"], moleculenet, is_canonical)
+    seen = molecules_seen(runs / "pack-smiles", TASKS["smiles"], moleculenet, is_canonical)
     for name, task in tasks.items():
         task["seen_in_pretraining"] = seen.get(name)
     return {
@@ -90,6 +106,9 @@ def downstream_record(runs: Path, moleculenet: Path, is_canonical: bool) -> dict
     }
 
 
+# ---- pre-training ----
+
+
 def pretraining_record(runs: Path, corpus: str, model: str) -> dict[str, Any]:
     """The record of ``book/record.py``, with size, cost and the hash of the rows."""
     run = runs / f"{corpus}-{model}"
@@ -97,14 +116,11 @@ def pretraining_record(runs: Path, corpus: str, model: str) -> dict[str, Any]:
     wanted, found = "exlm" if model == "exlm" else "mlm", record["config"]["objective"]
     if found != wanted:
         raise UserError(f"{run} was trained with --objective {found}, not {wanted}")
-    source = record["config"]["data"]["pack"]
-    if source is None:
-        raise UserError(f"{run} was trained without --data.pack; see --help for its command")
     with reading(run / "metrics.jsonl", "restore the file"):
         last = read_metrics(run / "metrics.jsonl")[-1]
         cost = {"tokens": last["tokens"], "seconds": round(last["seconds"], 1)}
     weights = load_pretrained(run, say).checkpoint.tensors["model"]
-    pack = Pack.open(Path(source) / "train.json")
+    pack = Pack.open(Path(str(record["config"]["data"]["pack"]), "train.json"))
     shown = json.loads(json.dumps(record).replace(f"{runs}/", "RUNS/"))
     return shown | {
         "parameters": sum(tensor.numel() for tensor in weights.values()),
@@ -130,6 +146,138 @@ def _scale(record: dict[str, Any]) -> str:
         f"{batch_size} rows, {record['seconds'] / 60:.1f} minutes on one core of a "
         f"{record['versions']['device'].upper()}"
     )
+
+
+def molecules_seen(
+    pack: Path, names: Sequence[str], moleculenet: Path, is_canonical: bool
+) -> dict[str, dict[str, int]]:
+    """How many molecules of each benchmark are among the training rows, stereo marks aside.
+
+    Such a molecule is no secret to the model, though its labels are.
+
+    Args:
+        pack: the molecules, as ``prepare`` wrote them.
+        names: of the benchmarks.
+        moleculenet: directory of their CSV files.
+        is_canonical: the rows are as this version of RDKit writes them, so that they are compared
+            letter by letter, in seconds; else each is read and written again, in minutes.
+
+    Returns:
+        By name ``molecules`` and ``seen`` of all, ``test`` and ``seen_in_test`` of the test part
+        of the scaffold split.
+    """
+    rows, tokenizer = Pack.open(pack / "train.json"), Tokenizer.load(pack / "tokenizer.json")
+    ids_BN, lengths_B = rows.gather(range(len(rows)))
+    trained = {
+        tokenizer.decode(ids_N[1 : length - 1])  # no [BOS], [EOS]
+        for ids_N, length in zip(ids_BN.tolist(), lengths_B.tolist(), strict=True)
+    }
+    if not is_canonical:
+        trained = {key for text in trained for key in keys(text)}
+    out = {}
+    for name in names:
+        smiles = read_csv(name, moleculenet).smiles
+        seen = {row for row, text in enumerate(smiles) if trained.intersection(keys(text))}
+        test = set(split(smiles, "unimol").parts[-1])
+        out[name] = {
+            "molecules": len(smiles),
+            "seen": len(seen),
+            "test": len(test),
+            "seen_in_test": len(seen & test),
+        }
+    return out
+
+
+def keys(smiles: str) -> list[str]:
+    """The canonical spelling of a molecule; none if RDKit reads none."""
+    return [m.key for m in clean([smiles], SAME_MOLECULE, seed=0, counts=CleaningCounts())]
+
+
+# ---- fine-tuning ----
+
+
+def task_record(runs: Path, corpus: str, task: str) -> dict[str, Any]:
+    """What the three models reached on one task.
+
+    Raises:
+        UserError: a model has no result or not three seeds of it, or two had other settings.
+    """
+    shared: dict[str, Any] = {}
+    models = {}
+    for model in MODELS:
+        setting, models[model] = _result(runs / f"tuned-{corpus}-{model}", task)
+        for name, value in setting.items():
+            if shared.setdefault(name, value) != value:
+                raise UserError(
+                    f"{task}: {model} and {MODELS[0]} differ in {name}; tune them alike"
+                )
+    table, mlm = PRINTED[corpus]
+    printed = paper_numbers((table,), task)[table]
+    return shared | {
+        "models": models,
+        "differences": {
+            f"{a} - {b}": difference(models[a]["seeds"], models[b]["seeds"]) for a, b in PAIRS
+        },
+        "paper": {"table": table, "ExLM": printed["ExLM"], mlm: printed[mlm]},
+        "command": command_of(corpus, task, shared["setting"]),
+    }
+
+
+def _result(directory: Path, task: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of one model: what must be equal for all of them, and what it reached."""
+    path = directory / "results.json"
+    with reading(path, f"fine-tune on {task} first, see --help"):
+        result = json.loads(read_bytes(path))["tasks"][task]
+        metric, part, notes = result["metric"], result["part"], result["notes"]
+        scores = result["parts"][part][metric]["seeds"]
+        if not len(scores) == len(result["seeds"]) == SEEDS:
+            raise ValueError(f"seeds {result['seeds']} where {SEEDS} are wanted")
+        setting = {
+            "metric": metric,
+            "part": part,
+            "split": notes.get("split", "published"),
+            "split_sha1": notes.get("split_sha1"),
+            "rows": {name: rows["examples"] for name, rows in notes["rows"].items()},
+            "seeds": result["seeds"],
+            "setting": result["setting"],
+        }
+        reached = summary(scores) | {
+            "validation": _rounded(result["parts"]["validation"][metric]["seeds"]),
+            "best_epochs": result["best_epochs"],
+            "seconds": round(result["seconds"], 1),
+            "versions": result["made_with"],
+        }
+    return setting, reached
+
+
+def summary(percent: list[float]) -> dict[str, Any]:
+    """Mean and standard deviation of the seeds, and each of them."""
+    return {
+        "mean": round(statistics.fmean(percent), DIGITS),
+        "sd": round(statistics.stdev(percent), DIGITS),
+        "seeds": _rounded(percent),
+    }
+
+
+def difference(ours: list[float], theirs: list[float]) -> dict[str, Any]:
+    """Summary of the differences seed by seed, with half the width of their 95% interval (t)."""
+    low, high = ttest_rel(ours, theirs).confidence_interval(0.95)
+    found = [x - y for x, y in zip(ours, theirs, strict=True)]
+    return summary(found) | {"half_width_95": round(float(high - low) / 2, DIGITS)}
+
+
+def command_of(corpus: str, task: str, setting: dict[str, Any]) -> str:
+    """The command of one task: what differs from the defaults is an option."""
+    usual = json.loads(json.dumps(asdict(TuneConfig())))
+    options = [f" --train.{name} {v}" for name, v in setting.items() if v != usual[name]]
+    return (
+        f"python -m exlm_lab.finetune --task {task} --checkpoint RUNS/{corpus}-MODEL "
+        f"--data {FILES[corpus]}{''.join(options)}"
+    )
+
+
+def _rounded(numbers: list[float]) -> list[float]:
+    return [round(number, DIGITS) for number in numbers]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -47,10 +47,12 @@ def run(arguments: argparse.Namespace) -> int:
     for name in only:
         if name not in SECTIONS:
             raise UserError(f"--only '{name}': {nearest(name, SECTIONS)}")
-    device = _device(arguments.device)
+    try:
+        device = choose_device(arguments.device)
+    except UserError as error:
+        raise UserError(str(error).replace("train.device", "--device")) from None
     about = {**machine(device), "threads": torch.get_num_threads()}
-    if arguments.commit:
-        about["commit"] = arguments.commit
+    about["commit"] = arguments.commit or about["commit"]
     path = arguments.output or _usual_path(about, arguments.quick)
     content = {
         "command": "python book/evidence.py" + " --quick" * arguments.quick,
@@ -84,11 +86,8 @@ def kept(path: Path, new: dict[str, Any]) -> dict[str, Any]:
         stored = json.loads(read_bytes(path))
         before, now = ({**whole["machine"], "quick": whole["quick"]} for whole in (stored, new))
         differing = [name for name in (*SAME, "quick") if before[name] != now[name]]
-        sections = {
-            section: {key: dict(result) for key, result in results.items()}
-            for section, results in stored["sections"].items()
-        }
-        found = {"begun": stored["begun"], "passed": stored["passed"], "sections": sections}
+        problems(stored)  # reads every result
+        found = {name: stored[name] for name in ("begun", "passed", "sections")}
     if differing:
         raise UserError(
             f"{path} holds results of another {', '.join(differing)}; --again measures anew, "
@@ -98,7 +97,7 @@ def kept(path: Path, new: dict[str, Any]) -> dict[str, Any]:
 
 
 def _make(path: Path, content: dict[str, Any], setting: Setting, only: list[str]) -> None:
-    """Run the items whose results are missing; write and tell each result."""
+    """Run the items whose results are missing; write and print each result."""
     items = [(section, item) for section in only for item in SECTIONS[section](setting)]
     todo = []
     for section, item in items:
@@ -139,25 +138,16 @@ def summary(result: Result) -> str:
     for name in ("error", "skipped", "failure"):
         if result.get(name):
             return f"{name}: {result[name]}"
-    if "records" not in result:
-        numbers = {**result, **result.get("errors", {})}
-        numbers = {k: v for k, v in numbers.items() if isinstance(v, float)}
-        return ", ".join(f"{name} {value:.3g}" for name, value in numbers.items())
-    speeds = [r["tokens_per_second"] for r in result["records"] if "tokens_per_second" in r]
-    if not speeds:
-        return ", ".join(f"{r['backend']} {r['median_ms']:.3g} ms" for r in result["records"])
-    return f"{min(speeds):.3g} to {max(speeds):.3g} tokens/s"
+    return ", ".join(
+        f"{r['tokens_per_second']:.3g} tokens/s"
+        if "tokens_per_second" in r
+        else f"{r['backend']} {r['median_ms']:.3g} ms"
+        for r in result.get("records", [])
+    ) or ", ".join(f"{name} {error:.3g}" for name, error in result.get("errors", {}).items())
 
 
 def _tell(line: str) -> None:
     print(line, flush=True)
-
-
-def _device(name: str) -> torch.device:
-    try:
-        return choose_device(name)
-    except UserError as error:
-        raise UserError(str(error).replace("train.device", "--device")) from None
 
 
 def _usual_path(about: dict[str, Any], is_quick: bool) -> Path:

@@ -5,16 +5,17 @@ Shapes: B rows, M targets, L states.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from exlm_lab.benchmarks.dag import dag, forward_and_backward, made_graph
 from exlm_lab.benchmarks.emission import emission
-from exlm_lab.benchmarks.limits import floor, measured_limits, replay_ms
+from exlm_lab.benchmarks.limits import floor, replay_ms
 from exlm_lab.benchmarks.measure import threads
 from exlm_lab.benchmarks.record import DAG_SHAPES, EMISSION_SIZES, TEXT_SHAPE, Shape
 from exlm_lab.benchmarks.step import VOCAB_SIZE, model_of, row_length, step
@@ -50,7 +51,7 @@ class Item(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """What every section is told."""
+    """Where and at what sizes every section is made."""
 
     device: torch.device
     is_quick: bool
@@ -77,17 +78,11 @@ def _check(name: str, device: torch.device) -> Result:
 
 
 def dag_times(setting: Setting) -> Iterator[Item]:
-    """The dynamic programme, forward and backward, beside the floor of the device; its errors
-    are those of graphs too large for ``checks``."""
-    yield Item("limits", lambda: _limits(setting)._asdict())
+    """The dynamic programme, forward and backward; its errors are those of graphs too large for
+    ``checks``."""
     for shape in (QUICK_SHAPE,) if setting.is_quick else DAG_SHAPES:
         for kind in ("flat", "sharp"):
             yield Item(f"{shape} {kind}", partial(_dag_at, setting, shape, kind == "sharp"))
-
-
-@cache
-def _limits(setting: Setting) -> Any:
-    return measured_limits(setting.device, 64 if setting.is_quick else None)
 
 
 def _dag_at(setting: Setting, shape: Shape, is_sharp: bool) -> Result:
@@ -100,22 +95,17 @@ def _dag_at(setting: Setting, shape: Shape, is_sharp: bool) -> Result:
     for row in rows:
         most = limits(row["backend"], graph, dtype)
         for name, error in row["errors"].items():
-            error = float("inf") if error is None else error  # which JSON does not know
-            if not error <= most[name]:
-                wrong.append(f"{row['backend']}: {name} is off by {error:.1e}")
-    for row in rows if device.type == "cuda" else []:
-        if row["backend"] not in ("vectorized", "native"):
-            continue  # the others wait for the GPU
-        try:
-            call = partial(forward_and_backward, functions[row["backend"]], graph)
-            row["replay_ms"] = replay_ms(call, device)
-        except RuntimeError as error:
-            notes.append(f"{row['backend']} is not captured: {error}"[:300])
-    least = floor(shape, dtype.itemsize)
-    told = {**least._asdict(), "milliseconds": least.milliseconds(_limits(setting))}
+            if error is None or error > most[name]:  # none: infinite, which JSON cannot hold
+                wrong.append(f"{row['backend']}: {name} is off by {error or math.inf:.1e}")
+        if device.type == "cuda" and row["backend"] in ("vectorized", "native"):
+            try:  # the other backends wait for the GPU
+                call = partial(forward_and_backward, functions[row["backend"]], graph)
+                row["replay_ms"] = replay_ms(call, device)
+            except RuntimeError as error:
+                notes.append(f"{row['backend']} is not captured: {error}"[:300])
     return {
         "records": rows,
-        "floor": told,
+        "floor": floor(shape, dtype.itemsize)._asdict(),
         "notes": notes,
         "passed": not wrong,
         "failure": "; ".join(wrong) or None,

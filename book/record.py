@@ -9,7 +9,6 @@ option. A record with the same command is replaced, all others stay.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shlex
@@ -52,7 +51,7 @@ def record_of(run: Path) -> dict[str, Any]:
     folders = {name: run if len(names) == 1 else run / name for name in names}
     validation = {name: _curve(folder, config.train.steps) for name, folder in folders.items()}
     with reading(run / "versions.json", "restore it"):
-        versions = dict(json.loads(read_bytes(run / "versions.json")))
+        versions = json.loads(read_bytes(run / "versions.json"))
         if lacking := {"commit", "device", "torch"} - versions.keys():
             raise ValueError(f"without {', '.join(sorted(lacking))}")
     return {
@@ -67,7 +66,7 @@ def record_of(run: Path) -> dict[str, Any]:
 def command_of(config: RunConfig) -> str:
     """The command that trains a run with these settings, as short as the recipe allows.
 
-    A run whose recipe is not one of the package's is told by its options alone.
+    For a run whose recipe is not one of the package's it has options alone.
 
     Raises:
         UserError: no command gives these settings.
@@ -77,18 +76,14 @@ def command_of(config: RunConfig) -> str:
     usual = dotted(plain(parse(arguments).config))
     for name, value in dotted(plain(config)).items():
         if name != "recipe" and value != usual[name]:
-            arguments += [f"--{name}", *_words(value)]
+            items = value if isinstance(value, list) else [value]
+            words = [item if isinstance(item, str) else json.dumps(item) for item in items]
+            arguments += [f"--{name}", *words]
     if replace(parse(arguments).config, recipe=config.recipe) != config:
         raise UserError(
             f"no command gives the settings of this run: {shlex.join(arguments)} does not"
         )
     return shlex.join(["python", "-m", "exlm_mini.pretrain", *arguments])
-
-
-def _words(value: Any) -> list[str]:
-    """A value as the command line takes it."""
-    items = value if isinstance(value, list) else [value]
-    return [item if isinstance(item, str) else json.dumps(item) for item in items]
 
 
 def _curve(folder: Path, num_steps: int) -> list[dict[str, Any]]:
@@ -115,12 +110,12 @@ def _curve(folder: Path, num_steps: int) -> list[dict[str, Any]]:
 
 def _summary(objective: str, curve: list[dict[str, Any]]) -> str:
     """One line on the last validation."""
-    per_mask, per_row = (curve[-1][name] for name in CURVE)
-    if per_mask is None or per_row is None:
-        return f"{objective}: {curve[-1]['step']:,} steps, validation not finite"
+    per_mask, per_row = (
+        "not finite" if curve[-1][name] is None else f"{curve[-1][name]:.3f}" for name in CURVE
+    )
     return (
-        f"{objective}: {curve[-1]['step']:,} steps, validation {per_mask:.3f} bits per masked "
-        f"token, {per_row:.3f} per row"
+        f"{objective}: {curve[-1]['step']:,} steps, validation {per_mask} bits per masked token, "
+        f"{per_row} per row"
     )
 
 
@@ -154,21 +149,21 @@ def _by_number(command: str) -> tuple[str | int, ...]:
     return tuple(int(part) if i % 2 else part for i, part in enumerate(parts))
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Record the named runs."""
-    new = [record_of(path) for path in arguments.runs]
-    count = add_records(arguments.to, new)
-    for record in new:
-        print(f"{record['command']}: {'; '.join(record['summary'])}")
-    print(f"{arguments.to} holds {count} records")
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the command; 0 done, 2 a mistake of the user, 130 interrupted."""
     parser = command_parser("python book/record.py", __doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's --output")
     parser.add_argument("--to", required=True, type=Path, help="the .json file of records")
-    return exit_code(lambda: run(parser.parse_args(argv)))
+
+    def run() -> None:
+        arguments = parser.parse_args(argv)
+        new = [record_of(path) for path in arguments.runs]
+        count = add_records(arguments.to, new)
+        for record in new:
+            print(f"{record['command']}: {'; '.join(record['summary'])}")
+        print(f"{arguments.to} holds {count} records")
+
+    return exit_code(run)
 
 
 if __name__ == "__main__":

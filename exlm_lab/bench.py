@@ -7,7 +7,8 @@
     python -m exlm_lab.bench train --recipe text-base    whole steps of a recipe
 
 All times are medians; those of the first three are of forward and backward pass together, after a
-run to warm up, and are compared within one process. Results go to stdout, as a table or with --json
+run to warm up, and are compared within one process: their ratio is that of the wall clock to
+vectorized, plain or mlm. Results go to stdout, as a table or with --json
 as one list of records; what was left out, and why, goes to stderr. The tokens per
 second of train are what pretrain --dry-run --throughput takes.
 
@@ -25,10 +26,9 @@ it is torch_dag_loss in PyTorch that is timed.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,11 +45,11 @@ from exlm_lab.benchmarks.record import (
     Record,
     Shape,
 )
-from exlm_lab.benchmarks.step import PARTS, VOCAB_SIZE, model_of, row_length, step
+from exlm_lab.benchmarks.step import VOCAB_SIZE, model_of, row_length, step
 from exlm_lab.benchmarks.training import LEAST_STEPS, WARM_UP_STEPS, train
 from exlm_mini.alignment import BACKENDS
 from exlm_mini.config import RunConfig, TrainConfig
-from exlm_mini.config.checks import THREADS, UserError, check_integers
+from exlm_mini.config.checks import AT_LEAST_1, THREADS, Rule, UserError, check_integers
 from exlm_mini.config.options import command_parser
 from exlm_mini.config.recipes import load_recipe, recipe_names
 from exlm_mini.data.memory import check_bytes
@@ -64,6 +64,12 @@ ABOUT = {
     "emission": "the vocabulary head: plain, one buffer, fused, chunks",
     "step": "a training step: ExLM beside MLM",
     "train": "optimiser steps of a recipe, without its data",
+}
+RULES = {
+    "--threads": THREADS,
+    "--steps": Rule(lambda number: number >= LEAST_STEPS, f"be at least {LEAST_STEPS}"),
+    "--micro-batch": AT_LEAST_1,
+    "--accumulate": AT_LEAST_1,
 }
 
 
@@ -129,32 +135,31 @@ MEASURE = {"dag": _dag, "emission": _emission, "step": _step, "train": _train}
 
 # ---- what is shown ----
 
-_COLUMNS = "{:>16} {:<12} {:>3} {:>12} {:>12} {:>18} {:>10} {:>10} {:>9}"
+_COLUMNS = "{:>15} {:<13} {:>10} {:>10} {:>7} {:>9} {:>8}"
 
 
-def heading(row: Record) -> list[str]:
+def heading(about: dict[str, Any], benchmark: str) -> list[str]:
     """What stands above the first record: the machine, and the names of the columns."""
-    about = row["machine"]
     device = about["device"] if about["device"] != "cpu" else about["cpu"]
-    lines = [f"{device}, torch {about['torch']}, commit {about['commit']}"]
-    if row["benchmark"] != "train":
-        names = ("B,M,L", "", "thr", "wall ms", "cpu ms", f"vs {row['reference']}")
-        lines.append(_COLUMNS.format(*names, "peak MiB", "RSS MiB", "error"))
-    return lines
+    threads = f"threads {torch.get_num_threads()}"
+    found = [f"{device}, {threads}, torch {about['torch']}, commit {about['commit']}"]
+    if benchmark != "train":
+        names = ("B,M,L", "", "wall ms", "cpu ms", "ratio", "peak MiB", "error")
+        found.append(_COLUMNS.format(*names))
+    return found
 
 
 def train_lines(row: Record) -> list[str]:
     """A record of ``benchmarks.training``."""
     used = row["settings"]
-    unit = "rows" if used["train.batch_tokens"] is None else "tokens"
-    counted = "size" if unit == "rows" else "tokens"
+    unit, counted = ("rows", "size") if used["train.batch_tokens"] is None else ("tokens",) * 2
     micro = used[f"train.micro_batch_{counted}"] or used[f"train.batch_{counted}"]
-    peak = "-" if row["peak_mib"] is None else f"{row['peak_mib']:,.0f} MiB"
     share = row["flops_utilisation"]
     of_peak = "" if share is None else f" ({share:.1%} of the device's peak)"
     return [
         f"{row['recipe']}, {row['objective']}: {row['tokens_per_second']:,.0f} tokens/s, "
-        f"{row['flops_per_second']:.3g} FLOP/s{of_peak}, peak memory {peak}",
+        f"{row['flops_per_second']:.3g} FLOP/s{of_peak}, peak memory "
+        f"{_number(row['peak_mib'], ',.0f')} MiB",
         f"    {row['steps']} steps of {row['median_ms']:,.0f} ms = {row['accumulated']} (of "
         f"{row['accumulated_by_recipe']}) x {micro:,} {unit}, {used['train.precision']}, "
         f"{row['num_parameters'] / 1e6:.1f} M parameters, vocabulary {row['vocab_size']:,}, "
@@ -167,37 +172,30 @@ def lines(row: Record) -> list[str]:
     shape = ",".join(map(str, row["shape"]))
     if row["benchmark"] == "emission":
         shape += f" V{row['vocab_size']}"
-    ratio = "-"
-    if row["wall_ratio"] is not None and row["benchmark"] == "dag":
-        ratio = f"{1 / row['wall_ratio']:.3g}x faster"
-    elif row["wall_ratio"] is not None:
-        cpu_ratio = "-" if row["cpu_ratio"] is None else f"{row['cpu_ratio']:.2f}"
-        ratio = f"{row['wall_ratio']:.2f}, cpu {cpu_ratio}"
-    numbers = (row["peak_mib"], row["resident_mib"], row["max_error"])
     found = [
         _COLUMNS.format(
             shape,
             row["backend"],
-            row["threads"],
             f"{row['median_ms']:.3f}",
             f"{row['median_cpu_ms']:.3f}",
-            ratio,
-            *(
-                "-" if number is None else format(number, digits)
-                for number, digits in zip(numbers, (".1f", ".1f", ".1e"), strict=True)
-            ),
+            _number(row["wall_ratio"], ".3f"),
+            f"{row['peak_mib']:.1f}",
+            _number(row["max_error"], ".1e"),
         )
     ]
     if row["benchmark"] == "step":
-        found.append(f"{'':>16} {row['step_tokens_per_second']:,.0f} tokens/s, {row['dtype']}")
-    for part in PARTS:
-        if spent := row.get("parts", {}).get(part):
-            forward, backward = spent["forward_ms"], spent["backward_ms"]
-            found.append(
-                f"{part:>30}: forward {forward:8.1f} ms, backward {backward:8.1f} ms "
-                f"(cpu {spent['forward_cpu_ms']:.1f}, {spent['backward_cpu_ms']:.1f})"
-            )
+        found.append(f"{'':>15} {row['step_tokens_per_second']:,.0f} tokens/s, {row['dtype']}")
+    for part, spent in row.get("parts", {}).items():
+        forward, backward = spent["forward_ms"], spent["backward_ms"]
+        found.append(
+            f"{part:>29}: forward {forward:.1f} ms, backward {backward:.1f} ms "
+            f"(cpu {spent['forward_cpu_ms']:.1f}, {spent['backward_cpu_ms']:.1f})"
+        )
     return found
+
+
+def _number(number: float | None, digits: str) -> str:
+    return "-" if number is None else format(number, digits)
 
 
 # ---- the command line ----
@@ -211,29 +209,33 @@ def _parser() -> argparse.ArgumentParser:
         add = sub.add_argument
         add("--json", action="store_true", help="print one JSON list of records")
         add("--device", default="auto", help="auto, cpu, cuda, cuda:N")
-        if name != "train":
-            add(
-                "--shape", type=_shape, action="append", metavar="B,M,L",
-                help="rows, targets, states; may be given several times",
-            )  # fmt: skip
-            add("--threads", type=int, metavar="N", help="of the CPU; default PyTorch's own")
-            if name == "dag":
-                add(
-                    "--extra-backend", type=Path, action="append", default=[], metavar="PATH",
-                    help="a file with another, or a checkout of the released code",
-                )  # fmt: skip
+        if name == "train":
+            _add_train_options(add)
             continue
         add(
-            "--recipe", action="append", required=True, metavar="NAME",
-            help=f"one of {', '.join(recipe_names())}, or a path; may be given several times",
+            "--shape", type=_shape, action="append", metavar="B,M,L",
+            help="rows, targets, states; may be given several times",
         )  # fmt: skip
-        steps = f"to time, after {WARM_UP_STEPS} to warm up; default 20"
-        add("--steps", type=int, default=20, metavar="N", help=steps)
-        micro = "rows (or tokens) at a time; default the recipe's"
-        add("--micro-batch", type=int, metavar="N", help=micro)
-        accumulate = "micro-batches of a step at most; default the recipe's"
-        add("--accumulate", type=int, metavar="N", help=accumulate)
+        add("--threads", type=int, metavar="N", help="of the CPU; default PyTorch's own")
+        if name == "dag":
+            add(
+                "--extra-backend", type=Path, action="append", default=[], metavar="PATH",
+                help="a file with another, or a checkout of the released code",
+            )  # fmt: skip
     return parser
+
+
+def _add_train_options(add: Callable[..., Any]) -> None:
+    add(
+        "--recipe", action="append", required=True, metavar="NAME",
+        help=f"one of {', '.join(recipe_names())}, or a path; may be given several times",
+    )  # fmt: skip
+    for option, default, about in (
+        ("--steps", 20, f"to time, after {WARM_UP_STEPS} to warm up; default 20"),
+        ("--micro-batch", None, "rows (or tokens) at a time; default the recipe's"),
+        ("--accumulate", None, "micro-batches of a step at most; default the recipe's"),
+    ):
+        add(option, type=int, default=default, metavar="N", help=about)
 
 
 def _shape(text: str) -> Shape:
@@ -254,12 +256,10 @@ def _check(arguments: argparse.Namespace) -> None:
     """Refuse what no measurement can be made of, naming the option."""
     options = {f"--{n.replace('_', '-')}": value for n, value in vars(arguments).items()}
     check_integers(options)
-    number = options.get("--threads")
-    if number is not None and not THREADS.fits(number):
-        raise UserError(f"--threads is {number}; it must {THREADS.words}")
-    for name, least in (("--steps", LEAST_STEPS), ("--micro-batch", 1), ("--accumulate", 1)):
-        if options.get(name) is not None and options[name] < least:
-            raise UserError(f"{name} is {options[name]}; it must be at least {least}")
+    for name, rule in RULES.items():
+        number = options.get(name)
+        if number is not None and not rule.fits(number):
+            raise UserError(f"{name} is {number}; it must {rule.words}")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -271,12 +271,11 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(str(error).replace("train.device", "--device")) from None
     about, rows = machine(device), []
     as_lines = train_lines if arguments.benchmark == "train" else lines
-    number = getattr(arguments, "threads", None)
-    with threads(number) if number else contextlib.nullcontext():
+    with threads(getattr(arguments, "threads", None) or torch.get_num_threads()):
         for record in MEASURE[arguments.benchmark](arguments, device):
             rows.append(record | {"machine": about})
             if not arguments.json:
-                above = heading(rows[0]) if len(rows) == 1 else []
+                above = heading(about, arguments.benchmark) if len(rows) == 1 else []
                 print("\n".join([*above, *as_lines(rows[-1])]), flush=True)
     if not rows:
         raise UserError("nothing was measured; the lines above say why")

@@ -18,8 +18,6 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
-from damage import damage_text
-
 ROOT = Path(__file__).resolve().parents[1]
 LAB = ("finetune", "sweep", "bench")
 COMMANDS = ("pretrain", "prepare", "fill", "plot", "doctor", *LAB)
@@ -43,7 +41,7 @@ class Place:
         self.folder, self.assets, self.out = folder, assets, folder / "out"
 
     def copy(self, name, target=None):
-        """A copy of an asset that may be spoiled; among the inputs unless told otherwise."""
+        """A copy of an asset that may be spoiled; among the inputs without a ``target``."""
         source = self.assets / name
         target = target or self.folder / "inputs" / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -234,7 +232,7 @@ def working(rng, place, command):
 
 
 def options_of(command, argv):
-    """Options that a command knows."""
+    """Options of a command."""
     if command == "bench":
         from exlm_lab import bench
 
@@ -338,21 +336,18 @@ def write_lmdb(path, values, lmdb):
 
 # ---- the command line ----
 
-NUMBERS = words("""0 -1 1 2 3 7 -7 64 1000 65536 2147483647 2147483648 4294967296
-    9223372036854775807 9223372036854775808 1e9 1e30 1e39 1e308 1e400 -1e308 1e-30 1e-308
-    5e-324 -0 -0.0 0.5 0.999999 1.0 nan -nan inf -inf .5 1_000 0x10 1e3 +1 \u0661\u0662 1/1 0/0
-    2/1 1/99999999999999999999 1,2 1,2,3 0,0,0 9,9,9 1,99999,99999 8,2,4 2147483648,2,4 -1,-1,-1
-    1,2,3,4 1:30 1-2""")
+NUMBERS = words("""0 -1 1 2 3 7 64 1000 65536 2147483647 2147483648 9223372036854775807
+    9223372036854775808 1e9 1e30 1e39 1e308 1e400 1e-30 1e-308 -0.0 0.5 0.999999 1.0 nan inf -inf .5
+    1_000 0x10 1e3 \u0661\u0662 1/1 0/0 2/1 1/99999999999999999999 1,2,3 0,0,0 1,99999,99999
+    2147483648,2,4 1:30 1-2""")
 TEXTS = [
-    "", " ", "x", "\n", "a\nb", "\t", "é", "\U0001f600", "\u202e", "\udcff", "x" * 5000,
-    "9" * 5000, "../..", "-", "--", "=", "a=b", "[]", "{}", "null", "None", "true", "auto",
-    "cpu", "cuda", "cuda:99", "cpu:1", "meta", "mps", "fp16", "bf16", "mlm", "exlm",
-    "mlm+exlm", "repeated-mlm", "none", "*", "[a", "a]", "%", "%s", "{0}", "$HOME", "~",
-    "~root", "C", "CCO", "[MASK]", "[MASK] " * 200, "C[MASK]", "[", "(" * 3000, "hub:",
-    "hub:x", "hub:x,y,z,w,v", "zinc", "bookcorpus", "toy-pairs", "smiles-tiny", "text-large",
-    "slots", "bernoulli", "steps=3", "seeds=-1", "ctc", "uniform", "paper", "packed", "fused",
-    "chunked", "1d", "large", "molecular", "town", "quartets", "deepchem", "random",
-    "dag,step", "checks,", "float16", "float64",
+    "", " ", "x", "a\nb", "\t", "é", "\U0001f600", "\u202e", "\udcff", "x" * 5000, "9" * 5000,
+    "../..", "-", "--", "=", "[]", "{}", "null", "None", "true", "auto", "cpu", "cuda:99", "cpu:1",
+    "meta", "fp16", "bf16", "mlm", "exlm", "mlm+exlm", "repeated-mlm", "none", "*", "[a", "%s",
+    "{0}", "$HOME", "~root", "C", "[MASK]", "[MASK] " * 200, "C[MASK]", "(" * 3000, "hub:x",
+    "hub:x,y,z,w,v", "zinc", "toy-pairs", "text-large", "slots", "steps=3", "seeds=-1", "ctc",
+    "uniform", "paper", "packed", "fused", "chunked", "1d", "large", "town", "deepchem",
+    "dag,step", "float64",
 ]  # fmt: skip
 LONG = (
     "steps", "epochs", "num_sentences", "seconds", "tokens", "epoch-rows", "variants",
@@ -365,24 +360,21 @@ LONG = (
 def odd_path(rng, place):
     """A path that is not what an option needs; never one outside."""
     inputs = place.folder / "inputs"
-    way = rng.randrange(7)
+    suffix = rng.choice(
+        ["", ".yaml", ".json", ".jsonl", ".csv", ".txt", ".py", ".lmdb", ".smi"]
+    )
+    way = rng.randrange(6)
     if way == 0:
-        return inputs / "not-there" / rng.choice(["a", "a.yaml", "a.json", "a.png", "a.txt"])
+        return inputs / "not-there" / f"a{suffix}"
     if way == 1:
-        return place.special(inputs / f"odd{rng.choice(['', '.json', '.yaml', '.smi'])}", rng)
+        return place.special(inputs / f"odd{suffix}", rng)
     if way == 2:
-        return inputs / ("n" * 300)
+        return inputs / rng.choice(["n" * 300, "/".join(["d" * 100] * 60)])
     if way == 3:
-        return inputs / "/".join(["d" * 100] * 60)
-    if way == 4:
-        suffix = rng.choice(
-            [".yaml", ".json", ".jsonl", ".csv", ".txt", ".py", ".lmdb", ".parquet"]
-        )
         return place.file(f"bytes{suffix}", rng.randbytes(rng.choice([0, 1, 100, 5000])))
-    if way == 5:
-        return place.file(
-            rng.choice(["a\nb.txt", "é.txt", "a b.yaml", "-x.txt"]), "some text\n"
-        )
+    if way == 4:
+        names = ["a\nb.txt", "é.txt", "a b.yaml", "-x.txt"]
+        return place.file(rng.choice(names), "some text\n")
     return place.copy(
         rng.choice(["t.txt", "runs/toy", "corpora/text", "first-runs.json", "tuned"])
     )
@@ -444,36 +436,6 @@ def numbers(rng, place):
     if name == "train.batch_tokens":
         argv = [word for word in argv if word != "--train.batch_size"]
     return Case(command, [*argv, f"--{name}", number], name.endswith("num_sentences"))
-
-
-@family(6)
-def settings(rng, place):
-    """A recipe or the stored settings of a run, damaged."""
-    from exlm_lab.downstream.grid import RECIPES as TUNING
-    from exlm_mini.config.recipes import RECIPES
-
-    way = rng.randrange(4)
-    if way == 0:
-        path = rng.choice(sorted(RECIPES.glob("*.yaml")))
-        recipe = place.file("mine.yaml", damage_text(path.read_text(), rng))
-        return Case("pretrain", ["--recipe", recipe, "--dry-run", "--output", place.out])
-    if way == 1:
-        recipe = place.file(
-            "mine.yaml", damage_text((place.assets / "tiny.yaml").read_text(), rng)
-        )
-        if rng.random() < 0.3:
-            return Case("bench", ["train", "--recipe", recipe, "--steps", "3"], True)
-        files = ["--data.files", place.assets / "m.smi", "--data.block_length", "16"]
-        return Case("pretrain", ["--recipe", recipe, *files, *TRAIN, "--output", place.out])
-    if way == 2:
-        path = rng.choice(sorted(TUNING.glob("*.yaml")))
-        recipe = place.file("mine.yaml", damage_text(path.read_text(), rng))
-        return Case("finetune", tuning("rte", place, "--recipe", recipe, "--dry-run", "--grid"))
-    kind = rng.choice(KINDS)
-    copy_run(place, kind)
-    stored = place.out / "config.yaml"
-    stored.write_bytes(damage_text(stored.read_text(), rng))
-    return Case("pretrain", pretraining(kind, place))
 
 
 def copy_run(place, kind, is_half=True):

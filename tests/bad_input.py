@@ -6,7 +6,7 @@
 
 Every case is a child of one process that has imported everything, in a session, a home and a
 working directory of its own. What it may do is end with a documented exit code; an error is one
-line. A machine of 4 GB is what it believes to be on.
+line. It sees a machine of 4 GB.
 """
 
 import argparse
@@ -81,9 +81,8 @@ def live(seed, index, assets, folder):
     (folder / "bystander" / "folder" / "data.json").write_text('{"not": "yours"}\n')
     os.environ["HOME"] = os.environ["TMPDIR"] = str(folder / "home")
     tempfile.tempdir = None
-    place = Place(folder, assets)
     try:
-        case = make(seed, index, place)
+        case = make(seed, index, Place(folder, assets))
     except BaseException:
         (folder / "broken.txt").write_text(traceback.format_exc())
         os._exit(99)
@@ -98,11 +97,10 @@ def live(seed, index, assets, folder):
     # As Python opens them, for the runner's own have been written to.
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = os.fdopen(2, "w", 1, "utf-8", "backslashreplace", closefd=False)
-    believe_in_a_small_machine()
+    imitate_a_small_machine()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(
-        resource.RLIMIT_CPU, (4 * MOST_SECONDS,) * 2
-    )  # if nobody watches any more
+    # If nobody watches any more.
+    resource.setrlimit(resource.RLIMIT_CPU, (4 * MOST_SECONDS,) * 2)
     resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_BYTES, MOST_BYTES))
     sys.argv = [case.command, *case.argv]
     code = 1
@@ -119,7 +117,7 @@ def live(seed, index, assets, folder):
     os._exit(code if isinstance(code, int) else 1)
 
 
-def believe_in_a_small_machine():
+def imitate_a_small_machine():
     """Have the number of pages of memory be that of the memory a case may take."""
     real = os.sysconf
     pages = MOST_BYTES // real("SC_PAGE_SIZE")
@@ -199,23 +197,19 @@ def judged(child, status, assets, assets_before):
     """The ending of a child that is gone."""
     from bad_cases import family_of
 
-    folder = child.folder
+    folder, family, command = child.folder, family_of(child.index), ""
+    broken = folder / "broken.txt"
     if not (folder / "stderr").exists():
-        why = (
-            (folder / "broken.txt").read_text() if (folder / "broken.txt").exists() else "died"
-        )
-        return Ending(child.index, family_of(child.index), "unmade", why, "", child.seconds)
-    about = json.loads((folder / "case.json").read_text())
-    command = " ".join([about["command"], *map(shown, about["argv"])])
-    outcome, why = child.verdict or verdict(folder, status, about)
-    if outcome in GOOD:
-        after = {name: snapshot(folder / name) for name in ("bystander", "inputs")}
-        changed = [*differences(about["before"]["bystander"], after["bystander"])]
-        changed += differences(about["before"]["inputs"], after["inputs"])
-        changed += differences(assets_before, snapshot(assets))
-        if changed:
+        outcome, why = "unmade", broken.read_text() if broken.exists() else "died"
+    else:
+        about = json.loads((folder / "case.json").read_text())
+        command = " ".join([about["command"], *map(shown, about["argv"])])
+        outcome, why = child.verdict or verdict(folder, status, about)
+        changed = differences(assets_before, snapshot(assets))
+        for name, before in about["before"].items():
+            changed += differences(before, snapshot(folder / name))
+        if changed and outcome in GOOD:
             outcome, why = "outside", ", ".join(changed[:3])
-    family = family_of(child.index)
     return Ending(child.index, family, outcome, why, command, child.seconds)
 
 
@@ -333,14 +327,11 @@ def prepare_process(folder):
 
 def table(endings):
     """Families and outcomes."""
-    counts = Counter((ending.family, ending.outcome) for ending in endings)
-    columns = [*GOOD, *BAD]
+    counts = Counter((e.family, e.outcome) for e in endings)
+    columns = [*GOOD, *(name for name in BAD if any(e.outcome == name for e in endings))]
     yield f"{'':<14}" + "".join(f"{name:>13}" for name in columns)
-    for family in [*dict.fromkeys(sorted(e.family for e in endings)), "all"]:
-        numbers = [
-            sum(n for (f, o), n in counts.items() if family in (f, "all") and o == outcome)
-            for outcome in columns
-        ]
+    for family in sorted({e.family for e in endings}):
+        numbers = [counts[family, outcome] for outcome in columns]
         yield f"{family:<14}" + "".join(f"{number:>13}" for number in numbers)
 
 
@@ -348,7 +339,6 @@ def main():
     """Exit code 1 if any case ended badly."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cases", type=int, default=500)
-    parser.add_argument("--first", type=int, default=0, help="index of the first case")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--family", help="of all cases only these")
     parser.add_argument("--only", type=int, nargs="+", help="indices")
@@ -359,7 +349,7 @@ def main():
     nursery = Nursery(folder.resolve())
     from bad_cases import family_of
 
-    indices = options.only or range(options.first, options.first + options.cases)
+    indices = options.only or range(options.cases)
     indices = [i for i in indices if options.family in (None, family_of(i))]
     start = time.monotonic()
 

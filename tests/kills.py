@@ -15,6 +15,7 @@ either. Exit code 1 if something differs.
 
 import argparse
 import contextlib
+import importlib
 import json
 import math
 import os
@@ -76,17 +77,8 @@ def finetune(common, output, rng):
     """Two seeds on forty molecules."""
     from exlm_lab import finetune
 
-    argv = [
-        "--task",
-        "bbbp",
-        "--checkpoint",
-        common / "run",
-        "--data",
-        common,
-        "--seeds",
-        "1",
-        "2",
-    ]
+    argv = ["--task", "bbbp", "--checkpoint", common / "run", "--data", common]
+    argv += ["--seeds", "1", "2"]
     argv += ["--train.epochs", "10", "--device", "cpu", "--threads", "1", "--output", output]
     return finetune.main([str(word) for word in argv])
 
@@ -133,20 +125,12 @@ def make_common(common, output, rng):
 
 def import_all():
     """What the commands import, some of it not before they need it."""
-    import datasets
-    import jsonargparse
-    import sklearn.linear_model
-    import tokenizers
-    import torch
-    import yaml
-    from rdkit import Chem
-
-    import exlm_mini.prepare
-    import exlm_mini.pretrain
-
-    # A process of one thread can be forked.
-    torch.set_num_threads(1)
-    return datasets, jsonargparse, tokenizers, yaml, sklearn, Chem, exlm_mini
+    for name in (
+        "datasets", "exlm_mini.prepare", "exlm_mini.pretrain", "jsonargparse", "rdkit.Chem",
+        "sklearn.linear_model", "tokenizers", "yaml",
+    ):  # fmt: skip
+        importlib.import_module(name)
+    importlib.import_module("torch").set_num_threads(1)  # one thread can be forked
 
 
 # ---- processes ----

@@ -1,6 +1,5 @@
 """``book/case_study.py``: what the chapter on reading shows comes from two finished runs."""
 
-import importlib.util
 import json
 import shutil
 import sys
@@ -19,18 +18,9 @@ from exlm_mini.reading.trained import encode_row, load
 
 BOOK = Path(__file__).resolve().parents[1] / "book"
 STORED = BOOK / "results" / "case-study.json"
-
-
-def script(name: str):
-    """A script of the book as a module, which other scripts import by its plain name."""
-    spec = importlib.util.spec_from_file_location(name, BOOK / f"{name}.py")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-record = script("record")
-case_study = script("case_study")
+sys.path.append(str(BOOK))
+import case_study  # noqa: E402
+import record  # noqa: E402
 
 TINY = [
     *("--recipe", "toy-pairs", "--objective", "exlm", "--train.steps", "3"),
@@ -43,39 +33,18 @@ ADDED = {"quartets": {"text", "scene"}, "town": {"num_sentences", "state_entropy
 GRAPH = ["--model.states_per_mask", "4", "--model.boundary", "paper"]
 
 
-def train(directory: Path, language: str, *options: str) -> Path:
-    run = directory / language
-    arguments = [*TINY, *(options or GRAPH), "--data.grammar", language]
-    assert pretrain.main([*arguments, "--output", str(run)]) == 0
-    return run
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Both runs, three steps each."""
     directory = tmp_path_factory.mktemp("runs")
-    return [train(directory, language) for language in ("quartets", "town")]
-
-
-@pytest.fixture
-def spoiled(runs, tmp_path):
-    """Copies to spoil."""
-    return [shutil.copytree(run, tmp_path / run.name) for run in runs]
+    for language in ADDED:
+        argv = [*TINY, *GRAPH, "--data.grammar", language]
+        assert pretrain.main([*argv, "--output", str(directory / language)]) == 0
+    return [directory / language for language in ADDED]
 
 
 def kept(target):
     return {r["config"]["data"]["grammar"]: r for r in json.loads(target.read_text())}
-
-
-def refused(capsys, *arguments):
-    """The one line a mistake gets."""
-    capsys.readouterr()
-    assert case_study.main([str(argument) for argument in arguments]) == 2
-    out, err = capsys.readouterr()
-    *notes, line = err.splitlines()
-    assert out == "" and line.startswith("error: "), err
-    assert all(note.startswith("skipped checkpoint") for note in notes)
-    return line
 
 
 @pytest.fixture(scope="module")
@@ -127,18 +96,19 @@ def test_the_entropies_are_means_over_sentences_of_the_language(runs, recorded):
     assert entry["state_entropy_bits"] == pytest.approx(mean_S.tolist(), abs=5.1e-5)
 
 
-def test_what_is_missing_or_unfinished_is_refused(spoiled, tmp_path, capsys):
-    quartets, town = spoiled
+def test_runs_that_are_swapped_or_unfinished_are_refused(runs, tmp_path, capsys):
+    quartets, town = (shutil.copytree(run, tmp_path / run.name) for run in runs)
     target = tmp_path / "case-study.json"
-    line = refused(capsys, town, quartets, "--to", target)
-    assert f"{town} was trained with data.grammar town, not quartets" in line
-    missing = tmp_path / "absent"
-    assert "give the --output of a" in refused(capsys, missing, town, "--to", target)
+
+    def refused(*runs):
+        assert case_study.main([*map(str, runs), "--to", str(target)]) == 2
+        return capsys.readouterr().err
+
+    assert f"{town} was trained with data.grammar town, not quartets" in refused(town, quartets)
     (quartets / "checkpoints" / "step-000003" / "model.safetensors").write_bytes(b"")
-    line = refused(capsys, quartets, town, "--to", target)
-    assert "last step 3, only of step 2" in line
+    assert "last step 3, only of step 2" in refused(quartets, town)
     (town / "metrics.jsonl").write_text("")
-    assert "step 0 of 3" in refused(capsys, quartets, town, "--to", target)
+    assert "step 0 of 3" in refused(quartets, town)
     assert not target.exists()
 
 

@@ -32,6 +32,7 @@ def nudged(monkeypatch):
     spec = importlib.util.spec_from_file_location("imitation", file)
     imitation = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(imitation)
+    assert imitation.nudged(torch.tensor([0.0, 1.0, 2.0]), 1)[0] == 0
 
     def weights(number: int) -> list[float]:
         monkeypatch.setenv("EXLM_NUDGE", str(number))

@@ -36,12 +36,6 @@ def test_calls_are_timed_in_turn_after_one_run_each_to_warm_up():
     }
 
 
-def test_a_warm_call_is_not_run_uncounted():
-    order = []
-    measure.time_call(lambda: order.append(0), CPU, enough_seconds=0, is_warm=True)
-    assert len(order) == LEAST_RUNS
-
-
 def test_quick_calls_are_run_no_more_than_is_useful(monkeypatch):
     monkeypatch.setattr(measure, "MOST_RUNS", MOST_RUNS)
     assert len(time_side_by_side({"": int}, CPU)[""].wall_ms) == MOST_RUNS
@@ -63,21 +57,15 @@ def test_the_number_of_threads_is_set_for_a_while_only():
 # ---- memory ----
 
 
-def test_peak_memory_is_counted_to_the_byte():
+def test_peak_memory_is_what_is_alive_at_one_time_to_the_byte():
     kept = torch.ones(1000, 1000)  # was there before: does not count
 
-    def two_alive() -> torch.Tensor:
-        return kept + 1 + kept
-
-    assert peak_bytes(two_alive, CPU) == 2 * 1000 * 1000 * FLOAT
-
-
-def test_peak_memory_is_what_is_alive_at_one_time():
-    def one_after_the_other() -> None:
+    def two_alive_then_one() -> None:
+        _ = kept + 1 + kept
         for _ in range(5):
             torch.ones(1000)
 
-    assert peak_bytes(one_after_the_other, CPU) == 1000 * FLOAT
+    assert peak_bytes(two_alive_then_one, CPU) == 2 * 1000 * 1000 * FLOAT
 
 
 def test_peak_memory_counts_the_backward_pass():
@@ -105,4 +93,4 @@ def test_peak_memory_of_a_gpu_leaves_out_what_was_there_before():
     device = torch.device("cuda")
     kept = torch.ones(1000, 1024, device=device)
     assert peak_bytes(lambda: kept + 1 + kept, device) == 2 * 1000 * 1024 * FLOAT
-    assert min(measure.time_call(lambda: kept + 1, device).wall_ms) > 0
+    assert min(time_side_by_side({"": lambda: kept + 1}, device)[""].wall_ms) > 0

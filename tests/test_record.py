@@ -1,9 +1,9 @@
 """``book/record.py``: run directories become records the book can trust."""
 
-import importlib.util
 import json
 import shlex
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,10 +17,8 @@ from exlm_mini.config.options import parse
 from exlm_mini.config.recipes import plain
 from exlm_mini.training.run_directory import read_metrics
 
-SCRIPT = Path(__file__).resolve().parents[1] / "book" / "record.py"
-_spec = importlib.util.spec_from_file_location("book_record", SCRIPT)
-record = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(record)
+sys.path.append(str(Path(__file__).resolve().parents[1] / "book"))
+import record
 
 OPTIONS = [
     *("--recipe", "toy-pairs", "--train.steps", "3", "--train.batch_size", "4"),
@@ -87,10 +85,8 @@ def test_the_recorded_command_trains_the_same_settings(trained):
 @pytest.mark.parametrize(
     "command",
     [
-        "--recipe toy-pairs",
         "--recipe text-tiny --data.files 'a b.txt' c.txt.xz --seed 7",
         "--recipe smiles-tiny --model.sparse true --train.adam_betas 0.8 0.9",
-        "--recipe text-tiny --train.num_threads 2 --data.hub 'wiki text'",
         "--objective mlm",
     ],
 )
@@ -124,39 +120,21 @@ def test_records_are_sorted_and_the_same_command_replaces(tmp_path):
     ("file", "spoil", "words"),
     [
         ("exlm/metrics.jsonl", lambda log: log[: log.index("\n") + 1], "step 1 of 3"),
-        ("exlm/metrics.jsonl", lambda log: "", "step 0 of 3"),
-        ("exlm/metrics.jsonl", lambda log: "[]\n" + log, "line 1 is damaged"),
         ("exlm/metrics.jsonl", lambda log: log.replace("validation_bits_per_row", "else"),
          "has no validation of its last step 3"),
         ("versions.json", lambda text: "{}", "versions.json"),
         ("config.yaml", lambda text: "train: 3", "config.yaml"),
-        ("config.yaml", None, "give the --output of a run"),
     ],
 )  # fmt: skip
 def test_what_is_no_finished_run_is_refused(trained, tmp_path, capsys, file, spoil, words):
     run, target = shutil.copytree(trained, tmp_path / "run"), tmp_path / "runs.json"
-    if spoil:
-        (run / file).write_text(spoil((run / file).read_text()))
-    else:
-        (run / file).unlink()
+    (run / file).write_text(spoil((run / file).read_text()))
     line = refused(capsys, trained, run, "--to", target)
     assert words in line and str(run) in line
     assert not target.exists(), "nor is the good run recorded"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "not json",
-        '{"a": 1}',
-        "[1]",
-        '[{"step": 1}]',
-        "\ufffd[",
-        '[{"command": 3}]',
-        "[" * 100_000,
-    ],
-    ids=lambda text: text[:20],
-)
+@pytest.mark.parametrize("text", ["not json", '{"a": 1}', "[1]", '[{"command": 3}]'])
 def test_a_target_that_holds_something_else_is_left_alone(trained, tmp_path, capsys, text):
     target = tmp_path / "runs.json"
     target.write_text(text)
@@ -169,7 +147,3 @@ def test_settings_no_command_can_give_are_refused():
     # The command line reads this name as "no column".
     nameless = replace(config, data=replace(config.data, column="null"))
     told(lambda: record.command_of(nameless), "--data.column null")
-
-
-def test_a_command_without_a_target_is_refused(trained, capsys):
-    assert "--to" in refused(capsys, trained)

@@ -71,8 +71,8 @@ def test_the_work_is_done_for_every_expanded_position(monkeypatch):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"boundary": "paper"}, {"rope": "1d"}, {"clone_embedding_std": 0.1},
-        {"use_position": False}, {"expand_at": 1},
+        {"boundary": "paper"}, {"transition": "paper"}, {"rope": "1d"},
+        {"clone_embedding_std": 0.1}, {"use_position": False}, {"expand_at": 1},
     ],
 )  # fmt: skip
 def test_other_choices_than_the_released_ones_are_refused(settings):

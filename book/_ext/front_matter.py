@@ -132,15 +132,14 @@ def recorded(text: str) -> str:
     found = [r for r in runs_of(name) if objective in r["validation"]]
     if not found:
         raise ValueError(f"no run named '{name}' trained {objective}")
-    last = {r["command"]: r["validation"][objective][-1] for r in found}
-    rows = [last[r["command"]]["validation_bits_per_row"] for r in found]
-    match what:
-        case "row":
-            return span(rows)
-        case "mask":
-            return span([last[r["command"]]["validation_bits_per_mask"] for r in found])
-        case "steps":
-            return span([last[r["command"]]["step"] for r in found], digits=0)
+    last = [record["validation"][objective][-1] for record in found]
+    rows = [point["validation_bits_per_row"] for point in last]
+    if what == "row":
+        return span(rows)
+    if what == "mask":
+        return span([point["validation_bits_per_mask"] for point in last])
+    if what == "steps":
+        return span([point["step"] for point in last], digits=0)
     joint, floor = entropies(found[0])
     arrived = [bits for bits in rows if bits < joint + NEAR]
     match what:
@@ -169,7 +168,8 @@ def span(numbers: list[float], digits: int = 3) -> str:
 
 def rounded(number: float, digits: int) -> Decimal:
     """Rounded half up, as one does it by hand: records hold four digits, often ending in 5."""
-    return Decimal(str(number)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
+    found = Decimal(str(number)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
+    return found + 0  # no sign before a zero
 
 
 def short(commit: str) -> str:
@@ -253,50 +253,44 @@ def with_minus_sign(text: str) -> str:
 
 
 class FoundRole(SphinxRole):
-    """What a function finds when the page is read; what it cannot find is a warning."""
+    """What a function finds when the page is read; what it cannot find is a warning.
 
-    def __init__(self, find: Callable[[str], Any]) -> None:
-        self.find = find
+    Args:
+        find: takes the text of the role.
+        show: takes the role and what was found; the nodes to show.
+    """
+
+    def __init__(self, find: Callable[[str], Any], show: Callable[..., list[nodes.Node]]):
+        self.find, self.show = find, show
 
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
         try:
-            return self.shown(self.find(self.text)), []
+            return self.show(self, self.find(self.text)), []
         except ValueError as error:
             message = self.inliner.reporter.warning(str(error), line=self.lineno)
             return [nodes.problematic(self.rawtext, self.rawtext)], [message]
 
-    def shown(self, found: Any) -> list[nodes.Node]:
-        raise NotImplementedError
 
-
-class NumberRole(FoundRole):
+def show_number(role: FoundRole, found: str) -> list[nodes.Node]:
     """A number looked up or computed."""
-
-    def shown(self, found: str) -> list[nodes.Node]:
-        return [nodes.inline(text=with_minus_sign(found), classes=["recorded"])]
+    return [nodes.inline(text=with_minus_sign(found), classes=["recorded"])]
 
 
-class ProvenanceRole(FoundRole):
+def show_provenance(role: FoundRole, found: list[tuple[str, str]]) -> list[nodes.Node]:
     """Devices and commits of runs."""
-
-    def shown(self, found: list[tuple[str, str]]) -> list[nodes.Node]:
-        out: list[nodes.Node] = []
-        for device, commit in provenance(found):
-            out += [nodes.Text(f"{', ' if out else ''}{device}, "), nodes.literal(text=commit)]
-        return out or [nodes.Text("no record yet")]
+    out: list[nodes.Node] = []
+    for device, commit in provenance(found):
+        out += [nodes.Text(f"{', ' if out else ''}{device}, "), nodes.literal(text=commit)]
+    return out or [nodes.Text("no record yet")]
 
 
-class SourceRole(FoundRole):
+def show_source(role: FoundRole, found: tuple[str, int | None]) -> list[nodes.Node]:
     """A link to a file of the repository, at the line of a name in it."""
-
-    def shown(self, found: tuple[str, int | None]) -> list[nodes.Node]:
-        file, line = found
-        url = "{repository_url}/blob/{repository_branch}".format(
-            **self.config.html_theme_options
-        )
-        link = nodes.reference(refuri=f"{url}/{file}" + (f"#L{line}" if line else ""))
-        link += nodes.literal(text=self.text.rpartition("::")[2] if line else file)
-        return [link]
+    file, line = found
+    url = "{repository_url}/blob/{repository_branch}".format(**role.config.html_theme_options)
+    link = nodes.reference(refuri=f"{url}/{file}" + (f"#L{line}" if line else ""))
+    link += nodes.literal(text=role.text.rpartition("::")[2] if line else file)
+    return [link]
 
 
 def table(directive: SphinxDirective, rows: list[list[str]], *options: str) -> list[nodes.Node]:
@@ -314,12 +308,10 @@ def by_seed(found: list[dict[str, Any]]) -> dict[str, str]:
     """Options of some runs, seeds left out, with those seeds in words."""
     seeds: dict[str, list[int]] = {}
     for record in found:
-        options = record["command"].removeprefix(COMMAND)
-        seeds.setdefault(re.sub(r" --seed \d+", "", options), []).append(
-            record["config"]["seed"]
-        )
+        options = re.sub(r" --seed \d+", "", record["command"].removeprefix(COMMAND))
+        seeds.setdefault(options, []).append(record["config"]["seed"])
     return {
-        options: f", seed {span(chosen, digits=0)}" for options, chosen in sorted(seeds.items())
+        options: f", seed {span(some, digits=0)}" for options, some in sorted(seeds.items())
     }
 
 
@@ -387,17 +379,28 @@ class NamesDirective(SphinxDirective):
         return table(self, rows, ":widths: 40 60")
 
 
+NUMBERS = {
+    "recorded": recorded,
+    "parameters": parameters,
+    "reading-time": reading_time,
+    "sweep": sweep_numbers.sweep,
+    "score": sweep_numbers.score,
+    "small": small_numbers.small,
+}
+STAMPS = {
+    "provenance": made,
+    "sweep-made": sweep_numbers.made,
+    "small-made": small_numbers.made,
+}
+"""Roles by what they find."""
+
+
 def setup(app):
-    app.add_role("recorded", NumberRole(recorded))
-    app.add_role("parameters", NumberRole(parameters))
-    app.add_role("reading-time", NumberRole(reading_time))
-    app.add_role("provenance", ProvenanceRole(made))
-    app.add_role("sweep", NumberRole(sweep_numbers.sweep))
-    app.add_role("score", NumberRole(sweep_numbers.score))
-    app.add_role("sweep-made", ProvenanceRole(sweep_numbers.made))
-    app.add_role("small", NumberRole(small_numbers.small))
-    app.add_role("small-made", ProvenanceRole(small_numbers.made))
-    app.add_role("source", SourceRole(source_line))
+    for name, find in NUMBERS.items():
+        app.add_role(name, FoundRole(find, show_number))
+    for name, find in STAMPS.items():
+        app.add_role(name, FoundRole(find, show_provenance))
+    app.add_role("source", FoundRole(source_line, show_source))
     app.add_directive("runs", RunsDirective)
     app.add_directive("scorecard", ScorecardDirective)
     app.add_directive("sweep-report", SweepReportDirective)

@@ -1,4 +1,4 @@
-"""The package's docstrings as Sphinx's napoleon wants them.
+"""The package's docstrings in the form that Sphinx's napoleon reads.
 
 They are in the style of Google, with two habits it would misread: an attribute is described in a
 sentence, which may hold a colon, and ``Returns:`` may name results or hold a colon. Signatures and

@@ -4,7 +4,6 @@
   ``mlm`` or ``scratch``;
 * ``{small}`TASK MODEL-MODEL` ``: the difference, taken seed by seed, ± half its 95% interval;
 * ``{small}`TASK paper-MODEL` ``: what the paper prints;
-* ``{small}`TASK rows` ``: training rows of the task;
 * ``{small}`TASK seen` ``: molecules that pre-training has read, of all in the benchmark;
 * ``{small}`RUN WHAT` ``: of a pre-training run such as ``smiles-exlm``; WHAT is ``bits`` (per
   masked token, validation), ``parameters``, ``rows``, ``tokens``, ``steps`` or ``minutes``.
@@ -49,29 +48,26 @@ def _of_task(name: str, task: dict[str, Any], what: str) -> str:
     if found := task["differences"].get(f"{first} - {second}"):
         return "{mean:+.1f} ± {half_width_95:.1f}".format(**found)
     if first == "paper" and second in ("exlm", "mlm"):
-        rows = set(task["paper"]) - {"table"}
-        row = "ExLM" if second == "exlm" else (rows - {"ExLM"}).pop()
-        return f"{task['paper'][row]:.1f}"
-    if what == "rows":
-        return f"{task['rows']['train']:,}"
+        (mlm,) = set(task["paper"]) - {"table", "ExLM"}
+        return f"{task['paper']['ExLM' if second == 'exlm' else mlm]:.1f}"
     if what == "seen" and (seen := task["seen_in_pretraining"]):
         return f"{seen['seen']:,} of {seen['molecules']:,}"
     raise ValueError(f"{FILE.name} holds no '{what}' of {name}")
 
 
 def _of_run(name: str, run: dict[str, Any], what: str) -> str:
-    if what == "bits":
-        (curve,) = run["validation"].values()
-        return f"{curve[-1]['validation_bits_per_mask']:.2f}"
-    if what in ("parameters", "tokens"):
-        return f"{run[what]:,}"
-    if what == "rows":
-        return f"{run['corpus']['rows']:,}"
-    if what == "steps":
-        return f"{run['config']['train']['steps']:,}"
-    if what == "minutes":
-        return f"{run['seconds'] / 60:.0f}"
-    raise ValueError(f"{FILE.name} holds no '{what}' of {name}")
+    (curve,) = run["validation"].values()
+    found = {
+        "bits": f"{curve[-1]['validation_bits_per_mask']:.2f}",
+        "parameters": f"{run['parameters']:,}",
+        "tokens": f"{run['tokens']:,}",
+        "rows": f"{run['corpus']['rows']:,}",
+        "steps": f"{run['config']['train']['steps']:,}",
+        "minutes": f"{run['seconds'] / 60:.0f}",
+    }
+    if what not in found:
+        raise ValueError(f"{FILE.name} holds no '{what}' of {name}")
+    return found[what]
 
 
 def made(corpus: str) -> list[tuple[str, str]]:

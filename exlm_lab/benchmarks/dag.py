@@ -8,29 +8,31 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
+from functools import partial
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from exlm_lab.benchmarks.measure import LEAST_RUNS, once_seconds, time_call
+from exlm_lab.benchmarks.measure import LEAST_RUNS, once_seconds, time_side_by_side
 from exlm_lab.benchmarks.record import Note, Record, Shape, compared, record
 from exlm_mini.alignment import BACKENDS
-from exlm_mini.alignment.cases import QUANTITIES, Graph, relative_error, short
+from exlm_mini.alignment.cases import QUANTITIES, Graph, relative_error
 from exlm_mini.data.files import reading
 
 LogLikelihood = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 REFERENCE = "vectorized"
+TEACHING = ("enumerate", "naive")
+"""Backends for small graphs only, see ``too_large``."""
 MOST_PATHS = 10_000
 """Of all rows together, for the backend that scores each by itself."""
 MOST_TERMS = 50_000
 """Of all rows together, for the backend that adds them up one by one in Python."""
 UNTIMED_RUNS = 3
-"""Of a call besides those timed: for its error, and for both memory peaks."""
+"""Of a call besides those timed: for its error, to warm up, and for its memory."""
 MOST_SECONDS = 60.0
 """That one backend may take at one shape."""
 RELEASED = Path("fs_plugins/custom_ops/dag_loss.py")
@@ -84,21 +86,16 @@ def forward_and_backward(function: LogLikelihood, graph: Graph) -> tuple[Tensor,
     """log_likelihood_B and the gradients of its sum by emission and transition.
 
     Raises:
-        ValueError: if the function does not return (B,), or leaves out a gradient.
+        ValueError: if the function does not return (B,).
+        RuntimeError: of autograd, if it leaves out a gradient.
     """
     scores = tuple(t.detach().requires_grad_() for t in graph[:2])
     log_likelihood_B = function(scores[0], scores[1], *graph[2:])
     B = len(graph.num_targets_B)
-    if not isinstance(log_likelihood_B, Tensor) or log_likelihood_B.shape != (B,):
-        got = getattr(log_likelihood_B, "shape", type(log_likelihood_B).__name__)
+    if log_likelihood_B.shape != (B,):
+        got = tuple(log_likelihood_B.shape)
         raise ValueError(f"it must return one log-likelihood per row, ({B},), not {got}")
-    if not log_likelihood_B.requires_grad:
-        raise ValueError("what it returns has no gradient")
-    gradients = torch.autograd.grad(log_likelihood_B.sum(), scores, allow_unused=True)
-    for name, gradient in zip(("emissions", "transitions"), gradients, strict=True):
-        if gradient is None:
-            raise ValueError(f"it sends back no gradient to the {name}")
-    return log_likelihood_B.detach(), *gradients
+    return log_likelihood_B.detach(), *torch.autograd.grad(log_likelihood_B.sum(), scores)
 
 
 def load_extra_backend(path: Path) -> LogLikelihood:
@@ -114,12 +111,11 @@ def load_extra_backend(path: Path) -> LogLikelihood:
     if path.is_dir():
         file, name = path / RELEASED, "torch_dag_loss"
     with reading(file, f"give --extra-backend a file of Python that defines {name}"):
-        loader = SourceFileLoader(f"extra_backend_{path.stem}", str(file))
-        spec = spec_from_loader(loader.name, loader)
-        assert spec is not None
+        spec = spec_from_file_location(f"extra_backend_{path.stem}", file)
+        assert spec is not None and spec.loader is not None
         module = module_from_spec(spec)
-        sys.modules[loader.name] = module  # dataclasses and torch.library look modules up
-        loader.exec_module(module)
+        sys.modules[spec.name] = module  # dataclasses and torch.library look modules up
+        spec.loader.exec_module(module)
         function = getattr(module, name)
     if not path.is_dir():
         return function
@@ -143,24 +139,15 @@ def too_large(backend: str, shape: Shape) -> str | None:
 
 
 def estimated_seconds(function: LogLikelihood, graph: Graph, device: torch.device) -> float:
-    """Seconds of one forward and backward pass, from graphs with fewer targets.
+    """Seconds of one forward and backward pass at most, from a graph with fewer targets.
 
     Anything but a teaching backend takes the same time from each target to the next, besides
     what the edges cost once.
     """
     B, M, _ = graph.log_emission_BML.shape
-
-    def seconds(num_targets: int) -> float:
-        part = graph.part(B, num_targets)
-        return once_seconds(lambda: forward_and_backward(function, part), device)
-
-    few = min(M, max(4, M // 128))
-    spent = seconds(few)
-    if few == M:
-        return spent
-    half = few // 2
-    each = max(spent - seconds(half), 0.0) / (few - half)
-    return spent + min(each, spent / (few - 1)) * (M - few)
+    few = min(M, max(4, M // 32))
+    part = graph.part(B, few)
+    return once_seconds(lambda: forward_and_backward(function, part), device) * M / few
 
 
 class Judge(NamedTuple):
@@ -216,7 +203,7 @@ def dag(
         shape: of the graph.
         functions: ``log_likelihood`` of the backends, by name; ``REFERENCE`` is taken first.
         device, is_sharp: of the graph, see ``made_graph``.
-        note: is told what was left out.
+        note: takes a line about what was left out.
         asked_for: names of functions that are waited for, however long they take.
     """
     graph = made_graph(shape, is_sharp, device)
@@ -224,48 +211,29 @@ def dag(
     at = f"at B,M,L = {shape}"
     if verdict is None:
         note(f"no error is given {at}: no backend does it in float64 in {MOST_SECONDS:g} s")
+    details: Record = {"dtype": "float32", "transitions": "sharp" if is_sharp else "flat"}
+    if verdict:
+        details |= {"judge": verdict.name, "judged_rows": len(verdict.exact[0])}
+
+    def one(name: str) -> Record:
+        call = partial(forward_and_backward, functions[name], graph)
+        if reason := too_large(name, shape):
+            raise ValueError(reason)
+        if name not in (*TEACHING, *asked_for):
+            seconds = estimated_seconds(functions[name], graph, device)
+            total = seconds * (LEAST_RUNS + UNTIMED_RUNS)
+            if total > MOST_SECONDS:
+                raise ValueError(f"about {total:.0f} s, more than {MOST_SECONDS:g} s")
+        errors = verdict.errors(call()) if verdict else {}
+        timing = time_side_by_side({name: call}, device)[name]
+        return record("dag", name, shape, timing, call, device, errors, details)
 
     def records() -> Iterator[Record]:
         for name in sorted(functions, key=lambda name: name != REFERENCE):
             try:
-                if reason := too_large(name, shape):
-                    raise ValueError(reason)
-                if name not in asked_for:
-                    _check_seconds(functions[name], name, graph, device)
-                yield _record(shape, name, functions[name], graph, device, verdict, is_sharp)
+                yield one(name)
             except Exception as error:  # the others go on
                 reason = " ".join(str(error).split()) or type(error).__name__
                 note(f"{name} is left out {at}: {reason[:300]}")
 
     yield from compared(records(), REFERENCE)
-
-
-def _check_seconds(
-    function: LogLikelihood, name: str, graph: Graph, device: torch.device
-) -> None:
-    if name in ("enumerate", "naive"):  # see too_large
-        return
-    total = estimated_seconds(function, graph, device) * (LEAST_RUNS + UNTIMED_RUNS)
-    if total > MOST_SECONDS:
-        raise ValueError(f"about {total:.0f} s, more than {MOST_SECONDS:g} s")
-
-
-def _record(
-    shape: Shape,
-    name: str,
-    function: LogLikelihood,
-    graph: Graph,
-    device: torch.device,
-    verdict: Judge | None,
-    is_sharp: bool,
-) -> Record:
-    def call() -> tuple[Tensor, ...]:
-        return forward_and_backward(function, graph)
-
-    errors = verdict.errors(call()) if verdict else {}
-    details: dict[str, Any] = {"dtype": short(graph.log_emission_BML.dtype)}
-    details |= {"transitions": "sharp" if is_sharp else "flat"}
-    if verdict:
-        details |= {"judge": verdict.name, "judged_rows": len(verdict.exact[0])}
-    timing = time_call(call, device, is_warm=verdict is not None)
-    return record("dag", name, shape, timing, call, device, errors, details)

@@ -41,7 +41,7 @@ def emission(
         shape: of the graph; every state gets a row of V logits.
         vocab_size, width: V and D.
         device, dtype: of inputs and parameters.
-        note: is told what was left out.
+        note: takes a line about what was left out.
         chunk: rows at a time of the chunked way.
     """
     torch.manual_seed(0)

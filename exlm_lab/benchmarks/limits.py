@@ -1,4 +1,4 @@
-"""What a device can do at best, and the least that the dynamic programme asks of it.
+"""The least that the dynamic programme asks of a device, and its time on a GPU without the host.
 
 Shapes: B rows, M targets, L states.
 """
@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from exlm_lab.benchmarks.measure import time_call
+from exlm_lab.benchmarks.measure import time_side_by_side
 from exlm_lab.benchmarks.record import Shape
-from exlm_mini.training.provenance import MIB
 
 SWEEPS = 3
 """Alpha, beta, and the product of both that is the gradient of the transitions."""
@@ -26,22 +25,6 @@ class Floor(NamedTuple):
     """Scores read by each pass, edges only where v < u; whole gradients written."""
     num_multiply_adds: int
     """Of the edges inside the cone, in ``SWEEPS`` sweeps; no exponentials."""
-
-    def milliseconds(self, limits: Limits) -> float:
-        """The least time, as if traffic and arithmetic ran side by side."""
-        return 1000 * max(
-            self.num_bytes / limits.bytes_per_second,
-            self.num_multiply_adds / limits.multiply_adds_per_second,
-        )
-
-
-class Limits(NamedTuple):
-    """What was measured of a device."""
-
-    bytes_per_second: float
-    """Read and written together, by a large copy."""
-    multiply_adds_per_second: float
-    """float32, by a large matrix product without TF32."""
 
 
 def floor(shape: Shape, itemsize: int = 4) -> Floor:
@@ -60,33 +43,6 @@ def floor(shape: Shape, itemsize: int = 4) -> Floor:
     inner = 2 * width + (M - 3) * width * (width + 1) // 2
     num_pairs = inner if M > 2 else M - 1
     return Floor(B * num_numbers * itemsize, B * SWEEPS * num_pairs)
-
-
-def measured_limits(device: torch.device, size: int | None = None) -> Limits:
-    """Best of several large copies and matrix products.
-
-    Args:
-        device: to measure.
-        size: side of the matrices; none: 8192 on a GPU, 2048 elsewhere. What is copied is a
-            GiB on a GPU and 256 MiB elsewhere, or as much as these matrices hold.
-    """
-    is_gpu = device.type == "cuda"
-    copied = (1024 if is_gpu else 256) * MIB if size is None else 4 * size * size
-    size = size or (8192 if is_gpu else 2048)
-    source = torch.ones(copied // 4, device=device)
-    target = torch.empty_like(source)
-    copy_ms = min(time_call(lambda: target.copy_(source), device).wall_ms)
-    matrix = torch.ones(size, size, device=device)
-    product = torch.empty_like(matrix)
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        product_ms = min(
-            time_call(lambda: torch.mm(matrix, matrix, out=product), device).wall_ms
-        )
-    finally:
-        torch.set_float32_matmul_precision(before)
-    return Limits(1000 * 2 * copied / copy_ms, 1000 * size**3 / product_ms)
 
 
 def replay_ms(call: Callable[[], Any], device: torch.device) -> float:
@@ -109,4 +65,4 @@ def replay_ms(call: Callable[[], Any], device: torch.device) -> float:
             for _ in range(REPLAYS):
                 captured.replay()
 
-        return time_call(replay, device).median_ms / REPLAYS
+        return time_side_by_side({"replay": replay}, device)["replay"].median_ms / REPLAYS

@@ -70,16 +70,6 @@ def time_side_by_side(
     return timings
 
 
-def time_call(
-    call: Callable[[], Any],
-    device: torch.device,
-    enough_seconds: float = ENOUGH_SECONDS,
-    is_warm: bool = False,
-) -> Timing:
-    """``time_side_by_side`` of a single call."""
-    return time_side_by_side({"": call}, device, enough_seconds, is_warm)[""]
-
-
 def once_seconds(call: Callable[[], Any], device: torch.device) -> float:
     """Wall seconds of the second of two runs, for a first guess."""
     call()
@@ -124,7 +114,7 @@ def peak_bytes(call: Callable[[], Any], device: torch.device) -> int:
         call()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would tell of every start on stderr
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else every start is a line on stderr
     with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profile:
         call()
     changes = [e for e in profile.kineto_results.events() if e.name() == "[memory]"]
@@ -142,18 +132,16 @@ def resident_bytes(call: Callable[[], Any]) -> int | None:
     the kernel does not let a process reset its own peak. Repeats to about a mebibyte.
     """
     gc.collect()
-    with contextlib.suppress(OSError, AttributeError):
+    before = None
+    with contextlib.suppress(OSError, AttributeError, KeyError):
         # What the C library keeps for later would be used again unseen.
         ctypes.CDLL("libc.so.6").malloc_trim(0)
-    try:
         Path("/proc/self/clear_refs").write_text("5")
         before = _status_bytes("VmRSS")
-        kept = call()  # until the peak is read: the kernel counts what is there most exactly
-        growth = _status_bytes("VmHWM") - before
-        del kept
-        return max(growth, 0)
-    except (OSError, KeyError):
-        return None
+    kept = call()  # until the peak is read: the kernel counts what is there most exactly
+    growth = None if before is None else max(_status_bytes("VmHWM") - before, 0)
+    del kept
+    return growth
 
 
 def _status_bytes(name: str) -> int:

@@ -1,4 +1,4 @@
-"""Shapes that are measured, and the record of each measurement: a dict, as JSON knows it.
+"""Shapes that are measured, and the record of each measurement: a dict that JSON can hold.
 
 Shapes: B rows, M targets, L states.
 
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from exlm_lab.benchmarks.measure import Timing, peak_bytes, resident_bytes
+from exlm_lab.benchmarks.measure import Timing, peak_bytes
 from exlm_mini.training.provenance import MIB
 
 
@@ -65,9 +65,8 @@ def record(
         timing: of the call, forward and backward.
         call, device: to measure its memory.
         errors: ``max |difference| / max |value|`` against float64, by quantity.
-        details: what else is told.
+        details: more fields.
     """
-    resident = resident_bytes(call) if device.type == "cpu" else None
     largest = max(errors.values(), default=None)
     return {
         "benchmark": benchmark,
@@ -77,7 +76,6 @@ def record(
         "median_cpu_ms": timing.median_cpu_ms,
         "runs": len(timing.wall_ms),
         "peak_mib": peak_bytes(call, device) / MIB,
-        "resident_mib": None if resident is None else resident / MIB,
         "max_error": None if largest == math.inf else largest,
         "errors": {n: None if e == math.inf else e for n, e in errors.items()},
         **details,

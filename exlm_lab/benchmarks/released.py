@@ -41,10 +41,9 @@ class ReleasedLayout(nn.Module):
     def __init__(self, model: ExLM) -> None:
         super().__init__()
         config = model.config
-        chosen: tuple = (config.boundary, config.transition, config.use_position, config.rope)
-        chosen += (config.expand_at,)
-        if chosen != ("official", "gated", True, "2d", 0) or model.clone is not None:
-            raise ValueError(f"the released layout has official, gated, 2d, 0, not {chosen}")
+        chosen = (config.boundary, config.transition, config.use_position, config.rope)
+        if chosen != ("official", "gated", True, "2d") or config.expand_at or model.clone:
+            raise ValueError(f"the released layout has official, gated, True, 2d, not {chosen}")
         self.model = model
         self._table_of: dict[tuple[torch.device, torch.dtype], Rotation] = {}
 
@@ -64,7 +63,7 @@ class ReleasedLayout(nn.Module):
 
         Args:
             masked_ids_BN, is_masked_BN, token_ids_BN: see ``MaskedBatch``.
-            chain_share: 0, the released code knows no chains.
+            chain_share: 0, for the released code has no chains.
 
         Returns:
             Scores for ``objectives.log_likelihood``, L = T.

@@ -38,8 +38,6 @@ ENOUGH_SECONDS = 30.0
 """For both models: three steps of each are too few on a machine that does other things."""
 ERROR_ROWS = 8
 """Of the batch, to compare with float64: a whole one of a base model may not fit then."""
-PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
-"""Of the encoder, as ``train.precision`` calls them."""
 AnyModel = MaskedLM | ExLM | ReleasedLayout
 Clock = Callable[[str, str], AbstractContextManager[None]]
 """Takes the name of a part and ``forward`` or ``backward``; times what runs inside."""
@@ -57,13 +55,10 @@ def model_of(
     width: int = 384,
     num_heads: int = 6,
 ) -> ModelConfig:
-    """The model whose graph has this shape.
+    """The model whose graph has this shape; L must be k M.
 
-    Args:
-        shape: L must be k M.
-        dropout: of hidden states and attention. In the recipes made for CPUs it is 0; above it
-            attention has no fused kernel there.
-        num_layers, width, num_heads: of the encoder.
+    ``dropout`` is that of hidden states and attention. In the recipes made for CPUs it is 0; above
+    it attention has no fused kernel there.
     """
     k = shape.L // shape.M
     return ModelConfig(
@@ -112,7 +107,7 @@ def step(
         config: of both models, which are in training mode; its dropout is in use.
         device: of the models.
         vocab_size: of the batch, see ``made_batch``.
-        precision: of the encoder, a key of ``PRECISIONS``; weights are float32.
+        precision: of the encoder, as ``train.precision``: fp32 or bf16; weights are float32.
         is_compiled: compile the layers of ``mlm`` and ``exlm``, as ``train.compile`` does.
         with_released: time ``exlm-released`` too: the same model in the layout of the released
             code (``benchmarks.released``), never compiled.
@@ -139,7 +134,7 @@ def step(
 
     def records() -> Iterator[Record]:
         for name, model in models.items():
-            is_ours = name != "exlm-released"
+            is_ours = not isinstance(model, ReleasedLayout)
             details = {
                 "dtype": "float32" if precision == "fp32" else "bfloat16",
                 "is_compiled": is_compiled and is_ours,
@@ -149,10 +144,10 @@ def step(
                 "parts": time_parts(model, batch, device, precision) if is_ours else {},
                 **_speed(name, config, batch, vocab_size, timings[name], precision),
             }
-            call = partial(_step_and_forget, model, batch, precision)
-            call()
+            # The memory of a step is that of one which finds no gradients of an earlier one.
+            model.zero_grad(set_to_none=True)
             yield record(
-                "step", name, shape, timings[name], call, device, errors[name], details
+                "step", name, shape, timings[name], calls[name], device, errors[name], details
             )
 
     yield from compared(records(), "mlm")
@@ -171,11 +166,8 @@ def _speed(
     The same count for both layouts: what one of them computes besides is no use to anyone.
     """
     B, N = batch.token_ids_BN.shape
-    run = RunConfig(
-        objective="mlm" if name == "mlm" else "exlm",
-        model=config,
-        masking=MaskingConfig(mask_ratio=MASK_RATIO),
-    )
+    masking = MaskingConfig(mask_ratio=MASK_RATIO)
+    run = RunConfig(objective="mlm" if name == "mlm" else "exlm", model=config, masking=masking)
     seconds = timing.median_ms / 1000
     flops_per_second = B * row_flops(run, vocab_size, N) / seconds
     device = batch.token_ids_BN.device
@@ -198,20 +190,9 @@ def whole_step(model: AnyModel, batch: MaskedBatch, precision: str = "fp32") -> 
 
 
 def _precision(precision: str, batch: MaskedBatch) -> AbstractContextManager:
-    """Around a forward pass: autocast, or nothing."""
-    dtype = PRECISIONS[precision]
-    return torch.autocast(
-        batch.token_ids_BN.device.type, dtype or torch.bfloat16, enabled=dtype is not None
-    )
-
-
-def _step_and_forget(model: AnyModel, batch: MaskedBatch, precision: str) -> None:
-    """A step that leaves no gradients behind, so that the next takes memory for its own.
-
-    Memory is measured like this, time is not: in training the gradients stay until the next step.
-    """
-    whole_step(model, batch, precision)
-    model.zero_grad(set_to_none=True)
+    """Around a forward pass: autocast to bf16, or nothing."""
+    device_type = batch.token_ids_BN.device.type
+    return torch.autocast(device_type, torch.bfloat16, enabled=precision == "bf16")
 
 
 def step_in_parts(
@@ -281,7 +262,7 @@ def time_parts(
         For each part that the model has: ``forward_ms``, ``backward_ms``, ``forward_cpu_ms``
         and ``backward_cpu_ms``.
     """
-    spent: dict[tuple[str, str], list[float]] = {}
+    spent: dict[str, dict[str, list[float]]] = {}
 
     @contextlib.contextmanager
     def clock(part: str, direction: str) -> Iterator[None]:
@@ -290,19 +271,16 @@ def time_parts(
         yield
         _wait(device)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        spent.setdefault((part, f"{direction}_ms"), []).append(1000 * wall)
-        spent.setdefault((part, f"{direction}_cpu_ms"), []).append(1000 * cpu)
+        times = spent.setdefault(part, {})
+        times.setdefault(f"{direction}_ms", []).append(1000 * wall)
+        times.setdefault(f"{direction}_cpu_ms", []).append(1000 * cpu)
 
-    step_in_parts(model, batch, clock, precision)
-    spent.clear()
-    for _ in range(LEAST_RUNS):
+    for _ in range(1 + LEAST_RUNS):
         step_in_parts(model, batch, clock, precision)
     return {
-        part: {
-            key: statistics.median(ms) for (owner, key), ms in spent.items() if owner == part
-        }
+        part: {key: statistics.median(ms[1:]) for key, ms in spent[part].items()}
         for part in PARTS
-        if (part, "forward_ms") in spent
+        if part in spent
     }
 
 

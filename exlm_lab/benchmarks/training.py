@@ -7,7 +7,6 @@ after it.
 
 from __future__ import annotations
 
-import gc
 import math
 import tempfile
 import time
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from exlm_lab.benchmarks.measure import resident_bytes, threads
+from exlm_lab.benchmarks.measure import peak_bytes, resident_bytes, threads
 from exlm_lab.benchmarks.record import Record
 from exlm_mini.config import RunConfig, SpecialIds, settings_with
 from exlm_mini.config.checks import Effect
@@ -40,8 +39,6 @@ LEAST_STEPS = 3
 """A median of fewer says nothing."""
 TEXT_STEPS = 4
 """Steps of text that see no row twice; what a row says does not change the time."""
-SAME_SPEED = tuple(settings_with(Effect.SPEED))
-"""Settings that decide how fast a token is worked on."""
 MOLECULE_LENGTHS = (
     11, 15, 17, 19, 21, 23, 24, 25, 27, 28, 30, 31, 33, 35, 37, 40, 43, 47, 54, 69,
 )  # fmt: skip
@@ -54,9 +51,9 @@ SHORTAGE = ("out of memory", "can't allocate memory", "alloc_failed")
 
 
 def speed_settings(config: RunConfig) -> dict[str, Any]:
-    """The settings of ``SAME_SPEED`` by their names, as JSON knows them."""
+    """The settings that decide how fast a token is worked on, by their names."""
     settings, found = plain(config), {}
-    for name in SAME_SPEED:
+    for name in settings_with(Effect.SPEED):
         group, _, inner = name.partition(".")
         found[name] = settings[group][inner] if inner else settings[group]
     # Given for --dry-run alone, the vocabulary's size is the tokenizer's otherwise.
@@ -150,7 +147,7 @@ def _made_for(config: RunConfig, batch: int, folder: Path) -> Pack:
 
 
 def _timed_steps(config: RunConfig, pack: Pack, steps: int, enough: float) -> Record:
-    """Make a model and train it for some steps; nothing is written."""
+    """Make a model and train it for some steps, and measure its memory; nothing is written."""
     device = choose_device(config.train.device)
     found: Record = {}
 
@@ -181,17 +178,8 @@ def _timed_steps(config: RunConfig, pack: Pack, steps: int, enough: float) -> Re
             num_parameters=sum(parameter.numel() for parameter in trainer.model.parameters()),
         )
 
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        call()
-        taken: int | None = torch.cuda.max_memory_allocated(device) - before
-    else:
-        taken = resident_bytes(call)
-        if not found:  # where memory is not told, the call was not made
-            call()
+    on_gpu = device.type == "cuda"
+    taken = peak_bytes(call, device) if on_gpu else resident_bytes(call)
     return {**found, "peak_mib": None if taken is None else taken / MIB}
 
 
@@ -213,11 +201,9 @@ def made_pack(
     """
     special_ids = SpecialIds()
     rng = np.random.default_rng(0)
-    num_rows = max(1, round(num_tokens / (row_length or np.mean(MOLECULE_LENGTHS))))
-    if row_length is None:
-        lengths_R = rng.choice(MOLECULE_LENGTHS, num_rows).clip(0, longest)
-    else:
-        lengths_R = np.full(num_rows, row_length)
+    lengths = MOLECULE_LENGTHS if row_length is None else (row_length,)
+    num_rows = max(1, round(num_tokens / np.mean(lengths)))
+    lengths_R = rng.choice(lengths, num_rows).clip(0, longest)
     token_ids = rng.integers(len(special_ids), vocab_size, lengths_R.sum())
     ends = np.cumsum(lengths_R)
     token_ids[ends - lengths_R], token_ids[ends - 1] = special_ids.bos, special_ids.eos
