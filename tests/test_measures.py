@@ -14,10 +14,9 @@ import pytest
 import torch
 
 from exlm_lab.experiments.measures import NUM_FILLINGS, measure
-from exlm_lab.experiments.metric_names import METRICS
+from exlm_lab.experiments.study import WATCHED
 from exlm_lab.experiments.toy_contexts import Contexts
 from exlm_mini.config import DataConfig, MaskingConfig, ModelConfig, RunConfig
-from exlm_mini.config.checks import UserError
 from exlm_mini.data.batches import validation_batches
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.toy_grammars import grammar, slots_of
@@ -44,20 +43,14 @@ TEXT = replace(
     TOWN, data=DataConfig(kind="text", vocab_size=300, block_length=32, max_documents=20)
 )
 EVERYONES = {
-    "lost_share", "lost_per_row", "entropy_bits", "cross_entropy_bits", "accuracy", "confidence",
-    "calibration_error", "bits_per_row", "bits_per_mask", "perplexity", "linked_bits",
-    "frequency_bits",
+    "lost_share", "lost_per_row", "entropy_bits", "cross_entropy_bits", "accuracy",
+    "bits_per_row", "bits_per_mask", "linked_bits", "frequency_bits",
 }  # fmt: skip
 TOYS = {
-    "optimum_entropy_bits", "optimum_accuracy", "excess_bits", "floor_bits_per_row",
-    "joint_bits_per_row", "total_correlation_bits", "captured_bits", "captured_error_bits",
-    "captured_share", "linked_share", "missed_share", "probe_accuracy",
+    "optimum_entropy_bits", "excess_bits", "floor_bits_per_row", "joint_bits_per_row",
+    "total_correlation_bits", "captured_bits", "missed_share", "probe_accuracy",
 }  # fmt: skip
-CLONES = {"state_entropy_bits", "specialisation_bits"}
-PATHS = {
-    "masks_skipped_share", "masks_used_twice_share", "clones_used", "clones_open",
-    "used_specialisation_bits", "dependence_bits",
-}  # fmt: skip
+PATHS = {"clones_used", "dependence_bits"}
 
 
 @pytest.fixture(scope="module")
@@ -134,13 +127,8 @@ def test_perfect_single_predictions_reach_the_floor(corpora):
         excess_bits=0,
         missed_share=0,
         captured_bits=0,
-        captured_share=0,
         linked_bits=0,
-        captured_error_bits=0,
         entropy_bits=found["optimum_entropy_bits"],
-        accuracy=found["optimum_accuracy"],
-        confidence=found["optimum_accuracy"],
-        calibration_error=0,
         bits_per_row=floor,
         bits_per_mask=floor / found["lost_per_row"],
     )
@@ -190,19 +178,11 @@ def test_clones_that_hold_one_mood_each_capture_everything(corpora):
         floor_bits_per_row=2,
         joint_bits_per_row=1,
         captured_bits=1,
-        captured_share=1,
         linked_bits=1,
         dependence_bits=1,
-        linked_share=1,
         entropy_bits=1,
-        state_entropy_bits=0,
         excess_bits=0,
-        calibration_error=0,
-        masks_skipped_share=0,
-        masks_used_twice_share=0,
-        clones_open=2,
         specialisation_bits=1,
-        used_specialisation_bits=1,
     )
     assert {name: found[name] for name in expected} == expected
     # Over the data each mood is met about half of the time.
@@ -212,31 +192,22 @@ def test_clones_that_hold_one_mood_each_capture_everything(corpora):
 @pytest.mark.parametrize(
     ("objective", "model", "names"),
     [
-        ("mlm", {}, EVERYONES | TOYS),
-        ("repeated-mlm", {}, EVERYONES | TOYS | {"visible_entropy_bits"}),
-        ("exlm", {}, EVERYONES | TOYS | CLONES | PATHS),
+        ("repeated-mlm", {}, EVERYONES | TOYS),
         (
             "exlm",
             {"transition": "paper", "boundary": "paper"},
-            EVERYONES | TOYS | CLONES | PATHS,
+            EVERYONES | TOYS | PATHS | {"specialisation_bits"},
         ),
-        ("exlm", {"transition": "ctc"}, EVERYONES | TOYS | CLONES),
-        (
-            "exlm",
-            {"states_per_mask": 1},
-            EVERYONES | TOYS | CLONES | PATHS - {"used_specialisation_bits"},
-        ),
+        ("exlm", {"transition": "ctc"}, EVERYONES | TOYS | {"specialisation_bits"}),
+        ("exlm", {"states_per_mask": 1}, EVERYONES | TOYS | PATHS),
     ],
 )
 def test_every_kind_of_model_has_its_numbers(corpora, objective, model, names):
     config = replace(TOWN, objective=objective, model=replace(SMALL, **model))
     config = replace(config, masking=replace(config.masking, mask_ratio=0.5))
-    if model.get("states_per_mask") == 1:
-        names = names - {"specialisation_bits"}
     corpus = corpora["town"]
-    found = measure(untrained(config, corpus), config, corpus, num_rows=32)
+    found = measure(untrained(config, corpus), config, corpus, num_rows=16)
     assert set(found) == names
-    assert list(found) == [name for name in METRICS if name in found]
     assert all(math.isfinite(value) for value in found.values())
     assert found["excess_bits"] > 0
     assert found["captured_bits"] < 0
@@ -256,9 +227,10 @@ def test_on_text_the_numbers_are_those_of_validation(corpora, objective, model):
     assert found["lost_per_row"] == want.num_masks / want.num_rows
     assert found["bits_per_row"] == pytest.approx(want.bits_per_row, rel=1e-5)
     assert found["bits_per_mask"] == pytest.approx(want.bits_per_mask, rel=1e-5)
-    assert found["perplexity"] == pytest.approx(want.perplexity, rel=1e-4)
     assert found["accuracy"] == pytest.approx(want.mask_accuracy)
     assert not set(found) & TOYS
+    is_linked = objective == "exlm" and not model.get("transition")
+    assert set(found) >= set(WATCHED) or not is_linked
 
 
 def test_repeated_mlm_counts_lost_tokens_alone(corpora):
@@ -288,31 +260,11 @@ def test_models_with_equal_masking_meet_the_same_masks(corpora):
         measure(untrained(config, corpus), config, corpus, num_rows=16)
         for config in (TOWN, replace(TOWN, seed=7), replace(TOWN, objective="exlm"))
     ]
-    for name in (
-        "lost_share",
-        "optimum_entropy_bits",
-        "floor_bits_per_row",
-        "joint_bits_per_row",
-    ):
+    for name in ("lost_share", "optimum_entropy_bits", "joint_bits_per_row"):
         assert len({one[name] for one in found}) == 1, name
-    again = measure(untrained(TOWN, corpus), TOWN, corpus, num_rows=16)
-    assert again == found[0]
+    model = untrained(TOWN, corpus).train()
+    assert measure(model, TOWN, corpus, num_rows=16) == found[0] and model.training
     assert found[0]["entropy_bits"] != found[1]["entropy_bits"]
-
-
-@pytest.mark.parametrize("is_training", [True, False])
-def test_measuring_leaves_the_mode_of_the_model(corpora, is_training):
-    model = untrained(TOWN, corpora["town"]).train(is_training)
-    measure(model, TOWN, corpora["town"], num_rows=2)
-    assert model.training == is_training
-
-
-def test_nothing_lost_is_refused(corpora):
-    config = replace(
-        TOWN, objective="repeated-mlm", masking=MaskingConfig(mask_ratio=0.01, num_copies=8)
-    )
-    with pytest.raises(UserError, match="no token is lost in 2 rows; mask more"):
-        measure(untrained(config, corpora["town"]), config, corpora["town"], num_rows=2)
 
 
 def test_bits_of_a_row_are_the_mean_over_its_true_fillings(corpora):
