@@ -12,7 +12,7 @@ A cell is a recipe with some settings replaced; each is trained, measured and pe
 and leaves one JSON file in OUTPUT/NAME. A finished cell is not run again, so the same command goes
 on where it was stopped. Several may work side by side on one OUTPUT and --work, such as one for
 each GPU: each takes what no other has taken. Records for the book are of a clean checkout: start
-from a worktree of a fixed commit, and work on beside it. What needs a corpus that nobody has
+from a worktree of a fixed commit, and work on beside it. What needs a corpus that is not
 prepared is left out; the file of its recipe has the command.
 
 SIGINT and SIGTERM save a checkpoint and stop. Exit codes: 0 done, 2 a mistake of the user, 130
@@ -69,7 +69,7 @@ class Run(NamedTuple):
     seed: int
 
 
-# ---- what is asked for ----
+# ---- which runs ----
 
 
 def planned(sweeps: dict[str, list[Cell]], scale: str, seeds: list[int]) -> list[Run]:
@@ -180,7 +180,7 @@ def _refuse_changes(output: Path) -> None:
         )
 
 
-# ---- what is told ----
+# ---- what is printed ----
 
 
 def _told(record: dict[str, Any]) -> str:

@@ -248,9 +248,15 @@ def test_repeated_mlm_counts_lost_tokens_alone(corpora):
     entropy_R = repeated_entropy_bits(log_p_SV, batch.is_masked_BN, 2)
     assert found["entropy_bits"] == pytest.approx(entropy_R.mean().item())
     assert found["lost_share"] == pytest.approx(is_lost_BM.sum().item() / (32 * 22))
+    is_lost_S = is_lost_BM.repeat_interleave(2, dim=1)[batch.is_masked_BN]
+    guess_R = log_p_SV[is_lost_S].exp().unflatten(0, (-1, 2)).mean(dim=1).argmax(dim=1)
     words_SN = (batch.token_ids_BN[:, ::2] - 6)[:, 1:-1].numpy()
     contexts = Contexts(grammar("town"), words_SN, is_lost_BM[:, 1:-1].numpy())
     assert found["optimum_entropy_bits"] == pytest.approx(contexts.marginal_bits_R.mean())
+    # Right as often as the guess is true, and never with a special token.
+    true_RV = np.pad(contexts.marginal_RV, ((0, 0), (6, 0)))
+    hit_R = np.take_along_axis(true_RV, guess_R[:, None].numpy(), axis=1)
+    assert found["accuracy"] == pytest.approx(hit_R.mean())
     assert found["floor_bits_per_row"] == pytest.approx(contexts.floor_bits_S.mean())
 
 

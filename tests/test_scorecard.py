@@ -73,6 +73,13 @@ def test_shares_are_told_in_points_and_missing_seeds_are_said(metric, difference
     assert score.seeds == f"{len(differences)} of 3"
 
 
+def test_as_many_seeds_are_planned_as_the_cells_compared_have(tmp_path):
+    planned = {s.entry.source: s.verdict.planned for s in scorecard.scorecard(tmp_path)}
+    assert planned == {
+        "repeated-mlm": 3, "ladder": 10, "parts": 10, "k-and-p": 3, "ablations": 3, "saddle": 2,
+    }  # fmt: skip
+
+
 def test_the_readme_counts_the_verdicts_of_the_records(results):
     found = Counter(score.verdict.word for score in scorecard.scorecard(results))
     told = ", ".join(

@@ -263,6 +263,8 @@ def test_slopes_find_a_plane_and_are_those_of_least_squares():
     of_lost, of_ratio = (np.array(list(weights.values())) for weights in slopes())
     plane = 0.7 - 0.3 * lost + 0.1 * p
     assert of_lost @ plane == pytest.approx(-0.3) and of_ratio @ plane == pytest.approx(0.1)
+    more = next(c for c in EXPERIMENTS["competence"].claims if "more than" in c.text).weights
+    assert np.array(list(more.values())) @ plane == pytest.approx(-0.3 - 0.1)
     noisy = plane + np.random.default_rng(0).normal(size=len(p))
     (_, *want), *_ = np.linalg.lstsq(np.stack([np.ones_like(p), lost, p], axis=1), noisy)
     assert [of_lost @ noisy, of_ratio @ noisy] == pytest.approx(want)
@@ -289,8 +291,8 @@ def whole(tmp_path_factory):
 def test_a_run_ends_at_the_first_look_that_is_low_enough_wherever_it_was_stopped(
     whole, tmp_path
 ):
-    level = cell((whole[3] + whole[6]) / 2)
-    assert whole[3] > level.watched["excess_bits"] > whole[6]
+    level = cell(whole[6])
+    assert whole[3] > whole[6]
     for stop in (None, 2, 6):  # never, before the look, and at it
         count = itertools.count(1)
         stops = lambda stop=stop, count=count: next(count) == stop  # noqa: E731
@@ -308,22 +310,44 @@ def test_a_run_ends_at_the_first_look_that_is_low_enough_wherever_it_was_stopped
         assert lines[-1]["step"] == 6
 
 
+def store(folder, cell, seed=1, **changed):
+    """A record of the tiny study."""
+    record = {
+        "sweep": "tiny", "scale": SCALE, "cell": cell, "input": "toy", "seed": seed,
+        "objective": "mlm", "config": {}, "metrics": {}, "versions": {}, "curve": [], **changed,
+    }  # fmt: skip
+    (folder / "tiny").mkdir(exist_ok=True)
+    (folder / "tiny" / f"{cell}-{seed}.json").write_text(json.dumps(record))
+
+
 def test_a_run_that_never_gets_there_counts_in_no_claim(tiny, tmp_path, monkeypatch):
     claims = [Claim("", "steps", name, None, 1, 1.0) for name in ("there", "short")]
     monkeypatch.setitem(tiny, "tiny", replace(tiny["tiny"], claims=tuple(claims)))
-    (tmp_path / "tiny").mkdir()
     for name, excess in (("there", 0.5), ("short", 0.51)):
         curve = [{"step": 3, "excess_bits": 0.1}, {"step": 6, "excess_bits": excess}]
-        record = {
-            "sweep": "tiny", "scale": SCALE, "cell": name, "input": "toy", "seed": 1,
-            "objective": "mlm", "config": {}, "metrics": {"steps": 6}, "versions": {},
-            "curve": curve, "watched": {"excess_bits": 0.5, "entropy_bits": None},
-        }  # fmt: skip
-        (tmp_path / "tiny" / f"{name}.json").write_text(json.dumps(record))
+        watched = {"excess_bits": 0.5, "entropy_bits": None}
+        store(tmp_path, name, metrics={"steps": 6}, curve=curve, watched=watched)
     there, short = verdicts.verdicts(tmp_path)["tiny"]
     assert there.differences == (6.0,) and short.differences == ()
     text = verdicts.report(tmp_path)
     assert "short seed 1" in text and "1 of 2" in text and "+6.000" in text
+
+
+def test_all_primary_claims_share_a_correction_even_those_without_numbers(
+    tiny, tmp_path, monkeypatch
+):
+    claims = [
+        Claim("", "x", cell, None, 1, 1.0, is_primary)
+        for cell, is_primary in (("a", True), ("missing", True), ("b", True), ("a", False))
+    ]
+    monkeypatch.setitem(tiny, "tiny", replace(tiny["tiny"], claims=tuple(claims)))
+    for seed, a, b in ((1, 1.0, 1.0), (2, 1.1, 2.0), (3, 0.9, 1.0)):
+        store(tmp_path, "a", seed, metrics={"x": a})
+        store(tmp_path, "b", seed, metrics={"x": b})
+    found = verdicts.verdicts(tmp_path)["tiny"]
+    of_a, of_b = found[0].p_value, found[2].p_value
+    assert of_a < of_b / 3
+    assert [v.adjusted for v in found] == pytest.approx([3 * of_a, None, 2 * of_b, of_a])
 
 
 # ---- leaving the symmetric start on text ----

@@ -106,7 +106,8 @@ def test_runs_that_differ_in_bookkeeping_alone_share_a_trained_model(tmp_path):
         folders = {runner.folder(cells[name].config(2)) for name in (one, other)}
         assert len(folders) == 1
     exlm = cells["toy-exlm"]
-    assert runner.folder(exlm.config(1)) != runner.folder(exlm.config(2))
+    folders = [runner.folder(exlm.config(seed)) for seed in (1, 2)]
+    assert len({*folders, runner.folder(exlm.config(1), {"excess_bits": 1.0})}) == 3
     config, shared = load_base("sweep/toy"), set()
     for field in fields(TrainConfig):
         train = replace(config.train)

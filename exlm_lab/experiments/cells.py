@@ -102,7 +102,7 @@ class Claim(NamedTuple):
     """A hypothesis, and the contrast that decides it."""
 
     text: str
-    """In one line; what the contrast says if it holds."""
+    """In one line; what is true if the contrast comes out as expected."""
     metric: str
     cell: str
     base: str | None

@@ -3,7 +3,7 @@
 A grid is a mapping from (p, k), mask ratio and copies per token, to a number, the paper's or ours.
 The share of tokens that lose every copy is p^k (Appendix C). The paper chose its cells so that
 only five shares occur (Figure 4); cells of equal share are ties for a rank. A statistic is nan
-where the grid cannot tell: no two cells to compare, or all numbers equal.
+where it is not defined: no two cells to compare, or all numbers equal.
 """
 
 from __future__ import annotations

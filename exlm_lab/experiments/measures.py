@@ -1,8 +1,8 @@
 """What a sweep measures of a finished model, under the names its records use.
 
-``measure(model, config, corpus)`` returns ``{name: number}``; ``METRICS`` says what each number is.
+``measure(model, config, corpus)`` returns ``{name: number}``; ``METRICS`` explains each number.
 The corpus is what ``prepare_corpus`` gave the run. Rows are its first held-out ones, their masks
-drawn from a seed of this stage, so models with equal masking meet the same rows and masks.
+drawn from a seed of this stage, so models with equal masking get the same rows and masks.
 
 A token is *lost* when all its copies are masked (Appendix E): in Repeated MLM those with a visible
 copy count nowhere, and the k predictions of a lost token are averaged. Without repetition every
@@ -59,7 +59,7 @@ NUM_FILLINGS = 8
 MOST_NUMBERS = 2**24
 """States x vocabulary of a batch at most: its memory is a few times as much."""
 LEAST_TOLD = 1e-3
-"""Bits that visible words tell of a lost one, below which a share of them means nothing."""
+"""Bits of information on a lost word in the visible ones; a share of fewer is not computed."""
 
 
 def measure(

@@ -42,8 +42,8 @@ METRICS = {
     "excess_bits": ("bits", "KL(true || model), alone: cross-entropy - optimal entropy"),
     "missed_share": (
         "share",
-        "excess / bits that the visible words tell of a lost token; 0 for the truth, 1 for a "
-        "model that knows places alone",
+        "excess / information of the visible words on a lost token, bits; 0 for the truth, 1 for "
+        "a model that predicts from places alone",
     ),
     "floor_bits_per_row": ("bits", "sum of marginal entropies of a row's lost tokens, mean"),
     "joint_bits_per_row": ("bits", "joint entropy of these, the visible words given, mean"),

@@ -166,7 +166,7 @@ SCORECARD = (
         "saddle", Claim("", "bits_per_mask", "english-none", "english-both", -1, 0.05),
     ),
 )  # fmt: skip
-"""In the paper's order; the last is silently assumed there."""
+"""In the paper's order; the paper assumes the last without saying so."""
 
 
 def scorecard(directory: Path) -> list[Score]:

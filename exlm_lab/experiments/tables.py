@@ -96,7 +96,7 @@ def _measured(groups: Sequence[Group], **digits: int) -> dict[str, list[str]]:
 
 
 def _known(groups: Sequence[Group], **digits: int) -> dict[str, list[str]]:
-    """The same without the columns of what nobody measured."""
+    """The same without the columns of what was not measured."""
     columns = _measured(groups, **digits)
     return {head: texts for head, texts in columns.items() if set(texts) != {EMPTY}}
 
@@ -307,7 +307,7 @@ def report(name: str, scale: str, directory: Path) -> str:
 
 
 def by_input(records: Sequence[Record], cells: Sequence[Cell]) -> dict[str, list[Group]]:
-    """Groups of each input in the order of the cells; what no cell asks for stands last."""
+    """Groups of each input in the order of the cells; those of other cells stand last."""
     order = [cell.name for cell in cells]
     found: dict[str, list[Group]] = {cell.input: [] for cell in cells}
     for group in grouped(records).values():

@@ -1,7 +1,7 @@
-"""What the toy language says about many masked sentences at once, each with its own masks.
+"""Exact distributions of the toy language for many masked sentences, each with its own masks.
 
-``Grammar`` answers for one set of masked positions, by enumeration over words. Models meet a new
-set in every row, so here everything is a function of the latents' distribution: with
+``Grammar`` computes them for one set of masked positions, by enumeration over words. In a batch
+every row has its own set, so here everything is a function of the latents' distribution: with
 ``P(latents | visible words)`` at hand, the words are independent.
 
 Dimension key: S sentences, N words of a sentence, R masked words of all sentences, Z joint values
@@ -77,8 +77,8 @@ class Contexts:
             H(x | visible) = H(z | visible) + sum over masks i of H(x_i | z) - H(z | x, visible)
 
         The first two are exact. The last is taken for the words the sentence really has, so it is
-        right on average over sentences drawn from the grammar. Where whole sentences tell their
-        latents it is 0, and this is exact for each sentence.
+        right on average over sentences drawn from the grammar. Where whole sentences determine
+        their latents it is 0, and this is exact for each sentence.
         """
         word_given_latents_NZ = _entropy_bits(self.language.word_probability_NZV)
         given_latents_SZ = self.is_masked_SN @ word_given_latents_NZ
