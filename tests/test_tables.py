@@ -378,8 +378,13 @@ def test_the_other_figures_have_a_point_for_each_cell(drawn):
     assert points_of(cost) == [(4, 1.66)]
     assert any(line.get_xydata().tolist() == [[4, paper.cost_ratio()]] for line in cost.lines)
     made = made_record("k-and-p", metrics={"entropy_bits": 1.5}, downstream={"test": 0.5})
-    accuracy, entropy = drawn("k-and-p", made)
-    assert (points_of(accuracy), points_of(entropy)) == ([(4, 50.0)], [(4, 1.5)])
+    mlm = made_record(
+        "k-and-p", "toy-mlm", objective="mlm", metrics={"entropy_bits": 2.0},
+        downstream={"test": 0.4},
+    )  # fmt: skip
+    accuracy, entropy = drawn("k-and-p", made, mlm)
+    assert points_of(accuracy) == [(1, 40.0), (4, 50.0)]
+    assert points_of(entropy) == [(1, 2.0), (4, 1.5)]
 
 
 def test_one_command_draws_a_recorded_sweep(tmp_path, monkeypatch):
