@@ -523,7 +523,9 @@ for kind in ("", "-named"):
     bits = [
         json.loads(path.read_text())["metrics"]["bits_per_row@many"]
         for axes in ("1d", "2d")
-        for path in Path("../book/results/parts").glob(f"study-rope-{axes}{kind}-seed*")
+        for path in Path("../book/results/parts").glob(
+            f"study-rope-{axes}{kind}-seed*"
+        )
     ]
     assert len(bits) == 20 and 18 < sum(bits[:10]) / 10 - sum(bits[10:]) / 10 < 27
 

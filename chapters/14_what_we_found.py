@@ -194,12 +194,19 @@ assert 2.5 < ladder["exlm-cost"].first.metrics["cost_ratio"] < 2.65
 # last two rows have it.
 
 # %%
-POSITIONS = {"2d": "2D", "1d": "1D", "2d-named": "2D, vectors", "1d-named": "1D, vectors"}
+POSITIONS = {
+    "2d": "2D",
+    "1d": "1D",
+    "2d-named": "2D, vectors",
+    "1d-named": "1D, vectors",
+}
 display(
     pd.DataFrame(
         {
             label: {
-                "bits, 30% masked": parts[f"rope-{name}"].summary("bits_per_row").shown(2),
+                "bits, 30% masked": parts[f"rope-{name}"]
+                .summary("bits_per_row")
+                .shown(2),
                 "bits, 90% masked": parts[f"rope-{name}"]
                 .summary("bits_per_row@many")
                 .shown(1),
@@ -218,18 +225,20 @@ display(
 # The paper's graph also has edges *inside* a mask, so that one mask can emit two
 # words and its neighbour none. In a language made for such edges (two words, three
 # overlapping phrases, two states for each mask) a graph with them could win up to
-# 0.67 bits. Trained models win nothing: ten seeds with these edges and ten without end
-# at the same bits.
+# 0.67 bits. Trained models win nothing: ten seeds with these edges and ten without
+# end at the same bits.
 
 # %% mystnb={"code_prompt_show": "Checked: in every seed 1D positions lose at least 5 bits at 90% masked, and edges inside a mask are worth less than a hundredth of a bit"} tags=["hide-cell", "check"]
 for kind in ("", "-named"):
     one, two = (
-        parts[f"rope-{axes}{kind}"].by_seed("bits_per_row@many") for axes in ("1d", "2d")
+        parts[f"rope-{axes}{kind}"].by_seed("bits_per_row@many")
+        for axes in ("1d", "2d")
     )
     assert len(one) == 10 and all(one[seed] > two[seed] + 5 for seed in one)
 for kind in ("", "-paper"):
     dense, sparse = (
-        parts[f"{graph}{kind}"].by_seed("bits_per_row") for graph in ("dense", "sparse")
+        parts[f"{graph}{kind}"].by_seed("bits_per_row")
+        for graph in ("dense", "sparse")
     )
     assert all(abs(dense[seed] - sparse[seed]) < 0.01 for seed in dense)
 
@@ -286,9 +295,9 @@ assert 0 <= floor - joint < 0.03
 # both digits of a ring are masked, an MLM fills in each by itself, and ExLM could
 # choose them together. Models of four layers saw 96,000 molecules of ChEMBL and
 # PubChem, the MLM of equal cost a third more. The test is on held-out molecules:
-# bits for both digits of a ring, the bits that links win there, the number of states
-# per mask that paths use (of two), and the share of variance in five structural
-# quantities that ridge regression reads from the frozen states.
+# bits for both digits of a ring, the bits that links win there, the number of
+# states per mask that paths use (of two), and the share of variance in five
+# structural quantities that ridge regression reads from the frozen states.
 
 # %% tags=["hide-input"]
 ARMS = {
@@ -309,7 +318,9 @@ for name, label in ARMS.items():
     summary = {title: molecules[name].summary(m) for m, title in MEASURES.items()}
     told[label] = {"seeds": len(molecules[name].by_seed("bits_per_mask"))}
     told[label] |= {
-        title: "–" if title == "states used" and name.startswith("mlm") else s.shown(2)
+        title: "–"
+        if title == "states used" and name.startswith("mlm")
+        else s.shown(2)
         for title, s in summary.items()
     }
 display(pd.DataFrame(told).T)
@@ -319,9 +330,10 @@ display(pd.DataFrame(told).T)
 # the fixed chains have faded out, it is an MLM with idle states that pays for them:
 # at equal cost the MLM needs fewer bits for both digits in all five seeds, and what
 # can be read from the frozen states does not tell the two apart. The dependence is
-# there, and the dynamic programme could use it; training does not find the way, even
-# with both aids of the next section. A longer start, with fixed chains for half of
-# the steps, did not change that in the one run that tried ({ref}`plan`, *Changes*).
+# there, and the dynamic programme could use it; training does not find the way,
+# even with both aids of the next section. A longer start, with fixed chains for
+# half of the steps, did not change that in the one run that tried ({ref}`plan`,
+# *Changes*).
 # A likely reason is that there is little to learn from: with 15% of the symbols
 # masked, both digits of a ring are hidden in one ring of 44. On real data the
 # question is not whether links can win bits, which the languages above show, but
@@ -332,7 +344,9 @@ for name in ("exlm", "late"):
     assert max(molecules[name].by_seed("clones_used").values()) < 1.01
     linked = molecules[name].by_seed("rings_together_linked").values()
     assert max(map(abs, linked)) < 0.02
-exlm, paid = (molecules[m].by_seed("rings_together_bits") for m in ("exlm", "mlm++"))
+exlm, paid = (
+    molecules[m].by_seed("rings_together_bits") for m in ("exlm", "mlm++")
+)
 assert len(exlm) == 5 and all(exlm[seed] > paid[seed] for seed in paid)
 assert 1.3 < molecules["exlm-cost"].first.metrics["cost_ratio"] < 1.4
 
@@ -409,8 +423,8 @@ _ = axes[0].legend(fontsize=8)
 # decided. On the right three seeds decide nothing, and the comparison is not quite
 # fair: after as many steps, a model that reads every word eight times is simply
 # further behind. So the study stops each run when it is *as good as the others*,
-# when it misses 60% of what the visible words tell about the hidden ones, and fits a
-# plane over the lost share and $p$ in each of ten seeds:
+# when it misses 60% of what the visible words tell about the hidden ones, and fits
+# a plane over the lost share and $p$ in each of ten seeds:
 
 # %%
 from exlm_lab.experiments.verdicts import verdicts

@@ -44,7 +44,7 @@ from exlm_mini.reading.pretrained import Pretrained, load_pretrained
 from exlm_mini.training.console import INTERRUPTED, Requests, exit_code, requests_by_signal, say
 from exlm_mini.training.parts import choose_device, versions
 from exlm_mini.training.provenance import commit
-from exlm_mini.training.run_directory import CONFIG, LOCK, RunDirectory
+from exlm_mini.training.run_directory import CONFIG, LOCK, locked_directory
 
 SEEDS = (1, 2, 3)
 GROUPS = {"train": TuneConfig, "data": ReadingConfig}
@@ -164,7 +164,7 @@ def run(request: Request) -> bool:
         return True
     if any((output / name).exists() for name in (CONFIG, "checkpoints")):
         raise UserError(f"{output} holds a pre-training run; choose another --output")
-    with RunDirectory(output, say), requests_by_signal() as requests:
+    with locked_directory(output, say), requests_by_signal() as requests:
         try:
             results = _tune_all(request, pretrained, settings, requests)
         except StoppedError:

@@ -12,7 +12,7 @@ A cell is a recipe with some settings replaced; each is trained, measured and pe
 and leaves one JSON file in OUTPUT/NAME. A finished cell is not run again, so the same command goes
 on where it was stopped. Several may work side by side on one OUTPUT and --work, such as one for
 each GPU: each takes what no other has taken. Records for the book are of a clean checkout: start
-from a worktree of a fixed commit, and work on beside it. What needs a corpus that nobody has
+from a worktree of a fixed commit, and work on beside it. What needs a corpus that is not
 prepared is left out; the file of its recipe has the command.
 
 SIGINT and SIGTERM save a checkpoint and stop. Exit codes: 0 done, 2 a mistake of the user, 130
@@ -22,14 +22,12 @@ stopped and ready to go on.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import fnmatch
 import itertools
 import os
 import shutil
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +36,7 @@ from exlm_lab.experiments.cells import Cell
 from exlm_lab.experiments.grids import SWEEPS, cells_of
 from exlm_lab.experiments.ledger import SweepLedger
 from exlm_lab.experiments.records import SCALES
-from exlm_lab.experiments.running import Runner
+from exlm_lab.experiments.running import Runner, taken
 from exlm_lab.experiments.study import EXPERIMENTS, SCALE
 from exlm_lab.ledger import StoppedError
 from exlm_mini.config.checks import UserError, check_integers, nearest
@@ -54,7 +52,6 @@ from exlm_mini.training.console import (
 )
 from exlm_mini.training.parts import choose_device
 from exlm_mini.training.provenance import commit
-from exlm_mini.training.run_directory import RunDirectory
 
 OUTPUT = Path("book/results")
 WORK = Path("runs/sweep")
@@ -72,7 +69,7 @@ class Run(NamedTuple):
     seed: int
 
 
-# ---- what is asked for ----
+# ---- which runs ----
 
 
 def planned(sweeps: dict[str, list[Cell]], scale: str, seeds: list[int]) -> list[Run]:
@@ -94,13 +91,13 @@ def chosen(names: list[str], scale: str, patterns: list[str] | None) -> dict[str
     Raises:
         UserError: if a name or a pattern fits nothing.
     """
-    found, every = {}, {**SWEEPS, **EXPERIMENTS}
-    for name in itertools.chain.from_iterable(
-        EXPERIMENTS if name == STUDY else [name] for name in names
-    ):
-        if name not in every:
-            raise UserError(f"there is no sweep '{name}'; {nearest(name, [STUDY, *every])}")
-        found[name] = cells_of(name, _scale(name, scale))
+    every = {**SWEEPS, **EXPERIMENTS}
+    found: dict[str, list[Cell]] = {}
+    for asked in names:
+        if asked not in (STUDY, *every):
+            raise UserError(f"there is no sweep '{asked}'; {nearest(asked, [STUDY, *every])}")
+        for name in EXPERIMENTS if asked == STUDY else [asked]:
+            found[name] = cells_of(name, _scale(name, scale))
     known = [cell.name for cells in found.values() for cell in cells]
     for pattern in patterns or ():
         if not fnmatch.filter(known, pattern):
@@ -119,39 +116,24 @@ def _scale(name: str, scale: str) -> str:
 # ---- running ----
 
 
-@contextlib.contextmanager
-def taken(folder: Path) -> Iterator[bool]:
-    """Whether a run is ours to make: no other process has its folder, and none gets it now."""
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(RunDirectory(folder, say))
-        except UserError as error:
-            if not isinstance(error.__cause__, BlockingIOError):
-                raise
-            yield False
-            return
-        yield True
-
-
 def ready(runs: list[Run], runner: Runner) -> list[Run]:
-    """The runs whose data are there; it is said once for each of the others' reasons.
+    """The runs whose data are there; each reason to leave others out is given once.
 
     Raises:
         UserError: if there are no data for any.
     """
     found = []
-    reasons: dict[str, tuple[Run, UserError]] = {}
+    reasons: dict[str, str] = {}
     for run in runs:
         try:
             runner.check_inputs(run.cell.config(run.seed))
-        except UserError as error:
-            reasons.setdefault(str(error), (run, error))
-        else:
             found.append(run)
-    if runs and not found:
-        raise next(iter(reasons.values()))[1]
-    for reason, (run, _) in reasons.items():
-        say(f"{run.sweep} {run.cell.name} is left out: {reason}")
+        except UserError as error:
+            reasons.setdefault(str(error), f"{run.sweep} {run.cell.name} is left out: {error}")
+    if reasons and not found:
+        raise UserError(next(iter(reasons)))
+    for line in reasons.values():
+        say(line)
     return found
 
 
@@ -164,32 +146,23 @@ def work(runs: list[Run], output: Path, runner: Runner, requests: Requests) -> N
     """
     ledgers = _ledgers(runs, output, runner)
     found = ready(runs, runner)
-    left = [run for run in found if not ledgers[run.sweep].is_done(*run[2:])]
+    left = [run for run in found if not ledgers[run.sweep].is_done(run.cell, run.seed)]
     if not left:
         say(
             f"{len(found)} of {len(found)} recorded in {output}; --report prints them, another "
             "--output makes them again"
         )
-    seconds: list[float] = []
-    for number, run in enumerate(left):
-        name, _, cell, seed = run
+    for number, (name, _, cell, seed) in enumerate(left, start=1):
         if requests.should_stop():
             raise StoppedError
-        with taken(
-            runner.work / "queue" / name / ledgers[name].path(cell, seed).stem
-        ) as is_ours:
-            if not is_ours or ledgers[name].is_done(cell, seed):
+        ledger = ledgers[name]
+        with taken(runner.work / "queue" / name / ledger.path(cell, seed).stem, say) as is_ours:
+            if not is_ours or ledger.is_done(cell, seed):
                 continue
-            eta = ""
-            if seconds:
-                rest = sum(seconds) / len(seconds) * (len(left) - number)
-                eta = f", about {rest / 60:.0f} min left"
-            say(f"{name} {cell.name} seed {seed} (run {number + 1} of {len(left)} to do{eta})")
-            start = time.monotonic()
-            changed, _ = ledgers[name].equal_cost(cell)
+            say(f"{name} {cell.name} seed {seed} (run {number} of {len(left)} to do)")
+            changed, _ = ledger.equal_cost(cell)
             with ProgressLine(cell.name, cell.config(seed, changed).train.steps) as line:
-                record = ledgers[name].run(cell, seed, line.show)
-            seconds.append(time.monotonic() - start)
+                record = ledger.run(cell, seed, line.show)
             print(_told(record), flush=True)
 
 
@@ -207,7 +180,7 @@ def _refuse_changes(output: Path) -> None:
         )
 
 
-# ---- what is told ----
+# ---- what is printed ----
 
 
 def _told(record: dict[str, Any]) -> str:
@@ -216,12 +189,7 @@ def _told(record: dict[str, Any]) -> str:
     for name, text in (("bits_per_mask", "bits/mask"), ("cost_ratio", "times the cost")):
         if name in record["metrics"]:
             shown.append(f"{record['metrics'][name]:.3f} {text},")
-    if record["downstream"]:
-        shown.append(
-            f"{record['downstream']['task']} {100 * record['downstream']['test']:.1f}%,"
-        )
-    shown.append(f"{sum(record['seconds'].values()):.0f} s")
-    return " ".join(shown)
+    return " ".join((*shown, f"{sum(record['seconds'].values()):.0f} s"))
 
 
 def listed(runs: list[Run], output: Path) -> Iterator[str]:
@@ -296,19 +264,17 @@ def run(found: argparse.Namespace) -> int:
     sweeps = chosen(found.names, found.scale, found.only)
     runs = planned(sweeps, found.scale, list(dict.fromkeys(found.seeds)))
     if found.figures is not None:
-        from exlm_lab.experiments.figures import FIGURES, write_figures
+        from exlm_lab.experiments.drawings import FIGURES, write_figures
 
-        for name in (name for name in sweeps if name in FIGURES):
+        for name in [name for name in sweeps if name in FIGURES]:
             scale = _scale(name, found.scale)
             write_figures(name, scale, found.output, found.figures, print)
         return 0
-    if found.list or found.report:
-        told = (
-            listed(runs, found.output)
-            if found.list
-            else reported(list(sweeps), found.scale, found.output)
-        )
-        print("\n".join(told))
+    if found.list:
+        print("\n".join(listed(runs, found.output)))
+        return 0
+    if found.report:
+        print("\n".join(reported(list(sweeps), found.scale, found.output)))
         return 0
     choose_device(found.device)
     _refuse_changes(found.output)

@@ -33,7 +33,7 @@ from exlm_mini.data.request import MEGABYTE, Preparation
 from exlm_mini.data.sizes import Size, size_of
 from exlm_mini.data.sources import NAMED, kind_of
 from exlm_mini.training.console import ProgressLine, exit_code, say
-from exlm_mini.training.run_directory import RunDirectory
+from exlm_mini.training.run_directory import locked_directory
 
 OTHERS = {"files", "hub", "hub_config", "hub_split", "pack", "grammar", "num_sentences"}
 """Settings of ``DataConfig`` that are no options here."""
@@ -139,7 +139,7 @@ def run(wanted: Preparation, output: Path, num_workers: int) -> None:
     """Make the corpus and say where it is."""
     sizes = [size_of(words, wanted.data).text_bytes or 0 for words in wanted.sources]
     progress = partial(_show, {}, sum(sizes) / MEGABYTE)
-    with RunDirectory(output, say):
+    with locked_directory(output, say):
         corpus = prepare(wanted, output, num_workers, say, progress)
     for pack in (corpus.train, corpus.validation):
         print(

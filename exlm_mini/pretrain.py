@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from exlm_mini.config.options import parse
 from exlm_mini.config.recipes import parse_stored
 from exlm_mini.data.corpus import Corpus, prepare_corpus
 from exlm_mini.data.files import read_text, write_atomically
+from exlm_mini.data.tokenizer import MASK, Tokenizer
 from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.training.console import (
     INTERRUPTED,
@@ -42,6 +44,7 @@ from exlm_mini.training.console import (
     exit_code,
     requests_by_signal,
     say,
+    this_python,
 )
 from exlm_mini.training.cost import check_memory
 from exlm_mini.training.dry_run import dry_run, lacks_pack, objectives_of, tell_row_length
@@ -51,7 +54,7 @@ from exlm_mini.training.precision import with_precision
 from exlm_mini.training.pretraining import Trainer, check_spread
 from exlm_mini.training.processes import Engine, launched_rank, leave, start_engine
 from exlm_mini.training.provenance import commit
-from exlm_mini.training.run_directory import CONFIG, LOCK, RunDirectory, settle_config
+from exlm_mini.training.run_directory import CONFIG, LOCK, locked_directory, settle_config
 
 
 def run(config: RunConfig, output: Path, engine: Engine) -> int:
@@ -74,7 +77,7 @@ def run(config: RunConfig, output: Path, engine: Engine) -> int:
     with contextlib.ExitStack() as lock:
         with engine.together():
             if engine.is_main:
-                lock.enter_context(RunDirectory(output, say))
+                lock.enter_context(locked_directory(output, say))
         is_new = not (output / CONFIG).exists()
         try:
             corpus = _settle(config, output, engine)
@@ -90,6 +93,8 @@ def run(config: RunConfig, output: Path, engine: Engine) -> int:
         return INTERRUPTED if launched_rank() is None else 0
     if engine.is_main:
         _print_summary(config, output, outcomes)
+        text = shlex.quote(_masked_example(corpus))
+        say(f"to look into it: {this_python()} -m exlm_mini.fill {text} --run {output}")
     return 0
 
 
@@ -187,6 +192,17 @@ def _print_summary(config: RunConfig, output: Path, outcomes: dict[str, Outcome]
         for objective, outcome in outcomes.items():
             print(f"{objective} reached {outcome.evaluation.bits_per_row:.3f} bits")
     print(f"run directory: {output}")
+
+
+def _masked_example(corpus: Corpus) -> str:
+    """A held-out text, or how it begins, with one token hidden."""
+    tokenizer = Tokenizer.load(corpus.tokenizer_path)
+    special = tokenizer.special_ids
+    inner = [i for i in corpus.validation.gather([0])[0][0].tolist() if i not in special]
+    inner = inner[:16] if corpus.kind == "text" else inner
+    before, after = inner[: len(inner) // 2], inner[len(inner) // 2 + 1 :]
+    hidden = {"smiles": MASK, "text": f" {MASK}", "toy": f" {MASK} "}[corpus.kind]
+    return " ".join(f"{tokenizer.decode(before)}{hidden}{tokenizer.decode(after)}".split())
 
 
 def main(argv: list[str] | None = None) -> int:

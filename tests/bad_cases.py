@@ -223,7 +223,7 @@ def working(rng, place, command):
     if command == "plot":
         return [runs / "toy", runs / "text", "--output", f"{place.out}.svg"]
     if command == "sweep":
-        sweeps = ("repeated-mlm", "ablations", "saddle", "cost", "k-and-p", "scale")
+        sweeps = ("repeated-mlm", "ablations", "saddle", "cost", "k-and-p")
         task = rng.choice([["--report"], ["--list"], ["--figures", place.out]])
         return [rng.choice(sweeps), *task, "--output", place.assets / "sweeps"]
     if command == "bench":
@@ -304,7 +304,7 @@ def build(assets):
     rows = "\n".join(["smiles,FDA_APPROVED,CT_TOX", *rows])
     (assets / "moleculenet" / "clintox.csv").write_text(rows)
     run("finetune", tuning("rte", place, "--output", assets / "tuned", "--keep"))
-    for sweep in ("repeated-mlm", "ablations", "saddle", "cost", "k-and-p", "scale"):
+    for sweep in ("repeated-mlm", "ablations", "saddle", "cost", "k-and-p"):
         shutil.copytree(ROOT / "book" / "results" / sweep, assets / "sweeps" / sweep)
     for name in ("first-runs", "case-study", "downstream-small"):
         shutil.copy(ROOT / "book" / "results" / f"{name}.json", assets)

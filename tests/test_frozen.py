@@ -14,7 +14,7 @@ from torch import nn
 from exlm_lab.downstream.heads import FineTuned
 from exlm_lab.downstream.scaffolds import scaffold
 from exlm_lab.experiments import frozen
-from exlm_lab.experiments.frozen import QUANTITIES, explained, features, held_out, ridge
+from exlm_lab.experiments.frozen import QUANTITIES, explained, features, held_out
 from exlm_mini.config import ModelConfig
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.smiles import read_molecule
@@ -35,10 +35,19 @@ def tokenizer(corpus):
     return Tokenizer.load(corpus.tokenizer_path)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture(scope="module")
+def found(corpus, tokenizer, folder):
+    return held_out(corpus.validation, tokenizer, folder)
+
+
 def test_molecules_to_learn_from_share_no_scaffold_with_those_to_test(
-    corpus, tokenizer, tmp_path
+    found, corpus, tokenizer, folder, monkeypatch
 ):
-    found = held_out(corpus.validation, tokenizer, tmp_path)
     frames: dict[bool, set[str]] = {False: set(), True: set()}
     rows = found.rows(corpus.validation)
     for row, is_test, quantities in zip(rows, found.is_test_R, found.quantity_RC, strict=True):
@@ -48,14 +57,10 @@ def test_molecules_to_learn_from_share_no_scaffold_with_those_to_test(
         assert rings == CalcNumAromaticRings(molecule)
     assert frames[False] and frames[True] and not frames[False] & frames[True]
     assert len(set(found.number_R)) == len(rows) > 0.9 * len(corpus.validation)
-
-
-def test_what_is_kept_is_read_again(corpus, tokenizer, tmp_path, monkeypatch):
-    first = held_out(corpus.validation, tokenizer, tmp_path)
+    # What was found is kept, and read again.
     monkeypatch.setattr(frozen, "scaffold", lambda *arguments: pytest.fail("it was made again"))
-    again = held_out(corpus.validation, tokenizer, tmp_path)
-    for one, other in zip(first, again, strict=True):
-        assert np.array_equal(one, other) and one.dtype == other.dtype
+    again = held_out(corpus.validation, tokenizer, folder)
+    assert all(map(np.array_equal, found, again))
 
 
 @pytest.mark.parametrize(("kind", "expand_at"), [(MaskedLM, 0), (ExLM, 0), (ExLM, 1)])
@@ -84,19 +89,7 @@ def test_features_of_a_molecule_do_not_depend_on_those_beside_it(kind, corpus):
     assert np.abs(together_RD[0] - together_RD[1]).max() > 1e-3
 
 
-def test_ridge_finds_a_linear_map(monkeypatch):
-    monkeypatch.setattr(frozen, "PENALTY", 1e-9)
-    rng = np.random.default_rng(0)
-    state_RD, weight_DC = 3 + rng.normal(size=(60, 4)), rng.normal(size=(4, 3))
-    truth_RC = state_RD @ weight_DC + 5
-    found_RC = ridge(state_RD[:40], truth_RC[:40], state_RD[40:])
-    np.testing.assert_allclose(found_RC, truth_RC[40:], atol=1e-5)
-
-
-def test_states_that_tell_the_structure_explain_it_and_noise_does_not(
-    corpus, tokenizer, tmp_path, monkeypatch
-):
-    found = held_out(corpus.validation, tokenizer, tmp_path)
+def test_states_that_tell_the_structure_explain_it_and_noise_does_not(found, monkeypatch):
     monkeypatch.setattr(frozen, "features", lambda model, rows: found.quantity_RC)
     known = explained(None, [], found)
     assert known.keys() == {f"read_{name}" for name in (*QUANTITIES, "structure")}

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 from pathlib import Path
 from unittest.mock import Mock
@@ -15,7 +16,7 @@ import yaml
 
 from exlm_mini.config import RunConfig
 from exlm_mini.config.options import parse
-from exlm_mini.config.recipes import dotted, plain, recipe_names, run_config_from_dict
+from exlm_mini.config.recipes import dotted, load_recipe, plain, recipe_names, run_config_from_dict
 from exlm_mini.pretrain import INTERRUPTED, main
 from exlm_mini.training import precision
 from exlm_mini.training.checkpoint import load_checkpoint
@@ -132,6 +133,8 @@ def test_without_output_a_run_is_named_after_recipe_and_time(tmp_path, monkeypat
     assert code == 0 and f"run directory: runs/{directory.name}" in out.splitlines()
     words = r"\d+\.\d+ bits, loss \d+\.\d+, [\d,]+ tokens/s, ETA \d+ s"
     assert re.search(rf"^exlm 4/4: {words}$", err, re.M)
+    told = re.search(r"^to look into it: \S+ -m exlm_mini.fill (.*)$", err, re.M)
+    assert fill.main(shlex.split(told[1])) == 0  # what a reader types next works
 
 
 def test_the_toy_summary_has_one_line_for_each_number(tmp_path, capsys):
@@ -337,7 +340,7 @@ def test_options_replace_what_a_recipe_says_in_any_order(tmp_path):
 
 def test_help_shows_what_most_runs_need_and_all_of_it_where_asked(capsys):
     shown = {}
-    for words in (["--help"], ["--help=all"]):
+    for words in (["--help"], ["--help=all"], ["--recipe", "smiles-tiny", "--help"]):
         with pytest.raises(SystemExit) as stopped:
             main(words)
         assert stopped.value.code == 0
@@ -350,6 +353,8 @@ def test_help_shows_what_most_runs_need_and_all_of_it_where_asked(capsys):
     options = set(re.findall(r"^  (--\S+)", shown["--help=all"], re.M))
     assert len(names) > 50 and names - options == set()
     assert all(name in shown["--help"] for name in recipe_names())
+    steps = load_recipe("smiles-tiny").train.steps
+    assert re.search(rf"--train.steps N [^-]*\[recipe:\s+{steps}\]", shown["--recipe"])
 
 
 # ---- bad input ----

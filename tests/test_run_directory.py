@@ -21,7 +21,7 @@ from exlm_mini.training import run_directory
 from exlm_mini.training.run_directory import (
     FREE_SETTINGS,
     MetricsLog,
-    RunDirectory,
+    locked_directory,
     read_metrics,
     settle_config,
 )
@@ -29,8 +29,8 @@ from exlm_mini.training.run_directory import (
 HOLDER = (
     "import sys, time\n"
     "from pathlib import Path\n"
-    "from exlm_mini.training.run_directory import RunDirectory\n"
-    "with RunDirectory(Path(sys.argv[1])):\n"
+    "from exlm_mini.training.run_directory import locked_directory\n"
+    "with locked_directory(Path(sys.argv[1])):\n"
     "    print('held', flush=True)\n"
     "    time.sleep(600)\n"
 )
@@ -44,7 +44,7 @@ def test_second_process_is_refused_and_a_dead_one_is_succeeded(tmp_path):
     ) as holder:
         try:
             assert holder.stdout.readline() == "held\n"
-            with pytest.raises(UserError) as error, RunDirectory(path):
+            with pytest.raises(UserError) as error, locked_directory(path):
                 pass
         finally:
             holder.kill()
@@ -54,18 +54,18 @@ def test_second_process_is_refused_and_a_dead_one_is_succeeded(tmp_path):
     # SIGKILL gave the holder no chance to clean up: its lock file is still there.
     assert (path / ".lock").read_text().startswith(f"{holder.pid} ")
     (path / ".lock").write_text("1234567 a host of a longer name\n" * 10)
-    with RunDirectory(path):
+    with locked_directory(path):
         assert (path / ".lock").read_text() == f"{os.getpid()} {socket.gethostname()}\n"
 
 
 def test_lock_is_given_back_also_after_an_error(tmp_path):
-    with pytest.raises(KeyError), RunDirectory(tmp_path):
+    with pytest.raises(KeyError), locked_directory(tmp_path):
         raise KeyError
-    with RunDirectory(tmp_path):
+    with locked_directory(tmp_path):
         # A refused attempt must not free the lock of the first.
         for _ in range(2):
             with pytest.raises(UserError, match=f"process {os.getpid()}"):
-                RunDirectory(tmp_path).__enter__()
+                locked_directory(tmp_path).__enter__()
 
 
 def test_file_system_without_locks_is_reported_and_used(tmp_path, monkeypatch):
@@ -74,7 +74,7 @@ def test_file_system_without_locks_is_reported_and_used(tmp_path, monkeypatch):
 
     monkeypatch.setattr(run_directory.fcntl, "flock", refuse)
     lines = []
-    with RunDirectory(tmp_path, lines.append):
+    with locked_directory(tmp_path, lines.append):
         pass
     assert len(lines) == 1 and str(tmp_path) in lines[0]
 
@@ -118,7 +118,7 @@ def test_what_weights_depend_on_is_not_free():
 
 def test_directory_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
-    with RunDirectory(tmp_path), pytest.raises(UserError, match=r"holds thesis\.tex"):
+    with locked_directory(tmp_path), pytest.raises(UserError, match=r"holds thesis\.tex"):
         settle_config(tmp_path, CONFIG)
     assert {path.name for path in tmp_path.iterdir()} == {".lock", "thesis.tex"}
 
@@ -134,7 +134,7 @@ def test_a_link_inside_is_not_followed(name, tmp_path):
     (run / name).symlink_to(target)
     with (
         pytest.raises(UserError, match=rf"{name} is a symbolic link.*--output"),
-        RunDirectory(run),
+        locked_directory(run),
     ):
         pass
     assert target.read_text() == "years of work"

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from exlm_lab.experiments import figures, scorecard, tables
+from exlm_lab.experiments import drawings, scorecard, tables
 from exlm_lab.experiments.cells import Claim
 from exlm_lab.experiments.correlations import lost_share
+from exlm_lab.experiments.grids import cells_of
 from exlm_lab.experiments.scorecard import SCORECARD, Entry, Score
 from exlm_lab.experiments.study import EXPERIMENTS
 from exlm_lab.experiments.verdicts import Verdict
@@ -38,15 +39,11 @@ def test_every_contrast_is_between_cells_that_are_trained(entry: Entry):
         assert entry.claim in {claim.text for claim in EXPERIMENTS[entry.source].claims}
         return
     assert entry.claim.sign in (1, -1) and entry.claim.smallest > 0
-    cells = {cell for _, cell, _ in tables.wanted(entry.source, "mini")}
+    cells = {cell.name for cell in cells_of(entry.source, "mini")}
     if not entry.statistic:
         assert cells >= {*(entry.claim.weights or (entry.claim.cell, entry.claim.base))}
     if entry.claim.weights:
         assert sum(entry.claim.weights.values()) == pytest.approx(0)
-
-
-def test_no_claim_stands_twice():
-    assert len({entry.text for entry in SCORECARD}) == len(SCORECARD)
 
 
 @pytest.mark.parametrize(("by_share", "by_ratio", "more"), [(2.0, 0.0, 2), (0.0, 3.0, -3)])
@@ -76,6 +73,13 @@ def test_shares_are_told_in_points_and_missing_seeds_are_said(metric, difference
     assert score.seeds == f"{len(differences)} of 3"
 
 
+def test_as_many_seeds_are_planned_as_the_cells_compared_have(tmp_path):
+    planned = {s.entry.source: s.verdict.planned for s in scorecard.scorecard(tmp_path)}
+    assert planned == {
+        "repeated-mlm": 3, "ladder": 10, "parts": 10, "k-and-p": 3, "ablations": 3, "saddle": 2,
+    }  # fmt: skip
+
+
 def test_the_readme_counts_the_verdicts_of_the_records(results):
     found = Counter(score.verdict.word for score in scorecard.scorecard(results))
     told = ", ".join(
@@ -91,6 +95,8 @@ def test_the_readme_counts_the_verdicts_of_the_records(results):
 
 
 def test_the_picture_on_the_front_page_is_that_of_the_records(results, tmp_path):
-    figures.write_figures("ladder", "study", results, tmp_path)
     name = "ladder-study-slots.svg"
+    records = tables.read_sweep("ladder", "study", results)
+    groups = tables.by_input(records, cells_of("ladder", "study"))["slots"]
+    drawings.save_figure(drawings.sweep_figure("ladder", groups), tmp_path / name)
     assert (tmp_path / name).read_bytes() == (ROOT / "book" / "_static" / name).read_bytes()

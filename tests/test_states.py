@@ -5,17 +5,19 @@ Shapes: B rows, N tokens of a row, L states, R masks of all rows, k states of a 
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 import torch
+from scipy.spatial.distance import jensenshannon
 from test_guesses import MODELS, SPECIAL, make_model, ragged_batch
 from torch import Tensor
 
-from exlm_lab.experiments.states import read_rows
+from exlm_lab.experiments.states import pairwise_divergence_bits, read_rows
+from exlm_mini.alignment.enumeration import paths
 from exlm_mini.model import ExLM
 from exlm_mini.reading.decoding import read_states
-from exlm_mini.reading.entropy import entropy_bits, path_entropy
 from exlm_mini.training.evaluation import row_bits_and_correct
 
 LINKED = [config for config in MODELS if config.transition != "ctc"]
@@ -36,29 +38,6 @@ def test_masks_by_themselves_are_as_in_single_rows(config):
     torch.testing.assert_close(found_RV, want_RV.log_softmax(dim=1))
     ones_R = torch.ones(len(found_RV), dtype=torch.float64)
     torch.testing.assert_close(found_RV.exp().sum(dim=1), ones_R)
-
-
-@pytest.mark.parametrize("config", LINKED)
-def test_state_entropy_is_the_path_entropy_of_single_rows(config):
-    model, batch = make_model(ExLM, config), ragged_batch()
-    reading = read_rows(model, batch)
-    want_R = torch.cat([path_entropy(read_states(model, row)).word_S for row in rows(batch)])
-    torch.testing.assert_close(reading.state_entropy_bits(), want_R)
-    # Mixing never makes a word more certain.
-    assert (reading.state_entropy_bits() <= entropy_bits(reading.mask_token_log_probs())).all()
-
-
-@pytest.mark.parametrize("config", CTC)
-def test_without_links_state_entropy_is_the_mean_over_a_masks_states(config):
-    model, batch = make_model(ExLM, config), ragged_batch()
-    reading, found = read_rows(model, batch), []
-    for row in rows(batch):
-        states = read_states(model, row).states
-        entropy_L = entropy_bits(states.log_token_LV)
-        found += [entropy_L[states.owner_L == s].mean() for s in states.owner_L.unique()[1:-1]]
-    torch.testing.assert_close(reading.state_entropy_bits(), torch.stack(found))
-    with pytest.raises(ValueError, match="the states of ctc are not linked"):
-        _ = reading.visits
 
 
 @pytest.mark.parametrize("config", LINKED)
@@ -107,17 +86,34 @@ def test_values_of_states_are_sorted_by_mask_and_clone(config):
 
 
 @pytest.mark.parametrize("config", LINKED)
-def test_visits_go_by_the_words_of_the_rows(config):
+def test_visits_are_those_of_every_path_weighed_by_the_words_of_the_rows(config):
     model, batch = make_model(ExLM, config), ragged_batch()
     reading = read_rows(model, batch)
-    visits = reading.visits
-    num_targets_B = reading.scores.graph.num_targets_B.double()
-    torch.testing.assert_close(visits.state_BL.sum(dim=1), num_targets_B)
-    if config.sparse or config.transition == "uniform":
-        is_mask_BM = reading.is_mask_BM
-        ones_R = torch.ones(int(is_mask_BM.sum()), dtype=torch.float64)
-        torch.testing.assert_close(visits.once_BM[is_mask_BM], ones_R)
-        assert visits.twice_BM.abs().max() == 0
-    other_BN = batch.token_ids_BN.masked_fill(batch.is_masked_BN, 9)
-    other = read_rows(model, batch._replace(token_ids_BN=other_BN)).visits
-    assert not torch.equal(other.state_BL, visits.state_BL)
+    graph, want_BL = reading.scores.graph, torch.zeros_like(reading.visits())
+    log_E_BML = reading.scores.log_emission_BML.masked_fill(
+        ~reading.is_mask_BM.unsqueeze(2), 0.0
+    )
+    for b, (m, num) in enumerate(zip(graph.num_targets_B, graph.num_states_B, strict=True)):
+        for path in map(list, paths(int(m), int(num))):
+            score = log_E_BML[b, range(m), path].sum()
+            score += reading.scores.log_transition_BLL[b, path[:-1], path[1:]].sum()
+            want_BL[b, path] += score.exp()
+        want_BL[b] *= m / want_BL[b].sum()  # a path passes a state for each target
+    torch.testing.assert_close(reading.visits(), want_BL, rtol=1e-6, atol=1e-9)
+
+
+def test_states_of_ctc_are_not_linked():
+    reading = read_rows(make_model(ExLM, CTC[0]), ragged_batch())
+    for asked in (reading.visits, reading.length_bits):
+        with pytest.raises(ValueError, match="the states of ctc are not linked"):
+            asked()
+
+
+def test_pairwise_divergence_is_the_mean_of_scipys():
+    p_3kV = torch.rand(3, 4, 6, generator=torch.Generator().manual_seed(0)).double()
+    p_3kV = p_3kV / p_3kV.sum(dim=2, keepdim=True)
+    for found, p_kV in zip(pairwise_divergence_bits(p_3kV), p_3kV.numpy(), strict=True):
+        pairs = [jensenshannon(p, q, base=2) ** 2 for p, q in itertools.combinations(p_kV, 2)]
+        assert found.item() == pytest.approx(sum(pairs) / len(pairs), abs=1e-12)
+    # Clones without a common word are one bit apart.
+    assert pairwise_divergence_bits(torch.eye(3).double()).item() == pytest.approx(1)

@@ -19,13 +19,23 @@ from tiny_runs import CELL, DATA
 from exlm_lab import sweep as command
 from exlm_lab.experiments import frozen, grids, verdicts
 from exlm_lab.experiments.cells import Cell, Claim, Experiment
+from exlm_lab.experiments.grids import REPEATED
 from exlm_lab.experiments.records import Group, Record
 from exlm_lab.experiments.running import Runner
-from exlm_lab.experiments.study import EXPERIMENTS
-from exlm_lab.experiments.verdicts import Verdict, differences, holm, p_value
+from exlm_lab.experiments.study import (
+    CELLS,
+    ENOUGH,
+    EXPERIMENTS,
+    PAIRS,
+    SCALE,
+    WATCHED,
+    slopes,
+)
+from exlm_lab.experiments.verdicts import Verdict, differences, escapes, holm, p_value
+from exlm_lab.ledger import StoppedError
 from exlm_mini.alignment import dag_log_likelihood
 from exlm_mini.data.corpus import prepare_corpus
-from exlm_mini.training.run_directory import RunDirectory
+from exlm_mini.training.run_directory import locked_directory, read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 NUMBERS = {3: "Three", 5: "Five", 10: "Ten"}
@@ -52,13 +62,6 @@ def test_holm_multiplies_the_smallest_by_their_number_and_never_falls():
     assert holm([0.01, 0.04, 0.03, 0.5]) == pytest.approx([0.04, 0.09, 0.09, 0.5])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
     assert holm([]) == []
-
-
-def test_holm_keeps_the_family_at_its_level():
-    # Eight true nulls: any rejection is wrong. Simulated, with four standard errors of room.
-    rng = np.random.default_rng(0)
-    wrong = np.mean([min(holm(list(rng.random(8)))) < 0.05 for _ in range(4000)])
-    assert wrong < 0.05 + 4 * math.sqrt(0.05 * 0.95 / 4000)
 
 
 def test_the_p_value_is_that_of_a_t_test_by_hand():
@@ -187,54 +190,11 @@ def written(folder):
 
 
 @pytest.mark.slow
-def test_the_queue_leaves_a_record_of_each_run_once(tiny, tmp_path, capsys):
-    assert run(tmp_path) == 0
-    before = written(tmp_path)
-    assert sorted(before) == [
-        f"study-{cell}-seed{seed}.json" for cell in ("base", "ours") for seed in (1, 2)
-    ]
-    record = json.loads(before["study-ours-seed1.json"])
-    assert record["versions"].keys() >= {"commit", "cpu", "device", "torch"}
-    assert record["seconds"]["pretrain"] > 0 and record["settings"] == CELL
-    assert run(tmp_path) == 0 and written(tmp_path) == before
-    capsys.readouterr()
-    assert run(tmp_path, "--list") == 0
-    assert "4 of 4 runs recorded" in capsys.readouterr().out
-    assert run(tmp_path, "--report") == 0
-    out = capsys.readouterr().out
-    ours, base = (
-        [
-            json.loads(before[f"study-{c}-seed{s}.json"])["metrics"]["bits_per_row"]
-            for s in (1, 2)
-        ]
-        for c in ("ours", "base")
-    )
-    mean = np.mean(np.subtract(ours, base))
-    assert "2 of 2" in out and f"{mean:+.3f} ±" in out
-
-
-@pytest.mark.slow
 def test_a_run_that_another_worker_has_taken_is_left_to_it(tiny, tmp_path, capsys):
-    with RunDirectory(tmp_path / "work" / "queue" / "tiny" / "study-ours-seed1"):
+    with locked_directory(tmp_path / "work" / "queue" / "tiny" / "study-ours-seed1"):
         assert run(tmp_path) == 0
     assert len(written(tmp_path)) == 3
     assert "study-ours-seed1.json" not in written(tmp_path)
-
-
-@pytest.mark.slow
-def test_a_stopped_queue_goes_on_and_ends_with_the_same_numbers(tiny, tmp_path, monkeypatch):
-    assert run(tmp_path / "whole") == 0
-    asked = itertools.count()
-    monkeypatch.setattr(
-        "exlm_mini.training.console.Requests.should_stop", lambda self: next(asked) % 5 == 4
-    )
-    codes = [run(tmp_path / "stopped") for _ in range(40)]
-    assert codes[0] == 130 and codes[-1] == 0
-    numbers = [
-        {name: json.loads(data)["metrics"] for name, data in written(tmp_path / folder).items()}
-        for folder in ("whole", "stopped")
-    ]
-    assert numbers[0] == numbers[1]
 
 
 def test_first_seeds_come_first_and_what_has_no_data_is_left_out(
@@ -285,3 +245,142 @@ def test_the_plan_says_what_the_code_says():
     (told,) = re.findall(r"bring the primary claims to (\w+)", " ".join(text.split()))
     primary = [c for e in EXPERIMENTS.values() for c in e.claims if c.is_primary]
     assert {"twelve": 12}[told] == len(primary)
+
+
+# ---- runs of equal competence ----
+
+
+def test_competence_has_the_cells_of_the_sweep_that_lose_more_than_a_tenth():
+    grid = [(p, k) for p, copies in REPEATED.items() for k in copies]
+    assert list(PAIRS) == [(p, k) for p, k in grid if p**k > 0.1]
+    cells = EXPERIMENTS["competence"].cells
+    assert {tuple(c.watched.items()) for c in cells} == {(("missed_share", ENOUGH),)}
+    assert len({str(c.config(1).train) for c in cells}) == 1
+
+
+def test_slopes_find_a_plane_and_are_those_of_least_squares():
+    p, lost = (np.array([f(p, k) for p, k in PAIRS]) for f in (lambda p, k: p, pow))
+    of_lost, of_ratio = (np.array(list(weights.values())) for weights in slopes())
+    plane = 0.7 - 0.3 * lost + 0.1 * p
+    assert of_lost @ plane == pytest.approx(-0.3) and of_ratio @ plane == pytest.approx(0.1)
+    more = next(c for c in EXPERIMENTS["competence"].claims if "more than" in c.text).weights
+    assert np.array(list(more.values())) @ plane == pytest.approx(-0.3 - 0.1)
+    noisy = plane + np.random.default_rng(0).normal(size=len(p))
+    (_, *want), *_ = np.linalg.lstsq(np.stack([np.ones_like(p), lost, p], axis=1), noisy)
+    assert [of_lost @ noisy, of_ratio @ noisy] == pytest.approx(want)
+
+
+LOOKS = {**CELL, "train.steps": 12, "train.validate_every": 3, "train.learning_rate": 0.01}
+
+
+def cell(level):
+    return Cell("c", "toy", "sweep/toy", LOOKS, seeds=(1,), watched={"excess_bits": level})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The excess at every validation of a run that has no reason to end early."""
+    folder = tmp_path_factory.mktemp("whole")
+    found = Runner(folder, "cpu", report=lambda line: None).train(
+        cell(None).config(1), watched=cell(None).watched
+    )
+    assert found["steps"] == 12
+    return {point["step"]: point["excess_bits"] for point in found["curve"]}
+
+
+def test_a_run_ends_at_the_first_look_that_is_low_enough_wherever_it_was_stopped(
+    whole, tmp_path
+):
+    level = cell(whole[6])
+    assert whole[3] > whole[6]
+    for stop in (None, 2, 6):  # never, before the look, and at it
+        count = itertools.count(1)
+        stops = lambda stop=stop, count=count: next(count) == stop  # noqa: E731
+        runner = Runner(tmp_path / str(stop), "cpu", None, lambda line: None, stops)
+        for _ in range(3):
+            try:
+                found = runner.train(level.config(1), watched=level.watched)
+            except StoppedError:
+                continue
+            assert found["steps"] == 6
+            assert {p["step"]: p["excess_bits"] for p in found["curve"]} == {
+                step: whole[step] for step in (3, 6)
+            }
+        lines = read_metrics(runner.folder(level.config(1), level.watched) / "metrics.jsonl")
+        assert lines[-1]["step"] == 6
+
+
+def store(folder, cell, seed=1, **changed):
+    """A record of the tiny study."""
+    record = {
+        "sweep": "tiny", "scale": SCALE, "cell": cell, "input": "toy", "seed": seed,
+        "objective": "mlm", "config": {}, "metrics": {}, "versions": {}, "curve": [], **changed,
+    }  # fmt: skip
+    (folder / "tiny").mkdir(exist_ok=True)
+    (folder / "tiny" / f"{cell}-{seed}.json").write_text(json.dumps(record))
+
+
+def test_a_run_that_never_gets_there_counts_in_no_claim(tiny, tmp_path, monkeypatch):
+    claims = [Claim("", "steps", name, None, 1, 1.0) for name in ("there", "short")]
+    monkeypatch.setitem(tiny, "tiny", replace(tiny["tiny"], claims=tuple(claims)))
+    for name, excess in (("there", 0.5), ("short", 0.51)):
+        curve = [{"step": 3, "excess_bits": 0.1}, {"step": 6, "excess_bits": excess}]
+        watched = {"excess_bits": 0.5, "entropy_bits": None}
+        store(tmp_path, name, metrics={"steps": 6}, curve=curve, watched=watched)
+    there, short = verdicts.verdicts(tmp_path)["tiny"]
+    assert there.differences == (6.0,) and short.differences == ()
+    text = verdicts.report(tmp_path)
+    assert "short seed 1" in text and "1 of 2" in text and "+6.000" in text
+
+
+def test_all_primary_claims_share_a_correction_even_those_without_numbers(
+    tiny, tmp_path, monkeypatch
+):
+    claims = [
+        Claim("", "x", cell, None, 1, 1.0, is_primary)
+        for cell, is_primary in (("a", True), ("missing", True), ("b", True), ("a", False))
+    ]
+    monkeypatch.setitem(tiny, "tiny", replace(tiny["tiny"], claims=tuple(claims)))
+    for seed, a, b in ((1, 1.0, 1.0), (2, 1.1, 2.0), (3, 0.9, 1.0)):
+        store(tmp_path, "a", seed, metrics={"x": a})
+        store(tmp_path, "b", seed, metrics={"x": b})
+    found = verdicts.verdicts(tmp_path)["tiny"]
+    of_a, of_b = found[0].p_value, found[2].p_value
+    assert of_a < of_b / 3
+    assert [v.adjusted for v in found] == pytest.approx([3 * of_a, None, 2 * of_b, of_a])
+
+
+# ---- leaving the symmetric start on text ----
+
+
+def test_weights_and_helps_are_those_that_the_plan_says():
+    for cell in EXPERIMENTS["escape"].cells:
+        config, arm = cell.config(1), cell.name.split("-")[0]
+        # As much adds up as at the paper's width: its variance times the terms of a sum.
+        assert config.model.init_std**2 * config.model.width == pytest.approx(
+            0.02**2 * 768, rel=0.01
+        )
+        assert config.model.dropout == config.model.attention_dropout == 0.1
+        assert config.train.chain_warmup == (0.25 if arm in ("chains", "both") else 0)
+        assert config.model.clone_embedding_std == (1 if arm in ("clones", "both") else 0)
+        assert arm in CELLS[config.model.width, config.train.batch_size]
+
+
+def test_the_report_tells_since_when_runs_are_below_the_frequencies_and_links_win():
+    def record(seed, bits, linked):
+        curve = [
+            dict(zip(("step", *WATCHED), (10 * n, b, 7.0, d, 0.0), strict=True))
+            for n, (b, d) in enumerate(zip(bits, linked, strict=True), start=1)
+        ]
+        metrics = {"specialisation_bits": 0.25}
+        return Record("none", "english", seed, "exlm", metrics, {"curve": curve})
+
+    group = Group(
+        "none",
+        "english",
+        (record(1, (7.1, 6.8, 6.5), (0, 0, 0.2)), record(2, (6.5, 6.95, 6.99), (0.3, 0, 0))),
+    )
+    assert escapes([group])[1] == ("none", "20, never", "30, never", "0.250 ± 0.000")
+    for point in group.first.data["curve"]:
+        del point["dependence_bits"]  # as of an MLM
+    assert escapes([group])[1][2] == "never, never"

@@ -13,7 +13,7 @@ from tiny_runs import CELL, TASK
 
 from exlm_lab import sweep
 from exlm_lab.experiments import ledger as ledgers
-from exlm_lab.experiments import running
+from exlm_lab.experiments import measures, running
 from exlm_lab.experiments.cells import Cell, load_base
 from exlm_lab.experiments.grids import CURES, SWEEPS, cells_of
 from exlm_lab.experiments.ledger import SweepLedger
@@ -25,7 +25,7 @@ from exlm_mini.config import TrainConfig
 from exlm_mini.config.recipes import plain
 from exlm_mini.training.cost import row_flops
 
-GRIDS = [(n, s) for n in SWEEPS for s in SCALES if (n, s) != ("scale", "paper")]
+GRIDS = [(name, scale) for name in SWEEPS for scale in SCALES]
 
 
 def dotted(config):
@@ -106,7 +106,8 @@ def test_runs_that_differ_in_bookkeeping_alone_share_a_trained_model(tmp_path):
         folders = {runner.folder(cells[name].config(2)) for name in (one, other)}
         assert len(folders) == 1
     exlm = cells["toy-exlm"]
-    assert runner.folder(exlm.config(1)) != runner.folder(exlm.config(2))
+    folders = [runner.folder(exlm.config(seed)) for seed in (1, 2)]
+    assert len({*folders, runner.folder(exlm.config(1), {"excess_bits": 1.0})}) == 3
     config, shared = load_base("sweep/toy"), set()
     for field in fields(TrainConfig):
         train = replace(config.train)
@@ -132,7 +133,7 @@ def test_fine_tuning_has_the_seed_of_its_run_and_counts_the_test_rows(tmp_path, 
         return SimpleNamespace(metrics=metrics, **run)
 
     monkeypatch.setattr(running, "FineTuner", tuner)
-    monkeypatch.setattr(Runner, "trained", lambda *_: None)
+    monkeypatch.setattr(running, "load_pretrained", lambda *_: None)
     monkeypatch.setattr(Runner, "_problem", lambda *_: problem)
     config = replace(load_base("sweep/toy"), seed=7)
     found, seconds = Runner(tmp_path).fine_tune(config, TASK)
@@ -149,7 +150,6 @@ def test_mistakes_are_told_before_anything_is_trained_or_written(capsys, tmp_pat
     monkeypatch.setattr(SweepLedger, "run", lambda *_: pytest.fail("a cell was trained"))
     refused(capsys, ["ablation"], "'ablation'", "did you mean ablations")
     refused(capsys, ["ablations", "--only", "toy-elxm"], "toy-elxm", "toy-exlm")
-    refused(capsys, ["scale", "--scale", "paper"], "scale", "use mini or gpu")
     refused(capsys, ["cost", "--data", tmp_path / "none"], "none", "check --data")
     only = ["--only", "text-p0.15-k1", "--output", "out"]
     corpus = "corpora/text-128"
@@ -160,7 +160,7 @@ def test_mistakes_are_told_before_anything_is_trained_or_written(capsys, tmp_pat
 
 
 def test_only_takes_names_and_patterns_and_study_stands_for_all_experiments():
-    assert list(sweep.chosen(["scale", "study"], "mini", None)) == ["scale", *EXPERIMENTS]
+    assert list(sweep.chosen(["cost", "study"], "mini", None)) == ["cost", *EXPERIMENTS]
     cells = sweep.chosen(["ablations", "cost"], "mini", ["toy-mlm", "slots-*"])
     assert {cell.name for cell in cells["ablations"] if cell.input == "toy"} == {"toy-mlm"}
     every = [c for c in cells_of("ablations", "mini") if c.input == "slots"]
@@ -195,7 +195,7 @@ def tiny(monkeypatch):
     }  # fmt: skip
     for module in (sweep, ledgers):
         monkeypatch.setattr(module, "cells_of", lambda name, scale: cells[name])
-    monkeypatch.setattr(running, "ENOUGH_SECONDS", 0.0)
+    monkeypatch.setattr(measures, "ENOUGH_SECONDS", 0.0)
     return cells
 
 
@@ -301,10 +301,11 @@ def stored(folder, cell, **changed):
     [
         {"metrics": {"bits_per_mask": "few"}},
         {"curve": [3]},
+        {"curve": None},
         {"config": {"model": {"width": "wide"}}},
     ],
 )
-def test_a_record_that_holds_something_else_is_told_by_its_name(changed, tmp_path):
+def test_a_damaged_record_is_named_with_the_remedy(changed, tmp_path):
     _, path = stored(tmp_path, MLM, **changed)
     told(lambda: read_record(path), path, "runs this cell again")
 
@@ -327,6 +328,8 @@ def test_a_record_of_other_settings_is_refused(tmp_path):
     other = replace(MLM, settings={**CELL, "train.steps": 7})
     told(lambda: ledger.is_done(other, 1), path, "another config", "--output")
     told(lambda: ledger.is_done(replace(MLM, downstream=TASK), 1), "another downstream")
+    watched = replace(MLM, watched={"excess_bits": 1.0})
+    told(lambda: ledger.is_done(watched, 1), "another watched")
     for name, value in (("version", ledgers.VERSION + 1), ("sweep", "k-and-p")):
         stored(tmp_path, MLM, **{name: value})
         told(lambda: ledger.is_done(MLM, 1), path, f"another {name}")
@@ -341,9 +344,11 @@ def ledger_of_a_run(tmp_path, monkeypatch, bits):
     return SweepLedger(tmp_path, "ablations", "mini", runner)
 
 
-def test_a_run_that_is_not_fine_tuned_took_no_time_for_it(tmp_path, monkeypatch):
-    record = ledger_of_a_run(tmp_path, monkeypatch, 1.5).run(MLM, 1)
+def test_a_record_has_the_seconds_of_each_part_and_what_was_watched(tmp_path, monkeypatch):
+    watched = replace(MLM, watched={"excess_bits": 1.0})
+    record = ledger_of_a_run(tmp_path, monkeypatch, 1.5).run(watched, 1)
     assert record["seconds"] == {"pretrain": 2.0, "measure": 3.0, "finetune": 0.0}
+    assert record["watched"] == watched.watched
 
 
 def test_numbers_that_are_none_are_no_result(tmp_path, monkeypatch):
@@ -356,7 +361,7 @@ def test_numbers_that_are_none_are_no_result(tmp_path, monkeypatch):
 def test_a_step_is_counted_as_its_operations_are(tiny, tmp_path):
     runner = Runner(tmp_path, "cpu", report=lambda line: None)
     config = tiny["cost"][0].config(1)
-    found = runner.time(config)
+    found, _ = runner.time(config)
     rows = (row_flops(replace(config, objective=name), 172, 24) for name in ("exlm", "mlm"))
     exlm, mlm = rows
     assert found["cost_ratio_floor"] == pytest.approx(exlm / mlm)

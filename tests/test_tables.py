@@ -3,9 +3,6 @@
 import json
 import math
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -13,13 +10,8 @@ from refusals import told
 from scipy import stats
 
 from exlm_lab import sweep
-from exlm_lab.experiments import (
-    correlations,
-    figures,
-    paper,
-    records,
-    tables,
-)
+from exlm_lab.experiments import correlations, drawings, paper, records, tables
+from exlm_lab.experiments.grids import cells_of
 from exlm_lab.experiments.records import leaving, since
 
 FIGURE_4 = list(paper.printed_grid("Figure 4", "lost tokens, %"))
@@ -30,7 +22,7 @@ def made_record(sweep="repeated-mlm", cell="toy-exlm", seed=1, **changes):
     """A record whose every number is known."""
     record = {
         "sweep": sweep, "scale": "mini", "cell": cell, "input": "toy", "seed": seed,
-        "settings": {}, "objective": "exlm", "paper": None, "curve": [], "parameters": 1000,
+        "settings": {}, "objective": "exlm", "paper": None, "curve": [],
         "config": {
             "masking": {"mask_ratio": 0.15, "num_copies": 1}, "train": {"steps": 400},
             "model": {"states_per_mask": 4}, "data": {"kind": "toy", "grammar": "pairs"},
@@ -122,16 +114,7 @@ def test_at_fixed_share_only_cells_of_one_share_are_compared():
     assert correlations.rank_correlation_at_fixed_share(grid) == pytest.approx(1.5 / 2.5)
 
 
-@pytest.mark.parametrize(
-    "statistic",
-    [
-        correlations.rank_correlation,
-        correlations.rank_correlation_at_fixed_share,
-        correlations.effect_of_share,
-        correlations.effect_of_mask_ratio,
-        correlations.drop_at_low_share,
-    ],
-)
+@pytest.mark.parametrize("statistic", [s.of for s in correlations.STATISTICS.values()])
 def test_a_grid_that_cannot_tell_gives_nan_and_no_seed_counts(statistic):
     alone = {(0.15, 1): 0.5}
     assert math.isnan(statistic(alone))
@@ -186,13 +169,6 @@ def test_what_was_not_measured_is_none_and_the_last_validation_counts(tmp_path):
     assert [record.value(name) for name in names] == [None] * 4
 
 
-@pytest.mark.parametrize("text", ["{", '{"sweep": "repeated-mlm"}'])
-def test_a_damaged_record_is_named_with_the_remedy(tmp_path, text):
-    path = write(tmp_path, *whole_grid()) / "repeated-mlm" / "mini-new.json"
-    path.write_text(text)
-    told(lambda: tables.report("repeated-mlm", "mini", tmp_path), path, "delete it")
-
-
 def test_a_record_of_another_sweep_or_recorded_twice_is_refused(tmp_path):
     folder = write(tmp_path, made_record("ablations")) / "ablations"
     twice = folder / "again.json"
@@ -206,15 +182,13 @@ def test_a_record_of_another_sweep_or_recorded_twice_is_refused(tmp_path):
 
 
 def test_what_the_grid_asks_for_and_no_record_has_is_named(tmp_path, monkeypatch):
-    wanted = [("toy", f"toy-p{p}-k{k}", seed) for p, k in FIGURE_4 for seed in (1, 2, 3)]
-    monkeypatch.setattr(tables, "wanted", lambda name, scale: wanted)
-    write(tmp_path, *(r for r in whole_grid() if (r["cell"], r["seed"]) != wanted[-1][1:]))
+    cells = [cell for cell in cells_of("repeated-mlm", "mini") if cell.input == "toy"]
+    monkeypatch.setattr(tables, "cells_of", lambda name, scale: cells)
+    write(tmp_path, *whole_grid()[1:])
     text = tables.report("repeated-mlm", "mini", tmp_path)
-    assert f"1 of 42 records missing: {wanted[-1][1]} seed 3." in text
+    assert "1 of 42 records missing: toy-p0.0225-k1 seed 1." in text
     assert text.endswith("41 records, made on cpu at commit 0123456 in 41 minutes.")
-    write(tmp_path, *whole_grid())
-    assert "missing" not in tables.report("repeated-mlm", "mini", tmp_path)
-    assert tables.missing([], wanted)[0].endswith("and 36 more.")
+    assert tables.missing([], cells)[0].endswith("and 36 more.")
 
 
 def rows_of(text, title):
@@ -316,11 +290,9 @@ def test_the_other_reports_have_a_row_for_each_cell(tmp_path):
     assert cost == ["k4", "4", "1.66", "1.61", "1.90"]
     row = {"table": "Table 4", "row": "15%, ExLM k=4"}
     made = made_record("k-and-p", "toy-p0.15-k4", metrics={"entropy_bits": 1.5}, paper=row)
-    write(tmp_path, made, made_record("scale", "toy-w64", metrics={"bits_per_mask": 2.5}))
+    write(tmp_path, made)
     _, k_and_p = rows_of(tables.report("k-and-p", "mini", tmp_path), "## Input: toy")
     assert k_and_p[:6] == ["15.0%", "ExLM k=4", "–", "81.4", "–", "1.500"]
-    _, scale = rows_of(tables.report("scale", "mini", tmp_path), "## Input: toy")
-    assert scale == ["w64", "exlm", "1,000", "2.500"]
 
 
 # ---- figures ----
@@ -332,8 +304,8 @@ def drawn(tmp_path):
 
     def draw(name, *made):
         write(tmp_path, *made)
-        found = tables.by_input(records.read_records(name, tmp_path, "mini"))
-        return figures.sweep_figure(name, found["toy"]).axes
+        found = tables.by_input(records.read_records(name, tmp_path, "mini"), [])
+        return drawings.sweep_figure(name, found["toy"]).axes
 
     yield draw
     plt.close("all")
@@ -346,7 +318,10 @@ def points_of(ax):
 
 
 def test_every_cell_of_the_grid_is_drawn_where_it_belongs(drawn):
-    accuracy, entropy = drawn("repeated-mlm", *whole_grid())
+    made = whole_grid(seeds=(1, 2))
+    for record in made:
+        record["metrics"]["optimum_entropy_bits"] = 1.5
+    accuracy, entropy = drawn("repeated-mlm", *made)
     assert len(points_of(accuracy)) == len(points_of(entropy)) == 14
     for p, k in FIGURE_4:
         share = correlations.lost_share(p, k)
@@ -359,16 +334,8 @@ def test_every_cell_of_the_grid_is_drawn_where_it_belongs(drawn):
     assert [text.get_text() for text in entropy.get_xticklabels()] == [
         "2.25", "15", "38.7", "62.2", "78.9",
     ]  # fmt: skip
-
-
-def test_the_exact_optimum_is_a_line(drawn):
-    made = whole_grid(seeds=(1,))
-    for record in made:
-        record["metrics"]["optimum_entropy_bits"] = 1.5
-    _, entropy = drawn("repeated-mlm", *made)
-    (line,) = [line for line in entropy.lines if line.get_linestyle() == "--"]
-    assert line.get_xdata().tolist() == [0, 1, 2, 3, 4]
-    assert set(line.get_ydata()) == {1.5}
+    (exact,) = [line for line in entropy.lines if line.get_linestyle() == "--"]
+    assert exact.get_xydata().tolist() == [[place, 1.5] for place in range(5)]
 
 
 def test_every_variant_has_a_bar_and_a_point_beside_the_papers(drawn):
@@ -411,20 +378,19 @@ def test_the_other_figures_have_a_point_for_each_cell(drawn):
     assert points_of(cost) == [(4, 1.66)]
     assert any(line.get_xydata().tolist() == [[4, paper.cost_ratio()]] for line in cost.lines)
     made = made_record("k-and-p", metrics={"entropy_bits": 1.5}, downstream={"test": 0.5})
-    accuracy, entropy = drawn("k-and-p", made)
-    assert (points_of(accuracy), points_of(entropy)) == ([(4, 50.0)], [(4, 1.5)])
-    made = made_record("scale", metrics={"bits_per_mask": 2.5, "lost_per_row": 2.0})
-    made["metrics"] |= {"floor_bits_per_row": 4.0, "joint_bits_per_row": 2.0}
-    made["config"] |= {"data": {"num_sentences": 2000}}
-    made["config"]["model"]["width"] = 64
-    made["downstream"] = {"test": 0.5}
-    scale, accuracy = drawn("scale", made)
-    assert points_of(scale) == [(64, 2.5)] and points_of(accuracy) == [(64, 50.0)]
-    assert {line.get_ydata()[0] for line in scale.lines if line.get_ls() == "--"} == {1.0, 2.0}
+    mlm = made_record(
+        "k-and-p", "toy-mlm", objective="mlm", metrics={"entropy_bits": 2.0},
+        downstream={"test": 0.4},
+    )  # fmt: skip
+    accuracy, entropy = drawn("k-and-p", made, mlm)
+    assert points_of(accuracy) == [(1, 40.0), (4, 50.0)]
+    assert points_of(entropy) == [(1, 2.0), (4, 1.5)]
 
 
 def test_one_command_draws_a_recorded_sweep(tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "save_figure", lambda figure, path: path.write_bytes(b"drawn"))
+    monkeypatch.setattr(
+        drawings, "save_figure", lambda figure, path: path.write_bytes(b"drawn")
+    )
     write(tmp_path, whole_grid()[0], made_record("cost", metrics={"cost_ratio": 1.66}))
     output = tmp_path / "drawn"
     asked = ["--output", str(tmp_path), "--figures", str(output)]

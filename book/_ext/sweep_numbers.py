@@ -7,7 +7,7 @@
 * ``{score}`CLAIM` ``: the size of the difference that judges a claim, with its interval;
 * ``{sweep-made}`NAME` ``: devices and commits of the records.
 
-A cell of the grid that nobody has run yet is called so; one the grid does not have is an error.
+What the records do not hold is an error.
 """
 
 from __future__ import annotations
@@ -18,36 +18,34 @@ from pathlib import Path
 
 from exlm_lab.experiments import tables, verdicts
 from exlm_lab.experiments.correlations import STATISTICS, over_seeds
-from exlm_lab.experiments.figures import write_figures
+from exlm_lab.experiments.drawings import write_figures
+from exlm_lab.experiments.grids import cells_of
 from exlm_lab.experiments.metric_names import SHARES
 from exlm_lab.experiments.records import (
     DOWNSTREAM,
-    Record,
+    Group,
     grids_by_seed,
     grouped,
     read_records,
 )
 from exlm_lab.experiments.scorecard import scorecard
-from exlm_lab.experiments.tables import wanted
 from exlm_mini.config.checks import UserError
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 SCALE = "mini"
 GENERATED = RESULTS.parent / "_generated"
 
-NOT_YET = "not run yet"
-
 
 @cache
-def records(name: str) -> list[Record]:
-    """Of a sweep; none where it was not run yet.
+def groups(name: str) -> list[Group]:
+    """The cells of a sweep that have records.
 
     Raises:
         ValueError: if there is no such sweep, or a record is damaged.
     """
     try:
-        wanted(name, SCALE)
-        return read_records(name, RESULTS, SCALE)
+        cells_of(name, SCALE)
+        return list(grouped(read_records(name, RESULTS, SCALE)).values())
     except UserError as error:
         raise ValueError(str(error)) from None
 
@@ -67,14 +65,10 @@ def sweep(text: str) -> str:
 
 
 def _of_cell(name: str, cell: str, metric: str) -> str:
-    group = next((g for g in grouped(records(name)).values() if g.cell == cell), None)
-    if group is None:
-        if cell in {planned for _, planned, _ in wanted(name, SCALE)}:
-            return NOT_YET
-        raise ValueError(f"the sweep '{name}' has no cell '{cell}'")
-    found = group.summary(metric)
+    group = next((g for g in groups(name) if g.cell == cell), None)
+    found = group and group.summary(metric)
     if found is None:
-        raise ValueError(f"no record of {name} {cell} holds '{metric}'")
+        raise ValueError(f"the records of {name} hold no '{metric}' of a cell '{cell}'")
     if metric == DOWNSTREAM:
         return found.shown(1)
     return found.scaled(100).shown(1) if metric in SHARES else found.shown(2)
@@ -83,20 +77,17 @@ def _of_cell(name: str, cell: str, metric: str) -> str:
 def _of_grid(name: str, kind: str, metric: str, statistic: str) -> str:
     if statistic not in STATISTICS:
         raise ValueError(f"'{statistic}' is none of {', '.join(STATISTICS)}")
-    groups = [g for g in grouped(records(name)).values() if g.input == kind]
-    if not groups and kind in {planned for planned, _, _ in wanted(name, SCALE)}:
-        return NOT_YET
-    found = over_seeds(STATISTICS[statistic].of, grids_by_seed(groups, metric))
+    grids = grids_by_seed([g for g in groups(name) if g.input == kind], metric)
+    found = over_seeds(STATISTICS[statistic].of, grids)
     if found is None:
         raise ValueError(f"the records of {name} on {kind} do not tell {statistic} of {metric}")
-    return found.shown(
-        1 if STATISTICS[statistic].is_change and metric == DOWNSTREAM else 2, "+"
-    )
+    is_in_points = metric == DOWNSTREAM and statistic.startswith("change")
+    return found.shown(1 if is_in_points else 2, "+")
 
 
 def made(name: str) -> list[tuple[str, str]]:
     """Device and commit of each record, sorted."""
-    found = [record.data["versions"] for record in records(name)]
+    found = [record.data["versions"] for group in groups(name) for record in group.records]
     return sorted((str(v.get("device")), str(v.get("commit"))) for v in found)
 
 

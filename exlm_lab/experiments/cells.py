@@ -29,7 +29,8 @@ class Downstream:
     """One of ``downstream.catalogue.task_names``."""
     tune: TuneConfig
     num_train: int | None = None
-    """Training examples, the first of the task; none: all. The same for validation and test."""
+    """Training examples, the first of an embedded task, and so for validation and test; none:
+    all of each."""
     num_validation: int | None = None
     num_test: int | None = None
 
@@ -101,7 +102,7 @@ class Claim(NamedTuple):
     """A hypothesis, and the contrast that decides it."""
 
     text: str
-    """In one line; what the contrast says if it holds."""
+    """In one line; what is true if the contrast comes out as expected."""
     metric: str
     cell: str
     base: str | None

@@ -3,7 +3,7 @@
 A grid is a mapping from (p, k), mask ratio and copies per token, to a number, the paper's or ours.
 The share of tokens that lose every copy is p^k (Appendix C). The paper chose its cells so that
 only five shares occur (Figure 4); cells of equal share are ties for a rank. A statistic is nan
-where the grid cannot tell: no two cells to compare, or all numbers equal.
+where it is not defined: no two cells to compare, or all numbers equal.
 """
 
 from __future__ import annotations
@@ -102,28 +102,22 @@ class Statistic(NamedTuple):
 
     title: str
     of: Callable[[Grid], float]
-    is_change: bool
-    """In the unit of the grid; otherwise a correlation."""
 
 
 STATISTICS = {
     "rank-share": Statistic(
-        "rank correlation with the lost share, shares ≥ 15%", rank_correlation, False
+        "rank correlation with the lost share, shares ≥ 15%", rank_correlation
     ),
     "rank-ratio": Statistic(
-        "rank correlation with p at fixed share, shares ≥ 15%",
-        rank_correlation_at_fixed_share,
-        False,
+        "rank correlation with p at fixed share, shares ≥ 15%", rank_correlation_at_fixed_share
     ),
-    "change-share": Statistic(
-        "change from 15% to the largest share, p fixed", effect_of_share, True
-    ),
+    "change-share": Statistic("change from 15% to the largest share, p fixed", effect_of_share),
     "change-ratio": Statistic(
-        "change from the smallest to the largest p, share fixed", effect_of_mask_ratio, True
+        "change from the smallest to the largest p, share fixed", effect_of_mask_ratio
     ),
-    "change-low": Statistic("change from 15% to 2.25%, p fixed", drop_at_low_share, True),
+    "change-low": Statistic("change from 15% to 2.25%, p fixed", drop_at_low_share),
 }
-"""By a short name, in the order of the reports."""
+"""By a short name, in the order of the reports; a ``change`` is in the unit of the grid."""
 
 
 def over_seeds(statistic: Callable[[Grid], float], grids: Mapping[int, Grid]) -> Summary | None:

@@ -1,4 +1,4 @@
-"""What the figures of the sweeps are made of: each function draws on the axes it is given.
+"""The figure of each sweep from its records, in the book's style.
 
 Filled markers are ours, mean over seeds with its standard deviation; hollow ones are the paper's
 printed numbers; dashed lines are exact values of the toy language.
@@ -6,25 +6,23 @@ printed numbers; dashed lines are exact values of the toy language.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from exlm_lab.experiments.correlations import SHARES, lost_share, paired_difference
-from exlm_lab.experiments.metric_names import PROBE
-from exlm_lab.experiments.paper import cost_ratio, printed, printed_average
-from exlm_lab.experiments.records import (
-    DOWNSTREAM,
-    Group,
-    Summary,
-    leaving,
-    summaries,
-)
-from exlm_mini.plot.figures import COLORS
+from exlm_lab.experiments.grids import cells_of
+from exlm_lab.experiments.paper import cost_ratio, printed_average
+from exlm_lab.experiments.records import DOWNSTREAM, Group, Summary, leaving, summaries
+from exlm_lab.experiments.tables import by_input, read_sweep
+from exlm_mini.plot.figures import COLORS, save_figure, use_book_style
 
 Summaries = Mapping[tuple[float, int], Summary]
 BESIDE = 0.06
@@ -65,22 +63,15 @@ def draw_optimum(ax: Axes, groups: Sequence[Group]) -> None:
         ax.plot(places, means, "--", color="0.3", lw=1.2, label="exact")
 
 
-def ceiling(groups: Sequence[Group], metric: str) -> float | None:
-    """The most that anyone can reach, in the unit of ``Record.value``; none if unknown.
-
-    A task says it itself. What a probe is to read is what a perfect reader of the whole sentence
-    would name, so it can read all of it.
-    """
-    if metric == PROBE:
-        return 1.0
+def ceiling(groups: Sequence[Group]) -> float | None:
+    """The best possible downstream accuracy, in percent; none where the task cannot say."""
     found = [(group.first.data.get(DOWNSTREAM) or {}).get("best_possible") for group in groups]
-    known = [100 * best for best in found if best is not None]
-    return known[0] if metric == DOWNSTREAM and known else None
+    return next((100 * best for best in found if best is not None), None)
 
 
-def draw_ceiling(ax: Axes, groups: Sequence[Group], metric: str = DOWNSTREAM) -> None:
-    """The most that anyone can reach, as a dashed line across where it is known."""
-    best = ceiling(groups, metric)
+def draw_ceiling(ax: Axes, groups: Sequence[Group]) -> None:
+    """The best possible downstream accuracy, as a dashed line across where it is known."""
+    best = ceiling(groups)
     if best is not None:
         ax.axhline(best, color="0.3", ls="--", lw=1.2)
 
@@ -112,7 +103,8 @@ def draw_against_exlm(ax: Axes, groups: Sequence[Group]) -> None:
     """
     base = next((g for g in groups if g.name == "exlm"), None)
     found = [g for g in groups if g is not base and g.summary(DOWNSTREAM)]
-    printed_base = printed("Table 2")["ExLM"]["average"]
+    printed_base = printed_average("Table 2", "ExLM")
+    assert printed_base is not None
     for place, group in enumerate(found):
         points = base and paired_difference(group.by_seed(DOWNSTREAM), base.by_seed(DOWNSTREAM))
         if points:
@@ -123,7 +115,7 @@ def draw_against_exlm(ax: Axes, groups: Sequence[Group]) -> None:
         if mean is not None:
             ax.plot(mean - printed_base, place, "o", mfc="none", mec="0.3", ms=8)
     ax.axvline(0, color="0.3", lw=1)
-    best = ceiling(groups, DOWNSTREAM)
+    best = ceiling(groups)
     if base and best is not None and (exlm := base.summary(DOWNSTREAM)):
         ax.axvline(best - exlm.mean, color="0.3", ls="--", lw=1.2)
     ax.set_yticks(range(len(found)), [group.name for group in found])
@@ -204,10 +196,10 @@ def by_language(groups: Sequence[Group]) -> dict[str, list[Group]]:
 
 def draw_cost(ax: Axes, groups: Sequence[Group]) -> None:
     """Measured step-cost ratio of ExLM against k, its floor by operations, and Table 12."""
-    known = [(g, ratio) for g in groups if (ratio := g.summary("cost_ratio"))]
-    for group, ratio in known:
-        k, color = group.first.states_per_mask, COLORS["exlm"]
-        _draw_points(ax, [k], [ratio], color, None)
+    for group in groups:
+        k = group.first.states_per_mask
+        if ratio := group.summary("cost_ratio"):
+            _draw_points(ax, [k], [ratio], COLORS["exlm"])
         if floor := group.summary("cost_ratio_floor"):
             ax.plot(k, floor.mean, "_", color="0.3", ms=14)
     if any(group.paper_row for group in groups):
@@ -218,59 +210,20 @@ def draw_cost(ax: Axes, groups: Sequence[Group]) -> None:
 def draw_against_k(ax: Axes, groups: Sequence[Group], metric: str, label: str) -> None:
     """A number against the states per mask, one line for each mask ratio; k = 1 is MLM.
 
-    Dashed across: the exact entropy of the language, or the most that anyone can reach.
+    Dashed across, for an entropy: the exact one of the language.
     """
     ratios = sorted({group.first.mask_ratio for group in groups})
-    for ratio, color in zip(
-        ratios, sns.color_palette("viridis", len(ratios) + 1), strict=False
-    ):
-        cells = [g for g in groups if g.first.mask_ratio == ratio and g.summary(metric)]
-        cells.sort(key=lambda group: group.first.states_per_mask)
-        if not cells:
-            continue
-        exact = cells[0].summary("optimum_entropy_bits")
+    colors = sns.color_palette("viridis", len(ratios) + 1)
+    for ratio, color in zip(ratios, colors, strict=False):
+        cells = {g.first.states_per_mask: g for g in groups if g.first.mask_ratio == ratio}
+        found = {k: s for k, group in sorted(cells.items()) if (s := group.summary(metric))}
+        exact = cells[min(cells)].summary("optimum_entropy_bits")
         if metric == "entropy_bits" and exact:
             ax.axhline(exact.mean, color=color, ls="--", lw=1)
-        x = [group.first.states_per_mask for group in cells]
-        found = [summary for group in cells if (summary := group.summary(metric))]
-        _draw_points(ax, x, found, color, f"p = {100 * ratio:.4g}%")
-    draw_ceiling(ax, groups, metric)
+        if found:
+            _draw_points(ax, [*found], [*found.values()], color, f"p = {100 * ratio:.4g}%")
     ax.set(xscale="log", xlabel="states per mask, k (1: MLM)", ylabel=label)
     ax.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
-    ax.xaxis.set_minor_formatter(NullFormatter())
-
-
-def draw_sizes(
-    ax: Axes,
-    groups: Sequence[Group],
-    metric: str = "bits_per_mask",
-    label: str = "bits per mask",
-) -> None:
-    """A number against width, one line for each objective and amount of data.
-
-    Dashed across: MLM's floor and the joint entropy, per mask, or the most that anyone can reach.
-    """
-    lines: dict[tuple[str, int], list[tuple[int, Summary]]] = {}
-    for group in groups:
-        if summary := group.summary(metric):
-            data = group.first.data["config"]["data"]["num_sentences"]
-            width = group.first.data["config"]["model"]["width"]
-            lines.setdefault((group.first.objective, data), []).append((width, summary))
-    amounts = {data for _, data in lines}
-    for (objective, data), cells in sorted(lines.items()):
-        x, found = zip(*sorted(cells, key=lambda cell: cell[0]), strict=True)
-        name = f"{objective}, {data:,} sentences" if len(amounts) > 1 else objective
-        style = "-" if data == max(amounts) else ":"
-        _draw_points(ax, x, found, COLORS[objective], name, style)
-    for name in ("floor", "joint") if metric == "bits_per_mask" else ():
-        bits = groups[0].summary(f"{name}_bits_per_row")
-        lost = groups[0].summary("lost_per_row")
-        if bits and lost:
-            ax.axhline(bits.mean / lost.mean, color=COLORS[name], ls="--", lw=1)
-    draw_ceiling(ax, groups, metric)
-    ax.set(xscale="log", xlabel="width of the encoder", ylabel=label)
-    widths = sorted({width for cells in lines.values() for width, _ in cells})
-    ax.set_xticks(widths, [str(width) for width in widths])
     ax.xaxis.set_minor_formatter(NullFormatter())
 
 
@@ -279,11 +232,93 @@ def _draw_points(
     x: Sequence[float],
     found: Sequence[Summary],
     color: object,
-    label: str | None,
-    style: str = "-",
+    label: str | None = None,
 ) -> None:
     """A line with markers and standard deviations."""
-    spread = [summary.sd or 0.0 for summary in found]
-    means = [summary.mean for summary in found]
-    line: dict[str, Any] = {"color": color, "ls": style, "lw": 1.2, "label": label}
+    means, spread = [s.mean for s in found], [s.sd or 0.0 for s in found]
+    line: dict[str, Any] = {"color": color, "lw": 1.2, "label": label}
     ax.errorbar(x, means, spread, marker="o", ms=5, capsize=2, **line)
+
+
+# ---- the figures: each draws on the axes of one input ----
+
+
+def repeated_mlm(axes: Sequence[Axes], groups: Sequence[Group]) -> None:
+    """Accuracy and entropy against the share of lost tokens (Figures 3 and 5)."""
+    draw_against_share(axes[0], summaries(groups, DOWNSTREAM), "downstream accuracy, %")
+    draw_against_share(axes[1], summaries(groups, "entropy_bits"), "entropy, bits")
+    draw_ceiling(axes[0], groups)
+    draw_optimum(axes[1], groups)
+    axes[1].legend(fontsize=8)
+
+
+def saddle(axes: Sequence[Axes], groups: Sequence[Group]) -> None:
+    """Bits of every run over its steps: who leaves the floor, and when."""
+    for ax, (language, found) in zip(axes, by_language(groups).items(), strict=True):
+        draw_leaving(ax, found)
+        ax.set_title(language, fontsize=10)
+
+
+def k_and_p(axes: Sequence[Axes], groups: Sequence[Group]) -> None:
+    """Accuracy and entropy against k for each mask ratio (Table 4, Figure 12)."""
+    draw_against_k(axes[0], groups, DOWNSTREAM, "downstream accuracy, %")
+    draw_against_k(axes[1], groups, "entropy_bits", "entropy, bits")
+    draw_ceiling(axes[0], groups)
+    axes[0].legend(fontsize=8, loc=(0.02, 0.72))  # below the best possible
+
+
+def ablations(axes: Sequence[Axes], groups: Sequence[Group]) -> None:
+    """Bits and accuracy of the variants (Tables 2 and 13)."""
+    draw_bits(axes[0], groups)
+    draw_against_exlm(axes[1], groups)
+
+
+FIGURES: dict[str, tuple[int, Callable[[Sequence[Axes], Sequence[Group]], None]]] = {
+    "repeated-mlm": (2, repeated_mlm),
+    "ablations": (2, ablations),
+    "saddle": (1, saddle),
+    "cost": (1, lambda axes, groups: draw_cost(axes[0], groups)),
+    "k-and-p": (2, k_and_p),
+    "ladder": (1, lambda axes, groups: draw_ladder(axes[0], groups)),
+}
+"""By the name of the sweep or experiment: number of axes, and what draws on them."""
+
+
+def sweep_figure(name: str, groups: Sequence[Group]) -> Figure:
+    """The figure of a sweep on one input, its groups in the order of the grid."""
+    use_book_style()
+    num_axes, draw = FIGURES[name]
+    if name == "saddle":
+        num_axes = len(by_language(groups))
+    height = max(3.4, 1.2 + 0.32 * len(groups)) if name == "ablations" else 3.4
+    width = 4.6 * num_axes if name != "ladder" else 6.2
+    figure, axes = plt.subplots(1, num_axes, figsize=(width, height), squeeze=False)
+    draw(axes[0], groups)
+    return figure
+
+
+def write_figures(
+    name: str,
+    scale: str,
+    directory: Path,
+    output: Path,
+    report: Callable[[Path], None] = lambda path: None,
+) -> None:
+    """Draw a sweep, a figure for each input that has records, as SVG and PNG.
+
+    Args:
+        name, scale: of the sweep.
+        directory: that holds the folders of all sweeps.
+        output: directory of the figures; made where it is missing.
+        report: called with each file once it is written.
+
+    Raises:
+        UserError: if there is no record, or one is damaged.
+    """
+    records = read_sweep(name, scale, directory)
+    output.mkdir(parents=True, exist_ok=True)
+    for kind, groups in by_input(records, cells_of(name, scale)).items():
+        for suffix in (".svg", ".png"):
+            path = output / f"{name}-{scale}-{kind}{suffix}"
+            save_figure(sweep_figure(name, groups), path)
+            report(path)

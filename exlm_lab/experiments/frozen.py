@@ -107,9 +107,16 @@ def explained(
         ``read_qed`` and so on: explained share of the variance (R²) of a quantity on the test
         molecules; ``read_structure``, their mean.
     """
+    from sklearn.linear_model import Ridge
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
     feature_RD, is_test_R = features(model, rows), molecules.is_test_R
     learned_RC, true_RC = molecules.quantity_RC[~is_test_R], molecules.quantity_RC[is_test_R]
-    guess_RC = ridge(feature_RD[~is_test_R], learned_RC, feature_RD[is_test_R])
+    reader = make_pipeline(
+        StandardScaler(), Ridge(PENALTY * len(learned_RC), solver="cholesky")
+    )
+    guess_RC = reader.fit(feature_RD[~is_test_R], learned_RC).predict(feature_RD[is_test_R])
     share_C = 1 - ((guess_RC - true_RC) ** 2).mean(axis=0) / true_RC.var(axis=0)
     shares = dict(zip(QUANTITIES, share_C.tolist(), strict=True))
     return {f"read_{n}": v for n, v in {**shares, "structure": float(share_C.mean())}.items()}
@@ -142,13 +149,3 @@ def features(model: MaskedLM | ExLM, rows: list[np.ndarray]) -> np.ndarray:
     for hook in hooks:
         hook.remove()
     return np.stack(found)
-
-
-def ridge(train_RD: np.ndarray, train_RC: np.ndarray, test_RD: np.ndarray) -> np.ndarray:
-    """Predictions for the test rows, (R, C)."""
-    mean_D, spread_D = train_RD.mean(axis=0), train_RD.std(axis=0) + 1e-9
-    train_RD, test_RD = (train_RD - mean_D) / spread_D, (test_RD - mean_D) / spread_D
-    offset_C = train_RC.mean(axis=0)
-    square_DD = train_RD.T @ train_RD + PENALTY * len(train_RD) * np.eye(len(mean_D))
-    weight_DC = np.linalg.solve(square_DD, train_RD.T @ (train_RC - offset_C))
-    return test_RD @ weight_DC + offset_C

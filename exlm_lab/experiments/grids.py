@@ -234,26 +234,6 @@ def _saddle(scale: str) -> list[Cell]:
     return cells
 
 
-def _scale(scale: str) -> list[Cell]:
-    if scale == "paper":
-        return []
-    few, many = (2_000, 65_536) if scale == "mini" else (20_000, 1_000_000)
-    widths = (32, 64, 128) if scale == "mini" else (128, 256, 512)
-    cells = []
-    for objective in ("mlm", "exlm"):
-        model = exlm_settings(scale) if objective == "exlm" else {"objective": "mlm"}
-        for width in widths:
-            sizes = {"model.width": width, "model.ffn_width": 2 * width}
-            for name, num_sentences in (("few", few), ("many", many)):
-                settings = {**model, **sizes, "data.num_sentences": num_sentences}
-                cells.append(_cell("toy", scale, f"{objective}-w{width}-{name}", settings))
-            if width in widths[:2]:
-                settings = {**model, **sizes}
-                name = f"{objective}-w{width}"
-                cells.append(_cell("english", scale, name, settings))
-    return cells
-
-
 SWEEPS = {
     sweep.name: sweep
     for sweep in (
@@ -264,7 +244,6 @@ SWEEPS = {
         Sweep("saddle", "what it takes to leave the symmetric start (ours)", _saddle),
         Sweep("cost", "a step of ExLM over one of MLM, timed (Table 12)", _cost),
         Sweep("k-and-p", "states and mask ratio (Table 4, Figure 12)", _k_and_p),
-        Sweep("scale", "bits against width and data (ours)", _scale),
     )
 }
 """By name, in the order in which they are worth running."""
@@ -274,13 +253,10 @@ def cells_of(name: str, scale: str) -> list[Cell]:
     """The cells of a sweep, or of an experiment of the study at its own scale.
 
     Raises:
-        UserError: if there is no such sweep, or none at this scale.
+        UserError: if there is no such sweep.
     """
     if scale == SCALE and name in EXPERIMENTS:
         return list(EXPERIMENTS[name].cells)
     if name not in SWEEPS:
         raise UserError(f"there is no sweep '{name}'; {nearest(name, SWEEPS)}")
-    cells = SWEEPS[name].make(scale)
-    if not cells:
-        raise UserError(f"the sweep {name} has no cells at scale {scale}; use mini or gpu")
-    return cells
+    return SWEEPS[name].make(scale)

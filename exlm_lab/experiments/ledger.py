@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -107,10 +106,10 @@ class SweepLedger(Ledger):
         return {"train.steps": steps}, {"cost_ratio": ratio}
 
     def _timed(self, config: RunConfig) -> dict[str, Any]:
-        start = time.monotonic()
-        found = self.runner.time(config)
-        seconds = {"measure": time.monotonic() - start}
-        return {"metrics": found, "curve": [], "downstream": None, "seconds": seconds}
+        found, seconds = self.runner.time(config)
+        return {
+            "metrics": found, "curve": [], "downstream": None, "seconds": {"measure": seconds}
+        }  # fmt: skip
 
     def _trained(
         self, cell: Cell, config: RunConfig, on_progress: Callable[[Progress], None]

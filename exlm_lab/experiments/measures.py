@@ -1,12 +1,12 @@
 """What a sweep measures of a finished model, under the names its records use.
 
-``measure(model, config, corpus)`` returns ``{name: number}``; ``METRICS`` says what each number is.
+``measure(model, config, corpus)`` returns ``{name: number}``; ``METRICS`` explains each number.
 The corpus is what ``prepare_corpus`` gave the run. Rows are its first held-out ones, their masks
-drawn from a seed of this stage, so models with equal masking meet the same rows and masks.
+drawn from a seed of this stage, so models with equal masking get the same rows and masks.
 
 A token is *lost* when all its copies are masked (Appendix E): in Repeated MLM those with a visible
-copy count nowhere but in ``visible_entropy_bits``, and the k predictions of a lost token are
-averaged. Without repetition every masked token is lost.
+copy count nowhere, and the k predictions of a lost token are averaged. Without repetition every
+masked token is lost.
 
 In the toy language nothing depends on the words that happen to stand behind the masks. Where a
 word is predicted by itself, losses and hits are expected values under the true distribution; where
@@ -19,9 +19,11 @@ R lost tokens of a batch, V vocabulary, W words of the toy language.
 
 from __future__ import annotations
 
-import math
+import tempfile
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -29,18 +31,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from exlm_lab.benchmarks.measure import time_side_by_side
 from exlm_lab.experiments.metric_names import METRICS
 from exlm_lab.experiments.probes import probe_accuracy
-from exlm_lab.experiments.states import RowReading, read_rows
+from exlm_lab.experiments.states import RowReading, pairwise_divergence_bits, read_rows
 from exlm_lab.experiments.toy_contexts import Contexts
-from exlm_lab.experiments.uncertainty import (
-    calibration_error,
-    divergence_bits,
-    effective_number,
-    pairwise_divergence_bits,
-)
 from exlm_mini.config import RunConfig
-from exlm_mini.config.checks import UserError
 from exlm_mini.data.batches import validation_batches
 from exlm_mini.data.corpus import Corpus
 from exlm_mini.data.masking import MaskedBatch
@@ -51,7 +47,9 @@ from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.objectives import nats_to_bits
 from exlm_mini.reading.entropy import entropy_bits, fully_masked
+from exlm_mini.training.cost import row_flops
 from exlm_mini.training.parts import make_masker
+from exlm_mini.training.pretraining import Trainer
 
 MOST_ROWS, MOST_TOKENS = 1024, 2**15
 """Held-out rows to measure on, and tokens of them."""
@@ -60,8 +58,8 @@ FREQUENCY_ROWS = 4096
 NUM_FILLINGS = 8
 MOST_NUMBERS = 2**24
 """States x vocabulary of a batch at most: its memory is a few times as much."""
-LEAST_CORRELATION = 1e-3
-"""Bits of total correlation, or of what is told, below which a share of them means nothing."""
+LEAST_TOLD = 1e-3
+"""Bits of information on a lost word in the visible ones; a share of fewer is not computed."""
 
 
 def measure(
@@ -79,11 +77,9 @@ def measure(
         config: of its run: objective, masking and data.
         corpus: of ``prepare_corpus`` for ``config.data``.
         num_rows: held-out rows, all if there are fewer; none: 1,024, or fewer if they are long.
+            At least one token of them must be lost.
         seed: of masks and fillings.
         with_probe: take ``probe_accuracy`` too, which needs scikit-learn and a second or two.
-
-    Raises:
-        UserError: if no token is lost, or no path fits a row.
     """
     if num_rows is None:
         longest = int(corpus.validation.lengths_R.max())
@@ -98,14 +94,6 @@ def measure(
             probed["probe_accuracy"] = probe_accuracy(model, k, *language, seed)
     finally:
         model.train(was_training)
-    if len(found["entropy"]) == 0:
-        raise UserError(f"no token is lost in {num_rows} rows; mask more, or measure more rows")
-    num_without_path = int((~found["bits"].isfinite()).sum())
-    if num_without_path:
-        raise UserError(
-            f"no path fits {num_without_path} of {num_rows} rows: the model's training went "
-            "wrong; train it again"
-        )
     summary = _summary(found) | probed
     return {name: summary[name] for name in METRICS if name in summary}
 
@@ -204,18 +192,23 @@ def _read_batch(
     is_lost_BN = fully_masked(batch.is_masked_BN, num_copies)
     token_ids_BN = batch.token_ids_BN[:, ::num_copies]
     target_ids_R, row_R = token_ids_BN[is_lost_BN], is_lost_BN.nonzero()[:, 0]
-    is_special_BN = torch.isin(token_ids_BN, token_ids_BN.new_tensor(_frame(model)))
+    special = model.special_ids
+    frame = token_ids_BN.new_tensor([special.pad, special.bos, special.eos])
+    is_special_BN = torch.isin(token_ids_BN, frame)
     found = {"lost": is_lost_BN.sum(1), "tokens": (~is_special_BN).sum(1)}
     if isinstance(model, ExLM):
         reading = read_rows(model, batch)
         log_p_RkV = reading.mask_token_log_probs().unsqueeze(1)
-        found |= _read_states(reading)
+        if reading.state_BML is not None:
+            found["length"] = reading.length_bits()
+            found["clone_use"] = reading.of_masks(reading.visits())
+        if model.config.states_per_mask > 1:
+            token_RkV = reading.of_masks(reading.log_token_BLV).exp()
+            found["specialisation"] = pairwise_divergence_bits(token_RkV)
     else:
         log_p_SV = model(batch.masked_ids_BN, batch.is_masked_BN).double().log_softmax(dim=1)
         is_lost_S = is_lost_BN.repeat_interleave(num_copies, dim=1)[batch.is_masked_BN]
         log_p_RkV = log_p_SV[is_lost_S].unflatten(0, (-1, num_copies))
-        if num_copies > 1:
-            found["visible_entropy"] = entropy_bits(log_p_SV[~is_lost_S])
     contexts = truth_RV = None
     if language is not None:
         contexts = language.contexts(token_ids_BN, is_lost_BN)
@@ -234,12 +227,6 @@ def _read_batch(
     return found
 
 
-def _frame(model: MaskedLM | ExLM) -> list[int]:
-    """Ids that are never masked."""
-    special = model.special_ids
-    return [special.pad, special.bos, special.eos]
-
-
 def _predictions(log_p_RkV: Tensor, target_ids_R: Tensor, truth_RV: Tensor | None) -> _Found:
     """Each lost token by itself; with its true distribution, expected values under it."""
     if truth_RV is None:
@@ -248,40 +235,15 @@ def _predictions(log_p_RkV: Tensor, target_ids_R: Tensor, truth_RV: Tensor | Non
     else:
         found = {
             "optimum_entropy": entropy_bits(truth_RV.log()),
-            "optimum_accuracy": truth_RV.amax(dim=1),
         }
-    confidence_R, guess_R = log_p_RkV.exp().mean(dim=1).max(dim=1)
+    guess_R = log_p_RkV.exp().mean(dim=1).argmax(dim=1)
     # 0 log 0 = 0: what cannot be true costs nothing.
     loss_RkV = torch.where(truth_RV.unsqueeze(1) > 0, -truth_RV.unsqueeze(1) * log_p_RkV, 0.0)
     return found | {
         "entropy": entropy_bits(log_p_RkV).mean(dim=1),
         "cross_entropy": nats_to_bits(loss_RkV.sum(dim=2).mean(dim=1)),
-        "confidence": confidence_R,
         "correct": truth_RV.gather(1, guess_R.unsqueeze(1)).squeeze(1),
     }
-
-
-def _read_states(reading: RowReading) -> _Found:
-    """What only models of states have, one number per mask."""
-    token_RkV = reading.of_masks(reading.log_token_BLV).exp()
-    found = {"state_entropy": reading.state_entropy_bits()}
-    k = token_RkV.shape[1]
-    if k > 1:
-        found["specialisation"] = pairwise_divergence_bits(token_RkV)
-    if reading.state_BML is None:
-        return found
-    is_mask_BM = reading.is_mask_BM
-    given_words = reading.visits
-    found["length"] = reading.length_bits()
-    found["skipped"] = (1 - given_words.once_BM[is_mask_BM]).clamp(min=0.0)
-    found["twice"] = given_words.twice_BM[is_mask_BM]
-    found["clone_use"] = reading.of_masks(given_words.state_BL)  # (R, k)
-    open_Rk = reading.of_masks(reading.state_BML.sum(dim=1))
-    is_open_R = open_Rk.sum(dim=1) > 0  # a mask that no path visits has no share to give
-    found["clones_open"] = effective_number(open_Rk[is_open_R])
-    if k > 1:
-        found["used_specialisation"] = divergence_bits(token_RkV[is_open_R], open_Rk[is_open_R])
-    return found
 
 
 def _expected_bits(
@@ -309,18 +271,10 @@ _MEANS = {
     "cross_entropy_bits": "cross_entropy",
     "frequency_bits": "frequency",
     "accuracy": "correct",
-    "confidence": "confidence",
     "lost_per_row": "lost",
     "bits_per_row": "bits",
-    "visible_entropy_bits": "visible_entropy",
-    "state_entropy_bits": "state_entropy",
-    "masks_skipped_share": "skipped",
-    "masks_used_twice_share": "twice",
-    "clones_open": "clones_open",
     "specialisation_bits": "specialisation",
-    "used_specialisation_bits": "used_specialisation",
     "optimum_entropy_bits": "optimum_entropy",
-    "optimum_accuracy": "optimum_accuracy",
     "floor_bits_per_row": "floor",
     "joint_bits_per_row": "joint",
 }
@@ -332,25 +286,61 @@ def _summary(found: _Found) -> dict[str, float]:
     out = {name: found[of].mean().item() for name, of in _MEANS.items() if of in found}
     out["lost_share"] = (found["lost"].sum() / found["tokens"].sum()).item()
     out["bits_per_mask"] = out["bits_per_row"] / out["lost_per_row"]
-    out["perplexity"] = 2 ** out["bits_per_mask"] if out["bits_per_mask"] < 1024 else math.inf
     out["linked_bits"] = out["cross_entropy_bits"] * out["lost_per_row"] - out["bits_per_row"]
     if "length" in found:
         out["dependence_bits"] = out["linked_bits"] + found["length"].mean().item()
-    out["calibration_error"] = calibration_error(found["confidence"], found["correct"])
     if "clone_use" in found:
-        out["clones_used"] = effective_number(found["clone_use"].sum(dim=0)).item()
+        use_k = found["clone_use"].sum(dim=0)
+        out["clones_used"] = 2 ** entropy_bits((use_k / use_k.sum()).log()).item()
     if "floor" in found:
+        out["excess_bits"] = out["cross_entropy_bits"] - out["optimum_entropy_bits"]
         # What masks share is all that a model of dependencies can win over single predictions.
         shared = out["floor_bits_per_row"] - out["joint_bits_per_row"]
-        out["excess_bits"] = out["cross_entropy_bits"] - out["optimum_entropy_bits"]
         out["total_correlation_bits"] = shared
         told_bits = found["place"].mean().item() - out["optimum_entropy_bits"]
-        if told_bits > LEAST_CORRELATION:
+        if told_bits > LEAST_TOLD:
             out["missed_share"] = out["excess_bits"] / told_bits
         out["captured_bits"] = out["floor_bits_per_row"] - out["bits_per_row"]
-        spread = (found["floor"] - found["bits"]).std().item()
-        out["captured_error_bits"] = spread / math.sqrt(len(found["bits"]))
-        if shared > LEAST_CORRELATION:
-            out["captured_share"] = out["captured_bits"] / shared
-            out["linked_share"] = out["linked_bits"] / shared
     return out
+
+
+# ---- what a step costs ----
+
+ENOUGH_SECONDS = 8.0
+"""For both models together."""
+
+
+def step_costs(config: RunConfig, corpus: Corpus) -> dict[str, float]:
+    """What a step of an ExLM costs beside one of an MLM on the same rows, measured and counted.
+
+    Chains are left out, as they are absent from all but the first steps.
+
+    Returns:
+        ``cost_ratio``, of the medians; ``cost_ratio_floor``, of the floating-point operations
+        that no implementation can leave out; ``step_ms`` and ``mlm_step_ms``, medians, of
+        processor time on a CPU.
+    """
+    config = replace(config, train=replace(config.train, chain_warmup=0.0))
+    configs = {"exlm": config, "mlm": replace(config, objective="mlm")}
+    with tempfile.TemporaryDirectory() as folder:
+        trainers = {
+            name: Trainer(single, corpus.train, corpus.validation, Path(folder) / name)
+            for name, single in configs.items()
+        }
+        calls = {name: partial(trainer.updater.step, 0) for name, trainer in trainers.items()}
+        device = trainers["mlm"].engine.device
+        timings = time_side_by_side(calls, device, ENOUGH_SECONDS)
+    ms = {
+        name: timing.median_ms if device.type == "cuda" else timing.median_cpu_ms
+        for name, timing in timings.items()
+    }
+    vocab_size, row_length = corpus.train.vocab_size, int(corpus.train.lengths_R.max())
+    flops = {
+        name: row_flops(single, vocab_size, row_length) for name, single in configs.items()
+    }
+    return {
+        "cost_ratio": ms["exlm"] / ms["mlm"],
+        "cost_ratio_floor": flops["exlm"] / flops["mlm"],
+        "step_ms": ms["exlm"],
+        "mlm_step_ms": ms["mlm"],
+    }

@@ -10,8 +10,6 @@ METRICS = {
     "entropy_bits": ("bits", "of the prediction alone (Appendices E, Q.1), mean"),
     "cross_entropy_bits": ("bits", "-log2 of the true word, alone, mean"),
     "accuracy": ("share", "likeliest word is the true one, alone"),
-    "confidence": ("share", "probability given to that word, mean"),
-    "calibration_error": ("share", "expected distance of confidence and accuracy, 15 bins"),
     "frequency_bits": ("bits", "-log2 of the true word's frequency in training rows, mean"),
     "bits_per_row": (
         "bits",
@@ -19,7 +17,6 @@ METRICS = {
         "ExLM the sum over paths",
     ),
     "bits_per_mask": ("bits", "bits per row / lost tokens per row"),
-    "perplexity": ("words", "2 to the bits per lost token (Appendix G)"),
     "linked_bits": (
         "bits",
         "won by links: cross-entropy of a row's single predictions, summed, - bits per row; 0 for "
@@ -30,45 +27,28 @@ METRICS = {
         "won by links, where only fillings of the right length are compared; 0 where a path "
         "settles each word by itself",
     ),
-    # ---- Repeated MLM ----
-    "visible_entropy_bits": ("bits", "entropy at masked copies of tokens that are not lost"),
     # ---- ExLM ----
-    "state_entropy_bits": ("bits", "entropy of the prediction once the path is known, mean"),
-    "masks_skipped_share": ("share", "no state of the mask on the path, given the words, mean"),
-    "masks_used_twice_share": ("share", "two or more of its states on it, given the words"),
     "clones_used": (
         "clones",
         "2 to the entropy of the clone index of visited states over all data, given the words; 1 "
         "to k",
     ),
-    "clones_open": ("clones", "the same in one mask, before any word is known, mean"),
     "specialisation_bits": (
         "bits",
         "Jensen-Shannon divergence of two clones' words, mean over pairs and masks; 0 to 1",
     ),
-    "used_specialisation_bits": (
-        "bits",
-        "the same of all clones, weighted by how likely paths visit them; 0 to log2 k",
-    ),
     # ---- toy language ----
     "optimum_entropy_bits": ("bits", "entropy of the true distribution, alone, mean"),
-    "optimum_accuracy": ("share", "accuracy of the true distribution"),
     "excess_bits": ("bits", "KL(true || model), alone: cross-entropy - optimal entropy"),
     "missed_share": (
         "share",
-        "excess / bits that the visible words tell of a lost token; 0 for the truth, 1 for a "
-        "model that knows places alone",
+        "excess / information of the visible words on a lost token, bits; 0 for the truth, 1 for "
+        "a model that predicts from places alone",
     ),
     "floor_bits_per_row": ("bits", "sum of marginal entropies of a row's lost tokens, mean"),
     "joint_bits_per_row": ("bits", "joint entropy of these, the visible words given, mean"),
     "total_correlation_bits": ("bits", "floor - joint entropy"),
     "captured_bits": ("bits", "floor - bits per row"),
-    "captured_error_bits": ("bits", "standard error of captured bits over rows"),
-    "captured_share": (
-        "share",
-        "captured / total correlation; below 0 if worse than the floor",
-    ),
-    "linked_share": ("share", "won by links / total correlation; 1 for the truth"),
     PROBE: (
         "share",
         "latents a linear classifier names, taught with 60 sentences, the model left as it is",

@@ -14,11 +14,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,14 +24,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from exlm_lab.benchmarks.measure import time_side_by_side
-from exlm_lab.downstream.catalogue import EMBEDDED, ReadingConfig, load_task
+from exlm_lab.downstream.catalogue import ReadingConfig, load_task
 from exlm_lab.downstream.finetuning import FineTuner
 from exlm_lab.downstream.prepared import Problem, load_problem, make_problem
 from exlm_lab.downstream.task import Examples
 from exlm_lab.experiments.cells import Downstream, with_settings
 from exlm_lab.experiments.frozen import held_out, measure_molecules
-from exlm_lab.experiments.measures import measure
+from exlm_lab.experiments.measures import measure, step_costs
 from exlm_lab.ledger import StoppedError
 from exlm_mini.config import RunConfig, settings_with
 from exlm_mini.config.checks import Effect, UserError
@@ -41,16 +38,16 @@ from exlm_mini.config.recipes import plain
 from exlm_mini.data.corpus import Corpus, prepare_corpus
 from exlm_mini.reading.pretrained import Pretrained, load_pretrained
 from exlm_mini.training.checkpoint import latest_checkpoint
-from exlm_mini.training.cost import row_flops
 from exlm_mini.training.loop import Progress
 from exlm_mini.training.pretraining import Trainer
-from exlm_mini.training.run_directory import RunDirectory, read_metrics
+from exlm_mini.training.run_directory import locked_directory, read_metrics
 
 CORPUS_SEED = 1
 """Of the split and of the toy sentences: all cells and seeds have the same."""
 CURVE = ("validation_bits_per_mask", "validation_bits_per_row", "validation_mask_accuracy")
-NOTHING: Mapping[str, float | None] = MappingProxyType({})
-"""Watched in a run of fixed length."""
+Watched = Mapping[str, float | None]
+"""The metrics that a ``Cell`` watches; none in a run of fixed length."""
+NOTHING: Watched = MappingProxyType({})
 SECONDS_BETWEEN_LOOKS = 1.0
 """At a folder that another process is writing to."""
 
@@ -95,7 +92,7 @@ class Runner:
         return self._corpora[folder]
 
     def check_inputs(self, config: RunConfig) -> None:
-        """Refuse, with a ``UserError``, to run what reads a corpus that is not there."""
+        """Raise a ``UserError`` if the run reads a corpus that is not there."""
         pack = config.data.pack
         if pack is not None and not Path(pack).exists():
             raise UserError(
@@ -107,7 +104,7 @@ class Runner:
         self,
         config: RunConfig,
         on_progress: Callable[[Progress], None] = lambda progress: None,
-        watched: Mapping[str, float | None] = NOTHING,
+        watched: Watched = NOTHING,
     ) -> dict[str, Any]:
         """Train a model, or find it trained.
 
@@ -156,24 +153,18 @@ class Runner:
             "seconds": last["seconds"],
         }
 
-    def trained(
-        self, config: RunConfig, watched: Mapping[str, float | None] = NOTHING
-    ) -> Pretrained:
-        """The model of a run that ``train`` has trained."""
-        return load_pretrained(self.folder(config, watched), self.report)
-
     def measure(
         self,
         config: RunConfig,
         masks: Mapping[str, Any] | None = None,
-        watched: Mapping[str, float | None] = NOTHING,
+        watched: Watched = NOTHING,
     ) -> tuple[dict[str, float], float]:
         """What ``measures.measure`` finds of the trained model, and the seconds it took.
 
         Given dotted settings of other ``masks``, it is measured with these.
         """
         start = time.monotonic()
-        pretrained = self.trained(config, watched)
+        pretrained = load_pretrained(self.folder(config, watched), self.report)
         with_masks = with_settings(pretrained.config, masks or {})
         model, corpus = pretrained.model(), self.corpus(config)
         found = measure(model, with_masks, corpus)
@@ -184,15 +175,13 @@ class Runner:
             found |= measure_molecules(model, pretrained.tokenizer, pack, known)
         return found, time.monotonic() - start
 
-    def time(self, config: RunConfig) -> dict[str, float]:
-        """What a step costs, see ``step_costs``; nothing is kept."""
-        return step_costs(self._here(config), self.corpus(config))
+    def time(self, config: RunConfig) -> tuple[dict[str, float], float]:
+        """What ``step_costs`` finds, and the seconds it took; nothing is kept."""
+        start = time.monotonic()
+        return step_costs(self._here(config), self.corpus(config)), time.monotonic() - start
 
     def fine_tune(
-        self,
-        config: RunConfig,
-        wanted: Downstream,
-        watched: Mapping[str, float | None] = NOTHING,
+        self, config: RunConfig, wanted: Downstream, watched: Watched = NOTHING
     ) -> tuple[dict[str, Any], float]:
         """The downstream result of the trained model, and the seconds it took.
 
@@ -202,7 +191,7 @@ class Runner:
             StoppedError: if it was stopped before the last step.
             UserError: if the task cannot be read, or the loss is not finite.
         """
-        pretrained = self.trained(config, watched)
+        pretrained = load_pretrained(self.folder(config, watched), self.report)
         problem = self._problem(wanted, pretrained)
         name = _digest({"downstream": asdict(wanted), "problem": problem.sha256})
         folder = self.folder(config, watched) / f"finetune-{name}"
@@ -227,7 +216,7 @@ class Runner:
             "setting": asdict(wanted),
         }, tuner.seconds
 
-    def folder(self, config: RunConfig, watched: Mapping[str, float | None] = NOTHING) -> Path:
+    def folder(self, config: RunConfig, watched: Watched = NOTHING) -> Path:
         """Of the run of a model."""
         settings = plain(config)
         settings.pop("recipe")
@@ -248,10 +237,10 @@ class Runner:
         return replace(config, train=replace(config.train, device=self.device))
 
     def _problem(self, wanted: Downstream, pretrained: Pretrained) -> Problem:
-        counts = (wanted.num_train, wanted.num_validation, wanted.num_test)
-        if wanted.task not in EMBEDDED or counts == (None, None, None):
+        if wanted.num_train is None:
             return load_problem(wanted.task, self.data, ReadingConfig(), pretrained)
         task, splits = load_task(wanted.task, None, ReadingConfig(), pretrained.tokenizer)
+        counts = (wanted.num_train, wanted.num_validation, wanted.num_test)
         firsts: dict[str, Any] = {
             part: examples and Examples(*(column[:count] for column in examples))
             for (part, examples), count in zip(splits._asdict().items(), counts, strict=False)
@@ -261,21 +250,35 @@ class Runner:
     @contextlib.contextmanager
     def _alone(self, folder: Path) -> Iterator[None]:
         """Keep other processes out of a folder; wait while one of them is writing there."""
-        with contextlib.ExitStack() as lock:
-            while True:
-                try:
-                    lock.enter_context(RunDirectory(folder, self.report))
-                    break
-                except UserError as error:
-                    if not isinstance(error.__cause__, BlockingIOError):
-                        raise
-                if self.should_stop():
-                    raise StoppedError
-                time.sleep(SECONDS_BETWEEN_LOOKS)
-            yield
+        while True:
+            with taken(folder, self.report) as is_ours:
+                if is_ours:
+                    yield
+                    return
+            if self.should_stop():
+                raise StoppedError
+            time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
-def _is_enough(found: Mapping[str, Any], watched: Mapping[str, float | None]) -> bool:
+@contextlib.contextmanager
+def taken(folder: Path, report: Callable[[str], None]) -> Iterator[bool]:
+    """Whether this process alone may write to a folder; if so, until the end of the block.
+
+    Raises:
+        UserError: if a symbolic link lies in it.
+    """
+    with contextlib.ExitStack() as lock:
+        try:
+            lock.enter_context(locked_directory(folder, report))
+            is_ours = True
+        except UserError as error:
+            if not isinstance(error.__cause__, BlockingIOError):
+                raise
+            is_ours = False
+        yield is_ours
+
+
+def _is_enough(found: Mapping[str, Any], watched: Watched) -> bool:
     """Whether a watched metric is where training ends."""
     return any(
         most is not None and name in found and found[name] <= most
@@ -283,7 +286,7 @@ def _is_enough(found: Mapping[str, Any], watched: Mapping[str, float | None]) ->
     )
 
 
-def _got_there(folder: Path, watched: Mapping[str, float | None]) -> bool:
+def _got_there(folder: Path, watched: Watched) -> bool:
     """Whether a run ended early before, and its last weights were saved."""
     metrics = folder / "metrics.jsonl"
     if not watched or not metrics.exists():
@@ -306,49 +309,3 @@ def _majority(problem: Problem) -> float | None:
     parts = problem.parts
     part = next(parts[n] for n in ("test", "validation") if n in parts and len(parts[n].labels))
     return float(np.mean(part.labels == np.bincount(problem.train.labels).argmax()))
-
-
-WARM_UP_STEPS = 2
-ENOUGH_SECONDS = 8.0
-"""For both models together."""
-
-
-def step_costs(config: RunConfig, corpus: Corpus) -> dict[str, float]:
-    """What a step of an ExLM costs beside one of an MLM on the same rows, measured and counted.
-
-    Chains are left out, as they are absent from all but the first steps.
-
-    Returns:
-        ``cost_ratio``, of the medians; ``cost_ratio_floor``, of the floating-point operations
-        that no implementation can leave out; ``step_ms`` and ``mlm_step_ms``, medians, of
-        processor time on a CPU.
-    """
-    config = replace(config, train=replace(config.train, chain_warmup=0.0))
-    configs = {"exlm": config, "mlm": replace(config, objective="mlm")}
-    with tempfile.TemporaryDirectory() as folder:
-        trainers = {
-            name: Trainer(single, corpus.train, corpus.validation, Path(folder) / name)
-            for name, single in configs.items()
-        }
-        calls = {name: partial(trainer.updater.step, 0) for name, trainer in trainers.items()}
-        for call in calls.values():
-            for _ in range(WARM_UP_STEPS):
-                call()
-        device = trainers["mlm"].engine.device
-        timings = time_side_by_side(calls, device, ENOUGH_SECONDS, is_warm=True)
-    ms = {
-        name: timing.median_ms if device.type == "cuda" else timing.median_cpu_ms
-        for name, timing in timings.items()
-    }
-    flops = {name: _flops(single, corpus) for name, single in configs.items()}
-    return {
-        "cost_ratio": ms["exlm"] / ms["mlm"],
-        "cost_ratio_floor": flops["exlm"] / flops["mlm"],
-        "step_ms": ms["exlm"],
-        "mlm_step_ms": ms["mlm"],
-    }
-
-
-def _flops(config: RunConfig, corpus: Corpus) -> float:
-    row_length = int(corpus.train.lengths_R.max())
-    return row_flops(config, corpus.train.vocab_size, row_length)

@@ -8,19 +8,18 @@ are numbered row by row, from left to right, as ``MaskedLM`` orders its predicti
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from exlm_mini.alignment import dag_log_likelihood, posteriors
-from exlm_mini.alignment.graphs import checked
-from exlm_mini.alignment.vectorized import log_to_come
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.model import ExLM
 from exlm_mini.model.guesses import ctc_token_log_probs
 from exlm_mini.model.objectives import StateScores, log_likelihood, nats_to_bits
-from exlm_mini.reading.entropy import entropy_bits
 
 
 class RowReading(NamedTuple):
@@ -78,26 +77,8 @@ class RowReading(NamedTuple):
         counts = graph.num_targets_B, graph.num_states_B
         return nats_to_bits(-dag_log_likelihood(any_token_BML, log_transition_BLL, *counts))
 
-    def state_entropy_bits(self) -> Tensor:
-        """Entropy of the word of each mask once its state is known, in bits; (R,).
-
-        ``sum over u of P(state u emits the mask) H[P_u]``, before any word is known; with
-        ``ctc`` the plain mean over the states of the mask. Never more than the entropy of
-        ``mask_token_log_probs``, but for ``ctc``.
-        """
-        graph = self.scores.graph
-        entropy_BL = entropy_bits(self.log_token_BLV).masked_fill(~graph.is_state_BL, 0.0)
-        if self.state_BML is None:
-            return (
-                entropy_BL.gather(1, self._own_BMk.flatten(1))
-                .view(self._own_BMk.shape)
-                .mean(dim=2)[self.is_mask_BM]
-            )
-        return (self.state_BML @ entropy_BL.unsqueeze(2)).squeeze(2)[self.is_mask_BM]
-
-    @property
-    def visits(self) -> Visits:
-        """What paths visit, given the words of the rows.
+    def visits(self) -> Tensor:
+        """P(a path passes the state), the words of the rows given; (B, L), float64.
 
         Raises:
             ValueError: for ``ctc``, whose states are not linked.
@@ -105,34 +86,16 @@ class RowReading(NamedTuple):
         graph, log_transition_BLL = self.scores.graph, self.scores.log_transition_BLL
         if log_transition_BLL is None:
             raise ValueError("there are no paths: the states of ctc are not linked")
-        log_emission_BML = self.scores.log_emission_BML.masked_fill(
-            ~self.is_mask_BM.unsqueeze(2), 0.0
-        )
-        return path_visits(
-            log_emission_BML,
-            log_transition_BLL,
-            graph.owner_BL,
-            graph.num_targets_B,
-            graph.num_states_B,
-        )
+        is_known_BM1 = self.is_mask_BM.unsqueeze(2)
+        log_emission_BML = self.scores.log_emission_BML.masked_fill(~is_known_BM1, 0.0)
+        counts = graph.num_targets_B, graph.num_states_B
+        return posteriors(log_emission_BML, log_transition_BLL, *counts).state_BML.sum(dim=1)
 
     def of_masks(self, value_BLX: Tensor) -> Tensor:
         """Values of states, sorted by mask and clone: (R, k, ...)."""
-        is_mask_BM = self.is_mask_BM
-        row_R = is_mask_BM.nonzero()[:, :1]
-        return value_BLX[row_R, self._own_BMk[is_mask_BM]]
-
-    @property
-    def _own_BMk(self) -> Tensor:
-        """The states of each mask; of no meaning for other targets."""
-        graph, k = self.scores.graph, self.scores.states_per_mask
-        M, L = graph.target_ids_BM.shape[1], graph.owner_BL.shape[1]
-        target_M1 = torch.arange(M, device=graph.owner_BL.device).unsqueeze(1)
-        # Beyond the states of a row owner_BL is 0: push those behind every target.
-        owner_BL = graph.owner_BL.masked_fill(~graph.is_state_BL, M)
-        first_BM = (owner_BL.unsqueeze(1) < target_M1).sum(dim=2)
-        clone_k = torch.arange(k, device=first_BM.device)
-        return (first_BM.unsqueeze(2) + clone_k).clamp(max=L - 1)
+        # Beyond the states of a row the owner is 0, [BOS], which is no mask.
+        is_of_mask_BL = self.is_mask_BM.gather(1, self.scores.graph.owner_BL)
+        return value_BLX[is_of_mask_BL].unflatten(0, (-1, self.scores.states_per_mask))
 
     def _ctc_token_log_probs(self) -> Tensor:
         graph, found = self.scores.graph, []
@@ -190,79 +153,25 @@ def _emission(log_token_BLV: Tensor, target_ids_BM: Tensor) -> Tensor:
     return log_token_BLV.gather(2, index_BLM).transpose(1, 2)
 
 
-class Visits(NamedTuple):
-    """What paths visit, given the emissions; float64, 0 at padding and in rows without a path."""
+def pairwise_divergence_bits(p_kV: Tensor) -> Tensor:
+    """Mean Jensen-Shannon divergence over all pairs of k distributions, in bits.
 
-    state_BL: Tensor
-    """P(a path passes the state)."""
-    once_BM: Tensor
-    """P(a path passes at least one state of the target)."""
-    twice_BM: Tensor
-    """P(a path passes at least two states of the target)."""
-
-
-@torch.no_grad()
-def path_visits(
-    log_emission_BML: Tensor,
-    log_transition_BLL: Tensor,
-    owner_BL: Tensor,
-    num_targets_B: Tensor,
-    num_states_B: Tensor,
-) -> Visits:
-    """Exact probabilities that a path visits states, and the states of each target.
-
-    The chain of a posterior path (see ``log_to_come``) is pushed forward. The states of a
-    target are neighbours, so a path meets them one after the other: it has met two of them when the
-    step after the first stays with the same target.
+    From 0, where the clones of a mask all say the same, to 1, where no two share a word.
 
     Args:
-        log_emission_BML, log_transition_BLL, num_targets_B, num_states_B: as for
-            ``dag_log_likelihood``; an emission of 0 everywhere asks before any token is known.
-        owner_BL: int64, the target each state is a clone of, rising along a row.
+        p_kV: probabilities, (..., k, V), k at least 2.
 
     Returns:
-        The probabilities.
-
-    Raises:
-        ValueError: if the arguments do not fit each other.
+        The leading shape, same dtype.
     """
-    graph = checked(log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
-    if owner_BL.shape != log_transition_BLL.shape[:2]:
-        raise ValueError(
-            f"want the owner of {tuple(log_transition_BLL.shape[:2])} states, got "
-            f"{tuple(owner_BL.shape)}"
-        )
-    log_to_come_MBL, log_edge_BLL = log_to_come(*graph)
-    M, B, L = log_to_come_MBL.shape
-    state_L = torch.arange(L, device=owner_BL.device)
-    is_own_BLL = owner_BL.unsqueeze(2) == owner_BL.unsqueeze(1)
-    at_BL = (log_to_come_MBL[0, :, :1].isfinite() & (state_L == 0)).double()
-    first_BL = at_BL  # also at a state, and no state of its target was met before
-    state_BL, first_ever_BL, second_BL = (
-        at_BL.clone(),
-        first_BL.clone(),
-        torch.zeros_like(at_BL),
-    )
-    for i in range(1, M):
-        # What a path may yet do from a state is what entering it is worth, emission aside.
-        log_beta_BL = log_to_come_MBL[i - 1] - log_emission_BML[:, i - 1]
-        is_live_BL = (at_BL > 0) & (i < num_targets_B).unsqueeze(1)
-        step_BLL = _steps(log_edge_BLL, log_to_come_MBL[i], log_beta_BL, is_live_BL)
-        second_BL += (first_BL.unsqueeze(1) @ (step_BLL * is_own_BLL)).squeeze(1)
-        first_BL = (at_BL.unsqueeze(1) @ (step_BLL * ~is_own_BLL)).squeeze(1)
-        at_BL = (at_BL.unsqueeze(1) @ step_BLL).squeeze(1)
-        state_BL += at_BL
-        first_ever_BL += first_BL
-    of_target_2BM = at_BL.new_zeros(2, B, M)
-    of_target_2BM[0].scatter_add_(1, owner_BL, first_ever_BL)
-    of_target_2BM[1].scatter_add_(1, owner_BL, second_BL)
-    return Visits(state_BL, *of_target_2BM)
+    entropy_k = _entropy_bits(p_kV)
+    gains = [
+        _entropy_bits((p_kV[..., i, :] + p_kV[..., j, :]) / 2)
+        - (entropy_k[..., i] + entropy_k[..., j]) / 2
+        for i, j in itertools.combinations(range(p_kV.shape[-2]), 2)
+    ]
+    return torch.stack(gains).mean(dim=0).clamp(min=0.0)  # below 0 only by rounding
 
 
-def _steps(
-    log_edge_BLL: Tensor, log_to_come_BL: Tensor, log_beta_BL: Tensor, is_live_BL: Tensor
-) -> Tensor:
-    """P(next state | state) of the chain, 0 from where it does not go on."""
-    log_step_BLL = log_edge_BLL + log_to_come_BL.unsqueeze(1)
-    log_step_BLL -= log_beta_BL.masked_fill(~is_live_BL, 0.0).unsqueeze(2)
-    return log_step_BLL.masked_fill_(~is_live_BL.unsqueeze(2), -torch.inf).exp_()
+def _entropy_bits(p: Tensor) -> Tensor:
+    return torch.special.entr(p).sum(dim=-1) / math.log(2)

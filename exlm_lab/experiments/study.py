@@ -1,9 +1,9 @@
-"""The study: experiments that can tell, and the claims they are to decide.
+"""The study: experiments and the claims they are to decide.
 
-``book/plan.md`` says why each is made as it is. An experiment is a sweep, its cells run with equal
-seeds; a claim is a contrast between two of its cells, seed by seed. What was claimed, measured and
-deemed large enough stands here before the first number, and is changed only with a dated line in
-the plan.
+``book/plan.md`` explains why each is made as it is. An experiment is a sweep, its cells run with
+equal seeds; a claim is a contrast between two of its cells, seed by seed. What was claimed,
+measured and deemed large enough stands here before the first number, and is changed only with a
+dated line in the plan.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from exlm_lab.downstream.results import markdown_table
+from exlm_lab.experiments.cells import Cell
 from exlm_lab.experiments.correlations import (
     STATISTICS,
     lost_share,
@@ -95,7 +96,7 @@ def _measured(groups: Sequence[Group], **digits: int) -> dict[str, list[str]]:
 
 
 def _known(groups: Sequence[Group], **digits: int) -> dict[str, list[str]]:
-    """The same without the columns of what nobody measured."""
+    """The same without the columns of what was not measured."""
     columns = _measured(groups, **digits)
     return {head: texts for head, texts in columns.items() if set(texts) != {EMPTY}}
 
@@ -259,25 +260,12 @@ def k_and_p(groups: Sequence[Group]) -> list[str]:
     return _table(columns)
 
 
-def scale(groups: Sequence[Group]) -> list[str]:
-    """Bits against width and data, for each objective; the paper has no such table."""
-    counts = [group.first.data.get("parameters") for group in groups]
-    columns = {
-        "cell": [group.name for group in groups],
-        "objective": [group.first.objective for group in groups],
-        "parameters": [EMPTY if count is None else f"{count:,}" for count in counts],
-    }
-    columns |= _known(groups, bits_per_mask=3, excess_bits=3, probe_accuracy=1, downstream=1)
-    return _table(columns)
-
-
 TABLES: dict[str, Callable[[Sequence[Group]], list[str]]] = {
     "repeated-mlm": repeated_mlm,
     "ablations": ablations,
     "saddle": saddle,
     "cost": cost,
     "k-and-p": k_and_p,
-    "scale": scale,
 }
 """By the name of the sweep."""
 
@@ -285,20 +273,7 @@ TABLES: dict[str, Callable[[Sequence[Group]], list[str]]] = {
 # ---- reports ----
 
 SHOWN_MISSING = 6
-"""Names of missing cells that are spelled out; of more only the number is told."""
-Wanted = Sequence[tuple[str, str, int]]
-"""Input, cell and seed of every record a sweep is to have, in the order of its tables."""
-
-
-def wanted(name: str, scale: str) -> Wanted:
-    """What the grid of a sweep asks for.
-
-    Raises:
-        UserError: if there is no such sweep, or it has no cells at this scale.
-    """
-    return [
-        (cell.input, cell.name, seed) for cell in cells_of(name, scale) for seed in cell.seeds
-    ]
+"""Names of missing cells that are spelled out; of more only the number is given."""
 
 
 def read_sweep(name: str, scale: str, directory: Path) -> list[Record]:
@@ -323,37 +298,35 @@ def report(name: str, scale: str, directory: Path) -> str:
     Raises:
         UserError: if the sweep is unknown, a record is damaged, or there is none yet.
     """
-    asked = wanted(name, scale)
+    cells = cells_of(name, scale)
     records = read_sweep(name, scale, directory)
     lines = [f"# {name}, {scale}", ""]
-    for kind, groups in by_input(records, asked).items():
+    for kind, groups in by_input(records, cells).items():
         lines += [f"## Input: {kind}", "", *TABLES[name](groups)]
-    return "\n".join([*lines, *missing(records, asked), made_with(records)])
+    return "\n".join([*lines, *missing(records, cells), made_with(records)])
 
 
-def by_input(records: Sequence[Record], asked: Wanted = ()) -> dict[str, list[Group]]:
-    """Groups of each input in the order of the grid; what the grid does not name stands last."""
-    groups = grouped(records)
-    order = list(dict.fromkeys((kind, cell) for kind, cell, _ in asked))
-    place = {key: number for number, key in enumerate(order)}
-    found: dict[str, list[Group]] = {}
-    for key in sorted(groups, key=lambda key: place.get(key, len(place))):
-        found.setdefault(key[0], []).append(groups[key])
-    return found
+def by_input(records: Sequence[Record], cells: Sequence[Cell]) -> dict[str, list[Group]]:
+    """Groups of each input in the order of the cells; those of other cells stand last."""
+    order = [cell.name for cell in cells]
+    found: dict[str, list[Group]] = {cell.input: [] for cell in cells}
+    for group in grouped(records).values():
+        found.setdefault(group.input, []).append(group)
+    for groups in found.values():
+        groups.sort(key=lambda g: order.index(g.cell) if g.cell in order else len(order))
+    return {kind: groups for kind, groups in found.items() if groups}
 
 
-def missing(records: Sequence[Record], asked: Wanted) -> list[str]:
+def missing(records: Sequence[Record], cells: Sequence[Cell]) -> list[str]:
     """One line about the records that are not there yet; empty when all are."""
-    known = {(record.input, record.cell, record.seed) for record in records}
-    gone = [
-        f"{cell} seed {seed}" for kind, cell, seed in asked if (kind, cell, seed) not in known
-    ]
+    asked = [(cell.name, seed) for cell in cells for seed in cell.seeds]
+    known = {(record.cell, record.seed) for record in records}
+    gone = [f"{name} seed {seed}" for name, seed in asked if (name, seed) not in known]
     if not gone:
         return []
     more = len(gone) - SHOWN_MISSING
-    rest = f" and {more} more" if more > 0 else ""
-    shown = ", ".join(gone[:SHOWN_MISSING])
-    return [f"{len(gone)} of {len(asked)} records missing: {shown}{rest}.", ""]
+    shown = ", ".join(gone[:SHOWN_MISSING]) + (f" and {more} more" if more > 0 else "")
+    return [f"{len(gone)} of {len(asked)} records missing: {shown}.", ""]
 
 
 def made_with(records: Sequence[Record]) -> str:

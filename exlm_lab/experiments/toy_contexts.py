@@ -1,7 +1,7 @@
-"""What the toy language says about many masked sentences at once, each with its own masks.
+"""Exact distributions of the toy language for many masked sentences, each with its own masks.
 
-``Grammar`` answers for one set of masked positions, by enumeration over words. Models meet a new
-set in every row, so here everything is a function of the latents' distribution: with
+``Grammar`` computes them for one set of masked positions, by enumeration over words. In a batch
+every row has its own set, so here everything is a function of the latents' distribution: with
 ``P(latents | visible words)`` at hand, the words are independent.
 
 Dimension key: S sentences, N words of a sentence, R masked words of all sentences, Z joint values
@@ -24,30 +24,18 @@ class Contexts:
 
     Args:
         language: the grammar.
-        word_ids_SN: sentences, hidden words included.
+        word_ids_SN: sentences of the grammar, hidden words included.
         is_masked_SN: bool, which words are hidden.
-
-    Raises:
-        ValueError: if the shapes differ, or the grammar cannot say a sentence.
     """
 
     def __init__(
         self, language: Grammar, word_ids_SN: np.ndarray, is_masked_SN: np.ndarray
     ) -> None:
-        S, N = word_ids_SN.shape
-        if language.length != N or is_masked_SN.shape != (S, N):
-            raise ValueError(
-                f"want sentences and masks of {language.length} words, got {word_ids_SN.shape} "
-                f"and {is_masked_SN.shape}"
-            )
         self.language, self.word_ids_SN, self.is_masked_SN = language, word_ids_SN, is_masked_SN
         self.row_R, self.position_R = np.nonzero(is_masked_SN)
         prior_Z = language.prior.reshape(-1)
         self._visible_SZ = self._likelihood(word_ids_SN, ~is_masked_SN) * prior_Z
         self._all_SZ = self._visible_SZ * self._likelihood(word_ids_SN, is_masked_SN)
-        if not self._all_SZ.any(axis=1).all():
-            row = int(np.argmin(self._all_SZ.any(axis=1)))
-            raise ValueError(f"sentence {row} is none of the grammar {language.name}")
 
     @cached_property
     def latent_SZ(self) -> np.ndarray:
@@ -77,7 +65,7 @@ class Contexts:
     @cached_property
     def floor_bits_S(self) -> np.ndarray:
         """Sum of ``marginal_bits_R`` over the masks of each sentence: the floor of MLM."""
-        return self._sum(self.marginal_bits_R)
+        return np.bincount(self.row_R, self.marginal_bits_R, minlength=len(self.word_ids_SN))
 
     @cached_property
     def joint_bits_S(self) -> np.ndarray:
@@ -89,11 +77,10 @@ class Contexts:
             H(x | visible) = H(z | visible) + sum over masks i of H(x_i | z) - H(z | x, visible)
 
         The first two are exact. The last is taken for the words the sentence really has, so it is
-        right on average over sentences drawn from the grammar. Where whole sentences tell their
-        latents it is 0, and this is exact for each sentence.
+        right on average over sentences drawn from the grammar. Where whole sentences determine
+        their latents it is 0, and this is exact for each sentence.
         """
-        table_NZV = self.language.word_probability_NZV
-        word_given_latents_NZ = _entropy_bits(table_NZV)
+        word_given_latents_NZ = _entropy_bits(self.language.word_probability_NZV)
         given_latents_SZ = self.is_masked_SN @ word_given_latents_NZ
         latent_SZ = self._all_SZ / self._all_SZ.sum(axis=1, keepdims=True)
         return (
@@ -110,10 +97,7 @@ class Contexts:
         """
         rng = np.random.default_rng(seed)
         table_NZV = self.language.word_probability_NZV
-        word_ids_FSN = np.broadcast_to(
-            self.word_ids_SN, (num_fillings, *self.word_ids_SN.shape)
-        )
-        word_ids_FSN = word_ids_FSN.copy()
+        word_ids_FSN = np.tile(self.word_ids_SN, (num_fillings, 1, 1))
         for word_ids_SN in word_ids_FSN:
             latent_S = _draw(self.latent_SZ, rng)
             word_ids_SN[self.row_R, self.position_R] = _draw(
@@ -130,10 +114,6 @@ class Contexts:
         filled_SZ = self.latent_SZ * self._likelihood(word_ids_SN, self.is_masked_SN)
         with np.errstate(divide="ignore"):
             return -np.log2(filled_SZ.sum(axis=1))
-
-    def _sum(self, value_R: np.ndarray) -> np.ndarray:
-        """Values of the masked words added up in each sentence, (S,)."""
-        return np.bincount(self.row_R, value_R, minlength=len(self.word_ids_SN))
 
     def _likelihood(self, word_ids_SN: np.ndarray, is_counted_SN: np.ndarray) -> np.ndarray:
         """P(counted words | latents), (S, Z)."""

@@ -56,6 +56,25 @@ class Verdict(NamedTuple):
             return "for" if effect > 0 else "against"
         return "against" if effect + self.half_width < self.claim.smallest else "undecided"
 
+    @property
+    def told(self) -> str:
+        """The same; "so far" as long as planned seeds are missing."""
+        is_begun = 0 < len(self.differences) < self.planned
+        return self.word + ", so far" * is_begun
+
+    @property
+    def seeds(self) -> str:
+        """How many of the planned seeds count."""
+        return f"{len(self.differences)} of {self.planned}"
+
+    def shown(self, digits: int, factor: float = 1.0) -> str:
+        """The mean with its interval, times some factor."""
+        if self.mean is None:
+            return "–"
+        text = f"{factor * self.mean:+.{digits}f}"
+        half = self.half_width
+        return text if half is None else f"{text} ± {factor * half:.{digits}f}"
+
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Adjusted p-values: with each below a level, the family is wrong no oftener than it.
@@ -121,14 +140,12 @@ def verdicts(directory: Path) -> dict[str, list[Verdict]]:
             Verdict(claim, d := differences(claim, groups), planned, p_value(d), None)
             for claim in experiment.claims
         ]
-    everything = [verdict for several in found.values() for verdict in several]
-    primary = [
-        (v, p) for v in everything if v.claim.is_primary and (p := v.p_value) is not None
-    ]
+    primary = [v for several in found.values() for v in several if v.claim.is_primary]
     # Claims without numbers yet count: the family is that of the plan.
-    missing = sum(v.claim.is_primary for v in everything) - len(primary)
-    adjusted = holm([*(p for _, p in primary), *[1.0] * missing])
-    by_claim = dict(zip((id(v) for v, _ in primary), adjusted, strict=False))
+    adjusted = holm([1.0 if v.p_value is None else v.p_value for v in primary])
+    by_claim = {
+        id(v): None if v.p_value is None else p for v, p in zip(primary, adjusted, strict=True)
+    }
     return {
         name: [v._replace(adjusted=by_claim.get(id(v), v.p_value)) for v in several]
         for name, several in found.items()
@@ -157,18 +174,14 @@ def report(directory: Path) -> str:
 
 
 def _row(verdict: Verdict) -> tuple[str, ...]:
-    claim, half = verdict.claim, verdict.half_width
-    told = "–"
-    if verdict.mean is not None:
-        told = f"{verdict.mean:+.3f}" + ("" if half is None else f" ± {half:.3f}")
-    p = "–" if verdict.adjusted is None else f"{verdict.adjusted:.2g}"
+    claim, p = verdict.claim, verdict.adjusted
     return (
         claim.text + " *" * claim.is_primary,
         f"{claim.metric}: {claim.cell}" + (f" − {claim.base}" if claim.base else ""),
-        f"{len(verdict.differences)} of {verdict.planned}",
-        told,
-        p,
-        verdict.word + ", so far" * (0 < len(verdict.differences) < verdict.planned),
+        verdict.seeds,
+        verdict.shown(3),
+        "–" if p is None else f"{p:.2g}",
+        verdict.told,
     )
 
 
@@ -177,27 +190,22 @@ def escapes(groups: Sequence[Group]) -> list[tuple[str, ...]]:
 
     Below the frequencies is by 0.1 bits per lost token, and links win from 0.1 bits per row on.
     """
-    header = ("cell", "below the frequencies from", "links win from", "specialisation")
-    rows: list[tuple[str, ...]] = [header]
+    rows: list[tuple[str, ...]] = [
+        ("cell", "below the frequencies from", "links win from", "specialisation")
+    ]
     for group in groups:
         below, linked = [], []
         for record in group.records:
             points = record.data["curve"]
-            below.append(
-                since(
-                    (p["step"], p["bits_per_mask"] < p["frequency_bits"] - LEFT_BY)
-                    for p in points
-                )
-            )
+            below.append(since((p["step"], _is_below(p)) for p in points))
             linked.append(
                 since((p["step"], p.get("dependence_bits", 0.0) >= LEFT_BY) for p in points)
             )
         special = group.summary("specialisation_bits")
-        rows.append(
-            (
-                group.cell,
-                *(", ".join(str(s or "never") for s in steps) for steps in (below, linked)),
-                special.shown(3) if special else "–",
-            )
-        )
+        steps = (", ".join(str(s or "never") for s in several) for several in (below, linked))
+        rows.append((group.cell, *steps, special.shown(3) if special else "–"))
     return rows
+
+
+def _is_below(point: Mapping[str, float]) -> bool:
+    return point["bits_per_mask"] < point["frequency_bits"] - LEFT_BY

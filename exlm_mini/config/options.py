@@ -12,16 +12,17 @@ import re
 import sys
 import textwrap
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Any, Literal, NamedTuple, NoReturn, get_args, get_origin
 
 from exlm_mini.config import RunConfig
 from exlm_mini.config.checks import RARE, UserError, nearest, schema
 from exlm_mini.config.recipes import (
     RUN,
+    dotted,
     mismatch,
     recipe_names,
     recipe_path,
@@ -127,6 +128,7 @@ def settings_parser(
     text: str,
     groups: Mapping[str, Any],
     skip: Collection[str] = (),
+    recipe: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
     """A jsonargparse parser with an option for every setting of some classes.
 
@@ -138,6 +140,7 @@ def settings_parser(
         groups: settings classes by what stands before the names of their options; an empty name
             for options without a dot.
         skip: dotted names of settings that get no option.
+        recipe: values by dotted names, which the help shows beside the defaults.
     """
     from docstring_parser import parse_from_object
     from jsonargparse import ArgumentParser
@@ -168,6 +171,8 @@ def settings_parser(
             if full in skip or is_dataclass(hint):
                 continue
             option = _option(hint, kind.__dataclass_fields__[name].default, about[name])
+            if full in recipe:
+                option["help"] += f" [recipe: {recipe[full]}]"
             action = shown.add_argument(f"--{full}", dest=f"given.{full}", **option)
             action.is_rare, hints[full] = RARE in marks, option["type"]
     return parser
@@ -217,7 +222,7 @@ def parse(argv: list[str]) -> Request:
     Raises:
         UserError: for an unknown recipe or setting, or a value that cannot be.
     """
-    found = _parser().parse_args(argv)
+    found = _parser(argv).parse_args(argv)
     for name in ("devices", "throughput"):
         if found[name] is not None and not found.dry_run:
             raise UserError(f"--{name} {found[name]} is for --dry-run alone; drop it")
@@ -235,10 +240,17 @@ def parse(argv: list[str]) -> Request:
     return Request(config, output, found.dry_run, devices, found.throughput)
 
 
-def _parser() -> Any:
+def _parser(argv: Sequence[str] = ()) -> Any:
+    ask = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    ask.add_argument("--recipe", nargs="?")
+    ask.add_argument("-h", "--help", nargs="?", const="usual")
+    values = {}
+    if {"-h", "--help", "--help=all"} & {*argv}:  # then the help shows the recipe's values
+        recipe = ask.parse_known_args(argv)[0].recipe
+        values = dict(dotted(settings_of(recipe_path(recipe)))) if recipe else {}
     text = f"Train a model.\nRecipes: {', '.join(recipe_names())}."
     groups = {"": RunConfig, **{name: kind for name, kind in RUN.items() if is_dataclass(kind)}}
-    parser = settings_parser("python -m exlm_mini.pretrain", text, groups, {"recipe"})
+    parser = settings_parser("python -m exlm_mini.pretrain", text, groups, {"recipe"}, values)
     add = parser.add_argument
     add("--recipe", metavar="NAME", help="one of those below, or a path to a .yaml of settings")
     add("--output", metavar="DIR", help="default runs/<recipe>-<time>")

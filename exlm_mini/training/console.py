@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
+import shutil
 import signal
 import sys
 import time
@@ -34,6 +36,13 @@ EXTRAS = {
 def say(line: str) -> None:
     """A line for the person, apart from the results on stdout."""
     print(line, file=sys.stderr, flush=True)
+
+
+def this_python() -> str:
+    """The interpreter that runs, as a person here would type it."""
+    if shutil.which("python") == sys.executable:
+        return "python"
+    return shlex.quote(os.path.relpath(sys.executable))
 
 
 def say_error(error: UserError) -> None:

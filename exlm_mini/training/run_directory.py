@@ -39,7 +39,7 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 @contextlib.contextmanager
-def RunDirectory(path: Path, report: Callable[[str], None] = print) -> Iterator[None]:
+def locked_directory(path: Path, report: Callable[[str], None] = print) -> Iterator[None]:
     """Make a directory that one process at a time may write to, and hold its lock.
 
     The lock is the kernel's (``flock``): it ends with the process, however that dies, and the

@@ -8,6 +8,7 @@ value is that of its setting. YAML guesses it from spelling: to its readers ``01
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, is_dataclass
@@ -20,7 +21,8 @@ from exlm_mini.config.checks import UserError, nearest
 from exlm_mini.data.files import read_text, reading
 
 RECIPES = Path(__file__).parent
-RUN = get_type_hints(RunConfig)
+_hints = functools.cache(get_type_hints)  # hundreds of records are read at once
+RUN = _hints(RunConfig)
 OF_THE_COMMAND = {
     "recipe": str | None, "output": str | None, "dry_run": bool, "debug": bool,
     "devices": int | None, "throughput": float | None,
@@ -140,7 +142,7 @@ def run_config_from_dict(settings: dict[str, Any]) -> RunConfig:
 
 def build(kind: type, settings: dict[str, Any], group: str = "") -> Any:
     """The same of any class of settings."""
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     values = typed(settings, hints, group)
     groups = {n: build(hints[n], values[n], f"{n}.") for n in values if is_dataclass(hints[n])}
     return kind(**values | groups)
@@ -211,7 +213,7 @@ def typed(settings: Any, hints: Mapping[str, Any], group: str = "") -> dict[str,
             known = [f"{group}{other}" for other in hints]
             raise UserError(f"unknown setting {name}; {nearest(name, known)}")
         if is_dataclass(hints[key]):
-            found[key] = typed(value, get_type_hints(hints[key]), f"{name}.")
+            found[key] = typed(value, _hints(hints[key]), f"{name}.")
         else:
             found[key] = _typed(value, hints[key], name)
     return found
