@@ -100,7 +100,7 @@ def test_molecules_are_tuned_and_told_about(runs, molecules, tmp_path, capsys):
     for part, digest in record["notes"]["split_sha1"].items():
         assert f"{part} {digest[:8]}" in shown
         assert digest in next(line for line in planned if "split_sha1" in line)
-    assert record["setting"]["epochs"] == 2
+    assert record["setting"]["epochs"] == 2 and record["parts"]["test"].keys() == {"roc_auc"}
     assert record["made_with"]["torch"] and record["made_with"]["commit"]
     assert results["checkpoint"]["sha256"] == load_pretrained(runs / "smiles", print).sha256
     assert not list(output.rglob("step-*")), "checkpoints of finished runs are deleted"
@@ -281,7 +281,7 @@ def test_stereo_marks_go_where_the_vocabulary_has_none(runs):
 
 def paragraph(number):
     """A paragraph of several windows, a question with an answer in it and one without."""
-    context = f"{'The list is long. ' * 12}The answer is number {number}. {'It ends. ' * 10}"
+    context = f"{'This list is long. ' * 12}The answer is number {number}. {'It ends. ' * 10}"
     answer = f"number {number}"
     start = context.index(answer)
     has = {"id": f"a{number}", "question": "What is the answer?",

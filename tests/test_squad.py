@@ -97,6 +97,9 @@ def test_an_answer_to_a_question_without_one_is_wrong():
     only_articles = asked(question("what", "The"))
     assert score_predictions(only_articles, {"what": ""})["HasAns_exact"] == 100
     assert score_predictions(only_articles, {"what": "cat"})["HasAns_f1"] == 0
+    # Beside another gold answer an empty one does not count.
+    articles_too = asked(question("what", "The", "cat"))
+    assert score_predictions(articles_too, {"what": ""})["HasAns_exact"] == 0
 
 
 def test_the_threshold_turns_answers_into_none():
