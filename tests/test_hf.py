@@ -12,6 +12,7 @@ from exlm_mini.data.tokenizer import MASK
 from exlm_mini.export import export, main
 from exlm_mini.reading.decoding import read_masked_lm, read_states
 from exlm_mini.reading.pretrained import load_pretrained
+from exlm_mini.training.parts import num_copies
 
 transformers = pytest.importorskip("transformers")
 
@@ -26,7 +27,7 @@ TEXTS = {
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("hf")
-    tiny_run(folder / "smiles", "smiles", dropout=0.0)
+    tiny_run(folder / "smiles", "smiles", dropout=0.0, chain_warmup=0.5)
     tiny_run(folder / "text", "text", boundary="paper", transition="paper")
     tiny_run(folder / "ctc", "smiles", transition="ctc")
     tiny_run(folder / "mlm", "smiles", "mlm")
@@ -74,7 +75,7 @@ def test_weights_and_probabilities_are_those_of_the_run(name, exported, tmp_path
         ids = tokenizer(text, return_tensors="pt").input_ids
         is_mask = ids[0] == tokenizer.mask_token_id
         if name in ("mlm", "repeated"):
-            reading = read_masked_lm(model.exlm, ids, model.config.num_copies)
+            reading = read_masked_lm(pretrained.model(), ids, num_copies(pretrained.config))
         else:
             reading = read_states(pretrained.model(), ids, model.chain_share)
         log_token_SV = found[row, : ids.shape[1]][is_mask]
@@ -216,6 +217,8 @@ def test_a_head_is_drawn_and_the_encoder_loaded(kind, labels, exported, tmp_path
     assert ids.shape == (2, 4)
     out = model(ids, **labels)
     out.loss.backward()
+    if kind == "QuestionAnswering":  # no answer begins or ends in padding
+        assert max(out.start_logits[1, 3], out.end_logits[1, 3]) < -1e8
     assert all(p.grad is not None for p in model.heads.parameters())
     model.save_pretrained(tmp_path)
     again = auto.from_pretrained(tmp_path).eval()
@@ -243,9 +246,17 @@ def test_a_directory_in_use_is_left_alone(runs, capsys, tmp_path):
     assert f"{tmp_path} is not empty" in capsys.readouterr().err
 
 
-def test_export_is_of_the_step_that_is_named(runs, tmp_path):
+def test_export_is_of_the_step_that_is_named_and_keeps_its_chains(runs, tmp_path):
     step = runs / "smiles" / "checkpoints" / "step-000002"
     export(load_pretrained(step, print), tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     assert "2 of 3" in card and "smiles, embedded" in card
     assert load_pretrained(step, print).sha256 in card
+    tokenizer, model = opened(tmp_path / "out")
+    assert model.chain_share == pytest.approx(2 / 3)
+    ids = tokenizer("C[MASK]C(=O)[MASK]", return_tensors="pt").input_ids
+    found_SV = model(ids).logits[ids == tokenizer.mask_token_id]
+    want_SV = read_states(load_pretrained(step, print).model(), ids, 2 / 3).log_token_SV
+    torch.testing.assert_close(found_SV, want_SV, atol=1e-5, rtol=1e-5)
+    without_SV = read_states(model.exlm, ids).log_token_SV
+    assert not torch.allclose(found_SV, without_SV, atol=1e-4)

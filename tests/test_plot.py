@@ -126,7 +126,8 @@ def test_what_is_not_logged_is_left_out_and_told(tmp_path, figures, capsys):
         del record["model_flops_utilisation"], record["peak_memory_mib"]
         record.pop("validation_mask_accuracy", None)
     first = write_log(tmp_path / "first", records)
-    drawn(capsys, first, "--output", tmp_path / "a.png")
+    err = drawn(capsys, first, "--output", tmp_path / "a.png")
+    assert err == f"not logged: mask_accuracy of {first}\n"  # the machine's were not asked for
     assert list(panels(figures[0])) == ["training loss", "perplexity", "speed"]
     second = write_log(tmp_path / "second", made_records())
     err = drawn(capsys, first, second, "--output", tmp_path / "a.png")
