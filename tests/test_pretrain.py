@@ -14,9 +14,16 @@ import pytest
 import torch
 import yaml
 
+from exlm_mini import fill
 from exlm_mini.config import RunConfig
 from exlm_mini.config.options import parse
-from exlm_mini.config.recipes import dotted, load_recipe, plain, recipe_names, run_config_from_dict
+from exlm_mini.config.recipes import (
+    dotted,
+    load_recipe,
+    plain,
+    recipe_names,
+    run_config_from_dict,
+)
 from exlm_mini.pretrain import INTERRUPTED, main
 from exlm_mini.training import precision
 from exlm_mini.training.checkpoint import load_checkpoint
