@@ -2,12 +2,12 @@
 
     python -m exlm_mini.export runs/molecules molecules-hf
 
-The directory holds weights, settings, tokenizer and a card with what is known of the run. Whoever
-has this package loads it like any model, after ``import exlm_mini.hf``. ::
+The directory holds weights, settings, tokenizer and a card with what is known of the run; it can be
+uploaded as it is. Whoever has this package loads it like any model, after ``import exlm_mini.hf``;
+with ``trust_remote_code=True`` that import is done by the directory itself. ::
 
-    import exlm_mini.hf
     from transformers import pipeline
-    fill = pipeline("fill-mask", "molecules-hf")
+    fill = pipeline("fill-mask", "molecules-hf", trust_remote_code=True)
     fill("CC(=O)NC1=CC=[MASK]C=C1")
 """
 
@@ -26,6 +26,17 @@ from exlm_mini.training.console import exit_code, say
 from exlm_mini.training.evaluation import Evaluation
 from exlm_mini.training.parts import chain_share, num_copies
 
+REMOTE = "modeling_exlm"
+REMOTE_CODE = '''"""ExLM for transformers; the code is that of the package exlm-mini."""
+
+try:
+    from exlm_mini.hf import {names}
+except ImportError as error:
+    raise ImportError(
+        f"this model needs the package exlm-mini: pip install 'exlm-mini[hf]' ({{error}})"
+    ) from None
+'''
+
 
 def export(pretrained: Pretrained, output: Path) -> None:
     """Write a trained model as a directory of transformers.
@@ -40,6 +51,7 @@ def export(pretrained: Pretrained, output: Path) -> None:
     from transformers.utils import logging
 
     from exlm_mini.hf import ExLMConfig, ExLMForMaskedLM, tokenizer_for
+    from exlm_mini.hf.models import AUTO_CLASSES
 
     run, tokenizer = pretrained.config, pretrained.tokenizer
     config = ExLMConfig(
@@ -50,11 +62,17 @@ def export(pretrained: Pretrained, output: Path) -> None:
         special_ids=tokenizer.special_ids._asdict(),
         vocab_size=tokenizer.vocab_size,
     )
+    names = {auto.__name__: model.__name__ for auto, model in AUTO_CLASSES.items()}
+    names["AutoConfig"] = ExLMConfig.__name__
+    config.auto_map = {auto: f"{REMOTE}.{name}" for auto, name in names.items()}
     model = ExLMForMaskedLM(config)
     model.exlm.load_state_dict(pretrained.checkpoint.tensors["model"])
     logging.disable_progress_bar()
     model.save_pretrained(output)
     tokenizer_for(tokenizer).save_pretrained(output)
+    imported = ", ".join(sorted(set(names.values())))
+    code = REMOTE_CODE.format(names=f"(  # noqa: F401\n        {imported}\n    )")
+    write_atomically(output / f"{REMOTE}.py", code.encode())
     write_atomically(output / "README.md", card(pretrained).encode())
 
 

@@ -18,6 +18,8 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
+from damage import damage_text
+
 ROOT = Path(__file__).resolve().parents[1]
 LAB = ("finetune", "sweep", "bench")
 COMMANDS = ("pretrain", "prepare", "fill", "plot", "doctor", *LAB)
@@ -436,6 +438,36 @@ def numbers(rng, place):
     if name == "train.batch_tokens":
         argv = [word for word in argv if word != "--train.batch_size"]
     return Case(command, [*argv, f"--{name}", number], name.endswith("num_sentences"))
+
+
+@family(6)
+def settings(rng, place):
+    """A recipe or the stored settings of a run, damaged."""
+    from exlm_lab.downstream.grid import RECIPES as TUNING
+    from exlm_mini.config.recipes import RECIPES
+
+    way = rng.randrange(4)
+    if way == 0:
+        path = rng.choice(sorted(RECIPES.glob("*.yaml")))
+        recipe = place.file("mine.yaml", damage_text(path.read_text(), rng))
+        return Case("pretrain", ["--recipe", recipe, "--dry-run", "--output", place.out])
+    if way == 1:
+        recipe = place.file(
+            "mine.yaml", damage_text((place.assets / "tiny.yaml").read_text(), rng)
+        )
+        if rng.random() < 0.3:
+            return Case("bench", ["train", "--recipe", recipe, "--steps", "3"], True)
+        files = ["--data.files", place.assets / "m.smi", "--data.block_length", "16"]
+        return Case("pretrain", ["--recipe", recipe, *files, *TRAIN, "--output", place.out])
+    if way == 2:
+        path = rng.choice(sorted(TUNING.glob("*.yaml")))
+        recipe = place.file("mine.yaml", damage_text(path.read_text(), rng))
+        return Case("finetune", tuning("rte", place, "--recipe", recipe, "--dry-run", "--grid"))
+    kind = rng.choice(KINDS)
+    copy_run(place, kind)
+    stored = place.out / "config.yaml"
+    stored.write_bytes(damage_text(stored.read_text(), rng))
+    return Case("pretrain", pretraining(kind, place))
 
 
 def copy_run(place, kind, is_half=True):

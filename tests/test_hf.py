@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -122,6 +125,23 @@ def test_a_saved_model_is_read_back_bit_for_bit(exported, tmp_path):
     tokenizer, again = opened(tmp_path / "again")
     ids = tokenizer("CC(=O)N[MASK]", return_tensors="pt").input_ids
     assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+@pytest.mark.slow
+def test_remote_code_needs_no_import_and_says_what_to_install(exported, tmp_path):
+    folder, home = str(exported / "smiles-hf"), {"HF_HOME": str(tmp_path)}
+    program = f"""
+import transformers
+model = transformers.AutoModelForMaskedLM.from_pretrained({folder!r}, trust_remote_code=True)
+assert type(model).__name__ == "ExLMForMaskedLM"
+"""
+    env = {**os.environ, **home}
+    subprocess.run([sys.executable, "-c", program], check=True, env=env)
+    without = f"import sys; sys.modules['exlm_mini'] = None\n{program}"
+    failed = subprocess.run(
+        [sys.executable, "-c", without], capture_output=True, text=True, env=env
+    )
+    assert "pip install 'exlm-mini[hf]'" in failed.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("name", ["smiles", "mlm"])

@@ -92,7 +92,7 @@ _CHEAPER_MASKS = {
 SCORECARD = (
     Entry(
         "Lost words cost more than [MASK] does", "§3.2, Figure 3",
-        "latents a probe reads at equal competence, points: slope on the lost share less that on *p*",
+        "latents a probe reads at equal competence, points: slope on lost share less that on *p*",
         "competence", "They cost more than as many masks beside visible copies",
     ),
     Entry(
