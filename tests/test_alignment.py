@@ -223,6 +223,8 @@ def test_padding_and_backward_edges_are_never_read_and_get_no_gradient(backend, 
         assert_near(number, same, 1e-12)
     for ours, same in zip(viterbi(*graph, backend), viterbi(*plain, backend), strict=True):
         assert_near(ours, same, 1e-12)
+    is_beyond_BML, _ = is_padding(plain)
+    assert (~is_beyond_BML).sum() == (plain.num_targets_B * plain.num_states_B).sum()
     for gradient, is_beyond in zip(expected[1:], is_padding(plain), strict=True):
         assert is_beyond.any() and not gradient[is_beyond].any()
 
