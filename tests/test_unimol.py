@@ -11,7 +11,7 @@ from refusals import told
 
 from exlm_mini.config.checks import UserError
 from exlm_mini.data import lmdb_pages
-from exlm_mini.data.unimol import lmdb_documents, load_restricted, numbers
+from exlm_mini.data.unimol import lmdb_documents, load_restricted
 
 
 def entry(smiles):
@@ -53,27 +53,6 @@ def test_plain_values_come_back_and_arrays_are_passed_over(protocol):
     row = load_restricted(pickle.dumps(entry("CCO"), protocol=protocol))
     assert (row["smi"], row["atoms"], row["id"]) == ("CCO", ["C", "O"], 7)
     assert not isinstance(row["target"], np.ndarray)
-
-
-@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
-def test_numbers_of_arrays_are_read_where_asked_for(protocol):
-    nan = float("nan")
-    for value, wanted in (
-        ((1, [2.5, None], True), [1, 2.5, nan, 1]),
-        (np.array([[1, 0], [0, 1]], dtype=np.int8), [1, 0, 0, 1]),
-        (np.array([1, 2], dtype=">i4"), [1, 2]),
-        (np.array([True, False]), [1, 0]),
-        (np.array([1.0, None, 0], dtype=object), [1, nan, 0]),
-        ([np.float32(2.5), np.array([1.5])], [2.5, 1.5]),
-    ):
-        read = numbers(load_restricted(pickle.dumps(value, protocol=protocol)))
-        np.testing.assert_array_equal(read, wanted)
-
-
-@pytest.mark.parametrize("value", ["1", {"a": 1}, np.array(["1"]), np.array([1j]), b"1"])
-def test_what_is_no_number_is_an_error(value):
-    with pytest.raises((TypeError, ValueError)):
-        numbers(load_restricted(pickle.dumps(value)))
 
 
 def test_a_molecule_of_rdkit_is_passed_over():
