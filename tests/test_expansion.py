@@ -175,6 +175,14 @@ def test_any_numbers_of_copies_may_be_asked_for():
     assert expanded.is_real_BT.tolist() == [[True] * 6, [True] * 5 + [False]]
 
 
+def test_inputs_are_not_written_to():
+    inputs = batch(EXAMPLE)
+    before = [t.clone() for t in inputs]
+    for boundary in BOUNDARIES:
+        expand_masks(*inputs, 3, boundary, SPECIAL)
+    assert all(torch.equal(t, old) for t, old in zip(inputs, before, strict=True))
+
+
 def test_states_are_gathered_from_their_places():
     expanded, graph = expand_masks(*batch(EXAMPLE), 2, "paper", SPECIAL)
     B, T = expanded.token_ids_BT.shape

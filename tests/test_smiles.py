@@ -9,7 +9,7 @@ from rdkit import Chem
 from exlm_mini.config import DataConfig
 from exlm_mini.data.cleaning import Cleaning, CleaningCounts, clean
 from exlm_mini.data.corpus import prepare_corpus
-from exlm_mini.data.smiles import embedded_molecules, read_molecule
+from exlm_mini.data.smiles import embedded_molecules, looks_like_smiles, read_molecule
 from exlm_mini.data.text import file_documents
 
 ALL = Cleaning(largest_fragment=True, strip_stereo=True, canonical=True)
@@ -155,3 +155,10 @@ def test_random_spellings_are_of_the_same_molecule_and_repeat_with_the_seed():
     assert cleaned(reversed(raw), many)[0] == molecules[::-1]  # whatever the order
     assert cleaned(raw, many, seed=2)[0] != molecules
     told(lambda: Cleaning(num_variants=-1), "-1", "[0, 1000]")
+
+
+def test_lines_of_molecules_are_distinguished_from_prose():
+    molecules = ["CC(=O)O\nc1ccccc1O", "[Na+].[Cl-]", "C1CCCCC1"]
+    assert looks_like_smiles(molecules)
+    assert not looks_like_smiles([*molecules, "The cell divides.\nNo (really)."])
+    assert not looks_like_smiles(["Chapter", "One"]) and not looks_like_smiles([])

@@ -32,7 +32,7 @@ from exlm_mini.data.shards import (
     make_tokens,
     read_if_sound,
 )
-from exlm_mini.data.smiles import require_rdkit
+from exlm_mini.data.smiles import looks_like_smiles, require_rdkit
 from exlm_mini.data.sources import Source, Unit, open_source
 from exlm_mini.data.tokenizer import (
     Tokenizer,
@@ -131,6 +131,11 @@ class Passes:
             size = self.wanted.shard_megabytes * MEGABYTE
             cleaning = self.wanted.cleaning if self.wanted.data.kind == "smiles" else None
             for i, texts in enumerate(_cut(islice(unit.documents(), limit), size)):
+                if i == 0 and cleaning is None and looks_like_smiles(texts[:200]):
+                    self.report(
+                        f"{unit.name} looks like molecules, and is read as text; to read them as "
+                        "molecules, take a recipe of molecules or data.kind smiles"
+                    )
                 places.append(Place(self.folder, *number, i))
                 mine = {**want, "text_bytes": sum(map(len, texts))}
                 yield places[i], mine, texts, self.wanted.seed, cleaning
