@@ -101,9 +101,11 @@ class Passes:
             for index, unit in enumerate(source.units):
                 if limit == 0:
                     break
-                made = self._read_unit(workers, (number, index), unit, limit)
+                fingerprint = unit.fingerprint()
                 if "sha256" in source.facts:
-                    source.facts["sha256"][unit.name] = made[0].record["unit"]
+                    source.facts["sha256"][unit.name] = fingerprint
+                want = {"unit": fingerprint, "made_with": self.made_with, "limit": limit}
+                made = self._read_unit(workers, (number, index), unit, want)
                 if limit is not None:
                     limit -= sum(shard.record["num_read"] for shard in made)
                 shards += made
@@ -111,10 +113,9 @@ class Passes:
             self.cleaning.append(self._check(source, shards))
 
     def _read_unit(
-        self, workers: Workers, number: tuple[int, int], unit: Unit, limit: int | None
+        self, workers: Workers, number: tuple[int, int], unit: Unit, want: dict[str, Any]
     ) -> list[Shard]:
         """The shards of one unit; it is not read again if all of them are there."""
-        want = {"unit": unit.fingerprint(), "made_with": self.made_with, "limit": limit}
         path = self.folder / "s{}-u{:04d}.unit.json".format(*number)
         stored = read_if_sound(path)
         if want.items() <= stored.items():
@@ -130,7 +131,8 @@ class Passes:
         def tasks() -> Iterator[tuple]:
             size = self.wanted.shard_megabytes * MEGABYTE
             cleaning = self.wanted.cleaning if self.wanted.data.kind == "smiles" else None
-            for i, texts in enumerate(_cut(islice(unit.documents(), limit), size)):
+            documents = islice(unit.documents(), want["limit"])
+            for i, texts in enumerate(_cut(documents, size)):
                 places.append(Place(self.folder, *number, i))
                 mine = {**want, "text_bytes": sum(map(len, texts))}
                 yield places[i], mine, texts, self.wanted.seed, cleaning
