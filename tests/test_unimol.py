@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 from refusals import told
 
+from exlm_mini.config import DataConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.data import lmdb_pages
+from exlm_mini.data.corpus import prepare
+from exlm_mini.data.request import Preparation
 from exlm_mini.data.unimol import lmdb_documents, load_restricted
 
 
@@ -102,6 +105,10 @@ def test_what_is_wrong_with_an_lmdb_is_told(tmp_path):
     told(lambda: list(lmdb_documents(path, "smiles")), path, "'smiles'", "smi, atoms")
     path = write(tmp_path / "b.lmdb", [["CCO"]])
     told(lambda: list(lmdb_documents(path, None)), path, "list, not a dict")
+    empty = Preparation(
+        DataConfig(kind="smiles"), sources=((str(write(tmp_path / "e.lmdb", [])),),)
+    )
+    told(lambda: prepare(empty, tmp_path / "c"), "e.lmdb", "no documents")
     (tmp_path / "c.lmdb").write_bytes(b"no database" * 1000)
     told(lambda: list(lmdb_documents(tmp_path / "c.lmdb", None)), "c.lmdb", "no LMDB")
 

@@ -101,9 +101,11 @@ class Passes:
             for index, unit in enumerate(source.units):
                 if limit == 0:
                     break
-                made = self._read_unit(workers, (number, index), unit, limit)
+                fingerprint = unit.fingerprint()
                 if "sha256" in source.facts:
-                    source.facts["sha256"][unit.name] = made[0].record["unit"]
+                    source.facts["sha256"][unit.name] = fingerprint
+                want = {"unit": fingerprint, "made_with": self.made_with, "limit": limit}
+                made = self._read_unit(workers, (number, index), unit, want)
                 if limit is not None:
                     limit -= sum(shard.record["num_read"] for shard in made)
                 shards += made
@@ -111,10 +113,9 @@ class Passes:
             self.cleaning.append(self._check(source, shards))
 
     def _read_unit(
-        self, workers: Workers, number: tuple[int, int], unit: Unit, limit: int | None
+        self, workers: Workers, number: tuple[int, int], unit: Unit, want: dict[str, Any]
     ) -> list[Shard]:
         """The shards of one unit; it is not read again if all of them are there."""
-        want = {"unit": unit.fingerprint(), "made_with": self.made_with, "limit": limit}
         path = self.folder / "s{}-u{:04d}.unit.json".format(*number)
         stored = read_if_sound(path)
         if want.items() <= stored.items():
@@ -130,7 +131,7 @@ class Passes:
         def tasks() -> Iterator[tuple]:
             size = self.wanted.shard_megabytes * MEGABYTE
             cleaning = self.wanted.cleaning if self.wanted.data.kind == "smiles" else None
-            for i, texts in enumerate(_cut(islice(unit.documents(), limit), size)):
+            for i, texts in enumerate(_cut(islice(unit.documents(), want["limit"]), size)):
                 if i == 0 and cleaning is None and looks_like_smiles(texts[:200]):
                     self.report(
                         f"{unit.name} looks like molecules, and is read as text; to read them as "
