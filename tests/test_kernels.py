@@ -49,7 +49,7 @@ from exlm_mini.alignment.cases import (
     relative_error,
     weights,
 )
-from exlm_mini.alignment.native import LAYOUTS, Kernels
+from exlm_mini.alignment.native import CUDA_LAYOUT, Kernels
 
 CUDA = Path(__file__).resolve().parents[1] / "cuda"
 TILED, LOG_SPACE, NO_PATH, NAN = range(4)
@@ -115,7 +115,7 @@ def on_fibers(library: ctypes.CDLL, seed: int = 1) -> Kernels:
     return Kernels(
         library,
         "dag_fibers_",
-        LAYOUTS["cuda"],
+        CUDA_LAYOUT,
         lambda device: ctypes.c_uint64(seed),
         lambda result: DivergenceError(),
     )

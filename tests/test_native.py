@@ -26,7 +26,7 @@ from exlm_mini.alignment.cases import (
     random_graph,
     weights,
 )
-from exlm_mini.alignment.native import LAYOUTS, Kernels
+from exlm_mini.alignment.native import Kernels
 
 TILED = 0
 FLOAT32 = torch.float32
@@ -138,7 +138,7 @@ def test_the_operator_refuses_what_would_read_elsewhere(changed, words):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("device_type", LAYOUTS)
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
 def test_fake_tensors_get_the_shapes_of_their_device(device_type, dtype):
     B, M, L = 2, 3, 70
     with FakeTensorMode():
@@ -149,7 +149,8 @@ def test_fake_tensors_get_the_shapes_of_their_device(device_type, dtype):
         results = operators.dag_log_likelihood(*graph)
         gradients = operators.dag_gradients(torch.ones(B, **scores), *graph, *results[1:])
         best = operators.dag_viterbi(*graph)
-    tile = 32 if device_type == "cuda" else 64 // dtype.itemsize
+    # On a CPU as wide as the vectors the library was compiled with.
+    tile = 32 if device_type == "cuda" else native._load("cpu").layout.tile[dtype]
     num_planes, num_tiles = {"cpu": 3, "cuda": 4}[device_type], -(-L // tile)
     shapes = [(B,), (B, num_planes, M, num_tiles * tile), (B, 6, M, num_tiles), (B, 2)]
     assert [t.shape for t in results] == shapes
