@@ -76,7 +76,8 @@ def test_shares_are_told_in_points_and_missing_seeds_are_said(metric, difference
 def test_as_many_seeds_are_planned_as_the_cells_compared_have(tmp_path):
     planned = {s.entry.source: s.verdict.planned for s in scorecard.scorecard(tmp_path)}
     assert planned == {
-        "repeated-mlm": 3, "ladder": 10, "parts": 10, "k-and-p": 3, "ablations": 3, "saddle": 2,
+        "repeated-mlm": 3, "competence": 10, "ladder": 10, "molecules": 5, "parts": 10,
+        "k-and-p": 3, "ablations": 3, "saddle": 2,
     }  # fmt: skip
 
 
