@@ -848,7 +848,7 @@ def fiber_kernels(library, seed):
     def last_argument(device):
         return ctypes.c_uint64(seed)
 
-    as_on_a_gpu = native.LAYOUTS["cuda"]
+    as_on_a_gpu = native.CUDA_LAYOUT
     how = ("dag_fibers_", as_on_a_gpu, last_argument, waited_in_vain)
     return native.Kernels(library, *how)
 
