@@ -242,6 +242,8 @@ def run(arguments: argparse.Namespace) -> None:
     """Read the text with the model asked for, and print what it says."""
     if arguments.top < 1:
         raise UserError(f"--top is {arguments.top}; it must be at least 1")
+    if arguments.html is not None and arguments.html.suffix != ".html":
+        raise UserError(f"--html is {arguments.html}; give the page a name that ends in .html")
     directory = arguments.run
     if directory is None:
         directory = newest_run(RUNS)

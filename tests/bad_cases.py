@@ -243,6 +243,8 @@ def options_of(command, argv):
     if command in BOOK:
         known = "--to --only --data --canonical --output --device --quick --again"
         return f"{known} --commit".split()
+    if command == "doctor":
+        return ["--no-build", "--help"]
     module = "exlm_mini.config.options" if command == "pretrain" else module_of(command)
     parser = importlib.import_module(module)._parser()
     return list(parser._option_string_actions)

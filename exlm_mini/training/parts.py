@@ -107,8 +107,13 @@ def load_model(checkpoint: Checkpoint) -> tuple[MaskedLM | ExLM, RunConfig]:
         ValueError, RuntimeError: if these are not the settings of its weights.
     """
     config = stored_config(checkpoint)
-    special_ids = SpecialIds(**checkpoint.state["special_ids"])
-    model = make_model(config, checkpoint.state["vocab_size"], special_ids)
+    special_ids, vocab_size = (checkpoint.state[name] for name in ("special_ids", "vocab_size"))
+    # A damaged size is not to allocate more than there is; what else does not fit has a name.
+    wanted, _ = count_parameters(config, vocab_size)
+    found = sum(tensor.numel() for tensor in checkpoint.tensors["model"].values())
+    if wanted > 2 * found:
+        raise ValueError(f"it has {found:,} weights, its settings {wanted:,}")
+    model = make_model(config, vocab_size, SpecialIds(**special_ids))
     model.load_state_dict(checkpoint.tensors["model"])
     return model.eval(), config
 
