@@ -230,7 +230,8 @@ def test_a_stopped_run_goes_on_where_it_was(number, status, tmp_path, monkeypatc
     file = tmp_path / "stopped.json"
     # A signal from outside may come when all is done: so the run is hit by its own hand.
     program = f"""
-import os, sys
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what runs in the background
 sys.path.insert(0, {str(ROOT / "book")!r})
 import evidence, measurements
 
