@@ -280,7 +280,7 @@ for cell, metric in (("toy", "excess_bits"), ("english", "bits_per_mask")):
     exlm, paid = (
         ablations[f"{cell}-{m}"].by_seed(metric) for m in ("exlm", "mlm++")
     )
-    assert exlm.keys() == paid.keys() and all(exlm[s] > paid[s] + 0.2 for s in exlm)
+    assert exlm.keys() == paid.keys() and all(exlm[s] > paid[s] + 0.1 for s in exlm)
 floor, joint = (
     ablations["toy-mlm"].summary(f"{end}_bits_per_row").mean
     for end in ("floor", "joint")

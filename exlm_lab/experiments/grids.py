@@ -126,7 +126,11 @@ _VARIANTS: dict[str, tuple[dict[str, Any], str, tuple[str, str] | None]] = {
     "sparse": ({"model.sparse": True}, "exlm-sparse-dag", ("Table 13", "ExLM w/ Sparse DAG")),
 }  # fmt: skip
 """Variants of ExLM: settings, recipe of the paper, row of the paper."""
-ABLATIONS_ON_TEXT = ("exlm", "ctc")
+ABLATIONS_ON_TEXT = {
+    "exlm": _VARIANTS["exlm"],
+    "late": ({"model.expand_at": 1}, "exlm-ablation", None),  # of two layers
+    "ctc": _VARIANTS["ctc"],
+}
 """On English, beside MLM and MLM++."""
 
 
@@ -140,10 +144,10 @@ def _ablations(scale: str) -> list[Cell]:
     cells = []
     for kind in _kinds(scale, "slots", "english"):
         chosen = ABLATIONS_ON_TEXT if kind == "english" else _VARIANTS
-        for name in chosen:
-            settings, recipe, paper = _VARIANTS[name]
+        seeds = {"seeds": (1, 2, 3)} if kind == "english" else {}
+        for name, (settings, recipe, paper) in chosen.items():
             settings = {**exlm_settings(scale), **settings}
-            cells.append(_cell(kind, scale, name, settings, recipe, paper=paper))
+            cells.append(_cell(kind, scale, name, settings, recipe, paper=paper, **seeds))
         mlm = {"objective": "mlm"}
         for name, recipe, row in (
             ("mlm", "vanilla-mlm", "Vanilla MLM"),
@@ -154,7 +158,8 @@ def _ablations(scale: str) -> list[Cell]:
             # The paper's own recipe doubles the steps; here the ratio is measured.
             is_equal = name == "mlm++" and scale != "paper"
             cost = {"cost_of": ("cost", f"{kind}-k4")} if is_equal else {}
-            cells.append(_cell(kind, scale, name, mlm, recipe, paper=("Table 2", row), **cost))
+            more = {**cost, **seeds}
+            cells.append(_cell(kind, scale, name, mlm, recipe, paper=("Table 2", row), **more))
     return cells
 
 
