@@ -319,7 +319,7 @@ for name, label in ARMS.items():
     told[label] = {"seeds": len(molecules[name].by_seed("bits_per_mask"))}
     told[label] |= {
         title: "–"
-        if title == "states used" and name.startswith("mlm")
+        if title in ("bits linked", "states used") and name.startswith("mlm")
         else s.shown(2)
         for title, s in summary.items()
     }

@@ -354,7 +354,7 @@ class ScorecardDirective(SphinxDirective):
             claim = f"{score.entry.text} ({score.entry.place})"
             told = with_minus_sign(score.shown), score.seeds, score.entry.measured
             rows.append([claim, verdict, *told])
-        return table(self, rows, ":widths: 30 12 16 10 32", ":class: dense")
+        return table(self, rows, ":widths: 30 12 16 10 32", ":class: dense scorecard")
 
 
 class SweepReportDirective(SphinxDirective):
