@@ -293,8 +293,11 @@ for name, values in (("i", i_T), ("j", j_T)):
 # attention without values,
 #
 # $$
-# \mathbf{E} = \mathrm{softmax}\!\left(\frac{(\mathbf{H}\mathbf{W}_Q)
-# (\mathbf{H}\mathbf{W}_K)^\top}{\sqrt{D}} + \text{only forward}\right),
+# \begin{aligned}
+# \mathbf{E} = \mathrm{softmax}\Big( & \frac{(\mathbf{H}\mathbf{W}_Q)
+# (\mathbf{H}\mathbf{W}_K)^\top}{\sqrt{D}} \\
+# & + \text{only forward}\Big),
+# \end{aligned}
 # $$
 #
 # where $\mathbf{H}$ are the hidden states of the encoder. A path starts at [BOS],
@@ -470,7 +473,7 @@ for curve, name, color in (
     ax.text(304, curve[300], name, color=color, va="center")
 for level, name in ((floor_bits, "word by word"), (joint_bits, "together")):
     ax.axhline(level, color="0.6", lw=0.8, ls="--", zorder=0)
-    ax.text(2, level, name, color="0.35", va="bottom", fontsize=8)
+    ax.text(150, level, name, color="0.35", va="bottom", fontsize=8)
 ax.set(xlim=(0, 330), ylim=(0.8, 3.6), xlabel="step", ylabel="bits for both words")
 ax.spines[["top", "right"]].set_visible(False)
 

@@ -407,8 +407,8 @@ for k in (1, 2, 4):
 #
 # $$
 # \begin{aligned}
-# \bar H(s) = \frac{1}{N s} \sum_{m} & s^{|m|} (1-s)^{N-|m|} \\
-# & \cdot \sum_{i \in m} H(x_i \mid \text{words outside } m) .
+# & \bar H(s) = \frac{1}{N s} \sum_{m} s^{|m|} (1-s)^{N-|m|} \\
+# & \quad \cdot \sum_{i \in m} H(x_i \mid \text{words outside } m) .
 # \end{aligned}
 # $$
 #

@@ -81,8 +81,10 @@ str(scale)
 # The recursion of Appendix H, in logarithms, reads
 #
 # $$
-# \log f_{i,u} = \log \sum_{v<u} \exp\big(\log f_{i-1,v} + \log \mathbf{E}_{v,u} +
-# \log \mathbf{P}_u(y_i)\big).
+# \begin{aligned}
+# \log f_{i,u} = \log \sum_{v<u} \exp\big( & \log f_{i-1,v} + {} \\
+# & \log \mathbf{E}_{v,u} + \log \mathbf{P}_u(y_i)\big).
+# \end{aligned}
 # $$ (eq-vec-log)
 #
 # Three loops run over $i$, $u$ and $v$, and a fourth over the rows of the batch.
@@ -803,9 +805,10 @@ assert of_sharp_walk[128] < of_walk[128] / 10
 # of the divisor to a running sum:
 #
 # $$
-# \hat f_{i,u} = \frac{f_{i,u}}{s_1 s_2 \cdots s_i},
-# \qquad
+# \begin{gathered}
+# \hat f_{i,u} = \frac{f_{i,u}}{s_1 s_2 \cdots s_i}, \\
 # \log f_{M,L} = \log \hat f_{M,L} + \sum_{i=1}^{M} \log s_i.
+# \end{gathered}
 # $$ (eq-vec-scaled)
 #
 # The step itself is then what it was at the very beginning: a sum of products.

@@ -117,11 +117,13 @@ str(scale)
 # earlier tiles and states of the same tile:
 #
 # $$
-# \sum_{v<u} f_{i-1,v}\,\mathbf{E}_{v,u} =
+# \begin{aligned}
+# \sum_{v<u} f_{i-1,v}\,\mathbf{E}_{v,u} = {} &
 # \underbrace{\sum_{v \,\text{before tile}\, t} f_{i-1,v}\,\mathbf{E}_{v,u}}
-# _{\text{known for all } i} +
-# \underbrace{\sum_{v \,\text{in tile}\, t,\; v<u} f_{i-1,v}\,\mathbf{E}_{v,u}}
+# _{\text{known for all } i} + {} \\
+# & \underbrace{\sum_{v \,\text{in tile}\, t,\; v<u} f_{i-1,v}\,\mathbf{E}_{v,u}}
 # _{\text{target by target}} .
+# \end{aligned}
 # $$ (eq-cuda-split)
 #
 # Once the earlier tiles are finished, the first part is *one matrix product for all

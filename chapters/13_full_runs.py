@@ -159,8 +159,11 @@ f"{len(base)} kinds of parameters, and {only_tiny}"
 # The batch belongs to the recipe, so the number of devices must not change it:
 #
 # $$
-# \text{batch} = \text{devices} \times \text{rows per device at a time} \times
-# \text{accumulated}.
+# \begin{aligned}
+# \text{batch} = {} & \text{devices} \\
+# & \times \text{rows per device at a time} \\
+# & \times \text{accumulated}.
+# \end{aligned}
 # $$ (eq-batch)
 #
 # Few devices add up more forward and backward passes before the optimiser's step
@@ -351,8 +354,10 @@ f"{mlm.num_parameters / 1e6:.0f} M, with the head {exlm.num_parameters / 1e6:.0f
 # measured number is enough:
 #
 # $$
-# \text{hours} = \frac{\text{tokens}}{\text{tokens per second}} \cdot \frac{1}{3600}
-# = \frac{\text{operations}}{\text{operations per second}} \cdot \frac{1}{3600}.
+# \begin{aligned}
+# \text{hours} &= \frac{\text{tokens}}{3600 \cdot \text{tokens per second}} \\
+# &= \frac{\text{operations}}{3600 \cdot \text{operations per second}}.
+# \end{aligned}
 # $$ (eq-hours)
 #
 # The tokens and the operations belong to the recipe. The speed belongs to the
