@@ -268,12 +268,11 @@ for name, label in (
 display(pd.DataFrame(rows).T)
 
 # %% [markdown]
-# Both times the MLM of equal cost is ahead in every seed; on English two seeds are
-# too few for a verdict. These are short trainings of models with two layers: the
-# MLMs are still learning words, which is when steps are worth most. In one English
-# run ten times as long, ExLM ended ahead of an MLM of equal steps
-# ({ref}`downstream-small`). Whether it would also end ahead at equal cost decides
-# if ExLM is worth its price on text, and is open.
+# Both times the MLM of equal cost is ahead in every seed. These are short trainings
+# of models with two layers: the MLMs are still learning words, which is when steps
+# are worth most. In one English run ten times as long, ExLM ended ahead of an MLM
+# of equal steps ({ref}`downstream-small`). Whether it would also end ahead at equal
+# cost decides if ExLM is worth its price on text, and is open.
 
 # %% mystnb={"code_prompt_show": "Checked: in every seed the MLM of equal cost needs fewer bits than ExLM, in town and on English"} tags=["hide-cell", "check"]
 for cell, metric in (("toy", "excess_bits"), ("english", "bits_per_mask")):
