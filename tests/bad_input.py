@@ -215,7 +215,9 @@ def judged(child, status, assets, assets_before):
 
 def differences(before, after):
     """Names of what is not as it was."""
-    return [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    # What --output names is locked before anything in it is looked at.
+    return [name for name in changed if not name.endswith("/.lock")]
 
 
 def verdict(folder, status, about):
