@@ -241,7 +241,9 @@ def verdict(folder, status, about):
         return "badly told", f"{len(last):,} characters: {shown(last)}"
     if code in (0, 130) and num_errors:
         return "badly told", f"exit code {code}; {tail}"
-    if code == 0 and (found := re.search(r"(?<!\w)(nan|inf)(?!\w)", stdout)):
+    was_typed = {"nan", "inf"} & {str(word).rpartition("=")[2] for word in about["argv"]}
+    found = re.search(r"(?<!\w)(nan|inf)(?!\w)", stdout)
+    if code == 0 and found and not was_typed:
         return "not finite", shown(stdout[max(0, found.start() - 100) :], 200)
     return codes[code], tail
 

@@ -29,6 +29,11 @@ def test_a_mistyped_command_is_offered_the_nearest(capsys):
     assert "did you mean pretrain" in capsys.readouterr().err
 
 
+def test_two_dashes_are_no_value(capsys):
+    assert main(["fill", "CC[MASK]", "--top=--"]) == 2
+    assert "--top" in capsys.readouterr().err
+
+
 def test_the_list_needs_no_torch():
     program = """
 import sys

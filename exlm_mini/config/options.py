@@ -52,6 +52,12 @@ class Parser(argparse.ArgumentParser):
             help="show the traceback behind a mistake",
         )  # fmt: skip
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        # Older argparse takes the value out of --option=-- and goes on without one.
+        if action.option_strings and arg_strings == ["--"]:
+            self.error(f"argument {action.option_strings[0]}: -- is no value")
+        return super()._get_values(action, arg_strings)
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Tell of a mistake.
 
