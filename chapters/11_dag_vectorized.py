@@ -83,7 +83,8 @@ str(scale)
 # $$
 # \begin{aligned}
 # \log f_{i,u} = \log \sum_{v<u} \exp\big( & \log f_{i-1,v} + {} \\
-# & \log \mathbf{E}_{v,u} + \log \mathbf{P}_u(y_i)\big).
+# & \log \mathbf{E}_{v,u} + {} \\
+# & \log \mathbf{P}_u(y_i)\big).
 # \end{aligned}
 # $$ (eq-vec-log)
 #
