@@ -207,7 +207,9 @@ def judged(child, status, assets, assets_before):
         outcome, why = child.verdict or verdict(folder, status, about)
         changed = differences(assets_before, snapshot(assets))
         for name, before in about["before"].items():
-            changed += differences(before, snapshot(folder / name))
+            found = differences(before, snapshot(folder / name))
+            # What --output names is locked before anything in it is looked at.
+            changed += [f for f in found if name != "inputs" or not f.endswith("/.lock")]
         if changed and outcome in GOOD:
             outcome, why = "outside", ", ".join(changed[:3])
     return Ending(child.index, family, outcome, why, command, child.seconds)
@@ -215,9 +217,7 @@ def judged(child, status, assets, assets_before):
 
 def differences(before, after):
     """Names of what is not as it was."""
-    changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    # What --output names is locked before anything in it is looked at.
-    return [name for name in changed if not name.endswith("/.lock")]
+    return [name for name in {**before, **after} if before.get(name) != after.get(name)]
 
 
 def verdict(folder, status, about):
@@ -241,9 +241,9 @@ def verdict(folder, status, about):
         return "badly told", f"{len(last):,} characters: {shown(last)}"
     if code in (0, 130) and num_errors:
         return "badly told", f"exit code {code}; {tail}"
-    was_typed = {"nan", "inf"} & {str(word).rpartition("=")[2] for word in about["argv"]}
-    found = re.search(r"(?<!\w)(nan|inf)(?!\w)", stdout)
-    if code == 0 and found and not was_typed:
+    # A pack may be called inf.
+    number = r"(?<!--data\.pack )(?<!\w)(nan|inf)(?!\w)"
+    if code == 0 and (found := re.search(number, stdout)):
         return "not finite", shown(stdout[max(0, found.start() - 100) :], 200)
     return codes[code], tail
 
