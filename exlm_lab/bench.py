@@ -3,7 +3,7 @@
     python -m exlm_lab.bench dag             every backend at five shapes
     python -m exlm_lab.bench dag --shape 8,77,308 --extra-backend mine.py
     python -m exlm_lab.bench emission        the vocabulary head four ways
-    python -m exlm_lab.bench step            ExLM beside MLM, part by part
+    python -m exlm_lab.bench step            ExLM beside MLM, part by part; expanded late too
     python -m exlm_lab.bench train --recipe text-base    whole steps of a recipe
 
 All times are medians; those of the first three are of forward and backward pass together, after a
@@ -112,10 +112,10 @@ def _step(arguments: argparse.Namespace, device: torch.device) -> Iterator[Recor
             raise UserError(
                 f"--shape is {shape}; a step has M = masks + 2 targets, at least 3, and k M states"
             )
-        model = model_of(shape)
+        model = model_of(shape, num_layers=8)
         run = RunConfig(model=model, train=TrainConfig(batch_size=shape.B))
         check_memory(run, VOCAB_SIZE, row_length(shape), device)
-        yield from step(shape, model, device)
+        yield from step(shape, model, device, expand_at=(4, 6))  # a half, three quarters
 
 
 def _train(arguments: argparse.Namespace, device: torch.device) -> Iterator[Record]:

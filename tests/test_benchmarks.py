@@ -265,9 +265,12 @@ def test_a_step_is_compiled_layer_by_layer_and_the_released_layout_is_not(monkey
     compiled = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compiled.append(module))
     config = dataclasses.replace(tiny_model(states_per_mask=3), num_layers=2)
-    found = list(step(Shape(1, 3, 9), config, CPU, 50, "fp32", True, True))
-    assert [type(module).__name__ for module in compiled] == ["EncoderLayer"] * 4
-    assert [record["is_compiled"] for record in found] == [True, True, False]
+    found = list(step(Shape(1, 3, 9), config, CPU, 50, "fp32", True, True, [1]))
+    assert [type(module).__name__ for module in compiled] == ["EncoderLayer"] * 6
+    by_name = {record["backend"]: record for record in found}
+    assert [name for name in by_name if not by_name[name]["is_compiled"]] == ["exlm-released"]
+    cost = {r: v["flops_per_second"] * v["median_ms"] for r, v in by_name.items()}
+    assert cost["mlm"] < cost["exlm-at-1"] < cost["exlm"]
 
 
 def test_the_memory_of_a_step_is_that_of_a_model_without_gradients():

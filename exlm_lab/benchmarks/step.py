@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -99,6 +100,7 @@ def step(
     precision: str = "fp32",
     is_compiled: bool = False,
     with_released: bool = False,
+    expand_at: Sequence[int] = (),
 ) -> Iterator[Record]:
     """One step of ``mlm`` and of ``exlm`` on the same batch, timed in turn.
 
@@ -111,6 +113,7 @@ def step(
         is_compiled: compile the layers of ``mlm`` and ``exlm``, as ``train.compile`` does.
         with_released: time ``exlm-released`` too: the same model in the layout of the released
             code (``benchmarks.released``), never compiled.
+        expand_at: time ``exlm-at-E`` too for each of these E: ``model.expand_at``.
 
     Yields:
         Records whose ``parts`` give milliseconds by part, forward and backward, wall clock and
@@ -118,15 +121,21 @@ def step(
         embedding's gradient on the first rows, without dropout.
     """
     batch = made_batch(shape, vocab_size).to(device)
+    configs = {"mlm": config, "exlm": config}
+    configs |= {f"exlm-at-{E}": replace(config, expand_at=E) for E in expand_at}
     models: dict[str, Any] = {}
-    for name in ("mlm", "exlm", *["exlm-released"] * with_released):
+    for name, own in configs.items():
         torch.manual_seed(0)
-        model: Any = (MaskedLM if name == "mlm" else ExLM)(config, vocab_size).to(device)
-        models[name] = ReleasedLayout(model) if name == "exlm-released" else model
+        models[name] = (MaskedLM if name == "mlm" else ExLM)(own, vocab_size).to(device)
+    if with_released:
+        configs["exlm-released"] = config
+        torch.manual_seed(0)
+        models["exlm-released"] = ReleasedLayout(ExLM(config, vocab_size).to(device))
     errors = {name: _errors(model, batch, precision) for name, model in models.items()}
-    for name in ("mlm", "exlm") if is_compiled else ():
-        for layer in models[name].encoder.layers:
-            layer.compile()
+    for name, model in models.items() if is_compiled else ():
+        if name != "exlm-released":
+            for layer in model.encoder.layers:
+                layer.compile()
     calls = {
         name: partial(whole_step, model, batch, precision) for name, model in models.items()
     }
@@ -142,7 +151,7 @@ def step(
                 "vocab_size": vocab_size,
                 "dropout": [config.dropout, config.attention_dropout],
                 "parts": time_parts(model, batch, device, precision) if is_ours else {},
-                **_speed(name, config, batch, vocab_size, timings[name], precision),
+                **_speed(name, configs[name], batch, vocab_size, timings[name], precision),
             }
             # The memory of a step is that of one which finds no gradients of an earlier one.
             model.zero_grad(set_to_none=True)
