@@ -186,7 +186,7 @@ class Encoder(nn.Module):
 #
 # The masked language model reads the masked row and predicts each hidden word from
 # the hidden state at its place. Its score for a row is $-\log_2$ of the
-# probability of both hidden words. Because it predicts them one by one, this is a
+# probability of both hidden words. Because it predicts each by itself, this is a
 # sum of two terms.
 
 
@@ -250,8 +250,7 @@ print(f"MLM ends at {mlm.bits().mean():.1f} bits; its floor is {floor_bits:.1f}"
 # There it stays, however long we train. Asked for both words, it says *happy* or
 # *sad*, *smiled* or *wept*, each with probability ½, so a quarter of its
 # probability goes to *happy … wept*, which no one ever says. The paper calls this
-# the *corrupted semantics* of [MASK]: hiding the words hides their dependence,
-# too.
+# *inter-token multimodality*: hiding the words hides their dependence, too.
 #
 # ## States expansion
 #
@@ -300,11 +299,11 @@ for name, values in (("i", i_T), ("j", j_T)):
 # \end{aligned}
 # $$
 #
-# where $\mathbf{H}$ are the hidden states of the encoder. A path starts at [BOS],
-# visits a state for every hidden word, and ends at [EOS]. Which states it visits is
-# up to $\mathbf{E}$, and because $\mathbf{E}$ is computed from the hidden states,
-# that choice is learned. (The paper also allows edges inside a [MASK];
-# {ref}`chap-training` compares the two.)
+# where $\mathbf{H}$ are the hidden states of the encoder and *only forward* is
+# $-\infty$ where no edge leads. A path starts at [BOS], visits a state for every
+# hidden word, and ends at [EOS]. $\mathbf{E}$ decides which states it visits, and
+# it is learned. (The paper also allows edges inside a [MASK]; {ref}`chap-training`
+# compares the two.)
 
 # %%
 NO_EDGE = -1e9  # close enough to log 0, and without nan gradients
@@ -485,8 +484,8 @@ assert joint_bits <= exlm.bits().mean() < joint_bits + 0.1
 # %% [markdown]
 # ## The graph it has learned
 #
-# Look inside. For one sentence, here are the states that a path can meet, each with
-# its most likely word, and the edges a path can take.
+# Look inside. For one sentence, here are all states, each with its most likely
+# word, and the edges that paths take.
 
 # %% tags=["hide-input"]
 with torch.no_grad():
@@ -514,8 +513,8 @@ ax.set(xlim=(-0.4, M + 1.4), ylim=(-2, 2))
 _ = ax.axis("off")
 
 # %% [markdown]
-# The wide lines are often taken. Follow them from left to right: from a state
-# that says *happy* they lead to one that says *smiled*, from *sad* to *wept*.
+# A wider line is taken more often. Follow the lines from left to right: from a
+# state that says *happy* they lead to one that says *smiled*, from *sad* to *wept*.
 # States that paths hardly ever visit are pale. A masked language model cannot
 # express this: it offers two words at each place, but not two *pairs* of words.
 #

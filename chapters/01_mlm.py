@@ -313,8 +313,8 @@ print(tuple(logits_SV.shape), sum(p.numel() for p in mlm.parameters()))
 #
 # ## One number per hidden word
 #
-# At each hidden place $i$ the model gives a distribution $P$ over the vocabulary,
-# having seen only $\tilde{\mathbf{X}}$. Training should make the words that were
+# At each hidden place $i$ the model, which sees only $\tilde{\mathbf{X}}$, gives a
+# distribution $P$ over the vocabulary. Training should make the words that were
 # there likely. The loss adds the logarithms of their probabilities and changes
 # the sign, so that smaller is better:
 #
@@ -327,7 +327,7 @@ print(tuple(logits_SV.shape), sum(p.numel() for p in mlm.parameters()))
 # hidden words: each is guessed by itself. The rest of this book follows from
 # that.
 #
-# The optimiser gets the mean over the hidden words of a batch.
+# We train on the mean over the hidden words of a batch.
 
 
 # %%
@@ -572,7 +572,7 @@ _ = mlm.float()
 # By {eq}`eq-gibbs`, what is left above the floor is the distance between the
 # model's distributions and the true ones. They must be close, and they are
 # ({numref}`fig-mlm-answers`). If the other slot is visible, the model is certain.
-# If both are hidden, it gives each word one half, which is the right answer.
+# If both are hidden, it gives each word about one half, which is right.
 
 # %% mystnb={"figure": {"caption": "What the trained model says about the word marked ?, one question per row. [M] is a hidden word.", "name": "fig-mlm-answers"}} tags=["hide-input"]
 log2_p_UMV = predict(mlm)
@@ -637,7 +637,7 @@ assert ((match_X - 0.5).abs() < 0.03).all()
 # knows that the two slots belong together, as the first two rows of
 # {numref}`fig-mlm-answers` show, but it cannot express this when both are hidden.
 # They are *one* coin, 1 bit, and the model pays 2. {ref}`chap-multimodality`
-# measures this loss and proves that no model of this kind avoids it.
+# measures what is lost and proves that no model of this kind avoids it.
 #
 # ## From here to real text
 #

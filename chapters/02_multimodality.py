@@ -137,8 +137,8 @@ round(bits(p_V), 2)
 
 # %% [markdown]
 # {numref}`fig-one-slot` hides more and more of the context. From left to right,
-# the place of "ropes" gets more answers: those of a harbour, then those of every
-# topic in which people carry things, then all.
+# the place of "ropes" has the answers of a harbour, those of every topic in which
+# people carry things, all, and all a little more evenly.
 
 # %% mystnb={"figure": {"caption": "The word at the place of \"ropes\" in four contexts: exact probabilities, with the entropy above each column.", "name": "fig-one-slot"}} tags=["hide-input"]
 hidden, columns = {ROPES}, []
@@ -233,8 +233,8 @@ for ax, table_VV, title in zip(
     plt.setp(ax.get_xticklabels(), rotation=40, ha="right", rotation_mode="anchor")
 
 # %% [markdown]
-# Each word can be predicted perfectly while the pair is nonsense. The paper calls
-# this *inter-token multimodality*. It was first met, and named, in machine
+# Each word can be predicted as well as possible while the pair is nonsense. The
+# paper calls this *inter-token multimodality*. The name comes from machine
 # translation that writes all words at once {cite}`gu2018nat`.
 #
 # ## How many bits is that?
@@ -479,7 +479,7 @@ def best_mixture(p_Z, k):
 # One product is an MLM and stays on the floor of 4 bits. Four products, as many
 # as there are moods, reach the joint entropy, and a fifth adds nothing.
 #
-# ```{admonition} k products win at most (M − 1) log₂ k bits on the floor
+# ```{admonition} k products get at most (M − 1) log₂ k bits below the floor
 # :class: dropdown
 # For every $z$, $Q(x) = Q(x, z) / Q(z \mid x)$. Draw $x$ from the truth and $z$
 # from $Q(z \mid x)$, and take the mean of $-\log_2$ of both sides:
@@ -504,8 +504,8 @@ def best_mixture(p_Z, k):
 # \end{aligned}
 # $$
 #
-# Since $I(x_i; z) \le I(x; z)$ and $I(x; z) \le H(z) \le \log_2 k$, the gain on
-# the floor is at most $(M - 1) \log_2 k$. For two words and $k = 2$ or 4 this is 1
+# Since $I(x_i; z) \le I(x; z)$ and $I(x; z) \le H(z) \le \log_2 k$, this mean is at
+# most $(M - 1) \log_2 k$ below the floor. For two words and $k = 2$ or 4 this is 1
 # or 2 bits: the mixtures above are the best there are.
 # ```
 
@@ -519,10 +519,10 @@ assert all(best[k] > floor - math.log2(k) - 1e-9 for k in best)
 assert town.num_modes(sentence_N, town.mask()) == 18_304
 
 # %% [markdown]
-# But the sentence of `town` above has 18,304 readings with its eleven linked
-# words hidden, and no output layer has room for that many products. ExLM gives
+# But each new variable multiplies the number of products: `town` already has 72
+# values of $z$, and no output layer has room for those of real text. ExLM gives
 # each mask $k$ states, each with its own distribution over words, and links the
-# states of one mask to those of the next. A path through the links picks one
+# states of one mask to those of later ones. A path through the links picks one
 # state for each hidden word, which makes one product. So ExLM is a mixture of
 # products, too, with *paths* as components: up to $k^M$ paths that take one state
 # from each mask, at the price of $k M$ states. {ref}`chap-expansion` makes the
@@ -594,12 +594,12 @@ for s in hidden_sets:
 # symbol out at a fifth of the chosen words {cite}`devlin2019bert`. ELECTRA lets a
 # small MLM fill the masks and trains the main model to spot what was replaced
 # {cite}`clark2020electra`. MAE-LM keeps [MASK] out of the encoder
-# {cite}`meng2024maelm`, Mask More and Mask Later adds it at a later layer
+# {cite}`meng2024maelm`, and Mask More and Mask Later adds it at a later layer
 # {cite}`liao2022maskmore`. Token dropping lets tokens skip the middle layers
 # {cite}`hou2022dropping`, and {cite:t}`zhong2023dropping` win back the meaning
 # that this loses *beyond* masking. (Appendix A speaks of dropping [MASK] tokens;
 # the method drops tokens with a low loss, whatever they are.) What masking itself
-# takes out remains, and there the paper starts.
+# takes out is still missing, and that is where the paper starts.
 #
 # ## Exercises
 

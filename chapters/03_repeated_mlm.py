@@ -284,8 +284,7 @@ _ = ax.legend(loc="upper left")
 # These shares match the paper's Figure 4 to every printed digit if the ratios are
 # not rounded (with the printed ones, four cells would differ in the last digit).
 # Six cells of the grid stay empty because they lose "less than 0.05%" (§3.2).
-# Taken literally, that rule would keep 17 cells; with shares rounded to two
-# digits it keeps the 14.
+# Taken literally, that rule would keep 17 cells: three of the six lose 0.0506%.
 
 # %% mystnb={"code_prompt_show": "Checked: the 14 printed shares, the four that rounding would change, and the 17 cells"} tags=["hide-cell", "check"]
 printed = [[None] * r + PERCENT[: 5 - r] for r in range(4)]
@@ -321,8 +320,8 @@ assert len(filled) == 14
 # The accuracy after fine-tuning (Figure 3) falls by 0.8 points while [MASK] grows
 # from 15% to 78.9%, and by 3.2 while the lost words do. The entropy of the
 # predictions (Figure 5), the model's uncertainty about a lost word, falls by one
-# bit in the first part and rises by more than five in the second. In the four
-# tables of Appendix F the column spans 1.5 to 4 times as many points as the line.
+# bit in the first part and rises by more than five in the second. On the four
+# tasks of Appendix F, accuracy varies 1.5 to 4 times as much in the second part.
 
 # %% mystnb={"figure": {"caption": "The paper's Figures 3 and 5, against the share of lost words; one line for each number of copies.", "name": "fig-paper-curves"}} tags=["hide-input"]
 from exlm_lab.experiments.paper import printed_grid
@@ -361,8 +360,8 @@ for k in COPIES:  # the best share
     assert 0.14 < best[0] ** k < 0.4
 
 # %% [markdown]
-# {numref}`fig-paper-curves` shows all 14. The entropies fall close to one curve,
-# and the accuracies are highest where 15% to 39% of the words are lost: losing
+# {numref}`fig-paper-curves` shows all 14. The entropies rise along every line, and
+# the accuracies are highest where 15% to 39% of the words are lost: losing
 # almost nothing makes the task too easy to learn from (§3.3). The accuracies are
 # means of three fine-tunings; they are printed without uncertainty, and the paper
 # mentions no model trained more than once.
@@ -515,13 +514,13 @@ for (p, k), value, shift in zip(
 _ = ax.set(xlabel="share of lost words (%)", ylabel="entropy (bits)", ylim=(0, 2))
 
 # %% [markdown]
-# When [MASK] grows from 15% to 62% at an equal lost share, the entropy hardly
-# moves. When the lost share grows from 15% to 62% at equal [MASK], it rises by
-# more than half a bit. The points lie a little above the line, because training
-# was short. Taken over *all* masked positions, the entropy of the model with four
-# copies would be less than half as large, but only because copying is easy. The
-# loss of a training run has the same flaw: with more copies it is lower (Appendix
-# G), whatever the model knows about lost words.
+# When [MASK] grows from 15% to 62% at an equal lost share, the entropy changes by
+# less than 0.2 bits. When the lost share grows from 15% to 62% at equal [MASK], it
+# rises by more than half a bit. The points lie a little above the line, because
+# training was short. Taken over *all* masked positions, the entropy of the model
+# with four copies would be less than half as large, but only because copying is
+# easy. The loss of a training run has the same flaw: with more copies it is lower
+# (Appendix G), whatever the model knows about lost words.
 
 # %% mystnb={"code_prompt_show": "Checked: the first change is below 0.2 bits, the second above 0.5; all points lie within 0.3 of the line; over all masked positions, less than half"} tags=["hide-cell", "check"]
 assert abs(many - low) < 0.2 and high - many > 0.5
@@ -535,7 +534,7 @@ for (p, k), value in zip(cells, (low, many, high), strict=True):
 # Does the lost share also decide what a model is *good for*? All 14 cells were
 # trained with three seeds each on `town`, a language of longer sentences (sweep
 # `repeated-mlm`, {ref}`all-sweeps`). Each model was then fine-tuned on a
-# task modelled on MNLI. A gentler measure leaves the model as it is: a linear
+# task modelled on MNLI. A second measure leaves the model as it is: a linear
 # probe reads the sentence's hidden variables from its states.
 
 # %%
@@ -560,9 +559,9 @@ sweep = pd.DataFrame(
 # %% [markdown]
 # *Excess* is the number of bits by which a model misses the exact optimum for a
 # lost word. As the paper does, we turn one dial from its smallest to its largest
-# value while the other is held, and take the mean over all lines of the plane.
-# The book calls a change decided if the 95% interval over the seeds excludes zero
-# ({ref}`plan`).
+# value while the other is held, and take the mean over all lines of the plane,
+# without the cells that lose 2.25%, where the task is too easy. The book calls a
+# change decided if the 95% interval over the seeds excludes zero ({ref}`plan`).
 
 
 # %%
@@ -612,16 +611,16 @@ _ = fig.legend(
 )
 
 # %% [markdown]
-# For the entropy, the paper's answer holds here: it rises with the lost share,
-# and no effect of [MASK] is decided. For what a model is good for, neither dial
-# has a decided effect, by accuracy or by probe. The accuracies differ more
+# For the entropy, the paper's answer holds here from 15% on: it rises with the lost
+# share, and no effect of [MASK] is decided. For what a model is good for, neither
+# dial has a decided effect, by accuracy or by probe. The accuracies differ more
 # between seeds than between cells, because fine-tuning a model this small either
 # takes off or stays at chance. (By ranks instead of values, the probe does fall
 # with the lost share: −0.60 ± 0.33.)
 #
 # The last row is a warning. After equal numbers of steps, models with more [MASK]
-# at the same lost share are further from their optimum, since they must also
-# learn to copy. An accuracy then compares models that are trained to different
+# at the same lost share are further from their optimum, probably because they must
+# also learn to copy. An accuracy then compares models that are trained to different
 # degrees. One experiment of the study therefore ends each run at an equal degree
 # of competence. There, in ten seeds, lost words cost the probe, and masks beside a
 # visible copy do not ({ref}`chap-findings`).
@@ -659,13 +658,13 @@ assert between.std().mean() > between.mean().std()
 # %% [markdown]
 # ## Where this stands
 #
-# That [MASK] is an unreal token was noticed with BERT, and ELECTRA
+# That [MASK] is an unreal token was known from BERT on, and ELECTRA
 # {cite}`clark2020electra` and MAE-LM {cite}`meng2024maelm` keep it away from the
 # encoder. How far $p$ may be raised was studied too {cite}`wettig2023mask`
 # {cite}`liao2022maskmore`; raising it changes both harms together. Repeated MLM
-# is the first to separate them. If the lost words are what hurts, the remedy must
-# act where several words fit what is left. ExLM does so with several states per
-# [MASK], which {ref}`chap-expansion` builds.
+# separates them. If the lost words are what hurts, the remedy must act where
+# several words fit what is left. ExLM does so with several states per [MASK], which
+# {ref}`chap-expansion` builds.
 #
 # ## Exercises
 #

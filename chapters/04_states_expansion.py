@@ -579,7 +579,8 @@ for expand_at in (0, 6, 9):
 # What remains of the extra cost after 9 layers is mostly the vocabulary head,
 # which scores four states for each mask wherever they come from. This counts
 # operations only. Whether a model expanded late learns as well is a separate
-# question. In the study's languages ten seeds show no loss ({ref}`chap-findings`).
+# question. In the study's languages ten seeds show no clear loss
+# ({ref}`chap-findings`).
 #
 # ## Where this comes from
 #

@@ -96,7 +96,7 @@ for n, other in ((3, 5), (103, 105), (5, 3)):
 
 # %% [markdown]
 # The first two agree, since both differences are 2. The third does not, since its
-# difference is $-2$: a rotation also knows left from right.
+# difference is $-2$: a rotation also tells left from right.
 #
 # ## A head in two halves
 #
@@ -397,7 +397,7 @@ for way in WAYS:
 # rotation, and the set of all keys and values. Two clones with the same vector and
 # the same rotation get the same output, enter the next layer as equals, and so on,
 # whatever the weights are, trained or not. They predict the same word, and which of
-# them a path takes makes no difference.
+# them a path takes does not change what it says.
 
 # %% mystnb={"code_prompt_show": "Checked: with five random encoders, clones turned by i are equal after every layer; by place and in 2D they differ"} tags=["hide-cell", "check"]
 for seed in range(5):
@@ -509,11 +509,11 @@ assert curves["2D"][30:50].mean() > curves["by place"][30:50].mean() + 0.2
 # move, so the place *is* a clone number, and the recipe also adds a learned vector
 # for each clone.
 #
-# Where masks come and go, the two differ a great deal. Models trained with 30% of
-# the words masked, and tested with 90%, need about 20 bits more per row by place
-# than with 2D RoPE, with learned vectors or without ({ref}`chap-findings`): the
-# additional clones push the words to places and distances that no training row
-# had.
+# Where the number of masks changes, they differ a great deal. Models trained with
+# 30% of the words masked, and tested with 90%, need about 20 bits more per row by
+# place than with 2D RoPE, with learned vectors or without ({ref}`chap-findings`):
+# the additional clones push the words to places and distances that no training
+# row had.
 
 # %% mystnb={"code_prompt_show": "Checked: the recorded runs say so"} tags=["hide-cell", "check"]
 import json

@@ -154,8 +154,8 @@ table.round(4)
 # both words are said by states of the same mask. That is allowed, but these two
 # paths have little weight here.
 #
-# The training objective of §4.3 is the sum of this column, so nobody has to know
-# which path is the right one:
+# The training objective of §4.3 needs only the sum of the scores, so nobody has to
+# know which path is the right one:
 #
 # $$
 # \mathcal{L}_{\text{SA}}
@@ -540,12 +540,12 @@ ax.grid(False)
 _ = ax.set(xlabel="state u", ylabel="target i")
 
 # %% [markdown]
-# $\alpha$ is zero to the left, where a path can no longer be at its $i$-th stop,
-# and $\beta$ is zero to the right, from where it cannot reach the end in time.
-# What remains of the product is a band, the *cone*
-# ({numref}`fig-naive-posterior`): counting from zero, target $i$ can only be said
-# by states $i$ to $i + W - 1$ with $W = L - M + 1$, here 4. Two neighbouring
-# targets share $W(W+1)/2$ edges in it, and no other edge can be on a path.
+# $\alpha$ is zero to the left, where a path cannot be at its $i$-th stop yet, and
+# $\beta$ is zero to the right, from where it cannot reach the end in time. What
+# remains of the product is a band, the *cone* ({numref}`fig-naive-posterior`):
+# counting from zero, target $i$ can only be said by states $i$ to $i + W - 1$
+# with $W = L - M + 1$, here 4. Two neighbouring targets share $W(W+1)/2$ edges in
+# it, and no other edge can be on a path.
 
 # %% mystnb={"code_prompt_show": "Checked: αβ is the sum over the paths through each point; nothing lies outside the cone"} tags=["hide-cell", "check"]
 assert len(through) == 3 * 2
@@ -674,8 +674,8 @@ assert off_iLL.amin(dim=0).max() > 0.05 * true_LL.where(is_forward_LL, 0.0).max(
 # Back to the first graph. The explorer below runs your forward and backward loops
 # in the page. While no word is fixed, it shows how often each state speaks, and
 # what each mask says on average. Click *great* below Mask 1 and *glad* below Mask
-# 2: almost four fifths of the paths now go from 1.1 to 2.1. Then try *awful* and
-# *sorry*, or click a state to make all paths go through it.
+# 2: now the path through 1.1 and 2.1 has almost four fifths of the probability. Then
+# try *awful* and *sorry*, or click a state to make all paths go through it.
 
 # %% tags=["hide-input"]
 from exlm_mini.reading.explorer import explorer
@@ -749,7 +749,7 @@ table.sort_values("all paths", ascending=False).head(4).round(4)
 
 # %% [markdown]
 # The best of all paths says *great glad*. The most probable filling is *awful
-# sorry*: no single path says it as well, but several paths add up. *Great glad*
+# sorry*: its best path scores less, but its paths add up to more. *Great glad*
 # comes fourth. So Viterbi gives the best alignment, but only a guess at the best
 # words. {ref}`chap-reading` shows that the two nearly agree once the states of a
 # trained model have specialised.

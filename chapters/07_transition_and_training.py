@@ -146,10 +146,11 @@ is_edge_LL.int()
 #
 # $\mathbf{H}$ holds the encoder's hidden states for the $L$ states, $D$ is their
 # width, and $\mathbf{W}_Q$ and $\mathbf{W}_K$ are learned. $\mathbf{M}$ is 0 on
-# allowed edges and $-\infty$ elsewhere. In code we need two departures from the
-# formula. We keep logarithms, because the sum over paths needs them. And
-# $-\infty$ becomes a large negative number: the last state has no successor, and
-# the gradient of a softmax over nothing but $-\infty$ is not a number.
+# allowed edges and $-\infty$ elsewhere. The class below departs from the formula
+# twice. It keeps logarithms, because the sum over paths needs them. And $-\infty$
+# becomes a large negative number: the last state has no successor, and the gradient
+# of a softmax over nothing but $-\infty$ is not a number. (The package keeps
+# $-\infty$ and treats such rows apart.)
 
 # %%
 NO_EDGE = -1e9  # log 0, near enough
@@ -202,9 +203,9 @@ show_graph(ax, some_E_LL.numpy())
 # with a learned gate: $\mathbf{E}_{vu} = \sum_c g_{vc}\,\mathbf{E}^{(c)}_{vu}$,
 # where $g_v = \mathrm{softmax}(\mathbf{W}_g \mathbf{h}_v)$. Queries, keys and
 # gate also read a learned vector for the *place* of a state in the row. The
-# published numbers come from this version, so it is the package's default;
-# `--model.transition paper` gives the one above. With a single head and without
-# places the two are the same; in exercise 2 you write the mixture.
+# published numbers presumably come from this version, so it is the package's
+# default; `--model.transition paper` gives the one above. With a single head, no
+# places and no biases the two are the same; in exercise 2 you write the mixture.
 
 # %% mystnb={"code_prompt_show": "Checked: the class equals the package's, and so does the gated version with one head"} tags=["hide-cell", "check"]
 from exlm_mini.model.expansion import expand_masks
@@ -266,8 +267,8 @@ def emission(log_word_BLV, target_BM):
 # $$
 #
 # where the path $\mathbf{a}$ starts in [BOS], $a_0$, and ends in [EOS],
-# $a_{M+1}$. {ref}`chap-dag-naive` computes the sum word by word; here is its fast
-# form again.
+# $a_{M+1}$, and $M$ counts the hidden words alone. {ref}`chap-dag-naive` computes
+# the sum word by word; here is its fast form again.
 
 
 # %%
@@ -285,7 +286,7 @@ def log_sum_over_paths(log_emission_BML, log_transition_BLL):
 # gradient does what an alignment should: each state is pulled towards word $i$ in
 # proportion to the share of the paths that let it say word $i$ (§4.3;
 # {ref}`chap-dag-naive` derives it). A state that already says a word well gets
-# more of it, so the states come to divide the words among themselves.
+# more of it, so the states can come to divide the words among themselves.
 #
 # ## ExLM
 #
@@ -358,12 +359,13 @@ torch.testing.assert_close(log_path_BP.logsumexp(dim=1), log_p_B)
 # %% [markdown]
 # ## Training
 #
-# Two lines of the class are not in the paper, and without them the model gets
-# nowhere on this language. One adds a learned vector to each state according to
-# its number $j$. The other mixes $\mathbf{E}$, at the start of training, with $k$
-# fixed **chains**: state $j$ of one mask leads to state $j$ of the next, and to
-# nowhere else. Both help the states of a mask to become different;
-# {ref}`chap-symmetric-start` explains why they do not do so by themselves.
+# Two lines of the class are not in the paper, and without them the model does no
+# better here than a masked language model. One adds a learned vector to each
+# state according to its number $j$. The other mixes $\mathbf{E}$, at the start of
+# training, with $k$ fixed **chains**: state $j$ of one mask leads to state $j$ of
+# the next, and to nowhere else. Both help the states of a mask to become
+# different; {ref}`chap-symmetric-start` explains why they do not do so by
+# themselves.
 
 # %%
 is_next_LL = owner_L[:, None] + 1 == owner_L
@@ -432,9 +434,9 @@ print(f"floor of MLM {floor_bits:.1f}, joint entropy {joint_bits:.1f}")
 print(f"ExLM {bits(exlm):.1f} bits, without the two aids {bits(bare):.1f}")
 
 # %% [markdown]
-# With the aids the model leaves the floor and wins the whole bit; without them
-# it ends where a masked language model ends. {numref}`fig-passed` shows both. The
-# dashed levels come from the language itself.
+# With the aids the model goes below the floor and wins the whole bit; without
+# them it ends where a masked language model ends. {numref}`fig-passed` shows
+# both. The dashed levels come from the language itself.
 
 # %% mystnb={"figure": {"caption": "Bits for the two hidden words, scored with the learned E alone. The share of the chains reaches zero at the dotted line.", "name": "fig-passed"}} tags=["hide-input"]
 fig, ax = plt.subplots(figsize=(6, 3.4))
@@ -459,7 +461,7 @@ assert abs(bits(bare) - floor_bits) < 0.05
 # ## What the graph has learned
 #
 # {numref}`fig-learned` is the graph of one sentence, every state with its
-# likeliest word. [BOS] tosses the coin: each of two states of the first mask is
+# likeliest word. [BOS] tosses a coin: each of the two states of the first mask is
 # taken half of the time. From there $\mathbf{E}$ leads to the one state of the
 # second mask that says the word of the same mood. The bit that a masked language
 # model cannot express lies in these edges. Which state gets which mood is an
@@ -548,10 +550,10 @@ def probability(filling, words, transition_LL):
 
 
 fillings = ["good", "good news", "very good", "very good news"]
-table = pd.DataFrame({"filling": fillings})
+table = pd.DataFrame(index=fillings)
 for name, graph_LL in (("dense", dense_LL), ("sparse", sparse_LL)):
     table[name] = [round(probability(f, said, graph_LL), 2) for f in fillings]
-table.set_index("filling")
+table
 
 # %% [markdown]
 # The dense graph can say one, two or three words. In "very good" the first mask
@@ -562,8 +564,9 @@ table.set_index("filling")
 # words, as many as masks. A path that takes two states of one mask must then
 # leave another mask out, so all that edges inside a mask can add is a shift: a
 # mask that says its neighbour's word as well as its own. The study has a language
-# made for such shifts, where a graph with these edges could win up to 0.67 bits.
-# In ten seeds, trained models won nothing by them ({ref}`chap-findings`).
+# made for such shifts, where a graph with these edges could win up to 0.67 bits
+# if [BOS] and [EOS] are cloned. In ten seeds, trained models gained nothing from
+# it ({ref}`chap-findings`).
 #
 # ## Where this comes from
 #
@@ -576,11 +579,11 @@ table.set_index("filling")
 #
 # ## Exercises
 #
-# **1. How many paths?** For $m$ masks with $k$ states each and one word per mask,
+# **1. How many paths?** For $m$ masks with $k$ states each and $m$ hidden words,
 # how many paths has the dense graph, and how many the sparse one?
 
 
-# %% tags=["hide-cell"]
+# %% mystnb={"code_prompt_show": "The judge"} tags=["hide-cell"]
 def judge_counts(answer):
     """Compares with a list of all paths."""
     if answer(2, 2) is None:
@@ -605,7 +608,7 @@ def count_paths(m, k):
 judge_counts(count_paths)
 
 
-# %% tags=["hide-cell"]
+# %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 def count_paths(m, k):
     """Any m of the m k states in order; or one state of each mask."""
     return math.comb(m * k, m), k**m
@@ -620,7 +623,7 @@ judge_counts(count_paths)
 # $\mathbf{E}$, `(L, L)`. The last row is not checked.
 
 
-# %% tags=["hide-cell"]
+# %% mystnb={"code_prompt_show": "The judge"} tags=["hide-cell"]
 def judge_mix(answer):
     """Compares with the package's module, which computes scores and gate itself."""
     torch.manual_seed(3)
@@ -649,7 +652,7 @@ def mix(score_HLL, gate_LH): ...  # your turn
 judge_mix(mix)
 
 
-# %% tags=["hide-cell"]
+# %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 def mix(score_HLL, gate_LH):
     """A softmax per head, then the weighted mean over heads."""
     E_HLL = score_HLL.masked_fill(~is_edge_LL, NO_EDGE).softmax(dim=-1)
@@ -666,7 +669,7 @@ judge_mix(mix)
 # it?
 
 
-# %% tags=["hide-cell"]
+# %% mystnb={"code_prompt_show": "The judge"} tags=["hide-cell"]
 def judge_graph(answer):
     """Rows must be probabilities, edges must lead forward."""
     E_LL = answer()
@@ -692,7 +695,7 @@ def so_good_happy():
 judge_graph(so_good_happy)
 
 
-# %% tags=["hide-cell"]
+# %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 def so_good_happy():
     """The product of the edges is 0.5 · 1 · 0.6 · 1."""
     E_LL = torch.zeros(6, 6)

@@ -11,10 +11,11 @@
 # # The symmetric start
 #
 # Train the ExLM of {ref}`chap-training` as the paper describes it, and on the
-# small language it ends at 2 bits, exactly where a masked language model ends. It
-# has all the states and edges it needs for 1 bit and never learns to use them.
-# The paper does not mention this. We met it when our first runs failed, and this
-# chapter tells what we found: why the states of a mask stay alike, and two cures.
+# small language it nearly always ends at 2 bits, exactly where a masked language
+# model ends. It has all the states and edges it needs for 1 bit and does not
+# learn to use them. The paper does not mention this. We met it when our first
+# runs failed, and this chapter tells what we found: why the states of a mask stay
+# alike, and two cures.
 #
 # The problem is not special to ExLM. Any model with interchangeable parts, such
 # as mixture components, hidden states or experts, has to make them different
@@ -25,8 +26,8 @@
 # way, and how a learned vector per clone and chains that fade out each help.
 #
 # **What it needs.** A minute on one CPU core, and the graph of
-# {ref}`chap-training`. A *clone* is one of the $k$ states of a mask; here $k =
-# 2$.
+# {ref}`chap-training`. A *clone* is one of the states of a mask; here each mask
+# has two.
 
 # %% tags=["remove-cell", "nbval-skip"]
 # Colab opens this notebook alone: fetch the book around it and install its package.
@@ -74,8 +75,8 @@ str(scale)
 # training does we take the encoder away and keep the graph: two masks, two clones
 # each, a table of numbers in place of a network.
 #
-# - A path enters clone $j$ of the first mask with probability $s_j$.
-# - There it says word $x$ with probability $P_j(x)$,
+# - A path enters clone $j$ of the first mask with probability $s_j$,
+# - says word $x$ there with probability $P_j(x)$,
 # - hands over to clone $k$ of the second mask with probability $\mathbf{E}_{jk}$,
 # - and says word $y$ with probability $Q_k(y)$.
 #
@@ -198,13 +199,13 @@ assert 0.01 < distance < 0.25
 # $$ (eq-saddle)
 #
 # What counts is the product of the differences. If all three have size
-# $\varepsilon$, the gain has size $\varepsilon^3$: at $\varepsilon = 0.1$ a
-# thousandth. Two differences without the third win nothing: clones that speak
-# differently are of no use unless the links differ, and different links are of no
-# use between clones that speak alike. Where all three are zero, the gradient
-# vanishes, and so do all second derivatives. Such a point is a saddle, and a very
-# flat one. The gradient with respect to $a$ is about $bc$: each difference grows
-# only as fast as the others allow.
+# $\varepsilon$, the gain has size $\varepsilon^3$: at $\varepsilon = 0.1$ about a
+# thousandth of a bit. Two differences without the third win nothing: clones that
+# speak differently are of no use unless the links differ, and different links are
+# of no use between clones that speak alike. Where all three are zero, the
+# gradient vanishes, and so do all second derivatives. Such a point is a saddle,
+# and a very flat one. Near it the gradient with respect to $a$ is proportional to
+# $bc$: each difference grows only as fast as the others allow.
 
 
 # %%
@@ -242,10 +243,10 @@ assert all(h == 0 for line in hessian for h in line)
 # differences and the gain is of second order in the other two; give it two, and
 # the gain is of first order, with a gradient from the first step on.
 #
-# - **Chains.** For a while replace the edges by $k$ fixed chains: clone $j$ hands
+# - **Chains.** For a while replace the edges by two fixed chains: clone $j$ hands
 #   over to clone $j$, and every chain is entered equally often. That is $c = 1$ and
 #   $\ell = 0$. Then fade them out, and the learned edges in.
-# - **Clone vectors.** Add to the state of clone $j$ the $j$-th of $k$ learned
+# - **Clone vectors.** Add to the state of clone $j$ the $j$-th of two learned
 #   vectors, drawn large. Then the clones speak differently from the start: $a$
 #   and $b$ are not small.
 #
@@ -350,7 +351,7 @@ function draw() {
   out += box("10", p1, ["happy", "sad"]) + box("11", p2, ["happy", "sad"])
     + box("20", q1, ["smiled", "wept"]) + box("21", q2, ["smiled", "wept"])
     + t(140, 16, "first mask") + t(262, 16, "second mask");
-  for (const [level, label] of [[2, "2 bits: floor"], [1, "1 bit: together"]]) {
+  for (const [level, label] of [[2, "2 bits: floor"], [1, "1 bit: joint entropy"]]) {
     const y = Y(level);
     out += `<line class="dash" x1="34" x2="374" y1="${y}" y2="${y}"/>`;
     out += t(374, y - 6, label, "right");
@@ -645,8 +646,8 @@ assert (
 )
 
 # %% [markdown]
-# Every run with both cures arrived. With chains alone three of nine seeds of
-# `pairs` arrived and none of `fours`, where two got halfway, as did one with
+# Every run with both cures arrived. With chains alone three of nine runs on
+# `pairs` arrived and none on `fours`, where two got halfway, as did one with
 # vectors alone; so few seeds do not separate the other rows. In the same sweep
 # three seeds each with larger initial weights, or with batches of 512 in place of
 # 64, stayed at the floor. With both of these, and without the learned places of
@@ -718,7 +719,7 @@ for links, log_E_LL in (
 # and 3. What does halving the initial $\varepsilon$ do to it?
 
 
-# %% tags=["hide-cell"]
+# %% mystnb={"code_prompt_show": "The judge"} tags=["hide-cell"]
 def judge_wait(answer):
     """Compares with steps of one thousandth of the time."""
     if answer(0.1, 3) is None:
@@ -744,7 +745,7 @@ def time_to_half(start, order): ...  # your turn
 judge_wait(time_to_half)
 
 
-# %% tags=["hide-cell"]
+# %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 def time_to_half(start, order):
     """Integrate dt = dε / ε^(n-1). Halving doubles it, or adds ln 2, or little."""
     if order == 1:
@@ -762,7 +763,7 @@ judge_wait(time_to_half)
 # half of the bit lost?
 
 
-# %% tags=["hide-cell"]
+# %% mystnb={"code_prompt_show": "The judge"} tags=["hide-cell"]
 def judge_lead(answer):
     """Asks the table."""
     if answer() is None:
@@ -786,7 +787,7 @@ def lead_that_costs_half(): ...  # your turn
 judge_lead(lead_that_costs_half)
 
 
-# %% tags=["hide-cell"]
+# %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 def lead_that_costs_half():
     """log2(2 - lead²) = 1/2."""
     return math.sqrt(2 - math.sqrt(2))
@@ -800,7 +801,7 @@ judge_lead(lead_that_costs_half)
 # from 0, as the package fades them.
 
 
-# %% tags=["hide-cell"]
+# %% mystnb={"code_prompt_show": "The judge"} tags=["hide-cell"]
 def judge_share(answer):
     """Compares with the package's schedule."""
     from exlm_mini.training.parts import chain_share
@@ -824,7 +825,7 @@ def share_of_chains(step, steps, warmup): ...  # your turn
 judge_share(share_of_chains)
 
 
-# %% tags=["hide-cell"]
+# %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 def share_of_chains(step, steps, warmup):
     """1 for the first steps, then down to 0 over as many."""
     return min(1.0, max(0.0, 2 - step / (warmup * steps)))

@@ -158,11 +158,11 @@ ax.grid(visible=False)
 # %% [markdown]
 # Every state belongs to one mood, the four states of a mask share the four moods
 # among them, and each yellow row has one dark field: in the brown column of its
-# own mood. [BOS] enters all four equally often. These are the first two findings
-# of Appendix P: states represent different choices, and transitions link the
-# choices that fit. No path stays inside a mask, though the graph would allow it.
-# Which state takes which mood is an accident of the start and may differ on your
-# machine.
+# own mood. [BOS] enters all four about equally often. These are the first two
+# findings of Appendix P: states represent different choices, and transitions link
+# the choices that fit. No path stays inside a mask, though the graph would allow
+# it. Which state takes which mood is an accident of the start and may differ on
+# your machine.
 
 # %% mystnb={"figure": {"caption": "The same graph drawn as paths (the analogue of Figure 11). The width of an edge is its probability.", "name": "fig-reading-dag"}} tags=["hide-input"]
 fig, ax = plt.subplots(figsize=(5.4, 3.6))
@@ -295,10 +295,11 @@ share = probability / P_exlm[i, j]  # of the best path in the sum over all
 assert 0.97 < share <= 1 + 1e-6
 
 # %% [markdown]
-# In the trained graph every possible pair has one path, and the best path carries
-# nearly all of the probability of its words. In general it does not, and then the
-# words of the best path need not be the best words. The smallest example has one
-# mask and three states, of which one says *glad* and two say *sorry*:
+# In the trained graph every possible pair has, in effect, one path, and the best
+# path carries nearly all of the probability of its words. In general it does not,
+# and then the words of the best path need not be the best words. The smallest
+# example has one mask and three states, of which one says *glad* and two say
+# *sorry*:
 
 # %%
 words, says = ["glad", "sorry"], torch.eye(2).double()[[0, 0, 1, 1, 0]]
@@ -321,8 +322,8 @@ print(f"the best word is {words[sum_W.argmax()]}: {sum_W.max():.1f}")
 # path pass at mask $i$? Forward sums say how likely a path is in state $u$ after
 # $i$ steps, backward sums how likely it reaches [EOS] from there with one step
 # per remaining mask. Their product, normalised, is the share $\gamma_{i,u}$ of
-# paths that give mask $i$ to state $u$; the mask's distribution mixes the states'
-# distributions by these shares.
+# paths that give mask $i$ to state $u$ while no word is known; the mask's
+# distribution mixes the states' distributions by these shares.
 
 
 # %%
@@ -426,8 +427,8 @@ for i, word in enumerate(words_of[0]):
 # ## And on English?
 #
 # A small ExLM of English comes with the package: 1.5 million parameters, trained
-# for 41 minutes on one CPU core with a few dozen books. Here is a sentence like
-# the paper's.
+# for 41 minutes on one CPU core with 36 books. Here is a sentence like the
+# paper's.
 
 # %%
 import exlm_mini
@@ -439,11 +440,11 @@ file = english.run / "scene.json"  # the same, recorded
 explorer(scene_from_json(file.read_text()))
 
 # %% [markdown]
-# The words fit the grammar, but fix one, and the bars of the other mask stand
-# still: all paths use one state of each mask, and this model has become an MLM.
-# Words masked at random in real text lie far apart and depend little on each other,
-# so its links had little to learn from. {ref}`chap-findings` tells what we know of
-# links where there is more to win.
+# Only some of the words fit, and when you fix one, the bars of the other mask
+# stand still: nearly all paths use one state of each mask, and this model has
+# become an MLM. Words masked at random in real text mostly lie far apart and
+# depend little on each other, so its links may have had little to learn from.
+# {ref}`chap-findings` tells what we know of links where there is more to win.
 
 # %% mystnb={"code_prompt_show": "Checked: one state of each mask has over 99% of the paths, and fixing a word moves no other by 0.001"} tags=["hide-cell", "check"]
 stored = scene_from_json(file.read_text())
@@ -550,13 +551,13 @@ assert len(stored) == 11 and round(with_word, 2) == 0.85
 assert round(with_place, 2) == -0.18
 
 # %% [markdown]
-# The wide slot has two bits per state and the narrow one none, wherever they
-# stand. A recorded run on the larger language `town`, with eleven masks, agrees:
-# the entropy of its states correlates with the exact entropy of the masked word
-# (0.85), but hardly with its place in the sentence (−0.18). There is a reason.
-# Given the context, states and words form a hidden Markov chain, and such a chain
-# read backwards is again one, with the same words in each state: direction alone
-# cannot make later states sharper.
+# The wide slot has about two bits per state and the narrow one hardly any,
+# wherever they stand. A recorded run on the larger language `town`, with eleven
+# masks, agrees: the entropy of its states correlates with the exact entropy of
+# the masked word (0.85), but hardly with its place in the sentence (−0.18). There
+# is a reason. Given the context, states and words form a hidden Markov chain, and
+# such a chain read backwards is again one, with the same words in each state:
+# direction alone cannot make later states sharper.
 #
 # What *is* less uncertain at a later mask is the choice of the state, given the
 # path so far: two bits at the first mask of `quartets`, none at the second,

@@ -206,7 +206,7 @@ _ = ax.set(ylim=(-0.4, 1))
 # %% [markdown]
 # ## A head
 #
-# The head of the paper, as of BERT, is two matrices. From the hidden state
+# The paper's head, like BERT's, is two matrices. From the hidden state
 # $\mathbf{h}$ of the first token it makes one number for each question, its
 # *logit*:
 #
@@ -337,7 +337,7 @@ answer_R = torch.tensor([True, False, True, False, False])
 print(f"five of six pairs: {roc_auc(five_R, answer_R):.3f}")
 
 # %% [markdown]
-# A score is worth nothing without a simple baseline. Ours is a logistic
+# A score needs a simple baseline beside it. Ours is a logistic
 # regression on how often each symbol occurs in the string; it cannot know what is
 # linked to what.
 
@@ -459,7 +459,7 @@ folder.cleanup()
 #     --data moleculenet
 # ```
 #
-# Other tasks change the head and the metric, and nothing else. GLUE
+# Other tasks mainly change the head and the metric. GLUE
 # {cite}`wang2019glue` has classes instead of yes and no; CoLA is scored by
 # Matthews' correlation and STS-B by Spearman's, the others by accuracy or F1. For
 # SQuAD 2.0 {cite}`rajpurkar2018know` the head gives every token two logits, for

@@ -214,7 +214,7 @@ assert value_and_gradients(by_rows, *torn)[1].isnan().any()
 # it: 20 targets, 80 states, edges and words about equally likely (`made_graph` is
 # what the benchmarks of the package use). A row of the picture is one operation,
 # and only rows have to wait for each other. Colours compare the states of one
-# row; from row to row $f$ falls by about nine nats, the price of a word here.
+# row; from row to row $\log f$ falls by about nine nats, the price of a word here.
 
 # %% mystnb={"figure": {"caption": "log f of an untrained model, filled row by row from the top, relative to the largest number of the row. White: no prefix ends there. Dashed: the cone, outside which nothing belongs to a whole path.", "name": "fig-vec-table"}} tags=["hide-input"]
 cpu = torch.device("cpu")
@@ -261,7 +261,6 @@ f"{num_dead} of {19 * 80} log-sum-exps have nothing to add up"
 # largest term, fails in more ways. As it stands, it forms $-\infty - (-\infty)$,
 # so that even the value is `nan`. With a guard on the maximum alone the value is
 # right, but the gradient is `nan` again, because $\log 0$ has an infinite slope.
-# Each line below looks like a cure for the one above.
 
 
 # %%
@@ -312,15 +311,17 @@ assert log_f.item() == -torch.inf and not any(g.any() for g in gradients)
 #
 # Autograd would go back through every one of those operations. But the gradients
 # are posteriors ({ref}`chap-dag-naive`), and posteriors can be had without
-# autograd, and without ever forming $\exp$ of a difference of large numbers.
+# autograd.
 #
 # Run the recursion from the end, which gives $\beta$ of Appendix I.1. Suppose a
 # path is in state $v$ and has just said target $i$. By the meaning of $\beta$,
 # the share of all continuations that go to $u$ next is
 #
 # $$
-# P(v \to u \mid i, \mathbf{Y}) =
+# \begin{gathered}
+# P(v \to u \mid i, \mathbf{Y}) = {} \\
 # \frac{\mathbf{E}_{v,u}\,\mathbf{P}_u(y_{i+1})\,\beta_{i+1,u}}{\beta_{i,v}}.
+# \end{gathered}
 # $$ (eq-vec-chain)
 #
 # The sum of the numerators over $u$ is the definition of $\beta_{i,v}$, so these
@@ -379,7 +380,7 @@ for sizes, seed in itertools.product([([2], [2]), ([4], [4]), ([5], [9])], seeds
 # nowhere stays zero.
 #
 # {numref}`fig-vec-posterior` is the walk through the graph of
-# {numref}`fig-vec-table`. In that picture the prefixes gather at the far right,
+# {numref}`fig-vec-table`. In the latter the prefixes gather at the far right,
 # where a walk with even transitions soon ends up. The paths that spell all words
 # are elsewhere; remember this for the last section.
 
@@ -720,7 +721,7 @@ if not is_gpu:
         )
 
 # %% [markdown]
-# On a CPU the time follows the work, once there is enough of it.
+# On a CPU the time of `vectorized` follows the work, once there is enough of it.
 # For small graphs the time is that of starting $\mathcal{O}(M)$ operations. A
 # kernel has something to win at both ends: fewer and larger steps, and cheaper
 # terms. The next two sections are about the terms.
@@ -919,7 +920,7 @@ assert of_walk[128] > 10 * of_scaled[128]
 
 # %% [markdown]
 # In {numref}`fig-vec-digits` both log-space curves climb with the length of the
-# sentence. The lowest one stays at the last digit of float32 (grey).
+# sentence. The lowest one stays below half of the last digit of float32 (grey).
 
 # %% mystnb={"figure": {"caption": "Error of float32 gradients against float64, as a share of the largest gradient: median of three untrained graphs with four states per target.", "name": "fig-vec-digits"}} tags=["hide-input"]
 fig, ax = plt.subplots(figsize=(5.8, 3.4))
@@ -1022,8 +1023,8 @@ assert lost_L[best] and log_posterior_L[lost_L].exp().sum() > 0.99
 # With these, the sentences that went wrong above come out right. Here is one that
 # needs the third answer: a state inside the cone that no edge leaves says one
 # target $e^{800}$ times better than all others. It sets the scale and leads
-# nowhere. The package has to be sure of the other two sentences, but not of this
-# one.
+# nowhere. In a batch of three the package has to be sure of the two other
+# sentences, but not of this one.
 
 # %% mystnb={"code_prompt_show": "Checked: the package is right on all of these, and knows which sentence its sweeps are not sure of"} tags=["hide-cell", "check"]
 for M in outcome:

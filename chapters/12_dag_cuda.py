@@ -117,13 +117,13 @@ str(scale)
 # earlier tiles and states of the same tile:
 #
 # $$
-# \begin{aligned}
-# \sum_{v<u} f_{i-1,v}\,\mathbf{E}_{v,u} = {} &
+# \begin{gathered}
+# \sum_{v<u} f_{i-1,v}\,\mathbf{E}_{v,u} = {} \\
 # \underbrace{\sum_{v \,\text{before tile}\, t} f_{i-1,v}\,\mathbf{E}_{v,u}}
 # _{\text{known for all } i} + {} \\
-# & \underbrace{\sum_{v \,\text{in tile}\, t,\; v<u} f_{i-1,v}\,\mathbf{E}_{v,u}}
+# \underbrace{\sum_{v \,\text{in tile}\, t,\; v<u} f_{i-1,v}\,\mathbf{E}_{v,u}}
 # _{\text{target by target}} .
-# \end{aligned}
+# \end{gathered}
 # $$ (eq-cuda-split)
 #
 # Once the earlier tiles are finished, the first part is *one matrix product for all
@@ -491,8 +491,10 @@ assert low + 100 < truth < high - 100  # we know that we do not know
 # direction makes of it, of which at least an upper bound is known:
 #
 # $$
-# \text{excess} \le \sum_{i,u} \big(\text{lift}^{\alpha}_{i,u}\,\beta_{i,u} +
-# \text{lift}^{\beta}_{i,u}\,\alpha_{i,u}\big).
+# \begin{aligned}
+# \text{excess} \le \sum_{i,u} \big( & \text{lift}^{\alpha}_{i,u}\,\beta_{i,u} + {} \\
+# & \text{lift}^{\beta}_{i,u}\,\alpha_{i,u}\big).
+# \end{aligned}
 # $$ (eq-cuda-excess)
 #
 # The bound takes one look at the exponents of each tile. Where it exceeds
@@ -778,7 +780,7 @@ for M, L in ((20, 80), (77, 308)):
 # %% [markdown]
 # ## GPU kernels without a GPU
 #
-# What goes wrong in a kernel is what nobody sees: a missing barrier, memory read
+# What goes wrong in a kernel often goes unseen: a missing barrier, memory read
 # before it was written. The kernel may run well a thousand times. We test ours by
 # running the very same source on a CPU. The kernels are templates over a *context*
 # `c`, which provides a handful of things: which thread it is (`c.thread()`), the
@@ -1048,7 +1050,7 @@ assert least_multiply_adds(64, 77, 308) == 64 * 6_001_608 == 384_102_912
 
 # %% [markdown]
 # The data sheet of the NVIDIA H200 (SXM) promises 4.8 TB per second from memory,
-# and 67 million million float32 operations per second, where a multiply-add counts
+# and 67 trillion float32 operations per second, where a multiply-add counts
 # as two. These are the manufacturer's numbers; nothing here was measured.
 # Operations divided by bytes are the *arithmetic intensity*. Below 14 operations
 # per byte such a device waits for its memory, above it for its arithmetic.

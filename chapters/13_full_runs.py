@@ -17,7 +17,8 @@
 #
 # You read all recipes of the paper as one table, find where the paper contradicts
 # itself, turn operations into hours for your own device, prepare a corpus, spread a
-# batch over processes that do not exist, and stop a run, damage it and resume it.
+# batch over processes that are never started, and stop a run, damage it and resume
+# it.
 #
 # **You will know afterwards** which of the paper's runs you can do in an hour, a
 # day or a week, which command starts it, and what you can rely on while it runs.
@@ -112,8 +113,8 @@ str(scale)
 # masks, data, steps and the number of rows in a batch. A *launcher*, here
 # PyTorch's `torchrun`, says how many processes do it. The model knows of neither.
 #
-# The commands of this chapter run in its own process, except the one we shall
-# stop:
+# The commands of this chapter run in the notebook's process, except the one we
+# shall stop:
 
 # %%
 COMMANDS = {"pretrain": pretrain.main, "prepare": prepare.main}
@@ -159,11 +160,11 @@ f"{len(base)} kinds of parameters, and {only_tiny}"
 # The batch belongs to the recipe, so the number of devices must not change it:
 #
 # $$
-# \begin{aligned}
-# \text{batch} = {} & \text{devices} \\
-# & \times \text{rows per device at a time} \\
-# & \times \text{accumulated}.
-# \end{aligned}
+# \begin{gathered}
+# \text{batch} = \text{devices} \\
+# {} \times \text{rows per device at a time} \\
+# {} \times \text{accumulated}.
+# \end{gathered}
 # $$ (eq-batch)
 #
 # Few devices add up more forward and backward passes before the optimiser's step
@@ -355,8 +356,8 @@ f"{mlm.num_parameters / 1e6:.0f} M, with the head {exlm.num_parameters / 1e6:.0f
 #
 # $$
 # \begin{aligned}
-# \text{hours} &= \frac{\text{tokens}}{3600 \cdot \text{tokens per second}} \\
-# &= \frac{\text{operations}}{3600 \cdot \text{operations per second}}.
+# \text{hours} &= \frac{\text{tokens}}{3600 \cdot \text{tokens/s}} \\[1ex]
+# &= \frac{\text{operations}}{3600 \cdot \text{operations/s}}.
 # \end{aligned}
 # $$ (eq-hours)
 #
@@ -582,8 +583,8 @@ for line, names in prepared.items():
 assert len(prepared) == 3
 
 # %% [markdown]
-# Three corpora serve all eleven recipes. BookCorpus, a fifth of the paper's text,
-# is not among them: it was collected without asking the books' authors, the
+# Three packs serve all eleven recipes. BookCorpus, a fifth of the paper's text,
+# is in none of them: it was collected without asking the books' authors, the
 # original was withdrawn, and no licence covers the copies. The 19 million
 # molecules of the paper lie in an archive of 115 GB together with their
 # conformers; the recipe takes ZINC instead. To use BookCorpus all the same, say
@@ -616,7 +617,7 @@ for name in ("wikitext-103", "wikipedia", "bookcorpus", "zinc"):
 
 # %% [markdown]
 # The paper's text run goes over its data more than twenty times, the molecular
-# run about eight times, if the sizes above are right to a tenth or so.
+# run eight or nine times, if the sizes above are right to a tenth or so.
 
 # %% mystnb={"code_prompt_show": "Checked: text is read more than twenty times, molecules about eight times"} tags=["hide-cell", "check"]
 both = num_tokens["wikipedia"] + num_tokens["bookcorpus"]
@@ -921,8 +922,8 @@ for name in ("smiles-tiny", "text-tiny"):
     print(f"{name}, bits per masked token: {', '.join(ends)}")
 
 # %% [markdown]
-# On molecules ExLM leads while its chains stand, falls back while they fade out
-# (steps 200 to 400), and passes the MLM for good after that. On English ExLM has
+# On molecules ExLM leads while its chains stand, falls back to the MLM while they
+# fade out (steps 200 to 400), and leads again after that. On English ExLM has
 # not passed the MLM in 600 steps, and both curves still fall steeply when the steps
 # run out. Without the two aids of {ref}`chap-symmetric-start` (dashed) ExLM stays
 # far behind on both.
@@ -963,7 +964,7 @@ assert sizes == {"tiny"}
 # %% [markdown]
 # These runs show that data, model and training work together on real input. They
 # are no evidence about the method: one seed, models hundreds of times smaller
-# than the paper's, and steps that end before the curves do. None of the paper's
+# than the paper's, and curves that still fall at the end. None of the paper's
 # recipes has been run here. A line of this figure at full size is what
 # {ref}`reproduction` still waits for.
 #

@@ -154,10 +154,10 @@ draw_ladder(ax, list(ladder.values()))
 # training takes it below its floor. *The links do it, not the states, and not the
 # compute.*
 #
-# Two details. Where 8 bits are shared, some runs win 6: of sixteen readings they
-# tell four apart, and the rest of training does not mend it. And expanding the
-# masks only for the upper of the two layers, which makes a step cheaper, has no
-# cost that these seeds can show.
+# Two details. Where 8 bits are shared, some runs win 6: they give each of the four
+# possible fillings about 1/16, not 1/4, and the rest of training does not mend it.
+# And expanding the masks only for the upper of the two layers, which makes a step
+# cheaper, has no cost that these seeds can show.
 
 
 # %% mystnb={"code_prompt_show": "Checked: at least 85% of what is shared is won with links, on average, and never a tenth of a bit without; single runs stop a bit or two short"} tags=["hide-cell", "check"]
@@ -270,7 +270,7 @@ display(pd.DataFrame(rows).T)
 # %% [markdown]
 # Both times the MLM of equal cost is ahead in every seed. These are short trainings
 # of models with two layers: the MLMs are still learning words, which is when steps
-# are worth most. In one English run ten times as long, ExLM ended ahead of an MLM
+# are worth most. In one English run of 10,000 steps, ExLM ended ahead of an MLM
 # of equal steps ({ref}`downstream-small`). Whether it would also end ahead at equal
 # cost decides if ExLM is worth its price on text, and is open.
 
@@ -333,7 +333,7 @@ display(pd.DataFrame(told).T)
 # even with both aids of the next section. A longer start, with fixed chains for
 # half of the steps, did not change that in the one run that tried ({ref}`plan`,
 # *Changes*).
-# A likely reason is that there is little to learn from: with 15% of the symbols
+# A possible reason is that there is little to learn from: with 15% of the symbols
 # masked, both digits of a ring are hidden in one ring of 44. On real data the
 # question is not whether links can win bits, which the languages above show, but
 # whether training ever leaves the state in which they win none.
@@ -418,12 +418,12 @@ draw_against_share(axes[1], read, "latents read, %")
 _ = axes[0].legend(fontsize=8)
 
 # %% [markdown]
-# On the left the entropy changes more with the lost share than with $p$. That is
-# decided. On the right three seeds decide nothing, and the comparison is not quite
-# fair: after as many steps, a model that reads every word eight times is simply
-# further behind. So the study stops each run when it is *as good as the others*,
-# when it misses 60% of what the visible words tell about the hidden ones, and fits
-# a plane over the lost share and $p$ in each of ten seeds:
+# On the left the entropy changes more with the lost share than with $p$; the
+# interval excludes zero. On the right three seeds decide nothing, and the
+# comparison is not quite fair: after as many steps, a model that reads every word
+# eight times is simply further behind. So the study stops each run when it is *as
+# good as the others*, when it misses 60% of what the visible words tell about the
+# hidden ones, and fits a plane over the lost share and $p$ in each of ten seeds:
 
 # %%
 from exlm_lab.experiments.verdicts import verdicts
@@ -441,8 +441,8 @@ with pd.option_context("display.max_colwidth", None):
 # %% [markdown]
 # The slopes are in points of the probe, from no word lost to all lost, and from no
 # copy masked to all masked. Lost words cost the probe; masks beside a visible copy
-# cost it nothing. So the paper's first finding holds at equal competence, too: *the
-# harm is what is missing, not the [MASK].*
+# cost it little, if anything. So the paper's first finding holds at equal
+# competence, too: *the harm is what is missing, not the [MASK].*
 #
 # The paper ranks its cells. A rank says how consistent an order is, not how much it
 # matters: by the same functions, its MNLI accuracies follow $p$ *more*
@@ -462,8 +462,8 @@ assert -0.6 < of["change-ratio"](mnli) < -0.4
 # ## Scores after fine-tuning decide nothing at this size
 #
 # The paper's own measure is the score of a fine-tuned model. Fine-tuning a model
-# this small either takes off or stays at chance, and the seed says which more often
-# than the model does.
+# this small either takes off or stays at chance, and equal models with different
+# seeds do both.
 
 # %%
 accuracy = {
@@ -507,7 +507,7 @@ with pd.option_context("display.max_colwidth", None):
 #
 # - **Training is short.** Every model of `town` ends above the optimum of its
 #   language: `--scale gpu` has 18 times the steps and a larger model.
-# - **Seeds are few.** The sweeps have three, the study ten.
+# - **Seeds are few.** The sweeps have two or three, the study five or ten.
 # - **A small language asks for little.** GLUE, SQuAD and MoleculeNet need the
 #   paper's own sizes: the recipes of {ref}`chap-full-runs`.
 #
@@ -518,7 +518,8 @@ with pd.option_context("display.max_colwidth", None):
 # - Where they hardly do, ExLM's cost is better spent on more steps of an MLM,
 #   at least in short trainings.
 # - On molecules its links stay unused, and an MLM of equal cost is ahead.
-# - ExLM needs help to leave its symmetric start, which the paper does not mention.
+# - At this size ExLM needs help to leave its symmetric start, which the paper does
+#   not mention.
 # - 2D positions matter as soon as the number of masks changes; edges inside a mask
 #   do not, even in a language made for them.
 # - Lost words do the harm, and uncertainty follows their share, as the paper says.

@@ -172,7 +172,8 @@ def _sentence(scene: Scene) -> Iterator[str]:
     yield '<p class="exlm-text">'
     for mask, piece in enumerate(scene.text):
         if mask:
-            yield f' <b class="exlm-slot exlm-{mask % 2}" data-mask="{mask - 1}">[MASK]</b> '
+            yield f' <b class="exlm-slot exlm-{mask % 2}" data-mask="{mask - 1}">[MASK]</b>'
+            yield "" if piece[:1] in tuple(",.;:!?") else " "
         yield escape(piece)
     yield (
         '</p>\n<p class="exlm-line"><span class="exlm-status" role="status">Nothing is fixed.'
@@ -244,9 +245,10 @@ def _node(scene: Scene, u: int, place: _Place, now: Conditionals) -> Iterator[st
 
 
 def _top(scene: Scene, u: int) -> list[tuple[int, float]]:
-    """The words a node has room for, if they are worth it."""
+    """The likeliest word, and as many others as a node has room for, if they are worth it."""
     ranked = sorted(enumerate(scene.token_LW[u]), key=lambda entry: -entry[1])
-    return [(w, p) for w, p in ranked[:NUM_WORDS_IN_NODE] if p >= 0.05]
+    first, *others = ranked[:NUM_WORDS_IN_NODE]
+    return [first, *((w, p) for w, p in others if p >= 0.05)]
 
 
 def _word_list(scene: Scene, mask: int, word_W: np.ndarray) -> Iterator[str]:
