@@ -471,8 +471,8 @@ for curve, name, color in (
     ax.plot(list(curve), list(curve.values()), color=color)
     ax.text(304, curve[300], name, color=color, va="center")
 for level, name in ((floor_bits, "word by word"), (joint_bits, "together")):
-    ax.axhline(level, color="0.6", lw=0.8, ls="--", zorder=0)
-    ax.text(150, level, name, color="0.35", va="bottom", fontsize=8)
+    ax.plot([0, 300], [level, level], color="0.6", lw=0.8, ls="--", zorder=0)
+    ax.text(200, level - 0.02, name, color="0.35", va="top", fontsize=8)
 ax.set(xlim=(0, 330), ylim=(0.8, 3.6), xlabel="step", ylabel="bits for both words")
 ax.spines[["top", "right"]].set_visible(False)
 

@@ -148,7 +148,7 @@ masked_ids_BN, is_masked_BN = hide(all_ids_BN, noise_BN)
 # {numref}`fig-mlm-rows` shows three masked rows. Each is a question whose answer
 # we know, and nobody had to label anything.
 
-# %% mystnb={"figure": {"caption": "Three masked rows, each on two lines. Yellow: hidden words. Grey: the ends of the sentence.", "name": "fig-mlm-rows"}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "Three masked rows, each on two lines. Yellow: hidden words. Dark grey: the ends of the sentence.", "name": "fig-mlm-rows"}} tags=["hide-input"]
 fig, ax = plt.subplots(figsize=(5, 3))
 for row, ids_N in enumerate(masked_ids_BN[::66].tolist()):
     kinds = ["mask" if i == MASK else "token" for i in ids_N]
@@ -744,7 +744,7 @@ def hide_as_bert(token_ids_BN, is_masked_BN, generator):
 print(judge_bert(hide_as_bert))
 
 
-# %% tags=["hide-cell"]
+# %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 def bert_solution(token_ids_BN, is_masked_BN, generator):
     die_BN = torch.rand(token_ids_BN.shape, generator=generator)
     random_BN = torch.randint(
@@ -772,7 +772,7 @@ def floor_per_word(c):
 print(judge_floor(floor_per_word))
 
 
-# %% tags=["hide-cell"]
+# %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 def floor_solution(c):
     # A free word costs log2(3) whatever else is hidden. A slot costs 1 bit if the
     # other is hidden too, with probability (c - 1) / 10. So the floor rises with c.
@@ -797,7 +797,7 @@ def level_without_positions():
 print(judge_level(level_without_positions))
 
 
-# %% tags=["hide-cell"]
+# %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 def level_solution():
     # All masks of a row look alike and get the same distribution, at best the mean
     # of the three true ones. Each word then has a third of its probability, which

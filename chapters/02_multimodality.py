@@ -64,7 +64,7 @@ from exlm_mini.training.live import chapter_scale, train_live
 
 use_book_style()
 scale = chapter_scale()
-str(scale)
+print(scale)
 
 # %% [markdown]
 # ## One word, many answers
@@ -516,7 +516,7 @@ assert np.allclose(
     [best[1], best[2], best[4], best[5]], [floor, 3, together, together]
 )
 assert all(best[k] > floor - math.log2(k) - 1e-9 for k in best)
-assert town.num_modes(sentence_N, town.mask()) == 18_304
+assert math.prod(map(len, town.latents.values())) == 72
 
 # %% [markdown]
 # But each new variable multiplies the number of products: `town` already has 72
@@ -672,7 +672,7 @@ def lopsided():
 print(judge_lopsided(lopsided))
 
 
-# %% tags=["hide-cell"]
+# %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 def lopsided_solution():
     # Each slot reveals the mood and has its entropy; together they have it once.
     mood = 1 / 2 * 1 + 1 / 4 * 2 + 2 * 1 / 8 * 3
@@ -697,7 +697,7 @@ def chorus(M):
 print(judge_chorus(chorus))
 
 
-# %% tags=["hide-cell"]
+# %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 def chorus_solution(M):
     # Each slot has 2 bits by itself, all of them together have the mood's 2 bits,
     # and one product for each mood is enough. The total correlation is 2 (M - 1).
@@ -722,7 +722,7 @@ def even_moods():
 print(judge_even(even_moods))
 
 
-# %% tags=["hide-cell"]
+# %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 def even_solution():
     # The bound needs equally likely components: two moods that share one weigh as
     # much as each of the others.

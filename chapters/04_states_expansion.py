@@ -58,7 +58,7 @@ from exlm_mini.training.live import chapter_scale
 
 use_book_style()
 PAD, BOS, EOS, _, _, MASK = SpecialIds()
-str(chapter_scale())
+print(chapter_scale())
 
 # %% [markdown]
 # ## One row grows
@@ -187,7 +187,7 @@ pd.DataFrame(states, columns=["place", "owner", "clone"]).T
 # draws both readings.
 
 # %% mystnb={"figure": {"caption": "From the expanded row (upper boxes) to the states (lower boxes), k = 2. Above: boundary = paper. Below: boundary = official. The number in a state's box is its place, the colour its owner.", "name": "fig-expansion-states"}} tags=["hide-input"]
-fig, axes = plt.subplots(2, 1, figsize=(5.6, 4.2))
+fig, axes = plt.subplots(2, 1, figsize=(7, 4.2))
 for ax, (boundary, cloned) in zip(axes, CLONED.items(), strict=True):
     its_row = expand_row(row, 2, cloned)
     _, its_states = states_of(its_row, tokens)
@@ -668,7 +668,7 @@ def num_states(N, m, num_eos, k, boundary): ...  # your turn
 _ = judge_states(num_states)
 
 
-# %% tags=["hide-cell"]
+# %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 def num_states(N, m, num_eos, k, boundary):
     # [BOS] and every [EOS] are expanded like masks, or the two ends stay single.
     return k * (m + 1 + num_eos) if boundary == "official" else k * m + 2
@@ -688,7 +688,7 @@ def collapse(ids_T, j_T, is_real_T): ...  # your turn
 _ = judge_collapse(collapse)
 
 
-# %% tags=["hide-cell"]
+# %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 def collapse(ids_T, j_T, is_real_T):
     # One token for each i: the ordinary one, or the first clone.
     return ids_T[is_real_T & (j_T <= 1)]
@@ -709,7 +709,7 @@ def largest_k(): ...  # your turn
 _ = judge_largest(largest_k)
 
 
-# %% tags=["hide-cell"]
+# %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 def largest_k():
     def times(p, k):
         m = round(p * 512)

@@ -61,7 +61,7 @@ use_book_style()
 torch.set_default_dtype(torch.float64)
 rng = torch.Generator().manual_seed(5)
 scale = chapter_scale()
-str(scale)
+print(scale)
 
 # %% [markdown]
 # ## Turning a pair of numbers

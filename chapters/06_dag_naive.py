@@ -60,7 +60,7 @@ from exlm_mini.training.live import chapter_scale
 use_book_style()
 torch.set_default_dtype(torch.float64)
 scale = chapter_scale()
-str(scale)
+print(scale)
 
 # %% [markdown]
 # ## One alignment is one path

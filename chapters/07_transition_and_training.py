@@ -66,7 +66,7 @@ from exlm_mini.training.live import chapter_scale
 
 use_book_style()
 scale = chapter_scale()
-str(scale)
+print(scale)
 
 # %% [markdown]
 # ## Sentences and states

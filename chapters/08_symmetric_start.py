@@ -65,7 +65,7 @@ from exlm_mini.training.live import chapter_scale, train_live
 
 use_book_style()
 scale = chapter_scale()
-str(scale)
+print(scale)
 
 # %% [markdown]
 # ## An ExLM of fourteen numbers

@@ -56,7 +56,7 @@ from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.training.live import chapter_scale, train_live
 
 scale = chapter_scale()
-str(scale)
+print(scale)
 
 # %% [markdown]
 # ## A model worth reading

@@ -57,7 +57,7 @@ from exlm_mini.reading.pretrained import load_pretrained
 from exlm_mini.training.live import chapter_scale
 
 scale = chapter_scale()
-str(scale)
+print(scale)
 
 # %% [markdown]
 # ## Three questions about a molecule

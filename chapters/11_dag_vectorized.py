@@ -69,7 +69,7 @@ from exlm_mini.training.live import chapter_scale
 use_book_style()
 torch.set_default_dtype(torch.float64)
 scale = chapter_scale()
-str(scale)
+print(scale)
 
 # %% [markdown]
 # Names end in the shape of the tensor: `B` rows of a batch, `L` states, `M`
@@ -996,7 +996,7 @@ ax.axhline(-45, color="0.4", lw=1, ls="-.")
 style = {"fontsize": 8, "color": "0.3", "ha": "right", "va": "top"}
 ax.text(2 * M, -46, "float32 ends here", **style)
 ax.axvline(i + M + 0.5, color="0.4", lw=1, ls=":")
-ax.legend(loc="lower right")
+ax.legend(loc="lower right", frameon=True)
 _ = ax.set(xlabel=f"state u, at target i = {i}", ylabel="log₁₀", ylim=(-130, 4))
 _ = ax.set(xlim=(i - 4, 2 * M + 2))
 
@@ -1096,7 +1096,7 @@ def judge_best_path(answer):
 judge_best_path(best_path)
 
 
-# %% tags=["hide-cell"]
+# %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 def best_path(*graph):
     # The gradient of a maximum is 1 at its argument: what is left is the path.
     best_B, gradient_BML, _ = value_and_gradients(
@@ -1137,7 +1137,7 @@ def judge_by_pairs(answer):
 judge_by_pairs(by_pairs)
 
 
-# %% tags=["hide-cell"]
+# %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 def by_pairs(P_ML, E_LL):
     T_iLL = E_LL * P_ML[1:].unsqueeze(1)
     num_rounds = 0

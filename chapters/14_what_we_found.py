@@ -68,7 +68,7 @@ from exlm_mini.plot.figures import use_book_style
 from exlm_mini.training.live import chapter_scale
 
 use_book_style()
-str(chapter_scale())
+print(chapter_scale())
 
 # %% [markdown]
 # ## How a claim is judged
@@ -415,7 +415,7 @@ draw_against_share(axes[0], summaries(grid, "entropy_bits"), "entropy, bits")
 draw_optimum(axes[0], grid)
 read = {c: s.scaled(100) for c, s in summaries(grid, PROBE).items()}
 draw_against_share(axes[1], read, "latents read, %")
-_ = axes[0].legend(fontsize=8)
+_ = axes[0].legend(fontsize=8, frameon=True)
 
 # %% [markdown]
 # On the left the entropy changes more with the lost share than with $p$; the
@@ -532,7 +532,7 @@ with pd.option_context("display.max_colwidth", None):
 # as well ordered? Shuffle the values among the cells a thousand times.
 
 
-# %% tags=["hide-cell"]
+# %% mystnb={"code_prompt_show": "The judge"} tags=["hide-cell"]
 def judge_order(answer):
     """Compares with orders drawn here, to four standard errors of a thousand."""
     rng = np.random.default_rng(0)
@@ -558,7 +558,7 @@ def how_often(cells, statistic): ...  # your turn
 judge_order(how_often)
 
 
-# %% tags=["hide-cell"]
+# %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 def how_often(cells, statistic, times=1000):
     """Share of random orders at least as negative as the printed one."""
     rng = np.random.default_rng(1)
@@ -579,7 +579,7 @@ f"about one order in {round(1 / how_often(mnli, of['rank-share']), -1):.0f}"
 # RoPE, if seeds scatter by one point? What if by two?
 
 
-# %% tags=["hide-cell"]
+# %% mystnb={"code_prompt_show": "The judge"} tags=["hide-cell"]
 def judge_seeds(answer):
     """The smallest number whose expected mean lies outside its 95% interval."""
     found = [answer(0.5, 1.0), answer(0.5, 2.0), answer(3.0, 1.0)]
@@ -598,7 +598,7 @@ def seeds_needed(effect, scatter): ...  # your turn
 judge_seeds(seeds_needed)
 
 
-# %% tags=["hide-cell"]
+# %% mystnb={"code_prompt_show": "Solution"} tags=["hide-cell"]
 def seeds_needed(effect, scatter):
     """Smallest number whose expected mean lies outside its 95% interval."""
     number = 2

@@ -124,8 +124,8 @@ def test_groups_of_seeds_are_counted(monkeypatch):
     [
         (front_matter.span, [1.8695], "1.870"),  # half up
         (partial(front_matter.span, digits=0), [0.5], "1"),
-        (front_matter.with_minus_sign, "-0.24 ± 0.43", "−0.24 ± 0.43"),
-        (front_matter.with_minus_sign, "3 of 5, e-3, +0.1", "3 of 5, e-3, +0.1"),
+        (front_matter.typeset, "-0.24 ± 0.43", "−0.24\xa0±\xa00.43"),
+        (front_matter.typeset, "3 of 5, e-3, +0.1", "3 of 5, e-3, +0.1"),
         (front_matter.short, "0123456789" * 4 + " with changes", "0123456 with changes"),
     ],
 )

@@ -247,9 +247,10 @@ def source_line(text: str) -> tuple[str, int | None]:
 # ---- roles and directives ----
 
 
-def with_minus_sign(text: str) -> str:
-    """Numbers below zero with a minus sign where Python writes a hyphen."""
-    return re.sub(r"(?<!\w)-(?=\d)", "\N{MINUS SIGN}", text)
+def typeset(text: str) -> str:
+    """Numbers with a minus sign where Python writes a hyphen, on one line with what follows ±."""
+    text = re.sub(r"(?<!\w)-(?=\d)", "\N{MINUS SIGN}", text)
+    return text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
 
 
 class FoundRole(SphinxRole):
@@ -273,7 +274,7 @@ class FoundRole(SphinxRole):
 
 def show_number(role: FoundRole, found: str) -> list[nodes.Node]:
     """A number looked up or computed."""
-    return [nodes.inline(text=with_minus_sign(found), classes=["recorded"])]
+    return [nodes.inline(text=typeset(found), classes=["recorded"])]
 
 
 def show_provenance(role: FoundRole, found: list[tuple[str, str]]) -> list[nodes.Node]:
@@ -352,7 +353,7 @@ class ScorecardDirective(SphinxDirective):
             badge = {"for": "success", "against": "danger"}.get(word, "secondary")
             verdict = f"{{bdg-{badge}}}`{word}`{so_far}"
             claim = f"{score.entry.text} ({score.entry.place})"
-            told = with_minus_sign(score.shown), score.seeds, score.entry.measured
+            told = typeset(score.shown), score.seeds, score.entry.measured
             rows.append([claim, verdict, *told])
         return table(self, rows, ":widths: 30 12 16 10 32", ":class: dense scorecard")
 

@@ -56,6 +56,7 @@ METRICS = {
 }
 """Unit and meaning by name, in the order of tables."""
 SHARES = {name for name, (unit, _) in METRICS.items() if unit == "share"} | {
-    "validation_mask_accuracy"
+    "validation_mask_accuracy",
+    "read_structure",  # of ``frozen``
 }
 """Shown in percent."""

@@ -93,7 +93,7 @@ class Summary(NamedTuple):
     def shown(self, digits: int = 2, sign: str = "") -> str:
         """``1.23 ± 0.04``: mean and standard deviation; the mean alone for one seed."""
         spread = "" if self.sd is None else f" ± {self.sd:.{digits}f}"
-        return f"{self.mean:{sign}.{digits}f}{spread}"
+        return f"{self.mean:{sign}z.{digits}f}{spread}"
 
 
 def summarize(values: Iterable[float]) -> Summary | None:

@@ -233,7 +233,7 @@ def _escape() -> Experiment:
         Claim("The steps are enough: MLM leaves the frequencies of words",
               "bits_per_mask", "mlm-w64-b64", "frequency_bits", -1, 0.3),
     )  # fmt: skip
-    about = "on real text, whether and when states stop to be alike (bits)"
+    about = "on real text, whether and when states stop being alike (bits)"
     return Experiment("escape", about, cells, claims)
 
 

@@ -157,15 +157,15 @@ def report(directory: Path) -> str:
     lines = []
     for name, several in verdicts(directory).items():
         lines += [f"## {name}: {EXPERIMENTS[name].about}", ""]
-        header = ("claim", "contrast", "seeds", "difference", "p", "verdict")
+        header = ("claim", "difference", "p", "verdict", "seeds", "contrast")
         lines += [*markdown_table([header, *map(_row, several)]), ""]
         records = read_records(name, directory, SCALE)
-        if name == "escape":
+        if name == "escape" and records:
             lines += [*markdown_table(escapes(list(grouped(records).values()))), ""]
         if short := list(filter(fell_short, records)):
             told = ", ".join(f"{record.cell} seed {record.seed}" for record in short)
             lines += [f"Never as good as the plan asks, and in no number: {told}.", ""]
-    lines.append("* primary: p by Holm's correction over all primary claims of the plan.")
+    lines.append("\\* primary: p by Holm's correction over all primary claims of the plan.")
     lines.append(
         "For: as claimed, p < 0.05. Against: the other sign with p < 0.05, or the interval leaves "
         "out every effect that would matter. Else undecided."
@@ -176,12 +176,12 @@ def report(directory: Path) -> str:
 def _row(verdict: Verdict) -> tuple[str, ...]:
     claim, p = verdict.claim, verdict.adjusted
     return (
-        claim.text + " *" * claim.is_primary,
-        f"{claim.metric}: {claim.cell}" + (f" − {claim.base}" if claim.base else ""),
-        verdict.seeds,
+        claim.text + r" \*" * claim.is_primary,
         verdict.shown(3),
         "–" if p is None else f"{p:.2g}",
         verdict.told,
+        verdict.seeds,
+        f"{claim.metric}: {claim.cell}" + (f" − {claim.base}" if claim.base else ""),
     )
 
 
