@@ -674,8 +674,8 @@ assert off_iLL.amin(dim=0).max() > 0.05 * true_LL.where(is_forward_LL, 0.0).max(
 # Back to the first graph. The explorer below runs your forward and backward loops
 # in the page. While no word is fixed, it shows how often each state speaks, and
 # what each mask says on average. Click *great* below Mask 1 and *glad* below Mask
-# 2: now the path through 1.1 and 2.1 has almost four fifths of the probability. Then
-# try *awful* and *sorry*, or click a state to make all paths go through it.
+# 2: now the path through 1.1 and 2.1 has almost four fifths of the probability.
+# Then try *awful* and *sorry*, or click a state to make all paths go through it.
 
 # %% tags=["hide-input"]
 from exlm_mini.reading.explorer import explorer

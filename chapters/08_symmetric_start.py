@@ -351,7 +351,8 @@ function draw() {
   out += box("10", p1, ["happy", "sad"]) + box("11", p2, ["happy", "sad"])
     + box("20", q1, ["smiled", "wept"]) + box("21", q2, ["smiled", "wept"])
     + t(140, 16, "first mask") + t(262, 16, "second mask");
-  for (const [level, label] of [[2, "2 bits: floor"], [1, "1 bit: joint entropy"]]) {
+  const levels = [[2, "2 bits: floor"], [1, "1 bit: joint entropy"]];
+  for (const [level, label] of levels) {
     const y = Y(level);
     out += `<line class="dash" x1="34" x2="374" y1="${y}" y2="${y}"/>`;
     out += t(374, y - 6, label, "right");

@@ -492,7 +492,8 @@ assert low + 100 < truth < high - 100  # we know that we do not know
 #
 # $$
 # \begin{aligned}
-# \text{excess} \le \sum_{i,u} \big( & \text{lift}^{\alpha}_{i,u}\,\beta_{i,u} + {} \\
+# \text{excess} \le
+# \sum_{i,u} \big( & \text{lift}^{\alpha}_{i,u}\,\beta_{i,u} + {} \\
 # & \text{lift}^{\beta}_{i,u}\,\alpha_{i,u}\big).
 # \end{aligned}
 # $$ (eq-cuda-excess)
