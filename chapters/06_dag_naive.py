@@ -46,6 +46,7 @@ if importlib.util.find_spec("exlm_mini") is None:
     sys.path.insert(0, os.path.abspath(".."))
 
 # %% tags=["hide-input"]
+import json
 import math
 from itertools import combinations, pairwise, product
 
@@ -53,6 +54,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
+from IPython.display import display
 
 from exlm_mini.plot.figures import COLORS, draw_dag, draw_heatmap, use_book_style
 from exlm_mini.training.live import chapter_scale
@@ -269,6 +271,114 @@ for v in (1, 2):
     )
     print(f"from {labels[v]}: {came:.3f} · {edge:.2f} · {emission:.1f}")
 print(f"sum {f_ML[i, u]:.3f}")
+
+# %% [markdown]
+# Drag a slider to change a number of the graph; the other steps from the same
+# state share what remains. The entries of $f$ that follow are framed, and the bars
+# show what share each path has.
+
+# %% tags=["hide-input"]
+PAGE = """
+<div class="exlm-widget exlm-table tex2jax_ignore mathjax_ignore" role="group"
+ aria-label="The table f for a graph that can be changed">
+<style>
+.exlm-table{max-width:560px;font-size:14px}
+.exlm-table label{display:flex;gap:8px;align-items:center;margin:2px 0}
+.exlm-table label span{width:9.5em}
+.exlm-table input{flex:1;min-width:80px;accent-color:#0173b2}
+.exlm-table output{width:2.6em;text-align:right}
+.exlm-table .cells{display:grid;grid-template-columns:3em repeat(6,1fr);gap:2px;
+margin:8px 0;text-align:center;font-size:12px}
+.exlm-table .cells b{font-weight:400;opacity:.8}
+.exlm-table .cells i{font-style:normal;padding:6px 0;border:1px solid #8888}
+.exlm-table .cells .changed{outline:2px solid #de8f05}
+.exlm-table .path{display:grid;grid-template-columns:7em 1fr 3.2em;gap:8px}
+.exlm-table .path u{background:#0173b2;height:.8em;align-self:center}
+.exlm-table .path em{font-style:normal;text-align:right}
+</style>
+<div class="knobs"></div><div class="cells"></div><div class="paths"></div>
+<script>
+(() => {
+const root = document.querySelector(".exlm-table:not([data-on])");
+root.dataset.on = 1;
+const {labels, targets, P, E, knobs, paths} = DATA;
+const find = (name) => root.querySelector(name), inputs = [];
+let before = null;
+function graph() {
+  const emit = P.map(row => [...row]), edge = E.map(row => [...row]);
+  knobs.forEach(({kind, a, b}, n) => {
+    const x = inputs[n].value / 100;
+    if (kind === "says") { emit[a][b] = x; return; }
+    const rest = edge[a].reduce((sum, e, u) => sum + (u === b ? 0 : e), 0);
+    edge[a] = edge[a].map((e, u) => u === b ? x : e * (1 - x) / rest);
+  });
+  return [emit, edge];
+}
+function forward(emit, edge) {
+  const f = emit.map(row => row.map(() => 0));
+  f[0][0] = emit[0][0];
+  for (let i = 1; i < emit.length; i++)
+    for (let u = 0; u < labels.length; u++)
+      for (let v = 0; v < u; v++)
+        f[i][u] += f[i - 1][v] * edge[v][u] * emit[i][u];
+  return f;
+}
+function draw() {
+  const [emit, edge] = graph(), f = forward(emit, edge);
+  const total = f.at(-1).at(-1), hide = f.map(r => r.map(x => x.toFixed(4)));
+  let out = "<b></b>" + labels.map(l => `<b>${l}</b>`).join("");
+  f.forEach((row, i) => {
+    const most = Math.max(...row);
+    out += `<b>${targets[i]}</b>` + row.map((x, u) => {
+      const changed = before && before[i][u] !== hide[i][u] ? "changed" : "";
+      const deep = `background:rgba(1,115,178,${(0.5 * x / most).toFixed(2)})`;
+      return `<i class="${changed}" style="${deep}">${x ? x.toFixed(3) : 0}</i>`;
+    }).join("");
+  });
+  find(".cells").innerHTML = out;
+  find(".paths").innerHTML = paths.map(a => {
+    let p = 1;
+    a.forEach((u, i) => { p *= emit[i][u] * (i ? edge[a[i - 1]][u] : 1); });
+    const share = total ? 100 * p / total : 0;
+    const name = a.slice(1, -1).map(u => labels[u]).join(" → ");
+    return `<div class="path"><span>${name}</span><u style="width:${share}%"></u>
+<em>${share.toFixed(0)}%</em></div>`;
+  }).join("") + `<p>sum over all paths: ${total.toFixed(4)}</p>`;
+  inputs.forEach((input) => {
+    input.nextSibling.textContent = (input.value / 100).toFixed(2);
+  });
+  before ??= hide;
+}
+for (const {name, value} of knobs) {
+  const label = document.createElement("label");
+  label.innerHTML = `<span>${name}</span><input type="range" min="0" max="100"
+ value="${Math.round(100 * value)}"><output></output>`;
+  inputs.push(label.querySelector("input"));
+  label.querySelector("input").oninput = draw;
+  find(".knobs").append(label);
+}
+draw();
+})();
+</script></div>"""
+KNOBS = [("edge", 0, 1), ("edge", 1, 3), ("says", 1, 1), ("says", 2, 3)]
+targets = ["BOS", "great", "glad", "EOS"]
+knobs = [
+    {
+        "kind": kind,
+        "a": a,
+        "b": b,
+        "name": f"{labels[a]} → {labels[b]}"
+        if kind == "edge"
+        else f"{labels[b]} says {targets[a]}",
+        "value": (E_LL if kind == "edge" else P_ML)[a, b].item(),
+    }
+    for kind, a, b in KNOBS
+]
+shown = {"labels": labels, "targets": targets, "knobs": knobs, "paths": [*scores]}
+shown |= {"P": P_ML.tolist(), "E": E_LL.tolist()}
+note = "The table f, with sliders for four numbers of the graph."
+html = PAGE.replace("DATA", json.dumps(shown))
+display({"text/html": html, "text/plain": note}, raw=True)
 
 # %% [markdown]
 # The loops visit $(M-1)\,L(L-1)/2$ triples $(i, u, v)$. For the 77 masks above

@@ -243,3 +243,21 @@ def test_the_explorer_moves_the_other_mask_when_a_word_is_fixed(open_page, viewp
     page.keyboard.press("Enter")
     assert words(1) == after
     assert contrast(page, ".exlm-widget button:nth-of-type(2)") > 4.5
+
+
+def test_dragging_a_slider_changes_the_table_and_the_paths(open_page):
+    page = open_page("chapters/06_dag_naive.html")
+    widget = page.locator(".exlm-table")
+    printed = re.search(r"three loops (\S+),", page.locator("article").inner_text())
+    assert printed, "the likelihood of the chapter's own loops"
+
+    def told() -> tuple[float, list[str]]:
+        total = widget.locator(".paths p").inner_text().split()[-1]
+        return float(total), widget.locator(".path em").all_inner_texts()
+
+    total, before = told()
+    assert total == round(float(printed[1]), 4) and widget.locator(".changed").count() == 0
+    widget.get_by_label("1.1 says great").fill("0")
+    lower, after = told()
+    assert 0 < lower < total and before != after == [*["0%"] * 3, *after[3:]]
+    assert widget.locator(".changed").count() == 8
