@@ -181,7 +181,8 @@ def draw_leaving(ax: Axes, groups: Sequence[Group]) -> None:
         between = max(bounds.floor_bits, last) - bounds.joint_bits
         ax.set_ylim(bounds.joint_bits - 0.15 * between, bounds.joint_bits + 1.6 * between)
     ax.set(xlabel="training step", ylabel=f"bits per {'sentence' if bounds else 'mask'}")
-    ax.legend(fontsize=8, loc="upper right", ncols=2, frameon=True)  # above the floor there is room
+    # Above the floor there is room.
+    ax.legend(fontsize=8, loc="upper right", ncols=2, frameon=True)
 
 
 def by_language(groups: Sequence[Group]) -> dict[str, list[Group]]:
