@@ -94,6 +94,15 @@ def test_log_sum_exp_equals_plain_autograd(way):
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_the_fused_way_alone_takes_the_compiled_kernel(way, monkeypatch):
+    taken = []
+    kernel = emission._normalise_rounded_
+    monkeypatch.setattr(emission, "_fused", lambda: taken.append(way) or kernel)
+    log_sum_exp(way, drawn(10, D), drawn(V, D, seed=1), drawn(V, seed=2))
+    assert bool(taken) == (way["emission"] == "fused")
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_log_sum_exp_gradients_equal_finite_differences(way):
     inputs = (drawn(5, 3), drawn(4, 3, seed=1), drawn(4, seed=2))
     assert torch.autograd.gradcheck(lambda *x: log_sum_exp(way, *x), inputs)

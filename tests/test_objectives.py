@@ -336,6 +336,14 @@ def test_ctc_scores_official_boundaries_like_masks(boundary):
         assert (difference_B < 0).all()
 
 
+@pytest.mark.parametrize("boundary", ["official", "paper"])
+def test_ctc_of_a_row_does_not_depend_on_longer_ones_beside_it(boundary):
+    model = make_model(states_per_mask=2, transition="ctc", boundary=boundary)
+    batch = make_batch()
+    alone = [log_likelihood(model(*(t[row : row + 1] for t in batch))) for row in range(3)]
+    assert_same(log_likelihood(model(*batch)), torch.cat(alone))
+
+
 def test_backends_agree_on_a_model():
     scores = make_model(states_per_mask=2)(*make_batch())
     expected_B = log_likelihood(scores, backend="enumerate")
