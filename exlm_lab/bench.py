@@ -115,7 +115,8 @@ def _step(arguments: argparse.Namespace, device: torch.device) -> Iterator[Recor
         model = model_of(shape, num_layers=8)
         run = RunConfig(model=model, train=TrainConfig(batch_size=shape.B))
         check_memory(run, VOCAB_SIZE, row_length(shape), device)
-        yield from step(shape, model, device, expand_at=(4, 6))  # a half, three quarters
+        half = model.shape.num_layers // 2
+        yield from step(shape, model, device, expand_at=(half, half + half // 2))
 
 
 def _train(arguments: argparse.Namespace, device: torch.device) -> Iterator[Record]:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("three_runs", "uncompiled")
 BACKENDS_OF = {
     "dag": ("vectorized", working),
     "emission": ("plain", lambda: {"plain", "buffer", "fused", "chunked"}),
-    "step": ("mlm", lambda: {"mlm", "exlm"}),
+    "step": ("mlm", lambda: {"mlm", "exlm", "exlm-at-2", "exlm-at-3"}),
 }
 """The reference, and all that are compared with it."""
 
@@ -30,7 +30,7 @@ def small(monkeypatch):
     monkeypatch.setattr(bench, "VOCAB_SIZE", 50)
     model_of = bench.model_of
     monkeypatch.setattr(
-        bench, "model_of", lambda shape: model_of(shape, num_layers=1, width=16, num_heads=2)
+        bench, "model_of", lambda shape, num_layers: model_of(shape, 0.0, 4, 16, num_heads=2)
     )
 
 
