@@ -542,6 +542,66 @@ print(f"by the package {-log_p_B.mean() / math.log(2):.1f} bits")
 # %% mystnb={"code_prompt_show": "Checked: the package gives every row the same bits, to 4 digits"} tags=["hide-cell", "check"]
 torch.testing.assert_close(-log_p_B / math.log(2), exlm.bits(), rtol=0, atol=1e-4)
 
+# %% mystnb={"code_prompt_show": "Checked: with your weights the package's rotation, encoder, MLM loss, expansion and transition give the same numbers"} tags=["hide-cell", "check"]
+from exlm_mini.config import ModelConfig
+from exlm_mini.model import encoder, expansion, objectives, rope, transition
+
+x_BHTd = torch.randn(B, 2, len(i_T), 16)
+rotation = rope.rotation_2d(i_T[None], j_T[None], 16)
+torch.testing.assert_close(rope_2d(x_BHTd, i_T, j_T), rope.rotate(x_BHTd, rotation))
+
+copies_BN = 1 + (K - 1) * (masked_BN == MASK)
+theirs = expansion.expand(masked_BN, copies_BN, masked_BN == MASK, pad=-1)
+assert torch.equal(expanded_BT, theirs.token_ids_BT) and theirs.is_real_BT.all()
+assert (theirs.position_BT == i_T).all() and (theirs.clone_BT == j_T).all()
+
+NAMES = {
+    "norm_1": "attention_norm", "qkv": "attention.query_key_value",
+    "out": "attention.output", "norm_2": "ffn_norm", "up": "ffn_in",
+    "down": "ffn_out", "norm": "final_norm",
+}  # fmt: skip
+size = {"num_layers": 2, "width": 32, "ffn_width": 128}
+packaged = encoder.Encoder(
+    ModelConfig(**size, num_heads=2, dropout=0, attention_dropout=0), len(WORDS), 0
+)
+for model in (mlm, exlm):
+    weights = model.encoder.state_dict().items()
+    renamed = {
+        ".".join(NAMES.get(part, part) for part in name.split(".")): weight
+        for name, weight in weights
+    }
+    _ = packaged.load_state_dict(renamed)
+    ours_BTD = model.encoder(model.encoder.embedding(expanded_BT), i_T, j_T)
+    torch.testing.assert_close(ours_BTD, packaged(*theirs), rtol=1e-4, atol=1e-4)
+    if model is mlm:
+        place_BN = torch.arange(N).expand(B, N)
+        no_clone_BN, is_real_BN = torch.zeros_like(place_BN), place_BN >= 0
+        hidden_BND = packaged(masked_BN, place_BN, no_clone_BN, is_real_BN)
+        logits_SV = hidden_BND[:, slots].flatten(0, 1) @ packaged.embedding.weight.T
+        loss = objectives.mlm_loss(logits_SV, target_BM.flatten())
+        bits = M * loss / math.log(2)
+        torch.testing.assert_close(mlm.bits().mean(), bits, rtol=1e-4, atol=1e-4)
+
+is_state_T = (j_T > 0) | (i_T == 0) | (i_T == N - 1)
+owner_L = torch.unique(i_T[is_state_T], return_inverse=True)[1]
+graph = expansion.StateGraph(
+    place_BL=torch.zeros(B, L),
+    owner_BL=owner_L.expand(B, L),
+    clone_BL=None,
+    num_states_B=torch.full((B,), L),
+    target_ids_BM=None,
+    is_boundary_BM=None,
+    num_targets_B=torch.full((B,), M + 2),
+)
+config = ModelConfig(**size, num_heads=1, use_position=False, sparse=True)
+gated = transition.GatedTransition(config)
+_ = gated.load_state_dict(exlm.transition.state_dict(), strict=False)
+state_BLD = ours_BTD[:, is_state_T]
+log_E_BLL = exlm.transition(state_BLD, i_T[is_state_T])
+torch.testing.assert_close(
+    log_E_BLL.exp(), gated(state_BLD, graph).exp(), rtol=0, atol=1e-5
+)
+
 # %% [markdown]
 # The package's own model, trained from its recipe as `python -m
 # exlm_mini.pretrain --recipe toy-pairs` would do it, ends there, too.
