@@ -269,9 +269,10 @@ def k_and_p(axes: Sequence[Axes], groups: Sequence[Group]) -> None:
 
 
 def ablations(axes: Sequence[Axes], groups: Sequence[Group]) -> None:
-    """Bits and accuracy of the variants (Tables 2 and 13)."""
+    """Bits of the variants and, where they were fine-tuned, accuracy (Tables 2 and 13)."""
     draw_bits(axes[0], groups)
-    draw_against_exlm(axes[1], groups)
+    for ax in axes[1:]:
+        draw_against_exlm(ax, groups)
 
 
 FIGURES: dict[str, tuple[int, Callable[[Sequence[Axes], Sequence[Group]], None]]] = {
@@ -291,6 +292,8 @@ def sweep_figure(name: str, groups: Sequence[Group]) -> Figure:
     num_axes, draw = FIGURES[name]
     if name == "saddle":
         num_axes = len(by_language(groups))
+    elif name == "ablations" and not any(group.summary(DOWNSTREAM) for group in groups):
+        num_axes = 1
     height = max(3.4, 1.2 + 0.32 * len(groups)) if name == "ablations" else 3.4
     width = 4.6 * num_axes if name != "ladder" else 6.2
     figure, axes = plt.subplots(1, num_axes, figsize=(width, height), squeeze=False)
