@@ -63,16 +63,20 @@ def test_molecules_to_learn_from_share_no_scaffold_with_those_to_test(
     assert all(map(np.array_equal, found, again))
 
 
-@pytest.mark.parametrize(("kind", "expand_at"), [(MaskedLM, 0), (ExLM, 0), (ExLM, 1)])
-def test_features_are_the_mean_states_of_the_symbols_alone(kind, expand_at, corpus):
+@pytest.mark.parametrize(
+    ("kind", "expand_at", "num_copies"),
+    [(MaskedLM, 0, 1), (MaskedLM, 0, 3), (ExLM, 0, 1), (ExLM, 1, 1)],
+)
+def test_features_are_the_mean_states_of_the_symbols_alone(kind, expand_at, num_copies, corpus):
     model = kind(replace(SMALL, expand_at=expand_at), corpus.train.vocab_size).eval()
     model.encoder.final_norm = nn.Identity()  # what comes out is then the last layer
     token_ids_BN, lengths_B = corpus.validation.gather(range(3))
     rows = [row[:n].numpy() for row, n in zip(token_ids_BN, lengths_B, strict=True)]
-    found_RD = features(model, rows)
+    found_RD = features(model, rows, num_copies)
     assert found_RD.shape == (3, 2 * 16)
     with torch.no_grad():
-        hidden_BND = FineTuned(model, nn.Identity()).hidden(token_ids_BN).double()
+        reader = FineTuned(model, nn.Identity(), num_copies)
+        hidden_BND = reader.hidden(token_ids_BN).double()
     for feature_D, hidden_ND, n in zip(found_RD, hidden_BND, lengths_B, strict=True):
         np.testing.assert_allclose(feature_D[16:], hidden_ND[1 : n - 1].mean(dim=0), atol=1e-5)
 
@@ -90,10 +94,10 @@ def test_features_of_a_molecule_do_not_depend_on_those_beside_it(kind, corpus):
 
 
 def test_states_that_tell_the_structure_explain_it_and_noise_does_not(found, monkeypatch):
-    monkeypatch.setattr(frozen, "features", lambda model, rows: found.quantity_RC)
+    monkeypatch.setattr(frozen, "features", lambda *arguments: found.quantity_RC)
     known = explained(None, [], found)
     assert known.keys() == {f"read_{name}" for name in (*QUANTITIES, "structure")}
     assert known["read_structure"] > 0.99
     noise_RD = np.random.default_rng(0).normal(size=(len(found.number_R), 2))
-    monkeypatch.setattr(frozen, "features", lambda model, rows: noise_RD)
+    monkeypatch.setattr(frozen, "features", lambda *arguments: noise_RD)
     assert explained(None, [], found)["read_structure"] < 0.2

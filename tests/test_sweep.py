@@ -170,7 +170,7 @@ def test_only_takes_names_and_patterns_and_study_stands_for_all_experiments():
 def test_list_shows_every_cell_and_writes_nothing(capsys, tmp_path):
     assert sweep.main(["repeated-mlm", "--list", "--output", str(tmp_path / "out")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("repeated-mlm: 0 of 50 runs recorded; ")
+    assert lines[0].startswith("repeated-mlm: 0 of 92 runs recorded; ")
     cells = [line for line in lines if line.startswith("  ") and line[2] != " "]
     assert len(cells) == len(cells_of("repeated-mlm", "mini"))
     assert list(tmp_path.iterdir()) == []

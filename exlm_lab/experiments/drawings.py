@@ -245,8 +245,14 @@ def _draw_points(
 
 
 def repeated_mlm(axes: Sequence[Axes], groups: Sequence[Group]) -> None:
-    """Accuracy and entropy against the share of lost tokens (Figures 3 and 5)."""
-    draw_against_share(axes[0], summaries(groups, DOWNSTREAM), "downstream accuracy, %")
+    """Accuracy and entropy against the share of lost tokens (Figures 3 and 5).
+
+    Of molecules, what frozen states tell of their structure is drawn in place of accuracy.
+    """
+    use = (DOWNSTREAM, "downstream accuracy, %")
+    if groups[0].input == "molecules":
+        use = ("read_structure", "structure read from states, R²")
+    draw_against_share(axes[0], summaries(groups, use[0]), use[1])
     draw_against_share(axes[1], summaries(groups, "entropy_bits"), "entropy, bits")
     draw_ceiling(axes[0], groups)
     draw_optimum(axes[1], groups)

@@ -90,16 +90,25 @@ def held_out(pack: Pack, tokenizer: Tokenizer, folder: Path) -> Molecules:
 
 
 def measure_molecules(
-    model: MaskedLM | ExLM, tokenizer: Tokenizer, pack: Pack, known: Molecules
+    model: MaskedLM | ExLM,
+    tokenizer: Tokenizer,
+    pack: Pack,
+    known: Molecules,
+    num_copies: int | None = None,
 ) -> dict[str, float]:
-    """``pair_metrics`` of the known molecules to test on, and ``explained`` of all of them."""
+    """``explained`` of the known molecules, and ``pair_metrics`` of those to test on.
+
+    Repeated MLM, which has ``num_copies`` of every symbol, hides no pairs.
+    """
     rows = known.rows(pack)
+    if num_copies is not None:
+        return explained(model, rows, known, num_copies)
     tested = [rows[n] for n in np.flatnonzero(known.is_test_R)]
     return pair_metrics(model, tokenizer, tested) | explained(model, rows, known)
 
 
 def explained(
-    model: MaskedLM | ExLM, rows: list[np.ndarray], molecules: Molecules
+    model: MaskedLM | ExLM, rows: list[np.ndarray], molecules: Molecules, num_copies: int = 1
 ) -> dict[str, float]:
     """What a linear map reads from the model's states.
 
@@ -111,7 +120,7 @@ def explained(
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    feature_RD, is_test_R = features(model, rows), molecules.is_test_R
+    feature_RD, is_test_R = features(model, rows, num_copies), molecules.is_test_R
     learned_RC, true_RC = molecules.quantity_RC[~is_test_R], molecules.quantity_RC[is_test_R]
     reader = make_pipeline(
         StandardScaler(), Ridge(PENALTY * len(learned_RC), solver="cholesky")
@@ -123,10 +132,13 @@ def explained(
 
 
 @torch.no_grad()
-def features(model: MaskedLM | ExLM, rows: list[np.ndarray]) -> np.ndarray:
-    """The mean states of a molecule's symbols after each layer, end to end; (R, D), float64."""
+def features(model: MaskedLM | ExLM, rows: list[np.ndarray], num_copies: int = 1) -> np.ndarray:
+    """The mean states of a molecule's symbols after each layer, end to end; (R, D), float64.
+
+    The state of a symbol is that of its first clone or copy, as downstream.
+    """
     device, special = next(model.parameters()).device, model.special_ids
-    reader, layers = FineTuned(model, nn.Identity()), []
+    reader, layers = FineTuned(model, nn.Identity(), num_copies), []
     hooks = [
         layer.register_forward_hook(lambda *call: layers.append(call[2]))
         for layer in model.encoder.layers
@@ -140,6 +152,7 @@ def features(model: MaskedLM | ExLM, rows: list[np.ndarray]) -> np.ndarray:
         is_symbol_BN1 = ~torch.isin(token_ids_BN, frame).unsqueeze(2)
         means = []
         for hidden_BTD in layers:
+            hidden_BTD = hidden_BTD[:, ::num_copies]
             # [EOS] has as many clones as [BOS]; a layer below ``expand_at`` sees none of them.
             num_clones = (hidden_BTD.shape[1] - token_ids_BN.shape[1]) // 2
             hidden_BND = hidden_BTD[:, num_clones:][:, : token_ids_BN.shape[1]].double()

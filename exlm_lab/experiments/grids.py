@@ -61,6 +61,13 @@ def _base(kind: Input, scale: str) -> tuple[str, dict[str, Any], Downstream | No
         task = Downstream(
             "sections", TuneConfig(epochs=6, batch_size=16, learning_rate=1e-3, **small)
         )
+    elif kind == "molecules":
+        # Half of the study's model and a third of its steps: some cells read eight copies.
+        half: dict[str, Any] = {
+            "model.num_layers": 2, "model.width": 64, "model.ffn_width": 256,
+            "model.max_positions": 1024, "train.steps": 1000, "train.warmup_steps": 100,
+        }  # fmt: skip
+        return "sweep/smiles", _GPU_MODEL if scale == "gpu" else half, None
     elif kind == "slots":
         # Four moods of three words each in two slots, and a state for each mood.
         slots = {"data.grammar": "quartets", "model.states_per_mask": 4}
@@ -98,7 +105,7 @@ def _kinds(scale: str, *real: Input) -> tuple[Input, ...]:
 
 def _repeated_mlm(scale: str) -> list[Cell]:
     cells = []
-    for kind in _kinds(scale, "english"):
+    for kind in _kinds(scale, "english", "molecules"):
         grid = [(p, k) for p, copies in REPEATED.items() for k in copies]
         for p, k in REPEATED_ON_TEXT if kind == "english" else grid:
             settings: dict[str, Any] = {"objective": "repeated-mlm"}

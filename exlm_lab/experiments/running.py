@@ -172,7 +172,9 @@ class Runner:
             folder, pack = self._corpus_folder(config) / "molecules", corpus.validation
             with self._alone(folder):
                 known = held_out(pack, pretrained.tokenizer, folder)
-            found |= measure_molecules(model, pretrained.tokenizer, pack, known)
+            is_repeated = config.objective == "repeated-mlm"
+            k = config.masking.num_copies if is_repeated else None
+            found |= measure_molecules(model, pretrained.tokenizer, pack, known, k)
         return found, time.monotonic() - start
 
     def time(self, config: RunConfig) -> tuple[dict[str, float], float]:
