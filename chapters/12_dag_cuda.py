@@ -36,7 +36,8 @@ import os
 import subprocess
 import sys
 
-if importlib.util.find_spec("exlm_mini") is None:
+package = importlib.util.find_spec("exlm_mini")
+if package is None:
     url = "https://github.com/exlm-book/exlm-book"
     subprocess.run(["git", "clone", "--depth", "1", url, "exlm-book"], check=True)
     pip = [sys.executable, "-m", "pip", "install", "-q", "-e"]
@@ -44,6 +45,9 @@ if importlib.util.find_spec("exlm_mini") is None:
     os.chdir("exlm-book/chapters")
     # This kernel started before the install.
     sys.path.insert(0, os.path.abspath(".."))
+elif not os.path.isdir("../book"):
+    # A copy of this notebook reads the records of the book its package is from.
+    os.chdir(os.path.abspath(package.origin + "/../../chapters"))
 
 # %% tags=["hide-input"]
 import ctypes

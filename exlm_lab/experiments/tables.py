@@ -42,6 +42,7 @@ EMPTY = "–"
 MATRICES = {
     DOWNSTREAM: ("Downstream accuracy, % (Figure 3: MNLI)", 1, ("Figure 3", "mnli")),
     PROBE: ("Latents read by a probe, %", 1, None),
+    "read_structure": ("Structure read from frozen states, % of the variance", 1, None),
     "entropy_bits": ("Entropy of lost tokens, bits (Figure 5)", 2, ("Figure 5", ENTROPY)),
     "optimum_entropy_bits": ("Entropy of lost tokens, bits, exact optimum", 2, None),
     "excess_bits": ("Bits per lost token above the exact optimum", 3, None),
@@ -131,6 +132,7 @@ def repeated_mlm(groups: Sequence[Group]) -> list[str]:
             lines += [title, "", *_matrix(texts)]
     for metric, title, unit in (
         (DOWNSTREAM, "Downstream accuracy", "points"),
+        ("read_structure", "Structure read", "shares of the variance"),
         ("entropy_bits", "Entropy", "bits"),
     ):
         if summaries(groups, metric):
@@ -142,7 +144,7 @@ def statistics_table(groups: Sequence[Group], metric: str) -> list[str]:
     """Each statistic over the seeds, of the means over seeds, and of the paper's numbers."""
     of_seeds = grids_by_seed(groups, metric)
     grids = {"ours, mean of seeds": {c: s.mean for c, s in summaries(groups, metric).items()}}
-    grids |= {name: printed_grid(*place) for name, place in PAPER_GRIDS[metric].items()}
+    grids |= {name: printed_grid(*place) for name, place in PAPER_GRIDS.get(metric, {}).items()}
     seeds = [over_seeds(statistic.of, of_seeds) for statistic in STATISTICS.values()]
     columns = {
         "": [statistic.title for statistic in STATISTICS.values()],
