@@ -650,7 +650,9 @@ with pd.option_context("display.max_colwidth", None):
 #   not mention.
 # - 2D positions matter as soon as the number of masks changes; edges inside a mask
 #   do not, even in a language made for them.
-# - Lost words do the harm, and uncertainty follows their share, as the paper says.
+# - Lost words do the harm, and uncertainty follows their share, as the paper says,
+#   in a small language and on molecules.
+# - Fewer bits go with better states in a small language, not visibly elsewhere.
 # - Nothing here speaks for or against the paper's scores after fine-tuning.
 #
 # ## Exercises
