@@ -487,30 +487,28 @@ along = pd.DataFrame(on_molecules, index=["along the lost share", "along p"]).T
 display(along.map("{:+.2f}".format))
 
 # %% [markdown]
-# From no symbol lost to all, the entropy rises by well over a bit; from no copy
-# masked to all, it hardly moves. At an equal mask ratio less structure is read the
-# more is lost. More masks at an equal loss do no harm; in as many steps they help,
-# for there is more to predict. Where only 2% are lost, less is read than at 15%:
-# too few lost symbols hurt as well (§3.3). So on molecules, too, the harm is what
-# is missing.
+# From no symbol lost to all, the entropy rises by one and a half bits; from no copy
+# masked to all, it hardly moves. So on molecules, too, uncertainty follows what is
+# lost. The structure that is read rises up to a third or so of the symbols and then
+# falls, as the paper's accuracy does (§3.3). How steeply it falls, the two seeds of
+# three that have run do not say; and here, too, models that read eight copies are
+# behind after as many steps.
 
-# %% mystnb={"code_prompt_show": "Checked: the signs and sizes of these slopes in every seed, and 2% against 15%"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: the slopes of the entropy, and where structure is read best, in every seed"} tags=["hide-cell", "check"]
 for (metric, _), (of_lost, of_p) in on_molecules.items():
-    if metric == "entropy_bits":
-        assert of_lost > 1.2 and abs(of_p) < 0.4
-    else:
-        assert of_lost < 0 < of_p
+    assert metric == "read_structure" or (of_lost > 1.2 and abs(of_p) < 0.4)
 read = {
     share: [
         group.by_seed("read_structure")
         for group in of_smiles
         if lost_share(*cell(group)) == share
     ]
-    for share in (0.0225, 0.15)
+    for share in sorted({lost_share(*cell(group)) for group in of_smiles})
 }
 for seed in sorted(whole):
-    few, some = (np.mean([of[seed] for of in read[share]]) for share in read)
-    assert few < some - 0.03
+    means = {share: np.mean([of[seed] for of in read[share]]) for share in read}
+    assert means[0.0225] < means[0.15] - 0.05
+    assert max(means, key=means.get) == 0.387 and means[0.789] < means[0.387]
 
 # %% [markdown]
 # The paper ranks its cells. A rank says how consistent an order is, not how much it
@@ -650,8 +648,8 @@ with pd.option_context("display.max_colwidth", None):
 #   not mention.
 # - 2D positions matter as soon as the number of masks changes; edges inside a mask
 #   do not, even in a language made for them.
-# - Lost words do the harm, and uncertainty follows their share, as the paper says,
-#   in a small language and on molecules.
+# - Lost words do the harm, and uncertainty follows their share, as the paper says;
+#   it does so on molecules, too.
 # - Fewer bits go with better states in a small language, not visibly elsewhere.
 # - Nothing here speaks for or against the paper's scores after fine-tuning.
 #
