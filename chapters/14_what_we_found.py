@@ -489,10 +489,9 @@ display(along.map("{:+.2f}".format))
 # %% [markdown]
 # From no symbol lost to all, the entropy rises by one and a half bits; from no copy
 # masked to all, it hardly moves. So on molecules, too, uncertainty follows what is
-# lost. The structure that is read rises up to a third or so of the symbols and then
-# falls, as the paper's accuracy does (§3.3). How steeply it falls, the two seeds of
-# three that have run do not say; and here, too, models that read eight copies are
-# behind after as many steps.
+# lost. The structure that is read is most at 38.7% lost, and less on either side, as
+# the paper's accuracy rises and falls (§3.3). How steeply it falls, the two seeds of
+# three that have run do not say.
 
 # %% mystnb={"code_prompt_show": "Checked: the slopes of the entropy, and where structure is read best, in every seed"} tags=["hide-cell", "check"]
 for (metric, _), (of_lost, of_p) in on_molecules.items():
