@@ -489,8 +489,8 @@ display(along.map("{:+.2f}".format))
 # %% [markdown]
 # From no symbol lost to all, the entropy rises by one and a half bits; from no copy
 # masked to all, it hardly moves. So on molecules, too, uncertainty follows what is
-# lost. The structure that is read is most at 38.7% lost, and less on either side, as
-# the paper's accuracy rises and falls (§3.3). How steeply it falls, the two seeds of
+# lost. Structure is read best at 38.7% lost, and less well on either side, as the
+# paper's accuracy rises and falls (§3.3). How steeply it falls, the two seeds of
 # three that have run do not say.
 
 # %% mystnb={"code_prompt_show": "Checked: the slopes of the entropy, and where structure is read best, in every seed"} tags=["hide-cell", "check"]
