@@ -1,12 +1,13 @@
 """Run chapters and tests as other machines would, and print a table of who passed.
 
-    python tests/machines.py [--only NAME ...] [PATH ...]
+    python tests/machines.py [--only NAME ...] [--marked EXPRESSION] [PATH ...]
 
 A training follows the last bits of its sums, and these differ between processors: in the width of
 the vectors, in the matrix library's kernels, in the number of threads. The settings below reach
 what can be reached from one machine. What they do not reach the nudges stand for, see
 ``imitation/sitecustomize.py``: whatever passes with several of them does not hang on the last bits.
-Without a path: every chapter, and the tests that train.
+Without a path: every chapter, and the tests that train. All of ``make test``: ``--marked "not slow
+and not gpu" tests chapters/*.ipynb``.
 """
 
 import argparse
@@ -78,12 +79,14 @@ def environment(machine: dict[str, str]) -> dict[str, str]:
     }
 
 
-def run(machine: dict[str, str], paths: list[Path], *options: str) -> Outcome:
+def run(
+    machine: dict[str, str], paths: list[Path], *options: str, marked: str = "not gpu"
+) -> Outcome:
     """Run notebooks and test files with pytest, on a machine."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
-        command += ["--nbval", "-m", "not gpu", f"--junitxml={report}"]
+        command += ["--nbval", "-m", marked, f"--junitxml={report}"]
         told = subprocess.run(
             [*command, *map(str, paths)],
             cwd=ROOT,
@@ -107,6 +110,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=MACHINES, default=list(MACHINES))
     parser.add_argument("--workers", default="2", help="processes of pytest")
+    parser.add_argument("--marked", default="not gpu", help="pytest's -m")
     parser.add_argument("--output", type=Path, help="directory for what pytest printed")
     parser.add_argument("path", nargs="*", type=Path)
     asked = parser.parse_args()
@@ -115,7 +119,7 @@ def main() -> int:
     is_bad = False
     print(f"{'machine':20} {'passed':>7} {'failed':>7} {'skipped':>8}")
     for name in asked.only:
-        outcome = run(MACHINES[name], paths, "-n", asked.workers)
+        outcome = run(MACHINES[name], paths, "-n", asked.workers, marked=asked.marked)
         numbers = f"{outcome.passed:7} {len(outcome.failed):7} {outcome.skipped:8}"
         print(f"{name:20} {numbers}", *outcome.failed, sep="\n    ", flush=True)
         is_bad |= bool(outcome.failed) or not outcome.passed
