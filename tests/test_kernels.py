@@ -433,9 +433,12 @@ def verdict(library: ctypes.CDLL, expected: list[Answer]) -> int:
 
     A missing barrier may make a wild pointer, so a process of its own asks.
     """
-    process = multiprocessing.get_context("fork").Process(
-        target=lambda: os._exit(SAME if survives(library, expected) else OTHER)
-    )
+
+    def ask() -> None:
+        torch.set_num_threads(1)  # a pool of threads does not outlive a fork
+        os._exit(SAME if survives(library, expected) else OTHER)
+
+    process = multiprocessing.get_context("fork").Process(target=ask)
     process.start()
     process.join()
     assert process.exitcode in (SAME, OTHER) or process.exitcode < 0, "the check itself failed"
