@@ -2,8 +2,7 @@ r"""``python -m exlm_mini.prepare``: corpora of any size to packs that ``pretrai
 
     python -m exlm_mini.prepare --source wikipedia \
         --data.vocab_size 32000 --data.block_length 512
-    python -m exlm_mini.prepare --source news/*.parquet --source books.txt.xz \
-        --weights 3 1
+    python -m exlm_mini.prepare --source news/*.parquet --source books.txt.xz
     python -m exlm_mini.prepare --source zinc --largest-fragment --canonical
 
     python -m exlm_mini.pretrain --recipe text-tiny \
@@ -51,23 +50,15 @@ def _parser() -> Any:
     add("--dry-run", action="store_true", help="print sizes, read no more")
     add("--workers", type=int, default=len(os.sched_getaffinity(0)), metavar="N",
         help="processes; default: one per core")  # fmt: skip
-    add("--weights", type=float, nargs="+", default=[], metavar="X",
-        help="mix by tokens in this ratio, one weight per source; default: all of each",
-        )  # fmt: skip
     add("--accept", action="append", default=[], metavar="NAME",
         help="use a data set in spite of its licence caveat")  # fmt: skip
     add("--seed", type=int, default=1, metavar="N", help="of the split; default 1")
-    add("--tokenizer-megabytes", type=float, default=Preparation.tokenizer_megabytes,
-        metavar="X", help="text to learn the tokenizer from, at most; default 500",
-        )  # fmt: skip
     add("--shard-megabytes", type=float, default=Preparation.shard_megabytes, metavar="X",
         help="text of a shard, what a kill may lose per process; default 4")  # fmt: skip
     add = parser.add_argument_group("molecules").add_argument
     add("--largest-fragment", action="store_true", help="drop the other ones")
     add("--strip-stereo", action="store_true", help="remove stereo marks")
     add("--canonical", action="store_true", help="write canonical SMILES")
-    add("--variants", type=int, default=0, metavar="N",
-        help="write up to N random spellings of each molecule instead of one")  # fmt: skip
     return parser
 
 
@@ -83,16 +74,13 @@ def _wanted(arguments: Any) -> Preparation:
     return Preparation(
         data=data,
         sources=tuple(tuple(words) for words in arguments.source),
-        weights=tuple(arguments.weights),
         cleaning=Cleaning(
-            arguments.largest_fragment, arguments.strip_stereo, arguments.canonical,
-            arguments.variants,
+            arguments.largest_fragment, arguments.strip_stereo, arguments.canonical
         ),
         accepted=tuple(arguments.accept),
         seed=arguments.seed,
-        tokenizer_megabytes=arguments.tokenizer_megabytes,
         shard_megabytes=arguments.shard_megabytes,
-    )  # fmt: skip
+    )
 
 
 def _output(arguments: Any) -> Path:
@@ -115,9 +103,7 @@ def dry_run(wanted: Preparation, output: Path, num_workers: int) -> None:
             print(f"        licence: {hub.licence}")
         megabytes = None if size.text_bytes is None else size.text_bytes / MEGABYTE
         print(f"        {_about(size.documents)} documents, {_about(megabytes)} MB of text")
-    spellings = max(1, wanted.cleaning.num_variants)
-    tokens = None if total.tokens is None else total.tokens * spellings
-    print(f"tokens  {_about(tokens)}{' before mixing' if wanted.weights else ''}")
+    print(f"tokens  {_about(total.tokens)}")
     print(f"output  {output}, by {num_workers} processes")
 
 

@@ -354,7 +354,7 @@ TEXTS = [
     "dag,step", "float64",
 ]  # fmt: skip
 LONG = (
-    "steps", "epochs", "num_sentences", "seconds", "tokens", "epoch-rows", "variants",
+    "steps", "epochs", "num_sentences", "seconds", "tokens", "epoch-rows",
     "seeds", "again", "quick", "only", "accumulate",
     "micro-batch", "extra-backend", "backend", "against",
 )  # fmt: skip

@@ -93,7 +93,7 @@ def reading(rng, place, path, kind, *more):
     limits = ["--data.max_rejected", rng.choice(["0.01", "1"]), "--data.max_unknown", "1"]
     if rng.random() < 0.6:
         argv = preparing(path, place, "--data.kind", kind, *limits, *more)
-        ways = ("--canonical", "--strip-stereo", "--largest-fragment", "--variants=3")
+        ways = ("--canonical", "--strip-stereo", "--largest-fragment")
         clean = [way for way in ways if kind == "smiles" and rng.random() < 0.2]
         return Case("prepare", [*argv, *clean])
     sizes = ["--data.block_length", "16", "--data.vocab_size", "300", "--data.kind", kind]

@@ -398,7 +398,7 @@ def test_the_share_held_out_is_the_share_asked_for():
     # As ever: recorded runs and their weights hang on who is held out.
     bound = held_out_bound(hash_D[:40], 0.1)
     assert np.flatnonzero(hash_D[:40] <= bound).tolist() == [27, 30, 33, 37]
-    # A share of a source is its first buckets, on either side.
+    # The first buckets are a share of the documents, on either side.
     side_D = hash_D <= held_out_bound(hash_D, 0.5)
     for is_held_out in (True, False):
         bucket_D = hash_D[side_D == is_held_out] % NUM_BUCKETS / NUM_BUCKETS

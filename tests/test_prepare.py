@@ -236,18 +236,6 @@ def test_the_rows_are_the_text_of_one_side_by_its_hash(tmp_path):
     assert hash_of(lines[0], seed=1) != hash_of(lines[0], seed=2)
 
 
-@pytest.mark.parametrize("weights", [(1, 3), (5, 1)])
-def test_sources_are_mixed_by_tokens(tmp_path, weights):
-    words = write_text(tmp_path / "a.txt", 2000), write_text(tmp_path / "b.txt", 800, seed=1)
-    corpus = prepare(wanted(*words, weights=weights, shard_megabytes=0.1), tmp_path / "c")
-    sources = json.loads((tmp_path / "c" / "train.json").read_text())["provenance"]["sources"]
-    tokens = [source["counts"]["tokens"] for source in sources]
-    assert tokens[0] / tokens[1] == pytest.approx(weights[0] / weights[1], rel=0.02)
-    assert max(source["share_used"] for source in sources) == 1  # nothing lost for nothing
-    assert sources[0]["rows"][1] == sources[1]["rows"][0]
-    assert sources[1]["rows"][1] == len(corpus.train)
-
-
 def test_the_tokenizer_learns_from_a_sample_of_the_training_documents(tmp_path, monkeypatch):
     lessons = []
 
@@ -257,7 +245,8 @@ def test_the_tokenizer_learns_from_a_sample_of_the_training_documents(tmp_path, 
 
     monkeypatch.setattr(pipeline, "train_byte_level_bpe", learn)
     path = write_text(tmp_path / "a.txt")
-    prepare(wanted(path, tokenizer_megabytes=0.01), tmp_path / "c")
+    monkeypatch.setattr(pipeline, "LESSON_BYTES", 10_000)
+    prepare(wanted(path), tmp_path / "c")
     assert 9_900 < sum(map(len, lessons)) < 10_500  # no more than a document above
     lines = Path(path).read_text().split("\n")
     held_out = sorted(lines, key=lambda line: hash_of(line, 1))[:40]
@@ -333,21 +322,6 @@ def test_molecules_are_cleaned_and_losses_counted(tmp_path):
     told(lambda: prepare(wanted(path, data=refused), tmp_path / "d"), "raise data.max_rejected")
 
 
-def test_all_spellings_of_a_molecule_are_on_one_side(tmp_path):
-    chem = pytest.importorskip("rdkit.Chem")
-    data = DataConfig(kind="smiles", validation_share=0.3, max_unknown=0.01)
-    request = wanted(smiles_file(tmp_path), data=data, cleaning=Cleaning(num_variants=3))
-    corpus = prepare(request, tmp_path / "c")
-    tokenizer = Tokenizer.load(corpus.tokenizer_path)
-    sides = []
-    for pack in (corpus.train, corpus.validation):
-        rows, lengths = pack.gather(range(len(pack)))
-        texts = [tokenizer.decode(r[1 : n - 1]) for r, n in zip(rows, lengths, strict=True)]
-        sides.append({chem.CanonSmiles(text) for text in texts if "[UNK]" not in text})
-    assert len(corpus.train) > 2 * len(sides[0])
-    assert len(sides[1]) > 50 and not sides[0] & sides[1]
-
-
 # ---- the command ----
 
 
@@ -371,8 +345,6 @@ def test_mistakes_get_one_line(texts, tmp_path, capsys):
     for arguments, part in (
         ([], "name a --source"),
         (["--source", "wikipedai"], "did you mean wikipedia"),
-        (["--source", texts[0], "--weights", "1", "2"], "2 weights were given for 1"),
-        (["--source", texts[0], "--weights", "0"], "each must be positive"),
         (["--source", texts[0], "--data.kind", "toy"], "pretrain draws it"),
         (["--source", texts[0], "--canonical"], "only molecules are cleaned"),
     ):

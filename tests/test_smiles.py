@@ -4,7 +4,6 @@ import pytest
 from refusals import told
 
 pytest.importorskip("rdkit", reason="rdkit is not installed")
-from rdkit import Chem
 
 from exlm_mini.config import DataConfig
 from exlm_mini.data.cleaning import Cleaning, CleaningCounts, clean
@@ -15,14 +14,14 @@ from exlm_mini.data.text import file_documents
 ALL = Cleaning(largest_fragment=True, strip_stereo=True, canonical=True)
 
 
-def cleaned(smiles, cleaning=ALL, seed=1):
+def cleaned(smiles, cleaning=ALL):
     counts = CleaningCounts()
-    return list(clean(smiles, cleaning, seed, counts)), counts
+    return list(clean(smiles, cleaning, counts)), counts
 
 
 def spellings(smiles, cleaning):
     molecules, _ = cleaned(smiles, cleaning)
-    return [spelling for molecule in molecules for spelling in molecule.spellings]
+    return [molecule.spelling for molecule in molecules]
 
 
 # ---- reading ----
@@ -55,7 +54,7 @@ def sheet(width, height):
 )  # fmt: skip
 def test_what_rdkit_would_hang_or_die_of_is_rejected(smiles):
     molecules, counts = cleaned([smiles, "CCO"], Cleaning())
-    assert [m.spellings for m in molecules] == [["CCO"]]
+    assert [m.spelling for m in molecules] == ["CCO"]
     assert (counts.read, counts.rejected, counts.rejected_examples) == (2, 1, [smiles[:80]])
 
 
@@ -107,7 +106,7 @@ def test_molecules_of_a_table_are_its_column_up_to_the_limit(tmp_path):
 def test_without_options_molecules_stay_as_they_were():
     raw = ["OCC", "C(O)C", "C[C@@H](N)C(=O)O", "[Na+].[Cl-]", "F/C=C/F", "[13CH4]"]
     molecules, counts = cleaned(raw, Cleaning())
-    assert [m.spellings for m in molecules] == [[s] for s in raw]
+    assert [m.spelling for m in molecules] == raw
     assert [m.key for m in molecules] == raw
     assert counts == CleaningCounts(read=6)
 
@@ -139,22 +138,6 @@ def test_losses_and_changes_are_counted_in_silence(capfd):
         total.add(vars(counts))
     assert (total.read, total.rejected) == (16, 8) and len(total.rejected_examples) == 3
     assert capfd.readouterr() == ("", "")
-
-
-def test_random_spellings_are_of_the_same_molecule_and_repeat_with_the_seed():
-    raw = ["CC(=O)Oc1ccccc1C(=O)O", "C", "CCO"]
-    many = Cleaning(num_variants=8)
-    molecules, counts = cleaned(raw, many)
-    for molecule in molecules:
-        assert len(set(molecule.spellings)) == len(molecule.spellings) <= 8
-        assert {Chem.CanonSmiles(s) for s in molecule.spellings} == {molecule.key}
-    assert len(molecules[0].spellings) > 4
-    assert molecules[1].spellings == ["C"]
-    assert counts.variants == sum(len(m.spellings) for m in molecules)
-    assert cleaned(raw, many)[0] == molecules
-    assert cleaned(reversed(raw), many)[0] == molecules[::-1]  # whatever the order
-    assert cleaned(raw, many, seed=2)[0] != molecules
-    told(lambda: Cleaning(num_variants=-1), "-1", "[0, 1000]")
 
 
 def test_lines_of_molecules_are_distinguished_from_prose():

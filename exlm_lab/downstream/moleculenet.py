@@ -83,7 +83,7 @@ def load(
         data: the file, or the directory that holds it; none: the hub.
         rule: one of ``scaffolds.RULES``.
         seed: of ``random``.
-        cleaning: what is done to each molecule after the split, without variants.
+        cleaning: what is done to each molecule after the split.
 
     Raises:
         UserError: for a missing or damaged file, columns that are not those of the set, a label
@@ -113,7 +113,7 @@ def splits_of(table: Table, rows: Split, rule: str, cleaning: Cleaning) -> Split
         smiles = [table.smiles[row] for row in indices]
         if cleaning != AS_IT_IS:
             # The split left out what RDKit rejects, so that one molecule comes for each row.
-            smiles = [m.spellings[0] for m in clean(smiles, cleaning, seed=0, counts=counts)]
+            smiles = [molecule.spelling for molecule in clean(smiles, cleaning, counts)]
         texts: list[tuple[str, ...]] = [(s,) for s in smiles]
         parts.append(Examples(texts, table.labels_RC[indices]))
     notes = {

@@ -5,8 +5,8 @@ Four passes, each over shards (``shards``) that are kept with their sha256 until
 1. read and clean the documents;
 2. choose the side of each by a hash of its content, learn the tokenizer from the training side;
 3. turn documents into token ids;
-4. mix the sources by tokens and cut rows: the two packs. Rows are grouped by source, and none
-   joins two; training draws them in random order.
+4. cut rows: the two packs. Rows are grouped by source, and none joins two; training draws them
+   in random order.
 
 Passes 1 and 3 run in several processes. The packs depend neither on their number, nor on the size
 of a shard, nor on how often the work was stopped. Sentences of a toy grammar are drawn in one go.
@@ -29,7 +29,7 @@ from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import sha256_of, write_json
 from exlm_mini.data.memory import check_bytes
 from exlm_mini.data.packs import Pack, write_pack
-from exlm_mini.data.pipeline import NUM_BUCKETS, Passes, Progress, Shard
+from exlm_mini.data.pipeline import Passes, Progress, Shard
 from exlm_mini.data.request import Preparation
 from exlm_mini.data.rows import Counts, Rows, block_rows, framed_rows, molecule_rows
 from exlm_mini.data.tokenizer import Tokenizer, given_tokenizer, word_level
@@ -142,11 +142,7 @@ def _toy_packs(data: DataConfig, seed: int) -> tuple[Tokenizer, Iterable[_Conten
 
 def _document_packs(passes: Passes) -> Iterator[_Contents]:
     """The two packs, and in their side files which rows come from where (``provenance``)."""
-    wanted, buckets_S = passes.wanted, passes.buckets("tokens")
-    weights = wanted.weights or [None] * len(buckets_S)
-    parts = list(
-        zip(passes.sources, passes.parts, passes.cleaning, buckets_S, weights, strict=True)
-    )
+    wanted = passes.wanted
     for name in ("train", "validation"):
         counts = Counts()
         sources = [
@@ -155,34 +151,30 @@ def _document_packs(passes: Passes) -> Iterator[_Contents]:
                 **source.facts,
                 "documents_read": sum(shard.record["num_read"] for shard in part),
                 **({"cleaning": asdict(cleaned)} if wanted.data.kind == "smiles" else {}),
-                "weight": weight,
-                "share_used": num_buckets / NUM_BUCKETS,
             }
-            for source, part, cleaned, num_buckets, weight in parts
+            for source, part, cleaned in zip(
+                passes.sources, passes.parts, passes.cleaning, strict=True
+            )
         ]
         provenance = {
             "sources": sources,
             "settings": wanted.settings(),
             "versions": passes.versions,
         }
-        rows = _rows(passes, buckets_S, name == "validation", counts, sources)
+        rows = _rows(passes, name == "validation", counts, sources)
         yield _Contents(name, rows, counts, provenance if wanted.sources else None)
 
 
 def _rows(
-    passes: Passes,
-    buckets_S: list[int],
-    is_validation: bool,
-    counts: Counts,
-    sources: list[dict[str, Any]],
+    passes: Passes, is_validation: bool, counts: Counts, sources: list[dict[str, Any]]
 ) -> Iterator[Rows]:
     """Rows of one pack, source by source; adds to ``sources`` which rows are whose."""
     data, special_ids = passes.wanted.data, passes.tokenizer.special_ids
     cut = molecule_rows if data.kind == "smiles" else block_rows
     start = 0
-    for part, num_buckets, facts in zip(passes.parts, buckets_S, sources, strict=True):
+    for part, facts in zip(passes.parts, sources, strict=True):
         own, stop = Counts(), start
-        documents = _documents(passes, part, num_buckets, is_validation, own)
+        documents = _documents(passes, part, is_validation, own)
         for rows in cut(documents, special_ids, data.block_length, own):
             stop += len(rows.lengths_R)
             yield rows
@@ -193,11 +185,12 @@ def _rows(
 
 
 def _documents(
-    passes: Passes, part: list[Shard], num_buckets: int, is_validation: bool, counts: Counts
+    passes: Passes, part: list[Shard], is_validation: bool, counts: Counts
 ) -> Iterator[Rows]:
     """The documents of a source that go into a pack, shard by shard."""
     for place, _ in part:
-        is_chosen_D = passes.is_chosen(place, num_buckets, is_validation)
+        (hash_D,) = place.load("documents", "hash_D")
+        is_chosen_D = (hash_D <= passes.bound) == is_validation
         token_ids, lengths_D, unknown_D = place.load(
             "tokens", "token_ids", "lengths_D", "num_unknown_D"
         )

@@ -1,22 +1,18 @@
-"""Molecules made fit for a vocabulary: one fragment, no stereo chemistry, one spelling or many.
+"""Molecules made fit for a vocabulary: one fragment, no stereo chemistry, one spelling.
 
 The 19 million molecules of the paper are single fragments without stereo marks, in canonical
 SMILES; raw collections are not. Every change is optional and counted, and whatever is dropped is
-counted by its reason. Several spellings of a molecule (SMILES enumeration) share its key, so that
-they fall on one side of a split.
+counted by its reason.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from exlm_mini.config.checks import UserError
 from exlm_mini.data.smiles import read_molecule
 
-MAX_VARIANTS = 1000
 NUM_REJECTED_SHOWN = 3
 
 
@@ -30,15 +26,6 @@ class Cleaning:
     """Remove @, @@, / and the backslash."""
     canonical: bool = False
     """Write RDKit's canonical SMILES; else a molecule that nothing changed stays as it was."""
-    num_variants: int = 0
-    """Random spellings written instead of the one, at most; 0: none."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.num_variants <= MAX_VARIANTS:
-            raise UserError(
-                f"the number of SMILES variants is {self.num_variants}; it must lie in "
-                f"[0, {MAX_VARIANTS}]"
-            )
 
 
 @dataclass
@@ -54,8 +41,6 @@ class CleaningCounts:
     """Molecules that lost stereo marks."""
     respelled: int = 0
     """Molecules written otherwise than they were read, for whatever reason."""
-    variants: int = 0
-    """Spellings written by enumeration."""
     rejected_examples: list[str] = field(default_factory=list)
     """The first few rejected."""
 
@@ -74,7 +59,6 @@ class CleaningCounts:
             "lost fragments": self.fragments_removed,
             "lost stereo marks": self.stereo_removed,
             "respelled": self.respelled,
-            "random spellings written": self.variants,
         }
         told = [f"RDKit rejects {self.rejected:,} of {self.read:,} molecules{such}"]
         told += [f"{number:,} {what}" for what, number in done.items() if number]
@@ -87,18 +71,17 @@ class Molecule(NamedTuple):
     key: str
     """What a split goes by: canonical SMILES, the same for all spellings; where nothing is to be
     cleaned, the SMILES as it was read."""
-    spellings: list[str]
+    spelling: str
 
 
 def clean(
-    smiles: Iterable[str], cleaning: Cleaning, seed: int, counts: CleaningCounts
+    smiles: Iterable[str], cleaning: Cleaning, counts: CleaningCounts
 ) -> Iterator[Molecule]:
     """Clean molecules; those RDKit rejects are left out and counted.
 
     Args:
         smiles: one molecule each.
         cleaning: what to do.
-        seed: of the random spellings, which depend on it and on the molecule alone.
         counts: filled on the way.
     """
     from rdkit import Chem
@@ -112,7 +95,7 @@ def clean(
                 counts.rejected_examples.append(text[:80])
             continue
         if cleaning == Cleaning():
-            yield Molecule(text, [text])
+            yield Molecule(text, text)
             continue
         is_changed = False
         if cleaning.largest_fragment and "." in text:
@@ -128,12 +111,7 @@ def clean(
         key = Chem.MolToSmiles(molecule)
         spelling = key if is_changed or cleaning.canonical else text
         counts.respelled += spelling != text
-        if cleaning.num_variants:
-            spellings = _variants(molecule, key, cleaning.num_variants, seed)
-            counts.variants += len(spellings)
-            yield Molecule(key, spellings)
-        else:
-            yield Molecule(key, [spelling])
+        yield Molecule(key, spelling)
 
 
 def _size(fragment: Any) -> tuple[int, float, str]:
@@ -142,13 +120,3 @@ def _size(fragment: Any) -> tuple[int, float, str]:
     from rdkit.Chem.Descriptors import MolWt  # type: ignore[attr-defined]  # made as it is loaded
 
     return fragment.GetNumHeavyAtoms(), MolWt(fragment), Chem.MolToSmiles(fragment)
-
-
-def _variants(molecule: object, key: str, num_variants: int, seed: int) -> list[str]:
-    """Different random spellings; fewer where the molecule has fewer."""
-    from rdkit import Chem
-
-    digest = hashlib.blake2b(f"{seed} {key}".encode(), digest_size=4).digest()
-    random_seed = 1 + int.from_bytes(digest) % (2**31 - 2)  # 0 would mean: draw one
-    spellings = Chem.MolToRandomSmilesVect(molecule, num_variants, randomSeed=random_seed)
-    return list(dict.fromkeys(spellings))

@@ -1,8 +1,6 @@
 """From sources to token ids: the first three passes over a corpus, shard by shard.
 
-A shard (``shards``) that is found finished is not made again. A source of which only a share is
-wanted gives its first buckets of documents: a sample by hash, the same whatever the order of the
-documents. Nothing is repeated; the scarcest source, measured by its weight, is used whole.
+A shard (``shards``) that is found finished is not made again.
 
 Dimension key: S sources, D documents of a shard.
 """
@@ -42,7 +40,10 @@ from exlm_mini.data.tokenizer import (
 )
 from exlm_mini.data.workers import Workers
 
+LESSON_BYTES = 500 * MEGABYTE
+"""Text to learn a tokenizer from, at most."""
 NUM_BUCKETS = 1 << 16
+"""Of documents by hash. The first ones are a sample, whatever the order of the documents."""
 LIBRARIES = {"text": ("numpy", "tokenizers"), "smiles": ("numpy", "rdkit", "tokenizers")}
 NUM_UNKNOWN_SHOWN = 5
 
@@ -188,8 +189,6 @@ class Passes:
                 "documents": [[s.record["sha256"] for s in part] for part in self.parts],
                 "bound": str(self.bound),
                 "vocab_size": self.wanted.data.vocab_size,
-                "tokenizer_megabytes": self.wanted.tokenizer_megabytes,
-                "weights": self.wanted.weights,
             }
         )
         stored = read_if_sound(side)
@@ -204,13 +203,25 @@ class Passes:
         write_json(side, {"want": want, "sha256": self.tokenizer.sha256})
 
     def _lessons(self) -> Iterator[str]:
-        """Training documents, a sample by hash where there are more than asked for."""
-        buckets_S = self.buckets("documents", self.wanted.tokenizer_megabytes * MEGABYTE)
-        for part, num_buckets in zip(self.parts, buckets_S, strict=True):
+        """Training documents, of each source the same share if all are more than needed."""
+        totals_S = [self._bucket_bytes(part) for part in self.parts]
+        share = min(1.0, LESSON_BYTES / max(sum(total.sum() for total in totals_S), 1.0))
+        for part, total in zip(self.parts, totals_S, strict=True):
+            num_buckets = bucket_bound(total, total.sum() * share)
             for place, _ in part:
-                is_lesson_D = self.is_chosen(place, num_buckets, is_validation=False)
+                (hash_D,) = place.load("documents", "hash_D")
+                is_lesson_D = (hash_D > self.bound) & (hash_D % NUM_BUCKETS < num_buckets)
                 texts = place.texts()
                 yield from (texts[i] for i in np.flatnonzero(is_lesson_D))
+
+    def _bucket_bytes(self, part: list[Shard]) -> np.ndarray:
+        """Bytes of training text in each bucket of a source."""
+        total = np.zeros(NUM_BUCKETS)
+        for place, _ in part:
+            hash_D, lengths_D = place.load("documents", "hash_D", "lengths_D")
+            bucket_D = (hash_D % NUM_BUCKETS).astype(np.int64)
+            total += np.bincount(bucket_D, lengths_D * (hash_D > self.bound), NUM_BUCKETS)
+        return total
 
     # ---- pass 3 ----
 
@@ -248,39 +259,7 @@ class Passes:
                 "data.tokenizer to none, or raise data.vocab_size or data.max_unknown"
             )
 
-    # ---- shares of a source ----
-
-    def is_chosen(self, place: Place, num_buckets: int, is_validation: bool) -> np.ndarray:
-        """Which documents of a shard are of one side and in the first buckets."""
-        (hash_D,) = place.load("documents", "hash_D")
-        return ((hash_D <= self.bound) == is_validation) & (hash_D % NUM_BUCKETS < num_buckets)
-
-    def buckets(self, stage: str, most: float = float("inf")) -> list[int]:
-        """How many of the first buckets of each source give training documents by the weights.
-
-        Args:
-            stage: documents are measured in bytes, tokens in tokens.
-            most: of all sources together.
-        """
-        totals_S = []
-        for source, part in zip(self.sources, self.parts, strict=True):
-            total = np.zeros(NUM_BUCKETS)
-            for place, _ in part:
-                (hash_D,) = place.load("documents", "hash_D")
-                (lengths_D,) = place.load(stage, "lengths_D")
-                bucket_D = (hash_D % NUM_BUCKETS).astype(np.int64)
-                total += np.bincount(bucket_D, lengths_D * (hash_D > self.bound), NUM_BUCKETS)
-            if self.wanted.weights and not total.any():
-                raise UserError(f"{source.name} has no training tokens; leave it out")
-            totals_S.append(total)
-        sizes_S = [float(total.sum()) for total in totals_S]
-        if weights_S := self.wanted.weights:
-            # The most of each source that stands in the ratio of the weights.
-            ratio = min(size / weight for size, weight in zip(sizes_S, weights_S, strict=True))
-            sizes_S = [weight * ratio for weight in weights_S]
-        scale = min(1.0, most / max(sum(sizes_S), 1.0))
-        pairs = zip(totals_S, sizes_S, strict=True)
-        return [bucket_bound(total, size * scale) for total, size in pairs]
+    # ---- steps of the passes above ----
 
     def _begin(self, name: str) -> None:
         self.name, self.done = name, 0.0

@@ -23,28 +23,17 @@ class Preparation:
     each source), max_unknown, max_rejected."""
     sources: tuple[tuple[str, ...], ...] = ()
     """Each a short name, a hub id, or paths; none: what ``data`` names."""
-    weights: tuple[float, ...] = ()
-    """Shares of the training tokens, one per source; none: all of every source."""
     cleaning: Cleaning = field(default_factory=Cleaning)
     """smiles only."""
     accepted: tuple[str, ...] = ()
     """Named sources with a caveat that the user accepts."""
     seed: int = 1
-    tokenizer_megabytes: float = 500
-    """Text to learn the tokenizer from, at most."""
     shard_megabytes: float = 4
     """Text of a shard, what a kill may lose per process: some seconds of work."""
 
     def __post_init__(self) -> None:
         check_fields("", self)
-        if self.weights and len(self.weights) != len(self.sources):
-            raise UserError(
-                f"{len(self.weights)} weights were given for {len(self.sources)} sources; give "
-                "one each"
-            )
-        if not all(0 < weight < float("inf") for weight in self.weights):
-            raise UserError(f"the weights are {self.weights}; each must be positive")
-        check_numbers("", self, POSITIVE, "tokenizer_megabytes", "shard_megabytes")
+        check_numbers("", self, POSITIVE, "shard_megabytes")
         if self.data.kind != "smiles" and self.cleaning != Cleaning():
             raise UserError(
                 f"data.kind is {self.data.kind}; only molecules are cleaned, leave the options "

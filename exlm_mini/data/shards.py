@@ -118,7 +118,7 @@ def make_documents(
         place: where to.
         want: what the shard is made of, for ``finished_shard``.
         documents: as they were read.
-        seed: of the hashes; spellings of one molecule have one hash.
+        seed: of the hashes; two spellings of a molecule have one hash if it was cleaned.
         cleaning: of molecules; none: the documents are text.
     """
     if record := finished_shard(place.file("documents"), want):
@@ -131,9 +131,9 @@ def make_documents(
     else:
         # Tables may hold "CCO ethanol" too; RDKit would take the name along.
         smiles = [text.split(maxsplit=1)[0] for text in documents]
-        for key, spellings in clean(smiles, cleaning, seed, counts):
-            texts += [spelling.encode() for spelling in spellings]
-            hashes += [hash_of(key, seed)] * len(spellings)
+        for key, spelling in clean(smiles, cleaning, counts):
+            texts.append(spelling.encode())
+            hashes.append(hash_of(key, seed))
     arrays = {
         "text": np.frombuffer(b"".join(texts), dtype=np.uint8),
         "lengths_D": np.array([len(text) for text in texts], dtype=np.int64),
