@@ -53,6 +53,7 @@ def test_a_nudge_moves_the_last_bits_the_same_way_each_time(nudged):
     assert one[-3:] == [1, 1, 1]  # a gradient of zero stays zero
 
 
+@pytest.mark.skipif("EXLM_NUDGE" in os.environ, reason="this process is nudged already")
 def test_a_nudge_reaches_the_processes_that_are_started(nudged):
     code = "from test_machines import trained; print(trained())"
     machine = environment({"EXLM_NUDGE": "1"})
