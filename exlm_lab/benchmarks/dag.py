@@ -138,6 +138,16 @@ def too_large(backend: str, shape: Shape) -> str | None:
     return None
 
 
+def part(graph: Graph, num_rows: int, num_targets: int) -> Graph:
+    """The first rows, with the first targets only."""
+    return Graph(
+        graph.log_emission_BML[:num_rows, :num_targets].contiguous(),
+        graph.log_transition_BLL[:num_rows],
+        graph.num_targets_B[:num_rows].clamp(max=num_targets),
+        graph.num_states_B[:num_rows],
+    )
+
+
 def estimated_seconds(function: LogLikelihood, graph: Graph, device: torch.device) -> float:
     """Seconds of one forward and backward pass at most, from a graph with fewer targets.
 
@@ -146,8 +156,8 @@ def estimated_seconds(function: LogLikelihood, graph: Graph, device: torch.devic
     """
     B, M, _ = graph.log_emission_BML.shape
     few = min(M, max(4, M // 32))
-    part = graph.part(B, few)
-    return once_seconds(lambda: forward_and_backward(function, part), device) * M / few
+    less = part(graph, B, few)
+    return once_seconds(lambda: forward_and_backward(function, less), device) * M / few
 
 
 class Judge(NamedTuple):
@@ -180,12 +190,12 @@ def judge(graph: Graph, device: torch.device, seconds: float = MOST_SECONDS) -> 
             continue
         function = BACKENDS[name].log_likelihood
         try:
-            one_row = estimated_seconds(function, exact.part(1, M), device)
+            one_row = estimated_seconds(function, part(exact, 1, M), device)
         except RuntimeError:  # no memory for it in float64
             continue
         if one_row <= seconds:
             num_rows = min(B, max(1, int(seconds / max(one_row, 1e-9))))
-            return Judge(name, forward_and_backward(function, exact.part(num_rows, M)))
+            return Judge(name, forward_and_backward(function, part(exact, num_rows, M)))
     return None
 
 

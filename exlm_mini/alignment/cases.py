@@ -41,15 +41,6 @@ class Graph(NamedTuple):
         """The same numbers in float64."""
         return self.to(torch.float64)
 
-    def part(self, num_rows: int, num_targets: int) -> Graph:
-        """The first rows, with the first targets only."""
-        return Graph(
-            self.log_emission_BML[:num_rows, :num_targets].contiguous(),
-            self.log_transition_BLL[:num_rows],
-            self.num_targets_B[:num_rows].clamp(max=num_targets),
-            self.num_states_B[:num_rows],
-        )
-
     def row(self, b: int) -> Graph:
         """Row b by itself, without padding."""
         M, L = int(self.num_targets_B[b]), int(self.num_states_B[b])
@@ -311,10 +302,8 @@ def largest_error(name: str, dtype: torch.dtype, device: torch.device) -> tuple[
     for case in CASES.values():
         graph = case.to(dtype)
         exact, there = graph.to(torch.float64), fill_padding(graph, torch.nan).to(dtype, device)
-        truth, ours = (
-            likelihood_and_gradients(exact, JUDGE),
-            likelihood_and_gradients(there, name),
-        )
+        truth = likelihood_and_gradients(exact, JUDGE)
+        ours = likelihood_and_gradients(there, name)
         path_BM = viterbi(*there, backend=name)[0].cpu()
         if not torch.equal(path_BM, viterbi(*exact, backend=JUDGE)[0]):
             return float("inf"), float("inf")
