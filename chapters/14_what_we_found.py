@@ -453,7 +453,7 @@ with pd.option_context("display.max_colwidth", None):
 # The same fourteen cells on molecules, where ridge regression reads structure from
 # the frozen states, in place of a fine-tuned score:
 
-# %% mystnb={"figure": {"caption": "Repeated MLM on molecules, mean over the seeds of the table below, one line per mask ratio. Left: entropy of the predictions for lost symbols. Right: explained variance of five structural quantities.", "name": "fig-lost-share-molecules"}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "Repeated MLM on molecules, mean of three seeds, one line per mask ratio. Left: entropy of the predictions for lost symbols. Right: explained variance of five structural quantities.", "name": "fig-lost-share-molecules"}} tags=["hide-input"]
 of_smiles = [g for g in recorded("repeated-mlm").values() if g.input == "molecules"]
 fig, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
 draw_against_share(axes[0], summaries(of_smiles, "entropy_bits"), "entropy, bits")
@@ -488,14 +488,19 @@ display(along.map("{:+.2f}".format))
 
 # %% [markdown]
 # From no symbol lost to all, the entropy rises by one and a half bits; from no copy
-# masked to all, it hardly moves. So on molecules, too, uncertainty follows what is
-# lost. Structure is read best at 38.7% lost, and less well on either side, as the
-# paper's accuracy rises and falls (§3.3). How steeply it falls, the two seeds of
-# three that have run do not say.
+# masked to all, by a tenth of that on average. So on molecules, too, uncertainty
+# follows what is lost. Structure is read best where 15% to 39% is lost, and less
+# well on either side, as the paper's accuracy rises and falls (§3.3). Whether the
+# loss or the masks make it fall, three seeds do not say: from seed to seed the
+# second slope changes its sign.
 
 # %% mystnb={"code_prompt_show": "Checked: the slopes of the entropy, and where structure is read best, in every seed"} tags=["hide-cell", "check"]
-for (metric, _), (of_lost, of_p) in on_molecules.items():
-    assert metric == "read_structure" or (of_lost > 1.2 and abs(of_p) < 0.4)
+of_entropy = np.array([on_molecules["entropy_bits", f"seed {s}"] for s in whole])
+assert (of_entropy[:, 0] > 1.2).all() and (abs(of_entropy[:, 1]) < 0.4).all()
+of_lost, of_p = of_entropy.mean(axis=0)
+assert len(whole) == 3 and 1.3 < of_lost < 1.8 and 0.05 < of_p / of_lost < 0.15
+of_p = [on_molecules["read_structure", f"seed {s}"][1] for s in whole]
+assert min(of_p) < 0 < max(of_p)
 read = {
     share: [
         group.by_seed("read_structure")
@@ -507,7 +512,8 @@ read = {
 for seed in sorted(whole):
     means = {share: np.mean([of[seed] for of in read[share]]) for share in read}
     assert means[0.0225] < means[0.15] - 0.05
-    assert max(means, key=means.get) == 0.387 and means[0.789] < means[0.387]
+    assert max(means, key=means.get) in (0.15, 0.387)
+    assert means[0.789] < means[0.387]
 
 # %% [markdown]
 # The paper ranks its cells. A rank says how consistent an order is, not how much it
