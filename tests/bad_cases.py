@@ -255,8 +255,9 @@ def import_all():
     for command in (*COMMANDS, *BOOK):
         main_of(command)
     for name in (
-        "datasets", "jsonargparse", "lmdb", "matplotlib.pyplot", "pandas", "pyarrow.parquet",
-        "rdkit.Chem", "scipy.stats", "seaborn", "sklearn.metrics", "tokenizers", "yaml",
+        "datasets", "docstring_parser", "jsonargparse", "lmdb", "matplotlib.pyplot", "pandas",
+        "pyarrow.parquet", "rdkit.Chem", "scipy.stats", "seaborn", "sklearn.metrics", "tokenizers",
+        "torch._dynamo", "yaml",
     ):  # fmt: skip
         importlib.import_module(name)
 

@@ -127,7 +127,7 @@ def import_all():
     """What the commands import, some of it not before they need it."""
     for name in (
         "datasets", "exlm_mini.prepare", "exlm_mini.pretrain", "jsonargparse", "rdkit.Chem",
-        "sklearn.linear_model", "tokenizers", "yaml",
+        "sklearn.linear_model", "tokenizers", "torch._dynamo", "yaml",
     ):  # fmt: skip
         importlib.import_module(name)
     importlib.import_module("torch").set_num_threads(1)  # one thread can be forked
