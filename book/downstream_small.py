@@ -190,7 +190,7 @@ def molecules_seen(
 
 def keys(smiles: str) -> list[str]:
     """The canonical spelling of a molecule; none if RDKit reads none."""
-    return [m.key for m in clean([smiles], SAME_MOLECULE, seed=0, counts=CleaningCounts())]
+    return [m.key for m in clean([smiles], SAME_MOLECULE, CleaningCounts())]
 
 
 # ---- fine-tuning ----
