@@ -107,25 +107,6 @@ def test_chains_are_held_then_faded_out():
     assert chain_share(make_config("mlm"), 0) == 0
 
 
-def test_a_step_is_adam_with_decoupled_decay_by_hand(packs, tmp_path):
-    train = {
-        "steps": 3, "warmup_steps": 2, "learning_rate": 0.1, "adam_betas": (0.7, 0.9),
-        "adam_eps": 1e-3, "weight_decay": 0.3,
-    }  # fmt: skip
-    trainer = make_trainer(make_config("mlm", **dropless(**train)), packs, tmp_path)
-    weight = trainer.model.head.dense.weight
-    seen = [(weight.detach().clone(), None)]
-    trainer.run(lambda progress: seen.append((weight.detach().clone(), weight.grad.clone())))
-    by_hand, m, v = seen[0][0].double(), 0.0, 0.0
-    for t, rate in enumerate((0.05, 0.1, 0.05), 1):
-        reached, gradient = seen[t]
-        m = 0.7 * m + 0.3 * gradient.double()
-        v = 0.9 * v + 0.1 * gradient.double() ** 2
-        direction = (m / (1 - 0.7**t)) / ((v / (1 - 0.9**t)).sqrt() + 1e-3)
-        by_hand = by_hand * (1 - rate * 0.3) - rate * direction
-        torch.testing.assert_close(reached.double(), by_hand, rtol=1e-4, atol=1e-6)
-
-
 # ---- resuming ----
 
 
