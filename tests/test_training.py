@@ -213,11 +213,12 @@ def test_the_seed_decides_the_losses(packs, tmp_path):
     assert not set(runs[0]) & set(runs[2])
 
 
-def losses_of_micro_batches(config, packs, output, num_parts, rank=0, world_size=1):
+def losses_of_micro_batches(config, packs, output, num_parts, rank=0, world_size=1, seed=1):
     """Of one process: the same rows under the same masks each time, and nothing is learned."""
     config = replace(config, train=replace(config.train, learning_rate=1e-12, chain_warmup=0.0))
     trainer = make_trainer(config, packs, output)
     trainer.engine.rank, trainer.engine.world_size = rank, world_size
+    trainer.updater.seed = seed
     batch, found = trainer.batches.batch(0), []
     trainer.batches.parts = lambda *_: [batch] * num_parts
     plain = trainer.engine.score
@@ -233,9 +234,13 @@ def losses_of_micro_batches(config, packs, output, num_parts, rank=0, world_size
     return found
 
 
-def test_dropout_is_drawn_anew_in_every_micro_batch_of_every_step(packs, tmp_path):
+def test_dropout_is_drawn_anew_in_every_micro_batch_of_every_step_of_every_seed(
+    packs, tmp_path
+):
     found = losses_of_micro_batches(make_config(), packs, tmp_path / "dropped", 3)
     assert len(set(found)) == len(found)
+    other = losses_of_micro_batches(make_config(), packs, tmp_path / "other", 3, seed=2)
+    assert not set(found) & set(other)
     plain = make_config(model=dropless()["model"])
     assert len(set(losses_of_micro_batches(plain, packs, tmp_path / "plain", 3))) == 1
 
