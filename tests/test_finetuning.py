@@ -446,6 +446,7 @@ def test_a_checkpoint_that_is_intact_and_wrong_is_told_by_its_name(
     [
         lambda t, s: s["config"]["model"].update(width=20_000, num_heads=2),
         lambda t, s: t["model"].pop("head.bias"),
+        lambda t, s: s["special_ids"].update(unk="3"),
     ],
 )
 def test_a_model_that_is_intact_and_wrong_is_told_by_its_name(change, pretrained, tmp_path):

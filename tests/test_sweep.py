@@ -303,6 +303,7 @@ def stored(folder, cell, **changed):
         {"curve": [3]},
         {"curve": None},
         {"config": {"model": {"width": "wide"}}},
+        {"paper": {"table": "Table 2"}},
     ],
 )
 def test_a_damaged_record_is_named_with_the_remedy(changed, tmp_path):

@@ -157,6 +157,8 @@ def read_record(path: Path) -> Record:
         numbers += (data.get("seconds") or {}).values()
         if not all(number is None or isinstance(number, int | float) for number in numbers):
             raise TypeError("a metric is no number")
+        if (paper := data.get("paper")) and {"table", "row"} - paper.keys():
+            raise KeyError("paper names no table or no row")
         try:
             run_config_from_dict(data["config"])
         except UserError as error:

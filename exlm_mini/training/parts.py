@@ -113,6 +113,8 @@ def load_model(checkpoint: Checkpoint) -> tuple[MaskedLM | ExLM, RunConfig]:
     found = sum(tensor.numel() for tensor in checkpoint.tensors["model"].values())
     if wanted > 2 * found:
         raise ValueError(f"it has {found:,} weights, its settings {wanted:,}")
+    if not all(type(i) is int and 0 <= i < vocab_size for i in special_ids.values()):
+        raise ValueError(f"special_ids {special_ids}, of {vocab_size:,} tokens")
     model = make_model(config, vocab_size, SpecialIds(**special_ids))
     model.load_state_dict(checkpoint.tensors["model"])
     return model.eval(), config
