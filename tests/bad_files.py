@@ -273,7 +273,7 @@ def lmdb(rng, place):
             content = content[: rng.randrange(len(content))]
         path.write_bytes(content)
         if rng.random() < 0.1:
-            os.truncate(path, 6 << 30)  # sparse
+            os.truncate(path, 8 << 30)  # sparse
     return Case("prepare", preparing(path, place, "--data.max_rejected", "1"))
 
 
