@@ -2,9 +2,9 @@
 //
 //   product[i][u] = sum over v before the tile of mass[i-1][v] * E[v][u]
 //
-// Mapping   Up to 128 targets x 32 states at once; thread (tx, ty) holds 4 states of the targets
-//           ty, ty + 32, ty + 64, ty + 96, so that all 8 warps work whatever the number of
-//           targets. Both factors come through shared memory, 32 states v at a time; while one
+// Mapping   Up to 128 targets (64 in double) x 32 states at once; thread (tx, ty) holds 4 states of
+//           the targets ty, ty + 32, ty + 64, ty + 96, so that all 8 warps work whatever the
+//           number of targets. Both factors come through shared memory, 32 states v at a time; while one
 //           pair of tiles is multiplied, the next is on its way in registers.
 // Numerics  The product of a pair of tiles is brought to the largest exponent its target had in
 //           any earlier tile: per sum, not per mass, so masses are copied as they are. Two
@@ -18,7 +18,9 @@
 
 namespace dag {
 
-constexpr int kRows = 128;   // targets of one pass
+// Targets of one pass: as many as keep shared memory below the 64 KiB of the smallest GPUs.
+template <class Real>
+constexpr int kRows = sizeof(Real) == 4 ? 128 : 64;
 constexpr int kPadded = 36;  // row length of factors
 constexpr int kStride = 33;  // row length where one lane walks along a row
 constexpr int kWarps = kSweepThreads / kTile;
@@ -26,34 +28,37 @@ constexpr int kWarps = kSweepThreads / kTile;
 // The shared memory of a sweep.
 template <class Real>
 struct Shared {
-  Real* edges;              // [32][36]
-  Real* from;                // [128][36] masses of the targets before
-  Real *product, *emission;  // [128][33]
-  Real* factor;              // [2][128] to bring a pair's product into its unit: the product of two
-  Real* hand;                // [8][32] what a warp's last target hands to the next warp
-  int32_t *hand_exp, *flags, *row_exp;  // [8][32], NaN and huge, [m]
+  static constexpr int rows = kRows<Real>;
+  Real* edges;                          // [32][36]
+  Real* from;                           // [rows][36] masses of the targets before
+  Real *product, *emission;             // [rows][33]
+  Real* factor;                         // [2][rows] brings a pair's product into its unit, in two
+  Real* hand;                           // [slots][32] what a warp's last target hands on
+  int32_t *hand_exp, *flags, *row_exp;  // [slots][32], NaN and huge, [m]
 
   DAG_FN explicit Shared(Real* memory) {
     edges = memory;
     from = edges + kTile * kPadded;
-    product = from + kRows * kPadded;
-    emission = product + kRows * kStride;
-    factor = emission + kRows * kStride;
-    hand = factor + 2 * kRows;
-    hand_exp = reinterpret_cast<int32_t*>(hand + 2 * kRows);
-    flags = hand_exp + 2 * kRows;
+    product = from + rows * kPadded;
+    emission = product + rows * kStride;
+    factor = emission + rows * kStride;
+    hand = factor + 2 * rows;
+    hand_exp = reinterpret_cast<int32_t*>(hand + 2 * rows);
+    flags = hand_exp + 2 * rows;
     row_exp = flags + 2;
   }
-  static size_t bytes(int64_t M) {
-    const size_t reals = kTile * kPadded + kRows * kPadded + 2 * kRows * kStride + 4 * kRows;
-    return reals * sizeof(Real) + (2 * kRows + 2 + M) * sizeof(int32_t);
+  static constexpr size_t bytes(int64_t M) {
+    const size_t reals = kTile * kPadded + rows * kPadded + 2 * rows * kStride + 4 * rows;
+    return reals * sizeof(Real) + (2 * rows + 2 + M) * sizeof(int32_t);
   }
 };
+static_assert(Shared<float>::bytes(256) <= 64 << 10 && Shared<double>::bytes(256) <= 64 << 10,
+              "256 targets fit the smallest GPUs");
 
 // A pair of tiles on its way from global to shared memory: a thread's share.
 template <class Real>
 struct Pair {
-  static constexpr int num_edges = kTile / kWarps, num_masses = kRows / kWarps;
+  static constexpr int num_edges = kTile / kWarps, num_masses = kRows<Real> / kWarps;
   Real edge[num_edges], mass[num_masses];
   int exp;
 };
@@ -115,7 +120,7 @@ DAG_FN void store_masses(Block& c, const Shared<Real>& sh, int row, int num,
   const int e = pair.exp == kNone ? 0 : pair.exp - sh.row_exp[row + c.thread() - 1];
   const int first = in_range<Real>(e);
   sh.factor[c.thread()] = pair.exp == kNone ? Real(0) : two_to<Real>(first);
-  sh.factor[kRows + c.thread()] = two_to<Real>(in_range<Real>(e - first));
+  sh.factor[sh.rows + c.thread()] = two_to<Real>(in_range<Real>(e - first));
 }
 
 // R targets of this thread. Targets beyond the last are multiplied as well, and never looked at.
@@ -141,7 +146,7 @@ DAG_FN void multiply(Block& c, const Shared<Real>& sh, Real (*sum)[4]) {
   }
 #pragma unroll
   for (int r = 0; r < R; ++r) {
-    const Real first = sh.factor[ty + kTile * r], rest = sh.factor[kRows + ty + kTile * r];
+    const Real first = sh.factor[ty + kTile * r], rest = sh.factor[sh.rows + ty + kTile * r];
     if (!(first > 0)) continue;  // the target has no mass there, what was read is undefined
 #pragma unroll
     for (int q = 0; q < 4; ++q) sum[r][q] += part[r][q] * first * rest;
@@ -155,7 +160,7 @@ DAG_FN void load_emission(Block& c, const Graph<Real>& g, const Walk& walk,
   const int lane = c.thread() % kTile, warp = c.thread() / kTile;
   const int at = t * kTile + lane, u = walk.reversed ? walk.width() - 1 - at : at;
 #pragma unroll
-  for (int k = 0; k < kRows / kWarps; ++k) {
+  for (int k = 0; k < Pair<Real>::num_masses; ++k) {
     const int p = warp + kWarps * k, i = row + p;
     if (p >= num) continue;
     const bool is_read = at >= walk.first(i) && at <= walk.last(i);
@@ -169,8 +174,9 @@ template <class Real, class Block>
 DAG_FN void enter_tile(Block& c, const Graph<Real>& g, const Walk& walk,
                        const BlockSweep<Real>& sweep, const Shared<Real>& sh, int shift, int t,
                        int tile0, int row, int num) {
+  constexpr int num_groups = kRows<Real> / kTile;
   Pair<Real> pair;
-  Real sum[kRows / kTile][4] = {};
+  Real sum[num_groups][4] = {};
   load_edges(c, g, walk, tile0, t, &pair);
   if (tile0 < t) load_masses(c, walk, sweep, tile0, row, num, &pair);
   load_emission(c, g, walk, sh, t, row, num);
@@ -185,15 +191,15 @@ DAG_FN void enter_tile(Block& c, const Graph<Real>& g, const Walk& walk,
       case 0: break;
       case 1: multiply<1>(c, sh, sum); break;
       case 2: multiply<2>(c, sh, sum); break;
-      case 3: multiply<3>(c, sh, sum); break;
-      default: multiply<4>(c, sh, sum); break;
+      case 3: multiply<smaller(3, num_groups)>(c, sh, sum); break;
+      default: multiply<num_groups>(c, sh, sum); break;
     }
     c.sync();  // and are no longer needed
   }
   store_edges(c, walk, sh, shift, pair);
   const int tx = c.thread() % 8, ty = c.thread() / 8;
 #pragma unroll
-  for (int r = 0; r < kRows / kTile; ++r) {
+  for (int r = 0; r < num_groups; ++r) {
 #pragma unroll
     for (int q = 0; q < 4; ++q) sh.product[(ty + kTile * r) * kStride + tx * 4 + q] = sum[r][q];
   }

@@ -10,7 +10,7 @@
 //           targets at a time. Every entry is written by exactly one thread: zeros where no path
 //           goes and in padding.
 // Numerics  As dag_gradient.h: the exponents of both sweeps are folded into beta's factor, and
-//           is_exact keeps each of them small enough. A row redone in log space is summed from
+//           is_exact and `room` keep each of them small enough. A row redone in log space is summed from
 //           its doubles, by the same blocks.
 // Cost      Reads 8 KiB per 32 targets for 32,768 multiply-adds, from L2; writes M L + L^2
 //           numbers per row, whole rows of 32 at a time, and reads E once.
@@ -46,10 +46,10 @@ struct Posterior {
   DAG_FN int64_t beta_at(int i, int t) const {
     return int64_t(walk.m - 1 - i) * walk.width() + (walk.num_tiles - 1 - t) * kTile;
   }
-  // 2^(alpha's exponent + beta's - Z's); an exact 0 where that is no normal number.
-  DAG_FN Real unit(int a, int b) const {
+  // 2^(alpha's exponent + beta's - Z's - room); an exact 0 where that is no normal number.
+  DAG_FN Real unit(int a, int b, int room) const {
     if (a == kNone || b == kNone) return 0;
-    const int e = a + b - total_exp();
+    const int e = a + b - total_exp() - room;
     return e < Range<Real>::smallest ? Real(0) : scaled(Real(1), e);
   }
 };
@@ -74,7 +74,7 @@ DAG_FN void grad_emission_tile(Block& c, const Launch<Real>& all, int64_t b,
                             u <= row.g.last(i);
     if (is_in_cone && row.status == kTiled) {
       const Real f = row.unit(row.alpha.mass_exp[int64_t(tile) * m + i],
-                              row.beta.reach_exp[row.beta_exp_at(i, tile)]);
+                              row.beta.reach_exp[row.beta_exp_at(i, tile)], 0);
       const Real ours = row.alpha.mass[int64_t(i) * row.walk.width() + u];
       const Real theirs = row.beta.reach[row.beta_at(i, tile) + kTile - 1 - lane];
       if (f > 0) out = ours * theirs * Real(scale) * f;
@@ -113,7 +113,8 @@ DAG_FN void join(Block& c, const Posterior<Real>& row, int tile_v, int tile_u, i
       const int i = first + lane;
       unit[lane] = i > i1 ? Real(0)
                           : row.unit(row.alpha.mass_exp[int64_t(tile_v) * m + i],
-                                     row.beta.mass_exp[row.beta_exp_at(i + 1, tile_u)]);
+                                     row.beta.mass_exp[row.beta_exp_at(i + 1, tile_u)],
+                                     Range<Real>::room);
     }
     c.sync();  // the units are there, and the factors before are no longer needed
 #pragma unroll
@@ -183,8 +184,9 @@ DAG_FN void grad_transition_tile(Block& c, const Launch<Real>& all, int64_t b,
     Real out = 0;
     if (has_edges && v < u && u < n) {
       if (row.status == kTiled) {
+        const Real edge = exp_shifted(c, row.g.edge(v, u), row.shift);
         out = product[r * kFactorRow + lane] *
-              (exp_shifted(c, row.g.edge(v, u), row.shift) * scale);
+              (edge * two_to<Real>(Range<Real>::room) * scale);
       } else if (row.status == kLogSpace) {
         out = grad_in_log_space(c, all, b, row, v, u);
       } else {

@@ -28,7 +28,6 @@ namespace dag {
 
 constexpr int kColumns = 4;                    // of a stage
 constexpr int kStages = kTile / kColumns;      // a warp needs for its triangle
-constexpr int kSlots = 2 * kRows / kTile;      // of what warps hand over
 
 // The largest edge out of tile `tile`, NaN if one is; block (row, tile), a warp per state.
 template <class Real, class Block>
@@ -145,7 +144,8 @@ DAG_FN void walk_columns(Block& c, const Shared<Real>& sh, int p, int group, boo
                          Target<Real>* out) {
   Target<Real>& own = *out;
   const int lane = c.thread() % kTile;
-  const int before = group % kSlots * kTile, after = (group + 1) % kSlots * kTile;
+  constexpr int slots = 2 * kRows<Real> / kTile;  // of what warps hand over
+  const int before = group % slots * kTile, after = (group + 1) % slots * kTile;
   Real* score = sh.emission + p * kStride;
 #pragma unroll
   for (int q = First; q < First + kColumns; ++q) {
@@ -283,11 +283,11 @@ DAG_FN void sweep_row(Block& c, const Launch<Real>& all, int64_t b, int directio
       out.reach_exp[t * int64_t(g.m) + i] = kNone;
       out.lift_exp[t * int64_t(g.m) + i] = kNone;
     }
-    for (int row = i0; row <= i1; row += kRows) {
-      const int num = smaller(kRows, i1 - row + 1);
+    for (int row = i0; row <= i1; row += sh.rows) {
+      const int num = smaller(sh.rows, i1 - row + 1);
       enter_tile(c, g, walk, out, sh, edges.shift, t, tile0, row, num);
       Target<Real> own;
-      if (c.thread() < kRows) {
+      if (c.thread() < sh.rows) {
         meet_tile(walk, sh, t, row + c.thread(), c.thread(), c.thread() < num, tile0 < t,
                   &own);
       }

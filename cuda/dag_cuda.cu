@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kSweepThreads, 1) sweep_kernel(Launch<Real> al
 }
 
 template <class Real>
-__global__ void __launch_bounds__(kFinishThreads)
+__global__ void __launch_bounds__(kFinishThreads, 2)
     finish_kernel(Launch<Real> all, Real* log_likelihood) {
   Device c;
   finish_row(c, all, blockIdx.x, log_likelihood);

@@ -5,7 +5,7 @@
 //
 // (beta without its own emission, as in Appendix I.1; I.2 leaves the emission and the sum out.)
 // The second line is one matrix product per pair of tiles. The exponents are folded into beta's
-// operand; `is_exact` keeps each of them small enough that nothing overflows.
+// operand; `is_exact` and `room` keep each of them small enough that nothing overflows.
 #pragma once
 #include <algorithm>
 
@@ -65,7 +65,7 @@ void grad_transition_tile(const Graph<Real>& g, const Walk& walk, int shift,
   const int m = g.m, n = g.n, nt = walk.num_tiles, span = n - m, v0 = tile_v * T;
   const int total_exp = alpha.mass_exp[m * nt - 1], last = last_tile(g, tile_v);
   const Real total = alpha.mass[int64_t(m - 1) * walk.width() + n - 1];
-  const Real scale = Real(weight / total);
+  const Real scale = Real(weight / total), room = power_of_two<Real>(Range<Real>::room);
   const int num_rows = smaller(T, int(g.stride) - v0), end = smaller(n, (last + 1) * T);
   for (int r = 0; r < num_rows; ++r) {
     Real* row = grad + (v0 + r) * g.stride;
@@ -82,14 +82,15 @@ void grad_transition_tile(const Graph<Real>& g, const Walk& walk, int shift,
     for (int i = i0; i <= i1; ++i) {
       const int a = alpha.mass_exp[tile_v * m + i];
       const int b = beta.mass_exp[(nt - 1 - tile_u) * m + m - 2 - i];
-      s->unit[i] = a == kNone || b == kNone ? Real(0) : power_of_two<Real>(a + b - total_exp);
+      const int e = a + b - total_exp - Range<Real>::room;
+      s->unit[i] = a == kNone || b == kNone ? Real(0) : power_of_two<Real>(e);
     }
     while (i0 <= i1 && s->unit[i0] == 0) ++i0;
     while (i0 <= i1 && s->unit[i1] == 0) --i1;
     Vec<Real> sum[T];
     join(walk, alpha, beta, s->unit.data(), v0, tile_u, i0, i1, sum);
     for (int r = 0; r < num_rows; ++r) {  // edges that do not exist are 0 in the block
-      const Vec<Real> edge = load(s->edges[(tile_u - tile_v) * T + r].at) * scale;
+      const Vec<Real> edge = load(s->edges[(tile_u - tile_v) * T + r].at) * room * scale;
       store_some<Real>(grad + (v0 + r) * g.stride + u0, smaller(T, n - u0), sum[r] * edge);
     }
   }

@@ -32,8 +32,8 @@ DAG_FN constexpr double score_limit(int m) { return m <= 4096 ? kLimit : kLimit 
 static_assert(score_limit(4096) * 4096 * kLog2e < 1 << 29, "an exponent of 4096 targets");
 static_assert(score_limit(1 << 20) * (1 << 20) * kLog2e < 1 << 29, "and of a million");
 
-DAG_FN int larger(int a, int b) { return a > b ? a : b; }
-DAG_FN int smaller(int a, int b) { return a < b ? a : b; }
+DAG_FN constexpr int larger(int a, int b) { return a > b ? a : b; }
+DAG_FN constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
 // One row of the batch: m targets, n states, as they lie in memory.
 template <class Real>
@@ -81,10 +81,16 @@ template <>
 struct Range<float> {
   static constexpr int smallest = -126;        // 2^smallest is the smallest normal number
   static constexpr double tolerance = 1.5e-8;  // of the likelihood, 2^-26
+  static constexpr int room = 0;               // see below
 };
 template <>
 struct Range<double> {
   static constexpr int smallest = -1022;
   static constexpr double tolerance = 1.4e-17;  // 2^-56
+  static constexpr int room = 256;
 };
+
+// The gradient of an edge is (sum over targets of alpha * beta) * E / Z. The sum may be as large as
+// Z / E, and is_exact allows an E so small that in double this is beyond 2^1023: sums are divided by
+// 2^room, edges multiplied by it.
 }  // namespace dag

@@ -279,6 +279,18 @@ def test_a_path_that_looks_lost_from_both_ends_is_found(by, dtype, kernels):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_the_gradient_of_an_edge_is_finite_however_unlikely_the_edge(dtype, kernels):
+    """Its sum over targets, before the edge is multiplied in, may be beyond the range."""
+    for nats in range(20, 140) if dtype == FLOAT32 else range(650, 900, 5):
+        graph = random_graph(3, [2], [12], scale=0.5)
+        graph.log_transition_BLL[:] = -torch.inf
+        graph.log_transition_BLL[0, 1, 2] = 0.0  # what all edges are scaled by
+        graph.log_transition_BLL[0, 0, 11] = -float(nats)  # the only path
+        answer = assert_is_near(kernels, graph.to(dtype))
+        assert answer.grad_transition_BLL[0, 0, 11] == pytest.approx(weights(graph)[0].item())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [-1e9, -1e5, 1e5, 1e9])
 def test_scores_beyond_all_exponents_go_to_log_space(size, dtype, kernels):
     graph = all_ones_graph([3, 3], [6, 6])
@@ -515,7 +527,9 @@ def test_the_race_detector_sees_a_race(tmp_path):
 # ---- nvcc ----
 
 
-@pytest.mark.parametrize("arch", [pytest.param("80", marks=pytest.mark.slow), "90"])
+@pytest.mark.parametrize(
+    "arch", [*(pytest.param(arch, marks=pytest.mark.slow) for arch in ("75", "80")), "90"]
+)
 def test_nvcc_compiles_without_warnings_and_without_local_memory(arch, tmp_path):
     """Never run here: no test of this file needs a GPU."""
     try:
