@@ -1,4 +1,4 @@
-"""ExLM in small: masked language models, states expansion and states alignment (ICML 2025).
+"""A small ExLM: masked language models, states expansion and states alignment (ICML 2025).
 
 ``config``      settings, recipes, options      ``data``      tokens, corpora, masks
 ``model``       MLM and ExLM, Figure 6 by file  ``alignment`` the sum over paths, in five speeds
@@ -6,8 +6,8 @@
 ``plot``        curves and figures              ``hf``        models for transformers
 commands:       ``prepare pretrain fill plot doctor export``
 
-A room imports only from those before it: config, data and alignment, model, training, then reading
-and plot, then the commands. The experiments of the paper are repeated by ``exlm_lab``.
+Each imports only from those before it: config, data and alignment, model, training, then reading
+and plot, then the commands. ``exlm_lab`` repeats the experiments of the paper.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""``exlm COMMAND`` and ``python -m exlm_mini COMMAND``: every command of the project by its name.
+"""``exlm COMMAND`` and ``python -m exlm_mini COMMAND``: run any command by its name.
 
 exlm pretrain --recipe smiles-tiny --output runs/molecules
 exlm fill "CC(=O)N[MASK]" --run runs/molecules
@@ -22,11 +22,11 @@ COMMANDS = {
     }.items()
     for name in names
 }
-"""Modules by the names of their commands; none is imported before it is asked for."""
+"""Command name to module; a module is imported only when its command runs."""
 
 
 def about(module: str) -> str:
-    """What a command does: the first line of its docstring, behind the name."""
+    """What a command does, from the first line of its docstring."""
     spec = importlib.util.find_spec(module)
     assert spec is not None and spec.origin is not None  # a module of ours
     text = ast.get_docstring(ast.parse(Path(spec.origin).read_text())) or ""

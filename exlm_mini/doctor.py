@@ -1,11 +1,11 @@
-"""What this machine offers, and whether it computes correctly. ::
+"""Show what this machine offers and check that it computes correctly. ::
 
     python -m exlm_mini.doctor              look, build the backend, check all
     python -m exlm_mini.doctor --no-build   check what is built already
 
-Every backend of the alignment meets a few small graphs on every device, and is compared with
-the enumeration of all paths: likelihood, gradients and best path, in float32 and float64. What is
-missing is advice: the exit status is 1 only if a result is wrong.
+On every device, every alignment backend is compared with the enumeration of all paths on a few
+small graphs: likelihood, gradients and best path, in float32 and float64. A missing library is
+only reported; the exit status is 1 only if a result is wrong.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def devices() -> list[torch.device]:
 
 
 def tools() -> Rows:
-    """What builds the compiled backend: path and version of each, or what is missing."""
+    """The tools that build the compiled backend: path and version, or what is missing."""
 
     def ninja() -> build.Tool:
         path = build.ninja()
@@ -78,7 +78,7 @@ def tools() -> Rows:
 
 
 def libraries() -> Rows:
-    """Versions of the libraries that commands may need, by extra, and how to get the others."""
+    """Versions of the optional libraries by extra, and how to install missing ones."""
     packages = importlib.metadata.packages_distributions()
     for extra in dict.fromkeys(EXTRAS.values()):
         modules = [module for module, its_extra in EXTRAS.items() if its_extra == extra]
@@ -97,7 +97,7 @@ def _with_version(name: str) -> str:
 
 
 def checks(may_build: bool) -> list[Check]:
-    """Every backend on every device against the enumeration."""
+    """Compare every backend on every device with the enumeration."""
     return [
         check(name, device, _why_not(name, device.type, may_build))
         for device in devices()
@@ -115,7 +115,7 @@ def automatic(may_build: bool) -> Rows:
 
 
 def _why_not(name: str, device_type: str, may_build: bool) -> str | None:
-    """Why a backend does not work on a type of device, building only if that is allowed."""
+    """Why a backend does not work on a type of device; builds it only if allowed."""
     if name == "native" and not may_build:
         try:
             if not build.plan(device_type).target.exists():

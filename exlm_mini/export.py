@@ -1,10 +1,10 @@
-"""``python -m exlm_mini.export``: a run as a model of transformers, for AutoModel and pipeline. ::
+"""``python -m exlm_mini.export``: save a run as a model for transformers. ::
 
     python -m exlm_mini.export runs/molecules molecules-hf
 
-The directory holds weights, settings, tokenizer and a card with what is known of the run; it can be
-uploaded as it is. Whoever has this package loads it like any model, after ``import exlm_mini.hf``;
-with ``trust_remote_code=True`` that import is done by the directory itself. ::
+The directory holds weights, settings, tokenizer and a model card, and can be uploaded as it is.
+With this package installed it loads like any model after ``import exlm_mini.hf``; with
+``trust_remote_code=True`` the directory imports it by itself. ::
 
     from transformers import pipeline
     fill = pipeline("fill-mask", "molecules-hf", trust_remote_code=True)
@@ -39,7 +39,7 @@ except ImportError as error:
 
 
 def export(pretrained: Pretrained, output: Path) -> None:
-    """Write a trained model as a directory of transformers.
+    """Write a trained model as a directory for transformers.
 
     Args:
         pretrained: from ``load_pretrained``.
@@ -77,7 +77,7 @@ def export(pretrained: Pretrained, output: Path) -> None:
 
 
 def card(pretrained: Pretrained) -> str:
-    """The model card: what it is, what it was made of, and what was measured."""
+    """The model card: settings, data and the last validation."""
     run, state = pretrained.config, pretrained.checkpoint.state
     model, data = run.model, run.data
     source = data.pack or data.hub or ", ".join(data.files) or "embedded"
@@ -116,7 +116,7 @@ Tokens in Masked Language Models* (ICML 2025).
 
 
 def measured(stored: dict[str, Any] | None) -> str:
-    """A sentence with the last validation of a run."""
+    """A sentence about the last validation of a run."""
     if stored is None:
         return "It was not validated before this step was saved."
     found = Evaluation(**stored)

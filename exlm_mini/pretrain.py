@@ -58,7 +58,7 @@ from exlm_mini.training.run_directory import CONFIG, LOCK, locked_directory, set
 
 
 def run(config: RunConfig, output: Path, engine: Engine) -> int:
-    """Train what the configuration names and print a summary; the exit code."""
+    """Train the models of a configuration and print a summary; returns the exit code."""
     if config.train.precision == "fp16" and engine.device.type == "cpu":
         raise UserError("train.precision fp16 needs a GPU; on a CPU use auto, bf16 or fp32")
     check_spread(config, engine.world_size)
@@ -68,7 +68,7 @@ def run(config: RunConfig, output: Path, engine: Engine) -> int:
                 f"there is no {config.data.pack}; make it with python -m exlm_mini.prepare (the "
                 "recipe's file begins with the command), or give another --data.pack"
             )
-        # Once more when vocabulary and rows are known; what is absurd is refused at once.
+        # Absurd sizes are refused here, others once the vocabulary and the rows are known.
         for single in objectives_of(config):
             check_memory(single, len(SpecialIds()), 3, engine.device, engine.world_size)
         if engine.is_main:
@@ -84,7 +84,7 @@ def run(config: RunConfig, output: Path, engine: Engine) -> int:
             with requests_by_signal(_teller(engine)) as requests:
                 outcomes = _train_all(config, corpus, output, engine, requests)
         except UserError:
-            # Where settings were stored just now, nothing but a corpus lay there before.
+            # If the settings were stored just now, the directory held at most a corpus before.
             was_accepted = engine.is_main and is_new and (output / CONFIG).exists()
             if was_accepted and not any(output.rglob("step-*")):
                 _forget(output)
@@ -99,7 +99,7 @@ def run(config: RunConfig, output: Path, engine: Engine) -> int:
 
 
 def _stored_precision(config: RunConfig, output: Path) -> RunConfig:
-    """``train.precision auto`` of a run that goes on is what it was on the machine of its start."""
+    """For a resumed run, resolve ``train.precision auto`` as on the machine where it started."""
     if config.train.precision != "auto" or not os.path.isfile(output / CONFIG):
         return config
     stored = parse_stored(read_text(output / CONFIG))["train"]["precision"]
@@ -107,14 +107,14 @@ def _stored_precision(config: RunConfig, output: Path) -> RunConfig:
 
 
 def _teller(engine: Engine) -> Callable[[str], None]:
-    """Of several processes only the first talks."""
+    """``say`` in the first process, silence in the others."""
     return say if engine.is_main else lambda line: None
 
 
 def _train_all(
     config: RunConfig, corpus: Corpus, output: Path, engine: Engine, requests: Requests
 ) -> dict[str, Outcome]:
-    """Train one model after the other, up to the first that is stopped; progress on stderr."""
+    """Train one model after the other until one is stopped; progress on stderr."""
     if config.train.num_threads is not None:
         torch.set_num_threads(config.train.num_threads)
     singles = objectives_of(config)
@@ -138,7 +138,7 @@ def _train_all(
 
 
 def _settle(config: RunConfig, output: Path, engine: Engine) -> Corpus:
-    """Hold a resumed run to its settings, note versions, prepare the data; the others open it."""
+    """Check or store the settings, note versions, and prepare the data in the first process."""
     with engine.together():
         if engine.is_main:
             for change in settle_config(output, config):
@@ -156,7 +156,7 @@ def _settle(config: RunConfig, output: Path, engine: Engine) -> Corpus:
 
 
 def _forget(output: Path) -> None:
-    """Undo the start of a run that saved nothing, so that a corrected command may follow.
+    """Undo the start of a run that saved nothing, so that a corrected command can follow.
 
     A finished corpus stays: it may have taken hours, and its settings are stored with it.
     """
@@ -170,7 +170,7 @@ def _forget(output: Path) -> None:
 
 
 def _print_summary(config: RunConfig, output: Path, outcomes: dict[str, Outcome]) -> None:
-    """What was reached, on stdout."""
+    """Print the results on stdout."""
     for objective, outcome in outcomes.items():
         reached = outcome.evaluation
         print(
@@ -195,7 +195,7 @@ def _print_summary(config: RunConfig, output: Path, outcomes: dict[str, Outcome]
 
 
 def _masked_example(corpus: Corpus) -> str:
-    """A held-out text, or how it begins, with one token hidden."""
+    """A held-out text, or its beginning, with one token hidden."""
     tokenizer = Tokenizer.load(corpus.tokenizer_path)
     special = tokenizer.special_ids
     inner = [i for i in corpus.validation.gather([0])[0][0].tolist() if i not in special]
@@ -209,7 +209,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; 0 done, 2 a mistake of the user, 130 stopped and ready to resume."""
     argv = sys.argv[1:] if argv is None else argv
     is_launched = launched_rank() is not None
-    # All processes see the same mistakes: one of each machine reports, and later the first alone.
+    # All processes see the same mistakes: one per machine reports them, later only the first.
     is_talking = not is_launched or os.environ["LOCAL_RANK"] == "0"
 
     def command() -> int:
@@ -235,7 +235,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run_and_finish(config: RunConfig, output: Path, engine: Engine) -> int:
-    """Run, and leave the other processes in order unless something unforeseen has happened."""
+    """Run, then leave the process group in order, except after an unforeseen error."""
     try:
         code = run(config, output, engine)
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Forward and backward pass of every alignment backend, beside its error against float64.
+"""Time of forward and backward pass of every alignment backend, and its error against float64.
 
 Shapes: B rows, M targets, L states.
 """
@@ -28,17 +28,17 @@ REFERENCE = "vectorized"
 TEACHING = ("enumerate", "naive")
 """Backends for small graphs only, see ``too_large``."""
 MOST_PATHS = 10_000
-"""Of all rows together, for the backend that scores each by itself."""
+"""Most paths in all rows for ``enumerate``."""
 MOST_TERMS = 50_000
-"""Of all rows together, for the backend that adds them up one by one in Python."""
+"""Most terms in all rows for ``naive``, which adds them up in Python."""
 UNTIMED_RUNS = 3
-"""Of a call besides those timed: for its error, to warm up, and for its memory."""
+"""Further runs of a call: for its error, for warming up, and for its memory."""
 MOST_SECONDS = 60.0
-"""That one backend may take at one shape."""
+"""Most time for one backend at one shape."""
 RELEASED = Path("fs_plugins/custom_ops/dag_loss.py")
-"""In a checkout of the released code; its ``torch_dag_loss`` takes the counts in reverse."""
+"""In a checkout of the released code; its ``torch_dag_loss`` takes the counts in reverse order."""
 NATS = 8.0
-"""How far one path stands out of a sharp graph, per step."""
+"""Advantage of the best path of a sharp graph, per step."""
 
 
 def made_graph(
@@ -48,7 +48,7 @@ def made_graph(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> Graph:
-    """A random graph like those of a model at its start, or after training.
+    """A random graph like those of an untrained or a trained model.
 
     Args:
         shape: with 1 < M <= L or M = L = 1.
@@ -125,7 +125,7 @@ def load_extra_backend(path: Path) -> LogLikelihood:
 
 
 def too_large(backend: str, shape: Shape) -> str | None:
-    """Why a teaching backend cannot do a shape in reasonable time; none if it can."""
+    """Why a teaching backend would take too long at a shape; None if it would not."""
     B, M, L = shape
     if backend == "enumerate":
         num_paths = B * (math.comb(L - 2, M - 2) if M > 1 else 1)
@@ -139,7 +139,7 @@ def too_large(backend: str, shape: Shape) -> str | None:
 
 
 def part(graph: Graph, num_rows: int, num_targets: int) -> Graph:
-    """The first rows, with the first targets only."""
+    """The first rows, with only their first targets."""
     return Graph(
         graph.log_emission_BML[:num_rows, :num_targets].contiguous(),
         graph.log_transition_BLL[:num_rows],
@@ -149,10 +149,9 @@ def part(graph: Graph, num_rows: int, num_targets: int) -> Graph:
 
 
 def estimated_seconds(function: LogLikelihood, graph: Graph, device: torch.device) -> float:
-    """Seconds of one forward and backward pass at most, from a graph with fewer targets.
+    """Upper estimate of the seconds of a forward and backward pass, from fewer targets.
 
-    Anything but a teaching backend takes the same time from each target to the next, besides
-    what the edges cost once.
+    Except for teaching backends, time is linear in the targets, plus a constant for the edges.
     """
     B, M, _ = graph.log_emission_BML.shape
     few = min(M, max(4, M // 32))
@@ -161,15 +160,15 @@ def estimated_seconds(function: LogLikelihood, graph: Graph, device: torch.devic
 
 
 class Judge(NamedTuple):
-    """float64 numbers for the first rows of a graph."""
+    """Reference results in float64 for the first rows of a graph."""
 
     name: str
-    """Backend they come from."""
+    """The backend that computed them."""
     exact: tuple[Tensor, ...]
     """log_likelihood_B, both gradients."""
 
     def errors(self, ours: tuple[Tensor, ...]) -> dict[str, float]:
-        """``relative_error`` of the likelihood and of both gradients, in the rows judged."""
+        """``relative_error`` of the likelihood and of both gradients in these rows."""
         num_rows = len(self.exact[0])
         return {
             name: relative_error(mine[:num_rows], exact)
@@ -178,11 +177,11 @@ class Judge(NamedTuple):
 
 
 JUDGES = ("vectorized", "scaled", "native")
-"""The first of them that is fast enough: in log space, then rescaled in two ways of their own."""
+"""The first that is fast enough is used: in log space, then two with rescaled probabilities."""
 
 
 def judge(graph: Graph, device: torch.device, seconds: float = MOST_SECONDS) -> Judge | None:
-    """float64 on the same numbers, for as many rows as fit in ``seconds``; none: not one."""
+    """Results in float64 for as many rows as fit into ``seconds``; None if not even one does."""
     exact = graph.double()
     B, M, _ = graph.log_emission_BML.shape
     for name in JUDGES:
@@ -213,8 +212,8 @@ def dag(
         shape: of the graph.
         functions: ``log_likelihood`` of the backends, by name; ``REFERENCE`` is taken first.
         device, is_sharp: of the graph, see ``made_graph``.
-        note: takes a line about what was left out.
-        asked_for: names of functions that are waited for, however long they take.
+        note: receives a line about what was left out.
+        asked_for: names of functions that are run however long they take.
     """
     graph = made_graph(shape, is_sharp, device)
     verdict = judge(graph, device)

@@ -1,4 +1,4 @@
-"""The least that the dynamic programme asks of a device, and its time on a GPU without the host.
+"""Lower bounds for the cost of the dynamic programme, and its time on a GPU without the host.
 
 Shapes: B rows, M targets, L states.
 """
@@ -19,7 +19,7 @@ REPLAYS = 10
 
 
 class Floor(NamedTuple):
-    """Traffic and arithmetic of one forward and backward pass that nothing can avoid."""
+    """Unavoidable traffic and arithmetic of one forward and backward pass."""
 
     num_bytes: int
     """Scores read by each pass, edges only where v < u; whole gradients written."""
@@ -28,7 +28,7 @@ class Floor(NamedTuple):
 
 
 def floor(shape: Shape, itemsize: int = 4) -> Floor:
-    """What the dynamic programme cannot do without.
+    """Lower bounds for the dynamic programme.
 
     Target i lives in the L - M + 1 states from i on, so two targets share
     (L - M + 1) (L - M + 2) / 2 edges; the first and the last target have one state.

@@ -16,9 +16,9 @@ import torch
 
 MOST_RUNS = 50
 LEAST_RUNS = 3
-"""A median of fewer says nothing."""
+"""A median of fewer would be meaningless."""
 ENOUGH_SECONDS = 5.0
-"""No run is begun after so much time, once there are ``LEAST_RUNS``."""
+"""After this time no run is started once there are ``LEAST_RUNS``."""
 
 
 class Timing(NamedTuple):
@@ -44,15 +44,15 @@ def time_side_by_side(
     enough_seconds: float = ENOUGH_SECONDS,
     is_warm: bool = False,
 ) -> dict[str, Timing]:
-    """Time calls in turn, so that what slows the machine for a while slows all of them.
+    """Time calls alternately, so that a temporary slowdown affects all of them.
 
-    Every call is run once before, uncounted: that allocates, compiles and fills caches.
+    Every call is first run once untimed, which allocates, compiles and fills caches.
 
     Args:
         calls: what to time, by name.
         device: that the calls work on; a GPU is waited for.
         enough_seconds: for all calls together, see ``ENOUGH_SECONDS``.
-        is_warm: the calls were run before; no run goes uncounted.
+        is_warm: the calls have run before; skip the untimed run.
 
     Returns:
         ``LEAST_RUNS`` to ``MOST_RUNS`` runs of each call, equally many.
@@ -71,7 +71,7 @@ def time_side_by_side(
 
 
 def once_seconds(call: Callable[[], Any], device: torch.device) -> float:
-    """Wall seconds of the second of two runs, for a first guess."""
+    """Wall seconds of the second of two runs, as a rough estimate."""
     call()
     return _once(call, device)[0] / 1000
 
@@ -98,13 +98,12 @@ def _once(call: Callable[[], Any], device: torch.device) -> tuple[float, float]:
 
 
 def peak_bytes(call: Callable[[], Any], device: torch.device) -> int:
-    """Most bytes that tensors made during a call held at one time, its result included.
+    """Peak bytes of tensors allocated during a call, its result included.
 
-    What was there before does not count. On a GPU this is the caching allocator's own peak; on
-    a CPU the sum over every allocation and release the profiler sees PyTorch's allocator make,
-    those of C++ operators and of the backward pass included. Both count the bytes asked for and
-    repeat to the byte. What a library takes elsewhere (a ``std::vector``, BLAS) is not seen;
-    ``resident_bytes`` sees it.
+    On a GPU this is the caching allocator's peak; on a CPU it is computed from all allocations and
+    releases of PyTorch's allocator that the profiler sees, including C++ operators and the backward
+    pass. Both count requested bytes and are reproducible. Memory that libraries allocate elsewhere
+    (a ``std::vector``, BLAS) is missed; ``resident_bytes`` includes it.
     """
     gc.collect()
     if device.type == "cuda":
@@ -126,33 +125,33 @@ def peak_bytes(call: Callable[[], Any], device: torch.device) -> int:
 
 
 def resident_bytes(call: Callable[[], Any]) -> int | None:
-    """Growth of the process's resident memory at its peak during a call, as Linux counts it.
+    """Growth of the process's peak resident memory during a call, by Linux's count.
 
-    Whole pages, whoever took them, and only once written to; none on other systems, or where
-    the kernel does not let a process reset its own peak. Repeats to about a mebibyte.
+    Counts all pages that were written to. None on other systems, or if the kernel does not let a
+    process reset its peak. Reproducible to about a mebibyte.
     """
     gc.collect()
     before = None
     with contextlib.suppress(OSError, AttributeError, KeyError):
-        # What the C library keeps for later would be used again unseen.
+        # Otherwise memory kept by the C library would be reused without being counted.
         ctypes.CDLL("libc.so.6").malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
         before = _status_bytes("VmRSS")
-    kept = call()  # until the peak is read: the kernel counts what is there most exactly
+    kept = call()  # keep the result until the peak is read, for an exact count
     growth = None if before is None else max(_status_bytes("VmHWM") - before, 0)
     del kept
     return growth
 
 
 def _status_bytes(name: str) -> int:
-    """A line of the kernel's account of this process."""
+    """An entry of /proc/self/status, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(dict(line.split(":", 1) for line in lines)[name].split()[0]) * 1024
 
 
 @contextlib.contextmanager
 def threads(number: int) -> Iterator[None]:
-    """Let PyTorch use so many threads on the CPU, for a while."""
+    """Set PyTorch's number of CPU threads inside the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

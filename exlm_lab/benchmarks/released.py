@@ -1,16 +1,16 @@
-"""The released model's layout of the same computation, to time beside ours.
+"""The released model's layout of the same computation, for comparison of times.
 
 Shapes: B rows, T expanded tokens, M targets, D width, H heads, d head size, V vocabulary.
 
-Weights, loss and gradients are those of an ``ExLM``; what differs is where work is done:
+Weights, loss and gradients are those of an ``ExLM``; the differences are:
 
 - logits of the whole vocabulary, their log-softmax and all edges are computed for every expanded
   position, not for the states alone, and the dynamic programme runs over all positions;
 - cosines and sines are gathered from tables, in each layer anew;
-- attention keeps its float32 probabilities and averages them over the heads, though nobody asks;
-- shorter rows are filled up, and the filling goes through every layer. The released code fills
-  with copies of the last token, which other tokens then see; here nothing sees the filling,
-  because the loss is to be the same.
+- attention stores its float32 probabilities and averages them over the heads, which nothing uses;
+- shorter rows are padded, and padding goes through every layer. The released code pads with copies
+  of the last token, which other tokens attend to; here nothing attends to padding, so that the
+  loss is the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from exlm_mini.model.transition import GatedTransition, edge_log_softmax, edges
 
 
 class ReleasedLayout(nn.Module):
-    """Another way to compute what an ``ExLM`` computes, with its weights.
+    """Computes the same as an ``ExLM``, with its weights, in the released layout.
 
     Args:
         model: with the released code's choices: ``boundary`` official, ``transition`` gated with
@@ -59,11 +59,11 @@ class ReleasedLayout(nn.Module):
         token_ids_BN: Tensor,
         chain_share: float = 0.0,
     ) -> StateScores:
-        """As ``ExLM.forward``; "states" are all T positions, most of which no edge reaches.
+        """As ``ExLM.forward``; "states" are all T positions, most of them without edges.
 
         Args:
             masked_ids_BN, is_masked_BN, token_ids_BN: see ``MaskedBatch``.
-            chain_share: 0, for the released code has no chains.
+            chain_share: 0, because the released code has no chains.
 
         Returns:
             Scores for ``objectives.log_likelihood``, L = T.
@@ -98,7 +98,7 @@ class ReleasedLayout(nn.Module):
         )
 
     def _encode(self, expanded: Expanded) -> Tensor:
-        """hidden_BTD, filling included."""
+        """hidden_BTD, padding included."""
         encoder = self.model.encoder
         x_BTD = encoder.dropout(encoder.embedding(expanded.token_ids_BT))
         for layer in encoder.layers:
@@ -128,7 +128,7 @@ class ReleasedLayout(nn.Module):
         return attention.output(attended_BHTd.transpose(1, 2).flatten(2))
 
     def _rotate(self, x_BHTd: Tensor, expanded: Expanded) -> Tensor:
-        """Turn the first half of each head by token index, the second by clone index."""
+        """Rotate the first half of each head by token index, the second by clone index."""
         table, turned = self._table(), []
         for half_BHTd, index_BT in zip(
             x_BHTd.chunk(2, dim=-1), (expanded.position_BT, expanded.clone_BT), strict=True
@@ -141,7 +141,7 @@ class ReleasedLayout(nn.Module):
         return torch.cat(turned, dim=-1).to(x_BHTd.dtype)
 
     def _table(self) -> Rotation:
-        """Cosine and sine of every position there may be, for half a head."""
+        """Cosine and sine of all positions, for half a head."""
         weight = self.encoder.embedding.weight
         key = weight.device, torch.promote_types(weight.dtype, torch.float32)
         if key not in self._table_of:
@@ -150,7 +150,7 @@ class ReleasedLayout(nn.Module):
         return self._table_of[key]
 
     def _link(self, hidden_BTD: Tensor, expanded: Expanded, whole: StateGraph) -> Tensor:
-        """log E over all positions, (B, T, T); -inf but between states."""
+        """log E over all positions, (B, T, T); -inf except between states."""
         transition = self.model.transition
         assert isinstance(transition, GatedTransition) and transition.place is not None
         place_BTD = transition.place(whole.place_BL)

@@ -1,9 +1,9 @@
-"""What a training step of ExLM costs beside one of MLM, and where the time goes.
+"""Cost of a training step of ExLM relative to MLM, and where the time goes.
 
 Shapes: B rows, N input tokens, M targets, L states, D width, V vocabulary.
 
-A step is the forward and the backward pass of one batch. The optimiser is left out: its work
-depends on the parameters alone, which differ by the transition head.
+A step is the forward and the backward pass of one batch. The optimiser is excluded: its cost
+depends on the number of parameters alone, which differs by the transition head.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ PARTS = ("encoder", "head", "transition", "dynamic programme")
 MASK_RATIO = 0.15
 VOCAB_SIZE = 8192
 ENOUGH_SECONDS = 30.0
-"""For both models: three steps of each are too few on a machine that does other things."""
+"""For both models; three steps of each are too few on a busy machine."""
 ERROR_ROWS = 8
-"""Of the batch, to compare with float64: a whole one of a base model may not fit then."""
+"""Rows to compare with float64; a whole batch of a base model may not fit into memory."""
 AnyModel = MaskedLM | ExLM | ReleasedLayout
 Clock = Callable[[str, str], AbstractContextManager[None]]
-"""Takes the name of a part and ``forward`` or ``backward``; times what runs inside."""
+"""Takes the name of a part and ``forward`` or ``backward``; times the block."""
 
 
 def row_length(shape: Shape) -> int:
@@ -58,8 +58,8 @@ def model_of(
 ) -> ModelConfig:
     """The model whose graph has this shape; L must be k M.
 
-    ``dropout`` is that of hidden states and attention. In the recipes made for CPUs it is 0; above
-    it attention has no fused kernel there.
+    ``dropout`` applies to hidden states and attention. Recipes for CPUs set it to 0, because fused
+    attention kernels there have no dropout.
     """
     k = shape.L // shape.M
     return ModelConfig(
@@ -102,11 +102,11 @@ def step(
     with_released: bool = False,
     expand_at: Sequence[int] = (),
 ) -> Iterator[Record]:
-    """One step of ``mlm`` and of ``exlm`` on the same batch, timed in turn.
+    """One step of ``mlm`` and of ``exlm`` on the same batch, timed alternately.
 
     Args:
         shape: M counts the two boundaries, as with ``boundary="official"``; L is k M.
-        config: of both models, which are in training mode; its dropout is in use.
+        config: of both models, which are in training mode, with dropout.
         device: of the models.
         vocab_size: of the batch, see ``made_batch``.
         precision: of the encoder, as ``train.precision``: fp32 or bf16; weights are float32.
@@ -207,10 +207,10 @@ def _precision(precision: str, batch: MaskedBatch) -> AbstractContextManager:
 def step_in_parts(
     model: MaskedLM | ExLM, batch: MaskedBatch, clock: Clock, precision: str = "fp32"
 ) -> torch.Tensor:
-    """The same step cut at the borders of its parts, each inside ``clock``; the loss.
+    """The same step with each part timed by ``clock``; returns the loss.
 
-    The graph is cut where one part hands a tensor to the next, and the gradient carried over by
-    hand, so that the backward pass of each part runs by itself.
+    The graph is cut between parts and the gradients are passed on by hand, so that the backward
+    pass of each part runs separately.
     """
     model.zero_grad(set_to_none=True)
     if isinstance(model, ExLM):
@@ -232,7 +232,7 @@ def _exlm_in_parts(
     model: ExLM, batch: MaskedBatch, clock: Clock, precision: str
 ) -> torch.Tensor:
     with torch.no_grad(), _precision(precision, batch):
-        scores = model(*batch)  # for what is no number of a part: graph, scored targets
+        scores = model(*batch)  # for the graph and the scored targets
     with clock("encoder", "forward"), _precision(precision, batch):
         hidden_BTD, graph = model.encode(*batch)
         state_BLD = model.states(hidden_BTD, graph)

@@ -1,8 +1,7 @@
-"""How fast a recipe trains on the machine at hand: real optimiser steps on made-up tokens.
+"""Training speed of a recipe on this machine: real optimiser steps on random tokens.
 
-A step is that of training (``step.Updater``), its batch included. The tokens differ from those
-of a run, and one setting: ``train.chain_warmup`` is off, so that every step is one as they are
-after it.
+Steps are those of training (``step.Updater``), batches included. Differences to a run are the
+tokens, and ``train.chain_warmup``, which is off so that all steps are like those after it.
 """
 
 from __future__ import annotations
@@ -36,22 +35,21 @@ from exlm_mini.training.provenance import MIB
 
 WARM_UP_STEPS = 2
 LEAST_STEPS = 3
-"""A median of fewer says nothing."""
+"""A median of fewer would be meaningless."""
 TEXT_STEPS = 4
-"""Steps of text that see no row twice; what a row says does not change the time."""
+"""Steps of text without repeated rows; the contents of rows do not affect the time."""
 MOLECULE_LENGTHS = (
     11, 15, 17, 19, 21, 23, 24, 25, 27, 28, 30, 31, 33, 35, 37, 40, 43, 47, 54, 69,
 )  # fmt: skip
-"""Tokens of the embedded molecules with [BOS] and [EOS], at the shares 0.025, 0.075, ... 0.975:
-drawn with equal chances they stand for all."""
+"""Lengths of the embedded molecules with [BOS] and [EOS]: quantiles 0.025, 0.075, ... 0.975."""
 MOLECULE_VOCABULARY = 85
-"""That of the embedded molecules."""
+"""Size of the vocabulary of the embedded molecules."""
 SHORTAGE = ("out of memory", "can't allocate memory", "alloc_failed")
-"""What PyTorch says, in small letters, where there is no more memory."""
+"""Parts of PyTorch's messages for exhausted memory, in lower case."""
 
 
 def speed_settings(config: RunConfig) -> dict[str, Any]:
-    """The settings that decide how fast a token is worked on, by their names."""
+    """The settings that determine the speed, by name."""
     settings, found = plain(config), {}
     for name in settings_with(Effect.SPEED):
         group, _, inner = name.partition(".")
@@ -72,20 +70,19 @@ def train(
     Args:
         config: of a single objective; ``train.device`` says where.
         steps: to time, after ``WARM_UP_STEPS``; at least ``LEAST_STEPS``.
-        seconds: no step is begun after so many, once ``LEAST_STEPS`` were timed.
-        accumulate: micro-batches of a step at most; none: as many as the recipe has on one
-            device. Fewer make a step shorter, and the optimiser's share of it larger.
+        seconds: after this time no step is started once ``LEAST_STEPS`` were timed.
+        accumulate: most micro-batches of a step; None: as in the recipe on one device. Fewer make a
+            step shorter and increase the optimiser's share.
 
     Returns:
-        What was measured. ``accumulated`` and ``accumulated_by_recipe`` are micro-batches of a
-        step; tokens are of the input, before expansion or repetition and without padding;
-        ``peak_mib`` is of weights, optimiser and a step together, tensors on a GPU, growth of the
-        process on a CPU, none where the system does not tell.
+        The measurements. ``accumulated`` and ``accumulated_by_recipe`` are micro-batches of a step;
+        tokens are of the input, before expansion or repetition and without padding; ``peak_mib``
+        is of weights, optimiser and a step together: tensors on a GPU, growth of the process on a
+        CPU, None if the system does not tell.
 
     Raises:
-        DoesNotFit: if the memory of the device is too small for a micro-batch of the recipe;
-            says what to lower.
-        UserError: if a setting of the recipe does not fit the others.
+        DoesNotFit: if a micro-batch does not fit into memory; says what to lower.
+        UserError: if settings contradict each other.
     """
     plan = plan_batch(config.train, num_devices=1)
     accumulated = min(plan.num_accumulated, accumulate or plan.num_accumulated)
@@ -126,7 +123,7 @@ def train(
 
 
 def _made_for(config: RunConfig, batch: int, folder: Path) -> Pack:
-    """Rows like the recipe's, enough for a few steps of ``batch`` rows or tokens."""
+    """Rows like those of the recipe, enough for a few steps of ``batch`` rows or tokens."""
     data, vocab_size = config.data, config.model.vocab_size
     row_length: int | None = data.block_length
     if data.kind == "toy":
@@ -147,7 +144,7 @@ def _made_for(config: RunConfig, batch: int, folder: Path) -> Pack:
 
 
 def _timed_steps(config: RunConfig, pack: Pack, steps: int, enough: float) -> Record:
-    """Make a model and train it for some steps, and measure its memory; nothing is written."""
+    """Train a new model for some steps and measure its memory; writes nothing."""
     device = choose_device(config.train.device)
     found: Record = {}
 
@@ -193,11 +190,11 @@ def made_pack(
     """Random ordinary tokens between [BOS] and [EOS], written and opened like any pack.
 
     Args:
-        directory: where to, as ``made.json``.
-        num_tokens: of the pack, about; at least one row is made.
-        row_length: of every row; none: rows of ``MOLECULE_LENGTHS``, at random.
-        vocab_size: V, special tokens included, and some others.
-        longest: rows are cut to it; none: they are not.
+        directory: for ``made.json``.
+        num_tokens: approximate size; at least one row is made.
+        row_length: of every row; None: random lengths from ``MOLECULE_LENGTHS``.
+        vocab_size: V, special tokens included.
+        longest: rows are truncated to it; None: they are not.
     """
     special_ids = SpecialIds()
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""All tasks by name, and where their examples come from."""
+"""All tasks by name, and how to load them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from exlm_mini.data.tokenizer import Tokenizer
 MOLECULES = (*moleculenet.BENCHMARKS, patterns.NAME)
 EMBEDDED = {inference.NAME: inference.load, sections.NAME: sections.load}
 EMBEDDED_OF = {"smiles": patterns.NAME, "text": sections.NAME, "toy": inference.NAME}
-"""What a model read: the task of that kind that needs no file."""
+"""By kind of data, the task that needs no file."""
 STEREO_ATOMS = ("[C@H]", "[C@@H]")
 
 
 @dataclass(frozen=True)
 class ReadingConfig:
-    """How molecules are split and spelled; of no meaning for text."""
+    """How molecules are split and spelled; ignored for text."""
 
     split: Literal["unimol", "deepchem", "random"] = "unimol"
     """How molecules are divided."""
@@ -34,18 +34,18 @@ class ReadingConfig:
         check_fields("data.", self)
 
     def cleaning(self, tokenizer: Tokenizer) -> Cleaning:
-        """What is done to each molecule; stereo marks go where the vocabulary has none."""
+        """The cleaning of each molecule; removes stereo marks if the vocabulary has none."""
         is_stripped = all(tokenizer.unknown_pieces(atom) for atom in STEREO_ATOMS)
         return Cleaning(strip_stereo=is_stripped, canonical=self.canonical)
 
 
 def task_names() -> list[str]:
-    """All tasks, as the command line calls them."""
+    """All tasks, by their names on the command line."""
     return [*glue.TASKS, squad.TASK.name, *MOLECULES, *EMBEDDED]
 
 
 def input_of(name: str) -> str:
-    """What a task consists of, known before anything is read: text, smiles or toy.
+    """The kind of data of a task: text, smiles or toy.
 
     Raises:
         UserError: for an unknown task.
@@ -60,13 +60,13 @@ def input_of(name: str) -> str:
 def load_task(
     name: str, data: Path | None, reading: ReadingConfig, tokenizer: Tokenizer
 ) -> tuple[Task, Splits]:
-    """A task of ``task_names`` and its examples; not SQuAD's, which are no ``Examples``.
+    """A task of ``task_names`` and its examples, except for SQuAD, which has no ``Examples``.
 
     Args:
         name: of the task.
-        data: directory or file of the benchmark; none: the hub, or embedded.
+        data: directory or file of the benchmark; None: the hub, or embedded data.
         reading: of molecules.
-        tokenizer: of the checkpoint; decides about stereo marks.
+        tokenizer: of the checkpoint; decides whether stereo marks are removed.
 
     Raises:
         UserError: see the readers.

@@ -1,9 +1,9 @@
-"""Fine-tuning one model on one task with one seed: its rows, its epochs, the best of them.
+"""Fine-tuning of one model on one task with one seed.
 
 Shapes: R rows, B rows of a batch, N tokens of a row, C outputs of the head.
 
-Data order and dropout are functions of (seed, epoch, step), so two runs with equal settings end
-with equal bits on one machine, and so does a run that was stopped and resumed.
+Data order and dropout are functions of (seed, epoch, step), so on one machine runs with equal
+settings end with equal bits, even if they were stopped and resumed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ EVALUATION_ROWS = 64
 
 
 class LabelledBatch(NamedTuple):
-    """Rows with what is to be answered."""
+    """Rows with their labels."""
 
     token_ids_BN: Tensor
     labels: Tensor
@@ -58,7 +58,7 @@ class LabelledBatch(NamedTuple):
 def identity_of(
     pretrained: Pretrained, problem: Problem, config: TuneConfig, seed: int
 ) -> dict[str, Any]:
-    """In what a checkpoint or a record must agree to be of a run; JSON-able."""
+    """What identifies a run in checkpoints and records; JSON-able."""
     return {
         "config": asdict(config) | {"adam_betas": list(config.adam_betas)},
         "seed": seed,
@@ -68,19 +68,19 @@ def identity_of(
 
 
 class FineTuner(Loop):
-    """One run. Its evaluation is the task's metrics on the validation rows, after each epoch.
+    """One run, evaluated after each epoch by the task's metrics on the validation rows.
 
-    After the last step the model has the weights of the best epoch, ``scores`` what its head gives
-    out for each row, by part, and ``metrics`` what that is worth.
+    After the last step the model has the weights of the best epoch, ``scores`` its output for each
+    row, by part, and ``metrics`` the metrics of these.
 
     Args:
-        pretrained: where the weights start.
-        problem: the task, its rows made for that model.
+        pretrained: gives the initial weights.
+        problem: the task, encoded for that model.
         config: settings.
         seed: of the head's weights, of data order and of dropout.
         directory: of this run; gets ``metrics.jsonl`` and ``checkpoints/``.
         device: auto, cpu, cuda or cuda:N.
-        report: takes a line about something unusual, such as a damaged checkpoint.
+        report: receives lines about unusual events, such as a damaged checkpoint.
 
     Raises:
         UserError: for an unknown device, or batches that do not fit in its memory.
@@ -132,7 +132,7 @@ class FineTuner(Loop):
         super().__init__(train, seed, model, objective, directory, report, engine)
         self.identity = identity_of(pretrained, problem, config, seed)
         self.history: list[dict[str, Any]] = []
-        """Of each epoch its number, its mean training loss and its evaluation."""
+        """Number, mean training loss and evaluation of each epoch."""
         self.best: dict[str, Tensor] = {}
         self.best_epoch = 0
         """From 1, chosen on the validation rows."""
@@ -141,10 +141,10 @@ class FineTuner(Loop):
 
     @torch.no_grad()
     def score(self, part: Part) -> list[np.ndarray]:
-        """What the head gives out for each row, (C,) or (2, N), float32, in the order of rows.
+        """The head's output for each row, (C,) or (2, N), float32.
 
         Raises:
-            DivergedError: if a number of them is not finite.
+            DivergedError: if a number is not finite.
         """
         was_training = self.model.training
         self.model.eval()
@@ -191,7 +191,7 @@ class FineTuner(Loop):
     # ---- see Loop ----
 
     def _evaluate(self, step: int) -> dict[str, float]:
-        """Validate, and keep the weights if no epoch before was as good."""
+        """Validate, and keep the weights if no earlier epoch was as good."""
         part, metric = self.problem.parts["validation"], self.problem.task.metric
         evaluation = part.judge(self.score(part))
         epoch, loss = step // self.steps_per_epoch, self.loss_sum / self.steps_per_epoch
@@ -234,7 +234,7 @@ class FineTuner(Loop):
         self.best = checkpoint.tensors["best"]
         self.history, self.best_epoch = state["history"], int(state["best_epoch"])
         self.loss_sum = float(state["epoch_loss"])
-        # What is wrong with these would show after the last step.
+        # Otherwise a mistake in these would show only after the last step.
         if self.best_epoch:
             self.model.load_state_dict(self.best)
         reached = [past["validation"][metric] for past in self.history]

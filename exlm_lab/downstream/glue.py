@@ -1,8 +1,8 @@
 """Eight tasks of GLUE, from the benchmark's own files or from the hub (§5.2, Appendix M).
 
-A directory holds a folder per task, as the benchmark publishes it: ``CoLA/train.tsv`` and
-``CoLA/dev.tsv`` (``cola/`` will do, and so will ``.tsv.gz``). A quotation mark in these files is a
-character like any other, and a line is one row.
+A directory holds a folder per task, as published: ``CoLA/train.tsv`` and ``CoLA/dev.tsv``
+(``cola/`` and ``.tsv.gz`` are accepted too). Quotation marks in these files are ordinary
+characters, and each line is a row.
 
 Validation is the benchmark's dev set, whose results the paper prints (Table 3). The test sets,
 whose labels are secret, are not read.
@@ -63,9 +63,9 @@ LAYOUTS = {
     "rte": Layout("label", _PAIR, _PAIR),
 }
 HEADERS = {"cola": ["source", "label", "mark", "sentence"]}
-"""Where the files have none."""
+"""For files without a header."""
 BROKEN = ("qqp",)
-"""Whose files have lines with too few fields, to be left out."""
+"""Tasks whose files have lines with too few fields, which are dropped."""
 
 
 def load_glue(name: str, source: Path | None = None) -> Splits:
@@ -73,11 +73,11 @@ def load_glue(name: str, source: Path | None = None) -> Splits:
 
     Args:
         name: cola, sst2, mrpc, stsb, qqp, mnli, qnli or rte.
-        source: the benchmark's directory, or the task's folder in it; none: the hub.
+        source: the benchmark's directory, or the task's folder in it; None: the hub.
 
     Returns:
         train and validation; no test. MNLI's validation is the matched half, ``others`` holds
-        ``validation-mismatched``. ``notes`` counts the rows left out per split.
+        ``validation-mismatched``. ``notes`` counts the dropped rows per split.
 
     Raises:
         UserError: for a missing file or column, a label outside the range, an empty split.
@@ -104,7 +104,7 @@ def load_glue(name: str, source: Path | None = None) -> Splits:
 
 
 def read_split(name: str, path: Path) -> tuple[Examples, int]:
-    """One file of a task, and how many of its rows were left out.
+    """One file of a task, and the number of its rows that were dropped.
 
     Raises:
         UserError: as ``load_glue``.
@@ -115,7 +115,7 @@ def read_split(name: str, path: Path) -> tuple[Examples, int]:
     with reading(path):
         with open_decompressed(path) as stream:
             lines = stream.read().decode("utf-8-sig").split("\n")
-        # Not by pandas: nothing is quoted here, and a row of other fields must not pass.
+        # Not by pandas: nothing is quoted, and rows with missing fields must not pass.
         rows = [line.removesuffix("\r").split("\t") for line in lines if line.strip()]
         header = HEADERS.get(name) or rows.pop(0)
         whole = [row for row in rows if len(row) == len(header)]
@@ -130,7 +130,7 @@ def read_split(name: str, path: Path) -> tuple[Examples, int]:
 def _examples(
     name: str, where: str, table: Any, texts: tuple[str, ...], label: str
 ) -> Examples:
-    """Examples of some columns of a table of pandas."""
+    """Examples from columns of a data frame."""
     import pandas
 
     task = TASKS[name]
@@ -156,7 +156,7 @@ def _examples(
 
 
 def _folder(name: str, directory: Path) -> Path:
-    """The folder of a task, whichever way its name is written."""
+    """The folder of a task, however its name is written."""
     with reading(directory):
         folders = [directory, *sorted(path for path in directory.iterdir() if path.is_dir())]
     for folder in folders:

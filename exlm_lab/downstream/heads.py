@@ -2,9 +2,9 @@
 
 Shapes: B rows, N input tokens, T expanded tokens, D width, C outputs of the head.
 
-Nothing is masked downstream, so the encoder reads a row as it is, but for what its pre-training
-did to every row: ExLM with the official boundary clones [BOS] and [EOS] k times, and Repeated MLM
-repeats every token (Appendix B.2). The vocabulary head and the transitions are left out.
+Nothing is masked downstream, but the encoder treats rows as in pre-training: ExLM with the official
+boundary clones [BOS] and [EOS] k times, and Repeated MLM repeats every token (Appendix B.2). The
+vocabulary head and the transitions are not used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from exlm_mini.model.exlm import token_states
 class ClassificationHead(nn.Module):
     """First token, dropout, dense, tanh, dropout, output: the head of BERT and RoBERTa.
 
-    Weights start as PyTorch's linear layers do, which is how fairseq leaves its head too.
+    Weights are initialised as in PyTorch, and as in fairseq's head.
 
     Args:
         width: D of the encoder.
@@ -42,12 +42,12 @@ class ClassificationHead(nn.Module):
 
 
 class SpanHead(nn.Module):
-    """Two scores per token: how well an answer begins there, and ends there (SQuAD).
+    """Two scores per token: for an answer that starts there, and for one that ends there (SQuAD).
 
     Args:
         width: D of the encoder.
         dropout: before the only layer.
-        pad: id of padding, which gets no chance.
+        pad: id of padding, which is never chosen.
     """
 
     def __init__(self, width: int, dropout: float, pad: int) -> None:
@@ -77,7 +77,7 @@ class FineTuned(nn.Module):
         super().__init__()
         self.encoder, self.head = pretrained.encoder, head
         self.num_copies = num_copies
-        # In a tuple, so that the parts that are not used downstream are no parts of this module.
+        # In a tuple, so that the parts that are not used downstream are not submodules.
         self._pretrained = (pretrained,)
 
     def forward(self, token_ids_BN: Tensor) -> Tensor:

@@ -1,18 +1,18 @@
-"""Three-way inference on the small language: a stand-in for MNLI that needs no download (§5.2).
+"""Three-way inference on the small language: a stand-in for MNLI without a download (§5.2).
 
-Two sentences of the grammar ``town`` are drawn through their latents. Who the premise speaks of
-is its topic, what it says of them its mood:
+Two sentences of the grammar ``town`` are drawn by their latents. The topic is who a sentence
+speaks of, the mood what it says of them:
 
 ==============  ==============================================================
 entailment      same topic, same mood
 contradiction   same topic, another mood
-neutral         another topic, whatever the mood
+neutral         another topic, any mood
 ==============  ==============================================================
 
-Number and tense are free, and the words are drawn anew, so two sentences that agree may share no
-word that tells. A mood shows in three words, each of which is now and then one that fits all
-moods ("young", "often", "rain"): then even a perfect reader can only guess. How often is known
-exactly, because the language is.
+Number and tense are free, and words are drawn anew, so sentences that agree may share no
+informative word. A mood shows in three words, each of which is sometimes one that fits all moods
+("young", "often", "rain"): then even a perfect reader can only guess. How often that happens is
+known exactly.
 
 Shapes: Z joint values of the latents, K kinds of evidence, C classes, R pairs, S sentences,
 N words.
@@ -36,7 +36,7 @@ ENTAILMENT, NEUTRAL, CONTRADICTION = range(len(CLASSES))
 NUM_EXAMPLES = {"train": 6000, "validation": 600, "test": 3000}
 """Pairs per split; each a multiple of the number of classes."""
 MAX_ROUNDS = 100
-"""Draws before the language counts as too small for so many different sentences."""
+"""Draws before the language counts as too small for so many distinct sentences."""
 
 
 def load(seed: int = 0) -> tuple[Task, Splits]:
@@ -47,8 +47,8 @@ def load(seed: int = 0) -> tuple[Task, Splits]:
 
     Returns:
         task: three classes.
-        splits: as many pairs of each class in each split; no sentence occurs twice, be it in
-            one split or in two. ``notes`` hold its ``ceiling``.
+        splits: balanced classes; no sentence occurs twice in all splits together. ``notes`` has
+            the ``ceiling``.
     """
     language = grammar(GRAMMAR)
     sizes = NUM_EXAMPLES.values()
@@ -81,8 +81,8 @@ def relations(language: Grammar) -> np.ndarray:
 def latent_pairs(language: Grammar) -> np.ndarray:
     """P(latents of the premise, latents of the hypothesis | class), (C, Z, Z).
 
-    The premise is a sentence of the language like any other, whatever the class; the hypothesis
-    is one among those that stand in the relation to it.
+    For every class the premise is an ordinary sentence of the language; the hypothesis is drawn
+    among those in the given relation to it.
     """
     prior_Z = language.prior.reshape(-1)
     relation_ZZ = relations(language)
@@ -94,10 +94,10 @@ def latent_pairs(language: Grammar) -> np.ndarray:
 
 
 def ceiling(language: Grammar) -> float:
-    """The best accuracy anyone can reach on pairs of balanced classes, by enumeration.
+    """The best possible accuracy on pairs of balanced classes, by enumeration.
 
-    Sentences whose words speak for the latents in the same proportion leave the same doubt, so
-    the sum runs over pairs of such kinds of evidence, not over pairs of sentences.
+    Sentences with proportional likelihoods of the latents are equivalent evidence, so the sum runs
+    over pairs of kinds of evidence, not over pairs of sentences.
     """
     evidence_KZ = evidence(language)
     pairs_CZZ = latent_pairs(language) / len(CLASSES)

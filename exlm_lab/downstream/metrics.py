@@ -1,7 +1,7 @@
-"""How answers are scored: the metrics of GLUE and MoleculeNet (Appendix M, Table 1).
+"""The metrics of GLUE and MoleculeNet (Appendix M, Table 1), by scikit-learn and scipy.
 
-All are shares or correlations between -1 and 1; the paper prints them times 100. SQuAD has its
-own scorer in ``squad``. Formulas are those of scikit-learn and scipy.
+All are shares or correlations between -1 and 1; the paper prints them times 100. SQuAD has its own
+scorer in ``squad``.
 
 Shapes: R examples, C classes or tasks.
 """
@@ -18,21 +18,21 @@ from exlm_mini.config.checks import UserError
 
 
 def evaluate(task: Task, scores_RC: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Every metric of a task, the one that chooses between runs among them.
+    """All metrics of a task.
 
     Args:
-        task: its ``kind`` says which metrics there are; not one of spans.
-        scores_RC: what the model gave out, finite float: logits of the classes (the largest
-            wins), the number itself (R, 1), or a logit per yes-no answer.
+        task: of any kind but ``span``.
+        scores_RC: the model's output, finite float: logits of the classes (the largest wins), the
+            number itself (R, 1), or a logit per yes-no answer.
         labels: as ``Examples.labels``: int64 (R,), float64 (R,), or float64 (R, C) with nan
             where an answer is missing.
 
     Returns:
-        ``classes``: ``accuracy``; with two classes also ``f1`` and ``matthews`` of class 1 and
-        ``roc_auc`` of its logit less the other's, where the labels hold both classes.
-        ``number``: ``pearson`` and ``spearman``. ``labels``: ``roc_auc``, the mean over the
-        answers that are counted, and ``num_tasks``, how many are. Correlations are 0 where they
-        have no value, such as that of a constant prediction.
+        ``classes``: ``accuracy``; with two classes also ``f1`` and ``matthews`` of class 1, and
+        ``roc_auc`` of the difference of the logits if the labels hold both classes. ``number``:
+        ``pearson`` and ``spearman``. ``labels``: ``roc_auc``, the mean over the tasks counted, and
+        ``num_tasks``, their number. Undefined correlations, such as that of a constant prediction,
+        are 0.
 
     Raises:
         UserError: if no yes-no answer can be scored.
@@ -64,8 +64,8 @@ def evaluate(task: Task, scores_RC: np.ndarray, labels: np.ndarray) -> dict[str,
 def mean_roc_auc(scores_RC: np.ndarray, labels_RC: np.ndarray) -> tuple[float, int]:
     """Area under the ROC curve, averaged over yes-no tasks.
 
-    A task counts over the examples that have a label. One whose labels are all the same has no
-    ROC curve and is skipped; to score it 0, or 0.5, would move the mean.
+    A task is scored on the examples that have a label. If these are all equal there is no ROC
+    curve, and the task is skipped; counting it as 0 or 0.5 would shift the mean.
 
     Args:
         scores_RC: larger means yes, float.
@@ -73,7 +73,7 @@ def mean_roc_auc(scores_RC: np.ndarray, labels_RC: np.ndarray) -> tuple[float, i
 
     Returns:
         mean: the average over the tasks counted, in [0, 1].
-        num_tasks: how many were.
+        num_tasks: the number of these.
 
     Raises:
         UserError: if no task has both answers.
@@ -95,7 +95,7 @@ def mean_roc_auc(scores_RC: np.ndarray, labels_RC: np.ndarray) -> tuple[float, i
 
 
 def _quietly(measure: Callable[[], float]) -> float:
-    """A measure; 0 where it has no value, of which scikit-learn and scipy warn."""
+    """A measure; 0 if it is undefined, without the warnings of scikit-learn and scipy."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         value = float(measure())

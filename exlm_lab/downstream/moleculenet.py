@@ -1,14 +1,14 @@
 """MoleculeNet's seven classification sets, as the paper runs them (§5.1, Appendix L, Table 9).
 
-Every set is a table: one molecule a row, one column of yes-no answers a label, empty where nothing
-was measured. Files come as their publishers spell them (``bace.csv``, ``BBBP.csv``,
-``toxcast_data.csv``, also ``.gz`` and ``.xz``) or from the hub.
+Every set is a table: one row per molecule, one column of yes-no answers per label, empty where
+nothing was measured. Files are named as published (``bace.csv``, ``BBBP.csv``,
+``toxcast_data.csv``, also ``.gz`` and ``.xz``), or come from the hub.
 
-A split goes by the molecules as published. They are cleaned after that, in the same way as the
-molecules a model was trained on: the vocabulary of the paper has no stereo marks, MoleculeNet does.
+Molecules are split as published, and then cleaned like those the model was trained on: the paper's
+vocabulary has no stereo marks, MoleculeNet has.
 
-All sets are answered by one logit a label, BACE and BBBP too, for which Uni-Mol has two logits and
-a softmax: the same family of answers, with one direction of the weights more.
+Every label has one logit, also for BACE and BBBP, where Uni-Mol uses two logits and a softmax;
+the two are equivalent.
 
 Shapes: R rows, C labels.
 """
@@ -37,14 +37,14 @@ AS_IT_IS = Cleaning()
 
 
 class Benchmark(NamedTuple):
-    """What is known of a set without its file."""
+    """Facts about a set."""
 
     hub: str
     num_labels: int
     sizes: tuple[int, int, int]
     """Table 9 of the paper: train, validation, test."""
     label: str | None = None
-    """The column to take where a file has others too, such as descriptors."""
+    """The label's column if the file has other columns, such as descriptors."""
 
 
 BENCHMARKS = {
@@ -80,14 +80,14 @@ def load(
 
     Args:
         name: key of ``BENCHMARKS``.
-        data: the file, or the directory that holds it; none: the hub.
+        data: the file, or its directory; None: the hub.
         rule: one of ``scaffolds.RULES``.
         seed: of ``random``.
-        cleaning: what is done to each molecule after the split.
+        cleaning: of each molecule, after the split.
 
     Raises:
-        UserError: for a missing or damaged file, columns that are not those of the set, a label
-            that is none of 0, 1 and empty, or an empty part.
+        UserError: for a missing or damaged file, wrong columns, a label other than 0, 1 or empty,
+            or an empty part.
     """
     table = read_hub(name) if data is None else read_csv(name, data)
     splits = splits_of(table, split(table.smiles, rule, seed), rule, cleaning)
@@ -96,7 +96,7 @@ def load(
 
 
 def splits_of(table: Table, rows: Split, rule: str, cleaning: Cleaning) -> Splits:
-    """The examples of a split table, with what a reader of the numbers must know in its notes.
+    """The examples of a split table, with notes for the reader of its numbers.
 
     Raises:
         UserError: for an empty part.
@@ -112,7 +112,7 @@ def splits_of(table: Table, rows: Split, rule: str, cleaning: Cleaning) -> Split
             )
         smiles = [table.smiles[row] for row in indices]
         if cleaning != AS_IT_IS:
-            # The split left out what RDKit rejects, so that one molecule comes for each row.
+            # The split excludes what RDKit rejects, so there is one molecule per row.
             smiles = [molecule.spelling for molecule in clean(smiles, cleaning, counts)]
         texts: list[tuple[str, ...]] = [(s,) for s in smiles]
         parts.append(Examples(texts, table.labels_RC[indices]))
@@ -135,7 +135,7 @@ def splits_of(table: Table, rows: Split, rule: str, cleaning: Cleaning) -> Split
 
 
 def read_csv(name: str, data: Path) -> Table:
-    """A set from its CSV file, or from the directory that holds one called after the set.
+    """A set from its CSV file, or from a directory with a file named after the set.
 
     Raises:
         UserError: see ``load``.
@@ -144,7 +144,7 @@ def read_csv(name: str, data: Path) -> Table:
 
     path = data if data.is_file() else find_file(data, f"{name}.csv", f"{name}_data.csv")
     with reading(path), open_decompressed(path) as stream:
-        # pandas' own reader takes a row that was cut off for one of missing answers.
+        # pandas' own reader would accept a truncated row as one with missing answers.
         header, *rows = csv_rows(path, io.TextIOWrapper(stream, "utf-8-sig", newline=""))
         return _table(name, str(path), pandas.DataFrame(rows, None, header, object))
 
@@ -158,7 +158,7 @@ def read_hub(name: str) -> Table:
 
 
 def _table(name: str, source: str, cells: Any) -> Table:
-    """A table of pandas as a set; a label is 0, 1, or empty."""
+    """A set from a data frame; labels are 0, 1, or empty."""
     smiles = next((column for column in SMILES_COLUMNS if column in cells), "smiles")
     labels = [label for label in cells if label != smiles and label not in NOT_LABELS]
     if BENCHMARKS[name].label in labels:

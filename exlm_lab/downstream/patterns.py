@@ -1,10 +1,9 @@
-"""A molecular task that needs no download: RDKit's own 5,000 molecules, labels by RDKit.
+"""A molecular task without a download: RDKit's 5,000 molecules, labelled by RDKit.
 
 Three questions about the structure of a molecule, each a pattern of atoms and bonds that RDKit
-looks for. They are exact, so a perfect model would answer all of them; and they ask how symbols
-belong together that may stand far apart in the string, so counting symbols answers them only in
-part. ``counting_baseline`` says how far counting gets: a model that is not above it has not read
-the molecules.
+finds. The labels are exact, so a perfect model answers all of them. They depend on symbols that
+may be far apart in the string, so counting symbols answers them only in part.
+``counting_baseline`` measures how well: a model that is not better has not read the molecules.
 
 Shapes: R molecules, C labels, S different symbols.
 """
@@ -31,16 +30,16 @@ PATTERNS = {
     "benzyl": "c-[CX4]",
     "fused rings": "[R2]",
 }
-"""Labels and what makes them yes, as SMARTS. para: a benzene ring with two side chains that face
-each other. benzyl: a side chain begins at an aromatic ring with a saturated carbon. fused rings:
-an atom belongs to two rings at least."""
+"""Labels and their SMARTS patterns. para: a benzene ring with two side chains opposite each other.
+benzyl: a saturated carbon attached to an aromatic ring. fused rings: an atom in at least two
+rings."""
 L2_PENALTY = 1e-3
 
 
 def load(
     rule: str = "unimol", seed: int = 0, cleaning: Cleaning = AS_IT_IS
 ) -> tuple[Task, Splits]:
-    """The embedded task, split and cleaned as the sets of MoleculeNet are.
+    """The embedded task, split and cleaned like the sets of MoleculeNet.
 
     Args:
         rule: see ``scaffolds``.
@@ -70,7 +69,7 @@ def labels_of(smiles: Sequence[str]) -> np.ndarray:
 
 
 def counting_baseline(splits: Splits) -> np.ndarray:
-    """What can be answered by counting symbols, without their order.
+    """How well the labels can be predicted by counting symbols, without their order.
 
     A logistic regression on log(1 + count) of every symbol of the training molecules, and of all
     symbols together; trained on the training part, scored on the test part.

@@ -1,4 +1,4 @@
-"""What fine-tuning reached: ``results.json`` and a table, the paper's numbers beside ours."""
+"""Results of fine-tuning: ``results.json``, and a table with the paper's numbers beside ours."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ PAPER_TABLES = {
     "table-8": ("Table 1",),
     "table-11": ("Table 3",),
 }
-"""Recipe: what it made in the paper, the table with equal data and settings first."""
+"""By recipe, the paper's tables and figures made with it; equal data and settings first."""
 PAPER_MLM = {"table-6": "Vanilla MLM", "table-8": "SMILES-BERT*", "table-11": "RoBERTa*"}
-"""Recipe: how its table calls the MLM of equal data and settings."""
+"""By recipe, the row of the MLM with equal data and settings."""
 BESIDE = {"qqp": "f1", "mrpc": "f1", "stsb": "pearson", "squad_v2": "best_exact"}
-"""Metrics that are shown below the one that counts."""
+"""Metrics that are shown below the main metric."""
 PRINTED_BESIDE = {"mnli": "mnli-mismatched", "squad_v2": "squad_v2-exact"}
-"""What the paper prints of a task besides its metric, as ``paper.json`` calls it."""
+"""Further printed results of a task, by their names in ``paper.json``."""
 ACCURACIES = {
     "majority_accuracy": "always the largest class:",
     "best_accuracy": "the most anyone can reach:",
 }
-"""Notes of the embedded tasks that say what an accuracy is worth."""
+"""Notes of the embedded tasks that put an accuracy into perspective."""
 
 
 def task_record(result: Result, recipe: Tuning) -> dict[str, Any]:
@@ -59,11 +59,11 @@ def task_record(result: Result, recipe: Tuning) -> dict[str, Any]:
         }
         for part, metrics in cells[0]["metrics"].items()
     }
-    # Where there is no test the validation rows are reported, as in Table 3.
+    # Without a test set the validation rows are reported, as in Table 3.
     reported = "test" if "test" in parts else "validation"
     num_tasks = cells[0]["metrics"][reported].get("num_tasks")
     printed = PAPER_TABLES.get(recipe.name, ())
-    # The seed a search was made with is among the seeds that are reported.
+    # The seed of the search is also one of the reported seeds.
     runs = {(setting_of(c), c["seed"]): c for c in [*result.searched, *result.cells]}
     return {
         "metric": metric,
@@ -92,7 +92,7 @@ def write_results(
     recipe: Tuning,
     made_with: dict[str, Any],
 ) -> dict[str, Any]:
-    """Add a task to ``results.json`` and ``table.md`` of a directory; all the former holds now.
+    """Add a task to ``results.json`` and ``table.md``; returns the contents of ``results.json``.
 
     Raises:
         UserError: if the file is damaged, or of another checkpoint.
@@ -117,7 +117,7 @@ def write_results(
 
 
 def check_results(output: Path, pretrained: Pretrained) -> dict[str, dict[str, Any]]:
-    """The tasks ``results.json`` of a directory holds already; none if there is no such file.
+    """The tasks in ``results.json`` of a directory; none if there is no such file.
 
     Raises:
         UserError: if the file is damaged, or of another checkpoint.
@@ -137,16 +137,16 @@ def check_results(output: Path, pretrained: Pretrained) -> dict[str, dict[str, A
 
 
 def shown(results: dict[str, Any]) -> list[str]:
-    """A table of what ``results.json`` holds, what a reader must know of it, what it cost."""
+    """The table of ``results.json``, notes for its reader, and costs."""
     lines = [f"{name}: {'; '.join(notes(r))}" for name, r in results["tasks"].items()]
     return [*table(results), "", *lines, "", *scale(results)]
 
 
 def table(results: dict[str, Any]) -> list[str]:
-    """What ``results.json`` holds as lines of a Markdown table.
+    """``results.json`` as lines of a Markdown table.
 
-    The paper's MLM stands beside it, and what the paper trained as this model was trained;
-    ``results.json`` has its other rows. A column without any number is left out.
+    Beside it are the paper's MLM and the paper's model that was trained like this one;
+    ``results.json`` has the paper's other rows. Empty columns are dropped.
     """
     columns = _paper_columns(results["checkpoint"])
     rows = [("task", "metric, %", "rows", "reached", "over", *columns)]
@@ -168,7 +168,7 @@ def table(results: dict[str, Any]) -> list[str]:
 
 
 def _paper_columns(checkpoint: dict[str, Any]) -> dict[str, str]:
-    """Head of a column, and which row of the paper's tables it shows."""
+    """Title of each column, and the row of the paper's tables that it shows."""
     rows = {"paper: MLM": "MLM"}
     if checkpoint["objective"] == "exlm":
         rows["paper: ExLM"] = "ExLM"
@@ -181,7 +181,7 @@ def _paper_columns(checkpoint: dict[str, Any]) -> dict[str, str]:
 
 def _printed(row: str, record: dict[str, Any], place: str) -> str:
     """What the paper prints for a task, from each of its tables."""
-    # Figures 3 and 8 show the same models and disagree about MNLI: both stand there.
+    # Figures 3 and 8 show the same models and disagree about MNLI, so both are shown.
     name = row if row != "MLM" else PAPER_MLM.get(record["recipe"], row)
     found = [(table, rows[name]) for table, rows in record[place].items() if name in rows]
     return ", ".join(f"{value} ({table})" for table, value in found)
@@ -202,7 +202,7 @@ def markdown_table(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def notes(record: dict[str, Any]) -> list[str]:
-    """What a reader of the table must know of a task."""
+    """Notes on a task for the reader of the table."""
     found, rows = record["notes"], record["notes"]["rows"]
     told = ["rows " + ", ".join(f"{part} {n['examples']:,}" for part, n in rows.items())]
     if sha1s := found.get("split_sha1"):
@@ -231,7 +231,7 @@ def notes(record: dict[str, Any]) -> list[str]:
 
 
 def scale(results: dict[str, Any]) -> list[str]:
-    """What our numbers cost and the paper's, one line each, from what ``results.json`` holds."""
+    """The cost of our numbers and of the paper's, one line each, from ``results.json``."""
     checkpoint, tasks = results["checkpoint"], results["tasks"].values()
     parameters = max(record["parameters"] for record in tasks)
     seconds = sum(record["seconds"] for record in tasks)

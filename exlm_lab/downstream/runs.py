@@ -2,10 +2,10 @@
 
 The ledger is a directory::
 
-    cells/TASK/SETTING/seed-1.json           metrics of a finished run, there whole or not at all
-    running/TASK/SETTING/seed-1/             metrics and checkpoints of a run that is not finished
+    cells/TASK/SETTING/seed-1.json           metrics of a finished run, written atomically
+    running/TASK/SETTING/seed-1/             metrics and checkpoints of an unfinished run
 
-A finished run is not run again, so a command that was killed goes on where it was.
+Finished runs are not repeated, so a killed command resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MADE_AGAIN = "delete it, and the run is made again"
 
 
 class Result(NamedTuple):
-    """What is reported of a task."""
+    """What is reported for a task."""
 
     task: Task
     config: TuneConfig
@@ -45,7 +45,7 @@ class Result(NamedTuple):
     cells: list[dict[str, Any]]
     """Records of that setting, one per seed, see ``TuningLedger``."""
     searched: list[dict[str, Any]]
-    """Of runs that only served to choose."""
+    """Records of the runs that only served to choose."""
     notes: dict[str, Any]
 
 
@@ -53,22 +53,22 @@ class Result(NamedTuple):
 class TuningLedger(Ledger):
     """The finished runs of a task in a directory. A cell is its settings, a ``TuneConfig``.
 
-    A record holds what the run was made with, metrics by part, best_epoch, history, seconds, …;
-    that of a run that diverged only says why.
+    A record holds the identity of the run, metrics by part, best_epoch, history, seconds, …; for a
+    run that diverged it only says why.
     """
 
     directory: Path
     """OUTPUT, locked by the caller."""
     pretrained: Pretrained
-    """Where every run starts."""
+    """The start of every run."""
     problem: Problem
-    """The task, its rows made for that model."""
+    """The task, encoded for that model."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     is_kept: bool = False
-    """Whether the last checkpoint of a finished run stays, its best weights in it."""
+    """Whether the last checkpoint of a finished run, with its best weights, is kept."""
     report: Callable[[str], None] = print
-    """Takes lines about something unusual."""
+    """Receives lines about unusual events."""
     should_stop: Callable[[], bool] = lambda: False
     """Asked after every step; if true a checkpoint is saved and ``StoppedError`` raised."""
 
@@ -122,14 +122,14 @@ class TuningLedger(Ledger):
         seed: int,
         on_progress: Callable[[Progress], None] = lambda progress: None,
     ) -> dict[str, Any]:
-        """See ``Ledger``; what is no longer needed is removed."""
+        """See ``Ledger``; removes files that are no longer needed."""
         record = super().run(cell, seed, on_progress)
-        # Also where a command was killed just before: what was asked for then is in the record.
+        # Also after a kill just before this line: the record knows whether to keep the checkpoint.
         if not record.get("is_kept", True):
             running = self._running(cell, seed)
             shutil.rmtree(running, ignore_errors=True)
             for parent in list(running.parents)[:3]:  # SETTING, TASK and running/ itself
-                with contextlib.suppress(OSError):  # others are running there
+                with contextlib.suppress(OSError):  # other runs are in there
                     parent.rmdir()
         return record
 
@@ -145,13 +145,13 @@ class TuningLedger(Ledger):
 
 
 def num_runs(settings: list[TuneConfig], seeds: tuple[int, ...]) -> int:
-    """How many runs ``tune`` makes: one of every setting, and the other seeds of the best."""
+    """Number of runs of ``tune``: one per setting, and the other seeds of the best."""
     return len(settings) + len(seeds) - 1
 
 
 def tune(ledger: TuningLedger, settings: list[TuneConfig], seeds: tuple[int, ...]) -> Result:
-    """All runs of a task: with several settings each with the first seed, to choose the best; then
-    every seed of that one. What the ledger holds is not run again.
+    """Make all runs of a task: every setting with the first seed, to choose the best, then all
+    seeds of the best. Runs in the ledger are not repeated.
 
     Raises:
         StoppedError: if it was asked to stop.

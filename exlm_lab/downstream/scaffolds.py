@@ -1,20 +1,19 @@
-"""Which molecules train, validate and test: the scaffold splits of the field, and a random one.
+"""Splits of molecules: the scaffold splits of the field, and a random one.
 
-A scaffold is what remains of a molecule when its side chains are cut off: its rings and what
-links them (Bemis and Murcko); molecules without rings share the empty one. A scaffold split keeps
-molecules of one scaffold on one side, so that the test asks for frames never seen in training.
-The rule has two variants in the field, which agree on the sizes of the splits and differ widely in
-what they hold:
+The scaffold of a molecule is what remains without its side chains: its rings and what links them
+(Bemis and Murcko); molecules without rings share the empty scaffold. A scaffold split keeps
+molecules of one scaffold together, so the test set has frames that training has not seen. Two
+variants are in use, which agree on the sizes of the splits and differ widely in their content:
 
 ============  ===================================================================================
-``unimol``    stereo marks count as part of a scaffold: the rule of GEM, to which Uni-Mol's author
-              refers and whose split the paper uses (§5.1). Uni-Mol's code holds no splitter, so
-              that its files follow this variant is inferred, see ``moleculenet`` for the files
+``unimol``    stereo marks are part of a scaffold: the rule of GEM, to which Uni-Mol's author
+              refers and whose split the paper uses (§5.1). Uni-Mol's code has no splitter, so
+              it is an inference that its files follow this variant
 ``deepchem``  stereo marks do not count
 ``random``    no scaffolds: rows in a seeded order
 ============  ===================================================================================
 
-Every split has a hash of its row numbers, so that two results can be told to be of one split.
+Every split has a hash of its row numbers, which shows whether two results are of the same split.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ PARTS = ("train", "validation", "test")
 
 
 class Split(NamedTuple):
-    """Row numbers, counted from 0, in the order in which the rule gives them."""
+    """Row numbers, counted from 0, in the order of the rule."""
 
     train: list[int]
     validation: list[int]
     test: list[int]
     rejected: list[int]
-    """Rows RDKit does not read as a molecule of at least one atom; they are in no part."""
+    """Rows that RDKit cannot read as a molecule with at least one atom; in no part."""
     num_scaffolds: int | None
-    """Different ones among all rows; none for a random split."""
+    """Number of different scaffolds; None for a random split."""
 
     @property
     def parts(self) -> tuple[list[int], list[int], list[int]]:
@@ -52,15 +51,15 @@ class Split(NamedTuple):
 
 
 def split(smiles: Sequence[str], rule: str = "unimol", seed: int = 0) -> Split:
-    """Divide molecules by a rule: eight tenths train, one validates, one tests.
+    """Split molecules by a rule: 80% for training, 10% for validation, 10% for the test.
 
-    The scaffold rules sort the groups by (size, first row), both falling, and give each to the
+    The scaffold rules sort the groups by (size, first row), both descending, and give each to the
     first of train and validation that it still fits into, else to test.
 
     Args:
-        smiles: one molecule a row, as the benchmark spells it.
+        smiles: one molecule per row, as spelled in the benchmark.
         rule: one of ``RULES``.
-        seed: of ``random``; the others have nothing to draw.
+        seed: of ``random``.
 
     Raises:
         UserError: if RDKit is missing.
@@ -93,7 +92,7 @@ def split(smiles: Sequence[str], rule: str = "unimol", seed: int = 0) -> Split:
 
 
 def molecules(smiles: Iterable[str]) -> Iterator[Any]:
-    """RDKit's molecule of each row; none where it reads no molecule of at least one atom."""
+    """RDKit's molecule of each row, see ``read_molecule``."""
     return map(read_molecule, smiles)
 
 

@@ -1,12 +1,11 @@
-"""Which section of the manual a passage comes from: a text task on the embedded English (§5.2).
+"""The section of the manual that a passage comes from: a text task on the embedded English (§5.2).
 
-A passage is a few sentences in a row. Its section is told by what it is about, and by the
-company its words keep; the heading is left out. A sentence that occurs twice in the manual
-("For example:") tells nothing and would stand in two splits, so it is left out too: no sentence
-of the test set is ever trained on. A model pre-trained on the embedded English has seen the
-passages, though not which section they are from.
+A passage is a few consecutive sentences, without the heading of their section. Sentences that occur
+twice in the manual ("For example:") are dropped, because they could be in two splits: no sentence
+of the test set is in the training set. A model pre-trained on the embedded English has seen the
+passages, but not their sections.
 
-The text is that of the Python at hand, so the passages differ a little between its versions.
+The text is that of the running Python, so passages differ a little between its versions.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from exlm_mini.data.english import embedded_english
 
 NAME = "sections"
 NUM_WORDS = 20
-"""A passage ends with the sentence that reaches so many words."""
+"""A passage ends with the sentence that reaches this many words."""
 MIN_PASSAGES = 15
-"""Sections with fewer are no class."""
+"""Sections with fewer are dropped."""
 HELD_OUT_SHARE = 0.2
-"""Of the passages of each section, for validation and for the test each."""
+"""Share of each section's passages for validation, and the same for the test."""
 
 _SENTENCE_END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z\"“*(])")
 
@@ -40,9 +39,8 @@ def load(seed: int = 0) -> tuple[Task, Splits]:
 
     Returns:
         task: the classes in alphabetical order.
-        splits: passages as text. ``notes`` hold
-            ``majority_accuracy``, that of always guessing the largest section of the training
-            set, on the test set.
+        splits: passages as text. ``notes`` has ``majority_accuracy``, the test accuracy of always
+            guessing the largest section of the training set.
 
     Raises:
         UserError: if this Python has no manual, or one too short.
@@ -80,8 +78,8 @@ def load(seed: int = 0) -> tuple[Task, Splits]:
 def passages_by_section() -> dict[str, list[str]]:
     """Passages of every section of the manual, by heading, in order.
 
-    No sentence occurs in two of them. The last few sentences of a section, too short for a
-    passage, are left out.
+    No sentence occurs in two of them. The last few sentences of a section, if too short for a
+    passage, are dropped.
     """
     sentences: dict[str, list[str]] = {}
     for section in embedded_english():

@@ -20,7 +20,7 @@ from exlm_mini.config.checks import (
 
 @dataclass(frozen=True)
 class TuneConfig:
-    """How to fine-tune (Tables 6, 8, 11; where silent, as RoBERTa on GLUE)."""
+    """Fine-tuning settings (Tables 6, 8, 11; what they omit follows RoBERTa on GLUE)."""
 
     epochs: Annotated[int, AT_LEAST_1] = 10
     """Passes over the training rows."""
@@ -57,7 +57,7 @@ class TuneConfig:
         return math.ceil(len(rows) / self.batch_size)
 
     def train(self, steps_per_epoch: int, device: str) -> TrainConfig:
-        """The same in the words of pre-training, whose loop is used, for a type of device."""
+        """The same as settings of pre-training, whose loop is used, for a type of device."""
         num_steps = self.epochs * steps_per_epoch
         auto: Literal["bf16", "fp32"] = "bf16" if device == "cuda" else "fp32"
         return TrainConfig(

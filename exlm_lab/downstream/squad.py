@@ -1,10 +1,9 @@
 """SQuAD 2.0: questions about a paragraph, some without an answer, and their official score.
 
-The score repeats the arithmetic of the benchmark's script, evaluate-v2.0.py, so that its numbers
-can be set beside published ones: an answer and a gold answer are compared after lower case, without
-punctuation, articles and superfluous blanks; exactly (EM) or by the words they share (F1); the
-best of a question's gold answers counts. A question that has no answer is right if the prediction
-is empty, and wrong otherwise.
+The score reproduces the benchmark's script, evaluate-v2.0.py, so that it is comparable with
+published numbers: answers are compared in lower case, without punctuation, articles and
+superfluous blanks, exactly (EM) or by their common words (F1); the best of a question's gold
+answers counts. For a question without an answer only an empty prediction is right.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ class Question(NamedTuple):
     question: str
     context: str
     answers: tuple[str, ...]
-    """Gold answers; none if the question has no answer."""
+    """Gold answers; empty if the question has none."""
     span: tuple[int, int] | None
-    """Characters of the first gold answer in the context, end excluded; none without one."""
+    """Start and end (excluded) of the first gold answer in the context; None without one."""
 
 
 class Squad(NamedTuple):
@@ -73,7 +72,7 @@ def read_file(path: Path) -> tuple[list[Question], int]:
     with reading(path):
         with open_decompressed(path) as stream:
             dataset = json.load(stream)
-        # Half a surrogate pair is no text: nothing could encode it.
+        # A lone surrogate cannot be encoded.
         json.dumps(dataset, ensure_ascii=False).encode()
         questions, num_left_out = read_questions(dataset)
         if not questions:
@@ -84,9 +83,8 @@ def read_file(path: Path) -> tuple[list[Question], int]:
 def read_questions(dataset: dict) -> tuple[list[Question], int]:
     """The questions of the official JSON, in its order.
 
-    Now and then a published offset is a few characters off; the span is then the occurrence of
-    the answer that lies nearest. An answer that does not occur in its paragraph gives no span,
-    and the question is left out.
+    Some published offsets are a few characters off, so the span is the nearest occurrence of the
+    answer. If an answer does not occur in its paragraph, the question is dropped.
 
     Returns:
         questions: those with a span and those without an answer.
@@ -108,7 +106,7 @@ def read_questions(dataset: dict) -> tuple[list[Question], int]:
 
 
 def _questions(rows: Iterable[Mapping[str, Any]]) -> tuple[list[Question], int]:
-    """The same of rows as the hub has them."""
+    """The same for rows in the format of the hub."""
     questions, num_left_out = [], 0
     for row in rows:
         id, text, context, found = (row[n] for n in ("id", "question", "context", "answers"))
@@ -145,17 +143,16 @@ def score_predictions(
 
     Args:
         questions: with their gold answers.
-        predictions: question id -> answer; empty: it has none.
-        na_probs: question id -> probability that it has no answer; none: 0 for all. The best
-            thresholds use the order of these numbers alone.
+        predictions: question id -> answer; empty for no answer.
+        na_probs: question id -> probability that it has no answer; None: 0 for all. The best
+            thresholds depend on the order of these numbers alone.
         na_prob_threshold: an answer whose ``na_probs`` lie above it counts as empty.
 
     Returns:
-        ``exact``, ``f1`` and ``total``; the same with ``HasAns_`` and ``NoAns_`` in front over
-        the questions that have an answer and that have none, where there are any; with
-        ``na_probs`` also ``best_exact``, ``best_f1`` and their ``_thresh``: the score at the
-        threshold that would have been best, chosen on these very questions as published
-        results do.
+        ``exact``, ``f1`` and ``total``; the same prefixed with ``HasAns_`` and ``NoAns_`` for
+        questions with and without an answer, if there are any; with ``na_probs`` also
+        ``best_exact``, ``best_f1`` and their ``_thresh``: the score at the best threshold, chosen
+        on the same questions, as in published results.
     """
     has_answer = {}
     raw: dict[str, dict[str, float]] = {"exact": {}, "f1": {}}
@@ -216,7 +213,7 @@ def _best_threshold(
 ) -> tuple[float, float]:
     """The best score over all thresholds, and the lowest threshold that gives it.
 
-    Starts with no question answered and answers them one by one, the surest first.
+    Starts with no question answered, then answers them one by one, the most certain first.
     """
     score = best = float(sum(not answerable for answerable in has_answer.values()))
     threshold = 0.0

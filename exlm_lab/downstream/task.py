@@ -1,6 +1,6 @@
-"""What a downstream task is: examples in three splits, a kind of answer, a metric.
+"""A downstream task: examples in three splits, a kind of answer, a metric.
 
-The examples come from files as the benchmarks publish them, or from the hub.
+Examples come from the benchmarks' published files, or from the hub.
 
 Shapes: R examples, C classes or tasks.
 """
@@ -17,7 +17,7 @@ from exlm_mini.data.files import reading
 from exlm_mini.data.text import COMPRESSIONS
 
 Kind = Literal["classes", "number", "labels", "span"]
-"""``classes``: one of C; ``number``: a score; ``labels``: C yes-no answers, some of them missing;
+"""``classes``: one of C; ``number``: a score; ``labels``: C yes-no answers, some missing;
 ``span``: a piece of the text, or none."""
 
 
@@ -25,14 +25,14 @@ class Examples(NamedTuple):
     """One split."""
 
     texts: list[tuple[str, ...]]
-    """R times one sentence or molecule, or a pair."""
+    """R sentences, molecules or pairs."""
     labels: np.ndarray
     """int64 (R,) for classes, float64 (R,) for a number, float64 (R, C) for labels (nan is
     missing)."""
 
 
 class Splits(NamedTuple):
-    """The examples of a task. Notes tell what a reader of the numbers must know."""
+    """The examples of a task, and notes that a reader of its numbers should know."""
 
     train: Examples
     validation: Examples
@@ -40,7 +40,7 @@ class Splits(NamedTuple):
     notes: dict[str, Any]
     """JSON-able: hashes of the split, rows left out and why, …"""
     others: tuple[tuple[str, Examples], ...] = ()
-    """What is scored beside these, by name: MNLI's mismatched halves."""
+    """Further scored parts by name: MNLI's mismatched halves."""
 
 
 class Task(NamedTuple):
@@ -51,19 +51,19 @@ class Task(NamedTuple):
     classes: tuple[str, ...]
     """Names of the classes or of the labels; empty for a number and for spans."""
     metric: str
-    """The one that chooses between runs: a key of what ``metrics.evaluate`` returns."""
+    """The metric that chooses between runs: a key of the result of ``metrics.evaluate``."""
     input: Literal["text", "smiles", "toy"]
 
 
 def find_file(directory: Path, *names: str) -> Path:
-    """The first file of these names in a directory, plain or compressed, in any case.
+    """The first of these files in a directory, plain or compressed, ignoring case.
 
     Args:
-        directory: where to look.
+        directory: to search.
         names: without the suffix of a compression.
 
     Raises:
-        UserError: if there is none; the files that are there are named.
+        UserError: if there is none; lists the files in the directory.
     """
     with reading(directory):
         there = {path.name.lower(): path for path in sorted(directory.iterdir())}
@@ -82,7 +82,7 @@ def load_hub(name: str, *config: str) -> Any:
     """All splits of a data set of the hub.
 
     Raises:
-        UserError: if it cannot be had.
+        UserError: if it cannot be loaded.
     """
     import datasets
 

@@ -1,4 +1,4 @@
-"""What sweeps and the study are made of: cells, and the claims that an experiment decides."""
+"""Building blocks of sweeps and the study: cells, and the claims that an experiment decides."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from exlm_mini.config import RunConfig
 from exlm_mini.config.recipes import PRETRAINING, load_recipe, run_config_from_dict
 
 Input = Literal["toy", "slots", "english", "text", "molecules"]
-"""The small language ``town``, the smaller ones of two slots, the embedded English or files in its
-place, what the paper's recipes read, and molecules prepared before."""
+"""The small language ``town``, smaller languages with slots, the embedded English or files in its
+place, the data of the paper's recipes, and prepared molecules."""
 BASES = PRETRAINING._replace(
     folder=Path(__file__).parents[1] / "recipes" / "sweep", prefix="sweep/"
 )
-"""Recipes of pre-training that only sweeps start from."""
+"""Recipes for pre-training that are used only by sweeps."""
 
 
 @dataclass(frozen=True)
 class Downstream:
-    """The task a trained model is fine-tuned on, once for each seed of the sweep."""
+    """The task that a trained model is fine-tuned on."""
 
     task: str
     """One of ``downstream.catalogue.task_names``."""
     tune: TuneConfig
     num_train: int | None = None
-    """Training examples, the first of an embedded task, and so for validation and test; none:
-    all of each."""
+    """Use only the first so many training examples of an embedded task, and likewise for validation
+    and test; None: all."""
     num_validation: int | None = None
     num_test: int | None = None
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is trained and measured under one name, once for each seed."""
+    """A setting that is trained and measured, once per seed."""
 
     name: str
     """Begins with the input."""
@@ -48,17 +48,17 @@ class Cell:
     """Dotted settings that differ from the base."""
     downstream: Downstream | None = None
     paper: tuple[str, str] | None = None
-    """Table or figure and row of the paper it stands for, as ``paper.json`` calls them."""
+    """Table or figure and row of the paper that it reproduces, as named in ``paper.json``."""
     seeds: tuple[int, ...] = (1, 2, 3)
     is_timed: bool = False
-    """Only steps are timed, against those of an MLM on the same rows; nothing is kept."""
+    """Only time steps, against those of an MLM on the same rows."""
     tested_with: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Other dotted settings of masks it is also measured with, by a name that metrics end in."""
+    """Further mask settings (dotted) to measure with, by a suffix for the metrics' names."""
     watched: Mapping[str, float | None] = field(default_factory=dict)
-    """Metrics also taken at every validation, on its number of rows; training ends where one is
-    not above its number."""
+    """Metrics that are also measured at every validation; training ends when one reaches its
+    threshold."""
     cost_of: tuple[str, str] | None = None
-    """Sweep and cell that measured a ratio of costs: the steps of the base times that ratio."""
+    """Sweep and cell with a measured ratio of costs, by which the steps are multiplied."""
 
     def config(self, seed: int, changed: Mapping[str, Any] | None = None) -> RunConfig:
         """Settings of the run with a seed.
@@ -102,25 +102,25 @@ class Claim(NamedTuple):
     """A hypothesis, and the contrast that decides it."""
 
     text: str
-    """In one line; what is true if the contrast comes out as expected."""
+    """One line: what is true if the contrast comes out as expected."""
     metric: str
     cell: str
     base: str | None
-    """The cell it is compared with; or a metric of the same run, such as its exact floor; or
-    none, for zero."""
+    """The cell it is compared with, or a metric of the same run, such as its exact floor, or None
+    for zero."""
     sign: int
     """1: true if the cell's number is larger, -1: if it is smaller."""
     smallest: float
-    """Effect that would matter, in the unit of the metric."""
+    """The smallest effect that matters, in the unit of the metric."""
     is_primary: bool = False
     weights: Mapping[str, float] | None = None
-    """Of cells, in place of one and its base: the contrast is their weighted sum, such as the
-    slope of a regression, and ``cell`` is what it is called."""
+    """Weights of cells: the contrast is their weighted sum, such as a regression slope, and
+    ``cell`` is its name."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Cells with equal seeds, and what they are to decide."""
+    """Cells with equal seeds, and the claims they decide."""
 
     name: str
     about: str

@@ -1,9 +1,9 @@
-"""What the reports say of a grid of cells in one number: rank correlations and paired differences.
+"""Statistics of a grid of cells: rank correlations and paired differences.
 
-A grid is a mapping from (p, k), mask ratio and copies per token, to a number, the paper's or ours.
-The share of tokens that lose every copy is p^k (Appendix C). The paper chose its cells so that
-only five shares occur (Figure 4); cells of equal share are ties for a rank. A statistic is nan
-where it is not defined: no two cells to compare, or all numbers equal.
+A grid maps (p, k), mask ratio and copies per token, to a number, the paper's or ours. The share of
+tokens that lose all copies is p^k (Appendix C). The paper's cells have only five shares (Figure 4);
+cells of equal share are ties. Undefined statistics are nan: without two cells to compare, or if all
+numbers are equal.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ Grid = Mapping[tuple[float, int], float]
 SHARES = (0.0225, 0.15, 0.387, 0.622, 0.789)
 """Of lost tokens, in Figure 4."""
 SMALLEST_SHARE = 0.15
-"""Below it the paper's curve turns: the task becomes too easy (§3.3)."""
+"""Below this share the paper's curve turns, because the task becomes too easy (§3.3)."""
 
 
 def lost_share(mask_ratio: float, num_copies: int) -> float:
-    """p^k, as Figure 4 rounds it where the figure has it."""
+    """p^k, rounded as in Figure 4 if it is one of the figure's shares."""
     exact = mask_ratio**num_copies
     nearest = min(SHARES, key=lambda share: abs(share - exact))
     return nearest if abs(exact / nearest - 1) < 0.01 else exact
 
 
 def _cells(grid: Grid, smallest: float = 0.0) -> pd.DataFrame:
-    """p, share and value of each cell that loses no smaller share."""
+    """p, share and value of each cell whose share is at least ``smallest``."""
     cells = [(p, lost_share(p, k), value) for (p, k), value in grid.items()]
     cells = pd.DataFrame(cells, columns=["p", "share", "value"], dtype=float)
     return cells[cells["share"] >= smallest]
@@ -51,9 +51,8 @@ def rank_correlation(grid: Grid, smallest: float = SMALLEST_SHARE) -> float:
 def rank_correlation_at_fixed_share(grid: Grid, smallest: float = SMALLEST_SHARE) -> float:
     """Rank correlation between the mask ratio p and the numbers of a grid, share held fixed.
 
-    Mask ratio and number are ranked among the cells of one share, the mean rank of these is
-    taken off, and the correlation is that of all cells together. So only cells of one share are
-    ever compared, and a share counts by the number of its cells; one with a single cell is silent.
+    Mask ratio and number are ranked within each share and centred, and the correlation is over all
+    cells. So only cells of equal share are compared, and a share with a single cell has no effect.
     Arguments as for ``rank_correlation``.
     """
     cells = _cells(grid, smallest)
@@ -91,14 +90,14 @@ def drop_at_low_share(grid: Grid) -> float:
 
 
 def _mean_change(cells: pd.DataFrame, fixed: str, along: str) -> float:
-    """Last value less first along each line of several cells, places ascending; the mean."""
+    """Mean over lines of several cells of the last value minus the first."""
     lines = cells.sort_values(along).groupby(fixed)["value"]
     ends = lines.agg(["first", "last", "size"]).query("size > 1")
     return float((ends["last"] - ends["first"]).mean())
 
 
 class Statistic(NamedTuple):
-    """A question that a grid answers with one number."""
+    """A statistic of a grid."""
 
     title: str
     of: Callable[[Grid], float]
@@ -121,15 +120,15 @@ STATISTICS = {
 
 
 def over_seeds(statistic: Callable[[Grid], float], grids: Mapping[int, Grid]) -> Summary | None:
-    """A statistic of each seed's grid, put together; grids for which it is nan do not count."""
+    """Summary of a statistic over the seeds' grids, without those for which it is nan."""
     found = [statistic(grid) for grid in grids.values()]
     return summarize(value for value in found if not np.isnan(value))
 
 
 def paired_difference(ours: Mapping[int, float], base: Mapping[int, float]) -> Summary | None:
-    """Differences between two cells seed by seed; none if they share no seed.
+    """Differences between two cells, paired by seed; None without common seeds.
 
-    Equal seeds have equal data order and initial weights where the models agree, so that much of
-    the noise cancels. ``standard_error`` of the result is the error to quote.
+    Equal seeds have the same data order and, where the models agree, the same initial weights, so
+    much of the noise cancels. Quote the ``standard_error`` of the result.
     """
     return summarize(ours[seed] - base[seed] for seed in sorted(ours.keys() & base.keys()))

@@ -1,4 +1,4 @@
-"""The figure of each sweep from its records, in the book's style.
+"""Figures of the sweeps, drawn from their records in the book's style.
 
 Filled markers are ours, mean over seeds with its standard deviation; hollow ones are the paper's
 printed numbers; dashed lines are exact values of the toy language.
@@ -26,14 +26,14 @@ from exlm_mini.plot.figures import COLORS, save_figure, use_book_style
 
 Summaries = Mapping[tuple[float, int], Summary]
 BESIDE = 0.06
-"""Between the lines of two mask ratios, that their error bars can be told apart."""
+"""Offset between the lines of two mask ratios, which separates their error bars."""
 
 
 def draw_against_share(ax: Axes, found: Summaries, label: str) -> None:
     """A number by (p, k) against the share of lost tokens, one line for each mask ratio.
 
-    The shares stand at equal distances, as the paper's cells are ranked and not spread; points
-    close together lose equal shares under different mask ratios.
+    Shares are drawn at equal distances, because the paper's cells are ranked; points close together
+    have equal shares and different mask ratios.
     """
     ratios = sorted({p for p, _ in found})
     shares = sorted({*SHARES, *(lost_share(*cell) for cell in found)})
@@ -77,9 +77,9 @@ def draw_ceiling(ax: Axes, groups: Sequence[Group]) -> None:
 
 
 def draw_bits(ax: Axes, groups: Sequence[Group]) -> None:
-    """What each variant needs for the masks of a row, above the joint entropy where it is known.
+    """Bits per row of each variant, above the joint entropy if it is known.
 
-    Dashed: 0, the joint entropy, and the best that MLM could do.
+    Dashed: the joint entropy, and the best possible MLM.
     """
     joint, floor = (groups[0].summary(f"{name}_bits_per_row") for name in ("joint", "floor"))
     exact = joint.mean if joint else 0.0
@@ -99,7 +99,7 @@ def draw_bits(ax: Axes, groups: Sequence[Group]) -> None:
 def draw_against_exlm(ax: Axes, groups: Sequence[Group]) -> None:
     """Downstream points of each variant to ExLM, seeds paired; the paper's mean beside it.
 
-    Dashed: what is left above the mean of ExLM, where the best possible accuracy is known.
+    Dashed: the best possible accuracy, if it is known.
     """
     base = next((g for g in groups if g.name == "exlm"), None)
     found = [g for g in groups if g is not base and g.summary(DOWNSTREAM)]
@@ -130,13 +130,13 @@ ARMS = {
     "ctc": ("CTC", "0.45", "v"),
     "mlm++": ("MLM of equal cost", COLORS["mlm"], "D"),
 }
-"""Of the ladder: label, colour and marker. MLM itself lies where the one of equal cost does."""
+"""Arms of the ladder: label, colour, marker. Plain MLM coincides with that of equal cost."""
 
 
 def draw_ladder(ax: Axes, groups: Sequence[Group]) -> None:
     """Bits won below MLM's floor against the bits that masked words share; a dot is a training.
 
-    The grey line is all there is to win.
+    The grey line is the most that can be won.
     """
     cells: dict[str, dict[int, list[float]]] = {}
     for group in groups:
@@ -176,17 +176,17 @@ def draw_leaving(ax: Axes, groups: Sequence[Group]) -> None:
     if bounds:
         ax.axhline(bounds.floor_bits, color=COLORS["floor"], ls="--", lw=1)
         ax.axhline(bounds.joint_bits, color=COLORS["joint"], ls="--", lw=1)
-        # The first validations, before the words are learned, would take most of the height.
+        # Without this the first validations would take up most of the height.
         last = max(bits for group in groups for bits in group.by_seed(key).values())
         between = max(bounds.floor_bits, last) - bounds.joint_bits
         ax.set_ylim(bounds.joint_bits - 0.15 * between, bounds.joint_bits + 1.6 * between)
     ax.set(xlabel="training step", ylabel=f"bits per {'sentence' if bounds else 'mask'}")
-    # Above the floor there is room.
+    # There is space above the floor.
     ax.legend(fontsize=8, loc="upper right", ncols=2, frameon=True)
 
 
 def by_language(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    """The groups of each grammar, or of the input itself where it is no toy language."""
+    """Groups by grammar, or by input if it is not a toy language."""
     found: dict[str, list[Group]] = {}
     for group in groups:
         data = group.first.data["config"]["data"]
@@ -241,13 +241,13 @@ def _draw_points(
     ax.errorbar(x, means, spread, marker="o", ms=5, capsize=2, **line)
 
 
-# ---- the figures: each draws on the axes of one input ----
+# ---- the figures of one input ----
 
 
 def repeated_mlm(axes: Sequence[Axes], groups: Sequence[Group]) -> None:
     """Accuracy and entropy against the share of lost tokens (Figures 3 and 5).
 
-    Of molecules, what frozen states tell of their structure is drawn in place of accuracy.
+    For molecules, the structure read from frozen states is drawn instead of accuracy.
     """
     use = (DOWNSTREAM, "downstream accuracy, %")
     if groups[0].input == "molecules":

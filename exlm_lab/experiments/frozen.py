@@ -1,7 +1,8 @@
-"""What a linear map reads of a molecule's structure from a model's states, the model left as it is.
+"""Ridge regression of molecular structure on a frozen model's states.
 
-Held-out molecules go in unmasked, their states are averaged in every layer, and ridge regression
-learns from molecules of some scaffolds what RDKit computes, to be tested on molecules of others.
+Held-out molecules are encoded unmasked and their states averaged in every layer. Ridge regression
+learns quantities computed by RDKit from molecules of some scaffolds, and is tested on those of
+others.
 
 Shapes: R molecules, D features, C quantities.
 """
@@ -29,16 +30,16 @@ from exlm_mini.model import ExLM, MaskedLM
 QUANTITIES = (
     "qed", "BertzCT", "NumAromaticRings", "NumAtomStereoCenters", "NumRotatableBonds"
 )  # fmt: skip
-"""By RDKit's names."""
+"""Names in RDKit."""
 NUM_EACH = 20_000
-"""Molecules to learn from, and as many to test on."""
+"""Molecules for training, and the same number for the test."""
 PENALTY = 1e-2
-"""Of ridge regression, for each molecule, on features of variance 1."""
+"""Of ridge regression per molecule, for features of variance 1."""
 BATCH_ROWS = 128
 
 
 class Molecules(NamedTuple):
-    """Molecules of a pack whose quantities are known."""
+    """Molecules of a pack, with their quantities."""
 
     number_R: np.ndarray
     """Rows of the pack."""
@@ -51,13 +52,12 @@ class Molecules(NamedTuple):
 
 
 def held_out(pack: Pack, tokenizer: Tokenizer, folder: Path) -> Molecules:
-    """``NUM_EACH`` molecules to learn from and to test on, or all; no scaffold is on both sides.
+    """``NUM_EACH`` molecules (or all) each for training and test, without common scaffolds.
 
     Args:
         pack: of molecules that models were not trained on.
         tokenizer: of the pack.
-        folder: what was found is kept there, as it takes minutes. Of two processes that find
-            nothing, either may write it.
+        folder: caches the result, which takes minutes; several processes may write it.
     """
     require_rdkit()
     from rdkit import rdBase
@@ -96,9 +96,9 @@ def measure_molecules(
     known: Molecules,
     num_copies: int | None = None,
 ) -> dict[str, float]:
-    """``explained`` of the known molecules, and ``pair_metrics`` of those to test on.
+    """``explained`` for all molecules, and ``pair_metrics`` for the test molecules.
 
-    Repeated MLM, which has ``num_copies`` of every symbol, hides no pairs.
+    Repeated MLM, with ``num_copies`` of every symbol, has no ``pair_metrics``.
     """
     rows = known.rows(pack)
     if num_copies is not None:

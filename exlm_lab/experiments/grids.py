@@ -1,8 +1,8 @@
 """The sweeps as plain tables of cells, at three scales.
 
 ``mini`` runs on one core in minutes, ``gpu`` on one GPU in hours, ``paper`` is the paper's own
-size. The cells of a sweep are equal at all scales but for the size of models, data and tasks;
-``paper`` leaves out what the paper does not have.
+size. Scales differ in the size of models, data and tasks; ``paper`` omits cells that the paper
+lacks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REPEATED = {
 }
 """Mask ratio p: numbers of copies k, the 14 cells of Figures 3, 4 and 5."""
 REPEATED_ON_TEXT = ((0.15, 1), (0.387, 1), (0.387, 2), (0.789, 1))
-"""Two pairs of cells: equal share with another ratio, and two shares that are too high."""
+"""Two pairs of cells: equal shares at different ratios, and two shares that are too high."""
 TWO_SEEDS = (1, 2)
 _GPU_MODEL = {
     "model.preset": "mini", "model.num_heads": None, "model.ffn_width": None,
@@ -35,7 +35,7 @@ _GPU_MODEL = {
     "train.warmup_steps": 1000, "train.save_every": 1000, "train.validate_every": 500,
     "train.validation_rows": 1024, "train.num_threads": None,
 }  # fmt: skip
-"""Replaces the sizes of the bases at scale ``gpu``."""
+"""Sizes at scale ``gpu``."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,15 @@ class Sweep:
     name: str
     about: str
     make: Callable[[str], list[Cell]]
-    """From a scale to its cells."""
+    """The cells of a scale."""
 
 
 def _base(kind: Input, scale: str) -> tuple[str, dict[str, Any], Downstream | None]:
     """Base recipe, its changes, and the task of an input."""
     small: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0, "weight_decay": 0.01}
     if kind == "toy":
-        # Chosen on single models of repeated-mlm (p = 15% and 62.2%, seed 1), after most had
-        # stayed at chance without clipping and a long warm-up; many still do.
+        # Chosen on two models of repeated-mlm (p = 15% and 62.2%, seed 1), because most stayed at
+        # chance without clipping and a long warm-up; many still do.
         clipped: dict[str, Any] = {"clip_norm": 1.0, "warmup_share": 0.2}
         tune = TuneConfig(epochs=3, batch_size=8, learning_rate=2e-3, **small, **clipped)
         task = Downstream("toy-inference", tune, 2000, 300, 1500)
@@ -96,7 +96,7 @@ def _cell(
 
 
 def _kinds(scale: str, *real: Input) -> tuple[Input, ...]:
-    """The inputs of a sweep; the paper's is text alone."""
+    """The inputs of a sweep; at scale ``paper`` only text."""
     return ("text",) if scale == "paper" else ("toy", *real)
 
 
@@ -142,7 +142,7 @@ ABLATIONS_ON_TEXT = {
 
 
 def exlm_settings(scale: str, num_states: int = 4) -> dict[str, Any]:
-    """What makes a base that of ExLM; at the paper's scale its recipes say."""
+    """Settings of an ExLM; at scale ``paper`` the recipes have the cures' settings."""
     cures = {} if scale == "paper" else CURES
     return {"objective": "exlm", "model.states_per_mask": num_states, **cures}
 
@@ -161,7 +161,7 @@ def _ablations(scale: str) -> list[Cell]:
             ("mlm++", "vanilla-mlm-plus-plus", "Vanilla MLM++"),
         ):
             if name == "mlm++" and kind == "slots":
-                continue  # no number of steps leads an MLM below its floor
+                continue  # no number of steps takes an MLM below its floor
             # The paper's own recipe doubles the steps; here the ratio is measured.
             is_equal = name == "mlm++" and scale != "paper"
             cost = {"cost_of": ("cost", f"{kind}-k4")} if is_equal else {}
@@ -218,7 +218,7 @@ _OTHER_STARTS: dict[str, dict[str, Any]] = {
     "larger-init": {"model.init_std": 0.3},
     "batch-512": {"train.batch_size": 512},
 }
-"""On the smallest language alone: what needs no setting that the paper lacks."""
+"""Only on the smallest language: changes of settings that the paper has too."""
 CURED_AT = 0.387
 """Mask ratio of ``town`` in ``saddle``; at the recipe's 15% its masks share 0.02 bits of 3.8."""
 

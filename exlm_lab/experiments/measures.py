@@ -1,17 +1,17 @@
-"""What a sweep measures of a finished model, under the names its records use.
+"""Measurements of a trained model, under the names that records use.
 
 ``measure(model, config, corpus)`` returns ``{name: number}``; ``METRICS`` explains each number.
-The corpus is what ``prepare_corpus`` gave the run. Rows are its first held-out ones, their masks
-drawn from a seed of this stage, so models with equal masking get the same rows and masks.
+Rows are the first held-out ones of the corpus, with masks from a seed of their own, so models
+with equal masking are measured on the same rows and masks.
 
 A token is *lost* when all its copies are masked (Appendix E): in Repeated MLM those with a visible
 copy count nowhere, and the k predictions of a lost token are averaged. Without repetition every
 masked token is lost.
 
-In the toy language nothing depends on the words that happen to stand behind the masks. Where a
-word is predicted by itself, losses and hits are expected values under the true distribution; where
-all words of a row are predicted together, several fillings of the masks are drawn from it, and the
-model's bits are compared with the true ones of the same fillings.
+For toy languages the measures do not depend on the actual words behind the masks. For words
+predicted by themselves, losses and hits are expectations under the true distribution; for all
+words of a row together, several fillings are drawn from it, and the model's bits are compared
+with the true bits of the same fillings.
 
 Shapes: B rows, N tokens of a row, M targets, L states, k copies or states, S masked positions,
 R lost tokens of a batch, V vocabulary, W words of the toy language.
@@ -52,14 +52,14 @@ from exlm_mini.training.parts import make_masker
 from exlm_mini.training.pretraining import Trainer
 
 MOST_ROWS, MOST_TOKENS = 1024, 2**15
-"""Held-out rows to measure on, and tokens of them."""
+"""Most held-out rows to measure on, and most tokens in them."""
 FREQUENCY_ROWS = 4096
-"""Training rows in which words are counted."""
+"""Training rows for counting words."""
 NUM_FILLINGS = 8
 MOST_NUMBERS = 2**24
-"""States x vocabulary of a batch at most: its memory is a few times as much."""
+"""Most states x vocabulary of a batch; memory is a few times as much."""
 LEAST_TOLD = 1e-3
-"""Bits of information on a lost word in the visible ones; a share of fewer is not computed."""
+"""Least information (bits) of the visible words on a lost one for ``missed_share`` to exist."""
 
 
 def measure(
@@ -70,14 +70,14 @@ def measure(
     seed: int = 0,
     with_probe: bool = True,
 ) -> dict[str, float]:
-    """All numbers of ``METRICS`` that the model and its data have.
+    """All ``METRICS`` that the model and its data have.
 
     Args:
-        model: of any single objective; its mode is left as it was.
+        model: of any single objective; its mode is restored.
         config: of its run: objective, masking and data.
         corpus: of ``prepare_corpus`` for ``config.data``.
-        num_rows: held-out rows, all if there are fewer; none: 1,024, or fewer if they are long.
-            At least one token of them must be lost.
+        num_rows: held-out rows, or all if there are fewer; None: 1,024, or fewer if they are long.
+            At least one of their tokens must be lost.
         seed: of masks and fillings.
         with_probe: take ``probe_accuracy`` too, which needs scikit-learn and a second or two.
     """
@@ -102,7 +102,7 @@ def measure(
 
 
 class _Language(NamedTuple):
-    """The toy language as the tokens of a run spell it."""
+    """The toy language with the token ids of a run."""
 
     grammar: Grammar
     token_ids_W: np.ndarray
@@ -228,7 +228,7 @@ def _read_batch(
 
 
 def _predictions(log_p_RkV: Tensor, target_ids_R: Tensor, truth_RV: Tensor | None) -> _Found:
-    """Each lost token by itself; with its true distribution, expected values under it."""
+    """Each lost token by itself; given its true distribution, expectations under it."""
     if truth_RV is None:
         truth_RV = F.one_hot(target_ids_R, log_p_RkV.shape[2]).double()
         found = {}
@@ -251,8 +251,8 @@ def _expected_bits(
 ) -> Tensor:
     """-log2 P(masked words) of each row, on average over the true fillings of its masks; (B,).
 
-    The true bits of the fillings are known, and so is their mean: only the difference between
-    model and truth is left to chance.
+    The true bits of the fillings and their mean are known, so only the difference between model
+    and truth is random.
     """
     device = reading.log_token_BLV.device
     joint_bits_B = torch.from_numpy(contexts.joint_bits_S)
@@ -278,7 +278,7 @@ _MEANS = {
     "floor_bits_per_row": "floor",
     "joint_bits_per_row": "joint",
 }
-"""Metrics that are plain means, and of what."""
+"""Metrics that are plain means."""
 
 
 def _summary(found: _Found) -> dict[str, float]:
@@ -294,7 +294,7 @@ def _summary(found: _Found) -> dict[str, float]:
         out["clones_used"] = 2 ** entropy_bits((use_k / use_k.sum()).log()).item()
     if "floor" in found:
         out["excess_bits"] = out["cross_entropy_bits"] - out["optimum_entropy_bits"]
-        # What masks share is all that a model of dependencies can win over single predictions.
+        # The most that a model of dependencies can win over single predictions.
         shared = out["floor_bits_per_row"] - out["joint_bits_per_row"]
         out["total_correlation_bits"] = shared
         told_bits = found["place"].mean().item() - out["optimum_entropy_bits"]
@@ -304,21 +304,20 @@ def _summary(found: _Found) -> dict[str, float]:
     return out
 
 
-# ---- what a step costs ----
+# ---- cost of a step ----
 
 ENOUGH_SECONDS = 8.0
 """For both models together."""
 
 
 def step_costs(config: RunConfig, corpus: Corpus) -> dict[str, float]:
-    """What a step of an ExLM costs beside one of an MLM on the same rows, measured and counted.
+    """Cost of a step of ExLM relative to MLM on the same rows, measured and counted.
 
-    Chains are left out, as they are absent from all but the first steps.
+    Without chains, which only the first steps have.
 
     Returns:
-        ``cost_ratio``, of the medians; ``cost_ratio_floor``, of the floating-point operations
-        that no implementation can leave out; ``step_ms`` and ``mlm_step_ms``, medians, of
-        processor time on a CPU.
+        ``cost_ratio``, of the medians; ``cost_ratio_floor``, of the unavoidable floating-point
+        operations; ``step_ms`` and ``mlm_step_ms``, medians, of processor time on a CPU.
     """
     config = replace(config, train=replace(config.train, chain_warmup=0.0))
     configs = {"exlm": config, "mlm": replace(config, objective="mlm")}

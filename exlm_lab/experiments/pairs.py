@@ -1,9 +1,9 @@
-"""Two symbols of a molecule that depend on each other, hidden together: are they linked?
+"""Pairs of dependent symbols of a molecule, hidden together: does the model link them?
 
-Symbols that only go together, such as both digits of a ring, are where predictions made one by one
-must fail: each may be likely, and the two of them impossible. A control hides two symbols of the
-same kinds that belong to different groups of the same molecule. With two masks the probability
-of every filling is known exactly, from one pass of the model.
+Symbols that only occur together, such as both digits of a ring, cannot be predicted
+independently: each may be likely, and the combination impossible. As a control, two symbols of
+the same kinds from different groups of the molecule are hidden. With two masks the probability of
+every filling is computed exactly in one pass.
 
 Shapes: B rows, N tokens of a row, k states, L states of a row, V vocabulary.
 """
@@ -25,7 +25,7 @@ from exlm_mini.model.objectives import nats_to_bits
 KINDS = ("rings", "brackets", "aromatics")
 """Both digits of a ring, both ends of a branch, two aromatic atoms of a ring."""
 ARRANGEMENTS = ("together", "apart")
-"""Two of one group; the first of these, and what stands where the second does in another group."""
+"""Two symbols of one group; the first of these, and the counterpart of the other elsewhere."""
 NUM_MOLECULES = 1000
 """Of each kind."""
 NUM_DRAWS = 4
@@ -34,7 +34,7 @@ BATCH_ROWS = 64
 
 
 def groups_of(symbols: list[str]) -> dict[str, list[tuple[int, ...]]]:
-    """Places of the symbols of a SMILES that belong together, by kind."""
+    """Places of symbols that belong together in a SMILES, by kind."""
     found: dict[str, list[tuple[int, ...]]] = {kind: [] for kind in KINDS}
     open_rings: dict[str, int] = {}
     open_branches, atoms = [], []
@@ -58,7 +58,7 @@ def groups_of(symbols: list[str]) -> dict[str, list[tuple[int, ...]]]:
 
 
 def choose(groups: list[tuple[int, ...]], seed: int) -> tuple[tuple[int, int], ...] | None:
-    """A pair of each arrangement; none of a molecule without two groups that share nothing."""
+    """A pair of each arrangement; None for a molecule without two disjoint groups."""
     disjoint = [(a, b) for a in groups for b in groups if not set(a) & set(b)]
     if not disjoint:
         return None
@@ -79,8 +79,8 @@ def joint_table(model: MaskedLM | ExLM, token_ids_BN: Tensor, place_B2: Tensor) 
         place_B2: int64, the two places to hide in each row, rising.
 
     Returns:
-        The product of two predictions for MLM; for ExLM the sum over paths, which may be below 1
-        in all, since a path may also take more or fewer steps (``decoding``).
+        For MLM the product of two predictions; for ExLM the sum over paths, whose total may be
+        below 1, because paths may take more or fewer steps (see ``decoding``).
     """
     is_masked_BN = torch.zeros_like(token_ids_BN, dtype=torch.bool).scatter(1, place_B2, True)
     masked_ids_BN = token_ids_BN.masked_fill(is_masked_BN, model.special_ids.mask)
@@ -92,7 +92,7 @@ def joint_table(model: MaskedLM | ExLM, token_ids_BN: Tensor, place_B2: Tensor) 
     log_transition_BLL = reading.scores.log_transition_BLL
     assert log_transition_BLL is not None
     edge_BLL = log_transition_BLL.exp().triu(1)
-    # A path takes three steps: from the first state to one for each mask and to the last.
+    # A path has three steps: from the first state, by one state per mask, to the last.
     path_BLL = edge_BLL[:, :1].transpose(1, 2) * edge_BLL * edge_BLL[:, :, -1:].transpose(1, 2)
     token_BLV = reading.log_token_BLV.exp()
     return token_BLV.transpose(1, 2) @ path_BLL @ token_BLV

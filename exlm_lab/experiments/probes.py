@@ -1,9 +1,9 @@
-"""What a linear classifier reads out of a model's states, taught with a few labelled sentences.
+"""Linear probes of a model's states, trained on a few labelled sentences.
 
-Fine-tuning changes the whole model, and for a tiny one whether it starts to learn a task at all is
-a matter of luck. A probe leaves the model as it is: sentences of the toy language go in unmasked,
-each becomes the mean of its words' last hidden states, and logistic regression learns from
-``NUM_LABELLED`` of them what the latents are. Learned representations need fewer labels.
+Fine-tuning changes the whole model, and whether a tiny one learns a task at all is partly chance. A
+probe leaves the model unchanged: each unmasked sentence of the toy language becomes the mean of its
+words' last hidden states, and logistic regression learns the latents from ``NUM_LABELLED`` of them.
+Better representations need fewer labels.
 
 Shapes: S sentences, D width, C latents, Z joint values of the latents, W words of the language.
 """
@@ -22,10 +22,10 @@ from exlm_mini.model import ExLM, MaskedLM
 NUM_LABELLED = 60
 NUM_TO_LABEL, NUM_TEST = 400, 1000
 NUM_DRAWS = 10
-"""Of labelled sentences from those to label; the result is the mean over them."""
+"""Draws of the labelled sentences; the result is the mean over them."""
 ROWS_TOGETHER = 100
 WEIGHT_PENALTY = 10.0
-"""On half the squared weights, in the units of one sentence's loss; 60 labels overfit easily."""
+"""Factor of half the squared weights, relative to one sentence's loss; 60 labels overfit easily."""
 
 
 def probe_accuracy(
@@ -35,17 +35,17 @@ def probe_accuracy(
     token_ids_W: np.ndarray,
     seed: int = 0,
 ) -> float:
-    """Share of test sentences whose latents a probe names, on average over the latents.
+    """Accuracy of probes on test sentences, averaged over the latents.
 
     Args:
         model: in evaluation mode.
-        num_copies: k of Repeated MLM, which reads every token k times; 1 for others.
-        language: whose latents are asked for.
+        num_copies: k of Repeated MLM; 1 for other models.
+        language: that has the latents.
         token_ids_W: token of each word.
         seed: of sentences and labelled ones.
 
     Returns:
-        Between chance and 1. What counts as right is the likeliest value given the sentence.
+        Between chance and 1. The right answer is the likeliest value given the sentence.
 
     Raises:
         UserError: without scikit-learn.
@@ -83,7 +83,7 @@ def likeliest_latents(language: Grammar, word_ids_SN: np.ndarray) -> np.ndarray:
 
 
 def readable(state_SD: np.ndarray, latent_SC: np.ndarray, seed: int = 0) -> float:
-    """Accuracy of the probes, on the last ``NUM_TEST`` of some sentences; others are labelled."""
+    """Accuracy of the probes on the last ``NUM_TEST`` sentences; the others are for training."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
 

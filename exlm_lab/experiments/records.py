@@ -1,7 +1,7 @@
-"""What the sweeps left: one JSON file per cell and seed, read back and put together over seeds.
+"""Records of the sweeps, one JSON file per cell and seed, and summaries over seeds.
 
-A metric is asked for by its name in ``metrics``; ``downstream`` is the score on the held-out test
-rows of the downstream task, in percent, and ``validation_…`` the last validation of the run.
+Metrics have their names in ``metrics``; ``downstream`` is the score on the test rows of the
+downstream task, in percent, and ``validation_…`` is from the run's last validation.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ WANTED = {
     "sweep": str, "scale": str, "cell": str, "input": str, "seed": int, "objective": str,
     "config": dict, "metrics": dict, "curve": list, "versions": dict,
 }  # fmt: skip
-"""What a record must hold for a report, and as what."""
+"""Required fields of a record, with their types."""
 LEFT_BY = 0.1
-"""Bits per row below MLM's floor that count as having left it."""
+"""Bits per row below MLM's floor at which a run counts as having left it."""
 LEFT_SHARE = 0.1
 """The same as a share of the total correlation; the smaller of the two counts."""
 
@@ -62,7 +62,7 @@ class Record:
         )
 
     def value(self, metric: str) -> float | None:
-        """A metric; none if it was not measured or is not a finite number."""
+        """A metric; None if it was not measured or is not finite."""
         if metric == DOWNSTREAM:
             found = (self.data.get(DOWNSTREAM) or {}).get("test")
             return None if found is None else 100 * found
@@ -97,7 +97,7 @@ class Summary(NamedTuple):
 
 
 def summarize(values: Iterable[float]) -> Summary | None:
-    """Mean, standard deviation and number; none of nothing."""
+    """Mean, standard deviation and number of some values; None without values."""
     values = list(values)
     if not values:
         return None
@@ -121,12 +121,12 @@ class Group:
 
     @property
     def first(self) -> Record:
-        """Any of the records, for what does not depend on the seed."""
+        """A record, for what does not depend on the seed."""
         return self.records[0]
 
     @property
     def paper_row(self) -> tuple[str, str] | None:
-        """Table and row of the paper that the cell stands for, as ``paper.json`` calls them."""
+        """Table and row of the paper that the cell reproduces, as named in ``paper.json``."""
         found = self.first.data.get("paper")
         return (found["table"], found["row"]) if found else None
 
@@ -136,7 +136,7 @@ class Group:
         return {seed: value for seed, value in found.items() if value is not None}
 
     def summary(self, metric: str) -> Summary | None:
-        """The metric over seeds; none if no seed has it."""
+        """The metric over seeds; None if no seed has it."""
         return summarize(self.by_seed(metric).values())
 
 
@@ -239,12 +239,12 @@ def grids_by_seed(
 class Leaving(NamedTuple):
     """Whether and when a run left MLM's floor for good.
 
-    While all states of a mask are alike, ExLM predicts each mask by itself and stands at the sum of
-    the marginal entropies, which on the toy language is known exactly.
+    While all states of a mask are alike, ExLM predicts each mask by itself, and its loss is the
+    sum of the marginal entropies, which is known exactly for the toy language.
     """
 
     step: int | None
-    """First validation after which the run stays below; none if it ended at the floor."""
+    """First validation after which the run stays below; None if it ended at the floor."""
     floor_bits: float
     """Per row: the sum of the marginal entropies."""
     joint_bits: float
@@ -252,7 +252,7 @@ class Leaving(NamedTuple):
 
 
 def leaving(record: Record) -> Leaving | None:
-    """When a run left the floor; none where the floor is not known or nothing was validated."""
+    """When a run left the floor; None if the floor is unknown or nothing was validated."""
     floor, joint = (record.value(f"{name}_bits_per_row") for name in ("floor", "joint"))
     name = "validation_bits_per_row"
     points = [p for p in record.data["curve"] if p.get(name) is not None]
@@ -263,7 +263,7 @@ def leaving(record: Record) -> Leaving | None:
 
 
 def since(points: Iterable[tuple[int, bool]]) -> int | None:
-    """The step from which on something holds to the end; none if it does not at the end."""
+    """The step from which a condition holds to the end; None if it does not hold at the end."""
     first = None
     for step, holds in points:
         first = (step if first is None else first) if holds else None

@@ -5,8 +5,8 @@ The work directory holds a folder for each corpus, shared by all cells that read
     WORK/CORPUS/data/          the prepared corpus
     WORK/CORPUS/MODEL/         run of a model: checkpoints, metrics.jsonl, finetune-…/
 
-Folders are named by a hash of the settings, so cells with equal settings share a trained model, be
-it of two sweeps; and what was interrupted goes on from its last checkpoint.
+Folders are named by a hash of the settings, so cells with equal settings share a trained model,
+even across sweeps, and an interrupted run resumes from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from exlm_mini.training.pretraining import Trainer
 from exlm_mini.training.run_directory import locked_directory, read_metrics
 
 CORPUS_SEED = 1
-"""Of the split and of the toy sentences: all cells and seeds have the same."""
+"""Of the split and of the toy sentences, the same for all cells and seeds."""
 CURVE = ("validation_bits_per_mask", "validation_bits_per_row", "validation_mask_accuracy")
 Watched = Mapping[str, float | None]
-"""The metrics that a ``Cell`` watches; none in a run of fixed length."""
+"""The watched metrics of a ``Cell``; empty for a run of fixed length."""
 NOTHING: Watched = MappingProxyType({})
 SECONDS_BETWEEN_LOOKS = 1.0
-"""At a folder that another process is writing to."""
+"""Time between checks of a folder that another process is writing to."""
 
 
 class Runner:
@@ -58,9 +58,9 @@ class Runner:
     Args:
         work: see above; made if missing.
         device: auto, cpu, cuda or cuda:N.
-        data: directory or file with the examples of a downstream task that is not embedded.
-        report: takes a line about something unusual.
-        should_stop: asked after every step; if true a checkpoint is saved and ``StoppedError``
+        data: directory or file of a downstream task that is not embedded.
+        report: receives lines about unusual events.
+        should_stop: called after every step; if true, a checkpoint is saved and ``StoppedError``
             raised.
     """
 
@@ -80,7 +80,7 @@ class Runner:
         """The corpus of a run, prepared at its first use.
 
         Raises:
-            UserError: if it is to be a prepared one, and is not there.
+            UserError: if it is a prepared corpus that does not exist.
         """
         self.check_inputs(config)
         folder = self._corpus_folder(config)
@@ -92,7 +92,7 @@ class Runner:
         return self._corpora[folder]
 
     def check_inputs(self, config: RunConfig) -> None:
-        """Raise a ``UserError`` if the run reads a corpus that is not there."""
+        """Raise ``UserError`` if the run reads a prepared corpus that does not exist."""
         pack = config.data.pack
         if pack is not None and not Path(pack).exists():
             raise UserError(
@@ -111,11 +111,11 @@ class Runner:
         Args:
             config: of the run.
             on_progress: called after every step.
-            watched: of the cell; a run that ends before its last step is one that got there.
+            watched: metrics of the cell that may end the run early.
 
         Returns:
-            ``curve``, ``parameters``, ``steps``, ``tokens`` and ``seconds`` of the record; the
-            last is of all starts, validation included.
+            ``curve``, ``parameters``, ``steps``, ``tokens`` and ``seconds`` of the record; seconds
+            are of all starts, validation included.
 
         Raises:
             StoppedError: if it was stopped before the last step.
@@ -159,9 +159,9 @@ class Runner:
         masks: Mapping[str, Any] | None = None,
         watched: Watched = NOTHING,
     ) -> tuple[dict[str, float], float]:
-        """What ``measures.measure`` finds of the trained model, and the seconds it took.
+        """The results of ``measures.measure`` for the trained model, and the seconds it took.
 
-        Given dotted settings of other ``masks``, it is measured with these.
+        With ``masks``, dotted settings, it is measured with other masks.
         """
         start = time.monotonic()
         pretrained = load_pretrained(self.folder(config, watched), self.report)
@@ -178,7 +178,7 @@ class Runner:
         return found, time.monotonic() - start
 
     def time(self, config: RunConfig) -> tuple[dict[str, float], float]:
-        """What ``step_costs`` finds, and the seconds it took; nothing is kept."""
+        """The results of ``step_costs``, and the seconds it took."""
         start = time.monotonic()
         return step_costs(self._here(config), self.corpus(config)), time.monotonic() - start
 
@@ -219,7 +219,7 @@ class Runner:
         }, tuner.seconds
 
     def folder(self, config: RunConfig, watched: Watched = NOTHING) -> Path:
-        """Of the run of a model."""
+        """The folder of a model's run."""
         settings = plain(config)
         settings.pop("recipe")
         for name in settings_with(Effect.NOTHING):
@@ -233,7 +233,7 @@ class Runner:
         return self.work / f"{config.data.kind}-{_digest(plain(config)['data'])}"
 
     def _here(self, config: RunConfig) -> RunConfig:
-        """The settings for the device of this process, which takes their number of threads."""
+        """The settings for this process's device; also sets the number of threads."""
         if config.train.num_threads is not None:
             torch.set_num_threads(config.train.num_threads)
         return replace(config, train=replace(config.train, device=self.device))
@@ -251,7 +251,7 @@ class Runner:
 
     @contextlib.contextmanager
     def _alone(self, folder: Path) -> Iterator[None]:
-        """Keep other processes out of a folder; wait while one of them is writing there."""
+        """Lock a folder, waiting while another process is writing there."""
         while True:
             with taken(folder, self.report) as is_ours:
                 if is_ours:
@@ -264,10 +264,10 @@ class Runner:
 
 @contextlib.contextmanager
 def taken(folder: Path, report: Callable[[str], None]) -> Iterator[bool]:
-    """Whether this process alone may write to a folder; if so, until the end of the block.
+    """Try to lock a folder for the block; yields whether it succeeded.
 
     Raises:
-        UserError: if a symbolic link lies in it.
+        UserError: if there is a symbolic link in it.
     """
     with contextlib.ExitStack() as lock:
         try:
@@ -281,7 +281,7 @@ def taken(folder: Path, report: Callable[[str], None]) -> Iterator[bool]:
 
 
 def _is_enough(found: Mapping[str, Any], watched: Watched) -> bool:
-    """Whether a watched metric is where training ends."""
+    """Whether a watched metric is at its threshold."""
     return any(
         most is not None and name in found and found[name] <= most
         for name, most in watched.items()
@@ -289,7 +289,7 @@ def _is_enough(found: Mapping[str, Any], watched: Watched) -> bool:
 
 
 def _got_there(folder: Path, watched: Watched) -> bool:
-    """Whether a run ended early before, and its last weights were saved."""
+    """Whether a run already ended early, with its last weights saved."""
     metrics = folder / "metrics.jsonl"
     if not watched or not metrics.exists():
         return False

@@ -1,7 +1,7 @@
-"""The paper's claims, and what the records say of each at small scale, by the rules of the plan.
+"""The paper's claims, and the verdict of our records on each at small scale.
 
-An entry of the study is judged as the study judges it, primary claims with Holm's correction; one
-of a sweep by the same paired test, without a correction, for the sweeps were not planned.
+Entries of the study are judged by its plan, primary claims with Holm's correction; entries of a
+sweep by the same paired test without a correction, because the sweeps were not planned.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ SCALE = "mini"
 
 
 class Entry(NamedTuple):
-    """A claim of the paper, and where it is put to the test."""
+    """A claim of the paper, and where it is tested."""
 
     text: str
     place: str
     """In the paper."""
     measured: str
-    """What the difference is, for a reader of the table."""
+    """The difference, in words."""
     source: str
     """A sweep, or an experiment of the study."""
     claim: Claim | str
-    """Of a sweep; or the text of one in the study."""
+    """The claim for a sweep, or the text of a claim in the study."""
     statistic: Callable[[Grid], float] | None = None
-    """Of the grid of Repeated MLM, in place of a contrast between two cells."""
+    """A statistic of the grid of Repeated MLM, instead of a contrast between two cells."""
 
 
 class Score(NamedTuple):
@@ -58,17 +58,17 @@ class Score(NamedTuple):
 
     @property
     def seeds(self) -> str:
-        """How many of the planned seeds count."""
+        """The number of seeds, of those planned."""
         return self.verdict.seeds
 
     @property
     def word(self) -> str:
-        """The verdict; "so far" as long as planned seeds are missing."""
+        """The verdict, with "so far" while planned seeds are missing."""
         return self.verdict.told
 
 
 def _share_does_more(grid: Grid) -> float:
-    """By how much the share of lost tokens moves a grid more than the mask ratio does."""
+    """How much more a grid changes with the share of lost tokens than with the mask ratio."""
     return abs(effect_of_share(grid)) - abs(effect_of_mask_ratio(grid))
 
 

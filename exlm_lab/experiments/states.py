@@ -1,9 +1,9 @@
-"""A batch of masked rows as ExLM reads it: its states, and what they say about each mask.
+"""States of a batch of masked rows, and their predictions for each mask.
 
 Shapes: B rows, M targets, L states, k states per mask, R masks of all rows, V vocabulary.
 
-``decoding`` reads one row to fill it in; this reads many to take averages over their masks. Masks
-are numbered row by row, from left to right, as ``MaskedLM`` orders its predictions.
+``decoding`` reads one row to fill it; this module reads many, for averages over their masks.
+Masks are numbered row by row, from left to right, like the predictions of ``MaskedLM``.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from exlm_mini.model.objectives import StateScores, log_likelihood, nats_to_bits
 
 
 class RowReading(NamedTuple):
-    """The states of some rows, and the scores of the words the rows really have."""
+    """The states of some rows, and the scores of their actual words."""
 
     log_token_BLV: Tensor
-    """log P_u(w) in nats, float64; of no meaning beyond the states of a row."""
+    """log P_u(w) in nats, float64; meaningless beyond the states of a row."""
     scores: StateScores
     state_BML: Tensor | None
     """P(state u emits target i) before any word is known, float64; none for ``ctc``."""
@@ -35,7 +35,7 @@ class RowReading(NamedTuple):
 
     @property
     def is_mask_BM(self) -> Tensor:
-        """Which targets are masks, not boundaries or padding; as many in all as there are R."""
+        """True for targets that are masks, not boundaries or padding; R in total."""
         graph = self.scores.graph
         target_M = torch.arange(graph.target_ids_BM.shape[1], device=graph.owner_BL.device)
         return (target_M < graph.num_targets_B.unsqueeze(1)) & ~graph.is_boundary_BM
@@ -53,11 +53,11 @@ class RowReading(NamedTuple):
         return log_likelihood(filled, with_boundaries=False)
 
     def mask_token_log_probs(self) -> Tensor:
-        """log P(token | context) of each mask by itself, no word being known; (R, V) in nats.
+        """log P(token | context) of each mask by itself, before any word is known; (R, V) in nats.
 
-        The states' distributions, mixed by how likely a path emits the mask in each (Appendix P);
-        float64. ``ctc`` spreads part of its probability over several tokens in one mask: that
-        part is left out, and the rest scaled to sum to one.
+        A mixture of the states' distributions, weighted by the probability that a path emits the
+        mask there (Appendix P); float64. ``ctc`` gives part of its probability to several tokens in
+        one mask: that part is dropped and the rest renormalised.
         """
         if self.state_BML is None:
             return self._ctc_token_log_probs()
@@ -78,7 +78,7 @@ class RowReading(NamedTuple):
         return nats_to_bits(-dag_log_likelihood(any_token_BML, log_transition_BLL, *counts))
 
     def visits(self) -> Tensor:
-        """P(a path passes the state), the words of the rows given; (B, L), float64.
+        """P(a path visits the state), given the rows' words; (B, L), float64.
 
         Raises:
             ValueError: for ``ctc``, whose states are not linked.
@@ -93,7 +93,7 @@ class RowReading(NamedTuple):
 
     def of_masks(self, value_BLX: Tensor) -> Tensor:
         """Values of states, sorted by mask and clone: (R, k, ...)."""
-        # Beyond the states of a row the owner is 0, [BOS], which is no mask.
+        # Beyond the states of a row the owner is 0, which is [BOS], not a mask.
         is_of_mask_BL = self.is_mask_BM.gather(1, self.scores.graph.owner_BL)
         return value_BLX[is_of_mask_BL].unflatten(0, (-1, self.scores.states_per_mask))
 
@@ -114,8 +114,7 @@ def read_rows(model: ExLM, batch: MaskedBatch) -> RowReading:
 
     Args:
         model: in evaluation mode.
-        batch: on the device of the model. Memory is taken for the probability of every token at
-            every state: B x L x V numbers.
+        batch: on the device of the model. Needs memory for B x L x V numbers.
 
     Raises:
         ValueError: if the model is in training mode, where dropout is random.
@@ -130,7 +129,7 @@ def read_rows(model: ExLM, batch: MaskedBatch) -> RowReading:
     state_BML = log_transition_BLL = None
     if model.transition is not None:
         log_transition_BLL = model.transition(state_BLD, graph).double()
-        # Nothing is known about any target: each has emission log 1 in every state.
+        # Unknown targets have emission log 1 in every state.
         any_token_BML = torch.zeros_like(log_emission_BML, dtype=torch.float64)
         counts = graph.num_targets_B, graph.num_states_B
         state_BML = posteriors(any_token_BML, log_transition_BLL, *counts).state_BML
@@ -156,7 +155,7 @@ def _emission(log_token_BLV: Tensor, target_ids_BM: Tensor) -> Tensor:
 def pairwise_divergence_bits(p_kV: Tensor) -> Tensor:
     """Mean Jensen-Shannon divergence over all pairs of k distributions, in bits.
 
-    From 0, where the clones of a mask all say the same, to 1, where no two share a word.
+    0 if the clones of a mask have the same distribution, 1 if no two share a word.
 
     Args:
         p_kV: probabilities, (..., k, V), k at least 2.

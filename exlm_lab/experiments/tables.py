@@ -81,14 +81,14 @@ def _table(columns: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _matrix(texts: Mapping[tuple[float, int], str]) -> list[str]:
-    """Texts by (p, k) as a table: k down, p across, as the paper's figures."""
+    """Texts by (p, k) as a table with k down and p across, as in the paper's figures."""
     found = pd.Series(texts).unstack(0, fill_value="").sort_index(axis=0).sort_index(axis=1)
     columns = {f"{100 * p:.4g}%": found[p] for p in found}
     return _table({"k \\ p": [str(k) for k in found.index], **columns})
 
 
 def _measured(groups: Sequence[Group], **digits: int) -> dict[str, list[str]]:
-    """A column for each metric, with so many digits."""
+    """A column per metric, with the given number of digits."""
     columns = {}
     for metric, number in digits.items():
         found, factor = [group.summary(metric) for group in groups], _factor(metric)
@@ -97,18 +97,18 @@ def _measured(groups: Sequence[Group], **digits: int) -> dict[str, list[str]]:
 
 
 def _known(groups: Sequence[Group], **digits: int) -> dict[str, list[str]]:
-    """The same without the columns of what was not measured."""
+    """The same without empty columns."""
     columns = _measured(groups, **digits)
     return {head: texts for head, texts in columns.items() if set(texts) != {EMPTY}}
 
 
 def _factor(metric: str) -> float:
-    """Shares are shown in percent."""
+    """100 for shares, which are shown in percent."""
     return 100 if metric in SHARES else 1
 
 
 def _printed(groups: Sequence[Group], shift: float = 0.0, sign: str = "") -> list[str]:
-    """The paper's mean for each group, less some number."""
+    """The paper's mean for each group, minus ``shift``."""
     found = [g.paper_row and printed_average(*g.paper_row) for g in groups]
     return [EMPTY if mean is None else f"{mean - shift:{sign}.1f}" for mean in found]
 
@@ -117,7 +117,7 @@ def _printed(groups: Sequence[Group], shift: float = 0.0, sign: str = "") -> lis
 
 
 def repeated_mlm(groups: Sequence[Group]) -> list[str]:
-    """Matrices of p and k as in Figures 3, 4, 5 and 9, and what they say in one number each."""
+    """Matrices of p and k as in Figures 3, 4, 5 and 9, and statistics of them."""
     cells = [(g.first.mask_ratio, g.first.num_copies) for g in groups]
     shares = {cell: f"{100 * lost_share(*cell):.4g}" for cell in cells}
     lines = ["Lost share of tokens, % (Figure 4)", "", *_matrix(shares)]
@@ -161,7 +161,7 @@ def statistics_table(groups: Sequence[Group], metric: str) -> list[str]:
 
 
 def ablations(groups: Sequence[Group]) -> list[str]:
-    """Tables 2 and 13: each variant, and what it loses against ExLM, seed by seed."""
+    """Tables 2 and 13: each variant, and its paired difference to ExLM."""
     columns = {
         "variant": [group.name for group in groups],
         "steps": [f"{group.first.data['config']['train']['steps']:,}" for group in groups],
@@ -207,7 +207,7 @@ def _difference(group: Group, base: Group, metric: str) -> str:
 
 
 def saddle(groups: Sequence[Group]) -> list[str]:
-    """How many seeds of each cure left the floor, when, and where they ended."""
+    """How many seeds of each cell left the floor, when, and where they ended."""
     totals = [group.summary("total_correlation_bits") for group in groups]
     columns = {
         "cell": [group.name for group in groups],
@@ -232,7 +232,7 @@ def saddle(groups: Sequence[Group]) -> list[str]:
 
 
 def cost(groups: Sequence[Group]) -> list[str]:
-    """Table 12: a step of ExLM over a step of MLM, as measured and as counted."""
+    """Table 12: the cost of a step of ExLM relative to MLM, measured and counted."""
     columns = {
         "cell": [group.name for group in groups],
         "k": [str(group.first.states_per_mask) for group in groups],
@@ -245,7 +245,7 @@ def cost(groups: Sequence[Group]) -> list[str]:
 
 
 def k_and_p(groups: Sequence[Group]) -> list[str]:
-    """Table 4, with the entropy of Figure 12, which prints no numbers."""
+    """Table 4, with the entropy of Figure 12, for which the paper prints no numbers."""
     first = [group.first for group in groups]
     columns = {
         "p": [f"{record.mask_ratio:.1%}" for record in first],
@@ -275,7 +275,7 @@ TABLES: dict[str, Callable[[Sequence[Group]], list[str]]] = {
 # ---- reports ----
 
 SHOWN_MISSING = 6
-"""Names of missing cells that are spelled out; of more only the number is given."""
+"""Most missing records that are named; of further ones only the number is given."""
 
 
 def read_sweep(name: str, scale: str, directory: Path) -> list[Record]:
@@ -309,7 +309,7 @@ def report(name: str, scale: str, directory: Path) -> str:
 
 
 def by_input(records: Sequence[Record], cells: Sequence[Cell]) -> dict[str, list[Group]]:
-    """Groups of each input in the order of the cells; those of other cells stand last."""
+    """Groups by input, in the order of the cells; groups of unknown cells come last."""
     order = [cell.name for cell in cells]
     found: dict[str, list[Group]] = {cell.input: [] for cell in cells}
     for group in grouped(records).values():
@@ -320,7 +320,7 @@ def by_input(records: Sequence[Record], cells: Sequence[Cell]) -> dict[str, list
 
 
 def missing(records: Sequence[Record], cells: Sequence[Cell]) -> list[str]:
-    """One line about the records that are not there yet; empty when all are."""
+    """One line about missing records; empty if there are none."""
     asked = [(cell.name, seed) for cell in cells for seed in cell.seeds]
     known = {(record.cell, record.seed) for record in records}
     gone = [f"{name} seed {seed}" for name, seed in asked if (name, seed) not in known]
@@ -332,7 +332,7 @@ def missing(records: Sequence[Record], cells: Sequence[Cell]) -> list[str]:
 
 
 def made_with(records: Sequence[Record]) -> str:
-    """Devices, commits and hours of all records, in one line."""
+    """Devices, commits and total time of all records, in one line."""
     versions = [record.data["versions"] for record in records]
     devices = sorted({str(found.get("device")) for found in versions})
     commits = sorted({str(found.get("commit"))[:7] for found in versions})

@@ -1,8 +1,8 @@
 """Exact distributions of the toy language for many masked sentences, each with its own masks.
 
-``Grammar`` computes them for one set of masked positions, by enumeration over words. In a batch
-every row has its own set, so here everything is a function of the latents' distribution: with
-``P(latents | visible words)`` at hand, the words are independent.
+``Grammar`` enumerates words for one set of masked positions. In a batch every row has its own
+set, so here everything is derived from ``P(latents | visible words)``, given which the words are
+independent.
 
 Dimension key: S sentences, N words of a sentence, R masked words of all sentences, Z joint values
 of the latents, V words of the language, F fillings of the masks of a sentence.
@@ -53,12 +53,12 @@ class Contexts:
 
     @cached_property
     def marginal_bits_R(self) -> np.ndarray:
-        """H(masked word | these visible words) in bits: what MLM at its best is left with."""
+        """H(masked word | these visible words) in bits: the loss of a perfect MLM."""
         return _entropy_bits(self.marginal_RV)
 
     @cached_property
     def place_bits_R(self) -> np.ndarray:
-        """H(masked word) in bits where no word is visible: its place is all that is known."""
+        """H(masked word) in bits if nothing but its place is known."""
         prior_Z = self.language.prior.reshape(-1)
         return _entropy_bits(prior_Z @ self.language.word_probability_NZV)[self.position_R]
 
@@ -69,16 +69,15 @@ class Contexts:
 
     @cached_property
     def joint_bits_S(self) -> np.ndarray:
-        """H(masked words | these visible words) in bits, all but without noise.
+        """H(masked words | these visible words) in bits, with little noise.
 
-        The entropy of words and latents together, less that of the latents once all words are
-        known::
+        The entropy of words and latents, minus that of the latents given all words::
 
             H(x | visible) = H(z | visible) + sum over masks i of H(x_i | z) - H(z | x, visible)
 
-        The first two are exact. The last is taken for the words the sentence really has, so it is
-        right on average over sentences drawn from the grammar. Where whole sentences determine
-        their latents it is 0, and this is exact for each sentence.
+        The first two terms are exact. The last is evaluated at the sentence's actual words, so it
+        is unbiased over sentences drawn from the grammar; if sentences determine their latents it
+        is 0, and the result is exact.
         """
         word_given_latents_NZ = _entropy_bits(self.language.word_probability_NZV)
         given_latents_SZ = self.is_masked_SN @ word_given_latents_NZ

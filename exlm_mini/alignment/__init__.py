@@ -4,10 +4,10 @@ Shapes: B rows, M targets, L states.
 
 A path visits one state per target, always moving forward: it starts in state 0, ends in the last
 state, and scores the product of its emissions and transitions. Summed over all paths that is the
-likelihood of the targets (``dag_log_likelihood``). Of the same graph one can ask what the paths
-agree on (``posteriors``), which path is best (``viterbi``), and what each target may be by itself
-(``marginal_token_log_probs``). Backends that differ in speed answer alike, see ``BACKENDS``.
-``dag_loss`` is the same sum as a loss for other people's models.
+likelihood of the targets (``dag_log_likelihood``). The same graph yields the
+posteriors of states and edges (``posteriors``), the best path (``viterbi``), and the distribution
+of each target by itself (``marginal_token_log_probs``). The backends differ in speed, not in their
+answers (``BACKENDS``). ``dag_loss`` offers the sum as a loss for other models.
 """
 
 from exlm_mini.alignment.api import (

@@ -1,11 +1,11 @@
-"""The likelihood of the targets, what it agrees on, and the best path (§4.3, Appendices H and I).
+"""The likelihood of the targets, posteriors, and the best path (§4.3, Appendices H and I).
 
 Shapes: B rows, M targets, L states.
 
-A backend answers these questions with arguments that have been checked. ``enumerate`` is the judge
-of all others, ``naive`` reads like Appendix H, ``vectorized`` is plain PyTorch in log space,
-``scaled`` the same in rescaled probabilities, ``native`` compiled C++ or CUDA. All are exact in
-float32 and float64; they differ in time, memory and rounding.
+Backends compute these from checked arguments. ``enumerate`` is the reference for all others,
+``naive`` reads like Appendix H, ``vectorized`` is plain PyTorch in log space, ``scaled`` works
+with rescaled probabilities, ``native`` is compiled C++ or CUDA. None of them approximates; they
+differ in time, memory and rounding.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ def _needs_float64(device_type: str) -> str | None:
 
 
 class Backend(NamedTuple):
-    """What a backend offers; both functions take the four arguments of the public ones."""
+    """The functions of a backend, which take the four arguments of the public functions."""
 
     log_likelihood: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     """log f_{M,L} (B,), differentiable by both score tensors."""
     viterbi: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     """path_BM and log_score_B of the best path."""
     why_not: Callable[[str], str | None] = _works_anywhere
-    """Takes a device type such as ``cpu``: why the backend does not work there, or none."""
+    """From a device type such as ``cpu``: why the backend does not work there, or None."""
 
 
 def _connected(log_likelihood: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Give both score tensors a gradient, zero if need be, even where no path uses them."""
+    """Gives both score tensors a gradient, which is zero where no path uses them."""
 
     def connected(
         log_emission_BML: Tensor, log_transition_BLL: Tensor, *counts: Tensor
@@ -67,7 +67,7 @@ BACKENDS: dict[str, Backend] = {
     "native": Backend(native.log_likelihood, native.viterbi, native.why_not),
 }
 FASTEST_FIRST = ("native", "scaled", "vectorized")
-"""``auto`` is the first of them that works on the device; the last works anywhere."""
+"""``auto`` takes the first that works on the device; the last works everywhere."""
 
 
 @cache
@@ -91,16 +91,16 @@ def _first_that_works(device_type: str) -> str:
 
 
 def fastest(device_type: str) -> str:
-    """Name of the backend that ``auto`` means on a device of this type.
+    """Name of the backend that ``auto`` stands for on a type of device.
 
     Warns once if a faster one does not work there. The first call may build the compiled
-    backend, which takes seconds.
+    backend, which takes some seconds.
     """
     return _first_that_works(device_type)
 
 
-# Nothing in it is for a compiler to trace. ``torch.compiler.assume_constant_result`` does just
-# this, and imports torch._dynamo for it, which takes as long as torch.
+# A compiler need not trace it. ``torch.compiler.assume_constant_result`` does the same, but imports
+# torch._dynamo, which takes as long as importing torch.
 fastest._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -116,11 +116,11 @@ def choose(name: str, device_type: str) -> Backend:
     return BACKENDS[name]
 
 
-# ---- the questions ----
+# ---- the public functions ----
 
 
 class Posteriors(NamedTuple):
-    """What the paths agree on, given the targets."""
+    """Posterior probabilities, given the targets."""
 
     state_BML: Tensor
     """P(target i is emitted by state u); sums to 1 over u for each target of a row."""
@@ -141,16 +141,16 @@ def dag_log_likelihood(
 
         f[i, u] = sum over v < u of f[i-1, v] * E[v, u] * P_u(y_i),      L_SA = -log f[M, L]
 
-    Appendix H fixes the end of a path (f_{M,L}) but not its start; like the released code and
-    Appendix P, a path starts in state 0.
+    Appendix H fixes the end of a path (f_{M,L}) but not its start; here it starts in state 0, as in
+    the released code and Appendix P.
 
     Args:
         log_emission_BML: log P_u(y_i), any floating dtype; larger is likelier. Half precision is
             raised to float32 first.
         log_transition_BLL: log E[v, u], same dtype; read only at v < u.
         num_targets_B: int64, valid rows of the emission, from 1 to M.
-        num_states_B: int64, valid states, from 1 to L. What stands beyond the valid rows and
-            states is never read.
+        num_states_B: int64, valid states, from 1 to L. Nothing beyond the valid rows and states
+            is read.
         backend: a name in ``BACKENDS``, or ``auto``: the fastest that works on this device.
 
     Returns:

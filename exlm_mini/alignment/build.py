@@ -1,11 +1,11 @@
-"""Builds the compiled backend where it is to run: once, into a cache, one process at a time.
+"""Builds the compiled backend on the machine that runs it: once, into a cache, under a lock.
 
-There are two libraries: ``cpu``, of ``dag_cpu.cpp`` by the C++ compiler, and ``cuda``, of
-``dag_cuda.cu`` by nvcc. Their sources lie in ``cuda/`` of a checkout (``exlm_mini/cuda_src`` of an
-installed package) and include nothing of torch, so this takes seconds. What is built is kept under
-a name that depends on everything it was built from. ninja runs both compilers, from a file that is
-written here: ``torch.utils.cpp_extension`` would include torch, and insists on an nvcc of the
-version that PyTorch was built with.
+There are two libraries: the C++ compiler makes ``cpu`` from ``dag_cpu.cpp``, nvcc makes ``cuda``
+from ``dag_cuda.cu``. The sources are in ``cuda/`` of a checkout (``exlm_mini/cuda_src`` of an
+installed package) and include no header of torch, so this takes seconds. The name of a build is a
+hash of everything it was made from. ninja runs the compilers from a file written here;
+``torch.utils.cpp_extension`` would include torch, and requires the nvcc version that PyTorch was
+built with.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Plan(NamedTuple):
     flags: tuple[str, ...]
     link_flags: tuple[str, ...]
     machine: str
-    """What the flags do not say of the machine it is built for."""
+    """What else of the machine matters, besides the flags."""
 
     @property
     def key(self) -> str:
-        """A name for everything the built library depends on."""
+        """A hash of everything the library depends on."""
         digest = hashlib.sha256()
         parts = [torch.__version__, str(torch.version.cuda), sys.platform, self.machine]
         parts += [self.source.name, *self.compiler, *self.flags, *self.link_flags]
@@ -74,11 +74,11 @@ class Plan(NamedTuple):
 
     @property
     def target(self) -> Path:
-        """Where the built library is, or will be."""
+        """Path of the built library, whether it exists yet or not."""
         return cache_dir() / self.key / f"libexlm_dag_{self.device_type}.so"
 
 
-# ---- what is there ----
+# ---- inputs ----
 
 
 def source_dir() -> Path:
@@ -97,14 +97,14 @@ def source_dir() -> Path:
 
 
 def cache_dir() -> Path:
-    """Where builds are kept: TORCH_EXTENSIONS_DIR, XDG_CACHE_HOME, or ~/.cache."""
+    """Folder of the builds: TORCH_EXTENSIONS_DIR, XDG_CACHE_HOME, or ~/.cache."""
     if folder := os.environ.get("TORCH_EXTENSIONS_DIR"):
         return Path(folder) / "exlm_mini"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "exlm_mini"
 
 
 def machine() -> str:
-    """What -march=native depends on: a cache may be shared by unlike machines."""
+    """What -march=native depends on, because different machines may share a cache."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith(("flags", "Features")):
@@ -116,17 +116,17 @@ def machine() -> str:
 
 
 def plan(device_type: str) -> Plan:
-    """How the library for ``cpu`` or ``cuda`` is to be built here.
+    """How to build the library for ``cpu`` or ``cuda`` on this machine.
 
     Raises:
-        BuildError: without sources or compiler, for CUDA also when no GPU to compile for is
-            known, and for any other device.
+        BuildError: without sources or a compiler, for CUDA also if the target GPU is unknown, and
+            for any other device.
     """
     if device_type not in SOURCES:
         raise BuildError(f"it is written for {' and '.join(SOURCES)}, not for '{device_type}'")
     source = source_dir() / SOURCES[device_type]
     if device_type == "cpu":
-        # torch's own OpenMP runtime serves the library as well: one pool of threads, not two.
+        # Share torch's OpenMP runtime: one pool of threads, not two.
         openmp = () if torch.backends.openmp.is_available() else ("-fopenmp",)
         return Plan("cpu", source, cxx(), CFLAGS, openmp, machine())
     targets = [flag for name in architectures() for flag in gencode(name)]
@@ -139,11 +139,11 @@ def plan(device_type: str) -> Plan:
 
 
 def build(device_type: str) -> Path:
-    """Build a library, or find it built.
+    """Build a library unless the cache has it.
 
     Args:
         device_type: ``cpu`` or ``cuda``. CUDA compiles without a GPU if TORCH_CUDA_ARCH_LIST
-            says for which.
+            names the architecture.
 
     Returns:
         Its path, ``<cache>/<key>/libexlm_dag_<device_type>.so``.
@@ -158,8 +158,8 @@ def build(device_type: str) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with open(target.parent / "lock", "w") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX)  # the system takes it back when its holder dies
-            if not _is_whole(target):  # nobody finished it while we waited
+            fcntl.flock(stream, fcntl.LOCK_EX)  # released by the system when its holder dies
+            if not _is_whole(target):  # not built by others while we waited
                 _compile(todo, target)
     except OSError as error:
         raise BuildError(
@@ -170,7 +170,7 @@ def build(device_type: str) -> Path:
 
 
 def _is_whole(target: Path) -> bool:
-    """A library is as it was built: to load a damaged one can be the end of the process."""
+    """The library is intact; loading a damaged one can crash the process."""
     try:
         return _sum_file(target).read_text() == _sha256(target)
     except (OSError, UnicodeDecodeError):
@@ -178,7 +178,7 @@ def _is_whole(target: Path) -> bool:
 
 
 def _sum_file(target: Path) -> Path:
-    """Where the sha256 of a library stands."""
+    """The file that holds the sha256 of a library."""
     return target.with_suffix(".sha256")
 
 
@@ -187,8 +187,8 @@ def _sha256(file: Path) -> str:
 
 
 def _compile(todo: Plan, target: Path) -> None:
-    """Build into a folder of its own and rename: the target is whole or absent."""
-    command = [ninja()]  # where there is none, this is said before anything else
+    """Build in a temporary folder and rename, so the target is complete or absent."""
+    command = [ninja()]  # a missing ninja is reported first
     language = LANGUAGES[todo.device_type]
     if "ipykernel" not in sys.modules:  # in a notebook the line would become a cell's result
         print(
@@ -197,7 +197,7 @@ def _compile(todo: Plan, target: Path) -> None:
             file=sys.stderr,
             flush=True,
         )
-    for left in target.parent.glob("build-*"):  # by a process that was killed
+    for left in target.parent.glob("build-*"):  # left by a process that was killed
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
         Path(folder, "build.ninja").write_text(_rules(todo))
@@ -213,7 +213,7 @@ def _compile(todo: Plan, target: Path) -> None:
 
 
 def _rules(todo: Plan) -> str:
-    """A file for ninja: compile, then link."""
+    """The build file for ninja: compile, then link."""
 
     def command(*words: str) -> str:
         return shlex.join(words).replace("$", "$$")  # as ninja wants it

@@ -1,9 +1,9 @@
-"""The table of graphs that every alignment backend meets, and how it is held against the judge.
+"""Graphs that test every alignment backend, and the comparison with the reference.
 
 Shapes: B rows, M targets, L states.
 
-The judge is the enumeration of all paths in float64 (``enumeration.py``, which a test holds against
-an enumeration of its own). Cases are float64; ``Graph.to`` makes another dtype or device of them.
+The reference is the enumeration of all paths in float64 (``enumeration.py``, which has a test
+with an independent enumeration). Cases are float64; ``Graph.to`` converts them.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def all_ones_graph(num_targets: Sequence[int], num_states: Sequence[int]) -> Gra
 
 
 def fill_padding(graph: Graph, value: float) -> Graph:
-    """The same graph with a value wherever nothing is read: padding, and edges not forward."""
+    """The same graph with a value wherever nothing is read: padding, and edges u <= v."""
     is_beyond_BML, is_beyond_BLL = is_padding(graph)
     is_forward_LL = torch.ones_like(is_beyond_BLL[0]).triu(1)
     return graph._replace(
@@ -212,7 +212,7 @@ def _cases() -> dict[str, Graph]:
 CASES = _cases()
 """Name to graph."""
 
-# ---- the judge ----
+# ---- the comparison ----
 
 
 def weights(graph: Graph) -> Tensor:
@@ -253,15 +253,15 @@ def relative_error(ours: Tensor, exact: Tensor) -> float:
 
 
 def limits(backend: str, graph: Graph, dtype: torch.dtype) -> dict[str, float]:
-    """What errors are allowed, relative to the largest value of each quantity.
+    """The allowed errors, relative to the largest value of each quantity.
 
-    Rescaled probabilities lose nothing but rounding. In log space a posterior is the exponential
-    of a sum of logarithms, each wrong by a rounding of its own size, which grows with the
-    scores and the number of targets: four roundings of the largest path score.
+    Rescaled probabilities suffer from rounding alone. In log space a posterior is the exponential
+    of a sum of logarithms, whose rounding errors grow with the scores and the number of targets:
+    four roundings of the largest path score.
 
     Args:
         backend: its name.
-        graph: the numbers it is given.
+        graph: its input.
         dtype: float32 or float64, in which it computes.
     """
     is_single = dtype == torch.float32
@@ -279,24 +279,24 @@ def limits(backend: str, graph: Graph, dtype: torch.dtype) -> dict[str, float]:
 
 
 class Check(NamedTuple):
-    """A backend on a device, held against enumeration."""
+    """Result of comparing a backend on a device with enumeration."""
 
     backend: str
     device: str
     errors: dict[str, float | None]
-    """Largest relative error by dtype; none where it raised an exception, or is infinite."""
+    """Largest relative error by dtype; None if it is infinite or an exception was raised."""
     is_right: bool | None
-    """None if the backend does not work there."""
+    """None if the backend does not work on the device."""
     reason: str | None
-    """Why it does not work, or is not right."""
+    """Why it does not work, or is wrong."""
 
 
 def largest_error(name: str, dtype: torch.dtype, device: torch.device) -> tuple[float, float]:
-    """Of a backend, over all cases with NaN wherever nothing is read.
+    """The largest error of a backend over all cases, with NaN wherever nothing is read.
 
     Returns:
-        The largest relative error of a likelihood or gradient, and the largest share of what
-        ``limits`` allows; inf where a best path differs.
+        The largest relative error of a likelihood or gradient, and the largest share of the error
+        that ``limits`` allows; both inf if a best path differs.
     """
     largest, largest_share = 0.0, 0.0
     for case in CASES.values():
@@ -316,7 +316,7 @@ def largest_error(name: str, dtype: torch.dtype, device: torch.device) -> tuple[
 
 
 def check(name: str, device: torch.device, reason: str | None) -> Check:
-    """Hold a backend against enumeration.
+    """Compare a backend with enumeration.
 
     Args:
         name: in ``BACKENDS``.
@@ -330,7 +330,7 @@ def check(name: str, device: torch.device, reason: str | None) -> Check:
         key = short(dtype)
         try:
             error, share = largest_error(name, dtype, device)
-        except Exception as raised:  # whatever it is, the report must go on
+        except Exception as raised:  # of any kind: the report must continue
             errors[key] = None
             reason = reason or f"{type(raised).__name__}: {raised}"
             continue

@@ -1,6 +1,6 @@
-"""The tools that the compiled backend is built with, and the GPUs it is built for.
+"""Finds the tools that build the compiled backend, and the GPUs to build it for.
 
-Each is looked for when it is needed; the error about a missing one names the remedy.
+Each is searched for when it is needed; the error for a missing one names the remedy.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import NamedTuple
 import torch
 
 IN_TOOLKIT = Path("/usr/local/cuda/bin/nvcc")
-"""Where the CUDA toolkit puts its compiler, often without naming it on the PATH."""
+"""The compiler of the CUDA toolkit, which is often not on the PATH."""
 IN_WHEELS = "nvidia/cu[0-9]*/bin/nvcc"
-"""Where pip puts it, below a folder of Python packages."""
+"""The compiler that pip installs, below a folder of Python packages."""
 
 
 class BuildError(RuntimeError):
-    """A library could not be built here; the message says why, and the remedy."""
+    """A library could not be built; the message gives the reason and the remedy."""
 
 
 class Tool(NamedTuple):
@@ -30,14 +30,14 @@ class Tool(NamedTuple):
 
     path: str
     version: str
-    """All that ``--version`` prints."""
+    """The output of ``--version``."""
 
 
 def cxx() -> Tool:
     """The C++ compiler: CXX, or c++.
 
     Raises:
-        BuildError: if there is none, or it does not tell its version.
+        BuildError: if there is none, or it does not report its version.
     """
     name = os.environ.get("CXX") or "c++"
     return _asked(name, f"no C++ compiler '{name}': install g++, or name one in CXX")
@@ -47,7 +47,7 @@ def nvcc() -> Tool:
     """The CUDA compiler: that of CUDA_HOME, the first on the PATH, or that of pip's wheels.
 
     Raises:
-        BuildError: if there is none, or it does not tell its version.
+        BuildError: if there is none, or it does not report its version.
     """
     remedy = (
         "install the CUDA toolkit (or pip install nvidia-cuda-nvcc nvidia-cuda-cccl), or name its "
@@ -62,9 +62,9 @@ def nvcc() -> Tool:
 
 
 def runtime_flags(nvcc_path: str) -> list[str]:
-    """Where the CUDA runtime to link with is, if not where this nvcc looks for it.
+    """Link options for a CUDA runtime that this nvcc would not find by itself.
 
-    In a toolkit it lies in ``lib64``, in pip's wheels in ``lib``.
+    A toolkit has it in ``lib64``, pip's wheels have it in ``lib``.
     """
     folder = Path(nvcc_path).resolve().parents[1] / "lib"
     return [f"-L{folder}"] if (folder / "libcudart_static.a").is_file() else []
@@ -98,7 +98,7 @@ def architectures() -> list[str]:
     """GPUs to compile for, as 9.0 or 9.0+PTX: TORCH_CUDA_ARCH_LIST, or those of this machine.
 
     Raises:
-        BuildError: if neither says anything.
+        BuildError: if neither names one.
     """
     listed = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
     if names := listed.replace(";", " ").split():
@@ -114,7 +114,7 @@ def architectures() -> list[str]:
 
 
 def gencode(architecture: str) -> list[str]:
-    """The options of nvcc for one architecture; PTX serves later GPUs, too."""
+    """Options of nvcc for one architecture; PTX also serves later GPUs."""
     number, _, ptx = architecture.partition("+")
     number = number.replace(".", "")
     codes = [f"sm_{number}", *([f"compute_{number}"] if ptx else [])]
@@ -122,7 +122,7 @@ def gencode(architecture: str) -> list[str]:
 
 
 def what_matters(output: str, most: int = 12) -> str:
-    """The lines of a compiler's output that name the trouble; else its last ones."""
+    """The lines of a compiler's output that name an error, or else its last lines."""
     lines = [line.rstrip() for line in output.splitlines() if line.strip()]
     wanted = re.compile(r"\berror\b|\bfatal\b|undefined (reference|symbol)|not found", re.I)
     found = [line for line in lines if wanted.search(line)]

@@ -1,4 +1,4 @@
-"""The judge: score every path by itself and add them up. For tiny graphs only.
+"""The reference: scores every path by itself and adds them up. For tiny graphs only.
 
 Shapes: B rows, M targets, L states. A row has comb(L - 2, M - 2) paths.
 """
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 MOST_STEPS = 500_000
-"""Of all paths together, a step for each target: about 2 GB with what the gradient needs."""
+"""Steps of all paths together, one per target: about 2 GB including autograd's record."""
 
 
 def paths(num_targets: int, num_states: int) -> Iterator[tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""What all backends ask of a graph: that its parts fit each other, and what of them is read.
+"""What all backends share: checking that the parts of a graph fit, and masking what is not read.
 
 Shapes: B rows, M targets, L states.
 """
@@ -15,14 +15,14 @@ def checked(
     num_targets_B: Tensor,
     num_states_B: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The four arguments, scores in half precision raised to float32.
+    """The four arguments, with half-precision scores raised to float32.
 
-    Log-scores of half precision are good enough as inputs, but not to add up: from bfloat16 the
-    gradients of a whole dynamic programme come out as noise.
+    Half precision is good enough for log-scores as inputs, but not for their sums: in bfloat16 the
+    gradients of a whole dynamic programme are noise.
 
     Raises:
-        ValueError: if shapes, dtypes or counts do not fit each other. The values of counts that
-            lie on a GPU are not looked at, as that would wait for the GPU.
+        ValueError: if shapes, dtypes or counts do not fit each other. Counts on a GPU are not
+            compared with M and L, because reading them would wait for the GPU.
     """
     if log_emission_BML.dim() != 3:
         raise ValueError(f"want emission (B, M, L), got {tuple(log_emission_BML.shape)}")
@@ -57,7 +57,7 @@ def checked(
 
 
 def edges_only(log_transition_BLL: Tensor, is_state_BL: Tensor) -> Tensor:
-    """The transitions with -inf wherever no edge v < u between states can be."""
+    """The transitions, with -inf wherever there is no edge v < u between two states."""
     L = is_state_BL.shape[1]
     is_forward_LL = torch.ones(L, L, dtype=torch.bool, device=is_state_BL.device).triu(1)
     is_edge_BLL = is_forward_LL & is_state_BL.unsqueeze(1)  # v < u < n, so v is a state too
@@ -65,6 +65,6 @@ def edges_only(log_transition_BLL: Tensor, is_state_BL: Tensor) -> Tensor:
 
 
 def is_state(log_emission_BML: Tensor, num_states_B: Tensor) -> Tensor:
-    """Which of the L states a row has, bool (B, L)."""
+    """True for the states that a row has, bool (B, L)."""
     state_L = torch.arange(log_emission_BML.shape[2], device=log_emission_BML.device)
     return state_L < num_states_B.unsqueeze(1)

@@ -1,4 +1,4 @@
-"""What each target may be by itself: the token distributions of the states, mixed (Appendix P).
+"""The token distribution of each target by itself: a mixture over states (Appendix P).
 
 Shapes: B rows, M targets, L states, V vocabulary.
 """
@@ -12,7 +12,7 @@ from exlm_mini.alignment.graphs import checked
 from exlm_mini.alignment.vectorized import log_to_come
 
 FAR_FROM_UNDERFLOW = 1e-250
-"""Beside a float64 of this size, all that products of numbers up to 1 lose to underflow is 0."""
+"""Beside a number of this size, what float64 products of numbers up to 1 lose is negligible."""
 
 
 @torch.no_grad()
@@ -23,17 +23,16 @@ def marginal_token_log_probs(
     num_targets_B: Tensor,
     num_states_B: Tensor,
 ) -> Tensor:
-    """Log-probability that a target is a token, for every target and token by itself.
+    """Log-probability of every token at every target by itself.
 
-    Each state is mixed in by how likely it emits the target, given what the emission says::
+    Each state is weighted by the probability that it emits the target, given the emission::
 
         P(y_i = w) = sum over u of P(state u emits target i | emission) * P_u(w)
 
-    The emission says what is known. A target nothing is known about has the emission 0 (log 1)
-    in all states; if all are 0, this is the reading of Appendix P before any token is known. To
-    ask for one target given the others, leave theirs at log P_u(y_j) and set its own to 0. A
-    target whose token is in the emission is read as if drawn once more from the state that
-    emitted it.
+    The emission encodes what is known. An unknown target has emission 0 (log 1) in all states; if
+    all targets are unknown, this is Appendix P before any token is known. For one target given
+    the others, keep log P_u(y_j) for the others and set its own emission to 0. For a target whose
+    token is known, the result is as if it were drawn once more from the state that emitted it.
 
     Args:
         log_prob_BLV: log P_u(w), floating; read only at valid states.
@@ -43,9 +42,9 @@ def marginal_token_log_probs(
     Returns:
         log_prob_BMV in nats, same dtype as ``log_prob_BLV``, detached. Over the tokens the
         probabilities sum to 1 if those of the states do. -inf beyond ``num_targets_B`` and in
-        rows without a path. The logarithms of the posteriors are computed in float64, so that a
-        token keeps its relative accuracy, however unlikely its states are. Takes memory for L x V
-        float64 numbers beside it.
+        rows without a path. The log-posteriors are computed in float64, so a token keeps its
+        relative accuracy however unlikely its states are. Needs memory for L x V float64 numbers
+        besides the result.
 
     Raises:
         ValueError: if the arguments do not fit each other.
@@ -73,14 +72,14 @@ def _log_state_posteriors(
 ) -> Tensor:
     """log P(state u emits target i | targets), float64; -inf where no path fits.
 
-    The chain of a posterior path (see ``log_to_come``) is followed with all paths at once.
+    Follows the Markov chain of the posterior path, see ``log_to_come``.
     """
     log_to_come_MBL, log_edge_BLL = log_to_come(
         log_emission_BML, log_transition_BLL, num_targets_B, num_states_B
     )
     log_state_MBL = torch.full_like(log_to_come_MBL, -torch.inf)
     log_likelihood_B = log_to_come_MBL[0, :, 0]
-    # The chain starts in state 0 for certain, log 1 = 0; what is not a number stays none.
+    # The chain starts in state 0 with probability 1, whose log is 0; NaN stays NaN.
     log_state_MBL[0, :, 0] = torch.where(
         log_likelihood_B == -torch.inf, -torch.inf, 0.0 * log_likelihood_B
     )
@@ -101,7 +100,7 @@ def _mix(log_state_ML: Tensor, log_prob_LV: Tensor) -> Tensor:
     weight_LV = (log_prob_LV - peak_V.masked_fill(peak_V == -torch.inf, 0.0)).exp()
     weight_MV = log_state_ML.exp() @ weight_LV
     log_prob_MV = weight_MV.log() + peak_V
-    # A product is much faster than sums of exponentials, which are left for what it loses.
+    # A matrix product is much faster than logsumexp, which is used where the product underflows.
     is_lost_MV = (weight_MV < FAR_FROM_UNDERFLOW) & (peak_V != -torch.inf)
     for i in is_lost_MV.any(dim=1).nonzero().flatten().tolist():
         log_each_LV = log_state_ML[i].unsqueeze(1) + log_prob_LV[:, is_lost_MV[i]]

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 MOST_TERMS = 1_000_000
-"""Of all rows together: a minute, and about 3 GB with what the gradient needs."""
+"""In all rows together: a minute, and about 3 GB including autograd's record."""
 
 
 def _check_size(num_targets_B: Tensor, num_states_B: Tensor) -> None:
-    """Refuse graphs of more terms than memory and patience hold."""
+    """Refuse graphs that would take too much memory or time."""
     num_terms = int(((num_targets_B - 1) * num_states_B * (num_states_B - 1) // 2).sum())
     if num_terms > MOST_TERMS:
         raise ValueError(
@@ -51,7 +51,9 @@ def _log_f(log_emission_ML: Tensor, log_transition_LL: Tensor, M: int, L: int) -
             terms = []
             for v in range(u):
                 term = log_f[i - 1][v] + log_transition_LL[v, u] + log_emission_ML[i, u]
-                if term.item() != -torch.inf:  # logsumexp of nothing but -inf sends back nan
+                if (
+                    term.item() != -torch.inf
+                ):  # the gradient of a logsumexp over -inf alone is nan
                     terms.append(term)
             if terms:
                 log_f[i][u] = torch.stack(terms).logsumexp(dim=0)

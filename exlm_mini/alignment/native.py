@@ -2,15 +2,15 @@
 
 Shapes: B rows, M targets, L states.
 
-``build`` makes a library for each; ctypes calls it, and ``torch.library`` operators wrap the calls
-for autograd and ``torch.compile``. On a GPU everything is put on the current stream, and nothing
-waits for it.
+``build`` makes a library for each; ctypes calls it, and ``torch.library`` operators wrap the
+calls for autograd and ``torch.compile``. On a GPU all work goes to the current stream, and the
+host never waits.
 
-float32 and float64 are computed as such. Rescaled probabilities hold one exponent per target and
-tile of states; each row carries a bound of what underflow may have taken away, and a row whose
-bound exceeds rounding is done again in log space and double precision. Against float64 on the
-same float32 inputs the gradients differ by about 1e-6 of the largest (measured on a CPU to
-M = 256), the likelihood by 1e-7 of itself. No path gives -inf and zero gradients, NaN among the
+float32 and float64 are computed in their own precision. Rescaled probabilities hold one exponent
+per target and tile of states. Each row carries a bound of its loss by underflow; a row whose
+bound exceeds rounding is computed again in log space and double precision. Against float64 on the
+same float32 inputs the gradients differ by about 1e-6 of the largest (measured on a CPU to M =
+256), the likelihood by 1e-7 of itself. No path gives -inf and zero gradients, NaN among the
 scores NaN.
 """
 
@@ -37,14 +37,14 @@ Graph = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class Layout(NamedTuple):
-    """What the kernels of a device want to be given besides their arguments."""
+    """How the kernels of a device lay out their working memory."""
 
     tile: dict[torch.dtype, int]
     """States that share an exponent."""
     num_planes: int
-    """Of the mantissa, which is (B, num_planes, M, tiles * tile)."""
+    """The mantissa is (B, num_planes, M, tiles * tile)."""
     keeps_came_from: bool
-    """Whether the best path needs int32 (B, M, L) to work in."""
+    """Whether ``viterbi`` needs an int32 workspace (B, M, L)."""
 
 
 CUDA_LAYOUT = Layout({torch.float32: 32, torch.float64: 32}, 4, True)
@@ -58,7 +58,7 @@ class Kernels(NamedTuple):
     layout: Layout
     last_argument: Callable[[torch.device], ctypes.c_int | ctypes.c_void_p | ctypes.c_uint64]
     explain: Callable[[int], Exception]
-    """What a result other than zero means."""
+    """From a result other than zero to an exception."""
 
     def call(self, function: str, emission: Tensor, *arguments: Tensor | int) -> None:
         """Call ``<prefix><function>_<dtype>``: tensors as pointers, integers as int64."""
@@ -89,7 +89,7 @@ def _explain_cpu(result: int) -> Exception:
 
 @functools.cache
 def _load(device_type: str) -> Kernels | BuildError:
-    """The kernels for a type of device, or why there are none; tried once per process."""
+    """The kernels for a type of device, or the reason why there are none; tried once."""
     try:
         if device_type == "cuda" and not torch.cuda.is_available():
             raise BuildError("PyTorch sees no CUDA GPU")
@@ -107,19 +107,19 @@ def _load(device_type: str) -> Kernels | BuildError:
         return Kernels(library, "dag_cuda_", CUDA_LAYOUT, _stream, explain_cuda)
     except BuildError as error:
         return error
-    except Exception as error:  # whatever it is, other backends go on working
+    except Exception as error:  # of any kind: other backends still work
         return BuildError(f"{type(error).__name__}: {error}")
 
 
 @functools.cache
 def why_not(device_type: str) -> str | None:
-    """Why this backend does not work on a type of device; none if it does.
+    """Why this backend does not work on a type of device; None if it does.
 
-    The first call builds the library if need be, and runs it once: a library can load and yet be
-    of no use, as with a driver older than the compiler.
+    The first call builds the library if necessary and runs it once: a library may load and still
+    fail, for example if the driver is older than the compiler.
 
     Args:
-        device_type: ``cpu``, ``cuda``, or what else there is.
+        device_type: ``cpu``, ``cuda``, or another.
     """
     kernels = _load(device_type)
     if isinstance(kernels, BuildError):
@@ -145,7 +145,7 @@ def _kernels(device: torch.device) -> Kernels:
 
 
 def _checked(graph: Graph) -> Graph:
-    """The same, contiguous; refuses what would be read elsewhere than it lies."""
+    """The same graph, contiguous; refuses tensors of a wrong dtype or on different devices."""
     dtype, device = graph[0].dtype, graph[0].device
     if dtype not in NAMES:
         raise ValueError(f"want float32 or float64, got {dtype}")
@@ -161,7 +161,7 @@ def _checked(graph: Graph) -> Graph:
 
 
 def sweep_buffers(log_emission_BML: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
-    """mantissa, exponent and info of both sweeps, as the sources in ``cuda/`` lay them out."""
+    """mantissa, exponent and info of both sweeps, in the layout of the sources in ``cuda/``."""
     B, M, L = log_emission_BML.shape
     tile = layout.tile[log_emission_BML.dtype]
     num_tiles = (L + tile - 1) // tile
@@ -175,7 +175,7 @@ def sweep_buffers(log_emission_BML: Tensor, layout: Layout) -> tuple[Tensor, Ten
 def log_likelihood_with(
     kernels: Kernels, graph: Graph
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """log_likelihood_B, and the sweeps that ``gradients_with`` reads."""
+    """log_likelihood_B, and the sweeps for ``gradients_with``."""
     graph = _checked(graph)
     log_emission_BML = graph[0]
     B, M, L = log_emission_BML.shape
@@ -271,7 +271,7 @@ def _(emission, transition, num_targets, num_states):
 
 def _keep_for_backward(ctx, inputs, output) -> None:
     ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)  # zeros as large as the sweeps, for nothing
+    ctx.set_materialize_grads(False)  # would allocate zeros as large as the sweeps
     ctx.save_for_backward(*inputs, *output[1:])
 
 

@@ -11,10 +11,10 @@ The recursions of Appendix I.1 on probabilities, each target's masses divided by
 target, and the gradient by the transitions is one product, E * (A^T B), of the two sweeps.
 All sums are float64, whatever the dtype of the scores.
 
-What underflow can hide. Edges, emissions and masses are at most 1, and whatever lies below
-t = 2^-1022, the smallest normal number, may be flushed to zero. A mass so loses at most
-(4 L + 1) t on its way from one target to the next: flushed masses, edges and products of L
-predecessors, L t for a flushed emission, t for the last product. Every mass a path may use
+Underflow. Edges, emissions and masses are at most 1, and anything below t = 2^-1022, the smallest
+normal number, may be flushed to zero. From one target to the next a mass therefore loses at most
+(4 L + 1) t: flushed masses, edges and products of L predecessors, L t for a flushed emission, t
+for the last product. Every mass a path may use
 (inside the cone: enough states before it, enough behind it; emission not -inf) therefore has
 lift = 8 L^2 t added, so that it is never below the truth. What was added is then bounded from
 above: in either sweep a target's L states get L lift, each worth at most the L that may reach it
@@ -22,9 +22,9 @@ in the other sweep, hence 2 L^2 lift in all, against the likelihood in the same 
 d[i] = sum over u of (what reaches u) * back[i, u], times what back[i] was divided by. Where these
 ratios, summed over the targets, are at most 2^-40, value and posteriors are exact to that.
 
-Which rows are done again by ``vectorized`` in float64, value and gradient: those with a larger
-sum. They spread over more than about 600 nats, or no path fits for want of edges. Where no state
-is usable for some target, no path fits and nothing is done again.
+Rows with a larger sum are computed again by ``vectorized`` in float64, value and gradient. Their
+scores spread over more than about 600 nats, or missing edges leave no path. Where some target has
+no usable state there is no path either, and nothing is computed again.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from exlm_mini.alignment.graphs import edges_only, is_state
 
 SMALLEST = torch.finfo(torch.float64).tiny
 TOLERANCE = 2.0**-40
-"""Share of a likelihood that may be due to what was added against underflow."""
+"""Largest share of a likelihood that may come from the lift against underflow."""
 CACHE_BYTES = 8 * 2**20
-"""On a CPU, as many rows go together as have their edges in a cache of this size."""
+"""On a CPU, rows are processed in groups whose edges fit into a cache of this size."""
 
 
 class _Graphs(NamedTuple):
@@ -54,25 +54,25 @@ class _Graphs(NamedTuple):
     is_usable_BML: Tensor
     """Where a path may go: inside the cone, emission not -inf."""
     log_scale_B: Tensor
-    """What the scores of any path lost."""
+    """What rescaling subtracted from the score of every path."""
     width: int
     """Target i lives in the states i .. i + width, in every row."""
 
 
 def _is_cpu_at_work(tensor: Tensor) -> bool:
-    """Whether values can be looked at for nothing and caches matter: not under a compiler."""
+    """True on a CPU outside a compiler: reading a value costs nothing there, and caches matter."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _peak(log_scores: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """The largest score, in float64, which makes all that is done with it float64; 0 where all
-    are -inf. NaN stays NaN."""
+    """The largest score, 0 where all are -inf; NaN stays NaN. It is float64, and with it everything
+    computed from it."""
     peak = log_scores.amax(dims, keepdim=True).double()
     return peak.masked_fill(peak == -torch.inf, 0.0)
 
 
 def _in_cone(num_targets_B: Tensor, num_states_B: Tensor, M: int, L: int) -> Tensor:
-    """Where a path of so many targets may be, (B, M, L): start and end fixed, always forward."""
+    """Where a path can be, (B, M, L): start and end are fixed, and it always moves forward."""
     target_M1 = torch.arange(M, device=num_targets_B.device).unsqueeze(1)
     state_L = torch.arange(L, device=num_targets_B.device)
     num_targets_B11 = num_targets_B.view(-1, 1, 1)
@@ -90,7 +90,7 @@ def _rescale(
     num_targets_B: Tensor,
     num_states_B: Tensor,
 ) -> _Graphs:
-    """Probabilities of what may be read; all else, NaN or not, is 0."""
+    """Probabilities of everything that is read; the rest is 0, even where it was NaN."""
     _, M, L = log_emission_BML.shape
     log_edge_BLL = edges_only(log_transition_BLL, is_state(log_emission_BML, num_states_B))
     edge_peak_B11 = _peak(log_edge_BLL, (1, 2))
@@ -98,7 +98,7 @@ def _rescale(
     log_emission_BML = torch.where(in_cone_BML, log_emission_BML, -torch.inf)
     emission_peak_BM1 = _peak(log_emission_BML, (2,))
     width = L - 1
-    if _is_cpu_at_work(num_targets_B):  # elsewhere a look at the counts would be a wait
+    if _is_cpu_at_work(num_targets_B):  # elsewhere reading the counts would wait for the device
         width = int((num_states_B - num_targets_B).max().clamp(min=0))
     return _Graphs(
         (log_edge_BLL - edge_peak_B11).exp_(),
@@ -121,7 +121,7 @@ class _Sweep(NamedTuple):
 
 
 def _sweep(graphs: _Graphs, edge_BLL: Tensor, seed_BML: Tensor, order: Iterable[int]) -> _Sweep:
-    """From target to target, along the edges as they stand or (transposed) against them."""
+    """From target to target, along the edges or, if they are transposed, against them."""
     mass_BML, reach_BML = torch.zeros_like(seed_BML), torch.zeros_like(seed_BML)
     scale_BM1 = torch.ones_like(seed_BML[:, :, :1])
     before = None
@@ -140,18 +140,18 @@ def _sweep(graphs: _Graphs, edge_BLL: Tensor, seed_BML: Tensor, order: Iterable[
 
 
 class _Rows(NamedTuple):
-    """What is known of some rows; numbers are float64."""
+    """Results for some rows, in float64."""
 
     log_likelihood_B: Tensor
     is_exact_B: Tensor
     is_live_B: Tensor
-    """Exact, and a path fits; the posteriors of other rows are of no use."""
+    """Exact, and a path fits; the posteriors of other rows are meaningless."""
     state_BML: Tensor
     edge_BLL: Tensor
 
 
 def _forward_backward(graphs: _Graphs, num_targets_B: Tensor) -> _Rows:
-    """Both sweeps, how far they can be off, and the posteriors they make."""
+    """Both sweeps, a bound of their error, and the posteriors."""
     _, M, L = graphs.emission_BML.shape
     lift = 8 * L * L * SMALLEST
     target_M = torch.arange(M, device=num_targets_B.device)
@@ -176,9 +176,9 @@ def _forward_backward(graphs: _Graphs, num_targets_B: Tensor) -> _Rows:
     is_exact_B = (added_B <= TOLERANCE) | is_lost_B | is_nan_B
     is_live_B = is_exact_B & ~is_lost_B
 
-    # A unit may be as large as 1e300, so the product by it is shared out between two factors.
+    # A unit may be as large as 1e300, so each of the two factors gets its square root.
     is_live_BM1 = (is_target_BM[:, 1:] & is_live_B.unsqueeze(1)).unsqueeze(2)
-    # NaN among the emissions of the first or last target is not in the sweeps.
+    # The sweeps miss a NaN among the emissions of the first or last target.
     one_B11 = torch.where(is_nan_B, torch.nan, 1.0).view(-1, 1, 1)
     root_BM1 = torch.where(is_live_BM1, likelihood_BM1.rsqrt(), 0.0) * one_B11
     edge_BLL = torch.bmm(
@@ -194,7 +194,7 @@ def _forward_backward(graphs: _Graphs, num_targets_B: Tensor) -> _Rows:
 
 
 class _Rescaled(torch.autograd.Function):
-    """Forms the gradients with the value, because it holds both sweeps then."""
+    """Computes the gradients together with the value, while both sweeps are at hand."""
 
     @staticmethod
     def forward(
@@ -236,14 +236,14 @@ def rescaled_log_likelihood(
     num_targets_B: Tensor,
     num_states_B: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The sweeps alone, before anything is done again.
+    """The sweeps alone, before any row is computed again.
 
     Args:
         log_emission_BML, log_transition_BLL, num_targets_B, num_states_B: as for
             ``alignment.dag_log_likelihood``.
 
     Returns:
-        log_likelihood_B: of no use where not exact; its gradient is zero there.
+        log_likelihood_B: meaningless where not exact; its gradient is zero there.
         is_exact_B: bool, whether value and gradient are exact to 2^-40 of the likelihood. Rows
             with NaN count as exact: they give NaN.
     """
@@ -258,8 +258,8 @@ def log_likelihood(
 ) -> Tensor:
     """See ``alignment.dag_log_likelihood``; differentiable once.
 
-    The host waits for the device once, to ask whether any row is to be done again; under
-    ``torch.compile`` the graph breaks there.
+    The host waits for the device once, to learn whether any row must be computed again; there
+    ``torch.compile`` breaks the graph.
     """
     graphs = (log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
     log_likelihood_B, is_exact_B = rescaled_log_likelihood(*graphs)

@@ -27,7 +27,7 @@ def _hand_over(log_step_BLL: Tensor) -> tuple[Tensor, Tensor]:
     """Normalise each row of exp(log_step) in place.
 
     Returns:
-        The probabilities, rows without any successor all 0, and the log-sums (B, L).
+        The probabilities, all 0 in rows without a successor, and the log-sums (B, L).
     """
     peak_BL1 = log_step_BLL.amax(dim=2, keepdim=True)
     peak_BL1 = peak_BL1.masked_fill(peak_BL1 == -torch.inf, 0.0)
@@ -39,7 +39,7 @@ def _hand_over(log_step_BLL: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Graphs:
-    """One batch, with padding masked out so that whatever stands there is never read."""
+    """A batch of graphs; padding is masked, so its contents do not matter."""
 
     def __init__(
         self,
@@ -116,21 +116,21 @@ def log_to_come(
     num_targets_B: Tensor,
     num_states_B: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The chain of a posterior path: what entering a state is worth, and the edges, in float64.
+    """The posterior path as a Markov chain: the weight of entering each state, and the edges.
 
     Given the targets, a path is a Markov chain (Appendix I). It starts in state 0, and from state
-    v at target i it goes on to state u with a probability proportional to
-    E[v, u] P_u(y_{i+1}) beta[i+1, u]. The last two factors are what is still to come once target
-    i+1 is handed to state u; with the edges, a table of them says all of the chain.
+    v at target i it moves to state u with a probability proportional to
+    E[v, u] P_u(y_{i+1}) beta[i+1, u]. The last two factors are the likelihood of what is still to
+    come if state u emits target i+1. A table of them, with the edges, describes the whole chain.
 
     Args:
         log_emission_BML, log_transition_BLL, num_targets_B, num_states_B: as for
             ``dag_log_likelihood``, and checked.
 
     Returns:
-        log_to_come_MBL: float64, in nats; -inf from where the end cannot be reached. Its entry
-            [0, :, 0] is the log-likelihood. Beyond ``num_targets_B`` it means nothing.
-        log_edge_BLL: float64, the transitions with -inf where no edge v < u can be.
+        log_to_come_MBL: float64, in nats; -inf where the end cannot be reached. Its entry
+            [0, :, 0] is the log-likelihood. Beyond ``num_targets_B`` it has no meaning.
+        log_edge_BLL: float64, the transitions, with -inf where there is no edge v < u.
     """
     is_state_BL = is_state(log_emission_BML, num_states_B)
     log_emission_BML = log_emission_BML.double().masked_fill(
@@ -159,7 +159,7 @@ def viterbi(
     num_targets_B: Tensor,
     num_states_B: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Max in place of sum, with back-pointers; see ``alignment.viterbi``."""
+    """The recursion with max in place of sum, and back-pointers; see ``alignment.viterbi``."""
     B, M, L = log_emission_BML.shape
     device = log_emission_BML.device
     is_state_BL = is_state(log_emission_BML, num_states_B)

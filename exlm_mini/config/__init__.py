@@ -1,11 +1,11 @@
 """Settings of a run: frozen dataclasses, checked as soon as they are built.
 
-Everything about a setting stands at its field: type, default, the ``Rule`` its numbers must
-keep to, what it has an ``Effect`` on, and below it what it means and its unit. Help, checks and the
-lists of settings that matter are made from that.
+Everything about a setting stands at its field: type, default, the ``Rule`` its numbers must obey,
+its ``Effect``, and below it the meaning and unit. Help, checks and the lists of settings that
+matter are derived from that.
 
-Nothing here reads the command line; ``pretrain`` fills these classes from a recipe and from
-dotted options (``--model.states_per_mask 8``). A value that cannot work raises ``UserError``.
+Nothing here reads the command line: ``pretrain`` fills these classes from a recipe and from dotted
+options (``--model.states_per_mask 8``). A value that cannot work raises ``UserError``.
 """
 
 from __future__ import annotations
@@ -333,7 +333,7 @@ class RunConfig:
 
 
 def settings_with(*effects: Effect, kind: Any = RunConfig, group: str = "") -> Iterator[str]:
-    """Dotted names of the settings that have one of these effects, or of the group that has."""
+    """Dotted names of the settings, or whole groups, that have one of these effects."""
     for name, (hint, marks) in schema(kind).items():
         if not set(effects).isdisjoint(marks):
             yield f"{group}{name}"

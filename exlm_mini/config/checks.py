@@ -1,7 +1,7 @@
-"""What a setting is checked by, and how a mistake is reported.
+"""How settings are checked, and how a mistake is reported.
 
-A field of a settings class carries marks besides its type: a ``Rule`` its numbers must keep to, an
-``Effect`` of what it changes. What breaks one raises ``UserError``.
+Besides its type, a field of a settings class may carry marks: a ``Rule`` that its numbers must obey
+and an ``Effect`` that says what it changes. A broken rule raises ``UserError``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 
 
 class Effect(Enum):
-    """What a setting changes; the first two say that no weight depends on it, by design."""
+    """What a setting changes. By design, the first two leave every weight as it is."""
 
     NOTHING = "no weight, and nothing that is measured"
     COURSE = "no weight, but what a run measures, how long it takes or when it gives up"
@@ -45,8 +45,8 @@ def schema(kind: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
 class UserError(ValueError):
     """A mistake of the user, in one line that names the value and the remedy.
 
-    Commands print the line and end with exit code 2; a traceback is for our own mistakes. What it
-    quotes may be anything: it is written on one line, and cut where it is long.
+    Commands print the line and exit with code 2; a traceback means a bug of ours. The message may
+    quote anything, so it is forced onto one line and shortened where it is long.
     """
 
     def __init__(self, message: str) -> None:
@@ -58,9 +58,9 @@ class UserError(ValueError):
 def nearest(
     name: str, known: Iterable[str], otherwise: str | None = None, sign: str = ""
 ) -> str:
-    """A clause that offers the known names closest to a mistyped one, each behind ``sign``.
+    """A clause that suggests the known names closest to a mistyped one, each after ``sign``.
 
-    Where none is close it is ``otherwise``, or all that are known.
+    If none is close: ``otherwise``, or a list of all known names.
     """
     known = list(known)
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
@@ -70,16 +70,16 @@ def nearest(
 
 
 class Rule(NamedTuple):
-    """What numbers must keep to."""
+    """A condition on numbers."""
 
     fits: Callable[[float], bool]
     """False for nan."""
     words: str
-    """What a number must do, for the message."""
+    """The condition for the message, which continues \"it must\"."""
 
 
 LARGEST = 1e30
-"""Beyond, a step of training is more than single precision holds."""
+"""A training step with larger numbers overflows single precision."""
 AT_LEAST_1 = Rule(lambda number: number >= 1, "be at least 1")
 NOT_NEGATIVE = Rule(
     lambda number: 0 <= number < LARGEST, f"not be negative, and be below {LARGEST:g}"
@@ -95,18 +95,18 @@ HALF = Rule(
 ROW = Rule(lambda number: number >= 3, "be at least 3: [BOS], one token and [EOS]")
 TWO_PARTS = Rule(lambda number: number >= 2, "be at least 2, to train on and to validate")
 MOST_THREADS = 1024
-"""Or processes: a system that cannot start as many ends the program."""
+"""Of threads or processes; a system that cannot start so many kills the program."""
 VOCABULARY = Rule(lambda number: 1 <= number <= 2**22, "be at least 1, and at most 4194304")
-"""Whoever learns one takes memory for all of it at once."""
+"""Training a tokenizer allocates its whole vocabulary at once."""
 THREADS = Rule(
     lambda number: 1 <= number <= MOST_THREADS, f"be at least 1, and at most {MOST_THREADS}"
 )
 
 
 def check_numbers(group: str, settings: object, rule: Rule, *names: str) -> None:
-    """Refuse numbers, or tuples of them, that break a rule; none stands for a default.
+    """Refuse numbers, or tuples of numbers, that break a rule; None means a default and passes.
 
-    ``group`` stands before the names of these attributes on the command line, such as ``train.``.
+    ``group`` is the prefix of these attributes on the command line, such as ``train.``.
 
     Raises:
         UserError: naming the first that breaks it.
@@ -119,7 +119,7 @@ def check_numbers(group: str, settings: object, rule: Rule, *names: str) -> None
 
 
 def check_integers(settings: Mapping[str, object], group: str = "") -> None:
-    """Refuse whole numbers, by name, beyond what counts, shapes and seeds are held in.
+    """Refuse integers, by name, that do not fit into the types of counts, shapes and seeds.
 
     Raises:
         UserError: for a seed outside 0 to 2**63, and any other number outside int32.
@@ -134,12 +134,12 @@ def check_integers(settings: Mapping[str, object], group: str = "") -> None:
 
 
 def check_fields(group: str, settings: Any) -> None:
-    """Refuse what a field's list or rule does not allow, and whole numbers as ``check_integers``.
+    """Check every field against its choices and rules, and integers with ``check_integers``.
 
     Types are checked where settings are read, see ``recipes.typed``.
 
     Raises:
-        UserError: with the values nearest to it, or the rule.
+        UserError: with the nearest choices, or the rule.
     """
     for name, (hint, marks) in schema(settings.__class__).items():
         value, choices = getattr(settings, name), get_args(hint)

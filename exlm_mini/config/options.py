@@ -1,7 +1,7 @@
-"""The options of a command: help from its docstring, mistakes in one line.
+"""Command-line options: help comes from the docstring, mistakes are one line.
 
-Commands that take settings have a ``settings_parser``, the others a ``command_parser``. ``parse``
-reads the command line of ``pretrain``.
+Commands that take settings use ``settings_parser``, the others ``command_parser``. ``parse`` reads
+the command line of ``pretrain``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Debug(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """An option that cannot be is a ``UserError``, not argparse's several lines."""
+    """Reports a wrong option as a one-line ``UserError`` instead of argparse's usage text."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
@@ -53,13 +53,13 @@ class Parser(argparse.ArgumentParser):
         )  # fmt: skip
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        # Older argparse takes the value out of --option=-- and goes on without one.
+        # Older versions of argparse drop the value of --option=-- and continue without one.
         if action.option_strings and arg_strings == ["--"]:
             self.error(f"argument {action.option_strings[0]}: -- is no value")
         return super()._get_values(action, arg_strings)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Tell of a mistake.
+        """Report a mistake.
 
         Raises:
             UserError: always.
@@ -75,19 +75,18 @@ class Parser(argparse.ArgumentParser):
 
 
 def command_parser(command: str, text: str) -> Parser:
-    """A parser without options yet.
+    """A parser that has no options yet.
 
     Args:
         command: as typed, such as ``python -m exlm_mini.fill``.
-        text: docstring of its module. The first line is what it does, behind the command's name
-            if that stands there; the other lines end the help, without the marks that the pages of
-            the book need.
+        text: docstring of its module. Its first line, without the command's name, becomes the
+            description; the other lines end the help, stripped of reStructuredText marks.
     """
     return Parser(**_words_of(command, text))
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Help as wide as the terminal; indented lines of a text are examples, and stay as they are."""
+    """Wraps help to the terminal's width, except for indented lines, which are examples."""
 
     def __init__(self, prog: str, *arguments: Any, **settings: Any) -> None:
         super().__init__(prog, *arguments, **settings | {"max_help_position": 30})
@@ -103,7 +102,7 @@ class _Formatter(argparse.HelpFormatter):
 
 
 def _words_of(command: str, text: str) -> dict[str, Any]:
-    """What a parser takes from the docstring of its command."""
+    """Arguments of a parser, taken from the docstring of its command."""
     first, _, rest = text.partition("\n")
     first = first.removesuffix(" ::")
     return {
@@ -138,13 +137,13 @@ def settings_parser(
 ) -> Any:
     """A jsonargparse parser with an option for every setting of some classes.
 
-    Of what it parses, ``given`` takes the settings that were given.
+    ``given`` picks the settings that were given out of what it parses.
 
     Args:
         command: see ``command_parser``.
         text: see ``command_parser``.
-        groups: settings classes by what stands before the names of their options; an empty name
-            for options without a dot.
+        groups: settings classes by the prefix of their options; an empty prefix for options
+            without a dot.
         skip: dotted names of settings that get no option.
         recipe: values by dotted names, which the help shows beside the defaults.
     """
@@ -185,12 +184,12 @@ def settings_parser(
 
 
 def given(found: Any) -> dict[str, Any]:
-    """The settings among the options that a ``settings_parser`` found, in dicts by their group."""
+    """The settings among the options that a ``settings_parser`` found, one dict per group."""
     return found.as_dict().get("given", {})
 
 
 def _option(hint: Any, default: Any, about: str) -> dict[str, Any]:
-    """How the option of a setting reads its words, and its help."""
+    """Arguments of ``add_argument`` for one setting."""
     kind = get_args(hint)[0] if NoneType in get_args(hint) else hint
     option: dict[str, Any] = {"type": hint, "default": argparse.SUPPRESS}
     notes = []
@@ -200,7 +199,7 @@ def _option(hint: Any, default: Any, about: str) -> dict[str, Any]:
         default = " ".join(map(str, default)) or None
     if get_origin(kind) is Literal:
         notes, kind = [", ".join(get_args(kind))], str
-    if default is not None:  # what none means, the text says
+    if default is not None:  # otherwise the text explains the default
         notes.append(f"default {str(default).lower() if kind is bool else default}")
     metavar = {int: "N", float: "X", bool: "true|false", str: "TEXT"}[kind]
     text = " ".join(about.split()).rstrip(".") + f" ({'; '.join(notes)})" * bool(notes)
@@ -217,7 +216,7 @@ class Request(NamedTuple):
     output: Path
     is_dry_run: bool
     num_devices: int = 1
-    """Of the run that --dry-run counts for."""
+    """The number that --dry-run plans for."""
     throughput: float | None = None
     """With --dry-run: tokens per second of a device."""
 

@@ -1,9 +1,9 @@
-"""Which rows a step trains on: a pure function of (seed, step), so resuming needs no state.
+"""The rows of a step: a pure function of (seed, step), so resuming needs no state.
 
 Shapes: R rows of a pack, B rows of a batch, N tokens of a row.
 
-Nor does it depend on the number of processes: of a step's micro-batches, process r of W takes
-those with the numbers ``micro * W + r``, and makes no other.
+The rows do not depend on the number of processes either: process r of W works on the micro-batches
+``micro * W + r`` of a step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VALIDATION_EPOCH = 1 << 40
 
 
 def epoch_order(lengths_R: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
-    """Order in which one epoch visits the rows; every row once.
+    """Order of the rows in one epoch; every row once.
 
     Rows of unequal length (molecules) are bucketed: the random order is cut into windows of
     ``BUCKET_BATCHES`` batches, each window is sorted by length, and its batches are shuffled,
@@ -56,15 +56,14 @@ def epoch_order(lengths_R: np.ndarray, batch_size: int, seed: int, epoch: int) -
 class TrainingBatches:
     """Masked batches of a pack, by step.
 
-    Epochs follow each other without a seam: a batch may hold the last rows of one and the first
-    of the next.
+    A batch may hold the last rows of one epoch and the first rows of the next.
 
     Args:
         pack: rows to learn from.
         masker: hides tokens.
         batch_size: rows of a step, over all processes.
         seed: of the order.
-        micro_size: rows of a micro-batch; none: the step's rows, shared among the processes.
+        micro_size: rows of a micro-batch; None: one micro-batch per process.
     """
 
     def __init__(
@@ -109,16 +108,15 @@ class TrainingBatches:
 class TokenBatches:
     """Masked batches of about equally many tokens, by step (Table 7).
 
-    Rows are put in order of length, longest first, those of one length at random; each
-    micro-batch takes as many rows as fit beside its longest, padding counted, and micro-batches
-    are shuffled. Fairseq's ``--max-tokens`` does the same. Since an epoch's order of lengths is
-    always the same, so is its number of micro-batches, and a step finds its own without a look
-    at the steps before.
+    Rows are sorted by length, longest first and in random order within a length. Each micro-batch
+    takes as many rows as fit, padding counted, and the micro-batches are shuffled, as with
+    fairseq's ``--max-tokens``. The sequence of lengths is the same in every epoch, hence also the
+    number of micro-batches, so a step can find its own without visiting earlier steps.
 
     Args:
         pack: rows to learn from.
         masker: hides tokens.
-        num_tokens: of a micro-batch at most: rows times the longest of them, before expansion.
+        num_tokens: most tokens of a micro-batch: rows times the longest of them, before expansion.
         num_parts: micro-batches of a step, over all processes.
         seed: of the order.
 
@@ -140,7 +138,7 @@ class TokenBatches:
         while starts[-1] < len(falling_R):
             starts.append(starts[-1] + num_tokens // int(falling_R[starts[-1]]))
         self.starts = np.minimum(starts, len(falling_R))
-        """First row of each micro-batch in the order of lengths, then the number of rows."""
+        """First row of each micro-batch in the order of lengths; the last entry is R."""
         self._order = lru_cache(maxsize=2)(self._draw_order)
 
     def _draw_order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
@@ -178,7 +176,7 @@ def validation_batches(
         masker: hides tokens.
         num_rows: of the pack; all if it has fewer.
         batch_size: rows of a batch; the last may have fewer.
-        numbers: which batches to make, from 0; none: all.
+        numbers: of the batches to make, from 0; None: all.
     """
     row_R = np.arange(min(num_rows, len(pack)))
     row_R = row_R[np.argsort(pack.lengths_R[row_R], kind="stable")]
@@ -190,6 +188,6 @@ def validation_batches(
 def _masked(
     pack: Pack, masker: Masker, row_B: np.ndarray, epoch_B: np.ndarray | int, step: int
 ) -> MaskedBatch:
-    """Rows of a pack with their masks; one epoch for all or one for each."""
+    """Rows of a pack with their masks; ``epoch_B`` may be one epoch for all rows."""
     token_ids_BN, _ = pack.gather(row_B)
     return masker(token_ids_BN, np.broadcast_to(epoch_B, row_B.shape), row_B, step)

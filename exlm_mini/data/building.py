@@ -1,15 +1,15 @@
-"""The files of a corpus, made shard by shard; what was killed goes on where it stopped.
+"""Builds the files of a corpus shard by shard; a killed build resumes where it stopped.
 
-Four passes, each over shards (``shards``) that are kept with their sha256 until the end:
+There are four passes over shards (see ``shards``), which are kept with their sha256 until the end:
 
 1. read and clean the documents;
-2. choose the side of each by a hash of its content, learn the tokenizer from the training side;
-3. turn documents into token ids;
-4. cut rows: the two packs. Rows are grouped by source, and none joins two; training draws them
-   in random order.
+2. split them by a hash of their content, train the tokenizer on the training documents;
+3. tokenize them;
+4. cut rows and write the two packs. Rows are grouped by source and never mix two sources;
+   training draws them in random order.
 
-Passes 1 and 3 run in several processes. The packs depend neither on their number, nor on the size
-of a shard, nor on how often the work was stopped. Sentences of a toy grammar are drawn in one go.
+Passes 1 and 3 use several processes. The packs depend neither on their number, nor on the size of
+a shard, nor on interruptions. Sentences of a toy grammar are drawn in one go.
 
 Dimension key: S sources or sentences, V words, N tokens of a row, D documents of a shard.
 """
@@ -42,7 +42,7 @@ NUM_VALIDATION_SENTENCES = 4096
 
 
 class _Contents(NamedTuple):
-    """What goes into a pack; the last two are filled while the rows are read."""
+    """Contents of a pack; the last two are filled while the rows are read."""
 
     name: str
     rows: Iterable[Rows]
@@ -60,8 +60,8 @@ def build_corpus(
 ) -> None:
     """Write all files of a corpus into an empty directory.
 
-    Shards are kept in ``folder``, and what an earlier call left there is used; the rest is as
-    ``corpus.prepare`` has it.
+    Shards are kept in ``folder``, and those of an earlier call are used. The other arguments are
+    those of ``corpus.prepare``.
 
     Raises:
         UserError: if a source is unfit, or either pack would be empty.
@@ -117,7 +117,7 @@ def build_corpus(
 
 
 def _toy_packs(data: DataConfig, seed: int) -> tuple[Tokenizer, Iterable[_Contents]]:
-    """Sentences of a grammar; training and validation are independent draws."""
+    """Sentences of a grammar; training and validation are drawn independently."""
     language = grammar(data.grammar)
     tokenizer = given_tokenizer(data) or word_level(language.words)
     words = tokenizer.encode_batch(language.words)
@@ -128,7 +128,7 @@ def _toy_packs(data: DataConfig, seed: int) -> tuple[Tokenizer, Iterable[_Conten
                 "data.tokenizer to none to make one"
             )
     token_ids_V = np.array(words).reshape(-1)
-    # A uniform number, the word and the token of each place.
+    # A uniform number, a word and a token per place.
     needed = 3 * 8 * data.num_sentences * (language.length + 2)
     check_bytes(f"data.num_sentences {data.num_sentences:,}", {"give fewer": needed})
     both = []
@@ -141,7 +141,7 @@ def _toy_packs(data: DataConfig, seed: int) -> tuple[Tokenizer, Iterable[_Conten
 
 
 def _document_packs(passes: Passes) -> Iterator[_Contents]:
-    """The two packs, and in their side files which rows come from where (``provenance``)."""
+    """The two packs; their ``provenance`` says which rows come from which source."""
     wanted = passes.wanted
     for name in ("train", "validation"):
         counts = Counts()
@@ -168,7 +168,7 @@ def _document_packs(passes: Passes) -> Iterator[_Contents]:
 def _rows(
     passes: Passes, is_validation: bool, counts: Counts, sources: list[dict[str, Any]]
 ) -> Iterator[Rows]:
-    """Rows of one pack, source by source; adds to ``sources`` which rows are whose."""
+    """Rows of one pack, source by source; adds the range of rows to each of ``sources``."""
     data, special_ids = passes.wanted.data, passes.tokenizer.special_ids
     cut = molecule_rows if data.kind == "smiles" else block_rows
     start = 0
@@ -187,7 +187,7 @@ def _rows(
 def _documents(
     passes: Passes, part: list[Shard], is_validation: bool, counts: Counts
 ) -> Iterator[Rows]:
-    """The documents of a source that go into a pack, shard by shard."""
+    """The documents of a source that belong to a pack, shard by shard."""
     for place, _ in part:
         (hash_D,) = place.load("documents", "hash_D")
         is_chosen_D = (hash_D <= passes.bound) == is_validation

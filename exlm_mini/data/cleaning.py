@@ -1,8 +1,7 @@
-"""Molecules made fit for a vocabulary: one fragment, no stereo chemistry, one spelling.
+"""Cleaning of molecules: one fragment, no stereochemistry, one spelling.
 
 The 19 million molecules of the paper are single fragments without stereo marks, in canonical
-SMILES; raw collections are not. Every change is optional and counted, and whatever is dropped is
-counted by its reason.
+SMILES; raw collections are not. Every change is optional and counted.
 """
 
 from __future__ import annotations
@@ -18,29 +17,29 @@ NUM_REJECTED_SHOWN = 3
 
 @dataclass(frozen=True)
 class Cleaning:
-    """What is done to every molecule, in this order."""
+    """Changes to every molecule, in this order."""
 
     largest_fragment: bool = False
-    """Keep the fragment of most heavy atoms (then of most weight): salts and solvents go."""
+    """Keep the fragment with most heavy atoms (then weight), which removes salts and solvents."""
     strip_stereo: bool = False
     """Remove @, @@, / and the backslash."""
     canonical: bool = False
-    """Write RDKit's canonical SMILES; else a molecule that nothing changed stays as it was."""
+    """Write RDKit's canonical SMILES; otherwise an unchanged molecule keeps its spelling."""
 
 
 @dataclass
 class CleaningCounts:
-    """What became of the molecules."""
+    """What happened to the molecules."""
 
     read: int = 0
     rejected: int = 0
-    """Dropped: RDKit reads no molecule of at least one atom, or it is too large."""
+    """Dropped, because RDKit reads no atom in it, or it is too large."""
     fragments_removed: int = 0
     """Molecules that lost fragments."""
     stereo_removed: int = 0
     """Molecules that lost stereo marks."""
     respelled: int = 0
-    """Molecules written otherwise than they were read, for whatever reason."""
+    """Molecules whose spelling changed, for any reason."""
     rejected_examples: list[str] = field(default_factory=list)
     """The first few rejected."""
 
@@ -51,7 +50,7 @@ class CleaningCounts:
         del self.rejected_examples[NUM_REJECTED_SHOWN:]
 
     def describe(self) -> str:
-        """What was done, in one line, with the first that was rejected."""
+        """What was done, in one line, with the first rejected molecule."""
         such = (
             f" (such as {self.rejected_examples[0][:30]!r})" if self.rejected_examples else ""
         )
@@ -69,20 +68,20 @@ class Molecule(NamedTuple):
     """A cleaned molecule."""
 
     key: str
-    """What a split goes by: canonical SMILES, the same for all spellings; where nothing is to be
-    cleaned, the SMILES as it was read."""
+    """Decides the split: canonical SMILES, the same for all spellings; without cleaning the
+    SMILES as read."""
     spelling: str
 
 
 def clean(
     smiles: Iterable[str], cleaning: Cleaning, counts: CleaningCounts
 ) -> Iterator[Molecule]:
-    """Clean molecules; those RDKit rejects are left out and counted.
+    """Clean molecules, dropping those that RDKit rejects.
 
     Args:
         smiles: one molecule each.
         cleaning: what to do.
-        counts: filled on the way.
+        counts: updated on the way.
     """
     from rdkit import Chem
 
@@ -115,7 +114,7 @@ def clean(
 
 
 def _size(fragment: Any) -> tuple[int, float, str]:
-    """Heavy atoms, then weight; the SMILES only makes the choice a definite one."""
+    """Heavy atoms, then weight; the SMILES breaks ties."""
     from rdkit import Chem
     from rdkit.Chem.Descriptors import MolWt  # type: ignore[attr-defined]  # made as it is loaded
 

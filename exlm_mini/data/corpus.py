@@ -1,9 +1,9 @@
-"""From documents to two packs, one to train on and one to validate with.
+"""A corpus: two packs made from documents, one for training and one for validation.
 
-A prepared corpus is these files of a directory::
+A prepared corpus is a directory with these files::
 
-    tokenizer.json      what turns text into the ids of the packs
-    train.*             pack of the training rows (``packs`` says which files)
+    tokenizer.json      the tokenizer of both packs
+    train.*             pack of the training rows (files as in ``packs``)
     validation.*        pack of the held-out rows
     corpus.json         the settings it was made with, moved there last
 """
@@ -25,12 +25,12 @@ from exlm_mini.data.pipeline import Progress
 from exlm_mini.data.request import Preparation
 
 SHARDS = ".shards"
-"""Working files of a corpus that is not finished."""
+"""Working files of an unfinished corpus."""
 FILES = (
     *("tokenizer.json", "train.bin", "train.offsets.bin", "train.json"),
     *("validation.bin", "validation.offsets.bin", "validation.json"),
 )
-"""Of a corpus, but for corpus.json."""
+"""The files of a corpus, except for corpus.json."""
 
 
 class Corpus(NamedTuple):
@@ -49,9 +49,9 @@ def prepare_corpus(
     seed: int,
     report: Callable[[str], None] = lambda line: None,
 ) -> Corpus:
-    """The corpus of a run: what ``prepare`` makes of its settings, or that of ``data.pack``.
+    """The corpus of a run: ``data.pack``, or what ``prepare`` makes of its settings.
 
-    A toy row is a sentence between [BOS] and [EOS], whatever ``data.block_length``.
+    A toy row is a sentence between [BOS] and [EOS] and ignores ``data.block_length``.
 
     Raises:
         UserError: as ``prepare`` and ``open_corpus``.
@@ -68,26 +68,26 @@ def prepare(
     report: Callable[[str], None] = lambda line: None,
     progress: Progress = lambda name, done: None,
 ) -> Corpus:
-    """Make a corpus in a directory, or go on making it, or open the one that is there.
+    """Make a corpus in a directory, resume making it, or open it if it is finished.
 
     Args:
         wanted: what to make.
-        directory: where; empty, or left by an earlier call. One process at a time.
+        directory: empty, or left by an earlier call; for one process at a time.
         num_workers: processes; the packs do not depend on it.
-        report: receives one line per thing worth knowing.
-        progress: called at the start of a pass and after every shard.
+        report: receives lines about the corpus.
+        progress: called at the start of a pass and after each shard.
 
     Raises:
-        UserError: for whatever is wrong with a source, the directory or the disk; if it holds
-            another corpus, or a file has changed since. Finished shards stay, and the same call
-            goes on from them.
+        UserError: for anything wrong with a source, the directory or the disk, for another corpus
+            in the directory, or a file that has changed since. Finished shards are kept, and the
+            same call resumes from them.
     """
     directory = Path(directory)
     shards = directory / SHARDS
     if (directory / "corpus.json").exists():
         _check_settings(directory, wanted)
         corpus = open_corpus(directory, wanted.data)
-        # Left by a run that was killed at its very end.
+        # Left by a run that was killed at the very end.
         shutil.rmtree(shards, ignore_errors=True)
         rows = f"{len(corpus.train):,} training rows"
         report(f"{directory} already holds this corpus: {rows}")
@@ -99,9 +99,9 @@ def prepare(
         shutil.rmtree(made, ignore_errors=True)
         made.mkdir(parents=True)
         build_corpus(wanted, shards, made, num_workers, report, progress)
-        for name in FILES:  # moved by a run with other settings that was killed meanwhile
+        for name in FILES:  # moved here by a killed run with other settings
             (directory / name).unlink(missing_ok=True)
-        # corpus.json last: a directory that has it has everything.
+        # corpus.json last: a directory with it is complete.
         for file in sorted(made.iterdir(), key=lambda path: path.name == "corpus.json"):
             os.replace(file, directory / file.name)
     except OSError as error:
@@ -115,7 +115,7 @@ def prepare(
 
 
 def open_corpus(directory: str | Path, data: DataConfig) -> Corpus:
-    """Open a corpus prepared before and verify its files; only numpy and torch are needed.
+    """Open a prepared corpus and verify its files; needs only numpy and torch.
 
     Args:
         directory: as given to ``prepare_corpus``.
@@ -164,16 +164,16 @@ def _read_corpus(path: Path) -> dict:
 
 
 def _refuse_strangers(directory: Path) -> None:
-    """Never write among files that are not known to be ours."""
+    """Refuse a directory with files that are not ours."""
     foreign = sorted(p.name for p in directory.iterdir() if not p.name.startswith("."))
-    if foreign and not (directory / SHARDS).is_dir():  # else moved there by a killed run
+    if foreign and not (directory / SHARDS).is_dir():  # otherwise a killed run moved them there
         raise UserError(
             f"{directory} holds {foreign[0]} but no corpus.json; choose another directory"
         )
 
 
 def _check_settings(directory: Path, wanted: Preparation) -> None:
-    """The corpus in a directory was made with these settings, from files as they are now."""
+    """Check that a corpus was made with these settings, from files as they are now."""
     stored = _read_corpus(directory / "corpus.json")
     was = {"seed": stored.get("seed")} | {f"data.{k}": v for k, v in stored["data"].items()}
     was |= stored.get("preparation", {})
@@ -184,7 +184,7 @@ def _check_settings(directory: Path, wanted: Preparation) -> None:
                 f"{value}; choose another directory or remove this one"
             )
     for path, digest in stored["sources"].items():
-        # A source that is gone does no harm; one that changed would go unnoticed.
+        # A source may be gone, but one that has changed would go unnoticed.
         if Path(path).is_file() and sha256_of(Path(path)) != digest:
             raise UserError(
                 f"{path} has changed since {directory} was prepared from it; choose another "

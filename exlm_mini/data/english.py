@@ -1,4 +1,4 @@
-"""Real English that needs no download: Python's own reference manual."""
+"""Real English without a download: Python's reference manual."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from exlm_mini.config.checks import UserError
 
 
 def embedded_english() -> Iterator[str]:
-    """The reference manual of Python, which every CPython carries: about 50,000 words.
+    """Python's reference manual, which comes with every CPython: about 50,000 words.
 
-    A document is a section: its heading, then paragraphs, one a line; code and grammar keep
-    their line breaks. The manual prints some sections under two topics; each is given once. The
-    text differs a little from one Python version to the next.
+    A document is a section: its heading, then one paragraph per line; code and grammar keep their
+    line breaks. Sections that appear under two topics are given once. The text differs a little
+    between Python versions.
 
     Raises:
         UserError: if this Python was built without ``pydoc_data``.
@@ -48,7 +48,7 @@ def _sections(topic: str) -> Iterator[str]:
 
 
 def _unwrapped(lines: list[str]) -> str:
-    """Prose on one line, below the term it explains; code, which has short lines, as it is."""
+    """Prose on one line, below the term it explains; code, which has short lines, unchanged."""
     is_below_term = len(lines) > 2 and all(line.startswith("   ") for line in lines[1:])
     term, body = (lines[:1], lines[1:]) if is_below_term else ([], lines)
     if all(len(line) >= 40 for line in body[:-1]):

@@ -1,9 +1,9 @@
-"""Files: those from outside are read with care, ours survive a crash.
+"""Reading files from outside with care, and writing files that survive a crash.
 
-Our files appear under their names when they are whole and on the disk; a JSON file has a seal that
-shows whether it was edited. A file from outside is read only if it is a regular file. Errors that a
-reader expects become a ``UserError`` with a remedy; ``reading`` turns all others into one line that
-names the file (``--debug`` shows the error).
+A file of ours gets its name only when it is complete and on the disk; JSON files have a seal that
+shows whether they were edited. Files from outside must be regular files. Errors that a reader
+expects become a ``UserError`` with a remedy; ``reading`` turns all others into one line that
+names the file (``--debug`` shows the traceback).
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from typing import BinaryIO
 
 from exlm_mini.config.checks import UserError
 
-# ---- written whole ----
+# ---- atomic writing ----
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Error numbers that mean the disk, the quota or the file-size limit is used up."""
+"""Error numbers for a full disk, an exhausted quota or the file size limit."""
 
 
 def open_to_write(file: Path) -> BinaryIO:
-    """Open an empty file; where a symbolic link has its name, that is an ``OSError``."""
+    """Open an empty file for writing; a symbolic link of that name is an ``OSError``."""
     return open(file, "wb", opener=lambda name, how: os.open(name, how | os.O_NOFOLLOW, 0o666))
 
 
 def write_synced(file: Path, data: bytes) -> None:
-    """Write a file and wait until the disk has it."""
+    """Write a file and wait until it is on the disk."""
     with open_to_write(file) as stream:
         stream.write(data)
         stream.flush()
@@ -51,7 +51,7 @@ def sync_directory(path: Path) -> None:
 
 
 def write_atomically(file: Path, data: bytes) -> None:
-    """Put new contents under a name; a crash leaves the old ones or the new ones."""
+    """Replace a file; a crash leaves the old contents or the new."""
     draft = file.with_name(f"{file.name}.tmp")
     try:
         write_synced(draft, data)
@@ -61,29 +61,29 @@ def write_atomically(file: Path, data: bytes) -> None:
     sync_directory(file.parent)
 
 
-# ---- from outside ----
+# ---- files from outside ----
 
 ANOTHER = "restore or download it again, or give another"
 
 
 @contextlib.contextmanager
 def reading(path: object, remedy: str = ANOTHER) -> Iterator[None]:
-    """Around the work on one file or directory, and nothing else: it would hide our own mistakes.
+    """Context of work on one file or directory; anything else inside would hide our own bugs.
 
     Args:
-        path: how the line calls it.
-        remedy: how the line ends.
+        path: name of the file in the message.
+        remedy: end of the message.
 
     Raises:
-        UserError: for whatever goes wrong inside, but for missing packages, a full disk, a reader
-            that left and an interrupt.
+        UserError: for any error inside, except for missing packages, a full disk, a closed pipe
+            and interrupts.
     """
     try:
         yield
     except (UserError, ImportError, BrokenPipeError):
         raise
     except BaseException as error:
-        # What Rust raises when it gives up (tokenizers, safetensors) is no Exception.
+        # A panic of Rust code (tokenizers, safetensors) is not an Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         if isinstance(error, OSError) and error.errno is not None:
@@ -98,11 +98,11 @@ def reading(path: object, remedy: str = ANOTHER) -> Iterator[None]:
 
 
 def refuse_odd_files(directory: Path) -> None:
-    """A directory that is written to holds files and directories alone; itself it may be a link.
+    """Check that an output directory, which may itself be a link, holds only files and directories.
 
     Raises:
-        UserError: naming the first symbolic link, whose target would be written to, or the first
-            pipe, socket or device, which would be waited for.
+        UserError: naming the first symbolic link, pipe, socket or device: writing would follow the
+            link or block.
     """
     for folder, folders, files in os.walk(directory):
         for name in (*folders, *files):
@@ -121,7 +121,7 @@ def refused(error: OSError) -> UserError:
     """An unexpected error of the operating system about a file, as one line.
 
     Raises:
-        OSError: the error itself where it names no file; it may be our own mistake.
+        OSError: the error itself if it names no file, because it may be a bug.
     """
     if error.errno in NO_SPACE:
         return UserError(f"no space left to write {error.filename or 'the output'}; make room")
@@ -134,13 +134,13 @@ def refused(error: OSError) -> UserError:
 
 
 def open_regular(path: str | Path, remedy: str = ANOTHER) -> BufferedReader:
-    """Open a file for reading; a pipe, a device or a directory in its place is refused.
+    """Open a regular file for reading.
 
     Raises:
-        UserError: if it is not there, is none, or may not be read.
+        UserError: if it is missing, unreadable, or a pipe, device or directory.
     """
     with reading(path, remedy):
-        # A pipe would let us wait for its writer.
+        # Without O_NONBLOCK, opening a pipe would wait for its writer.
         stream = open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK))  # noqa: SIM115
         if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
             stream.close()
@@ -168,15 +168,15 @@ def read_text(path: str | Path, remedy: str = ANOTHER) -> str:
         return read_bytes(path, remedy).decode()
 
 
-# ---- sealed ----
+# ---- sealed files ----
 
 REMEDY = "remove its directory and prepare the corpus again"
 
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that appears under its name when all of it is on the disk, or not at all."""
-    # Its own for each process: a killed command's worker may be writing for a moment longer.
+    """A file that gets its name only when it is completely on the disk."""
+    # One per process: a worker of a killed command may write for a moment longer.
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         with open_to_write(partial) as stream:
@@ -188,7 +188,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     except OSError as error:
         if error.errno not in NO_SPACE:
             raise
-        partial.unlink(missing_ok=True)  # it is not what fills the disk
+        partial.unlink(missing_ok=True)  # frees the space for the message below
         free = shutil.disk_usage(path.parent).free
         raise UserError(
             f"no space to write {path}, {free:,} bytes are free; make room or choose another "
@@ -204,9 +204,9 @@ def fingerprint(path: Path) -> dict[str, int | str]:
 
 
 def write_json(path: Path, content: dict) -> None:
-    """Write a JSON file so that at any moment it is whole, old or new.
+    """Write a JSON file atomically.
 
-    Its field ``seal`` is the sha256 of all others: ``read_json`` refuses a file that was edited.
+    Its field ``seal`` is the sha256 of all others, so that ``read_json`` can refuse edited files.
     """
     sealed = {**content, "seal": seal_of(content)}
     with whole_file(path) as file:
@@ -214,12 +214,12 @@ def write_json(path: Path, content: dict) -> None:
 
 
 def read_json(path: Path) -> dict:
-    """A JSON object from a file of a prepared corpus, without its seal.
+    """The JSON object in a file of a prepared corpus, without its seal.
 
-    Files written before there were seals have none; they are taken as they are.
+    Files of early versions have no seal and are accepted.
 
     Raises:
-        UserError: if it is missing, a directory, not a JSON object, or edited.
+        UserError: if the file is missing, not a JSON object, or edited.
     """
     with reading(path, REMEDY):
         content = json.loads(read_bytes(path, REMEDY))
@@ -232,11 +232,11 @@ def read_json(path: Path) -> dict:
 
 
 def seal_of(content: dict) -> str:
-    """Names the content of a JSON object, however it is laid out: sha256, hexadecimal."""
+    """sha256 of a JSON object's content, independent of its layout; hexadecimal."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def sha256_of(path: Path) -> str:
-    """Names the content of a file: sha256, hexadecimal."""
+    """sha256 of a file; hexadecimal."""
     with open_regular(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

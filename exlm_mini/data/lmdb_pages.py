@@ -1,8 +1,8 @@
 """Entries of an LMDB file, read page by page.
 
-The library of that name maps the file into memory and trusts it: where a page is missing or points
-outside, the process dies. Here every page is read, and every number in it checked. Known are the
-files that the library writes on 64-bit machines of little endian, with one unnamed database.
+The ``lmdb`` library maps the file into memory and trusts it: a missing or wrong page kills the
+process. Here every page is read and every number checked. Supported are files written on 64-bit
+little-endian machines, with one unnamed database.
 
 Source: the structures at the top of mdb.c of LMDB 0.9 (``MDB_page``, ``MDB_meta``, ``MDB_node``).
 """
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from exlm_mini.data.files import open_regular, reading
 
 MAX_RECORD_BYTES = 1 << 26
-"""A molecule with its conformations takes some thousand."""
+"""A molecule with its conformations takes a few thousand."""
 
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
 _EMPTY = 2**64 - 1
@@ -31,7 +31,7 @@ class _Meta(NamedTuple):
     """One of the two roots of a file."""
 
     transaction: int
-    """The root with the larger number counts."""
+    """The root with the larger number is current."""
     page_size: int
     depth: int
     num_entries: int
@@ -42,13 +42,13 @@ def entries(path: Path) -> Iterator[tuple[bytes, bytes]]:
     """Keys and values of an LMDB file, in the order of the keys.
 
     Raises:
-        UserError: naming the file, if it is none, is damaged, or a value is too large.
+        UserError: if it is not an LMDB file, is damaged, or has a value that is too large.
     """
     with reading(path), open_regular(path) as stream:
         file, found = stream.fileno(), 0
         first = _read_meta(file, 0)
         meta = max(first, _read_meta(file, first.page_size))
-        # By the file, not by what it says of itself: free pages at its end are never written.
+        # By the size of the file, not by its header: free pages at its end are never written.
         seen = bytearray(os.fstat(file).st_size // meta.page_size)
         if meta.root != _EMPTY:
             for entry in _below(file, meta, seen, meta.root, meta.depth):
@@ -99,7 +99,7 @@ def _below(
 
 
 def _page(file: int, meta: _Meta, number: int) -> tuple[bytes, int, int]:
-    """A page, its kind, and where its list of nodes ends."""
+    """A page, its kind, and the end of its list of nodes."""
     page = _bytes_at(file, number * meta.page_size, meta.page_size)
     own, kind, lower = struct.unpack_from("<Q2xHH", page)
     if own != number:

@@ -87,7 +87,7 @@ def num_masks(mask_ratio: float, num_maskable_B: Tensor, seed: int, step: int) -
 def choose_fixed_count(noise_BN: Tensor, is_maskable_BN: Tensor, count_B: Tensor) -> Tensor:
     """The ``count_B`` maskable positions of each row with the smallest noise; bool (B, N).
 
-    Of equal noise the earlier position comes first, so that the choice is one of a kind.
+    Ties are broken by position, so that the choice is unique.
     """
     order_BN = noise_BN.masked_fill(~is_maskable_BN, 2.0).argsort(dim=1, stable=True)
     rank_BN = order_BN.argsort(dim=1)
@@ -95,7 +95,7 @@ def choose_fixed_count(noise_BN: Tensor, is_maskable_BN: Tensor, count_B: Tensor
 
 
 def repeat_tokens(token_ids_BN: Tensor, num_copies: int) -> Tensor:
-    """Write every token ``num_copies`` times in a row, for Repeated MLM (§3.1).
+    """Repeat every token ``num_copies`` times, for Repeated MLM (§3.1).
 
     ``[a b c]`` becomes ``[a a b b c c]`` for two copies; shape (B, N * num_copies).
     """
@@ -161,7 +161,7 @@ class Masker:
 
         Args:
             token_ids_BN: int64 on the CPU, padded with the pad id.
-            epoch_B, sample_B: counters of each row: how often the data were seen, which row.
+            epoch_B, sample_B: counters of each row: its epoch and its number.
             step: optimiser step, for the rounding of the number of masks.
 
         Returns:

@@ -1,6 +1,6 @@
-"""How much memory there is, and a refusal before more is asked for.
+"""The amount of memory, and a refusal before too much is allocated.
 
-A CPU lends memory that it does not have, until the system ends the process.
+On a CPU, allocation succeeds beyond the available memory, and later the system kills the process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class DoesNotFit(UserError):
 
 
 def device_memory(device: torch.device) -> int:
-    """Bytes of memory of a device; on a CPU of the machine, or what a container may take of it."""
+    """Bytes of memory of a device; for a CPU those of the machine or of its container."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -36,15 +36,15 @@ def device_memory(device: torch.device) -> int:
 
 
 def check_bytes(what: str, parts: Mapping[str, float], device: torch.device = CPU) -> None:
-    """Refuse what a device cannot hold, before anything large is allocated.
+    """Refuse work that does not fit into a device's memory, before anything large is allocated.
 
     Args:
-        what: is to be held.
-        parts: bytes, under what to do if these and those before them are too many.
-        device: that is to hold all of them.
+        what: the work, for the message.
+        parts: bytes by remedy; the message names the first remedy at which the sum is too large.
+        device: that must hold all parts.
 
     Raises:
-        DoesNotFit: with the bytes of all parts and those of the device.
+        DoesNotFit: with the bytes needed and those of the device.
     """
     present, so_far = device_memory(device), 0.0
     for remedy, needed in parts.items():

@@ -1,15 +1,15 @@
-"""Rows of token ids in a memory map, with a side file that says what they are.
+"""Rows of token ids in a memory map, with a side file that describes them.
 
 A pack NAME is two or three files of one directory::
 
-    NAME.bin           all rows end to end, little endian; 2 bytes a token, 4 with a vocabulary
-                       above 65,536
-    NAME.offsets.bin   only for rows of different length: where each row starts, then where the
-                       last one ends, int64
+    NAME.bin           all rows end to end, little endian; 2 bytes per token, or 4 with a
+                       vocabulary above 65,536
+    NAME.offsets.bin   only for rows of different lengths: the start of each row, then the end
+                       of the last, int64
     NAME.json          shape, vocabulary, source, counts, size and sha256 of the files above
 
-The side file is written last, so what has one is complete; a pack is verified when it is
-opened. Opening and reading need numpy and torch only.
+The side file is written last, so a pack with one is complete; a pack is verified when it is opened.
+Opening and reading need only numpy and torch.
 
 Dimension key: R rows of a pack, B rows of a batch, N tokens of a row, padding included.
 """
@@ -56,21 +56,21 @@ def write_pack(
     counts: Counts,
     provenance: dict | None = None,
 ) -> int:
-    """Write a pack; nothing is left of it unless all of it could be written.
+    """Write a pack, completely or not at all.
 
     Args:
         path: the side file, ``DIRECTORY/NAME.json``.
         rows: read once; may fill ``counts`` on the way.
-        row_length: length of every row; none: rows differ.
+        row_length: length of every row; None: rows differ.
         vocab_size: every id is below.
         special_ids: of the tokenizer; ``pad`` fills short rows in ``Pack.gather``.
         tokenizer_sha256: of the tokenizer.json the ids belong to.
-        source: where the rows come from, for the reader of the side file.
-        counts: stored in the side file.
-        provenance: JSON-able, stored in the side file; none: nothing more is known.
+        source: of the rows, for the side file.
+        counts: for the side file.
+        provenance: JSON-able, for the side file.
 
     Returns:
-        Number of rows. With none, nothing is written.
+        Number of rows; if it is 0, nothing is written.
 
     Raises:
         UserError: if the disk is full.
@@ -78,7 +78,7 @@ def write_pack(
     """
     dtype = "<u2" if vocab_size <= 1 << 16 else "<u4"
     tokens_path, offsets_path = _binary_paths(path)
-    # From here on there is no complete pack of that name until the new one is.
+    # From here on no complete pack has that name until the new one is finished.
     for old in (path, tokens_path, offsets_path):
         old.unlink(missing_ok=True)
     num_rows = num_tokens = 0
@@ -146,15 +146,15 @@ class Pack:
 
     Attributes:
         path: the side file.
-        row_length: tokens of every row, or none where rows differ.
+        row_length: tokens of every row, or None if rows differ.
         num_tokens: of all rows together.
         lengths_R: tokens of each row, int64.
         vocab_size: every id is below.
         special_ids: ids of the special tokens.
         tokenizer_sha256: of the tokenizer.json the ids belong to.
-        source: where the rows come from.
-        counts: what became of the documents.
-        sha256: names the content, rows and boundaries, whatever the files are called.
+        source: of the rows.
+        counts: what happened to the documents.
+        sha256: of the content, rows and boundaries, independent of names of files.
     """
 
     def __init__(
@@ -183,8 +183,7 @@ class Pack:
         """Open a pack by its side file and verify every byte of it.
 
         Raises:
-            UserError: if a file is missing or differs from what the side file says, in one line
-                that names the file and the difference.
+            UserError: if a file is missing or does not match the side file.
         """
         path = Path(path)
         header = read_json(path)
@@ -246,10 +245,10 @@ class Pack:
 
 
 def _check_header(header: dict) -> None:
-    """The fields of a side file are there, of the right types, and fit each other.
+    """Check that the fields of a side file exist, have the right types and are consistent.
 
     Raises:
-        ValueError: if they do not; or what Python says of a field that is missing or odd.
+        ValueError: if they are not; for missing or odd fields also KeyError, TypeError and others.
     """
     if header.get("format") != FORMAT or header.get("version") != VERSION:
         raise ValueError(f"not the side file of a pack of version {VERSION}")
@@ -276,7 +275,7 @@ def _check_header(header: dict) -> None:
 
 
 def _mapped(path: Path, file: dict, dtype: str, num_values: int) -> np.ndarray:
-    """A file as a memory map, once its size and its sha256 are those of the side file."""
+    """A file as a memory map, after checking its size and sha256."""
     num_bytes = num_values * np.dtype(dtype).itemsize
     with reading(path, REMEDY):
         if path.stat().st_size != num_bytes:

@@ -1,6 +1,6 @@
 """From sources to token ids: the first three passes over a corpus, shard by shard.
 
-A shard (``shards``) that is found finished is not made again.
+Finished shards (see ``shards``) are not made again.
 
 Dimension key: S sources, D documents of a shard.
 """
@@ -41,26 +41,26 @@ from exlm_mini.data.tokenizer import (
 from exlm_mini.data.workers import Workers
 
 LESSON_BYTES = 500 * MEGABYTE
-"""Text to learn a tokenizer from, at most."""
+"""Most text that a tokenizer is trained on."""
 NUM_BUCKETS = 1 << 16
-"""Of documents by hash. The first ones are a sample, whatever the order of the documents."""
+"""Buckets of documents by hash; the first buckets are a sample that does not depend on order."""
 LIBRARIES = {"text": ("numpy", "tokenizers"), "smiles": ("numpy", "rdkit", "tokenizers")}
 NUM_UNKNOWN_SHOWN = 5
 
 
 Progress = Callable[[str, float], None]
-"""Called at the start of a pass and after every shard: name of the pass, bytes of text so far."""
+"""Called at the start of a pass and after each shard: name of the pass, bytes of text so far."""
 
 
 class Shard(NamedTuple):
-    """A finished shard: where it lies, and what the side file of its documents says."""
+    """A finished shard: its files, and the record of its documents."""
 
     place: Place
     record: dict[str, Any]
 
 
 class Passes:
-    """The passes over text or molecules; each needs those before."""
+    """The passes over text or molecules, in order."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Passes:
     ) -> None:
         self.wanted, self.folder = wanted, folder
         self.report, self.progress = report, progress
-        # A missing package or tokenizer is reported before hours of reading.
+        # Report a missing package or tokenizer before hours of reading.
         self.given = given_tokenizer(wanted.data)
         if wanted.data.kind == "smiles":
             require_rdkit()
@@ -94,7 +94,7 @@ class Passes:
     # ---- pass 1 ----
 
     def read(self, workers: Workers) -> None:
-        """Documents of all sources; too many rejected molecules stop the work."""
+        """Read and clean all documents; stop if too many molecules are rejected."""
         self._begin("reading")
         for number, source in enumerate(self.sources):
             shards: list[Shard] = []
@@ -116,7 +116,7 @@ class Passes:
     def _read_unit(
         self, workers: Workers, number: tuple[int, int], unit: Unit, want: dict[str, Any]
     ) -> list[Shard]:
-        """The shards of one unit; it is not read again if all of them are there."""
+        """The shards of one unit, which is read only if one of them is missing."""
         path = self.folder / "s{}-u{:04d}.unit.json".format(*number)
         stored = read_if_sound(path)
         if want.items() <= stored.items():
@@ -149,7 +149,7 @@ class Passes:
         return list(map(Shard, places, records))
 
     def _check(self, source: Source, shards: list[Shard]) -> CleaningCounts:
-        """What cleaning did to a source; too many molecules that RDKit rejects are refused."""
+        """Counts of cleaning a source; raises an error if RDKit rejects too many molecules."""
         counts = CleaningCounts()
         for _, record in shards:
             counts.add(record["cleaning"])
@@ -172,13 +172,13 @@ class Passes:
     # ---- pass 2 ----
 
     def split(self) -> None:
-        """Hold out a share of the documents: those of the lowest hashes, equal ones together."""
+        """Hold out the documents with the lowest hashes, so that equal ones stay together."""
         hashes = [p.load("documents", "hash_D")[0] for p, _ in chain.from_iterable(self.parts)]
         share = self.wanted.data.validation_share
         self.bound = held_out_bound(np.concatenate(hashes), share)
 
     def learn_tokenizer(self) -> None:
-        """The given tokenizer, the one learnt before, or a new one."""
+        """Take the given tokenizer, the one trained earlier, or train one."""
         path, side = self.folder / "tokenizer.json", self.folder / "tokenizer.side.json"
         if self.given is not None:
             self.tokenizer = self.given
@@ -203,7 +203,7 @@ class Passes:
         write_json(side, {"want": want, "sha256": self.tokenizer.sha256})
 
     def _lessons(self) -> Iterator[str]:
-        """Training documents, of each source the same share if all are more than needed."""
+        """Training documents for the tokenizer, the same share of each source."""
         totals_S = [self._bucket_bytes(part) for part in self.parts]
         share = min(1.0, LESSON_BYTES / max(sum(total.sum() for total in totals_S), 1.0))
         for part, total in zip(self.parts, totals_S, strict=True):
@@ -215,7 +215,7 @@ class Passes:
                 yield from (texts[i] for i in np.flatnonzero(is_lesson_D))
 
     def _bucket_bytes(self, part: list[Shard]) -> np.ndarray:
-        """Bytes of training text in each bucket of a source."""
+        """Bytes of training text per bucket of a source."""
         total = np.zeros(NUM_BUCKETS)
         for place, _ in part:
             hash_D, lengths_D = place.load("documents", "hash_D", "lengths_D")
@@ -226,7 +226,7 @@ class Passes:
     # ---- pass 3 ----
 
     def encode(self, workers: Workers) -> None:
-        """Token ids of every shard; too many unknown ones stop the work."""
+        """Tokenize every shard; stop if too many tokens are unknown."""
         self._begin("encoding")
         num_tokens, num_unknown, pieces = 0, 0, Counter[str]()
         path = self.folder / "tokenizer.json"
@@ -250,7 +250,7 @@ class Passes:
         limit = self.wanted.data.max_unknown
         if num_unknown > limit * num_tokens:
             names = ", ".join(source.name for source in self.sources)
-            # repr keeps the message on one line, whatever the piece.
+            # repr keeps any piece on one line.
             most = pieces.most_common(NUM_UNKNOWN_SHOWN)
             shown = ", ".join(f"{piece[:40]!r} {count:,} times" for piece, count in most)
             raise UserError(
@@ -259,7 +259,7 @@ class Passes:
                 "data.tokenizer to none, or raise data.vocab_size or data.max_unknown"
             )
 
-    # ---- steps of the passes above ----
+    # ---- progress ----
 
     def _begin(self, name: str) -> None:
         self.name, self.done = name, 0.0
@@ -271,7 +271,7 @@ class Passes:
 
 
 def held_out_bound(hashes: np.ndarray, validation_share: float) -> np.uint64:
-    """The largest hash of a held-out document; each side has at least one.
+    """The largest hash of a held-out document; each side gets at least one document.
 
     Raises:
         UserError: if there are fewer than two different documents.
@@ -287,14 +287,14 @@ def held_out_bound(hashes: np.ndarray, validation_share: float) -> np.uint64:
 
 
 def bucket_bound(totals: np.ndarray, wanted: float) -> int:
-    """How many of the first buckets hold as much as is wanted; all if that is all there is."""
+    """Number of first buckets that hold the wanted total, or all buckets."""
     if wanted >= totals.sum():
         return len(totals)
     return int((np.cumsum(totals) >= wanted).argmax()) + 1
 
 
 def versions(kind: str) -> dict[str, str]:
-    """What the packs of a kind are made with."""
+    """Versions of the software that the packs of a kind depend on."""
     found = {"exlm_mini": __version__, "python": platform.python_version()}
     return found | {name: importlib.metadata.version(name) for name in LIBRARIES[kind]}
 

@@ -1,4 +1,4 @@
-"""What a corpus is made of, checked before anything is read."""
+"""The settings of a corpus, checked before anything is read."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ MEGABYTE = 1_000_000
 
 @dataclass(frozen=True)
 class Preparation:
-    """What to prepare; everything the packs depend on."""
+    """Everything that the packs depend on."""
 
     data: DataConfig
     """kind, column, tokenizer, vocab_size, block_length, validation_share, max_documents (of
     each source), max_unknown, max_rejected."""
     sources: tuple[tuple[str, ...], ...] = ()
-    """Each a short name, a hub id, or paths; none: what ``data`` names."""
+    """Each a short name, a hub id, or paths; none: those of ``data``."""
     cleaning: Cleaning = field(default_factory=Cleaning)
     """smiles only."""
     accepted: tuple[str, ...] = ()
-    """Named sources with a caveat that the user accepts."""
+    """Named sources whose caveat the user accepts."""
     seed: int = 1
     shard_megabytes: float = 4
-    """Text of a shard, what a kill may lose per process: some seconds of work."""
+    """Text per shard; a kill loses at most one shard per process, some seconds of work."""
 
     def __post_init__(self) -> None:
         check_fields("", self)
@@ -43,7 +43,7 @@ class Preparation:
             check_source(words, self.data.kind, self.accepted)
 
     def settings(self) -> dict[str, Any]:
-        """Plain settings under dotted names; what no pack depends on is left out."""
+        """Plain settings under dotted names, without those that no pack depends on."""
         plain = json.loads(json.dumps(asdict(self)))
         data = {f"data.{name}": value for name, value in plain.pop("data").items()}
         if not self.sources:

@@ -23,7 +23,7 @@ class Rows(NamedTuple):
 
 @dataclass
 class Counts:
-    """What became of the documents; filled while they are cut into rows."""
+    """What happened to the documents; filled while they are cut into rows."""
 
     documents: int = 0
     tokens: int = 0
@@ -38,11 +38,10 @@ class Counts:
 def block_rows(
     documents: Iterable[Rows], special_ids: SpecialIds, block_length: int, counts: Counts
 ) -> Iterator[Rows]:
-    """Text as rows of one length: documents joined by [SEP], cut, put in [BOS] ... [EOS].
+    """Text as rows of equal length: documents joined by [SEP], cut, and framed by [BOS] and [EOS].
 
-    Every block ends in [EOS], so that the graph of a block ends in a boundary state, never in
-    an ordinary token. The tokens behind the last full block are dropped and counted; no row at
-    all comes of less than ``block_length - 2`` tokens.
+    Every block ends with [EOS], so that its graph ends in a boundary state, never in an ordinary
+    token. Tokens after the last full block are dropped and counted.
     """
     content = block_length - 2
     pending = np.empty(0, dtype=np.int64)
@@ -62,7 +61,7 @@ def block_rows(
 
 
 def framed_rows(token_ids_RN: np.ndarray, special_ids: SpecialIds) -> Rows:
-    """Rows of one length put between [BOS] and [EOS]."""
+    """Rows of one length, framed by [BOS] and [EOS]."""
     framed_RN = np.pad(token_ids_RN, ((0, 0), (1, 1)))
     framed_RN[:, 0] = special_ids.bos
     framed_RN[:, -1] = special_ids.eos
@@ -80,7 +79,7 @@ def molecule_rows(
         if not len(lengths_R):
             continue
         ends_R = np.cumsum(lengths_R)
-        # Where one molecule ends and the next begins, the [EOS] of the first goes first.
+        # Between two molecules, [EOS] of the first comes before [BOS] of the second.
         places = np.stack([ends_R - lengths_R, ends_R], axis=1).reshape(-1)
         symbols = np.tile([special_ids.bos, special_ids.eos], len(lengths_R))
         kept = token_ids[np.repeat(is_kept_D, lengths_D)].astype(np.int64)

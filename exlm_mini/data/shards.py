@@ -8,7 +8,7 @@ come of any number of processes. It is written twice: as cleaned documents, and 
     s0-u0003-00012.tokens.npz       the same documents as token ids
     s0-u0003-00012.tokens.json
 
-The .json is written last. A shard whose file is not what its record says is made again.
+The .json is written last. A shard whose file does not match its record is made again.
 
 Dimension key: D documents of a shard.
 """
@@ -41,7 +41,7 @@ NUM_UNKNOWN_KEPT = 100
 
 
 class Place(NamedTuple):
-    """Where the files of a shard lie."""
+    """Identifies a shard and its files."""
 
     folder: Path
     source: int
@@ -54,7 +54,7 @@ class Place(NamedTuple):
         return self.folder / f"{name}.{stage}.npz"
 
     def load(self, stage: str, *names: str) -> list[np.ndarray]:
-        """Some of the arrays of a stage."""
+        """Arrays of a stage, by name."""
         with np.load(self.file(stage), allow_pickle=False) as arrays:
             return [arrays[name] for name in names]
 
@@ -66,19 +66,19 @@ class Place(NamedTuple):
 
 
 def hash_of(text: str, seed: int) -> int:
-    """What decides the side and the bucket of a document, by its content alone: 64 bits."""
+    """A 64-bit hash of a document's content, which decides its side of the split and its bucket."""
     digest = hashlib.blake2b(text.encode(), digest_size=8, key=str(seed).encode()).digest()
     return int.from_bytes(digest)
 
 
 def write_shard(path: Path, arrays: dict[str, Any], record: dict[str, Any]) -> dict:
-    """Write the arrays and then the record of a shard; returns the record.
+    """Write the arrays of a shard, then its record; returns the record.
 
     Raises:
-        UserError: if the disk is full; nothing is left of the shard then.
+        UserError: if the disk is full; then nothing of the shard remains.
     """
     stream = io.BytesIO()
-    # Text shrinks to less than half. Ids are read again within minutes, and shrink less.
+    # Text compresses to less than half; ids compress less and are read again within minutes.
     (np.savez_compressed if "text" in arrays else np.savez)(stream, **arrays)
     with whole_file(path) as file:
         file.write(stream.getbuffer())
@@ -88,14 +88,14 @@ def write_shard(path: Path, arrays: dict[str, Any], record: dict[str, Any]) -> d
 
 
 def finished_shard(path: Path, want: dict[str, Any]) -> dict | None:
-    """The record of a shard that is on the disk as it was written, and was made of ``want``."""
+    """The record of a shard that is intact and was made from ``want``; otherwise None."""
     record = read_if_sound(path.with_suffix(".json"))
     is_mine = want.items() <= record.items() and path.is_file()
     return record if is_mine and sha256_of(path) == record.get("sha256") else None
 
 
 def read_if_sound(path: Path) -> dict:
-    """A JSON file of an earlier start; empty if it is missing or damaged, for it can be redone."""
+    """A JSON file of an earlier start; empty if it is missing or damaged, as it can be redone."""
     try:
         return read_json(path)
     except UserError:
@@ -112,14 +112,14 @@ def make_documents(
     seed: int,
     cleaning: Cleaning | None,
 ) -> dict:
-    """Clean documents, hash and write them, unless that was done before; returns the record.
+    """Clean, hash and write documents, unless that was done before; returns the record.
 
     Args:
-        place: where to.
-        want: what the shard is made of, for ``finished_shard``.
-        documents: as they were read.
-        seed: of the hashes; two spellings of a molecule have one hash if it was cleaned.
-        cleaning: of molecules; none: the documents are text.
+        place: of the shard.
+        want: what the shard is made from, for ``finished_shard``.
+        documents: as read.
+        seed: of the hashes; all spellings of a cleaned molecule have the same hash.
+        cleaning: of molecules; None: the documents are text.
     """
     if record := finished_shard(place.file("documents"), want):
         return record
@@ -129,7 +129,7 @@ def make_documents(
         texts = [text.encode() for text in documents]
         hashes = [hash_of(text, seed) for text in documents]
     else:
-        # Tables may hold "CCO ethanol" too; RDKit would take the name along.
+        # Tables may hold "CCO ethanol"; RDKit would keep the name.
         smiles = [text.split(maxsplit=1)[0] for text in documents]
         for key, spelling in clean(smiles, cleaning, counts):
             texts.append(spelling.encode())
@@ -144,7 +144,7 @@ def make_documents(
 
 
 def make_tokens(place: Place, want: dict[str, Any], tokenizer_path: Path) -> dict:
-    """Turn the documents of a shard into ids and write them, unless that was done before."""
+    """Tokenize a shard and write the ids, unless that was done before; returns the record."""
     if record := finished_shard(place.file("tokens"), want):
         return record
     tokenizer = _tokenizer(tokenizer_path, want["tokenizer"])
@@ -170,5 +170,5 @@ def make_tokens(place: Place, want: dict[str, Any], tokenizer_path: Path) -> dic
 
 @lru_cache(maxsize=1)
 def _tokenizer(path: Path, sha256: str) -> Tokenizer:
-    """Loaded once per process and ``sha256``."""
+    """Loads a tokenizer once per process and ``sha256``."""
     return Tokenizer.load(path)

@@ -1,4 +1,4 @@
-"""About how much a source holds, before it is read: by its card, or by the size of its files."""
+"""Estimated size of a source, from its card or the size of its files."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from exlm_mini.config import DataConfig
 from exlm_mini.data.sources import HUB_PREFIX, NAMED
 
 BYTES_PER_TOKEN = {"text": 4.3, "smiles": 1.05}
-"""English in byte-level BPE of some 30,000 tokens; SMILES."""
+"""English in byte-level BPE with some 30,000 tokens; SMILES."""
 GROWTH = {".gz": 3, ".xz": 4, ".parquet": 2, ".lmdb": 0.01}
-"""Bytes of text in a byte of a file; Uni-Mol's hold conformations beside the SMILES."""
+"""Bytes of text per byte of a file; Uni-Mol's files hold conformations beside the SMILES."""
 
 
 class Size(NamedTuple):
-    """Estimates; none where nothing is known."""
+    """Estimates; None if unknown."""
 
     documents: float | None
     text_bytes: float | None
@@ -27,11 +27,11 @@ class Size(NamedTuple):
 
 
 def size_of(words: tuple[str, ...], data: DataConfig) -> Size:
-    """About how much a source holds.
+    """Estimate the size of a source.
 
     Args:
         words: as for ``sources.check_source``.
-        data: ``kind``, and ``max_documents`` where the number of documents is known.
+        data: ``kind``, and ``max_documents`` if the number of documents is known.
     """
     if words[0].startswith(HUB_PREFIX):
         return Size(None, None, None)

@@ -1,4 +1,4 @@
-"""Molecules as SMILES strings: the embedded ones, and how RDKit is asked to read one."""
+"""Molecules as SMILES strings: the embedded ones, and reading one with RDKit."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def embedded_molecules() -> Iterable[str]:
 
 
 def looks_like_smiles(texts: Iterable[str]) -> bool:
-    """Whether nearly all lines are one word each, of a molecule's symbols, rings or brackets."""
+    """Whether nearly every line is one word made of a molecule's symbols, rings or brackets."""
     lines = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
     likely = sum(bool(_ONE_MOLECULE.fullmatch(line)) for line in lines)
     return likely > 0.9 * len(lines) > 0
 
 
 def read_molecule(smiles: str, *options: Any) -> Any:
-    """RDKit's molecule of at least one atom; none if it reads none, or would take too long.
+    """RDKit's molecule with at least one atom; None if there is none, or it would take too long.
 
-    Its stack ends with some ten thousand nested parentheses, and its search for rings and for
-    alternating bonds takes minutes where some hundred rings share atoms. Within the limits the
-    worst that we found takes four seconds; the largest molecule of our data, a peptide of SIDER,
-    has 1,340 characters and 46 rings.
+    RDKit overflows its stack at some ten thousand nested parentheses, and its search for rings and
+    alternating bonds takes minutes if a hundred rings share atoms. Within our limits the worst
+    case we found takes four seconds. The largest molecule in our data, a peptide of SIDER, has
+    1,340 characters and 46 rings.
 
     Args:
         smiles: one molecule.
@@ -56,16 +56,16 @@ def read_molecule(smiles: str, *options: Any) -> Any:
 
     if len(smiles) > MAX_CHARACTERS or not smiles.isascii():
         return None
-    if len(smiles) > 2 * MAX_RINGS:  # else they cannot be more
-        # Both ends of a ring are written; numbers in brackets are none of them.
+    if len(smiles) > 2 * MAX_RINGS:  # otherwise there cannot be more
+        # Each ring has two marks; numbers in brackets are not marks.
         marks = re.findall(r"\[[^]]*\]|(%\(\d+\)|%\d\d|\d)", smiles)
         if sum(map(bool, marks)) > 2 * MAX_RINGS:
             return None
-    with rdBase.BlockLogs():  # it explains each rejection on stderr
+    with rdBase.BlockLogs():  # it would explain each rejection on stderr
         molecule = Chem.MolFromSmiles(smiles, *options)
     return molecule if molecule is not None and molecule.GetNumAtoms() else None
 
 
 def require_rdkit() -> None:
-    """Stop where RDKit is missing, before anything is read."""
+    """Fail early if RDKit is missing."""
     from rdkit import Chem  # noqa: F401

@@ -1,10 +1,10 @@
-"""Where documents come from: local files, the hub by name or id, what Python and RDKit carry.
+"""Sources of documents: local files, the hub, and data that come with Python and RDKit.
 
-A source is read in units (a file, or one of the files of a hub data set), each from its start to
-its end. A unit has a fingerprint, which shows whether what was made of it is still up to date.
+A source consists of units (a local file, or a file of a hub data set), each read from start to
+end. A unit has a fingerprint, which shows whether the shards made from it are up to date.
 
-The hub is read as a stream: nothing is stored but what is made of it. The data sets were named
-by their cards and file lists; licences are what the cards state, not advice.
+The hub is streamed, so the raw data are not stored. Entries of named data sets follow their cards
+and file lists; licences are what the cards state, not advice.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ class HubSet:
     config: str | None = None
     split: str = "train"
     column: str | None = None
-    """None: text or smiles."""
+    """None: the default column of the kind."""
     kind: str | None = None
-    """text or smiles; none: either."""
+    """text or smiles; None: either."""
     licence: str = "not known here; see the card of the data set"
     num_documents: float = 0
     num_text_bytes: float = 0
-    """Size of the column, about; 0 where it is not known."""
+    """Approximate size of the column; 0 if unknown."""
     rows_per_document: int | None = None
-    """Rows are pieces; so many in a row count as one document."""
+    """Rows are pieces; this many make one document."""
     heading: str | None = None
     """Rows are lines; a line that matches begins a document."""
     caveat: str | None = None
-    """Why a user has to ask for it twice."""
+    """Why a user has to confirm it with --accept."""
 
 
 NAMED = {
@@ -100,16 +100,16 @@ NAMED = {
 
 
 class Unit(NamedTuple):
-    """A part of a source, read in one go."""
+    """A part of a source, read from start to end."""
 
     name: str
     fingerprint: Callable[[], str]
-    """Changes when the content does; reads the whole of a local file."""
+    """Changes with the content; reads a whole local file."""
     documents: Callable[[], Iterable[str]]
 
 
 class Source(NamedTuple):
-    """One source with its units; ``facts`` go into the side files, with the ``sha256`` of files."""
+    """A source with its units; ``facts`` go into the side files, with the ``sha256`` of files."""
 
     name: str
     units: list[Unit]
@@ -117,7 +117,7 @@ class Source(NamedTuple):
 
 
 def _named_or_hub(word: str) -> HubSet | None:
-    """A data set by its short name, or as typed: ``hub:ID[,CONFIG[,SPLIT[,COLUMN]]]``."""
+    """A data set by its short name, or as ``hub:ID[,CONFIG[,SPLIT[,COLUMN]]]``."""
     if not word.startswith(HUB_PREFIX):
         return NAMED.get(word)
     id, *rest = word.removeprefix(HUB_PREFIX).split(",")
@@ -128,7 +128,7 @@ def _named_or_hub(word: str) -> HubSet | None:
 
 
 def kind_of(words: Iterable[str]) -> str | None:
-    """What a source is known to hold: a named set by its entry, files by their suffix."""
+    """The kind of a source if it is known: by the entry of a named set or the suffix of a file."""
     for word in words:
         if word in NAMED:
             return NAMED[word].kind
@@ -138,7 +138,7 @@ def kind_of(words: Iterable[str]) -> str | None:
 
 
 def check_source(words: tuple[str, ...], kind: str, accepted: Iterable[str]) -> None:
-    """Refuse a source that cannot be, before anything is read.
+    """Refuse an impossible source before anything is read.
 
     Args:
         words: a name, a hub id, or paths.
@@ -146,8 +146,8 @@ def check_source(words: tuple[str, ...], kind: str, accepted: Iterable[str]) -> 
         accepted: names of the sets whose caveat the user accepts.
 
     Raises:
-        UserError: an unknown name or suffix, a missing file, a set of the other kind, or one
-            with a caveat that was not accepted.
+        UserError: for an unknown name or suffix, a missing file, a set of the other kind, or a
+            caveat that was not accepted.
     """
     hub = _named_or_hub(words[0])
     if hub is None:
@@ -179,11 +179,10 @@ def _check_file(word: str) -> None:
 
 
 def open_source(words: tuple[str, ...], data: DataConfig) -> Source:
-    """A source, ready to be read.
+    """Open a source.
 
     Args:
-        words: as for ``check_source``; none: the files, the hub data set or the embedded data
-            of ``data``.
+        words: as for ``check_source``; none: the files, hub data set or embedded data of ``data``.
         data: ``kind``, and the column of tables.
     """
     if words and (hub := _named_or_hub(words[0])):
@@ -245,7 +244,7 @@ def _fingerprint(facts: dict, unit: int) -> str:
 
 
 def _revision(id: str) -> str:
-    """The commit a data set is at; for a copy on this machine, its files and their sizes."""
+    """The commit of a data set; for a local copy a hash of its files' names and sizes."""
     if Path(id).is_dir():
         files = sorted(path for path in Path(id).rglob("*") if path.is_file())
         listing = [(str(path.relative_to(id)), path.stat().st_size) for path in files]
@@ -256,7 +255,7 @@ def _revision(id: str) -> str:
 
 
 def _stream(facts: dict) -> Any:
-    """The data set as a stream, without a byte of its rows."""
+    """The data set as a stream; reads no rows yet."""
     import datasets
 
     return datasets.load_dataset(
@@ -293,7 +292,7 @@ def _texts(batches: Iterator[dict], id: str, column: str) -> Iterator[str]:
 
 
 def _grouped(rows: Iterator[str], hub: HubSet) -> Iterator[str]:
-    """Rows as documents: as they are, so many together, or from heading to heading."""
+    """Documents made of rows: each row, a fixed number of rows, or from heading to heading."""
     if hub.rows_per_document:
         while group := list(islice(rows, hub.rows_per_document)):
             yield "\n".join(row.strip() for row in group if row.strip())
@@ -313,7 +312,7 @@ def _grouped(rows: Iterator[str], hub: HubSet) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _reaching(id: str) -> Iterator[None]:
-    """Around what asks the hub, whose libraries raise a dozen unrelated types."""
+    """Context of access to the hub, whose libraries raise a dozen unrelated types of errors."""
     try:
         yield
     except (UserError, ModuleNotFoundError):

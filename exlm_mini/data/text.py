@@ -1,8 +1,8 @@
-"""Documents of a local file, text or molecules. What a document is depends on the file:
+"""Documents of a local file of text or molecules. What a document is depends on the file:
 
 ==============  ==========================================================================
-``.txt``        the lines between two blank lines: a paragraph of hard-wrapped text, a chapter
-                where each line is a paragraph. If the first 10,000 lines hold no blank line,
+``.txt``        the lines between two blank lines: a paragraph of hard-wrapped text, or a chapter
+                if each line is a paragraph. If the first 10,000 lines hold no blank line,
                 every line is a document.
 ``.smi``        one molecule a line: the first field, up to white space; so is ``.txt`` when
                 molecules are read
@@ -11,8 +11,8 @@
 ``.parquet``    one row, the named column
 ==============  ==========================================================================
 
-Each may be compressed (``.txt.gz``, ``.smi.xz``, ...). Documents are stripped of outer white
-space, empty ones are skipped. Text is UTF-8; anything else stops with the line it is on.
+Each may be compressed (``.txt.gz``, ``.smi.xz``, ...). Documents are stripped of outer white space,
+and empty ones are skipped. Text must be UTF-8; an error names the line.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NUM_LINES_SEARCHED = 10_000
 NUM_COLUMNS_SHOWN = 20
 DEFAULT_COLUMNS = {"text": "text", "smiles": "smiles"}
 LONGEST = 1 << 24
-"""Characters of a document, or bytes of a line; the tokenizer takes 130 bytes for each."""
+"""Characters of a document, or bytes of a line; the tokenizer needs 130 bytes for each."""
 
 
 def file_documents(path: Path, kind: str, column: str | None = None) -> Iterator[str]:
@@ -50,8 +50,7 @@ def file_documents(path: Path, kind: str, column: str | None = None) -> Iterator
         column: of a table; none: ``DEFAULT_COLUMNS``.
 
     Raises:
-        UserError: for whatever is wrong with the file, while iterating: one line that names it,
-            what is wrong and the remedy.
+        UserError: while iterating, for anything wrong with the file.
     """
     suffix, column = suffix_of(path), column or DEFAULT_COLUMNS[kind]
     if suffix not in SUFFIXES:
@@ -99,7 +98,7 @@ def open_decompressed(path: Path) -> io.BufferedReader:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Lines of a UTF-8 file with their ends."""
+    """Lines of a UTF-8 file, line ends included."""
     with reading(path), open_decompressed(path) as stream:
         for number, raw in enumerate(iter(lambda: stream.readline(LONGEST + 1), b""), start=1):
             _check_length(path, raw)
@@ -116,7 +115,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _check_length(path: Path, text: str | bytes) -> None:
-    """Refuse what would take gigabytes to encode."""
+    """Refuse a text that would take gigabytes to encode."""
     if len(text) > LONGEST:
         raise UserError(
             f"{path} has a line or document of more than {LONGEST:,} characters; break it up, by "
@@ -150,10 +149,10 @@ def _csv_documents(path: Path, column: str) -> Iterator[str]:
 
 
 def csv_rows(path: Path, lines: Iterator[str]) -> Iterator[list[str]]:
-    """The header of a CSV file and its rows, each as long; blank lines are left out.
+    """The header of a CSV file and its rows, all of the same length, without blank lines.
 
     Raises:
-        UserError: naming the line that is none of these.
+        UserError: naming the line that is malformed.
     """
     csv.field_size_limit(LONGEST)  # the default stops at documents of 131,072 characters
     rows, num_fields = csv.reader(lines, strict=True), None
@@ -187,7 +186,7 @@ def _parquet_documents(path: Path, column: str) -> Iterator[str]:
     import pyarrow.parquet
 
     with open_decompressed(path) as stream:
-        # Parquet is read from its end, which a compressed stream cannot do.
+        # Parquet is read from its end, to which a compressed stream cannot seek.
         is_compressed = path.suffix.lower() in COMPRESSIONS
         source = io.BytesIO(stream.read()) if is_compressed else stream
         with pyarrow.parquet.ParquetFile(source) as table:
@@ -207,11 +206,11 @@ def check_column(source: object, column: str, names: list[str]) -> None:
 
 
 def document_text(source: object, column: str, value: object) -> str:
-    """A value of a table as a document; a missing value is an empty one."""
+    """A value of a table as a document; a missing value becomes an empty one."""
     if value is None:
         return ""
     with reading(f"{source}: column '{column}'", "set data.column to a column of text"):
         if not isinstance(value, str):
             raise TypeError(f"{type(value).__name__}, not text")
-        value.encode()  # half a surrogate pair, which JSON may hold, would fail much later
+        value.encode()  # a lone surrogate, which JSON may contain, would fail much later
         return value

@@ -1,9 +1,9 @@
 """Text and SMILES to vocabulary ids and back, one ``tokenizer.json`` each.
 
-Three kinds share one class: byte-level BPE for text, chemical symbols for SMILES, whole words
-for the toy language. Raw text can never produce a structural token: "[MASK]" in a training
-document is six ordinary characters (a stray mask would be a state without a target), except
-where a reader asks for masks on purpose (``Tokenizer.encode_with_masks``).
+Three kinds share one class: byte-level BPE for text, chemical symbols for SMILES, whole words for
+the toy language. Raw text never produces a structural token: "[MASK]" in a training document is
+six ordinary characters, because a stray mask would be a state without a target. Only
+``Tokenizer.encode_with_masks`` reads it as a mask.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ SMILES_SYMBOL = (
 
 NUM_BYTES = 256
 _LONG_WORD = re.compile(r"(\w{1000}|\s{1000}|[^\w\s]{1000})")
-"""Pieces to learn byte-level BPE from; the time it takes grows with the square of a word."""
+"""Cuts long words for training byte-level BPE, whose time grows with the square of their length."""
 MAX_PARTS = 8
 TOKENIZER_KINDS = {"toy": "words", "text": "text", "smiles": "smiles"}
-"""By the kind of the data."""
+"""Kind of tokenizer by kind of data."""
 TRAIN_ONE = "give a tokenizer.json, or none to train one"
 
 
@@ -43,12 +43,11 @@ class Tokenizer:
     """A ``tokenizers.Tokenizer`` with its kind and its special ids.
 
     Args:
-        definition: the bytes of a ``tokenizer.json``; kept, so that ``save`` writes the same
-            file and ``sha256`` names it.
-        source: how messages call it, usually its path.
+        definition: the bytes of a ``tokenizer.json``, which ``save`` writes unchanged.
+        source: its name in messages, usually its path.
 
     Raises:
-        UserError: if the definition is not a tokenizer's or lacks a special token.
+        UserError: if it does not define a tokenizer or lacks a special token.
     """
 
     def __init__(self, definition: bytes, source: str = "tokenizer.json") -> None:
@@ -82,7 +81,7 @@ class Tokenizer:
         """The tokenizer of a ``tokenizer.json``.
 
         Raises:
-            UserError: if the file is missing, a directory, empty, no tokenizer's, or lacks a
+            UserError: if the file cannot be read, does not define a tokenizer, or lacks a
                 special token.
         """
         path = Path(path)
@@ -113,10 +112,10 @@ class Tokenizer:
         return [self._as_text(encoding.ids) for encoding in encodings]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Ids of a text, and the characters of the text that each stands for, end excluded.
+        """Ids of a text, and the start and end (excluded) of each token in the text.
 
-        In byte-level BPE the characters of a token may begin with a blank, and the tokens of one
-        character (a letter of several bytes) all stand for it.
+        In byte-level BPE a token may begin with a blank, and all tokens of a multi-byte character
+        span the whole character.
         """
         encoding = self._inner.encode(text, add_special_tokens=False)
         return self._as_text(encoding.ids), encoding.offsets
@@ -141,7 +140,7 @@ class Tokenizer:
         return [text[start:end] for token_id, (start, end) in spans if token_id in lost_ids]
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """The text of some ids; special tokens are shown, so that nothing is lost unseen."""
+        """The text of some ids; special tokens are shown, so that nothing is lost silently."""
         return self._inner.decode([int(i) for i in token_ids], skip_special_tokens=False)
 
     def token(self, token_id: int) -> str:
@@ -160,7 +159,7 @@ class Tokenizer:
     def _as_text(self, token_ids: list[int]) -> list[int]:
         """Ids with structural tokens turned into [UNK].
 
-        A whole-word lookup finds "[MASK]" in the vocabulary although no mask was asked for.
+        A whole-word lookup finds "[MASK]" in the vocabulary even where it is just text.
         """
         if self._structural_ids.isdisjoint(token_ids):
             return token_ids
@@ -168,10 +167,10 @@ class Tokenizer:
 
 
 def given_tokenizer(data: DataConfig) -> Tokenizer | None:
-    """The tokenizer of ``data.tokenizer``, if there is one.
+    """The tokenizer of ``data.tokenizer``, if it is set.
 
     Raises:
-        UserError: if it is of another kind than the data.
+        UserError: if it does not fit the kind of the data.
     """
     if data.tokenizer is None:
         return None
@@ -186,10 +185,10 @@ def given_tokenizer(data: DataConfig) -> Tokenizer | None:
 
 
 def train_byte_level_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A lossless tokenizer for text: byte-level BPE, as GPT-2's and RoBERTa's.
+    """A lossless tokenizer for text: byte-level BPE, as in GPT-2 and RoBERTa.
 
-    Training is deterministic. A small corpus runs out of repeated pairs before ``vocab_size``;
-    the vocabulary is then smaller, and ``vocab_size`` of the result is the true number.
+    Training is deterministic. A small corpus may run out of repeated pairs before ``vocab_size``
+    is reached; then the vocabulary is smaller.
 
     Args:
         texts: the training documents.
@@ -232,8 +231,8 @@ def train_smiles(smiles: Iterable[str], vocab_size: int | None = None) -> Tokeni
     """
     import tokenizers
 
-    # "isolated" keeps what the pattern does not match as a piece of its own; re.findall drops
-    # it (the % of "%(100)") without a word.
+    # "isolated" keeps unmatched text as a separate piece; re.findall would silently drop it (the
+    # % of "%(100)").
     pattern = tokenizers.Regex(SMILES_SYMBOL)
     split = tokenizers.pre_tokenizers.Split(pattern, behavior="isolated")
     counter = tokenizers.Tokenizer(tokenizers.models.WordLevel(unk_token=UNK))
@@ -241,8 +240,8 @@ def train_smiles(smiles: Iterable[str], vocab_size: int | None = None) -> Tokeni
     counter.train_from_iterator(
         smiles, tokenizers.trainers.WordLevelTrainer(show_progress=False)
     )
-    # The library's trainer would move a special token to a new id where the data contain its
-    # name, so it only counts here (its order is by frequency, then alphabetical).
+    # The library's trainer moves a special token to a new id if the data contain its name, so it
+    # is only used for counting (in order of frequency, then alphabetically).
     by_rank = sorted(counter.get_vocab().items(), key=lambda entry: entry[1])
     symbols = [symbol for symbol, _ in by_rank if symbol not in SPECIAL_TOKENS]
     if vocab_size is not None:
@@ -267,7 +266,7 @@ def word_level(words: Iterable[str]) -> Tokenizer:
 
 
 def visible(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token as text with blanks one can see; as stored where it is part of a letter."""
+    """A token as text with visible blanks; as stored if it is part of a character."""
     text = tokenizer.decode([token_id])
     if not text or "\ufffd" in text:
         return tokenizer.token(token_id)
@@ -275,7 +274,7 @@ def visible(tokenizer: Tokenizer, token_id: int) -> str:
 
 
 def on_one_line(text: str) -> str:
-    """Text with line ends and whatever else would move the cursor written out."""
+    """Text with line ends and other unprintable characters escaped."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
@@ -293,13 +292,13 @@ def _word_lookup(words: list[str], pre_tokenizer: Any, decoder: Any) -> Tokenize
 
 
 def _check_growth(part: dict | None) -> None:
-    """Refuse what could turn a few letters into gigabytes, before the library makes it."""
+    """Refuse normalizers and decoders that could turn a few letters into gigabytes."""
     single = [] if part is None else [part]
     parts = single if part is None else part.get("normalizers", part.get("decoders", single))
     if len(parts) > MAX_PARTS:
         raise ValueError(f"{len(parts)} normalizers or decoders, at most {MAX_PARTS} are taken")
     for part in parts:
-        # The library believes the table of a precompiled one, whatever is in it.
+        # The library trusts the table of a precompiled one.
         if part["type"] in ("Precompiled", "Sequence"):
             raise ValueError(f"a normalizer or decoder {part['type']}")
         made, of = part.get("content", part.get("prepend", "")), part.get("pattern", {})
@@ -311,8 +310,8 @@ def _check_growth(part: dict | None) -> None:
 
 @contextlib.contextmanager
 def _silent_panics() -> Iterator[None]:
-    """Rust prints its panics on stderr, beside the line that we print."""
-    if sys.stderr is None:  # closed by who started us
+    """Silence Rust, which prints its panics on stderr."""
+    if sys.stderr is None:  # closed by the parent process
         yield
         return
     stderr = os.dup(2)

@@ -1,4 +1,4 @@
-"""A small language whose true distribution is known, so that the paper's words become bits.
+"""Small languages with a known distribution, so that the paper's claims can be measured in bits.
 
 A sentence is drawn in two steps: a few latent variables (mood, topic, number, ...) from a joint
 prior, then each word independently given the latents. Two words driven by the same latent
@@ -33,7 +33,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Position:
-    """One place in the sentence: its words for each value of the latents that drive it.
+    """One place in the sentence: its words for each value of its latents.
 
     ``choices`` maps the values of ``latents`` to words separated by blanks, equally likely; a
     word written twice is twice as likely. A position without latents has the single key ``()``.
@@ -60,7 +60,7 @@ class Grammar:
     """A language of sentences of one length with exactly known probabilities.
 
     Args:
-        name: how commands and recipes call it.
+        name: in commands and recipes.
         latents: name of each latent variable -> its values.
         prior: joint probability of the latents, one axis per latent in the order of
             ``latents``.
@@ -113,7 +113,7 @@ class Grammar:
         """Sentences drawn independently.
 
         Returns:
-            word ids (S, N), int64; a pure function of ``seed``, and a longer draw begins with
+            word ids (S, N), int64; a pure function of ``seed``, and a longer draw starts with
             the shorter one.
         """
         rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
@@ -130,10 +130,10 @@ class Grammar:
     def log_probability(
         self, word_ids_SN: np.ndarray, is_kept_N: np.ndarray | None = None
     ) -> np.ndarray:
-        """Log-probability of sentences, or of the kept words with all others summed out.
+        """Log-probability of sentences, or of the kept words, summed over all others.
 
         Args:
-            word_ids_SN: word ids, (S, N); what stands at positions not kept is not read.
+            word_ids_SN: word ids, (S, N); words that are not kept are not read.
             is_kept_N: bool; none: every word.
 
         Returns:
@@ -145,10 +145,10 @@ class Grammar:
             return np.log(weight_SZ.sum(axis=1))
 
     def marginals(self, sentence_N: np.ndarray, is_masked_N: np.ndarray) -> np.ndarray:
-        """What a perfect masked language model predicts: each masked word on its own.
+        """The predictions of a perfect masked language model: each masked word on its own.
 
         Args:
-            sentence_N: word ids; what stands at masked positions is not read.
+            sentence_N: word ids; masked words are not read.
             is_masked_N: bool.
 
         Returns:
@@ -177,10 +177,10 @@ class Grammar:
         return Joint(np.array(driven, dtype=np.int64), word_ids_CM, weight_CZ.sum(axis=1))
 
     def num_modes(self, sentence_N: np.ndarray, is_masked_N: np.ndarray) -> int:
-        """How many different readings of the masked words the context allows.
+        """Number of different readings of the masked words that the context allows.
 
-        Words that carry the same evidence about the latents count once: with 4 moods of 3 words
-        in each of two slots, both masked, there are 4 modes and 36 word pairs. Arguments as in
+        Words with the same evidence about the latents count once: with 4 moods of 3 words in each
+        of two slots, both masked, there are 4 modes and 36 word pairs. Arguments as in
         ``marginals``.
         """
         is_masked_N = self._check_mask(is_masked_N)

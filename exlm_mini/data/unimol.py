@@ -1,8 +1,8 @@
-"""Molecules of Uni-Mol's LMDB files, whose values are pickles, read without running them.
+"""Molecules in Uni-Mol's LMDB files, whose values are pickles, read without executing them.
 
-A pickle is a program that may call any function. This reader accepts one list of names, those
-that numpy arrays and RDKit's molecules are stored with, and puts an empty stand-in in their place;
-any other name stops the reading. So no code of the file runs.
+A pickle is a program that may call any function. This reader accepts only the names that numpy
+arrays and RDKit's molecules are stored with and replaces them by an empty stand-in; any other
+name is an error. So no code from the file runs.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ ALLOWED = {(module, name) for module in _NUMPY_MODULES for name in _NUMPY_NAMES}
     ("_codecs", "encode"),  # how protocol 2 stores bytes
     ("rdkit.Chem.rdchem", "Mol"),
 }
-"""Names a pickle may mention; none of them is looked up."""
+"""Names that a pickle may mention; none of them is imported."""
 
 
 class _StandIn:
-    """Takes whatever an array would take, and keeps nothing of it."""
+    """Accepts any arguments and state, and keeps nothing."""
 
     def __new__(cls, *arguments: object) -> _StandIn:
         return object.__new__(cls)
@@ -51,23 +51,23 @@ class _Unpickler(pickle.Unpickler):
 
 
 def load_restricted(content: bytes) -> Any:
-    """What a pickle holds: dicts, lists, strings, numbers; stand-ins where arrays were.
+    """The dicts, lists, strings and numbers of a pickle, with stand-ins for arrays.
 
     Raises:
-        Exception: of nearly any kind, if it is damaged, or mentions any name but those of arrays.
+        Exception: of nearly any type, if it is damaged or mentions another name.
     """
     return _Unpickler(io.BytesIO(content)).load()
 
 
 def lmdb_documents(path: Path, column: str | None) -> Iterator[str]:
-    """One key of every entry, in the order of LMDB.
+    """One field of every entry, in the order of LMDB.
 
     Args:
-        path: the file; Uni-Mol opens its own with ``subdir=False``.
-        column: the key; none: ``smi``.
+        path: a single file, as Uni-Mol writes with ``subdir=False``.
+        column: the field; None: ``smi``.
 
     Raises:
-        UserError: if the file is none, or an entry is refused.
+        UserError: if it is not an LMDB file, or an entry is refused.
     """
     column = column or DEFAULT_COLUMN
     for where, row in lmdb_rows(path):
@@ -76,7 +76,7 @@ def lmdb_documents(path: Path, column: str | None) -> Iterator[str]:
 
 
 def lmdb_rows(path: Path) -> Iterator[tuple[str, dict]]:
-    """Every entry with how messages call it, in the order of LMDB.
+    """Every entry with its name for messages, in the order of LMDB.
 
     Raises:
         UserError: as ``lmdb_documents``.

@@ -1,4 +1,4 @@
-"""Processes that work on documents, several at once."""
+"""Worker processes for documents."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Any
 from exlm_mini.config.checks import UserError
 
 PR_SET_PDEATHSIG = 1
-"""Of Linux' ``prctl``: a signal for this process when its parent ends, however that ends."""
+"""Option of Linux's ``prctl``: the signal this process receives when its parent dies."""
 
 
 class Workers:
-    """Runs functions in processes of their own, or in this one where one is enough."""
+    """Runs functions in worker processes, or in this process if one is enough."""
 
     def __init__(self, num_workers: int) -> None:
         self._num_workers = num_workers
@@ -28,7 +28,7 @@ class Workers:
 
     def __enter__(self) -> Workers:
         if self._num_workers > 1:
-            # A forked child would inherit the threads' locks of torch and tokenizers.
+            # A forked child would inherit locks held by threads of torch and tokenizers.
             self._executor = ProcessPoolExecutor(
                 self._num_workers, multiprocessing.get_context("spawn"), _start_worker
             )
@@ -36,14 +36,14 @@ class Workers:
 
     def __exit__(self, *_: object) -> None:
         if self._executor is not None:
-            # What is under way is finished and kept, whatever stopped us.
+            # Work in progress is finished and kept.
             self._executor.shutdown(wait=True, cancel_futures=True)
 
     def run(self, function: Callable[..., Any], tasks: Iterable[tuple]) -> Iterator[Any]:
-        """Results in the order of the tasks, of which few wait, since they may hold documents.
+        """Results in the order of the tasks. Few tasks wait, because they may hold documents.
 
         Raises:
-            UserError: as the function does, or when a process dies.
+            UserError: from the function, or if a process dies.
         """
         if self._executor is None:
             for task in tasks:
@@ -65,10 +65,10 @@ class Workers:
 
 
 def _start_worker() -> None:
-    """One thread per process; an end with the parent, however that ends."""
+    """One thread per process, which dies with its parent."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if (parent := multiprocessing.parent_process()) and os.getppid() != parent.pid:
-        os._exit(1)  # it was gone before we could ask for that
+        os._exit(1)  # the parent died before prctl was called

@@ -1,7 +1,7 @@
-"""The models of ``exlm_mini.model`` with the interface of transformers around them.
+"""The models of ``exlm_mini.model`` with the interface of transformers.
 
-Token ids come padded on the right, and hidden states are one for each token that was given,
-whatever the model expands it to.
+Rows are padded on the right. There is one hidden state per input token, even if the model expands
+it.
 
 Shapes: B rows, N tokens, S masked tokens of a batch, M targets, D width, V vocabulary.
 """
@@ -48,7 +48,7 @@ from exlm_mini.reading.decoding import (
 )
 
 NO_LABEL = -100
-"""What transformers writes where nothing is to be predicted."""
+"""The label of transformers for tokens that are not predicted."""
 
 
 class ExLMConfig(PreTrainedConfig):
@@ -58,8 +58,8 @@ class ExLMConfig(PreTrainedConfig):
         architecture: ``ModelConfig`` as a dict.
         objective: exlm, mlm or repeated-mlm.
         num_copies: of every token; above 1 for repeated-mlm.
-        chain_share: weight of fixed chains in the transitions; above 0 for an ExLM that is still
-            in the first steps of its training (see ``ChainWarmup``).
+        chain_share: weight of fixed chains in the transitions; above 0 for an ExLM early in its
+            training (see ``ChainWarmup``).
         special_ids: ``SpecialIds`` as a dict.
         vocab_size: V.
         classifier_dropout: before and in the heads of fine-tuning.
@@ -98,7 +98,7 @@ class ExLMConfig(PreTrainedConfig):
 
 
 class ExLMPreTrainedModel(PreTrainedModel):
-    """What the models have in common: ``exlm``, an ``ExLM`` or a ``MaskedLM``."""
+    """Base of the models; ``exlm`` is an ``ExLM`` or a ``MaskedLM``."""
 
     config_class = ExLMConfig
     base_model_prefix = "exlm"
@@ -111,7 +111,7 @@ class ExLMPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Those of a head; a model has made its own, and what is loaded is left alone."""
+        """Initialise heads; the encoder has initialised itself, and loaded weights stay."""
         if isinstance(module, nn.Linear) and module in getattr(self, "heads", ()):
             bound = module.in_features**-0.5
             init.uniform_(module.weight, -bound, bound)
@@ -121,7 +121,7 @@ class ExLMPreTrainedModel(PreTrainedModel):
         return self.exlm.encoder.embedding
 
     def rows(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """token_ids_BN with the id of padding wherever attention is not to look.
+        """token_ids_BN, with the id of padding where ``attention_mask`` is 0.
 
         Raises:
             ValueError: if a row is padded on the left.
@@ -142,7 +142,7 @@ class ExLMPreTrainedModel(PreTrainedModel):
 
 
 class ExLMModel(ExLMPreTrainedModel):
-    """The encoder: one state for each token that was given, [BOS] and [EOS] included."""
+    """The encoder: one state per input token, [BOS] and [EOS] included."""
 
     def __init__(self, config: ExLMConfig) -> None:
         super().__init__(config)
@@ -155,7 +155,7 @@ class ExLMModel(ExLMPreTrainedModel):
 
 
 class ExLMForMaskedLM(ExLMPreTrainedModel):
-    """Pre-training by states alignment (§4.3) or as a masked language model, and filling."""
+    """Pre-training by states alignment (§4.3) or as a masked language model, and filling masks."""
 
     def __init__(self, config: ExLMConfig) -> None:
         super().__init__(config)
@@ -169,22 +169,22 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
         labels: Tensor | None = None,
         **_: Any,
     ) -> MaskedLMOutput:
-        """Loss, and outside of training what each mask may hold.
+        """The loss and, outside of training, predictions for each mask.
 
         Args:
             input_ids: int64 (B, N), with [MASK] for every hidden token.
-            attention_mask: 0 at padding; none: padding has its id.
+            attention_mask: 0 at padding; None: padding has its id.
             labels: int64 (B, N), the hidden tokens, -100 elsewhere.
 
         Returns:
-            loss: nats, of §4.3 for ExLM (per target, then the mean over rows) and the mean over
-            masked tokens for MLM; none without labels. logits: log-probability of each token at
-            each [MASK] by itself, (B, N, V), for ExLM summed over all paths; 0 at other tokens;
-            none in training, which has no need of them.
+            loss: in nats, that of §4.3 for ExLM (per target, then the mean over rows) and the mean
+            over masked tokens for MLM; None without labels. logits: log-probability of each token
+            at each [MASK] by itself, (B, N, V), for ExLM summed over all paths; 0 at other tokens;
+            None in training, which does not need them.
 
         Raises:
-            ValueError: if labels are not where the masks are, as by a collator that leaves
-                some tokens as they are; ``collator`` gives one that does not.
+            ValueError: if labels and masks are at different places, as with a collator that leaves
+                some tokens unmasked; use ``collator``.
         """
         token_ids_BN = self.rows(input_ids, attention_mask)
         is_masked_BN = token_ids_BN == self.exlm.special_ids.mask
@@ -207,7 +207,7 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
     def _masked_lm(
         self, token_ids_BN: Tensor, is_masked_BN: Tensor, target_ids_BN: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """Loss, and log_token_SV of the masks; none in training."""
+        """Loss, and log_token_SV of the masks (None in training)."""
         copies = self.config.num_copies
         rows = (repeat_tokens(part_BN, copies) for part_BN in (token_ids_BN, is_masked_BN))
         token_logits_XV = self.exlm(*rows)
@@ -218,7 +218,7 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
     def _states(
         self, token_ids_BN: Tensor, is_masked_BN: Tensor, target_ids_BN: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """The same over all paths."""
+        """The same for ExLM, summed over all paths."""
         model = self.exlm
         assert isinstance(model, ExLM)
         hidden_BTD, graph = model.encode(token_ids_BN, is_masked_BN, target_ids_BN)
@@ -240,8 +240,8 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
             input_ids: int64 (B, N), as from the tokenizer; the model in evaluation mode.
 
         Returns:
-            int64 (B, N), the same with tokens in place of the masks; and (B,), log P of these
-            tokens together, in nats, for ExLM summed over all paths.
+            The filled rows, int64 (B, N), and log P of the chosen tokens together, (B,), in nats,
+            for ExLM summed over all paths.
         """
         filled_BN, special = self.rows(input_ids, None).clone(), self.exlm.special_ids
         log_joint_B = torch.zeros(len(filled_BN))
@@ -259,7 +259,7 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
 
 
 class _WithHeads(ExLMPreTrainedModel):
-    """A model for fine-tuning; ``heads`` are its new layers, drawn as PyTorch does."""
+    """A model for fine-tuning; ``heads`` are its new layers, initialised as in PyTorch."""
 
     def __init__(self, config: ExLMConfig) -> None:
         super().__init__(config)
@@ -276,7 +276,7 @@ class _WithHeads(ExLMPreTrainedModel):
 
 
 class ExLMForTokenClassification(_WithHeads):
-    """One output for each token that was given."""
+    """One output per input token."""
 
     output_class: type[ModelOutput] = TokenClassifierOutput
 
@@ -287,7 +287,7 @@ class ExLMForTokenClassification(_WithHeads):
         labels: Tensor | None = None,
         **_: Any,
     ) -> ModelOutput:
-        """Logits, and with labels the loss that transformers has for such a model."""
+        """Logits and, with labels, the usual loss of transformers."""
         logits = self._scores(input_ids, attention_mask)
         loss = None
         if labels is not None:
@@ -313,7 +313,7 @@ class ExLMForSequenceClassification(ExLMForTokenClassification):
 
 
 class ExLMForQuestionAnswering(_WithHeads):
-    """Where an answer starts and where it ends, as SQuAD asks."""
+    """Start and end of an answer, as in SQuAD."""
 
     def _sizes(self) -> Sequence[tuple[int, int]]:
         return [(self.config.hidden_size, 2)]
@@ -345,7 +345,7 @@ AUTO_CLASSES = {
 
 
 def register() -> None:
-    """Add ExLM to the Auto classes of transformers, so that no remote code is needed."""
+    """Register ExLM with the Auto classes of transformers; no remote code is needed then."""
     AutoConfig.register(ExLMConfig.model_type, ExLMConfig, exist_ok=True)
     for auto_class, model_class in AUTO_CLASSES.items():
         auto_class.register(ExLMConfig, model_class, exist_ok=True)

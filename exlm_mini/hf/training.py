@@ -1,4 +1,4 @@
-"""The tokenizer of a run for transformers, and what its ``Trainer`` needs besides."""
+"""Tokenizer, collator and chain warm-up for the ``Trainer`` of transformers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from exlm_mini.data.tokenizer import BOS, EOS, MASK, PAD, SEP, UNK, Tokenizer
 
 
 def tokenizer_for(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """A tokenizer of ours as one of transformers: rows between [BOS] and [EOS].
+    """Convert a tokenizer to transformers; rows are framed by [BOS] and [EOS].
 
-    "[MASK]" in a text is a mask, with the blank before it, which belongs to the hidden token.
+    "[MASK]" in a text is a mask, including the blank before it, which belongs to the hidden token.
     """
     special, definition = tokenizer.special_ids, json.loads(tokenizer.definition)
     for token in definition["added_tokens"]:
@@ -42,7 +42,7 @@ def tokenizer_for(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 def collator(
     tokenizer: PreTrainedTokenizerFast, mask_ratio: float = 0.15, **options: Any
 ) -> DataCollatorForLanguageModeling:
-    """Masks as ExLM wants them: independent draws, and always [MASK]."""
+    """A collator for ExLM: masks are drawn independently, and always become [MASK]."""
     return DataCollatorForLanguageModeling(
         tokenizer, mlm_probability=mask_ratio, mask_replace_prob=1.0, random_replace_prob=0.0,
         **options,
@@ -53,7 +53,7 @@ class ChainWarmup(TrainerCallback):
     """For ``Trainer``: fixed parallel chains at the start, as ``train.chain_warmup``.
 
     Args:
-        share: of the steps on chains alone, and again as much to fade them out.
+        share: of the steps with chains alone; the same number of steps fades them out.
     """
 
     def __init__(self, share: float) -> None:
@@ -69,5 +69,5 @@ class ChainWarmup(TrainerCallback):
         getattr(model, "module", model).chain_share = min(1.0, max(0.0, 2.0 - past))
 
     def on_train_end(self, *_: Any, model: Any = None, **__: Any) -> None:
-        """The last step is without chains."""
+        """Remove the chains."""
         getattr(model, "module", model).chain_share = 0.0

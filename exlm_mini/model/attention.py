@@ -2,9 +2,9 @@
 
 Shapes: B rows, T tokens of a padded row, S real tokens of the whole batch, H heads, d head size.
 
-*Padded*, a batch is B rows of T tokens and no token attends to padding. *Packed*, its real tokens
-lie end to end in a single row and each attends to those of its own row alone. The values are the
-same; packed, neither attention nor anything else in a layer works on padding.
+A *padded* batch is B rows of T tokens, and no token attends to padding. In a *packed* batch the
+real tokens lie end to end in a single row, and each attends to its own row alone. The values are
+the same, and no part of a layer spends time on padding.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch.nn import functional as F
 
 
 class PackedRows(NamedTuple):
-    """Where the real tokens of a padded batch stand once they lie end to end."""
+    """The positions of the real tokens of a padded batch, for packing and unpacking."""
 
     place_S: Tensor
-    """int64, place of each in the padded batch read row by row, from 0 to B * T - 1."""
+    """int64, index of each token in the flattened padded batch, from 0 to B * T - 1."""
     bound_X: Tensor
     """int32, (B + 1,): row b has the packed tokens from ``bound_X[b]`` up to ``bound_X[b + 1]``."""
     num_columns: int
-    """T, which no row is longer than."""
+    """T, the padded length."""
 
     @property
     def num_rows(self) -> int:
@@ -43,10 +43,10 @@ class PackedRows(NamedTuple):
 
 
 def packed_rows(is_real_BT: Tensor) -> PackedRows:
-    """How a batch is packed.
+    """The packing of a batch.
 
     Args:
-        is_real_BT: bool, false at padding, wherever in a row that is.
+        is_real_BT: bool, false at padding, anywhere in a row.
     """
     place_S = is_real_BT.flatten().nonzero().squeeze(1)
     bound_X = F.pad(is_real_BT.sum(dim=1).cumsum(dim=0), (1, 0)).int()
@@ -62,19 +62,19 @@ def attend(
 ) -> Tensor:
     """softmax(q kᵀ / sqrt(d)) v within each row.
 
-    Packed rows go through a kernel made for them where it serves: on a GPU since Ampere, in half
-    precision, without dropout, which it does not have. A CPU computes in float32 whatever comes in:
-    its backward pass in bf16 takes longer, by half to more than twice where it was measured.
+    Packed rows use a variable-length kernel where it applies: on GPUs since Ampere, in half
+    precision, without dropout, which the kernel lacks. A CPU always computes in float32, because
+    its backward pass in bf16 took 1.5 to more than 2 times as long where it was measured.
 
     Args:
         query_BHTd, key_BHTd, value_BHTd: of a padded batch, or of packed rows: B = 1, T = S.
-        layout: of a padded batch is_key_B11T, bool, false at keys no query sees, or none where
-            all are seen; or the rows that are packed.
+        layout: for a padded batch is_key_B11T, bool, false at padding, or None without padding;
+            for a packed batch its rows.
         dropout: share of the attention probabilities set to 0.
 
     Returns:
-        attended_BHTd, same shape and dtype. Packed and padded agree at dropout 0; above it both
-        draw the same share, but not the same probabilities.
+        attended_BHTd, same shape and dtype. Packed and padded agree without dropout; with it
+        they drop the same share, but different probabilities.
     """
     if query_BHTd.device.type == "cpu" and query_BHTd.dtype == torch.bfloat16:
         q_BHTd, k_BHTd, v_BHTd = (x.float() for x in (query_BHTd, key_BHTd, value_BHTd))
@@ -93,32 +93,32 @@ def attend(
 
 
 def _has_kernel(q_1HSd: Tensor) -> bool:
-    """The kernel for packed rows takes half precision, and heads of 8, 16, ... 256."""
+    """The variable-length kernel takes half precision, and head sizes 8, 16, ... 256."""
     is_half = q_1HSd.dtype in (torch.bfloat16, torch.float16)
     is_fit = q_1HSd.shape[-1] <= 256 and q_1HSd.shape[-1] % 8 == 0
     return is_half and is_fit and torch.cuda.get_device_capability(q_1HSd.device) >= (8, 0)
 
 
 def _end_to_end(q_1HSd: Tensor, k_1HSd: Tensor, v_1HSd: Tensor, rows: PackedRows) -> Tensor:
-    """One call of the kernel for packed rows, whose shapes are (S, H, d)."""
-    from torch.nn.attention.varlen import varlen_attn  # two seconds, and for GPUs alone
+    """One call of the variable-length kernel, whose shapes are (S, H, d)."""
+    from torch.nn.attention.varlen import varlen_attn  # takes two seconds, and only GPUs use it
 
     q_SHd, k_SHd, v_SHd = (x_1HSd[0].transpose(0, 1) for x_1HSd in (q_1HSd, k_1HSd, v_1HSd))
-    # These seven are all that its versions have in common; no mask but that of the rows is meant.
+    # The seven arguments that all its versions have; there is no mask within a row.
     longest = rows.num_columns
     out_SHd = varlen_attn(q_SHd, k_SHd, v_SHd, rows.bound_X, rows.bound_X, longest, longest)
-    assert isinstance(out_SHd, torch.Tensor)  # a tuple only where its statistics are asked for
+    assert isinstance(out_SHd, torch.Tensor)  # a tuple only if its statistics are requested
     return out_SHd.transpose(0, 1).unsqueeze(0)
 
 
 def _row_by_row(
     q_1HSd: Tensor, k_1HSd: Tensor, v_1HSd: Tensor, rows: PackedRows, dropout: float
 ) -> Tensor:
-    """A call for each row: on a CPU calls cost little, and no product is wasted.
+    """One call per row: on a CPU calls are cheap, and no product is wasted.
 
     Measured on one core (32 molecules of 15 to 70 tokens, 4 heads of 16, both passes) this took
-    0.8 of the time of padding them again, and an eighth of that of all S x S products under a
-    mask with one block for each row; with 64 molecules and 12 heads of 64, a half and a 17th.
+    0.8 times as long as padding again, and an eighth of the time of all S x S products under a
+    block-diagonal mask; with 64 molecules and 12 heads of 64, half as long and a 17th.
     """
     lengths = rows.bound_X.diff().tolist()
     parts = (x_1HSd.split(lengths, dim=2) for x_1HSd in (q_1HSd, k_1HSd, v_1HSd))
@@ -132,7 +132,7 @@ def _row_by_row(
 def _padded_again(
     q_1HSd: Tensor, k_1HSd: Tensor, v_1HSd: Tensor, rows: PackedRows, dropout: float
 ) -> Tensor:
-    """Padding for attention alone: a GPU would wait for the starts of one kernel per row."""
+    """Pads for attention alone: on a GPU one kernel launch per row would take longer."""
     q_BHTd, k_BHTd, v_BHTd = (
         rows.unpack(x_1HSd.transpose(1, 2)).transpose(1, 2)
         for x_1HSd in (q_1HSd, k_1HSd, v_1HSd)

@@ -3,9 +3,9 @@
 Shapes: B rows, L states, M targets, S any number of states, D width, V vocabulary.
 
 The dynamic programme needs M numbers per state, not V: log P_u(y_i) = h_u·W[y_i] + b[y_i] - lse_u.
-Only the log-sum-exp ``lse_u`` touches the whole vocabulary, so it gets its own gradient: the
-buffer of states x V is written once and kept as probabilities (``buffer``), the same in the dtype
-of the encoder by one compiled kernel (``fused``), or recomputed chunk by chunk (``chunked``).
+Only the log-sum-exp ``lse_u`` involves the whole vocabulary, so it has its own backward pass. Its
+buffer of states x V is written once and kept as probabilities (``buffer``), the same in the
+encoder's dtype by one compiled kernel (``fused``), or recomputed chunk by chunk (``chunked``).
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from exlm_mini.config import ModelConfig
 
 
 def _float_logits(hidden_SD: Tensor, weight_VD: Tensor, bias_V: Tensor) -> Tensor:
-    """Logits of the vocabulary in float32 or float64, free to be overwritten."""
+    """Logits of the vocabulary in float32 or float64; the caller may overwrite them."""
     logits_SV = F.linear(hidden_SD, weight_VD, bias_V)
     return logits_SV.to(torch.promote_types(logits_SV.dtype, torch.float32))
 
 
 _CACHED_NUMBERS = 2**17
-"""Half a megabyte of float32: what the second-level cache of a CPU core holds."""
+"""Half a megabyte of float32, which fits into the second-level cache of a CPU core."""
 
 
 def _normalise_(logits_SV: Tensor) -> Tensor:
-    """Turn logits into probabilities in place; lse_S.
+    """Turn logits into probabilities in place; returns lse_S.
 
-    Five passes over the buffer: on a CPU they take a few rows at a time, which stay in its cache.
+    Makes five passes; on a CPU over a few rows at a time, which stay in the cache.
     """
     S, V = logits_SV.shape
     num_rows = max(1, _CACHED_NUMBERS // V) if logits_SV.device.type == "cpu" else max(1, S)
@@ -49,7 +49,7 @@ def _normalise_(logits_SV: Tensor) -> Tensor:
 
 
 def _normalise_rounded_(logits_SV: Tensor) -> Tensor:
-    """The same for logits of any dtype, in float32 on the way; compiled by ``_fused``."""
+    """The same for logits of any dtype, computed in float32; compiled by ``_fused``."""
     exact_SV = logits_SV.to(torch.promote_types(logits_SV.dtype, torch.float32))
     lse_S = exact_SV.logsumexp(dim=1)
     logits_SV.copy_((exact_SV - lse_S.unsqueeze(1)).exp())
@@ -58,7 +58,7 @@ def _normalise_rounded_(logits_SV: Tensor) -> Tensor:
 
 @cache
 def _fused():
-    """``_normalise_rounded_`` compiled, so that no float32 copy of the buffer is made."""
+    """``_normalise_rounded_`` compiled, which avoids a float32 copy of the buffer."""
     return torch.compile(_normalise_rounded_, dynamic=True, fullgraph=True)
 
 
@@ -87,7 +87,7 @@ class _BufferedLogSumExp(torch.autograd.Function):
 
 
 class _ChunkedLogSumExp(torch.autograd.Function):
-    """lse_S with at most ``chunk`` rows of logits alive, computed again in the backward pass."""
+    """lse_S with at most ``chunk`` rows of logits at a time, recomputed in the backward pass."""
 
     @staticmethod
     def forward(
@@ -125,9 +125,9 @@ class _ChunkedLogSumExp(torch.autograd.Function):
 def _accumulate(
     hidden_SD: Tensor, weight_VD: Tensor, probability_SV: Tensor, grad_S: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of lse: its derivative by the logits is the softmax, scaled by grad_S.
+    """Gradients of lse, whose derivative by the logits is the softmax, times grad_S.
 
-    The scale goes to the small factor, so that the S x V buffer is read and never copied.
+    The smaller factor is scaled, so that the S x V buffer is never copied.
     """
     scale_S1 = grad_S.to(hidden_SD.dtype).unsqueeze(1)
     grad_hidden_SD = (probability_SV @ weight_VD) * scale_S1
@@ -147,18 +147,18 @@ def log_sum_exp_logits(
 
     Args:
         hidden_SD, weight_VD, bias_V: one floating dtype.
-        chunk: none keeps one S x V buffer for the backward pass; a number recomputes that many
+        chunk: None keeps one S x V buffer for the backward pass; a number recomputes that many
             rows at a time, so memory does not grow with S.
-        is_fused: keep the buffer in the dtype of the inputs (under autocast, in its) and let one
-            compiled kernel turn it into probabilities: for bfloat16 a third of the memory and
-            of the traffic. Sums are float32. Needs what torch.compile needs: Triton on a GPU,
-            a C++ compiler on a CPU. Of no meaning with ``chunk``.
+        is_fused: keep the buffer in the dtype of the inputs (or of autocast) and turn it into
+            probabilities with one compiled kernel: for bfloat16 a third of the memory and of the
+            traffic. Sums are float32. Requires what torch.compile requires: Triton on a GPU, a
+            C++ compiler on a CPU. Ignored with ``chunk``.
 
     Returns:
         lse_S in nats, at least float32.
     """
     if torch.is_autocast_enabled(hidden_SD.device.type):
-        # Autocast does not reach custom functions: choose its dtype here, once for both passes.
+        # Autocast does not apply to custom functions, so cast here, once for both passes.
         dtype = torch.get_autocast_dtype(hidden_SD.device.type)
         hidden_SD, weight_VD, bias_V = (t.to(dtype) for t in (hidden_SD, weight_VD, bias_V))
     with torch.autocast(hidden_SD.device.type, enabled=False):

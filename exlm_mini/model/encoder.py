@@ -1,11 +1,11 @@
 """The Transformer encoder: pre-norm, GELU, rotary positions, no absolute ones.
 
-Shapes: B rows, N tokens before expansion, T after it, D width, H heads, d head size. Between the
-first layer and the last a batch may be packed (``attention.PackedRows``): B is 1 then, and T (or
-N) counts its real tokens.
+Shapes: B rows, N tokens before expansion, T after it, D width, H heads, d head size. Inside the
+layers a batch may be packed (``attention.PackedRows``): B is 1 then, and T (or N) counts its real
+tokens.
 
-As in the released code (after ESM-2) embeddings are neither scaled nor normalised, dropout
-follows them, and a last LayerNorm is applied after the final layer.
+As in the released code (after ESM-2), embeddings are neither scaled nor normalised, dropout follows
+them, and a LayerNorm follows the last layer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SelfAttention(nn.Module):
     def forward(
         self, x_BTD: Tensor, rotation: Rotation, layout: Tensor | PackedRows | None
     ) -> Tensor:
-        """Attend to every real token of the own row; ``layout`` as for ``attention.attend``."""
+        """Attend to the real tokens of the same row; ``layout`` as in ``attention.attend``."""
         query_BHTd, key_BHTd, value_BHTd = (
             part_BTD.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for part_BTD in self.query_key_value(x_BTD).chunk(3, dim=-1)
@@ -96,21 +96,21 @@ class Encoder(nn.Module):
     ) -> Tensor:
         """Encode a batch.
 
-        Deviation from §4.2 where ``expand_at`` is above 0: so many layers see each row before
-        expansion, and the state of each token goes on in all its clones.
+        Deviation from §4.2 if ``expand_at`` is above 0: that many layers see each row before
+        expansion, and the state of each mask is then copied to all its clones.
 
         Args:
             token_ids_BT: int64.
             position_BT: int64, token index of each token.
             clone_BT: int64, clone index; 0 for an ordinary token.
             is_real_BT: bool, false at padding, which no token attends to.
-            row_ids_BN: int64, the rows before expansion, padding included; without them every
-                layer sees the tokens that are given.
-            clone_embedding: added to clones where they are made, by clone index.
+            row_ids_BN: int64, the rows before expansion, padded; without them ``expand_at`` has
+                no effect.
+            clone_embedding: by clone index; added to the clones when they are copied.
 
         Returns:
-            hidden_BTD after the final LayerNorm; at padding, zeros with packed attention and of
-            no meaning with padded.
+            hidden_BTD after the final LayerNorm. At padding it is zero with packed attention and
+            meaningless with padded attention.
         """
         layers = self.layers
         rotation, layout = self._frame(position_BT, clone_BT, is_real_BT)
@@ -119,7 +119,7 @@ class Encoder(nn.Module):
             x_BND = self._below(row_ids_BN)
             B, N, _ = x_BND.shape
             source_BT = position_BT + N * torch.arange(B, device=x_BND.device).unsqueeze(1)
-            # As embedding, whose backward pass is a fast sum.
+            # F.embedding, because its backward pass is a fast sum.
             x_BTD = F.embedding(_packed(source_BT, layout), x_BND.flatten(0, 1))
             if clone_embedding is not None:
                 clone_BT = _packed(clone_BT, layout)
@@ -131,7 +131,7 @@ class Encoder(nn.Module):
         return _unpacked(self.final_norm(x_BTD), layout)
 
     def _below(self, row_ids_BN: Tensor) -> Tensor:
-        """x_BND: what the layers below the expansion make of the rows."""
+        """x_BND after the layers below the expansion."""
         place_BN = torch.arange(row_ids_BN.shape[1], device=row_ids_BN.device)
         place_BN = place_BN.expand_as(row_ids_BN)
         is_real_BN = row_ids_BN != self.pad
@@ -144,7 +144,7 @@ class Encoder(nn.Module):
     def _frame(
         self, position_BT: Tensor, clone_BT: Tensor, is_real_BT: Tensor
     ) -> tuple[Rotation, Tensor | PackedRows | None]:
-        """Rotation of the tokens, packed where they will be, and layout for attention."""
+        """Rotation of the tokens, packed if the layout is, and the layout for attention."""
         layout, place_BT = None, torch.arange(position_BT.shape[1], device=position_BT.device)
         place_BT = place_BT.expand_as(position_BT)
         if not bool(is_real_BT.all()):
@@ -157,7 +157,7 @@ class Encoder(nn.Module):
 
 
 def _packed(x_BT: Tensor, layout: Tensor | PackedRows | None) -> Tensor:
-    """End to end if the layout is so, else unchanged."""
+    """Packed if the layout is packed, else unchanged."""
     return layout.pack(x_BT) if isinstance(layout, PackedRows) else x_BT
 
 

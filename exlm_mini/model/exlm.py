@@ -32,7 +32,7 @@ class MaskedLM(nn.Module):
         initialise(self, config.init_std)
 
     def encode(self, token_ids_BN: Tensor) -> Tensor:
-        """hidden_BND of the rows as they are."""
+        """hidden_BND of the rows, without any expansion."""
         is_expanded_BN = torch.zeros_like(token_ids_BN, dtype=torch.bool)
         expanded = expand(
             token_ids_BN, torch.ones_like(token_ids_BN), is_expanded_BN, self.special_ids.pad
@@ -98,8 +98,8 @@ class ExLM(nn.Module):
             is_masked_BN: bool.
             token_ids_BN: int64, the tokens before masking.
             chain_share: weight of fixed parallel chains in the transitions, see
-                ``transition.blend``; 0 but at the start of training.
-            with_guesses: also name each target's likeliest token, see ``guesses``.
+                ``transition.blend``; 0 except at the start of training.
+            with_guesses: also return each target's likeliest token, see ``guesses``.
 
         Returns:
             Scores for ``objectives.log_likelihood``.
@@ -108,7 +108,7 @@ class ExLM(nn.Module):
         return self.score(self.states(hidden_BTD, graph), graph, chain_share, with_guesses)
 
     def states(self, hidden_BTD: Tensor, graph: StateGraph) -> Tensor:
-        """state_BLD: the hidden states of the graph, with the clone embedding if there is one."""
+        """state_BLD: the hidden states of the graph, plus the clone embedding if there is one."""
         state_BLD = gather_states(hidden_BTD, graph)
         return state_BLD if self.clone is None else state_BLD + self.clone(graph.clone_BL)
 
@@ -141,14 +141,15 @@ class ExLM(nn.Module):
         )
 
     def token_logits(self, state_BLD: Tensor) -> Tensor:
-        """token_logits_BLV of any states, to read the model; training never builds them."""
+        """token_logits_BLV of any states, for reading the model; training never needs them."""
         return self.head.logits(state_BLD, self.encoder.embedding.weight)
 
     def _link(self, state_BLD: Tensor, graph: StateGraph, chain_share: float) -> Tensor | None:
         """log_transition_BLL; none for ``ctc``."""
         if self.transition is None:
             return None
-        # The chains alone teach E, and it must not draw the states away from the emissions.
+        # While E only learns from the chains, its gradient must not pull the states away from
+        # the emissions.
         if chain_share == 1:
             state_BLD = state_BLD.detach()
         log_transition_BLL = self.transition(state_BLD, graph)
@@ -168,7 +169,7 @@ class ExLM(nn.Module):
         return log_emission_BXL[:, :-1], log_emission_BXL[:, -1]
 
     def _is_scored(self, graph: StateGraph) -> Tensor:
-        """Every target with the official boundary, masked tokens alone with the paper's."""
+        """Every target with the official boundary, only masked tokens with the paper's."""
         M = graph.target_ids_BM.shape[1]
         target_M = torch.arange(M, device=graph.num_targets_B.device)
         is_target_BM = target_M < graph.num_targets_B.unsqueeze(1)
@@ -178,14 +179,14 @@ class ExLM(nn.Module):
 
 
 def token_states(model: MaskedLM | ExLM, token_ids_BN: Tensor, num_copies: int = 1) -> Tensor:
-    """hidden_BND: one state for each token of some rows, that of its first clone or copy.
+    """hidden_BND: one state per token, that of its first clone or copy.
 
-    Each [MASK], and what the boundary of the model expands, is expanded as in pre-training.
+    Masks and boundaries are expanded as in pre-training.
 
     Args:
-        model: of either kind.
-        token_ids_BN: int64, padded on the right; what is returned for padding has no meaning.
-        num_copies: of every token; above 1 for Repeated MLM.
+        model: either of the two.
+        token_ids_BN: int64, padded on the right; the result is meaningless at padding.
+        num_copies: copies of every token; above 1 for Repeated MLM.
     """
     if isinstance(model, MaskedLM):
         hidden_BTD = model.encode(repeat_tokens(token_ids_BN, num_copies))
@@ -200,7 +201,7 @@ def token_states(model: MaskedLM | ExLM, token_ids_BN: Tensor, num_copies: int =
             is_expanded_BN = is_masked_BN | torch.isin(token_ids_BN, boundaries)
         copies_BN = torch.where(is_expanded_BN, config.states_per_mask, 1)
         place_BN = copies_BN.cumsum(dim=1) - copies_BN
-    place_BN = place_BN.clamp(max=hidden_BTD.shape[1] - 1)  # padding has no place
+    place_BN = place_BN.clamp(max=hidden_BTD.shape[1] - 1)  # padding may lie beyond the end
     return hidden_BTD.gather(1, place_BN.unsqueeze(2).expand(-1, -1, hidden_BTD.shape[2]))
 
 

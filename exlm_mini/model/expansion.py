@@ -2,8 +2,8 @@
 
 Shapes: B rows, N input tokens, T expanded tokens, L states, M targets.
 
-The dynamic programme runs over the states alone, so this stage also says where in the expanded
-sequence each state stands and which targets the graph must spell.
+The dynamic programme runs over the states alone, so this stage also records where each state is in
+the expanded sequence and which targets the graph must spell.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class StateGraph(NamedTuple):
 def expand(
     token_ids_BN: Tensor, copies_BN: Tensor, is_expanded_BN: Tensor, pad: int
 ) -> Expanded:
-    """Write each token as often as asked, clones beside each other (§4.2, X').
+    """Repeat each token, its clones next to each other (§4.2, X').
 
     Args:
         token_ids_BN: int64, padded on the right with ``pad``.
         copies_BN: int64, copies of each token; 1 for ordinary tokens.
         is_expanded_BN: bool, true where copies are numbered clones (i, 1..k) and not the
             ordinary token (i, 0).
-        pad: id of padding, which is dropped and added again on the right.
+        pad: id of padding, which is removed and added again on the right.
 
     Returns:
         The expanded batch, T as long as the longest expanded row.
@@ -76,7 +76,7 @@ def expand(
     place_BT = (
         torch.arange(T, device=token_ids_BN.device).expand(len(token_ids_BN), T).contiguous()
     )
-    # The token whose copies cover a place is the first whose copies end beyond it.
+    # A place belongs to the first token whose copies end beyond it.
     source_BT = torch.searchsorted(end_BN, place_BT, right=True).clamp(max=end_BN.shape[1] - 1)
     start_BT = (end_BN - copies_BN).gather(1, source_BT)
     is_real_BT = place_BT < length_B.unsqueeze(1)
@@ -90,7 +90,7 @@ def expand(
 
 
 def _leading(is_chosen_BX: Tensor) -> tuple[Tensor, Tensor]:
-    """Indices of the chosen columns, packed to the left, and how many each row has."""
+    """Indices of the chosen columns, left-aligned, and their number in each row."""
     count_B = is_chosen_BX.sum(dim=1)
     order_BX = torch.argsort(~is_chosen_BX, dim=1, stable=True)
     return order_BX[:, : max(int(count_B.max()), 1)], count_B
@@ -124,7 +124,7 @@ def expand_masks(
         The expanded batch and its graph. A row without any state has ``num_states_B == 0``.
 
     Raises:
-        ValueError: if ``boundary="paper"`` meets a row that does not start with [BOS] and end
+        ValueError: with ``boundary="paper"``, for a row that does not start with [BOS] and end
             with [EOS].
     """
     is_boundary_BN = (masked_ids_BN == special_ids.bos) | (masked_ids_BN == special_ids.eos)

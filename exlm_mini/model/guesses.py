@@ -1,11 +1,11 @@
-"""What a model of states guesses for each masked token by itself, as accuracy counts it.
+"""The guess of ExLM for each masked token by itself, which accuracy counts.
 
 Shapes: B rows, M targets, L states, k states of a mask, D width, V vocabulary.
 
-A masked language model guesses the likeliest token of each mask. The states of ExLM are several
-distributions for each mask, and training adds up the probability of all masks together; the guess
-for one mask is the likeliest token once everything else is summed over: all paths, and all tokens
-in the other masks (Appendix P, before any token is known).
+An MLM guesses the likeliest token of each mask. ExLM has several distributions per mask, its
+states, and is trained on the joint probability of all masks; its guess for one mask is the
+likeliest token after summing over everything else: all paths, and all tokens in the other masks
+(Appendix P, before any token is known).
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ def guess_targets(
 ) -> Tensor:
     """The likeliest token of each target by itself, before any token is known.
 
-    Each state counts by how likely a path emits the target in it, whatever the tokens are::
+    Each state is weighted by the probability that a path visits it at the target, for any tokens::
 
         guess_i = argmax over w of the sum over u of P(state u emits target i) P_u(w)
 
-    Without transitions (``ctc``) each mask has the CTC of its own states for every token. Rows are
-    worked on one by one, so beside the arguments there are never more than L x V probabilities.
+    Without transitions (``ctc``) each mask uses the CTC of its own states. Rows are processed one
+    by one, so there are never more than L x V probabilities in memory.
 
     Args:
         token_logits: from hidden states (L, D) to logits (L, V).
         state_BLD: of the graph.
         log_transition_BLL: log E[v, u]; none for ``ctc``.
-        graph: of the states; its targets are not looked at.
+        graph: of the states; its targets are not read.
         unk: id of the unknown token, the blank of ``ctc``.
 
     Returns:
-        guess_ids_BM, int64; of no meaning beyond ``num_targets_B`` and in rows without a path.
+        guess_ids_BM, int64; meaningless beyond ``num_targets_B`` and in rows without a path.
     """
     guess_ids_BM = torch.zeros_like(graph.target_ids_BM)
     weight_BML = None
@@ -61,7 +61,7 @@ def guess_targets(
         if weight_BML is None:
             score_MV = ctc_token_log_probs(log_token_LV, graph.owner_BL[b, :n], m, unk)
         else:
-            # Rounded to the encoder's precision, close tokens would tie.
+            # In the encoder's precision, close tokens would tie.
             with torch.autocast(log_token_LV.device.type, enabled=False):
                 score_MV = weight_BML[b, :m, :n].float() @ log_token_LV.exp()
         guess_ids_BM[b, :m] = score_MV.argmax(dim=1)

@@ -35,7 +35,7 @@ class StateScores(NamedTuple):
     """bool, targets whose emission counts; false at padding and at unscored boundaries."""
     states_per_mask: int
     guess_ids_BM: Tensor | None = None
-    """int64, the likeliest token of each target by itself, where it was asked for."""
+    """int64, the likeliest token of each target by itself, if requested."""
 
 
 def mlm_loss(token_logits_SV: Tensor, target_ids_S: Tensor) -> Tensor:
@@ -60,9 +60,9 @@ def log_likelihood(
 
     Args:
         scores: from ``ExLM.forward``.
-        with_boundaries: score the emissions of [BOS] and [EOS] too, as training with
-            ``boundary="official"`` does. Without them the sum over all paths is the joint
-            probability of the masked tokens alone.
+        with_boundaries: include the emissions of [BOS] and [EOS], as in training with
+            ``boundary="official"``. Without them the sum over all paths is the joint probability
+            of the masked tokens alone.
         backend: of the alignment.
 
     Returns:
@@ -88,7 +88,7 @@ def _ctc_log_likelihood(scores: StateScores) -> Tensor:
     assert scores.log_blank_BL is not None  # only where states are not linked
     B, M, L = scores.log_emission_BML.shape
     target_M = torch.arange(M, device=graph.owner_BL.device)
-    # Beyond the states of a row owner_BL is 0: push those behind every target.
+    # Beyond the states of a row owner_BL is 0: move those after every target.
     owner_BL = graph.owner_BL.masked_fill(~graph.is_state_BL, M)
     first_BM = (owner_BL.unsqueeze(1) < target_M[:, None]).sum(dim=2)
     own_BMk = (first_BM.unsqueeze(2) + torch.arange(k, device=first_BM.device)).clamp(max=L - 1)
@@ -109,7 +109,7 @@ def states_alignment_loss(
 
     Deviation from §4.3, after the released code: each row's loss is divided by its number of
     targets, then rows are averaged. The released code counts a row without a path as loss 0;
-    here it raises, or is left out of the mean.
+    here such a row raises an error or is left out of the mean.
 
     Args:
         log_likelihood_B: in nats, from ``log_likelihood``.

@@ -4,8 +4,9 @@ Shapes: B rows, T tokens, H heads, d head size.
 
 A head is split into two contiguous halves. The first is rotated by the token index i, the second
 by the clone index j, so a score depends on (i - i', j - j') alone. As in the released code, an
-ordinary token has j = 0 and only half of each head sees its position. Angles come from integer
-positions at every call: nothing is cached, so nothing can be stale after loading a checkpoint.
+ordinary token has j = 0 and only half of each head sees its position. Angles are
+computed from integer positions at every call: without a cache nothing can be stale after loading a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def rotate(x_BHTd: Tensor, rotation: Rotation) -> Tensor:
 
 
 class _Rotate(torch.autograd.Function):
-    """A rotation is undone by its transpose: the gradient is turned back, and x is not kept."""
+    """The inverse of a rotation is its transpose: backward rotates back and does not need x."""
 
     @staticmethod
     def forward(
@@ -97,7 +98,7 @@ class _Rotate(torch.autograd.Function):
 
 def _turn(x_BHTd: Tensor, rotation: Rotation, sign: int) -> Tensor:
     """(a, b) to (a cos - b sin, b cos + a sin), or back for sign -1."""
-    if x_BHTd.device.type == "cpu":  # tokens of a head side by side, as the angles are
+    if x_BHTd.device.type == "cpu":  # in memory order of the angles
         x_BHTd = x_BHTd.contiguous()
     turned_BHTd = x_BHTd * rotation.cos_B1Td
     (a, b), (turned_a, turned_b), (sin_a, sin_b) = (

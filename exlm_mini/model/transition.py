@@ -1,8 +1,8 @@
-"""The transition matrix E: how likely each state hands over to a later one (§4.2).
+"""The transition matrix E: the probability that a path goes from one state to another (§4.2).
 
 Shapes: B rows, L states, D width, H heads. ``log_transition_BLL[b, v, u]`` is the log-probability
-of the edge v -> u; it is -inf unless v < u and both are states, and each row of E that has a
-successor sums to one.
+of the edge v -> u. It is -inf unless v < u and both are states; each row of E with a successor sums
+to one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from exlm_mini.model.expansion import StateGraph
 
 
 def edges(graph: StateGraph, sparse: bool = False) -> Tensor:
-    """Which edges may exist: the mask M of §4.2, as is_edge_BLL (bool).
+    """The edges that may exist, is_edge_BLL (bool): the mask M of §4.2.
 
     Args:
         graph: the states.
@@ -36,8 +36,8 @@ def edges(graph: StateGraph, sparse: bool = False) -> Tensor:
 def edge_log_softmax(scores_BHLL: Tensor, is_edge_BLL: Tensor) -> Tensor:
     """log softmax over the allowed successors of each state, 0 elsewhere; (B, H, L, L).
 
-    The filler 0 is finite on purpose: a state without successors would otherwise send back nan
-    gradients. The caller masks it out.
+    The fill value is finite because a state without successors would otherwise have nan gradients.
+    The caller masks it.
     """
     is_edge_B1LL = is_edge_BLL.unsqueeze(1)
     has_successor_B1L1 = is_edge_B1LL.any(dim=-1, keepdim=True)
@@ -107,14 +107,14 @@ class GatedTransition(nn.Module):
         return log_mixed_BLL.masked_fill(~is_edge_BLL, -torch.inf)
 
     def _read(self, linear: nn.Linear, state_BLD: Tensor, graph: StateGraph) -> Tensor:
-        """``linear`` of [state, place]; each place is multiplied once, not once per state."""
+        """``linear`` of [state, place]; multiplies each place once, not once per state."""
         if self.place is None:
             return linear(state_BLD)
         of_state_XD, of_place_XD = linear.weight.split(state_BLD.shape[-1], dim=1)
         place_PD = self.place.weight
         is_at_hand = graph.place_BL.device.type == "cpu" and not torch.compiler.is_compiling()
         if is_at_hand and graph.place_BL.numel():
-            # On a GPU a look at the largest would be a wait, and the whole table is soon done.
+            # On a GPU reading the maximum would wait, and the whole table takes little time.
             place_PD = place_PD[: int(graph.place_BL.max()) + 1]
         place_PX = F.linear(place_PD, of_place_XD, linear.bias)
         return F.linear(state_BLD, of_state_XD) + F.embedding(graph.place_BL, place_PX)
@@ -123,8 +123,8 @@ class GatedTransition(nn.Module):
 class UniformTransition(nn.Module):
     """No dependencies: each mask's token is an equal mixture over its k states (an ablation).
 
-    Written as a graph, so that everything that reads graphs reads this too: a state hands over
-    to every clone of the next target with probability 1/k.
+    It is written as a graph, so that every reader of graphs can read it: a path goes from a state
+    to each clone of the next target with probability 1/k.
     """
 
     def forward(self, state_BLD: Tensor, graph: StateGraph) -> Tensor:
@@ -133,10 +133,10 @@ class UniformTransition(nn.Module):
 
 
 def parallel_chains(state_BLD: Tensor, graph: StateGraph) -> Tensor:
-    """k chains side by side: clone j hands over to clone j of the next target; log E (B, L, L).
+    """k parallel chains: clone j is followed by clone j of the next target; log E (B, L, L).
 
-    The start hands over to each chain with probability 1/k and every chain to the end, so the
-    model is an equal mixture of k independent ones, one per clone. See ``blend``.
+    The start leads to each chain with probability 1/k and every chain leads to the end, so the
+    model is an equal mixture of k independent models, one per clone. See ``blend``.
     """
     owner_BL, clone_BL = graph.owner_BL, graph.clone_BL
     is_last_BL = owner_BL == (graph.num_targets_B - 1).unsqueeze(1)
@@ -155,9 +155,9 @@ def blend(log_transition_BLL: Tensor, log_chain_BLL: Tensor, chain_share: float)
     the clones have learned to differ, and ExLM stays where MLM is. While the chains are fixed
     the clones can only differ in what they emit; then the learned transitions fade in.
 
-    Where the chains stand alone, E would have no gradient, and fade in untrained. It gets that of
-    the chains: the expected number of times that a path takes each edge, from which the M-step of
-    EM would estimate E.
+    At share 1 the learned E would have no gradient and later fade in untrained. So it gets the
+    gradient of the chains: the expected number of times that a path takes each edge, from which
+    the M-step of EM would estimate E.
 
     Args:
         log_transition_BLL: the learned log E.
@@ -168,7 +168,7 @@ def blend(log_transition_BLL: Tensor, log_chain_BLL: Tensor, chain_share: float)
         taught_BLL = log_transition_BLL.masked_fill(log_chain_BLL == -torch.inf, 0.0)
         return log_chain_BLL + (taught_BLL - taught_BLL.detach())
     is_edge_BLL = (log_transition_BLL != -torch.inf) | (log_chain_BLL != -torch.inf)
-    # logaddexp of two -inf sends back nan: give it something finite where there is no edge.
+    # The gradient of logaddexp is nan for two -inf: use a finite value where there is no edge.
     learned_BLL = log_transition_BLL.masked_fill(~is_edge_BLL, 0.0) + math.log1p(-chain_share)
     blended_BLL = torch.logaddexp(learned_BLL, log_chain_BLL + math.log(chain_share))
     return blended_BLL.masked_fill(~is_edge_BLL, -torch.inf)

@@ -1,13 +1,13 @@
-"""Reading a trained model: what it puts in the masks of a row, and by which path (Appendix P).
+"""Reading a trained model: how it fills the masks of a row, and by which path (Appendix P).
 
 Shapes: B rows (always one), N input tokens, T expanded tokens, L states, M targets (the masks
 between [BOS] and [EOS]), S masks (M - 2), k states or copies per mask, D width, V vocabulary.
 
-The states of ExLM form a graph. A path starts in the first state, ends in the last one and
-visits one state per target, so one per mask in between; each of those emits a token. Summed
-over all paths, the probability of some tokens is the one training maximises, without the
-emissions of the boundaries. One may also reach the last state in more or fewer steps, so over
-all fillings these probabilities need not sum to one, but to that of one step per target.
+The states of ExLM form a graph. A path starts in the first state, ends in the last and visits one
+state per target, so one per mask in between, which emits a token. Summed over all paths, this
+gives the probability that training maximises, apart from the emissions of the boundaries. Other
+paths reach the last state in more or fewer steps, so the probabilities of all fillings sum to the
+probability of one step per target, not to one.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ class States(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """How the states are linked, and the best path through them."""
+    """The links between the states, and the best path."""
 
     log_transition_LL: Tensor
     """log E[v, u] in nats, -inf where there is no edge."""
     path_M: Tensor
-    """int64, states of the best path; the first and the last stand for the boundaries."""
+    """int64, states of the best path; the first and the last belong to the boundaries."""
     log_path: float
     """Transitions and mask tokens of the best path, in nats."""
     log_fit: float
-    """Log-probability to reach the last state in one step per target, in nats."""
+    """Log-probability of reaching the last state in one step per target, in nats."""
 
 
 class Reading(NamedTuple):
-    """What a model says about the masks of one row; all tensors on the CPU."""
+    """What a model predicts for the masks of one row; all tensors on the CPU."""
 
     token_ids_S: Tensor
     """int64, the tokens chosen for the masks."""
@@ -74,10 +74,10 @@ class Reading(NamedTuple):
 
 
 def not_offered(special_ids: SpecialIds) -> list[int]:
-    """Ids no reading fills in: [PAD], [BOS], [EOS], [UNK] and [MASK] are no text.
+    """Ids that are never filled in: [PAD], [BOS], [EOS], [UNK] and [MASK] are not text.
 
-    [SEP] is offered: inside a block it stands between documents, and training hides it like any
-    other token. Probabilities stay the model's; they are not scaled up for what is left out.
+    [SEP] may be: it separates documents in a block, and training hides it like any other token.
+    Probabilities are the model's, without renormalisation.
     """
     return [i for name, i in special_ids._asdict().items() if name != "sep"]
 
@@ -85,11 +85,11 @@ def not_offered(special_ids: SpecialIds) -> list[int]:
 def top_tokens(
     log_token_XV: Tensor, count: int, special_ids: SpecialIds
 ) -> tuple[Tensor, Tensor]:
-    """The likeliest tokens of each row that may be filled in; ties by vocabulary id.
+    """The likeliest tokens of each row that may be filled in; ties go by vocabulary id.
 
     Args:
-        log_token_XV: in nats, rows of any meaning.
-        count: tokens wanted, fewer if the vocabulary has no more.
+        log_token_XV: in nats.
+        count: of tokens, at most; a small vocabulary has fewer.
         special_ids: see ``not_offered``.
 
     Returns:
@@ -98,14 +98,14 @@ def top_tokens(
     left_out = not_offered(special_ids)
     offered_XV = log_token_XV.clone()
     offered_XV[:, left_out] = -torch.inf
-    # topk promises nothing about ties.
+    # topk does not specify the order of ties.
     log_token_XV, token_ids_XV = offered_XV.sort(dim=1, descending=True, stable=True)
     count = min(count, offered_XV.shape[1] - len(set(left_out)))
     return token_ids_XV[:, :count], log_token_XV[:, :count].exp()
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """Over the last axis, in at least float32."""
+    """log softmax over the last axis, in at least float32."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
 
 
@@ -113,7 +113,7 @@ def masks_of_copies(token_logits_XV: Tensor, num_copies: int) -> Tensor:
     """log_token_SV of each mask by itself: the mean of the distributions of its copies.
 
     Args:
-        token_logits_XV: of a ``MaskedLM``, those of the copies of a mask beside each other.
+        token_logits_XV: of a ``MaskedLM``; copies of a mask are adjacent.
         num_copies: of every token.
     """
     log_token_SkV = log_softmax(token_logits_XV).unflatten(0, (-1, num_copies))
@@ -123,8 +123,8 @@ def masks_of_copies(token_logits_XV: Tensor, num_copies: int) -> Tensor:
 def masks_of_states(scores: StateScores, log_token_BLV: Tensor, unk: int) -> Tensor:
     """log_token_SV of each mask by itself, before any token is known, row by row.
 
-    It mixes the distributions of the states by how likely a path passes through each of them at
-    that mask; without links (``ctc``) it is the CTC of the states of the mask.
+    A mixture of the states' distributions, weighted by the probability that a path visits them at
+    the mask; without links (``ctc``) the CTC of the mask's states.
 
     Args:
         scores: from ``ExLM.score``.
@@ -158,8 +158,8 @@ def read_states(model: ExLM, masked_ids_BN: Tensor, chain_share: float = 0.0) ->
 
         P(a) = product over i > 0 of E[a_{i-1}, a_i] * product over masks i of max_w P_{a_i}(w)
 
-    Its tokens are chosen. Their joint probability is summed over all paths, so it is at least
-    that of the best one; other tokens may have a larger joint, which is hard to search for.
+    Its tokens are chosen. Their joint probability, summed over all paths, is at least that of the
+    best path. Other tokens may have a larger joint probability; finding them is hard.
 
     Without a graph (``transition="ctc"``) masks are independent: each gets its likeliest token
     under the CTC of its own states, and the joint is the product.
@@ -173,9 +173,9 @@ def read_states(model: ExLM, masked_ids_BN: Tensor, chain_share: float = 0.0) ->
         The reading.
 
     Raises:
-        UserError: the row has no mask, or no path has a probability above 0.
-        ValueError: not one row, not framed by [BOS] and [EOS], longer than the model's
-            positions after expansion, or the model is in training mode.
+        UserError: if the row has no mask, or no path has a probability above 0.
+        ValueError: if it is not one row framed by [BOS] and [EOS], is too long after expansion,
+            or the model is in training mode.
     """
     is_masked_BN = _check_row(model, masked_ids_BN)
     hidden_BTD, graph = model.encode(masked_ids_BN, is_masked_BN, masked_ids_BN)
@@ -188,7 +188,7 @@ def read_states(model: ExLM, masked_ids_BN: Tensor, chain_share: float = 0.0) ->
         links, token_ids_S = None, top_tokens(log_token_SV, 1, model.special_ids)[0][:, 0]
     else:
         links, token_ids_S = _follow(scores, log_token_BLV, model.special_ids)
-    # The targets are the chosen tokens from here on: training's own function adds the paths up.
+    # With the chosen tokens as targets, the function of training sums over the paths.
     target_ids_M = graph.target_ids_BM[0].clone()
     target_ids_M[1:-1] = token_ids_S
     filled = scores._replace(log_emission_BML=log_token_BLV[:, :, target_ids_M].transpose(1, 2))
@@ -200,8 +200,8 @@ def read_states(model: ExLM, masked_ids_BN: Tensor, chain_share: float = 0.0) ->
 def read_masked_lm(model: MaskedLM, masked_ids_BN: Tensor, num_copies: int = 1) -> Reading:
     """Tokens of each mask under a masked language model, which predicts them independently.
 
-    For Repeated MLM every token is written ``num_copies`` times, as in training, and all copies
-    of a mask are masked; the distribution of a mask is the mean of its copies' distributions.
+    For Repeated MLM every token is repeated ``num_copies`` times, as in training; the distribution
+    of a mask is the mean over its copies.
 
     Args:
         model: in evaluation mode.
@@ -229,7 +229,7 @@ def _follow(
 ) -> tuple[Graph, Tensor]:
     """The links of the states, and token_ids_S of the best path."""
     log_transition_BLL = scores.log_transition_BLL
-    assert log_transition_BLL is not None  # else there is no path to follow
+    assert log_transition_BLL is not None  # otherwise there is no path
     counts = (scores.graph.num_targets_B, scores.graph.num_states_B)
     best_ids_L = top_tokens(log_token_BLV[0], 1, special_ids)[0][:, 0]
     log_best_L = log_token_BLV[0].gather(1, best_ids_L.unsqueeze(1)).squeeze(1)

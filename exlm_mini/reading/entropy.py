@@ -1,11 +1,11 @@
-"""How uncertain a prediction is: Appendix E, and the case study of Appendix P.
+"""The uncertainty of predictions: Appendix E, and the case study of Appendix P.
 
 Shapes: B rows, N tokens of a repeated row, M tokens of the row before, k copies, S masked
 positions of a batch, R fully masked tokens of a batch, V vocabulary; of a reading (Appendix P)
 S masks, M targets (S + 2), L states.
 
-In Repeated MLM a [MASK] is not yet a lost word: other copies of it may stand beside it. So
-Appendix E measures over *fully masked* tokens only, those with every copy masked.
+In Repeated MLM a masked copy is not yet a lost word, because other copies may be visible. So
+Appendix E measures *fully masked* tokens only, those with every copy masked.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from exlm_mini.reading.decoding import Reading
 
 
 class PathEntropy(NamedTuple):
-    """How uncertain the graph of a reading is at each mask, in bits; float64."""
+    """The uncertainty of a reading's graph at each mask, in bits; float64."""
 
     word_S: Tensor
-    """Of the word, once the state that emits it is known."""
+    """Of the word, given the state that emits it."""
     step_S: Tensor
-    """Of the step to the next state, from where the path stands before the mask."""
+    """Of the step to the next state, given the state before the mask."""
 
 
 def entropy_bits(log_p: Tensor) -> Tensor:
@@ -43,11 +43,10 @@ def entropy_bits(log_p: Tensor) -> Tensor:
 
 
 def fully_masked(is_masked_BN: Tensor, num_copies: int) -> Tensor:
-    """Which tokens have lost every copy (§3.1).
+    """The tokens whose copies are all masked (§3.1).
 
     Args:
-        is_masked_BN: bool, rows as ``repeat_tokens`` writes them: the copies of a token stand
-            beside each other.
+        is_masked_BN: bool, rows as made by ``repeat_tokens``: copies of a token are adjacent.
         num_copies: k.
 
     Returns:
@@ -63,7 +62,7 @@ def fully_masked(is_masked_BN: Tensor, num_copies: int) -> Tensor:
 
 
 def repeated_entropy_bits(log_p_SV: Tensor, is_masked_BN: Tensor, num_copies: int) -> Tensor:
-    """H_token of Appendix E.1: a model's uncertainty about the tokens it sees no copy of.
+    """H_token of Appendix E.1: a model's uncertainty about tokens without a visible copy.
 
     ``H_token = 1/k * sum over copies j of H[P(x_j)]``, for tokens with all k copies masked.
 
@@ -87,16 +86,16 @@ def repeated_entropy_bits(log_p_SV: Tensor, is_masked_BN: Tensor, num_copies: in
 
 
 def path_entropy(reading: Reading) -> PathEntropy:
-    """Where the uncertainty of a case study sits: in the states, or in the steps between them.
+    """Splits the uncertainty of a case study into that of states and that of steps.
 
-    Appendix P compares states by eye. A state that no path visits says nothing about a mask, so
-    here each counts by how likely a path passes it, before any word is known::
+    Appendix P compares states by eye. A state that no path visits does not matter, so here states
+    are weighted by the probability that a path visits them, before any word is known::
 
         word[i] = sum over u of P(mask i is emitted by u) * H[P_u]
         step[i] = sum over v of P(the target before mask i is emitted by v) * H[E_v]
 
-    P is the posterior given one step per target; E_v is the whole row of the transition matrix,
-    so ``step`` counts edges, too, that would miss a mask.
+    P is the posterior given one step per target; E_v is a whole row of the transition matrix, so
+    ``step`` includes edges that would skip a mask.
 
     Args:
         reading: of ``read_states``, with a graph.

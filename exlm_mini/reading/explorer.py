@@ -1,14 +1,13 @@
-"""An explorer of the state graph: HTML for the book, for Jupyter and as a file of its own.
+"""An explorer of the state graph: HTML for the book, for Jupyter and as a single file.
 
-``explorer`` draws a scene as it looks before anything is chosen. In the page a reader looks at
-states, and fixes a word or a state for a mask; the distribution of all other masks then follows,
-exactly: JavaScript runs the forward-backward recursion over the graph, the same that
-``scene.conditionals`` runs here. Nothing is loaded from elsewhere and nothing is written but inside
-the element with the class ``exlm-widget``, so several fit on one page.
+``explorer`` draws a scene. In the page a reader inspects states and fixes a word or a state for a
+mask; the exact distribution of all other masks follows: JavaScript runs the same forward-backward
+recursion as ``scene.conditionals``. Nothing is loaded from elsewhere, and scripts touch only the
+element with the class ``exlm-widget``, so several fit on one page.
 
-The HTML is a pure function of the scene, and a scene holds four significant digits. Those of a
-freshly trained model still differ between processors: where the output of a page is compared,
-draw a scene that was recorded (``Scene.to_json``).
+The HTML is a pure function of the scene, whose numbers have four significant digits. Those of a
+freshly trained model still differ between processors; if outputs are compared, draw a recorded
+scene (``Scene.to_json``).
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from exlm_mini.reading.scene import (
 )
 
 SMALLEST_EDGE = 0.001
-"""Transitions below it are summed over but never drawn."""
+"""Smaller transitions are summed over but never drawn."""
 TIE = 1e-9
-"""Added before a number is rounded: halves go up, whatever the last digit of a sum is."""
+"""Added before rounding, so that halves round up despite rounding errors."""
 
 STYLE = Path(__file__).with_name("explorer.css").read_text(encoding="utf-8")
 SCRIPT = Path(__file__).with_name("explorer.js").read_text(encoding="utf-8")
-"""Its recursion is that of ``conditionals``; a test drives both and compares. ``NAME`` and ``TIE``
-stand for what is filled in for each element."""
+"""Its recursion is that of ``conditionals``; a test compares both. ``NAME`` and ``TIE`` are
+filled in for each element."""
 PAGE_STYLE = """
 :root{color-scheme:light dark}
 body{margin:0 auto;padding:16px;max-width:980px;font-family:system-ui,sans-serif;
@@ -60,12 +59,12 @@ PAGE = """<!doctype html>
 
 
 class Explorer:
-    """An interactive drawing of a scene; Jupyter and the book show it, ``save`` writes it."""
+    """An interactive drawing of a scene, shown by Jupyter and the book; ``save`` writes it."""
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
         self.html = "".join(_fragment(scene))
-        """The element with its style and script, to put into any page."""
+        """The element with its style and script, for any page."""
 
     def _repr_html_(self) -> str:
         return self.html
@@ -75,7 +74,7 @@ class Explorer:
         return f"Explorer({scene.num_masks} masks, {len(scene.labels)} states)"
 
     def save(self, path: str | Path, title: str = "ExLM explorer") -> None:
-        """Write a page of its own: one file, which needs no other and no network."""
+        """Write a self-contained page."""
         page = PAGE.format(title=escape(title), style=PAGE_STYLE, body=self.html)
         Path(path).write_text(page, encoding="utf-8")
 
@@ -88,11 +87,11 @@ def explorer(scene: Scene) -> Explorer:
 # Units of the picture: pixels on a phone of 390, where four states stand side by side.
 PITCH_X, PITCH_Y, NODE_WIDTH, NODE_HEIGHT, LINE = 88, 118, 80, 62, 13
 NUM_LETTERS = 11
-"""As many of a word as fit a node."""
+"""Letters of a word that fit into a node."""
 
 
 class _Place(NamedTuple):
-    """Of a node: centre, half its height, and its row."""
+    """Centre of a node, half its height, and its row."""
 
     x: float
     y: float
@@ -108,7 +107,7 @@ def _places(scene: Scene) -> tuple[list[_Place], int, int]:
     seen = [0] * len(counts)
     places, spare = [], NODE_HEIGHT / 2 - LINE
     for row in scene.owners:
-        # The nodes of a boundary are low, so its row is closer to the next.
+        # Nodes of a boundary are lower, so its row is closer to the next.
         half = NODE_HEIGHT / 2 if 0 < row < len(counts) - 1 else LINE
         x = width / 2 + (seen[row] - (counts[row] - 1) / 2) * PITCH_X
         y = LINE + 4 + row * PITCH_Y - spare * ((row > 0) + (row == len(counts) - 1))
@@ -119,7 +118,7 @@ def _places(scene: Scene) -> tuple[list[_Place], int, int]:
 
 
 def _curve(a: _Place, b: _Place) -> tuple[str, float, float]:
-    """Path of an edge, and where its number stands."""
+    """Path of an edge, and the position of its number."""
     start, bend = a.y + a.half, 26
     if a.row == b.row:  # below both
         low = start + 1.4 * bend
@@ -136,7 +135,7 @@ def _curve(a: _Place, b: _Place) -> tuple[str, float, float]:
 
 
 def _percent(p: float) -> str:
-    """Whole percent; the script writes the same."""
+    """Whole percent, as in the script."""
     if p <= 0:
         return "0%"
     whole = math.floor(100 * p + 0.5 + TIE)
@@ -144,7 +143,7 @@ def _percent(p: float) -> str:
 
 
 def _fragment(scene: Scene) -> Iterator[str]:
-    """The element, as it looks before anything is chosen, and its script."""
+    """The element before any choice, and its script."""
     payload = scene.to_json()
     name = hashlib.sha256(payload.encode()).hexdigest()[:10]
     now = conditionals(scene)

@@ -1,4 +1,4 @@
-"""A pre-trained run as others read it: its weights, its settings, its tokenizer."""
+"""Loads a pre-trained run: its weights, its settings, its tokenizer."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from exlm_mini.training.checkpoint import (
 from exlm_mini.training.parts import load_model, num_copies
 
 TRAINED_IN_TURN = ("exlm", "mlm")
-"""Directories below a run of the objective mlm+exlm."""
+"""Directories in a run of the objective mlm+exlm."""
 INPUT_OF_KIND = {tokenizer: data for data, tokenizer in TOKENIZER_KINDS.items()}
-"""Kind of a tokenizer: what it reads, in the words of ``exlm_lab.downstream.task.Task``."""
+"""Kind of data by kind of tokenizer, as in ``exlm_lab.downstream.task.Task``."""
 
 SHIPPED = {
     name: Path(__file__).with_name("shipped") / name for name in ("molecules", "english")
 }
-"""Small models that come with the package, by name; the card beside each tells what it is."""
+"""Small models that come with the package, by name; each has a card."""
 
 
 class Layout(NamedTuple):
@@ -42,15 +42,15 @@ class Layout(NamedTuple):
     max_positions: int
     """Longest sequence after expansion or repetition, in tokens."""
     num_copies: int = 1
-    """Of every token; above 1 for Repeated MLM."""
+    """Copies of every token; above 1 for Repeated MLM."""
     boundary_copies: int = 1
-    """Of [BOS] and every [EOS]; ExLM's states per mask with the official boundary."""
+    """Copies of [BOS] and every [EOS]: ExLM's states per mask with the official boundary."""
 
     def room(self, num_pieces: int) -> int:
-        """Tokens that fit beside the boundaries of a row with one text or two.
+        """Tokens that fit besides the boundaries of a row with one or two texts.
 
         Raises:
-            UserError: if not one token of each fits.
+            UserError: if there is no room for one token of each.
         """
         num_special = 2 * num_pieces
         room = self.max_positions // self.num_copies - self.boundary_copies * num_special
@@ -65,7 +65,7 @@ class Layout(NamedTuple):
 
 
 class Pretrained(NamedTuple):
-    """A checkpoint and what it takes to use it."""
+    """A checkpoint, and what is needed to use it."""
 
     path: Path
     """Of the step's directory."""
@@ -77,12 +77,12 @@ class Pretrained(NamedTuple):
 
     @property
     def input(self) -> str:
-        """What it was trained on: text, smiles or toy."""
+        """The kind of its training data: text, smiles or toy."""
         return INPUT_OF_KIND[self.tokenizer.kind]
 
     @property
     def layout(self) -> Layout:
-        """How long a row becomes inside the model when nothing is masked."""
+        """How long a row becomes inside the model if nothing is masked."""
         model = self.config.model
         is_cloned = self.config.objective == "exlm" and model.boundary == "official"
         return Layout(
@@ -96,7 +96,7 @@ class Pretrained(NamedTuple):
         """A fresh copy of the trained model, on the CPU.
 
         Args:
-            settings: of ``ModelConfig`` that have no weights, such as ``dropout``.
+            settings: of ``ModelConfig`` that do not change weights, such as ``dropout``.
         """
         stored = self.checkpoint.state["config"]
         config = {**stored, "model": {**stored["model"], **settings}}
@@ -109,13 +109,13 @@ def load_pretrained(path: Path, report: Callable[[str], None]) -> Pretrained:
     """Open a run, or one step of it.
 
     Args:
-        path: OUTPUT of a pre-training run, or ``checkpoints/step-NNNNNN`` in it; or a name of
-            ``SHIPPED`` where there is no such path.
-        report: takes a line for each damaged checkpoint that was passed over.
+        path: OUTPUT of a pre-training run, or ``checkpoints/step-NNNNNN`` in it; or, if there is
+            no such path, a name in ``SHIPPED``.
+        report: receives a line for each damaged checkpoint that is skipped.
 
     Raises:
-        UserError: nothing there, no intact checkpoint, one of something else, or not the
-            tokenizer it was trained with.
+        UserError: if there is no intact checkpoint of a pre-training run, or its tokenizer is
+            missing or another.
     """
     if not path.exists():
         path = SHIPPED.get(str(path), path)
@@ -130,7 +130,7 @@ def load_pretrained(path: Path, report: Callable[[str], None]) -> Pretrained:
             )
         run, checkpoint, path = path, latest, path / "checkpoints" / f"step-{latest.step:06d}"
     with reading(path, "give a checkpoint of a pre-training run as it was saved"):
-        _, config = load_model(checkpoint)  # raises where weights and settings do not fit
+        _, config = load_model(checkpoint)  # raises if weights and settings do not fit
         tokenizer, weights = tokenizer_of(run, checkpoint), checkpoint.tensors["model"]
         return Pretrained(path, checkpoint, config, tokenizer, _sha256(weights))
 
@@ -144,16 +144,16 @@ def _sha256(weights: dict[str, Tensor]) -> str:
 
 
 def tokenizer_of(run: Path, checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer of a run's corpus, known by its sha256.
+    """The tokenizer that a run was trained with, identified by its sha256.
 
     Raises:
-        UserError: it is not there, or another one is.
+        UserError: if it is missing or another.
     """
     pack = checkpoint.state["config"]["data"]["pack"]
     corpora = [run / "data", run.parent / "data", *([Path(pack)] if pack else [])]
     paths = [corpus / "tokenizer.json" for corpus in corpora]
     for path in paths:
-        with contextlib.suppress(UserError):  # missing or damaged: another may be whole
+        with contextlib.suppress(UserError):  # missing or damaged: try the others
             tokenizer = Tokenizer.load(path)
             if tokenizer.sha256 == checkpoint.state["tokenizer_sha256"]:
                 return tokenizer

@@ -1,4 +1,4 @@
-"""What there is to see in a reading, and what follows from a choice.
+"""The content of an explorer, and the conditional distributions after a choice.
 
 Shapes: S masks, M targets (S + 2), L states, W words of a scene, N input tokens.
 """
@@ -21,7 +21,7 @@ NUM_WORDS_IN_NODE = 3
 
 
 class Scene(NamedTuple):
-    """What an explorer shows, in plain Python so that JSON holds it; probabilities, not logs."""
+    """The content of an explorer, in plain Python for JSON; probabilities, not logs."""
 
     text: list[str]
     """The visible text before, between and after the masks, S + 1 pieces."""
@@ -30,9 +30,9 @@ class Scene(NamedTuple):
     owners: list[int]
     """The target each state is a clone of: 0 for [BOS], 1..S for the masks, S + 1 for [EOS]."""
     words: list[str]
-    """As ``visible`` shows them; W of the vocabulary."""
+    """W words of the vocabulary, as shown by ``visible``."""
     offered: list[list[int]]
-    """For each mask the words one may choose, likeliest first; indices into ``words``."""
+    """For each mask the words to choose from, likeliest first; indices into ``words``."""
     token_LW: list[list[float]]
     """P_u(w). Rows sum to less than one where other words of the vocabulary are likely."""
     transition_LL: list[list[float]]
@@ -48,7 +48,7 @@ class Scene(NamedTuple):
 
 
 class Conditionals(NamedTuple):
-    """What the graph says once some masks are fixed; all zero if no path allows it."""
+    """Distributions after fixing some masks; all zero if no path allows it."""
 
     probability: float
     """Of the choices, summed over all paths; without any, of one step per target."""
@@ -68,14 +68,14 @@ def scene_from_json(text: str) -> Scene:
 def read_scene(
     reading: Reading, tokenizer: Tokenizer, masked_ids_BN: Tensor, num_words: int = 12
 ) -> Scene:
-    """What there is to see in a reading, to four significant digits.
+    """The scene of a reading, to four significant digits.
 
     Args:
         reading: of ``read_states``, with a graph.
         tokenizer: of the model.
         masked_ids_BN: the row that was read.
-        num_words: offered for each mask, its likeliest; the words of all masks together, and
-            the likeliest of each state, are kept for every state.
+        num_words: to choose from for each mask. All of these, and the likeliest words of each
+            state, are kept for every state.
 
     Raises:
         ValueError: if the states of the reading are not linked.
@@ -135,7 +135,7 @@ def conditionals(
     state_SL = passes.state_BML[0, 1:-1]
     word_SW = state_SL @ token_LW
     for mask, word in words.items():
-        # Every path that is left says this word; where none is, all is zero.
+        # All remaining paths emit this word; without a path, all is zero.
         word_SW[mask - 1] = 0.0
         word_SW[mask - 1, scene.words.index(word)] = state_SL[mask - 1].sum()
     probability = dag_log_likelihood(*graph, *counts).exp().item()

@@ -1,4 +1,4 @@
-"""A trained model as one uses it from Python: embed, fill, explore, the loss of a text. ::
+"""A trained model for use from Python: embed, fill, explore, and the loss of a text. ::
 
     import exlm_mini
 
@@ -44,7 +44,7 @@ class Filled:
 
     text: str
     probability: float
-    """Of the chosen tokens together; for ExLM by all paths."""
+    """Of the chosen tokens together; for ExLM summed over all paths."""
     reading: Reading = field(repr=False)
 
 
@@ -62,8 +62,8 @@ class Trained:
     def embed(self, texts: Sequence[str]) -> Tensor:
         """One vector for each text, (B, D): the mean of its tokens' last states.
 
-        A [MASK] counts like a token; [BOS] and [EOS] do not. A token that the vocabulary lacks is
-        read as [UNK].
+        [MASK] counts as a token, [BOS] and [EOS] do not. Tokens outside the vocabulary are read as
+        [UNK].
 
         Raises:
             UserError: for an empty text, or one too long for the model.
@@ -76,7 +76,7 @@ class Trained:
         return (hidden_BND * is_inner_BN1).sum(dim=1) / is_inner_BN1.sum(dim=1)
 
     def fill(self, text: str) -> Filled:
-        """The text with likely tokens in place of its masks, chosen together.
+        """Fill the masks of a text with likely tokens, chosen together.
 
         Raises:
             UserError: see ``encode_row``.
@@ -87,7 +87,7 @@ class Trained:
         return Filled(filled, min(1.0, math.exp(reading.log_joint)), reading)
 
     def explore(self, text: str) -> Explorer:
-        """The links between the states of the masks, for a notebook to show or to ``save``.
+        """The links between the states of the masks, for display in a notebook or to ``save``.
 
         Raises:
             UserError: see ``encode_row``; and if the states are not linked.
@@ -103,7 +103,7 @@ class Trained:
             seed: of the masks.
 
         Raises:
-            UserError: as ``embed``; and for a language whose masks have fixed places.
+            UserError: as ``embed``, and for a language whose masks have fixed places.
         """
         if self.config.masking.strategy == "slots":
             raise UserError(f"{self.run} was trained with masks at fixed places; use its pack")
@@ -115,7 +115,7 @@ class Trained:
 
     @property
     def model_in_words(self) -> str:
-        """The kind of model."""
+        """The kind of model, in words."""
         config = self.config
         if config.objective == "mlm":
             return "MLM"
@@ -142,12 +142,11 @@ class Trained:
 
 
 def load(path: str | Path) -> Trained:
-    """A trained model, from the newest intact checkpoint of a run or from one of its steps.
+    """Load a trained model, from the newest intact checkpoint of a run or from one of its steps.
 
     Args:
-        path: OUTPUT of a run, one of the two directories in it that mlm+exlm trains (else that
-            of ExLM is taken), or ``checkpoints/step-NNNNNN``; or the name of a shipped model
-            where there is no such path.
+        path: OUTPUT of a run (for mlm+exlm the ExLM in it is taken, or name its ``mlm``), or
+            ``checkpoints/step-NNNNNN``; or, if there is no such path, the name of a shipped model.
 
     Raises:
         UserError: see ``load_pretrained``.
@@ -159,25 +158,25 @@ def load(path: str | Path) -> Trained:
 
 
 def single_run(directory: Path) -> Path | None:
-    """The directory that has ``checkpoints/``: the one given, or one of two trained in turn."""
+    """The directory with ``checkpoints/``: the one given, or one of the two in an mlm+exlm run."""
     candidates = [directory, *(directory / name for name in TRAINED_IN_TURN)]
     return next((path for path in candidates if any(path.glob("checkpoints/step-*"))), None)
 
 
 def newest_run(runs: Path) -> Path | None:
-    """The run below a directory that saved a checkpoint last; none where no run has one."""
+    """The run in a directory that saved a checkpoint last; None if no run has one."""
     found = [run for path in runs.glob("*") if (run := single_run(path))]
     return max(found, key=lambda run: (run / "checkpoints").stat().st_mtime_ns, default=None)
 
 
 def shipped_for(text: str) -> str:
-    """The name of the shipped model that reads a text: SMILES have no blanks."""
+    """The name of the shipped model for a text: SMILES have no blanks."""
     return "english" if " " in text.strip() else "molecules"
 
 
 MAX_CHARACTERS = 20_000
-"""More than any row holds. Symbols of molecules are found in a time that is quadratic where
-brackets stay open: a second for so many."""
+"""More than any row holds. Splitting SMILES takes quadratic time if brackets stay open: a second
+for this length."""
 
 
 def encode_row(trained: Trained, text: str) -> Tensor:
@@ -193,7 +192,7 @@ def encode_row(trained: Trained, text: str) -> Tensor:
         raise UserError(
             f"the text has {len(text):,} characters; {MAX_CHARACTERS:,} is the most that is read"
         )
-    # Bytes of another encoding reach us as lone surrogates.
+    # Bytes of another encoding arrive as lone surrogates.
     with files.reading("the text", "write it in UTF-8, and check the terminal's encoding"):
         token_ids = tokenizer.encode_with_masks(text)
     if tokenizer.special_ids.unk in token_ids:

@@ -1,7 +1,7 @@
-"""Checkpoints that are whole or refused: written aside, renamed in one step, checked by sha256.
+"""Checkpoints are complete or refused: written aside, renamed in one step, checked by sha256.
 
-``torch.load`` and safetensors both accept a file in which one bit has flipped, and a full disk
-can leave half a file under its final name. So a checkpoint is a directory with a manifest::
+``torch.load`` and safetensors both accept a file with a flipped bit, and a full disk can leave
+half a file under its final name. So a checkpoint is a directory with a manifest::
 
     step-001200/
         model.safetensors        one file per group of tensors
@@ -9,7 +9,7 @@ can leave half a file under its final name. So a checkpoint is a directory with 
         manifest.json            step, state, sha256 of each file, and its own sha256
 
 It holds no state of random generators or data loaders: data order, masks and dropout are
-functions of counters, so the step is enough to go on, on the same machine bit for bit.
+functions of counters, so the step is enough to resume, bit for bit on the same machine.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from exlm_mini.data.files import NO_SPACE, read_bytes, reading, sync_directory, 
 
 FORMAT = "exlm_mini checkpoint"
 VERSION = 2
-"""Version 1 is read too. It says more: sizes of files, settings of the optimiser, and which tensors
-have two names, which none has in any model."""
+"""Version 1 can be read too. It also holds sizes of files, settings of the optimiser, and a list of
+tensors with two names, which is empty for every model."""
 MANIFEST = "manifest.json"
 REMEDY = "restore it from a copy, or delete {} to use an earlier checkpoint"
 
@@ -43,7 +43,7 @@ _NAME = re.compile(r"step-[0-9]{6,12}")
 
 
 class Checkpoint(NamedTuple):
-    """What was saved after ``step`` optimiser steps; all tensors on the CPU."""
+    """The state after ``step`` optimiser steps; all tensors on the CPU."""
 
     step: int
     tensors: dict[str, dict[str, Tensor]]
@@ -56,22 +56,22 @@ class Checkpoint(NamedTuple):
 def save_checkpoint(
     directory: Path, step: int, tensors: dict[str, dict[str, Tensor]], state: dict
 ) -> Path:
-    """Write ``directory/step-NNNNNN``, so that it is there complete or not at all; its path.
+    """Write ``directory/step-NNNNNN``, completely or not at all; returns its path.
 
-    A crash at any moment leaves the earlier checkpoints as they were and at most a ``.tmp``
-    directory, which the next save removes.
+    A crash at any moment leaves earlier checkpoints intact and at most a ``.tmp`` directory, which
+    the next save removes.
 
     Args:
-        directory: where the checkpoints of a run live; made if missing.
-        step: optimiser steps done. A checkpoint of this step is taken for a damaged one, for a
-            run would have gone on from it, and is replaced.
-        tensors: ``{group: {name: tensor}}``, any device and layout, no two of one storage; a group
-            is named by letters, digits and ``_``.
+        directory: of a run's checkpoints; made if missing.
+        step: optimiser steps done. An existing checkpoint of this step is replaced: it must be
+            damaged, because a run would have resumed from it.
+        tensors: ``{group: {name: tensor}}``, any device and layout, no shared storage; names of
+            groups consist of letters, digits and ``_``.
         state: JSON-able; tuples come back as lists.
 
     Raises:
-        UserError: not enough space.
-        OSError: the directory cannot be written.
+        UserError: if the disk is full.
+        OSError: if the directory cannot be written.
     """
     final = directory / f"step-{step:06d}"
     draft = directory / f"{final.name}.tmp"
@@ -92,7 +92,7 @@ def save_checkpoint(
         manifest = encode_manifest({**fields, "files": files, "state": state})
         write_synced(draft / MANIFEST, manifest)
         sync_directory(draft)
-        if final.exists():  # a directory cannot be renamed onto one that has files
+        if final.exists():  # a directory cannot be renamed onto one with files
             shutil.rmtree(final)
         os.rename(draft, final)
         sync_directory(directory)
@@ -106,17 +106,16 @@ def save_checkpoint(
             "start again: earlier checkpoints are intact"
         ) from error
     finally:
-        shutil.rmtree(draft, ignore_errors=True)  # already renamed if all went well
+        shutil.rmtree(draft, ignore_errors=True)  # already renamed if nothing failed
     return final
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read a ``step-NNNNNN`` directory, or a copy of one under any name; nothing is used before
-    its sha256 is found right.
+    """Read a ``step-NNNNNN`` directory, or a copy under any name, verifying every sha256.
 
     Raises:
-        UserError: missing, truncated or changed file, a manifest this version cannot read, or
-            numbers of a model that are not finite: no training goes on from them.
+        UserError: for a missing, truncated or changed file, a manifest of another version, or
+            weights that are not finite, from which no training can continue.
     """
     if not path.is_dir():
         raise UserError(f"there is no checkpoint {path}; give a step-NNNNNN directory")
@@ -125,7 +124,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     with reading(path, remedy):
         tensors = {}
         for name, entry in manifest["files"].items():
-            # A plain name, so that a manifest cannot point outside its directory.
+            # A plain name cannot point outside the directory.
             if not _FILE_NAME.fullmatch(name):
                 raise _broken(path / MANIFEST, f"lists {name!r}, which is no file of tensors")
             data = read_bytes(path / name, remedy)
@@ -138,7 +137,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def not_finite(tensors: dict[str, Tensor]) -> str | None:
-    """Name of the first tensor with a number that is none, or infinite; none if all are finite."""
+    """Name of the first tensor with a nan or infinity; None if all are finite."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             return name
@@ -146,13 +145,13 @@ def not_finite(tensors: dict[str, Tensor]) -> str | None:
 
 
 def encode_manifest(fields: dict) -> bytes:
-    """The manifest as JSON, its last entry the sha256 of the same text without that entry."""
+    """The manifest as JSON; its last entry is the sha256 of the text without that entry."""
     digest = _sha256(json.dumps(fields, indent=1).encode())
     return (json.dumps({**fields, "manifest_sha256": digest}, indent=1) + "\n").encode()
 
 
 def _read_manifest(path: Path, remedy: str) -> dict:
-    """The manifest of a checkpoint, its text unchanged."""
+    """The manifest of a checkpoint, verified."""
     file = path / MANIFEST
     with reading(file, remedy):
         data = read_bytes(file, remedy)
@@ -164,7 +163,7 @@ def _read_manifest(path: Path, remedy: str) -> dict:
                 f"{file} is of format version {fields.get('version')!r}, this program reads "
                 f"versions 1 and {VERSION}; use the version of exlm_mini that wrote it"
             )
-        # Written again it must come out byte for byte: one comparison for every kind of change.
+        # Encoding it again must give the same bytes: one comparison detects every change.
         rest = {key: value for key, value in fields.items() if key != "manifest_sha256"}
         if encode_manifest(rest) != data:
             raise _broken(file, "is damaged: its text does not fit its sha256")
@@ -181,17 +180,17 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-# ---- those of a run ----
+# ---- the checkpoints of a run ----
 
 
 def latest_checkpoint(directory: Path, report: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint of a run that verifies; none if there is none.
+    """The newest intact checkpoint of a run; None if there are no checkpoints.
 
-    Anything in the directory with another name than ``save_checkpoint`` gives is ignored.
-    ``report`` takes a line for each broken or unfinished checkpoint that was passed over.
+    Other names than those ``save_checkpoint`` gives are ignored. ``report`` receives a line for
+    each damaged or unfinished checkpoint that was skipped.
 
     Raises:
-        UserError: there are checkpoints and none of them is intact; says what the oldest lacks.
+        UserError: if there are checkpoints but none is intact; says what is wrong with the oldest.
     """
     lines = [
         f"skipped checkpoint {path.name}: it is not finished; the next save removes it"
@@ -215,32 +214,32 @@ def latest_checkpoint(directory: Path, report: Callable[[str], None]) -> Checkpo
 
 
 def prune_checkpoints(directory: Path, keep_last: int, intact_step: int) -> None:
-    """Delete old checkpoints, and what a crashed save left.
+    """Delete old checkpoints, and the remains of crashed saves.
 
     Args:
         directory: as for ``latest_checkpoint``.
         keep_last: how many to keep, 0 for all.
-        intact_step: of the newest checkpoint that is intact, for it was just written or read. It is
-            the first of those kept; what is newer is damaged, stays, and does not count.
+        intact_step: step of the newest intact checkpoint, just written or read. It counts as the
+            first to keep; newer ones are damaged, and are neither counted nor deleted.
     """
     _remove_drafts(directory)
     usable = [path for path in _newest_first(directory) if _step_of(path) <= intact_step]
     for path in usable[keep_last:] if keep_last else []:
-        # Half of a checkpoint must not stand under its name.
+        # A half-deleted checkpoint must not keep its name.
         doomed = path.with_name(f"{path.name}.tmp")
         os.rename(path, doomed)
         shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _remove_drafts(directory: Path) -> None:
-    """Remove what a crashed save or deletion left."""
+    """Remove the remains of crashed saves and deletions."""
     for path in directory.glob("step-*.tmp"):
         if _NAME.fullmatch(path.stem):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _newest_first(directory: Path) -> list[Path]:
-    """Directories with the name of a checkpoint, broken ones too; none if there is no directory."""
+    """Directories named like a checkpoint, intact or not."""
     if not directory.is_dir():
         return []
     with reading(directory):
@@ -252,11 +251,11 @@ def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-# ---- the optimiser in it ----
+# ---- the optimiser ----
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The state of AdamW for each parameter, as ``{"parameter/quantity": tensor}``; no copies."""
+    """AdamW's state of each parameter as ``{"parameter/quantity": tensor}``, without copying."""
     return {
         f"{name}/{quantity}": tensor
         for name, parameter in model.named_parameters()
@@ -267,13 +266,14 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dic
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]
 ) -> None:
-    """Undo ``optimizer_tensors``: the next step is bitwise the one that would have followed.
+    """Restore ``optimizer_tensors``: the next step is the one that would have followed, bit for
+    bit.
 
-    The optimiser keeps its settings. ``set_optimizer_state_dict`` of PyTorch does the same, but
-    takes moments of any name and shape.
+    The optimiser keeps its settings. PyTorch's ``set_optimizer_state_dict`` does the same, but
+    accepts moments of any name and shape.
 
     Raises:
-        ValueError, KeyError: names or shapes do not fit the model.
+        ValueError, KeyError: if names or shapes do not fit the model.
     """
     names = {parameter: name for name, parameter in model.named_parameters()}
     state: dict[int, dict[str, Tensor]] = {}
@@ -282,7 +282,7 @@ def restore_optimizer(
     for number, parameter in enumerate(order):
         name, own = names[parameter], parameter.shape
         if f"{name}/step" not in rest:
-            continue  # it has had no gradient yet
+            continue  # has had no gradient yet
         state[number] = {}
         for quantity, shape in (("step", ()), ("exp_avg", own), ("exp_avg_sq", own)):
             tensor = rest.pop(f"{name}/{quantity}")
@@ -290,7 +290,7 @@ def restore_optimizer(
                 raise ValueError(
                     f"{name}/{quantity} {tuple(tensor.shape)} is not {tuple(shape)}"
                 )
-            # Optimisers keep the tensors they are given and write into them.
+            # The optimiser keeps the tensor and writes into it.
             state[number][quantity] = tensor.clone()
     if rest:
         raise ValueError(f"the model has no parameter for {min(rest)}")

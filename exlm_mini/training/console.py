@@ -1,4 +1,4 @@
-"""What a person sees while a command works, and how they stop it. Everything goes to stderr."""
+"""What users see while a command works, and how they stop it. All output goes to stderr."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from exlm_mini.data.files import refused
 from exlm_mini.training.loop import Progress
 
 INTERRUPTED = 130
-"""Exit code of a command that was asked to stop, as shells report an interrupt."""
+"""Exit code of a command that was asked to stop; shells report interrupts this way."""
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_TO_SPEAK = 5.0
 SECONDS_BETWEEN_SIGNALS = 1.0
@@ -30,23 +30,23 @@ EXTRAS = {
     "matplotlib": "plot", "seaborn": "plot", "pandas": "tasks", "scipy": "tasks",
     "sklearn": "tasks", "transformers": "hf", "tensorboard": "watch",
 }  # fmt: skip
-"""What to install for a module that a command imports when it needs it."""
+"""The extra that installs a module; commands import these modules on demand."""
 
 
 def say(line: str) -> None:
-    """A line for the person, apart from the results on stdout."""
+    """Print a line for the user on stderr; results go to stdout."""
     print(line, file=sys.stderr, flush=True)
 
 
 def this_python() -> str:
-    """The interpreter that runs, as a person here would type it."""
+    """The running interpreter, as a user would type it here."""
     if shutil.which("python") == sys.executable:
         return "python"
     return shlex.quote(os.path.relpath(sys.executable))
 
 
 def say_error(error: UserError) -> None:
-    """The one line of a mistake; with ``--debug`` what led to it comes first."""
+    """Print the line of a mistake; with ``--debug`` after its traceback."""
     if Debugging.is_on:
         earlier: BaseException | None = error
         while earlier:
@@ -57,10 +57,10 @@ def say_error(error: UserError) -> None:
 
 
 def mistake(error: UserError | ModuleNotFoundError | OSError) -> UserError:
-    """The line for an error: of a library that was left out it names the extra that brings it.
+    """The line for an error; for a missing library it names the extra that installs it.
 
     Raises:
-        ModuleNotFoundError, OSError: the error itself if it is our own mistake.
+        ModuleNotFoundError, OSError: the error itself if it is a bug.
     """
     if isinstance(error, UserError):
         return error
@@ -73,7 +73,7 @@ def mistake(error: UserError | ModuleNotFoundError | OSError) -> UserError:
 
 
 def drop_output() -> None:
-    """When the reader of stdout has seen enough; Python would complain as it flushes at exit."""
+    """Discard further output, when the reader of stdout is gone: flushing at exit would fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -83,13 +83,13 @@ def exit_code(
     unread: int = INTERRUPTED,
     is_talking: Callable[[], bool] = lambda: True,
 ) -> int:
-    """Run a command; its exit code, and one line if it could not be done.
+    """Run a command and return its exit code; a failure is one line.
 
     Args:
-        command: the work; none: 0. What trains in it saves and stops by itself when asked to.
-        interrupted: printed when it is stopped otherwise, such as while data are read.
-        unread: exit code where the reader of stdout left before the end.
-        is_talking: false in a process beside which another one prints the line.
+        command: the work; returning None means 0. Training saves and stops by itself.
+        interrupted: printed when it is interrupted elsewhere, such as while data are read.
+        unread: exit code if the reader of stdout is gone before the end.
+        is_talking: false in a process beside another one that prints the line.
     """
     Debugging.is_on = False
     try:
@@ -104,7 +104,7 @@ def exit_code(
         if is_talking():
             say_error(line)
         else:
-            # torchrun ends all processes once it sees one end: let the other one speak before.
+            # torchrun ends all processes when one ends: let the other one print first.
             time.sleep(SECONDS_TO_SPEAK)
         return 2
     except KeyboardInterrupt:
@@ -114,9 +114,9 @@ def exit_code(
 
 
 class ProgressLine:
-    """How far, how fast, how long still: a line now and then, on a terminal one that changes.
+    """Progress, speed and ETA: a line every few seconds, on a terminal one line that changes.
 
-    ``steps`` is the work in all, ``unit`` what it is counted in.
+    ``steps`` is the total work, ``unit`` its unit.
     """
 
     def __init__(self, name: str, steps: int, unit: str = "step") -> None:
@@ -134,14 +134,14 @@ class ProgressLine:
             say("")
 
     def show(self, progress: Progress) -> None:
-        """Show one step of training: bits at the last validation, loss in nats, tokens/s."""
+        """Show a training step: bits of the last validation, loss in nats, tokens/s."""
         if progress.evaluation is not None:
             self.bits = f"{progress.evaluation.bits_per_mask:.3f} bits, "
         speed = f"{progress.tokens_per_second:,.0f} tokens/s"
         self.tell(progress.step, f"{self.bits}loss {progress.loss:.3f}, {speed}")
 
     def tell(self, step: int, text: str) -> None:
-        """Show the work done so far, with a text of the caller's."""
+        """Show the work done so far, and a text."""
         now = time.monotonic()
         self._start = self._start or (now, step)
         pause = 0.1 if self._is_terminal else SECONDS_BETWEEN_LINES
@@ -160,7 +160,7 @@ class ProgressLine:
 
 
 def in_words(seconds: float) -> str:
-    """A time to two or three digits: seconds up to two minutes, minutes up to two hours."""
+    """A time in seconds up to two minutes, in minutes up to two hours, else in hours."""
     for unit, size in (("s", 1), ("min", 60)):
         if seconds < 120 * size:
             return f"{seconds / size:.0f} {unit}"
@@ -168,7 +168,7 @@ def in_words(seconds: float) -> str:
 
 
 class Requests:
-    """What signals have asked a run to do."""
+    """What signals asked a run to do."""
 
     is_stop_asked = is_save_asked = False
 
@@ -177,17 +177,17 @@ class Requests:
         return self.is_stop_asked
 
     def should_save(self) -> bool:
-        """Save after this step and go on; true once for each time it was asked."""
+        """Save after this step and continue; true once per request."""
         is_asked, self.is_save_asked = self.is_save_asked, False
         return is_asked
 
 
 @contextlib.contextmanager
 def requests_by_signal(report: Callable[[str], None] = say) -> Iterator[Requests]:
-    """Turn SIGINT and SIGTERM into a request to save and stop, SIGUSR1 into one to save.
+    """Turn SIGINT and SIGTERM into a request to save and stop, SIGUSR1 into a request to save.
 
-    A second of SIGINT and SIGTERM stops at once, if it comes ``SECONDS_BETWEEN_SIGNALS`` later:
-    torchrun passes signals on, and a scheduler may send the same one to the process itself.
+    A second SIGINT or SIGTERM stops at once, if it comes at least ``SECONDS_BETWEEN_SIGNALS``
+    later: torchrun forwards signals, and a scheduler may also send them to the process itself.
     """
     requests = Requests()
     asked_at = 0.0

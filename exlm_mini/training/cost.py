@@ -1,4 +1,4 @@
-"""What a run will cost, before it starts: parameters, tokens, operations and memory.
+"""The cost of a run, before it starts: parameters, tokens, operations and memory.
 
 Shapes: B rows of a micro-batch, T tokens after expansion, L states, M targets, D width, F
 feed-forward width, H heads, V vocabulary.
@@ -20,13 +20,13 @@ from exlm_mini.training.parts import count_parameters, longest_row, num_copies
 
 _FLOAT = 4  # bytes; weights, moments and the alignment are float32 in every precision
 _BATCH_TOKEN = 25
-"""Bytes of a token of a step's batch: its id, masked or not, whether it is, and the noise."""
+"""Bytes per token of a step's batch: ids before and after masking, the mask, and the noise."""
 _SURE = 0.75
-"""Share of the estimated activations that is surely needed: the estimate is good to 30%."""
+"""Share of the estimated activations that is certainly needed: the estimate is good to 30%."""
 
 
 class Estimate(NamedTuple):
-    """Costs of one run; bytes are estimates for one device, everything else is exact."""
+    """Costs of a run; bytes are estimates for one device, everything else is exact."""
 
     num_parameters: int
     num_transition_parameters: int
@@ -36,11 +36,11 @@ class Estimate(NamedTuple):
     expanded_length: int
     """The same after expansion or repetition."""
     tokens_per_step: int
-    """Input tokens, before expansion; with ``train.batch_tokens`` the most there can be."""
+    """Input tokens, before expansion; with ``train.batch_tokens`` the maximum."""
     num_tokens: int
     """Of the whole run."""
     flops_per_token: float
-    """Floating-point operations of training by input token, forward and backward."""
+    """Floating-point operations of training per input token, forward and backward."""
     num_flops: float
     """Of the whole run."""
     weight_bytes: int
@@ -51,16 +51,16 @@ class Estimate(NamedTuple):
 
 
 class BatchPlan(NamedTuple):
-    """How a batch is spread: ``size`` = ``num_devices`` x ``per_device`` x ``num_accumulated``."""
+    """Division of a batch: ``size`` = ``num_devices`` x ``per_device`` x ``num_accumulated``."""
 
     unit: str
-    """What is counted: rows or tokens."""
+    """rows or tokens."""
     size: int
     num_devices: int
     per_device: int
-    """In one forward pass."""
+    """Per forward pass."""
     num_accumulated: int
-    """Forward passes of a device before the optimiser's step."""
+    """Forward passes of a device per optimiser step."""
 
     def __str__(self) -> str:
         return (
@@ -71,10 +71,10 @@ class BatchPlan(NamedTuple):
 
 
 def plan_batch(train: TrainConfig, num_devices: int, option: str = "--devices") -> BatchPlan:
-    """Spread a batch over devices, whose number ``option`` gave.
+    """Divide a batch among devices; ``option`` is the one that gave their number.
 
     Raises:
-        UserError: if it does not divide.
+        UserError: if the sizes do not divide.
     """
     unit, name, size, micro = "rows", "size", train.batch_size, train.micro_batch_size
     if train.batch_tokens is not None:
@@ -106,7 +106,7 @@ def estimate(config: RunConfig, vocab_size: int, row_length: int) -> Estimate:
         row_length: longest row, [BOS] and [EOS] included.
 
     Raises:
-        UserError: for a weight of more bytes than can be numbered.
+        UserError: for a weight too large to be addressed.
     """
     num_parameters, num_transition = count_parameters(config, vocab_size)
     tokens_per_step = config.train.batch_tokens or config.train.batch_size * row_length
@@ -133,9 +133,9 @@ def check_memory(
     device: torch.device,
     num_devices: int = 1,
 ) -> None:
-    """Refuse a run, its precision settled, that its device cannot hold.
+    """Refuse a run with a definite precision that does not fit in memory.
 
-    The sizes are those of ``estimate``, or less where they are not yet known.
+    The sizes are as for ``estimate``, or lower bounds while they are unknown.
 
     Raises:
         DoesNotFit: with the figure, and which settings to lower.
@@ -146,7 +146,7 @@ def check_memory(
     changed: dict[str, Any] = {f"micro_batch_{unit}": plan.per_device}
     train = replace(config.train, **changed)
     masking = config.masking
-    if masking.strategy == "bernoulli":  # could mask every token, and never does
+    if masking.strategy == "bernoulli":  # may mask every token, but practically never does
         masking = replace(masking, strategy="fixed_count")
     config = replace(config, train=train, masking=masking)
     costs = estimate(config, vocab_size, row_length)
@@ -162,18 +162,18 @@ def check_memory(
 
 
 def _num_slots(config: RunConfig) -> int:
-    """Masks of a row where they have fixed places, else 0."""
+    """Masks per row if they have fixed places, else 0."""
     return 0 if config.objective == "repeated-mlm" else len(slots_of(config))
 
 
 def row_flops(config: RunConfig, vocab_size: int, row_length: int) -> float:
     """Floating-point operations of training on one row, at the mean number of masks.
 
-    Two for each multiply-add of a matrix product, and three times the forward pass: the
-    backward pass has two products for each. The dynamic programme has none; what is computed
-    again to save memory is not counted, nor the learned places of the transition, which are
-    multiplied once for a whole batch. The chapter on states expansion derives the terms.
-    Arguments as for ``estimate``.
+    Two per multiply-add of a matrix product, times three, because the backward pass has two
+    products for each of the forward pass. The dynamic programme has no matrix products.
+    Recomputation is not counted, nor are the learned places of the transition, which are
+    multiplied once per batch. The chapter on states expansion derives the terms. Arguments as for
+    ``estimate``.
     """
     model = config.model
     num_layers, D, F, H = model.shape
@@ -186,7 +186,7 @@ def row_flops(config: RunConfig, vocab_size: int, row_length: int) -> float:
         num_boundaries = 2 if model.boundary == "official" else 0
         T = row_length + (k - 1) * (num_masks + num_boundaries)
         L = num_masks * k + (2 * k if num_boundaries else 2)
-        M = num_masks + 2 + (model.transition == "ctc")  # and the blank
+        M = num_masks + 2 + (model.transition == "ctc")  # plus the blank
         heads = L * (D * D + D * vocab_size) + M * L * D
         if model.transition not in ("ctc", "uniform"):
             heads += L * 2 * D * D + L * L * D
@@ -203,18 +203,18 @@ def row_flops(config: RunConfig, vocab_size: int, row_length: int) -> float:
 def encoder_bytes(
     model: ModelConfig, num_tokens: int, half: int = _FLOAT, num_row_tokens: int | None = None
 ) -> int:
-    """Bytes that autograd keeps of the encoder for its backward pass.
+    """Bytes that autograd keeps for the encoder's backward pass.
 
     Args:
         model: settings of the model.
         num_tokens: of a batch, after expansion or repetition, padding included.
         half: bytes of a number in the encoder's precision.
-        num_row_tokens: before expansion, as layers below ``expand_at`` see it; none: as all.
+        num_row_tokens: before expansion, for the layers below ``expand_at``; None: as above.
     """
     num_layers, D, F, _ = model.shape
-    # Per layer: what enters both norms (the residual stream stays in float32) and comes out of
-    # them, one storage of queries, keys and values, rotated queries and keys, attended values;
-    # the feed-forward layer before and after its activation; masks of three dropouts.
+    # Per layer: inputs (the residual stream stays in float32) and outputs of both norms; queries,
+    # keys and values, rotated queries and keys, attended values; the feed-forward layer before
+    # and after its activation; masks of three dropouts.
     masks = 2 * D * (model.dropout > 0) + F * (model.activation_dropout > 0)
     layer = 2 * D * _FLOAT + (8 * D + 2 * F + masks) * half
     ends = (D + D * (model.dropout > 0)) * _FLOAT  # last norm, dropout of the embedding
@@ -224,12 +224,12 @@ def encoder_bytes(
 
 
 def _activation_bytes(config: RunConfig, vocab_size: int, row_length: int) -> int:
-    """Tensors autograd keeps, counted layer by layer."""
+    """Bytes that autograd keeps, counted layer by layer."""
     model, is_low = config.model, config.train.precision in ("bf16", "fp16")
     num_layers, D, F, H = model.shape
     train = config.train
     B = train.micro_batch_size or train.batch_size
-    if train.batch_tokens is not None:  # of the longest rows
+    if train.batch_tokens is not None:  # for the longest rows
         B = max(1, (train.micro_batch_tokens or train.batch_tokens) // row_length)
     T = longest_row(config, row_length)
     half = 2 if is_low else _FLOAT
@@ -239,14 +239,14 @@ def _activation_bytes(config: RunConfig, vocab_size: int, row_length: int) -> in
         encoder += half * (num_layers * (4 * D * D + 2 * D * F) + vocab_size * D)
     if config.objective != "exlm":
         num_masks = _num_slots(config) or math.ceil(config.masking.mask_ratio * T)
-        # log-softmax, and the hidden states of the head.
+        # The log-softmax and the head's hidden states.
         return encoder + B * num_masks * (vocab_size + 4 * D) * _FLOAT
     num_masks = _num_slots(config) or math.ceil(config.masking.mask_ratio * (row_length - 2))
     k = model.states_per_mask
     num_targets = num_masks + 2
     L = num_masks * k + (2 * k if model.boundary == "official" else 2)
     head = B * L * 8 * D * _FLOAT
-    if model.emission != "chunked":  # chunks are recomputed, none is kept
+    if model.emission != "chunked":  # chunks are recomputed, not kept
         head += B * L * vocab_size * (half if model.emission == "fused" else _FLOAT)
     num_heads = {"gated": H, "ctc": 0, "uniform": 0}.get(model.transition, 1)
     transition = B * (2 * num_heads + 3) * L * L * _FLOAT

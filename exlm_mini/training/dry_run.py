@@ -1,4 +1,4 @@
-"""What a run would cost, printed before it is begun: parameters, tokens, memory, hours."""
+"""Prints what a run would cost: parameters, tokens, memory, hours."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def objectives_of(config: RunConfig) -> list[RunConfig]:
 
 
 def row_length_of(config: RunConfig) -> int:
-    """Longest row of a corpus that is not built yet."""
+    """Length of the longest row, from the settings alone."""
     if config.data.kind == "toy":
         return grammar(config.data.grammar).length + 2
     return config.data.block_length
@@ -39,14 +39,14 @@ def dry_run(
 
     Args:
         config: of the run.
-        num_devices: to spread a batch over; memory is that of one of them.
-        tokens_per_second: measured on one device, for the hours: input tokens, before expansion
-            or repetition and without padding.
+        num_devices: that share a batch; memory is that of one of them.
+        tokens_per_second: measured speed of one device, for the hours, in input tokens, before
+            expansion or repetition and without padding.
     """
     config = with_precision(config, choose_device(config.train.device))
     plan = plan_batch(config.train, num_devices)
     vocab_size, row_length = _corpus_shape(config)
-    # What one device holds at a time.
+    # The micro-batch of one device.
     micro = "micro_batch_size" if plan.unit == "rows" else "micro_batch_tokens"
     changed: dict[str, Any] = {micro: plan.per_device}
     config = replace(config, train=replace(config.train, **changed))
@@ -66,10 +66,11 @@ def dry_run(
 
 
 def _corpus_shape(config: RunConfig) -> tuple[int, int]:
-    """Vocabulary and longest row; without ``model.vocab_size`` those of the data.
+    """Size of the vocabulary and length of the longest row.
 
-    The corpus is built in a temporary directory, of at most ``DRY_RUN_DOCUMENTS`` documents when
-    it is not embedded. Of one that is still to be prepared the settings say the shape.
+    Without ``model.vocab_size`` the corpus is built in a temporary directory, from at most
+    ``DRY_RUN_DOCUMENTS`` documents unless it is embedded. For a pack that does not exist yet the
+    settings are taken.
     """
     data, row_length = config.data, row_length_of(config)
     if config.model.vocab_size is not None:
@@ -90,12 +91,12 @@ def _corpus_shape(config: RunConfig) -> tuple[int, int]:
 
 
 def lacks_pack(config: RunConfig) -> bool:
-    """The settings name a prepared corpus, and it is not there."""
+    """The settings name a prepared corpus that does not exist."""
     return config.data.pack is not None and not Path(config.data.pack).exists()
 
 
 def tell_row_length(config: RunConfig, corpus: Corpus) -> None:
-    """A prepared corpus has rows of its own length, whatever the settings say."""
+    """Say so if a prepared corpus has rows of another length than the settings."""
     row_length = corpus.train.row_length
     if config.data.pack is not None and row_length not in (None, row_length_of(config)):
         say(

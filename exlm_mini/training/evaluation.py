@@ -1,4 +1,4 @@
-"""How well a model predicts held-out rows, in bits and in tokens guessed.
+"""How well a model predicts held-out rows: bits, and the share of tokens guessed.
 
 Shapes: B rows, N tokens of a row, M targets, S masked tokens of a batch, V vocabulary, Q batches.
 """
@@ -22,21 +22,21 @@ VALIDATION_BATCH_ROWS = 64
 
 
 class Evaluation(NamedTuple):
-    """How well held-out rows are predicted; joint probability of a row's masks for ExLM."""
+    """Result of a validation; for ExLM by the joint probability of a row's masks."""
 
     bits: float
     """Sum of -log2 P(masked tokens | context), boundary emissions left out."""
     num_masks: int
     num_rows: int
     num_without_path: int
-    """Rows no path could spell; they are in no other number."""
+    """Rows without a path, which no other number includes."""
     num_correct: int | None = None
     """Masked tokens that are the model's likeliest for their mask by itself (for ExLM see
     ``guesses``); none in checkpoints from before they were counted."""
 
     @property
     def is_finite(self) -> bool:
-        """False where the model gives out no numbers, or no row a path."""
+        """False if the bits are not finite, or no row has a path."""
         return math.isfinite(self.bits) and not (self.num_without_path and not self.num_rows)
 
     @property
@@ -54,7 +54,7 @@ class Evaluation(NamedTuple):
 
     @property
     def mask_accuracy(self) -> float | None:
-        """Share of the masked tokens that are guessed."""
+        """Share of the masked tokens that were guessed."""
         return None if self.num_correct is None else self.num_correct / max(self.num_masks, 1)
 
 
@@ -62,12 +62,12 @@ class Evaluation(NamedTuple):
 def row_bits_and_correct(
     model: MaskedLM | ExLM, batch: MaskedBatch, chain_share: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """-log2 P(masked tokens | context) of each row, (B,), float32, and how many are guessed, int64.
+    """-log2 P(masked tokens | context) of each row, (B,), float32, and the number guessed, int64.
 
-    The first is the sum of independent predictions for MLM, and for ExLM the joint probability,
-    summed over all paths, with the emissions of the boundaries left out; inf where no path fits.
-    Each mask is guessed by itself, from the context alone: its likeliest token, for ExLM over all
-    paths and whatever stands in the other masks.
+    For MLM the bits are a sum over independent predictions; for ExLM they are of the joint
+    probability, summed over all paths, without the emissions of the boundaries, and inf where no
+    path fits. Each mask is guessed by itself, from the context alone: its likeliest token, for
+    ExLM summed over all paths and all tokens in the other masks.
     """
     if isinstance(model, ExLM):
         scores = model(*batch, chain_share, with_guesses=True)
@@ -99,15 +99,15 @@ def evaluate(
     world_size: int = 1,
     add_up: Callable[[Tensor], Tensor] = lambda numbers: numbers,
 ) -> Evaluation:
-    """Bits and guesses of the first ``num_rows`` held-out rows, always under the same masks.
+    """Bits and guesses on the first ``num_rows`` held-out rows, always with the same masks.
 
-    Batches are dealt out to the processes whole, and their numbers added in one order, so the
-    result has the same bits whatever the number of processes.
+    Whole batches are distributed over the processes and their numbers added in a fixed order, so
+    the result is the same, to the last bit, for any number of processes.
 
     Args:
         device: of the model.
         chain_share: see ``ExLM.forward``.
-        rank, world_size: which process this is, of how many that call this together.
+        rank, world_size: number of this process, and of all processes that call this together.
         add_up: sums a float64 tensor on the CPU over the processes.
     """
     was_training = model.training

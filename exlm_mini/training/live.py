@@ -1,8 +1,4 @@
-"""Training while a page is executed: the scale a chapter runs at, and a run without a directory.
-
-A chapter starts with ``scale = chapter_scale()`` and shows it, so that a page says at which sizes
-and on which device its numbers were made.
-"""
+"""Training inside a chapter: the scale it runs at, and runs without a directory."""
 
 from __future__ import annotations
 
@@ -45,10 +41,10 @@ class Scale(NamedTuple):
 
 
 def chapter_scale() -> Scale:
-    """What ``EXLM_SCALE`` asks for, on a GPU where there is one.
+    """The scale that ``EXLM_SCALE`` asks for, on a GPU if there is one.
 
-    On a CPU this limits PyTorch to one thread: the tiny models gain nothing from more, and sums
-    are taken in one order, whatever the number of cores.
+    On a CPU this limits PyTorch to one thread: tiny models gain nothing from more, and sums then
+    have the same order for any number of cores.
 
     Raises:
         UserError: if ``EXLM_SCALE`` is neither ``cpu`` nor ``gpu``.
@@ -63,7 +59,7 @@ def chapter_scale() -> Scale:
 
 
 class LiveRun(NamedTuple):
-    """A finished run that lives in memory."""
+    """A finished run in memory."""
 
     model: MaskedLM | ExLM
     """In evaluation mode."""
@@ -80,7 +76,7 @@ class LiveRun(NamedTuple):
 
 def train_live(config: RunConfig, scale: Scale) -> LiveRun:
     """Train one objective as ``pretrain`` does, in a temporary directory and on the device of the
-    scale, and keep the model."""
+    scale; returns the model."""
     config = replace(config, train=replace(config.train, device=scale.device.type))
     curve: list[tuple[int, Evaluation]] = []
 

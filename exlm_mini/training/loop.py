@@ -1,11 +1,11 @@
 """The training loop: steps in, checkpoints and metrics out.
 
-The loop reports through a callback and has no part in command line or terminal. What
-it does at a step is a function of the settings and the step, so a run that was stopped and
-resumed ends with the same bits as one that was not: on one machine, with the same versions and
-threads. Another processor adds in another order, and a training follows the last bits.
+The loop reports through a callback and knows nothing of command line or terminal. Each step is a
+function of the settings and the step number, so a run that was stopped and resumed ends with the
+same bits as one that was not: on one machine, with the same versions and threads. Another processor
+adds in another order, and trainings diverge from a difference in the last bit.
 
-Of several processes all go through the loop side by side, and the first alone reports and writes.
+With several processes, all run the loop side by side, and only the first reports and writes.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Progress(NamedTuple):
     step: int
     """Steps done, from 1."""
     loss: float
-    """See ``Update``; of the last batch."""
+    """Of the last batch, see ``Update``."""
     tokens_per_second: float
     """Input tokens, before expansion or repetition and without padding, since this start."""
     evaluation: Any
-    """After a validation an ``Evaluation``, of fine-tuning the task's metrics by name; or none."""
+    """After a validation an ``Evaluation``, in fine-tuning the task's metrics; otherwise None."""
 
 
 class Outcome(NamedTuple):
@@ -57,9 +57,9 @@ class Outcome(NamedTuple):
 
     step: int
     is_complete: bool
-    """False when it was asked to stop before its last step."""
+    """False if it was asked to stop before its last step."""
     evaluation: Any
-    """Of the last validation, as in ``Progress``; none if the run stopped before any."""
+    """Of the last validation, as in ``Progress``; None if there was none yet."""
     num_parameters: int
     skipped_steps: int
     """Steps whose loss or gradient was not finite, see ``step``."""
@@ -68,12 +68,12 @@ class Outcome(NamedTuple):
 class Loop:
     """One run, from its newest checkpoint to its last step.
 
-    A subclass says what is learned, how it is validated, and what a checkpoint holds besides.
+    A subclass defines validation and what else a checkpoint holds.
 
     Args:
-        train: settings, their precision settled.
+        train: settings, with a definite precision.
         seed: of dropout.
-        model: as it starts, on any device; with an ``encoder``.
+        model: before training, on any device; has an ``encoder``.
         objective: what is learned.
         output: run directory; gets ``checkpoints/`` and ``metrics.jsonl``.
         report: takes a line about something unusual, such as a damaged checkpoint.
@@ -83,7 +83,7 @@ class Loop:
     model: Any
     """A module with an ``encoder``, on the engine's device."""
     seconds_between_saves = 0.0
-    """At least, after the first that no one asked for."""
+    """Least time between two saves by ``save_every``."""
 
     def __init__(
         self,
@@ -104,19 +104,19 @@ class Loop:
         self.num_tokens = 0
         """Input tokens of all steps done, before expansion or repetition, without padding."""
         self.loss_sum = 0.0
-        """Of the steps since a subclass set it to 0."""
+        """Over the steps since a subclass last set it to 0."""
         self.seconds = 0.0
         """Of all starts, validation included."""
         self._saved_at = -math.inf
 
-    # ---- of the subclass ----
+    # ---- defined by the subclass ----
 
     def _evaluate(self, step: int) -> Any:
         """Validate after a step, see ``Progress``; ``DivergedError`` if a number is not finite."""
         raise NotImplementedError
 
     def _own_state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-        """Tensors by group and JSON-able state that a checkpoint holds besides."""
+        """Further tensors (by group) and JSON-able state for a checkpoint."""
         raise NotImplementedError
 
     def _finish(self) -> None:
@@ -142,8 +142,8 @@ class Loop:
                 its numbers go into the line of ``metrics.jsonl``.
 
         Raises:
-            DivergedError: when too many steps, a validation or weights are not finite.
-            UserError: when a checkpoint cannot be read or written.
+            DivergedError: if too many steps, a validation or the weights are not finite.
+            UserError: if a checkpoint cannot be read or written.
         """
         train, engine = self.train, self.engine
         step = self._restore()
@@ -190,12 +190,12 @@ class Loop:
     def _open_logs(
         self, step: int, open_files: contextlib.ExitStack
     ) -> list[MetricsLog | ScalarLog]:
-        """What the first process writes to; the first holds the seconds so far."""
+        """The logs of the first process; restores ``seconds`` from the metrics."""
         logs: list[MetricsLog | ScalarLog] = []
         with self.engine.together():
             if self.engine.is_main:
                 self.output.mkdir(parents=True, exist_ok=True)
-                # No save may follow the one that was cut short.
+                # There may be no further save to remove the remains of one that was cut short.
                 prune_checkpoints(self._checkpoints, self.train.keep_last, step)
                 metrics = MetricsLog(self.output / "metrics.jsonl", step)
                 self.seconds = (metrics.last or {}).get("seconds") or 0.0
@@ -207,8 +207,8 @@ class Loop:
         return logs
 
     def _numbers(self, update: Update, speed: float, evaluation: Any) -> dict[str, Any]:
-        """A line of ``metrics.jsonl``, to which a subclass may add; ``speed`` in input tokens per
-        second since this start."""
+        """A line of ``metrics.jsonl``, extended by subclasses; ``speed`` in input tokens per second
+        since this start."""
         return {
             "loss": update.loss,
             "learning_rate": update.learning_rate,
@@ -246,7 +246,7 @@ class Loop:
         self._saved_at = time.monotonic()
 
     def _restore(self) -> int:
-        """Take over the newest whole checkpoint, if there is one; the steps done."""
+        """Load the newest intact checkpoint, if there is one; returns the number of steps done."""
         engine = self.engine
         with engine.together():
             report = self.report if engine.is_main else lambda line: None

@@ -1,7 +1,4 @@
-"""What a line of ``metrics.jsonl`` says of the machine, and the same lines for TensorBoard.
-
-``metrics.jsonl`` is the record of a run; TensorBoard shows a copy of it.
-"""
+"""Machine figures in ``metrics.jsonl``, and a copy of its lines for TensorBoard."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from exlm_mini.training.cost import row_flops
 
 
 class Peak(NamedTuple):
-    """Most a GPU can do by its maker's account, in 10¹² operations per second, dense."""
+    """Peak speed of a GPU by its data sheet, in 10¹² operations per second, dense."""
 
     half: float
     """bf16 or fp16 products with sums in fp32."""
@@ -44,15 +41,15 @@ PEAKS = {
     "GeForce RTX 3090": Peak(71, 35.6, 35.6),  # GA102 whitepaper, appendix A
     "GeForce RTX 4090": Peak(165.2, 82.6, 82.6),  # Ada whitepaper, appendix A
 }
-"""By the whole name that PyTorch gives a GPU, less the maker's: a part of a GPU, a laptop's or
-another relative has a name of its own, and no peak here."""
+"""By the full name that PyTorch gives a GPU, without the maker; a slice of a GPU or a laptop
+version has another name, and no entry."""
 
 
 def peak_flops(name: str, precision: str, is_tf32: bool = False) -> float | None:
-    """Most floating-point operations per second of a device; none if it is not in ``PEAKS``.
+    """Peak floating-point operations per second of a device; None if it is not in ``PEAKS``.
 
     Args:
-        name: ``torch.cuda.get_device_name()``, or any for what is not a GPU.
+        name: ``torch.cuda.get_device_name()``, or any other for a device that is no GPU.
         precision: of the run: ``fp32``, ``bf16`` or ``fp16``.
         is_tf32: products of fp32 run as TF32.
     """
@@ -64,11 +61,11 @@ def peak_flops(name: str, precision: str, is_tf32: bool = False) -> float | None
 
 
 def mean_flops_per_token(config: RunConfig, vocab_size: int, lengths_R: np.ndarray) -> float:
-    """Operations of training by input token, forward and backward, over one epoch.
+    """Training operations per input token, forward and backward, averaged over one epoch.
 
-    Longer rows cost more by the token, so ``cost.row_flops`` is taken of every length there
-    is. Expanded states, copies and the heads are counted, padding and what is computed again are
-    not. Arguments as for ``cost.estimate``, the lengths of all rows.
+    Longer rows cost more per token, so ``cost.row_flops`` is averaged over the lengths. Expanded
+    states, copies and heads are counted; padding and recomputation are not. Arguments as for
+    ``cost.estimate``, with the lengths of all rows.
     """
     lengths, counts = np.unique(lengths_R, return_counts=True)
     flops = np.array([row_flops(config, vocab_size, int(length)) for length in lengths])
@@ -76,9 +73,9 @@ def mean_flops_per_token(config: RunConfig, vocab_size: int, lengths_R: np.ndarr
 
 
 def peak_memory_mib(device: torch.device) -> float:
-    """Largest memory of this process since its start, in MiB.
+    """Peak memory of this process since its start, in MiB.
 
-    On a GPU what PyTorch had allocated there at once, on a CPU what was resident.
+    On a GPU the memory that PyTorch allocated, on a CPU the resident memory.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
@@ -88,7 +85,7 @@ def peak_memory_mib(device: torch.device) -> float:
 
 
 class Meter:
-    """How well a run, its precision settled, uses its machine: ``num_devices``, all alike."""
+    """How well a run with a definite precision uses its ``num_devices`` equal devices."""
 
     def __init__(
         self,
@@ -104,13 +101,13 @@ class Meter:
         is_tf32 = torch.get_float32_matmul_precision() != "highest"
         peak = peak_flops(name, config.train.precision, is_tf32)
         self.peak_flops = None if peak is None else num_devices * peak
-        """Of all devices together; none where it is not known."""
+        """Of all devices together; None if unknown."""
 
     def read(self, tokens_per_second: float) -> dict[str, float]:
-        """What a line of metrics says of the machine at a speed in input tokens of all devices.
+        """Machine figures for a line of metrics, at a speed in input tokens over all devices.
 
         ``model_flops_per_second`` of all devices; ``model_flops_utilisation``, its share of their
-        peak, where that is known; ``peak_memory_mib`` of this process.
+        peak, if known; ``peak_memory_mib`` of this process.
         """
         speed = self.flops_per_token * tokens_per_second
         numbers = {"model_flops_per_second": speed}
@@ -120,10 +117,10 @@ class Meter:
 
 
 class ScalarLog:
-    """Lines of metrics as scalars for TensorBoard; each number has its name in ``metrics.jsonl``.
+    """Writes metrics as scalars for TensorBoard, under their names in ``metrics.jsonl``.
 
-    A run that goes on from ``step`` writes another file into the folder, which hides what an
-    earlier one says of later steps.
+    A run that resumes from ``step`` adds a file to the folder, which hides later steps of earlier
+    files.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
@@ -132,11 +129,11 @@ class ScalarLog:
         self._writer = SummaryWriter(str(folder), purge_step=step + 1)
 
     def write(self, record: dict) -> None:
-        """Add the numbers of a line, and bring them to the disk."""
+        """Add the numbers of a line and flush them."""
         for name, value in record.items():
             if name != "step" and value is not None:
                 self._writer.add_scalar(name, value, record["step"])
-        # A killed run must not lose what came before its last checkpoint.
+        # A killed run must not lose lines from before its last checkpoint.
         self._writer.flush()
 
     def close(self) -> None:

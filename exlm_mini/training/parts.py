@@ -1,8 +1,8 @@
-"""What a run is made of: model, masks, batches, optimiser, schedules, and the loss of a batch.
+"""The parts of a run: model, masks, batches, optimiser, schedules, and the loss of a batch.
 
 Shapes: B rows, N tokens of a row, S masked tokens of a batch.
 
-All of it is a function of the settings. The loop that puts it together is ``loop``.
+All are functions of the settings; ``loop`` puts them together.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def num_copies(config: RunConfig) -> int:
 
 
 def longest_row(config: RunConfig, row_length: int) -> int:
-    """Tokens of the longest sequence the encoder can meet; arguments as for ``cost.estimate``."""
+    """Length of the longest sequence in the encoder; arguments as for ``cost.estimate``."""
     if config.objective != "exlm":
         return row_length * num_copies(config)
     num_maskable = row_length - 2
@@ -49,7 +49,7 @@ def longest_row(config: RunConfig, row_length: int) -> int:
 
 
 def check_row_length(config: RunConfig, row_length: int) -> None:
-    """Refuse rows the position range cannot hold with ``UserError``, naming both lengths."""
+    """Raise ``UserError`` if rows are too long for the position range, naming both lengths."""
     needed = longest_row(config, row_length)
     if needed > config.model.max_positions:
         raise UserError(
@@ -62,8 +62,8 @@ def check_row_length(config: RunConfig, row_length: int) -> None:
 def make_masker(config: RunConfig, special_ids: SpecialIds) -> Masker:
     """The masker of a run.
 
-    Repeated MLM always masks by independent draws, whatever the number of copies: only then is
-    the corrupted share p^k (Appendix C), and its cells differ in nothing but p and k.
+    Repeated MLM always masks by independent draws, for any number of copies: only then is the
+    corrupted share p^k (Appendix C), and its cells differ in p and k alone.
     """
     masking = config.masking
     if config.objective == "repeated-mlm":
@@ -79,12 +79,12 @@ def make_model(config: RunConfig, vocab_size: int, special_ids: SpecialIds) -> M
 
 
 def count_parameters(config: RunConfig, vocab_size: int) -> tuple[int, int]:
-    """Parameters of the model of a run, and how many of them are in its transition head.
+    """Number of parameters of a run's model, and of those in its transition head.
 
-    Nothing is allocated, however large the model: one layer is made, without its numbers.
+    Counted on one layer without storage, so a model of any size can be counted.
 
     Raises:
-        UserError: for a weight of more bytes than can be numbered.
+        UserError: for a weight too large to be addressed.
     """
     shape = config.model.shape
     of_one_layer = replace(config, model=replace(config.model, num_layers=1, expand_at=0))
@@ -108,7 +108,7 @@ def load_model(checkpoint: Checkpoint) -> tuple[MaskedLM | ExLM, RunConfig]:
     """
     config = stored_config(checkpoint)
     special_ids, vocab_size = (checkpoint.state[name] for name in ("special_ids", "vocab_size"))
-    # A damaged size is not to allocate more than there is; what else does not fit has a name.
+    # A damaged size must not allocate more than the file holds; load_state_dict checks the rest.
     wanted, _ = count_parameters(config, vocab_size)
     found = sum(tensor.numel() for tensor in checkpoint.tensors["model"].values())
     if wanted > 2 * found:
@@ -121,8 +121,8 @@ def load_model(checkpoint: Checkpoint) -> tuple[MaskedLM | ExLM, RunConfig]:
 
 
 def stored_config(checkpoint: Checkpoint) -> RunConfig:
-    """The settings that a checkpoint was made with. They come from no user, so that what is wrong
-    with them is a ``ValueError``, and the file is named."""
+    """The settings of a checkpoint. No user typed them, so a mistake is a ``ValueError``,
+    and the caller names the file."""
     try:
         return run_config_from_dict(checkpoint.state["config"])
     except UserError as error:
@@ -135,7 +135,7 @@ def make_batches(
     """Batches of ``train.batch_size`` rows, or of ``train.batch_tokens`` tokens.
 
     Raises:
-        UserError: if a row has more tokens than a micro-batch may have.
+        UserError: if a row has more tokens than a micro-batch may hold.
     """
     train, seed = config.train, config.seed
     if train.batch_tokens is None:
@@ -153,14 +153,14 @@ def make_optimizer(model: nn.Module, train: TrainConfig) -> torch.optim.AdamW:
         betas=train.adam_betas,
         eps=train.adam_eps,
         weight_decay=train.weight_decay,
-        # One call instead of ten for each parameter: a tenth of a tiny model's step.
+        # One call instead of ten per parameter saves a tenth of a tiny model's step.
         fused=all(parameter.device.type == "cpu" for parameter in parameters),
     )
 
 
 def learning_rate(train: TrainConfig, step: int) -> float:
     """Linear warm-up, then linear decay to 0 after the last step (polynomial decay, power 1);
-    ``step`` is that of the update to make, from 0."""
+    ``step`` counts from 0."""
     update = step + 1
     if update <= train.warmup_steps:
         return train.learning_rate * update / train.warmup_steps
@@ -177,7 +177,7 @@ def chain_share(config: RunConfig, step: int) -> float:
 
 
 def choose_device(name: str) -> torch.device:
-    """``auto`` is the GPU where there is one.
+    """The device of that name; ``auto`` is the GPU if there is one.
 
     Raises:
         UserError: for an unknown or absent device.
@@ -195,7 +195,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def versions(device: torch.device) -> dict[str, str]:
-    """What a run was made with."""
+    """Versions of the software, and the device."""
     return {
         "exlm_mini": exlm_mini.__version__,
         "python": platform.python_version(),
@@ -207,35 +207,34 @@ def versions(device: torch.device) -> dict[str, str]:
 
 
 class Scored(NamedTuple):
-    """A micro-batch under a model."""
+    """The loss of a micro-batch, and counts."""
 
     loss: Tensor
     """Nats per target, scalar."""
     num_without_path: int = 0
-    """Rows that had no path and were left out; ExLM only."""
+    """Rows that had no path and were left out; only for ExLM."""
     num_correct: Tensor | None = None
-    """Masked tokens that are the model's likeliest guess, int64 scalar; none for ExLM, whose
-    states are several guesses for each mask."""
+    """Masked tokens that the model guessed, int64 scalar; None for ExLM, where they cost more."""
 
 
 class Objective(NamedTuple):
-    """What a run learns: all in which a step of pre-training differs from one of fine-tuning."""
+    """What a run learns: everything that differs between pre-training and fine-tuning."""
 
     parts: Callable[[int, int, int], list[Any]]
-    """From step, rank and number of processes to the micro-batches of a process, on the CPU, each
-    with a method ``to``."""
+    """From step, rank and number of processes to the micro-batches of this process, on the CPU,
+    each with a method ``to``."""
     size: Callable[[Any], tuple[int, int]]
-    """Of a micro-batch: over how many targets or rows its loss is a mean, and its input tokens,
-    before expansion or repetition and without padding."""
+    """Of a micro-batch: the number of targets or rows its loss is a mean of, and of its input
+    tokens, before expansion or repetition and without padding."""
     loss: Callable[[Any, Any, int, int, int], Scored]
-    """From model, micro-batch, its size, that of the whole batch and the step from 0: the share of
-    the batch's loss."""
+    """From model, micro-batch, its size, the size of the whole batch and the step (from 0): the
+    micro-batch's share of the batch's loss."""
     remedy: str
-    """What may help where numbers are not finite."""
+    """Advice for numbers that are not finite."""
 
 
 def score(model: MaskedLM | ExLM, batch: MaskedBatch, chain_share: float = 0.0) -> Scored:
-    """The objective of one micro-batch, and what is counted besides."""
+    """The loss of one micro-batch, and the counts beside it."""
     if isinstance(model, MaskedLM):
         token_logits_SV = model(batch.masked_ids_BN, batch.is_masked_BN)
         target_ids_S = batch.token_ids_BN[batch.is_masked_BN]
@@ -252,7 +251,7 @@ def score(model: MaskedLM | ExLM, batch: MaskedBatch, chain_share: float = 0.0) 
 def pretraining(
     config: RunConfig, batches: TrainingBatches | TokenBatches, pad: int
 ) -> Objective:
-    """What a run of pre-training learns; ``pad`` is the id of the padding token."""
+    """The objective of pre-training; ``pad`` is the id of the padding token."""
     train, is_exlm = config.train, config.objective == "exlm"
 
     def size(part: MaskedBatch) -> tuple[int, int]:

@@ -1,8 +1,8 @@
-"""What ``train.precision auto`` comes to: bf16 on a GPU, and on a CPU where it is the faster.
+"""The meaning of ``train.precision auto``: bf16 on a GPU, and on a CPU if it is faster there.
 
-On a CPU with instructions for it, bf16 makes products faster; the casts around them cost more the
-narrower the layers are. So a layer of the model is timed in both, once per machine. The answer is
-kept in the cache, and a run stores the precision it was started in.
+On CPUs with bf16 instructions products are faster, but the casts around them weigh more the
+narrower the layers are. So a layer is timed in both precisions, once per machine. The result is
+kept in the cache, and a run stores the precision it was started with.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from exlm_mini.model.encoder import EncoderLayer
 from exlm_mini.model.rope import rotation_1d
 
 WIDTHS = (192, 384, 768)
-"""Of the layers that are timed, with a feed-forward of four times as much and heads of 64. A model
-stands with the widest that is not wider than itself; below the first it stays in float32."""
+"""Of the timed layers, with a feed-forward width four times as large and heads of 64. A model goes
+by the widest that is not wider than itself; narrower models stay in float32."""
 LEAST_GAIN = 1.2
-"""Ratio of the times from which bf16 is chosen: less would come and go with the machine's load."""
+"""Smallest speed-up for which bf16 is chosen; a smaller one would vary with the machine's load."""
 
 HOPELESS = 0.4
-"""Ratio of the times of a short row below which bf16 is emulated; nothing else is timed then, for
-it would take minutes."""
+"""Speed-up on a short row below which bf16 must be emulated; then nothing else is timed, because it
+would take minutes."""
 
 _NUM_ROWS, _NUM_TOKENS, _NUM_REPEATS = 8, 128, 7
 
 
 def with_precision(config: RunConfig, device: torch.device) -> RunConfig:
-    """The same settings, ``train.precision auto`` replaced by what it means on a device."""
+    """The same settings with ``train.precision auto`` resolved for a device."""
     if config.train.precision != "auto":
         return config
     num_threads = config.train.num_threads or torch.get_num_threads()
@@ -51,7 +51,7 @@ def with_precision(config: RunConfig, device: torch.device) -> RunConfig:
 
 
 def cpu_gain(width: int, num_threads: int) -> float:
-    """How many times as fast as in float32 a layer of this width is in bf16 on this CPU."""
+    """Speed-up of a layer of this width in bf16 over float32 on this CPU."""
     key = (machine(), torch.__version__, num_threads, width)
     file = cache_dir() / f"bf16-{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.json"
     with contextlib.suppress(OSError, ValueError):
@@ -59,14 +59,14 @@ def cpu_gain(width: int, num_threads: int) -> float:
         if isinstance(gain, float):
             return gain
     gain = _measured_gain(width, num_threads)
-    with contextlib.suppress(OSError):  # without a cache it is measured again
+    with contextlib.suppress(OSError):  # without a cache the next run measures again
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps(gain).encode())
     return gain
 
 
 def _measured_gain(width: int, num_threads: int) -> float:
-    """Median ratio of both passes through one layer, the two precisions in turn."""
+    """Median ratio of the times of forward and backward pass through one layer."""
     model = ModelConfig(width=width, ffn_width=4 * width, num_heads=width // 64)
     before = torch.get_num_threads()
     with torch.random.fork_rng():

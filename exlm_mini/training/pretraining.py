@@ -1,4 +1,4 @@
-"""Pre-training: what the loop learns from masked rows, and how it is validated."""
+"""Pre-training: the loop with masked rows and their validation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from exlm_mini.training.step import Update
 
 
 def check_spread(config: RunConfig, num_processes: int) -> None:
-    """Refuse batches that cannot be spread over processes with ``UserError``, naming the sizes."""
+    """Raise ``UserError`` if a batch cannot be spread over the processes, naming the sizes."""
     plan = plan_batch(config.train, num_processes, "--nproc-per-node")
     if num_processes > 1 and plan.unit == "tokens" and config.train.micro_batch_tokens is None:
         raise UserError(
@@ -47,7 +47,7 @@ class Trainer(Loop):
 
     Args:
         config: of the run; the objective is one of the three single ones.
-        train_pack, validation_pack: rows to learn from and to validate with.
+        train_pack, validation_pack: rows for training and for validation.
         output, report: see ``Loop``; the directory is locked by the caller.
         engine: of this process; none: the only one, on ``train.device``.
 

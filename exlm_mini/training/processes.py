@@ -1,13 +1,13 @@
-"""What a run does differently when it is several processes; the rest of the code is the same.
+"""Everything that depends on the number of processes.
 
-The loop asks an engine who it is, to run a forward pass, and to agree with the others. An engine is
-one process, or one of those that ``torchrun`` started, on one machine or many, each with its device
-and the whole model; PyTorch's DDP averages their gradients. Data order, random numbers, checkpoints
-and signals are our own.
+The loop asks an engine for its rank, for forward passes, and for agreement with the other
+processes. An engine is the only process, or one of those that ``torchrun`` started, on one
+machine or several, each with its device and the whole model. PyTorch's DDP averages their
+gradients; data order, random numbers, checkpoints and signals are ours.
 
-All processes must see one run directory: the first writes there, the others read.
+All processes must see the same run directory: the first writes there, the others read.
 
-More than one process has not run on GPUs yet; it is tested on a CPU, connected by gloo.
+Several processes have not run on GPUs yet; they are tested on a CPU, connected by gloo.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from exlm_mini.training.parts import Scored, choose_device
 
 Loss = Callable[..., Scored]
 LONGEST_WAIT = datetime.timedelta(days=7)
-"""For the first process, which may prepare a corpus; one that died is noticed at once."""
+"""The first process may take long to prepare a corpus; a process that died is noticed at once."""
 
 
 def launched_rank() -> int | None:
-    """Number of this process among those that a launcher such as torchrun started, from 0."""
+    """Rank of this process if a launcher such as torchrun started it, else None."""
     is_launched = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
     return int(os.environ["RANK"]) if is_launched else None
 
 
 def start_engine(train: TrainConfig) -> Engine:
-    """The engine for the way in which this process was started.
+    """The engine of this process.
 
     Raises:
-        UserError: for a device that is absent; of several processes for one GPU by number, or
+        UserError: for a device that is absent; with several processes, for one GPU by number or
             fewer GPUs than processes.
     """
     device = choose_device(train.device)
@@ -64,10 +64,10 @@ def start_engine(train: TrainConfig) -> Engine:
 
 
 class Engine:
-    """One process on its device, which may have others beside it.
+    """One process and its device, perhaps one of several.
 
-    ``group`` are the processes that torchrun started, in which small numbers travel between CPUs;
-    none: this process is the only one.
+    ``group`` holds the processes that torchrun started and exchanges small values between their
+    CPUs; None: this process is the only one.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class Engine:
 
     @property
     def is_main(self) -> bool:
-        """This is the process that talks and writes."""
+        """True in the process that reports and writes."""
         return self.rank == 0
 
     def wrap(self, model: Any, train: TrainConfig, loss: Loss) -> Any:
-        """Take over a model with an ``encoder`` and with the same weights in every process, before
-        its optimiser is built; the same model on the device."""
+        """Take over a model with an ``encoder``, whose weights are the same in every process,
+        before its optimiser is built. Returns the model, on the device."""
         model.to(self.device)
         if train.compile:
             # Layer by layer: the head's shapes change from batch to batch.
@@ -103,14 +103,14 @@ class Engine:
         return self._scorer(*part)
 
     def accumulate(self, is_last: bool) -> contextlib.AbstractContextManager:
-        """Around forward and backward pass of a micro-batch: the gradients of the processes are
-        averaged after the last one of a step."""
+        """Context of the passes of a micro-batch; gradients are averaged over the processes after
+        the last micro-batch of a step."""
         if self._group is None or is_last:
             return contextlib.nullcontext()
         return self._scorer.no_sync()
 
     def clip(self, model: nn.Module, largest: float) -> float:
-        """Scale the gradient down to a norm, 0 leaves it alone; the norm it had."""
+        """Scale the gradient down to a norm, unless that is 0; returns the norm before."""
         parameters = [p for p in model.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         if largest > 0:
@@ -129,13 +129,13 @@ class Engine:
         return tuple(count > 0 for count in counts.tolist())
 
     def same(self, value: Any) -> Any:
-        """The first process's value of something small."""
+        """The first process's value."""
         return self._gather(value)[0]
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Work at which one process may fail: all leave it together, with the ``UserError`` of the
-        first that had one."""
+        """Context of work that may fail in one process: then all raise the ``UserError`` of the
+        first that failed."""
         if self._group is None:
             yield
             return
@@ -149,22 +149,22 @@ class Engine:
                 raise UserError(first)
 
     def _gather(self, value: Any) -> list[Any]:
-        """The value of each process."""
+        """The values of all processes."""
         values = [value] * self.world_size
         if self._group is not None:
             distributed.all_gather_object(values, value, group=self._group)
         return values
 
     def has_lost_another(self, error: RuntimeError) -> bool:
-        """Whether an error says that another process has ended."""
-        # Gloo gives its errors no type of their own.
+        """Whether an error means that another process has ended."""
+        # Gloo's errors have no type of their own.
         is_of_them = isinstance(error, distributed.DistError) or "gloo" in str(error)
         return self._group is not None and is_of_them
 
     def finish(self) -> None:
-        """Let go of the model, then of the other processes.
+        """Release the model, then the process group.
 
-        In this order: with a DDP module alive a process now and then aborts as it leaves gloo.
+        The order matters: with a DDP module alive, a process sometimes aborts when it leaves gloo.
         """
         if self._group is not None:
             distributed.barrier(group=self._group)
@@ -174,7 +174,7 @@ class Engine:
 
 
 class _Scorer(nn.Module):
-    """What DDP wraps: the call of the model and its loss, as one module."""
+    """The model and its loss as one module, for DDP."""
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         super().__init__()
@@ -185,11 +185,10 @@ class _Scorer(nn.Module):
 
 
 def _connect(device: torch.device) -> Any:
-    """All processes, connected by gloo; on GPUs NCCL connects them besides, for gradients.
+    """Connect all processes by gloo; on GPUs also by NCCL, for the gradients.
 
-    They meet where torchrun says, under a name of this start: torchrun keeps one store over all
-    restarts, and without a name a process may read there the address that another one had before
-    it was killed, and wait for it for ever.
+    They meet in torchrun's store, under a prefix for this start: the store survives restarts, and
+    without a prefix a process might read the address of one that was killed, and wait forever.
     """
     store, rank, world_size = next(distributed.rendezvous("env://"))
     start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -209,7 +208,7 @@ def _connect(device: torch.device) -> Any:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process; a launched one without Python's own end, in which gloo may abort."""
+    """Exit; a launched process skips Python's own shutdown, in which gloo may abort."""
     if launched_rank() is None:
         sys.exit(code)
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Where a number comes from: versions, processor, GPU, commit of the package."""
+"""The machine and the code that a number was measured with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIB = 2**20
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """What a measurement was made on: versions, processor, GPU, commit of the package."""
+    """Versions, processor, GPU, and commit of the package."""
     gpu = {}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -37,7 +37,7 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def _cpu_model() -> str:
-    """The processor's name, where the system gives it."""
+    """The processor's name, if the system tells it."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -46,12 +46,12 @@ def _cpu_model() -> str:
 
 
 def commit() -> str:
-    """Commit of the checkout the package runs from, or why there is none."""
-    # Without its lock: a kill just then would leave it behind, and git refuses to go on.
+    """Commit of the checkout that the package runs from, or why there is none."""
+    # Without its lock: a kill could leave it behind, and git would refuse to work.
     git = ["git", "--no-optional-locks", "-C", str(Path(__file__).parent)]
     quiet: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
     try:
-        # Installed below somebody else's checkout, the package is in no commit of it.
+        # A package installed below another checkout is in none of its commits.
         subprocess.run([*git, "ls-files", "--error-unmatch", Path(__file__).name], **quiet)
         name = subprocess.run([*git, "rev-parse", "HEAD"], **quiet).stdout.strip()
         changed = subprocess.run(

@@ -4,11 +4,11 @@
 
     OUTPUT/
         .lock            held while a process writes here
-        config.yaml      the settings of the run, for good but for a few
+        config.yaml      the settings of the run; all but a few are fixed
         metrics.jsonl    one JSON object per line, in the order of steps
         step-NNNNNN/     checkpoints
 
-Checkpoints hold what a run needs to go on; this file keeps two runs from mixing in one place.
+Checkpoints hold what a run needs to resume; this module keeps two runs from mixing.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 @contextlib.contextmanager
 def locked_directory(path: Path, report: Callable[[str], None] = print) -> Iterator[None]:
-    """Make a directory that one process at a time may write to, and hold its lock.
+    """Make a directory for one writer at a time, and hold its lock.
 
-    The lock is the kernel's (``flock``): it ends with the process, however that dies, and the
-    file that a killed run left does not hinder the next. It is never removed, for that could let
-    two runs in at once.
+    The lock is the kernel's (``flock``): it ends with the process, so the file that a killed run
+    left behind does not block the next. The file is never removed, because that could let two
+    runs in at once.
 
     Args:
         path: of the directory.
-        report: takes a line where the file system has no locks.
+        report: receives a line if the file system has no locks.
 
     Raises:
         UserError: another process holds it, or a symbolic link lies in it.
@@ -69,7 +69,7 @@ def locked_directory(path: Path, report: Callable[[str], None] = print) -> Itera
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-        # Some cluster file systems are mounted without locks; runs there must still work.
+        # Some cluster file systems are mounted without locks; runs must still work there.
         report(f"{path} is on a file system without locks: let no second run write there")
     try:
         os.ftruncate(lock, 0)
@@ -80,10 +80,10 @@ def locked_directory(path: Path, report: Callable[[str], None] = print) -> Itera
 
 
 def settle_config(path: Path, config: RunConfig) -> list[str]:
-    """Fix the settings of a run at its start, and hold a resumed run to them.
+    """Store the settings of a new run, or check that a resumed run has the same.
 
-    Call it under the lock and before anything else is written to the directory; only a finished
-    corpus in ``data/`` may lie there already.
+    Call it under the lock and before anything else is written to the directory, which may hold a
+    finished corpus in ``data/`` and nothing else.
 
     Args:
         path: the run's directory, existing.
@@ -103,7 +103,7 @@ def settle_config(path: Path, config: RunConfig) -> list[str]:
     if not file.exists():
         ours = {LOCK, f"{CONFIG}.tmp"}
         if (path / "data" / "corpus.json").exists():
-            ours.add("data")  # of a start that failed; its settings are stored with it
+            ours.add("data")  # from a failed start; its settings are stored with it
         if foreign := sorted({entry.name for entry in path.iterdir()} - ours):
             raise UserError(
                 f"{path} holds {foreign[0]} but no {CONFIG}, so it is not the directory of "
@@ -134,13 +134,13 @@ class MetricsLog:
     """``metrics.jsonl``: append-only, one JSON object per line, written at once."""
 
     def __init__(self, path: Path, step: int) -> None:
-        """Open the log and forget the lines after ``step``, which the run will write again.
+        """Open the log and drop the lines after ``step``, which the run will write again.
 
         Raises:
-            UserError: a line is damaged.
+            UserError: if a line is damaged.
         """
         self.last: dict[str, Any] | None = None
-        """The last line that was kept; none for a new run."""
+        """The last line that was kept; None for a new run."""
         if path.exists():
             data = read_bytes(path)
             kept = [pair for pair in _lines(path, data) if pair[1]["step"] <= step]
@@ -148,19 +148,19 @@ class MetricsLog:
             whole = b"".join(line + b"\n" for line, _ in kept)
             if whole != data:
                 write_atomically(path, whole)
-        # Unbuffered, so that a line is on its way when ``write`` returns.
+        # Unbuffered, so that a line has left the process when ``write`` returns.
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self._path = path
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append one line; nan and infinities become null, which JSON has no numbers for.
+        """Append one line; nan and infinities become null, because JSON lacks them.
 
         Raises:
-            OSError: the line cannot be written; the file then ends with the line before it.
+            OSError: if the line cannot be written; the file then ends with the line before it.
         """
         data, end = _encoded(record) + b"\n", os.fstat(self._descriptor).st_size
         try:
-            # On a nearly full disk a write may take only a part.
+            # On a nearly full disk a write may be partial.
             while data:
                 data = data[os.write(self._descriptor, data) :]
         except OSError as error:
@@ -174,12 +174,12 @@ class MetricsLog:
 
 
 def read_metrics(path: Path, report: Callable[[str], None] | None = None) -> list[dict]:
-    """The records of a ``metrics.jsonl``, also of a run that is still writing it.
+    """The records of a ``metrics.jsonl``, even while a run is writing it.
 
-    Each has a whole ``step``. A last line cut short is left out, and ``report`` takes a line then.
+    A truncated last line is dropped, and ``report`` is told.
 
     Raises:
-        UserError: the file cannot be read, or a line before the last is damaged.
+        UserError: if the file cannot be read, or a line before the last is damaged.
     """
     data = read_bytes(path)
     pairs = _lines(path, data)
@@ -189,7 +189,7 @@ def read_metrics(path: Path, report: Callable[[str], None] | None = None) -> lis
 
 
 def _lines(path: Path, data: bytes) -> list[tuple[bytes, dict]]:
-    """Lines of a log with their records, without a last line that a crash cut short."""
+    """Lines of a log with their records, without a last line that a crash truncated."""
     *lines, rest = data.split(b"\n")
     found = [_record(line) for line in lines]
     # After a power cut the last line may also be zeros, or lack its beginning.
@@ -207,17 +207,17 @@ def _lines(path: Path, data: bytes) -> list[tuple[bytes, dict]]:
 
 
 def _record(line: bytes) -> dict | None:
-    """What a line holds; None if ``MetricsLog.write`` did not write it."""
+    """The record in a line; None if ``MetricsLog.write`` did not write it."""
     try:
         record = json.loads(line.decode())
-        # Written again it must come out byte for byte: no key twice, no number beyond its range.
+        # Encoding it again must give the same bytes: no repeated key, no number out of range.
         if not isinstance(record, dict) or _encoded(record) != line:
             return None
     except (ValueError, RecursionError):
         return None
     step = record.get("step")
     is_whole = type(step) is int and 0 <= step < 2**63
-    # Words would end in a sum, and a resumed run counts the seconds on.
+    # Later code adds up the numbers, and a resumed run continues to count the seconds.
     is_counted = isinstance(record.get("seconds"), int | float | None)
     has_words = any(isinstance(value, str) for value in record.values())
     return record if is_whole and is_counted and not has_words else None

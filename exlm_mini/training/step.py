@@ -1,7 +1,7 @@
-"""One optimiser step: the micro-batches of all processes, their gradient, and what it is good for.
+"""One optimiser step: the micro-batches of all processes, their gradient, and the update.
 
-A step whose loss or gradient is not finite is skipped by all processes together: neither weights
-nor moments change. Nothing non-finite is replaced, and too many such steps end the run.
+A step whose loss or gradient is not finite is skipped by all processes: neither weights nor moments
+change. Nothing non-finite is replaced, and too many such steps in a row end the run.
 """
 
 from __future__ import annotations
@@ -22,29 +22,28 @@ LOW_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Update(NamedTuple):
-    """What an optimiser step says of its batch, over all processes."""
+    """Numbers of an optimiser step, over all processes."""
 
     loss: float
-    """Nats per target; of fine-tuning per answer."""
+    """Nats per target, or per answer in fine-tuning."""
     gradient_norm: float
     """Before clipping."""
     learning_rate: float
     is_skipped: bool
-    """The loss or the gradient was not finite, and nothing changed."""
+    """The loss or the gradient was not finite, so nothing was changed."""
     num_without_path: int
     num_tokens: int
     """Input tokens, before expansion or repetition and without padding."""
     mask_accuracy: float | None
-    """Share of the masked tokens that were guessed; none for ExLM and for fine-tuning."""
+    """Share of the masked tokens that were guessed; None for ExLM and in fine-tuning."""
 
 
 class DivergedError(UserError):
-    """Numbers that are not finite: these settings do not work, others may."""
+    """Numbers are not finite: these settings do not work, but others may."""
 
 
 class Updater:
-    """Makes the steps of a run; its arguments are those of ``Loop``, the model as ``Engine.wrap``
-    returned it."""
+    """Makes the steps of a run. Arguments as for ``Loop``; the model comes from ``Engine.wrap``."""
 
     def __init__(
         self,
@@ -60,12 +59,12 @@ class Updater:
         is_scaled = train.precision == "fp16"
         self.scaler = torch.amp.GradScaler(engine.device.type, enabled=is_scaled)
         self.skipped_steps = 0
-        """Of the run."""
+        """In the whole run."""
         self.skipped_in_row = 0
-        """Up to the last step; without those that fp16 skips to find its scale."""
+        """Up to the last step, without those that fp16 skips while it looks for its scale."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold besides weights and moments; JSON-able."""
+        """State for a checkpoint besides weights and moments; JSON-able."""
         return {
             "skipped_steps": self.skipped_steps,
             "skipped_in_row": self.skipped_in_row,
@@ -73,7 +72,7 @@ class Updater:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Undo ``state``; the first checkpoints had none, and counts begin anew."""
+        """Restore ``state``; early checkpoints have none, and counting starts at 0."""
         self.skipped_steps = int(state.get("skipped_steps", 0))
         self.skipped_in_row = int(state.get("skipped_in_row", 0))
         if state.get("scaler"):
@@ -83,8 +82,8 @@ class Updater:
         """Make one step; ``step`` counts from 0.
 
         Raises:
-            DivergedError: when too many steps in a row were not finite.
-            UserError: when fp16 finds no scale for the loss; both in all processes alike.
+            DivergedError: if too many steps in a row were not finite, in all processes.
+            UserError: if fp16 finds no scale for the loss, in all processes.
         """
         engine, objective = self.engine, self.objective
         parts = objective.parts(step, engine.rank, engine.world_size)
@@ -107,30 +106,30 @@ class Updater:
         return Update(loss, norm, rate, is_skipped, int(num_without_path), num_tokens, accuracy)
 
     def precision(self) -> contextlib.AbstractContextManager:
-        """Around every forward pass: the arithmetic that the settings ask for."""
+        """Context of every forward pass: the precision of the settings."""
         dtype = LOW_PRECISION.get(self.train.precision)
         return torch.autocast(
             self.engine.device.type, dtype or torch.bfloat16, enabled=dtype is not None
         )
 
     def diverged(self, what: str) -> DivergedError:
-        """The error for numbers that are not finite, with what may help."""
+        """The error for numbers that are not finite, with advice."""
         return DivergedError(f"{what}; {self.objective.remedy}")
 
     def _accumulate(
         self, step: int, parts: list[Any], sizes: list[int], total: int
     ) -> tuple[float, int, float]:
-        """The gradient of the batch; this process's loss, rows without a path, and right guesses,
-        nan where none are made."""
+        """Add up the gradient; returns loss, rows without a path and right guesses of this process
+        (nan if there are no guesses)."""
         loss, num_without_path, num_correct = 0.0, 0, 0.0
         for i, (part, size) in enumerate(zip(parts, sizes, strict=True)):
             micro = i * self.engine.world_size + self.engine.rank
-            # Dropout, like masks and order, is a function of counters.
+            # Like masks and order, dropout is a function of counters.
             torch.manual_seed(((self.seed * 1_000_003 + step) * 65_537 + micro) % 2**63)
             with self.engine.accumulate(is_last=i == len(parts) - 1):
                 with self.precision():
                     scored = self.engine.score(part.to(self.engine.device), size, total, step)
-                # The engine averages over the processes where the batch is their sum.
+                # DDP averages over the processes, but the batch is their sum.
                 self.scaler.scale(scored.loss * self.engine.world_size).backward()
             loss += scored.loss.item()
             num_without_path += scored.num_without_path
@@ -138,7 +137,7 @@ class Updater:
         return loss, num_without_path, num_correct
 
     def _note(self, is_skipped: bool, step: int, loss: float, norm: float) -> None:
-        """Count a step that was skipped, adapt the scale of the loss, and stop when it is time."""
+        """Count skipped steps, adapt the scale of the loss, and stop after too many."""
         train = self.train
         self.skipped_steps += is_skipped
         if self.scaler.is_enabled():
@@ -152,7 +151,7 @@ class Updater:
                     "(--train.precision) or with a lower train.learning_rate, in another --output"
                 )
             if scale < before and math.isfinite(loss):
-                return  # too large a scale, not a step gone wrong
+                return  # the scale was too large; the step itself was fine
         self.skipped_in_row = self.skipped_in_row + 1 if is_skipped else 0
         if self.skipped_in_row >= min(train.max_skipped, train.steps):
             what = f"loss {loss:g}, gradient norm {norm:g} at step {step + 1}: not finite"

@@ -1,8 +1,8 @@
 """Recipes: settings of a run in YAML files, by name here or by path anywhere.
 
-The same reader takes a run's ``config.yaml``. The type of a
-value is that of its setting. YAML guesses it from spelling: to its readers ``010`` is eight,
-``1:30`` ninety and ``no`` false.
+The same reader takes a run's ``config.yaml``. A value gets the type of its setting; YAML itself
+would guess the type from the spelling and read ``010`` as eight, ``1:30`` as ninety and ``no`` as
+false.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ OF_THE_COMMAND = {
     "recipe": str | None, "output": str | None, "dry_run": bool, "debug": bool,
     "devices": int | None, "throughput": float | None,
 }  # fmt: skip
-"""What files of earlier versions may hold besides the settings, with its types; not used."""
+"""Other keys that files of earlier versions may hold, with their types; ignored."""
 MAX_CHARACTERS = 100_000
-"""Of a file; settings take a few thousand."""
+"""In a file; settings take a few thousand."""
 
 
 class Kind(NamedTuple):
-    """Recipes of one kind: where the package has them, and what becomes of their settings."""
+    """One kind of recipes: where they are, and what is built from their settings."""
 
     folder: Path
     hints: Mapping[str, Any]
@@ -41,7 +41,7 @@ class Kind(NamedTuple):
     build: Callable[[str, dict[str, Any]], Any]
     """From the name of a recipe and its settings to what ``load_recipe`` returns."""
     prefix: str = ""
-    """What the names begin with; it may be left out."""
+    """How the names begin; users may leave it out."""
 
 
 def _run_config(name: str, settings: dict[str, Any]) -> RunConfig:
@@ -53,19 +53,19 @@ PRETRAINING = Kind(RECIPES, RUN | OF_THE_COMMAND, _run_config)
 
 
 def recipe_names(kind: Kind = PRETRAINING) -> list[str]:
-    """Recipes of a kind that come with the package."""
+    """Names of the recipes of a kind that come with the package."""
     return sorted(f"{kind.prefix}{path.stem}" for path in kind.folder.glob("*.yaml"))
 
 
 def load_recipe(name: str, kind: Kind = PRETRAINING) -> Any:
-    """The settings of a recipe as they stand, by name or by path; needs no jsonargparse.
+    """The settings of a recipe, by name or by path; needs no jsonargparse.
 
     Args:
         name: such as ``text-tiny``, or the path of a YAML file.
         kind: of recipe; those of pre-training become a ``RunConfig``.
 
     Raises:
-        UserError: for an unknown recipe, or a file of other things.
+        UserError: for an unknown recipe, or a file that is not one.
     """
     path = recipe_path(name, kind)
     settings = settings_of(path, kind)
@@ -75,7 +75,7 @@ def load_recipe(name: str, kind: Kind = PRETRAINING) -> Any:
 
 
 def recipe_path(recipe: str, kind: Kind = PRETRAINING) -> Path:
-    """The file of a recipe: a name of ours, or a path to one of the user's."""
+    """The file of a recipe, from the name of one of ours or the path of the user's own."""
     if recipe.endswith((".yaml", ".yml")):
         return Path(recipe)
     stem, names = recipe.removeprefix(kind.prefix), recipe_names(kind)
@@ -85,10 +85,10 @@ def recipe_path(recipe: str, kind: Kind = PRETRAINING) -> Path:
 
 
 def settings_of(path: Path, kind: Kind = PRETRAINING) -> dict[str, Any]:
-    """What a recipe file or a run's ``config.yaml`` says, ``typed``.
+    """The settings in a recipe or in a run's ``config.yaml``, see ``typed``.
 
     Raises:
-        UserError: if it is no such file, or holds an unknown setting or a value of another type.
+        UserError: if the file cannot be read, or has an unknown setting or a value of a wrong type.
     """
     text = read_text(path)
     with _naming(path), reading(path):
@@ -97,7 +97,7 @@ def settings_of(path: Path, kind: Kind = PRETRAINING) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Mistakes in the settings of a recipe name its file."""
+    """Adds the name of the file to mistakes in a recipe."""
     try:
         yield
     except UserError as error:
@@ -105,12 +105,12 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def plain(config: Any) -> dict[str, Any]:
-    """Settings of any class as YAML and JSON know them."""
+    """Settings of any class as plain values of YAML and JSON."""
     return json.loads(json.dumps(asdict(config)))
 
 
 def dotted(settings: Mapping[str, Any], group: str = "") -> dict[str, Any]:
-    """Nested settings under dotted names; tuples as lists, for YAML has no tuples."""
+    """Nested settings under dotted names; tuples become lists, because YAML has no tuples."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
@@ -121,7 +121,7 @@ def dotted(settings: Mapping[str, Any], group: str = "") -> dict[str, Any]:
 
 
 def parse_stored(text: str) -> dict[str, Any]:
-    """Settings of a stored ``config.yaml``, missing ones at their default."""
+    """Settings of a stored ``config.yaml``; missing ones get their default."""
     try:
         with reading("it"):
             return plain(run_config_from_dict(read_yaml(text)))
@@ -141,7 +141,7 @@ def run_config_from_dict(settings: dict[str, Any]) -> RunConfig:
 
 
 def build(kind: type, settings: dict[str, Any], group: str = "") -> Any:
-    """The same of any class of settings."""
+    """The same for any class of settings."""
     hints = _hints(kind)
     values = typed(settings, hints, group)
     groups = {n: build(hints[n], values[n], f"{n}.") for n in values if is_dataclass(hints[n])}
@@ -152,10 +152,10 @@ def build(kind: type, settings: dict[str, Any], group: str = "") -> Any:
 
 
 def read_yaml(text: str) -> Any:
-    """Nested dicts and lists of texts, as they stand in YAML, and None where it says null.
+    """YAML as nested dicts and lists of strings, and None for null.
 
     Raises:
-        UserError: not YAML, a name given twice, an alias.
+        UserError: if it is not YAML, gives a name twice, or uses an alias.
     """
     import yaml
 
@@ -188,19 +188,19 @@ def read_yaml(text: str) -> Any:
 
 
 def typed(settings: Any, hints: Mapping[str, Any], group: str = "") -> dict[str, Any]:
-    """Settings of YAML, JSON or Python, each of its type; lists become tuples.
+    """Convert settings from YAML, JSON or Python to their types; lists become tuples.
 
     Args:
-        settings: by name, groups of them as dicts. A text that stands for a number, for true or
-            for false is read as JSON reads it.
-        hints: names and types that may be there; a dataclass is a group.
-        group: what stands before the names in messages, such as ``train.``.
+        settings: values by name, groups as dicts. A string is read as JSON where the setting is
+            a number or a boolean.
+        hints: the known names and their types; a dataclass is a group.
+        group: prefix of the names in messages, such as ``train.``.
 
     Returns:
-        What is in ``settings``, groups as dicts. Sizes are not checked yet.
+        The converted settings, groups as dicts. Their sizes are not checked yet.
 
     Raises:
-        UserError: for an unknown name, with the nearest, or a value of another type.
+        UserError: for an unknown name, with the nearest known ones, or a value of a wrong type.
     """
     if not isinstance(settings, dict):
         raise UserError(
@@ -220,10 +220,10 @@ def typed(settings: Any, hints: Mapping[str, Any], group: str = "") -> dict[str,
 
 
 def _without_sharding(settings: dict[str, Any]) -> dict[str, Any]:
-    """Stored settings without ``train.sharding``, which they had while models could be divided.
+    """Settings without ``train.sharding``, which earlier versions stored.
 
     Raises:
-        UserError: if the model was.
+        UserError: if the model was sharded.
     """
     train = settings.get("train")
     if not isinstance(train, dict) or "sharding" not in train:
@@ -237,7 +237,7 @@ def _without_sharding(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _typed(value: Any, hint: Any, name: str) -> Any:
-    """One value, of the type of its setting."""
+    """One value, converted to the type of its setting."""
     kind, options, given = hint, get_args(hint), value
     if NoneType in options:
         if value is None:
