@@ -1,4 +1,4 @@
-"""Rooms import from the rooms before them, and the core needs three libraries."""
+"""Packages import from the packages before them, and the core needs three libraries."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ ORDER = """
     exlm_lab.finetune exlm_lab.sweep exlm_lab.bench
     chapters book
 """
-PLACE = {room: n for n, line in enumerate(ORDER.strip().splitlines()) for room in line.split()}
+PLACE = {
+    package: n for n, line in enumerate(ORDER.strip().splitlines()) for package in line.split()
+}
 
 # These run on a bare GPU machine: they, and what they import at module level, need no more than
 # these libraries.
@@ -91,20 +93,22 @@ def imports_of(source: str) -> list[tuple[str, bool]]:
     return found
 
 
-def is_in(module: str, rooms: set[str]) -> bool:
-    return any(module == room or module.startswith(f"{room}.") for room in rooms)
+def is_in(module: str, packages: set[str]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
-def room_of(module: str) -> str | None:
-    """The room of ours that a module lies in; none for the packages themselves and others'."""
-    return max((room for room in PLACE if is_in(module, {room})), key=len, default=None)
+def package_of(module: str) -> str | None:
+    """Our package that a module lies in; none for the packages themselves and others'."""
+    return max(
+        (package for package in PLACE if is_in(module, {package})), key=len, default=None
+    )
 
 
 def problems(source: str, module: str) -> list[str]:
     """What is wrong with the imports of one module, one line each."""
-    here, out = room_of(module), []
+    here, out = package_of(module), []
     for name, is_at_once in imports_of(source):
-        library, there = name.partition(".")[0], room_of(name)
+        library, there = name.partition(".")[0], package_of(name)
         if library in {"exlm_mini", "exlm_lab"} and name != library:
             if there is None:
                 out.append(f"{name} has no place in ORDER")
@@ -144,11 +148,11 @@ def test_a_module_imports_only_from_rooms_before_its_own():
 
 
 def test_no_two_modules_of_a_room_need_each_other():
-    for room in PLACE:
+    for package in PLACE:
         inside = {
             module: {n for n, _ in imports_of(MODULES[module].read_text()) if n in MODULES}
             for module in MODULES
-            if is_in(module, {room}) and module != room
+            if is_in(module, {package}) and module != package
         }
         TopologicalSorter(inside).prepare()  # raises CycleError
 

@@ -80,26 +80,19 @@ def test_a_bit_is_log_two_nats():
     assert_same(nats_to_bits(torch.tensor([math.log(2), math.log(8)])), torch.tensor([1.0, 3]))
 
 
-# ---- reductions of the alignment loss ----
+# ---- the alignment loss ----
 
 
 def nats(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64, requires_grad=True)
 
 
-def test_reductions_by_hand():
+def test_the_loss_by_hand():
     log_likelihood_B, num_scored_B = nats(-6.0, -4.0), torch.tensor([3, 1])
-    # Per sequence: 6 / 3 and 4 / 1, then their mean; per token: 10 over 4 targets.
-    assert states_alignment_loss(log_likelihood_B, num_scored_B).item() == 3.0
-    assert states_alignment_loss(log_likelihood_B, num_scored_B, "token").item() == 2.5
-    (gradient_B,) = torch.autograd.grad(
-        states_alignment_loss(log_likelihood_B, num_scored_B), log_likelihood_B
-    )
-    assert_same(gradient_B, -1 / (2 * num_scored_B.double()))
-    (gradient_B,) = torch.autograd.grad(
-        states_alignment_loss(log_likelihood_B, num_scored_B, "token"), log_likelihood_B
-    )
-    assert gradient_B.tolist() == [-0.25, -0.25]
+    loss = states_alignment_loss(log_likelihood_B, num_scored_B)
+    assert loss.item() == 3.0  # 6 / 3 and 4 / 1, then their mean
+    loss.backward()
+    assert_same(log_likelihood_B.grad, -1 / (2 * num_scored_B.double()))
 
 
 def test_rows_without_a_path_are_named():
@@ -109,14 +102,13 @@ def test_rows_without_a_path_are_named():
         )
 
 
-@pytest.mark.parametrize(("reduction", "expected"), [("sequence", 3.0), ("token", 2.5)])
-def test_rows_without_a_path_can_be_left_out(reduction, expected):
+def test_rows_without_a_path_can_be_left_out():
     log_likelihood_B = nats(-6.0, -math.inf, -4.0)
-    loss = states_alignment_loss(log_likelihood_B, torch.tensor([3, 7, 1]), reduction, "skip")
-    assert loss.item() == expected
+    loss = states_alignment_loss(log_likelihood_B, torch.tensor([3, 7, 1]), "skip")
+    assert loss.item() == 3.0
     loss.backward()
     assert log_likelihood_B.grad[1] == 0 and (log_likelihood_B.grad[[0, 2]] < 0).all()
-    nothing = states_alignment_loss(nats(-math.inf), torch.tensor([2]), reduction, "skip")
+    nothing = states_alignment_loss(nats(-math.inf), torch.tensor([2]), "skip")
     assert nothing.item() == 0
 
 
@@ -167,15 +159,11 @@ def twin(model: ExLM) -> MaskedLM:
 
 
 @pytest.mark.parametrize(
-    ("transition", "boundary", "reduction"),
-    [
-        ("gated", "official", "sequence"),
-        ("gated", "paper", "token"),
-        ("paper", "paper", "sequence"),
-    ],
+    ("transition", "boundary"),
+    [("gated", "official"), ("gated", "paper"), ("paper", "paper")],
 )
 def test_with_one_state_the_gradient_on_token_logits_is_that_of_mlm(
-    transition, boundary, reduction, monkeypatch
+    transition, boundary, monkeypatch
 ):
     # In 1D, with one state, the expanded row is the row: both models see the same input.
     model = make_model(states_per_mask=1, transition=transition, boundary=boundary, rope="1d")
@@ -183,7 +171,7 @@ def test_with_one_state_the_gradient_on_token_logits_is_that_of_mlm(
     kept = keep_token_logits(model, monkeypatch)
     scores = model(masked_ids_BN, is_masked_BN, token_ids_BN)
     num_scored_B = scores.is_scored_BM.sum(1)
-    states_alignment_loss(log_likelihood(scores), num_scored_B, reduction).backward()
+    states_alignment_loss(log_likelihood(scores), num_scored_B).backward()
     # State i is target i, and those that are no boundary stand for the masks, in order.
     is_mask_BL = ~scores.graph.is_boundary_BM & scores.graph.is_state_BL
     logits_SV, ours_SV = kept[0][is_mask_BL], kept[0].grad[is_mask_BL]
@@ -192,13 +180,9 @@ def test_with_one_state_the_gradient_on_token_logits_is_that_of_mlm(
     token_logits_SV.retain_grad()
     mlm_loss(token_logits_SV, token_ids_BN[is_masked_BN]).backward()
     assert_same(logits_SV, token_logits_SV)
-    # Each token's weight: 1 / S for MLM; here 1 / (rows * targets of its row), or 1 / targets.
+    # Each token's weight: 1 / S for MLM, here 1 / (rows * targets of its row).
     row_S = is_masked_BN.nonzero()[:, 0]
-    weight_S = (
-        1 / (3 * num_scored_B[row_S].double())
-        if reduction == "sequence"
-        else 1 / num_scored_B.sum().double().expand(len(row_S))
-    )
+    weight_S = 1 / (3 * num_scored_B[row_S].double())
     factor_S1 = (weight_S * len(row_S)).unsqueeze(1)
     # mlm_loss may work in float32.
     assert_same(ours_SV, token_logits_SV.grad * factor_S1, 1e-7)
@@ -209,9 +193,7 @@ def test_without_transitions_to_learn_one_state_is_mlm_in_everything():
     model = make_model(states_per_mask=1, transition="uniform", boundary="paper", rope="1d")
     masked_ids_BN, is_masked_BN, token_ids_BN = make_batch()
     scores = model(masked_ids_BN, is_masked_BN, token_ids_BN)
-    loss = states_alignment_loss(
-        log_likelihood(scores), scores.is_scored_BM.sum(1), reduction="token"
-    )
+    loss = -log_likelihood(scores).sum() / scores.is_scored_BM.sum()
     loss.backward()
     masked_lm = twin(model)
     expected = mlm_loss(masked_lm(masked_ids_BN, is_masked_BN), token_ids_BN[is_masked_BN])

@@ -22,11 +22,11 @@ _kept: dict[str, list[str]] = {}
 
 def public_names(module: str) -> list[str]:
     """Functions and classes with a docstring that a module defines, or offers in ``__all__``."""
-    room = importlib.import_module(module)
-    offered = getattr(room, "__all__", None)
+    package = importlib.import_module(module)
+    offered = getattr(package, "__all__", None)
     return [
         name
-        for name, value in inspect.getmembers(room)
+        for name, value in inspect.getmembers(package)
         if (inspect.isfunction(value) or inspect.isclass(value))
         and inspect.getdoc(value)
         and (

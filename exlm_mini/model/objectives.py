@@ -16,8 +16,6 @@ from exlm_mini.alignment import dag_log_likelihood
 from exlm_mini.alignment.ctc import run_log_likelihood
 from exlm_mini.model.expansion import StateGraph
 
-Reduction = Literal["sequence", "token"]
-
 
 class StateScores(NamedTuple):
     """The output of ExLM: everything the alignment needs."""
@@ -102,7 +100,6 @@ def _ctc_log_likelihood(scores: StateScores) -> Tensor:
 def states_alignment_loss(
     log_likelihood_B: Tensor,
     num_scored_B: Tensor,
-    reduction: Reduction = "sequence",
     on_no_path: Literal["raise", "skip"] = "raise",
 ) -> Tensor:
     """L_SA = -log f_{M,L}, per target (§4.3).
@@ -114,7 +111,6 @@ def states_alignment_loss(
     Args:
         log_likelihood_B: in nats, from ``log_likelihood``.
         num_scored_B: int64, scored targets of each row.
-        reduction: ``sequence`` as above, or ``token``: all rows' losses over all their targets.
         on_no_path: ``raise``, or ``skip`` rows whose log-likelihood is -inf.
 
     Returns:
@@ -129,8 +125,6 @@ def states_alignment_loss(
         raise ValueError(f"no path through the graph spells the targets of row(s) {rows}")
     loss_B = -log_likelihood_B.masked_fill(~has_path_B, 0.0)
     num_scored_B = num_scored_B.clamp(min=1)
-    if reduction == "token":
-        return loss_B.sum() / (num_scored_B * has_path_B).sum().clamp(min=1)
     return (loss_B / num_scored_B).sum() / has_path_B.sum().clamp(min=1)
 
 
