@@ -32,8 +32,12 @@ def chosen(config: RunConfig, device: torch.device) -> str:
     return found.train.precision
 
 
-def test_auto_is_bf16_on_a_gpu(timed):
-    assert chosen(asked(8), GPU) == "bf16"
+@pytest.mark.parametrize(
+    ("capability", "name"), [((9, 0), "bf16"), ((8, 0), "bf16"), ((7, 5), "fp32")]
+)
+def test_auto_is_bf16_on_a_gpu_that_has_it(timed, monkeypatch, capability, name):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert chosen(asked(8), GPU) == name
 
 
 @pytest.mark.parametrize(("gain", "name"), [(LEAST_GAIN, "bf16"), (0.99 * LEAST_GAIN, "fp32")])

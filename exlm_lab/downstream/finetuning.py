@@ -123,7 +123,7 @@ class FineTuner(Loop):
         self._batches = lru_cache(maxsize=1)(
             partial(training_batches, lengths_R, config.batch_size, seed)
         )
-        train = config.train(self.steps_per_epoch, engine.device.type)
+        train = config.train(self.steps_per_epoch, engine.device)
         remedy = (
             f"for {problem.task.name} lower learning_rate ({config.learning_rate:g}) or "
             f"weight_decay ({config.weight_decay:g}), or set clip_norm 1"

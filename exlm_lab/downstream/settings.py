@@ -7,6 +7,8 @@ from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+import torch
+
 from exlm_mini.config import TrainConfig
 from exlm_mini.config.checks import (
     AT_LEAST_1,
@@ -16,6 +18,7 @@ from exlm_mini.config.checks import (
     SHARE,
     check_fields,
 )
+from exlm_mini.training.precision import has_bf16
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class TuneConfig:
     clip_norm: Annotated[float, NOT_NEGATIVE] = 0.0
     """Largest gradient norm; 0: no clipping."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Of the encoder; auto: bf16 on a GPU, fp32 on a CPU."""
+    """Of the encoder; auto: bf16 on a GPU that has it, otherwise fp32."""
 
     def __post_init__(self) -> None:
         check_fields("", self)
@@ -56,10 +59,11 @@ class TuneConfig:
         """Optimiser steps of one pass over some rows."""
         return math.ceil(len(rows) / self.batch_size)
 
-    def train(self, steps_per_epoch: int, device: str) -> TrainConfig:
-        """The same as settings of pre-training, whose loop is used, for a type of device."""
+    def train(self, steps_per_epoch: int, device: torch.device) -> TrainConfig:
+        """The same as settings of pre-training, whose loop is used, for a device."""
         num_steps = self.epochs * steps_per_epoch
-        auto: Literal["bf16", "fp32"] = "bf16" if device == "cuda" else "fp32"
+        is_half = device.type == "cuda" and has_bf16(device)
+        auto: Literal["bf16", "fp32"] = "bf16" if is_half else "fp32"
         return TrainConfig(
             steps=num_steps,
             learning_rate=self.learning_rate,

@@ -245,7 +245,7 @@ class TrainConfig:
     out; 0: none, as in the paper."""
     precision: Annotated[Literal["auto", "fp32", "bf16", "fp16"], Effect.SPEED] = "auto"
     """Encoder arithmetic; emission, transition and dynamic programme stay in fp32. auto: bf16 on
-    a GPU, on a CPU the faster of bf16 and fp32. fp16 scales the loss, and needs a GPU."""
+    a GPU that has it, on a CPU the faster of bf16 and fp32. fp16 scales the loss; GPUs only."""
     min_loss_scale: Annotated[float, NOT_NEGATIVE, Effect.COURSE, RARE] = 1e-4
     """fp16 only: stop when the scale of the loss falls below, as fairseq does."""
     max_skipped: Annotated[int, AT_LEAST_1, Effect.COURSE, RARE] = 10

@@ -1,4 +1,4 @@
-"""The meaning of ``train.precision auto``: bf16 on a GPU, and on a CPU if it is faster there.
+"""The meaning of ``train.precision auto``: bf16 on a GPU that has it, and on a CPU if it is faster.
 
 On CPUs with bf16 instructions products are faster, but the casts around them weigh more the
 narrower the layers are. So a layer is timed in both precisions, once per machine. The result is
@@ -45,9 +45,14 @@ def with_precision(config: RunConfig, device: torch.device) -> RunConfig:
     if device.type == "cpu":
         is_half = bool(narrower) and cpu_gain(narrower[-1], num_threads) >= LEAST_GAIN
     else:
-        is_half = True
+        is_half = has_bf16(device)
     train = replace(config.train, precision="bf16" if is_half else "fp32")
     return replace(config, train=train)
+
+
+def has_bf16(gpu: torch.device) -> bool:
+    """Whether a GPU has bf16 instructions, as all since Ampere; older ones emulate it slowly."""
+    return torch.cuda.get_device_capability(gpu) >= (8, 0)
 
 
 def cpu_gain(width: int, num_threads: int) -> float:
