@@ -18,9 +18,10 @@
 
 namespace dag {
 
-// Targets of one pass: as many as keep shared memory below the 64 KiB of the smallest GPUs.
+// Targets of one pass, half as many in double: shared memory stays below the 64 KiB of small GPUs.
+constexpr int kRows = 128;
 template <class Real>
-constexpr int kRows = sizeof(Real) == 4 ? 128 : 64;
+constexpr int kRowsOf = sizeof(Real) == 4 ? kRows : kRows / 2;
 constexpr int kPadded = 36;  // row length of factors
 constexpr int kStride = 33;  // row length where one lane walks along a row
 constexpr int kWarps = kSweepThreads / kTile;
@@ -28,7 +29,7 @@ constexpr int kWarps = kSweepThreads / kTile;
 // The shared memory of a sweep.
 template <class Real>
 struct Shared {
-  static constexpr int rows = kRows<Real>;
+  static constexpr int rows = kRowsOf<Real>;
   Real* edges;                          // [32][36]
   Real* from;                           // [rows][36] masses of the targets before
   Real *product, *emission;             // [rows][33]
@@ -58,7 +59,7 @@ static_assert(Shared<float>::bytes(256) <= 64 << 10 && Shared<double>::bytes(256
 // A pair of tiles on its way from global to shared memory: a thread's share.
 template <class Real>
 struct Pair {
-  static constexpr int num_edges = kTile / kWarps, num_masses = kRows<Real> / kWarps;
+  static constexpr int num_edges = kTile / kWarps, num_masses = kRowsOf<Real> / kWarps;
   Real edge[num_edges], mass[num_masses];
   int exp;
 };
@@ -174,7 +175,7 @@ template <class Real, class Block>
 DAG_FN void enter_tile(Block& c, const Graph<Real>& g, const Walk& walk,
                        const BlockSweep<Real>& sweep, const Shared<Real>& sh, int shift, int t,
                        int tile0, int row, int num) {
-  constexpr int num_groups = kRows<Real> / kTile;
+  constexpr int num_groups = kRowsOf<Real> / kTile;
   Pair<Real> pair;
   Real sum[num_groups][4] = {};
   load_edges(c, g, walk, tile0, t, &pair);

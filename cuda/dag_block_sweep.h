@@ -144,7 +144,7 @@ DAG_FN void walk_columns(Block& c, const Shared<Real>& sh, int p, int group, boo
                          Target<Real>* out) {
   Target<Real>& own = *out;
   const int lane = c.thread() % kTile;
-  constexpr int slots = 2 * kRows<Real> / kTile;  // of what warps hand over
+  constexpr int slots = 2 * kRowsOf<Real> / kTile;  // of what warps hand over
   const int before = group % slots * kTile, after = (group + 1) % slots * kTile;
   Real* score = sh.emission + p * kStride;
 #pragma unroll
