@@ -4,8 +4,8 @@
 //
 // Mapping   Up to 128 targets (64 in double) x 32 states at once; thread (tx, ty) holds 4 states of
 //           the targets ty, ty + 32, ty + 64, ty + 96, so that all 8 warps work whatever the
-//           number of targets. Both factors come through shared memory, 32 states v at a time; while one
-//           pair of tiles is multiplied, the next is on its way in registers.
+//           number of targets. Both factors come through shared memory, 32 states v at a time;
+//           while one pair of tiles is multiplied, the next is on its way in registers.
 // Numerics  The product of a pair of tiles is brought to the largest exponent its target had in
 //           any earlier tile: per sum, not per mass, so masses are copied as they are. Two
 //           factors do it, since 2^-158 of the largest sum may still be a normal number.

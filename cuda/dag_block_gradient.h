@@ -10,8 +10,8 @@
 //           targets at a time. Every entry is written by exactly one thread: zeros where no path
 //           goes and in padding.
 // Numerics  As dag_gradient.h: the exponents of both sweeps are folded into beta's factor, and
-//           is_exact and `room` keep each of them small enough. A row redone in log space is summed from
-//           its doubles, by the same blocks.
+//           is_exact and `room` keep each of them small enough. A row redone in log space is
+//           summed from its doubles, by the same blocks.
 // Cost      Reads 8 KiB per 32 targets for 32,768 multiply-adds, from L2; writes M L + L^2
 //           numbers per row, whole rows of 32 at a time, and reads E once.
 #pragma once

@@ -75,13 +75,17 @@ struct Walk {
 // 2^(2 head) to what has entered and 2^(3 head) to what has been emitted: more than all of that.
 // What they hold is so never below the truth, and the sum of what was added, weighted with the
 // other direction, bounds the error from above.
+//
+// The gradient of an edge is (sum over targets of alpha * beta) * E / Z. The sum may be as large as
+// Z / E, and is_exact allows an E so small that in double this is beyond 2^1023: sums are divided by
+// 2^room, edges multiplied by it.
 template <class Real>
 struct Range;
 template <>
 struct Range<float> {
   static constexpr int smallest = -126;        // 2^smallest is the smallest normal number
   static constexpr double tolerance = 1.5e-8;  // of the likelihood, 2^-26
-  static constexpr int room = 0;               // see below
+  static constexpr int room = 0;
 };
 template <>
 struct Range<double> {
@@ -89,8 +93,4 @@ struct Range<double> {
   static constexpr double tolerance = 1.4e-17;  // 2^-56
   static constexpr int room = 256;
 };
-
-// The gradient of an edge is (sum over targets of alpha * beta) * E / Z. The sum may be as large as
-// Z / E, and is_exact allows an E so small that in double this is beyond 2^1023: sums are divided by
-// 2^room, edges multiplied by it.
 }  // namespace dag

@@ -7,8 +7,8 @@ nothing was measured. Files are named as published (``bace.csv``, ``BBBP.csv``,
 Molecules are split as published, and then cleaned like those the model was trained on: the paper's
 vocabulary has no stereo marks, MoleculeNet has.
 
-Every label has one logit, also for BACE and BBBP, where Uni-Mol uses two logits and a softmax;
-the two are equivalent.
+Every label has one logit, also for BACE and BBBP, where Uni-Mol has two and a softmax: the same
+family of answers, with one redundant direction of the weights.
 
 Shapes: R rows, C labels.
 """

@@ -51,9 +51,7 @@ def _log_f(log_emission_ML: Tensor, log_transition_LL: Tensor, M: int, L: int) -
             terms = []
             for v in range(u):
                 term = log_f[i - 1][v] + log_transition_LL[v, u] + log_emission_ML[i, u]
-                if (
-                    term.item() != -torch.inf
-                ):  # the gradient of a logsumexp over -inf alone is nan
+                if term.item() != -torch.inf:  # a logsumexp of -inf alone has gradient nan
                     terms.append(term)
             if terms:
                 log_f[i][u] = torch.stack(terms).logsumexp(dim=0)

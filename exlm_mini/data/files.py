@@ -188,7 +188,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     except OSError as error:
         if error.errno not in NO_SPACE:
             raise
-        partial.unlink(missing_ok=True)  # frees the space for the message below
+        partial.unlink(missing_ok=True)  # not to be counted as used
         free = shutil.disk_usage(path.parent).free
         raise UserError(
             f"no space to write {path}, {free:,} bytes are free; make room or choose another "
