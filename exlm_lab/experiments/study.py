@@ -245,9 +245,11 @@ _MOLECULE_ARMS: dict[str, dict[str, Any]] = {
     "mlm++": {},
     "exlm": _OF_TABLE_7,
     "late": {**_OF_TABLE_7, "model.expand_at": 2},
+    "later": {**_OF_TABLE_7, "model.expand_at": 3},
     "uniform": {**_OF_TABLE_7, "model.transition": "uniform"},
 }
-"""As in the ladder, without ``ctc``; ``late`` expands rows after half of the four layers."""
+"""As in the ladder, without ``ctc``; rows are expanded ``late`` after two of the four layers, and
+``later`` after three."""
 
 
 def _molecules() -> Experiment:
@@ -281,6 +283,8 @@ def _molecules() -> Experiment:
         Claim("Links win bits that states alone do not",
               "rings_together_bits", "exlm", "uniform", -1, 0.25),
         Claim("Expanding late loses bits", "rings_together_bits", "late", "exlm", 1, 0.25),
+        Claim("Expanding after three of four layers loses bits",
+              "rings_together_bits", "later", "exlm", 1, 0.25),
     ]  # fmt: skip
     claims += [
         Claim(f"ExLM's frozen states tell more of structure at equal {equal}",
@@ -291,8 +295,38 @@ def _molecules() -> Experiment:
     return Experiment(name, about, tuple(cells), tuple(claims))
 
 
+# ---- how late rows may be expanded ----
+
+DEPTHS = (0, 2, 3)
+"""Layers below the expansion, of four."""
+
+
+def _depth() -> Experiment:
+    """The cells, and the claims they decide."""
+    four = {"model.num_layers": 4}
+    slots = {**four, **_EXLM, "data.grammar": "ladder-4"}
+    cells = [Cell("english-mlm", "english", "sweep/english", four)]
+    for depth in DEPTHS:
+        after, late = f"after-{depth}", {"model.expand_at": depth}
+        text = {**four, **_EXLM, **late}
+        cells += [
+            Cell(f"english-{after}", "english", "sweep/english", text),
+            Cell(f"slots-{after}", "slots", "sweep/slots", {**slots, **late}),
+        ]
+    claims = (
+        Claim("Expanding after three of four layers loses bits where 4 are shared",
+              "bits_per_row", "slots-after-3", "slots-after-0", 1, 0.25),
+        Claim("It loses bits on English",
+              "bits_per_mask", "english-after-3", "english-after-0", 1, 0.1),
+        Claim("On English it is behind MLM at equal steps",
+              "bits_per_mask", "english-after-3", "english-mlm", 1, 0.1),
+    )  # fmt: skip
+    about = "after how many of four layers rows may be expanded (bits)"
+    return Experiment("depth", about, tuple(cells), claims)
+
+
 EXPERIMENTS = {
     experiment.name: experiment
-    for experiment in (_ladder(), _parts(), _competence(), _escape(), _molecules())
+    for experiment in (_ladder(), _parts(), _competence(), _escape(), _molecules(), _depth())
 }
 """By name, in the order in which the queue takes them."""
