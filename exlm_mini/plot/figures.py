@@ -220,7 +220,7 @@ def draw_device_hours(
     if marks:
         x, y = zip(*marks, strict=True)
         ax.plot(x, y, "x", color="black", ms=7, mew=2, zorder=5)
-    shortest, longest = SPANS["hour"] / 60, 10 * SPANS["year"]
+    shortest, longest = SPANS["hour"] / 120, 10 * SPANS["year"]
     below = shortest
     for number, (name, hours) in enumerate(SPANS.items()):
         ax.axhspan(below, hours, color="0.5", alpha=0.14 * (number % 2), lw=0)
