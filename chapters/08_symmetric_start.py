@@ -664,9 +664,10 @@ assert (
 #
 # **What we do not know** is whether ExLM needs a cure at the size of the paper.
 # Its text, its batches and its training are larger by orders of magnitude, and a
-# plateau that ends late would not show in a final score. A study of ours asks
-# this of small models on English with the paper's dropout and initial weights;
-# what it will count as an answer is fixed in {source}`book/plan.md`.
+# plateau that ends late would not show in a final score. A study of ours asked
+# this of small models on English, with the paper's dropout and initial weights:
+# there neither a batch of 1,024 nor twice the width does what the cures do
+# ({ref}`chap-findings`).
 #
 # ## How the package fades the chains
 #

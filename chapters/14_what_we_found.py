@@ -393,8 +393,7 @@ display(pd.DataFrame(told).T)
 # per word on average. The recipes at the paper's size leave them off, as the paper
 # does. If the paper's models left the start without them, something in their size
 # helped: a larger batch is the candidate. The experiment *escape* ({ref}`plan`)
-# asks, on English, with the paper's dropout and spread of initial weights. Its five
-# runs with a batch of 1,024 have still to be made. The others say:
+# asks, on English, with the paper's dropout and spread of initial weights:
 
 # %%
 from exlm_lab.experiments.verdicts import verdicts
@@ -416,12 +415,14 @@ with pd.option_context("display.max_colwidth", None):
 # words tell. Without aid ExLM is hardly below it. Fixed chains bring it nearly as
 # far as the MLM, a clone embedding does not. With a batch of 512 a run reads eight
 # times as much text: with both aids ExLM then ends below four bits, without them
-# still above seven. So at this size neither a larger batch nor twice the width does
-# what the aids do. But in no run do links win a tenth of a bit per row, and at a
-# batch of 512 the clones of a mask say nearly the same words: the aids help ExLM to
-# be an MLM. Whether a batch of 1,024 helps it to be more is open.
+# still above seven. A batch of 1,024 gets a quarter of a bit further than one of
+# 64, so the plan's claim holds; but it read sixteen times as much text, and it too
+# stays above seven bits: it frees nothing. At this size neither a larger batch nor
+# twice the width does what the aids do. But in no run do links win a tenth of a bit
+# per row, and at large batches the clones of a mask say nearly the same words: the
+# aids help ExLM to be an MLM.
 
-# %% mystnb={"code_prompt_show": "Checked: where each cell ends, that no links win anything, and that clones are alike at a batch of 512"} tags=["hide-cell", "check"]
+# %% mystnb={"code_prompt_show": "Checked: where each cell ends, that no links win anything, and that clones are alike at large batches"} tags=["hide-cell", "check"]
 escape = recorded("escape", "study")
 end = {name: group.by_seed("bits_per_mask") for name, group in escape.items()}
 frequency = escape["mlm-w64-b64"].by_seed("frequency_bits")
@@ -434,12 +435,16 @@ for name in ("chains-w64-b64", "both-w64-b64"):
     assert abs(mean[name] - mean["mlm-w64-b64"]) < 0.3
 helped, alone = (end[f"{help_}-w64-b512"].values() for help_ in ("both", "none"))
 assert max(helped) < 4 < 7 < min(alone)
+largest, small = end["none-w64-b1024"], end["none-w64-b64"]
+assert len(largest) == 5 and min(largest.values()) > 7
+assert all(small[seed] - 0.4 < largest[seed] < small[seed] for seed in small)
+assert 0.2 < mean["none-w64-b64"] - mean["none-w64-b1024"] < 0.3
 wide = {h: mean[f"{h}-w128-b64"] for h in ("none", "both")}
 assert wide["both"] < mean["both-w64-b64"] and wide["none"] > wide["both"] + 0.8
 for name, group in escape.items():
     if not name.startswith("mlm"):
         assert max(group.by_seed("dependence_bits").values()) < 0.1
-    if name.endswith("b512"):
+    if name.endswith(("b512", "b1024")):
         assert max(group.by_seed("specialisation_bits").values()) < 0.05
 
 # %% mystnb={"code_prompt_show": "Checked: with both aids every seed reaches the joint entropy, without aid it stays at the floor, and in town and on English both together are best in every seed"} tags=["hide-cell", "check"]
