@@ -313,6 +313,12 @@ def _depth() -> Experiment:
             Cell(f"english-{after}", "english", "sweep/english", text),
             Cell(f"slots-{after}", "slots", "sweep/slots", {**slots, **late}),
         ]
+    cells += [
+        Cell("english-cost", "english", "sweep/english", text, seeds=(1,), is_timed=True),
+        Cell(
+            "english-mlm++", "english", "sweep/english", four, cost_of=("depth", "english-cost")
+        ),
+    ]
     claims = (
         Claim("Expanding after three of four layers loses bits where 4 are shared",
               "bits_per_row", "slots-after-3", "slots-after-0", 1, 0.25),
@@ -320,6 +326,8 @@ def _depth() -> Experiment:
               "bits_per_mask", "english-after-3", "english-after-0", 1, 0.1),
         Claim("On English it is behind MLM at equal steps",
               "bits_per_mask", "english-after-3", "english-mlm", 1, 0.1),
+        Claim("On English it is behind MLM at equal cost",
+              "bits_per_mask", "english-after-3", "english-mlm++", 1, 0.1),
     )  # fmt: skip
     about = "after how many of four layers rows may be expanded (bits)"
     return Experiment("depth", about, tuple(cells), claims)
