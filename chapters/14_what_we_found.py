@@ -765,10 +765,10 @@ with pd.option_context("display.max_colwidth", None):
 # - What ExLM adds is links between states. Where masked words depend on each other
 #   they win nearly all there is to win; states alone win nothing.
 # - Where they hardly do, ExLM's cost is better spent on more steps of an MLM,
-#   at least in short trainings.
+#   at least in short trainings. Expanding late lowers the cost, not enough to pay.
 # - On molecules its links stay unused, and an MLM of equal cost is ahead.
 # - At this size ExLM needs help to leave its symmetric start, which the paper does
-#   not mention.
+#   not mention. Larger batches and wider layers are no substitute.
 # - 2D positions matter as soon as the number of masks changes; edges inside a mask
 #   do not, even in a language made for them.
 # - Lost words do the harm, and uncertainty follows their share, as the paper says;
