@@ -359,9 +359,9 @@ assert 1.3 < molecules["exlm-cost"].first.metrics["cost_ratio"] < 1.4
 # %% [markdown]
 # ## Expanding late is cheaper, and here it loses little
 #
-# Rows may be expanded after some of the layers ({ref}`chap-states`), and a step is
-# then cheaper: of eight layers of width 384 it takes 1.8 times a step of MLM if it
-# expands before the first, 1.4 after half of them, 1.25 after three quarters
+# Rows may be expanded after some of the layers ({ref}`chap-expansion`), which makes
+# a step cheaper: of eight layers of width 384 it takes 1.8 times a step of MLM if
+# it expands before the first, 1.4 after half of them, 1.25 after three quarters
 # ({ref}`plan`, *Depth*). Models of four layers show what that costs in bits: on the
 # language where five words share 4 bits, on English, and on the molecules above.
 
