@@ -368,9 +368,9 @@ assert 1.3 < molecules["exlm-cost"].first.metrics["cost_ratio"] < 1.4
 # %% tags=["hide-input"]
 depth = recorded("depth", "study")
 FIVE, WORD, RING = (
-    "4 shared bits: five words",
-    "English: a masked word",
-    "molecules: both digits",
+    "five words that share 4 bits",
+    "a masked word of English",
+    "both digits of a ring",
 )
 shown = {
     FIVE: [(depth[f"slots-after-{e}"], "bits_per_row") for e in (0, 2, 3)],
@@ -383,15 +383,19 @@ shown = {
         for cell in ("exlm", "late", "later", "mlm", "mlm++")
     ],
 }
-columns = ["before the first", "after 2", "after 3", "MLM, equal steps"]
-rows = {
+columns = {
     label: [group.summary(metric).shown(2) for group, metric in cells]
     for label, cells in shown.items()
 }
-rows[FIVE] += ["≥ 10"] * 2
-display(
-    pd.DataFrame(rows, index=[*columns, "MLM, equal cost"]).T.rename_axis("bits of")
-)
+columns[FIVE] += ["≥ 10"] * 2
+models = [
+    "ExLM, expanded before the first layer",
+    "ExLM, after 2 of 4 layers",
+    "ExLM, after 3",
+    "MLM, equal steps",
+    "MLM, equal cost",
+]
+display(pd.DataFrame(columns, index=models))
 
 # %% [markdown]
 # On the small language one run of nine stops a bit short, and the others end within
