@@ -401,12 +401,12 @@ display(pd.DataFrame(columns, index=models))
 # On the small language one run of nine stops a bit short, and the others end within
 # 0.05 bits of the best possible 6, wherever they expand. The plan's test finds that
 # the latest expansion loses 0.002 bits, a hundredth of what would matter. On
-# English and on molecules the seeds differ more than the depths do. There links win
-# nothing, and a late expansion only makes them cheaper to carry. It does not make
-# them worth their price: the MLM of equal cost (on English that of the latest
-# expansion, on molecules of the earliest) is ahead in every seed, on English by
-# more than a bit per word, for in these short trainings half as many steps again
-# mean a lot.
+# English and on molecules no difference between the depths can be told from luck.
+# There links win nothing, and a late expansion only makes them cheaper to carry. It
+# does not make them worth their price: the MLM of equal cost (on English that of
+# the latest expansion, on molecules of the earliest) is ahead in every seed, on
+# English by more than a bit per word, for in these short trainings half as many
+# steps again mean a lot.
 
 # %% mystnb={"code_prompt_show": "Checked: all runs but one on the small language end within 0.05 bits of the best; on English links win nothing, and MLM of equal cost is a bit ahead in every seed"} tags=["hide-cell", "check"]
 ends = [

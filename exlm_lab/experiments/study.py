@@ -303,22 +303,22 @@ DEPTHS = (0, 2, 3)
 
 def _depth() -> Experiment:
     """The cells, and the claims they decide."""
-    four = {"model.num_layers": 4}
-    slots = {**four, **_EXLM, "data.grammar": "ladder-4"}
-    cells = [Cell("english-mlm", "english", "sweep/english", four)]
-    for depth in DEPTHS:
-        after, late = f"after-{depth}", {"model.expand_at": depth}
-        text = {**four, **_EXLM, **late}
-        cells += [
-            Cell(f"english-{after}", "english", "sweep/english", text),
-            Cell(f"slots-{after}", "slots", "sweep/slots", {**slots, **late}),
-        ]
-    cells += [
-        Cell("english-cost", "english", "sweep/english", text, seeds=(1,), is_timed=True),
+    mlm = {"model.num_layers": 4}
+    exlm = {depth: {**mlm, **_EXLM, "model.expand_at": depth} for depth in DEPTHS}
+    latest = exlm[DEPTHS[-1]]
+    cells = [
+        Cell("english-cost", "english", "sweep/english", latest, seeds=(1,), is_timed=True),
+        Cell("english-mlm", "english", "sweep/english", mlm),
         Cell(
-            "english-mlm++", "english", "sweep/english", four, cost_of=("depth", "english-cost")
+            "english-mlm++", "english", "sweep/english", mlm, cost_of=("depth", "english-cost")
         ),
     ]
+    for depth, settings in exlm.items():
+        slots = {**settings, "data.grammar": "ladder-4"}
+        cells += [
+            Cell(f"english-after-{depth}", "english", "sweep/english", settings),
+            Cell(f"slots-after-{depth}", "slots", "sweep/slots", slots),
+        ]
     claims = (
         Claim("Expanding after three of four layers loses bits where 4 are shared",
               "bits_per_row", "slots-after-3", "slots-after-0", 1, 0.25),
