@@ -266,6 +266,3 @@ extern "C" int dag_vector_bytes() { return dag::kVectorBytes; }
 
 DAG_INTERFACE(float, float32)
 DAG_INTERFACE(double, float64)
-
-// Bytes of a tile of states, for whoever allocates mantissa and exponent.
-extern "C" int dag_tile_bytes() { return 64; }

@@ -150,9 +150,6 @@ int log_likelihood(const Launch<Real>& all, Real* log_likelihood, void* stream) 
 DAG_INTERFACE(float, float32)
 DAG_INTERFACE(double, float64)
 
-// States of a tile, for whoever allocates mantissa and exponent.
-extern "C" int dag_cuda_tile() { return dag::kTile; }
-
 extern "C" const char* dag_cuda_error(int error) {
   return cudaGetErrorString(static_cast<cudaError_t>(error));
 }
