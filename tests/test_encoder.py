@@ -218,3 +218,20 @@ def test_initial_weights_have_the_stated_spread():
             assert abs(weight.mean()) < 4 * std / math.sqrt(n), name
             assert abs(weight.std() - std) < 4 * std / math.sqrt(2 * n), name
     assert num_weights > 100_000
+
+
+def test_rows_of_any_length_share_a_compiled_layer():
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch._dynamo.reset()  # what other tests have compiled
+    counter = CompileCounterWithBackend("aot_eager")
+    encoder, plain = make_encoder(num_layers=1), make_encoder(num_layers=1)
+    for layer in encoder.layers:
+        layer.compile(backend=counter)
+    for length in range(5, 12):  # more than PyTorch compiles before it gives up
+        row_1T = torch.arange(1, length + 1).unsqueeze(0)
+        batch = row_1T, row_1T, torch.zeros_like(row_1T), row_1T != PAD
+        hidden_1TD = encoder(*batch)
+        torch.testing.assert_close(hidden_1TD, plain(*batch))
+        hidden_1TD.sum().backward()
+    assert counter.frame_count == 2, "one for the first length, one for all others"

@@ -101,10 +101,11 @@ def _turn(x_BHTd: Tensor, rotation: Rotation, sign: int) -> Tensor:
     if x_BHTd.device.type == "cpu":  # in memory order of the angles
         x_BHTd = x_BHTd.contiguous()
     turned_BHTd = x_BHTd * rotation.cos_B1Td
-    (a, b), (turned_a, turned_b), (sin_a, sin_b) = (
-        t.unflatten(-1, (rotation.num_parts, 2, -1)).unbind(-2)
+    x, turned, sin = (
+        t.unflatten(-1, (rotation.num_parts, 2, -1))
         for t in (x_BHTd, turned_BHTd, rotation.sin_B1Td)
     )
-    turned_a.addcmul_(b, sin_a, value=-sign)
-    turned_b.addcmul_(a, sin_b, value=sign)
+    # By index: if views of unbind are written to, torch.compile compiles each length by itself.
+    turned[..., 0, :].addcmul_(x[..., 1, :], sin[..., 0, :], value=-sign)
+    turned[..., 1, :].addcmul_(x[..., 0, :], sin[..., 1, :], value=sign)
     return turned_BHTd.to(x_BHTd.dtype)
