@@ -153,7 +153,7 @@ double finish_row(const Batch<Real>& batch, int64_t b, int32_t status) {
 template <class Real>
 int log_likelihood(const Batch<Real>& batch, Real* log_likelihood, int num_threads) {
   if (!batch.has_good_counts()) return kBadCount;
-  prefer_huge_pages(batch.mantissa, batch.B * 3 * batch.M * batch.tiles() * sizeof(Vec<Real>));
+  prefer_huge_pages(batch.mantissa, batch.B * 3 * batch.M * batch.tiles() * kVectorBytes);
   if (batch.has_many_rows(num_threads)) {
     using Memory = SweepMemory<Real, 2>;
     return in_parallel<Memory>(batch.B, num_threads, [&](int64_t b, Memory* memory) {
@@ -233,9 +233,6 @@ int viterbi(const Batch<Real>& batch, int64_t* path, Real* log_score, int num_th
 }
 
 }  // namespace dag
-
-// Of a vector of states: numbers that share an exponent.
-extern "C" int dag_vector_bytes() { return dag::kVectorBytes; }
 
 #define DAG_INTERFACE(Real, name)                                                               \
   extern "C" int dag_log_likelihood_##name(                                                     \

@@ -37,22 +37,16 @@ void grad_emission_row(const Graph<Real>& g, const Walk& walk, const Sweep<Real>
 // Memory of grad_transition_tile that outlives no call; one per thread.
 template <class Real>
 struct Joint {
-  std::vector<Lanes<Real>> edges;
-  std::vector<Real> unit;
+  std::vector<Lanes<Real>> edges, alpha, beta;  // sweeps: of one tile of states, by target
 };
 
-// sum over i of alpha[i][v0 + r] * P beta[i+1][u tile] for T states v.
-template <class Real>
-void join(const Walk& walk, const Sweep<Real>& alpha, const Sweep<Real>& beta, const Real* unit,
-          int v0, int tile_u, int i0, int i1, Vec<Real>* sum) {
-  constexpr int T = Simd<Real>::T;
-  const int64_t width = walk.width();
-  const Real* ours = alpha.mass + v0;
-  const Real* theirs = beta.mass + (walk.num_tiles - 1 - tile_u) * T;
-  for (int r = 0; r < T; ++r) sum[r] = Vec<Real>{};
+// sum over i of alpha[i][v] * beta[i+1][u tile] for states v0 + r0 + r.
+template <int R, class Real>
+inline void join(const Lanes<Real>* alpha, const Lanes<Real>* beta, int r0, int i0, int i1,
+                 Vec<Real> (&sum)[R]) {
   for (int i = i0; i <= i1; ++i) {
-    const Vec<Real> b = turned_around<Real>(load(theirs + (walk.m - 2 - i) * width)) * unit[i];
-    for (int r = 0; r < T; ++r) sum[r] += b * ours[i * width + r];
+    const Vec<Real> b = load(beta[i].at);
+    for (int r = 0; r < R; ++r) sum[r] += b * alpha[i].at[r0 + r];
   }
 }
 
@@ -72,26 +66,36 @@ void grad_transition_tile(const Graph<Real>& g, const Walk& walk, int shift,
     std::fill(row, row + v0, Real(0));
     std::fill(row + end, row + g.stride, Real(0));
   }
-  s->unit.resize(m);
+  s->alpha.resize(m), s->beta.resize(m);
+  for (int i = 0; i < m; ++i) {
+    store<Real>(s->alpha[i].at, load(alpha.mass + int64_t(i) * walk.width() + v0));
+  }
   if (int(s->edges.size()) < (last - tile_v + 1) * T) s->edges.resize((last - tile_v + 1) * T);
   pack_rows(g, shift, tile_v, s->edges.data());
   for (int tile_u = tile_v; tile_u <= last; ++tile_u) {
-    const int u0 = tile_u * T;
+    const int u0 = tile_u * T, back = nt - 1 - tile_u;
     // alpha[i] lives in the rows for i in [v0 - span, v0 + T), beta[i+1] in the columns likewise.
     int i0 = larger(0, larger(v0, u0 - 1) - span), i1 = smaller(m - 2, v0 + T - 1);
-    for (int i = i0; i <= i1; ++i) {
-      const int a = alpha.mass_exp[tile_v * m + i];
-      const int b = beta.mass_exp[(nt - 1 - tile_u) * m + m - 2 - i];
+    const auto unit_of = [&](int i) {
+      const int a = alpha.mass_exp[tile_v * m + i], b = beta.mass_exp[back * m + m - 2 - i];
       const int e = a + b - total_exp - Range<Real>::room;
-      s->unit[i] = a == kNone || b == kNone ? Real(0) : power_of_two<Real>(e);
+      return a == kNone || b == kNone ? Real(0) : power_of_two<Real>(e);
+    };
+    while (i0 <= i1 && unit_of(i0) == 0) ++i0;
+    while (i0 <= i1 && unit_of(i1) == 0) --i1;
+    for (int i = i0; i <= i1; ++i) {
+      const Real* theirs = beta.mass + (m - 2 - i) * int64_t(walk.width()) + back * T;
+      store<Real>(s->beta[i].at, turned_around<Real>(load(theirs)) * unit_of(i));
     }
-    while (i0 <= i1 && s->unit[i0] == 0) ++i0;
-    while (i0 <= i1 && s->unit[i1] == 0) --i1;
-    Vec<Real> sum[T];
-    join(walk, alpha, beta, s->unit.data(), v0, tile_u, i0, i1, sum);
-    for (int r = 0; r < num_rows; ++r) {  // edges that do not exist are 0 in the block
-      const Vec<Real> edge = load(s->edges[(tile_u - tile_v) * T + r].at) * room * scale;
-      store_some<Real>(grad + (v0 + r) * g.stride + u0, smaller(T, n - u0), sum[r] * edge);
+    constexpr int R = kParts == 1 ? T : 8 / kParts;  // their sums fit the registers
+    for (int r0 = 0; r0 < num_rows; r0 += R) {
+      Vec<Real> sum[R];
+      join<R>(s->alpha.data(), s->beta.data(), r0, i0, i1, sum);
+      for (int r = r0; r < smaller(r0 + R, num_rows); ++r) {
+        // Edges that do not exist are 0 in the block.
+        const Vec<Real> edge = load(s->edges[(tile_u - tile_v) * T + r].at) * room * scale;
+        store_some<Real>(grad + (v0 + r) * g.stride + u0, smaller(T, n - u0), sum[r - r0] * edge);
+      }
     }
   }
 }

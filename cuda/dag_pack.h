@@ -7,6 +7,7 @@
 //           less than an eighth of the lift its state gets (dag_graph.h); 0 is left to what is
 //           impossible.
 #pragma once
+#include <algorithm>
 #include <vector>
 
 #include "dag_simd.h"
@@ -22,8 +23,8 @@ struct EdgeScan {
 template <class Real>
 EdgeScan scan_edges(const Graph<Real>& g) {
   constexpr int T = Simd<Real>::T;
-  Vec<Real> peak_T = Vec<Real>{} - Real(INFINITY);
-  Int<Real> nan_T{};
+  Vec<Real> peak_T = -Real(INFINITY);
+  Int<Real> nan_T;
   Real peak = -Real(INFINITY);
   bool is_nan = false;
   for (int v = 0; v < g.n - 1; ++v) {
@@ -32,15 +33,15 @@ EdgeScan scan_edges(const Graph<Real>& g) {
     for (; u + T <= g.n; u += T) {
       const Vec<Real> x = load(row + u);
       nan_T |= x != x;
-      peak_T = x > peak_T ? x : peak_T;
+      peak_T = select<Real>(peak_T < x, x, peak_T);
     }
     for (; u < g.n; ++u) {
       is_nan |= row[u] != row[u];
       peak = row[u] > peak ? row[u] : peak;
     }
   }
-  is_nan |= any<Real>(nan_T);
-  peak = peak > largest<Real>(peak_T) ? peak : largest<Real>(peak_T);
+  is_nan |= any(nan_T);
+  peak = std::max(peak, largest(peak_T));
   if (peak == -Real(INFINITY)) return {1, is_nan, false};
   const double limit = score_limit(g.m);
   if (!(peak < limit && peak > -limit)) return {1, is_nan, true};
@@ -60,7 +61,7 @@ template <class Real>
 void pack_rows(const Graph<Real>& g, int shift, int tile_v, Lanes<Real>* blocks) {
   constexpr int T = Simd<Real>::T;
   const int last = last_tile(g, tile_v), num_whole = g.n / T;
-  const Vec<Real> impossible = Vec<Real>{} - Real(INFINITY);
+  const Vec<Real> impossible = -Real(INFINITY);
   for (int r = 0; r < T; ++r) {
     const int v = tile_v * T + r;
     const Real* from = g.transition + v * g.stride;
@@ -71,9 +72,9 @@ void pack_rows(const Graph<Real>& g, int shift, int tile_v, Lanes<Real>* blocks)
       if (tu > tile_v && tu < num_whole) {
         score = load(from + tu * T);
       } else if (v < g.n - 1) {  // the triangle, or the last tile
-        const auto is_edge = lanes<Real>() > v - tu * T;
+        const auto is_edge = v - tu * T < lanes<Real>();
         score = load_some(from + tu * T, smaller(T, g.n - tu * T));
-        score = is_edge ? score : impossible;
+        score = select<Real>(is_edge, score, impossible);
       }
       store(to->at, exp_shifted<Real>(score, shift));
     }
@@ -104,13 +105,13 @@ struct Packed {
 
   void pack_emissions(const Graph<Real>& g, int num_tiles) {
     constexpr int T = Simd<Real>::T;
-    const Vec<Real> impossible = Vec<Real>{} - Real(INFINITY);
-    const Vec<Real> least = Vec<Real>{} + power_of_two<Real>(Range<Real>::smallest);
+    const Vec<Real> impossible = -Real(INFINITY);
+    const Vec<Real> least = power_of_two<Real>(Range<Real>::smallest);
     const double limit = score_limit(g.m);
     const size_t size = size_t(g.m) * num_tiles;
     if (emission.size() < size) emission.resize(size);
     emission_exp.assign(size, kNone);
-    Int<Real> nan_T{};
+    Int<Real> nan_T;
     is_huge = false;
     for (int i = 0; i < g.m; ++i) {
       const Real* from = g.emission + i * g.stride;
@@ -118,11 +119,11 @@ struct Packed {
       for (int t = low / T; t <= high / T; ++t) {
         Vec<Real> score = load_some(from + t * T, smaller(T, g.n - t * T));
         if (low > t * T || high < t * T + T - 1) {
-          const auto is_in_cone = (lanes<Real>() >= low - t * T) & (lanes<Real>() <= high - t * T);
-          score = is_in_cone ? score : impossible;
+          const Int<Real> q = lanes<Real>() + t * T;
+          score = select<Real>((low - 1 < q) & (q < high + 1), score, impossible);
         }
         nan_T |= score != score;
-        const Real peak = largest<Real>(score);
+        const Real peak = largest(score);
         if (peak == -Real(INFINITY)) continue;
         if (!(peak < limit && peak > -limit)) {  // NaN too
           is_huge = true;
@@ -130,13 +131,13 @@ struct Packed {
         }
         const int shift = shift_of<Real>(peak);
         const Vec<Real> p = exp_shifted<Real>(score, shift);
-        const Vec<Real> possible = p > least ? p : least;
+        const Vec<Real> possible = select<Real>(least < p, p, least);
         store<Real>(emission[size_t(i) * num_tiles + t].at,
-                    score > impossible ? possible : Vec<Real>{});
+                    select<Real>(impossible < score, possible, Real(0)));
         emission_exp[size_t(t) * g.m + i] = shift;
       }
     }
-    is_nan = any<Real>(nan_T);
+    is_nan = any(nan_T);
   }
 };
 

@@ -1,32 +1,78 @@
-// dag_simd.h -- vectors as wide as the processor's, in plain GNU C++, and an exponential that
-//               cannot overflow.
+// dag_simd.h -- vectors of 64 bytes in registers of any width, in plain GNU C++, and an exponential
+//               that cannot overflow.
 #pragma once
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 #include "dag_graph.h"
 
 namespace dag {
 
-// Vectors wider than a register would compile, too, but GCC permutes them number by number: with
-// AVX2, 64 bytes took five times as long as 32.
 #if defined(__AVX512F__)
-constexpr int kVectorBytes = 64;
+constexpr int kRegisterBytes = 64;
 #elif defined(__AVX2__)
-constexpr int kVectorBytes = 32;
+constexpr int kRegisterBytes = 32;
 #else
-constexpr int kVectorBytes = 16;
+constexpr int kRegisterBytes = 16;
 #endif
+constexpr int kVectorBytes = 64, kParts = kVectorBytes / kRegisterBytes;
+
+template <class Number>
+using BitsOf = std::conditional_t<sizeof(Number) == 4, int32_t, int64_t>;
+
+// 64 bytes of numbers on every processor, in as many registers as that takes. (GCC has vectors
+// wider than a register, but keeps them in memory and permutes them number by number.)
+template <class Number>
+struct Vector {
+  typedef Number Part __attribute__((vector_size(kRegisterBytes)));
+  typedef Vector<BitsOf<Number>> Mask;  // all bits of a number are set where it is true
+  static constexpr int kPerPart = kRegisterBytes / sizeof(Number);
+  Part part[kParts];
+
+  Vector(Number all = 0) {
+    for (Part& p : part) p = all - Part{};  // x - 0 is x, bit by bit, and 0 + x is not
+  }
+  template <class F>
+  static Vector of_parts(F f) {
+    Vector out;
+    for (int p = 0; p < kParts; ++p) out.part[p] = f(p);
+    return out;
+  }
+  friend Vector operator+(const Vector& a, const Vector& b) {
+    return of_parts([&](int p) { return a.part[p] + b.part[p]; });
+  }
+  friend Vector operator-(const Vector& a, const Vector& b) {
+    return of_parts([&](int p) { return a.part[p] - b.part[p]; });
+  }
+  friend Vector operator*(const Vector& a, const Vector& b) {
+    return of_parts([&](int p) { return a.part[p] * b.part[p]; });
+  }
+  friend Vector operator&(const Vector& a, const Vector& b) {
+    return of_parts([&](int p) { return a.part[p] & b.part[p]; });
+  }
+  friend Mask operator<(const Vector& a, const Vector& b) {
+    return Mask::of_parts([&](int p) { return a.part[p] < b.part[p]; });
+  }
+  friend Mask operator!=(const Vector& a, const Vector& b) {
+    return Mask::of_parts([&](int p) { return a.part[p] != b.part[p]; });
+  }
+  Vector operator<<(int num) const {
+    return of_parts([&](int p) { return part[p] << num; });
+  }
+  Vector& operator+=(const Vector& other) { return *this = *this + other; }
+  Vector& operator|=(const Vector& other) {
+    return *this = of_parts([&](int p) { return part[p] | other.part[p]; });
+  }
+};
 
 template <class Real>
 struct Simd;
 
 template <>
 struct Simd<float> {
-  typedef float Vec __attribute__((vector_size(kVectorBytes)));
-  typedef int32_t Bits;
-  typedef Bits Int __attribute__((vector_size(kVectorBytes)));
   static constexpr int T = kVectorBytes / 4;
   static constexpr int mantissa_bits = 23, bias = 127, degree = 7, head = 32;
   static constexpr float round = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
@@ -35,9 +81,6 @@ struct Simd<float> {
 
 template <>
 struct Simd<double> {
-  typedef double Vec __attribute__((vector_size(kVectorBytes)));
-  typedef int64_t Bits;
-  typedef Bits Int __attribute__((vector_size(kVectorBytes)));
   static constexpr int T = kVectorBytes / 8;
   static constexpr int mantissa_bits = 52, bias = 1023, degree = 13, head = 256;
   static constexpr double round = 6755399441055744.0;  // 1.5 * 2^52
@@ -45,22 +88,28 @@ struct Simd<double> {
 };
 
 template <class Real>
-using Vec = typename Simd<Real>::Vec;
+using Vec = Vector<Real>;
+template <class Real>
+using Int = Vector<BitsOf<Real>>;
+
+template <class Real>
+inline typename Vec<Real>::Part load_part(const Real* from) {
+  typename Vec<Real>::Part part;
+  std::memcpy(&part, from, sizeof part);
+  return part;
+}
 
 template <class Real>
 inline Vec<Real> load(const Real* from) {
-  Vec<Real> v;
-  std::memcpy(&v, from, sizeof v);
-  return v;
+  return Vec<Real>::of_parts([&](int p) { return load_part(from + p * Vec<Real>::kPerPart); });
 }
 
-template <class Real>
-inline void store(Real* to, Vec<Real> v) {
-  std::memcpy(to, &v, sizeof v);
+template <class Number>
+inline void store(Number* to, const Vector<Number>& v) {
+  for (int p = 0; p < kParts; ++p) {
+    std::memcpy(to + p * Vector<Number>::kPerPart, &v.part[p], kRegisterBytes);
+  }
 }
-
-template <class Real>
-using Int = typename Simd<Real>::Int;
 
 // A vector in memory, in one line of the cache: loads that cross two take twice as long.
 template <class Real>
@@ -68,51 +117,96 @@ struct alignas(kVectorBytes) Lanes {
   Real at[Simd<Real>::T];
 };
 
-// 0, 1, 2, ...
+// Number by number, a where it is true, b elsewhere.
 template <class Real>
-inline Int<Real> lanes() {
-  Int<Real> out;
-  for (int q = 0; q < Simd<Real>::T; ++q) out[q] = q;
+inline Vec<Real> select(const Int<Real>& is_true, const Vec<Real>& a, const Vec<Real>& b) {
+  return Vec<Real>::of_parts(
+      [&](int p) { return is_true.part[p] ? a.part[p] : b.part[p]; });
+}
+
+template <class Real>
+inline Int<Real> bits_of(const Vec<Real>& v) {
+  return Int<Real>::of_parts([&](int p) { return (typename Int<Real>::Part)v.part[p]; });
+}
+
+template <class Real>
+inline Vec<Real> of_bits(const Int<Real>& bits) {
+  return Vec<Real>::of_parts([&](int p) { return (typename Vec<Real>::Part)bits.part[p]; });
+}
+
+// Numbers that are whole already.
+template <class Real>
+inline Int<Real> integers(const Vec<Real>& v) {
+  using Part = typename Int<Real>::Part;
+  return Int<Real>::of_parts([&](int p) { return __builtin_convertvector(v.part[p], Part); });
+}
+
+// 0, 1, 2, ... within each register, and in all of them.
+template <class Number>
+inline typename Vector<BitsOf<Number>>::Part lanes_of_part() {
+  typename Vector<BitsOf<Number>>::Part out{};
+  for (int q = 0; q < Vector<Number>::kPerPart; ++q) out[q] = q;
   return out;
 }
-
 template <class Real>
-inline Vec<Real> turned_around(Vec<Real> v) {
-  return __builtin_shuffle(v, Simd<Real>::T - 1 - lanes<Real>());
+inline Int<Real> lanes() {
+  return Int<Real>::of_parts([](int p) { return lanes_of_part<Real>() + p * Vec<Real>::kPerPart; });
 }
 
-// A T x T block: entry (r, q) goes to (T - 1 - q, T - 1 - r).
+template <class Real>
+inline Vec<Real> turned_around(const Vec<Real>& v) {
+  const auto last_first = Vec<Real>::kPerPart - 1 - lanes_of_part<Real>();
+  return Vec<Real>::of_parts(
+      [&](int p) { return __builtin_shuffle(v.part[kParts - 1 - p], last_first); });
+}
+
+// A T x T block: entry (r, q) goes to (T - 1 - q, T - 1 - r). In squares as wide as a register.
 template <class Real>
 inline void turn_about_antidiagonal(const Lanes<Real>* block, Lanes<Real>* turned) {
-  constexpr int T = Simd<Real>::T;
-  Vec<Real> row[T];
-  for (int r = 0; r < T; ++r) row[r] = turned_around<Real>(load(block[T - 1 - r].at));
-  for (int apart = 1; apart < T; apart *= 2) {  // transpose: blocks of 1, 2, 4, ... change places
-    const Int<Real> q = lanes<Real>(), step = ((q & apart) != 0) & (T - apart);
-    for (int r = 0; r < T; ++r) {
-      if (r & apart) continue;
-      const Vec<Real> above = row[r], below = row[r + apart];
-      row[r] = __builtin_shuffle(above, below, q + step);
-      row[r + apart] = __builtin_shuffle(above, below, q + step + apart);
+  constexpr int num = Vec<Real>::kPerPart;
+  const auto q = lanes_of_part<Real>();
+  for (int above = 0; above < kParts; ++above) {
+    for (int left = 0; left < kParts; ++left) {
+      typename Vec<Real>::Part row[num];
+      for (int r = 0; r < num; ++r) {
+        const Real* from = block[above * num + num - 1 - r].at + left * num;
+        row[r] = __builtin_shuffle(load_part(from), num - 1 - q);
+      }
+      for (int apart = 1; apart < num; apart *= 2) {  // transpose: blocks of 1, 2, 4 ... swapped
+        const auto step = ((q & apart) != 0) & (num - apart);
+        for (int r = 0; r < num; ++r) {
+          if (r & apart) continue;
+          const auto a = row[r], b = row[r + apart];
+          row[r] = __builtin_shuffle(a, b, q + step);
+          row[r + apart] = __builtin_shuffle(a, b, q + step + apart);
+        }
+      }
+      for (int r = 0; r < num; ++r) {
+        Real* to = turned[(kParts - 1 - left) * num + r].at + (kParts - 1 - above) * num;
+        std::memcpy(to, &row[r], sizeof row[r]);
+      }
     }
   }
-  for (int r = 0; r < T; ++r) store<Real>(turned[r].at, row[r]);
 }
 
 // What compares false, NaN above all, is passed over if it is not everywhere.
-template <class Real>
-inline Real largest(Vec<Real> v) {
-  for (int apart = Simd<Real>::T / 2; apart > 0; apart /= 2) {
-    const Vec<Real> other = __builtin_shuffle(v, lanes<Real>() ^ apart);
-    v = other > v ? other : v;
+template <class Number>
+inline Number largest(const Vector<Number>& v) {
+  const auto q = lanes_of_part<Number>();
+  auto most = v.part[0];
+  for (int p = 1; p < kParts; ++p) most = v.part[p] > most ? v.part[p] : most;
+  for (int apart = Vector<Number>::kPerPart / 2; apart > 0; apart /= 2) {
+    const auto other = __builtin_shuffle(most, q ^ apart);
+    most = other > most ? other : most;
   }
-  return v[0];
+  return most[0];
 }
 
-template <class Real>
-inline bool any(Int<Real> is_true) {
-  typename Simd<Real>::Bits found = 0;
-  for (int q = 0; q < Simd<Real>::T; ++q) found |= is_true[q];
+template <class Bits>
+inline bool any(const Vector<Bits>& is_true) {
+  Bits at[kVectorBytes / sizeof(Bits)], found = 0;
+  store(at, is_true);
+  for (Bits bits : at) found |= bits;
   return found != 0;
 }
 
@@ -120,14 +214,14 @@ inline bool any(Int<Real> is_true) {
 template <class Real>
 inline Vec<Real> load_some(const Real* from, int num) {
   if (num == Simd<Real>::T) return load(from);  // not worth a call of memcpy
-  Vec<Real> v = Vec<Real>{} - Real(INFINITY);
-  std::memcpy(&v, from, num * sizeof(Real));
+  Vec<Real> v = -Real(INFINITY);
+  std::memcpy(v.part, from, num * sizeof(Real));
   return v;
 }
 
 // The first num lanes.
 template <class Real>
-inline void store_some(Real* to, int num, Vec<Real> v) {
+inline void store_some(Real* to, int num, const Vec<Real>& v) {
   if (num == Simd<Real>::T) return store(to, v);
   std::memcpy(to, &v, num * sizeof(Real));
 }
@@ -144,7 +238,7 @@ template <class Real>
 inline Real power_of_two(int e) {
   using S = Simd<Real>;
   if (e < Range<Real>::smallest) return 0;
-  const auto bits = typename S::Bits(e + S::bias) << S::mantissa_bits;
+  const auto bits = BitsOf<Real>(e + S::bias) << S::mantissa_bits;
   Real out;
   std::memcpy(&out, &bits, sizeof out);
   return out;
@@ -152,7 +246,7 @@ inline Real power_of_two(int e) {
 
 // v * 2^e for any e <= 127, also where 2^e itself is no normal number.
 template <class Real>
-inline Vec<Real> scaled(Vec<Real> v, int e) {
+inline Vec<Real> scaled(const Vec<Real>& v, int e) {
   const int least = Range<Real>::smallest;
   if (e >= least) return v * power_of_two<Real>(e);
   return v * power_of_two<Real>(least) * power_of_two<Real>(e - least);
@@ -160,15 +254,9 @@ inline Vec<Real> scaled(Vec<Real> v, int e) {
 
 // The exponent e with 0.5 <= x / 2^e < 1, of the largest x >= 0, a normal number.
 template <class Real>
-inline int exponent_of_largest(Vec<Real> v) {
+inline int exponent_of_largest(const Vec<Real>& v) {
   using S = Simd<Real>;
-  Int<Real> bits;
-  std::memcpy(&bits, &v, sizeof bits);
-  for (int apart = S::T / 2; apart > 0; apart /= 2) {
-    const Int<Real> other = __builtin_shuffle(bits, lanes<Real>() ^ apart);
-    bits = other > bits ? other : bits;
-  }
-  return int(bits[0] >> S::mantissa_bits) - S::bias + 1;
+  return int(largest(bits_of<Real>(v)) >> S::mantissa_bits) - S::bias + 1;
 }
 
 constexpr double factorial(int d) { return d < 2 ? 1 : d * factorial(d - 1); }
@@ -176,19 +264,17 @@ constexpr double factorial(int d) { return d < 2 ? 1 : d * factorial(d - 1); }
 // e^x * 2^-shift, 0 where that is below the smallest normal number; relative error about 1e-7 or
 // 2e-16. The shift goes into the exponent bits, so the scores are never moved and lose no digits.
 template <class Real>
-inline Vec<Real> exp_shifted(Vec<Real> x, int shift) {
+inline __attribute__((always_inline)) Vec<Real> exp_shifted(Vec<Real> x, int shift) {
   using S = Simd<Real>;
-  const Vec<Real> low = Vec<Real>{} - Real(1.5 * kLimit);
-  x = x > low ? x : low;
+  const Vec<Real> low = -Real(1.5 * kLimit);
+  x = select<Real>(low < x, x, low);
   const Vec<Real> k = (x * Real(kLog2e) + S::round) - S::round;
   const Vec<Real> r = (x - k * S::ln2_high) - k * S::ln2_low;
-  Vec<Real> p = Vec<Real>{} + Real(1.0 / factorial(S::degree));
+  Vec<Real> p = Real(1.0 / factorial(S::degree));
   for (int d = S::degree - 1; d >= 0; --d) p = p * r + Real(1.0 / factorial(d));  // |r| < 0.35
-  const typename S::Int e = __builtin_convertvector(k, typename S::Int) - shift;
-  const typename S::Int bits = (e + S::bias) << S::mantissa_bits;
-  Vec<Real> scale;
-  std::memcpy(&scale, &bits, sizeof scale);
-  return e < Range<Real>::smallest ? Vec<Real>{} : p * scale;
+  const Int<Real> e = integers<Real>(k) - shift;
+  const Vec<Real> scale = of_bits<Real>((e + S::bias) << S::mantissa_bits);
+  return select<Real>(e < Range<Real>::smallest, Real(0), p * scale);
 }
 
 }  // namespace dag

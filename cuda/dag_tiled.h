@@ -44,8 +44,7 @@ struct Way {
   std::vector<const Lanes<Real>*> block;  // from each earlier tile to this one, and inside it
   std::vector<int> row_exp, product_exp;
   int i0, i1;                             // the targets whose cone meets the tile
-  Vec<Real> before;                       // mass of the target before in this tile
-  int before_exp;
+  int before_exp;                         // of the target before, in this tile
 
   void begin(const Walk& of_walk, const Sweep<Real>& of_out) {
     walk = of_walk, out = of_out;
@@ -58,7 +57,7 @@ struct Way {
 
   void begin_tile(int t) {
     constexpr int T = Simd<Real>::T;
-    i0 = 0, i1 = walk.m - 1, before = Vec<Real>{}, before_exp = kNone;
+    i0 = 0, i1 = walk.m - 1, before_exp = kNone;
     while (i0 < walk.m && walk.last(i0) < t * T) ++i0;
     while (i1 >= i0 && walk.first(i1) > t * T + T - 1) --i1;
     for (int i = 0; i < walk.m; ++i) {
@@ -106,12 +105,12 @@ void enter_targets(int t, int tile0, int i, Way<Real>* way) {
       const Vec<Real> e = load(edge[q].at);
       for (int r = 0; r < R; ++r) of_tile[r] += e * mass[r * width + q];
     }
-    typename S::Bits bits[R];
+    BitsOf<Real> bits[R];
     bool is_tiny = false;  // a scale below the normal numbers, though not of an exact zero
     for (int r = 0; r < R; ++r) {
       const int e = exp[r] - unit[r];
       is_tiny |= (e < least) & (e >= 2 * least);
-      bits[r] = e < least ? 0 : typename S::Bits(e + S::bias) << S::mantissa_bits;
+      bits[r] = e < least ? 0 : BitsOf<Real>(e + S::bias) << S::mantissa_bits;
     }
     Real scale[R];
     std::memcpy(scale, bits, sizeof scale);
@@ -128,7 +127,7 @@ void enter_targets(int t, int tile0, int i, Way<Real>* way) {
 }
 
 // The same for targets i0..i1, R at a time; what is left over joins targets that are done again.
-template <int R = 8, class Real>
+template <int R = kParts == 1 ? 8 : 12 / kParts, class Real>
 void enter_from_earlier_tiles(int t, int tile0, int i0, int i1, Way<Real>* way) {
   if (i1 - i0 + 1 >= R) {
     for (int i = i0; i <= i1; i += R) enter_targets<R>(t, tile0, smaller(i, i1 - R + 1), way);
@@ -157,11 +156,10 @@ inline __attribute__((always_inline)) void walk_through_tile(const Packed<Real>&
   }
   Vec<Real> emission = load(packed.emission[int64_t(target) * walk.num_tiles + tile].at);
   if (walk.reversed) emission = turned_around<Real>(emission);
-  const Vec<Real> lift =
-      emission > 0 ? Vec<Real>{} + lift_of_emitted<Real>(walk.n) : Vec<Real>{};
-  Vec<Real> reach{};
+  const Vec<Real> lift = select<Real>(0 < emission, lift_of_emitted<Real>(walk.n), 0);
+  Vec<Real> reach;
   if (i == 0) {
-    reach[walk.start() - t * T] = 1;
+    reach = select<Real>(lanes<Real>() != walk.start() - t * T, 0, 1);
   } else {
     reach = lift * power_of_two<Real>(-S::head);
     if (product_exp != kNone) {

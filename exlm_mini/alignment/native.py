@@ -47,6 +47,7 @@ class Layout(NamedTuple):
     """Whether ``viterbi`` needs an int32 workspace (B, M, L)."""
 
 
+CPU_LAYOUT = Layout({torch.float32: 16, torch.float64: 8}, 3, False)
 CUDA_LAYOUT = Layout({torch.float32: 32, torch.float64: 32}, 4, True)
 
 
@@ -95,9 +96,7 @@ def _load(device_type: str) -> Kernels | BuildError:
             raise BuildError("PyTorch sees no CUDA GPU")
         library = ctypes.CDLL(str(build(device_type)))
         if device_type == "cpu":
-            size = library.dag_vector_bytes()  # of the processor it was compiled for
-            layout = Layout({torch.float32: size // 4, torch.float64: size // 8}, 3, False)
-            return Kernels(library, "dag_", layout, _num_threads, _explain_cpu)
+            return Kernels(library, "dag_", CPU_LAYOUT, _num_threads, _explain_cpu)
         text = library.dag_cuda_error
         text.restype = ctypes.c_char_p
 
@@ -235,8 +234,7 @@ def _log_likelihood(emission, *others):
 
 @_log_likelihood.register_fake
 def _(emission, transition, num_targets, num_states):
-    is_cuda = emission.device.type == "cuda"
-    layout = CUDA_LAYOUT if is_cuda else _kernels(torch.device("cpu")).layout
+    layout = CUDA_LAYOUT if emission.device.type == "cuda" else CPU_LAYOUT
     return emission.new_empty(emission.shape[0]), *sweep_buffers(emission, layout)
 
 
