@@ -49,7 +49,7 @@ struct Batch {
   const Real *emission, *transition;
   const int64_t *num_targets, *num_states;
   int64_t B, M, L;
-  Real* mantissa;     // (B, 3, M, width): mass of alpha, mass of beta, reach of beta
+  Real* mantissa;     // (B, 3, tiles, M, T): mass of alpha, mass of beta, reach of beta
   int32_t* exponent;  // (B, 6, tiles, M): mass, reach, lift of alpha; the same of beta
   int32_t* info;      // (B, 2): Status, edge shift
 
@@ -72,20 +72,12 @@ struct Batch {
     return {int(num_targets[b]), n, T, (n + T - 1) / T, reversed};
   }
   Sweep<Real> sweep(int64_t b, int direction) const {
-    const int64_t num = M * tiles(), wide = num * Simd<Real>::T;
-    Real* mass = mantissa + (b * 3 + direction) * wide;
+    const int64_t num = M * tiles();
+    auto* mass = reinterpret_cast<Lanes<Real>*>(mantissa) + (b * 3 + direction) * num;
     int32_t* e = exponent + (b * 6 + direction * 3) * num;
-    return {mass, direction ? mass + wide : nullptr, e, e + num, e + 2 * num};
+    return {mass, direction ? mass + num : nullptr, e, e + num, e + 2 * num};
   }
 };
-
-// Zeros from mantissa `begin` of a sweep on.
-template <class Real>
-void clear_from(const Batch<Real>& batch, const Sweep<Real>& sweep, int64_t begin) {
-  const int64_t wide = batch.M * batch.tiles() * Simd<Real>::T;
-  std::fill(sweep.mass + begin, sweep.mass + wide, Real(0));
-  if (sweep.reach) std::fill(sweep.reach + begin, sweep.reach + wide, Real(0));
-}
 
 // Runs job(k, memory) for k in 0..num-1 on the threads, `together` at a time, each thread with a
 // Memory of its own; an exception cannot leave them, so it is counted.
@@ -129,7 +121,8 @@ Status sweep_row(const Batch<Real>& batch, int64_t b, int direction,
   const Status status =
       g.may_have_path() ? sweep_tiles(g, scan, &memory->packed, memory->ways) : kNoPath;
   for (const Way<Real>& way : memory->ways) {
-    clear_from(batch, way.out, status == kTiled ? int64_t(g.m) * way.walk.width() : 0);
+    const int64_t written = status == kTiled ? int64_t(g.m) * way.walk.num_tiles : 0;
+    for (int64_t at = written; at < batch.M * batch.tiles(); ++at) way.out.clear(at);
   }
   return status;
 }

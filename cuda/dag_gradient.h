@@ -18,18 +18,16 @@ template <class Real>
 void grad_emission_row(const Graph<Real>& g, const Walk& walk, const Sweep<Real>& alpha,
                        const Sweep<Real>& beta, double weight, int i, Real* grad) {
   constexpr int T = Simd<Real>::T;
-  const int m = g.m, nt = walk.num_tiles, width = walk.width();
-  const int total_exp = alpha.mass_exp[m * nt - 1];
-  const Real scale = Real(weight / alpha.mass[int64_t(m - 1) * width + g.n - 1]);
+  const int m = g.m, nt = walk.num_tiles, total_exp = alpha.total_exp(walk);
+  const Real scale = Real(weight / alpha.total(walk));
   std::fill_n(grad, g.stride, Real(0));
   for (int t = g.first(i) / T; t <= g.last(i) / T; ++t) {
-    const int a = alpha.mass_exp[t * m + i];
-    const int b = beta.reach_exp[(nt - 1 - t) * m + m - 1 - i];
+    const int64_t from_start = int64_t(t) * m + i, to_end = int64_t(nt - 1 - t) * m + m - 1 - i;
+    const int a = alpha.mass_exp[from_start], b = beta.reach_exp[to_end];
     if (a == kNone || b == kNone) continue;
-    const Real* theirs = beta.reach + int64_t(m - 1 - i) * width + (nt - 1 - t) * T;
-    const Vec<Real> ours = load(alpha.mass + int64_t(i) * width + t * T);
+    const Vec<Real> ours = load(alpha.mass[from_start].at), theirs = load(beta.reach[to_end].at);
     store_some<Real>(grad + t * T, smaller(T, g.n - t * T),
-                     ours * turned_around<Real>(load(theirs)) * scale *
+                     ours * turned_around<Real>(theirs) * scale *
                          power_of_two<Real>(a + b - total_exp));
   }
 }
@@ -37,10 +35,10 @@ void grad_emission_row(const Graph<Real>& g, const Walk& walk, const Sweep<Real>
 // Memory of grad_transition_tile that outlives no call; one per thread.
 template <class Real>
 struct Joint {
-  std::vector<Lanes<Real>> edges, alpha, beta;  // sweeps: of one tile of states, by target
+  std::vector<Lanes<Real>> edges, beta;
 };
 
-// sum over i of alpha[i][v] * beta[i+1][u tile] for states v0 + r0 + r.
+// sum over i of alpha[i][r0 + r] * beta[i], of one tile each.
 template <int R, class Real>
 inline void join(const Lanes<Real>* alpha, const Lanes<Real>* beta, int r0, int i0, int i1,
                  Vec<Real> (&sum)[R]) {
@@ -57,40 +55,37 @@ void grad_transition_tile(const Graph<Real>& g, const Walk& walk, int shift,
                           int tile_v, Joint<Real>* s, Real* grad) {
   constexpr int T = Simd<Real>::T;
   const int m = g.m, n = g.n, nt = walk.num_tiles, span = n - m, v0 = tile_v * T;
-  const int total_exp = alpha.mass_exp[m * nt - 1], last = last_tile(g, tile_v);
-  const Real total = alpha.mass[int64_t(m - 1) * walk.width() + n - 1];
-  const Real scale = Real(weight / total), room = power_of_two<Real>(Range<Real>::room);
+  const int total_exp = alpha.total_exp(walk), last = last_tile(g, tile_v);
+  const int64_t ours = int64_t(tile_v) * m;
+  const Real scale = Real(weight / alpha.total(walk)), room = power_of_two<Real>(Range<Real>::room);
   const int num_rows = smaller(T, int(g.stride) - v0), end = smaller(n, (last + 1) * T);
   for (int r = 0; r < num_rows; ++r) {
     Real* row = grad + (v0 + r) * g.stride;
     std::fill(row, row + v0, Real(0));
     std::fill(row + end, row + g.stride, Real(0));
   }
-  s->alpha.resize(m), s->beta.resize(m);
-  for (int i = 0; i < m; ++i) {
-    store<Real>(s->alpha[i].at, load(alpha.mass + int64_t(i) * walk.width() + v0));
-  }
+  s->beta.resize(m);
   if (int(s->edges.size()) < (last - tile_v + 1) * T) s->edges.resize((last - tile_v + 1) * T);
   pack_rows(g, shift, tile_v, s->edges.data());
   for (int tile_u = tile_v; tile_u <= last; ++tile_u) {
-    const int u0 = tile_u * T, back = nt - 1 - tile_u;
+    const int u0 = tile_u * T;
+    const int64_t theirs = int64_t(nt - 1 - tile_u) * m + m - 2;
     // alpha[i] lives in the rows for i in [v0 - span, v0 + T), beta[i+1] in the columns likewise.
     int i0 = larger(0, larger(v0, u0 - 1) - span), i1 = smaller(m - 2, v0 + T - 1);
     const auto unit_of = [&](int i) {
-      const int a = alpha.mass_exp[tile_v * m + i], b = beta.mass_exp[back * m + m - 2 - i];
+      const int a = alpha.mass_exp[ours + i], b = beta.mass_exp[theirs - i];
       const int e = a + b - total_exp - Range<Real>::room;
       return a == kNone || b == kNone ? Real(0) : power_of_two<Real>(e);
     };
     while (i0 <= i1 && unit_of(i0) == 0) ++i0;
     while (i0 <= i1 && unit_of(i1) == 0) --i1;
     for (int i = i0; i <= i1; ++i) {
-      const Real* theirs = beta.mass + (m - 2 - i) * int64_t(walk.width()) + back * T;
-      store<Real>(s->beta[i].at, turned_around<Real>(load(theirs)) * unit_of(i));
+      store<Real>(s->beta[i].at, turned_around<Real>(load(beta.mass[theirs - i].at)) * unit_of(i));
     }
     constexpr int R = kParts == 1 ? T : 8 / kParts;  // their sums fit the registers
     for (int r0 = 0; r0 < num_rows; r0 += R) {
       Vec<Real> sum[R];
-      join<R>(s->alpha.data(), s->beta.data(), r0, i0, i1, sum);
+      join<R>(alpha.mass + ours, s->beta.data(), r0, i0, i1, sum);
       for (int r = r0; r < smaller(r0 + R, num_rows); ++r) {
         // Edges that do not exist are 0 in the block.
         const Vec<Real> edge = load(s->edges[(tile_u - tile_v) * T + r].at) * room * scale;

@@ -86,7 +86,7 @@ template <class Real>
 struct Packed {
   std::vector<Lanes<Real>> edges;
   std::vector<int64_t> begin;           // of each tile's blocks among them
-  std::vector<Lanes<Real>> emission;    // [m][num_tiles], below 2^head, 0 outside the cone
+  std::vector<Lanes<Real>> emission;    // [num_tiles][m], below 2^head, 0 outside the cone
   std::vector<int> emission_exp;        // [num_tiles][m]
   bool is_nan, is_huge;                 // among the emissions
 
@@ -132,9 +132,9 @@ struct Packed {
         const int shift = shift_of<Real>(peak);
         const Vec<Real> p = exp_shifted<Real>(score, shift);
         const Vec<Real> possible = select<Real>(least < p, p, least);
-        store<Real>(emission[size_t(i) * num_tiles + t].at,
-                    select<Real>(impossible < score, possible, Real(0)));
-        emission_exp[size_t(t) * g.m + i] = shift;
+        const size_t at = size_t(t) * g.m + i;
+        store<Real>(emission[at].at, select<Real>(impossible < score, possible, Real(0)));
+        emission_exp[at] = shift;
       }
     }
     is_nan = any(nan_T);

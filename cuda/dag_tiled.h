@@ -15,18 +15,22 @@
 
 namespace dag {
 
-// One direction's numbers, in the order of its walk: [num_tiles][m], mantissas [m][width].
+// One direction's numbers, in the order of its walk: [num_tiles][m].
 template <class Real>
 struct Sweep {
-  Real* mass;      // entered and emitted: alpha, or P * beta; below 2^head in its tile
-  Real* reach;     // entered, not yet emitted: beta; null where nobody needs it
+  Lanes<Real>* mass;   // entered and emitted: alpha, or P * beta; below 2^head in its tile
+  Lanes<Real>* reach;  // entered, not yet emitted: beta; null where nobody needs it
   int *mass_exp, *reach_exp, *lift_exp;
 
-  void clear(int i, int t, int width) const {
-    const int64_t at = int64_t(i) * width + t * Simd<Real>::T;
-    store<Real>(mass + at, Vec<Real>{});
-    if (reach) store<Real>(reach + at, Vec<Real>{});
+  void clear(int64_t at) const {
+    store<Real>(mass[at].at, Real(0));
+    if (reach) store<Real>(reach[at].at, Real(0));
   }
+  // Of all paths, if this is alpha: the mass of the last target in the last state.
+  Real total(const Walk& walk) const {
+    return mass[int64_t(walk.num_tiles) * walk.m - 1].at[(walk.n - 1) % walk.tile];
+  }
+  int total_exp(const Walk& walk) const { return mass_exp[int64_t(walk.num_tiles) * walk.m - 1]; }
 };
 
 // lift * 2^(3 head), see dag_graph.h.
@@ -61,7 +65,7 @@ struct Way {
     while (i0 < walk.m && walk.last(i0) < t * T) ++i0;
     while (i1 >= i0 && walk.first(i1) > t * T + T - 1) --i1;
     for (int i = 0; i < walk.m; ++i) {
-      if (i < i0 || i > i1) out.clear(i, t, walk.width());
+      if (i < i0 || i > i1) out.clear(int64_t(t) * walk.m + i);
     }
   }
 };
@@ -91,19 +95,19 @@ void enter_targets(int t, int tile0, int i, Way<Real>* way) {
   using S = Simd<Real>;
   constexpr int T = S::T, least = Range<Real>::smallest;
   const Walk& walk = way->walk;
-  const int64_t width = walk.width();
   const int first = larger(tile0, walk.first(i - 1) / T);
   const int last = smaller(t - 1, walk.last(i + R - 2) / T);
   const int* unit = &way->row_exp[i - 1];
   Vec<Real> sum[R] = {};
   for (int tv = first; tv <= last; ++tv) {
     const Lanes<Real>* edge = way->block[tv];
-    const Real* mass = way->out.mass + (i - 1) * width + tv * T;
-    const int* exp = way->out.mass_exp + int64_t(tv) * walk.m + i - 1;
+    const int64_t at = int64_t(tv) * walk.m + i - 1;
+    const Lanes<Real>* mass = way->out.mass + at;
+    const int* exp = way->out.mass_exp + at;
     Vec<Real> of_tile[R] = {};
     for (int q = 0; q < T; ++q) {
       const Vec<Real> e = load(edge[q].at);
-      for (int r = 0; r < R; ++r) of_tile[r] += e * mass[r * width + q];
+      for (int r = 0; r < R; ++r) of_tile[r] += e * mass[r].at[q];
     }
     BitsOf<Real> bits[R];
     bool is_tiny = false;  // a scale below the normal numbers, though not of an exact zero
@@ -144,17 +148,18 @@ inline __attribute__((always_inline)) void walk_through_tile(const Packed<Real>&
   constexpr int T = S::T;
   const Walk& walk = way->walk;
   const Sweep<Real>& out = way->out;
-  const int64_t at = int64_t(t) * walk.m + i, here = int64_t(i) * walk.width() + t * T;
+  const int64_t at = int64_t(t) * walk.m + i;
   const int target = walk.target(i), tile = walk.memory_tile(t), before_exp = way->before_exp;
-  const int emission_exp = packed.emission_exp[int64_t(tile) * walk.m + target];
+  const int64_t emission_at = int64_t(tile) * walk.m + target;
+  const int emission_exp = packed.emission_exp[emission_at];
   const int product_exp = way->product_exp[i];
   const int unit = i == 0 ? 0 : larger(product_exp, before_exp);
   if (unit == kNone || emission_exp == kNone) {
     way->before_exp = kNone;
-    out.clear(i, t, walk.width());
+    out.clear(at);
     return;
   }
-  Vec<Real> emission = load(packed.emission[int64_t(target) * walk.num_tiles + tile].at);
+  Vec<Real> emission = load(packed.emission[emission_at].at);
   if (walk.reversed) emission = turned_around<Real>(emission);
   const Vec<Real> lift = select<Real>(0 < emission, lift_of_emitted<Real>(walk.n), 0);
   Vec<Real> reach;
@@ -167,7 +172,7 @@ inline __attribute__((always_inline)) void walk_through_tile(const Packed<Real>&
     }
     if (before_exp != kNone) {
       const Lanes<Real>* edge = way->block[t];
-      const Real* mass = out.mass + here - walk.width();  // still on its way to memory
+      const Real* mass = out.mass[at - 1].at;  // still on its way to memory
       Vec<Real> sum[4] = {};
       for (int q = 0; q < T; ++q) sum[q % 4] += load(edge[q].at) * mass[q];
       reach += scaled<Real>((sum[0] + sum[1]) + (sum[2] + sum[3]), before_exp - unit);
@@ -175,11 +180,11 @@ inline __attribute__((always_inline)) void walk_through_tile(const Packed<Real>&
   }
   const int reach_shift = exponent_of_largest<Real>(reach) - S::head;
   out.reach_exp[at] = unit + reach_shift;
-  if (out.reach) store<Real>(out.reach + here, reach * power_of_two<Real>(-reach_shift));
+  if (out.reach) store<Real>(out.reach[at].at, reach * power_of_two<Real>(-reach_shift));
   Vec<Real> mass = reach * emission;
   if (i > 0) mass += lift;
   const int shift = exponent_of_largest<Real>(mass) - S::head;
-  store<Real>(out.mass + here, mass * power_of_two<Real>(-shift));
+  store<Real>(out.mass[at].at, mass * power_of_two<Real>(-shift));
   out.lift_exp[at] = i == 0 ? kNone : unit + emission_exp;
   out.mass_exp[at] = way->before_exp = unit + emission_exp + shift;
   way->row_exp[i] = larger(way->row_exp[i], way->before_exp);
@@ -221,8 +226,8 @@ Status sweep_tiles(const Graph<Real>& g, const EdgeScan& scan, Packed<Real>* pac
 template <class Real>
 bool is_exact(const Walk& walk, const Sweep<Real>& alpha, const Sweep<Real>& beta) {
   const int m = walk.m, nt = walk.num_tiles;
-  const int total_exp = alpha.mass_exp[m * nt - 1];
-  const Real total = alpha.mass[int64_t(m - 1) * walk.width() + walk.n - 1];
+  const int total_exp = alpha.total_exp(walk);
+  const Real total = alpha.total(walk);
   if (total_exp == kNone || !(total > 0)) return false;
   // Added per tile: twice to T states; what reaches one is below 2^head in its units.
   const double most = std::ldexp(2.0 * lift_of_emitted<Real>(walk.n) * walk.tile, Simd<Real>::head);
@@ -245,11 +250,8 @@ bool is_exact(const Walk& walk, const Sweep<Real>& alpha, const Sweep<Real>& bet
 
 template <class Real>
 double log_total(const Walk& walk, const EdgeScan& scan, const Sweep<Real>& alpha) {
-  const int m = walk.m;
-  const int64_t exponent = int64_t(alpha.mass_exp[m * walk.num_tiles - 1]) +
-                           int64_t(scan.shift) * (m - 1);
-  return std::log(double(alpha.mass[int64_t(m - 1) * walk.width() + walk.n - 1])) +
-         kLn2 * double(exponent);
+  const int64_t exponent = alpha.total_exp(walk) + int64_t(scan.shift) * (walk.m - 1);
+  return std::log(double(alpha.total(walk))) + kLn2 * double(exponent);
 }
 
 }  // namespace dag
