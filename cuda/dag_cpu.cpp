@@ -189,7 +189,6 @@ int gradients(const Batch<Real>& batch, const Real* weight, Real* grad_emission,
   using Memory = Joint<Real>;
   return in_parallel<Memory>(batch.B * tiles, num_threads, [&](int64_t k, Memory* memory) {
     const int64_t b = k / tiles, tile = k % tiles, v0 = tile * T, v1 = std::min(v0 + T, L);
-    const int64_t i0 = tile * M / tiles, i1 = (tile + 1) * M / tiles;  // its share of targets
     Real *of_emission = grad_emission + b * M * L, *of_transition = grad_transition + b * L * L;
     const Graph<Real> g = batch.graph(b);
     if (batch.info[b * 2] != kTiled) {
@@ -200,13 +199,7 @@ int gradients(const Batch<Real>& batch, const Real* weight, Real* grad_emission,
     }
     const Walk walk = batch.walk(b, false);
     const Sweep<Real> alpha = batch.sweep(b, 0), beta = batch.sweep(b, 1);
-    for (int64_t i = i0; i < i1; ++i) {
-      if (i < g.m) {
-        grad_emission_row(g, walk, alpha, beta, weight[b], int(i), of_emission + i * L);
-      } else {
-        std::fill_n(of_emission + i * L, L, Real(0));
-      }
-    }
+    grad_emission_tile(g, walk, alpha, beta, weight[b], int(M), int(tile), of_emission);
     if (tile < walk.num_tiles) {
       grad_transition_tile(g, walk, batch.info[b * 2 + 1], alpha, beta, weight[b], int(tile),
                            memory, of_transition);

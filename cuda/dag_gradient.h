@@ -13,22 +13,26 @@
 
 namespace dag {
 
-// The emission's gradient of target i, all of its row; weight is dL/d log Z.
+// Columns `tile` of the emission's gradient, all M rows of it; weight is dL/d log Z.
 template <class Real>
-void grad_emission_row(const Graph<Real>& g, const Walk& walk, const Sweep<Real>& alpha,
-                       const Sweep<Real>& beta, double weight, int i, Real* grad) {
+void grad_emission_tile(const Graph<Real>& g, const Walk& walk, const Sweep<Real>& alpha,
+                        const Sweep<Real>& beta, double weight, int M, int tile, Real* grad) {
   constexpr int T = Simd<Real>::T;
-  const int m = g.m, nt = walk.num_tiles, total_exp = alpha.total_exp(walk);
+  const int m = tile < walk.num_tiles ? g.m : 0, num_states = smaller(T, int(g.stride) - tile * T);
+  const int total_exp = alpha.total_exp(walk);
   const Real scale = Real(weight / alpha.total(walk));
-  std::fill_n(grad, g.stride, Real(0));
-  for (int t = g.first(i) / T; t <= g.last(i) / T; ++t) {
-    const int64_t from_start = int64_t(t) * m + i, to_end = int64_t(nt - 1 - t) * m + m - 1 - i;
-    const int a = alpha.mass_exp[from_start], b = beta.reach_exp[to_end];
-    if (a == kNone || b == kNone) continue;
-    const Vec<Real> ours = load(alpha.mass[from_start].at), theirs = load(beta.reach[to_end].at);
-    store_some<Real>(grad + t * T, smaller(T, g.n - t * T),
-                     ours * turned_around<Real>(theirs) * scale *
-                         power_of_two<Real>(a + b - total_exp));
+  for (int i = 0; i < M; ++i) {
+    Vec<Real> here;
+    if (i < m) {  // outside the cone there are exact zeros
+      const int64_t from_start = int64_t(tile) * m + i;
+      const int64_t to_end = int64_t(walk.num_tiles - 1 - tile) * m + m - 1 - i;
+      const int a = alpha.mass_exp[from_start], b = beta.reach_exp[to_end];
+      if (a != kNone && b != kNone) {
+        here = load(alpha.mass[from_start].at) * turned_around<Real>(load(beta.reach[to_end].at)) *
+               scale * power_of_two<Real>(a + b - total_exp);
+      }
+    }
+    store_some<Real>(grad + i * g.stride + tile * T, num_states, here);
   }
 }
 
