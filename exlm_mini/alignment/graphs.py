@@ -24,6 +24,31 @@ def checked(
         ValueError: if shapes, dtypes or counts do not fit each other. Counts on a GPU are not
             compared with M and L, because reading them would wait for the GPU.
     """
+    check_shapes(log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
+    B, M, L = log_emission_BML.shape
+    for name, count_B, largest in (
+        ("num_targets_B", num_targets_B, M),
+        ("num_states_B", num_states_B, L),
+    ):
+        if B == 0 or count_B.device.type != "cpu" or torch.compiler.is_compiling():
+            continue  # a traced value has no number to compare
+        if int(count_B.min()) < 1 or int(count_B.max()) > largest:
+            raise ValueError(f"{name} must lie in 1..{largest}, got {count_B.tolist()}")
+    dtype = torch.promote_types(log_emission_BML.dtype, torch.float32)
+    return log_emission_BML.to(dtype), log_transition_BLL.to(dtype), num_targets_B, num_states_B
+
+
+def check_shapes(
+    log_emission_BML: Tensor,
+    log_transition_BLL: Tensor,
+    num_targets_B: Tensor,
+    num_states_B: Tensor,
+) -> None:
+    """Whether shapes and dtypes fit each other, without a look at the numbers.
+
+    Raises:
+        ValueError: if they do not.
+    """
     if log_emission_BML.dim() != 3:
         raise ValueError(f"want emission (B, M, L), got {tuple(log_emission_BML.shape)}")
     B, M, L = log_emission_BML.shape
@@ -39,21 +64,11 @@ def checked(
         )
     if not dtype.is_floating_point:
         raise ValueError(f"scores are {dtype}; give floating-point numbers")
-    for name, count_B, largest in (
-        ("num_targets_B", num_targets_B, M),
-        ("num_states_B", num_states_B, L),
-    ):
+    for name, count_B in (("num_targets_B", num_targets_B), ("num_states_B", num_states_B)):
         if count_B.shape != (B,) or count_B.dtype != torch.int64:
             raise ValueError(
                 f"want {name} int64 {(B,)}, got {count_B.dtype} {tuple(count_B.shape)}"
             )
-        # A traced value has no number to compare.
-        if B == 0 or count_B.device.type != "cpu" or torch.compiler.is_compiling():
-            continue
-        if int(count_B.min()) < 1 or int(count_B.max()) > largest:
-            raise ValueError(f"{name} must lie in 1..{largest}, got {count_B.tolist()}")
-    dtype = torch.promote_types(dtype, torch.float32)
-    return log_emission_BML.to(dtype), log_transition_BLL.to(dtype), num_targets_B, num_states_B
 
 
 def edges_only(log_transition_BLL: Tensor, is_state_BL: Tensor) -> Tensor:
