@@ -228,25 +228,29 @@ def _operator(name: str, schema: str) -> Callable:
     )
 
 
-@_operator("dag_log_likelihood", f"({GRAPH}) -> (Tensor, Tensor, Tensor, Tensor)")
-def _log_likelihood(emission, *others):
-    return log_likelihood_with(_kernels(emission.device), (emission, *others))
+def _compute(*graph):
+    return log_likelihood_with(_kernels(graph[0].device), graph)
+
+
+def _compute_gradients(grad, *graph_and_sweeps):
+    graph, sweeps = graph_and_sweeps[:4], graph_and_sweeps[4:]
+    return gradients_with(_kernels(grad.device), grad, graph, sweeps)
+
+
+_log_likelihood = _operator(
+    "dag_log_likelihood", f"({GRAPH}) -> (Tensor, Tensor, Tensor, Tensor)"
+)(_compute)
+_gradients = _operator(
+    "dag_gradients",
+    f"(Tensor grad, {GRAPH}, Tensor mantissa, Tensor exponent, Tensor info)"
+    " -> (Tensor, Tensor)",
+)(_compute_gradients)
 
 
 @_log_likelihood.register_fake
 def _(emission, transition, num_targets, num_states):
     layout = CUDA_LAYOUT if emission.device.type == "cuda" else CPU_LAYOUT
     return emission.new_empty(emission.shape[0]), *sweep_buffers(emission, layout)
-
-
-@_operator(
-    "dag_gradients",
-    f"(Tensor grad, {GRAPH}, Tensor mantissa, Tensor exponent, Tensor info)"
-    " -> (Tensor, Tensor)",
-)
-def _gradients(grad, *graph_and_sweeps):
-    graph, sweeps = graph_and_sweeps[:4], graph_and_sweeps[4:]
-    return gradients_with(_kernels(grad.device), grad, graph, sweeps)
 
 
 @_gradients.register_fake
@@ -274,14 +278,25 @@ def _keep_for_backward(ctx, inputs, output) -> None:
     ctx.save_for_backward(*inputs, *output[1:])
 
 
-@differentiable_once
-def _backward(ctx, grad_B, *_):
-    if grad_B is None:
-        return None, None, None, None
-    return *_gradients(grad_B, *ctx.saved_tensors), None, None
+def _backward_by(gradients: Callable) -> Callable:
+    @differentiable_once
+    def backward(ctx, grad_B, *_):
+        if grad_B is None:
+            return None, None, None, None
+        return *gradients(grad_B, *ctx.saved_tensors), None, None
+
+    return backward
 
 
-_log_likelihood.register_autograd(_backward, setup_context=_keep_for_backward)
+_log_likelihood.register_autograd(_backward_by(_gradients), setup_context=_keep_for_backward)
+
+
+class _WithoutOperators(torch.autograd.Function):
+    """The same for plain tensors: the way through an operator takes longer than a small graph."""
+
+    forward = staticmethod(_compute)
+    setup_context = staticmethod(_keep_for_backward)
+    backward = staticmethod(_backward_by(_compute_gradients))
 
 
 # ---- the backend ----
@@ -301,7 +316,9 @@ def log_likelihood(
         BuildError: if the library cannot be built here (``why_not`` says so beforehand).
     """
     graph = (log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
-    return _log_likelihood(*graph)[0]
+    if torch.compiler.is_compiling() or any(type(tensor) is not Tensor for tensor in graph):
+        return _log_likelihood(*graph)[0]
+    return _WithoutOperators.apply(*graph)[0]
 
 
 def viterbi(
