@@ -73,6 +73,7 @@ struct Batch {
   }
   Sweep<Real> sweep(int64_t b, int direction) const {
     const int64_t num = M * tiles();
+    // Memory of a tensor begins at a multiple of 64 bytes.
     auto* mass = reinterpret_cast<Lanes<Real>*>(mantissa) + (b * 3 + direction) * num;
     int32_t* e = exponent + (b * 6 + direction * 3) * num;
     return {mass, direction ? mass + num : nullptr, e, e + num, e + 2 * num};

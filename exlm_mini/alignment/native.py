@@ -47,6 +47,7 @@ class Layout(NamedTuple):
     """Whether ``viterbi`` needs an int32 workspace (B, M, L)."""
 
 
+# The tiles are those of dag_simd.h and dag_block.h.
 CPU_LAYOUT = Layout({torch.float32: 16, torch.float64: 8}, 3, False)
 CUDA_LAYOUT = Layout({torch.float32: 32, torch.float64: 32}, 4, True)
 
@@ -316,6 +317,7 @@ def log_likelihood(
         BuildError: if the library cannot be built here (``why_not`` says so beforehand).
     """
     graph = (log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
+    # A compiler and fake tensors need the operators.
     if torch.compiler.is_compiling() or any(type(tensor) is not Tensor for tensor in graph):
         return _log_likelihood(*graph)[0]
     return _WithoutOperators.apply(*graph)[0]
