@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from exlm_mini.data.smiles import read_molecule
+from exlm_mini.data.text import smiles_in
 
 NUM_REJECTED_SHOWN = 3
 
@@ -79,19 +80,20 @@ def clean(
     """Clean molecules, dropping those that RDKit rejects.
 
     Args:
-        smiles: one molecule each.
+        smiles: one molecule each, perhaps with a name (see ``smiles_in``).
         cleaning: what to do.
         counts: updated on the way.
     """
     from rdkit import Chem
 
-    for text in smiles:
+    for entry in smiles:
         counts.read += 1
-        molecule = read_molecule(text)
-        if molecule is None:
+        text = smiles_in(entry)
+        molecule = None if text is None else read_molecule(text)
+        if text is None or molecule is None:
             counts.rejected += 1
             if len(counts.rejected_examples) < NUM_REJECTED_SHOWN:
-                counts.rejected_examples.append(text[:80])
+                counts.rejected_examples.append(entry[:80])
             continue
         if cleaning == Cleaning():
             yield Molecule(text, text)

@@ -129,9 +129,7 @@ def make_documents(
         texts = [text.encode() for text in documents]
         hashes = [hash_of(text, seed) for text in documents]
     else:
-        # Tables may hold "CCO ethanol"; RDKit would keep the name.
-        smiles = [text.split(maxsplit=1)[0] for text in documents]
-        for key, spelling in clean(smiles, cleaning, counts):
+        for key, spelling in clean(documents, cleaning, counts):
             texts.append(spelling.encode())
             hashes.append(hash_of(key, seed))
     arrays = {

@@ -22,6 +22,7 @@ import gzip
 import io
 import json
 import lzma
+import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -39,6 +40,52 @@ NUM_COLUMNS_SHOWN = 20
 DEFAULT_COLUMNS = {"text": "text", "smiles": "smiles"}
 LONGEST = 1 << 24
 """Characters of a document, or bytes of a line; the tokenizer needs 130 bytes for each."""
+_LABELS = re.compile(r"\$[^$]*\$|\([^)]*\)")
+"""Names and coordinates of atoms in a CXSMILES extension."""
+_CHEMISTRY = re.compile(r"[|,]\s*(\^\d|[CHm]:|LN:|Sg:)")
+"""Radicals, bonds, positions of substituents and repeats in one."""
+
+
+def document(value: object, kind: str, where: str) -> str:
+    """The text or molecule in what a person handed in: white space around it is not part of it.
+
+    Args:
+        value: a line, a cell of a table or an entry of a list.
+        kind: smiles, or anything else for text.
+        where: its place, for messages.
+
+    Raises:
+        UserError: if it is no text, or not one molecule (see ``smiles_in``).
+    """
+    if not isinstance(value, str):
+        raise UserError(f"{where} is {value!r}, no text; write a text or leave it out")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"{where} is not UTF-8 text ({value!r}); read it in its own encoding"
+        ) from None
+    if kind != "smiles":
+        return value.strip()
+    smiles = smiles_in(value)
+    if smiles is None:
+        raise UserError(
+            f"{where} is {value!r}, which is not one SMILES and its name; write the SMILES alone"
+        )
+    return smiles
+
+
+def smiles_in(text: str) -> str | None:
+    """The SMILES of a text: its first field. What follows is a name or a CXSMILES extension.
+
+    None if what follows cannot be left out: another line, a mask, or an extension with radicals,
+    bonds, positions or repeats that the SMILES lacks.
+    """
+    smiles, *rest = text.split(maxsplit=1) or [""]
+    behind = "".join(rest)
+    extension = _LABELS.sub("", behind) if behind.startswith("|") else ""
+    is_unclear = len(text.strip().splitlines()) > 1 or "[MASK]" in behind
+    return None if is_unclear or _CHEMISTRY.search(extension) else smiles
 
 
 def file_documents(path: Path, kind: str, column: str | None = None) -> Iterator[str]:
@@ -53,6 +100,7 @@ def file_documents(path: Path, kind: str, column: str | None = None) -> Iterator
         UserError: while iterating, for anything wrong with the file.
     """
     suffix, column = suffix_of(path), column or DEFAULT_COLUMNS[kind]
+    is_smiles = suffix == ".smi" or kind == "smiles"
     if suffix not in SUFFIXES:
         raise UserError(
             f"{path} has the unknown suffix '{suffix}'; {nearest(suffix, SUFFIXES)} "
@@ -64,17 +112,18 @@ def file_documents(path: Path, kind: str, column: str | None = None) -> Iterator
         documents = _jsonl_documents(path, column)
     elif suffix == ".parquet":
         documents = _parquet_documents(path, column)
-    elif suffix == ".smi" or kind == "smiles":
-        documents = (line.split(maxsplit=1)[0] for line in _lines(path) if line.strip())
+    elif is_smiles:
+        documents = _lines(path)
     else:
         documents = _paragraphs(path)
     is_empty = True
     with reading(path):
-        for document in map(str.strip, documents):
-            if document:
+        for text in map(str.strip, documents):
+            if text:
                 is_empty = False
-                _check_length(path, document)
-                yield document
+                _check_length(path, text)
+                # What is not one molecule stays whole, for ``clean`` to reject.
+                yield (smiles_in(text) if is_smiles else None) or text
     if is_empty:
         raise UserError(
             f"{path} holds no documents, only blank ones; give a file with documents"

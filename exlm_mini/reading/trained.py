@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from exlm_mini.config import RunConfig
 from exlm_mini.config.checks import UserError
-from exlm_mini.data import files
+from exlm_mini.data.text import document
 from exlm_mini.data.tokenizer import MASK, Tokenizer
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.exlm import token_states
@@ -63,11 +63,14 @@ class Trained:
         """One vector for each text, (B, D): the mean of its tokens' last states.
 
         [MASK] counts as a token, [BOS] and [EOS] do not. Tokens outside the vocabulary are read as
-        [UNK].
+        [UNK]. White space around a text, and what follows a SMILES, is left out (``document``).
 
         Raises:
-            UserError: for an empty text, or one too long for the model.
+            UserError: naming an entry that is no text, empty, or too long for the model.
         """
+        texts = self._documents(texts)
+        if not texts:
+            return torch.empty(0, self.config.model.shape.width)
         rows_BN = self.rows(texts)
         hidden_BND = token_states(self.model, rows_BN, num_copies(self.config))
         special = self.tokenizer.special_ids
@@ -99,14 +102,23 @@ class Trained:
         """The loss of pre-training on these texts, in nats per target, a scalar with gradient.
 
         Args:
-            texts: without masks; tokens are hidden as in the run.
+            texts: as for ``embed``, without masks; tokens are hidden as in the run.
             seed: of the masks.
 
         Raises:
-            UserError: as ``embed``, and for a language whose masks have fixed places.
+            UserError: as ``embed``, for a [MASK], and for a language whose masks have fixed places.
         """
         if self.config.masking.strategy == "slots":
             raise UserError(f"{self.run} was trained with masks at fixed places; use its pack")
+        texts = self._documents(texts)
+        for i, text in enumerate(texts):
+            if MASK in text:
+                raise UserError(
+                    f"texts[{i}] holds {MASK}, but a loss hides tokens by itself; give the text "
+                    "without masks"
+                )
+        if not texts:
+            raise UserError("there are no texts to take a loss of; give at least one")
         rows_BN, special = self.rows(texts), self.tokenizer.special_ids
         masker = make_masker(replace(self.config, seed=seed), special)
         counter_B = np.arange(len(rows_BN))
@@ -127,7 +139,10 @@ class Trained:
         return f"ExLM, {kind}{chains}"
 
     def rows(self, texts: Sequence[str]) -> Tensor:
-        """token_ids_BN of some texts, each between [BOS] and [EOS]; "[MASK]" is a mask."""
+        """token_ids_BN of some texts, each between [BOS] and [EOS]; "[MASK]" is a mask.
+
+        Every character counts, white space around a text too.
+        """
         if isinstance(texts, str):
             texts = [texts]
         special = self.tokenizer.special_ids
@@ -135,10 +150,17 @@ class Trained:
             [special.bos, *self.tokenizer.encode_with_masks(text), special.eos]
             for text in texts
         ]
-        for row in rows:
-            _check_length(self, row)
+        for i, row in enumerate(rows):
+            _check_length(self, i, row)
         tensors = [torch.tensor(row) for row in rows]
         return pad_sequence(tensors, batch_first=True, padding_value=special.pad)
+
+    def _documents(self, texts: Sequence[str]) -> list[str]:
+        """What each entry of a list holds; one text may come without a list."""
+        is_list = isinstance(texts, Iterable) and not isinstance(texts, str)
+        entries = list(texts) if is_list else [texts]
+        kind = self.tokenizer.kind
+        return [document(entry, kind, f"texts[{i}]") for i, entry in enumerate(entries)]
 
 
 def load(path: str | Path) -> Trained:
@@ -183,18 +205,17 @@ def encode_row(trained: Trained, text: str) -> Tensor:
     """masked_ids_BN of one text between [BOS] and [EOS].
 
     Raises:
-        UserError: not UTF-8, no mask, something the vocabulary lacks, or too long for the model.
+        UserError: no text, not UTF-8, no mask, something the vocabulary lacks, or too long.
     """
     tokenizer = trained.tokenizer
+    text = document(text, tokenizer.kind, "the text")
     if MASK not in text:
         raise UserError(f"the text has no {MASK}; write {MASK} in place of each hidden token")
     if len(text) > MAX_CHARACTERS:
         raise UserError(
             f"the text has {len(text):,} characters; {MAX_CHARACTERS:,} is the most that is read"
         )
-    # Bytes of another encoding arrive as lone surrogates.
-    with files.reading("the text", "write it in UTF-8, and check the terminal's encoding"):
-        token_ids = tokenizer.encode_with_masks(text)
+    token_ids = tokenizer.encode_with_masks(text)
     if tokenizer.special_ids.unk in token_ids:
         pieces = re.split(rf" ?{re.escape(MASK)}", text)
         unknown = [piece for part in pieces for piece in tokenizer.unknown_pieces(part)]
@@ -206,13 +227,13 @@ def encode_row(trained: Trained, text: str) -> Tensor:
     return trained.rows([text])
 
 
-def _check_length(trained: Trained, row: list[int]) -> None:
+def _check_length(trained: Trained, i: int, row: list[int]) -> None:
     """Refuse a row without tokens, or with more than the positions can hold.
 
     What counts is its length once it is expanded or repeated.
     """
     if len(row) == 2:
-        raise UserError("a text is empty; leave it out")
+        raise UserError(f"texts[{i}] is empty; leave it out")
     config = trained.config
     needed, how = len(row) * num_copies(config), "after repetition"
     if config.objective == "exlm":
@@ -222,7 +243,7 @@ def _check_length(trained: Trained, row: list[int]) -> None:
         how = "after expansion"
     if needed > config.model.max_positions:
         raise UserError(
-            f"the text has {len(row)} tokens with [BOS] and [EOS], {needed} {how}, more than "
+            f"texts[{i}] has {len(row)} tokens with [BOS] and [EOS], {needed} {how}, more than "
             f"model.max_positions {config.model.max_positions} of {trained.run}; shorten it"
         )
 
