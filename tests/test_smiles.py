@@ -100,6 +100,22 @@ def test_molecules_of_a_table_are_its_column_up_to_the_limit(tmp_path):
     assert len(corpus_of(tmp_path, *table, column="SMILES", max_documents=2).train) == 1
 
 
+def test_names_and_blanks_in_a_table_change_no_molecule(tmp_path):
+    def packed(folder, *cells):
+        (tmp_path / folder).mkdir()
+        corpus = corpus_of(tmp_path / folder, "a.csv", "smiles", *(f'"{c}"' for c in cells))
+        return [pack.sha256 for pack in corpus[:2]]
+
+    plain = packed("plain", "CCO", "CCN", "CCF", "C1CC1")
+    assert packed("named", " CCO", "CCN 7", "CCF\tx y", "C1CC1 |$;;R1$|\n") == plain
+
+
+def test_cells_with_two_molecules_are_rejected():
+    molecules, counts = cleaned(["CCO", "CC\nCN", "C |^1:0|"], Cleaning())
+    assert [m.spelling for m in molecules] == ["CCO"]
+    assert (counts.rejected, counts.rejected_examples) == (2, ["CC\nCN", "C |^1:0|"])
+
+
 # ---- cleaning ----
 
 

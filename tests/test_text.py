@@ -6,11 +6,13 @@ import sys
 from itertools import islice
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from refusals import told
 
 from exlm_mini.data import text
 from exlm_mini.data.english import embedded_english
-from exlm_mini.data.text import file_documents
+from exlm_mini.data.text import document, file_documents, smiles_in
 
 CHAPTERS = "First line.\nSecond line.\n\n  \nA new chapter.\n"
 BOTH = ["First line.\nSecond line.", "A new chapter."]
@@ -26,7 +28,56 @@ def write(path, content):
     return path
 
 
+# ---- what a line, a cell or an entry holds ----
+
+BLANKS = st.text(" \t\r\n\v\f\x85\xa0\u2003\u2028\u3000", max_size=4)
+NAMES = st.sampled_from(
+    ["", "paracetamol", "CN12", "2 names", "|r|", "|c:0|", "|$;;R1$|", "|(1,2,;^3:4,5,),&1:1|"]
+)
+SMILES = "C[C@H](N)C(=O)O"
+
+
+@given(BLANKS, st.sampled_from(" \t\xa0"), NAMES, BLANKS)
+def test_a_molecule_is_its_smiles_whatever_is_around_it(before, gap, name, after):
+    behind = gap + name if name else ""
+    assert document(f"{before}{SMILES}{behind}{after}", "smiles", "row 1") == SMILES
+
+
+@given(BLANKS, st.text(st.characters(exclude_categories=["Cs", "Zs", "Cc"])), BLANKS)
+def test_a_text_is_what_stands_between_its_outer_blanks(before, text, after):
+    inner = f"a {text}\n\t b"
+    assert document(f"{before}{inner}{after}", "text", "row 1") == inner
+
+
+@pytest.mark.parametrize(
+    "entry",
+    ["CCO\nCCN", "CC\u2028CN a", "C [MASK]C", "C |^1:0|", "C |$a;b$,^2:0|", "CN |C:0.1|"],
+)
+def test_what_is_not_one_smiles_is_refused(entry):
+    assert smiles_in(entry) is None
+    told(lambda: document(entry, "smiles", "row 7"), "row 7", "SMILES alone")
+
+
+@pytest.mark.parametrize("kind", ["text", "smiles"])
+@pytest.mark.parametrize("value", [None, float("nan"), 3, b"CCO", ["CCO"], "a\udc80"])
+def test_what_is_no_text_is_refused_by_its_place(kind, value):
+    told(lambda: document(value, kind, "row 7"), "row 7", repr(value).partition("\\")[0])
+
+
 # ---- formats ----
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
+def test_a_column_that_is_there_twice_is_refused(tmp_path, name):
+    import pyarrow
+    import pyarrow.parquet
+
+    if name == "a.csv":
+        write(tmp_path / name, "smiles,n,smiles\nCCO,1,CC\n")
+    else:
+        table = pyarrow.table([["CCO"], ["CC"]], names=["smiles", "smiles"])
+        pyarrow.parquet.write_table(table, tmp_path / name)
+    told(lambda: read(tmp_path / name, kind="smiles"), name, "2 columns 'smiles'")
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,28 @@ def test_a_loss_has_gradients_and_masks_of_its_seed(runs):
     assert all(p.grad is not None for p in model.model.encoder.parameters())
 
 
+@pytest.mark.parametrize("around", ["{}\n", " {} ", "\t{}\r\n", "{} paracetamol", "{} |c:0|"])
+def test_what_is_around_a_molecule_changes_nothing(around, runs):
+    model = exlm_mini.load(runs / "exlm")
+    texts = [around.format(smiles) for smiles in SMILES]
+    assert torch.equal(model.embed(texts), model.embed(SMILES))
+    assert torch.equal(model.loss(texts), model.loss(SMILES))
+    masked = "CC(=O)N[MASK]"
+    assert model.fill(around.format(masked)).text == model.fill(masked).text
+
+
+def test_blanks_within_a_text_count():
+    english = exlm_mini.load("english")
+    plain, *others = ("The [MASK]\nof it.", "The \n[MASK] of it.", "The  [MASK] of it.")
+    assert len({tuple(english.rows(text)[0].tolist()) for text in (plain, *others)}) == 3
+    assert english.rows(f" {plain}\n").shape != english.rows(plain).shape
+
+
+def test_no_texts_have_no_vectors(runs):
+    model = exlm_mini.load(runs / "exlm")
+    assert model.embed([]).shape == (0, model.embed(SMILES).shape[1])
+
+
 def test_a_step_of_a_run_can_be_named(runs):
     model = exlm_mini.load(runs / "mlm/checkpoints/step-000002")
     assert (model.step, model.run) == (2, runs / "mlm")
@@ -81,6 +103,13 @@ def test_a_step_of_a_run_can_be_named(runs):
 
 def test_what_cannot_be_read_is_told(runs):
     model = exlm_mini.load(runs / "exlm")
-    told(lambda: model.embed(["CC", ""]), "empty")
-    told(lambda: model.embed(["C" * 600]), "max_positions")
+    told(lambda: model.embed(["CC", " "]), "texts[1]", "empty")
+    told(lambda: model.embed(["CC", "C" * 600]), "texts[1]", "max_positions")
+    for entry in (None, float("nan"), 3, "C\udc80", "CC\nCN", "CC |^1:0|"):
+        told(lambda entry=entry: model.embed(["CC", entry]), "texts[1]")
+        told(lambda entry=entry: model.loss(["CC", entry]), "texts[1]")
+        told(lambda entry=entry: model.fill(entry), "the text")
+    told(lambda: model.embed(3), "texts[0] is 3")
+    told(lambda: model.loss(["CC", "C[MASK]"]), "texts[1]", "without masks")
+    told(lambda: model.loss([]), "at least one")
     told(lambda: exlm_mini.load(runs / "nowhere"), runs / "nowhere")

@@ -246,12 +246,16 @@ def _parquet_documents(path: Path, column: str) -> Iterator[str]:
 
 
 def check_column(source: object, column: str, names: list[str]) -> None:
-    if column not in names:
-        shown = ", ".join(" ".join(name.split()) for name in names[:NUM_COLUMNS_SHOWN])
-        more = ", ..." if len(names) > NUM_COLUMNS_SHOWN else ""
-        raise UserError(
-            f"{source} has no column '{column}'; set data.column to one of: {shown}{more}"
-        )
+    """Check that exactly one column has this name."""
+    if names.count(column) == 1:
+        return
+    if column in names:
+        raise UserError(f"{source} has {names.count(column)} columns '{column}'; keep one")
+    shown = ", ".join(" ".join(name.split()) for name in names[:NUM_COLUMNS_SHOWN])
+    more = ", ..." if len(names) > NUM_COLUMNS_SHOWN else ""
+    raise UserError(
+        f"{source} has no column '{column}'; set data.column to one of: {shown}{more}"
+    )
 
 
 def document_text(source: object, column: str, value: object) -> str:
