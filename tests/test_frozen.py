@@ -93,11 +93,23 @@ def test_features_of_a_molecule_do_not_depend_on_those_beside_it(kind, corpus):
     assert np.abs(together_RD[0] - together_RD[1]).max() > 1e-3
 
 
+def test_ridge_regression_shrinks_by_its_penalty(monkeypatch):
+    # One feature of variance 1 that is the quantity: its weight is 1 / (1 + penalty).
+    x_R1 = np.random.default_rng(0).normal(size=(50, 1))
+    twice_RC = np.tile(x_R1, (2, len(QUANTITIES))) * np.arange(1, 6) + 7
+    known = frozen.Molecules(np.arange(100), np.arange(100) >= 50, twice_RC)
+    monkeypatch.setattr(frozen, "features", lambda *arguments: np.tile(3 * x_R1 - 1, (2, 1)))
+    for penalty in (0.01, 1.0):
+        found = explained(None, [], known)
+        assert set(found) == {f"read_{name}" for name in (*QUANTITIES, "structure")}
+        want = 1 - (penalty / (1 + penalty)) ** 2
+        assert found == {name: pytest.approx(want, abs=1e-9) for name in found}
+        monkeypatch.setattr(frozen, "PENALTY", 1.0)
+
+
 def test_states_that_tell_the_structure_explain_it_and_noise_does_not(found, monkeypatch):
     monkeypatch.setattr(frozen, "features", lambda *arguments: found.quantity_RC)
-    known = explained(None, [], found)
-    assert known.keys() == {f"read_{name}" for name in (*QUANTITIES, "structure")}
-    assert known["read_structure"] > 0.99
+    assert explained(None, [], found)["read_structure"] > 0.99
     noise_RD = np.random.default_rng(0).normal(size=(len(found.number_R), 2))
     monkeypatch.setattr(frozen, "features", lambda *arguments: noise_RD)
     assert explained(None, [], found)["read_structure"] < 0.2

@@ -96,21 +96,43 @@ def test_fillings_are_drawn_as_often_as_they_are_likely(monkeypatch):
 
 
 class Oracle(MaskedLM):
-    """Knows the molecules."""
+    """Knows the molecules, and is sure of hidden symbols that are alike."""
+
+    doubt: float
+    """Bits that each of two hidden symbols costs if they differ."""
 
     def forward(self, masked_ids_BN, is_masked_BN):
-        found = []
+        found, sure = [], []
         for row_N, is_masked_N in zip(masked_ids_BN, is_masked_BN, strict=True):
             for known in padded(ROWS, 0)[:, : len(row_N)]:
                 if torch.equal(known[~is_masked_N], row_N[~is_masked_N]):
                     found.append(known[is_masked_N])
+                    sure += [2.0 ** -(self.doubt * (len(set(found[-1].tolist())) > 1))] * 2
                     break
-        logits = torch.full((sum(map(len, found)), TOKENIZER.vocab_size), -1e3)
-        return logits.scatter(1, torch.cat(found).unsqueeze(1), 0.0)
+        p_S1 = torch.tensor(sure).unsqueeze(1)
+        rest_SV = ((1 - p_S1) / (TOKENIZER.vocab_size - 1)).expand(-1, TOKENIZER.vocab_size)
+        return rest_SV.scatter(1, torch.cat(found).unsqueeze(1), p_S1).log()
 
 
-def test_the_truth_costs_nothing_and_makes_molecules():
-    found = pairs.pair_metrics(untrained(Oracle), TOKENIZER, ROWS)
+@pytest.mark.parametrize("doubt", [0.0, 3.0])
+def test_bits_are_those_that_each_pair_costs(doubt):
+    model = untrained(Oracle)
+    model.doubt = doubt
+    found = pairs.pair_metrics(model, TOKENIZER, ROWS)
     assert len(found) == 3 * (2 * 3 + 1)
+    cost = {}
+    for kind in pairs.KINDS:
+        costs = []
+        for n, smiles in enumerate(MOLECULES):
+            if pair := choose(groups_of(symbols(smiles))[kind], n):
+                alike = (len({symbols(smiles)[i] for i in places}) == 1 for places in pair)
+                costs.append([0 if is_alike else 2 * doubt for is_alike in alike])
+        together, apart = np.mean(costs, axis=0)
+        cost |= {f"{kind}_together_bits": together, f"{kind}_apart_bits": apart}
+        cost[f"{kind}_gap_bits"] = together - apart
     for name, value in found.items():
-        assert value == pytest.approx(1.0 if name.endswith("valid") else 0.0, abs=1e-9)
+        if name.endswith("valid"):
+            assert (value == 1) == (cost[name.replace("valid", "bits")] == 0)
+        else:
+            assert value == pytest.approx(cost.get(name, 0), abs=1e-6)
+    assert found["rings_gap_bits"] < 0 or doubt == 0
