@@ -1,5 +1,7 @@
 """Every GLUE task is read as its files are, and what is wrong with a file is said in one line."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from glue_files import ROWS, write, write_task
@@ -7,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import told
 
-from exlm_lab.downstream.glue import HUB_ID, TASKS, load_glue, read_split
+from exlm_lab.downstream.glue import HUB_ID, LAYOUTS, TASKS, load_glue, read_split
 
 WANTED = {
     "cola": ([("The sailors rode.",), ('Sailors the "rode.',)], [1, 0]),
@@ -80,6 +82,24 @@ def test_missing_and_damaged_files_are_told_by_name(tmp_path):
     ):
         (folder / "dev.tsv").write_bytes(content)
         told(lambda: load_glue("rte", tmp_path), folder / "dev.tsv", part)
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if name != "cola"])
+def test_a_column_is_known_in_any_case_and_refused_twice(tmp_path, name):
+    header, *rows = ROWS[name]
+    path = tmp_path / "dev.tsv"
+
+    def read(*lines):
+        return read_split(name, write(path, lines))[0]
+
+    plain, found = read(header, *rows), read(header.upper().replace("\t", " \t"), *rows)
+    assert found.texts == plain.texts and found.labels.tolist() == plain.labels.tolist()
+    for column in (*LAYOUTS[name].texts, LAYOUTS[name].label):
+        for own in (column, column.upper()):
+            odd = [f"{header}\t{own}", *(f"{row}\t0" for row in rows)]
+            told(partial(read, *odd), path, f"'{column}' 2 times", "keep one")
+        other = header.replace(column, "other")
+        told(partial(read, other, *rows), path, f"no column '{column}'", "rename")
 
 
 # ---- the hub ----

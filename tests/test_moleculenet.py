@@ -1,6 +1,7 @@
 """MoleculeNet: tables as published, labels checked, splits that say what they are."""
 
 import gzip
+import itertools
 import json
 import lzma
 
@@ -13,8 +14,9 @@ from refusals import told
 pytest.importorskip("rdkit", reason="rdkit is not installed")
 from rdkit import Chem
 
-from exlm_lab.downstream.moleculenet import BENCHMARKS, load, read_csv
+from exlm_lab.downstream.moleculenet import BENCHMARKS, load, read_csv, read_hub
 from exlm_mini.data.cleaning import Cleaning
+from exlm_mini.data.smiles import embedded_molecules
 
 MOLECULES = [
     "CCO", "CCC", "CCN", "CCCl", "CCBr", "CCF", "CC=O", "c1ccccc1", "c1ccncc1", "C[C@H](N)O",
@@ -110,6 +112,61 @@ def test_rows_rdkit_rejects_are_listed(tmp_path):
     assert ("C[Xx]",) not in splits.train.texts
 
 
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "{}  ", "\t{}", "{}\u00a0", "{}\r", "{} CN{{}}", "{} a name of four", "{}\tCN", "{} |r|",
+        "{} |$;;R1$|", "{} |(1.5,0,;)|", "{} |r| name", "{} C/C=C\\\\@",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("canonical", [False, True])
+def test_what_stands_around_a_smiles_is_no_part_of_the_molecule(tmp_path, cell, canonical):
+    molecules = [
+        f"C[C@H](N)O.{smiles}" if i % 3 else smiles
+        for i, smiles in enumerate(itertools.islice(embedded_molecules(), 60))
+    ]
+    cleaning = Cleaning(strip_stereo=True, canonical=canonical)
+
+    def read(shape, rule):
+        rows = [f'"{shape.format(s)}",{i % 2}' for i, s in enumerate(molecules)]
+        task, splits = load("bace", bace(tmp_path, rows), rule, cleaning=cleaning)
+        return task, [part.texts for part in splits[:3]], splits.notes
+
+    for rule in ("unimol", "deepchem", "random"):
+        assert read(cell, rule) == read("{}", rule)
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "row"),
+    [
+        ("bbbp", "NUM,Name,P_NP,Smiles", "1,n,{},CCO"),
+        ("bbbp", " num , name , p_np , smiles ", "1,n,{},CCO"),
+        ("bace", "MOL,cid,class,MODEL,PIC50,mw,MW", "CCO,1,{},Train,9.1,4,4"),
+        ("bace", "name,name,class,mol", "a,b,{},CCO"),  # twice, and not of use
+    ],
+)
+def test_a_column_is_known_in_any_case(tmp_path, name, header, row):
+    path = tmp_path / f"{name}.csv"
+    path.write_text(
+        "\n".join([header, *(row.format(label) for label in ("1", " ", "0.0", ""))])
+    )
+    table = read_csv(name, path)
+    assert table.smiles == ["CCO"] * 4 and table.names == (BENCHMARKS[name].label,)
+    np.testing.assert_array_equal(table.labels_RC, [[1], [np.nan], [0], [np.nan]])
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in BENCHMARKS if BENCHMARKS[name].label is None]
+)
+def test_a_label_twice_is_told_even_if_the_number_fits(tmp_path, name):
+    labels = [f"Label {i}" for i in range(BENCHMARKS[name].num_labels)]
+    path = tmp_path / f"{name}.csv"
+    for twice in (labels[0], labels[0].upper()):
+        header = ["smiles", *labels[:-1], twice, labels[-1]]
+        path.write_text(",".join(header) + "\nCCO" + ",1" * (len(header) - 1) + "\n")
+        told(lambda: read_csv(name, path), path, "'Label 0' 2 times", "keep one")
+
+
 # ---- cleaning comes after the split ----
 
 
@@ -140,7 +197,21 @@ def test_stereo_is_kept_or_stripped_as_asked(tmp_path):
         ("smiles,a,b", ["CCO,1,1"], ("has 1 label column(s), found 2", "a, b")),
         ("smiles,Class", ["CCO,1", "CCO"], ("1 fields",)),
         ("smiles,Class", [], ("0 rows",)),
-        ("smiles,Class", ["CCO,1", "CCC,2"], ("row 1 (from 0)", "'Class'", "2 is no label")),
+        ("smiles,Class", ["CCO,1", "CCC,2"], ("row 1 (from 0)", "'Class'", "'2' is no label")),
+        (
+            "smiles,Class",
+            ["CCO,1", "CCC,NA"],
+            ("row 1 (from 0)", "'NA' is no label", "nothing"),
+        ),
+        ("smiles,Class", ["CCO,True", "CCC,1"], ("row 0 (from 0)", "'True' is no label")),
+        ("smiles,Class", ["CCO,inf", "CCC,1"], ("row 0 (from 0)", "'inf' is no label")),
+        ("smiles,Class,Class", ["CCO,1,0"], ("'Class' 2 times", "keep one")),
+        ("smiles,Class,CLASS", ["CCO,1,0"], ("'Class' 2 times", "'CLASS'", "keep one")),
+        ("smiles,SMILES,Class", ["CCO,CCO,0"], ("'smiles' 2 times", "'SMILES'", "keep one")),
+        ("mol,Mol,Class", ["CCO,CCO,0"], ("'mol' 2 times",)),
+        ("id,Class", ["CCO,0"], ("no column 'smiles'", "id, Class", "rename")),
+        ("smiles,Class", ["CCO,1", '"CCC\nCCO",0'], ("row 1 (from 0)",)),
+        ("smiles,Class", ["CCO,1", "CCC |^1:0|,0"], ("row 1 (from 0)", "|^1:0|")),
         ("smiles,Class", ["CCO,1", "CCC,0"], ("the train part", "is empty", "2 rows")),
     ],
 )
@@ -172,6 +243,20 @@ def test_the_hub_is_read_as_its_files_are(monkeypatch):
     }
     assert labels[1] == (1, 1) and labels[2] == (0, 0)
     assert np.isnan(labels[0][1]) and np.isnan(labels[3][1])
+
+
+def test_rows_of_the_hub_are_told_by_their_number(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    columns = {"SMILES": [*MOLECULES, "CCO name", None], "Class": [True, False] * 6}
+
+    def load_dataset(name):
+        return {"train": datasets.Dataset.from_dict(columns)}
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    table = read_hub("bace")
+    assert table.smiles == [*MOLECULES, "CCO", ""] and table.labels_RC.sum() == 6
+    columns["SMILES"] = list(range(12))
+    told(lambda: read_hub("bace"), "MoleculeNet_BACE row 0", "no text")
 
 
 # ---- the files of the field ----

@@ -1,16 +1,19 @@
 """Windows show every token, targets name the answer's tokens, and the best span is the best."""
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exlm_lab.downstream.prepared import make_span_problem
 from exlm_lab.downstream.spans import best_span, choose_answers, encode_question, windows
-from exlm_lab.downstream.squad import Question, read_file, score_predictions
+from exlm_lab.downstream.squad import Question, Squad, read_file, score_predictions
 from exlm_mini.config import SpecialIds
 from exlm_mini.data.tokenizer import train_byte_level_bpe
+from exlm_mini.reading.pretrained import Layout
 
 FRAME = 4  # [BOS], two [EOS] between the two texts, [EOS]
 SENTENCE = "The cat sat on a mat in Rome. Where the café’s naïve dog lay, a beagle, none knew."
@@ -84,17 +87,70 @@ def test_targets_hold_the_answer_and_no_token_more_or_point_at_the_first(tokeniz
     end = data.draw(st.integers(begin + 1, len(SENTENCE)))
     question = Question("what", "What?", SENTENCE, (SENTENCE[begin:end],), (begin, end))
     encoded = encode_question(question, tokenizer, 24, 6)
-    # A letter of several bytes may be several tokens.
-    holding = {
-        t for t, (a, b) in enumerate(encoded.offsets) if set(range(a, b)) & {*range(begin, end)}
-    }
+    # A letter of several bytes may be several tokens, and blanks belong to the token behind them.
+    letters = {place for place in range(begin, end) if not SENTENCE[place].isspace()}
+    holding = {t for t, (a, b) in enumerate(encoded.offsets) if letters & {*range(a, b)}}
     for window, (first, last) in zip(encoded.windows, encoded.targets, strict=True):
         shift = window.first_token - window.context_column
         piece = range(window.first_token, window.first_token + len(window.is_clearest))
-        if holding <= {*piece}:
+        if holding and holding <= {*piece}:
             assert {*range(first + shift, last + shift + 1)} == holding
         else:
             assert (first, last) == (0, 0)
+
+
+BLANKS = (" ", "   ", "\t", "\n", "\r\n", "\u00a0", "\u2003", " \u00a0\n\t ")
+
+
+@pytest.mark.parametrize("blank", BLANKS)
+@pytest.mark.parametrize(
+    "answer", ["cat", "The cat", "on a mat", "Rome.", "café’s naïve", "knew."]
+)
+def test_white_space_around_an_answer_is_no_part_of_its_target(tokenizer, answer, blank):
+    context = blank + SENTENCE.replace(answer, blank + answer + blank) + blank
+    begin = context.index(answer)
+    spans = [
+        (begin - before * len(blank), begin + len(answer) + behind * len(blank))
+        for before, behind in ((0, 0), (0, 1), (1, 0), (1, 1))
+    ]
+    encoded = [
+        encode_question(Question("q", "What?", context, (answer,), span), tokenizer, 200, 50)
+        for span in spans
+    ]
+    for entry in encoded:
+        ((first, last),) = entry.targets
+        shift = entry.windows[0].context_column
+        found = context[entry.offsets[first - shift][0] : entry.offsets[last - shift][1]]
+        assert found.strip() == answer
+    assert len({entry.targets[0] for entry in encoded}) == 1
+
+
+@pytest.mark.parametrize("blank", BLANKS)
+def test_white_space_around_a_question_is_no_part_of_it(tokenizer, blank):
+    def ids(text):
+        encoded = encode_question(Question("q", text, SENTENCE, (), None), tokenizer, 200, 50)
+        assert encoded.num_cut == 0
+        return encoded.windows[0].token_ids_N.tolist()
+
+    inner = "Where  did the cat sit?"
+    assert ids(400 * blank + inner) == ids(inner + 400 * blank) == ids(inner)
+    assert ids("Where  did") != ids("Where did")  # inside every character counts
+
+
+@pytest.mark.parametrize(
+    ("positions", "length", "stride", "num_asked"),
+    [(512, 384, 128, 64), (300, 300, 116, 64), (190, 190, 62, 62), (40, 40, 12, 12)],
+)
+def test_windows_are_berts_and_smaller_where_the_model_is(
+    tokenizer, positions, length, stride, num_asked
+):
+    asked = Question("q", "Why? " * 89 + "Why?", SENTENCE * 30, (), None)
+    model = SimpleNamespace(layout=Layout(SpecialIds(), positions), tokenizer=tokenizer)
+    problem = make_span_problem(Squad(([asked], 0), ([asked], 3)), model, max_unknown=1.0)
+    assert problem.notes["windows"] == {"length": length, "stride": stride}
+    told = problem.notes["rows"]["validation"]
+    assert (told["longest"], told["truncated"], told["left_out"]) == (length, 1, 3)
+    assert told["tokens_cut"] == len(tokenizer.encode(asked.question)) - num_asked
 
 
 # ---- the best span ----
@@ -136,7 +192,7 @@ def test_a_model_that_finds_the_targets_answers_all(tokenizer):
     ] + [Question("none", "Why? " * 9, SENTENCE, (), None)]
     encoded = [encode_question(q, tokenizer, 26, 7, max_question=5) for q in questions]
     assert encoded[0].num_cut == 0 and len(encoded[0].windows) > 1
-    assert encoded[-1].num_cut == len(tokenizer.encode("Why? " * 9)) - 5
+    assert encoded[-1].num_cut == len(tokenizer.encode(("Why? " * 9).strip())) - 5
     answers, na_probs = choose_answers(questions, encoded, perfect_scores(encoded, 9.0))
     assert all(answers[text] == text and na_probs[text] < 0.001 for text in texts)
     assert na_probs["none"] > 0.999

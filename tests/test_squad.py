@@ -184,7 +184,13 @@ def test_the_two_files_of_a_directory_are_read(tmp_path):
     [
         ("{", "JSONDecodeError"),
         ('{"data": []}', "no question"),
-        ('{"data": [{"paragraphs": [{"qas": [{"id": "q7"}]}]}]}', "KeyError"),
+        ('{"data": [{"paragraphs": [{"qas": [{"id": "q7"}]}]}]}', "no 'question' beside id"),
+        (json.dumps(PETS).replace('"question":', '"asked":'), "no 'question' beside id, asked"),
+        (
+            json.dumps(PETS).replace('"context":', '"Context": "", "context":'),
+            "Context, context",
+        ),
+        (json.dumps(PETS).replace('"id":', '"id": "other", "id":'), "a name twice"),
         (json.dumps(PETS).replace('"why?"', "7"), "why"),
     ],
 )
@@ -192,6 +198,39 @@ def test_files_that_are_not_squads_are_refused(tmp_path, text, part):
     path = tmp_path / "train-v2.0.json"
     path.write_text(text)
     told(lambda: load_squad(tmp_path), path, part)
+
+
+def test_names_of_another_case_are_the_same_names(tmp_path):
+    path = tmp_path / "train-v2.0.json"
+    text = json.dumps(PETS)
+    for name in ("data", "context", "qas", "question", "answers", "text", "answer_start"):
+        text = text.replace(f'"{name}"', f'" {name.title()}"')
+    path.write_text(text)
+    assert read_file(path) == (QUESTIONS, 0)
+
+
+@pytest.mark.parametrize("blank", [" ", "  ", "\t", "\n", "\r\n", "\u00a0", "\u2003\n"])
+def test_white_space_around_answers_and_questions_is_no_part_of_them(blank):
+    start = CONTEXT.rfind("Rome")
+    where = question("city", "Rome") | {"question": f"{blank}Which   city?{blank}"}
+    found = {"text": f"{blank}Rome{blank}", "answer_start": start - len(blank)}
+    where["answers"] = [{"text": blank, "answer_start": 0}, found, found]
+    only_blank = question("blank", blank, blank + blank)
+    (asked_for,), num_left_out = read_questions(dataset(where, only_blank))
+    assert num_left_out == 1
+    assert asked_for.question == "Which   city?" and asked_for.answers == ("Rome", "Rome")
+    assert asked_for.span == (start, start + 4)
+
+
+@pytest.mark.parametrize("value", [None, 7, float("nan"), ["Rome"], "\ud800"])
+@pytest.mark.parametrize("place", ["question", "answer"])
+def test_what_is_no_text_is_told_with_its_question(value, place):
+    row = question("q7", "Rome")
+    if place == "question":
+        row["question"] = value
+    else:
+        row["answers"][0]["text"] = value
+    told(lambda: read_questions(dataset(row), "train.json"), "train.json question q7")
 
 
 def test_rows_of_the_hub_are_the_same_questions(monkeypatch):
@@ -202,6 +241,8 @@ def test_rows_of_the_hub_are_the_same_questions(monkeypatch):
         }
         for q in PETS["data"][0]["paragraphs"][0]["qas"]
     ]  # fmt: skip
+    rows[0]["question"] = f" {rows[0]['question']}\n"
+    rows[0]["answers"]["text"] = [f"{text} " for text in rows[0]["answers"]["text"]]
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(
         datasets, "load_dataset", lambda hub: {"train": rows, "validation": rows[2:]}

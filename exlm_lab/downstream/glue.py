@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from exlm_lab.downstream.task import Examples, Splits, Task, find_file, load_hub
+from exlm_lab.downstream.task import Examples, Splits, Task, find_column, find_file, load_hub
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading
 from exlm_mini.data.text import open_decompressed
@@ -133,11 +133,13 @@ def _examples(
     """Examples from columns of a data frame."""
     import pandas
 
-    task = TASKS[name]
-    rows = list(table[[*texts]].itertuples(index=False, name=None))
+    task, header = TASKS[name], [str(column) for column in table]
+    places = [find_column(where, header, column) for column in texts]
+    rows = list(table.iloc[:, places].itertuples(index=False, name=None))
+    labels = table.iloc[:, find_column(where, header, label)]
     # Some files write the class as a word, others and the hub as its number.
     number_of = {word: number for number, word in enumerate(task.classes)}
-    numbers = table[label].map(lambda value: number_of.get(value, value))
+    numbers = labels.map(lambda value: number_of.get(value, value))
     labels_R = pandas.to_numeric(numbers, errors="coerce")
     if task.kind == "number":
         is_known_R = labels_R.between(0, LARGEST_SCORE)
@@ -146,7 +148,7 @@ def _examples(
     if not is_known_R.all():
         row = int(is_known_R.argmin())
         raise UserError(
-            f"{where} row {row} (from 0): '{str(table[label][row])[:40]}' is no label of {name}; "
+            f"{where} row {row} (from 0): '{str(labels[row])[:40]}' is no label of {name}; "
             "mend it, or get the file again"
         )
     if not rows:

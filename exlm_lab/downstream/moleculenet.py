@@ -22,15 +22,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from exlm_lab.downstream.scaffolds import PARTS, Split, split
-from exlm_lab.downstream.task import Examples, Splits, Task, find_file, load_hub
+from exlm_lab.downstream.task import Examples, Splits, Task, find_column, find_file, load_hub
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.cleaning import Cleaning, CleaningCounts, clean
 from exlm_mini.data.files import reading
-from exlm_mini.data.text import csv_rows, open_decompressed
+from exlm_mini.data.text import csv_rows, document, open_decompressed
 
 METRIC = "roc_auc"
-SMILES_COLUMNS = ("smiles", "SMILES", "mol")
-NOT_LABELS = {"mol_id", "name", "num", "CID", "Model", "pIC50"}
+SMILES_COLUMNS = ("smiles", "mol")
+NOT_LABELS = {"mol_id", "name", "num", "cid", "model", "pic50"}
+"""In lower case."""
 HUB_PREFIX = "scikit-fingerprints/MoleculeNet_"
 
 AS_IT_IS = Cleaning()
@@ -159,24 +160,45 @@ def read_hub(name: str) -> Table:
 
 def _table(name: str, source: str, cells: Any) -> Table:
     """A set from a data frame; labels are 0, 1, or empty."""
-    smiles = next((column for column in SMILES_COLUMNS if column in cells), "smiles")
-    labels = [label for label in cells if label != smiles and label not in NOT_LABELS]
-    if BENCHMARKS[name].label in labels:
-        labels = [BENCHMARKS[name].label]
-    texts = cells[smiles].fillna("").str.strip().tolist()
-    if len(labels) != BENCHMARKS[name].num_labels or not texts:
+    import pandas
+
+    benchmark, header = BENCHMARKS[name], [str(column) for column in cells]
+    column = find_column(source, header, *SMILES_COLUMNS)
+    labels = [
+        own
+        for place, own in enumerate(header)
+        if place != column and own.strip().casefold() not in NOT_LABELS
+    ]
+    if (benchmark.label or "").casefold() in (own.strip().casefold() for own in labels):
+        labels = [str(benchmark.label)]
+    places = [find_column(source, header, label) for label in labels]
+    if len(places) != benchmark.num_labels or cells.empty:
         raise UserError(
-            f"{source}: {name} has {BENCHMARKS[name].num_labels} label column(s), found "
-            f"{len(labels)}, and {len(texts)} rows: {', '.join(labels)[:300]}; give the file of "
-            f"{name}"
+            f"{source}: {name} has {benchmark.num_labels} label column(s), found {len(places)}, "
+            f"and {len(cells)} rows: {', '.join(labels)[:300]}; give the file of {name}"
         )
-    answers_RC = cells[labels].to_numpy(object)
-    labels_RC = np.where(answers_RC == "", np.nan, answers_RC).astype(np.float64)
+    answers_RC = cells.iloc[:, places].to_numpy(object)
+    # A set has millions of cells, and few different ones; None and nan have the index -1.
+    indices, different = pandas.factorize(answers_RC.ravel())
+    labels_RC = np.array([*map(_label, different), np.nan])[indices].reshape(answers_RC.shape)
     is_wrong_RC = ~np.isnan(labels_RC) & ~np.isin(labels_RC, (0, 1))
     if is_wrong_RC.any():
         row, c = np.argwhere(is_wrong_RC)[0]
         raise UserError(
-            f"{source} row {row} (from 0), '{labels[c]}': {labels_RC[row, c]:g} is no label; "
+            f"{source} row {row} (from 0), '{labels[c]}': '{answers_RC[row, c]}' is no label; "
             "write 0, 1, or nothing where it is missing"
         )
-    return Table(source, texts, tuple(labels), labels_RC)
+    smiles = [
+        "" if pandas.isna(cell) else document(cell, "smiles", f"{source} row {row} (from 0)")
+        for row, cell in enumerate(cells.iloc[:, column])
+    ]
+    return Table(source, smiles, tuple(labels), labels_RC)
+
+
+def _label(answer: Any) -> float:
+    """0, 1, nan where it is missing, and another number for all that is no label."""
+    text = answer.strip() if isinstance(answer, str) else answer
+    try:
+        return np.nan if text == "" else float(text)
+    except (TypeError, ValueError):
+        return np.inf

@@ -74,21 +74,27 @@ def encode_question(
     stride: int,
     max_question: int = 64,
 ) -> EncodedQuestion:
-    """Windows and targets of a question, of which ``max_question`` tokens are kept."""
-    question_ids = tokenizer.encode(question.question)
+    """Windows and targets of a question, of which ``max_question`` tokens are kept.
+
+    White space around the question or the answer is not part of it.
+    """
+    question_ids = tokenizer.encode(question.question.strip())
     context_ids, offsets = tokenizer.encode_with_offsets(question.context)
     cut = windows(
         question_ids[:max_question], context_ids, max_length, stride, tokenizer.special_ids
     )
     targets = [(0, 0)] * len(cut)
-    if question.span is not None:
-        begin, end = question.span
-        # A letter of several bytes may be several tokens.
-        inside = [t for t, (start, stop) in enumerate(offsets) if start < end and stop > begin]
-        for row, window in enumerate(cut):
-            first, last = inside[0] - window.first_token, inside[-1] - window.first_token
-            if first >= 0 and last < len(window.is_clearest):
-                targets[row] = window.context_column + first, window.context_column + last
+    begin, end = question.span or (0, 0)
+    # A letter of several bytes may be several tokens; a blank is often part of the next token.
+    inside = [
+        token
+        for token, (start, stop) in enumerate(offsets)
+        if question.context[max(start, begin) : min(stop, end)].strip()
+    ]
+    for row, window in enumerate(cut if inside else ()):
+        first, last = inside[0] - window.first_token, inside[-1] - window.first_token
+        if first >= 0 and last < len(window.is_clearest):
+            targets[row] = window.context_column + first, window.context_column + last
     unk = tokenizer.special_ids.unk
     return EncodedQuestion(
         cut,

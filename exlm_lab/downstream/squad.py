@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from exlm_lab.downstream.task import Task, find_file, load_hub
 from exlm_mini.data.files import reading
-from exlm_mini.data.text import open_decompressed
+from exlm_mini.data.text import document, open_decompressed
 
 HUB_ID = "rajpurkar/squad_v2"
 TASK = Task("squad_v2", "span", (), "best_f1", "text")
@@ -35,7 +35,7 @@ class Question(NamedTuple):
     question: str
     context: str
     answers: tuple[str, ...]
-    """Gold answers; empty if the question has none."""
+    """Gold answers, without white space around them; empty if the question has none."""
     span: tuple[int, int] | None
     """Start and end (excluded) of the first gold answer in the context; None without one."""
 
@@ -58,8 +58,9 @@ def load_squad(source: Path | None = None) -> Squad:
     """
     if source is None:
         hub = load_hub(HUB_ID)
-        with reading(f"the hub data set {HUB_ID}"):
-            return Squad(_questions(hub["train"]), _questions(hub["validation"]))
+        where = f"the hub data set {HUB_ID}"
+        with reading(where):
+            return Squad(*(_questions(hub[part], where) for part in ("train", "validation")))
     return Squad(*(read_file(find_file(source, name)) for name in FILES))
 
 
@@ -71,60 +72,90 @@ def read_file(path: Path) -> tuple[list[Question], int]:
     """
     with reading(path):
         with open_decompressed(path) as stream:
-            dataset = json.load(stream)
+            dataset = json.load(stream, object_pairs_hook=_Row)
         # A lone surrogate cannot be encoded.
         json.dumps(dataset, ensure_ascii=False).encode()
-        questions, num_left_out = read_questions(dataset)
+        questions, num_left_out = read_questions(dataset, str(path))
         if not questions:
             raise ValueError("no question with its answer")
         return questions, num_left_out
 
 
-def read_questions(dataset: dict) -> tuple[list[Question], int]:
+class _Row(dict[str, Any]):
+    """An object of JSON; neither case nor white space around its names counts."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__((name.strip().casefold(), value) for name, value in pairs)
+        if len(self) < len(pairs):
+            names = ", ".join(name for name, _ in pairs)
+            raise ValueError(f"a name twice in one object: {names}")
+
+    def __missing__(self, name: str) -> None:
+        raise ValueError(f"no '{name}' beside {', '.join(self)}")
+
+
+def read_questions(
+    dataset: Mapping[str, Any], source: str = "the data set"
+) -> tuple[list[Question], int]:
     """The questions of the official JSON, in its order.
 
     Some published offsets are a few characters off, so the span is the nearest occurrence of the
-    answer. If an answer does not occur in its paragraph, the question is dropped.
+    answer. White space around a question or an answer is left out, and so is an answer of nothing
+    else. A question whose answer does not occur in its paragraph is dropped.
+
+    Args:
+        dataset: what the file holds.
+        source: its name, for messages.
 
     Returns:
         questions: those with a span and those without an answer.
-        num_left_out: questions whose first answer does not occur.
+        num_left_out: questions whose first answer does not occur, or whose answers are all blank.
     """
     return _questions(
-        {
-            **row,
-            "context": paragraph["context"],
-            "answers": {
-                name: [answer[name] for answer in row["answers"]]
-                for name in ("text", "answer_start")
-            },
-        }
-        for article in dataset["data"]
-        for paragraph in article["paragraphs"]
-        for row in paragraph["qas"]
+        (
+            {
+                **{name: row[name] for name in ("id", "question")},
+                "context": paragraph["context"],
+                "answers": {
+                    name: [answer[name] for answer in row["answers"]]
+                    for name in ("text", "answer_start")
+                },
+            }
+            for article in dataset["data"]
+            for paragraph in article["paragraphs"]
+            for row in paragraph["qas"]
+        ),
+        source,
     )
 
 
-def _questions(rows: Iterable[Mapping[str, Any]]) -> tuple[list[Question], int]:
+def _questions(rows: Iterable[Mapping[str, Any]], source: str) -> tuple[list[Question], int]:
     """The same for rows in the format of the hub."""
     questions, num_left_out = [], 0
     for row in rows:
-        id, text, context, found = (row[n] for n in ("id", "question", "context", "answers"))
-        answers = tuple(found["text"])
-        if not all(isinstance(part, str) for part in (id, text, context, *answers)):
-            raise TypeError(f"a part of question {id} is no text")
-        span = _nearest(context, answers[0], found["answer_start"][0]) if answers else None
-        if answers and span is None:
+        id, context, found = row["id"], row["context"], row["answers"]
+        if not isinstance(id, str) or not isinstance(context, str):
+            raise TypeError(f"the id or the paragraph of question {id} is no text")
+        text = document(row["question"], "text", f"{source} question {id}: its text")
+        answers: list[str] = []
+        span = None
+        for answer, start in zip(found["text"], found["answer_start"], strict=True):
+            if bare := document(answer, "text", f"{source} question {id}: an answer"):
+                if not answers:
+                    num_blanks = len(answer) - len(answer.lstrip())
+                    span = _nearest(context, bare, start + num_blanks)
+                answers.append(bare)
+        if len(found["text"]) and span is None:
             num_left_out += 1
         else:
-            questions.append(Question(id, text, context, answers, span))
+            questions.append(Question(id, text, context, tuple(answers), span))
     return questions, num_left_out
 
 
 def _nearest(context: str, answer: str, start: int) -> tuple[int, int] | None:
     """The occurrence of an answer that begins nearest to a character."""
     starts = [match.start() for match in re.finditer(f"(?={re.escape(answer)})", context)]
-    if not starts or not answer:
+    if not starts:
         return None
     nearest = min(starts, key=lambda found: abs(found - start))
     return nearest, nearest + len(answer)

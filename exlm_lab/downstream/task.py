@@ -7,6 +7,7 @@ Shapes: R examples, C classes or tasks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -75,6 +76,33 @@ def find_file(directory: Path, *names: str) -> Path:
     raise UserError(
         f"{directory} holds no {' or '.join(names)} (plain, {' or '.join(COMPRESSIONS)}); it "
         f"holds: {found}"
+    )
+
+
+def find_column(source: object, header: Sequence[str], *names: str) -> int:
+    """The place of a column in a header; neither case nor white space around a name counts.
+
+    Args:
+        source: of the table, for messages.
+        header: the names of all columns.
+        names: of the column, the first that occurs counts.
+
+    Raises:
+        UserError: if none of the names occurs, or the first that does occurs twice.
+    """
+    known = [name.strip().casefold() for name in header]
+    for name in names:
+        places = [place for place, own in enumerate(known) if own == name.strip().casefold()]
+        if len(places) == 1:
+            return places[0]
+        if places:
+            twice = ", ".join(f"'{header[place]}'" for place in places)
+            raise UserError(
+                f"{source} has the column '{name}' {len(places)} times ({twice}); keep one of them"
+            )
+    raise UserError(
+        f"{source} has no column '{names[0]}', it has: {', '.join(header)[:300]}; rename the "
+        "column that is meant, or give another file"
     )
 
 
