@@ -63,6 +63,21 @@ def test_molecules_to_learn_from_share_no_scaffold_with_those_to_test(
     assert all(map(np.array_equal, found, again))
 
 
+def test_no_more_molecules_than_asked_for_are_drawn_by_the_toss_of_a_coin(
+    found, corpus, tokenizer, tmp_path, monkeypatch
+):
+    rng = np.random.default_rng(0)
+    first = rng.permutation(len(corpus.validation))[0]
+    assert (found.number_R[0], found.is_test_R[0]) == (first, rng.integers(2) == 1)
+    sides = [found.number_R[found.is_test_R == is_test] for is_test in (False, True)]
+    num = min(map(len, sides))
+    assert num < max(map(len, sides))
+    monkeypatch.setattr(frozen, "NUM_EACH", num)
+    some = held_out(corpus.validation, tokenizer, tmp_path)
+    for is_test, number_R in enumerate(sides):
+        assert some.number_R[some.is_test_R == is_test].tolist() == number_R[:num].tolist()
+
+
 @pytest.mark.parametrize(
     ("kind", "expand_at", "num_copies"),
     [(MaskedLM, 0, 1), (MaskedLM, 0, 3), (ExLM, 0, 1), (ExLM, 1, 1)],

@@ -13,14 +13,18 @@ import numpy as np
 import pytest
 import torch
 
-from exlm_lab.experiments.measures import NUM_FILLINGS, measure
+from exlm_lab.benchmarks.measure import Timing
+from exlm_lab.experiments import measures
+from exlm_lab.experiments.measures import measure
 from exlm_lab.experiments.study import WATCHED
-from exlm_mini.config import DataConfig, MaskingConfig, ModelConfig, RunConfig
+from exlm_lab.experiments.toy_contexts import Contexts
+from exlm_mini.config import DataConfig, MaskingConfig, ModelConfig, RunConfig, SpecialIds
 from exlm_mini.data.batches import validation_batches
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.transition import parallel_chains
+from exlm_mini.training.cost import row_flops
 from exlm_mini.training.evaluation import evaluate, row_bits_and_correct
 from exlm_mini.training.parts import make_masker, make_model
 
@@ -319,29 +323,38 @@ def test_models_with_equal_masking_meet_the_same_masks(corpora):
 
 
 def test_bits_of_a_row_are_the_mean_over_its_true_fillings(corpora):
-    # Both moods fit every context, each with probability 1/2: two fillings to enumerate.
-    corpus, language, num_rows = corpora["pairs"], grammar("pairs"), 64
+    corpus, language = corpora["pairs"], grammar("pairs")
     model = untrained(PAIRS, corpus).eval()
-    found = measure(model, PAIRS, corpus, num_rows=num_rows)
-    masker = make_masker(PAIRS, corpus.train.special_ids)
-    (batch,) = validation_batches(corpus.validation, masker, num_rows, num_rows)
-    choices = [language.positions[slot].choices.values() for slot in language.slots]
-    bits_2B = torch.stack(
-        [
-            row_bits_and_correct(
-                model,
-                batch._replace(
-                    token_ids_BN=batch.token_ids_BN.masked_scatter(
-                        batch.is_masked_BN,
-                        torch.tensor([6 + language.words.index(w) for w in words] * num_rows),
-                    )
-                ),
-            )[0]
-            for words in zip(*choices, strict=True)
-        ]
-    )
-    # Of each row, the mean of NUM_FILLINGS tosses of a fair coin between the two.
-    spread = (bits_2B[0] - bits_2B[1]).pow(2).sum().sqrt().item() / 2
-    standard_error = spread / math.sqrt(NUM_FILLINGS) / num_rows
-    assert 0 < standard_error < 0.05
-    assert abs(found["bits_per_row"] - bits_2B.mean().item()) < 4 * standard_error
+    found = measure(model, PAIRS, corpus, num_rows=65, seed=3, with_probe=False)
+    bits = []
+    for number, batch in enumerate(
+        validation_batches(corpus.validation, make_masker(PAIRS, SpecialIds()), 65, 64)
+    ):
+        words_SN = (batch.token_ids_BN - 6)[:, 1:-1].numpy()
+        contexts = Contexts(language, words_SN, batch.is_masked_BN[:, 1:-1].numpy())
+        # Either mood costs the one bit that is shared, so only the model's bits differ.
+        for words_SN in contexts.sample(8, (3, number)):
+            filled_BN = batch.token_ids_BN.clone()
+            filled_BN[:, 1:-1] = torch.from_numpy(words_SN) + 6
+            filled = batch._replace(token_ids_BN=filled_BN)
+            bits += row_bits_and_correct(model, filled)[0].tolist()
+    assert len(bits) == 8 * 65
+    assert found["bits_per_row"] == pytest.approx(np.mean(bits))
+
+
+def test_costs_are_of_processor_time_and_of_operations_with_links(corpora, monkeypatch):
+    def timed(calls, device, seconds):
+        assert set(calls) == {"exlm", "mlm"} and device.type == "cpu"
+        for call in calls.values():
+            call()
+        return {"exlm": Timing([50.0], [6.0]), "mlm": Timing([2.0], [4.0])}
+
+    monkeypatch.setattr(measures, "time_side_by_side", timed)
+    corpus, train = corpora["pairs"], replace(PAIRS.train, chain_warmup=0.25)
+    found = measures.step_costs(replace(PAIRS, train=train), corpus)
+    flops = [
+        row_flops(replace(PAIRS, objective=name), corpus.train.vocab_size, 13)
+        for name in ("exlm", "mlm")
+    ]
+    floor = flops[0] / flops[1]
+    assert found == close(cost_ratio=1.5, cost_ratio_floor=floor, step_ms=6, mlm_step_ms=4)

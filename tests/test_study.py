@@ -42,13 +42,19 @@ NUMBERS = {3: "Three", 5: "Five", 10: "Ten"}
 CLAIM = Claim("ours is better", "bits_per_row", "ours", "base", -1, 0.5, is_primary=True)
 
 
-def test_claims_name_cells_with_equal_seeds_and_settings_that_can_be():
+def test_claims_name_cells_with_equal_seeds_and_have_the_sign_of_their_words():
     for experiment in EXPERIMENTS.values():
         names = {cell.name for cell in experiment.cells}
         for claim in experiment.claims:
             assert (set(claim.weights) if claim.weights else {claim.cell}) <= names
             assert claim.base in names | {"floor_bits_per_row", "frequency_bits", None}
-            assert claim.smallest > 0 and claim.sign in (1, -1)
+            assert claim.smallest > 0
+            is_loss = not re.match("dependence|specialisation|probe|read", claim.metric)
+            is_loss &= not claim.metric.endswith("valid")
+            is_worse = re.search(
+                r"\bloses?\b|\bcosts? (bits|more|the)\b|\bbehind\b", claim.text
+            )
+            assert claim.sign == (1 if is_loss == bool(is_worse) else -1), claim.text
         assert len({cell.seeds for cell in experiment.cells if not cell.is_timed}) == 1
         assert len(names) == len(experiment.cells)
         for cell in experiment.cells:
