@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from refusals import told
-from tiny_runs import tiny_run
+from tiny_runs import DATA, tiny_run
 
 import exlm_mini
+from exlm_mini.config import DataConfig
+from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.model.exlm import token_states
 from exlm_mini.reading.explorer import explorer
 from exlm_mini.reading.scene import read_scene
@@ -94,6 +96,26 @@ def test_blanks_within_a_text_count():
 def test_no_texts_have_no_vectors(runs):
     model = exlm_mini.load(runs / "exlm")
     assert model.embed([]).shape == (0, model.embed(SMILES).shape[1])
+
+
+def test_vectors_do_not_depend_on_the_batch(runs):
+    model = exlm_mini.load(runs / "exlm")
+    together_BD = model.embed(SMILES, batch_size=len(SMILES))
+    for size in (1, 2):
+        torch.testing.assert_close(model.embed(SMILES, batch_size=size), together_BD)
+
+
+def test_a_model_knows_how_long_the_rows_were_that_it_learned(tmp_path, capsys):
+    corpus = tmp_path / "corpus"
+    prepare_corpus(DATA["text"], corpus, seed=1)
+    other = DataConfig(kind="text", pack=str(corpus), vocab_size=900, block_length=64)
+    model = exlm_mini.load(tiny_run(tmp_path / "run", "text", data=other))
+    data = model.config.data
+    assert (data.block_length, data.vocab_size) == (32, model.tokenizer.vocab_size)
+    short = "the if statement"
+    assert model.rows(short).shape[1] <= 32 and not capsys.readouterr().err
+    model.embed([short, short * 20])
+    assert "rows of up to 32 tokens, and 1 of 2 texts" in capsys.readouterr().err
 
 
 def test_a_step_of_a_run_can_be_named(runs):

@@ -59,24 +59,28 @@ class Trained:
     tokenizer: Tokenizer = field(repr=False)
 
     @torch.no_grad()
-    def embed(self, texts: Sequence[str]) -> Tensor:
+    def embed(self, texts: Sequence[str], batch_size: int = 64) -> Tensor:
         """One vector for each text, (B, D): the mean of its tokens' last states.
 
         [MASK] counts as a token, [BOS] and [EOS] do not. Tokens outside the vocabulary are read as
         [UNK]. White space around a text, and what follows a SMILES, is left out (``document``).
 
+        Args:
+            texts: the texts; one may come without a list.
+            batch_size: texts in memory at once.
+
         Raises:
             UserError: naming an entry that is no text, empty, or too long for the model.
         """
-        texts = self._documents(texts)
-        if not texts:
-            return torch.empty(0, self.config.model.shape.width)
-        rows_BN = self.rows(texts)
-        hidden_BND = token_states(self.model, rows_BN, num_copies(self.config))
-        special = self.tokenizer.special_ids
-        frame = rows_BN.new_tensor([special.pad, special.bos, special.eos])
-        is_inner_BN1 = ~torch.isin(rows_BN, frame).unsqueeze(2)
-        return (hidden_BND * is_inner_BN1).sum(dim=1) / is_inner_BN1.sum(dim=1)
+        texts, special = self._documents(texts), self.tokenizer.special_ids
+        vectors = [torch.empty(0, self.config.model.shape.width)]
+        for rows_BN in self.rows(texts).split(batch_size) if texts else ():
+            rows_BN = rows_BN[:, (rows_BN != special.pad).any(dim=0)]
+            hidden_BND = token_states(self.model, rows_BN, num_copies(self.config))
+            frame = rows_BN.new_tensor([special.pad, special.bos, special.eos])
+            is_inner_BN1 = ~torch.isin(rows_BN, frame).unsqueeze(2)
+            vectors.append((hidden_BND * is_inner_BN1).sum(dim=1) / is_inner_BN1.sum(dim=1))
+        return torch.cat(vectors)
 
     def fill(self, text: str) -> Filled:
         """Fill the masks of a text with likely tokens, chosen together.
@@ -150,8 +154,16 @@ class Trained:
             [special.bos, *self.tokenizer.encode_with_masks(text), special.eos]
             for text in texts
         ]
-        for i, row in enumerate(rows):
-            _check_length(self, i, row)
+        names = [f"texts[{i}]" for i in range(len(rows))] if len(rows) > 1 else ["the text"]
+        for name, row in zip(names, rows, strict=True):
+            _check_length(self, name, row)
+        learned = self.config.data.block_length
+        if long := [i for i, row in enumerate(rows) if len(row) > learned]:
+            say(
+                f"{self.run} was trained on rows of up to {learned} tokens, and {len(long)} of "
+                f"{len(rows)} texts have more, such as {names[long[0]]} with "
+                f"{len(rows[long[0]])}; what it says of them is a guess, so cut them"
+            )
         tensors = [torch.tensor(row) for row in rows]
         return pad_sequence(tensors, batch_first=True, padding_value=special.pad)
 
@@ -227,13 +239,13 @@ def encode_row(trained: Trained, text: str) -> Tensor:
     return trained.rows([text])
 
 
-def _check_length(trained: Trained, i: int, row: list[int]) -> None:
+def _check_length(trained: Trained, name: str, row: list[int]) -> None:
     """Refuse a row without tokens, or with more than the positions can hold.
 
     What counts is its length once it is expanded or repeated.
     """
     if len(row) == 2:
-        raise UserError(f"texts[{i}] is empty; leave it out")
+        raise UserError(f"{name} is empty; leave it out")
     config = trained.config
     needed, how = len(row) * num_copies(config), "after repetition"
     if config.objective == "exlm":
@@ -243,7 +255,7 @@ def _check_length(trained: Trained, i: int, row: list[int]) -> None:
         how = "after expansion"
     if needed > config.model.max_positions:
         raise UserError(
-            f"texts[{i}] has {len(row)} tokens with [BOS] and [EOS], {needed} {how}, more than "
+            f"{name} has {len(row)} tokens with [BOS] and [EOS], {needed} {how}, more than "
             f"model.max_positions {config.model.max_positions} of {trained.run}; shorten it"
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +124,14 @@ class Trainer(Loop):
         return numbers
 
     def _own_state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+        # A prepared corpus has its own; readers ask how long a row the model has learned.
+        data = replace(
+            self.config.data,
+            block_length=int(self.train_pack.lengths_R.max()),
+            vocab_size=self.train_pack.vocab_size,
+        )
         return {}, {
-            "config": asdict(self.config),
+            "config": asdict(replace(self.config, data=data)),
             "special_ids": self.train_pack.special_ids._asdict(),
             "vocab_size": self.train_pack.vocab_size,
             "train_sha256": self.train_pack.sha256,
