@@ -11,6 +11,9 @@ from exlm_lab.experiments import drawings, scorecard, tables
 from exlm_lab.experiments.cells import Claim
 from exlm_lab.experiments.correlations import lost_share
 from exlm_lab.experiments.grids import cells_of
+from exlm_lab.experiments.metric_names import PROBE
+from exlm_lab.experiments.paper import ENTROPY, printed_grid
+from exlm_lab.experiments.records import DOWNSTREAM
 from exlm_lab.experiments.scorecard import SCORECARD, Entry, Score
 from exlm_lab.experiments.study import EXPERIMENTS
 from exlm_lab.experiments.verdicts import Verdict
@@ -33,15 +36,30 @@ def results(tmp_path_factory) -> Path:
     return folder / "book" / "results"
 
 
+ACCURACY = printed_grid("Figure 3", "mnli")
+PRINTED = {
+    DOWNSTREAM: ACCURACY,
+    "entropy_bits": printed_grid("Figure 5", ENTROPY),
+    "validation_mask_accuracy": {
+        cell: 1 - lost_share(*cell) for cell in ACCURACY
+    },  # drawn only
+}
+"""Grids by metric that have the paper's effects."""
+
+
 @pytest.mark.parametrize("entry", SCORECARD, ids=lambda entry: entry.text)
 def test_every_contrast_is_between_cells_that_are_trained(entry: Entry):
     if isinstance(entry.claim, str):
         assert entry.claim in {claim.text for claim in EXPERIMENTS[entry.source].claims}
         return
-    assert entry.claim.sign in (1, -1) and entry.claim.smallest > 0
-    cells = {cell.name for cell in cells_of(entry.source, "mini")}
-    if not entry.statistic:
-        assert cells >= {*(entry.claim.weights or (entry.claim.cell, entry.claim.base))}
+    claim = entry.claim
+    assert claim.smallest > 0
+    cells = cells_of(entry.source, "study" if entry.source in EXPERIMENTS else "mini")
+    if entry.statistic:
+        assert claim.sign * entry.statistic(PRINTED[claim.metric]) > 0
+    else:
+        assert {cell.name for cell in cells} >= {*(claim.weights or (claim.cell, claim.base))}
+        assert claim.sign == (1 if claim.metric in (PROBE, DOWNSTREAM) else -1)  # or bits
     if entry.claim.weights:
         assert sum(entry.claim.weights.values()) == pytest.approx(0)
 

@@ -184,7 +184,8 @@ def perfect_scores(encoded, sureness):
             yield score_2N
 
 
-def test_a_model_that_finds_the_targets_answers_all(tokenizer):
+@pytest.mark.parametrize("sureness", [9.0, 5000.0])
+def test_a_model_that_finds_the_targets_answers_all(tokenizer, sureness):
     texts = ("cat", "a mat", "Rome", "beagle", "café")
     questions = [
         Question(text, "What?", SENTENCE, (text,), (s := SENTENCE.index(text), s + len(text)))
@@ -193,7 +194,7 @@ def test_a_model_that_finds_the_targets_answers_all(tokenizer):
     encoded = [encode_question(q, tokenizer, 26, 7, max_question=5) for q in questions]
     assert encoded[0].num_cut == 0 and len(encoded[0].windows) > 1
     assert encoded[-1].num_cut == len(tokenizer.encode(("Why? " * 9).strip())) - 5
-    answers, na_probs = choose_answers(questions, encoded, perfect_scores(encoded, 9.0))
+    answers, na_probs = choose_answers(questions, encoded, perfect_scores(encoded, sureness))
     assert all(answers[text] == text and na_probs[text] < 0.001 for text in texts)
     assert na_probs["none"] > 0.999
 

@@ -58,6 +58,7 @@ def test_claims_name_cells_with_equal_seeds_and_have_the_sign_of_their_words():
         assert len({cell.seeds for cell in experiment.cells if not cell.is_timed}) == 1
         assert len(names) == len(experiment.cells)
         for cell in experiment.cells:
+            assert bool(cell.cost_of) == ("mlm++" in cell.name)
             assert cell.config(cell.seeds[0]).seed == cell.seeds[0]
 
 
@@ -330,8 +331,8 @@ def test_a_run_that_never_gets_there_counts_in_no_claim(tiny, tmp_path, monkeypa
     claims = [Claim("", "steps", name, None, 1, 1.0) for name in ("there", "short")]
     monkeypatch.setitem(tiny, "tiny", replace(tiny["tiny"], claims=tuple(claims)))
     for name, excess in (("there", 0.5), ("short", 0.51)):
-        curve = [{"step": 3, "excess_bits": 0.1}, {"step": 6, "excess_bits": excess}]
-        watched = {"excess_bits": 0.5, "entropy_bits": None}
+        curve = [{"step": n, "excess_bits": e, "bits": 2.0} for n, e in ((3, 0.1), (6, excess))]
+        watched = {"excess_bits": 0.5, "bits": 1.0, "entropy_bits": None}  # any is enough
         store(tmp_path, name, metrics={"steps": 6}, curve=curve, watched=watched)
     there, short = verdicts.verdicts(tmp_path)["tiny"]
     assert there.differences == (6.0,) and short.differences == ()

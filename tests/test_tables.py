@@ -221,6 +221,12 @@ def test_the_report_of_repeated_mlm_has_the_papers_matrices(tmp_path):
     assert float(ratio[1]) == pytest.approx(0, abs=0.01)
 
 
+def test_shares_are_shown_to_a_tenth_of_a_point_and_bits_to_a_thousandth_or_hundredth():
+    for metric, (_, digits, _) in tables.MATRICES.items():
+        is_percent = metric == records.DOWNSTREAM or tables._factor(metric) == 100
+        assert digits == (1 if is_percent else 2 if "entropy" in metric else 3), metric
+
+
 def test_each_variant_is_compared_with_exlm_seed_by_seed(tmp_path):
     exact = {"floor_bits_per_row": 4.5, "joint_bits_per_row": 4.25}
     for seed, shift in ((1, 0.0), (2, 0.1), (3, 0.2)):
@@ -277,12 +283,14 @@ def test_a_run_has_left_the_floor_when_it_stays_below(tmp_path, joint, bits, ste
 
 def test_the_other_reports_have_a_row_for_each_cell(tmp_path):
     metrics = {"floor_bits_per_row": 2.0, "joint_bits_per_row": 1.0}
-    metrics["total_correlation_bits"] = 1.0
+    metrics |= {"total_correlation_bits": 1.0, "bits_per_row": 1.25, "captured_bits": 0.75}
+    metrics |= {"bits_per_mask": 0.625, "probe_accuracy": 0.5}
     for seed, bits in ((1, (2.0, 1.0)), (2, (1.0, 1.0)), (3, (2.0, 2.0))):
         made = made_record("saddle", "toy-both", seed, metrics=metrics, curve=curve_of(*bits))
         write(tmp_path, made)
     _, saddle = rows_of(tables.report("saddle", "mini", tmp_path), "## Input: toy")
-    assert saddle == ["both", "1.00", "2 of 3", "50 to 100"]
+    ends = ["1.250 ± 0.000", "0.750 ± 0.000", "0.625 ± 0.000", "50.0 ± 0.0"]
+    assert saddle == ["both", "1.00", "2 of 3", "50 to 100", *ends]
     ratio = {"cost_ratio": 1.66, "cost_ratio_floor": 1.61}
     row = {"table": "Table 12", "row": "ExLM"}
     write(tmp_path, made_record("cost", "toy-k4", metrics=ratio, paper=row))

@@ -37,7 +37,7 @@ def drawn():
 def test_every_split_is_balanced_and_no_sentence_occurs_twice(drawn):
     task, splits = drawn
     sentences = []
-    for examples, num in zip(splits[:3], inference.NUM_EXAMPLES.values(), strict=True):
+    for examples, num in zip(splits[:3], (6000, 600, 3000), strict=True):
         assert np.bincount(examples.labels).tolist() == [num // 3] * 3
         assert len(examples.texts) == num
         sentences += [text for pair in examples.texts for text in pair]
