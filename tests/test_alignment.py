@@ -41,6 +41,7 @@ from exlm_mini.alignment.cases import (
     random_graph,
     relative_error,
     tied_graph,
+    weights,
 )
 from exlm_mini.alignment.ctc import run_log_likelihood
 
@@ -515,6 +516,99 @@ def test_a_second_derivative_is_right_or_refused(backend):
             torch.autograd.functional.hessian(likelihood, inputs)
     else:
         assert torch.autograd.gradgradcheck(likelihood, inputs)
+
+
+def transforms(graph: Graph, backend: str) -> dict[str, tuple[Tensor, Tensor]]:
+    """Gradients of the likelihood of all rows by both scores, as ``torch.func`` gives them."""
+
+    def each(*scores: Tensor) -> Tensor:
+        return dag_log_likelihood(*scores, *graph[2:], backend)
+
+    scores, one_B = graph[:2], torch.ones(len(graph.num_targets_B), dtype=torch.float64)
+    by_row = torch.func.jacrev(each, argnums=(0, 1))(*scores)
+    _, pull = torch.func.vjp(each, *scores)
+    leaves = tuple(t.clone().requires_grad_() for t in scores)
+    value_B = each(*leaves)
+    with torch.no_grad():  # which closes vjp's own level before the gradient is asked for
+        _, pull_without_grad = torch.func.vjp(each, *scores)
+        without_grad = pull_without_grad(one_B)
+    return {
+        "grad": torch.func.grad(lambda *s: each(*s).sum(), argnums=(0, 1))(*scores),
+        "vjp": pull(one_B),
+        "vjp, no_grad": without_grad,
+        "jacrev": tuple(rows.sum(0) for rows in by_row),
+        "vmap of autograd.grad": tuple(
+            rows.sum(0)
+            for rows in torch.func.vmap(lambda v: torch.autograd.grad(value_B, leaves, v))(
+                torch.eye(len(one_B), dtype=torch.float64)
+            )
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["ragged", "no_path_through_missing_edges", "huge_spread"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_torch_func_gives_the_gradients_of_autograd(backend, name):
+    graph = CASES[name].to(torch.float64)
+    _, *expected = likelihood_and_gradients(graph, backend, torch.ones_like(weights(graph)))
+    for transform, gradients in transforms(graph, backend).items():
+        for ours, same in zip(gradients, expected, strict=True):
+            assert relative_error(ours, same) < 1e-12, transform
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_scores_may_be_parameters_under_torch_func(backend):
+    graph = random_graph(23, [3], [5])
+    transition = torch.nn.Parameter(graph.log_transition_BLL)
+
+    def total(log_emission_BML: Tensor) -> Tensor:
+        return dag_log_likelihood(log_emission_BML, transition, *graph[2:], backend).sum()
+
+    expected = likelihood_and_gradients(graph, backend, torch.ones_like(weights(graph)))[1]
+    assert_near(torch.func.grad(total)(graph.log_emission_BML), expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_posteriors_under_torch_func_are_constants(backend):
+    graph = random_graph(23, [3], [5])
+
+    def product(log_emission_BML: Tensor) -> Tensor:
+        state_BML = posteriors(log_emission_BML, *graph[1:], backend).state_BML
+        return (state_BML * log_emission_BML).sum()
+
+    expected = posteriors(*graph, backend).state_BML
+    assert_near(torch.func.grad(product)(graph.log_emission_BML), expected)
+
+
+@pytest.mark.parametrize("backend", ONCE)
+@pytest.mark.parametrize("transform", ["vmap", "jacfwd", "hessian", "jvp"])
+def test_torch_func_is_told_what_a_hand_written_gradient_lacks(transform, backend):
+    graph = random_graph(23, [3], [5])
+
+    def each(log_emission_BML: Tensor) -> Tensor:
+        return dag_log_likelihood(log_emission_BML, *graph[1:], backend)
+
+    scores = graph.log_emission_BML
+    with pytest.raises(RuntimeError, match=rf"torch.func has grad, vjp and .*{transform}"):
+        if transform == "jvp":
+            torch.func.jvp(each, (scores,), (scores,))
+        elif transform == "vmap":
+            torch.func.vmap(each)(torch.stack([scores, scores]))
+        else:
+            getattr(torch.func, transform)(each)(scores)
+
+
+@pytest.mark.parametrize("backend", ONCE)
+def test_torch_func_of_a_gradient_is_refused_as_a_second_derivative(backend):
+    graph = random_graph(23, [3], [5])
+
+    def total(log_emission_BML: Tensor) -> Tensor:
+        return dag_log_likelihood(log_emission_BML, *graph[1:], backend).sum()
+
+    for twice in (torch.func.jacrev(torch.func.jacrev(total)),
+                  torch.func.grad(lambda x: torch.func.grad(total)(x).sum())):  # fmt: skip
+        with pytest.raises(RuntimeError, match="backend 'naive' or 'enumerate'"):
+            twice(graph.log_emission_BML)
 
 
 def test_relative_error_is_the_largest_difference_over_the_largest_value():

@@ -118,12 +118,27 @@ def test_backward_may_run_twice(way):
         assert torch.equal(once, twice)
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("way", WAYS)
-def test_second_derivatives_are_refused_not_wrong(way):
-    inputs = [drawn(4, D), drawn(V, D, seed=1), drawn(V, seed=2)]
+def test_second_derivatives_are_refused_not_wrong(way, place):
+    inputs = [drawn(4, D).detach(), drawn(V, D, seed=1).detach(), drawn(V, seed=2).detach()]
+    leaf = inputs[place].requires_grad_()
     total = log_sum_exp(way, *inputs).sum()
+    (gradient,) = torch.autograd.grad(total, leaf, create_graph=True)
     with pytest.raises(RuntimeError, match="cannot be differentiated again"):
-        torch.autograd.grad(total, inputs[:1], create_graph=True)
+        torch.autograd.grad(gradient.sum(), leaf)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_torch_func_gives_the_gradients_of_autograd(way):
+    inputs = [drawn(4, D), drawn(V, D, seed=1), drawn(V, seed=2)]
+    plain = [t.detach() for t in inputs]
+    expected = torch.autograd.grad(log_sum_exp(way, *inputs).sum(), inputs)
+    ours = torch.func.grad(lambda *x: log_sum_exp(way, *x).sum(), argnums=(0, 1, 2))(*plain)
+    each = torch.func.jacrev(lambda *x: log_sum_exp(way, *x), argnums=(0, 1, 2))(*plain)
+    for gradient, same, rows in zip(ours, expected, each, strict=True):
+        assert_same(gradient, same)
+        assert_same(rows.sum(0), same)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -114,7 +114,16 @@ def test_the_gradient_is_that_of_the_formula(kind):
     assert torch.autograd.gradcheck(lambda x: rotate(x, rotation), x_BHTd)
 
 
-def test_a_second_derivative_is_refused():
+def test_a_second_derivative_is_that_of_the_formula():
     x_BHTd = drawn(1, 1, 1, HEAD_DIM).requires_grad_()
-    with pytest.raises(RuntimeError, match="cannot be differentiated again"):
-        torch.autograd.grad(rotate(x_BHTd, at(3, 1)).sum(), x_BHTd, create_graph=True)
+    assert torch.autograd.gradgradcheck(lambda x: rotate(x, at(3, 1)).pow(3), x_BHTd)
+
+
+def test_torch_func_gives_the_gradient_of_autograd():
+    def total(x_BHTd: torch.Tensor) -> torch.Tensor:
+        return rotate(x_BHTd, at(3, 1)).pow(3).sum()
+
+    x_BHTd = drawn(1, 1, 1, HEAD_DIM).requires_grad_()
+    (expected,) = torch.autograd.grad(total(x_BHTd), x_BHTd)
+    for transform in (torch.func.grad, torch.func.jacrev, torch.func.jacfwd):
+        torch.testing.assert_close(transform(total)(x_BHTd.detach()), expected)

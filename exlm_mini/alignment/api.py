@@ -13,12 +13,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from exlm_mini.alignment import enumeration, naive, native, scaled, vectorized
+from exlm_mini.alignment.autograd import is_in_torch_func
 from exlm_mini.alignment.graphs import checked
 from exlm_mini.config.checks import nearest
 
@@ -188,10 +189,18 @@ def posteriors(
         Posteriors, detached; all zero for a row without a path.
     """
     graph = checked(log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
-    emission, transition = (t.detach().requires_grad_() for t in graph[:2])
+    log_likelihood = choose(backend, graph[0].device.type).log_likelihood
+
+    def total(*scores: Tensor) -> Tensor:
+        return log_likelihood(*scores, *graph[2:]).sum()
+
+    scores = tuple(t.detach() for t in graph[:2])
+    if is_in_torch_func():  # where no tensor may be told to require a gradient
+        gradients: Any = torch.func.grad(total, argnums=(0, 1))
+        return Posteriors(*gradients(*scores))
     with torch.enable_grad():
-        total = dag_log_likelihood(emission, transition, *graph[2:], backend).sum()
-    return Posteriors(*torch.autograd.grad(total, (emission, transition)))
+        scores = tuple(t.requires_grad_() for t in scores)
+        return Posteriors(*torch.autograd.grad(total(*scores), scores))
 
 
 def viterbi(

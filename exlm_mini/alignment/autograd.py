@@ -1,34 +1,130 @@
-"""What the hand-written gradients share."""
+"""What the hand-written gradients share, so that autograd and ``torch.func`` both take them."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
+
+Tensors = tuple[Tensor, ...]
+INSTEAD = "the alignment backend 'naive' or 'enumerate', and torch.logsumexp of the logits"
 
 
-def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a ``backward`` refuse to be differentiated again.
+def is_in_torch_func() -> bool:
+    """Whether a transform such as ``torch.func.grad`` or ``vmap`` is at work, and no compiler."""
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
+def with_gradients(
+    compute: Callable[..., Tensors], gradients: Callable[..., Tensors]
+) -> Callable[..., Tensors]:
+    """A function together with its gradient, both written by hand; differentiable once.
+
+    Args:
+        compute: gives a tensor to differentiate, then what its gradient needs of the way there.
+        gradients: of the first inputs of ``compute``; the others have none. Called with the
+            gradient of the tensor, the inputs that are tensors, what was kept, the other inputs.
+
+    Returns:
+        ``compute``, with a gradient for its first result.
+    """
+
+    class Plain(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Tensors:
+            output = compute(*inputs)
+            keep_for_backward(ctx, inputs, output)
+            return output
+
+        backward = staticmethod(backward_by(gradients))
+
+    class Transformed(torch.autograd.Function):
+        """The form that ``torch.func`` asks for: PyTorch takes longer over it than over a small
+        graph, and ``torch.compile`` refuses it."""
+
+        forward = staticmethod(compute)
+        setup_context = staticmethod(keep_for_backward)
+        backward = staticmethod(backward_by(gradients, _Once.apply))
+        vmap = staticmethod(_refuse)
+        jvp = staticmethod(_refuse)
+
+    def differentiable(*inputs: Any) -> Tensors:
+        return (Transformed if is_in_torch_func() else Plain).apply(*inputs)
+
+    return differentiable
+
+
+def _refuse(ctx: Any, *_: Any) -> NoReturn:
+    raise RuntimeError(
+        "torch.func has grad, vjp and jacrev of this function, whose gradient is written by hand, "
+        "but neither vmap nor forward mode (jvp, jacfwd, hessian); give it whole batches, and for "
+        f"forward mode use {INSTEAD}"
+    )
+
+
+def keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
+    """A ``setup_context`` for ``backward_by``."""
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # would allocate zeros as large as what is kept
+    ctx.save_for_backward(*(x for x in inputs if isinstance(x, Tensor)), *output[1:])
+    ctx.settings = [x for x in inputs if not isinstance(x, Tensor)]
+
+
+def _call(function: Callable[..., Tensors], *inputs: Any) -> Tensors:
+    if torch.is_grad_enabled() or is_in_torch_func():
+        return _Once.apply(function, *inputs)
+    return function(*inputs)
+
+
+def backward_by(gradients: Callable[..., Tensors], call: Callable = _call) -> Callable:
+    """A ``backward``; ``gradients`` as in ``with_gradients``."""
+
+    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        num_inputs = len(ctx.needs_input_grad)
+        if grad is None:
+            return (None,) * num_inputs
+        results = call(gradients, grad, *ctx.saved_tensors, *ctx.settings)
+        return *results, *[None] * (num_inputs - len(results))
+
+    return backward
+
+
+class _Once(torch.autograd.Function):
+    """Calls a function, and refuses to differentiate its results.
 
     PyTorch's own ``once_differentiable`` refuses only where the incoming gradient needs one
     itself, which that of a plain sum does not; otherwise it returns constants, and a second
     derivative comes out wrong without a word.
-
-    Raises:
-        RuntimeError: from the decorated function, when a graph of the gradient is asked for
-            (``create_graph=True``).
     """
 
-    @functools.wraps(backward)
-    def once(*args: Any) -> Any:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "this gradient is written by hand and cannot be differentiated again; for second "
-                "derivatives use the alignment backend 'naive' or 'enumerate', and "
-                "torch.logsumexp of the logits"
-            )
-        return backward(*args)
+    @staticmethod
+    def forward(function: Callable[..., Tensors], *inputs: Any) -> Tensors:
+        return function(*inputs)
 
-    return once
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
+        pass  # defined, because torch.func asks for it
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
+        """One call after the other: ``jacrev`` asks for the gradients of all outputs at once."""
+        calls = [
+            _Once.apply(
+                *(
+                    x if dim is None else x.select(dim, n)
+                    for x, dim in zip(inputs, in_dims, strict=True)
+                )
+            )
+            for n in range(info.batch_size)
+        ]
+        stacked = tuple(torch.stack(results) for results in zip(*calls, strict=True))
+        return stacked, (0,) * len(stacked)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> None:
+        raise RuntimeError(
+            "this gradient is written by hand and cannot be differentiated again; for second "
+            f"derivatives use {INSTEAD}"
+        )

@@ -32,8 +32,9 @@ def dag_loss(
         backend: see ``dag_log_likelihood``.
 
     Returns:
-        (B,), in nats, float32 or float64; inf, with zero gradient, where no path fits. Second
-        derivatives are refused with a RuntimeError; ``naive`` and ``enumerate`` have them.
+        (B,), in nats, float32 or float64; inf, with zero gradient, where no path fits. Autograd
+        and ``torch.func.grad``, ``vjp`` and ``jacrev`` differentiate it once. Second derivatives
+        and forward mode are refused with a RuntimeError; ``naive`` and ``enumerate`` have them.
 
     Raises:
         ValueError: if the arguments do not fit each other.

@@ -22,13 +22,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from exlm_mini.alignment.autograd import differentiable_once
+from exlm_mini.alignment.autograd import backward_by, keep_for_backward, with_gradients
 from exlm_mini.alignment.build import BuildError, build
 from exlm_mini.alignment.graphs import check_shapes
 
 NAMES = {torch.float32: "float32", torch.float64: "float64"}
+PLAIN = (Tensor, nn.Parameter)
 Graph = tuple[Tensor, Tensor, Tensor, Tensor]
 """log_emission_BML, log_transition_BLL, num_targets_B, num_states_B."""
 
@@ -273,31 +274,11 @@ def _(emission, transition, num_targets, num_states):
     )
 
 
-def _keep_for_backward(ctx, inputs, output) -> None:
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)  # would allocate zeros as large as the sweeps
-    ctx.save_for_backward(*inputs, *output[1:])
+_log_likelihood.register_autograd(backward_by(_gradients), setup_context=keep_for_backward)
 
 
-def _backward_by(gradients: Callable) -> Callable:
-    @differentiable_once
-    def backward(ctx, grad_B, *_):
-        if grad_B is None:
-            return None, None, None, None
-        return *gradients(grad_B, *ctx.saved_tensors), None, None
-
-    return backward
-
-
-_log_likelihood.register_autograd(_backward_by(_gradients), setup_context=_keep_for_backward)
-
-
-class _WithoutOperators(torch.autograd.Function):
-    """The same for plain tensors: the way through an operator takes longer than a small graph."""
-
-    forward = staticmethod(_compute)
-    setup_context = staticmethod(_keep_for_backward)
-    backward = staticmethod(_backward_by(_compute_gradients))
+# The same for plain tensors: the way through an operator takes longer than a small graph.
+_without_operators = with_gradients(_compute, _compute_gradients)
 
 
 # ---- the backend ----
@@ -318,9 +299,9 @@ def log_likelihood(
     """
     graph = (log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
     # A compiler and fake tensors need the operators.
-    if torch.compiler.is_compiling() or any(type(tensor) is not Tensor for tensor in graph):
+    if torch.compiler.is_compiling() or any(type(tensor) not in PLAIN for tensor in graph):
         return _log_likelihood(*graph)[0]
-    return _WithoutOperators.apply(*graph)[0]
+    return _without_operators(*graph)[0]
 
 
 def viterbi(

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from exlm_mini.alignment import vectorized
-from exlm_mini.alignment.autograd import differentiable_once
+from exlm_mini.alignment.autograd import with_gradients
 from exlm_mini.alignment.graphs import edges_only, is_state
 
 SMALLEST = torch.finfo(torch.float64).tiny
@@ -193,41 +193,39 @@ def _forward_backward(graphs: _Graphs, num_targets_B: Tensor) -> _Rows:
     )
 
 
-class _Rescaled(torch.autograd.Function):
-    """Computes the gradients together with the value, while both sweeps are at hand."""
+def _compute(
+    log_emission_BML: Tensor,
+    log_transition_BLL: Tensor,
+    num_targets_B: Tensor,
+    num_states_B: Tensor,
+) -> tuple[Tensor, ...]:
+    """``_Rows`` of all rows in the dtype of the scores: the posteriors together with the value,
+    while both sweeps are at hand."""
+    graphs = (log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
+    B, _, L = log_emission_BML.shape
+    log_likelihood_B = log_emission_BML.new_empty(B)
+    is_exact_B = torch.empty_like(log_likelihood_B, dtype=torch.bool)
+    is_live_B = torch.empty_like(is_exact_B)
+    state_BML = torch.empty_like(log_emission_BML)
+    edge_BLL = torch.empty_like(log_transition_BLL)
+    num_rows = max(1, CACHE_BYTES // (8 * L * L)) if _is_cpu_at_work(num_targets_B) else B
+    for first in range(0, B, max(1, num_rows)):
+        rows = slice(first, first + num_rows)
+        found = _forward_backward(_rescale(*(t[rows] for t in graphs)), num_targets_B[rows])
+        log_likelihood_B[rows], is_exact_B[rows] = found.log_likelihood_B, found.is_exact_B
+        is_live_B[rows], state_BML[rows] = found.is_live_B, found.state_BML
+        edge_BLL[rows] = found.edge_BLL
+    return log_likelihood_B, is_exact_B, is_live_B, state_BML, edge_BLL
 
-    @staticmethod
-    def forward(
-        ctx,
-        log_emission_BML: Tensor,
-        log_transition_BLL: Tensor,
-        num_targets_B: Tensor,
-        num_states_B: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        graphs = (log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
-        B, _, L = log_emission_BML.shape
-        log_likelihood_B = log_emission_BML.new_empty(B)
-        is_exact_B = torch.empty_like(log_likelihood_B, dtype=torch.bool)
-        is_live_B = torch.empty_like(is_exact_B)
-        state_BML = torch.empty_like(log_emission_BML)
-        edge_BLL = torch.empty_like(log_transition_BLL)
-        num_rows = max(1, CACHE_BYTES // (8 * L * L)) if _is_cpu_at_work(num_targets_B) else B
-        for first in range(0, B, max(1, num_rows)):
-            rows = slice(first, first + num_rows)
-            found = _forward_backward(_rescale(*(t[rows] for t in graphs)), num_targets_B[rows])
-            log_likelihood_B[rows], is_exact_B[rows] = found.log_likelihood_B, found.is_exact_B
-            is_live_B[rows], state_BML[rows] = found.is_live_B, found.state_BML
-            edge_BLL[rows] = found.edge_BLL
-        ctx.save_for_backward(is_live_B, state_BML, edge_BLL)
-        ctx.mark_non_differentiable(is_exact_B)
-        return log_likelihood_B, is_exact_B
 
-    @staticmethod
-    @differentiable_once
-    def backward(ctx, grad_B: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        is_live_B, state_BML, edge_BLL = ctx.saved_tensors
-        grad_B11 = torch.where(is_live_B, grad_B, 0.0).view(-1, 1, 1)
-        return state_BML * grad_B11, edge_BLL * grad_B11, None, None
+def _gradients(grad_B: Tensor, *inputs_and_rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The posteriors of each row, times its incoming gradient."""
+    *_, is_live_B, state_BML, edge_BLL = inputs_and_rows
+    grad_B11 = torch.where(is_live_B, grad_B, 0.0).view(-1, 1, 1)
+    return state_BML * grad_B11, edge_BLL * grad_B11
+
+
+_differentiable = with_gradients(_compute, _gradients)
 
 
 def rescaled_log_likelihood(
@@ -247,7 +245,9 @@ def rescaled_log_likelihood(
         is_exact_B: bool, whether value and gradient are exact to 2^-40 of the likelihood. Rows
             with NaN count as exact: they give NaN.
     """
-    return _Rescaled.apply(log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
+    graph = (log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
+    log_likelihood_B, is_exact_B, *_ = _differentiable(*graph)
+    return log_likelihood_B, is_exact_B
 
 
 def log_likelihood(

@@ -19,7 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from exlm_mini.alignment.autograd import differentiable_once
+from exlm_mini.alignment.autograd import with_gradients
 from exlm_mini.alignment.graphs import edges_only, is_state
 
 
@@ -44,13 +44,14 @@ class _Graphs:
     def __init__(
         self,
         log_emission_BML: Tensor,
-        log_edge_BLL: Tensor,
+        log_transition_BLL: Tensor,
         num_targets_B: Tensor,
         num_states_B: Tensor,
     ) -> None:
-        self.log_emission_BML, self.log_edge_BLL = log_emission_BML, log_edge_BLL
+        self.log_emission_BML = log_emission_BML
         self.num_targets_B, self.num_states_B = num_targets_B, num_states_B
         self.is_state_BL = is_state(log_emission_BML, num_states_B)
+        self.log_edge_BLL = edges_only(log_transition_BLL, self.is_state_BL)
 
     def log_step(self, i: int, log_beta_BL: Tensor) -> Tensor:
         """log of E[v, u] P_u(y_{i+1}) beta[i+1, u], (B, L, L); -inf after the last target."""
@@ -74,40 +75,42 @@ class _Graphs:
         return log_beta_MBL
 
 
-class _DagLogLikelihood(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx,
-        log_emission_BML: Tensor,
-        log_transition_BLL: Tensor,
-        num_targets_B: Tensor,
-        num_states_B: Tensor,
-    ) -> Tensor:
-        is_state_BL = is_state(log_emission_BML, num_states_B)
-        log_edge_BLL = edges_only(log_transition_BLL, is_state_BL)
-        graphs = _Graphs(log_emission_BML, log_edge_BLL, num_targets_B, num_states_B)
-        log_beta_MBL = graphs.log_beta()
-        ctx.save_for_backward(
-            log_emission_BML, log_edge_BLL, num_targets_B, num_states_B, log_beta_MBL
-        )
-        return log_emission_BML[:, 0, 0] + log_beta_MBL[0, :, 0]
+def _sum_over_paths(
+    log_emission_BML: Tensor,
+    log_transition_BLL: Tensor,
+    num_targets_B: Tensor,
+    num_states_B: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """log_likelihood_B and log_beta_MBL."""
+    graphs = _Graphs(log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
+    log_beta_MBL = graphs.log_beta()
+    return log_emission_BML[:, 0, 0] + log_beta_MBL[0, :, 0], log_beta_MBL
 
-    @staticmethod
-    @differentiable_once
-    def backward(ctx, grad_B: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        *graph, log_beta_MBL = ctx.saved_tensors
-        graphs = _Graphs(*graph)
-        log_likelihood_B = graphs.log_emission_BML[:, 0, 0] + log_beta_MBL[0, :, 0]
-        # The chain starts in state 0 with the weight of the incoming gradient.
-        state_BML = torch.zeros_like(graphs.log_emission_BML)
-        state_BML[:, 0, 0] = torch.where(log_likelihood_B != -torch.inf, grad_B, 0.0)
-        edge_BLL = torch.zeros_like(graphs.log_edge_BLL)
-        for i in range(state_BML.shape[1] - 1):
-            step_BLL, _ = _hand_over(graphs.log_step(i, log_beta_MBL[i + 1]))
-            step_BLL.mul_(state_BML[:, i].unsqueeze(2))
-            state_BML[:, i + 1] = step_BLL.sum(dim=1)
-            edge_BLL += step_BLL
-        return state_BML, edge_BLL, None, None
+
+def _gradients(
+    grad_B: Tensor,
+    log_emission_BML: Tensor,
+    log_transition_BLL: Tensor,
+    num_targets_B: Tensor,
+    num_states_B: Tensor,
+    log_beta_MBL: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """State and edge posteriors of each row, times its incoming gradient."""
+    graphs = _Graphs(log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
+    log_likelihood_B = log_emission_BML[:, 0, 0] + log_beta_MBL[0, :, 0]
+    # The chain starts in state 0 with the weight of the incoming gradient.
+    state_BML = torch.zeros_like(log_emission_BML)
+    state_BML[:, 0, 0] = torch.where(log_likelihood_B != -torch.inf, grad_B, 0.0)
+    edge_BLL = torch.zeros_like(log_transition_BLL)
+    for i in range(state_BML.shape[1] - 1):
+        step_BLL, _ = _hand_over(graphs.log_step(i, log_beta_MBL[i + 1]))
+        step_BLL.mul_(state_BML[:, i].unsqueeze(2))
+        state_BML[:, i + 1] = step_BLL.sum(dim=1)
+        edge_BLL += step_BLL
+    return state_BML, edge_BLL
+
+
+_differentiable = with_gradients(_sum_over_paths, _gradients)
 
 
 def log_to_come(
@@ -136,9 +139,8 @@ def log_to_come(
     log_emission_BML = log_emission_BML.double().masked_fill(
         ~is_state_BL.unsqueeze(1), -torch.inf
     )
-    log_edge_BLL = edges_only(log_transition_BLL.double(), is_state_BL)
-    graphs = _Graphs(log_emission_BML, log_edge_BLL, num_targets_B, num_states_B)
-    return graphs.log_beta() + log_emission_BML.transpose(0, 1), log_edge_BLL
+    graphs = _Graphs(log_emission_BML, log_transition_BLL.double(), num_targets_B, num_states_B)
+    return graphs.log_beta() + log_emission_BML.transpose(0, 1), graphs.log_edge_BLL
 
 
 def log_likelihood(
@@ -148,9 +150,8 @@ def log_likelihood(
     num_states_B: Tensor,
 ) -> Tensor:
     """See ``alignment.dag_log_likelihood``; differentiable once."""
-    return _DagLogLikelihood.apply(
-        log_emission_BML, log_transition_BLL, num_targets_B, num_states_B
-    )
+    graph = (log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
+    return _differentiable(*graph)[0]
 
 
 def viterbi(

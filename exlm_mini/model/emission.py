@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from exlm_mini.alignment.autograd import differentiable_once
+from exlm_mini.alignment.autograd import with_gradients
 from exlm_mini.config import ModelConfig
 
 
@@ -62,64 +62,66 @@ def _fused():
     return torch.compile(_normalise_rounded_, dynamic=True, fullgraph=True)
 
 
-class _BufferedLogSumExp(torch.autograd.Function):
-    """lse_S with one S x V buffer, turned in place from logits into probabilities."""
-
-    @staticmethod
-    def forward(
-        ctx, hidden_SD: Tensor, weight_VD: Tensor, bias_V: Tensor, is_fused: bool
-    ) -> Tensor:
-        if is_fused:
-            buffer_SV = F.linear(hidden_SD, weight_VD, bias_V)
-            lse_S = _fused()(buffer_SV)
-        else:
-            buffer_SV = _float_logits(hidden_SD, weight_VD, bias_V)
-            lse_S = _normalise_(buffer_SV)
-        ctx.save_for_backward(hidden_SD, weight_VD, buffer_SV)
-        return lse_S
-
-    @staticmethod
-    @differentiable_once
-    def backward(ctx, grad_S: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        hidden_SD, weight_VD, probability_SV = ctx.saved_tensors
-        probability_SV = probability_SV.to(hidden_SD.dtype)
-        return *_accumulate(hidden_SD, weight_VD, probability_SV, grad_S), None
+def _in_one_buffer(
+    hidden_SD: Tensor, weight_VD: Tensor, bias_V: Tensor, is_fused: bool
+) -> tuple[Tensor, Tensor]:
+    """lse_S, and the S x V buffer, turned in place from logits into probabilities."""
+    if is_fused:
+        buffer_SV = F.linear(hidden_SD, weight_VD, bias_V)
+        return _fused()(buffer_SV), buffer_SV
+    buffer_SV = _float_logits(hidden_SD, weight_VD, bias_V)
+    return _normalise_(buffer_SV), buffer_SV
 
 
-class _ChunkedLogSumExp(torch.autograd.Function):
-    """lse_S with at most ``chunk`` rows of logits at a time, recomputed in the backward pass."""
+def _gradients_of_buffer(
+    grad_S: Tensor,
+    hidden_SD: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor,
+    probability_SV: Tensor,
+    is_fused: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _accumulate(hidden_SD, weight_VD, probability_SV.to(hidden_SD.dtype), grad_S)
 
-    @staticmethod
-    def forward(
-        ctx, hidden_SD: Tensor, weight_VD: Tensor, bias_V: Tensor, chunk: int
-    ) -> Tensor:
-        lse_S = torch.cat(
-            [
-                _float_logits(h, weight_VD, bias_V).logsumexp(dim=1)
-                for h in hidden_SD.split(chunk)
-            ]
+
+_buffered = with_gradients(_in_one_buffer, _gradients_of_buffer)
+
+
+def _in_chunks(
+    hidden_SD: Tensor, weight_VD: Tensor, bias_V: Tensor, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """lse_S with at most ``chunk`` rows of logits at a time, and the same to keep."""
+    lse_S = torch.cat(
+        [_float_logits(h, weight_VD, bias_V).logsumexp(dim=1) for h in hidden_SD.split(chunk)]
+    )
+    return lse_S, lse_S.clone()
+
+
+def _gradients_of_chunks(
+    grad_S: Tensor,
+    hidden_SD: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor,
+    lse_S: Tensor,
+    chunk: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The logits of ``chunk`` rows at a time are computed again."""
+    grad_hidden_SD = torch.empty_like(hidden_SD)
+    grad_weight_VD = torch.zeros_like(weight_VD)
+    grad_bias_V = torch.zeros_like(bias_V)
+    for start in range(0, len(hidden_SD), chunk):
+        rows = slice(start, start + chunk)
+        logits_SV = _float_logits(hidden_SD[rows], weight_VD, bias_V)
+        probability_SV = logits_SV.sub_(lse_S[rows].unsqueeze(1)).exp_().to(hidden_SD.dtype)
+        grad_hidden_SD[rows], weight_part_VD, bias_part_V = _accumulate(
+            hidden_SD[rows], weight_VD, probability_SV, grad_S[rows]
         )
-        ctx.save_for_backward(hidden_SD, weight_VD, bias_V, lse_S)
-        ctx.chunk = chunk
-        return lse_S
+        grad_weight_VD += weight_part_VD
+        grad_bias_V += bias_part_V
+    return grad_hidden_SD, grad_weight_VD, grad_bias_V
 
-    @staticmethod
-    @differentiable_once
-    def backward(ctx, grad_S: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        hidden_SD, weight_VD, bias_V, lse_S = ctx.saved_tensors
-        grad_hidden_SD = torch.empty_like(hidden_SD)
-        grad_weight_VD = torch.zeros_like(weight_VD)
-        grad_bias_V = torch.zeros_like(bias_V)
-        for start in range(0, len(hidden_SD), ctx.chunk):
-            rows = slice(start, start + ctx.chunk)
-            logits_SV = _float_logits(hidden_SD[rows], weight_VD, bias_V)
-            probability_SV = logits_SV.sub_(lse_S[rows].unsqueeze(1)).exp_().to(hidden_SD.dtype)
-            grad_hidden_SD[rows], weight_part_VD, bias_part_V = _accumulate(
-                hidden_SD[rows], weight_VD, probability_SV, grad_S[rows]
-            )
-            grad_weight_VD += weight_part_VD
-            grad_bias_V += bias_part_V
-        return grad_hidden_SD, grad_weight_VD, grad_bias_V, None
+
+_chunked = with_gradients(_in_chunks, _gradients_of_chunks)
 
 
 def _accumulate(
@@ -163,8 +165,8 @@ def log_sum_exp_logits(
         hidden_SD, weight_VD, bias_V = (t.to(dtype) for t in (hidden_SD, weight_VD, bias_V))
     with torch.autocast(hidden_SD.device.type, enabled=False):
         if chunk is None:
-            return _BufferedLogSumExp.apply(hidden_SD, weight_VD, bias_V, is_fused)
-        return _ChunkedLogSumExp.apply(hidden_SD, weight_VD, bias_V, chunk)
+            return _buffered(hidden_SD, weight_VD, bias_V, is_fused)[0]
+        return _chunked(hidden_SD, weight_VD, bias_V, chunk)[0]
 
 
 class VocabularyHead(nn.Module):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from exlm_mini.alignment.autograd import differentiable_once
+from exlm_mini.alignment.autograd import is_in_torch_func
 
 _BASE = 10_000.0
 
@@ -71,10 +71,11 @@ def rotation_1d(
 def rotate(x_BHTd: Tensor, rotation: Rotation) -> Tensor:
     """Turn queries or keys by their positions; same shape and dtype as the input.
 
-    In each part, coordinate j pairs with coordinate j + part_dim / 2. Differentiable once, in
-    ``x_BHTd``.
+    In each part, coordinate j pairs with coordinate j + part_dim / 2. Differentiable in ``x_BHTd``.
     """
-    return _Rotate.apply(x_BHTd, *rotation)
+    if is_in_torch_func():
+        return _turn(x_BHTd, rotation, 1)
+    return _Rotate.apply(x_BHTd, *rotation, 1)
 
 
 class _Rotate(torch.autograd.Function):
@@ -82,18 +83,16 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, x_BHTd: Tensor, cos_B1Td: Tensor, sin_B1Td: Tensor, num_parts: int
+        ctx, x_BHTd: Tensor, cos_B1Td: Tensor, sin_B1Td: Tensor, num_parts: int, sign: int
     ) -> Tensor:
         ctx.save_for_backward(cos_B1Td, sin_B1Td)
-        ctx.num_parts = num_parts
-        return _turn(x_BHTd, Rotation(cos_B1Td, sin_B1Td, num_parts), sign=1)
+        ctx.num_parts, ctx.sign = num_parts, sign
+        return _turn(x_BHTd, Rotation(cos_B1Td, sin_B1Td, num_parts), sign)
 
     @staticmethod
-    @differentiable_once
-    def backward(ctx, grad_BHTd: Tensor) -> tuple[Tensor, None, None, None]:
-        cos_B1Td, sin_B1Td = ctx.saved_tensors
-        rotation = Rotation(cos_B1Td, sin_B1Td, ctx.num_parts)
-        return _turn(grad_BHTd, rotation, sign=-1), None, None, None
+    def backward(ctx, grad_BHTd: Tensor) -> tuple[Tensor, None, None, None, None]:
+        back_BHTd = _Rotate.apply(grad_BHTd, *ctx.saved_tensors, ctx.num_parts, -ctx.sign)
+        return back_BHTd, None, None, None, None
 
 
 def _turn(x_BHTd: Tensor, rotation: Rotation, sign: int) -> Tensor:
