@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tiny_runs import DATA
 
 from exlm_lab.benchmarks.measure import Timing
 from exlm_lab.experiments import measures
@@ -306,6 +307,19 @@ def test_on_text_the_numbers_are_those_of_validation(corpora, objective, model):
     assert not set(found) & TOYS
     is_linked = objective == "exlm" and not model.get("transition")
     assert set(found) >= set(WATCHED) or not is_linked
+
+
+def test_as_many_rows_are_read_as_hold_the_most_tokens(tmp_path, monkeypatch):
+    config = replace(TOWN, data=DATA["smiles"])
+    corpus = prepare_corpus(config.data, tmp_path, config.seed)
+    model, lengths_R = untrained(config, corpus), corpus.validation.lengths_R
+    assert lengths_R.min() < lengths_R.max()
+    for limit, most, num_rows in (
+        ("MOST_TOKENS", 5 * int(lengths_R.max()), 5),
+        ("MOST_ROWS", 3, 3),
+    ):
+        monkeypatch.setattr(measures, limit, most)
+        assert measure(model, config, corpus) == measure(model, config, corpus, num_rows)
 
 
 def test_models_with_equal_masking_meet_the_same_masks(corpora):

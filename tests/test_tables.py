@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -11,7 +12,7 @@ from scipy import stats
 
 from exlm_lab import sweep
 from exlm_lab.experiments import correlations, drawings, paper, records, tables
-from exlm_lab.experiments.grids import cells_of
+from exlm_lab.experiments.grids import SWEEPS, cells_of
 from exlm_lab.experiments.records import leaving, since
 
 FIGURE_4 = list(paper.printed_grid("Figure 4", "lost tokens, %"))
@@ -140,6 +141,27 @@ def test_printed_averages_are_those_of_the_printed_tasks():
         np.mean([84.1, 90.0, 90.3, 54.7])
     )
     assert paper.printed_average("Figure 3", "p=15%, k=1") is None
+
+
+@pytest.mark.parametrize("scale", ["mini", "paper"])
+def test_cells_have_the_settings_of_the_papers_rows_beside_them(scale):
+    for cell in (cell for name in SWEEPS for cell in cells_of(name, scale) if cell.paper):
+        config, (table, row) = cell.config(1), cell.paper
+        is_exlm = config.objective == "exlm"
+        states, copies = config.model.states_per_mask, config.masking.num_copies
+        assert ("ExLM" in row) == is_exlm, cell.name
+        if percent := re.search(r"([\d.]+)%", row):
+            assert float(percent[1]) == pytest.approx(100 * config.masking.mask_ratio)
+        named = re.search(r"k=(\d)", row)
+        assert not named or int(named[1]) == (states if is_exlm else copies)
+        assert table != "Table 12" or (config.data.kind, states) == ("text", 4)
+        variant = (
+            config.model.rope == "1d",
+            config.model.transition == "ctc",
+            config.model.sparse,
+        )
+        words = ("w/o 2D RoPE", "w/o Transitions", "w/ Sparse DAG")
+        assert not is_exlm or variant == tuple(word in row for word in words), cell.name
 
 
 # ---- records ----
