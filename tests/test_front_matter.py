@@ -43,6 +43,10 @@ ROLES = {
     "provenance": front_matter.made,
     "source": front_matter.source_line,
     "sweep": sweep_numbers.sweep,
+    "score": sweep_numbers.score,
+    "difference": sweep_numbers.difference,
+    "verdict": sweep_numbers.verdict,
+    "tally": sweep_numbers.tally,
     "small": small_numbers.small,
     "small-made": small_numbers.made,
 }
@@ -143,6 +147,8 @@ def test_numbers_and_commits_are_printed(function, value, text):
         (front_matter.source_line, "tests/test_rope.py::test_nothing", "defines no"),
         (sweep_numbers.sweep, "saddle toy-threes downstream", "a cell 'toy-threes'"),
         (sweep_numbers.sweep, "repeated-mlm toy downstream change-low", "do not tell"),
+        (sweep_numbers.score, "Nobody claims this", "the scorecard has no"),
+        (sweep_numbers.tally, "all", "neither planned nor unplanned"),
     ],
 )
 def test_what_cannot_be_found_is_an_error(swept, function, text, words):
@@ -218,6 +224,27 @@ def swept(tmp_path, monkeypatch):
 )
 def test_a_page_prints_the_numbers_of_a_sweep(swept, text, shown):
     assert sweep_numbers.sweep(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("shown", "size"),
+    [
+        ("-1.91 (-2.00 to -1.80)", "1.91 (1.80 to 2.00)"),
+        ("-0.10 (-0.30 to +0.10)", "0.10 (-0.10 to 0.30)"),
+        ("-9.8 ± 6.0", "9.8 ± 6.0"),
+        ("+0.240 ± 0.238", "0.240 ± 0.238"),
+    ],
+)
+def test_the_size_of_a_difference_has_no_sign(monkeypatch, shown, size):
+    monkeypatch.setattr(sweep_numbers, "difference", lambda text: shown)
+    assert sweep_numbers.score("") == size
+
+
+def test_the_scorecard_is_counted_planned_and_others_apart():
+    told = [sweep_numbers.tally(text) for text in ("planned", "unplanned")]
+    numbers = [[int(n) for n in re.findall(r"\d+", text)] for text in told]
+    assert all(sum(counts) == rows for rows, *counts in numbers)
+    assert sum(rows for rows, *_ in numbers) == len(sweep_numbers.scores())
 
 
 def test_a_sweep_names_its_device_and_commit_once(swept):

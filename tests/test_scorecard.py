@@ -1,5 +1,6 @@
 """The scorecard says of each claim what the records say, and every page says the same."""
 
+import re
 import shutil
 import subprocess
 from collections import Counter
@@ -16,7 +17,7 @@ from exlm_lab.experiments.paper import ENTROPY, printed_grid
 from exlm_lab.experiments.records import DOWNSTREAM
 from exlm_lab.experiments.scorecard import SCORECARD, Entry, Score
 from exlm_lab.experiments.study import EXPERIMENTS
-from exlm_lab.experiments.verdicts import Verdict
+from exlm_lab.experiments.verdicts import Verdict, verdicts
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -80,6 +81,7 @@ def test_the_larger_of_two_effects_has_the_sign(by_share, by_ratio, more):
     [
         ("probe_accuracy", (0.02, 0.04), "+3.0 ± 12.7", "undecided, so far"),
         ("entropy_bits", (0.5, 0.5, 0.5), "+0.50 ± 0.00", "for"),
+        ("entropy_bits", (0.04, 0.04, 0.04), "+0.04 ± 0.00", "for, too small to matter"),
         ("entropy_bits", (), "–", "undecided"),
     ],
 )
@@ -88,29 +90,79 @@ def test_shares_are_told_in_points_and_missing_seeds_are_said(metric, difference
     p = {0: None, 2: 0.2, 3: 0.0}[len(differences)]
     score = Score(SCORECARD[0], Verdict(claim, differences, 3, p, p))
     assert (score.shown, score.word) == (shown, word)
-    assert score.seeds == f"{len(differences)} of 3"
+    assert score.evidence == f"planned, primary; {len(differences)} of 3 seeds"
+
+
+def test_a_row_says_whether_it_was_planned_its_seeds_and_the_aids(results):
+    evidence = {s.entry.text: s.evidence for s in scorecard.scorecard(results)}
+    assert {
+        "Lost words cost more than [MASK] does": "planned, primary; 10 of 10 seeds",
+        "Its transitions do that": "planned, primary; 10 of 10 seeds; both aids",
+        "ExLM wins on molecules": "planned; 5 of 5 seeds; both aids",
+        "Its states alone beat an MLM": "unplanned; 5 of 5 seeds; both aids",
+        "ExLM wins at equal cost on English": "sweep; 3 of 3 seeds; both aids",
+        "Uncertainty rises with the lost words": "sweep; 3 of 3 seeds",
+        "2D RoPE matters": "planned, primary; 10 of 10 seeds; chains alone",
+        "ExLM needs no help to leave the symmetric start":
+            "planned, primary; 5 of 5 seeds; no aids against both aids",
+    }.items() <= evidence.items()  # fmt: skip
+
+
+def test_a_claim_that_the_study_denies_is_judged_the_other_way_round(results):
+    (score,) = (s for s in scorecard.scorecard(results) if s.entry.is_denied)
+    study = {v.claim.text: v for v in verdicts(results)[score.entry.source]}
+    assert study[score.entry.claim].word == "for" and score.verdict.word == "against"
+    assert study[score.entry.claim].differences == score.verdict.differences
+
+
+def test_no_interval_of_the_ladder_holds_more_bits_than_there_are(results):
+    found = [v for v in verdicts(results)["ladder"] if v.claim.base == "floor_bits_per_row"]
+    assert len(found) == 4
+    for verdict in found:
+        shared = int(verdict.claim.cell.rpartition("-")[2])
+        low, high = verdict.interval
+        assert -shared <= low + 1e-9 < verdict.mean < high
+        # Runs that end at one of two levels: their t-interval would reach beyond.
+        is_cut = verdict.mean - verdict.half_width < -shared
+        assert is_cut == (shared > 1) and is_cut == (" to " in verdict.shown(2))
 
 
 def test_as_many_seeds_are_planned_as_the_cells_compared_have(tmp_path):
     planned = {s.entry.source: s.verdict.planned for s in scorecard.scorecard(tmp_path)}
     assert planned == {
         "repeated-mlm": 3, "competence": 10, "ladder": 10, "molecules": 5, "parts": 10,
-        "k-and-p": 3, "ablations": 3, "saddle": 2,
+        "k-and-p": 3, "ablations": 3, "escape": 5,
     }  # fmt: skip
 
 
-def test_the_readme_counts_the_verdicts_of_the_records(results):
-    found = Counter(score.verdict.word for score in scorecard.scorecard(results))
-    told = ", ".join(
-        f"{found[word]} {verb}"
-        for word, verb in (
-            ("for", "hold"),
-            ("against", "do not"),
-            ("undecided", "are undecided"),
-        )
-    )
+def test_the_readme_counts_the_verdicts_of_the_records_planned_and_others_apart(results):
+    scores = scorecard.scorecard(results)
     text = " ".join((ROOT / "README.md").read_text().split())
-    assert f"Of the scorecard's {len(SCORECARD)} claims {told} so far." in text
+    told = []
+    for is_planned in (True, False):
+        chosen = [s for s in scores if s.entry.is_planned == is_planned]
+        count = Counter(s.verdict.word.partition(",")[0] for s in chosen)
+        words = (("for", "hold"), ("against", "do not"), ("undecided", "are undecided"))
+        ends = ", ".join(f"{count[word]} {verb}" for word, verb in words)
+        told.append((len(chosen), f"{ends}."))
+    (planned, of_planned), (others, of_others) = told
+    assert f"scorecard's {len(scores)} claims {planned} were planned: {of_planned}" in text
+    assert re.search(rf"Of the {others} others, hints [^.]+ {re.escape(of_others)}", text)
+
+
+def test_what_is_said_in_bold_was_planned():
+    """A finding of the front page that rests on what no plan had says that it is a hint."""
+    planned = {entry.text for entry in SCORECARD if entry.is_planned}
+    findings = (ROOT / "book" / "intro.md").read_text().partition("## What we found")[2]
+    findings = re.split(r"\n\d\. ", findings.partition("```{figure}")[0])[1:]
+    assert len(findings) == 5
+    for text in findings:
+        carried = {" ".join(t.split()) for t in re.findall(r"{score}`([^`]+)`", text)}
+        assert carried <= {entry.text for entry in SCORECARD}
+        if not carried <= planned:
+            assert "hint" in text
+        if text.startswith("**"):
+            assert carried & planned
 
 
 def test_the_picture_on_the_front_page_is_that_of_the_records(results, tmp_path):

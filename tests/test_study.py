@@ -85,7 +85,10 @@ def test_the_p_value_is_that_of_a_t_test_by_hand():
         ((-1.0, -1.1, -0.9), 0.01, "for"),
         ((1.0, 1.1, 0.9), 0.01, "against"),  # beyond chance on the other side
         ((-1.0, -1.1, -0.9), 0.2, "undecided"),  # one of many
-        ((0.01, -0.02, 0.0), 0.9, "against"),  # nothing that would matter
+        ((0.1, 0.6, 0.2), 0.2, "against"),  # nothing that would matter
+        ((0.01, -0.02, 0.0), 0.9, "against, too small to matter"),
+        ((-0.01, -0.011, -0.009), 0.01, "for, too small to matter"),
+        ((0.01, 0.011, 0.009), 0.01, "against, too small to matter"),
         ((-0.9, 0.6, 0.1), 0.9, "undecided"),  # too far apart to say
         ((-1.0,), None, "undecided"),
         ((), None, "undecided"),
@@ -102,6 +105,25 @@ def test_the_interval_is_that_of_a_t_test():
     assert (found.mean - found.half_width, found.mean + found.half_width) == pytest.approx(
         (low, high)
     )
+
+
+@pytest.mark.parametrize(
+    ("differences", "limit", "shown"),
+    [
+        ((-2.0, -2.0, -1.4), None, "-1.8 ± 0.9"),
+        ((-2.0, -2.0, -1.4), -2.0, "-1.8 (-2.0 to -0.9)"),
+        ((-2.0, -2.0, -1.4), -9.0, "-1.8 ± 0.9"),
+        ((-2.0, -2.0, -1.4), -1.7, "-1.8 (-1.8 to -0.9)"),  # the last digits of a measurement
+        ((0.35, 0.16, 0.21), None, "+0.2 ± 0.2"),
+        ((0.35, 0.17, 0.21), None, "+0.24 ± 0.23"),  # leaves out zero, and that shows
+        ((-1.0,), None, "-1.0"),
+        ((), None, "–"),
+    ],
+)
+def test_an_interval_is_told_up_to_what_can_be_and_on_its_side_of_zero(
+    differences, limit, shown
+):
+    assert Verdict(CLAIM, differences, 3, None, None, limit).shown(1) == shown
 
 
 def group(cell, **values):

@@ -2,8 +2,8 @@
 
 * ``{recorded}`NAME OBJECTIVE WHAT` ``: a number of a recorded run, from ``book/results/``;
 * ``{provenance}`NAME` ``: device and commit of the run;
-* ``{sweep}`NAME CELL METRIC` `` and ``{sweep-made}`NAME` ``: the same of the sweeps, see
-  ``sweep_numbers``;
+* ``{sweep}`NAME CELL METRIC` `` and ``{sweep-made}`NAME` ``: the same of the sweeps, and
+  ``{score}``, ``{difference}``, ``{verdict}``, ``{tally}`` of the scorecard, see ``sweep_numbers``;
 * ``{small}`NAME WHAT` `` and ``{small-made}`CORPUS` ``: of the small downstream runs, see
   ``small_numbers``;
 * ``{reading-time}`FIRST to LAST` ``: of some chapters;
@@ -44,8 +44,6 @@ from reference_docstrings import (
     public_names,
 )
 from sphinx.util.docutils import SphinxDirective, SphinxRole
-
-from exlm_lab.experiments.scorecard import scorecard
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "book" / "results"
@@ -347,15 +345,15 @@ class ScorecardDirective(SphinxDirective):
     """Each claim of the paper with its evidence and its verdict."""
 
     def run(self) -> list[nodes.Node]:
-        rows = [["claim of the paper", "verdict", "difference", "seeds", "measured here"]]
-        for score in scorecard(RESULTS):
-            word, _, so_far = score.word.partition(",")
-            badge = {"for": "success", "against": "danger"}.get(word, "secondary")
-            verdict = f"{{bdg-{badge}}}`{word}`{so_far}"
+        rows = [["claim of the paper", "verdict", "difference", "runs", "measured here"]]
+        for score in sweep_numbers.scores():
+            word, comma, rest = score.word.partition(",")
+            color = {"for": "success", "against": "danger"}.get(score.verdict.word, "secondary")
+            verdict = f"{{bdg-{color}}}`{word}`{comma}{rest}"
             claim = f"{score.entry.text} ({score.entry.place})"
-            told = typeset(score.shown), score.seeds, score.entry.measured
+            told = typeset(score.shown), score.evidence, score.entry.measured
             rows.append([claim, verdict, *told])
-        return table(self, rows, ":widths: 30 12 16 10 32", ":class: dense scorecard")
+        return table(self, rows, ":widths: 27 12 16 17 28", ":class: dense scorecard")
 
 
 class SweepReportDirective(SphinxDirective):
@@ -386,6 +384,9 @@ NUMBERS = {
     "reading-time": reading_time,
     "sweep": sweep_numbers.sweep,
     "score": sweep_numbers.score,
+    "difference": sweep_numbers.difference,
+    "verdict": sweep_numbers.verdict,
+    "tally": sweep_numbers.tally,
     "small": small_numbers.small,
 }
 STAMPS = {

@@ -4,7 +4,9 @@
   ``book/results/NAME/``; METRIC is ``downstream`` or a name in the records, shares in percent;
 * ``{sweep}`NAME INPUT METRIC STATISTIC` ``: one number for the grid of Repeated MLM, see
   ``exlm_lab.experiments.correlations``;
-* ``{score}`CLAIM` ``: the size of the difference that judges a claim, with its interval;
+* ``{score}`CLAIM` ``: the size of the difference that judges a claim of the scorecard, with its
+  interval; ``{difference}`CLAIM` ``: the same with its sign; ``{verdict}`CLAIM` ``: the verdict;
+* ``{tally}`planned` `` and ``{tally}`unplanned` ``: how many of the scorecard's verdicts are what;
 * ``{sweep-made}`NAME` ``: devices and commits of the records.
 
 What the records do not hold is an error.
@@ -13,6 +15,7 @@ What the records do not hold is an error.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -28,7 +31,7 @@ from exlm_lab.experiments.records import (
     grouped,
     read_records,
 )
-from exlm_lab.experiments.scorecard import scorecard
+from exlm_lab.experiments.scorecard import Score, scorecard
 from exlm_mini.config.checks import UserError
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -117,13 +120,59 @@ def _in_a_section(text: str) -> str:
     )
 
 
+@cache
+def scores() -> list[Score]:
+    """The scorecard of the records."""
+    return scorecard(RESULTS)
+
+
+def _score(text: str) -> Score:
+    for found in scores():
+        if found.entry.text == text:
+            return found
+    raise ValueError(f"the scorecard has no '{text}'")
+
+
 def score(text: str) -> str:
     """The size of the difference of an entry of the scorecard, by its text.
 
     Raises:
         ValueError: if there is none.
     """
-    for found in scorecard(RESULTS):
-        if found.entry.text == text:
-            return found.shown.lstrip("+-")
-    raise ValueError(f"the scorecard has no '{text}'")
+    shown = difference(text)
+    if shown.startswith("-"):  # turned round, the ends of an interval too
+        shown = shown.translate(str.maketrans("+-", "-+"))
+        shown = re.sub(r"\((\S+) to (\S+)\)", r"(\2 to \1)", shown)
+    return shown.replace("+", "")
+
+
+def difference(text: str) -> str:
+    """The same with its sign.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    return _score(text).shown
+
+
+def verdict(text: str) -> str:
+    """Its verdict in words.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    return _score(text).word
+
+
+def tally(text: str) -> str:
+    """Verdicts of the scorecard, counted, of the claims that a plan had or of the others.
+
+    Raises:
+        ValueError: if the text is neither ``planned`` nor ``unplanned``.
+    """
+    if text not in ("planned", "unplanned"):
+        raise ValueError(f"'{text}' is neither planned nor unplanned")
+    chosen = [s for s in scores() if s.entry.is_planned == (text == "planned")]
+    count = Counter(s.verdict.word.partition(",")[0] for s in chosen)
+    told = ", ".join(f"{count[word]} {word}" for word in ("for", "against", "undecided"))
+    return f"{len(chosen)} rows: {told}"

@@ -32,8 +32,8 @@ BESIDE = 0.06
 def draw_against_share(ax: Axes, found: Summaries, label: str) -> None:
     """A number by (p, k) against the share of lost tokens, one line for each mask ratio.
 
-    Shares are drawn at equal distances, because the paper's cells are ranked; points close together
-    have equal shares and different mask ratios.
+    Shares are drawn at equal distances, as in the paper's Figure 4; points close together have
+    equal shares and different mask ratios.
     """
     ratios = sorted({p for p, _ in found})
     shares = sorted({*SHARES, *(lost_share(*cell) for cell in found)})

@@ -12,9 +12,15 @@ from exlm_lab.downstream.results import markdown_table
 from exlm_lab.experiments.cells import Claim
 from exlm_lab.experiments.records import LEFT_BY, Group, Record, grouped, read_records, since
 from exlm_lab.experiments.study import EXPERIMENTS, SCALE
+from exlm_mini.config.recipes import run_config_from_dict
 
 LEVEL = 0.05
 """Of the family of all primary claims (Holm), and of every interval."""
+TOO_SMALL = ", too small to matter"
+BEST = {"bits_per_row": "joint_bits_per_row"}
+"""What a perfect model has of a metric, where records hold it."""
+AIDS = ("no aids", "chains alone", "clone vectors alone", "both aids")
+"""By whether there are fixed chains, plus twice whether clones have vectors."""
 
 
 class Verdict(NamedTuple):
@@ -29,6 +35,10 @@ class Verdict(NamedTuple):
     """Of a paired two-sided t-test; none for fewer than two seeds."""
     adjusted: float | None
     """The same after Holm's correction over the primary claims; of others as it is."""
+    limit: float | None = None
+    """The lowest difference there can be, if known: what a perfect model would make."""
+    aids: str = ""
+    """Aids against the symmetric start in each ExLM of the contrast; empty if there is none."""
 
     @property
     def mean(self) -> float | None:
@@ -37,24 +47,35 @@ class Verdict(NamedTuple):
     @property
     def half_width(self) -> float | None:
         """Of the interval around the mean at ``LEVEL``; none for fewer than two seeds."""
-        from scipy.stats import sem, t
+        return half_width(self.differences)
 
-        num = len(self.differences)
-        return float(t.ppf(1 - LEVEL / 2, num - 1) * sem(self.differences)) if num > 1 else None
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The mean ± half width, cut at ``limit``: differences with two peaks reach beyond it."""
+        if self.mean is None or self.half_width is None:
+            return None
+        low = self.mean - self.half_width
+        if self.limit is not None:
+            low = min(self.mean, max(low, self.limit))
+        return low, self.mean + self.half_width
 
     @property
     def word(self) -> str:
-        """for, against or undecided.
+        """for, against or undecided; the first two also as "too small to matter".
 
         For: the difference has the claimed sign beyond chance. Against: it has the other sign
-        beyond chance, or its interval leaves out every effect that would matter.
+        beyond chance, or its interval leaves out every effect that would matter. Too small: the
+        whole interval lies inside the smallest effect that matters, on either side of zero.
         """
         if self.mean is None or self.adjusted is None or self.half_width is None:
             return "undecided"
-        effect = self.claim.sign * self.mean
-        if self.adjusted < LEVEL:
-            return "for" if effect > 0 else "against"
-        return "against" if effect + self.half_width < self.claim.smallest else "undecided"
+        effect, smallest = self.claim.sign * self.mean, self.claim.smallest
+        is_for = self.adjusted < LEVEL and effect > 0
+        is_against = self.adjusted < LEVEL or effect + self.half_width < smallest
+        if not (is_for or is_against):
+            return "undecided"
+        is_small = abs(effect) + self.half_width < smallest
+        return ("for" if is_for else "against") + TOO_SMALL * is_small
 
     @property
     def told(self) -> str:
@@ -68,12 +89,31 @@ class Verdict(NamedTuple):
         return f"{len(self.differences)} of {self.planned}"
 
     def shown(self, digits: int, factor: float = 1.0) -> str:
-        """The mean with its interval, times some factor."""
+        """The mean with its interval, times some factor, and with more digits if it takes them.
+
+        With the ends of the interval where it is cut, else with its half width. An interval that
+        leaves out zero is told with so many digits that one sees it.
+        """
         if self.mean is None:
             return "–"
-        text = f"{factor * self.mean:+.{digits}f}"
-        half = self.half_width
-        return text if half is None else f"{text} ± {factor * half:.{digits}f}"
+        interval, half = self.interval, self.half_width
+        if interval is None or half is None:
+            return f"{factor * self.mean:+.{digits}f}"
+        mean, half = factor * self.mean, factor * half
+        while abs(mean) > half and round(abs(mean), digits) <= round(half, digits):
+            digits += 1
+        low, high = (factor * end for end in interval)
+        if high - low < 2 * half * (1 - 1e-9):
+            return f"{mean:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
+        return f"{mean:+.{digits}f} ± {half:.{digits}f}"
+
+
+def half_width(differences: Sequence[float]) -> float | None:
+    """Of the t-interval around their mean at ``LEVEL``; none for fewer than two."""
+    from scipy.stats import sem, t
+
+    num = len(differences)
+    return float(t.ppf(1 - LEVEL / 2, num - 1) * sem(differences)) if num > 1 else None
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -100,18 +140,69 @@ def p_value(differences: Sequence[float]) -> float | None:
     return float(ttest_1samp(differences, 0.0).pvalue)
 
 
-def differences(claim: Claim, groups: Mapping[str, Group]) -> tuple[float, ...]:
-    """The contrast of a claim in every seed that has both numbers."""
+def differences(
+    claim: Claim, groups: Mapping[str, Group], metric: str | None = None
+) -> tuple[float, ...]:
+    """The contrast of a claim in every seed that has both numbers.
+
+    Args:
+        claim: says which cells, or metrics of a run, are compared.
+        groups: by cell.
+        metric: of the cells compared with the base; the claim's where there is none.
+    """
     weights = claim.weights or {claim.cell: 1.0}
     if not weights.keys() <= groups.keys():
         return ()
-    terms = [(w, groups[name].by_seed(claim.metric)) for name, w in weights.items()]
+    terms = [(w, groups[name].by_seed(metric or claim.metric)) for name, w in weights.items()]
     if claim.base is not None and claim.base in groups:
         terms.append((-1.0, groups[claim.base].by_seed(claim.metric)))
     elif claim.base is not None:
         terms.append((-1.0, groups[claim.cell].by_seed(claim.base)))
     seeds = set.intersection(*(set(values) for _, values in terms))
     return tuple(sum(w * values[seed] for w, values in terms) for seed in sorted(seeds))
+
+
+def judge(
+    claim: Claim,
+    groups: Mapping[str, Group],
+    planned: int,
+    found: Sequence[float] | None = None,
+) -> Verdict:
+    """A claim with its evidence, its p-value not corrected.
+
+    Args:
+        claim: says which cells are compared.
+        groups: by cell.
+        planned: seeds of the plan.
+        found: a number for each seed, in place of a contrast of cells.
+    """
+    found = differences(claim, groups) if found is None else tuple(found)
+    p = p_value(found)
+    return Verdict(claim, found, planned, p, p, _limit(claim, groups), _aids(claim, groups))
+
+
+def _limit(claim: Claim, groups: Mapping[str, Group]) -> float | None:
+    """What a perfect model would differ by, at the far end of its own interval.
+
+    That end, because the base is known only as well as its runs scatter; an exact floor does not.
+    Only for claims that bits are fewer: no model has fewer than the joint entropy.
+    """
+    if claim.sign > 0 or claim.weights or claim.metric not in BEST:
+        return None
+    perfect = differences(claim, groups, BEST[claim.metric])
+    half = half_width(perfect)
+    return None if half is None else sum(perfect) / len(perfect) - half
+
+
+def _aids(claim: Claim, groups: Mapping[str, Group]) -> str:
+    cells = [*(claim.weights or (claim.cell,)), claim.base]
+    records = [groups[cell].first for cell in cells if cell in groups]
+    configs = [run_config_from_dict(r.data["config"]) for r in records if r.objective == "exlm"]
+    each = [
+        AIDS[(c.train.chain_warmup > 0) + 2 * (c.model.clone_embedding_std > 0)]
+        for c in configs
+    ]
+    return " against ".join(dict.fromkeys(each))
 
 
 def fell_short(record: Record) -> bool:
@@ -136,10 +227,7 @@ def verdicts(directory: Path) -> dict[str, list[Verdict]]:
         there = [record for record in records if not fell_short(record)]
         groups = {group.cell: group for group in grouped(there).values()}
         planned = max(len(cell.seeds) for cell in experiment.cells)
-        found[experiment.name] = [
-            Verdict(claim, d := differences(claim, groups), planned, p_value(d), None)
-            for claim in experiment.claims
-        ]
+        found[experiment.name] = [judge(claim, groups, planned) for claim in experiment.claims]
     primary = [v for several in found.values() for v in several if v.claim.is_primary]
     # Claims without numbers yet count: the family is that of the plan.
     adjusted = holm([1.0 if v.p_value is None else v.p_value for v in primary])
@@ -147,7 +235,7 @@ def verdicts(directory: Path) -> dict[str, list[Verdict]]:
         id(v): None if v.p_value is None else p for v, p in zip(primary, adjusted, strict=True)
     }
     return {
-        name: [v._replace(adjusted=by_claim.get(id(v), v.p_value)) for v in several]
+        name: [v._replace(adjusted=by_claim.get(id(v), v.adjusted)) for v in several]
         for name, several in found.items()
     }
 
@@ -168,7 +256,9 @@ def report(directory: Path) -> str:
     lines.append("\\* primary: p by Holm's correction over all primary claims of the plan.")
     lines.append(
         "For: as claimed, p < 0.05. Against: the other sign with p < 0.05, or the interval leaves "
-        "out every effect that would matter. Else undecided."
+        "out every effect that would matter. Else undecided. Too small to matter: the whole "
+        "interval lies inside the smallest effect that matters. Where both ends are told, the "
+        "interval is cut at what a perfect model would win."
     )
     return "\n".join(lines)
 
