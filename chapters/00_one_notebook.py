@@ -72,8 +72,8 @@ for word_ids_N in language.sample(4, seed=1):
     print(language.sentence(word_ids_N))
 
 # %% [markdown]
-# Whoever felt *happy* always *smiled*, whoever felt *sad* always *wept*; the
-# two moods are equally likely, and no other word tells which it is. Now hide
+# If he felt *happy*, his sister *smiled*; if he felt *sad*, she *wept*. The two
+# moods are equally likely, and no other word tells which it is. Now hide
 # both words. Each of them alone is a fair coin: 1 bit. A model that guesses
 # each by itself needs 2 bits for the two, and no training can lower that. But the
 # second word follows from the first: together they hold 1 bit. Both numbers can
@@ -631,7 +631,7 @@ assert abs(bits - joint_bits) < 0.05
 #    bits. ExLM's gain comes from choosing states *together*.
 # 2. **Take the learned vectors of the states away** (`nn.init.zeros_` on
 #    `exlm.clone.weight`, and freeze it). Position alone has to tell the states
-#    apart. Most starts now stay at two bits for a long time;
+#    apart. More than half of the starts now stay at two bits for all 300 steps;
 #    {ref}`chap-symmetric-start` finds out why.
 # 3. **Another language.** `grammar("quartets")` has four moods and three words
 #    for each; its floor is 7.17 bits for the two words, and together they hold

@@ -110,13 +110,15 @@ draw_dag(ax, E_LL.numpy(), columns, names, kinds)
 # %% [markdown]
 # Once the targets $y_i$ are known, all we need from $\mathbf{P}_u$ is the
 # *emission* $\mathbf{P}_u(y_i)$, the probability that state $u$ says target $i$.
-# The boundaries are free in this chapter: their emissions are 1.
+# The boundaries are free in this chapter: [BOS] says itself with probability 1 and
+# nothing else, and so does [EOS].
 
 
 # %%
 def emissions(filling):
     """P_u(y_i) for two words between [BOS] and [EOS], (M, L)."""
-    P_ML = torch.ones(4, 6)
+    P_ML = torch.zeros(4, 6)
+    P_ML[0, 0] = P_ML[-1, -1] = 1.0
     for i, word in enumerate(filling.split(), start=1):
         P_ML[i, 1:5] = P_LV[:, words.index(word)]
     return P_ML
@@ -239,9 +241,8 @@ _ = ax.set(xlim=(0, 77), ylim=(1, 1e77))
 # $$ (eq-naive-recursion)
 #
 # A complete path is in state $L$ at target $M$, so the sum over all paths is
-# $f_{M,L}$. The second line is Appendix H. The first is not in the paper, which
-# does not say where a path starts; we follow the released code. (The paper counts
-# from 1, code from 0.)
+# $f_{M,L}$. The second line is Appendix H. The first is Appendix P, by which every
+# path starts from [BOS] and ends in [EOS]. (The paper counts from 1, code from 0.)
 
 
 # %%

@@ -528,11 +528,12 @@ with torch.no_grad():
 # ## Two states of one mask
 #
 # Appendix Q.3 of the paper takes the edges inside a mask away and calls the
-# result the *sparse* graph. Its average on GLUE is 81.0, against 81.4 for the
-# full graph and 80.4 without any edges (Table 13). The paper's reason is that a
-# mask may stand for two words: in "*this is [MASK], and I'm very [MASK] to see
-# this*", the first could be "*so good*". A graph written by hand shows this. Take
-# "this is [MASK] [MASK] for us", and let each state know one word:
+# result the *sparse* graph. Its average over four tasks of GLUE is 81.0, against
+# 81.4 for the full graph and 80.4 "w/o Transitions" (Table 13), which the paper
+# does not describe further. The reason it gives for the loss is that a mask may
+# stand for two words: in "*this is [MASK], and I'm very [MASK] to see this*", the
+# first could be "*so good*". A graph written by hand shows this. Take "this is
+# [MASK] [MASK] for us", and let each state know one word:
 
 # %%
 said = ["", "very", "good", "news", "food", ""]  # BOS 1.1 1.2 2.1 2.2 EOS

@@ -448,7 +448,9 @@ explorer(scene_from_json(file.read_text()))
 # stand still: nearly all paths use one state of each mask, and this model has
 # become an MLM. Words masked at random in real text mostly lie far apart and
 # depend little on each other, so its links may have had little to learn from.
-# {ref}`chap-findings` tells what we know of links where there is more to win.
+# Or one state took all paths before the others had become different, as on
+# molecules, where symbols do depend on each other ({ref}`chap-findings`). We do
+# not know which.
 
 # %% mystnb={"code_prompt_show": "Checked: one state of each mask has over 99% of the paths, and fixing a word moves no other by 0.001"} tags=["hide-cell", "check"]
 stored = scene_from_json(file.read_text())
@@ -558,10 +560,12 @@ assert round(with_place, 2) == -0.18
 # The wide slot has about two bits per state and the narrow one hardly any,
 # wherever they stand. A recorded run on the larger language `town`, with eleven
 # masks, agrees: the entropy of its states correlates with the exact entropy of
-# the masked word (0.85), but hardly with its place in the sentence (−0.18). There
-# is a reason. Given the context, states and words form a hidden Markov chain, and
-# such a chain read backwards is again one, with the same words in each state:
-# direction alone cannot make later states sharper.
+# the masked word (0.85), but hardly with its place in the sentence (−0.18).
+# There is a reason. Given the context, states and words form a hidden Markov
+# chain, and such a chain read backwards is again one, with the same words in
+# each state: what a graph can express does not favour later states. That
+# training does not, either, is shown here by one short run of each language
+# only.
 #
 # What *is* less uncertain at a later mask is the choice of the state, given the
 # path so far: two bits at the first mask of `quartets`, none at the second,

@@ -1179,7 +1179,8 @@ torch.testing.assert_close(-exact_B, loss_B, rtol=1e-5, atol=0)
 # DA-Transformer's repository, so that one import replaces the other. The recorded
 # times of both were measured in one process on one thread with `python -m
 # exlm_lab.bench dag --extra-backend DA-Transformer`, where the last word is the
-# path of a checkout:
+# path of a checkout. They compare with that function, which is PyTorch, on a CPU;
+# DA-Transformer's own CUDA kernel was not timed:
 
 # %% tags=["hide-input"]
 records = json.loads(Path("../book/results/bench-drop-in.json").read_text())
