@@ -23,11 +23,14 @@ from exlm_mini.data.masking import (
     corrupted_share,
     corrupted_share_moments,
     counter_uniform,
+    geometric_lengths,
     num_masks,
     repeat_tokens,
+    span_noise,
 )
 
 SPECIAL = SpecialIds()
+STRATEGIES = [("fixed_count",), ("bernoulli",), ("spans", 2, 3), ("spans", 2, 3, "geometric")]
 # Figure 4: copies, mask ratio, share of tokens that lose every copy.
 FIGURE_4 = [
     (1, 0.0225, 0.0225), (1, 0.15, 0.15), (1, 0.387, 0.387), (1, 0.622, 0.622),
@@ -140,11 +143,11 @@ def test_every_row_gets_a_mask_if_it_can():
         assert int(num_masks(0.999, torch.tensor([3]), 0, step)) <= 3
 
 
-@pytest.mark.parametrize("strategy", ["fixed_count", "bernoulli"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("num_copies", [1, 3])
 def test_masks_hide_ordinary_tokens_alone(strategy, num_copies):
     token_ids_BN = rows(40, 20, pad_to=30)
-    masker = Masker(MaskingConfig(0.6, strategy), SPECIAL, 0, num_copies)
+    masker = Masker(MaskingConfig(0.6, *strategy), SPECIAL, 0, num_copies)
     masked_ids_BN, is_masked_BN, repeated_ids_BN = masker(token_ids_BN, *counters(40), step=0)
     assert torch.equal(token_ids_BN, rows(40, 20, pad_to=30))  # not written to
     assert masked_ids_BN.dtype == repeated_ids_BN.dtype == torch.int64
@@ -187,13 +190,63 @@ def test_of_equal_noise_the_earlier_position_is_chosen(data):
     assert torch.equal(chosen_BN, expected_BN & is_maskable_BN)
 
 
+# ---- spans ----
+
+
+def masks_of(strategy: tuple, num_rows: int, num_tokens: int, ratio: float = 0.3) -> Tensor:
+    masker = Masker(MaskingConfig(ratio, *strategy), SPECIAL, 4)
+    return masker(rows(num_rows, num_tokens), *counters(num_rows), step=0).is_masked_BN
+
+
+@given(st.data())
+def test_each_token_takes_the_smallest_noise_of_the_spans_that_cover_it(data):
+    N = data.draw(st.integers(1, 12))
+    lists = st.lists(st.integers(0, 9), min_size=N, max_size=N)
+    noise_N, length_N = (torch.tensor(data.draw(lists)) for _ in range(2))
+    is_maskable_N = torch.tensor(data.draw(st.lists(st.booleans(), min_size=N, max_size=N)))
+    noise_N, length_N = noise_N / 10, length_N.clamp(min=1)
+    ours_N = span_noise(noise_N[None], is_maskable_N[None], length_N[None])[0]
+    for n in range(N):
+        covering = [
+            float(noise_N[start])
+            for start in range(n + 1)
+            if is_maskable_N[start] and start + int(length_N[start]) > n
+        ]
+        assert ours_N[n] == min(covering, default=2.0)
+
+
+@pytest.mark.parametrize("law", ["fixed", "geometric"])
+def test_spans_of_one_token_are_single_masks(law):
+    assert torch.equal(
+        masks_of(("spans", 2, 1, law), 20, 30), masks_of(("fixed_count",), 20, 30)
+    )
+
+
+def test_hidden_tokens_stand_in_spans_and_are_as_many_as_single_ones():
+    single_BN, spans_BN = (masks_of(s, 500, 30) for s in (("fixed_count",), ("spans", 2, 3)))
+    assert torch.equal(single_BN.sum(1), spans_BN.sum(1))
+    starts_BN = spans_BN[:, 1:] & ~spans_BN[:, :-1]
+    ends_B = spans_BN[:, -2]  # the last token may begin a span and end the row
+    # Nine masks a row: three spans, of which one may be cut by the row's end, or touching ones.
+    assert starts_BN.sum(1).max() <= 3 + ends_B.long().max()
+    assert starts_BN.sum() < 0.5 * (single_BN[:, 1:] & ~single_BN[:, :-1]).sum()
+
+
+def test_geometric_lengths_have_the_shares_of_spanbert():
+    uniform_X = (np.arange(100_000) + 0.5) / 100_000
+    length_X = geometric_lengths(uniform_X, 5)
+    assert abs(length_X.mean() - 3.8) < 0.01 and length_X.max() == 10
+    share_X = np.bincount(length_X)[1:] / len(uniform_X)
+    assert np.allclose(share_X[1:] / share_X[:-1], 0.8, atol=1e-3)
+
+
 # ---- what masks depend on ----
 
 
-@pytest.mark.parametrize("strategy", ["fixed_count", "bernoulli"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("num_copies", [1, 2])
 def test_masks_do_not_depend_on_the_grouping_into_batches(strategy, num_copies):
-    masker = Masker(MaskingConfig(0.4, strategy), SPECIAL, 9, num_copies)
+    masker = Masker(MaskingConfig(0.4, *strategy), SPECIAL, 9, num_copies)
     epoch_B, sample_B = np.array([0, 0, 1, 2, 2, 7]), np.array([4, 5, 4, 0, 1, 123456])
     together = masker(rows(6, 20), epoch_B, sample_B, step=3)
     for order in ([[5, 0, 2], [1], [4, 3]], [[b] for b in range(6)]):
@@ -207,9 +260,9 @@ def test_masks_do_not_depend_on_the_grouping_into_batches(strategy, num_copies):
             assert not part.is_masked_BN[:, together.is_masked_BN.shape[1] :].any()
 
 
-@pytest.mark.parametrize("strategy", ["fixed_count", "bernoulli"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_counter_changes_the_masks(strategy):
-    config = MaskingConfig(0.4, strategy)
+    config = MaskingConfig(0.4, *strategy)
     token_ids_BN = rows(4, 30)
 
     def masks(seed: int = 1, epoch: int = 0, first: int = 0) -> Tensor:

@@ -31,6 +31,9 @@ EVERY_KIND = [
     {"transition": "uniform", "boundary": "official", "states_per_mask": 1},
     {"transition": "uniform", "boundary": "paper", "expand_at": 1},
     {"transition": "gated", "boundary": "paper", "expand_at": 1, "clone_embedding_std": 0.3},
+    {"transition": "spans", "boundary": "official", "expand_at": 1},
+    {"transition": "spans", "boundary": "paper", "use_position": False},
+    {"transition": "chains", "boundary": "official"},
 ]
 TRAINED_ONLY = [
     {"emission": "chunked", "emission_chunk": 7},
@@ -262,7 +265,9 @@ def test_exlm_adds_the_transition_head_alone():
     assert no_place - count(MaskedLM, 1000, **changes) == 2 * (D * D + D) + D * H + H
     paper = count(ExLM, 1000, transition="paper", **changes)
     assert paper - count(MaskedLM, 1000, **changes) == 2 * D * D
-    for transition in ("ctc", "uniform"):
+    spans = count(ExLM, 1000, transition="spans", **changes)
+    assert spans - count(MaskedLM, 1000, **changes) == head
+    for transition in ("ctc", "uniform", "chains"):
         same = count(ExLM, 1000, transition=transition, **changes)
         assert same == count(MaskedLM, 1000, **changes)
 
@@ -277,7 +282,7 @@ def test_models_keep_parameters_and_no_buffers():
 # ---- low precision, and training ----
 
 
-@pytest.mark.parametrize("transition", ["gated", "paper", "ctc", "uniform"])
+@pytest.mark.parametrize("transition", ["gated", "paper", "ctc", "uniform", "spans", "chains"])
 def test_bfloat16_autocast_scores_in_float32(transition):
     torch.manual_seed(0)
     model = ExLM(ModelConfig(**{**SMALL, "transition": transition}), V)

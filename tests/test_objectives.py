@@ -207,12 +207,14 @@ def test_without_transitions_to_learn_one_state_is_mlm_in_everything():
 # ---- probabilities ----
 
 
-def every_combination(num_masks: int = 2) -> tuple[Tensor, Tensor, Tensor]:
-    """The row [BOS] [MASK] 7 [MASK] [EOS] with every pair of tokens behind its masks."""
-    combinations = torch.tensor(list(product(range(V), repeat=num_masks)))
-    token_ids_BN = torch.tensor([[BOS, 6, 7, 6, EOS]]).repeat(len(combinations), 1)
-    is_masked_BN = torch.tensor([[False, True, False, True, False]]).expand_as(token_ids_BN)
-    token_ids_BN[:, [1, 3]] = combinations
+def every_combination(*row: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A row, [BOS] [MASK] 7 [MASK] [EOS] by default, with all tokens behind its masks."""
+    row_N = torch.tensor(row or (BOS, MASK, 7, MASK, EOS))
+    is_masked_N = row_N == MASK
+    combinations = torch.tensor(list(product(range(V), repeat=int(is_masked_N.sum()))))
+    token_ids_BN = row_N.repeat(len(combinations), 1)
+    is_masked_BN = is_masked_N.expand_as(token_ids_BN)
+    token_ids_BN[:, is_masked_N] = combinations
     return token_ids_BN.masked_fill(is_masked_BN, MASK), is_masked_BN, token_ids_BN
 
 
@@ -229,7 +231,7 @@ def likelihood_by_hand(scores: StateScores, b: int, is_counted_M: Tensor) -> flo
 
 @pytest.mark.parametrize("with_boundaries", [True, False])
 @pytest.mark.parametrize("boundary", ["official", "paper"])
-@pytest.mark.parametrize("transition", [*LEARNED, "uniform"])
+@pytest.mark.parametrize("transition", [*LEARNED, "uniform", "spans", "chains"])
 def test_likelihood_equals_powers_of_the_transition_matrix(
     transition, boundary, with_boundaries
 ):
@@ -249,11 +251,29 @@ def test_likelihood_equals_powers_of_the_transition_matrix(
 
 
 @pytest.mark.parametrize("boundary", ["official", "paper"])
-@pytest.mark.parametrize(("transition", "chain_share"), [("uniform", 0.0), ("gated", 1.0)])
-def test_mixtures_and_parallel_chains_are_distributions(transition, chain_share, boundary):
+@pytest.mark.parametrize(
+    ("transition", "chain_share"),
+    [("uniform", 0.0), ("gated", 1.0), ("spans", 0.0), ("spans", 0.5), ("chains", 0.0)],
+)
+def test_without_edges_that_skip_a_mask_the_joint_is_a_distribution(
+    transition, chain_share, boundary
+):
     model = make_model(states_per_mask=3, transition=transition, boundary=boundary)
-    scores = model(*every_combination(), chain_share=chain_share)
-    assert abs(log_likelihood(scores, with_boundaries=False).exp().sum() - 1) < 1e-12
+    batch = every_combination(BOS, MASK, MASK, 7, MASK, EOS)
+    log_joint_B = log_likelihood(model(*batch, chain_share=chain_share), with_boundaries=False)
+    assert abs(log_joint_B.exp().sum() - 1) < 1e-12
+
+
+@pytest.mark.parametrize("boundary", ["official", "paper"])
+@pytest.mark.parametrize("transition", ["spans", "chains"])
+def test_spans_are_independent_of_each_other_and_masks_in_a_span_are_not(transition, boundary):
+    model = make_model(states_per_mask=3, transition=transition, boundary=boundary)
+    batch = every_combination(BOS, MASK, MASK, 7, MASK, EOS)
+    log_joint_B = log_likelihood(model(*batch), with_boundaries=False)
+    joint_VVV = log_joint_B.exp().reshape(V, V, V)
+    span_VV, single_V = joint_VVV.sum(2), joint_VVV.sum((0, 1))
+    assert_same(joint_VVV, span_VV[:, :, None] * single_V)
+    assert (span_VV - span_VV.sum(1, keepdim=True) * span_VV.sum(0)).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("boundary", ["official", "paper"])

@@ -323,6 +323,9 @@ WITHOUT_EFFECT = {
     "model.preset": "mini",  # all its numbers are replaced
     "model.emission": "chunked",
     "model.emission_chunk": 2,
+    "model.chain_bonus": 1.0,  # of another transition
+    "masking.span_length": 5,  # of another strategy
+    "masking.span_law": "geometric",
     "masking.num_copies": 5,  # of another objective
     "train.min_loss_scale": 1.0,  # of another precision
     "train.max_skipped": 1,

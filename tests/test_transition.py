@@ -45,13 +45,17 @@ def make_graph(k: int = 3, boundary: str = "official") -> StateGraph:
 
 
 def make_module(
-    transition: str, sparse: bool = False, use_position: bool = True, std: float = 0.5
+    transition: str,
+    sparse: bool = False,
+    use_position: bool = True,
+    std: float = 0.5,
+    k: int = 3,
 ) -> nn.Module:
     torch.manual_seed(0)
     module = make_transition(
         ModelConfig(
             width=WIDTH, num_heads=HEADS, max_positions=40, transition=transition,
-            sparse=sparse, use_position=use_position,
+            sparse=sparse, use_position=use_position, states_per_mask=k,
         )
     ).double()  # fmt: skip
     initialise(module, std)
@@ -208,6 +212,67 @@ def test_fixed_transitions_are_forward_edges_between_states(make, boundary):
     assert not (is_edge_BLL & ~edges(graph, sparse=True)).any()
     total_BL = log_transition_BLL.exp().sum(2)
     assert_same(total_BL, is_edge_BLL.any(2).double(), 1e-12)
+
+
+# ---- spans of masks that touch ----
+
+SPAN_OF_TARGET = {0: [{1}, {2}], 2: [{1, 2, 3}, {4}]}
+"""Of two rows of ``make_graph``: which targets are masks side by side."""
+
+
+@pytest.mark.parametrize("boundary", ["official", "paper"])
+@pytest.mark.parametrize("use_position", [True, False])
+def test_edges_are_learned_within_a_span_and_shared_equally_elsewhere(use_position, boundary):
+    graph = make_graph(3, boundary)
+    state_BLD = make_states(graph)
+    module = make_module("spans", use_position=use_position)
+    ours_BLL = module(state_BLD, graph).exp()
+    for b, spans in SPAN_OF_TARGET.items():
+        last = int(graph.num_targets_B[b]) - 1
+        for v in range(int(graph.num_states_B[b])):
+            i = int(graph.owner_BL[b, v])
+            after = states_of(graph, b, i + 1)[-1 if i + 1 == last else 0 :]
+            expected_L = torch.zeros_like(ours_BLL[b, v])
+            if any({i, i + 1} <= span for span in spans):
+                expected_L[after] = learned_by_hand(module, state_BLD, graph, b, v, after)
+            elif after:
+                expected_L[after] = 1 / len(after)
+            assert_same(ours_BLL[b, v], expected_L)
+
+
+def learned_by_hand(module, state_BLD, graph, b: int, v: int, after: list[int]) -> Tensor:
+    """The gated mixture over some states, with the bonus for the clone of the same number."""
+    x_LX = state_BLD[b]
+    if module.place is not None:
+        x_LX = torch.cat([x_LX, module.place.weight[graph.place_BL[b]]], dim=1)
+    query_Hd = module.query(x_LX[v]).unflatten(0, (HEADS, -1))
+    key_UHd = module.key(x_LX[after]).unflatten(1, (HEADS, -1))
+    is_same_U = graph.clone_BL[b, after] == graph.clone_BL[b, v]
+    score_UH = (key_UHd * query_Hd).sum(2) / math.sqrt(WIDTH // HEADS)
+    share_UH = (score_UH + module.chain_bonus * is_same_U.unsqueeze(1)).softmax(0)
+    return share_UH @ module.gate(x_LX[v]).softmax(0)
+
+
+@pytest.mark.parametrize("boundary", ["official", "paper"])
+@pytest.mark.parametrize("k", [1, 3])
+def test_chains_are_a_mixture_of_k_models_in_each_span(k, boundary):
+    graph = make_graph(k, boundary)
+    log_emission_BML, chains = make_emission(graph), make_module("chains", k=k)
+    ours_B = likelihood(log_emission_BML, chains(make_states(graph), graph), graph)
+    for b, spans in SPAN_OF_TARGET.items():
+        M, last = int(graph.num_targets_B[b]), int(graph.num_states_B[b]) - 1
+        expected = log_emission_BML[b, 0, 0] + log_emission_BML[b, M - 1, last]
+        for span in spans:
+            own = [log_emission_BML[b, i, states_of(graph, b, i)] for i in span]
+            expected = expected + torch.stack(own).sum(0).exp().mean().log()
+        assert_same(ours_B[b], expected)
+
+
+def test_a_large_bonus_leaves_the_chains():
+    graph = make_graph()
+    state_BLD, spans = make_states(graph), make_module("spans")
+    spans.chain_bonus = 60.0
+    assert_same(spans(state_BLD, graph).exp(), make_module("chains")(state_BLD, graph).exp())
 
 
 # ---- blend ----

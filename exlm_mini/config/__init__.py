@@ -95,10 +95,13 @@ class ModelConfig:
     """k of §4: hidden states per [MASK]."""
     boundary: Annotated[Literal["official", "paper"], RARE] = "official"
     """official: [BOS] and [EOS] have k scored states each; paper: one unscored state each."""
-    transition: Literal["gated", "paper", "ctc", "uniform"] = "gated"
-    """How states are linked: released code, §4.2, or not at all (two ablations)."""
+    transition: Literal["gated", "paper", "ctc", "uniform", "spans", "chains"] = "gated"
+    """How states are linked: released code, §4.2, not at all (two ablations), or only within
+    spans of masks that touch: learned, or fixed chains."""
     use_position: Annotated[bool, RARE] = True
-    """gated only: learned positions beside the features, as in the released code."""
+    """gated and spans only: learned positions beside the features, as in the released code."""
+    chain_bonus: Annotated[float, NOT_NEGATIVE, RARE] = 6.0
+    """spans only: added to the score of the edge to the clone of the same number, in nats."""
     sparse: Annotated[bool, RARE] = False
     """Forbid edges between states of one mask (Appendix Q.3)."""
     clone_embedding_std: Annotated[float, NOT_NEGATIVE, RARE] = 0.0
@@ -123,7 +126,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_fields("model.", self)
-        if self.sparse and self.transition in ("ctc", "uniform"):
+        if self.sparse and self.transition not in ("gated", "paper"):
             raise UserError(
                 f"model.sparse has no meaning with model.transition {self.transition}, which has "
                 "no edges inside a mask; drop one of the two"
@@ -155,13 +158,23 @@ class MaskingConfig:
 
     mask_ratio: Annotated[float, BETWEEN] = 0.15
     """p: share of tokens masked."""
-    strategy: Literal["fixed_count", "bernoulli", "slots"] = "fixed_count"
-    """A fixed number per block, independent draws, or a toy grammar's slots."""
+    strategy: Literal["fixed_count", "spans", "bernoulli", "slots"] = "fixed_count"
+    """A fixed number per block, of tokens or of tokens in spans, independent draws, or a toy
+    grammar's slots."""
     num_copies: Annotated[int, AT_LEAST_1] = 2
     """repeated-mlm only: copies, k of §3."""
+    span_length: Annotated[int, AT_LEAST_1] = 3
+    """spans only: tokens that are hidden side by side."""
+    span_law: Annotated[Literal["fixed", "geometric"], RARE] = "fixed"
+    """spans only: all of span_length, or SpanBERT's: geometric with that mean, at most twice it."""
 
     def __post_init__(self) -> None:
         check_fields("masking.", self)
+
+    @property
+    def has_fixed_count(self) -> bool:
+        """Whether rows of one length have one number of masks."""
+        return self.strategy in ("fixed_count", "spans")
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,35 @@ def choose_fixed_count(noise_BN: Tensor, is_maskable_BN: Tensor, count_B: Tensor
     return is_maskable_BN & (rank_BN < count_B.unsqueeze(1))
 
 
+def span_noise(noise_BN: Tensor, is_maskable_BN: Tensor, length_BN: Tensor) -> Tensor:
+    """Noise with which ``choose_fixed_count`` hides spans in place of single tokens; (B, N).
+
+    Every maskable token may start a span, and a token takes the smallest noise of the spans that
+    cover it. So spans are hidden in the order of the noise of their starts, and the last one is
+    cut where the number of masks is reached. Spans may touch, overlap, and end with the row.
+
+    Args:
+        noise_BN: in [0, 1), of the span that starts at each position.
+        is_maskable_BN: bool.
+        length_BN: int64, its length in tokens; 1 everywhere changes nothing.
+    """
+    start_BN = noise_BN.masked_fill(~is_maskable_BN, 2.0)
+    spans_BN = start_BN.clone()
+    for offset in range(1, int(length_BN.max())):
+        reaches_BN = start_BN.masked_fill(length_BN <= offset, 2.0)[:, :-offset]
+        spans_BN[:, offset:] = torch.minimum(spans_BN[:, offset:], reaches_BN)
+    return spans_BN
+
+
+def geometric_lengths(uniform_BN: np.ndarray, mean: int) -> np.ndarray:
+    """Lengths with P(n) proportional to (1 - 1/mean)^n, from 1 to twice the mean; int64.
+
+    SpanBERT (Joshi et al. 2020, §3.1) has a mean of 5 before the cut at 10, 3.8 after it.
+    """
+    weight_X = (1 - 1 / mean) ** np.arange(2 * mean)
+    return 1 + np.searchsorted(weight_X.cumsum() / weight_X.sum(), uniform_BN, side="right")
+
+
 def repeat_tokens(token_ids_BN: Tensor, num_copies: int) -> Tensor:
     """Repeat every token ``num_copies`` times, for Repeated MLM (§3.1).
 
@@ -147,7 +176,7 @@ class Masker:
         """
         num_maskable = row_length - 2
         expected = self.masking.mask_ratio * num_maskable
-        if self.masking.strategy == "fixed_count" and expected < 1:
+        if self.masking.has_fixed_count and expected < 1:
             raise UserError(
                 f"data.block_length {row_length} leaves {num_maskable} maskable tokens, of which "
                 f"masking.mask_ratio {self.masking.mask_ratio:g} masks {expected:.2f}; make one "
@@ -188,10 +217,14 @@ class Masker:
             is_slot_N[list(self.slots)] = True
             return is_maskable_BN & is_slot_N
         position_N = np.arange(is_maskable_BN.shape[1])
-        noise_BN = torch.from_numpy(
-            counter_uniform(self.seed, epoch_B[:, None], sample_B[:, None], position_N[None, :])
-        )
+        counters = (self.seed, epoch_B[:, None], sample_B[:, None], position_N[None, :])
+        noise_BN = torch.from_numpy(counter_uniform(*counters))
         if self.masking.strategy == "bernoulli":
             return is_maskable_BN & (noise_BN < self.masking.mask_ratio)
+        if self.masking.strategy == "spans":
+            length_BN = np.full(noise_BN.shape, self.masking.span_length)
+            if self.masking.span_law == "geometric":
+                length_BN = geometric_lengths(counter_uniform(*counters, 1), length_BN[0, 0])
+            noise_BN = span_noise(noise_BN, is_maskable_BN, torch.from_numpy(length_BN))
         count_B = num_masks(self.masking.mask_ratio, is_maskable_BN.sum(1), self.seed, step)
         return choose_fixed_count(noise_BN, is_maskable_BN, count_B)

@@ -45,11 +45,15 @@ def edge_log_softmax(scores_BHLL: Tensor, is_edge_BLL: Tensor) -> Tensor:
     return scores_BHLL.log_softmax(dim=-1).masked_fill(~is_edge_B1LL, 0.0)
 
 
-def _attend(query_BHLd: Tensor, key_BHLd: Tensor, is_edge_BLL: Tensor) -> Tensor:
-    """``edge_log_softmax`` of q kᵀ / sqrt(d), in float32 under autocast too."""
+def _attend(
+    query_BHLd: Tensor, key_BHLd: Tensor, is_edge_BLL: Tensor, bonus_BLL: Tensor | None = None
+) -> Tensor:
+    """``edge_log_softmax`` of q kᵀ / sqrt(d) + bonus, in float32 under autocast too."""
     query_BHLd, key_BHLd = _at_least_float32(query_BHLd), _at_least_float32(key_BHLd)
     with torch.autocast(query_BHLd.device.type, enabled=False):
         scores_BHLL = query_BHLd @ key_BHLd.transpose(2, 3) / math.sqrt(query_BHLd.shape[-1])
+        if bonus_BLL is not None:
+            scores_BHLL = scores_BHLL + bonus_BLL.unsqueeze(1)
         return edge_log_softmax(scores_BHLL, is_edge_BLL)
 
 
@@ -93,6 +97,16 @@ class GatedTransition(nn.Module):
 
     def forward(self, state_BLD: Tensor, graph: StateGraph) -> Tensor:
         """log_transition_BLL in float32 (float64 for float64 states)."""
+        return self._mixed(state_BLD, graph, edges(graph, self.sparse))
+
+    def _mixed(
+        self,
+        state_BLD: Tensor,
+        graph: StateGraph,
+        is_edge_BLL: Tensor,
+        bonus_BLL: Tensor | None = None,
+    ) -> Tensor:
+        """log of the mixture of heads over these edges, with a bonus on their scores."""
         query_BHLd, key_BHLd = (
             self._read(linear, state_BLD, graph)
             .unflatten(-1, (self.num_heads, -1))
@@ -101,8 +115,7 @@ class GatedTransition(nn.Module):
         )
         gate_BLH = _at_least_float32(self._read(self.gate, state_BLD, graph))
         log_gate_BHL = gate_BLH.log_softmax(dim=-1).transpose(1, 2)
-        is_edge_BLL = edges(graph, self.sparse)
-        log_head_BHLL = _attend(query_BHLd, key_BHLd, is_edge_BLL)
+        log_head_BHLL = _attend(query_BHLd, key_BHLd, is_edge_BLL, bonus_BLL)
         log_mixed_BLL = (log_head_BHLL + log_gate_BHL.unsqueeze(3)).logsumexp(dim=1)
         return log_mixed_BLL.masked_fill(~is_edge_BLL, -torch.inf)
 
@@ -118,6 +131,70 @@ class GatedTransition(nn.Module):
             place_PD = place_PD[: int(graph.place_BL.max()) + 1]
         place_PX = F.linear(place_PD, of_place_XD, linear.bias)
         return F.linear(state_BLD, of_state_XD) + F.embedding(graph.place_BL, place_PX)
+
+
+class SpanTransition(GatedTransition):
+    r"""E learned within spans of masks that touch; ours, not in the paper.
+
+    On real data a dense E dies: one edge from the visible side into a span takes all the mass, and
+    the other clones get no gradient any more. So a path goes from each state to the next target
+    only (none is lost on the way), and with v a clone of target i and u a clone of i + 1:
+
+    * where i and i + 1 are masks that touch, E[v, u] is ``GatedTransition``'s, over the k clones
+      of i + 1, with ``chain_bonus`` on the score of the clone of v's own number;
+    * everywhere else, so at the entry of a span, E[v, u] = 1 / k.
+
+    The joint probability is then a product over spans, and that of a span of n masks is
+
+        sum over c_1 .. c_n of 1/k P(y_1 | c_1) prod_i E[c_i-1, c_i] P(y_i | c_i),
+
+    a hidden Markov model whose first state is uniform: each clone has an equal share of the
+    gradient at the entry. With bonus 0 and equal clones it is a product of single masks.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.states_per_mask, self.chain_bonus = config.states_per_mask, config.chain_bonus
+
+    def forward(self, state_BLD: Tensor, graph: StateGraph) -> Tensor:
+        """log_transition_BLL in float32 (float64 for float64 states)."""
+        is_next_BLL, is_chain_BLL = (
+            _next_target_edges(graph),
+            span_chains(graph, self.states_per_mask),
+        )
+        log_learned_BLL = self._mixed(
+            state_BLD, graph, is_next_BLL, self.chain_bonus * is_chain_BLL
+        )
+        is_within_BL1 = (is_next_BLL & ~is_chain_BLL).any(dim=2, keepdim=True)
+        return torch.where(
+            is_within_BL1, log_learned_BLL, _equal_shares(is_next_BLL, state_BLD)
+        )
+
+
+class ChainTransition(nn.Module):
+    """The same with nothing learned: k parallel chains through each span, entered equally."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.states_per_mask = config.states_per_mask
+
+    def forward(self, state_BLD: Tensor, graph: StateGraph) -> Tensor:
+        """log_transition_BLL, the same for all features."""
+        return _equal_shares(span_chains(graph, self.states_per_mask), state_BLD)
+
+
+def span_chains(graph: StateGraph, states_per_mask: int) -> Tensor:
+    """k parallel chains through each span of masks that touch; is_chain_BLL (bool).
+
+    Within a span clone j is followed by clone j. Between spans, and from and to boundaries, each
+    state is followed by every clone of the next target (of the last target by its last state).
+    """
+    first_BL = graph.place_BL - graph.clone_BL  # the same for all clones of a mask
+    is_mask_BL = ~graph.is_boundary_BM.gather(1, graph.owner_BL)
+    is_touching_BLL = first_BL.unsqueeze(1) - first_BL.unsqueeze(2) == states_per_mask
+    is_touching_BLL &= is_mask_BL.unsqueeze(1) & is_mask_BL.unsqueeze(2)
+    is_same_BLL = graph.clone_BL.unsqueeze(1) == graph.clone_BL.unsqueeze(2)
+    return _next_target_edges(graph) & (is_same_BLL | ~is_touching_BLL)
 
 
 class UniformTransition(nn.Module):
@@ -202,6 +279,10 @@ def make_transition(config: ModelConfig) -> nn.Module | None:
             return GatedTransition(config)
         case "uniform":
             return UniformTransition()
+        case "spans":
+            return SpanTransition(config)
+        case "chains":
+            return ChainTransition(config)
     return None
 
 

@@ -188,9 +188,9 @@ def row_flops(config: RunConfig, vocab_size: int, row_length: int) -> float:
         L = num_masks * k + (2 * k if num_boundaries else 2)
         M = num_masks + 2 + (model.transition == "ctc")  # plus the blank
         heads = L * (D * D + D * vocab_size) + M * L * D
-        if model.transition not in ("ctc", "uniform"):
+        if model.transition in ("paper", "gated", "spans"):
             heads += L * 2 * D * D + L * L * D
-        if model.transition == "gated":
+        if model.transition in ("gated", "spans"):
             heads += L * D * H
     num_below = model.expand_at if config.objective == "exlm" else 0
     encoder = sum(
@@ -248,7 +248,7 @@ def _activation_bytes(config: RunConfig, vocab_size: int, row_length: int) -> in
     head = B * L * 8 * D * _FLOAT
     if model.emission != "chunked":  # chunks are recomputed, not kept
         head += B * L * vocab_size * (half if model.emission == "fused" else _FLOAT)
-    num_heads = {"gated": H, "ctc": 0, "uniform": 0}.get(model.transition, 1)
+    num_heads = {"gated": H, "spans": H, "paper": 1}.get(model.transition, 0)
     transition = B * (2 * num_heads + 3) * L * L * _FLOAT
     alignment = 3 * B * num_targets * L * _FLOAT
     return encoder + head + transition + alignment

@@ -42,7 +42,7 @@ def longest_row(config: RunConfig, row_length: int) -> int:
         return row_length * num_copies(config)
     num_maskable = row_length - 2
     num_masks = len(slots_of(config)) or num_maskable
-    if config.masking.strategy == "fixed_count":
+    if config.masking.has_fixed_count:
         num_masks = max(1, math.ceil(config.masking.mask_ratio * num_maskable))
     num_boundaries = 2 if config.model.boundary == "official" else 0
     return row_length + (config.model.states_per_mask - 1) * (num_masks + num_boundaries)
