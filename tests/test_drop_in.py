@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from exlm_mini.alignment import dag_log_likelihood, dag_loss, torch_dag_loss
+from exlm_mini.alignment import (
+    dag_log_likelihood,
+    dag_loss,
+    marginal_token_log_probs,
+    posteriors,
+    torch_dag_loss,
+    viterbi,
+)
 from exlm_mini.alignment.cases import random_graph
 from exlm_mini.alignment.drop_in import unbanded
 
@@ -56,17 +64,50 @@ def test_edges_by_how_far_they_reach_are_those_of_a_matrix_with_a_band(reach):
             torch.testing.assert_close(banded.grad[:, v, t], dense.grad[:, v, v + 1 + t])
 
 
+@pytest.mark.parametrize("as_count", [int, np.int64, torch.tensor])
+def test_one_number_counts_for_all_rows(as_count):
+    """In the loss, under the names of DA-Transformer, and in every function of a graph."""
+    scores, counts = graph_of(num_targets=(4, 4), num_states=(9, 9))
+    one = [as_count(number) for number in (4, 9)]
+    log_prob_BLV = torch.randn(2, 9, 3, dtype=torch.float64).log_softmax(2)
+    for function in (
+        lambda *both: dag_loss(*scores, **dict(zip(COUNTS, both, strict=True))),
+        lambda targets, states: torch_dag_loss(*scores, states, targets),
+        lambda *both: dag_log_likelihood(*scores, *both),
+        lambda *both: viterbi(*scores, *both)[0],
+        lambda *both: posteriors(*scores, *both).edge_BLL,
+        lambda *both: marginal_token_log_probs(log_prob_BLV, *scores, *both),
+    ):
+        assert torch.equal(function(*one), function(*counts.values()))
+
+
 @pytest.mark.parametrize(
-    ("changed", "words"),
+    ("count", "words"),
     [
-        ({"num_targets": torch.ones(3)}, "integers"),
-        ({"num_states": torch.full((3,), 13)}, "1..12"),
+        (13, "{} must lie in 1..12, got 13"),
+        (0, "{} must lie in 1..12, got 0"),
+        (10**30, "{} must lie in 1..12, got 1000000000000000000000000000000"),
+        (torch.full((3,), 13), "{} must lie in 1..12, got [13, 13, 13]"),
+        (9.0, "want {} one integer or int64 (3,), got 9.0"),
+        (True, "want {} one integer or int64 (3,), got True"),
+        (None, "want {} one integer or int64 (3,), got None"),
+        ([9, 6, 12], "want {} one integer or int64 (3,), got [9, 6, 12]"),
+        (torch.ones(3), "want {} one integer or int64 (3,), got torch.float32 (3,)"),
+        (torch.ones(3) > 0, "want {} one integer or int64 (3,), got torch.bool (3,)"),
+        (torch.tensor([9, 6]), "want {} one integer or int64 (3,), got torch.int64 (2,)"),
     ],
 )
-def test_counts_must_be_integers_within_the_scores(changed, words):
+def test_a_count_that_is_none_is_refused_under_the_name_of_its_argument(count, words):
     scores, counts = graph_of()
-    with pytest.raises(ValueError, match=words):
-        dag_loss(*scores, **{**counts, **changed})
+    calls = {
+        "num_states": lambda: dag_loss(*scores, **{**counts, "num_states": count}),
+        "output_length": lambda: torch_dag_loss(*scores, count, counts["num_targets"]),
+        "num_states_B": lambda: viterbi(*scores, counts["num_targets"], count),
+    }
+    for name, call in calls.items():
+        with pytest.raises(ValueError) as caught:
+            call()
+        assert str(caught.value) == words.format(name)
 
 
 def test_half_precision_under_autocast_is_added_up_in_float32():

@@ -121,8 +121,8 @@ def test_operators_pass_opcheck(name, dtype):
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"num_targets_B": torch.tensor([4, 1])}, "num_targets_B must lie in 1..M"),
-        ({"num_states_B": torch.tensor([5.0, 5.0])}, "want num_states_B int64"),
+        ({"num_targets_B": torch.tensor([4, 1])}, "num_targets must lie in 1..M"),
+        ({"num_states_B": torch.tensor([5.0, 5.0])}, "want num_states int64"),
         ({"log_transition_BLL": torch.zeros(2, 4, 4).double()}, "want transition"),
         ({"log_emission_BML": torch.zeros(2, 3, 5).bfloat16()}, "want float32 or float64"),
     ],

@@ -13,7 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -132,8 +132,8 @@ class Posteriors(NamedTuple):
 def dag_log_likelihood(
     log_emission_BML: Tensor,
     log_transition_BLL: Tensor,
-    num_targets_B: Tensor,
-    num_states_B: Tensor,
+    num_targets_B: Tensor | int,
+    num_states_B: Tensor | int,
     backend: str = "auto",
 ) -> Tensor:
     """Log-probability of the targets, summed over every path through the graph.
@@ -149,9 +149,10 @@ def dag_log_likelihood(
         log_emission_BML: log P_u(y_i), any floating dtype; larger is likelier. Half precision is
             raised to float32 first.
         log_transition_BLL: log E[v, u], same dtype; read only at v < u.
-        num_targets_B: int64, valid rows of the emission, from 1 to M.
-        num_states_B: int64, valid states, from 1 to L. Nothing beyond the valid rows and states
-            is read.
+        num_targets_B: integers, valid rows of the emission, from 1 to M; one int counts for all
+            rows.
+        num_states_B: integers or one, valid states, from 1 to L. Nothing beyond the valid rows
+            and states is read.
         backend: a name in ``BACKENDS``, or ``auto``: the fastest that works on this device.
 
     Returns:
@@ -173,8 +174,8 @@ def dag_log_likelihood(
 def posteriors(
     log_emission_BML: Tensor,
     log_transition_BLL: Tensor,
-    num_targets_B: Tensor,
-    num_states_B: Tensor,
+    num_targets_B: Tensor | int,
+    num_states_B: Tensor | int,
     backend: str = "auto",
 ) -> Posteriors:
     """State and edge posteriors: alpha beta / f_{M,L} of Appendix I, per row.
@@ -191,13 +192,12 @@ def posteriors(
     graph = checked(log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
     log_likelihood = choose(backend, graph[0].device.type).log_likelihood
 
-    def total(*scores: Tensor) -> Tensor:
-        return log_likelihood(*scores, *graph[2:]).sum()
+    def total(emission: Tensor, transition: Tensor) -> Tensor:
+        return log_likelihood(emission, transition, *graph[2:]).sum()
 
     scores = tuple(t.detach() for t in graph[:2])
     if is_in_torch_func():  # where no tensor may be told to require a gradient
-        gradients: Any = torch.func.grad(total, argnums=(0, 1))
-        return Posteriors(*gradients(*scores))
+        return Posteriors(*torch.func.grad(total, argnums=(0, 1))(*scores))
     with torch.enable_grad():
         scores = tuple(t.requires_grad_() for t in scores)
         return Posteriors(*torch.autograd.grad(total(*scores), scores))
@@ -206,8 +206,8 @@ def posteriors(
 def viterbi(
     log_emission_BML: Tensor,
     log_transition_BLL: Tensor,
-    num_targets_B: Tensor,
-    num_states_B: Tensor,
+    num_targets_B: Tensor | int,
+    num_states_B: Tensor | int,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """The single best path and its score.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from exlm_mini.alignment.api import dag_log_likelihood
+from exlm_mini.alignment.api import choose
 from exlm_mini.alignment.graphs import checked
 
 
@@ -16,8 +16,8 @@ def dag_loss(
     log_emission: Tensor,
     log_transition: Tensor,
     *,
-    num_targets: Tensor,
-    num_states: Tensor,
+    num_targets: Tensor | int,
+    num_states: Tensor | int,
     backend: str = "auto",
 ) -> Tensor:
     """-log P(targets), summed over all paths from the first state to the last.
@@ -26,9 +26,9 @@ def dag_loss(
         log_emission: (B, M, L), log P(target i | state u), of any floating dtype.
         log_transition: (B, L, L), log P(v -> u), read at v < u alone; or (B, L, T) with T < L,
             log P(v -> v + 1 + t), where every edge reaches at most T states forward.
-        num_targets, num_states: (B,), integers on the device of the scores or on the CPU: how
-            many targets and states are valid. What stands beyond them is never read. They are
-            compared with M and L, which waits for a GPU they lie on.
+        num_targets, num_states: (B,), integers on the device of the scores or on the CPU, or one
+            int for all rows: how many targets and states are valid. What stands beyond them is
+            never read. They are compared with M and L, which waits for a GPU they lie on.
         backend: see ``dag_log_likelihood``.
 
     Returns:
@@ -39,35 +39,46 @@ def dag_loss(
     Raises:
         ValueError: if the arguments do not fit each other.
     """
-    if log_transition.dim() == 3 and log_transition.shape[2] < log_transition.shape[1]:
-        log_transition = unbanded(log_transition)
-    for name, count_B in (("num_targets", num_targets), ("num_states", num_states)):
-        if count_B.dtype.is_floating_point or count_B.dtype == torch.bool:
-            raise ValueError(f"{name} is {count_B.dtype}; give integers")
-    if not torch.compiler.is_compiling():
-        counts = (count_B.to("cpu", torch.int64) for count_B in (num_targets, num_states))
-        checked(log_emission, log_transition, *counts)
-    num_targets, num_states = (
-        count_B.to(log_emission.device, torch.int64) for count_B in (num_targets, num_states)
-    )
-    return -dag_log_likelihood(log_emission, log_transition, num_targets, num_states, backend)
+    names, counts = ("num_targets", "num_states"), (num_targets, num_states)
+    return -_log_likelihood(log_emission, log_transition, counts, names, backend)
 
 
 def torch_dag_loss(
-    match_all: Tensor, links: Tensor, output_length: Tensor, target_length: Tensor
+    match_all: Tensor, links: Tensor, output_length: Tensor | int, target_length: Tensor | int
 ) -> Tensor:
     """``dag_loss`` with name, arguments and sign of DA-Transformer's ``torch_dag_loss``.
 
     Args:
         match_all: (B, M, L), log-probability of each target in each state.
         links: (B, L, L) or (B, L, T), log-probability of each edge.
-        output_length: (B,), states.
-        target_length: (B,), targets.
+        output_length: (B,), states, or one int for all rows.
+        target_length: (B,), targets, or one int for all rows.
 
     Returns:
         (B,), log P(targets) in nats; -inf where no path fits.
+
+    Raises:
+        ValueError: if the arguments do not fit each other.
     """
-    return -dag_loss(match_all, links, num_targets=target_length, num_states=output_length)
+    names, counts = ("target_length", "output_length"), (target_length, output_length)
+    return _log_likelihood(match_all, links, counts, names)
+
+
+def _log_likelihood(
+    log_emission: Tensor,
+    log_transition: Tensor,
+    counts: tuple[Tensor | int, Tensor | int],
+    names: tuple[str, str],
+    backend: str = "auto",
+) -> Tensor:
+    """log P(targets); ``names`` are the user's for the counts of targets and states."""
+    if log_transition.dim() == 3 and log_transition.shape[2] < log_transition.shape[1]:
+        log_transition = unbanded(log_transition)
+    num_targets, num_states = counts
+    if not torch.compiler.is_compiling():
+        num_targets, num_states = (c.cpu() if isinstance(c, Tensor) else c for c in counts)
+    graph = checked(log_emission, log_transition, num_targets, num_states, names)
+    return choose(backend, log_emission.device.type).log_likelihood(*graph)
 
 
 def unbanded(log_transition_BLT: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ def marginal_token_log_probs(
     log_prob_BLV: Tensor,
     log_emission_BML: Tensor,
     log_transition_BLL: Tensor,
-    num_targets_B: Tensor,
-    num_states_B: Tensor,
+    num_targets_B: Tensor | int,
+    num_states_B: Tensor | int,
 ) -> Tensor:
     """Log-probability of every token at every target by itself.
 
@@ -58,7 +58,7 @@ def marginal_token_log_probs(
         )
     log_state_BML = _log_state_posteriors(*graph)
     log_prob_BMV = log_prob_BLV.new_full((B, M, log_prob_BLV.shape[2]), -torch.inf)
-    counts = zip(num_targets_B.tolist(), num_states_B.tolist(), strict=True)
+    counts = zip(graph[2].tolist(), graph[3].tolist(), strict=True)
     for b, (m, n) in enumerate(counts):
         log_prob_BMV[b, :m] = _mix(log_state_BML[b, :m, :n], log_prob_BLV[b, :n].double())
     return log_prob_BMV

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from exlm_mini.alignment.autograd import backward_by, keep_for_backward, with_gradients
 from exlm_mini.alignment.build import BuildError, build
-from exlm_mini.alignment.graphs import check_shapes
+from exlm_mini.alignment.graphs import check_scores
 
 NAMES = {torch.float32: "float32", torch.float64: "float64"}
 PLAIN = (Tensor, nn.Parameter)
@@ -87,7 +87,7 @@ def _stream(device: torch.device) -> ctypes.c_void_p:
 def _explain_cpu(result: int) -> Exception:
     if result == 1:
         return MemoryError("the dynamic programme ran out of memory")
-    return ValueError("num_targets_B must lie in 1..M and num_states_B in 1..L")
+    return ValueError("num_targets must lie in 1..M and num_states in 1..L")
 
 
 @functools.cache
@@ -152,8 +152,15 @@ def _checked(graph: Graph) -> Graph:
         raise ValueError(f"want float32 or float64, got {dtype}")
     if any(tensor.device != device for tensor in graph):
         raise ValueError(f"want all on one device, got {[str(t.device) for t in graph]}")
-    check_shapes(*graph)  # the kernels check the counts
     emission, transition, num_targets, num_states = graph
+    check_scores(emission, transition)
+    for name, count in (("num_targets", num_targets), ("num_states", num_states)):
+        if (
+            count.shape != (len(emission),) or count.dtype != torch.int64
+        ):  # the kernel does the rest
+            raise ValueError(
+                f"want {name} int64 ({len(emission)},), got {count.dtype} {tuple(count.shape)}"
+            )
     return (
         emission.contiguous(),
         transition.contiguous(),
