@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -211,6 +212,8 @@ def test_what_the_grid_asks_for_and_no_record_has_is_named(tmp_path, monkeypatch
     assert "1 of 42 records missing: toy-p0.0225-k1 seed 1." in text
     assert text.endswith("41 records, made on cpu at commit 0123456 in 41 minutes.")
     assert tables.missing([], cells)[0].endswith("and 36 more.")
+    seven = [replace(cells[0], seeds=tuple(range(7)))]
+    assert tables.missing([], seven)[0].endswith("seed 5 and 1 more.")
 
 
 def rows_of(text, title):

@@ -172,3 +172,6 @@ def test_the_split_is_a_function_of_the_seed(manual):
     usual, other = sections.load()[1], sections.load(seed=4)[1]
     assert usual.train.texts == manual[1].train.texts != other.train.texts
     assert usual.notes == manual[1].notes
+    counts = np.bincount(usual.train.labels)
+    right = np.bincount(usual.test.labels)[counts == counts.max()] / len(usual.test.labels)
+    assert usual.notes["majority_accuracy"] in right
