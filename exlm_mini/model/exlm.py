@@ -190,17 +190,31 @@ def token_states(model: MaskedLM | ExLM, token_ids_BN: Tensor, num_copies: int =
     """
     if isinstance(model, MaskedLM):
         hidden_BTD = model.encode(repeat_tokens(token_ids_BN, num_copies))
-        place_BN = num_copies * torch.arange(token_ids_BN.shape[1], device=token_ids_BN.device)
-        place_BN = place_BN.expand_as(token_ids_BN)
     else:
-        special, config = model.special_ids, model.config
-        is_expanded_BN = is_masked_BN = token_ids_BN == special.mask
-        hidden_BTD, _ = model.encode(token_ids_BN, is_masked_BN, token_ids_BN)
-        if config.boundary == "official":
-            boundaries = token_ids_BN.new_tensor([special.bos, special.eos])
-            is_expanded_BN = is_masked_BN | torch.isin(token_ids_BN, boundaries)
-        copies_BN = torch.where(is_expanded_BN, config.states_per_mask, 1)
-        place_BN = copies_BN.cumsum(dim=1) - copies_BN
+        hidden_BTD, _ = model.encode(
+            token_ids_BN, token_ids_BN == model.special_ids.mask, token_ids_BN
+        )
+    return of_tokens(hidden_BTD, model, token_ids_BN, num_copies)
+
+
+def of_tokens(
+    hidden_BTD: Tensor, model: MaskedLM | ExLM, token_ids_BN: Tensor, num_copies: int = 1
+) -> Tensor:
+    """hidden_BND: of an expanded or repeated row the states of each token's first clone or copy.
+
+    Args:
+        hidden_BTD: after any layer of the encoder that sees the expanded row.
+        model, token_ids_BN, num_copies: see ``token_states``.
+    """
+    if isinstance(model, MaskedLM):
+        copies_BN = torch.full_like(token_ids_BN, num_copies)
+    else:
+        special, expanded = model.special_ids, [model.special_ids.mask]
+        if model.config.boundary == "official":
+            expanded += [special.bos, special.eos]
+        is_expanded_BN = torch.isin(token_ids_BN, token_ids_BN.new_tensor(expanded))
+        copies_BN = torch.where(is_expanded_BN, model.config.states_per_mask, 1)
+    place_BN = copies_BN.cumsum(dim=1) - copies_BN
     place_BN = place_BN.clamp(max=hidden_BTD.shape[1] - 1)  # padding may lie beyond the end
     return hidden_BTD.gather(1, place_BN.unsqueeze(2).expand(-1, -1, hidden_BTD.shape[2]))
 
