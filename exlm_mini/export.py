@@ -69,7 +69,9 @@ def export(pretrained: Pretrained, output: Path) -> None:
     model.exlm.load_state_dict(pretrained.checkpoint.tensors["model"])
     logging.disable_progress_bar()
     model.save_pretrained(output)
-    tokenizer_for(tokenizer).save_pretrained(output)
+    tokenizer_for(tokenizer, pretrained.max_length).save_pretrained(output)
+    for file in output.glob("*.safetensors"):  # written for their owner alone
+        file.chmod((output / "config.json").stat().st_mode)
     imported = ", ".join(sorted(set(names.values())))
     code = REMOTE_CODE.format(names=f"(  # noqa: F401\n        {imported}\n    )")
     write_atomically(output / f"{REMOTE}.py", code.encode())

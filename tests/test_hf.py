@@ -17,6 +17,7 @@ from exlm_mini.reading.decoding import read_masked_lm, read_states
 from exlm_mini.reading.pretrained import load_pretrained
 from exlm_mini.training.parts import num_copies
 
+os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")
 
 from exlm_mini import hf  # noqa: E402
@@ -210,6 +211,88 @@ def test_the_trainer_learns_with_chains_at_first(exported, tmp_path):
     shares.clear()
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
     assert shares == [0.0] * 10
+
+
+def masked_molecules(tokenizer, count: int) -> list:
+    """Molecules with masks that stay, to be evaluated several times."""
+    torch.manual_seed(1)
+    collate = hf.collator(tokenizer, 0.3)
+    batches = [collate([row]) for row in molecules(tokenizer, count)]
+    return [{name: part[0].tolist() for name, part in batch.items()} for batch in batches]
+
+
+def padded_batch(rows: list) -> dict:
+    longest = max(len(row["input_ids"]) for row in rows)
+    return {
+        name: torch.tensor([row[name] + [pad] * (longest - len(row[name])) for row in rows])
+        for name, pad in (("input_ids", 0), ("labels", -100))
+    }
+
+
+@pytest.fixture(scope="module")
+def warm(exported, tmp_path_factory):
+    """A training of 12 steps with chains in the first 6, evaluated and saved every 2."""
+    folder = tmp_path_factory.mktemp("warm")
+    rows = masked_molecules(opened(exported / "smiles-hf")[0], 40)
+
+    def train(kind, options=(), stop=12, resume=None):
+        class Stop(transformers.TrainerCallback):
+            def on_step_end(self, args, state, control, **_):
+                control.should_training_stop = state.global_step >= stop
+
+        trainer = transformers.Trainer(
+            opened(exported / "smiles-hf")[1],
+            arguments(
+                folder / kind, max_steps=12, save_steps=2, eval_steps=2, eval_strategy="steps",
+                learning_rate=1e-2, **dict(options),
+            ),
+            train_dataset=rows[:32], eval_dataset=rows[32:], data_collator=padded_batch,
+            callbacks=[hf.ChainWarmup(0.25), Stop()],
+        )  # fmt: skip
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer, {
+            line["step"]: line["eval_loss"]
+            for line in trainer.state.log_history
+            if "eval_loss" in line
+        }
+
+    return folder, rows[32:], train
+
+
+def loss_of(model, rows) -> float:
+    with torch.no_grad():
+        return model.eval()(**padded_batch(rows)).loss.item()
+
+
+def test_a_checkpoint_in_the_warm_up_evaluates_as_it_did_in_training(warm):
+    folder, rows, train = warm
+    trainer, losses = train("all")
+    shares = []
+    for step, loss in losses.items():
+        path = folder / "all" / f"checkpoint-{step}"
+        model = transformers.AutoModelForMaskedLM.from_pretrained(path)
+        shares.append(model.chain_share)
+        assert loss_of(model, rows) == pytest.approx(loss, rel=1e-4), step
+    assert shares == pytest.approx([1.0, 1.0, 1 / 3, 0, 0, 0])
+    trainer.save_model(str(folder / "end"))
+    end = transformers.AutoModelForMaskedLM.from_pretrained(folder / "end")
+    assert end.chain_share == 0.0
+    # Resumed in the warm-up, it goes on as if it had never stopped.
+    _, resumed = train("all", resume=str(folder / "all" / "checkpoint-4"))
+    assert resumed == pytest.approx(losses, rel=1e-5)
+
+
+def test_the_best_model_and_a_stopped_one_keep_their_chains(warm):
+    folder, rows, train = warm
+    trainer, losses = train("best", {"load_best_model_at_end": True, "greater_is_better": True})
+    best = max(losses, key=losses.get)
+    assert trainer.state.best_global_step == best
+    stored = hf.ExLMConfig.from_pretrained(folder / "best" / f"checkpoint-{best}")
+    assert trainer.model.chain_share == stored.chain_share > 0
+    assert loss_of(trainer.model, rows) == pytest.approx(losses[best], rel=1e-4)
+    trainer, losses = train("stopped", stop=4)
+    assert trainer.model.chain_share == 1.0
+    assert loss_of(trainer.model, rows) == pytest.approx(losses[4], rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@
 ``AutoTokenizer`` and ``pipeline``.
 """
 
+from exlm_mini.hf.config import ExLMConfig
 from exlm_mini.hf.models import (
-    ExLMConfig,
     ExLMForMaskedLM,
     ExLMForQuestionAnswering,
     ExLMForSequenceClassification,
@@ -13,7 +13,8 @@ from exlm_mini.hf.models import (
     ExLMModel,
     register,
 )
-from exlm_mini.hf.training import ChainWarmup, collator, tokenizer_for
+from exlm_mini.hf.tokenizer import ExLMTokenizer, tokenizer_for
+from exlm_mini.hf.training import ChainWarmup, collator
 
 register()
 
@@ -25,6 +26,7 @@ __all__ = [
     "ExLMForSequenceClassification",
     "ExLMForTokenClassification",
     "ExLMModel",
+    "ExLMTokenizer",
     "collator",
     "tokenizer_for",
 ]

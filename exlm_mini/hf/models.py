@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -20,7 +21,7 @@ from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
-    PreTrainedConfig,
+    AutoTokenizer,
     PreTrainedModel,
 )
 from transformers import initialization as init
@@ -33,9 +34,11 @@ from transformers.modeling_outputs import (
     TokenClassifierOutput,
 )
 
-from exlm_mini.config import ModelConfig, SpecialIds
-from exlm_mini.config.recipes import build
+from exlm_mini.config import SpecialIds
 from exlm_mini.data.masking import repeat_tokens
+from exlm_mini.hf.config import ExLMConfig
+from exlm_mini.hf.options import with_options
+from exlm_mini.hf.tokenizer import ExLMTokenizer
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.exlm import token_states
 from exlm_mini.model.objectives import log_likelihood, mlm_loss, states_alignment_loss
@@ -51,58 +54,13 @@ NO_LABEL = -100
 """The label of transformers for tokens that are not predicted."""
 
 
-class ExLMConfig(PreTrainedConfig):
-    """Settings of a model, in ``config.json``.
-
-    Args:
-        architecture: ``ModelConfig`` as a dict.
-        objective: exlm, mlm or repeated-mlm.
-        num_copies: of every token; above 1 for repeated-mlm.
-        chain_share: weight of fixed chains in the transitions; above 0 for an ExLM early in its
-            training (see ``ChainWarmup``).
-        special_ids: ``SpecialIds`` as a dict.
-        vocab_size: V.
-        classifier_dropout: before and in the heads of fine-tuning.
-        kwargs: of ``PreTrainedConfig``, such as ``num_labels``.
-    """
-
-    model_type = "exlm"
-
-    def __init__(
-        self,
-        architecture: dict[str, Any] | None = None,
-        objective: str = "exlm",
-        num_copies: int = 1,
-        chain_share: float = 0.0,
-        special_ids: dict[str, int] | None = None,
-        vocab_size: int = 4000,
-        classifier_dropout: float = 0.0,
-        **kwargs: Any,
-    ) -> None:
-        model = build(ModelConfig, architecture or {})
-        self.architecture = dict(architecture or {})
-        self.objective, self.num_copies, self.chain_share = objective, num_copies, chain_share
-        self.special_ids = special_ids or SpecialIds()._asdict()
-        self.classifier_dropout = classifier_dropout
-        self.hidden_size, self.num_hidden_layers = model.shape.width, model.shape.num_layers
-        self.num_attention_heads = model.shape.num_heads
-        special = SpecialIds(**self.special_ids)
-        given = {"pad_token_id": special.pad, "bos_token_id": special.bos}
-        super().__init__(**{**given, "eos_token_id": special.eos, **kwargs})
-        self.vocab_size = vocab_size
-
-    @property
-    def model(self) -> ModelConfig:
-        """The settings as a ``ModelConfig``."""
-        return build(ModelConfig, self.architecture)
-
-
 class ExLMPreTrainedModel(PreTrainedModel):
     """Base of the models; ``exlm`` is an ``ExLM`` or a ``MaskedLM``."""
 
     config_class = ExLMConfig
     base_model_prefix = "exlm"
     accepts_loss_kwargs = False  # a loss is the mean of its own batch
+    _supports_sdpa = True
 
     def __init__(self, config: ExLMConfig) -> None:
         super().__init__(config)
@@ -120,18 +78,35 @@ class ExLMPreTrainedModel(PreTrainedModel):
     def get_input_embeddings(self) -> nn.Embedding:
         return self.exlm.encoder.embedding
 
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the embedding, also of the outputs; the bias of new tokens is 0."""
+        assert isinstance(value, nn.Embedding)
+        self.exlm.encoder.embedding, head = value, self.exlm.head
+        num_more = value.num_embeddings - head.bias.numel()
+        head.bias = nn.Parameter(F.pad(head.bias.detach(), (0, num_more)))
+
     def rows(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         """token_ids_BN, with the id of padding where ``attention_mask`` is 0.
 
         Raises:
-            ValueError: if a row is padded on the left.
+            ValueError: if there is padding, or its id, before a token.
         """
         pad = self.exlm.special_ids.pad
         if attention_mask is not None:
             input_ids = input_ids.masked_fill(attention_mask == 0, pad)
         is_real_BN = input_ids != pad
-        if bool((is_real_BN[:, 1:] & ~is_real_BN[:, :-1]).any()):
-            raise ValueError("rows must be padded on the right; set padding_side='right'")
+        is_late_BN = is_real_BN[:, 1:] & ~is_real_BN[:, :-1]
+        if bool(is_late_BN.any()):
+            row = int(is_late_BN.any(dim=1).nonzero()[0])
+            if not is_real_BN[row, 0]:
+                raise ValueError(
+                    f"row {row} is padded on the left, but rows must be padded on the right; set "
+                    "padding_side='right'"
+                )
+            raise ValueError(
+                f"row {row} has padding or [PAD] (id {pad}) between its tokens; a row may end "
+                "with it only"
+            )
         return input_ids
 
     def hidden(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -148,8 +123,9 @@ class ExLMModel(ExLMPreTrainedModel):
         super().__init__(config)
         self.post_init()
 
+    @with_options
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any
+        self, input_ids: Tensor, attention_mask: Tensor | None = None
     ) -> BaseModelOutput:
         return BaseModelOutput(last_hidden_state=self.hidden(input_ids, attention_mask))
 
@@ -159,15 +135,23 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
 
     def __init__(self, config: ExLMConfig) -> None:
         super().__init__(config)
-        self.chain_share = config.chain_share
         self.post_init()
 
+    @property
+    def chain_share(self) -> float:
+        """Weight of fixed chains in the transitions, stored in the config."""
+        return self.config.chain_share
+
+    @chain_share.setter
+    def chain_share(self, share: float) -> None:
+        self.config.chain_share = share
+
+    @with_options
     def forward(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
-        **_: Any,
     ) -> MaskedLMOutput:
         """The loss and, outside of training, predictions for each mask.
 
@@ -177,8 +161,9 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
             labels: int64 (B, N), the hidden tokens, -100 elsewhere.
 
         Returns:
-            loss: in nats, that of §4.3 for ExLM (per target, then the mean over rows) and the mean
-            over masked tokens for MLM; None without labels. logits: log-probability of each token
+            loss: in nats, that of §4.3 for ExLM (per target, then the mean over rows that hold a
+            [MASK]) and the mean over masked tokens for MLM; 0 for a batch without [MASK], None
+            without labels. logits: log-probability of each token
             at each [MASK] by itself, (B, N, V), for ExLM summed over all paths; 0 at other tokens;
             None in training, which does not need them.
 
@@ -186,15 +171,17 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
             ValueError: if labels and masks are at different places, as with a collator that leaves
                 some tokens unmasked; use ``collator``.
         """
-        token_ids_BN = self.rows(input_ids, attention_mask)
-        is_masked_BN = token_ids_BN == self.exlm.special_ids.mask
-        target_ids_BN = token_ids_BN
+        is_masked_BN = input_ids == self.exlm.special_ids.mask
+        if attention_mask is not None:
+            is_masked_BN = is_masked_BN & (attention_mask != 0)
+        # Before the rows are checked, for such a collator may draw a [PAD], too.
+        if labels is not None and not torch.equal(labels != NO_LABEL, is_masked_BN):
+            raise ValueError(
+                "labels must stand at every [MASK] and nowhere else; mask with "
+                "exlm_mini.hf.collator(tokenizer)"
+            )
+        token_ids_BN = target_ids_BN = self.rows(input_ids, attention_mask)
         if labels is not None:
-            if not torch.equal(labels != NO_LABEL, is_masked_BN):
-                raise ValueError(
-                    "labels must stand at every [MASK] and nowhere else; mask with "
-                    "exlm_mini.hf.collator(tokenizer)"
-                )
             target_ids_BN = torch.where(is_masked_BN, labels, token_ids_BN)
         compute = self._masked_lm if isinstance(self.exlm, MaskedLM) else self._states
         loss, log_token_SV = compute(token_ids_BN, is_masked_BN, target_ids_BN)
@@ -224,8 +211,12 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
         hidden_BTD, graph = model.encode(token_ids_BN, is_masked_BN, target_ids_BN)
         state_BLD = model.states(hidden_BTD, graph)
         scores = model.score(state_BLD, graph, self.chain_share)
+        # A row without masks would count as its path from [BOS] to [EOS].
+        is_plain_B = ~is_masked_BN.any(dim=1)
         loss = states_alignment_loss(
-            log_likelihood(scores), scores.is_scored_BM.sum(dim=1), on_no_path="skip"
+            log_likelihood(scores).masked_fill(is_plain_B, -torch.inf),
+            scores.is_scored_BM.sum(dim=1),
+            on_no_path="skip",
         )
         if self.training:
             return loss, None
@@ -280,12 +271,12 @@ class ExLMForTokenClassification(_WithHeads):
 
     output_class: type[ModelOutput] = TokenClassifierOutput
 
+    @with_options
     def forward(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
-        **_: Any,
     ) -> ModelOutput:
         """Logits and, with labels, the usual loss of transformers."""
         logits = self._scores(input_ids, attention_mask)
@@ -318,13 +309,13 @@ class ExLMForQuestionAnswering(_WithHeads):
     def _sizes(self) -> Sequence[tuple[int, int]]:
         return [(self.config.hidden_size, 2)]
 
+    @with_options
     def forward(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
-        **_: Any,
     ) -> QuestionAnsweringModelOutput:
         is_pad_BN = self.rows(input_ids, attention_mask) == self.exlm.special_ids.pad
         scores_BN2 = self._scores(input_ids, attention_mask)
@@ -347,5 +338,6 @@ AUTO_CLASSES = {
 def register() -> None:
     """Register ExLM with the Auto classes of transformers; no remote code is needed then."""
     AutoConfig.register(ExLMConfig.model_type, ExLMConfig, exist_ok=True)
+    AutoTokenizer.register(ExLMConfig, ExLMTokenizer, exist_ok=True)
     for auto_class, model_class in AUTO_CLASSES.items():
         auto_class.register(ExLMConfig, model_class, exist_ok=True)

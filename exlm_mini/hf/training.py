@@ -1,48 +1,30 @@
-"""Tokenizer, collator and chain warm-up for the ``Trainer`` of transformers."""
+"""Collator and chain warm-up for the ``Trainer`` of transformers."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-import tokenizers
-from tokenizers.processors import TemplateProcessing
+from tokenizers.pre_tokenizers import Split
 from transformers import (
-    AddedToken,
     DataCollatorForLanguageModeling,
     PreTrainedTokenizerFast,
     TrainerCallback,
 )
 
-from exlm_mini.data.tokenizer import BOS, EOS, MASK, PAD, SEP, UNK, Tokenizer
-
-
-def tokenizer_for(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """Convert a tokenizer to transformers; rows are framed by [BOS] and [EOS].
-
-    "[MASK]" in a text is a mask, including the blank before it, which belongs to the hidden token.
-    """
-    special, definition = tokenizer.special_ids, json.loads(tokenizer.definition)
-    for token in definition["added_tokens"]:
-        token["lstrip"] = token["content"] == MASK
-    inner = tokenizers.Tokenizer.from_str(json.dumps(definition))
-    inner.post_processor = TemplateProcessing(
-        single=f"{BOS} $A {EOS}",
-        pair=f"{BOS} $A {EOS} {EOS} $B {EOS}",
-        special_tokens=[(BOS, special.bos), (EOS, special.eos)],
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        bos_token=BOS, eos_token=EOS, unk_token=UNK, sep_token=SEP, cls_token=BOS, pad_token=PAD,
-        mask_token=AddedToken(MASK, lstrip=True, special=True),
-        padding_side="right", model_input_names=["input_ids", "attention_mask"],
-    )  # fmt: skip
+from exlm_mini.hf.config import ExLMConfig
 
 
 def collator(
     tokenizer: PreTrainedTokenizerFast, mask_ratio: float = 0.15, **options: Any
 ) -> DataCollatorForLanguageModeling:
-    """A collator for ExLM: masks are drawn independently, and always become [MASK]."""
+    """A collator for ExLM: masks are drawn independently, and always become [MASK].
+
+    Raises:
+        ValueError: for ``whole_word_mask`` of molecules, where it would mask whole rows.
+    """
+    is_smiles = isinstance(tokenizer.backend_tokenizer.pre_tokenizer, Split)
+    if options.get("whole_word_mask") and is_smiles:
+        raise ValueError("a SMILES has no words; leave out whole_word_mask")
     return DataCollatorForLanguageModeling(
         tokenizer, mlm_probability=mask_ratio, mask_replace_prob=1.0, random_replace_prob=0.0,
         **options,
@@ -51,6 +33,8 @@ def collator(
 
 class ChainWarmup(TrainerCallback):
     """For ``Trainer``: fixed parallel chains at the start, as ``train.chain_warmup``.
+
+    A checkpoint stores the weight of the chains in its ``config.json``.
 
     Args:
         share: of the steps with chains alone; the same number of steps fades them out.
@@ -68,6 +52,14 @@ class ChainWarmup(TrainerCallback):
         past = state.global_step / (self.share * state.max_steps)
         getattr(model, "module", model).chain_share = min(1.0, max(0.0, 2.0 - past))
 
-    def on_train_end(self, *_: Any, model: Any = None, **__: Any) -> None:
-        """Remove the chains."""
-        getattr(model, "module", model).chain_share = 0.0
+    def on_train_end(
+        self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
+    ) -> None:
+        """Remove the chains, unless the model is one from the warm-up."""
+        if args.load_best_model_at_end and state.best_model_checkpoint:
+            share = ExLMConfig.from_pretrained(state.best_model_checkpoint).chain_share
+        elif state.global_step < state.max_steps:  # training was stopped
+            return
+        else:
+            share = 0.0
+        getattr(model, "module", model).chain_share = share

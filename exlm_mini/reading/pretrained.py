@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from exlm_mini.training.parts import load_model, num_copies
 
 TRAINED_IN_TURN = ("exlm", "mlm")
 """Directories in a run of the objective mlm+exlm."""
+REMEDY = "give the --output of a pre-training run that has saved one"
 INPUT_OF_KIND = {tokenizer: data for data, tokenizer in TOKENIZER_KINDS.items()}
 """Kind of data by kind of tokenizer, as in ``exlm_lab.downstream.task.Task``."""
 
@@ -33,6 +35,21 @@ SHIPPED = {
     name: Path(__file__).with_name("shipped") / name for name in ("molecules", "english")
 }
 """Small models that come with the package, by name; each has a card."""
+
+OTHER_KINDS = {
+    "corpus.json": (
+        "a prepared corpus",
+        "pre-train on it, with --data.pack, and give the --output of that run",
+    ),
+    "cells": (
+        "the output of fine-tuning",
+        "give the pre-training run that it started from",
+    ),
+    "step-*": ("the checkpoints of a run", "give the directory above, or one of them"),
+    "*/checkpoints/step-*": ("a directory of runs", "give one of them"),
+    "config.yaml": ("a run that has not saved one yet", "let it go on, or give another"),
+}
+"""What a directory with such files is, and what to do."""
 
 
 class Layout(NamedTuple):
@@ -92,6 +109,11 @@ class Pretrained(NamedTuple):
             model.states_per_mask if is_cloned else 1,
         )
 
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest text without masks that the model takes, with [BOS] and [EOS]."""
+        return self.layout.room(1) + 2
+
     def model(self, **settings: Any) -> MaskedLM | ExLM:
         """A fresh copy of the trained model, on the CPU.
 
@@ -124,15 +146,37 @@ def load_pretrained(path: Path, report: Callable[[str], None]) -> Pretrained:
     else:
         latest = latest_checkpoint(path / "checkpoints", report)
         if latest is None:
-            remedy = "give the --output of a pre-training run that has saved one"
-            raise UserError(
-                f"there is no checkpoint in {path}; {nearest(str(path), SHIPPED, remedy)}"
-            )
+            raise UserError(f"there is no checkpoint in {path}{_what_it_is(path)}")
         run, checkpoint, path = path, latest, path / "checkpoints" / f"step-{latest.step:06d}"
+    if "identity" in checkpoint.state:
+        raise UserError(
+            f"{path} is a checkpoint of fine-tuning; give the pre-training run that it started "
+            "from"
+        )
     with reading(path, "give a checkpoint of a pre-training run as it was saved"):
         _, config = load_model(checkpoint)  # raises if weights and settings do not fit
         tokenizer, weights = tokenizer_of(run, checkpoint), checkpoint.tensors["model"]
         return Pretrained(path, checkpoint, config, tokenizer, _sha256(weights))
+
+
+def _what_it_is(path: Path) -> str:
+    """The end of a message about a path that holds no run: its kind, and the remedy."""
+    if not path.exists():
+        return f"; {nearest(str(path), SHIPPED, REMEDY)}"
+    if not path.is_dir():
+        return f", a file; {REMEDY}"
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        kind = json.loads((path / "config.json").read_bytes()).get("model_type")
+        if kind == "exlm":
+            return (
+                ", a model for transformers; open it with AutoModelForMaskedLM after import "
+                "exlm_mini.hf, or give the run that it was exported from"
+            )
+        return f", a model of transformers ({kind}); {REMEDY}"
+    for pattern, (kind, remedy) in OTHER_KINDS.items():
+        if any(path.glob(pattern)):
+            return f", {kind}; {remedy}"
+    return f"; {REMEDY}" if any(path.iterdir()) else f", which is empty; {REMEDY}"
 
 
 def _sha256(weights: dict[str, Tensor]) -> str:

@@ -1,0 +1,119 @@
+"""The settings of a model with the interface of transformers."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from exlm_mini.config import ModelConfig, SpecialIds
+from exlm_mini.config.checks import UserError
+from exlm_mini.config.recipes import build
+
+OBJECTIVES = ("exlm", "mlm", "repeated-mlm")
+FIELD_OF = {
+    **{field.name: field.name for field in fields(ModelConfig) if field.name != "vocab_size"},
+    "hidden_size": "width",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "ffn_width",
+    "max_position_embeddings": "max_positions",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "initializer_range": "init_std",
+}
+"""Attributes of the configuration that stand for a field of ``architecture``."""
+
+
+class ExLMConfig(PreTrainedConfig):
+    """Settings of a model, in ``config.json``.
+
+    The fields of ``architecture`` can be given and read as attributes, too, by their own names or
+    those of transformers: ``hidden_size``, ``num_hidden_layers``, ``num_attention_heads``,
+    ``intermediate_size``, ``max_position_embeddings`` (places after expansion), ...
+
+    Args:
+        architecture: ``ModelConfig`` as a dict.
+        objective: exlm, mlm or repeated-mlm.
+        num_copies: of every token; above 1 for repeated-mlm.
+        chain_share: weight of fixed chains in the transitions; above 0 for an ExLM early in its
+            training (see ``ChainWarmup``).
+        special_ids: ``SpecialIds`` as a dict.
+        vocab_size: V.
+        classifier_dropout: before and in the heads of fine-tuning.
+        kwargs: fields of ``architecture``, and those of ``PreTrainedConfig``, such as
+            ``num_labels``.
+
+    Raises:
+        UserError: for settings that contradict each other, or that a model cannot have.
+    """
+
+    model_type = "exlm"
+
+    def __init__(
+        self,
+        architecture: dict[str, Any] | None = None,
+        objective: str = "exlm",
+        num_copies: int = 1,
+        chain_share: float = 0.0,
+        special_ids: dict[str, int] | None = None,
+        vocab_size: int | None = None,
+        classifier_dropout: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        self.architecture = architecture = dict(architecture or {})
+        stored_size = architecture.get("vocab_size")
+        special = SpecialIds(**(special_ids or {}))
+        same = {
+            "pad_token_id": (special.pad, "special_ids.pad"),
+            "bos_token_id": (special.bos, "special_ids.bos"),
+            "eos_token_id": (special.eos, "special_ids.eos"),
+            "tie_word_embeddings": (True, "the only choice"),
+            "hidden_act": ("gelu", "the only choice"),
+        }
+        for name in [name for name in FIELD_OF if name in kwargs]:
+            field, value = FIELD_OF[name], kwargs.pop(name)
+            _check(name, value, architecture.get(field), f"architecture.{field}")
+            architecture[field] = value
+        for name, (fixed, where) in same.items():
+            _check(name, kwargs.get(name), fixed, where)
+        _check("vocab_size", vocab_size, stored_size, "architecture.vocab_size")
+        if objective not in OBJECTIVES:
+            raise UserError(
+                f"objective is {objective!r}; choose one of {', '.join(OBJECTIVES)}"
+            )
+        if num_copies != 1 and objective != "repeated-mlm":
+            raise UserError(f"num_copies {num_copies} is of repeated-mlm; {objective} has 1")
+        self.objective, self.num_copies, self.chain_share = objective, num_copies, chain_share
+        self.special_ids = special._asdict()
+        self.classifier_dropout = classifier_dropout
+        build(ModelConfig, architecture)  # raises if the settings do not fit each other
+        ids = {name: same[name][0] for name in same if name.endswith("_token_id")}
+        super().__init__(**{**kwargs, **ids})
+        self.vocab_size = vocab_size or stored_size or 4000
+
+    @property
+    def model(self) -> ModelConfig:
+        """The settings as a ``ModelConfig``."""
+        return build(ModelConfig, self.architecture)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in FIELD_OF:
+            self.architecture = {**self.architecture, FIELD_OF[name]: value}
+        else:
+            super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in FIELD_OF:
+            raise AttributeError(f"{type(self).__name__} has no {name!r}")
+        model, field = self.model, FIELD_OF[name]
+        return getattr(model.shape, field, getattr(model, field))
+
+
+def _check(name: str, value: Any, fixed: Any, where: str) -> None:
+    """Refuse a value that differs from one already set; None sets nothing."""
+    if value is not None and fixed is not None and value != fixed:
+        raise UserError(
+            f"{name} {value} contradicts {where}, {fixed}; leave one of the two out"
+        )

@@ -1,0 +1,87 @@
+"""The tokenizer of a run with the interface of transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, Regex, normalizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from exlm_mini.data.tokenizer import BOS, EOS, MASK, PAD, SEP, UNK, Tokenizer
+
+
+class ExLMTokenizer(PreTrainedTokenizerFast):
+    """A tokenizer that finds no special token in a text but [MASK]; made by ``tokenizer_for``."""
+
+    # Fixed here, not an argument: that would be stored, and without this class transformers could
+    # then not find [MASK] either.
+    split_special_tokens = property(lambda self: True, lambda self, value: None)
+
+    def _add_tokens(
+        self, new_tokens: Sequence[str | AddedToken], special_tokens: bool = False
+    ) -> int:
+        # Opening a directory, transformers adds the special tokens again and flags them; a flagged
+        # [MASK] would be split into its characters.
+        others = [token for token in new_tokens if str(token) != MASK]
+        return super()._add_tokens(others, special_tokens)
+
+    def train_new_from_iterator(self, *args: Any, **options: Any) -> ExLMTokenizer:
+        trained = super().train_new_from_iterator(*args, **options)
+        trained._tokenizer = _finds_masks(json.loads(trained._tokenizer.to_str()))
+        return trained
+
+
+def tokenizer_for(tokenizer: Tokenizer, max_length: int | None = None) -> ExLMTokenizer:
+    """Convert a tokenizer to transformers.
+
+    The ids of a text are [BOS], those of ``Tokenizer.encode_with_masks``, and [EOS]. Offsets leave
+    out the blank before a word.
+
+    Args:
+        tokenizer: of a run.
+        max_length: what ``truncation=True`` leaves of a text, in tokens, [BOS] and [EOS] included.
+    """
+    special, definition = tokenizer.special_ids, json.loads(tokenizer.definition)
+    definition.update(truncation=None, padding=None)
+    inner = _finds_masks(definition)
+    steps = [normalizers.Replace(Regex(r" (?=\[MASK\])"), "")]
+    # A list of words holds the names of the special tokens; in a text they are unknown words.
+    names = [name for name in (PAD, BOS, EOS, SEP) if tokenizer.unknown_pieces(name) == [name]]
+    if names:
+        pattern = "|".join(name[1:-1] for name in names)
+        steps.append(normalizers.Replace(Regex(rf"\[({pattern})\]"), UNK))
+    if inner.normalizer is not None:
+        steps.append(inner.normalizer)
+    inner.normalizer = normalizers.Sequence(steps)
+    template = processors.TemplateProcessing(
+        single=f"{BOS} $A {EOS}",
+        pair=f"{BOS} $A {EOS} {EOS} $B {EOS}",
+        special_tokens=[(BOS, special.bos), (EOS, special.eos)],
+    )
+    # Whole-word masking takes tokens whose offsets touch for one word.
+    trim = processors.ByteLevel(add_prefix_space=False, trim_offsets=True)
+    inner.post_processor = processors.Sequence([trim, template])
+    limit = {} if max_length is None else {"model_max_length": max_length}
+    return ExLMTokenizer(
+        tokenizer_object=inner,
+        bos_token=BOS, eos_token=EOS, unk_token=UNK, sep_token=SEP, cls_token=BOS, pad_token=PAD,
+        mask_token=MASK,
+        padding_side="right", model_input_names=["input_ids", "attention_mask"],
+        **limit,
+    )  # fmt: skip
+
+
+def _finds_masks(definition: dict[str, Any]) -> tokenizers.Tokenizer:
+    """A tokenizer that looks for [MASK] after normalization, which removes the blank before it.
+
+    The flag ``lstrip`` would remove line ends and tabs, too.
+    """
+    for token in definition["added_tokens"]:
+        if token["content"] == MASK:
+            token.update(special=False, normalized=True, lstrip=False, rstrip=False)
+    inner = tokenizers.Tokenizer.from_str(json.dumps(definition))
+    inner.add_tokens([AddedToken(MASK, special=False)])  # if it stands in the vocabulary only
+    return inner

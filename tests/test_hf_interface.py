@@ -1,0 +1,488 @@
+"""What transformers asks of every model, asked of all ExLM heads and objectives.
+
+transformers keeps its common checks (``ModelTesterMixin``) in its tests, not in its wheel. The ones
+that apply are written here: saving and loading, determinism, initialisation and ``from_config``,
+``return_dict``, ``hidden_states``, order of arguments, rows alone and in a batch, padding,
+gradients, resized and tied embeddings, ``torch_save``, problem types, refusals.
+
+These do not apply:
+
+* attention outputs, head masking and pruning, attention implementations other than sdpa, flash
+  and flex attention: attention is computed by kernels that keep no probabilities (refused by name)
+* ``inputs_embeds``: masks are recognised by their ids (refused by name)
+* position ids, left padding: rows begin at place 0 (refused by name)
+* gradient checkpointing: no layer offers it (refused by transformers)
+* generation, caches, decoders, cross attention, encoder-decoder models: there is none
+* chunked feed-forward, tied decoders, headless loading of other architectures: there is none
+* ``torch.export``, fx, TorchScript, ONNX: the number of states depends on the masks of a batch
+* tensor and pipeline parallelism, offloading, quantisation: not offered
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+transformers = pytest.importorskip("transformers")
+
+from exlm_mini import hf  # noqa: E402
+from exlm_mini.config.checks import UserError  # noqa: E402
+
+SIZES = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 40}
+SETTINGS = {
+    "exlm": {},
+    "paper": {"boundary": "paper", "transition": "paper"},
+    "ctc": {"transition": "ctc"},
+    "late": {"expand_at": 1, "clone_embedding_std": 1.0},
+    "packed": {"attention": "packed"},
+    "mlm": {"objective": "mlm"},
+    "repeated": {"objective": "repeated-mlm", "num_copies": 3},
+}
+HEADS = {
+    "Model": hf.ExLMModel,
+    "MaskedLM": hf.ExLMForMaskedLM,
+    "SequenceClassification": hf.ExLMForSequenceClassification,
+    "TokenClassification": hf.ExLMForTokenClassification,
+    "QuestionAnswering": hf.ExLMForQuestionAnswering,
+}
+IDS = torch.tensor([[1, 7, 5, 8, 9, 5, 2], [1, 10, 11, 5, 2, 0, 0]])
+"""Two rows with masks (5), the second with padding."""
+INPUTS = {"input_ids": IDS, "attention_mask": (IDS != 0).long()}
+MAIN = {"Model": "last_hidden_state", "QuestionAnswering": "start_logits"}
+"""Name of the output of a head; otherwise logits."""
+
+
+def config(setting: str = "exlm", **options) -> hf.ExLMConfig:
+    options = {"num_labels": 3, "max_position_embeddings": 64, **SIZES, **options}
+    return hf.ExLMConfig(**options, **SETTINGS[setting])
+
+
+def make(head: str = "MaskedLM", setting: str = "exlm", **options):
+    torch.manual_seed(1)
+    return HEADS[head](config(setting, **options)).eval()
+
+
+def labels(head: str) -> dict[str, Tensor]:
+    if head == "MaskedLM":
+        return {"labels": torch.where(IDS == 5, 12, -100)}
+    if head == "QuestionAnswering":
+        return {"start_positions": torch.tensor([1, 2]), "end_positions": torch.tensor([3, 2])}
+    if head == "Model":
+        return {}
+    return {"labels": torch.tensor([0, 2]) if head.startswith("Sequence") else IDS % 3}
+
+
+def main_output(head: str, output) -> Tensor:
+    return output[MAIN.get(head, "logits")]
+
+
+every = pytest.mark.parametrize(
+    ("head", "setting"),
+    [(head, "exlm") for head in HEADS]
+    + [("MaskedLM", name) for name in SETTINGS if name != "exlm"],
+)
+every_head = pytest.mark.parametrize("head", HEADS)
+every_setting = pytest.mark.parametrize("setting", SETTINGS)
+
+
+@every
+def test_saving_and_loading_keep_every_number(head, setting, tmp_path):
+    model = make(head, setting)
+    model.save_pretrained(tmp_path)
+    auto = getattr(transformers, "AutoModel" if head == "Model" else f"AutoModelFor{head}")
+    again = auto.from_pretrained(tmp_path).eval()
+    assert type(again) is type(model)
+    assert again.state_dict().keys() == model.state_dict().keys()
+    for name, weight in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], weight), name
+    assert torch.equal(main_output(head, again(**INPUTS)), main_output(head, model(**INPUTS)))
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    assert not again.load_state_dict(torch.load(tmp_path / "weights.pt")).missing_keys
+
+
+@every
+def test_the_same_input_gives_the_same_output(head, setting):
+    model = make(head, setting)
+    first, second = (main_output(head, model(**INPUTS)) for _ in range(2))
+    assert torch.equal(first, second)
+
+
+@every_head
+def test_a_config_gives_a_model_with_drawn_weights(head):
+    auto = getattr(transformers, "AutoModel" if head == "Model" else f"AutoModelFor{head}")
+    torch.manual_seed(1)
+    model = auto.from_config(config())
+    assert type(model) is HEADS[head]
+    for name, weight in model.named_parameters():
+        assert weight.isfinite().all() and weight.requires_grad, name
+        if name.endswith("weight") and "norm" not in name:
+            assert 0 < weight.std() < 1, name
+    assert torch.equal(model.state_dict()["exlm.encoder.embedding.weight"][0], torch.zeros(16))
+
+
+@every
+@pytest.mark.parametrize("is_labelled", [False, True])
+def test_a_tuple_holds_what_the_dict_holds(head, setting, is_labelled):
+    model = make(head, setting)
+    inputs = {**INPUTS, **(labels(head) if is_labelled else {}), "output_hidden_states": True}
+    output = model(**inputs)
+    assert isinstance(output, transformers.utils.ModelOutput)
+    row = model(**inputs, return_dict=False)
+    assert type(row) is tuple and len(row) == len(output.keys())
+    for one, other in zip(row, output.to_tuple(), strict=True):
+        for left, right in zip(
+            *([x] if torch.is_tensor(x) else x for x in (one, other)), strict=True
+        ):
+            assert torch.equal(left, right)
+    model.config.return_dict = False
+    assert type(model(**INPUTS)) is tuple
+
+
+@every_setting
+def test_hidden_states_are_those_of_each_token_after_each_layer(setting):
+    model, base = make("MaskedLM", setting), make("Model", setting)
+    base.load_state_dict(model.state_dict())
+    output = base(**INPUTS, output_hidden_states=True)
+    states = output.hidden_states
+    assert len(states) == model.config.num_hidden_layers + 1
+    assert all(state.shape == (*IDS.shape, 16) for state in states)
+    assert torch.equal(states[-1], output.last_hidden_state)
+    is_real = IDS != 0
+    embedded = base.get_input_embeddings()(IDS)
+    assert torch.equal(states[0][is_real], embedded[is_real])
+    of_head = model(**INPUTS, output_hidden_states=True).hidden_states
+    for one, other in zip(of_head, states, strict=True):
+        torch.testing.assert_close(one[is_real], other[is_real])
+    # A state after layer n is the last one of a model cut there, before its LayerNorm.
+    if setting != "late":
+        layers = base.exlm.encoder.layers
+        base.exlm.encoder.layers, norm = layers[:1], base.exlm.encoder.final_norm
+        base.exlm.encoder.final_norm = torch.nn.Identity()
+        cut = base(**INPUTS).last_hidden_state
+        base.exlm.encoder.layers, base.exlm.encoder.final_norm = layers, norm
+        torch.testing.assert_close(states[1][is_real], cut[is_real])
+
+
+@every_head
+def test_hidden_states_can_be_asked_for_in_the_config(head):
+    model = make(head, output_hidden_states=True)
+    assert len(model(**INPUTS).hidden_states) == 3
+    assert model(**INPUTS, output_hidden_states=False).get("hidden_states") is None
+    model.config.output_hidden_states = False
+    assert model(**INPUTS).get("hidden_states") is None
+    assert model.exlm.encoder.dropout._forward_hooks == {}
+
+
+@every_head
+def test_gradients_reach_the_hidden_states(head):
+    model = make(head)
+    output = model(**INPUTS, **labels(head), output_hidden_states=True)
+    output.hidden_states[0].retain_grad()
+    (output.last_hidden_state.sum() if head == "Model" else output.loss).backward()
+    assert model.exlm.encoder.embedding.weight.grad.abs().sum() > 0
+
+
+@every
+def test_a_row_alone_is_a_row_in_a_padded_batch(head, setting):
+    model = make(head, setting)
+    batch = model(**INPUTS)
+    alone = model(IDS[1:, :5])
+    whole, single = main_output(head, batch)[1], main_output(head, alone)[0]
+    torch.testing.assert_close(whole[: len(single)], single, atol=1e-5, rtol=1e-5)
+
+
+@every_head
+def test_arguments_come_in_one_order(head):
+    model, named = make(head), labels(head)
+    by_name = model(**INPUTS, **named)
+    by_place = model(IDS, INPUTS["attention_mask"], *named.values())
+    for one, other in zip(by_name.to_tuple(), by_place.to_tuple(), strict=True):
+        assert torch.equal(one, other)
+    # Trainer drops the columns that are not in this signature.
+    assert list(inspect.signature(model.forward).parameters) == [
+        "input_ids", "attention_mask", *named
+    ]  # fmt: skip
+
+
+@every_head
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"output_attentions": True}, ValueError, "output_attentions is not supported"),
+        ({"position_ids": torch.zeros(2, 7).long()}, ValueError, "position_ids"),
+        ({"inputs_embeds": torch.zeros(2, 7, 16)}, ValueError, "inputs_embeds"),
+        ({"token_type_ids": torch.ones_like(IDS)}, ValueError, "token_type_ids"),
+        ({"head_mask": torch.ones(2, 2)}, ValueError, "head_mask"),
+        ({"num_items_in_batch": 3}, ValueError, "num_items_in_batch"),
+        ({"decoder_input_ids": IDS}, TypeError, "decoder_input_ids"),
+    ],
+)
+def test_what_is_not_followed_is_refused_by_name(head, options, error, words):
+    with pytest.raises(error, match=words):
+        make(head)(**INPUTS, **options)
+
+
+@every_head
+def test_what_asks_for_nothing_is_taken(head):
+    nothing = {"head_mask": None, "position_ids": None, "output_attentions": False}
+    nothing["token_type_ids"] = torch.zeros_like(IDS)
+    model = make(head)
+    found = main_output(head, model(**INPUTS, **nothing))
+    assert torch.equal(found, main_output(head, model(**INPUTS)))
+
+
+def test_attentions_in_the_config_are_refused_too():
+    with pytest.raises(ValueError, match="output_attentions"):
+        make(output_attentions=True)(**INPUTS)
+    with pytest.raises(ValueError, match="input_ids"):
+        make()(attention_mask=INPUTS["attention_mask"])
+    with pytest.raises(ValueError, match="inputs_embeds"):
+        make()(inputs_embeds=torch.zeros(2, 7, 16))
+
+
+def test_gradient_checkpointing_is_refused():
+    with pytest.raises(ValueError, match="does not support"):
+        make().gradient_checkpointing_enable()
+
+
+def test_attention_is_that_of_sdpa(tmp_path):
+    model = make()
+    model.save_pretrained(tmp_path)
+    again = hf.ExLMForMaskedLM.from_pretrained(tmp_path, attn_implementation="sdpa").eval()
+    assert torch.equal(again(**INPUTS).logits, model(**INPUTS).logits)
+
+
+@every
+def test_embeddings_can_be_resized(head, setting, tmp_path):
+    model = make(head, setting)
+    before = main_output(head, model(**INPUTS))
+    model.resize_token_embeddings(44)
+    assert model.config.vocab_size == 44 and model.get_input_embeddings().weight.shape == (
+        44,
+        16,
+    )
+    after = main_output(head, model(**INPUTS))
+    if head == "MaskedLM":
+        assert after.shape == (*IDS.shape, 44)
+        assert torch.equal(model.exlm.head.bias, torch.zeros(44))
+        if setting != "ctc":  # whose tokens compete with the blank
+            torch.testing.assert_close(after[IDS == 5].exp().sum(dim=1), torch.ones(3))
+    else:
+        assert torch.equal(after, before)
+    new = IDS.masked_fill(IDS == 7, 43)
+    assert main_output(head, model(new)).isfinite().all()
+    model.save_pretrained(tmp_path)
+    again = HEADS[head].from_pretrained(tmp_path).eval()
+    assert torch.equal(main_output(head, again(new)), main_output(head, model(new)))
+    model.resize_token_embeddings(20)
+    assert main_output(head, model(**INPUTS)).isfinite().all()
+
+
+def test_the_output_layer_is_the_embedding():
+    model = make()
+    assert "exlm.head.weight" not in model.state_dict()
+    model(**INPUTS, **labels("MaskedLM")).loss.backward()
+    # Token 13 is in no row and no label, so its gradient comes from the output layer.
+    assert model.get_input_embeddings().weight.grad[13].abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("num_labels", "target", "kind"),
+    [
+        (1, torch.tensor([0.5, -1.0]), "regression"),
+        (3, torch.tensor([0, 2]), "single_label_classification"),
+        (3, torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]]), "multi_label_classification"),
+    ],
+)
+def test_the_problem_is_read_off_the_labels(num_labels, target, kind):
+    model = make("SequenceClassification", num_labels=num_labels)
+    output = model(**INPUTS, labels=target)
+    assert model.config.problem_type == kind
+    loss = {
+        "regression": lambda: ((output.logits.squeeze(1) - target) ** 2).mean(),
+        "single_label_classification": lambda: torch.nn.functional.cross_entropy(
+            output.logits, target
+        ),
+        "multi_label_classification": lambda: (
+            torch.nn.functional.binary_cross_entropy_with_logits(output.logits, target)
+        ),
+    }[kind]()
+    assert output.loss.item() == pytest.approx(loss.item(), rel=1e-6)
+
+
+# ---- rows ----
+
+
+@pytest.mark.parametrize("setting", ["exlm", "paper", "ctc", "late", "mlm"])
+def test_a_row_without_masks_does_not_count(setting):
+    model = make("MaskedLM", setting)
+    target = labels("MaskedLM")["labels"]
+    plain = torch.tensor([[1, 7, 8, 9, 10, 11, 2]])
+    none = torch.full_like(plain, -100)
+    alone = model(IDS[:1], labels=target[:1])
+    beside = model(
+        torch.cat([plain, IDS[:1], plain]), labels=torch.cat([none, target[:1], none])
+    )
+    assert beside.loss.item() == pytest.approx(alone.loss.item(), rel=1e-5)
+    beside.loss.backward()
+    found = {name: weight.grad.clone() for name, weight in model.named_parameters()}
+    model.zero_grad()
+    alone.loss.backward()
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(found[name], weight.grad, atol=1e-6, rtol=1e-4)
+
+
+@every_setting
+def test_a_batch_without_masks_teaches_nothing(setting):
+    model = make("MaskedLM", setting).train()
+    plain = torch.tensor([[1, 7, 8, 2]])
+    loss = model(plain, labels=torch.full_like(plain, -100)).loss
+    loss.backward()
+    assert loss.item() == 0
+    for name, weight in model.named_parameters():
+        assert weight.grad is None or not weight.grad.any(), name
+
+
+def test_the_usual_collator_is_refused_for_the_right_reason():
+    model, seen = make("MaskedLM"), set()
+    for seed in range(40):
+        torch.manual_seed(seed)
+        target = torch.where((torch.rand(IDS[:1].shape) < 0.5), IDS[:1], -100)
+        target[:, [0, 2, 5, 6]] = torch.tensor([-100, 9, 9, -100])
+        rows = torch.where(target == -100, IDS[:1], torch.randint(6, (1, 7)))
+        rows[:, [2, 5]] = 5
+        seen.add(bool((rows[:, 1:-1] == 0).any()))
+        if torch.equal(target != -100, rows == 5):
+            continue
+        with pytest.raises(ValueError, match="labels must stand at every"):
+            model(rows, torch.ones_like(rows), labels=target)
+    assert seen == {True, False}
+
+
+@every_head
+def test_padding_inside_a_row_and_on_its_left_is_told_apart(head):
+    model = make(head)
+    inside, left = IDS.clone(), IDS.flip(1)
+    inside[1, 2] = 0
+    for mask in (torch.ones_like(IDS), None):
+        with pytest.raises(ValueError, match=r"row 1 has padding or \[PAD\]"):
+            model(inside[:, :5], None if mask is None else mask[:, :5])
+    with pytest.raises(ValueError, match="row 1 is padded on the left"):
+        model(left)
+    with pytest.raises(ValueError, match="row 0 is padded on the left"):
+        model(IDS, torch.tensor([[0, 1, 1, 1, 1, 1, 1]] * 2))
+
+
+# ---- settings ----
+
+
+@pytest.mark.parametrize(
+    ("options", "attribute", "value"),
+    [
+        ({"hidden_size": 48}, "width", 48),
+        ({"num_hidden_layers": 3}, "num_layers", 3),
+        ({"num_attention_heads": 1}, "num_heads", 1),
+        ({"intermediate_size": 10}, "ffn_width", 10),
+        ({"max_position_embeddings": 20}, "max_positions", 20),
+        ({"states_per_mask": 2}, "states_per_mask", 2),
+        ({"hidden_dropout_prob": 0.3}, "dropout", 0.3),
+        ({"architecture": {"width": 32}}, "hidden_size", 32),
+        ({"architecture": {"preset": "mini"}}, "num_hidden_layers", 4),
+        ({"architecture": {"vocab_size": 30}}, "vocab_size", 30),
+    ],
+)
+def test_a_setting_is_honoured_under_either_name(options, attribute, value, tmp_path):
+    settings = hf.ExLMConfig(**options)
+    for _ in range(2):
+        assert getattr(settings, attribute) == value
+        for name, wanted in options.items():
+            if name != "architecture":
+                assert getattr(settings, name) == wanted
+        model = hf.ExLMForMaskedLM(settings)
+        encoder = model.exlm.encoder
+        assert encoder.embedding.weight.shape == (settings.vocab_size, settings.hidden_size)
+        assert len(encoder.layers) == settings.num_hidden_layers
+        assert encoder.layers[0].attention.num_heads == settings.num_attention_heads
+        assert encoder.layers[0].ffn_in.out_features == settings.intermediate_size
+        assert model.exlm.config.states_per_mask == settings.states_per_mask
+        settings.save_pretrained(tmp_path)
+        stored = transformers.AutoConfig.from_pretrained(tmp_path)
+        assert stored.to_json_string() == settings.to_json_string()
+        settings = stored
+
+
+def test_a_setting_can_be_changed_later(tmp_path):
+    settings = hf.ExLMConfig()
+    settings.hidden_size = 32
+    assert hf.ExLMModel(settings).exlm.encoder.embedding.weight.shape[1] == 32
+    settings.save_pretrained(tmp_path)
+    read = transformers.AutoConfig.from_pretrained(tmp_path, hidden_size=48, states_per_mask=3)
+    assert (read.hidden_size, read.model.width, read.model.states_per_mask) == (48, 48, 3)
+    hf.ExLMModel(settings).save_pretrained(tmp_path)
+    with pytest.raises(RuntimeError):
+        hf.ExLMModel.from_pretrained(tmp_path, hidden_size=48)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"architecture": {"width": 64}, "hidden_size": 640}, "hidden_size 640 .*width, 64"),
+        ({"width": 64, "hidden_size": 640}, "640"),
+        ({"architecture": {"num_layers": 2}, "num_hidden_layers": 12}, "num_hidden_layers 12"),
+        ({"architecture": {"vocab_size": 300}, "vocab_size": 500}, "vocab_size 500"),
+        ({"pad_token_id": 1}, "pad_token_id 1"),
+        ({"special_ids": {"eos": 9}, "eos_token_id": 2}, "eos_token_id 2"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings"),
+        ({"hidden_act": "relu"}, "hidden_act"),
+        ({"hidden_size": 641}, "641"),
+        ({"hidden_size": "wide"}, "width"),
+        ({"num_hidden_layers": 0}, "num_layers"),
+        ({"objective": "clm"}, "objective"),
+        ({"num_copies": 2}, "repeated-mlm"),
+        ({"architecture": {"depth": 2}}, "depth"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused_in_one_line(options, words):
+    with pytest.raises(UserError, match=words) as refused:
+        hf.ExLMConfig(**options)
+    assert "\n" not in str(refused.value)
+
+
+# ---- pipelines ----
+
+
+def test_pipelines_run():
+    from exlm_mini.data.tokenizer import train_byte_level_bpe
+
+    own = train_byte_level_bpe(["the cat sat on the mat. a dog ran"] * 9, 300)
+    tokenizer = hf.tokenizer_for(own, 58)
+    text, long = "the cat sat", "the cat sat on the mat. " * 30
+
+    def pipeline(task, head, **options):
+        model = make(head, vocab_size=own.vocab_size)
+        return transformers.pipeline(task, model=model, tokenizer=tokenizer, **options)
+
+    assert len(pipeline("fill-mask", "MaskedLM")("the\n [MASK] sat", top_k=2)) == 2
+    cut = {"tokenize_kwargs": {"truncation": True}}
+    assert len(pipeline("feature-extraction", "Model", **cut)(long)[0]) == 58
+    assert "score" in pipeline("text-classification", "SequenceClassification")(text)[0]
+    assert pipeline("token-classification", "TokenClassification")(text)[0]["start"] == 0
+
+
+def test_a_trainer_takes_what_datasets_hold(tmp_path: Path):
+    model = make("SequenceClassification")
+    row = {"input_ids": [1, 7, 2], "attention_mask": [1, 1, 1], "labels": 1}
+    rows = [{**row, "token_type_ids": [1, 1, 1], "text": "x"}] * 8
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), report_to=[], use_cpu=True, disable_tqdm=True, max_steps=2,
+        gradient_accumulation_steps=2, per_device_train_batch_size=2,
+    )  # fmt: skip
+    trainer = transformers.Trainer(model, arguments, train_dataset=rows, eval_dataset=rows)
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] > 0
