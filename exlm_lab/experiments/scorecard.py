@@ -141,7 +141,7 @@ SCORECARD = (
     Entry(
         "Its states alone beat an MLM", "§5.3, Table 2",
         "bits of both digits of a ring, hidden together, at equal steps: states without links "
-        "against MLM",
+        "against MLM (in the ladder they win nothing)",
         "molecules", Claim("", "rings_together_bits", "uniform", "mlm", -1, 0.25),
     ),
     Entry(
