@@ -91,6 +91,7 @@ def test_the_p_value_is_that_of_a_t_test_by_hand():
         ((0.01, 0.011, 0.009), 0.01, "against, too small to matter"),
         ((-0.9, 0.6, 0.1), 0.9, "undecided"),  # too far apart to say
         ((-1.0,), None, "undecided"),
+        ((0.0, 0.0, 0.0), None, "undecided"),
         ((), None, "undecided"),
     ],
 )

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import time
 from dataclasses import asdict, fields, replace
 from types import SimpleNamespace
 
@@ -212,7 +213,9 @@ def contents(folder):
 
 @pytest.mark.slow
 def test_a_sweep_leaves_a_record_of_each_cell(tiny, tmp_path, capsys):
+    start = time.monotonic()
     assert run(tmp_path) == 0
+    passed = time.monotonic() - start
     folder = tmp_path / "out" / "ablations"
     assert sorted(path.name for path in folder.iterdir()) == [
         "mini-toy-exlm-seed1.json",
@@ -234,6 +237,7 @@ def test_a_sweep_leaves_a_record_of_each_cell(tiny, tmp_path, capsys):
     assert record["versions"].keys() >= {"torch", "commit", "device", "python"}
     assert record["seconds"].keys() == {"pretrain", "measure", "finetune"}
     timed = read_record(tmp_path / "out" / "cost" / "mini-toy-k2-seed1.json")
+    assert sum(record["seconds"].values()) + timed.data["seconds"]["measure"] <= passed
     equal = read_record(folder / "mini-toy-mlm++-seed1.json")
     ratio = timed.metrics["cost_ratio"]
     assert equal.data["settings"]["train.steps"] == round(6 * ratio)

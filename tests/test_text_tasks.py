@@ -156,13 +156,15 @@ def test_classes_are_the_sections_with_enough_passages(manual):
     found = sections.passages_by_section()
     assert list(task.classes) == sorted(task.classes) and len(task.classes) >= 5
     total = np.zeros(len(task.classes), dtype=int)
-    for examples in splits[:3]:
-        counts = np.bincount(examples.labels, minlength=len(task.classes))
+    by_split = [np.bincount(examples.labels) for examples in splits[:3]]
+    for examples, counts in zip(splits[:3], by_split, strict=True):
         assert (counts > 0).all()  # every class in every split
         total += counts
         for (passage,), label in zip(examples.texts, examples.labels, strict=True):
             assert passage in found[task.classes[label]]
     assert total.tolist() == [len(found[heading]) for heading in task.classes]
+    for counts in by_split[1:]:
+        assert counts.tolist() == [round(num / 5) for num in total]
     assert min(total) >= sections.MIN_PASSAGES
     others = set(found) - set(task.classes)
     assert all(len(found[heading]) < sections.MIN_PASSAGES for heading in others)
