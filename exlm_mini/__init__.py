@@ -17,6 +17,9 @@ __version__ = "0.1.0"
 
 def load(path: Any) -> Any:
     """A trained model, see ``exlm_mini.reading.trained.load``."""
-    from exlm_mini.reading.trained import load
+    from exlm_mini.config.checks import naming_extras
 
-    return load(path)
+    with naming_extras():
+        from exlm_mini.reading.trained import load
+
+        return load(path)

@@ -12,6 +12,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
+from exlm_mini import __version__
 from exlm_mini.config.checks import UserError, nearest
 
 COMMANDS = {
@@ -39,9 +40,12 @@ def main(argv: list[str] | None = None) -> int:
     """Run a command, or list them all; returns the exit code."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):
-        print("exlm COMMAND [--help | --option VALUE ...]\n")
+        print("exlm COMMAND [--help | --option VALUE ...]  or  exlm --version\n")
         for command, module in COMMANDS.items():
             print(f"  {command:9} {about(module)}")
+        return 0
+    if name == "--version":
+        print(f"exlm-mini {__version__}")
         return 0
     if name not in COMMANDS:
         error = UserError(f"unknown command '{name}'; {nearest(name, COMMANDS)}")

@@ -22,8 +22,9 @@ import torch
 
 from exlm_mini.alignment import BACKENDS, build, fastest
 from exlm_mini.alignment.cases import DTYPES, JUDGE, Check, check, short
+from exlm_mini.config.checks import EXTRAS
 from exlm_mini.config.options import command_parser
-from exlm_mini.training.console import EXTRAS, exit_code
+from exlm_mini.training.console import exit_code
 from exlm_mini.training.provenance import MIB, machine
 
 NOT_BUILT = "not built yet; without --no-build it would be"

@@ -108,7 +108,10 @@ def dry_run(wanted: Preparation, output: Path, num_workers: int) -> None:
 
 
 def _about(number: float | None) -> str:
-    return "an unknown number of" if number is None else f"about {float(f'{number:.2g}'):,}"
+    """Two digits, without an exponent or a useless ``.0``."""
+    if number is None:
+        return "an unknown number of"
+    return "about " + f"{float(f'{number:.2g}'):,.6f}".rstrip("0").rstrip(".")
 
 
 def _show(

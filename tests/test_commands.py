@@ -5,7 +5,11 @@ import sys
 
 import pytest
 
+from exlm_lab.downstream.catalogue import task_names
+from exlm_mini import __version__
 from exlm_mini.__main__ import COMMANDS, about, main
+from exlm_mini.config.checks import nearest
+from exlm_mini.config.recipes import recipe_names
 
 
 def test_every_command_says_what_it_does(capsys):
@@ -27,6 +31,44 @@ def test_options_and_exit_code_are_those_of_the_command(capsys, tmp_path):
 def test_a_mistyped_command_is_offered_the_nearest(capsys):
     assert main(["pretrian"]) == 2
     assert "did you mean pretrain" in capsys.readouterr().err
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"exlm-mini {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "suggested"),
+    [
+        ("pretrian", "pretrain"),
+        ("Pretrain", "pretrain"),
+        ("train", "pretrain"),
+        ("finetun", "finetune"),
+        ("bnech", "bench"),
+        ("smiles-tny", "smiles-tiny"),
+        ("toy-pear", "toy-pairs"),
+        ("train.stpes", "train.steps"),
+        ("steps", "train.steps"),
+        ("stpes", "train.steps"),
+        ("model.steps", "train.steps"),
+        ("BBBP", "bbbp"),
+        ("qnl", "qnli"),
+        (".cvs", ".csv"),
+    ],
+)
+def test_a_slip_of_the_fingers_is_near(typed, suggested):
+    known = [*COMMANDS, *recipe_names(), *task_names(), "train.steps", "data.kind", ".csv"]
+    assert nearest(typed, known).startswith(f"did you mean {suggested}")
+
+
+@pytest.mark.parametrize(
+    "typed", ["nonsense", "predict", "mine", "embed", "my-molecules", "data.column", "x", ""]
+)
+def test_another_word_is_near_to_nothing(typed):
+    for known in (COMMANDS, recipe_names(), task_names(), ["train.steps", "data.kind"]):
+        assert nearest(typed, known) == f"known: {', '.join(known)}"
+        assert nearest(typed, known, "see --help") == "see --help"
 
 
 def test_two_dashes_are_no_value(capsys):

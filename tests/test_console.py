@@ -10,7 +10,7 @@ import pytest
 
 from exlm_lab import bench, finetune
 from exlm_mini import fill, plot
-from exlm_mini.config.checks import UserError
+from exlm_mini.config.checks import EXTRAS, UserError
 from exlm_mini.training import console
 from exlm_mini.training.console import INTERRUPTED, ProgressLine, exit_code
 
@@ -90,6 +90,6 @@ def test_the_extras_bring_what_they_are_named_for():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     brings = {"pyarrow": "datasets", "docstring_parser": "jsonargparse", "yaml": "PyYAML"}
     brings |= {"sklearn": "scikit-learn"}
-    for name, extra in console.EXTRAS.items():
+    for name, extra in EXTRAS.items():
         wanted = project["optional-dependencies"][extra]
         assert brings.get(name, name) in {re.match(r"[\w-]+", r)[0] for r in wanted}

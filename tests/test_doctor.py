@@ -11,7 +11,7 @@ import torch
 
 from exlm_mini import doctor
 from exlm_mini.alignment import BACKENDS, build, cases, native
-from exlm_mini.training import console
+from exlm_mini.config import checks
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
@@ -59,7 +59,7 @@ def test_every_backend_is_right_on_this_machine():
 def test_a_missing_library_or_tool_is_advice(monkeypatch, one_backend, capsys):
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("CUDA_HOME", "/no/such/folder")
-    monkeypatch.setitem(console.EXTRAS, "no_such_library", "train")
+    monkeypatch.setitem(checks.EXTRAS, "no_such_library", "train")
     assert doctor.main([]) == 0
     text = capsys.readouterr().out
     assert "no C++ compiler 'no-such-compiler': install g++" in text

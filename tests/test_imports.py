@@ -178,6 +178,22 @@ for module in {CORE_MODULES!r}:
     assert result.returncode == 0, result.stderr
 
 
+def test_a_model_cannot_be_loaded_without_its_library_and_says_which():
+    program = """
+import sys
+sys.modules["tokenizers"] = None
+import exlm_mini
+exlm_mini.load("molecules")
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True
+    )
+    assert result.stderr.splitlines()[-1] == (
+        "ModuleNotFoundError: this needs the package tokenizers; pip install 'exlm-mini[text]'"
+    )
+    assert "During handling" not in result.stderr
+
+
 @pytest.mark.parametrize(
     ("source", "module", "complaint"),
     [

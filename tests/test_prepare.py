@@ -6,6 +6,7 @@ import io
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -359,8 +360,9 @@ def test_a_dry_run_tells_sizes_and_writes_nothing(texts, tmp_path, capsys, monke
         capsys, "--source", *texts, "--source", "wikipedia", "--dry-run", "--workers", "3"
     )
     assert code == 0
-    for part in ("6,400,000", "CC BY-SA 3.0", "20231101.en", "by 3 processes"):
+    for part in ("about 6,400,000 documents", "CC BY-SA 3.0", "20231101.en", "by 3 processes"):
         assert part in out
+    assert not re.search(r"about [\d,]+\.0\b", out)
     assert "corpora/a" in out
     code, out, _ = command(capsys, "--source", "hub:some/thing", "--dry-run")
     assert code == 0 and "unknown" in out

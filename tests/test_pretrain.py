@@ -375,7 +375,7 @@ MISTAKES = {
     ),
     "unknown option": Mistake(["--train.step", "5"], ["did you mean --train.steps"]),
     "another type": Mistake(["--train.adam_betas", "0.9", "x"], ["train.adam_betas is 'x'"]),
-    "not a choice": Mistake([*EXLM, "--model.rope", "3d"], ["model.rope", "3d", "2d or 1d"]),
+    "not a choice": Mistake([*EXLM, "--model.rope", "3d"], ["model.rope", "3d", "known: 2d, 1d"]),
     "no states": Mistake([*EXLM, "--model.states_per_mask", "0"], ["model.states_per_mask is 0"]),
     "too few positions": Mistake(
         [*EXLM, "--model.max_positions", "16"], ["13 tokens", "17", "raise it to 17"]

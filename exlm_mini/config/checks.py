@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -55,16 +56,64 @@ class UserError(ValueError):
         super().__init__(text if len(text) <= 1000 else f"{text[:600]} ... {text[-300:]}")
 
 
+EXTRAS = {
+    "datasets": "text", "pyarrow": "text", "tokenizers": "text", "rdkit": "chem",
+    "docstring_parser": "train", "jsonargparse": "train", "yaml": "train",
+    "matplotlib": "plot", "seaborn": "plot", "pandas": "tasks", "scipy": "tasks",
+    "sklearn": "tasks", "transformers": "hf", "tensorboard": "watch",
+}  # fmt: skip
+"""The extra that installs a module; these modules are imported on demand."""
+
+
+def missing_extra(error: ModuleNotFoundError) -> str | None:
+    """The line for a library that an extra installs; None if it is another one."""
+    name = (error.name or "").partition(".")[0]
+    if name not in EXTRAS:
+        return None
+    return f"this needs the package {name}; pip install 'exlm-mini[{EXTRAS[name]}]'"
+
+
+@contextmanager
+def naming_extras() -> Iterator[None]:
+    """Context of what needs such a library, outside the commands.
+
+    Raises:
+        ModuleNotFoundError: for one that is missing, with the line that installs it.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (line := missing_extra(error)) is None:
+            raise
+        raise ModuleNotFoundError(line, name=error.name) from None
+
+
+NEAR = 0.75
+"""Likeness of a typing mistake; predict and pretrain have 0.53."""
+
+
+def _likeness(name: str, known: str) -> float:
+    """Share of the letters that two names have in common, in order; 1 if they are the same.
+
+    Of dotted names the last parts may be alike: --steps is near --train.steps.
+    """
+    pairs = [(name, known), (name.rpartition(".")[2], known.rpartition(".")[2])]
+    return max(difflib.SequenceMatcher(None, a.lower(), b.lower()).ratio() for a, b in pairs)
+
+
 def nearest(
     name: str, known: Iterable[str], otherwise: str | None = None, sign: str = ""
 ) -> str:
-    """A clause that suggests the known names closest to a mistyped one, each after ``sign``.
+    """A clause that suggests the known names near a mistyped one, each after ``sign``.
 
-    If none is close: ``otherwise``, or a list of all known names.
+    If none is near: ``otherwise``, or a list of all known names.
     """
     known = list(known)
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    if close:
+    likeness = {one: _likeness(name, one) for one in known}
+    close = sorted(
+        (one for one in known if likeness[one] >= NEAR), key=lambda one: -likeness[one]
+    )
+    if close := close[:3]:
         return f"did you mean {' or '.join(sign + one for one in close)}?"
     return otherwise or f"known: {', '.join(known)}"
 

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from exlm_mini.config.checks import UserError
+from exlm_mini.config.checks import UserError, missing_extra
 from exlm_mini.config.options import Debugging
 from exlm_mini.data.files import refused
 from exlm_mini.training.loop import Progress
@@ -23,14 +23,6 @@ INTERRUPTED = 130
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_TO_SPEAK = 5.0
 SECONDS_BETWEEN_SIGNALS = 1.0
-
-EXTRAS = {
-    "datasets": "text", "pyarrow": "text", "tokenizers": "text", "rdkit": "chem",
-    "docstring_parser": "train", "jsonargparse": "train", "yaml": "train",
-    "matplotlib": "plot", "seaborn": "plot", "pandas": "tasks", "scipy": "tasks",
-    "sklearn": "tasks", "transformers": "hf", "tensorboard": "watch",
-}  # fmt: skip
-"""The extra that installs a module; commands import these modules on demand."""
 
 
 def say(line: str) -> None:
@@ -66,10 +58,10 @@ def mistake(error: UserError | ModuleNotFoundError | OSError) -> UserError:
         return error
     if isinstance(error, OSError):
         return refused(error)
-    name = (error.name or "").partition(".")[0]
-    if name not in EXTRAS:
+    line = missing_extra(error)
+    if line is None:
         raise error
-    return UserError(f"this needs the package {name}; pip install 'exlm-mini[{EXTRAS[name]}]'")
+    return UserError(line)
 
 
 def drop_output() -> None:
