@@ -19,7 +19,11 @@ BOOK := .venv/bin/jupyter-book build -W -n --keep-going . --config book/_config.
 	--toc book/_toc.yml --path-output book
 TEX := latexmk texlive-xetex texlive-latex-extra texlive-fonts-recommended tex-gyre fonts-freefont-otf
 
-.PHONY: help setup pretrain doctor evidence book chapters pdf test test-chapters test-slow test-reliability test-machines check format lock repository clean
+NVCC_PIN := $(shell sed -n s/^nvidia-cuda-nvcc==//p cuda/toolkit.txt)
+CACHE = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/exlm_mini
+TOOLKIT = $(CACHE)/cuda-$(NVCC_PIN)
+
+.PHONY: help setup pretrain doctor cuda evidence book chapters pdf test test-chapters test-slow test-reliability test-machines check format lock repository clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## /\1\t/p' Makefile | while IFS='	' read -r name text; do \
@@ -32,6 +36,14 @@ pretrain: .venv/.ready ## train a small ExLM on molecules; options in ARGS="--ou
 
 doctor: .venv/.ready ## what this machine offers; build the compiled backend and check every backend
 	$(PY) -m exlm_mini.doctor $(ARGS)
+
+# Renamed when it is whole; of two that come at once the first is used.
+cuda: .venv/.ready ## fetch CUDA's compiler, 350 MB; prints the CUDA_HOME to export
+	@test -d "$(TOOLKIT)" || { mkdir -p "$(CACHE)" && part=$$(mktemp -d "$(TOOLKIT).XXXX") && \
+		trap 'rm -rf "$$part"' EXIT && \
+		$(PY) -m pip install -qq --no-deps --target "$$part/all" -r cuda/toolkit.txt >&2 && \
+		{ mv -T "$$part/all" "$(TOOLKIT)" 2>/dev/null || test -d "$(TOOLKIT)"; }; }
+	@ls -d "$(TOOLKIT)"/nvidia/cu*
 
 evidence: .venv/.ready ## check and time everything here, to book/results/; ARGS="--only checks,dag"
 	$(PY) book/evidence.py $(ARGS)

@@ -119,6 +119,56 @@ def test_nvcc_of_pips_wheels_is_found_and_links_with_their_runtime(
     assert build.plan("cuda").link_flags[-1] == f"-L{toolkit / 'lib'}"
 
 
+@pytest.fixture
+def make_cuda(tmp_path, monkeypatch):
+    """Runs ``make cuda`` with an empty cache and a script in the place of pip, to fill "$TO"."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a cache"))
+
+    def run(script: str) -> subprocess.CompletedProcess:
+        pip = tmp_path / "pip"
+        pip.write_text(f'#!/bin/sh\nTO=$7\necho "$@" >> {tmp_path}/calls\n{script}\n')
+        pip.chmod(0o755)
+        command = ["make", "--no-print-directory", "-o", ".venv/.ready", "cuda", f"PY={pip}"]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+    return run
+
+
+def test_make_cuda_fetches_the_pinned_compiler_once(make_cuda, tmp_path):
+    script = 'mkdir -p "$TO/nvidia/cu13/bin"; touch "$TO/nvidia/cu13/bin/nvcc"'
+    homes = {make_cuda(script).stdout for _ in range(2)}
+    (home,) = [Path(line) for out in homes for line in out.splitlines()]
+    assert (home / "bin" / "nvcc").is_file()
+    assert home.is_relative_to(tmp_path / "a cache" / "exlm_mini")
+    (call,) = (tmp_path / "calls").read_text().splitlines()
+    assert "--no-deps" in call and call.endswith("-r cuda/toolkit.txt")
+    assert [one.name for one in (tmp_path / "a cache" / "exlm_mini").iterdir()] == [
+        home.parents[1].name
+    ]
+
+
+def test_a_compiler_that_cannot_be_fetched_leaves_nothing_behind(make_cuda, tmp_path):
+    failed = make_cuda('mkdir -p "$TO/nvidia/cu13"; echo no network >&2; exit 1')
+    assert failed.returncode != 0 and failed.stdout == "" and "no network" in failed.stderr
+    assert list((tmp_path / "a cache" / "exlm_mini").iterdir()) == []
+
+
+def test_the_pinned_compiler_goes_with_pytorch_and_is_no_part_of_the_set_up():
+    pins = dict(
+        line.split("==")
+        for line in (ROOT / "cuda" / "toolkit.txt").read_text().splitlines()
+        if not line.startswith("#")
+    )
+    tools = {"cuda-nvcc", "cuda-crt", "cuda-cccl", "cuda-runtime", "nvvm"}
+    assert pins.keys() == {f"nvidia-{tool}" for tool in tools}
+    for name in ("nvcc", "crt", "runtime"):  # parts of one release
+        assert pins[f"nvidia-cuda-{name}"] == pins["nvidia-nvvm"]
+    if torch.version.cuda:
+        assert pins["nvidia-nvvm"].split(".")[0] == torch.version.cuda.split(".")[0]
+    assert "nvidia" not in (ROOT / "requirements.lock").read_text()
+    assert "nvidia" not in (ROOT / "pyproject.toml").read_text()
+
+
 @pytest.mark.parametrize("listed", ["8.0 9.0a+PTX", "8.0;9.0a+PTX"])
 def test_architectures_are_those_of_the_environment(listed, put_compiler, monkeypatch):
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", listed)
