@@ -284,6 +284,13 @@ def test_embeddings_can_be_resized(head, setting, tmp_path):
     assert main_output(head, model(**INPUTS)).isfinite().all()
 
 
+def test_a_size_of_the_architecture_is_resized_too(tmp_path):
+    model = make(vocab_size=None, architecture={"vocab_size": 40})
+    model.resize_token_embeddings(44)
+    model.save_pretrained(tmp_path)
+    assert hf.ExLMForMaskedLM.from_pretrained(tmp_path).config.vocab_size == 44
+
+
 def test_the_output_layer_is_the_embedding():
     model = make()
     assert "exlm.head.weight" not in model.state_dict()

@@ -130,6 +130,16 @@ def test_a_tokenizer_trained_anew_finds_masks(pairs):
     ]
 
 
+def test_tokens_that_are_added_later_are_found(pairs, tmp_path):
+    exported = copy.deepcopy(pairs["english"][1])
+    assert exported.add_tokens(["<one>"]) == 1
+    assert exported.add_special_tokens({"extra_special_tokens": ["<two>"]}) == 1
+    for tokenizer in (exported, again(exported, tmp_path)):
+        tokens = tokenizer("a<one>b<two>c [MASK] [BOS]").tokens()
+        assert tokens[1:7] == ["a", "<one>", "b", "<two>", "c", MASK]
+        assert "[BOS]" not in tokens[1:]
+
+
 def test_offsets_begin_at_letters(pairs):
     _, exported = pairs["english"]
     offsets = exported(SENTENCE, return_offsets_mapping=True).offset_mapping

@@ -63,7 +63,7 @@ class ExLMConfig(PreTrainedConfig):
         **kwargs: Any,
     ) -> None:
         self.architecture = architecture = dict(architecture or {})
-        stored_size = architecture.get("vocab_size")
+        stored_size = architecture.pop("vocab_size", None)
         special = SpecialIds(**(special_ids or {}))
         same = {
             "pad_token_id": (special.pad, "special_ids.pad"),

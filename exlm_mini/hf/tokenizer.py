@@ -14,7 +14,8 @@ from exlm_mini.data.tokenizer import BOS, EOS, MASK, PAD, SEP, UNK, Tokenizer
 
 
 class ExLMTokenizer(PreTrainedTokenizerFast):
-    """A tokenizer that finds no special token in a text but [MASK]; made by ``tokenizer_for``."""
+    """A tokenizer that takes [BOS], [EOS], [PAD], [SEP] and [UNK] in a text for plain characters;
+    made by ``tokenizer_for``."""
 
     # Fixed here, not an argument: that would be stored, and without this class transformers could
     # then not find [MASK] either.
@@ -23,10 +24,12 @@ class ExLMTokenizer(PreTrainedTokenizerFast):
     def _add_tokens(
         self, new_tokens: Sequence[str | AddedToken], special_tokens: bool = False
     ) -> int:
-        # Opening a directory, transformers adds the special tokens again and flags them; a flagged
-        # [MASK] would be split into its characters.
-        others = [token for token in new_tokens if str(token) != MASK]
-        return super()._add_tokens(others, special_tokens)
+        # Tokens with the flag are not found. When a directory is opened, transformers sets it for
+        # [MASK], too, and adds it again.
+        tokens: list[Any] = [AddedToken(t) if isinstance(t, str) else t for t in new_tokens]
+        for token in tokens:
+            token.special = token.content in (BOS, EOS, PAD, SEP, UNK)
+        return super()._add_tokens(tokens)
 
     def train_new_from_iterator(self, *args: Any, **options: Any) -> ExLMTokenizer:
         trained = super().train_new_from_iterator(*args, **options)
