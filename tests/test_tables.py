@@ -116,6 +116,13 @@ def test_at_fixed_share_only_cells_of_one_share_are_compared():
     assert correlations.rank_correlation_at_fixed_share(grid) == pytest.approx(1.5 / 2.5)
 
 
+def test_a_rank_correlation_is_of_three_cells_or_more():
+    falling = {(0.15, 1): 3.0, (0.387, 1): 2.0, (0.622, 1): 1.0}
+    assert correlations.rank_correlation(falling) == pytest.approx(-1)
+    falling.popitem()
+    assert math.isnan(correlations.rank_correlation(falling))
+
+
 @pytest.mark.parametrize("statistic", [s.of for s in correlations.STATISTICS.values()])
 def test_a_grid_that_cannot_tell_gives_nan_and_no_seed_counts(statistic):
     alone = {(0.15, 1): 0.5}
