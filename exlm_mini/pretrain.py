@@ -37,6 +37,7 @@ from exlm_mini.data.corpus import Corpus, prepare_corpus
 from exlm_mini.data.files import read_text, write_atomically
 from exlm_mini.data.tokenizer import MASK, Tokenizer
 from exlm_mini.data.toy_grammars import grammar
+from exlm_mini.training.checkpoint import latest_checkpoint
 from exlm_mini.training.console import (
     INTERRUPTED,
     ProgressLine,
@@ -49,9 +50,9 @@ from exlm_mini.training.console import (
 from exlm_mini.training.cost import check_memory
 from exlm_mini.training.dry_run import dry_run, lacks_pack, objectives_of, tell_row_length
 from exlm_mini.training.loop import Outcome
-from exlm_mini.training.parts import versions
+from exlm_mini.training.parts import stages_of, versions
 from exlm_mini.training.precision import with_precision
-from exlm_mini.training.pretraining import Trainer, check_spread
+from exlm_mini.training.pretraining import Trainer, check_fits, check_spread
 from exlm_mini.training.processes import Engine, launched_rank, leave, start_engine
 from exlm_mini.training.provenance import commit
 from exlm_mini.training.run_directory import CONFIG, LOCK, locked_directory, settle_config
@@ -121,20 +122,38 @@ def _train_all(
     outcomes: dict[str, Outcome] = {}
     for single in singles:
         directory = output if len(singles) == 1 else output / single.objective
-        with engine.together():
-            trainer = Trainer(
-                single, corpus.train, corpus.validation, directory, _teller(engine), engine
-            )
-        with ProgressLine(single.objective, config.train.steps) as progress:
-            outcome = trainer.run(progress.show, requests.should_stop, requests.should_save)
-        outcomes[single.objective] = outcome
-        if not outcome.is_complete:
-            _teller(engine)(
-                f"stopped at step {outcome.step} of {config.train.steps}; the same command "
-                f"with --output {output} goes on"
-            )
-            break
+        with engine.together():  # before the hours of an earlier stage
+            check_fits(single, corpus.train, corpus.validation, engine)
+        for stage, end in _stages_left(single, directory, engine):
+            with engine.together():
+                trainer = Trainer(
+                    stage, corpus.train, corpus.validation, directory, _teller(engine), engine
+                )
+            with ProgressLine(stage.objective, config.train.steps) as progress:
+                outcome = trainer.run(
+                    progress.show, requests.should_stop, requests.should_save, until=end
+                )
+            outcomes[single.objective] = outcome
+            if not outcome.is_complete:
+                _teller(engine)(
+                    f"stopped at step {outcome.step} of {config.train.steps}; the same command "
+                    f"with --output {output} goes on"
+                )
+                return outcomes
     return outcomes
+
+
+def _stages_left(
+    config: RunConfig, directory: Path, engine: Engine
+) -> list[tuple[RunConfig, int]]:
+    """The stages of a run that its newest checkpoint does not end; always the last one."""
+    *earlier, last = stages_of(config)
+    step = 0
+    if earlier:
+        with engine.together():
+            newest = latest_checkpoint(directory / "checkpoints", lambda line: None)
+        step = 0 if newest is None else newest.step
+    return [*((stage, end) for stage, end in earlier if step < end), last]
 
 
 def _settle(config: RunConfig, output: Path, engine: Engine) -> Corpus:

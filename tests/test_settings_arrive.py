@@ -336,9 +336,9 @@ WITHOUT_EFFECT = {
 }
 ELSEWHERE = {
     "model.vocab_size", "model.expand_at", "train.batch_tokens", "train.micro_batch_tokens",
-    "train.compile", "train.tensorboard", "train.device",
+    "train.compile", "train.tensorboard", "train.device", "train.grow_at",
 }  # fmt: skip
-"""Not changed alone or not on every machine; test_batches, test_processes and others have them."""
+"""Not changed alone or not on every machine; test_batches, test_growing and others have them."""
 
 
 def first_difference(one: Stages, other: Stages) -> str | None:

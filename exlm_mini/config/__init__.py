@@ -96,8 +96,8 @@ class ModelConfig:
     boundary: Annotated[Literal["official", "paper"], RARE] = "official"
     """official: [BOS] and [EOS] have k scored states each; paper: one unscored state each."""
     transition: Literal["gated", "paper", "ctc", "uniform", "spans", "chains"] = "gated"
-    """How states are linked: released code, §4.2, not at all (two ablations), or only within
-    spans of masks that touch: learned, or fixed chains."""
+    """How states are linked: released code, §4.2, not at all (two ablations), or within spans of
+    masks that touch (learned, fixed)."""
     use_position: Annotated[bool, RARE] = True
     """gated and spans only: learned positions beside the features, as in the released code."""
     chain_bonus: Annotated[float, NOT_NEGATIVE, RARE] = 6.0
@@ -159,11 +159,10 @@ class MaskingConfig:
     mask_ratio: Annotated[float, BETWEEN] = 0.15
     """p: share of tokens masked."""
     strategy: Literal["fixed_count", "spans", "bernoulli", "slots"] = "fixed_count"
-    """A fixed number per block, of tokens or of tokens in spans, independent draws, or a toy
-    grammar's slots."""
+    """A fixed number per block, as many in spans, independent draws, or a toy grammar's slots."""
     num_copies: Annotated[int, AT_LEAST_1] = 2
     """repeated-mlm only: copies, k of §3."""
-    span_length: Annotated[int, AT_LEAST_1] = 3
+    span_length: Annotated[int, AT_LEAST_1, RARE] = 3
     """spans only: tokens that are hidden side by side."""
     span_law: Annotated[Literal["fixed", "geometric"], RARE] = "fixed"
     """spans only: all of span_length, or SpanBERT's: geometric with that mean, at most twice it."""
@@ -253,9 +252,12 @@ class TrainConfig:
     """Decoupled, on every parameter, as fairseq does."""
     clip_norm: Annotated[float, NOT_NEGATIVE, RARE] = 0.0
     """Largest gradient norm; 0: no clipping."""
+    grow_at: Annotated[float, BELOW_1, RARE] = 0.0
+    """exlm only: share of the steps as an MLM, before each mask splits into its states; weights,
+    optimiser and schedule go on; 0: none, as in the paper."""
     chain_warmup: Annotated[float, HALF, RARE] = 0.0
-    """exlm only: share of the steps on fixed parallel chains, and again as much to fade them
-    out; 0: none, as in the paper."""
+    """exlm only: share of the steps on fixed parallel chains, from grow_at on, and again as much
+    to fade them out; 0: none, as in the paper."""
     precision: Annotated[Literal["auto", "fp32", "bf16", "fp16"], Effect.SPEED] = "auto"
     """Encoder arithmetic; emission, transition and dynamic programme stay in fp32. auto: bf16 on
     a GPU that has it, on a CPU the faster of bf16 and fp32. fp16 scales the loss; GPUs only."""

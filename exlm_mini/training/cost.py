@@ -16,7 +16,7 @@ from exlm_mini.config import ModelConfig, RunConfig, TrainConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.memory import check_bytes
 from exlm_mini.data.toy_grammars import slots_of
-from exlm_mini.training.parts import count_parameters, longest_row, num_copies
+from exlm_mini.training.parts import count_parameters, longest_row, num_copies, stages_of
 
 _FLOAT = 4  # bytes; weights, moments and the alignment are float32 in every precision
 _BATCH_TOKEN = 25
@@ -111,7 +111,11 @@ def estimate(config: RunConfig, vocab_size: int, row_length: int) -> Estimate:
     num_parameters, num_transition = count_parameters(config, vocab_size)
     tokens_per_step = config.train.batch_tokens or config.train.batch_size * row_length
     num_tokens = tokens_per_step * config.train.steps
-    flops_per_token = row_flops(config, vocab_size, row_length) / row_length
+    flops, start = 0.0, 0
+    for stage, end in stages_of(config):
+        flops += row_flops(stage, vocab_size, row_length) * (end - start)
+        start = end
+    flops_per_token = flops / config.train.steps / row_length
     return Estimate(
         num_parameters,
         num_transition,

@@ -57,7 +57,7 @@ class Outcome(NamedTuple):
 
     step: int
     is_complete: bool
-    """False if it was asked to stop before its last step."""
+    """False if it was asked to stop before its end."""
     evaluation: Any
     """Of the last validation, as in ``Progress``; None if there was none yet."""
     num_parameters: int
@@ -130,6 +130,7 @@ class Loop:
         should_stop: Callable[[], bool] = lambda: False,
         should_save: Callable[[], bool] = lambda: False,
         watch: Callable[[], dict[str, float]] = dict,
+        until: int | None = None,
     ) -> Outcome:
         """Train from the newest checkpoint, or from the start, to the last step.
 
@@ -140,28 +141,30 @@ class Loop:
             should_save: the same, but the run goes on.
             watch: called after every validation, in the first process and before ``should_stop``;
                 its numbers go into the line of ``metrics.jsonl``.
+            until: step at which this model ends, if another goes on from its checkpoint.
 
         Raises:
             DivergedError: if too many steps, a validation or the weights are not finite.
             UserError: if a checkpoint cannot be read or written.
         """
         train, engine = self.train, self.engine
+        end = train.steps if until is None else until
         step = self._restore()
         start_time, start_tokens = time.monotonic(), self.num_tokens
         with contextlib.ExitStack() as open_files:
             logs = self._open_logs(step, open_files)
             seconds_before = self.seconds
-            while step < train.steps:
+            while step < end:
                 update = self.updater.step(step)
                 step += 1
                 self.num_tokens += update.num_tokens
                 self.loss_sum += update.loss
                 evaluation, watched = None, {}
-                if step % train.validate_every == 0 or step == train.steps:
+                if step % train.validate_every == 0 or step == end:
                     evaluation = self.evaluation = self._evaluate(step)
                     watched = watch() if engine.is_main else {}
                 is_stopped, is_asked = engine.any(should_stop(), should_save())
-                is_last = step == train.steps or is_stopped
+                is_last = step == end or is_stopped
                 seconds = max(time.monotonic() - start_time, 1e-9)
                 self.seconds = seconds_before + seconds
                 speed = (self.num_tokens - start_tokens) / seconds
@@ -181,7 +184,7 @@ class Loop:
             self._finish()
         return Outcome(
             step,
-            step == train.steps,
+            step == end,
             self.evaluation,
             sum(p.numel() for p in self.model.parameters()),
             self.updater.skipped_steps,

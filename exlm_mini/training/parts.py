@@ -36,6 +36,23 @@ def num_copies(config: RunConfig) -> int:
     return config.masking.num_copies if config.objective == "repeated-mlm" else 1
 
 
+def grow_step(config: RunConfig) -> int:
+    """Steps of an exlm run as an MLM, before each mask splits into its states (``grow_at``)."""
+    is_exlm = config.objective == "exlm"
+    return round(config.train.grow_at * config.train.steps) if is_exlm else 0
+
+
+def stages_of(config: RunConfig) -> list[tuple[RunConfig, int]]:
+    """The models that a run trains one after the other, and the step at which each ends.
+
+    The first stage of a run that grows is a masked language model, and its checkpoints are those
+    of one.
+    """
+    last = [(config, config.train.steps)]
+    step = grow_step(config)
+    return [(replace(config, objective="mlm"), step), *last] if step else last
+
+
 def longest_row(config: RunConfig, row_length: int) -> int:
     """Length of the longest sequence in the encoder; arguments as for ``cost.estimate``."""
     if config.objective != "exlm":
@@ -173,7 +190,7 @@ def chain_share(config: RunConfig, step: int) -> float:
     warmup_steps = config.train.chain_warmup * config.train.steps
     if config.objective != "exlm" or warmup_steps == 0:
         return 0.0
-    return min(1.0, max(0.0, 2.0 - step / warmup_steps))
+    return min(1.0, max(0.0, 2.0 - (step - grow_step(config)) / warmup_steps))
 
 
 def choose_device(name: str) -> torch.device:

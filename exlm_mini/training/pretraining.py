@@ -42,6 +42,23 @@ def check_spread(config: RunConfig, num_processes: int) -> None:
         )
 
 
+def check_fits(
+    config: RunConfig, train_pack: Pack, validation_pack: Pack, engine: Engine
+) -> None:
+    """Raise ``UserError`` for rows that a model cannot hold, or a model that memory cannot."""
+    asked, vocab_size = config.model.vocab_size, train_pack.vocab_size
+    if asked is not None and asked != vocab_size:
+        raise UserError(
+            f"model.vocab_size is {asked}, the tokenizer has {vocab_size} tokens; leave "
+            "model.vocab_size out, it is for --dry-run"
+        )
+    longest = max(int(train_pack.lengths_R.max()), int(validation_pack.lengths_R.max()))
+    check_row_length(config, longest)
+    if train_pack.row_length is not None:
+        make_masker(config, train_pack.special_ids).check_row_length(train_pack.row_length)
+    check_memory(config, vocab_size, longest, engine.device, engine.world_size)
+
+
 class Trainer(Loop):
     """One run: a model, its data and its directory.
 
@@ -69,20 +86,9 @@ class Trainer(Loop):
         self.config = config = with_precision(config, engine.device)
         check_spread(config, engine.world_size)
         self.train_pack, self.validation_pack = train_pack, validation_pack
-        asked = config.model.vocab_size
-        if asked is not None and asked != train_pack.vocab_size:
-            raise UserError(
-                f"model.vocab_size is {asked}, the tokenizer has {train_pack.vocab_size} tokens; "
-                "leave model.vocab_size out, it is for --dry-run"
-            )
-        special_ids = train_pack.special_ids
+        check_fits(config, train_pack, validation_pack, engine)
+        special_ids, vocab_size = train_pack.special_ids, train_pack.vocab_size
         self.masker = make_masker(config, special_ids)
-        longest = max(int(train_pack.lengths_R.max()), int(validation_pack.lengths_R.max()))
-        check_row_length(config, longest)
-        if train_pack.row_length is not None:
-            self.masker.check_row_length(train_pack.row_length)
-        vocab_size = train_pack.vocab_size
-        check_memory(config, vocab_size, longest, engine.device, engine.world_size)
         model = make_model(config, vocab_size, special_ids)
         self.batches = make_batches(config, train_pack, self.masker)
         objective = pretraining(config, self.batches, special_ids.pad)
@@ -142,6 +148,10 @@ class Trainer(Loop):
 
     def _take_over(self, checkpoint: Checkpoint) -> None:
         state = checkpoint.state
+        if (state["config"]["objective"], self.config.objective) == ("mlm", "exlm"):
+            # The MLM grows: what it lacks, links and clone vectors, stays as initialised.
+            weights = {**self.model.state_dict(), **checkpoint.tensors["model"]}
+            checkpoint = checkpoint._replace(tensors={**checkpoint.tensors, "model": weights})
         for name, pack in (("train", self.train_pack), ("validation", self.validation_pack)):
             stored = state.get(f"{name}_sha256"), state.get("tokenizer_sha256")
             if stored != (pack.sha256, pack.tokenizer_sha256):

@@ -1,0 +1,88 @@
+"""Runs that begin as an MLM and grow: one schedule and one course, whatever cuts them off."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import exlm_mini
+from exlm_mini.config.recipes import load_recipe
+from exlm_mini.pretrain import main
+from exlm_mini.training.checkpoint import load_checkpoint
+from exlm_mini.training.cost import estimate, row_flops
+from exlm_mini.training.parts import chain_share, stages_of
+
+STEPS, GROWN = 6, 3
+SETTINGS = f"""--recipe smiles-tiny --model.width 16 --model.ffn_width 16 --model.num_heads 2
+    --train.steps {STEPS} --train.batch_size 4 --train.warmup_steps 1 --train.save_every 1
+    --train.keep_last 0 --train.validation_rows 8 --train.device cpu --train.chain_warmup 0.1
+    --data.max_documents 200 --masking.strategy spans --model.transition spans""".split()
+
+
+def train(output: Path, *settings: str) -> Path:
+    assert main([*SETTINGS, "--output", str(output), *settings]) == 0
+    return output
+
+
+def weights(run: Path, step: int, group: str = "model") -> dict[str, torch.Tensor]:
+    return load_checkpoint(run / f"checkpoints/step-{step:06d}").tensors[group]
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory) -> Path:
+    return train(tmp_path_factory.mktemp("grown") / "run", "--train.grow_at", "0.5")
+
+
+def test_until_it_grows_a_run_is_an_mlm(grown, tmp_path):
+    plain = train(tmp_path / "mlm", "--objective", "mlm")
+    for step in range(1, GROWN + 1):
+        ours, theirs = weights(grown, step), weights(plain, step)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    begun = exlm_mini.load(grown / f"checkpoints/step-{GROWN:06d}")
+    assert begun.model_in_words == "MLM" and begun.fill("CC[MASK]").text
+    assert exlm_mini.load(grown).model_in_words.startswith("ExLM")
+
+
+def test_weights_and_moments_go_on_when_it_grows(grown):
+    before, after = (weights(grown, step, "optimizer") for step in (GROWN, GROWN + 1))
+    for name in [name for name in after if name.endswith("/step")]:
+        # Links and clone vectors have had their first step.
+        assert after[name] == before.get(name, 0) + 1
+    assert any(name.startswith("transition.") for name in after.keys() - before.keys())
+    moved = [
+        (weights(grown, GROWN + 1)[name] - tensor).abs().max()
+        for name, tensor in weights(grown, GROWN).items()
+    ]
+    assert 0 < max(moved) < 0.02  # about the learning rate: nothing was drawn anew
+
+
+@pytest.mark.parametrize("step", range(1, STEPS))
+def test_a_run_that_is_cut_off_anywhere_ends_with_the_same_bits(grown, step, tmp_path):
+    again = tmp_path / "run"
+    shutil.copytree(grown, again)
+    for later in range(step + 1, STEPS + 1):
+        shutil.rmtree(again / f"checkpoints/step-{later:06d}")
+    train(again, "--train.grow_at", "0.5")
+    last = f"checkpoints/step-{STEPS:06d}/model.safetensors"
+    assert (again / last).read_bytes() == (grown / last).read_bytes()
+
+
+def test_costs_are_those_of_both_stages():
+    config = load_recipe("smiles-tiny")
+    config = replace(config, train=replace(config.train, grow_at=0.25, steps=400))
+    (mlm, first), (exlm, last) = stages_of(config)
+    assert (mlm.objective, first, exlm, last) == ("mlm", 100, config, 400)
+    expected = 0.25 * row_flops(mlm, 90, 40) + 0.75 * row_flops(exlm, 90, 40)
+    assert estimate(config, 90, 40).flops_per_token == pytest.approx(expected / 40)
+
+
+def test_chains_stand_from_the_growth_on():
+    config = load_recipe("smiles-tiny")
+    train = replace(config.train, grow_at=0.5, chain_warmup=0.1, steps=100)
+    shares = [chain_share(replace(config, train=train), step) for step in (50, 60, 65, 70)]
+    assert shares == pytest.approx([1, 1, 0.5, 0])
