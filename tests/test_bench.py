@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 
 import pytest
 import torch
@@ -148,3 +149,19 @@ def test_a_package_outside_a_checkout_has_no_commit(monkeypatch, tmp_path):
     assert re.match(r"[0-9a-f]{40}|not a git checkout", provenance.commit())
     monkeypatch.setattr(provenance, "__file__", str(tmp_path / "provenance.py"))
     assert provenance.commit() == "not a git checkout"
+
+
+def test_a_record_that_is_being_written_is_no_change_of_the_code(monkeypatch, tmp_path):
+    code = tmp_path / "exlm_mini" / "training" / "provenance.py"
+    record = tmp_path / "book" / "results" / "bench.json"
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@x"]
+    for path in (code, record):
+        path.parent.mkdir(parents=True)
+        path.write_text("[]")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.setattr(provenance, "__file__", str(code))
+    record.write_text("")  # as `> book/results/bench.json` leaves it
+    assert re.fullmatch("[0-9a-f]{40}", provenance.commit())
+    code.write_text("[1]")
+    assert provenance.commit().endswith(" with changes")

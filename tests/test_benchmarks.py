@@ -6,6 +6,9 @@ Shapes: B rows, M targets, L states, S any number of states, D width, V vocabula
 from __future__ import annotations
 
 import dataclasses
+import json
+import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -283,3 +286,45 @@ def test_the_memory_of_a_step_is_that_of_a_model_without_gradients():
         assert record["peak_mib"] * MIB == peak_bytes(
             lambda model=model: whole_step(model, batch), CPU
         )
+
+
+# ---- what is on record ----
+
+ROOT = Path(__file__).resolve().parents[1]
+KERNELS = ("cuda/*.h", "cuda/*.cpp", "cuda/*.cu")
+
+
+def git(*words: str) -> subprocess.CompletedProcess:
+    return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True)
+
+
+@pytest.fixture
+def last_kernels() -> str:
+    """The commit that last changed a kernel."""
+    try:
+        is_shallow = git("rev-parse", "--is-shallow-repository").stdout.strip()
+    except OSError as error:
+        pytest.skip(f"no git: {error}")
+    if is_shallow != "false":
+        pytest.skip("without the whole history no commit is known to be the older one")
+    return git("log", "-1", "--format=%H", "--", *KERNELS).stdout.strip()
+
+
+def is_newer(commit: str, kernels: str) -> bool:
+    """Whether a commit holds these kernels."""
+    return git("merge-base", "--is-ancestor", kernels, commit).returncode == 0
+
+
+def test_the_recorded_benchmark_is_of_the_kernels_of_today(last_kernels):
+    records = json.loads((ROOT / "book" / "results" / "bench-dag.json").read_text())
+    (commit,) = {record["machine"]["commit"] for record in records}
+    assert is_newer(commit, last_kernels), (
+        f"{commit} is older than the kernels of {last_kernels}, or no commit: run the command of "
+        "chapter 11 again, from a checkout without changes"
+    )
+
+
+def test_a_commit_before_the_kernels_is_older(last_kernels):
+    assert is_newer(last_kernels, last_kernels)
+    assert not is_newer(f"{last_kernels}~1", last_kernels)
+    assert not is_newer(f"{last_kernels} with changes", last_kernels)
