@@ -275,6 +275,8 @@ def test_the_plan_says_what_the_code_says():
     (told,) = re.findall(r"bring the primary claims to (\w+)", " ".join(text.split()))
     primary = [c for e in EXPERIMENTS.values() for c in e.claims if c.is_primary]
     assert {"twelve": 12}[told] == len(primary)
+    molecules = EXPERIMENTS["molecules"].claims
+    assert {claim.base for claim in molecules if claim.is_primary} == {"mlm++"}
 
 
 # ---- runs of equal competence ----

@@ -330,9 +330,9 @@ def test_the_other_reports_have_a_row_for_each_cell(tmp_path):
     assert cost == ["k4", "4", "1.66", "1.61", "1.90"]
     row = {"table": "Table 4", "row": "15%, ExLM k=4"}
     made = made_record("k-and-p", "toy-p0.15-k4", metrics={"entropy_bits": 1.5}, paper=row)
-    write(tmp_path, made)
+    write(tmp_path, made | {"downstream": {"test": 0.5}})
     _, k_and_p = rows_of(tables.report("k-and-p", "mini", tmp_path), "## Input: toy")
-    assert k_and_p[:6] == ["15.0%", "ExLM k=4", "–", "81.4", "–", "1.500"]
+    assert k_and_p[:6] == ["15.0%", "ExLM k=4", "50.0", "81.4", "–", "1.500"]
 
 
 # ---- figures ----
