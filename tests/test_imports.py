@@ -178,18 +178,21 @@ for module in {CORE_MODULES!r}:
     assert result.returncode == 0, result.stderr
 
 
-def test_a_model_cannot_be_loaded_without_its_library_and_says_which():
-    program = """
-import sys
-sys.modules["tokenizers"] = None
-import exlm_mini
-exlm_mini.load("molecules")
-"""
+@pytest.mark.parametrize(
+    ("library", "extra", "door"),
+    [
+        ("tokenizers", "text", "import exlm_mini; exlm_mini.load('molecules')"),
+        ("transformers", "hf", "import exlm_mini.hf"),
+    ],
+)
+def test_a_door_without_its_library_names_the_extra(library, extra, door):
+    program = f"import sys; sys.modules['{library}'] = None; {door}"
     result = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True
     )
     assert result.stderr.splitlines()[-1] == (
-        "ModuleNotFoundError: this needs the package tokenizers; pip install 'exlm-mini[text]'"
+        f"ModuleNotFoundError: this needs the package {library}; "
+        f"pip install 'exlm-mini[{extra}]'"
     )
     assert "During handling" not in result.stderr
 
