@@ -189,7 +189,10 @@ def test_seeds_are_put_together_by_input_and_cell(tmp_path):
 
 
 def test_what_was_not_measured_is_none_and_the_last_validation_counts(tmp_path):
-    curve = [{"step": s, "validation_bits_per_mask": b} for s, b in ((100, 2.0), (200, 1.0))]
+    curve = [
+        {"step": s, "validation_bits_per_mask": b}
+        for s, b in ((100, 2.0), (200, 1.5), (300, 1.0))
+    ]
     made = made_record(
         "saddle", metrics={"captured_bits": None, "entropy_bits": 1}, curve=curve
     )
