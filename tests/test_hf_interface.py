@@ -33,6 +33,7 @@ transformers = pytest.importorskip("transformers")
 
 from exlm_mini import hf  # noqa: E402
 from exlm_mini.config.checks import UserError  # noqa: E402
+from exlm_mini.data.tokenizer import train_byte_level_bpe, train_smiles  # noqa: E402
 
 SIZES = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 40}
 SETTINGS = {
@@ -159,8 +160,12 @@ def test_hidden_states_are_those_of_each_token_after_each_layer(setting):
     of_head = model(**INPUTS, output_hidden_states=True).hidden_states
     for one, other in zip(of_head, states, strict=True):
         torch.testing.assert_close(one[is_real], other[is_real])
-    # A state after layer n is the last one of a model cut there, before its LayerNorm.
-    if setting != "late":
+    if setting == "late":  # the first layer sees rows that are not expanded, as MLM does
+        mlm = make("Model", "mlm")
+        mlm.exlm.encoder.load_state_dict(base.exlm.encoder.state_dict())
+        below = mlm(**INPUTS, output_hidden_states=True).hidden_states[1]
+        torch.testing.assert_close(states[1][is_real], below[is_real])
+    else:  # a state after layer n is the last one of a model cut there, before its LayerNorm
         layers = base.exlm.encoder.layers
         base.exlm.encoder.layers, norm = layers[:1], base.exlm.encoder.final_norm
         base.exlm.encoder.final_norm = torch.nn.Identity()
@@ -261,6 +266,8 @@ def test_attention_is_that_of_sdpa(tmp_path):
 @every
 def test_embeddings_can_be_resized(head, setting, tmp_path):
     model = make(head, setting)
+    torch.nn.init.normal_(model.exlm.head.bias)
+    bias = model.exlm.head.bias.detach().clone()
     before = main_output(head, model(**INPUTS))
     model.resize_token_embeddings(44)
     assert model.config.vocab_size == 44 and model.get_input_embeddings().weight.shape == (
@@ -270,7 +277,7 @@ def test_embeddings_can_be_resized(head, setting, tmp_path):
     after = main_output(head, model(**INPUTS))
     if head == "MaskedLM":
         assert after.shape == (*IDS.shape, 44)
-        assert torch.equal(model.exlm.head.bias, torch.zeros(44))
+        assert torch.equal(model.exlm.head.bias, torch.cat([bias, torch.zeros(4)]))
         if setting != "ctc":  # whose tokens compete with the blank
             torch.testing.assert_close(after[IDS == 5].exp().sum(dim=1), torch.ones(3))
     else:
@@ -357,19 +364,26 @@ def test_a_batch_without_masks_teaches_nothing(setting):
 
 
 def test_the_usual_collator_is_refused_for_the_right_reason():
-    model, seen = make("MaskedLM"), set()
+    own = train_smiles(["CC(=O)Nc1ccc(O)cc1"])
+    tokenizer, model = hf.tokenizer_for(own), make(vocab_size=own.vocab_size)
+    row, has_pad = tokenizer("CC(=O)Nc1ccc(O)cc1"), set()
     for seed in range(40):
-        torch.manual_seed(seed)
-        target = torch.where((torch.rand(IDS[:1].shape) < 0.5), IDS[:1], -100)
-        target[:, [0, 2, 5, 6]] = torch.tensor([-100, 9, 9, -100])
-        rows = torch.where(target == -100, IDS[:1], torch.randint(6, (1, 7)))
-        rows[:, [2, 5]] = 5
-        seen.add(bool((rows[:, 1:-1] == 0).any()))
-        if torch.equal(target != -100, rows == 5):
-            continue
+        collate = transformers.DataCollatorForLanguageModeling(
+            tokenizer, mlm_probability=0.5, seed=seed
+        )
+        batch = collate([row] * 4)
+        has_pad.add(bool((batch["input_ids"] == tokenizer.pad_token_id).any()))
         with pytest.raises(ValueError, match="labels must stand at every"):
-            model(rows, torch.ones_like(rows), labels=target)
-    assert seen == {True, False}
+            model(**batch)
+    assert has_pad == {True, False}
+
+
+@every_setting
+def test_what_stands_at_padding_has_no_effect(setting):
+    model = make("MaskedLM", setting)
+    other = IDS.masked_fill(IDS == 0, 5), INPUTS["attention_mask"]
+    found, wanted = model(*other, **labels("MaskedLM")), model(**INPUTS, **labels("MaskedLM"))
+    assert torch.equal(found.loss, wanted.loss) and torch.equal(found.logits, wanted.logits)
 
 
 @every_head
@@ -465,8 +479,6 @@ def test_settings_that_contradict_each_other_are_refused_in_one_line(options, wo
 
 
 def test_pipelines_run():
-    from exlm_mini.data.tokenizer import train_byte_level_bpe
-
     own = train_byte_level_bpe(["the cat sat on the mat. a dog ran"] * 9, 300)
     tokenizer = hf.tokenizer_for(own, 58)
     text, long = "the cat sat", "the cat sat on the mat. " * 30

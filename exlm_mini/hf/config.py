@@ -115,5 +115,5 @@ def _check(name: str, value: Any, fixed: Any, where: str) -> None:
     """Refuse a value that differs from one already set; None sets nothing."""
     if value is not None and fixed is not None and value != fixed:
         raise UserError(
-            f"{name} {value} contradicts {where}, {fixed}; leave one of the two out"
+            f"{name} {value} contradicts {where}, {fixed}; leave it out, or give the same"
         )

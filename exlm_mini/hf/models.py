@@ -163,9 +163,9 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
         Returns:
             loss: in nats, that of §4.3 for ExLM (per target, then the mean over rows that hold a
             [MASK]) and the mean over masked tokens for MLM; 0 for a batch without [MASK], None
-            without labels. logits: log-probability of each token
-            at each [MASK] by itself, (B, N, V), for ExLM summed over all paths; 0 at other tokens;
-            None in training, which does not need them.
+            without labels. logits: log-probability of each token at each [MASK] by itself,
+            (B, N, V), for ExLM summed over all paths; 0 at other tokens; None in training, which
+            does not need them.
 
         Raises:
             ValueError: if labels and masks are at different places, as with a collator that leaves

@@ -47,9 +47,7 @@ def tokenizer_for(tokenizer: Tokenizer, max_length: int | None = None) -> ExLMTo
         tokenizer: of a run.
         max_length: what ``truncation=True`` leaves of a text, in tokens, [BOS] and [EOS] included.
     """
-    special, definition = tokenizer.special_ids, json.loads(tokenizer.definition)
-    definition.update(truncation=None, padding=None)
-    inner = _finds_masks(definition)
+    special, inner = tokenizer.special_ids, _finds_masks(json.loads(tokenizer.definition))
     steps = [normalizers.Replace(Regex(r" (?=\[MASK\])"), "")]
     # A list of words holds the names of the special tokens; in a text they are unknown words.
     names = [name for name in (PAD, BOS, EOS, SEP) if tokenizer.unknown_pieces(name) == [name]]
