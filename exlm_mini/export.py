@@ -61,6 +61,7 @@ def export(pretrained: Pretrained, output: Path) -> None:
         chain_share=chain_share(run, pretrained.checkpoint.step),
         special_ids=tokenizer.special_ids._asdict(),
         vocab_size=tokenizer.vocab_size,
+        learned_length=run.data.block_length,
     )
     names = {auto.__name__: model.__name__ for auto, model in AUTO_CLASSES.items()}
     names["AutoConfig"] = ExLMConfig.__name__
@@ -90,6 +91,7 @@ def card(pretrained: Pretrained) -> str:
         "parameters": f"{sum(weight.numel() for weight in weights):,}",
         "step": f"{pretrained.checkpoint.step:,} of {run.train.steps:,}",
         "data": f"{data.kind}, {data.grammar if data.kind == 'toy' else source}",
+        "longest row in training": f"{data.block_length} tokens",
         "mask ratio": run.masking.mask_ratio,
         "seed": run.seed,
         "sha256 of the weights": pretrained.sha256,

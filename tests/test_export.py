@@ -99,10 +99,10 @@ def test_files_of_an_export_have_one_mode(umask, mode, kinds, tmp_path):
     assert "model.safetensors" in modes and set(modes.values()) == {mode}, modes
 
 
-def test_an_export_says_what_the_model_takes(kinds):
+def test_an_export_says_what_the_model_takes(kinds, monkeypatch):
     from transformers import AutoModel, AutoTokenizer
 
-    import exlm_mini.hf  # noqa: F401
+    import exlm_mini.hf
 
     path, pretrained = kinds / "exported", load_pretrained(kinds / "run", print)
     tokenizer, model = (
@@ -113,7 +113,17 @@ def test_an_export_says_what_the_model_takes(kinds):
     assert model.config.max_position_embeddings == pretrained.config.model.max_positions
     row = tokenizer("C" * 999, truncation=True, return_tensors="pt")
     assert row.input_ids.shape[1] == pretrained.max_length
+    said: list[str] = []
+    monkeypatch.setattr(exlm_mini.hf.models.LOGGER, "warning_once", said.append)
+    model(**tokenizer("CCO", return_tensors="pt"))
+    assert not said
     assert model(**row).last_hidden_state.isfinite().all()
+    assert str(model.config.learned_length) in said[0]
+    assert (
+        model.config.learned_length
+        == pretrained.config.data.block_length
+        < row.input_ids.shape[1]
+    )
     longest = torch.full((1, pretrained.layout.room(1) + 3), 9)
     longest[0, 0], longest[0, -1] = tokenizer.bos_token_id, tokenizer.eos_token_id
     with pytest.raises(ValueError, match="max_positions"):

@@ -41,6 +41,7 @@ class ExLMConfig(PreTrainedConfig):
             training (see ``ChainWarmup``).
         special_ids: ``SpecialIds`` as a dict.
         vocab_size: V.
+        learned_length: tokens of the longest row in training; the model says when one is longer.
         classifier_dropout: before and in the heads of fine-tuning.
         kwargs: fields of ``architecture``, and those of ``PreTrainedConfig``, such as
             ``num_labels``.
@@ -59,6 +60,7 @@ class ExLMConfig(PreTrainedConfig):
         chain_share: float = 0.0,
         special_ids: dict[str, int] | None = None,
         vocab_size: int | None = None,
+        learned_length: int | None = None,
         classifier_dropout: float = 0.0,
         **kwargs: Any,
     ) -> None:
@@ -86,7 +88,7 @@ class ExLMConfig(PreTrainedConfig):
         if num_copies != 1 and objective != "repeated-mlm":
             raise UserError(f"num_copies {num_copies} is of repeated-mlm; {objective} has 1")
         self.objective, self.num_copies, self.chain_share = objective, num_copies, chain_share
-        self.special_ids = special._asdict()
+        self.special_ids, self.learned_length = special._asdict(), learned_length
         self.classifier_dropout = classifier_dropout
         build(ModelConfig, architecture)  # raises if the settings do not fit each other
         ids = {name: same[name][0] for name in same if name.endswith("_token_id")}

@@ -33,6 +33,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
+from transformers.utils import logging
 
 from exlm_mini.config import SpecialIds
 from exlm_mini.data.masking import repeat_tokens
@@ -50,6 +51,7 @@ from exlm_mini.reading.decoding import (
     read_states,
 )
 
+LOGGER = logging.get_logger(__name__)
 NO_LABEL = -100
 """The label of transformers for tokens that are not predicted."""
 
@@ -107,6 +109,9 @@ class ExLMPreTrainedModel(PreTrainedModel):
                 f"row {row} has padding or [PAD] (id {pad}) between its tokens; a row may end "
                 "with it only"
             )
+        length, learned = input_ids.shape[1], self.config.learned_length or input_ids.shape[1]
+        if length > learned:
+            LOGGER.warning_once(f"rows of {length} tokens: the model has learned {learned}")
         return input_ids
 
     def hidden(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
