@@ -27,11 +27,14 @@ Then for MODEL mlm, exlm and scratch::
 
     python -m exlm_lab.finetune --task bbbp bace clintox --checkpoint RUNS/smiles-MODEL \\
         --data DATA/moleculenet --output RUNS/tuned-smiles-MODEL --threads 1 \\
-        --train.epochs 4 --train.learning_rate 5e-4
+        --train.epochs 4 --train.learning_rate 5e-4 \\
+        --train.dropout 0.1 --train.attention_dropout 0.1
     python -m exlm_lab.finetune --task cola --checkpoint RUNS/text-MODEL --data DATA/glue \\
-        --output RUNS/tuned-text-MODEL --threads 1 --train.epochs 5 --train.learning_rate 5e-4
+        --output RUNS/tuned-text-MODEL --threads 1 --train.epochs 5 --train.learning_rate 5e-4 \\
+        --train.dropout 0.1 --train.attention_dropout 0.1
     python -m exlm_lab.finetune --task sst2 --checkpoint RUNS/text-MODEL --data DATA/glue \\
-        --output RUNS/tuned-text-MODEL --threads 1 --train.epochs 1 --train.learning_rate 5e-4
+        --output RUNS/tuned-text-MODEL --threads 1 --train.epochs 1 --train.learning_rate 5e-4 \\
+        --train.dropout 0.1 --train.attention_dropout 0.1
     python book/downstream_small.py RUNS --data DATA/moleculenet --canonical \\
         --to book/results/downstream-small.json
 """

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 from tiny_runs import DATA
 
-from exlm_lab.downstream.grid import summary
+from exlm_lab.downstream.grid import Space, summary
 from exlm_lab.downstream.settings import TuneConfig
+from exlm_lab.finetune import parse
 from exlm_mini import pretrain
+from exlm_mini.config.recipes import build
 from exlm_mini.data.corpus import prepare_corpus
 
 pytest.importorskip("rdkit", reason="rdkit is not installed")
@@ -237,3 +239,36 @@ def test_models_trained_or_tuned_unlike_are_refused(spoiled, tmp_path, capsys):
     shutil.copytree(spoiled[0] / "smiles-mlm", spoiled[0] / "smiles-exlm")
     line = refused(capsys, spoiled, tmp_path)
     assert "smiles-exlm was trained with --objective mlm, not exlm" in line
+
+
+# ---- the search of the defaults ----
+
+
+def test_the_defaults_of_fine_tuning_are_the_best_of_the_search():
+    stored = json.loads((BOOK / "results" / "downstream-search.json").read_text())
+    names = ("learning_rate", "epochs", "dropout", "warmup_share")
+    tried = {
+        tuple(run[name] for name in names): run["validation"] for run in stored["searched"]
+    }
+    spaces = [Space(**{n: tuple(v) for n, v in space.items()}) for space in stored["spaces"]]
+    settings = {config for space in spaces for config in space.settings(TuneConfig())}
+    assert tried.keys() == {tuple(getattr(c, name) for name in names) for c in settings}
+    best = max(tried, key=tried.__getitem__)
+    assert best == tuple(getattr(TuneConfig(), name) for name in names)
+    assert build(TuneConfig, stored["after"]["setting"]) == TuneConfig()
+    assert tried[best] == stored["after"]["validation"]["seeds"][0]
+    for side in ("before", "after"):
+        assert stored[side]["seeds"] == [1, 2, 3]
+        for part in ("validation", "test"):
+            found = stored[side][part]
+            assert found["mean"] == pytest.approx(statistics.fmean(found["seeds"]), abs=0.01)
+            assert found["sd"] == pytest.approx(statistics.stdev(found["seeds"]), abs=0.01)
+    assert min(stored["after"]["test"]["seeds"]) > max(stored["before"]["test"]["seeds"])
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_the_commands_of_the_search_are_those_of_its_settings(side):
+    found = json.loads((BOOK / "results" / "downstream-search.json").read_text())[side]
+    request = parse(found["command"].split()[3:])
+    assert request.settings("embedded-molecules") == [build(TuneConfig, found["setting"])]
+    assert list(request.recipe.seeds) == found["seeds"]

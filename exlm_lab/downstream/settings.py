@@ -23,7 +23,13 @@ from exlm_mini.training.precision import has_bf16
 
 @dataclass(frozen=True)
 class TuneConfig:
-    """Fine-tuning settings (Tables 6, 8, 11; what they omit follows RoBERTa on GLUE)."""
+    """Fine-tuning settings.
+
+    Rate, epochs, dropout and warm-up are for models as small as those that come with the package,
+    from a search on the embedded molecules (``book/results/downstream-search.json``); a large model
+    needs dropout and a rate far lower, as in the recipes of the paper's tables. The rest follows
+    RoBERTa on GLUE.
+    """
 
     epochs: Annotated[int, AT_LEAST_1] = 10
     """Passes over the training rows."""
@@ -31,13 +37,13 @@ class TuneConfig:
     """Rows per optimiser step."""
     micro_batch_size: Annotated[int | None, AT_LEAST_1] = None
     """Rows per forward pass; none: the whole batch. Dropout and rounding depend on it."""
-    learning_rate: Annotated[float, POSITIVE] = 5e-5
+    learning_rate: Annotated[float, POSITIVE] = 2e-3
     """Peak of the schedule."""
     warmup_share: Annotated[float, SHARE] = 0.06
     """Share of the steps in which the rate rises from 0; then it falls to 0, both linearly."""
-    dropout: Annotated[float, BELOW_1] = 0.1
+    dropout: Annotated[float, BELOW_1] = 0.0
     """In the encoder, after the embedding and each sublayer."""
-    attention_dropout: Annotated[float, BELOW_1] = 0.1
+    attention_dropout: Annotated[float, BELOW_1] = 0.0
     """In the encoder, on attention probabilities."""
     pooler_dropout: Annotated[float, BELOW_1] = 0.0
     """In the head."""
