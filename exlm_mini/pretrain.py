@@ -37,6 +37,8 @@ from exlm_mini.data.corpus import Corpus, prepare_corpus
 from exlm_mini.data.files import read_text, write_atomically
 from exlm_mini.data.tokenizer import MASK, Tokenizer
 from exlm_mini.data.toy_grammars import grammar
+from exlm_mini.reading.prize import measure_prize
+from exlm_mini.reading.trained import load
 from exlm_mini.training.checkpoint import latest_checkpoint
 from exlm_mini.training.console import (
     INTERRUPTED,
@@ -50,7 +52,7 @@ from exlm_mini.training.console import (
 from exlm_mini.training.cost import check_memory
 from exlm_mini.training.dry_run import dry_run, lacks_pack, objectives_of, tell_row_length
 from exlm_mini.training.loop import Outcome
-from exlm_mini.training.parts import stages_of, versions
+from exlm_mini.training.parts import chain_share, make_masker, stages_of, versions
 from exlm_mini.training.precision import with_precision
 from exlm_mini.training.pretraining import Trainer, check_fits, check_spread
 from exlm_mini.training.processes import Engine, launched_rank, leave, start_engine
@@ -94,6 +96,7 @@ def run(config: RunConfig, output: Path, engine: Engine) -> int:
         return INTERRUPTED if launched_rank() is None else 0
     if engine.is_main:
         _print_summary(config, output, outcomes)
+        _print_prize(config, corpus, output, engine)
         text = shlex.quote(_masked_example(corpus))
         say(f"to look into it: {this_python()} -m exlm_mini.fill {text} --run {output}")
     return 0
@@ -211,6 +214,26 @@ def _print_summary(config: RunConfig, output: Path, outcomes: dict[str, Outcome]
         for objective, outcome in outcomes.items():
             print(f"{objective} reached {outcome.evaluation.bits_per_row:.3f} bits")
     print(f"run directory: {output}")
+
+
+def _print_prize(config: RunConfig, corpus: Corpus, output: Path, engine: Engine) -> None:
+    """Print what links win on held-out rows, beside what there is to win (see ``prize``).
+
+    A model of slots has never seen some of them masked and some not, and cannot be asked in turn.
+    """
+    singles = objectives_of(config)
+    for single in singles:
+        if single.objective == "repeated-mlm" or config.masking.strategy == "slots":
+            continue
+        trained = load(output if len(singles) == 1 else output / single.objective)
+        prize = measure_prize(
+            trained.model.to(engine.device),
+            corpus.validation,
+            make_masker(single, corpus.validation.special_ids),
+            chain_share=chain_share(single, trained.step),
+        )
+        k = single.model.states_per_mask if single.objective == "exlm" else 1
+        print(f"{single.objective}, held-out rows: {prize.describe(k)}")
 
 
 def _masked_example(corpus: Corpus) -> str:

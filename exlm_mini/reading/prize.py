@@ -1,0 +1,180 @@
+"""What the hidden tokens of a row know of each other, and how much of it a model uses, in bits.
+
+Four numbers say what a model pays for the hidden tokens of held-out rows:
+
+* *at once*: each mask by itself, from the visible tokens alone, summed over the masks;
+* *in turn*: one mask after the other, each from the visible tokens and the true tokens of the
+  masks before it, by a pass of the encoder for each (the chain rule);
+* *joint*: all masks together, in one pass; for ExLM the sum over all paths;
+* the **prize**, at once less in turn: what there is to win. Where masks are independent given the
+  rest it is 0, and links can win nothing.
+
+Links win at once less joint. That is no win by itself: clones may make the single masks worse than
+they are in an MLM of equal cost, so the joint is what models are compared by.
+
+Shapes: B rows, N tokens, S masked tokens of a batch, M targets, L states, k states per mask.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from exlm_mini.alignment import posteriors
+from exlm_mini.data.batches import validation_batches
+from exlm_mini.data.masking import MaskedBatch, Masker, counter_uniform
+from exlm_mini.data.packs import Pack
+from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.model.objectives import log_likelihood, nats_to_bits
+from exlm_mini.reading.decoding import log_softmax, masks_of_states
+
+ROWS_AT_ONCE = 32
+
+
+class Prize(NamedTuple):
+    """Bits a row, means over rows; see the top of the file."""
+
+    num_rows: int
+    at_once: float
+    left_to_right: float
+    """In turn, from left to right."""
+    any_order: float
+    """In turn, in random orders; their mean."""
+    joint: float
+    clones_used: float | None
+    """2 to the entropy of the share of paths through each clone, from 1 to k; None for an MLM and
+    for states that are not linked."""
+
+    @property
+    def prize(self) -> float:
+        """Bits that are won by asking in turn, from left to right."""
+        return self.at_once - self.left_to_right
+
+    @property
+    def links_win(self) -> float:
+        """Bits that are won by answering together; 0 for an MLM."""
+        return self.at_once - self.joint
+
+    def describe(self, states_per_mask: int) -> str:
+        """The line at the end of pre-training."""
+        clones = (
+            ""
+            if self.clones_used is None
+            else (f"; {self.clones_used:.2f} of {states_per_mask} clones used")
+        )
+        links = "" if states_per_mask == 1 else f"links win {self.links_win:.2f} of "
+        return f"{self.joint:.2f} bits a row ({links}a prize of {self.prize:.2f}{clones})"
+
+
+@torch.no_grad()
+def measure_prize(
+    model: MaskedLM | ExLM,
+    pack: Pack,
+    masker: Masker,
+    num_rows: int = 128,
+    num_orders: int = 2,
+    chain_share: float = 0.0,
+) -> Prize:
+    """Measure the first held-out rows, always with the same masks and orders.
+
+    Args:
+        model: on any device; not of Repeated MLM.
+        pack: of held-out rows.
+        masker: of the run.
+        num_rows: at most so many. Every row is read as often as it has masks.
+        num_orders: random orders of the masks.
+        chain_share: see ``ExLM.forward``.
+    """
+    device, was_training = next(model.parameters()).device, model.training
+    model.eval()
+    sums_4, use_k, count = torch.zeros(4, dtype=torch.float64), None, 0
+    for batch in validation_batches(pack, masker, num_rows, ROWS_AT_ONCE):
+        sample_B1 = np.arange(count, count + len(batch.token_ids_BN))[:, None]
+        position_1N = np.arange(batch.token_ids_BN.shape[1])[None]
+        orders = [
+            torch.from_numpy(counter_uniform(order, sample_B1, position_1N)).to(device)
+            for order in range(num_orders)
+        ]
+        batch = batch.to(device)
+        left_BN = torch.from_numpy(position_1N).to(device).expand(batch.token_ids_BN.shape)
+        turns = [
+            in_turn(model, batch, order_BN, chain_share) for order_BN in (left_BN, *orders)
+        ]
+        alone_S, joint_B, own_use_k = at_once(model, batch, chain_share)
+        any_order = torch.stack([turn_B.sum() for turn_B in turns[1:]]).mean()
+        parts = (alone_S.sum(), turns[0].sum(), any_order, joint_B.sum())
+        sums_4 += torch.stack([part.double().cpu() for part in parts])
+        if own_use_k is not None:
+            use_k = own_use_k if use_k is None else use_k + own_use_k
+        count += len(batch.token_ids_BN)
+    model.train(was_training)
+    clones_used = None
+    if use_k is not None:
+        share_k = use_k / use_k.sum()
+        clones_used = math.exp(-float(torch.xlogy(share_k, share_k).sum()))
+    at_once_bits, left_to_right, any_order, joint = (sums_4 / count).tolist()
+    return Prize(count, at_once_bits, left_to_right, any_order, joint, clones_used)
+
+
+def at_once(
+    model: MaskedLM | ExLM, batch: MaskedBatch, chain_share: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What one pass says of the hidden tokens.
+
+    Returns:
+        bits of each hidden token by itself, (S,), row by row; of each row's together, (B,); and
+        how many paths go through each clone, given the tokens, (k,), if states are linked.
+    """
+    target_ids_S1 = batch.token_ids_BN[batch.is_masked_BN].unsqueeze(1)
+    row_S = batch.is_masked_BN.nonzero()[:, 0]
+    if isinstance(model, MaskedLM):
+        log_token_SV = log_softmax(model(batch.masked_ids_BN, batch.is_masked_BN))
+        bits_S = nats_to_bits(-log_token_SV.gather(1, target_ids_S1).squeeze(1).double())
+        return (
+            bits_S,
+            bits_S.new_zeros(len(batch.token_ids_BN)).index_add(0, row_S, bits_S),
+            None,
+        )
+    hidden_BTD, graph = model.encode(*batch)
+    state_BLD = model.states(hidden_BTD, graph)
+    scores = model.score(state_BLD, graph, chain_share)
+    log_token_BLV = log_softmax(model.token_logits(state_BLD))
+    log_token_SV = masks_of_states(scores, log_token_BLV, model.special_ids.unk)
+    bits_S = nats_to_bits(-log_token_SV.gather(1, target_ids_S1).squeeze(1).double())
+    joint_B = nats_to_bits(-log_likelihood(scores, with_boundaries=False).double())
+    if scores.log_transition_BLL is None:
+        return bits_S, joint_B, None
+    log_emission_BML = scores.log_emission_BML.masked_fill(
+        graph.is_boundary_BM.unsqueeze(2), 0.0
+    )
+    counts = graph.num_targets_B, graph.num_states_B
+    visits = posteriors(log_emission_BML, scores.log_transition_BLL, *counts).state_BML.sum(1)
+    is_mask_BL = ~graph.is_boundary_BM.gather(1, graph.owner_BL) & graph.is_state_BL
+    use_k = visits[is_mask_BL].double().cpu().unflatten(0, (-1, scores.states_per_mask)).sum(0)
+    return bits_S, joint_B, use_k
+
+
+def in_turn(
+    model: MaskedLM | ExLM, batch: MaskedBatch, order_BN: Tensor, chain_share: float = 0.0
+) -> Tensor:
+    """Bits of each row's hidden tokens by the chain rule, (B,), float64.
+
+    Args:
+        order_BN: of the masks of a row, the smallest number is asked first.
+    """
+    masked_ids_BN, is_masked_BN, token_ids_BN = batch
+    order_BN = order_BN.double().masked_fill(~is_masked_BN, torch.inf)
+    rank_BN = order_BN.argsort(dim=1, stable=True).argsort(dim=1)
+    bits_B = torch.zeros(len(token_ids_BN), dtype=torch.float64, device=token_ids_BN.device)
+    for turn in range(int(is_masked_BN.sum(dim=1).max())):
+        is_left_BN = is_masked_BN & (rank_BN >= turn)
+        has_B = is_left_BN.any(dim=1)
+        known_ids_BN = torch.where(is_left_BN, masked_ids_BN, token_ids_BN)
+        part = MaskedBatch(known_ids_BN[has_B], is_left_BN[has_B], token_ids_BN[has_B])
+        bits_S = at_once(model, part, chain_share)[0]
+        bits_B[has_B] += bits_S[(rank_BN == turn)[has_B][is_left_BN[has_B]]]
+    return bits_B
