@@ -457,8 +457,8 @@ folder.cleanup()
 
 # %% [markdown]
 # ```console
-# $ python -m exlm_lab.finetune --recipe finetune/tiny \
-#     --task embedded-molecules --checkpoint runs/molecules
+# $ python -m exlm_lab.finetune --task embedded-molecules \
+#     --checkpoint runs/molecules
 # $ python -m exlm_lab.finetune --recipe finetune/table-8 \
 #     --task bace bbbp tox21 --checkpoint runs/smiles \
 #     --data moleculenet
