@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import sys
+from collections import defaultdict
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -551,3 +552,23 @@ def test_a_picture_is_drawn_once_for_the_same_code(row, tmp_path, monkeypatch):
     (folder / "pipeline.sha256").write_text("another code")
     pipeline_picture.write_pipeline(app)
     assert calls == [1, 1]
+
+
+def test_bits_of_longer_rows_are_those_of_their_record():
+    """Of each line: data, row length, and the means over seeds."""
+    bits = defaultdict(list)
+    for run in json.loads((ROOT / "book/results/learned-places.json").read_text())["runs"]:
+        where = run["data"], run["transition"], run["use_position"]
+        for tokens, value in run["bits_per_target"].items():
+            bits[*where, tokens].append(value)
+            bits[*where, "chains", tokens].append(run["with_fixed_chains"][tokens])
+    columns = [("gated", True), ("gated", False), ("spans", True), ("gated", True, "chains")]
+    section = PAGES["reproduction"].partition("(longer-rows)=")[2].partition("\n(")[0]
+    rows = re.findall(r"^\| (\w+), \d+ \| (.*) \|$", section, flags=re.M)
+    assert len(rows) == 5
+    for data, line in rows:
+        tokens, *cells = line.split(" | ")
+        for column, cell in zip(columns, cells, strict=True):
+            values = bits[data, *column, tokens.replace(" to ", "-")]
+            expected = f"{sum(values) / len(values):.2f}" if values else "–"
+            assert cell == expected, (data, tokens, column)

@@ -82,7 +82,8 @@ class GatedTransition(nn.Module):
 
     Deviation from §4.2, where E is one softmax: head c gives softmax(q_c k_cᵀ / sqrt(D/H)), and
     state v mixes its heads with softmax(W_g x_v). Queries, keys and gates read the state and,
-    with ``use_position``, a learned embedding of its place in the expanded sequence.
+    with ``use_position``, a learned embedding of its place in the expanded sequence. Places
+    beyond the rows of training are never trained, and E breaks there (``learned-places.json``).
     """
 
     def __init__(self, config: ModelConfig) -> None:
