@@ -484,8 +484,8 @@ ax.spines[["top", "right"]].set_visible(False)
 # Robust to the last bits of the sums: both ends keep a margin.
 assert floor_bits <= mlm.bits().mean() < floor_bits + 0.05
 assert joint_bits <= exlm.bits().mean() < joint_bits + 0.1, (
-    f"ExLM ended at {exlm.bits().mean():.2f} bits. With one state it is an MLM; with "
-    "two or three most starts stay with one: see chapter 8, or try another seed."
+    f"ExLM ended at {exlm.bits().mean():.2f} bits. With one state it is an MLM; "
+    "with two or three, most starts stay with one: see chapter 8, or try a new seed."
 )
 
 # %% [markdown]
