@@ -485,7 +485,7 @@ ax.spines[["top", "right"]].set_visible(False)
 assert floor_bits <= mlm.bits().mean() < floor_bits + 0.05
 assert joint_bits <= exlm.bits().mean() < joint_bits + 0.1, (
     f"ExLM ended at {exlm.bits().mean():.2f} bits. With one state it is an MLM; "
-    "with two or three, most starts stay with one: see chapter 8, or try a new seed."
+    "with two or three, most starts stay with one; try another, or see chapter 8."
 )
 
 # %% [markdown]
