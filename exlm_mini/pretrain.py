@@ -151,12 +151,14 @@ def _stages_left(
 ) -> list[tuple[RunConfig, int]]:
     """The stages of a run that its newest checkpoint does not end; always the last one."""
     *earlier, last = stages_of(config)
-    step = 0
+    newest = None
     if earlier:
         with engine.together():
             newest = latest_checkpoint(directory / "checkpoints", lambda line: None)
-        step = 0 if newest is None else newest.step
-    return [*((stage, end) for stage, end in earlier if step < end), last]
+    step = 0 if newest is None else newest.step
+    # With more steps than at its start, a run may have grown before it would now.
+    has_grown = newest is not None and newest.state["config"]["objective"] == "exlm"
+    return [*((stage, end) for stage, end in earlier if step < end and not has_grown), last]
 
 
 def _settle(config: RunConfig, output: Path, engine: Engine) -> Corpus:

@@ -36,7 +36,7 @@ PAGES = {
 RUN_FILES = [
     p
     for p in (BOOK / "results").glob("*.json")
-    if p.name.split("-")[0] not in ("bench", "evidence", "downstream")
+    if p.name.split("-")[0] not in ("bench", "evidence", "downstream", "learned")
 ]
 ROLES = {
     "recorded": front_matter.recorded,

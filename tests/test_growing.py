@@ -72,6 +72,15 @@ def test_a_run_that_is_cut_off_anywhere_ends_with_the_same_bits(grown, step, tmp
     assert (again / last).read_bytes() == (grown / last).read_bytes()
 
 
+def test_a_run_that_has_grown_stays_so_when_it_is_given_more_steps(grown, tmp_path):
+    longer = tmp_path / "run"
+    shutil.copytree(grown, longer)
+    for later in (STEPS - 1, STEPS):
+        shutil.rmtree(longer / f"checkpoints/step-{later:06d}")
+    train(longer, "--train.grow_at", "0.5", "--train.steps", str(2 * STEPS))
+    assert exlm_mini.load(longer).model_in_words.startswith("ExLM")
+
+
 def test_costs_are_those_of_both_stages():
     config = load_recipe("smiles-tiny")
     config = replace(config, train=replace(config.train, grow_at=0.25, steps=400))
