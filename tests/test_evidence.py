@@ -32,6 +32,8 @@ sys.path.insert(0, str(ROOT / "book"))
 import evidence  # noqa: E402
 import measurements  # noqa: E402
 
+pytestmark = pytest.mark.slow  # each measures for seconds
+
 CPU = torch.device("cpu")
 
 
