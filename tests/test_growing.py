@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import exlm_mini
-from exlm_mini.config.recipes import load_recipe
+from exlm_mini.config.recipes import dotted, load_recipe
 from exlm_mini.pretrain import main
+from exlm_mini.reading.pretrained import SHIPPED
 from exlm_mini.training.checkpoint import load_checkpoint
 from exlm_mini.training.cost import estimate, row_flops
 from exlm_mini.training.parts import chain_share, stages_of
@@ -21,6 +22,9 @@ SETTINGS = f"""--recipe smiles-tiny --model.width 16 --model.ffn_width 16 --mode
     --train.steps {STEPS} --train.batch_size 4 --train.warmup_steps 1 --train.save_every 1
     --train.keep_last 0 --train.validation_rows 8 --train.device cpu --train.chain_warmup 0.1
     --data.max_documents 200 --masking.strategy spans --model.transition spans""".split()
+
+
+GROWN_FROM = ["--train.steps", "3", "--train.warmup_steps", "0"]
 
 
 def train(output: Path, *settings: str) -> Path:
@@ -95,3 +99,77 @@ def test_chains_stand_from_the_growth_on():
     train = replace(config.train, grow_at=0.5, chain_warmup=0.1, steps=100)
     shares = [chain_share(replace(config, train=train), step) for step in (50, 60, 65, 70)]
     assert shares == pytest.approx([1, 1, 0.5, 0])
+
+
+# ---- from a run that has ended ----
+
+
+@pytest.fixture(scope="module")
+def mlm(tmp_path_factory) -> Path:
+    return train(tmp_path_factory.mktemp("mlm") / "run", "--objective", "mlm")
+
+
+def test_a_run_goes_on_from_the_weights_and_moments_of_another(mlm, tmp_path):
+    grown = train(tmp_path / "grown", "--from", str(mlm), *GROWN_FROM)
+    before, after = weights(mlm, STEPS), weights(grown, 1)
+    moved = [(after[name] - tensor).abs().max() for name, tensor in before.items()]
+    assert 0 < max(moved) < 0.02
+    before, after = weights(mlm, STEPS, "optimizer"), weights(grown, 1, "optimizer")
+    for name in [name for name in after if name.endswith("/step")]:
+        assert after[name] == before.get(name, 0) + 1
+
+
+def test_the_shipped_model_can_be_gone_on_from_without_moments(tmp_path):
+    shipped = exlm_mini.load("molecules")
+    model = dotted(asdict(shipped.config.model))
+    settings = [
+        word for name, value in model.items() if value is not None
+        for word in (f"--model.{name}", str(value).lower())
+    ]  # fmt: skip
+    tokenizer = SHIPPED["molecules"] / "data" / "tokenizer.json"
+    grown = train(
+        tmp_path / "run", "--from", "molecules", *GROWN_FROM, *settings,
+        "--data.tokenizer", str(tokenizer), "--data.max_unknown", "1",
+    )  # fmt: skip
+    assert weights(grown, 1, "optimizer")["encoder.embedding.weight/step"] == 1
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_run_from_another_that_is_cut_off_ends_with_the_same_bits(mlm, step, tmp_path):
+    settings = ("--from", str(mlm), *GROWN_FROM)
+    whole = train(tmp_path / "whole", *settings)
+    again = tmp_path / "again"
+    shutil.copytree(whole, again)
+    for later in range(step + 1, 4):
+        shutil.rmtree(again / f"checkpoints/step-{later:06d}")
+    train(again, *settings)
+    last = "checkpoints/step-000003/model.safetensors"
+    assert (again / last).read_bytes() == (whole / last).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("--model.width 32", "is of another shape"),
+        ("--data.max_documents 100", "another tokenizer"),
+        (
+            "--objective repeated-mlm --from {grown}",
+            "is of objective exlm, this run of repeated-",
+        ),
+        ("--train.grow_at 0.5", "drop one of the two"),
+        ("--from {nowhere}", "there is no checkpoint in"),
+    ],
+)
+def test_what_cannot_be_gone_on_from_is_one_line(grown, mlm, settings, words, tmp_path, capsys):
+    names = {"grown": grown, "nowhere": tmp_path / "nowhere"}
+    words_given = [word.format(**names) for word in settings.split()]
+    command = [*SETTINGS, "--from", str(mlm), "--output", str(tmp_path / "run"), *words_given]
+    assert main(command) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert words in line
+    assert not list((tmp_path / "run").glob("c*"))  # a corrected command can follow
+
+
+def test_the_dry_run_says_what_stands_behind(mlm, capsys):
+    assert main([*SETTINGS, "--from", str(mlm), "--dry-run"]) == 0
+    assert f"mlm of {STEPS} steps" in capsys.readouterr().out

@@ -336,7 +336,7 @@ WITHOUT_EFFECT = {
 }
 ELSEWHERE = {
     "model.vocab_size", "model.expand_at", "train.batch_tokens", "train.micro_batch_tokens",
-    "train.compile", "train.tensorboard", "train.device", "train.grow_at",
+    "train.compile", "train.tensorboard", "train.device", "train.grow_at", "train.start_from",
 }  # fmt: skip
 """Not changed alone or not on every machine; test_batches, test_growing and others have them."""
 

@@ -255,6 +255,9 @@ class TrainConfig:
     grow_at: Annotated[float, BELOW_1, RARE] = 0.0
     """exlm only: share of the steps as an MLM, before each mask splits into its states; weights,
     optimiser and schedule go on; 0: none, as in the paper."""
+    start_from: Annotated[str | None, RARE] = None
+    """An MLM, or a run of the same objective, that this one goes on from (its directory or one of
+    its checkpoints), with its weights and optimiser, but from step 0; an MLM may grow."""
     chain_warmup: Annotated[float, HALF, RARE] = 0.0
     """exlm only: share of the steps on fixed parallel chains, from grow_at on, and again as much
     to fade them out; 0: none, as in the paper."""
@@ -290,6 +293,11 @@ class TrainConfig:
             raise UserError(
                 f"train.learning_rate {self.learning_rate:g} times train.weight_decay "
                 f"{self.weight_decay:g} must be below {LARGEST:g}; lower both"
+            )
+        if self.grow_at and self.start_from is not None:
+            raise UserError(
+                f"train.grow_at {self.grow_at:g} begins with an MLM and train.start_from "
+                f"{self.start_from} with one that is trained; drop one of the two"
             )
         if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
             raise UserError(

@@ -238,6 +238,8 @@ def parse(argv: list[str]) -> Request:
     settings = {name: value for name, value in settings.items() if name in RUN}
     for name, value in given(found).items():
         settings[name] = settings.get(name, {}) | value if isinstance(value, dict) else value
+    if found["from"] is not None:
+        settings["train"] = settings.get("train", {}) | {"start_from": found["from"]}
     config = run_config_from_dict(settings | {"recipe": path.stem if path else "none"})
     default = Path("runs") / f"{config.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
     devices = 1 if found.devices is None else found.devices
@@ -259,6 +261,7 @@ def _parser(argv: Sequence[str] = ()) -> Any:
     add = parser.add_argument
     add("--recipe", metavar="NAME", help="one of those below, or a path to a .yaml of settings")
     add("--output", metavar="DIR", help="default runs/<recipe>-<time>")
+    add("--from", metavar="DIR", help="a trained MLM to go on from (train.start_from)")
     add("--dry-run", action="store_true", help="print parameters, tokens and memory, and stop")
     add("--devices", type=int, metavar="N", help="with --dry-run: to spread a batch over")
     add("--throughput", type=float, metavar="X", help="with --dry-run: tokens/s of one device")

@@ -11,6 +11,7 @@ from typing import Any
 from exlm_mini.config import RunConfig
 from exlm_mini.data.corpus import Corpus, prepare_corpus
 from exlm_mini.data.toy_grammars import grammar
+from exlm_mini.reading.pretrained import load_pretrained
 from exlm_mini.training.console import say
 from exlm_mini.training.cost import BatchPlan, Estimate, estimate, plan_batch
 from exlm_mini.training.parts import check_row_length, choose_device
@@ -61,6 +62,8 @@ def dry_run(
             "memory": _memory(costs),
             "device hours": _hours(costs, plan, tokens_per_second),
         }
+        if single.train.start_from is not None:
+            lines["goes on from"] = _before(single.train.start_from)
         for name, text in lines.items():
             print(_entry(name, text))
 
@@ -163,6 +166,15 @@ def _hours(costs: Estimate, plan: BatchPlan, tokens_per_second: float | None) ->
         f"{_few_digits(hours)} at {tokens_per_second:,.0f} tokens/s, which is "
         f"{tokens_per_second * costs.flops_per_token:.3g} FLOP/s{on_all}"
     )
+
+
+def _before(source: str) -> str:
+    """What stands behind a run that goes on from another one."""
+    pretrained = load_pretrained(Path(source), say)
+    config, (step, _, state) = pretrained.config, pretrained.checkpoint
+    costs = estimate(config, state["vocab_size"], config.data.block_length)
+    flops = costs.num_flops * step / config.train.steps
+    return f"{config.objective} of {step:,} steps, {flops:.3g} FLOP that are not counted above"
 
 
 def _few_digits(hours: float) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 from exlm_mini.config import RunConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.packs import Pack
+from exlm_mini.reading.pretrained import Pretrained, load_pretrained
 from exlm_mini.training.checkpoint import Checkpoint
 from exlm_mini.training.cost import check_memory, plan_batch
 from exlm_mini.training.evaluation import Evaluation, evaluate
@@ -146,12 +147,46 @@ class Trainer(Loop):
             "evaluation": None if self.evaluation is None else self.evaluation._asdict(),
         }
 
+    def _restore(self) -> int:
+        step, source = super()._restore(), self.train.start_from
+        if step == 0 and source is not None:
+            with self.engine.together():
+                report = self.report if self.engine.is_main else lambda line: None
+                self._begin_from(load_pretrained(Path(source), report))
+        return step
+
+    def _begin_from(self, source: Pretrained) -> None:
+        """Go on from another run; raises ``UserError`` if it is not one of this kind."""
+        if source.checkpoint.state["tokenizer_sha256"] != self.train_pack.tokenizer_sha256:
+            raise UserError(
+                f"{source.path} was trained with another tokenizer; prepare the data with its "
+                "tokenizer.json (--data.tokenizer)"
+            )
+        if source.config.objective not in ("mlm", self.config.objective):
+            raise UserError(
+                f"{source.path} is of objective {source.config.objective}, this run of "
+                f"{self.config.objective}; go on from an mlm"
+            )
+        try:
+            # A model that was shipped has no moments.
+            tensors = {"optimizer": {}, **source.checkpoint.tensors}
+            super()._take_over(self._grown(source.checkpoint._replace(tensors=tensors)))
+        except (RuntimeError, ValueError, KeyError) as error:
+            reason = str(error).splitlines()[-1].strip()
+            raise UserError(
+                f"{source.path} is of another shape ({reason}); give its model.* settings"
+            ) from error
+
+    def _grown(self, checkpoint: Checkpoint) -> Checkpoint:
+        """An MLM's checkpoint for ExLM: what it lacks, links and clone vectors, stays as
+        initialised."""
+        if (checkpoint.state["config"]["objective"], self.config.objective) != ("mlm", "exlm"):
+            return checkpoint
+        weights = {**self.model.state_dict(), **checkpoint.tensors["model"]}
+        return checkpoint._replace(tensors={**checkpoint.tensors, "model": weights})
+
     def _take_over(self, checkpoint: Checkpoint) -> None:
         state = checkpoint.state
-        if (state["config"]["objective"], self.config.objective) == ("mlm", "exlm"):
-            # The MLM grows: what it lacks, links and clone vectors, stays as initialised.
-            weights = {**self.model.state_dict(), **checkpoint.tensors["model"]}
-            checkpoint = checkpoint._replace(tensors={**checkpoint.tensors, "model": weights})
         for name, pack in (("train", self.train_pack), ("validation", self.validation_pack)):
             stored = state.get(f"{name}_sha256"), state.get("tokenizer_sha256")
             if stored != (pack.sha256, pack.tokenizer_sha256):
@@ -159,6 +194,6 @@ class Trainer(Loop):
                     f"{pack.path} is not the data that {self._checkpoints} was trained with, or "
                     "its tokenizer is another; restore the corpus or choose another --output"
                 )
-        super()._take_over(checkpoint)
+        super()._take_over(self._grown(checkpoint))
         if state["evaluation"]:
             self.evaluation = Evaluation(**state["evaluation"])
