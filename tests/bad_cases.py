@@ -23,7 +23,7 @@ from damage import damage_text
 ROOT = Path(__file__).resolve().parents[1]
 LAB = ("finetune", "sweep", "bench")
 COMMANDS = ("pretrain", "prepare", "fill", "plot", "doctor", *LAB)
-BOOK = ("record", "case_study", "downstream_small", "evidence")
+BOOK = ("evidence",)
 
 
 class Case(NamedTuple):
@@ -143,7 +143,7 @@ def words(text, place=None):
         return text.split()
     names = {
         "run": place.assets / "runs" / "toy", "out": place.out,
-        "tiny": place.assets / "tiny.yaml", "moleculenet": place.assets / "moleculenet",
+        "tiny": place.assets / "tiny.yaml",
     }  # fmt: skip
     return [word.format(**names) for word in text.split()]
 
@@ -172,9 +172,6 @@ BENCHES = [
     "train --recipe {tiny} --steps 3 --device cpu",
 ]
 BOOK_WORDS = {
-    "record": "{run} --to {out}.json",
-    "case_study": "{run} {run} --to {out}.json",
-    "downstream_small": "{run} --data {moleculenet} --to {out}.json",
     "evidence": "--quick --only checks --output {out}.json",
 }
 
@@ -241,7 +238,7 @@ def options_of(command, argv):
         commands = bench._parser()._subparsers._group_actions[0]
         return list(commands.choices[argv[0]]._option_string_actions)
     if command in BOOK:
-        known = "--to --only --data --canonical --output --device --quick --again"
+        known = "--only --output --device --quick --again"
         return f"{known} --commit".split()
     if command == "doctor":
         return ["--no-build", "--help"]
@@ -311,8 +308,6 @@ def build(assets):
     run("finetune", tuning("rte", place, "--output", assets / "tuned", "--keep"))
     for sweep in ("repeated-mlm", "ablations", "saddle", "cost", "k-and-p"):
         shutil.copytree(ROOT / "book" / "results" / sweep, assets / "sweeps" / sweep)
-    for name in ("first-runs", "case-study", "downstream-small"):
-        shutil.copy(ROOT / "book" / "results" / f"{name}.json", assets)
     import yaml
 
     tiny = {"model": {"num_layers": 1, "width": 16, "num_heads": 2, "ffn_width": 16}}
@@ -380,9 +375,7 @@ def odd_path(rng, place):
     if way == 4:
         names = ["a\nb.txt", "é.txt", "a b.yaml", "-x.txt"]
         return place.file(rng.choice(names), "some text\n")
-    return place.copy(
-        rng.choice(["t.txt", "runs/toy", "corpora/text", "first-runs.json", "tuned"])
-    )
+    return place.copy(rng.choice(["t.txt", "runs/toy", "corpora/text", "tuned"]))
 
 
 def odd_word(rng, place):
@@ -411,7 +404,7 @@ def options(rng, place):
             argv.insert(rng.randrange(len(argv) + 1), value)
         else:
             argv += [f"{option}={value}"] if way < 0.5 else [option, value]
-    is_long |= command in ("evidence", "downstream_small")
+    is_long |= command in ("evidence",)
     return Case(command, argv, is_long)
 
 

@@ -509,8 +509,8 @@ def places(rng, place):
 
 @family(7)
 def records(rng, place):
-    """Logs and records: of runs, of fine-tuning, of sweeps, of the book."""
-    way = rng.randrange(5)
+    """Logs and records: of runs, of fine-tuning, of sweeps."""
+    way = rng.randrange(4)
     if way == 0:
         folder = place.copy("runs/toy")
         log = folder / "metrics.jsonl"
@@ -522,24 +522,17 @@ def records(rng, place):
         folder = copy_run(place, "toy")
         log = folder / "metrics.jsonl"
         log.write_bytes(damage_log(log.read_bytes(), rng))
-        if rng.random() < 0.3:
-            return Case("record", [folder, "--to", f"{place.out}.json"])
         return Case("pretrain", pretraining("toy", place))
     if way == 2:
         place.copy("tuned", place.out)
         damage_file(rng.choice(sorted(place.out.rglob("*.json*"))), rng)
         return Case("finetune", tuning("rte", place))
-    if way == 3:
-        folder = place.copy("sweeps")
-        sweep = rng.choice(sorted(folder.iterdir()))
-        for path in rng.sample(sorted(sweep.iterdir()), 2):
-            damage_file(path, rng)
-        task = rng.choice([["--report"], ["--dry-run"], ["--figures", place.out]])
-        return Case("sweep", [sweep.name, *task, "--output", folder])
-    path = place.copy(rng.choice(["first-runs.json", "case-study.json"]))
-    damage_file(path, rng)
-    path.rename(f"{place.out}.json")
-    return Case("record", [place.assets / "runs" / "toy", "--to", f"{place.out}.json"])
+    folder = place.copy("sweeps")
+    sweep = rng.choice(sorted(folder.iterdir()))
+    for path in rng.sample(sorted(sweep.iterdir()), 2):
+        damage_file(path, rng)
+    task = rng.choice([["--report"], ["--dry-run"], ["--figures", place.out]])
+    return Case("sweep", [sweep.name, *task, "--output", folder])
 
 
 def damage_file(path, rng):

@@ -53,7 +53,7 @@ MACHINES = {
 
 TRAINING_CHAPTERS = ("00", "01", "02", "03", "05", "07", "08", "09", "10", "13")
 TRAINING_TESTS = (
-    "case_study", "checkpoint", "distributed", "fill", "finetune", "finetuning", "live", "meter",
+    "checkpoint", "distributed", "fill", "finetune", "finetuning", "live", "meter",
     "model", "pretrain", "processes", "settings_arrive", "surviving", "sweep", "training",
 )  # fmt: skip
 

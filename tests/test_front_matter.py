@@ -23,8 +23,8 @@ import author_year  # noqa: E402
 import front_matter  # noqa: E402
 import pipeline_picture  # noqa: E402
 import print_form  # noqa: E402
+import recorded_runs  # noqa: E402
 import reference_docstrings  # noqa: E402
-import small_numbers  # noqa: E402
 import sweep_numbers  # noqa: E402
 from docutils import nodes  # noqa: E402
 from sphinx import addnodes  # noqa: E402
@@ -39,17 +39,17 @@ RUN_FILES = [
     if p.name.split("-")[0] not in ("bench", "evidence", "downstream", "learned")
 ]
 ROLES = {
-    "recorded": front_matter.recorded,
+    "recorded": recorded_runs.recorded,
     "parameters": front_matter.parameters,
-    "provenance": front_matter.made,
+    "provenance": recorded_runs.made,
     "source": front_matter.source_line,
     "sweep": sweep_numbers.sweep,
     "score": sweep_numbers.score,
     "difference": sweep_numbers.difference,
     "verdict": sweep_numbers.verdict,
     "tally": sweep_numbers.tally,
-    "small": small_numbers.small,
-    "small-made": small_numbers.made,
+    "small": recorded_runs.small,
+    "small-made": recorded_runs.small_made,
 }
 
 
@@ -94,7 +94,7 @@ def test_recorded_numbers_are_those_of_the_files():
         ("molecules exlm mask", (f"{command} smiles-tiny", "exlm")),
         ("manual-mlm mlm mask", (f"{command} text-tiny --objective mlm", "mlm")),
     ):
-        number = front_matter.recorded(text)
+        number = recorded_runs.recorded(text)
         exact = Decimal(str(found[key][f"validation_bits_per_{text.split()[2]}"]))
         assert abs(Decimal(number) - exact) <= Decimal("0.0005"), text
         assert re.fullmatch(r"\d+\.\d{3}", number)
@@ -111,27 +111,27 @@ def test_groups_of_seeds_are_counted(monkeypatch):
     made = {
         f"--seed {seed}": record(seed, bits) for seed, bits in ((1, 1.01), (2, 2.004), (3, 2.0))
     }
-    monkeypatch.setattr(front_matter, "records", lambda: made)
-    monkeypatch.setattr(front_matter, "names", lambda: {"group": ["--seed *"]})
-    assert front_matter.recorded("group exlm row") == "1.010 to 2.004"
-    assert front_matter.recorded("group exlm arrived") == "1 of 3"
-    assert front_matter.recorded("group exlm row-arrived") == "1.010"
-    assert front_matter.recorded("group exlm row-stayed") == "2.000 to 2.004"
-    assert front_matter.recorded("group exlm joint") == "1.000"
-    assert front_matter.recorded("group exlm floor") == "2.000"
-    assert front_matter.recorded("group exlm won") == "0 to 99"
-    assert front_matter.recorded("group exlm steps") == "9"
-    assert front_matter.by_seed(list(made.values())) == {"run": ", seed 1 to 3"}
+    monkeypatch.setattr(recorded_runs, "records", lambda: made)
+    monkeypatch.setattr(recorded_runs, "names", lambda: {"group": ["--seed *"]})
+    assert recorded_runs.recorded("group exlm row") == "1.010 to 2.004"
+    assert recorded_runs.recorded("group exlm arrived") == "1 of 3"
+    assert recorded_runs.recorded("group exlm row-arrived") == "1.010"
+    assert recorded_runs.recorded("group exlm row-stayed") == "2.000 to 2.004"
+    assert recorded_runs.recorded("group exlm joint") == "1.000"
+    assert recorded_runs.recorded("group exlm floor") == "2.000"
+    assert recorded_runs.recorded("group exlm won") == "0 to 99"
+    assert recorded_runs.recorded("group exlm steps") == "9"
+    assert recorded_runs.by_seed(list(made.values())) == {"run": ", seed 1 to 3"}
 
 
 @pytest.mark.parametrize(
     ("function", "value", "text"),
     [
-        (front_matter.span, [1.8695], "1.870"),  # half up
-        (partial(front_matter.span, digits=0), [0.5], "1"),
+        (recorded_runs.span, [1.8695], "1.870"),  # half up
+        (partial(recorded_runs.span, digits=0), [0.5], "1"),
         (front_matter.typeset, "-0.24 ± 0.43", "−0.24\xa0±\xa00.43"),
         (front_matter.typeset, "3 of 5, e-3, +0.1", "3 of 5, e-3, +0.1"),
-        (front_matter.short, "0123456789" * 4 + " with changes", "0123456 with changes"),
+        (recorded_runs.short, "0123456789" * 4 + " with changes", "0123456 with changes"),
     ],
 )
 def test_numbers_and_commits_are_printed(function, value, text):
@@ -141,10 +141,10 @@ def test_numbers_and_commits_are_printed(function, value, text):
 @pytest.mark.parametrize(
     ("function", "text", "words"),
     [
-        (front_matter.recorded, "pears exlm row", "no run is named 'pears'"),
-        (front_matter.recorded, "molecules mlm mask", "trained mlm"),
-        (front_matter.recorded, "molecules exlm floor", "toy language"),
-        (front_matter.recorded, "pairs exlm rows", "nothing a record holds"),
+        (recorded_runs.recorded, "pears exlm row", "no run is named 'pears'"),
+        (recorded_runs.recorded, "molecules mlm mask", "trained mlm"),
+        (recorded_runs.recorded, "molecules exlm floor", "toy language"),
+        (recorded_runs.recorded, "pairs exlm rows", "nothing a record holds"),
         (front_matter.source_line, "tests/test_rope.py::test_nothing", "defines no"),
         (sweep_numbers.sweep, "saddle toy-threes downstream", "a cell 'toy-threes'"),
         (sweep_numbers.sweep, "repeated-mlm toy downstream change-low", "do not tell"),
@@ -250,7 +250,7 @@ def test_the_scorecard_is_counted_planned_and_others_apart():
 
 def test_a_sweep_names_its_device_and_commit_once(swept):
     found = sweep_numbers.made("saddle")
-    assert len(found) == 2 and front_matter.provenance(found) == [("CPU", "abcdefg")]
+    assert len(found) == 2 and recorded_runs.provenance(found) == [("CPU", "abcdefg")]
 
 
 def test_no_measured_number_is_typed_into_a_page():
@@ -263,19 +263,19 @@ def test_no_measured_number_is_typed_into_a_page():
 def test_a_short_name_stands_for_the_runs_the_page_says():
     from exlm_mini.data.toy_grammars import GRAMMARS
 
-    for name in set(front_matter.names()) & set(GRAMMARS):
-        assert {r["config"]["data"]["grammar"] for r in front_matter.runs_of(name)} == {name}
+    for name in set(recorded_runs.names()) & set(GRAMMARS):
+        assert {r["config"]["data"]["grammar"] for r in recorded_runs.runs_of(name)} == {name}
     text = " ".join(PAGES["reproduction"].split())
     told = re.findall(r"`(--(?:model|train)[^`]+)`,? \{recorded\}`(\S+)", text)
     told += re.findall(r"\(`(--(?:model|train)[^`]+)`\) \| \{recorded\}`(\S+)", text)
     assert len(told) >= 9
     for options, name in told:
-        for run in front_matter.runs_of(name):
+        for run in recorded_runs.runs_of(name):
             assert options in run["command"], name
 
 
 def test_every_record_is_listed_by_its_name_or_by_its_file(monkeypatch):
-    listed = [r["command"] for runs in front_matter.listed_runs().values() for r in runs]
+    listed = [r["command"] for runs in recorded_runs.listed_runs().values() for r in runs]
     stored = []
     for path in RUN_FILES:
         stored += [record["command"] for record in json.loads(path.read_text())]
@@ -285,9 +285,9 @@ def test_every_record_is_listed_by_its_name_or_by_its_file(monkeypatch):
         "--a": {"command": "--a", "file": "new.json"},
         "--b": {"command": "--b", "file": ""},
     }
-    monkeypatch.setattr(front_matter, "records", lambda: made)
-    monkeypatch.setattr(front_matter, "names", lambda: {"b": ["--b"]})
-    assert front_matter.listed_runs() == {"b": [made["--b"]], "new.json": [made["--a"]]}
+    monkeypatch.setattr(recorded_runs, "records", lambda: made)
+    monkeypatch.setattr(recorded_runs, "names", lambda: {"b": ["--b"]})
+    assert recorded_runs.listed_runs() == {"b": [made["--b"]], "new.json": [made["--a"]]}
 
 
 def test_the_page_on_running_shows_the_recorded_curves():
@@ -295,11 +295,11 @@ def test_the_page_on_running_shows_the_recorded_curves():
     names = {"text": "textbooks", "molecules": "zinc"}
     assert [kind for kind, _ in rows] == list(names)
     for kind, cells in rows:
-        (record,) = front_matter.runs_of(names[kind])
+        (record,) = recorded_runs.runs_of(names[kind])
         printed = [cell.strip() for cell in cells.split("|") if cell.strip()]
         curve = record["validation"]["exlm"]
         exact = [point["validation_bits_per_mask"] for point in curve]
-        assert printed == [str(front_matter.rounded(bits, 2)) for bits in exact]
+        assert printed == [str(recorded_runs.rounded(bits, 2)) for bits in exact]
 
 
 # ---- the account of the paper ----

@@ -4,8 +4,7 @@
 * ``{provenance}`NAME` ``: device and commit of the run;
 * ``{sweep}`NAME CELL METRIC` `` and ``{sweep-made}`NAME` ``: the same of the sweeps, and
   ``{score}``, ``{difference}``, ``{verdict}``, ``{tally}`` of the scorecard, see ``sweep_numbers``;
-* ``{small}`NAME WHAT` `` and ``{small-made}`CORPUS` ``: of the small downstream runs, see
-  ``small_numbers``;
+* ``{small}`NAME WHAT` `` and ``{small-made}`CORPUS` ``: of the small downstream runs;
 * ``{reading-time}`FIRST to LAST` ``: of some chapters;
 * ``{parameters}`OPTIONS` ``: parameters of a model, counted as ``--dry-run`` does;
 * ``{source}`FILE::NAME` ``: a link to a file of the repository, checked to exist;
@@ -21,21 +20,18 @@ What cannot be found is a warning of the build, which ``make book`` turns into a
 from __future__ import annotations
 
 import ast
-import fnmatch
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable
-from decimal import ROUND_HALF_UP, Decimal
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import small_numbers
+import recorded_runs
 import sweep_numbers
-import yaml
 from docutils import nodes
 from pipeline_picture import write_pipeline
+from recorded_runs import by_seed, listed_runs, provenance, short
 from reference_docstrings import (
     after_napoleon,
     before_napoleon,
@@ -46,144 +42,10 @@ from reference_docstrings import (
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "book" / "results"
-COMMAND = "python -m exlm_mini.pretrain "
 FOLDED = {"hide-cell", "hide-input", "remove-cell", "remove-input"}
-NEAR = 0.1
-"""Bits. A run of the small language has arrived when it is this close to the joint entropy."""
 
 
-# ---- recorded runs ----
-
-
-def record_files() -> list[Path]:
-    """Files of recorded runs; benchmarks, evidence and downstream tasks, beside them, are none."""
-    files = sorted(RESULTS.glob("*.json"))
-    others = ("bench-", "evidence-", "downstream-", "learned-places")
-    return [file for file in files if not file.name.startswith(others)]
-
-
-@cache
-def records() -> dict[str, dict[str, Any]]:
-    """All recorded runs by what follows the command's name.
-
-    Raises:
-        ValueError: if two files record one command.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    for path in record_files():
-        for record in json.loads(path.read_text()):
-            options = record["command"].removeprefix(COMMAND)
-            if options in found:
-                raise ValueError(f"{path.name} records '{options}' a second time")
-            found[options] = record | {"file": path.name}
-    return found
-
-
-@cache
-def names() -> dict[str, list[str]]:
-    """Patterns of each short name, from ``results/names.yaml``."""
-    listed = yaml.safe_load((RESULTS / "names.yaml").read_text())
-    return {name: [p] if isinstance(p, str) else p for name, p in listed.items()}
-
-
-def runs_of(name: str) -> list[dict[str, Any]]:
-    """The recorded runs of a short name.
-
-    Raises:
-        ValueError: if the name is unknown or a pattern of it matches nothing.
-    """
-    if name not in names():
-        raise ValueError(f"no run is named '{name}' in results/names.yaml")
-    found = []
-    for pattern in names()[name]:
-        matches = [o for o in records() if fnmatch.fnmatchcase(o, pattern)]
-        if not matches:
-            raise ValueError(f"no recorded run matches '{pattern}' ({name})")
-        found += matches
-    return [records()[options] for options in dict.fromkeys(found)]
-
-
-def entropies(record: dict[str, Any]) -> tuple[float, float]:
-    """Joint entropy and floor of MLM, in bits, of the toy language of a run."""
-    from exlm_mini.data.toy_grammars import grammar
-
-    if record["config"]["data"]["kind"] != "toy":
-        raise ValueError(f"{record['command']} did not read a toy language")
-    language = grammar(record["config"]["data"]["grammar"])
-    masked_N = language.mask()
-    return language.joint_entropy_bits(masked_N), language.marginal_entropy_bits(masked_N)
-
-
-def recorded(text: str) -> str:
-    """The number a role asks for: ``NAME OBJECTIVE WHAT``.
-
-    WHAT is ``row`` or ``mask`` (bits of the last validation), ``joint`` or ``floor`` (exact bits
-    of the toy language), ``won`` (share of what lies between them), ``steps``; for a group of
-    runs ``arrived`` (how many reached the joint entropy), ``row-arrived`` and ``row-stayed``. A
-    group gives its smallest and largest number.
-    """
-    try:
-        name, objective, what = text.split()
-    except ValueError:
-        raise ValueError(f"want NAME OBJECTIVE WHAT, got '{text}'") from None
-    found = [r for r in runs_of(name) if objective in r["validation"]]
-    if not found:
-        raise ValueError(f"no run named '{name}' trained {objective}")
-    last = [record["validation"][objective][-1] for record in found]
-    rows = [point["validation_bits_per_row"] for point in last]
-    if what == "row":
-        return span(rows)
-    if what == "mask":
-        return span([point["validation_bits_per_mask"] for point in last])
-    if what == "steps":
-        return span([point["step"] for point in last], digits=0)
-    joint, floor = entropies(found[0])
-    arrived = [bits for bits in rows if bits < joint + NEAR]
-    match what:
-        case "joint":
-            return span([joint])
-        case "floor":
-            return span([floor])
-        case "won":
-            return span([100 * (floor - bits) / (floor - joint) for bits in rows], digits=0)
-        case "arrived":
-            return f"{len(arrived)} of {len(rows)}"
-        case "row-arrived":
-            return span(arrived)
-        case "row-stayed":
-            return span([bits for bits in rows if bits >= joint + NEAR])
-    raise ValueError(f"'{what}' is nothing a record holds")
-
-
-def span(numbers: list[float], digits: int = 3) -> str:
-    """One number, or the smallest and the largest of several."""
-    if not numbers:
-        raise ValueError("no run is left")
-    low, high = (str(rounded(number, digits)) for number in (min(numbers), max(numbers)))
-    return low if low == high else f"{low} to {high}"
-
-
-def rounded(number: float, digits: int) -> Decimal:
-    """Rounded half up, as one does it by hand: records hold four digits, often ending in 5."""
-    found = Decimal(str(number)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
-    return found + 0  # no sign before a zero
-
-
-def short(commit: str) -> str:
-    """Seven digits of a commit; "with changes" stays."""
-    return commit[:7] + commit[40:]
-
-
-def made(name: str) -> list[tuple[str, str]]:
-    """Device and commit of each of a name's runs."""
-    return [(r["versions"]["device"], r["versions"]["commit"]) for r in runs_of(name)]
-
-
-def provenance(made: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Devices in words with their short commits, each pair once."""
-    named = [("CPU" if device == "cpu" else device, short(commit)) for device, commit in made]
-    return list(dict.fromkeys(named))
+# ---- numbers of the repository ----
 
 
 def parameters(text: str) -> str:
@@ -303,27 +165,6 @@ def table(directive: SphinxDirective, rows: list[list[str]], *options: str) -> l
     return found
 
 
-def by_seed(found: list[dict[str, Any]]) -> dict[str, str]:
-    """Options of some runs, seeds left out, with those seeds in words."""
-    seeds: dict[str, list[int]] = {}
-    for record in found:
-        options = re.sub(r" --seed \d+", "", record["command"].removeprefix(COMMAND))
-        seeds.setdefault(options, []).append(record["config"]["seed"])
-    return {
-        options: f", seed {span(some, digits=0)}" for options, some in sorted(seeds.items())
-    }
-
-
-def listed_runs() -> dict[str, list[dict[str, Any]]]:
-    """Every recorded run: those with a short name by it, all others by their file."""
-    found = {name: runs_of(name) for name in names()}
-    named = {record["command"] for runs in found.values() for record in runs}
-    for record in records().values():
-        if record["command"] not in named:
-            found.setdefault(record["file"], []).append(record)
-    return found
-
-
 class RunsDirective(SphinxDirective):
     """Every recorded run: command, device, commit, versions."""
 
@@ -379,7 +220,7 @@ class NamesDirective(SphinxDirective):
 
 
 NUMBERS = {
-    "recorded": recorded,
+    "recorded": recorded_runs.recorded,
     "parameters": parameters,
     "reading-time": reading_time,
     "sweep": sweep_numbers.sweep,
@@ -387,12 +228,12 @@ NUMBERS = {
     "difference": sweep_numbers.difference,
     "verdict": sweep_numbers.verdict,
     "tally": sweep_numbers.tally,
-    "small": small_numbers.small,
+    "small": recorded_runs.small,
 }
 STAMPS = {
-    "provenance": made,
+    "provenance": recorded_runs.made,
     "sweep-made": sweep_numbers.made,
-    "small-made": small_numbers.made,
+    "small-made": recorded_runs.small_made,
 }
 """Roles by what they find."""
 

@@ -1,0 +1,221 @@
+"""Numbers of recorded runs for the pages of the book, from ``book/results/``.
+
+``recorded`` and ``small`` say what their roles take. What the records do not hold is an error.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+from collections.abc import Iterable
+from decimal import ROUND_HALF_UP, Decimal
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+COMMAND = "python -m exlm_mini.pretrain "
+NEAR = 0.1
+"""Bits. A run of the small language has arrived when it is this close to the joint entropy."""
+
+
+def record_files() -> list[Path]:
+    """Files of recorded runs; benchmarks, evidence and downstream tasks, beside them, are none."""
+    files = sorted(RESULTS.glob("*.json"))
+    others = ("bench-", "evidence-", "downstream-", "learned-places")
+    return [file for file in files if not file.name.startswith(others)]
+
+
+@cache
+def records() -> dict[str, dict[str, Any]]:
+    """All recorded runs by what follows the command's name.
+
+    Raises:
+        ValueError: if two files record one command.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for path in record_files():
+        for record in json.loads(path.read_text()):
+            options = record["command"].removeprefix(COMMAND)
+            if options in found:
+                raise ValueError(f"{path.name} records '{options}' a second time")
+            found[options] = record | {"file": path.name}
+    return found
+
+
+@cache
+def names() -> dict[str, list[str]]:
+    """Patterns of each short name, from ``results/names.yaml``."""
+    listed = yaml.safe_load((RESULTS / "names.yaml").read_text())
+    return {name: [p] if isinstance(p, str) else p for name, p in listed.items()}
+
+
+def runs_of(name: str) -> list[dict[str, Any]]:
+    """The recorded runs of a short name.
+
+    Raises:
+        ValueError: if the name is unknown or a pattern of it matches nothing.
+    """
+    if name not in names():
+        raise ValueError(f"no run is named '{name}' in results/names.yaml")
+    found = []
+    for pattern in names()[name]:
+        matches = [o for o in records() if fnmatch.fnmatchcase(o, pattern)]
+        if not matches:
+            raise ValueError(f"no recorded run matches '{pattern}' ({name})")
+        found += matches
+    return [records()[options] for options in dict.fromkeys(found)]
+
+
+def entropies(record: dict[str, Any]) -> tuple[float, float]:
+    """Joint entropy and floor of MLM, in bits, of the toy language of a run."""
+    from exlm_mini.data.toy_grammars import grammar
+
+    if record["config"]["data"]["kind"] != "toy":
+        raise ValueError(f"{record['command']} did not read a toy language")
+    language = grammar(record["config"]["data"]["grammar"])
+    masked_N = language.mask()
+    return language.joint_entropy_bits(masked_N), language.marginal_entropy_bits(masked_N)
+
+
+def recorded(text: str) -> str:
+    """The number a role asks for: ``NAME OBJECTIVE WHAT``.
+
+    WHAT is ``row`` or ``mask`` (bits of the last validation), ``joint`` or ``floor`` (exact bits
+    of the toy language), ``won`` (share of what lies between them), ``steps``; for a group of
+    runs ``arrived`` (how many reached the joint entropy), ``row-arrived`` and ``row-stayed``. A
+    group gives its smallest and largest number.
+    """
+    try:
+        name, objective, what = text.split()
+    except ValueError:
+        raise ValueError(f"want NAME OBJECTIVE WHAT, got '{text}'") from None
+    found = [r for r in runs_of(name) if objective in r["validation"]]
+    if not found:
+        raise ValueError(f"no run named '{name}' trained {objective}")
+    last = [record["validation"][objective][-1] for record in found]
+    rows = [point["validation_bits_per_row"] for point in last]
+    if what == "row":
+        return span(rows)
+    if what == "mask":
+        return span([point["validation_bits_per_mask"] for point in last])
+    if what == "steps":
+        return span([point["step"] for point in last], digits=0)
+    joint, floor = entropies(found[0])
+    arrived = [bits for bits in rows if bits < joint + NEAR]
+    match what:
+        case "joint":
+            return span([joint])
+        case "floor":
+            return span([floor])
+        case "won":
+            return span([100 * (floor - bits) / (floor - joint) for bits in rows], digits=0)
+        case "arrived":
+            return f"{len(arrived)} of {len(rows)}"
+        case "row-arrived":
+            return span(arrived)
+        case "row-stayed":
+            return span([bits for bits in rows if bits >= joint + NEAR])
+    raise ValueError(f"'{what}' is nothing a record holds")
+
+
+def span(numbers: list[float], digits: int = 3) -> str:
+    """One number, or the smallest and the largest of several."""
+    if not numbers:
+        raise ValueError("no run is left")
+    low, high = (str(rounded(number, digits)) for number in (min(numbers), max(numbers)))
+    return low if low == high else f"{low} to {high}"
+
+
+def rounded(number: float, digits: int) -> Decimal:
+    """Rounded half up, as one does it by hand: records hold four digits, often ending in 5."""
+    found = Decimal(str(number)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
+    return found + 0  # no sign before a zero
+
+
+def short(commit: str) -> str:
+    """Seven digits of a commit; "with changes" stays."""
+    return commit[:7] + commit[40:]
+
+
+def made(name: str) -> list[tuple[str, str]]:
+    """Device and commit of each of a name's runs."""
+    return [(r["versions"]["device"], r["versions"]["commit"]) for r in runs_of(name)]
+
+
+def provenance(made: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Devices in words with their short commits, each pair once."""
+    named = [("CPU" if device == "cpu" else device, short(commit)) for device, commit in made]
+    return list(dict.fromkeys(named))
+
+
+def by_seed(found: list[dict[str, Any]]) -> dict[str, str]:
+    """Options of some runs, seeds left out, with those seeds in words."""
+    seeds: dict[str, list[int]] = {}
+    for record in found:
+        options = re.sub(r" --seed \d+", "", record["command"].removeprefix(COMMAND))
+        seeds.setdefault(options, []).append(record["config"]["seed"])
+    return {
+        options: f", seed {span(some, digits=0)}" for options, some in sorted(seeds.items())
+    }
+
+
+def listed_runs() -> dict[str, list[dict[str, Any]]]:
+    """Every recorded run: those with a short name by it, all others by their file."""
+    found = {name: runs_of(name) for name in names()}
+    named = {record["command"] for runs in found.values() for record in runs}
+    for record in records().values():
+        if record["command"] not in named:
+            found.setdefault(record["file"], []).append(record)
+    return found
+
+
+# ---- small downstream runs ----
+
+
+@cache
+def small_runs() -> dict[str, Any]:
+    """Pre-training and fine-tuning at small scale, as recorded."""
+    return json.loads((RESULTS / "downstream-small.json").read_text())
+
+
+def small(text: str) -> str:
+    """The number a role asks for: ``TASK WHAT`` or ``RUN WHAT``.
+
+    Of a task, ``exlm``, ``mlm`` and ``scratch`` are the mean over seeds ± standard deviation,
+    in percent; ``exlm-mlm`` is the difference, seed by seed, ± half its 95% interval;
+    ``paper-exlm`` and ``paper-mlm`` are the paper's; ``seen`` counts molecules that pre-training
+    has read. Of a pre-training run such as ``smiles-exlm``: bits per masked token, and sizes.
+    """
+    name, _, what = text.partition(" ")
+    shown: dict[str, str] = {}
+    if task := small_runs()["tasks"].get(name):
+        for model, score in task["models"].items():
+            shown[model] = "{mean:.1f} ± {sd:.1f}".format(**score)
+        for pair, score in task["differences"].items():
+            shown[pair.replace(" ", "")] = "{mean:+.1f} ± {half_width_95:.1f}".format(**score)
+        _, exlm, mlm = task["paper"].values()
+        shown |= {"paper-exlm": f"{exlm:.1f}", "paper-mlm": f"{mlm:.1f}"}
+        if seen := task["seen_in_pretraining"]:
+            shown["seen"] = "{seen:,} of {molecules:,}".format(**seen)
+    elif run := small_runs()["pretraining"].get(name):
+        (curve,) = run["validation"].values()
+        sizes = run | {"rows": run["corpus"]["rows"], "steps": run["config"]["train"]["steps"]}
+        shown = {size: f"{sizes[size]:,}" for size in ("parameters", "tokens", "rows", "steps")}
+        shown["bits"] = f"{curve[-1]['validation_bits_per_mask']:.2f}"
+        shown["minutes"] = f"{run['seconds'] / 60:.0f}"
+    if what not in shown:
+        raise ValueError(f"downstream-small.json holds no '{text}'")
+    return shown[what]
+
+
+def small_made(corpus: str) -> list[tuple[str, str]]:
+    """Device and commit of the pre-training runs of a corpus, sorted."""
+    runs = small_runs()["pretraining"]
+    stamps = [run["versions"] for name, run in runs.items() if name.startswith(corpus)]
+    if not stamps:
+        raise ValueError(f"downstream-small.json holds no run of '{corpus}'")
+    return sorted((stamp["device"], stamp["commit"]) for stamp in stamps)
