@@ -25,6 +25,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -37,6 +38,7 @@ from exlm_mini.data.corpus import Corpus, prepare_corpus
 from exlm_mini.data.files import read_text, write_atomically
 from exlm_mini.data.tokenizer import MASK, Tokenizer
 from exlm_mini.data.toy_grammars import grammar
+from exlm_mini.reading.filling import measure_fillings
 from exlm_mini.reading.prize import measure_prize
 from exlm_mini.reading.trained import load
 from exlm_mini.training.checkpoint import latest_checkpoint
@@ -219,7 +221,8 @@ def _print_summary(config: RunConfig, output: Path, outcomes: dict[str, Outcome]
 
 
 def _print_prize(config: RunConfig, corpus: Corpus, output: Path, engine: Engine) -> None:
-    """Print what links win on held-out rows, beside what there is to win (see ``prize``).
+    """Print what links win on held-out rows, beside what there is to win (see ``prize``), and how
+    many molecules are filled well.
 
     A model of slots has never seen some of them masked and some not, and cannot be asked in turn.
     """
@@ -228,14 +231,17 @@ def _print_prize(config: RunConfig, corpus: Corpus, output: Path, engine: Engine
         if single.objective == "repeated-mlm" or config.masking.strategy == "slots":
             continue
         trained = load(output if len(singles) == 1 else output / single.objective)
-        prize = measure_prize(
-            trained.model.to(engine.device),
-            corpus.validation,
-            make_masker(single, corpus.validation.special_ids),
-            chain_share=chain_share(single, trained.step),
-        )
+        model, pack = trained.model.to(engine.device), corpus.validation
+        masker, share = make_masker(single, pack.special_ids), chain_share(single, trained.step)
+        prize = measure_prize(model, pack, masker, chain_share=share)
         k = single.model.states_per_mask if single.objective == "exlm" else 1
         print(f"{single.objective}, held-out rows: {prize.describe(k)}")
+        if corpus.kind == "smiles" and find_spec("rdkit"):
+            fillings = measure_fillings(
+                model, trained.tokenizer, pack, masker, chain_share=share
+            )
+            for way, filled in fillings.items():
+                print(f"{single.objective}, held-out rows filled {way}: {filled.describe()}")
 
 
 def _masked_example(corpus: Corpus) -> str:

@@ -104,5 +104,10 @@ def test_pretraining_ends_with_it(tmp_path, capsys):
         train: {steps: 2, batch_size: 4, warmup_steps: 1, validation_rows: 8}
     """)
     assert main(["--recipe", str(file), "--output", str(tmp_path / "run")]) == 0
-    line = re.search(r"exlm, held-out rows: .*", capsys.readouterr().out)
+    output = capsys.readouterr().out
+    line = re.search(r"exlm, held-out rows: .*", output)
     assert line and "bits a row (links win" in line[0] and "clones used" in line[0]
+    filled = re.findall(
+        r"held-out rows filled ([a-z, ]+): [\d.]+% readable, [\d.]+% exact", output
+    )
+    assert filled == ["at once", "in turn", "at once, sampled", "in turn, sampled"]

@@ -1,0 +1,182 @@
+"""Filling the masks of whole batches, and how many filled molecules are molecules.
+
+In one pass an MLM fills each mask by itself; ExLM fills them together, along one path through its
+states. In turn, each mask is filled by a pass of its own that sees the tokens before it: slower by
+the number of masks, and the best that either can do.
+
+Shapes: B rows, N tokens, S masked tokens of a batch, M targets, L states, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from exlm_mini.alignment import viterbi
+from exlm_mini.alignment.vectorized import log_to_come
+from exlm_mini.data.batches import validation_batches
+from exlm_mini.data.masking import MaskedBatch, Masker
+from exlm_mini.data.packs import Pack
+from exlm_mini.data.smiles import read_molecule, require_rdkit
+from exlm_mini.data.tokenizer import Tokenizer
+from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.model.objectives import StateScores
+from exlm_mini.reading.decoding import log_softmax, masks_of_states, not_offered
+
+ROWS_AT_ONCE = 32
+
+
+class Filled(NamedTuple):
+    """Shares of molecules whose hidden symbols were filled."""
+
+    readable: float
+    """RDKit reads them."""
+    exact: float
+    """They are the molecules from before masking."""
+
+    def describe(self) -> str:
+        """Both as percentages."""
+        return f"{100 * self.readable:.1f}% readable, {100 * self.exact:.1f}% exact"
+
+
+@torch.no_grad()
+def fill_at_once(
+    model: MaskedLM | ExLM,
+    batch: MaskedBatch,
+    generator: torch.Generator | None = None,
+    chain_share: float = 0.0,
+) -> Tensor:
+    """Fill all masks of each row in one pass; filled_ids_BN.
+
+    Args:
+        model: in evaluation mode.
+        batch: without copies; its true tokens are not looked at.
+        generator: on the CPU, to sample: for ExLM first a path, with its probability, then a token
+            from each of its states. None: the likeliest tokens, for ExLM those of the path that
+            is likeliest with them (``decoding.read_states``).
+        chain_share: see ``ExLM.forward``.
+    """
+    masked_ids_BN, is_masked_BN, _ = batch
+    if isinstance(model, MaskedLM):
+        log_token_SV = log_softmax(model(masked_ids_BN, is_masked_BN))
+    else:
+        hidden_BTD, graph = model.encode(masked_ids_BN, is_masked_BN, masked_ids_BN)
+        state_BLD = model.states(hidden_BTD, graph)
+        scores = model.score(state_BLD, graph, chain_share)
+        log_token_BLV = log_softmax(model.token_logits(state_BLD))
+        if scores.log_transition_BLL is None:
+            log_token_SV = masks_of_states(scores, log_token_BLV, model.special_ids.unk)
+        else:
+            log_token_BLV[..., not_offered(model.special_ids)] = -torch.inf
+            path_BM = _path(scores, log_token_BLV, generator)
+            row_S, target_S = (~graph.is_boundary_BM & (path_BM >= 0)).nonzero(as_tuple=True)
+            log_token_SV = log_token_BLV[row_S, path_BM[row_S, target_S]]
+    filled_ids_BN = masked_ids_BN.clone()
+    filled_ids_BN[is_masked_BN] = _choose(log_token_SV, model, generator)
+    return filled_ids_BN
+
+
+@torch.no_grad()
+def fill_in_turn(
+    model: MaskedLM | ExLM,
+    batch: MaskedBatch,
+    generator: torch.Generator | None = None,
+    chain_share: float = 0.0,
+) -> Tensor:
+    """Fill one mask after the other, from left to right; arguments as for ``fill_at_once``."""
+    filled_ids_BN, is_left_BN = batch.masked_ids_BN.clone(), batch.is_masked_BN.clone()
+    while is_left_BN.any():
+        row_S, place_S = is_left_BN.nonzero(as_tuple=True)
+        is_first_S = torch.diff(row_S, prepend=row_S.new_tensor([-1])) > 0
+        rows, places = row_S[is_first_S], place_S[is_first_S]
+        part = MaskedBatch(filled_ids_BN[rows], is_left_BN[rows], filled_ids_BN[rows])
+        filled = fill_at_once(model, part, generator, chain_share)
+        filled_ids_BN[rows, places] = filled[torch.arange(len(rows)), places]
+        is_left_BN[rows, places] = False
+    return filled_ids_BN
+
+
+def measure_fillings(
+    model: MaskedLM | ExLM,
+    tokenizer: Tokenizer,
+    pack: Pack,
+    masker: Masker,
+    num_rows: int = 128,
+    chain_share: float = 0.0,
+) -> dict[str, Filled]:
+    """Fill the first held-out molecules, always with the same masks.
+
+    Returns:
+        For ``at once``, ``in turn``, ``at once, sampled`` and ``in turn, sampled`` the shares of
+        readable and exact molecules.
+    """
+    require_rdkit()
+    device, was_training = next(model.parameters()).device, model.training
+    model.eval()
+    ways = {
+        f"{name}{kind}": (fill, kind)
+        for kind in ("", ", sampled")
+        for name, fill in (("at once", fill_at_once), ("in turn", fill_in_turn))
+    }
+    generators = {name: torch.Generator().manual_seed(0) for name in ways}
+    counts, num_filled = {name: [0, 0] for name in ways}, 0
+    for batch in validation_batches(pack, masker, num_rows, ROWS_AT_ONCE):
+        batch = batch.to(device)
+        num_filled += len(batch.token_ids_BN)
+        for name, (fill, kind) in ways.items():
+            filled_ids_BN = fill(model, batch, generators[name] if kind else None, chain_share)
+            counts[name][0] += sum(
+                read_molecule(_smiles(row_N, tokenizer)) is not None
+                for row_N in filled_ids_BN.tolist()
+            )
+            counts[name][1] += int((filled_ids_BN == batch.token_ids_BN).all(dim=1).sum())
+    model.train(was_training)
+    return {name: Filled(*(n / num_filled for n in both)) for name, both in counts.items()}
+
+
+def _smiles(row_N: list[int], tokenizer: Tokenizer) -> str:
+    special = {*tokenizer.special_ids} - {tokenizer.special_ids.unk}
+    return "".join(tokenizer.token(i) for i in row_N if i not in special)
+
+
+def _path(
+    scores: StateScores, log_token_BLV: Tensor, generator: torch.Generator | None
+) -> Tensor:
+    """path_BM: the likeliest with the likeliest tokens, or one that is drawn; -1 at padding."""
+    log_transition_BLL, graph = scores.log_transition_BLL, scores.graph
+    assert log_transition_BLL is not None  # otherwise there is no path
+    counts = graph.num_targets_B, graph.num_states_B
+    any_token_BML = torch.zeros_like(scores.log_emission_BML)
+    if generator is None:
+        log_best_BML = log_token_BLV.amax(dim=2).unsqueeze(1).expand_as(any_token_BML)
+        log_best_BML = log_best_BML.masked_fill(graph.is_boundary_BM.unsqueeze(2), 0.0)
+        return viterbi(log_best_BML, log_transition_BLL, *counts)[0]
+    log_to_come_MBL, log_edge_BLL = log_to_come(any_token_BML, log_transition_BLL, *counts)
+    row_B = torch.arange(len(log_edge_BLL), device=log_edge_BLL.device)
+    path_BM = torch.zeros_like(graph.target_ids_BM)
+    for i in range(1, path_BM.shape[1]):
+        log_next_BL = log_edge_BLL[row_B, path_BM[:, i - 1]] + log_to_come_MBL[i]
+        is_on_B = i < graph.num_targets_B
+        log_next_BL[~is_on_B] = 0.0
+        path_BM[:, i] = _draw(log_next_BL, generator).masked_fill(~is_on_B, 0)
+    target_M = torch.arange(path_BM.shape[1], device=path_BM.device)
+    return path_BM.masked_fill(target_M >= graph.num_targets_B.unsqueeze(1), -1)
+
+
+def _choose(
+    log_token_SV: Tensor, model: MaskedLM | ExLM, generator: torch.Generator | None
+) -> Tensor:
+    """token_ids_S: the likeliest, or drawn."""
+    log_token_SV = log_token_SV.clone()
+    log_token_SV[:, not_offered(model.special_ids)] = -torch.inf
+    return log_token_SV.argmax(dim=1) if generator is None else _draw(log_token_SV, generator)
+
+
+def _draw(log_share_XY: Tensor, generator: torch.Generator) -> Tensor:
+    """One of Y for each X, with probabilities proportional to these shares."""
+    noise_XY = torch.rand(log_share_XY.shape, generator=generator, dtype=torch.float64)
+    # The largest of log p plus Gumbel noise falls on each with its probability.
+    gumbel_XY = -(-noise_XY.log()).log()
+    return (log_share_XY.double() + gumbel_XY.to(log_share_XY.device)).argmax(dim=1)
