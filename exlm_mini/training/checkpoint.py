@@ -213,6 +213,11 @@ def latest_checkpoint(directory: Path, report: Callable[[str], None]) -> Checkpo
     return newest
 
 
+def has_begun(run: Path) -> bool:
+    """Whether a run has saved a checkpoint, intact or not."""
+    return bool(_newest_first(run / "checkpoints"))
+
+
 def prune_checkpoints(directory: Path, keep_last: int, intact_step: int) -> None:
     """Delete old checkpoints, and the remains of crashed saves.
 

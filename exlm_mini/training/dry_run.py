@@ -11,10 +11,10 @@ from typing import Any
 from exlm_mini.config import RunConfig
 from exlm_mini.data.corpus import Corpus, prepare_corpus
 from exlm_mini.data.toy_grammars import grammar
-from exlm_mini.reading.pretrained import load_pretrained
+from exlm_mini.training.checkpoint import Checkpoint
 from exlm_mini.training.console import say
 from exlm_mini.training.cost import BatchPlan, Estimate, estimate, plan_batch
-from exlm_mini.training.parts import check_row_length, choose_device
+from exlm_mini.training.parts import check_row_length, choose_device, stored_config
 from exlm_mini.training.precision import with_precision
 
 DRY_RUN_DOCUMENTS = 10_000
@@ -34,7 +34,10 @@ def row_length_of(config: RunConfig) -> int:
 
 
 def dry_run(
-    config: RunConfig, num_devices: int = 1, tokens_per_second: float | None = None
+    config: RunConfig,
+    num_devices: int = 1,
+    tokens_per_second: float | None = None,
+    before: Checkpoint | None = None,
 ) -> None:
     """Print what a run would cost; nothing is written.
 
@@ -43,6 +46,7 @@ def dry_run(
         num_devices: that share a batch; memory is that of one of them.
         tokens_per_second: measured speed of one device, for the hours, in input tokens, before
             expansion or repetition and without padding.
+        before: the checkpoint that the run goes on from.
     """
     config = with_precision(config, choose_device(config.train.device))
     plan = plan_batch(config.train, num_devices)
@@ -62,8 +66,8 @@ def dry_run(
             "memory": _memory(costs),
             "device hours": _hours(costs, plan, tokens_per_second),
         }
-        if single.train.start_from is not None:
-            lines["goes on from"] = _before(single.train.start_from)
+        if before is not None:
+            lines["goes on from"] = _behind(before)
         for name, text in lines.items():
             print(_entry(name, text))
 
@@ -168,13 +172,14 @@ def _hours(costs: Estimate, plan: BatchPlan, tokens_per_second: float | None) ->
     )
 
 
-def _before(source: str) -> str:
-    """What stands behind a run that goes on from another one."""
-    pretrained = load_pretrained(Path(source), say)
-    config, (step, _, state) = pretrained.config, pretrained.checkpoint
+def _behind(checkpoint: Checkpoint) -> str:
+    """What another run has cost up to this checkpoint."""
+    config, state = stored_config(checkpoint), checkpoint.state
     costs = estimate(config, state["vocab_size"], config.data.block_length)
-    flops = costs.num_flops * step / config.train.steps
-    return f"{config.objective} of {step:,} steps, {flops:.3g} FLOP that are not counted above"
+    flops = costs.num_flops * checkpoint.step / config.train.steps
+    return (
+        f"{config.objective} of {checkpoint.step:,} steps, {flops:.3g} FLOP not counted above"
+    )
 
 
 def _few_digits(hours: float) -> str:

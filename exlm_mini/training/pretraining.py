@@ -12,7 +12,6 @@ from torch import Tensor
 from exlm_mini.config import RunConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.packs import Pack
-from exlm_mini.reading.pretrained import Pretrained, load_pretrained
 from exlm_mini.training.checkpoint import Checkpoint
 from exlm_mini.training.cost import check_memory, plan_batch
 from exlm_mini.training.evaluation import Evaluation, evaluate
@@ -147,34 +146,35 @@ class Trainer(Loop):
             "evaluation": None if self.evaluation is None else self.evaluation._asdict(),
         }
 
-    def _restore(self) -> int:
-        step, source = super()._restore(), self.train.start_from
-        if step == 0 and source is not None:
-            with self.engine.together():
-                report = self.report if self.engine.is_main else lambda line: None
-                self._begin_from(load_pretrained(Path(source), report))
-        return step
+    def begin_from(self, checkpoint: Checkpoint, path: Path) -> None:
+        """Start with the weights and moments of another run, see ``train.start_from``.
 
-    def _begin_from(self, source: Pretrained) -> None:
-        """Go on from another run; raises ``UserError`` if it is not one of this kind."""
-        if source.checkpoint.state["tokenizer_sha256"] != self.train_pack.tokenizer_sha256:
+        Args:
+            checkpoint: of an MLM, or of a run of this objective.
+            path: its name in messages.
+
+        Raises:
+            UserError: for another objective, tokenizer or shape.
+        """
+        state = checkpoint.state
+        if state["tokenizer_sha256"] != self.train_pack.tokenizer_sha256:
             raise UserError(
-                f"{source.path} was trained with another tokenizer; prepare the data with its "
+                f"{path} was trained with another tokenizer; prepare the data with its "
                 "tokenizer.json (--data.tokenizer)"
             )
-        if source.config.objective not in ("mlm", self.config.objective):
+        if (objective := state["config"]["objective"]) not in ("mlm", self.config.objective):
             raise UserError(
-                f"{source.path} is of objective {source.config.objective}, this run of "
-                f"{self.config.objective}; go on from an mlm"
+                f"{path} is of objective {objective}, this run of {self.config.objective}; go on "
+                "from an mlm"
             )
         try:
             # A model that was shipped has no moments.
-            tensors = {"optimizer": {}, **source.checkpoint.tensors}
-            super()._take_over(self._grown(source.checkpoint._replace(tensors=tensors)))
+            tensors = {"optimizer": {}, **checkpoint.tensors}
+            super()._take_over(self._grown(checkpoint._replace(tensors=tensors)))
         except (RuntimeError, ValueError, KeyError) as error:
             reason = str(error).splitlines()[-1].strip()
             raise UserError(
-                f"{source.path} is of another shape ({reason}); give its model.* settings"
+                f"{path} is of another shape ({reason}); give its model.* settings"
             ) from error
 
     def _grown(self, checkpoint: Checkpoint) -> Checkpoint:
