@@ -9,19 +9,16 @@ from collections import defaultdict
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("exlm_mini", "exlm_lab")
 BOOK = ROOT / "book"
-sys.path.insert(0, str(BOOK / "_ext"))
+sys.path[:0] = [str(BOOK), str(BOOK / "_ext")]
 pytest.importorskip("sphinx")
 import author_year  # noqa: E402
 import front_matter  # noqa: E402
-import pipeline_picture  # noqa: E402
 import print_form  # noqa: E402
 import recorded_runs  # noqa: E402
 import reference_docstrings  # noqa: E402
@@ -483,75 +480,20 @@ def test_only_chapters_have_numbers():
 # ---- the picture ----
 
 
-@pytest.fixture(scope="module")
-def row():
-    """The pictured row, from a model that was hardly trained; its own training takes longer."""
-    import matplotlib
+@pytest.mark.slow
+def test_the_recorded_picture_is_what_its_script_draws(tmp_path, monkeypatch):
+    import overview
 
-    matplotlib.use("Agg")
-    training = pipeline_picture.TRAINING.replace("steps 120", "steps 2", 1)
-    patch = pytest.MonkeyPatch()
-    patch.setattr(
-        pipeline_picture, "TRAINING",
-        training.replace("num_sentences 16384", "num_sentences 512") + " --train.validation_rows 8",
-    )  # fmt: skip
-    yield pipeline_picture.pipeline_row()
-    patch.undo()
+    def words(file: Path) -> list[str]:
+        """Texts of the picture; numbers differ in their last digits between machines."""
+        texts = re.findall("<!-- (.*?) -->", file.read_text())
+        return sorted(re.sub(r"\d\.\d\d", "#", text) for text in texts)
 
-
-def test_the_pictured_row_is_consistent(row):
-    pipeline, mean_bits, floor_bits = row
-    M, L = pipeline.forward_ML.shape
-    assert pipeline.tokens[1:-1] == pipeline_picture.SENTENCE.split()
-    masked = [t for t, m in zip(pipeline.tokens, pipeline.is_masked, strict=True) if m]
-    assert masked == ["happy", "smiled"] == pipeline.targets[1:-1]
-    assert [j for i, j in pipeline.positions if pipeline.is_masked[i]] == [1, 2, 1, 2]
-    assert [pipeline.positions[p][1] for p in pipeline.state_places] == [0, 1, 2, 1, 2, 0]
-    assert floor_bits == pytest.approx(2)
-    assert mean_bits > 1
-    E = pipeline.transition_LL
-    assert np.tril(E).max() == 0
-    np.testing.assert_allclose(E[:-1].sum(axis=1), 1, rtol=1e-5)
-    # The recursion of Appendix H gives each cell from the row above it.
-    f = pipeline.forward_ML
-    assert f[0].tolist() == [1] + [0] * (L - 1)
-    emission_ML = [f[i] / np.where(f[i - 1] @ E > 0, f[i - 1] @ E, 1) for i in range(1, M)]
-    assert all(((p >= 0) & (p <= 1 + 1e-5)).all() for p in emission_ML)
-    np.testing.assert_allclose(f[-1, -1], (f[-2] @ E)[-1], rtol=1e-5)  # the end is not scored
-
-
-def test_the_picture_says_what_the_row_holds(row):
-    import matplotlib.pyplot as plt
-    from pipeline_drawing import draw_pipeline
-
-    figure, ax = plt.subplots()
-    draw_pipeline(ax, *row)
-    texts = [text.get_text() for text in ax.texts]
-    pipeline, mean_bits, floor_bits = row
-    assert texts.count("[MASK]") == 2 + 4
-    assert f"this model  {mean_bits:.2f} bits" in texts
-    assert f"any MLM  ≥ {floor_bits:.2f} bits" in texts
-    for probability in pipeline.transition_LL[pipeline.transition_LL >= 0.05]:
-        assert f"{probability:.2f}" in texts
-    words = zip(pipeline.state_labels, pipeline.top_words, strict=True)
-    for label, (word, _) in list(words)[1:-1]:
-        assert f"{label}  {word}" in texts
-    plt.close(figure)
-
-
-def test_a_picture_is_drawn_once_for_the_same_code(row, tmp_path, monkeypatch):
-    calls = []
-    monkeypatch.setattr(pipeline_picture, "pipeline_row", lambda: calls.append(1) or row)
-    app = SimpleNamespace(srcdir=tmp_path)
-    (tmp_path / "book").mkdir()
-    pipeline_picture.write_pipeline(app)
-    folder = tmp_path / "book" / "_generated"
-    assert {path.suffix for path in folder.iterdir()} == {".svg", ".pdf", ".sha256"}
-    pipeline_picture.write_pipeline(app)
-    assert calls == [1]
-    (folder / "pipeline.sha256").write_text("another code")
-    pipeline_picture.write_pipeline(app)
-    assert calls == [1, 1]
+    recorded = words(overview.FILE)
+    assert len(recorded) > 100
+    monkeypatch.setattr(overview, "FILE", tmp_path / "overview.svg")
+    overview.main()
+    assert words(tmp_path / "overview.svg") == recorded
 
 
 def test_bits_of_longer_rows_are_those_of_their_record():

@@ -10,9 +10,7 @@
 * ``{source}`FILE::NAME` ``: a link to a file of the repository, checked to exist;
 * ``{scorecard}``: the paper's claims with their evidence; ``{sweep-report} NAME``: the tables and
   figures of a sweep, or the claims of the study;
-* ``{runs}``: the table of all recorded runs; ``{names}``: what the modules of a page define;
-* before the pages are read, ``book/_generated/pipeline.svg`` and ``.pdf``: one sentence on its
-  way through a small ExLM, trained on the spot for a few seconds.
+* ``{runs}``: the table of all recorded runs; ``{names}``: what the modules of a page define.
 
 What cannot be found is a warning of the build, which ``make book`` turns into an error.
 """
@@ -30,7 +28,6 @@ from typing import Any
 import recorded_runs
 import sweep_numbers
 from docutils import nodes
-from pipeline_picture import write_pipeline
 from recorded_runs import by_seed, listed_runs, provenance, short
 from reference_docstrings import (
     after_napoleon,
@@ -249,7 +246,6 @@ def setup(app):
     app.add_directive("sweep-report", SweepReportDirective)
     app.add_directive("names", NamesDirective)
     app.add_css_file("front_matter.css")
-    app.connect("builder-inited", write_pipeline)
     app.connect("autodoc-process-docstring", before_napoleon, priority=400)
     app.connect("autodoc-process-docstring", after_napoleon, priority=600)
     app.connect("autodoc-process-signature", plain_signature)
