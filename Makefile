@@ -15,15 +15,11 @@ CPU_WHEELS := --extra-index-url https://download.pytorch.org/whl/cpu
 endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-BOOK := .venv/bin/jupyter-book build -W -n --keep-going . --config book/_config.yml \
-	--toc book/_toc.yml --path-output book
-TEX := latexmk texlive-xetex texlive-latex-extra texlive-fonts-recommended tex-gyre fonts-freefont-otf
-
 NVCC_PIN := $(shell sed -n s/^nvidia-cuda-nvcc==//p cuda/toolkit.txt)
 CACHE = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/exlm_mini
 TOOLKIT = $(CACHE)/cuda-$(NVCC_PIN)
 
-.PHONY: help setup pretrain doctor cuda evidence book chapters pdf test test-chapters test-slow test-reliability test-machines check format lock repository clean
+.PHONY: help setup pretrain doctor cuda evidence book chapters test test-chapters test-slow test-reliability test-machines check format lock repository clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## /\1\t/p' Makefile | while IFS='	' read -r name text; do \
@@ -49,15 +45,11 @@ evidence: .venv/.ready ## check and time everything here, to book/results/; ARGS
 	$(PY) book/evidence.py $(ARGS)
 
 book: .venv/.ready ## build the book: book/_build/html/index.html
-	$(BOOK)
+	.venv/bin/jupyter-book build -W -n --keep-going . --config book/_config.yml \
+		--toc book/_toc.yml --path-output book
 
 chapters: .venv/.ready ## run the chapters and store their outputs; some of them: ARGS="03 05"
 	$(PY) book/chapters.py --run $(ARGS)
-
-pdf: .venv/.ready ## the book as book/_build/latex/exlm-book.pdf; needs XeLaTeX
-	@command -v latexmk >/dev/null && command -v xelatex >/dev/null || { \
-		echo "pdf: latexmk or xelatex is missing; run: sudo apt-get install $(TEX)" >&2; exit 1; }
-	$(BOOK) --builder pdflatex
 
 test: check ## lint, fast tests and chapters; ARGS="-k rope": options for pytest, no chapters
 	$(PY) -m pytest -n $(WORKERS) -m "not slow and not gpu" $(ARGS)

@@ -19,7 +19,6 @@ sys.path[:0] = [str(BOOK), str(BOOK / "_ext")]
 pytest.importorskip("sphinx")
 import author_year  # noqa: E402
 import front_matter  # noqa: E402
-import print_form  # noqa: E402
 import recorded_runs  # noqa: E402
 import reference_docstrings  # noqa: E402
 import sweep_numbers  # noqa: E402
@@ -446,35 +445,6 @@ def test_a_value_nobody_can_read_is_left_out():
         document += addnodes.desc_signature("", "", addnodes.desc_annotation("", value))
     reference_docstrings.drop_unreadable_values(None, document)
     assert [shown.astext() for shown in document] == ["= 80", "= 'a < b'", "", "", "property"]
-
-
-# ---- paper ----
-
-
-def test_a_long_table_may_break_and_has_widths():
-    def cell(text: str) -> nodes.entry:
-        return nodes.entry("", nodes.Text(text))
-
-    def table(num_rows: int) -> nodes.table:
-        rows = [nodes.row("", cell("a" * n), cell("b" * 99)) for n in range(num_rows)]
-        columns = [nodes.colspec(colwidth=50), nodes.colspec(colwidth=50)]
-        return nodes.table("", nodes.tgroup("", *columns, nodes.tbody("", *rows), cols=2))
-
-    short, long = table(print_form.MOST_ROWS), table(print_form.MOST_ROWS + 4)
-    print_form.break_long_tables(nodes.section("", short, long))
-    assert short["classes"] == []
-    assert long["classes"] == ["longtable", "colwidths-given"]
-    assert [c["colwidth"] for c in long.findall(nodes.colspec)] == [11, print_form.WIDEST]
-
-
-def test_only_chapters_have_numbers():
-    names = ["book/notation", "chapters/01", "chapters/02", "book/api", "book/bibliography"]
-    files = [addnodes.start_of_file("", nodes.section(), docname=name) for name in names]
-    document = nodes.section("", *files)
-    print_form.number_chapters_alone(document)
-    raw = {node.parent.get("docname"): node.astext() for node in document.findall(nodes.raw)}
-    on, off = print_form.NUMBERED, print_form.UNNUMBERED
-    assert raw == {None: off, "chapters/01": on, "book/api": off}
 
 
 # ---- the picture ----
