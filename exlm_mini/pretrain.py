@@ -42,7 +42,7 @@ from exlm_mini.reading.filling import measure_fillings
 from exlm_mini.reading.pretrained import load_pretrained
 from exlm_mini.reading.prize import measure_prize
 from exlm_mini.reading.trained import load
-from exlm_mini.training.checkpoint import has_begun, latest_checkpoint
+from exlm_mini.training.checkpoint import has_begun
 from exlm_mini.training.console import (
     INTERRUPTED,
     ProgressLine,
@@ -55,9 +55,9 @@ from exlm_mini.training.console import (
 from exlm_mini.training.cost import check_memory
 from exlm_mini.training.dry_run import dry_run, lacks_pack, objectives_of, tell_row_length
 from exlm_mini.training.loop import Outcome
-from exlm_mini.training.parts import chain_share, make_masker, stages_of, versions
+from exlm_mini.training.parts import chain_share, make_masker, versions
 from exlm_mini.training.precision import with_precision
-from exlm_mini.training.pretraining import Trainer, check_fits, check_spread
+from exlm_mini.training.pretraining import Trainer, check_fits, check_spread, stages_left
 from exlm_mini.training.processes import Engine, launched_rank, leave, start_engine
 from exlm_mini.training.provenance import commit
 from exlm_mini.training.run_directory import CONFIG, LOCK, locked_directory, settle_config
@@ -130,7 +130,8 @@ def _train_all(
         directory = output if len(singles) == 1 else output / single.objective
         with engine.together():  # before the hours of an earlier stage
             check_fits(single, corpus.train, corpus.validation, engine)
-        for stage, end in _stages_left(single, directory, engine):
+            stages = stages_left(single, directory)
+        for stage, end in stages:
             with engine.together():
                 trainer = Trainer(
                     stage, corpus.train, corpus.validation, directory, _teller(engine), engine
@@ -150,21 +151,6 @@ def _train_all(
                 )
                 return outcomes
     return outcomes
-
-
-def _stages_left(
-    config: RunConfig, directory: Path, engine: Engine
-) -> list[tuple[RunConfig, int]]:
-    """The stages of a run that its newest checkpoint does not end; always the last one."""
-    *earlier, last = stages_of(config)
-    newest = None
-    if earlier:
-        with engine.together():
-            newest = latest_checkpoint(directory / "checkpoints", lambda line: None)
-    step = 0 if newest is None else newest.step
-    # With more steps than at its start, a run may have grown before it would now.
-    has_grown = newest is not None and newest.state["config"]["objective"] == "exlm"
-    return [*((stage, end) for stage, end in earlier if step < end and not has_grown), last]
 
 
 def _settle(config: RunConfig, output: Path, engine: Engine) -> Corpus:
@@ -236,7 +222,8 @@ def _print_prize(config: RunConfig, corpus: Corpus, output: Path, engine: Engine
             continue
         trained = load(output if len(singles) == 1 else output / single.objective)
         model, pack = trained.model.to(engine.device), corpus.validation
-        masker, share = make_masker(single, pack.special_ids), chain_share(single, trained.step)
+        masker = make_masker(single, pack.special_ids, pack.tokenizer)
+        share = chain_share(single, trained.step)
         prize = measure_prize(model, pack, masker, chain_share=share)
         k = single.model.states_per_mask if single.objective == "exlm" else 1
         print(f"{single.objective}, held-out rows: {prize.describe(k)}")

@@ -24,7 +24,10 @@ from exlm_lab.experiments.running import Runner
 from exlm_lab.experiments.study import EXPERIMENTS
 from exlm_mini.config import TrainConfig
 from exlm_mini.config.recipes import plain
+from exlm_mini.reading.pretrained import load_pretrained
+from exlm_mini.training.checkpoint import latest_checkpoint
 from exlm_mini.training.cost import row_flops
+from exlm_mini.training.run_directory import read_metrics
 
 GRIDS = [(name, scale) for name in SWEEPS for scale in SCALES]
 
@@ -281,6 +284,63 @@ def test_a_stopped_sweep_goes_on_and_ends_with_the_same_numbers(tiny, tmp_path, 
         )
         for key in ("metrics", "curve", "downstream", "tokens", "config"):
             assert one[key] == other[key], key
+
+
+@pytest.fixture
+def grown(monkeypatch):
+    """A cell that goes on from another one, on few molecules, and what its steps cost."""
+    settings = {
+        "model.num_layers": 1, "model.width": 16, "model.ffn_width": 16, "model.num_heads": 2,
+        "masking.strategy": "spans", "masking.mask_ratio": 0.3, "data.pack": None,
+        "data.max_documents": 300, "train.steps": 6, "train.batch_size": 4,
+        "train.warmup_steps": 1, "train.validation_rows": 8,
+    }  # fmt: skip
+    exlm = {**settings, "objective": "exlm", "model.transition": "spans"}
+    trunk = Cell("molecules-mlm", "molecules", "sweep/smiles", settings, seeds=(1,))
+    timed = replace(trunk, name="molecules-cost", settings=exlm, is_timed=True)
+    cell = replace(
+        trunk, name="molecules-exlm", settings=exlm, start=trunk, with_prize=True,
+        cost_of=("cost", timed.name),
+    )  # fmt: skip
+    for module in (sweep, ledgers):
+        monkeypatch.setattr(module, "cells_of", lambda name, scale: [timed])
+    for name, value in (("ENOUGH_SECONDS", 0.0), ("PRIZE_ROWS", 8), ("FILLED_ROWS", 8)):
+        monkeypatch.setattr(measures, name, value)
+    return cell
+
+
+def test_a_cell_goes_on_from_the_trained_model_of_another(grown, tmp_path):
+    ledger = SweepLedger(tmp_path / "out", "links", "study", Runner(tmp_path / "work", "cpu"))
+    record = ledger.run(grown, 1)
+    metrics = record["metrics"]
+    assert record["config"]["train"]["steps"] == round(6 / metrics["cost_ratio"])
+    folder = tmp_path / "work" / record["config"]["train"]["start_from"]
+    before = latest_checkpoint(folder / "checkpoints", print)
+    assert before.step == 6 and before.state["config"]["objective"] == "mlm"
+    # Its tokens are counted on top of those of the first.
+    assert record["tokens"] > before.state["num_tokens"] > 0
+    won = metrics["at_once_bits"] - metrics["together_bits"]
+    assert metrics["links_win_bits"] == pytest.approx(won, abs=1e-3)
+    assert metrics["prize_bits"] == pytest.approx(
+        metrics["at_once_bits"] - metrics["in_turn_bits"], abs=1e-3
+    )
+    assert 0 <= metrics["exact_at_once"] <= metrics["readable_at_once"] <= 1
+    assert ledger.is_done(grown, 1)
+    other = replace(
+        grown, start=replace(grown.start, settings={**grown.start.settings, "train.steps": 7})
+    )
+    told(lambda: ledger.is_done(other, 1), "another config")
+
+
+def test_a_cell_that_grows_is_trained_in_both_stages(grown, tmp_path):
+    settings = {**grown.settings, "train.grow_at": 0.5}
+    runner = Runner(tmp_path / "work", "cpu")
+    config = replace(grown, start=None, settings=settings).config(1)
+    trained = runner.train(config)
+    lines = read_metrics(runner.folder(config) / "metrics.jsonl")
+    assert [line["step"] for line in lines][-1] == trained["steps"] == 6
+    assert {3, 6} <= {line["step"] for line in lines if "validation_bits_per_mask" in line}
+    assert load_pretrained(runner.folder(config), print).config.objective == "exlm"
 
 
 MLM = Cell("toy-mlm", "toy", "sweep/toy", CELL)

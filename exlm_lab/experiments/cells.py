@@ -58,7 +58,12 @@ class Cell:
     """Metrics that are also measured at every validation; training ends when one reaches its
     threshold."""
     cost_of: tuple[str, str] | None = None
-    """Sweep and cell with a measured ratio of costs, by which the steps are multiplied."""
+    """Sweep and cell with a measured ratio of costs: an MLM's steps are multiplied by it, those of
+    others, which are counted in steps of an MLM, divided."""
+    start: Cell | None = None
+    """The cell whose trained model, of the same seed, this one goes on from."""
+    with_prize: bool = False
+    """Also measure what there is to win (``reading.prize``) and how masks are filled."""
 
     def config(self, seed: int, changed: Mapping[str, Any] | None = None) -> RunConfig:
         """Settings of the run with a seed.

@@ -65,6 +65,9 @@ class SweepLedger(Ledger):
     ) -> dict[str, Any]:
         """See ``Ledger``."""
         changed, extra = self.equal_cost(cell)
+        changed |= self._started(cell, seed)
+        if cell.start is not None:
+            self.runner.train(cell.start.config(seed), on_progress)
         config = cell.config(seed, changed)
         is_timed, device = cell.is_timed, choose_device(self.runner.device)
         done = self._timed(config) if is_timed else self._trained(cell, config, on_progress)
@@ -102,8 +105,16 @@ class SweepLedger(Ledger):
         seed = timed.seeds[0]
         ledger = SweepLedger(self.output, sweep, self.scale, self.runner)
         ratio = ledger.run(timed, seed)["metrics"]["cost_ratio"]
-        steps = round(ratio * cell.config(seed).train.steps)
-        return {"train.steps": steps}, {"cost_ratio": ratio}
+        config = cell.config(seed)
+        factor = ratio if config.objective == "mlm" else 1 / ratio
+        return {"train.steps": round(factor * config.train.steps)}, {"cost_ratio": ratio}
+
+    def _started(self, cell: Cell, seed: int) -> dict[str, Any]:
+        """The setting of a cell that goes on from another one."""
+        if cell.start is None:
+            return {}
+        folder = self.runner.folder(cell.start.config(seed))
+        return {"train.start_from": str(folder.relative_to(self.runner.work))}
 
     def _timed(self, config: RunConfig) -> dict[str, Any]:
         found, seconds = self.runner.time(config)
@@ -115,7 +126,9 @@ class SweepLedger(Ledger):
         self, cell: Cell, config: RunConfig, on_progress: Callable[[Progress], None]
     ) -> dict[str, Any]:
         trained = self.runner.train(config, on_progress, cell.watched)
-        metrics, measuring = self.runner.measure(config, watched=cell.watched)
+        metrics, measuring = self.runner.measure(
+            config, watched=cell.watched, with_prize=cell.with_prize
+        )
         for name, masks in cell.tested_with.items():
             found, more = self.runner.measure(config, masks, cell.watched)
             metrics |= {f"{m}@{name}": found[m] for m in TESTED if m in found}
@@ -133,9 +146,10 @@ class SweepLedger(Ledger):
 
     def _identity(self, cell: Cell, seed: int, found: Mapping[str, Any]) -> dict[str, Any]:
         """What the record of a cell must say; steps that were measured are taken from it."""
-        changed = {}
+        changed: dict[str, Any] = {}
         if cell.cost_of is not None:
             changed = {"train.steps": found["config"].get("train", {}).get("steps")}
+        changed |= self._started(cell, seed)
         return {
             "version": VERSION,
             "sweep": self.sweep,

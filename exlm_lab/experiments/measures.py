@@ -47,12 +47,15 @@ from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.objectives import nats_to_bits
 from exlm_mini.reading.entropy import entropy_bits, fully_masked
+from exlm_mini.reading.filling import measure_fillings
+from exlm_mini.reading.prize import measure_prize
 from exlm_mini.training.cost import row_flops
 from exlm_mini.training.parts import make_masker
 from exlm_mini.training.pretraining import Trainer
 
 MOST_ROWS, MOST_TOKENS = 1024, 2**15
 """Most held-out rows to measure on, and most tokens in them."""
+PRIZE_ROWS, FILLED_ROWS = 512, 2048
 FREQUENCY_ROWS = 4096
 """Training rows for counting words."""
 NUM_FILLINGS = 8
@@ -96,6 +99,35 @@ def measure(
         model.train(was_training)
     summary = _summary(found) | probed
     return {name: summary[name] for name in METRICS if name in summary}
+
+
+def measure_together(
+    model: MaskedLM | ExLM, config: RunConfig, corpus: Corpus, tokenizer: Tokenizer
+) -> dict[str, float]:
+    """What the hidden tokens of a row know of each other, and how they are filled together.
+
+    Returns:
+        the numbers of ``reading.prize``, on ``PRIZE_ROWS`` held-out rows with masks of a seed of
+        their own; for molecules also the shares of ``reading.filling``, on the rows of
+        ``measure``.
+    """
+    pack = corpus.validation
+    masker = replace(make_masker(config, pack.special_ids), seed=0)
+    prize = measure_prize(model, pack, masker, PRIZE_ROWS)
+    found = {
+        "at_once_bits": prize.at_once,
+        "in_turn_bits": prize.left_to_right,
+        "any_order_bits": prize.any_order,
+        "together_bits": prize.joint,
+        "prize_bits": prize.prize,
+        "links_win_bits": prize.links_win,
+    }
+    if corpus.kind == "smiles":
+        ways = measure_fillings(model, tokenizer, pack, masker, FILLED_ROWS)
+        for way, (readable, exact) in ways.items():
+            name = way.replace(",", "").replace(" ", "_")
+            found |= {f"readable_{name}": readable, f"exact_{name}": exact}
+    return found
 
 
 # ---- reading the rows ----
@@ -147,7 +179,7 @@ def _read(
 ) -> _Found:
     """Everything of all rows, float64 on the CPU."""
     pack, device = corpus.validation, next(model.parameters()).device
-    masker = replace(make_masker(config, pack.special_ids), seed=seed)
+    masker = replace(make_masker(config, pack.special_ids, pack.tokenizer), seed=seed)
     size = _rows_of_a_batch(config, pack)
     frequency_bits_V = _frequency_bits(corpus.train).to(device)
     parts: dict[str, list[Tensor]] = defaultdict(list)

@@ -17,6 +17,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -30,16 +31,16 @@ from exlm_lab.downstream.prepared import Problem, load_problem, make_problem
 from exlm_lab.downstream.task import Examples
 from exlm_lab.experiments.cells import Downstream, with_settings
 from exlm_lab.experiments.frozen import held_out, measure_molecules
-from exlm_lab.experiments.measures import measure, step_costs
+from exlm_lab.experiments.measures import measure, measure_together, step_costs
 from exlm_lab.ledger import StoppedError
 from exlm_mini.config import RunConfig, settings_with
 from exlm_mini.config.checks import Effect, UserError
 from exlm_mini.config.recipes import plain
 from exlm_mini.data.corpus import Corpus, prepare_corpus
 from exlm_mini.reading.pretrained import Pretrained, load_pretrained
-from exlm_mini.training.checkpoint import latest_checkpoint
+from exlm_mini.training.checkpoint import has_begun, latest_checkpoint
 from exlm_mini.training.loop import Progress
-from exlm_mini.training.pretraining import Trainer
+from exlm_mini.training.pretraining import Trainer, stages_left
 from exlm_mini.training.run_directory import locked_directory, read_metrics
 
 CORPUS_SEED = 1
@@ -124,20 +125,16 @@ class Runner:
         config = self._here(config)
         corpus, folder = self.corpus(config), self.folder(config, watched)
         with self._alone(folder):
-            trainer = Trainer(config, corpus.train, corpus.validation, folder, self.report)
-            if not _got_there(folder, watched):
+            for stage, end in stages_left(config, folder):
+                trainer = self._trainer(stage, corpus, folder)
+                if _got_there(folder, watched):
+                    break
                 seen: dict[str, float] = {}
-
-                def watch() -> dict[str, float]:
-                    num_rows = config.train.validation_rows
-                    found = measure(trainer.model, config, corpus, num_rows, with_probe=False)
-                    seen.update((name, found[name]) for name in watched if name in found)
-                    return dict(seen)
-
                 outcome = trainer.run(
                     on_progress,
-                    lambda: self.should_stop() or _is_enough(seen, watched),
-                    watch=watch if watched else dict,
+                    partial(self._ends, seen, watched),
+                    watch=partial(_watch, trainer, corpus, watched, seen) if watched else dict,
+                    until=end,
                 )
                 if not (outcome.is_complete or _is_enough(seen, watched)):
                     raise StoppedError
@@ -153,21 +150,36 @@ class Runner:
             "seconds": last["seconds"],
         }
 
+    def _ends(self, seen: Mapping[str, float], watched: Watched) -> bool:
+        return self.should_stop() or _is_enough(seen, watched)
+
+    def _trainer(self, config: RunConfig, corpus: Corpus, folder: Path) -> Trainer:
+        """Of a run that may go on from that of another cell, in a folder of this directory."""
+        trainer = Trainer(config, corpus.train, corpus.validation, folder, self.report)
+        if config.train.start_from is not None and not has_begun(folder):
+            before = load_pretrained(self.work / config.train.start_from, self.report)
+            trainer.begin_from(before.checkpoint, before.path)
+        return trainer
+
     def measure(
         self,
         config: RunConfig,
         masks: Mapping[str, Any] | None = None,
         watched: Watched = NOTHING,
+        with_prize: bool = False,
     ) -> tuple[dict[str, float], float]:
         """The results of ``measures.measure`` for the trained model, and the seconds it took.
 
-        With ``masks``, dotted settings, it is measured with other masks.
+        With ``masks``, dotted settings, it is measured with other masks; ``with_prize`` adds what
+        there is to win and how masks are filled (``measures.measure_together``).
         """
         start = time.monotonic()
         pretrained = load_pretrained(self.folder(config, watched), self.report)
         with_masks = with_settings(pretrained.config, masks or {})
         model, corpus = pretrained.model(), self.corpus(config)
         found = measure(model, with_masks, corpus)
+        if with_prize:
+            found |= measure_together(model, with_masks, corpus, pretrained.tokenizer)
         if corpus.kind == "smiles" and masks is None:
             folder, pack = self._corpus_folder(config) / "molecules", corpus.validation
             with self._alone(folder):
@@ -278,6 +290,18 @@ def taken(folder: Path, report: Callable[[str], None]) -> Iterator[bool]:
                 raise
             is_ours = False
         yield is_ours
+
+
+def _watch(
+    trainer: Trainer, corpus: Corpus, watched: Watched, seen: dict[str, float]
+) -> dict[str, float]:
+    """Measure the watched metrics after a validation, into ``seen``."""
+    config = trainer.config
+    found = measure(
+        trainer.model, config, corpus, config.train.validation_rows, with_probe=False
+    )
+    seen.update((name, found[name]) for name in watched if name in found)
+    return dict(seen)
 
 
 def _is_enough(found: Mapping[str, Any], watched: Watched) -> bool:

@@ -25,7 +25,9 @@ from exlm_mini.config.recipes import run_config_from_dict
 from exlm_mini.data.batches import TokenBatches, TrainingBatches
 from exlm_mini.data.masking import MaskedBatch, Masker
 from exlm_mini.data.packs import Pack
+from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.data.toy_grammars import slots_of
+from exlm_mini.data.units import Units
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.objectives import log_likelihood, mlm_loss, states_alignment_loss
 from exlm_mini.training.checkpoint import Checkpoint
@@ -76,16 +78,26 @@ def check_row_length(config: RunConfig, row_length: int) -> None:
         )
 
 
-def make_masker(config: RunConfig, special_ids: SpecialIds) -> Masker:
+def make_masker(
+    config: RunConfig, special_ids: SpecialIds, tokenizer: Callable[[], Tokenizer] | None = None
+) -> Masker:
     """The masker of a run.
 
     Repeated MLM always masks by independent draws, for any number of copies: only then is the
     corrupted share p^k (Appendix C), and its cells differ in p and k alone.
+
+    Args:
+        config: of the run.
+        special_ids: of its tokenizer.
+        tokenizer: loads it, such as ``Pack.tokenizer``; only the strategy ``units`` needs one.
     """
-    masking = config.masking
+    masking, units = config.masking, None
     if config.objective == "repeated-mlm":
         masking = replace(masking, strategy="bernoulli")
-    return Masker(masking, special_ids, config.seed, num_copies(config), slots_of(config))
+    if masking.strategy == "units" and tokenizer is not None:
+        units = Units.of(tokenizer())
+    copies, slots = num_copies(config), slots_of(config)
+    return Masker(masking, special_ids, config.seed, copies, slots, units)
 
 
 def make_model(config: RunConfig, vocab_size: int, special_ids: SpecialIds) -> MaskedLM | ExLM:

@@ -12,7 +12,7 @@ from torch import Tensor
 from exlm_mini.config import RunConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.packs import Pack
-from exlm_mini.training.checkpoint import Checkpoint
+from exlm_mini.training.checkpoint import Checkpoint, latest_checkpoint
 from exlm_mini.training.cost import check_memory, plan_batch
 from exlm_mini.training.evaluation import Evaluation, evaluate
 from exlm_mini.training.loop import Loop
@@ -25,6 +25,7 @@ from exlm_mini.training.parts import (
     make_masker,
     make_model,
     pretraining,
+    stages_of,
 )
 from exlm_mini.training.precision import with_precision
 from exlm_mini.training.processes import Engine
@@ -55,8 +56,19 @@ def check_fits(
     longest = max(int(train_pack.lengths_R.max()), int(validation_pack.lengths_R.max()))
     check_row_length(config, longest)
     if train_pack.row_length is not None:
-        make_masker(config, train_pack.special_ids).check_row_length(train_pack.row_length)
+        masker = make_masker(config, train_pack.special_ids, train_pack.tokenizer)
+        masker.check_row_length(train_pack.row_length)
     check_memory(config, vocab_size, longest, engine.device, engine.world_size)
+
+
+def stages_left(config: RunConfig, output: Path) -> list[tuple[RunConfig, int]]:
+    """The stages of a run that its newest checkpoint does not end; always the last one."""
+    *earlier, last = stages_of(config)
+    newest = latest_checkpoint(output / "checkpoints", lambda line: None) if earlier else None
+    step = 0 if newest is None else newest.step
+    # With more steps than at its start, a run may have grown before it would now.
+    has_grown = newest is not None and newest.state["config"]["objective"] == "exlm"
+    return [*((stage, end) for stage, end in earlier if step < end and not has_grown), last]
 
 
 class Trainer(Loop):
@@ -88,7 +100,7 @@ class Trainer(Loop):
         self.train_pack, self.validation_pack = train_pack, validation_pack
         check_fits(config, train_pack, validation_pack, engine)
         special_ids, vocab_size = train_pack.special_ids, train_pack.vocab_size
-        self.masker = make_masker(config, special_ids)
+        self.masker = make_masker(config, special_ids, train_pack.tokenizer)
         model = make_model(config, vocab_size, special_ids)
         self.batches = make_batches(config, train_pack, self.masker)
         objective = pretraining(config, self.batches, special_ids.pad)
