@@ -158,8 +158,9 @@ class MaskingConfig:
 
     mask_ratio: Annotated[float, BETWEEN] = 0.15
     """p: share of tokens masked."""
-    strategy: Literal["fixed_count", "spans", "bernoulli", "slots"] = "fixed_count"
-    """A fixed number per block, as many in spans, independent draws, or a toy grammar's slots."""
+    strategy: Literal["fixed_count", "spans", "units", "bernoulli", "slots"] = "fixed_count"
+    """A fixed number per block; as many in spans, or in units of what belongs together (branches,
+    rings, words, repeated names); independent draws; or a toy grammar's slots."""
     num_copies: Annotated[int, AT_LEAST_1] = 2
     """repeated-mlm only: copies, k of §3."""
     span_length: Annotated[int, AT_LEAST_1, RARE] = 3
@@ -173,7 +174,7 @@ class MaskingConfig:
     @property
     def has_fixed_count(self) -> bool:
         """Whether rows of one length have one number of masks."""
-        return self.strategy in ("fixed_count", "spans")
+        return self.strategy in ("fixed_count", "spans", "units")
 
 
 @dataclass(frozen=True)
@@ -348,6 +349,11 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_fields("", self)
+        if self.masking.strategy == "units" and self.data.kind == "toy":
+            raise UserError(
+                "masking.strategy units needs data.kind text or smiles, not toy; the words of the "
+                "toy language do not belong together"
+            )
         if self.masking.strategy == "slots" and self.data.kind != "toy":
             raise UserError(
                 f"masking.strategy slots needs data.kind toy, not {self.data.kind}; only the toy "

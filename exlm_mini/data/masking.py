@@ -8,6 +8,7 @@ state, do not depend on how rows are grouped into batches, and a resumed run dra
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from exlm_mini.config import MaskingConfig, SpecialIds
 from exlm_mini.config.checks import UserError
+from exlm_mini.data.units import Units
 
 _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
@@ -114,6 +116,33 @@ def span_noise(noise_BN: Tensor, is_maskable_BN: Tensor, length_BN: Tensor) -> T
     return spans_BN
 
 
+def unit_noise(
+    units_B: Sequence[Sequence[Sequence[int]]],
+    num_tokens: int,
+    seed: int,
+    epoch_B: np.ndarray,
+    sample_B: np.ndarray,
+) -> Tensor:
+    """Noise with which ``choose_fixed_count`` hides units, by the rule of ``span_noise``; (B, N).
+
+    Args:
+        units_B: for each row the places of the tokens of its units; each token in one at least.
+        num_tokens: N.
+        seed, epoch_B, sample_B: counters of the noise of a unit, with its first and last place.
+    """
+    row_U = np.repeat(np.arange(len(units_B)), [len(units) for units in units_B])
+    units_U = [unit for units in units_B for unit in units]
+    size_U = [len(unit) for unit in units_U]
+    end_U = np.cumsum(size_U)
+    place_X = np.concatenate(units_U)
+    ends_U = place_X[end_U - size_U], place_X[end_U - 1]
+    noise_U = counter_uniform(seed, epoch_B[row_U], sample_B[row_U], *ends_U)
+    noise_BN = np.full((len(units_B), num_tokens), 2.0)
+    covered_X = np.repeat(row_U, size_U), place_X
+    np.minimum.at(noise_BN, covered_X, np.repeat(noise_U, size_U))
+    return torch.from_numpy(noise_BN)
+
+
 def geometric_lengths(uniform_BN: np.ndarray, mean: int) -> np.ndarray:
     """Lengths with P(n) proportional to (1 - 1/mean)^n, from 1 to twice the mean; int64.
 
@@ -163,10 +192,17 @@ class Masker:
     """Copies of each token, masked independently of each other; above 1 for Repeated MLM."""
     slots: tuple[int, ...] = ()
     """Positions masked by the strategy ``slots``, counted from [BOS] = 0."""
+    units: Units | None = None
+    """Finds what the strategy ``units`` hides together. A unit of more tokens than the row has
+    masks is none, so the first one that is drawn is hidden whole."""
 
     def __post_init__(self) -> None:
         if self.masking.strategy == "slots" and not self.slots:
             raise ValueError("the strategy 'slots' needs the positions to mask")
+        if (self.masking.strategy == "units") != (self.units is not None):
+            raise ValueError("the strategy 'units', and no other, needs the units to mask")
+        if self.units is not None and self.num_copies > 1:
+            raise ValueError("units are those of a row whose tokens are not repeated")
 
     def check_row_length(self, row_length: int) -> None:
         """Refuse rows that are too short to hold one mask.
@@ -204,18 +240,29 @@ class Masker:
             & (token_ids_BN != special.bos)
             & (token_ids_BN != special.eos)
         )
-        is_masked_BN = self._choose(is_maskable_BN, epoch_B, sample_B, step)
+        is_masked_BN = self.choose(token_ids_BN, is_maskable_BN, epoch_B, sample_B, step)
         masked_ids_BN = token_ids_BN.masked_fill(is_masked_BN, special.mask)
         return MaskedBatch(masked_ids_BN, is_masked_BN, token_ids_BN)
 
-    def _choose(
-        self, is_maskable_BN: Tensor, epoch_B: np.ndarray, sample_B: np.ndarray, step: int
+    def choose(
+        self,
+        token_ids_BN: Tensor,
+        is_maskable_BN: Tensor,
+        epoch_B: np.ndarray,
+        sample_B: np.ndarray,
+        step: int,
     ) -> Tensor:
-        """Positions to mask; bool (B, N)."""
+        """The positions to mask, bool (B, N); arguments as above, any ``is_maskable_BN``."""
         if self.masking.strategy == "slots":
             is_slot_N = torch.zeros(is_maskable_BN.shape[1], dtype=torch.bool)
             is_slot_N[list(self.slots)] = True
             return is_maskable_BN & is_slot_N
+        count_B = num_masks(self.masking.mask_ratio, is_maskable_BN.sum(1), self.seed, step)
+        if self.units is not None:
+            rows = zip(token_ids_BN.tolist(), count_B.tolist(), strict=True)
+            units_B = [self.units(row, count) for row, count in rows]
+            noise_BN = unit_noise(units_B, token_ids_BN.shape[1], self.seed, epoch_B, sample_B)
+            return choose_fixed_count(noise_BN, is_maskable_BN, count_B)
         position_N = np.arange(is_maskable_BN.shape[1])
         counters = (self.seed, epoch_B[:, None], sample_B[:, None], position_N[None, :])
         noise_BN = torch.from_numpy(counter_uniform(*counters))
@@ -226,5 +273,4 @@ class Masker:
             if self.masking.span_law == "geometric":
                 length_BN = geometric_lengths(counter_uniform(*counters, 1), length_BN[0, 0])
             noise_BN = span_noise(noise_BN, is_maskable_BN, torch.from_numpy(length_BN))
-        count_B = num_masks(self.masking.mask_ratio, is_maskable_BN.sum(1), self.seed, step)
         return choose_fixed_count(noise_BN, is_maskable_BN, count_B)

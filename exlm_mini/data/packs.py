@@ -35,6 +35,7 @@ from exlm_mini.data.files import (
     write_json,
 )
 from exlm_mini.data.rows import Counts, Rows
+from exlm_mini.data.tokenizer import Tokenizer
 
 FORMAT = "exlm-mini pack"
 VERSION = 1
@@ -211,6 +212,14 @@ class Pack:
 
     def __repr__(self) -> str:
         return f"Pack({self.path}: {len(self):,} rows, {self.num_tokens:,} tokens)"
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the ids, from beside the side file.
+
+        Raises:
+            UserError: if it cannot be read.
+        """
+        return Tokenizer.load(self.path.with_name("tokenizer.json"))
 
     def gather(
         self, indices: Sequence[int] | np.ndarray | torch.Tensor

@@ -2,33 +2,103 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
 
+import numpy as np
+import torch
 from tokenizers.pre_tokenizers import Split
+from torch import Tensor
 from transformers import (
     DataCollatorForLanguageModeling,
     PreTrainedTokenizerFast,
     TrainerCallback,
 )
 
+from exlm_mini.config import SPECIAL_TOKENS, MaskingConfig, SpecialIds
+from exlm_mini.data.masking import Masker
+from exlm_mini.data.units import Units
 from exlm_mini.hf.config import ExLMConfig
 
 
 def collator(
-    tokenizer: PreTrainedTokenizerFast, mask_ratio: float = 0.15, **options: Any
+    tokenizer: PreTrainedTokenizerFast,
+    mask_ratio: float = 0.15,
+    strategy: Literal["bernoulli", "fixed_count", "spans", "units"] = "bernoulli",
+    span_length: int = 3,
+    span_law: Literal["fixed", "geometric"] = "fixed",
+    **options: Any,
 ) -> DataCollatorForLanguageModeling:
-    """A collator for ExLM: masks are drawn independently, and always become [MASK].
+    """A collator for ExLM: what is masked always becomes [MASK].
+
+    Args:
+        tokenizer: of an exported model.
+        mask_ratio, strategy, span_length, span_law: as the settings ``masking.*`` of a run.
+        options: of ``DataCollatorForLanguageModeling``, such as ``seed``.
 
     Raises:
-        ValueError: for ``whole_word_mask`` of molecules, where it would mask whole rows.
+        ValueError: for ``whole_word_mask`` of molecules, where it would mask whole rows, or with
+            another strategy than ``bernoulli``.
     """
     is_smiles = isinstance(tokenizer.backend_tokenizer.pre_tokenizer, Split)
     if options.get("whole_word_mask") and is_smiles:
         raise ValueError("a SMILES has no words; leave out whole_word_mask")
-    return DataCollatorForLanguageModeling(
-        tokenizer, mlm_probability=mask_ratio, mask_replace_prob=1.0, random_replace_prob=0.0,
-        **options,
-    )  # fmt: skip
+    common = {
+        "tokenizer": tokenizer, "mlm_probability": mask_ratio, "mask_replace_prob": 1.0,
+        "random_replace_prob": 0.0, **options,
+    }  # fmt: skip
+    if strategy == "bernoulli":
+        return DataCollatorForLanguageModeling(**common)
+    if options.get("whole_word_mask"):
+        raise ValueError(f"whole_word_mask has no meaning with strategy {strategy!r}")
+    masking = MaskingConfig(mask_ratio, strategy, span_length=span_length, span_law=span_law)
+    ids: Any = tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS))
+    special_ids, units = SpecialIds(*ids), None
+    if strategy == "units":
+        decode = partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=False)
+        units = Units(decode, len(tokenizer), special_ids, is_smiles)
+    return _Collator(**common, masker=Masker(masking, special_ids, 0, units=units))
+
+
+@dataclass
+class _Collator(DataCollatorForLanguageModeling):
+    """Masks rows by the counters of a masker: the place in the batch, and a drawn number."""
+
+    masker: Masker = field(kw_only=True)
+
+    def torch_mask_tokens(
+        self, inputs: Any, special_tokens_mask: Any = None, offset_mapping: Any = None
+    ) -> tuple[Any, Any]:
+        number = int(torch.randint(2**62, (), generator=self.generator))
+        return self._mask(inputs, special_tokens_mask, number)
+
+    def numpy_mask_tokens(
+        self, inputs: Any, special_tokens_mask: Any = None, offset_mapping: Any = None
+    ) -> tuple[Any, Any]:
+        draw = self.generator.integers if self.generator else np.random.randint
+        ids, labels = self._mask(
+            torch.from_numpy(inputs), special_tokens_mask, int(draw(2**62))
+        )
+        return ids.numpy(), labels.numpy()
+
+    def _mask(
+        self, token_ids_BN: Tensor, is_special_BN: Any, number: int
+    ) -> tuple[Tensor, Tensor]:
+        """The rows with their masks, and the hidden ids, elsewhere -100."""
+        if is_special_BN is None:
+            ask = partial(
+                self.tokenizer.get_special_tokens_mask, already_has_special_tokens=True
+            )
+            is_special_BN = [ask(row) for row in token_ids_BN.tolist()]
+        is_maskable_BN = ~torch.as_tensor(is_special_BN).bool()
+        sample_B = np.arange(len(token_ids_BN))
+        epoch_B = np.full_like(sample_B, number)
+        is_masked_BN = self.masker.choose(
+            token_ids_BN, is_maskable_BN, epoch_B, sample_B, step=number
+        )
+        masked_ids_BN = token_ids_BN.masked_fill(is_masked_BN, self.masker.special_ids.mask)
+        return masked_ids_BN, token_ids_BN.masked_fill(~is_masked_BN, -100)
 
 
 class ChainWarmup(TrainerCallback):

@@ -124,7 +124,7 @@ class Trained:
         if not texts:
             raise UserError("there are no texts to take a loss of; give at least one")
         rows_BN, special = self.rows(texts), self.tokenizer.special_ids
-        masker = make_masker(replace(self.config, seed=seed), special)
+        masker = make_masker(replace(self.config, seed=seed), special, lambda: self.tokenizer)
         counter_B = np.arange(len(rows_BN))
         batch = masker(rows_BN, 0 * counter_B, counter_B, 0)
         return score(self.model, batch, chain_share(self.config, self.step)).loss
