@@ -112,7 +112,7 @@ def measure_together(
         ``measure``.
     """
     pack = corpus.validation
-    masker = replace(make_masker(config, pack.special_ids), seed=0)
+    masker = replace(make_masker(config, pack.special_ids, pack.tokenizer), seed=0)
     prize = measure_prize(model, pack, masker, PRIZE_ROWS)
     found = {
         "at_once_bits": prize.at_once,
