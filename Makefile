@@ -19,7 +19,7 @@ NVCC_PIN := $(shell sed -n s/^nvidia-cuda-nvcc==//p cuda/toolkit.txt)
 CACHE = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/exlm_mini
 TOOLKIT = $(CACHE)/cuda-$(NVCC_PIN)
 
-.PHONY: help setup pretrain doctor cuda evidence book chapters test test-chapters test-slow test-reliability test-machines check format lock repository clean
+.PHONY: help setup pretrain doctor cuda book chapters test test-chapters test-slow test-reliability test-machines check format lock repository clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## /\1\t/p' Makefile | while IFS='	' read -r name text; do \
@@ -40,9 +40,6 @@ cuda: .venv/.ready ## fetch CUDA's compiler, 350 MB; prints the CUDA_HOME to exp
 		$(PY) -m pip install -qq --no-deps --target "$$part/all" -r cuda/toolkit.txt >&2 && \
 		{ mv -T "$$part/all" "$(TOOLKIT)" 2>/dev/null || test -d "$(TOOLKIT)"; }; }
 	@ls -d "$(TOOLKIT)"/nvidia/cu*
-
-evidence: .venv/.ready ## check and time everything here, to book/results/; ARGS="--only checks,dag"
-	$(PY) book/evidence.py $(ARGS)
 
 book: .venv/.ready ## build the book: book/_build/html/index.html
 	.venv/bin/jupyter-book build -W -n --keep-going . --config book/_config.yml \

@@ -665,7 +665,7 @@ assert loops[10].num_operations > num_terms > ours[10].num_operations
 # ```bash
 # python -m exlm_lab.bench dag --threads 2 --shape 2,5,20 --shape 2,10,40 \
 #     --shape 8,20,80 --shape 8,77,308 --shape 64,77,308 --shape 4,256,1024 \
-#     --json > book/results/bench-dag.json
+#     --output book/results/bench-dag.json
 # ```
 
 # %% tags=["hide-input"]

@@ -8,8 +8,8 @@
 
 All times are medians; those of the first three are of forward and backward pass together, after a
 run to warm up, and are compared within one process: their ratio is that of the wall clock to
-vectorized, plain or mlm. Results go to stdout, as a table or with --json
-as one list of records; what was left out, and why, goes to stderr. The tokens per
+vectorized, plain or mlm. The table goes to stdout, with
+--output the records to a file too; what was left out, and why, goes to stderr. The tokens per
 second of train are what pretrain --dry-run --throughput takes.
 
 An extra backend is a Python file that defines ::
@@ -48,10 +48,18 @@ from exlm_lab.benchmarks.record import (
 from exlm_lab.benchmarks.step import VOCAB_SIZE, model_of, row_length, step
 from exlm_lab.benchmarks.training import LEAST_STEPS, WARM_UP_STEPS, train
 from exlm_mini.alignment import BACKENDS
-from exlm_mini.config import RunConfig, TrainConfig
-from exlm_mini.config.checks import AT_LEAST_1, THREADS, Rule, UserError, check_integers
+from exlm_mini.config import ENCODER_PRESETS, RunConfig, TrainConfig
+from exlm_mini.config.checks import (
+    AT_LEAST_1,
+    BELOW_1,
+    THREADS,
+    Rule,
+    UserError,
+    check_integers,
+)
 from exlm_mini.config.options import command_parser
 from exlm_mini.config.recipes import load_recipe, recipe_names
+from exlm_mini.data.files import write_atomically
 from exlm_mini.data.memory import check_bytes
 from exlm_mini.training.console import exit_code, say
 from exlm_mini.training.cost import check_memory
@@ -65,7 +73,9 @@ ABOUT = {
     "step": "a training step: ExLM beside MLM",
     "train": "optimiser steps of a recipe, without its data",
 }
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 RULES = {
+    "--dropout": BELOW_1,
     "--threads": THREADS,
     "--steps": Rule(lambda number: number >= LEAST_STEPS, f"be at least {LEAST_STEPS}"),
     "--micro-batch": AT_LEAST_1,
@@ -94,7 +104,7 @@ def _dag(arguments: argparse.Namespace, device: torch.device) -> Iterator[Record
         needed = 3 * B * L * (L + M) * 4  # scores, gradients, one step
         check_bytes(f"--shape {shape}", {"choose a smaller one": needed}, device)
         asked_for = {path.stem for path in arguments.extra_backend}
-        yield from dag(shape, functions, device, False, say, asked_for)
+        yield from dag(shape, functions, device, arguments.sharp, say, asked_for)
 
 
 def _emission(arguments: argparse.Namespace, device: torch.device) -> Iterator[Record]:
@@ -103,7 +113,7 @@ def _emission(arguments: argparse.Namespace, device: torch.device) -> Iterator[R
         # Logits, their log-softmax and gradient, in float64.
         needed = 3 * 8 * vocab_size * shape.B * shape.L
         check_bytes(f"--shape {shape}", {"choose a smaller one": needed}, device)
-        yield from emission(shape, vocab_size, device, say)
+        yield from emission(shape, vocab_size, device, say, DTYPES[arguments.precision])
 
 
 def _step(arguments: argparse.Namespace, device: torch.device) -> Iterator[Record]:
@@ -112,11 +122,14 @@ def _step(arguments: argparse.Namespace, device: torch.device) -> Iterator[Recor
             raise UserError(
                 f"--shape is {shape}; a step has M = masks + 2 targets, at least 3, and k M states"
             )
-        model = model_of(shape, num_layers=8)
+        model = model_of(shape, arguments.preset, arguments.dropout)
         run = RunConfig(model=model, train=TrainConfig(batch_size=shape.B))
         check_memory(run, VOCAB_SIZE, row_length(shape), device)
         half = model.shape.num_layers // 2
-        yield from step(shape, model, device, expand_at=(half, half + half // 2))
+        yield from step(
+            shape, model, device, VOCAB_SIZE, arguments.precision, arguments.compile,
+            expand_at=(half, half + half // 2),
+        )  # fmt: skip
 
 
 def _train(arguments: argparse.Namespace, device: torch.device) -> Iterator[Record]:
@@ -208,7 +221,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, about in ABOUT.items():
         sub = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
         add = sub.add_argument
-        add("--json", action="store_true", help="print one JSON list of records")
+        add("--output", type=Path, metavar="FILE", help="write the records, one JSON list")
         add("--device", default="auto", help="auto, cpu, cuda, cuda:N")
         if name == "train":
             _add_train_options(add)
@@ -218,7 +231,14 @@ def _parser() -> argparse.ArgumentParser:
             help="rows, targets, states; may be given several times",
         )  # fmt: skip
         add("--threads", type=int, metavar="N", help="of the CPU; default PyTorch's own")
+        if name != "dag":
+            add("--precision", choices=DTYPES, default="fp32", help="fp32 or bf16")
+        if name == "step":
+            add("--preset", choices=ENCODER_PRESETS, help="default 8 layers of width 384")
+            add("--dropout", type=float, default=0.0, help="of hidden states and attention")
+            add("--compile", action="store_true", help="the encoder's layers")
         if name == "dag":
+            add("--sharp", action="store_true", help="graphs like those of a trained model")
             add(
                 "--extra-backend", type=Path, action="append", default=[], metavar="PATH",
                 help="a file with another, or a checkout of the released code",
@@ -275,13 +295,13 @@ def run(arguments: argparse.Namespace) -> None:
     with threads(getattr(arguments, "threads", None) or torch.get_num_threads()):
         for record in MEASURE[arguments.benchmark](arguments, device):
             rows.append(record | {"machine": about})
-            if not arguments.json:
-                above = heading(about, arguments.benchmark) if len(rows) == 1 else []
-                print("\n".join([*above, *as_lines(rows[-1])]), flush=True)
+            above = heading(about, arguments.benchmark) if len(rows) == 1 else []
+            print("\n".join([*above, *as_lines(rows[-1])]), flush=True)
+            if arguments.output:
+                text = json.dumps(rows, indent=1, allow_nan=False) + "\n"
+                write_atomically(arguments.output, text.encode())
     if not rows:
         raise UserError("nothing was measured; the lines above say why")
-    if arguments.json:
-        print(json.dumps(rows, allow_nan=False))
 
 
 def main(argv: list[str] | None = None) -> int:

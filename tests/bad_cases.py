@@ -23,14 +23,13 @@ from damage import damage_text
 ROOT = Path(__file__).resolve().parents[1]
 LAB = ("finetune", "sweep", "bench")
 COMMANDS = ("pretrain", "prepare", "fill", "plot", "doctor", *LAB)
-BOOK = ("evidence",)
 
 
 class Case(NamedTuple):
     """A command."""
 
     command: str
-    """One of COMMANDS or BOOK."""
+    """One of COMMANDS."""
     argv: list[str]
     is_long: bool = False
     """It may work longer than there is time for, and is interrupted then."""
@@ -129,7 +128,7 @@ def clean(word):
 def module_of(command):
     """Dotted name of the module of a command."""
     package = "exlm_lab" if command in LAB else "exlm_mini"
-    return f"{package}.{command}" if command in COMMANDS else command
+    return f"{package}.{command}"
 
 
 def main_of(command):
@@ -171,9 +170,6 @@ BENCHES = [
     "step --shape 1,4,8 --threads 1 --device cpu",
     "train --recipe {tiny} --steps 3 --device cpu",
 ]
-BOOK_WORDS = {
-    "evidence": "--quick --only checks --output {out}.json",
-}
 
 
 def pretraining(kind, place, *more):
@@ -227,7 +223,7 @@ def working(rng, place, command):
         return [rng.choice(sweeps), *task, "--output", place.assets / "sweeps"]
     if command == "bench":
         return words(rng.choice(BENCHES), place)
-    return ["--no-build"] if command == "doctor" else words(BOOK_WORDS[command], place)
+    return ["--no-build"]
 
 
 def options_of(command, argv):
@@ -237,9 +233,6 @@ def options_of(command, argv):
 
         commands = bench._parser()._subparsers._group_actions[0]
         return list(commands.choices[argv[0]]._option_string_actions)
-    if command in BOOK:
-        known = "--only --output --device --quick --again"
-        return f"{known} --commit".split()
     if command == "doctor":
         return ["--no-build", "--help"]
     module = "exlm_mini.config.options" if command == "pretrain" else module_of(command)
@@ -249,7 +242,7 @@ def options_of(command, argv):
 
 def import_all():
     """All modules a case may need, so that none has to wait for them."""
-    for command in (*COMMANDS, *BOOK):
+    for command in COMMANDS:
         main_of(command)
     for name in (
         "datasets", "docstring_parser", "jsonargparse", "lmdb", "matplotlib.pyplot", "pandas",
@@ -351,7 +344,7 @@ TEXTS = [
 ]  # fmt: skip
 LONG = (
     "steps", "epochs", "num_sentences", "seconds", "tokens", "epoch-rows",
-    "seeds", "again", "quick", "only", "accumulate",
+    "seeds", "only", "accumulate",
     "micro-batch", "extra-backend", "backend", "against",
 )  # fmt: skip
 """Ends of options that ask for work."""
@@ -390,7 +383,7 @@ def odd_word(rng, place):
 def options(rng, place):
     """One or two options of any command with an odd value, behind a command line that works."""
     most = ["pretrain"] * 8 + ["finetune"] * 5 + ["prepare"] * 4 + ["bench"] * 4
-    command = rng.choice([*most, *COMMANDS, "sweep", "plot", "fill", *BOOK])
+    command = rng.choice([*most, *COMMANDS, "sweep", "plot", "fill"])
     argv, is_long = working(rng, place, command), False
     # Tracebacks are what this one is for.
     known = [option for option in options_of(command, argv) if option != "--debug"]
@@ -404,7 +397,6 @@ def options(rng, place):
             argv.insert(rng.randrange(len(argv) + 1), value)
         else:
             argv += [f"{option}={value}"] if way < 0.5 else [option, value]
-    is_long |= command in ("evidence",)
     return Case(command, argv, is_long)
 
 

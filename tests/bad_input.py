@@ -34,8 +34,8 @@ any use of it is a hang, too."""
 SECONDS_OF_LONG_WORK = 2
 """A case that asks for more work than there is time for is interrupted then."""
 CODES = {0: "done", 2: "told", 130: "interrupted"}
-MORE_CODES = {"doctor": {1: "done"}, "evidence": {1: "done"}}
-"""Some result is wrong; the time was too short."""
+MORE_CODES = {"doctor": {1: "done"}}
+"""Some result is wrong."""
 GOOD = ("done", "told", "interrupted")
 BAD = ("traceback", "hang", "death", "memory", "outside", "not finite", "badly told", "unmade")
 

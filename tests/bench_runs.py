@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from exlm_lab import bench
 from exlm_mini.alignment import BACKENDS
@@ -18,9 +19,11 @@ def tiny_model(**settings) -> ModelConfig:
     return ModelConfig(num_layers=1, width=16, ffn_width=32, num_heads=2, **settings)
 
 
-def records_of(capsys, *argv: str) -> list[dict]:
-    assert bench.main([*argv, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+def records_of(path: Path, *argv: str) -> list[dict]:
+    """What a benchmark writes to ``path / "bench.json"``."""
+    output = path / "bench.json"
+    assert bench.main([*argv, "--output", str(output)]) == 0
+    return json.loads(output.read_text())
 
 
 def refuses(argv: list[str], words: list[str], capsys) -> None:

@@ -11,6 +11,7 @@ import torch
 from bench_runs import records_of, refuses, working
 
 from exlm_lab import bench
+from exlm_lab.benchmarks import step as step_benchmark
 from exlm_lab.benchmarks.dag import RELEASED
 from exlm_lab.benchmarks.record import EMISSION_SIZES, Shape, compared
 from exlm_mini.alignment import BACKENDS
@@ -29,18 +30,19 @@ BACKENDS_OF = {
 def small(monkeypatch):
     """A step and a vocabulary of a size for tests."""
     monkeypatch.setattr(bench, "VOCAB_SIZE", 50)
-    model_of = bench.model_of
-    monkeypatch.setattr(
-        bench, "model_of", lambda shape, num_layers: model_of(shape, 0.0, 4, 16, num_heads=2)
-    )
+    sizes = {"num_layers": 4, "width": 16, "ffn_width": 16, "num_heads": 2}
+    monkeypatch.setattr(step_benchmark, "SIZES", sizes)
 
 
 @pytest.mark.parametrize("name", BACKENDS_OF)
-def test_there_is_one_record_and_one_line_for_each_backend_and_shape(name, small, capsys):
+def test_there_is_one_record_and_one_line_for_each_backend_and_shape(
+    name, small, tmp_path, capsys
+):
     before = torch.get_num_threads()
     reference, backends = BACKENDS_OF[name]
     argv = [name, "--shape", "2,3,6", "--shape", "1,3,9", "--threads", "1"]
-    records = records_of(capsys, *argv)
+    records = records_of(tmp_path, *argv)
+    _machine, *table = capsys.readouterr().out.splitlines()
     found = [(record["backend"], tuple(record["shape"])) for record in records]
     assert sorted(found) == sorted((b, s) for b in backends() for s in [(2, 3, 6), (1, 3, 9)])
     base = {tuple(r["shape"]): r for r in records if r["backend"] == reference}
@@ -55,13 +57,6 @@ def test_there_is_one_record_and_one_line_for_each_backend_and_shape(name, small
         assert record["cpu_ratio"] == record["median_cpu_ms"] / theirs["median_cpu_ms"]
     assert torch.get_num_threads() == before
 
-    def measured_again(arguments, device):
-        yield from ({k: v for k, v in record.items() if k != "machine"} for record in records)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(bench.MEASURE, name, measured_again)
-        assert bench.main([name, "--threads", "1"]) == 0
-    _machine, *table = capsys.readouterr().out.splitlines()
     assert all(len(line) <= 80 for line in table)
     for record in records:
         (line,) = [
@@ -80,19 +75,21 @@ def test_without_its_reference_or_a_clock_that_moved_there_is_no_ratio():
     assert (itself["wall_ratio"], itself["cpu_ratio"]) == (1, None)
 
 
-def test_what_is_too_large_or_does_not_work_here_is_told_on_stderr(monkeypatch, capsys):
+def test_what_is_too_large_or_does_not_work_here_is_told_on_stderr(
+    monkeypatch, tmp_path, capsys
+):
     broken = BACKENDS["scaled"]._replace(why_not=lambda device_type: f"no {device_type}\nmore")
     monkeypatch.setitem(BACKENDS, "scaled", broken)
-    assert bench.main(["dag", "--shape", "1,8,20", "--json"]) == 0
-    out, err = capsys.readouterr()
+    records = records_of(tmp_path, "dag", "--shape", "1,8,20")
+    err = capsys.readouterr().err
     left_out = {"enumerate", "scaled"}
-    assert {row["backend"] for row in json.loads(out)} == working() - left_out
+    assert {row["backend"] for row in records} == working() - left_out
     assert "enumerate is left out at B,M,L = 1,8,20: 10^4 paths" in err
     assert "scaled is left out: no cpu\n" in err
 
 
 @pytest.mark.parametrize("counts", ["targets, states", "states, targets"])
-def test_a_backend_of_somebody_else_is_timed_and_judged(counts, capsys, tmp_path):
+def test_a_backend_of_somebody_else_is_timed_and_judged(counts, tmp_path):
     is_released = counts.startswith("states")
     file = tmp_path / (RELEASED if is_released else "mine.py")
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +100,7 @@ def test_a_backend_of_somebody_else_is_timed_and_judged(counts, capsys, tmp_path
     )
     extra = tmp_path if is_released else file
     argv = ["dag", "--shape", "2,3,6", "--extra-backend", str(extra)]
-    found = {record["backend"]: record for record in records_of(capsys, *argv)}
+    found = {record["backend"]: record for record in records_of(tmp_path, *argv)}
     theirs, ours = found[extra.stem], found["vectorized"]
     assert theirs["errors"]["log_likelihood"] > 1e-3 > ours["errors"]["log_likelihood"]
     assert theirs["errors"]["grad_emission"] < 1e-5
@@ -122,6 +119,7 @@ def test_a_backend_of_somebody_else_is_timed_and_judged(counts, capsys, tmp_path
         (["dag", "--device", "tpu"], ["--device", "tpu", "known"]),
         (["emission", "--shape", "1000,2,1000000"], ["GiB", "smaller"]),
         (["step", "--shape", "2,4,6"], ["2,4,6", "k M states"]),
+        (["step", "--dropout", "1"], ["--dropout is 1.0"]),
         (["train", "--recipe", "toy-pair"], ["toy-pair", "did you mean toy-pairs"]),
         (["train", "--recipe", "toy-pairs", "--steps", "2"], ["--steps is 2", "at least 3"]),
         (["train", "--recipe", "toy-pairs", "--accumulate", "0"], ["--accumulate", "at least 1"]),
@@ -131,6 +129,20 @@ def test_a_backend_of_somebody_else_is_timed_and_judged(counts, capsys, tmp_path
 )  # fmt: skip
 def test_a_mistake_is_told_in_one_line(argv, words, capsys):
     refuses(argv, words, capsys)
+
+
+def test_what_was_measured_is_on_record_when_the_rest_is_interrupted(tmp_path, monkeypatch):
+    def one_and_then_ctrl_c(arguments, device):
+        yield {
+            "benchmark": "dag", "backend": "naive", "shape": [1, 3, 9], "median_ms": 1.0,
+            "median_cpu_ms": 1.0, "wall_ratio": None, "peak_mib": 1.0, "max_error": None,
+        }  # fmt: skip
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(bench.MEASURE, "dag", one_and_then_ctrl_c)
+    output = tmp_path / "bench.json"
+    assert bench.main(["dag", "--output", str(output)]) == 130
+    assert [row["backend"] for row in json.loads(output.read_text())] == ["naive"]
 
 
 def test_nothing_measured_is_no_success(capsys, monkeypatch):

@@ -207,7 +207,7 @@ def test_a_made_batch_and_its_graph_have_the_shape_asked_for(M):
     assert batch.token_ids_BN[:, 1:-1].min() >= len(SpecialIds())
     assert (batch.is_masked_BN.sum(1) == M - 2).all()
     assert (M - 2) / (N - 2) >= 0.15 > (M - 2) / (N - 1)
-    scores = ExLM(model_of(shape, num_layers=1, width=16, num_heads=2), 50)(*batch)
+    scores = ExLM(dataclasses.replace(model_of(shape, "tiny"), num_layers=1), 50)(*batch)
     assert scores.log_emission_BML.shape == shape
     assert scores.graph.num_states_B.tolist() == [3 * M] * 4
 

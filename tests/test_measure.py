@@ -10,8 +10,10 @@ from exlm_lab.benchmarks import measure
 from exlm_lab.benchmarks.measure import (
     LEAST_RUNS,
     MOST_RUNS,
+    REPLAYS,
     Timing,
     peak_bytes,
+    replay_ms,
     resident_bytes,
     time_side_by_side,
 )
@@ -34,6 +36,17 @@ def test_calls_are_timed_in_turn_after_one_run_each_to_warm_up():
         "a": LEAST_RUNS,
         "b": LEAST_RUNS,
     }
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_call_is_captured_and_replayed():
+    device = torch.device("cuda")
+    total = torch.zeros(1000, device=device)
+    assert replay_ms(lambda: total.add_(1), device) > 0
+    assert total.unique().numel() == 1 and total[0] > REPLAYS
+    with pytest.raises(RuntimeError):
+        replay_ms(lambda: total.sum().item(), device)
 
 
 def test_quick_calls_are_run_no_more_than_is_useful(monkeypatch):

@@ -5,6 +5,8 @@ Shapes: B rows, N input tokens, T expanded tokens, M targets.
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -20,7 +22,7 @@ SIZES = {"num_layers": 2, "width": 16, "num_heads": 2}
 
 
 def tiny(**settings) -> ExLM:
-    config = model_of(SHAPE, **SIZES)
+    config = dataclasses.replace(model_of(SHAPE), **SIZES)
     torch.manual_seed(0)
     model = ExLM(ModelConfig(**{**vars(config), **settings, "init_std": 0.3}), 50)
     return model.double().eval()

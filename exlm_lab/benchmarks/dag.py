@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from exlm_lab.benchmarks.measure import LEAST_RUNS, once_seconds, time_side_by_side
+from exlm_lab.benchmarks.measure import LEAST_RUNS, once_seconds, replay_ms, time_side_by_side
 from exlm_lab.benchmarks.record import Note, Record, Shape, compared, record
 from exlm_mini.alignment import BACKENDS
 from exlm_mini.alignment.cases import QUANTITIES, Graph, relative_error
@@ -208,6 +208,8 @@ def dag(
 ) -> Iterator[Record]:
     """Forward and backward pass in float32 of each function that can do the shape.
 
+    On a GPU, records have ``replay_ms`` too where a CUDA graph can hold the call.
+
     Args:
         shape: of the graph.
         functions: ``log_likelihood`` of the backends, by name; ``REFERENCE`` is taken first.
@@ -235,7 +237,13 @@ def dag(
                 raise ValueError(f"about {total:.0f} s, more than {MOST_SECONDS:g} s")
         errors = verdict.errors(call()) if verdict else {}
         timing = time_side_by_side({name: call}, device)[name]
-        return record("dag", name, shape, timing, call, device, errors, details)
+        own = details
+        if device.type == "cuda":
+            try:
+                own = details | {"replay_ms": replay_ms(call, device)}
+            except RuntimeError:  # it waits for the GPU; only some backends never do
+                torch.cuda.synchronize(device)
+        return record("dag", name, shape, timing, call, device, errors, own)
 
     def records() -> Iterator[Record]:
         for name in sorted(functions, key=lambda name: name != REFERENCE):

@@ -1,21 +1,16 @@
-"""Lower bounds for the cost of the dynamic programme, and its time on a GPU without the host.
+"""Lower bounds for the cost of the dynamic programme.
 
 Shapes: B rows, M targets, L states.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
-
-from exlm_lab.benchmarks.measure import time_side_by_side
 from exlm_lab.benchmarks.record import Shape
 
 SWEEPS = 3
 """Alpha, beta, and the product of both that is the gradient of the transitions."""
-REPLAYS = 10
 
 
 class Floor(NamedTuple):
@@ -43,26 +38,3 @@ def floor(shape: Shape, itemsize: int = 4) -> Floor:
     inner = 2 * width + (M - 3) * width * (width + 1) // 2
     num_pairs = inner if M > 2 else M - 1
     return Floor(B * num_numbers * itemsize, B * SWEEPS * num_pairs)
-
-
-def replay_ms(call: Callable[[], Any], device: torch.device) -> float:
-    """Milliseconds of a call on a GPU without the host: captured as a CUDA graph and replayed.
-
-    Raises:
-        RuntimeError: if the call waits for the GPU, which a graph cannot hold.
-    """
-    with torch.cuda.device(device):
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            call()
-        torch.cuda.current_stream().wait_stream(stream)
-        captured = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(captured, stream=stream):
-            call()
-
-        def replay() -> None:
-            for _ in range(REPLAYS):
-                captured.replay()
-
-        return time_side_by_side({"replay": replay}, device)["replay"].median_ms / REPLAYS

@@ -34,6 +34,7 @@ from exlm_mini.training.parts import score
 
 PARTS = ("encoder", "head", "transition", "dynamic programme")
 MASK_RATIO = 0.15
+SIZES = {"num_layers": 8, "width": 384, "ffn_width": 1536, "num_heads": 6}
 VOCAB_SIZE = 8192
 ENOUGH_SECONDS = 30.0
 """For both models; three steps of each are too few on a busy machine."""
@@ -49,24 +50,19 @@ def row_length(shape: Shape) -> int:
     return 2 + int((shape.M - 2) / MASK_RATIO)
 
 
-def model_of(
-    shape: Shape,
-    dropout: float = 0.0,
-    num_layers: int = 6,
-    width: int = 384,
-    num_heads: int = 6,
-) -> ModelConfig:
+def model_of(shape: Shape, preset: str | None = None, dropout: float = 0.0) -> ModelConfig:
     """The model whose graph has this shape; L must be k M.
 
-    ``dropout`` applies to hidden states and attention. Recipes for CPUs set it to 0, because fused
-    attention kernels there have no dropout.
+    Args:
+        shape: of the graph.
+        preset: of the encoder; none: 8 layers of width 384.
+        dropout: of hidden states and attention. Recipes for CPUs set it to 0, because fused
+            attention kernels there have no dropout.
     """
     k = shape.L // shape.M
+    sizes: dict[str, Any] = SIZES if preset is None else {"preset": preset}
     return ModelConfig(
-        num_layers=num_layers,
-        width=width,
-        ffn_width=4 * width,
-        num_heads=num_heads,
+        **sizes,
         states_per_mask=k,
         max_positions=max(512, row_length(shape) + shape.M * (k - 1)),
         dropout=dropout,
