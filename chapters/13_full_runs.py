@@ -379,10 +379,12 @@ assert re.search(r"^device hours +unknown", unknown, re.M)
 show(known, indent=19)
 
 # %% [markdown]
-# The speed above is an example. Measuring your own needs no data:
+# The speed above is an example. A run of a few steps has your own as
+# `tokens_per_second` in its `metrics.jsonl`:
 #
 # ```console
-# $ python -m exlm_lab.bench train --recipe text-base
+# $ python -m exlm_mini.pretrain --recipe text-base --data.pack PACK \
+#       --train.steps 30 --output runs/speed
 # ```
 
 # %% mystnb={"code_prompt_show": "Checked: the formula is the command's"} tags=["hide-cell", "check"]
@@ -435,10 +437,9 @@ for name, (device, hours) in PAPER_HOURS.items():
 assert paper_speed["exlm-ablation"] < paper_speed["vanilla-mlm"] < PEAK_A100
 
 # %% [markdown]
-# To record a device, `python -m exlm_lab.bench train --recipe NAME` times real
-# steps of a recipe on made-up tokens, and `make evidence` does so for every
-# recipe that fits the device, and keeps the result in `book/results/`. What lies
-# there is printed here and drawn below.
+# Speeds of the small recipes on two CPUs are on record in `book/results/`: real
+# steps on made-up tokens of the recipe's size. They are printed here and drawn
+# below.
 
 # %% tags=["hide-input"]
 recorded = []

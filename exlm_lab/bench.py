@@ -4,13 +4,11 @@
     python -m exlm_lab.bench dag --shape 8,77,308 --extra-backend mine.py
     python -m exlm_lab.bench emission        the vocabulary head four ways
     python -m exlm_lab.bench step            ExLM beside MLM, part by part; expanded late too
-    python -m exlm_lab.bench train --recipe text-base    whole steps of a recipe
 
-All times are medians; those of the first three are of forward and backward pass together, after a
-run to warm up, and are compared within one process: their ratio is that of the wall clock to
-vectorized, plain or mlm. The table goes to stdout, with
---output the records to a file too; what was left out, and why, goes to stderr. The tokens per
-second of train are what pretrain --dry-run --throughput takes.
+All times are medians of forward and backward pass together, after a run to warm up, and are
+compared within one process: their ratio is that of the wall clock to vectorized, plain or mlm. The
+table goes to stdout, with --output the records to a file too; what was left out, and why, goes to
+stderr.
 
 An extra backend is a Python file that defines ::
 
@@ -28,8 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,32 +35,16 @@ import torch
 from exlm_lab.benchmarks.dag import dag, load_extra_backend
 from exlm_lab.benchmarks.emission import emission
 from exlm_lab.benchmarks.measure import threads
-from exlm_lab.benchmarks.record import (
-    DAG_SHAPES,
-    EMISSION_SIZES,
-    TEXT_SHAPE,
-    Record,
-    Shape,
-)
+from exlm_lab.benchmarks.record import DAG_SHAPES, EMISSION_SIZES, TEXT_SHAPE, Record, Shape
 from exlm_lab.benchmarks.step import VOCAB_SIZE, model_of, row_length, step
-from exlm_lab.benchmarks.training import LEAST_STEPS, WARM_UP_STEPS, train
 from exlm_mini.alignment import BACKENDS
 from exlm_mini.config import ENCODER_PRESETS, RunConfig, TrainConfig
-from exlm_mini.config.checks import (
-    AT_LEAST_1,
-    BELOW_1,
-    THREADS,
-    Rule,
-    UserError,
-    check_integers,
-)
+from exlm_mini.config.checks import BELOW_1, THREADS, UserError, check_integers
 from exlm_mini.config.options import command_parser
-from exlm_mini.config.recipes import load_recipe, recipe_names
 from exlm_mini.data.files import write_atomically
 from exlm_mini.data.memory import check_bytes
 from exlm_mini.training.console import exit_code, say
 from exlm_mini.training.cost import check_memory
-from exlm_mini.training.dry_run import objectives_of
 from exlm_mini.training.parts import choose_device
 from exlm_mini.training.provenance import machine
 
@@ -71,16 +52,9 @@ ABOUT = {
     "dag": "the dynamic programme: every alignment backend",
     "emission": "the vocabulary head: plain, one buffer, fused, chunks",
     "step": "a training step: ExLM beside MLM",
-    "train": "optimiser steps of a recipe, without its data",
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-RULES = {
-    "--dropout": BELOW_1,
-    "--threads": THREADS,
-    "--steps": Rule(lambda number: number >= LEAST_STEPS, f"be at least {LEAST_STEPS}"),
-    "--micro-batch": AT_LEAST_1,
-    "--accumulate": AT_LEAST_1,
-}
+RULES = {"--dropout": BELOW_1, "--threads": THREADS}
 
 
 # ---- measuring ----
@@ -132,19 +106,7 @@ def _step(arguments: argparse.Namespace, device: torch.device) -> Iterator[Recor
         )  # fmt: skip
 
 
-def _train(arguments: argparse.Namespace, device: torch.device) -> Iterator[Record]:
-    for name in arguments.recipe:
-        config = load_recipe(name)
-        changes: dict[str, Any] = {"device": arguments.device}
-        if arguments.micro_batch is not None:
-            counted = "size" if config.train.batch_tokens is None else "tokens"
-            changes[f"micro_batch_{counted}"] = arguments.micro_batch
-        config = replace(config, train=replace(config.train, **changes))
-        for single in objectives_of(config):
-            yield train(single, arguments.steps, accumulate=arguments.accumulate)
-
-
-MEASURE = {"dag": _dag, "emission": _emission, "step": _step, "train": _train}
+MEASURE = {"dag": _dag, "emission": _emission, "step": _step}
 
 
 # ---- what is shown ----
@@ -152,37 +114,19 @@ MEASURE = {"dag": _dag, "emission": _emission, "step": _step, "train": _train}
 _COLUMNS = "{:>15} {:<13} {:>10} {:>10} {:>7} {:>9} {:>8}"
 
 
-def heading(about: dict[str, Any], benchmark: str) -> list[str]:
+def heading(about: dict[str, Any]) -> list[str]:
     """What stands above the first record: the machine, and the names of the columns."""
     device = about["device"] if about["device"] != "cpu" else about["cpu"]
     threads = f"threads {torch.get_num_threads()}"
-    found = [f"{device}, {threads}, torch {about['torch']}, commit {about['commit']}"]
-    if benchmark != "train":
-        names = ("B,M,L", "", "wall ms", "cpu ms", "ratio", "peak MiB", "error")
-        found.append(_COLUMNS.format(*names))
-    return found
-
-
-def train_lines(row: Record) -> list[str]:
-    """A record of ``benchmarks.training``."""
-    used = row["settings"]
-    unit, counted = ("rows", "size") if used["train.batch_tokens"] is None else ("tokens",) * 2
-    micro = used[f"train.micro_batch_{counted}"] or used[f"train.batch_{counted}"]
-    share = row["flops_utilisation"]
-    of_peak = "" if share is None else f" ({share:.1%} of the device's peak)"
+    names = ("B,M,L", "", "wall ms", "cpu ms", "ratio", "peak MiB", "error")
     return [
-        f"{row['recipe']}, {row['objective']}: {row['tokens_per_second']:,.0f} tokens/s, "
-        f"{row['flops_per_second']:.3g} FLOP/s{of_peak}, peak memory "
-        f"{_number(row['peak_mib'], ',.0f')} MiB",
-        f"    {row['steps']} steps of {row['median_ms']:,.0f} ms = {row['accumulated']} (of "
-        f"{row['accumulated_by_recipe']}) x {micro:,} {unit}, {used['train.precision']}, "
-        f"{row['num_parameters'] / 1e6:.1f} M parameters, vocabulary {row['vocab_size']:,}, "
-        f"threads {row['threads']}",
+        f"{device}, {threads}, torch {about['torch']}, commit {about['commit']}",
+        _COLUMNS.format(*names),
     ]
 
 
 def lines(row: Record) -> list[str]:
-    """A record of the others, and below it the parts of a step."""
+    """A record, and below it the parts of a step."""
     shape = ",".join(map(str, row["shape"]))
     if row["benchmark"] == "emission":
         shape += f" V{row['vocab_size']}"
@@ -223,9 +167,6 @@ def _parser() -> argparse.ArgumentParser:
         add = sub.add_argument
         add("--output", type=Path, metavar="FILE", help="write the records, one JSON list")
         add("--device", default="auto", help="auto, cpu, cuda, cuda:N")
-        if name == "train":
-            _add_train_options(add)
-            continue
         add(
             "--shape", type=_shape, action="append", metavar="B,M,L",
             help="rows, targets, states; may be given several times",
@@ -244,19 +185,6 @@ def _parser() -> argparse.ArgumentParser:
                 help="a file with another, or a checkout of the released code",
             )  # fmt: skip
     return parser
-
-
-def _add_train_options(add: Callable[..., Any]) -> None:
-    add(
-        "--recipe", action="append", required=True, metavar="NAME",
-        help=f"one of {', '.join(recipe_names())}, or a path; may be given several times",
-    )  # fmt: skip
-    for option, default, about in (
-        ("--steps", 20, f"to time, after {WARM_UP_STEPS} to warm up; default 20"),
-        ("--micro-batch", None, "rows (or tokens) at a time; default the recipe's"),
-        ("--accumulate", None, "micro-batches of a step at most; default the recipe's"),
-    ):
-        add(option, type=int, default=default, metavar="N", help=about)
 
 
 def _shape(text: str) -> Shape:
@@ -291,12 +219,11 @@ def run(arguments: argparse.Namespace) -> None:
     except UserError as error:
         raise UserError(str(error).replace("train.device", "--device")) from None
     about, rows = machine(device), []
-    as_lines = train_lines if arguments.benchmark == "train" else lines
-    with threads(getattr(arguments, "threads", None) or torch.get_num_threads()):
+    with threads(arguments.threads or torch.get_num_threads()):
         for record in MEASURE[arguments.benchmark](arguments, device):
             rows.append(record | {"machine": about})
-            above = heading(about, arguments.benchmark) if len(rows) == 1 else []
-            print("\n".join([*above, *as_lines(rows[-1])]), flush=True)
+            above = heading(about) if len(rows) == 1 else []
+            print("\n".join([*above, *lines(rows[-1])]), flush=True)
             if arguments.output:
                 text = json.dumps(rows, indent=1, allow_nan=False) + "\n"
                 write_atomically(arguments.output, text.encode())

@@ -120,11 +120,6 @@ def test_a_backend_of_somebody_else_is_timed_and_judged(counts, tmp_path):
         (["emission", "--shape", "1000,2,1000000"], ["GiB", "smaller"]),
         (["step", "--shape", "2,4,6"], ["2,4,6", "k M states"]),
         (["step", "--dropout", "1"], ["--dropout is 1.0"]),
-        (["train", "--recipe", "toy-pair"], ["toy-pair", "did you mean toy-pairs"]),
-        (["train", "--recipe", "toy-pairs", "--steps", "2"], ["--steps is 2", "at least 3"]),
-        (["train", "--recipe", "toy-pairs", "--accumulate", "0"], ["--accumulate", "at least 1"]),
-        (["train", "--recipe", "text-large", "--micro-batch", "1024"],
-         ["text-large does not fit", "1,024 rows", "lower --micro-batch"]),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_in_one_line(argv, words, capsys):

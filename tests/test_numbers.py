@@ -48,7 +48,6 @@ TOO_LARGE = [
     ("pretrain --recipe toy-pairs --dry-run --devices 2147483647", ["use --devices 128"]),
     ("bench step --shape 2147483647,4,8 --device cpu", ["GiB, this machine has 24.0 GiB"]),
     ("bench dag --shape 2147483647,4,8 --device cpu", ["--shape 2147483647,4,8", "GiB"]),
-    ("bench train --recipe toy-pairs --micro-batch 2147483648", ["--micro-batch", "2**31"]),
     ("prepare --source x.txt --workers 100000 --output out", ["--workers", "at most 1024"]),
     ("prepare --source x.txt --data.max_documents 2147483648 --output out", ["max_documents"]),
     (

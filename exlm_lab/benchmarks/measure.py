@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -127,7 +125,7 @@ def peak_bytes(call: Callable[[], Any], device: torch.device) -> int:
     On a GPU this is the caching allocator's peak; on a CPU it is computed from all allocations and
     releases of PyTorch's allocator that the profiler sees, including C++ operators and the backward
     pass. Both count requested bytes and are reproducible. Memory that libraries allocate elsewhere
-    (a ``std::vector``, BLAS) is missed; ``resident_bytes`` includes it.
+    (a ``std::vector``, BLAS) is missed.
     """
     gc.collect()
     if device.type == "cuda":
@@ -146,31 +144,6 @@ def peak_bytes(call: Callable[[], Any], device: torch.device) -> int:
         held += change.nbytes()
         peak = max(peak, held)
     return peak
-
-
-def resident_bytes(call: Callable[[], Any]) -> int | None:
-    """Growth of the process's peak resident memory during a call, by Linux's count.
-
-    Counts all pages that were written to. None on other systems, or if the kernel does not let a
-    process reset its peak. Reproducible to about a mebibyte.
-    """
-    gc.collect()
-    before = None
-    with contextlib.suppress(OSError, AttributeError, KeyError):
-        # Otherwise memory kept by the C library would be reused without being counted.
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")
-        before = _status_bytes("VmRSS")
-    kept = call()  # keep the result until the peak is read, for an exact count
-    growth = None if before is None else max(_status_bytes("VmHWM") - before, 0)
-    del kept
-    return growth
-
-
-def _status_bytes(name: str) -> int:
-    """An entry of /proc/self/status, in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(dict(line.split(":", 1) for line in lines)[name].split()[0]) * 1024
 
 
 @contextlib.contextmanager

@@ -157,9 +157,8 @@ def _hours(costs: Estimate, plan: BatchPlan, tokens_per_second: float | None) ->
     """Hours at a measured speed; without one, how to measure it."""
     if tokens_per_second is None:
         return (
-            "unknown: measure tokens per second with\n"
-            "python -m exlm_lab.bench train --recipe NAME\n"
-            "or a run of a few steps, and add --throughput NUMBER"
+            "unknown: add --throughput NUMBER, the tokens_per_second\n"
+            "that a run of a few steps has in its metrics.jsonl"
         )
     hours = costs.num_tokens / tokens_per_second / 3600
     on_all = ""
