@@ -249,29 +249,25 @@ def test_the_time_of_a_part_is_a_median_without_the_first_run(monkeypatch):
     assert found == {"head": {"forward_ms": 2000, "forward_cpu_ms": 1000}}
 
 
-def test_the_released_layout_is_timed_on_the_same_work():
+def test_both_models_are_timed_with_their_parts():
     config = tiny_model(states_per_mask=3, dropout=0.1)
-    found = list(step(Shape(2, 4, 12), config, CPU, 50, "bf16", with_released=True))
-    assert [record["backend"] for record in found] == ["mlm", "exlm", "exlm-released"]
-    mlm, exlm, released = found
-    assert released["parts"] == {} and list(mlm["parts"]) == ["encoder", "head"]
+    found = mlm, exlm = list(step(Shape(2, 4, 12), config, CPU, 50, "bf16"))
+    assert (mlm["backend"], exlm["backend"]) == ("mlm", "exlm")
+    assert list(mlm["parts"]) == ["encoder", "head"]
     assert list(exlm["parts"]) == [*mlm["parts"], "transition", "dynamic programme"]
     for record in found:
         assert record["dtype"] == "bfloat16" and 0 < record["max_error"] < 0.1
         tokens = record["step_tokens_per_second"] * record["median_ms"] / 1000
         assert tokens == pytest.approx(2 * record["num_tokens"])
-    work = [r["flops_per_second"] * r["median_ms"] for r in found]
-    assert work[1] == pytest.approx(work[2]) and work[0] < work[1]
 
 
-def test_a_step_is_compiled_layer_by_layer_and_the_released_layout_is_not(monkeypatch):
+def test_a_step_is_compiled_layer_by_layer(monkeypatch):
     compiled = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compiled.append(module))
     config = dataclasses.replace(tiny_model(states_per_mask=3), num_layers=2)
-    found = list(step(Shape(1, 3, 9), config, CPU, 50, "fp32", True, True, [1]))
+    found = list(step(Shape(1, 3, 9), config, CPU, 50, "fp32", True, [1]))
     assert [type(module).__name__ for module in compiled] == ["EncoderLayer"] * 6
     by_name = {record["backend"]: record for record in found}
-    assert [name for name in by_name if not by_name[name]["is_compiled"]] == ["exlm-released"]
     cost = {r: v["flops_per_second"] * v["median_ms"] for r, v in by_name.items()}
     assert cost["mlm"] < cost["exlm-at-1"] < cost["exlm"]
 

@@ -22,7 +22,6 @@ import torch
 
 from exlm_lab.benchmarks.measure import LEAST_RUNS, Timing, time_side_by_side
 from exlm_lab.benchmarks.record import Record, Shape, compared, record
-from exlm_lab.benchmarks.released import ReleasedLayout
 from exlm_mini.alignment.cases import relative_error
 from exlm_mini.config import MaskingConfig, ModelConfig, RunConfig, SpecialIds
 from exlm_mini.data.masking import MaskedBatch, Masker
@@ -40,7 +39,6 @@ ENOUGH_SECONDS = 30.0
 """For both models; three steps of each are too few on a busy machine."""
 ERROR_ROWS = 8
 """Rows to compare with float64; a whole batch of a base model may not fit into memory."""
-AnyModel = MaskedLM | ExLM | ReleasedLayout
 Clock = Callable[[str, str], AbstractContextManager[None]]
 """Takes the name of a part and ``forward`` or ``backward``; times the block."""
 
@@ -95,7 +93,6 @@ def step(
     vocab_size: int = VOCAB_SIZE,
     precision: str = "fp32",
     is_compiled: bool = False,
-    with_released: bool = False,
     expand_at: Sequence[int] = (),
 ) -> Iterator[Record]:
     """One step of ``mlm`` and of ``exlm`` on the same batch, timed alternately.
@@ -107,31 +104,24 @@ def step(
         vocab_size: of the batch, see ``made_batch``.
         precision: of the encoder, as ``train.precision``: fp32 or bf16; weights are float32.
         is_compiled: compile the layers of ``mlm`` and ``exlm``, as ``train.compile`` does.
-        with_released: time ``exlm-released`` too: the same model in the layout of the released
-            code (``benchmarks.released``), never compiled.
         expand_at: time ``exlm-at-E`` too for each of these E: ``model.expand_at``.
 
     Yields:
         Records whose ``parts`` give milliseconds by part, forward and backward, wall clock and
-        processor time (none for ``exlm-released``); their error is that of the loss and of the
+        processor time; their error is that of the loss and of the
         embedding's gradient on the first rows, without dropout.
     """
     batch = made_batch(shape, vocab_size).to(device)
     configs = {"mlm": config, "exlm": config}
     configs |= {f"exlm-at-{E}": replace(config, expand_at=E) for E in expand_at}
-    models: dict[str, Any] = {}
+    models: dict[str, MaskedLM | ExLM] = {}
     for name, own in configs.items():
         torch.manual_seed(0)
         models[name] = (MaskedLM if name == "mlm" else ExLM)(own, vocab_size).to(device)
-    if with_released:
-        configs["exlm-released"] = config
-        torch.manual_seed(0)
-        models["exlm-released"] = ReleasedLayout(ExLM(config, vocab_size).to(device))
     errors = {name: _errors(model, batch, precision) for name, model in models.items()}
-    for name, model in models.items() if is_compiled else ():
-        if name != "exlm-released":
-            for layer in model.encoder.layers:
-                layer.compile()
+    for model in models.values() if is_compiled else ():
+        for layer in model.encoder.layers:
+            layer.compile()
     calls = {
         name: partial(whole_step, model, batch, precision) for name, model in models.items()
     }
@@ -139,14 +129,13 @@ def step(
 
     def records() -> Iterator[Record]:
         for name, model in models.items():
-            is_ours = not isinstance(model, ReleasedLayout)
             details = {
                 "dtype": "float32" if precision == "fp32" else "bfloat16",
-                "is_compiled": is_compiled and is_ours,
+                "is_compiled": is_compiled,
                 "num_tokens": batch.token_ids_BN.shape[1],
                 "vocab_size": vocab_size,
                 "dropout": [config.dropout, config.attention_dropout],
-                "parts": time_parts(model, batch, device, precision) if is_ours else {},
+                "parts": time_parts(model, batch, device, precision),
                 **_speed(name, configs[name], batch, vocab_size, timings[name], precision),
             }
             # The memory of a step is that of one which finds no gradients of an earlier one.
@@ -166,10 +155,7 @@ def _speed(
     timing: Timing,
     precision: str,
 ) -> dict[str, float | None]:
-    """Tokens per second; operations by this package's count, per second and of the peak.
-
-    The same count for both layouts: what one of them computes besides is no use to anyone.
-    """
+    """Tokens per second; operations by this package's count, per second and of the peak."""
     B, N = batch.token_ids_BN.shape
     masking = MaskingConfig(mask_ratio=MASK_RATIO)
     run = RunConfig(objective="mlm" if name == "mlm" else "exlm", model=config, masking=masking)
@@ -185,11 +171,13 @@ def _speed(
     }
 
 
-def whole_step(model: AnyModel, batch: MaskedBatch, precision: str = "fp32") -> torch.Tensor:
+def whole_step(
+    model: MaskedLM | ExLM, batch: MaskedBatch, precision: str = "fp32"
+) -> torch.Tensor:
     """Forward and backward pass as training does them; the loss."""
     model.zero_grad(set_to_none=True)
     with _precision(precision, batch):
-        loss = score(model, batch).loss  # type: ignore[arg-type]  # called as an ExLM is
+        loss = score(model, batch).loss
     loss.backward()
     return loss.detach()
 
@@ -294,7 +282,7 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _errors(model: AnyModel, batch: MaskedBatch, precision: str) -> dict[str, float]:
+def _errors(model: MaskedLM | ExLM, batch: MaskedBatch, precision: str) -> dict[str, float]:
     """Loss and embedding gradient against the same step in float64, without dropout."""
     model.eval()
     some = MaskedBatch(*(rows[:ERROR_ROWS] for rows in batch))
