@@ -28,9 +28,15 @@ from exlm_mini.data.masking import (
     repeat_tokens,
     span_noise,
 )
+from exlm_mini.data.units import Units
 
 SPECIAL = SpecialIds()
-STRATEGIES = [("fixed_count",), ("bernoulli",), ("spans", 2, 3), ("spans", 2, 3, "geometric")]
+STRATEGIES = [
+    ("fixed_count",), ("bernoulli",), ("spans", 2, 3), ("spans", 2, 3, "geometric"), ("units",),
+]  # fmt: skip
+WITH_COPIES = [
+    (strategy, n) for strategy in STRATEGIES for n in (1, 3) if n == 1 or strategy != ("units",)
+]
 # Figure 4: copies, mask ratio, share of tokens that lose every copy.
 FIGURE_4 = [
     (1, 0.0225, 0.0225), (1, 0.15, 0.15), (1, 0.387, 0.387), (1, 0.622, 0.622),
@@ -48,6 +54,14 @@ def rows(num_rows: int, num_tokens: int, pad_to: int | None = None) -> Tensor:
     token_ids_BN[:, 2] = SPECIAL.sep
     token_ids_BN[:, num_tokens + 1] = SPECIAL.eos
     return token_ids_BN
+
+
+def masker_of(strategy: tuple, ratio: float, seed: int, num_copies: int = 1) -> Masker:
+    """A masker; its units are branches of four tokens."""
+    units = None
+    if strategy == ("units",):
+        units = Units(lambda ids: "".join("(CC)C"[i % 5] for i in ids), 60, SPECIAL, True)
+    return Masker(MaskingConfig(ratio, *strategy), SPECIAL, seed, num_copies, units=units)
 
 
 def counters(num_rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -143,11 +157,10 @@ def test_every_row_gets_a_mask_if_it_can():
         assert int(num_masks(0.999, torch.tensor([3]), 0, step)) <= 3
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("num_copies", [1, 3])
+@pytest.mark.parametrize(("strategy", "num_copies"), WITH_COPIES)
 def test_masks_hide_ordinary_tokens_alone(strategy, num_copies):
     token_ids_BN = rows(40, 20, pad_to=30)
-    masker = Masker(MaskingConfig(0.6, *strategy), SPECIAL, 0, num_copies)
+    masker = masker_of(strategy, 0.6, 0, num_copies)
     masked_ids_BN, is_masked_BN, repeated_ids_BN = masker(token_ids_BN, *counters(40), step=0)
     assert torch.equal(token_ids_BN, rows(40, 20, pad_to=30))  # not written to
     assert masked_ids_BN.dtype == repeated_ids_BN.dtype == torch.int64
@@ -232,6 +245,17 @@ def test_hidden_tokens_stand_in_spans_and_are_as_many_as_single_ones():
     assert starts_BN.sum() < 0.5 * (single_BN[:, 1:] & ~single_BN[:, :-1]).sum()
 
 
+def test_a_unit_is_hidden_whole_more_often_than_by_single_masks():
+    """Branches of four tokens stand from place 1 on; a row of 25 has six masks."""
+    shares = []
+    for strategy in (("fixed_count",), ("units",)):
+        masker = masker_of(strategy, 0.24, 4)
+        is_masked_BN = masker(rows(500, 25), *counters(500), step=0).is_masked_BN
+        assert (is_masked_BN.sum(1) == 6).all()
+        shares.append(is_masked_BN[:, 6:10].all(1).double().mean().item())
+    assert shares[0] < 0.01 and shares[1] > 0.1
+
+
 def test_geometric_lengths_have_the_shares_of_spanbert():
     uniform_X = (np.arange(100_000) + 0.5) / 100_000
     length_X = geometric_lengths(uniform_X, 5)
@@ -243,10 +267,9 @@ def test_geometric_lengths_have_the_shares_of_spanbert():
 # ---- what masks depend on ----
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("num_copies", [1, 2])
+@pytest.mark.parametrize(("strategy", "num_copies"), WITH_COPIES)
 def test_masks_do_not_depend_on_the_grouping_into_batches(strategy, num_copies):
-    masker = Masker(MaskingConfig(0.4, *strategy), SPECIAL, 9, num_copies)
+    masker = masker_of(strategy, 0.4, 9, num_copies)
     epoch_B, sample_B = np.array([0, 0, 1, 2, 2, 7]), np.array([4, 5, 4, 0, 1, 123456])
     together = masker(rows(6, 20), epoch_B, sample_B, step=3)
     for order in ([[5, 0, 2], [1], [4, 3]], [[b] for b in range(6)]):
@@ -262,12 +285,12 @@ def test_masks_do_not_depend_on_the_grouping_into_batches(strategy, num_copies):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_counter_changes_the_masks(strategy):
-    config = MaskingConfig(0.4, *strategy)
     token_ids_BN = rows(4, 30)
 
     def masks(seed: int = 1, epoch: int = 0, first: int = 0) -> Tensor:
         epoch_B, sample_B = np.full(4, epoch), first + np.arange(4)
-        return Masker(config, SPECIAL, seed)(token_ids_BN, epoch_B, sample_B, 0).is_masked_BN
+        masker = masker_of(strategy, 0.4, seed)
+        return masker(token_ids_BN, epoch_B, sample_B, 0).is_masked_BN
 
     assert torch.equal(masks(), masks())
     for other in (masks(seed=2), masks(epoch=1), masks(first=4)):

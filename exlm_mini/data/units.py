@@ -50,6 +50,8 @@ class Units:
         before = decode([special_ids.unk])
         texts = [decode([special_ids.unk, i]) for i in range(vocab_size)]
         self._texts = [text.removeprefix(before) for text in texts]
+        if is_smiles:  # a decoder may set blanks between tokens
+            self._texts = [text.strip() for text in self._texts]
         for i in special_ids:  # no unit goes on behind one
             self._texts[i] = "." if is_smiles else "\n"
         self._texts[special_ids.unk] = "*"  # an atom, or no word

@@ -1,0 +1,349 @@
+"""Units: by hand, against RDKit, and the law by which they are hidden.
+
+Shapes: B rows, N tokens of a row.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import count
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exlm_mini.config import (
+    SPECIAL_TOKENS,
+    DataConfig,
+    MaskingConfig,
+    ModelConfig,
+    RunConfig,
+    SpecialIds,
+)
+from exlm_mini.config.checks import UserError
+from exlm_mini.data.masking import Masker, counter_uniform, unit_noise
+from exlm_mini.data.smiles import embedded_molecules
+from exlm_mini.data.tokenizer import (
+    Tokenizer,
+    train_byte_level_bpe,
+    train_smiles,
+)
+from exlm_mini.data.units import Units
+from exlm_mini.model import ExLM
+from exlm_mini.pretrain import main as pretrain
+from exlm_mini.reading.trained import load
+from exlm_mini.training.cost import estimate
+from exlm_mini.training.parts import longest_row, make_masker
+
+SPECIAL = SpecialIds()
+
+# Molecules, and what their units of several symbols hide.
+MOLECULES = """
+CCO |
+CC(C)(C)O | (C) (C)
+CC(=O)N | (=O)
+C(C(F)Cl)O | (C(F)Cl) (F)
+c1ccccc1O | c1ccccc1
+C1=CCCCC=1 | C1=CCCCC=1
+c1ccc2ccccc2c1 | c1ccc2ccccc2c1
+C1CCC2(CC1)CCC2 | C1CCC2(CC1)CCC2 (CC1)
+c1ccc(-c2ccccc2)cc1C | c1ccccc1 c2ccccc2 (-c2ccccc2)
+c1ccc(CC(=O)O)c(C)c1 | c1ccccc1 (CC(=O)O) (=O) (C)
+C1CC(CC1C)N | C1CC(CC1) (CC1C)
+CC1CC(=O)N1 | C1CCN1 (=O)
+CN1C(=O)/C(=C/c2ccco2)SC1=S | N1C/CSC1 c2ccco2 (=O) (=C/c2ccco2)
+C%10CC%10[nH]Br | C%10CC%10
+CC.C1CC1.C1CC1 | C1CC1 C1CC1
+C1CC2CC1CC2 | C1CC2CC1CC2
+C(C1CC1)C1CC1 | C1CC1 C1CC1 (C1CC1)
+O1C.C1 |
+C)C(C1% |
+1(C)1 | (C)
+"""
+CASES = [[part.strip() for part in line.split("|")] for line in MOLECULES.split("\n")[1:-1]]
+LONG_SYMBOLS = {"%10", "[nH]", "Br", "Cl"}
+
+
+def symbols() -> Tokenizer:
+    """One token for each symbol of the molecules."""
+    return train_smiles(molecule for molecule, _ in CASES)
+
+
+def characters() -> Tokenizer:
+    """One token for each character of the molecules."""
+    words = [*SPECIAL_TOKENS, *sorted(set("".join(molecule for molecule, _ in CASES)))]
+    inner = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, "[UNK]")
+    )
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("."), "isolated")
+    return Tokenizer(inner.to_str().encode())
+
+
+def texts(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
+    """What the units of several tokens hide, sorted."""
+    units = Units.of(tokenizer)(token_ids, len(token_ids))
+    words = [[tokenizer.decode([token_ids[n]]) for n in unit] for unit in units]
+    return sorted("".join(word) for word in words if len(word) > 1)
+
+
+# ---- molecules ----
+
+
+@pytest.mark.parametrize(("molecule", "units"), CASES)
+def test_branches_and_ring_systems_are_units(molecule, units):
+    tokenizer = symbols()
+    assert texts(tokenizer, tokenizer.encode(molecule)) == sorted(units.split())
+
+
+@pytest.mark.parametrize(("molecule", "units"), CASES)
+def test_units_do_not_depend_on_how_symbols_are_cut(molecule, units):
+    tokenizer = characters()
+    long = [name for name in LONG_SYMBOLS for _ in range(molecule.count(name))]
+    assert texts(tokenizer, tokenizer.encode(molecule)) == sorted([*units.split(), *long])
+
+
+def test_an_unknown_symbol_is_an_atom():
+    tokenizer = symbols()
+    ids = tokenizer.encode("[Xx]1C[Yy](F)1")
+    assert SPECIAL.unk in ids
+    units = Units.of(tokenizer)(ids, 99)
+    assert units == [[4, 5, 6], [0, 1, 2, 3, 7]]
+
+
+def test_ring_systems_are_those_of_rdkit():
+    pytest.importorskip("rdkit")
+    from rdkit import Chem
+
+    molecules = [text for text, _ in zip(embedded_molecules(), range(800), strict=False)]
+    tokenizer = train_smiles(molecules)
+    find, num_systems = Units.of(tokenizer), 0
+    for text in molecules:
+        molecule = Chem.MolFromSmiles(text, sanitize=False)
+        if molecule is None:
+            continue
+        systems: list[set[int]] = []
+        for ring in map(set, Chem.GetSSSR(molecule)):
+            apart = [system for system in systems if system.isdisjoint(ring)]
+            joined = [system for system in systems if not system.isdisjoint(ring)]
+            systems = [*apart, ring.union(*joined)]
+        ids = tokenizer.encode(text)
+        names = [tokenizer.token(i) for i in ids]
+        number = count()
+        atoms = [
+            next(number) if name[0].isalpha() or name[0] == "[" else None for name in names
+        ]
+        found = [
+            {atoms[n] for n in unit} - {None}
+            for unit in find(ids, 999)
+            if len(unit) > 1 and names[unit[0]] != "("
+        ]
+        assert sorted(map(sorted, found)) == sorted(map(sorted, systems)), text
+        num_systems += len(systems)
+    assert num_systems > 500
+
+
+# ---- text ----
+
+SENTENCE = "Marta told Rex of Zoë. Rex, unbelievable! The dog barks; The end, the marta. I? I."
+
+
+def byte_level() -> Tokenizer:
+    """Pieces of words, and ë in two bytes."""
+    return train_byte_level_bpe(["Marta Marta Marta told the told the"], 300)
+
+
+def metaspace() -> Tokenizer:
+    """As T5 and Llama mark blanks; letters are tokens."""
+    letters = [*SPECIAL_TOKENS, *dict.fromkeys("▁" + SENTENCE.replace(" ", "▁"))]
+    merges = [("▁", "t"), ("▁", "R"), ("▁R", "e"), ("▁Re", "x"), ("R", "e")]
+    words = letters + ["".join(pair) for pair in merges]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges, unk_token="[UNK]"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    inner.decoder = tokenizers.decoders.Metaspace()
+    return Tokenizer(inner.to_str().encode())
+
+
+def word_pieces() -> Tokenizer:
+    """As BERT marks what goes on."""
+    letters = dict.fromkeys(SENTENCE.replace(" ", ""))
+    words = [*SPECIAL_TOKENS, "Rex", "The", "the", "I", *(f"##{letter}" for letter in letters)]
+    words += [letter for letter in letters if letter != "I"]
+    inner = tokenizers.Tokenizer(
+        tokenizers.models.WordPiece(
+            {word: i for i, word in enumerate(words)}, unk_token="[UNK]"
+        )
+    )
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    inner.decoder = tokenizers.decoders.WordPiece(cleanup=False)
+    return Tokenizer(inner.to_str().encode())
+
+
+def words_of_units(tokenizer: Tokenizer) -> list[str]:
+    """What the units of several tokens in the sentence hide, read off the offsets."""
+    ids, offsets = tokenizer.encode_with_offsets(SENTENCE)
+    found = []
+    for unit in Units.of(tokenizer)(ids, 99):
+        pieces = [SENTENCE[slice(*offsets[n])] for n in unit]
+        if "ë" in pieces:  # each of its bytes spans the whole of it
+            pieces = list(dict.fromkeys(pieces))
+        if len(unit) > 1:
+            found.append("".join(pieces).split())
+    return sorted(" ".join(words) for words in found)
+
+
+@pytest.mark.parametrize("make", [byte_level, metaspace, word_pieces])
+def test_words_of_several_tokens_and_repeated_names_are_units(make):
+    tokenizer = make()
+    found = words_of_units(tokenizer)
+    # Twice capitalised, but never a name: The (also in small letters) and I (one letter).
+    assert {"Rex Rex", "RexRex"}.intersection(found) and "Zoë" in found
+    names = [word for word in found if word not in SENTENCE]
+    assert names in (["Rex Rex"], ["RexRex"])
+    whole = {"unbelievable", "dog", "barks", "end", "marta"}
+    assert whole <= set(found)
+    assert all(word.isalnum() for word in found if word not in names)
+
+
+def test_a_unit_ends_at_a_special_token():
+    tokenizer = byte_level()
+    ids = [*tokenizer.encode("dog"), SPECIAL.sep, *tokenizer.encode("dog")]
+    n = len(ids) // 2
+    assert Units.of(tokenizer)(ids, 99)[:2] == [[*range(n)], [*range(n + 1, 2 * n + 1)]]
+
+
+# ---- both ----
+
+
+@pytest.mark.parametrize("make", [symbols, characters, byte_level])
+@given(st.data())
+def test_any_row_is_covered_by_units_that_are_not_too_long(make, data):
+    tokenizer = make()
+    row = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=30))
+    longest = data.draw(st.integers(1, 30))
+    units = Units.of(tokenizer)(row, longest)
+    assert {n for unit in units for n in unit} == set(range(len(row)))
+    for unit in units:
+        assert unit == sorted(set(unit)) and 1 <= len(unit) <= longest
+    shorter = [unit for unit in Units.of(tokenizer)(row, 30) if 1 < len(unit) <= longest]
+    assert [unit for unit in units if len(unit) > 1] == shorter
+
+
+# ---- hiding ----
+
+
+@given(st.data())
+def test_each_token_takes_the_smallest_noise_of_the_units_that_cover_it(data):
+    B, N = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 8))
+    unit = st.sets(st.integers(0, N - 1), min_size=1).map(sorted)
+    units_B = [
+        data.draw(st.lists(unit, max_size=4)) + [[n] for n in range(N)] for _ in range(B)
+    ]
+    epoch_B, sample_B = np.arange(B) + 3, np.arange(B) * 7
+    found_BN = unit_noise(units_B, N, 5, epoch_B, sample_B)
+    for b in range(B):
+        for n in range(N):
+            covering = [unit for unit in units_B[b] if n in unit]
+            noise = [
+                float(counter_uniform(5, epoch_B[b], sample_B[b], unit[0], unit[-1]))
+                for unit in covering
+            ]
+            assert found_BN[b, n] == min(noise)
+
+
+def rows_of(tokenizer: Tokenizer, several: list[str]) -> torch.Tensor:
+    rows = [[SPECIAL.bos, *tokenizer.encode(text), SPECIAL.eos] for text in several]
+    longest = max(map(len, rows))
+    return torch.tensor([row + [SPECIAL.pad] * (longest - len(row)) for row in rows])
+
+
+LARGE = ["c1ccc(-c2ccccc2)cc1C(=O)OC(C)(C)C1CCNCC1", "CN1C(=O)/C(=C/c2ccco2)SC1=S", "CCO"]
+
+
+@pytest.mark.parametrize("ratio", [0.15, 0.3, 0.6])
+def test_units_are_hidden_in_the_order_of_their_noise_and_the_last_is_cut(ratio):
+    tokenizer = train_smiles(LARGE)
+    find = Units.of(tokenizer)
+    masker = Masker(MaskingConfig(ratio, "units"), SPECIAL, 3, units=find)
+    rows_BN, num_cut = rows_of(tokenizer, LARGE), 0
+    for epoch in range(40):
+        epoch_B, sample_B = np.full(3, epoch), np.arange(3)
+        is_masked_BN = masker(rows_BN, epoch_B, sample_B, step=0).is_masked_BN
+        for b, row_N in enumerate(rows_BN.tolist()):
+            inner = range(1, row_N.index(SPECIAL.eos))
+            num_masks = int(is_masked_BN[b].sum())
+            assert num_masks in (
+                max(1, math.floor(ratio * len(inner))),
+                math.ceil(ratio * len(inner)),
+            )
+            units = [unit for unit in find(row_N, num_masks) if set(unit) <= set(inner)]
+            noise = {
+                tuple(unit): float(counter_uniform(3, epoch, b, unit[0], unit[-1]))
+                for unit in units
+            }
+            hidden: list[int] = []
+            for unit in sorted(noise, key=lambda unit: noise[unit]):
+                new = [n for n in unit if n not in hidden]
+                num_cut += len(hidden) < num_masks < len(hidden) + len(new)
+                hidden += new[: num_masks - len(hidden)]
+            assert sorted(hidden) == is_masked_BN[b].nonzero()[:, 0].tolist()
+            first = min(noise, key=lambda unit: noise[unit])
+            assert is_masked_BN[b, list(first)].all()
+    assert num_cut > 5
+
+
+# ---- a run ----
+
+
+def config(strategy: str, **options) -> RunConfig:
+    return RunConfig(
+        model=ModelConfig(width=16, num_heads=2, ffn_width=16),
+        masking=MaskingConfig(0.3, strategy),
+        data=DataConfig(kind="smiles", block_length=60),
+        **options,
+    )
+
+
+def test_units_cost_what_single_masks_cost():
+    single, units = (estimate(config(s), 40, 60) for s in ("fixed_count", "units"))
+    assert units == single
+
+
+def test_no_row_in_units_is_longer_than_the_longest_one():
+    tokenizer = train_smiles(LARGE)
+    run = config("units")
+    masker = make_masker(run, SPECIAL, lambda: tokenizer)
+    rows_BN = rows_of(tokenizer, LARGE[:1])
+    model = ExLM(run.model, tokenizer.vocab_size).eval()
+    lengths = set()
+    for step in range(10):
+        batch = masker(rows_BN, np.array([step]), np.array([0]), step)
+        lengths.add(model.encode(*batch)[0].shape[1])
+    assert max(lengths) == longest_row(run, rows_BN.shape[1])
+    assert len(lengths) <= 2  # the number of masks is rounded up or down
+
+
+def test_units_need_a_tokenizer_and_words_that_can_belong_together():
+    with pytest.raises(ValueError, match="needs the units"):
+        make_masker(config("units"), SPECIAL)
+    with pytest.raises(UserError, match=r"units needs data\.kind text or smiles, not toy"):
+        RunConfig(masking=MaskingConfig(strategy="units"), data=DataConfig(kind="toy"))
+    # Repeated MLM draws every copy by itself, whatever the strategy.
+    assert make_masker(config("units", objective="repeated-mlm"), SPECIAL).units is None
+
+
+@pytest.mark.parametrize("kind", ["smiles", "text"])
+def test_a_run_hides_units_and_ends_with_its_prize(kind, tmp_path, capsys):
+    argv = f"""--recipe {kind}-tiny --output {tmp_path} --data.max_documents 200
+        --masking.strategy units --train.steps 2 --train.warmup_steps 1 --model.width 16
+        --model.ffn_width 16 --model.num_layers 1 --train.validation_rows 8 --model.num_heads 2
+        --train.device cpu --train.batch_size 4"""
+    assert pretrain(argv.split()) == 0
+    assert "bits a row (links win" in capsys.readouterr().out
+    trained = load(tmp_path)
+    text = "CC(=O)Nc1ccccc1" if kind == "smiles" else "The value of an expression is not None."
+    losses = {trained.loss([text], seed).item() for seed in range(6)}
+    assert len(losses) > 1 and all(map(math.isfinite, losses))
