@@ -15,7 +15,7 @@ from exlm_mini.pretrain import main
 from exlm_mini.training.cost import row_flops
 from exlm_mini.training.parts import learning_rate, longest_row
 
-SMALL = {"smiles-tiny", "text-tiny", "toy-pairs"}
+SMALL = {"smiles-spans", "smiles-tiny", "text-tiny", "toy-pairs"}
 FULL = sorted(set(recipe_names()) - SMALL)
 
 TABLE_5 = {
