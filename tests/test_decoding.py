@@ -24,8 +24,8 @@ SPECIAL = SpecialIds()
 NUM_WORDS = 4
 VOCABULARY = range(len(SPECIAL) + NUM_WORDS)
 WORDS = [i for i in VOCABULARY if i not in not_offered(SPECIAL)]
-# [BOS] w [MASK] w [MASK] [EOS]
-ROW = torch.tensor([[SPECIAL.bos, 6, SPECIAL.mask, 7, SPECIAL.mask, SPECIAL.eos]])
+# [BOS] w [MASK] [MASK] w [EOS]
+ROW = torch.tensor([[SPECIAL.bos, 6, SPECIAL.mask, SPECIAL.mask, 7, SPECIAL.eos]])
 IS_MASKED = ROW.eq(SPECIAL.mask)
 CONFIG = ModelConfig(
     width=16, num_heads=2, ffn_width=16, max_positions=64, states_per_mask=3, init_std=0.5
@@ -36,6 +36,9 @@ GRAPHS = [
     replace(CONFIG, boundary="paper", states_per_mask=2, sparse=True),
     replace(CONFIG, boundary="paper", transition="paper", clone_embedding_std=1.0),
     replace(CONFIG, states_per_mask=2, transition="uniform"),
+    replace(CONFIG, transition="spans"),
+    replace(CONFIG, boundary="paper", transition="spans", expand_at=1, clone_embedding_std=1.0),
+    replace(CONFIG, boundary="paper", transition="chains"),
 ]
 CTC = [replace(CONFIG, boundary=b, transition="ctc") for b in ("official", "paper")]
 

@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from exlm_mini.alignment.enumeration import paths
 from exlm_mini.config import ModelConfig
@@ -23,7 +24,10 @@ from exlm_mini.reading.explorer import _percent, explorer
 from exlm_mini.reading.scene import Scene, conditionals, read_scene, scene_from_json
 
 TOKENIZER = word_level(["sun", "rain", "glad", "grim"])
-ROW = torch.tensor([[1, *TOKENIZER.encode_with_masks("sun [MASK] rain [MASK]"), 2]])
+ROW, TOUCHING = (
+    torch.tensor([[1, *TOKENIZER.encode_with_masks(text), 2]])
+    for text in ("sun [MASK] rain [MASK]", "sun [MASK] [MASK] rain")
+)
 CONFIG = ModelConfig(
     width=16, num_heads=2, ffn_width=16, max_positions=64, states_per_mask=2, init_std=0.5
 )
@@ -32,6 +36,8 @@ CONFIGS = [
     replace(CONFIG, boundary="paper", states_per_mask=3, transition="paper"),
     replace(CONFIG, boundary="paper", sparse=True),
     replace(CONFIG, states_per_mask=1),
+    replace(CONFIG, transition="spans"),
+    replace(CONFIG, boundary="paper", states_per_mask=3, transition="chains", expand_at=1),
 ]
 ROUNDED = 1e-3  # four significant digits of each of at most five factors
 
@@ -72,8 +78,14 @@ def exlm(config: ModelConfig) -> ExLM:
     return ExLM(config, TOKENIZER.vocab_size).double().eval()
 
 
+def row_of(config: ModelConfig) -> Tensor:
+    """Two masks, side by side for links within spans."""
+    return TOUCHING if config.transition in ("spans", "chains") else ROW
+
+
 def scene_of(config: ModelConfig) -> Scene:
-    return read_scene(read_states(exlm(config), ROW), TOKENIZER, ROW)
+    row = row_of(config)
+    return read_scene(read_states(exlm(config), row), TOKENIZER, row)
 
 
 def weights(scene: Scene) -> dict[tuple, float]:
@@ -128,12 +140,12 @@ def test_conditionals_are_those_of_all_paths_and_fillings(scene):
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_scene_says_what_the_model_says(config):
     # P(second | first = w) from the joint probabilities of all fillings, as validation has them.
-    model, scene = exlm(config), scene_of(config)
+    model, scene, row = exlm(config), scene_of(config), row_of(config)
     fillings = list(itertools.product(range(TOKENIZER.vocab_size), repeat=2))
-    filled = ROW.repeat(len(fillings), 1)
+    filled = row.repeat(len(fillings), 1)
     filled[filled == TOKENIZER.special_ids.mask] = torch.tensor(fillings).flatten()
     with torch.no_grad():
-        scores = model(ROW.expand_as(filled), ROW.eq(5).expand_as(filled), filled)
+        scores = model(row.expand_as(filled), row.eq(5).expand_as(filled), filled)
     joint_VV = log_likelihood(scores, with_boundaries=False).exp().view(2 * (10,)).numpy()
     ids_W = [TOKENIZER.encode(word)[0] if word != "[SEP]" else 4 for word in scene.words]
     for w, word in enumerate(scene.words):

@@ -23,7 +23,7 @@ transformers = pytest.importorskip("transformers")
 from exlm_mini import hf  # noqa: E402
 
 TEXTS = {
-    "smiles": ["CC(=O)N[MASK]", "CCO", "C[MASK]C(=O)[MASK]"],
+    "smiles": ["CC(=O)N[MASK]", "CCO", "C[MASK]C(=O)[MASK]", "C[MASK][MASK](=[MASK])N"],
     "text": ["The value of an [MASK] is not[MASK].", "It is.", "If [MASK] then [MASK]"],
 }
 
@@ -34,6 +34,8 @@ def runs(tmp_path_factory) -> Path:
     tiny_run(folder / "smiles", "smiles", dropout=0.0, chain_warmup=0.5)
     tiny_run(folder / "text", "text", boundary="paper", transition="paper")
     tiny_run(folder / "ctc", "smiles", transition="ctc")
+    tiny_run(folder / "spans", "smiles", transition="spans", dropout=0.0, expand_at=1)
+    tiny_run(folder / "chains", "smiles", transition="chains", dropout=0.0)
     tiny_run(folder / "mlm", "smiles", "mlm")
     tiny_run(folder / "repeated", "smiles", "repeated-mlm")
     return folder
@@ -63,7 +65,9 @@ def test_ids_are_those_of_the_package(name, exported):
     assert tokenizer.decode(ids, skip_special_tokens=True) == TEXTS[name][1]
 
 
-@pytest.mark.parametrize("name", ["smiles", "text", "ctc", "mlm", "repeated"])
+@pytest.mark.parametrize(
+    "name", ["smiles", "text", "ctc", "spans", "chains", "mlm", "repeated"]
+)
 def test_weights_and_probabilities_are_those_of_the_run(name, exported, tmp_path):
     tokenizer, model = opened(exported / f"{name}-hf")
     pretrained = load_pretrained(exported / name, print)
@@ -145,7 +149,7 @@ assert type(model).__name__ == "ExLMForMaskedLM"
     assert "pip install 'exlm-mini[hf]'" in failed.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("name", ["smiles", "mlm"])
+@pytest.mark.parametrize("name", ["smiles", "spans", "chains", "mlm"])
 def test_the_loss_is_that_of_training(name, exported):
     from exlm_mini.data.masking import MaskedBatch
     from exlm_mini.training.parts import score
@@ -153,7 +157,7 @@ def test_the_loss_is_that_of_training(name, exported):
     tokenizer, model = opened(exported / f"{name}-hf")
     torch.manual_seed(1)
     rows = [tokenizer(text) for text in ("CC(=O)NC", "CCOCC(=O)O", "C1CCCCC1")]
-    batch = hf.collator(tokenizer, 0.4)(rows)
+    batch = hf.collator(tokenizer, 0.4, "spans")(rows)
     is_masked = batch["labels"] != -100
     tokens = torch.where(is_masked, batch["labels"], batch["input_ids"])
     own = score(model.exlm, MaskedBatch(batch["input_ids"], is_masked, tokens), 0.0)

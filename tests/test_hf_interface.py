@@ -41,6 +41,8 @@ SETTINGS = {
     "paper": {"boundary": "paper", "transition": "paper"},
     "ctc": {"transition": "ctc"},
     "late": {"expand_at": 1, "clone_embedding_std": 1.0},
+    "spans": {"transition": "spans"},
+    "chains": {"transition": "chains", "boundary": "paper"},
     "packed": {"attention": "packed"},
     "mlm": {"objective": "mlm"},
     "repeated": {"objective": "repeated-mlm", "num_copies": 3},
@@ -52,7 +54,7 @@ HEADS = {
     "TokenClassification": hf.ExLMForTokenClassification,
     "QuestionAnswering": hf.ExLMForQuestionAnswering,
 }
-IDS = torch.tensor([[1, 7, 5, 8, 9, 5, 2], [1, 10, 11, 5, 2, 0, 0]])
+IDS = torch.tensor([[1, 7, 5, 5, 9, 8, 2], [1, 10, 11, 5, 2, 0, 0]])
 """Two rows with masks (5), the second with padding."""
 INPUTS = {"input_ids": IDS, "attention_mask": (IDS != 0).long()}
 MAIN = {"Model": "last_hidden_state", "QuestionAnswering": "start_logits"}
