@@ -2,11 +2,11 @@
 
     python -m exlm_lab.bench dag             every backend at five shapes
     python -m exlm_lab.bench dag --shape 8,77,308 --extra-backend mine.py
-    python -m exlm_lab.bench emission        the vocabulary head four ways
+    python -m exlm_lab.bench emission        the vocabulary head two ways
     python -m exlm_lab.bench step            ExLM beside MLM, part by part; expanded late too
 
 All times are medians of forward and backward pass together, after a run to warm up, and are
-compared within one process: their ratio is that of the wall clock to vectorized, plain or mlm. The
+compared within one process: their ratio is that of the wall clock to vectorized, buffer or mlm. The
 table goes to stdout, with --output the records to a file too; what was left out, and why, goes to
 stderr.
 
@@ -50,7 +50,7 @@ from exlm_mini.training.provenance import machine
 
 ABOUT = {
     "dag": "the dynamic programme: every alignment backend",
-    "emission": "the vocabulary head: plain, one buffer, fused, chunks",
+    "emission": "the vocabulary head: one buffer, or chunks",
     "step": "a training step: ExLM beside MLM",
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -87,7 +87,7 @@ def _emission(arguments: argparse.Namespace, device: torch.device) -> Iterator[R
         # Logits, their log-softmax and gradient, in float64.
         needed = 3 * 8 * vocab_size * shape.B * shape.L
         check_bytes(f"--shape {shape}", {"choose a smaller one": needed}, device)
-        yield from emission(shape, vocab_size, device, say, DTYPES[arguments.precision])
+        yield from emission(shape, vocab_size, device, DTYPES[arguments.precision])
 
 
 def _step(arguments: argparse.Namespace, device: torch.device) -> Iterator[Record]:
@@ -145,10 +145,7 @@ def lines(row: Record) -> list[str]:
         found.append(f"{'':>15} {row['step_tokens_per_second']:,.0f} tokens/s, {row['dtype']}")
     for part, spent in row.get("parts", {}).items():
         forward, backward = spent["forward_ms"], spent["backward_ms"]
-        found.append(
-            f"{part:>29}: forward {forward:.1f} ms, backward {backward:.1f} ms "
-            f"(cpu {spent['forward_cpu_ms']:.1f}, {spent['backward_cpu_ms']:.1f})"
-        )
+        found.append(f"{part:>29}: forward {forward:.1f} ms, backward {backward:.1f} ms")
     return found
 
 

@@ -63,12 +63,3 @@ def three_runs(monkeypatch):
     from exlm_lab.benchmarks import measure
 
     monkeypatch.setattr(measure, "MOST_RUNS", measure.LEAST_RUNS)
-
-
-@pytest.fixture
-def uncompiled(monkeypatch):
-    """Compiling takes half a minute, and tests/test_emission.py does it."""
-    from exlm_mini.model import emission
-
-    function = emission._normalise_rounded_
-    monkeypatch.setattr(emission, "_fused", lambda: function)

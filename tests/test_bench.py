@@ -17,10 +17,10 @@ from exlm_lab.benchmarks.record import EMISSION_SIZES, Shape, compared
 from exlm_mini.alignment import BACKENDS
 from exlm_mini.training import provenance
 
-pytestmark = pytest.mark.usefixtures("three_runs", "uncompiled")
+pytestmark = pytest.mark.usefixtures("three_runs")
 BACKENDS_OF = {
     "dag": ("vectorized", working),
-    "emission": ("plain", lambda: {"plain", "buffer", "fused", "chunked"}),
+    "emission": ("buffer", lambda: {"buffer", "chunked"}),
     "step": ("mlm", lambda: {"mlm", "exlm", "exlm-at-2", "exlm-at-3"}),
 }
 """The reference, and all that are compared with it."""

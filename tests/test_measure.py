@@ -16,7 +16,7 @@ from exlm_lab.benchmarks.measure import (
     time_side_by_side,
 )
 
-pytestmark = pytest.mark.usefixtures("three_runs", "uncompiled")
+pytestmark = pytest.mark.usefixtures("three_runs")
 CPU = torch.device("cpu")
 FLOAT = 4
 

@@ -1,4 +1,4 @@
-"""The vocabulary head four ways: plain, with one buffer, the same fused, in chunks recomputed.
+"""The vocabulary head two ways: with one buffer, and in chunks that are computed again.
 
 Shapes: B rows, M targets, L states, D width, V vocabulary.
 """
@@ -14,34 +14,28 @@ import torch
 from torch import Tensor
 
 from exlm_lab.benchmarks.measure import time_side_by_side
-from exlm_lab.benchmarks.record import Note, Record, Shape, compared, record
+from exlm_lab.benchmarks.record import Record, Shape, compared, record
 from exlm_mini.alignment.cases import relative_error, short
 from exlm_mini.config import ModelConfig
 from exlm_mini.model.emission import VocabularyHead
 
-WAYS = ("plain", "buffer", "fused", "chunked")
+WAYS = ("buffer", "chunked")
 
 
 def emission(
     shape: Shape,
     vocab_size: int,
     device: torch.device,
-    note: Note,
     dtype: torch.dtype = torch.float32,
     width: int = 384,
     chunk: int = 128,
 ) -> Iterator[Record]:
-    """log-emission of the targets and its gradients, by each way that works.
-
-    ``plain`` is a log-softmax over all states x V and a gather, as one would write it first;
-    the others are those of ``VocabularyHead``. They are compared with ``plain`` in float64 on
-    the same numbers.
+    """log-emission of the targets and its gradients, compared with float64 on the same numbers.
 
     Args:
         shape: of the graph; every state gets a row of V logits.
         vocab_size, width: V and D.
         device, dtype: of inputs and parameters.
-        note: takes a line about what was left out.
         chunk: rows at a time of the chunked way.
     """
     torch.manual_seed(0)
@@ -51,8 +45,8 @@ def emission(
     grad_BML = torch.rand(shape.B, shape.M, shape.L).to(device)
     heads = {}
     for name in WAYS:
-        kind: Any = "buffer" if name == "plain" else name
         torch.manual_seed(1)
+        kind: Any = name
         config = ModelConfig(width=width, num_heads=1, emission=kind, emission_chunk=chunk)
         heads[name] = VocabularyHead(config, vocab_size).to(device, dtype)
 
@@ -60,8 +54,7 @@ def emission(
         in_dtype = torch.float64 if is_exact else dtype
         inputs = [t.to(in_dtype).detach().requires_grad_() for t in (state_BLD, embedding_VD)]
         head = copy.deepcopy(heads[name]).double() if is_exact else heads[name]
-        score = _plain_log_emission if name == "plain" else VocabularyHead.log_emission
-        log_emission_BML = score(head, inputs[0], inputs[1], target_ids_BM)
+        log_emission_BML = head.log_emission(inputs[0], inputs[1], target_ids_BM)
         inputs += head.parameters()
         incoming_BML = grad_BML.to(log_emission_BML.dtype)
         gradients = torch.autograd.grad(log_emission_BML, inputs, incoming_BML)
@@ -71,14 +64,8 @@ def emission(
             "grad_embedding": gradients[1],
         }
 
-    exact = call("plain", is_exact=True)
+    exact = call("buffer", is_exact=True)
     calls = {name: partial(call, name) for name in WAYS}
-    try:
-        call("fused")  # compiles
-    except Exception as error:  # of the compiler, of whatever kind: the other ways go on
-        reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
-        note(f"fused is left out at B,M,L = {shape}: it does not compile here: {reason[:300]}")
-        del calls["fused"]
     timings = time_side_by_side(calls, device)
 
     def records() -> Iterator[Record]:
@@ -90,12 +77,3 @@ def emission(
             yield record("emission", name, shape, timing, calls[name], device, errors, details)
 
     yield from compared(records(), WAYS[0])
-
-
-def _plain_log_emission(
-    head: VocabularyHead, state_BLD: Tensor, embedding_VD: Tensor, target_ids_BM: Tensor
-) -> Tensor:
-    """The definition: a log-softmax over the vocabulary, and the targets' columns of it."""
-    log_token_BLV = head.logits(state_BLD, embedding_VD).log_softmax(dim=2)
-    L = state_BLD.shape[1]
-    return log_token_BLV.gather(2, target_ids_BM.unsqueeze(1).expand(-1, L, -1)).transpose(1, 2)

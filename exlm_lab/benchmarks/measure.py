@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler's starts are on stderr
 MOST_RUNS = 50
 LEAST_RUNS = 3
 """A median of fewer would be meaningless."""
@@ -135,7 +136,6 @@ def peak_bytes(call: Callable[[], Any], device: torch.device) -> int:
         call()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else every start is a line on stderr
     with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profile:
         call()
     changes = [e for e in profile.kineto_results.events() if e.name() == "[memory]"]

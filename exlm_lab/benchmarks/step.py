@@ -8,10 +8,8 @@ depends on the number of parameters alone, which differs by the transition head.
 
 from __future__ import annotations
 
-import contextlib
 import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -19,6 +17,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from exlm_lab.benchmarks.measure import LEAST_RUNS, Timing, time_side_by_side
 from exlm_lab.benchmarks.record import Record, Shape, compared, record
@@ -26,12 +26,13 @@ from exlm_mini.alignment.cases import relative_error
 from exlm_mini.config import MaskingConfig, ModelConfig, RunConfig, SpecialIds
 from exlm_mini.data.masking import MaskedBatch, Masker
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.model.objectives import log_likelihood, mlm_loss, states_alignment_loss
 from exlm_mini.training.cost import row_flops
 from exlm_mini.training.meter import peak_flops
 from exlm_mini.training.parts import score
 
 PARTS = ("encoder", "head", "transition", "dynamic programme")
+"""As the model names them."""
+NODE = "autograd::engine::evaluate_function: "
 MASK_RATIO = 0.15
 SIZES = {"num_layers": 8, "width": 384, "ffn_width": 1536, "num_heads": 6}
 VOCAB_SIZE = 8192
@@ -39,8 +40,6 @@ ENOUGH_SECONDS = 30.0
 """For both models; three steps of each are too few on a busy machine."""
 ERROR_ROWS = 8
 """Rows to compare with float64; a whole batch of a base model may not fit into memory."""
-Clock = Callable[[str, str], AbstractContextManager[None]]
-"""Takes the name of a part and ``forward`` or ``backward``; times the block."""
 
 
 def row_length(shape: Shape) -> int:
@@ -107,9 +106,8 @@ def step(
         expand_at: time ``exlm-at-E`` too for each of these E: ``model.expand_at``.
 
     Yields:
-        Records whose ``parts`` give milliseconds by part, forward and backward, wall clock and
-        processor time; their error is that of the loss and of the
-        embedding's gradient on the first rows, without dropout.
+        Records whose ``parts`` give milliseconds by part, forward and backward; their error is
+        that of the loss and of the embedding's gradient on the first rows, without dropout.
     """
     batch = made_batch(shape, vocab_size).to(device)
     configs = {"mlm": config, "exlm": config}
@@ -188,98 +186,55 @@ def _precision(precision: str, batch: MaskedBatch) -> AbstractContextManager:
     return torch.autocast(device_type, torch.bfloat16, enabled=precision == "bf16")
 
 
-def step_in_parts(
-    model: MaskedLM | ExLM, batch: MaskedBatch, clock: Clock, precision: str = "fp32"
-) -> torch.Tensor:
-    """The same step with each part timed by ``clock``; returns the loss.
-
-    The graph is cut between parts and the gradients are passed on by hand, so that the backward
-    pass of each part runs separately.
-    """
-    model.zero_grad(set_to_none=True)
-    if isinstance(model, ExLM):
-        return _exlm_in_parts(model, batch, clock, precision)
-    with clock("encoder", "forward"), _precision(precision, batch):
-        hidden_SD = model.encode(batch.masked_ids_BN)[batch.is_masked_BN]
-    cut_SD = hidden_SD.detach().requires_grad_()
-    with clock("head", "forward"), _precision(precision, batch):
-        token_logits_SV = model.head.logits(cut_SD, model.encoder.embedding.weight)
-        loss = mlm_loss(token_logits_SV, batch.token_ids_BN[batch.is_masked_BN])
-    with clock("head", "backward"):
-        loss.backward()
-    with clock("encoder", "backward"):
-        hidden_SD.backward(cut_SD.grad)
-    return loss.detach()
-
-
-def _exlm_in_parts(
-    model: ExLM, batch: MaskedBatch, clock: Clock, precision: str
-) -> torch.Tensor:
-    with torch.no_grad(), _precision(precision, batch):
-        scores = model(*batch)  # for the graph and the scored targets
-    with clock("encoder", "forward"), _precision(precision, batch):
-        hidden_BTD, graph = model.encode(*batch)
-        state_BLD = model.states(hidden_BTD, graph)
-    cut_BLD = state_BLD.detach().requires_grad_()
-    assert model.transition is not None
-    with clock("transition", "forward"), _precision(precision, batch):
-        log_transition_BLL = model.transition(cut_BLD, graph)
-    with clock("head", "forward"), _precision(precision, batch):
-        log_emission_BML = model.head.log_emission(
-            cut_BLD, model.encoder.embedding.weight, graph.target_ids_BM
-        )
-    scores = scores._replace(
-        log_emission_BML=log_emission_BML.detach().requires_grad_(),
-        log_transition_BLL=log_transition_BLL.detach().requires_grad_(),
-    )
-    with clock("dynamic programme", "forward"):
-        num_scored_B = scores.is_scored_BM.sum(dim=1)
-        loss = states_alignment_loss(log_likelihood(scores), num_scored_B, on_no_path="skip")
-    with clock("dynamic programme", "backward"):
-        loss.backward()
-    with clock("head", "backward"):
-        log_emission_BML.backward(scores.log_emission_BML.grad)
-    with clock("transition", "backward"):
-        log_transition_BLL.backward(scores.log_transition_BLL.grad)
-    with clock("encoder", "backward"):
-        state_BLD.backward(cut_BLD.grad)
-    return loss.detach()
-
-
 def time_parts(
     model: MaskedLM | ExLM, batch: MaskedBatch, device: torch.device, precision: str = "fp32"
 ) -> dict[str, dict[str, float]]:
-    """Medians over ``LEAST_RUNS`` steps after one to warm up, in milliseconds.
+    """Medians over ``LEAST_RUNS`` steps under PyTorch's profiler, in milliseconds.
+
+    On a GPU its own time, without gaps between kernels; on a CPU the wall clock's.
 
     Returns:
-        For each part that the model has: ``forward_ms``, ``backward_ms``, ``forward_cpu_ms``
-        and ``backward_cpu_ms``.
+        For each part that the model has: ``forward_ms`` and ``backward_ms``.
     """
-    spent: dict[str, dict[str, list[float]]] = {}
-
-    @contextlib.contextmanager
-    def clock(part: str, direction: str) -> Iterator[None]:
-        _wait(device)
-        wall, cpu = time.perf_counter(), time.process_time()
-        yield
-        _wait(device)
-        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        times = spent.setdefault(part, {})
-        times.setdefault(f"{direction}_ms", []).append(1000 * wall)
-        times.setdefault(f"{direction}_cpu_ms", []).append(1000 * cpu)
-
-    for _ in range(1 + LEAST_RUNS):
-        step_in_parts(model, batch, clock, precision)
+    activities = [ProfilerActivity.CPU]
+    activities += [ProfilerActivity.CUDA] if device.type == "cuda" else []
+    steps = []
+    for _ in range(LEAST_RUNS):
+        with profile(activities=activities) as profiler:
+            whole_step(model, batch, precision)
+        steps.append(_parts(profiler.events(), device))
     return {
-        part: {key: statistics.median(ms[1:]) for key, ms in spent[part].items()}
-        for part in PARTS
-        if part in spent
+        part: {key: statistics.median(spent[part][key] for spent in steps) for key in spent_ms}
+        for part, spent_ms in steps[0].items()
     }
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def _parts(events: Iterable[Any], device: torch.device) -> dict[str, dict[str, float]]:
+    """Milliseconds of one step by part; the model marks its parts for the profiler.
+
+    A node of the backward pass belongs to the part whose operation made it: both have one number.
+    """
+    spent: dict[str, dict[str, float]] = {}
+    part_of_node: dict[int, str | None] = {}
+
+    def add(part: str, key: str, event: Any) -> None:
+        us = event.device_time_total if device.type == "cuda" else event.cpu_time_total
+        spent.setdefault(part, {"forward_ms": 0.0, "backward_ms": 0.0})[key] += us / 1000
+
+    on_cpu = [event for event in events if event.device_type == DeviceType.CPU]
+    for event in sorted(on_cpu, key=lambda event: event.time_range.start):
+        above = event
+        while above is not None and above.name not in PARTS:
+            above = above.cpu_parent
+        part = None if above is None else above.name
+        if part and above is event:
+            add(part, "forward_ms", event)
+        if event.name.startswith(NODE):
+            if node_part := part_of_node.get(event.sequence_nr):
+                add(node_part, "backward_ms", event)
+        elif event.sequence_nr >= 0 and event.scope == 0:
+            part_of_node[event.sequence_nr] = part  # the last with a number makes the node
+    return {part: spent[part] for part in PARTS if part in spent}
 
 
 def _errors(model: MaskedLM | ExLM, batch: MaskedBatch, precision: str) -> dict[str, float]:

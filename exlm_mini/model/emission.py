@@ -15,6 +15,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.profiler import record_function
 
 from exlm_mini.alignment.autograd import with_gradients
 from exlm_mini.config import ModelConfig
@@ -181,10 +182,12 @@ class VocabularyHead(nn.Module):
         self.chunk = config.emission_chunk if config.emission == "chunked" else None
         self.is_fused = config.emission == "fused"
 
+    @record_function("head")
     def logits(self, hidden_SD: Tensor, embedding_VD: Tensor) -> Tensor:
         """token_logits_SV of any hidden states."""
         return F.linear(self._features(hidden_SD), embedding_VD, self.bias)
 
+    @record_function("head")
     def log_emission(
         self, state_BLD: Tensor, embedding_VD: Tensor, target_ids_BM: Tensor
     ) -> Tensor:

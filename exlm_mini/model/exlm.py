@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import record_function
 
 from exlm_mini.config import ModelConfig, SpecialIds
 from exlm_mini.data.masking import repeat_tokens
@@ -31,6 +32,7 @@ class MaskedLM(nn.Module):
         self.head = VocabularyHead(config, vocab_size)
         initialise(self, config.init_std)
 
+    @record_function("encoder")  # a part of the step, for PyTorch's profiler
     def encode(self, token_ids_BN: Tensor) -> Tensor:
         """hidden_BND of the rows, without any expansion."""
         is_expanded_BN = torch.zeros_like(token_ids_BN, dtype=torch.bool)
@@ -64,6 +66,7 @@ class ExLM(nn.Module):
             self.clone = nn.Embedding(config.states_per_mask + 1, config.shape.width)
             nn.init.normal_(self.clone.weight, std=config.clone_embedding_std)
 
+    @record_function("encoder")
     def encode(
         self, masked_ids_BN: Tensor, is_masked_BN: Tensor, token_ids_BN: Tensor
     ) -> tuple[Tensor, StateGraph]:
@@ -144,6 +147,7 @@ class ExLM(nn.Module):
         """token_logits_BLV of any states, for reading the model; training never needs them."""
         return self.head.logits(state_BLD, self.encoder.embedding.weight)
 
+    @record_function("transition")
     def _link(self, state_BLD: Tensor, graph: StateGraph, chain_share: float) -> Tensor | None:
         """log_transition_BLL; none for ``ctc``."""
         if self.transition is None:

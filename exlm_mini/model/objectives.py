@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.profiler import record_function
 
 from exlm_mini.alignment import dag_log_likelihood
 from exlm_mini.alignment.ctc import run_log_likelihood
@@ -36,6 +37,7 @@ class StateScores(NamedTuple):
     """int64, the likeliest token of each target by itself, if requested."""
 
 
+@record_function("head")
 def mlm_loss(token_logits_SV: Tensor, target_ids_S: Tensor) -> Tensor:
     """L_MLM: mean of -log P(x_i | context) over the masked tokens of the batch (§2).
 
@@ -51,6 +53,7 @@ def mlm_loss(token_logits_SV: Tensor, target_ids_S: Tensor) -> Tensor:
     return total / max(len(target_ids_S), 1)
 
 
+@record_function("dynamic programme")
 def log_likelihood(
     scores: StateScores, with_boundaries: bool = True, backend: str = "auto"
 ) -> Tensor:
