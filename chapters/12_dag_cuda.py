@@ -68,7 +68,6 @@ import torch
 from matplotlib.patches import Rectangle
 
 from exlm_lab.benchmarks.dag import made_graph
-from exlm_lab.benchmarks.limits import floor
 from exlm_lab.benchmarks.measure import threads
 from exlm_lab.benchmarks.record import DAG_SHAPES, Shape
 from exlm_mini.alignment import (
@@ -1047,8 +1046,19 @@ def least_multiply_adds(B, M, L):
     return B * 3 * (2 * W + (M - 3) * W * (W + 1) // 2)
 
 
-for shape in DAG_SHAPES:
-    assert floor(shape) == (least_bytes(*shape), least_multiply_adds(*shape))
+def is_inside(i, u, M, L):
+    is_between = i <= u <= L - M + i
+    return is_between and (i > 0 or u == 0) and (i < M - 1 or u == L - 1)
+
+
+for M, L in ((3, 8), (5, 5), (6, 17)):
+    pairs = sum(
+        is_inside(i, v, M, L) and is_inside(i + 1, u, M, L)
+        for i in range(M - 1)
+        for u in range(L)
+        for v in range(u)
+    )
+    assert least_multiply_adds(4, M, L) == 4 * 3 * pairs
 # By hand, for the example of Appendix I.4: numbers and products of a row.
 assert least_bytes(64, 77, 308) == 64 * 4 * 260_568 == 66_705_408
 assert least_multiply_adds(64, 77, 308) == 64 * 6_001_608 == 384_102_912
@@ -1108,18 +1118,15 @@ for op_per_byte, found in names.items():
     place = (-8, 0) if is_left else (0, 6)
     ax.annotate("\n".join(found), (op_per_byte, most), place, **style)
 num_records = 0
-for path in sorted(Path("../book/results").glob("evidence-*.json")):
-    evidence = json.loads(path.read_text())
-    if evidence["machine"]["device"] == "cpu":
-        continue
-    num_records += 1
-    for shape in DAG_SHAPES:
-        result = evidence["sections"].get("dag", {}).get(f"{shape} flat", {})
-        for record in result.get("records", []):
-            if record["backend"] == "native":
-                ms = record.get("replay_ms", record["median_ms"])
-                speed = 2 * least_multiply_adds(*shape) / (ms / 1000)
-                ax.plot(intensity[shape], speed, "o", color=COLORS["mlm"])
+for path in sorted(Path("../book/results").glob("bench-*.json")):
+    for record in json.loads(path.read_text()):
+        shape = Shape(*record["shape"])
+        is_on_gpu = record["machine"]["device"] != "cpu"
+        if is_on_gpu and record["backend"] == "native" and shape in intensity:
+            num_records += 1
+            ms = record.get("replay_ms", record["median_ms"])
+            speed = 2 * least_multiply_adds(*shape) / (ms / 1000)
+            ax.plot(intensity[shape], speed, "o", color=COLORS["mlm"])
 ax.axvline(ridge, color="0.6", lw=1, ls=":")
 ax.legend(loc="lower right", fontsize=8)
 _ = ax.set(xlabel="operations per byte", ylabel="operations per second")
@@ -1139,8 +1146,8 @@ print(f"records of a GPU in the book: {num_records or 'none yet'}")
 # is.
 #
 # No record of a GPU is in the book yet, and without one nothing can be said about
-# the distance between the kernels and this floor. `python book/evidence.py` makes
-# such a record on whatever machine it runs on.
+# the distance between the kernels and this floor. On a machine with one,
+# `python -m exlm_lab.bench dag --output book/results/bench-gpu.json` makes it.
 #
 # ## In a model of your own
 #
