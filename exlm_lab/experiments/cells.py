@@ -131,3 +131,5 @@ class Experiment:
     about: str
     cells: tuple[Cell, ...]
     claims: tuple[Claim, ...]
+    plan: str = "the first plan"
+    """Its primary claims are one family."""

@@ -55,7 +55,7 @@ from exlm_mini.training.pretraining import Trainer
 
 MOST_ROWS, MOST_TOKENS = 1024, 2**15
 """Most held-out rows to measure on, and most tokens in them."""
-PRIZE_ROWS, FILLED_ROWS = 512, 2048
+PRIZE_ROWS, FILLED_ROWS = 512, 1024
 FREQUENCY_ROWS = 4096
 """Training rows for counting words."""
 NUM_FILLINGS = 8

@@ -180,7 +180,7 @@ class Runner:
         found = measure(model, with_masks, corpus)
         if with_prize:
             found |= measure_together(model, with_masks, corpus, pretrained.tokenizer)
-        if corpus.kind == "smiles" and masks is None:
+        elif corpus.kind == "smiles" and masks is None:
             folder, pack = self._corpus_folder(config) / "molecules", corpus.validation
             with self._alone(folder):
                 known = held_out(pack, pretrained.tokenizer, folder)

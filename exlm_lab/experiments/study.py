@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from exlm_lab.experiments.cells import Cell, Claim, Experiment, Input
+from exlm_lab.experiments.links import LINKS
 from exlm_mini.data.toy_grammars import LADDER
 
 SCALE = "study"
@@ -182,7 +183,7 @@ HELPS: dict[str, dict[str, Any]] = {
 """None is the paper's recipe."""
 CELLS = {
     (64, 64): ("none", "clones", "chains", "both", "mlm"),
-    (64, 512): ("none", "both"),
+    (64, 512): ("none", "both", "mlm"),
     (64, 1024): ("none",),
     (128, 64): ("none", "both"),
 }
@@ -335,6 +336,8 @@ def _depth() -> Experiment:
 
 EXPERIMENTS = {
     experiment.name: experiment
-    for experiment in (_ladder(), _parts(), _competence(), _escape(), _molecules(), _depth())
-}
+    for experiment in (
+        _ladder(), _parts(), _competence(), _escape(), _molecules(), _depth(), *LINKS,
+    )
+}  # fmt: skip
 """By name, in the order in which the queue takes them."""

@@ -228,12 +228,16 @@ def verdicts(directory: Path) -> dict[str, list[Verdict]]:
         groups = {group.cell: group for group in grouped(there).values()}
         planned = max(len(cell.seeds) for cell in experiment.cells)
         found[experiment.name] = [judge(claim, groups, planned) for claim in experiment.claims]
-    primary = [v for several in found.values() for v in several if v.claim.is_primary]
-    # Claims without numbers yet count: the family is that of the plan.
-    adjusted = holm([1.0 if v.p_value is None else v.p_value for v in primary])
-    by_claim = {
-        id(v): None if v.p_value is None else p for v, p in zip(primary, adjusted, strict=True)
-    }
+    families: dict[str, list[Verdict]] = {}
+    for name, several in found.items():
+        family = families.setdefault(EXPERIMENTS[name].plan, [])
+        family += [verdict for verdict in several if verdict.claim.is_primary]
+    by_claim: dict[int, float | None] = {}
+    for family in families.values():
+        # Claims without numbers yet count: the family is that of the plan.
+        adjusted = holm([1.0 if v.p_value is None else v.p_value for v in family])
+        for v, p in zip(family, adjusted, strict=True):
+            by_claim[id(v)] = None if v.p_value is None else p
     return {
         name: [v._replace(adjusted=by_claim.get(id(v), v.adjusted)) for v in several]
         for name, several in found.items()
@@ -253,7 +257,7 @@ def report(directory: Path) -> str:
         if short := list(filter(fell_short, records)):
             told = ", ".join(f"{record.cell} seed {record.seed}" for record in short)
             lines += [f"Never as good as the plan asks, and in no number: {told}.", ""]
-    lines.append("\\* primary: p by Holm's correction over all primary claims of the plan.")
+    lines.append("\\* primary: p by Holm's correction over all primary claims of its plan.")
     lines.append(
         "For: as claimed, p < 0.05. Against: the other sign with p < 0.05, or the interval leaves "
         "out every effect that would matter. Else undecided. Too small to matter: the whole "
