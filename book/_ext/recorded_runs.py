@@ -178,23 +178,20 @@ def listed_runs() -> dict[str, list[dict[str, Any]]]:
 
 @cache
 def small_runs() -> dict[str, Any]:
-    """Pre-training and fine-tuning at small scale, as recorded."""
     return json.loads((RESULTS / "downstream-small.json").read_text())
 
 
 def small(text: str) -> str:
     """The number a role asks for: ``TASK WHAT`` or ``RUN WHAT``.
 
-    Of a task, ``exlm``, ``mlm`` and ``scratch`` are the mean over seeds ± standard deviation,
-    in percent; ``exlm-mlm`` is the difference, seed by seed, ± half its 95% interval;
-    ``paper-exlm`` and ``paper-mlm`` are the paper's; ``seen`` counts molecules that pre-training
-    has read. Of a pre-training run such as ``smiles-exlm``: bits per masked token, and sizes.
+    Of a task, ``exlm`` is a mean over seeds ± standard deviation, in percent, ``exlm-mlm`` a
+    difference ± half its 95% interval, ``paper-exlm`` the paper's; ``seen`` counts molecules that
+    pre-training has read. Of a run such as ``smiles-exlm``, bits per masked token and sizes.
     """
     name, _, what = text.partition(" ")
     shown: dict[str, str] = {}
     if task := small_runs()["tasks"].get(name):
-        for model, score in task["models"].items():
-            shown[model] = "{mean:.1f} ± {sd:.1f}".format(**score)
+        shown = {m: "{mean:.1f} ± {sd:.1f}".format(**x) for m, x in task["models"].items()}
         for pair, score in task["differences"].items():
             shown[pair.replace(" ", "")] = "{mean:+.1f} ± {half_width_95:.1f}".format(**score)
         _, exlm, mlm = task["paper"].values()
@@ -214,8 +211,8 @@ def small(text: str) -> str:
 
 def small_made(corpus: str) -> list[tuple[str, str]]:
     """Device and commit of the pre-training runs of a corpus, sorted."""
-    runs = small_runs()["pretraining"]
-    stamps = [run["versions"] for name, run in runs.items() if name.startswith(corpus)]
+    runs = small_runs()["pretraining"].items()
+    stamps = [run["versions"] for name, run in runs if name.startswith(f"{corpus}-")]
     if not stamps:
-        raise ValueError(f"downstream-small.json holds no run of '{corpus}'")
+        raise ValueError(f"downstream-small.json holds no run on '{corpus}'")
     return sorted((stamp["device"], stamp["commit"]) for stamp in stamps)
