@@ -115,5 +115,5 @@ repository: ## name a fork in every file: make repository URL=https://github.com
 	git grep -lF "$(REPOSITORY)" | xargs sed -i 's|$(REPOSITORY)|$(URL)|g'
 
 clean: ## remove .venv, caches and build outputs; runs/ stays
-	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis book/_build book/_generated
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis book/_build
 	find exlm_mini exlm_lab tests -name __pycache__ -type d -prune -exec rm -rf {} +

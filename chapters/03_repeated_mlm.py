@@ -545,7 +545,7 @@ for (p, k), value in zip(cells, (low, many, high), strict=True):
 # %%
 from exlm_lab.experiments.records import read_records
 
-records = read_records("repeated-mlm", Path("../book/results"), "mini")
+records = read_records("repeated-mlm", Path("../book/results"))
 sweep = pd.DataFrame(
     {
         "p": r.mask_ratio,

@@ -3,7 +3,6 @@
     python -m exlm_lab.sweep repeated-mlm            its 14 cells of p and k
     python -m exlm_lab.sweep repeated-mlm --list     cells, and what is recorded
     python -m exlm_lab.sweep repeated-mlm --report   the paper's table and ours
-    python -m exlm_lab.sweep repeated-mlm --figures figures
     python -m exlm_lab.sweep ablations --only 'toy-*' --seeds 1
     python -m exlm_lab.sweep study                   the study (book/plan.md)
     python -m exlm_lab.sweep study --report          its claims, their verdicts
@@ -35,9 +34,8 @@ from typing import Any, NamedTuple
 from exlm_lab.experiments.cells import Cell
 from exlm_lab.experiments.grids import SWEEPS, cells_of
 from exlm_lab.experiments.ledger import SweepLedger
-from exlm_lab.experiments.records import SCALES
 from exlm_lab.experiments.running import Runner, taken
-from exlm_lab.experiments.study import EXPERIMENTS, SCALE
+from exlm_lab.experiments.study import EXPERIMENTS
 from exlm_lab.ledger import StoppedError
 from exlm_mini.config.checks import UserError, check_integers, nearest
 from exlm_mini.config.options import Parser, command_parser
@@ -63,8 +61,6 @@ class Run(NamedTuple):
     """One model to train: a cell and a seed."""
 
     sweep: str
-    scale: str
-    """mini, gpu or paper; or that of the study."""
     cell: Cell
     seed: int
 
@@ -72,20 +68,17 @@ class Run(NamedTuple):
 # ---- which runs ----
 
 
-def planned(sweeps: dict[str, list[Cell]], scale: str, seeds: list[int]) -> list[Run]:
+def planned(sweeps: dict[str, list[Cell]], seeds: list[int]) -> list[Run]:
     """Every run of some sweeps: one after the other, all first seeds before any second."""
     runs = []
     for name, cells in sweeps.items():
-        turns = [
-            [Run(name, _scale(name, scale), cell, seed) for seed in seeds or cell.seeds]
-            for cell in cells
-        ]
+        turns = [[Run(name, cell, seed) for seed in seeds or cell.seeds] for cell in cells]
         rounds = itertools.zip_longest(*turns)
         runs += [run for several in rounds for run in several if run is not None]
     return runs
 
 
-def chosen(names: list[str], scale: str, patterns: list[str] | None) -> dict[str, list[Cell]]:
+def chosen(names: list[str], patterns: list[str] | None) -> dict[str, list[Cell]]:
     """The cells of sweeps and experiments by name.
 
     Raises:
@@ -97,7 +90,7 @@ def chosen(names: list[str], scale: str, patterns: list[str] | None) -> dict[str
         if asked not in (STUDY, *every):
             raise UserError(f"there is no sweep '{asked}'; {nearest(asked, [STUDY, *every])}")
         for name in EXPERIMENTS if asked == STUDY else [asked]:
-            found[name] = cells_of(name, _scale(name, scale))
+            found[name] = list(cells_of(name))
     known = [cell.name for cells in found.values() for cell in cells]
     for pattern in patterns or ():
         if not fnmatch.filter(known, pattern):
@@ -107,10 +100,6 @@ def chosen(names: list[str], scale: str, patterns: list[str] | None) -> dict[str
         for name, cells in found.items()
     }
     return {name: cells for name, cells in fits.items() if cells}
-
-
-def _scale(name: str, scale: str) -> str:
-    return SCALE if name in EXPERIMENTS else scale
 
 
 # ---- running ----
@@ -152,7 +141,7 @@ def work(runs: list[Run], output: Path, runner: Runner, requests: Requests) -> N
             f"{len(found)} of {len(found)} recorded in {output}; --report prints them, another "
             "--output makes them again"
         )
-    for number, (name, _, cell, seed) in enumerate(left, start=1):
+    for number, (name, cell, seed) in enumerate(left, start=1):
         if requests.should_stop():
             raise StoppedError
         ledger = ledgers[name]
@@ -167,8 +156,8 @@ def work(runs: list[Run], output: Path, runner: Runner, requests: Requests) -> N
 
 
 def _ledgers(runs: list[Run], output: Path, runner: Runner) -> dict[str, SweepLedger]:
-    scales = {run.sweep: run.scale for run in runs}
-    return {name: SweepLedger(output, name, scale, runner) for name, scale in scales.items()}
+    names = dict.fromkeys(run.sweep for run in runs)
+    return {name: SweepLedger(output, name, runner) for name in names}
 
 
 def _refuse_changes(output: Path) -> None:
@@ -196,7 +185,7 @@ def listed(runs: list[Run], output: Path) -> Iterator[str]:
     """How much of each sweep is recorded, and a line for each cell with what it changes."""
     for name, ledger in _ledgers(runs, output, Runner(WORK)).items():
         cells: dict[str, tuple[Cell, list[bool]]] = {}
-        for _, _, cell, seed in (run for run in runs if run.sweep == name):
+        for _, cell, seed in (run for run in runs if run.sweep == name):
             cells.setdefault(cell.name, (cell, []))[1].append(ledger.is_done(cell, seed))
         done = [is_done for _, several in cells.values() for is_done in several]
         about = (EXPERIMENTS if name in EXPERIMENTS else SWEEPS)[name].about
@@ -214,11 +203,11 @@ def listed(runs: list[Run], output: Path) -> Iterator[str]:
             )
 
 
-def reported(names: list[str], scale: str, output: Path) -> Iterator[str]:
+def reported(names: list[str], output: Path) -> Iterator[str]:
     """The paper's table of each sweep with the records beside it, and the verdicts of the study."""
     from exlm_lab.experiments import tables, verdicts
 
-    yield from (tables.report(n, scale, output) for n in names if n not in EXPERIMENTS)
+    yield from (tables.report(n, output) for n in names if n not in EXPERIMENTS)
     if any(name in EXPERIMENTS for name in names):
         yield verdicts.report(output)
 
@@ -232,8 +221,6 @@ def _parser() -> Parser:
     add = parser.add_argument
     study = f"{STUDY}: {', '.join(EXPERIMENTS)}, which can be named alone, too"
     add("names", nargs="+", metavar="NAME", help=f"{names}; {study}")
-    scales = f"of the paper's experiments: {', '.join(SCALES)}; default mini"
-    add("--scale", default="mini", metavar="S", help=scales)
     only = "cells, by name or pattern: 'toy-*' (see --list)"
     add("--only", nargs="+", metavar="CELL", help=only)
     seeds = "default: those of each cell"
@@ -249,32 +236,21 @@ def _parser() -> Parser:
     cells = "print the cells and what is recorded, and stop"
     tasks.add_argument("--list", action="store_true", help=cells)
     tasks.add_argument("--report", action="store_true", help="print what came out, and stop")
-    figures = "draw the records, as SVG and PNG, and stop"
-    tasks.add_argument("--figures", type=Path, metavar="DIR", help=figures)
     return parser
 
 
 def run(found: argparse.Namespace) -> int:
     """Do what the command line asks for; the exit code."""
-    if found.scale not in SCALES:
-        raise UserError(f"--scale is '{found.scale}'; {nearest(found.scale, SCALES)}")
     if found.data is not None and not found.data.exists():
         raise UserError(f"cannot read {found.data} (no such file or directory); check --data")
     check_integers({"--seeds": found.seeds})
-    sweeps = chosen(found.names, found.scale, found.only)
-    runs = planned(sweeps, found.scale, list(dict.fromkeys(found.seeds)))
-    if found.figures is not None:
-        from exlm_lab.experiments.drawings import FIGURES, write_figures
-
-        for name in [name for name in sweeps if name in FIGURES]:
-            scale = _scale(name, found.scale)
-            write_figures(name, scale, found.output, found.figures, print)
-        return 0
+    sweeps = chosen(found.names, found.only)
+    runs = planned(sweeps, list(dict.fromkeys(found.seeds)))
     if found.list:
         print("\n".join(listed(runs, found.output)))
         return 0
     if found.report:
-        print("\n".join(reported(list(sweeps), found.scale, found.output)))
+        print("\n".join(reported(list(sweeps), found.output)))
         return 0
     choose_device(found.device)
     _refuse_changes(found.output)

@@ -212,7 +212,7 @@ def working(rng, place, command):
         return [runs / "toy", runs / "text", "--output", f"{place.out}.svg"]
     if command == "sweep":
         sweeps = ("repeated-mlm", "ablations", "saddle", "cost", "k-and-p")
-        task = rng.choice([["--report"], ["--list"], ["--figures", place.out]])
+        task = rng.choice([["--report"], ["--list"]])
         return [rng.choice(sweeps), *task, "--output", place.assets / "sweeps"]
     if command == "bench":
         return words(rng.choice(BENCHES))

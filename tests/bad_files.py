@@ -487,7 +487,7 @@ def places(rng, place):
         place.special(place.out / rng.choice([*there, *map(Path, more)]), rng)
         return Case(command, tuning("rte", place, "--seeds", "1", "2"))
     if command == "sweep":
-        names = words("out out/ablations out/ablations/mini-toy-mlm-seed1.json out-work models")
+        names = words("out out/ablations out/ablations/toy-mlm-seed1.json out-work models")
         target = place.folder / rng.choice(names)
         place.special(target, rng)
         is_named = target in (place.out, place.folder / "models")
@@ -531,7 +531,7 @@ def records(rng, place):
     sweep = rng.choice(sorted(folder.iterdir()))
     for path in rng.sample(sorted(sweep.iterdir()), 2):
         damage_file(path, rng)
-    task = rng.choice([["--report"], ["--dry-run"], ["--figures", place.out]])
+    task = rng.choice([["--report"], ["--dry-run"]])
     return Case("sweep", [sweep.name, *task, "--output", folder])
 
 

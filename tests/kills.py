@@ -97,7 +97,7 @@ def sweep(common, output, rng):
         Cell("toy-exlm", "toy", "sweep/toy", {**settings, **exlm}, TASK, seeds=(1,)),
         Cell("toy-mlm", "toy", "sweep/toy", settings, TASK, seeds=(1,)),
     ]
-    sweep.cells_of = ledger.cells_of = lambda name, scale: cells
+    sweep.cells_of = ledger.cells_of = lambda name: cells
     folders = ["--output", str(output / "results"), "--work", f"{output}-work"]
     return sweep.main(["ablations", *folders, "--device", "cpu"])
 

@@ -61,7 +61,7 @@ def modules() -> dict[str, Path]:
     out = {}
     for folder in ("exlm_mini", "exlm_lab", "book", "chapters"):
         for path in sorted((ROOT / folder).rglob("*.py")):
-            if "_build" not in path.parts and "_generated" not in path.parts:
+            if "_build" not in path.parts:
                 parts = path.relative_to(ROOT).with_suffix("").parts
                 out[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return out

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from exlm_lab.experiments import drawings, scorecard, tables
+from exlm_lab.experiments import drawings, scorecard
 from exlm_lab.experiments.cells import Claim
 from exlm_lab.experiments.correlations import lost_share
 from exlm_lab.experiments.grids import cells_of
@@ -55,7 +55,7 @@ def test_every_contrast_is_between_cells_that_are_trained(entry: Entry):
         return
     claim = entry.claim
     assert claim.smallest > 0
-    cells = cells_of(entry.source, "study" if entry.source in EXPERIMENTS else "mini")
+    cells = cells_of(entry.source)
     if entry.statistic:
         assert claim.sign * entry.statistic(PRINTED[claim.metric]) > 0
     else:
@@ -167,7 +167,5 @@ def test_what_is_said_in_bold_was_planned():
 
 def test_the_picture_on_the_front_page_is_that_of_the_records(results, tmp_path):
     name = "ladder-study-slots.svg"
-    records = tables.read_sweep("ladder", "study", results)
-    groups = tables.by_input(records, cells_of("ladder", "study"))["slots"]
-    drawings.save_figure(drawings.sweep_figure("ladder", groups), tmp_path / name)
+    drawings.ladder_picture(results, tmp_path / name)
     assert (tmp_path / name).read_bytes() == (ROOT / "book" / "_static" / name).read_bytes()

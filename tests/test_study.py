@@ -28,7 +28,6 @@ from exlm_lab.experiments.study import (
     ENOUGH,
     EXPERIMENTS,
     PAIRS,
-    SCALE,
     WATCHED,
     slopes,
 )
@@ -230,10 +229,10 @@ def written(folder):
 
 @pytest.mark.slow
 def test_a_run_that_another_worker_has_taken_is_left_to_it(tiny, tmp_path, capsys):
-    with locked_directory(tmp_path / "work" / "queue" / "tiny" / "study-ours-seed1"):
+    with locked_directory(tmp_path / "work" / "queue" / "tiny" / "ours-seed1"):
         assert run(tmp_path) == 0
     assert len(written(tmp_path)) == 3
-    assert "study-ours-seed1.json" not in written(tmp_path)
+    assert "ours-seed1.json" not in written(tmp_path)
 
 
 def test_first_seeds_come_first_and_what_has_no_data_is_left_out(
@@ -242,7 +241,7 @@ def test_first_seeds_come_first_and_what_has_no_data_is_left_out(
     monkeypatch.chdir(tmp_path)  # without corpora/molecules
     cells = (Cell("mlm", "molecules", "sweep/smiles", seeds=(1, 2)),)
     monkeypatch.setitem(tiny, "molecules", Experiment("molecules", "", cells, ()))
-    runs = command.planned(command.chosen(["study"], "mini", None), "mini", [])
+    runs = command.planned(command.chosen(["study"], None), [])
     left = command.ready(runs, Runner(tmp_path / "work"))
     assert [(run.cell.name, run.seed) for run in left] == [
         ("ours", 1), ("base", 1), ("ours", 2), ("base", 2),
@@ -267,11 +266,11 @@ def test_a_record_of_molecules_holds_what_pairs_and_frozen_states_say(
     cell = Cell("exlm", "molecules", "sweep/smiles", settings, seeds=(1,))
     monkeypatch.setitem(tiny, "tiny", Experiment("tiny", "", (cell,), ()))
     assert run(tmp_path) == 0
-    first = json.loads(written(tmp_path)["study-exlm-seed1.json"])["metrics"]
+    first = json.loads(written(tmp_path)["exlm-seed1.json"])["metrics"]
     assert first.keys() >= {"bits_per_mask", "rings_together_bits", "read_qed"}
     shutil.rmtree(tmp_path / "out")
     assert run(tmp_path) == 0
-    assert json.loads(written(tmp_path)["study-exlm-seed1.json"])["metrics"] == first
+    assert json.loads(written(tmp_path)["exlm-seed1.json"])["metrics"] == first
 
 
 def test_the_plan_says_what_the_code_says():
@@ -358,7 +357,7 @@ def test_a_run_ends_at_the_first_look_that_is_low_enough_wherever_it_was_stopped
 def store(folder, cell, seed=1, **changed):
     """A record of the tiny study."""
     record = {
-        "sweep": "tiny", "scale": SCALE, "cell": cell, "input": "toy", "seed": seed,
+        "sweep": "tiny", "cell": cell, "input": "toy", "seed": seed,
         "objective": "mlm", "config": {}, "metrics": {}, "versions": {}, "curve": [], **changed,
     }  # fmt: skip
     (folder / "tiny").mkdir(exist_ok=True)

@@ -16,10 +16,10 @@ from exlm_lab import sweep
 from exlm_lab.experiments import ledger as ledgers
 from exlm_lab.experiments import measures, running
 from exlm_lab.experiments.cells import Cell, load_base
-from exlm_lab.experiments.grids import CURES, SWEEPS, cells_of
+from exlm_lab.experiments.grids import SWEEPS, cells_of
 from exlm_lab.experiments.ledger import SweepLedger
 from exlm_lab.experiments.paper import printed
-from exlm_lab.experiments.records import SCALES, read_record
+from exlm_lab.experiments.records import read_record
 from exlm_lab.experiments.running import Runner
 from exlm_lab.experiments.study import EXPERIMENTS
 from exlm_mini.config import TrainConfig
@@ -28,8 +28,6 @@ from exlm_mini.reading.pretrained import load_pretrained
 from exlm_mini.training.checkpoint import latest_checkpoint
 from exlm_mini.training.cost import row_flops
 from exlm_mini.training.run_directory import read_metrics
-
-GRIDS = [(name, scale) for name in SWEEPS for scale in SCALES]
 
 
 def dotted(config):
@@ -53,10 +51,8 @@ def refused(capsys, argv, *parts):
 # ---- the tables ----
 
 
-@pytest.mark.parametrize("scale", SCALES)
-def test_repeated_mlm_has_the_shares_of_figure_4(scale):
-    kind = "text" if scale == "paper" else "toy"
-    cells = [cell for cell in cells_of("repeated-mlm", scale) if cell.input == kind]
+def test_repeated_mlm_has_the_shares_of_figure_4():
+    cells = [cell for cell in cells_of("repeated-mlm") if cell.input == "toy"]
     rows = {}
     for cell in cells:
         masking = cell.config(1).masking
@@ -67,9 +63,9 @@ def test_repeated_mlm_has_the_shares_of_figure_4(scale):
     assert rows == {row: pytest.approx(share, rel=0.02) for row, share in figure.items()}
 
 
-@pytest.mark.parametrize(("name", "scale"), GRIDS)
-def test_a_cell_differs_from_its_base_only_as_it_says(name, scale):
-    cells = cells_of(name, scale)
+@pytest.mark.parametrize("name", SWEEPS)
+def test_a_cell_differs_from_its_base_only_as_it_says(name):
+    cells = cells_of(name)
     assert len({cell.name for cell in cells}) == len(cells)
     rows = [(cell.paper, cell.input) for cell in cells if cell.paper]
     assert len(set(rows)) == len(rows), "two cells stand for one row"
@@ -84,28 +80,20 @@ def test_a_cell_differs_from_its_base_only_as_it_says(name, scale):
         assert own["seed"] == 7
 
 
-@pytest.mark.parametrize("scale", ["mini", "gpu"])
-def test_equal_cost_is_that_of_a_cell_that_is_timed(scale):
-    waiting = [cell for cell in cells_of("ablations", scale) if cell.cost_of]
+def test_equal_cost_is_that_of_a_cell_that_is_timed():
+    waiting = [cell for cell in cells_of("ablations") if cell.cost_of]
     assert {cell.name for cell in waiting} == {"toy-mlm++", "english-mlm++"}
     for cell in waiting:
         sweep_name, name = cell.cost_of
-        (timed,) = (c for c in cells_of(sweep_name, scale) if c.name == name)
-        (exlm,) = (c for c in cells_of("ablations", scale) if c.name == f"{cell.input}-exlm")
+        (timed,) = (c for c in cells_of(sweep_name) if c.name == name)
+        (exlm,) = (c for c in cells_of("ablations") if c.name == f"{cell.input}-exlm")
         assert timed.is_timed
         assert timed.config(1) == exlm.config(1)
 
 
-def test_the_paper_has_no_cures():
-    for name in ("ablations", "k-and-p", "cost"):
-        for cell in cells_of(name, "paper"):
-            own = dotted(cell.config(1))
-            assert all(own[setting] == 0 for setting in CURES), cell.name
-
-
 def test_runs_that_differ_in_bookkeeping_alone_share_a_trained_model(tmp_path):
     runner = Runner(tmp_path)
-    cells = {c.name: c for name in ("ablations", "k-and-p") for c in cells_of(name, "mini")}
+    cells = {c.name: c for name in ("ablations", "k-and-p") for c in cells_of(name)}
     for one, other in (("toy-exlm", "toy-p0.15-k4"), ("toy-mlm", "toy-p0.15-mlm")):
         folders = {runner.folder(cells[name].config(2)) for name in (one, other)}
         assert len(folders) == 1
@@ -155,19 +143,18 @@ def test_mistakes_are_told_before_anything_is_trained_or_written(capsys, tmp_pat
     refused(capsys, ["ablation"], "'ablation'", "did you mean ablations")
     refused(capsys, ["ablations", "--only", "toy-elxm"], "toy-elxm", "toy-exlm")
     refused(capsys, ["cost", "--data", tmp_path / "none"], "none", "check --data")
-    only = ["--only", "text-p0.15-k1", "--output", "out"]
-    corpus = "corpora/text-128"
-    refused(capsys, ["repeated-mlm", "--scale", "paper", *only], corpus, "exlm_mini.prepare")
+    only = ["--only", "molecules-p0.15-k1", "--output", "out"]
+    refused(capsys, ["repeated-mlm", *only], "corpora/molecules", "exlm_mini.prepare")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "cost").symlink_to(tmp_path)
     refused(capsys, ["cost", "--output", tmp_path], "cost is a symbolic link")
 
 
 def test_only_takes_names_and_patterns_and_study_stands_for_all_experiments():
-    assert list(sweep.chosen(["cost", "study"], "mini", None)) == ["cost", *EXPERIMENTS]
-    cells = sweep.chosen(["ablations", "cost"], "mini", ["toy-mlm", "slots-*"])
+    assert list(sweep.chosen(["cost", "study"], None)) == ["cost", *EXPERIMENTS]
+    cells = sweep.chosen(["ablations", "cost"], ["toy-mlm", "slots-*"])
     assert {cell.name for cell in cells["ablations"] if cell.input == "toy"} == {"toy-mlm"}
-    every = [c for c in cells_of("ablations", "mini") if c.input == "slots"]
+    every = [c for c in cells_of("ablations") if c.input == "slots"]
     assert len(cells["ablations"]) == 1 + len(every) and "cost" not in cells
 
 
@@ -176,7 +163,7 @@ def test_list_shows_every_cell_and_writes_nothing(capsys, tmp_path):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("repeated-mlm: 0 of 92 runs recorded; ")
     cells = [line for line in lines if line.startswith("  ") and line[2] != " "]
-    assert len(cells) == len(cells_of("repeated-mlm", "mini"))
+    assert len(cells) == len(cells_of("repeated-mlm"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -198,7 +185,7 @@ def tiny(monkeypatch):
         "cost": [Cell("toy-k2", "toy", "sweep/toy", {**CELL, **exlm}, is_timed=True, seeds=(1,))],
     }  # fmt: skip
     for module in (sweep, ledgers):
-        monkeypatch.setattr(module, "cells_of", lambda name, scale: cells[name])
+        monkeypatch.setattr(module, "cells_of", lambda name: cells[name])
     monkeypatch.setattr(measures, "ENOUGH_SECONDS", 0.0)
     return cells
 
@@ -221,11 +208,11 @@ def test_a_sweep_leaves_a_record_of_each_cell(tiny, tmp_path, capsys):
     passed = time.monotonic() - start
     folder = tmp_path / "out" / "ablations"
     assert sorted(path.name for path in folder.iterdir()) == [
-        "mini-toy-exlm-seed1.json",
-        "mini-toy-mlm++-seed1.json",
-        "mini-toy-mlm-seed1.json",
+        "toy-exlm-seed1.json",
+        "toy-mlm++-seed1.json",
+        "toy-mlm-seed1.json",
     ]
-    record = read_record(folder / "mini-toy-exlm-seed1.json").data
+    record = read_record(folder / "toy-exlm-seed1.json").data
     assert (
         record["sweep"] == "ablations" and record["settings"] == tiny["ablations"][0].settings
     )
@@ -239,9 +226,9 @@ def test_a_sweep_leaves_a_record_of_each_cell(tiny, tmp_path, capsys):
     assert record["config"] == plain(tiny["ablations"][0].config(1))
     assert record["versions"].keys() >= {"torch", "commit", "device", "python"}
     assert record["seconds"].keys() == {"pretrain", "measure", "finetune"}
-    timed = read_record(tmp_path / "out" / "cost" / "mini-toy-k2-seed1.json")
+    timed = read_record(tmp_path / "out" / "cost" / "toy-k2-seed1.json")
     assert sum(record["seconds"].values()) + timed.data["seconds"]["measure"] <= passed
-    equal = read_record(folder / "mini-toy-mlm++-seed1.json")
+    equal = read_record(folder / "toy-mlm++-seed1.json")
     ratio = timed.metrics["cost_ratio"]
     assert equal.data["settings"]["train.steps"] == round(6 * ratio)
     assert equal.metrics["cost_ratio"] == ratio
@@ -274,10 +261,10 @@ def test_a_stopped_sweep_goes_on_and_ends_with_the_same_numbers(tiny, tmp_path, 
     assert contents(broken) == {}
     assert run(broken, "--only", "toy-exlm") == 0
     first = contents(broken)
-    assert list(first) == ["mini-toy-exlm-seed1.json"]
+    assert list(first) == ["toy-exlm-seed1.json"]
     assert run(broken) == 0
-    assert contents(broken)["mini-toy-exlm-seed1.json"] == first["mini-toy-exlm-seed1.json"]
-    for path in ("mini-toy-exlm-seed1.json", "mini-toy-mlm-seed1.json"):
+    assert contents(broken)["toy-exlm-seed1.json"] == first["toy-exlm-seed1.json"]
+    for path in ("toy-exlm-seed1.json", "toy-mlm-seed1.json"):
         one, other = (
             json.loads((tmp_path / name / "out" / "ablations" / path).read_text())
             for name in ("whole", "broken")
@@ -303,14 +290,14 @@ def grown(monkeypatch):
         cost_of=("cost", timed.name),
     )  # fmt: skip
     for module in (sweep, ledgers):
-        monkeypatch.setattr(module, "cells_of", lambda name, scale: [timed])
+        monkeypatch.setattr(module, "cells_of", lambda name: [timed])
     for name, value in (("ENOUGH_SECONDS", 0.0), ("PRIZE_ROWS", 8), ("FILLED_ROWS", 8)):
         monkeypatch.setattr(measures, name, value)
     return cell
 
 
 def test_a_cell_goes_on_from_the_trained_model_of_another(grown, tmp_path):
-    ledger = SweepLedger(tmp_path / "out", "links", "study", Runner(tmp_path / "work", "cpu"))
+    ledger = SweepLedger(tmp_path / "out", "links", Runner(tmp_path / "work", "cpu"))
     record = ledger.run(grown, 1)
     metrics = record["metrics"]
     assert record["config"]["train"]["steps"] == round(6 / metrics["cost_ratio"])
@@ -348,9 +335,9 @@ MLM = Cell("toy-mlm", "toy", "sweep/toy", CELL)
 
 def stored(folder, cell, **changed):
     """A record as a finished cell leaves it, as far as the ledger looks."""
-    ledger = SweepLedger(folder, "ablations", "mini", Runner(folder / "work"))
+    ledger = SweepLedger(folder, "ablations", Runner(folder / "work"))
     record = {
-        "sweep": "ablations", "scale": "mini", "cell": cell.name, "input": cell.input, "seed": 1,
+        "sweep": "ablations", "cell": cell.name, "input": cell.input, "seed": 1,
         "version": ledgers.VERSION, "objective": "mlm", "config": plain(cell.config(1)),
         "metrics": {}, "curve": [], "versions": {}, "downstream": None, **changed,
     }  # fmt: skip
@@ -406,7 +393,7 @@ def ledger_of_a_run(tmp_path, monkeypatch, bits):
     trained = {"curve": [], "parameters": 1, "steps": 1, "tokens": 1, "seconds": 2.0}
     monkeypatch.setattr(runner, "train", lambda *_: trained)
     monkeypatch.setattr(runner, "measure", lambda *_, **__: ({"bits_per_mask": bits}, 3.0))
-    return SweepLedger(tmp_path, "ablations", "mini", runner)
+    return SweepLedger(tmp_path, "ablations", runner)
 
 
 def test_a_record_has_the_seconds_of_each_part_and_what_was_watched(tmp_path, monkeypatch):

@@ -11,7 +11,6 @@ import pytest
 from refusals import told
 from scipy import stats
 
-from exlm_lab import sweep
 from exlm_lab.experiments import correlations, drawings, paper, records, tables
 from exlm_lab.experiments.grids import SWEEPS, cells_of
 from exlm_lab.experiments.records import leaving, since
@@ -23,7 +22,7 @@ FIGURE_4 = list(paper.printed_grid("Figure 4", "lost tokens, %"))
 def made_record(sweep="repeated-mlm", cell="toy-exlm", seed=1, **changes):
     """A record whose every number is known."""
     record = {
-        "sweep": sweep, "scale": "mini", "cell": cell, "input": "toy", "seed": seed,
+        "sweep": sweep, "cell": cell, "input": "toy", "seed": seed,
         "settings": {}, "objective": "exlm", "paper": None, "curve": [],
         "config": {
             "masking": {"mask_ratio": 0.15, "num_copies": 1}, "train": {"steps": 400},
@@ -52,7 +51,7 @@ def write(directory, *made):
     for record in made:
         folder = directory / record["sweep"]
         folder.mkdir(exist_ok=True)
-        name = f"{record['scale']}-{record['cell']}-seed{record['seed']}.json"
+        name = f"{record['cell']}-seed{record['seed']}.json"
         (folder / name).write_text(json.dumps(record))
     return directory
 
@@ -151,9 +150,8 @@ def test_printed_averages_are_those_of_the_printed_tasks():
     assert paper.printed_average("Figure 3", "p=15%, k=1") is None
 
 
-@pytest.mark.parametrize("scale", ["mini", "paper"])
-def test_cells_have_the_settings_of_the_papers_rows_beside_them(scale):
-    for cell in (cell for name in SWEEPS for cell in cells_of(name, scale) if cell.paper):
+def test_cells_have_the_settings_of_the_papers_rows_beside_them():
+    for cell in (cell for name in SWEEPS for cell in cells_of(name) if cell.paper):
         config, (table, row) = cell.config(1), cell.paper
         is_exlm = config.objective == "exlm"
         states, copies = config.model.states_per_mask, config.masking.num_copies
@@ -177,7 +175,7 @@ def test_cells_have_the_settings_of_the_papers_rows_beside_them(scale):
 
 def test_seeds_are_put_together_by_input_and_cell(tmp_path):
     write(tmp_path, *(grid_record(0.15, 1, s, share, 1.0) for s, share in ((2, 0.5), (1, 0.7))))
-    (group,) = records.grouped(records.read_records("repeated-mlm", tmp_path, "mini")).values()
+    (group,) = records.grouped(records.read_records("repeated-mlm", tmp_path)).values()
     assert [record.seed for record in group.records] == [1, 2]
     assert (group.name, group.paper_row) == ("p0.15-k1", ("Figure 3", "p=15%, k=1"))
     found = group.summary(records.DOWNSTREAM)
@@ -185,7 +183,6 @@ def test_seeds_are_put_together_by_input_and_cell(tmp_path):
     assert found.sd == pytest.approx(math.sqrt(200))
     assert found.shown(1) == "60.0 ± 14.1"
     assert group.summary("captured_bits") is None
-    assert records.read_records("repeated-mlm", tmp_path, "gpu") == []
 
 
 def test_what_was_not_measured_is_none_and_the_last_validation_counts(tmp_path):
@@ -196,7 +193,7 @@ def test_what_was_not_measured_is_none_and_the_last_validation_counts(tmp_path):
     made = made_record(
         "saddle", metrics={"captured_bits": None, "entropy_bits": 1}, curve=curve
     )
-    (record,) = records.read_records("saddle", write(tmp_path, made), "mini")
+    (record,) = records.read_records("saddle", write(tmp_path, made))
     assert record.value("validation_bits_per_mask") == 1.0
     names = ("captured_bits", "accuracy", records.DOWNSTREAM, "validation_mask_accuracy")
     assert [record.value(name) for name in names] == [None] * 4
@@ -206,19 +203,19 @@ def test_a_record_of_another_sweep_or_recorded_twice_is_refused(tmp_path):
     folder = write(tmp_path, made_record("ablations")) / "ablations"
     twice = folder / "again.json"
     twice.write_text(json.dumps(made_record("ablations")))
-    told(lambda: tables.report("ablations", "mini", tmp_path), "toy-exlm", "twice")
+    told(lambda: tables.report("ablations", tmp_path), "toy-exlm", "twice")
     twice.write_text(json.dumps(made_record("saddle")))
-    told(lambda: tables.report("ablations", "mini", tmp_path), "again.json", "saddle")
+    told(lambda: tables.report("ablations", tmp_path), "again.json", "saddle")
 
 
 # ---- reports ----
 
 
 def test_what_the_grid_asks_for_and_no_record_has_is_named(tmp_path, monkeypatch):
-    cells = [cell for cell in cells_of("repeated-mlm", "mini") if cell.input == "toy"]
-    monkeypatch.setattr(tables, "cells_of", lambda name, scale: cells)
+    cells = [cell for cell in cells_of("repeated-mlm") if cell.input == "toy"]
+    monkeypatch.setattr(tables, "cells_of", lambda name: cells)
     write(tmp_path, *whole_grid()[1:])
-    text = tables.report("repeated-mlm", "mini", tmp_path)
+    text = tables.report("repeated-mlm", tmp_path)
     assert "1 of 42 records missing: toy-p0.0225-k1 seed 1." in text
     assert text.endswith("41 records, made on cpu at commit 0123456 in 41 minutes.")
     assert tables.missing([], cells)[0].endswith("and 36 more.")
@@ -238,7 +235,7 @@ def rows_of(text, title):
 
 
 def test_the_report_of_repeated_mlm_has_the_papers_matrices(tmp_path):
-    text = tables.report("repeated-mlm", "mini", write(tmp_path, *whole_grid()))
+    text = tables.report("repeated-mlm", write(tmp_path, *whole_grid()))
     head, *rows = rows_of(text, tables.MATRICES[records.DOWNSTREAM][0])
     assert head == ["k \\ p", "2.25%", "15%", "38.7%", "62.2%", "78.9%"]
     assert [len([c for c in row[1:] if c]) for row in rows] == [5, 4, 3, 2]
@@ -274,7 +271,7 @@ def test_each_variant_is_compared_with_exlm_seed_by_seed(tmp_path):
                 downstream={"test": accuracy + shift}, paper={"table": "Table 2", "row": row},
             )  # fmt: skip
             write(tmp_path, made)
-    text = tables.report("ablations", "mini", tmp_path)
+    text = tables.report("ablations", tmp_path)
     head, exlm, rope = rows_of(text, "## Input: toy")
     exlm, rope = (dict(zip(head, row, strict=True)) for row in (exlm, rope))
     assert exlm["points to ExLM"] == "–" and exlm["paper's points to ExLM"] == "+0.0"
@@ -309,10 +306,10 @@ def test_something_holds_since_the_step_after_which_it_always_does(holds, step):
 def test_a_run_has_left_the_floor_when_it_stays_below(tmp_path, joint, bits, step):
     metrics = {"floor_bits_per_row": 2.0, "joint_bits_per_row": joint}
     write(tmp_path, made_record("saddle", metrics=metrics, curve=curve_of(*bits)))
-    (record,) = records.read_records("saddle", tmp_path, "mini")
+    (record,) = records.read_records("saddle", tmp_path)
     assert leaving(record).step == step
     unknown = made_record("saddle", metrics={}, curve=curve_of(*bits))
-    (record,) = records.read_records("saddle", write(tmp_path, unknown), "mini")
+    (record,) = records.read_records("saddle", write(tmp_path, unknown))
     assert leaving(record) is None
 
 
@@ -323,35 +320,22 @@ def test_the_other_reports_have_a_row_for_each_cell(tmp_path):
     for seed, bits in ((1, (2.0, 1.0)), (2, (1.0, 1.0)), (3, (2.0, 2.0))):
         made = made_record("saddle", "toy-both", seed, metrics=metrics, curve=curve_of(*bits))
         write(tmp_path, made)
-    _, saddle = rows_of(tables.report("saddle", "mini", tmp_path), "## Input: toy")
+    _, saddle = rows_of(tables.report("saddle", tmp_path), "## Input: toy")
     ends = ["1.250 ± 0.000", "0.750 ± 0.000", "0.625 ± 0.000", "50.0 ± 0.0"]
     assert saddle == ["both", "1.00", "2 of 3", "50 to 100", *ends]
     ratio = {"cost_ratio": 1.66, "cost_ratio_floor": 1.61}
     row = {"table": "Table 12", "row": "ExLM"}
     write(tmp_path, made_record("cost", "toy-k4", metrics=ratio, paper=row))
-    _, cost = rows_of(tables.report("cost", "mini", tmp_path), "## Input: toy")
+    _, cost = rows_of(tables.report("cost", tmp_path), "## Input: toy")
     assert cost == ["k4", "4", "1.66", "1.61", "1.90"]
     row = {"table": "Table 4", "row": "15%, ExLM k=4"}
     made = made_record("k-and-p", "toy-p0.15-k4", metrics={"entropy_bits": 1.5}, paper=row)
     write(tmp_path, made | {"downstream": {"test": 0.5}})
-    _, k_and_p = rows_of(tables.report("k-and-p", "mini", tmp_path), "## Input: toy")
+    _, k_and_p = rows_of(tables.report("k-and-p", tmp_path), "## Input: toy")
     assert k_and_p[:6] == ["15.0%", "ExLM k=4", "50.0", "81.4", "–", "1.500"]
 
 
 # ---- figures ----
-
-
-@pytest.fixture
-def drawn(tmp_path):
-    """The axes of a sweep's figure for given records."""
-
-    def draw(name, *made):
-        write(tmp_path, *made)
-        found = tables.by_input(records.read_records(name, tmp_path, "mini"), [])
-        return drawings.sweep_figure(name, found["toy"]).axes
-
-    yield draw
-    plt.close("all")
 
 
 def points_of(ax):
@@ -360,11 +344,16 @@ def points_of(ax):
     return [tuple(point) for line in lines for point in line.get_xydata()]
 
 
-def test_every_cell_of_the_grid_is_drawn_where_it_belongs(drawn):
+def test_every_cell_of_the_grid_is_drawn_where_it_belongs(tmp_path):
     made = whole_grid(seeds=(1, 2))
     for record in made:
         record["metrics"]["optimum_entropy_bits"] = 1.5
-    accuracy, entropy = drawn("repeated-mlm", *made)
+    write(tmp_path, *made)
+    groups = list(records.grouped(records.read_records("repeated-mlm", tmp_path)).values())
+    _, (accuracy, entropy) = plt.subplots(1, 2)
+    for ax, metric in ((accuracy, records.DOWNSTREAM), (entropy, "entropy_bits")):
+        drawings.draw_against_share(ax, records.summaries(groups, metric), metric)
+    drawings.draw_optimum(entropy, groups)
     assert len(points_of(accuracy)) == len(points_of(entropy)) == 14
     for p, k in FIGURE_4:
         share = correlations.lost_share(p, k)
@@ -380,63 +369,4 @@ def test_every_cell_of_the_grid_is_drawn_where_it_belongs(drawn):
     (exact,) = [line for line in entropy.lines if line.get_linestyle() == "--"]
     assert exact.get_xydata().tolist() == [[place, 1.5] for place in range(5)]
 
-
-def test_every_variant_has_a_bar_and_a_point_beside_the_papers(drawn):
-    exact = {"joint_bits_per_row": 4.0, "floor_bits_per_row": 4.5}
-    made = [
-        made_record(
-            "ablations", f"toy-{name}", 1, metrics={"bits_per_row": bits, **exact},
-            downstream={"test": share}, paper={"table": "Table 2", "row": row},
-        )
-        for name, bits, share, row in (
-            ("exlm", 5, 0.5, "ExLM"), ("mlm", 6, 0.4, "Vanilla MLM"),
-            ("ctc", 7, 0.3, "Vanilla MLM"),
-        )
-    ]  # fmt: skip
-    bits, against = drawn("ablations", *made)
-    assert sorted(bar.get_width() for bar in bits.patches) == [1, 2, 3]
-    assert {line.get_xdata()[0] for line in bits.lines if line.get_ls() == "--"} == {0, 0.5}
-    assert sorted(x for x, _ in points_of(against)) == pytest.approx([-20, -10])
-    hollow = [line for line in against.lines if line.get_markerfacecolor() == "none"]
-    assert [line.get_xdata()[0] for line in hollow] == pytest.approx([79.6 - 81.4] * 2)
-
-
-def test_every_run_of_the_saddle_is_a_line_between_the_exact_bounds(drawn):
-    metrics = {"floor_bits_per_row": 2.0, "joint_bits_per_row": 1.0}
-    made = [
-        made_record("saddle", f"toy-{name}", seed, metrics=metrics, curve=curve_of(2.0, 1.0))
-        for name in ("none", "both")
-        for seed in (1, 2, 3)
-    ]
-    (ax,) = drawn("saddle", *made)
-    curves = [line for line in ax.lines if len(line.get_xdata()) == 2 and line.get_ls() == "-"]
-    assert len(curves) == 6
-    assert {line.get_ydata()[0] for line in ax.lines if line.get_ls() == "--"} == {1.0, 2.0}
-    assert len(ax.get_legend().get_texts()) == 2
-
-
-def test_the_other_figures_have_a_point_for_each_cell(drawn):
-    row = {"table": "Table 12", "row": "ExLM"}
-    (cost,) = drawn("cost", made_record("cost", metrics={"cost_ratio": 1.66}, paper=row))
-    assert points_of(cost) == [(4, 1.66)]
-    assert any(line.get_xydata().tolist() == [[4, paper.cost_ratio()]] for line in cost.lines)
-    made = made_record("k-and-p", metrics={"entropy_bits": 1.5}, downstream={"test": 0.5})
-    mlm = made_record(
-        "k-and-p", "toy-mlm", objective="mlm", metrics={"entropy_bits": 2.0},
-        downstream={"test": 0.4},
-    )  # fmt: skip
-    accuracy, entropy = drawn("k-and-p", made, mlm)
-    assert points_of(accuracy) == [(1, 40.0), (4, 50.0)]
-    assert points_of(entropy) == [(1, 2.0), (4, 1.5)]
-
-
-def test_one_command_draws_a_recorded_sweep(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        drawings, "save_figure", lambda figure, path: path.write_bytes(b"drawn")
-    )
-    write(tmp_path, whole_grid()[0], made_record("cost", metrics={"cost_ratio": 1.66}))
-    output = tmp_path / "drawn"
-    asked = ["--output", str(tmp_path), "--figures", str(output)]
-    assert sweep.main(["repeated-mlm", *asked]) == 0
-    names = sorted(path.name for path in output.iterdir())
-    assert names == ["repeated-mlm-mini-toy.png", "repeated-mlm-mini-toy.svg"]
+    plt.close("all")

@@ -21,7 +21,6 @@ from pathlib import Path
 
 from exlm_lab.experiments import tables, verdicts
 from exlm_lab.experiments.correlations import STATISTICS, over_seeds
-from exlm_lab.experiments.drawings import write_figures
 from exlm_lab.experiments.grids import cells_of
 from exlm_lab.experiments.metric_names import SHARES
 from exlm_lab.experiments.records import (
@@ -35,8 +34,6 @@ from exlm_lab.experiments.scorecard import Score, scorecard
 from exlm_mini.config.checks import UserError
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-SCALE = "mini"
-GENERATED = RESULTS.parent / "_generated"
 
 
 @cache
@@ -47,8 +44,8 @@ def groups(name: str) -> list[Group]:
         ValueError: if there is no such sweep, or a record is damaged.
     """
     try:
-        cells_of(name, SCALE)
-        return list(grouped(read_records(name, RESULTS, SCALE)).values())
+        cells_of(name)
+        return list(grouped(read_records(name, RESULTS)).values())
     except UserError as error:
         raise ValueError(str(error)) from None
 
@@ -95,21 +92,14 @@ def made(name: str) -> list[tuple[str, str]]:
 
 
 def sweep_page(name: str) -> str:
-    """Tables and figures of a sweep as Markdown; of ``study``, every claim with its evidence.
+    """Tables of a sweep as Markdown; of ``study``, every claim with its evidence.
 
     Raises:
         UserError: if there is no such sweep, or no record of it.
     """
     if name == "study":
         return _in_a_section(verdicts.report(RESULTS))
-    drawn: list[Path] = []
-    write_figures(name, SCALE, RESULTS, GENERATED, drawn.append)
-    text = tables.report(name, SCALE, RESULTS).partition("\n")[2]
-    for path in drawn[::2]:  # the SVG of each input, a PNG follows it
-        head = f"## Input: {path.stem.rpartition('-')[2]}\n"
-        image = f"```{{figure}} /book/_generated/{path.name}\n:alt: {path.stem}\n```\n"
-        text = text.replace(head, f"{head}\n{image}\n")
-    return _in_a_section(text)
+    return _in_a_section(tables.report(name, RESULTS).partition("\n")[2])
 
 
 def _in_a_section(text: str) -> str:

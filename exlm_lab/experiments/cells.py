@@ -12,9 +12,9 @@ from exlm_lab.downstream.settings import TuneConfig
 from exlm_mini.config import RunConfig
 from exlm_mini.config.recipes import PRETRAINING, load_recipe, run_config_from_dict
 
-Input = Literal["toy", "slots", "english", "text", "molecules"]
+Input = Literal["toy", "slots", "english", "molecules"]
 """The small language ``town``, smaller languages with slots, the embedded English or files in its
-place, the data of the paper's recipes, and prepared molecules."""
+place, and prepared molecules."""
 BASES = PRETRAINING._replace(
     folder=Path(__file__).parents[1] / "recipes" / "sweep", prefix="sweep/"
 )

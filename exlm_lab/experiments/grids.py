@@ -1,19 +1,16 @@
-"""The sweeps as plain tables of cells, at three scales.
+"""The paper's experiments at small scale, and ``saddle``, one of ours: tables of cells.
 
-``mini`` runs on one core in minutes, ``gpu`` on one GPU in hours, ``paper`` is the paper's own
-size. Scales differ in the size of models, data and tasks; ``paper`` omits cells that the paper
-lacks.
+Every cell takes minutes of one core. Nothing here was planned as the study is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from exlm_lab.downstream.settings import TuneConfig
-from exlm_lab.experiments.cells import Cell, Downstream, Input
-from exlm_lab.experiments.study import CURES, EXPERIMENTS, SCALE
+from exlm_lab.experiments.cells import Cell, Downstream, Experiment, Input
+from exlm_lab.experiments.study import CURES, EXPERIMENTS
 from exlm_mini.config.checks import UserError, nearest
 
 REPEATED = {
@@ -26,16 +23,6 @@ REPEATED = {
 """Mask ratio p: numbers of copies k, the 14 cells of Figures 3, 4 and 5."""
 REPEATED_ON_TEXT = ((0.15, 1), (0.387, 1), (0.387, 2), (0.789, 1))
 """Two pairs of cells: equal shares at different ratios, and two shares that are too high."""
-TWO_SEEDS = (1, 2)
-_GPU_MODEL = {
-    "model.preset": "mini", "model.num_heads": None, "model.ffn_width": None,
-    "model.width": 384, "model.num_layers": 6, "model.max_positions": 4096,
-    "model.init_std": 0.02, "model.dropout": 0.1, "model.attention_dropout": 0.1,
-    "train.steps": 10_000, "train.batch_size": 256, "train.learning_rate": 1e-3,
-    "train.warmup_steps": 1000, "train.save_every": 1000, "train.validate_every": 500,
-    "train.validation_rows": 1024, "train.num_threads": None,
-}  # fmt: skip
-"""Sizes at scale ``gpu``."""
 
 
 @dataclass(frozen=True)
@@ -44,171 +31,138 @@ class Sweep:
 
     name: str
     about: str
-    make: Callable[[str], list[Cell]]
-    """The cells of a scale."""
+    cells: tuple[Cell, ...]
 
 
-def _base(kind: Input, scale: str) -> tuple[str, dict[str, Any], Downstream | None]:
-    """Base recipe, its changes, and the task of an input."""
-    small: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0, "weight_decay": 0.01}
-    large: dict[str, Any] = {"dropout": 0.1, "attention_dropout": 0.1}
-    if kind == "toy":
-        # Chosen on two models of repeated-mlm (p = 15% and 62.2%, seed 1), because most stayed at
-        # chance without clipping and a long warm-up; many still do.
-        clipped: dict[str, Any] = {"clip_norm": 1.0, "warmup_share": 0.2}
-        tune = TuneConfig(epochs=3, batch_size=8, learning_rate=2e-3, **small, **clipped)
-        task = Downstream("toy-inference", tune, 2000, 300, 1500)
-    elif kind == "english":
-        task = Downstream(
-            "sections", TuneConfig(epochs=6, batch_size=16, learning_rate=1e-3, **small)
-        )
-    elif kind == "molecules":
-        # Half of the study's model and a third of its steps: some cells read eight copies.
-        half: dict[str, Any] = {
-            "model.num_layers": 2, "model.width": 64, "model.ffn_width": 256,
-            "model.max_positions": 1024, "train.steps": 1000, "train.warmup_steps": 100,
-        }  # fmt: skip
-        return "sweep/smiles", _GPU_MODEL if scale == "gpu" else half, None
-    elif kind == "slots":
-        # Four moods of three words each in two slots, and a state for each mood.
-        slots = {"data.grammar": "quartets", "model.states_per_mask": 4}
-        return "sweep/slots", {**(_GPU_MODEL if scale == "gpu" else {}), **slots}, None
-    else:
-        tune = TuneConfig(epochs=3, learning_rate=5e-5, **large)
-        return "", {}, Downstream("mnli", tune)  # Table 6
-    if scale == "mini":
-        return f"sweep/{kind}", {}, task
-    tune = TuneConfig(epochs=10, learning_rate=1e-4, weight_decay=0.01, **large)
-    return f"sweep/{kind}", _GPU_MODEL, Downstream(task.task, tune)
-
-
-def _cell(
-    kind: Input,
-    scale: str,
-    name: str,
-    settings: dict[str, Any],
-    recipe: str = "exlm-ablation",
-    **other: Any,
-) -> Cell:
-    """A cell on an input; ``recipe`` is its base at scale ``paper``."""
-    base, sizes, task = _base(kind, scale)
-    seeds = {"english": TWO_SEEDS, "text": (1,)}.get(kind, (1, 2, 3))
-    other = {"downstream": task, "seeds": seeds, **other}
-    return Cell(f"{kind}-{name}", kind, base or recipe, {**sizes, **settings}, **other)
-
-
-def _kinds(scale: str, *real: Input) -> tuple[Input, ...]:
-    """The inputs of a sweep; at scale ``paper`` only text."""
-    return ("text",) if scale == "paper" else ("toy", *real)
-
-
-# ---- the sweeps ----
-
-
-def _repeated_mlm(scale: str) -> list[Cell]:
-    cells = []
-    for kind in _kinds(scale, "english", "molecules"):
-        grid = [(p, k) for p, copies in REPEATED.items() for k in copies]
-        for p, k in REPEATED_ON_TEXT if kind == "english" else grid:
-            settings: dict[str, Any] = {"objective": "repeated-mlm"}
-            settings |= {"masking.mask_ratio": p, "masking.num_copies": k}
-            paper = ("Figure 3", f"p={100 * p:.3g}%, k={k}")
-            cells.append(
-                _cell(kind, scale, f"p{p:g}-k{k}", settings, "repeated-mlm", paper=paper)
-            )
-    return cells
-
-
-_VARIANTS: dict[str, tuple[dict[str, Any], str, tuple[str, str] | None]] = {
-    "exlm": ({}, "exlm-ablation", ("Table 2", "ExLM")),
-    "rope-1d": (
-        {"model.rope": "1d"}, "exlm-without-2d-rope", ("Table 2", "ExLM w/o 2D RoPE")
+_PLAIN: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0, "weight_decay": 0.01}
+_TASKS = {
+    # Chosen on two models of repeated-mlm (p = 15% and 62.2%, seed 1), because most stayed at
+    # chance without clipping and a long warm-up; many still do.
+    "toy": Downstream(
+        "toy-inference",
+        TuneConfig(
+            epochs=3, batch_size=8, learning_rate=2e-3, clip_norm=1.0, warmup_share=0.2, **_PLAIN
+        ),
+        2000, 300, 1500,
     ),
-    "ctc": (
-        {"model.transition": "ctc"},
-        "exlm-without-transitions",
-        ("Table 2", "ExLM w/o Transitions"),
+    "english": Downstream(
+        "sections", TuneConfig(epochs=6, batch_size=16, learning_rate=1e-3, **_PLAIN)
     ),
-    "uniform": ({"model.transition": "uniform"}, "exlm-ablation", None),
-    "paper-transition": ({"model.transition": "paper"}, "exlm-ablation", None),
-    "paper-boundary": ({"model.boundary": "paper"}, "exlm-ablation", None),
-    "sparse": ({"model.sparse": True}, "exlm-sparse-dag", ("Table 13", "ExLM w/ Sparse DAG")),
 }  # fmt: skip
-"""Variants of ExLM: settings, recipe of the paper, row of the paper."""
-ABLATIONS_ON_TEXT = {
+"""Fine-tuning by input; the others have none."""
+_SIZES: dict[str, dict[str, Any]] = {
+    # Half of the study's model and a third of its steps: some cells read eight copies.
+    "molecules": {
+        "model.num_layers": 2, "model.width": 64, "model.ffn_width": 256,
+        "model.max_positions": 1024, "train.steps": 1000, "train.warmup_steps": 100,
+    },
+    # Four moods of three words each in two slots, and a state for each mood.
+    "slots": {"data.grammar": "quartets", "model.states_per_mask": 4},
+}  # fmt: skip
+_RECIPES = {"molecules": "sweep/smiles"}
+
+
+def _cell(kind: Input, name: str, settings: dict[str, Any], **other: Any) -> Cell:
+    """A cell on an input, with the sizes, seeds and task of that input."""
+    seeds = (1, 2) if kind == "english" else (1, 2, 3)
+    settings = {**_SIZES.get(kind, {}), **settings}
+    base = _RECIPES.get(kind, f"sweep/{kind}")
+    other = {"downstream": _TASKS.get(kind), "seeds": seeds, **other}
+    return Cell(f"{kind}-{name}", kind, base, settings, **other)
+
+
+# ---- Repeated MLM ----
+
+_GRID = tuple((p, k) for p, copies in REPEATED.items() for k in copies)
+_PLACES: dict[Input, tuple[tuple[float, int], ...]] = {
+    "toy": _GRID, "english": REPEATED_ON_TEXT, "molecules": _GRID,
+}  # fmt: skip
+_REPEATED_MLM = tuple(
+    _cell(
+        kind, f"p{p:g}-k{k}",
+        {"objective": "repeated-mlm", "masking.mask_ratio": p, "masking.num_copies": k},
+        paper=("Figure 3", f"p={100 * p:.3g}%, k={k}"),
+    )
+    for kind, places in _PLACES.items()
+    for p, k in places
+)  # fmt: skip
+
+# ---- parts of ExLM ----
+
+_MLM: dict[str, Any] = {"objective": "mlm"}
+
+
+def _exlm(num_states: int = 4) -> dict[str, Any]:
+    return {"objective": "exlm", "model.states_per_mask": num_states, **CURES}
+
+
+_VARIANTS: dict[str, tuple[dict[str, Any], tuple[str, str] | None]] = {
+    "exlm": ({}, ("Table 2", "ExLM")),
+    "rope-1d": ({"model.rope": "1d"}, ("Table 2", "ExLM w/o 2D RoPE")),
+    "ctc": ({"model.transition": "ctc"}, ("Table 2", "ExLM w/o Transitions")),
+    "uniform": ({"model.transition": "uniform"}, None),
+    "paper-transition": ({"model.transition": "paper"}, None),
+    "paper-boundary": ({"model.boundary": "paper"}, None),
+    "sparse": ({"model.sparse": True}, ("Table 13", "ExLM w/ Sparse DAG")),
+}
+"""Variants of ExLM: settings, row of the paper."""
+_ON_TEXT = {
     "exlm": _VARIANTS["exlm"],
-    "late": ({"model.expand_at": 1}, "exlm-ablation", None),  # of two layers
+    "late": ({"model.expand_at": 1}, None),  # of two layers
     "ctc": _VARIANTS["ctc"],
 }
-"""On English, beside MLM and MLM++."""
+"""On English."""
+_VARIANTS_OF: dict[Input, dict[str, tuple[dict[str, Any], tuple[str, str] | None]]] = {
+    "toy": _VARIANTS, "slots": _VARIANTS, "english": _ON_TEXT,
+}  # fmt: skip
 
 
-def exlm_settings(scale: str, num_states: int = 4) -> dict[str, Any]:
-    """Settings of an ExLM; at scale ``paper`` the recipes have the cures' settings."""
-    cures = {} if scale == "paper" else CURES
-    return {"objective": "exlm", "model.states_per_mask": num_states, **cures}
+def _ablations(kind: Input) -> tuple[Cell, ...]:
+    """The variants on an input, MLM, and MLM at equal cost."""
+    variants = tuple(
+        _cell(kind, name, {**_exlm(), **settings}, paper=paper)
+        for name, (settings, paper) in _VARIANTS_OF[kind].items()
+    )
+    mlm = _cell(kind, "mlm", _MLM, paper=("Table 2", "Vanilla MLM"))
+    paid = _cell(
+        kind, "mlm++", _MLM, paper=("Table 2", "Vanilla MLM++"), cost_of=("cost", f"{kind}-k4")
+    )
+    cells = (*variants, mlm, paid)
+    if kind == "slots":
+        return cells[:-1]  # no number of steps takes an MLM below its floor
+    return tuple(replace(cell, seeds=(1, 2, 3)) for cell in cells)
 
 
-def _ablations(scale: str) -> list[Cell]:
-    cells = []
-    for kind in _kinds(scale, "slots", "english"):
-        chosen = ABLATIONS_ON_TEXT if kind == "english" else _VARIANTS
-        seeds = {"seeds": (1, 2, 3)} if kind == "english" else {}
-        for name, (settings, recipe, paper) in chosen.items():
-            settings = {**exlm_settings(scale), **settings}
-            cells.append(_cell(kind, scale, name, settings, recipe, paper=paper, **seeds))
-        mlm = {"objective": "mlm"}
-        for name, recipe, row in (
-            ("mlm", "vanilla-mlm", "Vanilla MLM"),
-            ("mlm++", "vanilla-mlm-plus-plus", "Vanilla MLM++"),
-        ):
-            if name == "mlm++" and kind == "slots":
-                continue  # no number of steps takes an MLM below its floor
-            # The paper's own recipe doubles the steps; here the ratio is measured.
-            is_equal = name == "mlm++" and scale != "paper"
-            cost = {"cost_of": ("cost", f"{kind}-k4")} if is_equal else {}
-            more = {**cost, **seeds}
-            cells.append(_cell(kind, scale, name, mlm, recipe, paper=("Table 2", row), **more))
-    return cells
+# ---- states, mask ratio, cost ----
 
 
-def _k_and_p(scale: str) -> list[Cell]:
-    cells = []
-    for kind in _kinds(scale, "english"):
-        is_text = kind == "english"
-        for p in (0.15,) if is_text else (0.15, 0.387):
-            ratio, row = {"masking.mask_ratio": p}, f"{100 * p:g}%, "
-            cells.append(
-                _cell(
-                    kind, scale, f"p{p:g}-mlm", {"objective": "mlm", **ratio}, "vanilla-mlm",
-                    paper=("Table 4", f"{row}Vanilla MLM"),
-                )
-            )  # fmt: skip
-            for k in (2, 4) if is_text else (2, 4, 8):
-                settings = {**exlm_settings(scale, k), **ratio}
-                paper = ("Table 4", f"{row}ExLM k={k}")
-                cells.append(_cell(kind, scale, f"p{p:g}-k{k}", settings, paper=paper))
-    return cells
+def _of_table_4(kind: Input, p: float, ks: tuple[int, ...]) -> tuple[Cell, ...]:
+    """MLM and ExLM with k states at a mask ratio p."""
+    ratio, row = {"masking.mask_ratio": p}, f"{100 * p:g}%, "
+    mlm = _cell(kind, f"p{p:g}-mlm", {**_MLM, **ratio}, paper=("Table 4", f"{row}Vanilla MLM"))
+    exlm = (
+        _cell(
+            kind, f"p{p:g}-k{k}", {**_exlm(k), **ratio}, paper=("Table 4", f"{row}ExLM k={k}")
+        )
+        for k in ks
+    )
+    return (mlm, *exlm)
 
 
-def _cost(scale: str) -> list[Cell]:
-    cells = []
-    for kind in _kinds(scale, "english"):
-        for k in (2, 4, 8):
-            paper = ("Table 12", "ExLM") if k == 4 and kind != "toy" else None
-            settings = exlm_settings(scale, k)
-            cells.append(
-                _cell(
-                    kind, scale, f"k{k}", settings, downstream=None, is_timed=True, paper=paper
-                )
-            )
-        if kind == "english":
-            for length in (32, 128):
-                settings = {**exlm_settings(scale), "data.block_length": length}
-                name = f"k4-n{length}"
-                cells.append(_cell(kind, scale, name, settings, downstream=None, is_timed=True))
-    return cells
+def _timed(kind: Input, name: str, settings: dict[str, Any], **other: Any) -> Cell:
+    return _cell(kind, name, settings, downstream=None, is_timed=True, **other)
 
+
+_COST = (
+    *(_timed("toy", f"k{k}", _exlm(k)) for k in (2, 4, 8)),
+    _timed("english", "k2", _exlm(2)),
+    _timed("english", "k4", _exlm(), paper=("Table 12", "ExLM")),
+    _timed("english", "k8", _exlm(8)),
+    _timed("english", "k4-n32", {**_exlm(), "data.block_length": 32}),
+    _timed("english", "k4-n128", {**_exlm(), "data.block_length": 128}),
+)
+
+# ---- the symmetric start ----
 
 _CURES: dict[str, dict[str, Any]] = {
     "none": {},
@@ -216,61 +170,67 @@ _CURES: dict[str, dict[str, Any]] = {
     "chain-warmup": {"train.chain_warmup": 0.25},
     "both": CURES,
 }
-_OTHER_STARTS: dict[str, dict[str, Any]] = {
+_STARTS = {
+    **_CURES,
     "larger-init": {"model.init_std": 0.3},
     "batch-512": {"train.batch_size": 512},
 }
-"""Only on the smallest language: changes of settings that the paper has too."""
+"""The last two only on the smallest language: changes of settings that the paper has too."""
 CURED_AT = 0.387
 """Mask ratio of ``town`` in ``saddle``; at the recipe's 15% its masks share 0.02 bits of 3.8."""
-
-
-def _saddle(scale: str) -> list[Cell]:
-    if scale == "paper":
-        return [
-            _cell("text", scale, name, {**exlm_settings(scale), **cure}, downstream=None)
-            for name, cure in _CURES.items()
-        ]
-    sizes = _GPU_MODEL if scale == "gpu" else {}
-    cells = []
-    for grammar, num_states in (("pairs", 2), ("fours", 4)):
-        language = {"data.grammar": grammar, "model.states_per_mask": num_states}
-        starts = {**_CURES, **_OTHER_STARTS} if grammar == "pairs" else _CURES
-        for name, cure in starts.items():
-            settings = {**sizes, **language, **cure}
-            cells.append(Cell(f"toy-{grammar}-{name}", "toy", "sweep/slots", settings))
-    exlm = {"objective": "exlm", "model.states_per_mask": 4}
-    for name, cure in _CURES.items():
-        settings = {**exlm, **cure, "masking.mask_ratio": CURED_AT}
-        cells.append(_cell("toy", scale, f"town-{name}", settings))
-    for name, cure in _CURES.items():
-        cells.append(_cell("english", scale, name, {**exlm, **cure}))
-    return cells
-
+_UNCURED = {"objective": "exlm", "model.states_per_mask": 4}
+_SADDLE = (
+    *(
+        Cell(
+            f"toy-{grammar}-{name}", "toy", "sweep/slots",
+            {"data.grammar": grammar, "model.states_per_mask": num_states, **start},
+        )
+        for grammar, num_states, starts in (("pairs", 2, _STARTS), ("fours", 4, _CURES))
+        for name, start in starts.items()
+    ),
+    *(
+        _cell("toy", f"town-{name}", {**_UNCURED, **cure, "masking.mask_ratio": CURED_AT})
+        for name, cure in _CURES.items()
+    ),
+    *(_cell("english", name, {**_UNCURED, **cure}) for name, cure in _CURES.items()),
+)  # fmt: skip
 
 SWEEPS = {
     sweep.name: sweep
     for sweep in (
         Sweep(
-            "repeated-mlm", "mask ratio and copies (§3; Figures 3, 4, 5, 8, 9)", _repeated_mlm
+            "repeated-mlm",
+            "mask ratio and copies (§3; Figures 3, 4, 5, 8, 9)",
+            _REPEATED_MLM,
         ),
-        Sweep("ablations", "parts of ExLM, MLM, MLM at equal cost (Tables 2, 13)", _ablations),
-        Sweep("saddle", "what it takes to leave the symmetric start (ours)", _saddle),
-        Sweep("cost", "a step of ExLM over one of MLM, timed (Table 12)", _cost),
-        Sweep("k-and-p", "states and mask ratio (Table 4, Figure 12)", _k_and_p),
+        Sweep(
+            "ablations",
+            "parts of ExLM, MLM, MLM at equal cost (Tables 2, 13)",
+            (*_ablations("toy"), *_ablations("slots"), *_ablations("english")),
+        ),
+        Sweep("saddle", "what it takes to leave the symmetric start (ours)", _SADDLE),
+        Sweep("cost", "a step of ExLM over one of MLM, timed (Table 12)", _COST),
+        Sweep(
+            "k-and-p",
+            "states and mask ratio (Table 4, Figure 12)",
+            (
+                *_of_table_4("toy", 0.15, (2, 4, 8)),
+                *_of_table_4("toy", 0.387, (2, 4, 8)),
+                *_of_table_4("english", 0.15, (2, 4)),
+            ),
+        ),
     )
 }
 """By name, in the order in which they are worth running."""
 
 
-def cells_of(name: str, scale: str) -> list[Cell]:
-    """The cells of a sweep, or of an experiment of the study at its own scale.
+def cells_of(name: str) -> tuple[Cell, ...]:
+    """The cells of a sweep, or of an experiment of the study.
 
     Raises:
         UserError: if there is no such sweep.
     """
-    if scale == SCALE and name in EXPERIMENTS:
-        return list(EXPERIMENTS[name].cells)
-    if name not in SWEEPS:
-        raise UserError(f"there is no sweep '{name}'; {nearest(name, SWEEPS)}")
-    return SWEEPS[name].make(scale)
+    every: dict[str, Sweep | Experiment] = {**SWEEPS, **EXPERIMENTS}
+    if name not in every:
+        raise UserError(f"there is no sweep '{name}'; {nearest(name, every)}")
+    return every[name].cells

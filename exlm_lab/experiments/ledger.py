@@ -19,6 +19,8 @@ from exlm_mini.training.loop import Progress
 from exlm_mini.training.parts import choose_device
 from exlm_mini.training.provenance import machine
 
+OLDER_PREFIXES = ("mini-", "study-")
+"""Of the names of records that were made while sweeps had several scales."""
 VERSION = 1
 """Of what a record holds; one of another version is refused."""
 TESTED = ("bits_per_mask", "bits_per_row", "floor_bits_per_row", "joint_bits_per_row")
@@ -28,21 +30,22 @@ DIGITS = 6
 
 
 class SweepLedger(Ledger):
-    """The records of one sweep at one scale.
+    """The records of one sweep.
 
     Args:
         output: directory of all sweeps; the records lie in ``output/SWEEP``.
         sweep: its name.
-        scale: mini, gpu or paper.
         runner: does the work.
     """
 
-    def __init__(self, output: Path, sweep: str, scale: str, runner: Runner) -> None:
-        self.output, self.sweep, self.scale, self.runner = output, sweep, scale, runner
+    def __init__(self, output: Path, sweep: str, runner: Runner) -> None:
+        self.output, self.sweep, self.runner = output, sweep, runner
 
     def path(self, cell: Cell, seed: int) -> Path:
         """See ``Ledger``."""
-        return self.output / self.sweep / f"{self.scale}-{cell.name}-seed{seed}.json"
+        folder, name = self.output / self.sweep, f"{cell.name}-seed{seed}.json"
+        older = (folder / f"{prefix}{name}" for prefix in OLDER_PREFIXES)
+        return next((path for path in older if path.exists()), folder / name)
 
     def read(self, cell: Cell, seed: int) -> dict[str, Any]:
         """See ``Ledger``."""
@@ -75,7 +78,6 @@ class SweepLedger(Ledger):
         paper = cell.paper and {"table": cell.paper[0], "row": cell.paper[1]}
         return {
             "sweep": self.sweep,
-            "scale": self.scale,
             "cell": cell.name,
             "input": cell.input,
             "seed": seed,
@@ -101,9 +103,9 @@ class SweepLedger(Ledger):
         if cell.cost_of is None:
             return {}, {}
         sweep, name = cell.cost_of
-        (timed,) = (c for c in cells_of(sweep, self.scale) if c.name == name)
+        (timed,) = (c for c in cells_of(sweep) if c.name == name)
         seed = timed.seeds[0]
-        ledger = SweepLedger(self.output, sweep, self.scale, self.runner)
+        ledger = SweepLedger(self.output, sweep, self.runner)
         ratio = ledger.run(timed, seed)["metrics"]["cost_ratio"]
         config = cell.config(seed)
         factor = ratio if config.objective == "mlm" else 1 / ratio
@@ -153,7 +155,6 @@ class SweepLedger(Ledger):
         return {
             "version": VERSION,
             "sweep": self.sweep,
-            "scale": self.scale,
             "cell": cell.name,
             "seed": seed,
             "config": plain(cell.config(seed, changed)),

@@ -18,10 +18,9 @@ from exlm_mini.config.checks import UserError
 from exlm_mini.config.recipes import run_config_from_dict
 from exlm_mini.data.files import read_bytes, reading
 
-SCALES = ("mini", "gpu", "paper")
 DOWNSTREAM = "downstream"
 WANTED = {
-    "sweep": str, "scale": str, "cell": str, "input": str, "seed": int, "objective": str,
+    "sweep": str, "cell": str, "input": str, "seed": int, "objective": str,
     "config": dict, "metrics": dict, "curve": list, "versions": dict,
 }  # fmt: skip
 """Required fields of a record, with their types."""
@@ -37,7 +36,7 @@ class Record:
 
     cell: str
     input: str
-    """Of ``cells.Input``: ``toy``, ``slots``, ``english`` or ``text``."""
+    """Of ``cells.Input``."""
     seed: int
     objective: str
     metrics: Mapping[str, float]
@@ -168,13 +167,12 @@ def read_record(path: Path) -> Record:
     )
 
 
-def read_records(sweep: str, directory: Path, scale: str) -> list[Record]:
-    """All records of a sweep at one scale, in the order of their files' names.
+def read_records(sweep: str, directory: Path) -> list[Record]:
+    """All records of a sweep, in the order of their files' names.
 
     Args:
         sweep: name of the sweep and of its folder.
         directory: of all sweeps; a sweep without a folder has no records yet.
-        scale: mini, gpu or paper.
 
     Raises:
         UserError: if a file is damaged, or lies in the folder of another sweep.
@@ -186,8 +184,7 @@ def read_records(sweep: str, directory: Path, scale: str) -> list[Record]:
             raise UserError(
                 f"{path} is of the sweep {record.data['sweep']}; move it to that folder"
             )
-        if record.data["scale"] == scale:
-            found.append(record)
+        found.append(record)
     return found
 
 

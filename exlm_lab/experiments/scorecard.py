@@ -21,11 +21,7 @@ from exlm_lab.experiments.grids import cells_of
 from exlm_lab.experiments.metric_names import PROBE, SHARES
 from exlm_lab.experiments.records import DOWNSTREAM, Group, grids_by_seed, grouped, read_records
 from exlm_lab.experiments.study import EXPERIMENTS
-from exlm_lab.experiments.study import SCALE as STUDY
 from exlm_lab.experiments.verdicts import Verdict, judge, verdicts
-
-SCALE = "mini"
-"""Of the sweeps."""
 
 
 class Entry(NamedTuple):
@@ -239,7 +235,7 @@ def scorecard(directory: Path) -> list[Score]:
         for verdict in several
     }
     groups = {
-        source: grouped(read_records(source, directory, _scale(source))).values()
+        source: grouped(read_records(source, directory)).values()
         for source in {entry.source for entry in SCORECARD if isinstance(entry.claim, Claim)}
     }
     scores = []
@@ -255,12 +251,8 @@ def scorecard(directory: Path) -> list[Score]:
     return scores
 
 
-def _scale(source: str) -> str:
-    return STUDY if source in EXPERIMENTS else SCALE
-
-
 def _unplanned(entry: Entry, claim: Claim, groups: Collection[Group]) -> Verdict:
-    cells, found = cells_of(entry.source, _scale(entry.source)), None
+    cells, found = list(cells_of(entry.source)), None
     if entry.statistic:
         grids = grids_by_seed([g for g in groups if g.input == "toy"], claim.metric)
         found = [entry.statistic(grid) for grid in grids.values()]

@@ -17,7 +17,6 @@ from exlm_lab.experiments.cells import Cell, Claim, Experiment, Input
 from exlm_lab.experiments.links import LINKS
 from exlm_mini.data.toy_grammars import LADDER
 
-SCALE = "study"
 TEN_SEEDS, FIVE_SEEDS = tuple(range(1, 11)), tuple(range(1, 6))
 CLONES, CHAINS = {"model.clone_embedding_std": 1.0}, {"train.chain_warmup": 0.25}
 CURES = CLONES | CHAINS

@@ -278,31 +278,30 @@ SHOWN_MISSING = 6
 """Most missing records that are named; of further ones only the number is given."""
 
 
-def read_sweep(name: str, scale: str, directory: Path) -> list[Record]:
+def read_sweep(name: str, directory: Path) -> list[Record]:
     """The records of a sweep.
 
     Raises:
         UserError: if there is none yet, or one is damaged.
     """
-    if records := read_records(name, directory, scale):
+    if records := read_records(name, directory):
         return records
-    raise UserError(f"{directory / name} holds no record of scale {scale}; run the sweep first")
+    raise UserError(f"{directory / name} holds no record; run the sweep first")
 
 
-def report(name: str, scale: str, directory: Path) -> str:
+def report(name: str, directory: Path) -> str:
     """The report of a sweep as Markdown.
 
     Args:
         name: of the sweep.
-        scale: mini, gpu or paper.
         directory: that holds the folders of all sweeps.
 
     Raises:
         UserError: if the sweep is unknown, a record is damaged, or there is none yet.
     """
-    cells = cells_of(name, scale)
-    records = read_sweep(name, scale, directory)
-    lines = [f"# {name}, {scale}", ""]
+    cells = cells_of(name)
+    records = read_sweep(name, directory)
+    lines = [f"# {name}", ""]
     for kind, groups in by_input(records, cells).items():
         lines += [f"## Input: {kind}", "", *TABLES[name](groups)]
     return "\n".join([*lines, *missing(records, cells), made_with(records)])

@@ -11,7 +11,7 @@ import numpy as np
 from exlm_lab.downstream.results import markdown_table
 from exlm_lab.experiments.cells import Claim
 from exlm_lab.experiments.records import LEFT_BY, Group, Record, grouped, read_records, since
-from exlm_lab.experiments.study import EXPERIMENTS, SCALE
+from exlm_lab.experiments.study import EXPERIMENTS
 from exlm_mini.config.recipes import run_config_from_dict
 
 LEVEL = 0.05
@@ -223,7 +223,7 @@ def verdicts(directory: Path) -> dict[str, list[Verdict]]:
     """
     found: dict[str, list[Verdict]] = {}
     for experiment in EXPERIMENTS.values():
-        records = read_records(experiment.name, directory, SCALE)
+        records = read_records(experiment.name, directory)
         there = [record for record in records if not fell_short(record)]
         groups = {group.cell: group for group in grouped(there).values()}
         planned = max(len(cell.seeds) for cell in experiment.cells)
@@ -251,7 +251,7 @@ def report(directory: Path) -> str:
         lines += [f"## {name}: {EXPERIMENTS[name].about}", ""]
         header = ("claim", "difference", "p", "verdict", "seeds", "contrast")
         lines += [*markdown_table([header, *map(_row, several)]), ""]
-        records = read_records(name, directory, SCALE)
+        records = read_records(name, directory)
         if name == "escape" and records:
             lines += [*markdown_table(escapes(list(grouped(records).values()))), ""]
         if short := list(filter(fell_short, records)):
