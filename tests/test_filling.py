@@ -17,6 +17,7 @@ from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.data.smiles import read_molecule
 from exlm_mini.model import ExLM
+from exlm_mini.model.objectives import log_likelihood
 from exlm_mini.reading.decoding import not_offered, read_masked_lm, read_states
 from exlm_mini.reading.filling import fill_at_once, fill_in_turn, measure_fillings
 from exlm_mini.reading.pretrained import SHIPPED
@@ -133,3 +134,25 @@ def test_readable_and_exact_molecules_are_counted(tmp_path):
         assert shares[name] == (readable / len(texts), exact / len(texts))
     assert all(way.exact <= way.readable <= 1 for way in shares.values())
     assert shares["in turn"].exact > 0
+
+
+@pytest.mark.parametrize("name", ["gated", "spans"])
+@torch.no_grad()
+def test_of_many_paths_the_filling_with_the_largest_joint_is_taken(name):
+    model, batch = MODELS[name](), make_batch()
+    offered = [i for i in range(V) if i not in not_offered(model.special_ids)]
+
+    def joint(filled_ids_BN: torch.Tensor) -> torch.Tensor:
+        scores = model(batch.masked_ids_BN, batch.is_masked_BN, filled_ids_BN)
+        return log_likelihood(scores, with_boundaries=False)
+
+    fewer, more = (fill_at_once(model, batch, num_paths=n) for n in (0, 200))
+    assert torch.all(joint(more) >= joint(fewer))
+    best_B = torch.full((len(more),), -torch.inf, dtype=torch.float64)
+    for tokens in itertools.product(offered, repeat=3):
+        filled_ids_BN = batch.masked_ids_BN.clone()
+        for b, is_masked_N in enumerate(batch.is_masked_BN):
+            filled_ids_BN[b, is_masked_N] = torch.tensor(tokens[: int(is_masked_N.sum())])
+        best_B = torch.maximum(best_B, joint(filled_ids_BN))
+    # Few states: some path's likeliest tokens are the likeliest filling, or close to it.
+    assert torch.all(joint(more) > best_B - 0.3) and torch.any(joint(more) > best_B - 1e-9)

@@ -9,6 +9,8 @@ Shapes: B rows, N tokens, S masked tokens of a batch, M targets, L states, V voc
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -22,10 +24,12 @@ from exlm_mini.data.packs import Pack
 from exlm_mini.data.smiles import read_molecule, require_rdkit
 from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.model.objectives import StateScores
+from exlm_mini.model.objectives import StateScores, log_likelihood
 from exlm_mini.reading.decoding import log_softmax, masks_of_states, not_offered
 
 ROWS_AT_ONCE = 32
+NUM_PATHS = 16
+"""See ``fill_at_once``."""
 
 
 class Filled(NamedTuple):
@@ -47,6 +51,7 @@ def fill_at_once(
     batch: MaskedBatch,
     generator: torch.Generator | None = None,
     chain_share: float = 0.0,
+    num_paths: int = 0,
 ) -> Tensor:
     """Fill all masks of each row in one pass; filled_ids_BN.
 
@@ -57,24 +62,45 @@ def fill_at_once(
             from each of its states. None: the likeliest tokens, for ExLM those of the path that
             is likeliest with them (``decoding.read_states``).
         chain_share: see ``ExLM.forward``.
+        num_paths: ExLM without a generator also looks at the likeliest tokens along so many paths
+            that are drawn (always the same), and takes the filling with the largest joint
+            probability, a sum over all paths that needs no other pass. The tokens of the
+            likeliest path need not be the likeliest filling; an MLM's are.
     """
     masked_ids_BN, is_masked_BN, _ = batch
+    filled_ids_BN = masked_ids_BN.clone()
     if isinstance(model, MaskedLM):
         log_token_SV = log_softmax(model(masked_ids_BN, is_masked_BN))
-    else:
-        hidden_BTD, graph = model.encode(masked_ids_BN, is_masked_BN, masked_ids_BN)
-        state_BLD = model.states(hidden_BTD, graph)
-        scores = model.score(state_BLD, graph, chain_share)
-        log_token_BLV = log_softmax(model.token_logits(state_BLD))
-        if scores.log_transition_BLL is None:
-            log_token_SV = masks_of_states(scores, log_token_BLV, model.special_ids.unk)
-        else:
-            log_token_BLV[..., not_offered(model.special_ids)] = -torch.inf
-            path_BM = _path(scores, log_token_BLV, generator)
-            row_S, target_S = (~graph.is_boundary_BM & (path_BM >= 0)).nonzero(as_tuple=True)
-            log_token_SV = log_token_BLV[row_S, path_BM[row_S, target_S]]
-    filled_ids_BN = masked_ids_BN.clone()
-    filled_ids_BN[is_masked_BN] = _choose(log_token_SV, model, generator)
+        filled_ids_BN[is_masked_BN] = _choose(log_token_SV, model, generator)
+        return filled_ids_BN
+    hidden_BTD, graph = model.encode(masked_ids_BN, is_masked_BN, masked_ids_BN)
+    state_BLD = model.states(hidden_BTD, graph)
+    scores = model.score(state_BLD, graph, chain_share)
+    log_token_BLV = log_softmax(model.token_logits(state_BLD))
+    if scores.log_transition_BLL is None:
+        log_token_SV = masks_of_states(scores, log_token_BLV, model.special_ids.unk)
+        filled_ids_BN[is_masked_BN] = _choose(log_token_SV, model, generator)
+        return filled_ids_BN
+    log_token_BLV[..., not_offered(model.special_ids)] = -torch.inf
+    draws = torch.Generator().manual_seed(0)
+    paths = [_path(scores, log_token_BLV, generator)]
+    paths += [_path(scores, log_token_BLV, draws) for _ in range(num_paths)]
+    row_S, target_S = (~graph.is_boundary_BM & (paths[0] >= 0)).nonzero(as_tuple=True)
+    tokens_CS = torch.stack(
+        [
+            _choose(log_token_BLV[row_S, path_BM[row_S, target_S]], model, generator)
+            for path_BM in paths
+        ]
+    )
+    best_B = torch.zeros_like(graph.num_targets_B)
+    if num_paths:
+        joint = []
+        for tokens_S in tokens_CS:
+            target_ids_BM = graph.target_ids_BM.clone()
+            target_ids_BM[row_S, target_S] = tokens_S
+            joint.append(_log_joint(scores, log_token_BLV, target_ids_BM))
+        best_B = torch.stack(joint).argmax(dim=0)
+    filled_ids_BN[is_masked_BN] = tokens_CS[best_B[row_S], torch.arange(len(row_S))]
     return filled_ids_BN
 
 
@@ -109,24 +135,27 @@ def measure_fillings(
     """Fill the first held-out molecules, always with the same masks.
 
     Returns:
-        For ``at once``, ``in turn``, ``at once, sampled`` and ``in turn, sampled`` the shares of
-        readable and exact molecules.
+        For ``at once``, ``at once, best of 16`` (see ``NUM_PATHS``), ``in turn``, ``at once,
+        sampled`` and ``in turn, sampled`` the shares of readable and exact molecules.
     """
     require_rdkit()
     device, was_training = next(model.parameters()).device, model.training
     model.eval()
-    ways = {
-        f"{name}{kind}": (fill, kind)
-        for kind in ("", ", sampled")
-        for name, fill in (("at once", fill_at_once), ("in turn", fill_in_turn))
+    generators = [torch.Generator().manual_seed(seed) for seed in range(2)]
+    best = partial(fill_at_once, num_paths=NUM_PATHS)
+    ways: dict[str, tuple[Callable[..., Tensor], torch.Generator | None]] = {
+        "at once": (fill_at_once, None),
+        f"at once, best of {NUM_PATHS}": (best, None),
+        "in turn": (fill_in_turn, None),
+        "at once, sampled": (fill_at_once, generators[0]),
+        "in turn, sampled": (fill_in_turn, generators[1]),
     }
-    generators = {name: torch.Generator().manual_seed(0) for name in ways}
     counts, num_filled = {name: [0, 0] for name in ways}, 0
     for batch in validation_batches(pack, masker, num_rows, ROWS_AT_ONCE):
         batch = batch.to(device)
         num_filled += len(batch.token_ids_BN)
-        for name, (fill, kind) in ways.items():
-            filled_ids_BN = fill(model, batch, generators[name] if kind else None, chain_share)
+        for name, (fill, generator) in ways.items():
+            filled_ids_BN = fill(model, batch, generator, chain_share)
             counts[name][0] += sum(
                 read_molecule(_smiles(row_N, tokenizer)) is not None
                 for row_N in filled_ids_BN.tolist()
@@ -139,6 +168,13 @@ def measure_fillings(
 def _smiles(row_N: list[int], tokenizer: Tokenizer) -> str:
     special = {*tokenizer.special_ids} - {tokenizer.special_ids.unk}
     return "".join(tokenizer.token(i) for i in row_N if i not in special)
+
+
+def _log_joint(scores: StateScores, log_token_BLV: Tensor, target_ids_BM: Tensor) -> Tensor:
+    """log P(these tokens) of each row, over all paths."""
+    index_BLM = target_ids_BM.unsqueeze(1).expand(-1, log_token_BLV.shape[1], -1)
+    log_emission_BML = log_token_BLV.gather(2, index_BLM).transpose(1, 2)
+    return log_likelihood(scores._replace(log_emission_BML=log_emission_BML), False)
 
 
 def _path(
