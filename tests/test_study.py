@@ -281,7 +281,7 @@ def test_the_plan_says_what_the_code_says():
         (count,) = {len(c.seeds) for c in experiment.cells if not c.is_timed}
         assert f"{NUMBERS[count]} seeds." in section
     told = re.findall(r"bring the primary claims to (\w+)", " ".join(text.split()))
-    told += re.findall(r"family of (\w+) primary claims", " ".join(text.split()))
+    told += re.findall(r"The (\w+) primary claims of this plan", " ".join(text.split()))
     families = Counter(
         e.plan for e in EXPERIMENTS.values() for claim in e.claims if claim.is_primary
     )
