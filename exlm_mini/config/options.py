@@ -236,10 +236,11 @@ def parse(argv: list[str]) -> Request:
     path = None if found.recipe is None else recipe_path(found.recipe)
     settings = {} if path is None else settings_of(path)
     settings = {name: value for name, value in settings.items() if name in RUN}
+    if found["from"] is not None:  # the recipe's own first stage is not needed then
+        start = {"start_from": found["from"], "grow_at": 0.0}
+        settings["train"] = settings.get("train", {}) | start
     for name, value in given(found).items():
         settings[name] = settings.get(name, {}) | value if isinstance(value, dict) else value
-    if found["from"] is not None:
-        settings["train"] = settings.get("train", {}) | {"start_from": found["from"]}
     config = run_config_from_dict(settings | {"recipe": path.stem if path else "none"})
     default = Path("runs") / f"{config.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
     devices = 1 if found.devices is None else found.devices
