@@ -42,6 +42,16 @@ def _own_number_of_threads():
 
 
 @pytest.fixture(scope="module")
+def nan_in_uninitialised_memory():
+    """torch.empty gives NaN, so that a number never written is seen."""
+    import torch
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="module")
 def chromium():
     """Debian's Chromium, driven by playwright; skips where either is missing.
 

@@ -5,8 +5,7 @@ Shapes: B rows, M targets, L states.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -14,16 +13,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from exlm_mini.alignment import dag_log_likelihood, viterbi
+from exlm_mini.alignment import viterbi
 from exlm_mini.alignment.cases import (
     CASES,
     JUDGE,
     Graph,
     all_ones_graph,
     likelihood_and_gradients,
+    limits,
     random_graph,
     relative_error,
     without_edges,
+    without_emissions,
 )
 
 DTYPES = (torch.float32, torch.float64)
@@ -41,9 +42,37 @@ class Verdict(NamedTuple):
 
 @lru_cache
 def judge(name: str, dtype: torch.dtype = torch.float64) -> Verdict:
-    """What enumeration says, in float64, of the case of that name rounded to a dtype."""
-    graph = CASES[name].to(dtype).double()
-    return Verdict(*likelihood_and_gradients(graph, JUDGE), *viterbi(*graph, backend=JUDGE))
+    """What enumeration says, in float64, of the case of that name rounded to a dtype; of those in
+    ``LARGE``, which have too many paths, the vectorized backend."""
+    graph, by = (CASES[name], JUDGE) if name in CASES else (LARGE[name], "vectorized")
+    graph = graph.to(dtype).double()
+    return Verdict(*likelihood_and_gradients(graph, by), *viterbi(*graph, backend=by))
+
+
+def assert_right(
+    graph: Graph, backend: str, truth: Sequence[Tensor] | str = JUDGE
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Value and gradients equal those of float64 on the same numbers, within ``limits``.
+
+    Args:
+        graph: of the dtype to compute in.
+        backend: the one to test.
+        truth: value and gradients, or the backend to ask for them.
+
+    Returns:
+        log_likelihood_B and the gradients.
+    """
+    dtype, device = graph.log_emission_BML.dtype, graph.log_emission_BML.device
+    allowed = limits(backend, graph, dtype)
+    if backend == "scaled" and dtype == torch.float32:  # it adds up in float64
+        allowed = dict.fromkeys(allowed, 1e-6)
+    if isinstance(truth, str):
+        truth = likelihood_and_gradients(graph.to(torch.float64, "cpu"), truth)
+    answer = likelihood_and_gradients(graph, backend)
+    for ours, true, (what, most) in zip(answer, truth, allowed.items(), strict=True):
+        assert ours.dtype == dtype and ours.device == device
+        assert relative_error(ours.cpu(), true) <= most, what
+    return answer
 
 
 def flat_graph(num_targets: list[int], num_states: list[int]) -> Graph:
@@ -53,14 +82,6 @@ def flat_graph(num_targets: list[int], num_states: list[int]) -> Graph:
     return graph._replace(
         log_transition_BLL=graph.log_transition_BLL - num_ways_BL1.clamp(min=1).log()
     )
-
-
-def spread_graph(num_rows: int) -> Graph:
-    """Emissions spread over 30 nats, at the size of the paper."""
-    graph = random_graph(5, [77] * num_rows, [308] * num_rows)
-    rng = torch.Generator().manual_seed(5)
-    emission_BML = -30 * torch.rand(num_rows, 77, 308, generator=rng, dtype=torch.float64)
-    return graph._replace(log_emission_BML=emission_BML)
 
 
 def two_ways(unit: float, by: str) -> Graph:
@@ -80,6 +101,40 @@ def two_ways(unit: float, by: str) -> Graph:
     counts = (torch.tensor([M]), torch.tensor([L]))
     return Graph(emission_ML.unsqueeze(0), transition_LL.unsqueeze(0), *counts)
 
+
+def _spread() -> Graph:
+    """Emissions spread over 30 nats."""
+    graph = random_graph(5, [77], [308])
+    rng = torch.Generator().manual_seed(5)
+    emission_BML = -30 * torch.rand(1, 77, 308, generator=rng, dtype=torch.float64)
+    return graph._replace(log_emission_BML=emission_BML)
+
+
+def _growing() -> Graph:
+    """Later states of a tile are likelier by far: units grow column by column."""
+    graph = random_graph(11, [12, 20], [30, 64], scale=0.5)
+    graph.log_emission_BML[:, :, [9, 40]] += 30.0
+    return graph
+
+
+def _silent() -> Graph:
+    """No emission in a whole tile, in row 1 where one warp hands over to another."""
+    graph = random_graph(13, [20, 40], [70, 96], scale=0.5)
+    graph = without_emissions(graph, 0, 8, slice(32, 64))
+    return without_emissions(graph, 1, slice(31, 33), slice(32, 64))
+
+
+LARGE = {
+    "size_of_the_paper": random_graph(2, [77, 60], [308, 291], scale=3.0),
+    "spread": _spread(),
+    "flat": flat_graph([64], [512]),
+    # A pass takes 128 targets of a tile: here a cone has up to 140 in one, and 300 in all.
+    "two_passes": random_graph(3, [140, 129], [300, 150], scale=0.5),
+    "narrow_cone": random_graph(4, [300], [310], scale=0.2),
+    "silent_tile": _silent(),
+    "growing_within_tiles": _growing(),
+}
+"""Of sizes to train on, and within the range of rescaled probabilities."""
 
 UNREACHED = (3, 20)
 GRAPH_FOR_NAN = without_edges(
@@ -105,43 +160,3 @@ def with_score(graph: Graph, which: str, place: tuple[int, int, int], value: flo
     scores = getattr(graph, which).clone()
     scores[place] = value
     return graph._replace(**{which: scores})
-
-
-def assert_near_float64(graph: Graph, backend: str, truth_by: str, limit: float = 1e-5) -> None:
-    """Against float64 on the same inputs: the value to 1e-6 and the gradients to ``limit`` in
-    float32, to 1e-12 and 1e-10 in float64."""
-    value, *gradients = likelihood_and_gradients(graph, backend)
-    true_value, *truth = likelihood_and_gradients(graph.double(), truth_by)
-    dtype = graph.log_emission_BML.dtype
-    assert value.dtype == gradients[0].dtype == gradients[1].dtype == dtype
-    is_single = dtype == torch.float32
-    assert relative_error(value, true_value) <= (1e-6 if is_single else 1e-12)
-    for ours, true in zip(gradients, truth, strict=True):
-        assert relative_error(ours, true) <= (limit if is_single else 1e-10)
-
-
-def assert_counts_paths(log_likelihood: Callable[[Graph], Tensor], dtype: torch.dtype) -> None:
-    """All scores are log 1, so the likelihood is the number of paths: comb(L - 2, M - 2)."""
-    shapes = [(2, 40), (3, 40), (17, 40), (40, 40), (12, 33), (1, 1)]
-    graph = all_ones_graph([m for m, _ in shapes], [num for _, num in shapes]).to(dtype)
-    expected = [math.log(math.comb(L - 2, M - 2)) if M > 1 else 0.0 for M, L in shapes]
-    torch.testing.assert_close(
-        log_likelihood(graph).double(),
-        torch.tensor(expected, dtype=torch.float64),
-        rtol=1e-6,
-        atol=1e-5,
-    )
-
-
-def assert_gradcheck(graph: Graph, backend: str) -> None:
-    """Both gradients equal finite differences."""
-    is_edge_BLL = graph.log_transition_BLL != -torch.inf
-
-    def likelihood(log_emission_BML: Tensor, scores_BLL: Tensor) -> Tensor:
-        log_transition_BLL = torch.where(is_edge_BLL, scores_BLL, -torch.inf)
-        return dag_log_likelihood(log_emission_BML, log_transition_BLL, *graph[2:], backend)
-
-    scores_BLL = torch.where(is_edge_BLL, graph.log_transition_BLL, 0.0).requires_grad_()
-    emission_BML = graph.log_emission_BML.clone().requires_grad_()
-    assert likelihood(emission_BML, scores_BLL).isfinite().all()
-    assert torch.autograd.gradcheck(likelihood, (emission_BML, scores_BLL))

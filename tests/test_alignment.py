@@ -1,6 +1,7 @@
-"""Alignment: closed forms, enumeration, invariants, gradcheck, and every backend by the judge.
+"""The contract of every alignment backend: closed forms, enumeration, invariants, gradients.
 
-Shapes: B rows, M targets, L states.
+``fibers`` are the CUDA kernels on a CPU, one backend more. ``test_scaled``, ``test_native`` and
+``test_kernels`` hold what each has of its own. Shapes: B rows, M targets, L states.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ from itertools import combinations, groupby, pairwise, product
 
 import pytest
 import torch
+from fibers import works_here  # noqa: F401
 from hard_graphs import (
     DTYPES,
-    assert_counts_paths,
-    assert_gradcheck,
-    assert_near_float64,
+    GRAPH_FOR_NAN,
+    LARGE,
+    PLACES_OF_NAN,
+    assert_right,
+    flat_graph,
     judge,
+    two_ways,
     with_score,
 )
 from hypothesis import given, settings
@@ -34,39 +39,29 @@ from exlm_mini.alignment import (
 )
 from exlm_mini.alignment.cases import (
     CASES,
+    JUDGE,
     Graph,
+    all_ones_graph,
     fill_padding,
     is_padding,
     likelihood_and_gradients,
     random_graph,
     relative_error,
+    shifted,
     tied_graph,
     weights,
 )
 from exlm_mini.alignment.ctc import run_log_likelihood
 
-JUDGED = [name for name in BACKENDS if name != "enumerate"]
-ONCE = ("vectorized", "scaled", "native")
-"""Backends whose gradient is written by hand."""
-RESCALED = ("scaled", "native")
+FLOAT32, FLOAT64 = DTYPES
+EVERY = [*BACKENDS, "fibers"]
+JUDGED = [name for name in EVERY if name != JUDGE]
+RESCALED = ["scaled", "native", "fibers"]
+ONCE = ["vectorized", *RESCALED]
+"""Their gradient is written by hand."""
 RAGGED = CASES["ragged"]
 
-
-@pytest.fixture(autouse=True)
-def works_here(request):
-    """Skips a backend that cannot be built here."""
-    parameters = getattr(request.node, "callspec", None)
-    name = parameters.params.get("backend") if parameters else None
-    if name in BACKENDS and (reason := BACKENDS[name].why_not("cpu")):
-        pytest.skip(f"no backend {name} here: {reason}")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def nan_in_uninitialised_memory():
-    """torch.empty gives NaN, so that a number never written is seen."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = pytest.mark.usefixtures("nan_in_uninitialised_memory")
 
 
 def assert_near(ours: Tensor, theirs: Tensor, tolerance: float = 1e-9) -> None:
@@ -89,60 +84,44 @@ def all_paths(graph: Graph, b: int) -> dict[tuple[int, ...], float]:
     return scored
 
 
-def log_sum(scores: list[float]) -> float:
-    peak = max(scores, default=-math.inf)
-    if peak == -math.inf:
-        return peak
-    return peak + math.log(math.fsum(math.exp(score - peak) for score in scores))
+def drawn_graphs(most_targets: int, most_states: int, scales: list[float]):
+    """Of one to three rows; by how many nats scores spread is one of ``scales``."""
+    row = st.tuples(st.integers(1, most_targets), st.integers(1, most_states))
+    return st.builds(
+        lambda seed, rows, *how: random_graph(seed, *zip(*rows, strict=True), *how),
+        st.integers(0, 2**31),
+        st.lists(row, min_size=1, max_size=3),
+        st.sampled_from([0.2, 0.7, 1.0]),
+        st.sampled_from(scales),
+    )
 
 
-graphs = st.builds(
-    lambda seed, rows, density, scale: random_graph(
-        seed, [m for m, _ in rows], [num for _, num in rows], density, scale
-    ),
-    st.integers(0, 2**31),
-    st.lists(st.tuples(st.integers(1, 5), st.integers(1, 8)), min_size=1, max_size=3),
-    st.sampled_from([0.3, 0.7, 1.0]),
-    st.sampled_from([0.1, 2.0, 100.0]),
-)
-
-
-# ---- values ----
-
-
-@pytest.mark.parametrize("backend", ["vectorized", *RESCALED])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_all_ones_graph_counts_its_paths(dtype, backend):
-    assert_counts_paths(lambda graph: dag_log_likelihood(*graph, backend), dtype)
+# ---- the judge ----
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_enumeration_equals_the_definition(name):
+    """Sum, shares of all paths, and the best one."""
     graph, verdict = CASES[name], judge(name)
-    for b, total in enumerate(verdict.log_likelihood_B.tolist()):
-        expected = log_sum(list(all_paths(graph, b).values()))
-        assert total == expected or math.isclose(total, expected, rel_tol=1e-12, abs_tol=1e-12)
-
-
-@pytest.mark.parametrize("backend", JUDGED)
-@pytest.mark.parametrize("name", CASES)
-def test_backend_equals_enumeration(name, backend):
-    verdict = judge(name)
-    log_likelihood_B, *gradients = likelihood_and_gradients(CASES[name], backend)
-    assert_near(log_likelihood_B, verdict.log_likelihood_B)
-    assert_near(gradients[0], verdict.grad_emission_BML)
-    assert_near(gradients[1], verdict.grad_transition_BLL)
-
-
-@pytest.mark.parametrize("backend", JUDGED)
-@given(graph=graphs)
-@settings(max_examples=15)
-def test_backend_equals_enumeration_on_drawn_graphs(backend, graph):
-    ours = likelihood_and_gradients(graph, backend)
-    for number, expected in zip(
-        ours, likelihood_and_gradients(graph, "enumerate"), strict=True
-    ):
-        assert_near(number, expected)
+    state_BML, edge_BLL = posteriors(*graph, JUDGE)
+    for b, path in enumerate(verdict.path_BM.tolist()):
+        M, scored = int(graph.num_targets_B[b]), all_paths(graph, b)
+        best = max(scored.values(), default=-math.inf)
+        shares = {each: math.exp(score - best) for each, score in scored.items()}
+        total = math.fsum(shares.values())
+        state_ML, edge_LL = torch.zeros_like(state_BML[b]), torch.zeros_like(edge_BLL[b])
+        for each, share in shares.items():
+            for i, u in enumerate(each):
+                state_ML[i, u] += share / total
+            for v, u in pairwise(each):
+                edge_LL[v, u] += share / total
+        assert_near(state_BML[b], state_ML)
+        assert_near(edge_BLL[b], edge_LL)
+        expected = best + math.log(total) if scored else -math.inf
+        assert verdict.log_likelihood_B[b].item() == pytest.approx(expected, 1e-12, 1e-12)
+        assert verdict.log_score_B[b].item() == pytest.approx(best, 1e-12, 1e-9)
+        assert set(path[M if scored else 0 :]) <= {-1}
+        assert not scored or scored[tuple(path[:M])] == pytest.approx(best, 1e-12, 1e-9)
 
 
 def test_the_cases_hold_what_their_names_say():
@@ -152,273 +131,230 @@ def test_the_cases_hold_what_their_names_say():
     assert scores.count(max(scores)) > 1
 
 
-# ---- gradients ----
+# ---- values and gradients ----
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("backend", JUDGED)
+def test_backend_equals_enumeration(backend, name, dtype, device):
+    """With NaN wherever nothing is to be read. What is not read, or -inf, gets no gradient."""
+    if backend == "fibers" and device == "cuda":
+        return  # they run on a CPU
+    truth = judge(name, dtype)
+    graph = fill_padding(CASES[name], math.nan).to(dtype, device)
+    gradients = assert_right(graph, backend, truth[:3])[1:]
+    for gradient, scores, is_beyond in zip(
+        gradients, graph[:2], is_padding(CASES[name]), strict=True
+    ):
+        assert not gradient.cpu()[is_beyond | (scores == -torch.inf).cpu()].any()
+    path_BM, log_score_B = viterbi(*graph, backend)
+    assert torch.equal(path_BM.cpu(), truth.path_BM)
+    rounding = 1e-6 if dtype == FLOAT32 else 1e-12
+    assert relative_error(log_score_B.cpu(), truth.log_score_B) <= rounding
+
+
+@pytest.mark.parametrize("backend", JUDGED)
+@given(graph=drawn_graphs(5, 9, [0.1, 2.0, 30.0, 300.0, 1e4]), dtype=st.sampled_from(DTYPES))
+@settings(max_examples=25)
+def test_backend_equals_enumeration_on_drawn_graphs(backend, graph, dtype):
+    assert_right(graph.to(dtype), backend)
+
+
+@pytest.mark.parametrize("backend", RESCALED)
+@given(graph=drawn_graphs(40, 70, [0.1, 2.0, 30.0, 300.0]), dtype=st.sampled_from(DTYPES))
+@settings(max_examples=15)
+def test_backend_equals_the_vectorized_one_on_larger_graphs(backend, graph, dtype):
+    assert_right(graph.to(dtype), backend, "vectorized")
+    path_BM, log_score_B = viterbi(*graph, backend)
+    expected_BM, expected_B = viterbi(*graph, "vectorized")
+    assert torch.equal(path_BM, expected_BM)
+    assert relative_error(log_score_B, expected_B) <= 1e-12
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("backend", RESCALED)
+def test_backend_equals_the_vectorized_one_at_sizes_to_train_on(backend, name, dtype):
+    assert_right(LARGE[name].to(dtype), backend, judge(name, dtype)[:3])
+
+
+# Tiles hold 16 float32 or 8 float64 states, on a GPU 32.
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("L", [7, 8, 9, 15, 16, 17, 31, 32, 33, 65])
+@pytest.mark.parametrize("backend", RESCALED)
+def test_every_cone_and_remainder_of_a_tile_equals_the_vectorized_backend(backend, L, dtype):
+    num_targets = [1, 2, 3, L // 2, max(L - 8, 1), L - 2, L - 1, L, L + 1]
+    assert_right(random_graph(L, num_targets, [L] * 9).to(dtype), backend, "vectorized")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("backend", ONCE)
+def test_all_ones_graph_counts_its_paths(backend, dtype):
+    """All scores are log 1, so the likelihood is the number of paths: comb(L - 2, M - 2)."""
+    shapes = [(2, 40), (3, 40), (17, 40), (40, 40), (12, 33), (1, 1)]
+    graph = all_ones_graph(*zip(*shapes, strict=True)).to(dtype)
+    expected = [math.log(math.comb(L - 2, M - 2)) if M > 1 else 0.0 for M, L in shapes]
+    ours_B = dag_log_likelihood(*graph, backend)
+    assert ours_B.tolist() == pytest.approx(expected, 1e-6, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("M", "L"), [(3, 5), (64, 256)])
+@pytest.mark.parametrize("backend", ONCE)
+def test_flat_graph_sums_to_a_stirling_number(backend, M, L, dtype):
+    """Over M - 2 of the inner states, the product of 1 / (their distance to the end): a Stirling
+    number of the first kind over a factorial."""
+    cycles = [1] + [0] * (M - 1)  # of n elements, by their number
+    for n in range(L - 1):
+        cycles = [n * cycles[0]] + [cycles[j - 1] + n * cycles[j] for j in range(1, M)]
+    expected = math.log(cycles[M - 1]) - math.lgamma(L - 1) - math.log(L - 1)
+    ours_1 = dag_log_likelihood(*flat_graph([M], [L]).to(dtype), backend)
+    assert ours_1.item() == pytest.approx(expected, 1e-6 if dtype == FLOAT32 else 1e-11)
 
 
 @pytest.mark.parametrize("backend", JUDGED)
 def test_gradients_equal_finite_differences(backend):
-    sizes = ([6, 2, 1], [12, 4, 1]) if backend == "native" else ([4, 2, 1], [5, 4, 1])
-    assert_gradcheck(random_graph(22, *sizes, density=0.9), backend)
+    is_slow = backend in ("naive", "fibers")
+    sizes = ([4, 2, 1], [5, 4, 1]) if is_slow else ([6, 2, 1], [12, 4, 1])
+    graph = random_graph(22, *sizes, density=0.9)
+    is_edge_BLL = graph.log_transition_BLL != -torch.inf
+
+    def likelihood(log_emission_BML: Tensor, scores_BLL: Tensor) -> Tensor:
+        log_transition_BLL = torch.where(is_edge_BLL, scores_BLL, -torch.inf)
+        return dag_log_likelihood(log_emission_BML, log_transition_BLL, *graph[2:], backend)
+
+    scores_BLL = torch.where(is_edge_BLL, graph.log_transition_BLL, 0.0).requires_grad_()
+    emission_BML = graph.log_emission_BML.clone().requires_grad_()
+    assert likelihood(emission_BML, scores_BLL).isfinite().all()
+    assert torch.autograd.gradcheck(likelihood, (emission_BML, scores_BLL))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ONCE)
+@pytest.mark.parametrize("name", CASES)
+def test_not_even_an_infinite_gradient_gets_through_a_row_without_a_path(name, backend):
+    is_lost_B = judge(name).log_likelihood_B == -torch.inf
+    grad_B = torch.where(is_lost_B, math.inf, 1.0).double()
+    _, *gradients = likelihood_and_gradients(CASES[name], backend, grad_B)
+    assert not any(gradient[is_lost_B].any() for gradient in gradients)
+    assert gradients[0][~is_lost_B].flatten(1).any(1).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("by", ["edges", "emissions"])
+@pytest.mark.parametrize("unit", [1.0, 5.3, 8.0])
+@pytest.mark.parametrize("backend", JUDGED)
+def test_a_path_that_looks_lost_from_both_ends_is_found(backend, unit, by, dtype):
+    """e^-130 is flushed in float32 and e^-1040 in float64: each sweep sees only the even path,
+    190 units less likely; the two agree with each other, so comparing them shows nothing."""
+    graph = two_ways(unit, by).to(dtype)
+    value_1, *gradients = likelihood_and_gradients(graph, backend, torch.ones(1, dtype=dtype))
+    assert value_1.item() == pytest.approx(-260 * unit, 1e-6)
+    assert gradients[0][0, 4, 7].item() == pytest.approx(1.0, 1e-4)
+    assert gradients[1][0, 7, 9].item() == pytest.approx(1.0, 1e-4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [-1e9, -1e5, 1e5, 1e9])
+@pytest.mark.parametrize("backend", RESCALED)
+def test_a_shift_of_all_scores_changes_no_posterior(backend, size, dtype):
+    graph = all_ones_graph([3, 4], [6, 9])
+    value_B, *gradients = likelihood_and_gradients(
+        shifted(graph, size, -2 * size).to(dtype), backend
+    )
+    assert value_B.tolist() == pytest.approx([(3 - 4) * size, (4 - 6) * size], rel=1e-3)
+    expected = likelihood_and_gradients(graph, JUDGE)[1:]
+    for ours, true in zip(gradients, expected, strict=True):
+        is_exact = backend == "scaled" and dtype == FLOAT64
+        assert relative_error(ours, true) < (1e-13 if is_exact else 1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("backend", RESCALED)
+def test_the_gradient_of_an_edge_is_finite_however_unlikely_the_edge(backend, dtype):
+    """Its sum over targets, before the edge is multiplied in, may be beyond the range."""
+    graph = random_graph(3, [2], [12], scale=0.5)
+    graph.log_transition_BLL[:] = -torch.inf
+    graph.log_transition_BLL[0, 1, 2] = 0.0  # what all edges are scaled by
+    for nats in range(20, 140, 3) if dtype == FLOAT32 else range(650, 900, 5):
+        graph.log_transition_BLL[0, 0, 11] = -float(nats)  # the only path
+        edge_BLL = assert_right(graph.to(dtype), backend, "vectorized")[2]
+        assert edge_BLL[0, 0, 11] == pytest.approx(weights(graph)[0].item())
+
+
+# ---- what is read and written ----
+
+
+@pytest.mark.parametrize("backend", EVERY)
+def test_padding_and_backward_edges_are_never_read_and_get_no_gradient(backend):
+    # Of several tiles, for the backends that have them.
+    tiles = random_graph(6, [20, 3, 1, 11], [37, 16, 1, 25])
+    plain = tiles if backend in ONCE else RAGGED
+    expected = *likelihood_and_gradients(plain, backend), *viterbi(*plain, backend)
+    for value in (0.0, 1e4, -math.inf, math.inf, math.nan):
+        graph = fill_padding(plain, value)
+        ours = *likelihood_and_gradients(graph, backend), *viterbi(*graph, backend)
+        for number, same in zip(ours, expected, strict=True):
+            assert_near(number, same, 1e-12)
+    is_beyond_BML, is_beyond_BLL = is_padding(plain)
+    assert (~is_beyond_BML).sum() == (plain.num_targets_B * plain.num_states_B).sum()
+    assert not expected[1][is_beyond_BML].any() and not expected[2][is_beyond_BLL].any()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize(
-    ("name", "rows"),
-    [
-        ("more_targets_than_states", [0]),
-        ("one_target_many_states", [0, 1]),
-        ("no_path_through_missing_edges", [0, 1]),
-        ("impossible_first_emission", [0]),
-        ("impossible_last_emission", [1]),
-        ("impossible_target", [0]),
-        ("all_minus_infinity", [0]),
-    ],
+    ("which", "place"), [("log_emission_BML", (0, 1, 2)), ("log_transition_BLL", (0, 2, 4))]
 )
-def test_no_path_is_minus_infinity_with_zero_gradient(name, rows, backend):
-    graph = CASES[name]
-    grad_B = torch.ones(len(graph.num_targets_B), dtype=torch.float64)
-    if backend in ONCE:
-        grad_B[rows] = math.inf
-    log_likelihood_B, *gradients = likelihood_and_gradients(graph, backend, grad_B)
-    for b in range(len(grad_B)):
-        if b in rows:
-            assert log_likelihood_B[b] == -torch.inf
-            assert not any(gradient[b].any() for gradient in gradients)
-        else:
-            assert log_likelihood_B[b].isfinite() and gradients[0][b].any()
+@pytest.mark.parametrize("backend", EVERY)
+def test_nan_and_infinity_among_what_is_read_are_not_hidden(backend, which, place, value):
+    """Target 1 at state 2, or the edge from state 2 to the last one: on a path, not on all."""
+    for shift in (0.0, 1e9):  # the latter goes straight to log space
+        graph = shifted(random_graph(25, [3, 3], [5, 5]), 0.0, shift)
+        log_likelihood_B = dag_log_likelihood(*with_score(graph, which, place, value), backend)
+        assert log_likelihood_B.isfinite().tolist() == [False, True]
+        assert log_likelihood_B[0] != -torch.inf
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("which", "place"), PLACES_OF_NAN)
+@pytest.mark.parametrize("backend", RESCALED)
+def test_nan_gives_nan_in_its_row_alone(backend, which, place, dtype):
+    graph = GRAPH_FOR_NAN.to(dtype)
+    expected = likelihood_and_gradients(graph, backend)
+    graph = with_score(graph, which, place, math.nan)
+    for ours, same in zip(likelihood_and_gradients(graph, backend), expected, strict=True):
+        assert ours[0].isnan().any() and torch.equal(ours[1], same[1])
+    path_BM, log_score_B = viterbi(*graph, backend)
+    assert log_score_B.isnan().tolist() == [True, False]
+    assert backend == "scaled" or path_BM[0].tolist() == [-1] * 9
+
+
+@pytest.mark.parametrize("backend", EVERY)
 def test_only_one_of_the_scores_may_want_a_gradient(backend):
     _, *expected = likelihood_and_gradients(RAGGED, backend)
     for which in (0, 1):
         scores = [t.clone().requires_grad_(n == which) for n, t in enumerate(RAGGED[:2])]
-        dag_log_likelihood(*scores, *RAGGED[2:], backend).backward(
-            torch.tensor([1.5, -0.5, 0.0, 2.0, -1.0], dtype=torch.float64)
-        )
+        dag_log_likelihood(*scores, *RAGGED[2:], backend).backward(weights(RAGGED))
         assert_near(scores[which].grad, expected[which])
         assert scores[1 - which].grad is None
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_inputs_are_not_written_to(backend):
-    before = [t.clone() for t in RAGGED]
-    likelihood_and_gradients(RAGGED, backend)
-    posteriors(*RAGGED, backend)
-    viterbi(*RAGGED, backend)
-    assert all(torch.equal(t, old) for t, old in zip(RAGGED, before, strict=True))
-
-
-# ---- padding ----
-
-
-@pytest.mark.parametrize("value", [0.0, 1e4, -math.inf, math.inf, math.nan])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_padding_and_backward_edges_are_never_read_and_get_no_gradient(backend, value):
-    # Of several tiles, for the backend that has them.
-    tiles = random_graph(6, [20, 3, 1, 11], [37, 16, 1, 25])
-    plain = tiles if backend in ONCE else RAGGED
-    graph = fill_padding(plain, value)
-    expected = likelihood_and_gradients(plain, backend)
-    for number, same in zip(likelihood_and_gradients(graph, backend), expected, strict=True):
-        assert_near(number, same, 1e-12)
-    for ours, same in zip(viterbi(*graph, backend), viterbi(*plain, backend), strict=True):
-        assert_near(ours, same, 1e-12)
-    is_beyond_BML, _ = is_padding(plain)
-    assert (~is_beyond_BML).sum() == (plain.num_targets_B * plain.num_states_B).sum()
-    for gradient, is_beyond in zip(expected[1:], is_padding(plain), strict=True):
-        assert is_beyond.any() and not gradient[is_beyond].any()
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(
-    ("which", "place"), [("log_emission_BML", (0, 1, 2)), ("log_transition_BLL", (0, 2, 4))]
-)
-def test_nan_and_infinity_among_what_is_read_are_not_hidden(which, place, backend, value):
-    """Target 1 at state 2, or the edge from state 2 to the last one: on a path, not on all."""
-    graph = with_score(random_graph(25, [3, 3], [5, 5]), which, place, value)
-    log_likelihood_B = dag_log_likelihood(*graph, backend)
-    assert log_likelihood_B.isfinite().tolist() == [False, True]
-    assert log_likelihood_B[0] != -torch.inf
-
-
-# ---- posteriors ----
-
-
-@pytest.mark.parametrize("name", ["ragged", "sparse", "huge_spread", "impossible_state"])
-def test_posteriors_equal_shares_of_enumerated_paths(name):
-    graph = CASES[name]
-    state_BML, edge_BLL = posteriors(*graph)
-    assert not state_BML.requires_grad and not edge_BLL.requires_grad
-    for b in range(len(state_BML)):
-        scored = all_paths(graph, b)
-        total = log_sum(list(scored.values()))
-        state_ML, edge_LL = torch.zeros_like(state_BML[b]), torch.zeros_like(edge_BLL[b])
-        for path, score in scored.items():
-            share = math.exp(score - total)
-            for i, u in enumerate(path):
-                state_ML[i, u] += share
-            for v, u in pairwise(path):
-                edge_LL[v, u] += share
-        assert_near(state_BML[b], state_ML)
-        assert_near(edge_BLL[b], edge_LL)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_posteriors_sum_to_one_per_target(name):
-    graph = CASES[name]
-    with torch.no_grad():  # they are gradients, and must not care
-        state_BML, edge_BLL = posteriors(*graph)
-    has_path_B = judge(name).log_likelihood_B != -torch.inf
-    is_target_BM = torch.arange(state_BML.shape[1]) < graph.num_targets_B.unsqueeze(1)
-    is_expected_BM = (is_target_BM & has_path_B.unsqueeze(1)).double()
-    assert_near(state_BML.sum(2), is_expected_BM)
-    assert_near(edge_BLL.sum((1, 2)), (graph.num_targets_B - 1) * has_path_B.double())
-    assert (state_BML >= 0).all() and (edge_BLL >= 0).all()
-    # A state is entered by edges for all targets but the first, and left again.
-    assert_near(edge_BLL.sum(1), state_BML[:, 1:].sum(1))
-    is_inner_BM = torch.arange(state_BML.shape[1]) < (graph.num_targets_B - 1).unsqueeze(1)
-    assert_near(edge_BLL.sum(2), (state_BML * is_inner_BM.unsqueeze(2)).sum(1))
-
-
-# ---- viterbi ----
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_judges_path_is_the_best_by_the_definition(name):
-    graph, (path_BM, log_score_B) = CASES[name], judge(name)[3:]
-    for b, path in enumerate(path_BM.tolist()):
-        scored = all_paths(graph, b)
-        M = int(graph.num_targets_B[b])
-        assert set(path[M:]) <= {-1}
-        if not scored:
-            assert set(path) == {-1} and log_score_B[b] == -torch.inf
-            continue
-        best = max(scored.values())
-        assert math.isclose(log_score_B[b], best, rel_tol=1e-12, abs_tol=1e-9)
-        assert math.isclose(scored[tuple(path[:M])], best, rel_tol=1e-12, abs_tol=1e-9)
-
-
-@pytest.mark.parametrize("backend", JUDGED)
-@pytest.mark.parametrize("name", CASES)
-def test_viterbi_paths_equal_the_judges(name, backend):
-    path_BM, log_score_B = viterbi(*CASES[name], backend)
-    assert torch.equal(path_BM, judge(name).path_BM)
-    assert_near(log_score_B, judge(name).log_score_B, 1e-12)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@given(seed=st.integers(0, 2**31), M=st.integers(2, 5), L=st.integers(3, 8))
-@settings(max_examples=15)
-def test_among_equal_paths_the_earliest_states_from_the_end_win(backend, seed, M, L):
-    graph = tied_graph(seed, [M], [L])
-    path_BM, _ = viterbi(*graph, backend)
-    scored = all_paths(graph, 0)
-    best = [path for path, score in scored.items() if score == max(scored.values())]
-    expected = min((path[::-1] for path in best), default=(-1,) * M)
-    assert tuple(path_BM[0].tolist()) == expected[::-1]
-
-
-# ---- the table of backends ----
-
-
-def test_an_unknown_backend_offers_the_nearest():
-    with pytest.raises(ValueError, match="'vectorised': did you mean vectorized"):
-        dag_log_likelihood(*RAGGED, "vectorised")
-
-
-@pytest.mark.parametrize(
-    ("function", "backend", "counts", "told"),
-    [
-        (dag_log_likelihood, "enumerate", ([1024], [4096]), "10^997"),  # beyond any float
-        (viterbi, "enumerate", ([4] * 300, [40] * 300), "10^5.3 paths"),  # of all rows together
-        (dag_log_likelihood, "naive", ([20] * 20, [80] * 20), "1,200,800 terms"),
-        (viterbi, "naive", ([20] * 20, [80] * 20), "1,200,800 terms"),
-    ],
-)
-def test_what_no_memory_holds_is_refused_with_its_number(function, backend, counts, told):
-    M, L = max(counts[0]), max(counts[1])
-    B, zero = len(counts[0]), torch.zeros(1, 1, 1)
-    graph = (zero.expand(B, M, L), zero.expand(B, L, L), *map(torch.tensor, counts))
-    with pytest.raises(ValueError, match=re.escape(told)) as error:
-        function(*graph, backend)
-    assert "use 'vectorized'" in str(error.value)
-
-
-@pytest.fixture
-def choice(monkeypatch):
-    """``auto`` chooses anew; the function sets how well ``native`` works from here on."""
-    api._first_that_works.cache_clear()
-
-    def native_is(reason: str | None) -> None:
-        asked = BACKENDS["native"]._replace(why_not=lambda device_type: reason)
-        monkeypatch.setitem(BACKENDS, "native", asked)
-
-    yield native_is
-    api._first_that_works.cache_clear()
-
-
-def test_auto_is_the_fastest_backend_that_works(choice):
-    choice(None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert fastest("cpu") == "native"
-
-
-def test_auto_falls_back_with_one_warning(choice):
-    choice("no C++ compiler 'c++'")
-    with pytest.warns(UserWarning, match=r"'scaled', without 'native': no C\+\+ c") as caught:
-        ours = [dag_log_likelihood(*RAGGED) for _ in range(3)]
-        viterbi(*RAGGED)
-    assert len(caught) == 1
-    assert all(torch.equal(one, dag_log_likelihood(*RAGGED, "scaled")) for one in ours)
-
-
-def test_auto_works_on_a_device_without_float64(choice):
-    with pytest.warns(
-        UserWarning, match="'vectorized', without 'native': .*; 'scaled': "
-    ) as found:
-        assert fastest("mps") == "vectorized"
-    assert len(found) == 1
-
-
-def test_naming_a_backend_asks_nothing_of_the_others(choice, monkeypatch):
-    monkeypatch.setitem(BACKENDS, "native", BACKENDS["native"]._replace(why_not=None))
-    for backend in ("enumerate", "naive", "vectorized", "scaled"):
-        dag_log_likelihood(*RAGGED, backend)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_half_precision_is_added_up_in_float32(backend):
-    dtype = torch.bfloat16
-    low = CASES["ragged"].to(dtype)
-    ours = likelihood_and_gradients(low, backend, torch.ones(5))
-    same_in_float32 = likelihood_and_gradients(low.to(torch.float32), backend, torch.ones(5))
-    assert ours[0].dtype == torch.float32 and ours[1].dtype == ours[2].dtype == dtype
-    assert torch.equal(ours[0], same_in_float32[0])
-    for our, theirs in zip(ours[1:], same_in_float32[1:], strict=True):
-        assert torch.equal(our, theirs.to(dtype))
-    assert all(t.dtype == torch.float32 for t in posteriors(*low, backend))
-    path_BM, log_score_B = viterbi(*low, backend)
-    expected_BM, expected_B = viterbi(*low.to(torch.float32), backend)
-    assert torch.equal(path_BM, expected_BM) and torch.equal(log_score_B, expected_B)
-
-
-@pytest.mark.parametrize(("backend", "limit"), [("scaled", 1e-6), ("native", 1e-5)])
-@pytest.mark.parametrize("name", CASES)
-def test_float32_gradients_of_rescaled_backends_are_exact(name, backend, limit):
-    assert_near_float64(CASES[name].to(torch.float32), backend, "enumerate", limit)
-
-
-@pytest.mark.parametrize("backend", ONCE)
-def test_layout_of_memory_does_not_matter(backend):
-    graph = random_graph(10, [6, 4], [19, 12])
+@pytest.mark.parametrize("backend", EVERY)
+def test_neither_writing_to_inputs_nor_their_layout_nor_a_second_backward_matters(backend):
+    graph = random_graph(10, [6, 4], [12, 9])
     turned = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in graph[:2]]
     assert not turned[1].is_contiguous()
-    ours = likelihood_and_gradients(Graph(*turned, *graph[2:]), backend)
-    for number, same in zip(ours, likelihood_and_gradients(graph, backend), strict=True):
-        assert_near(number, same, 1e-13)
+    before = [t.clone() for t in turned]
+    expected = likelihood_and_gradients(graph, backend)
+    scores = [t.detach().requires_grad_() for t in turned]
+    value_B = dag_log_likelihood(*scores, *graph[2:], backend)
+    for keep in (True, False):
+        gradients = torch.autograd.grad(value_B, scores, weights(graph), retain_graph=keep)
+        for number, same in zip((value_B.detach(), *gradients), expected, strict=True):
+            assert_near(number, same, 1e-13)
+    viterbi(*turned, *graph[2:], backend)
+    assert all(torch.equal(t, old) for t, old in zip(turned, before, strict=True))
 
 
 @pytest.mark.parametrize("backend", ONCE)
@@ -431,18 +367,19 @@ def test_no_rows_give_nothing(backend):
     assert path_BM.shape == (0, 5) and log_score_B.shape == (0,)
 
 
-@pytest.mark.parametrize("backend", ["auto", "vectorized"])
-def test_compiling_gives_the_same_numbers(backend):
-    if reason := BACKENDS["native"].why_not("cpu"):
-        pytest.skip(f"no backend native here: {reason}")
-    compiled = torch.compile(dag_log_likelihood, backend="aot_eager", fullgraph=True)
-    expected = likelihood_and_gradients(RAGGED, backend)
-    scores = [t.clone().requires_grad_() for t in RAGGED[:2]]
-    log_likelihood_B = compiled(*scores, *RAGGED[2:], backend)
-    grad_B = torch.tensor([1.5, -0.5, 0.0, 2.0, -1.0], dtype=torch.float64)
-    ours = (log_likelihood_B.detach(), *torch.autograd.grad(log_likelihood_B, scores, grad_B))
+@pytest.mark.parametrize("backend", EVERY)
+def test_half_precision_is_added_up_in_float32(backend):
+    low = RAGGED.to(torch.bfloat16)
+    single = low.to(FLOAT32)
+    ours, expected = (
+        likelihood_and_gradients(g, backend, torch.ones(5)) for g in (low, single)
+    )
+    assert [t.dtype for t in ours] == [FLOAT32, torch.bfloat16, torch.bfloat16]
     for number, same in zip(ours, expected, strict=True):
-        assert_near(number, same, 1e-12)
+        assert torch.equal(number, same.to(number.dtype))
+    assert all(t.dtype == FLOAT32 for t in posteriors(*low, backend))
+    for number, same in zip(viterbi(*low, backend), viterbi(*single, backend), strict=True):
+        assert torch.equal(number, same)
 
 
 @pytest.mark.parametrize(
@@ -471,6 +408,206 @@ def test_arguments_that_do_not_fit_are_named(changed, words):
         with pytest.raises(ValueError) as caught:
             function(*graph)
         assert all(word in str(caught.value) for word in words)
+
+
+# ---- posteriors, and the best path ----
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_posteriors_sum_to_one_per_target(name):
+    graph = CASES[name]
+    with torch.no_grad():  # they are gradients, and must not care
+        state_BML, edge_BLL = posteriors(*graph)
+    assert not state_BML.requires_grad and not edge_BLL.requires_grad
+    has_path_B = judge(name).log_likelihood_B != -torch.inf
+    is_target_BM = torch.arange(state_BML.shape[1]) < graph.num_targets_B.unsqueeze(1)
+    is_expected_BM = (is_target_BM & has_path_B.unsqueeze(1)).double()
+    assert_near(state_BML.sum(2), is_expected_BM)
+    assert_near(edge_BLL.sum((1, 2)), (graph.num_targets_B - 1) * has_path_B.double())
+    assert (state_BML >= 0).all() and (edge_BLL >= 0).all()
+    # A state is entered by edges for all targets but the first, and left again.
+    assert_near(edge_BLL.sum(1), state_BML[:, 1:].sum(1))
+    is_inner_BM = torch.arange(state_BML.shape[1]) < (graph.num_targets_B - 1).unsqueeze(1)
+    assert_near(edge_BLL.sum(2), (state_BML * is_inner_BM.unsqueeze(2)).sum(1))
+
+
+@pytest.mark.parametrize("backend", EVERY)
+@given(seed=st.integers(0, 2**31), M=st.integers(2, 5), L=st.integers(3, 8))
+@settings(max_examples=15)
+def test_among_equal_paths_the_earliest_states_from_the_end_win(backend, seed, M, L):
+    graph = tied_graph(seed, [M], [L])
+    path_BM, _ = viterbi(*graph, backend)
+    scored = all_paths(graph, 0)
+    best = [path for path, score in scored.items() if score == max(scored.values())]
+    expected = min((path[::-1] for path in best), default=(-1,) * M)
+    assert tuple(path_BM[0].tolist()) == expected[::-1]
+
+
+# ---- the table of backends ----
+
+
+def test_an_unknown_backend_offers_the_nearest():
+    with pytest.raises(ValueError, match="'vectorised': did you mean vectorized"):
+        dag_log_likelihood(*RAGGED, "vectorised")
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "counts", "words"),
+    [
+        (dag_log_likelihood, "enumerate", ([1024], [4096]), "10^997"),  # beyond any float
+        (viterbi, "enumerate", ([4] * 300, [40] * 300), "10^5.3 paths"),  # of all rows together
+        (dag_log_likelihood, "naive", ([20] * 20, [80] * 20), "1,200,800 terms"),
+        (viterbi, "naive", ([20] * 20, [80] * 20), "1,200,800 terms"),
+    ],
+)
+def test_what_no_memory_holds_is_refused_with_its_number(function, name, counts, words):
+    M, L = max(counts[0]), max(counts[1])
+    B, zero = len(counts[0]), torch.zeros(1, 1, 1)
+    graph = (zero.expand(B, M, L), zero.expand(B, L, L), *map(torch.tensor, counts))
+    with pytest.raises(ValueError, match=f"{re.escape(words)}.* use 'vectorized'"):
+        function(*graph, name)
+
+
+@pytest.mark.parametrize("reason", [None, "no C++ compiler 'c++'"])
+def test_auto_is_the_fastest_backend_that_works_and_says_once_which_does_not(
+    reason, monkeypatch
+):
+    native = BACKENDS["native"]._replace(why_not=lambda device_type: reason)
+    monkeypatch.setitem(BACKENDS, "native", native)
+    api._first_that_works.cache_clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        name = fastest("cpu")
+        assert torch.equal(dag_log_likelihood(*RAGGED), dag_log_likelihood(*RAGGED, name))
+        # A device without float64.
+        assert fastest("mps") == ("native" if reason is None else "vectorized")
+    api._first_that_works.cache_clear()
+    assert name == ("native" if reason is None else "scaled")
+    on_cpu, on_mps = [str(warning.message) for warning in caught] if reason else ("", "")
+    assert ("'scaled', without 'native': no C++ c" in on_cpu) is bool(reason)
+    assert ("'vectorized', without 'native': " in on_mps and "; 'scaled': " in on_mps) is bool(
+        reason
+    )
+
+
+def test_naming_a_backend_asks_nothing_of_the_others(monkeypatch):
+    monkeypatch.setitem(BACKENDS, "native", BACKENDS["native"]._replace(why_not=None))
+    for name in ("enumerate", "naive", "vectorized", "scaled"):
+        dag_log_likelihood(*RAGGED, name)
+
+
+# ---- as a part of a program ----
+
+
+@pytest.mark.parametrize(
+    ("backend", "name", "is_whole"),
+    [
+        ("native", "ragged", True),
+        ("vectorized", "ragged", True),
+        ("scaled", "huge_spread", False),  # a row is done again, where the graph breaks in two
+    ],
+)
+def test_compiling_gives_the_same_numbers(backend, name, is_whole):
+    graph = CASES[name]
+    compiled = torch.compile(dag_log_likelihood, backend="aot_eager", fullgraph=is_whole)
+    scores = [t.clone().requires_grad_() for t in graph[:2]]
+    value_B = compiled(*scores, *graph[2:], "auto" if backend == "native" else backend)
+    ours = value_B.detach(), *torch.autograd.grad(value_B, scores, weights(graph))
+    for number, same in zip(ours, likelihood_and_gradients(graph, backend), strict=True):
+        assert_near(number, same, 1e-12)
+
+
+def transforms(graph: Graph, backend: str) -> dict[str, tuple[Tensor, Tensor]]:
+    """Gradients of the likelihood of all rows by both scores, as ``torch.func`` gives them."""
+
+    def each(*scores: Tensor) -> Tensor:
+        return dag_log_likelihood(*scores, *graph[2:], backend)
+
+    scores, one_B = graph[:2], torch.ones(len(graph.num_targets_B), dtype=torch.float64)
+    by_row = torch.func.jacrev(each, argnums=(0, 1))(*scores)
+    _, pull = torch.func.vjp(each, *scores)
+    leaves = tuple(torch.nn.Parameter(t.clone()) for t in scores)
+    value_B = each(*leaves)
+    with torch.no_grad():  # which closes vjp's own level before the gradient is asked for
+        _, pull_without_grad = torch.func.vjp(each, *scores)
+        without_grad = pull_without_grad(one_B)
+    return {
+        "grad": torch.func.grad(lambda *s: each(*s).sum(), argnums=(0, 1))(*scores),
+        "grad beside a parameter": (
+            torch.func.grad(lambda s: each(s, leaves[1]).sum())(scores[0]),
+            torch.func.grad(lambda s: each(leaves[0], s).sum())(scores[1]),
+        ),
+        "vjp": pull(one_B),
+        "vjp, no_grad": without_grad,
+        "jacrev": tuple(rows.sum(0) for rows in by_row),
+        "vmap of autograd.grad": tuple(
+            rows.sum(0)
+            for rows in torch.func.vmap(lambda v: torch.autograd.grad(value_B, leaves, v))(
+                torch.eye(len(one_B), dtype=torch.float64)
+            )
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["ragged", "no_path_through_missing_edges", "huge_spread"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_torch_func_gives_the_gradients_of_autograd(backend, name):
+    graph = CASES[name].to(torch.float64)
+    _, *expected = likelihood_and_gradients(graph, backend, torch.ones_like(weights(graph)))
+    for transform, gradients in transforms(graph, backend).items():
+        for ours, same in zip(gradients, expected, strict=True):
+            assert relative_error(ours, same) < 1e-12, transform
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_posteriors_under_torch_func_are_constants(backend):
+    graph = random_graph(23, [3], [5])
+
+    def product(log_emission_BML: Tensor) -> Tensor:
+        state_BML = posteriors(log_emission_BML, *graph[1:], backend).state_BML
+        return (state_BML * log_emission_BML).sum()
+
+    expected = posteriors(*graph, backend).state_BML
+    assert_near(torch.func.grad(product)(graph.log_emission_BML), expected)
+
+
+@pytest.mark.parametrize("graph", [random_graph(23, [3], [5]), two_ways(7.0, "edges")])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_second_derivative_is_right_or_refused(backend, graph):
+    """Of a plain sum, whose own gradient is a constant: easily a wrong number without a word."""
+
+    def total(log_emission_BML: Tensor) -> Tensor:
+        return dag_log_likelihood(log_emission_BML, *graph[1:], backend).sum()
+
+    scores = graph.log_emission_BML.clone().requires_grad_()
+    if backend not in ONCE:
+        assert scores.numel() > 15 or torch.autograd.gradgradcheck(total, (scores,))
+        return
+    for twice in (
+        lambda x: torch.autograd.functional.hessian(total, x),
+        torch.func.jacrev(torch.func.jacrev(total)),
+        torch.func.grad(lambda x: torch.func.grad(total)(x).sum()),
+    ):
+        with pytest.raises(RuntimeError, match="backend 'naive' or 'enumerate'"):
+            twice(scores.detach())
+
+
+@pytest.mark.parametrize("backend", [name for name in ONCE if name in BACKENDS])
+@pytest.mark.parametrize("transform", ["vmap", "jacfwd", "hessian", "jvp"])
+def test_torch_func_is_told_what_a_hand_written_gradient_lacks(transform, backend):
+    graph = random_graph(23, [3], [5])
+
+    def each(log_emission_BML: Tensor) -> Tensor:
+        return dag_log_likelihood(log_emission_BML, *graph[1:], backend)
+
+    scores = graph.log_emission_BML
+    with pytest.raises(RuntimeError, match=rf"torch.func has grad, vjp and .*{transform}"):
+        if transform == "jvp":
+            torch.func.jvp(each, (scores,), (scores,))
+        elif transform == "vmap":
+            torch.func.vmap(each)(torch.stack([scores, scores]))
+        else:
+            getattr(torch.func, transform)(each)(scores)
 
 
 # ---- without transitions ----
@@ -502,113 +639,7 @@ def test_ctc_stands_huge_scores():
     assert_near(ours_BM, torch.tensor([[-6.0]], dtype=torch.float64))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_second_derivative_is_right_or_refused(backend):
-    """Of a plain sum, whose own gradient is a constant: easily a wrong number without a word."""
-    graph = random_graph(23, [3], [5])
-
-    def likelihood(log_emission_BML: Tensor) -> Tensor:
-        return dag_log_likelihood(log_emission_BML, *graph[1:], backend).sum()
-
-    inputs = (graph.log_emission_BML.clone().requires_grad_(),)
-    if backend in ONCE:
-        with pytest.raises(RuntimeError, match="backend 'naive' or 'enumerate'"):
-            torch.autograd.functional.hessian(likelihood, inputs)
-    else:
-        assert torch.autograd.gradgradcheck(likelihood, inputs)
-
-
-def transforms(graph: Graph, backend: str) -> dict[str, tuple[Tensor, Tensor]]:
-    """Gradients of the likelihood of all rows by both scores, as ``torch.func`` gives them."""
-
-    def each(*scores: Tensor) -> Tensor:
-        return dag_log_likelihood(*scores, *graph[2:], backend)
-
-    scores, one_B = graph[:2], torch.ones(len(graph.num_targets_B), dtype=torch.float64)
-    by_row = torch.func.jacrev(each, argnums=(0, 1))(*scores)
-    _, pull = torch.func.vjp(each, *scores)
-    leaves = tuple(t.clone().requires_grad_() for t in scores)
-    value_B = each(*leaves)
-    with torch.no_grad():  # which closes vjp's own level before the gradient is asked for
-        _, pull_without_grad = torch.func.vjp(each, *scores)
-        without_grad = pull_without_grad(one_B)
-    return {
-        "grad": torch.func.grad(lambda *s: each(*s).sum(), argnums=(0, 1))(*scores),
-        "vjp": pull(one_B),
-        "vjp, no_grad": without_grad,
-        "jacrev": tuple(rows.sum(0) for rows in by_row),
-        "vmap of autograd.grad": tuple(
-            rows.sum(0)
-            for rows in torch.func.vmap(lambda v: torch.autograd.grad(value_B, leaves, v))(
-                torch.eye(len(one_B), dtype=torch.float64)
-            )
-        ),
-    }
-
-
-@pytest.mark.parametrize("name", ["ragged", "no_path_through_missing_edges", "huge_spread"])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_torch_func_gives_the_gradients_of_autograd(backend, name):
-    graph = CASES[name].to(torch.float64)
-    _, *expected = likelihood_and_gradients(graph, backend, torch.ones_like(weights(graph)))
-    for transform, gradients in transforms(graph, backend).items():
-        for ours, same in zip(gradients, expected, strict=True):
-            assert relative_error(ours, same) < 1e-12, transform
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_scores_may_be_parameters_under_torch_func(backend):
-    graph = random_graph(23, [3], [5])
-    transition = torch.nn.Parameter(graph.log_transition_BLL)
-
-    def total(log_emission_BML: Tensor) -> Tensor:
-        return dag_log_likelihood(log_emission_BML, transition, *graph[2:], backend).sum()
-
-    expected = likelihood_and_gradients(graph, backend, torch.ones_like(weights(graph)))[1]
-    assert_near(torch.func.grad(total)(graph.log_emission_BML), expected)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_posteriors_under_torch_func_are_constants(backend):
-    graph = random_graph(23, [3], [5])
-
-    def product(log_emission_BML: Tensor) -> Tensor:
-        state_BML = posteriors(log_emission_BML, *graph[1:], backend).state_BML
-        return (state_BML * log_emission_BML).sum()
-
-    expected = posteriors(*graph, backend).state_BML
-    assert_near(torch.func.grad(product)(graph.log_emission_BML), expected)
-
-
-@pytest.mark.parametrize("backend", ONCE)
-@pytest.mark.parametrize("transform", ["vmap", "jacfwd", "hessian", "jvp"])
-def test_torch_func_is_told_what_a_hand_written_gradient_lacks(transform, backend):
-    graph = random_graph(23, [3], [5])
-
-    def each(log_emission_BML: Tensor) -> Tensor:
-        return dag_log_likelihood(log_emission_BML, *graph[1:], backend)
-
-    scores = graph.log_emission_BML
-    with pytest.raises(RuntimeError, match=rf"torch.func has grad, vjp and .*{transform}"):
-        if transform == "jvp":
-            torch.func.jvp(each, (scores,), (scores,))
-        elif transform == "vmap":
-            torch.func.vmap(each)(torch.stack([scores, scores]))
-        else:
-            getattr(torch.func, transform)(each)(scores)
-
-
-@pytest.mark.parametrize("backend", ONCE)
-def test_torch_func_of_a_gradient_is_refused_as_a_second_derivative(backend):
-    graph = random_graph(23, [3], [5])
-
-    def total(log_emission_BML: Tensor) -> Tensor:
-        return dag_log_likelihood(log_emission_BML, *graph[1:], backend).sum()
-
-    for twice in (torch.func.jacrev(torch.func.jacrev(total)),
-                  torch.func.grad(lambda x: torch.func.grad(total)(x).sum())):  # fmt: skip
-        with pytest.raises(RuntimeError, match="backend 'naive' or 'enumerate'"):
-            twice(graph.log_emission_BML)
+# ---- the measure of errors ----
 
 
 def test_relative_error_is_the_largest_difference_over_the_largest_value():
