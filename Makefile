@@ -4,9 +4,10 @@ PYTHON ?= python3
 ARGS ?=
 WORKERS ?= 2
 PY := .venv/bin/python
-EXTRAS := text,chem,train,plot,book,watch,tasks,hf,test
 REPOSITORY = $(shell sed -n 's/^Repository = "\(.*\)"/\1/p' pyproject.toml)
-TORCH_PIN = $(shell sed -n s/^torch==//p requirements.lock)
+# uv does not read pip's configuration: a mirror that is named there is handed on.
+MIRROR = $${UV_DEFAULT_INDEX:-$${PIP_INDEX_URL:-$$($(PY) -m pip config get global.index-url 2>/dev/null)}}
+UV = VIRTUAL_ENV=.venv UV_DEFAULT_INDEX="$(MIRROR)" .venv/bin/uv pip
 
 ifeq ($(TORCH),cpu)
 # pip then finds 2.13.0+cpu beside 2.13.0 and prefers it. As an option it joins the indexes that the
@@ -76,6 +77,7 @@ format: .venv/.ready ## rewrite the sources in the house format
 
 # A file .partial stands for a set-up that did not finish: the next one starts from nothing.
 # A finished .venv is brought up to date in place when the lock or pyproject.toml changes.
+# pip fetches uv and PyTorch, whose build may lie where only pip is told to look; uv the rest.
 .venv/.ready: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "setup: '$(PYTHON)' is not Python 3.11 or newer; name one: make setup PYTHON=python3.12" >&2; exit 1; }
@@ -93,22 +95,20 @@ format: .venv/.ready ## rewrite the sources in the house format
 		rm -rf .venv && mkdir .venv && touch .venv/.partial && $(PYTHON) -m venv .venv; \
 	fi
 	@touch .venv/.partial
-	@echo "setup: installing $$(grep -c == requirements.lock) pinned packages (minutes the first time, seconds later)"
-	@start=$$(date +%s) && $(PY) -m pip install -qq $(CPU_WHEELS) -r requirements.lock && \
-		$(PY) -m pip install -qq --no-deps --no-build-isolation -e . && \
+	@echo "setup: installing $$(grep -c == requirements.lock) pinned packages"
+	@start=$$(date +%s) && \
+		$(PY) -m pip install -qq --no-deps --no-compile $(CPU_WHEELS) \
+			$$(grep -E '^(torch|uv)==' requirements.lock) && \
+		$(UV) install -q -r requirements.lock && \
+		$(UV) install -q --no-deps --no-build-isolation -e . && \
 		echo "setup: done in $$(( $$(date +%s) - start )) s"
 	@mv .venv/.partial $@ && touch $@
 
-# Resolved for 3.11.0, because a package may refuse an early 3.11 such as Debian's 3.11.2.
-lock: ## write requirements.lock anew: newest releases allowed, by Python 3.11
-	@rm -rf build/lock && $(PYTHON) -m venv build/lock
-	build/lock/bin/pip install -qq --target build/lock/all --python-version 3.11.0 --only-binary :all: \
-		torch==$(TORCH_PIN) ".[$(EXTRAS)]"
-	@{ echo "# Every package of .[$(EXTRAS)], pinned. Made by: make lock"; \
-		build/lock/bin/pip freeze --path build/lock/all --all --exclude exlm-mini | \
-		sed -E -e 's/^(torch==[^+]*)\+.*/\1/' -e '/^(nvidia|triton|cuda)[-_a-z0-9]*==/d'; \
-	} > build/requirements.lock
-	@mv build/requirements.lock requirements.lock && rm -rf build *.egg-info
+# Without the CUDA packages: a CUDA build of PyTorch brings those it needs.
+lock: .venv/.ready ## requirements.lock follows pyproject.toml; newest releases: ARGS=--upgrade
+	UV_CUSTOM_COMPILE_COMMAND="make lock" $(UV) compile -q --python-version 3.11 --no-annotate \
+		--extra all --group dev pyproject.toml -o requirements.lock $(ARGS)
+	sed -i -E '/^(nvidia|triton|cuda)[-_a-z0-9]*==/d' requirements.lock
 
 repository: ## name a fork in every file: make repository URL=https://github.com/me/book
 	@case "$(URL)" in https://*) ;; *) echo "say which: make repository URL=https://..."; exit 2 ;; esac
