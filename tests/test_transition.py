@@ -9,39 +9,34 @@ import math
 
 import pytest
 import torch
+from small_models import BOS, EOS, SPECIAL, assert_same, drawn, masked_rows
 from torch import Tensor, nn
 
 from exlm_mini.alignment import dag_log_likelihood
-from exlm_mini.config import ModelConfig, SpecialIds
+from exlm_mini.config import ModelConfig
 from exlm_mini.model.encoder import initialise
 from exlm_mini.model.expansion import StateGraph, expand_masks
 from exlm_mini.model.transition import (
     GatedTransition,
-    UniformTransition,
     blend,
     edges,
     make_transition,
     parallel_chains,
 )
 
-PAD, BOS, EOS, UNK, SEP, MASK = SpecialIds()
 WIDTH, HEADS = 16, 4
 LEARNED = [
     ("paper", False, False), ("paper", True, False), ("gated", False, True),
     ("gated", True, True), ("gated", False, False),
 ]  # fmt: skip
+BOUNDARIES = pytest.mark.parametrize("boundary", ["official", "paper"])
+BATCH = masked_rows([BOS, -7, 8, -9, EOS], [BOS, 7, EOS], [BOS, -7, -8, -9, 10, -11, EOS])
+SPAN_OF_TARGET = {0: [{1}, {2}], 1: [], 2: [{1, 2, 3}, {4}]}
+"""Which targets of its rows are masks side by side."""
 
 
 def make_graph(k: int = 3, boundary: str = "official") -> StateGraph:
-    """Rows with 2, 0 and 4 masks, with ordinary tokens between some of them."""
-    token_ids_BN = torch.tensor(
-        [[BOS, 7, 8, 9, EOS, PAD, PAD], [BOS, 7, EOS] + [PAD] * 4, [BOS, 7, 8, 9, 10, 11, EOS]]
-    )
-    is_masked_BN = torch.zeros_like(token_ids_BN, dtype=torch.bool)
-    is_masked_BN[0, [1, 3]] = True
-    is_masked_BN[2, [1, 2, 3, 5]] = True
-    masked_ids_BN = token_ids_BN.masked_fill(is_masked_BN, MASK)
-    return expand_masks(masked_ids_BN, is_masked_BN, token_ids_BN, k, boundary, SpecialIds())[1]
+    return expand_masks(*BATCH, k, boundary, SPECIAL)[1]
 
 
 def make_module(
@@ -66,66 +61,43 @@ def make_module(
 
 
 def make_states(graph: StateGraph) -> Tensor:
-    B, L = graph.place_BL.shape
-    rng = torch.Generator().manual_seed(1)
-    state_BLD = torch.randn(B, L, WIDTH, generator=rng, dtype=torch.float64)
+    state_BLD = drawn(*graph.place_BL.shape, WIDTH, seed=1).detach()
     return state_BLD * graph.is_state_BL.unsqueeze(2)
 
 
-def successors(graph: StateGraph, b: int, v: int, sparse: bool) -> list[int]:
-    """States an edge may lead to, by the words of §4.2 and Appendix Q.3."""
-    owner_L, num_states = graph.owner_BL[b].tolist(), int(graph.num_states_B[b])
-    if v >= num_states:
-        return []
-    return [u for u in range(v + 1, num_states) if not sparse or owner_L[u] != owner_L[v]]
-
-
-def softmax(scores: list[Tensor]) -> list[Tensor]:
-    exponentials = [score.exp() for score in scores]
-    return [e / sum(exponentials) for e in exponentials]
-
-
-def transition_by_hand(
-    module: nn.Module, state_BLD: Tensor, graph: StateGraph, sparse: bool
+def learned_by_hand(
+    module: nn.Module, state_BLD: Tensor, graph: StateGraph, b: int, v: int, after: list[int]
 ) -> Tensor:
-    """E entry by entry, as probabilities."""
-    B, L, _ = state_BLD.shape
-    probability_BLL = torch.zeros(B, L, L, dtype=torch.float64)
-    for b in range(B):
-        x_LX = state_BLD[b]
-        if isinstance(module, GatedTransition) and module.place is not None:
-            x_LX = torch.cat([x_LX, module.place.weight[graph.place_BL[b]]], dim=1)
-        is_gated = isinstance(module, GatedTransition)
-        num_heads = HEADS if is_gated else 1
-        d = WIDTH // num_heads
-        for v in range(L):
-            options = successors(graph, b, v, sparse)
-            gates = softmax(list(module.gate(x_LX[v]))) if is_gated else [torch.tensor(1.0)]
-            for head in range(num_heads if options else 0):
-                part = slice(head * d, (head + 1) * d)
-                query_d = module.query(x_LX[v])[part]
-                scores = [query_d @ module.key(x_LX[u])[part] / math.sqrt(d) for u in options]
-                for u, share in zip(options, softmax(scores), strict=True):
-                    probability_BLL[b, v, u] += gates[head] * share
-    return probability_BLL
+    """The (gated) mixture over some states, with the bonus for the clone of the same number."""
+    x_LX, is_gated = state_BLD[b], isinstance(module, GatedTransition)
+    if is_gated and module.place is not None:
+        x_LX = torch.cat([x_LX, module.place.weight[graph.place_BL[b]]], dim=1)
+    num_heads = HEADS if is_gated else 1
+    query_Hd = module.query(x_LX[v]).unflatten(0, (num_heads, -1))
+    key_UHd = module.key(x_LX[after]).unflatten(1, (num_heads, -1))
+    is_same_U = graph.clone_BL[b, after] == graph.clone_BL[b, v]
+    score_UH = (key_UHd * query_Hd).sum(2) / math.sqrt(WIDTH // num_heads)
+    weight_UH = (score_UH + getattr(module, "chain_bonus", 0) * is_same_U.unsqueeze(1)).exp()
+    share_UH = weight_UH / weight_UH.sum(0)
+    return share_UH @ module.gate(x_LX[v]).softmax(0) if is_gated else share_UH[:, 0]
 
 
-def assert_same(ours: Tensor, theirs: Tensor, tolerance: float = 1e-11) -> None:
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
-
-
-@pytest.mark.parametrize("boundary", ["official", "paper"])
+@BOUNDARIES
 @pytest.mark.parametrize(("transition", "sparse", "use_position"), LEARNED)
 def test_transition_equals_its_formula(transition, sparse, use_position, boundary):
+    """Row by row of E, over the successors that §4.2 and Appendix Q.3 allow."""
     graph = make_graph(boundary=boundary)
     state_BLD = make_states(graph)
     module = make_module(transition, sparse, use_position)
-    log_transition_BLL = module(state_BLD, graph)
-    expected = transition_by_hand(module, state_BLD, graph, sparse)
-    assert_same(log_transition_BLL.exp(), expected)
-    assert torch.equal(log_transition_BLL == -torch.inf, expected == 0)
-    # Where a state has a successor, its row sums to one.
-    assert_same(expected.sum(2), (expected != 0).any(2).double(), 1e-12)
+    ours_BLL = module(state_BLD, graph)
+    expected_BLL = torch.zeros_like(ours_BLL)
+    for b, L in enumerate(graph.num_states_B.tolist()):
+        owner_L = graph.owner_BL[b].tolist()
+        for v in range(L):
+            after = [u for u in range(v + 1, L) if not sparse or owner_L[u] != owner_L[v]]
+            expected_BLL[b, v, after] = learned_by_hand(module, state_BLD, graph, b, v, after)
+    assert_same(ours_BLL.exp(), expected_BLL)
+    assert torch.equal(ours_BLL == -torch.inf, expected_BLL == 0)
 
 
 @pytest.mark.parametrize(("transition", "sparse", "use_position"), LEARNED)
@@ -166,12 +138,6 @@ def test_autocast_leaves_the_softmax_in_float32(transition, sparse, use_position
 # ---- no dependencies, and chains ----
 
 
-def make_emission(graph: StateGraph) -> Tensor:
-    B, M, L = *graph.target_ids_BM.shape, graph.place_BL.shape[1]
-    rng = torch.Generator().manual_seed(2)
-    return torch.randn(B, M, L, generator=rng, dtype=torch.float64) - 2
-
-
 def states_of(graph: StateGraph, b: int, target: int) -> list[int]:
     owner_L = graph.owner_BL[b, : int(graph.num_states_B[b])].tolist()
     return [u for u, owner in enumerate(owner_L) if owner == target]
@@ -183,31 +149,39 @@ def likelihood(log_emission_BML: Tensor, log_transition_BLL: Tensor, graph: Stat
     )
 
 
-@pytest.mark.parametrize("make", [UniformTransition(), parallel_chains])
-@pytest.mark.parametrize("boundary", ["official", "paper"])
+def make_emission(graph: StateGraph) -> Tensor:
+    B, M, L = *graph.target_ids_BM.shape, graph.place_BL.shape[1]
+    return drawn(B, M, L, seed=2).detach() - 2
+
+
+FIXED = pytest.mark.parametrize("name", ["uniform", "chains of a row", "chains of spans"])
+
+
+def fixed(name: str, graph: StateGraph, k: int) -> Tensor:
+    """log_transition_BLL of one of them."""
+    if name == "chains of a row":
+        return parallel_chains(make_states(graph), graph)
+    return make_module({"uniform": name}.get(name, "chains"), k=k)(make_states(graph), graph)
+
+
+@FIXED
+@BOUNDARIES
 @pytest.mark.parametrize("k", [1, 3])
-def test_fixed_transitions_are_mixtures_per_mask_or_of_k_models(k, boundary, make):
+def test_fixed_transitions_are_mixtures_of_k_models_of_a_mask_a_row_or_a_span(
+    k, boundary, name
+):
     graph = make_graph(k, boundary)
-    log_emission_BML = make_emission(graph)
-    ours_B = likelihood(log_emission_BML, make(make_states(graph), graph), graph)
+    log_emission_BML, log_transition_BLL = make_emission(graph), fixed(name, graph, k)
+    ours_B = likelihood(log_emission_BML, log_transition_BLL, graph)
     for b, M in enumerate(graph.num_targets_B.tolist()):
         # The first state stands for [BOS], the last for [EOS], k states for each mask.
-        last = int(graph.num_states_B[b]) - 1
-        ends = log_emission_BML[b, 0, 0] + log_emission_BML[b, M - 1, last]
-        own = [log_emission_BML[b, i, states_of(graph, b, i)] for i in range(1, M - 1)]
-        own_Mk = torch.stack(own) if own else torch.zeros(0, k, dtype=torch.float64)
-        if make is parallel_chains:
-            expected = own_Mk.sum(0).exp().mean().log()
-        else:
-            expected = own_Mk.exp().mean(1).log().sum()
-        assert_same(ours_B[b], ends + expected)
-
-
-@pytest.mark.parametrize("make", [UniformTransition(), parallel_chains])
-@pytest.mark.parametrize("boundary", ["official", "paper"])
-def test_fixed_transitions_are_forward_edges_between_states(make, boundary):
-    graph = make_graph(3, boundary)
-    log_transition_BLL = make(make_states(graph), graph)
+        last, inner = int(graph.num_states_B[b]) - 1, range(1, M - 1)
+        expected = log_emission_BML[b, 0, 0] + log_emission_BML[b, M - 1, last]
+        groups = {"uniform": [[i] for i in inner], "chains of spans": SPAN_OF_TARGET[b]}
+        for group in groups.get(name, [inner] if inner else []):
+            own = [log_emission_BML[b, i, states_of(graph, b, i)] for i in group]
+            expected = expected + torch.stack(own).sum(0).exp().mean().log()
+        assert_same(ours_B[b], expected)
     is_edge_BLL = log_transition_BLL != -torch.inf
     assert not (is_edge_BLL & ~edges(graph, sparse=True)).any()
     total_BL = log_transition_BLL.exp().sum(2)
@@ -216,11 +190,8 @@ def test_fixed_transitions_are_forward_edges_between_states(make, boundary):
 
 # ---- spans of masks that touch ----
 
-SPAN_OF_TARGET = {0: [{1}, {2}], 2: [{1, 2, 3}, {4}]}
-"""Of two rows of ``make_graph``: which targets are masks side by side."""
 
-
-@pytest.mark.parametrize("boundary", ["official", "paper"])
+@BOUNDARIES
 @pytest.mark.parametrize("use_position", [True, False])
 def test_edges_are_learned_within_a_span_and_shared_equally_elsewhere(use_position, boundary):
     graph = make_graph(3, boundary)
@@ -240,34 +211,6 @@ def test_edges_are_learned_within_a_span_and_shared_equally_elsewhere(use_positi
             assert_same(ours_BLL[b, v], expected_L)
 
 
-def learned_by_hand(module, state_BLD, graph, b: int, v: int, after: list[int]) -> Tensor:
-    """The gated mixture over some states, with the bonus for the clone of the same number."""
-    x_LX = state_BLD[b]
-    if module.place is not None:
-        x_LX = torch.cat([x_LX, module.place.weight[graph.place_BL[b]]], dim=1)
-    query_Hd = module.query(x_LX[v]).unflatten(0, (HEADS, -1))
-    key_UHd = module.key(x_LX[after]).unflatten(1, (HEADS, -1))
-    is_same_U = graph.clone_BL[b, after] == graph.clone_BL[b, v]
-    score_UH = (key_UHd * query_Hd).sum(2) / math.sqrt(WIDTH // HEADS)
-    share_UH = (score_UH + module.chain_bonus * is_same_U.unsqueeze(1)).softmax(0)
-    return share_UH @ module.gate(x_LX[v]).softmax(0)
-
-
-@pytest.mark.parametrize("boundary", ["official", "paper"])
-@pytest.mark.parametrize("k", [1, 3])
-def test_chains_are_a_mixture_of_k_models_in_each_span(k, boundary):
-    graph = make_graph(k, boundary)
-    log_emission_BML, chains = make_emission(graph), make_module("chains", k=k)
-    ours_B = likelihood(log_emission_BML, chains(make_states(graph), graph), graph)
-    for b, spans in SPAN_OF_TARGET.items():
-        M, last = int(graph.num_targets_B[b]), int(graph.num_states_B[b]) - 1
-        expected = log_emission_BML[b, 0, 0] + log_emission_BML[b, M - 1, last]
-        for span in spans:
-            own = [log_emission_BML[b, i, states_of(graph, b, i)] for i in span]
-            expected = expected + torch.stack(own).sum(0).exp().mean().log()
-        assert_same(ours_B[b], expected)
-
-
 def test_a_large_bonus_leaves_the_chains():
     graph = make_graph()
     state_BLD, spans = make_states(graph), make_module("spans")
@@ -282,7 +225,7 @@ def blended(chain_share: float, sparse: bool = False) -> tuple[Tensor, Tensor, T
     """Blend, learned transitions and chains of one graph."""
     graph = make_graph()
     state_BLD = make_states(graph)
-    learned_BLL = make_module("gated", sparse)(state_BLD, graph)
+    learned_BLL = make_module("gated", sparse)(state_BLD, graph).detach().requires_grad_()
     chain_BLL = parallel_chains(state_BLD, graph)
     return blend(learned_BLL, chain_BLL, chain_share), learned_BLL, chain_BLL
 
@@ -294,32 +237,18 @@ def test_blend_interpolates_probabilities(share, sparse):
     expected_BLL = (1 - share) * learned_BLL.exp() + share * chain_BLL.exp()
     assert_same(blended_BLL.exp(), expected_BLL)
     assert torch.equal(blended_BLL == -torch.inf, expected_BLL == 0)
-    # A state that both lead on from still shares out probability one.
-    total_BL = blended_BLL.exp().sum(2)
-    is_both_BL = (chain_BLL != -torch.inf).any(2)
-    assert is_both_BL.any()
-    assert_same(total_BL[is_both_BL], torch.ones_like(total_BL[is_both_BL]))
+    # The gradient of the sum of the logs is finite, and the learned share of each edge.
+    blended_BLL[blended_BLL != -torch.inf].sum().backward()
+    expected = (1 - share) * learned_BLL.exp() / expected_BLL
+    assert_same(learned_BLL.grad, expected.nan_to_num(nan=0.0))
 
 
 def test_chains_alone_stay_as_they_are_and_their_gradient_goes_to_the_learned_transitions():
     graph = make_graph()
-    _, learned_BLL, chain_BLL = blended(0.5)
-    learned_BLL, chain_BLL = (x.detach().requires_grad_() for x in (learned_BLL, chain_BLL))
-    ours = blend(learned_BLL, chain_BLL.detach(), 1.0)
+    ours, learned_BLL, chain_BLL = blended(1.0)
     assert torch.equal(ours, chain_BLL)
     likelihood(make_emission(graph), ours, graph).sum().backward()
+    chain_BLL.requires_grad_()
     likelihood(make_emission(graph), chain_BLL, graph).sum().backward()
     assert learned_BLL.grad.any()
     assert_same(learned_BLL.grad, chain_BLL.grad)
-
-
-def test_blend_has_finite_gradients():
-    # Learned and chain edges, alone and together, and nowhere an edge: all four.
-    learned_LL = torch.tensor([-torch.inf, -0.3, -torch.inf, -1.2], dtype=torch.float64)
-    chain_LL = torch.tensor([-torch.inf, -torch.inf, -0.7, -0.1], dtype=torch.float64)
-    learned_LL.requires_grad_()
-    ours = blend(learned_LL, chain_LL, 0.25)
-    assert (ours == -torch.inf).tolist() == [True, False, False, False]
-    ours[ours != -torch.inf].sum().backward()
-    mixed = 0.75 * math.exp(-1.2) / (0.75 * math.exp(-1.2) + 0.25 * math.exp(-0.1))
-    assert_same(learned_LL.grad, torch.tensor([0.0, 1.0, 0.0, mixed], dtype=torch.float64))
