@@ -8,9 +8,8 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from official import state_dict_from_official
+from official import Golden, assert_close, golden_files, state_dict_from_official
 from refusals import told
-from test_official import Golden, assert_close, found
 from tiny_runs import tiny_run
 
 from exlm_lab.downstream import finetuning
@@ -48,7 +47,7 @@ SMALL = ModelConfig(
 # ---- the released code's numbers ----
 
 
-@pytest.mark.parametrize("path", found("finetune*.npz"))
+@pytest.mark.parametrize("path", golden_files("finetune*.npz"))
 def test_scores_loss_and_gradients_equal_the_released_ones(path):
     golden = Golden(path)
     # Taken out, for the pre-trained model has no such parameters.

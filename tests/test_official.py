@@ -7,103 +7,18 @@ or in the folder ``EXLM_GOLDEN``, becomes a test. ``k*`` files hold a whole mode
 a test shows what happens here instead.
 """
 
-import json
-import os
 import re
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from official import config_from_official, special_ids_of, state_dict_from_official
-from torch import Tensor
+from official import COMMITTED, DEFECTS, Golden, assert_close, golden_files
+from small_models import loss_of
 
 from exlm_mini.alignment import BACKENDS, dag_log_likelihood
 from exlm_mini.config import ModelConfig
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.expansion import expand_masks
-from exlm_mini.model.objectives import log_likelihood, mlm_loss, states_alignment_loss
-
-COMMITTED = Path(__file__).parent / "golden"
-GOLDEN = Path(os.environ.get("EXLM_GOLDEN", COMMITTED))
-DEFECTS = {"k2_invalid", "k2_no_final_eos", "k4_tail_bug"}
-
-
-def found(pattern: str) -> list[Path]:
-    """Golden files of one kind that must match."""
-    paths = [p for p in sorted(GOLDEN.glob(pattern)) if p.stem not in DEFECTS]
-    return [pytest.param(p, id=p.stem) for p in paths]
-
-
-class Golden:
-    """One golden file: its arrays as tensors, its configuration, its model in our layout."""
-
-    def __init__(self, path: Path) -> None:
-        with np.load(path) as arrays:
-            self.arrays = {
-                name: torch.from_numpy(arrays[name]) for name in arrays if name != "meta"
-            }
-            self.meta = json.loads(str(arrays["meta"]))
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.arrays[name]
-
-    def group(self, prefix: str) -> dict[str, Tensor]:
-        return {n[len(prefix) :]: t for n, t in self.arrays.items() if n.startswith(prefix)}
-
-    @property
-    def config(self) -> ModelConfig:
-        meta = self.meta
-        return config_from_official(
-            {
-                "encoder_layers": meta["layers"],
-                "encoder_embed_dim": meta["dim"],
-                "encoder_ffn_embed_dim": meta["ffn"],
-                "encoder_attention_heads": meta["heads"],
-                "ext_state_num": meta["k"],
-                "max_positions": meta.get("max_positions", 64),
-                "links_feature": meta.get("links_feature", "feature:position"),
-                "encoder_normalize_before": meta["pre_norm"],
-                "dropout": 0.0,
-                "attention_dropout": 0.0,
-            }
-        )
-
-    def load(self, kind: type, config: ModelConfig) -> torch.nn.Module:
-        model = kind(config, self.meta["vocab"], special_ids_of(self.meta["vocab"]))
-        ours = state_dict_from_official(self.group("param/"), self.meta["pad"])
-        known = model.state_dict()
-        # A criterion without transitions still carries the transition head; it has no gradient.
-        missing = model.load_state_dict({n: t for n, t in ours.items() if n in known})
-        assert not missing.missing_keys
-        return model.eval()
-
-    def batch(self) -> tuple[Tensor, Tensor, Tensor]:
-        """masked ids, which are masked, and the tokens before masking."""
-        source_BN, target_BN = self["src_tokens"].long(), self["target"].long()
-        is_masked_BN = target_BN != self.meta["pad"]
-        return source_BN, is_masked_BN, torch.where(is_masked_BN, target_BN, source_BN)
-
-    def assert_gradients(self, model: torch.nn.Module) -> None:
-        expected = state_dict_from_official(self.group("grad/"), self.meta["pad"])
-        # Key biases shift every score of a softmax alike: their true gradient is 0, and what is
-        # recorded is rounding noise, to be judged by the size of the other gradients.
-        floor = 1e-3 * max(gradient.abs().max().item() for gradient in expected.values())
-        ours = dict(model.named_parameters())
-        for name, gradient in expected.items():
-            if name not in ours:
-                assert not gradient.any(), f"{name} has a gradient but no counterpart"
-                continue
-            found = ours[name].grad
-            found = torch.zeros_like(gradient) if found is None else found
-            if "query_key_value" in name:  # each of the three by itself
-                for part, theirs in zip(found.chunk(3), gradient.chunk(3), strict=True):
-                    assert_close(part, theirs, name, floor=floor)
-            else:
-                assert_close(found, gradient, name, floor=floor)
-        assert set(ours) <= set(
-            state_dict_from_official(self.group("param/"), self.meta["pad"])
-        )
+from exlm_mini.model.objectives import log_likelihood, states_alignment_loss
 
 
 def test_every_committed_case_is_described_and_met():
@@ -115,23 +30,10 @@ def test_every_committed_case_is_described_and_met():
     assert all(name.startswith(("k", "ctc", "mlm", "dp_", "finetune")) for name in names)
 
 
-def assert_close(
-    ours: Tensor, theirs: Tensor, name: str, relative: float = 1e-4, floor: float = 1e-6
-) -> None:
-    """Largest error at most ``relative`` times the largest entry (or floor); -inf must agree."""
-    assert ours.shape == theirs.shape, (name, ours.shape, theirs.shape)
-    infinite = torch.isinf(theirs)
-    assert torch.equal(torch.isinf(ours), infinite), name
-    ours, theirs = ours[~infinite].detach(), theirs[~infinite]
-    if theirs.numel():
-        error = (ours - theirs).abs().max() / theirs.abs().max().clamp(min=floor)
-        assert error <= relative, f"{name}: relative error {error:.1e}"
-
-
-@pytest.mark.parametrize("path", found("k*.npz"))
+@pytest.mark.parametrize("path", golden_files("k*.npz"))
 def test_model_equals_the_released_one(path):
     golden = Golden(path)
-    model = golden.load(ExLM, golden.config)
+    model = golden.load(ExLM)
     hidden_BTD, graph = model.encode(*golden.batch())
     expanded, _ = expand_masks(
         *golden.batch(), golden.config.states_per_mask, "official", model.special_ids
@@ -162,41 +64,26 @@ def test_model_equals_the_released_one(path):
             golden["links_dense"][b, place_L][:, place_L],
             "transition",
         )
-    log_likelihood_B = log_likelihood(scores)
-    assert_close(log_likelihood_B, golden["seq_logprob"], "seq_logprob")
-    loss = states_alignment_loss(log_likelihood_B, scores.is_scored_BM.sum(1))
-    assert_close(loss, golden["loss"], "loss")
-    loss.backward()
-    golden.assert_gradients(model)
+    assert_close(log_likelihood(scores), golden["seq_logprob"], "seq_logprob")
 
 
-@pytest.mark.parametrize("path", found("ctc*.npz"))
-def test_loss_without_transitions_equals_the_released_one(path):
+@pytest.mark.parametrize("path", golden_files("[kcm]*.npz"))
+def test_loss_and_gradients_equal_the_released_ones(path):
     golden = Golden(path)
-    config = ModelConfig(**{**vars(golden.config), "transition": "ctc"})
-    model = golden.load(ExLM, config)
-    scores = model(*golden.batch())
-    loss = states_alignment_loss(log_likelihood(scores), scores.is_scored_BM.sum(1))
-    assert_close(loss, golden["loss"], "loss")
-    loss.backward()
-    golden.assert_gradients(model)
-
-
-@pytest.mark.parametrize("path", found("mlm*.npz"))
-def test_masked_language_model_equals_the_released_one(path):
-    golden = Golden(path)
-    model = golden.load(MaskedLM, golden.config)
-    masked_ids_BN, is_masked_BN, token_ids_BN = golden.batch()
-    token_logits_SV = model(masked_ids_BN, is_masked_BN)
-    assert_close(token_logits_SV, golden["logits_masked"], "logits_masked")
-    loss = mlm_loss(token_logits_SV, token_ids_BN[is_masked_BN])
+    kind = MaskedLM if path.stem.startswith("mlm") else ExLM
+    transition = "ctc" if path.stem.startswith("ctc") else golden.config.transition
+    config = ModelConfig(**{**vars(golden.config), "transition": transition})
+    model, batch = golden.load(kind, config), golden.batch()
+    if kind is MaskedLM:
+        assert_close(model(*batch[:2]), golden["logits_masked"], "logits_masked")
+    loss = loss_of(model, batch)
     assert_close(loss, golden["loss"], "loss")
     loss.backward()
     golden.assert_gradients(model)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("path", found("dp_*.npz"))
+@pytest.mark.parametrize("path", golden_files("dp_*.npz"))
 def test_dynamic_programme_equals_the_released_one(path, backend):
     golden = Golden(path)
     log_emission_BML = golden["match_all"].requires_grad_()
@@ -223,7 +110,7 @@ def defect(name: str) -> Golden:
 def test_a_loss_does_not_depend_on_batch_mates():
     """k4_tail_bug: the released expansion fills short rows with copies of their last token."""
     golden, clean = defect("k4_tail_bug"), defect("k4_tail_fixed")
-    model = golden.load(ExLM, golden.config)
+    model = golden.load(ExLM)
     together_B = log_likelihood(model(*golden.batch()))
     alone_B = [log_likelihood(model(*(t[b : b + 1] for t in golden.batch()))) for b in (0, 1)]
     assert_close(together_B, torch.cat(alone_B), "batch", 1e-5)
@@ -234,7 +121,7 @@ def test_a_loss_does_not_depend_on_batch_mates():
 def test_the_graph_ends_in_the_last_state_not_in_an_ordinary_token():
     """k2_no_final_eos: the released graph ends at the last token, whatever it is."""
     golden = defect("k2_no_final_eos")
-    model = golden.load(ExLM, golden.config)
+    model = golden.load(ExLM)
     scores = model(*golden.batch())
     last = int(golden["output_length"][0]) - 1
     assert not golden["is_state"][0, last], "theirs ends in an ordinary token"
@@ -255,5 +142,5 @@ def test_a_row_without_a_path_is_never_a_silent_zero():
         left_out, 2 * golden["loss"], "the mean over the one row that has a path", 1e-5
     )
     # And the row itself has a path here, because its graph ends in its last state.
-    model = golden.load(ExLM, golden.config)
+    model = golden.load(ExLM)
     assert torch.isfinite(log_likelihood(model(*golden.batch()))).all()
