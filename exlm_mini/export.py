@@ -14,10 +14,11 @@ With this package installed it loads like any model after ``import exlm_mini.hf`
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from exlm_mini.config import ModelConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.config.options import command_parser
 from exlm_mini.data.files import write_atomically
@@ -26,7 +27,11 @@ from exlm_mini.training.console import exit_code, say
 from exlm_mini.training.evaluation import Evaluation
 from exlm_mini.training.parts import chain_share, num_copies
 
+if TYPE_CHECKING:
+    from exlm_mini.hf import ExLMConfig
+
 REMOTE = "modeling_exlm"
+MODEL = {field.name for field in fields(ModelConfig)}
 REMOTE_CODE = '''"""ExLM for transformers; the code is that of the package exlm-mini."""
 
 try:
@@ -36,6 +41,28 @@ except ImportError as error:
         f"this model needs the package exlm-mini: pip install 'exlm-mini[hf]' ({{error}})"
     ) from None
 '''
+
+
+def config_of(pretrained: Pretrained, **settings: Any) -> ExLMConfig:
+    """The settings of a trained model for transformers.
+
+    Args:
+        pretrained: from ``load_pretrained``.
+        settings: of ``ExLMConfig`` in place of the run's, such as ``dropout`` or ``num_labels``.
+    """
+    from exlm_mini.hf import ExLMConfig
+
+    run, tokenizer = pretrained.config, pretrained.tokenizer
+    model = replace(run.model, **{n: settings.pop(n) for n in MODEL & settings.keys()})
+    return ExLMConfig(
+        architecture=asdict(model),
+        objective=run.objective,
+        num_copies=num_copies(run),
+        chain_share=chain_share(run, pretrained.checkpoint.step),
+        special_ids=tokenizer.special_ids._asdict(),
+        vocab_size=tokenizer.vocab_size,
+        **{"learned_length": run.data.block_length, **settings},
+    )
 
 
 def export(pretrained: Pretrained, output: Path) -> None:
@@ -53,16 +80,7 @@ def export(pretrained: Pretrained, output: Path) -> None:
     from exlm_mini.hf import ExLMConfig, ExLMForMaskedLM, tokenizer_for
     from exlm_mini.hf.models import AUTO_CLASSES
 
-    run, tokenizer = pretrained.config, pretrained.tokenizer
-    config = ExLMConfig(
-        architecture=asdict(run.model),
-        objective=run.objective,
-        num_copies=num_copies(run),
-        chain_share=chain_share(run, pretrained.checkpoint.step),
-        special_ids=tokenizer.special_ids._asdict(),
-        vocab_size=tokenizer.vocab_size,
-        learned_length=run.data.block_length,
-    )
+    config, tokenizer = config_of(pretrained), pretrained.tokenizer
     names = {auto.__name__: model.__name__ for auto, model in AUTO_CLASSES.items()}
     names["AutoConfig"] = ExLMConfig.__name__
     config.auto_map = {auto: f"{REMOTE}.{name}" for auto, name in names.items()}

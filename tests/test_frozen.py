@@ -11,7 +11,6 @@ from rdkit.Chem.rdMolDescriptors import CalcNumAromaticRings
 from tiny_runs import DATA
 from torch import nn
 
-from exlm_lab.downstream.heads import FineTuned
 from exlm_lab.downstream.scaffolds import scaffold
 from exlm_lab.experiments import frozen
 from exlm_lab.experiments.frozen import QUANTITIES, explained, features, held_out
@@ -20,6 +19,7 @@ from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.smiles import read_molecule
 from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.model.exlm import token_states
 
 SMALL = ModelConfig(width=16, num_heads=2, ffn_width=16, states_per_mask=2)
 
@@ -90,8 +90,7 @@ def test_features_are_the_mean_states_of_the_symbols_alone(kind, expand_at, num_
     found_RD = features(model, rows, num_copies)
     assert found_RD.shape == (3, 2 * 16)
     with torch.no_grad():
-        reader = FineTuned(model, nn.Identity(), num_copies)
-        hidden_BND = reader.hidden(token_ids_BN).double()
+        hidden_BND = token_states(model, token_ids_BN, num_copies).double()
     for feature_D, hidden_ND, n in zip(found_RD, hidden_BND, lengths_B, strict=True):
         np.testing.assert_allclose(feature_D[16:], hidden_ND[1 : n - 1].mean(dim=0), atol=1e-5)
 

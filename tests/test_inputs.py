@@ -11,7 +11,6 @@ from exlm_lab.downstream.inputs import (
     evaluation_batches,
     longest_first,
     padded,
-    training_batches,
 )
 from exlm_mini.config import SpecialIds
 from exlm_mini.data.masking import repeat_tokens
@@ -77,34 +76,6 @@ def test_no_row_passes_the_positions_once_it_is_expanded(pairs, copies, max_posi
 def test_unknown_tokens_are_counted_before_any_is_cut():
     _, notes = encode_examples([("x y a z",)], WORDS, Layout(SPECIAL, 4))
     assert notes["unknown_share"] == 0.75 and notes["tokens_cut"] == 2
-
-
-@given(st.integers(1, 200), st.integers(1, 40), st.integers(0, 3))
-def test_every_row_is_in_one_batch_of_an_epoch(num_rows, batch_size, epoch):
-    lengths_R = np.arange(num_rows) % 17
-    batches = training_batches(lengths_R, batch_size, 1, epoch)
-    assert sorted(np.concatenate(batches).tolist()) == list(range(num_rows))
-    assert all(len(batch) == batch_size for batch in batches[:-1])
-    assert len(batches) == -(-num_rows // batch_size)
-
-
-def test_batches_depend_on_seed_and_epoch_alone():
-    lengths_R = np.arange(300) % 23
-
-    def order(seed, epoch):
-        return np.concatenate(training_batches(lengths_R, 8, seed, epoch)).tolist()
-
-    assert order(1, 0) == order(1, 0)
-    assert len({tuple(order(seed, epoch)) for seed in (1, 2) for epoch in (0, 1)}) == 4
-
-
-@pytest.mark.parametrize(
-    ("epoch", "rows"), [(0, [[5, 4], [2, 6], [3, 0], [1]]), (1, [[4, 5], [3, 0], [2, 6], [1]])]
-)
-def test_recorded_runs_can_be_made_again_with_their_batches(epoch, rows):
-    """Golden: what all recorded fine-tunings were trained in."""
-    batches = training_batches(np.array([3, 9, 5, 1, 4, 4, 8]), 2, 1, epoch)
-    assert [batch.tolist() for batch in batches] == rows
 
 
 def test_evaluation_begins_with_the_longest_rows():

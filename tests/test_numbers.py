@@ -15,7 +15,7 @@ from exlm_mini.config import DataConfig, MaskingConfig, ModelConfig, RunConfig, 
 from exlm_mini.config.checks import UserError
 from exlm_mini.config.recipes import load_recipe, recipe_names
 from exlm_mini.data import memory
-from exlm_mini.data.memory import DoesNotFit, device_memory
+from exlm_mini.data.memory import device_memory
 from exlm_mini.data.request import Preparation
 from exlm_mini.training.cost import check_memory
 from exlm_mini.training.dry_run import objectives_of, row_length_of
@@ -113,20 +113,3 @@ def test_a_container_has_no_more_than_it_may_take(limit, is_less, tmp_path, monk
     (tmp_path / "memory.max").write_text(limit)
     monkeypatch.setattr(memory, "CGROUP", tmp_path)
     assert device_memory(CPU) == (10**9 if is_less else whole)
-
-
-def test_a_batch_of_fine_tuning_that_does_not_fit_is_refused(monkeypatch, tmp_path):
-    from test_finetuning import CONFIG, TASK, molecules
-    from tiny_runs import tiny_run
-
-    from exlm_lab.downstream.finetuning import FineTuner
-    from exlm_lab.downstream.prepared import make_problem
-    from exlm_lab.downstream.task import Splits
-    from exlm_mini.reading.pretrained import load_pretrained
-
-    pretrained = load_pretrained(tiny_run(tmp_path / "run", "smiles"), print)
-    splits = Splits(molecules(40, 0), molecules(30, 1), None, {})
-    problem = make_problem(TASK, splits, pretrained)
-    monkeypatch.setattr(memory, "device_memory", lambda device: 2**16)
-    with pytest.raises(DoesNotFit, match=r"8 rows needs about .*; lower micro_batch_size"):
-        FineTuner(pretrained, problem, CONFIG, 1, tmp_path / "tuned", "cpu")

@@ -7,29 +7,20 @@ say where a run first differs when one setting is changed.
 import copy
 import itertools
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from test_grid import TABLE_6, TABLE_8, TABLE_11
 from torch import Tensor, nn
-from workers import SPECIAL, VOCAB_SIZE, make_packs
+from workers import make_packs
 
-from exlm_lab.downstream.finetuning import FineTuner
 from exlm_lab.downstream.grid import TUNING as RECIPES
-from exlm_lab.downstream.heads import loss_sum
-from exlm_lab.downstream.inputs import padded, training_batches
-from exlm_lab.downstream.prepared import Part, Problem
 from exlm_lab.downstream.settings import TuneConfig
-from exlm_lab.downstream.task import Task
 from exlm_mini.config import MaskingConfig, ModelConfig, RunConfig, TrainConfig
 from exlm_mini.config.recipes import load_recipe
-from exlm_mini.data.tokenizer import train_smiles
-from exlm_mini.reading.pretrained import Pretrained
-from exlm_mini.training.checkpoint import Checkpoint
-from exlm_mini.training.parts import make_model, score
+from exlm_mini.training.parts import score
 from exlm_mini.training.pretraining import Trainer
 from exlm_mini.training.run_directory import read_metrics
 
@@ -54,11 +45,6 @@ RATES = [0.02, 0.04, 0.032, 0.024, 0.016, 0.008]
 CHAIN_SHARES = [1, 1, 2 / 3, 0, 0, 0]
 """One and a half steps at 1, as many to fall."""
 
-TUNING = TuneConfig(
-    epochs=2, batch_size=8, micro_batch_size=4, learning_rate=0.04, warmup_share=0.3,
-    dropout=0.15, attention_dropout=0.2, pooler_dropout=0.25, adam_betas=(0.6, 0.75),
-    adam_eps=1e-3, weight_decay=0.3, clip_norm=0.05, precision="fp32",
-)  # fmt: skip
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
 
 
@@ -84,35 +70,6 @@ def make_trainer(config: RunConfig, packs, output: Path) -> Trainer:
     return Trainer(config, *packs, output)
 
 
-@pytest.fixture(scope="module")
-def pretrained():
-    """Weights as they begin: what was learnt does not matter here."""
-    config = changed(PRETRAINING, model__activation_dropout=0.0)
-    state = {
-        "config": asdict(config),
-        "special_ids": SPECIAL._asdict(),
-        "vocab_size": VOCAB_SIZE,
-    }
-    weights = make_model(config, VOCAB_SIZE, SPECIAL).state_dict()
-    checkpoint = Checkpoint(0, {"model": weights}, state)
-    tokenizer = train_smiles(["CCO"])
-    return Pretrained(Path("untrained"), checkpoint, config, tokenizer, "none")
-
-
-@pytest.fixture(scope="module")
-def problem():
-    """Twenty rows of two classes: batches of 8, 8 and 4."""
-    random = np.random.default_rng(0)
-    lengths = random.integers(4, 9, 20)
-    rows = [
-        np.array([SPECIAL.bos, *random.integers(6, VOCAB_SIZE, n), SPECIAL.eos])
-        for n in lengths
-    ]
-    train = Part(rows, random.integers(0, 2, 20), lambda scores: {"accuracy": 0.5})
-    task = Task("which", "classes", ("no", "yes"), "accuracy", "smiles")
-    return Problem(task, 2, train, {"validation": train}, {}, "none")
-
-
 # ---- AdamW ----
 
 
@@ -122,7 +79,7 @@ class ByHand:
     A parameter that took no part in the loss is left alone, and its steps are not counted.
     """
 
-    def __init__(self, model: nn.Module, settings: TrainConfig | TuneConfig) -> None:
+    def __init__(self, model: nn.Module, settings: TrainConfig) -> None:
         self.model = copy.deepcopy(model).double()
         self.settings = settings
         self.moments = {
@@ -198,30 +155,6 @@ def test_pretraining_is_adamw_by_hand(packs, tmp_path, objective):
         assert records[step]["learning_rate"] == pytest.approx(rate)
         assert records[step]["loss"] == pytest.approx(loss.item(), rel=1e-4)
         assert records[step]["gradient_norm"] == pytest.approx(norm, rel=1e-3)
-    assert_same_path(run, path)
-
-
-def test_fine_tuning_is_adamw_by_hand(pretrained, problem, tmp_path):
-    config = replace(TUNING, **NO_DROPOUT, pooler_dropout=0.0)
-    tuner = FineTuner(pretrained, problem, config, 3, tmp_path, "cpu")
-    by_hand = ByHand(tuner.model, config)
-    run, losses, path = [weights_of(tuner.model)], [], [by_hand.weights()]
-
-    def look(progress):
-        losses.append(progress.loss)
-        run.append(weights_of(tuner.model))
-
-    tuner.run(look)
-    lengths = np.array([len(row) for row in problem.train.rows])
-    batches = [b for epoch in (0, 1) for b in training_batches(lengths, 8, 3, epoch)]
-    for batch, rate, ours in zip(batches, RATES, losses, strict=True):
-        scores_BC = by_hand.model(padded([problem.train.rows[i] for i in batch], SPECIAL.pad))
-        labels_B = torch.from_numpy(problem.train.labels[batch])
-        loss = loss_sum("classes", scores_BC, labels_B) / len(batch)
-        loss.backward()
-        assert by_hand.step(rate) > 1.5 * config.clip_norm, "clipping is to be active"
-        path.append(by_hand.weights())
-        assert ours == pytest.approx(loss.item(), rel=1e-4)
     assert_same_path(run, path)
 
 
@@ -303,21 +236,6 @@ PRETRAINING_TABLE = {
     "train.precision": ("bf16", "hidden"),
     "train.validation_rows": (4, "validation"),
     "train.validate_every": (50, "validation"),
-}
-TUNING_TABLE = {
-    "epochs": (3, "first step"),  # a longer warm-up
-    "batch_size": (10, "hidden"),
-    "micro_batch_size": (2, "hidden"),
-    "learning_rate": (0.02, "first step"),
-    "warmup_share": (0.0, "first step"),
-    "dropout": (0.3, "hidden"),
-    "attention_dropout": (0.1, "hidden"),
-    "pooler_dropout": (0.1, "loss"),
-    "adam_betas": ((0.6, 0.9), "second step"),
-    "adam_eps": (1e-2, "first step"),
-    "weight_decay": (0.1, "first step"),
-    "clip_norm": (0.02, "gradient"),
-    "precision": ("bf16", "hidden"),
 }
 WITHOUT_EFFECT = {
     "model.preset": "mini",  # all its numbers are replaced
@@ -418,7 +336,6 @@ def dotted(config: RunConfig) -> dict[str, object]:
 
 def test_every_setting_is_in_a_table():
     assert dotted(PRETRAINING).keys() == {*PRETRAINING_TABLE, *WITHOUT_EFFECT, *ELSEWHERE}
-    assert vars(TUNING).keys() == TUNING_TABLE.keys()
 
 
 def test_no_number_that_matters_is_at_its_default():
@@ -426,9 +343,6 @@ def test_no_number_that_matters_is_at_its_default():
     own, default = dotted(PRETRAINING), dotted(RunConfig())
     same = [name for name in PRETRAINING_TABLE if own[name] == default[name]]
     assert not [name for name in same if not isinstance(own[name], str | bool)]
-    assert not [
-        name for name, own in vars(TUNING).items() if own == getattr(TuneConfig(), name)
-    ]
 
 
 @pytest.mark.parametrize("name", PRETRAINING_TABLE)
@@ -445,17 +359,3 @@ def test_other_settings_do_not_change_what_is_trained(pretraining_stages, plain_
     settings = {name.replace(".", "__"): value for name, value in WITHOUT_EFFECT.items()}
     stages = pretraining_stages(changed(PRETRAINING, **settings))
     assert first_difference(plain_pretraining, stages) is None
-
-
-@pytest.mark.parametrize("name", [*TUNING_TABLE, "seed"])
-def test_a_setting_changes_fine_tuning_where_it_should(name, pretrained, problem, tmp_path):
-    def stages(config: TuneConfig, seed: int, output: Path) -> Stages:
-        tuner = FineTuner(pretrained, problem, config, seed, output, "cpu")
-        witness = Witness(tuner.model)
-        tuner.run(witness, should_stop=witness.is_last)
-        return witness.stages
-
-    value, stage = TUNING_TABLE.get(name, (4, "weights"))
-    config, seed = (TUNING, 4) if name == "seed" else (replace(TUNING, **{name: value}), 3)
-    plain = stages(TUNING, 3, tmp_path / "plain")
-    assert first_difference(plain, stages(config, seed, tmp_path / "changed")) == stage

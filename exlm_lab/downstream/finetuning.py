@@ -1,64 +1,77 @@
-"""Fine-tuning of one model on one task with one seed.
+"""Fine-tuning of one model on one task with one seed, by the ``Trainer`` of transformers (§5).
+
+Nothing is masked downstream, but the encoder treats rows as in pre-training: ExLM with the official
+boundary clones [BOS] and [EOS] k times, and Repeated MLM repeats every token (Appendix B.2).
 
 Shapes: R rows, B rows of a batch, N tokens of a row, C outputs of the head.
-
-Data order and dropout are functions of (seed, epoch, step), so on one machine runs with equal
-settings end with equal bits, even if they were stopped and resumed.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import time
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import safetensors.torch
 import torch
-from torch import Tensor, nn
-
-from exlm_lab.downstream.heads import (
-    ClassificationHead,
-    FineTuned,
-    SpanHead,
-    loss_sum,
-    num_answers,
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import SequentialSampler
+from transformers import (
+    EvalPrediction,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
 )
-from exlm_lab.downstream.inputs import evaluation_batches, padded, training_batches
+from transformers.trainer_utils import get_last_checkpoint
+from transformers.utils import logging
+
+import exlm_mini.hf as hf
+from exlm_lab.downstream.inputs import padded
 from exlm_lab.downstream.prepared import Part, Problem
 from exlm_lab.downstream.settings import TuneConfig
-from exlm_lab.ledger import check_identity
-from exlm_mini.data.files import reading
-from exlm_mini.data.memory import check_bytes
+from exlm_lab.ledger import StoppedError, check_identity
+from exlm_mini.data.files import reading, write_atomically
+from exlm_mini.export import config_of
 from exlm_mini.reading.pretrained import Pretrained
-from exlm_mini.training.checkpoint import Checkpoint
-from exlm_mini.training.cost import encoder_bytes
-from exlm_mini.training.loop import Loop
-from exlm_mini.training.parts import Objective, Scored, choose_device
-from exlm_mini.training.processes import Engine
-from exlm_mini.training.step import Update
+from exlm_mini.training.loop import Progress
+from exlm_mini.training.parts import choose_device
+from exlm_mini.training.step import DivergedError
 
 EVALUATION_ROWS = 64
+RUN = "run.json"
+"""What a directory was made with, and the seconds that were spent there."""
 
 
-class LabelledBatch(NamedTuple):
-    """Rows with their labels."""
+class Tuned(NamedTuple):
+    """A finished run; its model has the weights of the best epoch."""
 
-    token_ids_BN: Tensor
-    labels: Tensor
-    """See ``heads.loss_sum``."""
-
-    def to(self, device: torch.device) -> LabelledBatch:
-        """The same batch on another device."""
-        return LabelledBatch(*(tensor.to(device) for tensor in self))
+    model: Any
+    """For transformers."""
+    metrics: dict[str, dict[str, float]]
+    """Of every part, by the weights of the best epoch."""
+    best_epoch: int
+    """From 1, chosen on the validation rows; of equals the first."""
+    history: list[dict[str, Any]]
+    """Number, mean training loss and evaluation of each epoch."""
+    steps: int
+    parameters: int
+    """Of the encoder and the head."""
+    seconds: float
+    """Of all starts."""
 
 
 def identity_of(
     pretrained: Pretrained, problem: Problem, config: TuneConfig, seed: int
 ) -> dict[str, Any]:
-    """What identifies a run in checkpoints and records; JSON-able."""
+    """What identifies a run in its directory and its record; JSON-able."""
     return {
         "config": asdict(config) | {"adam_betas": list(config.adam_betas)},
         "seed": seed,
@@ -67,178 +80,263 @@ def identity_of(
     }
 
 
-class FineTuner(Loop):
-    """One run, evaluated after each epoch by the task's metrics on the validation rows.
+def model_for(pretrained: Pretrained, problem: Problem, config: TuneConfig, seed: int) -> Any:
+    """The pre-trained encoder with a new head for a task."""
+    kind = problem.task.kind
+    classes = (
+        hf.ExLMForQuestionAnswering if kind == "span" else hf.ExLMForSequenceClassification
+    )
+    settings = config_of(
+        pretrained, dropout=config.dropout, attention_dropout=config.attention_dropout,
+        classifier_dropout=config.pooler_dropout, num_labels=problem.num_outputs,
+        learned_length=None,  # the task's notes say how long its rows are
+    )  # fmt: skip
+    set_seed(seed)
+    model = classes(settings)
+    model.exlm.load_state_dict(pretrained.checkpoint.tensors["model"])
+    return model
 
-    After the last step the model has the weights of the best epoch, ``scores`` its output for each
-    row, by part, and ``metrics`` the metrics of these.
+
+def fine_tune(
+    pretrained: Pretrained,
+    problem: Problem,
+    config: TuneConfig,
+    seed: int,
+    directory: Path,
+    device: str = "auto",
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Tuned:
+    """Fine-tune, evaluated after each epoch by the task's metrics on the validation rows.
 
     Args:
         pretrained: gives the initial weights.
         problem: the task, encoded for that model.
         config: settings.
         seed: of the head's weights, of data order and of dropout.
-        directory: of this run; gets ``metrics.jsonl`` and ``checkpoints/``.
+        directory: of this run; gets checkpoints, from which a run that was stopped goes on.
         device: auto, cpu, cuda or cuda:N.
-        report: receives lines about unusual events, such as a damaged checkpoint.
+        on_progress: called after every step.
+        should_stop: asked after every step; if true a checkpoint is saved and ``StoppedError``
+            raised.
 
     Raises:
-        UserError: for an unknown device, or batches that do not fit in its memory.
+        StoppedError: if it was asked to stop.
+        DivergedError: if a loss or a score is not finite.
+        UserError: for an unknown device, or a directory of another run.
     """
+    chosen, start = choose_device(device), time.monotonic()
+    identity, run = identity_of(pretrained, problem, config, seed), directory / RUN
+    before: dict[str, Any] = {"identity": identity, "seconds": 0.0}
+    if run.exists():
+        with reading(run):
+            before = json.loads(run.read_text())
+            remedy = "use the same settings, or choose another --output"
+            check_identity(run, before["identity"], identity, remedy)
+    directory.mkdir(parents=True, exist_ok=True)
 
-    # A checkpoint of a large model takes longer than a short epoch.
-    seconds_between_saves = 60.0
+    def note() -> float:
+        seconds = before["seconds"] + time.monotonic() - start
+        write_atomically(run, json.dumps({"identity": identity, "seconds": seconds}).encode())
+        return seconds
+
+    note()
+    watcher = _Watcher(on_progress, should_stop, note)
+    trainer = _trainer(pretrained, problem, config, seed, directory, chosen, watcher)
+    trainer.train(resume_from_checkpoint=_intact_checkpoint(directory))
+    evaluations = [line for line in trainer.state.log_history if "eval_loss" in line]
+    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    metric = f"eval_{problem.task.metric}"
+    reached = [line[metric] for line in evaluations]
+    history = [
+        {"epoch": n, "loss": loss, "validation": _metrics(line)}
+        for n, (loss, line) in enumerate(zip(losses, evaluations, strict=True), start=1)
+    ]
+    model: Any = trainer.model
+    trained = [*model.exlm.encoder.parameters(), *model.heads.parameters()]
+    return Tuned(
+        model,
+        {name: part.judge(_scores(trainer, part)) for name, part in problem.parts.items()},
+        1 + int(np.argmax(reached)),
+        history,
+        trainer.state.global_step,
+        sum(parameter.numel() for parameter in trained),
+        note(),
+    )
+
+
+def _intact_checkpoint(directory: Path) -> str | None:
+    """The last checkpoint in a run's directory; ``UserError`` if it cannot be read."""
+    checkpoint = get_last_checkpoint(str(directory))
+    if checkpoint is not None:
+        with reading(Path(checkpoint), "delete it, and the run goes on from an earlier one"):
+            safetensors.torch.load_file(Path(checkpoint) / "model.safetensors")
+            torch.load(Path(checkpoint) / "optimizer.pt", weights_only=True)
+            json.loads((Path(checkpoint) / "trainer_state.json").read_text())
+    return checkpoint
+
+
+class _Watcher(TrainerCallback):
+    """Reports progress, stops when asked, and ends a run whose loss is not finite."""
 
     def __init__(
         self,
-        pretrained: Pretrained,
-        problem: Problem,
-        config: TuneConfig,
-        seed: int,
-        directory: Path,
-        device: str = "auto",
-        report: Callable[[str], None] = print,
+        on_progress: Callable[[Progress], None],
+        should_stop: Callable[[], bool],
+        note: Callable[[], float],
     ) -> None:
-        self.problem, self.config = problem, config
-        engine = Engine(choose_device(device))
-        encoder = pretrained.model(
-            dropout=config.dropout, attention_dropout=config.attention_dropout
-        )
-        width, self.pad = encoder.config.shape.width, encoder.special_ids.pad
-        torch.manual_seed(seed)
-        if problem.task.kind == "span":
-            head: nn.Module = SpanHead(width, config.pooler_dropout, self.pad)
-        else:
-            head = ClassificationHead(width, problem.num_outputs, config.pooler_dropout)
-        model = FineTuned(encoder, head, pretrained.layout.num_copies).train()
-        lengths_R = np.array([len(row) for row in problem.train.rows])
-        num_rows = min(config.micro_batch_size or config.batch_size, len(lengths_R))
-        num_tokens = num_rows * int(lengths_R.max()) * pretrained.layout.num_copies
-        check_bytes(
-            f"{problem.task.name}: a forward pass of {num_rows:,} rows",
-            {"lower micro_batch_size, or give one": encoder_bytes(encoder.config, num_tokens)},
-            engine.device,
-        )
-        self.steps_per_epoch = config.steps_per_epoch(lengths_R)
-        self._batches = lru_cache(maxsize=1)(
-            partial(training_batches, lengths_R, config.batch_size, seed)
-        )
-        train = config.train(self.steps_per_epoch, engine.device)
-        remedy = (
-            f"for {problem.task.name} lower learning_rate ({config.learning_rate:g}) or "
-            f"weight_decay ({config.weight_decay:g}), or set clip_norm 1"
-        )
-        objective = Objective(self._parts, self._size, self._loss, remedy)
-        super().__init__(train, seed, model, objective, directory, report, engine)
-        self.identity = identity_of(pretrained, problem, config, seed)
-        self.history: list[dict[str, Any]] = []
-        """Number, mean training loss and evaluation of each epoch."""
-        self.best: dict[str, Tensor] = {}
-        self.best_epoch = 0
-        """From 1, chosen on the validation rows."""
-        self.scores: dict[str, list[np.ndarray]] = {}
-        self.metrics: dict[str, dict[str, float]] = {}
+        self.on_progress, self.should_stop, self.note = on_progress, should_stop, note
+        self.is_stopped, self.loss = False, math.nan
 
-    @torch.no_grad()
-    def score(self, part: Part) -> list[np.ndarray]:
-        """The head's output for each row, (C,) or (2, N), float32.
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.on_progress(Progress(state.global_step, self.loss, math.nan, None))
+        if self.should_stop():
+            self.is_stopped = True
+            # At the end of an epoch a checkpoint is saved anyway, after the epoch is judged.
+            control.should_save = abs(state.epoch - round(state.epoch)) > 1e-9
 
-        Raises:
-            DivergedError: if a number is not finite.
-        """
-        was_training = self.model.training
-        self.model.eval()
-        lengths_R = np.array([len(row) for row in part.rows])
-        found: list[np.ndarray] = [np.empty(0)] * len(part.rows)
-        num_rows = self.config.micro_batch_size or EVALUATION_ROWS
-        for batch in evaluation_batches(lengths_R, num_rows):
-            token_ids_BN = padded([part.rows[i] for i in batch], self.pad)
-            with self.updater.precision():
-                scores = self.model(token_ids_BN.to(self.engine.device)).float().cpu().numpy()
-            for i, row in zip(batch, scores, strict=True):
-                found[i] = row[..., : lengths_R[i]] if self.problem.task.kind == "span" else row
-        self.model.train(was_training)
-        if not all(np.isfinite(row).all() for row in found):
-            raise self.updater.diverged("scores are not finite")
-        return found
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        logs = kwargs["logs"]
+        self.loss = logs.get("loss", self.loss)
+        if not math.isfinite(logs.get("loss", 0.0)):
+            raise DivergedError(_advice(f"the loss before step {state.global_step}", args))
 
-    # ---- the objective ----
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.note()
+        if self.is_stopped:  # to end the training would also end, and judge, its epoch
+            raise StoppedError
 
-    def _parts(self, step: int, rank: int, world_size: int) -> list[LabelledBatch]:
-        epoch, place = divmod(step, self.steps_per_epoch)
-        batch, train = self._batches(epoch)[place], self.problem.train
-        size = self.config.micro_batch_size or len(batch)
-        starts = range(rank * size, len(batch), world_size * size)
-        chosen = [batch[start : start + size] for start in starts]
-        return [
-            LabelledBatch(
-                padded([train.rows[i] for i in rows], self.pad),
-                torch.from_numpy(train.labels[rows]),
-            )
-            for rows in chosen
-        ]
 
-    def _size(self, part: LabelledBatch) -> tuple[int, int]:
-        num_tokens = int((part.token_ids_BN != self.pad).sum())
-        return num_answers(self.problem.task.kind, part.labels), num_tokens
+class _Trainer(Trainer):
+    """Scores come in the order of the rows, though training sorts them by length."""
 
-    def _loss(
-        self, model: nn.Module, part: LabelledBatch, own: int, total: int, step: int
-    ) -> Scored:
-        scores = model(part.token_ids_BN)
-        return Scored(loss_sum(self.problem.task.kind, scores, part.labels) / total)
+    def _get_eval_sampler(self, eval_dataset: Any) -> SequentialSampler:
+        return SequentialSampler(eval_dataset)
 
-    # ---- see Loop ----
 
-    def _evaluate(self, step: int) -> dict[str, float]:
-        """Validate, and keep the weights if no earlier epoch was as good."""
-        part, metric = self.problem.parts["validation"], self.problem.task.metric
-        evaluation = part.judge(self.score(part))
-        epoch, loss = step // self.steps_per_epoch, self.loss_sum / self.steps_per_epoch
-        self.history.append({"epoch": epoch, "loss": loss, "validation": evaluation})
-        self.loss_sum = 0.0
-        best = self.history[self.best_epoch - 1]["validation"][metric]
-        if self.best_epoch == 0 or evaluation[metric] > best:
-            self.best_epoch = epoch
-            self.best = {
-                name: tensor.detach().to("cpu", copy=True)
-                for name, tensor in self.model.state_dict().items()
-            }
-        return evaluation
+def _trainer(
+    pretrained: Pretrained,
+    problem: Problem,
+    config: TuneConfig,
+    seed: int,
+    directory: Path,
+    device: torch.device,
+    watcher: _Watcher,
+) -> Trainer:
+    micro = config.micro_batch_size or config.batch_size
+    num_steps = config.epochs * config.steps_per_epoch(problem.train.rows)
+    args = TrainingArguments(
+        str(directory),
+        num_train_epochs=config.epochs,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=math.ceil(config.batch_size / micro),
+        per_device_eval_batch_size=EVALUATION_ROWS,
+        learning_rate=config.learning_rate,
+        warmup_steps=round(config.warmup_share * num_steps),
+        adam_beta1=config.adam_betas[0],
+        adam_beta2=config.adam_betas[1],
+        adam_epsilon=config.adam_eps,
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.clip_norm,
+        train_sampling_strategy="group_by_length",  # little padding
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        logging_strategy="epoch",
+        logging_nan_inf_filter=False,
+        save_total_limit=1,  # and the best
+        load_best_model_at_end=True,
+        metric_for_best_model=problem.task.metric,
+        seed=seed,
+        use_cpu=device.type == "cpu",
+        bf16=config.is_half(device),
+        report_to="none",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        dataloader_pin_memory=False,
+    )
+    part = problem.parts["validation"]
 
-    def _numbers(
-        self, update: Update, speed: float, evaluation: dict[str, float] | None
-    ) -> dict[str, Any]:
-        numbers = super()._numbers(update, speed, evaluation)
-        return numbers if evaluation is None else numbers | self.history[-1]
+    def judge(predicted: EvalPrediction) -> dict[str, float]:
+        scores = _rows(predicted.predictions, part)
+        if not all(np.isfinite(row).all() for row in scores):
+            raise DivergedError(_advice("scores are not finite", args))
+        return part.judge(scores)
 
-    def _finish(self) -> None:
-        with reading(self._checkpoints):
-            self.model.load_state_dict(self.best)
-        for name, part in self.problem.parts.items():
-            self.scores[name] = self.score(part)
-            self.metrics[name] = part.judge(self.scores[name])
+    pad = pretrained.tokenizer.special_ids.pad
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    trainer = _Trainer(
+        model_for(pretrained, problem, config, seed),
+        args,
+        data_collator=lambda rows: _batch(rows, pad),
+        train_dataset=_examples(problem, problem.train),
+        eval_dataset=_examples(problem, part),
+        compute_metrics=judge,
+        compute_loss_func=_labels_loss if problem.task.kind == "labels" else None,
+        callbacks=[watcher],
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
 
-    def _own_state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-        return {"best": self.best}, {
-            "identity": self.identity,
-            "history": self.history,
-            "best_epoch": self.best_epoch,
-            "epoch_loss": self.loss_sum,
-        }
 
-    def _take_over(self, checkpoint: Checkpoint) -> None:
-        state, metric = checkpoint.state, self.problem.task.metric
-        remedy = "use the same settings, or choose another --output"
-        check_identity(self._checkpoints, state.get("identity", {}), self.identity, remedy)
-        self.best = checkpoint.tensors["best"]
-        self.history, self.best_epoch = state["history"], int(state["best_epoch"])
-        self.loss_sum = float(state["epoch_loss"])
-        # Otherwise a mistake in these would show only after the last step.
-        if self.best_epoch:
-            self.model.load_state_dict(self.best)
-        reached = [past["validation"][metric] for past in self.history]
-        if not (all(map(math.isfinite, reached)) and 0 <= self.best_epoch <= len(reached)):
-            raise ValueError(f"best_epoch {self.best_epoch} of {reached}")
-        self.evaluation = self.history[-1]["validation"] if self.history else None
-        super()._take_over(checkpoint)
+def _advice(what: str, args: TrainingArguments) -> str:
+    return (
+        f"{what} is not finite; lower learning_rate ({args.learning_rate:g}) or weight_decay "
+        f"({args.weight_decay:g}), or set clip_norm 1"
+    )
+
+
+def _examples(problem: Problem, part: Part) -> list[dict[str, Any]]:
+    """One dict a row, as models of transformers take them."""
+    labels, kind = part.labels, problem.task.kind
+    if kind == "span":
+        columns = {"start_positions": labels[:, 0], "end_positions": labels[:, 1]}
+    else:
+        columns = {"labels": labels.astype(np.int64 if kind == "classes" else np.float32)}
+    return [
+        {"input_ids": row, **{name: column[n] for name, column in columns.items()}}
+        for n, row in enumerate(part.rows)
+    ]
+
+
+def _batch(rows: list[dict[str, Any]], pad: int) -> dict[str, Tensor]:
+    labels = {
+        name: torch.from_numpy(np.stack([row[name] for row in rows]))
+        for name in rows[0]
+        if name != "input_ids"
+    }
+    return {"input_ids": padded([row["input_ids"] for row in rows], pad), **labels}
+
+
+def _labels_loss(output: Any, labels_BC: Tensor, num_items_in_batch: Any = None) -> Tensor:
+    """Binary cross-entropy, mean over the answers that are there; nan is missing."""
+    is_there_BC = ~labels_BC.isnan()
+    logits_BC = output["logits"].float()
+    return F.binary_cross_entropy_with_logits(logits_BC[is_there_BC], labels_BC[is_there_BC])
+
+
+def _scores(trainer: Trainer, part: Part) -> list[np.ndarray]:
+    """The head's output for each row, (C,) or (2, N)."""
+    examples: Any = [{"input_ids": row} for row in part.rows]
+    return _rows(trainer.predict(examples).predictions, part)
+
+
+def _rows(predictions: Any, part: Part) -> list[np.ndarray]:
+    if isinstance(predictions, tuple):  # start and end, padded to the longest row
+        start_RN, end_RN = predictions
+        pairs = zip(start_RN, end_RN, part.rows, strict=True)
+        return [np.stack([s[: len(row)], e[: len(row)]]) for s, e, row in pairs]
+    return list(predictions)
+
+
+def _metrics(line: dict[str, float]) -> dict[str, float]:
+    """The task's metrics in a line of the log."""
+    costs = (
+        "loss",
+        "runtime",
+        "samples_per_second",
+        "steps_per_second",
+        "model_preparation_time",
+    )
+    names = {name: name.removeprefix("eval_") for name in line if name.startswith("eval_")}
+    return {short: line[name] for name, short in names.items() if short not in costs}

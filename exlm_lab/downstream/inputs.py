@@ -5,7 +5,7 @@ Shapes: R examples, B rows of a batch, N tokens of a row.
 A row is ``[BOS] a [EOS]``, of a pair ``[BOS] a [EOS] [EOS] b [EOS]``, as fairseq's RoBERTa has it.
 Nothing is masked, so of ExLM only the boundaries are expanded (all of them with
 ``model.boundary`` official, none with paper), and Repeated MLM repeats every token (Appendix B.2).
-Rows are kept as they are before that: the model expands or repeats them, see ``heads``.
+Rows are kept as they are before that: the model expands or repeats them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from exlm_mini.config import SpecialIds
-from exlm_mini.data.masking import counter_uniform
 from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.reading.pretrained import Layout
-
-NUM_BATCHES_SORTED = 32
-"""Rows of so many batches are sorted by length together: little padding, hardly less chance."""
 
 
 def encode_examples(
@@ -90,38 +86,8 @@ def framed(parts: list[list[int]], special_ids: SpecialIds) -> np.ndarray:
     return np.array(row, dtype=np.int32)
 
 
-def training_batches(
-    lengths_R: np.ndarray, batch_size: int, seed: int, epoch: int
-) -> list[np.ndarray]:
-    """The rows of each batch of one epoch, every row once; only the last batch may be smaller.
-
-    Rows of similar length stand together, batches come in any order. Both are functions of
-    (seed, epoch), so a run that was stopped goes on as if it had not been.
-
-    Args:
-        lengths_R: tokens of each row.
-        batch_size: rows.
-        seed: of the run.
-        epoch: from 0.
-
-    Returns:
-        int64 indices of rows, batch by batch.
-    """
-    R = len(lengths_R)
-    order_R = np.argsort(counter_uniform(seed, epoch, np.arange(R)), kind="stable")
-    batches = []
-    for start in range(0, R, NUM_BATCHES_SORTED * batch_size):
-        pool = order_R[start : start + NUM_BATCHES_SORTED * batch_size]
-        pool = pool[np.argsort(lengths_R[pool], kind="stable")]
-        batches += [pool[i : i + batch_size] for i in range(0, len(pool), batch_size)]
-    # Counters from R on, so that the noise is not that of the rows.
-    noise = counter_uniform(seed, epoch, R + np.arange(len(batches)))
-    mixed = [batches[i] for i in np.argsort(noise, kind="stable")]
-    return sorted(mixed, key=lambda batch: len(batch) < batch_size)
-
-
 def evaluation_batches(lengths_R: np.ndarray, batch_size: int) -> list[np.ndarray]:
-    """The same for reading only: rows by falling length, so that memory runs out at once."""
+    """Indices of the rows of each batch, by falling length, so that memory runs out at once."""
     order_R = np.argsort(-lengths_R, kind="stable")
     return [order_R[i : i + batch_size] for i in range(0, len(order_R), batch_size)]
 

@@ -39,7 +39,7 @@ class Part(NamedTuple):
     rows: list[np.ndarray]
     """R times int32 ids with boundaries, not padded."""
     labels: np.ndarray
-    """What ``heads.loss_sum`` takes, R rows."""
+    """R rows: classes, numbers, yes-no answers with nan for missing, or starts and ends."""
     judge: Callable[[list[np.ndarray]], dict[str, float]]
     """From scores to metrics."""
 

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from exlm_lab.downstream.finetuning import FineTuner, identity_of
+from exlm_lab.downstream.finetuning import fine_tune, identity_of
 from exlm_lab.downstream.grid import best_setting, is_diverged, key, setting_of
 from exlm_lab.downstream.prepared import Problem
 from exlm_lab.downstream.settings import TuneConfig
@@ -31,6 +31,7 @@ from exlm_mini.data.files import read_bytes, reading
 from exlm_mini.reading.pretrained import Pretrained
 from exlm_mini.training.console import ProgressLine
 from exlm_mini.training.loop import Progress
+from exlm_mini.training.parts import choose_device
 from exlm_mini.training.step import DivergedError
 
 MADE_AGAIN = "delete it, and the run is made again"
@@ -97,23 +98,15 @@ class TuningLedger(Ledger):
         """See ``Ledger``."""
         record = {**self._identity(cell, seed), "is_kept": self.is_kept}
         run = self.pretrained, self.problem, cell, seed, self._running(cell, seed)
-        tuner = FineTuner(*run, self.device, self.report)
         try:
-            outcome = tuner.run(on_progress, self.should_stop)
+            tuned = fine_tune(*run, self.device, on_progress, self.should_stop)
         except DivergedError as error:
             self.report(str(error))
             return {**record, "diverged": str(error)}
-        if not outcome.is_complete:
-            raise StoppedError
         return {
             **record,
-            "metrics": tuner.metrics,
-            "best_epoch": tuner.best_epoch,
-            "history": tuner.history,
-            "steps": outcome.step,
-            "parameters": outcome.num_parameters,
-            "seconds": tuner.seconds,
-            "device": str(tuner.engine.device),
+            **{name: value for name, value in tuned._asdict().items() if name != "model"},
+            "device": str(choose_device(self.device)),
         }
 
     def run(
@@ -177,4 +170,5 @@ def tune(ledger: TuningLedger, settings: list[TuneConfig], seeds: tuple[int, ...
 def _show(line: ProgressLine, steps_per_epoch: int, progress: Progress) -> None:
     """Progress on stderr."""
     epoch = -(-progress.step // steps_per_epoch)
-    line.tell(progress.step, f"epoch {epoch}, loss {progress.loss:.3f}")
+    loss = "" if math.isnan(progress.loss) else f", loss {progress.loss:.3f}"
+    line.tell(progress.step, f"epoch {epoch}{loss}")

@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 
 import torch
 
-from exlm_mini.config import TrainConfig
 from exlm_mini.config.checks import (
     AT_LEAST_1,
     BELOW_1,
@@ -65,23 +64,8 @@ class TuneConfig:
         """Optimiser steps of one pass over some rows."""
         return math.ceil(len(rows) / self.batch_size)
 
-    def train(self, steps_per_epoch: int, device: torch.device) -> TrainConfig:
-        """The same as settings of pre-training, whose loop is used, for a device."""
-        num_steps = self.epochs * steps_per_epoch
-        is_half = device.type == "cuda" and has_bf16(device)
-        auto: Literal["bf16", "fp32"] = "bf16" if is_half else "fp32"
-        return TrainConfig(
-            steps=num_steps,
-            learning_rate=self.learning_rate,
-            warmup_steps=round(self.warmup_share * num_steps),
-            adam_betas=self.adam_betas,
-            adam_eps=self.adam_eps,
-            weight_decay=self.weight_decay,
-            clip_norm=self.clip_norm,
-            precision=auto if self.precision == "auto" else self.precision,
-            max_skipped=1,
-            save_every=steps_per_epoch,
-            keep_last=1,
-            log_every=steps_per_epoch,
-            validate_every=steps_per_epoch,
-        )
+    def is_half(self, device: torch.device) -> bool:
+        """Whether the encoder works in bf16 on a device."""
+        if self.precision == "auto":
+            return device.type == "cuda" and has_bf16(device)
+        return self.precision == "bf16"

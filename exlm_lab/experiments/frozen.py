@@ -15,9 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor
 
-from exlm_lab.downstream.heads import FineTuned
 from exlm_lab.downstream.inputs import evaluation_batches, padded
 from exlm_lab.downstream.scaffolds import scaffold
 from exlm_lab.experiments.pairs import pair_metrics
@@ -26,6 +25,7 @@ from exlm_mini.data.packs import Pack
 from exlm_mini.data.smiles import read_molecule, require_rdkit
 from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.model.exlm import token_states
 
 QUANTITIES = (
     "qed", "BertzCT", "NumAromaticRings", "NumAtomStereoCenters", "NumRotatableBonds"
@@ -138,7 +138,7 @@ def features(model: MaskedLM | ExLM, rows: list[np.ndarray], num_copies: int = 1
     The state of a symbol is that of its first clone or copy, as downstream.
     """
     device, special = next(model.parameters()).device, model.special_ids
-    reader, layers = FineTuned(model, nn.Identity(), num_copies), []
+    layers: list[Tensor] = []
     hooks = [
         layer.register_forward_hook(lambda *call: layers.append(call[2]))
         for layer in model.encoder.layers
@@ -147,7 +147,7 @@ def features(model: MaskedLM | ExLM, rows: list[np.ndarray], num_copies: int = 1
     for batch in evaluation_batches(np.array([len(row) for row in rows]), BATCH_ROWS):
         token_ids_BN = padded([rows[n] for n in batch], special.pad).to(device)
         layers.clear()
-        reader.hidden(token_ids_BN)
+        token_states(model, token_ids_BN, num_copies)
         frame = token_ids_BN.new_tensor([special.pad, special.bos, special.eos])
         is_symbol_BN1 = ~torch.isin(token_ids_BN, frame).unsqueeze(2)
         means = []

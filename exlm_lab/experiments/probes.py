@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import nn
 
-from exlm_lab.downstream.heads import FineTuned
 from exlm_lab.experiments.toy_contexts import Contexts
 from exlm_mini.data.toy import Grammar
 from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.model.exlm import token_states
 
 NUM_LABELLED = 60
 NUM_TO_LABEL, NUM_TEST = 400, 1000
@@ -61,12 +60,12 @@ def sentence_states(
 ) -> np.ndarray:
     """The mean of the last hidden states of each sentence's words, nothing masked; (S, D)."""
     device, special = next(model.parameters()).device, model.special_ids
-    reader = FineTuned(model, nn.Identity(), num_copies)
     found = []
     for ids_BN in torch.from_numpy(token_ids_SN).split(ROWS_TOGETHER):
         frame_B1 = torch.ones(len(ids_BN), 1, dtype=ids_BN.dtype)
         framed_BN = torch.cat((special.bos * frame_B1, ids_BN, special.eos * frame_B1), dim=1)
-        found.append(reader.hidden(framed_BN.to(device))[:, 1:-1].mean(dim=1).float().cpu())
+        hidden_BND = token_states(model, framed_BN.to(device), num_copies)
+        found.append(hidden_BND[:, 1:-1].mean(dim=1).float().cpu())
     return torch.cat(found).numpy()
 
 

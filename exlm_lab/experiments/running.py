@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from exlm_lab.downstream.catalogue import ReadingConfig, load_task
-from exlm_lab.downstream.finetuning import FineTuner
+from exlm_lab.downstream.finetuning import fine_tune
 from exlm_lab.downstream.prepared import Problem, load_problem, make_problem
 from exlm_lab.downstream.task import Examples
 from exlm_lab.experiments.cells import Downstream, with_settings
@@ -210,25 +210,23 @@ class Runner:
         name = _digest({"downstream": asdict(wanted), "problem": problem.sha256})
         folder = self.folder(config, watched) / f"finetune-{name}"
         with self._alone(folder):
-            tuner = FineTuner(
-                pretrained, problem, wanted.tune, config.seed, folder, self.device, self.report
-            )
-            outcome = tuner.run(should_stop=self.should_stop)
-        if not outcome.is_complete:
-            raise StoppedError
+            tuned = fine_tune(
+                pretrained, problem, wanted.tune, config.seed, folder, self.device,
+                should_stop=self.should_stop,
+            )  # fmt: skip
         metric = problem.task.metric
-        reached = {part: found[metric] for part, found in tuner.metrics.items()}
+        reached = {part: found[metric] for part, found in tuned.metrics.items()}
         return {
             "task": wanted.task,
             "metric": metric,
             "test": reached.get("test", reached["validation"]),
             "validation": reached["validation"],
-            "best_epoch": tuner.best_epoch,
+            "best_epoch": tuned.best_epoch,
             "best_possible": problem.notes.get("best_accuracy"),
             "majority": _majority(problem),
             "finetune_seed": config.seed,
             "setting": asdict(wanted),
-        }, tuner.seconds
+        }, tuned.seconds
 
     def folder(self, config: RunConfig, watched: Watched = NOTHING) -> Path:
         """The folder of a model's run."""
