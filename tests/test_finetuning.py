@@ -198,7 +198,7 @@ def test_what_is_not_finite_stops_the_run(pretrained, problem, tmp_path):
 def test_missing_labels_do_not_count_in_the_loss():
     labels_BC = torch.tensor([[1.0, math.nan], [math.nan, 0.0], [0.0, 1.0]])
     logits_BC = torch.tensor([[0.5, 9.0], [-9.0, 1.0], [2.0, -1.0]], requires_grad=True)
-    loss = finetuning._labels_loss({"logits": logits_BC}, labels_BC)
+    loss = finetuning.labels_loss({"logits": logits_BC}, labels_BC)
     each = [
         F.softplus(torch.tensor(-x if y else x))
         for x, y in ((0.5, 1), (1.0, 0), (2.0, 0), (-1.0, 1))

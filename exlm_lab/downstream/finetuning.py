@@ -272,7 +272,7 @@ def _trainer(
         train_dataset=_examples(problem, problem.train),
         eval_dataset=_examples(problem, part),
         compute_metrics=judge,
-        compute_loss_func=_labels_loss if problem.task.kind == "labels" else None,
+        compute_loss_func=labels_loss if problem.task.kind == "labels" else None,
         callbacks=[watcher],
     )
     trainer.remove_callback(PrinterCallback)
@@ -308,7 +308,7 @@ def _batch(rows: list[dict[str, Any]], pad: int) -> dict[str, Tensor]:
     return {"input_ids": padded([row["input_ids"] for row in rows], pad), **labels}
 
 
-def _labels_loss(output: Any, labels_BC: Tensor, num_items_in_batch: Any = None) -> Tensor:
+def labels_loss(output: Any, labels_BC: Tensor, num_items_in_batch: Any = None) -> Tensor:
     """Binary cross-entropy, mean over the answers that are there; nan is missing."""
     is_there_BC = ~labels_BC.isnan()
     logits_BC = output["logits"].float()
