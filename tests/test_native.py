@@ -101,25 +101,19 @@ def test_the_operator_refuses_what_would_read_elsewhere(changed, words):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
-def test_fake_tensors_get_the_shapes_of_their_device(device_type, dtype):
+def test_fake_tensors_get_the_shapes_of_a_gpu(dtype):
+    """Those of a CPU are what opcheck looks at."""
     B, M, L = 2, 3, 70
     with FakeTensorMode():
-        scores = {"dtype": dtype, "device": device_type}
-        counts = torch.ones(2, B, dtype=torch.int64, device=device_type)
+        scores = {"dtype": dtype, "device": "cuda"}
+        counts = torch.ones(2, B, dtype=torch.int64, device="cuda")
         graph = (torch.zeros(B, M, L, **scores), torch.zeros(B, L, L, **scores), *counts)
-        operators = torch.ops.exlm_mini
-        results = operators.dag_log_likelihood(*graph)
-        gradients = operators.dag_gradients(torch.ones(B, **scores), *graph, *results[1:])
-        best = operators.dag_viterbi(*graph)
-    tile = 32 if device_type == "cuda" else {FLOAT32: 16, FLOAT64: 8}[dtype]
-    num_planes, num_tiles = {"cpu": 3, "cuda": 4}[device_type], -(-L // tile)
-    shapes = [(B,), (B, num_planes, M, num_tiles * tile), (B, 6, M, num_tiles), (B, 2)]
-    assert [t.shape for t in results] == shapes
+        results = torch.ops.exlm_mini.dag_log_likelihood(*graph)
+        best = torch.ops.exlm_mini.dag_viterbi(*graph)
+    assert [t.shape for t in results] == [(B,), (B, 4, M, 96), (B, 6, M, 3), (B, 2)]
     assert [t.dtype for t in results] == [dtype, dtype, torch.int32, torch.int32]
-    assert [t.shape for t in gradients] == [(B, M, L), (B, L, L)]
     assert [(t.shape, t.dtype) for t in best] == [((B, M), torch.int64), ((B,), dtype)]
-    assert {t.device.type for t in (*results, *gradients, *best)} == {device_type}
+    assert {t.device.type for t in (*results, *best)} == {"cuda"}
 
 
 STUB = """
