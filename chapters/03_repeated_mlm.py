@@ -543,23 +543,21 @@ for (p, k), value in zip(cells, (low, many, high), strict=True):
 # probe reads the sentence's hidden variables from its states.
 
 # %%
-from exlm_lab.experiments.records import read_records
+from exlm_lab.experiments.records import runs
 
-records = read_records("repeated-mlm", Path("../book/results"))
-sweep = pd.DataFrame(
-    {
-        "p": r.mask_ratio,
-        "k": r.num_copies,
-        "share": round(r.mask_ratio**r.num_copies, 2),
-        "seed": r.seed,
-        "accuracy (%)": r.value("downstream"),
-        "probe (%)": 100 * r.value("probe_accuracy"),
-        "entropy (bits)": r.value("entropy_bits"),
-        "excess (bits)": r.value("excess_bits"),
-    }
-    for r in records
-    if r.input == "toy"
-)
+COLUMNS = {
+    "masking.mask_ratio": "p",
+    "masking.num_copies": "k",
+    "seed": "seed",
+    "downstream": "accuracy (%)",
+    "probe_accuracy": "probe (%)",
+    "entropy_bits": "entropy (bits)",
+    "excess_bits": "excess (bits)",
+}
+town = runs("repeated-mlm", Path("../book/results")).query("input == 'toy'")
+sweep = town.reset_index()[[*COLUMNS]].rename(columns=COLUMNS)
+sweep.insert(2, "share", (sweep.p**sweep.k).round(2))
+sweep["probe (%)"] *= 100
 
 # %% [markdown]
 # *Excess* is the number of bits by which a model misses the exact optimum for a
@@ -603,14 +601,12 @@ for ax, metric in zip(axes, ("accuracy (%)", "entropy (bits)"), strict=True):
         style = dict(ls="", ms=5, alpha=0.8, label=f"k = {k}")
         ax.plot(100 * its.p**its.k, its[metric], **style, **LOOK[k])
     ax.set(xlabel="lost words (%)", ylabel=metric)
-town = [r for r in records if r.input == "toy"]
-axes[0].axhline(100 * town[0].data["downstream"]["majority"], color="0.3", ls="--")
-best = {}  # by share: every run measures it on sentences of its own
-for r in town:
-    lost = round(100 * r.mask_ratio**r.num_copies)
-    best.setdefault(lost, []).append(r.value("optimum_entropy_bits"))
-lost = sorted(best)
-axes[1].plot(lost, [np.mean(best[s]) for s in lost], color="0.3", ls="--")
+chance = 100 * town["downstream.majority"].iloc[0]
+axes[0].axhline(chance, color="0.3", ls="--")
+# Every run measures the optimum on sentences of its own.
+lost = (100 * town["masking.mask_ratio"] ** town["masking.num_copies"]).round()
+best = town["optimum_entropy_bits"].groupby(lost).mean()
+axes[1].plot(best.index, best, color="0.3", ls="--")
 _ = fig.legend(
     *axes[0].get_legend_handles_labels(), loc="outside upper center", ncol=4
 )

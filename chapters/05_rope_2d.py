@@ -523,20 +523,18 @@ assert curves["2D"][30:50].mean() > curves["by place"][30:50].mean() + 0.2
 import json
 from pathlib import Path
 
-for kind in ("", "-named"):
-    bits = [
-        json.loads(path.read_text())["metrics"]["bits_per_row@many"]
-        for axes in ("1d", "2d")
-        for path in Path("../book/results/parts").glob(
-            f"study-rope-{axes}{kind}-seed*"
-        )
-    ]
-    assert len(bits) == 20 and 18 < sum(bits[:10]) / 10 - sum(bits[10:]) / 10 < 27
+from exlm_lab.experiments.records import runs
 
-runs = json.loads(Path("../book/results/first-runs.json").read_text())
+results = Path("../book/results")
+parts = runs("parts", results)
+for kind in ("", "-named"):
+    one, two = (parts["bits_per_row@many"][f"rope-{n}d{kind}"] for n in (1, 2))
+    assert len(one) == len(two) == 10 and 18 < one.mean() - two.mean() < 27
+
+first = json.loads((results / "first-runs.json").read_text())
 command = "python -m exlm_mini.pretrain --recipe toy-pairs"
 for rope, options in (("2d", ""), ("1d", " --objective exlm --model.rope 1d")):
-    run = next(run for run in runs if run["command"] == command + options)
+    run = next(run for run in first if run["command"] == command + options)
     assert run["config"]["model"]["rope"] == rope
     last = run["validation"]["exlm"][-1]
     assert last["step"] == 400 and abs(last["validation_bits_per_row"] - 1) < 0.01

@@ -575,7 +575,10 @@ draw_end(axes[1], "chains")
 # defaults, that is, gated transitions and cloned boundaries.
 
 # %% tags=["hide-input"]
+from exlm_lab.experiments import records
+
 results = Path("../book/results")
+saddle = records.runs("saddle", results)
 
 
 def of_runs(chain_warmup, clone_std):
@@ -601,14 +604,7 @@ def of_runs(chain_warmup, clone_std):
 
 def of_sweep(language, cell):
     """Last bits of the three seeds of the sweep `saddle`."""
-    ends = []
-    for path in sorted(
-        (results / "saddle").glob(f"mini-{language}-{cell}-seed*.json")
-    ):
-        curve = json.loads(path.read_text())["curve"]
-        name = "validation_bits_per_row"
-        ends.append([p[name] for p in curve if p.get(name) is not None][-1])
-    return ends
+    return list(saddle["validation_bits_per_row"][f"{language}-{cell}"])
 
 
 def arrived(ends, joint_bits):
@@ -652,16 +648,10 @@ english = {c: of_sweep("english", c) for c in ("none", "chain-warmup", "both")}
 assert (
     max(*english["both"], *english["chain-warmup"]) < 56 < 65 < min(english["none"])
 )
-of_english = {
-    sweep: [
-        json.loads(path.read_text())["metrics"]
-        for path in (results / sweep).glob(f"mini-english-{cells}-seed*.json")
-    ]
-    for sweep, cells in (("saddle", "*"), ("ablations", "mlm"))
-}
-assert len(of_english["saddle"]) == 8
-assert all(metrics["linked_bits"] < 0.01 for metrics in of_english["saddle"])
-assert all(5.4 < m["bits_per_mask"] < 5.6 for m in of_english["ablations"])
+of_english = saddle.query("input == 'english'")
+assert len(of_english) == 8 and (of_english["linked_bits"] < 0.01).all()
+mlm = records.runs("ablations", results)["bits_per_mask"]["english-mlm"]
+assert mlm.between(5.4, 5.6).all()
 
 # %% [markdown]
 # Every run with both cures arrived. With chains alone three of nine runs on

@@ -26,7 +26,7 @@
 #
 # **It needs** seconds. Nothing is trained here: the models come from
 # `python -m exlm_lab.sweep`, and what was measured on them is in
-# `book/results/`, one file for each run. {ref}`plan` says what was fixed before
+# `book/results/`, one line for each run. {ref}`plan` says what was fixed before
 # there were numbers; all tables are in {ref}`all-sweeps`.
 
 # %% tags=["remove-cell", "nbval-skip"]
@@ -59,6 +59,7 @@ from IPython.display import display
 from scipy.stats import spearmanr
 from scipy.stats import t as student
 
+from exlm_lab.experiments.catalogue import planned
 from exlm_lab.experiments.correlations import lost_share
 from exlm_lab.experiments.drawings import (
     draw_against_share,
@@ -67,9 +68,8 @@ from exlm_lab.experiments.drawings import (
 )
 from exlm_lab.experiments.metric_names import PROBE
 from exlm_lab.experiments.paper import ENTROPY, printed_average, printed_grid
-from exlm_lab.experiments.records import grouped, read_records, summaries
+from exlm_lab.experiments.records import by_cell, grid, runs, shown
 from exlm_lab.experiments.scorecard import scorecard
-from exlm_lab.experiments.study import EXPERIMENTS
 from exlm_mini.plot.figures import COLORS, use_book_style
 from exlm_mini.training.live import chapter_scale
 
@@ -119,10 +119,10 @@ def verdict(differences, sign, smallest):
 RESULTS = Path("../book/results")
 scores = scorecard(RESULTS)
 for score in scores:
-    found, claim = score.verdict, score.verdict.claim
-    ours = verdict(found.differences, claim.sign, claim.smallest)
-    assert ours == found._replace(adjusted=found.p_value).word, score.entry.text
-first = [part for part in EXPERIMENTS.values() if part.plan == "the first plan"]
+    theirs, claim = score.verdict, score.verdict.claim
+    ours = verdict(theirs.differences, claim.sign, claim.smallest)
+    assert ours == theirs._replace(adjusted=theirs.p_value).word, score.text
+first = [part for part in planned() if part.plan == "the first plan"]
 claims = [claim for part in first for claim in part.claims]
 assert sum(claim.is_primary for claim in claims) == 12
 assert verdict([1.0, 1.1, 0.9], 1, 0.5) == "for"
@@ -136,17 +136,16 @@ assert verdict([1.0, -0.5, 1.2], 1, 0.5) == "undecided"
 
 # %%
 def recorded(sweep):
-    """The trainings of each cell of a sweep, by the cell's name."""
-    found = grouped(read_records(sweep, RESULTS))
-    return {cell: group for (_, cell), group in found.items()}
+    """The trainings of a sweep, a row for each, by cell and seed."""
+    return runs(sweep, RESULTS)
 
 
 ladder, parts = recorded("ladder"), recorded("parts")
 molecules = recorded("molecules")
 ablations, saddle = recorded("ablations"), recorded("saddle")
-grid = [g for g in recorded("repeated-mlm").values() if g.input == "toy"]
-everything = (ladder, parts, molecules, ablations, saddle, dict(enumerate(grid)))
-cells = sum(map(len, everything))
+repeated = recorded("repeated-mlm").query("input == 'toy'")
+everything = (ladder, parts, molecules, ablations, saddle, repeated)
+cells = sum(len(by_cell(table)) for table in everything)
 f"{cells} cells of the sweeps this chapter reads"
 
 # %% [markdown]
@@ -160,7 +159,7 @@ f"{cells} cells of the sweeps this chapter reads"
 
 # %% mystnb={"figure": {"caption": "Bits won below the floor of any MLM, against the bits that five masked words share. Dots are runs, lines their means; grey, all there is to win. Mixture and CTC have ExLM's states without learned links.", "name": "fig-ladder"}} tags=["hide-input"]
 fig, ax = plt.subplots(figsize=(6.2, 4), layout="constrained")
-draw_ladder(ax, list(ladder.values()))
+draw_ladder(ax, ladder)
 
 # %% [markdown]
 # ExLM lies close to the grey line: it wins nearly everything the words share. The
@@ -184,26 +183,22 @@ draw_ladder(ax, list(ladder.values()))
 # %% mystnb={"code_prompt_show": "Checked: at least 85% of what is shared is won with links, on average, and never a tenth of a bit without; single runs stop a bit or two short"} tags=["hide-cell", "check"]
 def won(cell):
     """Bits below the floor of each training, by its seed."""
-    floor = ladder[cell].by_seed("floor_bits_per_row")
-    spent = ladder[cell].by_seed("bits_per_row")
-    return {seed: floor[seed] - bits for seed, bits in spent.items()}
+    return ladder["floor_bits_per_row"][cell] - ladder["bits_per_row"][cell]
 
 
 for shared in (1, 2, 4, 8):
     for arm in ("exlm", "late"):
-        values = won(f"{arm}-{shared}").values()
-        assert 0.85 * shared < np.mean(list(values)) <= shared, (arm, shared)
-        assert min(values) > 0.4 * shared
+        bits = won(f"{arm}-{shared}")
+        assert 0.85 * shared < bits.mean() <= shared, (arm, shared)
+        assert bits.min() > 0.4 * shared
     for arm in ("mlm", "mlm++", "uniform", "ctc"):
-        assert max(won(f"{arm}-{shared}").values()) < 0.1, (arm, shared)
+        assert won(f"{arm}-{shared}").max() < 0.1, (arm, shared)
 for shared, nearly, short in ((2, 9, 0.6), (4, 9, 1.1), (8, 7, 2.1)):
-    left = sorted(shared - bits for bits in won(f"exlm-{shared}").values())
+    left = sorted(shared - won(f"exlm-{shared}"))
     assert len(left) == 10 and left[nearly - 1] < 0.05
     assert short - 0.2 < left[nearly] <= left[-1] < short, left
-assert all(
-    abs(bits) < 0.1 for arm in ("exlm", "late") for bits in won(f"{arm}-0").values()
-)
-assert 2.5 < ladder["exlm-cost"].first.metrics["cost_ratio"] < 2.65
+assert all(won(f"{arm}-0").abs().max() < 0.1 for arm in ("exlm", "late"))
+assert 2.5 < ladder["cost_ratio"]["exlm-cost", 1] < 2.65
 
 # %% [markdown]
 # ## Two coordinates carry over to more masks
@@ -227,12 +222,10 @@ display(
     pd.DataFrame(
         {
             label: {
-                "bits, 30% masked": parts[f"rope-{name}"]
-                .summary("bits_per_row")
-                .shown(2),
-                "bits, 90% masked": parts[f"rope-{name}"]
-                .summary("bits_per_row@many")
-                .shown(1),
+                "bits, 30% masked": shown(parts["bits_per_row"][f"rope-{name}"]),
+                "bits, 90% masked": shown(
+                    parts["bits_per_row@many"][f"rope-{name}"], 1
+                ),
             }
             for name, label in POSITIONS.items()
         }
@@ -254,16 +247,14 @@ display(
 # %% mystnb={"code_prompt_show": "Checked: in every seed 1D positions lose at least 5 bits at 90% masked, and edges inside a mask are worth less than a hundredth of a bit"} tags=["hide-cell", "check"]
 for kind in ("", "-named"):
     one, two = (
-        parts[f"rope-{axes}{kind}"].by_seed("bits_per_row@many")
-        for axes in ("1d", "2d")
+        parts["bits_per_row@many"][f"rope-{axes}{kind}"] for axes in ("1d", "2d")
     )
-    assert len(one) == 10 and all(one[seed] > two[seed] + 5 for seed in one)
+    assert len(one) == 10 and (one > two + 5).all()
 for kind in ("", "-paper"):
     dense, sparse = (
-        parts[f"{graph}{kind}"].by_seed("bits_per_row")
-        for graph in ("dense", "sparse")
+        parts["bits_per_row"][f"{graph}{kind}"] for graph in ("dense", "sparse")
     )
-    assert all(abs(dense[seed] - sparse[seed]) < 0.01 for seed in dense)
+    assert ((dense - sparse).abs() < 0.01).all()
 
 # %% [markdown]
 # ## Where words hardly depend on each other, an MLM of equal cost is ahead
@@ -282,12 +273,12 @@ for name, label in (
     ("mlm", "MLM, equal steps"),
     ("mlm++", "MLM, equal cost"),
 ):
-    town, english = ablations[f"toy-{name}"], ablations[f"english-{name}"]
+    town, english = ablations.loc[f"toy-{name}"], ablations.loc[f"english-{name}"]
     rows[label] = {
-        "town: steps": town.first.data["config"]["train"]["steps"],
-        "bits above the optimum": town.summary("excess_bits").shown(2),
-        "English: steps": english.first.data["config"]["train"]["steps"],
-        "bits per masked word": english.summary("bits_per_mask").shown(2),
+        "town: steps": town["train.steps"][1],
+        "bits above the optimum": shown(town["excess_bits"]),
+        "English: steps": english["train.steps"][1],
+        "bits per masked word": shown(english["bits_per_mask"]),
     }
 display(pd.DataFrame(rows).T)
 
@@ -302,13 +293,10 @@ display(pd.DataFrame(rows).T)
 
 # %% mystnb={"code_prompt_show": "Checked: in every seed the MLM of equal cost needs fewer bits than ExLM, in town and on English"} tags=["hide-cell", "check"]
 for cell, metric in (("toy", "excess_bits"), ("english", "bits_per_mask")):
-    exlm, paid = (
-        ablations[f"{cell}-{m}"].by_seed(metric) for m in ("exlm", "mlm++")
-    )
-    assert exlm.keys() == paid.keys() and all(exlm[s] > paid[s] + 0.1 for s in exlm)
+    exlm, paid = (ablations[metric][f"{cell}-{m}"] for m in ("exlm", "mlm++"))
+    assert (exlm > paid + 0.1).all()
 floor, joint = (
-    ablations["toy-mlm"].summary(f"{end}_bits_per_row").mean
-    for end in ("floor", "joint")
+    ablations[f"{end}_bits_per_row"]["toy-mlm"].mean() for end in ("floor", "joint")
 )
 assert 0 <= floor - joint < 0.03
 
@@ -339,17 +327,16 @@ MEASURES = {
     "clones_used": "states used",
     "read_structure": "structure read",
 }
-told = {}
+rows = {}
 for name, label in ARMS.items():
-    summary = {title: molecules[name].summary(m) for m, title in MEASURES.items()}
-    told[label] = {"seeds": len(molecules[name].by_seed("bits_per_mask"))}
-    told[label] |= {
+    rows[label] = {"seeds": len(molecules.loc[name])}
+    rows[label] |= {
         title: "–"
         if title in ("bits linked", "states used") and name.startswith("mlm")
-        else s.shown(2)
-        for title, s in summary.items()
+        else shown(molecules[metric][name])
+        for metric, title in MEASURES.items()
     }
-display(pd.DataFrame(told).T)
+display(pd.DataFrame(rows).T)
 
 # %% [markdown]
 # *The paths of every ExLM use one state per mask, and its links win nothing.*
@@ -377,19 +364,15 @@ display(pd.DataFrame(told).T)
 
 # %% mystnb={"code_prompt_show": "Checked: every ExLM uses less than 1.01 states per mask and links less than 0.02 bits; the MLM of equal cost needs fewer bits for rings in every seed; where states without links are ahead of an MLM"} tags=["hide-cell", "check"]
 for name in ("exlm", "late", "later"):
-    assert max(molecules[name].by_seed("clones_used").values()) < 1.01
-    linked = molecules[name].by_seed("rings_together_linked").values()
-    assert max(map(abs, linked)) < 0.02
-    exlm, paid = (
-        molecules[m].by_seed("rings_together_bits") for m in (name, "mlm++")
-    )
-    assert len(exlm) == 5 and all(exlm[seed] > paid[seed] for seed in paid)
+    assert molecules["clones_used"][name].max() < 1.01
+    assert molecules["rings_together_linked"][name].abs().max() < 0.02
+    exlm, paid = (molecules["rings_together_bits"][m] for m in (name, "mlm++"))
+    assert len(exlm) == 5 and (exlm > paid).all()
 
 
 def ahead(metric, base="mlm"):
     """By how much states without links need fewer bits, by seed."""
-    ours, theirs = (molecules[m].by_seed(metric) for m in ("uniform", base))
-    return np.array([theirs[seed] - ours[seed] for seed in sorted(ours)])
+    return (molecules[metric][base] - molecules[metric]["uniform"]).to_numpy()
 
 
 def is_open(differences):
@@ -403,7 +386,7 @@ assert is_open(ahead("rings_together_bits", "mlm++"))
 assert is_open(ahead("brackets_together_bits")) and is_open(
     ahead("aromatics_together_bits")
 )
-assert 1.3 < molecules["exlm-cost"].first.metrics["cost_ratio"] < 1.4
+assert 1.3 < molecules["cost_ratio"]["exlm-cost", 1] < 1.4
 
 # %% [markdown]
 # ## Expanding late is cheaper, and here it loses little
@@ -421,20 +404,16 @@ FIVE, WORD, RING = (
     "a masked word of English",
     "both digits of a ring",
 )
-shown = {
-    FIVE: [(depth[f"slots-after-{e}"], "bits_per_row") for e in (0, 2, 3)],
+columns = {
+    FIVE: [shown(depth["bits_per_row"][f"slots-after-{e}"]) for e in (0, 2, 3)],
     WORD: [
-        (depth[f"english-{cell}"], "bits_per_mask")
+        shown(depth["bits_per_mask"][f"english-{cell}"])
         for cell in ("after-0", "after-2", "after-3", "mlm", "mlm++")
     ],
     RING: [
-        (molecules[cell], "rings_together_bits")
+        shown(molecules["rings_together_bits"][cell])
         for cell in ("exlm", "late", "later", "mlm", "mlm++")
     ],
-}
-columns = {
-    label: [group.summary(metric).shown(2) for group, metric in cells]
-    for label, cells in shown.items()
 }
 columns[FIVE] += ["≥ 10"] * 2
 models = [
@@ -459,22 +438,17 @@ display(pd.DataFrame(columns, index=models))
 # make a large difference.
 
 # %% mystnb={"code_prompt_show": "Checked: all runs but one on the small language end within 0.05 bits of the best; on English links win nothing, and MLM of equal cost is a bit ahead in every seed"} tags=["hide-cell", "check"]
-ends = [
-    bits - depth[f"slots-after-{e}"].by_seed("joint_bits_per_row")[seed]
-    for e in (0, 2, 3)
-    for seed, bits in depth[f"slots-after-{e}"].by_seed("bits_per_row").items()
-]
-assert len(ends) == 9 and sum(extra < 0.05 for extra in ends) == 8
+extra = depth["bits_per_row"] - depth["joint_bits_per_row"]
+ends = [bits for e in (0, 2, 3) for bits in extra[f"slots-after-{e}"]]
+assert len(ends) == 9 and sum(bits < 0.05 for bits in ends) == 8
 assert 0.9 < max(ends) < 1.1
 for e in (0, 2, 3):
-    linked = depth[f"english-after-{e}"].by_seed("dependence_bits").values()
-    assert max(linked) < 0.1
+    assert depth["dependence_bits"][f"english-after-{e}"].max() < 0.1
 last, paid = (
-    depth[f"english-{cell}"].by_seed("bits_per_mask")
-    for cell in ("after-3", "mlm++")
+    depth["bits_per_mask"][f"english-{cell}"] for cell in ("after-3", "mlm++")
 )
-assert len(paid) == 3 and all(last[seed] > paid[seed] + 1 for seed in paid)
-assert 1.4 < depth["english-cost"].first.metrics["cost_ratio"] < 1.55
+assert len(paid) == 3 and (last > paid + 1).all()
+assert 1.4 < depth["cost_ratio"]["english-cost", 1] < 1.55
 
 # %% [markdown]
 # (without-help)=
@@ -500,15 +474,14 @@ HELPS = {
     "chain-warmup": "fixed chains",
     "both": "both",
 }
-told = {
+ends = {
     label: {
-        title: saddle[f"{cell}-{help_}"].summary(metric).shown(1)
+        title: shown(saddle[metric][f"{cell}-{help_}"], 1)
         for help_, title in HELPS.items()
-        if f"{cell}-{help_}" in saddle
     }
     for label, (cell, metric) in languages.items()
 }
-display(pd.DataFrame(told).T)
+display(pd.DataFrame(ends).T)
 
 # %% [markdown]
 # With both aids every run on `pairs` and `fours` reaches the best possible score;
@@ -522,17 +495,18 @@ display(pd.DataFrame(told).T)
 # %%
 from exlm_lab.experiments.verdicts import verdicts
 
-told = {
-    found.claim.text: {
-        "difference, bits": found.shown(2),
-        "seeds": len(found.differences),
-        "verdict": found.told,
+judged = verdicts(RESULTS)
+rows = {
+    one.claim.text: {
+        "difference, bits": one.shown(2),
+        "seeds": len(one.differences),
+        "verdict": one.word_so_far,
     }
-    for found in verdicts(RESULTS)["escape"]
-    if found.half_width is not None
+    for one in judged["escape"]
+    if one.half_width is not None
 }
 with pd.option_context("display.max_colwidth", None):
-    display(pd.DataFrame(told).T)
+    display(pd.DataFrame(rows).T)
 
 # %% [markdown]
 # After 500 steps with a batch of 64, an MLM is a bit below what the frequencies
@@ -550,41 +524,35 @@ with pd.option_context("display.max_colwidth", None):
 
 # %% mystnb={"code_prompt_show": "Checked: where each cell ends, that no links win anything, and that clones are alike at large batches"} tags=["hide-cell", "check"]
 escape = recorded("escape")
-end = {name: group.by_seed("bits_per_mask") for name, group in escape.items()}
-frequency = escape["mlm-w64-b64"].by_seed("frequency_bits")
-for seed, bits in frequency.items():
-    assert end["mlm-w64-b64"][seed] < bits - 0.8
-    assert end["none-w64-b64"][seed] > bits - 0.5
-    assert end["clones-w64-b64"][seed] > bits - 0.5
-mean = {name: np.mean([*bits.values()]) for name, bits in end.items()}
+end = escape["bits_per_mask"]
+frequency = escape["frequency_bits"]["mlm-w64-b64"]
+assert (end["mlm-w64-b64"] < frequency - 0.8).all()
+assert (end["none-w64-b64"] > frequency - 0.5).all()
+assert (end["clones-w64-b64"] > frequency - 0.5).all()
+mean = end.groupby("cell").mean()
 for name in ("chains-w64-b64", "both-w64-b64"):
     assert abs(mean[name] - mean["mlm-w64-b64"]) < 0.3
-helped, alone = (end[f"{help_}-w64-b512"].values() for help_ in ("both", "none"))
-assert max(helped) < 4 < 7 < min(alone)
+helped, alone = (end[f"{help_}-w64-b512"] for help_ in ("both", "none"))
+assert helped.max() < 4 < 7 < alone.min()
 largest, small = end["none-w64-b1024"], end["none-w64-b64"]
-assert len(largest) == 5 and min(largest.values()) > 7
-assert all(small[seed] - 0.4 < largest[seed] < small[seed] for seed in small)
+assert len(largest) == 5 and largest.min() > 7
+assert (small - 0.4 < largest).all() and (largest < small).all()
 assert 0.2 < mean["none-w64-b64"] - mean["none-w64-b1024"] < 0.3
 wide = {h: mean[f"{h}-w128-b64"] for h in ("none", "both")}
 assert wide["both"] < mean["both-w64-b64"] and wide["none"] > wide["both"] + 0.8
-for name, group in escape.items():
-    if not name.startswith("mlm"):
-        assert max(group.by_seed("dependence_bits").values()) < 0.1
-    if name.endswith(("b512", "b1024")):
-        assert max(group.by_seed("specialisation_bits").values()) < 0.05
+exlm = escape.query("objective == 'exlm'")
+assert exlm["dependence_bits"].max() < 0.1
+assert exlm.query("`train.batch_size` > 64")["specialisation_bits"].max() < 0.05
 
 # %% mystnb={"code_prompt_show": "Checked: with both aids every seed reaches the joint entropy, without aid it stays at the floor, and in town and on English both together are best in every seed"} tags=["hide-cell", "check"]
 for cell in ("toy-pairs", "toy-fours"):
     for help_, end in (("none", "floor"), ("both", "joint")):
-        group = saddle[f"{cell}-{help_}"]
-        exact = group.by_seed(f"{end}_bits_per_row")
-        for seed, bits in group.by_seed("bits_per_row").items():
-            assert abs(bits - exact[seed]) < 0.1, (cell, help_, seed)
+        away = saddle["bits_per_row"] - saddle[f"{end}_bits_per_row"]
+        assert away[f"{cell}-{help_}"].abs().max() < 0.1, (cell, help_)
 for cell, gain in (("toy-town", 0.4), ("english", 0.9)):
-    of = {h: saddle[f"{cell}-{h}"].by_seed("bits_per_mask") for h in HELPS}
-    for seed, both in of["both"].items():
-        assert both < min(of[h][seed] for h in HELPS if h != "both")
-        assert both < of["none"][seed] - gain
+    of = {h: saddle["bits_per_mask"][f"{cell}-{h}"] for h in HELPS}
+    assert all((of["both"] < of[h]).all() for h in HELPS if h != "both")
+    assert (of["both"] < of["none"] - gain).all()
 
 # %% [markdown]
 # ## Uncertainty follows the lost words
@@ -597,10 +565,10 @@ for cell, gain in (("toy-town", 0.4), ("english", 0.9)):
 
 # %% mystnb={"figure": {"caption": "Repeated MLM in town, three seeds per cell, one line per mask ratio. Left: entropy of the predictions for lost words, with the exact entropy of the language (dashed). Right: latent variables that a probe reads from the states.", "name": "fig-lost-share"}} tags=["hide-input"]
 fig, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-draw_against_share(axes[0], summaries(grid, "entropy_bits"), "entropy, bits")
-draw_optimum(axes[0], grid)
-read = {c: s.scaled(100) for c, s in summaries(grid, PROBE).items()}
-draw_against_share(axes[1], read, "latents read, %")
+entropy, read = grid(repeated, "entropy_bits"), 100 * grid(repeated, PROBE)
+draw_against_share(axes[0], entropy.mean(), entropy.std(), "entropy, bits")
+draw_optimum(axes[0], grid(repeated, "optimum_entropy_bits").mean())
+draw_against_share(axes[1], read.mean(), read.std(), "latents read, %")
 _ = axes[0].legend(fontsize=8, frameon=True)
 
 # %% [markdown]
@@ -613,11 +581,11 @@ _ = axes[0].legend(fontsize=8, frameon=True)
 
 # %%
 slopes = {
-    found.claim.text: {
-        "slope": found.shown(1, 100),
-        "verdict": found.word,
+    one.claim.text: {
+        "slope": one.shown(1, 100),
+        "verdict": one.word,
     }
-    for found in verdicts(RESULTS)["competence"]
+    for one in judged["competence"]
 }
 with pd.option_context("display.max_colwidth", None):
     display(pd.DataFrame(slopes).T)
@@ -633,44 +601,33 @@ with pd.option_context("display.max_colwidth", None):
 # the frozen states, in place of a fine-tuned score:
 
 # %% mystnb={"figure": {"caption": "Repeated MLM on molecules, mean of three seeds with its 95% interval, one line per mask ratio. Left: entropy of the predictions for lost symbols. Right: explained variance of five structural quantities.", "name": "fig-lost-share-molecules"}} tags=["hide-input"]
-of_smiles = [g for g in recorded("repeated-mlm").values() if g.input == "molecules"]
-
-
-def with_interval(metric):
-    """As ``summaries``, with half of the 95% interval in place of the deviation."""
-    return {
-        cell: s._replace(sd=student.ppf(0.975, s.num - 1) * s.standard_error)
-        for cell, s in summaries(of_smiles, metric).items()
-    }
-
-
+of_smiles = recorded("repeated-mlm").query("input == 'molecules'")
 fig, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-draw_against_share(axes[0], with_interval("entropy_bits"), "entropy, bits")
-structure = summaries(of_smiles, "read_structure")
-draw_against_share(axes[1], with_interval("read_structure"), "structure read, R²")
+for ax, metric, label in (
+    (axes[0], "entropy_bits", "entropy, bits"),
+    (axes[1], "read_structure", "structure read, R²"),
+):
+    values = grid(of_smiles, metric)  # a row for each seed, a column for each cell
+    half = student.ppf(0.975, values.count() - 1) * values.sem()
+    draw_against_share(ax, values.mean(), half, label)
 _ = axes[0].legend(fontsize=8, frameon=True)
 
 
 # %%
-def cell(group):
-    """Mask ratio p and copies k."""
-    return group.first.mask_ratio, group.first.num_copies
-
-
 def plane(metric, seed):
     """Least-squares slopes along the lost share and along p, where 10% are lost."""
-    cells = [(*cell(g), g.by_seed(metric)[seed]) for g in of_smiles]
-    cells = [(p**k, p, value) for p, k, value in cells if p**k > 0.1]
+    of_seed = grid(of_smiles, metric).loc[seed]
+    cells = [(p**k, p, value) for (p, k), value in of_seed.items() if p**k > 0.1]
     design = np.array([[1, share, p] for share, p, _ in cells])
     values = [value for _, _, value in cells]
     return np.linalg.lstsq(design, values, rcond=None)[0][1:]
 
 
-whole = set.intersection(*(set(g.by_seed("entropy_bits")) for g in of_smiles))
+whole = list(grid(of_smiles, "entropy_bits").dropna().index)
 on_molecules = {
     (metric, f"seed {seed}"): plane(metric, seed)
     for metric in ("entropy_bits", "read_structure")
-    for seed in sorted(whole)
+    for seed in whole
 }
 along = pd.DataFrame(on_molecules, index=["along the lost share", "along p"]).T
 display(along.map("{:+.2f}".format))
@@ -690,18 +647,11 @@ of_lost, of_p = of_entropy.mean(axis=0)
 assert len(whole) == 3 and 1.3 < of_lost < 1.8 and 0.05 < of_p / of_lost < 0.15
 of_p = [on_molecules["read_structure", f"seed {s}"][1] for s in whole]
 assert min(of_p) < 0 < max(of_p)
-read = {
-    share: [
-        group.by_seed("read_structure")
-        for group in of_smiles
-        if lost_share(*cell(group)) == share
-    ]
-    for share in sorted({lost_share(*cell(group)) for group in of_smiles})
-}
-for seed in sorted(whole):
-    means = {share: np.mean([of[seed] for of in read[share]]) for share in read}
+of_structure = grid(of_smiles, "read_structure").T
+for seed in whole:
+    means = of_structure[seed].groupby(lambda cell: lost_share(*cell)).mean()
     assert means[0.0225] < means[0.15] - 0.05
-    assert max(means, key=means.get) in (0.15, 0.387)
+    assert means.idxmax() in (0.15, 0.387)
     assert means[0.789] < means[0.387]
 
 # %% [markdown]
@@ -733,7 +683,7 @@ assert of["change-share"](printed) > 3 and -1 < of["change-ratio"](printed) < -0
 
 # %%
 accuracy = {
-    name: sorted(ablations[f"toy-{name}"].by_seed("downstream").values())
+    name: sorted(ablations["downstream"][f"toy-{name}"])
     for name in ("mlm", "mlm++", "exlm")
 }
 scatter = np.mean([np.std(values, ddof=1) for values in accuracy.values()])
@@ -758,31 +708,28 @@ print(f"the paper's gain of ExLM over MLM: {gain:.1f} points")
 # variables that a probe reads.
 
 # %% mystnb={"figure": {"caption": "What a training is good for against its bits; lower bits to the left. Blue: MLM; red: ExLM and its variants. Titles: rank correlation with its 95% interval (bootstrap over trainings).", "name": "fig-bits-and-use"}} tags=["hide-input"]
-of_input = {
-    kind: [g for g in ablations.values() if g.input == kind]
-    for kind in ("english", "toy")
-}
+english, town = (
+    ablations[ablations["input"] == kind] for kind in ("english", "toy")
+)
 PLACES = {
-    "molecules": (molecules.values(), "read_structure", "structure read, R²"),
-    "English": (of_input["english"], "downstream", "accuracy, %"),
-    "town": (of_input["toy"], "probe_accuracy", "latents read"),
+    "molecules": (molecules, "read_structure", "structure read, R²"),
+    "English": (english, "downstream", "accuracy, %"),
+    "town": (town, "probe_accuracy", "latents read"),
 }
 fig, axes = plt.subplots(1, 3, figsize=(9.5, 3.4), layout="constrained")
 correlation = {}
-for ax, (place, (groups, use, label)) in zip(axes, PLACES.items(), strict=True):
-    found = [
-        (bits, group.by_seed(use)[seed], COLORS[group.first.objective])
-        for group in groups
-        for seed, bits in group.by_seed("bits_per_mask").items()
-    ]
-    bits, values, colors = zip(*found, strict=True)
-    points, rng = np.array([bits, values]), np.random.default_rng(0)
-    drawn = rng.integers(len(bits), size=(2000, len(bits)))
+for ax, (place, (table, use, label)) in zip(axes, PLACES.items(), strict=True):
+    both = table[["bits_per_mask", use, "objective"]].dropna()
+    points, rng = (
+        both[["bits_per_mask", use]].to_numpy().T,
+        np.random.default_rng(0),
+    )
+    drawn = rng.integers(len(both), size=(2000, len(both)))
     low, high = np.nanquantile(
         [spearmanr(*points[:, rows]).statistic for rows in drawn], (0.025, 0.975)
     )
     correlation[place] = spearmanr(*points).statistic, low, high
-    ax.scatter(bits, values, c=colors, s=18)
+    ax.scatter(*points, c=[COLORS[name] for name in both["objective"]], s=18)
     ax.set(xlabel="bits per masked token", ylabel=label)
     numbers = [f"{n:.2f}".replace("-", "−") for n in correlation[place]]
     _ = ax.set_title("{}: {} ({} to {})".format(place, *numbers), fontsize=10)
@@ -798,14 +745,12 @@ for ax, (place, (groups, use, label)) in zip(axes, PLACES.items(), strict=True):
 assert correlation["town"][2] < -0.3
 for place in ("English", "molecules"):
     assert correlation[place][1] < 0 < correlation[place][2]
-bits, accuracies = (
-    {g.name: g.by_seed(metric).values() for g in of_input["english"]}
-    for metric in ("bits_per_mask", "downstream")
+paid, others = (
+    english.loc[["english-mlm++"]],
+    english.drop("english-mlm++", level="cell"),
 )
-others = [name for name in bits if name != "mlm++"]
-assert max(bits["mlm++"]) < min(min(bits[name]) for name in others)
-best = max(max(accuracies[name]) for name in others)
-assert max(accuracies["mlm++"]) < best - 5
+assert paid["bits_per_mask"].max() < others["bits_per_mask"].min()
+assert paid["downstream"].max() < others["downstream"].max() - 5
 
 # %% [markdown]
 # ## The scorecard
@@ -817,8 +762,8 @@ assert max(accuracies["mlm++"]) < best - 5
 # %%
 table = pd.DataFrame(
     {
-        "claim": [score.entry.text for score in scores],
-        "paper": [score.entry.place for score in scores],
+        "claim": [score.text for score in scores],
+        "paper": [score.row.place for score in scores],
         "difference": [score.shown for score in scores],
         "runs": [score.evidence for score in scores],
         "verdict": [score.word for score in scores],

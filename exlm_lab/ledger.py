@@ -62,23 +62,23 @@ class Ledger(ABC):
         on_progress: Callable[[Progress], None] = lambda progress: None,
     ) -> dict[str, Any]:
         """The record of a cell; it is made if it is not there. Raises as ``read`` and ``make``."""
-        path = self.path(cell, seed)
-        if not path.exists():
+        if not self.is_done(cell, seed):
+            path = self.path(cell, seed)
             path.parent.mkdir(parents=True, exist_ok=True)  # a long run is not made in vain
             self.write(path, self.make(cell, seed, on_progress))
         return self.read(cell, seed)
 
 
 def check_identity(
-    path: Path, found: Mapping[str, Any], identity: Mapping[str, Any], remedy: str
+    where: object, record: Mapping[str, Any], identity: Mapping[str, Any], remedy: str
 ) -> None:
-    """Refuse the record ``found`` in a file if it is not of the run that ``identity`` describes.
+    """Refuse a record if it is not of the run that ``identity`` describes.
 
     Raises:
         UserError: naming the first difference, and the remedy.
     """
     for name, value in identity.items():
-        if found.get(name) != value:
+        if record.get(name) != value:
             raise UserError(
-                f"{path} was made with another {name.removesuffix('_sha256')}; {remedy}"
+                f"{where} was made with another {name.removesuffix('_sha256')}; {remedy}"
             )

@@ -6,10 +6,12 @@
     python -m exlm_lab.sweep ablations --only 'toy-*' --seeds 1
     python -m exlm_lab.sweep study                   the study (book/plan.md)
     python -m exlm_lab.sweep study --report          its claims, their verdicts
+    python -m exlm_lab.sweep collect                 one file for the records of each
 
 A cell is a recipe with some settings replaced; each is trained, measured and perhaps fine-tuned,
-and leaves one JSON file in OUTPUT/NAME. A finished cell is not run again, so the same command goes
-on where it was stopped. Several may work side by side on one OUTPUT and --work, such as one for
+and leaves one JSON file in OUTPUT/NAME, until ``collect`` moves it, as a line, into
+OUTPUT/NAME.jsonl. A finished cell is not run again, so the same command goes on where it was
+stopped. Several may work side by side on one OUTPUT and --work, such as one for
 each GPU: each takes what no other has taken. Records for the book are of a clean checkout: start
 from a worktree of a fixed commit, and work on beside it. What needs a corpus that is not
 prepared is left out; the file of its recipe has the command.
@@ -31,11 +33,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from exlm_lab.experiments import catalogue
 from exlm_lab.experiments.cells import Cell
-from exlm_lab.experiments.grids import SWEEPS, cells_of
 from exlm_lab.experiments.ledger import SweepLedger
+from exlm_lab.experiments.records import collect
 from exlm_lab.experiments.running import Runner, taken
-from exlm_lab.experiments.study import EXPERIMENTS
 from exlm_lab.ledger import StoppedError
 from exlm_mini.config.checks import UserError, check_integers, nearest
 from exlm_mini.config.options import Parser, command_parser
@@ -55,6 +57,7 @@ OUTPUT = Path("book/results")
 WORK = Path("runs/sweep")
 STUDY = "study"
 """Stands for all experiments of the study, in the order of the plan."""
+COLLECT = "collect"
 
 
 class Run(NamedTuple):
@@ -68,7 +71,7 @@ class Run(NamedTuple):
 # ---- which runs ----
 
 
-def planned(sweeps: dict[str, list[Cell]], seeds: list[int]) -> list[Run]:
+def queue(sweeps: dict[str, list[Cell]], seeds: list[int]) -> list[Run]:
     """Every run of some sweeps: one after the other, all first seeds before any second."""
     runs = []
     for name, cells in sweeps.items():
@@ -78,52 +81,54 @@ def planned(sweeps: dict[str, list[Cell]], seeds: list[int]) -> list[Run]:
     return runs
 
 
-def chosen(names: list[str], patterns: list[str] | None) -> dict[str, list[Cell]]:
+def select(names: list[str], patterns: list[str] | None = None) -> dict[str, list[Cell]]:
     """The cells of sweeps and experiments by name.
 
     Raises:
         UserError: if a name or a pattern fits nothing.
     """
-    every = {**SWEEPS, **EXPERIMENTS}
-    found: dict[str, list[Cell]] = {}
-    for asked in names:
-        if asked not in (STUDY, *every):
-            raise UserError(f"there is no sweep '{asked}'; {nearest(asked, [STUDY, *every])}")
-        for name in EXPERIMENTS if asked == STUDY else [asked]:
-            found[name] = list(cells_of(name))
-    known = [cell.name for cells in found.values() for cell in cells]
+    words = [STUDY, *catalogue.EXPERIMENTS]
+    selected: dict[str, list[Cell]] = {}
+    for word in names:
+        if word not in words:
+            raise UserError(f"there is no sweep '{word}'; {nearest(word, words)}")
+        study = [one.name for one in catalogue.planned()]
+        for name in study if word == STUDY else [word]:
+            selected[name] = list(catalogue.experiment(name).cells)
+    known = [cell.name for cells in selected.values() for cell in cells]
     for pattern in patterns or ():
         if not fnmatch.filter(known, pattern):
             raise UserError(f"there is no cell '{pattern}'; {nearest(pattern, known)}")
-    fits = {
-        name: [c for c in cells if any(fnmatch.fnmatchcase(c.name, p) for p in patterns or "*")]
-        for name, cells in found.items()
-    }
-    return {name: cells for name, cells in fits.items() if cells}
+    patterns = patterns or ["*"]
+    for name, cells in selected.items():
+        selected[name] = [
+            c for c in cells if any(fnmatch.fnmatchcase(c.name, p) for p in patterns)
+        ]
+    return {name: cells for name, cells in selected.items() if cells}
 
 
 # ---- running ----
 
 
-def ready(runs: list[Run], runner: Runner) -> list[Run]:
+def with_data(runs: list[Run], runner: Runner) -> list[Run]:
     """The runs whose data are there; each reason to leave others out is given once.
 
     Raises:
         UserError: if there are no data for any.
     """
-    found = []
+    possible = []
     reasons: dict[str, str] = {}
     for run in runs:
         try:
             runner.check_inputs(run.cell.config(run.seed))
-            found.append(run)
+            possible.append(run)
         except UserError as error:
             reasons.setdefault(str(error), f"{run.sweep} {run.cell.name} is left out: {error}")
-    if reasons and not found:
+    if reasons and not possible:
         raise UserError(next(iter(reasons)))
     for line in reasons.values():
         say(line)
-    return found
+    return possible
 
 
 def work(runs: list[Run], output: Path, runner: Runner, requests: Requests) -> None:
@@ -134,12 +139,12 @@ def work(runs: list[Run], output: Path, runner: Runner, requests: Requests) -> N
         UserError: if something cannot be read or written, or a training goes wrong.
     """
     ledgers = _ledgers(runs, output, runner)
-    found = ready(runs, runner)
-    left = [run for run in found if not ledgers[run.sweep].is_done(run.cell, run.seed)]
+    possible = with_data(runs, runner)
+    left = [run for run in possible if not ledgers[run.sweep].is_done(run.cell, run.seed)]
     if not left:
         say(
-            f"{len(found)} of {len(found)} recorded in {output}; --report prints them, another "
-            "--output makes them again"
+            f"{len(possible)} of {len(possible)} recorded in {output}; --report prints them, "
+            "another --output makes them again"
         )
     for number, (name, cell, seed) in enumerate(left, start=1):
         if requests.should_stop():
@@ -152,7 +157,7 @@ def work(runs: list[Run], output: Path, runner: Runner, requests: Requests) -> N
             changed, _ = ledger.equal_cost(cell)
             with ProgressLine(cell.name, cell.config(seed, changed).train.steps) as line:
                 record = ledger.run(cell, seed, line.show)
-            print(_told(record), flush=True)
+            print(_summary(record), flush=True)
 
 
 def _ledgers(runs: list[Run], output: Path, runner: Runner) -> dict[str, SweepLedger]:
@@ -172,23 +177,23 @@ def _refuse_changes(output: Path) -> None:
 # ---- what is printed ----
 
 
-def _told(record: dict[str, Any]) -> str:
+def _summary(record: dict[str, Any]) -> str:
     """A line about a finished cell."""
-    shown = [f"{record['cell']} seed {record['seed']}:"]
+    parts = [f"{record['cell']} seed {record['seed']}:"]
     for name, text in (("bits_per_mask", "bits/mask"), ("cost_ratio", "times the cost")):
         if name in record["metrics"]:
-            shown.append(f"{record['metrics'][name]:.3f} {text},")
-    return " ".join((*shown, f"{sum(record['seconds'].values()):.0f} s"))
+            parts.append(f"{record['metrics'][name]:.3f} {text},")
+    return " ".join((*parts, f"{sum(record['seconds'].values()):.0f} s"))
 
 
-def listed(runs: list[Run], output: Path) -> Iterator[str]:
+def listing(runs: list[Run], output: Path) -> Iterator[str]:
     """How much of each sweep is recorded, and a line for each cell with what it changes."""
     for name, ledger in _ledgers(runs, output, Runner(WORK)).items():
         cells: dict[str, tuple[Cell, list[bool]]] = {}
         for _, cell, seed in (run for run in runs if run.sweep == name):
             cells.setdefault(cell.name, (cell, []))[1].append(ledger.is_done(cell, seed))
         done = [is_done for _, several in cells.values() for is_done in several]
-        about = (EXPERIMENTS if name in EXPERIMENTS else SWEEPS)[name].about
+        about = catalogue.experiment(name).about
         yield f"{name}: {sum(done)} of {len(done)} runs recorded; {about}"
         for cell, several in cells.values():
             settings = ", ".join(f"{key} {value}" for key, value in cell.settings.items())
@@ -203,12 +208,21 @@ def listed(runs: list[Run], output: Path) -> Iterator[str]:
             )
 
 
-def reported(names: list[str], output: Path) -> Iterator[str]:
+def collected(names: list[str], output: Path) -> Iterator[str]:
+    """Collect the records of experiments; a line about each that had any."""
+    refuse_odd_files(output)
+    for name in names:
+        if number := collect(name, output):
+            yield f"{name}: {number} files are lines of {output / name}.jsonl now"
+
+
+def reports(names: list[str], output: Path) -> Iterator[str]:
     """The paper's table of each sweep with the records beside it, and the verdicts of the study."""
     from exlm_lab.experiments import tables, verdicts
 
-    yield from (tables.report(n, output) for n in names if n not in EXPERIMENTS)
-    if any(name in EXPERIMENTS for name in names):
+    is_planned = {name: catalogue.experiment(name).plan is not None for name in names}
+    yield from (tables.report(name, output) for name in names if not is_planned[name])
+    if any(is_planned.values()):
         yield verdicts.report(output)
 
 
@@ -216,11 +230,16 @@ def reported(names: list[str], output: Path) -> Iterator[str]:
 
 
 def _parser() -> Parser:
-    names = "; ".join(f"{sweep.name}: {sweep.about}" for sweep in SWEEPS.values())
+    study = [one.name for one in catalogue.planned()]
+    others = [one for name, one in catalogue.EXPERIMENTS.items() if name not in study]
     parser = command_parser("python -m exlm_lab.sweep", __doc__)
     add = parser.add_argument
-    study = f"{STUDY}: {', '.join(EXPERIMENTS)}, which can be named alone, too"
-    add("names", nargs="+", metavar="NAME", help=f"{names}; {study}")
+    names = [f"{one.name}: {one.about}" for one in others]
+    names.append(f"{STUDY}: {', '.join(study)}, which can be named alone, too")
+    names.append(
+        f"{COLLECT}: sort finished records into OUTPUT/NAME.jsonl; of all, or name some"
+    )
+    add("names", nargs="+", metavar="NAME", help="; ".join(names))
     only = "cells, by name or pattern: 'toy-*' (see --list)"
     add("--only", nargs="+", metavar="CELL", help=only)
     seeds = "default: those of each cell"
@@ -239,27 +258,32 @@ def _parser() -> Parser:
     return parser
 
 
-def run(found: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Do what the command line asks for; the exit code."""
-    if found.data is not None and not found.data.exists():
-        raise UserError(f"cannot read {found.data} (no such file or directory); check --data")
-    check_integers({"--seeds": found.seeds})
-    sweeps = chosen(found.names, found.only)
-    runs = planned(sweeps, list(dict.fromkeys(found.seeds)))
-    if found.list:
-        print("\n".join(listed(runs, found.output)))
+    output = options.output
+    if options.names[0] == COLLECT:
+        names = list(select(options.names[1:] or list(catalogue.EXPERIMENTS)))
+        print("\n".join(collected(names, output)))
         return 0
-    if found.report:
-        print("\n".join(reported(list(sweeps), found.output)))
+    if options.data is not None and not options.data.exists():
+        raise UserError(f"cannot read {options.data} (no such file or directory); check --data")
+    check_integers({"--seeds": options.seeds})
+    sweeps = select(options.names, options.only)
+    runs = queue(sweeps, list(dict.fromkeys(options.seeds)))
+    if options.list:
+        print("\n".join(listing(runs, output)))
         return 0
-    choose_device(found.device)
-    _refuse_changes(found.output)
-    for written in (found.output, found.work):
-        refuse_odd_files(written)
+    if options.report:
+        print("\n".join(reports(list(sweeps), output)))
+        return 0
+    choose_device(options.device)
+    _refuse_changes(output)
+    for folder in (output, options.work):
+        refuse_odd_files(folder)
     with requests_by_signal() as requests:
-        runner = Runner(found.work, found.device, found.data, say, requests.should_stop)
+        runner = Runner(options.work, options.device, options.data, say, requests.should_stop)
         try:
-            work(runs, found.output, runner, requests)
+            work(runs, output, runner, requests)
         except StoppedError:
             say("stopped; the same command goes on")
             return INTERRUPTED

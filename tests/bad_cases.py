@@ -293,7 +293,8 @@ def build(assets):
     (assets / "moleculenet" / "clintox.csv").write_text(rows)
     run("finetune", tuning("rte", place, "--output", assets / "tuned", "--keep"))
     for sweep in ("repeated-mlm", "ablations", "saddle", "cost", "k-and-p"):
-        shutil.copytree(ROOT / "book" / "results" / sweep, assets / "sweeps" / sweep)
+        (assets / "sweeps").mkdir(exist_ok=True)
+        shutil.copy(ROOT / "book" / "results" / f"{sweep}.jsonl", assets / "sweeps")
     import yaml
 
     tiny = {"model": {"num_layers": 1, "width": 16, "num_heads": 2, "ffn_width": 16}}

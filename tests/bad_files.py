@@ -528,11 +528,10 @@ def records(rng, place):
         damage_file(rng.choice(sorted(place.out.rglob("*.json*"))), rng)
         return Case("finetune", tuning("rte", place))
     folder = place.copy("sweeps")
-    sweep = rng.choice(sorted(folder.iterdir()))
-    for path in rng.sample(sorted(sweep.iterdir()), 2):
-        damage_file(path, rng)
+    records = rng.choice(sorted(folder.iterdir()))
+    records.write_bytes(damage_log(records.read_bytes(), rng))
     task = rng.choice([["--report"], ["--dry-run"]])
-    return Case("sweep", [sweep.name, *task, "--output", folder])
+    return Case("sweep", [records.stem, *task, "--output", folder])
 
 
 def damage_file(path, rng):

@@ -88,16 +88,16 @@ def sweep(common, output, rng):
     from tiny_runs import CELL, TASK
 
     from exlm_lab import sweep
-    from exlm_lab.experiments import ledger
-    from exlm_lab.experiments.cells import Cell
+    from exlm_lab.experiments.catalogue import EXPERIMENTS
+    from exlm_lab.experiments.cells import Cell, Experiment
 
     exlm = {"objective": "exlm", "model.states_per_mask": 2, "masking.mask_ratio": 0.3}
     settings = {**CELL, "train.steps": 30}
-    cells = [
+    cells = (
         Cell("toy-exlm", "toy", "sweep/toy", {**settings, **exlm}, TASK, seeds=(1,)),
         Cell("toy-mlm", "toy", "sweep/toy", settings, TASK, seeds=(1,)),
-    ]
-    sweep.cells_of = ledger.cells_of = lambda name: cells
+    )
+    EXPERIMENTS["ablations"] = Experiment("ablations", "", cells)
     folders = ["--output", str(output / "results"), "--work", f"{output}-work"]
     return sweep.main(["ablations", *folders, "--device", "cpu"])
 

@@ -142,9 +142,9 @@ def test_numbers_and_commits_are_printed(function, value, text):
         (recorded_runs.recorded, "molecules exlm floor", "toy language"),
         (recorded_runs.recorded, "pairs exlm rows", "nothing a record holds"),
         (front_matter.source_line, "tests/test_rope.py::test_nothing", "defines no"),
-        (sweep_numbers.sweep, "saddle toy-threes downstream", "a cell 'toy-threes'"),
-        (sweep_numbers.sweep, "repeated-mlm toy downstream change-low", "do not tell"),
-        (sweep_numbers.score, "Nobody claims this", "the scorecard has no"),
+        (sweep_numbers.sweep, "saddle toy-threes downstream", "'saddle toy-threes downstream'"),
+        (sweep_numbers.sweep, "repeated-mlm toy downstream change-low", "do not hold"),
+        (sweep_numbers.score, "nobody-claims-this", "the scorecard has no"),
         (sweep_numbers.tally, "all", "neither planned nor unplanned"),
     ],
 )
@@ -186,7 +186,7 @@ def swept(tmp_path, monkeypatch):
 
     def write(sweep, cell, seed, p, k, accuracy, **other):
         record = {
-            "sweep": sweep, "scale": "mini", "cell": cell, "input": "toy", "seed": seed,
+            "sweep": sweep, "cell": cell, "input": "toy", "seed": seed,
             "objective": "mlm", "curve": [{"step": 50, "validation_bits_per_row": 1.0 + seed / 2}],
             "config": {
                 "masking": {"mask_ratio": p, "num_copies": k}, "model": {"states_per_mask": 1},
@@ -203,9 +203,9 @@ def swept(tmp_path, monkeypatch):
         bounds = {"floor_bits_per_row": 2.0, "joint_bits_per_row": 1.0}
         write("saddle", "toy-pairs-both", seed, 0.15, 1, 0.5, **bounds)
     monkeypatch.setattr(sweep_numbers, "RESULTS", tmp_path)
-    sweep_numbers.groups.cache_clear()
+    sweep_numbers.runs.cache_clear()
     yield
-    sweep_numbers.groups.cache_clear()
+    sweep_numbers.runs.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from exlm_lab.experiments import drawings, scorecard
+from exlm_lab.experiments.catalogue import EXPERIMENTS
 from exlm_lab.experiments.cells import Claim
 from exlm_lab.experiments.correlations import lost_share
-from exlm_lab.experiments.grids import cells_of
 from exlm_lab.experiments.metric_names import PROBE
 from exlm_lab.experiments.paper import ENTROPY, printed_grid
 from exlm_lab.experiments.records import DOWNSTREAM
-from exlm_lab.experiments.scorecard import SCORECARD, Entry, Score
-from exlm_lab.experiments.study import EXPERIMENTS
+from exlm_lab.experiments.scorecard import SCORECARD, Row, Score
 from exlm_lab.experiments.verdicts import Verdict, verdicts
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,21 +47,31 @@ PRINTED = {
 """Grids by metric that have the paper's effects."""
 
 
-@pytest.mark.parametrize("entry", SCORECARD, ids=lambda entry: entry.text)
-def test_every_contrast_is_between_cells_that_are_trained(entry: Entry):
-    if isinstance(entry.claim, str):
-        assert entry.claim in {claim.text for claim in EXPERIMENTS[entry.source].claims}
-        return
-    claim = entry.claim
+CLAIMS = [(e, claim) for e in EXPERIMENTS.values() for claim in e.claims if claim.id]
+
+
+def test_a_claim_is_named_once_and_those_of_the_scorecard_are_there():
+    names = [claim.id for _, claim in CLAIMS]
+    assert len(set(names)) == len(names) and set(SCORECARD) <= set(names)
+    assert all(
+        row.text or claim.text for _, claim in CLAIMS if (row := SCORECARD.get(claim.id))
+    )
+
+
+@pytest.mark.parametrize(
+    ("experiment", "claim"),
+    [(e, claim) for e, claim in CLAIMS if not e.plan],
+    ids=lambda one: getattr(one, "id", ""),
+)
+def test_every_contrast_of_a_sweep_is_between_cells_that_are_trained(experiment, claim):
     assert claim.smallest > 0
-    cells = cells_of(entry.source)
-    if entry.statistic:
-        assert claim.sign * entry.statistic(PRINTED[claim.metric]) > 0
+    if claim.statistic:
+        assert claim.sign * claim.statistic(PRINTED[claim.metric]) > 0
     else:
-        assert {cell.name for cell in cells} >= {*(claim.weights or (claim.cell, claim.base))}
+        assert {cell.name for cell in experiment.cells} >= set(claim.cells)
         assert claim.sign == (1 if claim.metric in (PROBE, DOWNSTREAM) else -1)  # or bits
-    if entry.claim.weights:
-        assert sum(entry.claim.weights.values()) == pytest.approx(0)
+    if claim.weights:
+        assert sum(claim.weights.values()) == pytest.approx(0)
 
 
 @pytest.mark.parametrize(("by_share", "by_ratio", "more"), [(2.0, 0.0, 2), (0.0, 3.0, -3)])
@@ -73,7 +82,8 @@ def test_the_larger_of_two_effects_has_the_sign(by_share, by_ratio, more):
         (p, k): by_share * places[lost_share(p, k)] + by_ratio * (p > 0.5)
         for p, k in [(0.15, 1), (0.387, 1), (0.387, 2), (0.789, 1), (0.789, 8), (0.789, 4)]
     }
-    assert more * scorecard._share_does_more(grid) > 0
+    (claim,) = (claim for _, claim in CLAIMS if claim.id == "uncertainty")
+    assert more * claim.statistic(grid) > 0
 
 
 @pytest.mark.parametrize(
@@ -88,13 +98,14 @@ def test_the_larger_of_two_effects_has_the_sign(by_share, by_ratio, more):
 def test_shares_are_told_in_points_and_missing_seeds_are_said(metric, differences, shown, word):
     claim = Claim("", metric, "a", "b", 1, 0.1)
     p = {0: None, 2: 0.2, 3: 0.0}[len(differences)]
-    score = Score(SCORECARD[0], Verdict(claim, differences, 3, p, p))
+    verdict = Verdict(claim, differences, 3, p, p, origin="planned, primary")
+    score = Score(Row("", ""), verdict)
     assert (score.shown, score.word) == (shown, word)
     assert score.evidence == f"planned, primary; {len(differences)} of 3 seeds"
 
 
 def test_a_row_says_whether_it_was_planned_its_seeds_and_the_aids(results):
-    evidence = {s.entry.text: s.evidence for s in scorecard.scorecard(results)}
+    evidence = {s.text: s.evidence for s in scorecard.scorecard(results)}
     assert {
         "Lost words cost more than [MASK] does": "planned, primary; 10 of 10 seeds",
         "Its transitions do that": "planned, primary; 10 of 10 seeds; both aids",
@@ -109,10 +120,10 @@ def test_a_row_says_whether_it_was_planned_its_seeds_and_the_aids(results):
 
 
 def test_a_claim_that_the_study_denies_is_judged_the_other_way_round(results):
-    (score,) = (s for s in scorecard.scorecard(results) if s.entry.is_denied)
-    study = {v.claim.text: v for v in verdicts(results)[score.entry.source]}
-    assert study[score.entry.claim].word == "for" and score.verdict.word == "against"
-    assert study[score.entry.claim].differences == score.verdict.differences
+    (score,) = (s for s in scorecard.scorecard(results) if s.row.is_denied)
+    (study,) = (v for v in verdicts(results)["escape"] if v.claim.id == score.verdict.claim.id)
+    assert study.word == "for" and score.verdict.word == "against"
+    assert study.differences == score.verdict.differences
 
 
 def test_no_interval_of_the_ladder_holds_more_bits_than_there_are(results):
@@ -128,7 +139,13 @@ def test_no_interval_of_the_ladder_holds_more_bits_than_there_are(results):
 
 
 def test_as_many_seeds_are_planned_as_the_cells_compared_have(tmp_path):
-    planned = {s.entry.source: s.verdict.planned for s in scorecard.scorecard(tmp_path)}
+    of_claim = {v.claim.id: v.planned for of in verdicts(tmp_path).values() for v in of}
+    planned = {
+        name: of_claim[claim.id]
+        for name, experiment in EXPERIMENTS.items()
+        for claim in experiment.claims
+        if claim.id in SCORECARD
+    }
     assert planned == {
         "repeated-mlm": 3, "competence": 10, "ladder": 10, "molecules": 5, "parts": 10,
         "k-and-p": 3, "ablations": 3, "escape": 5,
@@ -140,7 +157,7 @@ def test_the_readme_counts_the_verdicts_of_the_records_planned_and_others_apart(
     text = " ".join((ROOT / "README.md").read_text().split())
     told = []
     for is_planned in (True, False):
-        chosen = [s for s in scores if s.entry.is_planned == is_planned]
+        chosen = [s for s in scores if s.verdict.is_planned == is_planned]
         count = Counter(s.verdict.word.partition(",")[0] for s in chosen)
         words = (("for", "hold"), ("against", "do not"), ("undecided", "are undecided"))
         ends = ", ".join(f"{count[word]} {verb}" for word, verb in words)
@@ -152,13 +169,13 @@ def test_the_readme_counts_the_verdicts_of_the_records_planned_and_others_apart(
 
 def test_what_is_said_in_bold_was_planned():
     """A finding of the front page that rests on what no plan had says that it is a hint."""
-    planned = {entry.text for entry in SCORECARD if entry.is_planned}
+    planned = {claim.id for one, claim in CLAIMS if one.plan and claim.is_planned}
     findings = (ROOT / "book" / "intro.md").read_text().partition("## What we found")[2]
     findings = re.split(r"\n\d\. ", findings.partition("```{figure}")[0])[1:]
     assert len(findings) == 5
     for text in findings:
         carried = {" ".join(t.split()) for t in re.findall(r"{score}`([^`]+)`", text)}
-        assert carried <= {entry.text for entry in SCORECARD}
+        assert carried <= set(SCORECARD)
         if not carried <= planned:
             assert "hint" in text
         if text.startswith("**"):

@@ -12,22 +12,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy import stats
 from tiny_runs import CELL, DATA
 
 from exlm_lab import sweep as command
-from exlm_lab.experiments import frozen, grids, verdicts
+from exlm_lab.experiments import frozen, verdicts
+from exlm_lab.experiments.catalogue import EXPERIMENTS
 from exlm_lab.experiments.cells import Cell, Claim, Experiment
 from exlm_lab.experiments.grids import REPEATED
-from exlm_lab.experiments.records import Group, Record
 from exlm_lab.experiments.running import Runner
 from exlm_lab.experiments.study import (
     CELLS,
     ENOUGH,
-    EXPERIMENTS,
     PAIRS,
+    STUDY,
     WATCHED,
     slopes,
 )
@@ -43,7 +44,7 @@ CLAIM = Claim("ours is better", "bits_per_row", "ours", "base", -1, 0.5, is_prim
 
 
 def test_claims_name_cells_with_equal_seeds_and_have_the_sign_of_their_words():
-    for experiment in EXPERIMENTS.values():
+    for experiment in STUDY:
         names = {cell.name for cell in experiment.cells}
         for claim in experiment.claims:
             assert (set(claim.weights) if claim.weights else {claim.cell}) <= names
@@ -63,7 +64,7 @@ def test_claims_name_cells_with_equal_seeds_and_have_the_sign_of_their_words():
             config = cell.config(1)
             if cell.cost_of is not None:
                 name, timed_name = cell.cost_of
-                (timed,) = (c for c in EXPERIMENTS[name].cells if c.name == timed_name)
+                timed = EXPERIMENTS[name].cell(timed_name)
                 assert timed.is_timed
                 is_exlm = config.objective == "exlm"  # MLM may be given the cost of any ExLM
                 assert not is_exlm or timed.config(1).model == config.model
@@ -135,17 +136,10 @@ def test_an_interval_is_told_up_to_what_can_be_and_on_its_side_of_zero(
     assert Verdict(CLAIM, differences, 3, None, None, limit).shown(1) == shown
 
 
-def group(cell, **values):
-    """Three seeds of a cell with these metrics."""
-    records = (
-        Record(cell, "toy", seed, "mlm", {name: v[seed - 1] for name, v in values.items()}, {})
-        for seed in (1, 2, 3)
-    )
-    return Group(cell, "toy", tuple(records))
-
-
 def test_a_contrast_is_with_a_cell_a_metric_of_the_same_run_zero_or_a_weighted_sum():
-    groups = {"a": group("a", x=(1, 2, 4), y=(1, 1, 1)), "b": group("b", x=(0, 3, 0))}
+    seeds = pd.MultiIndex.from_product([["a", "b"], [1, 2, 3]], names=["cell", "seed"])
+    of_b = [math.nan] * 3
+    table = pd.DataFrame({"x": [1, 2, 4, 0, 3, 0], "y": [1, 1, 1, *of_b]}, seeds)
     for cell, base, weights, want in (
         ("a", "b", None, (1, -1, 4)),
         ("a", "y", None, (0, 1, 3)),
@@ -153,7 +147,7 @@ def test_a_contrast_is_with_a_cell_a_metric_of_the_same_run_zero_or_a_weighted_s
         ("a name", None, {"a": 0.5, "b": 2.0}, (0.5, 7, 2)),
         ("a name", None, {"a": 0.5, "c": 2.0}, ()),
     ):
-        assert differences(Claim("", "x", cell, base, 1, 1.0, weights=weights), groups) == want
+        assert differences(Claim("", "x", cell, base, 1, 1.0, weights=weights), table) == want
 
 
 # ---- what is possible ----
@@ -211,11 +205,12 @@ def tiny(monkeypatch):
         Cell("ours", "slots", "sweep/toy", CELL, seeds=(1, 2)),
         Cell("base", "slots", "sweep/toy", {**CELL, "model.width": 8}, seeds=(1, 2)),
     )
-    found = {"tiny": Experiment("tiny", "two models", cells, (CLAIM,))}
-    for module in (verdicts, grids, command):
-        monkeypatch.setattr(module, "EXPERIMENTS", found)
+    for name in list(EXPERIMENTS):
+        monkeypatch.delitem(EXPERIMENTS, name)
+    tiny = Experiment("tiny", "two models", cells, (CLAIM,), "a plan")
+    monkeypatch.setitem(EXPERIMENTS, "tiny", tiny)
     monkeypatch.setattr(command, "commit", lambda: "0" * 40)
-    return found
+    return EXPERIMENTS
 
 
 def run(folder, *more):
@@ -240,9 +235,9 @@ def test_first_seeds_come_first_and_what_has_no_data_is_left_out(
 ):
     monkeypatch.chdir(tmp_path)  # without corpora/molecules
     cells = (Cell("mlm", "molecules", "sweep/smiles", seeds=(1, 2)),)
-    monkeypatch.setitem(tiny, "molecules", Experiment("molecules", "", cells, ()))
-    runs = command.planned(command.chosen(["study"], None), [])
-    left = command.ready(runs, Runner(tmp_path / "work"))
+    monkeypatch.setitem(tiny, "molecules", Experiment("molecules", "", cells, (), "a plan"))
+    runs = command.queue(command.select(["study"]), [])
+    left = command.with_data(runs, Runner(tmp_path / "work"))
     assert [(run.cell.name, run.seed) for run in left] == [
         ("ours", 1), ("base", 1), ("ours", 2), ("base", 2),
     ]  # fmt: skip
@@ -264,7 +259,7 @@ def test_a_record_of_molecules_holds_what_pairs_and_frozen_states_say(
     monkeypatch.setattr(frozen, "QUANTITIES", ("qed", "BertzCT"))  # no two molecules agree
     settings = {**CELL, "data.pack": str(tmp_path / "corpus"), "objective": "exlm"}
     cell = Cell("exlm", "molecules", "sweep/smiles", settings, seeds=(1,))
-    monkeypatch.setitem(tiny, "tiny", Experiment("tiny", "", (cell,), ()))
+    monkeypatch.setitem(tiny, "tiny", Experiment("tiny", "", (cell,), (), "a plan"))
     assert run(tmp_path) == 0
     first = json.loads(written(tmp_path)["exlm-seed1.json"])["metrics"]
     assert first.keys() >= {"bits_per_mask", "rings_together_bits", "read_qed"}
@@ -275,16 +270,15 @@ def test_a_record_of_molecules_holds_what_pairs_and_frozen_states_say(
 
 def test_the_plan_says_what_the_code_says():
     text = (ROOT / "book" / "plan.md").read_text()
-    for name, experiment in EXPERIMENTS.items():
-        assert f"## {name.capitalize()}: " in text
-        section = text.partition(f"## {name.capitalize()}: ")[2].partition("\n## ")[0]
+    for experiment in STUDY:
+        name = experiment.name.capitalize()
+        assert f"## {name}: " in text
+        section = text.partition(f"## {name}: ")[2].partition("\n## ")[0]
         (count,) = {len(c.seeds) for c in experiment.cells if not c.is_timed}
         assert f"{NUMBERS[count]} seeds." in section
     told = re.findall(r"bring the primary claims to (\w+)", " ".join(text.split()))
     told += re.findall(r"The (\w+) primary claims of this plan", " ".join(text.split()))
-    families = Counter(
-        e.plan for e in EXPERIMENTS.values() for claim in e.claims if claim.is_primary
-    )
+    families = Counter(e.plan for e in STUDY for claim in e.claims if claim.is_primary)
     assert [{"twelve": 12, "nine": 9}[word] for word in told] == list(families.values())
     molecules = EXPERIMENTS["molecules"].claims
     assert {claim.base for claim in molecules if claim.is_primary} == {"mlm++"}
@@ -365,16 +359,16 @@ def store(folder, cell, seed=1, **changed):
 
 
 def test_a_run_that_never_gets_there_counts_in_no_claim(tiny, tmp_path, monkeypatch):
-    claims = [Claim("", "steps", name, None, 1, 1.0) for name in ("there", "short")]
+    claims = [Claim("", "steps", name, None, 1, 1.0) for name in ("ours", "base")]
     monkeypatch.setitem(tiny, "tiny", replace(tiny["tiny"], claims=tuple(claims)))
-    for name, excess in (("there", 0.5), ("short", 0.51)):
+    for name, excess in (("ours", 0.5), ("base", 0.51)):
         curve = [{"step": n, "excess_bits": e, "bits": 2.0} for n, e in ((3, 0.1), (6, excess))]
         watched = {"excess_bits": 0.5, "bits": 1.0, "entropy_bits": None}  # any is enough
         store(tmp_path, name, metrics={"steps": 6}, curve=curve, watched=watched)
     there, short = verdicts.verdicts(tmp_path)["tiny"]
     assert there.differences == (6.0,) and short.differences == ()
     text = verdicts.report(tmp_path)
-    assert "short seed 1" in text and "1 of 2" in text and " +6.000 " in text
+    assert "base seed 1" in text and "1 of 2" in text and " +6.000 " in text
 
 
 def test_all_primary_claims_share_a_correction_even_those_without_numbers(
@@ -416,15 +410,11 @@ def test_the_report_tells_since_when_runs_are_below_the_frequencies_and_links_wi
             dict(zip(("step", *WATCHED), (10 * n, b, 7.0, d, 0.0), strict=True))
             for n, (b, d) in enumerate(zip(bits, linked, strict=True), start=1)
         ]
-        metrics = {"specialisation_bits": 0.25}
-        return Record("none", "english", seed, "exlm", metrics, {"curve": curve})
+        return {"cell": "none", "seed": seed, "specialisation_bits": 0.25, "curve": curve}
 
-    group = Group(
-        "none",
-        "english",
-        (record(1, (7.1, 6.8, 6.5), (0, 0, 0.2)), record(2, (6.5, 6.95, 6.99), (0.3, 0, 0))),
-    )
-    assert escapes([group])[1] == ("none", "20, never", "30, never", "0.250 ± 0.000")
-    for point in group.first.data["curve"]:
+    rows = [record(1, (7.1, 6.8, 6.5), (0, 0, 0.2)), record(2, (6.5, 6.95, 6.99), (0.3, 0, 0))]
+    table = pd.DataFrame(rows).set_index(["cell", "seed"])
+    assert escapes(table)[1] == ("none", "20, never", "30, never", "0.250 ± 0.000")
+    for point in rows[0]["curve"]:
         del point["dependence_bits"]  # as of an MLM
-    assert escapes([group])[1][2] == "never, never"
+    assert escapes(table)[1][2] == "never, never"

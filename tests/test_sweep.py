@@ -15,13 +15,13 @@ from tiny_runs import CELL, TASK
 from exlm_lab import sweep
 from exlm_lab.experiments import ledger as ledgers
 from exlm_lab.experiments import measures, running
+from exlm_lab.experiments.catalogue import EXPERIMENTS, planned
 from exlm_lab.experiments.cells import Cell, load_base
-from exlm_lab.experiments.grids import SWEEPS, cells_of
+from exlm_lab.experiments.grids import SWEEPS
 from exlm_lab.experiments.ledger import SweepLedger
 from exlm_lab.experiments.paper import printed
-from exlm_lab.experiments.records import read_record
+from exlm_lab.experiments.records import collect, read_all, read_record
 from exlm_lab.experiments.running import Runner
-from exlm_lab.experiments.study import EXPERIMENTS
 from exlm_mini.config import TrainConfig
 from exlm_mini.config.recipes import plain
 from exlm_mini.reading.pretrained import load_pretrained
@@ -52,7 +52,7 @@ def refused(capsys, argv, *parts):
 
 
 def test_repeated_mlm_has_the_shares_of_figure_4():
-    cells = [cell for cell in cells_of("repeated-mlm") if cell.input == "toy"]
+    cells = [cell for cell in EXPERIMENTS["repeated-mlm"].cells if cell.input == "toy"]
     rows = {}
     for cell in cells:
         masking = cell.config(1).masking
@@ -63,9 +63,9 @@ def test_repeated_mlm_has_the_shares_of_figure_4():
     assert rows == {row: pytest.approx(share, rel=0.02) for row, share in figure.items()}
 
 
-@pytest.mark.parametrize("name", SWEEPS)
-def test_a_cell_differs_from_its_base_only_as_it_says(name):
-    cells = cells_of(name)
+@pytest.mark.parametrize("sweep", SWEEPS, ids=lambda sweep: sweep.name)
+def test_a_cell_differs_from_its_base_only_as_it_says(sweep):
+    cells = sweep.cells
     assert len({cell.name for cell in cells}) == len(cells)
     rows = [(cell.paper, cell.input) for cell in cells if cell.paper]
     assert len(set(rows)) == len(rows), "two cells stand for one row"
@@ -81,19 +81,19 @@ def test_a_cell_differs_from_its_base_only_as_it_says(name):
 
 
 def test_equal_cost_is_that_of_a_cell_that_is_timed():
-    waiting = [cell for cell in cells_of("ablations") if cell.cost_of]
+    waiting = [cell for cell in EXPERIMENTS["ablations"].cells if cell.cost_of]
     assert {cell.name for cell in waiting} == {"toy-mlm++", "english-mlm++"}
     for cell in waiting:
         sweep_name, name = cell.cost_of
-        (timed,) = (c for c in cells_of(sweep_name) if c.name == name)
-        (exlm,) = (c for c in cells_of("ablations") if c.name == f"{cell.input}-exlm")
+        timed = EXPERIMENTS[sweep_name].cell(name)
+        exlm = EXPERIMENTS["ablations"].cell(f"{cell.input}-exlm")
         assert timed.is_timed
         assert timed.config(1) == exlm.config(1)
 
 
 def test_runs_that_differ_in_bookkeeping_alone_share_a_trained_model(tmp_path):
     runner = Runner(tmp_path)
-    cells = {c.name: c for name in ("ablations", "k-and-p") for c in cells_of(name)}
+    cells = {c.name: c for name in ("ablations", "k-and-p") for c in EXPERIMENTS[name].cells}
     for one, other in (("toy-exlm", "toy-p0.15-k4"), ("toy-mlm", "toy-p0.15-mlm")):
         folders = {runner.folder(cells[name].config(2)) for name in (one, other)}
         assert len(folders) == 1
@@ -117,14 +117,12 @@ def test_fine_tuning_has_the_seed_of_its_run_and_counts_the_test_rows(tmp_path, 
     parts = {"validation": rows(1, 1), "test": rows(1, 1, 0, 1)}
     problem = SimpleNamespace(sha256="", task=task, notes={}, train=rows(0, 0, 1), parts=parts)
     metrics = {"validation": {"accuracy": 0.5}, "test": {"accuracy": 0.75}}
-    outcome = SimpleNamespace(is_complete=True)
 
-    def tuner(pretrained, problem, tune, seed, *others):
+    def fine_tune(pretrained, problem, tune, seed, *others, should_stop):
         assert (tune, seed) == (TASK.tune, 7)
-        run = {"run": lambda should_stop: outcome, "best_epoch": 1, "seconds": 2.0}
-        return SimpleNamespace(metrics=metrics, **run)
+        return SimpleNamespace(metrics=metrics, best_epoch=1, seconds=2.0)
 
-    monkeypatch.setattr(running, "FineTuner", tuner)
+    monkeypatch.setattr(running, "fine_tune", fine_tune)
     monkeypatch.setattr(running, "load_pretrained", lambda *_: None)
     monkeypatch.setattr(Runner, "_problem", lambda *_: problem)
     config = replace(load_base("sweep/toy"), seed=7)
@@ -151,10 +149,10 @@ def test_mistakes_are_told_before_anything_is_trained_or_written(capsys, tmp_pat
 
 
 def test_only_takes_names_and_patterns_and_study_stands_for_all_experiments():
-    assert list(sweep.chosen(["cost", "study"], None)) == ["cost", *EXPERIMENTS]
-    cells = sweep.chosen(["ablations", "cost"], ["toy-mlm", "slots-*"])
+    assert list(sweep.select(["cost", "study"])) == ["cost", *(e.name for e in planned())]
+    cells = sweep.select(["ablations", "cost"], ["toy-mlm", "slots-*"])
     assert {cell.name for cell in cells["ablations"] if cell.input == "toy"} == {"toy-mlm"}
-    every = [c for c in cells_of("ablations") if c.input == "slots"]
+    every = [c for c in EXPERIMENTS["ablations"].cells if c.input == "slots"]
     assert len(cells["ablations"]) == 1 + len(every) and "cost" not in cells
 
 
@@ -163,7 +161,7 @@ def test_list_shows_every_cell_and_writes_nothing(capsys, tmp_path):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("repeated-mlm: 0 of 92 runs recorded; ")
     cells = [line for line in lines if line.startswith("  ") and line[2] != " "]
-    assert len(cells) == len(cells_of("repeated-mlm"))
+    assert len(cells) == len(EXPERIMENTS["repeated-mlm"].cells)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -184,8 +182,8 @@ def tiny(monkeypatch):
         ],
         "cost": [Cell("toy-k2", "toy", "sweep/toy", {**CELL, **exlm}, is_timed=True, seeds=(1,))],
     }  # fmt: skip
-    for module in (sweep, ledgers):
-        monkeypatch.setattr(module, "cells_of", lambda name: cells[name])
+    for name, some in cells.items():
+        monkeypatch.setitem(EXPERIMENTS, name, replace(EXPERIMENTS[name], cells=tuple(some)))
     monkeypatch.setattr(measures, "ENOUGH_SECONDS", 0.0)
     return cells
 
@@ -198,7 +196,7 @@ def run(folder, *more):
 
 
 def contents(folder):
-    return {path.name: path.read_bytes() for path in sorted((folder / "out").rglob("*.json"))}
+    return {path.name: path.read_bytes() for path in sorted((folder / "out").rglob("*.json*"))}
 
 
 @pytest.mark.slow
@@ -212,7 +210,7 @@ def test_a_sweep_leaves_a_record_of_each_cell(tiny, tmp_path, capsys):
         "toy-mlm++-seed1.json",
         "toy-mlm-seed1.json",
     ]
-    record = read_record(folder / "toy-exlm-seed1.json").data
+    record = read_record(folder / "toy-exlm-seed1.json")
     assert (
         record["sweep"] == "ablations" and record["settings"] == tiny["ablations"][0].settings
     )
@@ -227,21 +225,25 @@ def test_a_sweep_leaves_a_record_of_each_cell(tiny, tmp_path, capsys):
     assert record["versions"].keys() >= {"torch", "commit", "device", "python"}
     assert record["seconds"].keys() == {"pretrain", "measure", "finetune"}
     timed = read_record(tmp_path / "out" / "cost" / "toy-k2-seed1.json")
-    assert sum(record["seconds"].values()) + timed.data["seconds"]["measure"] <= passed
+    assert sum(record["seconds"].values()) + timed["seconds"]["measure"] <= passed
     equal = read_record(folder / "toy-mlm++-seed1.json")
-    ratio = timed.metrics["cost_ratio"]
-    assert equal.data["settings"]["train.steps"] == round(6 * ratio)
-    assert equal.metrics["cost_ratio"] == ratio
+    ratio = timed["metrics"]["cost_ratio"]
+    assert equal["settings"]["train.steps"] == round(6 * ratio)
+    assert equal["metrics"]["cost_ratio"] == ratio
     said = capsys.readouterr().err
     steps = set(re.findall(r"^toy-mlm\+\+ \d+/(\d+)", said, re.M))
     # With as many steps as MLM it is MLM, which is trained already.
     assert steps == {str(round(6 * ratio))} - {"6"}, said
-    # Called again it does nothing.
-    before = contents(tmp_path)
-    assert run(tmp_path) == 0
-    assert contents(tmp_path) == before
-    out, err = capsys.readouterr()
-    assert out == "" and re.search(r"(\d+) of \1 recorded in .*--output", err)
+    # Called again it does nothing, and neither when the records are lines of one file.
+    for task in ([], ["collect"]):
+        if task:
+            assert sweep.main([*task, "--output", str(tmp_path / "out")]) == 0
+            capsys.readouterr()
+        before = contents(tmp_path)
+        assert run(tmp_path) == 0
+        assert contents(tmp_path) == before
+        out, err = capsys.readouterr()
+        assert out == "" and re.search(r"(\d+) of \1 recorded in .*--output", err)
 
 
 @pytest.mark.slow
@@ -289,8 +291,7 @@ def grown(monkeypatch):
         trunk, name="molecules-exlm", settings=exlm, start=trunk, with_prize=True,
         cost_of=("cost", timed.name),
     )  # fmt: skip
-    for module in (sweep, ledgers):
-        monkeypatch.setattr(module, "cells_of", lambda name: [timed])
+    monkeypatch.setitem(EXPERIMENTS, "cost", replace(EXPERIMENTS["cost"], cells=(timed,)))
     for name, value in (("ENOUGH_SECONDS", 0.0), ("PRIZE_ROWS", 8), ("FILLED_ROWS", 8)):
         monkeypatch.setattr(measures, name, value)
     return cell
@@ -341,7 +342,7 @@ def stored(folder, cell, **changed):
         "version": ledgers.VERSION, "objective": "mlm", "config": plain(cell.config(1)),
         "metrics": {}, "curve": [], "versions": {}, "downstream": None, **changed,
     }  # fmt: skip
-    path = ledger.path(cell, 1)
+    path = ledger.path(cell, record["seed"])
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record))
     return ledger, path
@@ -401,6 +402,56 @@ def test_a_record_has_the_seconds_of_each_part_and_what_was_watched(tmp_path, mo
     record = ledger_of_a_run(tmp_path, monkeypatch, 1.5).run(watched, 1)
     assert record["seconds"] == {"pretrain": 2.0, "measure": 3.0, "finetune": 0.0}
     assert record["watched"] == watched.watched
+
+
+# ---- records of many runs in one file ----
+
+
+def test_collected_records_are_those_that_were_made_each_once(tmp_path, capsys):
+    for seed in (10, 2, 1):
+        _, path = stored(tmp_path, MLM, seed=seed)
+        path.rename(path.with_name(f"mini-toy-mlm-seed{seed}.json"))  # as they were named once
+    ledger, _ = stored(tmp_path, replace(MLM, name="toy-mlm++"))
+    before = read_all("ablations", tmp_path)
+    assert len(before) == 4
+    assert sweep.main(["collect", "ablations", "cost", "--output", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("ablations: 4 files are lines of ")
+    assert [path.name for path in tmp_path.iterdir()] == ["ablations.jsonl"]
+    after = read_all("ablations", tmp_path)
+    assert after == before
+    assert list(after) == [("toy-mlm++", 1), *(("toy-mlm", seed) for seed in (1, 2, 10))]
+    assert ledger.is_done(MLM, 1)
+    # One that is made later joins them, and one that says the same is no other.
+    stored(tmp_path, MLM), stored(tmp_path, MLM, seed=3)
+    assert len(read_all("ablations", tmp_path)) == 5
+    assert sweep.main(["collect", "--output", str(tmp_path)]) == 0
+    assert set(read_all("ablations", tmp_path)) == {*after, ("toy-mlm", 3)}
+    lines = (tmp_path / "ablations.jsonl").read_text().splitlines()
+    assert len(lines) == 5 and json.loads(lines[-1])["seed"] == 10
+
+
+def test_a_line_of_other_settings_is_refused(tmp_path):
+    ledger, _ = stored(tmp_path, MLM)
+    collect("ablations", tmp_path)
+    assert ledger.is_done(MLM, 1) and not ledger.is_done(MLM, 2)
+    other = replace(MLM, settings={**CELL, "train.steps": 7})
+    told(
+        lambda: ledger.is_done(other, 1), "toy-mlm seed 1", "ablations.jsonl", "another config"
+    )
+    # A second record of the run is not taken for the first.
+    stored(tmp_path, MLM, metrics={"bits_per_mask": 1.0})
+    told(lambda: read_all("ablations", tmp_path), "seed1.json", "recorded already")
+    told(lambda: collect("ablations", tmp_path), "recorded already")
+    assert len(list(tmp_path.rglob("*.json"))) == 1
+
+
+@pytest.mark.parametrize("line", ["{", "3", '{"cell": "toy-mlm"}'])
+def test_a_damaged_line_is_named(tmp_path, line):
+    stored(tmp_path, MLM)
+    collect("ablations", tmp_path)
+    path = tmp_path / "ablations.jsonl"
+    path.write_text(f"{path.read_text()}{line}\n")
+    told(lambda: read_all("ablations", tmp_path), f"{path} line 2", "runs this cell again")
 
 
 def test_numbers_that_are_none_are_no_result(tmp_path, monkeypatch):

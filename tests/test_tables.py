@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import pytest
 from refusals import told
 from scipy import stats
 
 from exlm_lab.experiments import correlations, drawings, paper, records, tables
-from exlm_lab.experiments.grids import SWEEPS, cells_of
-from exlm_lab.experiments.records import leaving, since
+from exlm_lab.experiments.catalogue import EXPERIMENTS
+from exlm_lab.experiments.grids import SWEEPS
+from exlm_lab.experiments.records import grid, leaving, measured, runs, shown, since
 
 FIGURE_4 = list(paper.printed_grid("Figure 4", "lost tokens, %"))
 """(p, k) of the 14 cells."""
@@ -126,16 +128,7 @@ def test_a_rank_correlation_is_of_three_cells_or_more():
 def test_a_grid_that_cannot_tell_gives_nan_and_no_seed_counts(statistic):
     alone = {(0.15, 1): 0.5}
     assert math.isnan(statistic(alone))
-    assert correlations.over_seeds(statistic, {1: alone}) is None
-
-
-def test_paired_differences_cancel_what_the_seeds_share():
-    base = {1: 10.0, 2: 50.0, 3: 90.0}
-    ours = {1: 11.0, 2: 52.0, 3: 93.0, 4: 7.0}
-    found = correlations.paired_difference(ours, base)
-    assert (found.mean, found.sd, found.num) == (2.0, 1.0, 3)
-    assert found.standard_error == pytest.approx(1 / math.sqrt(3))
-    assert correlations.paired_difference(ours, {9: 1.0}) is None
+    assert correlations.over_seeds(statistic, pd.DataFrame([alone], index=[1])).empty
 
 
 def test_printed_averages_are_those_of_the_printed_tasks():
@@ -151,7 +144,7 @@ def test_printed_averages_are_those_of_the_printed_tasks():
 
 
 def test_cells_have_the_settings_of_the_papers_rows_beside_them():
-    for cell in (cell for name in SWEEPS for cell in cells_of(name) if cell.paper):
+    for cell in (cell for sweep in SWEEPS for cell in sweep.cells if cell.paper):
         config, (table, row) = cell.config(1), cell.paper
         is_exlm = config.objective == "exlm"
         states, copies = config.model.states_per_mask, config.masking.num_copies
@@ -173,19 +166,19 @@ def test_cells_have_the_settings_of_the_papers_rows_beside_them():
 # ---- records ----
 
 
-def test_seeds_are_put_together_by_input_and_cell(tmp_path):
+def test_a_table_has_a_row_for_each_run_and_its_numbers_by_cell_and_seed(tmp_path):
     write(tmp_path, *(grid_record(0.15, 1, s, share, 1.0) for s, share in ((2, 0.5), (1, 0.7))))
-    (group,) = records.grouped(records.read_records("repeated-mlm", tmp_path)).values()
-    assert [record.seed for record in group.records] == [1, 2]
-    assert (group.name, group.paper_row) == ("p0.15-k1", ("Figure 3", "p=15%, k=1"))
-    found = group.summary(records.DOWNSTREAM)
-    assert (found.mean, found.num) == (pytest.approx(60), 2)
-    assert found.sd == pytest.approx(math.sqrt(200))
-    assert found.shown(1) == "60.0 ± 14.1"
-    assert group.summary("captured_bits") is None
+    table = runs("repeated-mlm", tmp_path)
+    assert list(table.index) == [("toy-p0.15-k1", 1), ("toy-p0.15-k1", 2)]
+    assert table["paper"].tolist() == [("Figure 3", "p=15%, k=1")] * 2
+    assert table["masking.mask_ratio"].tolist() == [0.15] * 2
+    accuracy = table[records.DOWNSTREAM]["toy-p0.15-k1"]
+    assert dict(accuracy) == {1: pytest.approx(70), 2: pytest.approx(50)}
+    assert shown(accuracy, 1) == "60.0 ± 14.1" and shown(accuracy[:1], 1) == "70.0"
+    assert measured(table, "captured_bits").empty and shown(accuracy[:0]) == "–"
 
 
-def test_what_was_not_measured_is_none_and_the_last_validation_counts(tmp_path):
+def test_what_was_not_measured_is_nan_and_the_last_validation_counts(tmp_path):
     curve = [
         {"step": s, "validation_bits_per_mask": b}
         for s, b in ((100, 2.0), (200, 1.5), (300, 1.0))
@@ -193,34 +186,45 @@ def test_what_was_not_measured_is_none_and_the_last_validation_counts(tmp_path):
     made = made_record(
         "saddle", metrics={"captured_bits": None, "entropy_bits": 1}, curve=curve
     )
-    (record,) = records.read_records("saddle", write(tmp_path, made))
-    assert record.value("validation_bits_per_mask") == 1.0
+    table = runs("saddle", write(tmp_path, made))
+    assert table["validation_bits_per_mask"].tolist() == [1.0]
     names = ("captured_bits", "accuracy", records.DOWNSTREAM, "validation_mask_accuracy")
-    assert [record.value(name) for name in names] == [None] * 4
+    assert all(measured(table, name).empty for name in names)
+
+
+def test_a_grid_has_the_seeds_down_and_p_and_k_across(tmp_path):
+    made = [grid_record(p, k, seed, p * k * seed, 1.0) for p, k in FIGURE_4 for seed in (1, 2)]
+    found = grid(runs("repeated-mlm", write(tmp_path, *made[:-1])), records.DOWNSTREAM)
+    assert set(found) == set(FIGURE_4) and list(found.index) == [1, 2]
+    assert found.isna().sum().sum() == 1
+    assert all(found[p, k][1] == pytest.approx(100 * p * k) for p, k in FIGURE_4)
+    assert list(correlations.over_seeds(lambda cells: cells[0.15, 1], found)) == [15.0]
 
 
 def test_a_record_of_another_sweep_or_recorded_twice_is_refused(tmp_path):
     folder = write(tmp_path, made_record("ablations")) / "ablations"
-    twice = folder / "again.json"
-    twice.write_text(json.dumps(made_record("ablations")))
-    told(lambda: tables.report("ablations", tmp_path), "toy-exlm", "twice")
-    twice.write_text(json.dumps(made_record("saddle")))
-    told(lambda: tables.report("ablations", tmp_path), "again.json", "saddle")
+    twice = folder / "twice.json"
+    twice.write_text(json.dumps(made_record("ablations", curve=curve_of(1.0))))
+    told(lambda: tables.report("ablations", tmp_path), "toy-exlm seed 1", "already")
+    twice.write_text(json.dumps(made_record("saddle", seed=2)))
+    told(lambda: tables.report("ablations", tmp_path), "ablations", "sweep saddle")
 
 
 # ---- reports ----
 
 
 def test_what_the_grid_asks_for_and_no_record_has_is_named(tmp_path, monkeypatch):
-    cells = [cell for cell in cells_of("repeated-mlm") if cell.input == "toy"]
-    monkeypatch.setattr(tables, "cells_of", lambda name: cells)
+    sweep = EXPERIMENTS["repeated-mlm"]
+    cells = tuple(cell for cell in sweep.cells if cell.input == "toy")
+    monkeypatch.setitem(EXPERIMENTS, "repeated-mlm", replace(sweep, cells=cells))
     write(tmp_path, *whole_grid()[1:])
     text = tables.report("repeated-mlm", tmp_path)
     assert "1 of 42 records missing: toy-p0.0225-k1 seed 1." in text
     assert text.endswith("41 records, made on cpu at commit 0123456 in 41 minutes.")
-    assert tables.missing([], cells)[0].endswith("and 36 more.")
+    nothing = runs("nothing", tmp_path)
+    assert tables.missing(nothing, cells)[0].endswith("and 36 more.")
     seven = [replace(cells[0], seeds=tuple(range(7)))]
-    assert tables.missing([], seven)[0].endswith("seed 5 and 1 more.")
+    assert tables.missing(nothing, seven)[0].endswith("seed 5 and 1 more.")
 
 
 def rows_of(text, title):
@@ -306,11 +310,11 @@ def test_something_holds_since_the_step_after_which_it_always_does(holds, step):
 def test_a_run_has_left_the_floor_when_it_stays_below(tmp_path, joint, bits, step):
     metrics = {"floor_bits_per_row": 2.0, "joint_bits_per_row": joint}
     write(tmp_path, made_record("saddle", metrics=metrics, curve=curve_of(*bits)))
-    (record,) = records.read_records("saddle", tmp_path)
-    assert leaving(record).step == step
+    ((_, run),) = runs("saddle", tmp_path).iterrows()
+    assert leaving(run) == (step or math.inf)
     unknown = made_record("saddle", metrics={}, curve=curve_of(*bits))
-    (record,) = records.read_records("saddle", write(tmp_path, unknown))
-    assert leaving(record) is None
+    ((_, run),) = runs("saddle", write(tmp_path, unknown)).iterrows()
+    assert leaving(run) is None
 
 
 def test_the_other_reports_have_a_row_for_each_cell(tmp_path):
@@ -349,11 +353,12 @@ def test_every_cell_of_the_grid_is_drawn_where_it_belongs(tmp_path):
     for record in made:
         record["metrics"]["optimum_entropy_bits"] = 1.5
     write(tmp_path, *made)
-    groups = list(records.grouped(records.read_records("repeated-mlm", tmp_path)).values())
+    table = runs("repeated-mlm", tmp_path)
     _, (accuracy, entropy) = plt.subplots(1, 2)
     for ax, metric in ((accuracy, records.DOWNSTREAM), (entropy, "entropy_bits")):
-        drawings.draw_against_share(ax, records.summaries(groups, metric), metric)
-    drawings.draw_optimum(entropy, groups)
+        values = grid(table, metric)
+        drawings.draw_against_share(ax, values.mean(), values.std(), metric)
+    drawings.draw_optimum(entropy, grid(table, "optimum_entropy_bits").mean())
     assert len(points_of(accuracy)) == len(points_of(entropy)) == 14
     for p, k in FIGURE_4:
         share = correlations.lost_share(p, k)

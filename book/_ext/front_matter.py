@@ -8,8 +8,8 @@
 * ``{reading-time}`FIRST to LAST` ``: of some chapters;
 * ``{parameters}`OPTIONS` ``: parameters of a model, counted as ``--dry-run`` does;
 * ``{source}`FILE::NAME` ``: a link to a file of the repository, checked to exist;
-* ``{scorecard}``: the paper's claims with their evidence; ``{sweep-report} NAME``: the tables and
-  figures of a sweep, or the claims of the study;
+* ``{scorecard}``: the paper's claims with their evidence; ``{sweep-report} NAME``: the tables of a
+  sweep, or the claims of the study;
 * ``{runs}``: the table of all recorded runs; ``{names}``: what the modules of a page define.
 
 What cannot be found is a warning of the build, which ``make book`` turns into an error.
@@ -188,14 +188,14 @@ class ScorecardDirective(SphinxDirective):
             word, comma, rest = score.word.partition(",")
             color = {"for": "success", "against": "danger"}.get(score.verdict.word, "secondary")
             verdict = f"{{bdg-{color}}}`{word}`{comma}{rest}"
-            claim = f"{score.entry.text} ({score.entry.place})"
-            told = typeset(score.shown), score.evidence, score.entry.measured
+            claim = f"{score.text} ({score.row.place})"
+            told = typeset(score.shown), score.evidence, score.row.measured
             rows.append([claim, verdict, *told])
         return table(self, rows, ":widths: 27 12 16 17 28", ":class: dense scorecard")
 
 
 class SweepReportDirective(SphinxDirective):
-    """What ``sweep NAME --report`` prints, and the figures of ``--figures``."""
+    """What ``sweep NAME --report`` prints."""
 
     required_arguments = 1
 

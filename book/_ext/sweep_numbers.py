@@ -1,11 +1,11 @@
 """Numbers of the sweeps for the pages of the book.
 
 * ``{sweep}`NAME CELL METRIC` ``: mean over seeds ± standard deviation of a cell, from
-  ``book/results/NAME/``; METRIC is ``downstream`` or a name in the records, shares in percent;
+  ``book/results/``; METRIC is ``downstream`` or a name in the records, shares in percent;
 * ``{sweep}`NAME INPUT METRIC STATISTIC` ``: one number for the grid of Repeated MLM, see
   ``exlm_lab.experiments.correlations``;
-* ``{score}`CLAIM` ``: the size of the difference that judges a claim of the scorecard, with its
-  interval; ``{difference}`CLAIM` ``: the same with its sign; ``{verdict}`CLAIM` ``: the verdict;
+* ``{score}`ID` ``: the size of the difference that judges a claim of the scorecard, with its
+  interval; ``{difference}`ID` ``: the same with its sign; ``{verdict}`ID` ``: the verdict;
 * ``{tally}`planned` `` and ``{tally}`unplanned` ``: how many of the scorecard's verdicts are what;
 * ``{sweep-made}`NAME` ``: devices and commits of the records.
 
@@ -19,17 +19,13 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-from exlm_lab.experiments import tables, verdicts
+import pandas as pd
+
+from exlm_lab.experiments import records, tables, verdicts
+from exlm_lab.experiments.catalogue import experiment
 from exlm_lab.experiments.correlations import STATISTICS, over_seeds
-from exlm_lab.experiments.grids import cells_of
 from exlm_lab.experiments.metric_names import SHARES
-from exlm_lab.experiments.records import (
-    DOWNSTREAM,
-    Group,
-    grids_by_seed,
-    grouped,
-    read_records,
-)
+from exlm_lab.experiments.records import DOWNSTREAM, EMPTY, by_seed, grid, shown
 from exlm_lab.experiments.scorecard import Score, scorecard
 from exlm_mini.config.checks import UserError
 
@@ -37,15 +33,15 @@ RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 
 @cache
-def groups(name: str) -> list[Group]:
-    """The cells of a sweep that have records.
+def runs(name: str) -> pd.DataFrame:
+    """The runs of an experiment.
 
     Raises:
-        ValueError: if there is no such sweep, or a record is damaged.
+        ValueError: if there is no such experiment, or a record is damaged.
     """
     try:
-        cells_of(name)
-        return list(grouped(read_records(name, RESULTS)).values())
+        experiment(name)
+        return records.runs(name, RESULTS)
     except UserError as error:
         raise ValueError(str(error)) from None
 
@@ -58,37 +54,37 @@ def sweep(text: str) -> str:
     """
     match text.split():
         case [name, cell, metric]:
-            return _of_cell(name, cell, metric)
+            number = _of_cell(name, cell, metric)
         case [name, kind, metric, statistic]:
-            return _of_grid(name, kind, metric, statistic)
-    raise ValueError(f"want NAME CELL METRIC or NAME INPUT METRIC STATISTIC, got '{text}'")
+            number = _of_grid(name, kind, metric, statistic)
+        case _:
+            raise ValueError(
+                f"want NAME CELL METRIC or NAME INPUT METRIC STATISTIC, got '{text}'"
+            )
+    if number == EMPTY:
+        raise ValueError(f"the records do not hold '{text}'")
+    return number
 
 
 def _of_cell(name: str, cell: str, metric: str) -> str:
-    group = next((g for g in groups(name) if g.cell == cell), None)
-    found = group and group.summary(metric)
-    if found is None:
-        raise ValueError(f"the records of {name} hold no '{metric}' of a cell '{cell}'")
+    values = by_seed(runs(name), cell, metric)
     if metric == DOWNSTREAM:
-        return found.shown(1)
-    return found.scaled(100).shown(1) if metric in SHARES else found.shown(2)
+        return shown(values, 1)
+    return shown(100 * values, 1) if metric in SHARES else shown(values, 2)
 
 
 def _of_grid(name: str, kind: str, metric: str, statistic: str) -> str:
     if statistic not in STATISTICS:
         raise ValueError(f"'{statistic}' is none of {', '.join(STATISTICS)}")
-    grids = grids_by_seed([g for g in groups(name) if g.input == kind], metric)
-    found = over_seeds(STATISTICS[statistic].of, grids)
-    if found is None:
-        raise ValueError(f"the records of {name} on {kind} do not tell {statistic} of {metric}")
+    grids = grid(runs(name).query("input == @kind"), metric)
     is_in_points = metric == DOWNSTREAM and statistic.startswith("change")
-    return found.shown(1 if is_in_points else 2, "+")
+    return shown(over_seeds(STATISTICS[statistic].of, grids), 1 if is_in_points else 2, "+")
 
 
 def made(name: str) -> list[tuple[str, str]]:
     """Device and commit of each record, sorted."""
-    found = [record.data["versions"] for group in groups(name) for record in group.records]
-    return sorted((str(v.get("device")), str(v.get("commit"))) for v in found)
+    table = runs(name)
+    return sorted(zip(table["device"], table["commit"], strict=True))
 
 
 def sweep_page(name: str) -> str:
@@ -116,42 +112,42 @@ def scores() -> list[Score]:
     return scorecard(RESULTS)
 
 
-def _score(text: str) -> Score:
-    for found in scores():
-        if found.entry.text == text:
-            return found
-    raise ValueError(f"the scorecard has no '{text}'")
+def _score(name: str) -> Score:
+    for score in scores():
+        if score.verdict.claim.id == name:
+            return score
+    raise ValueError(f"the scorecard has no '{name}'")
 
 
-def score(text: str) -> str:
-    """The size of the difference of an entry of the scorecard, by its text.
+def score(name: str) -> str:
+    """The size of the difference of a row of the scorecard, by the claim's id.
 
     Raises:
         ValueError: if there is none.
     """
-    shown = difference(text)
-    if shown.startswith("-"):  # turned round, the ends of an interval too
-        shown = shown.translate(str.maketrans("+-", "-+"))
-        shown = re.sub(r"\((\S+) to (\S+)\)", r"(\2 to \1)", shown)
-    return shown.replace("+", "")
+    text = difference(name)
+    if text.startswith("-"):  # turned round, the ends of an interval too
+        text = text.translate(str.maketrans("+-", "-+"))
+        text = re.sub(r"\((\S+) to (\S+)\)", r"(\2 to \1)", text)
+    return text.replace("+", "")
 
 
-def difference(text: str) -> str:
+def difference(name: str) -> str:
     """The same with its sign.
 
     Raises:
         ValueError: if there is none.
     """
-    return _score(text).shown
+    return _score(name).shown
 
 
-def verdict(text: str) -> str:
+def verdict(name: str) -> str:
     """Its verdict in words.
 
     Raises:
         ValueError: if there is none.
     """
-    return _score(text).word
+    return _score(name).word
 
 
 def tally(text: str) -> str:
@@ -162,7 +158,7 @@ def tally(text: str) -> str:
     """
     if text not in ("planned", "unplanned"):
         raise ValueError(f"'{text}' is neither planned nor unplanned")
-    chosen = [s for s in scores() if s.entry.is_planned == (text == "planned")]
-    count = Counter(s.verdict.word.partition(",")[0] for s in chosen)
-    told = ", ".join(f"{count[word]} {word}" for word in ("for", "against", "undecided"))
-    return f"{len(chosen)} rows: {told}"
+    verdicts = [s.verdict for s in scores() if s.verdict.is_planned == (text == "planned")]
+    count = Counter(verdict.word.partition(",")[0] for verdict in verdicts)
+    words = ", ".join(f"{count[word]} {word}" for word in ("for", "against", "undecided"))
+    return f"{len(verdicts)} rows: {words}"

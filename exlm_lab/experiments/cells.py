@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,9 @@ BASES = PRETRAINING._replace(
     folder=Path(__file__).parents[1] / "recipes" / "sweep", prefix="sweep/"
 )
 """Recipes for pre-training that are used only by sweeps."""
+CLONES, CHAINS = {"model.clone_embedding_std": 1.0}, {"train.chain_warmup": 0.25}
+CURES = CLONES | CHAINS
+"""Against the symmetric start, as in the small recipes; not in the paper (``saddle`` is why)."""
 
 
 @dataclass(frozen=True)
@@ -121,15 +124,30 @@ class Claim(NamedTuple):
     weights: Mapping[str, float] | None = None
     """Weights of cells: the contrast is their weighted sum, such as a regression slope, and
     ``cell`` is its name."""
+    id: str = ""
+    """By which the scorecard and pages name the claim."""
+    statistic: Callable[[Mapping[tuple[float, int], float]], float] | None = None
+    """Of the grid of Repeated MLM on the small language, in place of a contrast of cells."""
+    is_planned: bool = True
+    """False if it was chosen after looking, or its experiment has no plan."""
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Names of the cells that are compared; a base may be a metric, too."""
+        return tuple(self.weights or filter(None, (self.cell, self.base)))
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Cells with equal seeds, and the claims they decide."""
+    """Cells, and the claims they decide."""
 
     name: str
     about: str
     cells: tuple[Cell, ...]
-    claims: tuple[Claim, ...]
-    plan: str = "the first plan"
-    """Its primary claims are one family."""
+    claims: tuple[Claim, ...] = ()
+    plan: str | None = None
+    """The plan it is part of, whose primary claims are one family; None for a sweep."""
+
+    def cell(self, name: str) -> Cell:
+        """The cell of a name."""
+        return next(cell for cell in self.cells if cell.name == name)

@@ -1,4 +1,4 @@
-"""Statistics of a grid of cells: rank correlations and paired differences.
+"""Statistics of a grid of cells: rank correlations, and changes along its lines.
 
 A grid maps (p, k), mask ratio and copies per token, to a number, the paper's or ours. The share of
 tokens that lose all copies is p^k (Appendix C). The paper's cells have only five shares (Figure 4);
@@ -11,10 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
-
-from exlm_lab.experiments.records import Summary, summarize
 
 Grid = Mapping[tuple[float, int], float]
 SHARES = (0.0225, 0.15, 0.387, 0.622, 0.789)
@@ -119,16 +116,12 @@ STATISTICS = {
 """By a short name, in the order of the reports; a ``change`` is in the unit of the grid."""
 
 
-def over_seeds(statistic: Callable[[Grid], float], grids: Mapping[int, Grid]) -> Summary | None:
-    """Summary of a statistic over the seeds' grids, without those for which it is nan."""
-    found = [statistic(grid) for grid in grids.values()]
-    return summarize(value for value in found if not np.isnan(value))
+def over_seeds(statistic: Callable[[Grid], float], grids: pd.DataFrame) -> pd.Series:
+    """A statistic of each seed's grid, where it is not nan.
 
-
-def paired_difference(ours: Mapping[int, float], base: Mapping[int, float]) -> Summary | None:
-    """Differences between two cells, paired by seed; None without common seeds.
-
-    Equal seeds have the same data order and, where the models agree, the same initial weights, so
-    much of the noise cancels. Quote the ``standard_error`` of the result.
+    Args:
+        statistic: one of ``STATISTICS``.
+        grids: as ``records.grid``; seeds that lack a cell are left out.
     """
-    return summarize(ours[seed] - base[seed] for seed in sorted(ours.keys() & base.keys()))
+    found = {seed: statistic(dict(cells)) for seed, cells in grids.dropna().iterrows()}
+    return pd.Series(found, dtype=float).dropna()

@@ -5,13 +5,20 @@ Every cell takes minutes of one core. Nothing here was planned as the study is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from exlm_lab.downstream.settings import TuneConfig
-from exlm_lab.experiments.cells import Cell, Downstream, Experiment, Input
-from exlm_lab.experiments.study import CURES, EXPERIMENTS
-from exlm_mini.config.checks import UserError, nearest
+from exlm_lab.experiments.cells import CURES, Cell, Claim, Downstream, Experiment, Input
+from exlm_lab.experiments.correlations import (
+    Grid,
+    drop_at_low_share,
+    effect_of_mask_ratio,
+    effect_of_share,
+)
+from exlm_lab.experiments.metric_names import PROBE
+from exlm_lab.experiments.records import DOWNSTREAM
 
 REPEATED = {
     0.0225: (1,),
@@ -23,15 +30,6 @@ REPEATED = {
 """Mask ratio p: numbers of copies k, the 14 cells of Figures 3, 4 and 5."""
 REPEATED_ON_TEXT = ((0.15, 1), (0.387, 1), (0.387, 2), (0.789, 1))
 """Two pairs of cells: equal shares at different ratios, and two shares that are too high."""
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """A named table of cells."""
-
-    name: str
-    about: str
-    cells: tuple[Cell, ...]
 
 
 _PLAIN: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0, "weight_decay": 0.01}
@@ -195,42 +193,79 @@ _SADDLE = (
     *(_cell("english", name, {**_UNCURED, **cure}) for name, cure in _CURES.items()),
 )  # fmt: skip
 
-SWEEPS = {
-    sweep.name: sweep
-    for sweep in (
-        Sweep(
-            "repeated-mlm",
-            "mask ratio and copies (§3; Figures 3, 4, 5, 8, 9)",
-            _REPEATED_MLM,
-        ),
-        Sweep(
-            "ablations",
-            "parts of ExLM, MLM, MLM at equal cost (Tables 2, 13)",
-            (*_ablations("toy"), *_ablations("slots"), *_ablations("english")),
-        ),
-        Sweep("saddle", "what it takes to leave the symmetric start (ours)", _SADDLE),
-        Sweep("cost", "a step of ExLM over one of MLM, timed (Table 12)", _COST),
-        Sweep(
-            "k-and-p",
-            "states and mask ratio (Table 4, Figure 12)",
-            (
-                *_of_table_4("toy", 0.15, (2, 4, 8)),
-                *_of_table_4("toy", 0.387, (2, 4, 8)),
-                *_of_table_4("english", 0.15, (2, 4)),
-            ),
-        ),
-    )
+# ---- the sweeps, and the claims of the paper that they are about ----
+
+
+def _share_does_more(grid: Grid) -> float:
+    """How much more a grid changes with the share of lost tokens than with the mask ratio."""
+    return abs(effect_of_share(grid)) - abs(effect_of_mask_ratio(grid))
+
+
+def _all_shares(grid: Grid) -> float:
+    return effect_of_share(grid, smallest=0.0)
+
+
+def _of_grid(
+    name: str, text: str, metric: str, sign: int, smallest: float, of: Callable[[Grid], float]
+) -> Claim:
+    """A claim about the grid of Repeated MLM on the small language."""
+    return Claim(text, metric, "", None, sign, smallest, id=name, statistic=of)
+
+
+_FOUR_STATES = {
+    f"toy-p{p}-k{k}": weight
+    for p in ("0.15", "0.387")
+    for k, weight in ((2, -0.25), (4, 0.5), (8, -0.25))
 }
-"""By name, in the order in which they are worth running."""
+_CHEAPER_MASKS = {
+    "toy-p0.15-mlm": 1.0, "toy-p0.387-mlm": -1.0, "toy-p0.15-k4": -1.0, "toy-p0.387-k4": 1.0,
+}  # fmt: skip
 
-
-def cells_of(name: str) -> tuple[Cell, ...]:
-    """The cells of a sweep, or of an experiment of the study.
-
-    Raises:
-        UserError: if there is no such sweep.
-    """
-    every: dict[str, Sweep | Experiment] = {**SWEEPS, **EXPERIMENTS}
-    if name not in every:
-        raise UserError(f"there is no sweep '{name}'; {nearest(name, every)}")
-    return every[name].cells
+SWEEPS = (
+    Experiment(
+        "repeated-mlm",
+        "mask ratio and copies (§3; Figures 3, 4, 5, 8, 9)",
+        _REPEATED_MLM,
+        (
+            _of_grid("uncertainty", "Uncertainty rises with the lost words",
+                     "entropy_bits", 1, 0.05, _share_does_more),
+            _of_grid("too-few-lost", "Too few lost words hurt as well",
+                     DOWNSTREAM, -1, 1.0, drop_at_low_share),
+            _of_grid("more-copies", "More copies are easier to train",
+                     "validation_mask_accuracy", -1, 0.02, _all_shares),
+        ),
+    ),
+    Experiment(
+        "ablations",
+        "parts of ExLM, MLM, MLM at equal cost (Tables 2, 13)",
+        (*_ablations("toy"), *_ablations("slots"), *_ablations("english")),
+        (
+            Claim("ExLM wins at equal cost where they hardly do",
+                  "excess_bits", "toy-exlm", "toy-mlm++", -1, 0.02, id="cost-town"),
+            Claim("ExLM wins at equal cost on English",
+                  "bits_per_mask", "english-exlm", "english-mlm++", -1, 0.05, id="cost-english"),
+            Claim("Fine-tuned, ExLM scores higher than MLM",
+                  DOWNSTREAM, "toy-exlm", "toy-mlm", 1, 1.0, id="fine-tuned"),
+        ),
+    ),
+    Experiment("saddle", "what it takes to leave the symmetric start (ours)", _SADDLE),
+    Experiment("cost", "a step of ExLM over one of MLM, timed (Table 12)", _COST),
+    Experiment(
+        "k-and-p",
+        "states and mask ratio (Table 4, Figure 12)",
+        (
+            *_of_table_4("toy", 0.15, (2, 4, 8)),
+            *_of_table_4("toy", 0.387, (2, 4, 8)),
+            *_of_table_4("english", 0.15, (2, 4)),
+        ),
+        (
+            Claim("Four states are better than two or eight",
+                  PROBE, "four states", None, 1, 0.01, weights=_FOUR_STATES, id="four-states"),
+            Claim("More masks cost ExLM less than MLM",
+                  DOWNSTREAM, "masks", None, 1, 1.0, weights=_CHEAPER_MASKS, id="more-masks"),
+            Claim("ExLM is surer of its predictions",
+                  "entropy_bits", "toy-p0.15-k4", "toy-p0.15-mlm", -1, 0.02, id="surer"),
+        ),
+    ),
+)  # fmt: skip
+"""In the order in which they are worth running."""

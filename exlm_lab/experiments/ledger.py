@@ -1,4 +1,4 @@
-"""The records of a sweep on the disk, one file for each cell and seed, and the way to add one."""
+"""The records of an experiment on the disk, and the way to add one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from exlm_lab.experiments.catalogue import experiment
 from exlm_lab.experiments.cells import Cell, Downstream
-from exlm_lab.experiments.grids import cells_of
-from exlm_lab.experiments.records import read_record
+from exlm_lab.experiments.records import AGAIN, read_lines, read_record
 from exlm_lab.experiments.running import Runner
 from exlm_lab.ledger import Ledger, check_identity
 from exlm_mini.config import RunConfig
@@ -20,7 +20,7 @@ from exlm_mini.training.parts import choose_device
 from exlm_mini.training.provenance import machine
 
 OLDER_PREFIXES = ("mini-", "study-")
-"""Of the names of records that were made while sweeps had several scales."""
+"""Of files that were made while sweeps had several scales."""
 VERSION = 1
 """Of what a record holds; one of another version is refused."""
 TESTED = ("bits_per_mask", "bits_per_row", "floor_bits_per_row", "joint_bits_per_row")
@@ -30,11 +30,11 @@ DIGITS = 6
 
 
 class SweepLedger(Ledger):
-    """The records of one sweep.
+    """The records of one experiment.
 
     Args:
-        output: directory of all sweeps; the records lie in ``output/SWEEP``.
-        sweep: its name.
+        output: directory of all experiments; see ``records``.
+        sweep: name of the experiment.
         runner: does the work.
     """
 
@@ -49,19 +49,27 @@ class SweepLedger(Ledger):
 
     def read(self, cell: Cell, seed: int) -> dict[str, Any]:
         """See ``Ledger``."""
-        path = self.path(cell, seed)
-        found = dict(read_record(path).data)
-        wanted = self._identity(cell, seed, found)
-        tuned = (found.get("downstream") or {}).get("setting")
-        had = {
-            **found,
-            "config": plain(run_config_from_dict(found["config"])),
-            "watched": found.get("watched", {}),
+        path, lines = self.path(cell, seed), self.output / f"{self.sweep}.jsonl"
+        where: object = path
+        if not path.exists():
+            where = f"the line of cell {cell.name} seed {seed} in {lines}"
+        record = read_record(path) if where is path else read_lines(lines)[cell.name, seed]
+        tuned = (record.get("downstream") or {}).get("setting")
+        identity = {
+            **record,
+            "config": plain(run_config_from_dict(record["config"])),
+            "watched": record.get("watched", {}),
             "downstream": tuned and plain(build(Downstream, tuned)),
         }
-        remedy = "choose another --output, or delete it and the cell is run again"
-        check_identity(path, had, wanted, remedy)
-        return found
+        remedy = f"choose another --output, or {AGAIN}"
+        check_identity(where, identity, self._identity(cell, seed, record), remedy)
+        return record
+
+    def is_done(self, cell: Cell, seed: int) -> bool:
+        """See ``Ledger``; a record may have been collected."""
+        lines = read_lines(self.output / f"{self.sweep}.jsonl")
+        is_there = self.path(cell, seed).exists() or (cell.name, seed) in lines
+        return is_there and bool(self.read(cell, seed))
 
     def make(
         self, cell: Cell, seed: int, on_progress: Callable[[Progress], None]
@@ -103,7 +111,7 @@ class SweepLedger(Ledger):
         if cell.cost_of is None:
             return {}, {}
         sweep, name = cell.cost_of
-        (timed,) = (c for c in cells_of(sweep) if c.name == name)
+        timed = experiment(sweep).cell(name)
         seed = timed.seeds[0]
         ledger = SweepLedger(self.output, sweep, self.runner)
         ratio = ledger.run(timed, seed)["metrics"]["cost_ratio"]
@@ -119,9 +127,9 @@ class SweepLedger(Ledger):
         return {"train.start_from": str(folder.relative_to(self.runner.work))}
 
     def _timed(self, config: RunConfig) -> dict[str, Any]:
-        found, seconds = self.runner.time(config)
+        metrics, seconds = self.runner.time(config)
         return {
-            "metrics": found, "curve": [], "downstream": None, "seconds": {"measure": seconds}
+            "metrics": metrics, "curve": [], "downstream": None, "seconds": {"measure": seconds}
         }  # fmt: skip
 
     def _trained(
@@ -132,25 +140,25 @@ class SweepLedger(Ledger):
             config, watched=cell.watched, with_prize=cell.with_prize
         )
         for name, masks in cell.tested_with.items():
-            found, more = self.runner.measure(config, masks, cell.watched)
-            metrics |= {f"{m}@{name}": found[m] for m in TESTED if m in found}
-            measuring += more
+            others, seconds = self.runner.measure(config, masks, cell.watched)
+            metrics |= {f"{m}@{name}": others[m] for m in TESTED if m in others}
+            measuring += seconds
         downstream, tuning = None, 0.0
         if cell.downstream is not None:
             downstream, tuning = self.runner.fine_tune(config, cell.downstream, cell.watched)
-        seconds = {"pretrain": trained.pop("seconds"), "measure": measuring, "finetune": tuning}
+        spent = {"pretrain": trained.pop("seconds"), "measure": measuring, "finetune": tuning}
         return {
             "metrics": {**metrics, "steps": trained.pop("steps")},
             "downstream": downstream,
             **trained,
-            "seconds": seconds,
+            "seconds": spent,
         }
 
-    def _identity(self, cell: Cell, seed: int, found: Mapping[str, Any]) -> dict[str, Any]:
+    def _identity(self, cell: Cell, seed: int, record: Mapping[str, Any]) -> dict[str, Any]:
         """What the record of a cell must say; steps that were measured are taken from it."""
         changed: dict[str, Any] = {}
         if cell.cost_of is not None:
-            changed = {"train.steps": found["config"].get("train", {}).get("steps")}
+            changed = {"train.steps": record["config"].get("train", {}).get("steps")}
         changed |= self._started(cell, seed)
         return {
             "version": VERSION,

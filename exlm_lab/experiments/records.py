@@ -1,142 +1,45 @@
-"""Records of the sweeps, one JSON file per cell and seed, and summaries over seeds.
+"""The records of finished runs, as one table for each experiment.
 
-Metrics have their names in ``metrics``; ``downstream`` is the score on the test rows of the
-downstream task, in percent, and ``validation_…`` is from the run's last validation.
+A run leaves a JSON file, ``DIRECTORY/NAME/CELL-seedN.json``, so runs beside each other share no
+file. ``collect`` moves what is finished into ``DIRECTORY/NAME.jsonl``, one line a run. Readers take
+both.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import pandas as pd
 
 from exlm_mini.config.checks import UserError
 from exlm_mini.config.recipes import run_config_from_dict
-from exlm_mini.data.files import read_bytes, reading
+from exlm_mini.data.files import read_bytes, reading, write_atomically
 
 DOWNSTREAM = "downstream"
-WANTED = {
+REQUIRED = {
     "sweep": str, "cell": str, "input": str, "seed": int, "objective": str,
     "config": dict, "metrics": dict, "curve": list, "versions": dict,
 }  # fmt: skip
-"""Required fields of a record, with their types."""
+"""Fields of a record, with their types."""
+EMPTY = "–"
+AGAIN = "delete it, and the sweep runs this cell again"
 LEFT_BY = 0.1
 """Bits per row below MLM's floor at which a run counts as having left it."""
 LEFT_SHARE = 0.1
 """The same as a share of the total correlation; the smaller of the two counts."""
 
-
-@dataclass(frozen=True)
-class Record:
-    """One trained and measured model."""
-
-    cell: str
-    input: str
-    """Of ``cells.Input``."""
-    seed: int
-    objective: str
-    metrics: Mapping[str, float]
-    data: Mapping[str, Any]
-    """The whole file."""
-
-    @property
-    def mask_ratio(self) -> float:
-        """The paper's p."""
-        return self.data["config"]["masking"]["mask_ratio"]
-
-    @property
-    def num_copies(self) -> int:
-        """The paper's k of §3."""
-        return self.data["config"]["masking"]["num_copies"]
-
-    @property
-    def states_per_mask(self) -> int:
-        """The paper's k of §4; 1 for a model without states."""
-        return (
-            self.data["config"]["model"]["states_per_mask"] if self.objective == "exlm" else 1
-        )
-
-    def value(self, metric: str) -> float | None:
-        """A metric; None if it was not measured or is not finite."""
-        if metric == DOWNSTREAM:
-            found = (self.data.get(DOWNSTREAM) or {}).get("test")
-            return None if found is None else 100 * found
-        found = self.metrics.get(metric)
-        if metric.startswith("validation_") and self.data["curve"]:
-            found = self.data["curve"][-1].get(metric)
-        return found if found is not None and math.isfinite(found) else None
+Record = dict[str, Any]
+Key = tuple[str, int]
+"""Cell and seed."""
 
 
-class Summary(NamedTuple):
-    """A number over seeds."""
-
-    mean: float
-    sd: float | None
-    """Of the sample; none for a single seed."""
-    num: int
-
-    @property
-    def standard_error(self) -> float | None:
-        """Of the mean; none for a single seed."""
-        return None if self.sd is None else self.sd / math.sqrt(self.num)
-
-    def scaled(self, factor: float) -> Summary:
-        """The same in another unit."""
-        sd = None if self.sd is None else abs(factor) * self.sd
-        return Summary(factor * self.mean, sd, self.num)
-
-    def shown(self, digits: int = 2, sign: str = "") -> str:
-        """``1.23 ± 0.04``: mean and standard deviation; the mean alone for one seed."""
-        spread = "" if self.sd is None else f" ± {self.sd:.{digits}f}"
-        return f"{self.mean:{sign}z.{digits}f}{spread}"
-
-
-def summarize(values: Iterable[float]) -> Summary | None:
-    """Mean, standard deviation and number of some values; None without values."""
-    values = list(values)
-    if not values:
-        return None
-    sd = statistics.stdev(values) if len(values) > 1 else None
-    return Summary(statistics.fmean(values), sd, len(values))
-
-
-@dataclass(frozen=True)
-class Group:
-    """The seeds of one cell on one input."""
-
-    cell: str
-    input: str
-    records: tuple[Record, ...]
-    """By seed, ascending; at least one."""
-
-    @property
-    def name(self) -> str:
-        """The cell without the input it may start with."""
-        return self.cell.removeprefix(f"{self.input}-")
-
-    @property
-    def first(self) -> Record:
-        """A record, for what does not depend on the seed."""
-        return self.records[0]
-
-    @property
-    def paper_row(self) -> tuple[str, str] | None:
-        """Table and row of the paper that the cell reproduces, as named in ``paper.json``."""
-        found = self.first.data.get("paper")
-        return (found["table"], found["row"]) if found else None
-
-    def by_seed(self, metric: str) -> dict[int, float]:
-        """The metric of each seed that has it."""
-        found = {record.seed: record.value(metric) for record in self.records}
-        return {seed: value for seed, value in found.items() if value is not None}
-
-    def summary(self, metric: str) -> Summary | None:
-        """The metric over seeds; None if no seed has it."""
-        return summarize(self.by_seed(metric).values())
+# ---- files ----
 
 
 def read_record(path: Path) -> Record:
@@ -145,118 +48,222 @@ def read_record(path: Path) -> Record:
     Raises:
         UserError: if it is no record.
     """
-    remedy = "delete it, and the sweep runs this cell again"
-    with reading(path, remedy):
-        data = json.loads(read_bytes(path))
-        for name, kind in WANTED.items():
-            if not isinstance(data[name], kind):
-                raise TypeError(f"{name} is of another kind")
-        numbers = [*data["metrics"].values(), (data.get(DOWNSTREAM) or {}).get("test")]
-        numbers += [number for point in data["curve"] for number in point.values()]
-        numbers += (data.get("seconds") or {}).values()
-        if not all(number is None or isinstance(number, int | float) for number in numbers):
-            raise TypeError("a metric is no number")
-        if (paper := data.get("paper")) and {"table", "row"} - paper.keys():
-            raise KeyError("paper names no table or no row")
-        try:
-            run_config_from_dict(data["config"])
-        except UserError as error:
-            raise ValueError(str(error)) from None
-    return Record(
-        data["cell"], data["input"], data["seed"], data["objective"], data["metrics"], data
+    with reading(path, AGAIN):
+        return _checked(json.loads(read_bytes(path)))
+
+
+def read_lines(path: Path) -> Mapping[Key, Record]:
+    """The records of a file of ``collect``; none if there is no such file.
+
+    Raises:
+        UserError: if a line is no record, or two are of one run.
+    """
+    if not path.exists():
+        return {}
+    return _lines(path, path.stat().st_mtime_ns, path.stat().st_size)
+
+
+def read_all(name: str, directory: Path) -> Mapping[Key, Record]:
+    """All records of an experiment, collected or not, by cell and seed; none if it has not begun.
+
+    Args:
+        name: of the experiment.
+        directory: of all experiments.
+
+    Raises:
+        UserError: if a record is damaged or of another experiment, or two are of one run.
+    """
+    records = dict(read_lines(directory / f"{name}.jsonl"))
+    for path in sorted((directory / name).glob("*.json")):
+        record = _file(path, path.stat().st_mtime_ns, path.stat().st_size)
+        _add(records, record, path)
+    for record in records.values():
+        if record["sweep"] != name:
+            raise UserError(
+                f"{directory / name} has a record of the sweep {record['sweep']} (cell "
+                f"{record['cell']} seed {record['seed']}); move it to the folder of that"
+            )
+    order = sorted(records, key=lambda key: (f"{key[0]}-seed", key[1]))  # as of their files
+    return {key: records[key] for key in order}
+
+
+def collect(name: str, directory: Path) -> int:
+    """Move the JSON files of an experiment into its file of lines, sorted as ``read_all``.
+
+    Returns:
+        How many there were.
+
+    Raises:
+        UserError: as ``read_all``; nothing is moved then.
+    """
+    files = sorted((directory / name).glob("*.json"))
+    if files:
+        records = read_all(name, directory).values()
+        lines = "".join(json.dumps(record) + "\n" for record in records)
+        write_atomically(directory / f"{name}.jsonl", lines.encode())
+        for path in files:
+            path.unlink()
+        with contextlib.suppress(OSError):  # something else is in there
+            (directory / name).rmdir()
+    return len(files)
+
+
+@lru_cache(maxsize=64)
+def _lines(path: Path, *version: int) -> Mapping[Key, Record]:
+    records: dict[Key, Record] = {}
+    for number, line in enumerate(read_bytes(path).splitlines(), start=1):
+        where = f"{path} line {number}"
+        with reading(where, AGAIN):
+            record = _checked(json.loads(line))
+        _add(records, record, where)
+    return records
+
+
+@lru_cache(maxsize=4096)
+def _file(path: Path, *version: int) -> Record:
+    return read_record(path)
+
+
+def _add(records: dict[Key, Record], record: Record, where: object) -> None:
+    key = record["cell"], record["seed"]
+    # A file that was collected and not yet deleted says the same.
+    if records.setdefault(key, record) != record:
+        raise UserError(
+            f"{where} records cell {key[0]} seed {key[1]}, which is recorded already; delete one"
+        )
+
+
+def _checked(record: Any) -> Record:
+    """A record; raises ``TypeError``, ``KeyError`` or ``ValueError`` if it is none."""
+    for name, kind in REQUIRED.items():
+        if not isinstance(record[name], kind):
+            raise TypeError(f"{name} is of another kind")
+    optional = [*record["metrics"].values(), (record.get(DOWNSTREAM) or {}).get("test")]
+    optional += (record.get("watched") or {}).values()
+    numbers = [number for number in optional if number is not None]
+    numbers += [number for point in record["curve"] for number in point.values()]
+    numbers += [point["step"] for point in record["curve"]]
+    numbers += (record.get("seconds") or {}).values()
+    if not all(isinstance(number, int | float) for number in numbers):
+        raise TypeError("a metric is no number")
+    if (paper := record.get("paper")) and {"table", "row"} - paper.keys():
+        raise KeyError("paper names no table or no row")
+    json.dumps(record, ensure_ascii=False).encode()  # no half of a character
+    _check_settings(json.dumps({**record["config"], "seed": 1}))
+    return record
+
+
+@cache
+def _check_settings(config: str) -> None:
+    try:
+        run_config_from_dict(json.loads(config))
+    except UserError as error:
+        raise ValueError(str(error)) from None
+
+
+# ---- the table ----
+
+
+def runs(name: str, directory: Path) -> pd.DataFrame:
+    """The runs of an experiment.
+
+    Returns:
+        A row for each, indexed by ``cell`` and ``seed``, in the order of ``read_all``. Columns:
+        every setting by its dotted name; every metric; ``downstream``, the score on the test rows
+        in percent, and what else is known of the task as ``downstream.NAME``; ``validation_…`` of
+        the last validation; ``input``, ``objective``, ``paper`` (table and row, or None),
+        ``curve``, ``watched``, ``device``, ``commit`` and ``seconds``. What was not measured, or
+        is not finite, is nan. ``table[metric][cell]`` is a series by seed.
+
+    Raises:
+        UserError: as ``read_all``.
+    """
+    rows = [_row(record) for record in read_all(name, directory).values()]
+    columns = ["cell", "seed", "input", "objective", "paper", "curve", "watched"]
+    return pd.DataFrame(rows, columns=None if rows else columns).set_index(["cell", "seed"])
+
+
+def _row(record: Record) -> dict[str, Any]:
+    config, curve, paper = record["config"], record["curve"], record.get("paper")
+    last = curve[-1] if curve else {}
+    task = record.get(DOWNSTREAM) or {}
+    numbers = record["metrics"] | {n: v for n, v in last.items() if n.startswith("validation_")}
+    numbers[DOWNSTREAM] = None if task.get("test") is None else 100 * task["test"]
+    return {
+        **{name: record[name] for name in ("cell", "seed", "input", "objective")},
+        **{
+            f"{group}.{name}": value
+            for group, settings in config.items()
+            if isinstance(settings, dict)
+            for name, value in settings.items()
+        },
+        **{n: math.nan if v is None or not math.isfinite(v) else v for n, v in numbers.items()},
+        **{f"{DOWNSTREAM}.{name}": value for name, value in task.items()},
+        "paper": (paper["table"], paper["row"]) if paper else None,
+        "curve": curve,
+        "watched": record.get("watched") or {},
+        "device": str(record["versions"].get("device")),
+        "commit": str(record["versions"].get("commit")),
+        "seconds": sum((record.get("seconds") or {}).values()),
+    }
+
+
+def measured(table: pd.DataFrame, metric: str) -> pd.Series:
+    """The runs that have a metric, by cell and seed; none where nobody measured it."""
+    return table.get(metric, pd.Series(math.nan, table.index)).dropna().astype(float)
+
+
+def by_seed(table: pd.DataFrame, cell: str, metric: str) -> pd.Series:
+    """A metric of the seeds of a cell that have it; empty where none has."""
+    values = measured(table, metric)
+    return values[values.index.isin([cell], level="cell")].droplevel("cell").sort_index()
+
+
+def by_cell(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The seeds of each cell, cells in the order of the table."""
+    return {
+        str(cell): rows.droplevel("cell").sort_index()
+        for cell, rows in table.groupby(level="cell", sort=False)
+    }
+
+
+def grid(table: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """A metric of Repeated MLM: rows are seeds, columns mask ratio and copies (p, k)."""
+    values = table.loc[measured(table, metric).index].reset_index()
+    if values.empty:
+        return pd.DataFrame()
+    return values.pivot(
+        index="seed", columns=["masking.mask_ratio", "masking.num_copies"], values=metric
     )
 
 
-def read_records(sweep: str, directory: Path) -> list[Record]:
-    """All records of a sweep, in the order of their files' names.
-
-    Args:
-        sweep: name of the sweep and of its folder.
-        directory: of all sweeps; a sweep without a folder has no records yet.
-
-    Raises:
-        UserError: if a file is damaged, or lies in the folder of another sweep.
-    """
-    found = []
-    for path in sorted((directory / sweep).glob("*.json")):
-        record = read_record(path)
-        if record.data["sweep"] != sweep:
-            raise UserError(
-                f"{path} is of the sweep {record.data['sweep']}; move it to that folder"
-            )
-        found.append(record)
-    return found
-
-
-def grouped(records: Iterable[Record]) -> dict[tuple[str, str], Group]:
-    """The records by input and cell, seeds ascending.
-
-    Raises:
-        UserError: if two records are of the same input, cell and seed.
-    """
-    found: dict[tuple[str, str], dict[int, Record]] = {}
-    for record in records:
-        seeds = found.setdefault((record.input, record.cell), {})
-        if record.seed in seeds:
-            raise UserError(
-                f"cell {record.cell} on {record.input} is recorded twice for seed {record.seed}; "
-                "delete one of the files"
-            )
-        seeds[record.seed] = record
-    return {
-        key: Group(key[1], key[0], tuple(seeds[seed] for seed in sorted(seeds)))
-        for key, seeds in found.items()
-    }
-
-
-# ---- the grid of Repeated MLM ----
-
-
-def summaries(groups: Sequence[Group], metric: str) -> dict[tuple[float, int], Summary]:
-    """A metric by (p, k), for the cells that have it."""
-    found = {(g.first.mask_ratio, g.first.num_copies): g.summary(metric) for g in groups}
-    return {cell: summary for cell, summary in found.items() if summary}
-
-
-def grids_by_seed(
-    groups: Sequence[Group], metric: str
-) -> dict[int, dict[tuple[float, int], float]]:
-    """A metric by (p, k) for each seed that all cells with the metric have."""
-    cells = {(g.first.mask_ratio, g.first.num_copies): g.by_seed(metric) for g in groups}
-    cells = {cell: values for cell, values in cells.items() if values}
-    seeds = set.intersection(*map(set, cells.values())) if cells else ()
-    return {
-        seed: {cell: values[seed] for cell, values in cells.items()} for seed in sorted(seeds)
-    }
+def shown(values: pd.Series, digits: int = 2, sign: str = "") -> str:
+    """``1.23 ± 0.04``: mean and standard deviation; the mean alone of one value."""
+    values = values.dropna()
+    if values.empty:
+        return EMPTY
+    spread = f" ± {values.std():.{digits}f}" if len(values) > 1 else ""
+    return f"{values.mean():{sign}z.{digits}f}{spread}"
 
 
 # ---- leaving the symmetric start ----
 
 
-class Leaving(NamedTuple):
-    """Whether and when a run left MLM's floor for good.
+def leaving(run: pd.Series) -> float | None:
+    """The first validation after which a run stays below MLM's floor; infinite if it ended there.
 
     While all states of a mask are alike, ExLM predicts each mask by itself, and its loss is the
-    sum of the marginal entropies, which is known exactly for the toy language.
+    sum of the marginal entropies, which is known exactly for the toy language. None where it is
+    not known, or nothing was validated.
     """
-
-    step: int | None
-    """First validation after which the run stays below; None if it ended at the floor."""
-    floor_bits: float
-    """Per row: the sum of the marginal entropies."""
-    joint_bits: float
-    """Per row: the joint entropy."""
-
-
-def leaving(record: Record) -> Leaving | None:
-    """When a run left the floor; None if the floor is unknown or nothing was validated."""
-    floor, joint = (record.value(f"{name}_bits_per_row") for name in ("floor", "joint"))
+    floor, joint = (run.get(f"{name}_bits_per_row", math.nan) for name in ("floor", "joint"))
     name = "validation_bits_per_row"
-    points = [p for p in record.data["curve"] if p.get(name) is not None]
-    if floor is None or joint is None or not points:
+    points = [point for point in run["curve"] if name in point]
+    if math.isnan(floor) or math.isnan(joint) or not points:
         return None
     below = floor - min(LEFT_BY, LEFT_SHARE * (floor - joint))
-    return Leaving(since((p["step"], p[name] < below) for p in points), floor, joint)
+    step = since((p["step"], p[name] < below) for p in points)
+    return math.inf if step is None else step
 
 
 def since(points: Iterable[tuple[int, bool]]) -> int | None:

@@ -13,14 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from exlm_lab.experiments.cells import Cell, Claim, Experiment, Input
+from exlm_lab.experiments.cells import CHAINS, CLONES, CURES, Cell, Claim, Experiment, Input
 from exlm_lab.experiments.links import LINKS
 from exlm_mini.data.toy_grammars import LADDER
 
 TEN_SEEDS, FIVE_SEEDS = tuple(range(1, 11)), tuple(range(1, 6))
-CLONES, CHAINS = {"model.clone_embedding_std": 1.0}, {"train.chain_warmup": 0.25}
-CURES = CLONES | CHAINS
-"""Against the symmetric start, as in the small recipes; not in the paper (``saddle`` is why)."""
+FIRST_PLAN = "the first plan"
 _EXLM = {"objective": "exlm", "model.states_per_mask": 4, **CURES}
 
 
@@ -55,15 +53,16 @@ def _ladder() -> Experiment:
         Claim(
             f"ExLM captures dependence: below MLM's floor at {bits} bits of it",
             "bits_per_row", f"exlm-{bits}", "floor_bits_per_row", -1, 0.25 * bits,
-            is_primary=bits in (2, 8),
+            is_primary=bits in (2, 8), id=f"floor-{bits}",
         )
         for bits in (1, 2, 4, 8)
     ]  # fmt: skip
     claims += [
         Claim("Links win bits that states alone do not",
-              "bits_per_row", "exlm-4", "uniform-4", -1, 1.0, is_primary=True),
+              "bits_per_row", "exlm-4", "uniform-4", -1, 1.0, is_primary=True, id="links"),
         Claim("ExLM wins bits at equal cost",
-              "bits_per_row", "exlm-4", "mlm++-4", -1, 1.0, is_primary=True),
+              "bits_per_row", "exlm-4", "mlm++-4", -1, 1.0, is_primary=True,
+              id="cost-ladder"),
         Claim("Links win bits beyond CTC", "bits_per_row", "exlm-4", "ctc-4", -1, 1.0),
         Claim("Where nothing is shared, states cost bits",
               "bits_per_row", "exlm-0", "mlm-0", 1, 0.05),
@@ -72,7 +71,7 @@ def _ladder() -> Experiment:
               "bits_per_row", "late-8", "exlm-8", 1, 0.25),
     ]  # fmt: skip
     about = "how much slots depend on each other, in six models (bits)"
-    return Experiment("ladder", about, tuple(cells), tuple(claims))
+    return Experiment("ladder", about, tuple(cells), tuple(claims), FIRST_PLAN)
 
 
 # ---- where each part must matter ----
@@ -103,18 +102,18 @@ def _parts() -> Experiment:
     )  # fmt: skip
     claims = (
         Claim("2D positions carry over to more masks than were trained on",
-              "bits_per_row@many", "rope-2d", "rope-1d", -1, 0.5, is_primary=True),
+              "bits_per_row@many", "rope-2d", "rope-1d", -1, 0.5, is_primary=True, id="rope-2d"),
         Claim("At the trained ratio 2D positions win bits",
               "bits_per_row", "rope-2d", "rope-1d", -1, 0.25),
         Claim("They carry over even where a learned vector names each clone",
               "bits_per_row@many", "rope-2d-named", "rope-1d-named", -1, 0.5),
         Claim("Edges inside a mask win bits where two states are too few",
-              "bits_per_row", "dense", "sparse", -1, 0.2, is_primary=True),
+              "bits_per_row", "dense", "sparse", -1, 0.2, is_primary=True, id="edges"),
         Claim("They win bits with single boundary states too",
               "bits_per_row", "dense-paper", "sparse-paper", -1, 0.2),
     )  # fmt: skip
     about = "2D positions and edges inside a mask, where theory says they must matter (bits)"
-    return Experiment("parts", about, cells, claims)
+    return Experiment("parts", about, cells, claims, FIRST_PLAN)
 
 
 # ---- lost tokens or many masks, every model equally good ----
@@ -163,12 +162,13 @@ def _competence() -> Experiment:
         Claim("At equal competence and mask ratio, lost tokens cost the probe",
               "probe_accuracy", "slope on lost share", None, -1, 0.1, True, of_lost),
         Claim("They cost more than as many masks beside visible copies",
-              "probe_accuracy", "slope on lost share − slope on p", None, -1, 0.1, True, more),
+              "probe_accuracy", "slope on lost share − slope on p", None, -1, 0.1, True, more,
+              id="lost-words"),
         Claim("At equal competence and lost share, masks cost the probe",
               "probe_accuracy", "slope on p", None, -1, 0.1, False, of_ratio),
     )  # fmt: skip
     about = "lost tokens or many masks, every model equally far above the optimum (probe)"
-    return Experiment("competence", about, cells, claims)
+    return Experiment("competence", about, cells, claims, FIRST_PLAN)
 
 
 # ---- leaving the symmetric start on real text ----
@@ -215,7 +215,8 @@ def _escape() -> Experiment:
     nearer |= {"none-w64-b64": -1.0, "both-w64-b64": 1.0}
     claims = (
         Claim("On real text the paper's recipe stays behind one with both helps",
-              "bits_per_mask", "none-w64-b512", "both-w64-b512", 1, 0.3, is_primary=True),
+              "bits_per_mask", "none-w64-b512", "both-w64-b512", 1, 0.3, is_primary=True,
+              id="no-help"),
         Claim("A batch of 1,024 gets further than one of 64",
               "bits_per_mask", "none-w64-b1024", "none-w64-b64", -1, 0.3, is_primary=True),
         Claim("Chains alone win bits",
@@ -234,7 +235,7 @@ def _escape() -> Experiment:
               "bits_per_mask", "mlm-w64-b64", "frequency_bits", -1, 0.3),
     )  # fmt: skip
     about = "on real text, whether and when states stop being alike (bits)"
-    return Experiment("escape", about, cells, claims)
+    return Experiment("escape", about, cells, claims, FIRST_PLAN)
 
 
 # ---- molecules ----
@@ -270,7 +271,8 @@ def _molecules() -> Experiment:
     }  # fmt: skip
     claims = [
         Claim(f"ExLM wins bits of {of} at equal cost",
-              f"{kind}_together_bits", "exlm", "mlm++", -1, 0.25, is_primary=kind == "rings")
+              f"{kind}_together_bits", "exlm", "mlm++", -1, 0.25, is_primary=kind == "rings",
+              id=f"{kind}-cost")
         for kind, of in groups.items()
     ]  # fmt: skip
     claims += [
@@ -279,7 +281,7 @@ def _molecules() -> Experiment:
         Claim("More of the rings it fills in are molecules",
               "rings_together_valid", "exlm", "mlm++", 1, 0.05),
         Claim("ExLM wins bits of both digits of a ring at equal steps",
-              "rings_together_bits", "exlm", "mlm", -1, 0.25),
+              "rings_together_bits", "exlm", "mlm", -1, 0.25, id="rings-steps"),
         Claim("Links win bits that states alone do not",
               "rings_together_bits", "exlm", "uniform", -1, 0.25),
         Claim("Expanding late loses bits", "rings_together_bits", "late", "exlm", 1, 0.25),
@@ -288,11 +290,17 @@ def _molecules() -> Experiment:
     ]  # fmt: skip
     claims += [
         Claim(f"ExLM's frozen states tell more of structure at equal {equal}",
-              "read_structure", "exlm", arm, 1, 0.01, is_primary=arm == "mlm++")
+              "read_structure", "exlm", arm, 1, 0.01, is_primary=arm == "mlm++",
+              id=f"structure-{equal}")
         for arm, equal in (("mlm++", "cost"), ("mlm", "steps"))
     ]  # fmt: skip
+    claims += [
+        Claim("Its states alone beat an MLM",
+              "rings_together_bits", "uniform", "mlm", -1, 0.25, id="states-alone",
+              is_planned=False),
+    ]  # fmt: skip
     about = "dependent symbols of molecules, and what frozen states tell of structure"
-    return Experiment(name, about, tuple(cells), tuple(claims))
+    return Experiment(name, about, tuple(cells), tuple(claims), FIRST_PLAN)
 
 
 # ---- how late rows may be expanded ----
@@ -330,13 +338,8 @@ def _depth() -> Experiment:
               "bits_per_mask", "english-after-3", "english-mlm++", 1, 0.1),
     )  # fmt: skip
     about = "after how many of four layers rows may be expanded (bits)"
-    return Experiment("depth", about, tuple(cells), claims)
+    return Experiment("depth", about, tuple(cells), claims, FIRST_PLAN)
 
 
-EXPERIMENTS = {
-    experiment.name: experiment
-    for experiment in (
-        _ladder(), _parts(), _competence(), _escape(), _molecules(), _depth(), *LINKS,
-    )
-}  # fmt: skip
-"""By name, in the order in which the queue takes them."""
+STUDY = (_ladder(), _parts(), _competence(), _escape(), _molecules(), _depth(), *LINKS)
+"""In the order in which the queue takes them."""

@@ -1,8 +1,8 @@
 """The paper's tables with our numbers beside its own, one function for each sweep.
 
-Each takes the groups of one input, in the order of the grid, and gives lines of Markdown. A
-number is mean ± standard deviation over seeds unless its column says otherwise; the paper's
-stand in brackets or in columns of their own.
+Each takes the runs of one input, in the order of the cells, and gives lines of Markdown. A number
+is mean ± standard deviation over seeds unless its column says otherwise; the paper's stand in
+brackets or in columns of their own.
 """
 
 from __future__ import annotations
@@ -14,31 +14,26 @@ from pathlib import Path
 import pandas as pd
 
 from exlm_lab.downstream.results import markdown_table
+from exlm_lab.experiments.catalogue import experiment
 from exlm_lab.experiments.cells import Cell
-from exlm_lab.experiments.correlations import (
-    STATISTICS,
-    lost_share,
-    over_seeds,
-    paired_difference,
-)
-from exlm_lab.experiments.grids import cells_of
+from exlm_lab.experiments.correlations import STATISTICS, lost_share, over_seeds
 from exlm_lab.experiments.metric_names import PROBE, SHARES
 from exlm_lab.experiments.paper import ENTROPY, cost_ratio, printed_average, printed_grid
 from exlm_lab.experiments.records import (
     DOWNSTREAM,
+    EMPTY,
     LEFT_BY,
     LEFT_SHARE,
-    Group,
-    Record,
-    grids_by_seed,
-    grouped,
+    by_cell,
+    by_seed,
+    grid,
     leaving,
-    read_records,
-    summaries,
+    measured,
+    runs,
+    shown,
 )
 from exlm_mini.config.checks import UserError
 
-EMPTY = "–"
 MATRICES = {
     DOWNSTREAM: ("Downstream accuracy, % (Figure 3: MNLI)", 1, ("Figure 3", "mnli")),
     PROBE: ("Latents read by a probe, %", 1, None),
@@ -82,23 +77,23 @@ def _table(columns: Mapping[str, Sequence[str]]) -> list[str]:
 
 def _matrix(texts: Mapping[tuple[float, int], str]) -> list[str]:
     """Texts by (p, k) as a table with k down and p across, as in the paper's figures."""
-    found = pd.Series(texts).unstack(0, fill_value="").sort_index(axis=0).sort_index(axis=1)
-    columns = {f"{100 * p:.4g}%": found[p] for p in found}
-    return _table({"k \\ p": [str(k) for k in found.index], **columns})
+    matrix = pd.Series(texts).unstack(0, fill_value="").sort_index(axis=0).sort_index(axis=1)
+    columns = {f"{100 * p:.4g}%": matrix[p] for p in matrix}
+    return _table({"k \\ p": [str(k) for k in matrix.index], **columns})
 
 
-def _measured(groups: Sequence[Group], **digits: int) -> dict[str, list[str]]:
+def _measured(table: pd.DataFrame, **digits: int) -> dict[str, list[str]]:
     """A column per metric, with the given number of digits."""
-    columns = {}
-    for metric, number in digits.items():
-        found, factor = [group.summary(metric) for group in groups], _factor(metric)
-        columns[HEADS[metric]] = [s.scaled(factor).shown(number) if s else EMPTY for s in found]
-    return columns
+    cells = by_cell(table).values()
+    return {
+        HEADS[metric]: [shown(_factor(metric) * measured(cell, metric), n) for cell in cells]
+        for metric, n in digits.items()
+    }
 
 
-def _known(groups: Sequence[Group], **digits: int) -> dict[str, list[str]]:
+def _known(table: pd.DataFrame, **digits: int) -> dict[str, list[str]]:
     """The same without empty columns."""
-    columns = _measured(groups, **digits)
+    columns = _measured(table, **digits)
     return {head: texts for head, texts in columns.items() if set(texts) != {EMPTY}}
 
 
@@ -107,26 +102,39 @@ def _factor(metric: str) -> float:
     return 100 if metric in SHARES else 1
 
 
-def _printed(groups: Sequence[Group], shift: float = 0.0, sign: str = "") -> list[str]:
-    """The paper's mean for each group, minus ``shift``."""
-    found = [g.paper_row and printed_average(*g.paper_row) for g in groups]
-    return [EMPTY if mean is None else f"{mean - shift:{sign}.1f}" for mean in found]
+def _names(table: pd.DataFrame) -> list[str]:
+    """The cells without the input they begin with."""
+    return [
+        cell.removeprefix(f"{rows['input'].iloc[0]}-") for cell, rows in by_cell(table).items()
+    ]
+
+
+def _first(table: pd.DataFrame) -> pd.DataFrame:
+    """A run of each cell, for what does not depend on the seed."""
+    return table.loc[~table.index.get_level_values("cell").duplicated()]
+
+
+def _printed(table: pd.DataFrame, shift: float = 0.0, sign: str = "") -> list[str]:
+    """The paper's mean for each cell, minus ``shift``."""
+    means = [paper and printed_average(*paper) for paper in _first(table)["paper"]]
+    return [EMPTY if mean is None else f"{mean - shift:{sign}.1f}" for mean in means]
 
 
 # ---- the tables ----
 
 
-def repeated_mlm(groups: Sequence[Group]) -> list[str]:
+def repeated_mlm(table: pd.DataFrame) -> list[str]:
     """Matrices of p and k as in Figures 3, 4, 5 and 9, and statistics of them."""
-    cells = [(g.first.mask_ratio, g.first.num_copies) for g in groups]
-    shares = {cell: f"{100 * lost_share(*cell):.4g}" for cell in cells}
+    dials = _first(table)[["masking.mask_ratio", "masking.num_copies"]]
+    shares = {(p, k): f"{100 * lost_share(p, k):.4g}" for _, (p, k) in dials.iterrows()}
+    shares = {(p, int(k)): text for (p, k), text in shares.items()}
     lines = ["Lost share of tokens, % (Figure 4)", "", *_matrix(shares)]
     for metric, (title, digits, place) in MATRICES.items():
         numbers = printed_grid(*place) if place else {}
         texts = {
-            cell: summary.scaled(_factor(metric)).shown(digits)
+            cell: shown(_factor(metric) * values, digits)
             + (f" ({numbers[cell]:.{digits}f})" if cell in numbers else "")
-            for cell, summary in summaries(groups, metric).items()
+            for cell, values in grid(table, metric).items()
         }
         if texts:
             lines += [title, "", *_matrix(texts)]
@@ -135,94 +143,101 @@ def repeated_mlm(groups: Sequence[Group]) -> list[str]:
         ("read_structure", "Structure read", "shares of the variance"),
         ("entropy_bits", "Entropy", "bits"),
     ):
-        if summaries(groups, metric):
-            lines += [f"{title}, changes in {unit}", "", *statistics_table(groups, metric)]
+        if len(measured(table, metric)):
+            lines += [f"{title}, changes in {unit}", "", *statistics_table(table, metric)]
     return lines
 
 
-def statistics_table(groups: Sequence[Group], metric: str) -> list[str]:
+def statistics_table(table: pd.DataFrame, metric: str) -> list[str]:
     """Each statistic over the seeds, of the means over seeds, and of the paper's numbers."""
-    of_seeds = grids_by_seed(groups, metric)
-    grids = {"ours, mean of seeds": {c: s.mean for c, s in summaries(groups, metric).items()}}
-    grids |= {name: printed_grid(*place) for name, place in PAPER_GRIDS.get(metric, {}).items()}
-    seeds = [over_seeds(statistic.of, of_seeds) for statistic in STATISTICS.values()]
+    ours = grid(table, metric)
+    num_seeds = len(ours.dropna())
     columns = {
         "": [statistic.title for statistic in STATISTICS.values()],
-        f"ours, {len(of_seeds)} seed{'s' * (len(of_seeds) != 1)}": [
-            found.shown(2, "+") if found else EMPTY for found in seeds
+        f"ours, {num_seeds} seed{'s' * (num_seeds != 1)}": [
+            shown(over_seeds(statistic.of, ours), 2, "+") for statistic in STATISTICS.values()
         ],
     }
-    for name, grid in grids.items():
-        numbers = [statistic.of(grid) for statistic in STATISTICS.values()]
+    grids = {"ours, mean of seeds": dict(ours.mean())}
+    grids |= {name: printed_grid(*place) for name, place in PAPER_GRIDS.get(metric, {}).items()}
+    for name, one in grids.items():
+        numbers = [statistic.of(one) for statistic in STATISTICS.values()]
         columns[name] = [
             EMPTY if math.isnan(number) else f"{number:+.2f}" for number in numbers
         ]
     return _table(columns)
 
 
-def ablations(groups: Sequence[Group]) -> list[str]:
+def ablations(table: pd.DataFrame) -> list[str]:
     """Tables 2 and 13: each variant, and its paired difference to ExLM."""
+    cells = by_cell(table)
     columns = {
-        "variant": [group.name for group in groups],
-        "steps": [f"{group.first.data['config']['train']['steps']:,}" for group in groups],
+        "variant": _names(table),
+        "steps": [f"{steps:,}" for steps in _first(table)["train.steps"]],
     }
     columns |= _known(
-        groups, downstream=1, probe_accuracy=1, bits_per_row=2, captured_bits=2, linked_bits=3,
+        table, downstream=1, probe_accuracy=1, bits_per_row=2, captured_bits=2, linked_bits=3,
         bits_per_mask=3, entropy_bits=2,
     )  # fmt: skip
-    base = next((group for group in groups if group.name == "exlm"), None)
+    base = next((c for c, n in zip(cells, _names(table), strict=True) if n == "exlm"), None)
     for metric, title in (
         (DOWNSTREAM, "points to ExLM"),
         (PROBE, "probe, points to ExLM"),
         ("captured_bits", "captured bits to ExLM"),
     ):
-        if base and base.summary(metric):
-            columns[title] = [_difference(group, base, metric) for group in groups]
+        if base and len(by_seed(table, base, metric)):
+            columns[title] = [_difference(table, cell, base, metric) for cell in cells]
     exlm = printed_average("Table 2", "ExLM")
     assert exlm is not None
-    columns["paper's mean, %"] = _printed(groups)
-    columns["paper's points to ExLM"] = _printed(groups, exlm, "+")
+    columns["paper's mean, %"] = _printed(table)
+    columns["paper's points to ExLM"] = _printed(table, exlm, "+")
     notes = [
         "Differences to ExLM: mean over seeds ± its standard error, equal seeds compared.",
         "",
     ]
-    floor, joint = (groups[0].summary(f"{name}_bits_per_row") for name in ("floor", "joint"))
-    if floor and joint:
+    first = next(iter(cells.values()))
+    floor, joint = (measured(first, f"{end}_bits_per_row").mean() for end in ("floor", "joint"))
+    if not (math.isnan(floor) or math.isnan(joint)):
         notes += [
-            f"Exact bits per row: joint entropy {joint.mean:.3f}, floor of MLM {floor.mean:.3f}; "
+            f"Exact bits per row: joint entropy {joint:.3f}, floor of MLM {floor:.3f}; "
             "captured bits are counted from the floor and are negative above it.",
             "",
         ]
     return [*_table(columns), *notes]
 
 
-def _difference(group: Group, base: Group, metric: str) -> str:
-    """A paired difference with the standard error of its mean."""
-    found = paired_difference(group.by_seed(metric), base.by_seed(metric))
-    if group is base or found is None:
+def _difference(table: pd.DataFrame, cell: str, base: str, metric: str) -> str:
+    """A difference of two cells, paired by seed, with the standard error of its mean.
+
+    Equal seeds have the same data order and, where the models agree, the same initial weights, so
+    much of the noise cancels.
+    """
+    points = (by_seed(table, cell, metric) - by_seed(table, base, metric)).dropna()
+    if cell == base or points.empty:
         return EMPTY
-    found = found.scaled(_factor(metric))
-    error = found.standard_error
-    return f"{found.mean:+.2f}" + ("" if error is None else f" ± {error:.2f}")
+    points *= _factor(metric)
+    return f"{points.mean():+.2f}" + (f" ± {points.sem():.2f}" if len(points) > 1 else "")
 
 
-def saddle(groups: Sequence[Group]) -> list[str]:
+def saddle(table: pd.DataFrame) -> list[str]:
     """How many seeds of each cell left the floor, when, and where they ended."""
-    totals = [group.summary("total_correlation_bits") for group in groups]
+    cells = by_cell(table).values()
+    totals = [measured(cell, "total_correlation_bits") for cell in cells]
     columns = {
-        "cell": [group.name for group in groups],
-        "total correlation": [f"{total.mean:.2f}" if total else EMPTY for total in totals],
+        "cell": _names(table),
+        "total correlation": [f"{t.mean():.2f}" if len(t) else EMPTY for t in totals],
         "left the floor": [],
         "first step below it": [],
     }
-    for group in groups:
-        known = [leave.step for record in group.records if (leave := leaving(record))]
-        left = sorted(step for step in known if step is not None)
+    for cell in cells:
+        steps = [leaving(run) for _, run in cell.iterrows()]
+        known = [step for step in steps if step is not None]
+        left = sorted(int(step) for step in known if math.isfinite(step))
         columns["left the floor"].append(f"{len(left)} of {len(known)}" if known else EMPTY)
         ends = dict.fromkeys((*left[:1], *left[-1:]))
         columns["first step below it"].append(" to ".join(map(str, ends)) or EMPTY)
     columns |= _known(
-        groups, bits_per_row=3, captured_bits=3, bits_per_mask=3, probe_accuracy=1, downstream=1
+        table, bits_per_row=3, captured_bits=3, bits_per_mask=3, probe_accuracy=1, downstream=1
     )
     note = (
         f"A run has left the floor of MLM when it is {LEFT_BY:.2g} bits or {LEFT_SHARE:.0%} of the "
@@ -231,38 +246,41 @@ def saddle(groups: Sequence[Group]) -> list[str]:
     return [*_table(columns), note, ""]
 
 
-def cost(groups: Sequence[Group]) -> list[str]:
+def cost(table: pd.DataFrame) -> list[str]:
     """Table 12: the cost of a step of ExLM relative to MLM, measured and counted."""
+    first = _first(table)
     columns = {
-        "cell": [group.name for group in groups],
-        "k": [str(group.first.states_per_mask) for group in groups],
-        **_measured(groups, cost_ratio=2, cost_ratio_floor=2),
+        "cell": _names(table),
+        "k": [str(k) for k in first["model.states_per_mask"]],
+        **_measured(table, cost_ratio=2, cost_ratio_floor=2),
     }
     columns["paper (k = 4, p = 15%)"] = [
-        f"{cost_ratio():.2f}" if group.paper_row else EMPTY for group in groups
+        f"{cost_ratio():.2f}" if paper else EMPTY for paper in first["paper"]
     ]
     return _table(columns)
 
 
-def k_and_p(groups: Sequence[Group]) -> list[str]:
+def k_and_p(table: pd.DataFrame) -> list[str]:
     """Table 4, with the entropy of Figure 12, for which the paper prints no numbers."""
-    first = [group.first for group in groups]
+    first = _first(table)
     columns = {
-        "p": [f"{record.mask_ratio:.1%}" for record in first],
+        "p": [f"{p:.1%}" for p in first["masking.mask_ratio"]],
         "model": [
-            f"ExLM k={record.states_per_mask}" if record.objective == "exlm" else "MLM"
-            for record in first
+            f"ExLM k={k}" if objective == "exlm" else "MLM"
+            for k, objective in zip(
+                first["model.states_per_mask"], first["objective"], strict=True
+            )
         ],
-        **_measured(groups, downstream=1),
-        "paper's mean, %": _printed(groups),
+        **_measured(table, downstream=1),
+        "paper's mean, %": _printed(table),
     }
     columns |= _measured(
-        groups, probe_accuracy=1, entropy_bits=3, bits_per_mask=3, excess_bits=3
+        table, probe_accuracy=1, entropy_bits=3, bits_per_mask=3, excess_bits=3
     )
     return _table(columns)
 
 
-TABLES: dict[str, Callable[[Sequence[Group]], list[str]]] = {
+TABLES: dict[str, Callable[[pd.DataFrame], list[str]]] = {
     "repeated-mlm": repeated_mlm,
     "ablations": ablations,
     "saddle": saddle,
@@ -278,65 +296,46 @@ SHOWN_MISSING = 6
 """Most missing records that are named; of further ones only the number is given."""
 
 
-def read_sweep(name: str, directory: Path) -> list[Record]:
-    """The records of a sweep.
-
-    Raises:
-        UserError: if there is none yet, or one is damaged.
-    """
-    if records := read_records(name, directory):
-        return records
-    raise UserError(f"{directory / name} holds no record; run the sweep first")
-
-
 def report(name: str, directory: Path) -> str:
     """The report of a sweep as Markdown.
 
     Args:
         name: of the sweep.
-        directory: that holds the folders of all sweeps.
+        directory: that holds the records of all sweeps.
 
     Raises:
         UserError: if the sweep is unknown, a record is damaged, or there is none yet.
     """
-    cells = cells_of(name)
-    records = read_sweep(name, directory)
+    cells, table = experiment(name).cells, runs(name, directory)
+    if table.empty:
+        raise UserError(f"{directory / name} holds no record; run the sweep first")
     lines = [f"# {name}", ""]
-    for kind, groups in by_input(records, cells).items():
-        lines += [f"## Input: {kind}", "", *TABLES[name](groups)]
-    return "\n".join([*lines, *missing(records, cells), made_with(records)])
+    for kind, of_input in in_order(table, cells).groupby("input", sort=False):
+        lines += [f"## Input: {kind}", "", *TABLES[name](of_input)]
+    return "\n".join([*lines, *missing(table, cells), made_with(table)])
 
 
-def by_input(records: Sequence[Record], cells: Sequence[Cell]) -> dict[str, list[Group]]:
-    """Groups by input, in the order of the cells; groups of unknown cells come last."""
-    order = [cell.name for cell in cells]
-    found: dict[str, list[Group]] = {cell.input: [] for cell in cells}
-    for group in grouped(records).values():
-        found.setdefault(group.input, []).append(group)
-    for groups in found.values():
-        groups.sort(key=lambda g: order.index(g.cell) if g.cell in order else len(order))
-    return {kind: groups for kind, groups in found.items() if groups}
+def in_order(table: pd.DataFrame, cells: Sequence[Cell]) -> pd.DataFrame:
+    """The runs in the order of the cells; those of unknown cells come last."""
+    order = {cell.name: number for number, cell in enumerate(cells)}
+    return table.loc[sorted(table.index, key=lambda key: (order.get(key[0], len(order)), key))]
 
 
-def missing(records: Sequence[Record], cells: Sequence[Cell]) -> list[str]:
+def missing(table: pd.DataFrame, cells: Sequence[Cell]) -> list[str]:
     """One line about missing records; empty if there are none."""
-    asked = [(cell.name, seed) for cell in cells for seed in cell.seeds]
-    known = {(record.cell, record.seed) for record in records}
-    gone = [f"{name} seed {seed}" for name, seed in asked if (name, seed) not in known]
+    planned = [(cell.name, seed) for cell in cells for seed in cell.seeds]
+    gone = [f"{name} seed {seed}" for name, seed in planned if (name, seed) not in table.index]
     if not gone:
         return []
     more = len(gone) - SHOWN_MISSING
-    shown = ", ".join(gone[:SHOWN_MISSING]) + (f" and {more} more" if more > 0 else "")
-    return [f"{len(gone)} of {len(asked)} records missing: {shown}.", ""]
+    names = ", ".join(gone[:SHOWN_MISSING]) + (f" and {more} more" if more > 0 else "")
+    return [f"{len(gone)} of {len(planned)} records missing: {names}.", ""]
 
 
-def made_with(records: Sequence[Record]) -> str:
+def made_with(table: pd.DataFrame) -> str:
     """Devices, commits and total time of all records, in one line."""
-    versions = [record.data["versions"] for record in records]
-    devices = sorted({str(found.get("device")) for found in versions})
-    commits = sorted({str(found.get("commit"))[:7] for found in versions})
-    seconds = sum(sum((record.data.get("seconds") or {}).values()) for record in records)
+    devices, commits = sorted(set(table["device"])), sorted(set(table["commit"].str[:7]))
     return (
-        f"{len(records)} records, made on {', '.join(devices)} at commit {', '.join(commits)} in "
-        f"{seconds / 60:,.0f} minutes."
+        f"{len(table)} records, made on {', '.join(devices)} at commit {', '.join(commits)} in "
+        f"{table['seconds'].sum() / 60:,.0f} minutes."
     )

@@ -1,18 +1,30 @@
-"""What the records of the study say: each claim with its evidence, by the rules of the plan."""
+"""What the records say of each claim, by the rules of the plan."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from exlm_lab.downstream.results import markdown_table
-from exlm_lab.experiments.cells import Claim
-from exlm_lab.experiments.records import LEFT_BY, Group, Record, grouped, read_records, since
-from exlm_lab.experiments.study import EXPERIMENTS
-from exlm_mini.config.recipes import run_config_from_dict
+from exlm_lab.experiments.catalogue import EXPERIMENTS, planned
+from exlm_lab.experiments.cells import Claim, Experiment
+from exlm_lab.experiments.correlations import over_seeds
+from exlm_lab.experiments.records import (
+    LEFT_BY,
+    by_cell,
+    by_seed,
+    grid,
+    measured,
+    runs,
+    shown,
+    since,
+)
 
 LEVEL = 0.05
 """Of the family of all primary claims (Holm), and of every interval."""
@@ -21,6 +33,7 @@ BEST = {"bits_per_row": "joint_bits_per_row"}
 """What a perfect model has of a metric, where records hold it."""
 AIDS = ("no aids", "chains alone", "clone vectors alone", "both aids")
 """By whether there are fixed chains, plus twice whether clones have vectors."""
+AIDS_BY = ["train.chain_warmup", "model.clone_embedding_std"]
 
 
 class Verdict(NamedTuple):
@@ -39,6 +52,8 @@ class Verdict(NamedTuple):
     """The lowest difference there can be, if known: what a perfect model would make."""
     aids: str = ""
     """Aids against the symmetric start in each ExLM of the contrast; empty if there is none."""
+    origin: str = ""
+    """planned, with "primary" in the family of its plan; sweep; unplanned."""
 
     @property
     def mean(self) -> float | None:
@@ -78,10 +93,15 @@ class Verdict(NamedTuple):
         return ("for" if is_for else "against") + TOO_SMALL * is_small
 
     @property
-    def told(self) -> str:
+    def word_so_far(self) -> str:
         """The same; "so far" as long as planned seeds are missing."""
         is_begun = 0 < len(self.differences) < self.planned
         return self.word + ", so far" * is_begun
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the claim stood in a plan."""
+        return self.origin.startswith("planned")
 
     @property
     def seeds(self) -> str:
@@ -141,47 +161,51 @@ def p_value(differences: Sequence[float]) -> float | None:
 
 
 def differences(
-    claim: Claim, groups: Mapping[str, Group], metric: str | None = None
+    claim: Claim, table: pd.DataFrame, metric: str | None = None
 ) -> tuple[float, ...]:
-    """The contrast of a claim in every seed that has both numbers.
+    """The contrast of a claim in every seed that has all its numbers.
 
     Args:
         claim: says which cells, or metrics of a run, are compared.
-        groups: by cell.
+        table: of ``records.runs``.
         metric: of the cells compared with the base; the claim's where there is none.
     """
+    if claim.statistic is not None:
+        toy = table[table["input"] == "toy"]
+        return tuple(over_seeds(claim.statistic, grid(toy, claim.metric)))
+    cells = set(table.index.get_level_values("cell"))
     weights = claim.weights or {claim.cell: 1.0}
-    if not weights.keys() <= groups.keys():
+    if not weights.keys() <= cells:
         return ()
-    terms = [(w, groups[name].by_seed(metric or claim.metric)) for name, w in weights.items()]
-    if claim.base is not None and claim.base in groups:
-        terms.append((-1.0, groups[claim.base].by_seed(claim.metric)))
-    elif claim.base is not None:
-        terms.append((-1.0, groups[claim.cell].by_seed(claim.base)))
-    seeds = set.intersection(*(set(values) for _, values in terms))
-    return tuple(sum(w * values[seed] for w, values in terms) for seed in sorted(seeds))
+    terms = [w * by_seed(table, cell, metric or claim.metric) for cell, w in weights.items()]
+    if claim.base is not None:
+        is_cell = claim.base in cells
+        base = (claim.base, claim.metric) if is_cell else (claim.cell, claim.base)
+        terms.append(-by_seed(table, *base))
+    return tuple(reduce(pd.Series.add, terms).dropna())
 
 
-def judge(
-    claim: Claim,
-    groups: Mapping[str, Group],
-    planned: int,
-    found: Sequence[float] | None = None,
-) -> Verdict:
-    """A claim with its evidence, its p-value not corrected.
+def judge(claim: Claim, experiment: Experiment, table: pd.DataFrame) -> Verdict:
+    """A claim of an experiment with its evidence, its p-value not corrected."""
+    contrast = differences(claim, table)
+    p = p_value(contrast)
+    cells = [
+        cell
+        for cell in experiment.cells
+        if (cell.input == "toy" if claim.statistic else cell.name in claim.cells)
+    ]
+    if experiment.plan is None:
+        origin = "sweep"
+    elif not claim.is_planned:
+        origin = "unplanned"
+    else:
+        origin = "planned" + ", primary" * claim.is_primary
+    num_seeds = len({seed for cell in cells for seed in cell.seeds})
+    limit, aids = _limit(claim, table), _aids(claim, table)
+    return Verdict(claim, contrast, num_seeds, p, p, limit, aids, origin)
 
-    Args:
-        claim: says which cells are compared.
-        groups: by cell.
-        planned: seeds of the plan.
-        found: a number for each seed, in place of a contrast of cells.
-    """
-    found = differences(claim, groups) if found is None else tuple(found)
-    p = p_value(found)
-    return Verdict(claim, found, planned, p, p, _limit(claim, groups), _aids(claim, groups))
 
-
-def _limit(claim: Claim, groups: Mapping[str, Group]) -> float | None:
+def _limit(claim: Claim, table: pd.DataFrame) -> float | None:
     """What a perfect model would differ by, at the far end of its own interval.
 
     That end, because the base is known only as well as its runs scatter; an exact floor does not.
@@ -189,49 +213,52 @@ def _limit(claim: Claim, groups: Mapping[str, Group]) -> float | None:
     """
     if claim.sign > 0 or claim.weights or claim.metric not in BEST:
         return None
-    perfect = differences(claim, groups, BEST[claim.metric])
+    perfect = differences(claim, table, BEST[claim.metric])
     half = half_width(perfect)
     return None if half is None else sum(perfect) / len(perfect) - half
 
 
-def _aids(claim: Claim, groups: Mapping[str, Group]) -> str:
-    cells = [*(claim.weights or (claim.cell,)), claim.base]
-    records = [groups[cell].first for cell in cells if cell in groups]
-    configs = [run_config_from_dict(r.data["config"]) for r in records if r.objective == "exlm"]
-    each = [
-        AIDS[(c.train.chain_warmup > 0) + 2 * (c.model.clone_embedding_std > 0)]
-        for c in configs
-    ]
-    return " against ".join(dict.fromkeys(each))
+def _aids(claim: Claim, table: pd.DataFrame) -> str:
+    is_exlm = (table["objective"] == "exlm") & table.index.isin(claim.cells, level="cell")
+    # A setting that a record lacks was at its default, none.
+    aids = table.reindex(columns=AIDS_BY, fill_value=0.0)[is_exlm] > 0
+    each = {
+        cell: AIDS[has_chains + 2 * has_vectors]
+        for (cell, _), has_chains, has_vectors in aids.itertuples()
+    }
+    return " against ".join(dict.fromkeys(each[cell] for cell in claim.cells if cell in each))
 
 
-def fell_short(record: Record) -> bool:
-    """Whether a run was to train until a watched metric was low enough, and never was there."""
-    levels = {n: most for n, most in record.data.get("watched", {}).items() if most is not None}
-    last = record.data["curve"][-1] if levels else {}
-    return bool(levels) and all(last[name] > most for name, most in levels.items())
+def fell_short(table: pd.DataFrame) -> pd.Series:
+    """Whether runs were to train until a watched metric was low enough, and never were there."""
+
+    def is_short(watched: Mapping[str, float | None], curve: Sequence[Mapping]) -> bool:
+        levels = {name: most for name, most in watched.items() if most is not None}
+        last = curve[-1] if curve else {}
+        return bool(levels) and all(last.get(n, math.inf) > most for n, most in levels.items())
+
+    short = [is_short(*run) for run in zip(table["watched"], table["curve"], strict=True)]
+    return pd.Series(short, table.index, dtype=bool)
 
 
 def verdicts(directory: Path) -> dict[str, list[Verdict]]:
     """Every claim with its evidence, by experiment.
 
     Args:
-        directory: of the study's records.
+        directory: of the records of all experiments.
 
     Raises:
         UserError: if a record is damaged.
     """
-    found: dict[str, list[Verdict]] = {}
-    for experiment in EXPERIMENTS.values():
-        records = read_records(experiment.name, directory)
-        there = [record for record in records if not fell_short(record)]
-        groups = {group.cell: group for group in grouped(there).values()}
-        planned = max(len(cell.seeds) for cell in experiment.cells)
-        found[experiment.name] = [judge(claim, groups, planned) for claim in experiment.claims]
+    judged: dict[str, list[Verdict]] = {}
     families: dict[str, list[Verdict]] = {}
-    for name, several in found.items():
-        family = families.setdefault(EXPERIMENTS[name].plan, [])
-        family += [verdict for verdict in several if verdict.claim.is_primary]
+    for name, experiment in EXPERIMENTS.items():
+        table = runs(name, directory)
+        table = table[~fell_short(table)]
+        judged[name] = [judge(claim, experiment, table) for claim in experiment.claims]
+        if experiment.plan:
+            primary = [verdict for verdict in judged[name] if verdict.claim.is_primary]
+            families.setdefault(experiment.plan, []).extend(primary)
     by_claim: dict[int, float | None] = {}
     for family in families.values():
         # Claims without numbers yet count: the family is that of the plan.
@@ -240,23 +267,27 @@ def verdicts(directory: Path) -> dict[str, list[Verdict]]:
             by_claim[id(v)] = None if v.p_value is None else p
     return {
         name: [v._replace(adjusted=by_claim.get(id(v), v.adjusted)) for v in several]
-        for name, several in found.items()
+        for name, several in judged.items()
     }
 
 
 def report(directory: Path) -> str:
-    """All claims as Markdown: contrast, interval, verdict, and how much of the plan is done."""
+    """All planned claims as Markdown: contrast, interval, verdict, how much of the plan is done."""
     lines = []
-    for name, several in verdicts(directory).items():
-        lines += [f"## {name}: {EXPERIMENTS[name].about}", ""]
+    every = verdicts(directory)
+    for experiment in planned():
+        name = experiment.name
+        lines += [f"## {name}: {experiment.about}", ""]
         header = ("claim", "difference", "p", "verdict", "seeds", "contrast")
-        lines += [*markdown_table([header, *map(_row, several)]), ""]
-        records = read_records(name, directory)
-        if name == "escape" and records:
-            lines += [*markdown_table(escapes(list(grouped(records).values()))), ""]
-        if short := list(filter(fell_short, records)):
-            told = ", ".join(f"{record.cell} seed {record.seed}" for record in short)
-            lines += [f"Never as good as the plan asks, and in no number: {told}.", ""]
+        rows = [_row(verdict) for verdict in every[name] if verdict.claim.is_planned]
+        lines += [*markdown_table([header, *rows]), ""]
+        table = runs(name, directory)
+        if name == "escape" and len(table):
+            lines += [*markdown_table(escapes(table)), ""]
+        short = fell_short(table)
+        if short.any():
+            names = ", ".join(f"{cell} seed {seed}" for cell, seed in table.index[short])
+            lines += [f"Never as good as the plan asks, and in no number: {names}.", ""]
     lines.append("\\* primary: p by Holm's correction over all primary claims of its plan.")
     lines.append(
         "For: as claimed, p < 0.05. Against: the other sign with p < 0.05, or the interval leaves "
@@ -273,33 +304,33 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
         claim.text + r" \*" * claim.is_primary,
         verdict.shown(3),
         "–" if p is None else f"{p:.2g}",
-        verdict.told,
+        verdict.word_so_far,
         verdict.seeds,
         f"{claim.metric}: {claim.cell}" + (f" − {claim.base}" if claim.base else ""),
     )
 
 
-def escapes(groups: Sequence[Group]) -> list[tuple[str, ...]]:
-    """A table: from which step on each seed of a cell is below the frequencies, and links win.
+def escapes(table: pd.DataFrame) -> list[tuple[str, ...]]:
+    """From which step on each seed of a cell is below the frequencies, and links win.
 
     Below the frequencies is by 0.1 bits per lost token, and links win from 0.1 bits per row on.
     """
     rows: list[tuple[str, ...]] = [
         ("cell", "below the frequencies from", "links win from", "specialisation")
     ]
-    for group in groups:
+    for cell, of_cell in by_cell(table).items():
         below, linked = [], []
-        for record in group.records:
-            points = record.data["curve"]
+        for points in of_cell["curve"]:
             below.append(since((p["step"], _is_below(p)) for p in points))
             linked.append(
                 since((p["step"], p.get("dependence_bits", 0.0) >= LEFT_BY) for p in points)
             )
-        special = group.summary("specialisation_bits")
         steps = (", ".join(str(s or "never") for s in several) for several in (below, linked))
-        rows.append((group.cell, *steps, special.shown(3) if special else "–"))
+        rows.append((cell, *steps, shown(measured(of_cell, "specialisation_bits"), 3)))
     return rows
 
 
 def _is_below(point: Mapping[str, float]) -> bool:
-    return point["bits_per_mask"] < point["frequency_bits"] - LEFT_BY
+    # A record of other metrics is below nothing.
+    bits, frequency = (point.get(n, math.nan) for n in ("bits_per_mask", "frequency_bits"))
+    return bits < frequency - LEFT_BY
