@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from exlm_mini.config import ModelConfig, SpecialIds
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.model.encoder import initialise
+from exlm_mini.model.encoder import Encoder, initialise
 from exlm_mini.model.objectives import log_likelihood, mlm_loss, states_alignment_loss
 
 PAD, BOS, EOS, UNK, SEP, MASK = SPECIAL = SpecialIds()
@@ -30,6 +30,19 @@ def make_model(
     model = kind(ModelConfig(**{**SMALL, **changes}), vocab_size).double()
     initialise(model, std)
     return model
+
+
+def make_encoder(**changes) -> Encoder:
+    """In float64; biases and norms, which start at 0 and 1, matter too."""
+    torch.manual_seed(0)
+    encoder = Encoder(ModelConfig(**{**SMALL, **changes}), V, PAD).double()
+    initialise(encoder, 0.3)
+    for module in encoder.modules():
+        if isinstance(module, nn.Linear | nn.LayerNorm):
+            nn.init.normal_(module.bias, std=0.3)
+        if isinstance(module, nn.LayerNorm):
+            nn.init.normal_(module.weight, mean=1.0, std=0.3)
+    return encoder.eval()
 
 
 def masked_rows(*rows: list[int], pad_to: int = 0) -> MaskedBatch:

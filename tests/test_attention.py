@@ -13,22 +13,20 @@ from hypothesis import strategies as st
 from small_models import (
     BOS,
     EOS,
-    SMALL,
     V,
     assert_all_same,
     assert_same,
     drawn,
     gradients,
+    make_encoder,
     make_model,
     masked_rows,
 )
 from torch import Tensor
 from torch.nn import functional as F
 
-from exlm_mini.config import ModelConfig
 from exlm_mini.model import attention
 from exlm_mini.model.attention import PackedRows, attend, packed_rows
-from exlm_mini.model.encoder import Encoder, initialise
 from exlm_mini.model.objectives import log_likelihood, states_alignment_loss
 
 lengths_of_rows = st.lists(st.integers(1, 9), min_size=1, max_size=6)
@@ -185,14 +183,6 @@ def test_a_cpu_attends_in_float32_to_what_is_bfloat16(is_packed):
 # ---- the encoder and the models ----
 
 
-def make_encoder(way: str, rope: str = "2d") -> Encoder:
-    """Of weights that do not depend on the way, large enough for all to matter."""
-    torch.manual_seed(0)
-    encoder = Encoder(ModelConfig(**SMALL, rope=rope, attention=way), V, pad=0).double()
-    initialise(encoder, 0.3)
-    return encoder
-
-
 def random_rows(is_real_BT: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Inputs of the encoder with any positions and clones."""
     rng = torch.Generator().manual_seed(seed)
@@ -209,7 +199,7 @@ def test_a_packed_encoder_equals_a_padded_one(rope, lengths, spare, seed):
     is_real_BT = real_tokens(lengths, max(lengths) + spare)
     results = []
     for way in ("padded", "packed"):
-        encoder = make_encoder(way, rope)
+        encoder = make_encoder(attention=way, rope=rope)
         hidden_BTD = encoder(*random_rows(is_real_BT, seed))
         grads = gradients(hidden_BTD * is_real_BT.unsqueeze(2), [*encoder.parameters()])
         results.append([hidden_BTD[is_real_BT], *grads])
@@ -219,7 +209,7 @@ def test_a_packed_encoder_equals_a_padded_one(rope, lengths, spare, seed):
 def test_packed_layers_see_no_padding():
     inputs, widths = random_rows(real_tokens([9, 2, 5]), seed=0), []
     for way in ("padded", "packed"):
-        encoder = make_encoder(way)
+        encoder = make_encoder(attention=way)
         encoder.layers[0].ffn_in.register_forward_hook(
             lambda module, x, y: widths.append(y.shape[:2].numel())
         )

@@ -9,30 +9,13 @@ import math
 
 import pytest
 import torch
+from small_models import PAD, assert_same, make_encoder
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from exlm_mini.config import ModelConfig
 from exlm_mini.model.encoder import Encoder, SelfAttention, initialise
 from exlm_mini.model.rope import Rotation, rotate, rotation_1d, rotation_2d
-
-VOCAB_SIZE, PAD = 20, 0
-SMALL = ModelConfig(
-    num_layers=2, width=16, ffn_width=24, num_heads=2, dropout=0.0, attention_dropout=0.0
-)
-
-
-def make_encoder(std: float = 0.3, seed: int = 0, **changes) -> Encoder:
-    """A float64 encoder whose weights are large enough for everything to matter."""
-    torch.manual_seed(seed)
-    encoder = Encoder(ModelConfig(**{**vars(SMALL), **changes}), VOCAB_SIZE, PAD).double()
-    initialise(encoder, std)
-    for module in encoder.modules():  # biases and norms, which start at 0 and 1, matter too
-        if isinstance(module, nn.Linear | nn.LayerNorm):
-            nn.init.normal_(module.bias, std=std)
-        if isinstance(module, nn.LayerNorm):
-            nn.init.normal_(module.weight, mean=1.0, std=std)
-    return encoder.eval()
 
 
 def make_batch() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -81,14 +64,12 @@ def encoder_by_hand(
     return encoder.final_norm(x_BTD)
 
 
-def assert_same(ours: Tensor, theirs: Tensor) -> None:
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
-
-
 @pytest.mark.parametrize("rope", ["2d", "1d"])
 def test_encoder_equals_its_formula(rope):
+    """Whatever the padding holds."""
     encoder = make_encoder(rope=rope)
-    token_ids_BT, position_BT, clone_BT, is_real_BT = make_batch()
+    *inputs, is_real_BT = make_batch()
+    token_ids_BT, position_BT, clone_BT = (x.masked_fill(~is_real_BT, 9) for x in inputs)
     ours_BTD = encoder(token_ids_BT, position_BT, clone_BT, is_real_BT)
     if rope == "2d":
         rotation = rotation_2d(position_BT, clone_BT, encoder.head_dim, torch.float64)
@@ -96,6 +77,9 @@ def test_encoder_equals_its_formula(rope):
         rotation = rotation_1d(torch.arange(7).expand(3, 7), encoder.head_dim, torch.float64)
     expected_BTD = encoder_by_hand(encoder, token_ids_BT, rotation, is_real_BT)
     assert_same(ours_BTD[is_real_BT], expected_BTD[is_real_BT])
+    for b, length in enumerate(is_real_BT.sum(1).tolist()):  # a row alone
+        alone_1TD = encoder(*(t[b : b + 1, :length] for t in make_batch()))
+        assert_same(ours_BTD[b, :length], alone_1TD[0])
 
 
 @pytest.mark.parametrize(
@@ -128,18 +112,6 @@ def test_layers_below_the_expansion_see_the_row_and_clones_begin_alike(
         for layer in encoder.layers[expand_at:]:
             x_1TD = layer(x_1TD, rotation(position_1T, clone_1T), None)
         assert_same(hidden_BTD[b, is_real_T], encoder.final_norm(x_1TD)[0])
-
-
-def test_padding_changes_nothing():
-    encoder = make_encoder()
-    inputs = make_batch()
-    hidden_BTD = encoder(*inputs)
-    for b, length in enumerate(inputs[-1].sum(1).tolist()):
-        alone_1TD = encoder(*(t[b : b + 1, :length] for t in inputs))
-        assert_same(hidden_BTD[b, :length], alone_1TD[0])
-    # Whatever the padding holds.
-    garbage = [t.masked_fill(~inputs[-1], 9) for t in inputs[:-1]]
-    assert_same(encoder(*garbage, inputs[-1])[inputs[-1]], hidden_BTD[inputs[-1]])
 
 
 SITES = {
