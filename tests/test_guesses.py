@@ -10,16 +10,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from small_models import BOS, EOS, SPECIAL, alone, masked_rows
 from torch import Tensor
 
-from exlm_mini.config import ModelConfig, SpecialIds
+from exlm_mini.config import ModelConfig
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.expansion import StateGraph
 from exlm_mini.model.guesses import guess_targets
 from exlm_mini.training.evaluation import Evaluation, row_bits_and_correct
 
-SPECIAL = SpecialIds()
 VOCAB_SIZE = len(SPECIAL) + 4
 CONFIG = ModelConfig(
     width=16, num_heads=2, ffn_width=16, max_positions=64, states_per_mask=3, init_std=0.5
@@ -35,18 +35,7 @@ MODELS = [
 
 def ragged_batch() -> MaskedBatch:
     """Rows with one, three and two masks, the second longer than the others."""
-    token_ids_BN = torch.tensor(
-        [
-            [SPECIAL.bos, 6, 7, SPECIAL.eos, SPECIAL.pad, SPECIAL.pad],
-            [SPECIAL.bos, 8, 9, 6, 7, SPECIAL.eos],
-            [SPECIAL.bos, 9, 9, 8, SPECIAL.eos, SPECIAL.pad],
-        ]
-    )
-    is_masked_BN = torch.zeros_like(token_ids_BN, dtype=torch.bool)
-    is_masked_BN[0, 2] = is_masked_BN[1, 1:4] = is_masked_BN[2, 1:4:2] = True
-    return MaskedBatch(
-        token_ids_BN.masked_fill(is_masked_BN, SPECIAL.mask), is_masked_BN, token_ids_BN
-    )
+    return masked_rows([BOS, 6, -7, EOS], [BOS, -8, -9, -6, 7, EOS], [BOS, -9, 9, -8, EOS])
 
 
 def make_model(kind, config: ModelConfig):
@@ -83,18 +72,12 @@ def guesses(model: ExLM, batch: MaskedBatch) -> list[list[int]]:
     return [scores.guess_ids_BM[b, 1 : 1 + count].tolist() for b, count in enumerate(counts)]
 
 
-def row_of(batch: MaskedBatch, b: int) -> MaskedBatch:
-    """One row without its padding."""
-    length = int((batch.token_ids_BN[b] != SPECIAL.pad).sum())
-    return MaskedBatch(*(x_BN[b : b + 1, :length] for x_BN in batch))
-
-
 @pytest.mark.parametrize("config", MODELS)
 def test_a_guess_is_the_likeliest_token_over_all_fillings_of_the_others(config):
     batch, model = ragged_batch(), make_model(ExLM, config)
     ours = guesses(model, batch)
     for b in range(3):
-        assert ours[b] == guesses_by_enumeration(model, row_of(batch, b))
+        assert ours[b] == guesses_by_enumeration(model, alone(batch, b))
 
 
 def test_guesses_are_made_only_when_asked_for_and_change_no_score():
