@@ -165,17 +165,6 @@ def test_log_emission_equals_a_gather_from_log_softmax(way):
     assert_all_same(gradients(ours_BML, inputs), theirs)
 
 
-def test_the_head_is_dense_gelu_norm_and_the_tied_embedding():
-    head = make_head({})
-    hidden_SD, embedding_VD = drawn(4, D), drawn(V, D, seed=1)
-    inner_SD = F.gelu(hidden_SD @ head.dense.weight.t() + head.dense.bias)
-    mean_S1, var_S1 = inner_SD.mean(1, keepdim=True), inner_SD.var(1, False, keepdim=True)
-    normed_SD = (inner_SD - mean_S1) / (var_S1 + head.norm.eps).sqrt()
-    normed_SD = normed_SD * head.norm.weight + head.norm.bias
-    expected_SV = normed_SD @ embedding_VD.t() + head.bias
-    assert_same(head.logits(hidden_SD, embedding_VD), expected_SV)
-
-
 @pytest.mark.parametrize("way", WAYS[:3])
 def test_bfloat16_autocast_is_as_exact_as_plain_pytorch(way):
     """Error at most twice that of plain PyTorch at the same precision, value and gradients."""

@@ -119,22 +119,6 @@ def test_gradients_are_finite_and_equal_finite_differences(transition, sparse, u
     assert torch.autograd.gradcheck(finite_entries, inputs, fast_mode=True)
 
 
-@pytest.mark.parametrize(("transition", "sparse", "use_position"), [LEARNED[0], LEARNED[3]])
-def test_autocast_leaves_the_softmax_in_float32(transition, sparse, use_position):
-    graph = make_graph()
-    state_BLD = make_states(graph).float()
-    module = make_module(transition, sparse, use_position).float()
-    exact_BLL = module(state_BLD, graph)
-    with torch.autocast("cpu", torch.bfloat16):
-        low_BLL = module(state_BLD, graph)
-    assert low_BLL.dtype == torch.float32
-    is_edge_BLL = edges(graph, sparse)
-    assert torch.equal(low_BLL != -torch.inf, is_edge_BLL)
-    assert 1e-6 < (low_BLL.exp() - exact_BLL.exp()).abs().max() < 0.05
-    total_BL = low_BLL.exp().sum(2)
-    assert (total_BL[is_edge_BLL.any(2)] - 1).abs().max() < 1e-5
-
-
 # ---- no dependencies, and chains ----
 
 
