@@ -214,10 +214,9 @@ def test_flat_graph_sums_to_a_stirling_number(backend, M, L, dtype):
     assert ours_1.item() == pytest.approx(expected, 1e-6 if dtype == FLOAT32 else 1e-11)
 
 
-@pytest.mark.parametrize("backend", JUDGED)
+@pytest.mark.parametrize("backend", ["naive", "vectorized", "scaled", "native"])
 def test_gradients_equal_finite_differences(backend):
-    is_slow = backend in ("naive", "fibers")
-    sizes = ([4, 2, 1], [5, 4, 1]) if is_slow else ([6, 2, 1], [12, 4, 1])
+    sizes = ([4, 2, 1], [5, 4, 1]) if backend == "naive" else ([6, 2, 1], [12, 4, 1])
     graph = random_graph(22, *sizes, density=0.9)
     is_edge_BLL = graph.log_transition_BLL != -torch.inf
 
