@@ -4,6 +4,7 @@ PYTHON ?= python3
 ARGS ?=
 WORKERS ?= 2
 PY := .venv/bin/python
+PYTEST = $(PY) -m pytest -n $(WORKERS) --timeout 1200
 REPOSITORY = $(shell sed -n 's/^Repository = "\(.*\)"/\1/p' pyproject.toml)
 # uv does not read pip's configuration: a mirror that is named there is handed on.
 MIRROR = $${UV_DEFAULT_INDEX:-$${PIP_INDEX_URL:-$$($(PY) -m pip config get global.index-url 2>/dev/null)}}
@@ -20,7 +21,7 @@ NVCC_PIN := $(shell sed -n s/^nvidia-cuda-nvcc==//p cuda/toolkit.txt)
 CACHE = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/exlm_mini
 TOOLKIT = $(CACHE)/cuda-$(NVCC_PIN)
 
-.PHONY: help setup pretrain doctor cuda book chapters test test-chapters test-slow test-reliability test-machines check format lock repository clean
+.PHONY: help setup pretrain doctor cuda book chapters test test-fast test-chapters test-slow test-reliability test-machines check format lock repository clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## /\1\t/p' Makefile | while IFS='	' read -r name text; do \
@@ -49,27 +50,30 @@ book: .venv/.ready ## build the book: book/_build/html/index.html
 chapters: .venv/.ready ## run the chapters and store their outputs; some of them: ARGS="03 05"
 	$(PY) book/chapters.py --run $(ARGS)
 
-test: check ## lint, fast tests and chapters; ARGS="-k rope": options for pytest, no chapters
-	$(PY) -m pytest -n $(WORKERS) -m "not slow and not gpu" $(ARGS)
+test: check test-fast ## lint, fast tests and chapters; ARGS="-k rope": options for pytest, no chapters
 	@test -n "$(ARGS)" || $(MAKE) --no-print-directory test-chapters
 
+test-fast: .venv/.ready ## the tests that take seconds
+	$(PYTEST) -m "not slow and not gpu" $(ARGS)
+
 test-chapters: .venv/.ready ## run the chapters and compare every stored output
-	$(PY) -m pytest -n $(WORKERS) --nbval chapters
+	$(PYTEST) --nbval chapters
 
 # pytest ends with 5 when it finds no test.
 test-slow: .venv/.ready ## the tests marked slow
-	$(PY) -m pytest -n $(WORKERS) -m "slow and not gpu" $(ARGS) || [ $$? -eq 5 ]
+	$(PYTEST) -m "slow and not gpu" $(ARGS) || [ $$? -eq 5 ]
 
 test-reliability: .venv/.ready ## what a run survives: kills, full disks, damaged files, changed settings
-	$(PY) -m pytest -n $(WORKERS) -m "reliability and not gpu" $(ARGS)
+	$(PYTEST) -m "reliability and not gpu" $(ARGS)
 
 test-machines: .venv/.ready ## chapters and trainings as on other processors, a table; hours; ARGS="--only avx2"
 	$(PY) tests/machines.py --workers $(WORKERS) $(ARGS)
 
-check: .venv/.ready ## lint, format and types; what `make test` begins with
+check: .venv/.ready ## lint, format, types and workflows; what `make test` begins with
 	$(PY) -m ruff check --quiet .
 	$(PY) -m ruff format --check --quiet .
 	$(PY) -m mypy
+	.venv/bin/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*
 
 format: .venv/.ready ## rewrite the sources in the house format
 	$(PY) -m ruff check --quiet --fix .

@@ -115,6 +115,17 @@ def test_every_command_a_document_names_exists():
             assert find_spec(module), module
 
 
+def test_workflows_run_phases_that_exist():
+    cases = re.findall(r"^ +(\w+)\)", (ROOT / ".ci" / "run").read_text(), re.M)
+    for file in (ROOT / ".github" / "workflows").iterdir():
+        for job in yaml.safe_load(file.read_text())["jobs"].values():
+            matrix = job.get("strategy", {}).get("matrix", {})
+            phases = [i["phases"] for i in matrix.get("include", ())] + matrix.get("phase", [])
+            phases += [s["run"] for s in job["steps"] if "run" in s]
+            names = re.sub(r"\.ci/run|\$\{\{.*?\}\}", "", " ".join(phases)).split()
+            assert names and set(names) <= {*cases, *makefile_targets()}, file
+
+
 def test_no_file_names_a_machine_path_or_a_registry():
     host = "|".join([r"pypi\.org", "python[h]osted", r"registry\.npm", r"deb\.debian\."])
     path = r"(?<![\w.])/(work|farm|opt|root|home/\w+|Users/\w+)/"
