@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import tokenizers
 from glue_files import write_task
@@ -39,15 +40,16 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def rte(tmp_path_factory):
     """GLUE's RTE in a few rows, its test set included."""
-    folder = tmp_path_factory.mktemp("glue") / "RTE"
+    folder = tmp_path_factory.mktemp("glue") / "rte"
     folder.mkdir()
-    for name, count in (("train", 12), ("dev", 6), ("test", 5)):
-        lines = ["index\tsentence1\tsentence2" + "\tlabel" * (name != "test")]
-        for i in range(count):
-            label = ("entailment", "not_entailment")[i % 2]
-            row = f"{i}\tThe list has {i} items.\tThere is {'a' if i % 2 else 'no'} list."
-            lines.append(row if name == "test" else f"{row}\t{label}")
-        (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+    for name, count in (("train", 12), ("validation", 6), ("test", 5)):
+        rows = [
+            (f"The list has {i} items.", f"There is {'a' if i % 2 else 'no'} list.", i % 2)
+            for i in range(count)
+        ]
+        table = pandas.DataFrame(rows, columns=["sentence1", "sentence2", "label"])
+        table["label"] = -1 if name == "test" else table["label"]
+        table.to_parquet(folder / f"{name}-00000-of-00001.parquet")
     return folder.parent
 
 
