@@ -13,6 +13,7 @@ from refusals import told
 from tiny_runs import CELL, TASK
 
 from exlm_lab import sweep
+from exlm_lab.benchmarks import costs
 from exlm_lab.experiments import ledger as ledgers
 from exlm_lab.experiments import measures, running
 from exlm_lab.experiments.catalogue import EXPERIMENTS, planned
@@ -184,7 +185,7 @@ def tiny(monkeypatch):
     }  # fmt: skip
     for name, some in cells.items():
         monkeypatch.setitem(EXPERIMENTS, name, replace(EXPERIMENTS[name], cells=tuple(some)))
-    monkeypatch.setattr(measures, "ENOUGH_SECONDS", 0.0)
+    monkeypatch.setattr(costs, "ENOUGH_SECONDS", 0.0)
     return cells
 
 
@@ -292,8 +293,9 @@ def grown(monkeypatch):
         cost_of=("cost", timed.name),
     )  # fmt: skip
     monkeypatch.setitem(EXPERIMENTS, "cost", replace(EXPERIMENTS["cost"], cells=(timed,)))
-    for name, value in (("ENOUGH_SECONDS", 0.0), ("PRIZE_ROWS", 8), ("FILLED_ROWS", 8)):
-        monkeypatch.setattr(measures, name, value)
+    monkeypatch.setattr(costs, "ENOUGH_SECONDS", 0.0)
+    for name in ("PRIZE_ROWS", "FILLED_ROWS"):
+        monkeypatch.setattr(measures, name, 8)
     return cell
 
 

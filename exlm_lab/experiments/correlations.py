@@ -123,5 +123,5 @@ def over_seeds(statistic: Callable[[Grid], float], grids: pd.DataFrame) -> pd.Se
         statistic: one of ``STATISTICS``.
         grids: as ``records.grid``; seeds that lack a cell are left out.
     """
-    found = {seed: statistic(dict(cells)) for seed, cells in grids.dropna().iterrows()}
-    return pd.Series(found, dtype=float).dropna()
+    by_seed = {seed: statistic(dict(cells)) for seed, cells in grids.dropna().iterrows()}
+    return pd.Series(by_seed, dtype=float).dropna()

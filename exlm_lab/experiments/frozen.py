@@ -65,12 +65,12 @@ def held_out(pack: Pack, tokenizer: Tokenizer, folder: Path) -> Molecules:
 
     path = folder / f"molecules-{pack.sha256[:16]}-{rdBase.rdkitVersion}-{NUM_EACH}.npz"
     if path.exists():
-        with np.load(path) as kept:
-            return Molecules(**kept)
+        with np.load(path) as cached:
+            return Molecules(**cached)
     functions = [dict(Descriptors.descList)[name] for name in QUANTITIES]
     rng = np.random.default_rng(0)
     sides: dict[str, int] = {}
-    found, counts = [], [0, 0]
+    rows, counts = [], [0, 0]
     for n in rng.permutation(len(pack)).tolist():
         row_N = pack.gather([n])[0][0]
         molecule = read_molecule("".join(map(tokenizer.token, row_N[1:-1].tolist())))
@@ -79,10 +79,10 @@ def held_out(pack: Pack, tokenizer: Tokenizer, folder: Path) -> Molecules:
         side = sides.setdefault(scaffold(molecule, is_chiral=False), int(rng.integers(2)))
         if counts[side] < NUM_EACH:
             counts[side] += 1
-            found.append((n, side == 1, [quantity(molecule) for quantity in functions]))
+            rows.append((n, side == 1, [quantity(molecule) for quantity in functions]))
         if min(counts) == NUM_EACH:
             break
-    molecules = Molecules(*map(np.array, zip(*found, strict=True)))
+    molecules = Molecules(*map(np.array, zip(*rows, strict=True)))
     buffer = io.BytesIO()
     np.savez(buffer, **molecules._asdict())
     write_atomically(path, buffer.getvalue())
@@ -143,7 +143,7 @@ def features(model: MaskedLM | ExLM, rows: list[np.ndarray], num_copies: int = 1
         layer.register_forward_hook(lambda *call: layers.append(call[2]))
         for layer in model.encoder.layers
     ]
-    found: list[np.ndarray] = [np.empty(0)] * len(rows)
+    of_row: list[np.ndarray] = [np.empty(0)] * len(rows)
     for batch in evaluation_batches(np.array([len(row) for row in rows]), BATCH_ROWS):
         token_ids_BN = padded([rows[n] for n in batch], special.pad).to(device)
         layers.clear()
@@ -158,7 +158,7 @@ def features(model: MaskedLM | ExLM, rows: list[np.ndarray], num_copies: int = 1
             hidden_BND = hidden_BTD[:, num_clones:][:, : token_ids_BN.shape[1]].double()
             means.append((hidden_BND * is_symbol_BN1).sum(dim=1) / is_symbol_BN1.sum(dim=1))
         for n, feature_D in zip(batch, torch.cat(means, dim=1).cpu().numpy(), strict=True):
-            found[n] = feature_D
+            of_row[n] = feature_D
     for hook in hooks:
         hook.remove()
-    return np.stack(found)
+    return np.stack(of_row)

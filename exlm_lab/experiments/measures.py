@@ -19,11 +19,8 @@ R lost tokens of a batch, V vocabulary, W words of the toy language.
 
 from __future__ import annotations
 
-import tempfile
 from collections import defaultdict
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +28,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from exlm_lab.benchmarks.measure import time_side_by_side
 from exlm_lab.experiments.metric_names import METRICS
 from exlm_lab.experiments.probes import probe_accuracy
 from exlm_lab.experiments.states import RowReading, pairwise_divergence_bits, read_rows
@@ -49,9 +45,7 @@ from exlm_mini.model.objectives import nats_to_bits
 from exlm_mini.reading.entropy import entropy_bits, fully_masked
 from exlm_mini.reading.filling import measure_fillings
 from exlm_mini.reading.prize import measure_prize
-from exlm_mini.training.cost import row_flops
 from exlm_mini.training.parts import make_masker
-from exlm_mini.training.pretraining import Trainer
 
 MOST_ROWS, MOST_TOKENS = 1024, 2**15
 """Most held-out rows to measure on, and most tokens in them."""
@@ -61,7 +55,7 @@ FREQUENCY_ROWS = 4096
 NUM_FILLINGS = 8
 MOST_NUMBERS = 2**24
 """Most states x vocabulary of a batch; memory is a few times as much."""
-LEAST_TOLD = 1e-3
+LEAST_VISIBLE = 1e-3
 """Least information (bits) of the visible words on a lost one for ``missed_share`` to exist."""
 
 
@@ -91,13 +85,13 @@ def measure(
     language = _Language.of(config, corpus)
     model.eval()
     try:
-        found = _read(model, config, corpus, language, num_rows, seed)
+        values = _read(model, config, corpus, language, num_rows, seed)
         if with_probe and language is not None:
             k = config.masking.num_copies if config.objective == "repeated-mlm" else 1
             probed["probe_accuracy"] = probe_accuracy(model, k, *language, seed)
     finally:
         model.train(was_training)
-    summary = _summary(found) | probed
+    summary = _summary(values) | probed
     return {name: summary[name] for name in METRICS if name in summary}
 
 
@@ -114,7 +108,7 @@ def measure_together(
     pack = corpus.validation
     masker = replace(make_masker(config, pack.special_ids, pack.tokenizer), seed=0)
     prize = measure_prize(model, pack, masker, PRIZE_ROWS)
-    found = {
+    numbers = {
         "at_once_bits": prize.at_once,
         "in_turn_bits": prize.left_to_right,
         "any_order_bits": prize.any_order,
@@ -126,8 +120,8 @@ def measure_together(
         ways = measure_fillings(model, tokenizer, pack, masker, FILLED_ROWS)
         for way, (readable, exact) in ways.items():
             name = way.replace(",", "").replace(" ", "_")
-            found |= {f"readable_{name}": readable, f"exact_{name}": exact}
-    return found
+            numbers |= {f"readable_{name}": readable, f"exact_{name}": exact}
+    return numbers
 
 
 # ---- reading the rows ----
@@ -164,7 +158,7 @@ class _Language(NamedTuple):
         return truth_RV
 
 
-_Found = dict[str, Tensor]
+_Values = dict[str, Tensor]
 """Numbers by name, one per lost token (or mask, or row) of a batch."""
 
 
@@ -176,7 +170,7 @@ def _read(
     language: _Language | None,
     num_rows: int,
     seed: int,
-) -> _Found:
+) -> _Values:
     """Everything of all rows, float64 on the CPU."""
     pack, device = corpus.validation, next(model.parameters()).device
     masker = replace(make_masker(config, pack.special_ids, pack.tokenizer), seed=seed)
@@ -184,13 +178,13 @@ def _read(
     frequency_bits_V = _frequency_bits(corpus.train).to(device)
     parts: dict[str, list[Tensor]] = defaultdict(list)
     for number, batch in enumerate(validation_batches(pack, masker, num_rows, size)):
-        found = _read_batch(
+        values = _read_batch(
             model, batch.to(device), masker.num_copies, language, (seed, number)
         )
         is_lost_BN = fully_masked(batch.is_masked_BN, masker.num_copies)
         lost_ids_R = batch.token_ids_BN[:, :: masker.num_copies][is_lost_BN]
-        found["frequency"] = frequency_bits_V[lost_ids_R.to(device)]
-        for name, value in found.items():
+        values["frequency"] = frequency_bits_V[lost_ids_R.to(device)]
+        for name, value in values.items():
             parts[name].append(value.double().cpu())
     return {name: torch.cat(values) for name, values in parts.items()}
 
@@ -219,7 +213,7 @@ def _read_batch(
     num_copies: int,
     language: _Language | None,
     seed: tuple[int, int],
-) -> _Found:
+) -> _Values:
     """Everything of one batch."""
     is_lost_BN = fully_masked(batch.is_masked_BN, num_copies)
     token_ids_BN = batch.token_ids_BN[:, ::num_copies]
@@ -227,16 +221,16 @@ def _read_batch(
     special = model.special_ids
     frame = token_ids_BN.new_tensor([special.pad, special.bos, special.eos])
     is_special_BN = torch.isin(token_ids_BN, frame)
-    found = {"lost": is_lost_BN.sum(1), "tokens": (~is_special_BN).sum(1)}
+    values = {"lost": is_lost_BN.sum(1), "tokens": (~is_special_BN).sum(1)}
     if isinstance(model, ExLM):
         reading = read_rows(model, batch)
         log_p_RkV = reading.mask_token_log_probs().unsqueeze(1)
         if reading.state_BML is not None:
-            found["length"] = reading.length_bits()
-            found["clone_use"] = reading.of_masks(reading.visits())
+            values["length"] = reading.length_bits()
+            values["clone_use"] = reading.of_masks(reading.visits())
         if model.config.states_per_mask > 1:
             token_RkV = reading.of_masks(reading.log_token_BLV).exp()
-            found["specialisation"] = pairwise_divergence_bits(token_RkV)
+            values["specialisation"] = pairwise_divergence_bits(token_RkV)
     else:
         log_p_SV = model(batch.masked_ids_BN, batch.is_masked_BN).double().log_softmax(dim=1)
         is_lost_S = is_lost_BN.repeat_interleave(num_copies, dim=1)[batch.is_masked_BN]
@@ -245,33 +239,33 @@ def _read_batch(
     if language is not None:
         contexts = language.contexts(token_ids_BN, is_lost_BN)
         truth_RV = language.truth(contexts, log_p_RkV)
-        found["place"] = torch.from_numpy(contexts.place_bits_R)
-        found["floor"] = torch.from_numpy(contexts.floor_bits_S)
-        found["joint"] = torch.from_numpy(contexts.joint_bits_S)
-    found |= _predictions(log_p_RkV, target_ids_R, truth_RV)
+        values["place"] = torch.from_numpy(contexts.place_bits_R)
+        values["floor"] = torch.from_numpy(contexts.floor_bits_S)
+        values["joint"] = torch.from_numpy(contexts.joint_bits_S)
+    values |= _predictions(log_p_RkV, target_ids_R, truth_RV)
     if not isinstance(model, ExLM):
-        zeros_B = found["cross_entropy"].new_zeros(len(token_ids_BN))
-        found["bits"] = zeros_B.index_add(0, row_R, found["cross_entropy"])
+        zeros_B = values["cross_entropy"].new_zeros(len(token_ids_BN))
+        values["bits"] = zeros_B.index_add(0, row_R, values["cross_entropy"])
     elif contexts is None or language is None:
-        found["bits"] = nats_to_bits(-reading.log_joint(target_ids_R))
+        values["bits"] = nats_to_bits(-reading.log_joint(target_ids_R))
     else:
-        found["bits"] = _expected_bits(reading, contexts, language.token_ids_W, seed)
-    return found
+        values["bits"] = _expected_bits(reading, contexts, language.token_ids_W, seed)
+    return values
 
 
-def _predictions(log_p_RkV: Tensor, target_ids_R: Tensor, truth_RV: Tensor | None) -> _Found:
+def _predictions(log_p_RkV: Tensor, target_ids_R: Tensor, truth_RV: Tensor | None) -> _Values:
     """Each lost token by itself; given its true distribution, expectations under it."""
     if truth_RV is None:
         truth_RV = F.one_hot(target_ids_R, log_p_RkV.shape[2]).double()
-        found = {}
+        values = {}
     else:
-        found = {
+        values = {
             "optimum_entropy": entropy_bits(truth_RV.log()),
         }
     guess_R = log_p_RkV.exp().mean(dim=1).argmax(dim=1)
     # 0 log 0 = 0: what cannot be true costs nothing.
     loss_RkV = torch.where(truth_RV.unsqueeze(1) > 0, -truth_RV.unsqueeze(1) * log_p_RkV, 0.0)
-    return found | {
+    return values | {
         "entropy": entropy_bits(log_p_RkV).mean(dim=1),
         "cross_entropy": nats_to_bits(loss_RkV.sum(dim=2).mean(dim=1)),
         "correct": truth_RV.gather(1, guess_R.unsqueeze(1)).squeeze(1),
@@ -313,65 +307,24 @@ _MEANS = {
 """Metrics that are plain means."""
 
 
-def _summary(found: _Found) -> dict[str, float]:
+def _summary(values: _Values) -> dict[str, float]:
     """The metrics of the rows."""
-    out = {name: found[of].mean().item() for name, of in _MEANS.items() if of in found}
-    out["lost_share"] = (found["lost"].sum() / found["tokens"].sum()).item()
+    out = {name: values[of].mean().item() for name, of in _MEANS.items() if of in values}
+    out["lost_share"] = (values["lost"].sum() / values["tokens"].sum()).item()
     out["bits_per_mask"] = out["bits_per_row"] / out["lost_per_row"]
     out["linked_bits"] = out["cross_entropy_bits"] * out["lost_per_row"] - out["bits_per_row"]
-    if "length" in found:
-        out["dependence_bits"] = out["linked_bits"] + found["length"].mean().item()
-    if "clone_use" in found:
-        use_k = found["clone_use"].sum(dim=0)
+    if "length" in values:
+        out["dependence_bits"] = out["linked_bits"] + values["length"].mean().item()
+    if "clone_use" in values:
+        use_k = values["clone_use"].sum(dim=0)
         out["clones_used"] = 2 ** entropy_bits((use_k / use_k.sum()).log()).item()
-    if "floor" in found:
+    if "floor" in values:
         out["excess_bits"] = out["cross_entropy_bits"] - out["optimum_entropy_bits"]
         # The most that a model of dependencies can win over single predictions.
         shared = out["floor_bits_per_row"] - out["joint_bits_per_row"]
         out["total_correlation_bits"] = shared
-        told_bits = found["place"].mean().item() - out["optimum_entropy_bits"]
-        if told_bits > LEAST_TOLD:
-            out["missed_share"] = out["excess_bits"] / told_bits
+        visible_bits = values["place"].mean().item() - out["optimum_entropy_bits"]
+        if visible_bits > LEAST_VISIBLE:
+            out["missed_share"] = out["excess_bits"] / visible_bits
         out["captured_bits"] = out["floor_bits_per_row"] - out["bits_per_row"]
     return out
-
-
-# ---- cost of a step ----
-
-ENOUGH_SECONDS = 8.0
-"""For both models together."""
-
-
-def step_costs(config: RunConfig, corpus: Corpus) -> dict[str, float]:
-    """Cost of a step of ExLM relative to MLM on the same rows, measured and counted.
-
-    Without chains, which only the first steps have.
-
-    Returns:
-        ``cost_ratio``, of the medians; ``cost_ratio_floor``, of the unavoidable floating-point
-        operations; ``step_ms`` and ``mlm_step_ms``, medians, of processor time on a CPU.
-    """
-    config = replace(config, train=replace(config.train, chain_warmup=0.0))
-    configs = {"exlm": config, "mlm": replace(config, objective="mlm")}
-    with tempfile.TemporaryDirectory() as folder:
-        trainers = {
-            name: Trainer(single, corpus.train, corpus.validation, Path(folder) / name)
-            for name, single in configs.items()
-        }
-        calls = {name: partial(trainer.updater.step, 0) for name, trainer in trainers.items()}
-        device = trainers["mlm"].engine.device
-        timings = time_side_by_side(calls, device, ENOUGH_SECONDS)
-    ms = {
-        name: timing.median_ms if device.type == "cuda" else timing.median_cpu_ms
-        for name, timing in timings.items()
-    }
-    vocab_size, row_length = corpus.train.vocab_size, int(corpus.train.lengths_R.max())
-    flops = {
-        name: row_flops(single, vocab_size, row_length) for name, single in configs.items()
-    }
-    return {
-        "cost_ratio": ms["exlm"] / ms["mlm"],
-        "cost_ratio_floor": flops["exlm"] / flops["mlm"],
-        "step_ms": ms["exlm"],
-        "mlm_step_ms": ms["mlm"],
-    }

@@ -35,26 +35,26 @@ BATCH_ROWS = 64
 
 def groups_of(symbols: list[str]) -> dict[str, list[tuple[int, ...]]]:
     """Places of symbols that belong together in a SMILES, by kind."""
-    found: dict[str, list[tuple[int, ...]]] = {kind: [] for kind in KINDS}
+    groups: dict[str, list[tuple[int, ...]]] = {kind: [] for kind in KINDS}
     open_rings: dict[str, int] = {}
     open_branches, atoms = [], []
     for place, symbol in enumerate(symbols):
         if symbol[0] == "%" or symbol.isdigit():
             if symbol in open_rings:
-                found["rings"].append((open_rings.pop(symbol), place))
+                groups["rings"].append((open_rings.pop(symbol), place))
             else:
                 open_rings[symbol] = place
         elif symbol == "(":
             open_branches.append(place)
         elif symbol == ")":
-            found["brackets"].append((open_branches.pop(), place))
+            groups["brackets"].append((open_branches.pop(), place))
         elif symbol[0] == "[" or symbol[0].isalpha():
             atoms.append(place)
     molecule = read_molecule("".join(symbols))
     for ring in molecule.GetRingInfo().AtomRings():
         if all(molecule.GetAtomWithIdx(atom).GetIsAromatic() for atom in ring):
-            found["aromatics"].append(tuple(sorted(atoms[atom] for atom in ring)))
-    return found
+            groups["aromatics"].append(tuple(sorted(atoms[atom] for atom in ring)))
+    return groups
 
 
 def choose(groups: list[tuple[int, ...]], seed: int) -> tuple[tuple[int, int], ...] | None:
@@ -123,9 +123,9 @@ def pair_metrics(
             pair = choose(groups, n)
             if pair is not None and len(pairs[kind]) < NUM_MOLECULES:
                 pairs[kind][n] = pair
-        if all(len(found) == NUM_MOLECULES for found in pairs.values()):
+        if all(len(of_kind) == NUM_MOLECULES for of_kind in pairs.values()):
             break
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for kind, of_kind in pairs.items():
         if not of_kind:
             continue
@@ -135,10 +135,10 @@ def pair_metrics(
             values = _read(
                 model, tokenizer, rows, symbols, dict(zip(of_kind, places, strict=True))
             )
-            found |= {f"{kind}_{arrangement}_{name}": value for name, value in values.items()}
-        together, apart = (found[f"{kind}_{name}_bits"] for name in ARRANGEMENTS)
-        found[f"{kind}_gap_bits"] = together - apart
-    return found
+            numbers |= {f"{kind}_{arrangement}_{name}": value for name, value in values.items()}
+        together, apart = (numbers[f"{kind}_{name}_bits"] for name in ARRANGEMENTS)
+        numbers[f"{kind}_gap_bits"] = together - apart
+    return numbers
 
 
 def _read(

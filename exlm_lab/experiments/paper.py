@@ -29,10 +29,10 @@ def printed_average(table: str, row: str) -> float | None:
     As printed, which is not always the rounded mean of the printed numbers; Figure 8 prints no
     mean, so it is taken here.
     """
-    found = printed(table).get(row, {})
-    if "average" in found:
-        return found["average"]
-    return statistics.fmean(found[t] for t in TASKS) if found.keys() >= set(TASKS) else None
+    numbers = printed(table).get(row, {})
+    if "average" in numbers:
+        return numbers["average"]
+    return statistics.fmean(numbers[t] for t in TASKS) if numbers.keys() >= set(TASKS) else None
 
 
 def printed_grid(figure: str, column: str) -> dict[tuple[float, int], float]:

@@ -60,13 +60,13 @@ def sentence_states(
 ) -> np.ndarray:
     """The mean of the last hidden states of each sentence's words, nothing masked; (S, D)."""
     device, special = next(model.parameters()).device, model.special_ids
-    found = []
+    states = []
     for ids_BN in torch.from_numpy(token_ids_SN).split(ROWS_TOGETHER):
         frame_B1 = torch.ones(len(ids_BN), 1, dtype=ids_BN.dtype)
         framed_BN = torch.cat((special.bos * frame_B1, ids_BN, special.eos * frame_B1), dim=1)
         hidden_BND = token_states(model, framed_BN.to(device), num_copies)
-        found.append(hidden_BND[:, 1:-1].mean(dim=1).float().cpu())
-    return torch.cat(found).numpy()
+        states.append(hidden_BND[:, 1:-1].mean(dim=1).float().cpu())
+    return torch.cat(states).numpy()
 
 
 def likeliest_latents(language: Grammar, word_ids_SN: np.ndarray) -> np.ndarray:
@@ -88,11 +88,11 @@ def readable(state_SD: np.ndarray, latent_SC: np.ndarray, seed: int = 0) -> floa
 
     num_to_label = len(state_SD) - NUM_TEST
     state_SD = StandardScaler().fit(state_SD[:num_to_label]).transform(state_SD)
-    rng, found = np.random.default_rng(seed), []
+    rng, scores = np.random.default_rng(seed), []
     for _ in range(NUM_DRAWS):
         labelled = rng.permutation(num_to_label)[:NUM_LABELLED]
         for value_S in latent_SC.T:
             probe = LogisticRegression(C=1 / WEIGHT_PENALTY, max_iter=500)
             probe.fit(state_SD[labelled], value_S[labelled])
-            found.append(probe.score(state_SD[num_to_label:], value_S[num_to_label:]))
-    return float(np.mean(found))
+            scores.append(probe.score(state_SD[num_to_label:], value_S[num_to_label:]))
+    return float(np.mean(scores))

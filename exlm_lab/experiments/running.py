@@ -25,13 +25,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from exlm_lab.benchmarks.costs import step_costs
 from exlm_lab.downstream.catalogue import ReadingConfig, load_task
 from exlm_lab.downstream.finetuning import fine_tune
 from exlm_lab.downstream.prepared import Problem, load_problem, make_problem
 from exlm_lab.downstream.task import Examples
 from exlm_lab.experiments.cells import Downstream, with_settings
 from exlm_lab.experiments.frozen import held_out, measure_molecules
-from exlm_lab.experiments.measures import measure, measure_together, step_costs
+from exlm_lab.experiments.measures import measure, measure_together
 from exlm_lab.ledger import StoppedError
 from exlm_mini.config import RunConfig, settings_with
 from exlm_mini.config.checks import Effect, UserError
@@ -139,10 +140,10 @@ class Runner:
                 if not (outcome.is_complete or _is_enough(seen, watched)):
                     raise StoppedError
         lines = read_metrics(folder / "metrics.jsonl")
-        told, last = ("step", *CURVE, *watched), lines[-1]
+        names, last = ("step", *CURVE, *watched), lines[-1]
         return {
             "curve": [
-                {n: line[n] for n in told if n in line} for line in lines if CURVE[0] in line
+                {n: line[n] for n in names if n in line} for line in lines if CURVE[0] in line
             ],
             "parameters": sum(p.numel() for p in trainer.model.parameters()),
             "steps": last["step"],
@@ -177,17 +178,17 @@ class Runner:
         pretrained = load_pretrained(self.folder(config, watched), self.report)
         with_masks = with_settings(pretrained.config, masks or {})
         model, corpus = pretrained.model(), self.corpus(config)
-        found = measure(model, with_masks, corpus)
+        numbers = measure(model, with_masks, corpus)
         if with_prize:
-            found |= measure_together(model, with_masks, corpus, pretrained.tokenizer)
+            numbers |= measure_together(model, with_masks, corpus, pretrained.tokenizer)
         elif corpus.kind == "smiles" and masks is None:
             folder, pack = self._corpus_folder(config) / "molecules", corpus.validation
             with self._alone(folder):
                 known = held_out(pack, pretrained.tokenizer, folder)
             is_repeated = config.objective == "repeated-mlm"
             k = config.masking.num_copies if is_repeated else None
-            found |= measure_molecules(model, pretrained.tokenizer, pack, known, k)
-        return found, time.monotonic() - start
+            numbers |= measure_molecules(model, pretrained.tokenizer, pack, known, k)
+        return numbers, time.monotonic() - start
 
     def time(self, config: RunConfig) -> tuple[dict[str, float], float]:
         """The results of ``step_costs``, and the seconds it took."""
@@ -195,7 +196,7 @@ class Runner:
         return step_costs(self._here(config), self.corpus(config)), time.monotonic() - start
 
     def fine_tune(
-        self, config: RunConfig, wanted: Downstream, watched: Watched = NOTHING
+        self, config: RunConfig, downstream: Downstream, watched: Watched = NOTHING
     ) -> tuple[dict[str, Any], float]:
         """The downstream result of the trained model, and the seconds it took.
 
@@ -206,18 +207,18 @@ class Runner:
             UserError: if the task cannot be read, or the loss is not finite.
         """
         pretrained = load_pretrained(self.folder(config, watched), self.report)
-        problem = self._problem(wanted, pretrained)
-        name = _digest({"downstream": asdict(wanted), "problem": problem.sha256})
+        problem = self._problem(downstream, pretrained)
+        name = _digest({"downstream": asdict(downstream), "problem": problem.sha256})
         folder = self.folder(config, watched) / f"finetune-{name}"
         with self._alone(folder):
             tuned = fine_tune(
-                pretrained, problem, wanted.tune, config.seed, folder, self.device,
+                pretrained, problem, downstream.tune, config.seed, folder, self.device,
                 should_stop=self.should_stop,
             )  # fmt: skip
         metric = problem.task.metric
-        reached = {part: found[metric] for part, found in tuned.metrics.items()}
+        reached = {part: scores[metric] for part, scores in tuned.metrics.items()}
         return {
-            "task": wanted.task,
+            "task": downstream.task,
             "metric": metric,
             "test": reached.get("test", reached["validation"]),
             "validation": reached["validation"],
@@ -225,7 +226,7 @@ class Runner:
             "best_possible": problem.notes.get("best_accuracy"),
             "majority": _majority(problem),
             "finetune_seed": config.seed,
-            "setting": asdict(wanted),
+            "setting": asdict(downstream),
         }, tuned.seconds
 
     def folder(self, config: RunConfig, watched: Watched = NOTHING) -> Path:
@@ -248,11 +249,11 @@ class Runner:
             torch.set_num_threads(config.train.num_threads)
         return replace(config, train=replace(config.train, device=self.device))
 
-    def _problem(self, wanted: Downstream, pretrained: Pretrained) -> Problem:
-        if wanted.num_train is None:
-            return load_problem(wanted.task, self.data, ReadingConfig(), pretrained)
-        task, splits = load_task(wanted.task, None, ReadingConfig(), pretrained.tokenizer)
-        counts = (wanted.num_train, wanted.num_validation, wanted.num_test)
+    def _problem(self, downstream: Downstream, pretrained: Pretrained) -> Problem:
+        if downstream.num_train is None:
+            return load_problem(downstream.task, self.data, ReadingConfig(), pretrained)
+        task, splits = load_task(downstream.task, None, ReadingConfig(), pretrained.tokenizer)
+        counts = (downstream.num_train, downstream.num_validation, downstream.num_test)
         firsts: dict[str, Any] = {
             part: examples and Examples(*(column[:count] for column in examples))
             for (part, examples), count in zip(splits._asdict().items(), counts, strict=False)
@@ -295,17 +296,17 @@ def _watch(
 ) -> dict[str, float]:
     """Measure the watched metrics after a validation, into ``seen``."""
     config = trainer.config
-    found = measure(
+    numbers = measure(
         trainer.model, config, corpus, config.train.validation_rows, with_probe=False
     )
-    seen.update((name, found[name]) for name in watched if name in found)
+    seen.update((name, numbers[name]) for name in watched if name in numbers)
     return dict(seen)
 
 
-def _is_enough(found: Mapping[str, Any], watched: Watched) -> bool:
+def _is_enough(numbers: Mapping[str, Any], watched: Watched) -> bool:
     """Whether a watched metric is at its threshold."""
     return any(
-        most is not None and name in found and found[name] <= most
+        most is not None and name in numbers and numbers[name] <= most
         for name, most in watched.items()
     )
 

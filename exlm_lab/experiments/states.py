@@ -98,14 +98,14 @@ class RowReading(NamedTuple):
         return value_BLX[is_of_mask_BL].unflatten(0, (-1, self.scores.states_per_mask))
 
     def _ctc_token_log_probs(self) -> Tensor:
-        graph, found = self.scores.graph, []
+        graph, log_p = self.scores.graph, []
         counts = zip(graph.num_targets_B.tolist(), graph.num_states_B.tolist(), strict=True)
         for b, (m, n) in enumerate(counts):
             log_token_MV = ctc_token_log_probs(
                 self.log_token_BLV[b, :n], graph.owner_BL[b, :n], m, self.unk
             )
-            found.append(log_token_MV[self.is_mask_BM[b, :m]])
-        return torch.cat(found).log_softmax(dim=1)
+            log_p.append(log_token_MV[self.is_mask_BM[b, :m]])
+        return torch.cat(log_p).log_softmax(dim=1)
 
 
 @torch.no_grad()
