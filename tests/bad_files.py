@@ -207,7 +207,7 @@ def tables(rng, place):
     task = rng.choice([*TASKS, "squad_v2", "squad_v2", "bbbp"])
     folder = place.copy(TASKS[task][1])
     pattern = {"squad_v2": "*.json", "bbbp": "BBBP.csv", "clintox": "clintox.csv"}.get(
-        task, "*/*.tsv"
+        task, "*/*.parquet"
     )
     path = rng.choice(sorted(folder.glob(pattern)))
     if path.suffix == ".json":
@@ -217,14 +217,15 @@ def tables(rng, place):
         path.write_text(json.dumps(content).replace('"odd"', "9" * 5000))
         if rng.random() < 0.2:
             path.write_bytes(damage_bytes(path.read_bytes(), rng))
+    elif path.suffix == ".parquet":
+        path.write_bytes(damage_bytes(path.read_bytes(), rng))
     else:
-        separator = "," if path.suffix == ".csv" else "\t"
-        rows = [line.split(separator) for line in path.read_text().splitlines()]
+        rows = [line.split(",") for line in path.read_text().splitlines()]
         row = rng.choice(rows)
         row[rng.randrange(len(row))] = str(rng.choice([*CELLS, '"', "a\tb", "a,b"]))
         if rng.random() < 0.3:
             rng.choice(rows).append("more")
-        content = "\n".join(separator.join(row) for row in rows)
+        content = "\n".join(",".join(row) for row in rows)
         path.write_bytes(content.encode("utf-8", "surrogatepass"))
         if rng.random() < 0.4:
             path.write_bytes(damage_text(path.read_text(errors="replace"), rng))
