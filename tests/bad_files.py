@@ -405,6 +405,9 @@ def checkpoints(rng, place):
         (folder,) = place.copy("tuned", place.out).glob("running/*/*/seed-1")
         for path in place.out.rglob("seed-1.json"):
             path.unlink()
+        path = rng.choice(sorted(folder.glob("checkpoint-*/*")))
+        path.write_bytes(damage_bytes(path.read_bytes(), rng))
+        return Case("finetune", tuning("rte", place, "--keep"))
     else:
         folder = place.copy(f"runs/{kind}")
     if way < 0.25:
@@ -417,8 +420,6 @@ def checkpoints(rng, place):
         seal_checkpoints(folder, lambda tensors, state: damage_tensors(tensors, rng))
     if use == "resume":
         return Case("pretrain", pretraining(kind, place))
-    if use == "tune":
-        return Case("finetune", tuning("rte", place, "--keep"))
     if kind == "toy" or use == "read":
         return Case("fill", filling(kind, place, "--run", folder))
     task = "bbbp" if kind == "smiles" else "rte"

@@ -168,7 +168,7 @@ def test_a_run_that_is_killed_goes_on_from_an_epoch(pretrained, problem, tmp_pat
     assert len(run.history) == 4
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt", "trainer_state.json"])
+@pytest.mark.parametrize("file", ["model.safetensors", "scheduler.pt", "trainer_state.json"])
 def test_a_damaged_checkpoint_is_told_by_its_name(file, pretrained, problem, tmp_path):
     steps = iter(range(1, 99))
     with pytest.raises(StoppedError):

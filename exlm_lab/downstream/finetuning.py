@@ -8,16 +8,16 @@ Shapes: R rows, B rows of a batch, N tokens of a row, C outputs of the head.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import safetensors.torch
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -38,6 +38,7 @@ from exlm_lab.downstream.inputs import padded
 from exlm_lab.downstream.prepared import Part, Problem
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.ledger import StoppedError, check_identity
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading, write_atomically
 from exlm_mini.export import config_of
 from exlm_mini.reading.pretrained import Pretrained
@@ -127,7 +128,7 @@ def fine_tune(
     """
     chosen, start = choose_device(device), time.monotonic()
     identity, run = identity_of(pretrained, problem, config, seed), directory / RUN
-    before: dict[str, Any] = {"identity": identity, "seconds": 0.0}
+    before: dict[str, Any] = {"identity": identity, "seconds": 0.0, "sha256": {}}
     if run.exists():
         with reading(run):
             before = json.loads(run.read_text())
@@ -137,13 +138,16 @@ def fine_tune(
 
     def note() -> float:
         seconds = before["seconds"] + time.monotonic() - start
-        write_atomically(run, json.dumps({"identity": identity, "seconds": seconds}).encode())
+        saved = {path.name: _digest(path) for path in directory.glob("checkpoint-*")}
+        record = {"identity": identity, "seconds": seconds, "sha256": saved}
+        write_atomically(run, json.dumps(record).encode())
         return seconds
 
+    checkpoint = _intact_checkpoint(directory, before["sha256"])
     note()
     watcher = _Watcher(on_progress, should_stop, note)
     trainer = _trainer(pretrained, problem, config, seed, directory, chosen, watcher)
-    trainer.train(resume_from_checkpoint=_intact_checkpoint(directory))
+    trainer.train(resume_from_checkpoint=checkpoint)
     evaluations = [line for line in trainer.state.log_history if "eval_loss" in line]
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     metric = f"eval_{problem.task.metric}"
@@ -165,15 +169,25 @@ def fine_tune(
     )
 
 
-def _intact_checkpoint(directory: Path) -> str | None:
-    """The last checkpoint in a run's directory; ``UserError`` if it cannot be read."""
+def _intact_checkpoint(directory: Path, digests: Mapping[str, str]) -> str | None:
+    """The last checkpoint in a run's directory; ``UserError`` if it is not as it was saved."""
     checkpoint = get_last_checkpoint(str(directory))
-    if checkpoint is not None:
-        with reading(Path(checkpoint), "delete it, and the run goes on from an earlier one"):
-            safetensors.torch.load_file(Path(checkpoint) / "model.safetensors")
-            torch.load(Path(checkpoint) / "optimizer.pt", weights_only=True)
-            json.loads((Path(checkpoint) / "trainer_state.json").read_text())
+    if checkpoint is not None and _digest(Path(checkpoint)) != digests.get(
+        Path(checkpoint).name
+    ):
+        raise UserError(
+            f"{checkpoint} is damaged: its sha256 is another; delete it, and the run goes on from "
+            "an earlier one"
+        )
     return checkpoint
+
+
+def _digest(checkpoint: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(checkpoint.iterdir()):
+        data = path.read_bytes()
+        digest.update(f"{path.name} {len(data)}\n".encode() + data)
+    return digest.hexdigest()
 
 
 class _Watcher(TrainerCallback):
