@@ -19,7 +19,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -238,11 +238,11 @@ def _operator(name: str, schema: str) -> Callable:
     )
 
 
-def _compute(*graph):
+def _compute(*graph: Any) -> tuple[Tensor, ...]:
     return log_likelihood_with(_kernels(graph[0].device), graph)
 
 
-def _compute_gradients(grad, *graph_and_sweeps):
+def _compute_gradients(grad: Tensor, *graph_and_sweeps: Any) -> tuple[Tensor, ...]:
     graph, sweeps = graph_and_sweeps[:4], graph_and_sweeps[4:]
     return gradients_with(_kernels(grad.device), grad, graph, sweeps)
 
@@ -258,24 +258,26 @@ _gradients = _operator(
 
 
 @_log_likelihood.register_fake
-def _(emission, transition, num_targets, num_states):
+def _(emission: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
     layout = CUDA_LAYOUT if emission.device.type == "cuda" else CPU_LAYOUT
     return emission.new_empty(emission.shape[0]), *sweep_buffers(emission, layout)
 
 
 @_gradients.register_fake
-def _(grad, emission, transition, num_targets, num_states, mantissa, exponent, info):
+def _(
+    grad: Tensor, emission: Tensor, transition: Tensor, *others: Tensor
+) -> tuple[Tensor, ...]:
     empty_like = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
     return empty_like(emission), empty_like(transition)
 
 
 @_operator("dag_viterbi", f"({GRAPH}) -> (Tensor, Tensor)")
-def _viterbi(emission, *others):
+def _viterbi(emission: Tensor, *others: Any) -> tuple[Tensor, ...]:
     return viterbi_with(_kernels(emission.device), (emission, *others))
 
 
 @_viterbi.register_fake
-def _(emission, transition, num_targets, num_states):
+def _(emission: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
     return (
         emission.new_empty(emission.shape[:2], dtype=torch.int64),
         emission.new_empty(emission.shape[0]),

@@ -10,6 +10,7 @@ encoder's dtype by one compiled kernel (``fused``), or recomputed chunk by chunk
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -58,7 +59,7 @@ def _normalise_rounded_(logits_SV: Tensor) -> Tensor:
 
 
 @cache
-def _fused():
+def _fused() -> Callable[[Tensor], Tensor]:
     """``_normalise_rounded_`` compiled, which avoids a float32 copy of the buffer."""
     return torch.compile(_normalise_rounded_, dynamic=True, fullgraph=True)
 

@@ -11,7 +11,7 @@ checkpoint.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -83,14 +83,14 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, x_BHTd: Tensor, cos_B1Td: Tensor, sin_B1Td: Tensor, num_parts: int, sign: int
+        ctx: Any, x_BHTd: Tensor, cos_B1Td: Tensor, sin_B1Td: Tensor, num_parts: int, sign: int
     ) -> Tensor:
         ctx.save_for_backward(cos_B1Td, sin_B1Td)
         ctx.num_parts, ctx.sign = num_parts, sign
         return _turn(x_BHTd, Rotation(cos_B1Td, sin_B1Td, num_parts), sign)
 
     @staticmethod
-    def backward(ctx, grad_BHTd: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad_BHTd: Tensor) -> tuple[Tensor, None, None, None, None]:
         back_BHTd = _Rotate.apply(grad_BHTd, *ctx.saved_tensors, ctx.num_parts, -ctx.sign)
         return back_BHTd, None, None, None, None
 

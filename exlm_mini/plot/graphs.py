@@ -77,7 +77,7 @@ def _draw_transition_edge(
     # The middle of the curve lies half way between the straight line and this point.
     control = ((x0 + x1) / 2 + 2 * bend_x, (y0 + y1) / 2 + 2 * bend_y)
 
-    def connect(from_place, to_place, *_: Any, **__: Any) -> Path:
+    def connect(from_place: Any, to_place: Any, *_: Any, **__: Any) -> Path:
         # In units of the graph, so that the number below is on the line whatever its shape.
         middle = ax.transData.transform(control)
         return Path([from_place, middle, to_place], [Path.MOVETO, Path.CURVE3, Path.CURVE3])
