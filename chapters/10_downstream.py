@@ -391,6 +391,11 @@ assert abs(mean_area["untrained"] - mean_area["ExLM"]) < scale.pick(0.06, 0.2)
 # scikit-learn, on which its metric rests, the same areas.
 
 # %% mystnb={"code_prompt_show": "Checked: the package's model, loss, loop and ROC-AUC give the same numbers"} tags=["hide-cell", "check"]
+import warnings
+
+# The library would like to draw a progress bar in the notebook.
+warnings.filterwarnings("ignore", message="IProgress not found")
+
 from exlm_lab.downstream.finetuning import fine_tune as package
 from exlm_lab.downstream.finetuning import labels_loss, model_for
 from exlm_lab.downstream.metrics import mean_roc_auc

@@ -50,6 +50,7 @@ elif not os.path.isdir("../book"):
     os.chdir(os.path.abspath(package.origin + "/../../chapters"))
 
 # %% tags=["hide-input"]
+import json
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -349,11 +350,9 @@ display(pd.DataFrame(rows).T)
 # fixed chains for half of the steps, did not change that in the one run that
 # tried ({ref}`plan`, *Changes*).
 #
-# Why, we do not know. This is not the symmetric start, in which all states are
-# alike and in use, but a collapse onto one of them. There may be little to
-# learn from: with 15% of the symbols masked, both digits of a ring are hidden
-# in one ring of 44. Masks that hide both ends together, a model without our
-# aids, and more states per mask would tell; none has been tried.
+# This is not the symmetric start, in which all states are alike and in use, but a
+# collapse onto one of them. Why it comes, and where it does not, is the subject of
+# {ref}`the next section <links-on-real-data>`.
 #
 # The last row is no mistake. *States without links are ahead of an MLM of equal
 # steps* in every seed, by 0.23 bits, and about even with the one that costs as
@@ -387,6 +386,118 @@ assert is_open(ahead("brackets_together_bits")) and is_open(
     ahead("aromatics_together_bits")
 )
 assert 1.3 < molecules["cost_ratio"]["exlm-cost", 1] < 1.4
+
+# %% [markdown]
+# (links-on-real-data)=
+# ## What there is to win on molecules, and links that win some of it
+#
+# Two reasons for the idle states were found after these runs, in a pilot. The first
+# is that *there is little to win*. An MLM can be asked for the hidden symbols of a
+# molecule at once, each by itself, or in turn, each with the true symbols of those
+# before it. The difference is the *prize*: what the hidden symbols tell each other,
+# and so all that links can win. Here it is for MLMs of 8,000 steps and two kinds of
+# masks, in bits a row.
+
+# %% tags=["hide-input"]
+pilot = json.loads((RESULTS / "links-pilot.json").read_text())
+trunks = {trunk["name"]: trunk for trunk in pilot["trunks"]}
+branches = {(b["variant"], b["trunk"]): b for b in pilot["branches"]}
+SPANS = (1, 2, 3)
+
+
+def average(several, name):
+    return np.mean([one[name] for one in several])
+
+
+def prize(*names):
+    several = [trunks[name] for name in names]
+    at_once, in_turn = average(several, "joint"), average(several, "in_turn")
+    return [f"{at_once:.2f}", f"{in_turn:.2f}", f"{at_once - in_turn:.2f}"]
+
+
+masks = {
+    "15% of the symbols, one by one, as in the paper": prize("random"),
+    "30%, in spans of three": prize(*SPANS),
+}
+columns = ["at once", "in turn", "prize"]
+display(pd.DataFrame(masks, index=columns).T)
+
+# %% [markdown]
+# The second is that *links die where a span is entered*: one edge takes all the
+# mass there, and the other states get no gradient. So `SpanTransition` enters every
+# span of masks that touch in equal shares, and learns links inside it only. Nor is
+# this ExLM trained from the start, where its states would share the gradient of
+# one: an MLM is trained first, and then *grows*, every mask into four states. From
+# three MLMs the pilot went on for 3,000 steps of an MLM, or as many of ExLM as cost
+# the same. The last column is the share of 512 held-out molecules that RDKit can
+# read once their hidden symbols are filled in, in one pass.
+
+# %% tags=["hide-input"]
+ARMS = {"MLM": "mlm-3000", "ExLM, grown": "spans4"}
+
+
+def told_of(variant):
+    several = [branches[variant, trunk] for trunk in SPANS]
+    linked = variant != "mlm-3000"
+    own, joint, in_turn = (average(several, n) for n in ("own", "joint", "in_turn"))
+    readable = np.mean([b["fillings"]["at once, best of 16"][0] for b in several])
+    return {
+        "bits a row": f"{joint:.2f}",
+        "links win": f"{own - joint:.2f}" if linked else "–",
+        "prize": f"{own - in_turn:.2f}",
+        "states used": f"{average(several, 'clones_used'):.2f}" if linked else "–",
+        "readable, %": f"{readable:.0f}",
+    }
+
+
+display(pd.DataFrame({name: told_of(arm) for name, arm in ARMS.items()}).T)
+
+# %% mystnb={"figure": {"caption": "Bits of the hidden symbols of a molecule against the cost of training. Filled dots: all at once, in one pass; open dots: the same models asked in turn, one pass for each symbol.", "name": "fig-links-cost"}} tags=["hide-input"]
+START, COST = 8000, 3000
+curve = pilot["curve_of_trunk_1"][1:]
+fig, ax = plt.subplots(figsize=(5.4, 3.2))
+ax.plot(
+    [point["step"] for point in curve],
+    [point["bits_per_row"] for point in curve],
+    color=COLORS["mlm"],
+)
+for name, arm in ARMS.items():
+    end, color = branches[arm, 1], COLORS["exlm" if arm == "spans4" else "mlm"]
+    for measure, face in (("joint", color), ("in_turn", "white")):
+        ax.plot(
+            [START, START + COST],
+            [trunks[1][measure], end[measure]],
+            "o-" if measure == "joint" else "o:",
+            color=color,
+            markerfacecolor=face,
+            label=name if measure == "joint" else None,
+        )
+ax.set(xlabel="cost, in steps of an MLM", ylabel="bits a row", ylim=(8, 16))
+ax.legend(frameon=False)
+fig.tight_layout()
+
+# %% [markdown]
+# *Grown, ExLM is below an MLM of equal cost in all three,* by 0.4 bits of 11, and
+# its links win a quarter of the prize. This is a first reading and no verdict: the
+# pilot also served to choose the settings, and each MLM was carried on only once.
+# The experiments that decide are {ref}`planned <plan-links>`, five seeds each, and
+# are being run. What is left of the prize shows when the same MLM is asked in turn:
+# that takes nine passes, and fills more molecules well than ExLM does in one.
+
+# %% mystnb={"code_prompt_show": "Checked: the prize with the paper's masks is a tenth of that with spans; in all three ExLM is 0.3 bits below MLM and its links win more than 0.5; nearly all states are in use; in turn more molecules can be read"} tags=["hide-cell", "check"]
+prizes = {name: trunk["joint"] - trunk["in_turn"] for name, trunk in trunks.items()}
+assert prizes["random"] < 0.15 * min(prizes[n] for n in SPANS)
+for trunk in SPANS:
+    mlm, exlm = (branches[variant, trunk] for variant in ARMS.values())
+    assert mlm["joint"] - exlm["joint"] > 0.3
+    assert exlm["own"] - exlm["joint"] > 0.5 and exlm["clones_used"] > 3.8
+    once, turn = (mlm["fillings"][way][0] for way in ("at once", "in turn"))
+    assert once < exlm["fillings"]["at once, best of 16"][0] < turn
+assert 0.2 < np.mean([
+    (branches["spans4", n]["own"] - branches["spans4", n]["joint"])
+    / (branches["spans4", n]["own"] - branches["spans4", n]["in_turn"])
+    for n in SPANS
+]) < 0.3  # fmt: skip
 
 # %% [markdown]
 # ## Expanding late is cheaper, and here it loses little

@@ -110,14 +110,17 @@ def mlm(tmp_path_factory) -> Path:
     return train(tmp_path_factory.mktemp("mlm") / "run", "--objective", "mlm")
 
 
-def test_a_run_goes_on_from_the_weights_and_moments_of_another(mlm, tmp_path):
-    grown = train(tmp_path / "grown", "--from", str(mlm), *GROWN_FROM)
-    before, after = weights(mlm, STEPS), weights(grown, 1)
+@pytest.mark.parametrize("objective", ["mlm", "exlm"])
+def test_a_run_goes_on_from_the_weights_of_another_and_its_moments_if_it_does_not_grow(
+    objective, mlm, tmp_path
+):
+    run = train(tmp_path / "run", "--from", str(mlm), *GROWN_FROM, "--objective", objective)
+    before, after = weights(mlm, STEPS), weights(run, 1)
     moved = [(after[name] - tensor).abs().max() for name, tensor in before.items()]
     assert 0 < max(moved) < 0.02
-    before, after = weights(mlm, STEPS, "optimizer"), weights(grown, 1, "optimizer")
+    before, after = weights(mlm, STEPS, "optimizer"), weights(run, 1, "optimizer")
     for name in [name for name in after if name.endswith("/step")]:
-        assert after[name] == before.get(name, 0) + 1
+        assert after[name] == 1 + (before[name] if objective == "mlm" else 0)
 
 
 def test_the_shipped_model_can_be_gone_on_from_without_moments(tmp_path):

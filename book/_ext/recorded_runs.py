@@ -25,7 +25,7 @@ NEAR = 0.1
 def record_files() -> list[Path]:
     """Files of recorded runs; benchmarks, evidence and downstream tasks, beside them, are none."""
     files = sorted(RESULTS.glob("*.json"))
-    others = ("bench-", "evidence-", "downstream-", "learned-places")
+    others = ("bench-", "evidence-", "downstream-", "learned-places", "links-pilot")
     return [file for file in files if not file.name.startswith(others)]
 
 

@@ -22,7 +22,7 @@ BRANCH: dict[str, Any] = {
 }  # fmt: skip
 TRUNK_STEPS = 20_000
 EXLM: dict[str, Any] = {
-    "objective": "exlm", "model.states_per_mask": 4, "model.expand_at": 2,
+    "objective": "exlm", "model.states_per_mask": 4, "model.expand_at": 3,
     "model.clone_embedding_std": 1.0, "model.transition": "spans",
 }  # fmt: skip
 PARTS: dict[str, dict[str, Any]] = {

@@ -258,7 +258,7 @@ class TrainConfig:
     optimiser and schedule go on; 0: none, as in the paper."""
     start_from: Annotated[str | None, RARE] = None
     """An MLM, or a run of the same objective, that this one goes on from (its directory or one of
-    its checkpoints), with its weights and optimiser, but from step 0; an MLM may grow."""
+    its checkpoints), with its weights, but from step 0; an MLM may grow."""
     chain_warmup: Annotated[float, HALF, RARE] = 0.0
     """exlm only: share of the steps on fixed parallel chains, from grow_at on, and again as much
     to fade them out; 0: none, as in the paper."""

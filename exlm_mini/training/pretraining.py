@@ -159,7 +159,10 @@ class Trainer(Loop):
         }
 
     def begin_from(self, checkpoint: Checkpoint, path: Path) -> None:
-        """Start with the weights and moments of another run, see ``train.start_from``.
+        """Start with the weights of another run, see ``train.start_from``.
+
+        Its moments go on, too, unless an MLM grows: with fresh ones clones learn to differ sooner
+        (``links-pilot.json``).
 
         Args:
             checkpoint: of an MLM, or of a run of this objective.
@@ -181,7 +184,10 @@ class Trainer(Loop):
             )
         try:
             # A model that was shipped has no moments.
-            tensors = {"optimizer": {}, **checkpoint.tensors}
+            moments = checkpoint.tensors.get("optimizer", {})
+            if objective != self.config.objective:
+                moments = {}
+            tensors = {**checkpoint.tensors, "optimizer": moments}
             super()._take_over(self._grown(checkpoint._replace(tensors=tensors)))
         except (RuntimeError, ValueError, KeyError) as error:
             reason = str(error).splitlines()[-1].strip()
