@@ -475,7 +475,7 @@ for name, arm in ARMS.items():
         )
 ax.set(xlabel="cost, in steps of an MLM", ylabel="bits a row", ylim=(8, 16))
 ax.legend(frameon=False)
-fig.tight_layout()
+plt.show()
 
 # %% [markdown]
 # *Grown, ExLM is below an MLM of equal cost in all three,* by 0.45 to 0.69 bits of

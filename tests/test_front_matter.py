@@ -32,7 +32,7 @@ PAGES = {
 RUN_FILES = [
     p
     for p in (BOOK / "results").glob("*.json")
-    if p.name.split("-")[0] not in ("bench", "evidence", "downstream", "learned")
+    if p.name.split("-")[0] not in ("bench", "evidence", "downstream", "learned", "links")
 ]
 ROLES = {
     "recorded": recorded_runs.recorded,

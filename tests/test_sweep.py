@@ -123,7 +123,7 @@ def test_fine_tuning_has_the_seed_of_its_run_and_counts_the_test_rows(tmp_path, 
         assert (tune, seed) == (TASK.tune, 7)
         return SimpleNamespace(metrics=metrics, best_epoch=1, seconds=2.0)
 
-    monkeypatch.setattr(running, "fine_tune", fine_tune)
+    monkeypatch.setattr("exlm_lab.downstream.finetuning.fine_tune", fine_tune)
     monkeypatch.setattr(running, "load_pretrained", lambda *_: None)
     monkeypatch.setattr(Runner, "_problem", lambda *_: problem)
     config = replace(load_base("sweep/toy"), seed=7)

@@ -13,7 +13,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +34,7 @@ from transformers.utils import logging
 
 import exlm_mini.hf as hf
 from exlm_lab.downstream.inputs import padded
-from exlm_lab.downstream.prepared import Part, Problem
+from exlm_lab.downstream.prepared import Part, Problem, identity_of
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.ledger import StoppedError, check_identity
 from exlm_mini.config.checks import UserError
@@ -67,18 +66,6 @@ class Tuned(NamedTuple):
     """Of the encoder and the head."""
     seconds: float
     """Of all starts."""
-
-
-def identity_of(
-    pretrained: Pretrained, problem: Problem, config: TuneConfig, seed: int
-) -> dict[str, Any]:
-    """What identifies a run in its directory and its record; JSON-able."""
-    return {
-        "config": asdict(config) | {"adam_betas": list(config.adam_betas)},
-        "seed": seed,
-        "pretrained_sha256": pretrained.sha256,
-        "problem_sha256": problem.sha256,
-    }
 
 
 def model_for(pretrained: Pretrained, problem: Problem, config: TuneConfig, seed: int) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from exlm_lab.downstream import squad
 from exlm_lab.downstream.catalogue import ReadingConfig, load_task
 from exlm_lab.downstream.inputs import encode_examples
 from exlm_lab.downstream.metrics import evaluate
+from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.spans import EncodedQuestion, choose_answers, encode_question
 from exlm_lab.downstream.task import Examples, Splits, Task
 from exlm_mini.config.checks import UserError
@@ -57,6 +59,18 @@ class Problem(NamedTuple):
     """What a reader of the numbers must know; JSON-able."""
     sha256: str
     """Of all rows and labels, so that results of different data are not mixed."""
+
+
+def identity_of(
+    pretrained: Pretrained, problem: Problem, config: TuneConfig, seed: int
+) -> dict[str, Any]:
+    """What identifies a run in its directory and its record; JSON-able."""
+    return {
+        "config": asdict(config) | {"adam_betas": list(config.adam_betas)},
+        "seed": seed,
+        "pretrained_sha256": pretrained.sha256,
+        "problem_sha256": problem.sha256,
+    }
 
 
 def load_problem(

@@ -21,9 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from exlm_lab.downstream.finetuning import fine_tune, identity_of
 from exlm_lab.downstream.grid import best_setting, is_diverged, key, setting_of
-from exlm_lab.downstream.prepared import Problem
+from exlm_lab.downstream.prepared import Problem, identity_of
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Task
 from exlm_lab.ledger import Ledger, StoppedError, check_identity
@@ -96,6 +95,8 @@ class TuningLedger(Ledger):
         self, cell: TuneConfig, seed: int, on_progress: Callable[[Progress], None]
     ) -> dict[str, Any]:
         """See ``Ledger``."""
+        from exlm_lab.downstream.finetuning import fine_tune  # transformers takes seconds
+
         record = {**self._identity(cell, seed), "is_kept": self.is_kept}
         run = self.pretrained, self.problem, cell, seed, self._running(cell, seed)
         try:

@@ -27,7 +27,6 @@ import torch
 
 from exlm_lab.benchmarks.costs import step_costs
 from exlm_lab.downstream.catalogue import ReadingConfig, load_task
-from exlm_lab.downstream.finetuning import fine_tune
 from exlm_lab.downstream.prepared import Problem, load_problem, make_problem
 from exlm_lab.downstream.task import Examples
 from exlm_lab.experiments.cells import Downstream, with_settings
@@ -206,6 +205,8 @@ class Runner:
             StoppedError: if it was stopped before the last step.
             UserError: if the task cannot be read, or the loss is not finite.
         """
+        from exlm_lab.downstream.finetuning import fine_tune  # transformers takes seconds
+
         pretrained = load_pretrained(self.folder(config, watched), self.report)
         problem = self._problem(downstream, pretrained)
         name = _digest({"downstream": asdict(downstream), "problem": problem.sha256})

@@ -96,8 +96,8 @@ class ModelConfig:
     boundary: Annotated[Literal["official", "paper"], RARE] = "official"
     """official: [BOS] and [EOS] have k scored states each; paper: one unscored state each."""
     transition: Literal["gated", "paper", "ctc", "uniform", "spans", "chains"] = "gated"
-    """How states are linked: released code, §4.2, not at all (two ablations), or within spans of
-    masks that touch (learned, fixed)."""
+    """Links of states: as released, as in §4.2, none (two kinds), or in spans of masks that touch
+    (learned, fixed)."""
     use_position: Annotated[bool, RARE] = True
     """gated and spans only: learned positions beside the features, as in the released code."""
     chain_bonus: Annotated[float, NOT_NEGATIVE, RARE] = 6.0
@@ -159,9 +159,9 @@ class MaskingConfig:
     mask_ratio: Annotated[float, BETWEEN] = 0.15
     """p: share of tokens masked."""
     strategy: Literal["fixed_count", "spans", "units", "bernoulli", "slots"] = "fixed_count"
-    """A fixed number per block; as many in spans, or in units of what belongs together (branches,
-    rings, words, repeated names); independent draws; or a toy grammar's slots."""
-    num_copies: Annotated[int, AT_LEAST_1] = 2
+    """A fixed number per block; as many in spans, or in units (branches, rings, words, repeated
+    names); independent draws; a toy grammar's slots."""
+    num_copies: Annotated[int, AT_LEAST_1, RARE] = 2
     """repeated-mlm only: copies, k of §3."""
     span_length: Annotated[int, AT_LEAST_1, RARE] = 3
     """spans only: tokens that are hidden side by side."""

@@ -45,6 +45,7 @@ OTHER_KINDS = {
         "the output of fine-tuning",
         "give the pre-training run that it started from",
     ),
+    "checkpoint-*": ("a run of fine-tuning", "give the pre-training run that it started from"),
     "step-*": ("the checkpoints of a run", "give the directory above, or one of them"),
     "*/checkpoints/step-*": ("a directory of runs", "give one of them"),
     "config.yaml": ("a run that has not saved one yet", "let it go on, or give another"),
@@ -148,11 +149,6 @@ def load_pretrained(path: Path, report: Callable[[str], None]) -> Pretrained:
         if latest is None:
             raise UserError(f"there is no checkpoint in {path}{_what_it_is(path)}")
         run, checkpoint, path = path, latest, path / "checkpoints" / f"step-{latest.step:06d}"
-    if "identity" in checkpoint.state:
-        raise UserError(
-            f"{path} is a checkpoint of fine-tuning; give the pre-training run that it started "
-            "from"
-        )
     with reading(path, "give a checkpoint of a pre-training run as it was saved"):
         _, config = load_model(checkpoint)  # raises if weights and settings do not fit
         tokenizer, weights = tokenizer_of(run, checkpoint), checkpoint.tensors["model"]
