@@ -144,9 +144,13 @@ def read_csv(name: str, data: Path) -> Table:
     import pandas
 
     path = data if data.is_file() else find_file(data, f"{name}.csv", f"{name}_data.csv")
-    with reading(path), open_decompressed(path) as stream:
+    with (
+        reading(path),
+        open_decompressed(path) as stream,
+        io.TextIOWrapper(stream, "utf-8-sig", newline="") as lines,
+    ):
         # pandas' own reader would accept a truncated row as one with missing answers.
-        header, *rows = csv_rows(path, io.TextIOWrapper(stream, "utf-8-sig", newline=""))
+        header, *rows = csv_rows(path, lines)
         return _table(name, str(path), pandas.DataFrame(rows, None, header, object))
 
 

@@ -26,7 +26,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from exlm_mini.config.checks import UserError, nearest
 from exlm_mini.data.files import open_regular, reading
@@ -106,18 +106,18 @@ def file_documents(path: Path, kind: str, column: str | None = None) -> Iterator
             f"{path} has the unknown suffix '{suffix}'; {nearest(suffix, SUFFIXES)} "
             f"(each also with {' or '.join(COMPRESSIONS)})"
         )
-    if suffix == ".csv":
-        documents: Iterable[str] = _csv_documents(path, column)
-    elif suffix == ".jsonl":
-        documents = _jsonl_documents(path, column)
-    elif suffix == ".parquet":
-        documents = _parquet_documents(path, column)
-    elif is_smiles:
-        documents = _lines(path)
-    else:
-        documents = _paragraphs(path)
     is_empty = True
-    with reading(path):
+    with reading(path), open_decompressed(path) as stream:
+        if suffix == ".csv":
+            documents: Iterable[str] = _csv_documents(path, stream, column)
+        elif suffix == ".jsonl":
+            documents = _jsonl_documents(path, stream, column)
+        elif suffix == ".parquet":
+            documents = _parquet_documents(path, stream, column)
+        elif is_smiles:
+            documents = _lines(path, stream)
+        else:
+            documents = _paragraphs(path, stream)
         for text in map(str.strip, documents):
             if text:
                 is_empty = False
@@ -146,21 +146,20 @@ def open_decompressed(path: Path) -> io.BufferedReader:
     return io.BufferedReader(decompress(path))
 
 
-def _lines(path: Path) -> Iterator[str]:
+def _lines(path: Path, stream: IO[bytes]) -> Iterator[str]:
     """Lines of a UTF-8 file, line ends included."""
-    with reading(path), open_decompressed(path) as stream:
-        for number, raw in enumerate(iter(lambda: stream.readline(LONGEST + 1), b""), start=1):
-            _check_length(path, raw)
-            try:
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-                if "\0" in line:
-                    raise ValueError("it holds a NUL")
-            except ValueError as error:
-                raise UserError(
-                    f"{path} line {number} is not UTF-8 text ({error}); convert it, such as "
-                    "with iconv -f latin1 -t utf-8"
-                ) from None
-            yield line
+    for number, raw in enumerate(iter(lambda: stream.readline(LONGEST + 1), b""), start=1):
+        _check_length(path, raw)
+        try:
+            line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            if "\0" in line:
+                raise ValueError("it holds a NUL")
+        except ValueError as error:
+            raise UserError(
+                f"{path} line {number} is not UTF-8 text ({error}); convert it, such as "
+                "with iconv -f latin1 -t utf-8"
+            ) from None
+        yield line
 
 
 def _check_length(path: Path, text: str | bytes) -> None:
@@ -172,9 +171,9 @@ def _check_length(path: Path, text: str | bytes) -> None:
         )
 
 
-def _paragraphs(path: Path) -> Iterator[str]:
+def _paragraphs(path: Path, stream: IO[bytes]) -> Iterator[str]:
     """Documents of a .txt file: see the table at the top."""
-    lines = (line.rstrip() for line in _lines(path))
+    lines = (line.rstrip() for line in _lines(path, stream))
     head = list(islice(lines, NUM_LINES_SEARCHED))
     has_blank_line = "" in "\n".join(head).strip().split("\n")
     document: list[str] = []
@@ -187,9 +186,9 @@ def _paragraphs(path: Path) -> Iterator[str]:
     yield "\n".join(document)
 
 
-def _csv_documents(path: Path, column: str) -> Iterator[str]:
+def _csv_documents(path: Path, stream: IO[bytes], column: str) -> Iterator[str]:
     """One column of a .csv file."""
-    rows = csv_rows(path, _lines(path))
+    rows = csv_rows(path, _lines(path, stream))
     names = next(rows, [])
     check_column(path, column, names)
     index = names.index(column)
@@ -218,9 +217,9 @@ def csv_rows(path: Path, lines: Iterator[str]) -> Iterator[list[str]]:
         ) from error
 
 
-def _jsonl_documents(path: Path, column: str) -> Iterator[str]:
+def _jsonl_documents(path: Path, stream: IO[bytes], column: str) -> Iterator[str]:
     """One key of a .jsonl file."""
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(_lines(path, stream), start=1):
         if not line.strip():
             continue
         where = f"{path} line {number}"
@@ -230,19 +229,18 @@ def _jsonl_documents(path: Path, column: str) -> Iterator[str]:
         yield document_text(where, column, row[column])
 
 
-def _parquet_documents(path: Path, column: str) -> Iterator[str]:
+def _parquet_documents(path: Path, stream: IO[bytes], column: str) -> Iterator[str]:
     """One column of a .parquet file."""
     import pyarrow.parquet
 
-    with open_decompressed(path) as stream:
-        # Parquet is read from its end, to which a compressed stream cannot seek.
-        is_compressed = path.suffix.lower() in COMPRESSIONS
-        source = io.BytesIO(stream.read()) if is_compressed else stream
-        with pyarrow.parquet.ParquetFile(source) as table:
-            check_column(path, column, table.schema_arrow.names)
-            for batch in table.iter_batches(columns=[column]):
-                for value in batch.column(0).to_pylist():
-                    yield document_text(path, column, value)
+    # Parquet is read from its end, to which a compressed stream cannot seek.
+    is_compressed = path.suffix.lower() in COMPRESSIONS
+    source = io.BytesIO(stream.read()) if is_compressed else stream
+    with pyarrow.parquet.ParquetFile(source) as table:
+        check_column(path, column, table.schema_arrow.names)
+        for batch in table.iter_batches(columns=[column]):
+            for value in batch.column(0).to_pylist():
+                yield document_text(path, column, value)
 
 
 def check_column(source: object, column: str, names: list[str]) -> None:
