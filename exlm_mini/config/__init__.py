@@ -159,8 +159,8 @@ class MaskingConfig:
     mask_ratio: Annotated[float, BETWEEN] = 0.15
     """p: share of tokens masked."""
     strategy: Literal["fixed_count", "spans", "units", "bernoulli", "slots"] = "fixed_count"
-    """A fixed number a row, by single tokens, spans or units (branches, rings, words, names);
-    independent draws; a toy's slots."""
+    """A fixed number of tokens, spans or units (branches, rings, words, names); independent draws;
+    a toy's slots."""
     num_copies: Annotated[int, AT_LEAST_1, RARE] = 2
     """repeated-mlm only: copies, k of §3."""
     span_length: Annotated[int, AT_LEAST_1, RARE] = 3
