@@ -11,6 +11,7 @@ from official import Golden, assert_close, golden_files, state_dict_from_officia
 from refusals import told
 from tiny_runs import tiny_run
 from torch.nn import functional as F
+from transformers import EvalPrediction
 
 import exlm_mini.hf as hf
 from exlm_lab.downstream import finetuning
@@ -175,7 +176,31 @@ def test_a_damaged_checkpoint_is_told_by_its_name(file, pretrained, problem, tmp
         tuned(pretrained, problem, tmp_path, should_stop=lambda: next(steps) == 2)
     path = tmp_path / "checkpoint-2" / file
     path.write_bytes(path.read_bytes()[:100])
-    told(lambda: tuned(pretrained, problem, tmp_path), "checkpoint-2", "delete it")
+    told(lambda: tuned(pretrained, problem, tmp_path), "checkpoint-2", "sha256", "restore it")
+
+
+def test_a_checkpoint_that_was_cut_off_is_left_for_an_earlier_one(
+    pretrained, problem, tmp_path
+):
+    steps = iter(range(1, 99))
+    with pytest.raises(StoppedError):
+        tuned(pretrained, problem, tmp_path, should_stop=lambda: next(steps) == 5)
+    shutil.copytree(tmp_path / "checkpoint-5", tmp_path / "checkpoint-9")
+    (tmp_path / "checkpoint-9" / "optimizer.pt").write_bytes(b"cut")
+    seen = []
+    run = tuned(pretrained, problem, tmp_path, on_progress=seen.append)
+    assert seen[0].step == 6 and len(run.history) == 4
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_score_that_is_not_finite_stops_the_run(value, pretrained, problem, tmp_path):
+    watcher = finetuning._Watcher(print, lambda: False, lambda: 0.0)
+    device = torch.device("cpu")
+    trainer = finetuning._trainer(pretrained, problem, CONFIG, 1, tmp_path, device, watcher)
+    scores_RC = np.zeros((len(problem.parts["validation"].rows), 2))
+    scores_RC[3, 1] = value
+    with pytest.raises(DivergedError, match="^a score is not finite; lower learning_rate"):
+        trainer.compute_metrics(EvalPrediction(scores_RC, None))
 
 
 def test_a_directory_of_another_run_is_refused(pretrained, problem, tmp_path):

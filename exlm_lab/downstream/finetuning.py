@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -157,16 +158,20 @@ def fine_tune(
 
 
 def _intact_checkpoint(directory: Path, digests: Mapping[str, str]) -> str | None:
-    """The last checkpoint in a run's directory; ``UserError`` if it is not as it was saved."""
-    checkpoint = get_last_checkpoint(str(directory))
-    if checkpoint is not None and _digest(Path(checkpoint)) != digests.get(
-        Path(checkpoint).name
-    ):
-        raise UserError(
-            f"{checkpoint} is damaged: its sha256 is another; delete it, and the run goes on from "
-            "an earlier one"
-        )
-    return checkpoint
+    """The last checkpoint in a run's directory.
+
+    One that was cut off while it was saved is removed. Raises ``UserError`` if the last or the best
+    is not as it was saved.
+    """
+    for checkpoint in directory.glob("checkpoint-*"):
+        if checkpoint.name not in digests:
+            shutil.rmtree(checkpoint)
+        elif _digest(checkpoint) != digests[checkpoint.name]:
+            raise UserError(
+                f"{checkpoint} is damaged: its sha256 is another; restore it from a copy, or "
+                f"delete {directory}, and the run is made again"
+            )
+    return get_last_checkpoint(str(directory))
 
 
 def _digest(checkpoint: Path) -> str:
@@ -260,7 +265,7 @@ def _trainer(
     def judge(predicted: EvalPrediction) -> dict[str, float]:
         scores = _rows(predicted.predictions, part)
         if not all(np.isfinite(row).all() for row in scores):
-            raise DivergedError(_advice("scores are not finite", args))
+            raise DivergedError(_advice("a score", args))
         return part.judge(scores)
 
     pad = pretrained.tokenizer.special_ids.pad
