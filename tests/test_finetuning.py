@@ -199,7 +199,7 @@ def test_a_score_that_is_not_finite_stops_the_run(value, pretrained, problem, tm
     trainer = finetuning._trainer(pretrained, problem, CONFIG, 1, tmp_path, device, watcher)
     scores_RC = np.zeros((len(problem.parts["validation"].rows), 2))
     scores_RC[3, 1] = value
-    with pytest.raises(DivergedError, match="^a score is not finite; lower learning_rate"):
+    with pytest.raises(DivergedError, match=r"^a score is not finite; lower learning_rate"):
         trainer.compute_metrics(EvalPrediction(scores_RC, None))
 
 
