@@ -178,6 +178,14 @@ for module in {CORE_MODULES!r}:
     assert result.returncode == 0, result.stderr
 
 
+def test_preparing_data_needs_no_torch():
+    program = "import sys; sys.modules['torch'] = None; import exlm_mini.prepare"
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+
+
 @pytest.mark.parametrize(
     ("library", "extra", "door"),
     [

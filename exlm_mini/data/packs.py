@@ -20,9 +20,9 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from exlm_mini.config import SpecialIds
 from exlm_mini.config.checks import UserError
@@ -36,6 +36,9 @@ from exlm_mini.data.files import (
 )
 from exlm_mini.data.rows import Counts, Rows
 from exlm_mini.data.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # preparing data needs no torch
+    import torch
 
 FORMAT = "exlm-mini pack"
 VERSION = 1
@@ -235,6 +238,8 @@ class Pack:
         Raises:
             IndexError: if there is no such row.
         """
+        import torch
+
         indices = np.asarray(indices, dtype=np.int64).reshape(-1)
         if len(indices) and not (indices.min() >= 0 and indices.max() < len(self)):
             raise IndexError(

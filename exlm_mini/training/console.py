@@ -12,11 +12,14 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from exlm_mini.config.checks import UserError, missing_extra
 from exlm_mini.config.options import Debugging
 from exlm_mini.data.files import refused
-from exlm_mini.training.loop import Progress
+
+if TYPE_CHECKING:  # commands that do not train start without torch
+    from exlm_mini.training.loop import Progress
 
 INTERRUPTED = 130
 """Exit code of a command that was asked to stop; shells report interrupts this way."""
