@@ -164,11 +164,7 @@ def with_palette(png: str) -> str:
 
 
 def execute(source: Path) -> None:
-    """Run all cells in place; the notebook is written when all have run.
-
-    Raises:
-        UserError: a cell failed, and how.
-    """
+    """Run all cells in place; the notebook is written when all have run."""
     from nbclient import NotebookClient
     from nbclient.exceptions import CellControlSignal, DeadKernelError
 

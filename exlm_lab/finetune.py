@@ -62,11 +62,7 @@ class Request(NamedTuple):
     reading: ReadingConfig
 
     def settings(self, task: str) -> list[TuneConfig]:
-        """The settings to try for a task.
-
-        Raises:
-            UserError: several, and not asked for a grid.
-        """
+        """The settings to try for a task."""
         settings = self.recipe.spaces.get(task, Space()).settings(self.base)
         if len(settings) > 1 and not self.options.grid:
             raise UserError(
@@ -113,11 +109,7 @@ def _parser() -> Any:
 
 
 def parse(argv: list[str]) -> Request:
-    """Read the command line; ``--help`` prints and exits.
-
-    Raises:
-        UserError: for an unknown option, task or recipe, or a value that cannot be.
-    """
+    """Read the command line; ``--help`` prints and exits."""
     found = _parser().parse_args(argv)
     for option, rule in (("threads", THREADS), ("max-unknown", SHARE)):
         value = found[option.replace("-", "_")]
@@ -180,11 +172,7 @@ def run(request: Request) -> bool:
 
 
 def _tasks(request: Request, pretrained: Pretrained) -> list[str]:
-    """The tasks asked for; where none is named, those that are meant, which is said.
-
-    Raises:
-        UserError: for one that consists of what the model was not trained on.
-    """
+    """The tasks asked for; where none is named, those that are meant, which is said."""
     kind = pretrained.input
     tasks = request.options.task
     if not tasks:

@@ -44,7 +44,6 @@ class Ledger(ABC):
 
         Raises:
             StoppedError: if it was stopped; the next call goes on from there.
-            UserError: as training and fine-tuning would.
         """
 
     def write(self, path: Path, record: Mapping[str, Any]) -> None:
@@ -72,11 +71,7 @@ class Ledger(ABC):
 def check_identity(
     where: object, record: Mapping[str, Any], identity: Mapping[str, Any], remedy: str
 ) -> None:
-    """Refuse a record if it is not of the run that ``identity`` describes.
-
-    Raises:
-        UserError: naming the first difference, and the remedy.
-    """
+    """Refuse a record if it is not of the run that ``identity`` describes."""
     for name, value in identity.items():
         if record.get(name) != value:
             raise UserError(

@@ -82,11 +82,7 @@ def queue(sweeps: dict[str, list[Cell]], seeds: list[int]) -> list[Run]:
 
 
 def select(names: list[str], patterns: list[str] | None = None) -> dict[str, list[Cell]]:
-    """The cells of sweeps and experiments by name.
-
-    Raises:
-        UserError: if a name or a pattern fits nothing.
-    """
+    """The cells of sweeps and experiments by name."""
     words = [STUDY, *catalogue.EXPERIMENTS]
     selected: dict[str, list[Cell]] = {}
     for word in names:
@@ -111,11 +107,7 @@ def select(names: list[str], patterns: list[str] | None = None) -> dict[str, lis
 
 
 def with_data(runs: list[Run], runner: Runner) -> list[Run]:
-    """The runs whose data are there; each reason to leave others out is given once.
-
-    Raises:
-        UserError: if there are no data for any.
-    """
+    """The runs whose data are there; each reason to leave others out is given once."""
     possible = []
     reasons: dict[str, str] = {}
     for run in runs:
@@ -136,7 +128,6 @@ def work(runs: list[Run], output: Path, runner: Runner, requests: Requests) -> N
 
     Raises:
         StoppedError: if that was asked for; the next call goes on from there.
-        UserError: if something cannot be read or written, or a training goes wrong.
     """
     ledgers = _ledgers(runs, output, runner)
     possible = with_data(runs, runner)

@@ -148,7 +148,7 @@ def test_as_many_seeds_are_planned_as_the_cells_compared_have(tmp_path):
     }
     assert planned == {
         "repeated-mlm": 3, "competence": 10, "ladder": 10, "molecules": 5, "parts": 10,
-        "k-and-p": 3, "ablations": 3, "escape": 5,
+        "k-and-p": 10, "ablations": 3, "escape": 5,
     }  # fmt: skip
 
 

@@ -88,11 +88,7 @@ def made(name: str) -> list[tuple[str, str]]:
 
 
 def sweep_page(name: str) -> str:
-    """Tables of a sweep as Markdown; of ``study``, every claim with its evidence.
-
-    Raises:
-        UserError: if there is no such sweep, or no record of it.
-    """
+    """Tables of a sweep as Markdown; of ``study``, every claim with its evidence."""
     if name == "study":
         return _in_a_section(verdicts.report(RESULTS))
     return _in_a_section(tables.report(name, RESULTS).partition("\n")[2])

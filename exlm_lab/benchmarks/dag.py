@@ -103,9 +103,6 @@ def load_extra_backend(path: Path) -> LogLikelihood:
 
     Args:
         path: a Python file, or the folder of a checkout of the released code.
-
-    Raises:
-        UserError: there is no such file, it does not run, or defines no such function.
     """
     file, name = path, "log_likelihood"
     if path.is_dir():

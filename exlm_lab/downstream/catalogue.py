@@ -45,11 +45,7 @@ def task_names() -> list[str]:
 
 
 def input_of(name: str) -> str:
-    """The kind of data of a task: text, smiles or toy.
-
-    Raises:
-        UserError: for an unknown task.
-    """
+    """The kind of data of a task: text, smiles or toy."""
     if name not in task_names():
         raise UserError(f"unknown task '{name}'; {nearest(name, task_names())}")
     if name == inference.NAME:
@@ -67,9 +63,6 @@ def load_task(
         data: directory or file of the benchmark; None: the hub, or embedded data.
         reading: of molecules.
         tokenizer: of the checkpoint; decides whether stereo marks are removed.
-
-    Raises:
-        UserError: see the readers.
     """
     if name in glue.TASKS:
         return glue.TASKS[name], glue.load_glue(name, data)

@@ -112,7 +112,6 @@ def fine_tune(
     Raises:
         StoppedError: if it was asked to stop.
         DivergedError: if a loss or a score is not finite.
-        UserError: for an unknown device, or a directory of another run.
     """
     chosen, start = choose_device(device), time.monotonic()
     identity, run = identity_of(pretrained, problem, config, seed), directory / RUN

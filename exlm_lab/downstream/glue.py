@@ -62,9 +62,6 @@ def load_glue(name: str, source: Path | None = None) -> Splits:
     Returns:
         train and validation; no test. MNLI's validation is the matched half, ``others`` holds
         ``validation-mismatched``.
-
-    Raises:
-        UserError: for a missing folder, file or column, a label outside the range, an empty split.
     """
     halves = ("-matched", "-mismatched") if name == "mnli" else ("",)
     names = ["train", *(f"validation{half}" for half in halves)]

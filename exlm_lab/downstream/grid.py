@@ -61,11 +61,7 @@ class Tuning(NamedTuple):
 
 
 def check_seeds(name: str, seeds: tuple[int, ...]) -> None:
-    """Refuse seeds that are none, or some of them equal.
-
-    Raises:
-        UserError: naming them.
-    """
+    """Refuse seeds that are none, or some of them equal."""
     check_integers({name: seeds})
     if not seeds or len(set(seeds)) < len(seeds):
         raise UserError(f"{name} is {list(seeds)}; give different ones")
@@ -111,11 +107,7 @@ def setting_of(record: dict[str, Any]) -> TuneConfig:
 
 
 def best_setting(records: list[dict[str, Any]], task: Task) -> TuneConfig:
-    """The setting whose run has the highest metric on the validation rows, of equals the first.
-
-    Raises:
-        UserError: if every run diverged.
-    """
+    """The setting whose run has the highest metric on the validation rows, of equals the first."""
     done = [record for record in records if not is_diverged(record)]
     if not done:
         raise UserError(f"{task.name}: every run diverged; try lower learning rates")

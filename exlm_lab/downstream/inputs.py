@@ -39,9 +39,6 @@ def encode_examples(
         rows: R times int32 ids, boundaries included, not padded.
         notes: how many there are, the tokens of the longest, how many were cut and by how many
             tokens, and the share of [UNK] among all tokens before any was cut.
-
-    Raises:
-        UserError: if the positions of the model hold no row at all.
     """
     encoded = iter(tokenizer.encode_batch([text for example in texts for text in example]))
     rows, num_truncated, num_tokens, num_cut, num_unknown = [], 0, 0, 0, 0

@@ -33,9 +33,6 @@ def evaluate(task: Task, scores_RC: np.ndarray, labels: np.ndarray) -> dict[str,
         ``pearson`` and ``spearman``. ``labels``: ``roc_auc``, the mean over the tasks counted, and
         ``num_tasks``, their number. Undefined correlations, such as that of a constant prediction,
         are 0.
-
-    Raises:
-        UserError: if no yes-no answer can be scored.
     """
     from scipy import stats
     from sklearn import metrics
@@ -74,9 +71,6 @@ def mean_roc_auc(scores_RC: np.ndarray, labels_RC: np.ndarray) -> tuple[float, i
     Returns:
         mean: the average over the tasks counted, in [0, 1].
         num_tasks: the number of these.
-
-    Raises:
-        UserError: if no task has both answers.
     """
     from sklearn.metrics import roc_auc_score
 

@@ -85,10 +85,6 @@ def load(
         rule: one of ``scaffolds.RULES``.
         seed: of ``random``.
         cleaning: of each molecule, after the split.
-
-    Raises:
-        UserError: for a missing or damaged file, wrong columns, a label other than 0, 1 or empty,
-            or an empty part.
     """
     table = read_hub(name) if data is None else read_csv(name, data)
     splits = splits_of(table, split(table.smiles, rule, seed), rule, cleaning)
@@ -97,11 +93,7 @@ def load(
 
 
 def splits_of(table: Table, rows: Split, rule: str, cleaning: Cleaning) -> Splits:
-    """The examples of a split table, with notes for the reader of its numbers.
-
-    Raises:
-        UserError: for an empty part.
-    """
+    """The examples of a split table, with notes for the reader of its numbers."""
     from rdkit import rdBase
 
     counts, parts = CleaningCounts(), []
@@ -136,11 +128,7 @@ def splits_of(table: Table, rows: Split, rule: str, cleaning: Cleaning) -> Split
 
 
 def read_csv(name: str, data: Path) -> Table:
-    """A set from its CSV file, or from a directory with a file named after the set.
-
-    Raises:
-        UserError: see ``load``.
-    """
+    """A set from its CSV file, or from a directory with a file named after the set."""
     import pandas
 
     path = data if data.is_file() else find_file(data, f"{name}.csv", f"{name}_data.csv")

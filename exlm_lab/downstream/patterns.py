@@ -45,9 +45,6 @@ def load(
         rule: see ``scaffolds``.
         seed: of the rule ``random``.
         cleaning: what is done to each molecule after the split.
-
-    Raises:
-        UserError: if RDKit or its data directory is missing.
     """
     smiles = list(embedded_molecules())
     table = Table("the embedded molecules", smiles, tuple(PATTERNS), labels_of(smiles))

@@ -99,9 +99,6 @@ def make_problem(
         splits: its examples.
         pretrained: whose vocabulary and length they must fit; trained on what the task consists of.
         max_unknown: largest share of [UNK] among the training tokens.
-
-    Raises:
-        UserError: a vocabulary of other data, rows that cannot be scored, or that cannot fit.
     """
     named = {"train": splits.train, "validation": splits.validation}
     if splits.test is not None:
@@ -146,9 +143,6 @@ def make_span_problem(
         data: training and dev set.
         pretrained: a model of text.
         max_unknown: largest share of [UNK] among the training tokens.
-
-    Raises:
-        UserError: a vocabulary of other data, or too few positions.
     """
     length = min(WINDOW_LENGTH, pretrained.layout.room(2) + 4)
     max_question = min(MAX_QUESTION, (length - 4) // 3)

@@ -42,11 +42,7 @@ ACCURACIES = {
 
 
 def task_record(result: Result, recipe: Tuning) -> dict[str, Any]:
-    """Everything about one task, JSON-able; metrics in percent.
-
-    Raises:
-        UserError: if every run diverged.
-    """
+    """Everything about one task, JSON-able; metrics in percent."""
     name, metric = result.task.name, result.task.metric
     cells = [cell for cell in result.cells if not is_diverged(cell)]
     if not cells:
@@ -92,11 +88,7 @@ def write_results(
     recipe: Tuning,
     made_with: dict[str, Any],
 ) -> dict[str, Any]:
-    """Add a task to ``results.json`` and ``table.md``; returns the contents of ``results.json``.
-
-    Raises:
-        UserError: if the file is damaged, or of another checkpoint.
-    """
+    """Add a task to ``results.json`` and ``table.md``; returns the contents of ``results.json``."""
     tasks = check_results(output, pretrained)
     tasks[task] = {**record, "recipe": recipe.name, "made_with": made_with}
     model = pretrained.config
@@ -117,11 +109,7 @@ def write_results(
 
 
 def check_results(output: Path, pretrained: Pretrained) -> dict[str, dict[str, Any]]:
-    """The tasks in ``results.json`` of a directory; none if there is no such file.
-
-    Raises:
-        UserError: if the file is damaged, or of another checkpoint.
-    """
+    """The tasks in ``results.json`` of a directory; none if there is no such file."""
     path = output / RESULTS
     if not path.exists():
         return {}

@@ -149,7 +149,6 @@ def tune(ledger: TuningLedger, settings: list[TuneConfig], seeds: tuple[int, ...
 
     Raises:
         StoppedError: if it was asked to stop.
-        UserError: if every run of a search diverged.
     """
     task, numbers = ledger.problem.task, itertools.count(1)
 

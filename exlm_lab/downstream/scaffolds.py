@@ -60,9 +60,6 @@ def split(smiles: Sequence[str], rule: str = "unimol", seed: int = 0) -> Split:
         smiles: one molecule per row, as spelled in the benchmark.
         rule: one of ``RULES``.
         seed: of ``random``.
-
-    Raises:
-        UserError: if RDKit is missing.
     """
     require_rdkit()
     accepted, rejected = [], []

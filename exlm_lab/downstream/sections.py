@@ -41,9 +41,6 @@ def load(seed: int = 0) -> tuple[Task, Splits]:
         task: the classes in alphabetical order.
         splits: passages as text. ``notes`` has ``majority_accuracy``, the test accuracy of always
             guessing the largest section of the training set.
-
-    Raises:
-        UserError: if this Python has no manual, or one too short.
     """
     passages = passages_by_section()
     classes = tuple(sorted(h for h, found in passages.items() if len(found) >= MIN_PASSAGES))

@@ -51,11 +51,7 @@ class Squad(NamedTuple):
 
 
 def load_squad(source: Path | None = None) -> Squad:
-    """The data set, from a directory with its two files, plain or compressed, or from the hub.
-
-    Raises:
-        UserError: if a file is missing or is not SQuAD's.
-    """
+    """The data set, from a directory with its two files, plain or compressed, or from the hub."""
     if source is None:
         hub = load_hub(HUB_ID)
         where = f"the hub data set {HUB_ID}"
@@ -65,11 +61,7 @@ def load_squad(source: Path | None = None) -> Squad:
 
 
 def read_file(path: Path) -> tuple[list[Question], int]:
-    """The questions of one file of the official JSON, at least one; see ``read_questions``.
-
-    Raises:
-        UserError: if the file cannot be read, or a part of it is missing.
-    """
+    """The questions of one file of the official JSON, at least one; see ``read_questions``."""
     with reading(path):
         with open_decompressed(path) as stream:
             dataset = json.load(stream, object_pairs_hook=_Row)

@@ -62,9 +62,6 @@ def find_file(directory: Path, *names: str) -> Path:
     Args:
         directory: to search.
         names: without the suffix of a compression.
-
-    Raises:
-        UserError: if there is none; lists the files in the directory.
     """
     with reading(directory):
         there = {path.name.lower(): path for path in sorted(directory.iterdir())}
@@ -86,9 +83,6 @@ def find_column(source: object, header: Sequence[str], *names: str) -> int:
         source: of the table, for messages.
         header: the names of all columns.
         names: of the column, the first that occurs counts.
-
-    Raises:
-        UserError: if none of the names occurs, or the first that does occurs twice.
     """
     known = [name.strip().casefold() for name in header]
     for name in names:
@@ -107,11 +101,7 @@ def find_column(source: object, header: Sequence[str], *names: str) -> int:
 
 
 def load_hub(name: str, *config: str) -> Any:
-    """All splits of a data set of the hub.
-
-    Raises:
-        UserError: if it cannot be loaded.
-    """
+    """All splits of a data set of the hub."""
     import datasets
 
     datasets.disable_progress_bars()

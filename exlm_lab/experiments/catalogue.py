@@ -17,11 +17,7 @@ def planned() -> list[Experiment]:
 
 
 def experiment(name: str) -> Experiment:
-    """The experiment of a name.
-
-    Raises:
-        UserError: if there is none.
-    """
+    """The experiment of a name."""
     if name not in EXPERIMENTS:
         raise UserError(f"there is no sweep '{name}'; {nearest(name, EXPERIMENTS)}")
     return EXPERIMENTS[name]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -22,6 +23,8 @@ BASES = PRETRAINING._replace(
 CLONES, CHAINS = {"model.clone_embedding_std": 1.0}, {"train.chain_warmup": 0.25}
 CURES = CLONES | CHAINS
 """Against the symmetric start, as in the small recipes; not in the paper (``saddle`` is why)."""
+MLM: dict[str, Any] = {"objective": "mlm"}
+TIMED: dict[str, Any] = {"is_timed": True, "seeds": (1,)}
 
 
 @dataclass(frozen=True)
@@ -74,31 +77,37 @@ class Cell:
         Args:
             seed: of weights, data order, masks, dropout.
             changed: more dotted settings, such as a number of steps that was measured.
-
-        Raises:
-            UserError: if a setting is unknown, or a value cannot be.
         """
         return with_settings(
             load_base(self.base), {**self.settings, **(changed or {}), "seed": seed}
         )
 
 
+def grid(*axes: Mapping[str, Mapping[str, Any]], **common: Any) -> tuple[Cell, ...]:
+    """A cell for every combination of one entry of each axis.
+
+    Args:
+        axes: by name, dotted settings and fields of ``Cell``; where entries say the same, the last
+            counts. Names are joined by a dash, and the first axis varies slowest.
+        common: fields that all cells have, unless an entry says otherwise.
+    """
+    cells = []
+    for entries in itertools.product(*(axis.items() for axis in axes)):
+        settings = {name: value for _, entry in entries for name, value in entry.items()}
+        own = {f.name: settings.pop(f.name) for f in fields(Cell) if f.name in settings}
+        name = "-".join(name for name, _ in entries)
+        cells.append(Cell(**{"name": name, "settings": settings, **common, **own}))
+    return tuple(cells)
+
+
 @cache
 def load_base(name: str) -> RunConfig:
-    """The settings of a recipe by name, those of ``recipes/sweep`` too.
-
-    Raises:
-        UserError: if there is no such recipe.
-    """
+    """The settings of a recipe by name, those of ``recipes/sweep`` too."""
     return load_recipe(name, BASES if name.startswith(BASES.prefix) else PRETRAINING)
 
 
 def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
-    """The same with dotted settings replaced.
-
-    Raises:
-        UserError: if a setting is unknown, or a value cannot be.
-    """
+    """The same with dotted settings replaced."""
     nested = asdict(config)
     for name, value in settings.items():
         group, _, key = name.rpartition(".")

@@ -90,11 +90,7 @@ def draw_ladder(ax: Axes, table: pd.DataFrame) -> None:
 
 
 def ladder_picture(results: Path, output: Path) -> None:
-    """Draw the front page's figure, ``draw_ladder`` of the records.
-
-    Raises:
-        UserError: if a record is damaged.
-    """
+    """Draw the front page's figure, ``draw_ladder`` of the records."""
     use_book_style()
     figure, ax = plt.subplots(figsize=(6.2, 3.4))
     draw_ladder(ax, runs("ladder", results))

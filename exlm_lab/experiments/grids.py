@@ -6,11 +6,11 @@ Every cell takes minutes of one core. Nothing here was planned as the study is.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from exlm_lab.downstream.settings import TuneConfig
-from exlm_lab.experiments.cells import CURES, Cell, Claim, Downstream, Experiment, Input
+from exlm_lab.experiments import cells
+from exlm_lab.experiments.cells import CURES, MLM, Cell, Claim, Downstream, Experiment, Input
 from exlm_lab.experiments.correlations import (
     Grid,
     drop_at_low_share,
@@ -19,6 +19,50 @@ from exlm_lab.experiments.correlations import (
 )
 from exlm_lab.experiments.metric_names import PROBE
 from exlm_lab.experiments.records import DOWNSTREAM
+
+_PLAIN: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0, "weight_decay": 0.01}
+_INPUTS: dict[Input, dict[str, Any]] = {
+    "toy": {
+        "base": "sweep/toy",
+        # Chosen on two models of repeated-mlm (p = 15% and 62.2%, seed 1), because most stayed at
+        # chance without clipping and a long warm-up; many still do.
+        "downstream": Downstream(
+            "toy-inference",
+            TuneConfig(
+                epochs=3, batch_size=8, learning_rate=2e-3, clip_norm=1.0, warmup_share=0.2,
+                **_PLAIN,
+            ),
+            2000, 300, 1500,
+        ),
+    },
+    "english": {
+        "base": "sweep/english",
+        "seeds": (1, 2),
+        "downstream": Downstream(
+            "sections", TuneConfig(epochs=6, batch_size=16, learning_rate=1e-3, **_PLAIN)
+        ),
+    },
+    # Half of the study's model and a third of its steps: some cells read eight copies.
+    "molecules": {
+        "base": "sweep/smiles",
+        "model.num_layers": 2, "model.width": 64, "model.ffn_width": 256,
+        "model.max_positions": 1024, "train.steps": 1000, "train.warmup_steps": 100,
+    },
+    # Four moods of three words each in two slots, and a state for each mood.
+    "slots": {
+        "base": "sweep/slots", "data.grammar": "quartets", "model.states_per_mask": 4,
+    },
+}  # fmt: skip
+"""By input: recipe, task, and settings that differ from the recipe's."""
+TEN_SEEDS = {"seeds": tuple(range(1, 11))}
+
+
+def grid(kind: Input, *axes: dict[str, dict[str, Any]]) -> tuple[Cell, ...]:
+    """Cells on an input, see ``cells.grid``."""
+    return cells.grid({kind: _INPUTS[kind]}, *axes, input=kind)
+
+
+# ---- Repeated MLM ----
 
 REPEATED = {
     0.0225: (1,),
@@ -30,134 +74,90 @@ REPEATED = {
 """Mask ratio p: numbers of copies k, the 14 cells of Figures 3, 4 and 5."""
 REPEATED_ON_TEXT = ((0.15, 1), (0.387, 1), (0.387, 2), (0.789, 1))
 """Two pairs of cells: equal shares at different ratios, and two shares that are too high."""
-
-
-_PLAIN: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0, "weight_decay": 0.01}
-_TASKS = {
-    # Chosen on two models of repeated-mlm (p = 15% and 62.2%, seed 1), because most stayed at
-    # chance without clipping and a long warm-up; many still do.
-    "toy": Downstream(
-        "toy-inference",
-        TuneConfig(
-            epochs=3, batch_size=8, learning_rate=2e-3, clip_norm=1.0, warmup_share=0.2, **_PLAIN
-        ),
-        2000, 300, 1500,
-    ),
-    "english": Downstream(
-        "sections", TuneConfig(epochs=6, batch_size=16, learning_rate=1e-3, **_PLAIN)
-    ),
-}  # fmt: skip
-"""Fine-tuning by input; the others have none."""
-_SIZES: dict[str, dict[str, Any]] = {
-    # Half of the study's model and a third of its steps: some cells read eight copies.
-    "molecules": {
-        "model.num_layers": 2, "model.width": 64, "model.ffn_width": 256,
-        "model.max_positions": 1024, "train.steps": 1000, "train.warmup_steps": 100,
-    },
-    # Four moods of three words each in two slots, and a state for each mood.
-    "slots": {"data.grammar": "quartets", "model.states_per_mask": 4},
-}  # fmt: skip
-_RECIPES = {"molecules": "sweep/smiles"}
-
-
-def _cell(kind: Input, name: str, settings: dict[str, Any], **other: Any) -> Cell:
-    """A cell on an input, with the sizes, seeds and task of that input."""
-    seeds = (1, 2) if kind == "english" else (1, 2, 3)
-    settings = {**_SIZES.get(kind, {}), **settings}
-    base = _RECIPES.get(kind, f"sweep/{kind}")
-    other = {"downstream": _TASKS.get(kind), "seeds": seeds, **other}
-    return Cell(f"{kind}-{name}", kind, base, settings, **other)
-
-
-# ---- Repeated MLM ----
-
 _GRID = tuple((p, k) for p, copies in REPEATED.items() for k in copies)
 _PLACES: dict[Input, tuple[tuple[float, int], ...]] = {
     "toy": _GRID, "english": REPEATED_ON_TEXT, "molecules": _GRID,
 }  # fmt: skip
-_REPEATED_MLM = tuple(
-    _cell(
-        kind, f"p{p:g}-k{k}",
-        {"objective": "repeated-mlm", "masking.mask_ratio": p, "masking.num_copies": k},
-        paper=("Figure 3", f"p={100 * p:.3g}%, k={k}"),
-    )
-    for kind, places in _PLACES.items()
-    for p, k in places
-)  # fmt: skip
+
+
+def _repeated(p: float, k: int) -> dict[str, Any]:
+    return {
+        "objective": "repeated-mlm", "masking.mask_ratio": p, "masking.num_copies": k,
+        "paper": ("Figure 3", f"p={100 * p:.3g}%, k={k}"),
+    }  # fmt: skip
+
 
 # ---- parts of ExLM ----
-
-_MLM: dict[str, Any] = {"objective": "mlm"}
 
 
 def _exlm(num_states: int = 4) -> dict[str, Any]:
     return {"objective": "exlm", "model.states_per_mask": num_states, **CURES}
 
 
-_VARIANTS: dict[str, tuple[dict[str, Any], tuple[str, str] | None]] = {
-    "exlm": ({}, ("Table 2", "ExLM")),
-    "rope-1d": ({"model.rope": "1d"}, ("Table 2", "ExLM w/o 2D RoPE")),
-    "ctc": ({"model.transition": "ctc"}, ("Table 2", "ExLM w/o Transitions")),
-    "uniform": ({"model.transition": "uniform"}, None),
-    "paper-transition": ({"model.transition": "paper"}, None),
-    "paper-boundary": ({"model.boundary": "paper"}, None),
-    "sparse": ({"model.sparse": True}, ("Table 13", "ExLM w/ Sparse DAG")),
-}
-"""Variants of ExLM: settings, row of the paper."""
+_VARIANTS: dict[str, dict[str, Any]] = {
+    "exlm": {**_exlm(), "paper": ("Table 2", "ExLM")},
+    "rope-1d": {**_exlm(), "model.rope": "1d", "paper": ("Table 2", "ExLM w/o 2D RoPE")},
+    "ctc": {
+        **_exlm(), "model.transition": "ctc", "paper": ("Table 2", "ExLM w/o Transitions"),
+    },
+    "uniform": {**_exlm(), "model.transition": "uniform"},
+    "paper-transition": {**_exlm(), "model.transition": "paper"},
+    "paper-boundary": {**_exlm(), "model.boundary": "paper"},
+    "sparse": {
+        **_exlm(), "model.sparse": True, "paper": ("Table 13", "ExLM w/ Sparse DAG"),
+    },
+}  # fmt: skip
+_VANILLA = {"mlm": {**MLM, "paper": ("Table 2", "Vanilla MLM")}}
+
+
+def _paid(kind: Input) -> dict[str, dict[str, Any]]:
+    """MLM, and MLM at the cost of ExLM."""
+    paper = ("Table 2", "Vanilla MLM++")
+    return _VANILLA | {"mlm++": {**MLM, "paper": paper, "cost_of": ("cost", f"{kind}-k4")}}
+
+
 _ON_TEXT = {
     "exlm": _VARIANTS["exlm"],
-    "late": ({"model.expand_at": 1}, None),  # of two layers
+    "late": {**_exlm(), "model.expand_at": 1},  # of two layers
     "ctc": _VARIANTS["ctc"],
 }
-"""On English."""
-_VARIANTS_OF: dict[Input, dict[str, tuple[dict[str, Any], tuple[str, str] | None]]] = {
-    "toy": _VARIANTS, "slots": _VARIANTS, "english": _ON_TEXT,
-}  # fmt: skip
-
-
-def _ablations(kind: Input) -> tuple[Cell, ...]:
-    """The variants on an input, MLM, and MLM at equal cost."""
-    variants = tuple(
-        _cell(kind, name, {**_exlm(), **settings}, paper=paper)
-        for name, (settings, paper) in _VARIANTS_OF[kind].items()
-    )
-    mlm = _cell(kind, "mlm", _MLM, paper=("Table 2", "Vanilla MLM"))
-    paid = _cell(
-        kind, "mlm++", _MLM, paper=("Table 2", "Vanilla MLM++"), cost_of=("cost", f"{kind}-k4")
-    )
-    cells = (*variants, mlm, paid)
-    if kind == "slots":
-        return cells[:-1]  # no number of steps takes an MLM below its floor
-    return tuple(replace(cell, seeds=(1, 2, 3)) for cell in cells)
-
+_THREE_SEEDS = {"seeds": (1, 2, 3)}
+_ABLATIONS = (
+    *grid("toy", _VARIANTS | _paid("toy")),
+    *grid("slots", _VARIANTS | _VANILLA),  # no number of steps takes an MLM below its floor
+    *grid(
+        "english", {n: {**v, **_THREE_SEEDS} for n, v in (_ON_TEXT | _paid("english")).items()}
+    ),
+)
 
 # ---- states, mask ratio, cost ----
 
 
-def _of_table_4(kind: Input, p: float, ks: tuple[int, ...]) -> tuple[Cell, ...]:
+def _of_table_4(p: float, ks: tuple[int, ...], **other: Any) -> dict[str, dict[str, Any]]:
     """MLM and ExLM with k states at a mask ratio p."""
-    ratio, row = {"masking.mask_ratio": p}, f"{100 * p:g}%, "
-    mlm = _cell(kind, f"p{p:g}-mlm", {**_MLM, **ratio}, paper=("Table 4", f"{row}Vanilla MLM"))
-    exlm = (
-        _cell(
-            kind, f"p{p:g}-k{k}", {**_exlm(k), **ratio}, paper=("Table 4", f"{row}ExLM k={k}")
-        )
-        for k in ks
-    )
-    return (mlm, *exlm)
+    models = {"mlm": ("Vanilla MLM", MLM)} | {f"k{k}": (f"ExLM k={k}", _exlm(k)) for k in ks}
+    return {
+        f"p{p:g}-{name}": {
+            **settings, "masking.mask_ratio": p,
+            "paper": ("Table 4", f"{100 * p:g}%, {row}"), **other,
+        }
+        for name, (row, settings) in models.items()
+    }  # fmt: skip
 
 
-def _timed(kind: Input, name: str, settings: dict[str, Any], **other: Any) -> Cell:
-    return _cell(kind, name, settings, downstream=None, is_timed=True, **other)
-
-
+_TIMED = {"is_timed": True, "downstream": None}
 _COST = (
-    *(_timed("toy", f"k{k}", _exlm(k)) for k in (2, 4, 8)),
-    _timed("english", "k2", _exlm(2)),
-    _timed("english", "k4", _exlm(), paper=("Table 12", "ExLM")),
-    _timed("english", "k8", _exlm(8)),
-    _timed("english", "k4-n32", {**_exlm(), "data.block_length": 32}),
-    _timed("english", "k4-n128", {**_exlm(), "data.block_length": 128}),
+    *grid("toy", {f"k{k}": {**_exlm(k), **_TIMED} for k in (2, 4, 8)}),
+    *grid(
+        "english",
+        {
+            "k2": {**_exlm(2), **_TIMED},
+            "k4": {**_exlm(), **_TIMED, "paper": ("Table 12", "ExLM")},
+            "k8": {**_exlm(8), **_TIMED},
+            "k4-n32": {**_exlm(), **_TIMED, "data.block_length": 32},
+            "k4-n128": {**_exlm(), **_TIMED, "data.block_length": 128},
+        },
+    ),
 )
 
 # ---- the symmetric start ----
@@ -177,21 +177,18 @@ _STARTS = {
 CURED_AT = 0.387
 """Mask ratio of ``town`` in ``saddle``; at the recipe's 15% its masks share 0.02 bits of 3.8."""
 _UNCURED = {"objective": "exlm", "model.states_per_mask": 4}
+_SLOTS = {"input": "toy", "base": "sweep/slots"}
+_TOWN = {**_UNCURED, "masking.mask_ratio": CURED_AT, **TEN_SEEDS}
 _SADDLE = (
-    *(
-        Cell(
-            f"toy-{grammar}-{name}", "toy", "sweep/slots",
-            {"data.grammar": grammar, "model.states_per_mask": num_states, **start},
-        )
-        for grammar, num_states, starts in (("pairs", 2, _STARTS), ("fours", 4, _CURES))
-        for name, start in starts.items()
+    *cells.grid(
+        {"toy-pairs": {"data.grammar": "pairs", "model.states_per_mask": 2}}, _STARTS, **_SLOTS
     ),
-    *(
-        _cell("toy", f"town-{name}", {**_UNCURED, **cure, "masking.mask_ratio": CURED_AT})
-        for name, cure in _CURES.items()
+    *cells.grid(
+        {"toy-fours": {"data.grammar": "fours", "model.states_per_mask": 4}}, _CURES, **_SLOTS
     ),
-    *(_cell("english", name, {**_UNCURED, **cure}) for name, cure in _CURES.items()),
-)  # fmt: skip
+    *grid("toy", {"town": _TOWN}, _CURES),
+    *grid("english", {name: {**_UNCURED, **cure} for name, cure in _CURES.items()}),
+)
 
 # ---- the sweeps, and the claims of the paper that they are about ----
 
@@ -225,7 +222,11 @@ SWEEPS = (
     Experiment(
         "repeated-mlm",
         "mask ratio and copies (§3; Figures 3, 4, 5, 8, 9)",
-        _REPEATED_MLM,
+        tuple(
+            cell
+            for kind, places in _PLACES.items()
+            for cell in grid(kind, {f"p{p:g}-k{k}": _repeated(p, k) for p, k in places})
+        ),
         (
             _of_grid("uncertainty", "Uncertainty rises with the lost words",
                      "entropy_bits", 1, 0.05, _share_does_more),
@@ -238,7 +239,7 @@ SWEEPS = (
     Experiment(
         "ablations",
         "parts of ExLM, MLM, MLM at equal cost (Tables 2, 13)",
-        (*_ablations("toy"), *_ablations("slots"), *_ablations("english")),
+        _ABLATIONS,
         (
             Claim("ExLM wins at equal cost where they hardly do",
                   "excess_bits", "toy-exlm", "toy-mlm++", -1, 0.02, id="cost-town"),
@@ -254,9 +255,9 @@ SWEEPS = (
         "k-and-p",
         "states and mask ratio (Table 4, Figure 12)",
         (
-            *_of_table_4("toy", 0.15, (2, 4, 8)),
-            *_of_table_4("toy", 0.387, (2, 4, 8)),
-            *_of_table_4("english", 0.15, (2, 4)),
+            *grid("toy", _of_table_4(0.15, (2, 4, 8), **TEN_SEEDS)),
+            *grid("toy", _of_table_4(0.387, (2, 4, 8), **TEN_SEEDS)),
+            *grid("english", _of_table_4(0.15, (2, 4))),
         ),
         (
             Claim("Four states are better than two or eight",

@@ -172,11 +172,7 @@ class SweepLedger(Ledger):
 
 
 def _short(value: Any, name: str = "") -> Any:
-    """The same with few digits.
-
-    Raises:
-        UserError: for a number that is not finite, which is no result.
-    """
+    """The same with few digits."""
     if isinstance(value, Mapping):
         return {key: _short(item, key) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from exlm_lab.downstream.settings import TuneConfig
-from exlm_lab.experiments.cells import Cell, Claim, Downstream, Experiment, Input
+from exlm_lab.experiments.cells import TIMED, Cell, Claim, Downstream, Experiment, grid
 from exlm_mini.data.toy_grammars import LADDER
 
 SECOND_PLAN = "the plan of links"
@@ -35,141 +35,127 @@ PARTS: dict[str, dict[str, Any]] = {
 TASKS = ("bbbp", "bace", "clintox")
 RANDOM: dict[str, Any] = {"masking.strategy": "fixed_count", "masking.mask_ratio": 0.15}
 """The paper's masks."""
+_MOLECULES = {"input": "molecules", "base": "sweep/spans", "seeds": FIVE_SEEDS}
+_ENGLISH = {"input": "english", "base": "sweep/spans-english", "seeds": FIVE_SEEDS}
 
 
 def _grown(
-    name: str, kind: Input, base: str, masks: dict[str, Any], arms: tuple[str, ...]
-) -> tuple[Cell, list[Cell]]:
+    name: str, arms: tuple[str, ...], masks: dict[str, Any], **common: Any
+) -> tuple[Cell, ...]:
     """An MLM, and the arms that go on from it at equal cost, MLM first.
 
     Args:
         name: of the experiment, to find what a step of each arm costs.
-        kind, base: see ``Cell``.
-        masks: changed settings of masking.
         arms: of ``PARTS``.
+        masks: changed settings of masking.
+        common: see ``grid``.
     """
-    trunk = Cell("trunk", kind, base, masks, seeds=FIVE_SEEDS)
-    cells = [
-        Cell(
-            "mlm", kind, base, {**masks, **BRANCH}, seeds=FIVE_SEEDS, start=trunk,
-            with_prize=True,
-        )
-    ]  # fmt: skip
+    (trunk,) = grid({"trunk": masks}, **common)
+    after = {**masks, **BRANCH}
+    grown = {"start": trunk, "with_prize": True}
+    cells = {"mlm": {**after, **grown}}
     for arm in arms:
-        settings = {**masks, **BRANCH, **PARTS[arm]}
-        cost = Cell(f"{arm}-cost", kind, base, settings, seeds=(1,), is_timed=True)
-        cells += [
-            cost,
-            Cell(
-                arm, kind, base, settings, seeds=FIVE_SEEDS, start=trunk, with_prize=True,
-                cost_of=(name, cost.name),
-            ),
-        ]  # fmt: skip
-    return trunk, [trunk, *cells]
+        cells[f"{arm}-cost"] = {**after, **PARTS[arm], **TIMED}
+        cells[arm] = {**after, **PARTS[arm], **grown, "cost_of": (name, f"{arm}-cost")}
+    return trunk, *grid(cells, **common)
 
 
-def _molecules() -> Experiment:
-    """Molecules in spans, every part by itself."""
-    _, cells = _grown("links", "molecules", "sweep/spans", {}, tuple(PARTS))
-    cells += [
-        Cell(
-            f"{arm}-scratch", "molecules", "sweep/spans",
-            {**PARTS[arm], "train.steps": TRUNK_STEPS + BRANCH_STEPS}, seeds=FIVE_SEEDS,
-            cost_of=("links", f"{arm}-cost"), with_prize=True,
-        )
-        for arm in PARTS
-    ]  # fmt: skip
-    bits = "together_bits"
-    claims = (
+_FROM_THE_START = {
+    f"{arm}-scratch": {
+        **settings, "train.steps": TRUNK_STEPS + BRANCH_STEPS,
+        "cost_of": ("links", f"{arm}-cost"), "with_prize": True,
+    }
+    for arm, settings in PARTS.items()
+}  # fmt: skip
+_BITS = "together_bits"
+_LINKS = Experiment(
+    "links",
+    "molecules in spans: which part of a grown ExLM wins, at equal cost (bits)",
+    _grown("links", tuple(PARTS), {}, **_MOLECULES) + grid(_FROM_THE_START, **_MOLECULES),
+    (
         Claim("Grown, ExLM wins bits of molecules at equal cost",
-              bits, "exlm", "mlm", -1, 0.3, is_primary=True),
+              _BITS, "exlm", "mlm", -1, 0.3, is_primary=True),
         Claim("In one pass it fills in more molecules that can be read",
               "readable_at_once_best_of_16", "exlm", "mlm", 1, 0.02, is_primary=True),
         Claim("Links win bits that states alone do not",
-              bits, "exlm", "uniform", -1, 0.3, is_primary=True),
+              _BITS, "exlm", "uniform", -1, 0.3, is_primary=True),
         Claim("States without links lose bits against an MLM of their cost",
-              bits, "uniform", "mlm", 1, 0.1, is_primary=True),
-        Claim("Learned links win bits beyond fixed chains", bits, "exlm", "chains", -1, 0.1),
+              _BITS, "uniform", "mlm", 1, 0.1, is_primary=True),
+        Claim("Learned links win bits beyond fixed chains", _BITS, "exlm", "chains", -1, 0.1),
         Claim("E as published loses bits against links within spans",
-              bits, "gated", "exlm", 1, 0.3, is_primary=True),
+              _BITS, "gated", "exlm", 1, 0.3, is_primary=True),
         Claim("Trained from the start, ExLM loses bits against one that is grown",
-              bits, "exlm-scratch", "exlm", 1, 0.3, is_primary=True),
-        Claim("So do fixed chains: they lose bits", bits, "chains-scratch", "chains", 1, 0.3),
-        Claim("So does E as published: it loses bits", bits, "gated-scratch", "gated", 1, 0.3),
+              _BITS, "exlm-scratch", "exlm", 1, 0.3, is_primary=True),
+        Claim("So do fixed chains: they lose bits", _BITS, "chains-scratch", "chains", 1, 0.3),
+        Claim("So does E as published: it loses bits", _BITS, "gated-scratch", "gated", 1, 0.3),
         Claim("So do states without links: they lose bits",
-              bits, "uniform-scratch", "uniform", 1, 0.3),
+              _BITS, "uniform-scratch", "uniform", 1, 0.3),
         Claim("Sampled in one pass, more of its molecules can be read",
               "readable_at_once_sampled", "exlm", "mlm", 1, 0.02),
-    )  # fmt: skip
-    about = "molecules in spans: which part of a grown ExLM wins, at equal cost (bits)"
-    return Experiment("links", about, tuple(cells), claims, SECOND_PLAN)
-
-
-def _english() -> Experiment:
-    """English in spans."""
-    _, cells = _grown("links-english", "english", "sweep/spans-english", {}, ("exlm",))
-    claims = (
+    ),
+    SECOND_PLAN,
+)  # fmt: skip
+_LINKS_ENGLISH = Experiment(
+    "links-english",
+    "English in spans: a grown ExLM and MLM at equal cost (bits)",
+    _grown("links-english", ("exlm",), {}, **_ENGLISH),
+    (
         Claim("Grown, ExLM wins bits of English at equal cost",
-              "together_bits", "exlm", "mlm", -1, 0.3, is_primary=True),
-    )  # fmt: skip
-    about = "English in spans: a grown ExLM and MLM at equal cost (bits)"
-    return Experiment("links-english", about, tuple(cells), claims, SECOND_PLAN)
-
-
-def _random() -> Experiment:
-    """Molecules with the paper's independent masks."""
-    _, cells = _grown("links-random", "molecules", "sweep/spans", RANDOM, ("exlm",))
-    claims = (
+              _BITS, "exlm", "mlm", -1, 0.3, is_primary=True),
+    ),
+    SECOND_PLAN,
+)  # fmt: skip
+_LINKS_RANDOM = Experiment(
+    "links-random",
+    "molecules with 15% independent masks, where there is little to win (bits)",
+    _grown("links-random", ("exlm",), RANDOM, **_MOLECULES),
+    (
         Claim("With the paper's masks, which share little, ExLM loses bits at equal cost",
-              "together_bits", "exlm", "mlm", 1, 0.05, is_primary=True),
-    )  # fmt: skip
-    about = "molecules with 15% independent masks, where there is little to win (bits)"
-    return Experiment("links-random", about, tuple(cells), claims, SECOND_PLAN)
-
-
-def _tasks() -> Experiment:
-    """The models of ``links``, fine-tuned."""
-    _, (trunk, *cells) = _grown("links", "molecules", "sweep/spans", {}, ("exlm",))
-    tuned = [
-        Cell(
-            f"{cell.name}-{task}", "molecules", cell.base, cell.settings, seeds=FIVE_SEEDS,
-            start=trunk, cost_of=cell.cost_of, downstream=Downstream(task, TuneConfig()),
-        )
-        for cell in cells if not cell.is_timed
-        for task in TASKS
-    ]  # fmt: skip
-    weights = {
-        f"{arm}-{task}": sign / len(TASKS) for arm, sign in (("exlm", 1), ("mlm", -1))
-        for task in TASKS
-    }  # fmt: skip
-    claims = (
+              _BITS, "exlm", "mlm", 1, 0.05, is_primary=True),
+    ),
+    SECOND_PLAN,
+)  # fmt: skip
+_MODELS = {
+    arm: {
+        **BRANCH,
+        **settings,
+        "start": _LINKS.cell("trunk"),
+        "cost_of": _LINKS.cell(arm).cost_of,
+    }
+    for arm, settings in (("mlm", {}), ("exlm", EXLM))
+}
+_WEIGHTS = {
+    f"{arm}-{task}": sign / len(TASKS)
+    for arm, sign in (("exlm", 1), ("mlm", -1))
+    for task in TASKS
+}
+_LINKS_TASKS = Experiment(
+    "links-tasks",
+    "the same models fine-tuned on MoleculeNet, scaffold split (ROC-AUC, %)",
+    grid(
+        _MODELS, {task: {"downstream": Downstream(task, TuneConfig())} for task in TASKS},
+        **_MOLECULES,
+    ),
+    (
         Claim("Fine-tuned, a grown ExLM is better than an MLM of equal cost",
-              "downstream", "exlm − mlm, mean over tasks", None, 1, 1.0, True, weights),
-    )  # fmt: skip
-    about = "the same models fine-tuned on MoleculeNet, scaffold split (ROC-AUC, %)"
-    return Experiment("links-tasks", about, tuple(tuned), claims, SECOND_PLAN)
-
-
-def _bare() -> Experiment:
-    """The ladder once more, as the paper has it."""
-    cells = [
-        Cell(
-            f"exlm-{bits}", "slots", "sweep/slots",
-            {"objective": "exlm", "model.states_per_mask": 4, "data.grammar": f"ladder-{bits}"},
-            seeds=TEN_SEEDS,
-        )
-        for bits in LADDER
-    ]  # fmt: skip
-    claims = [
-        Claim(
-            f"Without our aids ExLM captures dependence: below MLM's floor at {bits} bits of it",
-            "bits_per_row", f"exlm-{bits}", "floor_bits_per_row", -1, 0.25 * bits,
-        )
+              "downstream", "exlm − mlm, mean over tasks", None, 1, 1.0, True, _WEIGHTS),
+    ),
+    SECOND_PLAN,
+)  # fmt: skip
+_BARE = Experiment(
+    "bare",
+    "the ladder without clone vectors and fixed chains (bits)",
+    grid(
+        {"exlm": {"objective": "exlm", "model.states_per_mask": 4}},
+        {f"{bits}": {"data.grammar": f"ladder-{bits}"} for bits in LADDER},
+        input="slots", base="sweep/slots", seeds=TEN_SEEDS,
+    ),
+    tuple(
+        Claim(f"Without our aids ExLM captures dependence: below MLM's floor at {bits} bits of it",
+              "bits_per_row", f"exlm-{bits}", "floor_bits_per_row", -1, 0.25 * bits)
         for bits in (2, 4, 8)
-    ]  # fmt: skip
-    about = "the ladder without clone vectors and fixed chains (bits)"
-    return Experiment("bare", about, tuple(cells), tuple(claims), SECOND_PLAN)
-
-
-LINKS = (_molecules(), _english(), _random(), _tasks(), _bare())
+    ),
+    SECOND_PLAN,
+)  # fmt: skip
+LINKS = (_LINKS, _LINKS_ENGLISH, _LINKS_RANDOM, _LINKS_TASKS, _BARE)
 """In the order in which the queue takes them."""

@@ -45,9 +45,6 @@ def probe_accuracy(
 
     Returns:
         Between chance and 1. The right answer is the likeliest value given the sentence.
-
-    Raises:
-        UserError: without scikit-learn.
     """
     word_ids_SN = language.sample(NUM_TO_LABEL + NUM_TEST, (seed, NUM_TEST))
     state_SD = sentence_states(model, num_copies, token_ids_W[word_ids_SN])

@@ -43,21 +43,13 @@ Key = tuple[str, int]
 
 
 def read_record(path: Path) -> Record:
-    """One file.
-
-    Raises:
-        UserError: if it is no record.
-    """
+    """One file."""
     with reading(path, AGAIN):
         return _checked(json.loads(read_bytes(path)))
 
 
 def read_lines(path: Path) -> Mapping[Key, Record]:
-    """The records of a file of ``collect``; none if there is no such file.
-
-    Raises:
-        UserError: if a line is no record, or two are of one run.
-    """
+    """The records of a file of ``collect``; none if there is no such file."""
     if not path.exists():
         return {}
     return _lines(path, path.stat().st_mtime_ns, path.stat().st_size)
@@ -69,9 +61,6 @@ def read_all(name: str, directory: Path) -> Mapping[Key, Record]:
     Args:
         name: of the experiment.
         directory: of all experiments.
-
-    Raises:
-        UserError: if a record is damaged or of another experiment, or two are of one run.
     """
     records = dict(read_lines(directory / f"{name}.jsonl"))
     for path in sorted((directory / name).glob("*.json")):
@@ -92,9 +81,6 @@ def collect(name: str, directory: Path) -> int:
 
     Returns:
         How many there were.
-
-    Raises:
-        UserError: as ``read_all``; nothing is moved then.
     """
     files = sorted((directory / name).glob("*.json"))
     if files:
@@ -174,9 +160,6 @@ def runs(name: str, directory: Path) -> pd.DataFrame:
         the last validation; ``input``, ``objective``, ``paper`` (table and row, or None),
         ``curve``, ``watched``, ``device``, ``commit`` and ``seconds``. What was not measured, or
         is not finite, is nan. ``table[metric][cell]`` is a series by seed.
-
-    Raises:
-        UserError: as ``read_all``.
     """
     rows = [_row(record) for record in read_all(name, directory).values()]
     columns = ["cell", "seed", "input", "objective", "paper", "curve", "watched"]

@@ -78,11 +78,7 @@ class Runner:
         self._corpora: dict[Path, Corpus] = {}
 
     def corpus(self, config: RunConfig) -> Corpus:
-        """The corpus of a run, prepared at its first use.
-
-        Raises:
-            UserError: if it is a prepared corpus that does not exist.
-        """
+        """The corpus of a run, prepared at its first use."""
         self.check_inputs(config)
         folder = self._corpus_folder(config)
         if folder not in self._corpora:
@@ -120,7 +116,6 @@ class Runner:
 
         Raises:
             StoppedError: if it was stopped before the last step.
-            UserError: as ``pretrain`` would.
         """
         config = self._here(config)
         corpus, folder = self.corpus(config), self.folder(config, watched)
@@ -203,7 +198,6 @@ class Runner:
 
         Raises:
             StoppedError: if it was stopped before the last step.
-            UserError: if the task cannot be read, or the loss is not finite.
         """
         from exlm_lab.downstream.finetuning import fine_tune  # transformers takes seconds
 
@@ -276,11 +270,7 @@ class Runner:
 
 @contextlib.contextmanager
 def taken(folder: Path, report: Callable[[str], None]) -> Iterator[bool]:
-    """Try to lock a folder for the block; yields whether it succeeded.
-
-    Raises:
-        UserError: if there is a symbolic link in it.
-    """
+    """Try to lock a folder for the block; yields whether it succeeded."""
     with contextlib.ExitStack() as lock:
         try:
             lock.enter_context(locked_directory(folder, report))

@@ -170,9 +170,6 @@ def scorecard(directory: Path) -> list[Score]:
 
     Args:
         directory: of the records of all experiments.
-
-    Raises:
-        UserError: if a record is damaged.
     """
     by_id = {
         verdict.claim.id: verdict

@@ -13,20 +13,32 @@ from typing import Any
 
 import numpy as np
 
-from exlm_lab.experiments.cells import CHAINS, CLONES, CURES, Cell, Claim, Experiment, Input
+from exlm_lab.experiments.cells import (
+    CHAINS,
+    CLONES,
+    CURES,
+    MLM,
+    TIMED,
+    Cell,
+    Claim,
+    Experiment,
+    grid,
+)
 from exlm_lab.experiments.links import LINKS
 from exlm_mini.data.toy_grammars import LADDER
 
 TEN_SEEDS, FIVE_SEEDS = tuple(range(1, 11)), tuple(range(1, 6))
 FIRST_PLAN = "the first plan"
 _EXLM = {"objective": "exlm", "model.states_per_mask": 4, **CURES}
-
+_SLOTS = {"input": "slots", "base": "sweep/slots"}
+_ENGLISH = {"input": "english", "base": "sweep/english"}
+_MOLECULES = {"input": "molecules", "base": "sweep/smiles"}
 
 # ---- how much masks have to share ----
 
 _ARMS: dict[str, dict[str, Any]] = {
-    "mlm": {"objective": "mlm"},
-    "mlm++": {"objective": "mlm"},
+    "mlm": MLM,
+    "mlm++": {**MLM, "cost_of": ("ladder", "exlm-cost")},
     "exlm": _EXLM,
     "late": {**_EXLM, "model.expand_at": 1},
     "uniform": {**_EXLM, "model.transition": "uniform"},
@@ -34,30 +46,27 @@ _ARMS: dict[str, dict[str, Any]] = {
 }
 """MLM, MLM at the measured cost of ExLM, ExLM, expanded after the first of two layers, and the two
 variants that have states and no links."""
-
-
-def _ladder() -> Experiment:
-    timed = {**_EXLM, "data.grammar": "ladder-2"}
-    cells = [Cell("exlm-cost", "slots", "sweep/slots", timed, seeds=(1,), is_timed=True)]
-    for bits in LADDER:
-        for arm, settings in _ARMS.items():
-            cost = ("ladder", "exlm-cost") if arm == "mlm++" else None
-            settings = {**settings, "data.grammar": f"ladder-{bits}"}
-            cells.append(
-                Cell(
-                    f"{arm}-{bits}", "slots", "sweep/slots", settings,
-                    seeds=TEN_SEEDS, cost_of=cost,
-                )
-            )  # fmt: skip
-    claims = [
-        Claim(
-            f"ExLM captures dependence: below MLM's floor at {bits} bits of it",
-            "bits_per_row", f"exlm-{bits}", "floor_bits_per_row", -1, 0.25 * bits,
-            is_primary=bits in (2, 8), id=f"floor-{bits}",
-        )
-        for bits in (1, 2, 4, 8)
-    ]  # fmt: skip
-    claims += [
+_LADDER = Experiment(
+    "ladder",
+    "how much slots depend on each other, in six models (bits)",
+    (
+        *grid({"exlm-cost": {**_EXLM, "data.grammar": "ladder-2", **TIMED}}, **_SLOTS),
+        *(
+            cell
+            for bits in LADDER
+            for cell in grid(
+                _ARMS, {f"{bits}": {"data.grammar": f"ladder-{bits}"}},
+                seeds=TEN_SEEDS, **_SLOTS,
+            )
+        ),
+    ),
+    (
+        *(
+            Claim(f"ExLM captures dependence: below MLM's floor at {bits} bits of it",
+                  "bits_per_row", f"exlm-{bits}", "floor_bits_per_row", -1, 0.25 * bits,
+                  is_primary=bits in (2, 8), id=f"floor-{bits}")
+            for bits in (1, 2, 4, 8)
+        ),
         Claim("Links win bits that states alone do not",
               "bits_per_row", "exlm-4", "uniform-4", -1, 1.0, is_primary=True, id="links"),
         Claim("ExLM wins bits at equal cost",
@@ -69,38 +78,35 @@ def _ladder() -> Experiment:
         Claim("Expanding late loses bits", "bits_per_row", "late-4", "exlm-4", 1, 0.25),
         Claim("Expanding late loses bits where much is shared",
               "bits_per_row", "late-8", "exlm-8", 1, 0.25),
-    ]  # fmt: skip
-    about = "how much slots depend on each other, in six models (bits)"
-    return Experiment("ladder", about, tuple(cells), tuple(claims), FIRST_PLAN)
-
+    ),
+    FIRST_PLAN,
+)  # fmt: skip
 
 # ---- where each part must matter ----
 
-
-def _parts() -> Experiment:
-    some_masks = {
-        "objective": "exlm", **CHAINS, "data.grammar": "ladder-8", "model.states_per_mask": 4,
-        "masking.strategy": "bernoulli", "masking.mask_ratio": 0.3,
-    }  # fmt: skip
-    phrases = {**CURES, "objective": "exlm", "data.grammar": "shifts"}
-    variants: dict[str, dict[str, Any]] = {
-        "rope-2d": some_masks,
-        "rope-1d": {**some_masks, "model.rope": "1d"},
-        "rope-2d-named": {**some_masks, **CLONES},
-        "rope-1d-named": {**some_masks, **CLONES, "model.rope": "1d"},
-        "dense": phrases,
-        "sparse": {**phrases, "model.sparse": True},
-        "dense-paper": {**phrases, "model.boundary": "paper"},
-        "sparse-paper": {**phrases, "model.boundary": "paper", "model.sparse": True},
-    }
-    cells = tuple(
-        Cell(
-            name, "slots", "sweep/slots", settings, seeds=TEN_SEEDS,
-            tested_with={"many": {"masking.mask_ratio": 0.9}} if name.startswith("rope") else {},
-        )
-        for name, settings in variants.items()
-    )  # fmt: skip
-    claims = (
+_SOME_MASKS = {
+    "objective": "exlm", **CHAINS, "data.grammar": "ladder-8", "model.states_per_mask": 4,
+    "masking.strategy": "bernoulli", "masking.mask_ratio": 0.3,
+    "tested_with": {"many": {"masking.mask_ratio": 0.9}},
+}  # fmt: skip
+_PHRASES = {**CURES, "objective": "exlm", "data.grammar": "shifts"}
+_PARTS = Experiment(
+    "parts",
+    "2D positions and edges inside a mask, where theory says they must matter (bits)",
+    grid(
+        {
+            "rope-2d": _SOME_MASKS,
+            "rope-1d": {**_SOME_MASKS, "model.rope": "1d"},
+            "rope-2d-named": {**_SOME_MASKS, **CLONES},
+            "rope-1d-named": {**_SOME_MASKS, **CLONES, "model.rope": "1d"},
+            "dense": _PHRASES,
+            "sparse": {**_PHRASES, "model.sparse": True},
+            "dense-paper": {**_PHRASES, "model.boundary": "paper"},
+            "sparse-paper": {**_PHRASES, "model.boundary": "paper", "model.sparse": True},
+        },
+        seeds=TEN_SEEDS, **_SLOTS,
+    ),
+    (
         Claim("2D positions carry over to more masks than were trained on",
               "bits_per_row@many", "rope-2d", "rope-1d", -1, 0.5, is_primary=True, id="rope-2d"),
         Claim("At the trained ratio 2D positions win bits",
@@ -111,10 +117,9 @@ def _parts() -> Experiment:
               "bits_per_row", "dense", "sparse", -1, 0.2, is_primary=True, id="edges"),
         Claim("They win bits with single boundary states too",
               "bits_per_row", "dense-paper", "sparse-paper", -1, 0.2),
-    )  # fmt: skip
-    about = "2D positions and edges inside a mask, where theory says they must matter (bits)"
-    return Experiment("parts", about, cells, claims, FIRST_PLAN)
-
+    ),
+    FIRST_PLAN,
+)  # fmt: skip
 
 # ---- lost tokens or many masks, every model equally good ----
 
@@ -125,7 +130,13 @@ PAIRS = (
 """Mask ratio p and copies k of the sweep ``repeated-mlm`` where more than a tenth is lost."""
 ENOUGH = 0.6
 """``missed_share`` at which training ends."""
-MOST_STEPS, STEPS_BETWEEN_LOOKS = 4000, 50
+_COPIES = {
+    f"p{p:g}-k{k}": {
+        "objective": "repeated-mlm", "masking.mask_ratio": p, "masking.num_copies": k,
+        "train.steps": 4000, "train.validate_every": 50,
+    }
+    for p, k in PAIRS
+}  # fmt: skip
 
 
 def slopes() -> tuple[dict[str, float], dict[str, float]]:
@@ -135,49 +146,42 @@ def slopes() -> tuple[dict[str, float], dict[str, float]]:
         Weights whose sum over the cells' numbers is the slope along the lost share p^k, at equal
         p; and those of the slope along p, at equal lost share.
     """
-    names = [f"p{p:g}-k{k}" for p, k in PAIRS]
     design_C3 = np.array([[1.0, p**k, p] for p, k in PAIRS])
     _, lost_C, ratio_C = np.linalg.pinv(design_C3)
-    return dict(zip(names, lost_C.tolist(), strict=True)), dict(
-        zip(names, ratio_C.tolist(), strict=True)
+    of_lost, of_ratio = (
+        dict(zip(_COPIES, weights_C.tolist(), strict=True)) for weights_C in (lost_C, ratio_C)
     )
+    return of_lost, of_ratio
 
 
-def _competence() -> Experiment:
-    """The cells, and the slopes they decide."""
-    cells = tuple(
-        Cell(
-            f"p{p:g}-k{k}", "toy", "sweep/toy",
-            {
-                "objective": "repeated-mlm", "masking.mask_ratio": p, "masking.num_copies": k,
-                "train.steps": MOST_STEPS, "train.validate_every": STEPS_BETWEEN_LOOKS,
-            },
-            seeds=TEN_SEEDS, watched={"missed_share": ENOUGH},
-        )
-        for p, k in PAIRS
-    )  # fmt: skip
-    of_lost, of_ratio = slopes()
-    more = {name: of_lost[name] - of_ratio[name] for name in of_lost}
-    claims = (
+_OF_LOST, _OF_RATIO = slopes()
+_MORE = {name: _OF_LOST[name] - _OF_RATIO[name] for name in _OF_LOST}
+_COMPETENCE = Experiment(
+    "competence",
+    "lost tokens or many masks, every model equally far above the optimum (probe)",
+    grid(
+        _COPIES, input="toy", base="sweep/toy", seeds=TEN_SEEDS, watched={"missed_share": ENOUGH}
+    ),
+    (
         Claim("At equal competence and mask ratio, lost tokens cost the probe",
-              "probe_accuracy", "slope on lost share", None, -1, 0.1, True, of_lost),
+              "probe_accuracy", "slope on lost share", None, -1, 0.1, True, _OF_LOST),
         Claim("They cost more than as many masks beside visible copies",
-              "probe_accuracy", "slope on lost share − slope on p", None, -1, 0.1, True, more,
+              "probe_accuracy", "slope on lost share − slope on p", None, -1, 0.1, True, _MORE,
               id="lost-words"),
         Claim("At equal competence and lost share, masks cost the probe",
-              "probe_accuracy", "slope on p", None, -1, 0.1, False, of_ratio),
-    )  # fmt: skip
-    about = "lost tokens or many masks, every model equally far above the optimum (probe)"
-    return Experiment("competence", about, cells, claims, FIRST_PLAN)
-
+              "probe_accuracy", "slope on p", None, -1, 0.1, False, _OF_RATIO),
+    ),
+    FIRST_PLAN,
+)  # fmt: skip
 
 # ---- leaving the symmetric start on real text ----
 
 HELPS: dict[str, dict[str, Any]] = {
-    "none": {},
-    "clones": CLONES,
-    "chains": CHAINS,
-    "both": CURES,
+    "mlm": MLM,
+    "none": {"objective": "exlm"},
+    "clones": {"objective": "exlm", **CLONES},
+    "chains": {"objective": "exlm", **CHAINS},
+    "both": {"objective": "exlm", **CURES},
 }
 """None is the paper's recipe."""
 CELLS = {
@@ -191,9 +195,8 @@ WATCHED = ("bits_per_mask", "frequency_bits", "dependence_bits", "specialisation
 PAPER_WIDTH, PAPER_INIT = 768, 0.02
 
 
-def _escape_cell(arm: str, width: int, batch: int) -> Cell:
-    settings = {"objective": "mlm"} if arm == "mlm" else {"objective": "exlm", **HELPS[arm]}
-    sizes = {
+def _sizes(width: int, batch: int) -> dict[str, Any]:
+    return {
         "model.width": width, "model.ffn_width": 4 * width, "model.num_heads": width // 16,
         # As large in what a layer adds up as the paper's at its width.
         "model.init_std": round(PAPER_INIT * math.sqrt(PAPER_WIDTH / width), 4),
@@ -202,18 +205,23 @@ def _escape_cell(arm: str, width: int, batch: int) -> Cell:
         "train.batch_size": batch, "train.micro_batch_size": min(batch, 256),
         "train.learning_rate": 6e-3 * 64 / width,
     }  # fmt: skip
-    return Cell(
-        f"{arm}-w{width}-b{batch}", "english", "sweep/english", {**settings, **sizes},
-        seeds=FIVE_SEEDS, watched=dict.fromkeys(WATCHED),
-    )  # fmt: skip
 
 
-def _escape() -> Experiment:
-    """The cells, and the claims they decide."""
-    cells = tuple(_escape_cell(arm, *size) for size, arms in CELLS.items() for arm in arms)
-    nearer = {"none-w128-b64": 1.0, "both-w128-b64": -1.0}
-    nearer |= {"none-w64-b64": -1.0, "both-w64-b64": 1.0}
-    claims = (
+_NEARER = {
+    "none-w128-b64": 1.0, "both-w128-b64": -1.0, "none-w64-b64": -1.0, "both-w64-b64": 1.0,
+}  # fmt: skip
+_ESCAPE = Experiment(
+    "escape",
+    "on real text, whether and when states stop being alike (bits)",
+    tuple(
+        cell
+        for (width, batch), arms in CELLS.items()
+        for cell in grid(
+            {arm: HELPS[arm] for arm in arms}, {f"w{width}-b{batch}": _sizes(width, batch)},
+            seeds=FIVE_SEEDS, watched=dict.fromkeys(WATCHED), **_ENGLISH,
+        )
+    ),
+    (
         Claim("On real text the paper's recipe stays behind one with both helps",
               "bits_per_mask", "none-w64-b512", "both-w64-b512", 1, 0.3, is_primary=True,
               id="no-help"),
@@ -224,7 +232,8 @@ def _escape() -> Experiment:
         Claim("A clone embedding alone wins bits",
               "bits_per_mask", "clones-w64-b64", "none-w64-b64", -1, 0.3),
         Claim("Width 128 brings it nearer to both helps than width 64",
-              "bits_per_mask", "none − both: width 128 − width 64", None, -1, 0.3, weights=nearer),
+              "bits_per_mask", "none − both: width 128 − width 64", None, -1, 0.3,
+              weights=_NEARER),
         Claim("With both helps links win bits",
               "dependence_bits", "both-w64-b512", None, 1, 0.1),
         Claim("At batch 1,024 links win bits without help",
@@ -233,17 +242,17 @@ def _escape() -> Experiment:
               "specialisation_bits", "both-w64-b512", "none-w64-b512", 1, 0.05),
         Claim("The steps are enough: MLM leaves the frequencies of words",
               "bits_per_mask", "mlm-w64-b64", "frequency_bits", -1, 0.3),
-    )  # fmt: skip
-    about = "on real text, whether and when states stop being alike (bits)"
-    return Experiment("escape", about, cells, claims, FIRST_PLAN)
-
+    ),
+    FIRST_PLAN,
+)  # fmt: skip
 
 # ---- molecules ----
 
 _OF_TABLE_7 = {**_EXLM, "model.states_per_mask": 2}
 _MOLECULE_ARMS: dict[str, dict[str, Any]] = {
+    "exlm-cost": {**_OF_TABLE_7, **TIMED},
     "mlm": {},
-    "mlm++": {},
+    "mlm++": {"cost_of": ("molecules", "exlm-cost")},
     "exlm": _OF_TABLE_7,
     "late": {**_OF_TABLE_7, "model.expand_at": 2},
     "later": {**_OF_TABLE_7, "model.expand_at": 3},
@@ -251,31 +260,21 @@ _MOLECULE_ARMS: dict[str, dict[str, Any]] = {
 }
 """As in the ladder, without ``ctc``; rows are expanded ``late`` after two of the four layers, and
 ``later`` after three."""
-
-
-def _molecules() -> Experiment:
-    """The cells, and the claims they decide."""
-    name: Input = "molecules"
-    base = "sweep/smiles"
-    cells = [Cell("exlm-cost", name, base, _OF_TABLE_7, seeds=(1,), is_timed=True)]
-    cells += [
-        Cell(
-            arm, name, base, settings, seeds=FIVE_SEEDS,
-            cost_of=(name, "exlm-cost") if arm == "mlm++" else None,
-        )
-        for arm, settings in _MOLECULE_ARMS.items()
-    ]  # fmt: skip
-    groups = {
-        "rings": "both digits of a ring", "brackets": "both ends of a branch",
-        "aromatics": "two aromatic atoms of a ring",
-    }  # fmt: skip
-    claims = [
-        Claim(f"ExLM wins bits of {of} at equal cost",
-              f"{kind}_together_bits", "exlm", "mlm++", -1, 0.25, is_primary=kind == "rings",
-              id=f"{kind}-cost")
-        for kind, of in groups.items()
-    ]  # fmt: skip
-    claims += [
+_GROUPS = {
+    "rings": "both digits of a ring", "brackets": "both ends of a branch",
+    "aromatics": "two aromatic atoms of a ring",
+}  # fmt: skip
+_OF_MOLECULES = Experiment(
+    "molecules",
+    "dependent symbols of molecules, and what frozen states tell of structure",
+    grid(_MOLECULE_ARMS, seeds=FIVE_SEEDS, **_MOLECULES),
+    (
+        *(
+            Claim(f"ExLM wins bits of {of} at equal cost",
+                  f"{kind}_together_bits", "exlm", "mlm++", -1, 0.25, kind == "rings",
+                  id=f"{kind}-cost")
+            for kind, of in _GROUPS.items()
+        ),
         Claim("It wins more bits where symbols depend on each other than where they do not",
               "rings_gap_bits", "exlm", "mlm++", -1, 0.25),
         Claim("More of the rings it fills in are molecules",
@@ -287,47 +286,43 @@ def _molecules() -> Experiment:
         Claim("Expanding late loses bits", "rings_together_bits", "late", "exlm", 1, 0.25),
         Claim("Expanding after three of four layers loses bits",
               "rings_together_bits", "later", "exlm", 1, 0.25),
-    ]  # fmt: skip
-    claims += [
-        Claim(f"ExLM's frozen states tell more of structure at equal {equal}",
-              "read_structure", "exlm", arm, 1, 0.01, is_primary=arm == "mlm++",
-              id=f"structure-{equal}")
-        for arm, equal in (("mlm++", "cost"), ("mlm", "steps"))
-    ]  # fmt: skip
-    claims += [
+        *(
+            Claim(f"ExLM's frozen states tell more of structure at equal {equal}",
+                  "read_structure", "exlm", arm, 1, 0.01, is_primary=arm == "mlm++",
+                  id=f"structure-{equal}")
+            for arm, equal in (("mlm++", "cost"), ("mlm", "steps"))
+        ),
         Claim("Its states alone beat an MLM",
               "rings_together_bits", "uniform", "mlm", -1, 0.25, id="states-alone",
               is_planned=False),
-    ]  # fmt: skip
-    about = "dependent symbols of molecules, and what frozen states tell of structure"
-    return Experiment(name, about, tuple(cells), tuple(claims), FIRST_PLAN)
-
+    ),
+    FIRST_PLAN,
+)  # fmt: skip
 
 # ---- how late rows may be expanded ----
 
-DEPTHS = (0, 2, 3)
-"""Layers below the expansion, of four."""
+_FOUR_LAYERS = {"model.num_layers": 4}
+_LATE = {d: {**_FOUR_LAYERS, **_EXLM, "model.expand_at": d} for d in (0, 2, 3)}
+"""By layers below the expansion."""
 
 
-def _depth() -> Experiment:
-    """The cells, and the claims they decide."""
-    mlm = {"model.num_layers": 4}
-    exlm = {depth: {**mlm, **_EXLM, "model.expand_at": depth} for depth in DEPTHS}
-    latest = exlm[DEPTHS[-1]]
-    cells = [
-        Cell("english-cost", "english", "sweep/english", latest, seeds=(1,), is_timed=True),
-        Cell("english-mlm", "english", "sweep/english", mlm),
-        Cell(
-            "english-mlm++", "english", "sweep/english", mlm, cost_of=("depth", "english-cost")
-        ),
-    ]
-    for depth, settings in exlm.items():
-        slots = {**settings, "data.grammar": "ladder-4"}
-        cells += [
-            Cell(f"english-after-{depth}", "english", "sweep/english", settings),
-            Cell(f"slots-after-{depth}", "slots", "sweep/slots", slots),
-        ]
-    claims = (
+def _depth_cells() -> tuple[Cell, ...]:
+    arms: dict[str, dict[str, Any]] = {
+        "english-cost": {**_LATE[3], **TIMED},
+        "english-mlm": _FOUR_LAYERS,
+        "english-mlm++": {**_FOUR_LAYERS, "cost_of": ("depth", "english-cost")},
+    }
+    for depth, exlm in _LATE.items():
+        arms[f"english-after-{depth}"] = exlm
+        arms[f"slots-after-{depth}"] = {**exlm, "data.grammar": "ladder-4", **_SLOTS}
+    return grid(arms, **_ENGLISH)
+
+
+_DEPTH = Experiment(
+    "depth",
+    "after how many of four layers rows may be expanded (bits)",
+    _depth_cells(),
+    (
         Claim("Expanding after three of four layers loses bits where 4 are shared",
               "bits_per_row", "slots-after-3", "slots-after-0", 1, 0.25),
         Claim("It loses bits on English",
@@ -336,10 +331,9 @@ def _depth() -> Experiment:
               "bits_per_mask", "english-after-3", "english-mlm", 1, 0.1),
         Claim("On English it is behind MLM at equal cost",
               "bits_per_mask", "english-after-3", "english-mlm++", 1, 0.1),
-    )  # fmt: skip
-    about = "after how many of four layers rows may be expanded (bits)"
-    return Experiment("depth", about, tuple(cells), claims, FIRST_PLAN)
+    ),
+    FIRST_PLAN,
+)  # fmt: skip
 
-
-STUDY = (_ladder(), _parts(), _competence(), _escape(), _molecules(), _depth(), *LINKS)
+STUDY = (_LADDER, _PARTS, _COMPETENCE, _ESCAPE, _OF_MOLECULES, _DEPTH, *LINKS)
 """In the order in which the queue takes them."""

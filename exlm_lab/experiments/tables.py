@@ -302,9 +302,6 @@ def report(name: str, directory: Path) -> str:
     Args:
         name: of the sweep.
         directory: that holds the records of all sweeps.
-
-    Raises:
-        UserError: if the sweep is unknown, a record is damaged, or there is none yet.
     """
     cells, table = experiment(name).cells, runs(name, directory)
     if table.empty:

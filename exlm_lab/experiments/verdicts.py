@@ -246,9 +246,6 @@ def verdicts(directory: Path) -> dict[str, list[Verdict]]:
 
     Args:
         directory: of the records of all experiments.
-
-    Raises:
-        UserError: if a record is damaged.
     """
     judged: dict[str, list[Verdict]] = {}
     families: dict[str, list[Verdict]] = {}
