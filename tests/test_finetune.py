@@ -16,7 +16,7 @@ from tiny_runs import tiny_run, write_molecules
 
 from exlm_lab.downstream.catalogue import ReadingConfig
 from exlm_lab.downstream.prepared import make_span_problem
-from exlm_lab.downstream.squad import Squad, read_questions
+from exlm_lab.downstream.squad import load_squad
 from exlm_lab.finetune import main, parse
 from exlm_mini.config import SPECIAL_TOKENS
 from exlm_mini.data.tokenizer import Tokenizer, train_smiles
@@ -296,15 +296,16 @@ def squad_of(numbers):
     return {"data": [{"title": "t", "paragraphs": [paragraph(n) for n in numbers]}]}
 
 
-def questions_of(numbers):
-    return read_questions(squad_of(numbers))
+def write_squad(folder, train, dev):
+    for name, numbers in (("train", train), ("dev", dev)):
+        (folder / f"{name}-v2.0.json").write_text(json.dumps(squad_of(numbers)))
+    return folder
 
 
-def test_perfect_scores_give_perfect_answers(runs):
+def test_perfect_scores_give_perfect_answers(runs, tmp_path):
     """Scores that point at the targets of every window come back as the gold answers."""
-    pretrained = load_pretrained(runs / "text", print)
-    data = Squad(questions_of([1, 2]), questions_of([3, 4, 5]))
-    problem = make_span_problem(data, pretrained)
+    data = load_squad(write_squad(tmp_path, [1, 2], [3, 4, 5]))
+    problem = make_span_problem(data, load_pretrained(runs / "text", print))
     part = problem.parts["validation"]
     assert problem.notes["rows"]["validation"]["windows"] > 6
     scores = []
@@ -325,24 +326,23 @@ def without_letters(pretrained, letters):
     return pretrained._replace(tokenizer=Tokenizer(definition))
 
 
-def test_tokens_of_squad_that_are_unknown_are_counted_and_refused(runs):
+def test_tokens_of_squad_that_are_unknown_are_counted_and_refused(runs, tmp_path):
     pretrained = without_letters(load_pretrained(runs / "text", print), "?")
-    data = Squad(questions_of([1, 2]), questions_of([3]))
+    data = load_squad(write_squad(tmp_path, [1, 2], [3]))
     problem = make_span_problem(data, pretrained)
-    for name, (questions, _) in zip(("train", "validation"), data[:2], strict=True):
-        rows = [(q.question, q.context) for q in questions]
-        share = 1 / np.mean([len(question + context) for question, context in rows])
-        assert problem.notes["rows"][name]["unknown_share"] == round(share, 6) > 0
+    for rows, part in (
+        (problem.train.rows, "train"),
+        (problem.parts["validation"].rows, "validation"),
+    ):
+        share = len(rows) / sum(len(row) for row in rows)  # one question mark in each window
+        assert problem.notes["rows"][part]["unknown_share"] == round(share, 6)
     blind = without_letters(pretrained, "aeiou")
     told(lambda: make_span_problem(data, blind), "squad_v2", "vocabulary", "such as")
     assert make_span_problem(data, blind, 1.0).notes["rows"]["train"]
 
 
 def test_squad_is_tuned(runs, tmp_path):
-    folder = tmp_path / "squad"
-    folder.mkdir()
-    (folder / "train-v2.0.json").write_text(json.dumps(squad_of([1, 2])))
-    (folder / "dev-v2.0.json").write_text(json.dumps(squad_of([3])))
-    argv = ["--task", "squad_v2", "--checkpoint", runs / "text", "--data", folder, *ONE]
+    write_squad(tmp_path, [1, 2], [3])
+    argv = ["--task", "squad_v2", "--checkpoint", runs / "text", "--data", tmp_path, *ONE]
     record = done(argv, tmp_path / "out")["tasks"]["squad_v2"]
     assert (record["metric"], record["part"]) == ("best_f1", "validation")

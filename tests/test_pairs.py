@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from exlm_lab.downstream.inputs import framed, padded
+from exlm_lab.downstream.inputs import padded
 from exlm_lab.experiments import pairs
 from exlm_lab.experiments.pairs import bits_of, choose, draw, groups_of, joint_table
 from exlm_lab.experiments.states import read_rows
@@ -27,8 +27,9 @@ MOLECULES = [
     "C%12CC%12C1CC1",
 ]
 TOKENIZER = train_smiles(MOLECULES)
+SPECIAL = TOKENIZER.special_ids
 SMALL = {"width": 16, "num_heads": 2, "ffn_width": 16, "states_per_mask": 2}
-ROWS = [framed([TOKENIZER.encode(text)], TOKENIZER.special_ids) for text in MOLECULES]
+ROWS = [np.array([SPECIAL.bos, *TOKENIZER.encode(text), SPECIAL.eos]) for text in MOLECULES]
 
 
 def symbols(smiles: str) -> list[str]:
@@ -66,7 +67,7 @@ def test_the_joint_is_the_sum_over_paths_of_the_alignment(settings):
     token_ids_BN = padded(ROWS, 0)
     place_B2 = torch.tensor([[2, 10], [3, 4], [1, 6], [2, 8]])
     is_masked_BN = torch.zeros_like(token_ids_BN, dtype=torch.bool).scatter(1, place_B2, True)
-    masked_BN = token_ids_BN.masked_fill(is_masked_BN, TOKENIZER.special_ids.mask)
+    masked_BN = token_ids_BN.masked_fill(is_masked_BN, SPECIAL.mask)
     reading = read_rows(model, MaskedBatch(masked_BN, is_masked_BN, token_ids_BN))
     joint_BVV = joint_table(model, token_ids_BN, place_B2)
     for first, second in ((6, 7), (9, 6)):

@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from exlm_mini.config import SpecialIds
 from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.reading.pretrained import Layout
+
+FRAME = 2
+"""Boundaries of each text."""
 
 
 def encode_examples(
@@ -27,60 +29,41 @@ def encode_examples(
 ) -> tuple[list[np.ndarray], dict[str, Any]]:
     """Rows of the examples of one split.
 
-    What does not fit is cut from the end of the longer text of a pair, token by token, from the
-    second where both are equally long.
+    What does not fit is cut from the end of the longer text of a pair.
 
     Args:
-        texts: one text or a pair each; at least one.
+        texts: one text each, or a pair each; at least one.
         tokenizer: of the checkpoint.
-        layout: of the model.
+        layout: of the model; its positions must hold a token of each text.
 
     Returns:
         rows: R times int32 ids, boundaries included, not padded.
         notes: how many there are, the tokens of the longest, how many were cut and by how many
             tokens, and the share of [UNK] among all tokens before any was cut.
     """
-    encoded = iter(tokenizer.encode_batch([text for example in texts for text in example]))
-    rows, num_truncated, num_tokens, num_cut, num_unknown = [], 0, 0, 0, 0
-    for example in texts:
-        parts = [next(encoded) for _ in example]
-        lengths = [len(part) for part in parts]
-        kept = longest_first(lengths, layout.room(len(parts)))
-        num_tokens += sum(lengths)
-        num_unknown += sum(part.count(layout.special_ids.unk) for part in parts)
-        num_cut += sum(lengths) - sum(kept)
-        num_truncated += sum(kept) < sum(lengths)
-        rows.append(
-            framed([part[:n] for part, n in zip(parts, kept, strict=True)], layout.special_ids)
-        )
-    return rows, {
+    from exlm_mini.hf.tokenizer import tokenizer_for  # transformers takes seconds
+
+    encode, columns = tokenizer_for(tokenizer), list(zip(*texts, strict=True))
+    num_special = FRAME * len(columns)
+    most = layout.room(len(columns)) + num_special
+    whole = encode(*map(list, columns))["input_ids"]
+    is_long = [len(row) > most for row in whole]
+    long = [
+        [text for text, cut in zip(column, is_long, strict=True) if cut] for column in columns
+    ]
+    fitted = iter(
+        encode(*long, truncation=True, max_length=most)["input_ids"] if any(is_long) else ()
+    )
+    rows = [next(fitted) if cut else row for row, cut in zip(whole, is_long, strict=True)]
+    num_tokens = sum(len(row) - num_special for row in whole)
+    num_unknown = sum(row.count(tokenizer.special_ids.unk) for row in whole)
+    return [np.array(row, dtype=np.int32) for row in rows], {
         "examples": len(rows),
-        "longest": max(len(row) for row in rows),
-        "truncated": num_truncated,
-        "tokens_cut": num_cut,
+        "longest": max(map(len, rows)),
+        "truncated": sum(is_long),
+        "tokens_cut": sum(map(len, whole)) - sum(map(len, rows)),
         "unknown_share": round(num_unknown / max(num_tokens, 1), 6),
     }
-
-
-def longest_first(lengths: list[int], room: int) -> list[int]:
-    """How many tokens of one text or two are kept so that they fit into ``room`` tokens.
-
-    As if one token after the other were cut from the longer text, or from the second of equals.
-    """
-    if len(lengths) == 1:
-        return [min(lengths[0], room)]
-    first, second = lengths
-    second = min(second, max(room - first, room // 2))
-    return [min(first, room - second), second]
-
-
-def framed(parts: list[list[int]], special_ids: SpecialIds) -> np.ndarray:
-    """``[BOS] a [EOS]`` or ``[BOS] a [EOS] [EOS] b [EOS]``, int32."""
-    bos, eos = special_ids.bos, special_ids.eos
-    row = [bos, *parts[0], eos]
-    for part in parts[1:]:
-        row += [eos, *part, eos]
-    return np.array(row, dtype=np.int32)
 
 
 def evaluation_batches(lengths_R: np.ndarray, batch_size: int) -> list[np.ndarray]:

@@ -11,6 +11,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,16 +19,16 @@ import numpy as np
 
 from exlm_lab.downstream import squad
 from exlm_lab.downstream.catalogue import ReadingConfig, load_task
-from exlm_lab.downstream.inputs import encode_examples
+from exlm_lab.downstream.inputs import FRAME, encode_examples
 from exlm_lab.downstream.metrics import evaluate
 from exlm_lab.downstream.settings import TuneConfig
-from exlm_lab.downstream.spans import EncodedQuestion, choose_answers, encode_question
+from exlm_lab.downstream.spans import Window, choose_answers, target, windows
 from exlm_lab.downstream.task import Examples, Splits, Task
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.tokenizer import on_one_line
 from exlm_mini.reading.pretrained import Pretrained
 
-WINDOW_LENGTH, WINDOW_STRIDE, MAX_QUESTION = 384, 128, 64
+WINDOW_LENGTH, WINDOW_OVERLAP, MAX_QUESTION = 384, 128, 64
 """Of SQuAD's windows, in tokens: BERT's; smaller where the model has fewer positions."""
 MAX_UNKNOWN = 0.1
 """Of all tokens of the training texts: with more, the vocabulary is that of another corpus."""
@@ -144,47 +145,30 @@ def make_span_problem(
         pretrained: a model of text.
         max_unknown: largest share of [UNK] among the training tokens.
     """
-    length = min(WINDOW_LENGTH, pretrained.layout.room(2) + 4)
-    max_question = min(MAX_QUESTION, (length - 4) // 3)
-    stride = max(1, min(WINDOW_STRIDE, (length - 4 - max_question) // 2))
-    notes: dict[str, Any] = {"rows": {}, "windows": {"length": length, "stride": stride}}
+    length = min(WINDOW_LENGTH, pretrained.layout.room(2) + 2 * FRAME)
+    max_question = min(MAX_QUESTION, (length - 2 * FRAME) // 3)
+    overlap = min(WINDOW_OVERLAP, (length - 2 * FRAME - max_question) // 2)
+    notes: dict[str, Any] = {"rows": {}, "windows": {"length": length, "overlap": overlap}}
     parts = {}
-    for name in ("train", "validation"):
-        questions, num_left_out = getattr(data, name)
-        encoded = [
-            encode_question(q, pretrained.tokenizer, length, stride, max_question)
-            for q in questions
-        ]
-        parts[name] = part = _span_part(questions, encoded)
-        num_tokens = sum(entry.num_tokens for entry in encoded)
-        share = sum(entry.num_unknown for entry in encoded) / max(num_tokens, 1)
-        notes["rows"][name] = {
-            "examples": len(encoded),
-            "windows": len(part.rows),
-            "longest": max(len(row) for row in part.rows),
-            "truncated": sum(entry.num_cut > 0 for entry in encoded),
-            "tokens_cut": sum(entry.num_cut for entry in encoded),
-            "unknown_share": round(share, 6),
-            "left_out": num_left_out,
-        }
-        if name == "train":
-            texts: list[tuple[str, ...]] = [(q.question, q.context) for q in questions]
-            _check_unknown(squad.TASK, texts, share, max_unknown, pretrained)
+    for name, (questions, num_left_out) in data._asdict().items():
+        own, rows = windows(questions, pretrained.tokenizer, length, overlap, max_question)
+        notes["rows"][name] = {**rows, "left_out": num_left_out}
+        labels = np.array([target(questions[window.question], window) for window in own])
+        judge = partial(_judge_spans, questions, own)
+        parts[name] = Part([window.token_ids_N for window in own], labels, judge)
+    texts: list[tuple[str, ...]] = [(q.question, q.context) for q in data.train[0]]
+    share = notes["rows"]["train"]["unknown_share"]
+    _check_unknown(squad.TASK, texts, share, max_unknown, pretrained)
     digest = _sha256((part.rows, part.labels) for part in parts.values())
     return Problem(squad.TASK, 2, parts.pop("train"), parts, notes, digest)
 
 
-def _span_part(questions: list[squad.Question], encoded: list[EncodedQuestion]) -> Part:
-    """The windows of a part, and how the answers chosen from them are scored."""
-
-    def judge(scores: list[np.ndarray]) -> dict[str, float]:
-        answers = choose_answers(questions, encoded, scores)
-        score = squad.score_predictions(questions, *answers, na_prob_threshold=0.5)
-        return {n: score[n] / 100 for n in ("exact", "f1", "best_exact", "best_f1")}
-
-    windows = [window.token_ids_N for entry in encoded for window in entry.windows]
-    labels = np.array([pair for entry in encoded for pair in entry.targets])
-    return Part(windows, labels, judge)
+def _judge_spans(
+    questions: list[squad.Question], own: list[Window], scores: list[np.ndarray]
+) -> dict[str, float]:
+    answers = choose_answers(questions, own, scores)
+    score = squad.score_predictions(questions, *answers, na_prob_threshold=0.5)
+    return {name: percent / 100 for name, percent in score.items()}
 
 
 def _check_unknown(

@@ -8,6 +8,7 @@ answers counts. For a question without an answer only an empty prediction is rig
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import string
@@ -56,7 +57,9 @@ def load_squad(source: Path | None = None) -> Squad:
         hub = load_hub(HUB_ID)
         where = f"the hub data set {HUB_ID}"
         with reading(where):
-            return Squad(*(_questions(hub[part], where) for part in ("train", "validation")))
+            return Squad(
+                *(read_questions(hub[part], where) for part in ("train", "validation"))
+            )
     return Squad(*(read_file(find_file(source, name)) for name in FILES))
 
 
@@ -64,83 +67,56 @@ def read_file(path: Path) -> tuple[list[Question], int]:
     """The questions of one file of the official JSON, at least one; see ``read_questions``."""
     with reading(path):
         with open_decompressed(path) as stream:
-            dataset = json.load(stream, object_pairs_hook=_Row)
-        # A lone surrogate cannot be encoded.
-        json.dumps(dataset, ensure_ascii=False).encode()
-        questions, num_left_out = read_questions(dataset, str(path))
-        if not questions:
-            raise ValueError("no question with its answer")
-        return questions, num_left_out
-
-
-class _Row(dict[str, Any]):
-    """An object of JSON; neither case nor white space around its names counts."""
-
-    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
-        super().__init__((name.strip().casefold(), value) for name, value in pairs)
-        if len(self) < len(pairs):
-            names = ", ".join(name for name, _ in pairs)
-            raise ValueError(f"a name twice in one object: {names}")
-
-    def __missing__(self, name: str) -> None:
-        raise ValueError(f"no '{name}' beside {', '.join(self)}")
+            rows = [
+                {**row, "context": paragraph["context"]}
+                for article in json.load(stream)["data"]
+                for paragraph in article["paragraphs"]
+                for row in paragraph["qas"]
+            ]
+        for row in rows:
+            names = ("text", "answer_start")
+            row["answers"] = {name: [a[name] for a in row["answers"]] for name in names}
+        return read_questions(rows, str(path))
 
 
 def read_questions(
-    dataset: Mapping[str, Any], source: str = "the data set"
+    rows: Iterable[Mapping[str, Any]], source: str
 ) -> tuple[list[Question], int]:
-    """The questions of the official JSON, in its order.
+    """The questions of rows in the format of the hub, in their order.
 
     Some published offsets are a few characters off, so the span is the nearest occurrence of the
     answer. White space around a question or an answer is left out, and so is an answer of nothing
     else. A question whose answer does not occur in its paragraph is dropped.
 
     Args:
-        dataset: what the file holds.
-        source: its name, for messages.
+        rows: id, context, question and answers of each.
+        source: of the rows, for messages.
 
     Returns:
-        questions: those with a span and those without an answer.
+        questions: those with a span and those without an answer; at least one.
         num_left_out: questions whose first answer does not occur, or whose answers are all blank.
     """
-    return _questions(
-        (
-            {
-                **{name: row[name] for name in ("id", "question")},
-                "context": paragraph["context"],
-                "answers": {
-                    name: [answer[name] for answer in row["answers"]]
-                    for name in ("text", "answer_start")
-                },
-            }
-            for article in dataset["data"]
-            for paragraph in article["paragraphs"]
-            for row in paragraph["qas"]
-        ),
-        source,
-    )
-
-
-def _questions(rows: Iterable[Mapping[str, Any]], source: str) -> tuple[list[Question], int]:
-    """The same for rows in the format of the hub."""
     questions, num_left_out = [], 0
     for row in rows:
-        id, context, found = row["id"], row["context"], row["answers"]
+        id, context, answers = row["id"], row["context"], row["answers"]
         if not isinstance(id, str) or not isinstance(context, str):
             raise TypeError(f"the id or the paragraph of question {id} is no text")
+        context.encode()  # a lone surrogate cannot be
         text = document(row["question"], "text", f"{source} question {id}: its text")
-        answers: list[str] = []
+        golds: list[str] = []
         span = None
-        for answer, start in zip(found["text"], found["answer_start"], strict=True):
+        for answer, start in zip(answers["text"], answers["answer_start"], strict=True):
             if bare := document(answer, "text", f"{source} question {id}: an answer"):
-                if not answers:
+                if not golds:
                     num_blanks = len(answer) - len(answer.lstrip())
                     span = _nearest(context, bare, start + num_blanks)
-                answers.append(bare)
-        if len(found["text"]) and span is None:
+                golds.append(bare)
+        if len(answers["text"]) and span is None:
             num_left_out += 1
         else:
-            questions.append(Question(id, text, context, tuple(answers), span))
+            questions.append(Question(id, text, context, tuple(golds), span))
+    if not questions:
+        raise ValueError("no question with its answer")
     return questions, num_left_out
 
 
@@ -149,7 +125,7 @@ def _nearest(context: str, answer: str, start: int) -> tuple[int, int] | None:
     starts = [match.start() for match in re.finditer(f"(?={re.escape(answer)})", context)]
     if not starts:
         return None
-    nearest = min(starts, key=lambda found: abs(found - start))
+    nearest = min(starts, key=lambda place: abs(place - start))
     return nearest, nearest + len(answer)
 
 
@@ -162,7 +138,7 @@ def score_predictions(
     na_probs: Mapping[str, float] | None = None,
     na_prob_threshold: float = 1.0,
 ) -> dict[str, float]:
-    """The official score of answers to all of some questions, in percent.
+    """The official score of answers to some questions, in percent.
 
     Args:
         questions: with their gold answers.
@@ -172,37 +148,28 @@ def score_predictions(
         na_prob_threshold: an answer whose ``na_probs`` lie above it counts as empty.
 
     Returns:
-        ``exact``, ``f1`` and ``total``; the same prefixed with ``HasAns_`` and ``NoAns_`` for
-        questions with and without an answer, if there are any; with ``na_probs`` also
-        ``best_exact``, ``best_f1`` and their ``_thresh``: the score at the best threshold, chosen
-        on the same questions, as in published results.
+        ``exact`` and ``f1``; with ``na_probs`` also ``best_exact`` and ``best_f1`` at the best
+        threshold, chosen on the same questions, as in published results.
     """
-    has_answer = {}
-    raw: dict[str, dict[str, float]] = {"exact": {}, "f1": {}}
-    for question in questions:
-        has_answer[question.id] = bool(question.answers)
-        golds = [text for text in question.answers if normalize_answer(text)] or [""]
-        for name, compare in (("exact", exact_match), ("f1", f1_of_words)):
-            raw[name][question.id] = max(
-                compare(gold, predictions[question.id]) for gold in golds
+    questions, out = list(questions), {}
+    for name, compare in (("exact", exact_match), ("f1", f1_of_words)):
+        answered, empty = {}, {}
+        for question in questions:
+            golds = [text for text in question.answers if normalize_answer(text)] or [""]
+            id = question.id
+            answered[id] = float(max(compare(gold, predictions[id]) for gold in golds))
+            empty[id] = float(not question.answers)
+        probs = dict.fromkeys(answered, 0.0) if na_probs is None else na_probs
+        counted = answered | {id: empty[id] for id in answered if probs[id] > na_prob_threshold}
+        out[name] = 100.0 * sum(counted.values()) / len(questions)
+        if na_probs is not None:
+            # With no question answered, and then one by one, the most certain first.
+            order = sorted(answered, key=na_probs.__getitem__)
+            gains = (
+                -float(bool(predictions[id])) if empty[id] else answered[id] for id in order
             )
-    probs = dict.fromkeys(has_answer, 0.0) if na_probs is None else na_probs
-    out = {}
-    for prefix, groups in (("", (True, False)), ("HasAns_", (True,)), ("NoAns_", (False,))):
-        ids = [id for id, is_answerable in has_answer.items() if is_answerable in groups]
-        if not ids:
-            continue
-        for name, scores in raw.items():
-            kept = (
-                scores[id] if probs[id] <= na_prob_threshold else float(not has_answer[id])
-                for id in ids
-            )
-            out[f"{prefix}{name}"] = 100.0 * sum(kept) / len(ids)
-        out[f"{prefix}total"] = len(ids)
-    if na_probs is not None:
-        for name, scores in raw.items():
-            best, threshold = _best_threshold(predictions, scores, na_probs, has_answer)
-            out |= {f"best_{name}": best, f"best_{name}_thresh": threshold}
+            sums = itertools.accumulate(gains, initial=sum(empty.values()))
+            out[f"best_{name}"] = 100.0 * max(sums) / len(questions)
     return out
 
 
@@ -226,25 +193,3 @@ def f1_of_words(gold: str, predicted: str) -> float:
         return 0.0
     precision, recall = num_same / len(words), num_same / len(gold_words)
     return 2 * precision * recall / (precision + recall)
-
-
-def _best_threshold(
-    predictions: Mapping[str, str],
-    scores: dict[str, float],
-    na_probs: Mapping[str, float],
-    has_answer: dict[str, bool],
-) -> tuple[float, float]:
-    """The best score over all thresholds, and the lowest threshold that gives it.
-
-    Starts with no question answered, then answers them one by one, the most certain first.
-    """
-    score = best = float(sum(not answerable for answerable in has_answer.values()))
-    threshold = 0.0
-    for id in sorted(na_probs, key=na_probs.__getitem__):
-        if has_answer[id]:
-            score += scores[id]
-        elif predictions[id]:
-            score -= 1
-        if score > best:
-            best, threshold = score, na_probs[id]
-    return 100.0 * best / len(scores), threshold
