@@ -22,7 +22,7 @@ from exlm_mini.data.toy_grammars import grammar, slots_of
 from exlm_mini.model.expansion import expand_masks
 from exlm_mini.plot.figures import use_book_style
 from exlm_mini.plot.style import COLORS
-from exlm_mini.reading.decoding import read_states, top_tokens
+from exlm_mini.reading.decoding import read_row, top_tokens
 from exlm_mini.training.live import Scale, train_live
 
 FILE = Path(__file__).parent / "_static" / "overview.svg"
@@ -55,7 +55,7 @@ def pictured_row() -> SimpleNamespace:
     forward_ML[0, 0] = 1
     for i in range(1, len(forward_ML)):
         forward_ML[i] = (forward_ML[i - 1] @ transition_LL) * emission_ML[i]
-    states = read_states(model, masked_ids_BN).states
+    states = read_row(model, masked_ids_BN).states
     best_ids_LC, best_LC = top_tokens(states.log_token_LV, 1, special)
     language = grammar(config.data.grammar)
     return SimpleNamespace(

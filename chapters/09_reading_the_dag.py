@@ -345,19 +345,19 @@ gamma_ML = shares(E_LL, num_masks=2)
 mask_MV = gamma_ML @ P_LV
 
 # %% [markdown]
-# Now let the package judge. `read_states` is what `exlm_mini.fill` calls; it must
+# Now let the package judge. `read_row` is what `exlm_mini.fill` calls; it must
 # find the same states, the same path, the same joint probability of the filled
 # words, and the same distribution of each mask.
 
 # %% mystnb={"code_prompt_show": "Checked: states, best path, joint probability and marginals equal those of the package"} tags=["hide-cell", "check"]
 from exlm_mini.alignment.enumeration import paths
 from exlm_mini.fill import as_json
-from exlm_mini.reading.decoding import read_states
+from exlm_mini.reading.decoding import read_row
 from exlm_mini.reading.trained import Trained, encode_row
 
 loaded = Trained(Path("run"), run.outcome.step, run.config, run.model, tokenizer)
 row_BN = encode_row(loaded, TEXT)
-reading = read_states(run.model, row_BN.to(scale.device))
+reading = read_row(run.model, row_BN.to(scale.device))
 found = as_json(loaded, TEXT, row_BN, reading, top=3)
 torch.testing.assert_close(P_LV, reading.states.log_token_LV.double().exp())
 torch.testing.assert_close(E_LL, reading.graph.log_transition_LL.double().exp())

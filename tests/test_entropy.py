@@ -21,7 +21,7 @@ from exlm_mini.alignment.enumeration import paths
 from exlm_mini.config import MaskingConfig, ModelConfig, SpecialIds
 from exlm_mini.data.masking import Masker
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.reading.decoding import Graph, Reading, States, read_masked_lm, read_states
+from exlm_mini.reading.decoding import Graph, Reading, States, read_row
 from exlm_mini.reading.entropy import (
     entropy_bits,
     fully_masked,
@@ -169,7 +169,7 @@ def reading_by_hand(E: list[list[float]], P: list[list[float]], owner: list[int]
 )
 def test_path_entropy_is_the_mean_over_all_paths(config):
     torch.manual_seed(0)
-    reading = read_states(ExLM(config, 12).double().eval(), ROW)
+    reading = read_row(ExLM(config, 12).double().eval(), ROW)
     E_LL = reading.graph.log_transition_LL.exp().tolist()
     says_L = entropy_bits(reading.states.log_token_LV).tolist()
     step_L = entropy_bits(reading.graph.log_transition_LL).tolist()
@@ -212,6 +212,6 @@ def test_paths_that_miss_a_mask_do_not_count():
 def test_path_entropy_needs_paths():
     torch.manual_seed(0)
     with pytest.raises(ValueError, match="not linked"):
-        path_entropy(read_masked_lm(MaskedLM(SMALL, 12).eval(), ROW))
+        path_entropy(read_row(MaskedLM(SMALL, 12).eval(), ROW))
     with pytest.raises(ValueError, match="not linked"):
-        path_entropy(read_states(ExLM(replace(SMALL, transition="ctc"), 12).eval(), ROW))
+        path_entropy(read_row(ExLM(replace(SMALL, transition="ctc"), 12).eval(), ROW))

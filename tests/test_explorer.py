@@ -19,7 +19,7 @@ from exlm_mini.config import ModelConfig
 from exlm_mini.data.tokenizer import train_byte_level_bpe, word_level
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.objectives import log_likelihood
-from exlm_mini.reading.decoding import read_masked_lm, read_states
+from exlm_mini.reading.decoding import read_row
 from exlm_mini.reading.explorer import _percent, explorer
 from exlm_mini.reading.scene import Scene, conditionals, read_scene, scene_from_json
 
@@ -85,7 +85,7 @@ def row_of(config: ModelConfig) -> Tensor:
 
 def scene_of(config: ModelConfig) -> Scene:
     row = row_of(config)
-    return read_scene(read_states(exlm(config), row), TOKENIZER, row)
+    return read_scene(read_row(exlm(config), row), TOKENIZER, row)
 
 
 def weights(scene: Scene) -> dict[tuple, float]:
@@ -159,7 +159,7 @@ def test_a_scene_says_what_the_model_says(config):
 
 def test_only_the_likeliest_words_are_kept():
     full = scene_of(CONFIG)
-    short = read_scene(read_states(exlm(CONFIG), ROW), TOKENIZER, ROW, 1)
+    short = read_scene(read_row(exlm(CONFIG), ROW), TOKENIZER, ROW, 1)
     assert [len(row) for row in short.offered] == [1, 1]
     best = [conditionals(full).word_SW[s].argmax() for s in range(2)]
     assert [short.words[row[0]] for row in short.offered] == [full.words[w] for w in best]
@@ -182,14 +182,14 @@ def test_words_that_differ_by_a_blank_are_told_apart():
     torch.manual_seed(0)
     model = ExLM(CONFIG, tokenizer.vocab_size).eval()
     row = torch.tensor([[1, *tokenizer.encode_with_masks("a [MASK] cat"), 2]])
-    scene = read_scene(read_states(model, row), tokenizer, row, tokenizer.vocab_size)
+    scene = read_scene(read_row(model, row), tokenizer, row, tokenizer.vocab_size)
     assert {"a", "\u2423a", "\\n"} <= set(scene.words)
 
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="not linked"):
         model = MaskedLM(CONFIG, TOKENIZER.vocab_size).eval()
-        read_scene(read_masked_lm(model, ROW), TOKENIZER, ROW)
+        read_scene(read_row(model, ROW), TOKENIZER, ROW)
     for words, states in [({1: "angry"}, {}), ({}, {1: "3.1"}), ({3: "glad"}, {}),
                           ({0: "glad"}, {}), ({1: "glad"}, {1: "1.1"})]:  # fmt: skip
         with pytest.raises(ValueError):

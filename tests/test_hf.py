@@ -13,7 +13,7 @@ from tiny_runs import tiny_run
 
 from exlm_mini.data.tokenizer import MASK
 from exlm_mini.export import export, main
-from exlm_mini.reading.decoding import read_masked_lm, read_states
+from exlm_mini.reading.decoding import read_row
 from exlm_mini.reading.pretrained import load_pretrained
 from exlm_mini.training.parts import num_copies
 
@@ -83,9 +83,11 @@ def test_weights_and_probabilities_are_those_of_the_run(name, exported, tmp_path
         ids = tokenizer(text, return_tensors="pt").input_ids
         is_mask = ids[0] == tokenizer.mask_token_id
         if name in ("mlm", "repeated"):
-            reading = read_masked_lm(pretrained.model(), ids, num_copies(pretrained.config))
+            reading = read_row(
+                pretrained.model(), ids, num_copies=num_copies(pretrained.config)
+            )
         else:
-            reading = read_states(pretrained.model(), ids, model.chain_share)
+            reading = read_row(pretrained.model(), ids, model.chain_share)
         log_token_SV = found[row, : ids.shape[1]][is_mask]
         torch.testing.assert_close(log_token_SV, reading.log_token_SV, atol=1e-5, rtol=1e-5)
         if name != "ctc":  # whose tokens compete with the blank
@@ -102,7 +104,7 @@ def test_the_pipeline_ranks_as_fill_does(exported):
     tokenizer = pretrained.tokenizer
     ids = [tokenizer.special_ids.bos, *tokenizer.encode_with_masks("CC(=O)N[MASK]")]
     row = torch.tensor([[*ids, tokenizer.special_ids.eos]])
-    best = read_states(pretrained.model(), row, fill.model.chain_share).log_token_SV[0].exp()
+    best = read_row(pretrained.model(), row, fill.model.chain_share).log_token_SV[0].exp()
     for guess in fill("CC(=O)N[MASK]"):
         assert guess["score"] == pytest.approx(best[guess["token"]].item(), rel=1e-4)
 
@@ -363,7 +365,7 @@ def test_export_is_of_the_step_that_is_named_and_keeps_its_chains(runs, tmp_path
     assert model.chain_share == pytest.approx(2 / 3)
     ids = tokenizer("C[MASK]C(=O)[MASK]", return_tensors="pt").input_ids
     found_SV = model(ids).logits[ids == tokenizer.mask_token_id]
-    want_SV = read_states(load_pretrained(step, print).model(), ids, 2 / 3).log_token_SV
+    want_SV = read_row(load_pretrained(step, print).model(), ids, 2 / 3).log_token_SV
     torch.testing.assert_close(found_SV, want_SV, atol=1e-5, rtol=1e-5)
-    without_SV = read_states(model.exlm, ids).log_token_SV
+    without_SV = read_row(model.exlm, ids).log_token_SV
     assert not torch.allclose(found_SV, without_SV, atol=1e-4)

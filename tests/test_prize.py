@@ -1,85 +1,73 @@
-"""The prize: the chain rule by hand, what links win where there are any, and what is printed."""
+"""Bits at once, in turn and together, by the chain rule and by the sums over other masks."""
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
 import torch
-from torch import Tensor
+from linked_models import CONFIGS, LINKED, exlm, log_joints, masked_lm, of_mask, ragged_batch
+from small_models import MASK, alone
 
-from exlm_mini.config import ModelConfig, SpecialIds
-from exlm_mini.data.masking import MaskedBatch
-from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.pretrain import main
 from exlm_mini.reading.prize import Prize, at_once, in_turn
 
-PAD, BOS, EOS, UNK, SEP, MASK = SpecialIds()
-V = 12
-SMALL = {
-    "num_layers": 1, "width": 16, "ffn_width": 24, "num_heads": 2, "dropout": 0.0,
-    "attention_dropout": 0.0, "max_positions": 48, "init_std": 0.5, "states_per_mask": 3,
-}  # fmt: skip
+ROWS = [alone(ragged_batch(), b) for b in range(3)]
 
 
-def make_model(kind: type = MaskedLM, **changes):
-    torch.manual_seed(0)
-    return kind(ModelConfig(**{**SMALL, **changes}), V).double().eval()
+def bits(p: torch.Tensor, *token_ids: int) -> float:
+    """Of the tokens of one mask each; the table is normalised first."""
+    return -math.log2(p[token_ids] / p.sum())
 
 
-def make_batch() -> MaskedBatch:
-    """Rows with 3, 1 and 2 masks."""
-    token_ids_BN = torch.tensor(
-        [[BOS, 6, 7, 8, 9, EOS], [BOS, 7, 6, EOS, PAD, PAD], [BOS, 6, 11, 7, EOS, PAD]]
-    )
-    is_masked_BN = torch.zeros_like(token_ids_BN, dtype=torch.bool)
-    is_masked_BN[0, [1, 2, 4]] = is_masked_BN[1, 2] = is_masked_BN[2, [1, 2]] = True
-    return MaskedBatch(token_ids_BN.masked_fill(is_masked_BN, MASK), is_masked_BN, token_ids_BN)
-
-
-def left_to_right(batch: MaskedBatch) -> Tensor:
-    return torch.arange(batch.token_ids_BN.shape[1]).expand(batch.token_ids_BN.shape)
+@pytest.mark.parametrize("name", ["gated", "spans", "chains", "mlm"])
+@torch.no_grad()
+def test_at_once_each_mask_is_by_itself_and_together_they_are_joint(name):
+    model = masked_lm() if name == "mlm" else exlm(LINKED[name])
+    alone_S, joint_B, use_k = at_once(model, ragged_batch())
+    want_S, want_B = [], []
+    for row in ROWS:
+        joint, hidden = (
+            log_joints(model, row).exp(),
+            row.token_ids_BN[row.is_masked_BN].tolist(),
+        )
+        want_S += [bits(of_mask(joint, s), token_id) for s, token_id in enumerate(hidden)]
+        want_B.append(-math.log2(joint[tuple(hidden)]))
+    assert alone_S.tolist() == pytest.approx(want_S, rel=1e-6)
+    assert joint_B.tolist() == pytest.approx(want_B, rel=1e-6)
+    if name in ("spans", "chains"):  # whose paths pass each mask once
+        assert abs(use_k.sum() - 6) < 1e-5 and use_k.min() >= 0
 
 
 @pytest.mark.parametrize("is_reversed", [False, True])
+@pytest.mark.parametrize("name", ["gated", "mlm"])
 @torch.no_grad()
-def test_in_turn_is_the_chain_rule_by_hand(is_reversed):
-    model, batch = make_model(), make_batch()
-    order_BN = -left_to_right(batch) if is_reversed else left_to_right(batch)
-    ours_B = in_turn(model, batch, order_BN)
-    for b, (masked_N, is_masked_N, token_N) in enumerate(zip(*batch, strict=True)):
-        known_N, expected = masked_N.clone(), 0.0
-        places = is_masked_N.nonzero().flatten().tolist()
+def test_in_turn_is_the_chain_rule_by_hand(name, is_reversed):
+    model, batch = masked_lm() if name == "mlm" else exlm(LINKED[name]), ragged_batch()
+    place_BN = torch.arange(batch.token_ids_BN.shape[1]).expand(batch.token_ids_BN.shape)
+    ours_B = in_turn(model, batch, -place_BN if is_reversed else place_BN)
+    for row, ours in zip(ROWS, ours_B.tolist(), strict=True):
+        masked_ids_1N, expected = row.masked_ids_BN.clone(), 0.0
+        places = row.is_masked_BN[0].nonzero().flatten().tolist()
         for place in sorted(places, reverse=is_reversed):
-            at_place_N = torch.arange(len(known_N)) == place
-            logits_V = model(known_N[None], at_place_N[None])[0]
-            expected -= logits_V.log_softmax(0)[token_N[place]].item() / torch.log(
-                torch.tensor(2.0)
-            )
-            known_N[place] = token_N[place]
-        assert abs(ours_B[b] - expected) < 1e-5
+            part = row._replace(masked_ids_BN=masked_ids_1N, is_masked_BN=masked_ids_1N == MASK)
+            marginal_V = of_mask(log_joints(model, part).exp(), -1 if is_reversed else 0)
+            masked_ids_1N = masked_ids_1N.clone()
+            masked_ids_1N[0, place] = row.token_ids_BN[0, place]
+            expected += bits(marginal_V, int(row.token_ids_BN[0, place]))
+        assert ours == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize("name", ["uniform", "spans", "late"])
 @torch.no_grad()
-def test_one_mask_costs_the_same_at_once_and_in_turn():
-    batch = make_batch()
-    for model in (make_model(), make_model(ExLM, transition="spans")):
-        alone_S, joint_B, _ = at_once(model, batch)
-        only_B = in_turn(model, batch, left_to_right(batch))
-        assert abs(only_B[1] - alone_S[3]) < 1e-9 and abs(only_B[1] - joint_B[1]) < 1e-5
-
-
-@pytest.mark.parametrize("boundary", ["official", "paper"])
-@torch.no_grad()
-def test_links_win_nothing_between_spans_and_something_within(boundary):
-    batch = make_batch()
-    for transition, is_linked in (("uniform", False), ("spans", True)):
-        model = make_model(ExLM, transition=transition, boundary=boundary)
-        alone_S, joint_B, use_k = at_once(model, batch)
-        row_S = batch.is_masked_BN.nonzero()[:, 0]
-        gap_B = torch.zeros(3, dtype=torch.float64).index_add(0, row_S, alone_S) - joint_B
-        assert (gap_B.abs() > 1e-3).tolist() == [is_linked, False, is_linked]
-        assert abs(use_k.sum() - 6) < 1e-5 and use_k.min() >= 0  # a path passes each mask once
+def test_links_win_nothing_between_spans_and_something_within(name):
+    batch = ragged_batch()
+    alone_S, joint_B, _ = at_once(exlm(CONFIGS[name]), batch)
+    row_S = batch.is_masked_BN.nonzero()[:, 0]
+    gap_B = torch.zeros(3, dtype=torch.float64).index_add(0, row_S, alone_S) - joint_B
+    is_linked = name != "uniform"
+    assert (gap_B.abs() > 1e-3).tolist() == [is_linked, False, is_linked]
 
 
 def test_the_line_names_bits_links_prize_and_clones():
@@ -107,9 +95,7 @@ def test_pretraining_ends_with_it(tmp_path, capsys):
     output = capsys.readouterr().out
     line = re.search(r"exlm, held-out rows: .*", output)
     assert line and "bits a row (links win" in line[0] and "clones used" in line[0]
-    filled = re.findall(
-        r"held-out rows filled ([a-z0-9, ]+): [\d.]+% readable, [\d.]+% exact", output
-    )
-    assert filled == [
+    ways = r"held-out rows filled ([a-z0-9, ]+): [\d.]+% readable, [\d.]+% exact"
+    assert re.findall(ways, output) == [
         "at once", "at once, best of 16", "in turn", "at once, sampled", "in turn, sampled",
     ]  # fmt: skip

@@ -141,6 +141,7 @@ def read_rows(model: ExLM, batch: MaskedBatch) -> RowReading:
         graph=graph,
         is_scored_BM=graph.target_ids_BM != model.special_ids.pad,
         states_per_mask=model.config.states_per_mask,
+        state_BLD=state_BLD,
     )
     return RowReading(log_token_BLV, scores, state_BML, unk)
 

@@ -36,20 +36,20 @@ from transformers.modeling_outputs import (
 from transformers.utils import logging
 
 from exlm_mini.config import SpecialIds
-from exlm_mini.data.masking import repeat_tokens
+from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.hf.config import ExLMConfig
 from exlm_mini.hf.options import with_options
 from exlm_mini.hf.tokenizer import ExLMTokenizer
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.exlm import token_states
-from exlm_mini.model.objectives import log_likelihood, mlm_loss, states_alignment_loss
-from exlm_mini.reading.decoding import (
-    log_softmax,
-    masks_of_copies,
-    masks_of_states,
-    read_masked_lm,
-    read_states,
+from exlm_mini.model.guesses import masks_alone, one_pass
+from exlm_mini.model.objectives import (
+    StateScores,
+    log_likelihood,
+    mlm_loss,
+    states_alignment_loss,
 )
+from exlm_mini.reading.decoding import read_row
 
 LOGGER = logging.get_logger(__name__)
 NO_LABEL = -100
@@ -188,45 +188,27 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
         token_ids_BN = target_ids_BN = self.rows(input_ids, attention_mask)
         if labels is not None:
             target_ids_BN = torch.where(is_masked_BN, labels, token_ids_BN)
-        compute = self._masked_lm if isinstance(self.exlm, MaskedLM) else self._states
-        loss, log_token_SV = compute(token_ids_BN, is_masked_BN, target_ids_BN)
-        logits = None
-        if log_token_SV is not None:
+        batch, copies = (
+            MaskedBatch(token_ids_BN, is_masked_BN, target_ids_BN),
+            self.config.num_copies,
+        )
+        said = one_pass(self.exlm, batch, self.chain_share, copies)
+        loss = logits = None
+        if labels is not None and isinstance(said, StateScores):
+            # A row without masks would count as its path from [BOS] to [EOS].
+            is_plain_B = ~is_masked_BN.any(dim=1)
+            loss = states_alignment_loss(
+                log_likelihood(said).masked_fill(is_plain_B, -torch.inf),
+                said.is_scored_BM.sum(dim=1),
+                on_no_path="skip",
+            )
+        elif labels is not None:
+            loss = mlm_loss(said, labels[is_masked_BN].repeat_interleave(copies))
+        if not self.training:
+            log_token_SV = masks_alone(self.exlm, said, copies)
             logits = log_token_SV.new_zeros(*input_ids.shape, self.config.vocab_size)
             logits[is_masked_BN] = log_token_SV
-        return MaskedLMOutput(loss=None if labels is None else loss, logits=logits)
-
-    def _masked_lm(
-        self, token_ids_BN: Tensor, is_masked_BN: Tensor, target_ids_BN: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        """Loss, and log_token_SV of the masks (None in training)."""
-        copies = self.config.num_copies
-        rows = (repeat_tokens(part_BN, copies) for part_BN in (token_ids_BN, is_masked_BN))
-        token_logits_XV = self.exlm(*rows)
-        target_ids_S = target_ids_BN[is_masked_BN]
-        loss = mlm_loss(token_logits_XV, target_ids_S.repeat_interleave(copies))
-        return loss, None if self.training else masks_of_copies(token_logits_XV, copies)
-
-    def _states(
-        self, token_ids_BN: Tensor, is_masked_BN: Tensor, target_ids_BN: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        """The same for ExLM, summed over all paths."""
-        model = self.exlm
-        assert isinstance(model, ExLM)
-        hidden_BTD, graph = model.encode(token_ids_BN, is_masked_BN, target_ids_BN)
-        state_BLD = model.states(hidden_BTD, graph)
-        scores = model.score(state_BLD, graph, self.chain_share)
-        # A row without masks would count as its path from [BOS] to [EOS].
-        is_plain_B = ~is_masked_BN.any(dim=1)
-        loss = states_alignment_loss(
-            log_likelihood(scores).masked_fill(is_plain_B, -torch.inf),
-            scores.is_scored_BM.sum(dim=1),
-            on_no_path="skip",
-        )
-        if self.training:
-            return loss, None
-        log_token_BLV = log_softmax(model.token_logits(state_BLD))
-        return loss, masks_of_states(scores, log_token_BLV, model.special_ids.unk)
+        return MaskedLMOutput(loss=loss, logits=logits)
 
     @torch.no_grad()
     def fill(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -245,10 +227,7 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
             own_1N = row_N[row_N != special.pad].unsqueeze(0)
             if not bool((own_1N == special.mask).any()):
                 continue
-            if isinstance(self.exlm, MaskedLM):
-                reading = read_masked_lm(self.exlm, own_1N, self.config.num_copies)
-            else:
-                reading = read_states(self.exlm, own_1N, self.chain_share)
+            reading = read_row(self.exlm, own_1N, self.chain_share, self.config.num_copies)
             row_N[row_N == special.mask] = reading.token_ids_S.to(row_N.device)
             log_joint_B[b] = reading.log_joint
         return filled_BN, log_joint_B

@@ -15,7 +15,6 @@ from exlm_mini.data.masking import repeat_tokens
 from exlm_mini.model.emission import VocabularyHead
 from exlm_mini.model.encoder import Encoder, initialise
 from exlm_mini.model.expansion import Expanded, StateGraph, expand, expand_masks, gather_states
-from exlm_mini.model.guesses import guess_targets
 from exlm_mini.model.objectives import StateScores
 from exlm_mini.model.transition import blend, make_transition, parallel_chains
 
@@ -92,7 +91,6 @@ class ExLM(nn.Module):
         is_masked_BN: Tensor,
         token_ids_BN: Tensor,
         chain_share: float = 0.0,
-        with_guesses: bool = False,
     ) -> StateScores:
         """Figure 6 from left to right: expand, encode, link the states, score the targets.
 
@@ -102,13 +100,12 @@ class ExLM(nn.Module):
             token_ids_BN: int64, the tokens before masking.
             chain_share: weight of fixed parallel chains in the transitions, see
                 ``transition.blend``; 0 except at the start of training.
-            with_guesses: also return each target's likeliest token, see ``guesses``.
 
         Returns:
             Scores for ``objectives.log_likelihood``.
         """
         hidden_BTD, graph = self.encode(masked_ids_BN, is_masked_BN, token_ids_BN)
-        return self.score(self.states(hidden_BTD, graph), graph, chain_share, with_guesses)
+        return self.score(self.states(hidden_BTD, graph), graph, chain_share)
 
     def states(self, hidden_BTD: Tensor, graph: StateGraph) -> Tensor:
         """state_BLD: the hidden states of the graph, plus the clone embedding if there is one."""
@@ -116,22 +113,14 @@ class ExLM(nn.Module):
         return state_BLD if self.clone is None else state_BLD + self.clone(graph.clone_BL)
 
     def score(
-        self,
-        state_BLD: Tensor,
-        graph: StateGraph,
-        chain_share: float = 0.0,
-        with_guesses: bool = False,
+        self, state_BLD: Tensor, graph: StateGraph, chain_share: float = 0.0
     ) -> StateScores:
         """The second half of ``forward``: link the states and score the targets."""
         log_transition_BLL = self._link(state_BLD, graph, chain_share)
         log_emission_BML, log_blank_BL = self._emit(state_BLD, graph)
-        unk, is_blank_BM, guess_ids_BM = self.special_ids.unk, None, None
+        is_blank_BM = None
         if log_blank_BL is not None:
-            is_blank_BM = graph.target_ids_BM == unk
-        if with_guesses:
-            guess_ids_BM = guess_targets(
-                self.token_logits, state_BLD, log_transition_BLL, graph, unk
-            )
+            is_blank_BM = graph.target_ids_BM == self.special_ids.unk
         return StateScores(
             log_emission_BML,
             log_transition_BLL,
@@ -140,7 +129,7 @@ class ExLM(nn.Module):
             graph,
             self._is_scored(graph),
             self.config.states_per_mask,
-            guess_ids_BM,
+            state_BLD,
         )
 
     def token_logits(self, state_BLD: Tensor) -> Tensor:

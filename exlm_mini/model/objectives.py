@@ -33,8 +33,8 @@ class StateScores(NamedTuple):
     is_scored_BM: Tensor
     """bool, targets whose emission counts; false at padding and at unscored boundaries."""
     states_per_mask: int
-    guess_ids_BM: Tensor | None = None
-    """int64, the likeliest token of each target by itself, if requested."""
+    state_BLD: Tensor
+    """The hidden states of the graph, from which ``ExLM.token_logits`` says more."""
 
 
 @record_function("head")

@@ -16,14 +16,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from exlm_mini.alignment import dag_log_likelihood, marginal_token_log_probs, viterbi
+from exlm_mini.alignment import dag_log_likelihood, viterbi
 from exlm_mini.config import SpecialIds
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.masking import repeat_tokens
+from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.model.guesses import ctc_token_log_probs
+from exlm_mini.model.guesses import log_softmax, masks_alone, one_pass
 from exlm_mini.model.objectives import StateScores, log_likelihood
 
 
@@ -104,150 +103,95 @@ def top_tokens(
     return token_ids_XV[:, :count], log_token_XV[:, :count].exp()
 
 
-def log_softmax(logits: Tensor) -> Tensor:
-    """log softmax over the last axis, in at least float32."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
-
-
-def masks_of_copies(token_logits_XV: Tensor, num_copies: int) -> Tensor:
-    """log_token_SV of each mask by itself: the mean of the distributions of its copies.
+def log_joint(scores: StateScores, log_token_BLV: Tensor, target_ids_BM: Tensor) -> Tensor:
+    """log P(these tokens in the masks together | context) of each row, (B,), over all paths.
 
     Args:
-        token_logits_XV: of a ``MaskedLM``; copies of a mask are adjacent.
-        num_copies: of every token.
-    """
-    log_token_SkV = log_softmax(token_logits_XV).unflatten(0, (-1, num_copies))
-    return log_token_SkV.exp().mean(dim=1).log()
-
-
-def masks_of_states(scores: StateScores, log_token_BLV: Tensor, unk: int) -> Tensor:
-    """log_token_SV of each mask by itself, before any token is known, row by row.
-
-    A mixture of the states' distributions, weighted by the probability that a path visits them at
-    the mask; without links (``ctc``) the CTC of the mask's states.
-
-    Args:
-        scores: from ``ExLM.score``.
+        scores: of the row, whatever its targets were.
         log_token_BLV: log P_u(w) of the states, in nats.
-        unk: id of the unknown token, the blank of ``ctc``.
+        target_ids_BM: int64, those of the boundaries do not count.
     """
-    graph = scores.graph
-    counts = graph.num_targets_B, graph.num_states_B
-    if scores.log_transition_BLL is None:
-        rows = [
-            ctc_token_log_probs(log_token_BLV[b, :n], graph.owner_BL[b, :n], m, unk)
-            for b, (m, n) in enumerate(zip(*(c.tolist() for c in counts), strict=True))
-        ]
-        log_token_BMV = pad_sequence(rows, batch_first=True)
-    else:
-        any_token_BML = torch.zeros_like(scores.log_emission_BML)
-        log_token_BMV = marginal_token_log_probs(
-            log_token_BLV, any_token_BML, scores.log_transition_BLL, *counts
-        )
-    target_M = torch.arange(graph.target_ids_BM.shape[1], device=graph.num_targets_B.device)
-    is_target_BM = target_M < graph.num_targets_B.unsqueeze(1)
-    return log_token_BMV[is_target_BM & ~graph.is_boundary_BM]
+    index_BLM = target_ids_BM.unsqueeze(1).expand(-1, log_token_BLV.shape[1], -1)
+    log_emission_BML = log_token_BLV.gather(2, index_BLM).transpose(1, 2)
+    return log_likelihood(scores._replace(log_emission_BML=log_emission_BML), False)
+
+
+def best_path(scores: StateScores, log_best_BL: Tensor) -> tuple[Tensor, Tensor]:
+    """path_BM and its log-probability, (B,), for the likeliest token of each state.
+
+    Args:
+        scores: of linked states.
+        log_best_BL: log-probability of a state's token.
+    """
+    # Boundaries cost nothing: their emissions are left out.
+    log_best_BML = log_best_BL.unsqueeze(1).expand_as(scores.log_emission_BML)
+    log_best_BML = log_best_BML.masked_fill(scores.graph.is_boundary_BM.unsqueeze(2), 0.0)
+    return viterbi(log_best_BML, *links_of(scores))
+
+
+def links_of(scores: StateScores) -> tuple[Tensor, Tensor, Tensor]:
+    """The last three arguments of the functions of ``alignment``, for linked states."""
+    assert scores.log_transition_BLL is not None
+    return scores.log_transition_BLL, scores.graph.num_targets_B, scores.graph.num_states_B
 
 
 @torch.no_grad()
-def read_states(model: ExLM, masked_ids_BN: Tensor, chain_share: float = 0.0) -> Reading:
+def read_row(
+    model: MaskedLM | ExLM, masked_ids_BN: Tensor, chain_share: float = 0.0, num_copies: int = 1
+) -> Reading:
     """States, transitions and best filling of one row with masks (Appendix P, Figure 10).
 
-    The best path a maximises its transitions and the likeliest token of each state it visits
-    for a mask::
+    For ExLM the best path a maximises its transitions and the likeliest token of each state it
+    visits for a mask::
 
         P(a) = product over i > 0 of E[a_{i-1}, a_i] * product over masks i of max_w P_{a_i}(w)
 
     Its tokens are chosen. Their joint probability, summed over all paths, is at least that of the
     best path. Other tokens may have a larger joint probability; finding them is hard.
 
-    Without a graph (``transition="ctc"``) masks are independent: each gets its likeliest token
-    under the CTC of its own states, and the joint is the product.
+    Where masks are independent (``MaskedLM``, ``transition="ctc"``), each gets its likeliest token,
+    and the joint is the product.
 
     Args:
         model: in evaluation mode.
         masked_ids_BN: int64, one row: [BOS], tokens and [MASK]s, [EOS], no padding.
         chain_share: as in ``ExLM.forward``, for a model from the start of training.
-
-    Returns:
-        The reading.
+        num_copies: k of §3, of every token; 1 but for Repeated MLM.
 
     Raises:
         UserError: if the row has no mask, or no path has a probability above 0.
         ValueError: if it is not one row framed by [BOS] and [EOS], is too long after expansion,
             or the model is in training mode.
     """
-    is_masked_BN = _check_row(model, masked_ids_BN)
-    hidden_BTD, graph = model.encode(masked_ids_BN, is_masked_BN, masked_ids_BN)
-    state_BLD = model.states(hidden_BTD, graph)
-    scores = model.score(state_BLD, graph, chain_share)
-    log_token_BLV = log_softmax(model.token_logits(state_BLD))
+    is_masked_BN, special_ids = _check_row(model, masked_ids_BN), model.special_ids
+    row = MaskedBatch(masked_ids_BN, is_masked_BN, masked_ids_BN)
+    said = one_pass(model, row, chain_share, num_copies)
+    log_token_SV = masks_alone(model, said, num_copies)
+    token_ids_S = top_tokens(log_token_SV, 1, special_ids)[0][:, 0]
+    if not isinstance(said, StateScores):
+        log_p_S = log_token_SV.gather(1, token_ids_S.unsqueeze(1))
+        return Reading(token_ids_S.cpu(), log_p_S.sum().item(), log_token_SV.cpu(), None, None)
+    log_token_BLV = log_softmax(model.token_logits(said.state_BLD))
+    graph, links = said.graph, None
+    if said.log_transition_BLL is not None:
+        best_ids_L = top_tokens(log_token_BLV[0], 1, special_ids)[0][:, 0]
+        log_best_BL = log_token_BLV.gather(2, best_ids_L[None, :, None]).squeeze(2)
+        path_BM, log_path_B = best_path(said, log_best_BL)
+        if log_path_B.item() == -torch.inf:
+            raise UserError(
+                f"no path through the {len(best_ids_L)} states has a probability above 0: the "
+                "model's training went wrong; use another checkpoint"
+            )
+        token_ids_S = best_ids_L[path_BM[0, 1:-1]]
+        any_token_BML = torch.zeros_like(said.log_emission_BML)
+        log_fit_B = dag_log_likelihood(any_token_BML, *links_of(said))
+        log_transition_LL, path_M = said.log_transition_BLL[0].cpu(), path_BM[0].cpu()
+        links = Graph(log_transition_LL, path_M, log_path_B.item(), log_fit_B.item())
+    target_ids_BM = graph.target_ids_BM.clone()
+    target_ids_BM[0, 1:-1] = token_ids_S
+    log_p = log_joint(said, log_token_BLV, target_ids_BM).item()
     states = States(graph.owner_BL[0].cpu(), graph.clone_BL[0].cpu(), log_token_BLV[0].cpu())
-    log_token_SV = masks_of_states(scores, log_token_BLV, model.special_ids.unk)
-    if scores.log_transition_BLL is None:
-        links, token_ids_S = None, top_tokens(log_token_SV, 1, model.special_ids)[0][:, 0]
-    else:
-        links, token_ids_S = _follow(scores, log_token_BLV, model.special_ids)
-    # With the chosen tokens as targets, the function of training sums over the paths.
-    target_ids_M = graph.target_ids_BM[0].clone()
-    target_ids_M[1:-1] = token_ids_S
-    filled = scores._replace(log_emission_BML=log_token_BLV[:, :, target_ids_M].transpose(1, 2))
-    log_joint = log_likelihood(filled, with_boundaries=False).item()
-    return Reading(token_ids_S.cpu(), log_joint, log_token_SV.cpu(), states, links)
-
-
-@torch.no_grad()
-def read_masked_lm(model: MaskedLM, masked_ids_BN: Tensor, num_copies: int = 1) -> Reading:
-    """Tokens of each mask under a masked language model, which predicts them independently.
-
-    For Repeated MLM every token is repeated ``num_copies`` times, as in training; the distribution
-    of a mask is the mean over its copies.
-
-    Args:
-        model: in evaluation mode.
-        masked_ids_BN: as for ``read_states``.
-        num_copies: k of §3; 1 for a plain masked language model.
-
-    Returns:
-        The reading, without states; the joint is the product over the masks.
-
-    Raises:
-        UserError, ValueError: as for ``read_states``.
-    """
-    is_masked_BN = _check_row(model, masked_ids_BN)
-    token_logits_XV = model(
-        repeat_tokens(masked_ids_BN, num_copies), repeat_tokens(is_masked_BN, num_copies)
-    )
-    log_token_SV = masks_of_copies(token_logits_XV, num_copies).cpu()
-    token_ids_S = top_tokens(log_token_SV, 1, model.special_ids)[0][:, 0]
-    log_joint = log_token_SV.gather(1, token_ids_S.unsqueeze(1)).sum().item()
-    return Reading(token_ids_S, log_joint, log_token_SV, None, None)
-
-
-def _follow(
-    scores: StateScores, log_token_BLV: Tensor, special_ids: SpecialIds
-) -> tuple[Graph, Tensor]:
-    """The links of the states, and token_ids_S of the best path."""
-    log_transition_BLL = scores.log_transition_BLL
-    assert log_transition_BLL is not None  # otherwise there is no path
-    counts = (scores.graph.num_targets_B, scores.graph.num_states_B)
-    best_ids_L = top_tokens(log_token_BLV[0], 1, special_ids)[0][:, 0]
-    log_best_L = log_token_BLV[0].gather(1, best_ids_L.unsqueeze(1)).squeeze(1)
-    # Boundaries cost nothing: their emissions are left out.
-    log_best_BML = log_best_L.expand_as(scores.log_emission_BML).masked_fill(
-        scores.graph.is_boundary_BM.unsqueeze(2), 0.0
-    )
-    path_BM, log_path_B = viterbi(log_best_BML, log_transition_BLL, *counts)
-    if log_path_B.item() == -torch.inf:
-        raise UserError(
-            f"no path through the {int(counts[1])} states has a probability above 0: the "
-            "model's training went wrong; use another checkpoint"
-        )
-    any_token_BML = torch.zeros_like(log_best_BML)
-    log_fit = dag_log_likelihood(any_token_BML, log_transition_BLL, *counts).item()
-    path_M = path_BM[0]
-    links = Graph(log_transition_BLL[0].cpu(), path_M.cpu(), log_path_B.item(), log_fit)
-    return links, best_ids_L[path_M[1:-1]]
+    return Reading(token_ids_S.cpu(), log_p, log_token_SV.cpu(), states, links)
 
 
 def _check_row(model: ExLM | MaskedLM, masked_ids_BN: Tensor) -> Tensor:

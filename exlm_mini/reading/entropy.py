@@ -98,7 +98,7 @@ def path_entropy(reading: Reading) -> PathEntropy:
     ``step`` includes edges that would skip a mask.
 
     Args:
-        reading: of ``read_states``, with a graph.
+        reading: of ``read_row``, with a graph.
 
     Returns:
         One value per mask each, in the order of the masks.

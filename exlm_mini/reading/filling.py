@@ -16,7 +16,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from exlm_mini.alignment import viterbi
 from exlm_mini.alignment.vectorized import log_to_come
 from exlm_mini.data.batches import validation_batches
 from exlm_mini.data.masking import MaskedBatch, Masker
@@ -24,8 +23,9 @@ from exlm_mini.data.packs import Pack
 from exlm_mini.data.smiles import read_molecule, require_rdkit
 from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.model.objectives import StateScores, log_likelihood
-from exlm_mini.reading.decoding import log_softmax, masks_of_states, not_offered
+from exlm_mini.model.guesses import log_softmax, masks_alone, one_pass
+from exlm_mini.model.objectives import StateScores
+from exlm_mini.reading.decoding import best_path, links_of, log_joint, not_offered
 
 ROWS_AT_ONCE = 32
 NUM_PATHS = 16
@@ -60,7 +60,7 @@ def fill_at_once(
         batch: without copies; its true tokens are not looked at.
         generator: on the CPU, to sample: for ExLM first a path, with its probability, then a token
             from each of its states. None: the likeliest tokens, for ExLM those of the path that
-            is likeliest with them (``decoding.read_states``).
+            is likeliest with them (``decoding.read_row``).
         chain_share: see ``ExLM.forward``.
         num_paths: ExLM without a generator also looks at the likeliest tokens along so many paths
             that are drawn (always the same), and takes the filling with the largest joint
@@ -69,22 +69,15 @@ def fill_at_once(
     """
     masked_ids_BN, is_masked_BN, _ = batch
     filled_ids_BN = masked_ids_BN.clone()
-    if isinstance(model, MaskedLM):
-        log_token_SV = log_softmax(model(masked_ids_BN, is_masked_BN))
-        filled_ids_BN[is_masked_BN] = _choose(log_token_SV, model, generator)
+    said = one_pass(model, batch._replace(token_ids_BN=masked_ids_BN), chain_share)
+    if not isinstance(said, StateScores) or said.log_transition_BLL is None:
+        filled_ids_BN[is_masked_BN] = _choose(masks_alone(model, said), model, generator)
         return filled_ids_BN
-    hidden_BTD, graph = model.encode(masked_ids_BN, is_masked_BN, masked_ids_BN)
-    state_BLD = model.states(hidden_BTD, graph)
-    scores = model.score(state_BLD, graph, chain_share)
-    log_token_BLV = log_softmax(model.token_logits(state_BLD))
-    if scores.log_transition_BLL is None:
-        log_token_SV = masks_of_states(scores, log_token_BLV, model.special_ids.unk)
-        filled_ids_BN[is_masked_BN] = _choose(log_token_SV, model, generator)
-        return filled_ids_BN
+    graph, log_token_BLV = said.graph, log_softmax(model.token_logits(said.state_BLD))
     log_token_BLV[..., not_offered(model.special_ids)] = -torch.inf
     draws = torch.Generator().manual_seed(0)
-    paths = [_path(scores, log_token_BLV, generator)]
-    paths += [_path(scores, log_token_BLV, draws) for _ in range(num_paths)]
+    paths = [_path(said, log_token_BLV, generator)]
+    paths += [_path(said, log_token_BLV, draws) for _ in range(num_paths)]
     row_S, target_S = (~graph.is_boundary_BM & (paths[0] >= 0)).nonzero(as_tuple=True)
     tokens_CS = torch.stack(
         [
@@ -98,7 +91,7 @@ def fill_at_once(
         for tokens_S in tokens_CS:
             target_ids_BM = graph.target_ids_BM.clone()
             target_ids_BM[row_S, target_S] = tokens_S
-            joint.append(_log_joint(scores, log_token_BLV, target_ids_BM))
+            joint.append(log_joint(said, log_token_BLV, target_ids_BM))
         best_B = torch.stack(joint).argmax(dim=0)
     filled_ids_BN[is_masked_BN] = tokens_CS[best_B[row_S], torch.arange(len(row_S))]
     return filled_ids_BN
@@ -170,26 +163,14 @@ def _smiles(row_N: list[int], tokenizer: Tokenizer) -> str:
     return "".join(tokenizer.token(i) for i in row_N if i not in special)
 
 
-def _log_joint(scores: StateScores, log_token_BLV: Tensor, target_ids_BM: Tensor) -> Tensor:
-    """log P(these tokens) of each row, over all paths."""
-    index_BLM = target_ids_BM.unsqueeze(1).expand(-1, log_token_BLV.shape[1], -1)
-    log_emission_BML = log_token_BLV.gather(2, index_BLM).transpose(1, 2)
-    return log_likelihood(scores._replace(log_emission_BML=log_emission_BML), False)
-
-
 def _path(
     scores: StateScores, log_token_BLV: Tensor, generator: torch.Generator | None
 ) -> Tensor:
     """path_BM: the likeliest with the likeliest tokens, or one that is drawn; -1 at padding."""
-    log_transition_BLL, graph = scores.log_transition_BLL, scores.graph
-    assert log_transition_BLL is not None  # otherwise there is no path
-    counts = graph.num_targets_B, graph.num_states_B
-    any_token_BML = torch.zeros_like(scores.log_emission_BML)
     if generator is None:
-        log_best_BML = log_token_BLV.amax(dim=2).unsqueeze(1).expand_as(any_token_BML)
-        log_best_BML = log_best_BML.masked_fill(graph.is_boundary_BM.unsqueeze(2), 0.0)
-        return viterbi(log_best_BML, log_transition_BLL, *counts)[0]
-    log_to_come_MBL, log_edge_BLL = log_to_come(any_token_BML, log_transition_BLL, *counts)
+        return best_path(scores, log_token_BLV.amax(dim=2))[0]
+    graph, any_token_BML = scores.graph, torch.zeros_like(scores.log_emission_BML)
+    log_to_come_MBL, log_edge_BLL = log_to_come(any_token_BML, *links_of(scores))
     row_B = torch.arange(len(log_edge_BLL), device=log_edge_BLL.device)
     path_BM = torch.zeros_like(graph.target_ids_BM)
     for i in range(1, path_BM.shape[1]):

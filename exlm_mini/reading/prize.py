@@ -29,8 +29,9 @@ from exlm_mini.data.batches import validation_batches
 from exlm_mini.data.masking import MaskedBatch, Masker, counter_uniform
 from exlm_mini.data.packs import Pack
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.model.objectives import log_likelihood, nats_to_bits
-from exlm_mini.reading.decoding import log_softmax, masks_of_states
+from exlm_mini.model.guesses import masks_alone, one_pass
+from exlm_mini.model.objectives import StateScores, log_likelihood, nats_to_bits
+from exlm_mini.reading.decoding import links_of
 
 ROWS_AT_ONCE = 32
 
@@ -129,33 +130,24 @@ def at_once(
         bits of each hidden token by itself, (S,), row by row; of each row's together, (B,); and
         how many paths go through each clone, given the tokens, (k,), if states are linked.
     """
+    said = one_pass(model, batch, chain_share)
     target_ids_S1 = batch.token_ids_BN[batch.is_masked_BN].unsqueeze(1)
-    row_S = batch.is_masked_BN.nonzero()[:, 0]
-    if isinstance(model, MaskedLM):
-        log_token_SV = log_softmax(model(batch.masked_ids_BN, batch.is_masked_BN))
-        bits_S = nats_to_bits(-log_token_SV.gather(1, target_ids_S1).squeeze(1).double())
-        return (
-            bits_S,
-            bits_S.new_zeros(len(batch.token_ids_BN)).index_add(0, row_S, bits_S),
-            None,
-        )
-    hidden_BTD, graph = model.encode(*batch)
-    state_BLD = model.states(hidden_BTD, graph)
-    scores = model.score(state_BLD, graph, chain_share)
-    log_token_BLV = log_softmax(model.token_logits(state_BLD))
-    log_token_SV = masks_of_states(scores, log_token_BLV, model.special_ids.unk)
-    bits_S = nats_to_bits(-log_token_SV.gather(1, target_ids_S1).squeeze(1).double())
-    joint_B = nats_to_bits(-log_likelihood(scores, with_boundaries=False).double())
-    if scores.log_transition_BLL is None:
+    log_p_S = masks_alone(model, said).gather(1, target_ids_S1).squeeze(1)
+    bits_S = nats_to_bits(-log_p_S.double())
+    if not isinstance(said, StateScores):
+        row_S = batch.is_masked_BN.nonzero()[:, 0]
+        zeros_B = bits_S.new_zeros(len(batch.token_ids_BN))
+        return bits_S, zeros_B.index_add(0, row_S, bits_S), None
+    joint_B = nats_to_bits(-log_likelihood(said, with_boundaries=False).double())
+    if said.log_transition_BLL is None:
         return bits_S, joint_B, None
-    log_emission_BML = scores.log_emission_BML.masked_fill(
-        graph.is_boundary_BM.unsqueeze(2), 0.0
-    )
-    counts = graph.num_targets_B, graph.num_states_B
-    visits = posteriors(log_emission_BML, scores.log_transition_BLL, *counts).state_BML.sum(1)
+    graph = said.graph
+    is_boundary_BM1 = graph.is_boundary_BM.unsqueeze(2)
+    log_emission_BML = said.log_emission_BML.masked_fill(is_boundary_BM1, 0.0)
+    visits_BL = posteriors(log_emission_BML, *links_of(said)).state_BML.sum(1)
     is_mask_BL = ~graph.is_boundary_BM.gather(1, graph.owner_BL) & graph.is_state_BL
-    use_k = visits[is_mask_BL].double().cpu().unflatten(0, (-1, scores.states_per_mask)).sum(0)
-    return bits_S, joint_B, use_k
+    visits_Sk = visits_BL[is_mask_BL].double().cpu().unflatten(0, (-1, said.states_per_mask))
+    return bits_S, joint_B, visits_Sk.sum(0)
 
 
 def in_turn(

@@ -71,7 +71,7 @@ def read_scene(
     """The scene of a reading, to four significant digits.
 
     Args:
-        reading: of ``read_states``, with a graph.
+        reading: of ``read_row``, with a graph.
         tokenizer: of the model.
         masked_ids_BN: the row that was read.
         num_words: to choose from for each mask. All of these, and the likeliest words of each

@@ -30,7 +30,7 @@ from exlm_mini.data.text import document
 from exlm_mini.data.tokenizer import MASK, Tokenizer
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.exlm import token_states
-from exlm_mini.reading.decoding import Reading, read_masked_lm, read_states
+from exlm_mini.reading.decoding import Reading, read_row
 from exlm_mini.reading.explorer import Explorer, explorer
 from exlm_mini.reading.pretrained import SHIPPED, TRAINED_IN_TURN, load_pretrained
 from exlm_mini.reading.scene import read_scene
@@ -266,12 +266,9 @@ def read(trained: Trained, masked_ids_BN: Tensor) -> Reading:
     Raises:
         UserError: if its weights give no probabilities.
     """
-    if isinstance(trained.model, ExLM):
-        # As at the validation of this step: transitions may still be blended with fixed chains.
-        share = chain_share(trained.config, trained.step)
-        found = read_states(trained.model, masked_ids_BN, share)
-    else:
-        found = read_masked_lm(trained.model, masked_ids_BN, num_copies(trained.config))
+    # As at the validation of this step: transitions may still be blended with fixed chains.
+    share, copies = chain_share(trained.config, trained.step), num_copies(trained.config)
+    found = read_row(trained.model, masked_ids_BN, share, copies)
     if found.log_token_SV.isnan().any():
         raise UserError(
             f"the weights of {trained.run} give no probabilities, for they are too large or no "

@@ -16,7 +16,8 @@ from exlm_mini.data.batches import validation_batches
 from exlm_mini.data.masking import MaskedBatch, Masker
 from exlm_mini.data.packs import Pack
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.model.objectives import log_likelihood, nats_to_bits
+from exlm_mini.model.guesses import guess_masks, one_pass
+from exlm_mini.model.objectives import StateScores, log_likelihood, nats_to_bits
 
 VALIDATION_BATCH_ROWS = 64
 
@@ -69,22 +70,17 @@ def row_bits_and_correct(
     path fits. Each mask is guessed by itself, from the context alone: its likeliest token, for
     ExLM summed over all paths and all tokens in the other masks.
     """
-    if isinstance(model, ExLM):
-        scores = model(*batch, chain_share, with_guesses=True)
-        graph = scores.graph
-        target_M = torch.arange(graph.target_ids_BM.shape[1], device=graph.num_targets_B.device)
-        is_mask_BM = (target_M < graph.num_targets_B.unsqueeze(1)) & ~graph.is_boundary_BM
-        is_correct_BM = is_mask_BM & (scores.guess_ids_BM == graph.target_ids_BM)
-        bits_B = nats_to_bits(-log_likelihood(scores, with_boundaries=False))
-        return bits_B, is_correct_BM.sum(dim=1)
-    token_logits_SV = model(batch.masked_ids_BN, batch.is_masked_BN)
-    target_ids_S = batch.token_ids_BN[batch.is_masked_BN]
-    log_p_SV = token_logits_SV.float().log_softmax(dim=1)
-    log_p_S = log_p_SV.gather(1, target_ids_S.unsqueeze(1)).squeeze(1)
+    said, target_ids_S = (
+        one_pass(model, batch, chain_share),
+        batch.token_ids_BN[batch.is_masked_BN],
+    )
     row_S = batch.is_masked_BN.nonzero()[:, 0]
-    zeros_B = torch.zeros(len(batch.token_ids_BN), device=log_p_S.device)
-    is_correct_S = token_logits_SV.argmax(dim=1) == target_ids_S
+    zeros_B = torch.zeros(len(batch.token_ids_BN), device=row_S.device)
+    is_correct_S = guess_masks(model, said) == target_ids_S
     correct_B = zeros_B.long().index_add(0, row_S, is_correct_S.long())
+    if isinstance(said, StateScores):
+        return nats_to_bits(-log_likelihood(said, with_boundaries=False)), correct_B
+    log_p_S = said.float().log_softmax(dim=1).gather(1, target_ids_S.unsqueeze(1)).squeeze(1)
     return nats_to_bits(-zeros_B.index_add(0, row_S, log_p_S)), correct_B
 
 
