@@ -193,8 +193,8 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
             self.config.num_copies,
         )
         said = one_pass(self.exlm, batch, self.chain_share, copies)
-        loss = logits = None
-        if labels is not None and isinstance(said, StateScores):
+        logits = None
+        if isinstance(said, StateScores):
             # A row without masks would count as its path from [BOS] to [EOS].
             is_plain_B = ~is_masked_BN.any(dim=1)
             loss = states_alignment_loss(
@@ -202,13 +202,13 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
                 said.is_scored_BM.sum(dim=1),
                 on_no_path="skip",
             )
-        elif labels is not None:
-            loss = mlm_loss(said, labels[is_masked_BN].repeat_interleave(copies))
+        else:
+            loss = mlm_loss(said, target_ids_BN[is_masked_BN].repeat_interleave(copies))
         if not self.training:
             log_token_SV = masks_alone(self.exlm, said, copies)
             logits = log_token_SV.new_zeros(*input_ids.shape, self.config.vocab_size)
             logits[is_masked_BN] = log_token_SV
-        return MaskedLMOutput(loss=loss, logits=logits)
+        return MaskedLMOutput(loss=None if labels is None else loss, logits=logits)
 
     @torch.no_grad()
     def fill(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:

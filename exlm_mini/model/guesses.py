@@ -48,6 +48,11 @@ def log_softmax(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
 
 
+def states_alone(model: Any, scores: StateScores) -> Tensor:
+    """log P_u(w) of every token in each state of an ExLM: log_token_BLV in nats."""
+    return log_softmax(model.token_logits(scores.state_BLD))
+
+
 def masks_alone(
     model: MaskedLM | ExLM, said: Tensor | StateScores, num_copies: int = 1
 ) -> Tensor:

@@ -22,7 +22,7 @@ from exlm_mini.config import SpecialIds
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.model.guesses import log_softmax, masks_alone, one_pass
+from exlm_mini.model.guesses import masks_alone, one_pass, states_alone
 from exlm_mini.model.objectives import StateScores, log_likelihood
 
 
@@ -171,7 +171,7 @@ def read_row(
     if not isinstance(said, StateScores):
         log_p_S = log_token_SV.gather(1, token_ids_S.unsqueeze(1))
         return Reading(token_ids_S.cpu(), log_p_S.sum().item(), log_token_SV.cpu(), None, None)
-    log_token_BLV = log_softmax(model.token_logits(said.state_BLD))
+    log_token_BLV = states_alone(model, said)
     graph, links = said.graph, None
     if said.log_transition_BLL is not None:
         best_ids_L = top_tokens(log_token_BLV[0], 1, special_ids)[0][:, 0]

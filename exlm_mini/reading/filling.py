@@ -23,7 +23,7 @@ from exlm_mini.data.packs import Pack
 from exlm_mini.data.smiles import read_molecule, require_rdkit
 from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.model.guesses import log_softmax, masks_alone, one_pass
+from exlm_mini.model.guesses import masks_alone, one_pass, states_alone
 from exlm_mini.model.objectives import StateScores
 from exlm_mini.reading.decoding import best_path, links_of, log_joint, not_offered
 
@@ -73,7 +73,7 @@ def fill_at_once(
     if not isinstance(said, StateScores) or said.log_transition_BLL is None:
         filled_ids_BN[is_masked_BN] = _choose(masks_alone(model, said), model, generator)
         return filled_ids_BN
-    graph, log_token_BLV = said.graph, log_softmax(model.token_logits(said.state_BLD))
+    graph, log_token_BLV = said.graph, states_alone(model, said)
     log_token_BLV[..., not_offered(model.special_ids)] = -torch.inf
     draws = torch.Generator().manual_seed(0)
     paths = [_path(said, log_token_BLV, generator)]
