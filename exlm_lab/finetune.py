@@ -202,8 +202,8 @@ def _tune_all(
     for task, configs in settings.items():
         where = options.output, pretrained, request.problem(task, pretrained), options.device
         ledger = TuningLedger(*where, options.keep, say, requests.should_stop)
-        record = task_record(tune(ledger, configs, recipe.seeds), recipe)
-        results = write_results(options.output, pretrained, task, record, recipe, made_with)
+        record = task_record(tune(ledger, configs, recipe.seeds), recipe, made_with)
+        results = write_results(options.output, pretrained, task, record)
     return results
 
 

@@ -40,11 +40,7 @@ class Ledger(ABC):
     def make(
         self, cell: Any, seed: int, on_progress: Callable[[Progress], None]
     ) -> dict[str, Any]:
-        """Run a cell; its record.
-
-        Raises:
-            StoppedError: if it was stopped; the next call goes on from there.
-        """
+        """Run a cell; its record. ``StoppedError`` if stopped: the next call goes on from there."""
 
     def write(self, path: Path, record: Mapping[str, Any]) -> None:
         """Put a record under its name."""

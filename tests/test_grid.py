@@ -18,12 +18,12 @@ from exlm_lab.downstream.grid import (
     key,
     paper_numbers,
     setting_of,
-    summary,
 )
 from exlm_lab.downstream.prepared import make_problem
 from exlm_lab.downstream.results import (
     PAPER_TABLES,
     check_results,
+    in_percent,
     notes,
     scale,
     table,
@@ -116,17 +116,11 @@ def test_the_setting_is_chosen_on_validation():
 
 
 def test_seeds_are_put_together_as_the_recipe_says():
-    assert summary([0.3], "mean-sd") == {
-        "value": 30,
-        "sd": None,
-        "rule": "mean-sd",
-        "seeds": [30],
-    }
+    assert in_percent([0.3], "mean-sd") == "30.0"
     values = [0.1, 0.4, 0.9, 0.2]
-    for rule in ("mean", "mean-sd", "median"):
-        found = summary(values, rule)
-        assert found["value"] == pytest.approx(30 if rule == "median" else 40)
-        assert found["sd"] == pytest.approx(100 * np.std(values, ddof=1))
+    sd = 100 * np.std(values, ddof=1)
+    for rule, center in (("mean", 40), ("mean-sd", 40), ("median", 30)):
+        assert in_percent(values, rule) == f"{center:.1f} ± {sd:.1f}"
 
 
 def test_the_paper_stands_beside_our_numbers():
@@ -156,15 +150,13 @@ def results_of(objective, tasks, **masking):
 def test_a_record_reports_the_test_and_keeps_everything_else():
     recipe = Tuning("none", "mean-sd", (1, 2), {})
     cells = [cell(1e-5, 1, 0.7, 0.6), cell(1e-5, 2, 0.9, 0.8)]
-    record = task_record(result([*cells, diverged(1e-5, 3)], cells), recipe)
-    assert (record["part"], record["seeds"]) == ("test", [1, 2])
-    assert record["diverged_seeds"] == [3]
-    assert record["reported"]["value"] == pytest.approx(70)
-    assert record["reported"]["sd"] == pytest.approx(200**0.5)
-    assert record["parts"]["validation"]["accuracy"]["seeds"] == pytest.approx([70, 90])
+    record = task_record(result([*cells, diverged(1e-5, 3)], cells), recipe, {})
+    assert (record["part"], record["seeds"], record["diverged_seeds"]) == ("test", [1, 2], [3])
+    assert record["scores"]["test"] == {"accuracy": [0.6, 0.8]}
+    assert record["scores"]["validation"] == {"accuracy": [0.7, 0.9]}
     assert record["seconds"] == 4.0, "a run that was searched with and reported counts once"
     json.dumps(record, allow_nan=False)
-    told(lambda: task_record(result([diverged(1e-5)]), recipe), "which", "learning_rate")
+    told(lambda: task_record(result([diverged(1e-5)]), recipe, {}), "which", "learning_rate")
 
 
 @pytest.mark.parametrize(
@@ -190,8 +182,8 @@ def tuned_on(task, recipe, scores=None):
     metric = "best_f1" if task == "squad_v2" else metric
     made = cell(1e-5, 1, 0.5)
     made["metrics"] = scores or {"validation": {metric: 0.5}}
-    found = result([made])._replace(task=TASK._replace(name=task, metric=metric))
-    return {task: {**task_record(found, Tuning(recipe, "mean", (1,), {})), "recipe": recipe}}
+    reached = result([made])._replace(task=TASK._replace(name=task, metric=metric))
+    return {task: task_record(reached, Tuning(recipe, "mean", (1,), {}), {"device": "slow"})}
 
 
 def test_the_papers_row_is_that_of_the_objective():
@@ -217,13 +209,12 @@ def test_notes_name_what_was_cut_and_left_out():
         "rows": {"train": {"examples": 9, "truncated": 2, "unknown_share": 0.01}},
         "rejected": [{"row": 3, "smiles": "C1"}],
         "stereo_removed": 5,
-        "left_out": {"train": 2, "validation": 2},
     }
-    told = notes({**record, "labels_counted": 3, "diverged_seeds": [7], "changed": ["epochs"]})
-    assert told[1:-1] == [
+    record["scores"]["validation"]["num_tasks"] = [3.0]
+    lines = notes({**record, "diverged_seeds": [7], "changed": ["epochs"]})
+    assert lines[1:-1] == [
         "rows cut to fit the model: 2",
         "rows RDKit rejects left out: 1",
-        "broken rows left out: 4",
         "molecules lost stereo marks: 5",
         "labels counted: 3",
         "seeds diverged and left out: 1",
@@ -302,9 +293,9 @@ def test_a_run_that_diverged_is_recorded_and_the_search_goes_on(pretrained, prob
 def test_results_of_another_checkpoint_are_not_added_to(pretrained, problem, tmp_path):
     recipe = Tuning("none", "mean", (1,), {})
     made = TuningLedger(tmp_path, pretrained, problem, "cpu").run(QUICK, 1)
-    record = task_record(Result(TASK, QUICK, [made], [], problem.notes), recipe)
     made_with = {"device": "a very slow one"}
-    whole = write_results(tmp_path, pretrained, "which", record, recipe, made_with)
+    record = task_record(Result(TASK, QUICK, [made], [], problem.notes), recipe, made_with)
+    whole = write_results(tmp_path, pretrained, "which", record)
     assert check_results(tmp_path, pretrained) == json.loads(json.dumps(whole["tasks"]))
     (ours,) = scale(whole)
     assert "pre-trained for 3 steps" in ours and "on a very slow one" in ours
@@ -312,6 +303,6 @@ def test_results_of_another_checkpoint_are_not_added_to(pretrained, problem, tmp
     told(lambda: check_results(tmp_path, pretrained._replace(sha256="0")), "other weights")
     whole["tasks"]["which"]["recipe"] = "table-8"
     assert "50.5 M parameters" in scale(whole)[1]
-    whole["tasks"]["which"]["reported"] = []
+    whole["tasks"]["which"]["scores"] = []
     (tmp_path / "results.json").write_text(json.dumps(whole))
     told(lambda: check_results(tmp_path, pretrained), "results.json", "damaged")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import statistics
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -114,27 +113,11 @@ def best_setting(records: list[dict[str, Any]], task: Task) -> TuneConfig:
     return setting_of(max(done, key=lambda r: r["metrics"]["validation"][task.metric]))
 
 
-def summary(values: list[float], report: Report) -> dict[str, Any]:
-    """Several seeds put together.
-
-    Args:
-        values: a metric of each seed, as a share.
-        report: median, mean, or mean with the standard deviation of the sample.
-
-    Returns:
-        ``value``, ``sd`` (None for one seed) and ``seeds``, in percent.
-    """
-    percent = [100 * value for value in values]
-    center = statistics.median if report == "median" else statistics.fmean
-    sd = statistics.stdev(percent) if len(percent) > 1 else None
-    return {"value": center(percent), "sd": sd, "rule": report, "seeds": percent}
-
-
 def paper_numbers(tables: tuple[str, ...], task: str) -> dict[str, dict[str, float]]:
     """What the paper prints for a task: ``{table: {row: percent}}``."""
     printed = json.loads(PAPER.read_text(encoding="utf-8"))
-    found = {
+    numbers = {
         table: {row: values[task] for row, values in printed[table].items() if task in values}
         for table in tables
     }
-    return {table: rows for table, rows in found.items() if rows}
+    return {table: rows for table, rows in numbers.items() if rows}

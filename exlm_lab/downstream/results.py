@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
+import statistics
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from exlm_lab.downstream.grid import (
-    PAPER,
-    Tuning,
-    is_diverged,
-    paper_numbers,
-    setting_of,
-    summary,
-)
+from exlm_lab.downstream.grid import PAPER, Tuning, is_diverged, paper_numbers, setting_of
 from exlm_lab.downstream.runs import Result
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import read_bytes, reading, write_atomically
@@ -41,56 +35,40 @@ ACCURACIES = {
 """Notes of the embedded tasks that put an accuracy into perspective."""
 
 
-def task_record(result: Result, recipe: Tuning) -> dict[str, Any]:
-    """Everything about one task, JSON-able; metrics in percent."""
-    name, metric = result.task.name, result.task.metric
-    cells = [cell for cell in result.cells if not is_diverged(cell)]
-    if not cells:
+def task_record(result: Result, recipe: Tuning, made_with: dict[str, Any]) -> dict[str, Any]:
+    """Everything about one task, JSON-able; ``scores`` has every metric of every seed."""
+    name, runs = result.task.name, [run for run in result.runs if not is_diverged(run)]
+    if not runs:
         raise UserError(f"{name}: every run diverged; lower --train.learning_rate")
-    parts = {
-        part: {
-            name: summary([cell["metrics"][part][name] for cell in cells], recipe.report)
-            for name in metrics
-            if name != "num_tasks"
-        }
-        for part, metrics in cells[0]["metrics"].items()
-    }
-    # Without a test set the validation rows are reported, as in Table 3.
-    reported = "test" if "test" in parts else "validation"
-    num_tasks = cells[0]["metrics"][reported].get("num_tasks")
-    printed = PAPER_TABLES.get(recipe.name, ())
+    parts = runs[0]["metrics"]
     # The seed of the search is also one of the reported seeds.
-    runs = {(setting_of(c), c["seed"]): c for c in [*result.searched, *result.cells]}
+    every = {(setting_of(run), run["seed"]): run for run in [*result.searched, *result.runs]}
     return {
-        "metric": metric,
-        "part": reported,
-        "reported": parts[reported][metric],
-        "parts": parts,
-        "labels_counted": None if num_tasks is None else int(num_tasks),
-        "setting": asdict(result.config),
+        "recipe": recipe.name,
+        "report": recipe.report,
         "changed": list(recipe.changed),
-        "seeds": [cell["seed"] for cell in cells],
-        "diverged_seeds": [cell["seed"] for cell in result.cells if is_diverged(cell)],
-        "best_epochs": [cell["best_epoch"] for cell in cells],
-        "seconds": sum(record.get("seconds", 0.0) for record in runs.values()),
-        "parameters": cells[0]["parameters"],
+        "setting": asdict(result.config),
+        "metric": result.task.metric,
+        # Without a test set the validation rows are reported, as in Table 3.
+        "part": "test" if "test" in parts else "validation",
+        "scores": {
+            part: {name: [run["metrics"][part][name] for run in runs] for name in metrics}
+            for part, metrics in parts.items()
+        },
+        "seeds": [run["seed"] for run in runs],
+        "diverged_seeds": [run["seed"] for run in result.runs if is_diverged(run)],
+        "best_epochs": [run["best_epoch"] for run in runs],
+        "seconds": sum(run.get("seconds", 0.0) for run in every.values()),
+        "parameters": runs[0]["parameters"],
         "notes": result.notes,
-        "paper": paper_numbers(printed, name),
-        "paper_beside": paper_numbers(printed, PRINTED_BESIDE.get(name, "")),
+        "made_with": made_with,
     }
 
 
 def write_results(
-    output: Path,
-    pretrained: Pretrained,
-    task: str,
-    record: dict[str, Any],
-    recipe: Tuning,
-    made_with: dict[str, Any],
+    output: Path, pretrained: Pretrained, task: str, record: dict[str, Any]
 ) -> dict[str, Any]:
     """Add a task to ``results.json`` and ``table.md``; returns the contents of ``results.json``."""
-    tasks = check_results(output, pretrained)
-    tasks[task] = {**record, "recipe": recipe.name, "made_with": made_with}
     model = pretrained.config
     whole = {
         "checkpoint": {
@@ -100,7 +78,7 @@ def write_results(
             "objective": model.objective,
             "config": json.loads(json.dumps(asdict(model))),
         },
-        "tasks": tasks,
+        "tasks": {**check_results(output, pretrained), task: record},
     }
     write_atomically(output / RESULTS, (json.dumps(whole, indent=1) + "\n").encode())
     lines = [f"# {pretrained.path}", "", *shown(whole)]
@@ -114,14 +92,14 @@ def check_results(output: Path, pretrained: Pretrained) -> dict[str, dict[str, A
     if not path.exists():
         return {}
     with reading(path, "delete it, and it is written again"):
-        found = json.loads(read_bytes(path))
-        sha256, tasks = found["checkpoint"]["sha256"], dict(found["tasks"])
-        shown(found)  # what cannot be shown is damaged
+        results = json.loads(read_bytes(path))
+        sha256 = results["checkpoint"]["sha256"]
+        shown(results)  # what cannot be shown is damaged
     if sha256 != pretrained.sha256:
         raise UserError(
             f"{output} holds results of a checkpoint of other weights; choose another --output"
         )
-    return tasks
+    return results["tasks"]
 
 
 def shown(results: dict[str, Any]) -> list[str]:
@@ -130,29 +108,36 @@ def shown(results: dict[str, Any]) -> list[str]:
     return [*table(results), "", *lines, "", *scale(results)]
 
 
+def in_percent(values: list[float], report: str) -> str:
+    """Median or mean of the seeds, with the standard deviation of the sample."""
+    percent = [100 * value for value in values]
+    center = statistics.median if report == "median" else statistics.fmean
+    spread = f" ± {statistics.stdev(percent):.1f}" if len(percent) > 1 else ""
+    return f"{center(percent):.1f}{spread}"
+
+
 def table(results: dict[str, Any]) -> list[str]:
     """``results.json`` as lines of a Markdown table.
 
-    Beside it are the paper's MLM and the paper's model that was trained like this one;
-    ``results.json`` has the paper's other rows. Empty columns are dropped.
+    Beside it are the paper's MLM and the paper's model that was trained like this one. Empty
+    columns are dropped.
     """
     columns = _paper_columns(results["checkpoint"])
     rows = [("task", "metric, %", "rows", "reached", "over", *columns)]
-    for name, record in results["tasks"].items():
-        metric, part, parts = record["metric"], record["part"], record["parts"]
-        told = [(name, metric, part, record["reported"], "paper")]
-        if beside := BESIDE.get(name):
-            told.append(("", beside, part, parts[part][beside], "paper_beside"))
-        others = [other for other in parts if other not in ("validation", "test")]
-        told += [("", metric, other, parts[other][metric], "paper_beside") for other in others]
-        for *head, found, place in told:
-            spread = "" if found["sd"] is None else f" ± {found['sd']:.1f}"
-            rule = record["reported"]["rule"].removesuffix("-sd")
-            over = f"{rule} of {len(record['reported']['seeds'])}"
-            printed = [_printed(row, record, place) for row in columns.values()]
-            rows.append((*head, f"{found['value']:.1f}{spread}", over, *printed))
-    kept = [i for i in range(len(rows[0])) if any(row[i] for row in rows[1:])]
-    return markdown_table([tuple(row[i] for i in kept) for row in rows])
+    for task, record in results["tasks"].items():
+        metric, part, scores = record["metric"], record["part"], record["scores"]
+        lines = [(task, metric, part, task)]
+        if task in BESIDE:
+            lines.append(("", BESIDE[task], part, PRINTED_BESIDE.get(task, "")))
+        others = [other for other in scores if other not in ("validation", "test")]
+        lines += [("", metric, other, PRINTED_BESIDE.get(task, "")) for other in others]
+        over = f"{record['report'].removesuffix('-sd')} of {len(record['seeds'])}"
+        for *head, printed in lines:
+            reached = in_percent(scores[head[2]][head[1]], record["report"])
+            papers = [_printed(row, record["recipe"], printed) for row in columns.values()]
+            rows.append((*head, reached, over, *papers))
+    filled = [i for i in range(len(rows[0])) if any(row[i] for row in rows[1:])]
+    return markdown_table([tuple(row[i] for i in filled) for row in rows])
 
 
 def _paper_columns(checkpoint: dict[str, Any]) -> dict[str, str]:
@@ -167,12 +152,14 @@ def _paper_columns(checkpoint: dict[str, Any]) -> dict[str, str]:
     return rows
 
 
-def _printed(row: str, record: dict[str, Any], place: str) -> str:
+def _printed(row: str, recipe: str, task: str) -> str:
     """What the paper prints for a task, from each of its tables."""
     # Figures 3 and 8 show the same models and disagree about MNLI, so both are shown.
-    name = row if row != "MLM" else PAPER_MLM.get(record["recipe"], row)
-    found = [(table, rows[name]) for table, rows in record[place].items() if name in rows]
-    return ", ".join(f"{value} ({table})" for table, value in found)
+    name = row if row != "MLM" else PAPER_MLM.get(recipe, row)
+    numbers = paper_numbers(PAPER_TABLES.get(recipe, ()), task)
+    return ", ".join(
+        f"{rows[name]} ({table})" for table, rows in numbers.items() if name in rows
+    )
 
 
 def markdown_table(rows: list[tuple[str, ...]]) -> list[str]:
@@ -181,7 +168,7 @@ def markdown_table(rows: list[tuple[str, ...]]) -> list[str]:
     Args:
         rows: the head first; all of one length.
     """
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |"
         for row in rows
@@ -191,31 +178,28 @@ def markdown_table(rows: list[tuple[str, ...]]) -> list[str]:
 
 def notes(record: dict[str, Any]) -> list[str]:
     """Notes on a task for the reader of the table."""
-    found, rows = record["notes"], record["notes"]["rows"]
-    told = ["rows " + ", ".join(f"{part} {n['examples']:,}" for part, n in rows.items())]
-    if sha1s := found.get("split_sha1"):
+    known, rows = record["notes"], record["notes"]["rows"]
+    lines = ["rows " + ", ".join(f"{part} {n['examples']:,}" for part, n in rows.items())]
+    if sha1s := known.get("split_sha1"):
         hashes = (f"{part} {sha1[:8]}" for part, sha1 in sha1s.items())
-        told.append(f"split {found['split']} {', '.join(hashes)}")
+        lines.append(f"split {known['split']} {', '.join(hashes)}")
     counts = {
         "rows cut to fit the model": sum(n["truncated"] for n in rows.values()),
-        "rows RDKit rejects left out": len(found.get("rejected", ())),
-        "broken rows left out": sum(found.get("left_out", {}).values()),
-        "molecules lost stereo marks": found.get("stereo_removed"),
-        "labels counted": record["labels_counted"],
+        "rows RDKit rejects left out": len(known.get("rejected", ())),
+        "molecules lost stereo marks": known.get("stereo_removed"),
+        "labels counted": int(record["scores"][record["part"]].get("num_tasks", [0])[0]),
         "seeds diverged and left out": len(record["diverged_seeds"]),
     }
-    told += [f"{what}: {count:,}" for what, count in counts.items() if count]
+    lines += [f"{what}: {count:,}" for what, count in counts.items() if count]
     if any(n["unknown_share"] for n in rows.values()):
         shares = [f"{part} {n['unknown_share']:.2%}" for part, n in rows.items()]
-        told.append(f"tokens that are [UNK]: {', '.join(shares)}")
-    for note, meaning in ACCURACIES.items():
-        if note in found:
-            told.append(f"{meaning} {100 * found[note]:.1f}")
+        lines.append(f"tokens that are [UNK]: {', '.join(shares)}")
+    lines += [f"{text} {100 * known[n]:.1f}" for n, text in ACCURACIES.items() if n in known]
     if record["changed"]:
-        told.append(f"not the recipe's: {', '.join(record['changed'])}")
+        lines.append(f"not the recipe's: {', '.join(record['changed'])}")
     if record["part"] == "validation":
-        told.append("epoch and setting are chosen on the rows that are reported")
-    return told
+        lines.append("epoch and setting are chosen on the rows that are reported")
+    return lines
 
 
 def scale(results: dict[str, Any]) -> list[str]:

@@ -42,7 +42,7 @@ class Result(NamedTuple):
     task: Task
     config: TuneConfig
     """The setting, chosen on the validation rows if there were several."""
-    cells: list[dict[str, Any]]
+    runs: list[dict[str, Any]]
     """Records of that setting, one per seed, see ``TuningLedger``."""
     searched: list[dict[str, Any]]
     """Records of the runs that only served to choose."""
@@ -81,14 +81,14 @@ class TuningLedger(Ledger):
         path, identity = self.path(cell, seed), self._identity(cell, seed)
         with reading(path, MADE_AGAIN):
             record = json.loads(read_bytes(path, MADE_AGAIN))
-            found = {name: record[name] for name in identity}
+            own = {name: record[name] for name in identity}
             if not is_diverged(record):
                 numbers = [record["seconds"], record["parameters"], record["best_epoch"]]
                 numbers += [n for part in record["metrics"].values() for n in part.values()]
                 if not (record["metrics"]["validation"] and all(map(math.isfinite, numbers))):
                     raise ValueError(f"numbers {numbers}")
         remedy = "choose another --output, or use the same checkpoint and data"
-        check_identity(path, found, identity, remedy)
+        check_identity(path, own, identity, remedy)
         return record
 
     def make(
@@ -162,9 +162,9 @@ def tune(ledger: TuningLedger, settings: list[TuneConfig], seeds: tuple[int, ...
 
     searched = [run(config, seeds[0]) for config in settings] if len(settings) > 1 else []
     chosen = best_setting(searched, task) if searched else settings[0]
-    cells = [record for record in searched if setting_of(record) == chosen]
-    cells += [run(chosen, seed) for seed in seeds[len(cells) :]]
-    return Result(task, chosen, cells, searched, ledger.problem.notes)
+    runs = [record for record in searched if setting_of(record) == chosen]
+    runs += [run(chosen, seed) for seed in seeds[len(runs) :]]
+    return Result(task, chosen, runs, searched, ledger.problem.notes)
 
 
 def _show(line: ProgressLine, steps_per_epoch: int, progress: Progress) -> None:
