@@ -2,25 +2,16 @@
 //
 // For tests: the arguments of the CUDA library on host pointers, and a seed that shuffles blocks
 // and threads (0: in order). Result: 0, or 1 if threads of a block waited for others in vain.
-// With DAG_OS_THREADS, threads of the operating system take the place of fibers.
 #include <numeric>
 
 #include "dag_block_gradient.h"
 #include "dag_block_sweep.h"
 #include "dag_block_viterbi.h"
 #include "fiber_shim.h"
-#ifdef DAG_OS_THREADS
-#include "thread_shim.h"
-#endif
 
 namespace dag {
 
-#ifdef DAG_OS_THREADS
-using Block = ThreadBlock;
-#else
-using Block = FiberBlock;
-#endif
-using Context = HostThread<Block>;
+using Context = FiberThread;
 
 // kernel(context, block) for all blocks of a launch.
 template <class Kernel>
@@ -30,7 +21,7 @@ int launch(int64_t num_blocks, int num_threads, size_t shared_bytes, uint64_t se
   std::iota(order.begin(), order.end(), 0);
   std::mt19937_64 random(seed);
   if (seed) std::shuffle(order.begin(), order.end(), random);
-  Block threads(seed);
+  FiberBlock threads(seed);
   for (const int64_t block : order) {
     const bool is_done = threads.run(num_threads, shared_bytes, [&](int thread) {
       Context c(&threads, thread, num_threads);

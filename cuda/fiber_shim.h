@@ -114,10 +114,9 @@ class FiberBlock {
 };
 
 // The context of dag_block.h, of one thread of a block on a CPU.
-template <class Block>
-class HostThread {
+class FiberThread {
  public:
-  HostThread(Block* block, int thread, int num_threads)
+  FiberThread(FiberBlock* block, int thread, int num_threads)
       : block_(block), thread_(thread), num_threads_(num_threads) {}
 
   int thread() const { return thread_; }
@@ -154,7 +153,7 @@ class HostThread {
   }
 
  private:
-  Block* block_;
+  FiberBlock* block_;
   int thread_, num_threads_, parity_ = 0;
 };
 

@@ -1,38 +1,36 @@
 """Show what this machine offers and check that it computes correctly. ::
 
-    python -m exlm_mini.doctor              look, build the backend, check all
-    python -m exlm_mini.doctor --no-build   check what is built already
+    python -m exlm_mini.doctor
 
-On every device, every alignment backend is compared with the enumeration of all paths on a few
-small graphs: likelihood, gradients and best path, in float32 and float64. A missing library is
-only reported; the exit status is 1 only if a result is wrong.
+It builds the compiled backend. On every device, every alignment backend is compared with the
+enumeration of all paths on a few small graphs: likelihood, gradients and best path, in float32 and
+float64. A missing library is only reported; the exit status is 1 only if a result is wrong.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-import re
-import subprocess
 import sys
 import textwrap
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
 from exlm_mini.alignment import BACKENDS, build, fastest
-from exlm_mini.alignment.cases import DTYPES, JUDGE, Check, check, short
+from exlm_mini.alignment.check import JUDGE, TOLERANCE, largest_error
 from exlm_mini.config.checks import EXTRAS
 from exlm_mini.config.options import command_parser
 from exlm_mini.training.console import exit_code
 from exlm_mini.training.provenance import MIB, machine
 
-NOT_BUILT = "not built yet; without --no-build it would be"
-
-Rows = Iterable[tuple[str, str]]
+Rows = Iterator[tuple[str, str]]
 
 
-# ---- looking ----
+def devices() -> list[torch.device]:
+    """The CPU, and every GPU that PyTorch sees."""
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [torch.device("cpu"), *(torch.device("cuda", n) for n in range(num_gpus))]
 
 
 def computer() -> Rows:
@@ -53,28 +51,17 @@ def computer() -> Rows:
         yield "GPU", "none that PyTorch sees"
 
 
-def devices() -> list[torch.device]:
-    """The CPU, and every GPU that PyTorch sees."""
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return [torch.device("cpu"), *(torch.device("cuda", n) for n in range(num_gpus))]
-
-
 def tools() -> Rows:
-    """The tools that build the compiled backend: path and version, or what is missing."""
+    """Where the tools are that build the compiled backend, or what is missing."""
 
-    def ninja() -> build.Tool:
-        path = build.ninja()
-        version = subprocess.run([path, "--version"], capture_output=True, text=True)
-        return build.Tool(path, version.stdout)
-
-    for name, ask in (("C++ compiler", build.cxx), ("ninja", ninja), ("nvcc", build.nvcc)):
+    def found(find: Callable[[], str]) -> str:
         try:
-            path, version = ask()
+            return find()
         except build.BuildError as error:
-            yield name, str(error)
-            continue
-        release = re.search(r"release ([\d.]+)", version) if name == "nvcc" else None
-        yield name, f"{path}, {release[1] if release else version.strip().splitlines()[0]}"
+            return str(error)
+
+    yield "C++ compiler", found(build.cxx)
+    yield "nvcc", found(build.nvcc)
     yield "kept in", str(build.cache_dir())
 
 
@@ -84,87 +71,69 @@ def libraries() -> Rows:
     for extra in dict.fromkeys(EXTRAS.values()):
         modules = [module for module, its_extra in EXTRAS.items() if its_extra == extra]
         names = [packages[module][0] for module in modules if module in packages]
-        rows = textwrap.wrap(", ".join(_with_version(name) for name in names), 63)
+        versions = [f"{name} {importlib.metadata.version(name)}" for name in names]
+        rows = textwrap.wrap(", ".join(versions), 63)
         if missing := [module for module in modules if module not in packages]:
             rows.append(f"missing {', '.join(missing)}: pip install 'exlm-mini[{extra}]'")
         yield from zip([extra, *[""] * len(rows)], rows, strict=False)
 
 
-def _with_version(name: str) -> str:
-    return f"{name} {importlib.metadata.version(name)}"
-
-
-# ---- checking ----
-
-
-def checks(may_build: bool) -> list[Check]:
-    """Compare every backend on every device with the enumeration."""
-    return [
-        check(name, device, _why_not(name, device.type, may_build))
-        for device in devices()
-        for name in BACKENDS
-        if name != JUDGE
-    ]
-
-
-def automatic(may_build: bool) -> Rows:
+def automatic() -> Rows:
     """The backend that ``auto`` uses on each device."""
     for device in devices():
-        is_unbuilt = not may_build and _why_not("native", device.type, False) == NOT_BUILT
         with warnings.catch_warnings(action="ignore"):  # the report says the same
-            yield str(device), "native" if is_unbuilt else fastest(device.type)
+            yield str(device), fastest(device.type)
 
 
-def _why_not(name: str, device_type: str, may_build: bool) -> str | None:
-    """Why a backend does not work on a type of device; builds it only if allowed."""
-    if name == "native" and not may_build:
+def verdict(name: str, device: torch.device) -> tuple[str, str]:
+    """The largest errors of a backend by dtype, and ``right``, ``WRONG`` or ``not here`` with the
+    reason."""
+    if (reason := BACKENDS[name].why_not(device.type)) is not None:
+        return "", f"not here: {reason}"
+    errors, wrong = [], ""
+    for dtype, tolerance in TOLERANCE.items():
         try:
-            if not build.plan(device_type).target.exists():
-                return NOT_BUILT
-        except build.BuildError as error:
-            return str(error)
-    return BACKENDS[name].why_not(device_type)
+            errors.append(f"{largest_error(name, dtype, device):.0e}")
+        except Exception as raised:  # of any kind: the report must continue
+            errors.append("-")
+            wrong = wrong or f"{type(raised).__name__}: {raised}"
+            continue
+        if float(errors[-1]) > tolerance:
+            wrong = wrong or f"{dtype} differs from enumeration by {errors[-1]}"
+    return "".join(f"{error:>9}" for error in errors), f"WRONG: {wrong}" if wrong else "right"
 
 
-# ---- showing ----
-
-
-def lines(found: list[Check], may_build: bool) -> Iterator[str]:
-    """The report."""
+def report() -> Iterator[str]:
+    """The lines of the report."""
     about = machine(torch.device("cpu"))
     yield f"exlm-mini {about['exlm_mini']}, commit {about['commit']}"
     for title, rows in (
         ("machine", computer()),
         ("to build with", tools()),
         ("optional libraries", libraries()),
-        ("backend that auto uses", automatic(may_build)),
+        ("backend that auto uses", automatic()),
     ):
         yield f"\n{title}"
         yield from (f"  {name:<14}{text}" for name, text in rows)
-    yield "\nbackends: largest error against enumeration, by dtype"
-    dtypes = [short(dtype) for dtype in DTYPES]
-    form = "  {:<8}{:<12}" + "{:>9}" * len(dtypes) + "  {}"
-    yield form.format("", "", *dtypes, "").rstrip()
-    for c in found:
-        errors = [c.errors.get(dtype) for dtype in dtypes]
-        shown = ["-" if error is None else f"{error:.0e}" for error in errors]
-        verdict = {True: "right", False: "WRONG: ", None: "not here: "}[c.is_right]
-        first, *rest = (verdict + (c.reason or "")).split("\n")
-        yield form.format(c.device, c.backend, *shown, first)
-        yield from (f"      {line}" for line in rest)
+    yield "\nbackends: largest error against enumeration, in float32 and float64"
+    for device in devices():
+        for name in BACKENDS:
+            if name != JUDGE:
+                errors, words = verdict(name, device)
+                first, *rest = words.split("\n")
+                yield f"  {device!s:<8}{name:<12}{errors:<18}  {first}"
+                yield from (f"      {line}" for line in rest)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; 0 works, 1 a wrong result, 2 a mistake of the user, 130 interrupted."""
 
     def command() -> int:
-        parser = command_parser("python -m exlm_mini.doctor", __doc__)
-        parser.add_argument("--no-build", action="store_true", help="build nothing")
-        may_build = not parser.parse_args(argv).no_build
-        found = checks(may_build)
-        for line in lines(found, may_build):
+        command_parser("python -m exlm_mini.doctor", __doc__).parse_args(argv)
+        is_right = True
+        for line in report():
             print(line)
-        is_right = all(c.is_right is not False for c in found)
+            is_right &= "  WRONG: " not in line
         print("\nevery result is right" if is_right else "\nSOME RESULTS ARE WRONG: see above")
         return 0 if is_right else 1
 

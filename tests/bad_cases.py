@@ -216,7 +216,7 @@ def working(rng, place, command):
         return [rng.choice(sweeps), *task, "--output", place.assets / "sweeps"]
     if command == "bench":
         return words(rng.choice(BENCHES))
-    return ["--no-build"]
+    return []
 
 
 def options_of(command, argv):
@@ -227,7 +227,7 @@ def options_of(command, argv):
         commands = bench._parser()._subparsers._group_actions[0]
         return list(commands.choices[argv[0]]._option_string_actions)
     if command == "doctor":
-        return ["--no-build", "--help"]
+        return ["--help"]
     module = "exlm_mini.config.options" if command == "pretrain" else module_of(command)
     parser = importlib.import_module(module)._parser()
     return list(parser._option_string_actions)

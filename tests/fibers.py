@@ -17,7 +17,7 @@ import torch
 
 from exlm_mini.alignment import BACKENDS, Backend, native
 from exlm_mini.alignment.autograd import with_gradients
-from exlm_mini.alignment.build import BuildError, cxx, ninja, nvcc
+from exlm_mini.alignment.build import BuildError, cxx, nvcc
 from exlm_mini.alignment.native import CUDA_LAYOUT, Kernels
 
 CUDA = Path(__file__).resolve().parents[1] / "cuda"
@@ -31,7 +31,7 @@ def compile_fibers(source_dir: Path, target: Path, *flags: str) -> ctypes.CDLL:
     """Build the fiber library."""
     options = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wno-unknown-pragmas", *flags]
     source = str(source_dir / "dag_fibers.cpp")
-    command = [cxx().path, *options, "-o", str(target), source]
+    command = [cxx(), *options, "-o", str(target), source]
     subprocess.run(command, check=True, timeout=300)
     return ctypes.CDLL(str(target))
 
@@ -72,7 +72,7 @@ def can_be_built(device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     try:
-        ninja(), (cxx if device == "cpu" else nvcc)()
+        (cxx if device == "cpu" else nvcc)()
     except BuildError as error:
         pytest.skip(str(error))
 

@@ -11,20 +11,16 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import torch
+from cases import CASES, all_ones_graph, limits, without_edges, without_emissions
 from torch import Tensor
 
 from exlm_mini.alignment import viterbi
-from exlm_mini.alignment.cases import (
-    CASES,
+from exlm_mini.alignment.check import (
     JUDGE,
     Graph,
-    all_ones_graph,
     likelihood_and_gradients,
-    limits,
     random_graph,
     relative_error,
-    without_edges,
-    without_emissions,
 )
 
 DTYPES = (torch.float32, torch.float64)

@@ -13,6 +13,7 @@ from itertools import combinations, pairwise
 
 import pytest
 import torch
+from cases import CASES, all_ones_graph, fill_padding, is_padding, shifted, tied_graph
 from fibers import works_here  # noqa: F401
 from hard_graphs import (
     DTYPES,
@@ -37,18 +38,12 @@ from exlm_mini.alignment import (
     posteriors,
     viterbi,
 )
-from exlm_mini.alignment.cases import (
-    CASES,
+from exlm_mini.alignment.check import (
     JUDGE,
     Graph,
-    all_ones_graph,
-    fill_padding,
-    is_padding,
     likelihood_and_gradients,
     random_graph,
     relative_error,
-    shifted,
-    tied_graph,
     weights,
 )
 from exlm_mini.alignment.ctc import run_log_likelihood

@@ -15,7 +15,7 @@ from exlm_mini.alignment import (
     torch_dag_loss,
     viterbi,
 )
-from exlm_mini.alignment.cases import random_graph
+from exlm_mini.alignment.check import random_graph
 
 
 def graph_of(dtype=torch.float64, num_targets=(4, 2, 5), num_states=(9, 6, 12)):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import CASES, all_ones_graph, limits, shifted
 from fibers import (
     CUDA,
     DivergenceError,
@@ -29,15 +30,11 @@ from torch import Tensor
 
 from exlm_mini.alignment import native
 from exlm_mini.alignment.build import BuildError, cxx, nvcc
-from exlm_mini.alignment.cases import (
-    CASES,
+from exlm_mini.alignment.check import (
     Graph,
-    all_ones_graph,
     likelihood_and_gradients,
-    limits,
     random_graph,
     relative_error,
-    shifted,
     weights,
 )
 from exlm_mini.alignment.native import Kernels
@@ -58,7 +55,7 @@ pytestmark = pytest.mark.usefixtures("nan_in_uninitialised_memory", "compiler")
 def compiler() -> str:
     """The C++ compiler; skips without one."""
     can_be_built("cpu")
-    return cxx().path
+    return cxx()
 
 
 @pytest.fixture(params=["cpu", "fibers"])
@@ -267,52 +264,6 @@ def test_threads_that_wait_in_vain_are_reported(tmp_path):
         run(on_fibers(broken), random_graph(0, [3], [5]).to(FLOAT32))
 
 
-# ---- races ----
-
-
-def race_check(folder: Path, source_dir: Path) -> Path:
-    """The program of ``dag_races.cpp``; skips where no race detector works."""
-    program = folder / "races"
-    options = ["-std=c++17", "-O1", "-g", "-fsanitize=thread", "-Wno-unknown-pragmas"]
-    defines = ["-DDAG_OS_THREADS", "-DDAG_ONLY_FLOAT32"]
-    sources = [str(source_dir / "dag_fibers.cpp"), str(CUDA / "dag_races.cpp"), "-lpthread"]
-    done = subprocess.run(
-        [cxx().path, *options, *defines, "-o", str(program), *sources],
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        pytest.skip(f"no race detector: {done.stderr.splitlines()[-1]}")
-    return program
-
-
-def race(program: Path, *arguments: float) -> str:
-    """What the race detector and the program say."""
-    # A report is dropped when the stack of one of the two accesses has been forgotten by then.
-    environment = os.environ | {"TSAN_OPTIONS": "history_size=7 halt_on_error=1"}
-    command = [program, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-    if "FATAL: ThreadSanitizer" in done.stderr:
-        pytest.skip(done.stderr.splitlines()[0])
-    return done.stdout + done.stderr
-
-
-@pytest.mark.slow
-def test_threads_never_race(tmp_path):
-    """No two threads touch the same number, one of them writing, without a barrier between."""
-    program = race_check(tmp_path, CUDA)
-    for M, L, spread in [(2, 96, 1), (40, 70, 0.5), (140, 170, 0.3)]:
-        assert race(program, M, L, spread) == f"status {TILED}, {M:.3f} targets\n"
-    assert race(program, 12, 40, 300) == f"status {LOG_SPACE}, 12.000 targets\n"
-
-
-@pytest.mark.slow
-def test_the_race_detector_sees_a_race(tmp_path):
-    copy_with_change(tmp_path, *barriers()[0], BARRIER, ";")
-    program = race_check(tmp_path, tmp_path)
-    assert any("ThreadSanitizer: data race" in race(program, 40, 70, 1) for _ in range(5))
-
-
 # ---- nvcc ----
 
 
@@ -322,7 +273,7 @@ def test_the_race_detector_sees_a_race(tmp_path):
 def test_nvcc_compiles_without_warnings_and_without_local_memory(arch, tmp_path):
     """Never run here: no test of this file needs a GPU."""
     try:
-        path = nvcc().path
+        path = nvcc()
     except BuildError as error:
         pytest.skip(str(error))
     options = ["-std=c++17", "-O3", "-Werror", "all-warnings", "-Xptxas", "-v", "-cubin"]

@@ -10,6 +10,7 @@ import math
 
 import pytest
 import torch
+from cases import CASES, all_ones_graph, fill_padding
 from hard_graphs import judge, with_score
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,13 +18,7 @@ from small_models import assert_same, drawn
 from torch import Tensor
 
 from exlm_mini.alignment import posteriors
-from exlm_mini.alignment.cases import (
-    CASES,
-    Graph,
-    all_ones_graph,
-    fill_padding,
-    random_graph,
-)
+from exlm_mini.alignment.check import Graph, random_graph
 from exlm_mini.alignment.enumeration import log_likelihood
 from exlm_mini.alignment.marginals import marginal_token_log_probs
 

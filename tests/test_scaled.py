@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cases import CASES, shifted
 from hard_graphs import (
     DTYPES,
     GRAPH_FOR_NAN,
@@ -23,13 +24,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from exlm_mini.alignment import dag_log_likelihood, scaled
-from exlm_mini.alignment.cases import (
-    CASES,
+from exlm_mini.alignment.check import (
     Graph,
     likelihood_and_gradients,
     random_graph,
     relative_error,
-    shifted,
 )
 
 

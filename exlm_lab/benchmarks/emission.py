@@ -15,7 +15,7 @@ from torch import Tensor
 
 from exlm_lab.benchmarks.measure import time_side_by_side
 from exlm_lab.benchmarks.record import Record, Shape, compared, record
-from exlm_mini.alignment.cases import relative_error, short
+from exlm_mini.alignment.check import relative_error
 from exlm_mini.config import ModelConfig
 from exlm_mini.model.emission import VocabularyHead
 
@@ -72,7 +72,7 @@ def emission(
         for name, timing in timings.items():
             ours = calls[name]()
             errors = {key: relative_error(ours[key], exact[key]) for key in exact}
-            details = {"dtype": short(dtype), "width": width, "vocab_size": vocab_size}
+            details = {"dtype": str(dtype)[6:], "width": width, "vocab_size": vocab_size}
             details |= {"chunk": chunk} if name == "chunked" else {}
             yield record("emission", name, shape, timing, calls[name], device, errors, details)
 

@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from exlm_lab.benchmarks.measure import LEAST_RUNS, Timing, time_side_by_side
 from exlm_lab.benchmarks.record import Record, Shape, compared, record
-from exlm_mini.alignment.cases import relative_error
+from exlm_mini.alignment.check import relative_error
 from exlm_mini.config import MaskingConfig, ModelConfig, RunConfig, SpecialIds
 from exlm_mini.data.masking import MaskedBatch, Masker
 from exlm_mini.model import ExLM, MaskedLM

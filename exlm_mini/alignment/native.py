@@ -22,14 +22,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from exlm_mini.alignment.autograd import backward_by, keep_for_backward, with_gradients
+from exlm_mini.alignment.autograd import with_gradients
 from exlm_mini.alignment.build import BuildError, build
 from exlm_mini.alignment.graphs import check_scores
 
 NAMES = {torch.float32: "float32", torch.float64: "float64"}
-PLAIN = (Tensor, nn.Parameter)
 Graph = tuple[Tensor, Tensor, Tensor, Tensor]
 """log_emission_BML, log_transition_BLL, num_targets_B, num_states_B."""
 
@@ -94,6 +93,8 @@ def _explain_cpu(result: int) -> Exception:
 def _load(device_type: str) -> Kernels | BuildError:
     """The kernels for a type of device, or the reason why there are none; tried once."""
     try:
+        if device_type not in ("cpu", "cuda"):
+            raise BuildError(f"it is written for CPUs and CUDA, not for '{device_type}'")
         if device_type == "cuda" and not torch.cuda.is_available():
             raise BuildError("PyTorch sees no CUDA GPU")
         library = ctypes.CDLL(str(build(device_type)))
@@ -238,23 +239,19 @@ def _operator(name: str, schema: str) -> Callable:
     )
 
 
-def _compute(*graph: Any) -> tuple[Tensor, ...]:
+@_operator("dag_log_likelihood", f"({GRAPH}) -> (Tensor, Tensor, Tensor, Tensor)")
+def _log_likelihood(*graph: Any) -> tuple[Tensor, ...]:
     return log_likelihood_with(_kernels(graph[0].device), graph)
 
 
-def _compute_gradients(grad: Tensor, *graph_and_sweeps: Any) -> tuple[Tensor, ...]:
-    graph, sweeps = graph_and_sweeps[:4], graph_and_sweeps[4:]
-    return gradients_with(_kernels(grad.device), grad, graph, sweeps)
-
-
-_log_likelihood = _operator(
-    "dag_log_likelihood", f"({GRAPH}) -> (Tensor, Tensor, Tensor, Tensor)"
-)(_compute)
-_gradients = _operator(
+@_operator(
     "dag_gradients",
     f"(Tensor grad, {GRAPH}, Tensor mantissa, Tensor exponent, Tensor info)"
     " -> (Tensor, Tensor)",
-)(_compute_gradients)
+)
+def _gradients(grad: Tensor, *graph_and_sweeps: Any) -> tuple[Tensor, ...]:
+    graph, sweeps = graph_and_sweeps[:4], graph_and_sweeps[4:]
+    return gradients_with(_kernels(grad.device), grad, graph, sweeps)
 
 
 @_log_likelihood.register_fake
@@ -284,11 +281,7 @@ def _(emission: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
     )
 
 
-_log_likelihood.register_autograd(backward_by(_gradients), setup_context=keep_for_backward)
-
-
-# The same for plain tensors: the way through an operator takes longer than a small graph.
-_without_operators = with_gradients(_compute, _compute_gradients)
+_differentiable = with_gradients(_log_likelihood, _gradients)
 
 
 # ---- the backend ----
@@ -308,10 +301,7 @@ def log_likelihood(
         BuildError: if the library cannot be built here (``why_not`` says so beforehand).
     """
     graph = (log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
-    # A compiler and fake tensors need the operators.
-    if torch.compiler.is_compiling() or any(type(tensor) not in PLAIN for tensor in graph):
-        return _log_likelihood(*graph)[0]
-    return _without_operators(*graph)[0]
+    return _differentiable(*graph)[0]
 
 
 def viterbi(
