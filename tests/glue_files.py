@@ -1,46 +1,15 @@
-"""GLUE's tasks in a few rows each, laid out as on the hub."""
+"""GLUE's tasks in two rows each, laid out as on the hub."""
 
 import pandas
 
-ROWS = {
-    "cola": (
-        ("sentence",),
-        [("The sailors rode.", 1), ('Sailors the "rode.', 0)],
-    ),
-    "sst2": (
-        ("sentence",),
-        [("a charming journey . ", 1), ("flat ", 0)],
-    ),
-    "mrpc": (
-        ("sentence1", "sentence2"),
-        [("He said so.", '"He said so.', 1), ("A bank.", "A shop.", 0)],
-    ),
-    "stsb": (
-        ("sentence1", "sentence2"),
-        [("A man.", "A boy.", 3.8), ("A dog.", "The dog.", 5.0)],
-    ),
-    "qqp": (
-        ("question1", "question2"),
-        [("How is it?", "How was it?", 0), ('Why "so"?', "Why?", 1)],
-    ),
-    "mnli": (
-        ("premise", "hypothesis"),
-        [("It rains.", "It is dry.", 2), ("He ate.", "He was there.", 0)],
-    ),
-    "qnli": (
-        ("question", "sentence"),
-        [("When?", "In 1970.", 0), ("Where?", "In 1970.", 1)],
-    ),
-    "rte": (
-        ("sentence1", "sentence2"),
-        [("No one came.", "Some came.", 1), ("Three came.", "Some came.", 0)],
-    ),
-}  # fmt: skip
+from exlm_lab.downstream.glue import TEXTS
+
+LABELS = {"stsb": (3.8, 5.0), "mnli": (2, 0)}
 
 
 def table(name: str) -> pandas.DataFrame:
-    columns, rows = ROWS[name]
-    return pandas.DataFrame(rows, columns=[*columns, "label"]).assign(idx=range(len(rows)))
+    texts = {column: [f'A "{column}.', f"The {column}."] for column in TEXTS[name]}
+    return pandas.DataFrame({**texts, "label": LABELS.get(name, (1, 0)), "idx": (0, 1)})
 
 
 def write_task(root, name, folder=None):

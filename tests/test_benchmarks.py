@@ -13,31 +13,27 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from bench_runs import tiny_model
 from torch.autograd import DeviceType
 
 from exlm_lab.benchmarks import dag as dag_benchmark
 from exlm_lab.benchmarks import step as step_benchmark
 from exlm_lab.benchmarks.dag import (
     dag,
-    estimated_seconds,
     forward_and_backward,
     judge,
     made_graph,
     too_large,
 )
 from exlm_lab.benchmarks.emission import emission
-from exlm_lab.benchmarks.measure import peak_bytes
 from exlm_lab.benchmarks.record import Shape
 from exlm_lab.benchmarks.step import (
     made_batch,
     model_of,
     row_length,
     step,
-    whole_step,
 )
 from exlm_mini.alignment import BACKENDS, dag_log_likelihood, posteriors
-from exlm_mini.config import SpecialIds
+from exlm_mini.config import ModelConfig, SpecialIds
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.training.provenance import MIB
 
@@ -45,6 +41,10 @@ pytestmark = pytest.mark.usefixtures("three_runs")
 CPU = torch.device("cpu")
 SHAPE = Shape(2, 3, 6)
 FLOAT = 4
+
+
+def tiny_model(**settings) -> ModelConfig:
+    return ModelConfig(num_layers=1, width=16, ffn_width=32, num_heads=2, **settings)
 
 
 # ---- the dynamic programme ----
@@ -85,29 +85,14 @@ def test_a_wrong_value_and_a_wrong_gradient_are_seen():
     assert off["grad_transition"] < 1e-5
 
 
-def test_the_judge_takes_as_many_rows_as_there_is_time_for(monkeypatch):
+def test_the_first_judge_that_is_fast_enough_judges(monkeypatch):
     graph = made_graph(Shape(5, 3, 6), False, CPU)
     monkeypatch.setattr(dag_benchmark, "estimated_seconds", lambda *_: 2.0)
-    assert len(judge(graph, CPU, seconds=7).exact[0]) == 3
-    assert len(judge(graph, CPU, seconds=70).exact[0]) == 5
+    assert judge(graph, CPU, seconds=3).name == "vectorized"
     assert judge(graph, CPU, seconds=1) is None
     broken = BACKENDS["vectorized"]._replace(why_not=lambda device_type: "it does not")
     monkeypatch.setitem(BACKENDS, "vectorized", broken)
     assert judge(graph, CPU).name == "scaled"
-
-
-def test_time_is_estimated_from_fewer_targets(monkeypatch):
-    asked = []
-
-    def half_a_second_per_target(call, device) -> float:
-        asked.append(call()[1].shape)
-        return 0.5 * asked[-1][1]
-
-    monkeypatch.setattr(dag_benchmark, "once_seconds", half_a_second_per_target)
-    function = BACKENDS["vectorized"].log_likelihood
-    assert estimated_seconds(function, made_graph(Shape(2, 21, 24), False, CPU), CPU) == 10.5
-    assert asked == [(2, 4, 24)]
-    assert estimated_seconds(function, made_graph(Shape(2, 3, 24), False, CPU), CPU) == 1.5
 
 
 @pytest.mark.parametrize(
@@ -116,6 +101,7 @@ def test_time_is_estimated_from_fewer_targets(monkeypatch):
         ("enumerate", Shape(2, 5, 20), False),  # 2 * 816 paths
         ("enumerate", Shape(8, 20, 80), True),
         ("enumerate", Shape(8, 1, 1), False),
+        ("enumerate", Shape(1, 1024, 4096), True),  # 10^997, beyond any float
         ("naive", Shape(2, 5, 20), False),
         ("naive", Shape(8, 20, 80), True),
         ("vectorized", Shape(1, 1024, 4096), False),
@@ -123,10 +109,6 @@ def test_time_is_estimated_from_fewer_targets(monkeypatch):
 )
 def test_teaching_backends_do_small_graphs_only(backend, shape, is_refused):
     assert (too_large(backend, shape) is not None) == is_refused
-
-
-def test_paths_beyond_any_float_are_still_told():
-    assert "10^997 paths" in (too_large("enumerate", Shape(1, 1024, 4096)) or "")
 
 
 def test_what_cannot_be_timed_is_told_and_the_others_go_on(monkeypatch):
@@ -253,21 +235,7 @@ def test_a_step_is_compiled_layer_by_layer(monkeypatch):
     config = dataclasses.replace(tiny_model(states_per_mask=3), num_layers=2)
     found = list(step(Shape(1, 3, 9), config, CPU, 50, "fp32", True, [1]))
     assert [type(module).__name__ for module in compiled] == ["EncoderLayer"] * 6
-    by_name = {record["backend"]: record for record in found}
-    cost = {r: v["flops_per_second"] * v["median_ms"] for r, v in by_name.items()}
-    assert cost["mlm"] < cost["exlm-at-1"] < cost["exlm"]
-
-
-def test_the_memory_of_a_step_is_that_of_a_model_without_gradients():
-    config = tiny_model(max_positions=64)
-    shape = Shape(2, 4, 16)
-    batch = made_batch(shape, 500)
-    mlm, exlm = step(shape, config, CPU, 500)
-    for record, kind in ((mlm, MaskedLM), (exlm, ExLM)):
-        model = kind(config, 500)
-        assert record["peak_mib"] * MIB == peak_bytes(
-            lambda model=model: whole_step(model, batch), CPU
-        )
+    assert [record["backend"] for record in found] == ["mlm", "exlm", "exlm-at-1"]
 
 
 # ---- what is on record ----

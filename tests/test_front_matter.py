@@ -55,18 +55,6 @@ def roles(page: str, name: str) -> list[str]:
     return [" ".join(text.split()) for text in found]
 
 
-def paper_table() -> dict[str, str]:
-    """The row of each table and figure of the paper, as written."""
-    text = PAGES["reproduction"]
-    rows = []
-    for name in ("table-paper", "table-settings"):
-        start = text.index(f":name: {name}")
-        rows += text[start : text.index("\n```\n", start)].split("\n* - ")[2:]
-    names = [re.match(r"\*\*((?:Table|Figure) \d+)\*\*", row)[1] for row in rows]
-    assert len(set(names)) == len(names)
-    return dict(zip(names, rows, strict=True))
-
-
 # ---- numbers ----
 
 
@@ -153,16 +141,6 @@ def test_what_cannot_be_found_is_an_error(swept, function, text, words):
         function(text)
 
 
-def test_the_transition_head_can_be_left_out_of_the_parameters():
-    # Queries and keys of D x (D + place) numbers each, and a gate.
-    options = "--model.preset molecular --model.vocab_size 369 --model.max_positions 512"
-    whole, less = (
-        Decimal(front_matter.parameters(options + more).removesuffix(" M"))
-        for more in ("", " without transitions")
-    )
-    assert whole - less > Decimal("0.5")
-
-
 def test_reading_time_counts_words_and_lines_that_are_shown(tmp_path, monkeypatch):
     def cell(kind, source, *tags):
         return {"cell_type": kind, "source": [source], "metadata": {"tags": list(tags)}}
@@ -244,32 +222,6 @@ def test_the_scorecard_is_counted_planned_and_others_apart():
     assert sum(rows for rows, *_ in numbers) == len(sweep_numbers.scores())
 
 
-def test_a_sweep_names_its_device_and_commit_once(swept):
-    found = sweep_numbers.made("saddle")
-    assert len(found) == 2 and recorded_runs.provenance(found) == [("CPU", "abcdefg")]
-
-
-def test_no_measured_number_is_typed_into_a_page():
-    # A number of the runs has three digits after the point. Exact ones are asked for, too.
-    for page, text in PAGES.items():
-        typed = re.sub(r"\{[\w-]+\}`[^`]+`", "", text)  # a role's own words are no numbers
-        assert re.findall(r"(?<![\d.])\d+\.\d{3,}(?!\d)", typed) == [], page
-
-
-def test_a_short_name_stands_for_the_runs_the_page_says():
-    from exlm_mini.data.toy_grammars import GRAMMARS
-
-    for name in set(recorded_runs.names()) & set(GRAMMARS):
-        assert {r["config"]["data"]["grammar"] for r in recorded_runs.runs_of(name)} == {name}
-    text = " ".join(PAGES["reproduction"].split())
-    told = re.findall(r"`(--(?:model|train)[^`]+)`,? \{recorded\}`(\S+)", text)
-    told += re.findall(r"\(`(--(?:model|train)[^`]+)`\) \| \{recorded\}`(\S+)", text)
-    assert len(told) >= 9
-    for options, name in told:
-        for run in recorded_runs.runs_of(name):
-            assert options in run["command"], name
-
-
 def test_every_record_is_listed_by_its_name_or_by_its_file(monkeypatch):
     listed = [r["command"] for runs in recorded_runs.listed_runs().values() for r in runs]
     stored = []
@@ -299,20 +251,6 @@ def test_the_page_on_running_shows_the_recorded_curves():
 
 
 # ---- the account of the paper ----
-
-
-def test_every_table_and_figure_of_the_paper_has_one_row():
-    expected = [f"Table {n}" for n in range(1, 14)] + [f"Figure {n}" for n in range(1, 13)]
-    assert sorted(paper_table()) == sorted(expected)
-
-
-def test_the_cost_on_the_page_is_that_of_the_chapter():
-    chapter = (ROOT / "chapters" / "04_states_expansion.py").read_text()
-    here, released = re.search(
-        r"- ([\d.]+) times here, ([\d.]+) as ", paper_table()["Table 12"]
-    ).groups()
-    text = " ".join(re.sub(r"^# ?", "", chapter, flags=re.M).split())
-    assert f"{here} when only states are scored and {released} when every position is" in text
 
 
 # ---- names and commands ----

@@ -1,9 +1,7 @@
 """MoleculeNet: tables as published, labels checked, splits that say what they are."""
 
-import gzip
 import itertools
 import json
-import lzma
 
 import numpy as np
 import pytest
@@ -49,21 +47,6 @@ def test_a_set_is_split_and_labelled(tmp_path):
         assert part.labels.dtype == np.float64
     assert splits.notes["paper_sizes"] == [1210, 151, 151]
     assert splits.notes == json.loads(json.dumps(splits.notes))
-
-
-@pytest.mark.parametrize(
-    ("name", "write"),
-    [
-        ("BACE.csv", lambda path, text: path.write_text("\ufeff" + text)),
-        ("bace.csv.gz", lambda path, text: path.write_bytes(gzip.compress(text.encode()))),
-        ("bace_data.csv.xz", lambda path, text: path.write_bytes(lzma.compress(text.encode()))),
-        ("bace.csv", lambda path, text: path.write_bytes(text.replace("\n", "\r\n").encode())),
-    ],
-)
-def test_files_are_found_as_they_are_called(tmp_path, name, write):
-    write(tmp_path / name, bace(tmp_path, name="elsewhere.txt").read_text())
-    for data in (tmp_path, tmp_path / name):
-        assert read_csv("bace", data).smiles == MOLECULES
 
 
 @pytest.mark.parametrize(
@@ -153,18 +136,6 @@ def test_a_column_is_known_in_any_case(tmp_path, name, header, row):
     table = read_csv(name, path)
     assert table.smiles == ["CCO"] * 4 and table.names == (BENCHMARKS[name].label,)
     np.testing.assert_array_equal(table.labels_RC, [[1], [np.nan], [0], [np.nan]])
-
-
-@pytest.mark.parametrize(
-    "name", [name for name in BENCHMARKS if BENCHMARKS[name].label is None]
-)
-def test_a_label_twice_is_told_even_if_the_number_fits(tmp_path, name):
-    labels = [f"Label {i}" for i in range(BENCHMARKS[name].num_labels)]
-    path = tmp_path / f"{name}.csv"
-    for twice in (labels[0], labels[0].upper()):
-        header = ["smiles", *labels[:-1], twice, labels[-1]]
-        path.write_text(",".join(header) + "\nCCO" + ",1" * (len(header) - 1) + "\n")
-        told(lambda: read_csv(name, path), path, "'Label 0' 2 times", "keep one")
 
 
 # ---- cleaning comes after the split ----

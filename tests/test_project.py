@@ -94,15 +94,6 @@ def makefile_targets() -> list[str]:
     return re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.M)
 
 
-def test_make_alone_lists_every_target_in_one_line():
-    command = ["make", "--no-print-directory"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    lines = result.stdout.splitlines()
-    assert [line.split()[1] for line in lines] == makefile_targets()
-    for line in lines:
-        assert re.fullmatch(r"  make [a-z-]+ +\S.{10,80}", line), line
-
-
 def test_every_command_a_document_names_exists():
     for document in ("README.md", "book/running.md", "CONTRIBUTING.md", ".ci/run", "Makefile"):
         text = (ROOT / document).read_text()

@@ -167,21 +167,6 @@ def test_the_readme_counts_the_verdicts_of_the_records_planned_and_others_apart(
     assert re.search(rf"Of the {others} others, hints [^.]+ {re.escape(of_others)}", text)
 
 
-def test_what_is_said_in_bold_was_planned():
-    """A finding of the front page that rests on what no plan had says that it is a hint."""
-    planned = {claim.id for one, claim in CLAIMS if one.plan and claim.is_planned}
-    findings = (ROOT / "book" / "intro.md").read_text().partition("## What we found")[2]
-    findings = re.split(r"\n\d\. ", findings.partition("```{figure}")[0])[1:]
-    assert len(findings) == 5
-    for text in findings:
-        carried = {" ".join(t.split()) for t in re.findall(r"{score}`([^`]+)`", text)}
-        assert carried <= set(SCORECARD)
-        if not carried <= planned:
-            assert "hint" in text
-        if text.startswith("**"):
-            assert carried & planned
-
-
 def test_the_picture_on_the_front_page_is_that_of_the_records(results, tmp_path):
     name = "ladder-study-slots.svg"
     drawings.ladder_picture(results, tmp_path / name)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import re
 import shutil
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,11 +20,8 @@ from exlm_lab import sweep as command
 from exlm_lab.experiments import frozen, verdicts
 from exlm_lab.experiments.catalogue import EXPERIMENTS
 from exlm_lab.experiments.cells import Cell, Claim, Experiment
-from exlm_lab.experiments.grids import REPEATED
 from exlm_lab.experiments.running import Runner
 from exlm_lab.experiments.study import (
-    CELLS,
-    ENOUGH,
     PAIRS,
     STUDY,
     WATCHED,
@@ -39,25 +34,16 @@ from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.training.run_directory import locked_directory, read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
-NUMBERS = {3: "Three", 5: "Five", 10: "Ten"}
 CLAIM = Claim("ours is better", "bits_per_row", "ours", "base", -1, 0.5, is_primary=True)
 
 
-def test_claims_name_cells_with_equal_seeds_and_have_the_sign_of_their_words():
+def test_claims_name_cells_with_equal_seeds():
     for experiment in STUDY:
         names = {cell.name for cell in experiment.cells}
         for claim in experiment.claims:
             assert (set(claim.weights) if claim.weights else {claim.cell}) <= names
             assert claim.base in names | {"floor_bits_per_row", "frequency_bits", None}
             assert claim.smallest > 0
-            is_loss = not re.match(
-                "dependence|specialisation|probe|read|downstream", claim.metric
-            )
-            is_loss &= not claim.metric.endswith("valid")
-            is_worse = re.search(
-                r"\bloses?\b|\bcosts? (bits|more|the)\b|\bbehind\b", claim.text
-            )
-            assert claim.sign == (1 if is_loss == bool(is_worse) else -1), claim.text
         assert len({cell.seeds for cell in experiment.cells if not cell.is_timed}) == 1
         assert len(names) == len(experiment.cells)
         for cell in experiment.cells:
@@ -268,31 +254,7 @@ def test_a_record_of_molecules_holds_what_pairs_and_frozen_states_say(
     assert json.loads(written(tmp_path)["exlm-seed1.json"])["metrics"] == first
 
 
-def test_the_plan_says_what_the_code_says():
-    text = (ROOT / "book" / "plan.md").read_text()
-    for experiment in STUDY:
-        name = experiment.name.capitalize()
-        assert f"## {name}: " in text
-        section = text.partition(f"## {name}: ")[2].partition("\n## ")[0]
-        (count,) = {len(c.seeds) for c in experiment.cells if not c.is_timed}
-        assert f"{NUMBERS[count]} seeds." in section
-    told = re.findall(r"bring the primary claims to (\w+)", " ".join(text.split()))
-    told += re.findall(r"The (\w+) primary claims of this plan", " ".join(text.split()))
-    families = Counter(e.plan for e in STUDY for claim in e.claims if claim.is_primary)
-    assert [{"twelve": 12, "nine": 9}[word] for word in told] == list(families.values())
-    molecules = EXPERIMENTS["molecules"].claims
-    assert {claim.base for claim in molecules if claim.is_primary} == {"mlm++"}
-
-
 # ---- runs of equal competence ----
-
-
-def test_competence_has_the_cells_of_the_sweep_that_lose_more_than_a_tenth():
-    grid = [(p, k) for p, copies in REPEATED.items() for k in copies]
-    assert list(PAIRS) == [(p, k) for p, k in grid if p**k > 0.1]
-    cells = EXPERIMENTS["competence"].cells
-    assert {tuple(c.watched.items()) for c in cells} == {(("missed_share", ENOUGH),)}
-    assert len({str(c.config(1).train) for c in cells}) == 1
 
 
 def test_slopes_find_a_plane_and_are_those_of_least_squares():
@@ -389,19 +351,6 @@ def test_all_primary_claims_share_a_correction_even_those_without_numbers(
 
 
 # ---- leaving the symmetric start on text ----
-
-
-def test_weights_and_helps_are_those_that_the_plan_says():
-    for cell in EXPERIMENTS["escape"].cells:
-        config, arm = cell.config(1), cell.name.split("-")[0]
-        # As much adds up as at the paper's width: its variance times the terms of a sum.
-        assert config.model.init_std**2 * config.model.width == pytest.approx(
-            0.02**2 * 768, rel=0.01
-        )
-        assert config.model.dropout == config.model.attention_dropout == 0.1
-        assert config.train.chain_warmup == (0.25 if arm in ("chains", "both") else 0)
-        assert config.model.clone_embedding_std == (1 if arm in ("clones", "both") else 0)
-        assert arm in CELLS[config.model.width, config.train.batch_size]
 
 
 def test_the_report_tells_since_when_runs_are_below_the_frequencies_and_links_win():

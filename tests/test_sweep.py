@@ -52,18 +52,6 @@ def refused(capsys, argv, *parts):
 # ---- the tables ----
 
 
-def test_repeated_mlm_has_the_shares_of_figure_4():
-    cells = [cell for cell in EXPERIMENTS["repeated-mlm"].cells if cell.input == "toy"]
-    rows = {}
-    for cell in cells:
-        masking = cell.config(1).masking
-        rows[cell.paper[1]] = 100 * masking.mask_ratio**masking.num_copies
-    figure = {row: columns["lost tokens, %"] for row, columns in printed("Figure 4").items()}
-    assert len(cells) == 14
-    # Printed with one or two digits; 15% and its kin are roots that were rounded.
-    assert rows == {row: pytest.approx(share, rel=0.02) for row, share in figure.items()}
-
-
 @pytest.mark.parametrize("sweep", SWEEPS, ids=lambda sweep: sweep.name)
 def test_a_cell_differs_from_its_base_only_as_it_says(sweep):
     cells = sweep.cells
@@ -79,17 +67,6 @@ def test_a_cell_differs_from_its_base_only_as_it_says(sweep):
         assert changed <= {*cell.settings, "seed"}, cell.name
         assert all(own[key] == value for key, value in cell.settings.items()), cell.name
         assert own["seed"] == 7
-
-
-def test_equal_cost_is_that_of_a_cell_that_is_timed():
-    waiting = [cell for cell in EXPERIMENTS["ablations"].cells if cell.cost_of]
-    assert {cell.name for cell in waiting} == {"toy-mlm++", "english-mlm++"}
-    for cell in waiting:
-        sweep_name, name = cell.cost_of
-        timed = EXPERIMENTS[sweep_name].cell(name)
-        exlm = EXPERIMENTS["ablations"].cell(f"{cell.input}-exlm")
-        assert timed.is_timed
-        assert timed.config(1) == exlm.config(1)
 
 
 def test_runs_that_differ_in_bookkeeping_alone_share_a_trained_model(tmp_path):
@@ -155,15 +132,6 @@ def test_only_takes_names_and_patterns_and_study_stands_for_all_experiments():
     assert {cell.name for cell in cells["ablations"] if cell.input == "toy"} == {"toy-mlm"}
     every = [c for c in EXPERIMENTS["ablations"].cells if c.input == "slots"]
     assert len(cells["ablations"]) == 1 + len(every) and "cost" not in cells
-
-
-def test_list_shows_every_cell_and_writes_nothing(capsys, tmp_path):
-    assert sweep.main(["repeated-mlm", "--list", "--output", str(tmp_path / "out")]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("repeated-mlm: 0 of 92 runs recorded; ")
-    cells = [line for line in lines if line.startswith("  ") and line[2] != " "]
-    assert len(cells) == len(EXPERIMENTS["repeated-mlm"].cells)
-    assert list(tmp_path.iterdir()) == []
 
 
 # ---- records ----

@@ -257,12 +257,6 @@ def test_the_report_of_repeated_mlm_has_the_papers_matrices(tmp_path):
     assert float(ratio[1]) == pytest.approx(0, abs=0.01)
 
 
-def test_shares_are_shown_to_a_tenth_of_a_point_and_bits_to_a_thousandth_or_hundredth():
-    for metric, (_, digits, _) in tables.MATRICES.items():
-        is_percent = metric == records.DOWNSTREAM or tables._factor(metric) == 100
-        assert digits == (1 if is_percent else 2 if "entropy" in metric else 3), metric
-
-
 def test_each_variant_is_compared_with_exlm_seed_by_seed(tmp_path):
     exact = {"floor_bits_per_row": 4.5, "joint_bits_per_row": 4.25}
     for seed, shift in ((1, 0.0), (2, 0.1), (3, 0.2)):

@@ -2,9 +2,8 @@
 
 Shapes: B rows, M targets, L states.
 
-``benchmarks.dag``, ``.emission`` and ``.step`` yield one record at a time, so that what was
-measured can be shown before the rest is. Data are random but for a seed: times depend on shapes,
-hardly on what is learned.
+Records come one at a time, so that what was measured can be shown before the rest is. Data are
+random but for a seed: times depend on shapes, hardly on what is learned.
 """
 
 from __future__ import annotations
@@ -88,13 +87,12 @@ def compared(records: Iterable[Record], reference: str) -> Iterator[Record]:
 
     The ratios are none where the reference was left out, or the processor's clock did not move.
     """
-    base: Record | None = None
+    base: Record = {}
     for one in records:
         if one["backend"] == reference:
             base = one
-        cpu_ms = base["median_cpu_ms"] if base else None
-        yield one | {
-            "reference": reference if base else None,
-            "wall_ratio": one["median_ms"] / base["median_ms"] if base else None,
-            "cpu_ratio": one["median_cpu_ms"] / cpu_ms if cpu_ms else None,
+        ratios = {
+            f"{name}_ratio": one[time] / base[time] if base.get(time) else None
+            for name, time in (("wall", "median_ms"), ("cpu", "median_cpu_ms"))
         }
+        yield one | {"reference": reference if base else None} | ratios

@@ -20,14 +20,12 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from exlm_lab.benchmarks.measure import LEAST_RUNS, Timing, time_side_by_side
+from exlm_lab.benchmarks.measure import LEAST_RUNS, time_side_by_side
 from exlm_lab.benchmarks.record import Record, Shape, compared, record
 from exlm_mini.alignment.check import relative_error
-from exlm_mini.config import MaskingConfig, ModelConfig, RunConfig, SpecialIds
+from exlm_mini.config import MaskingConfig, ModelConfig, SpecialIds
 from exlm_mini.data.masking import MaskedBatch, Masker
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.training.cost import row_flops
-from exlm_mini.training.meter import peak_flops
 from exlm_mini.training.parts import score
 
 PARTS = ("encoder", "head", "transition", "dynamic programme")
@@ -125,16 +123,18 @@ def step(
     }
     timings = time_side_by_side(calls, device, ENOUGH_SECONDS)
 
+    B, N = batch.token_ids_BN.shape
+
     def records() -> Iterator[Record]:
         for name, model in models.items():
             details = {
                 "dtype": "float32" if precision == "fp32" else "bfloat16",
                 "is_compiled": is_compiled,
-                "num_tokens": batch.token_ids_BN.shape[1],
+                "num_tokens": N,
                 "vocab_size": vocab_size,
                 "dropout": [config.dropout, config.attention_dropout],
                 "parts": time_parts(model, batch, device, precision),
-                **_speed(name, configs[name], batch, vocab_size, timings[name], precision),
+                "step_tokens_per_second": 1000 * B * N / timings[name].median_ms,
             }
             # The memory of a step is that of one which finds no gradients of an earlier one.
             model.zero_grad(set_to_none=True)
@@ -143,30 +143,6 @@ def step(
             )
 
     yield from compared(records(), "mlm")
-
-
-def _speed(
-    name: str,
-    config: ModelConfig,
-    batch: MaskedBatch,
-    vocab_size: int,
-    timing: Timing,
-    precision: str,
-) -> dict[str, float | None]:
-    """Tokens per second; operations by this package's count, per second and of the peak."""
-    B, N = batch.token_ids_BN.shape
-    masking = MaskingConfig(mask_ratio=MASK_RATIO)
-    run = RunConfig(objective="mlm" if name == "mlm" else "exlm", model=config, masking=masking)
-    seconds = timing.median_ms / 1000
-    flops_per_second = B * row_flops(run, vocab_size, N) / seconds
-    device = batch.token_ids_BN.device
-    is_gpu = device.type == "cuda"
-    peak = peak_flops(torch.cuda.get_device_name(device) if is_gpu else "cpu", precision)
-    return {
-        "step_tokens_per_second": B * N / seconds,
-        "flops_per_second": flops_per_second,
-        "flops_utilisation": None if peak is None else flops_per_second / peak,
-    }
 
 
 def whole_step(

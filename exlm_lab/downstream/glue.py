@@ -1,7 +1,7 @@
 """Eight tasks of GLUE, from the hub or from a folder laid out like it (§5.2, Appendix M).
 
 A folder holds one per task, as the hub's repository does: ``rte/train-00000-of-00001.parquet`` and
-``rte/validation-00000-of-00001.parquet``, or CSV or JSON lines named after their split.
+``rte/validation-00000-of-00001.parquet``.
 
 Validation is the benchmark's dev set, whose results the paper prints (Table 3). The test sets,
 whose labels are secret, are not read.
@@ -9,8 +9,6 @@ whose labels are secret, are not read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,21 +81,13 @@ def _read(name: str, folder: Path, split: str) -> Examples:
     """The examples of a split, in the order of its files."""
     import pandas
 
-    readers: dict[str, Callable[[Path], Any]] = {
-        ".parquet": pandas.read_parquet,
-        ".csv": partial(pandas.read_csv, keep_default_na=False),
-        ".jsonl": partial(pandas.read_json, lines=True),
-    }
-    paths = [path for path in sorted(folder.glob(f"{split}*")) if path.suffix in readers]
+    paths = sorted(folder.glob(f"{split}-*.parquet"))
     if not paths:
         known = ", ".join(sorted(path.name for path in folder.iterdir())[:20]) or "nothing"
-        raise UserError(f"{folder} holds no {split} as {', '.join(readers)}; it holds: {known}")
-    tables = []
-    for path in paths:
-        with reading(path):
-            tables.append(readers[path.suffix](path))
+        raise UserError(f"{folder} holds no {split}-*.parquet; it holds: {known}")
     with reading(folder):
-        return _examples(name, f"{folder} {split}", pandas.concat(tables, ignore_index=True))
+        table = pandas.concat(map(pandas.read_parquet, paths), ignore_index=True)
+        return _examples(name, f"{folder} {split}", table)
 
 
 def _examples(name: str, where: str, table: Any) -> Examples:
@@ -108,10 +98,7 @@ def _examples(name: str, where: str, table: Any) -> Examples:
     places = [find_column(where, header, column) for column in TEXTS[name]]
     rows = list(table.iloc[:, places].itertuples(index=False, name=None))
     labels = table.iloc[:, find_column(where, header, "label")]
-    number_of = {word: number for number, word in enumerate(task.classes)}
-    labels_R = pandas.to_numeric(
-        labels.map(lambda value: number_of.get(value, value)), errors="coerce"
-    )
+    labels_R = pandas.to_numeric(labels, errors="coerce")
     if task.kind == "number":
         is_known_R = labels_R.between(0, LARGEST_SCORE)
     else:
