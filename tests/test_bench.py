@@ -148,20 +148,6 @@ def test_a_mistake_is_told_in_one_line(argv, words, capsys):
     refuses(argv, words, capsys)
 
 
-def test_what_was_measured_is_on_record_when_the_rest_is_interrupted(tmp_path, monkeypatch):
-    def one_and_then_ctrl_c(arguments, device):
-        yield {
-            "benchmark": "dag", "backend": "naive", "shape": [1, 3, 9], "median_ms": 1.0,
-            "median_cpu_ms": 1.0, "wall_ratio": None, "peak_mib": 1.0, "max_error": None,
-        }  # fmt: skip
-        raise KeyboardInterrupt
-
-    monkeypatch.setitem(bench.MEASURE, "dag", one_and_then_ctrl_c)
-    output = tmp_path / "bench.json"
-    assert bench.main(["dag", "--output", str(output)]) == 130
-    assert [row["backend"] for row in json.loads(output.read_text())] == ["naive"]
-
-
 def test_a_package_outside_a_checkout_has_no_commit(monkeypatch, tmp_path):
     assert re.match(r"[0-9a-f]{40}|not a git checkout", provenance.commit())
     monkeypatch.setattr(provenance, "__file__", str(tmp_path / "provenance.py"))

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import signal
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from exlm_lab.finetune import main, parse
 from exlm_mini.config import SPECIAL_TOKENS
 from exlm_mini.data.tokenizer import Tokenizer, train_smiles
 from exlm_mini.reading.pretrained import load_pretrained
-from exlm_mini.training.checkpoint import load_checkpoint, save_checkpoint
 from exlm_mini.training.console import ProgressLine
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -229,27 +227,6 @@ def test_a_recipe_with_several_settings_needs_a_grid(runs, rte, capsys):
     pinned += ["--train.epochs", "3", "--train.warmup_share", "0.1"]
     (config,) = parse(words(*argv, *pinned)).settings("rte")
     assert (config.batch_size, config.weight_decay) == (16, 0.1)
-
-
-def test_a_checkpoint_that_will_not_do_is_refused(runs, molecules, tmp_path, capsys):
-    def with_run(run):
-        return ["--task", "bbbp", "--checkpoint", run, "--data", molecules]
-
-    refused(capsys, with_run(tmp_path / "nothing"), "there is no", "nothing")
-    copy = shutil.copytree(runs / "smiles", tmp_path / "copy")
-    shutil.copy(runs / "text" / "data" / "tokenizer.json", copy / "data")
-    refused(capsys, with_run(copy), "tokenizer.json is not the tokenizer", "sha256")
-    stored = load_checkpoint(runs / "smiles" / "checkpoints" / "step-000003")
-    weights = stored.tensors["model"]
-    shutil.copytree(runs / "smiles", tmp_path / "part")
-    part = {n: t for n, t in weights.items() if "layers.1.ffn_in" not in n}
-    save_checkpoint(tmp_path / "part" / "checkpoints", 3, {"model": part}, stored.state)
-    refused(capsys, with_run(tmp_path / "part"), "state_dict", "pre-training run")
-    tuned = save_checkpoint(tmp_path / "tuned", 3, {"model": weights}, {})
-    refused(capsys, with_run(tuned), "pre-training run")
-    for name in ("mlm", "exlm"):
-        shutil.copytree(runs / "toy", tmp_path / "both" / name)
-    refused(capsys, with_run(tmp_path / "both"), "there is no checkpoint in", "both")
 
 
 @pytest.mark.parametrize(

@@ -141,23 +141,6 @@ def test_what_cannot_be_found_is_an_error(swept, function, text, words):
         function(text)
 
 
-def test_reading_time_counts_words_and_lines_that_are_shown(tmp_path, monkeypatch):
-    def cell(kind, source, *tags):
-        return {"cell_type": kind, "source": [source], "metadata": {"tags": list(tags)}}
-
-    cells = [
-        cell("markdown", "word " * 2200),
-        cell("code", "x = 1\n# a comment\n\n" * 60),
-        cell("code", "x = 1\n" * 600, "hide-cell"),
-    ]
-    (tmp_path / "chapters").mkdir()
-    for name in ("01_a", "02_b", "03_c"):
-        (tmp_path / "chapters" / f"{name}.ipynb").write_text(json.dumps({"cells": cells}))
-    monkeypatch.setattr(front_matter, "ROOT", tmp_path)
-    assert front_matter.reading_time("02") == "15 minutes"
-    assert front_matter.reading_time("01 to 02") == "30 minutes"
-
-
 @pytest.fixture
 def swept(tmp_path, monkeypatch):
     """Records of two sweeps with known numbers."""

@@ -24,7 +24,6 @@ from exlm_lab.downstream.results import (
     PAPER_TABLES,
     check_results,
     in_percent,
-    notes,
     scale,
     table,
     task_record,
@@ -201,26 +200,6 @@ def test_the_papers_row_is_that_of_the_objective():
     # A column without a number is left out.
     assert "Repeated" not in shown("repeated-mlm", "bace", "table-8", **repeated)[0]
     assert "paper" not in shown("exlm", "sections", "none")[0]
-
-
-def test_notes_name_what_was_cut_and_left_out():
-    record = tuned_on("bbbp", "none")["bbbp"]
-    record["notes"] |= {
-        "rows": {"train": {"examples": 9, "truncated": 2, "unknown_share": 0.01}},
-        "rejected": [{"row": 3, "smiles": "C1"}],
-        "stereo_removed": 5,
-    }
-    record["scores"]["validation"]["num_tasks"] = [3.0]
-    lines = notes({**record, "diverged_seeds": [7], "changed": ["epochs"]})
-    assert lines[1:-1] == [
-        "rows cut to fit the model: 2",
-        "rows RDKit rejects left out: 1",
-        "molecules lost stereo marks: 5",
-        "labels counted: 3",
-        "seeds diverged and left out: 1",
-        "tokens that are [UNK]: train 1.00%",
-        "not the recipe's: epochs",
-    ]
 
 
 # ---- the ledger ----

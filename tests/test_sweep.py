@@ -5,9 +5,7 @@ import math
 import re
 import time
 from dataclasses import asdict, fields, replace
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from refusals import told
 from tiny_runs import CELL, TASK
@@ -15,7 +13,7 @@ from tiny_runs import CELL, TASK
 from exlm_lab import sweep
 from exlm_lab.benchmarks import costs
 from exlm_lab.experiments import ledger as ledgers
-from exlm_lab.experiments import measures, running
+from exlm_lab.experiments import measures
 from exlm_lab.experiments.catalogue import EXPERIMENTS, planned
 from exlm_lab.experiments.cells import Cell, load_base
 from exlm_lab.experiments.grids import SWEEPS
@@ -27,7 +25,6 @@ from exlm_mini.config import TrainConfig
 from exlm_mini.config.recipes import plain
 from exlm_mini.reading.pretrained import load_pretrained
 from exlm_mini.training.checkpoint import latest_checkpoint
-from exlm_mini.training.cost import row_flops
 from exlm_mini.training.run_directory import read_metrics
 
 
@@ -85,29 +82,6 @@ def test_runs_that_differ_in_bookkeeping_alone_share_a_trained_model(tmp_path):
         if runner.folder(replace(config, train=train)) == runner.folder(config):
             shared.add(field.name)
     assert shared == {"save_every", "keep_last", "log_every", "tensorboard", "device"}
-
-
-def test_fine_tuning_has_the_seed_of_its_run_and_counts_the_test_rows(tmp_path, monkeypatch):
-    def rows(*labels):
-        return SimpleNamespace(labels=np.array(labels))
-
-    task = SimpleNamespace(metric="accuracy", kind="classes")
-    parts = {"validation": rows(1, 1), "test": rows(1, 1, 0, 1)}
-    problem = SimpleNamespace(sha256="", task=task, notes={}, train=rows(0, 0, 1), parts=parts)
-    metrics = {"validation": {"accuracy": 0.5}, "test": {"accuracy": 0.75}}
-
-    def fine_tune(pretrained, problem, tune, seed, *others, should_stop):
-        assert (tune, seed) == (TASK.tune, 7)
-        return SimpleNamespace(metrics=metrics, best_epoch=1, seconds=2.0)
-
-    monkeypatch.setattr("exlm_lab.downstream.finetuning.fine_tune", fine_tune)
-    monkeypatch.setattr(running, "load_pretrained", lambda *_: None)
-    monkeypatch.setattr(Runner, "_problem", lambda *_: problem)
-    config = replace(load_base("sweep/toy"), seed=7)
-    found, seconds = Runner(tmp_path).fine_tune(config, TASK)
-    assert (found["test"], found["validation"], seconds) == (0.75, 0.5, 2.0)
-    assert found["majority"] == 0.25  # of the class that is most frequent in training
-    assert found["finetune_seed"] == 7
 
 
 # ---- the command line ----
@@ -367,13 +341,6 @@ def ledger_of_a_run(tmp_path, monkeypatch, bits):
     return SweepLedger(tmp_path, "ablations", runner)
 
 
-def test_a_record_has_the_seconds_of_each_part_and_what_was_watched(tmp_path, monkeypatch):
-    watched = replace(MLM, watched={"excess_bits": 1.0})
-    record = ledger_of_a_run(tmp_path, monkeypatch, 1.5).run(watched, 1)
-    assert record["seconds"] == {"pretrain": 2.0, "measure": 3.0, "finetune": 0.0}
-    assert record["watched"] == watched.watched
-
-
 # ---- records of many runs in one file ----
 
 
@@ -428,14 +395,3 @@ def test_numbers_that_are_none_are_no_result(tmp_path, monkeypatch):
     ledger = ledger_of_a_run(tmp_path, monkeypatch, math.nan)
     told(lambda: ledger.run(MLM, 1), "bits_per_mask is nan", "not recorded")
     assert not ledger.path(MLM, 1).exists()
-
-
-@pytest.mark.slow
-def test_a_step_is_counted_as_its_operations_are(tiny, tmp_path):
-    runner = Runner(tmp_path, "cpu", report=lambda line: None)
-    config = tiny["cost"][0].config(1)
-    found, _ = runner.time(config)
-    rows = (row_flops(replace(config, objective=name), 172, 24) for name in ("exlm", "mlm"))
-    exlm, mlm = rows
-    assert found["cost_ratio_floor"] == pytest.approx(exlm / mlm)
-    assert found["cost_ratio"] == pytest.approx(found["step_ms"] / found["mlm_step_ms"])

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -17,6 +18,7 @@ from exlm_lab.experiments.catalogue import EXPERIMENTS
 from exlm_lab.experiments.grids import SWEEPS
 from exlm_lab.experiments.records import grid, leaving, measured, runs, shown, since
 
+RESULTS = Path(__file__).resolve().parents[1] / "book" / "results"
 FIGURE_4 = list(paper.printed_grid("Figure 4", "lost tokens, %"))
 """(p, k) of the 14 cells."""
 
@@ -311,26 +313,14 @@ def test_a_run_has_left_the_floor_when_it_stays_below(tmp_path, joint, bits, ste
     assert leaving(run) is None
 
 
-def test_the_other_reports_have_a_row_for_each_cell(tmp_path):
-    metrics = {"floor_bits_per_row": 2.0, "joint_bits_per_row": 1.0}
-    metrics |= {"total_correlation_bits": 1.0, "bits_per_row": 1.25, "captured_bits": 0.75}
-    metrics |= {"bits_per_mask": 0.625, "probe_accuracy": 0.5}
-    for seed, bits in ((1, (2.0, 1.0)), (2, (1.0, 1.0)), (3, (2.0, 2.0))):
-        made = made_record("saddle", "toy-both", seed, metrics=metrics, curve=curve_of(*bits))
-        write(tmp_path, made)
-    _, saddle = rows_of(tables.report("saddle", tmp_path), "## Input: toy")
-    ends = ["1.250 ± 0.000", "0.750 ± 0.000", "0.625 ± 0.000", "50.0 ± 0.0"]
-    assert saddle == ["both", "1.00", "2 of 3", "50 to 100", *ends]
-    ratio = {"cost_ratio": 1.66, "cost_ratio_floor": 1.61}
-    row = {"table": "Table 12", "row": "ExLM"}
-    write(tmp_path, made_record("cost", "toy-k4", metrics=ratio, paper=row))
-    _, cost = rows_of(tables.report("cost", tmp_path), "## Input: toy")
-    assert cost == ["k4", "4", "1.66", "1.61", "1.90"]
-    row = {"table": "Table 4", "row": "15%, ExLM k=4"}
-    made = made_record("k-and-p", "toy-p0.15-k4", metrics={"entropy_bits": 1.5}, paper=row)
-    write(tmp_path, made | {"downstream": {"test": 0.5}})
-    _, k_and_p = rows_of(tables.report("k-and-p", tmp_path), "## Input: toy")
-    assert k_and_p[:6] == ["15.0%", "ExLM k=4", "50.0", "81.4", "–", "1.500"]
+@pytest.mark.parametrize("sweep", SWEEPS, ids=lambda sweep: sweep.name)
+def test_a_report_of_the_records_has_their_cells_and_no_empty_number(sweep):
+    text = tables.report(sweep.name, RESULTS)
+    assert not re.search(r"\bnan\b|\binf\b", text)
+    for (cell, _), run in runs(sweep.name, RESULTS).iterrows():
+        name = cell.removeprefix(f"{run['input']}-")
+        by_place = sweep.name in ("repeated-mlm", "k-and-p")
+        assert by_place or f"| {name} " in text, cell
 
 
 # ---- figures ----

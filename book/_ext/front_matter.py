@@ -5,7 +5,6 @@
 * ``{sweep}`NAME CELL METRIC` `` and ``{sweep-made}`NAME` ``: the same of the sweeps, and
   ``{score}``, ``{difference}``, ``{verdict}``, ``{tally}`` of the scorecard, see ``sweep_numbers``;
 * ``{small}`NAME WHAT` `` and ``{small-made}`CORPUS` ``: of the small downstream runs;
-* ``{reading-time}`FIRST to LAST` ``: of some chapters;
 * ``{parameters}`OPTIONS` ``: parameters of a model, counted as ``--dry-run`` does;
 * ``{source}`FILE::NAME` ``: a link to a file of the repository, checked to exist;
 * ``{scorecard}``: the paper's claims with their evidence; ``{sweep-report} NAME``: the tables of a
@@ -18,7 +17,6 @@ What cannot be found is a warning of the build, which ``make book`` turns into a
 from __future__ import annotations
 
 import ast
-import json
 import re
 import shlex
 from collections.abc import Callable
@@ -39,7 +37,6 @@ from reference_docstrings import (
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDED = {"hide-cell", "hide-input", "remove-cell", "remove-input"}
 
 
 # ---- numbers of the repository ----
@@ -62,25 +59,6 @@ def parameters(text: str) -> str:
     if options != text:
         count -= cost.num_transition_parameters
     return f"{count / 1e6:.1f} M"
-
-
-def reading_time(text: str) -> str:
-    """Minutes for the chapters ``FIRST`` to ``LAST``: 220 words and 12 lines of code in each.
-
-    Folded code is read on demand and does not count.
-    """
-    first, _, last = text.partition(" to ")
-    minutes = 0.0
-    for path in sorted((ROOT / "chapters").glob("*.ipynb")):
-        if not first <= path.name[:2] <= (last or first):
-            continue
-        for cell in json.loads(path.read_text())["cells"]:
-            source = "".join(cell["source"])
-            if cell["cell_type"] == "markdown":
-                minutes += len(source.split()) / 220
-            elif FOLDED.isdisjoint(cell["metadata"].get("tags", [])):
-                minutes += sum(not re.match(r"\s*(#|$)", x) for x in source.splitlines()) / 12
-    return f"{minutes:.0f} minutes" if minutes < 100 else f"{minutes / 60:.1f} hours"
 
 
 def source_line(text: str) -> tuple[str, int | None]:
@@ -219,7 +197,6 @@ class NamesDirective(SphinxDirective):
 NUMBERS = {
     "recorded": recorded_runs.recorded,
     "parameters": parameters,
-    "reading-time": reading_time,
     "sweep": sweep_numbers.sweep,
     "score": sweep_numbers.score,
     "difference": sweep_numbers.difference,

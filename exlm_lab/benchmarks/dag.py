@@ -100,11 +100,7 @@ def forward_and_backward(function: LogLikelihood, graph: Graph) -> tuple[Tensor,
 
 
 def load_extra_backend(path: Path) -> LogLikelihood:
-    """The function ``log_likelihood`` of a file, or the one in PyTorch of the released code.
-
-    Args:
-        path: a Python file, or the folder of a checkout of the released code.
-    """
+    """The function ``log_likelihood`` of a file, or the one in PyTorch of the released code."""
     file, name = path, "log_likelihood"
     if path.is_dir():
         file, name = path / RELEASED, "torch_dag_loss"

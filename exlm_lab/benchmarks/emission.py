@@ -30,14 +30,7 @@ def emission(
     width: int = 384,
     chunk: int = 128,
 ) -> Iterator[Record]:
-    """log-emission of the targets and its gradients, compared with float64 on the same numbers.
-
-    Args:
-        shape: of the graph; every state gets a row of V logits.
-        vocab_size, width: V and D.
-        device, dtype: of inputs and parameters.
-        chunk: rows at a time of the chunked way.
-    """
+    """log-emission of the targets and its gradients, compared with float64 on the same numbers."""
     torch.manual_seed(0)
     state_BLD = torch.randn(shape.B, shape.L, width).to(device, dtype)
     embedding_VD = (0.02 * torch.randn(vocab_size, width)).to(device, dtype)

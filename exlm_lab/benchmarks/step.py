@@ -66,12 +66,7 @@ def model_of(shape: Shape, preset: str | None = None, dropout: float = 0.0) -> M
 
 
 def made_batch(shape: Shape, vocab_size: int) -> MaskedBatch:
-    """Random tokens between [BOS] and [EOS], M - 2 of each row masked.
-
-    Args:
-        shape: B rows; M counts the two boundaries.
-        vocab_size: V, special tokens included.
-    """
+    """Random tokens between [BOS] and [EOS], M - 2 of each row masked."""
     special = SpecialIds()
     N = row_length(shape)
     rng = torch.Generator().manual_seed(0)

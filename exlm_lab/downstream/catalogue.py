@@ -56,14 +56,7 @@ def input_of(name: str) -> str:
 def load_task(
     name: str, data: Path | None, reading: ReadingConfig, tokenizer: Tokenizer
 ) -> tuple[Task, Splits]:
-    """A task of ``task_names`` and its examples, except for SQuAD, which has no ``Examples``.
-
-    Args:
-        name: of the task.
-        data: directory or file of the benchmark; None: the hub, or embedded data.
-        reading: of molecules.
-        tokenizer: of the checkpoint; decides whether stereo marks are removed.
-    """
+    """A task of ``task_names`` and its examples, except for SQuAD, which has no ``Examples``."""
     if name in glue.TASKS:
         return glue.TASKS[name], glue.load_glue(name, data)
     if name in moleculenet.BENCHMARKS:

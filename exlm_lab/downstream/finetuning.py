@@ -98,17 +98,6 @@ def fine_tune(
 ) -> Tuned:
     """Fine-tune, evaluated after each epoch by the task's metrics on the validation rows.
 
-    Args:
-        pretrained: gives the initial weights.
-        problem: the task, encoded for that model.
-        config: settings.
-        seed: of the head's weights, of data order and of dropout.
-        directory: of this run; gets checkpoints, from which a run that was stopped goes on.
-        device: auto, cpu, cuda or cuda:N.
-        on_progress: called after every step.
-        should_stop: asked after every step; if true a checkpoint is saved and ``StoppedError``
-            raised.
-
     Raises:
         StoppedError: if it was asked to stop.
         DivergedError: if a loss or a score is not finite.

@@ -53,10 +53,6 @@ TEXTS: dict[str, tuple[str, ...]] = {
 def load_glue(name: str, source: Path | None = None) -> Splits:
     """The examples of a task.
 
-    Args:
-        name: cola, sst2, mrpc, stsb, qqp, mnli, qnli or rte.
-        source: the folder of all tasks; None: the hub.
-
     Returns:
         train and validation; no test. MNLI's validation is the matched half, ``others`` holds
         ``validation-mismatched``.

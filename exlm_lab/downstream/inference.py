@@ -42,9 +42,6 @@ MAX_ROUNDS = 100
 def load(seed: int = 0) -> tuple[Task, Splits]:
     """The task, drawn from the grammar.
 
-    Args:
-        seed: of the pairs.
-
     Returns:
         task: three classes.
         splits: balanced classes; no sentence occurs twice in all splits together. ``notes`` has
@@ -64,11 +61,7 @@ def load(seed: int = 0) -> tuple[Task, Splits]:
 
 
 def relations(language: Grammar) -> np.ndarray:
-    """relation_ZZ: the class of a premise and a hypothesis of some latents, int64.
-
-    Args:
-        language: a grammar with the latents ``topic`` and ``mood``.
-    """
+    """relation_ZZ: the class of a premise and a hypothesis of some latents, int64."""
     values_of = dict(zip(language.latents, np.indices(language.prior.shape), strict=True))
     is_same = {
         name: np.equal.outer(values_of[name].ravel(), values_of[name].ravel())
@@ -109,9 +102,6 @@ def evidence(language: Grammar) -> np.ndarray:
     """P(kind of evidence | latents), (K, Z).
 
     Sentences are of one kind if their likelihoods, as functions of the latents, are proportional.
-
-    Args:
-        language: any grammar; the latents stand in the order of its prior.
     """
     latents = list(itertools.product(*language.latents.values()))
     names = list(language.latents)
@@ -135,11 +125,6 @@ def draw_pairs(
     language: Grammar, labels_R: np.ndarray, seed: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Pairs of sentences of given classes.
-
-    Args:
-        language: a grammar with the latents ``topic`` and ``mood``.
-        labels_R: the classes, int64.
-        seed: names the draw; the same seed gives the same pairs.
 
     Returns:
         premise_RN: word ids, int64.

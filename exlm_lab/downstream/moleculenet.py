@@ -77,15 +77,7 @@ def load(
     seed: int = 0,
     cleaning: Cleaning = AS_IT_IS,
 ) -> tuple[Task, Splits]:
-    """A set of MoleculeNet, split and cleaned.
-
-    Args:
-        name: key of ``BENCHMARKS``.
-        data: the file, or its directory; None: the hub.
-        rule: one of ``scaffolds.RULES``.
-        seed: of ``random``.
-        cleaning: of each molecule, after the split.
-    """
+    """A set of MoleculeNet, split and cleaned."""
     table = read_hub(name) if data is None else read_csv(name, data)
     splits = splits_of(table, split(table.smiles, rule, seed), rule, cleaning)
     splits.notes["paper_sizes"] = list(BENCHMARKS[name].sizes)

@@ -39,13 +39,7 @@ L2_PENALTY = 1e-3
 def load(
     rule: str = "unimol", seed: int = 0, cleaning: Cleaning = AS_IT_IS
 ) -> tuple[Task, Splits]:
-    """The embedded task, split and cleaned like the sets of MoleculeNet.
-
-    Args:
-        rule: see ``scaffolds``.
-        seed: of the rule ``random``.
-        cleaning: what is done to each molecule after the split.
-    """
+    """The embedded task, split and cleaned like the sets of MoleculeNet."""
     smiles = list(embedded_molecules())
     table = Table("the embedded molecules", smiles, tuple(PATTERNS), labels_of(smiles))
     splits = splits_of(table, split(smiles, rule, seed), rule, cleaning)
@@ -70,10 +64,6 @@ def counting_baseline(splits: Splits) -> np.ndarray:
 
     A logistic regression on log(1 + count) of every symbol of the training molecules, and of all
     symbols together; trained on the training part, scored on the test part.
-
-    Args:
-        splits: of a task of yes-no answers about one SMILES each, with a test part and no
-            missing labels.
 
     Returns:
         The area under the ROC curve of each label (C,), float64; 0.5 is chance.

@@ -94,12 +94,6 @@ def make_problem(
     """A task of sentences, pairs or molecules made ready for one model; not for spans.
 
     Numbers are divided by the largest for the head, as fairseq's recipe divides STS-B's by 5.
-
-    Args:
-        task: what kind of answer is wanted.
-        splits: its examples.
-        pretrained: whose vocabulary and length they must fit; trained on what the task consists of.
-        max_unknown: largest share of [UNK] among the training tokens.
     """
     named = {"train": splits.train, "validation": splits.validation}
     if splits.test is not None:
@@ -139,11 +133,6 @@ def make_span_problem(
 
     Validation chooses an answer per question from all its windows and scores it as the official
     script does; ``best_f1`` and ``best_exact`` are at the best threshold for "no answer".
-
-    Args:
-        data: training and dev set.
-        pretrained: a model of text.
-        max_unknown: largest share of [UNK] among the training tokens.
     """
     length = min(WINDOW_LENGTH, pretrained.layout.room(2) + 2 * FRAME)
     max_question = min(MAX_QUESTION, (length - 2 * FRAME) // 3)

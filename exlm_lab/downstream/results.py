@@ -163,11 +163,7 @@ def _printed(row: str, recipe: str, task: str) -> str:
 
 
 def markdown_table(rows: list[tuple[str, ...]]) -> list[str]:
-    """Lines of a Markdown table whose columns are as wide as their widest cell.
-
-    Args:
-        rows: the head first; all of one length.
-    """
+    """Lines of a Markdown table whose columns are as wide as their widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |"

@@ -55,11 +55,6 @@ def split(smiles: Sequence[str], rule: str = "unimol", seed: int = 0) -> Split:
 
     The scaffold rules sort the groups by (size, first row), both descending, and give each to the
     first of train and validation that it still fits into, else to test.
-
-    Args:
-        smiles: one molecule per row, as spelled in the benchmark.
-        rule: one of ``RULES``.
-        seed: of ``random``.
     """
     require_rdkit()
     accepted, rejected = [], []

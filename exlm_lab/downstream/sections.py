@@ -34,9 +34,6 @@ _SENTENCE_END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z\"“*(])")
 def load(seed: int = 0) -> tuple[Task, Splits]:
     """The task: the class is the heading of the section.
 
-    Args:
-        seed: of the split.
-
     Returns:
         task: the classes in alphabetical order.
         splits: passages as text. ``notes`` has ``majority_accuracy``, the test accuracy of always

@@ -108,11 +108,6 @@ def best_span(
 ) -> tuple[float, int, int]:
     """The likeliest span of the paragraph in a window: the largest sum of two logits.
 
-    Args:
-        score_2N: that an answer begins at a position, and that it ends there, float.
-        window: its positions.
-        max_tokens: of an answer.
-
     Returns:
         The sum, -inf without a span, and the first and the last column.
     """
@@ -134,12 +129,6 @@ def choose_answers(
 
     "No answer" is as likely as in the window where it is least likely: in all others the answer
     may simply not be shown.
-
-    Args:
-        questions: all of them.
-        windows: of these.
-        scores: of every window (2, N), see ``best_span``.
-        max_tokens: of an answer.
 
     Returns:
         texts: by question id, the likeliest span, however likely it is that there is none.

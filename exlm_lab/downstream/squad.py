@@ -88,10 +88,6 @@ def read_questions(
     answer. White space around a question or an answer is left out, and so is an answer of nothing
     else. A question whose answer does not occur in its paragraph is dropped.
 
-    Args:
-        rows: id, context, question and answers of each.
-        source: of the rows, for messages.
-
     Returns:
         questions: those with a span and those without an answer; at least one.
         num_left_out: questions whose first answer does not occur, or whose answers are all blank.

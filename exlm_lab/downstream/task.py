@@ -57,12 +57,7 @@ class Task(NamedTuple):
 
 
 def find_file(directory: Path, *names: str) -> Path:
-    """The first of these files in a directory, plain or compressed, ignoring case.
-
-    Args:
-        directory: to search.
-        names: without the suffix of a compression.
-    """
+    """The first of these files in a directory, plain or compressed, ignoring case."""
     with reading(directory):
         there = {path.name.lower(): path for path in sorted(directory.iterdir())}
     for name in names:

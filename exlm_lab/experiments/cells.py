@@ -72,12 +72,7 @@ class Cell:
     """Also measure what there is to win (``reading.prize``) and how masks are filled."""
 
     def config(self, seed: int, changed: Mapping[str, Any] | None = None) -> RunConfig:
-        """Settings of the run with a seed.
-
-        Args:
-            seed: of weights, data order, masks, dropout.
-            changed: more dotted settings, such as a number of steps that was measured.
-        """
+        """Settings of the run with a seed."""
         return with_settings(
             load_base(self.base), {**self.settings, **(changed or {}), "seed": seed}
         )

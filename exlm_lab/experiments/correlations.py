@@ -35,12 +35,7 @@ def _cells(grid: Grid, smallest: float = 0.0) -> pd.DataFrame:
 
 
 def rank_correlation(grid: Grid, smallest: float = SMALLEST_SHARE) -> float:
-    """Spearman's rho between the share of lost tokens and the numbers of a grid, -1 to 1.
-
-    Args:
-        grid: numbers by (p, k); at least three cells.
-        smallest: cells that lose a smaller share are left out; 0 takes all.
-    """
+    """Spearman's rho between the share of lost tokens and the numbers of a grid, -1 to 1."""
     ranks = _cells(grid, smallest)[["share", "value"]].rank()
     return float(ranks.corr(min_periods=3).iloc[0, 1])
 
@@ -117,11 +112,6 @@ STATISTICS = {
 
 
 def over_seeds(statistic: Callable[[Grid], float], grids: pd.DataFrame) -> pd.Series:
-    """A statistic of each seed's grid, where it is not nan.
-
-    Args:
-        statistic: one of ``STATISTICS``.
-        grids: as ``records.grid``; seeds that lack a cell are left out.
-    """
+    """A statistic of each seed's grid, where it is not nan."""
     by_seed = {seed: statistic(dict(cells)) for seed, cells in grids.dropna().iterrows()}
     return pd.Series(by_seed, dtype=float).dropna()

@@ -52,13 +52,7 @@ class Molecules(NamedTuple):
 
 
 def held_out(pack: Pack, tokenizer: Tokenizer, folder: Path) -> Molecules:
-    """``NUM_EACH`` molecules (or all) each for training and test, without common scaffolds.
-
-    Args:
-        pack: of molecules that models were not trained on.
-        tokenizer: of the pack.
-        folder: caches the result, which takes minutes; several processes may write it.
-    """
+    """``NUM_EACH`` molecules (or all) each for training and test, without common scaffolds."""
     require_rdkit()
     from rdkit import rdBase
     from rdkit.Chem import Descriptors

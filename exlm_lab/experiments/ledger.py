@@ -30,13 +30,7 @@ DIGITS = 6
 
 
 class SweepLedger(Ledger):
-    """The records of one experiment.
-
-    Args:
-        output: directory of all experiments; see ``records``.
-        sweep: name of the experiment.
-        runner: does the work.
-    """
+    """The records of one experiment."""
 
     def __init__(self, output: Path, sweep: str, runner: Runner) -> None:
         self.output, self.sweep, self.runner = output, sweep, runner

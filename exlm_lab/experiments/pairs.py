@@ -103,11 +103,6 @@ def pair_metrics(
 ) -> dict[str, float]:
     """Bits, and the share of fillings RDKit accepts, of each kind and arrangement.
 
-    Args:
-        model: as for ``joint_table``.
-        tokenizer: of the rows.
-        rows: framed ids of molecules; the first ``NUM_MOLECULES`` with pairs of a kind count.
-
     Returns:
         ``rings_together_bits``: -log2 P(both true symbols | context), mean over molecules, and
         ``rings_gap_bits``: less those of the control; ``rings_together_linked``: bits the joint

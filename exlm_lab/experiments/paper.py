@@ -36,12 +36,7 @@ def printed_average(table: str, row: str) -> float | None:
 
 
 def printed_grid(figure: str, column: str) -> dict[tuple[float, int], float]:
-    """One number for each (p, k) of Figure 3, 4, 5 or 8.
-
-    Args:
-        figure: as in ``paper.json``.
-        column: a task, ``average`` of the four tasks, or the only column of the figure.
-    """
+    """One number for each (p, k) of Figure 3, 4, 5 or 8."""
     grid = {}
     for row, values in printed(figure).items():
         percent, copies = re.findall(r"[\d.]+", row)

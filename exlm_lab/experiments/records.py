@@ -56,12 +56,7 @@ def read_lines(path: Path) -> Mapping[Key, Record]:
 
 
 def read_all(name: str, directory: Path) -> Mapping[Key, Record]:
-    """All records of an experiment, collected or not, by cell and seed; none if it has not begun.
-
-    Args:
-        name: of the experiment.
-        directory: of all experiments.
-    """
+    """All records of an experiment, collected or not, by cell and seed; none before its first."""
     records = dict(read_lines(directory / f"{name}.jsonl"))
     for path in sorted((directory / name).glob("*.json")):
         record = _file(path, path.stat().st_mtime_ns, path.stat().st_size)

@@ -105,11 +105,6 @@ class Runner:
     ) -> dict[str, Any]:
         """Train a model, or find it trained.
 
-        Args:
-            config: of the run.
-            on_progress: called after every step.
-            watched: metrics of the cell that may end the run early.
-
         Returns:
             ``curve``, ``parameters``, ``steps``, ``tokens`` and ``seconds`` of the record; seconds
             are of all starts, validation included.

@@ -166,11 +166,7 @@ class Score(NamedTuple):
 
 
 def scorecard(directory: Path) -> list[Score]:
-    """Every row with its evidence.
-
-    Args:
-        directory: of the records of all experiments.
-    """
+    """Every row with its evidence."""
     by_id = {
         verdict.claim.id: verdict
         for several in verdicts(directory).values()

@@ -297,12 +297,7 @@ SHOWN_MISSING = 6
 
 
 def report(name: str, directory: Path) -> str:
-    """The report of a sweep as Markdown.
-
-    Args:
-        name: of the sweep.
-        directory: that holds the records of all sweeps.
-    """
+    """The report of a sweep as Markdown."""
     cells, table = experiment(name).cells, runs(name, directory)
     if table.empty:
         raise UserError(f"{directory / name} holds no record; run the sweep first")

@@ -105,11 +105,7 @@ class Contexts:
         return word_ids_FSN
 
     def surprise_bits(self, word_ids_SN: np.ndarray) -> np.ndarray:
-        """-log2 P(masked words | visible words) of some filling of the masks, (S,).
-
-        Args:
-            word_ids_SN: the same visible words; inf where the grammar cannot say it.
-        """
+        """-log2 P(masked words | visible words) of some filling of the masks, (S,)."""
         filled_SZ = self.latent_SZ * self._likelihood(word_ids_SN, self.is_masked_SN)
         with np.errstate(divide="ignore"):
             return -np.log2(filled_SZ.sum(axis=1))

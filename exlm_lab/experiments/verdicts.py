@@ -242,11 +242,7 @@ def fell_short(table: pd.DataFrame) -> pd.Series:
 
 
 def verdicts(directory: Path) -> dict[str, list[Verdict]]:
-    """Every claim with its evidence, by experiment.
-
-    Args:
-        directory: of the records of all experiments.
-    """
+    """Every claim with its evidence, by experiment."""
     judged: dict[str, list[Verdict]] = {}
     families: dict[str, list[Verdict]] = {}
     for name, experiment in EXPERIMENTS.items():
