@@ -25,6 +25,7 @@ from exlm_mini.data.batches import validation_batches
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.model.objectives import StateScores
 from exlm_mini.model.transition import parallel_chains
 from exlm_mini.training.cost import row_flops
 from exlm_mini.training.evaluation import evaluate, row_bits_and_correct
@@ -122,24 +123,29 @@ class Words(torch.nn.Module):
 class Moods(ExLM):
     """Knows ``pairs``: each clone holds one mood, and stays with it from slot to slot."""
 
-    def states(self, hidden_BTD, graph):
-        return torch.stack([graph.owner_BL, graph.clone_BL], dim=2).double()
+    def forward(self, masked_ids_BN, is_masked_BN, token_ids_BN, chain_share=0.0):
+        _, graph = self.encode(masked_ids_BN, is_masked_BN, token_ids_BN)
+        state_BLD = torch.stack([graph.owner_BL, graph.clone_BL], dim=2).double()
+        log_token_BLV = self.token_logits(state_BLD).log_softmax(dim=2)
+        index_BLM = graph.target_ids_BM.unsqueeze(1).expand(-1, state_BLD.shape[1], -1)
+        log_emission_BML = log_token_BLV.gather(2, index_BLM).transpose(1, 2)
+        is_scored_BM = torch.ones_like(graph.target_ids_BM, dtype=torch.bool)
+        links = parallel_chains(state_BLD, graph)
+        return StateScores(
+            log_emission_BML, links, None, None, graph, is_scored_BM, 2, state_BLD
+        )
 
     def token_logits(self, state_BLD):
         language = grammar("pairs")
-        logits_BLV = torch.full((*state_BLD.shape[:2], 6 + len(language.words)), -torch.inf)
+        logits_BLV = torch.full((*state_BLD.shape[:-1], 6 + len(language.words)), -torch.inf)
+        logits_BLV = logits_BLV.double()
         for owner, slot in enumerate(language.slots, start=1):
             choices = language.positions[slot].choices.values()
             for clone, word in enumerate(choices, start=1):
-                is_here_BL = (state_BLD == torch.tensor([owner, clone])).all(dim=2)
+                is_here_BL = (state_BLD == torch.tensor([owner, clone])).all(dim=-1)
                 logits_BLV[..., 6 + language.words.index(word)][is_here_BL] = 0.0
-        logits_BLV[..., 0][~logits_BLV.isfinite().any(dim=2)] = 0.0  # boundaries
+        logits_BLV[..., 0][~logits_BLV.isfinite().any(dim=-1)] = 0.0  # boundaries
         return logits_BLV
-
-
-class Chains(torch.nn.Module):
-    def forward(self, state_BLD, graph):
-        return parallel_chains(state_BLD, graph)
 
 
 def close(**expected):
@@ -244,7 +250,7 @@ def test_links_win_nothing_where_one_state_per_mask_leaves_one_path_of_the_right
 def test_clones_that_hold_one_mood_each_capture_everything(corpora):
     corpus = corpora["pairs"]
     model = Moods(SMALL, corpus.train.vocab_size)
-    model.transition, model.encoder = Chains(), Words(corpus.train.vocab_size)
+    model.encoder = Words(corpus.train.vocab_size)
     found = measure(model, PAIRS, corpus, num_rows=64)
     # Over the data each mood is met about half of the time.
     assert 1.9 < found["clones_used"] <= 2

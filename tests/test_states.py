@@ -10,26 +10,16 @@ import math
 
 import pytest
 import torch
-from linked_models import CONFIGS, CTC, LINKED, exlm, ragged_batch
+from linked_models import CONFIGS, LINKED, exlm, ragged_batch
 from scipy.spatial.distance import jensenshannon
 from small_models import SPECIAL
 
 from exlm_lab.experiments.states import pairwise_divergence_bits, read_rows
 from exlm_mini.alignment.enumeration import paths
-from exlm_mini.model.guesses import masks_alone, one_pass
 from exlm_mini.training.evaluation import row_bits_and_correct
 
 every = pytest.mark.parametrize("name", CONFIGS)
 every_linked = pytest.mark.parametrize("name", LINKED)
-
-
-@every
-def test_masks_by_themselves_are_those_of_the_model(name):
-    model, batch = exlm(CONFIGS[name]), ragged_batch()
-    found_RV = read_rows(model, batch).mask_token_log_probs()
-    # The model keeps what ctc spreads over several tokens as missing probability.
-    want_RV = masks_alone(model, one_pass(model, batch)).log_softmax(dim=1)
-    torch.testing.assert_close(found_RV, want_RV)
 
 
 @every
@@ -73,13 +63,6 @@ def test_visits_and_length_are_those_of_every_path_weighed_by_the_words_of_the_r
     torch.testing.assert_close(
         reading.length_bits(), torch.stack(length_B), rtol=1e-6, atol=1e-6
     )
-
-
-def test_states_of_ctc_are_not_linked():
-    reading = read_rows(exlm(CTC["ctc paper"]), ragged_batch())
-    for asked in (reading.visits, reading.length_bits):
-        with pytest.raises(ValueError, match="the states of ctc are not linked"):
-            asked()
 
 
 def test_pairwise_divergence_is_the_mean_of_scipys():

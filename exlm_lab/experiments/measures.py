@@ -224,8 +224,8 @@ def _read_batch(
     values = {"lost": is_lost_BN.sum(1), "tokens": (~is_special_BN).sum(1)}
     if isinstance(model, ExLM):
         reading = read_rows(model, batch)
-        log_p_RkV = reading.mask_token_log_probs().unsqueeze(1)
-        if reading.state_BML is not None:
+        log_p_RkV = reading.log_token_RV.unsqueeze(1)
+        if reading.scores.log_transition_BLL is not None:
             values["length"] = reading.length_bits()
             values["clone_use"] = reading.of_masks(reading.visits())
         if model.config.states_per_mask > 1:
