@@ -10,7 +10,6 @@ from small_models import assert_all_same
 from exlm_mini.alignment import (
     dag_log_likelihood,
     dag_loss,
-    marginal_token_log_probs,
     posteriors,
     torch_dag_loss,
     viterbi,
@@ -64,14 +63,12 @@ def test_one_number_counts_for_all_rows(as_count):
     """In the loss, under the names of DA-Transformer, and in every function of a graph."""
     scores, counts = graph_of(num_targets=(4, 4), num_states=(9, 9))
     one = [as_count(number) for number in (4, 9)]
-    log_prob_BLV = torch.randn(2, 9, 3, dtype=torch.float64).log_softmax(2)
     for function in (
         lambda targets, states: dag_loss(*scores, num_targets=targets, num_states=states),
         lambda targets, states: torch_dag_loss(*scores, states, targets),
         lambda *both: dag_log_likelihood(*scores, *both),
         lambda *both: viterbi(*scores, *both)[0],
         lambda *both: posteriors(*scores, *both).edge_BLL,
-        lambda *both: marginal_token_log_probs(log_prob_BLV, *scores, *both),
     ):
         assert torch.equal(function(*one), function(*counts.values()))
 

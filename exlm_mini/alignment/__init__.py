@@ -4,10 +4,9 @@ Shapes: B rows, M targets, L states.
 
 A path visits one state per target, always moving forward: it starts in state 0, ends in the last
 state, and scores the product of its emissions and transitions. Summed over all paths that is the
-likelihood of the targets (``dag_log_likelihood``). The same graph yields the
-posteriors of states and edges (``posteriors``), the best path (``viterbi``), and the distribution
-of each target by itself (``marginal_token_log_probs``). The backends differ in speed, not in their
-answers (``BACKENDS``). ``dag_loss`` offers the sum as a loss for other models.
+likelihood of the targets (``dag_log_likelihood``). The same graph yields the posteriors of states
+and edges (``posteriors``) and the best path (``viterbi``). The backends differ in speed, not in
+their answers (``BACKENDS``). ``dag_loss`` offers the sum as a loss for other models.
 """
 
 from exlm_mini.alignment.api import (
@@ -20,7 +19,6 @@ from exlm_mini.alignment.api import (
     viterbi,
 )
 from exlm_mini.alignment.drop_in import dag_loss, torch_dag_loss
-from exlm_mini.alignment.marginals import marginal_token_log_probs
 
 __all__ = [
     "BACKENDS",
@@ -29,7 +27,6 @@ __all__ = [
     "dag_log_likelihood",
     "dag_loss",
     "fastest",
-    "marginal_token_log_probs",
     "posteriors",
     "torch_dag_loss",
     "viterbi",

@@ -180,7 +180,9 @@ def posteriors(
 ) -> Posteriors:
     """State and edge posteriors: alpha beta / f_{M,L} of Appendix I, per row.
 
-    They are the gradients of log f_{M,L} by the log-scores, so any backend provides them.
+    They are the gradients of log f_{M,L} by the log-scores, so any backend provides them. With
+    the states' probabilities of all tokens, ``state_BML @ probability_BLV`` is the distribution of
+    each target by itself (Appendix P).
 
     Args:
         log_emission_BML, log_transition_BLL, num_targets_B, num_states_B, backend: as for
