@@ -20,8 +20,7 @@ from matplotlib.patches import FancyBboxPatch
 from exlm_mini.config.options import parse
 from exlm_mini.data.toy_grammars import grammar, slots_of
 from exlm_mini.model.expansion import expand_masks
-from exlm_mini.plot.figures import use_book_style
-from exlm_mini.plot.style import COLORS
+from exlm_mini.plot.style import COLORS, use_book_style
 from exlm_mini.reading.decoding import read_row, top_tokens
 from exlm_mini.training.live import Scale, train_live
 

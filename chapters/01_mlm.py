@@ -54,12 +54,13 @@ import math
 
 import matplotlib.pyplot as plt
 import torch
+from drawings import draw_heatmap, draw_tokens
 from torch import nn
 from torch.nn import functional as F
 
 from exlm_mini.config import SPECIAL_TOKENS
 from exlm_mini.data.toy_grammars import grammar
-from exlm_mini.plot.figures import COLORS, draw_heatmap, draw_tokens, use_book_style
+from exlm_mini.plot.style import COLORS, use_book_style
 from exlm_mini.training.live import chapter_scale
 
 use_book_style()

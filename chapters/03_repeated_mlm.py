@@ -59,12 +59,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
+from drawings import draw_tokens
 from scipy import stats
 from torch.nn import functional as F
 
 from exlm_mini.config import SPECIAL_TOKENS, ModelConfig, SpecialIds
 from exlm_mini.model import MaskedLM
-from exlm_mini.plot.figures import draw_tokens, use_book_style
+from exlm_mini.plot.style import use_book_style
 from exlm_mini.training.live import chapter_scale
 
 use_book_style()
@@ -230,12 +231,12 @@ for k in (1, 2, 4, 8):
 # [MASK] alone. The package has the same functions, with its own source of noise:
 
 # %% mystnb={"code_prompt_show": "Checked: repetition, lost words, their mean and their variance agree with the package"} tags=["hide-cell", "check"]
+from exlm_lab.experiments.entropy import fully_masked
 from exlm_mini.data.masking import (
     corrupted_share,
     corrupted_share_moments,
     repeat_tokens,
 )
-from exlm_mini.reading.entropy import fully_masked
 
 p = 0.789
 for k in (1, 2, 4, 8):
@@ -393,7 +394,7 @@ def entropy_of_lost(log_p_SV, is_masked_BN, k):
 
 
 # %% mystnb={"code_prompt_show": "Checked: equal to the package's repeated_entropy_bits on random predictions"} tags=["hide-cell", "check"]
-from exlm_mini.reading.entropy import repeated_entropy_bits
+from exlm_lab.experiments.entropy import repeated_entropy_bits
 
 for k in (1, 2, 4):
     is_masked_BN = torch.rand(50, 12 * k, generator=rng) < 0.7

@@ -55,9 +55,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
+from drawings import draw_tokens
 
 from exlm_mini.config import SpecialIds
-from exlm_mini.plot.figures import COLORS, draw_tokens, use_book_style
+from exlm_mini.plot.style import COLORS, use_book_style
 from exlm_mini.training.live import chapter_scale
 
 use_book_style()

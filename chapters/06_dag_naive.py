@@ -58,9 +58,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
+from drawings import draw_dag, draw_heatmap
 from IPython.display import display
 
-from exlm_mini.plot.figures import COLORS, draw_dag, draw_heatmap, use_book_style
+from exlm_mini.plot.style import COLORS, use_book_style
 from exlm_mini.training.live import chapter_scale
 
 use_book_style()

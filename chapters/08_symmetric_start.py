@@ -62,12 +62,13 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
+from drawings import draw_dag
 from IPython.display import display
 
 from exlm_mini.config import ModelConfig, SpecialIds
 from exlm_mini.config.options import parse
 from exlm_mini.data.toy_grammars import grammar
-from exlm_mini.plot.figures import draw_dag, use_book_style
+from exlm_mini.plot.style import use_book_style
 from exlm_mini.training.live import chapter_scale, train_live
 
 use_book_style()

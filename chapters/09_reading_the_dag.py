@@ -128,8 +128,9 @@ ids_of = [[tokenizer.encode(w)[0] for w in words] for words in words_of]
 # %% mystnb={"figure": {"caption": "The transition matrix: rows hand over to columns. Rows name a state by its three likeliest words, columns by the likeliest (the analogue of Figures 7 and 10). Yellow: states of the first mask; brown: of the second. White below the diagonal: no edge leads back.", "name": "fig-reading-matrix"}} tags=["hide-input"]
 import matplotlib.pyplot as plt
 import seaborn as sns
+from drawings import draw_dag
 
-from exlm_mini.plot.figures import COLORS, draw_dag, use_book_style
+from exlm_mini.plot.style import COLORS, use_book_style
 
 use_book_style()
 kinds = ["boundary", *["mask"] * 4, *["second"] * 4, "boundary"]
@@ -536,7 +537,7 @@ ax.grid(axis="x", visible=False)
 _ = fig.legend(loc="outside upper center", ncols=2, fontsize=9)
 
 # %% mystnb={"code_prompt_show": "Checked: the wide slot has 2 bits and the narrow one 0, first or last, to 0.25 bits"} tags=["hide-cell", "check"]
-from exlm_mini.reading.entropy import entropy_bits, path_entropy
+from exlm_lab.experiments.entropy import entropy_bits, path_entropy
 
 assert (bits_M - math.log2(3)).abs().max() < 0.15
 assert abs(bits_M[0] - bits_M[1]) < 0.04

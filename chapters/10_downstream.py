@@ -80,11 +80,12 @@ print(scale)
 
 # %% mystnb={"figure": {"caption": "Molecules for which the answer is yes. Yellow: the atoms that make it so. Below, the question and the string that the model reads.", "name": "fig-downstream-questions"}} tags=["hide-input"]
 import matplotlib.pyplot as plt
+from drawings import draw_tokens
+from molecules import Pictures, atoms_of, tokens_of, tokens_svg
 from rdkit import Chem
 
 from exlm_lab.downstream.patterns import PATTERNS
-from exlm_mini.plot.figures import COLORS, draw_tokens, use_book_style
-from exlm_mini.plot.molecules import Pictures, atoms_of, tokens_of, tokens_svg
+from exlm_mini.plot.style import COLORS, use_book_style
 
 use_book_style()
 SHOWN = {

@@ -67,7 +67,7 @@ from exlm_lab.benchmarks.record import Shape
 from exlm_mini.alignment import dag_log_likelihood, posteriors, viterbi
 from exlm_mini.alignment import scaled as rescaling
 from exlm_mini.alignment.check import relative_error
-from exlm_mini.plot.figures import COLORS, use_book_style
+from exlm_mini.plot.style import COLORS, use_book_style
 from exlm_mini.training.live import chapter_scale
 
 use_book_style()

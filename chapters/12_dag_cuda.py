@@ -80,7 +80,7 @@ from exlm_mini.alignment import (
 )
 from exlm_mini.alignment.check import TOLERANCE, largest_error, relative_error
 from exlm_mini.alignment.drop_in import torch_dag_loss
-from exlm_mini.plot.figures import COLORS, use_book_style
+from exlm_mini.plot.style import COLORS, use_book_style
 from exlm_mini.training.live import chapter_scale
 
 use_book_style()

@@ -71,7 +71,7 @@ from exlm_lab.experiments.metric_names import PROBE
 from exlm_lab.experiments.paper import ENTROPY, printed_average, printed_grid
 from exlm_lab.experiments.records import by_cell, grid, runs, shown
 from exlm_lab.experiments.scorecard import scorecard
-from exlm_mini.plot.figures import COLORS, use_book_style
+from exlm_mini.plot.style import COLORS, use_book_style
 from exlm_mini.training.live import chapter_scale
 
 use_book_style()

@@ -17,17 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from exlm_mini.alignment.enumeration import paths
-from exlm_mini.config import MaskingConfig, ModelConfig, SpecialIds
-from exlm_mini.data.masking import Masker
-from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.reading.decoding import Graph, Reading, States, read_row
-from exlm_mini.reading.entropy import (
+from exlm_lab.experiments.entropy import (
     entropy_bits,
     fully_masked,
     path_entropy,
     repeated_entropy_bits,
 )
+from exlm_mini.alignment.enumeration import paths
+from exlm_mini.config import MaskingConfig, ModelConfig, SpecialIds
+from exlm_mini.data.masking import Masker
+from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.reading.decoding import Graph, Reading, States, read_row
 
 
 def random_log_p(num_rows: int, vocab_size: int, seed: int = 0) -> Tensor:

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 
 from exlm_lab.experiments.correlations import SHARES, lost_share
 from exlm_lab.experiments.records import by_cell, measured, runs
-from exlm_mini.plot.figures import COLORS, save_figure, use_book_style
+from exlm_mini.plot.style import COLORS, save_figure, use_book_style
 
 BESIDE = 0.06
 """Offset between the lines of two mask ratios, which separates their error bars."""

@@ -1,6 +1,10 @@
-"""The book's figures: what stands on the axes, not how it looks. No display is needed."""
+"""The chapters' drawings: what stands on the axes, not how it looks."""
 
+import re
+import sys
 from itertools import combinations
+from pathlib import Path
+from xml.etree import ElementTree
 
 import matplotlib
 
@@ -10,15 +14,13 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from exlm_mini.plot.figures import (
-    COLORS,
-    draw_curves,
-    draw_dag,
-    draw_device_hours,
-    draw_heatmap,
-    draw_tokens,
-    use_book_style,
-)
+sys.path.append(str(Path(__file__).resolve().parents[1] / "chapters"))
+from drawings import draw_dag, draw_device_hours, draw_tokens
+from molecules import Pictures, atoms_of, tokens_of, tokens_svg
+
+from exlm_mini.config.checks import UserError
+from exlm_mini.data.tokenizer import train_smiles
+from exlm_mini.plot.style import COLORS, use_book_style
 
 # [BOS], two states for each of two masks, [EOS]; one edge inside the first mask.
 COLUMNS = [0, 1, 1, 2, 2, 3]
@@ -111,34 +113,86 @@ def test_tokens_stand_side_by_side(ax):
         draw_tokens(ax, ["a", "b"], ["token"])
 
 
-def test_heatmap_leaves_nan_empty_and_keeps_its_limits(ax):
-    values = np.array([[1.0, np.nan], [2.0, 3.0]])
-    draw_heatmap(ax, values, "ab", "cd", "bits", limits=(0.0, 9.0))
-    assert ax.collections[0].get_clim() == (0.0, 9.0)
-    assert texts(ax) == ["1.00", "2.00", "3.00"]
-    assert [t.get_text() for t in ax.get_yticklabels()] == ["c", "d"]
-
-
-def test_curves_have_the_colour_of_their_objective(ax):
-    draw_curves(ax, {"exlm": {1: 3.0, 2: 2.0}}, {"floor of MLM": 2.5})
-    curve, level = ax.lines
-    assert to_hex(curve.get_color()) == COLORS["exlm"]
-    assert to_hex(level.get_color()) == COLORS["floor"]
-    assert texts(ax) == ["floor of MLM 2.50"]
-
-
 def test_device_hours_are_operations_divided_by_speed(ax):
-    flops = {"small": 3.6e15, "large": 3.6e18}
-    draw_device_hours(ax, flops, (1e10, 1e14), [(1e12, 7.0)])
+    draw_device_hours(ax, {"small": 3.6e15, "large": 3.6e18}, (1e10, 1e14), [(1e12, 7.0)])
     small, large, mark = ax.lines
     # 3.6e15 operations at 1e12 a second are one hour.
     np.testing.assert_allclose(small.get_data(), ([1e10, 1e14], [100, 0.01]))
     np.testing.assert_allclose(large.get_data(), ([1e10, 1e14], [1e5, 10]))
     assert (mark.get_xdata().tolist(), mark.get_ydata().tolist()) == ([1e12], [7.0])
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == list(flops)
-    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
-    named = {text.get_text(): text.xy[1] for text in ax.texts}
-    spans = {"an hour": 1, "a day": 24, "a week": 7 * 24, "a month": 730, "a year": 8766}
-    assert named == spans
-    low, high = ax.get_ylim()
-    assert low < 1 and spans["a year"] < high
+
+
+# ---- molecules ----
+
+Chem = pytest.importorskip("rdkit.Chem", reason="rdkit is not installed")
+
+ASPIRIN = "CC(=O)Oc1ccccc1C(=O)O"
+HARD = [
+    "[13CH4]",
+    "[H][H]",
+    "C[C@@H](N)Cl",
+    "F/C=C\\Br",
+    "[Na+].[Cl-]",
+    "*c1cc[nH]c1",
+    "C%10CC%10",
+]
+
+
+def colored(svg, color):
+    """Numbers of the atoms with a disc of this colour, and how many bonds have one."""
+    shapes = [
+        e for e in ElementTree.fromstring(svg).iter() if color.upper() in str(e.attrib).upper()
+    ]
+    names = [e.get("class", "") for e in shapes]
+    atoms = {int(n) for name in names for n in re.findall(r"atom-(\d+)", name)
+             if "bond-" not in name}  # fmt: skip
+    bonds = {b for name in names for b in re.findall(r"bond-(\d+)", name)}
+    return atoms, len(bonds)
+
+
+def plain_svg(smiles, *size):
+    """A molecule without a colour."""
+    return tokens_svg(smiles, [None] * len(tokens_of(smiles)), *size)
+
+
+@pytest.mark.parametrize("smiles", [ASPIRIN, *HARD])
+def test_tokens_are_numbered_as_rdkit_numbers_atoms(smiles):
+    tokens = tokens_of(smiles)
+    assert "".join(tokens) == smiles
+    options = Chem.SmilesParserParams()
+    options.removeHs = False
+    molecule = Chem.MolFromSmiles(smiles, options)
+    found = {
+        n: token for n, token in zip(atoms_of(tokens), tokens, strict=True) if n is not None
+    }
+    assert list(found) == list(range(molecule.GetNumAtoms()))
+    for atom in molecule.GetAtoms():
+        assert atom.GetSymbol().lower() in found[atom.GetIdx()].lower()
+    tokenizer = train_smiles([smiles])
+    assert [tokenizer.token(i) for i in tokenizer.encode(smiles)] == tokens
+
+
+def test_atoms_take_the_colour_of_their_tokens():
+    tokens = tokens_of(ASPIRIN)
+    colors = ["#123456" if t == "O" else "#abcdef" if t in "(=1" else None for t in tokens]
+    svg = tokens_svg(ASPIRIN, colors)
+    assert colored(svg, "#123456")[0] == {2, 3, 11, 12}
+    assert colored(svg, "#abcdef") == (set(), 0)
+
+
+def test_pictures_stand_side_by_side_with_their_captions():
+    svg = plain_svg("CCO", 100, 50)
+    assert ElementTree.fromstring(svg).get("viewBox") == "0 0 100 50"
+    shown = Pictures({"ethanol": svg, "a < b": plain_svg(ASPIRIN)})
+    root = ElementTree.fromstring(shown._repr_html_())
+    assert "flex-wrap:wrap" in root.get("style")
+    assert [figure.find("figcaption").text for figure in root] == ["ethanol", "a < b"]
+    labels = [figure[0].get("aria-label") for figure in root]
+    assert labels == ["CCO", ASPIRIN]
+    assert svg in shown._repr_html_() and repr(shown) == "drawings: ethanol, a < b"
+
+
+@pytest.mark.parametrize("smiles", ["C[Xx]", ""])
+def test_what_cannot_be_drawn_is_told(smiles):
+    with pytest.raises(UserError, match="RDKit reads no molecule"):
+        plain_svg(smiles)

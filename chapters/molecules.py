@@ -1,10 +1,8 @@
-"""Molecules as pictures: SVG text for a page of the book, the same for the same molecule.
+"""Molecules as pictures: SVG text, the same for the same molecule.
 
-Atoms are numbered as in the SMILES string from left to right, which is how RDKit numbers them too;
-so a token of the string can be found in the picture.
+Atoms are numbered as in the SMILES string from left to right, as RDKit does it:
+a token of the string can be found in the picture.
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
@@ -31,11 +29,14 @@ class Pictures:
     def _repr_html_(self) -> str:
         figures = [
             f'<figure style="margin:0;width:min-content">{svg}'
-            '<figcaption style="text-align:center;color:black">'  # the page's may be pale
+            # The text of a dark page is pale.
+            '<figcaption style="text-align:center;color:black">'
             f"{escape(caption)}</figcaption></figure>"
             for caption, svg in self.drawings.items()
         ]
-        frame = "display:flex;flex-wrap:wrap;gap:0.5rem;background:white;color:black"
+        frame = (
+            "display:flex;flex-wrap:wrap;gap:0.5rem;background:white;color:black"
+        )
         return f'<div style="{frame}">{"".join(figures)}</div>'
 
     def __repr__(self) -> str:
@@ -49,8 +50,8 @@ def tokens_svg(
 
     Args:
         smiles: the molecule.
-        colors: "#rrggbb" or none for each token, in the order of ``tokens_of``; the colour of a
-            token that is no atom (a bond, a bracket, the number of a ring) is not seen.
+        colors: "#rrggbb" or none for each token of ``tokens_of``; that of a token
+            that is no atom (a bond, a bracket, the number of a ring) is not seen.
         width, height: in pixels.
 
     Raises:
@@ -59,7 +60,9 @@ def tokens_svg(
     """
     tokens = tokens_of(smiles)
     if len(colors) != len(tokens):
-        raise ValueError(f"want {len(tokens)} colours, one a token, got {len(colors)}")
+        raise ValueError(
+            f"want {len(tokens)} colours, one a token, got {len(colors)}"
+        )
     require_rdkit()
     from matplotlib.colors import to_rgb
     from rdkit import Chem
@@ -69,7 +72,9 @@ def tokens_svg(
     options.removeHs = False  # every atom that is written is drawn
     molecule = read_molecule(smiles, options)
     if molecule is None:
-        raise UserError(f"RDKit reads no molecule in '{smiles[:80]}'; check the SMILES")
+        raise UserError(
+            f"RDKit reads no molecule in '{smiles[:80]}'; check the SMILES"
+        )
     atom_colors = {
         atom: to_rgb(color)
         for atom, color in zip(atoms_of(tokens), colors, strict=True)
@@ -86,16 +91,18 @@ def tokens_svg(
     drawer.FinishDrawing()
     svg = drawer.GetDrawingText()
     start = svg.index("<svg")  # an XML header would not be allowed inside a page
-    return svg[start:].replace("<svg", f'<svg role="img" aria-label="{escape(smiles)}"', 1)
+    return svg[start:].replace(
+        "<svg", f'<svg role="img" aria-label="{escape(smiles)}"', 1
+    )
 
 
 def tokens_of(smiles: str) -> list[str]:
-    """The symbols of a SMILES string, as the tokenizer cuts it; together they are the string."""
+    """The symbols of a SMILES string, as the tokenizer cuts it."""
     return [piece for piece in re.split(SMILES_SYMBOL, smiles) if piece]
 
 
 def atoms_of(tokens: Sequence[str]) -> list[int | None]:
-    """The number of the atom each token stands for; none for those that are no atoms.
+    """The number of the atom each token stands for; none for what is no atom.
 
     >>> atoms_of(["C", "(", "=", "O", ")", "[NH2]"])
     [0, None, None, 1, None, 2]

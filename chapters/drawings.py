@@ -1,0 +1,297 @@
+"""Drawings that several chapters share, on axes they are given."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.patches import FancyBboxPatch
+from matplotlib.path import Path
+
+from exlm_mini.plot.style import COLORS
+
+
+def draw_tokens(
+    ax: Axes, tokens: Sequence[str], kinds: Sequence[str], y: float = 0.0
+) -> None:
+    """A row of boxes, one per token, at x = 0, 1, … and height ``y``.
+
+    Args:
+        ax: made bare, with room for the boxes.
+        tokens: text of each box; a line break is kept.
+        kinds: key of ``COLORS`` for each box.
+        y: centre of the boxes. Rows of one picture stand 1 apart.
+
+    Raises:
+        ValueError: if the two lists differ in length.
+    """
+    is_first_row = not ax.patches
+    for x, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
+        shape: dict[str, Any] = {
+            "boxstyle": "round,pad=0,rounding_size=0.1",
+            "edgecolor": "white",
+        }
+        box = FancyBboxPatch(
+            (x - 0.46, y - 0.3), 0.92, 0.6, facecolor=COLORS[kind], **shape
+        )
+        ax.add_patch(box)
+        ax.text(x, y, token, ha="center", va="center", fontsize=8, color="black")
+    left, right = (0.0, 0.0) if is_first_row else ax.get_xlim()
+    low, high = (y, y) if is_first_row else ax.get_ylim()
+    ax.set_xlim(min(left, -0.6), max(right, len(tokens) - 0.4))
+    ax.set_ylim(min(low, y - 0.5), max(high, y + 0.5))
+    ax.axis("off")
+
+
+def draw_heatmap(
+    ax: Axes,
+    values: np.ndarray,
+    x_labels: Sequence[str],
+    y_labels: Sequence[str],
+    label: str,
+    number_format: str | None = ".2f",
+    cmap: str = "viridis",
+    limits: tuple[float, float] | None = None,
+) -> None:
+    """A matrix as colours, row 0 on top, with its numbers written in.
+
+    Args:
+        ax: to draw on.
+        values: (rows, columns); nan leaves a cell empty.
+        x_labels, y_labels: of columns and rows.
+        label: what a colour means, with its unit.
+        number_format: of the numbers in the cells; ``None`` writes none.
+        cmap: matplotlib's name of a colour map.
+        limits: values of the colour map's two ends; by default those of ``values``.
+    """
+    low, high = limits or (float(np.nanmin(values)), float(np.nanmax(values)))
+    sns.heatmap(
+        values,
+        ax=ax,
+        mask=np.isnan(values),
+        annot=number_format is not None,
+        fmt=number_format or "",
+        annot_kws={"fontsize": 8},
+        cmap=cmap,
+        vmin=low,
+        vmax=high,
+        linewidths=0.5,
+        xticklabels=list(x_labels),
+        yticklabels=list(y_labels),
+        cbar_kws={"label": label},
+    )
+    ax.tick_params(axis="y", rotation=0)
+
+
+def draw_curves(
+    ax: Axes, curves: Mapping[str, Mapping[int, float]], levels: Mapping[str, float]
+) -> None:
+    """Bits over training steps, with the exact values as dashed lines.
+
+    Args:
+        ax: to draw on.
+        curves: by name, value by step; the objectives' names have their colour.
+        levels: exact values by name, drawn across and named at the right; ``floor``
+            and ``joint`` at the start of a name give the colour.
+    """
+    for name, curve in curves.items():
+        color = COLORS.get(name)
+        ax.plot(
+            list(curve),
+            list(curve.values()),
+            marker="o",
+            ms=3,
+            color=color,
+            label=name,
+        )
+    for name, level in levels.items():
+        color = COLORS.get(name.split()[0], "0.4")
+        ax.axhline(level, color=color, ls="--", lw=1)
+        # Beside the axes: a curve at its level would run through the words.
+        ax.annotate(
+            f"{name} {level:.2f}",
+            (1, level),
+            xycoords=("axes fraction", "data"),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            color=color,
+        )
+    ax.set(xlabel="training step", ylabel="bits per sentence")
+    ax.legend(loc="upper right")
+
+
+SPANS = {"hour": 1, "day": 24, "week": 168, "month": 730, "year": 8766}
+"""Hours of the spans people plan in."""
+
+
+def draw_device_hours(
+    ax: Axes,
+    flops: Mapping[str, float],
+    speeds: tuple[float, float],
+    marks: Sequence[tuple[float, float]] = (),
+) -> None:
+    """Time of one device for whole runs against its speed, on two log axes.
+
+    Args:
+        ax: to draw on.
+        flops: operations of each run, by name; drawn and listed in this order.
+        speeds: operations per second at the two ends of the horizontal axis.
+        marks: measured points, operations per second and hours.
+    """
+    ends = np.array(speeds)
+    for (name, operations), color in zip(
+        flops.items(), sns.color_palette("colorblind", len(flops)), strict=True
+    ):
+        ax.plot(ends, operations / ends / 3600, color=color, lw=1.8, label=name)
+    if marks:
+        x, y = zip(*marks, strict=True)
+        ax.plot(x, y, "x", color="black", ms=7, mew=2, zorder=5)
+    shortest, longest = SPANS["hour"] / 120, 10 * SPANS["year"]
+    below = shortest
+    for number, (name, hours) in enumerate(SPANS.items()):
+        ax.axhspan(below, hours, color="0.5", alpha=0.14 * (number % 2), lw=0)
+        ax.annotate(
+            f"a{'n' * (name == 'hour')} {name}", (1, hours), fontsize=8,
+            color="0.35", xycoords=("axes fraction", "data"), xytext=(4, 0),
+            va="center", textcoords="offset points",
+        )  # fmt: skip
+        below = hours
+    ax.set(
+        xscale="log", yscale="log", xlim=speeds, ylim=(shortest, longest),
+        xlabel="sustained operations per second (FLOP/s)",
+        ylabel="hours of one device",
+    )  # fmt: skip
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, 1.22), ncols=3, fontsize=9)
+
+
+SMALLEST_EDGE = 0.02
+"""Edges less likely than this are left out."""
+
+
+def draw_dag(
+    ax: Axes,
+    transition_LL: np.ndarray,
+    columns: Sequence[int],
+    names: Sequence[str],
+    kinds: Sequence[str],
+) -> None:
+    """The graph as in Figure 11: one column per mask, likely edges wide.
+
+    Args:
+        ax: made bare.
+        transition_LL: E[v, u], probabilities, read above the diagonal.
+        columns: of the states, ascending: the target each is a clone of.
+        names: of the states, a few short lines each.
+        kinds: key of ``COLORS`` for each state.
+    """
+    at = _in_columns(columns)
+    summits = [
+        _draw_transition_edge(ax, at[v], at[u], at, float(transition_LL[v, u]))
+        for v, u in zip(
+            *np.nonzero(np.triu(transition_LL >= SMALLEST_EDGE, 1)), strict=True
+        )
+    ]
+    for place, name, kind in zip(at, names, kinds, strict=True):
+        box = {
+            "boxstyle": "round,pad=0.35",
+            "facecolor": COLORS[kind],
+            "edgecolor": "white",
+        }
+        style: dict[str, Any] = {
+            "ha": "center",
+            "va": "center",
+            "fontsize": 8,
+            "zorder": 3,
+        }
+        ax.text(*place, name, color="black", bbox=box, **style)
+    xs, ys = zip(*at, strict=True)
+    low, high = min([*ys, *summits]), max([*ys, *summits])
+    # 0.4: room for a number on a bent edge; 0.6: room for a box.
+    ax.set(
+        xlim=(min(xs) - 0.45, max(xs) + 0.45),
+        ylim=(min(low - 0.4, min(ys) - 0.6), max(high + 0.4, max(ys) + 0.6)),
+    )
+    ax.axis("off")
+
+
+def _in_columns(columns: Sequence[int]) -> list[tuple[float, float]]:
+    """Place of each state: columns one apart, first state on top, centred on 0."""
+    counts = {column: list(columns).count(column) for column in columns}
+    seen = dict.fromkeys(columns, 0)
+    places = []
+    for column in columns:
+        places.append((float(column), (counts[column] - 1) / 2 - seen[column]))
+        seen[column] += 1
+    return places
+
+
+def _draw_transition_edge(
+    ax: Axes,
+    start: tuple[float, float],
+    end: tuple[float, float],
+    states: Sequence[tuple[float, float]],
+    probability: float,
+) -> float:
+    """A line, wide and dark where it is likely; its number, unless it is small.
+
+    Returns the height of its middle.
+    """
+    (x0, y0), (x1, y1) = start, end
+    bend_x, bend_y = _bend(start, end, states)
+    # The curve's middle is half way between the straight line and this point.
+    control = ((x0 + x1) / 2 + 2 * bend_x, (y0 + y1) / 2 + 2 * bend_y)
+
+    def connect(from_place: Any, to_place: Any, *_: Any, **__: Any) -> Path:
+        # In units of the graph: the number below is on the line whatever its shape.
+        middle = ax.transData.transform(control)
+        return Path(
+            [from_place, middle, to_place], [Path.MOVETO, Path.CURVE3, Path.CURVE3]
+        )
+
+    style: dict[str, Any] = {
+        "arrowstyle": "-",
+        "connectionstyle": connect,
+        "color": "0.2",
+        "lw": 0.6 + 4 * probability,
+        "alpha": 0.25 + 0.6 * probability,
+    }
+    ax.annotate("", end, start, arrowprops=style, zorder=1)
+    if probability >= 0.1:
+        # Where slanted lines cross, at their middle, several numbers would meet.
+        t = 0.5 if bend_x or bend_y or y0 == y1 else 0.3
+        near, far = (1 - t) ** 2, t**2
+        x, y = (
+            near * a + (1 - near - far) * c + far * b
+            for a, c, b in zip(start, control, end, strict=True)
+        )
+        ground = {"boxstyle": "round,pad=0.1", "facecolor": "white", "lw": 0}
+        style = {
+            "ha": "center",
+            "va": "center",
+            "fontsize": 7,
+            "bbox": ground,
+            "zorder": 2,
+        }
+        ax.text(x, y, f"{probability:.2f}", color="0.2", **style)
+    return (y0 + y1) / 2 + bend_y
+
+
+def _bend(
+    start: tuple[float, float],
+    end: tuple[float, float],
+    states: Sequence[tuple[float, float]],
+) -> tuple[float, float]:
+    """How far the middle of an edge is moved, to pass between the states."""
+    (x0, y0), (x1, y1) = start, end
+    if x0 == x1:
+        return -min(0.175 * abs(y1 - y0), 0.35), 0.0
+    slope = (y1 - y0) / (x1 - x0)
+    is_free = all(
+        abs(y0 + slope * (x - x0) - y) > 0.3 for x, y in states if x0 < x < x1
+    )
+    # States of a column are 1 apart; edges over more columns pass further out.
+    lift = 0.0 if is_free else 0.5 + 0.2 * (x1 - x0 - 2)
+    return 0.0, lift if y0 + y1 >= 0 else -lift
