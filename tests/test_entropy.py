@@ -27,7 +27,7 @@ from exlm_mini.alignment.enumeration import paths
 from exlm_mini.config import MaskingConfig, ModelConfig, SpecialIds
 from exlm_mini.data.masking import Masker
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.reading.decoding import Graph, Reading, States, read_row
+from exlm_mini.reading.decoding import read_row
 
 
 def random_log_p(num_rows: int, vocab_size: int, seed: int = 0) -> Tensor:
@@ -135,27 +135,12 @@ def test_values_belong_to_the_tokens_that_masking_has_lost():
     torch.testing.assert_close(found_R, token_ids_BN[is_lost_BM].double().log2())
 
 
-def test_values_must_be_one_per_masked_position():
-    is_masked_BN = torch.tensor([[True, True, False, True]])
-    with pytest.raises(IndexError):
-        repeated_entropy_bits(random_log_p(4, 5), is_masked_BN, 2)
-
-
 # ---- where the uncertainty of a reading sits ----
 
 ROW = torch.tensor([[1, 6, 5, 7, 5, 8, 5, 2]])  # three masks
 SMALL = ModelConfig(
     width=16, num_heads=2, ffn_width=16, max_positions=64, states_per_mask=2, init_std=0.5
 )
-
-
-def reading_by_hand(E: list[list[float]], P: list[list[float]], owner: list[int]) -> Reading:
-    """A reading of which only the graph and the states count."""
-    num_targets = owner[-1] + 1
-    states = States(torch.tensor(owner), torch.ones(len(owner)), torch.tensor(P).log())
-    path_M = torch.zeros(num_targets, dtype=torch.int64)
-    empty = torch.empty(0)
-    return Reading(empty, 0.0, empty, states, Graph(torch.tensor(E).log(), path_M, 0.0, 0.0))
 
 
 @pytest.mark.parametrize(
@@ -183,30 +168,6 @@ def test_path_entropy_is_the_mean_over_all_paths(config):
     np.testing.assert_allclose(found.word_S, word_S / total, rtol=1e-6)
     np.testing.assert_allclose(found.step_S, step_S / total, rtol=1e-6)
     assert found.word_S.dtype == found.step_S.dtype == torch.float64
-
-
-def test_a_state_counts_as_often_as_paths_pass_it():
-    # One mask: a quarter of the paths meets a state of one bit, the others a certain word.
-    reading = reading_by_hand(
-        E=[[0, 0.25, 0.75, 0], [0, 0, 0, 1], [0, 0, 0, 1], [0, 0, 0, 0]],
-        P=[[0.5, 0.5], [0.5, 0.5], [1, 0], [0.5, 0.5]],
-        owner=[0, 1, 1, 2],
-    )
-    found = path_entropy(reading)
-    assert found.word_S.tolist() == pytest.approx([0.25])
-    assert found.step_S.tolist() == pytest.approx([2 - 3 / 4 * math.log2(3)])
-
-
-def test_paths_that_miss_a_mask_do_not_count():
-    # Half of what leaves the first state skips both masks; what is left is certain.
-    reading = reading_by_hand(
-        E=[[0, 0.5, 0, 0.5], [0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 0, 0]],
-        P=[[1, 0], [0.5, 0.5], [1, 0], [1, 0]],
-        owner=[0, 1, 2, 3],
-    )
-    found = path_entropy(reading)
-    assert found.word_S.tolist() == pytest.approx([1, 0])
-    assert found.step_S.tolist() == pytest.approx([1, 0])
 
 
 def test_path_entropy_needs_paths():

@@ -20,7 +20,6 @@ from small_models import (
     make_model,
     masked_rows,
 )
-from torch import nn
 
 from exlm_mini.config import ModelConfig
 from exlm_mini.model import ExLM, MaskedLM
@@ -90,15 +89,6 @@ def test_the_clone_embedding_reaches_states_and_layers_above_the_expansion_of_cl
     is_clone_BT = added_BTD.abs().sum(2) > 0
     expected_BT = torch.zeros_like(is_clone_BT).scatter(1, graph.place_BL, graph.clone_BL > 0)
     assert expected_BT.any() and torch.equal(is_clone_BT, expected_BT)
-
-
-def test_columns_of_nothing_but_padding_change_no_logits():
-    model = make_model(MaskedLM).eval()
-    masked_ids_BN, is_masked_BN, _ = BATCH
-    more_ids_BN = nn.functional.pad(masked_ids_BN, (0, 3), value=PAD)
-    more_masked_BN = nn.functional.pad(is_masked_BN, (0, 3), value=False)
-    logits_SV = model(masked_ids_BN, is_masked_BN)
-    assert torch.equal(model(more_ids_BN, more_masked_BN), logits_SV)
 
 
 def test_the_tokens_behind_the_masks_reach_the_model_as_targets_alone():

@@ -149,12 +149,6 @@ def test_all_slots_masked_give_the_known_floors(name, marginal, joint, modes):
     assert language.num_modes(language.sample(1, 0)[0], is_masked) == modes
 
 
-def test_nothing_masked_leaves_nothing_open():
-    nothing = np.zeros(SMALL.length, dtype=bool)
-    assert SMALL.joint_entropy_bits(nothing) == SMALL.marginal_entropy_bits(nothing) == 0
-    assert SMALL.marginals(SENTENCES[0], nothing).shape == (0, len(SMALL.words))
-
-
 @pytest.mark.parametrize("name", names())
 def test_samples_have_the_stated_word_frequencies(name):
     language = grammar(name)
@@ -207,14 +201,6 @@ def test_a_sample_is_a_function_of_its_seed():
     assert (town.sample(50, 7)[:20] == town.sample(20, 7)).all()
     assert (town.sample(50, 7) != town.sample(50, 8)).any()
     assert (town.sample(50, (7, 1)) != town.sample(50, (7, 0))).any()
-
-
-def test_what_stands_under_a_mask_is_not_read():
-    town = grammar("town")
-    sentence = town.sample(1, 0)[0]
-    is_masked = town.mask()
-    hidden = np.where(is_masked, 0, sentence)
-    assert (town.marginals(sentence, is_masked) == town.marginals(hidden, is_masked)).all()
 
 
 def test_an_impossible_sentence_is_refused():

@@ -17,8 +17,8 @@ from exlm_mini.alignment import build
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("exlm_mini", "exlm_lab")
 INSIDE = (
-    "*.py", "py.typed", "recipes/*.yaml", "data/*.yaml", "recipes/finetune/*", "recipes/sweep/*", "*.css", "*.js",
-    "shipped/*/*.*", "shipped/*/data/*", "shipped/*/checkpoints/*/*",
+    "*.py", "py.typed", "recipes/*.yaml", "data/*.yaml", "recipes/finetune/*", "recipes/sweep/*",
+    "*.css", "*.js", "shipped/*/*.*", "shipped/*/data/*", "shipped/*/checkpoints/*/*",
 )  # fmt: skip
 
 

@@ -99,8 +99,9 @@ def _gradients(
     graphs = _Graphs(log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
     log_likelihood_B = log_emission_BML[:, 0, 0] + log_beta_MBL[0, :, 0]
     # The chain starts in state 0 with the weight of the incoming gradient.
+    weight_B = grad_B.masked_fill(log_likelihood_B.isnan(), torch.nan)
     state_BML = torch.zeros_like(log_emission_BML)
-    state_BML[:, 0, 0] = torch.where(log_likelihood_B != -torch.inf, grad_B, 0.0)
+    state_BML[:, 0, 0] = weight_B.masked_fill(log_likelihood_B == -torch.inf, 0.0)
     edge_BLL = torch.zeros_like(log_transition_BLL)
     for i in range(state_BML.shape[1] - 1):
         step_BLL, _ = _hand_over(graphs.log_step(i, log_beta_MBL[i + 1]))
