@@ -32,8 +32,8 @@ COMPARED = {"text/plain", "text/html", "image/svg+xml", "image/png"}
 
 def sources(*names: str) -> list[Path]:
     """The chapters whose name contains one of ``names``; all without names."""
-    found = sorted(CHAPTERS.glob("[0-9]*.py"))
-    return [path for path in found if not names or any(name in path.stem for name in names)]
+    paths = sorted(CHAPTERS.glob("[0-9]*.py"))
+    return [path for path in paths if not names or any(name in path.stem for name in names)]
 
 
 def cells(notebook: NotebookNode) -> list[tuple]:
@@ -59,20 +59,20 @@ def problems(source: Path) -> list[str]:
         return [str(error)]
     if cells(written) != cells(stored):
         return [f"{path.name} differs from {source.name}; {remedy}"]
-    found, count = [], 0
+    reasons, count = [], 0
     for number, cell in enumerate(stored.cells):
         if cell.cell_type != "code" or not cell.source.strip():
             continue
         is_run = NOT_RUN not in cell.metadata.get("tags", [])
         count += is_run
-        wanted = count if is_run else None
-        if cell.execution_count != wanted:
-            found.append(
+        expected = count if is_run else None
+        if cell.execution_count != expected:
+            reasons.append(
                 f"{path.name} cell {number} has number {cell.execution_count}, where a run gives "
-                f"{wanted}; {remedy}"
+                f"{expected}; {remedy}"
             )
-        found += [f"{path.name} cell {number} {reason}" for reason in _unseen(cell)]
-    return found
+        reasons += [f"{path.name} cell {number} {reason}" for reason in _unseen(cell)]
+    return reasons
 
 
 def _unseen(cell: NotebookNode) -> Iterator[str]:
@@ -195,9 +195,9 @@ def execute(source: Path) -> None:
 def make(options: argparse.Namespace) -> int:
     """Do what was asked for; 1 if a pair is not in step."""
     if options.check:
-        found = orphans() + [problem for source in sources() for problem in problems(source)]
-        print("\n".join(found) or f"{len(sources())} chapters in step")
-        return 1 if found else 0
+        reasons = orphans() + [reason for source in sources() for reason in problems(source)]
+        print("\n".join(reasons) or f"{len(sources())} chapters in step")
+        return 1 if reasons else 0
     chosen = sources(*(options.run or []))
     if not chosen:
         names = ", ".join(source.stem for source in sources())

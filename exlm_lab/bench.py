@@ -130,7 +130,7 @@ def lines(row: Record) -> list[str]:
     shape = ",".join(map(str, row["shape"]))
     if row["benchmark"] == "emission":
         shape += f" V{row['vocab_size']}"
-    found = [
+    text = [
         _COLUMNS.format(
             shape,
             row["backend"],
@@ -142,11 +142,11 @@ def lines(row: Record) -> list[str]:
         )
     ]
     if row["benchmark"] == "step":
-        found.append(f"{'':>15} {row['step_tokens_per_second']:,.0f} tokens/s, {row['dtype']}")
+        text.append(f"{'':>15} {row['step_tokens_per_second']:,.0f} tokens/s, {row['dtype']}")
     for part, spent in row.get("parts", {}).items():
         forward, backward = spent["forward_ms"], spent["backward_ms"]
-        found.append(f"{part:>29}: forward {forward:.1f} ms, backward {backward:.1f} ms")
-    return found
+        text.append(f"{part:>29}: forward {forward:.1f} ms, backward {backward:.1f} ms")
+    return text
 
 
 def _number(number: float | None, digits: str) -> str:

@@ -110,34 +110,36 @@ def _parser() -> Any:
 
 def parse(argv: list[str]) -> Request:
     """Read the command line; ``--help`` prints and exits."""
-    found = _parser().parse_args(argv)
+    options = _parser().parse_args(argv)
     for option, rule in (("threads", THREADS), ("max-unknown", SHARE)):
-        value = found[option.replace("-", "_")]
+        value = options[option.replace("-", "_")]
         if value is not None and not rule.fits(value):
             raise UserError(f"--{option} is {value}; it must {rule.words}")
-    found.task = list(dict.fromkeys(found.task))
+    options.task = list(dict.fromkeys(options.task))
     recipe = Tuning("none", "mean-sd", SEEDS, {})
-    if found.recipe is not None:
-        recipe = load_recipe(found.recipe, TUNING)
-    elif found.grid:
+    if options.recipe is not None:
+        recipe = load_recipe(options.recipe, TUNING)
+    elif options.grid:
         raise UserError("--grid needs a --recipe with the values to try, finetune/table-11")
-    for task in found.task:
+    for task in options.task:
         input_of(task)
         if recipe.spaces and task not in recipe.spaces:
             known = nearest(task, recipe.spaces)
             raise UserError(f"the recipe {recipe.name} has no task {task}; {known}")
-    if found.seeds is not None:
-        check_seeds("--seeds", tuple(found.seeds))
-        recipe = recipe._replace(seeds=tuple(found.seeds))
-    settings = {"train": {}, "data": {}} | given(found)
+    if options.seeds is not None:
+        check_seeds("--seeds", tuple(options.seeds))
+        recipe = recipe._replace(seeds=tuple(options.seeds))
+    settings = {"train": {}, "data": {}} | given(options)
     changed = settings["train"]
     # An option stands above the recipe.
     varied = dict.fromkeys({f.name for f in fields(Space)} & changed.keys(), ())
     spaces = {task: replace(space, **varied) for task, space in recipe.spaces.items()}
     recipe = recipe._replace(spaces=spaces, changed=tuple(sorted(changed)) if spaces else ())
-    if found.output is None:
-        found.output = Path("runs") / f"finetune-{time.strftime('%Y%m%d-%H%M%S')}"
-    return Request(found, recipe, build(TuneConfig, changed), ReadingConfig(**settings["data"]))
+    if options.output is None:
+        options.output = Path("runs") / f"finetune-{time.strftime('%Y%m%d-%H%M%S')}"
+    return Request(
+        options, recipe, build(TuneConfig, changed), ReadingConfig(**settings["data"])
+    )
 
 
 def run(request: Request) -> bool:
@@ -214,7 +216,7 @@ def _print_plan(problem: Problem, settings: list[TuneConfig], seeds: tuple[int, 
         f"{len(settings)} setting(s), {len(seeds)} seed(s), {num_runs(settings, seeds)} run(s) of "
         f"{min(steps):,} to {max(steps):,} steps"
     )
-    notes = (f"{name} {json.dumps(found)}" for name, found in problem.notes.items())
+    notes = (f"{name} {json.dumps(note)}" for name, note in problem.notes.items())
     for line in (plan, *notes):
         print(f"{problem.task.name}: {line}")
 

@@ -15,7 +15,7 @@ from exlm_mini.config.recipes import build
 
 BOOK = Path(__file__).resolve().parents[1] / "book"
 sys.path.append(str(BOOK / "_ext"))
-from recorded_runs import small, small_made  # noqa: E402
+from recorded_runs import small, small_stamps  # noqa: E402
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_a_number_that_is_not_in_the_record_is_an_error(text):
     with pytest.raises(ValueError, match=text):
         small(text)
     with pytest.raises(ValueError, match="proteins"):
-        small_made("proteins")
+        small_stamps("proteins")
 
 
 def test_the_page_says_which_stored_differences_are_clear(stored):

@@ -37,7 +37,7 @@ RUN_FILES = [
 ROLES = {
     "recorded": recorded_runs.recorded,
     "parameters": front_matter.parameters,
-    "provenance": recorded_runs.made,
+    "provenance": recorded_runs.stamps,
     "source": front_matter.source_line,
     "sweep": sweep_numbers.sweep,
     "score": sweep_numbers.score,
@@ -45,7 +45,7 @@ ROLES = {
     "verdict": sweep_numbers.verdict,
     "tally": sweep_numbers.tally,
     "small": recorded_runs.small,
-    "small-made": recorded_runs.small_made,
+    "small-made": recorded_runs.small_stamps,
 }
 
 

@@ -346,8 +346,7 @@ def ledger_of_a_run(tmp_path, monkeypatch, bits):
 
 def test_collected_records_are_those_that_were_made_each_once(tmp_path, capsys):
     for seed in (10, 2, 1):
-        _, path = stored(tmp_path, MLM, seed=seed)
-        path.rename(path.with_name(f"mini-toy-mlm-seed{seed}.json"))  # as they were named once
+        stored(tmp_path, MLM, seed=seed)
     ledger, _ = stored(tmp_path, replace(MLM, name="toy-mlm++"))
     before = read_all("ablations", tmp_path)
     assert len(before) == 4

@@ -88,12 +88,12 @@ def typeset(text: str) -> str:
     return text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
 
 
-class FoundRole(SphinxRole):
+class LookupRole(SphinxRole):
     """What a function finds when the page is read; what it cannot find is a warning.
 
     Args:
         find: takes the text of the role.
-        show: takes the role and what was found; the nodes to show.
+        show: takes the role and what was looked up; the nodes to show.
     """
 
     def __init__(self, find: Callable[[str], Any], show: Callable[..., list[nodes.Node]]):
@@ -107,22 +107,22 @@ class FoundRole(SphinxRole):
             return [nodes.problematic(self.rawtext, self.rawtext)], [message]
 
 
-def show_number(role: FoundRole, found: str) -> list[nodes.Node]:
+def show_number(role: LookupRole, number: str) -> list[nodes.Node]:
     """A number looked up or computed."""
-    return [nodes.inline(text=typeset(found), classes=["recorded"])]
+    return [nodes.inline(text=typeset(number), classes=["recorded"])]
 
 
-def show_provenance(role: FoundRole, found: list[tuple[str, str]]) -> list[nodes.Node]:
+def show_provenance(role: LookupRole, stamps: list[tuple[str, str]]) -> list[nodes.Node]:
     """Devices and commits of runs."""
     out: list[nodes.Node] = []
-    for device, commit in provenance(found):
+    for device, commit in provenance(stamps):
         out += [nodes.Text(f"{', ' if out else ''}{device}, "), nodes.literal(text=commit)]
     return out or [nodes.Text("no record yet")]
 
 
-def show_source(role: FoundRole, found: tuple[str, int | None]) -> list[nodes.Node]:
+def show_source(role: LookupRole, place: tuple[str, int | None]) -> list[nodes.Node]:
     """A link to a file of the repository, at the line of a name in it."""
-    file, line = found
+    file, line = place
     url = "{repository_url}/blob/{repository_branch}".format(**role.config.html_theme_options)
     link = nodes.reference(refuri=f"{url}/{file}" + (f"#L{line}" if line else ""))
     link += nodes.literal(text=role.text.rpartition("::")[2] if line else file)
@@ -133,11 +133,11 @@ def table(directive: SphinxDirective, rows: list[list[str]], *options: str) -> l
     """Rows of Markdown as a table, the head first."""
     rows = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
     lines = [f"| {' | '.join(row)} |" for row in rows]
-    found = directive.parse_text_to_nodes(
+    shown = directive.parse_text_to_nodes(
         "\n".join(["```{table}", *options, "", *lines, "```"])
     )
-    found[0]["classes"].remove("colwidths-auto")  # MyST's; it would win over the widths
-    return found
+    shown[0]["classes"].remove("colwidths-auto")  # MyST's; it would win over the widths
+    return shown
 
 
 class RunsDirective(SphinxDirective):
@@ -145,10 +145,10 @@ class RunsDirective(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         rows = [["run", "python -m exlm_mini.pretrain …", "device, versions, commit"]]
-        for name, found in listed_runs().items():
-            commands = [f"`{command}`{seeds}" for command, seeds in by_seed(found).items()]
+        for name, runs in listed_runs().items():
+            commands = [f"`{command}`{seeds}" for command, seeds in by_seed(runs).items()]
             stamps = []
-            for record in found:
+            for record in runs:
                 versions = record["versions"]
                 stamp = f"{versions['device'].upper()}, torch {versions['torch']}, Python "
                 stamps.append(f"{stamp}{versions['python']}, {short(versions['commit'])}")
@@ -167,8 +167,8 @@ class ScorecardDirective(SphinxDirective):
             color = {"for": "success", "against": "danger"}.get(score.verdict.word, "secondary")
             verdict = f"{{bdg-{color}}}`{word}`{comma}{rest}"
             claim = f"{score.text} ({score.row.place})"
-            told = typeset(score.shown), score.evidence, score.row.measured
-            rows.append([claim, verdict, *told])
+            number = typeset(score.shown)
+            rows.append([claim, verdict, number, score.evidence, score.row.measured])
         return table(self, rows, ":widths: 27 12 16 17 28", ":class: dense scorecard")
 
 
@@ -205,19 +205,19 @@ NUMBERS = {
     "small": recorded_runs.small,
 }
 STAMPS = {
-    "provenance": recorded_runs.made,
-    "sweep-made": sweep_numbers.made,
-    "small-made": recorded_runs.small_made,
+    "provenance": recorded_runs.stamps,
+    "sweep-made": sweep_numbers.stamps,
+    "small-made": recorded_runs.small_stamps,
 }
 """Roles by what they find."""
 
 
 def setup(app):
     for name, find in NUMBERS.items():
-        app.add_role(name, FoundRole(find, show_number))
+        app.add_role(name, LookupRole(find, show_number))
     for name, find in STAMPS.items():
-        app.add_role(name, FoundRole(find, show_provenance))
-    app.add_role("source", FoundRole(source_line, show_source))
+        app.add_role(name, LookupRole(find, show_provenance))
+    app.add_role("source", LookupRole(source_line, show_source))
     app.add_directive("runs", RunsDirective)
     app.add_directive("scorecard", ScorecardDirective)
     app.add_directive("sweep-report", SweepReportDirective)

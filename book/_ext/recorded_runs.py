@@ -36,14 +36,14 @@ def records() -> dict[str, dict[str, Any]]:
     Raises:
         ValueError: if two files record one command.
     """
-    found: dict[str, dict[str, Any]] = {}
+    by_options: dict[str, dict[str, Any]] = {}
     for path in record_files():
         for record in json.loads(path.read_text()):
             options = record["command"].removeprefix(COMMAND)
-            if options in found:
+            if options in by_options:
                 raise ValueError(f"{path.name} records '{options}' a second time")
-            found[options] = record | {"file": path.name}
-    return found
+            by_options[options] = record | {"file": path.name}
+    return by_options
 
 
 @cache
@@ -61,13 +61,13 @@ def runs_of(name: str) -> list[dict[str, Any]]:
     """
     if name not in names():
         raise ValueError(f"no run is named '{name}' in results/names.yaml")
-    found = []
+    matches: dict[str, dict[str, Any]] = {}
     for pattern in names()[name]:
-        matches = [o for o in records() if fnmatch.fnmatchcase(o, pattern)]
-        if not matches:
+        options = fnmatch.filter(records(), pattern)
+        if not options:
             raise ValueError(f"no recorded run matches '{pattern}' ({name})")
-        found += matches
-    return [records()[options] for options in dict.fromkeys(found)]
+        matches |= {o: records()[o] for o in options}
+    return list(matches.values())
 
 
 def entropies(record: dict[str, Any]) -> tuple[float, float]:
@@ -93,10 +93,10 @@ def recorded(text: str) -> str:
         name, objective, what = text.split()
     except ValueError:
         raise ValueError(f"want NAME OBJECTIVE WHAT, got '{text}'") from None
-    found = [r for r in runs_of(name) if objective in r["validation"]]
-    if not found:
+    runs = [r for r in runs_of(name) if objective in r["validation"]]
+    if not runs:
         raise ValueError(f"no run named '{name}' trained {objective}")
-    last = [record["validation"][objective][-1] for record in found]
+    last = [record["validation"][objective][-1] for record in runs]
     rows = [point["validation_bits_per_row"] for point in last]
     if what == "row":
         return span(rows)
@@ -104,8 +104,9 @@ def recorded(text: str) -> str:
         return span([point["validation_bits_per_mask"] for point in last])
     if what == "steps":
         return span([point["step"] for point in last], digits=0)
-    joint, floor = entropies(found[0])
+    joint, floor = entropies(runs[0])
     arrived = [bits for bits in rows if bits < joint + NEAR]
+    stayed = [bits for bits in rows if bits >= joint + NEAR]
     match what:
         case "joint":
             return span([joint])
@@ -118,7 +119,7 @@ def recorded(text: str) -> str:
         case "row-arrived":
             return span(arrived)
         case "row-stayed":
-            return span([bits for bits in rows if bits >= joint + NEAR])
+            return span(stayed)
     raise ValueError(f"'{what}' is nothing a record holds")
 
 
@@ -132,8 +133,8 @@ def span(numbers: list[float], digits: int = 3) -> str:
 
 def rounded(number: float, digits: int) -> Decimal:
     """Rounded half up, as one does it by hand: records hold four digits, often ending in 5."""
-    found = Decimal(str(number)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
-    return found + 0  # no sign before a zero
+    # No sign before a zero.
+    return Decimal(str(number)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP) + 0
 
 
 def short(commit: str) -> str:
@@ -141,21 +142,21 @@ def short(commit: str) -> str:
     return commit[:7] + commit[40:]
 
 
-def made(name: str) -> list[tuple[str, str]]:
+def stamps(name: str) -> list[tuple[str, str]]:
     """Device and commit of each of a name's runs."""
     return [(r["versions"]["device"], r["versions"]["commit"]) for r in runs_of(name)]
 
 
-def provenance(made: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+def provenance(stamps: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Devices in words with their short commits, each pair once."""
-    named = [("CPU" if device == "cpu" else device, short(commit)) for device, commit in made]
+    named = [("CPU" if device == "cpu" else device, short(commit)) for device, commit in stamps]
     return list(dict.fromkeys(named))
 
 
-def by_seed(found: list[dict[str, Any]]) -> dict[str, str]:
+def by_seed(runs: list[dict[str, Any]]) -> dict[str, str]:
     """Options of some runs, seeds left out, with those seeds in words."""
     seeds: dict[str, list[int]] = {}
-    for record in found:
+    for record in runs:
         options = re.sub(r" --seed \d+", "", record["command"].removeprefix(COMMAND))
         seeds.setdefault(options, []).append(record["config"]["seed"])
     return {
@@ -165,12 +166,12 @@ def by_seed(found: list[dict[str, Any]]) -> dict[str, str]:
 
 def listed_runs() -> dict[str, list[dict[str, Any]]]:
     """Every recorded run: those with a short name by it, all others by their file."""
-    found = {name: runs_of(name) for name in names()}
-    named = {record["command"] for runs in found.values() for record in runs}
+    listed = {name: runs_of(name) for name in names()}
+    named = {record["command"] for runs in listed.values() for record in runs}
     for record in records().values():
         if record["command"] not in named:
-            found.setdefault(record["file"], []).append(record)
-    return found
+            listed.setdefault(record["file"], []).append(record)
+    return listed
 
 
 # ---- small downstream runs ----
@@ -209,7 +210,7 @@ def small(text: str) -> str:
     return shown[what]
 
 
-def small_made(corpus: str) -> list[tuple[str, str]]:
+def small_stamps(corpus: str) -> list[tuple[str, str]]:
     """Device and commit of the pre-training runs of a corpus, sorted."""
     runs = small_runs()["pretraining"].items()
     stamps = [run["versions"] for name, run in runs if name.startswith(f"{corpus}-")]

@@ -81,7 +81,7 @@ def _of_grid(name: str, kind: str, metric: str, statistic: str) -> str:
     return shown(over_seeds(STATISTICS[statistic].of, grids), 1 if is_in_points else 2, "+")
 
 
-def made(name: str) -> list[tuple[str, str]]:
+def stamps(name: str) -> list[tuple[str, str]]:
     """Device and commit of each record, sorted."""
     table = runs(name)
     return sorted(zip(table["device"], table["commit"], strict=True))

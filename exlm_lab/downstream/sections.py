@@ -40,7 +40,7 @@ def load(seed: int = 0) -> tuple[Task, Splits]:
             guessing the largest section of the training set.
     """
     passages = passages_by_section()
-    classes = tuple(sorted(h for h, found in passages.items() if len(found) >= MIN_PASSAGES))
+    classes = tuple(sorted(h for h, own in passages.items() if len(own) >= MIN_PASSAGES))
     if len(classes) < 2:
         raise UserError(
             f"the manual of Python {platform.python_version()} has {len(classes)} section(s) of "

@@ -64,10 +64,10 @@ def find_file(directory: Path, *names: str) -> Path:
         for suffix in ("", *COMPRESSIONS):
             if path := there.get((name + suffix).lower()):
                 return path
-    found = ", ".join(path.name for path in [*there.values()][:20]) or "nothing"
+    names_there = ", ".join(path.name for path in [*there.values()][:20]) or "nothing"
     raise UserError(
         f"{directory} holds no {' or '.join(names)} (plain, {' or '.join(COMPRESSIONS)}); it "
-        f"holds: {found}"
+        f"holds: {names_there}"
     )
 
 

@@ -19,8 +19,6 @@ from exlm_mini.training.loop import Progress
 from exlm_mini.training.parts import choose_device
 from exlm_mini.training.provenance import machine
 
-OLDER_PREFIXES = ("mini-", "study-")
-"""Of files that were made while sweeps had several scales."""
 VERSION = 1
 """Of what a record holds; one of another version is refused."""
 TESTED = ("bits_per_mask", "bits_per_row", "floor_bits_per_row", "joint_bits_per_row")
@@ -37,9 +35,7 @@ class SweepLedger(Ledger):
 
     def path(self, cell: Cell, seed: int) -> Path:
         """See ``Ledger``."""
-        folder, name = self.output / self.sweep, f"{cell.name}-seed{seed}.json"
-        older = (folder / f"{prefix}{name}" for prefix in OLDER_PREFIXES)
-        return next((path for path in older if path.exists()), folder / name)
+        return self.output / self.sweep / f"{cell.name}-seed{seed}.json"
 
     def read(self, cell: Cell, seed: int) -> dict[str, Any]:
         """See ``Ledger``."""

@@ -115,20 +115,11 @@ def _add(records: dict[Key, Record], record: Record, where: object) -> None:
 
 
 def _checked(record: Any) -> Record:
-    """A record; raises ``TypeError``, ``KeyError`` or ``ValueError`` if it is none."""
+    """A record; any error means that it is none."""
     for name, kind in REQUIRED.items():
         if not isinstance(record[name], kind):
             raise TypeError(f"{name} is of another kind")
-    optional = [*record["metrics"].values(), (record.get(DOWNSTREAM) or {}).get("test")]
-    optional += (record.get("watched") or {}).values()
-    numbers = [number for number in optional if number is not None]
-    numbers += [number for point in record["curve"] for number in point.values()]
-    numbers += [point["step"] for point in record["curve"]]
-    numbers += (record.get("seconds") or {}).values()
-    if not all(isinstance(number, int | float) for number in numbers):
-        raise TypeError("a metric is no number")
-    if (paper := record.get("paper")) and {"table", "row"} - paper.keys():
-        raise KeyError("paper names no table or no row")
+    _row(record)
     json.dumps(record, ensure_ascii=False).encode()  # no half of a character
     _check_settings(json.dumps({**record["config"], "seed": 1}))
     return record
