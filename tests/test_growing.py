@@ -16,7 +16,7 @@ from exlm_mini.pretrain import main
 from exlm_mini.reading.pretrained import SHIPPED
 from exlm_mini.training.checkpoint import load_checkpoint
 from exlm_mini.training.cost import estimate, row_flops
-from exlm_mini.training.parts import chain_share, stages_of
+from exlm_mini.training.parts import chain_share, learning_rate, stages_of
 
 STEPS, GROWN = 6, 3
 SETTINGS = f"""--recipe smiles-tiny --model.width 16 --model.ffn_width 16 --model.num_heads 2
@@ -53,12 +53,10 @@ def test_until_it_grows_a_run_is_an_mlm(grown, tmp_path):
     assert exlm_mini.load(grown).model_in_words.startswith("ExLM")
 
 
-def test_weights_and_moments_go_on_when_it_grows(grown):
-    before, after = (weights(grown, step, "optimizer") for step in (GROWN, GROWN + 1))
-    for name in [name for name in after if name.endswith("/step")]:
-        # Links and clone vectors have had their first step.
-        assert after[name] == before.get(name, 0) + 1
-    assert any(name.startswith("transition.") for name in after.keys() - before.keys())
+def test_weights_go_on_when_it_grows_and_moments_begin_anew(grown):
+    moments = weights(grown, GROWN + 1, "optimizer")
+    assert {int(tensor) for name, tensor in moments.items() if name.endswith("/step")} == {1}
+    assert any(name.startswith("transition.") for name in moments)
     moved = [
         (weights(grown, GROWN + 1)[name] - tensor).abs().max()
         for name, tensor in weights(grown, GROWN).items()
@@ -84,6 +82,14 @@ def test_a_run_that_has_grown_stays_so_when_it_is_given_more_steps(grown, tmp_pa
         shutil.rmtree(longer / f"checkpoints/step-{later:06d}")
     train(longer, "--train.grow_at", "0.5", "--train.steps", str(2 * STEPS))
     assert exlm_mini.load(longer).model_in_words.startswith("ExLM")
+
+
+def test_the_rate_rises_once_more_when_it_grows():
+    train = replace(load_recipe("smiles-tiny").train, steps=100, warmup_steps=10)
+    line, rates = ([learning_rate(train, step, at) for step in range(100)] for at in (0, 50))
+    assert (rates[:50], rates[60:]) == (line[:50], line[60:])
+    shares = [rate / on_line for rate, on_line in zip(rates[50:60], line[50:60], strict=True)]
+    assert shares == pytest.approx([number / 10 for number in range(1, 11)])
 
 
 def test_costs_are_those_of_both_stages():

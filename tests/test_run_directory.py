@@ -108,8 +108,8 @@ def test_settings_are_written_once_and_then_compared(tmp_path):
 def test_what_weights_depend_on_is_not_free():
     fixed = (
         "steps", "batch_size", "micro_batch_size", "batch_tokens", "micro_batch_tokens",
-        "learning_rate", "warmup_steps", "adam_betas", "adam_eps", "weight_decay", "clip_norm",
-        "grow_at", "start_from", "chain_warmup", "precision", "compile",
+        "learning_rate", "warmup_steps", "decay_from", "adam_betas", "adam_eps", "weight_decay",
+        "clip_norm", "grow_at", "start_from", "chain_warmup", "precision", "compile",
     )  # fmt: skip
     names = {f"train.{field.name}" for field in fields(TrainConfig)}
     assert names - FREE_SETTINGS == {f"train.{name}" for name in fixed}

@@ -34,14 +34,14 @@ PRETRAINING = RunConfig(
     masking=MaskingConfig(mask_ratio=0.4),
     train=TrainConfig(
         steps=6, batch_size=8, micro_batch_size=4, learning_rate=0.04, warmup_steps=2,
-        adam_betas=(0.6, 0.75), adam_eps=1e-3, weight_decay=0.3, clip_norm=0.2,
+        decay_from=0.5, adam_betas=(0.6, 0.75), adam_eps=1e-3, weight_decay=0.3, clip_norm=0.2,
         chain_warmup=0.25, save_every=100, log_every=1, validate_every=3, validation_rows=8,
         device="cpu", precision="fp32",
     ),
     seed=5,
 )  # fmt: skip
-RATES = [0.02, 0.04, 0.032, 0.024, 0.016, 0.008]
-"""Of the six steps: two of warm-up, then down by fifths of the peak."""
+RATES = [0.02, 0.04, 0.04, 0.03, 0.02, 0.01]
+"""Of the six steps: two of warm-up, one at the peak, then down by quarters of it."""
 CHAIN_SHARES = [1, 1, 2 / 3, 0, 0, 0]
 """One and a half steps at 1, as many to fall."""
 
@@ -228,6 +228,7 @@ PRETRAINING_TABLE = {
     "train.micro_batch_size": (2, "batch"),
     "train.learning_rate": (0.02, "first step"),
     "train.warmup_steps": (4, "first step"),
+    "train.decay_from": (0.1, "third step"),
     "train.adam_betas": ((0.6, 0.9), "second step"),
     "train.adam_eps": (1e-2, "first step"),
     "train.weight_decay": (0.1, "first step"),

@@ -97,6 +97,14 @@ def test_learning_rate_rises_to_its_peak_and_falls_to_zero():
     assert rates[10] == 0  # the step after the last
 
 
+def test_learning_rate_stays_at_its_peak_until_it_decays():
+    train = TrainConfig(steps=10, warmup_steps=2, learning_rate=2.0, decay_from=0.6)
+    by_hand = [1.0, *[2.0] * 5, *(2.0 * n / 5 for n in range(4, -1, -1))]
+    assert [learning_rate(train, step) for step in range(11)] == pytest.approx(by_hand)
+    early = replace(train, decay_from=0.1)  # before the warm-up's end: nothing to hold
+    assert learning_rate(early, 5) == learning_rate(replace(train, decay_from=0.0), 5)
+
+
 def test_chains_are_held_then_faded_out():
     config = make_config(train={"steps": 8, "chain_warmup": 0.25})
     shares = [chain_share(config, step) for step in range(9)]

@@ -245,6 +245,9 @@ class TrainConfig:
     """Peak of the schedule."""
     warmup_steps: Annotated[int, NOT_NEGATIVE] = 100
     """Linear rise from 0, then linear fall to 0 at the last step."""
+    decay_from: Annotated[float, BELOW_1, RARE] = 0.0
+    """Share of the steps before the fall; until then the rate stays at its peak. 0: it falls from
+    the warm-up on, as in the paper."""
     adam_betas: Annotated[tuple[float, float], BELOW_1, RARE] = (0.9, 0.98)
     """Decay per step of Adam's mean gradient and mean square."""
     adam_eps: Annotated[float, POSITIVE, RARE] = 1e-6
@@ -254,8 +257,8 @@ class TrainConfig:
     clip_norm: Annotated[float, NOT_NEGATIVE, RARE] = 0.0
     """Largest gradient norm; 0: no clipping."""
     grow_at: Annotated[float, BELOW_1, RARE] = 0.0
-    """exlm only: share of the steps as an MLM, before each mask splits into its states; weights,
-    optimiser and schedule go on; 0: none, as in the paper."""
+    """exlm only: share of the steps as an MLM, before each mask splits into its states; weights
+    and schedule go on, the optimiser warms up anew; 0: none, as in the paper."""
     start_from: Annotated[str | None, RARE] = None
     """An MLM, or a run of the same objective, that this one goes on from (its directory or one of
     its checkpoints), with its weights, but from step 0; an MLM may grow."""

@@ -187,14 +187,26 @@ def make_optimizer(model: nn.Module, train: TrainConfig) -> torch.optim.AdamW:
     )
 
 
-def learning_rate(train: TrainConfig, step: int) -> float:
-    """Linear warm-up, then linear decay to 0 after the last step (polynomial decay, power 1);
-    ``step`` counts from 0."""
+def learning_rate(train: TrainConfig, step: int, grown_at: int = 0) -> float:
+    """Linear warm-up, the peak until ``decay_from``, then linear decay to 0 after the last step
+    (polynomial decay, power 1).
+
+    Args:
+        train: the settings.
+        step: from 0.
+        grown_at: the step at which an MLM grew, from 0. Adam's moments begin anew there, so the
+            rate warms up once more.
+    """
     update = step + 1
     if update <= train.warmup_steps:
         return train.learning_rate * update / train.warmup_steps
-    left = train.steps - update + 1
-    return train.learning_rate * left / (train.steps - train.warmup_steps + 1)
+    rate, left = train.learning_rate, train.steps - update + 1
+    peak_ends = max(train.warmup_steps, round(train.decay_from * train.steps))
+    if update > peak_ends:
+        rate = rate * left / (train.steps - peak_ends + 1)
+    if 0 < grown_at < update <= grown_at + train.warmup_steps:
+        rate *= (update - grown_at) / train.warmup_steps
+    return rate
 
 
 def chain_share(config: RunConfig, step: int) -> float:

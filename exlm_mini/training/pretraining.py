@@ -21,6 +21,7 @@ from exlm_mini.training.parts import (
     chain_share,
     check_row_length,
     choose_device,
+    grow_step,
     make_batches,
     make_masker,
     make_model,
@@ -105,6 +106,7 @@ class Trainer(Loop):
         self.batches = make_batches(config, train_pack, self.masker)
         objective = pretraining(config, self.batches, special_ids.pad)
         super().__init__(config.train, config.seed, model, objective, output, report, engine)
+        self.updater.grown_at = grow_step(config)
         self.meter = Meter(
             config, vocab_size, train_pack.lengths_R, engine.device, engine.world_size
         )
@@ -161,8 +163,7 @@ class Trainer(Loop):
     def begin_from(self, checkpoint: Checkpoint, path: Path) -> None:
         """Start with the weights of another run, see ``train.start_from``.
 
-        Its moments go on, too, unless an MLM grows: with fresh ones clones learn to differ sooner
-        (``links-pilot.json``).
+        Its moments go on, too, unless an MLM grows.
 
         Args:
             checkpoint: of an MLM, or of a run of this objective.
@@ -184,10 +185,7 @@ class Trainer(Loop):
             )
         try:
             # A model that was shipped has no moments.
-            moments = checkpoint.tensors.get("optimizer", {})
-            if objective != self.config.objective:
-                moments = {}
-            tensors = {**checkpoint.tensors, "optimizer": moments}
+            tensors = {"optimizer": {}, **checkpoint.tensors}
             super()._take_over(self._grown(checkpoint._replace(tensors=tensors)))
         except (RuntimeError, ValueError, KeyError) as error:
             reason = str(error).splitlines()[-1].strip()
@@ -197,11 +195,12 @@ class Trainer(Loop):
 
     def _grown(self, checkpoint: Checkpoint) -> Checkpoint:
         """An MLM's checkpoint for ExLM: what it lacks, links and clone vectors, stays as
-        initialised."""
+        initialised, and moments begin anew. With an MLM's, in which nothing is known of the new
+        weights, clones learn to differ later (``links-pilot.json``)."""
         if (checkpoint.state["config"]["objective"], self.config.objective) != ("mlm", "exlm"):
             return checkpoint
         weights = {**self.model.state_dict(), **checkpoint.tensors["model"]}
-        return checkpoint._replace(tensors={**checkpoint.tensors, "model": weights})
+        return checkpoint._replace(tensors={"model": weights, "optimizer": {}})
 
     def _take_over(self, checkpoint: Checkpoint) -> None:
         state = checkpoint.state

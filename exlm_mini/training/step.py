@@ -60,6 +60,8 @@ class Updater:
         self.scaler = torch.amp.GradScaler(engine.device.type, enabled=is_scaled)
         self.skipped_steps = 0
         """In the whole run."""
+        self.grown_at = 0
+        """See ``learning_rate``."""
         self.skipped_in_row = 0
         """Up to the last step, without those that fp16 skips while it looks for its scale."""
 
@@ -96,7 +98,7 @@ class Updater:
         counts = torch.tensor([*counted, not math.isfinite(norm)], dtype=torch.float64)
         loss, num_without_path, num_correct, num_bad = engine.add_up(counts).tolist()
         is_skipped = not math.isfinite(loss) or num_bad > 0
-        rate = learning_rate(self.train, step)
+        rate = learning_rate(self.train, step, self.grown_at)
         if not is_skipped:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
