@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,37 +31,12 @@ def with_gradients(
         ``compute``, with a gradient for its first result.
     """
 
-    class Plain(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *inputs: Any) -> Tensors:
-            output = compute(*inputs)
-            keep_for_backward(ctx, inputs, output)
-            return output
-
-        backward = staticmethod(backward_by(gradients))
-
-    class Transformed(torch.autograd.Function):
-        """The form that ``torch.func`` asks for: PyTorch takes longer over it than over a small
-        graph, and ``torch.compile`` refuses it."""
-
+    class Function(torch.autograd.Function):
         forward = staticmethod(compute)
         setup_context = staticmethod(keep_for_backward)
-        backward = staticmethod(backward_by(gradients, _Once.apply))
-        vmap = staticmethod(_refuse)
-        jvp = staticmethod(_refuse)
+        backward = staticmethod(backward_by(gradients))
 
-    def differentiable(*inputs: Any) -> Tensors:
-        return (Transformed if is_in_torch_func() else Plain).apply(*inputs)
-
-    return differentiable
-
-
-def _refuse(ctx: Any, *_: Any) -> NoReturn:
-    raise RuntimeError(
-        "torch.func has grad, vjp and jacrev of this function, whose gradient is written by hand, "
-        "but neither vmap nor forward mode (jvp, jacfwd, hessian); give it whole batches, and for "
-        f"forward mode use {INSTEAD}"
-    )
+    return Function.apply
 
 
 def keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
@@ -72,20 +47,17 @@ def keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> Non
     ctx.settings = [x for x in inputs if not isinstance(x, Tensor)]
 
 
-def _call(function: Callable[..., Tensors], *inputs: Any) -> Tensors:
-    if torch.is_grad_enabled() or is_in_torch_func():
-        return _Once.apply(function, *inputs)
-    return function(*inputs)
-
-
-def backward_by(gradients: Callable[..., Tensors], call: Callable = _call) -> Callable:
+def backward_by(gradients: Callable[..., Tensors]) -> Callable:
     """A ``backward``; ``gradients`` as in ``with_gradients``."""
 
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         num_inputs = len(ctx.needs_input_grad)
         if grad is None:
             return (None,) * num_inputs
-        results = call(gradients, grad, *ctx.saved_tensors, *ctx.settings)
+        inputs = (grad, *ctx.saved_tensors, *ctx.settings)
+        # A compiler takes none of it, and differentiates once.
+        is_once = torch.is_grad_enabled() or is_in_torch_func()
+        results = _Once.apply(gradients, *inputs) if is_once else gradients(*inputs)
         return *results, *[None] * (num_inputs - len(results))
 
     return backward

@@ -281,7 +281,8 @@ def _(emission: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
     )
 
 
-_differentiable = with_gradients(_log_likelihood, _gradients)
+_operators = torch.ops.exlm_mini
+_differentiable = with_gradients(_operators.dag_log_likelihood, _operators.dag_gradients)
 
 
 # ---- the backend ----
