@@ -352,20 +352,16 @@ mask_MV = gamma_ML @ P_LV
 
 # %% mystnb={"code_prompt_show": "Checked: states, best path, joint probability and marginals equal those of the package"} tags=["hide-cell", "check"]
 from exlm_mini.alignment.enumeration import paths
-from exlm_mini.fill import as_json
 from exlm_mini.reading.decoding import read_row
-from exlm_mini.reading.trained import Trained, encode_row
 
-loaded = Trained(Path("run"), run.outcome.step, run.config, run.model, tokenizer)
-row_BN = encode_row(loaded, TEXT)
+row_BN = torch.tensor([[1, *tokenizer.encode_with_masks(TEXT), 2]])  # [BOS], [EOS]
 reading = read_row(run.model, row_BN.to(scale.device))
-found = as_json(loaded, TEXT, row_BN, reading, top=3)
 torch.testing.assert_close(P_LV, reading.states.log_token_LV.double().exp())
 torch.testing.assert_close(E_LL, reading.graph.log_transition_LL.double().exp())
 assert path == reading.graph.path_M.tolist()
 assert filled == [tokenizer.token(i) for i in reading.token_ids_S.tolist()]
-assert math.isclose(probability, found["path_probability"], rel_tol=1e-3)
-assert math.isclose(P_exlm[i, j], found["joint_probability"], rel_tol=1e-3)
+assert math.isclose(probability, math.exp(reading.graph.log_path), rel_tol=1e-3)
+assert math.isclose(P_exlm[i, j], math.exp(reading.log_joint), rel_tol=1e-3)
 torch.testing.assert_close(mask_MV, reading.log_token_SV.double().exp())
 
 # And every sum is the sum over the 28 paths, one by one.

@@ -45,6 +45,7 @@ elif not os.path.isdir("../book"):
     os.chdir(os.path.abspath(package.origin + "/../../chapters"))
 
 # %% tags=["hide-input"]
+import copy
 import json
 import math
 from pathlib import Path
@@ -56,8 +57,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+import exlm_mini
 from exlm_lab.downstream.patterns import counting_baseline, load
-from exlm_mini.reading.pretrained import load_pretrained
 from exlm_mini.training.live import chapter_scale
 
 scale = chapter_scale()
@@ -169,7 +170,7 @@ with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
     )
 
 # %%
-start = load_pretrained(run, print)
+start = exlm_mini.load(run)
 tokenizer, special = start.tokenizer, start.tokenizer.special_ids
 
 
@@ -244,7 +245,7 @@ class Classifier(nn.Module):
 
 
 _ = torch.manual_seed(1)
-model = Classifier(start.model(), len(task.classes)).to(scale.device)
+model = Classifier(copy.deepcopy(start.model), len(task.classes)).to(scale.device)
 tuple(model(pad(train_rows[:8])).shape)
 
 # %% [markdown]
@@ -305,7 +306,10 @@ def scores(model, rows):
 labels_RC = torch.from_numpy(splits.train.labels)
 untrained = make_model(start.config, tokenizer.vocab_size, special)
 scores_of = {}
-for name, pretrained in (("untrained", untrained), ("ExLM", start.model())):
+for name, pretrained in (
+    ("untrained", untrained),
+    ("ExLM", copy.deepcopy(start.model)),
+):
     _ = torch.manual_seed(1)
     model = Classifier(pretrained, len(task.classes)).to(scale.device)
     batches = [batch for _ in range(3) for batch in shuffled(train_rows)]
@@ -407,7 +411,7 @@ from exlm_lab.downstream.settings import TuneConfig
 problem = make_problem(task, splits, start)
 tiny = TuneConfig(epochs=1, learning_rate=1e-3, weight_decay=0.01, precision="fp32")
 theirs = model_for(start, problem, tiny, seed=1)
-ours = Classifier(start.model(), 3)
+ours = Classifier(start.model, 3)
 theirs.heads[0], theirs.heads[1] = ours.dense, ours.output
 some_BN, some_BC = pad(train_rows[:8]).cpu(), labels_RC[:8].float()
 with torch.no_grad():

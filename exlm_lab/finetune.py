@@ -40,7 +40,7 @@ from exlm_lab.ledger import StoppedError
 from exlm_mini.config.checks import SHARE, THREADS, UserError, nearest
 from exlm_mini.config.options import given, settings_parser
 from exlm_mini.config.recipes import build, load_recipe, recipe_names
-from exlm_mini.reading.pretrained import Pretrained, load_pretrained
+from exlm_mini.reading.trained import Trained, load
 from exlm_mini.training.console import INTERRUPTED, Requests, exit_code, requests_by_signal, say
 from exlm_mini.training.parts import choose_device, versions
 from exlm_mini.training.provenance import commit
@@ -71,7 +71,7 @@ class Request(NamedTuple):
             )
         return settings
 
-    def problem(self, task: str, pretrained: Pretrained) -> Problem:
+    def problem(self, task: str, pretrained: Trained) -> Problem:
         """A task made ready for the model."""
         options = self.options
         return load_problem(task, options.source, self.reading, pretrained, options.max_unknown)
@@ -145,7 +145,7 @@ def parse(argv: list[str]) -> Request:
 def run(request: Request) -> bool:
     """Fine-tune on every task asked for and print the results; false if asked to stop before."""
     options, output = request.options, request.options.output
-    pretrained = load_pretrained(options.checkpoint, say)
+    pretrained = load(options.checkpoint, say)
     settings = {task: request.settings(task) for task in _tasks(request, pretrained)}
     choose_device(options.device)  # before anything is read
     if threads := options.threads or pretrained.config.train.num_threads:
@@ -173,7 +173,7 @@ def run(request: Request) -> bool:
     return True
 
 
-def _tasks(request: Request, pretrained: Pretrained) -> list[str]:
+def _tasks(request: Request, pretrained: Trained) -> list[str]:
     """The tasks asked for; where none is named, those that are meant, which is said."""
     kind = pretrained.input
     tasks = request.options.task
@@ -193,7 +193,7 @@ def _tasks(request: Request, pretrained: Pretrained) -> list[str]:
 
 def _tune_all(
     request: Request,
-    pretrained: Pretrained,
+    pretrained: Trained,
     settings: dict[str, list[TuneConfig]],
     requests: Requests,
 ) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""``python -m exlm_mini.export``: save a run as a model for transformers. ::
+"""``python -m exlm_mini.export``: a trained model as a directory for transformers. ::
 
     python -m exlm_mini.export runs/molecules molecules-hf
 
-The directory holds weights, settings, tokenizer and a model card, and can be uploaded as it is.
-With this package installed it loads like any model after ``import exlm_mini.hf``; with
-``trust_remote_code=True`` the directory imports it by itself. ::
+The directory holds weights, settings and tokenizer as they stand in a checkpoint, and a model card,
+and can be uploaded as it is. With this package installed it loads like any model after ``import
+exlm_mini.hf``; with ``trust_remote_code=True`` the directory imports it by itself. ::
 
     from transformers import pipeline
     fill = pipeline("fill-mask", "molecules-hf", trust_remote_code=True)
@@ -13,29 +13,31 @@ With this package installed it loads like any model after ``import exlm_mini.hf`
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
-from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from exlm_mini.config import ModelConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.config.options import command_parser
-from exlm_mini.data.files import write_atomically
-from exlm_mini.reading.pretrained import Pretrained, load_pretrained
+from exlm_mini.reading.trained import Trained, load
 from exlm_mini.training.console import exit_code, say
 from exlm_mini.training.evaluation import Evaluation
-from exlm_mini.training.parts import chain_share, num_copies
 
-if TYPE_CHECKING:
-    from exlm_mini.hf import ExLMConfig
-
-REMOTE = "modeling_exlm"
-MODEL = {field.name for field in fields(ModelConfig)}
-REMOTE_CODE = '''"""ExLM for transformers; the code is that of the package exlm-mini."""
+CLASSES = {
+    "AutoConfig": "ExLMConfig",
+    "AutoModel": "ExLMModel",
+    "AutoModelForMaskedLM": "ExLMForMaskedLM",
+    "AutoModelForQuestionAnswering": "ExLMForQuestionAnswering",
+    "AutoModelForSequenceClassification": "ExLMForSequenceClassification",
+    "AutoModelForTokenClassification": "ExLMForTokenClassification",
+}
+"""Those of ``exlm_mini.hf`` by the Auto class that opens a directory as one."""
+REMOTE_CODE = f'''"""ExLM for transformers; the code is that of the package exlm-mini."""
 
 try:
-    from exlm_mini.hf import {names}
+    from exlm_mini.hf import {", ".join([*CLASSES.values(), "ExLMTokenizer"])}  # noqa: F401
 except ImportError as error:
     raise ImportError(
         f"this model needs the package exlm-mini: pip install 'exlm-mini[hf]' ({{error}})"
@@ -43,88 +45,51 @@ except ImportError as error:
 '''
 
 
-def config_of(pretrained: Pretrained, **settings: Any) -> ExLMConfig:
-    """The settings of a trained model for transformers.
-
-    Args:
-        pretrained: from ``load_pretrained``.
-        settings: of ``ExLMConfig`` in place of the run's, such as ``dropout`` or ``num_labels``.
-    """
-    from exlm_mini.hf import ExLMConfig
-
-    run, tokenizer = pretrained.config, pretrained.tokenizer
-    model = replace(run.model, **{n: settings.pop(n) for n in MODEL & settings.keys()})
-    return ExLMConfig(
-        architecture=asdict(model),
-        objective=run.objective,
-        num_copies=num_copies(run),
-        chain_share=chain_share(run, pretrained.checkpoint.step),
-        special_ids=tokenizer.special_ids._asdict(),
-        vocab_size=tokenizer.vocab_size,
-        **{"learned_length": run.data.block_length, **settings},
-    )
-
-
-def export(pretrained: Pretrained, output: Path) -> None:
+def export(trained: Trained, output: Path) -> None:
     """Write a trained model as a directory for transformers.
 
     Args:
-        pretrained: from ``load_pretrained``.
+        trained: from ``load``, not changed since.
         output: directory, made if missing; files of the same names are replaced.
-
-    Raises:
-        UserError: if transformers is missing.
     """
-    from transformers.utils import logging
-
-    from exlm_mini.hf import ExLMConfig, ExLMForMaskedLM, tokenizer_for
-    from exlm_mini.hf.models import AUTO_CLASSES
-
-    config, tokenizer = config_of(pretrained), pretrained.tokenizer
-    names = {auto.__name__: model.__name__ for auto, model in AUTO_CLASSES.items()}
-    names["AutoConfig"] = ExLMConfig.__name__
-    config.auto_map = {auto: f"{REMOTE}.{name}" for auto, name in names.items()}
-    model = ExLMForMaskedLM(config)
-    model.exlm.load_state_dict(pretrained.checkpoint.tensors["model"])
-    logging.disable_progress_bar()
-    model.save_pretrained(output)
-    tokenizer_for(tokenizer, pretrained.max_length).save_pretrained(output)
-    for file in output.glob("*.safetensors"):  # written for their owner alone
-        file.chmod((output / "config.json").stat().st_mode)
-    imported = ", ".join(sorted(set(names.values())))
-    code = REMOTE_CODE.format(names=f"(  # noqa: F401\n        {imported}\n    )")
-    write_atomically(output / f"{REMOTE}.py", code.encode())
-    write_atomically(output / "README.md", card(pretrained).encode())
+    output.mkdir(parents=True, exist_ok=True)
+    for name in ("model.safetensors", "tokenizer.json"):
+        shutil.copyfile(trained.path / name, output / name)
+    remote = {auto: f"modeling_exlm.{name}" for auto, name in CLASSES.items()}
+    for name, auto_map in (
+        ("config.json", remote),
+        ("tokenizer_config.json", {"AutoTokenizer": [None, "modeling_exlm.ExLMTokenizer"]}),
+    ):
+        fields = json.loads((trained.path / name).read_text()) | {"auto_map": auto_map}
+        (output / name).write_text(json.dumps(fields, indent=2) + "\n")
+    (output / "modeling_exlm.py").write_text(REMOTE_CODE)
+    (output / "README.md").write_text(card(trained))
 
 
-def card(pretrained: Pretrained) -> str:
+def card(trained: Trained) -> str:
     """The model card: settings, data and the last validation."""
-    run, state = pretrained.config, pretrained.checkpoint.state
-    model, data = run.model, run.data
+    run, notes, data = trained.config, trained.notes, trained.config.data
     source = data.pack or data.hub or ", ".join(data.files) or "embedded"
-    weights = pretrained.checkpoint.tensors["model"].values()
     facts: dict[str, Any] = {
-        "objective": run.objective,
-        "layers × width": f"{model.shape.num_layers} × {model.shape.width}",
-        "parameters": f"{sum(weight.numel() for weight in weights):,}",
-        "step": f"{pretrained.checkpoint.step:,} of {run.train.steps:,}",
+        "model": trained.model_in_words,
+        "layers × width": f"{run.model.shape.num_layers} × {run.model.shape.width}",
+        "parameters": f"{sum(weight.numel() for weight in trained.model.parameters()):,}",
+        "step": f"{trained.step:,} of {run.train.steps:,}",
         "data": f"{data.kind}, {data.grammar if data.kind == 'toy' else source}",
         "longest row in training": f"{data.block_length} tokens",
         "mask ratio": run.masking.mask_ratio,
         "seed": run.seed,
-        "sha256 of the weights": pretrained.sha256,
-        "made with": ", ".join(f"{n} {v}" for n, v in state.get("versions", {}).items()),
+        "sha256 of the weights": trained.sha256,
+        "made with": ", ".join(f"{n} {v}" for n, v in notes.get("versions", {}).items()),
+        "validation": measured(notes.get("evaluation")),
     }
-    if run.objective == "exlm":
-        facts["states per mask"] = model.states_per_mask
-        facts["transition"] = model.transition
-    lines = "\n".join(f"| {name} | {value} |" for name, value in facts.items() if value != "")
+    lines = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
     return f"""---
 library_name: transformers
 pipeline_tag: fill-mask
-tags: [exlm, {pretrained.input}]
+tags: [exlm, {trained.input}]
 ---
-# {pretrained.path.parent.parent.name}
+# {trained.run.name}
 
 A masked language model of the package exlm-mini, after *ExLM: Rethinking the Impact of [MASK]
 Tokens in Masked Language Models* (ICML 2025).
@@ -132,20 +97,18 @@ Tokens in Masked Language Models* (ICML 2025).
 | | |
 |---|---|
 {lines}
-
-{measured(state.get("evaluation"))}
 """
 
 
 def measured(stored: dict[str, Any] | None) -> str:
-    """A sentence about the last validation of a run."""
+    """The last validation of a run."""
     if stored is None:
-        return "It was not validated before this step was saved."
+        return "none before this step was saved"
     found = Evaluation(**stored)
     accuracy = f", {found.mask_accuracy:.1%} of them guessed" if found.mask_accuracy else ""
     return (
-        f"Validation, on {found.num_rows:,} rows that it was not trained on: "
-        f"{found.bits_per_mask:.3f} bits per masked token, all masks of a row together{accuracy}."
+        f"{found.bits_per_mask:.3f} bits per masked token, all masks of a row together{accuracy}; "
+        f"{found.num_rows:,} rows that it was not trained on"
     )
 
 
@@ -159,7 +122,7 @@ def main(argv: list[str] | None = None) -> int:
         found = parser.parse_args(argv)
         if found.output.exists() and any(found.output.iterdir()):
             raise UserError(f"{found.output} is not empty; name another directory")
-        export(load_pretrained(found.run, say), found.output)
+        export(load(found.run), found.output)
         say(
             f"wrote {found.output}; load it with AutoModelForMaskedLM after import exlm_mini.hf"
         )

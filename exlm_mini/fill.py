@@ -43,71 +43,46 @@ from torch import Tensor
 
 from exlm_mini.config.checks import UserError
 from exlm_mini.config.options import command_parser
-from exlm_mini.data import files
 from exlm_mini.data.tokenizer import MASK, Tokenizer, on_one_line, visible
-from exlm_mini.reading.decoding import Reading, top_tokens
-from exlm_mini.reading.pretrained import SHIPPED
-from exlm_mini.reading.trained import (
-    Trained,
-    encode_row,
-    explore,
-    fill_in,
-    load,
-    newest_run,
-    read,
-    shipped_for,
-)
+from exlm_mini.reading.decoding import top_tokens
+from exlm_mini.reading.trained import SHIPPED, Filled, Trained, load, newest_run, shipped_for
 from exlm_mini.training.console import exit_code, say
-from exlm_mini.training.parts import num_copies
 
 RUNS = Path("runs")
 LINE_WIDTH = 100
 """Where there is no terminal."""
 
 
-def as_json(
-    trained: Trained, text: str, masked_ids_BN: Tensor, reading: Reading, top: int
-) -> dict[str, Any]:
+def as_json(trained: Trained, text: str, filled: Filled, top: int) -> dict[str, Any]:
     """The reading as one JSON object; its schema is in the docstring of this file."""
-    tokenizer = trained.tokenizer
+    tokenizer, reading = trained.tokenizer, filled.reading
+    states, graph = reading.states, reading.graph
     tops = _top(tokenizer, reading.log_token_SV, top)
-    masks = [
-        {"mask": i, **_token(tokenizer, token_id), "top": likeliest}
-        for i, (token_id, likeliest) in enumerate(
-            zip(reading.token_ids_S.tolist(), tops, strict=True), start=1
-        )
-    ]
-    out = {
+    out: dict[str, Any] = {
         "run": str(trained.run),
         "step": trained.step,
         "objective": trained.config.objective,
         "text": text,
-        "filled": fill_in(tokenizer, masked_ids_BN, reading.token_ids_S),
-        "joint_probability": _probability(reading.log_joint),
+        "filled": filled.text,
+        "joint_probability": filled.probability,
         "joint_bits": _bits(reading.log_joint),
-        "masks": masks,
-        **dict.fromkeys(
-            ("states", "path", "path_probability", "fit_probability", "transition")
-        ),
+        "masks": [
+            {"mask": i, **_token(tokenizer, token_id), "top": likeliest}
+            for i, (token_id, likeliest) in enumerate(
+                zip(reading.token_ids_S.tolist(), tops, strict=True), start=1
+            )
+        ],
     }
-    states, graph = reading.states, reading.graph
-    if states is not None:
-        columns = (
-            states.labels,
-            states.owner_L.tolist(),
-            states.clone_L.tolist(),
-            _top(tokenizer, states.log_token_LV, top),
-        )
-        out["states"] = [
-            {
-                "label": label,
-                "mask": owner if 0 < owner <= len(masks) else None,
-                "clone": clone,
-                "top": likeliest,
-            }
-            for label, owner, clone, likeliest in zip(*columns, strict=True)
-        ]
-    if states is not None and graph is not None:
+    others = ("states", "path", "path_probability", "fit_probability", "transition")
+    out |= dict.fromkeys(others)
+    if states is None:
+        return out
+    names = ("label", "mask", "clone", "top")
+    owners = [i if 0 < i <= len(tops) else None for i in states.owner_L.tolist()]
+    tops = _top(tokenizer, states.log_token_LV, top)
+    rows = zip(states.labels, owners, states.clone_L.tolist(), tops, strict=True)
+    out["states"] = [dict(zip(names, row, strict=True)) for row in rows]
+    if graph is not None:
         out["path"] = [states.labels[u] for u in graph.path_M.tolist()]
         out["path_probability"] = _probability(graph.log_path)
         out["fit_probability"] = _probability(graph.log_fit)
@@ -115,61 +90,49 @@ def as_json(
     return out
 
 
-def as_table(trained: Trained, found: dict[str, Any], reading: Reading) -> Iterator[str]:
-    """What ``as_json`` found, as lines of plain text; ``reading`` has what is no probability."""
-    tokenizer, graph, labels = trained.tokenizer, reading.graph, []
+def as_table(trained: Trained, found: dict[str, Any], filled: Filled) -> Iterator[str]:
+    """What ``as_json`` found, as lines of plain text; ``filled`` has what is no probability."""
+    tokenizer, graph, path = trained.tokenizer, filled.reading.graph, found["path"] or []
     yield f"run     {trained.run}, step {trained.step}"
     yield f"model   {trained.model_in_words}"
     yield f"text    {on_one_line(found['text'])}"
     yield f"filled  {on_one_line(found['filled'])}"
+    joint = _amount(filled.reading.log_joint)
     if graph is None:
-        yield f"joint   {_amount(reading.log_joint)}, the masks are independent"
+        yield f"joint   {joint}, the masks are independent"
     else:
-        first, *labels, last = found["path"]
-        chosen = [visible(tokenizer, mask["id"]) for mask in found["masks"]]
-        steps = [f"{label} {word}" for label, word in zip(labels, chosen, strict=True)]
-        yield f"path    {' -> '.join([first, *steps, last])}"
+        chosen = ["", *(f" {visible(tokenizer, mask['id'])}" for mask in found["masks"]), ""]
+        yield f"path    {' -> '.join(map(str.__add__, path, chosen))}"
         yield f"        {_amount(graph.log_path)}, the best path: its transitions and tokens"
-        yield f"joint   {_amount(reading.log_joint)}, these tokens by all paths"
+        yield f"joint   {joint}, these tokens by all paths"
         yield f"fit     {_amount(graph.log_fit)}, one step per mask, whatever the tokens"
-    copies = num_copies(trained.config)
-    mean = f"; mean over {copies} copies" if copies > 1 else ""
-    yield f"\nEach mask by itself: likeliest tokens{mean}"
+    yield "\nEach mask by itself: likeliest tokens"
     yield from _token_lines(tokenizer, {str(m["mask"]): m["top"] for m in found["masks"]})
     if found["states"] is None:
         return
-    yield "\nEach state (mask.clone): likeliest tokens" + "; * on the best path" * bool(labels)
+    yield "\nEach state (mask.clone): likeliest tokens" + "; * on the best path" * bool(path)
     # The states of the boundaries are of interest only where they speak for a mask.
     yield from _token_lines(tokenizer, {
-        state["label"] + "*" * (state["label"] in labels): state["top"]
-        for state in found["states"] if state["mask"] or state["label"] in labels
+        state["label"] + "*" * (state["label"] in path[1:-1]): state["top"]
+        for state in found["states"] if state["mask"] or state["label"] in path[1:-1]
     })  # fmt: skip
     if graph is not None:
         yield "\nTransitions: the row hands over to the column"
-        yield from _matrix_lines(
-            [state["label"] for state in found["states"]], found["transition"]
-        )
+        labels = [state["label"] for state in found["states"]]
+        yield from _matrix_lines(labels, found["transition"])
 
 
 def _token(tokenizer: Tokenizer, token_id: int) -> dict[str, Any]:
-    return {
-        "id": token_id,
-        "token": tokenizer.token(token_id),
-        "text": tokenizer.decode([token_id]),
-    }
+    token, text = tokenizer.token(token_id), tokenizer.decode([token_id])
+    return {"id": token_id, "token": token, "text": text}
 
 
 def _top(tokenizer: Tokenizer, log_token_XV: Tensor, count: int) -> list[list[dict[str, Any]]]:
     """The likeliest tokens of each row."""
-    token_ids_XC, probability_XC = top_tokens(log_token_XV, count, tokenizer.special_ids)
+    tops = top_tokens(log_token_XV, count, tokenizer.special_ids)
     return [
-        [
-            {**_token(tokenizer, token_id), "probability": probability}
-            for token_id, probability in zip(ids, probabilities, strict=True)
-        ]
-        for ids, probabilities in zip(
-            token_ids_XC.tolist(), probability_XC.tolist(), strict=True
-        )
+        [{**_token(tokenizer, i), "probability": p} for i, p in zip(*row, strict=True)]
+        for row in zip(*(top_XC.tolist() for top_XC in tops), strict=True)
     ]
 
 
@@ -181,8 +144,7 @@ def _token_lines(tokenizer: Tokenizer, tops: dict[str, list[dict[str, Any]]]) ->
     ]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
-        aligned = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield f"  {'  '.join(aligned)}".rstrip()
+        yield f"  {'  '.join(map(str.ljust, row, widths))}".rstrip()
 
 
 def _matrix_lines(labels: list[str], rows: list[list[float]]) -> Iterator[str]:
@@ -192,17 +154,15 @@ def _matrix_lines(labels: list[str], rows: list[list[float]]) -> Iterator[str]:
     num_columns = max(1, (line_width - 2 - width) // (width + 1))
     for start in range(0, len(labels), num_columns):
         end = min(start + num_columns, len(labels))
-        if start:
-            yield ""
-        yield _aligned("", labels[start:end], width)
+        table = [("", labels[start:end])]
         # Edges lead forward: below the block's last column there is nothing.
         for label, row in zip(labels[:end], rows, strict=False):
             cells = [f"{p:.2f}" for p in row[start:end]]
-            yield _aligned(label, ["." if cell == "0.00" else cell for cell in cells], width)
-
-
-def _aligned(label: str, cells: list[str], width: int) -> str:
-    return "  " + " ".join([label.ljust(width), *(cell.rjust(width) for cell in cells)])
+            table.append((label, ["." if cell == "0.00" else cell for cell in cells]))
+        if start:
+            yield ""
+        for label, cells in table:
+            yield "  " + " ".join([label.ljust(width), *(cell.rjust(width) for cell in cells)])
 
 
 def _probability(log_probability: float) -> float:
@@ -253,19 +213,16 @@ def run(arguments: argparse.Namespace) -> None:
             directory = SHIPPED[name := shipped_for(arguments.text)]
             say(f"no run below {RUNS}/: reading the small model '{name}' that is shipped")
     trained = load(directory)
-    masked_ids_BN = encode_row(trained, arguments.text)
-    reading = read(trained, masked_ids_BN)
+    filled = trained.fill(arguments.text)
     if arguments.html is not None:
-        page = explore(trained, masked_ids_BN, reading)
+        page = trained.explore(arguments.text)
         page.save(arguments.html, title=on_one_line(arguments.text))
         say(f"wrote {arguments.html}; open it in a browser")
-    with files.reading(trained.run):  # whose vocabulary may have gaps
-        found = as_json(trained, arguments.text, masked_ids_BN, reading, arguments.top)
-        if arguments.json:
-            out = json.dumps(found, allow_nan=False)
-        else:
-            out = "\n".join(as_table(trained, found, reading))
-    print(out)
+    found = as_json(trained, arguments.text, filled, arguments.top)
+    if arguments.json:
+        print(json.dumps(found, allow_nan=False))
+    else:
+        print("\n".join(as_table(trained, found, filled)))
 
 
 def main(argv: list[str] | None = None) -> int:

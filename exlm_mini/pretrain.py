@@ -39,9 +39,8 @@ from exlm_mini.data.files import read_text, write_atomically
 from exlm_mini.data.tokenizer import MASK, Tokenizer
 from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.reading.filling import measure_fillings
-from exlm_mini.reading.pretrained import load_pretrained
 from exlm_mini.reading.prize import measure_prize
-from exlm_mini.reading.trained import load
+from exlm_mini.reading.trained import load, open_checkpoint
 from exlm_mini.training.checkpoint import has_begun
 from exlm_mini.training.console import (
     INTERRUPTED,
@@ -137,8 +136,8 @@ def _train_all(
                     stage, corpus.train, corpus.validation, directory, _teller(engine), engine
                 )
                 if (source := stage.train.start_from) is not None and not has_begun(directory):
-                    before = load_pretrained(Path(source), _teller(engine))
-                    trainer.begin_from(before.checkpoint, before.path)
+                    path, before = open_checkpoint(Path(source), _teller(engine))
+                    trainer.begin_from(before, path)
             with ProgressLine(stage.objective, config.train.steps) as progress:
                 outcome = trainer.run(
                     progress.show, requests.should_stop, requests.should_save, until=end
@@ -263,7 +262,7 @@ def main(argv: list[str] | None = None) -> int:
         request = parse(argv)
         if request.is_dry_run:
             source = request.config.train.start_from
-            before = None if source is None else load_pretrained(Path(source), say).checkpoint
+            before = None if source is None else open_checkpoint(Path(source), say)[1]
             dry_run(request.config, request.num_devices, request.throughput, before)
             return 0
         if is_launched and not any(word.split("=")[0] == "--output" for word in argv):

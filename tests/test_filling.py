@@ -18,7 +18,7 @@ from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.data.smiles import read_molecule
 from exlm_mini.reading.decoding import read_row
 from exlm_mini.reading.filling import fill_at_once, fill_in_turn, measure_fillings
-from exlm_mini.reading.pretrained import SHIPPED
+from exlm_mini.reading.trained import SHIPPED
 from exlm_mini.training.parts import make_masker
 
 NAMES = ["mlm", "gated", "spans", "chains", "ctc official"]
@@ -109,7 +109,7 @@ def test_readable_and_exact_molecules_are_counted(tmp_path):
     trained = exlm_mini.load("molecules")
     data = replace(
         trained.config.data, max_documents=400, max_unknown=1.0,
-        tokenizer=str(SHIPPED["molecules"] / "data" / "tokenizer.json"),
+        tokenizer=str(SHIPPED["molecules"] / "checkpoints/step-006000/tokenizer.json"),
     )  # fmt: skip
     corpus = prepare_corpus(data, tmp_path / "data", 1)
     special_ids = trained.tokenizer.special_ids

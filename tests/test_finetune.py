@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from exlm_lab.downstream.squad import load_squad
 from exlm_lab.finetune import main, parse
 from exlm_mini.config import SPECIAL_TOKENS
 from exlm_mini.data.tokenizer import Tokenizer, train_smiles
-from exlm_mini.reading.pretrained import load_pretrained
+from exlm_mini.reading.trained import load
 from exlm_mini.training.console import ProgressLine
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -102,7 +103,7 @@ def test_molecules_are_tuned_and_told_about(runs, molecules, tmp_path, capsys):
         assert digest in next(line for line in planned if "split_sha1" in line)
     assert record["setting"]["epochs"] == 2 and record["scores"]["test"].keys() >= {"roc_auc"}
     assert record["made_with"]["torch"] and record["made_with"]["commit"]
-    assert results["checkpoint"]["sha256"] == load_pretrained(runs / "smiles", print).sha256
+    assert results["checkpoint"]["sha256"] == load(runs / "smiles", print).sha256
     assert not list(output.rglob("step-*")), "checkpoints of finished runs are deleted"
     # As if it had been killed between the record of its run and what it removes then.
     (path,) = (output / "cells").rglob("seed-1.json")
@@ -248,7 +249,7 @@ def test_data_that_will_not_do_are_refused_before_training(runs, tmp_path, capsy
 
 
 def test_stereo_marks_go_where_the_vocabulary_has_none(runs):
-    tokenizer = load_pretrained(runs / "smiles", print).tokenizer
+    tokenizer = load(runs / "smiles", print).tokenizer
     assert ReadingConfig().cleaning(tokenizer).strip_stereo
     assert (
         not ReadingConfig().cleaning(train_smiles(["C[C@H](N)O", "C[C@@H](N)O"])).strip_stereo
@@ -282,7 +283,7 @@ def write_squad(folder, train, dev):
 def test_perfect_scores_give_perfect_answers(runs, tmp_path):
     """Scores that point at the targets of every window come back as the gold answers."""
     data = load_squad(write_squad(tmp_path, [1, 2], [3, 4, 5]))
-    problem = make_span_problem(data, load_pretrained(runs / "text", print))
+    problem = make_span_problem(data, load(runs / "text", print))
     part = problem.parts["validation"]
     assert problem.notes["rows"]["validation"]["windows"] > 6
     scores = []
@@ -300,11 +301,11 @@ def without_letters(pretrained, letters):
     vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *alphabet])}
     model = tokenizers.models.BPE(vocabulary, [], unk_token="[UNK]")
     definition = tokenizers.Tokenizer(model).to_str().encode()
-    return pretrained._replace(tokenizer=Tokenizer(definition))
+    return replace(pretrained, tokenizer=Tokenizer(definition))
 
 
 def test_tokens_of_squad_that_are_unknown_are_counted_and_refused(runs, tmp_path):
-    pretrained = without_letters(load_pretrained(runs / "text", print), "?")
+    pretrained = without_letters(load(runs / "text", print), "?")
     data = load_squad(write_squad(tmp_path, [1, 2], [3]))
     problem = make_span_problem(data, pretrained)
     for rows, part in (

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,7 +22,6 @@ from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Examples, Splits, Task
 from exlm_lab.ledger import StoppedError
 from exlm_mini.model import ExLM
-from exlm_mini.reading.pretrained import load_pretrained
 from exlm_mini.reading.trained import load
 from exlm_mini.training.checkpoint import load_checkpoint, save_checkpoint
 from exlm_mini.training.step import DivergedError
@@ -82,9 +82,7 @@ def molecules(count, seed):
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory):
-    return load_pretrained(
-        tiny_run(tmp_path_factory.mktemp("runs") / "smiles", "smiles"), print
-    )
+    return load(tiny_run(tmp_path_factory.mktemp("runs") / "smiles", "smiles"), print)
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +207,7 @@ def test_a_directory_of_another_run_is_refused(pretrained, problem, tmp_path):
     other = dataclasses.replace(CONFIG, learning_rate=1e-3)
     told(lambda: tuned(pretrained, problem, tmp_path, other), tmp_path, "another config")
     told(lambda: tuned(pretrained, problem, tmp_path, seed=2), tmp_path, "another seed")
-    others = pretrained._replace(sha256="0"), problem._replace(sha256="0")
+    others = replace(pretrained, sha256="0"), problem._replace(sha256="0")
     told(lambda: tuned(others[0], problem, tmp_path), tmp_path, "another pretrained")
     told(lambda: tuned(pretrained, others[1], tmp_path), tmp_path, "another problem")
 
@@ -273,7 +271,7 @@ def test_numbers_are_trained_as_shares_of_the_largest(pretrained, tmp_path):
 
 def test_tokens_are_repeated_as_in_pretraining(problem, tmp_path):
     run = tiny_run(tmp_path / "run", "smiles", "repeated-mlm")
-    repeated = load_pretrained(run, print)
+    repeated = load(run, print)
     model = model_for(repeated, problem, CONFIG, 1)
     assert model.config.num_copies == repeated.config.masking.num_copies == 2
 
@@ -326,5 +324,5 @@ def test_a_model_that_is_intact_and_wrong_is_told_by_its_name(change, pretrained
     change(stored.tensors, stored.state)
     shutil.copytree(pretrained.path.parents[1] / "data", tmp_path / "data")
     save_checkpoint(tmp_path / "checkpoints", 3, stored.tensors, stored.state)
-    told(lambda: load_pretrained(tmp_path, print), tmp_path)
+    told(lambda: load(tmp_path, print), tmp_path)
     told(lambda: load(tmp_path), tmp_path)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ from exlm_lab.downstream.runs import Result, TuningLedger
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Examples, Splits, Task
 from exlm_mini.config.recipes import load_recipe
-from exlm_mini.reading.pretrained import load_pretrained
+from exlm_mini.reading.trained import load
 
 BASE = TuneConfig()
 TASK = Task("which", "classes", ("no", "yes"), "accuracy", "smiles")
@@ -207,9 +208,7 @@ def test_the_papers_row_is_that_of_the_objective():
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory):
-    return load_pretrained(
-        tiny_run(tmp_path_factory.mktemp("runs") / "smiles", "smiles"), print
-    )
+    return load(tiny_run(tmp_path_factory.mktemp("runs") / "smiles", "smiles"), print)
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +248,7 @@ def test_runs_of_other_data_or_weights_are_not_mixed(change, pretrained, problem
     made = ledger.run(QUICK, 1)
     other = TuningLedger(tmp_path, pretrained, make(pretrained, 1))
     told(lambda: other.run(QUICK, 1), "another problem", "--output")
-    other = TuningLedger(tmp_path, pretrained._replace(sha256="0"), problem)
+    other = TuningLedger(tmp_path, replace(pretrained, sha256="0"), problem)
     told(lambda: other.run(QUICK, 1), "another pretrained")
     path = next(tmp_path.glob("cells/**/seed-1.json"))
     record = json.loads(path.read_text())
@@ -279,7 +278,7 @@ def test_results_of_another_checkpoint_are_not_added_to(pretrained, problem, tmp
     (ours,) = scale(whole)
     assert "pre-trained for 3 steps" in ours and "on a very slow one" in ours
     assert "which" in (tmp_path / "table.md").read_text()
-    told(lambda: check_results(tmp_path, pretrained._replace(sha256="0")), "other weights")
+    told(lambda: check_results(tmp_path, replace(pretrained, sha256="0")), "other weights")
     whole["tasks"]["which"]["recipe"] = "table-8"
     assert "50.5 M parameters" in scale(whole)[1]
     whole["tasks"]["which"]["scores"] = []

@@ -13,7 +13,7 @@ import exlm_mini
 from exlm_mini.config.options import parse
 from exlm_mini.config.recipes import dotted, load_recipe
 from exlm_mini.pretrain import main
-from exlm_mini.reading.pretrained import SHIPPED
+from exlm_mini.reading.trained import SHIPPED
 from exlm_mini.training.checkpoint import load_checkpoint
 from exlm_mini.training.cost import estimate, row_flops
 from exlm_mini.training.parts import chain_share, learning_rate, stages_of
@@ -136,7 +136,7 @@ def test_the_shipped_model_can_be_gone_on_from_without_moments(tmp_path):
         word for name, value in model.items() if value is not None
         for word in (f"--model.{name}", str(value).lower())
     ]  # fmt: skip
-    tokenizer = SHIPPED["molecules"] / "data" / "tokenizer.json"
+    tokenizer = SHIPPED["molecules"] / "checkpoints/step-006000/tokenizer.json"
     grown = train(
         tmp_path / "run", "--from", "molecules", *GROWN_FROM, *settings,
         "--data.tokenizer", str(tokenizer), "--data.max_unknown", "1",

@@ -11,11 +11,14 @@ import pytest
 import torch
 from tiny_runs import tiny_run
 
+import exlm_mini
+from exlm_mini.config.checks import UserError
+from exlm_mini.data.masking import MaskedBatch
+from exlm_mini.data.smiles import embedded_molecules
 from exlm_mini.data.tokenizer import MASK
-from exlm_mini.export import export, main
+from exlm_mini.export import main
 from exlm_mini.reading.decoding import read_row
-from exlm_mini.reading.pretrained import load_pretrained
-from exlm_mini.training.parts import num_copies
+from exlm_mini.training.parts import longest_text, num_copies, score
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")
@@ -26,26 +29,27 @@ TEXTS = {
     "smiles": ["CC(=O)N[MASK]", "CCO", "C[MASK]C(=O)[MASK]", "C[MASK][MASK](=[MASK])N"],
     "text": ["The value of an [MASK] is not[MASK].", "It is.", "If [MASK] then [MASK]"],
 }
+RUNS = {
+    "smiles": {"dropout": 0.0, "chain_warmup": 0.5},
+    "text": {"boundary": "paper", "transition": "paper"},
+    "ctc": {"transition": "ctc"},
+    "spans": {"transition": "spans", "dropout": 0.0, "expand_at": 1},
+    "chains": {"transition": "chains", "dropout": 0.0},
+    "mlm": {"objective": "mlm"},
+    "repeated": {"objective": "repeated-mlm"},
+}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("hf")
-    tiny_run(folder / "smiles", "smiles", dropout=0.0, chain_warmup=0.5)
-    tiny_run(folder / "text", "text", boundary="paper", transition="paper")
-    tiny_run(folder / "ctc", "smiles", transition="ctc")
-    tiny_run(folder / "spans", "smiles", transition="spans", dropout=0.0, expand_at=1)
-    tiny_run(folder / "chains", "smiles", transition="chains", dropout=0.0)
-    tiny_run(folder / "mlm", "smiles", "mlm")
-    tiny_run(folder / "repeated", "smiles", "repeated-mlm")
+    for name, options in RUNS.items():
+        tiny_run(folder / name, "text" if name == "text" else "smiles", **options)
     return folder
 
 
-@pytest.fixture(scope="module")
-def exported(runs) -> Path:
-    for run in runs.iterdir():
-        assert main([str(run), str(runs / f"{run.name}-hf")]) == 0
-    return runs
+def step(runs: Path, name: str, number: int = 3) -> Path:
+    return runs / name / "checkpoints" / f"step-{number:06d}"
 
 
 def opened(folder: Path, kind=None, **options):
@@ -54,27 +58,19 @@ def opened(folder: Path, kind=None, **options):
     return transformers.AutoTokenizer.from_pretrained(folder), model.eval()
 
 
-@pytest.mark.parametrize("name", ["smiles", "text"])
-def test_ids_are_those_of_the_package(name, exported):
-    tokenizer, _ = opened(exported / f"{name}-hf")
-    own = load_pretrained(exported / name, print).tokenizer
-    for text in TEXTS[name]:
-        ids = [own.special_ids.bos, *own.encode_with_masks(text), own.special_ids.eos]
-        assert tokenizer(text).input_ids == ids
-    ids = tokenizer(TEXTS[name][1]).input_ids
-    assert tokenizer.decode(ids, skip_special_tokens=True) == TEXTS[name][1]
-
-
-@pytest.mark.parametrize(
-    "name", ["smiles", "text", "ctc", "spans", "chains", "mlm", "repeated"]
-)
-def test_weights_and_probabilities_are_those_of_the_run(name, exported, tmp_path):
-    tokenizer, model = opened(exported / f"{name}-hf")
-    pretrained = load_pretrained(exported / name, print)
-    for key, weight in pretrained.model().state_dict().items():
+@pytest.mark.parametrize("name", RUNS)
+def test_a_checkpoint_is_a_model_of_transformers(name, runs):
+    tokenizer, model = opened(step(runs, name))
+    trained = exlm_mini.load(runs / name)
+    own, special = trained.tokenizer, trained.tokenizer.special_ids
+    for key, weight in trained.model.state_dict().items():
         assert torch.equal(model.exlm.state_dict()[key], weight)
     texts = TEXTS["text" if name == "text" else "smiles"]
+    assert tokenizer(texts).input_ids == [
+        [special.bos, *own.encode_with_masks(text), special.eos] for text in texts
+    ]
     batch = tokenizer(texts, padding=True, return_tensors="pt")
+    assert tokenizer.decode(batch.input_ids[1], skip_special_tokens=True) == texts[1]
     found = model(**batch).logits
     filled, log_joint = model.fill(batch.input_ids)
     for row, text in enumerate(texts):
@@ -82,36 +78,97 @@ def test_weights_and_probabilities_are_those_of_the_run(name, exported, tmp_path
             continue
         ids = tokenizer(text, return_tensors="pt").input_ids
         is_mask = ids[0] == tokenizer.mask_token_id
-        if name in ("mlm", "repeated"):
-            reading = read_row(
-                pretrained.model(), ids, num_copies=num_copies(pretrained.config)
-            )
-        else:
-            reading = read_row(pretrained.model(), ids, model.chain_share)
+        reading = read_row(trained.model, ids, model.chain_share, num_copies(trained.config))
         log_token_SV = found[row, : ids.shape[1]][is_mask]
         torch.testing.assert_close(log_token_SV, reading.log_token_SV, atol=1e-5, rtol=1e-5)
-        if name != "ctc":  # whose tokens compete with the blank
-            torch.testing.assert_close(
-                log_token_SV.exp().sum(1), torch.ones(int(is_mask.sum()))
-            )
         assert filled[row, : ids.shape[1]][is_mask].tolist() == reading.token_ids_S.tolist()
         assert log_joint[row].item() == pytest.approx(reading.log_joint, abs=1e-4)
 
 
-def test_the_pipeline_ranks_as_fill_does(exported):
-    fill = transformers.pipeline("fill-mask", str(exported / "smiles-hf"), top_k=3)
-    pretrained = load_pretrained(exported / "smiles", print)
-    tokenizer = pretrained.tokenizer
-    ids = [tokenizer.special_ids.bos, *tokenizer.encode_with_masks("CC(=O)N[MASK]")]
-    row = torch.tensor([[*ids, tokenizer.special_ids.eos]])
-    best = read_row(pretrained.model(), row, fill.model.chain_share).log_token_SV[0].exp()
+def test_a_checkpoint_says_what_its_model_takes_and_keeps_its_chains(runs, monkeypatch):
+    trained = exlm_mini.load(step(runs, "smiles", 2))
+    tokenizer, model = opened(trained.path)
+    assert model.chain_share == pytest.approx(2 / 3)
+    most = tokenizer.model_max_length
+    assert most == longest_text(trained.config)
+    assert model.config.max_position_embeddings == trained.config.model.max_positions
+    said: list[str] = []
+    monkeypatch.setattr(hf.models.LOGGER, "warning_once", said.append)
+    model(**tokenizer("CCO", return_tensors="pt"))
+    assert not said
+    row = tokenizer("C" * 999, truncation=True, return_tensors="pt").input_ids
+    assert row.shape[1] == most > model.config.learned_length
+    assert model(row).logits.isfinite().all()
+    assert str(model.config.learned_length) in said[0]
+    with pytest.raises(ValueError, match="max_positions"):
+        model(torch.cat([row[:, :1], row], dim=1))
+
+
+def test_the_pipeline_ranks_as_fill_does(runs):
+    fill = transformers.pipeline("fill-mask", str(step(runs, "smiles")), top_k=3)
+    reading = exlm_mini.load(runs / "smiles").fill("CC(=O)N[MASK]").reading
     for guess in fill("CC(=O)N[MASK]"):
-        assert guess["score"] == pytest.approx(best[guess["token"]].item(), rel=1e-4)
+        p = reading.log_token_SV[0, guess["token"]].exp().item()
+        assert guess["score"] == pytest.approx(p, rel=1e-4)
+
+
+# ---- export ----
+
+
+def test_an_export_is_the_checkpoint_with_a_card(runs, tmp_path, capsys):
+    path = step(runs, "smiles", 2)
+    assert main([str(path), str(tmp_path / "out")]) == 0
+    for name in ("model.safetensors", "tokenizer.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (path / name).read_bytes()
+    (one, model), (other, exported) = opened(path), opened(tmp_path / "out")
+    assert one("C[MASK]").input_ids == other("C[MASK]").input_ids
+    row = one("C[MASK]C", return_tensors="pt")
+    assert torch.equal(model(**row).logits, exported(**row).logits)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "2 of 3" in card and "smiles, embedded" in card
+    assert exlm_mini.load(path).sha256 in card
+    assert main([str(path), str(tmp_path / "out")]) == 2
+    assert "is not empty" in capsys.readouterr().err
+
+
+def test_what_is_no_run_is_told(runs, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert main([str(runs / "mlm"), str(tmp_path / "out")]) == 0
+    for path, words in (
+        (tmp_path / "out", "a model for transformers"),
+        (tmp_path / "empty", "give the --output"),
+        ("molecule", "molecules"),
+    ):
+        with pytest.raises(UserError, match=f"there is no checkpoint in {path}.*{words}"):
+            exlm_mini.load(path)
+
+
+@pytest.mark.slow
+def test_remote_code_needs_no_import_and_says_what_to_install(runs, tmp_path):
+    folder, home = str(tmp_path / "out"), {"HF_HOME": str(tmp_path)}
+    assert main([str(runs / "smiles"), folder]) == 0
+    program = f"""
+import transformers
+tokenizer = transformers.AutoTokenizer.from_pretrained({folder!r}, trust_remote_code=True)
+assert tokenizer("C[MASK]").input_ids[0] == tokenizer.bos_token_id
+model = transformers.AutoModelForMaskedLM.from_pretrained({folder!r}, trust_remote_code=True)
+assert type(model).__name__ == "ExLMForMaskedLM"
+"""
+    env = {**os.environ, **home}
+    subprocess.run([sys.executable, "-c", program], check=True, env=env)
+    without = f"import sys; sys.modules['exlm_mini'] = None\n{program}"
+    failed = subprocess.run(
+        [sys.executable, "-c", without], capture_output=True, text=True, env=env
+    )
+    assert "pip install 'exlm-mini[hf]'" in failed.stderr.splitlines()[-1]
+
+
+# ---- what users of transformers do ----
 
 
 @pytest.mark.parametrize("name", ["smiles", "mlm", "repeated"])
-def test_there_is_one_state_for_each_token(name, exported):
-    tokenizer, model = opened(exported / f"{name}-hf", transformers.AutoModel)
+def test_there_is_one_state_for_each_token(name, runs):
+    tokenizer, model = opened(step(runs, name), transformers.AutoModel)
     texts = TEXTS["smiles"]
     batch = tokenizer(texts, padding=True, return_tensors="pt")
     hidden = model(**batch).last_hidden_state
@@ -125,8 +182,8 @@ def test_there_is_one_state_for_each_token(name, exported):
         torch.testing.assert_close(hidden[row, : len(alone)], alone, atol=1e-5, rtol=1e-5)
 
 
-def test_a_saved_model_is_read_back_bit_for_bit(exported, tmp_path):
-    tokenizer, model = opened(exported / "smiles-hf")
+def test_a_saved_model_is_read_back_bit_for_bit(runs, tmp_path):
+    tokenizer, model = opened(step(runs, "smiles"))
     model.save_pretrained(tmp_path / "again")
     tokenizer.save_pretrained(tmp_path / "again")
     tokenizer, again = opened(tmp_path / "again")
@@ -134,29 +191,9 @@ def test_a_saved_model_is_read_back_bit_for_bit(exported, tmp_path):
     assert torch.equal(again(ids).logits, model(ids).logits)
 
 
-@pytest.mark.slow
-def test_remote_code_needs_no_import_and_says_what_to_install(exported, tmp_path):
-    folder, home = str(exported / "smiles-hf"), {"HF_HOME": str(tmp_path)}
-    program = f"""
-import transformers
-model = transformers.AutoModelForMaskedLM.from_pretrained({folder!r}, trust_remote_code=True)
-assert type(model).__name__ == "ExLMForMaskedLM"
-"""
-    env = {**os.environ, **home}
-    subprocess.run([sys.executable, "-c", program], check=True, env=env)
-    without = f"import sys; sys.modules['exlm_mini'] = None\n{program}"
-    failed = subprocess.run(
-        [sys.executable, "-c", without], capture_output=True, text=True, env=env
-    )
-    assert "pip install 'exlm-mini[hf]'" in failed.stderr.splitlines()[-1]
-
-
 @pytest.mark.parametrize("name", ["smiles", "spans", "chains", "mlm"])
-def test_the_loss_is_that_of_training(name, exported):
-    from exlm_mini.data.masking import MaskedBatch
-    from exlm_mini.training.parts import score
-
-    tokenizer, model = opened(exported / f"{name}-hf")
+def test_the_loss_is_that_of_training(name, runs):
+    tokenizer, model = opened(step(runs, name))
     torch.manual_seed(1)
     rows = [tokenizer(text) for text in ("CC(=O)NC", "CCOCC(=O)O", "C1CCCCC1")]
     batch = hf.collator(tokenizer, 0.4, "spans")(rows)
@@ -167,8 +204,8 @@ def test_the_loss_is_that_of_training(name, exported):
     assert model(**batch).loss.item() == pytest.approx(own.loss.item(), rel=1e-6)
 
 
-def test_labels_belong_to_masks_and_padding_to_the_right(exported):
-    tokenizer, model = opened(exported / "smiles-hf")
+def test_labels_belong_to_masks_and_padding_to_the_right(runs):
+    tokenizer, model = opened(step(runs, "smiles"))
     ids = tokenizer("CCO", return_tensors="pt").input_ids
     with pytest.raises(ValueError, match="collator"):
         model(ids, labels=ids)
@@ -184,8 +221,6 @@ def arguments(folder: Path, **options):
 
 
 def molecules(tokenizer, count: int) -> list:
-    from exlm_mini.data.smiles import embedded_molecules
-
     rows = []
     for text in embedded_molecules():
         row = tokenizer(text)
@@ -196,8 +231,8 @@ def molecules(tokenizer, count: int) -> list:
     raise AssertionError("too few")
 
 
-def test_the_trainer_learns_with_chains_at_first(exported, tmp_path):
-    tokenizer, model = opened(exported / "smiles-hf")
+def test_the_trainer_learns_with_chains_at_first(runs, tmp_path):
+    tokenizer, model = opened(step(runs, "smiles"))
     shares = []
 
     class Watch(transformers.TrainerCallback):
@@ -236,10 +271,10 @@ def padded_batch(rows: list) -> dict:
 
 
 @pytest.fixture(scope="module")
-def warm(exported, tmp_path_factory):
+def warm(runs, tmp_path_factory):
     """A training of 12 steps with chains in the first 6, evaluated and saved every 2."""
     folder = tmp_path_factory.mktemp("warm")
-    rows = masked_molecules(opened(exported / "smiles-hf")[0], 40)
+    rows = masked_molecules(opened(step(runs, "smiles"))[0], 40)
 
     def train(kind, options=(), stop=12, resume=None):
         class Stop(transformers.TrainerCallback):
@@ -247,7 +282,7 @@ def warm(exported, tmp_path_factory):
                 control.should_training_stop = state.global_step >= stop
 
         trainer = transformers.Trainer(
-            opened(exported / "smiles-hf")[1],
+            opened(step(runs, "smiles"))[1],
             arguments(
                 folder / kind, max_steps=12, save_steps=2, eval_steps=2, eval_strategy="steps",
                 learning_rate=1e-2, **dict(options),
@@ -312,12 +347,12 @@ def test_the_best_model_and_a_stopped_one_keep_their_chains(warm):
         ),
     ],
 )
-def test_a_head_is_drawn_and_the_encoder_loaded(kind, labels, exported, tmp_path):
+def test_a_head_is_drawn_and_the_encoder_loaded(kind, labels, runs, tmp_path):
     auto = getattr(transformers, f"AutoModelFor{kind}")
-    tokenizer, model = opened(exported / "smiles-hf", auto, **(
+    tokenizer, model = opened(step(runs, "smiles"), auto, **(
         {} if kind == "QuestionAnswering" else {"num_labels": 3}
     ))  # fmt: skip
-    run = load_pretrained(exported / "smiles", print).model()
+    run = exlm_mini.load(runs / "smiles").model()
     for name, weight in run.encoder.state_dict().items():
         assert torch.equal(model.exlm.encoder.state_dict()[name], weight)
     for head in model.heads:
@@ -334,11 +369,11 @@ def test_a_head_is_drawn_and_the_encoder_loaded(kind, labels, exported, tmp_path
     assert torch.equal(again(ids)[0], model(ids)[0])
 
 
-def test_gradients_do_not_grow_with_accumulation(exported, tmp_path):
-    tokenizer, _ = opened(exported / "smiles-hf")
+def test_gradients_do_not_grow_with_accumulation(runs, tmp_path):
+    tokenizer, _ = opened(step(runs, "smiles"))
     rows, norms = molecules(tokenizer, 16), []
     for number in (1, 4):
-        _, model = opened(exported / "smiles-hf")
+        _, model = opened(step(runs, "smiles"))
         trainer = transformers.Trainer(
             model,
             arguments(tmp_path, max_steps=1, logging_steps=1, gradient_accumulation_steps=number),
@@ -347,25 +382,3 @@ def test_gradients_do_not_grow_with_accumulation(exported, tmp_path):
         trainer.train()
         norms.append(trainer.state.log_history[0]["grad_norm"])
     assert norms[1] < 2 * norms[0]
-
-
-def test_a_directory_in_use_is_left_alone(runs, capsys, tmp_path):
-    (tmp_path / "mine").write_text("x")
-    assert main([str(runs / "smiles"), str(tmp_path)]) == 2
-    assert f"{tmp_path} is not empty" in capsys.readouterr().err
-
-
-def test_export_is_of_the_step_that_is_named_and_keeps_its_chains(runs, tmp_path):
-    step = runs / "smiles" / "checkpoints" / "step-000002"
-    export(load_pretrained(step, print), tmp_path / "out")
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert "2 of 3" in card and "smiles, embedded" in card
-    assert load_pretrained(step, print).sha256 in card
-    tokenizer, model = opened(tmp_path / "out")
-    assert model.chain_share == pytest.approx(2 / 3)
-    ids = tokenizer("C[MASK]C(=O)[MASK]", return_tensors="pt").input_ids
-    found_SV = model(ids).logits[ids == tokenizer.mask_token_id]
-    want_SV = read_row(load_pretrained(step, print).model(), ids, 2 / 3).log_token_SV
-    torch.testing.assert_close(found_SV, want_SV, atol=1e-5, rtol=1e-5)
-    without_SV = read_row(model.exlm, ids).log_token_SV
-    assert not torch.allclose(found_SV, without_SV, atol=1e-4)

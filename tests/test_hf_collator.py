@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.units import Units
-from exlm_mini.reading.pretrained import SHIPPED, load_pretrained
+from exlm_mini.reading.trained import SHIPPED, load
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")
@@ -35,7 +35,7 @@ every = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def owns() -> dict:
-    return {name: load_pretrained(path, print).tokenizer for name, path in SHIPPED.items()}
+    return {name: load(path, print).tokenizer for name, path in SHIPPED.items()}
 
 
 @pytest.fixture(scope="module")

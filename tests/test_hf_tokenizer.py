@@ -19,11 +19,11 @@ from exlm_mini.data.tokenizer import (
     MASK,
     Tokenizer,
     train_byte_level_bpe,
-    train_smiles,
     word_level,
 )
 from exlm_mini.model.exlm import token_states
-from exlm_mini.reading.pretrained import SHIPPED, Layout, load_pretrained
+from exlm_mini.reading.trained import SHIPPED, load
+from exlm_mini.training.parts import longest_text
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")
@@ -54,7 +54,7 @@ def again(tokenizer, folder: Path):
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory) -> dict:
     """The package's tokenizer and the exported one, of the shipped models and of a word list."""
-    owns = {name: load_pretrained(path, print).tokenizer for name, path in SHIPPED.items()}
+    owns = {name: load(path, print).tokenizer for name, path in SHIPPED.items()}
     owns["words"] = word_level(["the", "cat", "sat"])
     folder = tmp_path_factory.mktemp("tokenizers")
     return {
@@ -178,31 +178,17 @@ def test_molecules_have_no_words(pairs):
 
 def test_truncation_leaves_what_the_model_takes():
     for name, longest in (("molecules", 510), ("english", 506)):
-        pretrained = load_pretrained(SHIPPED[name], print)
-        exported = hf.tokenizer_for(pretrained.tokenizer, pretrained.max_length)
-        assert exported.model_max_length == pretrained.max_length <= longest
+        pretrained = load(SHIPPED[name], print)
+        exported = hf.tokenizer_for(pretrained.tokenizer, longest_text(pretrained.config))
+        assert exported.model_max_length == longest_text(pretrained.config) <= longest
         ids = exported("C" * 3000, truncation=True, return_tensors="pt").input_ids
-        assert ids.shape[1] == pretrained.max_length
-        token_states(pretrained.model(), ids)
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "longest"),
-    [
-        ({}, 100),
-        ({"num_copies": 3}, 33),
-        ({"boundary_copies": 4}, 94),
-    ],
-)
-def test_a_text_is_as_long_as_its_copies_leave_room_for(kwargs, longest):
-    special = train_smiles(["C"]).special_ids
-    layout = Layout(special, 100, **kwargs)
-    assert layout.room(1) + 2 == longest
+        assert ids.shape[1] == longest_text(pretrained.config)
+        token_states(pretrained.model, ids)
 
 
 @pytest.mark.slow
 def test_without_the_package_transformers_still_finds_masks(tmp_path):
-    own = load_pretrained(SHIPPED["english"], print).tokenizer
+    own = load(SHIPPED["english"], print).tokenizer
     hf.tokenizer_for(own).save_pretrained(tmp_path)
     text = "x\n [MASK] y"
     program = f"""

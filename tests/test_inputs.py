@@ -11,14 +11,21 @@ from exlm_lab.downstream.inputs import (
     evaluation_batches,
     padded,
 )
-from exlm_mini.config import SpecialIds
+from exlm_mini.config import MaskingConfig, ModelConfig, RunConfig, SpecialIds
 from exlm_mini.data.masking import repeat_tokens
 from exlm_mini.data.tokenizer import word_level
 from exlm_mini.model.expansion import expand_masks
-from exlm_mini.reading.pretrained import Layout
 
 SPECIAL = SpecialIds()
 WORDS = word_level(["a", "b", "c", "d"])
+
+
+def run(max_positions, num_copies=1, boundary_copies=1):
+    """Settings with so many positions."""
+    objective = "exlm" if num_copies == 1 else "repeated-mlm"
+    model = ModelConfig(max_positions=max_positions, states_per_mask=boundary_copies)
+    masking = MaskingConfig(strategy="bernoulli", num_copies=num_copies)
+    return RunConfig(objective=objective, model=model, masking=masking)
 
 
 def words(row):
@@ -26,9 +33,9 @@ def words(row):
 
 
 def test_a_sentence_and_a_pair_are_framed_as_roberta_frames_them():
-    layout = Layout(SPECIAL, 64)
+    config = run(64)
     (single,), (pair,) = (
-        encode_examples([texts], WORDS, layout)[0] for texts in (("a b",), ("a", "c d"))
+        encode_examples([texts], WORDS, config)[0] for texts in (("a b",), ("a", "c d"))
     )
     assert words(single) == ["[BOS]", "a", "b", "[EOS]"]
     assert words(pair) == ["[BOS]", "a", "[EOS]", "[EOS]", "c", "d", "[EOS]"]
@@ -39,7 +46,7 @@ def test_the_longer_text_is_cut_first(room):
     lengths = [(a, b) for a in range(12) for b in range(12)]
     texts = [("a " * first, "b " * second) for first, second in lengths]
     for (first, second), row in zip(
-        lengths, encode_examples(texts, WORDS, Layout(SPECIAL, room + 4))[0], strict=True
+        lengths, encode_examples(texts, WORDS, run(room + 4))[0], strict=True
     ):
         kept = words(row).count("a"), words(row).count("b")
         assert sum(kept) == min(first + second, room)
@@ -54,9 +61,9 @@ def test_the_longer_text_is_cut_first(room):
 )
 def test_no_row_passes_the_positions_once_it_is_expanded(pairs, copies, max_positions):
     num_copies, boundary_copies = copies
-    layout = Layout(SPECIAL, max_positions, num_copies, boundary_copies)
+    config = run(max_positions, num_copies, boundary_copies)
     texts = [("a " * first, "b " * second) for first, second in pairs]
-    rows, notes = encode_examples(texts, WORDS, layout)
+    rows, notes = encode_examples(texts, WORDS, config)
     ids_BN = padded(rows, SPECIAL.pad)
     nothing_BN = torch.zeros_like(ids_BN, dtype=torch.bool)
     if num_copies > 1:
@@ -75,7 +82,7 @@ def test_no_row_passes_the_positions_once_it_is_expanded(pairs, copies, max_posi
 
 
 def test_unknown_tokens_are_counted_before_any_is_cut():
-    _, notes = encode_examples([("x y a z",)], WORDS, Layout(SPECIAL, 4))
+    _, notes = encode_examples([("x y a z",)], WORDS, run(4))
     assert notes["unknown_share"] == 0.75 and notes["tokens_cut"] == 2
 
 

@@ -9,8 +9,7 @@ import torch
 
 import exlm_mini
 from exlm_mini import fill
-from exlm_mini.reading.pretrained import SHIPPED
-from exlm_mini.reading.trained import shipped_for
+from exlm_mini.reading.trained import SHIPPED, shipped_for
 
 LARGEST = 3 * 2**20
 """Bytes of a shipped model."""

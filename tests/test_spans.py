@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from exlm_lab.downstream.prepared import make_span_problem
 from exlm_lab.downstream.spans import best_span, choose_answers, target, windows
 from exlm_lab.downstream.squad import Question, Squad, read_file, score_predictions
-from exlm_mini.config import SpecialIds
+from exlm_mini.config import ModelConfig, RunConfig
 from exlm_mini.data.tokenizer import train_byte_level_bpe
-from exlm_mini.reading.pretrained import Layout
 
 SENTENCE = "The cat sat on a mat in Rome. Where the café’s naïve dog lay, a beagle, none knew."
 TOKENIZER = train_byte_level_bpe([SENTENCE] * 3, 320)
@@ -78,7 +77,8 @@ def test_windows_are_berts_and_smaller_where_the_model_is(
     positions, length, overlap, num_asked
 ):
     long = Question("q", "Why? " * 89 + "Why?", SENTENCE * 30, (), None)
-    model = SimpleNamespace(layout=Layout(SpecialIds(), positions), tokenizer=TOKENIZER)
+    config = RunConfig(objective="mlm", model=ModelConfig(max_positions=positions))
+    model = SimpleNamespace(config=config, tokenizer=TOKENIZER)
     problem = make_span_problem(Squad(([long], 0), ([long], 3)), model, max_unknown=1.0)
     assert problem.notes["windows"] == {"length": length, "overlap": overlap}
     rows = problem.notes["rows"]["validation"]

@@ -23,7 +23,7 @@ from exlm_lab.experiments.records import collect, read_all, read_record
 from exlm_lab.experiments.running import Runner
 from exlm_mini.config import TrainConfig
 from exlm_mini.config.recipes import plain
-from exlm_mini.reading.pretrained import load_pretrained
+from exlm_mini.reading.trained import load
 from exlm_mini.training.checkpoint import latest_checkpoint
 from exlm_mini.training.run_directory import read_metrics
 
@@ -272,7 +272,7 @@ def test_a_cell_that_grows_is_trained_in_both_stages(grown, tmp_path):
     lines = read_metrics(runner.folder(config) / "metrics.jsonl")
     assert [line["step"] for line in lines][-1] == trained["steps"] == 6
     assert {3, 6} <= {line["step"] for line in lines if "validation_bits_per_mask" in line}
-    assert load_pretrained(runner.folder(config), print).config.objective == "exlm"
+    assert load(runner.folder(config), print).config.objective == "exlm"
 
 
 MLM = Cell("toy-mlm", "toy", "sweep/toy", CELL)

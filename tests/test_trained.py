@@ -14,9 +14,10 @@ import exlm_mini
 from exlm_mini.config import DataConfig
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.model.exlm import token_states
+from exlm_mini.reading.decoding import read_row
 from exlm_mini.reading.explorer import explorer
 from exlm_mini.reading.scene import read_scene
-from exlm_mini.reading.trained import encode_row, read
+from exlm_mini.training.parts import num_copies
 
 ROOT = Path(__file__).resolve().parents[1]
 SMILES = ["CC(=O)N", "CCO", "C1CCCCC1"]
@@ -52,7 +53,8 @@ def test_a_vector_is_the_mean_of_the_tokens_of_its_text(objective, runs):
 def test_filling_is_that_of_the_command(objective, runs):
     model = exlm_mini.load(runs / objective)
     filled = model.fill("CC(=O)N[MASK]")
-    reading = read(model, encode_row(model, "CC(=O)N[MASK]"))
+    row_BN, copies = model.masked_row("CC(=O)N[MASK]"), num_copies(model.config)
+    reading = read_row(model.model, row_BN, num_copies=copies)
     assert filled.reading.token_ids_S.tolist() == reading.token_ids_S.tolist()
     assert filled.text.startswith("CC(=O)N") and "[MASK]" not in filled.text
     assert 0 < filled.probability <= 1
@@ -61,8 +63,8 @@ def test_filling_is_that_of_the_command(objective, runs):
 
 def test_exploring_is_that_of_the_command(runs):
     model, text = exlm_mini.load(runs / "exlm"), "CC[MASK]C[MASK]"
-    row_BN = encode_row(model, text)
-    scene = read_scene(read(model, row_BN), model.tokenizer, row_BN)
+    row_BN = model.masked_row(text)
+    scene = read_scene(read_row(model.model, row_BN), model.tokenizer, row_BN)
     assert model.explore(text).html == explorer(scene).html
     told(lambda: exlm_mini.load(runs / "mlm").explore(text), "has none (MLM)")
 

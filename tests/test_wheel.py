@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("exlm_mini", "exlm_lab")
 INSIDE = (
     "*.py", "py.typed", "recipes/*.yaml", "data/*.yaml", "recipes/finetune/*", "recipes/sweep/*",
-    "*.css", "*.js", "shipped/*/*.*", "shipped/*/data/*", "shipped/*/checkpoints/*/*",
+    "*.css", "*.js", "shipped/*/*.*", "shipped/*/checkpoints/*/*",
 )  # fmt: skip
 
 

@@ -40,8 +40,8 @@ from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.ledger import StoppedError, check_identity
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading, write_atomically
-from exlm_mini.export import config_of
-from exlm_mini.reading.pretrained import Pretrained
+from exlm_mini.hf.config import config_of
+from exlm_mini.reading.trained import Trained
 from exlm_mini.training.loop import Progress
 from exlm_mini.training.parts import choose_device
 from exlm_mini.training.step import DivergedError
@@ -69,7 +69,7 @@ class Tuned(NamedTuple):
     """Of all starts."""
 
 
-def model_for(pretrained: Pretrained, problem: Problem, config: TuneConfig, seed: int) -> Any:
+def model_for(pretrained: Trained, problem: Problem, config: TuneConfig, seed: int) -> Any:
     """The pre-trained encoder with a new head for a task."""
     kind = problem.task.kind
     classes = (
@@ -82,12 +82,12 @@ def model_for(pretrained: Pretrained, problem: Problem, config: TuneConfig, seed
     )  # fmt: skip
     set_seed(seed)
     model = classes(settings)
-    model.exlm.load_state_dict(pretrained.checkpoint.tensors["model"])
+    model.exlm.load_state_dict(pretrained.model.state_dict())
     return model
 
 
 def fine_tune(
-    pretrained: Pretrained,
+    pretrained: Trained,
     problem: Problem,
     config: TuneConfig,
     seed: int,
@@ -209,7 +209,7 @@ class _Trainer(Trainer):
 
 
 def _trainer(
-    pretrained: Pretrained,
+    pretrained: Trained,
     problem: Problem,
     config: TuneConfig,
     seed: int,

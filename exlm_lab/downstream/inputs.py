@@ -17,15 +17,16 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from exlm_mini.config import RunConfig
 from exlm_mini.data.tokenizer import Tokenizer
-from exlm_mini.reading.pretrained import Layout
+from exlm_mini.training.parts import longest_text
 
 FRAME = 2
 """Boundaries of each text."""
 
 
 def encode_examples(
-    texts: list[tuple[str, ...]], tokenizer: Tokenizer, layout: Layout
+    texts: list[tuple[str, ...]], tokenizer: Tokenizer, config: RunConfig
 ) -> tuple[list[np.ndarray], dict[str, Any]]:
     """Rows of the examples of one split.
 
@@ -34,7 +35,7 @@ def encode_examples(
     Args:
         texts: one text each, or a pair each; at least one.
         tokenizer: of the checkpoint.
-        layout: of the model; its positions must hold a token of each text.
+        config: of the model's run; its positions must hold a token of each text.
 
     Returns:
         rows: R times int32 ids, boundaries included, not padded.
@@ -45,7 +46,7 @@ def encode_examples(
 
     encode, columns = tokenizer_for(tokenizer), list(zip(*texts, strict=True))
     num_special = FRAME * len(columns)
-    most = layout.room(len(columns)) + num_special
+    most = longest_text(config, len(columns))
     whole = encode(*map(list, columns))["input_ids"]
     is_long = [len(row) > most for row in whole]
     long = [

@@ -26,7 +26,8 @@ from exlm_lab.downstream.spans import Window, choose_answers, target, windows
 from exlm_lab.downstream.task import Examples, Splits, Task
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.tokenizer import on_one_line
-from exlm_mini.reading.pretrained import Pretrained
+from exlm_mini.reading.trained import Trained
+from exlm_mini.training.parts import longest_text
 
 WINDOW_LENGTH, WINDOW_OVERLAP, MAX_QUESTION = 384, 128, 64
 """Of SQuAD's windows, in tokens: BERT's; smaller where the model has fewer positions."""
@@ -63,7 +64,7 @@ class Problem(NamedTuple):
 
 
 def identity_of(
-    pretrained: Pretrained, problem: Problem, config: TuneConfig, seed: int
+    pretrained: Trained, problem: Problem, config: TuneConfig, seed: int
 ) -> dict[str, Any]:
     """What identifies a run in its directory and its record; JSON-able."""
     return {
@@ -78,7 +79,7 @@ def load_problem(
     name: str,
     data: Path | None,
     reading: ReadingConfig,
-    pretrained: Pretrained,
+    pretrained: Trained,
     max_unknown: float = MAX_UNKNOWN,
 ) -> Problem:
     """A task by name, made ready for a model; arguments as for ``load_task``, ``make_problem``."""
@@ -89,7 +90,7 @@ def load_problem(
 
 
 def make_problem(
-    task: Task, splits: Splits, pretrained: Pretrained, max_unknown: float = MAX_UNKNOWN
+    task: Task, splits: Splits, pretrained: Trained, max_unknown: float = MAX_UNKNOWN
 ) -> Problem:
     """A task of sentences, pairs or molecules made ready for one model; not for spans.
 
@@ -104,7 +105,7 @@ def make_problem(
     parts, notes = {}, {**splits.notes, "rows": {}}
     for name, examples in named.items():
         rows, notes["rows"][name] = encode_examples(
-            examples.texts, pretrained.tokenizer, pretrained.layout
+            examples.texts, pretrained.tokenizer, pretrained.config
         )
         parts[name] = _part(task, rows, examples, unit)
         if name != "train":
@@ -127,14 +128,14 @@ def _part(task: Task, rows: list[np.ndarray], examples: Examples, unit: float) -
 
 
 def make_span_problem(
-    data: squad.Squad, pretrained: Pretrained, max_unknown: float = MAX_UNKNOWN
+    data: squad.Squad, pretrained: Trained, max_unknown: float = MAX_UNKNOWN
 ) -> Problem:
     """SQuAD for one model: a row for every window of every question.
 
     Validation chooses an answer per question from all its windows and scores it as the official
     script does; ``best_f1`` and ``best_exact`` are at the best threshold for "no answer".
     """
-    length = min(WINDOW_LENGTH, pretrained.layout.room(2) + 2 * FRAME)
+    length = min(WINDOW_LENGTH, longest_text(pretrained.config, 2))
     max_question = min(MAX_QUESTION, (length - 2 * FRAME) // 3)
     overlap = min(WINDOW_OVERLAP, (length - 2 * FRAME - max_question) // 2)
     notes: dict[str, Any] = {"rows": {}, "windows": {"length": length, "overlap": overlap}}
@@ -161,7 +162,7 @@ def _judge_spans(
 
 
 def _check_unknown(
-    task: Task, texts: list[tuple[str, ...]], share: float, most: float, pretrained: Pretrained
+    task: Task, texts: list[tuple[str, ...]], share: float, most: float, pretrained: Trained
 ) -> None:
     """Refuse training texts that the vocabulary of the model was not made for."""
     tokenizer = pretrained.tokenizer

@@ -12,7 +12,7 @@ from exlm_lab.downstream.grid import PAPER, Tuning, is_diverged, paper_numbers, 
 from exlm_lab.downstream.runs import Result
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import read_bytes, reading, write_atomically
-from exlm_mini.reading.pretrained import Pretrained
+from exlm_mini.reading.trained import Trained
 
 RESULTS = "results.json"
 TABLE = "table.md"
@@ -66,7 +66,7 @@ def task_record(result: Result, recipe: Tuning, made_with: dict[str, Any]) -> di
 
 
 def write_results(
-    output: Path, pretrained: Pretrained, task: str, record: dict[str, Any]
+    output: Path, pretrained: Trained, task: str, record: dict[str, Any]
 ) -> dict[str, Any]:
     """Add a task to ``results.json`` and ``table.md``; returns the contents of ``results.json``."""
     model = pretrained.config
@@ -74,7 +74,7 @@ def write_results(
         "checkpoint": {
             "path": str(pretrained.path),
             "sha256": pretrained.sha256,
-            "step": pretrained.checkpoint.step,
+            "step": pretrained.step,
             "objective": model.objective,
             "config": json.loads(json.dumps(asdict(model))),
         },
@@ -86,7 +86,7 @@ def write_results(
     return whole
 
 
-def check_results(output: Path, pretrained: Pretrained) -> dict[str, dict[str, Any]]:
+def check_results(output: Path, pretrained: Trained) -> dict[str, dict[str, Any]]:
     """The tasks in ``results.json`` of a directory; none if there is no such file."""
     path = output / RESULTS
     if not path.exists():

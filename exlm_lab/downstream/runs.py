@@ -27,7 +27,7 @@ from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Task
 from exlm_lab.ledger import Ledger, StoppedError, check_identity
 from exlm_mini.data.files import read_bytes, reading
-from exlm_mini.reading.pretrained import Pretrained
+from exlm_mini.reading.trained import Trained
 from exlm_mini.training.console import ProgressLine
 from exlm_mini.training.loop import Progress
 from exlm_mini.training.parts import choose_device
@@ -59,7 +59,7 @@ class TuningLedger(Ledger):
 
     directory: Path
     """OUTPUT, locked by the caller."""
-    pretrained: Pretrained
+    pretrained: Trained
     """The start of every run."""
     problem: Problem
     """The task, encoded for that model."""

@@ -37,7 +37,7 @@ from exlm_mini.config import RunConfig, settings_with
 from exlm_mini.config.checks import Effect, UserError
 from exlm_mini.config.recipes import plain
 from exlm_mini.data.corpus import Corpus, prepare_corpus
-from exlm_mini.reading.pretrained import Pretrained, load_pretrained
+from exlm_mini.reading.trained import Trained, load, open_checkpoint
 from exlm_mini.training.checkpoint import has_begun, latest_checkpoint
 from exlm_mini.training.loop import Progress
 from exlm_mini.training.pretraining import Trainer, stages_left
@@ -147,8 +147,8 @@ class Runner:
         """Of a run that may go on from that of another cell, in a folder of this directory."""
         trainer = Trainer(config, corpus.train, corpus.validation, folder, self.report)
         if config.train.start_from is not None and not has_begun(folder):
-            before = load_pretrained(self.work / config.train.start_from, self.report)
-            trainer.begin_from(before.checkpoint, before.path)
+            path, before = open_checkpoint(self.work / config.train.start_from, self.report)
+            trainer.begin_from(before, path)
         return trainer
 
     def measure(
@@ -164,9 +164,9 @@ class Runner:
         there is to win and how masks are filled (``measures.measure_together``).
         """
         start = time.monotonic()
-        pretrained = load_pretrained(self.folder(config, watched), self.report)
+        pretrained = load(self.folder(config, watched), self.report)
         with_masks = with_settings(pretrained.config, masks or {})
-        model, corpus = pretrained.model(), self.corpus(config)
+        model, corpus = pretrained.model, self.corpus(config)
         numbers = measure(model, with_masks, corpus)
         if with_prize:
             numbers |= measure_together(model, with_masks, corpus, pretrained.tokenizer)
@@ -196,7 +196,7 @@ class Runner:
         """
         from exlm_lab.downstream.finetuning import fine_tune  # transformers takes seconds
 
-        pretrained = load_pretrained(self.folder(config, watched), self.report)
+        pretrained = load(self.folder(config, watched), self.report)
         problem = self._problem(downstream, pretrained)
         name = _digest({"downstream": asdict(downstream), "problem": problem.sha256})
         folder = self.folder(config, watched) / f"finetune-{name}"
@@ -239,7 +239,7 @@ class Runner:
             torch.set_num_threads(config.train.num_threads)
         return replace(config, train=replace(config.train, device=self.device))
 
-    def _problem(self, downstream: Downstream, pretrained: Pretrained) -> Problem:
+    def _problem(self, downstream: Downstream, pretrained: Trained) -> Problem:
         if downstream.num_train is None:
             return load_problem(downstream.task, self.data, ReadingConfig(), pretrained)
         task, splits = load_task(downstream.task, None, ReadingConfig(), pretrained.tokenizer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -12,14 +13,32 @@ from transformers import PreTrainedTokenizerFast
 
 from exlm_mini.data.tokenizer import BOS, EOS, MASK, PAD, SEP, UNK, Tokenizer
 
+NAMES: dict[str, Any] = {
+    "bos_token": BOS, "eos_token": EOS, "unk_token": UNK, "sep_token": SEP, "cls_token": BOS,
+    "pad_token": PAD, "mask_token": MASK, "padding_side": "right",
+    "model_input_names": ["input_ids", "attention_mask"],
+}  # fmt: skip
+
 
 class ExLMTokenizer(PreTrainedTokenizerFast):
     """A tokenizer that takes [BOS], [EOS], [PAD], [SEP] and [UNK] in a text for plain characters;
-    made by ``tokenizer_for``."""
+    made by ``tokenizer_for``, or from the directory of a checkpoint."""
 
     # Fixed here, not an argument: that would be stored, and without this class transformers could
     # then not find [MASK] either.
     split_special_tokens = property(lambda self: True, lambda self, value: None)
+
+    @classmethod
+    def convert_to_native_format(
+        cls, trust_remote_code: bool = False, **options: Any
+    ) -> dict[str, Any]:
+        """The arguments of a tokenizer from the files of a directory."""
+        definition = Path(options.pop("tokenizer_file")).read_bytes()
+        if "TemplateProcessing" in str(json.loads(definition)["post_processor"]):
+            inner = tokenizers.Tokenizer.from_buffer(definition)  # transformers has saved it
+        else:
+            inner = _converted(definition)
+        return {**NAMES, **options, "tokenizer_object": inner}
 
     def _add_tokens(
         self, new_tokens: Sequence[str | AddedToken], special_tokens: bool = False
@@ -27,6 +46,7 @@ class ExLMTokenizer(PreTrainedTokenizerFast):
         # Tokens with the flag are not found. When a directory is opened, transformers sets it for
         # [MASK], too, and adds it again.
         tokens: list[Any] = [AddedToken(t) if isinstance(t, str) else t for t in new_tokens]
+        tokens = [AddedToken(MASK, special=False) if t.content == MASK else t for t in tokens]
         for token in tokens:
             token.special = token.content in (BOS, EOS, PAD, SEP, UNK)
         return super()._add_tokens(tokens)
@@ -47,10 +67,16 @@ def tokenizer_for(tokenizer: Tokenizer, max_length: int | None = None) -> ExLMTo
         tokenizer: of a run.
         max_length: what ``truncation=True`` leaves of a text, in tokens, [BOS] and [EOS] included.
     """
-    special, inner = tokenizer.special_ids, _finds_masks(json.loads(tokenizer.definition))
+    limit = {} if max_length is None else {"model_max_length": max_length}
+    return ExLMTokenizer(tokenizer_object=_converted(tokenizer.definition), **NAMES, **limit)
+
+
+def _converted(definition: bytes) -> tokenizers.Tokenizer:
+    """The tokenizer of a run with the steps of transformers around it."""
+    inner, own = _finds_masks(json.loads(definition)), Tokenizer(definition)
     steps = [normalizers.Replace(Regex(r" (?=\[MASK\])"), "")]
     # A list of words holds the names of the special tokens; in a text they are unknown words.
-    names = [name for name in (PAD, BOS, EOS, SEP) if tokenizer.unknown_pieces(name) == [name]]
+    names = [name for name in (PAD, BOS, EOS, SEP) if own.unknown_pieces(name) == [name]]
     if names:
         pattern = "|".join(name[1:-1] for name in names)
         steps.append(normalizers.Replace(Regex(rf"\[({pattern})\]"), UNK))
@@ -60,19 +86,12 @@ def tokenizer_for(tokenizer: Tokenizer, max_length: int | None = None) -> ExLMTo
     template = processors.TemplateProcessing(
         single=f"{BOS} $A {EOS}",
         pair=f"{BOS} $A {EOS} {EOS} $B {EOS}",
-        special_tokens=[(BOS, special.bos), (EOS, special.eos)],
+        special_tokens=[(BOS, own.special_ids.bos), (EOS, own.special_ids.eos)],
     )
     # Whole-word masking takes tokens whose offsets touch for one word.
     trim = processors.ByteLevel(add_prefix_space=False, trim_offsets=True)
     inner.post_processor = processors.Sequence([trim, template])
-    limit = {} if max_length is None else {"model_max_length": max_length}
-    return ExLMTokenizer(
-        tokenizer_object=inner,
-        bos_token=BOS, eos_token=EOS, unk_token=UNK, sep_token=SEP, cls_token=BOS, pad_token=PAD,
-        mask_token=MASK,
-        padding_side="right", model_input_names=["input_ids", "attention_mask"],
-        **limit,
-    )  # fmt: skip
+    return inner
 
 
 def _finds_masks(definition: dict[str, Any]) -> tokenizers.Tokenizer:

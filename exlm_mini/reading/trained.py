@@ -13,11 +13,15 @@ Shapes: B rows, N tokens, S masked tokens, D width.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,17 +29,41 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from exlm_mini.config import RunConfig
-from exlm_mini.config.checks import UserError
+from exlm_mini.config.checks import UserError, nearest
+from exlm_mini.data import files
 from exlm_mini.data.text import document
-from exlm_mini.data.tokenizer import MASK, Tokenizer
+from exlm_mini.data.tokenizer import MASK, TOKENIZER_KINDS, Tokenizer
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.exlm import token_states
 from exlm_mini.reading.decoding import Reading, read_row
 from exlm_mini.reading.explorer import Explorer, explorer
-from exlm_mini.reading.pretrained import SHIPPED, TRAINED_IN_TURN, load_pretrained
 from exlm_mini.reading.scene import read_scene
+from exlm_mini.training.checkpoint import (
+    MANIFEST,
+    Checkpoint,
+    latest_checkpoint,
+    load_checkpoint,
+)
 from exlm_mini.training.console import say
-from exlm_mini.training.parts import chain_share, make_masker, num_copies, score
+from exlm_mini.training.parts import (
+    chain_share,
+    expanded_length,
+    load_model,
+    make_masker,
+    num_copies,
+    score,
+)
+
+SHIPPED = {
+    name: Path(__file__).with_name("shipped") / name for name in ("molecules", "english")
+}
+"""Small models that come with the package, by name; each has a card."""
+INPUT_OF_KIND = {tokenizer: data for data, tokenizer in TOKENIZER_KINDS.items()}
+"""Kind of data by kind of tokenizer, as in ``exlm_lab.downstream.task.Task``."""
+REMEDY = "give the --output of a pre-training run that has saved one"
+MAX_CHARACTERS = 20_000
+"""More than any row holds. Splitting SMILES takes quadratic time if brackets stay open: a second
+for this length."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +85,30 @@ class Trained:
     config: RunConfig = field(repr=False)
     model: ExLM | MaskedLM = field(repr=False)
     tokenizer: Tokenizer = field(repr=False)
+    path: Path = field(default=Path(), repr=False)
+    """Of the step's directory."""
+    sha256: str = field(default="", repr=False)
+    """Of the names and bytes of the weights."""
+    notes: dict[str, Any] = field(default_factory=dict, repr=False)
+    """What else its checkpoint says, such as ``evaluation`` and ``versions``."""
+
+    @property
+    def input(self) -> str:
+        """The kind of its training data: text, smiles or toy."""
+        return INPUT_OF_KIND[self.tokenizer.kind]
+
+    @property
+    def model_in_words(self) -> str:
+        """The kind of model, in words."""
+        config = self.config
+        if config.objective == "mlm":
+            return "MLM"
+        if config.objective == "repeated-mlm":
+            return f"Repeated MLM, {num_copies(config)} copies"
+        model, share = config.model, chain_share(config, self.step)
+        chains = f", still {share:.0%} fixed parallel chains" if share else ""
+        kind = f"{model.states_per_mask} states per mask, {model.transition} transitions"
+        return f"ExLM, {kind}{chains}"
 
     @torch.no_grad()
     def embed(self, texts: Sequence[str], batch_size: int = 64) -> Tensor:
@@ -86,21 +138,35 @@ class Trained:
         """Fill the masks of a text with likely tokens, chosen together.
 
         Raises:
-            UserError: see ``encode_row``.
+            UserError: see ``masked_row``; and if the weights give no probabilities.
         """
-        masked_ids_BN = encode_row(self, text)
-        reading = read(self, masked_ids_BN)
-        filled = fill_in(self.tokenizer, masked_ids_BN, reading.token_ids_S)
+        masked_ids_BN = self.masked_row(text)
+        # As at the validation of this step: transitions may still be blended with fixed chains.
+        share, copies = chain_share(self.config, self.step), num_copies(self.config)
+        reading = read_row(self.model, masked_ids_BN, share, copies)
+        if reading.log_token_SV.isnan().any():
+            raise UserError(
+                f"the weights of {self.run} give no probabilities, for they are too large or no "
+                "numbers; give another run"
+            )
+        filled_N = masked_ids_BN[0].clone()
+        filled_N[filled_N == self.tokenizer.special_ids.mask] = reading.token_ids_S
+        filled = self.tokenizer.decode(filled_N[1:-1].tolist())
         return Filled(filled, min(1.0, math.exp(reading.log_joint)), reading)
 
     def explore(self, text: str) -> Explorer:
         """The links between the states of the masks, for display in a notebook or to ``save``.
 
         Raises:
-            UserError: see ``encode_row``; and if the states are not linked.
+            UserError: see ``fill``; and if the states are not linked.
         """
-        masked_ids_BN = encode_row(self, text)
-        return explore(self, masked_ids_BN, read(self, masked_ids_BN))
+        reading = self.fill(text).reading
+        if reading.graph is None:
+            raise UserError(
+                f"an explorer shows the links between states, and {self.run} has none "
+                f"({self.model_in_words}); give a run of ExLM with linked states"
+            )
+        return explorer(read_scene(reading, self.tokenizer, self.masked_row(text)))
 
     def loss(self, texts: Sequence[str], seed: int = 1) -> Tensor:
         """The loss of pre-training on these texts, in nats per target, a scalar with gradient.
@@ -129,35 +195,57 @@ class Trained:
         batch = masker(rows_BN, 0 * counter_B, counter_B, 0)
         return score(self.model, batch, chain_share(self.config, self.step)).loss
 
-    @property
-    def model_in_words(self) -> str:
-        """The kind of model, in words."""
-        config = self.config
-        if config.objective == "mlm":
-            return "MLM"
-        if config.objective == "repeated-mlm":
-            return f"Repeated MLM, {num_copies(config)} copies"
-        model, share = config.model, chain_share(config, self.step)
-        chains = f", still {share:.0%} fixed parallel chains" if share else ""
-        kind = f"{model.states_per_mask} states per mask, {model.transition} transitions"
-        return f"ExLM, {kind}{chains}"
+    def masked_row(self, text: str) -> Tensor:
+        """masked_ids_BN of one text with masks, between [BOS] and [EOS].
+
+        Raises:
+            UserError: no text, not UTF-8, no mask, something the vocabulary lacks, or too long.
+        """
+        tokenizer = self.tokenizer
+        text = document(text, tokenizer.kind, "the text")
+        if MASK not in text:
+            raise UserError(
+                f"the text has no {MASK}; write {MASK} in place of each hidden token"
+            )
+        if len(text) > MAX_CHARACTERS:
+            raise UserError(
+                f"the text has {len(text):,} characters; {MAX_CHARACTERS:,} is the most that is "
+                "read"
+            )
+        if tokenizer.special_ids.unk in tokenizer.encode_with_masks(text):
+            pieces = re.split(rf" ?{re.escape(MASK)}", text)
+            unknown = [piece for part in pieces for piece in tokenizer.unknown_pieces(part)]
+            raise UserError(
+                f"not in the vocabulary of {self.run}: "
+                f"{', '.join(map(repr, dict.fromkeys(unknown)))}; name another run with --run, "
+                f"such as {' or '.join(SHIPPED)}"
+            )
+        return self.rows([text])
 
     def rows(self, texts: Sequence[str]) -> Tensor:
         """token_ids_BN of some texts, each between [BOS] and [EOS]; "[MASK]" is a mask.
 
         Every character counts, white space around a text too.
         """
-        if isinstance(texts, str):
-            texts = [texts]
-        special = self.tokenizer.special_ids
+        texts, special = (
+            [texts] if isinstance(texts, str) else texts,
+            self.tokenizer.special_ids,
+        )
         rows = [
             [special.bos, *self.tokenizer.encode_with_masks(text), special.eos]
             for text in texts
         ]
         names = [f"texts[{i}]" for i in range(len(rows))] if len(rows) > 1 else ["the text"]
+        most, learned = self.config.model.max_positions, self.config.data.block_length
         for name, row in zip(names, rows, strict=True):
-            _check_length(self, name, row)
-        learned = self.config.data.block_length
+            if len(row) == 2:
+                raise UserError(f"{name} is empty; leave it out")
+            needed = expanded_length(self.config, len(row), row.count(special.mask))
+            if needed > most:
+                raise UserError(
+                    f"{name} has {len(row)} tokens with [BOS] and [EOS], {needed} after expansion "
+                    f"or repetition, more than model.max_positions {most} of {self.run}; shorten it"
+                )
         if long := [i for i, row in enumerate(rows) if len(row) > learned]:
             say(
                 f"{self.run} was trained on rows of up to {learned} tokens, and {len(long)} of "
@@ -175,124 +263,72 @@ class Trained:
         return [document(entry, kind, f"texts[{i}]") for i, entry in enumerate(entries)]
 
 
-def load(path: str | Path) -> Trained:
+def load(path: str | Path, report: Callable[[str], None] = say) -> Trained:
     """Load a trained model, from the newest intact checkpoint of a run or from one of its steps.
 
     Args:
-        path: OUTPUT of a run (for mlm+exlm the ExLM in it is taken, or name its ``mlm``), or
-            ``checkpoints/step-NNNNNN``; or, if there is no such path, the name of a shipped model.
+        path: OUTPUT of a run, or ``checkpoints/step-NNNNNN`` in it; or, if there is no such path,
+            the name of a shipped model.
+        report: receives a line for each damaged checkpoint that is skipped.
 
     Raises:
-        UserError: see ``load_pretrained``.
+        UserError: if there is no intact checkpoint of a pre-training run, or its tokenizer is
+            missing or another.
     """
-    path = Path(path)
-    found = load_pretrained(single_run(path) or path, say)
-    run, step = found.path.parent.parent, found.checkpoint.step
-    return Trained(run, step, found.config, found.model(), found.tokenizer)
+    path, checkpoint = open_checkpoint(Path(path), report)
+    tokenizer = Tokenizer.load(path / "tokenizer.json")
+    if tokenizer.sha256 != checkpoint.state["tokenizer_sha256"]:
+        raise UserError(
+            f"{path}/tokenizer.json is not that of the model; restore it from a copy"
+        )
+    with files.reading(path, "give a checkpoint of a pre-training run as it was saved"):
+        model, config = load_model(checkpoint)
+    run = path.parent.parent if path.parent.name == "checkpoints" else path
+    sha256 = _sha256(checkpoint.tensors["model"])
+    return Trained(
+        run, checkpoint.step, config, model, tokenizer, path, sha256, checkpoint.state
+    )
 
 
-def single_run(directory: Path) -> Path | None:
-    """The directory with ``checkpoints/``: the one given, or one of the two in an mlm+exlm run."""
-    candidates = [directory, *(directory / name for name in TRAINED_IN_TURN)]
-    return next((path for path in candidates if any(path.glob("checkpoints/step-*"))), None)
+def _sha256(weights: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(f"{name} {tuple(weights[name].shape)}\n".encode())
+        digest.update(weights[name].contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def open_checkpoint(path: Path, report: Callable[[str], None]) -> tuple[Path, Checkpoint]:
+    """The directory of a step, and what is in it; arguments as for ``load``."""
+    if not path.exists():
+        path = SHIPPED.get(str(path), path)
+    if (path / MANIFEST).is_file():
+        return path, load_checkpoint(path)
+    latest = latest_checkpoint(path / "checkpoints", report)
+    if latest is None:
+        raise UserError(f"there is no checkpoint in {path}{_what_it_is(path)}")
+    return path / "checkpoints" / f"step-{latest.step:06d}", latest
+
+
+def _what_it_is(path: Path) -> str:
+    """The end of a message about a path that holds no run."""
+    if not path.exists():
+        return f"; {nearest(str(path), SHIPPED, REMEDY)}"
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        if json.loads((path / "config.json").read_bytes()).get("model_type") == "exlm":
+            return (
+                ", a model for transformers; open it with AutoModelForMaskedLM after import "
+                "exlm_mini.hf, or give the run that it was exported from"
+            )
+    return f"; {REMEDY}"
 
 
 def newest_run(runs: Path) -> Path | None:
     """The run in a directory that saved a checkpoint last; None if no run has one."""
-    found = [run for path in runs.glob("*") if (run := single_run(path))]
-    return max(found, key=lambda run: (run / "checkpoints").stat().st_mtime_ns, default=None)
+    saved = [path.parents[1] for path in runs.glob("*/checkpoints/step-*")]
+    return max(saved, key=lambda run: (run / "checkpoints").stat().st_mtime_ns, default=None)
 
 
 def shipped_for(text: str) -> str:
     """The name of the shipped model for a text: SMILES have no blanks."""
     return "english" if " " in text.strip() else "molecules"
-
-
-MAX_CHARACTERS = 20_000
-"""More than any row holds. Splitting SMILES takes quadratic time if brackets stay open: a second
-for this length."""
-
-
-def encode_row(trained: Trained, text: str) -> Tensor:
-    """masked_ids_BN of one text between [BOS] and [EOS].
-
-    Raises:
-        UserError: no text, not UTF-8, no mask, something the vocabulary lacks, or too long.
-    """
-    tokenizer = trained.tokenizer
-    text = document(text, tokenizer.kind, "the text")
-    if MASK not in text:
-        raise UserError(f"the text has no {MASK}; write {MASK} in place of each hidden token")
-    if len(text) > MAX_CHARACTERS:
-        raise UserError(
-            f"the text has {len(text):,} characters; {MAX_CHARACTERS:,} is the most that is read"
-        )
-    token_ids = tokenizer.encode_with_masks(text)
-    if tokenizer.special_ids.unk in token_ids:
-        pieces = re.split(rf" ?{re.escape(MASK)}", text)
-        unknown = [piece for part in pieces for piece in tokenizer.unknown_pieces(part)]
-        raise UserError(
-            f"not in the vocabulary of {trained.run}: "
-            f"{', '.join(repr(piece) for piece in dict.fromkeys(unknown))}; name another run with "
-            f"--run, such as {' or '.join(SHIPPED)}"
-        )
-    return trained.rows([text])
-
-
-def _check_length(trained: Trained, name: str, row: list[int]) -> None:
-    """Refuse a row without tokens, or with more than the positions can hold.
-
-    What counts is its length once it is expanded or repeated.
-    """
-    if len(row) == 2:
-        raise UserError(f"{name} is empty; leave it out")
-    config = trained.config
-    needed, how = len(row) * num_copies(config), "after repetition"
-    if config.objective == "exlm":
-        num_boundaries = 2 if config.model.boundary == "official" else 0
-        num_expanded = row.count(trained.tokenizer.special_ids.mask) + num_boundaries
-        needed = len(row) + (config.model.states_per_mask - 1) * num_expanded
-        how = "after expansion"
-    if needed > config.model.max_positions:
-        raise UserError(
-            f"{name} has {len(row)} tokens with [BOS] and [EOS], {needed} {how}, more than "
-            f"model.max_positions {config.model.max_positions} of {trained.run}; shorten it"
-        )
-
-
-def read(trained: Trained, masked_ids_BN: Tensor) -> Reading:
-    """What the model of a run says about one row.
-
-    Raises:
-        UserError: if its weights give no probabilities.
-    """
-    # As at the validation of this step: transitions may still be blended with fixed chains.
-    share, copies = chain_share(trained.config, trained.step), num_copies(trained.config)
-    found = read_row(trained.model, masked_ids_BN, share, copies)
-    if found.log_token_SV.isnan().any():
-        raise UserError(
-            f"the weights of {trained.run} give no probabilities, for they are too large or no "
-            "numbers; give another run"
-        )
-    return found
-
-
-def explore(trained: Trained, masked_ids_BN: Tensor, reading: Reading) -> Explorer:
-    """The explorer of a reading of this row.
-
-    Raises:
-        UserError: if the states are not linked.
-    """
-    if reading.graph is None:
-        raise UserError(
-            f"an explorer shows the links between states, and {trained.run} has none "
-            f"({trained.model_in_words}); give a run of ExLM with linked states"
-        )
-    return explorer(read_scene(reading, trained.tokenizer, masked_ids_BN))
-
-
-def fill_in(tokenizer: Tokenizer, masked_ids_BN: Tensor, token_ids_S: Tensor) -> str:
-    """The text with the chosen tokens in place of the masks."""
-    filled_N = masked_ids_BN[0].clone()
-    filled_N[filled_N == tokenizer.special_ids.mask] = token_ids_S
-    return tokenizer.decode(filled_N[1:-1].tolist())

@@ -7,6 +7,7 @@ half a file under its final name. So a checkpoint is a directory with a manifest
         model.safetensors        one file per group of tensors
         optimizer.safetensors
         manifest.json            step, state, sha256 of each file, and its own sha256
+        config.json, ...         for transformers, see ``beside_weights``
 
 It holds no state of random generators or data loaders: data order, masks and dropout are
 functions of counters, so the step is enough to resume, bit for bit on the same machine.
@@ -20,8 +21,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import safetensors.torch
@@ -54,7 +56,11 @@ class Checkpoint(NamedTuple):
 
 
 def save_checkpoint(
-    directory: Path, step: int, tensors: dict[str, dict[str, Tensor]], state: dict
+    directory: Path,
+    step: int,
+    tensors: dict[str, dict[str, Tensor]],
+    state: dict,
+    others: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Path:
     """Write ``directory/step-NNNNNN``, completely or not at all; returns its path.
 
@@ -68,6 +74,7 @@ def save_checkpoint(
         tensors: ``{group: {name: tensor}}``, any device and layout, no shared storage; names of
             groups consist of letters, digits and ``_``.
         state: JSON-able; tuples come back as lists.
+        others: more files, which the manifest does not name (see ``beside_weights``).
 
     Raises:
         UserError: if the disk is full.
@@ -88,6 +95,8 @@ def save_checkpoint(
             data = safetensors.torch.save(plain)
             write_synced(draft / f"{group}.safetensors", data)
             files[f"{group}.safetensors"] = {"sha256": _sha256(data)}
+        for name, data in others.items():
+            write_synced(draft / name, data)
         fields = {"format": FORMAT, "version": VERSION, "step": step}
         manifest = encode_manifest({**fields, "files": files, "state": state})
         write_synced(draft / MANIFEST, manifest)

@@ -119,6 +119,10 @@ class Loop:
         """Further tensors (by group) and JSON-able state for a checkpoint."""
         raise NotImplementedError
 
+    def _beside_weights(self, step: int) -> dict[str, bytes]:
+        """Further files of a checkpoint."""
+        raise NotImplementedError
+
     def _finish(self) -> None:
         """After the last step."""
 
@@ -244,7 +248,8 @@ class Loop:
                     "num_processes": self.engine.world_size,
                     "versions": versions(self.engine.device),
                 }
-                save_checkpoint(self._checkpoints, step, tensors, state)
+                others = self._beside_weights(step)
+                save_checkpoint(self._checkpoints, step, tensors, state, others)
                 prune_checkpoints(self._checkpoints, self.train.keep_last, step)
         self._saved_at = time.monotonic()
 

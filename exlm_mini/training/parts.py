@@ -55,16 +55,38 @@ def stages_of(config: RunConfig) -> list[tuple[RunConfig, int]]:
     return [(replace(config, objective="mlm"), step), *last] if step else last
 
 
+def expanded_length(config: RunConfig, num_tokens: int, num_masks: int = 0) -> int:
+    """Tokens in the encoder of a row of ``num_tokens``, [BOS] and [EOS] included."""
+    if config.objective != "exlm":
+        return num_tokens * num_copies(config)
+    num_boundaries = 2 if config.model.boundary == "official" else 0
+    return num_tokens + (config.model.states_per_mask - 1) * (num_masks + num_boundaries)
+
+
+def longest_text(config: RunConfig, num_pieces: int = 1) -> int:
+    """Tokens of the longest row without masks that the model takes, with the [BOS] and [EOS] of
+    each of its pieces.
+
+    Raises:
+        UserError: if there is no room for one token of each.
+    """
+    most = config.model.max_positions // num_copies(config)
+    length = most - num_pieces * expanded_length(config, 0)
+    if length < 3 * num_pieces:
+        raise UserError(
+            f"model.max_positions {config.model.max_positions} of the checkpoint leaves room for "
+            f"{length} tokens, boundaries included; take a checkpoint with more positions"
+        )
+    return length
+
+
 def longest_row(config: RunConfig, row_length: int) -> int:
     """Length of the longest sequence in the encoder; arguments as for ``cost.estimate``."""
-    if config.objective != "exlm":
-        return row_length * num_copies(config)
     num_maskable = row_length - 2
     num_masks = len(slots_of(config)) or num_maskable
     if config.masking.has_fixed_count:
         num_masks = max(1, math.ceil(config.masking.mask_ratio * num_maskable))
-    num_boundaries = 2 if config.model.boundary == "official" else 0
-    return row_length + (config.model.states_per_mask - 1) * (num_masks + num_boundaries)
+    return expanded_length(config, row_length, num_masks)
 
 
 def check_row_length(config: RunConfig, row_length: int) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from exlm_mini.config import RunConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.packs import Pack
+from exlm_mini.training.beside_weights import beside_weights
 from exlm_mini.training.checkpoint import Checkpoint, latest_checkpoint
 from exlm_mini.training.cost import check_memory, plan_batch
 from exlm_mini.training.evaluation import Evaluation, evaluate
@@ -143,15 +144,21 @@ class Trainer(Loop):
             numbers["validation_perplexity"] = evaluation.perplexity
         return numbers
 
-    def _own_state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    def _stored_config(self) -> RunConfig:
         # A prepared corpus has its own; readers ask how long a row the model has learned.
         data = replace(
             self.config.data,
             block_length=int(self.train_pack.lengths_R.max()),
             vocab_size=self.train_pack.vocab_size,
         )
+        return replace(self.config, data=data)
+
+    def _beside_weights(self, step: int) -> dict[str, bytes]:
+        return beside_weights(self._stored_config(), step, self.train_pack)
+
+    def _own_state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
         return {}, {
-            "config": asdict(replace(self.config, data=data)),
+            "config": asdict(self._stored_config()),
             "special_ids": self.train_pack.special_ids._asdict(),
             "vocab_size": self.train_pack.vocab_size,
             "train_sha256": self.train_pack.sha256,
