@@ -45,7 +45,6 @@ elif not os.path.isdir("../book"):
     os.chdir(os.path.abspath(package.origin + "/../../chapters"))
 
 # %% tags=["hide-input"]
-import copy
 import json
 import math
 from pathlib import Path
@@ -245,7 +244,7 @@ class Classifier(nn.Module):
 
 
 _ = torch.manual_seed(1)
-model = Classifier(copy.deepcopy(start.model), len(task.classes)).to(scale.device)
+model = Classifier(exlm_mini.load(run).model, len(task.classes)).to(scale.device)
 tuple(model(pad(train_rows[:8])).shape)
 
 # %% [markdown]
@@ -308,7 +307,7 @@ untrained = make_model(start.config, tokenizer.vocab_size, special)
 scores_of = {}
 for name, pretrained in (
     ("untrained", untrained),
-    ("ExLM", copy.deepcopy(start.model)),
+    ("ExLM", exlm_mini.load(run).model),
 ):
     _ = torch.manual_seed(1)
     model = Classifier(pretrained, len(task.classes)).to(scale.device)
@@ -411,7 +410,7 @@ from exlm_lab.downstream.settings import TuneConfig
 problem = make_problem(task, splits, start)
 tiny = TuneConfig(epochs=1, learning_rate=1e-3, weight_decay=0.01, precision="fp32")
 theirs = model_for(start, problem, tiny, seed=1)
-ours = Classifier(start.model, 3)
+ours = Classifier(exlm_mini.load(run).model, 3)
 theirs.heads[0], theirs.heads[1] = ours.dense, ours.output
 some_BN, some_BC = pad(train_rows[:8]).cpu(), labels_RC[:8].float()
 with torch.no_grad():

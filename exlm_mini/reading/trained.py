@@ -276,13 +276,13 @@ def load(path: str | Path, report: Callable[[str], None] = say) -> Trained:
             missing or another.
     """
     path, checkpoint = open_checkpoint(Path(path), report)
-    tokenizer = Tokenizer.load(path / "tokenizer.json")
-    if tokenizer.sha256 != checkpoint.state["tokenizer_sha256"]:
-        raise UserError(
-            f"{path}/tokenizer.json is not that of the model; restore it from a copy"
-        )
     with files.reading(path, "give a checkpoint of a pre-training run as it was saved"):
         model, config = load_model(checkpoint)
+        tokenizer = Tokenizer.load(path / "tokenizer.json")
+        if tokenizer.sha256 != checkpoint.state["tokenizer_sha256"]:
+            raise UserError(
+                f"{path}/tokenizer.json is not that of the model; restore it from a copy"
+            )
     run = path.parent.parent if path.parent.name == "checkpoints" else path
     sha256 = _sha256(checkpoint.tensors["model"])
     return Trained(
