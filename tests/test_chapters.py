@@ -14,12 +14,11 @@ import pytest
 import yaml
 from PIL import Image
 
+import chapters
 from exlm_mini.config.checks import UserError
 from exlm_mini.training.live import chapter_scale
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "book"))
-import chapters  # noqa: E402
 
 SOURCES = chapters.sources()
 every_chapter = pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)

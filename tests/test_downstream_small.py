@@ -3,10 +3,10 @@
 import json
 import re
 import statistics
-import sys
 from pathlib import Path
 
 import pytest
+from recorded_runs import small, small_stamps
 
 from exlm_lab.downstream.grid import Space
 from exlm_lab.downstream.settings import TuneConfig
@@ -14,8 +14,6 @@ from exlm_lab.finetune import parse
 from exlm_mini.config.recipes import build
 
 BOOK = Path(__file__).resolve().parents[1] / "book"
-sys.path.append(str(BOOK / "_ext"))
-from recorded_runs import small, small_stamps  # noqa: E402
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import ast
 import json
 import re
 import shlex
-import sys
 from collections import defaultdict
 from decimal import Decimal
 from functools import partial
@@ -15,7 +14,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("exlm_mini", "exlm_lab")
 BOOK = ROOT / "book"
-sys.path[:0] = [str(BOOK), str(BOOK / "_ext")]
 pytest.importorskip("sphinx")
 import author_year  # noqa: E402
 import front_matter  # noqa: E402

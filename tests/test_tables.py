@@ -10,13 +10,15 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from refusals import told
 from scipy import stats
 
 from exlm_lab.experiments import correlations, drawings, paper, records, tables
 from exlm_lab.experiments.catalogue import EXPERIMENTS
 from exlm_lab.experiments.grids import SWEEPS
-from exlm_lab.experiments.records import grid, leaving, measured, runs, shown, since
+from exlm_lab.experiments.records import by_seed, grid, leaving, measured, runs, shown, since
 
 RESULTS = Path(__file__).resolve().parents[1] / "book" / "results"
 FIGURE_4 = list(paper.printed_grid("Figure 4", "lost tokens, %"))
@@ -168,39 +170,39 @@ def test_cells_have_the_settings_of_the_papers_rows_beside_them():
 # ---- records ----
 
 
-def test_a_table_has_a_row_for_each_run_and_its_numbers_by_cell_and_seed(tmp_path):
-    write(tmp_path, *(grid_record(0.15, 1, s, share, 1.0) for s, share in ((2, 0.5), (1, 0.7))))
-    table = runs("repeated-mlm", tmp_path)
-    assert list(table.index) == [("toy-p0.15-k1", 1), ("toy-p0.15-k1", 2)]
-    assert table["paper"].tolist() == [("Figure 3", "p=15%, k=1")] * 2
-    assert table["masking.mask_ratio"].tolist() == [0.15] * 2
-    accuracy = table[records.DOWNSTREAM]["toy-p0.15-k1"]
-    assert dict(accuracy) == {1: pytest.approx(70), 2: pytest.approx(50)}
-    assert shown(accuracy, 1) == "60.0 ± 14.1" and shown(accuracy[:1], 1) == "70.0"
-    assert measured(table, "captured_bits").empty and shown(accuracy[:0]) == "–"
+NUMBER = st.floats(-1e6, 1e6)
+PLACES = st.sampled_from([(f"toy-p{p}-k{k}", p, k) for p, k in FIGURE_4])
 
 
-def test_what_was_not_measured_is_nan_and_the_last_validation_counts(tmp_path):
-    curve = [
-        {"step": s, "validation_bits_per_mask": b}
-        for s, b in ((100, 2.0), (200, 1.5), (300, 1.0))
-    ]
-    made = made_record(
-        "saddle", metrics={"captured_bits": None, "entropy_bits": 1}, curve=curve
+@settings(max_examples=20)
+@given(
+    made=st.dictionaries(
+        st.tuples(PLACES, st.integers(1, 12)), st.tuples(NUMBER, st.none() | NUMBER), min_size=1
     )
-    table = runs("saddle", write(tmp_path, made))
-    assert table["validation_bits_per_mask"].tolist() == [1.0]
-    names = ("captured_bits", "accuracy", records.DOWNSTREAM, "validation_mask_accuracy")
-    assert all(measured(table, name).empty for name in names)
+)
+def test_runs_are_read_as_they_were_made_collected_or_not(made, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    for ((cell, p, k), seed), (bits, score) in made.items():
+        record = grid_record(p, k, seed, score, bits)
+        record["curve"] = curve_of(0.0, bits)
+        write(folder, record | {"cell": cell})
+    for _ in range(2):
+        table = runs("repeated-mlm", folder)
+        assert set(table.index) == {(cell, seed) for (cell, _, _), seed in made}
+        last, values = table["validation_bits_per_row"], grid(table, "entropy_bits")
+        for ((cell, p, k), seed), (bits, score) in made.items():
+            assert bits == last[cell, seed] == by_seed(table, cell, "entropy_bits")[seed]
+            assert values[p, k][seed] == bits
+            scores = dict(measured(table, records.DOWNSTREAM))
+            assert scores.get((cell, seed)) == (None if score is None else 100 * score)
+        assert measured(table, "captured_bits").empty
+        records.collect("repeated-mlm", folder)
 
 
-def test_a_grid_has_the_seeds_down_and_p_and_k_across(tmp_path):
-    made = [grid_record(p, k, seed, p * k * seed, 1.0) for p, k in FIGURE_4 for seed in (1, 2)]
-    found = grid(runs("repeated-mlm", write(tmp_path, *made[:-1])), records.DOWNSTREAM)
-    assert set(found) == set(FIGURE_4) and list(found.index) == [1, 2]
-    assert found.isna().sum().sum() == 1
-    assert all(found[p, k][1] == pytest.approx(100 * p * k) for p, k in FIGURE_4)
-    assert list(correlations.over_seeds(lambda cells: cells[0.15, 1], found)) == [15.0]
+def test_seeds_are_shown_as_mean_and_standard_deviation():
+    values = pd.Series([70.0, 50.0, math.nan])
+    assert shown(values, 1) == "60.0 ± 14.1" and shown(values[:1], 1) == "70.0"
+    assert shown(values[:0]) == "–" and shown(-values[:1], 0, "+") == "-70"
 
 
 def test_a_record_of_another_sweep_or_recorded_twice_is_refused(tmp_path):

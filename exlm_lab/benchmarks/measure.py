@@ -42,7 +42,6 @@ def time_side_by_side(
     calls: Mapping[str, Callable[[], Any]],
     device: torch.device,
     enough_seconds: float = ENOUGH_SECONDS,
-    is_warm: bool = False,
 ) -> dict[str, Timing]:
     """Time calls alternately, so that a temporary slowdown affects all of them.
 
@@ -52,13 +51,12 @@ def time_side_by_side(
         calls: what to time, by name.
         device: that the calls work on; a GPU is waited for.
         enough_seconds: for all calls together, see ``ENOUGH_SECONDS``.
-        is_warm: the calls have run before; skip the untimed run.
 
     Returns:
         ``LEAST_RUNS`` to ``MOST_RUNS`` runs of each call, equally many.
     """
     timings = {name: Timing([], []) for name in calls}
-    for call in () if is_warm else calls.values():
+    for call in calls.values():
         call()
     start, runs = time.monotonic(), 0
     while runs < LEAST_RUNS or (runs < MOST_RUNS and time.monotonic() - start < enough_seconds):
