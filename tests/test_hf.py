@@ -352,7 +352,7 @@ def test_a_head_is_drawn_and_the_encoder_loaded(kind, labels, runs, tmp_path):
     tokenizer, model = opened(step(runs, "smiles"), auto, **(
         {} if kind == "QuestionAnswering" else {"num_labels": 3}
     ))  # fmt: skip
-    run = exlm_mini.load(runs / "smiles").model()
+    run = exlm_mini.load(runs / "smiles").model
     for name, weight in run.encoder.state_dict().items():
         assert torch.equal(model.exlm.encoder.state_dict()[name], weight)
     for head in model.heads:
