@@ -126,17 +126,21 @@ def fine_tune(
     trainer.train(resume_from_checkpoint=checkpoint)
     evaluations = [line for line in trainer.state.log_history if "eval_loss" in line]
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
-    metric = f"eval_{problem.task.metric}"
-    reached = [line[metric] for line in evaluations]
+    metrics = {name: part.judge(_scores(trainer, part)) for name, part in problem.parts.items()}
     history = [
-        {"epoch": n, "loss": loss, "validation": _metrics(line)}
+        {
+            "epoch": n,
+            "loss": loss,
+            "validation": {k: line[f"eval_{k}"] for k in metrics["validation"]},
+        }
         for n, (loss, line) in enumerate(zip(losses, evaluations, strict=True), start=1)
     ]
+    reached = [epoch["validation"][problem.task.metric] for epoch in history]
     model: Any = trainer.model
     trained = [*model.exlm.encoder.parameters(), *model.heads.parameters()]
     return Tuned(
         model,
-        {name: part.judge(_scores(trainer, part)) for name, part in problem.parts.items()},
+        metrics,
         1 + int(np.argmax(reached)),
         history,
         trainer.state.global_step,
@@ -321,16 +325,3 @@ def _rows(predictions: Any, part: Part) -> list[np.ndarray]:
         pairs = zip(start_RN, end_RN, part.rows, strict=True)
         return [np.stack([s[: len(row)], e[: len(row)]]) for s, e, row in pairs]
     return list(predictions)
-
-
-def _metrics(line: dict[str, float]) -> dict[str, float]:
-    """The task's metrics in a line of the log."""
-    costs = (
-        "loss",
-        "runtime",
-        "samples_per_second",
-        "steps_per_second",
-        "model_preparation_time",
-    )
-    names = {name: name.removeprefix("eval_") for name in line if name.startswith("eval_")}
-    return {short: line[name] for name, short in names.items() if short not in costs}
