@@ -135,7 +135,7 @@ def fine_tune(
         }
         for n, (loss, line) in enumerate(zip(losses, evaluations, strict=True), start=1)
     ]
-    reached = [epoch["validation"][problem.task.metric] for epoch in history]
+    reached = [line[f"eval_{problem.task.metric}"] for line in evaluations]
     model: Any = trainer.model
     trained = [*model.exlm.encoder.parameters(), *model.heads.parameters()]
     return Tuned(
