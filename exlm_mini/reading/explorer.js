@@ -1,14 +1,92 @@
 (() => {
   "use strict";
   const percent = (p) => {
-    const whole = Math.floor(100 * p + 0.5 + TIE);
+    const whole = Math.floor(100 * p + 0.5 + 1e-9); // halves round up despite rounding errors
     return p <= 0 ? "0%" : whole ? whole + "%" : "<1%";
   };
   const sum = (values) => values.reduce((a, b) => a + b, 0);
+  const plain = (text) => text.replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
+
+  // Pixels on a phone of 390, where four states stand side by side.
+  const PITCH_X = 88, PITCH_Y = 118, WIDTH = 80, HEIGHT = 62, LINE = 13;
+  const NUM_LETTERS = 11, NUM_WORDS = 3; // that fit into a node
+  const SMALLEST_EDGE = 0.001; // smaller ones are summed over, but not drawn
+
+  // Places of the states, rows are targets, and the size of the picture.
+  function lay(owners, S) {
+    const counts = Array.from({ length: S + 2 }, (_, row) =>
+      owners.filter((owner) => owner === row).length);
+    const width = PITCH_X * Math.max(4, ...counts), seen = counts.map(() => 0);
+    const places = owners.map((row) => {
+      // Nodes of a boundary are lower, so its row is closer to the next.
+      const half = row > 0 && row <= S ? HEIGHT / 2 : LINE;
+      const above = (HEIGHT / 2 - LINE) * ((row > 0) + (row === S + 1));
+      const x = width / 2 + (seen[row]++ - (counts[row] - 1) / 2) * PITCH_X;
+      return { x, y: LINE + 4 + row * PITCH_Y - above, half, row };
+    });
+    const last = places[places.length - 1];
+    return { places, width, height: Math.ceil(last.y + last.half + 4) };
+  }
+
+  function edgeOf(key, a, b, p) {
+    const start = a.y + a.half, end = b.y - b.half, low = start + 36.4;
+    const [path, x, y] = a.row === b.row // below both
+      ? [`${low} ${b.x},${low} ${b.x},${b.y + b.half}`, (a.x + b.x) / 2, start + 36]
+      : [`${start + 26} ${b.x},${end - 26} ${b.x},${end}`, b.x, end - 4];
+    return `<path data-edge="${key}" d="M${a.x},${start}C${a.x},${path}"/>` +
+      `<text data-edge="${key}" x="${x}" y="${y}">${percent(p)}</text>`;
+  }
+
+  function nodeOf(u, place, label, isChoice, said) {
+    const { x, half } = place, top = place.y - half + LINE, kind = place.row % 2;
+    const role = isChoice ? 'role="button" aria-pressed="false"' : 'role="img"';
+    const all = said.map(([p, word]) => `${word} ${percent(p)}`).join(", ");
+    const name = plain(isChoice ? `state ${label}: ${all}` : label);
+    const short = (word) => (word.length > NUM_LETTERS
+      ? word.slice(0, NUM_LETTERS - 1) + "\u2026" : word);
+    const inner = !isChoice ? `<text x="${x}" y="${place.y + 4}">${plain(label)}</text>`
+      : `<text class="exlm-label" x="${x - WIDTH / 2 + 6}" y="${top}">${plain(label)}</text>` +
+        `<text class="exlm-share" x="${x + WIDTH / 2 - 6}" y="${top}"></text>` +
+        said.map(([, word], line) =>
+          `<text x="${x}" y="${top + LINE * (line + 1) + 2}">${plain(short(word))}</text>`).join("");
+    return `<g class="exlm-node exlm-${isChoice ? kind : "boundary"}" data-state="${u}"` +
+      ` tabindex="0" ${role} aria-label="${name}"><rect x="${x - WIDTH / 2}"` +
+      ` y="${place.y - half}" width="${WIDTH}" height="${2 * half}" rx="8"/>${inner}</g>`;
+  }
+
+  function page({ text, labels, owners, words, offered, token_LW, transition_LL }) {
+    const S = offered.length, { places, width, height } = lay(owners, S);
+    const sentence = text.map((piece, mask) => (!mask ? ""
+      : ` <b class="exlm-slot exlm-${mask % 2}" data-mask="${mask - 1}">[MASK]</b>` +
+        (/^[,.;:!?]/.test(piece) ? "" : " ")) + plain(piece));
+    const edges = transition_LL.flatMap((row, v) => row.map((p, u) =>
+      (p < SMALLEST_EDGE ? "" : edgeOf(`${v}-${u}`, places[v], places[u], p))));
+    const nodes = places.map((place, u) => {
+      const said = token_LW[u].map((p, w) => [p, words[w]]).sort((a, b) => b[0] - a[0])
+        .slice(0, NUM_WORDS).filter(([p], line) => !line || p >= 0.05);
+      return nodeOf(u, place, labels[u], place.row > 0 && place.row <= S, said);
+    });
+    const lists = offered.map((row, mask) =>
+      `<div class="exlm-mask exlm-${(mask + 1) % 2}" role="group" aria-label="Mask ${mask + 1}">` +
+      `<p class="exlm-head">Mask ${mask + 1}</p>` + row.map((w) =>
+        `<button type="button" class="exlm-word" data-mask="${mask}" data-word="${w}"` +
+        ` aria-pressed="false"><i></i><u></u><span>${plain(words[w])}</span><em></em></button>`,
+      ).join("") + '<p class="exlm-rest">all other words <em></em></p></div>');
+    return `<p class="exlm-text">${sentence.join("")}</p>` +
+      '<p class="exlm-line"><span class="exlm-status" role="status"></span> ' +
+      '<button type="button" class="exlm-reset" hidden>release all</button></p>' +
+      '<div class="exlm-columns"><div class="exlm-graph">' +
+      `<svg viewBox="0 0 ${width} ${height}" style="max-width:${1.25 * width}px" role="group"` +
+      ' aria-label="States, one row per mask, and the edges between them">' +
+      `<g>${edges.join("")}</g>${nodes.join("")}</svg>` +
+      '<p class="exlm-detail">Point at a state to see what it says and where it leads; click ' +
+      `it, or a word, to fix a mask.</p></div><div class="exlm-masks">${lists.join("")}</div></div>`;
+  }
 
   function start(root) {
-    const { labels, owners, words, offered, token_LW: token, transition_LL: link } =
-      JSON.parse(root.dataset.scene);
+    const scene = JSON.parse(root.dataset.scene);
+    const { labels, owners, words, offered, token_LW: token, transition_LL: link } = scene;
+    root.querySelector("div").innerHTML = page(scene);
     const S = offered.length, L = labels.length, M = S + 2;
     const find = (selector) => [...root.querySelectorAll(selector)];
     const one = (selector) => root.querySelector(selector);
@@ -99,7 +177,7 @@
       for (const edge of find("path[data-edge]")) {
         const p = now.flow(...edge.dataset.edge.split("-").map(Number));
         edge.setAttribute("stroke-width", (0.8 + 6 * p).toFixed(2));
-        edge.setAttribute("stroke-opacity", p + TIE < 0.005 ? 0 : (0.2 + 0.6 * p).toFixed(2));
+        edge.setAttribute("stroke-opacity", p < 0.005 ? 0 : (0.2 + 0.6 * p).toFixed(2));
       }
     }
 
@@ -155,6 +233,11 @@
       event.preventDefault();
       press(event.target);
     });
+    const atFirst = follow(chosen);
+    for (const button of find(".exlm-word")) {
+      const p = atFirst.word[button.dataset.mask][button.dataset.word];
+      button.querySelector("u").style.left = `${100 * p}%`;
+    }
     draw();
   }
 
