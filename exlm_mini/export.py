@@ -25,13 +25,11 @@ from exlm_mini.reading.trained import Trained, load
 from exlm_mini.training.console import exit_code, say
 from exlm_mini.training.evaluation import Evaluation
 
+HEADS = ("", "ForMaskedLM", "ForQuestionAnswering", "ForSequenceClassification",
+         "ForTokenClassification")  # fmt: skip
 CLASSES = {
     "AutoConfig": "ExLMConfig",
-    "AutoModel": "ExLMModel",
-    "AutoModelForMaskedLM": "ExLMForMaskedLM",
-    "AutoModelForQuestionAnswering": "ExLMForQuestionAnswering",
-    "AutoModelForSequenceClassification": "ExLMForSequenceClassification",
-    "AutoModelForTokenClassification": "ExLMForTokenClassification",
+    **{f"AutoModel{head}": f"ExLM{head or 'Model'}" for head in HEADS},
 }
 """Those of ``exlm_mini.hf`` by the Auto class that opens a directory as one."""
 REMOTE_CODE = f'''"""ExLM for transformers; the code is that of the package exlm-mini."""

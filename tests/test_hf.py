@@ -166,31 +166,6 @@ assert type(model).__name__ == "ExLMForMaskedLM"
 # ---- what users of transformers do ----
 
 
-@pytest.mark.parametrize("name", ["smiles", "mlm", "repeated"])
-def test_there_is_one_state_for_each_token(name, runs):
-    tokenizer, model = opened(step(runs, name), transformers.AutoModel)
-    texts = TEXTS["smiles"]
-    batch = tokenizer(texts, padding=True, return_tensors="pt")
-    hidden = model(**batch).last_hidden_state
-    assert hidden.shape[:2] == batch.input_ids.shape
-    # The attention mask alone says what is padding, whatever stands there.
-    batch["input_ids"] = batch.input_ids.masked_fill(batch.attention_mask == 0, 7)
-    is_real = batch.attention_mask == 1
-    assert torch.equal(model(**batch).last_hidden_state[is_real], hidden[is_real])
-    for row, text in enumerate(texts):
-        alone = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
-        torch.testing.assert_close(hidden[row, : len(alone)], alone, atol=1e-5, rtol=1e-5)
-
-
-def test_a_saved_model_is_read_back_bit_for_bit(runs, tmp_path):
-    tokenizer, model = opened(step(runs, "smiles"))
-    model.save_pretrained(tmp_path / "again")
-    tokenizer.save_pretrained(tmp_path / "again")
-    tokenizer, again = opened(tmp_path / "again")
-    ids = tokenizer("CC(=O)N[MASK]", return_tensors="pt").input_ids
-    assert torch.equal(again(ids).logits, model(ids).logits)
-
-
 @pytest.mark.parametrize("name", ["smiles", "spans", "chains", "mlm"])
 def test_the_loss_is_that_of_training(name, runs):
     tokenizer, model = opened(step(runs, name))
@@ -202,15 +177,6 @@ def test_the_loss_is_that_of_training(name, runs):
     own = score(model.exlm, MaskedBatch(batch["input_ids"], is_masked, tokens), 0.0)
     model.chain_share = 0.0
     assert model(**batch).loss.item() == pytest.approx(own.loss.item(), rel=1e-6)
-
-
-def test_labels_belong_to_masks_and_padding_to_the_right(runs):
-    tokenizer, model = opened(step(runs, "smiles"))
-    ids = tokenizer("CCO", return_tensors="pt").input_ids
-    with pytest.raises(ValueError, match="collator"):
-        model(ids, labels=ids)
-    with pytest.raises(ValueError, match="right"):
-        model(torch.cat([torch.full((1, 2), tokenizer.pad_token_id), ids], dim=1))
 
 
 def arguments(folder: Path, **options):

@@ -21,9 +21,7 @@ from exlm_mini.data.tokenizer import (
     train_byte_level_bpe,
     word_level,
 )
-from exlm_mini.model.exlm import token_states
 from exlm_mini.reading.trained import SHIPPED, load
-from exlm_mini.training.parts import longest_text
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")
@@ -71,14 +69,6 @@ def framed(own: Tokenizer, text: str) -> list[int]:
 def test_any_text_has_the_tokens_of_the_package(pairs, name, text):
     own, exported = pairs[name]
     assert exported(text).input_ids == framed(own, text)
-
-
-@pytest.mark.parametrize("name", ["english", "molecules", "words"])
-@pytest.mark.parametrize("special", ["[PAD]", "[BOS]", "[EOS]", "[UNK]", "[SEP]"])
-def test_names_of_special_tokens_are_plain_text(pairs, name, special):
-    own, exported = pairs[name]
-    for text in (special, f"{special}{MASK}", f"the {special} cat", f"C{special}C"):
-        assert exported(text).input_ids == framed(own, text)
 
 
 def test_pairs_and_batches_hold_the_same_tokens(pairs):
@@ -169,21 +159,6 @@ def test_whole_words_are_masked(pairs):
         assert torch.equal(masked[:, i - 1], masked[:, i - 2])
     for i in starts:
         assert not torch.equal(masked[:, i - 1], masked[:, i - 2])
-
-
-def test_molecules_have_no_words(pairs):
-    with pytest.raises(ValueError, match="no words"):
-        hf.collator(pairs["molecules"][1], whole_word_mask=True)
-
-
-def test_truncation_leaves_what_the_model_takes():
-    for name, longest in (("molecules", 510), ("english", 506)):
-        pretrained = load(SHIPPED[name], print)
-        exported = hf.tokenizer_for(pretrained.tokenizer, longest_text(pretrained.config))
-        assert exported.model_max_length == longest_text(pretrained.config) <= longest
-        ids = exported("C" * 3000, truncation=True, return_tensors="pt").input_ids
-        assert ids.shape[1] == longest_text(pretrained.config)
-        token_states(pretrained.model, ids)
 
 
 @pytest.mark.slow

@@ -15,8 +15,6 @@ from exlm_mini.config import DataConfig
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.model.exlm import token_states
 from exlm_mini.reading.decoding import read_row
-from exlm_mini.reading.explorer import explorer
-from exlm_mini.reading.scene import read_scene
 from exlm_mini.training.parts import num_copies
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,14 +59,6 @@ def test_filling_is_that_of_the_command(objective, runs):
     assert repr(filled) == f"Filled(text={filled.text!r}, probability={filled.probability})"
 
 
-def test_exploring_is_that_of_the_command(runs):
-    model, text = exlm_mini.load(runs / "exlm"), "CC[MASK]C[MASK]"
-    row_BN = model.masked_row(text)
-    scene = read_scene(read_row(model.model, row_BN), model.tokenizer, row_BN)
-    assert model.explore(text).html == explorer(scene).html
-    told(lambda: exlm_mini.load(runs / "mlm").explore(text), "has none (MLM)")
-
-
 def test_a_loss_has_gradients_and_masks_of_its_seed(runs):
     model = exlm_mini.load(runs / "exlm")
     loss = model.loss(SMILES)
@@ -95,14 +85,10 @@ def test_blanks_within_a_text_count():
     assert english.rows(f" {plain}\n").shape != english.rows(plain).shape
 
 
-def test_no_texts_have_no_vectors(runs):
-    model = exlm_mini.load(runs / "exlm")
-    assert model.embed([]).shape == (0, model.embed(SMILES).shape[1])
-
-
 def test_vectors_do_not_depend_on_the_batch(runs):
     model = exlm_mini.load(runs / "exlm")
     together_BD = model.embed(SMILES, batch_size=len(SMILES))
+    assert model.embed([]).shape == (0, together_BD.shape[1])
     for size in (1, 2):
         torch.testing.assert_close(model.embed(SMILES, batch_size=size), together_BD)
 
@@ -120,13 +106,9 @@ def test_a_model_knows_how_long_the_rows_were_that_it_learned(tmp_path, capsys):
     assert "rows of up to 32 tokens, and 1 of 2 texts" in capsys.readouterr().err
 
 
-def test_a_step_of_a_run_can_be_named(runs):
-    model = exlm_mini.load(runs / "mlm/checkpoints/step-000002")
-    assert (model.step, model.run) == (2, runs / "mlm")
-
-
 def test_what_cannot_be_read_is_told(runs):
     model = exlm_mini.load(runs / "exlm")
+    told(lambda: exlm_mini.load(runs / "mlm").explore("CC[MASK]"), "has none (MLM)")
     told(lambda: model.embed(["CC", " "]), "texts[1]", "empty")
     told(lambda: model.embed(["CC", "C" * 600]), "texts[1]", "max_positions")
     for entry in (None, float("nan"), 3, "C\udc80", "CC\nCN", "CC |^1:0|"):

@@ -97,17 +97,11 @@ class ExLMPreTrainedModel(PreTrainedModel):
         if attention_mask is not None:
             input_ids = input_ids.masked_fill(attention_mask == 0, pad)
         is_real_BN = input_ids != pad
-        is_late_BN = is_real_BN[:, 1:] & ~is_real_BN[:, :-1]
-        if bool(is_late_BN.any()):
-            row = int(is_late_BN.any(dim=1).nonzero()[0])
-            if not is_real_BN[row, 0]:
-                raise ValueError(
-                    f"row {row} is padded on the left, but rows must be padded on the right; set "
-                    "padding_side='right'"
-                )
+        is_late_B = (is_real_BN[:, 1:] & ~is_real_BN[:, :-1]).any(dim=1)
+        if bool(is_late_B.any()):
             raise ValueError(
-                f"row {row} has padding or [PAD] (id {pad}) between its tokens; a row may end "
-                "with it only"
+                f"row {int(is_late_B.nonzero()[0])} has padding or [PAD] (id {pad}) before a "
+                "token; rows are padded on the right, set padding_side='right'"
             )
         length, learned = input_ids.shape[1], self.config.learned_length or input_ids.shape[1]
         if length > learned:
