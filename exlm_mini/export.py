@@ -67,7 +67,7 @@ def export(trained: Trained, output: Path) -> None:
 def card(trained: Trained) -> str:
     """The model card: settings, data and the last validation."""
     run, notes, data = trained.config, trained.notes, trained.config.data
-    source = data.pack or data.hub or ", ".join(data.files) or "embedded"
+    source = data.pack or ", ".join(data.source) or "embedded"
     facts: dict[str, Any] = {
         "model": trained.model_in_words,
         "layers × width": f"{run.model.shape.num_layers} × {run.model.shape.width}",

@@ -10,31 +10,30 @@ r"""``python -m exlm_mini.prepare``: corpora of any size to packs that ``pretrai
 
 A source is the short name of a data set of the Hugging Face hub, hub:ID,CONFIG,SPLIT,COLUMN (the
 last three may be left out), or files: .txt .smi .csv .jsonl .parquet, each also .gz or .xz, and
-Uni-Mol's .lmdb. The work is done in shards, by several processes; the same command goes on where
-it was stopped, and its packs are the same bytes. The working files, in OUTPUT/.shards, need about
-as much room as the text and are removed at the end.
+Uni-Mol's .lmdb. The same command goes on where it was stopped, and its packs are the same bytes.
+The working files, in OUTPUT/.shards, take about as much room as the text, until the end.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from functools import partial
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from exlm_mini.config import DataConfig
-from exlm_mini.config.checks import THREADS, UserError, check_numbers
+from exlm_mini.config.checks import THREADS, UserError, check_integers, check_numbers
 from exlm_mini.config.options import given, settings_parser
 from exlm_mini.data.cleaning import Cleaning
 from exlm_mini.data.corpus import prepare
-from exlm_mini.data.request import MEGABYTE, Preparation
-from exlm_mini.data.sizes import Size, size_of
-from exlm_mini.data.sources import NAMED, kind_of
+from exlm_mini.data.sources import NAMED, check_sources, hub_set, kind_of, size_of
 from exlm_mini.training.console import ProgressLine, exit_code, say
 from exlm_mini.training.run_directory import locked_directory
 
-OTHERS = {"files", "hub", "hub_config", "hub_split", "pack", "grammar", "num_sentences"}
+MEGABYTE = 1_000_000
+OTHERS = {"source", "pack", "grammar", "num_sentences"}
 """Settings of ``DataConfig`` that are no options here."""
 
 
@@ -44,8 +43,8 @@ def _parser() -> Any:
     skip = {f"data.{name}" for name in OTHERS}
     parser = settings_parser("python -m exlm_mini.prepare", text, {"data": DataConfig}, skip)
     add = parser.add_argument
-    add("--source", nargs="+", action="append", default=[], metavar="X",
-        help="where from: NAME, hub:ID or files; again for another source")  # fmt: skip
+    add("--source", nargs="+", action="extend", default=[], metavar="X",
+        help="where from: NAME, hub:ID or files; neighbouring files are one source")  # fmt: skip
     add("--output", metavar="DIR", help="default corpora/<first source>")
     add("--dry-run", action="store_true", help="print sizes, read no more")
     add("--workers", type=int, default=len(os.sched_getaffinity(0)), metavar="N",
@@ -53,8 +52,6 @@ def _parser() -> Any:
     add("--accept", action="append", default=[], metavar="NAME",
         help="use a data set in spite of its licence caveat")  # fmt: skip
     add("--seed", type=int, default=1, metavar="N", help="of the split; default 1")
-    add("--shard-megabytes", type=float, default=Preparation.shard_megabytes, metavar="X",
-        help="text of a shard, what a kill may lose per process; default 4")  # fmt: skip
     add = parser.add_argument_group("molecules").add_argument
     add("--largest-fragment", action="store_true", help="drop the other ones")
     add("--strip-stereo", action="store_true", help="remove stereo marks")
@@ -62,49 +59,40 @@ def _parser() -> Any:
     return parser
 
 
-def _wanted(arguments: Any) -> Preparation:
-    """What the options ask for, checked."""
+def _data(arguments: Any) -> DataConfig:
+    """What the options ask for."""
     if not arguments.source:
         raise UserError("there is nothing to prepare; name a --source")
-    known = {kind for words in arguments.source if (kind := kind_of(words))}
-    usual = {"kind": "smiles" if known == {"smiles"} else "text"}
-    data = DataConfig(**usual | given(arguments).get("data", {}))
-    if data.kind == "toy":
+    usual = {"kind": kind_of(arguments.source) or "text", "source": tuple(arguments.source)}
+    settings = usual | given(arguments).get("data", {})
+    if settings["kind"] == "toy":
         raise UserError("data.kind toy is not read from anywhere; pretrain draws it by itself")
-    return Preparation(
-        data=data,
-        sources=tuple(tuple(words) for words in arguments.source),
-        cleaning=Cleaning(
-            arguments.largest_fragment, arguments.strip_stereo, arguments.canonical
-        ),
-        accepted=tuple(arguments.accept),
-        seed=arguments.seed,
-        shard_megabytes=arguments.shard_megabytes,
-    )
+    data = DataConfig(**settings)
+    check_sources(data, arguments.accept)
+    return data
 
 
 def _output(arguments: Any) -> Path:
     if arguments.output:
         return Path(arguments.output)
-    first = arguments.source[0][0].removeprefix("hub:").partition(",")[0]
+    first = arguments.source[0].removeprefix("hub:").partition(",")[0]
     return Path("corpora") / Path(first).name.partition(".")[0]
 
 
-def dry_run(wanted: Preparation, output: Path, num_workers: int) -> None:
+def dry_run(data: DataConfig, arguments: Any) -> None:
     """Print what would be read; nothing is written, nothing is downloaded."""
-    total = Size(0, 0, 0)
-    for words in wanted.sources:
-        size = size_of(words, wanted.data)
-        total += size
-        print(f"source  {' '.join(words[:3])}{' ...' if len(words) > 3 else ''}")
-        if words[0] in NAMED:
-            hub = NAMED[words[0]]
+    tokens: float | None = 0
+    for word in data.source:
+        size, hub = size_of(word, data), hub_set(word)
+        tokens = None if None in (tokens, size.tokens) else tokens + size.tokens  # type: ignore
+        print(f"source  {word}")
+        if hub is not None:
             print(f"        {hub.id}, {hub.config or 'its only configuration'}, {hub.split}")
             print(f"        licence: {hub.licence}")
         megabytes = None if size.text_bytes is None else size.text_bytes / MEGABYTE
         print(f"        {_about(size.documents)} documents, {_about(megabytes)} MB of text")
-    print(f"tokens  {_about(total.tokens)}")
-    print(f"output  {output}, by {num_workers} processes")
+    print(f"tokens  {_about(tokens)}")
+    print(f"output  {_output(arguments)}, by {arguments.workers} processes")
 
 
 def _about(number: float | None) -> str:
@@ -114,22 +102,33 @@ def _about(number: float | None) -> str:
     return "about " + f"{float(f'{number:.2g}'):,.6f}".rstrip("0").rstrip(".")
 
 
-def _show(
-    lines: dict[str, ProgressLine], megabytes: float, name: str, num_bytes: float
-) -> None:
-    """Show one more shard of a pass, of about so many megabytes of text in all."""
-    line = lines.setdefault(name, ProgressLine(name, max(1, round(megabytes)), "MB"))
-    if done := round(num_bytes / MEGABYTE):
-        line.steps = max(line.steps, done + 1)  # the size was an estimate
-        line.tell(done, "text")
+def _progress(data: DataConfig) -> Callable[[str, float], None]:
+    """Shows a line for each step, with the megabytes of text so far and those estimated."""
+    sizes = [size_of(word, data).text_bytes or 0 for word in data.source]
+    lines: dict[str, ProgressLine] = {}
+    done: defaultdict[str, float] = defaultdict(float)
+
+    def show(step: str, num_bytes: float) -> None:
+        line = lines.setdefault(
+            step, ProgressLine(step, max(1, round(sum(sizes) / MEGABYTE)), "MB")
+        )
+        done[step] += num_bytes
+        megabytes = round(done[step] / MEGABYTE)
+        line.steps = max(line.steps, megabytes + 1)  # the size was an estimate
+        line.tell(megabytes, "text")
+
+    return show
 
 
-def run(wanted: Preparation, output: Path, num_workers: int) -> None:
+def run(data: DataConfig, arguments: Any) -> None:
     """Make the corpus and say where it is."""
-    sizes = [size_of(words, wanted.data).text_bytes or 0 for words in wanted.sources]
-    progress = partial(_show, {}, sum(sizes) / MEGABYTE)
+    output = _output(arguments)
+    cleaning = Cleaning(arguments.largest_fragment, arguments.strip_stereo, arguments.canonical)
     with locked_directory(output, say):
-        corpus = prepare(wanted, output, num_workers, say, progress)
+        corpus = prepare(
+            data, output, arguments.seed, cleaning=cleaning, accepted=arguments.accept,
+            num_workers=arguments.workers, report=say, progress=_progress(data),
+        )  # fmt: skip
     for pack in (corpus.train, corpus.validation):
         print(
             f"{pack.path.stem}: {len(pack):,} rows, {pack.num_tokens:,} tokens, {pack.sha256}"
@@ -146,8 +145,8 @@ def main(argv: list[str] | None = None) -> int:
     def command() -> None:
         arguments: Any = _parser().parse_args(argv)
         check_numbers("--", arguments, THREADS, "workers")
-        make = dry_run if arguments.dry_run else run
-        make(_wanted(arguments), _output(arguments), arguments.workers)
+        check_integers({"seed": arguments.seed}, "--")
+        (dry_run if arguments.dry_run else run)(_data(arguments), arguments)
 
     return exit_code(command, interrupted="interrupted; the same command goes on")
 

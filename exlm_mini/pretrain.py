@@ -1,7 +1,7 @@
 """``python -m exlm_mini.pretrain``: train a model from a recipe. ::
 
     python -m exlm_mini.pretrain --recipe smiles-tiny
-    python -m exlm_mini.pretrain --recipe text-tiny --data.files my.txt --model.states_per_mask 8
+    python -m exlm_mini.pretrain --recipe text-tiny --data.source my.txt --model.states_per_mask 8
 
 A recipe is a YAML file of settings; dotted options replace single ones. The same command with
 the same ``--output`` goes on where it stopped. On several devices it is started by torchrun, and

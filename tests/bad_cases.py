@@ -436,7 +436,7 @@ def settings(rng, place):
         recipe = place.file(
             "mine.yaml", damage_text((place.assets / "tiny.yaml").read_text(), rng)
         )
-        files = ["--data.files", place.assets / "m.smi", "--data.block_length", "16"]
+        files = ["--data.source", place.assets / "m.smi", "--data.block_length", "16"]
         return Case("pretrain", ["--recipe", recipe, *files, *TRAIN, "--output", place.out])
     if way == 2:
         path = rng.choice(sorted(TUNING.glob("*.yaml")))

@@ -97,7 +97,7 @@ def reading(rng, place, path, kind, *more):
         clean = [way for way in ways if kind == "smiles" and rng.random() < 0.2]
         return Case("prepare", [*argv, *clean])
     sizes = ["--data.block_length", "16", "--data.vocab_size", "300", "--data.kind", kind]
-    argv = ["--recipe", f"{kind}-tiny", *MODEL, *TRAIN, "--data.files", path, *sizes, *limits]
+    argv = ["--recipe", f"{kind}-tiny", *MODEL, *TRAIN, "--data.source", path, *sizes, *limits]
     return Case("pretrain", [*argv, "--output", place.out, *more])
 
 

@@ -311,8 +311,8 @@ def test_other_settings_on_the_same_output_are_refused(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "source"),
     [
-        ([*SHORT_TEXT, "--data.files", "some.txt", "more.txt"], "some.txt, more.txt"),
-        ([*SMILES, "--data.files", "some.csv", "--data.column", "molecule"], "some.csv"),
+        ([*SHORT_TEXT, "--data.source", "some.txt", "more.txt"], "some.txt, more.txt"),
+        ([*SMILES, "--data.source", "some.csv", "--data.column", "molecule"], "some.csv"),
     ],
 )
 def test_own_files_are_trained_on(arguments, source, own, monkeypatch, capsys):
@@ -385,7 +385,7 @@ MISTAKES = {
     ),
     "fp16 on a CPU": Mistake([*EXLM, "--train.precision", "fp16"], ["train.precision", "bf16"]),
     "missing GPU": Mistake([*EXLM, "--train.device", "cuda:97"], ["cuda:97", "use cpu"]),
-    "missing file": Mistake([*TEXT, "--data.files", "none.txt"], ["none.txt", "existing path"]),
+    "missing file": Mistake([*TEXT, "--data.source", "none.txt"], ["none.txt", "existing path"]),
     "pack missing": Mistake([*TEXT, "--data.pack", "nowhere"], ["nowhere"]),
     "another vocabulary size": Mistake(
         [*EXLM, "--model.vocab_size", "99"], ["model.vocab_size is 99", "27"]

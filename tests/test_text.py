@@ -67,19 +67,6 @@ def test_what_is_no_text_is_refused_by_its_place(kind, value):
 # ---- formats ----
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
-def test_a_column_that_is_there_twice_is_refused(tmp_path, name):
-    import pyarrow
-    import pyarrow.parquet
-
-    if name == "a.csv":
-        write(tmp_path / name, "smiles,n,smiles\nCCO,1,CC\n")
-    else:
-        table = pyarrow.table([["CCO"], ["CC"]], names=["smiles", "smiles"])
-        pyarrow.parquet.write_table(table, tmp_path / name)
-    told(lambda: read(tmp_path / name, kind="smiles"), name, "2 columns 'smiles'")
-
-
 @pytest.mark.parametrize(
     ("name", "content", "documents"),
     [
@@ -116,8 +103,6 @@ def test_one_column_of_a_parquet(tmp_path):
     table = {"text": ["one", None, " two "], "n": [1, 2, 3], "raw": [b"\xff", b"a", b"b"]}
     parquet.write_table(pyarrow.table(table), path)
     assert read(path) == ["one", "two"]
-    packed = write(tmp_path / "b.parquet.gz", gzip.compress(path.read_bytes()))
-    assert read(packed) == ["one", "two"]
     told(lambda: read(path, column="body"), path, "'body'", "text, n")
     for column, kind in (("n", "int"), ("raw", "bytes")):
         told(lambda column=column: read(path, column=column), path, f"{kind}, not text")
@@ -131,11 +116,6 @@ def test_one_column_of_a_parquet(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "parts"),
     [
-        ("blank.txt", " \n\n", ["no documents", "give"]),
-        ("header.csv", "text\n", ["no documents"]),
-        ("nothing.txt.gz", gzip.compress(b"", mtime=0), ["no documents"]),
-        ("a.json", "x", ["unknown suffix", ".jsonl"]),
-        ("a.tx.gz", "x", ["unknown suffix", ".txt"]),
         ("binary.txt", b"fine\nno\x00t", ["line 2", "NUL", "UTF-8"]),
         ("latin.txt", b"fine\ncaf\xe9", ["line 2", "0xe9", "iconv"]),
         ("packed.txt.xz", lzma.compress(b"x\n" * 50_000 + b"\xfc"), ["line 50001", "0xfc"]),
@@ -144,14 +124,12 @@ def test_one_column_of_a_parquet(tmp_path):
         ("plain.txt.gz", b"not compressed", ["is damaged"]),
         ("junk.parquet", b"hello", ["is damaged"]),
         ("a.csv", "id,body\n1,hello\n", ["'text'", "id, body", "data.column"]),
-        ("b.csv", "id,text\n1,a\n2,b,c\n", ["line 3", "3 fields", "quote"]),
-        ("c.csv", 'text\n"never closed\n', ["line", "no CSV", "mend"]),
-        ("a.jsonl", '{"text": "a"}\n\n{"text": }\n', ["line 3", "JSONDecodeError"]),
-        ("b.jsonl", '{"text": "a"}\n{"body": "b"}\n', ["line 2", "'text'", "body", "data.column"]),
-        ("c.jsonl", '["a"]\n', ["line 1", "JSON object"]),
-        ("d.jsonl", '{"text": 5}\n', ["line 1", "int, not text", "data.column"]),
-        ("e.jsonl", '{"text": "a\\ud800"}\n', ["line 1", "surrogate", "position 1"]),
-        ("f.jsonl", "[" * 100_000, ["line 1", "RecursionError"]),
+        ("b.csv", "id,text\n1,a\n2,b,c\n", ["line 3", "saw 3"]),
+        ("c.csv", 'text\n"never closed\n', ["is damaged"]),
+        ("d.csv", b"text\ncaf\xe9\n", ["is damaged", "0xe9"]),
+        ("a.jsonl", '{"text": "a"}\n\n{"text": }\n', ["is damaged"]),
+        ("b.jsonl", '{"body": "b"}\n', ["'text'", "body", "data.column"]),
+        ("d.jsonl", '{"text": 5}\n', ["int, not text", "data.column"]),
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 15 else "",
 )  # fmt: skip
@@ -171,8 +149,6 @@ def test_what_is_too_long_to_encode_is_refused(tmp_path, monkeypatch):
     long = "x" * 1001
     told(lambda: read(write(tmp_path / "a.txt", long)), "a.txt", "1,000")
     told(lambda: read(write(tmp_path / "b.txt", "a\n\n" + "b\n" * 501)), "b.txt", "1,000")
-    table = write(tmp_path / "a.csv", f'text\n"{"x" * 990}\n{"y" * 20}"')
-    told(lambda: read(table), "a.csv", "field")
     assert read(write(tmp_path / "c.txt", long[1:])) == [long[1:]]
 
 
@@ -195,7 +171,7 @@ def test_the_embedded_english_is_whole_and_without_repeats():
 
 def test_without_pydoc_data_the_remedy_is_a_file(monkeypatch):
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
-    told(lambda: list(embedded_english()), "pydoc_data", "data.files")
+    told(lambda: list(embedded_english()), "pydoc_data", "data.source")
 
 
 def test_chapters_of_a_real_book_are_documents(data_dir):

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 from refusals import told
 
-from exlm_mini.config import DataConfig
-from exlm_mini.config.checks import UserError
-from exlm_mini.data import lmdb_pages
-from exlm_mini.data.corpus import prepare
-from exlm_mini.data.request import Preparation
-from exlm_mini.data.unimol import lmdb_documents, load_restricted
+from exlm_mini.data.text import file_documents
+from exlm_mini.data.unimol import load_restricted
+
+lmdb = pytest.importorskip("lmdb")
 
 
 def entry(smiles):
@@ -40,7 +38,6 @@ class Runs:
 
 
 def write(path, values):
-    lmdb = pytest.importorskip("lmdb")
     with (
         lmdb.open(str(path), subdir=False, lock=False, map_size=1 << 24) as environment,
         environment.begin(write=True) as transaction,
@@ -49,6 +46,10 @@ def write(path, values):
             content = value if isinstance(value, bytes) else pickle.dumps(value, protocol=5)
             transaction.put(str(i).encode(), content)
     return path
+
+
+def read(path, column=None):
+    return list(file_documents(path, "smiles", column))
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
@@ -89,65 +90,16 @@ def test_a_hostile_entry_is_told_in_one_line_and_not_run(tmp_path):
     mark = tmp_path / "mark"
     for number, content in enumerate(hostile(mark)):
         path = write(tmp_path / f"{number}.lmdb", [entry("CCO"), content])
-        documents = lmdb_documents(path, None)
+        documents = file_documents(path, "smiles")
         assert next(documents) == "CCO"
         told(lambda some=documents: next(some), path, "entry b'1'", "nothing of it was run")
         assert not mark.exists(), content
 
 
-def test_molecules_of_an_lmdb_come_in_its_order(tmp_path):
+def test_molecules_of_an_lmdb_come_in_its_order_or_are_told(tmp_path):
     path = write(tmp_path / "a.lmdb", [entry(f"{'C' * n}O") for n in range(1, 4)])
-    assert list(lmdb_documents(path, None)) == ["CO", "CCO", "CCCO"]
-
-
-def test_what_is_wrong_with_an_lmdb_is_told(tmp_path):
-    path = write(tmp_path / "a.lmdb", [entry("CCO")])
-    told(lambda: list(lmdb_documents(path, "smiles")), path, "'smiles'", "smi, atoms")
-    path = write(tmp_path / "b.lmdb", [["CCO"]])
-    told(lambda: list(lmdb_documents(path, None)), path, "list, not a dict")
-    empty = Preparation(
-        DataConfig(kind="smiles"), sources=((str(write(tmp_path / "e.lmdb", [])),),)
-    )
-    told(lambda: prepare(empty, tmp_path / "c"), "e.lmdb", "no documents")
+    assert read(path) == ["CO", "CCO", "CCCO"]
+    told(lambda: read(path, "smiles"), path, "'smiles'", "smi, atoms")
+    told(lambda: read(write(tmp_path / "b.lmdb", [["CCO"]])), "b.lmdb", "list, not a dict")
     (tmp_path / "c.lmdb").write_bytes(b"no database" * 1000)
-    told(lambda: list(lmdb_documents(tmp_path / "c.lmdb", None)), "c.lmdb", "no LMDB")
-
-
-@pytest.mark.parametrize("sizes", [(), (40,) * 3000, (1, 1900, 3000, 100_000) * 30], ids=len)
-def test_entries_are_those_the_library_wrote(sizes, tmp_path):
-    """Also where some were deleted since, which leaves free pages."""
-    lmdb, rng, want = pytest.importorskip("lmdb"), np.random.default_rng(0), {}
-    with lmdb.open(str(tmp_path / "a"), subdir=False, map_size=1 << 28) as environment:
-        with environment.begin(write=True) as transaction:
-            for size in sizes:
-                key = str(rng.integers(10**9)).encode()
-                want[key] = rng.bytes(size)
-                transaction.put(key, want[key])
-        with environment.begin(write=True) as transaction:
-            for key in list(want)[::7]:
-                transaction.delete(key)
-                del want[key]
-    assert list(lmdb_pages.entries(tmp_path / "a")) == sorted(want.items())
-
-
-def test_a_damaged_lmdb_is_told_or_read(tmp_path, monkeypatch):
-    values = [b"x" * size for size in (40, 3000, 9000) * 40]
-    whole = write(tmp_path / "a.lmdb", values).read_bytes()
-    rng, num_told, damaged = np.random.default_rng(0), 0, tmp_path / "b.lmdb"
-    for turn in range(200):
-        content = bytearray(whole)
-        if turn % 4 == 0:
-            del content[rng.integers(len(content)) :]
-        else:
-            page = rng.choice([0, 1, rng.integers(len(whole) // 4096)])
-            for at in page * 4096 + rng.integers(160, size=turn % 4):
-                content[at] = rng.choice([0, 255, rng.integers(256)])
-        damaged.write_bytes(content)
-        try:
-            list(lmdb_pages.entries(damaged))
-        except UserError as error:
-            assert str(error).startswith(str(damaged)) and str(error).isprintable()
-            num_told += 1
-    assert num_told > 50
-    monkeypatch.setattr(lmdb_pages, "MAX_RECORD_BYTES", 8999)
-    told(lambda: list(lmdb_pages.entries(tmp_path / "a.lmdb")), "a.lmdb", "9,000 bytes")
+    told(lambda: read(tmp_path / "c.lmdb"), "c.lmdb", "is damaged")

@@ -32,8 +32,8 @@ SAID = {
     "data:\n  column: 'null'": ("data", "column", "null"),
     "data:\n  column: ~": ("data", "column", None),
     "data:\n  column:": ("data", "column", None),
-    "data:\n  files: [a.txt, 1e3]": ("data", "files", ("a.txt", "1e3")),
-    "data:\n  files: []": ("data", "files", ()),
+    "data:\n  source: [a.txt, 1e3]": ("data", "source", ("a.txt", "1e3")),
+    "data:\n  source: []": ("data", "source", ()),
     "train:\n  learning_rate: 1e-3": ("train", "learning_rate", 0.001),
     "train:\n  learning_rate: 2": ("train", "learning_rate", 2.0),
     "train:\n  adam_betas: [0.9, 0.98]": ("train", "adam_betas", (0.9, 0.98)),
@@ -57,7 +57,7 @@ REFUSED = {
     "train:\n  learning_rate: .inf": ["train.learning_rate is '.inf'", "float"],
     "model:\n  sparse: yes": ["'yes'", "bool"],
     "model:\n  rope: 3d": ["model.rope is '3d'", "2d"],
-    "data:\n  files: a.txt": ["data.files is 'a.txt'", "[a,b]"],
+    "data:\n  source: a.txt": ["data.source is 'a.txt'", "[a,b]"],
     "train:\n  adam_betas: [0.9]": ["train.adam_betas is a list", "[a,b]"],
     "train:\n  step: 5": ["unknown setting train.step", "did you mean train.steps"],
     "train:\n  steps: 5\n  steps: 6": ["line 3", "steps", "second time"],
@@ -88,7 +88,7 @@ def test_the_settings_of_every_recipe_come_back_from_a_run(name):
 @given(
     st.builds(
         DataConfig,
-        files=st.lists(st.text(), max_size=3).map(tuple),
+        source=st.lists(st.text(), max_size=3).map(tuple),
         column=st.none() | st.text(),
         pack=st.none() | st.sampled_from(["null", "010", "1e5", "no", "~", "", "é\udc80", "-"]),
         max_unknown=st.floats(0, 1),

@@ -15,6 +15,7 @@ Shapes: R rows, C labels.
 
 from __future__ import annotations
 
+import csv
 import io
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,9 +25,9 @@ import numpy as np
 from exlm_lab.downstream.scaffolds import PARTS, Split, split
 from exlm_lab.downstream.task import Examples, Splits, Task, find_column, find_file, load_hub
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.cleaning import Cleaning, CleaningCounts, clean
+from exlm_mini.data.cleaning import Change, Cleaning, clean
 from exlm_mini.data.files import reading
-from exlm_mini.data.text import csv_rows, document, open_decompressed
+from exlm_mini.data.text import document, open_decompressed
 
 METRIC = "roc_auc"
 SMILES_COLUMNS = ("smiles", "mol")
@@ -88,7 +89,7 @@ def splits_of(table: Table, rows: Split, rule: str, cleaning: Cleaning) -> Split
     """The examples of a split table, with notes for the reader of its numbers."""
     from rdkit import rdBase
 
-    counts, parts = CleaningCounts(), []
+    num_stereo, parts = 0, []
     for part, indices in zip(PARTS, rows.parts, strict=True):
         if not indices:
             raise UserError(
@@ -98,7 +99,9 @@ def splits_of(table: Table, rows: Split, rule: str, cleaning: Cleaning) -> Split
         smiles = [table.smiles[row] for row in indices]
         if cleaning != AS_IT_IS:
             # The split excludes what RDKit rejects, so there is one molecule per row.
-            smiles = [molecule.spelling for molecule in clean(smiles, cleaning, counts)]
+            molecules = [m for text in smiles if (m := clean(text, cleaning)) is not None]
+            smiles = [molecule.spelling for molecule in molecules]
+            num_stereo += sum(Change.STEREO_REMOVED in one.changes for one in molecules)
         texts: list[tuple[str, ...]] = [(s,) for s in smiles]
         parts.append(Examples(texts, table.labels_RC[indices]))
     notes = {
@@ -111,7 +114,7 @@ def splits_of(table: Table, rows: Split, rule: str, cleaning: Cleaning) -> Split
         "scaffolds": rows.num_scaffolds,
         "rdkit": rdBase.rdkitVersion,
         "canonical": cleaning.canonical,
-        "stereo_removed": counts.stereo_removed,
+        "stereo_removed": num_stereo,
     }
     return Splits(parts[0], parts[1], parts[2], notes)
 
@@ -125,13 +128,18 @@ def read_csv(name: str, data: Path) -> Table:
 
     path = data if data.is_file() else find_file(data, f"{name}.csv", f"{name}_data.csv")
     with (
-        reading(path),
+        reading(path, errors=csv.Error),
         open_decompressed(path) as stream,
         io.TextIOWrapper(stream, "utf-8-sig", newline="") as lines,
     ):
-        # pandas' own reader would accept a truncated row as one with missing answers.
-        header, *rows = csv_rows(path, lines)
-        return _table(name, str(path), pandas.DataFrame(rows, None, header, object))
+        header, *rows = filter(None, csv.reader(lines, strict=True))
+    # pandas' own reader would accept a truncated row as one with missing answers.
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(header):
+            raise UserError(
+                f"{path} row {number} has {len(row)} fields, the header {len(header)}; mend it"
+            )
+    return _table(name, str(path), pandas.DataFrame(rows, None, header, object))
 
 
 def read_hub(name: str) -> Table:

@@ -183,18 +183,14 @@ class DataConfig:
 
     kind: Annotated[Literal["toy", "text", "smiles"], Effect.SPEED] = "text"
     """The small language with known entropies, text, or molecules."""
-    files: tuple[str, ...] = ()
-    """Local files (.txt .smi .csv .jsonl .parquet, also .gz .xz); none: the embedded data."""
-    hub: str | None = None
-    """Data set of the Hugging Face hub, not files."""
-    hub_config: Annotated[str | None, RARE] = None
-    """Configuration of the hub data set, such as 20231101.en."""
-    hub_split: Annotated[str, RARE] = "train"
-    """Split of the hub data set."""
+    source: tuple[str, ...] = ()
+    """Files (.txt .smi .csv .jsonl .parquet, also .gz .xz, and Uni-Mol's .lmdb), a data set that
+    prepare --help names, or hub:ID,CONFIG,SPLIT,COLUMN of the Hugging Face hub; none: the embedded
+    data."""
     column: str | None = None
-    """Column of .csv, .jsonl, .parquet or the hub data set; none: text or smiles."""
+    """Column of a table or of the hub data set; none: text or smiles."""
     max_documents: Annotated[int | None, TWO_PARTS, RARE] = None
-    """Read only the first so many documents or molecules."""
+    """Read only the first so many documents of each data set, and of the files together."""
     pack: str | None = None
     """A corpus packed before; nothing else is read."""
     tokenizer: Annotated[str | None, RARE] = None
@@ -216,14 +212,11 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_fields("data.", self)
-        for name in ("files", "hub"):
-            if self.kind == "toy" and getattr(self, name):
-                raise UserError(
-                    f"data.{name} is set, but data.kind toy draws its own sentences; drop it, or "
-                    "take a recipe of text or smiles"
-                )
-        if self.files and self.hub:
-            raise UserError("data.files and data.hub are both set; give one of the two")
+        if self.kind == "toy" and self.source:
+            raise UserError(
+                "data.source is set, but data.kind toy draws its own sentences; drop it, or take a "
+                "recipe of text or smiles"
+            )
 
 
 @dataclass(frozen=True)

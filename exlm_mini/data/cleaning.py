@@ -6,14 +6,12 @@ SMILES; raw collections are not. Every change is optional and counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from enum import IntFlag
 from typing import Any, NamedTuple
 
 from exlm_mini.data.smiles import read_molecule
 from exlm_mini.data.text import smiles_in
-
-NUM_REJECTED_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -28,91 +26,52 @@ class Cleaning:
     """Write RDKit's canonical SMILES; otherwise an unchanged molecule keeps its spelling."""
 
 
-@dataclass
-class CleaningCounts:
-    """What happened to the molecules."""
+class Change(IntFlag):
+    """What was done to a molecule."""
 
-    read: int = 0
-    rejected: int = 0
-    """Dropped, because RDKit reads no atom in it, or it is too large."""
-    fragments_removed: int = 0
-    """Molecules that lost fragments."""
-    stereo_removed: int = 0
-    """Molecules that lost stereo marks."""
-    respelled: int = 0
-    """Molecules whose spelling changed, for any reason."""
-    rejected_examples: list[str] = field(default_factory=list)
-    """The first few rejected."""
-
-    def add(self, other: dict[str, Any]) -> None:
-        """Add the counts of another part of the data, as ``asdict`` gives them."""
-        for name, value in other.items():
-            setattr(self, name, getattr(self, name) + value)
-        del self.rejected_examples[NUM_REJECTED_SHOWN:]
-
-    def describe(self) -> str:
-        """What was done, in one line, with the first rejected molecule."""
-        such = (
-            f" (such as {self.rejected_examples[0][:30]!r})" if self.rejected_examples else ""
-        )
-        done = {
-            "lost fragments": self.fragments_removed,
-            "lost stereo marks": self.stereo_removed,
-            "respelled": self.respelled,
-        }
-        told = [f"RDKit rejects {self.rejected:,} of {self.read:,} molecules{such}"]
-        told += [f"{number:,} {what}" for what, number in done.items() if number]
-        return "; ".join(told)
+    FRAGMENTS_REMOVED = 1
+    STEREO_REMOVED = 2
+    RESPELLED = 4
+    """For any reason."""
 
 
 class Molecule(NamedTuple):
     """A cleaned molecule."""
 
     key: str
-    """Decides the split: canonical SMILES, the same for all spellings; without cleaning the
+    """Decides the split: canonical SMILES, the same for all spellings; without cleaning, the
     SMILES as read."""
     spelling: str
+    changes: Change
 
 
-def clean(
-    smiles: Iterable[str], cleaning: Cleaning, counts: CleaningCounts
-) -> Iterator[Molecule]:
-    """Clean molecules, dropping those that RDKit rejects.
+def clean(entry: str, cleaning: Cleaning) -> Molecule | None:
+    """One molecule, cleaned; None if RDKit reads no atom in it, or it is too large.
 
     Args:
-        smiles: one molecule each, perhaps with a name (see ``smiles_in``).
+        entry: its SMILES, perhaps with a name (see ``smiles_in``).
         cleaning: what to do.
-        counts: updated on the way.
     """
     from rdkit import Chem
 
-    for entry in smiles:
-        counts.read += 1
-        text = smiles_in(entry)
-        molecule = None if text is None else read_molecule(text)
-        if text is None or molecule is None:
-            counts.rejected += 1
-            if len(counts.rejected_examples) < NUM_REJECTED_SHOWN:
-                counts.rejected_examples.append(entry[:80])
-            continue
-        if cleaning == Cleaning():
-            yield Molecule(text, text)
-            continue
-        is_changed = False
-        if cleaning.largest_fragment and "." in text:
-            fragments = Chem.GetMolFrags(molecule, asMols=True)
-            if len(fragments) > 1:
-                molecule = max(fragments, key=_size)
-                counts.fragments_removed += 1
-                is_changed = True
-        if cleaning.strip_stereo and any(mark in text for mark in "@/\\"):
-            Chem.RemoveStereochemistry(molecule)
-            counts.stereo_removed += 1
-            is_changed = True
-        key = Chem.MolToSmiles(molecule)
-        spelling = key if is_changed or cleaning.canonical else text
-        counts.respelled += spelling != text
-        yield Molecule(key, spelling)
+    text = smiles_in(entry)
+    molecule = None if text is None else read_molecule(text)
+    if text is None or molecule is None:
+        return None
+    changes = Change(0)
+    if cleaning == Cleaning():
+        return Molecule(text, text, changes)
+    if cleaning.largest_fragment and "." in text:
+        fragments = Chem.GetMolFrags(molecule, asMols=True)
+        if len(fragments) > 1:
+            molecule = max(fragments, key=_size)
+            changes |= Change.FRAGMENTS_REMOVED
+    if cleaning.strip_stereo and any(mark in text for mark in "@/\\"):
+        Chem.RemoveStereochemistry(molecule)
+        changes |= Change.STEREO_REMOVED
+    key = Chem.MolToSmiles(molecule)
+    spelling = key if changes or cleaning.canonical else text
+    return Molecule(key, spelling, changes | Change.RESPELLED * (spelling != text))
 
 
 def _size(fragment: Any) -> tuple[int, float, str]:

@@ -5,32 +5,38 @@ A prepared corpus is a directory with these files::
     tokenizer.json      the tokenizer of both packs
     train.*             pack of the training rows (files as in ``packs``)
     validation.*        pack of the held-out rows
-    corpus.json         the settings it was made with, moved there last
+    corpus.json         its settings, sources, versions and packs, moved there last
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from exlm_mini.config import DataConfig
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.building import FORMAT, VERSION, build_corpus
-from exlm_mini.data.files import REMEDY, read_json, sha256_of
-from exlm_mini.data.packs import Pack
-from exlm_mini.data.pipeline import Progress
-from exlm_mini.data.request import Preparation
+from exlm_mini.data.cleaning import Cleaning
+from exlm_mini.data.files import REMEDY, read_json, sha256_of, write_json
+from exlm_mini.data.memory import check_bytes
+from exlm_mini.data.packs import Pack, write_pack
+from exlm_mini.data.pipeline import Job, build_packs, versions, working_folder
+from exlm_mini.data.rows import Counts, framed_rows
+from exlm_mini.data.smiles import require_rdkit
+from exlm_mini.data.sources import check_sources, open_sources
+from exlm_mini.data.tokenizer import given_tokenizer, word_level
+from exlm_mini.data.toy_grammars import grammar
 
 SHARDS = ".shards"
 """Working files of an unfinished corpus."""
-FILES = (
-    *("tokenizer.json", "train.bin", "train.offsets.bin", "train.json"),
-    *("validation.bin", "validation.offsets.bin", "validation.json"),
-)
-"""The files of a corpus, except for corpus.json."""
+PACKS = ("train", "validation")
+NUM_VALIDATION_SENTENCES = 4096
 
 
 class Corpus(NamedTuple):
@@ -52,55 +58,85 @@ def prepare_corpus(
     """The corpus of a run: ``data.pack``, or what ``prepare`` makes of its settings.
 
     A toy row is a sentence between [BOS] and [EOS] and ignores ``data.block_length``.
-
-    Raises:
-        UserError: as ``prepare`` and ``open_corpus``.
     """
     if data.pack is not None:
         return open_corpus(data.pack, data)
-    return prepare(Preparation(data, seed=seed), directory, report=report)
+    return prepare(data, directory, seed, report=report)
 
 
 def prepare(
-    wanted: Preparation,
+    data: DataConfig,
     directory: str | Path,
+    seed: int = 1,
+    *,
+    cleaning: Cleaning | None = None,
+    accepted: Collection[str] = (),
     num_workers: int = 1,
     report: Callable[[str], None] = lambda line: None,
-    progress: Progress = lambda name, done: None,
+    progress: Callable[[str, float], None] = lambda step, num_bytes: None,
 ) -> Corpus:
     """Make a corpus in a directory, resume making it, or open it if it is finished.
 
+    Finished shards are kept when it fails, and the same call resumes from them.
+
     Args:
-        wanted: what to make.
+        data: what to read and how to cut it.
         directory: empty, or left by an earlier call; for one process at a time.
+        seed: of the split, and of sentences drawn from a grammar.
+        cleaning: of molecules; None: as they are.
+        accepted: named sets whose caveat the user accepts.
         num_workers: processes; the packs do not depend on it.
         report: receives lines about the corpus.
-        progress: called at the start of a pass and after each shard.
-
-    Raises:
-        UserError: for anything wrong with a source, the directory or the disk, for another corpus
-            in the directory, or a file that has changed since. Finished shards are kept, and the
-            same call resumes from them.
+        progress: receives the name of a step, and the bytes of text of each shard it has finished.
     """
-    directory = Path(directory)
+    directory, cleaning = Path(directory), cleaning or Cleaning()
+    if data.kind != "smiles" and cleaning != Cleaning():
+        raise UserError(
+            f"data.kind is {data.kind}; only molecules are cleaned, leave the options of cleaning "
+            "out"
+        )
+    settings = _settings(data, seed, cleaning)
     shards = directory / SHARDS
     if (directory / "corpus.json").exists():
-        _check_settings(directory, wanted)
-        corpus = open_corpus(directory, wanted.data)
-        # Left by a run that was killed at the very end.
-        shutil.rmtree(shards, ignore_errors=True)
-        rows = f"{len(corpus.train):,} training rows"
-        report(f"{directory} already holds this corpus: {rows}")
+        _check_same(directory, settings)
+        corpus = open_corpus(directory, data)
+        shutil.rmtree(
+            shards, ignore_errors=True
+        )  # left by a run that was killed at the very end
+        report(f"{directory} already holds this corpus: {len(corpus.train):,} training rows")
         return corpus
-    made = shards / "corpus"
+    check_sources(data, accepted)
+    if data.kind == "smiles":
+        require_rdkit()
     try:
         directory.mkdir(parents=True, exist_ok=True)
         _refuse_strangers(directory)
+        made = shards / "corpus"
         shutil.rmtree(made, ignore_errors=True)
         made.mkdir(parents=True)
-        build_corpus(wanted, shards, made, num_workers, report, progress)
-        for name in FILES:  # moved here by a killed run with other settings
-            (directory / name).unlink(missing_ok=True)
+        if data.kind == "toy":
+            sources: list[dict[str, Any]] = []
+            _write_toy(data, seed, made)
+        else:
+            opened = open_sources(data, accepted)
+            folder = working_folder(data, seed, cleaning, opened, shards / "arrow")
+            job = Job(data, seed, cleaning, num_workers, folder, report, progress)
+            sources = build_packs(job, opened, made)
+        files = {path: digest for one in sources for path, digest in one["sha256"].items()}
+        if data.tokenizer:
+            files[data.tokenizer] = sha256_of(Path(data.tokenizer))
+        write_json(
+            made / "corpus.json",
+            {
+                "settings": settings,
+                "sources": sources,
+                "files": files,
+                "versions": versions(data.kind),
+                "packs": {name: Pack.open(made / f"{name}.json").sha256 for name in PACKS},
+            },
+        )
+        for name in PACKS:  # moved here by a killed run with other settings
+            (directory / f"{name}.offsets.bin").unlink(missing_ok=True)
         # corpus.json last: a directory with it is complete.
         for file in sorted(made.iterdir(), key=lambda path: path.name == "corpus.json"):
             os.replace(file, directory / file.name)
@@ -109,7 +145,7 @@ def prepare(
             f"cannot write to {error.filename or directory} ({error.strerror}); make room or "
             "choose another directory; the same command goes on"
         ) from None
-    corpus = open_corpus(directory, wanted.data)
+    corpus = open_corpus(directory, data)
     shutil.rmtree(shards)
     return corpus
 
@@ -120,34 +156,69 @@ def open_corpus(directory: str | Path, data: DataConfig) -> Corpus:
     Args:
         directory: as given to ``prepare_corpus``.
         data: ``kind``, and for toy the grammar, must be those of the corpus.
-
-    Raises:
-        UserError: if it is incomplete, has changed, or is of another kind.
     """
     directory = Path(directory)
     path = directory / "corpus.json"
     stored = _read_corpus(path)
-    for name in ("kind", "grammar") if data.kind == "toy" else ("kind",):
-        if stored["data"].get(name) != getattr(data, name):
+    for name in ("data.kind", "data.grammar") if data.kind == "toy" else ("data.kind",):
+        was, value = stored["settings"][name], getattr(data, name.removeprefix("data."))
+        if was != value:
             raise UserError(
-                f"{directory} was prepared with data.{name} {stored['data'].get(name)}, "
-                f"not {getattr(data, name)}; set data.{name} to match or open another corpus"
+                f"{directory} was prepared with {name} {was}, not {value}; set {name} to match "
+                "or open another corpus"
             )
-    packs = {name: Pack.open(directory / f"{name}.json") for name in ("train", "validation")}
+    train, validation = (Pack.open(directory / f"{name}.json") for name in PACKS)
     tokenizer_path = directory / "tokenizer.json"
     digest = sha256_of(tokenizer_path)
-    for name, pack in packs.items():
+    for pack in (train, validation):
         if pack.tokenizer_sha256 != digest:
             raise UserError(
-                f"{tokenizer_path} is not the tokenizer of {pack.path} (sha256 differs); "
-                f"{REMEDY}"
+                f"{tokenizer_path} is not the tokenizer of {pack.path} (sha256 differs); {REMEDY}"
             )
-        if stored["packs"].get(name) != pack.sha256:
+        if stored["packs"][pack.path.stem] != pack.sha256:
             raise UserError(f"{pack.path} is not the pack that {path} names; {REMEDY}")
-    return Corpus(packs["train"], packs["validation"], tokenizer_path, data.kind)
+    return Corpus(train, validation, tokenizer_path, data.kind)
+
+
+def _write_toy(data: DataConfig, seed: int, directory: Path) -> None:
+    """The packs of a grammar, whose sentences are drawn independently."""
+    language = grammar(data.grammar)
+    tokenizer = given_tokenizer(data) or word_level(language.words)
+    words = tokenizer.encode_batch(language.words)
+    for word, ids in zip(language.words, words, strict=True):
+        if len(ids) != 1 or ids[0] == tokenizer.special_ids.unk:
+            raise UserError(
+                f"{data.tokenizer} lacks the word '{word}' of grammar {data.grammar}; set "
+                "data.tokenizer to none to make one"
+            )
+    # A uniform number, a word and a token per place.
+    needed = 3 * 8 * data.num_sentences * (language.length + 2)
+    check_bytes(f"data.num_sentences {data.num_sentences:,}", {"give fewer": needed})
+    tokenizer.save(directory / "tokenizer.json")
+    sizes = (data.num_sentences, NUM_VALIDATION_SENTENCES)
+    for stream, (name, num_sentences) in enumerate(zip(PACKS, sizes, strict=True)):
+        sentences = language.sample(num_sentences, (seed, stream))
+        token_ids = np.array(words).reshape(-1)[sentences]
+        write_pack(
+            directory / f"{name}.json",
+            [framed_rows(token_ids, tokenizer.special_ids)],
+            row_length=language.length + 2,
+            vocab_size=tokenizer.vocab_size,
+            special_ids=tokenizer.special_ids,
+            tokenizer_sha256=tokenizer.sha256,
+            source=f"toy grammar {data.grammar}",
+            counts=Counts(documents=num_sentences, tokens=token_ids.size),
+        )
 
 
 # ---- the directory ----
+
+
+def _settings(data: DataConfig, seed: int, cleaning: Cleaning) -> dict[str, Any]:
+    """Everything asked for, under dotted names, as JSON has it."""
+    groups = {"data": asdict(data), "cleaning": asdict(cleaning)}
+    plain = {f"{group}.{k}": v for group, values in groups.items() for k, v in values.items()}
+    return json.loads(json.dumps({"seed": seed, **plain}))
 
 
 def _read_corpus(path: Path) -> dict:
@@ -156,11 +227,7 @@ def _read_corpus(path: Path) -> dict:
             f"{path.parent} holds no corpus; make one there with python -m exlm_mini.prepare, or "
             "give another directory"
         )
-    stored = read_json(path)
-    kinds = {type(stored.get(name)) for name in ("data", "sources", "packs")}
-    if (stored.get("format"), stored.get("version"), kinds) != (FORMAT, VERSION, {dict}):
-        raise UserError(f"{path} does not describe a corpus of version {VERSION}; {REMEDY}")
-    return stored
+    return read_json(path)
 
 
 def _refuse_strangers(directory: Path) -> None:
@@ -172,18 +239,16 @@ def _refuse_strangers(directory: Path) -> None:
         )
 
 
-def _check_settings(directory: Path, wanted: Preparation) -> None:
+def _check_same(directory: Path, settings: dict[str, Any]) -> None:
     """Check that a corpus was made with these settings, from files as they are now."""
     stored = _read_corpus(directory / "corpus.json")
-    was = {"seed": stored.get("seed")} | {f"data.{k}": v for k, v in stored["data"].items()}
-    was |= stored.get("preparation", {})
-    for name, value in wanted.settings().items():
-        if name not in was or was[name] != value:
+    for name, value in settings.items():
+        if stored["settings"].get(name) != value:
             raise UserError(
-                f"{directory} holds a corpus prepared with {name} {was.get(name)}, not "
-                f"{value}; choose another directory or remove this one"
+                f"{directory} holds a corpus prepared with {name} {stored['settings'].get(name)}, "
+                f"not {value}; choose another directory or remove this one"
             )
-    for path, digest in stored["sources"].items():
+    for path, digest in stored["files"].items():
         # A source may be gone, but one that has changed would go unnoticed.
         if Path(path).is_file() and sha256_of(Path(path)) != digest:
             raise UserError(

@@ -22,7 +22,7 @@ def embedded_english() -> Iterator[str]:
         from pydoc_data.topics import topics
     except ImportError:
         raise UserError(
-            "this Python has no pydoc_data, the embedded text; give a text with data.files"
+            "this Python has no pydoc_data, the embedded text; give a text with data.source"
         ) from None
     seen: set[str] = set()
     for name in sorted(topics):

@@ -12,9 +12,11 @@ import contextlib
 import errno
 import hashlib
 import json
+import lzma
 import os
 import shutil
 import stat
+import zlib
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
@@ -64,34 +66,32 @@ def write_atomically(file: Path, data: bytes) -> None:
 # ---- files from outside ----
 
 ANOTHER = "restore or download it again, or give another"
+DAMAGE = (OSError, ValueError, KeyError, EOFError, zlib.error, lzma.LZMAError)
+"""What parsers raise for a file they cannot read."""
 
 
 @contextlib.contextmanager
-def reading(path: object, remedy: str = ANOTHER) -> Iterator[None]:
-    """Context of work on one file or directory; anything else inside would hide our own bugs.
+def reading(
+    path: object, remedy: str = ANOTHER, errors: type[Exception] = OSError
+) -> Iterator[None]:
+    """Context of a parser at work on one file; our own code inside would hide its bugs.
 
     Args:
         path: name of the file in the message.
         remedy: end of the message.
-
-    Raises:
-        UserError: for any error inside, except for missing packages, a full disk, a closed pipe
-            and interrupts.
+        errors: what the parser raises besides ``DAMAGE``.
     """
     try:
         yield
-    except (UserError, ImportError, BrokenPipeError):
+    except (UserError, BrokenPipeError):
         raise
-    except BaseException as error:
-        # A panic of Rust code (tokenizers, safetensors) is not an Exception.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
+    except (*DAMAGE, errors) as error:
         if isinstance(error, OSError) and error.errno is not None:
             if error.errno in NO_SPACE:
                 raise
-            where = error.filename or path
             if isinstance(error, FileNotFoundError) and remedy == ANOTHER:
                 remedy = "give an existing path"
+            where = error.filename or path
             raise UserError(f"cannot read {where} ({error.strerror}); {remedy}") from error
         reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:200]}"
         raise UserError(f"{path} is damaged or of another kind ({reason}); {remedy}") from error
@@ -214,19 +214,10 @@ def write_json(path: Path, content: dict) -> None:
 
 
 def read_json(path: Path) -> dict:
-    """The JSON object in a file of a prepared corpus, without its seal.
-
-    Files of early versions have no seal and are accepted.
-
-    Raises:
-        UserError: if the file is missing, not a JSON object, or edited.
-    """
+    """The JSON object in a file of a prepared corpus, without its seal."""
     with reading(path, REMEDY):
         content = json.loads(read_bytes(path, REMEDY))
-    if not isinstance(content, dict):
-        raise UserError(f"{path} is not a JSON object; {REMEDY}")
-    seal = content.pop("seal", None)
-    if seal is not None and seal != seal_of(content):
+    if not isinstance(content, dict) or content.pop("seal", None) != seal_of(content):
         raise UserError(f"{path} has changed since it was written; {REMEDY}")
     return content
 

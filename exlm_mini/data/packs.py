@@ -40,8 +40,6 @@ from exlm_mini.data.tokenizer import Tokenizer
 if TYPE_CHECKING:  # preparing data needs no torch
     import torch
 
-FORMAT = "exlm-mini pack"
-VERSION = 1
 OFFSET_DTYPE = "<i8"
 
 
@@ -58,7 +56,6 @@ def write_pack(
     tokenizer_sha256: str,
     source: str,
     counts: Counts,
-    provenance: dict | None = None,
 ) -> int:
     """Write a pack, completely or not at all.
 
@@ -71,7 +68,6 @@ def write_pack(
         tokenizer_sha256: of the tokenizer.json the ids belong to.
         source: of the rows, for the side file.
         counts: for the side file.
-        provenance: JSON-able, for the side file.
 
     Returns:
         Number of rows; if it is 0, nothing is written.
@@ -106,8 +102,6 @@ def write_pack(
     write_json(
         path,
         {
-            "format": FORMAT,
-            "version": VERSION,
             "dtype": dtype,
             "num_rows": num_rows,
             "num_tokens": num_tokens,
@@ -118,7 +112,6 @@ def write_pack(
             "source": source,
             "counts": asdict(counts),
             "files": files,
-            **({} if provenance is None else {"provenance": provenance}),
         },
     )
     return num_rows
@@ -191,8 +184,6 @@ class Pack:
         """
         path = Path(path)
         header = read_json(path)
-        with reading(path, REMEDY):
-            _check_header(header)
         num_tokens, files = header["num_tokens"], header["files"]
         tokens_path, offsets_path = _binary_paths(path)
         tokens = _mapped(tokens_path, files["tokens"], header["dtype"], num_tokens)
@@ -256,36 +247,6 @@ class Pack:
                 is_token_BN, self._tokens[place_BN].astype(np.int64), self.special_ids.pad
             )
         return torch.from_numpy(token_ids_BN), torch.from_numpy(lengths_B.copy())
-
-
-def _check_header(header: dict) -> None:
-    """Check that the fields of a side file exist, have the right types and are consistent.
-
-    Raises:
-        ValueError: if they are not; for missing or odd fields also KeyError, TypeError and others.
-    """
-    if header.get("format") != FORMAT or header.get("version") != VERSION:
-        raise ValueError(f"not the side file of a pack of version {VERSION}")
-    length, special_ids, files = header["row_length"], header["special_ids"], header["files"]
-    sizes = [header[name] for name in ("num_rows", "num_tokens", "vocab_size")]
-    texts = [header[name] for name in ("tokenizer_sha256", "source")]
-    is_consistent = (
-        set(map(type, sizes)) == {int}
-        and set(map(type, texts)) == {str}
-        and header["dtype"] in ("<u2", "<u4")
-        and header["vocab_size"] <= 1 << (16 if header["dtype"] == "<u2" else 31)
-        and header["num_rows"] > 0
-        and (length is None or header["num_rows"] * length == header["num_tokens"])
-        and set(special_ids) == set(SpecialIds._fields)
-        and set(map(type, special_ids.values())) == {int}
-        and all(0 <= i < header["vocab_size"] for i in special_ids.values())
-        and len(set(special_ids.values())) == len(special_ids)
-        and set(header["counts"]) == set(asdict(Counts()))
-        and set(files) == {"tokens"} | ({"offsets"} if length is None else set())
-        and all(set(file) == {"bytes", "sha256"} for file in files.values())
-    )
-    if not is_consistent:
-        raise ValueError("it contradicts itself")
 
 
 def _mapped(path: Path, file: dict, dtype: str, num_values: int) -> np.ndarray:

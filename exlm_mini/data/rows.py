@@ -34,6 +34,11 @@ class Counts:
     dropped_tokens: int = 0
     """Behind the last full block (text)."""
 
+    def add(self, other: Counts) -> None:
+        """Add those of another part of the documents."""
+        for name, number in vars(other).items():
+            setattr(self, name, getattr(self, name) + number)
+
 
 def block_rows(
     documents: Iterable[Rows], special_ids: SpecialIds, block_length: int, counts: Counts

@@ -1,14 +1,8 @@
-"""Parts of a corpus on their way to a pack, each whole on the disk or not there.
+"""Shards of a corpus on their way to its packs: Arrow files, made with ``datasets``.
 
-A shard is a run of documents of one unit of a source, cut by size alone, so that the same shards
-come of any number of processes. It is written twice: as cleaned documents, and as token ids. ::
-
-    s0-u0003-00012.documents.npz    text, one entry of the arrays per document
-    s0-u0003-00012.documents.json   sha256 of the file above, and what it was made of and with
-    s0-u0003-00012.tokens.npz       the same documents as token ids
-    s0-u0003-00012.tokens.json
-
-The .json is written last. A shard whose file does not match its record is made again.
+A shard is a run of documents of one unit of a source, cut by size alone. It is written twice, as
+cleaned documents and as token ids. A file gets its name when it is complete, so a call that was
+killed is repeated and finds what was finished.
 
 Dimension key: D documents of a shard.
 """
@@ -16,53 +10,138 @@ Dimension key: D documents of a shard.
 from __future__ import annotations
 
 import hashlib
-import io
-from collections import Counter
-from dataclasses import asdict
-from functools import lru_cache
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, lru_cache
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from exlm_mini.config import DataConfig
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.cleaning import Cleaning, CleaningCounts, clean
-from exlm_mini.data.files import (
-    fingerprint,
-    read_json,
-    sha256_of,
-    whole_file,
-    write_json,
-)
+from exlm_mini.data.cleaning import Change, Cleaning, Molecule, clean
+from exlm_mini.data.files import whole_file, write_atomically
+from exlm_mini.data.rows import Rows
+from exlm_mini.data.smiles import looks_like_smiles
+from exlm_mini.data.sources import Source
 from exlm_mini.data.tokenizer import Tokenizer
 
-NUM_DOCUMENTS_BATCH = 1000
-NUM_UNKNOWN_KEPT = 100
+SHARD_BYTES = 4_000_000
+"""Text of a shard; a kill loses the work on one."""
 
 
-class Place(NamedTuple):
-    """Identifies a shard and its files."""
+class Job(NamedTuple):
+    """What the steps have in common."""
 
+    data: DataConfig
+    seed: int
+    cleaning: Cleaning
+    num_workers: int
     folder: Path
-    source: int
-    unit: int
-    number: int
+    """Of the Arrow files."""
+    report: Callable[[str], None]
+    """Receives lines about the corpus."""
+    progress: Callable[[str, float], None]
+    """Receives the name of a step, and the bytes of text of each shard that it has finished."""
 
-    def file(self, stage: str) -> Path:
-        """The arrays of a stage, ``documents`` or ``tokens``."""
-        name = f"s{self.source}-u{self.unit:04d}-{self.number:05d}"
-        return self.folder / f"{name}.{stage}.npz"
 
-    def load(self, stage: str, *names: str) -> list[np.ndarray]:
-        """Arrays of a stage, by name."""
-        with np.load(self.file(stage), allow_pickle=False) as arrays:
-            return [arrays[name] for name in names]
+class Shard(NamedTuple):
+    """Some cleaned documents of a unit: ``text``, ``hash`` and ``changes``."""
 
-    def texts(self) -> list[str]:
-        """The documents."""
-        text, lengths_D = self.load("documents", "text", "lengths_D")
-        content, ends = text.tobytes(), np.cumsum(lengths_D)
-        return [content[end - n : end].decode() for end, n in zip(ends, lengths_D, strict=True)]
+    path: Path
+    num_read: int
+    """Documents before RDKit rejected some."""
+
+    def texts(self) -> Any:
+        """The documents, memory-mapped."""
+        return _table(self.path)["text"]
+
+    def text_bytes(self) -> np.ndarray:
+        """Their sizes, (D,)."""
+        import pyarrow.compute
+
+        return pyarrow.compute.binary_length(self.texts()).to_numpy()
+
+    def column(self, name: str) -> np.ndarray:
+        """``hash`` or ``changes``, (D,)."""
+        # Not in the numpy format of datasets, which makes int64 of uint64.
+        return _table(self.path)[name].to_numpy()
+
+
+def documents_of(job: Job, number: str, source: Source) -> Iterator[Shard]:
+    """The cleaned documents of a source. A unit is read unless all its shards are there."""
+    limit = job.data.max_documents
+    for index, unit in enumerate(source.units):
+        finished = job.folder / f"{number}-{index:05d}.json"
+        if finished.exists():
+            lengths = json.loads(finished.read_text())
+            shards = [Shard(_path(finished, i), n) for i, n in enumerate(lengths)]
+        else:
+            shards = []
+            for texts in _cut(islice(unit.documents(), limit)):
+                shards.append(Shard(_path(finished, len(shards)), len(texts)))
+                _make_documents(job, unit.name, shards[-1].path, texts)
+            write_atomically(finished, json.dumps([one.num_read for one in shards]).encode())
+        yield from shards
+        if limit is not None:
+            limit -= sum(shard.num_read for shard in shards)
+
+
+def _path(finished: Path, number: int) -> Path:
+    return finished.with_name(f"{finished.stem}-{number:05d}.arrow")
+
+
+def _make_documents(job: Job, unit: str, path: Path, texts: list[str]) -> None:
+    from datasets import Dataset
+
+    is_text = job.data.kind == "text"
+    if is_text and looks_like_smiles(texts[:200]):
+        job.report(
+            f"{unit} looks like molecules, and is read as text; to read them as molecules, take a "
+            "recipe of molecules or data.kind smiles"
+        )
+    _make(
+        path, Dataset.from_dict({"text": texts}), _cleaned, 1 if is_text else job.num_workers,
+        seed=job.seed, cleaning=None if is_text else job.cleaning,
+    )  # fmt: skip
+    job.progress("reading", sum(map(len, texts)))
+
+
+def _cut(documents: Iterable[str]) -> Iterator[list[str]]:
+    """Documents in order, in lists of about ``SHARD_BYTES`` of text."""
+    texts, num_bytes = [], 0
+    for document in filter(None, map(str.strip, documents)):
+        texts.append(document)
+        num_bytes += len(document)
+        if num_bytes >= SHARD_BYTES:
+            yield texts
+            texts, num_bytes = [], 0
+    if texts:
+        yield texts
+
+
+def _cleaned(table: Any, seed: int, cleaning: Cleaning | None) -> Any:
+    """Documents with their hashes and what was done to them; rejected molecules are left out."""
+    import pyarrow as pa
+
+    texts = table["text"].to_pylist()
+    if cleaning is None:
+        rows = [Molecule(text, text, Change(0)) for text in texts]
+    else:
+        rows = [row for text in texts if (row := clean(text, cleaning)) is not None]
+    return pa.table(
+        {
+            "text": pa.array([row.spelling for row in rows], pa.large_string()),
+            "hash": np.array([hash_of(row.key, seed) for row in rows], np.uint64),
+            "changes": np.array([row.changes for row in rows], np.uint8),
+        }
+    )
 
 
 def hash_of(text: str, seed: int) -> int:
@@ -71,102 +150,107 @@ def hash_of(text: str, seed: int) -> int:
     return int.from_bytes(digest)
 
 
-def write_shard(path: Path, arrays: dict[str, Any], record: dict[str, Any]) -> dict:
-    """Write the arrays of a shard, then its record; returns the record.
+def encoded(job: Job, shard: Shard) -> Path:
+    """The file with the token ids of a shard, row by row."""
+    from datasets import Dataset
 
-    Raises:
-        UserError: if the disk is full; then nothing of the shard remains.
-    """
-    stream = io.BytesIO()
-    # Text compresses to less than half; ids compress less and are read again within minutes.
-    (np.savez_compressed if "text" in arrays else np.savez)(stream, **arrays)
-    with whole_file(path) as file:
-        file.write(stream.getbuffer())
-    record = {**record, **fingerprint(path)}
-    write_json(path.with_suffix(".json"), record)
-    return record
+    path, tokenizer = shard.path.with_suffix(".ids.arrow"), job.folder / "tokenizer.json"
+    documents = Dataset.from_file(str(shard.path)).select_columns(["text"])
+    _make(path, documents, _as_ids, 1, tokenizer_path=tokenizer)
+    job.progress("encoding", int(shard.text_bytes().sum()))
+    return path
 
 
-def finished_shard(path: Path, want: dict[str, Any]) -> dict | None:
-    """The record of a shard that is intact and was made from ``want``; otherwise None."""
-    record = read_if_sound(path.with_suffix(".json"))
-    is_mine = want.items() <= record.items() and path.is_file()
-    return record if is_mine and sha256_of(path) == record.get("sha256") else None
+def _as_ids(table: Any, tokenizer_path: Path) -> Any:
+    import pyarrow as pa
 
-
-def read_if_sound(path: Path) -> dict:
-    """A JSON file of an earlier start; empty if it is missing or damaged, as it can be redone."""
-    try:
-        return read_json(path)
-    except UserError:
-        return {}
-
-
-# ---- the work of one shard ----
-
-
-def make_documents(
-    place: Place,
-    want: dict[str, Any],
-    documents: list[str],
-    seed: int,
-    cleaning: Cleaning | None,
-) -> dict:
-    """Clean, hash and write documents, unless that was done before; returns the record.
-
-    Args:
-        place: of the shard.
-        want: what the shard is made from, for ``finished_shard``.
-        documents: as read.
-        seed: of the hashes; all spellings of a cleaned molecule have the same hash.
-        cleaning: of molecules; None: the documents are text.
-    """
-    if record := finished_shard(place.file("documents"), want):
-        return record
-    counts = CleaningCounts()
-    texts, hashes = [], []
-    if cleaning is None:
-        texts = [text.encode() for text in documents]
-        hashes = [hash_of(text, seed) for text in documents]
-    else:
-        for key, spelling in clean(documents, cleaning, counts):
-            texts.append(spelling.encode())
-            hashes.append(hash_of(key, seed))
-    arrays = {
-        "text": np.frombuffer(b"".join(texts), dtype=np.uint8),
-        "lengths_D": np.array([len(text) for text in texts], dtype=np.int64),
-        "hash_D": np.array(hashes, dtype=np.uint64),
-    }
-    record = {**want, "num_read": len(documents), "cleaning": asdict(counts)}
-    return write_shard(place.file("documents"), arrays, record)
-
-
-def make_tokens(place: Place, want: dict[str, Any], tokenizer_path: Path) -> dict:
-    """Tokenize a shard and write the ids, unless that was done before; returns the record."""
-    if record := finished_shard(place.file("tokens"), want):
-        return record
-    tokenizer = _tokenizer(tokenizer_path, want["tokenizer"])
-    texts = place.texts()
+    tokenizer = _tokenizer(tokenizer_path)
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
-    ids_D: list[np.ndarray] = []
-    for start in range(0, len(texts), NUM_DOCUMENTS_BATCH):
-        batch = tokenizer.encode_batch(texts[start : start + NUM_DOCUMENTS_BATCH])
-        ids_D += [np.array(token_ids, dtype=dtype) for token_ids in batch]
-    unknown_D = [int((token_ids == tokenizer.special_ids.unk).sum()) for token_ids in ids_D]
-    arrays = {
-        "token_ids": np.concatenate([np.empty(0, dtype), *ids_D]),
-        "lengths_D": np.array([len(token_ids) for token_ids in ids_D], dtype=np.int64),
-        "num_unknown_D": np.array(unknown_D, dtype=np.int64),
-    }
-    pieces: Counter[str] = Counter()
-    for i in np.flatnonzero(unknown_D):
-        pieces.update(tokenizer.unknown_pieces(texts[i]))
-    record = {**want, "unknown": dict(pieces.most_common(NUM_UNKNOWN_KEPT))}
-    record |= {"num_tokens": len(arrays["token_ids"]), "num_unknown": sum(unknown_D)}
-    return write_shard(place.file("tokens"), arrays, record)
+    ids_D = tokenizer.encode_batch(table["text"].to_pylist())
+    offsets = np.cumsum([0, *map(len, ids_D)], dtype=np.int32)
+    token_ids = np.fromiter(chain.from_iterable(ids_D), dtype, offsets[-1])
+    return pa.table({"ids": pa.ListArray.from_arrays(offsets, token_ids)})
 
 
 @lru_cache(maxsize=1)
-def _tokenizer(path: Path, sha256: str) -> Tokenizer:
-    """Loads a tokenizer once per process and ``sha256``."""
+def _tokenizer(path: Path) -> Tokenizer:
     return Tokenizer.load(path)
+
+
+def ids_of(path: Path) -> Rows:
+    """The token ids of all documents of a shard."""
+    lists = _table(path)["ids"].combine_chunks()
+    return Rows(lists.flatten().to_numpy(), np.diff(lists.offsets.to_numpy()))
+
+
+# ---- Arrow files ----
+
+
+def _make(path: Path, data: Any, function: Callable, num_workers: int, **fixed: Any) -> None:
+    """Write the rows of a function of Arrow tables, unless the file exists.
+
+    Args:
+        path: of the file.
+        data: a ``datasets.Dataset``.
+        function: takes a table and ``fixed``.
+        num_workers: processes.
+    """
+    import datasets
+    import multiprocess
+    import pyarrow as pa
+
+    if path.exists():
+        return
+    datasets.disable_progress_bars()
+    _look_after_workers()
+    try:
+        result = data.with_format("arrow").map(
+            function,
+            batched=True,
+            remove_columns=data.column_names,
+            fn_kwargs=fixed,
+            num_proc=num_workers if num_workers > 1 else None,
+            # Its files would be taken for another corpus of the same name, and fail on a full disk.
+            keep_in_memory=True,
+            new_fingerprint=path.stem,
+        )
+    except multiprocess.TimeoutError as error:  # waiting for the processes, after an interrupt
+        raise (error.__context__ or error) from None
+    except RuntimeError as error:
+        if "abruptly died" not in str(error):
+            raise
+        raise UserError(
+            "a worker process died, perhaps for want of memory; the same command goes on (with "
+            "fewer --workers)"
+        ) from None
+    table = result.data.table
+    with whole_file(path) as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+@cache
+def _look_after_workers() -> None:
+    """Call ``_begin_worker`` in every process that ``datasets`` starts."""
+    import multiprocess
+
+    multiprocess.util.register_after_fork(_begin_worker, lambda begin: begin())
+
+
+def _begin_worker() -> None:
+    """A worker dies with its parent, which decides what Ctrl-C means."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _table(path: Path) -> Any:
+    """The rows of a file, memory-mapped."""
+    import pyarrow as pa
+
+    return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()

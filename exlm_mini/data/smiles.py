@@ -27,7 +27,7 @@ def embedded_molecules() -> Iterable[str]:
     path = Path(RDConfig.RDDataDir) / "NCI" / "first_5K.smi"
     if not path.exists():
         raise UserError(
-            f"this RDKit came without {path}; give molecules with data.files, or pip install "
+            f"this RDKit came without {path}; give molecules with data.source, or pip install "
             "'exlm-mini[chem]'"
         )
     return file_documents(path, "smiles")

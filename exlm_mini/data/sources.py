@@ -1,10 +1,10 @@
-"""Sources of documents: local files, the hub, and data that come with Python and RDKit.
+"""Sources of documents: local files, data sets of the hub, what comes with Python and RDKit.
 
-A source consists of units (a local file, or a file of a hub data set), each read from start to
-end. A unit has a fingerprint, which shows whether the shards made from it are up to date.
+A source is read in units: a local file, or one file of a data set, each from start to end. A unit
+has a fingerprint that changes with its content.
 
-The hub is streamed, so the raw data are not stored. Entries of named data sets follow their cards
-and file lists; licences are what the cards state, not advice.
+The hub is streamed, so its files are not stored. Entries of ``NAMED`` follow cards and file lists;
+licences are what the cards state, not advice.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,23 +24,13 @@ from exlm_mini.config.checks import UserError, nearest
 from exlm_mini.data.english import embedded_english
 from exlm_mini.data.files import sha256_of
 from exlm_mini.data.smiles import embedded_molecules
-from exlm_mini.data.text import (
-    DEFAULT_COLUMNS,
-    SUFFIXES,
-    check_column,
-    document_text,
-    file_documents,
-    suffix_of,
-)
-from exlm_mini.data.unimol import SUFFIX as LMDB_SUFFIX
-from exlm_mini.data.unimol import lmdb_documents
+from exlm_mini.data.text import SUFFIXES, column_of, file_documents, suffix_of, table_documents
 
-EMBEDDED = {
+EMBEDDED: dict[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "text": ("the embedded English", embedded_english),
     "smiles": ("the embedded molecules", embedded_molecules),
 }
 HUB_PREFIX = "hub:"
-NUM_ROWS_BATCH = 1000
 
 
 @dataclass(frozen=True)
@@ -55,9 +45,9 @@ class HubSet:
     kind: str | None = None
     """text or smiles; None: either."""
     licence: str = "not known here; see the card of the data set"
-    num_documents: float = 0
-    num_text_bytes: float = 0
-    """Approximate size of the column; 0 if unknown."""
+    num_documents: float | None = None
+    num_text_bytes: float | None = None
+    """Approximate size of the column."""
     rows_per_document: int | None = None
     """Rows are pieces; this many make one document."""
     heading: str | None = None
@@ -103,21 +93,22 @@ class Unit(NamedTuple):
     """A part of a source, read from start to end."""
 
     name: str
-    fingerprint: Callable[[], str]
-    """Changes with the content; reads a whole local file."""
+    fingerprint: str
+    """Changes with the content."""
     documents: Callable[[], Iterable[str]]
 
 
 class Source(NamedTuple):
-    """A source with its units; ``facts`` go into the side files, with the ``sha256`` of files."""
+    """A source with its units; no row mixes the documents of two."""
 
     name: str
     units: list[Unit]
     facts: dict[str, Any]
+    """Licence, and the ``sha256`` of its files or its revision, for the record of the corpus."""
 
 
-def _named_or_hub(word: str) -> HubSet | None:
-    """A data set by its short name, or as ``hub:ID[,CONFIG[,SPLIT[,COLUMN]]]``."""
+def hub_set(word: str) -> HubSet | None:
+    """A data set by its short name, or as ``hub:ID[,CONFIG[,SPLIT[,COLUMN]]]``; None: a file."""
     if not word.startswith(HUB_PREFIX):
         return NAMED.get(word)
     id, *rest = word.removeprefix(HUB_PREFIX).split(",")
@@ -128,119 +119,128 @@ def _named_or_hub(word: str) -> HubSet | None:
 
 
 def kind_of(words: Iterable[str]) -> str | None:
-    """The kind of a source if it is known: by the entry of a named set or the suffix of a file."""
+    """The kind of documents that named sets and suffixes of files tell; None if they do not."""
     for word in words:
-        if word in NAMED:
-            return NAMED[word].kind
-        if not word.startswith(HUB_PREFIX) and {".smi", LMDB_SUFFIX} & set(Path(word).suffixes):
+        hub = hub_set(word)
+        if hub is not None and hub.kind is not None:
+            return hub.kind
+        if hub is None and {".smi", ".lmdb"} & set(Path(word).suffixes):
             return "smiles"
     return None
 
 
-def check_source(words: tuple[str, ...], kind: str, accepted: Iterable[str]) -> None:
+def check_sources(data: DataConfig, accepted: Collection[str] = ()) -> None:
     """Refuse an impossible source before anything is read.
 
     Args:
-        words: a name, a hub id, or paths.
-        kind: text or smiles.
+        data: ``source`` and ``kind``.
         accepted: names of the sets whose caveat the user accepts.
-
-    Raises:
-        UserError: for an unknown name or suffix, a missing file, a set of the other kind, or a
-            caveat that was not accepted.
     """
-    hub = _named_or_hub(words[0])
-    if hub is None:
-        for word in words:
-            _check_file(word)
-        return
-    if len(words) > 1:
-        raise UserError(
-            f"the source {' '.join(words)} mixes a data set with others; give each its own --source"
-        )
-    if hub.kind not in (None, kind):
-        raise UserError(
-            f"{words[0]} holds {hub.kind}, data.kind is {kind}; prepare each kind by itself"
-        )
-    if hub.caveat and words[0] not in accepted:
-        raise UserError(f"{hub.caveat}; to use it all the same, add --accept {words[0]}")
+    for word in data.source:
+        hub, suffix = hub_set(word), suffix_of(Path(word))
+        if hub is None and suffix not in SUFFIXES:
+            raise UserError(
+                f"the source '{word}' is no named data set and has no known suffix; "
+                f"{nearest(suffix or word, [*NAMED, *SUFFIXES])}"
+            )
+        if hub is None and not Path(word).is_file():
+            raise UserError(f"cannot read {word} (no such file); give an existing path")
+        if hub is not None and hub.kind not in (None, data.kind):
+            raise UserError(
+                f"{word} holds {hub.kind}, data.kind is {data.kind}; prepare each kind by itself"
+            )
+        if hub is not None and hub.caveat and word not in accepted:
+            raise UserError(
+                f"{hub.caveat}; to use it all the same, prepare it with --accept {word}"
+            )
 
 
-def _check_file(word: str) -> None:
-    known = (*SUFFIXES, LMDB_SUFFIX)
-    suffix = suffix_of(Path(word))
-    if suffix not in known:
-        raise UserError(
-            f"the source '{word}' is no named data set and has no known suffix; "
-            f"{nearest(suffix or word, [*NAMED, *known])}"
-        )
-    if not Path(word).is_file():
-        raise UserError(f"cannot read {word} (no such file); check --source")
-
-
-def open_source(words: tuple[str, ...], data: DataConfig) -> Source:
-    """Open a source.
+def open_sources(data: DataConfig, accepted: Collection[str] = ()) -> list[Source]:
+    """The sources of a corpus; files beside each other are one.
 
     Args:
-        words: as for ``check_source``; none: the files, hub data set or embedded data of ``data``.
-        data: ``kind``, and the column of tables.
+        data: ``source`` (none: the embedded data), ``kind``, and ``column`` of tables.
+        accepted: as for ``check_sources``.
     """
-    if words and (hub := _named_or_hub(words[0])):
-        return _hub_source(words[0], hub, data)
-    if words or data.files:
-        return _local_source(words or data.files, data)
-    if data.hub:
-        return _hub_source(data.hub, HubSet(data.hub, data.hub_config, data.hub_split), data)
-    name, documents = EMBEDDED[data.kind]
-    return Source(name, [Unit(name, lambda: name, documents)], {})
+    check_sources(data, accepted)
+    if not data.source:
+        name, documents = EMBEDDED[data.kind]
+        return [Source(name, [Unit(name, name, documents)], {"sha256": {}})]
+    sources = []
+    for is_hub, words in groupby(data.source, key=lambda word: hub_set(word) is not None):
+        group = list(words)
+        sources += [_hub_source(w, data) for w in group] if is_hub else [_files(group, data)]
+    return sources
 
 
-# ---- local files ----
-
-
-def _local_source(words: tuple[str, ...], data: DataConfig) -> Source:
-    facts = {"files": list(words), "licence": "that of the files", "sha256": {}}
+def _files(words: Iterable[str], data: DataConfig) -> Source:
     units = [
-        Unit(word, partial(sha256_of, Path(word)), partial(_documents, Path(word), data))
+        Unit(
+            word,
+            sha256_of(Path(word)),
+            partial(file_documents, Path(word), data.kind, data.column),
+        )
         for word in words
     ]
-    return Source(", ".join(words), units, facts)
+    facts = {
+        "licence": "that of the files",
+        "sha256": {unit.name: unit.fingerprint for unit in units},
+    }
+    return Source(", ".join(unit.name for unit in units), units, facts)
 
 
-def _documents(path: Path, data: DataConfig) -> Iterator[str]:
-    if path.suffix.lower() == LMDB_SUFFIX:
-        return lmdb_documents(path, data.column)
-    return file_documents(path, data.kind, data.column)
+class Size(NamedTuple):
+    """Estimates; None if unknown."""
+
+    documents: float | None
+    text_bytes: float | None
+    tokens: float | None
+
+
+BYTES_PER_TOKEN = {"text": 4.3, "smiles": 1.05}
+"""English in byte-level BPE with some 30,000 tokens; SMILES."""
+GROWTH = {".gz": 3, ".xz": 4, ".parquet": 2, ".lmdb": 0.01}
+"""Bytes of text per byte of a file; Uni-Mol's files hold conformations beside the SMILES."""
+
+
+def size_of(word: str, data: DataConfig) -> Size:
+    """Estimated size of a word of ``data.source``, by the card of a data set or the size of a file.
+
+    Args:
+        word: as in ``data.source``.
+        data: ``kind``, and ``max_documents`` if the number of documents is known.
+    """
+    hub = hub_set(word)
+    if hub is None:
+        path = Path(word)
+        num_bytes = path.stat().st_size * GROWTH.get(path.suffix, 1)
+        return Size(None, num_bytes, num_bytes / BYTES_PER_TOKEN[data.kind])
+    if hub.num_documents is None or hub.num_text_bytes is None:
+        return Size(None, None, None)
+    share = min(1.0, (data.max_documents or hub.num_documents) / hub.num_documents)
+    num_bytes = hub.num_text_bytes * share
+    return Size(hub.num_documents * share, num_bytes, num_bytes / BYTES_PER_TOKEN[data.kind])
 
 
 # ---- the hub ----
 
 
-def _hub_source(word: str, hub: HubSet, data: DataConfig) -> Source:
-    with _reaching(hub.id):
-        facts: dict[str, Any] = {
-            "hub": hub.id,
-            "config": hub.config,
-            "split": hub.split,
-            "column": hub.column or data.column or DEFAULT_COLUMNS[data.kind],
-            "revision": _revision(hub.id),
-            "licence": hub.licence,
-        }
-        facts["num_units"] = _stream(facts).num_shards
-    units = [
-        Unit(
-            f"{word} part {i + 1} of {facts['num_units']}",
-            partial(_fingerprint, facts, i),
-            partial(_hub_documents, hub, facts, i),
-        )
-        for i in range(facts["num_units"])
-    ]
+def _hub_source(word: str, data: DataConfig) -> Source:
+    hub = hub_set(word)
+    assert hub is not None
+    column = hub.column or column_of(data.kind, data.column)
+    with reaching(hub.id):
+        revision = _revision(hub.id)
+        stream = _stream(hub, revision)
+        num_units = stream.num_shards
+    units = []
+    for i in range(num_units):
+        content = [hub.id, hub.config, hub.split, column, revision, i]
+        documents = partial(_hub_documents, hub, revision, column, i)
+        name = f"{word} part {i + 1} of {num_units}"
+        units.append(Unit(name, repr(content), documents))
+    facts = {"licence": hub.licence, "revision": revision, "sha256": {}}
     return Source(word, units, facts)
-
-
-def _fingerprint(facts: dict, unit: int) -> str:
-    parts = [facts[name] for name in ("hub", "config", "split", "column", "revision")]
-    return hashlib.sha256(repr([*parts, unit]).encode()).hexdigest()
 
 
 def _revision(id: str) -> str:
@@ -254,41 +254,23 @@ def _revision(id: str) -> str:
     return str(HfApi().dataset_info(id).sha)
 
 
-def _stream(facts: dict) -> Any:
+def _stream(hub: HubSet, revision: str) -> Any:
     """The data set as a stream; reads no rows yet."""
     import datasets
 
+    commit = None if revision.startswith("local ") else revision
     return datasets.load_dataset(
-        facts["hub"],
-        facts["config"],
-        split=facts["split"],
-        revision=None if facts["revision"].startswith("local ") else facts["revision"],
-        streaming=True,
+        hub.id, hub.config, split=hub.split, revision=commit, streaming=True
     )
 
 
-def _hub_documents(hub: HubSet, facts: dict, unit: int) -> Iterator[str]:
-    """Documents of one unit; never none."""
-    source, column = f"hub data set {facts['hub']}", facts["column"]
-    with _reaching(hub.id):
-        stream = _stream(facts)
-        if stream.column_names is not None:
-            check_column(source, column, stream.column_names)
-            stream = stream.select_columns([column])
-        batches = iter(stream.shard(facts["num_units"], unit).iter(batch_size=NUM_ROWS_BATCH))
-    yield from _grouped(_texts(batches, hub.id, column), hub)
-
-
-def _texts(batches: Iterator[dict], id: str, column: str) -> Iterator[str]:
-    """One column of a stream."""
-    while True:
-        with _reaching(id):
-            batch = next(batches, None)
-        if batch is None:
-            return
-        check_column(f"hub data set {id}", column, list(batch))
-        for value in batch[column]:
-            yield document_text(f"hub data set {id}", column, value)
+def _hub_documents(hub: HubSet, revision: str, column: str, unit: int) -> Iterator[str]:
+    """Documents of one unit."""
+    with reaching(hub.id):
+        stream = _stream(hub, revision)
+        stream = stream.shard(stream.num_shards, unit)
+    guard = partial(reaching, hub.id)
+    return _grouped(table_documents(stream, f"hub data set {hub.id}", column, guard), hub)
 
 
 def _grouped(rows: Iterator[str], hub: HubSet) -> Iterator[str]:
@@ -311,7 +293,7 @@ def _grouped(rows: Iterator[str], hub: HubSet) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _reaching(id: str) -> Iterator[None]:
+def reaching(id: str) -> Iterator[None]:
     """Context of access to the hub, whose libraries raise a dozen unrelated types of errors."""
     try:
         yield

@@ -9,35 +9,38 @@
 ``.csv``        one row, the named column; the first line names the columns
 ``.jsonl``      one JSON object a line, the named key
 ``.parquet``    one row, the named column
+``.lmdb``       one entry of Uni-Mol's files, the named field
 ==============  ==========================================================================
 
-Each may be compressed (``.txt.gz``, ``.smi.xz``, ...). Documents are stripped of outer white space,
-and empty ones are skipped. Text must be UTF-8; an error names the line.
+All but the last may be compressed (``.txt.gz``, ``.smi.xz``, ...). Text must be UTF-8.
 """
 
 from __future__ import annotations
 
-import csv
 import gzip
 import io
-import json
 import lzma
 import re
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, islice
+from contextlib import AbstractContextManager
+from functools import partial
+from itertools import chain, count, islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from exlm_mini.config.checks import UserError, nearest
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import open_regular, reading
+from exlm_mini.data.unimol import lmdb_rows
 
-SUFFIXES = (".txt", ".smi", ".csv", ".jsonl", ".parquet")
-COMPRESSIONS: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".xz": lzma.open}
+TABLES = {".csv": "csv", ".jsonl": "json", ".parquet": "parquet"}
+"""Formats of tables, and who reads them in ``datasets``."""
+SUFFIXES = (".txt", ".smi", *TABLES, ".lmdb")
+COMPRESSIONS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 
 NUM_LINES_SEARCHED = 10_000
 """Lines of a .txt file searched for a blank one."""
+NUM_ROWS_BATCH = 1000
 NUM_COLUMNS_SHOWN = 20
-DEFAULT_COLUMNS = {"text": "text", "smiles": "smiles"}
 LONGEST = 1 << 24
 """Characters of a document, or bytes of a line; the tokenizer needs 130 bytes for each."""
 _LABELS = re.compile(r"\$[^$]*\$|\([^)]*\)")
@@ -89,45 +92,31 @@ def smiles_in(text: str) -> str | None:
 
 
 def file_documents(path: Path, kind: str, column: str | None = None) -> Iterator[str]:
-    """Documents of one file; never none.
+    """Documents of one file, without outer white space; blank ones are passed over.
 
     Args:
         path: of a format of the table above.
         kind: text or smiles.
-        column: of a table; none: ``DEFAULT_COLUMNS``.
-
-    Raises:
-        UserError: while iterating, for anything wrong with the file.
+        column: of a table; none: see ``column_of``.
     """
-    suffix, column = suffix_of(path), column or DEFAULT_COLUMNS[kind]
-    is_smiles = suffix == ".smi" or kind == "smiles"
-    if suffix not in SUFFIXES:
-        raise UserError(
-            f"{path} has the unknown suffix '{suffix}'; {nearest(suffix, SUFFIXES)} "
-            f"(each also with {' or '.join(COMPRESSIONS)})"
-        )
-    is_empty = True
-    with reading(path), open_decompressed(path) as stream:
-        if suffix == ".csv":
-            documents: Iterable[str] = _csv_documents(path, stream, column)
-        elif suffix == ".jsonl":
-            documents = _jsonl_documents(path, stream, column)
-        elif suffix == ".parquet":
-            documents = _parquet_documents(path, stream, column)
-        elif is_smiles:
-            documents = _lines(path, stream)
-        else:
-            documents = _paragraphs(path, stream)
-        for text in map(str.strip, documents):
-            if text:
-                is_empty = False
-                _check_length(path, text)
-                # What is not one molecule stays whole, for ``clean`` to reject.
-                yield (smiles_in(text) if is_smiles else None) or text
-    if is_empty:
-        raise UserError(
-            f"{path} holds no documents, only blank ones; give a file with documents"
-        )
+    suffix = suffix_of(path)
+    is_smiles = kind == "smiles" or suffix == ".smi"
+    if suffix in TABLES:
+        documents: Iterable[str] = _table(path, TABLES[suffix], column_of(kind, column))
+    elif suffix == ".lmdb":
+        documents = _entries(path, column or "smi")
+    else:
+        documents = _lines(path) if is_smiles else _paragraphs(path)
+    for text in filter(None, map(str.strip, documents)):
+        if len(text) > LONGEST:
+            raise _too_long(path)
+        # What is not one molecule stays whole, for ``clean`` to reject.
+        yield (smiles_in(text) if is_smiles else None) or text
+
+
+def column_of(kind: str, column: str | None) -> str:
+    """The column of a table that holds the documents: the named one, or "text" or "smiles"."""
+    return column or kind
 
 
 def suffix_of(path: Path) -> str:
@@ -146,34 +135,38 @@ def open_decompressed(path: Path) -> io.BufferedReader:
     return io.BufferedReader(decompress(path))
 
 
-def _lines(path: Path, stream: IO[bytes]) -> Iterator[str]:
+def _too_long(path: Path) -> UserError:
+    return UserError(
+        f"{path} has a line or document of more than {LONGEST:,} characters; break it up, by ends "
+        "of lines and, in a .txt, blank lines"
+    )
+
+
+def _lines(path: Path) -> Iterator[str]:
     """Lines of a UTF-8 file, line ends included."""
-    for number, raw in enumerate(iter(lambda: stream.readline(LONGEST + 1), b""), start=1):
-        _check_length(path, raw)
-        try:
-            line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-            if "\0" in line:
-                raise ValueError("it holds a NUL")
-        except ValueError as error:
-            raise UserError(
-                f"{path} line {number} is not UTF-8 text ({error}); convert it, such as "
-                "with iconv -f latin1 -t utf-8"
-            ) from None
-        yield line
+    with open_decompressed(path) as stream:
+        for number in count(1):
+            with reading(path):
+                raw = stream.readline(LONGEST + 1)
+            if not raw:
+                return
+            if len(raw) > LONGEST:
+                raise _too_long(path)
+            try:
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+                if "\0" in line:
+                    raise ValueError("it holds a NUL")
+            except ValueError as error:
+                raise UserError(
+                    f"{path} line {number} is not UTF-8 text ({error}); convert it, such as "
+                    "with iconv -f latin1 -t utf-8"
+                ) from None
+            yield line
 
 
-def _check_length(path: Path, text: str | bytes) -> None:
-    """Refuse a text that would take gigabytes to encode."""
-    if len(text) > LONGEST:
-        raise UserError(
-            f"{path} has a line or document of more than {LONGEST:,} characters; break it up, by "
-            "ends of lines and, in a .txt, blank lines"
-        )
-
-
-def _paragraphs(path: Path, stream: IO[bytes]) -> Iterator[str]:
+def _paragraphs(path: Path) -> Iterator[str]:
     """Documents of a .txt file: see the table at the top."""
-    lines = (line.rstrip() for line in _lines(path, stream))
+    lines = (line.rstrip() for line in _lines(path))
     head = list(islice(lines, NUM_LINES_SEARCHED))
     has_blank_line = "" in "\n".join(head).strip().split("\n")
     document: list[str] = []
@@ -186,82 +179,73 @@ def _paragraphs(path: Path, stream: IO[bytes]) -> Iterator[str]:
     yield "\n".join(document)
 
 
-def _csv_documents(path: Path, stream: IO[bytes], column: str) -> Iterator[str]:
-    """One column of a .csv file."""
-    rows = csv_rows(path, _lines(path, stream))
-    names = next(rows, [])
-    check_column(path, column, names)
-    index = names.index(column)
-    for row in rows:
-        yield row[index]
+# ---- tables ----
 
 
-def csv_rows(path: Path, lines: Iterator[str]) -> Iterator[list[str]]:
-    """The header of a CSV file and its rows, all of the same length, without blank lines.
+def _table(path: Path, reader: str, column: str) -> Iterator[str]:
+    """One column of a file."""
+    import datasets
 
-    Raises:
-        UserError: naming the line that is malformed.
+    open_regular(path).close()
+    # Numbers and words such as NA stay as they are written.
+    options = {"converters": {column: str}, "keep_default_na": False} if reader == "csv" else {}
+    guard = partial(reading, path, errors=datasets.exceptions.DatasetsError)
+    with guard():
+        stream = datasets.load_dataset(
+            reader, data_files=str(path), split="train", streaming=True, **options
+        )
+    return table_documents(stream, str(path), column, guard)
+
+
+def table_documents(
+    stream: Any, source: str, column: str, guard: Callable[[], AbstractContextManager[None]]
+) -> Iterator[str]:
+    """One column of a streamed data set; a missing value is a blank document.
+
+    Args:
+        stream: a ``datasets.IterableDataset``.
+        source: its name in messages.
+        column: holds text.
+        guard: the context in which the stream is read.
     """
-    csv.field_size_limit(LONGEST)  # the default stops at documents of 131,072 characters
-    rows, num_fields = csv.reader(lines, strict=True), None
-    try:
-        for row in filter(None, rows):
-            num_fields = num_fields or len(row)
-            if len(row) != num_fields:
-                raise csv.Error(f"it has {len(row)} fields, the header {num_fields}")
-            yield row
-    except csv.Error as error:
+    with guard():
+        if stream.column_names is not None:
+            _check_column(source, column, stream.column_names)
+            stream = stream.select_columns([column])
+        batches = stream.iter(batch_size=NUM_ROWS_BATCH)
+    while True:
+        with guard():
+            batch = next(batches, None)
+        if batch is None:
+            return
+        _check_column(source, column, list(batch))
+        for value in batch[column]:
+            yield _text_of(source, column, value)
+
+
+def _entries(path: Path, column: str) -> Iterator[str]:
+    """One field of the entries of an LMDB file."""
+    for where, row in lmdb_rows(path):
+        _check_column(where, column, list(map(str, row)))
+        yield _text_of(where, column, row[column])
+
+
+def _check_column(source: str, column: str, names: list[str]) -> None:
+    if column not in names:
+        shown = ", ".join(" ".join(name.split()) for name in names[:NUM_COLUMNS_SHOWN])
+        more = ", ..." if len(names) > NUM_COLUMNS_SHOWN else ""
         raise UserError(
-            f"{path} line {rows.line_num} is no CSV ({error}); mend the line, and quote fields "
-            "that hold commas"
-        ) from error
+            f"{source} has no column '{column}'; set data.column to one of: {shown}{more}"
+        )
 
 
-def _jsonl_documents(path: Path, stream: IO[bytes], column: str) -> Iterator[str]:
-    """One key of a .jsonl file."""
-    for number, line in enumerate(_lines(path, stream), start=1):
-        if not line.strip():
-            continue
-        where = f"{path} line {number}"
-        with reading(where, "write one JSON object a line"):
-            row = json.loads(line)
-            check_column(where, column, list(row.keys()))
-        yield document_text(where, column, row[column])
-
-
-def _parquet_documents(path: Path, stream: IO[bytes], column: str) -> Iterator[str]:
-    """One column of a .parquet file."""
-    import pyarrow.parquet
-
-    # Parquet is read from its end, to which a compressed stream cannot seek.
-    is_compressed = path.suffix.lower() in COMPRESSIONS
-    source = io.BytesIO(stream.read()) if is_compressed else stream
-    with pyarrow.parquet.ParquetFile(source) as table:
-        check_column(path, column, table.schema_arrow.names)
-        for batch in table.iter_batches(columns=[column]):
-            for value in batch.column(0).to_pylist():
-                yield document_text(path, column, value)
-
-
-def check_column(source: object, column: str, names: list[str]) -> None:
-    """Check that exactly one column has this name."""
-    if names.count(column) == 1:
-        return
-    if column in names:
-        raise UserError(f"{source} has {names.count(column)} columns '{column}'; keep one")
-    shown = ", ".join(" ".join(name.split()) for name in names[:NUM_COLUMNS_SHOWN])
-    more = ", ..." if len(names) > NUM_COLUMNS_SHOWN else ""
-    raise UserError(
-        f"{source} has no column '{column}'; set data.column to one of: {shown}{more}"
-    )
-
-
-def document_text(source: object, column: str, value: object) -> str:
-    """A value of a table as a document; a missing value becomes an empty one."""
+def _text_of(source: str, column: str, value: object) -> str:
+    """A value of a table as a document."""
     if value is None:
         return ""
-    with reading(f"{source}: column '{column}'", "set data.column to a column of text"):
-        if not isinstance(value, str):
-            raise TypeError(f"{type(value).__name__}, not text")
-        value.encode()  # a lone surrogate, which JSON may contain, would fail much later
-        return value
+    if not isinstance(value, str):
+        raise UserError(
+            f"{source}: column '{column}' holds {type(value).__name__}, not text; set data.column "
+            "to a column of text"
+        )
+    return value

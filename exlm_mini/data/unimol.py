@@ -13,12 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from exlm_mini.data.files import reading
-from exlm_mini.data.lmdb_pages import entries
-from exlm_mini.data.text import check_column, document_text
-
-SUFFIX = ".lmdb"
-DEFAULT_COLUMN = "smi"
+from exlm_mini.config.checks import UserError
+from exlm_mini.data.files import open_regular, reading
 
 _NUMPY_MODULES = ("numpy", "numpy.core.multiarray", "numpy._core.multiarray",
                   "numpy.core.numeric", "numpy._core.numeric")  # fmt: skip
@@ -40,13 +36,10 @@ class _StandIn:
         pass
 
 
-_STAND_INS = {(module, name): type(name, (_StandIn,), {}) for module, name in ALLOWED}
-
-
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> type:
         if (module, name) in ALLOWED:
-            return _STAND_INS[module, name]
+            return _StandIn
         raise pickle.UnpicklingError(f"refused: it asks for {module}.{name}")
 
 
@@ -59,32 +52,29 @@ def load_restricted(content: bytes) -> Any:
     return _Unpickler(io.BytesIO(content)).load()
 
 
-def lmdb_documents(path: Path, column: str | None) -> Iterator[str]:
-    """One field of every entry, in the order of LMDB.
-
-    Args:
-        path: a single file, as Uni-Mol writes with ``subdir=False``.
-        column: the field; None: ``smi``.
-
-    Raises:
-        UserError: if it is not an LMDB file, or an entry is refused.
-    """
-    column = column or DEFAULT_COLUMN
-    for where, row in lmdb_rows(path):
-        check_column(where, column, [name for name in row if isinstance(name, str)])
-        yield document_text(where, column, row[column])
-
-
 def lmdb_rows(path: Path) -> Iterator[tuple[str, dict]]:
     """Every entry with its name for messages, in the order of LMDB.
 
-    Raises:
-        UserError: as ``lmdb_documents``.
+    Args:
+        path: a single file, as Uni-Mol writes with ``subdir=False``.
     """
-    for key, value in entries(path):
-        where = f"{path} entry {key[:40]!r}"
-        with reading(where, "nothing of it was run; leave the file out"):
-            row = load_restricted(value)
+    import lmdb
+
+    open_regular(path).close()
+    with reading(path, errors=lmdb.Error):
+        environment = lmdb.open(str(path), subdir=False, readonly=True, lock=False)
+    with environment, environment.begin() as transaction:
+        for key, value in transaction.cursor():
+            where = f"{path} entry {key[:40]!r}"
+            try:
+                row = load_restricted(value)
+            except Exception as error:  # a damaged pickle raises nearly anything
+                raise UserError(
+                    f"{where} is damaged or of another kind ({error}); nothing of it was run; "
+                    "leave the file out"
+                ) from None
             if not isinstance(row, dict):
-                raise TypeError(f"{type(row).__name__}, not a dict")
-        yield where, row
+                raise UserError(
+                    f"{where} is {type(row).__name__}, not a dict; leave the file out"
+                )
+            yield where, row

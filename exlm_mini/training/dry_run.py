@@ -88,7 +88,7 @@ def _corpus_shape(config: RunConfig) -> tuple[int, int]:
             f"rows of data.block_length {row_length}"
         )
         return data.vocab_size, row_length
-    if data.files or data.hub:
+    if data.source:
         limit = min(data.max_documents or DRY_RUN_DOCUMENTS, DRY_RUN_DOCUMENTS)
         data = replace(data, max_documents=limit)
     with tempfile.TemporaryDirectory() as directory:
