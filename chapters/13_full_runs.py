@@ -79,9 +79,8 @@ from exlm_mini.config.options import parse
 from exlm_mini.config.recipes import RECIPES, recipe_names
 from exlm_mini.data.batches import TokenBatches, TrainingBatches
 from exlm_mini.data.packs import Pack
-from exlm_mini.data.sizes import size_of
 from exlm_mini.data.smiles import embedded_molecules
-from exlm_mini.data.sources import NAMED
+from exlm_mini.data.sources import NAMED, size_of
 from exlm_mini.plot.curves import draw, read
 from exlm_mini.plot.style import COLORS, use_book_style
 from exlm_mini.training.checkpoint import latest_checkpoint, load_checkpoint
@@ -600,8 +599,8 @@ show(told)
 # `--dry-run` also tells how much data there is, without a download. The table
 # divides it by a rate: about 0.7 million tokens a second of English and 0.19
 # million of molecules, which RDKit cleans on the way. Both were measured on one
-# core of one machine, so the hours are approximate. Work is done in shards by all
-# cores (`--workers`); the download comes on top.
+# core of one machine, so the hours are approximate. All cores work (`--workers`);
+# the download comes on top.
 
 # %% tags=["hide-input"]
 RATE = {"text": 0.7e6, "smiles": 0.19e6}  # tokens per second and core, measured
@@ -610,7 +609,7 @@ print(row.format("source", "documents", "text", "tokens", "hours of a core"))
 num_tokens = {}
 for name in ("wikitext-103", "wikipedia", "bookcorpus", "zinc"):
     hub = NAMED[name]
-    size = size_of((name,), DataConfig(kind=hub.kind or "text"))
+    size = size_of(name, DataConfig(kind=hub.kind or "text"))
     num_tokens[name] = size.tokens
     hours = size.tokens / RATE[hub.kind or "text"] / 3600
     shown = f"{size.text_bytes / 1e9:.1f} GB", f"{size.tokens / 1e9:.2f} G"
@@ -643,7 +642,7 @@ _ = (work / "some.smi").write_text("\n".join(some) + "\n")
 CLEAN = (
     "--largest-fragment --canonical --data.block_length 96 --data.max_rejected 0.01"
 )
-PREPARE = f"prepare --source {work}/some.smi {CLEAN} --shard-megabytes 0.01"
+PREPARE = f"prepare --source {work}/some.smi {CLEAN}"
 code, printed, told = command(f"{PREPARE} --workers 1 --output {work}/molecules")
 assert code == 0, told
 packs_made = printed.partition("to train")[0]
@@ -653,9 +652,9 @@ print(re.sub(r"([0-9a-f]{8})[0-9a-f]{56}", r"\1...", packs_made))
 # A pack is a function of its data: with two worker processes instead of one, the
 # bytes are the same.
 
-# %% mystnb={"code_prompt_show": "Checked: the pack's side file names its source; with two workers the bytes are the same"} tags=["hide-cell", "check"]
-side = json.loads((work / "molecules" / "train.json").read_text())
-(made_from,) = side["provenance"]["sources"]
+# %% mystnb={"code_prompt_show": "Checked: the corpus names its source; with two workers the bytes are the same"} tags=["hide-cell", "check"]
+made = json.loads((work / "molecules" / "corpus.json").read_text())
+(made_from,) = made["sources"]
 assert made_from["documents_read"] == 1500
 print(
     {key: made_from["cleaning"][key] for key in ("rejected", "fragments_removed")}

@@ -66,11 +66,12 @@ def prepare_molecules(common, output, rng):
 def _prepare(source, output, rng, *options):
     """By any number of processes: the packs do not depend on it."""
     from exlm_mini import prepare
+    from exlm_mini.data import shards
 
     argv = ["--source", source, "--output", output, "--workers", rng.choice((1, 1, 2, 3))]
     argv += ["--data.block_length", "64", "--data.validation_share", "0.2"]
-    argv += ["--shard-megabytes", "0.01", *options]
-    return prepare.main([str(word) for word in argv])
+    shards.SHARD_BYTES = 10_000
+    return prepare.main([str(word) for word in [*argv, *options]])
 
 
 def finetune(common, output, rng):

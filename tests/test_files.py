@@ -1,5 +1,6 @@
 """Files from outside: read only if they are files, and one line for whatever is wrong with them."""
 
+import csv
 import errno
 import os
 
@@ -11,20 +12,16 @@ from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import open_regular, read_text, reading
 
 
-class PanicException(BaseException):
-    """As Rust's pyo3 calls its own, which is no Exception either."""
-
-
 @pytest.mark.parametrize(
     "error",
-    [
-        TypeError("x\ny"), MemoryError(), PanicException("called `unwrap()` on a `None` value"),
-        OSError("no number"),
-    ],
+    [ValueError("x\ny"), KeyError("x"), EOFError(), OSError("no number"), csv.Error("x")],
     ids=lambda error: type(error).__name__,
-)  # fmt: skip
-def test_what_nobody_foresaw_becomes_one_line_with_the_name(error):
-    with pytest.raises(UserError) as told, reading("some/file.json", "make it again"):
+)
+def test_what_a_parser_says_becomes_one_line_with_the_name(error):
+    with (
+        pytest.raises(UserError) as told,
+        reading("some/file.json", "make it again", csv.Error),
+    ):
         raise error
     line = str(told.value)
     assert line.startswith("some/file.json ") and line.endswith("; make it again")
@@ -36,7 +33,8 @@ def test_what_nobody_foresaw_becomes_one_line_with_the_name(error):
     "error",
     [
         UserError("told already"), KeyboardInterrupt(), BrokenPipeError(), GeneratorExit(),
-        ImportError("a library"), OSError(errno.ENOSPC, "full"),
+        ImportError("a library"), OSError(errno.ENOSPC, "full"), TypeError("our own bug"),
+        AttributeError("another"), IndexError("a third"), AssertionError(),
     ],
     ids=lambda error: type(error).__name__,
 )  # fmt: skip

@@ -211,7 +211,7 @@ def test_every_command_of_a_header_is_understood(name, tmp_path, monkeypatch):
     assert given["--output"] == data.pack
     assert int(given["--data.block_length"]) == data.block_length
     assert int(given["--data.vocab_size"]) == data.vocab_size
-    assert prepare._wanted(prepare._parser().parse_args(words)).data.kind == data.kind
+    assert prepare._data(prepare._parser().parse_args(words)).kind == data.kind
     for command in re.findall(r"^ +python -m exlm_mini\.pretrain (.+)$", text, re.M):
         assert parse(shlex.split(command)).config.recipe == name
     assert list(tmp_path.iterdir()) == []

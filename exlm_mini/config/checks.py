@@ -57,7 +57,7 @@ class UserError(ValueError):
 
 
 EXTRAS = {
-    "datasets": "text", "pyarrow": "text", "tokenizers": "text", "rdkit": "chem",
+    "datasets": "text", "pyarrow": "text", "tokenizers": "text", "rdkit": "chem", "lmdb": "unimol",
     "docstring_parser": "train", "jsonargparse": "train", "yaml": "train",
     "matplotlib": "plot", "seaborn": "plot", "pandas": "tasks", "scipy": "tasks",
     "sklearn": "tasks", "transformers": "hf", "tensorboard": "watch",
