@@ -9,12 +9,12 @@ Masks are numbered row by row, from left to right, like the predictions of ``Mas
 from __future__ import annotations
 
 import itertools
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from exlm_lab.experiments.entropy import entropy_bits
 from exlm_mini.alignment import dag_log_likelihood, posteriors
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.model import ExLM
@@ -112,14 +112,10 @@ def pairwise_divergence_bits(p_kV: Tensor) -> Tensor:
     Returns:
         The leading shape, same dtype.
     """
-    entropy_k = _entropy_bits(p_kV)
+    entropy_k = entropy_bits(p_kV.log())
     gains = [
-        _entropy_bits((p_kV[..., i, :] + p_kV[..., j, :]) / 2)
+        entropy_bits(((p_kV[..., i, :] + p_kV[..., j, :]) / 2).log())
         - (entropy_k[..., i] + entropy_k[..., j]) / 2
         for i, j in itertools.combinations(range(p_kV.shape[-2]), 2)
     ]
     return torch.stack(gains).mean(dim=0).clamp(min=0.0)  # below 0 only by rounding
-
-
-def _entropy_bits(p: Tensor) -> Tensor:
-    return torch.special.entr(p).sum(dim=-1) / math.log(2)
