@@ -197,29 +197,6 @@ def molecules(tokenizer, count: int) -> list:
     raise AssertionError("too few")
 
 
-def test_the_trainer_learns_with_chains_at_first(runs, tmp_path):
-    tokenizer, model = opened(step(runs, "smiles"))
-    shares = []
-
-    class Watch(transformers.TrainerCallback):
-        def on_step_end(self, args, state, control, model=None, **_):
-            shares.append(model.chain_share)
-
-    rows = molecules(tokenizer, 96)
-    trainer = transformers.Trainer(
-        model, arguments(tmp_path, max_steps=20, learning_rate=3e-3, save_steps=10),
-        train_dataset=rows[:64], eval_dataset=rows[64:], data_collator=hf.collator(tokenizer),
-        processing_class=tokenizer, callbacks=[hf.ChainWarmup(0.25), Watch()],
-    )  # fmt: skip
-    before = trainer.evaluate()["eval_loss"]
-    trainer.train()
-    assert shares == pytest.approx([1.0] * 6 + [0.8, 0.6, 0.4, 0.2] + [0.0] * 10)
-    assert trainer.evaluate()["eval_loss"] < before
-    shares.clear()
-    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
-    assert shares == [0.0] * 10
-
-
 def masked_molecules(tokenizer, count: int) -> list:
     """Molecules with masks that stay, to be evaluated several times."""
     torch.manual_seed(1)

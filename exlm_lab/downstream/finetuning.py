@@ -40,7 +40,6 @@ from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.ledger import StoppedError, check_identity
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading, write_atomically
-from exlm_mini.hf.config import config_of
 from exlm_mini.reading.trained import Trained
 from exlm_mini.training.loop import Progress
 from exlm_mini.training.parts import choose_device
@@ -75,8 +74,8 @@ def model_for(pretrained: Trained, problem: Problem, config: TuneConfig, seed: i
     classes = (
         hf.ExLMForQuestionAnswering if kind == "span" else hf.ExLMForSequenceClassification
     )
-    settings = config_of(
-        pretrained, dropout=config.dropout, attention_dropout=config.attention_dropout,
+    settings = hf.ExLMConfig.from_pretrained(
+        pretrained.path, dropout=config.dropout, attention_dropout=config.attention_dropout,
         classifier_dropout=config.pooler_dropout, num_labels=problem.num_outputs,
         learned_length=None,  # the task's notes say how long its rows are
     )  # fmt: skip

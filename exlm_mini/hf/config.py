@@ -10,8 +10,6 @@ from transformers import PreTrainedConfig
 from exlm_mini.config import ModelConfig, SpecialIds
 from exlm_mini.config.checks import UserError
 from exlm_mini.config.recipes import build
-from exlm_mini.reading.trained import Trained
-from exlm_mini.training.beside_weights import model_settings
 
 OBJECTIVES = ("exlm", "mlm", "repeated-mlm")
 FIELD_OF = {
@@ -113,23 +111,6 @@ class ExLMConfig(PreTrainedConfig):
             raise AttributeError(f"{type(self).__name__} has no {name!r}")
         model, field = self.model, FIELD_OF[name]
         return getattr(model.shape, field, getattr(model, field))
-
-
-def config_of(trained: Trained, **settings: Any) -> ExLMConfig:
-    """The settings of a trained model.
-
-    Args:
-        trained: from ``exlm_mini.load``.
-        settings: in place of the run's, such as ``dropout`` or ``num_labels``.
-    """
-    tokenizer = trained.tokenizer
-    stored = model_settings(
-        trained.config, trained.step, tokenizer.special_ids, tokenizer.vocab_size
-    )
-    architecture = stored.pop("architecture")
-    for name in architecture.keys() & settings.keys():
-        architecture[name] = settings.pop(name)
-    return ExLMConfig(architecture, **{**stored, **settings})
 
 
 def _check(name: str, value: Any, fixed: Any, where: str) -> None:
