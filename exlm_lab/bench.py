@@ -39,8 +39,8 @@ from exlm_lab.benchmarks.record import DAG_SHAPES, EMISSION_SIZES, TEXT_SHAPE, R
 from exlm_lab.benchmarks.step import VOCAB_SIZE, model_of, row_length, step
 from exlm_mini.alignment import BACKENDS
 from exlm_mini.config import ENCODER_PRESETS, RunConfig, TrainConfig
-from exlm_mini.config.checks import BELOW_1, THREADS, UserError, check_integers
-from exlm_mini.config.options import command_parser
+from exlm_mini.config.checks import Below1, Threads, UserError
+from exlm_mini.config.options import command_parser, of
 from exlm_mini.data.files import write_atomically
 from exlm_mini.data.memory import check_bytes
 from exlm_mini.training.console import exit_code, say
@@ -54,7 +54,6 @@ ABOUT = {
     "step": "a training step: ExLM beside MLM",
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-RULES = {"--dropout": BELOW_1, "--threads": THREADS}
 
 
 # ---- measuring ----
@@ -168,12 +167,16 @@ def _parser() -> argparse.ArgumentParser:
             "--shape", type=_shape, action="append", metavar="B,M,L",
             help="rows, targets, states; may be given several times",
         )  # fmt: skip
-        add("--threads", type=int, metavar="N", help="of the CPU; default PyTorch's own")
+        add(
+            "--threads", type=of(Threads), metavar="N", help="of the CPU; default PyTorch's own"
+        )
         if name != "dag":
             add("--precision", choices=DTYPES, default="fp32", help="fp32 or bf16")
         if name == "step":
             add("--preset", choices=ENCODER_PRESETS, help="default 8 layers of width 384")
-            add("--dropout", type=float, default=0.0, help="of hidden states and attention")
+            add(
+                "--dropout", type=of(Below1), default=0.0, help="of hidden states and attention"
+            )
             add("--compile", action="store_true", help="the encoder's layers")
         if name == "dag":
             add("--sharp", action="store_true", help="graphs like those of a trained model")
@@ -198,19 +201,8 @@ def _shape(text: str) -> Shape:
     return shape
 
 
-def _check(arguments: argparse.Namespace) -> None:
-    """Refuse what no measurement can be made of, naming the option."""
-    options = {f"--{n.replace('_', '-')}": value for n, value in vars(arguments).items()}
-    check_integers(options)
-    for name, rule in RULES.items():
-        number = options.get(name)
-        if number is not None and not rule.fits(number):
-            raise UserError(f"{name} is {number}; it must {rule.words}")
-
-
 def run(arguments: argparse.Namespace) -> None:
     """Measure what was asked for and print it, each record as soon as it is there."""
-    _check(arguments)
     try:
         device = choose_device(arguments.device)
     except UserError as error:

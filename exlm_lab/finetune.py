@@ -37,9 +37,9 @@ from exlm_lab.downstream.results import check_results, shown, task_record, write
 from exlm_lab.downstream.runs import TuningLedger, num_runs, tune
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.ledger import StoppedError
-from exlm_mini.config.checks import SHARE, THREADS, UserError, nearest
-from exlm_mini.config.options import given, settings_parser
-from exlm_mini.config.recipes import build, load_recipe, recipe_names
+from exlm_mini.config.checks import Seed, Share, Threads, UserError, nearest
+from exlm_mini.config.options import given, of, settings_parser
+from exlm_mini.config.recipes import load_recipe, recipe_names
 from exlm_mini.reading.trained import Trained, load
 from exlm_mini.training.console import INTERRUPTED, Requests, exit_code, requests_by_signal, say
 from exlm_mini.training.parts import choose_device, versions
@@ -95,14 +95,20 @@ def _parser() -> Any:
     )  # fmt: skip
     add("--output", type=Path, metavar="DIR", help="default runs/finetune-<time>")
     add("--recipe", metavar="NAME", help=f"{', '.join(recipe_names(TUNING))}, or a .yaml")
-    add("--seeds", nargs="+", type=int, metavar="N", help="default: the recipe's, else 1 2 3")
+    add(
+        "--seeds",
+        nargs="+",
+        type=of(Seed),
+        metavar="N",
+        help="default: the recipe's, else 1 2 3",
+    )
     add("--grid", action="store_true", help="try all settings of the recipe, report the best")
     add("--dry-run", action="store_true", help="print rows, runs and steps, and stop")
     add("--keep", action="store_true", help="keep the last checkpoint of every run")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    add("--threads", type=int, metavar="N", help="of a CPU; default: as it was trained")
+    add("--threads", type=of(Threads), metavar="N", help="of a CPU; default: as it was trained")
     add(
-        "--max-unknown", type=float, default=MAX_UNKNOWN, metavar="X",
+        "--max-unknown", type=of(Share), default=MAX_UNKNOWN, metavar="X",
         help=f"largest share of [UNK] among the training tokens; default {MAX_UNKNOWN:g}",
     )  # fmt: skip
     return parser
@@ -111,10 +117,6 @@ def _parser() -> Any:
 def parse(argv: list[str]) -> Request:
     """Read the command line; ``--help`` prints and exits."""
     options = _parser().parse_args(argv)
-    for option, rule in (("threads", THREADS), ("max-unknown", SHARE)):
-        value = options[option.replace("-", "_")]
-        if value is not None and not rule.fits(value):
-            raise UserError(f"--{option} is {value}; it must {rule.words}")
     options.task = list(dict.fromkeys(options.task))
     recipe = Tuning("none", "mean-sd", SEEDS, {})
     if options.recipe is not None:
@@ -129,17 +131,15 @@ def parse(argv: list[str]) -> Request:
     if options.seeds is not None:
         check_seeds("--seeds", tuple(options.seeds))
         recipe = recipe._replace(seeds=tuple(options.seeds))
-    settings = {"train": {}, "data": {}} | given(options)
-    changed = settings["train"]
+    changed = given(options, "train.")
     # An option stands above the recipe.
     varied = dict.fromkeys({f.name for f in fields(Space)} & changed.keys(), ())
     spaces = {task: replace(space, **varied) for task, space in recipe.spaces.items()}
     recipe = recipe._replace(spaces=spaces, changed=tuple(sorted(changed)) if spaces else ())
     if options.output is None:
         options.output = Path("runs") / f"finetune-{time.strftime('%Y%m%d-%H%M%S')}"
-    return Request(
-        options, recipe, build(TuneConfig, changed), ReadingConfig(**settings["data"])
-    )
+    reading = ReadingConfig(**given(options, "data."))
+    return Request(options, recipe, TuneConfig(**changed), reading)
 
 
 def run(request: Request) -> bool:

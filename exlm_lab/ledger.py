@@ -14,7 +14,7 @@ from typing import Any
 
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import write_atomically
-from exlm_mini.training.loop import Progress
+from exlm_mini.training.console import Progress
 
 
 class StoppedError(Exception):

@@ -39,8 +39,8 @@ from exlm_lab.experiments.ledger import SweepLedger
 from exlm_lab.experiments.records import collect
 from exlm_lab.experiments.running import Runner, taken
 from exlm_lab.ledger import StoppedError
-from exlm_mini.config.checks import UserError, check_integers, nearest
-from exlm_mini.config.options import Parser, command_parser
+from exlm_mini.config.checks import Seed, UserError, nearest
+from exlm_mini.config.options import Parser, command_parser, of
 from exlm_mini.data.files import refuse_odd_files
 from exlm_mini.training.console import (
     INTERRUPTED,
@@ -234,7 +234,7 @@ def _parser() -> Parser:
     only = "cells, by name or pattern: 'toy-*' (see --list)"
     add("--only", nargs="+", metavar="CELL", help=only)
     seeds = "default: those of each cell"
-    add("--seeds", nargs="+", type=int, default=[], metavar="N", help=seeds)
+    add("--seeds", nargs="+", type=of(Seed), default=[], metavar="N", help=seeds)
     output = f"records go to DIR/NAME; default {OUTPUT}"
     add("--output", type=Path, default=OUTPUT, metavar="DIR", help=output)
     work = f"where models are trained, and kept; default {WORK}"
@@ -258,7 +258,6 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.data is not None and not options.data.exists():
         raise UserError(f"cannot read {options.data} (no such file or directory); check --data")
-    check_integers({"--seeds": options.seeds})
     sweeps = select(options.names, options.only)
     runs = queue(sweeps, list(dict.fromkeys(options.seeds)))
     if options.list:

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from exlm_mini.config import DataConfig
-from exlm_mini.config.checks import THREADS, UserError, check_integers, check_numbers
-from exlm_mini.config.options import given, settings_parser
+from exlm_mini.config.checks import Seed, Threads, UserError
+from exlm_mini.config.options import given, of, settings_parser
 from exlm_mini.data.cleaning import Cleaning
 from exlm_mini.data.corpus import prepare
 from exlm_mini.data.sources import NAMED, check_sources, hub_set, kind_of, size_of
@@ -47,11 +47,11 @@ def _parser() -> Any:
         help="where from: NAME, hub:ID or files; neighbouring files are one source")  # fmt: skip
     add("--output", metavar="DIR", help="default corpora/<first source>")
     add("--dry-run", action="store_true", help="print sizes, read no more")
-    add("--workers", type=int, default=len(os.sched_getaffinity(0)), metavar="N",
+    add("--workers", type=of(Threads), default=len(os.sched_getaffinity(0)), metavar="N",
         help="processes; default: one per core")  # fmt: skip
     add("--accept", action="append", default=[], metavar="NAME",
         help="use a data set in spite of its licence caveat")  # fmt: skip
-    add("--seed", type=int, default=1, metavar="N", help="of the split; default 1")
+    add("--seed", type=of(Seed), default=1, metavar="N", help="of the split; default 1")
     add = parser.add_argument_group("molecules").add_argument
     add("--largest-fragment", action="store_true", help="drop the other ones")
     add("--strip-stereo", action="store_true", help="remove stereo marks")
@@ -64,7 +64,7 @@ def _data(arguments: Any) -> DataConfig:
     if not arguments.source:
         raise UserError("there is nothing to prepare; name a --source")
     usual = {"kind": kind_of(arguments.source) or "text", "source": tuple(arguments.source)}
-    settings = usual | given(arguments).get("data", {})
+    settings = usual | given(arguments, "data.")
     if settings["kind"] == "toy":
         raise UserError("data.kind toy is not read from anywhere; pretrain draws it by itself")
     data = DataConfig(**settings)
@@ -144,8 +144,6 @@ def main(argv: list[str] | None = None) -> int:
 
     def command() -> None:
         arguments: Any = _parser().parse_args(argv)
-        check_numbers("--", arguments, THREADS, "workers")
-        check_integers({"seed": arguments.seed}, "--")
         (dry_run if arguments.dry_run else run)(_data(arguments), arguments)
 
     return exit_code(command, interrupted="interrupted; the same command goes on")

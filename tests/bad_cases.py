@@ -238,7 +238,7 @@ def import_all():
     for command in COMMANDS:
         main_of(command)
     for name in (
-        "datasets", "docstring_parser", "jsonargparse", "lmdb", "matplotlib.pyplot", "pandas",
+        "datasets", "lmdb", "matplotlib.pyplot", "pandas",
         "pyarrow.parquet", "rdkit.Chem", "scipy.stats", "seaborn", "sklearn.metrics", "tokenizers",
         "torch._dynamo", "yaml",
     ):  # fmt: skip
@@ -330,7 +330,7 @@ NUMBERS = words("""0 -1 1 2 3 7 64 1000 65536 2147483647 2147483648 922337203685
 TEXTS = [
     "", " ", "x", "a\nb", "\t", "é", "\U0001f600", "\u202e", "\udcff", "x" * 5000, "9" * 5000,
     "../..", "-", "--", "=", "[]", "{}", "null", "None", "true", "auto", "cpu", "cuda:99", "cpu:1",
-    "meta", "fp16", "bf16", "mlm", "exlm", "mlm+exlm", "repeated-mlm", "none", "*", "[a", "%s",
+    "meta", "fp16", "bf16", "mlm", "exlm", "repeated-mlm", "none", "*", "[a", "%s",
     "{0}", "$HOME", "~root", "C", "[MASK]", "[MASK] " * 200, "C[MASK]", "(" * 3000, "hub:x",
     "hub:x,y,z,w,v", "zinc", "toy-pairs", "text-large", "slots", "steps=3", "seeds=-1", "ctc",
     "uniform", "paper", "packed", "fused", "chunked", "1d", "large", "town", "deepchem",
@@ -401,7 +401,7 @@ def numbers(rng, place):
     if rng.random() < 0.7:
         command, argv = "pretrain", pretraining(rng.choice(KINDS), place)
         if rng.random() < 0.2:
-            argv += ["--objective", rng.choice(["mlm", "repeated-mlm", "mlm+exlm"])]
+            argv += ["--objective", rng.choice(["mlm", "repeated-mlm"])]
         names = """model.num_layers model.width model.ffn_width model.num_heads model.max_positions
             model.states_per_mask model.clone_embedding_std model.emission_chunk model.init_std
             model.expand_at masking.mask_ratio masking.num_copies data.vocab_size data.block_length

@@ -141,7 +141,7 @@ def test_a_backend_of_somebody_else_is_timed_and_judged(counts, tmp_path):
         (["dag", "--device", "tpu"], ["--device", "tpu", "known"]),
         (["emission", "--shape", "1000,2,1000000"], ["GiB", "smaller"]),
         (["step", "--shape", "2,4,6"], ["2,4,6", "k M states"]),
-        (["step", "--dropout", "1"], ["--dropout is 1.0"]),
+        (["step", "--dropout", "1"], ["--dropout: it is '1'"]),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_in_one_line(argv, words, capsys):

@@ -116,24 +116,6 @@ def test_resumed_training_is_bitwise_uninterrupted_training(tmp_path):
     assert_bitwise_equal(loaded["optimizer"], saved)
 
 
-def as_version_1(path: Path, groups: list) -> None:
-    """Write the manifest as the first version did."""
-    fields = json.loads((path / MANIFEST).read_bytes())
-    fields.pop("manifest_sha256")
-    for name, entry in fields["files"].items():
-        entry |= {"bytes": (path / name).stat().st_size, "tied": {}}
-    fields["state"]["optimizer_groups"] = groups
-    (path / MANIFEST).write_bytes(encode_manifest(fields | {"version": 1}))
-
-
-def test_version_1_is_read(tmp_path):
-    path = save_checkpoint(tmp_path, 7, TENSORS, STATE)
-    as_version_1(path, [{"parameters": ["layer.weight"], "lr": 0.1, "betas": [0.9, 0.98]}])
-    loaded = latest_checkpoint(tmp_path, pytest.fail)
-    assert loaded.state.pop("optimizer_groups")[0]["lr"] == 0.1
-    assert is_equal(loaded)
-
-
 @pytest.mark.parametrize(
     "tensor",
     [
@@ -185,18 +167,11 @@ def refused_manifest(path: Path, manifest: bytes) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"version": 3}, "version 3, this program reads versions 1 and 2; use the version of"),
-        ({"step": 8}, "was renamed"),
-        ({"files": {"../x.safetensors": {"sha256": ""}}}, "which is no file of tensors"),
-    ],
-)
-def test_a_sealed_manifest_of_something_else_is_refused(one_checkpoint, change, words):
-    fields = json.loads((one_checkpoint / MANIFEST).read_bytes()) | change
+def test_a_manifest_of_another_version_is_refused(one_checkpoint):
+    fields = json.loads((one_checkpoint / MANIFEST).read_bytes()) | {"version": 3}
     del fields["manifest_sha256"]
-    assert words in refused_manifest(one_checkpoint, encode_manifest(fields))
+    line = refused_manifest(one_checkpoint, encode_manifest(fields))
+    assert "version 3, this program reads version 2; use the version of" in line
 
 
 def test_latest_falls_back_on_the_newest_intact_checkpoint(tmp_path):
@@ -310,7 +285,7 @@ def test_names_are_given_only_to_what_the_disk_has(tmp_path, monkeypatch):
 
 
 @pytest.mark.reliability
-def test_a_disk_that_fills_up_leaves_earlier_checkpoints(tmp_path, monkeypatch):
+def test_a_disk_full_later_keeps_earlier_checkpoints(tmp_path, monkeypatch):
     save_checkpoint(tmp_path, 1, TENSORS, STATE)
 
     def fail(*_):
@@ -320,7 +295,7 @@ def test_a_disk_that_fills_up_leaves_earlier_checkpoints(tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, fail)
             with pytest.raises(
-                UserError, match=r"No space left.*it needs 44 bytes .* are free"
+                UserError, match=r"No space left.*earlier checkpoints are intact"
             ):
                 save_checkpoint(tmp_path, 2, TENSORS, {})
         assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]

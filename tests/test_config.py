@@ -1,11 +1,17 @@
-"""Settings refuse what cannot work, and survive a trip through plain dicts."""
+"""Settings are what their words say, or there is one line about them."""
 
-import dataclasses
 import json
+import typing
+from dataclasses import asdict, replace
+from functools import partial
 
 import pytest
+import torch
 import yaml
-from docstring_parser import parse_from_object
+from bad_cases import main_of
+from hypothesis import given
+from hypothesis import strategies as st
+from refusals import told
 
 from exlm_lab.downstream.catalogue import ReadingConfig
 from exlm_lab.downstream.settings import TuneConfig
@@ -17,38 +23,23 @@ from exlm_mini.config import (
     RunConfig,
     TrainConfig,
 )
-from exlm_mini.config.checks import Rule, UserError, schema
-from exlm_mini.config.recipes import parse_stored, plain, run_config_from_dict, settings_of
+from exlm_mini.config.checks import fields_of
+from exlm_mini.config.recipes import load_recipe, plain, recipe_names, stored_config
+from exlm_mini.data import memory
+from exlm_mini.data.memory import device_memory
+from exlm_mini.training.cost import check_memory
+from exlm_mini.training.dry_run import row_length_of
+from exlm_mini.training.parts import with_precision
 
-CLASSES = (
-    RunConfig, ModelConfig, MaskingConfig, DataConfig, TrainConfig, TuneConfig, ReadingConfig,
-)  # fmt: skip
-NAN = float("nan")
-OUTSIDE = {
-    ModelConfig: {
-        "states_per_mask max_positions emission_chunk num_layers width ffn_width num_heads": (0,),
-        "vocab_size": (0,), "num_layers": (1001,), "init_std": (0.0, NAN), "expand_at": (-1,),
-        "dropout attention_dropout activation_dropout": (-0.1, 1.0, NAN),
-        "clone_embedding_std": (-1.0,),
-    },
-    MaskingConfig: {"mask_ratio": (0.0, 1.0, -0.15, 15, NAN), "num_copies": (0,)},
-    DataConfig: {
-        "block_length": (2,), "max_documents": (1,), "vocab_size": (0, 2**22 + 1),
-        "num_sentences": (0,), "validation_share": (0.0, 1.0, NAN),
-        "max_unknown max_rejected": (-0.1, 1.1, NAN),
-    },
-    TrainConfig: {
-        "steps batch_size micro_batch_size batch_tokens micro_batch_tokens save_every": (0,),
-        "log_every validate_every validation_rows max_skipped": (0,), "num_threads": (0, 1025),
-        "warmup_steps keep_last": (-1,), "weight_decay clip_norm min_loss_scale": (-1.0, NAN),
-        "learning_rate adam_eps": (0.0, -1e-3, NAN), "chain_warmup": (-0.1, 0.6, NAN),
-        "adam_betas": ((2.0, 0.98), (0.9, 1.0)),
-    },
-    RunConfig: {"seed": (-1,)},
-}  # fmt: skip
-"""Values that a rule of the field refuses, beyond its borders on either side."""
+CPU = torch.device("cpu")
+GIB = 2**30
+CLASSES = (RunConfig, TuneConfig, ReadingConfig)
 CLASHES = [
-    (ModelConfig, {"preset": "bas"}, "model.preset is 'bas'; did you mean base"),
+    (
+        ModelConfig,
+        {"preset": "bas"},
+        "model.preset is 'bas'; it should be 'tiny', 'mini', 'base'",
+    ),
     (
         ModelConfig,
         {"expand_at": 2},
@@ -68,75 +59,188 @@ CLASHES = [
 ]
 
 
-def refusal(make, **settings) -> str:
-    """The line a refused value gets."""
-    with pytest.raises(UserError) as refused:
-        make(**settings)
-    line = str(refused.value)
-    assert "\n" not in line
-    return line
-
-
-@pytest.mark.parametrize("kind", OUTSIDE)
-def test_a_number_outside_its_rule_is_refused(kind):
-    for names, values in OUTSIDE[kind].items():
-        for name in names.split():
-            for value in values:
-                assert f"{name} is {value}; it must " in refusal(kind, **{name: value})
+@pytest.mark.parametrize("kind", CLASSES)
+def test_every_setting_says_what_it_means_and_no_number_is_without_bounds(kind):
+    for name, setting in fields_of(kind):
+        assert setting.description or name == "recipe", name
+        if {int, float} & {setting.annotation, *typing.get_args(setting.annotation)}:
+            assert any(hasattr(mark, "ge") or hasattr(mark, "gt") for mark in setting.metadata)
+            beyond = 2**63 if setting.annotation is int else float("nan")
+            group, _, field = name.rpartition(".")
+            refused = {group: {field: beyond}} if group else {field: beyond}
+            told(partial(kind, **refused), name)
 
 
 @pytest.mark.parametrize(("make", "settings", "words"), CLASHES)
 def test_settings_that_exclude_each_other_are_refused(make, settings, words):
-    assert words in refusal(make, **settings)
-
-
-@pytest.mark.parametrize("kind", CLASSES)
-def test_every_setting_says_what_it_means_and_numbers_have_a_rule(kind):
-    about = {p.arg_name: p.description for p in parse_from_object(kind).params}
-    for name, (hint, marks) in schema(kind).items():
-        if dataclasses.is_dataclass(hint):
-            continue
-        assert about.get(name), name
-        if hint in (int, float, int | None, float | None) and not name.endswith("seed"):
-            assert any(isinstance(mark, Rule) for mark in marks), name
+    told(lambda: make(**settings), words)
 
 
 def test_single_numbers_replace_those_of_a_preset():
     assert ModelConfig(preset="base").shape == EncoderShape(12, 768, 3072, 12)
     shape = ModelConfig(preset="base", num_layers=3, ffn_width=100).shape
     assert shape == EncoderShape(3, 768, 100, 12)
-    assert ModelConfig(preset="tiny", width=16, num_heads=1).shape == EncoderShape(
-        2, 16, 256, 1
+
+
+# ---- files ----
+
+SAID = {
+    "data: {column: no}": ("data", "column", "no"),
+    "data: {column: 2024-01-01}": ("data", "column", "2024-01-01"),
+    "data: {column: 010}": ("data", "column", "010"),
+    "data: {column: 'null'}": ("data", "column", "null"),
+    "data: {column: ~}": ("data", "column", None),
+    "data:\n  column:": ("data", "column", None),
+    "data: {source: [a.txt, 1e3]}": ("data", "source", ("a.txt", "1e3")),
+    "data: {source: []}": ("data", "source", ()),
+    "train: {learning_rate: 1e-3}": ("train", "learning_rate", 0.001),
+    "train: {learning_rate: 2}": ("train", "learning_rate", 2.0),
+    "train: {adam_betas: [0.9, 0.98]}": ("train", "adam_betas", (0.9, 0.98)),
+    "train:\n  steps: 010 # ten": ("train", "steps", 10),
+    "model: {sparse: true}": ("model", "sparse", True),
+    "\ufeff{model: {rope: '1d'}}": ("model", "rope", "1d"),
+}
+REFUSED = {
+    **{
+        f"train: {{steps: {word}}}": ["train.steps is "]
+        for word in ("1:30", "true", "0", "5e2")
+    },
+    f"train: {{steps: {'9' * 5000}}}": ["train.steps is '999"],
+    "train:\n  steps:": ["train.steps is empty", "integer"],
+    "train: {steps: [5]}": ["train.steps is a list", "integer"],
+    "train: {learning_rate: .inf}": ["train.learning_rate is '.inf'", "number"],
+    "train: {adam_betas: [0.9]}": ["train.adam_betas.1", "required"],
+    "train: 5": ["train is '5'", "dictionary"],
+    "data: {source: a.txt}": ["data.source is 'a.txt'", "tuple"],
+    "train: {step: 5}": ["unknown setting train.step", "did you mean train.steps"],
+    "train:\n  steps: 5\n  steps: 6": ["line 3", "steps", "second time"],
+    "? [a]\n: 5": ["line 1 has no name"],
+    "train:\n  ~: 5": ["line 2 has no name"],
+    "train: *t": ["undefined alias"],
+    "train: {<<: {steps: 5}}": ["unknown setting train.<<"],
+    "seed: 1\n---\nseed: 2": ["expected a single document"],
+    '"\\e[2J\\n": 5': ["unknown setting \\x1b[2J\\n"],
+    "": ["must hold settings"],
+    "5": ["must hold settings"],
+}
+
+
+def read(text, folder):
+    file = folder / "config.yaml"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return stored_config(file)
+
+
+@pytest.mark.parametrize("text", SAID)
+def test_a_value_is_what_its_setting_makes_of_the_word(text, tmp_path):
+    group, name, value = SAID[text]
+    found = getattr(getattr(read(text, tmp_path), group), name)
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize("text", REFUSED, ids=[text[:40] for text in REFUSED])
+def test_what_has_no_plain_meaning_is_refused(text, tmp_path):
+    line = told(lambda: read(text, tmp_path), "config.yaml is damaged", *REFUSED[text])
+    assert line.isprintable()
+
+
+@given(st.binary(max_size=40) | st.text(max_size=40))
+def test_any_file_is_settings_or_one_line(tmp_path_factory, content):
+    folder = tmp_path_factory.mktemp("any")
+    try:
+        assert isinstance(read(content, folder), RunConfig)
+    except ValueError:
+        told(lambda: read(content, folder), "config.yaml is damaged")
+
+
+@given(
+    st.builds(
+        DataConfig,
+        source=st.lists(st.text(), max_size=3).map(tuple),
+        column=st.none() | st.text(),
+        pack=st.none() | st.sampled_from(["null", "010", "1e5", "no", "~", "", "é", "-"]),
+        max_unknown=st.floats(0, 1),
     )
-
-
-UNUSUAL = RunConfig(
-    recipe="mine",
-    objective="mlm+exlm",
-    model=ModelConfig(preset="mini", width=64, transition="paper", sparse=True, dropout=0.25),
-    masking=MaskingConfig(mask_ratio=0.3, strategy="bernoulli"),
-    data=DataConfig(kind="smiles", source=("a.smi",), column="x", max_documents=10),
-    train=TrainConfig(adam_betas=(0.5, 0.75), micro_batch_size=4, num_threads=2),
-    seed=7,
 )
+def test_any_settings_come_back_from_a_file(tmp_path_factory, data):
+    config = replace(RunConfig(), data=data)
+    text = yaml.safe_dump(plain(config), sort_keys=False)
+    assert read(text, tmp_path_factory.mktemp("run")) == config
+    assert RunConfig(**asdict(config)) == RunConfig(**json.loads(json.dumps(plain(config))))
 
 
-@pytest.mark.parametrize("config", [RunConfig(), UNUSUAL])
-def test_a_trip_through_plain_dicts_changes_nothing(config):
-    plain = dataclasses.asdict(config)
-    assert run_config_from_dict(plain) == config
-    # JSON and YAML know no tuples.
-    assert run_config_from_dict(json.loads(json.dumps(plain))) == config
+@pytest.mark.parametrize("name", recipe_names())
+def test_the_settings_of_every_recipe_come_back_from_a_run(name, tmp_path):
+    config = load_recipe(name)
+    assert read(yaml.safe_dump(plain(config), sort_keys=False), tmp_path) == config
 
 
-def test_settings_from_when_models_could_be_divided_are_those_of_a_whole_one(tmp_path):
-    stored = plain(RunConfig(seed=3))
-    stored["train"]["sharding"] = "none"
-    file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump(stored))
-    assert run_config_from_dict(stored) == RunConfig(seed=3)
-    assert parse_stored(file.read_text()) == plain(RunConfig(seed=3))
-    assert "sharding" not in settings_of(file)["train"]
-    file.write_text(file.read_text().replace("sharding: none", "sharding: fsdp2"))
-    line = refusal(lambda: parse_stored(file.read_text()))
-    assert "train.sharding is fsdp2" in line and "take the setting out" in line
+# ---- numbers that no machine holds are refused before anything of their size is made ----
+
+PRETRAIN = "pretrain --recipe toy-pairs --objective exlm --train.device cpu --output out"
+MODEL = ["about", "GiB, this machine has 24.0 GiB", "lower model.width"]
+TOO_LARGE = [
+    (f"{PRETRAIN} --model.width 200000", MODEL),
+    (f"{PRETRAIN} --model.width 2147483632", ["model.width 2,147,483,632", "lower it"]),
+    (f"{PRETRAIN} --model.num_layers 1000 --model.width 6400", MODEL),
+    (f"{PRETRAIN} --train.batch_size 2147483647", ["GiB", "lower train.micro_batch_size"]),
+    (
+        f"{PRETRAIN} --train.batch_size 2147483647 --train.micro_batch_size 1",
+        ["GiB", "lower train.batch_size"],
+    ),
+    (
+        f"{PRETRAIN} --train.batch_size 32 --train.batch_tokens 2147483647",
+        ["GiB", "lower train.micro_batch_tokens"],
+    ),
+    (f"{PRETRAIN} --data.num_sentences 2147483647", ["data.num_sentences", "GiB"]),
+    (f"{PRETRAIN} --data.vocab_size 2147483647", ["data.vocab_size", "less than or equal"]),
+    ("pretrain --recipe toy-pairs --dry-run --devices 2147483647", ["use --devices 128"]),
+    ("bench step --shape 2147483647,4,8 --device cpu", ["GiB, this machine has 24.0 GiB"]),
+    ("bench dag --shape 2147483647,4,8 --device cpu", ["--shape 2147483647,4,8", "GiB"]),
+    ("prepare --source x.txt --workers 100000 --output out", ["--workers", "1024"]),
+    ("finetune --checkpoint x --threads 100000", ["--threads", "1024"]),
+    (f"sweep ablations --seeds {'9' * 5000} --list", ["--seeds", "999"]),
+]  # fmt: skip
+
+
+@pytest.fixture
+def memory_of_24_gib(monkeypatch):
+    """Any machine as one with 24 GiB and no GPU."""
+    monkeypatch.setattr(memory, "device_memory", lambda device: 24 * GIB)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.mark.parametrize(("command", "words"), TOO_LARGE, ids=[c[:80] for c, _ in TOO_LARGE])
+def test_what_does_not_fit_is_told_with_its_figure(
+    command, words, memory_of_24_gib, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    name, *argv = command.split()
+    assert main_of(name)(argv) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].startswith("error: ") and len(lines) == 1
+    for word in words:
+        assert word in lines[-1]
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_no_recipe_is_refused_where_it_fits(name, memory_of_24_gib):
+    config = with_precision(load_recipe(name), CPU)
+    vocab_size = config.model.vocab_size or config.data.vocab_size
+    check_memory(config, vocab_size, row_length_of(config), CPU, 1)
+
+
+def test_a_dry_run_tells_what_no_machine_holds(capsys, memory_of_24_gib):
+    argv = ["--recipe", "text-large", "--dry-run", "--model.vocab_size", "50265"]
+    argv += ["--model.num_layers", "1000", "--train.batch_size", "2147483647"]
+    argv += ["--train.micro_batch_size", "1", "--train.device", "cpu"]
+    assert main_of("pretrain")(argv) == 0
+    assert "parameters         12,6" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("limit", "is_less"), [("1000000000", True), ("max", False)])
+def test_a_container_has_no_more_than_it_may_take(limit, is_less, tmp_path, monkeypatch):
+    whole = device_memory(CPU)
+    (tmp_path / "memory.max").write_text(limit)
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    assert device_memory(CPU) == (10**9 if is_less else whole)

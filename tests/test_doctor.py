@@ -59,7 +59,7 @@ def test_a_wrong_result_or_an_exception_ends_with_1(
 def test_every_backend_is_right_and_no_optional_library_is_needed():
     program = """
 import sys
-for name in ("datasets", "tokenizers", "jsonargparse", "rdkit", "yaml"):
+for name in ("datasets", "tokenizers", "rdkit", "yaml"):
     sys.modules[name] = None
 from exlm_mini import doctor
 sys.exit(doctor.main([]))

@@ -11,7 +11,6 @@ from recorded_runs import small, small_stamps
 from exlm_lab.downstream.grid import Space
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.finetune import parse
-from exlm_mini.config.recipes import build
 
 BOOK = Path(__file__).resolve().parents[1] / "book"
 
@@ -92,7 +91,7 @@ def test_the_defaults_of_fine_tuning_are_the_best_of_the_search():
     assert tried.keys() == {tuple(getattr(c, name) for name in names) for c in settings}
     best = max(tried, key=tried.__getitem__)
     assert best == tuple(getattr(TuneConfig(), name) for name in names)
-    assert build(TuneConfig, stored["after"]["setting"]) == TuneConfig()
+    assert TuneConfig(**stored["after"]["setting"]) == TuneConfig()
     assert tried[best] == stored["after"]["validation"]["seeds"][0]
     for side in ("before", "after"):
         assert stored[side]["seeds"] == [1, 2, 3]
@@ -107,5 +106,5 @@ def test_the_defaults_of_fine_tuning_are_the_best_of_the_search():
 def test_the_commands_of_the_search_are_those_of_its_settings(side):
     found = json.loads((BOOK / "results" / "downstream-search.json").read_text())[side]
     request = parse(found["command"].split()[3:])
-    assert request.settings("embedded-molecules") == [build(TuneConfig, found["setting"])]
+    assert request.settings("embedded-molecules") == [TuneConfig(**found["setting"])]
     assert list(request.recipe.seeds) == found["seeds"]

@@ -205,10 +205,10 @@ def test_without_a_task_those_that_the_run_can_read_are_taken(runs, capsys):
     [
         (["--task", "bbb"], ["unknown task 'bbb'", "did you mean bbbp"]),
         (["--task", "sections"], ["sections consists of text", "on smiles"]),
-        (["--train.epochs", "0"], ["epochs is 0"]),
+        (["--train.epochs", "0"], ["epochs is '0'"]),
         (["--data.split", "scafold"], ["data.split is 'scafold'"]),
         (["--seeds", "1", "1"], ["--seeds is [1, 1]"]),
-        (["--max-unknown", "2"], ["--max-unknown is 2", "[0, 1]"]),
+        (["--max-unknown", "2"], ["--max-unknown: it is '2'"]),
         (["--grid"], ["--grid needs a --recipe"]),
         (["--output", "{run}"], ["pre-training run"]),
         (["--recipe", "table-6"], ["table-6 has no task bbbp"]),

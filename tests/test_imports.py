@@ -1,4 +1,4 @@
-"""Packages import from the packages before them, and the core needs three libraries."""
+"""Packages import from the packages before them, and the core needs four libraries."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ CORE = {
     "exlm_mini.reading.trained", "exlm_mini.config.options", "exlm_mini.doctor",
     "exlm_lab.benchmarks", "exlm_lab.bench",
 }  # fmt: skip
-CORE_LIBRARIES = {"torch", "numpy", "safetensors"}
+CORE_LIBRARIES = {"torch", "numpy", "pydantic", "safetensors"}
 OPTIONAL_LIBRARIES = {
-    "datasets", "jsonargparse", "matplotlib", "pandas", "rdkit", "scipy", "seaborn", "sklearn",
+    "datasets", "matplotlib", "pandas", "rdkit", "scipy", "seaborn", "sklearn",
     "tokenizers", "transformers", "yaml",
 }  # fmt: skip
 MAY_DRAW = {"exlm_mini.plot", "exlm_lab.experiments", "chapters", "book"}
@@ -119,7 +119,7 @@ def problems(source: str, module: str) -> list[str]:
                 out.append(f"{name} stands after {here}")
         if library in {"matplotlib", "seaborn"} and not is_in(module, MAY_DRAW):
             out.append(f"{name}: only {', '.join(sorted(MAY_DRAW))} draw")
-        if library in {"argparse", "jsonargparse"} and not is_in(module, MAY_READ_OPTIONS):
+        if library == "argparse" and not is_in(module, MAY_READ_OPTIONS):
             out.append(f"{name}: only commands read options")
     return out
 
@@ -157,7 +157,7 @@ def test_no_two_modules_of_a_room_need_each_other():
         TopologicalSorter(inside).prepare()  # raises CycleError
 
 
-def test_core_needs_no_library_but_torch_numpy_safetensors():
+def test_core_needs_no_library_but_its_four():
     found = {module: foreign_libraries(module, set()) for module in CORE_MODULES}
     assert {module: names for module, names in found.items() if names} == {}
 
@@ -210,7 +210,7 @@ def test_a_door_without_its_library_names_the_extra(library, extra, door):
     [
         ("from exlm_mini.model import ExLM", "exlm_mini.data.masking", "stands after"),
         (
-            "def f():\n    import exlm_mini.training.loop",
+            "def f():\n    import exlm_mini.training.trainer",
             "exlm_mini.model.exlm",
             "stands after",
         ),
@@ -218,7 +218,7 @@ def test_a_door_without_its_library_names_the_extra(library, extra, door):
         ("import exlm_mini.nowhere", "exlm_mini.model.exlm", "no place"),
         ("from exlm_mini.config import x", "exlm_mini", "imports nothing"),
         ("def f():\n    import matplotlib.pyplot", "exlm_mini.reading.decoding", "draw"),
-        ("import argparse", "exlm_mini.training.loop", "only commands"),
+        ("import argparse", "exlm_mini.training.trainer", "only commands"),
         ("from exlm_mini.data.masking import x", "exlm_mini.model.exlm", None),
         ("from exlm_mini.alignment.naive import x", "exlm_mini.alignment.vectorized", None),
         ("import seaborn", "exlm_mini.plot.curves", None),

@@ -23,8 +23,8 @@ from exlm_mini.training.meter import (
     peak_flops,
     peak_memory_mib,
 )
-from exlm_mini.training.pretraining import Trainer
 from exlm_mini.training.run_directory import read_metrics
+from exlm_mini.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 CONFIG = RunConfig(train=TrainConfig(precision="fp32"))

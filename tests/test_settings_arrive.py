@@ -21,8 +21,8 @@ from exlm_lab.downstream.settings import TuneConfig
 from exlm_mini.config import MaskingConfig, ModelConfig, RunConfig, TrainConfig
 from exlm_mini.config.recipes import load_recipe
 from exlm_mini.training.parts import score
-from exlm_mini.training.pretraining import Trainer
 from exlm_mini.training.run_directory import read_metrics
+from exlm_mini.training.trainer import Trainer
 
 PRETRAINING = RunConfig(
     objective="exlm",
@@ -147,7 +147,7 @@ def test_pretraining_is_adamw_by_hand(packs, tmp_path, objective):
     records = read_metrics(tmp_path / "metrics.jsonl")
     for step, rate in enumerate(RATES):
         share = CHAIN_SHARES[step] if objective == "exlm" else 0.0
-        loss = score(by_hand.model, trainer.batches.batch(step), share).loss
+        loss = score(by_hand.model, trainer.stepper.batches.batch(step), share).loss
         loss.backward()
         norm = by_hand.step(rate)
         path.append(by_hand.weights())
@@ -246,7 +246,6 @@ WITHOUT_EFFECT = {
     "masking.span_length": 5,  # of another strategy
     "masking.span_law": "geometric",
     "masking.num_copies": 5,  # of another objective
-    "train.min_loss_scale": 1.0,  # of another precision
     "train.max_skipped": 1,
     "train.save_every": 1,
     "train.keep_last": 1,
@@ -309,7 +308,7 @@ class Witness:
 def pretraining_stages(packs, tmp_path_factory):
     def stages(config: RunConfig) -> Stages:
         trainer = make_trainer(config, packs, tmp_path_factory.mktemp("run"))
-        batch = [tensor for part in trainer.batches.parts(0) for tensor in part]
+        batch = [tensor for part in trainer.stepper.batches.parts(0) for tensor in part]
         witness = Witness(trainer.model, batch)
         outcome = trainer.run(witness, should_stop=witness.is_last)
         if outcome.evaluation:

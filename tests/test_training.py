@@ -34,8 +34,8 @@ from exlm_mini.training.parts import (
     make_model,
     score,
 )
-from exlm_mini.training.pretraining import Trainer
 from exlm_mini.training.run_directory import read_metrics
+from exlm_mini.training.trainer import Trainer
 
 SPECIAL = SpecialIds()
 CPU = torch.device("cpu")
@@ -226,14 +226,14 @@ def losses_of_micro_batches(config, packs, output, num_parts, rank=0, world_size
     config = replace(config, train=replace(config.train, learning_rate=1e-12, chain_warmup=0.0))
     trainer = make_trainer(config, packs, output)
     trainer.engine.rank, trainer.engine.world_size = rank, world_size
-    trainer.updater.seed = seed
-    batch, found = trainer.batches.batch(0), []
-    trainer.batches.parts = lambda *_: [batch] * num_parts
+    trainer.stepper.config = replace(config, seed=seed)
+    batch, found = trainer.stepper.batches.batch(0), []
+    trainer.stepper.batches.parts = lambda *_: [batch] * num_parts
     plain = trainer.engine.score
 
-    def noted(part, own, total, step):
-        scored = plain(part, own, total, step)
-        found.append(round(scored.loss.item() * total / own, 5))
+    def noted(part, chain_share):
+        scored = plain(part, chain_share)
+        found.append(round(scored.loss.item(), 5))
         return scored
 
     trainer.engine.score = noted
@@ -311,7 +311,7 @@ def test_batches_of_tokens_are_resumed_bit_for_bit(packs, tmp_path):
 
 
 def stopped_at(trainer, step):
-    return trainer.optimizer.state_dict()["state"][0]["step"] == step
+    return trainer.stepper.optimizer.state_dict()["state"][0]["step"] == step
 
 
 def test_parts_of_a_batch_of_tokens_weigh_by_their_rows_or_masks(packs, tmp_path):
@@ -319,7 +319,7 @@ def test_parts_of_a_batch_of_tokens_weigh_by_their_rows_or_masks(packs, tmp_path
     for objective in ("mlm", "exlm"):
         settings = dropless(**TOKEN_BATCHES)
         trainer = make_trainer(make_config(objective, **settings), packs, tmp_path / objective)
-        parts = trainer.batches.parts(0)
+        parts = trainer.stepper.batches.parts(0)
         scores = [score(trainer.model, part) for part in parts]
         weights = [int(part.is_masked_BN.sum()) for part in parts]
         if objective == "exlm":
@@ -339,7 +339,7 @@ def test_tokens_and_seconds_are_counted_across_starts(packs, tmp_path):
     make_trainer(config, packs, tmp_path).run(should_stop=lambda: True)
     make_trainer(config, packs, tmp_path).run()
     records = read_metrics(tmp_path / "metrics.jsonl")
-    batches = make_trainer(config, packs, tmp_path / "other").batches
+    batches = make_trainer(config, packs, tmp_path / "other").stepper.batches
     num_tokens = 0
     for step, record in enumerate(records):
         rows, _ = batches.rows(step)
@@ -357,14 +357,14 @@ def test_tokens_and_seconds_are_counted_across_starts(packs, tmp_path):
 def test_mask_accuracy_is_the_share_of_likeliest_guesses(packs, tmp_path):
     config = make_config("mlm", **dropless(log_every=1, micro_batch_size=2))
     trainer = make_trainer(config, packs, tmp_path)
-    batch = trainer.batches.batch(0)
+    batch = trainer.stepper.batches.batch(0)
     with torch.no_grad():
         guesses_S = trainer.model(batch.masked_ids_BN, batch.is_masked_BN).argmax(dim=1)
     # Make the guesses right for a known share of the masks: change what they should be.
     target_ids_S = batch.token_ids_BN[batch.is_masked_BN]
     target_ids_S[::3] = guesses_S[::3]
     batch.token_ids_BN[batch.is_masked_BN] = target_ids_S
-    trainer.batches.parts = lambda *_: [
+    trainer.stepper.batches.parts = lambda *_: [
         type(batch)(*(t[start : start + 2] for t in batch)) for start in range(0, 8, 2)
     ]
     trainer.run(should_stop=lambda: True)

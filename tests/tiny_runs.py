@@ -6,7 +6,7 @@ from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.experiments.cells import Downstream
 from exlm_mini.config import DataConfig, MaskingConfig, ModelConfig, RunConfig, TrainConfig
 from exlm_mini.data.corpus import prepare_corpus
-from exlm_mini.training.pretraining import Trainer
+from exlm_mini.training.trainer import Trainer
 
 DATA = {
     "text": DataConfig(kind="text", vocab_size=400, block_length=32, max_documents=60),

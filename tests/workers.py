@@ -8,6 +8,7 @@ to ``DIRECTORY/NAME/rank-R.json``. The second is the command ``pretrain`` with s
 EVENTS such as ``KILL:1:4,USR1:0:2`` send a signal to process 1 in step 4, to process 0 in step 2.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -25,9 +26,10 @@ from packs import pack_of
 from exlm_mini.config import MaskingConfig, ModelConfig, RunConfig, SpecialIds, TrainConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.pretrain import main
-from exlm_mini.training.pretraining import Trainer
-from exlm_mini.training.processes import leave, start_engine
-from exlm_mini.training.step import Updater
+from exlm_mini.training.console import leave
+from exlm_mini.training.processes import start_engine
+from exlm_mini.training.step import Stepper
+from exlm_mini.training.trainer import Trainer
 
 SPECIAL = SpecialIds()
 STEPS = 6
@@ -100,13 +102,13 @@ class Witness:
             self.trainer = Trainer(config, *packs, output, engine=engine)
         self.seen = {"losses": [], "rows": [], "weights": [], "error": None}
         self.spoilt_steps = ()
-        self._step, self._score = self.trainer.updater.step, engine.score
+        self._step, self._score = self.trainer.stepper.step, engine.score
         self.engine, self.output = engine, output
 
     def run(self, **asked):
         """Train to the end, or to an error."""
         with (
-            patch.object(self.trainer.updater, "step", self.step),
+            patch.object(self.trainer.stepper, "step", self.step),
             patch.object(self.engine, "score", self.score),
         ):
             try:
@@ -172,15 +174,15 @@ def trainings(directory):
     train("nan", PLAIN, spoilt=(2,) if is_second else ())
     train("nans", changed(max_skipped=2), spoilt=(1, 3, 4) if is_second else ())
     train("asked", changed(save_every=100), should_stop=lambda: is_second)
-    with patch("exlm_mini.training.checkpoint.shutil.disk_usage") as usage:
-        usage.return_value.free = 10
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with patch("exlm_mini.training.checkpoint.write_synced", side_effect=full):
         train("full", PLAIN)
     engine.finish()
 
 
 def disturbed(directory, events, arguments):
     """The command, with signals; each comes once, however often the command is restarted."""
-    step_of, rank = Updater.step, int(os.environ["RANK"])
+    step_of, rank = Stepper.step, int(os.environ["RANK"])
     due = [event.split(":") for event in events.split(",")]
 
     def step(self, number):
@@ -191,7 +193,7 @@ def disturbed(directory, events, arguments):
                 os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
         return step_of(self, number)
 
-    with patch.object(Updater, "step", step):
+    with patch.object(Stepper, "step", step):
         return main(arguments)
 
 

@@ -11,7 +11,7 @@ from exlm_lab.benchmarks.measure import time_side_by_side
 from exlm_mini.config import RunConfig
 from exlm_mini.data.corpus import Corpus
 from exlm_mini.training.cost import row_flops
-from exlm_mini.training.pretraining import Trainer
+from exlm_mini.training.trainer import Trainer
 
 ENOUGH_SECONDS = 8.0
 """For both models together."""
@@ -33,7 +33,7 @@ def step_costs(config: RunConfig, corpus: Corpus) -> dict[str, float]:
             name: Trainer(single, corpus.train, corpus.validation, Path(folder) / name)
             for name, single in configs.items()
         }
-        calls = {name: partial(trainer.updater.step, 0) for name, trainer in trainers.items()}
+        calls = {name: partial(trainer.stepper.step, 0) for name, trainer in trainers.items()}
         device = trainers["mlm"].engine.device
         timings = time_side_by_side(calls, device, ENOUGH_SECONDS)
     ms = {

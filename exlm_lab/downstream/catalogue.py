@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from exlm_lab.downstream import glue, inference, moleculenet, patterns, sections, squad
 from exlm_lab.downstream.task import Splits, Task
-from exlm_mini.config.checks import UserError, check_fields, nearest
+from exlm_mini.config.checks import Seed, UserError, nearest, settings
 from exlm_mini.data.cleaning import Cleaning
 from exlm_mini.data.tokenizer import Tokenizer
 
@@ -19,19 +18,16 @@ EMBEDDED_OF = {"smiles": patterns.NAME, "text": sections.NAME, "toy": inference.
 STEREO_ATOMS = ("[C@H]", "[C@@H]")
 
 
-@dataclass(frozen=True)
+@settings("data.")
 class ReadingConfig:
     """How molecules are split and spelled; ignored for text."""
 
     split: Literal["unimol", "deepchem", "random"] = "unimol"
     """How molecules are divided."""
-    split_seed: int = 0
+    split_seed: Seed = 0
     """Of the random split."""
     canonical: bool = False
     """Write RDKit's canonical SMILES."""
-
-    def __post_init__(self) -> None:
-        check_fields("data.", self)
 
     def cleaning(self, tokenizer: Tokenizer) -> Cleaning:
         """The cleaning of each molecule; removes stereo marks if the vocabulary has none."""

@@ -41,7 +41,7 @@ from exlm_lab.ledger import StoppedError, check_identity
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading, write_atomically
 from exlm_mini.reading.trained import Trained
-from exlm_mini.training.loop import Progress
+from exlm_mini.training.console import Progress
 from exlm_mini.training.parts import choose_device
 from exlm_mini.training.step import DivergedError
 

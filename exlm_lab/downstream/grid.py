@@ -8,15 +8,15 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from exlm_lab.downstream.catalogue import task_names
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Task
-from exlm_mini.config.checks import UserError, check_integers
-from exlm_mini.config.recipes import Kind, build
+from exlm_mini.config.checks import Seed, UserError, nearest, settings
+from exlm_mini.config.recipes import Kind
 
 RECIPES = Path(__file__).parents[1] / "recipes" / "finetune"
 PAPER = RECIPES / "paper.json"
@@ -24,7 +24,7 @@ PAPER = RECIPES / "paper.json"
 Report = Literal["median", "mean", "mean-sd"]
 
 
-@dataclass(frozen=True)
+@settings()
 class Space:
     """Values to try for one task; every combination is a setting (``TuneConfig`` says of what)."""
 
@@ -61,27 +61,33 @@ class Tuning(NamedTuple):
 
 def check_seeds(name: str, seeds: tuple[int, ...]) -> None:
     """Refuse seeds that are none, or some of them equal."""
-    check_integers({name: seeds})
     if not seeds or len(set(seeds)) < len(seeds):
         raise UserError(f"{name} is {list(seeds)}; give different ones")
 
 
-def _tuning(name: str, settings: dict[str, Any]) -> Tuning:
+@settings()
+class _Recipe:
+    """What a file says."""
+
+    tasks: dict[str, Space]
+    seeds: tuple[Seed, ...] = ()
+    report: Report = "mean-sd"
+
+
+def _tuning(name: str, said: dict[str, Any]) -> Tuning:
     """What the settings of a recipe ask for."""
-    seeds, report = settings.pop("seeds", ()), settings.pop("report", "mean-sd")
-    check_seeds("seeds", seeds)
-    spaces = {task: Space(**values) for task, values in settings.items()}
-    for space in spaces.values():
+    whole = {key: said.pop(key) for key in ("seeds", "report") if key in said}
+    for task in said:
+        if task not in task_names():
+            raise UserError(f"unknown task {task}; {nearest(task, task_names())}")
+    recipe = _Recipe(tasks=said, **whole)
+    check_seeds("seeds", recipe.seeds)
+    for space in recipe.tasks.values():
         space.settings(TuneConfig())  # refuses what cannot be
-    return Tuning(Path(name).stem, report, seeds, spaces)
+    return Tuning(Path(name).stem, recipe.report, recipe.seeds, recipe.tasks)
 
 
-TUNING = Kind(
-    RECIPES,
-    {"report": Report, "seeds": tuple[int, ...], **dict.fromkeys(task_names(), Space)},
-    _tuning,
-    "finetune/",
-)
+TUNING = Kind(RECIPES, _tuning, "finetune/")
 """Recipes that ``load_recipe`` makes a ``Tuning`` of."""
 
 
@@ -102,7 +108,7 @@ def is_diverged(record: dict[str, Any]) -> bool:
 
 def setting_of(record: dict[str, Any]) -> TuneConfig:
     """The settings of a run."""
-    return build(TuneConfig, record["config"])
+    return TuneConfig(**record["config"])
 
 
 def best_setting(records: list[dict[str, Any]], task: Task) -> TuneConfig:

@@ -28,8 +28,7 @@ from exlm_lab.downstream.task import Task
 from exlm_lab.ledger import Ledger, StoppedError, check_identity
 from exlm_mini.data.files import read_bytes, reading
 from exlm_mini.reading.trained import Trained
-from exlm_mini.training.console import ProgressLine
-from exlm_mini.training.loop import Progress
+from exlm_mini.training.console import Progress, ProgressLine
 from exlm_mini.training.parts import choose_device
 from exlm_mini.training.step import DivergedError
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_mini.config import RunConfig
-from exlm_mini.config.recipes import PRETRAINING, load_recipe, run_config_from_dict
+from exlm_mini.config.checks import settings
+from exlm_mini.config.recipes import PRETRAINING, load_recipe, replaced
 
 Input = Literal["toy", "slots", "english", "molecules"]
 """The small language ``town``, smaller languages with slots, the embedded English or files in its
@@ -27,7 +28,7 @@ MLM: dict[str, Any] = {"objective": "mlm"}
 TIMED: dict[str, Any] = {"is_timed": True, "seeds": (1,)}
 
 
-@dataclass(frozen=True)
+@settings()
 class Downstream:
     """The task that a trained model is fine-tuned on."""
 
@@ -73,9 +74,8 @@ class Cell:
 
     def config(self, seed: int, changed: Mapping[str, Any] | None = None) -> RunConfig:
         """Settings of the run with a seed."""
-        return with_settings(
-            load_base(self.base), {**self.settings, **(changed or {}), "seed": seed}
-        )
+        changed = {**self.settings, **(changed or {}), "seed": seed}
+        return replaced(load_base(self.base), changed)
 
 
 def grid(*axes: Mapping[str, Mapping[str, Any]], **common: Any) -> tuple[Cell, ...]:
@@ -99,15 +99,6 @@ def grid(*axes: Mapping[str, Mapping[str, Any]], **common: Any) -> tuple[Cell, .
 def load_base(name: str) -> RunConfig:
     """The settings of a recipe by name, those of ``recipes/sweep`` too."""
     return load_recipe(name, BASES if name.startswith(BASES.prefix) else PRETRAINING)
-
-
-def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
-    """The same with dotted settings replaced."""
-    nested = asdict(config)
-    for name, value in settings.items():
-        group, _, key = name.rpartition(".")
-        (nested[group] if group else nested)[key] = value
-    return run_config_from_dict(nested)
 
 
 class Claim(NamedTuple):

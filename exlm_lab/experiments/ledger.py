@@ -14,8 +14,8 @@ from exlm_lab.experiments.running import Runner
 from exlm_lab.ledger import Ledger, check_identity
 from exlm_mini.config import RunConfig
 from exlm_mini.config.checks import UserError
-from exlm_mini.config.recipes import build, plain, run_config_from_dict
-from exlm_mini.training.loop import Progress
+from exlm_mini.config.recipes import plain
+from exlm_mini.training.console import Progress
 from exlm_mini.training.parts import choose_device
 from exlm_mini.training.provenance import machine
 
@@ -47,9 +47,9 @@ class SweepLedger(Ledger):
         tuned = (record.get("downstream") or {}).get("setting")
         identity = {
             **record,
-            "config": plain(run_config_from_dict(record["config"])),
+            "config": plain(RunConfig(**record["config"])),
             "watched": record.get("watched", {}),
-            "downstream": tuned and plain(build(Downstream, tuned)),
+            "downstream": tuned and plain(Downstream(**tuned)),
         }
         remedy = f"choose another --output, or {AGAIN}"
         check_identity(where, identity, self._identity(cell, seed, record), remedy)

@@ -17,8 +17,8 @@ from typing import Any
 
 import pandas as pd
 
+from exlm_mini.config import RunConfig
 from exlm_mini.config.checks import UserError
-from exlm_mini.config.recipes import run_config_from_dict
 from exlm_mini.data.files import read_bytes, reading, write_atomically
 
 DOWNSTREAM = "downstream"
@@ -128,7 +128,7 @@ def _checked(record: Any) -> Record:
 @cache
 def _check_settings(config: str) -> None:
     try:
-        run_config_from_dict(json.loads(config))
+        RunConfig(**json.loads(config))
     except UserError as error:
         raise ValueError(str(error)) from None
 

@@ -29,19 +29,20 @@ from exlm_lab.benchmarks.costs import step_costs
 from exlm_lab.downstream.catalogue import ReadingConfig, load_task
 from exlm_lab.downstream.prepared import Problem, load_problem, make_problem
 from exlm_lab.downstream.task import Examples
-from exlm_lab.experiments.cells import Downstream, with_settings
+from exlm_lab.experiments.cells import Downstream
 from exlm_lab.experiments.frozen import held_out, measure_molecules
 from exlm_lab.experiments.measures import measure, measure_together
 from exlm_lab.ledger import StoppedError
 from exlm_mini.config import RunConfig, settings_with
 from exlm_mini.config.checks import Effect, UserError
-from exlm_mini.config.recipes import plain
+from exlm_mini.config.recipes import plain, replaced
 from exlm_mini.data.corpus import Corpus, prepare_corpus
 from exlm_mini.reading.trained import Trained, load, open_checkpoint
 from exlm_mini.training.checkpoint import has_begun, latest_checkpoint
-from exlm_mini.training.loop import Progress
-from exlm_mini.training.pretraining import Trainer, stages_left
+from exlm_mini.training.console import Progress
+from exlm_mini.training.parts import stages_left
 from exlm_mini.training.run_directory import locked_directory, read_metrics
+from exlm_mini.training.trainer import Trainer
 
 CORPUS_SEED = 1
 """Of the split and of the toy sentences, the same for all cells and seeds."""
@@ -165,7 +166,7 @@ class Runner:
         """
         start = time.monotonic()
         pretrained = load(self.folder(config, watched), self.report)
-        with_masks = with_settings(pretrained.config, masks or {})
+        with_masks = replaced(pretrained.config, masks or {})
         model, corpus = pretrained.model, self.corpus(config)
         numbers = measure(model, with_masks, corpus)
         if with_prize:

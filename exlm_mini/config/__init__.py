@@ -1,38 +1,36 @@
 """Settings of a run: frozen dataclasses, checked as soon as they are built.
 
-Everything about a setting stands at its field: type, default, the ``Rule`` its numbers must obey,
+Everything about a setting stands at its field: the type with the bounds of its numbers, default,
 its ``Effect``, and below it the meaning and unit. Help, checks and the lists of settings that
 matter are derived from that.
 
 Nothing here reads the command line: ``pretrain`` fills these classes from a recipe and from dotted
-options (``--model.states_per_mask 8``). A value that cannot work raises ``UserError``.
+options (``--model.states_per_mask 8``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import field, is_dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
+from pydantic import Field
+
 from exlm_mini.config.checks import (
-    AT_LEAST_1,
-    BELOW_1,
-    BETWEEN,
-    HALF,
     LARGEST,
-    LAYERS,
-    NOT_NEGATIVE,
-    POSITIVE,
     RARE,
-    ROW,
-    SHARE,
-    THREADS,
-    TWO_PARTS,
-    VOCABULARY,
+    Below1,
+    Between,
+    Count,
     Effect,
+    Natural,
+    NotNegative,
+    Positive,
+    Seed,
+    Share,
+    Threads,
     UserError,
-    check_fields,
-    schema,
+    settings,
 )
 
 SPECIAL_TOKENS = ("[PAD]", "[BOS]", "[EOS]", "[UNK]", "[SEP]", "[MASK]")
@@ -67,31 +65,31 @@ ENCODER_PRESETS = {
 }
 
 
-@dataclass(frozen=True)
+@settings("model.")
 class ModelConfig:
     """Architecture (§4.2, Tables 5, 7 and 10)."""
 
     preset: Literal["tiny", "mini", "base", "large", "molecular"] = "tiny"
     """Encoder size, of which num_layers, width, ffn_width and num_heads replace single numbers."""
-    num_layers: Annotated[int | None, LAYERS, RARE] = None
+    num_layers: Annotated[Count | None, Field(le=1000), RARE] = None
     """Transformer layers; none: the preset's."""
-    width: Annotated[int | None, AT_LEAST_1, RARE] = None
+    width: Annotated[Count | None, RARE] = None
     """Hidden size D; none: the preset's."""
-    ffn_width: Annotated[int | None, AT_LEAST_1, RARE] = None
+    ffn_width: Annotated[Count | None, RARE] = None
     """Feed-forward size; none: the preset's."""
-    num_heads: Annotated[int | None, AT_LEAST_1, RARE] = None
+    num_heads: Annotated[Count | None, RARE] = None
     """Attention heads; none: the preset's."""
-    vocab_size: Annotated[int | None, AT_LEAST_1, RARE] = None
+    vocab_size: Annotated[Count | None, RARE] = None
     """Vocabulary size V; none: the tokenizer's. A number is only for --dry-run."""
-    max_positions: Annotated[int, AT_LEAST_1, RARE] = 512
+    max_positions: Annotated[Count, RARE] = 512
     """Longest expanded sequence, in tokens."""
-    dropout: Annotated[float, BELOW_1] = 0.1
+    dropout: Below1 = 0.1
     """After embedding and sublayers."""
-    attention_dropout: Annotated[float, BELOW_1, RARE] = 0.1
+    attention_dropout: Annotated[Below1, RARE] = 0.1
     """On attention probabilities."""
-    activation_dropout: Annotated[float, BELOW_1, RARE] = 0.0
+    activation_dropout: Annotated[Below1, RARE] = 0.0
     """After the feed-forward activation."""
-    states_per_mask: Annotated[int, AT_LEAST_1] = 4
+    states_per_mask: Count = 4
     """k of §4: hidden states per [MASK]."""
     boundary: Annotated[Literal["official", "paper"], RARE] = "official"
     """official: [BOS] and [EOS] have k scored states each; paper: one unscored state each."""
@@ -100,14 +98,14 @@ class ModelConfig:
     (learned, fixed)."""
     use_position: Annotated[bool, RARE] = True
     """gated and spans only: learned positions beside the features, as in the released code."""
-    chain_bonus: Annotated[float, NOT_NEGATIVE, RARE] = 6.0
+    chain_bonus: Annotated[NotNegative, RARE] = 6.0
     """spans only: added to the score of the edge to the clone of the same number, in nats."""
     sparse: Annotated[bool, RARE] = False
     """Forbid edges between states of one mask (Appendix Q.3)."""
-    clone_embedding_std: Annotated[float, NOT_NEGATIVE, RARE] = 0.0
+    clone_embedding_std: Annotated[NotNegative, RARE] = 0.0
     """Spread of a learned vector per clone, added to the states, and to the copies of expand_at
     above 0; 0: none, as in the paper."""
-    expand_at: Annotated[int, NOT_NEGATIVE, RARE] = 0
+    expand_at: Annotated[Natural, RARE] = 0
     """exlm only: lower layers that see a row before expansion, each mask one token, whose state is
     then copied to its clones; 0: none, as in the paper."""
     rope: Literal["2d", "1d"] = "2d"
@@ -119,13 +117,12 @@ class ModelConfig:
     emission: Annotated[Literal["buffer", "fused", "chunked"], RARE] = "buffer"
     """Keep one states x V buffer; the same in the encoder's precision, by a compiled kernel (for
     bf16 on a GPU); or recompute it chunk by chunk in the backward pass."""
-    emission_chunk: Annotated[int, AT_LEAST_1, RARE] = 1024
+    emission_chunk: Annotated[Count, RARE] = 1024
     """chunked only: states per chunk."""
-    init_std: Annotated[float, POSITIVE, RARE] = 0.02
+    init_std: Annotated[Positive, RARE] = 0.02
     """Standard deviation of the initial weights."""
 
     def __post_init__(self) -> None:
-        check_fields("model.", self)
         if self.sparse and self.transition not in ("gated", "paper"):
             raise UserError(
                 f"model.sparse has no meaning with model.transition {self.transition}, which has "
@@ -152,24 +149,21 @@ class ModelConfig:
         return EncoderShape(*(p if o is None else o for p, o in zip(preset, own, strict=True)))
 
 
-@dataclass(frozen=True)
+@settings("masking.")
 class MaskingConfig:
     """Which tokens are hidden (§2, §3.1)."""
 
-    mask_ratio: Annotated[float, BETWEEN] = 0.15
+    mask_ratio: Between = 0.15
     """p: share of tokens masked."""
     strategy: Literal["fixed_count", "spans", "units", "bernoulli", "slots"] = "fixed_count"
     """A fixed number of tokens, spans or units (branches, rings, words, names); independent draws;
     a toy's slots."""
-    num_copies: Annotated[int, AT_LEAST_1, RARE] = 2
+    num_copies: Annotated[Count, RARE] = 2
     """repeated-mlm only: copies, k of §3."""
-    span_length: Annotated[int, AT_LEAST_1, RARE] = 3
+    span_length: Annotated[Count, RARE] = 3
     """spans only: tokens that are hidden side by side."""
     span_law: Annotated[Literal["fixed", "geometric"], RARE] = "fixed"
     """spans only: all of span_length, or SpanBERT's: geometric with that mean, at most twice it."""
-
-    def __post_init__(self) -> None:
-        check_fields("masking.", self)
 
     @property
     def has_fixed_count(self) -> bool:
@@ -177,7 +171,7 @@ class MaskingConfig:
         return self.strategy in ("fixed_count", "spans", "units")
 
 
-@dataclass(frozen=True)
+@settings("data.")
 class DataConfig:
     """Where the text comes from and how it is cut into rows."""
 
@@ -189,29 +183,28 @@ class DataConfig:
     data."""
     column: str | None = None
     """Column of a table or of the hub data set; none: text or smiles."""
-    max_documents: Annotated[int | None, TWO_PARTS, RARE] = None
+    max_documents: Annotated[Count | None, Field(ge=2), RARE] = None
     """Read only the first so many documents of each data set, and of the files together."""
     pack: str | None = None
     """A corpus packed before; nothing else is read."""
     tokenizer: Annotated[str | None, RARE] = None
     """A tokenizer.json to use; none: train one on the training documents."""
-    vocab_size: Annotated[int, VOCABULARY] = 4000
+    vocab_size: Annotated[Count, Field(le=2**22)] = 4000
     """Size of the tokenizer to train, in tokens, specials included."""
-    block_length: Annotated[int, ROW, Effect.SPEED] = 128
+    block_length: Annotated[Count, Field(ge=3), Effect.SPEED] = 128
     """Tokens per row, [BOS] and [EOS] included; for molecules the longest row kept."""
-    validation_share: Annotated[float, BETWEEN, RARE] = 0.05
+    validation_share: Annotated[Between, RARE] = 0.05
     """Share of documents held out."""
-    max_unknown: Annotated[float, SHARE, RARE] = 0.001
+    max_unknown: Annotated[Share, RARE] = 0.001
     """Stop when a larger share of tokens is [UNK]."""
-    max_rejected: Annotated[float, SHARE, RARE] = 0.01
+    max_rejected: Annotated[Share, RARE] = 0.01
     """smiles only: stop when RDKit rejects a larger share of lines."""
     grammar: str = "pairs"
     """toy only: name of the grammar."""
-    num_sentences: Annotated[int, AT_LEAST_1, RARE] = 65536
+    num_sentences: Annotated[Count, RARE] = 65536
     """toy only: training sentences drawn."""
 
     def __post_init__(self) -> None:
-        check_fields("data.", self)
         if self.kind == "toy" and self.source:
             raise UserError(
                 "data.source is set, but data.kind toy draws its own sentences; drop it, or take a "
@@ -219,73 +212,70 @@ class DataConfig:
             )
 
 
-@dataclass(frozen=True)
+@settings("train.")
 class TrainConfig:
     """Optimisation and bookkeeping."""
 
-    steps: Annotated[int, AT_LEAST_1] = 1000
+    steps: Count = 1000
     """Optimiser steps."""
-    batch_size: Annotated[int, AT_LEAST_1, Effect.SPEED] = 32
+    batch_size: Annotated[Count, Effect.SPEED] = 32
     """Rows per optimiser step."""
-    micro_batch_size: Annotated[int | None, AT_LEAST_1, Effect.SPEED] = None
+    micro_batch_size: Annotated[Count | None, Effect.SPEED] = None
     """Rows per forward pass; none: the whole batch."""
-    batch_tokens: Annotated[int | None, AT_LEAST_1, Effect.SPEED, RARE] = None
+    batch_tokens: Annotated[Count | None, Effect.SPEED, RARE] = None
     """Tokens per optimiser step at most, in place of batch_size rows: rows times the longest of
     them, before expansion (Table 7)."""
-    micro_batch_tokens: Annotated[int | None, AT_LEAST_1, Effect.SPEED, RARE] = None
+    micro_batch_tokens: Annotated[Count | None, Effect.SPEED, RARE] = None
     """With batch_tokens: the same per forward pass; none: the whole batch."""
-    learning_rate: Annotated[float, POSITIVE] = 1e-3
+    learning_rate: Positive = 1e-3
     """Peak of the schedule."""
-    warmup_steps: Annotated[int, NOT_NEGATIVE] = 100
+    warmup_steps: Natural = 100
     """Linear rise from 0, then linear fall to 0 at the last step."""
-    decay_from: Annotated[float, BELOW_1, RARE] = 0.0
+    decay_from: Annotated[Below1, RARE] = 0.0
     """Share of the steps before the fall; until then the rate stays at its peak. 0: it falls from
     the warm-up on, as in the paper."""
-    adam_betas: Annotated[tuple[float, float], BELOW_1, RARE] = (0.9, 0.98)
+    adam_betas: Annotated[tuple[Below1, Below1], RARE] = (0.9, 0.98)
     """Decay per step of Adam's mean gradient and mean square."""
-    adam_eps: Annotated[float, POSITIVE, RARE] = 1e-6
+    adam_eps: Annotated[Positive, RARE] = 1e-6
     """Added to the root of the mean square."""
-    weight_decay: Annotated[float, NOT_NEGATIVE, RARE] = 0.01
+    weight_decay: Annotated[NotNegative, RARE] = 0.01
     """Decoupled, on every parameter, as fairseq does."""
-    clip_norm: Annotated[float, NOT_NEGATIVE, RARE] = 0.0
+    clip_norm: Annotated[NotNegative, RARE] = 0.0
     """Largest gradient norm; 0: no clipping."""
-    grow_at: Annotated[float, BELOW_1, RARE] = 0.0
+    grow_at: Annotated[Below1, RARE] = 0.0
     """exlm only: share of the steps as an MLM, before each mask splits into its states; weights
     and schedule go on, the optimiser warms up anew; 0: none, as in the paper."""
     start_from: Annotated[str | None, RARE] = None
     """An MLM, or a run of the same objective, that this one goes on from (its directory or one of
     its checkpoints), with its weights, but from step 0; an MLM may grow."""
-    chain_warmup: Annotated[float, HALF, RARE] = 0.0
+    chain_warmup: Annotated[Share, Field(le=0.5), RARE] = 0.0
     """exlm only: share of the steps on fixed parallel chains, from grow_at on, and again as much
     to fade them out; 0: none, as in the paper."""
     precision: Annotated[Literal["auto", "fp32", "bf16", "fp16"], Effect.SPEED] = "auto"
     """Encoder arithmetic; emission, transition and dynamic programme stay in fp32. auto: bf16 on
-    a GPU that has it, on a CPU the faster of bf16 and fp32. fp16 scales the loss; GPUs only."""
-    min_loss_scale: Annotated[float, NOT_NEGATIVE, Effect.COURSE, RARE] = 1e-4
-    """fp16 only: stop when the scale of the loss falls below, as fairseq does."""
-    max_skipped: Annotated[int, AT_LEAST_1, Effect.COURSE, RARE] = 10
+    a GPU that has it, otherwise fp32. fp16 scales the loss; GPUs only."""
+    max_skipped: Annotated[Count, Effect.COURSE, RARE] = 10
     """Stop after so many steps in a row whose loss or gradient is not finite; each is skipped."""
     compile: Annotated[bool, Effect.SPEED, RARE] = False
     """Compile the encoder's layers with torch.compile; the rest stays as it is."""
-    save_every: Annotated[int, AT_LEAST_1, Effect.NOTHING, RARE] = 500
+    save_every: Annotated[Count, Effect.NOTHING, RARE] = 500
     """Steps between checkpoints; the last step is always saved."""
-    keep_last: Annotated[int, NOT_NEGATIVE, Effect.NOTHING, RARE] = 3
+    keep_last: Annotated[Natural, Effect.NOTHING, RARE] = 3
     """Newest checkpoints to keep; 0: all."""
-    log_every: Annotated[int, AT_LEAST_1, Effect.NOTHING, RARE] = 10
+    log_every: Annotated[Count, Effect.NOTHING, RARE] = 10
     """Steps between lines of metrics.jsonl."""
     tensorboard: Annotated[bool, Effect.NOTHING, RARE] = False
     """Write the numbers of metrics.jsonl to OUTPUT/tensorboard too, for TensorBoard."""
-    validate_every: Annotated[int, AT_LEAST_1, Effect.COURSE] = 200
+    validate_every: Annotated[Count, Effect.COURSE] = 200
     """Steps between validations; the last step is always validated."""
-    validation_rows: Annotated[int, AT_LEAST_1, Effect.COURSE, RARE] = 512
+    validation_rows: Annotated[Count, Effect.COURSE, RARE] = 512
     """Held-out rows per validation."""
-    num_threads: Annotated[int | None, THREADS, Effect.COURSE] = None
+    num_threads: Annotated[Threads | None, Effect.COURSE] = None
     """CPU threads; none: torch's choice."""
     device: Annotated[str, Effect.NOTHING] = "auto"
     """auto, cpu, cuda or cuda:N."""
 
     def __post_init__(self) -> None:
-        check_fields("train.", self)
         if self.learning_rate * self.weight_decay >= LARGEST:
             raise UserError(
                 f"train.learning_rate {self.learning_rate:g} times train.weight_decay "
@@ -326,25 +316,22 @@ class TrainConfig:
             )
 
 
-@dataclass(frozen=True)
+@settings()
 class RunConfig:
     """One pre-training run."""
 
     recipe: str = "text-tiny"
     """Name of the recipe these settings started from."""
-    objective: Annotated[Literal["mlm", "repeated-mlm", "exlm", "mlm+exlm"], Effect.SPEED] = (
-        "exlm"
-    )
-    """What is trained; mlm+exlm trains one after the other in OUTPUT/mlm and OUTPUT/exlm."""
+    objective: Annotated[Literal["mlm", "repeated-mlm", "exlm"], Effect.SPEED] = "exlm"
+    """What is trained."""
     model: Annotated[ModelConfig, Effect.SPEED] = field(default_factory=ModelConfig)
     masking: Annotated[MaskingConfig, Effect.SPEED] = field(default_factory=MaskingConfig)
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-    seed: int = 1
+    seed: Seed = 1
     """Of weights, order, masks, dropout."""
 
     def __post_init__(self) -> None:
-        check_fields("", self)
         if self.masking.strategy == "units" and self.data.kind == "toy":
             raise UserError(
                 "masking.strategy units needs data.kind text or smiles, not toy; the words of the "
@@ -359,8 +346,8 @@ class RunConfig:
 
 def settings_with(*effects: Effect, kind: Any = RunConfig, group: str = "") -> Iterator[str]:
     """Dotted names of the settings, or whole groups, that have one of these effects."""
-    for name, (hint, marks) in schema(kind).items():
-        if not set(effects).isdisjoint(marks):
+    for name, setting in kind.__pydantic_fields__.items():
+        if not set(effects).isdisjoint(setting.metadata):
             yield f"{group}{name}"
-        elif is_dataclass(hint):
-            yield from settings_with(*effects, kind=hint, group=f"{group}{name}.")
+        elif is_dataclass(setting.annotation):
+            yield from settings_with(*effects, kind=setting.annotation, group=f"{group}{name}.")

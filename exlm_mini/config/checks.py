@@ -1,44 +1,22 @@
-"""How settings are checked, and how a mistake is reported.
+"""Settings classes that check their values, and how a mistake is reported.
 
-Besides its type, a field of a settings class may carry marks: a ``Rule`` that its numbers must obey
-and an ``Effect`` that says what it changes. A broken rule raises ``UserError``.
+``settings`` makes a class whose values pydantic turns into the types of its fields and holds
+against their bounds. Besides these a field may carry marks: an ``Effect`` says what it changes.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from enum import Enum
-from functools import cache
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from functools import wraps
+from typing import Annotated, Any, TypeVar, dataclass_transform
 
-# ---- marks of a setting besides its type ----
-
-
-class Effect(Enum):
-    """What a setting changes. By design, the first two leave every weight as it is."""
-
-    NOTHING = "no weight, and nothing that is measured"
-    COURSE = "no weight, but what a run measures, how long it takes or when it gives up"
-    SPEED = "how fast a token is worked on"
-
-
-RARE = "a setting that only --help=all shows"
-
-
-@cache
-def schema(kind: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """The settings of a class: type and marks, such as a ``Rule``, an ``Effect`` or ``RARE``."""
-    hints = get_type_hints(kind, include_extras=True)
-    return {
-        name: (get_args(hint)[0], hint.__metadata__)
-        if get_origin(hint) is Annotated
-        else (hint, ())
-        for name, hint in hints.items()
-    }
-
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
 
 # ---- what a user may not ask for ----
 
@@ -57,10 +35,10 @@ class UserError(ValueError):
 
 
 EXTRAS = {
-    "datasets": "text", "pyarrow": "text", "tokenizers": "text", "rdkit": "chem", "lmdb": "unimol",
-    "docstring_parser": "train", "jsonargparse": "train", "yaml": "train",
-    "matplotlib": "plot", "seaborn": "plot", "pandas": "tasks", "scipy": "tasks",
-    "sklearn": "tasks", "transformers": "hf", "tensorboard": "watch",
+    "datasets": "text", "pyarrow": "text", "tokenizers": "text", "rdkit": "chem",
+    "lmdb": "unimol",
+    "yaml": "train", "matplotlib": "plot", "seaborn": "plot", "pandas": "tasks",
+    "scipy": "tasks", "sklearn": "tasks", "transformers": "hf", "tensorboard": "watch",
 }  # fmt: skip
 """The extra that installs a module; these modules are imported on demand."""
 
@@ -118,83 +96,94 @@ def nearest(
     return otherwise or f"known: {', '.join(known)}"
 
 
-class Rule(NamedTuple):
-    """A condition on numbers."""
-
-    fits: Callable[[float], bool]
-    """False for nan."""
-    words: str
-    """The condition for the message, which continues \"it must\"."""
-
+# ---- the types of settings ----
 
 LARGEST = 1e30
 """A training step with larger numbers overflows single precision."""
-AT_LEAST_1 = Rule(lambda number: number >= 1, "be at least 1")
-NOT_NEGATIVE = Rule(
-    lambda number: 0 <= number < LARGEST, f"not be negative, and be below {LARGEST:g}"
-)
-POSITIVE = Rule(lambda number: 0 < number < LARGEST, f"be positive, and below {LARGEST:g}")
-BELOW_1 = Rule(lambda number: 0 <= number < 1, "lie in [0, 1)")
-LAYERS = Rule(lambda number: 1 <= number <= 1000, "lie between 1 and 1,000")
-SHARE = Rule(lambda number: 0 <= number <= 1, "lie in [0, 1]")
-BETWEEN = Rule(lambda number: 0 < number < 1, "lie strictly between 0 and 1")
-HALF = Rule(
-    lambda number: 0 <= number <= 0.5, "lie in [0, 0.5], so that the chains are gone at the end"
-)
-ROW = Rule(lambda number: number >= 3, "be at least 3: [BOS], one token and [EOS]")
-TWO_PARTS = Rule(lambda number: number >= 2, "be at least 2, to train on and to validate")
-MOST_THREADS = 1024
-"""Of threads or processes; a system that cannot start so many kills the program."""
-VOCABULARY = Rule(lambda number: 1 <= number <= 2**22, "be at least 1, and at most 4194304")
-"""Training a tokenizer allocates its whole vocabulary at once."""
-THREADS = Rule(
-    lambda number: 1 <= number <= MOST_THREADS, f"be at least 1, and at most {MOST_THREADS}"
-)
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+Natural = Annotated[int, Field(ge=0, lt=2**31)]
+"""At least 0."""
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Threads = Annotated[int, Field(ge=1, le=1024)]
+"""Of a CPU, or processes; a system that cannot start so many kills the program."""
+Positive = Annotated[float, Field(gt=0, lt=LARGEST)]
+NotNegative = Annotated[float, Field(ge=0, lt=LARGEST)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Below1 = Annotated[float, Field(ge=0, lt=1)]
+Between = Annotated[float, Field(gt=0, lt=1)]
+"""0 and 1 excluded."""
 
 
-def check_numbers(group: str, settings: object, rule: Rule, *names: str) -> None:
-    """Refuse numbers, or tuples of numbers, that break a rule; None means a default and passes.
+class Effect(Enum):
+    """What a setting changes. By design, the first two leave every weight as it is."""
 
-    ``group`` is the prefix of these attributes on the command line, such as ``train.``.
+    NOTHING = "no weight, and nothing that is measured"
+    COURSE = "no weight, but what a run measures, how long it takes or when it gives up"
+    SPEED = "how fast a token is worked on"
 
-    Raises:
-        UserError: naming the first that breaks it.
+
+RARE = "a setting that only --help=all shows"
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True)
+def settings(group: str = "") -> Callable[[type[T]], type[T]]:
+    """Make a class a frozen dataclass whose values are converted and checked when it is built.
+
+    Words become numbers and lists tuples, so that YAML and the command line need no types of their
+    own. What cannot be, or a name that no field has, is a ``UserError``.
+
+    Args:
+        group: prefix of the fields on the command line, such as ``train.``.
     """
-    for name in names:
-        value = getattr(settings, name)
-        numbers = value if isinstance(value, tuple) else (value,)
-        if value is not None and not all(map(rule.fits, numbers)):
-            raise UserError(f"{group}{name} is {value}; it must {rule.words}")
+    config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    def decorate(plain: type[T]) -> type[T]:
+        kind: Any = dataclass(frozen=True, config=config)(plain)
+        build = kind.__init__
+
+        @wraps(build)
+        def checked(self: T, *values: Any, **named: Any) -> None:
+            try:
+                build(self, *values, **named)
+            except ValidationError as error:
+                raise mistake_in(error, group, kind) from None
+
+        kind.__init__ = checked
+        return kind
+
+    return decorate
 
 
-def check_integers(settings: Mapping[str, object], group: str = "") -> None:
-    """Refuse integers, by name, that do not fit into the types of counts, shapes and seeds.
+def fields_of(kind: Any, group: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted name and pydantic's description of every setting of a class and of its groups."""
+    for name, field in kind.__pydantic_fields__.items():
+        if is_dataclass(field.annotation):
+            yield from fields_of(field.annotation, f"{group}{name}.")
+        else:
+            yield f"{group}{name}", field
 
-    Raises:
-        UserError: for a seed outside 0 to 2**63, and any other number outside int32.
+
+def mistake_in(error: ValidationError, group: str = "", kind: type | None = None) -> UserError:
+    """The first mistake in values, in our words.
+
+    Args:
+        error: of pydantic.
+        group: prefix of the names in it.
+        kind: the class that was built, for the names that it knows.
     """
-    for name, value in settings.items():
-        is_seed = name.endswith(("seed", "seeds"))
-        least, bits = (0, 63) if is_seed else (-(2**31), 31)
-        for number in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(number, int) and not least <= number < 2**bits:
-                below = "not be negative, and " if is_seed else ""
-                raise UserError(f"{group}{name} is {number}; it must {below}be below 2**{bits}")
-
-
-def check_fields(group: str, settings: Any) -> None:
-    """Check every field against its choices and rules, and integers with ``check_integers``.
-
-    Types are checked where settings are read, see ``recipes.typed``.
-
-    Raises:
-        UserError: with the nearest choices, or the rule.
-    """
-    for name, (hint, marks) in schema(settings.__class__).items():
-        value, choices = getattr(settings, name), get_args(hint)
-        check_integers({name: value}, group)
-        if get_origin(hint) is Literal and value not in choices:
-            raise UserError(f"{group}{name} is '{value}'; {nearest(str(value), choices)}")
-        for rule in marks:
-            if isinstance(rule, Rule):
-                check_numbers(group, settings, rule, name)
+    first = error.errors(include_url=False)[0]
+    if isinstance(cause := first.get("ctx", {}).get("error"), UserError):
+        return cause
+    name = group + ".".join(map(str, first["loc"]))
+    if first["type"] == "unexpected_keyword_argument" and kind is not None:
+        known = [full for full, _ in fields_of(kind, group)]
+        beside = [full for full in known if full.rpartition(".")[0] == name.rpartition(".")[0]]
+        known_here = f"known: {', '.join(beside)}"
+        return UserError(f"unknown setting {name}; {nearest(name, known, known_here)}")
+    value, expected = first["input"], first["msg"].replace("Input should", "it should")
+    shown = "empty" if value is None else f"a {type(value).__name__}"
+    if isinstance(value, str | int | float):
+        shown = repr(value)
+    return UserError(f"{name} is {shown}; {expected}")

@@ -7,27 +7,27 @@ the command line of ``pretrain``.
 from __future__ import annotations
 
 import argparse
-import math
 import re
 import sys
 import textwrap
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import MappingProxyType, NoneType
-from typing import Any, Literal, NamedTuple, NoReturn, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn, get_args, get_origin
 
-from exlm_mini.config import RunConfig
-from exlm_mini.config.checks import RARE, UserError, nearest, schema
+from pydantic import TypeAdapter, ValidationError
+
+from exlm_mini.config import DataConfig, MaskingConfig, ModelConfig, RunConfig, TrainConfig
+from exlm_mini.config.checks import RARE, Count, Positive, UserError, mistake_in, nearest
 from exlm_mini.config.recipes import (
-    RUN,
     dotted,
-    mismatch,
+    load_recipe,
+    read_settings,
     recipe_names,
     recipe_path,
-    run_config_from_dict,
-    settings_of,
+    replaced,
 )
 
 
@@ -58,12 +58,8 @@ class Parser(argparse.ArgumentParser):
             self.error(f"argument {action.option_strings[0]}: -- is no value")
         return super()._get_values(action, arg_strings)
 
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Report a mistake.
-
-        Raises:
-            UserError: always.
-        """
+    def error(self, message: str) -> NoReturn:
+        """Raise ``UserError`` about a mistake."""
         message = " ".join(message.split())
         if unknown := re.match(r"unrecognized arguments: (\S+)", message):
             kind = "option" if unknown[1].startswith("-") else "argument"
@@ -128,14 +124,26 @@ class _Help(argparse.Action):
         sys.exit(0)
 
 
+def of(hint: Any) -> Callable[[str], Any]:
+    """The argparse type of an option that is no setting, with the bounds of its type."""
+
+    def read(word: str) -> Any:
+        try:
+            return TypeAdapter(hint).validate_python(word)
+        except ValidationError as error:
+            raise argparse.ArgumentTypeError(f"it{mistake_in(error)}") from None
+
+    return read
+
+
 def settings_parser(
     command: str,
     text: str,
     groups: Mapping[str, Any],
     skip: Collection[str] = (),
     recipe: Mapping[str, Any] = MappingProxyType({}),
-) -> Any:
-    """A jsonargparse parser with an option for every setting of some classes.
+) -> Parser:
+    """A parser with an option for every setting of some classes.
 
     ``given`` picks the settings that were given out of what it parses.
 
@@ -147,62 +155,58 @@ def settings_parser(
         skip: dotted names of settings that get no option.
         recipe: values by dotted names, which the help shows beside the defaults.
     """
-    from docstring_parser import parse_from_object
-    from jsonargparse import ArgumentParser
-
-    hints: dict[str, Any] = {}
-
-    class SettingsParser(Parser, ArgumentParser):
-        def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-            message = re.sub(r"<class '(\w+)'>", r"\1", " ".join(message.split()))
-            if found := re.search(r'key "given\.([\w.]+)".*: .* value: (.*)', message):
-                raise UserError(mismatch(found[1], found[2], hints[found[1]])) from None
-            super().error(message.replace("Parser key", "option"), ex)
-
-    parser = SettingsParser(
-        **_words_of(command, text),
-        usage="%(prog)s [--option VALUE ...]",
-        add_help=False,
+    parser = Parser(
+        **_words_of(command, text), usage="%(prog)s [--option VALUE ...]", add_help=False
     )
     parser.add_argument(
         "-h", "--help", action=_Help, nargs="?", metavar="all",
         help="show this, with --help=all rare settings too",
     )  # fmt: skip
     for group, kind in groups.items():
-        about = {p.arg_name: p.description or "" for p in parse_from_object(kind).params}
         shown = parser.add_argument_group(kind.__doc__.strip().rstrip("."))
-        for name, (hint, marks) in schema(kind).items():
+        for name, setting in kind.__pydantic_fields__.items():
             full = f"{group}.{name}" if group else name
-            if full in skip or is_dataclass(hint):
+            if full in skip or is_dataclass(setting.annotation):
                 continue
-            option = _option(hint, kind.__dataclass_fields__[name].default, about[name])
+            option = _option(setting)
             if full in recipe:
                 option["help"] += f" [recipe: {recipe[full]}]"
-            action = shown.add_argument(f"--{full}", dest=f"given.{full}", **option)
-            action.is_rare, hints[full] = RARE in marks, option["type"]
+            action: Any = shown.add_argument(f"--{full}", dest=f"given.{full}", **option)
+            action.is_rare = RARE in setting.metadata
     return parser
 
 
-def given(found: Any) -> dict[str, Any]:
-    """The settings among the options that a ``settings_parser`` found, one dict per group."""
-    return found.as_dict().get("given", {})
+def given(found: argparse.Namespace, group: str = "") -> dict[str, Any]:
+    """The settings among the options that a ``settings_parser`` found: words by dotted name, or
+    those of one group, such as ``data.``, by the rest of their names."""
+    prefix = f"given.{group}"
+    return {
+        name.removeprefix(prefix): None if value == "null" else value
+        for name, value in vars(found).items()
+        if name.startswith(prefix)
+    }
 
 
-def _option(hint: Any, default: Any, about: str) -> dict[str, Any]:
-    """Arguments of ``add_argument`` for one setting."""
-    kind = get_args(hint)[0] if NoneType in get_args(hint) else hint
-    option: dict[str, Any] = {"type": hint, "default": argparse.SUPPRESS}
+def _option(setting: Any) -> dict[str, Any]:
+    """Arguments of ``add_argument`` for one setting, as pydantic describes it."""
+    kind, default = setting.annotation, setting.default
+    option: dict[str, Any] = {"default": argparse.SUPPRESS}
     notes = []
+    if NoneType in get_args(kind):
+        kind = get_args(kind)[0]
     if get_origin(kind) is tuple:
         kind, *others = get_args(kind)
-        option |= {"type": kind, "nargs": "+" if Ellipsis in others else 1 + len(others)}
+        option["nargs"] = "+" if Ellipsis in others else 1 + len(others)
         default = " ".join(map(str, default)) or None
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
     if get_origin(kind) is Literal:
         notes, kind = [", ".join(get_args(kind))], str
     if default is not None:  # otherwise the text explains the default
         notes.append(f"default {str(default).lower() if kind is bool else default}")
     metavar = {int: "N", float: "X", bool: "true|false", str: "TEXT"}[kind]
-    text = " ".join(about.split()).rstrip(".") + f" ({'; '.join(notes)})" * bool(notes)
+    text = " ".join(setting.description.split()).rstrip(".")
+    text += f" ({'; '.join(notes)})" * bool(notes)
     return option | {"metavar": metavar, "help": text.replace("%", "%%")}
 
 
@@ -222,48 +226,44 @@ class Request(NamedTuple):
 
 
 def parse(argv: list[str]) -> Request:
-    """Read the command line; ``--help`` prints and exits.
-
-    Raises:
-        UserError: for an unknown recipe or setting, or a value that cannot be.
-    """
+    """Read the command line; ``--help`` prints and exits."""
     found = _parser(argv).parse_args(argv)
     for name in ("devices", "throughput"):
-        if found[name] is not None and not found.dry_run:
-            raise UserError(f"--{name} {found[name]} is for --dry-run alone; drop it")
-    if found.throughput is not None and not 0 < found.throughput < math.inf:
-        raise UserError(f"--throughput is {found.throughput}; it must be positive")
-    path = None if found.recipe is None else recipe_path(found.recipe)
-    settings = {} if path is None else settings_of(path)
-    settings = {name: value for name, value in settings.items() if name in RUN}
-    if found["from"] is not None:  # the recipe's own first stage is not needed then
-        start = {"start_from": found["from"], "grow_at": 0.0}
-        settings["train"] = settings.get("train", {}) | start
-    for name, value in given(found).items():
-        settings[name] = settings.get(name, {}) | value if isinstance(value, dict) else value
-    config = run_config_from_dict(settings | {"recipe": path.stem if path else "none"})
+        value = getattr(found, name)
+        if value is not None and not found.dry_run:
+            raise UserError(f"--{name} {value} is for --dry-run alone; drop it")
+    recipe = RunConfig(recipe="none") if found.recipe is None else load_recipe(found.recipe)
+    start = getattr(found, "from")
+    # The recipe's own first stage is not needed then.
+    before = {} if start is None else {"train.start_from": start, "train.grow_at": 0.0}
+    config = replaced(recipe, before | given(found))
     default = Path("runs") / f"{config.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
-    devices = 1 if found.devices is None else found.devices
     output = Path(found.output or default)
-    return Request(config, output, found.dry_run, devices, found.throughput)
+    return Request(config, output, found.dry_run, found.devices or 1, found.throughput)
 
 
-def _parser(argv: Sequence[str] = ()) -> Any:
+def _parser(argv: Sequence[str] = ()) -> Parser:
     ask = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     ask.add_argument("--recipe", nargs="?")
     ask.add_argument("-h", "--help", nargs="?", const="usual")
+    known = ask.parse_known_args(argv)[0]
     values = {}
-    if {"-h", "--help", "--help=all"} & {*argv}:  # then the help shows the recipe's values
-        recipe = ask.parse_known_args(argv)[0].recipe
-        values = dict(dotted(settings_of(recipe_path(recipe)))) if recipe else {}
+    if known.help and known.recipe:  # then the help shows the recipe's values
+        values = dotted(read_settings(recipe_path(known.recipe)))
     text = f"Train a model.\nRecipes: {', '.join(recipe_names())}."
-    groups = {"": RunConfig, **{name: kind for name, kind in RUN.items() if is_dataclass(kind)}}
+    groups = {"": RunConfig, "model": ModelConfig, "masking": MaskingConfig}
+    groups |= {"data": DataConfig, "train": TrainConfig}
     parser = settings_parser("python -m exlm_mini.pretrain", text, groups, {"recipe"}, values)
     add = parser.add_argument
-    add("--recipe", metavar="NAME", help="one of those below, or a path to a .yaml of settings")
+    add("--recipe", metavar="NAME", help="a name below, or a path to a .yaml")
     add("--output", metavar="DIR", help="default runs/<recipe>-<time>")
     add("--from", metavar="DIR", help="a trained MLM to go on from (train.start_from)")
     add("--dry-run", action="store_true", help="print parameters, tokens and memory, and stop")
-    add("--devices", type=int, metavar="N", help="with --dry-run: to spread a batch over")
-    add("--throughput", type=float, metavar="X", help="with --dry-run: tokens/s of one device")
+    add("--devices", type=of(Count), metavar="N", help="with --dry-run: to spread a batch over")
+    add(
+        "--throughput",
+        type=of(Positive),
+        metavar="X",
+        help="with --dry-run: tokens/s of one device",
+    )
     return parser

@@ -9,7 +9,6 @@ from transformers import PreTrainedConfig
 
 from exlm_mini.config import ModelConfig, SpecialIds
 from exlm_mini.config.checks import UserError
-from exlm_mini.config.recipes import build
 
 OBJECTIVES = ("exlm", "mlm", "repeated-mlm")
 FIELD_OF = {
@@ -90,7 +89,7 @@ class ExLMConfig(PreTrainedConfig):
         self.objective, self.num_copies, self.chain_share = objective, num_copies, chain_share
         self.special_ids, self.learned_length = special._asdict(), learned_length
         self.classifier_dropout = classifier_dropout
-        build(ModelConfig, architecture)  # raises if the settings do not fit each other
+        ModelConfig(**architecture)  # raises if the settings do not fit each other
         ids = {name: same[name][0] for name in same if name.endswith("_token_id")}
         super().__init__(**{**kwargs, **ids})
         self.vocab_size = vocab_size or stored_size or 4000
@@ -98,7 +97,7 @@ class ExLMConfig(PreTrainedConfig):
     @property
     def model(self) -> ModelConfig:
         """The settings as a ``ModelConfig``."""
-        return build(ModelConfig, self.architecture)
+        return ModelConfig(**self.architecture)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in FIELD_OF:

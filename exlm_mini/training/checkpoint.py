@@ -15,7 +15,6 @@ functions of counters, so the step is enough to resume, bit for bit on the same 
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -31,16 +30,13 @@ import torch
 from torch import Tensor, nn
 
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.files import NO_SPACE, read_bytes, reading, sync_directory, write_synced
+from exlm_mini.data.files import NO_SPACE, read_bytes, sync_directory, write_synced
 
 FORMAT = "exlm_mini checkpoint"
 VERSION = 2
-"""Version 1 can be read too. It also holds sizes of files, settings of the optimiser, and a list of
-tensors with two names, which is empty for every model."""
 MANIFEST = "manifest.json"
 REMEDY = "restore it from a copy, or delete {} to use an earlier checkpoint"
 
-_FILE_NAME = re.compile(r"[A-Za-z0-9_]+\.safetensors")
 _NAME = re.compile(r"step-[0-9]{6,12}")
 
 
@@ -82,12 +78,9 @@ def save_checkpoint(
     """
     final = directory / f"step-{step:06d}"
     draft = directory / f"{final.name}.tmp"
-    needed = sum(tensor.nbytes for named in tensors.values() for tensor in named.values())
     try:
         directory.mkdir(parents=True, exist_ok=True)
         _remove_drafts(directory)
-        if shutil.disk_usage(directory).free < needed:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         draft.mkdir()
         files = {}
         for group, named in tensors.items():
@@ -108,11 +101,9 @@ def save_checkpoint(
     except OSError as error:
         if error.errno not in NO_SPACE:
             raise
-        free = shutil.disk_usage(next(path for path in final.parents if path.exists())).free
         raise UserError(
-            f"no room for checkpoint {final} ({error.strerror}): it needs {needed:,} bytes and a "
-            f"few more, {free:,} are free; free some space or lift the file size limit, then "
-            "start again: earlier checkpoints are intact"
+            f"no room for checkpoint {final} ({error.strerror}); free some space or lift the file "
+            "size limit, then start again: earlier checkpoints are intact"
         ) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)  # already renamed if nothing failed
@@ -129,20 +120,28 @@ def load_checkpoint(path: Path) -> Checkpoint:
     if not path.is_dir():
         raise UserError(f"there is no checkpoint {path}; give a step-NNNNNN directory")
     remedy = REMEDY.format(path)
-    manifest = _read_manifest(path, remedy)
-    with reading(path, remedy):
-        tensors = {}
-        for name, entry in manifest["files"].items():
-            # A plain name cannot point outside the directory.
-            if not _FILE_NAME.fullmatch(name):
-                raise _broken(path / MANIFEST, f"lists {name!r}, which is no file of tensors")
-            data = read_bytes(path / name, remedy)
-            if _sha256(data) != entry["sha256"]:
-                raise _broken(path / name, "is damaged: its sha256 is another")
-            tensors[name.removesuffix(".safetensors")] = safetensors.torch.load(data)
-        if name := not_finite(tensors.get("model", {})):
-            raise _broken(path, f"has numbers in {name} that are not finite")
-        return Checkpoint(manifest["step"], tensors, manifest["state"])
+    file, data = path / MANIFEST, read_bytes(path / MANIFEST, remedy)
+    try:
+        fields = json.loads(data)
+        seal = fields.pop("manifest_sha256")
+        if encode_manifest(fields) != data or fields["format"] != FORMAT:
+            raise ValueError(seal)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise UserError(f"{file} is damaged, or no manifest of an {FORMAT}; {remedy}") from None
+    if fields["version"] != VERSION:
+        raise UserError(
+            f"{file} is of format version {fields['version']!r}, this program reads version "
+            f"{VERSION}; use the version of exlm_mini that wrote it"
+        )
+    tensors = {}
+    for name, entry in fields["files"].items():
+        data = read_bytes(path / name, remedy)
+        if _sha256(data) != entry["sha256"]:
+            raise UserError(f"{path / name} is damaged: its sha256 is another; {remedy}")
+        tensors[name.removesuffix(".safetensors")] = safetensors.torch.load(data)
+    if name := not_finite(tensors.get("model", {})):
+        raise UserError(f"{path} has numbers in {name} that are not finite; {remedy}")
+    return Checkpoint(fields["step"], tensors, fields["state"])
 
 
 def not_finite(tensors: dict[str, Tensor]) -> str | None:
@@ -157,32 +156,6 @@ def encode_manifest(fields: dict) -> bytes:
     """The manifest as JSON; its last entry is the sha256 of the text without that entry."""
     digest = _sha256(json.dumps(fields, indent=1).encode())
     return (json.dumps({**fields, "manifest_sha256": digest}, indent=1) + "\n").encode()
-
-
-def _read_manifest(path: Path, remedy: str) -> dict:
-    """The manifest of a checkpoint, verified."""
-    file = path / MANIFEST
-    with reading(file, remedy):
-        data = read_bytes(file, remedy)
-        fields = json.loads(data)
-        if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-            raise _broken(file, f"is no manifest of an {FORMAT}")
-        if fields.get("version") not in (1, VERSION):
-            raise UserError(
-                f"{file} is of format version {fields.get('version')!r}, this program reads "
-                f"versions 1 and {VERSION}; use the version of exlm_mini that wrote it"
-            )
-        # Encoding it again must give the same bytes: one comparison detects every change.
-        rest = {key: value for key, value in fields.items() if key != "manifest_sha256"}
-        if encode_manifest(rest) != data:
-            raise _broken(file, "is damaged: its text does not fit its sha256")
-        if _NAME.fullmatch(path.name) and _step_of(path) != fields["step"]:
-            raise _broken(file, f"is of step {fields['step']}, so {path} was renamed")
-        return fields
-
-
-def _broken(file: Path, what: str) -> UserError:
-    return UserError(f"{file} {what}; {REMEDY.format(file.parent)}")
 
 
 def _sha256(data: bytes) -> str:
@@ -254,10 +227,7 @@ def _remove_drafts(directory: Path) -> None:
 
 def _newest_first(directory: Path) -> list[Path]:
     """Directories named like a checkpoint, intact or not."""
-    if not directory.is_dir():
-        return []
-    with reading(directory):
-        found = [p for p in directory.iterdir() if _NAME.fullmatch(p.name) and p.is_dir()]
+    found = [p for p in directory.glob("step-*") if _NAME.fullmatch(p.name) and p.is_dir()]
     return sorted(found, key=_step_of, reverse=True)
 
 

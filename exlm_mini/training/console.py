@@ -12,14 +12,11 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple, NoReturn
 
 from exlm_mini.config.checks import UserError, missing_extra
 from exlm_mini.config.options import Debugging
 from exlm_mini.data.files import refused
-
-if TYPE_CHECKING:  # commands that do not train start without torch
-    from exlm_mini.training.loop import Progress
 
 INTERRUPTED = 130
 """Exit code of a command that was asked to stop; shells report interrupts this way."""
@@ -108,6 +105,19 @@ def exit_code(
         return INTERRUPTED
 
 
+class Progress(NamedTuple):
+    """What a training reports after a step."""
+
+    step: int
+    """Steps done, from 1."""
+    loss: float
+    """Of the last batch, see ``Update``."""
+    tokens_per_second: float
+    """Input tokens, before expansion or repetition and without padding, since this start."""
+    evaluation: Any
+    """After a validation an ``Evaluation``, in fine-tuning the task's metrics; otherwise None."""
+
+
 class ProgressLine:
     """Progress, speed and ETA: a line every few seconds, on a terminal one line that changes.
 
@@ -160,6 +170,21 @@ def in_words(seconds: float) -> str:
         if seconds < 120 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds / 3600:,.0f} h"
+
+
+def launched_rank() -> int | None:
+    """Rank of this process if a launcher such as torchrun started it, else None."""
+    is_launched = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
+    return int(os.environ["RANK"]) if is_launched else None
+
+
+def leave(code: int) -> NoReturn:
+    """Exit; a launched process skips Python's own shutdown, in which gloo may abort."""
+    if launched_rank() is None:
+        sys.exit(code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 class Requests:

@@ -15,8 +15,17 @@ import torch
 from exlm_mini.config import ModelConfig, RunConfig, TrainConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.memory import check_bytes
-from exlm_mini.data.toy_grammars import slots_of
-from exlm_mini.training.parts import count_parameters, longest_row, num_copies, stages_of
+from exlm_mini.data.packs import Pack
+from exlm_mini.training.parts import (
+    check_row_length,
+    count_parameters,
+    expanded_length,
+    longest_row,
+    make_masker,
+    mask_count,
+    num_copies,
+    stages_of,
+)
 
 _FLOAT = 4  # bytes; weights, moments and the alignment are float32 in every precision
 _BATCH_TOKEN = 25
@@ -97,6 +106,36 @@ def plan_batch(train: TrainConfig, num_devices: int, option: str = "--devices") 
     return BatchPlan(unit, size, num_devices, per_device, size // (num_devices * per_device))
 
 
+def check_spread(config: RunConfig, num_processes: int) -> None:
+    """Raise ``UserError`` if a batch cannot be spread over the processes, naming the sizes."""
+    plan = plan_batch(config.train, num_processes, "--nproc-per-node")
+    if num_processes > 1 and plan.unit == "tokens" and config.train.micro_batch_tokens is None:
+        raise UserError(
+            f"train.batch_tokens {plan.size:,} on {num_processes} processes needs "
+            f"train.micro_batch_tokens, such as {plan.per_device:,}: it decides which rows are "
+            "taken together, and that must not depend on the number of processes"
+        )
+
+
+def check_fits(
+    config: RunConfig, train_pack: Pack, validation_pack: Pack, device: torch.device, num: int
+) -> None:
+    """Raise ``UserError`` for rows that a model cannot hold, or a model that memory cannot, on
+    each of ``num`` devices."""
+    asked, vocab_size = config.model.vocab_size, train_pack.vocab_size
+    if asked is not None and asked != vocab_size:
+        raise UserError(
+            f"model.vocab_size is {asked}, the tokenizer has {vocab_size} tokens; leave "
+            "model.vocab_size out, it is for --dry-run"
+        )
+    longest = max(int(train_pack.lengths_R.max()), int(validation_pack.lengths_R.max()))
+    check_row_length(config, longest)
+    if train_pack.row_length is not None:
+        masker = make_masker(config, train_pack.special_ids, train_pack.tokenizer)
+        masker.check_row_length(train_pack.row_length)
+    check_memory(config, vocab_size, longest, device, num)
+
+
 def estimate(config: RunConfig, vocab_size: int, row_length: int) -> Estimate:
     """Costs of a run with a single objective.
 
@@ -165,9 +204,10 @@ def check_memory(
     check_bytes("the run", parts, device)
 
 
-def _num_slots(config: RunConfig) -> int:
-    """Masks per row if they have fixed places, else 0."""
-    return 0 if config.objective == "repeated-mlm" else len(slots_of(config))
+def num_states(model: ModelConfig, num_masks: float) -> float:
+    """States L of a row with so many masks, those of the boundaries included."""
+    k = model.states_per_mask
+    return num_masks * k + (2 * k if model.boundary == "official" else 2)
 
 
 def row_flops(config: RunConfig, vocab_size: int, row_length: int) -> float:
@@ -179,17 +219,13 @@ def row_flops(config: RunConfig, vocab_size: int, row_length: int) -> float:
     multiplied once per batch. The chapter on states expansion derives the terms. Arguments as for
     ``estimate``.
     """
-    model = config.model
+    model, num_masks = config.model, mask_count(config, row_length)
     num_layers, D, F, H = model.shape
-    copies, k = num_copies(config), model.states_per_mask
-    mean = config.masking.mask_ratio * copies * (row_length - 2)
-    num_masks = float(_num_slots(config) or mean)
+    T = expanded_length(config, row_length, num_masks)
     if config.objective != "exlm":
-        T, heads = float(copies * row_length), num_masks * (D * D + D * vocab_size)
+        heads = num_masks * (D * D + D * vocab_size)
     else:
-        num_boundaries = 2 if model.boundary == "official" else 0
-        T = row_length + (k - 1) * (num_masks + num_boundaries)
-        L = num_masks * k + (2 * k if num_boundaries else 2)
+        L = num_states(model, num_masks)
         M = num_masks + 2 + (model.transition == "ctc")  # plus the blank
         heads = L * (D * D + D * vocab_size) + M * L * D
         if model.transition in ("paper", "gated", "spans"):
@@ -241,18 +277,17 @@ def _activation_bytes(config: RunConfig, vocab_size: int, row_length: int) -> in
     encoder = encoder_bytes(model, B * T, half, num_row_tokens)
     if is_low:  # autocast keeps a copy of each weight
         encoder += half * (num_layers * (4 * D * D + 2 * D * F) + vocab_size * D)
+    num_masks = math.ceil(mask_count(config, row_length))
     if config.objective != "exlm":
-        num_masks = _num_slots(config) or math.ceil(config.masking.mask_ratio * T)
+        if config.masking.strategy != "slots":
+            num_masks = math.ceil(config.masking.mask_ratio * T)
         # The log-softmax and the head's hidden states.
         return encoder + B * num_masks * (vocab_size + 4 * D) * _FLOAT
-    num_masks = _num_slots(config) or math.ceil(config.masking.mask_ratio * (row_length - 2))
-    k = model.states_per_mask
-    num_targets = num_masks + 2
-    L = num_masks * k + (2 * k if model.boundary == "official" else 2)
+    L = num_states(model, num_masks)
     head = B * L * 8 * D * _FLOAT
     if model.emission != "chunked":  # chunks are recomputed, not kept
         head += B * L * vocab_size * (half if model.emission == "fused" else _FLOAT)
     num_heads = {"gated": H, "spans": H, "paper": 1}.get(model.transition, 0)
     transition = B * (2 * num_heads + 3) * L * L * _FLOAT
-    alignment = 3 * B * num_targets * L * _FLOAT
-    return encoder + head + transition + alignment
+    alignment = 3 * B * (num_masks + 2) * L * _FLOAT
+    return int(encoder + head + transition + alignment)

@@ -14,16 +14,14 @@ from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.training.checkpoint import Checkpoint
 from exlm_mini.training.console import say
 from exlm_mini.training.cost import BatchPlan, Estimate, estimate, plan_batch
-from exlm_mini.training.parts import check_row_length, choose_device, stored_config
-from exlm_mini.training.precision import with_precision
+from exlm_mini.training.parts import (
+    check_row_length,
+    choose_device,
+    stored_config,
+    with_precision,
+)
 
 DRY_RUN_DOCUMENTS = 10_000
-
-
-def objectives_of(config: RunConfig) -> list[RunConfig]:
-    """One configuration per model to train."""
-    names: list[Any] = config.objective.split("+")
-    return [replace(config, objective=name) for name in names]
 
 
 def row_length_of(config: RunConfig) -> int:
@@ -55,21 +53,20 @@ def dry_run(
     micro = "micro_batch_size" if plan.unit == "rows" else "micro_batch_tokens"
     changed: dict[str, Any] = {micro: plan.per_device}
     config = replace(config, train=replace(config.train, **changed))
-    for single in objectives_of(config):
-        check_row_length(single, row_length)
-        costs = estimate(single, vocab_size, row_length)
-        lines = {
-            "objective": single.objective,
-            "parameters": _parameters(costs),
-            "vocabulary": f"{vocab_size:,}",
-            **_work(costs, plan, config.train.steps),
-            "memory": _memory(costs),
-            "device hours": _hours(costs, plan, tokens_per_second),
-        }
-        if before is not None:
-            lines["goes on from"] = _behind(before)
-        for name, text in lines.items():
-            print(_entry(name, text))
+    check_row_length(config, row_length)
+    costs = estimate(config, vocab_size, row_length)
+    lines = {
+        "objective": config.objective,
+        "parameters": _parameters(costs),
+        "vocabulary": f"{vocab_size:,}",
+        **_work(costs, plan, config.train.steps),
+        "memory": _memory(costs),
+        "device hours": _hours(costs, plan, tokens_per_second),
+    }
+    if before is not None:
+        lines["goes on from"] = _behind(before)
+    for name, text in lines.items():
+        print(_entry(name, text))
 
 
 def _corpus_shape(config: RunConfig) -> tuple[int, int]:

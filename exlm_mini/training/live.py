@@ -15,10 +15,10 @@ from exlm_mini.config.checks import UserError, nearest
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.model import ExLM, MaskedLM
+from exlm_mini.training.console import Progress
 from exlm_mini.training.evaluation import Evaluation
-from exlm_mini.training.loop import Outcome, Progress
 from exlm_mini.training.parts import choose_device
-from exlm_mini.training.pretraining import Trainer
+from exlm_mini.training.trainer import Outcome, Trainer
 
 SCALES = ("cpu", "gpu")
 T = TypeVar("T")

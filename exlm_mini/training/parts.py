@@ -2,7 +2,7 @@
 
 Shapes: B rows, N tokens of a row, S masked tokens of a batch.
 
-All are functions of the settings; ``loop`` puts them together.
+All are functions of the settings; ``trainer`` puts them together.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import platform
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,6 @@ from torch import Tensor, nn
 import exlm_mini
 from exlm_mini.config import RunConfig, SpecialIds, TrainConfig
 from exlm_mini.config.checks import UserError
-from exlm_mini.config.recipes import run_config_from_dict
 from exlm_mini.data.batches import TokenBatches, TrainingBatches
 from exlm_mini.data.masking import MaskedBatch, Masker
 from exlm_mini.data.packs import Pack
@@ -30,7 +30,7 @@ from exlm_mini.data.toy_grammars import slots_of
 from exlm_mini.data.units import Units
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.objectives import log_likelihood, mlm_loss, states_alignment_loss
-from exlm_mini.training.checkpoint import Checkpoint
+from exlm_mini.training.checkpoint import Checkpoint, latest_checkpoint
 
 
 def num_copies(config: RunConfig) -> int:
@@ -55,7 +55,7 @@ def stages_of(config: RunConfig) -> list[tuple[RunConfig, int]]:
     return [(replace(config, objective="mlm"), step), *last] if step else last
 
 
-def expanded_length(config: RunConfig, num_tokens: int, num_masks: int = 0) -> int:
+def expanded_length(config: RunConfig, num_tokens: int, num_masks: Any = 0) -> Any:
     """Tokens in the encoder of a row of ``num_tokens``, [BOS] and [EOS] included."""
     if config.objective != "exlm":
         return num_tokens * num_copies(config)
@@ -80,12 +80,28 @@ def longest_text(config: RunConfig, num_pieces: int = 1) -> int:
     return length
 
 
+def stages_left(config: RunConfig, output: Path) -> list[tuple[RunConfig, int]]:
+    """The stages of a run that its newest checkpoint does not end; always the last one."""
+    *earlier, last = stages_of(config)
+    newest = latest_checkpoint(output / "checkpoints", lambda line: None) if earlier else None
+    step = 0 if newest is None else newest.step
+    # With more steps than at its start, a run may have grown before it would now.
+    has_grown = newest is not None and newest.state["config"]["objective"] == "exlm"
+    return [*((stage, end) for stage, end in earlier if step < end and not has_grown), last]
+
+
+def mask_count(config: RunConfig, num_tokens: int) -> float:
+    """Masks of a row on average, counted in its copies together; the places of a toy's slots."""
+    if config.objective != "repeated-mlm" and (slots := slots_of(config)):
+        return len(slots)
+    return config.masking.mask_ratio * num_copies(config) * (num_tokens - 2)
+
+
 def longest_row(config: RunConfig, row_length: int) -> int:
     """Length of the longest sequence in the encoder; arguments as for ``cost.estimate``."""
-    num_maskable = row_length - 2
-    num_masks = len(slots_of(config)) or num_maskable
-    if config.masking.has_fixed_count:
-        num_masks = max(1, math.ceil(config.masking.mask_ratio * num_maskable))
+    num_masks = row_length - 2
+    if config.masking.has_fixed_count or slots_of(config):
+        num_masks = max(1, math.ceil(mask_count(config, row_length)))
     return expanded_length(config, row_length, num_masks)
 
 
@@ -175,7 +191,7 @@ def stored_config(checkpoint: Checkpoint) -> RunConfig:
     """The settings of a checkpoint. No user typed them, so a mistake is a ``ValueError``,
     and the caller names the file."""
     try:
-        return run_config_from_dict(checkpoint.state["config"])
+        return RunConfig(**checkpoint.state["config"])
     except UserError as error:
         raise ValueError(str(error)) from error
 
@@ -239,6 +255,19 @@ def chain_share(config: RunConfig, step: int) -> float:
     return min(1.0, max(0.0, 2.0 - (step - grow_step(config)) / warmup_steps))
 
 
+def with_precision(config: RunConfig, device: torch.device) -> RunConfig:
+    """The same settings with ``train.precision auto`` resolved for a device."""
+    if config.train.precision != "auto":
+        return config
+    is_half = device.type == "cuda" and has_bf16(device)
+    return replace(config, train=replace(config.train, precision="bf16" if is_half else "fp32"))
+
+
+def has_bf16(gpu: torch.device) -> bool:
+    """Whether a GPU has bf16 instructions, as all since Ampere; older ones emulate it slowly."""
+    return torch.cuda.get_device_capability(gpu) >= (8, 0)
+
+
 def choose_device(name: str) -> torch.device:
     """The device of that name; ``auto`` is the GPU if there is one.
 
@@ -280,22 +309,6 @@ class Scored(NamedTuple):
     """Masked tokens that the model guessed, int64 scalar; None for ExLM, where they cost more."""
 
 
-class Objective(NamedTuple):
-    """What a run learns: everything that differs between pre-training and fine-tuning."""
-
-    parts: Callable[[int, int, int], list[Any]]
-    """From step, rank and number of processes to the micro-batches of this process, on the CPU,
-    each with a method ``to``."""
-    size: Callable[[Any], tuple[int, int]]
-    """Of a micro-batch: the number of targets or rows its loss is a mean of, and of its input
-    tokens, before expansion or repetition and without padding."""
-    loss: Callable[[Any, Any, int, int, int], Scored]
-    """From model, micro-batch, its size, the size of the whole batch and the step (from 0): the
-    micro-batch's share of the batch's loss."""
-    remedy: str
-    """Advice for numbers that are not finite."""
-
-
 def score(model: MaskedLM | ExLM, batch: MaskedBatch, chain_share: float = 0.0) -> Scored:
     """The loss of one micro-batch, and the counts beside it."""
     if isinstance(model, MaskedLM):
@@ -309,28 +322,3 @@ def score(model: MaskedLM | ExLM, batch: MaskedBatch, chain_share: float = 0.0) 
         log_likelihood_B, scores.is_scored_BM.sum(dim=1), on_no_path="skip"
     )
     return Scored(loss, int((log_likelihood_B == -torch.inf).sum()), None)
-
-
-def pretraining(
-    config: RunConfig, batches: TrainingBatches | TokenBatches, pad: int
-) -> Objective:
-    """The objective of pre-training; ``pad`` is the id of the padding token."""
-    train, is_exlm = config.train, config.objective == "exlm"
-
-    def size(part: MaskedBatch) -> tuple[int, int]:
-        num_scored = len(part.token_ids_BN) if is_exlm else int(part.is_masked_BN.sum())
-        return num_scored, int((part.token_ids_BN != pad).sum()) // num_copies(config)
-
-    def loss(
-        model: MaskedLM | ExLM, part: MaskedBatch, own: int, total: int, step: int
-    ) -> Scored:
-        scored = score(model, part, chain_share(config, step))
-        return scored._replace(loss=scored.loss * (own / total))
-
-    remedy = (
-        f"lower train.learning_rate ({train.learning_rate:g}), train.weight_decay "
-        f"({train.weight_decay:g}) or model.init_std ({config.model.init_std:g}), or raise "
-        f"train.warmup_steps ({train.warmup_steps}), and start in another --output; checkpoints "
-        "are kept"
-    )
-    return Objective(lambda *which: batches.parts(*which), size, loss, remedy)

@@ -16,9 +16,8 @@ import contextlib
 import datetime
 import gc
 import os
-import sys
-from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -26,17 +25,12 @@ from torch import Tensor, distributed, nn
 from exlm_mini.config import TrainConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import refused
-from exlm_mini.training.parts import Scored, choose_device
+from exlm_mini.data.masking import MaskedBatch
+from exlm_mini.training.console import launched_rank
+from exlm_mini.training.parts import Scored, choose_device, score
 
-Loss = Callable[..., Scored]
 LONGEST_WAIT = datetime.timedelta(days=7)
 """The first process may take long to prepare a corpus; a process that died is noticed at once."""
-
-
-def launched_rank() -> int | None:
-    """Rank of this process if a launcher such as torchrun started it, else None."""
-    is_launched = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
-    return int(os.environ["RANK"]) if is_launched else None
 
 
 def start_engine(train: TrainConfig) -> Engine:
@@ -85,7 +79,7 @@ class Engine:
         """True in the process that reports and writes."""
         return self.rank == 0
 
-    def wrap(self, model: Any, train: TrainConfig, loss: Loss) -> Any:
+    def wrap(self, model: Any, train: TrainConfig) -> Any:
         """Take over a model with an ``encoder``, whose weights are the same in every process,
         before its optimiser is built. Returns the model, on the device."""
         model.to(self.device)
@@ -93,14 +87,14 @@ class Engine:
             # Layer by layer: the head's shapes change from batch to batch.
             for layer in model.encoder.layers:
                 layer.compile()
-        self._scorer = _Scorer(model, loss)
+        self._scorer = _Scorer(model)
         if self._group is not None:
             self._scorer = nn.parallel.DistributedDataParallel(self._scorer)
         return model
 
-    def score(self, *part: Any) -> Scored:
-        """The loss of one micro-batch under the wrapped model, see ``parts.Objective``."""
-        return self._scorer(*part)
+    def score(self, part: MaskedBatch, chain_share: float) -> Scored:
+        """The loss of one micro-batch under the wrapped model, see ``parts.score``."""
+        return self._scorer(part, chain_share)
 
     def accumulate(self, is_last: bool) -> contextlib.AbstractContextManager:
         """Context of the passes of a micro-batch; gradients are averaged over the processes after
@@ -176,12 +170,12 @@ class Engine:
 class _Scorer(nn.Module):
     """The model and its loss as one module, for DDP."""
 
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
-        self.model, self.loss = model, loss
+        self.model = model
 
-    def forward(self, *part: Any) -> Scored:
-        return self.loss(self.model, *part)
+    def forward(self, part: MaskedBatch, chain_share: float) -> Scored:
+        return score(self.model, part, chain_share)
 
 
 def _connect(device: torch.device) -> Any:
@@ -205,12 +199,3 @@ def _connect(device: torch.device) -> Any:
     if is_cpu:
         return distributed.group.WORLD
     return distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)
-
-
-def leave(code: int) -> NoReturn:
-    """Exit; a launched process skips Python's own shutdown, in which gloo may abort."""
-    if launched_rank() is None:
-        sys.exit(code)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

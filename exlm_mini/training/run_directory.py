@@ -21,16 +21,21 @@ import math
 import os
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exlm_mini.config import RunConfig, settings_with
 from exlm_mini.config.checks import Effect, UserError
-from exlm_mini.config.recipes import dotted, parse_stored, plain
-from exlm_mini.data.files import read_bytes, read_text, refuse_odd_files, write_atomically
+from exlm_mini.config.recipes import dotted, plain, stored_config
+from exlm_mini.data.files import read_bytes, refuse_odd_files, write_atomically
+
+if TYPE_CHECKING:  # a prepared corpus is locked without torch
+    import torch
 
 LOCK = ".lock"
 CONFIG = "config.yaml"
+OURS = (LOCK, f"{CONFIG}.tmp")
 
 FREE_SETTINGS = frozenset(settings_with(Effect.NOTHING, Effect.COURSE))
 """Settings a resumed run may change, because no weight depends on them by design."""
@@ -79,39 +84,35 @@ def locked_directory(path: Path, report: Callable[[str], None] = print) -> Itera
         os.close(lock)
 
 
-def settle_config(path: Path, config: RunConfig) -> list[str]:
-    """Store the settings of a new run, or check that a resumed run has the same.
+def settled_precision(path: Path, config: RunConfig, device: torch.device) -> RunConfig:
+    """The settings with a definite precision: for a run that goes on, that of its start."""
+    from exlm_mini.training.parts import with_precision
 
-    Call it under the lock and before anything else is written to the directory, which may hold a
-    finished corpus in ``data/`` and nothing else.
+    if config.train.precision == "auto" and os.path.isfile(path / CONFIG):
+        precision = stored_config(path / CONFIG).train.precision
+        config = replace(config, train=replace(config.train, precision=precision))
+    return with_precision(config, device)
 
-    Args:
-        path: the run's directory, existing.
-        config: what to store as ``config.yaml``.
+
+def changed_settings(path: Path, config: RunConfig) -> list[str]:
+    """Compare settings with those that a run began with.
 
     Returns:
-        A line for each of ``FREE_SETTINGS`` that changed, and for ``train.steps`` if it was raised;
-        the stored file now holds the new ones.
+        A line for each of ``FREE_SETTINGS`` that changed, and for ``train.steps`` if it was raised.
 
     Raises:
         UserError: another setting differs, or the directory holds something that is not a run.
-            Nothing is written then.
     """
-    import yaml
-
-    file, text = path / CONFIG, yaml.safe_dump(plain(config), sort_keys=False)
+    file = path / CONFIG
     if not file.exists():
-        ours = {LOCK, f"{CONFIG}.tmp"}
-        if (path / "data" / "corpus.json").exists():
-            ours.add("data")  # from a failed start; its settings are stored with it
-        if foreign := sorted({entry.name for entry in path.iterdir()} - ours):
+        # A start that failed may have left its corpus, whose settings are stored with it.
+        if foreign := sorted({entry.name for entry in path.iterdir()} - {*OURS, "data"}):
             raise UserError(
                 f"{path} holds {foreign[0]} but no {CONFIG}, so it is not the directory of "
                 "a run; choose another --output"
             )
-        write_atomically(file, text.encode())
         return []
-    old, new = dotted(parse_stored(read_text(file))), dotted(plain(config))
+    old, new = dotted(plain(stored_config(file))), dotted(plain(config))
     changes = {key: f"{key}: {old[key]} -> {new[key]}" for key in new if old[key] != new[key]}
     free = set(FREE_SETTINGS)
     if new["train.steps"] > old["train.steps"]:
@@ -122,9 +123,29 @@ def settle_config(path: Path, config: RunConfig) -> list[str]:
             f"{path} holds a run with other settings: {'; '.join(fixed)}; use the same settings, "
             "or choose another --output"
         )
-    if changes:
-        write_atomically(file, text.encode())
     return list(changes.values())
+
+
+def settle(
+    path: Path,
+    config: RunConfig,
+    device: torch.device,
+    num_processes: int,
+    report: Callable[[str], None],
+) -> None:
+    """Store the settings of a run and what it is made with, and tell what changed."""
+    import yaml
+
+    from exlm_mini.training.parts import versions
+    from exlm_mini.training.provenance import commit
+
+    changes, file = changed_settings(path, config), path / CONFIG
+    for change in changes:
+        report(f"changed since the last start: {change}")
+    if changes or not file.exists():
+        write_atomically(file, yaml.safe_dump(plain(config), sort_keys=False).encode())
+    used = {**versions(device), "commit": commit(), "num_processes": num_processes}
+    write_atomically(path / "versions.json", (json.dumps(used, indent=2) + "\n").encode())
 
 
 # ---- metrics ----
@@ -134,20 +155,16 @@ class MetricsLog:
     """``metrics.jsonl``: append-only, one JSON object per line, written at once."""
 
     def __init__(self, path: Path, step: int) -> None:
-        """Open the log and drop the lines after ``step``, which the run will write again.
-
-        Raises:
-            UserError: if a line is damaged.
-        """
-        self.last: dict[str, Any] | None = None
-        """The last line that was kept; None for a new run."""
+        """Open the log and drop the lines after ``step``, which the run will write again."""
+        kept = []
         if path.exists():
-            data = read_bytes(path)
-            kept = [pair for pair in _lines(path, data) if pair[1]["step"] <= step]
-            self.last = kept[-1][1] if kept else None
-            whole = b"".join(line + b"\n" for line, _ in kept)
-            if whole != data:
-                write_atomically(path, whole)
+            records = read_metrics(path)
+            kept = [record for record in records if record["step"] <= step]
+            text = "".join(map(_line, kept)).encode()
+            if text != path.read_bytes():
+                write_atomically(path, text)
+        self.last = kept[-1] if kept else None
+        """The last line that was kept; None for a new run."""
         # Unbuffered, so that a line has left the process when ``write`` returns.
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self._path = path
@@ -158,7 +175,7 @@ class MetricsLog:
         Raises:
             OSError: if the line cannot be written; the file then ends with the line before it.
         """
-        data, end = _encoded(record) + b"\n", os.fstat(self._descriptor).st_size
+        data, end = _line(record).encode(), os.fstat(self._descriptor).st_size
         try:
             # On a nearly full disk a write may be partial.
             while data:
@@ -176,61 +193,38 @@ class MetricsLog:
 def read_metrics(path: Path, report: Callable[[str], None] | None = None) -> list[dict]:
     """The records of a ``metrics.jsonl``, even while a run is writing it.
 
-    A truncated last line is dropped, and ``report`` is told.
+    A last line that a crash cut short is dropped, and ``report`` is told.
 
     Raises:
         UserError: if the file cannot be read, or a line before the last is damaged.
     """
-    data = read_bytes(path)
-    pairs = _lines(path, data)
-    if report is not None and data != b"".join(line + b"\n" for line, _ in pairs):
-        report(f"{path}: the last line is cut short and left out")
-    return [record for _, record in pairs]
-
-
-def _lines(path: Path, data: bytes) -> list[tuple[bytes, dict]]:
-    """Lines of a log with their records, without a last line that a crash truncated."""
-    *lines, rest = data.split(b"\n")
-    found = [_record(line) for line in lines]
-    # After a power cut the last line may also be zeros, or lack its beginning.
-    if rest == b"" and found and found[-1] is None:
-        found.pop()
-    pairs: list[tuple[bytes, dict]] = []
-    for line, record in zip(lines, found, strict=False):
-        if record is None or (pairs and record["step"] <= pairs[-1][1]["step"]):
+    *lines, rest = read_bytes(path).split(b"\n")
+    records: list[dict] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            if record["step"] <= (records[-1]["step"] if records else -1):
+                raise ValueError("steps go back")
+        except (ValueError, TypeError, KeyError, RecursionError):
+            if line is lines[-1] and not rest:  # after a power cut it may be zeros
+                rest = line
+                break
             raise UserError(
-                f"{path} line {len(pairs) + 1} is damaged; restore the file from a copy, or "
-                "delete that line"
-            )
-        pairs.append((line, record))
-    return pairs
+                f"{path} line {number} is damaged; restore the file from a copy, or delete that "
+                "line"
+            ) from None
+        records.append(record)
+    if rest and report is not None:
+        report(f"{path}: the last line is cut short and left out")
+    return records
 
 
-def _record(line: bytes) -> dict | None:
-    """The record in a line; None if ``MetricsLog.write`` did not write it."""
-    try:
-        record = json.loads(line.decode())
-        # Encoding it again must give the same bytes: no repeated key, no number out of range.
-        if not isinstance(record, dict) or _encoded(record) != line:
-            return None
-    except (ValueError, RecursionError):
-        return None
-    step = record.get("step")
-    is_whole = type(step) is int and 0 <= step < 2**63
-    # Later code adds up the numbers, and a resumed run continues to count the seconds.
-    is_counted = isinstance(record.get("seconds"), int | float | None)
-    has_words = any(isinstance(value, str) for value in record.values())
-    return record if is_whole and is_counted and not has_words else None
-
-
-def _encoded(record: dict[str, Any]) -> bytes:
-    return json.dumps(_finite(record), allow_nan=False).encode()
+def _line(record: dict[str, Any]) -> str:
+    """A line of the log; what is not finite is null, because JSON has no word for it."""
+    return json.dumps(_finite(record), allow_nan=False) + "\n"
 
 
 def _finite(value: Any) -> Any:
-    """The same value with None for every number that is not finite."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

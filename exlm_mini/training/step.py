@@ -13,19 +13,30 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from exlm_mini.config import TrainConfig
+from exlm_mini.config import RunConfig
 from exlm_mini.config.checks import UserError
-from exlm_mini.training.parts import Objective, learning_rate
+from exlm_mini.data.masking import MaskedBatch, Masker
+from exlm_mini.data.packs import Pack
+from exlm_mini.training.parts import (
+    chain_share,
+    grow_step,
+    learning_rate,
+    make_batches,
+    make_optimizer,
+    num_copies,
+)
 from exlm_mini.training.processes import Engine
 
 LOW_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
+LEAST_SCALE = 1e-4
+"""Of the loss in fp16; a run that needs a smaller one has diverged (fairseq's value)."""
 
 
 class Update(NamedTuple):
     """Numbers of an optimiser step, over all processes."""
 
     loss: float
-    """Nats per target, or per answer in fine-tuning."""
+    """Nats per target."""
     gradient_norm: float
     """Before clipping."""
     learning_rate: float
@@ -35,33 +46,35 @@ class Update(NamedTuple):
     num_tokens: int
     """Input tokens, before expansion or repetition and without padding."""
     mask_accuracy: float | None
-    """Share of the masked tokens that were guessed; None for ExLM and in fine-tuning."""
+    """Share of the masked tokens that were guessed; None for ExLM."""
 
 
 class DivergedError(UserError):
     """Numbers are not finite: these settings do not work, but others may."""
 
 
-class Updater:
-    """Makes the steps of a run. Arguments as for ``Loop``; the model comes from ``Engine.wrap``."""
+class Stepper:
+    """Makes the steps of a run.
+
+    Args:
+        config: of the run, with a definite precision.
+        pack: rows for training.
+        masker: of the run.
+        engine: of this process.
+        model: from ``Engine.wrap``.
+    """
 
     def __init__(
-        self,
-        train: TrainConfig,
-        seed: int,
-        engine: Engine,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        objective: Objective,
+        self, config: RunConfig, pack: Pack, masker: Masker, engine: Engine, model: nn.Module
     ) -> None:
-        self.train, self.seed, self.engine, self.model = train, seed, engine, model
-        self.optimizer, self.objective = optimizer, objective
-        is_scaled = train.precision == "fp16"
+        self.config, self.engine, self.model = config, engine, model
+        self.batches = make_batches(config, pack, masker)
+        self.optimizer = make_optimizer(model, config.train)
+        is_scaled = config.train.precision == "fp16"
         self.scaler = torch.amp.GradScaler(engine.device.type, enabled=is_scaled)
+        self._pad = pack.special_ids.pad
         self.skipped_steps = 0
         """In the whole run."""
-        self.grown_at = 0
-        """See ``learning_rate``."""
         self.skipped_in_row = 0
         """Up to the last step, without those that fp16 skips while it looks for its scale."""
 
@@ -74,10 +87,10 @@ class Updater:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore ``state``; early checkpoints have none, and counting starts at 0."""
-        self.skipped_steps = int(state.get("skipped_steps", 0))
-        self.skipped_in_row = int(state.get("skipped_in_row", 0))
-        if state.get("scaler"):
+        """Restore ``state``."""
+        self.skipped_steps = state["skipped_steps"]
+        self.skipped_in_row = state["skipped_in_row"]
+        if state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
 
     def step(self, step: int) -> Update:
@@ -87,18 +100,18 @@ class Updater:
             DivergedError: if too many steps in a row were not finite, in all processes.
             UserError: if fp16 finds no scale for the loss, in all processes.
         """
-        engine, objective = self.engine, self.objective
-        parts = objective.parts(step, engine.rank, engine.world_size)
+        engine, train = self.engine, self.config.train
+        parts = self.batches.parts(step, engine.rank, engine.world_size)
         self.optimizer.zero_grad(set_to_none=True)
-        sizes_P2 = torch.tensor([objective.size(part) for part in parts]).reshape(-1, 2)
+        sizes_P2 = torch.tensor([self._size(part) for part in parts]).reshape(-1, 2)
         total, num_tokens = map(int, engine.add_up(sizes_P2.double().sum(dim=0)).tolist())
         counted = self._accumulate(step, parts, sizes_P2[:, 0].tolist(), max(total, 1))
         self.scaler.unscale_(self.optimizer)
-        norm = engine.clip(self.model, self.train.clip_norm)
+        norm = engine.clip(self.model, train.clip_norm)
         counts = torch.tensor([*counted, not math.isfinite(norm)], dtype=torch.float64)
         loss, num_without_path, num_correct, num_bad = engine.add_up(counts).tolist()
         is_skipped = not math.isfinite(loss) or num_bad > 0
-        rate = learning_rate(self.train, step, self.grown_at)
+        rate = learning_rate(train, step, grow_step(self.config))
         if not is_skipped:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
@@ -109,47 +122,63 @@ class Updater:
 
     def precision(self) -> contextlib.AbstractContextManager:
         """Context of every forward pass: the precision of the settings."""
-        dtype = LOW_PRECISION.get(self.train.precision)
+        dtype = LOW_PRECISION.get(self.config.train.precision)
         return torch.autocast(
             self.engine.device.type, dtype or torch.bfloat16, enabled=dtype is not None
         )
 
     def diverged(self, what: str) -> DivergedError:
         """The error for numbers that are not finite, with advice."""
-        return DivergedError(f"{what}; {self.objective.remedy}")
+        train = self.config.train
+        return DivergedError(
+            f"{what}; lower train.learning_rate ({train.learning_rate:g}), train.weight_decay "
+            f"({train.weight_decay:g}) or model.init_std ({self.config.model.init_std:g}), or "
+            f"raise train.warmup_steps ({train.warmup_steps}), and start in another --output; "
+            "checkpoints are kept"
+        )
+
+    def _size(self, part: MaskedBatch) -> tuple[int, int]:
+        """Of a micro-batch: the rows (ExLM) or masks that its loss is a mean of, and its input
+        tokens, before expansion or repetition and without padding."""
+        is_exlm = self.config.objective == "exlm"
+        num_scored = len(part.token_ids_BN) if is_exlm else int(part.is_masked_BN.sum())
+        num_tokens = int((part.token_ids_BN != self._pad).sum())
+        return num_scored, num_tokens // num_copies(self.config)
 
     def _accumulate(
-        self, step: int, parts: list[Any], sizes: list[int], total: int
+        self, step: int, parts: list[MaskedBatch], sizes: list[int], total: int
     ) -> tuple[float, int, float]:
         """Add up the gradient; returns loss, rows without a path and right guesses of this process
         (nan if there are no guesses)."""
+        engine, share = self.engine, chain_share(self.config, step)
         loss, num_without_path, num_correct = 0.0, 0, 0.0
         for i, (part, size) in enumerate(zip(parts, sizes, strict=True)):
-            micro = i * self.engine.world_size + self.engine.rank
+            micro = i * engine.world_size + engine.rank
             # Like masks and order, dropout is a function of counters.
-            torch.manual_seed(((self.seed * 1_000_003 + step) * 65_537 + micro) % 2**63)
-            with self.engine.accumulate(is_last=i == len(parts) - 1):
+            seed = (self.config.seed * 1_000_003 + step) * 65_537 + micro
+            torch.manual_seed(seed % 2**63)
+            with engine.accumulate(is_last=i == len(parts) - 1):
                 with self.precision():
-                    scored = self.engine.score(part.to(self.engine.device), size, total, step)
+                    scored = engine.score(part.to(engine.device), share)
+                share_of_loss = scored.loss * (size / total)
                 # DDP averages over the processes, but the batch is their sum.
-                self.scaler.scale(scored.loss * self.engine.world_size).backward()
-            loss += scored.loss.item()
+                self.scaler.scale(share_of_loss * engine.world_size).backward()
+            loss += share_of_loss.item()
             num_without_path += scored.num_without_path
             num_correct += math.nan if scored.num_correct is None else int(scored.num_correct)
         return loss, num_without_path, num_correct
 
     def _note(self, is_skipped: bool, step: int, loss: float, norm: float) -> None:
         """Count skipped steps, adapt the scale of the loss, and stop after too many."""
-        train = self.train
+        train = self.config.train
         self.skipped_steps += is_skipped
         if self.scaler.is_enabled():
             before = self.scaler.get_scale()
             self.scaler.update()
             scale = self.scaler.get_scale()
-            if scale < train.min_loss_scale:
+            if scale < LEAST_SCALE:
                 raise UserError(
-                    f"the loss scale fell to {scale:g} at step {step + 1}, below "
-                    f"train.min_loss_scale {train.min_loss_scale:g}; go on in bf16 or fp32 "
+                    f"the loss scale fell to {scale:g} at step {step + 1}; go on in bf16 or fp32 "
                     "(--train.precision) or with a lower train.learning_rate, in another --output"
                 )
             if scale < before and math.isfinite(loss):

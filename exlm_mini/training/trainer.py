@@ -1,0 +1,350 @@
+"""One run: steps in, checkpoints and metrics out.
+
+The trainer reports through a callback and knows nothing of command line or terminal. Each step is a
+function of the settings and the step number, so a run that was stopped and resumed ends with the
+same bits as one that was not: on one machine, with the same versions and threads. Another processor
+adds in another order, and trainings diverge from a difference in the last bit.
+
+With several processes, all train side by side, and only the first reports and writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from exlm_mini.config import RunConfig
+from exlm_mini.config.checks import UserError
+from exlm_mini.data.packs import Pack
+from exlm_mini.training.beside_weights import beside_weights
+from exlm_mini.training.checkpoint import (
+    Checkpoint,
+    latest_checkpoint,
+    not_finite,
+    optimizer_tensors,
+    prune_checkpoints,
+    restore_optimizer,
+    save_checkpoint,
+)
+from exlm_mini.training.console import Progress
+from exlm_mini.training.cost import check_fits, check_spread
+from exlm_mini.training.evaluation import Evaluation, evaluate
+from exlm_mini.training.meter import Meter, ScalarLog
+from exlm_mini.training.parts import (
+    chain_share,
+    choose_device,
+    make_masker,
+    make_model,
+    versions,
+    with_precision,
+)
+from exlm_mini.training.processes import Engine
+from exlm_mini.training.run_directory import MetricsLog
+from exlm_mini.training.step import Stepper, Update
+
+
+class Outcome(NamedTuple):
+    """How a run ended."""
+
+    step: int
+    is_complete: bool
+    """False if it was asked to stop before its end."""
+    evaluation: Evaluation | None
+    """Of the last validation; None if there was none yet."""
+    num_parameters: int
+    skipped_steps: int
+    """Steps whose loss or gradient was not finite, see ``step``."""
+
+
+class Trainer:
+    """One run, from its newest checkpoint to its last step.
+
+    Args:
+        config: of the run.
+        train_pack, validation_pack: rows for training and for validation.
+        output: run directory, locked by the caller; gets ``checkpoints/`` and ``metrics.jsonl``.
+        report: takes a line about something unusual, such as a damaged checkpoint.
+        engine: of this process; none: the only one, on ``train.device``.
+
+    Raises:
+        UserError: for rows the model cannot hold, settings that do not fit the data, batches
+            that cannot be spread over the processes, or a model that does not fit in memory.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        train_pack: Pack,
+        validation_pack: Pack,
+        output: Path,
+        report: Callable[[str], None] = print,
+        engine: Engine | None = None,
+    ) -> None:
+        self.engine = engine = engine or Engine(choose_device(config.train.device))
+        self.config = config = with_precision(config, engine.device)
+        check_spread(config, engine.world_size)
+        check_fits(config, train_pack, validation_pack, engine.device, engine.world_size)
+        self.train_pack, self.validation_pack = train_pack, validation_pack
+        self.output, self.report = output, report
+        self._checkpoints = output / "checkpoints"
+        special_ids, vocab_size = train_pack.special_ids, train_pack.vocab_size
+        self.masker = make_masker(config, special_ids, train_pack.tokenizer)
+        model = make_model(config, vocab_size, special_ids)
+        self.model = engine.wrap(model, config.train)
+        self.stepper = Stepper(config, train_pack, self.masker, engine, self.model)
+        self.meter = Meter(
+            config, vocab_size, train_pack.lengths_R, engine.device, engine.world_size
+        )
+        self.evaluation: Evaluation | None = None
+        self.num_tokens = 0
+        """Input tokens of all steps done, before expansion or repetition, without padding."""
+        self.seconds = 0.0
+        """Of all starts, validation included."""
+
+    def run(
+        self,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
+        should_stop: Callable[[], bool] = lambda: False,
+        should_save: Callable[[], bool] = lambda: False,
+        watch: Callable[[], dict[str, float]] = dict,
+        until: int | None = None,
+    ) -> Outcome:
+        """Train from the newest checkpoint, or from the start, to the last step.
+
+        Args:
+            on_progress: called after every step, in the first process.
+            should_stop: asked after every step; if true in any process, all save a checkpoint of
+                the same step and the run ends.
+            should_save: the same, but the run goes on.
+            watch: called after every validation, in the first process and before ``should_stop``;
+                its numbers go into the line of ``metrics.jsonl``.
+            until: step at which this model ends, if another goes on from its checkpoint.
+
+        Raises:
+            DivergedError: if too many steps, a validation or the weights are not finite.
+            UserError: if a checkpoint cannot be read or written.
+        """
+        train, engine = self.config.train, self.engine
+        end = train.steps if until is None else until
+        step, is_stopped = self._restore(), False
+        with self._logs(step) as logs:
+            start, before, tokens_before = time.monotonic(), self.seconds, self.num_tokens
+            while step < end and not is_stopped:
+                update = self.stepper.step(step)
+                step += 1
+                self.num_tokens += update.num_tokens
+                evaluation, watched = None, {}
+                if step % train.validate_every == 0 or step == end:
+                    evaluation = self.evaluation = self._evaluate(step)
+                    watched = watch() if engine.is_main else {}
+                is_stopped, is_asked = engine.any(should_stop(), should_save())
+                is_last = step == end or is_stopped
+                seconds = max(time.monotonic() - start, 1e-9)
+                self.seconds = before + seconds
+                speed = (self.num_tokens - tokens_before) / seconds
+                if engine.is_main:
+                    on_progress(Progress(step, update.loss, speed, evaluation))
+                if evaluation is not None or is_last or step % train.log_every == 0:
+                    record = {"step": step, **self._numbers(update, speed, evaluation)}
+                    with engine.together():
+                        for log in logs:
+                            log.write(record | watched)
+                if is_last or is_asked or step % train.save_every == 0:
+                    self._save(step)
+        return Outcome(
+            step,
+            step == end,
+            self.evaluation,
+            sum(p.numel() for p in self.model.parameters()),
+            self.stepper.skipped_steps,
+        )
+
+    @contextlib.contextmanager
+    def _logs(self, step: int) -> Iterator[list[MetricsLog | ScalarLog]]:
+        """The logs of the first process; restores ``seconds`` from the metrics."""
+        logs: list[MetricsLog | ScalarLog] = []
+        with contextlib.ExitStack() as open_files:
+            with self.engine.together():
+                if self.engine.is_main:
+                    self.output.mkdir(parents=True, exist_ok=True)
+                    # There may be no further save to remove the remains of one cut short.
+                    prune_checkpoints(self._checkpoints, self.config.train.keep_last, step)
+                    metrics = MetricsLog(self.output / "metrics.jsonl", step)
+                    self.seconds = (metrics.last or {}).get("seconds") or 0.0
+                    logs.append(metrics)
+                    if self.config.train.tensorboard:
+                        logs.append(ScalarLog(self.output / "tensorboard", step))
+                    for log in logs:
+                        open_files.callback(log.close)
+            yield logs
+
+    def _numbers(
+        self, update: Update, speed: float, evaluation: Evaluation | None
+    ) -> dict[str, Any]:
+        """A line of ``metrics.jsonl``; ``speed`` in input tokens per second since this start."""
+        numbers: dict[str, Any] = {
+            "loss": update.loss,
+            "learning_rate": update.learning_rate,
+            "tokens": self.num_tokens,
+            "seconds": self.seconds,
+            "tokens_per_second": speed,
+            "num_processes": self.engine.world_size,
+            "gradient_norm": update.gradient_norm,
+            "skipped_steps": self.stepper.skipped_steps,
+            **self.meter.read(speed),
+            "rows_without_path": update.num_without_path,
+        }
+        if update.mask_accuracy is not None:
+            numbers["mask_accuracy"] = update.mask_accuracy
+        if evaluation:
+            numbers["validation_bits_per_mask"] = evaluation.bits_per_mask
+            numbers["validation_bits_per_row"] = evaluation.bits_per_row
+            numbers["validation_mask_accuracy"] = evaluation.mask_accuracy
+            numbers["validation_perplexity"] = evaluation.perplexity
+        return numbers
+
+    def _evaluate(self, step: int) -> Evaluation:
+        with self.stepper.precision():
+            found = evaluate(
+                self.model,
+                self.validation_pack,
+                self.masker,
+                self.config.train.validation_rows,
+                self.engine.device,
+                chain_share(self.config, step),
+                self.engine.rank,
+                self.engine.world_size,
+                self.engine.add_up,
+            )
+        if not found.is_finite:
+            bits = f"{found.bits_per_mask:g} bits per masked token"
+            raise self.stepper.diverged(f"validation at step {step} gives {bits}")
+        return found
+
+    # ---- checkpoints ----
+
+    def _save(self, step: int) -> None:
+        """The first process writes a checkpoint; all must call."""
+        with self.engine.together():
+            if not self.engine.is_main:
+                return
+            weights = self.model.state_dict()
+            if name := not_finite(weights):
+                what = f"the weights {name} are not finite after step {step}"
+                raise self.stepper.diverged(what)
+            moments = optimizer_tensors(self.stepper.optimizer, self.model)
+            tensors = {"model": weights, "optimizer": moments}
+            others = beside_weights(self._stored_config(), step, self.train_pack)
+            save_checkpoint(self._checkpoints, step, tensors, self._state(), others)
+            prune_checkpoints(self._checkpoints, self.config.train.keep_last, step)
+
+    def _stored_config(self) -> RunConfig:
+        # A prepared corpus has its own; readers ask how long a row the model has learned.
+        data = replace(
+            self.config.data,
+            block_length=int(self.train_pack.lengths_R.max()),
+            vocab_size=self.train_pack.vocab_size,
+        )
+        return replace(self.config, data=data)
+
+    def _state(self) -> dict[str, Any]:
+        """What a checkpoint holds besides weights and moments; JSON-able."""
+        pack = self.train_pack
+        return {
+            "config": asdict(self._stored_config()),
+            "special_ids": pack.special_ids._asdict(),
+            "vocab_size": pack.vocab_size,
+            "train_sha256": pack.sha256,
+            "validation_sha256": self.validation_pack.sha256,
+            "tokenizer_sha256": pack.tokenizer_sha256,
+            "evaluation": None if self.evaluation is None else self.evaluation._asdict(),
+            "num_tokens": self.num_tokens,
+            "update": self.stepper.state(),
+            "num_processes": self.engine.world_size,
+            "versions": versions(self.engine.device),
+        }
+
+    def _restore(self) -> int:
+        """Load the newest intact checkpoint, if there is one; returns the number of steps done."""
+        engine = self.engine
+        with engine.together():
+            report = self.report if engine.is_main else lambda line: None
+            checkpoint = latest_checkpoint(self._checkpoints, report)
+        step = 0 if checkpoint is None else checkpoint.step
+        if any(engine.any(step != engine.same(step))):
+            raise UserError(
+                f"processes see other checkpoints in {self._checkpoints}; all machines must see "
+                "one --output"
+            )
+        with engine.together():
+            if checkpoint is not None:
+                self._check_data(checkpoint)
+                self._take_over(self._grown(checkpoint))
+                if evaluation := checkpoint.state["evaluation"]:
+                    self.evaluation = Evaluation(**evaluation)
+        return step
+
+    def _check_data(self, checkpoint: Checkpoint) -> None:
+        """Refuse a checkpoint of other data."""
+        state = checkpoint.state
+        for name, pack in (("train", self.train_pack), ("validation", self.validation_pack)):
+            stored = state[f"{name}_sha256"], state["tokenizer_sha256"]
+            if stored != (pack.sha256, pack.tokenizer_sha256):
+                raise UserError(
+                    f"{pack.path} is not the data that {self._checkpoints} was trained with, or "
+                    "its tokenizer is another; restore the corpus or choose another --output"
+                )
+
+    def _take_over(self, checkpoint: Checkpoint) -> None:
+        """Put weights, moments and counts where they belong."""
+        self.model.load_state_dict(checkpoint.tensors["model"])
+        moments = checkpoint.tensors["optimizer"]
+        restore_optimizer(self.stepper.optimizer, self.model, moments)
+        self.num_tokens = checkpoint.state["num_tokens"]
+        self.stepper.restore(checkpoint.state["update"])
+
+    def _grown(self, checkpoint: Checkpoint) -> Checkpoint:
+        """An MLM's checkpoint for ExLM: what it lacks, links and clone vectors, stays as
+        initialised, and moments begin anew. With an MLM's, in which nothing is known of the new
+        weights, clones learn to differ later (``links-pilot.json``)."""
+        if (checkpoint.state["config"]["objective"], self.config.objective) != ("mlm", "exlm"):
+            return checkpoint
+        weights = {**self.model.state_dict(), **checkpoint.tensors["model"]}
+        return checkpoint._replace(tensors={"model": weights, "optimizer": {}})
+
+    def begin_from(self, checkpoint: Checkpoint, path: Path) -> None:
+        """Start with the weights of another run, see ``train.start_from``.
+
+        Its moments go on, too, unless an MLM grows.
+
+        Args:
+            checkpoint: of an MLM, or of a run of this objective.
+            path: its name in messages.
+
+        Raises:
+            UserError: for another objective, tokenizer or shape.
+        """
+        state = checkpoint.state
+        if state["tokenizer_sha256"] != self.train_pack.tokenizer_sha256:
+            raise UserError(
+                f"{path} was trained with another tokenizer; prepare the data with its "
+                "tokenizer.json (--data.tokenizer)"
+            )
+        if (objective := state["config"]["objective"]) not in ("mlm", self.config.objective):
+            raise UserError(
+                f"{path} is of objective {objective}, this run of {self.config.objective}; go on "
+                "from an mlm"
+            )
+        try:
+            # A model that was shipped has no moments.
+            tensors = {"optimizer": {}, **checkpoint.tensors}
+            self._take_over(self._grown(checkpoint._replace(tensors=tensors)))
+        except (RuntimeError, ValueError) as error:
+            reason = str(error).splitlines()[-1].strip()
+            raise UserError(
+                f"{path} is of another shape ({reason}); give its model.* settings"
+            ) from error

@@ -1,0 +1,131 @@
+"""Whatever happens to a run, it ends with the bytes of one that nothing happened to."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from test_checkpoint import Crash, crash_at
+from workers import PLAIN, changed, make_packs
+
+from exlm_mini.config.checks import UserError
+from exlm_mini.training.parts import stages_left
+from exlm_mini.training.run_directory import read_metrics
+from exlm_mini.training.trainer import Trainer
+
+LAST = "checkpoints/step-000006"
+CONFIGS = {
+    "mlm": changed(PLAIN, "mlm", save_every=2),
+    "exlm": changed(PLAIN, save_every=2, keep_last=2),
+    "repeated-mlm": changed(PLAIN, "repeated-mlm", log_every=1),
+    "grown": changed(PLAIN, grow_at=0.5),
+}
+
+
+def train(config, packs, output, **asked):
+    """What ``pretrain`` does with one start; whether it came to the end."""
+    for stage, end in stages_left(config, output):
+        trainer = Trainer(stage, *packs, output, lambda line: None)
+        if not trainer.run(until=end, **asked).is_complete:
+            return False
+    return True
+
+
+@pytest.fixture(scope="module", autouse=True)
+def whole(tmp_path_factory):
+    """Packs, and what uninterrupted runs leave."""
+    folder = tmp_path_factory.mktemp("whole")
+    packs = make_packs(folder)
+    for name, config in CONFIGS.items():
+        assert train(config, packs, folder / name)
+    Run.packs, Run.folder = packs, folder
+
+
+class Run(RuleBasedStateMachine):
+    """A run to which things happen."""
+
+    def __init__(self):
+        super().__init__()
+        self.output = Path(tempfile.mkdtemp())
+
+    @initialize(name=st.sampled_from(sorted(CONFIGS)))
+    def choose(self, name):
+        self.name, self.config = name, CONFIGS[name]
+
+    @property
+    def checkpoints(self):
+        return sorted((self.output / "checkpoints").glob("step-??????"))
+
+    @rule(steps=st.integers(1, 4))
+    def stop_after(self, steps):
+        left = iter(range(steps - 1))
+        train(
+            self.config, self.packs, self.output, should_stop=lambda: next(left, None) is None
+        )
+
+    @rule(step=st.integers(1, 6))
+    def save_when_asked(self, step):
+        asked, told = iter([False] * step + [True]), []
+        train(
+            self.config, self.packs, self.output, should_save=lambda: next(asked, False),
+            on_progress=lambda p: told.append(p), should_stop=lambda: len(told) >= step,
+        )  # fmt: skip
+
+    @rule(count=st.integers(0, 25))
+    def kill_at_a_change_of_the_disk(self, count):
+        with pytest.MonkeyPatch.context() as patch:
+            crash_at(patch, count)
+            with contextlib.suppress(Crash):
+                train(self.config, self.packs, self.output)
+
+    @precondition(lambda self: len(self.checkpoints) > 1)
+    @rule(file=st.sampled_from(["manifest.json", "model.safetensors"]), at=st.floats(0, 1))
+    def damage_the_newest_checkpoint(self, file, at):
+        path = self.checkpoints[-1] / file
+        if path.exists():
+            data = bytearray(path.read_bytes())
+            data[int(at * (len(data) - 1))] ^= 1
+            path.write_bytes(data if at < 0.9 else data[:-1])
+        for older in self.checkpoints[:-1]:  # at least one is to be intact
+            whole = self.folder / self.name / "checkpoints" / older.name
+            if whole.exists():
+                shutil.copytree(whole, older, dirs_exist_ok=True)
+                return
+        shutil.rmtree(self.checkpoints[-1])
+
+    @rule(save=st.integers(1, 4), keep=st.integers(0, 3), log=st.integers(1, 3))
+    def change_free_settings(self, save, keep, log):
+        train = replace(self.config.train, save_every=save, keep_last=keep, log_every=log)
+        self.config = replace(self.config, train=train)
+
+    def teardown(self):
+        if hasattr(self, "config"):
+            try:
+                assert train(self.config, self.packs, self.output)
+            except UserError as error:
+                assert "no checkpoint in" in str(error)  # all are damaged, which is told
+                return
+            for file in ("model.safetensors", "optimizer.safetensors"):
+                expected = (self.folder / self.name / LAST / file).read_bytes()
+                assert (self.output / LAST / file).read_bytes() == expected, file
+            at = {
+                m["step"]: m["loss"]
+                for m in read_metrics(self.folder / self.name / "metrics.jsonl")
+            }
+            for line in read_metrics(self.output / "metrics.jsonl"):
+                assert at.get(line["step"], line["loss"]) == line["loss"]
+        shutil.rmtree(self.output, ignore_errors=True)
+
+
+TestRun = Run.TestCase
+TestRun.settings = settings(
+    max_examples=15, stateful_step_count=8, deadline=None,
+    suppress_health_check=list(HealthCheck),
+)  # fmt: skip
