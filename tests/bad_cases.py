@@ -333,7 +333,7 @@ TEXTS = [
     "meta", "fp16", "bf16", "mlm", "exlm", "repeated-mlm", "none", "*", "[a", "%s",
     "{0}", "$HOME", "~root", "C", "[MASK]", "[MASK] " * 200, "C[MASK]", "(" * 3000, "hub:x",
     "hub:x,y,z,w,v", "zinc", "toy-pairs", "text-large", "slots", "steps=3", "seeds=-1", "ctc",
-    "uniform", "paper", "packed", "fused", "chunked", "1d", "large", "town", "deepchem",
+    "uniform", "paper", "chunked", "1d", "large", "town", "deepchem",
     "dag,step", "float64",
 ]  # fmt: skip
 LONG = (

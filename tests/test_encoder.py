@@ -9,12 +9,12 @@ import math
 
 import pytest
 import torch
-from small_models import PAD, assert_same, make_encoder
+from small_models import PAD, assert_same, drawn, gradients, make_encoder
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from exlm_mini.config import ModelConfig
-from exlm_mini.model.encoder import Encoder, SelfAttention, initialise
+from exlm_mini.model.encoder import Encoder, SelfAttention, attend, initialise
 from exlm_mini.model.rope import Rotation, rotate, rotation_1d, rotation_2d
 
 
@@ -82,14 +82,9 @@ def test_encoder_equals_its_formula(rope):
         assert_same(ours_BTD[b, :length], alone_1TD[0])
 
 
-@pytest.mark.parametrize(
-    ("expand_at", "rope", "attention"),
-    [(1, "2d", "padded"), (2, "2d", "packed"), (2, "1d", "padded"), (1, "1d", "packed")],
-)
-def test_layers_below_the_expansion_see_the_row_and_clones_begin_alike(
-    expand_at, rope, attention
-):
-    encoder = make_encoder(num_layers=3, expand_at=expand_at, rope=rope, attention=attention)
+@pytest.mark.parametrize(("expand_at", "rope"), [(1, "2d"), (2, "2d"), (2, "1d")])
+def test_layers_below_the_expansion_see_the_row_and_clones_begin_alike(expand_at, rope):
+    encoder = make_encoder(num_layers=3, expand_at=expand_at, rope=rope)
     inputs = make_batch()
     row_ids_BN = torch.tensor([[1, 5, 7, 5, 2], [1, 8, 9, 2, 0], [1, 5, 9, 2, 0]])
     hidden_BTD = encoder(*inputs, row_ids_BN)
@@ -207,3 +202,17 @@ def test_rows_of_any_length_share_a_compiled_layer():
         torch.testing.assert_close(hidden_1TD, plain(*batch))
         hidden_1TD.sum().backward()
     assert counter.frame_count == 2, "one for the first length, one for all others"
+
+
+def test_a_cpu_attends_in_float32_to_what_is_bfloat16():
+    heads = [drawn(1, 2, 15, 4, seed=seed, dtype=torch.bfloat16) for seed in range(3)]
+    wide = [x.detach().float().requires_grad_() for x in heads]
+    with torch.autocast("cpu", torch.bfloat16):
+        out_BHTd = attend(*heads, None)
+    expected_BHTd = attend(*wide, None)
+    assert out_BHTd.dtype == torch.bfloat16
+    assert torch.equal(out_BHTd, expected_BHTd.bfloat16())
+    pairs = zip(gradients(out_BHTd, heads), gradients(expected_BHTd, wide), strict=True)
+    for ours, true in pairs:
+        assert ours.dtype == torch.bfloat16
+        torch.testing.assert_close(ours.float(), true, rtol=0.02, atol=0.02)

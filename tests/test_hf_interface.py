@@ -42,7 +42,6 @@ SETTINGS = {
     "late": {"expand_at": 1, "clone_embedding_std": 1.0},
     "spans": {"transition": "spans"},
     "chains": {"transition": "chains", "boundary": "paper"},
-    "packed": {"attention": "packed"},
     "mlm": {"objective": "mlm"},
     "repeated": {"objective": "repeated-mlm", "num_copies": 3},
 }

@@ -219,7 +219,6 @@ PRETRAINING_TABLE = {
     "model.sparse": (True, "gradient"),  # fixed chains are sparse, what they teach is not
     "model.clone_embedding_std": (0.1, "weights"),
     "model.rope": ("1d", "hidden"),
-    "model.attention": ("packed", "loss"),  # dropout strikes elsewhere where there is padding
     "model.init_std": (0.1, "weights"),
     "masking.mask_ratio": (0.3, "batch"),
     "masking.strategy": ("bernoulli", "batch"),

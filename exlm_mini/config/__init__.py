@@ -110,13 +110,8 @@ class ModelConfig:
     then copied to its clones; 0: none, as in the paper."""
     rope: Literal["2d", "1d"] = "2d"
     """Rotation by token and clone, or by expanded place alone (Table 2)."""
-    attention: Annotated[Literal["padded", "packed"], RARE] = "padded"
-    """For rows of unequal length. padded: all as long as the longest of the batch; packed: end to
-    end, so that no layer works on padding. On a GPU packed pays most in half precision with
-    attention_dropout 0; its kernel has no dropout, and without the kernel attention is padded."""
-    emission: Annotated[Literal["buffer", "fused", "chunked"], RARE] = "buffer"
-    """Keep one states x V buffer; the same in the encoder's precision, by a compiled kernel (for
-    bf16 on a GPU); or recompute it chunk by chunk in the backward pass."""
+    emission: Annotated[Literal["buffer", "chunked"], RARE] = "buffer"
+    """Keep one states x V buffer, or recompute it chunk by chunk in the backward pass."""
     emission_chunk: Annotated[Count, RARE] = 1024
     """chunked only: states per chunk."""
     init_std: Annotated[Positive, RARE] = 0.02

@@ -89,11 +89,8 @@ def _recorded(encoder: Encoder) -> Iterator[list[Tensor]]:
         part.register_forward_hook(lambda part, inputs, state: states.append(state))
         for part in (encoder.dropout, *encoder.layers[:-1], encoder.final_norm)
     ]
-    # Rows packed end to end would have to be unpacked.
-    is_packed, encoder.is_packed = encoder.is_packed, False
     try:
         yield states
     finally:
-        encoder.is_packed = is_packed
         for hook in hooks:
             hook.remove()

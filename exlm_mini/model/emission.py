@@ -4,14 +4,11 @@ Shapes: B rows, L states, M targets, S any number of states, D width, V vocabula
 
 The dynamic programme needs M numbers per state, not V: log P_u(y_i) = h_u·W[y_i] + b[y_i] - lse_u.
 Only the log-sum-exp ``lse_u`` involves the whole vocabulary, so it has its own backward pass. Its
-buffer of states x V is written once and kept as probabilities (``buffer``), the same in the
-encoder's dtype by one compiled kernel (``fused``), or recomputed chunk by chunk (``chunked``).
+buffer of states x V is written once and kept as probabilities (``buffer``), or recomputed chunk by
+chunk (``chunked``).
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -50,27 +47,10 @@ def _normalise_(logits_SV: Tensor) -> Tensor:
     return lse_S
 
 
-def _normalise_rounded_(logits_SV: Tensor) -> Tensor:
-    """The same for logits of any dtype, computed in float32; compiled by ``_fused``."""
-    exact_SV = logits_SV.to(torch.promote_types(logits_SV.dtype, torch.float32))
-    lse_S = exact_SV.logsumexp(dim=1)
-    logits_SV.copy_((exact_SV - lse_S.unsqueeze(1)).exp())
-    return lse_S
-
-
-@cache
-def _fused() -> Callable[[Tensor], Tensor]:
-    """``_normalise_rounded_`` compiled, which avoids a float32 copy of the buffer."""
-    return torch.compile(_normalise_rounded_, dynamic=True, fullgraph=True)
-
-
 def _in_one_buffer(
-    hidden_SD: Tensor, weight_VD: Tensor, bias_V: Tensor, is_fused: bool
+    hidden_SD: Tensor, weight_VD: Tensor, bias_V: Tensor
 ) -> tuple[Tensor, Tensor]:
     """lse_S, and the S x V buffer, turned in place from logits into probabilities."""
-    if is_fused:
-        buffer_SV = F.linear(hidden_SD, weight_VD, bias_V)
-        return _fused()(buffer_SV), buffer_SV
     buffer_SV = _float_logits(hidden_SD, weight_VD, bias_V)
     return _normalise_(buffer_SV), buffer_SV
 
@@ -81,7 +61,6 @@ def _gradients_of_buffer(
     weight_VD: Tensor,
     bias_V: Tensor,
     probability_SV: Tensor,
-    is_fused: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _accumulate(hidden_SD, weight_VD, probability_SV.to(hidden_SD.dtype), grad_S)
 
@@ -141,11 +120,7 @@ def _accumulate(
 
 
 def log_sum_exp_logits(
-    hidden_SD: Tensor,
-    weight_VD: Tensor,
-    bias_V: Tensor,
-    chunk: int | None = None,
-    is_fused: bool = False,
+    hidden_SD: Tensor, weight_VD: Tensor, bias_V: Tensor, chunk: int | None = None
 ) -> Tensor:
     """log Σ_w exp(h·W[w] + b[w]) for every state, differentiable once.
 
@@ -153,10 +128,6 @@ def log_sum_exp_logits(
         hidden_SD, weight_VD, bias_V: one floating dtype.
         chunk: None keeps one S x V buffer for the backward pass; a number recomputes that many
             rows at a time, so memory does not grow with S.
-        is_fused: keep the buffer in the dtype of the inputs (or of autocast) and turn it into
-            probabilities with one compiled kernel: for bfloat16 a third of the memory and of the
-            traffic. Sums are float32. Requires what torch.compile requires: Triton on a GPU, a
-            C++ compiler on a CPU. Ignored with ``chunk``.
 
     Returns:
         lse_S in nats, at least float32.
@@ -167,7 +138,7 @@ def log_sum_exp_logits(
         hidden_SD, weight_VD, bias_V = (t.to(dtype) for t in (hidden_SD, weight_VD, bias_V))
     with torch.autocast(hidden_SD.device.type, enabled=False):
         if chunk is None:
-            return _buffered(hidden_SD, weight_VD, bias_V, is_fused)[0]
+            return _buffered(hidden_SD, weight_VD, bias_V)[0]
         return _chunked(hidden_SD, weight_VD, bias_V, chunk)[0]
 
 
@@ -181,7 +152,6 @@ class VocabularyHead(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
         self.chunk = config.emission_chunk if config.emission == "chunked" else None
-        self.is_fused = config.emission == "fused"
 
     @record_function("head")
     def logits(self, hidden_SD: Tensor, embedding_VD: Tensor) -> Tensor:
@@ -204,7 +174,7 @@ class VocabularyHead(nn.Module):
         """
         feature_BLD = self._features(state_BLD)
         lse_BL = log_sum_exp_logits(
-            feature_BLD.flatten(0, 1), embedding_VD, self.bias, self.chunk, self.is_fused
+            feature_BLD.flatten(0, 1), embedding_VD, self.bias, self.chunk
         ).view(feature_BLD.shape[:2])
         target_BMD = F.embedding(target_ids_BM, embedding_VD)
         product_BML = target_BMD @ feature_BLD.transpose(1, 2)

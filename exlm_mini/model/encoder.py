@@ -1,8 +1,6 @@
 """The Transformer encoder: pre-norm, GELU, rotary positions, no absolute ones.
 
-Shapes: B rows, N tokens before expansion, T after it, D width, H heads, d head size. Inside the
-layers a batch may be packed (``attention.PackedRows``): B is 1 then, and T (or N) counts its real
-tokens.
+Shapes: B rows, N tokens before expansion, T after it, D width, H heads, d head size.
 
 As in the released code (after ESM-2), embeddings are neither scaled nor normalised, dropout follows
 them, and a LayerNorm follows the last layer.
@@ -15,8 +13,31 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from exlm_mini.config import ModelConfig
-from exlm_mini.model.attention import PackedRows, attend, packed_rows
 from exlm_mini.model.rope import Rotation, rotate, rotation_1d, rotation_2d
+
+
+def attend(
+    query_BHTd: Tensor,
+    key_BHTd: Tensor,
+    value_BHTd: Tensor,
+    is_key_B11T: Tensor | None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """softmax(q kᵀ / sqrt(d)) v within each row; a CPU computes it in float32, because the backward
+    pass in bf16 took 1.5 to more than 2 times as long where it was measured.
+
+    Args:
+        query_BHTd, key_BHTd, value_BHTd: of one floating dtype.
+        is_key_B11T: bool, false at padding, which no token attends to; none without padding.
+        dropout: share of the attention probabilities set to 0.
+    """
+    if query_BHTd.device.type == "cpu" and query_BHTd.dtype == torch.bfloat16:
+        q_BHTd, k_BHTd, v_BHTd = (x.float() for x in (query_BHTd, key_BHTd, value_BHTd))
+        with torch.autocast("cpu", enabled=False):
+            return attend(q_BHTd, k_BHTd, v_BHTd, is_key_B11T, dropout).bfloat16()
+    return F.scaled_dot_product_attention(
+        query_BHTd, key_BHTd, value_BHTd, attn_mask=is_key_B11T, dropout_p=dropout
+    )
 
 
 class SelfAttention(nn.Module):
@@ -29,10 +50,8 @@ class SelfAttention(nn.Module):
         self.query_key_value = nn.Linear(width, 3 * width)
         self.output = nn.Linear(width, width)
 
-    def forward(
-        self, x_BTD: Tensor, rotation: Rotation, layout: Tensor | PackedRows | None
-    ) -> Tensor:
-        """Attend to the real tokens of the same row; ``layout`` as in ``attention.attend``."""
+    def forward(self, x_BTD: Tensor, rotation: Rotation, is_key_B11T: Tensor | None) -> Tensor:
+        """Attend to the real tokens of the same row; ``is_key_B11T`` as in ``attend``."""
         query_BHTd, key_BHTd, value_BHTd = (
             part_BTD.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for part_BTD in self.query_key_value(x_BTD).chunk(3, dim=-1)
@@ -41,7 +60,7 @@ class SelfAttention(nn.Module):
             rotate(query_BHTd, rotation),
             rotate(key_BHTd, rotation),
             value_BHTd,
-            layout,
+            is_key_B11T,
             self.dropout if self.training else 0.0,
         )
         return self.output(attended_BHTd.transpose(1, 2).flatten(2))
@@ -61,11 +80,9 @@ class EncoderLayer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.activation_dropout = nn.Dropout(config.activation_dropout)
 
-    def forward(
-        self, x_BTD: Tensor, rotation: Rotation, layout: Tensor | PackedRows | None
-    ) -> Tensor:
+    def forward(self, x_BTD: Tensor, rotation: Rotation, is_key_B11T: Tensor | None) -> Tensor:
         """(B, T, D) to (B, T, D)."""
-        attended_BTD = self.attention(self.attention_norm(x_BTD), rotation, layout)
+        attended_BTD = self.attention(self.attention_norm(x_BTD), rotation, is_key_B11T)
         x_BTD = x_BTD + self.dropout(attended_BTD)
         inner_BTF = self.activation_dropout(F.gelu(self.ffn_in(self.ffn_norm(x_BTD))))
         return x_BTD + self.dropout(self.ffn_out(inner_BTF))
@@ -77,8 +94,7 @@ class Encoder(nn.Module):
     def __init__(self, config: ModelConfig, vocab_size: int, pad: int) -> None:
         super().__init__()
         shape = config.shape
-        self.rope, self.is_packed = config.rope, config.attention == "packed"
-        self.expand_at, self.pad = config.expand_at, pad
+        self.rope, self.expand_at, self.pad = config.rope, config.expand_at, pad
         self.head_dim = shape.width // shape.num_heads
         self.embedding = nn.Embedding(vocab_size, shape.width, padding_idx=pad)
         self.dropout = nn.Dropout(config.dropout)
@@ -109,61 +125,45 @@ class Encoder(nn.Module):
             clone_embedding: by clone index; added to the clones when they are copied.
 
         Returns:
-            hidden_BTD after the final LayerNorm. At padding it is zero with packed attention and
-            meaningless with padded attention.
+            hidden_BTD after the final LayerNorm; meaningless at padding.
         """
         layers = self.layers
-        rotation, layout = self._frame(position_BT, clone_BT, is_real_BT)
         if row_ids_BN is not None and self.expand_at:
             layers = layers[self.expand_at :]
             x_BND = self._below(row_ids_BN)
             B, N, _ = x_BND.shape
             source_BT = position_BT + N * torch.arange(B, device=x_BND.device).unsqueeze(1)
             # F.embedding, because its backward pass is a fast sum.
-            x_BTD = F.embedding(_packed(source_BT, layout), x_BND.flatten(0, 1))
+            x_BTD = F.embedding(source_BT, x_BND.flatten(0, 1))
             if clone_embedding is not None:
-                clone_BT = _packed(clone_BT, layout)
                 x_BTD = x_BTD + clone_embedding(clone_BT) * (clone_BT > 0).unsqueeze(2)
         else:
-            x_BTD = self.dropout(self.embedding(_packed(token_ids_BT, layout)))
+            x_BTD = self.dropout(self.embedding(token_ids_BT))
+        frame = self._frame(position_BT, clone_BT, is_real_BT)
         for layer in layers:
-            x_BTD = layer(x_BTD, rotation, layout)
-        return _unpacked(self.final_norm(x_BTD), layout)
+            x_BTD = layer(x_BTD, *frame)
+        return self.final_norm(x_BTD)
 
     def _below(self, row_ids_BN: Tensor) -> Tensor:
         """x_BND after the layers below the expansion."""
         place_BN = torch.arange(row_ids_BN.shape[1], device=row_ids_BN.device)
         place_BN = place_BN.expand_as(row_ids_BN)
-        is_real_BN = row_ids_BN != self.pad
-        rotation, layout = self._frame(place_BN, torch.zeros_like(place_BN), is_real_BN)
-        x_BND = self.dropout(self.embedding(_packed(row_ids_BN, layout)))
+        frame = self._frame(place_BN, torch.zeros_like(place_BN), row_ids_BN != self.pad)
+        x_BND = self.dropout(self.embedding(row_ids_BN))
         for layer in self.layers[: self.expand_at]:
-            x_BND = layer(x_BND, rotation, layout)
-        return _unpacked(x_BND, layout)
+            x_BND = layer(x_BND, *frame)
+        return x_BND
 
     def _frame(
         self, position_BT: Tensor, clone_BT: Tensor, is_real_BT: Tensor
-    ) -> tuple[Rotation, Tensor | PackedRows | None]:
-        """Rotation of the tokens, packed if the layout is, and the layout for attention."""
-        layout, place_BT = None, torch.arange(position_BT.shape[1], device=position_BT.device)
-        place_BT = place_BT.expand_as(position_BT)
-        if not bool(is_real_BT.all()):
-            layout = packed_rows(is_real_BT) if self.is_packed else is_real_BT[:, None, None, :]
+    ) -> tuple[Rotation, Tensor | None]:
+        """What all layers need: the rotation of the tokens, and which of them are keys."""
+        is_key_B11T = None if bool(is_real_BT.all()) else is_real_BT[:, None, None, :]
         dtype = torch.promote_types(self.embedding.weight.dtype, torch.float32)
         if self.rope == "2d":
-            indices = _packed(position_BT, layout), _packed(clone_BT, layout)
-            return rotation_2d(*indices, self.head_dim, dtype), layout
-        return rotation_1d(_packed(place_BT, layout), self.head_dim, dtype), layout
-
-
-def _packed(x_BT: Tensor, layout: Tensor | PackedRows | None) -> Tensor:
-    """Packed if the layout is packed, else unchanged."""
-    return layout.pack(x_BT) if isinstance(layout, PackedRows) else x_BT
-
-
-def _unpacked(x_BT: Tensor, layout: Tensor | PackedRows | None) -> Tensor:
-    """Padded again if the layout is packed, else unchanged."""
-    return layout.unpack(x_BT) if isinstance(layout, PackedRows) else x_BT
+            return rotation_2d(position_BT, clone_BT, self.head_dim, dtype), is_key_B11T
+        place_BT = torch.arange(position_BT.shape[1], device=position_BT.device)
+        return rotation_1d(place_BT.expand_as(position_BT), self.head_dim, dtype), is_key_B11T
 
 
 def initialise(module: nn.Module, std: float) -> None:

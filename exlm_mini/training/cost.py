@@ -286,7 +286,7 @@ def _activation_bytes(config: RunConfig, vocab_size: int, row_length: int) -> in
     L = num_states(model, num_masks)
     head = B * L * 8 * D * _FLOAT
     if model.emission != "chunked":  # chunks are recomputed, not kept
-        head += B * L * vocab_size * (half if model.emission == "fused" else _FLOAT)
+        head += B * L * vocab_size * _FLOAT
     num_heads = {"gated": H, "spans": H, "paper": 1}.get(model.transition, 0)
     transition = B * (2 * num_heads + 3) * L * L * _FLOAT
     alignment = 3 * B * (num_masks + 2) * L * _FLOAT
