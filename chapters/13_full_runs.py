@@ -682,7 +682,7 @@ for file in ("train.bin", "train.offsets.bin", "tokenizer.json"):
 # can make the shares of several without starting any.
 
 # %%
-pack = Pack.open(work / "molecules" / "train.json")
+pack = Pack(work / "molecules" / "train.json")
 config = parse(["--recipe", "smiles-tiny"]).config
 masker = make_masker(config, pack.special_ids)
 batches = TrainingBatches(pack, masker, 32, seed=1, micro_size=8)

@@ -23,4 +23,4 @@ def pack_of(
         source="test",
         counts=Counts(),
     )
-    return Pack.open(path)
+    return Pack(path)

@@ -43,7 +43,7 @@ def write(path, rows, row_length=None, vocab_size=1000):
         counts=Counts(),
     )
     assert num_rows
-    return Pack.open(path)
+    return Pack(path)
 
 
 def unpacked(pack):
@@ -192,9 +192,9 @@ def test_a_side_file_may_be_laid_out_anew_but_not_edited(tmp_path):
     path = write(tmp_path / "a.json", rows_of([[6, 7], [8]])).path
     whole = json.loads(path.read_text())
     path.write_text(json.dumps(whole))
-    assert len(Pack.open(path)) == 2
+    assert len(Pack(path)) == 2
     path.write_text(json.dumps(whole | {"source": "another"}))
-    told(lambda: Pack.open(path), path, "has changed", "prepare the corpus again")
+    told(lambda: Pack(path), path, "has changed", "prepare the corpus again")
 
 
 # ---- a corpus ----

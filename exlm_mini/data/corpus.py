@@ -132,7 +132,7 @@ def prepare(
                 "sources": sources,
                 "files": files,
                 "versions": versions(data.kind),
-                "packs": {name: Pack.open(made / f"{name}.json").sha256 for name in PACKS},
+                "packs": {name: Pack(made / f"{name}.json").sha256 for name in PACKS},
             },
         )
         for name in PACKS:  # moved here by a killed run with other settings
@@ -167,7 +167,7 @@ def open_corpus(directory: str | Path, data: DataConfig) -> Corpus:
                 f"{directory} was prepared with {name} {was}, not {value}; set {name} to match "
                 "or open another corpus"
             )
-    train, validation = (Pack.open(directory / f"{name}.json") for name in PACKS)
+    train, validation = (Pack(directory / f"{name}.json") for name in PACKS)
     tokenizer_path = directory / "tokenizer.json"
     digest = sha256_of(tokenizer_path)
     for pack in (train, validation):

@@ -1,9 +1,7 @@
-"""Reading files from outside with care, and writing files that survive a crash.
+"""Reading files from outside, and writing files that survive a crash.
 
 A file of ours gets its name only when it is complete and on the disk; JSON files have a seal that
-shows whether they were edited. Files from outside must be regular files. Errors that a reader
-expects become a ``UserError`` with a remedy; ``reading`` turns all others into one line that
-names the file (``--debug`` shows the traceback).
+shows whether they were edited. Files from outside must be regular files.
 """
 
 from __future__ import annotations
@@ -24,20 +22,51 @@ from typing import BinaryIO
 
 from exlm_mini.config.checks import UserError
 
-# ---- atomic writing ----
-
+ANOTHER = "restore or download it again, or give another"
+REMEDY = "remove its directory and prepare the corpus again"
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers for a full disk, an exhausted quota or the file size limit."""
+DAMAGE = (OSError, ValueError, KeyError, EOFError, zlib.error, lzma.LZMAError)
+"""What parsers raise for a file they cannot read."""
 
 
-def open_to_write(file: Path) -> BinaryIO:
-    """Open an empty file for writing; a symbolic link of that name is an ``OSError``."""
-    return open(file, "wb", opener=lambda name, how: os.open(name, how | os.O_NOFOLLOW, 0o666))
+# ---- writing ----
 
 
-def write_synced(file: Path, data: bytes) -> None:
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that gets its name only when it is completely on the disk."""
+    # One per process: a worker of a killed command may write for a moment longer.
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        with _opened(partial) as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(partial, path)
+        sync_directory(path.parent)
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        partial.unlink(missing_ok=True)  # not to be counted as used
+        free = shutil.disk_usage(path.parent).free
+        raise UserError(
+            f"no space to write {path}, {free:,} bytes are free; make room or choose another "
+            "directory"
+        ) from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace a file; a crash leaves the old contents or the new."""
+    with whole_file(path) as stream:
+        stream.write(data)
+
+
+def write_synced(path: Path, data: bytes) -> None:
     """Write a file and wait until it is on the disk."""
-    with open_to_write(file) as stream:
+    with _opened(path) as stream:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
@@ -52,22 +81,30 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomically(file: Path, data: bytes) -> None:
-    """Replace a file; a crash leaves the old contents or the new."""
-    draft = file.with_name(f"{file.name}.tmp")
-    try:
-        write_synced(draft, data)
-        os.rename(draft, file)
-    finally:
-        draft.unlink(missing_ok=True)
-    sync_directory(file.parent)
+def _opened(path: Path) -> BinaryIO:
+    """An empty file to write; a symbolic link of that name is an ``OSError``."""
+    return open(path, "wb", opener=lambda name, how: os.open(name, how | os.O_NOFOLLOW, 0o666))
 
 
-# ---- files from outside ----
+def refuse_odd_files(directory: Path) -> None:
+    """Refuse an output directory with a symbolic link, pipe, socket or device inside.
 
-ANOTHER = "restore or download it again, or give another"
-DAMAGE = (OSError, ValueError, KeyError, EOFError, zlib.error, lzma.LZMAError)
-"""What parsers raise for a file they cannot read."""
+    Writing would follow the link, or block. The directory itself may be a link.
+    """
+    for folder, folders, files in os.walk(directory):
+        for name in (*folders, *files):
+            path = os.path.join(folder, name)
+            with contextlib.suppress(FileNotFoundError):  # another process may work here
+                mode = os.lstat(path).st_mode
+                if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                    kind = "symbolic link" if stat.S_ISLNK(mode) else "pipe, socket or device"
+                    raise UserError(
+                        f"{path} is a {kind}; put a file or directory of its own there, or choose "
+                        "another --output"
+                    )
+
+
+# ---- reading ----
 
 
 @contextlib.contextmanager
@@ -97,32 +134,8 @@ def reading(
         raise UserError(f"{path} is damaged or of another kind ({reason}); {remedy}") from error
 
 
-def refuse_odd_files(directory: Path) -> None:
-    """Check that an output directory, which may itself be a link, holds only files and directories.
-
-    Raises:
-        UserError: naming the first symbolic link, pipe, socket or device: writing would follow the
-            link or block.
-    """
-    for folder, folders, files in os.walk(directory):
-        for name in (*folders, *files):
-            path = os.path.join(folder, name)
-            with contextlib.suppress(FileNotFoundError):  # another process may work here
-                mode = os.lstat(path).st_mode
-                if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-                    kind = "symbolic link" if stat.S_ISLNK(mode) else "pipe, socket or device"
-                    raise UserError(
-                        f"{path} is a {kind}; put a file or directory of its own there, or choose "
-                        "another --output"
-                    )
-
-
 def refused(error: OSError) -> UserError:
-    """An unexpected error of the operating system about a file, as one line.
-
-    Raises:
-        OSError: the error itself if it names no file, because it may be a bug.
-    """
+    """An unexpected error of the system about a file, as one line; raises it if it names none."""
     if error.errno in NO_SPACE:
         return UserError(f"no space left to write {error.filename or 'the output'}; make room")
     if error.filename is None:
@@ -134,89 +147,49 @@ def refused(error: OSError) -> UserError:
 
 
 def open_regular(path: str | Path, remedy: str = ANOTHER) -> BufferedReader:
-    """Open a regular file for reading.
-
-    Raises:
-        UserError: if it is missing, unreadable, or a pipe, device or directory.
-    """
+    """A regular file, opened for reading; a pipe, device or directory is refused."""
     with reading(path, remedy):
         # Without O_NONBLOCK, opening a pipe would wait for its writer.
         stream = open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK))  # noqa: SIM115
-        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-            stream.close()
-            raise UserError(f"{path} is a pipe or a device, not a file; {remedy}")
-        return stream
+    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        stream.close()
+        raise UserError(f"{path} is a pipe or a device, not a file; {remedy}")
+    return stream
 
 
 def read_bytes(path: str | Path, remedy: str = ANOTHER) -> bytes:
-    """The bytes of a file.
-
-    Raises:
-        UserError: as ``open_regular``, or if reading fails.
-    """
-    with reading(path, remedy), open_regular(path, remedy) as stream:
+    """The bytes of a regular file."""
+    with open_regular(path, remedy) as stream, reading(path, remedy):
         return stream.read()
 
 
 def read_text(path: str | Path, remedy: str = ANOTHER) -> str:
-    """The text of a file.
-
-    Raises:
-        UserError: as ``read_bytes``, or if it is not UTF-8.
-    """
+    """The UTF-8 text of a regular file."""
+    data = read_bytes(path, remedy)
     with reading(path, remedy):
-        return read_bytes(path, remedy).decode()
+        return data.decode()
 
 
-# ---- sealed files ----
-
-REMEDY = "remove its directory and prepare the corpus again"
-
-
-@contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that gets its name only when it is completely on the disk."""
-    # One per process: a worker of a killed command may write for a moment longer.
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        with open_to_write(partial) as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(partial, path)
-        sync_directory(path.parent)
-    except OSError as error:
-        if error.errno not in NO_SPACE:
-            raise
-        partial.unlink(missing_ok=True)  # not to be counted as used
-        free = shutil.disk_usage(path.parent).free
-        raise UserError(
-            f"no space to write {path}, {free:,} bytes are free; make room or choose another "
-            "directory"
-        ) from None
-    finally:
-        partial.unlink(missing_ok=True)
+def sha256_of(path: Path) -> str:
+    """sha256 of a file; hexadecimal."""
+    with open_regular(path) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def fingerprint(path: Path) -> dict[str, int | str]:
-    """Size and sha256 of a file."""
-    return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+# ---- sealed JSON ----
 
 
 def write_json(path: Path, content: dict) -> None:
-    """Write a JSON file atomically.
-
-    Its field ``seal`` is the sha256 of all others, so that ``read_json`` can refuse edited files.
-    """
+    """Write a JSON file, with the sha256 of its content as the field ``seal``."""
     sealed = {**content, "seal": seal_of(content)}
-    with whole_file(path) as file:
-        file.write((json.dumps(sealed, indent=2, ensure_ascii=False) + "\n").encode())
+    write_atomically(path, (json.dumps(sealed, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def read_json(path: Path) -> dict:
-    """The JSON object in a file of a prepared corpus, without its seal."""
+    """The JSON object in a file of a corpus, without its seal; an edited one is refused."""
+    data = read_bytes(path, REMEDY)
     with reading(path, REMEDY):
-        content = json.loads(read_bytes(path, REMEDY))
+        content = json.loads(data)
     if not isinstance(content, dict) or content.pop("seal", None) != seal_of(content):
         raise UserError(f"{path} has changed since it was written; {REMEDY}")
     return content
@@ -225,9 +198,3 @@ def read_json(path: Path) -> dict:
 def seal_of(content: dict) -> str:
     """sha256 of a JSON object's content, independent of its layout; hexadecimal."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def sha256_of(path: Path) -> str:
-    """sha256 of a file; hexadecimal."""
-    with open_regular(path) as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

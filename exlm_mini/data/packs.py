@@ -6,7 +6,7 @@ A pack NAME is two or three files of one directory::
                        vocabulary above 65,536
     NAME.offsets.bin   only for rows of different lengths: the start of each row, then the end
                        of the last, int64
-    NAME.json          shape, vocabulary, source, counts, size and sha256 of the files above
+    NAME.json          shape, vocabulary, source, counts, and the sha256 of the files above
 
 The side file is written last, so a pack with one is complete; a pack is verified when it is opened.
 Opening and reading need only numpy and torch.
@@ -26,14 +26,7 @@ import numpy as np
 
 from exlm_mini.config import SpecialIds
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.files import (
-    REMEDY,
-    fingerprint,
-    read_json,
-    reading,
-    whole_file,
-    write_json,
-)
+from exlm_mini.data.files import REMEDY, read_json, sha256_of, whole_file, write_json
 from exlm_mini.data.rows import Counts, Rows
 from exlm_mini.data.tokenizer import Tokenizer
 
@@ -41,9 +34,6 @@ if TYPE_CHECKING:  # preparing data needs no torch
     import torch
 
 OFFSET_DTYPE = "<i8"
-
-
-# ---- writing ----
 
 
 def write_pack(
@@ -73,48 +63,41 @@ def write_pack(
         Number of rows; if it is 0, nothing is written.
 
     Raises:
-        UserError: if the disk is full.
         ValueError: if an id or a length is out of range.
     """
-    dtype = "<u2" if vocab_size <= 1 << 16 else "<u4"
+    dtype = _dtype(vocab_size)
     tokens_path, offsets_path = _binary_paths(path)
     # From here on no complete pack has that name until the new one is finished.
     for old in (path, tokens_path, offsets_path):
         old.unlink(missing_ok=True)
-    num_rows = num_tokens = 0
-    ends = [np.zeros(1, dtype=OFFSET_DTYPE)]
+    ends = [np.zeros(1, OFFSET_DTYPE)]
     with whole_file(tokens_path) as tokens_file:
         for token_ids, lengths_R in rows:
             _check_rows(token_ids, lengths_R, row_length, vocab_size)
             tokens_file.write(token_ids.astype(dtype).data)
-            if row_length is None:
-                ends.append((num_tokens + np.cumsum(lengths_R)).astype(OFFSET_DTYPE))
-            num_rows += len(lengths_R)
-            num_tokens += len(token_ids)
-    if num_rows == 0:
+            ends.append(ends[-1][-1] + np.cumsum(lengths_R, dtype=OFFSET_DTYPE))
+    offsets = np.concatenate(ends)
+    if len(offsets) == 1:
         tokens_path.unlink()
         return 0
-    files = {"tokens": fingerprint(tokens_path)}
+    files = [tokens_path]
     if row_length is None:
         with whole_file(offsets_path) as offsets_file:
-            offsets_file.write(np.concatenate(ends).data)
-        files["offsets"] = fingerprint(offsets_path)
-    write_json(
-        path,
-        {
-            "dtype": dtype,
-            "num_rows": num_rows,
-            "num_tokens": num_tokens,
-            "row_length": row_length,
-            "vocab_size": vocab_size,
-            "special_ids": special_ids._asdict(),
-            "tokenizer_sha256": tokenizer_sha256,
-            "source": source,
-            "counts": asdict(counts),
-            "files": files,
-        },
-    )
-    return num_rows
+            offsets_file.write(offsets.data)
+        files.append(offsets_path)
+    content = {
+        "num_rows": len(offsets) - 1,
+        "num_tokens": int(offsets[-1]),
+        "row_length": row_length,
+        "vocab_size": vocab_size,
+        "special_ids": special_ids._asdict(),
+        "tokenizer_sha256": tokenizer_sha256,
+        "source": source,
+        "counts": asdict(counts),
+        "sha256": [sha256_of(file) for file in files],
+    }
+    write_json(path, content)
+    return len(offsets) - 1
 
 
 def _check_rows(
@@ -130,16 +113,17 @@ def _check_rows(
         )
 
 
+def _dtype(vocab_size: int) -> str:
+    return "<u2" if vocab_size <= 1 << 16 else "<u4"
+
+
 def _binary_paths(path: Path) -> tuple[Path, Path]:
     """(NAME.bin, NAME.offsets.bin) of NAME.json."""
     return path.with_suffix(".bin"), path.with_suffix(".offsets.bin")
 
 
-# ---- reading ----
-
-
 class Pack:
-    """Rows of token ids on disk; ``Pack.open`` makes one.
+    """Rows of token ids on disk; every byte is verified as it is opened.
 
     Attributes:
         path: the side file.
@@ -154,10 +138,9 @@ class Pack:
         sha256: of the content, rows and boundaries, independent of names of files.
     """
 
-    def __init__(
-        self, path: Path, header: dict, tokens: np.ndarray, offsets: np.ndarray | None
-    ):
-        self.path = path
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        header = read_json(self.path)
         self.row_length: int | None = header["row_length"]
         self.num_tokens: int = header["num_tokens"]
         self.vocab_size: int = header["vocab_size"]
@@ -165,40 +148,18 @@ class Pack:
         self.tokenizer_sha256: str = header["tokenizer_sha256"]
         self.source: str = header["source"]
         self.counts = Counts(**header["counts"])
-        digests = [file["sha256"] for file in header["files"].values()]
-        self.sha256 = hashlib.sha256("".join(digests).encode()).hexdigest()
         self._num_rows: int = header["num_rows"]
-        self._tokens = tokens
-        self._offsets = offsets
-        if offsets is None:
-            self.lengths_R = np.broadcast_to(np.int64(self.row_length), (self._num_rows,))
+        for file, digest in zip(_binary_paths(self.path), header["sha256"], strict=False):
+            if sha256_of(file) != digest:
+                raise UserError(f"{file} has changed since it was written; {REMEDY}")
+        self.sha256 = hashlib.sha256("".join(header["sha256"]).encode()).hexdigest()
+        tokens_path, offsets_path = _binary_paths(self.path)
+        self._tokens = np.memmap(tokens_path, _dtype(self.vocab_size), "r")
+        if self.row_length is None:
+            self._offsets = np.fromfile(offsets_path, OFFSET_DTYPE)
+            self.lengths_R = np.diff(self._offsets)
         else:
-            self.lengths_R = np.diff(offsets)
-
-    @classmethod
-    def open(cls, path: str | Path) -> Pack:
-        """Open a pack by its side file and verify every byte of it.
-
-        Raises:
-            UserError: if a file is missing or does not match the side file.
-        """
-        path = Path(path)
-        header = read_json(path)
-        num_tokens, files = header["num_tokens"], header["files"]
-        tokens_path, offsets_path = _binary_paths(path)
-        tokens = _mapped(tokens_path, files["tokens"], header["dtype"], num_tokens)
-        largest = int(tokens.max())
-        if largest >= header["vocab_size"]:
-            raise UserError(
-                f"{tokens_path} holds the id {largest}, the vocabulary has "
-                f"{header['vocab_size']}; {REMEDY}"
-            )
-        if header["row_length"] is not None:
-            return cls(path, header, tokens, None)
-        offsets = _mapped(offsets_path, files["offsets"], OFFSET_DTYPE, header["num_rows"] + 1)
-        if offsets[0] != 0 or offsets[-1] != num_tokens or not (np.diff(offsets) > 0).all():
-            raise UserError(f"{offsets_path} does not rise from 0 to {num_tokens}; {REMEDY}")
-        return cls(path, header, tokens, np.asarray(offsets))
+            self.lengths_R = np.broadcast_to(np.int64(self.row_length), (self._num_rows,))
 
     def __len__(self) -> int:
         """Number of rows, R."""
@@ -208,11 +169,7 @@ class Pack:
         return f"Pack({self.path}: {len(self):,} rows, {self.num_tokens:,} tokens)"
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the ids, from beside the side file.
-
-        Raises:
-            UserError: if it cannot be read.
-        """
+        """The tokenizer of the ids, from beside the side file."""
         return Tokenizer.load(self.path.with_name("tokenizer.json"))
 
     def gather(
@@ -237,7 +194,7 @@ class Pack:
                 f"rows {indices.min()} to {indices.max()} of a pack of {len(self)} rows"
             )
         lengths_B = self.lengths_R[indices]
-        if self._offsets is None:
+        if self.row_length is not None:
             token_ids_BN = self._tokens.reshape(len(self), -1)[indices].astype(np.int64)
         else:
             column_N = np.arange(lengths_B.max(initial=0))
@@ -247,14 +204,3 @@ class Pack:
                 is_token_BN, self._tokens[place_BN].astype(np.int64), self.special_ids.pad
             )
         return torch.from_numpy(token_ids_BN), torch.from_numpy(lengths_B.copy())
-
-
-def _mapped(path: Path, file: dict, dtype: str, num_values: int) -> np.ndarray:
-    """A file as a memory map, after checking its size and sha256."""
-    num_bytes = num_values * np.dtype(dtype).itemsize
-    with reading(path, REMEDY):
-        if path.stat().st_size != num_bytes:
-            raise ValueError(f"not of {num_bytes:,} bytes")
-        if fingerprint(path) != file:
-            raise ValueError("its sha256 has changed")
-    return np.memmap(path, dtype=dtype, mode="r")
