@@ -2,9 +2,7 @@
 
 import contextlib
 import gzip
-import hashlib
 import json
-import os
 import pickle
 import shutil
 from pathlib import Path
@@ -234,154 +232,26 @@ def tables(rng, place):
 
 @family(7)
 def lmdb(rng, place):
-    """Files of LMDB: damaged pages and headers, odd pickles."""
+    """Odd pickles in a file of LMDB."""
     import lmdb
 
     path = place.copy("m.lmdb")
-    if rng.random() < 0.4:
-        odd = [
-            b"", b"x" * 100, pickle.dumps({"smi": 5}), pickle.dumps({}), pickle.dumps(["smi"]),
-            pickle.dumps({"smi": molecule(rng)}), pickle.dumps({"smi": "C" * 10**6}),
-            b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\x00\x00.", b"\x80\x02\x8b\xff\xff\xff\x7f.",
-            b"\x80\x02" + b"]" * 100_000 + b".", b"\x80\x02(" * 9000 + b".", b"cos\nsystem\n.",
-            b"\x80\x02]" + b"2" * 100_000 + b"l.", b"I" + b"9" * 5000 + b"\n.",
-            b"\x80\x04]r\xff\xff\xff\x7f0.", b"\x80\x05\x96\xff\xff\xff\xff\x0f\0\0\0.",
-            damage_bytes(pickle.dumps({"smi": "CCO", "target": [1]}), rng),
-        ]  # fmt: skip
-        path.unlink()
-        good = [pickle.dumps({"smi": "CC" + "O" * (n % 3)}) for n in range(30)]
-        write_lmdb(path, [*good, *rng.choices(odd, k=rng.choice([1, 1, 3]))], lmdb)
-    else:
-        content = bytearray(path.read_bytes())
-        for _ in range(rng.choice([0, 1, 1, 5, 30])):
-            way = rng.randrange(4)
-            # The two meta pages and the heads of pages say where everything lies.
-            page = 4096 * rng.randrange(len(content) // 4096)
-            at = rng.choice(
-                [rng.randrange(200), page + rng.randrange(40), rng.randrange(len(content))]
-            )
-            if way == 0:
-                content[at] ^= 1 << rng.randrange(8)
-            elif way == 1:
-                size = rng.choice([1, 2, 4, 8])
-                content[at : at + size] = rng.choice([b"\xff", b"\0", b"\x7f", b"\1"]) * size
-            elif way == 2:
-                other = 4096 * rng.randrange(len(content) // 4096)
-                content[page : page + 4096] = content[other : other + 4096]
-            else:
-                content[at : at + 30] = rng.randbytes(30)
-        if rng.random() < 0.4:
-            content = content[: rng.randrange(len(content))]
-        path.write_bytes(content)
-        if rng.random() < 0.1:
-            os.truncate(path, 8 << 30)  # sparse
+    odd = [
+        b"", b"x" * 100, pickle.dumps({"smi": 5}), pickle.dumps({}), pickle.dumps(["smi"]),
+        pickle.dumps({"smi": molecule(rng)}), pickle.dumps({"smi": "C" * 10**6}),
+        b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\x00\x00.", b"\x80\x02\x8b\xff\xff\xff\x7f.",
+        b"\x80\x02" + b"]" * 100_000 + b".", b"\x80\x02(" * 9000 + b".", b"cos\nsystem\n.",
+        b"\x80\x02]" + b"2" * 100_000 + b"l.", b"I" + b"9" * 5000 + b"\n.",
+        b"\x80\x04]r\xff\xff\xff\x7f0.", b"\x80\x05\x96\xff\xff\xff\xff\x0f\0\0\0.",
+        damage_bytes(pickle.dumps({"smi": "CCO", "target": [1]}), rng),
+    ]  # fmt: skip
+    path.unlink()
+    good = [pickle.dumps({"smi": "CC" + "O" * (n % 3)}) for n in range(30)]
+    write_lmdb(path, [*good, *rng.choices(odd, k=rng.choice([1, 1, 3]))], lmdb)
     return Case("prepare", preparing(path, place, "--data.max_rejected", "1"))
 
 
 # ---- what the project itself wrote ----
-
-
-def odd_tokenizer(rng, content):
-    """A tokenizer.json spoiled in a way that its library reads, or does not."""
-    way = rng.random()
-    if way < 0.25:
-        return damage_bytes(content, rng)
-    fields = json.loads(content)
-    if way < 0.5:
-        for _ in range(rng.choice([1, 2, 5])):
-            damage_json(fields, rng)
-    elif way < 0.75:
-        grow = {"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 999}
-        kinds = [
-            {"type": "Sequence", "normalizers": [grow] * rng.choice([2, 40])},
-            {"type": "Replace", "pattern": {"String": ""}, "content": "x" * 999},
-            {"type": "Replace", "pattern": {"Regex": "("}, "content": ""},
-            {"type": "Replace", "pattern": {"Regex": "(a|a)*$"}, "content": ""},
-            {"type": "Precompiled", "precompiled_charsmap": "/////w=="},
-            {"type": "Prepend", "prepend": "x" * 10**6}, {"type": "NFD"}, {}, 5,
-        ]  # fmt: skip
-        name = rng.choice(["normalizer", "normalizer", "pre_tokenizer", "decoder"])
-        fields[name] = rng.choice(kinds)
-    else:
-        specials = ["[PAD]", "[BOS]", "[EOS]", "[UNK]", "[SEP]", "[MASK]"]
-        vocab = {token: i for i, token in enumerate([*specials, "the", "c", "C", "O"])}
-        vocab |= rng.choice([{}, {"big": 2**31}, {"big": 10**6}, {"same": 1}])
-        fields["model"] = rng.choice(
-            [
-                {"type": "WordPiece", "vocab": vocab, "unk_token": "none",
-                 "continuing_subword_prefix": "##", "max_input_chars_per_word": 100},
-                {"type": "WordLevel", "vocab": vocab, "unk_token": "none"},
-                {"type": "Unigram", "vocab": [[t, -1.0] for t in vocab], "unk_id": 99},
-                {"type": "BPE", "vocab": vocab, "merges": [["C", "O"]], "unk_token": None},
-            ]
-        )  # fmt: skip
-        if rng.random() < 0.3:
-            fields["added_tokens"] = []
-    return json.dumps(fields).encode("utf-8", "replace")
-
-
-@family(7)
-def tokenizers(rng, place):
-    """A tokenizer.json, given or in a run or a corpus whose hashes were renewed."""
-    kind = rng.choice(["text", "smiles"])
-    way = rng.random()
-    if way < 0.5:
-        whole = (place.assets / "corpora" / kind / "tokenizer.json").read_bytes()
-        path = place.file("tokenizer.json", odd_tokenizer(rng, whole))
-        documents = place.assets / ("t.txt" if kind == "text" else "m.smi")
-        return reading(rng, place, documents, kind, "--data.tokenizer", path)
-    corpus = place.copy(f"corpora/{kind}")
-    path = corpus / "tokenizer.json"
-    path.write_bytes(odd_tokenizer(rng, path.read_bytes()))
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    if way < 0.75:
-        seal_corpus(corpus, lambda name, fields: fields.update(tokenizer_sha256=digest))
-        return Case("pretrain", pretraining(kind, place, "--data.pack", corpus))
-    run_copy = place.copy(f"runs/{kind}")
-    shutil.rmtree(run_copy / "data", ignore_errors=True)
-    corpus.rename(run_copy / "data")
-
-    def change(tensors, state):
-        state["tokenizer_sha256"] = digest
-
-    seal_checkpoints(run_copy, change)
-    argv = filling(kind, place, "--run", run_copy)
-    if rng.random() < 0.4:
-        task = "bbbp" if kind == "smiles" else rng.choice(["rte", "cola", "squad_v2"])
-        return Case("finetune", tuning(task, place, "--checkpoint", run_copy))
-    return Case("fill", argv)
-
-
-def seal_corpus(folder, change):
-    """Change the side files of a corpus and make all hashes fit again."""
-    from exlm_mini.data.files import read_json, write_json
-
-    digests = {}
-    for name in ("train", "validation"):
-        fields = read_json(folder / f"{name}.json")
-        change(name, fields)
-        try:
-            for role, suffix in (("tokens", ".bin"), ("offsets", ".offsets.bin")):
-                if role in fields["files"]:
-                    content = (folder / f"{name}{suffix}").read_bytes()
-                    digest = hashlib.sha256(content).hexdigest()
-                    fields["files"][role] = {"bytes": len(content), "sha256": digest}
-            joined = "".join(file["sha256"] for file in fields["files"].values())
-            digests[name] = hashlib.sha256(joined.encode()).hexdigest()
-        except (KeyError, TypeError, AttributeError):  # the field itself was damaged
-            pass
-        write_sealed(write_json, folder / f"{name}.json", fields)
-    fields = read_json(folder / "corpus.json")
-    fields["packs"] |= digests
-    write_json(folder / "corpus.json", fields)
-
-
-def write_sealed(write_json, path, fields):
-    """As the project does, and without a seal what it cannot write."""
-    try:
-        write_json(path, fields)
-    except UnicodeEncodeError:
-        path.write_text(json.dumps(fields))
 
 
 def seal_checkpoints(folder, change):

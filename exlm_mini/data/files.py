@@ -26,7 +26,7 @@ ANOTHER = "restore or download it again, or give another"
 REMEDY = "remove its directory and prepare the corpus again"
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers for a full disk, an exhausted quota or the file size limit."""
-DAMAGE = (OSError, ValueError, KeyError, EOFError, zlib.error, lzma.LZMAError)
+DAMAGE = (OSError, ValueError, KeyError, OverflowError, EOFError, zlib.error, lzma.LZMAError)
 """What parsers raise for a file they cannot read."""
 
 
@@ -43,7 +43,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        os.replace(partial, path)
+        os.rename(partial, path)
         sync_directory(path.parent)
     except OSError as error:
         if error.errno not in NO_SPACE:
