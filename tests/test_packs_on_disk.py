@@ -173,11 +173,11 @@ def test_any_damage_to_any_file_is_told(corpora, data):
     path = data.draw(st.sampled_from(files))
     whole = path.read_bytes()
     at = data.draw(st.integers(0, len(whole) - 2))  # a last end of line may go
-    way = data.draw(st.sampled_from(["flip", "cut", "double", "gone"]))
+    way = data.draw(st.sampled_from(["flip", "cut", "grow", "gone"]))
     content = {
         "flip": whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :],
         "cut": whole[:at],
-        "double": whole[:at] + whole[at // 2 :],
+        "grow": whole + b"x" * (at + 1),
     }
     try:
         path.unlink() if way == "gone" else path.write_bytes(content[way])
