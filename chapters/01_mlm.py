@@ -678,13 +678,14 @@ assert ((match_X - 0.5).abs() < 0.03).all()
 # Drawing new masks every time a sentence is seen, as we do, is RoBERTa's change
 # {cite}`liu2019roberta`.
 #
-# The package trains this model, and ExLM beside it, with one command:
+# The package trains this model, and ExLM, with one command each:
 #
 # ```bash
+# python -m exlm_mini.pretrain --recipe toy-pairs --objective mlm
 # python -m exlm_mini.pretrain --recipe toy-pairs
 # ```
 #
-# It takes about 20 seconds and prints what each model reached beside the exact
+# Each takes about 10 seconds and prints what the model reached beside the exact
 # values. {ref}`chap-full-runs` is about settings, checkpoints, larger recipes and
 # the paper's own runs.
 #

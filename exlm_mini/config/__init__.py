@@ -2,10 +2,7 @@
 
 Everything about a setting stands at its field: the type with the bounds of its numbers, default,
 its ``Effect``, and below it the meaning and unit. Help, checks and the lists of settings that
-matter are derived from that.
-
-Nothing here reads the command line: ``pretrain`` fills these classes from a recipe and from dotted
-options (``--model.states_per_mask 8``).
+matter are derived from that. Nothing here reads files or the command line.
 """
 
 from __future__ import annotations
