@@ -225,7 +225,8 @@ def test_a_dry_run_writes_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("tempfile.tempdir", None)
     printed = dry_run(capsys, *TOY, "--output", "run")
     assert printed.keys() == {"exlm"}
-    assert list(tmp_path.iterdir()) == []
+    # What torch is asked for first here may make its own cache.
+    assert [p.name for p in tmp_path.iterdir() if "torchinductor" not in p.name] == []
 
 
 @pytest.mark.parametrize("vocabulary", [[], ["--model.vocab_size", "27"]])
