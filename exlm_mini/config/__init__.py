@@ -167,7 +167,7 @@ class MaskingConfig:
 class DataConfig:
     """Where the text comes from and how it is cut into rows."""
 
-    kind: Annotated[Literal["toy", "text", "smiles"], Effect.SPEED] = "text"
+    kind: Literal["toy", "text", "smiles"] = "text"
     """The small language with known entropies, text, or molecules."""
     source: tuple[str, ...] = ()
     """Files (.txt .smi .csv .jsonl .parquet, also .gz .xz, and Uni-Mol's .lmdb), a data set that
@@ -183,7 +183,7 @@ class DataConfig:
     """A tokenizer.json to use; none: train one on the training documents."""
     vocab_size: Annotated[Count, Field(le=2**22)] = 4000
     """Size of the tokenizer to train, in tokens, specials included."""
-    block_length: Annotated[Count, Field(ge=3), Effect.SPEED] = 128
+    block_length: Annotated[Count, Field(ge=3)] = 128
     """Tokens per row, [BOS] and [EOS] included; for molecules the longest row kept."""
     validation_share: Annotated[Between, RARE] = 0.05
     """Share of documents held out."""
@@ -210,14 +210,14 @@ class TrainConfig:
 
     steps: Count = 1000
     """Optimiser steps."""
-    batch_size: Annotated[Count, Effect.SPEED] = 32
+    batch_size: Count = 32
     """Rows per optimiser step."""
-    micro_batch_size: Annotated[Count | None, Effect.SPEED] = None
+    micro_batch_size: Count | None = None
     """Rows per forward pass; none: the whole batch."""
-    batch_tokens: Annotated[Count | None, Effect.SPEED, RARE] = None
+    batch_tokens: Annotated[Count | None, RARE] = None
     """Tokens per optimiser step at most, in place of batch_size rows: rows times the longest of
     them, before expansion (Table 7)."""
-    micro_batch_tokens: Annotated[Count | None, Effect.SPEED, RARE] = None
+    micro_batch_tokens: Annotated[Count | None, RARE] = None
     """With batch_tokens: the same per forward pass; none: the whole batch."""
     learning_rate: Positive = 1e-3
     """Peak of the schedule."""
@@ -243,12 +243,12 @@ class TrainConfig:
     chain_warmup: Annotated[Share, Field(le=0.5), RARE] = 0.0
     """exlm only: share of the steps on fixed parallel chains, from grow_at on, and again as much
     to fade them out; 0: none, as in the paper."""
-    precision: Annotated[Literal["auto", "fp32", "bf16", "fp16"], Effect.SPEED] = "auto"
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Encoder arithmetic; emission, transition and dynamic programme stay in fp32. auto: bf16 on
     a GPU that has it, otherwise fp32. fp16 scales the loss; GPUs only."""
     max_skipped: Annotated[Count, Effect.COURSE, RARE] = 10
     """Stop after so many steps in a row whose loss or gradient is not finite; each is skipped."""
-    compile: Annotated[bool, Effect.SPEED, RARE] = False
+    compile: Annotated[bool, RARE] = False
     """Compile the encoder's layers with torch.compile; the rest stays as it is."""
     save_every: Annotated[Count, Effect.NOTHING, RARE] = 500
     """Steps between checkpoints; the last step is always saved."""
@@ -314,10 +314,10 @@ class RunConfig:
 
     recipe: str = "text-tiny"
     """Name of the recipe these settings started from."""
-    objective: Annotated[Literal["mlm", "repeated-mlm", "exlm"], Effect.SPEED] = "exlm"
+    objective: Literal["mlm", "repeated-mlm", "exlm"] = "exlm"
     """What is trained."""
-    model: Annotated[ModelConfig, Effect.SPEED] = field(default_factory=ModelConfig)
-    masking: Annotated[MaskingConfig, Effect.SPEED] = field(default_factory=MaskingConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    masking: MaskingConfig = field(default_factory=MaskingConfig)
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     seed: Seed = 1

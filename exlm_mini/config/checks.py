@@ -115,11 +115,10 @@ Between = Annotated[float, Field(gt=0, lt=1)]
 
 
 class Effect(Enum):
-    """What a setting changes. By design, the first two leave every weight as it is."""
+    """What a setting changes that leaves every weight as it is."""
 
     NOTHING = "no weight, and nothing that is measured"
     COURSE = "no weight, but what a run measures, how long it takes or when it gives up"
-    SPEED = "how fast a token is worked on"
 
 
 RARE = "a setting that only --help=all shows"
