@@ -93,14 +93,15 @@ def _unseen(cell: NotebookNode) -> Iterator[str]:
 
 def written_notebook(source: Path) -> NotebookNode:
     """The cells of a source."""
-    with reading(source, "restore it"):
+    with reading(source, "restore it", errors=Exception):
         return jupytext.read(source)
 
 
 def stored_notebook(source: Path) -> NotebookNode:
     """The notebook of a source."""
     path = source.with_suffix(".ipynb")
-    with reading(path, f"restore it, or remove it and say {_remedy(source)}"):
+    remedy = f"restore it, or remove it and say {_remedy(source)}"
+    with reading(path, remedy, errors=Exception):  # nbformat raises what its parts do
         notebook = nbformat.read(path, as_version=4)
         nbformat.validate(notebook)
         return notebook

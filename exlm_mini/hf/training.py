@@ -52,7 +52,9 @@ def collator(
         return DataCollatorForLanguageModeling(**common)
     if options.get("whole_word_mask"):
         raise ValueError(f"whole_word_mask has no meaning with strategy {strategy!r}")
-    masking = MaskingConfig(mask_ratio, strategy, span_length=span_length, span_law=span_law)
+    masking = MaskingConfig(
+        mask_ratio=mask_ratio, strategy=strategy, span_length=span_length, span_law=span_law
+    )
     ids: Any = tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS))
     special_ids, units = SpecialIds(*ids), None
     if strategy == "units":
