@@ -16,6 +16,8 @@ from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import write_atomically
 from exlm_mini.training.console import Progress
 
+MADE_AGAIN = "delete it, and the run is made again"
+
 
 class StoppedError(Exception):
     """The run was asked to stop; what is done is kept."""

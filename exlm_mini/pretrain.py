@@ -152,8 +152,7 @@ def _trainer(config: RunConfig, corpus: Corpus, output: Path, engine: Engine) ->
     tell = _teller(engine)
     trainer = Trainer(config, corpus.train, corpus.validation, output, tell, engine)
     if (source := config.train.start_from) is not None and not has_begun(output):
-        path, before = open_checkpoint(Path(source), tell)
-        trainer.begin_from(before, path)
+        trainer.begin_from(open_checkpoint(Path(source), tell))
     return trainer
 
 
@@ -170,7 +169,7 @@ def _dry_run(request: Request) -> int:
     from exlm_mini.training.dry_run import dry_run
 
     source = request.config.train.start_from
-    before = None if source is None else open_checkpoint(Path(source), say)[1]
+    before = None if source is None else open_checkpoint(Path(source), say)
     dry_run(request.config, request.num_devices, request.throughput, before)
     return 0
 

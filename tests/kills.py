@@ -28,8 +28,10 @@ import tempfile
 import time
 from pathlib import Path
 
-FREE = {"seconds", "tokens_per_second", "model_flops_per_second", "peak_memory_mib", "commit"}
-"""Fields of JSON that a clock, a meter or somebody's commit meanwhile decides."""
+FREE = {
+    "seconds", "tokens_per_second", "model_flops_per_second", "peak_memory_mib", "commit", "seal",
+}  # fmt: skip
+"""Fields of JSON that a clock, a meter or somebody's commit decides, and the seal over them."""
 LOCK = ".lock"
 SECONDS = 900
 """No command takes as long."""

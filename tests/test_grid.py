@@ -283,4 +283,4 @@ def test_results_of_another_checkpoint_are_not_added_to(pretrained, problem, tmp
     assert "50.5 M parameters" in scale(whole)[1]
     whole["tasks"]["which"]["scores"] = []
     (tmp_path / "results.json").write_text(json.dumps(whole))
-    told(lambda: check_results(tmp_path, pretrained), "results.json", "damaged")
+    told(lambda: check_results(tmp_path, pretrained), "results.json", "delete it")

@@ -180,10 +180,13 @@ def test_the_two_files_of_a_directory_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("{", "JSONDecodeError"),
+        ("{", "Invalid JSON"),
         ('{"data": []}', "no question"),
-        (json.dumps(PETS).replace('"question":', '"asked":'), "KeyError: 'question'"),
-        (json.dumps(PETS).replace('"why?"', "7"), "why"),
+        (json.dumps(PETS).replace('"question":', '"asked":'), "qas.0.question: Field required"),
+        (
+            json.dumps(PETS).replace('"why?"', "7"),
+            "qas.2.question: Input should be a valid string",
+        ),
     ],
 )
 def test_files_that_are_not_squads_are_refused(tmp_path, text, part):

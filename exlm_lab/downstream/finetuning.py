@@ -9,7 +9,6 @@ Shapes: R rows, B rows of a batch, N tokens of a row, C outputs of the head.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import shutil
 import time
@@ -37,9 +36,9 @@ import exlm_mini.hf as hf
 from exlm_lab.downstream.inputs import padded
 from exlm_lab.downstream.prepared import Part, Problem, identity_of
 from exlm_lab.downstream.settings import TuneConfig
-from exlm_lab.ledger import StoppedError, check_identity
+from exlm_lab.ledger import MADE_AGAIN, StoppedError, check_identity
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.files import reading, write_atomically
+from exlm_mini.data.files import read_json, write_json
 from exlm_mini.reading.trained import Trained
 from exlm_mini.training.console import Progress
 from exlm_mini.training.parts import choose_device
@@ -105,17 +104,16 @@ def fine_tune(
     identity, run = identity_of(pretrained, problem, config, seed), directory / RUN
     before: dict[str, Any] = {"identity": identity, "seconds": 0.0, "sha256": {}}
     if run.exists():
-        with reading(run):
-            before = json.loads(run.read_text())
-            remedy = "use the same settings, or choose another --output"
-            check_identity(run, before["identity"], identity, remedy)
+        before = read_json(run, MADE_AGAIN)
+        remedy = "use the same settings, or choose another --output"
+        check_identity(run, before["identity"], identity, remedy)
     directory.mkdir(parents=True, exist_ok=True)
 
     def note() -> float:
         seconds = before["seconds"] + time.monotonic() - start
         saved = {path.name: _digest(path) for path in directory.glob("checkpoint-*")}
         record = {"identity": identity, "seconds": seconds, "sha256": saved}
-        write_atomically(run, json.dumps(record).encode())
+        write_json(run, record)
         return seconds
 
     checkpoint = _intact_checkpoint(directory, before["sha256"])

@@ -64,8 +64,10 @@ def load_glue(name: str, source: Path | None = None) -> Splits:
         file = split.replace("-", "_")
         if source is None:
             where = f"{HUB_ID} {name} {split}"
+            hub = load_hub(HUB_ID, name)
             with reading(where):
-                parts.append(_examples(name, where, load_hub(HUB_ID, name)[file].to_pandas()))
+                table = hub[file].to_pandas()
+            parts.append(_examples(name, where, table))
         else:
             parts.append(_read(name, _folder(name, source), file))
     train, validation, *others = parts
@@ -83,7 +85,7 @@ def _read(name: str, folder: Path, split: str) -> Examples:
         raise UserError(f"{folder} holds no {split}-*.parquet; it holds: {known}")
     with reading(folder):
         table = pandas.concat(map(pandas.read_parquet, paths), ignore_index=True)
-        return _examples(name, f"{folder} {split}", table)
+    return _examples(name, f"{folder} {split}", table)
 
 
 def _examples(name: str, where: str, table: Any) -> Examples:
@@ -106,7 +108,7 @@ def _examples(name: str, where: str, table: Any) -> Examples:
             "mend it, or get the file again"
         )
     if not rows:
-        raise ValueError("no examples")
+        raise UserError(f"{where} holds no examples; get the file again")
     return Examples(rows, labels_R.to_numpy(np.float64 if task.kind == "number" else np.int64))
 
 

@@ -147,7 +147,8 @@ def read_hub(name: str) -> Table:
     source = HUB_PREFIX + BENCHMARKS[name].hub
     hub = load_hub(source)
     with reading(source):
-        return _table(name, source, hub["train"].to_pandas())
+        table = hub["train"].to_pandas()
+    return _table(name, source, table)
 
 
 def _table(name: str, source: str, cells: Any) -> Table:

@@ -11,7 +11,7 @@ from typing import Any
 from exlm_lab.downstream.grid import PAPER, Tuning, is_diverged, paper_numbers, setting_of
 from exlm_lab.downstream.runs import Result
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.files import read_bytes, reading, write_atomically
+from exlm_mini.data.files import read_json, write_atomically, write_json
 from exlm_mini.reading.trained import Trained
 
 RESULTS = "results.json"
@@ -80,7 +80,7 @@ def write_results(
         },
         "tasks": {**check_results(output, pretrained), task: record},
     }
-    write_atomically(output / RESULTS, (json.dumps(whole, indent=1) + "\n").encode())
+    write_json(output / RESULTS, whole)
     lines = [f"# {pretrained.path}", "", *shown(whole)]
     write_atomically(output / TABLE, ("\n".join(lines) + "\n").encode())
     return whole
@@ -91,11 +91,8 @@ def check_results(output: Path, pretrained: Trained) -> dict[str, dict[str, Any]
     path = output / RESULTS
     if not path.exists():
         return {}
-    with reading(path, "delete it, and it is written again"):
-        results = json.loads(read_bytes(path))
-        sha256 = results["checkpoint"]["sha256"]
-        shown(results)  # what cannot be shown is damaged
-    if sha256 != pretrained.sha256:
+    results = read_json(path, "delete it, and it is written again")
+    if results["checkpoint"]["sha256"] != pretrained.sha256:
         raise UserError(
             f"{output} holds results of a checkpoint of other weights; choose another --output"
         )

@@ -12,27 +12,24 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from exlm_lab.downstream.grid import best_setting, is_diverged, key, setting_of
+from exlm_lab.downstream.grid import best_setting, key, setting_of
 from exlm_lab.downstream.prepared import Problem, identity_of
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Task
-from exlm_lab.ledger import Ledger, StoppedError, check_identity
-from exlm_mini.data.files import read_bytes, reading
+from exlm_lab.ledger import MADE_AGAIN, Ledger, StoppedError, check_identity
+from exlm_mini.data.files import read_json, write_json
 from exlm_mini.reading.trained import Trained
 from exlm_mini.training.console import Progress, ProgressLine
 from exlm_mini.training.parts import choose_device
 from exlm_mini.training.step import DivergedError
-
-MADE_AGAIN = "delete it, and the run is made again"
 
 
 class Result(NamedTuple):
@@ -78,17 +75,14 @@ class TuningLedger(Ledger):
     def read(self, cell: TuneConfig, seed: int) -> dict[str, Any]:
         """See ``Ledger``."""
         path, identity = self.path(cell, seed), self._identity(cell, seed)
-        with reading(path, MADE_AGAIN):
-            record = json.loads(read_bytes(path, MADE_AGAIN))
-            own = {name: record[name] for name in identity}
-            if not is_diverged(record):
-                numbers = [record["seconds"], record["parameters"], record["best_epoch"]]
-                numbers += [n for part in record["metrics"].values() for n in part.values()]
-                if not (record["metrics"]["validation"] and all(map(math.isfinite, numbers))):
-                    raise ValueError(f"numbers {numbers}")
+        record = read_json(path, MADE_AGAIN)
         remedy = "choose another --output, or use the same checkpoint and data"
-        check_identity(path, own, identity, remedy)
+        check_identity(path, record, identity, remedy)
         return record
+
+    def write(self, path: Path, record: Mapping[str, Any]) -> None:
+        """See ``Ledger``; sealed."""
+        write_json(path, dict(record))
 
     def make(
         self, cell: TuneConfig, seed: int, on_progress: Callable[[Progress], None]

@@ -9,7 +9,6 @@ answers counts. For a question without an answer only an empty prediction is rig
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import string
 from collections import Counter
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from exlm_lab.downstream.task import Task, find_file, load_hub
+from exlm_lab.parsed import Shape, parsed
+from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading
 from exlm_mini.data.text import document, open_decompressed
 
@@ -41,6 +42,44 @@ class Question(NamedTuple):
     """Start and end (excluded) of the first gold answer in the context; None without one."""
 
 
+class _Answer(Shape):
+    text: str
+    answer_start: int
+
+
+class _Asked(Shape):
+    id: str
+    question: str
+    answers: list[_Answer]
+
+
+class _Paragraph(Shape):
+    context: str
+    qas: list[_Asked]
+
+
+class _Article(Shape):
+    paragraphs: list[_Paragraph]
+
+
+class _File(Shape):
+    data: list[_Article]
+
+
+class _Answers(Shape):
+    text: list[str]
+    answer_start: list[int]
+
+
+class _Row(Shape):
+    """A question as the hub has it."""
+
+    id: str
+    question: str
+    context: str
+    answers: _Answers
+
+
 class Squad(NamedTuple):
     """The two parts, each as ``read_questions`` gives it."""
 
@@ -57,26 +96,30 @@ def load_squad(source: Path | None = None) -> Squad:
         hub = load_hub(HUB_ID)
         where = f"the hub data set {HUB_ID}"
         with reading(where):
-            return Squad(
-                *(read_questions(hub[part], where) for part in ("train", "validation"))
-            )
+            parts = [list(hub[part]) for part in ("train", "validation")]
+        return Squad(*(read_questions(rows, where) for rows in parts))
     return Squad(*(read_file(find_file(source, name)) for name in FILES))
 
 
 def read_file(path: Path) -> tuple[list[Question], int]:
     """The questions of one file of the official JSON, at least one; see ``read_questions``."""
-    with reading(path):
-        with open_decompressed(path) as stream:
-            rows = [
-                {**row, "context": paragraph["context"]}
-                for article in json.load(stream)["data"]
-                for paragraph in article["paragraphs"]
-                for row in paragraph["qas"]
-            ]
-        for row in rows:
-            names = ("text", "answer_start")
-            row["answers"] = {name: [a[name] for a in row["answers"]] for name in names}
-        return read_questions(rows, str(path))
+    with reading(path), open_decompressed(path) as stream:
+        content = stream.read()
+    rows = [
+        {
+            "id": asked.id,
+            "question": asked.question,
+            "context": paragraph.context,
+            "answers": {
+                name: [getattr(answer, name) for answer in asked.answers]
+                for name in ("text", "answer_start")
+            },
+        }
+        for article in parsed(_File, content, path).data
+        for paragraph in article.paragraphs
+        for asked in paragraph.qas
+    ]
+    return read_questions(rows, str(path))
 
 
 def read_questions(
@@ -93,26 +136,24 @@ def read_questions(
         num_left_out: questions whose first answer does not occur, or whose answers are all blank.
     """
     questions, num_left_out = [], 0
-    for row in rows:
-        id, context, answers = row["id"], row["context"], row["answers"]
-        if not isinstance(id, str) or not isinstance(context, str):
-            raise TypeError(f"the id or the paragraph of question {id} is no text")
-        context.encode()  # a lone surrogate cannot be
-        text = document(row["question"], "text", f"{source} question {id}: its text")
+    for content in rows:
+        row = parsed(_Row, content, f"{source} question {content.get('id')}")
+        id, context, answers = row.id, row.context, row.answers
+        text = document(row.question, "text", f"{source} question {id}: its text")
         golds: list[str] = []
         span = None
-        for answer, start in zip(answers["text"], answers["answer_start"], strict=True):
+        for answer, start in zip(answers.text, answers.answer_start, strict=True):
             if bare := document(answer, "text", f"{source} question {id}: an answer"):
                 if not golds:
                     num_blanks = len(answer) - len(answer.lstrip())
                     span = _nearest(context, bare, start + num_blanks)
                 golds.append(bare)
-        if len(answers["text"]) and span is None:
+        if answers.text and span is None:
             num_left_out += 1
         else:
             questions.append(Question(id, text, context, tuple(golds), span))
     if not questions:
-        raise ValueError("no question with its answer")
+        raise UserError(f"{source} has no question with its answer; give another file")
     return questions, num_left_out
 
 

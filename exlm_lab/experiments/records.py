@@ -17,22 +17,46 @@ from typing import Any
 
 import pandas as pd
 
+from exlm_lab.parsed import Shape, parsed
 from exlm_mini.config import RunConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import read_bytes, reading, write_atomically
 
 DOWNSTREAM = "downstream"
-REQUIRED = {
-    "sweep": str, "cell": str, "input": str, "seed": int, "objective": str,
-    "config": dict, "metrics": dict, "curve": list, "versions": dict,
-}  # fmt: skip
-"""Fields of a record, with their types."""
 EMPTY = "–"
 AGAIN = "delete it, and the sweep runs this cell again"
 LEFT_BY = 0.1
 """Bits per row below MLM's floor at which a run counts as having left it."""
 LEFT_SHARE = 0.1
 """The same as a share of the total correlation; the smaller of the two counts."""
+
+
+class _Row(Shape):
+    table: str
+    row: str
+
+
+class _Task(Shape):
+    test: float | None = None
+
+
+class _Record(Shape):
+    """What readers of a record rely on."""
+
+    sweep: str
+    cell: str
+    input: str
+    seed: int
+    objective: str
+    config: dict[str, Any]
+    metrics: dict[str, float | None]
+    curve: list[dict[str, float | None]]
+    versions: dict[str, Any]
+    paper: _Row | None = None
+    downstream: _Task | None = None
+    seconds: dict[str, float] | None = None
+    watched: dict[str, float | None] | None = None
+
 
 Record = dict[str, Any]
 Key = tuple[str, int]
@@ -44,8 +68,7 @@ Key = tuple[str, int]
 
 def read_record(path: Path) -> Record:
     """One file."""
-    with reading(path, AGAIN):
-        return _checked(json.loads(read_bytes(path)))
+    return _parsed(read_bytes(path, AGAIN), path)
 
 
 def read_lines(path: Path) -> Mapping[Key, Record]:
@@ -94,9 +117,7 @@ def _lines(path: Path, *version: int) -> Mapping[Key, Record]:
     records: dict[Key, Record] = {}
     for number, line in enumerate(read_bytes(path).splitlines(), start=1):
         where = f"{path} line {number}"
-        with reading(where, AGAIN):
-            record = _checked(json.loads(line))
-        _add(records, record, where)
+        _add(records, _parsed(line, where), where)
     return records
 
 
@@ -114,23 +135,22 @@ def _add(records: dict[Key, Record], record: Record, where: object) -> None:
         )
 
 
-def _checked(record: Any) -> Record:
-    """A record; any error means that it is none."""
-    for name, kind in REQUIRED.items():
-        if not isinstance(record[name], kind):
-            raise TypeError(f"{name} is of another kind")
-    _row(record)
-    json.dumps(record, ensure_ascii=False).encode()  # no half of a character
-    _check_settings(json.dumps({**record["config"], "seed": 1}))
+def _parsed(data: bytes, where: object) -> Record:
+    """The record in a file or in a line of one."""
+    with reading(where, AGAIN):
+        record = json.loads(data)
+        json.dumps(record, ensure_ascii=False).encode()  # no half of a character
+    parsed(_Record, record, where, AGAIN)
+    try:
+        _check_settings(json.dumps({**record["config"], "seed": 1}))
+    except UserError as error:
+        raise UserError(f"{where} holds no settings of a run ({error}); {AGAIN}") from None
     return record
 
 
 @cache
 def _check_settings(config: str) -> None:
-    try:
-        RunConfig(**json.loads(config))
-    except UserError as error:
-        raise ValueError(str(error)) from None
+    RunConfig(**json.loads(config))
 
 
 # ---- the table ----

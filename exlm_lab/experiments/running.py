@@ -148,8 +148,8 @@ class Runner:
         """Of a run that may go on from that of another cell, in a folder of this directory."""
         trainer = Trainer(config, corpus.train, corpus.validation, folder, self.report)
         if config.train.start_from is not None and not has_begun(folder):
-            path, before = open_checkpoint(self.work / config.train.start_from, self.report)
-            trainer.begin_from(before, path)
+            before = open_checkpoint(self.work / config.train.start_from, self.report)
+            trainer.begin_from(before)
         return trainer
 
     def measure(

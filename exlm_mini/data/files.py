@@ -182,16 +182,17 @@ def sha256_of(path: Path) -> str:
 def write_json(path: Path, content: dict) -> None:
     """Write a JSON file, with the sha256 of its content as the field ``seal``."""
     sealed = {**content, "seal": seal_of(content)}
-    write_atomically(path, (json.dumps(sealed, indent=2, ensure_ascii=False) + "\n").encode())
+    text = json.dumps(sealed, indent=2, ensure_ascii=False) + "\n"
+    write_atomically(path, text.encode(errors="backslashreplace"))  # half a character in a path
 
 
-def read_json(path: Path) -> dict:
-    """The JSON object in a file of a corpus, without its seal; an edited one is refused."""
-    data = read_bytes(path, REMEDY)
-    with reading(path, REMEDY):
+def read_json(path: Path, remedy: str = REMEDY) -> dict:
+    """The JSON object that ``write_json`` wrote, without its seal; an edited one is refused."""
+    data = read_bytes(path, remedy)
+    with reading(path, remedy):
         content = json.loads(data)
     if not isinstance(content, dict) or content.pop("seal", None) != seal_of(content):
-        raise UserError(f"{path} has changed since it was written; {REMEDY}")
+        raise UserError(f"{path} has changed since it was written; {remedy}")
     return content
 
 

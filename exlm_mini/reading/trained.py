@@ -30,7 +30,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from exlm_mini.config import RunConfig
 from exlm_mini.config.checks import UserError, nearest
-from exlm_mini.data import files
 from exlm_mini.data.text import document
 from exlm_mini.data.tokenizer import MASK, TOKENIZER_KINDS, Tokenizer
 from exlm_mini.model import ExLM, MaskedLM
@@ -275,14 +274,14 @@ def load(path: str | Path, report: Callable[[str], None] = say) -> Trained:
         UserError: if there is no intact checkpoint of a pre-training run, or its tokenizer is
             missing or another.
     """
-    path, checkpoint = open_checkpoint(Path(path), report)
-    with files.reading(path, "give a checkpoint of a pre-training run as it was saved"):
-        model, config = load_model(checkpoint)
-        tokenizer = Tokenizer.load(path / "tokenizer.json")
-        if tokenizer.sha256 != checkpoint.state["tokenizer_sha256"]:
-            raise UserError(
-                f"{path}/tokenizer.json is not that of the model; restore it from a copy"
-            )
+    checkpoint = open_checkpoint(Path(path), report)
+    path = checkpoint.path
+    model, config = load_model(checkpoint)
+    tokenizer = Tokenizer.load(path / "tokenizer.json")
+    if tokenizer.sha256 != checkpoint.state["tokenizer_sha256"]:
+        raise UserError(
+            f"{path}/tokenizer.json is not that of the model; restore it from a copy"
+        )
     run = path.parent.parent if path.parent.name == "checkpoints" else path
     sha256 = _sha256(checkpoint.tensors["model"])
     return Trained(
@@ -298,16 +297,16 @@ def _sha256(weights: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def open_checkpoint(path: Path, report: Callable[[str], None]) -> tuple[Path, Checkpoint]:
-    """The directory of a step, and what is in it; arguments as for ``load``."""
+def open_checkpoint(path: Path, report: Callable[[str], None]) -> Checkpoint:
+    """The checkpoint of a step; arguments as for ``load``."""
     if not path.exists():
         path = SHIPPED.get(str(path), path)
     if (path / MANIFEST).is_file():
-        return path, load_checkpoint(path)
+        return load_checkpoint(path)
     latest = latest_checkpoint(path / "checkpoints", report)
     if latest is None:
         raise UserError(f"there is no checkpoint in {path}{_what_it_is(path)}")
-    return path / "checkpoints" / f"step-{latest.step:06d}", latest
+    return latest
 
 
 def _what_it_is(path: Path) -> str:

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.files import NO_SPACE, read_bytes, sync_directory, write_synced
+from exlm_mini.data.files import NO_SPACE, read_bytes, reading, sync_directory, write_synced
 
 FORMAT = "exlm_mini checkpoint"
 VERSION = 2
@@ -46,6 +46,8 @@ class Checkpoint(NamedTuple):
     step: int
     tensors: dict[str, dict[str, Tensor]]
     state: dict
+    path: Path
+    """Its directory."""
 
 
 # ---- one checkpoint ----
@@ -121,13 +123,11 @@ def load_checkpoint(path: Path) -> Checkpoint:
         raise UserError(f"there is no checkpoint {path}; give a step-NNNNNN directory")
     remedy = REMEDY.format(path)
     file, data = path / MANIFEST, read_bytes(path / MANIFEST, remedy)
-    try:
+    with reading(file, remedy, RecursionError):
         fields = json.loads(data)
-        seal = fields.pop("manifest_sha256")
-        if encode_manifest(fields) != data or fields["format"] != FORMAT:
-            raise ValueError(seal)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise UserError(f"{file} is damaged, or no manifest of an {FORMAT}; {remedy}") from None
+    is_sealed = isinstance(fields, dict) and fields.pop("manifest_sha256", None) is not None
+    if not is_sealed or encode_manifest(fields) != data or fields.get("format") != FORMAT:
+        raise UserError(f"{file} is damaged, or no manifest of an {FORMAT}; {remedy}")
     if fields["version"] != VERSION:
         raise UserError(
             f"{file} is of format version {fields['version']!r}, this program reads version "
@@ -141,7 +141,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         tensors[name.removesuffix(".safetensors")] = safetensors.torch.load(data)
     if name := not_finite(tensors.get("model", {})):
         raise UserError(f"{path} has numbers in {name} that are not finite; {remedy}")
-    return Checkpoint(fields["step"], tensors, fields["state"])
+    return Checkpoint(fields["step"], tensors, fields["state"], path)
 
 
 def not_finite(tensors: dict[str, Tensor]) -> str | None:
@@ -149,6 +149,18 @@ def not_finite(tensors: dict[str, Tensor]) -> str | None:
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             return name
+    return None
+
+
+def misfit(shapes: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> str | None:
+    """How tensors differ from others in names or shapes, in words; None if they do not."""
+    for name in sorted({*shapes, *tensors}):
+        if name not in tensors:
+            return f"no {name}"
+        if name not in shapes:
+            return f"{name} is too much"
+        if tensors[name].shape != shapes[name].shape:
+            return f"{name} {tuple(tensors[name].shape)} is not {tuple(shapes[name].shape)}"
     return None
 
 

@@ -30,7 +30,7 @@ from exlm_mini.data.toy_grammars import slots_of
 from exlm_mini.data.units import Units
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.objectives import log_likelihood, mlm_loss, states_alignment_loss
-from exlm_mini.training.checkpoint import Checkpoint, latest_checkpoint
+from exlm_mini.training.checkpoint import Checkpoint, latest_checkpoint, misfit
 
 
 def num_copies(config: RunConfig) -> int:
@@ -171,29 +171,37 @@ def load_model(checkpoint: Checkpoint) -> tuple[MaskedLM | ExLM, RunConfig]:
     """The trained model of a checkpoint, in evaluation mode on the CPU, and its settings.
 
     Raises:
-        ValueError, RuntimeError: if these are not the settings of its weights.
+        UserError: if these are not the settings of its weights.
     """
-    config = stored_config(checkpoint)
+    config, weights = stored_config(checkpoint), checkpoint.tensors.get("model", {})
     special_ids, vocab_size = (checkpoint.state[name] for name in ("special_ids", "vocab_size"))
-    # A damaged size must not allocate more than the file holds; load_state_dict checks the rest.
+    # A wrong size must not allocate more than the file holds.
     wanted, _ = count_parameters(config, vocab_size)
-    found = sum(tensor.numel() for tensor in checkpoint.tensors["model"].values())
+    found = sum(tensor.numel() for tensor in weights.values())
     if wanted > 2 * found:
-        raise ValueError(f"it has {found:,} weights, its settings {wanted:,}")
+        raise _unlike(checkpoint, f"it has {found:,} weights, its settings {wanted:,}")
     if not all(type(i) is int and 0 <= i < vocab_size for i in special_ids.values()):
-        raise ValueError(f"special_ids {special_ids}, of {vocab_size:,} tokens")
+        raise _unlike(checkpoint, f"special_ids {special_ids}, of {vocab_size:,} tokens")
     model = make_model(config, vocab_size, SpecialIds(**special_ids))
-    model.load_state_dict(checkpoint.tensors["model"])
+    if reason := misfit(model.state_dict(), weights):
+        raise _unlike(checkpoint, reason)
+    model.load_state_dict(weights)
     return model.eval(), config
 
 
 def stored_config(checkpoint: Checkpoint) -> RunConfig:
-    """The settings of a checkpoint. No user typed them, so a mistake is a ``ValueError``,
-    and the caller names the file."""
+    """The settings of a checkpoint."""
     try:
         return RunConfig(**checkpoint.state["config"])
     except UserError as error:
-        raise ValueError(str(error)) from error
+        raise _unlike(checkpoint, str(error)) from None
+
+
+def _unlike(checkpoint: Checkpoint, reason: str) -> UserError:
+    return UserError(
+        f"{checkpoint.path} holds settings and weights that do not belong together ({reason}); "
+        "give a checkpoint of a pre-training run as it was saved"
+    )
 
 
 def make_batches(

@@ -24,6 +24,7 @@ from exlm_mini.training.beside_weights import beside_weights
 from exlm_mini.training.checkpoint import (
     Checkpoint,
     latest_checkpoint,
+    misfit,
     not_finite,
     optimizer_tensors,
     prune_checkpoints,
@@ -301,6 +302,10 @@ class Trainer:
 
     def _take_over(self, checkpoint: Checkpoint) -> None:
         """Put weights, moments and counts where they belong."""
+        if reason := misfit(self.model.state_dict(), checkpoint.tensors["model"]):
+            raise UserError(
+                f"{checkpoint.path} is of another shape ({reason}); give its model.* settings"
+            )
         self.model.load_state_dict(checkpoint.tensors["model"])
         moments = checkpoint.tensors["optimizer"]
         restore_optimizer(self.stepper.optimizer, self.model, moments)
@@ -316,19 +321,18 @@ class Trainer:
         weights = {**self.model.state_dict(), **checkpoint.tensors["model"]}
         return checkpoint._replace(tensors={"model": weights, "optimizer": {}})
 
-    def begin_from(self, checkpoint: Checkpoint, path: Path) -> None:
+    def begin_from(self, checkpoint: Checkpoint) -> None:
         """Start with the weights of another run, see ``train.start_from``.
 
         Its moments go on, too, unless an MLM grows.
 
         Args:
             checkpoint: of an MLM, or of a run of this objective.
-            path: its name in messages.
 
         Raises:
             UserError: for another objective, tokenizer or shape.
         """
-        state = checkpoint.state
+        state, path = checkpoint.state, checkpoint.path
         if state["tokenizer_sha256"] != self.train_pack.tokenizer_sha256:
             raise UserError(
                 f"{path} was trained with another tokenizer; prepare the data with its "
@@ -339,12 +343,6 @@ class Trainer:
                 f"{path} is of objective {objective}, this run of {self.config.objective}; go on "
                 "from an mlm"
             )
-        try:
-            # A model that was shipped has no moments.
-            tensors = {"optimizer": {}, **checkpoint.tensors}
-            self._take_over(self._grown(checkpoint._replace(tensors=tensors)))
-        except (RuntimeError, ValueError) as error:
-            reason = str(error).splitlines()[-1].strip()
-            raise UserError(
-                f"{path} is of another shape ({reason}); give its model.* settings"
-            ) from error
+        # A model that was shipped has no moments.
+        tensors = {"optimizer": {}, **checkpoint.tensors}
+        self._take_over(self._grown(checkpoint._replace(tensors=tensors)))

@@ -1,0 +1,186 @@
+"""A damaged file is one line with its name and a remedy; an error of our own code passes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from glue_files import write_task
+from refusals import told
+from tiny_runs import DATA, tiny_run
+
+from exlm_lab.downstream.finetuning import fine_tune
+from exlm_lab.downstream.glue import load_glue
+from exlm_lab.downstream.prepared import make_problem
+from exlm_lab.downstream.results import check_results
+from exlm_lab.downstream.runs import TuningLedger
+from exlm_lab.downstream.settings import TuneConfig
+from exlm_lab.downstream.squad import load_squad
+from exlm_lab.downstream.task import Examples, Splits, Task
+from exlm_lab.experiments import records
+from exlm_lab.experiments.records import read_lines, read_record
+from exlm_mini.config import RunConfig
+from exlm_mini.config.recipes import plain
+from exlm_mini.data.corpus import prepare_corpus
+from exlm_mini.data.files import write_json
+from exlm_mini.reading.trained import load, open_checkpoint
+from exlm_mini.training.trainer import Trainer
+
+
+class Place(NamedTuple):
+    """Where a file is read."""
+
+    file: Path
+    read: Callable[[], object]
+    ours: str
+    """A function of our own that works on what was read."""
+
+
+def trainer_like(run: Path, output: Path) -> Trainer:
+    """Of a new run with the settings and the corpus of another."""
+    corpus = prepare_corpus(DATA["smiles"], run / "data", 1)
+    return Trainer(load(run).config, corpus.train, corpus.validation, output)
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory) -> dict[str, Place]:
+    """Every place with a whole file."""
+    home = tmp_path_factory.mktemp("places")
+    run = tiny_run(home / "run", "smiles")
+    pretrained = load(run)
+    step = pretrained.path
+    examples = Examples([("C",), ("CC",)], np.array([0, 1]))
+    task = Task("which", "classes", ("no", "yes"), "accuracy", "smiles")
+    problem = make_problem(task, Splits(examples, examples, None, {}), pretrained)
+    quick = TuneConfig(epochs=1, batch_size=2)
+    ledger = TuningLedger(home, pretrained, problem, "cpu", is_kept=True)
+    ledger.run(quick, 1)
+    cell, running = ledger.path(quick, 1), ledger._running(quick, 1)
+    write_json(
+        home / "results.json", {"checkpoint": {"sha256": pretrained.sha256}, "tasks": {}}
+    )
+    answer = {"text": "mat", "answer_start": 0}
+    paragraph = {"context": "mat", "qas": [{"id": "1", "question": "?", "answers": [answer]}]}
+    for name in ("train", "dev"):
+        content = json.dumps({"data": [{"paragraphs": [paragraph]}]})
+        (home / f"{name}-v2.0.json").write_text(content)
+    folder = write_task(home, "rte")
+    record = {
+        "sweep": "s", "cell": "c", "input": "toy", "seed": 1, "objective": "mlm",
+        "config": plain(RunConfig()), "metrics": {}, "curve": [], "versions": {},
+    }  # fmt: skip
+    (home / "record.json").write_text(json.dumps(record))
+    (home / "s.jsonl").write_text(json.dumps(record) + "\n")
+    parts, downstream = "exlm_mini.training.parts", "exlm_lab.downstream"
+    return {
+        "manifest": Place(
+            step / "manifest.json",
+            lambda: open_checkpoint(step, print),
+            "exlm_mini.training.checkpoint.encode_manifest",
+        ),
+        "model": Place(step / "model.safetensors", lambda: load(step), f"{parts}.make_model"),
+        "settings": Place(step / "manifest.json", lambda: load(step), f"{parts}.RunConfig"),
+        "tokenizer": Place(
+            step / "tokenizer.json", lambda: load(step), "exlm_mini.data.tokenizer._kind"
+        ),
+        "moments": Place(
+            step / "optimizer.safetensors",
+            lambda: trainer_like(run, home / "next").begin_from(open_checkpoint(step, print)),
+            "exlm_mini.training.trainer.restore_optimizer",
+        ),
+        "squad": Place(
+            home / "train-v2.0.json", lambda: load_squad(home), f"{downstream}.squad.document"
+        ),
+        "glue": Place(
+            folder / "train-00000-of-00001.parquet",
+            lambda: load_glue("rte", home),
+            f"{downstream}.glue.find_column",
+        ),
+        "results": Place(
+            home / "results.json",
+            lambda: check_results(home, pretrained),
+            "exlm_mini.data.files.seal_of",
+        ),
+        "cell": Place(cell, lambda: ledger.read(quick, 1), f"{downstream}.runs.check_identity"),
+        "run": Place(
+            running / "run.json",
+            lambda: fine_tune(pretrained, problem, quick, 1, running, "cpu"),
+            f"{downstream}.finetuning.check_identity",
+        ),
+        "record": Place(
+            home / "record.json",
+            lambda: read_record(home / "record.json"),
+            "exlm_lab.experiments.records._check_settings",
+        ),
+        "line": Place(
+            home / "s.jsonl",
+            lambda: read_lines(home / "s.jsonl"),
+            "exlm_lab.experiments.records._check_settings",
+        ),
+    }
+
+
+PLACES = [
+    "manifest",
+    "model",
+    "settings",
+    "tokenizer",
+    "moments",
+    "squad",
+    "glue",
+    "results",
+    "cell",
+    "run",
+    "record",
+    "line",
+]
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyError])
+@pytest.mark.parametrize("name", PLACES)
+def test_a_bug_of_ours_is_no_damage(name, kind, places, monkeypatch):
+    def broken(*values, **named):
+        raise kind("our own bug")
+
+    monkeypatch.setattr(places[name].ours, broken)
+    records._lines.cache_clear()
+    with pytest.raises(kind, match="our own bug") as caught:
+        places[name].read()
+    assert caught.type is kind and caught.traceback[-1].name == "broken"
+
+
+def cut(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def flipped(data: bytes) -> bytes:
+    """With another first name, or in another place of what is no JSON."""
+    place = data.index(b'"') + 1 if data[:1] == b"{" else len(data) - 6
+    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+
+
+@pytest.mark.parametrize("damage", [cut, flipped, lambda data: b"no JSON", lambda data: b"[]"])
+@pytest.mark.parametrize("name", PLACES)
+def test_a_damaged_file_is_one_line_with_its_name_and_a_remedy(name, damage, places):
+    file, whole = places[name].file, places[name].file.read_bytes()
+    file.write_bytes(damage(whole))
+    try:
+        line = told(places[name].read, file.parent if name == "glue" else file)
+        assert "; " in line
+    finally:
+        file.write_bytes(whole)
+    places[name].read()
+
+
+def test_a_run_of_another_shape_is_told_in_its_own_words(places, tmp_path):
+    run = places["model"].file.parents[2]
+    checkpoint, trainer = open_checkpoint(run, print), trainer_like(run, tmp_path)
+    weights = dict(checkpoint.tensors["model"])
+    name = min(weights)
+    for changed in ({**weights, name: weights[name][:1]}, {**weights, "more": weights[name]}):
+        other = checkpoint._replace(tensors={**checkpoint.tensors, "model": changed})
+        told(lambda other=other: trainer.begin_from(other), checkpoint.path, "another shape")
