@@ -125,19 +125,9 @@ def places(tmp_path_factory) -> dict[str, Place]:
 
 
 PLACES = [
-    "manifest",
-    "model",
-    "settings",
-    "tokenizer",
-    "moments",
-    "squad",
-    "glue",
-    "results",
-    "cell",
-    "run",
-    "record",
-    "line",
-]
+    "manifest", "model", "settings", "tokenizer", "moments", "squad", "glue", "results", "cell",
+    "run", "record", "line",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyError])
