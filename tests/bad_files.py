@@ -4,7 +4,6 @@ import contextlib
 import gzip
 import json
 import pickle
-import shutil
 from pathlib import Path
 
 from bad_cases import (
