@@ -24,135 +24,21 @@ it is torch_dag_loss in PyTorch that is timed.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from exlm_lab.benchmarks.dag import dag, load_extra_backend
-from exlm_lab.benchmarks.emission import emission
-from exlm_lab.benchmarks.measure import threads
-from exlm_lab.benchmarks.record import DAG_SHAPES, EMISSION_SIZES, TEXT_SHAPE, Record, Shape
-from exlm_lab.benchmarks.step import VOCAB_SIZE, model_of, row_length, step
-from exlm_mini.alignment import BACKENDS
-from exlm_mini.config import ENCODER_PRESETS, RunConfig, TrainConfig
-from exlm_mini.config.checks import Below1, Threads, UserError
+from exlm_lab.benchmarks.record import Shape
+from exlm_mini.config import ENCODER_PRESETS
+from exlm_mini.config.checks import Below1, Threads
 from exlm_mini.config.options import command_parser, of
-from exlm_mini.data.files import write_atomically
-from exlm_mini.data.memory import check_bytes
-from exlm_mini.training.console import exit_code, say
-from exlm_mini.training.cost import check_memory
-from exlm_mini.training.parts import choose_device
-from exlm_mini.training.provenance import machine
+from exlm_mini.training.console import exit_code
 
 ABOUT = {
     "dag": "the dynamic programme: every alignment backend",
     "emission": "the vocabulary head: one buffer, or chunks",
     "step": "a training step: ExLM beside MLM",
 }
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-# ---- measuring ----
-
-
-def _dag(arguments: argparse.Namespace, device: torch.device) -> Iterator[Record]:
-    functions = {}
-    for name, backend in BACKENDS.items():
-        if reason := backend.why_not(device.type):
-            say(f"{name} is left out: {reason.partition(chr(10))[0]}")
-        else:
-            functions[name] = backend.log_likelihood
-    for path in arguments.extra_backend:
-        if path.stem in functions:
-            raise UserError(
-                f"--extra-backend {path}: the name '{path.stem}' is taken; rename it"
-            )
-        functions[path.stem] = load_extra_backend(path)
-    for shape in arguments.shape or DAG_SHAPES:
-        B, M, L = shape
-        needed = 3 * B * L * (L + M) * 4  # scores, gradients, one step
-        check_bytes(f"--shape {shape}", {"choose a smaller one": needed}, device)
-        asked_for = {path.stem for path in arguments.extra_backend}
-        yield from dag(shape, functions, device, arguments.sharp, say, asked_for)
-
-
-def _emission(arguments: argparse.Namespace, device: torch.device) -> Iterator[Record]:
-    sizes = [(shape, VOCAB_SIZE) for shape in arguments.shape or ()] or EMISSION_SIZES
-    for shape, vocab_size in sizes:
-        # Logits, their log-softmax and gradient, in float64.
-        needed = 3 * 8 * vocab_size * shape.B * shape.L
-        check_bytes(f"--shape {shape}", {"choose a smaller one": needed}, device)
-        yield from emission(shape, vocab_size, device, DTYPES[arguments.precision])
-
-
-def _step(arguments: argparse.Namespace, device: torch.device) -> Iterator[Record]:
-    for shape in arguments.shape or (TEXT_SHAPE,):
-        if shape.M < 3 or shape.L % shape.M:
-            raise UserError(
-                f"--shape is {shape}; a step has M = masks + 2 targets, at least 3, and k M states"
-            )
-        model = model_of(shape, arguments.preset, arguments.dropout)
-        run = RunConfig(model=model, train=TrainConfig(batch_size=shape.B))
-        check_memory(run, VOCAB_SIZE, row_length(shape), device)
-        half = model.shape.num_layers // 2
-        yield from step(
-            shape, model, device, VOCAB_SIZE, arguments.precision, arguments.compile,
-            expand_at=(half, half + half // 2),
-        )  # fmt: skip
-
-
-MEASURE = {"dag": _dag, "emission": _emission, "step": _step}
-
-
-# ---- what is shown ----
-
-_COLUMNS = "{:>15} {:<13} {:>10} {:>10} {:>7} {:>9} {:>8}"
-
-
-def heading(about: dict[str, Any]) -> list[str]:
-    """What stands above the first record: the machine, and the names of the columns."""
-    device = about["device"] if about["device"] != "cpu" else about["cpu"]
-    threads = f"threads {torch.get_num_threads()}"
-    names = ("B,M,L", "", "wall ms", "cpu ms", "ratio", "peak MiB", "error")
-    return [
-        f"{device}, {threads}, torch {about['torch']}, commit {about['commit']}",
-        _COLUMNS.format(*names),
-    ]
-
-
-def lines(row: Record) -> list[str]:
-    """A record, and below it the parts of a step."""
-    shape = ",".join(map(str, row["shape"]))
-    if row["benchmark"] == "emission":
-        shape += f" V{row['vocab_size']}"
-    text = [
-        _COLUMNS.format(
-            shape,
-            row["backend"],
-            f"{row['median_ms']:.3f}",
-            f"{row['median_cpu_ms']:.3f}",
-            _number(row["wall_ratio"], ".3f"),
-            f"{row['peak_mib']:.1f}",
-            _number(row["max_error"], ".1e"),
-        )
-    ]
-    if row["benchmark"] == "step":
-        text.append(f"{'':>15} {row['step_tokens_per_second']:,.0f} tokens/s, {row['dtype']}")
-    for part, spent in row.get("parts", {}).items():
-        forward, backward = spent["forward_ms"], spent["backward_ms"]
-        text.append(f"{part:>29}: forward {forward:.1f} ms, backward {backward:.1f} ms")
-    return text
-
-
-def _number(number: float | None, digits: str) -> str:
-    return "-" if number is None else format(number, digits)
-
-
-# ---- the command line ----
+PRECISIONS = ("fp32", "bf16")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -171,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
             "--threads", type=of(Threads), metavar="N", help="of the CPU; default PyTorch's own"
         )
         if name != "dag":
-            add("--precision", choices=DTYPES, default="fp32", help="fp32 or bf16")
+            add("--precision", choices=PRECISIONS, default="fp32", help="fp32 or bf16")
         if name == "step":
             add("--preset", choices=ENCODER_PRESETS, help="default 8 layers of width 384")
             add(
@@ -203,21 +89,9 @@ def _shape(text: str) -> Shape:
 
 def run(arguments: argparse.Namespace) -> None:
     """Measure what was asked for and print it, each record as soon as it is there."""
-    try:
-        device = choose_device(arguments.device)
-    except UserError as error:
-        raise UserError(str(error).replace("train.device", "--device")) from None
-    about, rows = machine(device), []
-    with threads(arguments.threads or torch.get_num_threads()):
-        for record in MEASURE[arguments.benchmark](arguments, device):
-            rows.append(record | {"machine": about})
-            above = heading(about) if len(rows) == 1 else []
-            print("\n".join([*above, *lines(rows[-1])]), flush=True)
-            if arguments.output:
-                text = json.dumps(rows, indent=1, allow_nan=False) + "\n"
-                write_atomically(arguments.output, text.encode())
-    if not rows:
-        raise UserError("nothing was measured; the lines above say why")
+    from exlm_lab.benchmarks.command import report
+
+    report(arguments)
 
 
 def main(argv: list[str] | None = None) -> int:

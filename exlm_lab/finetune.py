@@ -28,23 +28,21 @@ import sys
 import time
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exlm_lab.downstream.catalogue import EMBEDDED_OF, ReadingConfig, input_of, task_names
 from exlm_lab.downstream.grid import TUNING, Space, Tuning, check_seeds
-from exlm_lab.downstream.prepared import MAX_UNKNOWN, Problem, load_problem
-from exlm_lab.downstream.results import check_results, shown, task_record, write_results
-from exlm_lab.downstream.runs import TuningLedger, num_runs, tune
-from exlm_lab.downstream.settings import TuneConfig
+from exlm_lab.downstream.settings import MAX_UNKNOWN, TuneConfig
 from exlm_lab.ledger import StoppedError
 from exlm_mini.config.checks import Seed, Share, Threads, UserError, nearest
 from exlm_mini.config.options import given, of, settings_parser
 from exlm_mini.config.recipes import load_recipe, recipe_names
-from exlm_mini.reading.trained import Trained, load
 from exlm_mini.training.console import INTERRUPTED, Requests, exit_code, requests_by_signal, say
-from exlm_mini.training.parts import choose_device, versions
-from exlm_mini.training.provenance import commit
 from exlm_mini.training.run_directory import CONFIG, LOCK, locked_directory
+
+if TYPE_CHECKING:  # help and mistakes on the command line need no torch
+    from exlm_lab.downstream.prepared import Problem
+    from exlm_mini.reading.trained import Trained
 
 SEEDS = (1, 2, 3)
 GROUPS = {"train": TuneConfig, "data": ReadingConfig}
@@ -73,6 +71,8 @@ class Request(NamedTuple):
 
     def problem(self, task: str, pretrained: Trained) -> Problem:
         """A task made ready for the model."""
+        from exlm_lab.downstream.prepared import load_problem
+
         options = self.options
         return load_problem(task, options.source, self.reading, pretrained, options.max_unknown)
 
@@ -144,6 +144,10 @@ def parse(argv: list[str]) -> Request:
 
 def run(request: Request) -> bool:
     """Fine-tune on every task asked for and print the results; false if asked to stop before."""
+    from exlm_lab.downstream.results import shown
+    from exlm_mini.reading.trained import load
+    from exlm_mini.training.parts import choose_device
+
     options, output = request.options, request.options.output
     pretrained = load(options.checkpoint, say)
     settings = {task: request.settings(task) for task in _tasks(request, pretrained)}
@@ -198,6 +202,11 @@ def _tune_all(
     requests: Requests,
 ) -> dict[str, Any]:
     """One task after the other, each in ``results.json`` as soon as it is done; what that holds."""
+    from exlm_lab.downstream.results import check_results, task_record, write_results
+    from exlm_lab.downstream.runs import TuningLedger, tune
+    from exlm_mini.training.parts import choose_device, versions
+    from exlm_mini.training.provenance import commit
+
     options, recipe = request.options, request.recipe
     check_results(options.output, pretrained)
     made_with = {**versions(choose_device(options.device)), "commit": commit()}
@@ -211,6 +220,8 @@ def _tune_all(
 
 def _print_plan(problem: Problem, settings: list[TuneConfig], seeds: tuple[int, ...]) -> None:
     """What a task would take, and what is noted of its rows, on stdout."""
+    from exlm_lab.downstream.runs import num_runs
+
     steps = [config.epochs * config.steps_per_epoch(problem.train.rows) for config in settings]
     plan = (
         f"{len(settings)} setting(s), {len(seeds)} seed(s), {num_runs(settings, seeds)} run(s) of "

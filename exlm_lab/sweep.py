@@ -31,13 +31,10 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exlm_lab.experiments import catalogue
 from exlm_lab.experiments.cells import Cell
-from exlm_lab.experiments.ledger import SweepLedger
-from exlm_lab.experiments.records import collect
-from exlm_lab.experiments.running import Runner, taken
 from exlm_lab.ledger import StoppedError
 from exlm_mini.config.checks import Seed, UserError, nearest
 from exlm_mini.config.options import Parser, command_parser, of
@@ -50,8 +47,10 @@ from exlm_mini.training.console import (
     requests_by_signal,
     say,
 )
-from exlm_mini.training.parts import choose_device
-from exlm_mini.training.provenance import commit
+
+if TYPE_CHECKING:  # help and mistakes on the command line need no torch
+    from exlm_lab.experiments.ledger import SweepLedger
+    from exlm_lab.experiments.running import Runner
 
 OUTPUT = Path("book/results")
 WORK = Path("runs/sweep")
@@ -129,6 +128,8 @@ def work(runs: list[Run], output: Path, runner: Runner, requests: Requests) -> N
     Raises:
         StoppedError: if that was asked for; the next call goes on from there.
     """
+    from exlm_lab.experiments.running import taken
+
     ledgers = _ledgers(runs, output, runner)
     possible = with_data(runs, runner)
     left = [run for run in possible if not ledgers[run.sweep].is_done(run.cell, run.seed)]
@@ -152,12 +153,16 @@ def work(runs: list[Run], output: Path, runner: Runner, requests: Requests) -> N
 
 
 def _ledgers(runs: list[Run], output: Path, runner: Runner) -> dict[str, SweepLedger]:
+    from exlm_lab.experiments.ledger import SweepLedger
+
     names = dict.fromkeys(run.sweep for run in runs)
     return {name: SweepLedger(output, name, runner) for name in names}
 
 
 def _refuse_changes(output: Path) -> None:
     """Records for the book can say of what they are."""
+    from exlm_mini.training.provenance import commit
+
     if os.path.realpath(output) == os.path.realpath(OUTPUT) and "with changes" in commit():
         raise UserError(
             "the checkout has changes, and a record could not say of what it is; commit them, "
@@ -179,6 +184,8 @@ def _summary(record: dict[str, Any]) -> str:
 
 def listing(runs: list[Run], output: Path) -> Iterator[str]:
     """How much of each sweep is recorded, and a line for each cell with what it changes."""
+    from exlm_lab.experiments.running import Runner
+
     for name, ledger in _ledgers(runs, output, Runner(WORK)).items():
         cells: dict[str, tuple[Cell, list[bool]]] = {}
         for _, cell, seed in (run for run in runs if run.sweep == name):
@@ -201,6 +208,8 @@ def listing(runs: list[Run], output: Path) -> Iterator[str]:
 
 def collected(names: list[str], output: Path) -> Iterator[str]:
     """Collect the records of experiments; a line about each that had any."""
+    from exlm_lab.experiments.records import collect
+
     refuse_odd_files(output)
     for name in names:
         if number := collect(name, output):
@@ -266,6 +275,9 @@ def run(options: argparse.Namespace) -> int:
     if options.report:
         print("\n".join(reports(list(sweeps), output)))
         return 0
+    from exlm_lab.experiments.running import Runner
+    from exlm_mini.training.parts import choose_device
+
     choose_device(options.device)
     _refuse_changes(output)
     for folder in (output, options.work):

@@ -17,13 +17,14 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exlm_mini.config.checks import UserError
 from exlm_mini.config.options import command_parser
-from exlm_mini.reading.trained import Trained, load
 from exlm_mini.training.console import exit_code, say
-from exlm_mini.training.evaluation import Evaluation
+
+if TYPE_CHECKING:  # help and mistakes on the command line need no torch
+    from exlm_mini.reading.trained import Trained
 
 HEADS = ("", "ForMaskedLM", "ForQuestionAnswering", "ForSequenceClassification",
          "ForTokenClassification")  # fmt: skip
@@ -100,6 +101,8 @@ Tokens in Masked Language Models* (ICML 2025).
 
 def measured(stored: dict[str, Any] | None) -> str:
     """The last validation of a run."""
+    from exlm_mini.training.evaluation import Evaluation
+
     if stored is None:
         return "none before this step was saved"
     found = Evaluation(**stored)
@@ -120,6 +123,8 @@ def main(argv: list[str] | None = None) -> int:
         found = parser.parse_args(argv)
         if found.output.exists() and any(found.output.iterdir()):
             raise UserError(f"{found.output} is not empty; name another directory")
+        from exlm_mini.reading.trained import load
+
         export(load(found.run), found.output)
         say(
             f"wrote {found.output}; load it with AutoModelForMaskedLM after import exlm_mini.hf"

@@ -37,16 +37,18 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from exlm_mini.config.checks import UserError
 from exlm_mini.config.options import command_parser
 from exlm_mini.data.tokenizer import MASK, Tokenizer, on_one_line, visible
-from exlm_mini.reading.decoding import top_tokens
-from exlm_mini.reading.trained import SHIPPED, Filled, Trained, load, newest_run, shipped_for
+from exlm_mini.reading.runs import SHIPPED, newest_run, shipped_for
 from exlm_mini.training.console import exit_code, say
+
+if TYPE_CHECKING:  # help and mistakes on the command line need no torch
+    from torch import Tensor
+
+    from exlm_mini.reading.trained import Filled, Trained
 
 RUNS = Path("runs")
 LINE_WIDTH = 100
@@ -129,6 +131,8 @@ def _token(tokenizer: Tokenizer, token_id: int) -> dict[str, Any]:
 
 def _top(tokenizer: Tokenizer, log_token_XV: Tensor, count: int) -> list[list[dict[str, Any]]]:
     """The likeliest tokens of each row."""
+    from exlm_mini.reading.decoding import top_tokens
+
     tops = top_tokens(log_token_XV, count, tokenizer.special_ids)
     return [
         [{**_token(tokenizer, i), "probability": p} for i, p in zip(*row, strict=True)]
@@ -212,6 +216,8 @@ def run(arguments: argparse.Namespace) -> None:
         else:
             directory = SHIPPED[name := shipped_for(arguments.text)]
             say(f"no run below {RUNS}/: reading the small model '{name}' that is shipped")
+    from exlm_mini.reading.trained import load
+
     trained = load(directory)
     filled = trained.fill(arguments.text)
     if arguments.html is not None:

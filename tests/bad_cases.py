@@ -238,6 +238,8 @@ def import_all():
     for command in COMMANDS:
         main_of(command)
     for name in (
+        "exlm_lab.benchmarks.command", "exlm_lab.downstream.results",
+        "exlm_lab.experiments.running", "exlm_mini.training.checkup",
         "datasets", "lmdb", "matplotlib.pyplot", "pandas",
         "pyarrow.parquet", "rdkit.Chem", "scipy.stats", "seaborn", "sklearn.metrics", "tokenizers",
         "torch._dynamo", "yaml",

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from exlm_lab import bench
+from exlm_lab.benchmarks import command
 from exlm_lab.benchmarks import step as step_benchmark
 from exlm_lab.benchmarks.dag import RELEASED
 from exlm_lab.benchmarks.record import compared
@@ -51,7 +52,7 @@ BACKENDS_OF = {
 @pytest.fixture
 def small(monkeypatch):
     """A step and a vocabulary of a size for tests."""
-    monkeypatch.setattr(bench, "VOCAB_SIZE", 50)
+    monkeypatch.setattr(command, "VOCAB_SIZE", 50)
     sizes = {"num_layers": 4, "width": 16, "ffn_width": 16, "num_heads": 2}
     monkeypatch.setattr(step_benchmark, "SIZES", sizes)
 

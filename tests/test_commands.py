@@ -76,11 +76,18 @@ def test_two_dashes_are_no_value(capsys):
     assert "--top" in capsys.readouterr().err
 
 
-def test_the_list_needs_no_torch():
-    program = """
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_waits_for_no_large_library(command):
+    program = f"""
 import sys
 from exlm_mini.__main__ import main
-main([])
-sys.exit("torch" in sys.modules)
+try:
+    main([*{command.split()}, "--help"])
+finally:
+    slow = {{"torch", "transformers", "pandas", "scipy", "datasets"}} & set(sys.modules)
+    if slow:
+        sys.exit(f"imports {{slow}}")
 """
-    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "--help" in result.stdout

@@ -12,6 +12,7 @@ from exlm_mini import doctor
 from exlm_mini.alignment import BACKENDS
 from exlm_mini.alignment.check import JUDGE
 from exlm_mini.config import checks
+from exlm_mini.training import checkup
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -21,7 +22,7 @@ def one_backend(monkeypatch):
     """Only the judge and one other, for tests that look at something else."""
     for name in {*BACKENDS} - {JUDGE, "vectorized"}:
         monkeypatch.delitem(BACKENDS, name)
-    monkeypatch.setattr(doctor, "fastest", lambda device_type: "vectorized")
+    monkeypatch.setattr(checkup, "fastest", lambda device_type: "vectorized")
 
 
 def test_a_missing_library_or_tool_is_advice(monkeypatch, one_backend, capsys):

@@ -9,7 +9,7 @@ import torch
 
 import exlm_mini
 from exlm_mini import fill
-from exlm_mini.reading.trained import SHIPPED, shipped_for
+from exlm_mini.reading.runs import SHIPPED, shipped_for
 
 LARGEST = 3 * 2**20
 """Bytes of a shipped model."""

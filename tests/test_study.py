@@ -31,6 +31,7 @@ from exlm_lab.experiments.verdicts import Verdict, differences, escapes, holm, p
 from exlm_lab.ledger import StoppedError
 from exlm_mini.alignment import dag_log_likelihood
 from exlm_mini.data.corpus import prepare_corpus
+from exlm_mini.training import provenance
 from exlm_mini.training.run_directory import locked_directory, read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -195,7 +196,7 @@ def tiny(monkeypatch):
         monkeypatch.delitem(EXPERIMENTS, name)
     tiny = Experiment("tiny", "two models", cells, (CLAIM,), "a plan")
     monkeypatch.setitem(EXPERIMENTS, "tiny", tiny)
-    monkeypatch.setattr(command, "commit", lambda: "0" * 40)
+    monkeypatch.setattr(provenance, "commit", lambda: "0" * 40)
     return EXPERIMENTS
 
 
@@ -231,7 +232,7 @@ def test_first_seeds_come_first_and_what_has_no_data_is_left_out(
 
 
 def test_a_checkout_with_changes_makes_no_record_for_the_book(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(command, "commit", lambda: f"{'0' * 40} with changes")
+    monkeypatch.setattr(provenance, "commit", lambda: f"{'0' * 40} with changes")
     monkeypatch.setattr(command, "OUTPUT", tmp_path / "out")
     assert run(tmp_path) == 2
     assert not (tmp_path / "out").exists()

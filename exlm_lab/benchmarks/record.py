@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
+if TYPE_CHECKING:  # shapes are read without torch
+    import torch
 
-from exlm_lab.benchmarks.measure import Timing, peak_bytes
-from exlm_mini.training.provenance import MIB
+    from exlm_lab.benchmarks.measure import Timing
 
 
 class Shape(NamedTuple):
@@ -66,6 +66,11 @@ def record(
         errors: ``max |difference| / max |value|`` against float64, by quantity.
         details: more fields.
     """
+    import torch
+
+    from exlm_lab.benchmarks.measure import peak_bytes
+    from exlm_mini.training.provenance import MIB
+
     largest = max(errors.values(), default=None)
     return {
         "benchmark": benchmark,

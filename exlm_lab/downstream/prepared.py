@@ -21,7 +21,7 @@ from exlm_lab.downstream import squad
 from exlm_lab.downstream.catalogue import ReadingConfig, load_task
 from exlm_lab.downstream.inputs import FRAME, encode_examples
 from exlm_lab.downstream.metrics import evaluate
-from exlm_lab.downstream.settings import TuneConfig
+from exlm_lab.downstream.settings import MAX_UNKNOWN, TuneConfig
 from exlm_lab.downstream.spans import Window, choose_answers, target, windows
 from exlm_lab.downstream.task import Examples, Splits, Task
 from exlm_mini.config.checks import UserError
@@ -31,8 +31,6 @@ from exlm_mini.training.parts import longest_text
 
 WINDOW_LENGTH, WINDOW_OVERLAP, MAX_QUESTION = 384, 128, 64
 """Of SQuAD's windows, in tokens: BERT's; smaller where the model has fewer positions."""
-MAX_UNKNOWN = 0.1
-"""Of all tokens of the training texts: with more, the vocabulary is that of another corpus."""
 EXAMPLES_LOOKED_AT = 1000
 """To say which pieces of text a vocabulary lacks."""
 

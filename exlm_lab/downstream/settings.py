@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sized
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING, Literal
 
 from exlm_mini.config.checks import Below1, Count, NotNegative, Positive, Share, settings
-from exlm_mini.training.parts import has_bf16
+
+if TYPE_CHECKING:  # settings are read without torch
+    import torch
+
+MAX_UNKNOWN = 0.1
+"""Of all tokens of the training texts: with more, the vocabulary is that of another corpus."""
 
 
 @settings("train.")
@@ -55,6 +58,8 @@ class TuneConfig:
 
     def is_half(self, device: torch.device) -> bool:
         """Whether the encoder works in bf16 on a device."""
+        from exlm_mini.training.parts import has_bf16
+
         if self.precision == "auto":
             return device.type == "cuda" and has_bf16(device)
         return self.precision == "bf16"

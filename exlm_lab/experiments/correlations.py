@@ -9,9 +9,10 @@ numbers are equal.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import pandas as pd
+if TYPE_CHECKING:  # tables of cells name statistics; only numbers need pandas
+    import pandas as pd
 
 Grid = Mapping[tuple[float, int], float]
 SHARES = (0.0225, 0.15, 0.387, 0.622, 0.789)
@@ -29,6 +30,8 @@ def lost_share(mask_ratio: float, num_copies: int) -> float:
 
 def _cells(grid: Grid, smallest: float = 0.0) -> pd.DataFrame:
     """p, share and value of each cell whose share is at least ``smallest``."""
+    import pandas as pd
+
     cells = [(p, lost_share(p, k), value) for (p, k), value in grid.items()]
     cells = pd.DataFrame(cells, columns=["p", "share", "value"], dtype=float)
     return cells[cells["share"] >= smallest]
@@ -113,5 +116,7 @@ STATISTICS = {
 
 def over_seeds(statistic: Callable[[Grid], float], grids: pd.DataFrame) -> pd.Series:
     """A statistic of each seed's grid, where it is not nan."""
+    import pandas as pd
+
     by_seed = {seed: statistic(dict(cells)) for seed, cells in grids.dropna().iterrows()}
     return pd.Series(by_seed, dtype=float).dropna()

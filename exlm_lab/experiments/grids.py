@@ -17,8 +17,7 @@ from exlm_lab.experiments.correlations import (
     effect_of_mask_ratio,
     effect_of_share,
 )
-from exlm_lab.experiments.metric_names import PROBE
-from exlm_lab.experiments.records import DOWNSTREAM
+from exlm_lab.experiments.metric_names import DOWNSTREAM, PROBE
 
 _PLAIN: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0, "weight_decay": 0.01}
 _INPUTS: dict[Input, dict[str, Any]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+DOWNSTREAM = "downstream"
 PROBE = "probe_accuracy"
 METRICS = {
     # ---- all models; "alone": each lost token predicted by itself ----

@@ -9,8 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from exlm_lab.experiments.metric_names import SHARES
-from exlm_lab.experiments.records import DOWNSTREAM
+from exlm_lab.experiments.metric_names import DOWNSTREAM, SHARES
 from exlm_lab.experiments.verdicts import Verdict, verdicts
 
 

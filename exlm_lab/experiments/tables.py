@@ -17,10 +17,9 @@ from exlm_lab.downstream.results import markdown_table
 from exlm_lab.experiments.catalogue import experiment
 from exlm_lab.experiments.cells import Cell
 from exlm_lab.experiments.correlations import STATISTICS, lost_share, over_seeds
-from exlm_lab.experiments.metric_names import PROBE, SHARES
+from exlm_lab.experiments.metric_names import DOWNSTREAM, PROBE, SHARES
 from exlm_lab.experiments.paper import ENTROPY, cost_ratio, printed_average, printed_grid
 from exlm_lab.experiments.records import (
-    DOWNSTREAM,
     EMPTY,
     LEFT_BY,
     LEFT_SHARE,

@@ -36,6 +36,7 @@ from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.exlm import token_states
 from exlm_mini.reading.decoding import Reading, read_row
 from exlm_mini.reading.explorer import Explorer, explorer
+from exlm_mini.reading.runs import SHIPPED
 from exlm_mini.reading.scene import read_scene
 from exlm_mini.training.checkpoint import (
     MANIFEST,
@@ -53,10 +54,6 @@ from exlm_mini.training.parts import (
     score,
 )
 
-SHIPPED = {
-    name: Path(__file__).with_name("shipped") / name for name in ("molecules", "english")
-}
-"""Small models that come with the package, by name; each has a card."""
 INPUT_OF_KIND = {tokenizer: data for data, tokenizer in TOKENIZER_KINDS.items()}
 """Kind of data by kind of tokenizer, as in ``exlm_lab.downstream.task.Task``."""
 REMEDY = "give the --output of a pre-training run that has saved one"
@@ -320,14 +317,3 @@ def _what_it_is(path: Path) -> str:
                 "exlm_mini.hf, or give the run that it was exported from"
             )
     return f"; {REMEDY}"
-
-
-def newest_run(runs: Path) -> Path | None:
-    """The run in a directory that saved a checkpoint last; None if no run has one."""
-    saved = [path.parents[1] for path in runs.glob("*/checkpoints/step-*")]
-    return max(saved, key=lambda run: (run / "checkpoints").stat().st_mtime_ns, default=None)
-
-
-def shipped_for(text: str) -> str:
-    """The name of the shipped model for a text: SMILES have no blanks."""
-    return "english" if " " in text.strip() else "molecules"

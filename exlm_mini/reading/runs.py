@@ -1,0 +1,21 @@
+"""Where models are found: the shipped ones by name, and the newest run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+SHIPPED = {
+    name: Path(__file__).with_name("shipped") / name for name in ("molecules", "english")
+}
+"""Small models that come with the package, by name; each has a card."""
+
+
+def newest_run(runs: Path) -> Path | None:
+    """The run in a directory that saved a checkpoint last; None if no run has one."""
+    saved = [path.parents[1] for path in runs.glob("*/checkpoints/step-*")]
+    return max(saved, key=lambda run: (run / "checkpoints").stat().st_mtime_ns, default=None)
+
+
+def shipped_for(text: str) -> str:
+    """The name of the shipped model for a text: SMILES have no blanks."""
+    return "english" if " " in text.strip() else "molecules"
