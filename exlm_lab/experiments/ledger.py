@@ -145,11 +145,18 @@ class SweepLedger(Ledger):
         }
 
     def _identity(self, cell: Cell, seed: int, record: Mapping[str, Any]) -> dict[str, Any]:
-        """What the record of a cell must say; steps that were measured are taken from it."""
+        """What the record of a cell must say.
+
+        Steps that were measured are taken from it, and so is the folder that it started from: its
+        name is of all settings of the first run, defaults of new ones too, and that run has a
+        record of its own.
+        """
+        train = record["config"].get("train", {})
         changed: dict[str, Any] = {}
         if cell.cost_of is not None:
-            changed = {"train.steps": record["config"].get("train", {}).get("steps")}
-        changed |= self._started(cell, seed)
+            changed["train.steps"] = train.get("steps")
+        if cell.start is not None:
+            changed["train.start_from"] = train.get("start_from")
         return {
             "version": VERSION,
             "sweep": self.sweep,
