@@ -258,10 +258,7 @@ def test_a_cell_goes_on_from_the_trained_model_of_another(grown, tmp_path):
     )
     assert 0 <= metrics["exact_at_once"] <= metrics["readable_at_once"] <= 1
     assert ledger.is_done(grown, 1)
-    other = replace(
-        grown, start=replace(grown.start, settings={**grown.start.settings, "train.steps": 7})
-    )
-    told(lambda: ledger.is_done(other, 1), "another config")
+    told(lambda: ledger.is_done(replace(grown, start=None), 1), "another config")
 
 
 def test_a_cell_that_grows_is_trained_in_both_stages(grown, tmp_path):

@@ -26,6 +26,7 @@ from transformers import (
     PrinterCallback,
     Trainer,
     TrainerCallback,
+    TrainerState,
     TrainingArguments,
     set_seed,
 )
@@ -149,18 +150,32 @@ def fine_tune(
 def _intact_checkpoint(directory: Path, digests: Mapping[str, str]) -> str | None:
     """The last checkpoint in a run's directory.
 
-    One that was cut off while it was saved is removed. Raises ``UserError`` if the last or the best
-    is not as it was saved.
+    One that was cut off while it was saved or removed goes. Raises ``UserError`` if the last or the
+    best is not as it was saved.
     """
     for checkpoint in directory.glob("checkpoint-*"):
         if checkpoint.name not in digests:
             shutil.rmtree(checkpoint)
-        elif _digest(checkpoint) != digests[checkpoint.name]:
-            raise UserError(
-                f"{checkpoint} is damaged: its sha256 is another; restore it from a copy, or "
-                f"delete {directory}, and the run is made again"
-            )
-    return get_last_checkpoint(str(directory))
+    last = get_last_checkpoint(str(directory))
+    if last is None:
+        return None
+    _check_digest(Path(last), digests)
+    state = TrainerState.load_from_json(str(Path(last) / "trainer_state.json"))
+    best = Path(state.best_model_checkpoint or last).name
+    for checkpoint in directory.glob("checkpoint-*"):
+        if checkpoint.name == best:
+            _check_digest(checkpoint, digests)
+        elif checkpoint != Path(last):
+            shutil.rmtree(checkpoint)
+    return last
+
+
+def _check_digest(checkpoint: Path, digests: Mapping[str, str]) -> None:
+    if _digest(checkpoint) != digests[checkpoint.name]:
+        raise UserError(
+            f"{checkpoint} is damaged: its sha256 is another; restore it from a copy, or delete "
+            f"{checkpoint.parent}, and the run is made again"
+        )
 
 
 def _digest(checkpoint: Path) -> str:
@@ -198,6 +213,11 @@ class _Watcher(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.note()
+        # Not sooner: a run that is killed goes on from a checkpoint that was noted.
+        needed = {f"checkpoint-{state.global_step}", Path(state.best_model_checkpoint or "").name}
+        for checkpoint in Path(args.output_dir).glob("checkpoint-*"):
+            if checkpoint.name not in needed:
+                shutil.rmtree(checkpoint)
         if self.is_stopped:  # to end the training would also end, and judge, its epoch
             raise StoppedError
 
@@ -238,7 +258,6 @@ def _trainer(
         save_strategy="epoch",
         logging_strategy="epoch",
         logging_nan_inf_filter=False,
-        save_total_limit=1,  # and the best
         load_best_model_at_end=True,
         metric_for_best_model=problem.task.metric,
         seed=seed,
