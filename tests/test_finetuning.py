@@ -21,6 +21,7 @@ from exlm_lab.downstream.prepared import make_problem
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.task import Examples, Splits, Task
 from exlm_lab.ledger import StoppedError
+from exlm_mini.data.files import read_json, write_json
 from exlm_mini.model import ExLM
 from exlm_mini.reading.trained import load
 from exlm_mini.training.checkpoint import load_checkpoint, save_checkpoint
@@ -188,6 +189,19 @@ def test_a_checkpoint_that_was_cut_off_is_left_for_an_earlier_one(
     seen = []
     run = tuned(pretrained, problem, tmp_path, on_progress=seen.append)
     assert seen[0].step == 6 and len(run.history) == 4
+
+
+def test_what_is_left_of_an_old_checkpoint_does_no_harm(pretrained, problem, tmp_path):
+    steps = iter(range(1, 99))
+    with pytest.raises(StoppedError):
+        tuned(pretrained, problem, tmp_path, should_stop=lambda: next(steps) == 5)
+    shutil.copytree(tmp_path / "checkpoint-5", tmp_path / "checkpoint-1")
+    record = read_json(tmp_path / "run.json", "")
+    record["sha256"]["checkpoint-1"] = "of all its files, when they were there"
+    write_json(tmp_path / "run.json", record)
+    seen = []
+    tuned(pretrained, problem, tmp_path, on_progress=seen.append)
+    assert seen[0].step == 6 and not (tmp_path / "checkpoint-1").exists()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -214,7 +214,10 @@ class _Watcher(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.note()
         # Not sooner: a run that is killed goes on from a checkpoint that was noted.
-        needed = {f"checkpoint-{state.global_step}", Path(state.best_model_checkpoint or "").name}
+        needed = {
+            f"checkpoint-{state.global_step}",
+            Path(state.best_model_checkpoint or "").name,
+        }
         for checkpoint in Path(args.output_dir).glob("checkpoint-*"):
             if checkpoint.name not in needed:
                 shutil.rmtree(checkpoint)
