@@ -103,7 +103,8 @@ LARGEST = 1e30
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Natural = Annotated[int, Field(ge=0, lt=2**31)]
 """At least 0."""
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+"""NumPy takes no larger ones."""
 Threads = Annotated[int, Field(ge=1, le=1024)]
 """Of a CPU, or processes; a system that cannot start so many kills the program."""
 Positive = Annotated[float, Field(gt=0, lt=LARGEST)]
