@@ -133,6 +133,7 @@ def test_a_backend_of_somebody_else_is_timed_and_judged(counts, tmp_path):
     ("argv", "words"),
     [
         (["dag", "--extra-backend", "nowhere.py"], ["nowhere.py", "--extra-backend"]),
+        (["dag", "--extra-backend", "no-python"], ["no-python", "--extra-backend"]),
         (["dag", "--extra-backend", "."], ["dag_loss.py", "torch_dag_loss"]),
         (["dag", "--shape", "2,6,5"], ["2,6,5", "no path"]),
         (["dag", "--shape", "2,1,5"], ["2,1,5", "no path"]),

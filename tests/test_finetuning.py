@@ -178,6 +178,12 @@ def test_a_damaged_checkpoint_is_told_by_its_name(file, pretrained, problem, tmp
     told(lambda: tuned(pretrained, problem, tmp_path), "checkpoint-2", "sha256", "restore it")
 
 
+def test_damaged_settings_beside_the_weights_are_told(pretrained, problem, tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    elsewhere = replace(pretrained, path=tmp_path)
+    told(lambda: tuned(elsewhere, problem, tmp_path / "run"), "config.json", "restore it")
+
+
 def test_a_checkpoint_that_was_cut_off_is_left_for_an_earlier_one(
     pretrained, problem, tmp_path
 ):

@@ -9,7 +9,8 @@ import math
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import module_from_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -104,12 +105,12 @@ def load_extra_backend(path: Path) -> LogLikelihood:
     file, name = path, "log_likelihood"
     if path.is_dir():
         file, name = path / RELEASED, "torch_dag_loss"
-    with reading(file, f"give --extra-backend a file of Python that defines {name}"):
-        spec = spec_from_file_location(f"extra_backend_{path.stem}", file)
-        assert spec is not None and spec.loader is not None
-        module = module_from_spec(spec)
-        sys.modules[spec.name] = module  # dataclasses and torch.library look modules up
-        spec.loader.exec_module(module)
+    remedy = f"give --extra-backend a file of Python that defines {name}"
+    with reading(file, remedy, errors=Exception):  # it runs what others wrote
+        loader = SourceFileLoader(f"extra_backend_{path.stem}", str(file))
+        module = module_from_spec(ModuleSpec(loader.name, loader, origin=str(file)))
+        sys.modules[loader.name] = module  # dataclasses and torch.library look modules up
+        loader.exec_module(module)
         function = getattr(module, name)
     if not path.is_dir():
         return function

@@ -39,13 +39,14 @@ from exlm_lab.downstream.prepared import Part, Problem, identity_of
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.ledger import MADE_AGAIN, StoppedError, check_identity
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.files import read_json, write_json
+from exlm_mini.data.files import read_json, reading, write_json
 from exlm_mini.reading.trained import Trained
 from exlm_mini.training.console import Progress
 from exlm_mini.training.parts import choose_device
 from exlm_mini.training.step import DivergedError
 
 EVALUATION_ROWS = 64
+RESTORE = "restore it from a copy"
 RUN = "run.json"
 """What a directory was made with, and the seconds that were spent there."""
 
@@ -74,11 +75,13 @@ def model_for(pretrained: Trained, problem: Problem, config: TuneConfig, seed: i
     classes = (
         hf.ExLMForQuestionAnswering if kind == "span" else hf.ExLMForSequenceClassification
     )
-    settings = hf.ExLMConfig.from_pretrained(
-        pretrained.path, dropout=config.dropout, attention_dropout=config.attention_dropout,
-        classifier_dropout=config.pooler_dropout, num_labels=problem.num_outputs,
-        learned_length=None,  # the task's notes say how long its rows are
-    )  # fmt: skip
+    with reading(pretrained.path / "config.json", RESTORE):
+        settings = hf.ExLMConfig.from_pretrained(
+            pretrained.path, dropout=config.dropout,
+            attention_dropout=config.attention_dropout,
+            classifier_dropout=config.pooler_dropout, num_labels=problem.num_outputs,
+            learned_length=None,  # the task's notes say how long its rows are
+        )  # fmt: skip
     set_seed(seed)
     model = classes(settings)
     model.exlm.load_state_dict(pretrained.model.state_dict())
