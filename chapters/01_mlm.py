@@ -685,8 +685,8 @@ assert ((match_X - 0.5).abs() < 0.03).all()
 # python -m exlm_mini.pretrain --recipe toy-pairs
 # ```
 #
-# Each takes about 10 seconds and prints what the model reached beside the exact
-# values. {ref}`chap-full-runs` is about settings, checkpoints, larger recipes and
+# They take 15 and 22 seconds of a core, and print what the model reached beside
+# the exact values. {ref}`chap-full-runs` is about settings, checkpoints, larger recipes and
 # the paper's own runs.
 #
 # ## Exercises
