@@ -686,8 +686,8 @@ assert ((match_X - 0.5).abs() < 0.03).all()
 # ```
 #
 # They take 15 and 22 seconds of a core, and print what the model reached beside
-# the exact values. {ref}`chap-full-runs` is about settings, checkpoints, larger recipes and
-# the paper's own runs.
+# the exact values. {ref}`chap-full-runs` is about settings, checkpoints, larger
+# recipes and the paper's own runs.
 #
 # ## Exercises
 #
