@@ -180,10 +180,21 @@ def test_words_that_differ_by_a_blank_are_told_apart():
     assert {"a", "\u2423a", "\\n"} <= set(scene.words)
 
 
+def test_in_an_mlm_a_choice_moves_no_other_mask():
+    torch.manual_seed(0)
+    reading = read_row(MaskedLM(CONFIG, TOKENIZER.vocab_size).eval(), ROW)
+    scene = read_scene(reading, TOKENIZER, ROW)
+    alone_S, fixed_S = (conditionals(scene, c).word_SW[1] for c in ({}, {1: scene.words[0]}))
+    np.testing.assert_array_equal(alone_S, fixed_S)
+    likeliest = [scene.words[row[0]] for row in scene.offered]
+    p = conditionals(scene, dict(enumerate(likeliest, start=1))).probability
+    assert math.log(p) == pytest.approx(reading.log_joint, rel=1e-3)
+
+
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="not linked"):
-        model = MaskedLM(CONFIG, TOKENIZER.vocab_size).eval()
-        read_scene(read_row(model, ROW), TOKENIZER, ROW)
+        reading = read_row(exlm(CONFIG), ROW)
+        read_scene(reading._replace(graph=None), TOKENIZER, ROW)
     for words, states in [({1: "angry"}, {}), ({}, {1: "3.1"}), ({3: "glad"}, {}),
                           ({0: "glad"}, {}), ({1: "glad"}, {1: "1.1"})]:  # fmt: skip
         with pytest.raises(ValueError):

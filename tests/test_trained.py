@@ -108,7 +108,6 @@ def test_a_model_knows_how_long_the_rows_were_that_it_learned(tmp_path, capsys):
 
 def test_what_cannot_be_read_is_told(runs):
     model = exlm_mini.load(runs / "exlm")
-    told(lambda: exlm_mini.load(runs / "mlm").explore("CC[MASK]"), "has none (MLM)")
     told(lambda: model.embed(["CC", " "]), "texts[1]", "empty")
     told(lambda: model.embed(["CC", "C" * 600]), "texts[1]", "max_positions")
     for entry in (None, float("nan"), 3, "C\udc80", "CC\nCN", "CC |^1:0|"):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from exlm_mini.alignment import dag_log_likelihood, posteriors
 from exlm_mini.data.tokenizer import Tokenizer, visible
-from exlm_mini.reading.decoding import Reading, top_tokens
+from exlm_mini.reading.decoding import Reading, States, top_tokens
 
 NUM_WORDS_IN_NODE = 3
 
@@ -71,7 +71,8 @@ def read_scene(
     """The scene of a reading, to four significant digits.
 
     Args:
-        reading: of ``read_row``, with a graph.
+        reading: of ``read_row``. A masked language model is a graph with one state for each mask,
+            which leads to the next.
         tokenizer: of the model.
         masked_ids_BN: the row that was read.
         num_words: to choose from for each mask. All of these, and the likeliest words of each
@@ -80,9 +81,8 @@ def read_scene(
     Raises:
         ValueError: if the states of the reading are not linked.
     """
-    if reading.states is None or reading.graph is None:
-        raise ValueError("this reading has no graph to explore: its states are not linked")
-    states, special_ids = reading.states, tokenizer.special_ids
+    states, log_transition_LL = _states_and_links(reading)
+    special_ids = tokenizer.special_ids
     offered_SC = top_tokens(reading.log_token_SV, num_words, special_ids)[0].tolist()
     of_states_LC = top_tokens(states.log_token_LV, NUM_WORDS_IN_NODE, special_ids)[0].tolist()
     ids_W = list(dict.fromkeys(i for row in offered_SC + of_states_LC for i in row))
@@ -94,7 +94,7 @@ def read_scene(
         words=[visible(tokenizer, token_id) for token_id in ids_W],
         offered=[[place[token_id] for token_id in row] for row in offered_SC],
         token_LW=_short(states.log_token_LV[:, ids_W].double().exp()),
-        transition_LL=_short(reading.graph.log_transition_LL.double().exp()),
+        transition_LL=_short(log_transition_LL.double().exp()),
     )
 
 
@@ -141,6 +141,20 @@ def conditionals(
     probability = dag_log_likelihood(*graph, *counts).exp().item()
     edge_LL = passes.edge_BLL[0].numpy()
     return Conditionals(probability, word_SW.numpy(), state_SL.numpy(), edge_LL)
+
+
+def _states_and_links(reading: Reading) -> tuple[States, Tensor]:
+    """The states of a reading and log E[v, u] between them, in nats."""
+    if reading.states is not None and reading.graph is not None:
+        return reading.states, reading.graph.log_transition_LL
+    if reading.states is not None:
+        raise ValueError("this reading has no graph to explore: its states are not linked")
+    num_masks = len(reading.log_token_SV)
+    # Nothing is asked of the boundaries; they borrow the words of the masks next to them.
+    rows_L = torch.arange(-1, num_masks + 1).clamp(0, num_masks - 1)
+    owner_L = torch.arange(num_masks + 2)
+    states = States(owner_L, torch.zeros_like(owner_L), reading.log_token_SV[rows_L])
+    return states, torch.ones(num_masks + 1).diag(1).log()
 
 
 def _text_between(tokenizer: Tokenizer, row_N: Tensor) -> list[str]:

@@ -157,10 +157,10 @@ class Trained:
             UserError: see ``fill``; and if the states are not linked.
         """
         reading = self.fill(text).reading
-        if reading.graph is None:
+        if reading.states is not None and reading.graph is None:
             raise UserError(
-                f"an explorer shows the links between states, and {self.run} has none "
-                f"({self.model_in_words}); give a run of ExLM with linked states"
+                f"an explorer shows the links between states, and those of {self.run} have none "
+                f"({self.model_in_words}); give a run of an MLM or of ExLM with linked states"
             )
         return explorer(read_scene(reading, self.tokenizer, self.masked_row(text)))
 
