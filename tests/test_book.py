@@ -245,6 +245,17 @@ def test_the_explorer_moves_the_other_mask_when_a_word_is_fixed(open_page, viewp
     assert contrast(page, ".exlm-widget button:nth-of-type(2)") > 4.5
 
 
+@pytest.mark.parametrize(("tab", "num_out"), [("ExLM", 9), ("Masked language model", 0)])
+def test_on_the_first_page_a_word_rules_others_out_with_exlm_alone(open_page, tab, num_out):
+    page = open_page("book/intro.html")
+    page.locator("label", has_text=tab).click()
+    widget = page.locator(".exlm-widget:visible")
+    words = widget.locator(".exlm-mask").nth(1).locator("button em")
+    widget.locator("button", has_text="sad").click()
+    shares = words.all_inner_texts()
+    assert len(shares) == 12 and sum(share in ("0%", "<1%") for share in shares) == num_out
+
+
 def test_dragging_a_slider_changes_the_table_and_the_paths(open_page):
     page = open_page("chapters/06_dag_naive.html")
     widget = page.locator(".exlm-table")

@@ -7,6 +7,7 @@
 * ``{small}`NAME WHAT` `` and ``{small-made}`CORPUS` ``: of the small downstream runs;
 * ``{parameters}`OPTIONS` ``: parameters of a model, counted as ``--dry-run`` does;
 * ``{source}`FILE::NAME` ``: a link to a file of the repository, checked to exist;
+* ``{explorer} NAME``: the recorded scene of a run, to click on;
 * ``{scorecard}``: the paper's claims with their evidence; ``{sweep-report} NAME``: the tables of a
   sweep, or the claims of the study;
 * ``{runs}``: the table of all recorded runs; ``{names}``: what the modules of a page define.
@@ -140,6 +141,20 @@ def table(directive: SphinxDirective, rows: list[list[str]], *options: str) -> l
     return shown
 
 
+class ExplorerDirective(SphinxDirective):
+    """The recorded scene of a run."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        from exlm_mini.reading.explorer import explorer
+        from exlm_mini.reading.scene import scene_from_json
+
+        (record,) = recorded_runs.runs_of(self.arguments[0])
+        html = explorer(scene_from_json(record["scene"])).html
+        return [nodes.raw(html, html, format="html")]
+
+
 class RunsDirective(SphinxDirective):
     """Every recorded run: command, device, commit, versions."""
 
@@ -218,6 +233,7 @@ def setup(app):
     for name, find in STAMPS.items():
         app.add_role(name, LookupRole(find, show_provenance))
     app.add_role("source", LookupRole(source_line, show_source))
+    app.add_directive("explorer", ExplorerDirective)
     app.add_directive("runs", RunsDirective)
     app.add_directive("scorecard", ScorecardDirective)
     app.add_directive("sweep-report", SweepReportDirective)
