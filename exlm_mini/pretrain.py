@@ -17,17 +17,16 @@ go on; a process of torchrun that was asked to stop ends with 0, for others woul
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
-from collections.abc import Callable
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exlm_mini.config import RunConfig
 from exlm_mini.config.checks import UserError
-from exlm_mini.config.options import Request, parse
+from exlm_mini.config.options import parse
 from exlm_mini.training.console import (
     INTERRUPTED,
     ProgressLine,
@@ -43,7 +42,7 @@ from exlm_mini.training.console import (
 if TYPE_CHECKING:  # help and mistakes on the command line need no torch
     from exlm_mini.data.corpus import Corpus
     from exlm_mini.training.processes import Engine
-    from exlm_mini.training.trainer import Outcome, Trainer
+    from exlm_mini.training.trainer import Outcome
 
 
 def run(config: RunConfig, output: Path, engine: Engine) -> int:
@@ -57,8 +56,9 @@ def run(config: RunConfig, output: Path, engine: Engine) -> int:
         with engine.together():
             if engine.is_main:
                 lock.enter_context(locked_directory(output, say))
-        corpus = _corpus(config, output, engine)
-        with requests_by_signal(_teller(engine)) as requests:
+        # The first process prepares what the others then find.
+        corpus = engine.in_turn(_corpus, config, output, engine)
+        with requests_by_signal(engine.tell) as requests:
             outcome = _train(config, corpus, output, engine, requests)
     if not outcome.is_complete:
         return INTERRUPTED if launched_rank() is None else 0
@@ -91,24 +91,18 @@ def _checked(config: RunConfig, output: Path, engine: Engine) -> RunConfig:
 
 
 def _corpus(config: RunConfig, output: Path, engine: Engine) -> Corpus:
-    """The data, prepared in the first process; refused if they or the settings do not fit what is
-    there."""
+    """The data; refused if they or the settings do not fit what is there."""
     from exlm_mini.data.corpus import prepare_corpus
     from exlm_mini.training.cost import check_fits
     from exlm_mini.training.dry_run import tell_row_length
     from exlm_mini.training.parts import stages_of
     from exlm_mini.training.run_directory import changed_settings
 
-    with engine.together():
-        if engine.is_main:
-            changed_settings(output, config)
-            corpus = prepare_corpus(config.data, output / "data", config.seed, say)
-            tell_row_length(config, corpus)
-    with engine.together():
-        if not engine.is_main:
-            corpus = prepare_corpus(config.data, output / "data", config.seed)
-        for stage, _ in stages_of(config):  # before the hours of an earlier one
-            check_fits(stage, corpus.train, corpus.validation, engine.device, engine.world_size)
+    changed_settings(output, config)
+    corpus = prepare_corpus(config.data, output / "data", config.seed, engine.tell)
+    tell_row_length(config, corpus, engine.tell)
+    for stage, _ in stages_of(config):  # before the hours of an earlier one
+        check_fits(stage, corpus.train, corpus.validation, engine.device, engine.world_size)
     return corpus
 
 
@@ -118,16 +112,24 @@ def _train(
     """Train one stage after the other until one is stopped; progress on stderr."""
     import torch
 
+    from exlm_mini.reading.trained import open_checkpoint
+    from exlm_mini.training.checkpoint import has_begun
     from exlm_mini.training.parts import stages_left
     from exlm_mini.training.run_directory import settle
+    from exlm_mini.training.trainer import Trainer
 
     if config.train.num_threads is not None:
         torch.set_num_threads(config.train.num_threads)
     with engine.together():
         stages = stages_left(config, output)
+    source = config.train.start_from
     for stage, end in stages:
         with engine.together():
-            trainer = _trainer(stage, corpus, output, engine)
+            trainer = Trainer(
+                stage, corpus.train, corpus.validation, output, engine.tell, engine
+            )
+            if source is not None and not has_begun(output):
+                trainer.begin_from(open_checkpoint(Path(source), engine.tell))
             if engine.is_main:
                 settle(output, config, engine.device, engine.world_size, say)
         with ProgressLine(stage.objective, config.train.steps) as progress:
@@ -135,7 +137,7 @@ def _train(
                 progress.show, requests.should_stop, requests.should_save, until=end
             )
         if not outcome.is_complete:
-            _teller(engine)(
+            engine.tell(
                 f"stopped at step {outcome.step} of {config.train.steps}; the same command "
                 f"with --output {output} goes on"
             )
@@ -143,72 +145,40 @@ def _train(
     return outcome
 
 
-def _trainer(config: RunConfig, corpus: Corpus, output: Path, engine: Engine) -> Trainer:
-    """The trainer of one stage, perhaps with the weights of another run."""
-    from exlm_mini.reading.trained import open_checkpoint
-    from exlm_mini.training.checkpoint import has_begun
-    from exlm_mini.training.trainer import Trainer
-
-    tell = _teller(engine)
-    trainer = Trainer(config, corpus.train, corpus.validation, output, tell, engine)
-    if (source := config.train.start_from) is not None and not has_begun(output):
-        trainer.begin_from(open_checkpoint(Path(source), tell))
-    return trainer
-
-
-def _teller(engine: Engine) -> Callable[[str], None]:
-    """``say`` in the first process, silence in the others."""
-    return say if engine.is_main else lambda line: None
-
-
 # ---- the command ----
 
 
-def _dry_run(request: Request) -> int:
-    from exlm_mini.reading.trained import open_checkpoint
-    from exlm_mini.training.dry_run import dry_run
+def _command(argv: list[str]) -> int:
+    if not argv:
+        raise UserError(
+            "nothing is said of what to train; give a --recipe, smiles-tiny is a small one, or "
+            "see --help"
+        )
+    request = parse(argv)
+    config = request.config
+    if request.is_dry_run:
+        from exlm_mini.reading.trained import open_checkpoint
+        from exlm_mini.training.dry_run import dry_run
 
-    source = request.config.train.start_from
-    before = None if source is None else open_checkpoint(Path(source), say)
-    dry_run(request.config, request.num_devices, request.throughput, before)
-    return 0
+        source = config.train.start_from
+        before = None if source is None else open_checkpoint(Path(source), say)
+        dry_run(config, request.num_devices, request.throughput, before)
+        return 0
+    output = request.output
+    if output is None and launched_rank() is not None:
+        raise UserError(
+            "under torchrun --output DIR is needed, so that a restart finds its checkpoints"
+        )
+    from exlm_mini.training.processes import start_engine
 
-
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; 0 done, 2 a mistake of the user, 130 stopped and ready to resume."""
-    argv = sys.argv[1:] if argv is None else argv
-    is_launched = launched_rank() is not None
-    # All processes see the same mistakes: one per machine reports them, later only the first.
-    is_talking = not is_launched or os.environ["LOCAL_RANK"] == "0"
-
-    def command() -> int:
-        nonlocal is_talking
-        if not argv:
-            raise UserError(
-                "nothing is said of what to train; give a --recipe, smiles-tiny is a small one, or "
-                "see --help"
-            )
-        request = parse(argv)
-        if request.is_dry_run:
-            return _dry_run(request)
-        if is_launched and not any(word.split("=")[0] == "--output" for word in argv):
-            raise UserError(
-                "under torchrun --output DIR is needed, so that a restart finds its checkpoints"
-            )
-        from exlm_mini.training.processes import start_engine
-
-        engine = start_engine(request.config.train)
-        is_talking = engine.is_main
-        return _run_and_finish(request.config, request.output, engine)
-
-    return exit_code(command, is_talking=lambda: is_talking)
-
-
-def _run_and_finish(config: RunConfig, output: Path, engine: Engine) -> int:
-    """Run, then leave the process group in order, except after an unforeseen error."""
+    engine = start_engine(config.train)
     try:
-        code = run(config, output, engine)
-    except RuntimeError as error:
+        code = run(
+            config,
+            output or Path("runs") / f"{config.recipe}-{time.strftime('%Y%m%d-%H%M%S')}",
+            engine,
+        )
+    except RuntimeError as error:  # otherwise unforeseen: the group cannot be left in order
         if not engine.has_lost_another(error):
             raise
         say(
@@ -221,6 +191,11 @@ def _run_and_finish(config: RunConfig, output: Path, engine: Engine) -> int:
         raise
     engine.finish()
     return code
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; 0 done, 2 a mistake of the user, 130 stopped and ready to resume."""
+    return exit_code(lambda: _command(sys.argv[1:] if argv is None else argv))
 
 
 if __name__ == "__main__":

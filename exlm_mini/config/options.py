@@ -10,7 +10,6 @@ import argparse
 import re
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -217,7 +216,7 @@ class Request(NamedTuple):
     """What the command line asked for."""
 
     config: RunConfig
-    output: Path
+    output: Path | None
     is_dry_run: bool
     num_devices: int = 1
     """The number that --dry-run plans for."""
@@ -237,9 +236,9 @@ def parse(argv: list[str]) -> Request:
     # The recipe's own first stage is not needed then.
     before = {} if start is None else {"train.start_from": start, "train.grow_at": 0.0}
     config = replaced(recipe, before | given(found))
-    default = Path("runs") / f"{config.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
-    output = Path(found.output or default)
-    return Request(config, output, found.dry_run, found.devices or 1, found.throughput)
+    return Request(
+        config, found.output, found.dry_run, found.devices or 1, found.throughput
+    )
 
 
 def _parser(argv: Sequence[str] = ()) -> Parser:
@@ -256,7 +255,7 @@ def _parser(argv: Sequence[str] = ()) -> Parser:
     parser = settings_parser("python -m exlm_mini.pretrain", text, groups, {"recipe"}, values)
     add = parser.add_argument
     add("--recipe", metavar="NAME", help="a name below, or a path to a .yaml")
-    add("--output", metavar="DIR", help="default runs/<recipe>-<time>")
+    add("--output", type=Path, metavar="DIR", help="default runs/<recipe>-<time>")
     add("--from", metavar="DIR", help="a trained MLM to go on from (train.start_from)")
     add("--dry-run", action="store_true", help="print parameters, tokens and memory, and stop")
     add("--devices", type=of(Count), metavar="N", help="with --dry-run: to spread a batch over")

@@ -37,33 +37,6 @@ def this_python() -> str:
     return shlex.quote(os.path.relpath(sys.executable))
 
 
-def say_error(error: UserError) -> None:
-    """Print the line of a mistake; with ``--debug`` after its traceback."""
-    if Debugging.is_on:
-        earlier: BaseException | None = error
-        while earlier:
-            earlier.__suppress_context__ = False
-            earlier = earlier.__cause__ or earlier.__context__
-        traceback.print_exception(error)
-    say(f"error: {error}")
-
-
-def mistake(error: UserError | ModuleNotFoundError | OSError) -> UserError:
-    """The line for an error; for a missing library it names the extra that installs it.
-
-    Raises:
-        ModuleNotFoundError, OSError: the error itself if it is a bug.
-    """
-    if isinstance(error, UserError):
-        return error
-    if isinstance(error, OSError):
-        return refused(error)
-    line = missing_extra(error)
-    if line is None:
-        raise error
-    return UserError(line)
-
-
 def drop_output() -> None:
     """Discard further output, when the reader of stdout is gone: flushing at exit would fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -73,17 +46,18 @@ def exit_code(
     command: Callable[[], int | None],
     interrupted: str = "interrupted",
     unread: int = INTERRUPTED,
-    is_talking: Callable[[], bool] = lambda: True,
 ) -> int:
     """Run a command and return its exit code; a failure is one line.
+
+    Of the processes that a launcher started on one machine, the first prints the line.
 
     Args:
         command: the work; returning None means 0. Training saves and stops by itself.
         interrupted: printed when it is interrupted elsewhere, such as while data are read.
         unread: exit code if the reader of stdout is gone before the end.
-        is_talking: false in a process beside another one that prints the line.
     """
     Debugging.is_on = False
+    is_talking = launched_rank() is None or os.environ["LOCAL_RANK"] == "0"
     try:
         code = command() or 0
         sys.stdout.flush()
@@ -92,17 +66,31 @@ def exit_code(
         drop_output()
         return unread
     except (UserError, ModuleNotFoundError, OSError) as error:
-        line = mistake(error)
-        if is_talking():
-            say_error(line)
+        line = _line_of(error)
+        if is_talking and Debugging.is_on:
+            traceback.print_exception(error)
+        if is_talking:
+            say(f"error: {line}")
         else:
             # torchrun ends all processes when one ends: let the other one print first.
             time.sleep(SECONDS_TO_SPEAK)
         return 2
     except KeyboardInterrupt:
-        if is_talking():
+        if is_talking:
             say(interrupted)
         return INTERRUPTED
+
+
+def _line_of(error: UserError | ModuleNotFoundError | OSError) -> str:
+    """The line of a mistake; an error that is a bug is raised again."""
+    if isinstance(error, OSError):
+        return str(refused(error))
+    if not isinstance(error, ModuleNotFoundError):
+        return str(error)
+    line = missing_extra(error)  # names the extra that installs it
+    if line is None:
+        raise error
+    return line
 
 
 class Progress(NamedTuple):

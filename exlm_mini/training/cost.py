@@ -71,6 +71,11 @@ class BatchPlan(NamedTuple):
     num_accumulated: int
     """Forward passes of a device per optimiser step."""
 
+    @property
+    def name(self) -> str:
+        """Of the settings: train.batch_size, train.micro_batch_size or those of tokens."""
+        return "size" if self.unit == "rows" else "tokens"
+
     def __str__(self) -> str:
         return (
             f"{self.size:,} {self.unit} = {self.num_devices} device"
@@ -176,17 +181,12 @@ def check_memory(
     device: torch.device,
     num_devices: int = 1,
 ) -> None:
-    """Refuse a run with a definite precision that does not fit in memory.
+    """Raise ``DoesNotFit`` for a run that memory cannot hold, with the settings to lower.
 
     The sizes are as for ``estimate``, or lower bounds while they are unknown.
-
-    Raises:
-        DoesNotFit: with the figure, and which settings to lower.
-        UserError: as ``estimate`` and ``plan_batch``.
     """
     plan = plan_batch(config.train, num_devices)
-    unit = "size" if plan.unit == "rows" else "tokens"
-    changed: dict[str, Any] = {f"micro_batch_{unit}": plan.per_device}
+    changed: dict[str, Any] = {f"micro_batch_{plan.name}": plan.per_device}
     train = replace(config.train, **changed)
     masking = config.masking
     if masking.strategy == "bernoulli":  # may mask every token, but practically never does
@@ -198,8 +198,8 @@ def check_memory(
         "lower model.width, model.num_layers, model.max_positions or the vocabulary": (
             costs.weight_bytes
         ),
-        f"lower train.micro_batch_{unit}, or give one": _SURE * costs.activation_bytes,
-        f"lower train.batch_{unit}": _BATCH_TOKEN * tokens,
+        f"lower train.micro_batch_{plan.name}, or give one": _SURE * costs.activation_bytes,
+        f"lower train.batch_{plan.name}": _BATCH_TOKEN * tokens,
     }
     check_bytes("the run", parts, device)
 
@@ -240,49 +240,32 @@ def row_flops(config: RunConfig, vocab_size: int, row_length: int) -> float:
     return 2 * 3 * (encoder + heads)
 
 
-def encoder_bytes(
-    model: ModelConfig, num_tokens: int, half: int = _FLOAT, num_row_tokens: int | None = None
-) -> int:
-    """Bytes that autograd keeps for the encoder's backward pass.
-
-    Args:
-        model: settings of the model.
-        num_tokens: of a batch, after expansion or repetition, padding included.
-        half: bytes of a number in the encoder's precision.
-        num_row_tokens: before expansion, for the layers below ``expand_at``; None: as above.
-    """
-    num_layers, D, F, _ = model.shape
-    # Per layer: inputs (the residual stream stays in float32) and outputs of both norms; queries,
-    # keys and values, rotated queries and keys, attended values; the feed-forward layer before
-    # and after its activation; masks of three dropouts.
-    masks = 2 * D * (model.dropout > 0) + F * (model.activation_dropout > 0)
-    layer = 2 * D * _FLOAT + (8 * D + 2 * F + masks) * half
-    ends = (D + D * (model.dropout > 0)) * _FLOAT  # last norm, dropout of the embedding
-    num_below = 0 if num_row_tokens is None else model.expand_at
-    layer_tokens = num_below * (num_row_tokens or 0) + (num_layers - num_below) * num_tokens
-    return layer_tokens * layer + num_tokens * ends
-
-
 def _activation_bytes(config: RunConfig, vocab_size: int, row_length: int) -> int:
     """Bytes that autograd keeps, counted layer by layer."""
-    model, is_low = config.model, config.train.precision in ("bf16", "fp16")
+    model, train, is_exlm = config.model, config.train, config.objective == "exlm"
     num_layers, D, F, H = model.shape
-    train = config.train
     B = train.micro_batch_size or train.batch_size
     if train.batch_tokens is not None:  # for the longest rows
         B = max(1, (train.micro_batch_tokens or train.batch_tokens) // row_length)
     T = longest_row(config, row_length)
+    is_low = train.precision in ("bf16", "fp16")
     half = 2 if is_low else _FLOAT
-    num_row_tokens = B * row_length if config.objective == "exlm" else None
-    encoder = encoder_bytes(model, B * T, half, num_row_tokens)
+    # Per layer: inputs (the residual stream stays in float32) and outputs of both norms; queries,
+    # keys and values, rotated queries and keys, attended values; the feed-forward layer before
+    # and after its activation; masks of three dropouts.
+    dropouts = 2 * D * (model.dropout > 0) + F * (model.activation_dropout > 0)
+    layer = 2 * D * _FLOAT + (8 * D + 2 * F + dropouts) * half
+    ends = (D + D * (model.dropout > 0)) * _FLOAT  # last norm, dropout of the embedding
+    num_below = model.expand_at if is_exlm else 0
+    kept = B * ((num_below * row_length + (num_layers - num_below) * T) * layer + T * ends)
     if is_low:  # autocast keeps a copy of each weight
-        encoder += half * (num_layers * (4 * D * D + 2 * D * F) + vocab_size * D)
+        kept += half * (num_layers * (4 * D * D + 2 * D * F) + vocab_size * D)
     num_masks = math.ceil(mask_count(config, row_length))
-    if config.objective != "exlm":
+    if not is_exlm:
         if config.masking.strategy != "slots":
             num_masks = math.ceil(config.masking.mask_ratio * T)
         # The log-softmax and the head's hidden states.
-        return encoder + B * num_masks * (vocab_size + 4 * D) * _FLOAT
+        return kept + B * num_masks * (vocab_size + 4 * D) * _FLOAT
     L = num_states(model, num_masks)
     head = B * L * 8 * D * _FLOAT
     if model.emission != "chunked":  # chunks are recomputed, not kept
@@ -290,4 +273,4 @@ def _activation_bytes(config: RunConfig, vocab_size: int, row_length: int) -> in
     num_heads = {"gated": H, "spans": H, "paper": 1}.get(model.transition, 0)
     transition = B * (2 * num_heads + 3) * L * L * _FLOAT
     alignment = 3 * B * (num_masks + 2) * L * _FLOAT
-    return int(encoder + head + transition + alignment)
+    return int(kept + head + transition + alignment)

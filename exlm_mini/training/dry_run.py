@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import textwrap
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,6 @@ from exlm_mini.training.parts import (
 DRY_RUN_DOCUMENTS = 10_000
 
 
-def row_length_of(config: RunConfig) -> int:
-    """Length of the longest row, from the settings alone."""
-    if config.data.kind == "toy":
-        return grammar(config.data.grammar).length + 2
-    return config.data.block_length
-
-
 def dry_run(
     config: RunConfig,
     num_devices: int = 1,
@@ -49,24 +43,42 @@ def dry_run(
     config = with_precision(config, choose_device(config.train.device))
     plan = plan_batch(config.train, num_devices)
     vocab_size, row_length = _corpus_shape(config)
-    # The micro-batch of one device.
-    micro = "micro_batch_size" if plan.unit == "rows" else "micro_batch_tokens"
-    changed: dict[str, Any] = {micro: plan.per_device}
+    changed: dict[str, Any] = {f"micro_batch_{plan.name}": plan.per_device}
     config = replace(config, train=replace(config.train, **changed))
     check_row_length(config, row_length)
     costs = estimate(config, vocab_size, row_length)
+    parameters = f"{costs.num_parameters:,} = {costs.num_parameters / 1e6:.1f} M"
+    if costs.num_transition_parameters:
+        rest = costs.num_parameters - costs.num_transition_parameters
+        parameters += f" ({rest / 1e6:.1f} M without the transition head)"
+    at_most = "at most " if plan.unit == "tokens" else ""
+    weights, activations = costs.weight_bytes / 2**20, costs.activation_bytes / 2**20
     lines = {
         "objective": config.objective,
-        "parameters": _parameters(costs),
+        "parameters": parameters,
         "vocabulary": f"{vocab_size:,}",
-        **_work(costs, plan, config.train.steps),
-        "memory": _memory(costs),
+        "row": f"{costs.row_length} tokens, {costs.expanded_length} expanded",
+        "batch": f"{plan}",
+        "tokens per step": f"{at_most}{costs.tokens_per_step:,}",
+        "steps": f"{config.train.steps:,}",
+        "tokens": f"{at_most}{costs.num_tokens:,}",
+        "operations": f"{costs.flops_per_token:.3g} FLOP per token, {costs.num_flops:.3g} in "
+        f"all, for rows of {costs.row_length}",
+        "memory": f"about {weights + activations:,.0f} MiB = {weights:,.0f} MiB weights, "
+        f"gradients, Adam + {activations:,.0f} MiB activations",
         "device hours": _hours(costs, plan, tokens_per_second),
     }
     if before is not None:
-        lines["goes on from"] = _behind(before)
+        run, state = stored_config(before), before.state
+        whole = estimate(run, state["vocab_size"], run.data.block_length).num_flops
+        lines["goes on from"] = (
+            f"{run.objective} of {before.step:,} steps, "
+            f"{whole * before.step / run.train.steps:.3g} FLOP not counted above"
+        )
+    indent = " " * 19
+    wrapper = textwrap.TextWrapper(80, indent, indent, break_long_words=False)
     for name, text in lines.items():
-        print(_entry(name, text))
+        print(f"{name:18} " + "\n".join(map(wrapper.fill, text.splitlines())).lstrip())
 
 
 def _corpus_shape(config: RunConfig) -> tuple[int, int]:
@@ -90,8 +102,15 @@ def _corpus_shape(config: RunConfig) -> tuple[int, int]:
         data = replace(data, max_documents=limit)
     with tempfile.TemporaryDirectory() as directory:
         corpus = prepare_corpus(data, Path(directory) / "data", config.seed, say)
-        tell_row_length(config, corpus)
+        tell_row_length(config, corpus, say)
         return corpus.train.vocab_size, int(corpus.train.lengths_R.max())
+
+
+def row_length_of(config: RunConfig) -> int:
+    """Length of the longest row, from the settings alone."""
+    if config.data.kind == "toy":
+        return grammar(config.data.grammar).length + 2
+    return config.data.block_length
 
 
 def lacks_pack(config: RunConfig) -> bool:
@@ -99,55 +118,14 @@ def lacks_pack(config: RunConfig) -> bool:
     return config.data.pack is not None and not Path(config.data.pack).exists()
 
 
-def tell_row_length(config: RunConfig, corpus: Corpus) -> None:
+def tell_row_length(config: RunConfig, corpus: Corpus, tell: Callable[[str], None]) -> None:
     """Say so if a prepared corpus has rows of another length than the settings."""
     row_length = corpus.train.row_length
     if config.data.pack is not None and row_length not in (None, row_length_of(config)):
-        say(
+        tell(
             f"{config.data.pack} has rows of {row_length} tokens; data.block_length "
             f"{config.data.block_length} is not used"
         )
-
-
-# ---- lines ----
-
-
-def _entry(name: str, text: str) -> str:
-    """A name and its text, in lines that fit a terminal and a page of the book."""
-    indent = " " * 19
-    wrapper = textwrap.TextWrapper(
-        80, indent, indent, break_long_words=False, break_on_hyphens=False
-    )
-    return f"{name:18} " + "\n".join(map(wrapper.fill, text.splitlines())).lstrip()
-
-
-def _parameters(costs: Estimate) -> str:
-    text = f"{costs.num_parameters:,} = {costs.num_parameters / 1e6:.1f} M"
-    if costs.num_transition_parameters:
-        rest = costs.num_parameters - costs.num_transition_parameters
-        text += f" ({rest / 1e6:.1f} M without the transition head)"
-    return text
-
-
-def _work(costs: Estimate, plan: BatchPlan, steps: int) -> dict[str, str]:
-    at_most = "at most " if plan.unit == "tokens" else ""
-    return {
-        "row": f"{costs.row_length} tokens, {costs.expanded_length} expanded",
-        "batch": f"{plan}",
-        "tokens per step": f"{at_most}{costs.tokens_per_step:,}",
-        "steps": f"{steps:,}",
-        "tokens": f"{at_most}{costs.num_tokens:,}",
-        "operations": f"{costs.flops_per_token:.3g} FLOP per token, {costs.num_flops:.3g} in "
-        f"all, for rows of {costs.row_length}",
-    }
-
-
-def _memory(costs: Estimate) -> str:
-    weights, activations = costs.weight_bytes / 2**20, costs.activation_bytes / 2**20
-    return (
-        f"about {weights + activations:,.0f} MiB = {weights:,.0f} MiB weights, gradients, Adam + "
-        f"{activations:,.0f} MiB activations"
-    )
 
 
 def _hours(costs: Estimate, plan: BatchPlan, tokens_per_second: float | None) -> str:
@@ -158,25 +136,12 @@ def _hours(costs: Estimate, plan: BatchPlan, tokens_per_second: float | None) ->
             "that a run of a few steps has in its metrics.jsonl"
         )
     hours = costs.num_tokens / tokens_per_second / 3600
-    on_all = ""
+    each = hours / plan.num_devices
+    all_and_each = [f"{h:,.1f}" if h >= 1 else f"{h:.2g}" for h in (hours, each)]
+    text = (
+        f"{all_and_each[0]} at {tokens_per_second:,.0f} tokens/s, which is "
+        f"{tokens_per_second * costs.flops_per_token:.3g} FLOP/s"
+    )
     if plan.num_devices > 1:
-        each = _few_digits(hours / plan.num_devices)
-        on_all = f"; {each} hours if {plan.num_devices} devices lose nothing to each other"
-    return (
-        f"{_few_digits(hours)} at {tokens_per_second:,.0f} tokens/s, which is "
-        f"{tokens_per_second * costs.flops_per_token:.3g} FLOP/s{on_all}"
-    )
-
-
-def _behind(checkpoint: Checkpoint) -> str:
-    """What another run has cost up to this checkpoint."""
-    config, state = stored_config(checkpoint), checkpoint.state
-    costs = estimate(config, state["vocab_size"], config.data.block_length)
-    flops = costs.num_flops * checkpoint.step / config.train.steps
-    return (
-        f"{config.objective} of {checkpoint.step:,} steps, {flops:.3g} FLOP not counted above"
-    )
-
-
-def _few_digits(hours: float) -> str:
-    return f"{hours:,.1f}" if hours >= 1 else f"{hours:.2g}"
+        text += f"; {all_and_each[1]} hours if {plan.num_devices} devices lose nothing to each other"
+    return text

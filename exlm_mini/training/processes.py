@@ -16,8 +16,8 @@ import contextlib
 import datetime
 import gc
 import os
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
@@ -26,9 +26,10 @@ from exlm_mini.config import TrainConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import refused
 from exlm_mini.data.masking import MaskedBatch
-from exlm_mini.training.console import launched_rank
+from exlm_mini.training.console import launched_rank, say
 from exlm_mini.training.parts import Scored, choose_device, score
 
+T = TypeVar("T")
 LONGEST_WAIT = datetime.timedelta(days=7)
 """The first process may take long to prepare a corpus; a process that died is noticed at once."""
 
@@ -96,20 +97,17 @@ class Engine:
         """The loss of one micro-batch under the wrapped model, see ``parts.score``."""
         return self._scorer(part, chain_share)
 
+    def tell(self, line: str) -> None:
+        """Print a line for the user, in the first process alone."""
+        if self.is_main:
+            say(line)
+
     def accumulate(self, is_last: bool) -> contextlib.AbstractContextManager:
         """Context of the passes of a micro-batch; gradients are averaged over the processes after
         the last micro-batch of a step."""
         if self._group is None or is_last:
             return contextlib.nullcontext()
         return self._scorer.no_sync()
-
-    def clip(self, model: nn.Module, largest: float) -> float:
-        """Scale the gradient down to a norm, unless that is 0; returns the norm before."""
-        parameters = [p for p in model.parameters() if p.grad is not None]
-        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        if largest > 0:
-            nn.utils.clip_grads_with_norm_(parameters, largest, norm)
-        return norm.item()
 
     def add_up(self, numbers: Tensor) -> Tensor:
         """The sum over the processes of a float64 tensor on the CPU."""
@@ -141,6 +139,15 @@ class Engine:
         for first in self._gather(message):
             if first is not None:
                 raise UserError(first)
+
+    def in_turn(self, work: Callable[..., T], *arguments: Any) -> T:
+        """What a piece of work returns; the first process does it before the others, and all
+        raise the mistake of one."""
+        for is_now in (self.is_main, not self.is_main):
+            with self.together():
+                if is_now:
+                    result = work(*arguments)
+        return result
 
     def _gather(self, value: Any) -> list[Any]:
         """The values of all processes."""

@@ -107,7 +107,8 @@ class Stepper:
         total, num_tokens = map(int, engine.add_up(sizes_P2.double().sum(dim=0)).tolist())
         counted = self._accumulate(step, parts, sizes_P2[:, 0].tolist(), max(total, 1))
         self.scaler.unscale_(self.optimizer)
-        norm = engine.clip(self.model, train.clip_norm)
+        parameters = self.model.parameters()
+        norm = nn.utils.clip_grad_norm_(parameters, train.clip_norm or math.inf).item()
         counts = torch.tensor([*counted, not math.isfinite(norm)], dtype=torch.float64)
         loss, num_without_path, num_correct, num_bad = engine.add_up(counts).tolist()
         is_skipped = not math.isfinite(loss) or num_bad > 0
