@@ -6,6 +6,7 @@ few seconds; all words, edges and numbers are what it says about the sentence. M
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,9 @@ from exlm_mini.data.toy_grammars import grammar, slots_of
 from exlm_mini.model.expansion import expand_masks
 from exlm_mini.plot.style import COLORS, use_book_style
 from exlm_mini.reading.decoding import read_row, top_tokens
-from exlm_mini.training.live import Scale, train_live
+
+sys.path.append(str(Path(__file__).parents[1] / "chapters"))
+from live import Scale, train_live
 
 FILE = Path(__file__).parent / "_static" / "overview.svg"
 TRAINING = (

@@ -614,8 +614,9 @@ torch.testing.assert_close(
 # exlm_mini.pretrain --recipe toy-pairs` would do it, ends there, too.
 
 # %%
+from live import chapter_scale, train_live
+
 from exlm_mini.config.options import parse
-from exlm_mini.training.live import chapter_scale, train_live
 
 config = parse(["--recipe", "toy-pairs", "--objective", "exlm"]).config
 run = train_live(config, chapter_scale())

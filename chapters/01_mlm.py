@@ -55,13 +55,13 @@ import math
 import matplotlib.pyplot as plt
 import torch
 from drawings import draw_heatmap, draw_tokens
+from live import chapter_scale
 from torch import nn
 from torch.nn import functional as F
 
 from exlm_mini.config import SPECIAL_TOKENS
 from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.plot.style import COLORS, use_book_style
-from exlm_mini.training.live import chapter_scale
 
 use_book_style()
 scale = chapter_scale()  # EXLM_SCALE=gpu trains for longer

@@ -59,13 +59,13 @@ import pandas as pd
 import seaborn as sns
 import torch
 from drawings import draw_curves, draw_heatmap
+from live import chapter_scale, train_live
 from torch.nn import functional as F
 
 from exlm_mini.config import SPECIAL_TOKENS, SpecialIds
 from exlm_mini.config.options import parse
 from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.plot.style import COLORS, use_book_style
-from exlm_mini.training.live import chapter_scale, train_live
 
 use_book_style()
 scale = chapter_scale()

@@ -60,13 +60,13 @@ import numpy as np
 import pandas as pd
 import torch
 from drawings import draw_tokens
+from live import chapter_scale
 from scipy import stats
 from torch.nn import functional as F
 
 from exlm_mini.config import SPECIAL_TOKENS, ModelConfig, SpecialIds
 from exlm_mini.model import MaskedLM
 from exlm_mini.plot.style import use_book_style
-from exlm_mini.training.live import chapter_scale
 
 use_book_style()
 _, BOS, EOS, *_, MASK = SpecialIds()

@@ -56,10 +56,10 @@ import numpy as np
 import pandas as pd
 import torch
 from drawings import draw_tokens
+from live import chapter_scale
 
 from exlm_mini.config import SpecialIds
 from exlm_mini.plot.style import COLORS, use_book_style
-from exlm_mini.training.live import chapter_scale
 
 use_book_style()
 PAD, BOS, EOS, _, _, MASK = SpecialIds()

@@ -56,11 +56,11 @@ import math
 import matplotlib.pyplot as plt
 import torch
 from drawings import draw_heatmap
+from live import chapter_scale
 from torch import nn
 from torch.nn import functional as F
 
 from exlm_mini.plot.style import COLORS, use_book_style
-from exlm_mini.training.live import chapter_scale
 
 use_book_style()
 torch.set_default_dtype(torch.float64)

@@ -60,9 +60,9 @@ import pandas as pd
 import torch
 from drawings import draw_dag, draw_heatmap
 from IPython.display import display
+from live import chapter_scale
 
 from exlm_mini.plot.style import COLORS, use_book_style
-from exlm_mini.training.live import chapter_scale
 
 use_book_style()
 torch.set_default_dtype(torch.float64)

@@ -60,6 +60,7 @@ import numpy as np
 import pandas as pd
 import torch
 from drawings import draw_dag
+from live import chapter_scale
 from torch import nn
 from torch.nn import functional as F
 
@@ -67,7 +68,6 @@ from exlm_mini.config import SPECIAL_TOKENS, ModelConfig, SpecialIds
 from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.model.encoder import Encoder
 from exlm_mini.plot.style import COLORS, use_book_style
-from exlm_mini.training.live import chapter_scale
 
 use_book_style()
 scale = chapter_scale()

@@ -64,12 +64,12 @@ import pandas as pd
 import torch
 from drawings import draw_dag
 from IPython.display import display
+from live import chapter_scale, train_live
 
 from exlm_mini.config import ModelConfig, SpecialIds
 from exlm_mini.config.options import parse
 from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.plot.style import use_book_style
-from exlm_mini.training.live import chapter_scale, train_live
 
 use_book_style()
 scale = chapter_scale()

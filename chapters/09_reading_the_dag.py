@@ -54,10 +54,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from live import chapter_scale, train_live
 
 from exlm_mini.config.options import parse
 from exlm_mini.data.toy_grammars import grammar
-from exlm_mini.training.live import chapter_scale, train_live
 
 scale = chapter_scale()
 print(scale)

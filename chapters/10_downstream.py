@@ -51,6 +51,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from live import chapter_scale
 from scipy.stats import rankdata
 from torch import nn
 from torch.nn import functional as F
@@ -58,7 +59,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 import exlm_mini
 from exlm_lab.downstream.patterns import counting_baseline, load
-from exlm_mini.training.live import chapter_scale
 
 scale = chapter_scale()
 print(scale)

@@ -58,6 +58,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from live import chapter_scale
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -68,7 +69,6 @@ from exlm_mini.alignment import dag_log_likelihood, posteriors, viterbi
 from exlm_mini.alignment import scaled as rescaling
 from exlm_mini.alignment.check import relative_error
 from exlm_mini.plot.style import COLORS, use_book_style
-from exlm_mini.training.live import chapter_scale
 
 use_book_style()
 torch.set_default_dtype(torch.float64)

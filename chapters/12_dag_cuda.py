@@ -65,6 +65,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
+from live import chapter_scale
 from matplotlib.patches import Rectangle
 
 from exlm_lab.benchmarks.dag import made_graph
@@ -81,7 +82,6 @@ from exlm_mini.alignment import (
 from exlm_mini.alignment.check import TOLERANCE, largest_error, relative_error
 from exlm_mini.alignment.drop_in import torch_dag_loss
 from exlm_mini.plot.style import COLORS, use_book_style
-from exlm_mini.training.live import chapter_scale
 
 use_book_style()
 scale = chapter_scale()

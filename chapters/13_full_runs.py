@@ -70,6 +70,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from drawings import draw_device_hours
+from live import chapter_scale
 from safetensors.torch import load_file
 
 from exlm_mini import prepare, pretrain
@@ -85,7 +86,6 @@ from exlm_mini.plot.curves import draw, read
 from exlm_mini.plot.style import COLORS, use_book_style
 from exlm_mini.training.checkpoint import latest_checkpoint, load_checkpoint
 from exlm_mini.training.cost import Estimate, estimate, plan_batch
-from exlm_mini.training.live import chapter_scale
 from exlm_mini.training.parts import make_masker, make_model
 from exlm_mini.training.run_directory import read_metrics
 

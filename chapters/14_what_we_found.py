@@ -57,6 +57,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from IPython.display import display
+from live import chapter_scale
 from scipy.stats import spearmanr
 from scipy.stats import t as student
 
@@ -72,7 +73,6 @@ from exlm_lab.experiments.paper import ENTROPY, printed_average, printed_grid
 from exlm_lab.experiments.records import by_cell, grid, runs, shown
 from exlm_lab.experiments.scorecard import scorecard
 from exlm_mini.plot.style import COLORS, use_book_style
-from exlm_mini.training.live import chapter_scale
 
 use_book_style()
 print(chapter_scale())

@@ -12,11 +12,11 @@ import jupytext
 import nbformat
 import pytest
 import yaml
+from live import chapter_scale
 from PIL import Image
 
 import chapters
 from exlm_mini.config.checks import UserError
-from exlm_mini.training.live import chapter_scale
 
 ROOT = Path(__file__).resolve().parents[1]
 

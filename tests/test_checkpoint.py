@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import random
 import shutil
@@ -19,7 +18,6 @@ from exlm_mini.data.files import write_atomically
 from exlm_mini.training import checkpoint
 from exlm_mini.training.checkpoint import (
     MANIFEST,
-    encode_manifest,
     latest_checkpoint,
     load_checkpoint,
     optimizer_tensors,
@@ -151,29 +149,6 @@ def test_every_flipped_bit_is_refused_and_the_previous_checkpoint_used(tmp_path)
     assert is_equal(latest_checkpoint(tmp_path, pytest.fail))
 
 
-@pytest.fixture(scope="module")
-def one_checkpoint(tmp_path_factory):
-    return save_checkpoint(tmp_path_factory.mktemp("fuzz"), 7, TENSORS, STATE)
-
-
-def refused_manifest(path: Path, manifest: bytes) -> str:
-    """The line for the checkpoint under another manifest."""
-    original = (path / MANIFEST).read_bytes()
-    (path / MANIFEST).write_bytes(manifest)
-    with pytest.raises(UserError) as error:
-        load_checkpoint(path)
-    (path / MANIFEST).write_bytes(original)
-    assert_one_line(error, str(path))
-    return str(error.value)
-
-
-def test_a_manifest_of_another_version_is_refused(one_checkpoint):
-    fields = json.loads((one_checkpoint / MANIFEST).read_bytes()) | {"version": 3}
-    del fields["manifest_sha256"]
-    line = refused_manifest(one_checkpoint, encode_manifest(fields))
-    assert "version 3, this program reads version 2; use the version of" in line
-
-
 def test_latest_falls_back_on_the_newest_intact_checkpoint(tmp_path):
     for step in (9, 10, 999_999, 1_000_000):
         save_checkpoint(tmp_path, step, TENSORS, {"step": step})
@@ -188,7 +163,7 @@ def test_latest_falls_back_on_the_newest_intact_checkpoint(tmp_path):
     found = latest_checkpoint(tmp_path, lines.append)
     assert found.step == 10 and found.state == {"step": 10}
     assert [line.split()[2] for line in lines] == [
-        "step-3000000.tmp:", "step-2000000:", "step-1000000:", "step-999999:",
+        "step-2000000:", "step-1000000:", "step-999999:",
     ]  # fmt: skip
 
 
@@ -200,9 +175,7 @@ def test_latest_of_nothing_is_none_and_of_only_broken_ones_an_error(tmp_path):
     assert latest_checkpoint(tmp_path / "missing", pytest.fail) is None
     assert latest_checkpoint(tmp_path, pytest.fail) is None
     (tmp_path / "step-000001.tmp").mkdir()
-    lines = []
-    assert latest_checkpoint(tmp_path, lines.append) is None
-    assert len(lines) == 1
+    assert latest_checkpoint(tmp_path, pytest.fail) is None
     (tmp_path / "step-000001").mkdir()
     with pytest.raises(UserError) as error:
         latest_checkpoint(tmp_path, pytest.fail)
@@ -301,24 +274,6 @@ def test_a_disk_full_later_keeps_earlier_checkpoints(tmp_path, monkeypatch):
                 save_checkpoint(tmp_path, 2, TENSORS, {})
         assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
     assert is_equal(latest_checkpoint(tmp_path, pytest.fail)._replace(step=7))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"head.bias/exp_avg_sq": None},
-        {"head.bias/exp_avg": torch.tensor(1.0)},
-        {"x/exp_avg": torch.ones(1)},
-    ],
-    ids=["half of the moments", "another shape", "of no parameter"],
-)
-def test_moments_of_another_model_are_refused(change):
-    model, optimizer = build()
-    train(model, optimizer, range(1))
-    tensors = optimizer_tensors(optimizer, model) | change
-    tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    with pytest.raises((ValueError, KeyError)):
-        restore_optimizer(optimizer, model, tensors)
 
 
 # ---- deleting old checkpoints ----

@@ -1,9 +1,7 @@
 """The chapters' drawings: what stands on the axes, not how it looks."""
 
 import re
-import sys
 from itertools import combinations
-from pathlib import Path
 from xml.etree import ElementTree
 
 import matplotlib
@@ -12,10 +10,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from matplotlib.colors import to_hex
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "chapters"))
 from drawings import draw_dag, draw_device_hours, draw_tokens
+from matplotlib.colors import to_hex
 from molecules import Pictures, atoms_of, tokens_of, tokens_svg
 
 from exlm_mini.config.checks import UserError

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from live import Scale, chapter_scale, train_live
 
 from exlm_mini.config.options import parse
 from exlm_mini.model import ExLM
 from exlm_mini.pretrain import main
-from exlm_mini.training.live import Scale, chapter_scale, train_live
 from exlm_mini.training.run_directory import read_metrics
 
 CPU = Scale("cpu", torch.device("cpu"))

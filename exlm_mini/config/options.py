@@ -236,9 +236,7 @@ def parse(argv: list[str]) -> Request:
     # The recipe's own first stage is not needed then.
     before = {} if start is None else {"train.start_from": start, "train.grow_at": 0.0}
     config = replaced(recipe, before | given(found))
-    return Request(
-        config, found.output, found.dry_run, found.devices or 1, found.throughput
-    )
+    return Request(config, found.output, found.dry_run, found.devices or 1, found.throughput)
 
 
 def _parser(argv: Sequence[str] = ()) -> Parser:

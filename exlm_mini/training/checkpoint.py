@@ -32,8 +32,6 @@ from torch import Tensor, nn
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import NO_SPACE, read_bytes, reading, sync_directory, write_synced
 
-FORMAT = "exlm_mini checkpoint"
-VERSION = 2
 MANIFEST = "manifest.json"
 REMEDY = "restore it from a copy, or delete {} to use an earlier checkpoint"
 
@@ -92,8 +90,7 @@ def save_checkpoint(
             files[f"{group}.safetensors"] = {"sha256": _sha256(data)}
         for name, data in others.items():
             write_synced(draft / name, data)
-        fields = {"format": FORMAT, "version": VERSION, "step": step}
-        manifest = encode_manifest({**fields, "files": files, "state": state})
+        manifest = encode_manifest({"step": step, "files": files, "state": state})
         write_synced(draft / MANIFEST, manifest)
         sync_directory(draft)
         if final.exists():  # a directory cannot be renamed onto one with files
@@ -116,8 +113,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """Read a ``step-NNNNNN`` directory, or a copy under any name, verifying every sha256.
 
     Raises:
-        UserError: for a missing, truncated or changed file, a manifest of another version, or
-            weights that are not finite, from which no training can continue.
+        UserError: for a missing, truncated or changed file, or weights that are not finite, from
+            which no training can continue.
     """
     if not path.is_dir():
         raise UserError(f"there is no checkpoint {path}; give a step-NNNNNN directory")
@@ -126,13 +123,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
     with reading(file, remedy, RecursionError):
         fields = json.loads(data)
     is_sealed = isinstance(fields, dict) and fields.pop("manifest_sha256", None) is not None
-    if not is_sealed or encode_manifest(fields) != data or fields.get("format") != FORMAT:
-        raise UserError(f"{file} is damaged, or no manifest of an {FORMAT}; {remedy}")
-    if fields["version"] != VERSION:
-        raise UserError(
-            f"{file} is of format version {fields['version']!r}, this program reads version "
-            f"{VERSION}; use the version of exlm_mini that wrote it"
-        )
+    if not is_sealed or encode_manifest(fields) != data:
+        raise UserError(f"{file} is damaged, or no manifest of a checkpoint; {remedy}")
     tensors = {}
     for name, entry in fields["files"].items():
         data = read_bytes(path / name, remedy)
@@ -181,30 +173,27 @@ def latest_checkpoint(directory: Path, report: Callable[[str], None]) -> Checkpo
     """The newest intact checkpoint of a run; None if there are no checkpoints.
 
     Other names than those ``save_checkpoint`` gives are ignored. ``report`` receives a line for
-    each damaged or unfinished checkpoint that was skipped.
+    each damaged checkpoint that was skipped.
 
     Raises:
         UserError: if there are checkpoints but none is intact; says what is wrong with the oldest.
     """
-    lines = [
-        f"skipped checkpoint {path.name}: it is not finished; the next save removes it"
-        for path in sorted(directory.glob("step-*.tmp"))
-    ]
-    found, newest = _newest_first(directory), None
-    for path in found:
+    lines = []
+    for path in _newest_first(directory):
         try:
             newest = load_checkpoint(path)
-            break
         except UserError as error:
             lines.append(f"skipped checkpoint {path.name}: {error}")
-    if found and newest is None:
+            continue
+        for line in lines:
+            report(line)
+        return newest
+    if lines:
         raise UserError(
             f"no checkpoint in {directory} is intact; restore one from a copy, or start again in "
             f"another --output; {lines[-1]}"
         )
-    for line in lines:
-        report(line)
-    return newest
+    return None
 
 
 def has_begun(run: Path) -> bool:
@@ -262,33 +251,16 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dic
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]
 ) -> None:
-    """Restore ``optimizer_tensors``: the next step is the one that would have followed, bit for
-    bit.
-
-    The optimiser keeps its settings. PyTorch's ``set_optimizer_state_dict`` does the same, but
-    accepts moments of any name and shape.
-
-    Raises:
-        ValueError, KeyError: if names or shapes do not fit the model.
-    """
+    """Restore ``optimizer_tensors`` of this model: the next step is the one that would have
+    followed, bit for bit. The optimiser keeps its settings."""
     names = {parameter: name for name, parameter in model.named_parameters()}
+    order = [
+        names[parameter] for group in optimizer.param_groups for parameter in group["params"]
+    ]
     state: dict[int, dict[str, Tensor]] = {}
-    rest = dict(tensors)
-    order = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for number, parameter in enumerate(order):
-        name, own = names[parameter], parameter.shape
-        if f"{name}/step" not in rest:
-            continue  # has had no gradient yet
-        state[number] = {}
-        for quantity, shape in (("step", ()), ("exp_avg", own), ("exp_avg_sq", own)):
-            tensor = rest.pop(f"{name}/{quantity}")
-            if tensor.shape != shape:
-                raise ValueError(
-                    f"{name}/{quantity} {tuple(tensor.shape)} is not {tuple(shape)}"
-                )
-            # The optimiser keeps the tensor and writes into it.
-            state[number][quantity] = tensor.clone()
-    if rest:
-        raise ValueError(f"the model has no parameter for {min(rest)}")
+    for full_name, tensor in tensors.items():
+        name, _, quantity = full_name.rpartition("/")
+        # The optimiser keeps the tensor and writes into it.
+        state.setdefault(order.index(name), {})[quantity] = tensor.clone()
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})

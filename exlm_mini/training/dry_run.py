@@ -143,5 +143,6 @@ def _hours(costs: Estimate, plan: BatchPlan, tokens_per_second: float | None) ->
         f"{tokens_per_second * costs.flops_per_token:.3g} FLOP/s"
     )
     if plan.num_devices > 1:
-        text += f"; {all_and_each[1]} hours if {plan.num_devices} devices lose nothing to each other"
+        text += f"; {all_and_each[1]} hours if {plan.num_devices} devices "
+        text += "lose nothing to each other"
     return text

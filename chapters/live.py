@@ -43,8 +43,8 @@ class Scale(NamedTuple):
 def chapter_scale() -> Scale:
     """The scale that ``EXLM_SCALE`` asks for, on a GPU if there is one.
 
-    On a CPU this limits PyTorch to one thread: tiny models gain nothing from more, and sums then
-    have the same order for any number of cores.
+    On a CPU this limits PyTorch to one thread: tiny models gain nothing from more,
+    and sums then have the same order for any number of cores.
 
     Raises:
         UserError: if ``EXLM_SCALE`` is neither ``cpu`` nor ``gpu``.
@@ -70,13 +70,13 @@ class LiveRun(NamedTuple):
     """Step and validation, every ``train.validate_every`` steps."""
 
     def bits_per_row(self) -> dict[int, float]:
-        """Validation by step: -log2 P(masked tokens | context), summed over a row's masks."""
+        """Validation by step: -log2 P(masked tokens | context) of a row."""
         return {step: evaluation.bits_per_row for step, evaluation in self.curve}
 
 
 def train_live(config: RunConfig, scale: Scale) -> LiveRun:
-    """Train one objective as ``pretrain`` does, in a temporary directory and on the device of the
-    scale; returns the model."""
+    """Train one objective as ``pretrain`` does, on the device of the scale and in a
+    temporary directory; returns the model."""
     config = replace(config, train=replace(config.train, device=scale.device.type))
     curve: list[tuple[int, Evaluation]] = []
 
