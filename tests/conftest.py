@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 # Before torch or datasets are imported: they read these once.
@@ -11,6 +12,8 @@ os.environ["OMP_NUM_THREADS"] = os.environ.get("EXLM_TEST_THREADS", "1")
 # MKL may take fewer than it is given, until a process calls torch.set_num_threads.
 os.environ["MKL_DYNAMIC"] = "FALSE"
 os.environ["COLUMNS"] = "80"  # however wide the terminal is
+# What the chapters import from beside them.
+sys.path.append(str(Path(__file__).resolve().parents[1] / "chapters"))
 
 import pytest
 from hypothesis import settings

@@ -94,19 +94,6 @@ def test_batches_that_cannot_be_spread_are_refused(train, num_processes, words):
 # ---- gradients ----
 
 
-@pytest.mark.parametrize("largest", [0.0, 0.5, 100.0])
-def test_clipping_tells_the_norm_and_bounds_it(largest):
-    model = nn.Linear(3, 2)
-    model(torch.ones(4, 3)).square().sum().backward()
-    model.unused = nn.Parameter(torch.ones(1))
-    before = [p.grad.clone() for p in (model.weight, model.bias)]
-    norm = math.sqrt(sum(g.double().square().sum().item() for g in before))
-    assert Engine(CPU).clip(model, largest) == pytest.approx(norm, rel=1e-6)
-    factor = min(1.0, largest / norm) if largest else 1.0
-    for gradient, parameter in zip(before, (model.weight, model.bias), strict=True):
-        torch.testing.assert_close(parameter.grad, gradient * factor, rtol=1e-5, atol=0)
-
-
 @pytest.mark.parametrize(
     ("objective", "model"),
     [
