@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from exlm_mini.alignment.check import Graph, random_graph
+from exlm_mini.alignment.check import random_graph
+from exlm_mini.alignment.graphs import Graph
 
 LOG_SPACE = ("enumerate", "naive", "vectorized")
 QUANTITIES = ("log_likelihood", "grad_emission", "grad_transition")

@@ -17,11 +17,11 @@ from torch import Tensor
 from exlm_mini.alignment import viterbi
 from exlm_mini.alignment.check import (
     JUDGE,
-    Graph,
     likelihood_and_gradients,
     random_graph,
     relative_error,
 )
+from exlm_mini.alignment.graphs import Graph
 
 DTYPES = (torch.float32, torch.float64)
 

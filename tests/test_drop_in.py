@@ -76,30 +76,23 @@ def test_one_number_counts_for_all_rows(as_count):
 @pytest.mark.parametrize(
     ("count", "words"),
     [
-        (13, "{} must lie in 1..12, got 13"),
-        (0, "{} must lie in 1..12, got 0"),
-        (10**30, "{} must lie in 1..12, got 1000000000000000000000000000000"),
-        (torch.full((3,), 13), "{} must lie in 1..12, got [13, 13, 13]"),
-        (9.0, "want {} one integer or int64 (3,), got 9.0"),
-        (True, "want {} one integer or int64 (3,), got True"),
-        (None, "want {} one integer or int64 (3,), got None"),
-        ([9, 6, 12], "want {} one integer or int64 (3,), got [9, 6, 12]"),
-        (torch.ones(3), "want {} one integer or int64 (3,), got torch.float32 (3,)"),
-        (torch.ones(3) > 0, "want {} one integer or int64 (3,), got torch.bool (3,)"),
-        (torch.tensor([9, 6]), "want {} one integer or int64 (3,), got torch.int64 (2,)"),
+        (13, "must lie in 1..12, got 13"),
+        (0, "must lie in 1..12, got 0"),
+        ([1, 12, 13], "must lie in 1..12, got [1, 12, 13]"),
+        (9.0, "one integer or int64 (3,), got torch.float32 ()"),
+        (True, "one integer or int64 (3,), got torch.bool ()"),
+        ([9, 6], "one integer or int64 (3,), got torch.int64 (2,)"),
     ],
 )
-def test_a_count_that_is_none_is_refused_under_the_name_of_its_argument(count, words):
+def test_a_count_that_is_none_is_refused_by_its_name(count, words):
     scores, counts = graph_of()
-    calls = {
-        "num_states": lambda: dag_loss(*scores, **{**counts, "num_states": count}),
-        "output_length": lambda: torch_dag_loss(*scores, count, counts["num_targets"]),
-        "num_states_B": lambda: viterbi(*scores, counts["num_targets"], count),
-    }
-    for name, call in calls.items():
-        with pytest.raises(ValueError) as caught:
-            call()
-        assert str(caught.value) == words.format(name)
+    for function in (dag_loss, dag_log_likelihood, posteriors, viterbi):
+        for name in counts:
+            most = 12 if name == "num_states" else 5
+            with pytest.raises(ValueError) as caught:
+                function(*scores, **{**counts, name: count})
+            assert name in str(caught.value)
+            assert words.replace("1..12", f"1..{most}") in str(caught.value)
 
 
 @pytest.mark.parametrize("reach", [None, 4])

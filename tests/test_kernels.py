@@ -31,12 +31,12 @@ from torch import Tensor
 from exlm_mini.alignment import native
 from exlm_mini.alignment.build import BuildError, cxx, nvcc
 from exlm_mini.alignment.check import (
-    Graph,
     likelihood_and_gradients,
     random_graph,
     relative_error,
     weights,
 )
+from exlm_mini.alignment.graphs import Graph
 from exlm_mini.alignment.native import Kernels
 
 TILED, LOG_SPACE, NO_PATH, NAN = range(4)

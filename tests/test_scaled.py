@@ -25,11 +25,11 @@ from torch import Tensor
 
 from exlm_mini.alignment import dag_log_likelihood, scaled
 from exlm_mini.alignment.check import (
-    Graph,
     likelihood_and_gradients,
     random_graph,
     relative_error,
 )
+from exlm_mini.alignment.graphs import Graph
 
 
 @pytest.fixture(params=["subnormals", "flushed"])

@@ -1,8 +1,7 @@
-"""A trained model from Python: the page that shows it, and what its numbers are."""
+"""A trained model from Python: what its numbers are."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from exlm_mini.model.exlm import token_states
 from exlm_mini.reading.decoding import read_row
 from exlm_mini.training.parts import num_copies
 
-ROOT = Path(__file__).resolve().parents[1]
 SMILES = ["CC(=O)N", "CCO", "C1CCCCC1"]
 
 
@@ -27,14 +25,6 @@ def runs(tmp_path_factory) -> Path:
     for objective in ("exlm", "mlm", "repeated-mlm"):
         tiny_run(folder / objective, "smiles", objective)
     return folder
-
-
-def test_the_page_runs_as_it_stands(tmp_path, monkeypatch):
-    page = (ROOT / "book/python.md").read_text()
-    monkeypatch.chdir(tmp_path)
-    tiny_run(Path("runs/molecules"), "smiles")
-    for code in re.findall(r"```python\n(.*?)```", page, flags=re.S):
-        exec(compile(code, "book/python.md", "exec"), {})
 
 
 @pytest.mark.parametrize("objective", ["exlm", "mlm", "repeated-mlm"])

@@ -20,7 +20,8 @@ from torch import Tensor
 from exlm_lab.benchmarks.measure import LEAST_RUNS, once_seconds, replay_ms, time_side_by_side
 from exlm_lab.benchmarks.record import Note, Record, Shape, compared, record
 from exlm_mini.alignment import BACKENDS
-from exlm_mini.alignment.check import Graph, relative_error
+from exlm_mini.alignment.check import relative_error
+from exlm_mini.alignment.graphs import Graph
 from exlm_mini.data.files import reading
 
 QUANTITIES = ("log_likelihood", "grad_emission", "grad_transition")

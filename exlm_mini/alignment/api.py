@@ -35,34 +35,19 @@ def _needs_float64(device_type: str) -> str | None:
 
 
 class Backend(NamedTuple):
-    """The functions of a backend, which take the four arguments of the public functions."""
+    """The functions of a backend, which take the four tensors of a checked ``Graph``."""
 
-    log_likelihood: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    log_likelihood: Callable[..., Tensor]
     """log f_{M,L} (B,), differentiable by both score tensors."""
-    viterbi: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    viterbi: Callable[..., tuple[Tensor, Tensor]]
     """path_BM and log_score_B of the best path."""
     why_not: Callable[[str], str | None] = _works_anywhere
     """From a device type such as ``cpu``: why the backend does not work there, or None."""
 
 
-def _connected(log_likelihood: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Gives both score tensors a gradient, which is zero where no path uses them."""
-
-    def connected(
-        log_emission_BML: Tensor, log_transition_BLL: Tensor, *counts: Tensor
-    ) -> Tensor:
-        nothing = sum(
-            torch.where(torch.zeros_like(scores, dtype=torch.bool), scores, 0.0).sum()
-            for scores in (log_emission_BML, log_transition_BLL)
-        )
-        return log_likelihood(log_emission_BML, log_transition_BLL, *counts) + nothing
-
-    return connected
-
-
 BACKENDS: dict[str, Backend] = {
-    "enumerate": Backend(_connected(enumeration.log_likelihood), enumeration.viterbi),
-    "naive": Backend(_connected(naive.log_likelihood), naive.viterbi),
+    "enumerate": Backend(enumeration.log_likelihood, enumeration.viterbi),
+    "naive": Backend(naive.log_likelihood, naive.viterbi),
     "vectorized": Backend(vectorized.log_likelihood, vectorized.viterbi),
     "scaled": Backend(scaled.log_likelihood, vectorized.viterbi, _needs_float64),
     "native": Backend(native.log_likelihood, native.viterbi, native.why_not),
@@ -130,10 +115,10 @@ class Posteriors(NamedTuple):
 
 
 def dag_log_likelihood(
-    log_emission_BML: Tensor,
-    log_transition_BLL: Tensor,
-    num_targets_B: Tensor | int,
-    num_states_B: Tensor | int,
+    log_emission: Tensor,
+    log_transition: Tensor,
+    num_targets: Tensor | int,
+    num_states: Tensor | int,
     backend: str = "auto",
 ) -> Tensor:
     """Log-probability of the targets, summed over every path through the graph.
@@ -146,12 +131,12 @@ def dag_log_likelihood(
     the released code and Appendix P.
 
     Args:
-        log_emission_BML: log P_u(y_i), any floating dtype; larger is likelier. Half precision is
-            raised to float32 first.
-        log_transition_BLL: log E[v, u], same dtype; read only at v < u.
-        num_targets_B: integers, valid rows of the emission, from 1 to M; one int counts for all
-            rows.
-        num_states_B: integers or one, valid states, from 1 to L. Nothing beyond the valid rows
+        log_emission: (B, M, L), log P_u(y_i), any floating dtype; larger is likelier. Half
+            precision is raised to float32 first.
+        log_transition: (B, L, L), log E[v, u], same dtype, read only at v < u; or (B, L, T) with
+            T < L, log E[v, v + 1 + t], where every edge reaches at most T states forward.
+        num_targets: integers (B,) or one for all rows, valid rows of the emission, from 1 to M.
+        num_states: integers (B,) or one, valid states, from 1 to L. Nothing beyond the valid rows
             and states is read.
         backend: a name in ``BACKENDS``, or ``auto``: the fastest that works on this device.
 
@@ -164,18 +149,18 @@ def dag_log_likelihood(
 
     Raises:
         ValueError: if shapes, dtypes or counts do not fit each other, the backend is unknown, or
-            the graph has more paths than ``enumerate``, or more terms than ``naive`` can add up.
-            Counts that lie on a GPU are not compared with M and L, as that would wait for it.
+            the graph has more paths than ``enumerate`` can add up. Counts that lie on a GPU are
+            not compared with M and L, as that would wait for it.
     """
-    graph = checked(log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
-    return choose(backend, graph[0].device.type).log_likelihood(*graph)
+    graph = checked(log_emission, log_transition, num_targets, num_states)
+    return choose(backend, log_emission.device.type).log_likelihood(*graph)
 
 
 def posteriors(
-    log_emission_BML: Tensor,
-    log_transition_BLL: Tensor,
-    num_targets_B: Tensor | int,
-    num_states_B: Tensor | int,
+    log_emission: Tensor,
+    log_transition: Tensor,
+    num_targets: Tensor | int,
+    num_states: Tensor | int,
     backend: str = "auto",
 ) -> Posteriors:
     """State and edge posteriors: alpha beta / f_{M,L} of Appendix I, per row.
@@ -185,17 +170,17 @@ def posteriors(
     each target by itself (Appendix P).
 
     Args:
-        log_emission_BML, log_transition_BLL, num_targets_B, num_states_B, backend: as for
+        log_emission, log_transition, num_targets, num_states, backend: as for
             ``dag_log_likelihood``.
 
     Returns:
         Posteriors, detached; all zero for a row without a path.
     """
-    graph = checked(log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
-    log_likelihood = choose(backend, graph[0].device.type).log_likelihood
+    graph = checked(log_emission, log_transition, num_targets, num_states)
+    log_likelihood = choose(backend, log_emission.device.type).log_likelihood
 
-    def total(emission: Tensor, transition: Tensor) -> Tensor:
-        return log_likelihood(emission, transition, *graph[2:]).sum()
+    def total(*scores: Tensor) -> Tensor:
+        return log_likelihood(*scores, *graph[2:]).sum()
 
     scores = tuple(t.detach() for t in graph[:2])
     if is_in_torch_func():  # where no tensor may be told to require a gradient
@@ -206,23 +191,22 @@ def posteriors(
 
 
 def viterbi(
-    log_emission_BML: Tensor,
-    log_transition_BLL: Tensor,
-    num_targets_B: Tensor | int,
-    num_states_B: Tensor | int,
+    log_emission: Tensor,
+    log_transition: Tensor,
+    num_targets: Tensor | int,
+    num_states: Tensor | int,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """The single best path and its score.
 
     Args:
-        log_emission_BML, log_transition_BLL, num_targets_B, num_states_B, backend: as for
+        log_emission, log_transition, num_targets, num_states, backend: as for
             ``dag_log_likelihood``.
 
     Returns:
-        path_BM: int64, the state that emits each target; -1 beyond ``num_targets_B`` and where
-            no path fits. Among equal paths the one with the earliest states, compared from the
-            end, wins.
+        path_BM: int64, the state that emits each target; -1 beyond the targets and where no path
+            fits. Among equal paths the one with the earliest states, compared from the end, wins.
         log_score_B: log-probability of that path in nats; -inf where no path fits.
     """
-    graph = checked(log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
-    return choose(backend, graph[0].device.type).viterbi(*(t.detach() for t in graph))
+    graph = checked(log_emission, log_transition, num_targets, num_states)
+    return choose(backend, log_emission.device.type).viterbi(*(t.detach() for t in graph))

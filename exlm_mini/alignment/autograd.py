@@ -33,34 +33,26 @@ def with_gradients(
 
     class Function(torch.autograd.Function):
         forward = staticmethod(compute)
-        setup_context = staticmethod(keep_for_backward)
-        backward = staticmethod(backward_by(gradients))
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
+            ctx.mark_non_differentiable(*output[1:])
+            ctx.set_materialize_grads(False)  # would allocate zeros as large as what is kept
+            ctx.save_for_backward(*(x for x in inputs if isinstance(x, Tensor)), *output[1:])
+            ctx.settings = [x for x in inputs if not isinstance(x, Tensor)]
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+            num_inputs = len(ctx.needs_input_grad)
+            if grad is None:
+                return (None,) * num_inputs
+            inputs = (grad, *ctx.saved_tensors, *ctx.settings)
+            # A compiler takes none of it, and differentiates once.
+            is_once = torch.is_grad_enabled() or is_in_torch_func()
+            results = _Once.apply(gradients, *inputs) if is_once else gradients(*inputs)
+            return *results, *[None] * (num_inputs - len(results))
 
     return Function.apply
-
-
-def keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
-    """A ``setup_context`` for ``backward_by``."""
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)  # would allocate zeros as large as what is kept
-    ctx.save_for_backward(*(x for x in inputs if isinstance(x, Tensor)), *output[1:])
-    ctx.settings = [x for x in inputs if not isinstance(x, Tensor)]
-
-
-def backward_by(gradients: Callable[..., Tensors]) -> Callable:
-    """A ``backward``; ``gradients`` as in ``with_gradients``."""
-
-    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-        num_inputs = len(ctx.needs_input_grad)
-        if grad is None:
-            return (None,) * num_inputs
-        inputs = (grad, *ctx.saved_tensors, *ctx.settings)
-        # A compiler takes none of it, and differentiates once.
-        is_once = torch.is_grad_enabled() or is_in_torch_func()
-        results = _Once.apply(gradients, *inputs) if is_once else gradients(*inputs)
-        return *results, *[None] * (num_inputs - len(results))
-
-    return backward
 
 
 class _Once(torch.autograd.Function):

@@ -6,36 +6,16 @@ Shapes: B rows, M targets, L states.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from exlm_mini.alignment.api import dag_log_likelihood, viterbi
+from exlm_mini.alignment.graphs import Graph
 
 JUDGE = "enumerate"
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10}
 """Largest relative error of a right result, by dtype: what log space loses on ``SMALL``."""
-
-
-class Graph(NamedTuple):
-    """The four arguments of every alignment function, in order."""
-
-    log_emission_BML: Tensor
-    log_transition_BLL: Tensor
-    num_targets_B: Tensor
-    num_states_B: Tensor
-
-    def to(
-        self, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
-    ) -> Graph:
-        """The same graph in another dtype; on another device, if one is given."""
-        scores = (t.to(device=device, dtype=dtype) for t in self[:2])
-        return Graph(*scores, *(t.to(device=device) for t in self[2:]))
-
-    def double(self) -> Graph:
-        """The same numbers in float64."""
-        return self.to(torch.float64)
 
 
 def random_graph(

@@ -1,101 +1,118 @@
-"""What all backends share: checking that the parts of a graph fit, and masking what is not read.
+"""What all backends take: a graph whose parts fit each other.
 
-Shapes: B rows, M targets, L states.
+Shapes: B rows, M targets, L states, T how many states an edge may reach forward.
 """
 
 from __future__ import annotations
 
-from numbers import Integral
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-COUNTS = ("num_targets_B", "num_states_B")
-"""What messages call the counts, unless a function has other names for them."""
+
+class Graph(NamedTuple):
+    """The four arguments of every backend, in order."""
+
+    log_emission_BML: Tensor
+    log_transition_BLL: Tensor
+    num_targets_B: Tensor
+    num_states_B: Tensor
+
+    def to(self, dtype: torch.dtype, device: torch.device | str | None = None) -> Graph:
+        """The same graph in another dtype; on another device, if one is given."""
+        scores = (t.to(device=device, dtype=dtype) for t in self[:2])
+        return Graph(*scores, *(t.to(device=device) for t in self[2:]))
+
+    def double(self) -> Graph:
+        """The same numbers in float64."""
+        return self.to(torch.float64)
+
+    @property
+    def is_state_BL(self) -> Tensor:
+        """bool, true for the states that a row has."""
+        _, _, L = self.log_emission_BML.shape
+        return torch.arange(L, device=self.num_states_B.device) < self.num_states_B[:, None]
+
+    @property
+    def log_edge_BLL(self) -> Tensor:
+        """The transitions, with -inf wherever there is no edge v < u between two states."""
+        is_forward_BLL = torch.ones_like(self.log_transition_BLL, dtype=torch.bool).triu(1)
+        is_edge_BLL = is_forward_BLL & self.is_state_BL[:, None]  # v < u: v is a state, too
+        return torch.where(is_edge_BLL, self.log_transition_BLL, -torch.inf)
+
+    @property
+    def nothing(self) -> Tensor:
+        """0, whose gradient by both scores is 0 and not missing."""
+        return self.log_emission_BML[:0].sum() + self.log_transition_BLL[:0].sum()
 
 
 def checked(
-    log_emission_BML: Tensor,
-    log_transition_BLL: Tensor,
+    log_emission: Tensor,
+    log_transition: Tensor,
     num_targets: Tensor | int,
     num_states: Tensor | int,
-    names: tuple[str, str] = COUNTS,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The four arguments: scores of at least single precision, counts as int64 (B,).
+) -> Graph:
+    """The graph, with scores of at least single precision and counts as int64 (B,).
 
     Half precision is good enough for log-scores as inputs, but not for their sums: in bfloat16 the
     gradients of a whole dynamic programme are noise.
 
+    Args:
+        log_emission, log_transition, num_targets, num_states: see ``dag_log_likelihood``.
+
     Raises:
-        ValueError: if shapes, dtypes or counts do not fit each other. Counts on a GPU are not
-            compared with M and L, because reading them would wait for the GPU.
+        ValueError: if shapes, dtypes, devices or counts do not fit each other.
     """
-    check_scores(log_emission_BML, log_transition_BLL)
-    _, M, L = log_emission_BML.shape
-    dtype = torch.promote_types(log_emission_BML.dtype, torch.float32)
-    return (
-        log_emission_BML.to(dtype),
-        log_transition_BLL.to(dtype),
-        _count_per_row(names[0], num_targets, M, log_emission_BML),
-        _count_per_row(names[1], num_states, L, log_emission_BML),
+    if log_emission.dim() != 3:
+        raise ValueError(f"want emission (B, M, L), got {tuple(log_emission.shape)}")
+    B, M, L = log_emission.shape
+    if log_transition.shape[:-1] == (B, L) and log_transition.shape[-1] < L:
+        log_transition = unbanded(log_transition)
+    if log_transition.shape != (B, L, L):
+        raise ValueError(
+            f"want transition {(B, L, L)} or, by reach, (B, L, T) with T < L for emission "
+            f"{(B, M, L)}, got {tuple(log_transition.shape)}"
+        )
+    for what in ("dtype", "device"):
+        one, other = getattr(log_emission, what), getattr(log_transition, what)
+        if one != other:
+            raise ValueError(f"emission is {one}, transition {other}; give both one {what}")
+    if not log_emission.dtype.is_floating_point:
+        raise ValueError(f"scores are {log_emission.dtype}; give floating-point numbers")
+    dtype = torch.promote_types(log_emission.dtype, torch.float32)
+    return Graph(
+        log_emission.to(dtype),
+        log_transition.to(dtype),
+        _count_per_row("num_targets", num_targets, M, log_emission),
+        _count_per_row("num_states", num_states, L, log_emission),
     )
 
 
 def _count_per_row(
-    name: str, count: Tensor | int, largest: int, log_emission_BML: Tensor
+    name: str, count: Tensor | int, largest: int, log_emission: Tensor
 ) -> Tensor:
-    """Counts as int64 (B,), from integers per row or one for all, on the device of the scores."""
-    B, device = len(log_emission_BML), log_emission_BML.device
-    counted = range(1, largest + 1)
-    if isinstance(count, Integral) and not isinstance(count, bool):
-        if B and count not in counted:
-            raise ValueError(f"{name} must lie in 1..{largest}, got {count}")
-        return torch.full((B,), int(count), device=device)
-    if not isinstance(count, Tensor):
-        raise ValueError(f"want {name} one integer or int64 ({B},), got {count!r:.100}")
-    if count.dtype not in INTEGERS or count.shape not in ((B,), ()):
-        shown = f"{count.dtype} {tuple(count.shape)}"
-        raise ValueError(f"want {name} one integer or int64 ({B},), got {shown}")
+    """Counts as int64 (B,) on the device of the scores."""
+    B, count = len(log_emission), torch.as_tensor(count)
+    if not _is_integer(count.dtype) or count.shape not in ((B,), ()):
+        raise ValueError(
+            f"want {name} one integer or int64 ({B},), got {count.dtype} {tuple(count.shape)}"
+        )
     # A traced value has no number to compare, and that of a GPU would have to be waited for.
     is_known = B > 0 and count.device.type == "cpu" and not torch.compiler.is_compiling()
-    if is_known and not (int(count.min()) in counted and int(count.max()) in counted):
+    if is_known and not (int(count.min()) >= 1 and int(count.max()) <= largest):
         raise ValueError(f"{name} must lie in 1..{largest}, got {count.tolist()}")
-    return count.to(device, torch.int64).expand(B)
+    return count.to(log_emission.device, torch.int64).expand(B)
 
 
-def check_scores(log_emission_BML: Tensor, log_transition_BLL: Tensor) -> None:
-    """Whether shapes and dtypes of the scores fit each other.
-
-    Raises:
-        ValueError: if they do not.
-    """
-    if log_emission_BML.dim() != 3:
-        raise ValueError(f"want emission (B, M, L), got {tuple(log_emission_BML.shape)}")
-    B, M, L = log_emission_BML.shape
-    if log_transition_BLL.shape != (B, L, L):
-        raise ValueError(
-            f"want transition {(B, L, L)} for emission {(B, M, L)}, "
-            f"got {tuple(log_transition_BLL.shape)}"
-        )
-    dtype = log_emission_BML.dtype
-    if dtype != log_transition_BLL.dtype:
-        raise ValueError(
-            f"emission is {dtype}, transition {log_transition_BLL.dtype}; give both one dtype"
-        )
-    if not dtype.is_floating_point:
-        raise ValueError(f"scores are {dtype}; give floating-point numbers")
+def _is_integer(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
 
 
-def edges_only(log_transition_BLL: Tensor, is_state_BL: Tensor) -> Tensor:
-    """The transitions, with -inf wherever there is no edge v < u between two states."""
-    L = is_state_BL.shape[1]
-    is_forward_LL = torch.ones(L, L, dtype=torch.bool, device=is_state_BL.device).triu(1)
-    is_edge_BLL = is_forward_LL & is_state_BL.unsqueeze(1)  # v < u < n, so v is a state too
-    return torch.where(is_edge_BLL, log_transition_BLL, -torch.inf)
-
-
-def is_state(log_emission_BML: Tensor, num_states_B: Tensor) -> Tensor:
-    """True for the states that a row has, bool (B, L)."""
-    state_L = torch.arange(log_emission_BML.shape[2], device=log_emission_BML.device)
-    return state_L < num_states_B.unsqueeze(1)
+def unbanded(log_transition_BLT: Tensor) -> Tensor:
+    """log_transition_BLL of edges that are given by how far they reach; -inf where none is."""
+    B, L, T = log_transition_BLT.shape
+    place_L = torch.arange(L, device=log_transition_BLT.device)
+    reached_LT = place_L.unsqueeze(1) + 1 + place_L[:T]
+    wide_BLX = log_transition_BLT.new_full((B, L, L + T), -torch.inf)
+    return wide_BLX.scatter(2, reached_LT.expand(B, L, T), log_transition_BLT)[:, :, :L]

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -26,11 +26,9 @@ from torch import Tensor
 
 from exlm_mini.alignment.autograd import with_gradients
 from exlm_mini.alignment.build import BuildError, build
-from exlm_mini.alignment.graphs import check_scores
+from exlm_mini.alignment.graphs import Graph
 
 NAMES = {torch.float32: "float32", torch.float64: "float64"}
-Graph = tuple[Tensor, Tensor, Tensor, Tensor]
-"""log_emission_BML, log_transition_BLL, num_targets_B, num_states_B."""
 
 
 # ---- the libraries ----
@@ -64,6 +62,8 @@ class Kernels(NamedTuple):
 
     def call(self, function: str, emission: Tensor, *arguments: Tensor | int) -> None:
         """Call ``<prefix><function>_<dtype>``: tensors as pointers, integers as int64."""
+        if not len(emission):
+            return
         values = [
             ctypes.c_void_p(x.data_ptr()) if isinstance(x, Tensor) else ctypes.c_int64(x)
             for x in arguments
@@ -147,28 +147,8 @@ def _kernels(device: torch.device) -> Kernels:
 # ---- calling them ----
 
 
-def _checked(graph: Graph) -> Graph:
-    """The same graph, contiguous; refuses tensors of a wrong dtype or on different devices."""
-    dtype, device = graph[0].dtype, graph[0].device
-    if dtype not in NAMES:
-        raise ValueError(f"want float32 or float64, got {dtype}")
-    if any(tensor.device != device for tensor in graph):
-        raise ValueError(f"want all on one device, got {[str(t.device) for t in graph]}")
-    emission, transition, num_targets, num_states = graph
-    check_scores(emission, transition)
-    for name, count in (("num_targets", num_targets), ("num_states", num_states)):
-        if (
-            count.shape != (len(emission),) or count.dtype != torch.int64
-        ):  # the kernel does the rest
-            raise ValueError(
-                f"want {name} int64 ({len(emission)},), got {count.dtype} {tuple(count.shape)}"
-            )
-    return (
-        emission.contiguous(),
-        transition.contiguous(),
-        num_targets.contiguous(),
-        num_states.contiguous(),
-    )
+def _contiguous(arguments: Sequence[Tensor]) -> Graph:
+    return Graph(*(tensor.contiguous() for tensor in arguments))
 
 
 def sweep_buffers(log_emission_BML: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
@@ -183,48 +163,44 @@ def sweep_buffers(log_emission_BML: Tensor, layout: Layout) -> tuple[Tensor, Ten
     )
 
 
-def log_likelihood_with(
-    kernels: Kernels, graph: Graph
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """log_likelihood_B, and the sweeps for ``gradients_with``."""
-    graph = _checked(graph)
-    log_emission_BML = graph[0]
-    B, M, L = log_emission_BML.shape
-    log_likelihood_B = log_emission_BML.new_empty(B)
-    sweeps = sweep_buffers(log_emission_BML, kernels.layout)
-    if B:
-        arguments = (*graph, B, M, L, *sweeps, log_likelihood_B)
-        kernels.call("log_likelihood", log_emission_BML, *arguments)
+def log_likelihood_with(kernels: Kernels, arguments: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """log_likelihood_B, and the sweeps for ``gradients_with``.
+
+    Args:
+        kernels: of the device.
+        arguments: the four of a checked ``Graph``.
+    """
+    graph = _contiguous(arguments)
+    emission = graph.log_emission_BML
+    log_likelihood_B = emission.new_empty(len(emission))
+    sweeps = sweep_buffers(emission, kernels.layout)
+    kernels.call("log_likelihood", emission, *graph, *emission.shape, *sweeps, log_likelihood_B)
     return log_likelihood_B, *sweeps
 
 
 def gradients_with(
-    kernels: Kernels, grad_B: Tensor, graph: Graph, sweeps: tuple[Tensor, ...]
+    kernels: Kernels, grad_B: Tensor, arguments: Sequence[Tensor], sweeps: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """grad_emission_BML and grad_transition_BLL."""
-    graph = _checked(graph)
-    log_emission_BML = graph[0]
-    B, M, L = log_emission_BML.shape
-    gradients = (torch.empty_like(graph[0]), torch.empty_like(graph[1]))
-    if B:
-        others = (*sweeps, grad_B.contiguous(), *gradients)
-        kernels.call("gradients", log_emission_BML, *graph, B, M, L, *others)
+    graph = _contiguous(arguments)
+    emission = graph.log_emission_BML
+    gradients = (torch.empty_like(emission), torch.empty_like(graph.log_transition_BLL))
+    others = (*sweeps, grad_B.contiguous(), *gradients)
+    kernels.call("gradients", emission, *graph, *emission.shape, *others)
     return gradients
 
 
-def viterbi_with(kernels: Kernels, graph: Graph) -> tuple[Tensor, Tensor]:
+def viterbi_with(kernels: Kernels, arguments: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """path_BM and log_score_B."""
-    graph = _checked(graph)
-    log_emission_BML = graph[0]
-    B, M, L = log_emission_BML.shape
-    path_BM = log_emission_BML.new_empty(B, M, dtype=torch.int64)
-    log_score_B = log_emission_BML.new_empty(B)
+    graph = _contiguous(arguments)
+    emission = graph.log_emission_BML
+    path_BM = emission.new_empty(emission.shape[:2], dtype=torch.int64)
+    log_score_B = emission.new_empty(len(emission))
     workspace = []
     if kernels.layout.keeps_came_from:
-        workspace = [log_emission_BML.new_empty(B, M, L, dtype=torch.int32)]
-    if B:
-        others = (path_BM, log_score_B, *workspace)
-        kernels.call("viterbi", log_emission_BML, *graph, B, M, L, *others)
+        workspace = [emission.new_empty(emission.shape, dtype=torch.int32)]
+    others = (path_BM, log_score_B, *workspace)
+    kernels.call("viterbi", emission, *graph, *emission.shape, *others)
     return path_BM, log_score_B
 
 
@@ -288,12 +264,7 @@ _differentiable = with_gradients(_operators.dag_log_likelihood, _operators.dag_g
 # ---- the backend ----
 
 
-def log_likelihood(
-    log_emission_BML: Tensor,
-    log_transition_BLL: Tensor,
-    num_targets_B: Tensor,
-    num_states_B: Tensor,
-) -> Tensor:
+def log_likelihood(*arguments: Tensor) -> Tensor:
     """See ``alignment.dag_log_likelihood``; float32 or float64, differentiable once.
 
     Counts out of range are a ValueError on a CPU; on a GPU such a row comes out as NaN.
@@ -301,15 +272,9 @@ def log_likelihood(
     Raises:
         BuildError: if the library cannot be built here (``why_not`` says so beforehand).
     """
-    graph = (log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
-    return _differentiable(*graph)[0]
+    return _differentiable(*arguments)[0]
 
 
-def viterbi(
-    log_emission_BML: Tensor,
-    log_transition_BLL: Tensor,
-    num_targets_B: Tensor,
-    num_states_B: Tensor,
-) -> tuple[Tensor, Tensor]:
+def viterbi(*arguments: Tensor) -> tuple[Tensor, Tensor]:
     """See ``alignment.viterbi``; sums in double precision. NaN has no path, and NaN."""
-    return _viterbi(log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
+    return _viterbi(*arguments)

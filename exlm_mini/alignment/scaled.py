@@ -37,26 +37,13 @@ from torch import Tensor
 
 from exlm_mini.alignment import vectorized
 from exlm_mini.alignment.autograd import with_gradients
-from exlm_mini.alignment.graphs import edges_only, is_state
+from exlm_mini.alignment.graphs import Graph
 
 SMALLEST = torch.finfo(torch.float64).tiny
 TOLERANCE = 2.0**-40
 """Largest share of a likelihood that may come from the lift against underflow."""
 CACHE_BYTES = 8 * 2**20
 """On a CPU, rows are processed in groups whose edges fit into a cache of this size."""
-
-
-class _Graphs(NamedTuple):
-    """Rows in probabilities; the largest edge of a row and emission of a target are 1."""
-
-    edge_BLL: Tensor
-    emission_BML: Tensor
-    is_usable_BML: Tensor
-    """Where a path may go: inside the cone, emission not -inf."""
-    log_scale_B: Tensor
-    """What rescaling subtracted from the score of every path."""
-    width: int
-    """Target i lives in the states i .. i + width, in every row."""
 
 
 def _is_cpu_at_work(tensor: Tensor) -> bool:
@@ -71,42 +58,17 @@ def _peak(log_scores: Tensor, dims: tuple[int, ...]) -> Tensor:
     return peak.masked_fill(peak == -torch.inf, 0.0)
 
 
-def _in_cone(num_targets_B: Tensor, num_states_B: Tensor, M: int, L: int) -> Tensor:
+def _in_cone(graph: Graph) -> Tensor:
     """Where a path can be, (B, M, L): start and end are fixed, and it always moves forward."""
-    target_M1 = torch.arange(M, device=num_targets_B.device).unsqueeze(1)
-    state_L = torch.arange(L, device=num_targets_B.device)
-    num_targets_B11 = num_targets_B.view(-1, 1, 1)
-    num_states_B11 = num_states_B.view(-1, 1, 1)
+    _, M, L = graph.log_emission_BML.shape
+    num_targets_B11, num_states_B11 = (count_B.view(-1, 1, 1) for count_B in graph[2:])
+    target_M1 = torch.arange(M, device=num_targets_B11.device).unsqueeze(1)
+    state_L = torch.arange(L, device=num_targets_B11.device)
     is_last_BM1 = target_M1 == num_targets_B11 - 1
     first_BM1 = torch.where(is_last_BM1, num_states_B11 - 1, target_M1)
     last_BM1 = torch.where(target_M1 == 0, 0, num_states_B11 - num_targets_B11 + target_M1)
     is_target_BM1 = target_M1 < num_targets_B11
     return is_target_BM1 & (state_L >= first_BM1) & (state_L <= last_BM1)
-
-
-def _rescale(
-    log_emission_BML: Tensor,
-    log_transition_BLL: Tensor,
-    num_targets_B: Tensor,
-    num_states_B: Tensor,
-) -> _Graphs:
-    """Probabilities of everything that is read; the rest is 0, even where it was NaN."""
-    _, M, L = log_emission_BML.shape
-    log_edge_BLL = edges_only(log_transition_BLL, is_state(log_emission_BML, num_states_B))
-    edge_peak_B11 = _peak(log_edge_BLL, (1, 2))
-    in_cone_BML = _in_cone(num_targets_B, num_states_B, M, L)
-    log_emission_BML = torch.where(in_cone_BML, log_emission_BML, -torch.inf)
-    emission_peak_BM1 = _peak(log_emission_BML, (2,))
-    width = L - 1
-    if _is_cpu_at_work(num_targets_B):  # elsewhere reading the counts would wait for the device
-        width = int((num_states_B - num_targets_B).max().clamp(min=0))
-    return _Graphs(
-        (log_edge_BLL - edge_peak_B11).exp_(),
-        (log_emission_BML - emission_peak_BM1).exp_(),
-        log_emission_BML != -torch.inf,
-        emission_peak_BM1.sum((1, 2)) + (num_targets_B - 1) * edge_peak_B11.view(-1),
-        width,
-    )
 
 
 class _Sweep(NamedTuple):
@@ -120,52 +82,66 @@ class _Sweep(NamedTuple):
     """What the masses were divided by; 0 where no state is usable."""
 
 
-def _sweep(graphs: _Graphs, edge_BLL: Tensor, seed_BML: Tensor, order: Iterable[int]) -> _Sweep:
-    """From target to target, along the edges or, if they are transposed, against them."""
+def _sweep(
+    edge_BLL: Tensor, emission_BML: Tensor, seed_BML: Tensor, order: Iterable[int], width: int
+) -> _Sweep:
+    """From target to target, along the edges or, if they are transposed, against them.
+
+    Target i lives in the states i .. i + ``width``, in every row.
+    """
     mass_BML, reach_BML = torch.zeros_like(seed_BML), torch.zeros_like(seed_BML)
     scale_BM1 = torch.ones_like(seed_BML[:, :, :1])
     before = None
     for i in order:
-        here = (slice(None), slice(i, i + 1), slice(i, i + graphs.width + 1))
+        here = (slice(None), slice(i, i + 1), slice(i, i + width + 1))
         mass_B1L, scale_B11 = seed_BML[here], scale_BM1[:, i : i + 1]
         if before is not None:
             step_BLL = edge_BLL[:, before[2], here[2]]
             reach_B1L = torch.bmm(mass_BML[before], step_BLL)
             reach_BML[here] = reach_B1L
-            mass_B1L = torch.addcmul(mass_B1L, reach_B1L, graphs.emission_BML[here])
+            mass_B1L = torch.addcmul(mass_B1L, reach_B1L, emission_BML[here])
         torch.amax(mass_B1L, 2, keepdim=True, out=scale_B11)
         torch.div(mass_B1L, scale_B11.clamp(min=SMALLEST), out=mass_BML[here])
         before = here
     return _Sweep(mass_BML, reach_BML, scale_BM1)
 
 
-class _Rows(NamedTuple):
-    """Results for some rows, in float64."""
+def _forward_backward(graph: Graph) -> tuple[Tensor, ...]:
+    """Both sweeps, a bound of their error, and the posteriors, all in float64.
 
-    log_likelihood_B: Tensor
-    is_exact_B: Tensor
-    is_live_B: Tensor
-    """Exact, and a path fits; the posteriors of other rows are meaningless."""
-    state_BML: Tensor
-    edge_BLL: Tensor
+    Returns:
+        log_likelihood_B. is_exact_B. is_live_B: exact, and a path fits; the posteriors of other
+        rows are meaningless. state_BML. edge_BLL.
+    """
+    num_targets_B, num_states_B = graph[2:]
+    # Probabilities of everything that is read; the rest is 0, even where it was NaN. The largest
+    # edge of a row and emission of a target are 1.
+    log_edge_BLL = graph.log_edge_BLL
+    edge_peak_B11 = _peak(log_edge_BLL, (1, 2))
+    edge_BLL = (log_edge_BLL - edge_peak_B11).exp_()
+    log_emission_BML = torch.where(_in_cone(graph), graph.log_emission_BML, -torch.inf)
+    emission_peak_BM1 = _peak(log_emission_BML, (2,))
+    emission_BML = (log_emission_BML - emission_peak_BM1).exp_()
 
-
-def _forward_backward(graphs: _Graphs, num_targets_B: Tensor) -> _Rows:
-    """Both sweeps, a bound of their error, and the posteriors."""
-    _, M, L = graphs.emission_BML.shape
+    _, M, L = emission_BML.shape
     lift = 8 * L * L * SMALLEST
     target_M = torch.arange(M, device=num_targets_B.device)
     is_target_BM = target_M < num_targets_B.unsqueeze(1)
     is_last_BM = target_M == num_targets_B.unsqueeze(1) - 1
+    is_usable_BML = log_emission_BML != -torch.inf
 
-    def seed(is_start: Tensor) -> Tensor:
-        return graphs.is_usable_BML * is_start.double().clamp(min=lift).unsqueeze(-1)
+    def sweep(edge_BLL: Tensor, is_seed: Tensor, order: Iterable[int]) -> _Sweep:
+        seed_BML = is_usable_BML * is_seed.double().clamp(min=lift).unsqueeze(-1)
+        return _sweep(edge_BLL, emission_BML, seed_BML, order, width)
 
-    num_steps = min(M, L)  # no path has more
-    alpha = _sweep(graphs, graphs.edge_BLL, seed(target_M == 0), range(num_steps))
-    back = _sweep(graphs, graphs.edge_BLL.mT, seed(is_last_BM), range(num_steps - 1, 0, -1))
+    width, num_steps = L - 1, min(M, L)  # no path has more steps
+    if _is_cpu_at_work(num_targets_B):  # elsewhere reading the counts would wait for the device
+        width = int((num_states_B - num_targets_B).max().clamp(min=0))
+    alpha = sweep(edge_BLL, target_M == 0, range(num_steps))
+    back = sweep(edge_BLL.mT, is_last_BM, range(num_steps - 1, 0, -1))
     log_scale_BM = alpha.scale_BM1.squeeze(2).log().masked_fill(~is_target_BM, 0.0)
-    log_likelihood_B = log_scale_BM.sum(1) + graphs.log_scale_B
+    log_peak_B = emission_peak_BM1.sum((1, 2)) + (num_targets_B - 1) * edge_peak_B11.view(-1)
+    log_likelihood_B = log_scale_BM.sum(1) + log_peak_B
 
     # From here on targets 1, 2, ...: every path starts in state 0, which needs no sum.
     state_BML = alpha.reach_BML[:, 1:] * back.mass_BML[:, 1:]
@@ -181,41 +157,33 @@ def _forward_backward(graphs: _Graphs, num_targets_B: Tensor) -> _Rows:
     # The sweeps miss a NaN among the emissions of the first or last target.
     one_B11 = torch.where(is_nan_B, torch.nan, 1.0).view(-1, 1, 1)
     root_BM1 = torch.where(is_live_BM1, likelihood_BM1.rsqrt(), 0.0) * one_B11
-    edge_BLL = torch.bmm(
+    passed_BLL = torch.bmm(
         (alpha.mass_BML[:, :-1] * root_BM1).mT, back.mass_BML[:, 1:] * root_BM1
     )
-    return _Rows(
-        log_likelihood_B,
-        is_exact_B,
-        is_live_B,
-        torch.cat([alpha.mass_BML[:, :1] * one_B11, state_BML * root_BM1.square()], dim=1),
-        edge_BLL.mul_(graphs.edge_BLL),
-    )
+    state_BML = torch.cat([alpha.mass_BML[:, :1] * one_B11, state_BML * root_BM1.square()], 1)
+    return log_likelihood_B, is_exact_B, is_live_B, state_BML, passed_BLL.mul_(edge_BLL)
 
 
-def _compute(
-    log_emission_BML: Tensor,
-    log_transition_BLL: Tensor,
-    num_targets_B: Tensor,
-    num_states_B: Tensor,
-) -> tuple[Tensor, ...]:
-    """``_Rows`` of all rows in the dtype of the scores: the posteriors together with the value,
+def _compute(*arguments: Tensor) -> tuple[Tensor, ...]:
+    """``_forward_backward`` in the dtype of the scores: the posteriors together with the value,
     while both sweeps are at hand."""
-    graphs = (log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
+    log_emission_BML, log_transition_BLL, num_targets_B, _ = arguments
     B, _, L = log_emission_BML.shape
     log_likelihood_B = log_emission_BML.new_empty(B)
-    is_exact_B = torch.empty_like(log_likelihood_B, dtype=torch.bool)
-    is_live_B = torch.empty_like(is_exact_B)
-    state_BML = torch.empty_like(log_emission_BML)
-    edge_BLL = torch.empty_like(log_transition_BLL)
+    results = (
+        log_likelihood_B,
+        torch.empty_like(log_likelihood_B, dtype=torch.bool),
+        torch.empty_like(log_likelihood_B, dtype=torch.bool),
+        torch.empty_like(log_emission_BML),
+        torch.empty_like(log_transition_BLL),
+    )
     num_rows = max(1, CACHE_BYTES // (8 * L * L)) if _is_cpu_at_work(num_targets_B) else B
     for first in range(0, B, max(1, num_rows)):
         rows = slice(first, first + num_rows)
-        found = _forward_backward(_rescale(*(t[rows] for t in graphs)), num_targets_B[rows])
-        log_likelihood_B[rows], is_exact_B[rows] = found.log_likelihood_B, found.is_exact_B
-        is_live_B[rows], state_BML[rows] = found.is_live_B, found.state_BML
-        edge_BLL[rows] = found.edge_BLL
-    return log_likelihood_B, is_exact_B, is_live_B, state_BML, edge_BLL
+        parts = _forward_backward(Graph(*(t[rows] for t in arguments)))
+        for result, part in zip(results, parts, strict=True):
+            result[rows] = part
+    return results
 
 
 def _gradients(grad_B: Tensor, *inputs_and_rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -228,46 +196,31 @@ def _gradients(grad_B: Tensor, *inputs_and_rows: Tensor) -> tuple[Tensor, Tensor
 _differentiable = with_gradients(_compute, _gradients)
 
 
-def rescaled_log_likelihood(
-    log_emission_BML: Tensor,
-    log_transition_BLL: Tensor,
-    num_targets_B: Tensor,
-    num_states_B: Tensor,
-) -> tuple[Tensor, Tensor]:
+def rescaled_log_likelihood(*arguments: Tensor) -> tuple[Tensor, Tensor]:
     """The sweeps alone, before any row is computed again.
 
     Args:
-        log_emission_BML, log_transition_BLL, num_targets_B, num_states_B: as for
-            ``alignment.dag_log_likelihood``.
+        arguments: the four of a ``Graph``.
 
     Returns:
         log_likelihood_B: meaningless where not exact; its gradient is zero there.
         is_exact_B: bool, whether value and gradient are exact to 2^-40 of the likelihood. Rows
             with NaN count as exact: they give NaN.
     """
-    graph = (log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
-    log_likelihood_B, is_exact_B, *_ = _differentiable(*graph)
+    log_likelihood_B, is_exact_B, *_ = _differentiable(*arguments)
     return log_likelihood_B, is_exact_B
 
 
-def log_likelihood(
-    log_emission_BML: Tensor,
-    log_transition_BLL: Tensor,
-    num_targets_B: Tensor,
-    num_states_B: Tensor,
-) -> Tensor:
+def log_likelihood(*arguments: Tensor) -> Tensor:
     """See ``alignment.dag_log_likelihood``; differentiable once.
 
     The host waits for the device once, to learn whether any row must be computed again; there
     ``torch.compile`` breaks the graph.
     """
-    graphs = (log_emission_BML, log_transition_BLL, num_targets_B, num_states_B)
-    log_likelihood_B, is_exact_B = rescaled_log_likelihood(*graphs)
+    log_likelihood_B, is_exact_B = rescaled_log_likelihood(*arguments)
     if is_exact_B.all():
         return log_likelihood_B
     rows_R = (~is_exact_B).nonzero().squeeze(1)
-    log_emission_RML, log_transition_RLL, *counts_R = (t[rows_R] for t in graphs)
-    again_R = vectorized.log_likelihood(
-        log_emission_RML.double(), log_transition_RLL.double(), *counts_R
-    )
+    rows = Graph(*(t[rows_R] for t in arguments)).double()
+    again_R = vectorized.log_likelihood(*rows)
     return log_likelihood_B.index_copy(0, rows_R, again_R.to(log_likelihood_B.dtype))
