@@ -7,7 +7,8 @@
 commands:       ``prepare pretrain fill plot doctor export``
 
 Each imports only from those before it: config, data and alignment, model, training, then reading
-and plot, then the commands. ``exlm_lab`` repeats the experiments of the paper.
+and plot, then the commands. ``exlm_lab`` repeats the experiments of the paper. A
+mistake of the user is a ``UserError`` everywhere: one line with the value and the remedy.
 """
 
 from typing import Any

@@ -64,17 +64,6 @@ def test_weights_go_on_when_it_grows_and_moments_begin_anew(grown):
     assert 0 < max(moved) < 0.02  # about the learning rate: nothing was drawn anew
 
 
-@pytest.mark.parametrize("step", range(1, STEPS))
-def test_a_run_that_is_cut_off_anywhere_ends_with_the_same_bits(grown, step, tmp_path):
-    again = tmp_path / "run"
-    shutil.copytree(grown, again)
-    for later in range(step + 1, STEPS + 1):
-        shutil.rmtree(again / f"checkpoints/step-{later:06d}")
-    train(again, "--train.grow_at", "0.5")
-    last = f"checkpoints/step-{STEPS:06d}/model.safetensors"
-    assert (again / last).read_bytes() == (grown / last).read_bytes()
-
-
 def test_a_run_that_has_grown_stays_so_when_it_is_given_more_steps(grown, tmp_path):
     longer = tmp_path / "run"
     shutil.copytree(grown, longer)

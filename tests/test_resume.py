@@ -16,6 +16,7 @@ from test_checkpoint import Crash, crash_at
 from workers import PLAIN, changed, make_packs
 
 from exlm_mini.config.checks import UserError
+from exlm_mini.training.checkpoint import load_checkpoint
 from exlm_mini.training.parts import stages_left
 from exlm_mini.training.run_directory import read_metrics
 from exlm_mini.training.trainer import Trainer
@@ -26,7 +27,12 @@ CONFIGS = {
     "exlm": changed(PLAIN, save_every=2, keep_last=2),
     "repeated-mlm": changed(PLAIN, "repeated-mlm", log_every=1),
     "grown": changed(PLAIN, grow_at=0.5),
+    "tokens": changed(
+        PLAIN, batch_size=32, micro_batch_size=None, batch_tokens=60, micro_batch_tokens=20
+    ),
 }
+MEASURED = ("tokens_per_second", "seconds", "model_flops_per_second", "peak_memory_mib")
+"""What a clock or a meter says of a step."""
 
 
 def train(config, packs, output, **asked):
@@ -112,15 +118,18 @@ class Run(RuleBasedStateMachine):
             except UserError as error:
                 assert "no checkpoint in" in str(error)  # all are damaged, which is told
                 return
+            whole = self.folder / self.name
             for file in ("model.safetensors", "optimizer.safetensors"):
-                expected = (self.folder / self.name / LAST / file).read_bytes()
+                expected = (whole / LAST / file).read_bytes()
                 assert (self.output / LAST / file).read_bytes() == expected, file
-            at = {
-                m["step"]: m["loss"]
-                for m in read_metrics(self.folder / self.name / "metrics.jsonl")
-            }
-            for line in read_metrics(self.output / "metrics.jsonl"):
-                assert at.get(line["step"], line["loss"]) == line["loss"]
+            ends = [load_checkpoint(run / LAST).state for run in (whole, self.output)]
+            assert [end.pop("config") is None for end in ends] == [False, False]
+            assert ends[0] == ends[1]
+            logs = [read_metrics(run / "metrics.jsonl") for run in (whole, self.output)]
+            for line in (line for log in logs for line in log):
+                assert all(line.pop(name) > 0 for name in MEASURED)
+            at = {line["step"]: line for line in logs[0]}
+            assert all(at.get(line["step"], line) == line for line in logs[1])
         shutil.rmtree(self.output, ignore_errors=True)
 
 

@@ -159,7 +159,6 @@ def read_row(
         num_copies: k of §3, of every token; 1 but for Repeated MLM.
 
     Raises:
-        UserError: if the row has no mask, or no path has a probability above 0.
         ValueError: if it is not one row framed by [BOS] and [EOS], is too long after expansion,
             or the model is in training mode.
     """

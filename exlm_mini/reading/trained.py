@@ -57,9 +57,6 @@ from exlm_mini.training.parts import (
 INPUT_OF_KIND = {tokenizer: data for data, tokenizer in TOKENIZER_KINDS.items()}
 """Kind of data by kind of tokenizer, as in ``exlm_lab.downstream.task.Task``."""
 REMEDY = "give the --output of a pre-training run that has saved one"
-MAX_CHARACTERS = 20_000
-"""More than any row holds. Splitting SMILES takes quadratic time if brackets stay open: a second
-for this length."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +113,6 @@ class Trained:
         Args:
             texts: the texts; one may come without a list.
             batch_size: texts in memory at once.
-
-        Raises:
-            UserError: naming an entry that is no text, empty, or too long for the model.
         """
         texts, special = self._documents(texts), self.tokenizer.special_ids
         vectors = [torch.empty(0, self.config.model.shape.width)]
@@ -131,11 +125,7 @@ class Trained:
         return torch.cat(vectors)
 
     def fill(self, text: str) -> Filled:
-        """Fill the masks of a text with likely tokens, chosen together.
-
-        Raises:
-            UserError: see ``masked_row``; and if the weights give no probabilities.
-        """
+        """Fill the masks of a text with likely tokens, chosen together."""
         masked_ids_BN = self.masked_row(text)
         # As at the validation of this step: transitions may still be blended with fixed chains.
         share, copies = chain_share(self.config, self.step), num_copies(self.config)
@@ -151,11 +141,7 @@ class Trained:
         return Filled(filled, min(1.0, math.exp(reading.log_joint)), reading)
 
     def explore(self, text: str) -> Explorer:
-        """The links between the states of the masks, for display in a notebook or to ``save``.
-
-        Raises:
-            UserError: see ``fill``; and if the states are not linked.
-        """
+        """The links between the states of the masks, for display in a notebook or to ``save``."""
         reading = self.fill(text).reading
         if reading.states is not None and reading.graph is None:
             raise UserError(
@@ -170,9 +156,6 @@ class Trained:
         Args:
             texts: as for ``embed``, without masks; tokens are hidden as in the run.
             seed: of the masks.
-
-        Raises:
-            UserError: as ``embed``, for a [MASK], and for a language whose masks have fixed places.
         """
         if self.config.masking.strategy == "slots":
             raise UserError(f"{self.run} was trained with masks at fixed places; use its pack")
@@ -192,21 +175,12 @@ class Trained:
         return score(self.model, batch, chain_share(self.config, self.step)).loss
 
     def masked_row(self, text: str) -> Tensor:
-        """masked_ids_BN of one text with masks, between [BOS] and [EOS].
-
-        Raises:
-            UserError: no text, not UTF-8, no mask, something the vocabulary lacks, or too long.
-        """
+        """masked_ids_BN of one text with masks, between [BOS] and [EOS]."""
         tokenizer = self.tokenizer
         text = document(text, tokenizer.kind, "the text")
         if MASK not in text:
             raise UserError(
                 f"the text has no {MASK}; write {MASK} in place of each hidden token"
-            )
-        if len(text) > MAX_CHARACTERS:
-            raise UserError(
-                f"the text has {len(text):,} characters; {MAX_CHARACTERS:,} is the most that is "
-                "read"
             )
         if tokenizer.special_ids.unk in tokenizer.encode_with_masks(text):
             pieces = re.split(rf" ?{re.escape(MASK)}", text)
@@ -266,10 +240,6 @@ def load(path: str | Path, report: Callable[[str], None] = say) -> Trained:
         path: OUTPUT of a run, or ``checkpoints/step-NNNNNN`` in it; or, if there is no such path,
             the name of a shipped model.
         report: receives a line for each damaged checkpoint that is skipped.
-
-    Raises:
-        UserError: if there is no intact checkpoint of a pre-training run, or its tokenizer is
-            missing or another.
     """
     checkpoint = open_checkpoint(Path(path), report)
     path = checkpoint.path

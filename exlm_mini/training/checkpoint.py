@@ -73,7 +73,6 @@ def save_checkpoint(
         others: more files, which the manifest does not name (see ``beside_weights``).
 
     Raises:
-        UserError: if the disk is full.
         OSError: if the directory cannot be written.
     """
     final = directory / f"step-{step:06d}"
@@ -110,12 +109,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read a ``step-NNNNNN`` directory, or a copy under any name, verifying every sha256.
-
-    Raises:
-        UserError: for a missing, truncated or changed file, or weights that are not finite, from
-            which no training can continue.
-    """
+    """Read a ``step-NNNNNN`` directory, or a copy under any name, verifying every sha256."""
     if not path.is_dir():
         raise UserError(f"there is no checkpoint {path}; give a step-NNNNNN directory")
     remedy = REMEDY.format(path)
@@ -174,9 +168,6 @@ def latest_checkpoint(directory: Path, report: Callable[[str], None]) -> Checkpo
 
     Other names than those ``save_checkpoint`` gives are ignored. ``report`` receives a line for
     each damaged checkpoint that was skipped.
-
-    Raises:
-        UserError: if there are checkpoints but none is intact; says what is wrong with the oldest.
     """
     lines = []
     for path in _newest_first(directory):

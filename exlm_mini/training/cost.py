@@ -85,11 +85,7 @@ class BatchPlan(NamedTuple):
 
 
 def plan_batch(train: TrainConfig, num_devices: int, option: str = "--devices") -> BatchPlan:
-    """Divide a batch among devices; ``option`` is the one that gave their number.
-
-    Raises:
-        UserError: if the sizes do not divide.
-    """
+    """Divide a batch among devices; ``option`` is the one that gave their number."""
     unit, name, size, micro = "rows", "size", train.batch_size, train.micro_batch_size
     if train.batch_tokens is not None:
         unit, name = "tokens", "tokens"
@@ -148,9 +144,6 @@ def estimate(config: RunConfig, vocab_size: int, row_length: int) -> Estimate:
         config: of the run.
         vocab_size: V.
         row_length: longest row, [BOS] and [EOS] included.
-
-    Raises:
-        UserError: for a weight too large to be addressed.
     """
     num_parameters, num_transition = count_parameters(config, vocab_size)
     tokens_per_step = config.train.batch_tokens or config.train.batch_size * row_length

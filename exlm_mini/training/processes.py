@@ -35,12 +35,7 @@ LONGEST_WAIT = datetime.timedelta(days=7)
 
 
 def start_engine(train: TrainConfig) -> Engine:
-    """The engine of this process.
-
-    Raises:
-        UserError: for a device that is absent; with several processes, for one GPU by number or
-            fewer GPUs than processes.
-    """
+    """The engine of this process."""
     device = choose_device(train.device)
     if launched_rank() is None:
         return Engine(device)

@@ -56,7 +56,6 @@ def locked_directory(path: Path, report: Callable[[str], None] = print) -> Itera
         report: receives a line if the file system has no locks.
 
     Raises:
-        UserError: another process holds it, or a symbolic link lies in it.
         OSError: the directory cannot be made or written.
     """
     path.mkdir(parents=True, exist_ok=True)
@@ -99,9 +98,6 @@ def changed_settings(path: Path, config: RunConfig) -> list[str]:
 
     Returns:
         A line for each of ``FREE_SETTINGS`` that changed, and for ``train.steps`` if it was raised.
-
-    Raises:
-        UserError: another setting differs, or the directory holds something that is not a run.
     """
     file = path / CONFIG
     if not file.exists():
@@ -190,41 +186,26 @@ class MetricsLog:
         os.close(self._descriptor)
 
 
-def read_metrics(path: Path, report: Callable[[str], None] | None = None) -> list[dict]:
-    """The records of a ``metrics.jsonl``, even while a run is writing it.
-
-    A last line that a crash cut short is dropped, and ``report`` is told.
-
-    Raises:
-        UserError: if the file cannot be read, or a line before the last is damaged.
-    """
-    *lines, rest = read_bytes(path).split(b"\n")
-    records: list[dict] = []
+def read_metrics(path: Path) -> list[dict]:
+    """The records of a ``metrics.jsonl``, even while a run is writing it; a last line that is cut
+    short is left out."""
+    records = []
+    *lines, _ = read_bytes(path).split(b"\n")
     for number, line in enumerate(lines, start=1):
         try:
-            record = json.loads(line)
-            if record["step"] <= (records[-1]["step"] if records else -1):
-                raise ValueError("steps go back")
-        except (ValueError, TypeError, KeyError, RecursionError):
-            if line is lines[-1] and not rest:  # after a power cut it may be zeros
-                rest = line
-                break
+            records.append(json.loads(line))
+        except ValueError:
             raise UserError(
                 f"{path} line {number} is damaged; restore the file from a copy, or delete that "
                 "line"
             ) from None
-        records.append(record)
-    if rest and report is not None:
-        report(f"{path}: the last line is cut short and left out")
     return records
 
 
 def _line(record: dict[str, Any]) -> str:
     """A line of the log; what is not finite is null, because JSON has no word for it."""
-    return json.dumps(_finite(record), allow_nan=False) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    finite = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in record.items()
+    }
+    return json.dumps(finite, allow_nan=False) + "\n"

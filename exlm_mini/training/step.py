@@ -98,7 +98,6 @@ class Stepper:
 
         Raises:
             DivergedError: if too many steps in a row were not finite, in all processes.
-            UserError: if fp16 finds no scale for the loss, in all processes.
         """
         engine, train = self.engine, self.config.train
         parts = self.batches.parts(step, engine.rank, engine.world_size)

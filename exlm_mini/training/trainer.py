@@ -70,10 +70,6 @@ class Trainer:
         output: run directory, locked by the caller; gets ``checkpoints/`` and ``metrics.jsonl``.
         report: takes a line about something unusual, such as a damaged checkpoint.
         engine: of this process; none: the only one, on ``train.device``.
-
-    Raises:
-        UserError: for rows the model cannot hold, settings that do not fit the data, batches
-            that cannot be spread over the processes, or a model that does not fit in memory.
     """
 
     def __init__(
@@ -127,7 +123,6 @@ class Trainer:
 
         Raises:
             DivergedError: if too many steps, a validation or the weights are not finite.
-            UserError: if a checkpoint cannot be read or written.
         """
         train, engine = self.config.train, self.engine
         end = train.steps if until is None else until
@@ -328,9 +323,6 @@ class Trainer:
 
         Args:
             checkpoint: of an MLM, or of a run of this objective.
-
-        Raises:
-            UserError: for another objective, tokenizer or shape.
         """
         state, path = checkpoint.state, checkpoint.path
         if state["tokenizer_sha256"] != self.train_pack.tokenizer_sha256:
