@@ -169,7 +169,6 @@ def test_the_newest_run_is_the_default(runs, toy, tmp_path, monkeypatch, capsys)
     ("arguments", "words"),
     [
         (["the old baker"], "no [MASK]"),
-        (["[MASK]" + "[" * 20_000], "20,000"),
         (["the tired [MASK] felt [mask] tired"], "'tired', '[mask]'"),
         (["[BOS] [MASK]"], "'[BOS]'"),
         (["the [MASK] \udce9"], "UTF-8"),

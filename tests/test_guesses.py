@@ -85,7 +85,6 @@ def test_low_precision_of_the_encoder_does_not_round_the_mixture():
 
 
 def test_perplexity_and_accuracy_are_those_of_the_masks():
-    evaluation = Evaluation(bits=30.0, num_masks=10, num_rows=4, num_without_path=0)
-    assert evaluation.perplexity == 8.0 and evaluation.mask_accuracy is None
-    assert evaluation._replace(num_correct=4).mask_accuracy == 0.4
+    evaluation = Evaluation(30.0, num_masks=10, num_rows=4, num_without_path=0, num_correct=4)
+    assert evaluation.perplexity == 8.0 and evaluation.mask_accuracy == 0.4
     assert evaluation._replace(bits=1e6).perplexity == float("inf")

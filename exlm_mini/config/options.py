@@ -10,24 +10,17 @@ import argparse
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
-from types import MappingProxyType, NoneType
+from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 
 from exlm_mini.config import DataConfig, MaskingConfig, ModelConfig, RunConfig, TrainConfig
 from exlm_mini.config.checks import RARE, Count, Positive, UserError, mistake_in, nearest
-from exlm_mini.config.recipes import (
-    dotted,
-    load_recipe,
-    read_settings,
-    recipe_names,
-    recipe_path,
-    replaced,
-)
+from exlm_mini.config.recipes import load_recipe, recipe_names, replaced
 
 
 class Debugging:
@@ -136,23 +129,17 @@ def of(hint: Any) -> Callable[[str], Any]:
 
 
 def settings_parser(
-    command: str,
-    text: str,
-    groups: Mapping[str, Any],
-    skip: Collection[str] = (),
-    recipe: Mapping[str, Any] = MappingProxyType({}),
+    command: str, text: str, groups: Mapping[str, Any], skip: Collection[str] = ()
 ) -> Parser:
-    """A parser with an option for every setting of some classes.
+    """A ``command_parser`` with an option for every setting of some classes.
 
     ``given`` picks the settings that were given out of what it parses.
 
     Args:
-        command: see ``command_parser``.
-        text: see ``command_parser``.
+        command, text: see ``command_parser``.
         groups: settings classes by the prefix of their options; an empty prefix for options
             without a dot.
         skip: dotted names of settings that get no option.
-        recipe: values by dotted names, which the help shows beside the defaults.
     """
     parser = Parser(
         **_words_of(command, text), usage="%(prog)s [--option VALUE ...]", add_help=False
@@ -168,8 +155,6 @@ def settings_parser(
             if full in skip or is_dataclass(setting.annotation):
                 continue
             option = _option(setting)
-            if full in recipe:
-                option["help"] += f" [recipe: {recipe[full]}]"
             action: Any = shown.add_argument(f"--{full}", dest=f"given.{full}", **option)
             action.is_rare = RARE in setting.metadata
     return parser
@@ -226,7 +211,7 @@ class Request(NamedTuple):
 
 def parse(argv: list[str]) -> Request:
     """Read the command line; ``--help`` prints and exits."""
-    found = _parser(argv).parse_args(argv)
+    found = _parser().parse_args(argv)
     for name in ("devices", "throughput"):
         value = getattr(found, name)
         if value is not None and not found.dry_run:
@@ -239,18 +224,11 @@ def parse(argv: list[str]) -> Request:
     return Request(config, found.output, found.dry_run, found.devices or 1, found.throughput)
 
 
-def _parser(argv: Sequence[str] = ()) -> Parser:
-    ask = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    ask.add_argument("--recipe", nargs="?")
-    ask.add_argument("-h", "--help", nargs="?", const="usual")
-    known = ask.parse_known_args(argv)[0]
-    values = {}
-    if known.help and known.recipe:  # then the help shows the recipe's values
-        values = dotted(read_settings(recipe_path(known.recipe)))
+def _parser() -> Parser:
     text = f"Train a model.\nRecipes: {', '.join(recipe_names())}."
     groups = {"": RunConfig, "model": ModelConfig, "masking": MaskingConfig}
     groups |= {"data": DataConfig, "train": TrainConfig}
-    parser = settings_parser("python -m exlm_mini.pretrain", text, groups, {"recipe"}, values)
+    parser = settings_parser("python -m exlm_mini.pretrain", text, groups, {"recipe"})
     add = parser.add_argument
     add("--recipe", metavar="NAME", help="a name below, or a path to a .yaml")
     add("--output", type=Path, metavar="DIR", help="default runs/<recipe>-<time>")

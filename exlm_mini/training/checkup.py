@@ -21,6 +21,7 @@ def report() -> Iterator[str]:
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     devices = [torch.device("cpu"), *(torch.device("cuda", n) for n in range(num_gpus))]
     cuda = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
+    packages = importlib.metadata.packages_distributions()
     safetensors = importlib.metadata.version("safetensors")
     with warnings.catch_warnings(action="ignore"):  # the report says the same
         automatic = [(str(device), fastest(device.type)) for device in devices]
@@ -41,7 +42,7 @@ def report() -> Iterator[str]:
             ("nvcc", _found(build.nvcc)),
             ("kept in", str(build.cache_dir())),
         ],
-        "optional libraries": [(name, _version(name)) for name in EXTRAS],
+        "optional libraries": [(name, _version(packages.get(name), name)) for name in EXTRAS],
         "backend that auto uses": automatic,
     }
     yield f"exlm-mini {about['exlm_mini']}, commit {about['commit']}"
@@ -90,9 +91,8 @@ def _found(find: Callable[[], str]) -> str:
         return str(error)
 
 
-def _version(module: str) -> str:
-    """The version of an optional library, or how to install it."""
-    packages = importlib.metadata.packages_distributions()
-    if module not in packages:
+def _version(packages: list[str] | None, module: str) -> str:
+    """The version of an optional library, from the packages that have it, or how to install it."""
+    if packages is None:
         return f"missing: pip install 'exlm-mini[{EXTRAS[module]}]'"
-    return importlib.metadata.version(packages[module][0])
+    return importlib.metadata.version(packages[0])

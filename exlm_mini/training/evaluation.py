@@ -31,9 +31,9 @@ class Evaluation(NamedTuple):
     num_rows: int
     num_without_path: int
     """Rows without a path, which no other number includes."""
-    num_correct: int | None = None
+    num_correct: int
     """Masked tokens that are the model's likeliest for their mask by itself (for ExLM see
-    ``guesses``); none in checkpoints from before they were counted."""
+    ``guesses``)."""
 
     @property
     def is_finite(self) -> bool:
@@ -54,9 +54,9 @@ class Evaluation(NamedTuple):
         return 2.0**self.bits_per_mask if self.bits_per_mask < 1024 else math.inf
 
     @property
-    def mask_accuracy(self) -> float | None:
+    def mask_accuracy(self) -> float:
         """Share of the masked tokens that were guessed."""
-        return None if self.num_correct is None else self.num_correct / max(self.num_masks, 1)
+        return self.num_correct / max(self.num_masks, 1)
 
 
 @torch.no_grad()
