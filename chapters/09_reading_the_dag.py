@@ -533,13 +533,12 @@ ax.grid(axis="x", visible=False)
 _ = fig.legend(loc="outside upper center", ncols=2, fontsize=9)
 
 # %% mystnb={"code_prompt_show": "Checked: the wide slot has 2 bits and the narrow one 0, first or last, to 0.25 bits"} tags=["hide-cell", "check"]
-from exlm_lab.experiments.entropy import entropy_bits, path_entropy
+from exlm_lab.experiments.entropy import entropy_bits
 
 assert (bits_M - math.log2(3)).abs().max() < 0.15
 assert abs(bits_M[0] - bits_M[1]) < 0.04
-entropy = path_entropy(reading)
-torch.testing.assert_close(bits_M, entropy.word_S)
-assert abs(entropy.step_S[0] - 2) < 0.1 and entropy.step_S[1] < 0.15
+step_L = -torch.xlogy(E_LL, E_LL).sum(dim=1) / math.log(2)  # paths begin in state 0
+assert abs(step_L[0] - 2) < 0.1 and shares(E_LL, 2)[0] @ step_L < 0.15
 for name, wide in (("wide-first", 0), ("wide-last", 1)):
     assert abs(bits_of[name][wide] - 2) < 0.25, bits_of
     assert bits_of[name][1 - wide] < 0.25, bits_of

@@ -56,6 +56,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from drawings import draw_against_share, draw_optimum
 from IPython.display import display
 from live import chapter_scale
 from scipy.stats import spearmanr
@@ -63,11 +64,7 @@ from scipy.stats import t as student
 
 from exlm_lab.experiments.catalogue import planned
 from exlm_lab.experiments.correlations import lost_share
-from exlm_lab.experiments.drawings import (
-    draw_against_share,
-    draw_ladder,
-    draw_optimum,
-)
+from exlm_lab.experiments.drawings import draw_ladder
 from exlm_lab.experiments.metric_names import PROBE
 from exlm_lab.experiments.paper import ENTROPY, printed_average, printed_grid
 from exlm_lab.experiments.records import by_cell, grid, runs, shown

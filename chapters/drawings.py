@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch
 from matplotlib.path import Path
 
+from exlm_lab.experiments.correlations import SHARES, lost_share
 from exlm_mini.plot.style import COLORS
 
 
@@ -295,3 +297,45 @@ def _bend(
     # States of a column are 1 apart; edges over more columns pass further out.
     lift = 0.0 if is_free else 0.5 + 0.2 * (x1 - x0 - 2)
     return 0.0, lift if y0 + y1 >= 0 else -lift
+
+
+BESIDE = 0.06
+"""Offset between the lines of two mask ratios, which separates their error bars."""
+
+
+def draw_against_share(
+    ax: Axes, means: pd.Series, spread: pd.Series, label: str
+) -> None:
+    """A number by (p, k) against the share of lost tokens, a line for each p.
+
+    Shares are drawn at equal distances, as in the paper's Figure 4; points close
+    together have equal shares and different p. Error bars show the spread.
+    """
+    ratios = sorted({p for p, _ in means.index})
+    shares = sorted({*SHARES, *(lost_share(*cell) for cell in means.index)})
+    known = sorted({*ratios, *SHARES})
+    colors = dict(zip(known, sns.color_palette("viridis", len(known)), strict=True))
+    for number, ratio in enumerate(ratios):
+        cells = sorted(
+            (cell for cell in means.index if cell[0] == ratio), key=_share
+        )
+        aside = BESIDE * (number - (len(ratios) - 1) / 2)
+        ax.errorbar(
+            [shares.index(lost_share(*cell)) + aside for cell in cells],
+            means[cells], spread[cells].fillna(0.0), marker="o", ms=5, capsize=2,
+            color=colors[ratio], lw=1.2, label=f"p = {100 * ratio:.4g}%",
+        )  # fmt: skip
+    ax.set(xlabel="lost tokens, % ($p^k$, Figure 4)", ylabel=label)
+    ax.set_xticks(range(len(shares)), [f"{100 * share:.4g}" for share in shares])
+
+
+def _share(cell: tuple[float, int]) -> float:
+    return lost_share(*cell)
+
+
+def draw_optimum(ax: Axes, optimum: pd.Series) -> None:
+    """The exact entropy of the lost tokens, by (p, k), as a dashed line."""
+    means = optimum.groupby(_share).mean()
+    shares = sorted({*SHARES, *means.index})
+    places = [shares.index(share) for share in means.index]
+    ax.plot(places, means, "--", color="0.3", lw=1.2, label="exact")

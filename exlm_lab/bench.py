@@ -1,13 +1,12 @@
-"""Time, memory and error of alignment, vocabulary head and step. ::
+"""Time and memory of every alignment backend, with its error, and of a training step. ::
 
     python -m exlm_lab.bench dag             every backend at five shapes
     python -m exlm_lab.bench dag --shape 8,77,308 --extra-backend mine.py
-    python -m exlm_lab.bench emission        the vocabulary head two ways
     python -m exlm_lab.bench step            ExLM beside MLM, part by part; expanded late too
 
 All times are medians of forward and backward pass together, after a run to warm up, and are
-compared within one process: their ratio is that of the wall clock to vectorized, buffer or mlm. The
-table goes to stdout, with --output the records to a file too; what was left out, and why, goes to
+compared within one process: their ratio is that of the wall clock to vectorized or mlm. The table
+goes to stdout, with --output the records to a file too; what was left out, and why, goes to
 stderr.
 
 An extra backend is a Python file that defines ::
@@ -29,13 +28,12 @@ from pathlib import Path
 
 from exlm_lab.benchmarks.record import Shape
 from exlm_mini.config import ENCODER_PRESETS
-from exlm_mini.config.checks import Below1, Threads
+from exlm_mini.config.checks import Threads
 from exlm_mini.config.options import command_parser, of
 from exlm_mini.training.console import exit_code
 
 ABOUT = {
     "dag": "the dynamic programme: every alignment backend",
-    "emission": "the vocabulary head: one buffer, or chunks",
     "step": "a training step: ExLM beside MLM",
 }
 PRECISIONS = ("fp32", "bf16")
@@ -56,14 +54,9 @@ def _parser() -> argparse.ArgumentParser:
         add(
             "--threads", type=of(Threads), metavar="N", help="of the CPU; default PyTorch's own"
         )
-        if name != "dag":
-            add("--precision", choices=PRECISIONS, default="fp32", help="fp32 or bf16")
         if name == "step":
+            add("--precision", choices=PRECISIONS, default="fp32", help="fp32 or bf16")
             add("--preset", choices=ENCODER_PRESETS, help="default 8 layers of width 384")
-            add(
-                "--dropout", type=of(Below1), default=0.0, help="of hidden states and attention"
-            )
-            add("--compile", action="store_true", help="the encoder's layers")
         if name == "dag":
             add("--sharp", action="store_true", help="graphs like those of a trained model")
             add(

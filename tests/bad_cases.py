@@ -160,7 +160,6 @@ TASKS = {
 """Kind of the model, and folder of the files."""
 BENCHES = [
     "dag --shape 2,4,8 --device cpu",
-    "emission --shape 1,4,8 --device cpu",
     "step --shape 1,4,8 --threads 1 --device cpu",
 ]
 

@@ -9,8 +9,9 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import pytest
-from drawings import draw_dag, draw_device_hours, draw_tokens
+from drawings import draw_against_share, draw_dag, draw_device_hours, draw_tokens
 from matplotlib.colors import to_hex
 from molecules import Pictures, atoms_of, tokens_of, tokens_svg
 
@@ -92,6 +93,14 @@ def test_device_hours_are_operations_divided_by_speed(ax):
     np.testing.assert_allclose(small.get_data(), ([1e10, 1e14], [100, 0.01]))
     np.testing.assert_allclose(large.get_data(), ([1e10, 1e14], [1e5, 10]))
     assert (mark.get_xdata().tolist(), mark.get_ydata().tolist()) == ([1e12], [7.0])
+
+
+def test_cells_of_equal_shares_stand_side_by_side(ax):
+    means = pd.Series({(0.15, 1): 3.0, (0.387, 2): 4.0, (0.387, 1): 5.0, (0.789, 1): 6.0})
+    draw_against_share(ax, means, means / 10, "bits")
+    points = [tuple(p) for c in ax.containers for p in c.lines[0].get_xydata()]
+    assert sorted((round(x), y) for x, y in points) == [(1, 3), (1, 4), (2, 5), (4, 6)]
+    assert len({x for x, _ in points}) == 4 and ax.get_xticklabels()[1].get_text() == "15"
 
 
 # ---- molecules ----

@@ -14,6 +14,7 @@ from linked_models import CONFIGS, LINKED, exlm, ragged_batch
 from scipy.spatial.distance import jensenshannon
 from small_models import SPECIAL
 
+from exlm_lab.experiments.entropy import entropy_bits, fully_masked
 from exlm_lab.experiments.states import pairwise_divergence_bits, read_rows
 from exlm_mini.alignment.enumeration import paths
 from exlm_mini.training.evaluation import row_bits_and_correct
@@ -73,3 +74,36 @@ def test_pairwise_divergence_is_the_mean_of_scipys():
         assert found.item() == pytest.approx(sum(pairs) / len(pairs), abs=1e-12)
     # Clones without a common word are one bit apart.
     assert pairwise_divergence_bits(torch.eye(3).double()).item() == pytest.approx(1)
+
+
+# ---- entropies ----
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "bits"),
+    [
+        ([1.0], 0.0),
+        ([0, 1, 0], 0.0),
+        ([1 / 7] * 7, math.log2(7)),
+        ([1 / 4, 3 / 4], 2 - 3 / 4 * math.log2(3)),
+        ([1 / 2, 0, 1 / 2, 0], 1.0),
+    ],
+)
+def test_entropies_in_closed_form(probabilities, bits):
+    log_p_V = torch.tensor(probabilities, dtype=torch.float64).log()
+    assert entropy_bits(log_p_V).item() == pytest.approx(bits, abs=1e-12)
+    assert str(entropy_bits(log_p_V).item()) != "-0.0"
+    assert torch.equal(entropy_bits(log_p_V.tile(2, 3, 1)), entropy_bits(log_p_V).tile(2, 3))
+
+
+def test_a_token_is_lost_when_every_copy_is_masked():
+    is_masked_BN = torch.tensor([[1, 1, 1, 0, 0, 1, 0, 0], [0, 1, 1, 0, 1, 1, 1, 1]]).bool()
+    assert fully_masked(is_masked_BN, 2).tolist() == [
+        [True, False, False, False],
+        [False, False, True, True],
+    ]
+    assert fully_masked(is_masked_BN, 4).tolist() == [[False, False], [False, True]]
+    assert torch.equal(fully_masked(is_masked_BN, 1), is_masked_BN)
+    for num_copies in (0, 3):
+        with pytest.raises(ValueError, match=f"8 positions do not hold {num_copies} copies"):
+            fully_masked(is_masked_BN, num_copies)

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from exlm_lab.benchmarks.dag import dag, load_extra_backend
-from exlm_lab.benchmarks.emission import emission
 from exlm_lab.benchmarks.measure import threads
-from exlm_lab.benchmarks.record import DAG_SHAPES, EMISSION_SIZES, TEXT_SHAPE, Record
+from exlm_lab.benchmarks.record import DAG_SHAPES, TEXT_SHAPE, Record
 from exlm_lab.benchmarks.step import VOCAB_SIZE, model_of, row_length, step
 from exlm_mini.alignment import BACKENDS
 from exlm_mini.config import RunConfig, TrainConfig
@@ -23,11 +22,6 @@ from exlm_mini.training.console import say
 from exlm_mini.training.cost import check_memory
 from exlm_mini.training.parts import choose_device
 from exlm_mini.training.provenance import machine
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-# ---- measuring ----
 
 
 def _dag(arguments: argparse.Namespace, device: torch.device) -> Iterator[Record]:
@@ -51,76 +45,49 @@ def _dag(arguments: argparse.Namespace, device: torch.device) -> Iterator[Record
         yield from dag(shape, functions, device, arguments.sharp, say, asked_for)
 
 
-def _emission(arguments: argparse.Namespace, device: torch.device) -> Iterator[Record]:
-    sizes = [(shape, VOCAB_SIZE) for shape in arguments.shape or ()] or EMISSION_SIZES
-    for shape, vocab_size in sizes:
-        # Logits, their log-softmax and gradient, in float64.
-        needed = 3 * 8 * vocab_size * shape.B * shape.L
-        check_bytes(f"--shape {shape}", {"choose a smaller one": needed}, device)
-        yield from emission(shape, vocab_size, device, DTYPES[arguments.precision])
-
-
 def _step(arguments: argparse.Namespace, device: torch.device) -> Iterator[Record]:
     for shape in arguments.shape or (TEXT_SHAPE,):
         if shape.M < 3 or shape.L % shape.M:
             raise UserError(
                 f"--shape is {shape}; a step has M = masks + 2 targets, at least 3, and k M states"
             )
-        model = model_of(shape, arguments.preset, arguments.dropout)
+        model = model_of(shape, arguments.preset)
         run = RunConfig(model=model, train=TrainConfig(batch_size=shape.B))
         check_memory(run, VOCAB_SIZE, row_length(shape), device)
         half = model.shape.num_layers // 2
-        yield from step(
-            shape, model, device, VOCAB_SIZE, arguments.precision, arguments.compile,
-            expand_at=(half, half + half // 2),
-        )  # fmt: skip
+        expand_at = half, half + half // 2
+        yield from step(shape, model, device, VOCAB_SIZE, arguments.precision, expand_at)
 
 
-MEASURE = {"dag": _dag, "emission": _emission, "step": _step}
-
-
-# ---- what is shown ----
-
+MEASURE = {"dag": _dag, "step": _step}
 _COLUMNS = "{:>15} {:<13} {:>10} {:>10} {:>7} {:>9} {:>8}"
 
 
-def heading(about: dict[str, Any]) -> list[str]:
+def _heading(about: dict[str, Any]) -> str:
     """What stands above the first record: the machine, and the names of the columns."""
     device = about["device"] if about["device"] != "cpu" else about["cpu"]
-    threads = f"threads {torch.get_num_threads()}"
     names = ("B,M,L", "", "wall ms", "cpu ms", "ratio", "peak MiB", "error")
-    return [
-        f"{device}, {threads}, torch {about['torch']}, commit {about['commit']}",
-        _COLUMNS.format(*names),
-    ]
+    return (
+        f"{device}, threads {torch.get_num_threads()}, torch {about['torch']}, "
+        f"commit {about['commit']}\n" + _COLUMNS.format(*names)
+    )
 
 
-def lines(row: Record) -> list[str]:
+def _lines(row: Record) -> Iterator[str]:
     """A record, and below it the parts of a step."""
-    shape = ",".join(map(str, row["shape"]))
-    if row["benchmark"] == "emission":
-        shape += f" V{row['vocab_size']}"
-    text = [
-        _COLUMNS.format(
-            shape,
-            row["backend"],
-            f"{row['median_ms']:.3f}",
-            f"{row['median_cpu_ms']:.3f}",
-            _number(row["wall_ratio"], ".3f"),
-            f"{row['peak_mib']:.1f}",
-            _number(row["max_error"], ".1e"),
-        )
-    ]
-    if row["benchmark"] == "step":
-        text.append(f"{'':>15} {row['step_tokens_per_second']:,.0f} tokens/s, {row['dtype']}")
+
+    def number(name: str, digits: str) -> str:
+        return "-" if row.get(name) is None else format(row[name], digits)
+
+    digits = {"median_ms": ".3f", "median_cpu_ms": ".3f", "wall_ratio": ".3f"}
+    digits |= {"peak_mib": ".1f", "max_error": ".1e"}
+    shape, numbers = ",".join(map(str, row["shape"])), [number(*one) for one in digits.items()]
+    yield _COLUMNS.format(shape, row["backend"], *numbers)
+    if "parts" in row:
+        yield f"{'':>15} {row['step_tokens_per_second']:,.0f} tokens/s, {row['dtype']}"
     for part, spent in row.get("parts", {}).items():
         forward, backward = spent["forward_ms"], spent["backward_ms"]
-        text.append(f"{part:>29}: forward {forward:.1f} ms, backward {backward:.1f} ms")
-    return text
-
-
-def _number(number: float | None, digits: str) -> str:
-    return "-" if number is None else format(number, digits)
+        yield f"{part:>29}: forward {forward:.1f} ms, backward {backward:.1f} ms"
 
 
 def report(arguments: argparse.Namespace) -> None:
@@ -129,12 +96,14 @@ def report(arguments: argparse.Namespace) -> None:
         device = choose_device(arguments.device)
     except UserError as error:
         raise UserError(str(error).replace("train.device", "--device")) from None
-    about, rows = machine(device), []
+    about = machine(device)
+    rows: list[Record] = []
     with threads(arguments.threads or torch.get_num_threads()):
         for record in MEASURE[arguments.benchmark](arguments, device):
-            rows.append(record | {"machine": about})
-            above = heading(about) if len(rows) == 1 else []
-            print("\n".join([*above, *lines(rows[-1])]), flush=True)
+            if not rows:
+                print(_heading(about))
+            rows.append({"benchmark": arguments.benchmark, **record, "machine": about})
+            print("\n".join(_lines(record)), flush=True)
             if arguments.output:
                 text = json.dumps(rows, indent=1, allow_nan=False) + "\n"
                 write_atomically(arguments.output, text.encode())

@@ -12,7 +12,6 @@ from functools import partial
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import module_from_spec
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,12 +27,12 @@ QUANTITIES = ("log_likelihood", "grad_emission", "grad_transition")
 LogLikelihood = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 REFERENCE = "vectorized"
-TEACHING = ("enumerate", "naive")
-"""Backends for small graphs only, see ``too_large``."""
-MOST_PATHS = 10_000
-"""Most paths in all rows for ``enumerate``."""
+TERMS: dict[str, Callable[[Shape], int]] = {
+    "enumerate": lambda s: s.B * s.M * (math.comb(s.L - 2, s.M - 2) if s.M > 1 else 1),
+    "naive": lambda s: s.B * (s.M - 1) * s.L * (s.L - 1) // 2,
+}
+"""What backends for teaching go through one by one in Python."""
 MOST_TERMS = 50_000
-"""Most terms in all rows for ``naive``, which adds them up in Python."""
 UNTIMED_RUNS = 3
 """Further runs of a call: for its error, for warming up, and for its memory."""
 MOST_SECONDS = 60.0
@@ -120,20 +119,6 @@ def load_extra_backend(path: Path) -> LogLikelihood:
     )
 
 
-def too_large(backend: str, shape: Shape) -> str | None:
-    """Why a teaching backend would take too long at a shape; None if it would not."""
-    B, M, L = shape
-    if backend == "enumerate":
-        num_paths = B * (math.comb(L - 2, M - 2) if M > 1 else 1)
-        if num_paths > MOST_PATHS:
-            return f"10^{math.log10(num_paths):.0f} paths, more than {MOST_PATHS:,}"
-    if backend == "naive":
-        num_terms = B * (M - 1) * L * (L - 1) // 2
-        if num_terms > MOST_TERMS:
-            return f"{num_terms:.2g} terms, more than {MOST_TERMS:,}"
-    return None
-
-
 def part(graph: Graph, num_rows: int, num_targets: int) -> Graph:
     """The first rows, with only their first targets."""
     return Graph(
@@ -155,28 +140,17 @@ def estimated_seconds(function: LogLikelihood, graph: Graph, device: torch.devic
     return once_seconds(lambda: forward_and_backward(function, less), device) * M / few
 
 
-class Judge(NamedTuple):
-    """Reference results in float64 for the first row of a graph."""
-
-    name: str
-    """The backend that computed them."""
-    exact: tuple[Tensor, ...]
-    """log_likelihood_B, both gradients."""
-
-    def errors(self, ours: tuple[Tensor, ...]) -> dict[str, float]:
-        """``relative_error`` of the likelihood and of both gradients in this row."""
-        return {
-            name: relative_error(mine[:1], exact)
-            for name, mine, exact in zip(QUANTITIES, ours, self.exact, strict=True)
-        }
-
-
 JUDGES = ("vectorized", "scaled", "native")
 """The first that is fast enough is used: in log space, then two with rescaled probabilities."""
 
 
-def judge(graph: Graph, device: torch.device, seconds: float = MOST_SECONDS) -> Judge | None:
-    """Results of the first backend that takes no longer than ``seconds``; None without one."""
+def judge(
+    graph: Graph, device: torch.device, seconds: float = MOST_SECONDS
+) -> tuple[str, tuple[Tensor, ...]] | None:
+    """The first backend that takes no longer than ``seconds``, and what it says of the first row.
+
+    In float64: log_likelihood_B and both gradients. None if there is no such backend.
+    """
     exact = part(graph.double(), 1, graph.log_emission_BML.shape[1])
     for name in JUDGES:
         if BACKENDS[name].why_not(device.type) is not None:
@@ -184,10 +158,17 @@ def judge(graph: Graph, device: torch.device, seconds: float = MOST_SECONDS) -> 
         function = BACKENDS[name].log_likelihood
         try:
             if estimated_seconds(function, exact, device) <= seconds:
-                return Judge(name, forward_and_backward(function, exact))
+                return name, forward_and_backward(function, exact)
         except RuntimeError:  # no memory for it in float64
             continue
     return None
+
+
+def errors(ours: tuple[Tensor, ...], exact: tuple[Tensor, ...]) -> dict[str, float | None]:
+    """``relative_error`` of likelihood and gradients in the first row; None where infinite."""
+    pairs = zip(QUANTITIES, ours, exact, strict=True)
+    found = {name: relative_error(mine[:1], theirs) for name, mine, theirs in pairs}
+    return {name: error if math.isfinite(error) else None for name, error in found.items()}
 
 
 def dag(
@@ -210,32 +191,34 @@ def dag(
         asked_for: names of functions that are run however long they take.
     """
     graph = made_graph(shape, is_sharp, device)
-    verdict = judge(graph, device)
+    judged = judge(graph, device)
     at = f"at B,M,L = {shape}"
-    if verdict is None:
+    if judged is None:
         note(f"no error is given {at}: no backend does it in float64 in {MOST_SECONDS:g} s")
-    details: Record = {"dtype": "float32", "transitions": "sharp" if is_sharp else "flat"}
-    if verdict:
-        details["judge"] = verdict.name
 
     def one(name: str) -> Record:
         call = partial(forward_and_backward, functions[name], graph)
-        if reason := too_large(name, shape):
-            raise ValueError(reason)
-        if name not in (*TEACHING, *asked_for):
+        if name in TERMS:
+            if TERMS[name](shape) > MOST_TERMS:
+                raise ValueError(f"more than {MOST_TERMS:,} terms")
+        elif name not in asked_for:
             seconds = estimated_seconds(functions[name], graph, device)
             total = seconds * (LEAST_RUNS + UNTIMED_RUNS)
             if total > MOST_SECONDS:
                 raise ValueError(f"about {total:.0f} s, more than {MOST_SECONDS:g} s")
-        errors = verdict.errors(call()) if verdict else {}
+        details: Record = {"dtype": "float32", "transitions": "sharp" if is_sharp else "flat"}
+        if judged:
+            off = errors(call(), judged[1])
+            finite = [error for error in off.values() if error is not None]
+            largest = max(finite) if len(finite) == len(off) else None
+            details |= {"judge": judged[0], "errors": off, "max_error": largest}
         timing = time_side_by_side({name: call}, device)[name]
-        own = details
         if device.type == "cuda":
             try:
-                own = details | {"replay_ms": replay_ms(call, device)}
+                details["replay_ms"] = replay_ms(call, device)
             except RuntimeError:  # it waits for the GPU; only some backends never do
                 torch.cuda.synchronize(device)
-        return record("dag", name, shape, timing, call, device, errors, own)
+        return record(name, shape, timing, call, device, **details)
 
     def records() -> Iterator[Record]:
         for name in sorted(functions, key=lambda name: name != REFERENCE):

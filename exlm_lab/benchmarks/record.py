@@ -1,14 +1,11 @@
 """Shapes that are measured, and the record of each measurement: a dict that JSON can hold.
 
-Shapes: B rows, M targets, L states.
-
-Records come one at a time, so that what was measured can be shown before the rest is. Data are
-random but for a seed: times depend on shapes, hardly on what is learned.
+Shapes: B rows, M targets, L states. Data are random but for a seed: times depend on shapes, hardly
+on what is learned.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,50 +35,32 @@ DAG_SHAPES = (
 )
 TEXT_SHAPE = Shape(16, 21, 84)
 """Rows of 128 tokens of which 19 are masked, k = 4, expanded boundaries."""
-LONG_SHAPE = Shape(4, 78, 312)
-"""Rows of 512 tokens, 76 masked."""
-EMISSION_SIZES = ((TEXT_SHAPE, 8192), (LONG_SHAPE, 8192), (TEXT_SHAPE, 50265))
-"""With the size of the vocabulary; the last is RoBERTa's."""
 Note = Callable[[str], None]
 """Takes a line about what was left out, and why."""
 Record = dict[str, Any]
 
 
 def record(
-    benchmark: str,
     backend: str,
     shape: Shape,
     timing: Timing,
     call: Callable[[], Any],
     device: torch.device,
-    errors: dict[str, float],
-    details: Record,
+    **details: Any,
 ) -> Record:
-    """The record of a call that was timed; measures its memory.
-
-    Args:
-        benchmark, backend, shape: what was measured.
-        timing: of the call, forward and backward.
-        call, device: to measure its memory.
-        errors: ``max |difference| / max |value|`` against float64, by quantity.
-        details: more fields.
-    """
+    """The record of a call that was timed, forward and backward; measures its memory."""
     import torch
 
     from exlm_lab.benchmarks.measure import peak_bytes
     from exlm_mini.training.provenance import MIB
 
-    largest = max(errors.values(), default=None)
     return {
-        "benchmark": benchmark,
         "backend": backend,
         "shape": list(shape),
         "median_ms": timing.median_ms,
         "median_cpu_ms": timing.median_cpu_ms,
         "runs": len(timing.wall_ms),
         "peak_mib": peak_bytes(call, device) / MIB,
-        "max_error": None if largest == math.inf else largest,
-        "errors": {n: None if e == math.inf else e for n, e in errors.items()},
         **details,
         "threads": torch.get_num_threads(),
     }

@@ -22,7 +22,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from exlm_lab.benchmarks.measure import LEAST_RUNS, time_side_by_side
 from exlm_lab.benchmarks.record import Record, Shape, compared, record
-from exlm_mini.alignment.check import relative_error
 from exlm_mini.config import MaskingConfig, ModelConfig, SpecialIds
 from exlm_mini.data.masking import MaskedBatch, Masker
 from exlm_mini.model import ExLM, MaskedLM
@@ -36,8 +35,6 @@ SIZES = {"num_layers": 8, "width": 384, "ffn_width": 1536, "num_heads": 6}
 VOCAB_SIZE = 8192
 ENOUGH_SECONDS = 30.0
 """For both models; three steps of each are too few on a busy machine."""
-ERROR_ROWS = 8
-"""Rows to compare with float64; a whole batch of a base model may not fit into memory."""
 
 
 def row_length(shape: Shape) -> int:
@@ -45,14 +42,12 @@ def row_length(shape: Shape) -> int:
     return 2 + int((shape.M - 2) / MASK_RATIO)
 
 
-def model_of(shape: Shape, preset: str | None = None, dropout: float = 0.0) -> ModelConfig:
-    """The model whose graph has this shape; L must be k M.
+def model_of(shape: Shape, preset: str | None = None) -> ModelConfig:
+    """The model whose graph has this shape; L must be k M. Without dropout, as recipes for CPUs.
 
     Args:
         shape: of the graph.
         preset: of the encoder; none: 8 layers of width 384.
-        dropout: of hidden states and attention. Recipes for CPUs set it to 0, because fused
-            attention kernels there have no dropout.
     """
     k = shape.L // shape.M
     sizes: dict[str, Any] = SIZES if preset is None else {"preset": preset}
@@ -60,8 +55,8 @@ def model_of(shape: Shape, preset: str | None = None, dropout: float = 0.0) -> M
         **sizes,
         states_per_mask=k,
         max_positions=max(512, row_length(shape) + shape.M * (k - 1)),
-        dropout=dropout,
-        attention_dropout=dropout,
+        dropout=0.0,
+        attention_dropout=0.0,
     )
 
 
@@ -84,23 +79,20 @@ def step(
     device: torch.device,
     vocab_size: int = VOCAB_SIZE,
     precision: str = "fp32",
-    is_compiled: bool = False,
     expand_at: Sequence[int] = (),
 ) -> Iterator[Record]:
     """One step of ``mlm`` and of ``exlm`` on the same batch, timed alternately.
 
     Args:
         shape: M counts the two boundaries, as with ``boundary="official"``; L is k M.
-        config: of both models, which are in training mode, with dropout.
+        config: of both models, which are in training mode.
         device: of the models.
         vocab_size: of the batch, see ``made_batch``.
         precision: of the encoder, as ``train.precision``: fp32 or bf16; weights are float32.
-        is_compiled: compile the layers of ``mlm`` and ``exlm``, as ``train.compile`` does.
         expand_at: time ``exlm-at-E`` too for each of these E: ``model.expand_at``.
 
     Yields:
-        Records whose ``parts`` give milliseconds by part, forward and backward; their error is
-        that of the loss and of the embedding's gradient on the first rows, without dropout.
+        Records whose ``parts`` give milliseconds by part, forward and backward.
     """
     batch = made_batch(shape, vocab_size).to(device)
     configs = {"mlm": config, "exlm": config}
@@ -109,33 +101,24 @@ def step(
     for name, own in configs.items():
         torch.manual_seed(0)
         models[name] = (MaskedLM if name == "mlm" else ExLM)(own, vocab_size).to(device)
-    errors = {name: _errors(model, batch, precision) for name, model in models.items()}
-    for model in models.values() if is_compiled else ():
-        for layer in model.encoder.layers:
-            layer.compile()
     calls = {
         name: partial(whole_step, model, batch, precision) for name, model in models.items()
     }
     timings = time_side_by_side(calls, device, ENOUGH_SECONDS)
-
     B, N = batch.token_ids_BN.shape
 
     def records() -> Iterator[Record]:
         for name, model in models.items():
             details = {
                 "dtype": "float32" if precision == "fp32" else "bfloat16",
-                "is_compiled": is_compiled,
                 "num_tokens": N,
                 "vocab_size": vocab_size,
-                "dropout": [config.dropout, config.attention_dropout],
                 "parts": time_parts(model, batch, device, precision),
                 "step_tokens_per_second": 1000 * B * N / timings[name].median_ms,
             }
             # The memory of a step is that of one which finds no gradients of an earlier one.
             model.zero_grad(set_to_none=True)
-            yield record(
-                "step", name, shape, timings[name], calls[name], device, errors[name], details
-            )
+            yield record(name, shape, timings[name], calls[name], device, **details)
 
     yield from compared(records(), "mlm")
 
@@ -206,20 +189,3 @@ def _parts(events: Iterable[Any], device: torch.device) -> dict[str, dict[str, f
         elif event.sequence_nr >= 0 and event.scope == 0:
             part_of_node[event.sequence_nr] = part  # the last with a number makes the node
     return {part: spent[part] for part in PARTS if part in spent}
-
-
-def _errors(model: MaskedLM | ExLM, batch: MaskedBatch, precision: str) -> dict[str, float]:
-    """Loss and embedding gradient against the same step in float64, without dropout."""
-    model.eval()
-    some = MaskedBatch(*(rows[:ERROR_ROWS] for rows in batch))
-    numbers = []
-    for dtype, exactness in ((torch.float32, precision), (torch.float64, "fp32")):
-        model.to(dtype)
-        loss = whole_step(model, some, exactness)
-        gradient = model.encoder.embedding.weight.grad
-        assert gradient is not None
-        numbers.append((loss, gradient.clone()))  # .to() changes it
-    model.to(torch.float32).train()
-    model.zero_grad(set_to_none=True)
-    names = ("loss", "grad_embedding")
-    return {name: relative_error(a, b) for name, a, b in zip(names, *numbers, strict=True)}

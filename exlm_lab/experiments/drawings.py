@@ -1,7 +1,4 @@
-"""Figures of recorded runs that more than one page shows.
-
-``python -m exlm_lab.experiments.drawings`` draws that of the front page anew.
-"""
+"""The front page's figure: ``python -m exlm_lab.experiments.drawings`` draws it anew."""
 
 from __future__ import annotations
 
@@ -9,50 +6,10 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 
-from exlm_lab.experiments.correlations import SHARES, lost_share
 from exlm_lab.experiments.records import by_cell, measured, runs
 from exlm_mini.plot.style import COLORS, save_figure, use_book_style
-
-BESIDE = 0.06
-"""Offset between the lines of two mask ratios, which separates their error bars."""
-
-
-def draw_against_share(ax: Axes, means: pd.Series, spread: pd.Series, label: str) -> None:
-    """A number by (p, k) against the share of lost tokens, one line for each mask ratio.
-
-    Shares are drawn at equal distances, as in the paper's Figure 4; points close together have
-    equal shares and different mask ratios. The spread is that of the error bars.
-    """
-    ratios = sorted({p for p, _ in means.index})
-    shares = sorted({*SHARES, *(lost_share(*cell) for cell in means.index)})
-    known = sorted({*ratios, *SHARES})
-    colors = dict(zip(known, sns.color_palette("viridis", len(known)), strict=True))
-    for number, ratio in enumerate(ratios):
-        cells = sorted((cell for cell in means.index if cell[0] == ratio), key=_share)
-        aside = BESIDE * (number - (len(ratios) - 1) / 2)
-        ax.errorbar(
-            [shares.index(lost_share(*cell)) + aside for cell in cells],
-            means[cells], spread[cells].fillna(0.0), marker="o", ms=5, capsize=2,
-            color=colors[ratio], lw=1.2, label=f"p = {100 * ratio:.4g}%",
-        )  # fmt: skip
-    ax.set(xlabel="lost tokens, % ($p^k$, Figure 4)", ylabel=label)
-    ax.set_xticks(range(len(shares)), [f"{100 * share:.4g}" for share in shares])
-
-
-def _share(cell: tuple[float, int]) -> float:
-    return lost_share(*cell)
-
-
-def draw_optimum(ax: Axes, optimum: pd.Series) -> None:
-    """The exact entropy of the lost tokens, by (p, k), against their share, as a dashed line."""
-    means = optimum.groupby(_share).mean()
-    shares = sorted({*SHARES, *means.index})
-    places = [shares.index(share) for share in means.index]
-    ax.plot(places, means, "--", color="0.3", lw=1.2, label="exact")
-
 
 ARMS = {
     "exlm": ("ExLM", COLORS["exlm"], "o"),

@@ -46,7 +46,15 @@ def printed_grid(figure: str, column: str) -> dict[tuple[float, int], float]:
     return grid
 
 
-def cost_ratio() -> float:
-    """GPU hours of ExLM with four states over those of the MLM (Table 12)."""
-    exlm, mlm = (printed("Table 12")[row]["GPU hours"] for row in ("ExLM", "Vanilla MLM"))
-    return exlm / mlm
+def printed_number(table: str, row: str, metric: str) -> float | None:
+    """What the paper prints of a row under our name of a metric: percent, bits or a ratio."""
+    match metric, table:
+        case "downstream", "Figure 3":
+            return printed(table)[row]["mnli"]
+        case "downstream", _:
+            return printed_average(table, row)
+        case "entropy_bits", "Figure 3":
+            return printed("Figure 5").get(row, {}).get(ENTROPY)
+        case "cost_ratio", "Table 12":
+            return printed(table)[row]["GPU hours"] / printed(table)["Vanilla MLM"]["GPU hours"]
+    return None
