@@ -205,7 +205,7 @@ def test_a_torn_end_is_dropped(tmp_path_factory, length, more):
     assert file.read_bytes() == kept
 
 
-@pytest.mark.parametrize("damaged", [b'{"step": ', b"\xff"])
+@pytest.mark.parametrize("damaged", [b'{"step": ', b"\xff", b"[1]", b'{"step": "x"}', b"{}"])
 def test_a_damaged_line_in_the_middle_is_told(tmp_path, damaged):
     file = tmp_path / "metrics.jsonl"
     file.write_bytes(before := b'{"step": 1}\n' + damaged + b'\n{"step": 3}\n')

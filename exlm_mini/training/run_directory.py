@@ -193,8 +193,9 @@ def read_metrics(path: Path) -> list[dict]:
     *lines, _ = read_bytes(path).split(b"\n")
     for number, line in enumerate(lines, start=1):
         try:
-            records.append(json.loads(line))
-        except ValueError:
+            record = json.loads(line)
+            records.append(record | {"step": int(record["step"])})
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             raise UserError(
                 f"{path} line {number} is damaged; restore the file from a copy, or delete that "
                 "line"
