@@ -13,9 +13,7 @@ Shapes: B rows, N tokens, S masked tokens, D width.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -272,18 +270,6 @@ def open_checkpoint(path: Path, report: Callable[[str], None]) -> Checkpoint:
         return load_checkpoint(path)
     latest = latest_checkpoint(path / "checkpoints", report)
     if latest is None:
-        raise UserError(f"there is no checkpoint in {path}{_what_it_is(path)}")
+        remedy = REMEDY if path.exists() else nearest(str(path), SHIPPED, REMEDY)
+        raise UserError(f"there is no checkpoint in {path}; {remedy}")
     return latest
-
-
-def _what_it_is(path: Path) -> str:
-    """The end of a message about a path that holds no run."""
-    if not path.exists():
-        return f"; {nearest(str(path), SHIPPED, REMEDY)}"
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        if json.loads((path / "config.json").read_bytes()).get("model_type") == "exlm":
-            return (
-                ", a model for transformers; open it with AutoModelForMaskedLM after import "
-                "exlm_mini.hf, or give the run that it was exported from"
-            )
-    return f"; {REMEDY}"
