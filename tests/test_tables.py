@@ -17,7 +17,7 @@ from scipy import stats
 from exlm_lab.experiments import correlations, paper, records, tables
 from exlm_lab.experiments.catalogue import EXPERIMENTS
 from exlm_lab.experiments.grids import SWEEPS
-from exlm_lab.experiments.records import by_seed, grid, leaving, measured, runs, shown, since
+from exlm_lab.experiments.records import by_seed, grid, leaving, measured, runs, since
 
 RESULTS = Path(__file__).resolve().parents[1] / "book" / "results"
 FIGURE_4 = list(paper.printed_grid("Figure 4", "lost tokens, %"))
@@ -198,17 +198,13 @@ def test_runs_are_read_as_they_were_made_collected_or_not(made, tmp_path_factory
         records.collect("repeated-mlm", folder)
 
 
-def test_seeds_are_shown_as_mean_and_standard_deviation():
-    values = pd.Series([70.0, 50.0, math.nan])
-    assert shown(values, 1) == "60.0 ± 14.1" and shown(values[:1], 1) == "70.0"
-    assert shown(values[:0]) == "–" and shown(-values[:1], 0, "+") == "-70"
-
-
 def test_a_record_of_another_sweep_or_recorded_twice_is_refused(tmp_path):
     folder = write(tmp_path, made_record("ablations")) / "ablations"
     twice = folder / "twice.json"
     twice.write_text(json.dumps(made_record("ablations", curve=curve_of(1.0))))
-    told(lambda: tables.report("ablations", tmp_path), "toy-exlm seed 1", "already")
+    for read in (tables.report, records.collect):
+        told(lambda read=read: read("ablations", tmp_path), "toy-exlm seed 1", "already")
+    assert len(list(folder.iterdir())) == 2
     twice.write_text(json.dumps(made_record("saddle", seed=2)))
     told(lambda: tables.report("ablations", tmp_path), "ablations", "sweep saddle")
 

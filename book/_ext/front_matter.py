@@ -10,7 +10,7 @@
 * ``{explorer} NAME``: the recorded scene of a run, to click on;
 * ``{scorecard}``: the paper's claims with their evidence; ``{sweep-report} NAME``: the tables of a
   sweep, or the claims of the study;
-* ``{runs}``: the table of all recorded runs; ``{names}``: what the modules of a page define.
+* ``{runs}``: the table of all recorded runs.
 
 What cannot be found is a warning of the build, which ``make book`` turns into an error.
 """
@@ -33,7 +33,6 @@ from reference_docstrings import (
     before_napoleon,
     drop_unreadable_values,
     plain_signature,
-    public_names,
 )
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
@@ -63,11 +62,7 @@ def parameters(text: str) -> str:
 
 
 def source_line(text: str) -> tuple[str, int | None]:
-    """File and line of ``FILE`` or ``FILE::NAME``.
-
-    Raises:
-        ValueError: if there is no such file, or it defines no such name.
-    """
+    """File and line of ``FILE`` or ``FILE::NAME``."""
     file, _, name = text.partition("::")
     path = ROOT / file
     if not path.exists():
@@ -196,26 +191,13 @@ class SweepReportDirective(SphinxDirective):
         return self.parse_text_to_nodes(sweep_numbers.sweep_page(self.arguments[0]))
 
 
-class NamesDirective(SphinxDirective):
-    """Functions and classes of each module that the page explains, with links."""
-
-    def run(self) -> list[nodes.Node]:
-        page = Path(self.env.doc2path(self.env.docname)).read_text()
-        rows = [["module", "functions and classes"]]
-        for module, chosen in re.findall(r"automodule:: (\S+)\n   :members:(.*)", page):
-            shown = chosen.split() or public_names(module)
-            names = [f"{{py:obj}}`~{module}.{name}`" for name in shown]
-            rows.append([f"{{py:mod}}`{module}`", ", ".join(names)])
-        return table(self, rows, ":widths: 40 60")
-
-
 NUMBERS = {
     "recorded": recorded_runs.recorded,
     "parameters": parameters,
     "sweep": sweep_numbers.sweep,
     "score": sweep_numbers.score,
-    "difference": sweep_numbers.difference,
-    "verdict": sweep_numbers.verdict,
+    "difference": lambda name: sweep_numbers.score_of(name).shown,
+    "verdict": lambda name: sweep_numbers.score_of(name).word,
     "tally": sweep_numbers.tally,
     "small": recorded_runs.small,
 }
@@ -237,7 +219,6 @@ def setup(app):
     app.add_directive("runs", RunsDirective)
     app.add_directive("scorecard", ScorecardDirective)
     app.add_directive("sweep-report", SweepReportDirective)
-    app.add_directive("names", NamesDirective)
     app.add_css_file("front_matter.css")
     app.connect("autodoc-process-docstring", before_napoleon, priority=400)
     app.connect("autodoc-process-docstring", after_napoleon, priority=600)

@@ -31,11 +31,7 @@ def record_files() -> list[Path]:
 
 @cache
 def records() -> dict[str, dict[str, Any]]:
-    """All recorded runs by what follows the command's name.
-
-    Raises:
-        ValueError: if two files record one command.
-    """
+    """All recorded runs by what follows the command's name."""
     by_options: dict[str, dict[str, Any]] = {}
     for path in record_files():
         for record in json.loads(path.read_text()):
@@ -54,11 +50,7 @@ def names() -> dict[str, list[str]]:
 
 
 def runs_of(name: str) -> list[dict[str, Any]]:
-    """The recorded runs of a short name.
-
-    Raises:
-        ValueError: if the name is unknown or a pattern of it matches nothing.
-    """
+    """The recorded runs of a short name."""
     if name not in names():
         raise ValueError(f"no run is named '{name}' in results/names.yaml")
     matches: dict[str, dict[str, Any]] = {}

@@ -5,8 +5,6 @@ sentence, which may hold a colon, and ``Returns:`` may name results or hold a co
 values are shown as far as a reader can use them.
 """
 
-import importlib
-import inspect
 import itertools
 import re
 
@@ -18,23 +16,6 @@ _OBJECT = re.compile(r"<(?:class '(?:\w+\.)*(\w+)'|(?:built-in )?function (?:\w+
 """A type or a function as Python writes it where it has no name to show."""
 _NAMELESS = re.compile(r"<factory>|<function (?:\w+\.)*<lambda>>")
 _kept: dict[str, list[str]] = {}
-
-
-def public_names(module: str) -> list[str]:
-    """Functions and classes with a docstring that a module defines, or offers in ``__all__``."""
-    package = importlib.import_module(module)
-    offered = getattr(package, "__all__", None)
-    return [
-        name
-        for name, value in inspect.getmembers(package)
-        if (inspect.isfunction(value) or inspect.isclass(value))
-        and inspect.getdoc(value)
-        and (
-            value.__module__ == module and name[0] != "_"
-            if offered is None
-            else name in offered
-        )
-    ]
 
 
 def before_napoleon(app, what, name, obj, options, lines: list[str]) -> None:

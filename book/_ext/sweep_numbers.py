@@ -34,11 +34,7 @@ RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 @cache
 def runs(name: str) -> pd.DataFrame:
-    """The runs of an experiment.
-
-    Raises:
-        ValueError: if there is no such experiment, or a record is damaged.
-    """
+    """The runs of an experiment."""
     try:
         experiment(name)
         return records.runs(name, RESULTS)
@@ -47,11 +43,7 @@ def runs(name: str) -> pd.DataFrame:
 
 
 def sweep(text: str) -> str:
-    """The number a role asks for; see the head of this file.
-
-    Raises:
-        ValueError: if the text is of another form, or the records do not hold it.
-    """
+    """The number a role asks for; see the head of this file."""
     match text.split():
         case [name, cell, metric]:
             number = _of_cell(name, cell, metric)
@@ -108,7 +100,8 @@ def scores() -> list[Score]:
     return scorecard(RESULTS)
 
 
-def _score(name: str) -> Score:
+def score_of(name: str) -> Score:
+    """The row of a claim by its id."""
     for score in scores():
         if score.verdict.claim.id == name:
             return score
@@ -116,42 +109,16 @@ def _score(name: str) -> Score:
 
 
 def score(name: str) -> str:
-    """The size of the difference of a row of the scorecard, by the claim's id.
-
-    Raises:
-        ValueError: if there is none.
-    """
-    text = difference(name)
+    """The size of the difference of a row of the scorecard, by the claim's id."""
+    text = score_of(name).shown
     if text.startswith("-"):  # turned round, the ends of an interval too
         text = text.translate(str.maketrans("+-", "-+"))
         text = re.sub(r"\((\S+) to (\S+)\)", r"(\2 to \1)", text)
     return text.replace("+", "")
 
 
-def difference(name: str) -> str:
-    """The same with its sign.
-
-    Raises:
-        ValueError: if there is none.
-    """
-    return _score(name).shown
-
-
-def verdict(name: str) -> str:
-    """Its verdict in words.
-
-    Raises:
-        ValueError: if there is none.
-    """
-    return _score(name).word
-
-
 def tally(text: str) -> str:
-    """Verdicts of the scorecard, counted, of the claims that a plan had or of the others.
-
-    Raises:
-        ValueError: if the text is neither ``planned`` nor ``unplanned``.
-    """
+    """Verdicts of the scorecard, counted, of the claims that a plan had or of the others."""
     if text not in ("planned", "unplanned"):
         raise ValueError(f"'{text}' is neither planned nor unplanned")
     verdicts = [s.verdict for s in scores() if s.verdict.is_planned == (text == "planned")]

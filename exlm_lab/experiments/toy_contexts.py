@@ -13,6 +13,7 @@ from __future__ import annotations
 from functools import cached_property
 
 import numpy as np
+from scipy.special import entr
 
 from exlm_mini.data.toy import Grammar
 
@@ -120,9 +121,8 @@ class Contexts:
 
 
 def _entropy_bits(probability: np.ndarray) -> np.ndarray:
-    """Entropy over the last axis in bits, with 0 log 0 = 0."""
-    log2 = np.log2(probability, where=probability > 0, out=np.zeros_like(probability))
-    return -(probability * log2).sum(axis=-1)
+    """Entropy over the last axis."""
+    return entr(probability).sum(axis=-1) / np.log(2)
 
 
 def _draw(probability_SX: np.ndarray, rng: np.random.Generator) -> np.ndarray:
