@@ -33,6 +33,7 @@ import argparse
 import io
 import json
 import math
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +51,8 @@ if TYPE_CHECKING:  # help and mistakes on the command line need no torch
     from exlm_mini.reading.trained import Filled, Trained
 
 RUNS = Path("runs")
+LINE_WIDTH = 100
+"""Where there is no terminal."""
 
 
 def as_json(trained: Trained, text: str, filled: Filled, top: int) -> dict[str, Any]:
@@ -115,6 +118,10 @@ def as_table(trained: Trained, found: dict[str, Any], filled: Filled) -> Iterato
         state["label"] + "*" * (state["label"] in path[1:-1]): state["top"]
         for state in found["states"] if state["mask"] or state["label"] in path[1:-1]
     })  # fmt: skip
+    if graph is not None:
+        yield "\nTransitions: the row hands over to the column"
+        labels = [state["label"] for state in found["states"]]
+        yield from _matrix_lines(labels, found["transition"])
 
 
 def _token(tokenizer: Tokenizer, token_id: int) -> dict[str, Any]:
@@ -142,6 +149,24 @@ def _token_lines(tokenizer: Tokenizer, tops: dict[str, list[dict[str, Any]]]) ->
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
         yield f"  {'  '.join(map(str.ljust, row, widths))}".rstrip()
+
+
+def _matrix_lines(labels: list[str], rows: list[list[float]]) -> Iterator[str]:
+    """The matrix with two decimals and a dot for 0.00, in blocks of columns that fit a line."""
+    width = max(4, *map(len, labels))
+    line_width = shutil.get_terminal_size((LINE_WIDTH, 24)).columns
+    num_columns = max(1, (line_width - 2 - width) // (width + 1))
+    for start in range(0, len(labels), num_columns):
+        end = min(start + num_columns, len(labels))
+        table = [("", labels[start:end])]
+        # Edges lead forward: below the block's last column there is nothing.
+        for label, row in zip(labels[:end], rows, strict=False):
+            cells = [f"{p:.2f}" for p in row[start:end]]
+            table.append((label, ["." if cell == "0.00" else cell for cell in cells]))
+        if start:
+            yield ""
+        for label, cells in table:
+            yield "  " + " ".join([label.ljust(width), *(cell.rjust(width) for cell in cells)])
 
 
 def _probability(log_probability: float) -> float:

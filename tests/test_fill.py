@@ -87,17 +87,31 @@ def test_json_tells_the_whole_reading(toy, capsys):
     assert reading["joint_bits"] == pytest.approx(-math.log2(reading["joint_probability"]))
 
 
-def test_the_table_shows_what_json_tells(runs, capsys):
-    text, run = " ".join(["[MASK]"] * 6), runs / "text"
+@pytest.mark.parametrize("columns", [80, 200])
+def test_the_table_shows_what_json_tells(columns, runs, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    text, run = " ".join(["[MASK]"] * 6), runs / "text"  # 80 columns cut its matrix
     reading = fill_json(capsys, text, "--run", run)
     code, out, err = fill(capsys, text, "--run", run)
     assert (code, err) == (0, "")
-    lines, path = out.splitlines(), reading["path"]
+    head, matrix = out.split("\nTransitions: the row hands over to the column\n")
+    lines, path = head.splitlines(), reading["path"]
     assert any(line.startswith(f"path    {path[0]} -> {path[1]} ") for line in lines)
     joint = f"joint   {reading['joint_probability']:.3g} ="
     assert any(line.startswith(joint) for line in lines)
     starred = [line.split()[0] for line in lines if line.split()[:1] and "*" in line[:20]]
     assert starred == [f"{label}*" for label in path[1:-1]]
+    assert max(map(len, matrix.splitlines())) <= columns
+    printed, blocks = {}, [block.splitlines() for block in matrix.split("\n\n")]
+    labels = [state["label"] for state in reading["states"]]
+    assert [label for block in blocks for label in block[0].split()] == labels
+    for header, *rows in blocks:
+        for label, *cells in map(str.split, rows):
+            printed |= {(label, c): x for c, x in zip(header.split(), cells, strict=True)}
+    for v, row in zip(labels, reading["transition"], strict=True):
+        for u, probability in zip(labels, row, strict=True):
+            shown = f"{probability:.2f}".replace("0.00", ".")
+            assert printed.get((v, u), ".") == shown
 
 
 def test_html_is_the_explorer_of_the_reading(toy, tmp_path, capsys):
@@ -117,7 +131,7 @@ def test_models_without_links_are_read_without_a_path(name, kind, runs, capsys):
     reading = fill_json(capsys, TEXT, "--run", runs / name)
     assert reading["path"] is None and "[MASK]" not in reading["filled"]
     code, out, _ = fill(capsys, TEXT, "--run", runs / name)
-    assert code == 0 and kind in out
+    assert code == 0 and kind in out and "Transitions" not in out
     assert ("Each state" in out) == (name == "ctc")
     page = runs / f"{name}.html"
     if name == "ctc":

@@ -12,12 +12,12 @@ from linked_models import CONFIGS, OFFERED, exlm, log_joints, masked_lm, ragged_
 from small_models import MASK, alone
 
 import exlm_mini
-from exlm_lab.experiments.filling import fill_at_once, fill_in_turn, measure_fillings
 from exlm_mini.data.batches import validation_batches
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.data.smiles import read_molecule
 from exlm_mini.reading.decoding import read_row
+from exlm_mini.reading.filling import fill_at_once, fill_in_turn, measure_fillings
 from exlm_mini.reading.trained import SHIPPED
 from exlm_mini.training.parts import make_masker
 

@@ -95,3 +95,7 @@ def test_pretraining_ends_with_it(tmp_path, capsys):
     output = capsys.readouterr().out
     line = re.search(r"exlm, held-out rows: .*", output)
     assert line and "bits a row (links win" in line[0] and "clones used" in line[0]
+    ways = r"held-out rows filled ([a-z0-9, ]+): [\d.]+% readable, [\d.]+% exact"
+    assert re.findall(ways, output) == [
+        "at once", "at once, best of 16", "in turn", "at once, sampled", "in turn, sampled",
+    ]  # fmt: skip

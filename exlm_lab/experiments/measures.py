@@ -29,7 +29,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from exlm_lab.experiments.entropy import entropy_bits, fully_masked
-from exlm_lab.experiments.filling import measure_fillings
 from exlm_lab.experiments.metric_names import METRICS
 from exlm_lab.experiments.probes import probe_accuracy
 from exlm_lab.experiments.states import RowReading, pairwise_divergence_bits, read_rows
@@ -44,6 +43,7 @@ from exlm_mini.data.toy import Grammar
 from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.objectives import nats_to_bits
+from exlm_mini.reading.filling import measure_fillings
 from exlm_mini.reading.prize import measure_prize
 from exlm_mini.training.parts import make_masker
 

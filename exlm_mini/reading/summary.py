@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from exlm_mini.config import RunConfig
 from exlm_mini.data.corpus import Corpus
 from exlm_mini.data.tokenizer import MASK, Tokenizer
 from exlm_mini.data.toy_grammars import grammar
+from exlm_mini.reading.filling import measure_fillings
 from exlm_mini.reading.prize import measure_prize
 from exlm_mini.reading.trained import load
 from exlm_mini.training.parts import chain_share, make_masker
@@ -45,7 +47,8 @@ def summarise(
 
 
 def _print_prize(config: RunConfig, corpus: Corpus, output: Path, device: torch.device) -> None:
-    """Print what links win on held-out rows, beside what there is to win (see ``prize``).
+    """Print what links win on held-out rows, beside what there is to win (see ``prize``), and how
+    many molecules are filled well.
 
     A model of slots has never seen some of them masked and some not, and cannot be asked in turn.
     """
@@ -58,6 +61,10 @@ def _print_prize(config: RunConfig, corpus: Corpus, output: Path, device: torch.
     prize = measure_prize(model, pack, masker, chain_share=share)
     k = config.model.states_per_mask if config.objective == "exlm" else 1
     print(f"{config.objective}, held-out rows: {prize.describe(k)}")
+    if corpus.kind == "smiles" and find_spec("rdkit"):
+        ways = measure_fillings(model, trained.tokenizer, pack, masker, chain_share=share)
+        for way, filled in ways.items():
+            print(f"{config.objective}, held-out rows filled {way}: {filled.describe()}")
 
 
 def _masked_example(corpus: Corpus) -> str:

@@ -40,6 +40,10 @@ class Filled(NamedTuple):
     exact: float
     """They are the molecules from before masking."""
 
+    def describe(self) -> str:
+        """Both as percentages."""
+        return f"{100 * self.readable:.1f}% readable, {100 * self.exact:.1f}% exact"
+
 
 @torch.no_grad()
 def fill_at_once(
