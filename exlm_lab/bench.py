@@ -1,4 +1,4 @@
-"""Time, memory and error of every alignment backend, and of a training step. ::
+"""Time and memory of the alignment backends, and of a training step. ::
 
     python -m exlm_lab.bench dag             every backend at five shapes
     python -m exlm_lab.bench dag --shape 8,77,308 --extra-backend mine.py
