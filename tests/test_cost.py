@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from exlm_mini.config import MaskingConfig, ModelConfig, RunConfig, SpecialIds, TrainConfig
 from exlm_mini.config.checks import UserError
+from exlm_mini.config.options import parse
 from exlm_mini.config.recipes import load_recipe
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.pretrain import main
@@ -17,6 +18,19 @@ from exlm_mini.training.cost import estimate, plan_batch, row_flops
 from exlm_mini.training.parts import make_masker, make_model, score
 
 SPECIAL = SpecialIds()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "millions", "is_with_transitions"),
+    [("text-base", 128, True), ("text-large", 361, True), ("smiles-base", 50.5, False)],
+)
+def test_parameters_are_those_of_the_paper(recipe, millions, is_with_transitions):
+    config = parse(["--recipe", recipe]).config  # Appendices J and N
+    costs = estimate(config, config.model.vocab_size, row_length=128)
+    count = costs.num_parameters
+    if not is_with_transitions:
+        count -= costs.num_transition_parameters
+    assert count / 1e6 == pytest.approx(millions, rel=0.005)
 
 
 def test_parameters_by_hand():
