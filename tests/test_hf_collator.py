@@ -6,7 +6,6 @@ import copy
 import os
 import pickle
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -133,20 +132,6 @@ def test_a_collator_survives_copies_and_workers(name, strategy, exported):
     loader = DataLoader(examples * 2, batch_size=len(examples), collate_fn=fresh, num_workers=2)
     first, second = (batch["labels"] for batch in loader)
     assert not torch.equal(first, second)  # of two workers
-
-
-def test_numpy_gets_masks_of_the_same_law(exported):
-    tokenizer = exported["molecules"]
-    collate = hf.collator(tokenizer, 0.4, "units", return_tensors="np", seed=1)
-    batch = collate([tokenizer("CCCC(=O)C")] * 50)
-    is_masked = batch["labels"] != -100
-    assert isinstance(is_masked, np.ndarray) and set(is_masked.sum(1)) <= {3, 4}
-    assert (is_masked[:, 5:9].sum(1) == is_masked.sum(1)).any()
-    np.random.seed(1)
-    without_seed = hf.collator(tokenizer, 0.4, "units", return_tensors="np")
-    first = without_seed([tokenizer("CCCC(=O)C")] * 50)["labels"]
-    np.random.seed(1)
-    assert np.array_equal(first, without_seed([tokenizer("CCCC(=O)C")] * 50)["labels"])
 
 
 @pytest.mark.parametrize(

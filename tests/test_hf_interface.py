@@ -2,13 +2,13 @@
 
 transformers keeps its common checks (``ModelTesterMixin``) in its tests, not in its wheel. The ones
 that apply are written here: saving and loading, initialisation and ``from_config``,
-``return_dict``, ``hidden_states``, order of arguments, rows alone and in a batch, padding, resized
+``return_dict``, order of arguments, rows alone and in a batch, padding, resized
 and tied embeddings, ``torch_save``, refusals.
 
 These do not apply:
 
-* attention outputs, head masking and pruning, attention implementations other than sdpa, flash
-  and flex attention: attention is computed by kernels that keep no probabilities (refused by name)
+* attention outputs, hidden states of layers below the last, head masking and pruning, attention
+  implementations other than sdpa, flash and flex attention: nothing of them is kept (refused)
 * ``inputs_embeds``: masks are recognised by their ids (refused by name)
 * position ids, left padding: rows begin at place 0 (refused by name)
 * gradient checkpointing: no layer offers it (refused by transformers)
@@ -124,57 +124,15 @@ def test_a_config_gives_a_model_with_drawn_weights(head):
 @pytest.mark.parametrize("is_labelled", [False, True])
 def test_a_tuple_holds_what_the_dict_holds(head, setting, is_labelled):
     model = make(head, setting)
-    inputs = {**INPUTS, **(labels(head) if is_labelled else {}), "output_hidden_states": True}
+    inputs = {**INPUTS, **(labels(head) if is_labelled else {})}
     output = model(**inputs)
     assert isinstance(output, transformers.utils.ModelOutput)
     row = model(**inputs, return_dict=False)
     assert type(row) is tuple and len(row) == len(output.keys())
     for one, other in zip(row, output.to_tuple(), strict=True):
-        for left, right in zip(
-            *([x] if torch.is_tensor(x) else x for x in (one, other)), strict=True
-        ):
-            assert torch.equal(left, right)
+        assert torch.equal(one, other)
     model.config.return_dict = False
     assert type(model(**INPUTS)) is tuple
-
-
-@every_setting
-def test_hidden_states_are_those_of_each_token_after_each_layer(setting):
-    model, base = make("MaskedLM", setting), make("Model", setting)
-    base.load_state_dict(model.state_dict())
-    output = base(**INPUTS, output_hidden_states=True)
-    states = output.hidden_states
-    assert len(states) == model.config.num_hidden_layers + 1
-    assert all(state.shape == (*IDS.shape, 16) for state in states)
-    assert torch.equal(states[-1], output.last_hidden_state)
-    is_real = IDS != 0
-    embedded = base.get_input_embeddings()(IDS)
-    assert torch.equal(states[0][is_real], embedded[is_real])
-    of_head = model(**INPUTS, output_hidden_states=True).hidden_states
-    for one, other in zip(of_head, states, strict=True):
-        torch.testing.assert_close(one[is_real], other[is_real])
-    if setting == "late":  # the first layer sees rows that are not expanded, as MLM does
-        mlm = make("Model", "mlm")
-        mlm.exlm.encoder.load_state_dict(base.exlm.encoder.state_dict())
-        below = mlm(**INPUTS, output_hidden_states=True).hidden_states[1]
-        torch.testing.assert_close(states[1][is_real], below[is_real])
-    else:  # a state after layer n is the last one of a model cut there, before its LayerNorm
-        layers = base.exlm.encoder.layers
-        base.exlm.encoder.layers, norm = layers[:1], base.exlm.encoder.final_norm
-        base.exlm.encoder.final_norm = torch.nn.Identity()
-        cut = base(**INPUTS).last_hidden_state
-        base.exlm.encoder.layers, base.exlm.encoder.final_norm = layers, norm
-        torch.testing.assert_close(states[1][is_real], cut[is_real])
-
-
-@every_head
-def test_hidden_states_can_be_asked_for_in_the_config(head):
-    model = make(head, output_hidden_states=True)
-    assert len(model(**INPUTS).hidden_states) == 3
-    assert model(**INPUTS, output_hidden_states=False).get("hidden_states") is None
-    model.config.output_hidden_states = False
-    assert model(**INPUTS).get("hidden_states") is None
-    assert model.exlm.encoder.dropout._forward_hooks == {}
 
 
 @every
@@ -200,25 +158,10 @@ def test_arguments_come_in_one_order(head):
 
 
 @every_head
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"output_attentions": True}, ValueError, "output_attentions is not supported"),
-        ({"position_ids": torch.zeros(2, 7).long()}, ValueError, "position_ids"),
-        ({"inputs_embeds": torch.zeros(2, 7, 16)}, ValueError, "inputs_embeds"),
-        ({"token_type_ids": torch.ones_like(IDS)}, ValueError, "token_type_ids"),
-        ({"decoder_input_ids": IDS}, TypeError, "decoder_input_ids"),
-    ],
-)
-def test_what_is_not_followed_is_refused_by_name(head, options, error, words):
-    model = make(head)
-    with pytest.raises(error, match=words):
-        model(**INPUTS, **options)
-    with pytest.raises(ValueError, match="output_attentions"):
-        make(head, output_attentions=True)(**INPUTS)
-    nothing = {"head_mask": None, "token_type_ids": torch.zeros_like(IDS)}
-    found = main_output(head, model(**INPUTS, output_attentions=False, **nothing))
-    assert torch.equal(found, main_output(head, model(**INPUTS)))
+@pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states", "inputs_embeds"])
+def test_what_is_not_followed_is_refused_by_name(head, name):
+    with pytest.raises(TypeError, match=name):
+        make(head)(**INPUTS, **{name: True})
 
 
 @every
@@ -247,6 +190,25 @@ def test_embeddings_can_be_resized(head, setting, tmp_path):
     assert torch.equal(main_output(head, again(new)), main_output(head, model(new)))
     model.resize_token_embeddings(20)
     assert main_output(head, model(**INPUTS)).isfinite().all()
+
+
+@pytest.mark.slow
+def test_a_compiled_model_says_the_same():
+    model, inputs = make(), {**INPUTS, **labels("MaskedLM")}
+    found = []
+    for each in (model, torch.compile(model, backend="aot_eager")):
+        model.zero_grad()
+        output = each(**inputs)
+        output.loss.backward()
+        gradients = [w.grad for w in model.parameters() if w.grad is not None]
+        found.append([output.loss, output.logits, *(g.clone() for g in gradients)])
+    torch.testing.assert_close(*found)
+
+
+def test_attention_is_sdpa():
+    auto = transformers.AutoModelForMaskedLM
+    model = auto.from_config(config(), attn_implementation="sdpa")
+    assert model.config._attn_implementation == "sdpa"
 
 
 def test_the_output_layer_is_the_embedding():

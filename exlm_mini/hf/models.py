@@ -34,11 +34,11 @@ from transformers.modeling_outputs import (
     TokenClassifierOutput,
 )
 from transformers.utils import logging
+from transformers.utils.generic import can_return_tuple
 
 from exlm_mini.config import SpecialIds
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.hf.config import ExLMConfig
-from exlm_mini.hf.options import with_options
 from exlm_mini.hf.tokenizer import ExLMTokenizer
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.exlm import token_states
@@ -122,7 +122,7 @@ class ExLMModel(ExLMPreTrainedModel):
         super().__init__(config)
         self.post_init()
 
-    @with_options
+    @can_return_tuple
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None
     ) -> BaseModelOutput:
@@ -145,7 +145,7 @@ class ExLMForMaskedLM(ExLMPreTrainedModel):
     def chain_share(self, share: float) -> None:
         self.config.chain_share = share
 
-    @with_options
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor,
@@ -249,7 +249,7 @@ class ExLMForTokenClassification(_WithHeads):
 
     output_class: type[ModelOutput] = TokenClassifierOutput
 
-    @with_options
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor,
@@ -287,7 +287,7 @@ class ExLMForQuestionAnswering(_WithHeads):
     def _sizes(self) -> Sequence[tuple[int, int]]:
         return [(self.config.hidden_size, 2)]
 
-    @with_options
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor,

@@ -71,36 +71,22 @@ class _Collator(DataCollatorForLanguageModeling):
 
     def torch_mask_tokens(
         self, inputs: Any, special_tokens_mask: Any = None, offset_mapping: Any = None
-    ) -> tuple[Any, Any]:
-        number = int(torch.randint(2**62, (), generator=self.generator))
-        return self._mask(inputs, special_tokens_mask, number)
-
-    def numpy_mask_tokens(
-        self, inputs: Any, special_tokens_mask: Any = None, offset_mapping: Any = None
-    ) -> tuple[Any, Any]:
-        draw = self.generator.integers if self.generator else np.random.randint
-        ids, labels = self._mask(
-            torch.from_numpy(inputs), special_tokens_mask, int(draw(2**62))
-        )
-        return ids.numpy(), labels.numpy()
-
-    def _mask(
-        self, token_ids_BN: Tensor, is_special_BN: Any, number: int
     ) -> tuple[Tensor, Tensor]:
         """The rows with their masks, and the hidden ids, elsewhere -100."""
-        if is_special_BN is None:
+        number = int(torch.randint(2**62, (), generator=self.generator))
+        if special_tokens_mask is None:
             ask = partial(
                 self.tokenizer.get_special_tokens_mask, already_has_special_tokens=True
             )
-            is_special_BN = [ask(row) for row in token_ids_BN.tolist()]
-        is_maskable_BN = ~torch.as_tensor(is_special_BN).bool()
-        sample_B = np.arange(len(token_ids_BN))
+            special_tokens_mask = [ask(row) for row in inputs.tolist()]
+        is_maskable_BN = ~torch.as_tensor(special_tokens_mask).bool()
+        sample_B = np.arange(len(inputs))
         epoch_B = np.full_like(sample_B, number)
         is_masked_BN = self.masker.choose(
-            token_ids_BN, is_maskable_BN, epoch_B, sample_B, step=number
+            inputs, is_maskable_BN, epoch_B, sample_B, step=number
         )
-        masked_ids_BN = token_ids_BN.masked_fill(is_masked_BN, self.masker.special_ids.mask)
-        return masked_ids_BN, token_ids_BN.masked_fill(~is_masked_BN, -100)
+        masked_ids_BN = inputs.masked_fill(is_masked_BN, self.masker.special_ids.mask)
+        return masked_ids_BN, inputs.masked_fill(~is_masked_BN, -100)
 
 
 class ChainWarmup(TrainerCallback):

@@ -183,26 +183,12 @@ def token_states(model: MaskedLM | ExLM, token_ids_BN: Tensor, num_copies: int =
     """
     if isinstance(model, MaskedLM):
         hidden_BTD = model.encode(repeat_tokens(token_ids_BN, num_copies))
-    else:
-        hidden_BTD, _ = model.encode(
-            token_ids_BN, token_ids_BN == model.special_ids.mask, token_ids_BN
-        )
-    return of_tokens(hidden_BTD, model, token_ids_BN, num_copies)
-
-
-def of_tokens(
-    hidden_BTD: Tensor, model: MaskedLM | ExLM, token_ids_BN: Tensor, num_copies: int = 1
-) -> Tensor:
-    """hidden_BND: of an expanded or repeated row the states of each token's first clone or copy.
-
-    Args:
-        hidden_BTD: after any layer of the encoder that sees the expanded row.
-        model, token_ids_BN, num_copies: see ``token_states``.
-    """
-    if isinstance(model, MaskedLM):
         copies_BN = torch.full_like(token_ids_BN, num_copies)
     else:
-        special, expanded = model.special_ids, [model.special_ids.mask]
+        special = model.special_ids
+        is_mask_BN = token_ids_BN == special.mask
+        hidden_BTD, _ = model.encode(token_ids_BN, is_mask_BN, token_ids_BN)
+        expanded = [special.mask]
         if model.config.boundary == "official":
             expanded += [special.bos, special.eos]
         is_expanded_BN = torch.isin(token_ids_BN, token_ids_BN.new_tensor(expanded))
