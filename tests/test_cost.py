@@ -10,7 +10,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from exlm_mini.config import MaskingConfig, ModelConfig, RunConfig, SpecialIds, TrainConfig
 from exlm_mini.config.checks import UserError
-from exlm_mini.config.options import parse
 from exlm_mini.config.recipes import load_recipe
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.pretrain import main
@@ -21,14 +20,13 @@ SPECIAL = SpecialIds()
 
 
 @pytest.mark.parametrize(
-    ("recipe", "millions", "is_with_transitions"),
-    [("text-base", 128, True), ("text-large", 361, True), ("smiles-base", 50.5, False)],
+    ("recipe", "vocab_size", "millions"),
+    [("text-base", 50_265, 128), ("text-large", 50_265, 361), ("smiles-base", 369, 50.5)],
 )
-def test_parameters_are_those_of_the_paper(recipe, millions, is_with_transitions):
-    config = parse(["--recipe", recipe]).config  # Appendices J and N
-    costs = estimate(config, config.model.vocab_size, row_length=128)
+def test_parameters_are_those_of_the_paper(recipe, vocab_size, millions):
+    costs = estimate(load_recipe(recipe), vocab_size, row_length=128)  # Appendices J and N
     count = costs.num_parameters
-    if not is_with_transitions:
+    if recipe == "smiles-base":
         count -= costs.num_transition_parameters
     assert count / 1e6 == pytest.approx(millions, rel=0.005)
 
