@@ -1,4 +1,5 @@
-"""Keep chapters/NN_name.py (the source) and NN_name.ipynb (the same cells with outputs) in step.
+"""Keep chapters/NN_name.py (the source) and NN_name.ipynb (the same cells with outputs) in step,
+and chapters/exlm_so_far.py, the cells that a reader has written for later chapters.
 
 python book/chapters.py                 write every notebook from its source, outputs kept
 python book/chapters.py --run [NAME…]   then execute them all, or those whose name contains NAME
@@ -19,13 +20,18 @@ from nbformat import NotebookNode
 
 from exlm_mini.config.checks import UserError
 from exlm_mini.config.options import command_parser
-from exlm_mini.data.files import reading
+from exlm_mini.data.files import reading, write_atomically
 from exlm_mini.training.console import exit_code, say
 
 CHAPTERS = Path(__file__).resolve().parents[1] / "chapters"
 NOT_RUN = "nbval-skip"
 """Tag of a cell that needs what most machines lack. It stores no output."""
 NOT_COMPARED = "nbval-ignore-output"
+"""Tag of a cell whose digits differ between machines. A later cell tagged ``check`` judges it."""
+CHECK = "check"
+SAVED = "save"
+"""Tag of a cell that later chapters import from ``PROGRAM``."""
+PROGRAM = "exlm_so_far.py"
 COMPARED = {"text/plain", "text/html", "image/svg+xml", "image/png"}
 """What an output may hold: nbval compares these, except PNG, and passes over all others."""
 
@@ -39,16 +45,31 @@ def sources(*names: str) -> list[Path]:
 def cells(notebook: NotebookNode) -> list[tuple]:
     """What must agree between the two files of a pair."""
     return [
-        (c.cell_type, c.source.strip(), c.metadata.get("tags", []), c.metadata.get("mystnb"))
+        (c.cell_type, c.source.strip(), tags_of(c), c.metadata.get("mystnb"))
         for c in notebook.cells
     ]
+
+
+def program() -> str:
+    """What a reader has written so far: the saved cells of all chapters, in their order."""
+    parts = ['"""The program that the chapters write: their cells tagged "save", collected."""']
+    for source in sources():
+        saved = [c.source for c in written_notebook(source).cells if SAVED in tags_of(c)]
+        parts += [f"# ---- {source.stem} ----", *saved] if saved else []
+    return "\n\n\n".join(parts) + "\n"
+
+
+def tags_of(cell: NotebookNode) -> list[str]:
+    """Tags of a cell."""
+    return cell.metadata.get("tags", [])
 
 
 def problems(source: Path) -> list[str]:
     """Why the notebook of a source cannot be trusted; empty when it can.
 
-    nbval compares nothing in a cell that was never run, in one tagged so, and in outputs of a kind
-    that it does not compare: all three pass unseen. So they are refused here.
+    nbval compares nothing in a cell that was never run and in outputs of a kind that it does not
+    compare, and in a cell tagged so: the first two are refused here, and after the third a check
+    must follow.
     """
     path, remedy = source.with_suffix(".ipynb"), _remedy(source)
     if not path.exists():
@@ -59,11 +80,15 @@ def problems(source: Path) -> list[str]:
         return [str(error)]
     if cells(written) != cells(stored):
         return [f"{path.name} differs from {source.name}; {remedy}"]
-    reasons, count = [], 0
+    reasons, count, unjudged = [], 0, None
     for number, cell in enumerate(stored.cells):
         if cell.cell_type != "code" or not cell.source.strip():
             continue
-        is_run = NOT_RUN not in cell.metadata.get("tags", [])
+        is_run = NOT_RUN not in tags_of(cell)
+        if NOT_COMPARED in tags_of(cell):
+            unjudged = number
+        elif CHECK in tags_of(cell):
+            unjudged = None
         count += is_run
         expected = count if is_run else None
         if cell.execution_count != expected:
@@ -72,14 +97,14 @@ def problems(source: Path) -> list[str]:
                 f"{expected}; {remedy}"
             )
         reasons += [f"{path.name} cell {number} {reason}" for reason in _unseen(cell)]
+    if unjudged is not None:
+        reasons.append(f"{path.name} cell {unjudged} is compared with nothing; add a check")
     return reasons
 
 
 def _unseen(cell: NotebookNode) -> Iterator[str]:
     """What a cell stores that nbval passes over."""
-    tags = cell.metadata.get("tags", [])
-    if NOT_COMPARED in tags:
-        yield f"is tagged {NOT_COMPARED}, so its output would be compared with nothing"
+    tags = tags_of(cell)
     if NOT_RUN in tags and cell.outputs:
         yield f"is tagged {NOT_RUN} but stores an output"
     for output in cell.outputs:
@@ -118,6 +143,14 @@ def orphans() -> list[str]:
         for path in sorted(CHAPTERS.glob("*.ipynb"))
         if not path.with_suffix(".py").exists()
     ]
+
+
+def stale() -> list[str]:
+    """Whether the program is another than the chapters write."""
+    written = CHAPTERS / PROGRAM
+    if written.exists() and written.read_text() == program():
+        return []
+    return [f"{PROGRAM} differs from the chapters; python book/chapters.py"]
 
 
 def synchronize(source: Path) -> None:
@@ -172,7 +205,7 @@ def execute(source: Path) -> None:
     path = source.with_suffix(".ipynb")
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
-        if NOT_RUN in cell.metadata.get("tags", []):
+        if NOT_RUN in tags_of(cell):
             cell.outputs, cell.execution_count = [], None
     client = NotebookClient(
         notebook,
@@ -196,7 +229,11 @@ def execute(source: Path) -> None:
 def make(options: argparse.Namespace) -> int:
     """Do what was asked for; 1 if a pair is not in step."""
     if options.check:
-        reasons = orphans() + [reason for source in sources() for reason in problems(source)]
+        reasons = (
+            orphans()
+            + stale()
+            + [reason for source in sources() for reason in problems(source)]
+        )
         print("\n".join(reasons) or f"{len(sources())} chapters in step")
         return 1 if reasons else 0
     chosen = sources(*(options.run or []))
@@ -205,6 +242,7 @@ def make(options: argparse.Namespace) -> int:
         raise UserError(
             f"no chapter is named like {' '.join(options.run or [])}; there are {names or 'none'}"
         )
+    write_atomically(CHAPTERS / PROGRAM, program().encode())
     for number, source in enumerate(chosen, 1):
         synchronize(source)
         if options.run is not None:

@@ -70,7 +70,7 @@ from exlm_mini.plot.style import use_book_style
 
 use_book_style()
 _, BOS, EOS, *_, MASK = SpecialIds()
-print(chapter_scale())
+_ = chapter_scale()
 
 # %% [markdown]
 # ## One dial, two harms
@@ -462,8 +462,8 @@ for p in (0.387, 0.789):
 #
 # ## Three models
 #
-# Three models suffice to turn each dial once. Each is the MLM of {ref}`chap-mlm`,
-# unchanged; only its input is repeated.
+# Three models suffice to turn each dial once. Each is the MLM of
+# {ref}`chap-one-notebook`, unchanged; only its input is repeated.
 
 
 # %%

@@ -73,7 +73,6 @@ from exlm_mini.plot.style import COLORS, use_book_style
 use_book_style()
 torch.set_default_dtype(torch.float64)
 scale = chapter_scale()
-print(scale)
 
 # %% [markdown]
 # Names end in the shape of the tensor: `B` rows of a batch, `L` states, `M`

@@ -85,7 +85,6 @@ from exlm_mini.plot.style import COLORS, use_book_style
 
 use_book_style()
 scale = chapter_scale()
-print(scale)
 
 # %% [markdown]
 # Names end in the shape of the tensor: `B` rows of a batch, `L` states, `M`

@@ -91,7 +91,6 @@ from exlm_mini.training.run_directory import read_metrics
 
 use_book_style()
 scale = chapter_scale()
-print(scale)
 
 # %% [markdown]
 # ## One command, three sizes
@@ -197,7 +196,7 @@ print("\n".join(x for x in lines if x.strip().startswith(wanted)))
 # "Silent" marks what the paper does not say. The table below is built from the
 # files: the source is the comment on the number of steps, and everything else is
 # counted by the code behind `--dry-run`. Tokens are input tokens, before any
-# expansion; operations (FLOP) are those of {ref}`chap-expansion`, two for each
+# expansion; operations (FLOP) are those of {ref}`chap-longer-rows`, two for each
 # multiply-add, forward and backward; memory is an estimate of weights, gradients,
 # Adam and activations of one micro-batch on one device.
 
@@ -413,7 +412,7 @@ assert price["text-large", 0.15, 4] < price["text-base", 0.15, 4]
 # speed its devices kept up: Table 12 for two A100, and Appendix J, where two RTX
 # 3090 trained the molecular model "for about 24 hours". These are speeds counted
 # in *our* operations. The released code scores every position and does more
-# ({ref}`chap-expansion`), so its devices worked harder than the lower two lines
+# ({ref}`chap-longer-rows`), so its devices worked harder than the lower two lines
 # say.
 
 # %% tags=["hide-input"]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
@@ -86,6 +87,38 @@ def draw_heatmap(
     ax.tick_params(axis="y", rotation=0)
 
 
+def draw_tables(
+    tables: Mapping[str, np.ndarray],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    is_stacked: bool = False,
+) -> None:
+    """Tables of probabilities, as a figure of their own.
+
+    Args:
+        tables: by title, (rows, columns); a field that is not zero shows its value.
+        rows, columns: names of both words.
+        is_stacked: one above the other, for tables of more than a few columns.
+    """
+    count = len(tables)
+    shape = (count, 1) if is_stacked else (1, count)
+    size = 3.6, 0.42 * len(rows) * shape[0] + 1.1
+    _, axes = plt.subplots(*shape, figsize=size, sharex=True, sharey=True)
+    most = 1.6 * max(table.max() for table in tables.values())
+    for ax, (title, table) in zip(axes, tables.items(), strict=True):
+        shown = np.where(table > 0.005, np.char.mod("%.2f", table), "0")
+        style: dict[str, Any] = {
+            "annot": shown,
+            "fmt": "",
+            "annot_kws": {"size": 9},
+        }
+        style |= {"cmap": "Blues", "vmin": 0, "vmax": most, "linewidths": 0.5}
+        labels = {"xticklabels": list(columns), "yticklabels": list(rows)}
+        sns.heatmap(table, ax=ax, cbar=False, **style, **labels)
+        ax.set_title(title)
+        ax.tick_params(axis="both", rotation=0)
+
+
 def draw_curves(
     ax: Axes, curves: Mapping[str, Mapping[int, float]], levels: Mapping[str, float]
 ) -> None:
@@ -93,20 +126,21 @@ def draw_curves(
 
     Args:
         ax: to draw on.
-        curves: by name, value by step; the objectives' names have their colour.
+        curves: by name, value by step; the objectives' names have their colour. Of
+            "ExLM 1", "ExLM 2" and so on the first is listed, without its number.
         levels: exact values by name, drawn across and named at the right; ``floor``
             and ``joint`` at the start of a name give the colour.
     """
     for name, curve in curves.items():
-        color = COLORS.get(name)
-        ax.plot(
-            list(curve),
-            list(curve.values()),
-            marker="o",
-            ms=3,
-            color=color,
-            label=name,
-        )
+        kind, _, number = name.partition(" ")
+        style: dict[str, Any] = {
+            "color": COLORS.get(kind.lower(), "0.5"),
+            "lw": 1.3,
+        }
+        if number.isdigit():
+            style["alpha"] = 0.6
+            name = kind if number == "1" else "_"
+        ax.plot(list(curve), list(curve.values()), label=name, **style)
     for name, level in levels.items():
         color = COLORS.get(name.split()[0], "0.4")
         ax.axhline(level, color=color, ls="--", lw=1)
@@ -122,7 +156,7 @@ def draw_curves(
             color=color,
         )
     ax.set(xlabel="training step", ylabel="bits per sentence")
-    ax.legend(loc="upper right")
+    ax.legend(loc="upper right", fontsize=9)
 
 
 SPANS = {"hour": 1, "day": 24, "week": 168, "month": 730, "year": 8766}

@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from redirects import MOVED
 
 ROOT = Path(__file__).resolve().parents[1]
 TOC = yaml.safe_load((ROOT / "book" / "_toc.yml").read_text())
 CONFIG = yaml.safe_load((ROOT / "book" / "_config.yml").read_text())
 PAGES = [TOC["root"], *(c["file"] for part in TOC["parts"] for c in part["chapters"])]
 CHAPTERS = [page for page in PAGES if page.startswith("chapters/")]
-EXPLORER = "chapters/09_reading_the_dag"
+EXPLORER = "chapters/08_where_it_pays"
 WIDE, PHONE = {"width": 1400, "height": 1000}, {"width": 390, "height": 844}
 REFERENCE = sorted((ROOT / "book" / "api").glob("*.md"))
 SHOWN = (
@@ -177,6 +178,12 @@ def test_links_inside_the_book_arrive(book, name):
             assert f'id="{anchor}"' in page.read_text(), target
 
 
+def test_a_chapter_of_an_earlier_edition_leads_to_its_successor(book):
+    for old, new in MOVED.items():
+        assert f"url={new}.html" in (book / "chapters" / f"{old}.html").read_text()
+        assert f"chapters/{new}" in PAGES and f"chapters/{old}" not in PAGES
+
+
 def test_a_figure_reference_and_a_citation_lead_to_their_place(open_page):
     page = open_page("chapters/02_multimodality.html")
     page.locator("article a.reference.internal", has_text=re.compile(r"Fig\.")).first.click()
@@ -190,11 +197,11 @@ def test_search_finds_a_chapter(open_page, book, kind):
     base = book.as_uri() if kind == "file" else None
     page = open_page("search.html?q=rotary", base=base, has_snippets=kind == "server")
     page.wait_for_selector("#search-results li a")
-    assert page.locator("#search-results a[href*='05_rope_2d']").count() >= 1
+    assert page.locator("#search-results a[href*='01_one_notebook']").count() >= 1
 
 
 def test_the_theme_button_changes_the_theme(open_page):
-    page = open_page("chapters/01_mlm.html")
+    page = open_page("chapters/01_one_notebook.html")
     seen = set()
     for _ in range(3):
         page.locator("button.theme-switch-button:visible").first.click()
@@ -203,7 +210,7 @@ def test_the_theme_button_changes_the_theme(open_page):
 
 
 def test_a_hidden_solution_opens(open_page):
-    page = open_page("chapters/01_mlm.html")
+    page = open_page("chapters/01_one_notebook.html")
     solution = page.locator("details.hide.above-input").last
     assert not solution.locator("pre").first.is_visible()
     solution.locator("summary").click()
@@ -257,7 +264,7 @@ def test_on_the_first_page_a_word_rules_others_out_with_exlm_alone(open_page, ta
 
 
 def test_dragging_a_slider_changes_the_table_and_the_paths(open_page):
-    page = open_page("chapters/06_dag_naive.html")
+    page = open_page("chapters/05_sum_over_paths.html")
     widget = page.locator(".exlm-table")
     printed = re.search(r"three loops ([\d.]+),", page.locator("article").inner_text())
     assert printed, "the likelihood of the chapter's own loops"

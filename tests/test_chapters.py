@@ -1,5 +1,6 @@
 """A chapter is two files with the same cells, and nothing in it passes nbval unseen."""
 
+import ast
 import base64
 import io
 import re
@@ -106,13 +107,77 @@ def test_a_chapter_has_what_every_chapter_has(source):
     assert code[0].metadata["tags"] == ["remove-cell", "nbval-skip"]
     config = yaml.safe_load((ROOT / "book" / "_config.yml").read_text())
     assert f'"{config["repository"]["url"]}"' in code[0].source
-    assert any("chapter_scale()" in cell.source for cell in code)
     assert sum(cell.source.count("assert ") for cell in code) >= 3
-    solutions = [c for c in cells if "hide-cell" in c.metadata.get("tags", [])]
-    assert len(solutions) >= 2 and all("assert" in cell.source for cell in solutions)
+    folded = [c for c in cells if "hide-cell" in chapters.tags_of(c)]
+    judging = [c for c in folded if "save" not in chapters.tags_of(c)]
+    assert len(judging) >= 2 and all("assert" in cell.source for cell in judging)
     # The column of the page.
     assert [x for cell in code for x in cell.source.splitlines() if len(x) > 84] == []
     assert f"chapters/{source.stem}\n" in (ROOT / "book" / "_toc.yml").read_text()
+
+
+# ---- the core: one growing program ----
+
+CORE = [source for source in SOURCES if source.stem[:2] in ("01", "02", "04", "05", "06", "07")]
+every_core_chapter = pytest.mark.parametrize("source", CORE, ids=lambda path: path.stem)
+
+
+def test_the_program_is_what_the_chapters_write():
+    assert chapters.stale() == []
+
+
+def test_no_class_or_function_is_written_twice_in_the_core():
+    seen, twice = {}, []
+    for source in CORE:
+        cells = jupytext.read(source).cells
+        for cell in cells:
+            if cell.cell_type != "code" or "nbval-skip" in chapters.tags_of(cell):
+                continue
+            for node in ast.parse(cell.source).body:
+                if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                    twice += [(node.name, source.stem)] if node.name in seen else []
+                    seen[node.name] = source.stem
+    assert twice == []
+
+
+@pytest.mark.slow
+def test_the_program_trains_to_one_bit():
+    import exlm_so_far as program
+    import torch
+
+    from exlm_mini.data.toy_grammars import grammar
+
+    language = grammar("pairs")
+    row_BN = program.every_row(language)
+    masked_BN = program.hide(row_BN, [1 + n for n in language.slots])
+    draw = torch.Generator().manual_seed(1)
+
+    def some_rows():
+        chosen = torch.randint(len(row_BN), (64,), generator=draw)
+        return masked_BN[chosen], row_BN[chosen]
+
+    torch.manual_seed(1)
+    model = program.AidedExLM(vocab_size=6 + len(language.words))
+    program.train(model, some_rows, steps=600)
+    bits = model.bits(masked_BN, row_BN).mean().item()
+    assert 1 <= bits < 1.02, bits
+
+
+@every_core_chapter
+def test_a_core_chapter_is_short_and_its_figures_fit_a_phone(source):
+    cells = chapters.stored_notebook(source).cells
+    hidden = {"hide-cell", "remove-cell", "remove-input"}
+    code = [cell for cell in cells if cell.cell_type == "code"]
+    assert sum(not hidden & set(chapters.tags_of(cell)) for cell in code) <= 12
+    assert sum("check" in chapters.tags_of(cell) for cell in code) <= 3
+    assert not any("hide-input" in chapters.tags_of(cell) for cell in code)
+    for cell in code:
+        if "figure" in cell.metadata.get("mystnb", {}):
+            assert len(cell.metadata["mystnb"]["image"]["alt"]) > 40
+        for output in cell.outputs:
+            if png := output.get("data", {}).get("image/png"):
+                width, _ = Image.open(io.BytesIO(base64.b64decode(png))).size
+                assert width <= 2 * 110 * 4.1, cell.source[:80]
 
 
 # ---- book/chapters.py ----
@@ -176,8 +241,36 @@ def test_an_untrustworthy_output_is_refused(pair, number, edit, complaint):
     assert complaint in chapters.problems(pair)[0]
 
 
-def test_what_is_no_notebook_or_no_text_is_named_and_kept(pair, capsys):
-    path, text = pair.with_suffix(".ipynb"), '{"nbformat": 4, "metadata": {}}'
+def test_an_output_that_is_never_compared_needs_a_check_behind_it(pair):
+    tagged = SOURCE.replace("# %%\nnumber", '# %% tags=["nbval-ignore-output"]\nnumber')
+    pair.write_text(tagged)
+    chapters.synchronize(pair)
+    assert "cell 1 is compared with nothing" in " ".join(chapters.problems(pair))
+    check = '# %% tags=["check"]\nassert number == 42\n'
+    pair.write_text(
+        tagged.replace('# %% tags=["nbval-skip"]', check + '\n# %% tags=["nbval-skip"]')
+    )
+    assert chapters.main(["--run"]) == 0
+    assert chapters.problems(pair) == []
+
+
+def test_saved_cells_are_collected_in_the_order_of_the_chapters(pair):
+    def save(source):
+        return source.replace("# %%\nnumber", '# %% tags=["save"]\nnumber')
+
+    pair.write_text(save(SOURCE))
+    (pair.parent / "02_page.py").write_text(save(SOURCE.replace("6 * 7", "number + 1")))
+    assert chapters.stale() != []
+    assert chapters.main([]) == 0
+    assert chapters.stale() == []
+    scope = {}
+    exec((pair.parent / chapters.PROGRAM).read_text(), scope)
+    assert scope["number"] == 43
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"nbformat": 4, "metadata": {}}'])
+def test_what_is_no_notebook_or_no_text_is_named_and_kept(pair, text, capsys):
+    path = pair.with_suffix(".ipynb")
     path.write_text(text)
     assert "01_page.ipynb is damaged or of another kind" in chapters.problems(pair)[0]
     assert chapters.main([]) == 2

@@ -72,7 +72,7 @@ from exlm_lab.experiments.scorecard import scorecard
 from exlm_mini.plot.style import COLORS, use_book_style
 
 use_book_style()
-print(chapter_scale())
+_ = chapter_scale()
 
 # %% [markdown]
 # ## How a claim is judged
@@ -501,9 +501,10 @@ assert min(shares) > 0.28 and max(shares) < 0.34
 # %% [markdown]
 # ## Expanding late is cheaper, and here it loses little
 #
-# Rows may be expanded after some of the layers ({ref}`chap-expansion`), which makes
-# a step cheaper: of eight layers of width 384 it takes 1.8 times a step of MLM if
-# it expands before the first, 1.4 after half of them, 1.25 after three quarters
+# Rows may be expanded after some of the layers ({ref}`chap-longer-rows`), which
+# makes a step cheaper: of eight layers of width 384 it takes 1.8 times a step of
+# MLM if it expands before the first, 1.4 after half of them, 1.25 after three
+# quarters
 # ({ref}`plan`, *Depth*). Models of four layers show what that costs in bits: on the
 # language where five words share 4 bits, on English, and on the molecules above.
 

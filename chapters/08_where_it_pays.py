@@ -60,7 +60,6 @@ from exlm_mini.config.options import parse
 from exlm_mini.data.toy_grammars import grammar
 
 scale = chapter_scale()
-print(scale)
 
 # %% [markdown]
 # ## A model worth reading

@@ -61,7 +61,6 @@ import exlm_mini
 from exlm_lab.downstream.patterns import counting_baseline, load
 
 scale = chapter_scale()
-print(scale)
 
 # %% [markdown]
 # ## Three questions about a molecule
