@@ -147,7 +147,7 @@ def test_the_readme_counts_the_verdicts_of_the_records_planned_and_others_apart(
     assert re.search(rf"Of the {others} others, hints [^.]+ {re.escape(of_others)}", text)
 
 
-def test_the_picture_on_the_front_page_is_that_of_the_records(results, tmp_path):
-    name = "ladder-study-slots.svg"
-    drawings.ladder_picture(results, tmp_path / name)
-    assert (tmp_path / name).read_bytes() == (ROOT / "book" / "_static" / name).read_bytes()
+def test_the_pictures_of_the_readme_are_those_of_the_records(results, tmp_path):
+    drawings.pictures(results, tmp_path)
+    for picture in tmp_path.iterdir():
+        assert picture.read_bytes() == (ROOT / "book" / "_static" / picture.name).read_bytes()

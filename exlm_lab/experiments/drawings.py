@@ -1,4 +1,4 @@
-"""The front page's figure: ``python -m exlm_lab.experiments.drawings`` draws it anew."""
+"""The README's figures: ``python -m exlm_lab.experiments.drawings`` draws them anew."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from exlm_lab.experiments.records import by_cell, measured, runs
+from exlm_lab.experiments.scorecard import Score, scorecard
 from exlm_mini.plot.style import COLORS, save_figure, use_book_style
 
 ARMS = {
@@ -19,6 +20,10 @@ ARMS = {
     "mlm++": ("MLM of equal cost", COLORS["mlm"], "D"),
 }
 """Arms of the ladder: label, colour, marker. Plain MLM coincides with that of equal cost."""
+
+
+FARTHEST = 8.0
+"""Half widths; differences that are farther from zero are drawn here."""
 
 
 def draw_ladder(ax: Axes, table: pd.DataFrame) -> None:
@@ -46,13 +51,45 @@ def draw_ladder(ax: Axes, table: pd.DataFrame) -> None:
     ax.legend(loc="upper left", fontsize=9)
 
 
-def ladder_picture(results: Path, output: Path) -> None:
-    """Draw the front page's figure, ``draw_ladder`` of the records."""
+def draw_scorecard(ax: Axes, scores: list[Score]) -> None:
+    """Every claim with its difference, right of the line where it speaks for the claim.
+
+    Differences have many units, so each is drawn in half widths of its own 95% interval: a bar
+    that does not reach the line excludes zero.
+    """
+    colors = {"for": "tab:green", "against": "tab:red"}
+    for y, score in enumerate(reversed(scores)):
+        verdict = score.verdict
+        color = colors.get(verdict.word.partition(",")[0], "0.55")
+        effect = verdict.claim.sign * verdict.mean / verdict.half_width
+        x = max(-FARTHEST, min(FARTHEST, effect))
+        ax.plot([x - 1, x + 1], [y, y], color=color, lw=2)
+        ax.plot(x, y, color=color, marker="o" if verdict.is_planned else "D", ms=5,
+                mfc=color if verdict.is_planned else "white")  # fmt: skip
+        ax.text(
+            FARTHEST + 2,
+            y,
+            f"{score.shown}  {score.word}",
+            color=color,
+            va="center",
+            fontsize=9,
+        )
+    ax.axvline(0, color="0.3", lw=0.8)
+    ax.set_yticks(range(len(scores)), [score.text for score in reversed(scores)], fontsize=9)
+    ax.set(xlim=(-FARTHEST - 1.5, FARTHEST + 1.5), xticks=[], ylim=(-0.7, len(scores) - 0.3))
+    ax.set_xlabel("against the claim   |   for it")
+
+
+def pictures(results: Path, output: Path) -> None:
+    """Draw the README's figures of the records."""
     use_book_style()
     figure, ax = plt.subplots(figsize=(6.2, 3.4))
     draw_ladder(ax, runs("ladder", results))
-    save_figure(figure, output)
+    save_figure(figure, output / "ladder-study-slots.svg")
+    figure, ax = plt.subplots(figsize=(11, 7.5))
+    draw_scorecard(ax, scorecard(results))
+    save_figure(figure, output / "scorecard.svg")
 
 
 if __name__ == "__main__":
-    ladder_picture(Path("book/results"), Path("book/_static/ladder-study-slots.svg"))
+    pictures(Path("book/results"), Path("book/_static"))
