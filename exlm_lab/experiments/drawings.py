@@ -61,6 +61,7 @@ def draw_scorecard(ax: Axes, scores: list[Score]) -> None:
     for y, score in enumerate(reversed(scores)):
         verdict = score.verdict
         color = colors.get(verdict.word.partition(",")[0], "0.55")
+        assert verdict.mean is not None and verdict.half_width is not None
         effect = verdict.claim.sign * verdict.mean / verdict.half_width
         x = max(-FARTHEST, min(FARTHEST, effect))
         ax.plot([x - 1, x + 1], [y, y], color=color, lw=2)
