@@ -129,11 +129,11 @@ from exlm_mini.data.smiles import embedded_molecules
 everything = list(embedded_molecules())
 keys = [m and scaffold(m, is_chiral=True) for m in molecules(everything)]
 known = {}
-for rule in ("unimol", "random"):
+for rule in ("scaffold", "random"):
     train, _, test = split(everything, rule, seed=0).parts
     known[rule] = np.mean([keys[row] in {keys[r] for r in train} for row in test])
-assert known == {"unimol": 0.0, "random": 0.82}, known
-by_scaffold = split(everything, "unimol")
+assert known == {"scaffold": 0.0, "random": 0.82}, known
+by_scaffold = split(everything, "scaffold")
 assert [len(part) for part in by_scaffold.parts] == [3992, 499, 500]
 assert index_sha1(by_scaffold.test) == splits.notes["split_sha1"]["test"]
 

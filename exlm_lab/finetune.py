@@ -1,10 +1,17 @@
-"""``python -m exlm_lab.finetune``: fine-tune a pre-trained model on downstream tasks (§5). ::
+"""``python -m exlm_lab.finetune``: fine-tune a model on a table of yours, or a task of §5. ::
 
-    python -m exlm_lab.finetune --checkpoint runs/smiles
-    python -m exlm_lab.finetune --task bace bbbp --checkpoint runs/smiles \\
+    python -m exlm_lab.finetune mine.csv --column SMILES --target pIC50 --from molecules
+    python -m exlm_lab.finetune reviews.jsonl --column text --target stars \\
+        --kind classification --from runs/text --data.split random
+    python -m exlm_lab.finetune --task bace bbbp --from runs/smiles \\
         --data moleculenet --recipe finetune/table-8
-    python -m exlm_lab.finetune --task rte --checkpoint runs/text --data glue \\
+    python -m exlm_lab.finetune --task rte --from runs/text --data glue \\
         --recipe finetune/table-11 --grid
+
+A TABLE is a .csv, .jsonl or .parquet, compressed or not; two columns are a pair of texts. Targets
+are numbers, 0 and 1, or words; of several some may be missing. Rows that cannot be read are named
+and left out. OUTPUT is then a model that ``predict`` and transformers open, and figure.svg shows
+its predictions. The model of a task is OUTPUT/TASK.
 
 Every seed of every setting is a run; a finished one is kept in OUTPUT/cells and not made again, so
 the same command with the same --output goes on where it was stopped. OUTPUT/results.json has all
@@ -12,9 +19,9 @@ numbers, settings and hashes, OUTPUT/table.md what is printed. Of each run the e
 the validation rows counts. Texts that are too long are cut, the longer one of a pair first, and
 counted.
 
-Without --task the recipe's tasks that fit the checkpoint are taken; without a recipe the one that
-needs no file: embedded-molecules, sections or toy-inference. Without --data the benchmarks are
-read from the Hugging Face hub.
+Without TABLE and --task the recipe's tasks that fit the checkpoint are taken; without a recipe the
+one that needs no file: embedded-molecules, sections or toy-inference. Without --data the benchmarks
+are read from the Hugging Face hub.
 
 SIGINT and SIGTERM save a checkpoint and stop. Exit codes: 0 done, 2 a mistake of the user, 130
 stopped and ready to go on.
@@ -30,21 +37,37 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from exlm_lab.downstream.catalogue import EMBEDDED_OF, ReadingConfig, input_of, task_names
+from exlm_lab.downstream.catalogue import EMBEDDED_OF, input_of, task_names
 from exlm_lab.downstream.grid import TUNING, Space, Tuning, check_seeds
-from exlm_lab.downstream.settings import MAX_UNKNOWN, TuneConfig
+from exlm_lab.downstream.layouts import Layout, load_table
+from exlm_lab.downstream.settings import MAX_UNKNOWN, ReadingConfig, TuneConfig
+from exlm_lab.downstream.tables import chunks, read_table
 from exlm_lab.ledger import StoppedError
 from exlm_mini.config.checks import Seed, Share, Threads, UserError, nearest
 from exlm_mini.config.options import given, of, settings_parser
 from exlm_mini.config.recipes import load_recipe, recipe_names
-from exlm_mini.training.console import INTERRUPTED, Requests, exit_code, requests_by_signal, say
+from exlm_mini.data.cleaning import Cleaning
+from exlm_mini.reading.entries import tell
+from exlm_mini.reading.runs import SHIPPED
+from exlm_mini.training.console import (
+    INTERRUPTED,
+    Requests,
+    exit_code,
+    in_words,
+    requests_by_signal,
+    say,
+)
 from exlm_mini.training.run_directory import CONFIG, LOCK, locked_directory
 
 if TYPE_CHECKING:  # help and mistakes on the command line need no torch
     from exlm_lab.downstream.prepared import Problem
+    from exlm_lab.downstream.task import Kind
     from exlm_mini.reading.trained import Trained
 
 SEEDS = (1, 2, 3)
+KINDS: dict[str | None, Kind | None] = {
+    None: None, "classification": "classes", "regression": "numbers",
+}  # fmt: skip
 GROUPS = {"train": TuneConfig, "data": ReadingConfig}
 
 
@@ -71,22 +94,51 @@ class Request(NamedTuple):
 
     def problem(self, task: str, pretrained: Trained) -> Problem:
         """A task made ready for the model."""
-        from exlm_lab.downstream.prepared import load_problem
+        from exlm_lab.downstream.prepared import load_problem, make_problem
 
-        options = self.options
-        return load_problem(task, options.source, self.reading, pretrained, options.max_unknown)
+        options, most = self.options, self.options.max_unknown
+        if options.table is None:
+            return load_problem(task, options.source, self.reading, pretrained, most)
+        files = {"train": options.table, "validation": options.validation, "test": options.test}
+        parts = {name: read_table(file) for name, file in files.items() if file is not None}
+        columns = tuple((column,) for column in options.column)
+        kind = pretrained.input
+        layout = Layout(task, kind, columns, tuple(options.target), KINDS[options.kind])
+        cleaning = (
+            self.reading.cleaning(pretrained.tokenizer) if kind == "smiles" else Cleaning()
+        )
+        own, splits = load_table(str(options.table), parts, layout, self.reading, cleaning)
+        rejected = {note["row"]: note["why"] for note in splits.notes["rejected"]}
+        tell(rejected, "row {}", "it is left out", say)
+        return make_problem(own, splits, pretrained, most)
+
+    def model(self, task: str) -> Path:
+        """Where the model of a task is saved."""
+        output: Path = self.options.output
+        return output / task if self.options.table is None else output
 
 
 def _parser() -> Any:
     parser = settings_parser("python -m exlm_lab.finetune", __doc__, GROUPS)
     add = parser.add_argument
+    add("table", nargs="?", type=Path, metavar="TABLE", help="a table of yours")
+    add("--column", nargs="+", metavar="NAME", help="of TABLE, with the texts or molecules")
+    add(
+        "--target", nargs="+", action="extend", metavar="NAME",
+        help="of TABLE, with the answers",
+    )  # fmt: skip
+    kinds = "what a target of numbers is; default: 0 and 1 are classes, others a regression"
+    add("--kind", choices=[*filter(None, KINDS)], help=kinds)
+    add("--validation", type=Path, metavar="TABLE", help="rows to choose the epoch by")
+    add("--test", type=Path, metavar="TABLE", help="rows that are reported")
     add(
         "--task", nargs="+", default=[], metavar="NAME",
         help=f"{', '.join(task_names())}; default: the recipe's, else an embedded one",
     )  # fmt: skip
     add(
-        "--checkpoint", type=Path, required=True, metavar="RUN",
-        help="--output of a pre-training run, or checkpoints/step-NNNNNN in it",
+        "--from", "--checkpoint", dest="checkpoint", type=Path, required=True, metavar="RUN",
+        help="--output of a pre-training run, checkpoints/step-NNNNNN in it, or a shipped model: "
+        f"{', '.join(SHIPPED)}",
     )  # fmt: skip
     add(
         "--data", type=Path, dest="source", metavar="PATH",
@@ -103,8 +155,7 @@ def _parser() -> Any:
         help="default: the recipe's, else 1 2 3",
     )
     add("--grid", action="store_true", help="try all settings of the recipe, report the best")
-    add("--dry-run", action="store_true", help="print rows, runs and steps, and stop")
-    add("--keep", action="store_true", help="keep the last checkpoint of every run")
+    add("--dry-run", action="store_true", help="print rows, runs, steps and time, and stop")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     add("--threads", type=of(Threads), metavar="N", help="of a CPU; default: as it was trained")
     add(
@@ -118,12 +169,13 @@ def parse(argv: list[str]) -> Request:
     """Read the command line; ``--help`` prints and exits."""
     options = _parser().parse_args(argv)
     options.task = list(dict.fromkeys(options.task))
+    _check_table(options)
     recipe = Tuning("none", "mean-sd", SEEDS, {})
     if options.recipe is not None:
         recipe = load_recipe(options.recipe, TUNING)
     elif options.grid:
         raise UserError("--grid needs a --recipe with the values to try, finetune/table-11")
-    for task in options.task:
+    for task in options.task if options.table is None else ():
         input_of(task)
         if recipe.spaces and task not in recipe.spaces:
             known = nearest(task, recipe.spaces)
@@ -142,6 +194,28 @@ def parse(argv: list[str]) -> Request:
     return Request(options, recipe, TuneConfig(**changed), reading)
 
 
+def _check_table(options: Any) -> None:
+    """Refuse options that are for a table where there is none, and the other way round."""
+    of_table = ("column", "target", "kind", "validation", "test")
+    if options.table is None:
+        for name in of_table:
+            if getattr(options, name) is not None:
+                raise UserError(f"--{name} is for a TABLE of yours; give one, or drop it")
+        return
+    for name in ("column", "target"):
+        if getattr(options, name) is None:
+            header = ", ".join(map(str, next(chunks(options.table))))[:300]
+            raise UserError(f"--{name} is missing; {options.table} has the columns: {header}")
+    for name, value in (("task", options.task), ("data", options.source)):
+        if value:
+            raise UserError(f"--{name} is for a task of the paper; drop it, or drop TABLE")
+    if len(options.column) > 2:
+        raise UserError(
+            f"--column names {len(options.column)} columns; a model reads one or two"
+        )
+    options.task = [options.table.name.partition(".")[0]]
+
+
 def run(request: Request) -> bool:
     """Fine-tune on every task asked for and print the results; false if asked to stop before."""
     from exlm_lab.downstream.results import shown
@@ -158,7 +232,7 @@ def run(request: Request) -> bool:
         torch.set_num_threads(threads)
     if options.dry_run:
         for task, configs in settings.items():
-            _print_plan(request.problem(task, pretrained), configs, request.recipe.seeds)
+            _print_plan(request, request.problem(task, pretrained), configs, pretrained)
         return True
     if any((output / name).exists() for name in (CONFIG, "checkpoints")):
         raise UserError(f"{output} holds a pre-training run; choose another --output")
@@ -181,6 +255,8 @@ def _tasks(request: Request, pretrained: Trained) -> list[str]:
     """The tasks asked for; where none is named, those that are meant, which is said."""
     kind = pretrained.input
     tasks = request.options.task
+    if request.options.table is not None:
+        return tasks
     if not tasks:
         known = list(request.recipe.spaces) or [EMBEDDED_OF[kind]]
         tasks = [task for task in known if input_of(task) == kind]
@@ -211,21 +287,50 @@ def _tune_all(
     check_results(options.output, pretrained)
     made_with = {**versions(choose_device(options.device)), "commit": commit()}
     for task, configs in settings.items():
-        where = options.output, pretrained, request.problem(task, pretrained), options.device
-        ledger = TuningLedger(*where, options.keep, say, requests.should_stop)
-        record = task_record(tune(ledger, configs, recipe.seeds), recipe, made_with)
+        problem, model = request.problem(task, pretrained), request.model(task)
+        where = options.output, pretrained, problem, options.device, model
+        ledger = TuningLedger(*where, say, requests.should_stop)
+        result = tune(ledger, configs, recipe.seeds)
+        if options.table is not None:
+            result = result._replace(baselines=_compare(problem, recipe.seeds, model))
+        record = task_record(result, recipe, made_with)
         results = write_results(options.output, pretrained, task, record)
     return results
 
 
-def _print_plan(problem: Problem, settings: list[TuneConfig], seeds: tuple[int, ...]) -> None:
-    """What a task would take, and what is noted of its rows, on stdout."""
-    from exlm_lab.downstream.runs import num_runs
+def _compare(
+    problem: Problem, seeds: tuple[int, ...], model: Path
+) -> dict[str, list[dict[str, float]]]:
+    """The baselines of a task, and a figure of the saved model beside it."""
+    from exlm_lab.downstream.baselines import baselines
+    from exlm_lab.downstream.figure import draw
+    from exlm_mini.hf import load_predictor
 
-    steps = [config.epochs * config.steps_per_epoch(problem.train.rows) for config in settings]
+    part = problem.parts.get("test", problem.parts["validation"])
+    assert part.examples is not None and problem.train.examples is not None
+    scores_RC, _ = load_predictor(model).scores(part.examples.texts)
+    draw(problem.task, part.examples, scores_RC, model / "figure.svg")
+    return baselines(problem.task, problem.train.examples, part.examples, seeds)
+
+
+def _print_plan(
+    request: Request, problem: Problem, settings: list[TuneConfig], pretrained: Trained
+) -> None:
+    """What a task would take, and what is noted of its rows, on stdout."""
+    from exlm_lab.downstream.finetuning import seconds_per_step
+    from exlm_lab.downstream.runs import num_runs
+    from exlm_mini.training.parts import choose_device
+
+    seeds, rows = request.recipe.seeds, problem.train.rows
+    steps = [config.epochs * config.steps_per_epoch(rows) for config in settings]
+    device = choose_device(request.options.device)
+    seconds = seconds_per_step(pretrained, problem, settings[0], device)
+    # A row that is only judged takes a third of the time.
+    judged = len(problem.parts["validation"].rows) / (3 * len(rows))
+    seconds *= (1 + judged) * (sum(steps) + (len(seeds) - 1) * max(steps))
     plan = (
         f"{len(settings)} setting(s), {len(seeds)} seed(s), {num_runs(settings, seeds)} run(s) of "
-        f"{min(steps):,} to {max(steps):,} steps"
+        f"{min(steps):,} to {max(steps):,} steps, about {in_words(seconds)} on {device}"
     )
     notes = (f"{name} {json.dumps(note)}" for name, note in problem.notes.items())
     for line in (plan, *notes):

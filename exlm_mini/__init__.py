@@ -17,10 +17,19 @@ __version__ = "0.1.0"
 
 
 def load(path: Any) -> Any:
-    """A trained model, see ``exlm_mini.reading.trained.load``."""
+    """A trained model, see ``exlm_mini.reading.trained.load``; of a directory with a fine-tuned
+    model what predicts, see ``exlm_mini.hf.predictor.Predictor``."""
+    from pathlib import Path
+
     from exlm_mini.config.checks import naming_extras
 
     with naming_extras():
+        from exlm_mini.reading.runs import fine_tuning
+
+        if fine_tuning(Path(path)) is not None:
+            from exlm_mini.hf import load_predictor
+
+            return load_predictor(path)
         from exlm_mini.reading.trained import load
 
         return load(path)

@@ -19,7 +19,7 @@ COMMANDS = {
     name: f"{package}.{name}"
     for package, names in {
         "exlm_mini": ("prepare", "pretrain", "fill", "plot", "export", "doctor"),
-        "exlm_lab": ("finetune", "sweep", "bench"),
+        "exlm_lab": ("finetune", "predict", "embed", "sweep", "bench"),
     }.items()
     for name in names
 }

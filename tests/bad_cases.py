@@ -292,7 +292,7 @@ def build(assets):
     rows = [f"{smiles},{n // 7 % 2},{n % 2}" for n, smiles in enumerate(molecules)]
     rows = "\n".join(["smiles,FDA_APPROVED,CT_TOX", *rows])
     (assets / "moleculenet" / "clintox.csv").write_text(rows)
-    run("finetune", tuning("rte", place, "--output", assets / "tuned", "--keep"))
+    run("finetune", tuning("rte", place, "--output", assets / "tuned"))
     for sweep in ("repeated-mlm", "ablations", "saddle", "cost", "k-and-p"):
         (assets / "sweeps").mkdir(exist_ok=True)
         shutil.copy(ROOT / "book" / "results" / f"{sweep}.jsonl", assets / "sweeps")

@@ -2,13 +2,14 @@
 
 import pandas
 
-from exlm_lab.downstream.glue import TEXTS
+from exlm_lab.downstream.glue import TASKS
 
 LABELS = {"stsb": (3.8, 5.0), "mnli": (2, 0)}
 
 
 def table(name: str) -> pandas.DataFrame:
-    texts = {column: [f'A "{column}.', f"The {column}."] for column in TEXTS[name]}
+    columns = [column for (column,) in TASKS[name].columns]
+    texts = {column: [f'A "{column}.', f"The {column}."] for column in columns}
     return pandas.DataFrame({**texts, "label": LABELS.get(name, (1, 0)), "idx": (0, 1)})
 
 

@@ -62,9 +62,7 @@ def test_a_slip_of_the_fingers_is_near(typed, suggested):
     assert nearest(typed, known).startswith(f"did you mean {suggested}")
 
 
-@pytest.mark.parametrize(
-    "typed", ["nonsense", "predict", "mine", "embed", "my-molecules", "data.column", "x", ""]
-)
+@pytest.mark.parametrize("typed", ["nonsense", "mine", "my-molecules", "data.column", "x", ""])
 def test_another_word_is_near_to_nothing(typed):
     for known in (COMMANDS, recipe_names(), task_names(), ["train.steps", "data.kind"]):
         assert nearest(typed, known) == f"known: {', '.join(known)}"

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import told
 
-from exlm_lab.downstream.catalogue import ReadingConfig
-from exlm_lab.downstream.settings import TuneConfig
+from exlm_lab.downstream.settings import ReadingConfig, TuneConfig
 from exlm_mini.config import (
     DataConfig,
     EncoderShape,

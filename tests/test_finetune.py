@@ -14,8 +14,8 @@ from glue_files import write_task
 from refusals import told
 from tiny_runs import tiny_run, write_molecules
 
-from exlm_lab.downstream.catalogue import ReadingConfig
 from exlm_lab.downstream.prepared import make_span_problem
+from exlm_lab.downstream.settings import ReadingConfig
 from exlm_lab.downstream.squad import load_squad
 from exlm_lab.finetune import main, parse
 from exlm_mini.config import SPECIAL_TOKENS
@@ -91,7 +91,9 @@ def test_molecules_are_tuned_and_told_about(runs, molecules, tmp_path, capsys):
     assert (
         "bbbp: sizes [32, 4, 4]" in planned and "bbbp: paper_sizes [1631, 204, 204]" in planned
     )
-    assert 'bbbp: rejected [{"row": 40, "smiles": "C1CC"}]' in planned
+    why = "RDKit reads no molecule in 'C1CC'"
+    assert f'bbbp: rejected [{{"row": 40, "why": "{why}"}}]' in planned
+    assert re.search(r"2 run\(s\) of 2 to 2 steps, about \d+ s on cpu", planned[0])
     assert not output.exists()
     results = done(argv, output)
     shown = capsys.readouterr().out
@@ -206,7 +208,8 @@ def test_without_a_task_those_that_the_run_can_read_are_taken(runs, capsys):
         (["--task", "bbb"], ["unknown task 'bbb'", "did you mean bbbp"]),
         (["--task", "sections"], ["sections consists of text", "on smiles"]),
         (["--train.epochs", "0"], ["epochs is '0'"]),
-        (["--data.split", "scafold"], ["data.split is 'scafold'"]),
+        (["--data.split", "scafold"], ["data.split is 'scafold'", "did you mean scaffold"]),
+        (["--column", "SMILES"], ["--column is for a TABLE"]),
         (["--seeds", "1", "1"], ["--seeds is [1, 1]"]),
         (["--max-unknown", "2"], ["--max-unknown: it is '2'"]),
         (["--grid"], ["--grid needs a --recipe"]),
@@ -233,7 +236,7 @@ def test_a_recipe_with_several_settings_needs_a_grid(runs, rte, capsys):
 @pytest.mark.parametrize(
     ("row", "parts"),
     [
-        ("{i},m,{i},{C}", ["bbbp", "is no label"]),
+        ("{i},m,{i},{C}", ["bbbp", "not 0, 1 or nothing"]),
         ("{i},m,{yes},[Xe].[Rn].[Kr]{He}", ["not in the vocabulary", "such as [He], "]),
         ("{i},m,1,{C}O", ["a yes and a no", "--data.split"]),
     ],

@@ -113,6 +113,7 @@ def test_an_easy_task_is_learnt_and_the_first_best_epoch_is_kept(pretrained, pro
 def test_every_setting_arrives_at_the_trainer(pretrained, problem, tmp_path):
     config = TuneConfig(
         epochs=3, batch_size=8, micro_batch_size=4, learning_rate=0.04, warmup_share=0.3,
+        patience=5,
         dropout=0.15, attention_dropout=0.2, pooler_dropout=0.25, adam_betas=(0.6, 0.75),
         adam_eps=1e-3, weight_decay=0.3, clip_norm=0.05, precision="bf16",
     )  # fmt: skip
@@ -126,6 +127,8 @@ def test_every_setting_arrives_at_the_trainer(pretrained, problem, tmp_path):
     assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (4, 2)
     assert (args.adam_beta1, args.adam_beta2, args.adam_epsilon) == (0.6, 0.75, 1e-3)
     assert (args.weight_decay, args.max_grad_norm, args.bf16) == (0.3, 0.05, True)
+    (stopping,) = (c for c in trainer.callback_handler.callbacks if "Early" in type(c).__name__)
+    assert stopping.early_stopping_patience == 5
     assert args.warmup_steps == round(0.3 * 3 * 5) and args.lr_scheduler_type == "linear"
     assert (model.dropout, model.attention_dropout, model.classifier_dropout) == (
         0.15, 0.2, 0.25,
@@ -273,20 +276,36 @@ def test_several_labels_some_of_them_missing_are_learnt(pretrained, problem, tmp
     assert tuned(pretrained, problem, tmp_path, config).metrics["test"]["accuracy"] > 0.9
 
 
-def test_numbers_are_trained_as_shares_of_the_largest(pretrained, tmp_path):
-    task = Task("how long", "number", (), "spearman", "smiles")
+def test_numbers_are_trained_standardised_and_given_back_in_their_units(pretrained, tmp_path):
+    task = Task("how long", "numbers", ("length", "size"), "r2", "smiles")
 
     def chains(lengths):
-        texts = [("C" * n,) for n in lengths]
-        return Examples(texts, 10.0 * np.array(lengths))
+        labels = np.stack([1000.0 + 10 * np.array(lengths), np.array(lengths) / 1e3], axis=1)
+        labels[::3, 1] = np.nan
+        return Examples([("C" * n,) for n in lengths], labels)
 
     splits = Splits(chains(list(range(1, 9)) * 4), chains([2, 4, 6]), None, {})
     problem = make_problem(task, splits, pretrained)
-    assert problem.train.labels.min() == 1 / 8 and problem.train.labels.max() == 1
-    scores = [np.array([0.25]), np.array([0.5]), np.array([1.0])]
-    assert problem.parts["validation"].judge(scores)["spearman"] == pytest.approx(1.0)
-    run = tuned(pretrained, problem, tmp_path, dataclasses.replace(CONFIG, epochs=8))
-    assert run.metrics["validation"]["spearman"] == pytest.approx(1.0)
+    labels_RC = problem.train.labels
+    np.testing.assert_allclose(np.nanmean(labels_RC, axis=0), 0, atol=1e-9)
+    np.testing.assert_allclose(np.nanstd(labels_RC, axis=0), 1)
+    part = problem.parts["validation"]
+    perfect = part.judge(list(np.nan_to_num(part.labels)))
+    assert perfect["r2"] == 1 and perfect["rmse length"] == pytest.approx(0)
+    run = tuned(pretrained, problem, tmp_path, dataclasses.replace(CONFIG, epochs=30))
+    assert run.metrics["validation"]["r2"] > 0.8
+    rows_BN = finetuning.padded(part.rows, 0)
+    with torch.no_grad():
+        said_RC = run.model.eval()(rows_BN).logits.numpy()
+    error_R = said_RC[:, 0] - splits.validation.labels[:, 0]
+    rmse = run.metrics["validation"]["rmse length"]
+    assert np.sqrt(np.mean(error_R**2)) == pytest.approx(rmse, rel=1e-3)
+
+
+def test_a_run_without_progress_is_ended_by_its_patience(pretrained, problem, tmp_path):
+    config = dataclasses.replace(CONFIG, epochs=9, patience=2, learning_rate=1e-12)
+    run = tuned(pretrained, problem, tmp_path, config)
+    assert (run.best_epoch, len(run.history)) == (1, 3)
 
 
 def test_tokens_are_repeated_as_in_pretraining(problem, tmp_path):

@@ -57,9 +57,10 @@ def places(tmp_path_factory) -> dict[str, Place]:
     task = Task("which", "classes", ("no", "yes"), "accuracy", "smiles")
     problem = make_problem(task, Splits(examples, examples, None, {}), pretrained)
     quick = TuneConfig(epochs=1, batch_size=2)
-    ledger = TuningLedger(home, pretrained, problem, "cpu", is_kept=True)
+    ledger = TuningLedger(home, pretrained, problem, "cpu")
     ledger.run(quick, 1)
-    cell, running = ledger.path(quick, 1), ledger._running(quick, 1)
+    cell, running = ledger.path(quick, 1), home / "running"
+    fine_tune(pretrained, problem, quick, 1, running, "cpu")
     write_json(
         home / "results.json", {"checkpoint": {"sha256": pretrained.sha256}, "tasks": {}}
     )
@@ -98,7 +99,7 @@ def places(tmp_path_factory) -> dict[str, Place]:
         "glue": Place(
             folder / "train-00000-of-00001.parquet",
             lambda: load_glue("rte", home),
-            f"{downstream}.glue.find_column",
+            f"{downstream}.layouts.find_column",
         ),
         "results": Place(
             home / "results.json",

@@ -28,7 +28,7 @@ ORDER = """
     exlm_lab.benchmarks exlm_lab.ledger exlm_lab.parsed
     exlm_lab.downstream
     exlm_lab.experiments
-    exlm_lab.finetune exlm_lab.sweep exlm_lab.bench
+    exlm_lab.finetune exlm_lab.predict exlm_lab.embed exlm_lab.sweep exlm_lab.bench
     chapters book
 """
 PLACE = {
@@ -48,7 +48,9 @@ OPTIONAL_LIBRARIES = {
     "datasets", "matplotlib", "pandas", "rdkit", "scipy", "seaborn", "sklearn",
     "tokenizers", "transformers", "yaml",
 }  # fmt: skip
-MAY_DRAW = {"exlm_mini.plot", "exlm_lab.experiments", "chapters", "book"}
+MAY_DRAW = {
+    "exlm_lab.downstream.figure", "exlm_mini.plot", "exlm_lab.experiments", "chapters", "book",
+}  # fmt: skip
 MAY_READ_OPTIONS = {
     "exlm_mini.config.options", "exlm_mini.plot", "exlm_mini.prepare", "exlm_mini.fill",
     "exlm_mini.doctor", "exlm_mini.export", "exlm_lab.finetune", "exlm_lab.sweep",

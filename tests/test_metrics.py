@@ -16,7 +16,8 @@ pytest.importorskip("scipy")
 
 TWO = Task("cola", "classes", ("no", "yes"), "matthews", "text")
 THREE = Task("mnli", "classes", ("a", "b", "c"), "accuracy", "text")
-NUMBER = Task("stsb", "number", (), "spearman", "text")
+NUMBER = Task("stsb", "numbers", ("label",), "spearman", "text")
+TWO_NUMBERS = Task("mine", "numbers", ("logS", "logP"), "r2", "smiles")
 MANY = Task("tox21", "labels", ("p", "q", "r"), "roc_auc", "smiles")
 
 answers = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40)
@@ -78,20 +79,33 @@ def test_three_classes_have_an_accuracy_alone():
 
 
 def test_correlations_are_those_of_numbers_and_of_ranks():
-    labels = np.array([0.0, 1.0, 2.0, 3.0, 5.0])
+    labels = np.array([0.0, 1.0, 2.0, 3.0, 5.0])[:, None]
     cubed = labels**3
-    out = metrics.evaluate(NUMBER, cubed[:, None], labels)
+    out = metrics.evaluate(NUMBER, cubed, labels)
     assert out["spearman"] == pytest.approx(1)
-    assert out["pearson"] == pytest.approx(np.corrcoef(cubed, labels)[0, 1])
-    assert metrics.evaluate(NUMBER, -labels[:, None], labels) == {
-        "pearson": pytest.approx(-1), "spearman": pytest.approx(-1),
-    }  # fmt: skip
+    assert out["pearson"] == pytest.approx(np.corrcoef(cubed.T, labels.T)[0, 1])
+    out = metrics.evaluate(NUMBER, -labels, labels)
+    assert out["pearson"] == pytest.approx(-1) and out["spearman"] == pytest.approx(-1)
+
+
+def test_errors_are_in_units_and_missing_numbers_do_not_count():
+    nan = np.nan
+    labels = np.array([[1.0, nan], [2.0, 10.0], [3.0, 30.0], [nan, 50.0]])
+    scores = np.array([[1.0, 9.0], [2.0, 10.0], [6.0, 20.0], [9.0, 60.0]])
+    first = metrics.evaluate(NUMBER, scores[:, :1], labels[:, :1])
+    assert first["rmse"] == pytest.approx(3**0.5) and first["mae"] == pytest.approx(1)
+    assert first["r2"] == pytest.approx(1 - 9 / 2)
+    both = metrics.evaluate(TWO_NUMBERS, scores, labels)
+    assert both["rmse logS"] == first["rmse"]
+    assert both["rmse logP"] == pytest.approx((200 / 3) ** 0.5)
+    assert both["r2"] == pytest.approx((first["r2"] + 1 - 200 / 800) / 2)
+    told(lambda: metrics.evaluate(NUMBER, scores[:1, :1], labels[:1, :1]), "fewer than 2 rows")
 
 
 @pytest.mark.parametrize(("value", "num_rows"), [(-3.5, 2), (0.0, 9)])
 def test_a_constant_prediction_scores_nothing(value, num_rows):
-    labels = np.arange(num_rows, dtype=np.float64)
+    labels = np.arange(num_rows, dtype=np.float64)[:, None]
     out = metrics.evaluate(NUMBER, np.full((num_rows, 1), value), labels)
-    assert out == {"pearson": 0.0, "spearman": 0.0}
+    assert out["pearson"] == out["spearman"] == 0.0
     always_yes = np.tile([0.0, 1.0], (num_rows, 1))
     assert metrics.evaluate(TWO, always_yes, np.arange(num_rows) % 2)["matthews"] == 0.0

@@ -96,15 +96,17 @@ def test_a_model_knows_how_long_the_rows_were_that_it_learned(tmp_path, capsys):
     assert "rows of up to 32 tokens, and 1 of 2 texts" in capsys.readouterr().err
 
 
-def test_what_cannot_be_read_is_told(runs):
+def test_what_cannot_be_read_is_told(runs, capsys):
     model = exlm_mini.load(runs / "exlm")
-    told(lambda: model.embed(["CC", " "]), "texts[1]", "empty")
-    told(lambda: model.embed(["CC", "C" * 600]), "texts[1]", "max_positions")
-    for entry in (None, float("nan"), 3, "C\udc80", "CC\nCN", "CC |^1:0|"):
-        told(lambda entry=entry: model.embed(["CC", entry]), "texts[1]")
+    strange = (None, float("nan"), 3, "C\udc80", "CC\nCN", "CC |^1:0|")
+    for entry in (*strange, " ", "C" * 600, "C1CC(", "hello world"):
+        vectors_BD = model.embed(["CC", entry, "CO"])
+        assert vectors_BD.isnan().any(dim=1).tolist() == [False, True, False]
+        assert "texts[1]: " in capsys.readouterr().err
+    for entry in strange:
         told(lambda entry=entry: model.loss(["CC", entry]), "texts[1]")
         told(lambda entry=entry: model.fill(entry), "the text")
-    told(lambda: model.embed(3), "texts[0] is 3")
+    told(lambda: model.loss(3), "texts[0] is 3")
     told(lambda: model.loss(["CC", "C[MASK]"]), "texts[1]", "without masks")
     told(lambda: model.loss([]), "at least one")
     told(lambda: exlm_mini.load(runs / "nowhere"), runs / "nowhere")

@@ -8,11 +8,10 @@ Shapes: R rows, B rows of a batch, N tokens of a row, C outputs of the head.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,23 +21,22 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import SequentialSampler
 from transformers import (
+    EarlyStoppingCallback,
     EvalPrediction,
     PrinterCallback,
     Trainer,
     TrainerCallback,
-    TrainerState,
     TrainingArguments,
     set_seed,
 )
-from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging
 
 import exlm_mini.hf as hf
 from exlm_lab.downstream.inputs import padded
 from exlm_lab.downstream.prepared import Part, Problem, identity_of
+from exlm_lab.downstream.saving import digest_of, intact_checkpoint
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.ledger import MADE_AGAIN, StoppedError, check_identity
-from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import read_json, reading, write_json
 from exlm_mini.reading.trained import Trained
 from exlm_mini.training.console import Progress
@@ -79,13 +77,33 @@ def model_for(pretrained: Trained, problem: Problem, config: TuneConfig, seed: i
         settings = hf.ExLMConfig.from_pretrained(
             pretrained.path, dropout=config.dropout,
             attention_dropout=config.attention_dropout,
-            classifier_dropout=config.pooler_dropout, num_labels=problem.num_outputs,
+            classifier_dropout=config.pooler_dropout, **_meaning(problem),
             learned_length=None,  # the task's notes say how long its rows are
         )  # fmt: skip
     set_seed(seed)
     model = classes(settings)
     model.exlm.load_state_dict(pretrained.model.state_dict())
     return model
+
+
+PROBLEM_TYPES = {
+    "classes": "single_label_classification",
+    "labels": "multi_label_classification",
+    "numbers": "regression",
+}
+
+
+def _meaning(problem: Problem) -> dict[str, Any]:
+    """What the outputs of the head stand for, as transformers says it in ``config.json``."""
+    task = problem.task
+    if task.kind == "span":
+        return {"num_labels": problem.num_outputs}
+    names = dict(enumerate(task.classes))
+    return {
+        "id2label": names,
+        "label2id": {name: i for i, name in names.items()},
+        "problem_type": PROBLEM_TYPES[task.kind],
+    }
 
 
 def fine_tune(
@@ -115,12 +133,12 @@ def fine_tune(
 
     def note() -> float:
         seconds = before["seconds"] + time.monotonic() - start
-        saved = {path.name: _digest(path) for path in directory.glob("checkpoint-*")}
+        saved = {path.name: digest_of(path) for path in directory.glob("checkpoint-*")}
         record = {"identity": identity, "seconds": seconds, "sha256": saved}
         write_json(run, record)
         return seconds
 
-    checkpoint = _intact_checkpoint(directory, before["sha256"])
+    checkpoint = intact_checkpoint(directory, before["sha256"])
     note()
     watcher = _Watcher(on_progress, should_stop, note)
     trainer = _trainer(pretrained, problem, config, seed, directory, chosen, watcher)
@@ -138,6 +156,11 @@ def fine_tune(
     ]
     reached = [line[f"eval_{problem.task.metric}"] for line in evaluations]
     model: Any = trainer.model
+    if problem.task.kind == "numbers":  # from now on the head speaks in their units
+        with torch.no_grad():
+            output, spread = model.heads[-1], torch.as_tensor(problem.spread).to(model.device)
+            output.weight *= spread[:, None]
+            output.bias.mul_(spread).add_(torch.as_tensor(problem.center).to(model.device))
     trained = [*model.exlm.encoder.parameters(), *model.heads.parameters()]
     return Tuned(
         model,
@@ -150,43 +173,24 @@ def fine_tune(
     )
 
 
-def _intact_checkpoint(directory: Path, digests: Mapping[str, str]) -> str | None:
-    """The last checkpoint in a run's directory.
-
-    One that was cut off while it was saved or removed goes. Raises ``UserError`` if the last or the
-    best is not as it was saved.
-    """
-    for checkpoint in directory.glob("checkpoint-*"):
-        if checkpoint.name not in digests:
-            shutil.rmtree(checkpoint)
-    last = get_last_checkpoint(str(directory))
-    if last is None:
-        return None
-    _check_digest(Path(last), digests)
-    state = TrainerState.load_from_json(str(Path(last) / "trainer_state.json"))
-    best = Path(state.best_model_checkpoint or last).name
-    for checkpoint in directory.glob("checkpoint-*"):
-        if checkpoint.name == best:
-            _check_digest(checkpoint, digests)
-        elif checkpoint != Path(last):
-            shutil.rmtree(checkpoint)
-    return last
-
-
-def _check_digest(checkpoint: Path, digests: Mapping[str, str]) -> None:
-    if _digest(checkpoint) != digests[checkpoint.name]:
-        raise UserError(
-            f"{checkpoint} is damaged: its sha256 is another; restore it from a copy, or delete "
-            f"{checkpoint.parent}, and the run is made again"
-        )
-
-
-def _digest(checkpoint: Path) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(checkpoint.iterdir()):
-        data = path.read_bytes()
-        digest.update(f"{path.name} {len(data)}\n".encode() + data)
-    return digest.hexdigest()
+def seconds_per_step(
+    pretrained: Trained, problem: Problem, config: TuneConfig, device: torch.device
+) -> float:
+    """Seconds of an optimiser step on a device, measured on a batch across the training rows."""
+    model = model_for(pretrained, problem, config, 1).to(device).train()
+    examples = _examples(problem, problem.train)
+    spread = examples[:: math.ceil(len(examples) / config.batch_size)]
+    batch = _batch(spread, pretrained.tokenizer.special_ids.pad)
+    batch = {name: tensor.to(device) for name, tensor in batch.items()}
+    loss_of, seconds = LOSSES.get(problem.task.kind), []
+    for _ in range(3):  # the first allocates
+        start = time.monotonic()
+        output = model(**batch)
+        loss = loss_of(output, batch["labels"]) if loss_of else output.loss
+        loss.backward()
+        loss.item()  # waits for a GPU
+        seconds.append(time.monotonic() - start)
+    return min(seconds)
 
 
 class _Watcher(TrainerCallback):
@@ -283,6 +287,7 @@ def _trainer(
         return part.judge(scores)
 
     pad = pretrained.tokenizer.special_ids.pad
+    stopping = [EarlyStoppingCallback(config.patience)] if config.patience else []
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     trainer = _Trainer(
@@ -292,8 +297,8 @@ def _trainer(
         train_dataset=_examples(problem, problem.train),
         eval_dataset=_examples(problem, part),
         compute_metrics=judge,
-        compute_loss_func=labels_loss if problem.task.kind == "labels" else None,
-        callbacks=[watcher],
+        compute_loss_func=LOSSES.get(problem.task.kind),
+        callbacks=[watcher, *stopping],
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -333,6 +338,16 @@ def labels_loss(output: Any, labels_BC: Tensor, num_items_in_batch: Any = None) 
     is_there_BC = ~labels_BC.isnan()
     logits_BC = output["logits"].float()
     return F.binary_cross_entropy_with_logits(logits_BC[is_there_BC], labels_BC[is_there_BC])
+
+
+def numbers_loss(output: Any, labels_BC: Tensor, num_items_in_batch: Any = None) -> Tensor:
+    """Squared error, mean over the numbers that are there; nan is missing."""
+    is_there_BC = ~labels_BC.isnan()
+    return F.mse_loss(output["logits"].float()[is_there_BC], labels_BC[is_there_BC])
+
+
+LOSSES = {"labels": labels_loss, "numbers": numbers_loss}
+"""By kind of task; of the others the model knows its own."""
 
 
 def _scores(trainer: Trainer, part: Part) -> list[np.ndarray]:

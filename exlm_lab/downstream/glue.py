@@ -12,104 +12,70 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from exlm_lab.downstream.task import Examples, Splits, Task, find_column, load_hub
+from exlm_lab.downstream.layouts import Layout, load_table
+from exlm_lab.downstream.settings import ReadingConfig
+from exlm_lab.downstream.tables import read_table
+from exlm_lab.downstream.task import Kind, Splits, Task, load_hub
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading
 
 HUB_ID = "nyu-mll/glue"
-LARGEST_SCORE = 5.0
-"""STS-B scores similarity from 0 to 5."""
 _ENTAILMENT = ("entailment", "not_entailment")
 
-TASKS: dict[str, Task] = {
+
+def _task(name: str, columns: str, metric: str, *classes: str) -> Layout:
+    kind: Kind = "classes" if classes else "numbers"
+    texts = tuple((column,) for column in columns.split())
+    return Layout(name, "text", texts, ("label",), kind, classes, metric)
+
+
+TASKS: dict[str, Layout] = {
     task.name: task
     for task in (
-        Task("cola", "classes", ("unacceptable", "acceptable"), "matthews", "text"),
-        Task("sst2", "classes", ("negative", "positive"), "accuracy", "text"),
-        Task("mrpc", "classes", ("not_equivalent", "equivalent"), "accuracy", "text"),
-        Task("stsb", "number", (), "spearman", "text"),
-        Task("qqp", "classes", ("not_duplicate", "duplicate"), "accuracy", "text"),
-        Task("mnli", "classes", ("entailment", "neutral", "contradiction"), "accuracy", "text"),
-        Task("qnli", "classes", _ENTAILMENT, "accuracy", "text"),
-        Task("rte", "classes", _ENTAILMENT, "accuracy", "text"),
+        _task("cola", "sentence", "matthews", "unacceptable", "acceptable"),
+        _task("sst2", "sentence", "accuracy", "negative", "positive"),
+        _task("mrpc", "sentence1 sentence2", "accuracy", "not_equivalent", "equivalent"),
+        _task("stsb", "sentence1 sentence2", "spearman"),
+        _task("qqp", "question1 question2", "accuracy", "not_duplicate", "duplicate"),
+        _task("mnli", "premise hypothesis", "accuracy", *_ENTAILMENT[:1], "neutral",
+              "contradiction"),
+        _task("qnli", "question sentence", "accuracy", *_ENTAILMENT),
+        _task("rte", "sentence1 sentence2", "accuracy", *_ENTAILMENT),
     )
-}
+}  # fmt: skip
 """The tasks by name, with the metrics of Appendix M and the order of classes of the hub."""
-TEXTS: dict[str, tuple[str, ...]] = {
-    "cola": ("sentence",),
-    "sst2": ("sentence",),
-    "mrpc": ("sentence1", "sentence2"),
-    "stsb": ("sentence1", "sentence2"),
-    "qqp": ("question1", "question2"),
-    "mnli": ("premise", "hypothesis"),
-    "qnli": ("question", "sentence"),
-    "rte": ("sentence1", "sentence2"),
-}
-"""Their columns, beside ``label``."""
 
 
-def load_glue(name: str, source: Path | None = None) -> Splits:
-    """The examples of a task.
+def load_glue(name: str, source: Path | None = None) -> tuple[Task, Splits]:
+    """A task and its examples.
 
     Returns:
         train and validation; no test. MNLI's validation is the matched half, ``others`` holds
         ``validation-mismatched``.
     """
-    halves = ("-matched", "-mismatched") if name == "mnli" else ("",)
-    names = ["train", *(f"validation{half}" for half in halves)]
-    parts = []
-    for split in names:
-        file = split.replace("-", "_")
-        if source is None:
-            where = f"{HUB_ID} {name} {split}"
-            hub = load_hub(HUB_ID, name)
-            with reading(where):
-                table = hub[file].to_pandas()
-            parts.append(_examples(name, where, table))
-        else:
-            parts.append(_read(name, _folder(name, source), file))
-    train, validation, *others = parts
-    notes = {"source": str(source or HUB_ID)}
-    return Splits(train, validation, None, notes, tuple(zip(names[2:], others, strict=True)))
+    names = {"train": "train", "validation": "validation"}
+    if name == "mnli":
+        halves = "validation_matched", "validation_mismatched"
+        names |= dict(zip(("validation", "validation-mismatched"), halves, strict=True))
+    if source is None:
+        hub, where = load_hub(HUB_ID, name), f"{HUB_ID} {name}"
+        with reading(where):
+            parts = {part: hub[file].to_pandas() for part, file in names.items()}
+    else:
+        folder = _folder(name, source)
+        where, parts = str(folder), {part: _read(folder, file) for part, file in names.items()}
+    return load_table(where, parts, TASKS[name], ReadingConfig())
 
 
-def _read(name: str, folder: Path, split: str) -> Examples:
-    """The examples of a split, in the order of its files."""
+def _read(folder: Path, split: str) -> Any:
+    """The data frame of a split, in the order of its files."""
     import pandas
 
     paths = sorted(folder.glob(f"{split}-*.parquet"))
     if not paths:
         known = ", ".join(sorted(path.name for path in folder.iterdir())[:20]) or "nothing"
         raise UserError(f"{folder} holds no {split}-*.parquet; it holds: {known}")
-    with reading(folder):
-        table = pandas.concat(map(pandas.read_parquet, paths), ignore_index=True)
-    return _examples(name, f"{folder} {split}", table)
-
-
-def _examples(name: str, where: str, table: Any) -> Examples:
-    """Examples from a data frame."""
-    import pandas
-
-    task, header = TASKS[name], [str(column) for column in table]
-    places = [find_column(where, header, column) for column in TEXTS[name]]
-    rows = list(table.iloc[:, places].itertuples(index=False, name=None))
-    labels = table.iloc[:, find_column(where, header, "label")]
-    labels_R = pandas.to_numeric(labels, errors="coerce")
-    if task.kind == "number":
-        is_known_R = labels_R.between(0, LARGEST_SCORE)
-    else:
-        is_known_R = labels_R.isin(range(len(task.classes)))
-    if not is_known_R.all():
-        row = int(is_known_R.argmin())
-        raise UserError(
-            f"{where} row {row} (from 0): '{str(labels[row])[:40]}' is no label of {name}; "
-            "mend it, or get the file again"
-        )
-    if not rows:
-        raise UserError(f"{where} holds no examples; get the file again")
-    return Examples(rows, labels_R.to_numpy(np.float64 if task.kind == "number" else np.int64))
+    return pandas.concat(map(read_table, paths), ignore_index=True)
 
 
 def _folder(name: str, directory: Path) -> Path:

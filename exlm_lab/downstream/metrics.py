@@ -1,7 +1,7 @@
 """The metrics of GLUE and MoleculeNet (Appendix M, Table 1), by scikit-learn and scipy.
 
-All are shares or correlations between -1 and 1; the paper prints them times 100. SQuAD has its own
-scorer in ``squad``.
+All but errors in units are shares or correlations of at most 1; the paper prints them times 100.
+SQuAD has its own scorer in ``squad``.
 
 Shapes: R examples, C classes or tasks.
 """
@@ -16,6 +16,8 @@ import numpy as np
 from exlm_lab.downstream.task import Task
 from exlm_mini.config.checks import UserError
 
+CORRELATIONS = ("r2", "pearson", "spearman")
+
 
 def evaluate(task: Task, scores_RC: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """All metrics of a task.
@@ -23,27 +25,28 @@ def evaluate(task: Task, scores_RC: np.ndarray, labels: np.ndarray) -> dict[str,
     Args:
         task: of any kind but ``span``.
         scores_RC: the model's output, finite float: logits of the classes (the largest wins), the
-            number itself (R, 1), or a logit per yes-no answer.
-        labels: as ``Examples.labels``: int64 (R,), float64 (R,), or float64 (R, C) with nan
-            where an answer is missing.
+            numbers, or a logit per yes-no answer.
+        labels: as ``Examples.labels``.
 
     Returns:
         ``classes``: ``accuracy``; with two classes also ``f1`` and ``matthews`` of class 1, and
-        ``roc_auc`` of the difference of the logits if the labels hold both classes. ``number``:
-        ``pearson`` and ``spearman``. ``labels``: ``roc_auc``, the mean over the tasks counted, and
-        ``num_tasks``, their number. Undefined correlations, such as that of a constant prediction,
-        are 0.
+        ``roc_auc`` of the difference of the logits if the labels hold both classes. ``numbers``:
+        ``r2``, ``pearson`` and ``spearman``, the means over several numbers; in their units
+        ``rmse`` and ``mae``, or of several ``rmse NAME``. ``labels``: ``roc_auc``, the mean over
+        the tasks counted, and ``num_tasks``, their number. Undefined correlations, such as that of
+        a constant prediction, are 0.
     """
-    from scipy import stats
     from sklearn import metrics
 
     scores_RC = np.asarray(scores_RC, dtype=np.float64)
-    if task.kind == "number":
-        pair = scores_RC[:, 0], labels
-        return {
-            "pearson": _quietly(lambda: stats.pearsonr(*pair).statistic),
-            "spearman": _quietly(lambda: stats.spearmanr(*pair).statistic),
-        }
+    if task.kind == "numbers":
+        columns = zip(scores_RC.T, labels.T, strict=True)
+        each = [_of_numbers(*column) for column in columns]
+        if len(each) == 1:
+            return each[0]
+        means = {n: float(np.mean([one[n] for one in each])) for n in CORRELATIONS}
+        errors = zip(task.classes, each, strict=True)
+        return means | {f"rmse {name}": one["rmse"] for name, one in errors}
     if task.kind == "labels":
         auc, num_tasks = mean_roc_auc(scores_RC, labels)
         return {"roc_auc": auc, "num_tasks": float(num_tasks)}
@@ -56,6 +59,23 @@ def evaluate(task: Task, scores_RC: np.ndarray, labels: np.ndarray) -> dict[str,
             margin_R1 = scores_RC[:, 1:] - scores_RC[:, :1]
             out["roc_auc"], _ = mean_roc_auc(margin_R1, labels[:, None].astype(np.float64))
     return out
+
+
+def _of_numbers(scores_R: np.ndarray, labels_R: np.ndarray) -> dict[str, float]:
+    """The metrics of one number."""
+    from scipy import stats
+
+    pair = [column[~np.isnan(labels_R)] for column in (scores_R, labels_R)]
+    if len(pair[0]) < 2:
+        raise UserError("a number is known in fewer than 2 rows of a part; give more rows")
+    error_R, variance = pair[0] - pair[1], float(np.var(pair[1])) or 1.0
+    return {
+        "r2": 1.0 - float(np.mean(error_R**2)) / variance,
+        "pearson": _quietly(lambda: stats.pearsonr(*pair).statistic),
+        "spearman": _quietly(lambda: stats.spearmanr(*pair).statistic),
+        "rmse": float(np.sqrt(np.mean(error_R**2))),
+        "mae": float(np.mean(np.abs(error_R))),
+    }
 
 
 def mean_roc_auc(scores_RC: np.ndarray, labels_RC: np.ndarray) -> tuple[float, int]:

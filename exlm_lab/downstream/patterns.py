@@ -16,9 +16,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from exlm_lab.downstream.layouts import AS_IT_IS, Layout, load_table
 from exlm_lab.downstream.metrics import mean_roc_auc
-from exlm_lab.downstream.moleculenet import AS_IT_IS, METRIC, Table, splits_of
-from exlm_lab.downstream.scaffolds import molecules, split
+from exlm_lab.downstream.scaffolds import molecules
+from exlm_lab.downstream.settings import ReadingConfig
 from exlm_lab.downstream.task import Splits, Task
 from exlm_mini.data.cleaning import Cleaning
 from exlm_mini.data.smiles import embedded_molecules
@@ -37,13 +38,16 @@ L2_PENALTY = 1e-3
 
 
 def load(
-    rule: str = "unimol", seed: int = 0, cleaning: Cleaning = AS_IT_IS
+    how: ReadingConfig | None = None, cleaning: Cleaning = AS_IT_IS
 ) -> tuple[Task, Splits]:
     """The embedded task, split and cleaned like the sets of MoleculeNet."""
+    import pandas
+
     smiles = list(embedded_molecules())
-    table = Table("the embedded molecules", smiles, tuple(PATTERNS), labels_of(smiles))
-    splits = splits_of(table, split(smiles, rule, seed), rule, cleaning)
-    return Task(NAME, "labels", table.names, METRIC, "smiles"), splits
+    frame = pandas.DataFrame(labels_of(smiles), columns=list(PATTERNS)).assign(smiles=smiles)
+    layout = Layout(NAME, "smiles", (("smiles",),), tuple(PATTERNS), "labels")
+    source = "the embedded molecules"
+    return load_table(source, {"train": frame}, layout, how or ReadingConfig(), cleaning)
 
 
 def labels_of(smiles: Sequence[str]) -> np.ndarray:

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from exlm_lab.downstream import squad
-from exlm_lab.downstream.catalogue import ReadingConfig, load_task
+from exlm_lab.downstream.catalogue import load_task
 from exlm_lab.downstream.inputs import FRAME, encode_examples
 from exlm_lab.downstream.metrics import evaluate
-from exlm_lab.downstream.settings import MAX_UNKNOWN, TuneConfig
+from exlm_lab.downstream.settings import MAX_UNKNOWN, ReadingConfig, TuneConfig
 from exlm_lab.downstream.spans import Window, choose_answers, target, windows
 from exlm_lab.downstream.task import Examples, Splits, Task
 from exlm_mini.config.checks import UserError
@@ -41,9 +41,12 @@ class Part(NamedTuple):
     rows: list[np.ndarray]
     """R times int32 ids with boundaries, not padded."""
     labels: np.ndarray
-    """R rows: classes, numbers, yes-no answers with nan for missing, or starts and ends."""
+    """R rows: classes; numbers less ``Problem.center`` in units of ``Problem.spread``, or yes-no
+    answers, with nan for missing; or starts and ends."""
     judge: Callable[[list[np.ndarray]], dict[str, float]]
     """From scores to metrics."""
+    examples: Examples | None = None
+    """The texts and answers; not of windows of a text."""
 
 
 class Problem(NamedTuple):
@@ -59,6 +62,10 @@ class Problem(NamedTuple):
     """What a reader of the numbers must know; JSON-able."""
     sha256: str
     """Of all rows and labels, so that results of different data are not mixed."""
+    center: np.ndarray | float = 0.0
+    """Of numbers the mean in training (C,)."""
+    spread: np.ndarray | float = 1.0
+    """Of numbers the standard deviation in training (C,)."""
 
 
 def identity_of(
@@ -90,39 +97,46 @@ def load_problem(
 def make_problem(
     task: Task, splits: Splits, pretrained: Trained, max_unknown: float = MAX_UNKNOWN
 ) -> Problem:
-    """A task of sentences, pairs or molecules made ready for one model; not for spans.
-
-    Numbers are divided by the largest for the head, as fairseq's recipe divides STS-B's by 5.
-    """
+    """A task of sentences, pairs or molecules made ready for one model; not for spans."""
     named = {"train": splits.train, "validation": splits.validation}
     if splits.test is not None:
         named["test"] = splits.test
     named |= dict(splits.others)
-    unit = (float(splits.train.labels.max()) or 1.0) if task.kind == "number" else 1.0
-    num_outputs = 1 if task.kind == "number" else len(task.classes)
+    center: Any = 0.0
+    spread: Any = 1.0
+    if task.kind == "numbers":
+        center, spread = np.nanmean(splits.train.labels, 0), np.nanstd(splits.train.labels, 0)
+        spread[spread == 0] = 1.0
+    num_outputs = len(task.classes)
     parts, notes = {}, {**splits.notes, "rows": {}}
     for name, examples in named.items():
         rows, notes["rows"][name] = encode_examples(
             examples.texts, pretrained.tokenizer, pretrained.config
         )
-        parts[name] = _part(task, rows, examples, unit)
+        parts[name] = _part(task, rows, examples, center, spread)
         if name != "train":
             # What no prediction can be scored on is refused before anything is trained.
             parts[name].judge([np.zeros(num_outputs)] * len(rows))
     share = notes["rows"]["train"]["unknown_share"]
     _check_unknown(task, splits.train.texts, share, max_unknown, pretrained)
     digest = _sha256((part.rows, named[name].labels) for name, part in parts.items())
-    return Problem(task, num_outputs, parts.pop("train"), parts, notes, digest)
+    train = parts.pop("train")
+    return Problem(task, num_outputs, train, parts, notes, digest, center, spread)
 
 
-def _part(task: Task, rows: list[np.ndarray], examples: Examples, unit: float) -> Part:
-    """Rows whose numbers are trained in a unit, and judged as the task has them."""
+def _part(
+    task: Task, rows: list[np.ndarray], examples: Examples, center: Any, spread: Any
+) -> Part:
+    """Rows whose numbers are trained standardised, and judged as the task has them."""
 
     def judge(scores: list[np.ndarray]) -> dict[str, float]:
-        return evaluate(task, unit * np.stack(scores).astype(np.float64), examples.labels)
+        scores_RC = np.stack(scores).astype(np.float64)
+        return evaluate(task, center + spread * scores_RC, examples.labels)
 
-    labels = examples.labels / unit if task.kind == "number" else examples.labels
-    return Part(rows, labels, judge)
+    labels = examples.labels
+    return Part(
+        rows, (labels - center) / spread if task.kind == "numbers" else labels, judge, examples
+    )
 
 
 def make_span_problem(

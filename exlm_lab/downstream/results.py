@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from dataclasses import asdict
 from pathlib import Path
@@ -25,7 +26,10 @@ PAPER_TABLES = {
 PAPER_MLM = {"table-6": "Vanilla MLM", "table-8": "SMILES-BERT*", "table-11": "RoBERTa*"}
 """By recipe, the row of the MLM with equal data and settings."""
 BESIDE = {"qqp": "f1", "mrpc": "f1", "stsb": "pearson", "squad_v2": "best_exact"}
-"""Metrics that are shown below the main metric."""
+"""Of the paper's tasks, metrics that are shown below the main metric; of others all are."""
+NOT_SHOWN = ("num_tasks",)
+ERRORS = ("rmse", "mae")
+"""Metrics in the unit of what is predicted; others are shares."""
 PRINTED_BESIDE = {"mnli": "mnli-mismatched", "squad_v2": "squad_v2-exact"}
 """Further printed results of a task, by their names in ``paper.json``."""
 ACCURACIES = {
@@ -61,6 +65,7 @@ def task_record(result: Result, recipe: Tuning, made_with: dict[str, Any]) -> di
         "seconds": sum(run.get("seconds", 0.0) for run in every.values()),
         "parameters": runs[0]["parameters"],
         "notes": result.notes,
+        "baselines": result.baselines,
         "made_with": made_with,
     }
 
@@ -105,34 +110,49 @@ def shown(results: dict[str, Any]) -> list[str]:
     return [*table(results), "", *lines, "", *scale(results)]
 
 
-def in_percent(values: list[float], report: str) -> str:
-    """Median or mean of the seeds, with the standard deviation of the sample."""
-    percent = [100 * value for value in values]
+def in_percent(values: list[float], report: str, metric: str = "") -> str:
+    """Median or mean of the seeds, with the standard deviation of the sample; errors in units."""
+    is_error = metric.partition(" ")[0] in ERRORS
+    shown = values if is_error else [100 * value for value in values]
     center = statistics.median if report == "median" else statistics.fmean
-    spread = f" ± {statistics.stdev(percent):.1f}" if len(percent) > 1 else ""
-    return f"{center(percent):.1f}{spread}"
+    # Of an error three digits that count.
+    digits = max(0, 2 - math.floor(math.log10(abs(center(shown)) or 1))) if is_error else 1
+    spread = f" ± {statistics.stdev(shown):.{digits}f}" if len(shown) > 1 else ""
+    return f"{center(shown):.{digits}f}{spread}"
 
 
 def table(results: dict[str, Any]) -> list[str]:
     """``results.json`` as lines of a Markdown table.
 
-    Beside it are the paper's MLM and the paper's model that was trained like this one. Empty
-    columns are dropped.
+    Beside it are baselines, the paper's MLM and the paper's model that was trained like this one.
+    Empty columns are dropped.
     """
     columns = _paper_columns(results["checkpoint"])
-    rows = [("task", "metric, %", "rows", "reached", "over", *columns)]
+    records = results["tasks"].values()
+    others = dict.fromkeys(name for record in records for name in record["baselines"])
+    rows = [("task", "metric, %", "rows", "reached", "over", *others, *columns)]
     for task, record in results["tasks"].items():
         metric, part, scores = record["metric"], record["part"], record["scores"]
         lines = [(task, metric, part, task)]
-        if task in BESIDE:
-            lines.append(("", BESIDE[task], part, PRINTED_BESIDE.get(task, "")))
-        others = [other for other in scores if other not in ("validation", "test")]
-        lines += [("", metric, other, PRINTED_BESIDE.get(task, "")) for other in others]
+        beside = [BESIDE[task]] if task in BESIDE else []
+        if record["baselines"]:
+            beside = [name for name in scores[part] if name not in (metric, *NOT_SHOWN)]
+        lines += [("", name, part, PRINTED_BESIDE.get(task, "")) for name in beside]
+        more = [name for name in scores if name not in ("validation", "test")]
+        lines += [("", metric, name, PRINTED_BESIDE.get(task, "")) for name in more]
         over = f"{record['report'].removesuffix('-sd')} of {len(record['seeds'])}"
         for *head, printed in lines:
-            reached = in_percent(scores[head[2]][head[1]], record["report"])
+            reached = in_percent(scores[head[2]][head[1]], record["report"], head[1])
+            baselines = [
+                in_percent([one[head[1]] for one in runs], record["report"], head[1])
+                if (runs := record["baselines"].get(name))
+                else ""
+                for name in others
+            ]
+            if head[1].partition(" ")[0] in ERRORS:
+                head[1] += " (no %)"
             papers = [_printed(row, record["recipe"], printed) for row in columns.values()]
-            rows.append((*head, reached, over, *papers))
+            rows.append((*head, reached, over, *baselines, *papers))
     filled = [i for i in range(len(rows[0])) if any(row[i] for row in rows[1:])]
     return markdown_table([tuple(row[i] for i in filled) for row in rows])
 
@@ -178,7 +198,7 @@ def notes(record: dict[str, Any]) -> list[str]:
         lines.append(f"split {known['split']} {', '.join(hashes)}")
     counts = {
         "rows cut to fit the model": sum(n["truncated"] for n in rows.values()),
-        "rows RDKit rejects left out": len(known.get("rejected", ())),
+        "rows left out": len(known.get("rejected", ())),
         "molecules lost stereo marks": known.get("stereo_removed"),
         "labels counted": int(record["scores"][record["part"]].get("num_tasks", [0])[0]),
         "seeds diverged and left out": len(record["diverged_seeds"]),

@@ -43,6 +43,8 @@ class Result(NamedTuple):
     searched: list[dict[str, Any]]
     """Records of the runs that only served to choose."""
     notes: dict[str, Any]
+    baselines: dict[str, list[dict[str, float]]] = {}  # noqa: RUF012
+    """By name, their metrics for each seed on the rows that are reported."""
 
 
 @dataclass
@@ -61,8 +63,8 @@ class TuningLedger(Ledger):
     """The task, encoded for that model."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
-    is_kept: bool = False
-    """Whether the last checkpoint of a finished run, with its best weights, is kept."""
+    model: Path | None = None
+    """Where the model of the run that is best on the validation rows is saved; None: nowhere."""
     report: Callable[[str], None] = print
     """Receives lines about unusual events."""
     should_stop: Callable[[], bool] = lambda: False
@@ -88,15 +90,21 @@ class TuningLedger(Ledger):
         self, cell: TuneConfig, seed: int, on_progress: Callable[[Progress], None]
     ) -> dict[str, Any]:
         """See ``Ledger``."""
-        from exlm_lab.downstream.finetuning import fine_tune  # transformers takes seconds
+        # transformers takes seconds
+        from exlm_lab.downstream.finetuning import fine_tune
+        from exlm_lab.downstream.saving import save_model
 
-        record = {**self._identity(cell, seed), "is_kept": self.is_kept}
+        record = self._identity(cell, seed)
         run = self.pretrained, self.problem, cell, seed, self._running(cell, seed)
         try:
             tuned = fine_tune(*run, self.device, on_progress, self.should_stop)
         except DivergedError as error:
             self.report(str(error))
             return {**record, "diverged": str(error)}
+        if self.model is not None:
+            reached = tuned.metrics["validation"][self.problem.task.metric]
+            name = self._name(cell, seed)
+            save_model(self.model, tuned.model, self.pretrained, self.problem, name, reached)
         return {
             **record,
             **{name: value for name, value in tuned._asdict().items() if name != "model"},
@@ -111,13 +119,11 @@ class TuningLedger(Ledger):
     ) -> dict[str, Any]:
         """See ``Ledger``; removes files that are no longer needed."""
         record = super().run(cell, seed, on_progress)
-        # Also after a kill just before this line: the record knows whether to keep the checkpoint.
-        if not record.get("is_kept", True):
-            running = self._running(cell, seed)
-            shutil.rmtree(running, ignore_errors=True)
-            for parent in list(running.parents)[:3]:  # SETTING, TASK and running/ itself
-                with contextlib.suppress(OSError):  # other runs are in there
-                    parent.rmdir()
+        running = self._running(cell, seed)  # still there after a kill just before this line
+        shutil.rmtree(running, ignore_errors=True)
+        for parent in list(running.parents)[:3]:  # SETTING, TASK and running/ itself
+            with contextlib.suppress(OSError):  # other runs are in there
+                parent.rmdir()
         return record
 
     def _name(self, cell: TuneConfig, seed: int) -> str:

@@ -6,9 +6,9 @@ molecules of one scaffold together, so the test set has frames that training has
 variants are in use, which agree on the sizes of the splits and differ widely in their content:
 
 ============  ===================================================================================
-``unimol``    stereo marks are part of a scaffold: the rule of GEM, to which Uni-Mol's author
+``scaffold``  stereo marks are part of a scaffold: the rule of GEM, to which Uni-Mol's author
               refers and whose split the paper uses (§5.1). Uni-Mol's code has no splitter, so
-              it is an inference that its files follow this variant
+              it is an inference that its files follow this variant; ``unimol`` in the records
 ``deepchem``  stereo marks do not count
 ``random``    no scaffolds: rows in a seeded order
 ============  ===================================================================================
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from exlm_mini.data.smiles import read_molecule, require_rdkit
 
-RULES = ("unimol", "deepchem", "random")
+RULES = ("scaffold", "deepchem", "random")
 PARTS = ("train", "validation", "test")
 
 
@@ -50,7 +50,7 @@ class Split(NamedTuple):
         return {name: index_sha1(part) for name, part in zip(PARTS, self.parts, strict=True)}
 
 
-def split(smiles: Sequence[str], rule: str = "unimol", seed: int = 0) -> Split:
+def split(smiles: Sequence[str], rule: str = "scaffold", seed: int = 0) -> Split:
     """Split molecules by a rule: 80% for training, 10% for validation, 10% for the test.
 
     The scaffold rules sort the groups by (size, first row), both descending, and give each to the
@@ -65,13 +65,10 @@ def split(smiles: Sequence[str], rule: str = "unimol", seed: int = 0) -> Split:
             continue
         accepted.append(row)
         if rule != "random":
-            groups.setdefault(scaffold(molecule, rule == "unimol"), []).append(row)
+            groups.setdefault(scaffold(molecule, rule == "scaffold"), []).append(row)
     num_rows = len(accepted)
     if rule == "random":
-        random.Random(seed).shuffle(accepted)
-        eight, nine = num_rows * 8 // 10, num_rows * 9 // 10
-        parts = accepted[:eight], accepted[eight:nine], accepted[nine:]
-        return Split(*parts, rejected, None)
+        return Split(*random_parts(accepted, seed), rejected, None)
     split = Split([], [], [], rejected, len(groups))
     for group in sorted(groups.values(), key=lambda rows: (len(rows), rows[0]), reverse=True):
         if 10 * (len(split.train) + len(group)) <= 8 * num_rows:
@@ -81,6 +78,14 @@ def split(smiles: Sequence[str], rule: str = "unimol", seed: int = 0) -> Split:
         else:
             split.test.extend(group)
     return split
+
+
+def random_parts(rows: Iterable[int], seed: int) -> tuple[list[int], list[int], list[int]]:
+    """Rows in a seeded order, cut into 80%, 10% and 10%."""
+    order = list(rows)
+    random.Random(seed).shuffle(order)
+    eight, nine = len(order) * 8 // 10, len(order) * 9 // 10
+    return order[:eight], order[eight:nine], order[nine:]
 
 
 def molecules(smiles: Iterable[str]) -> Iterator[Any]:

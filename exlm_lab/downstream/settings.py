@@ -6,13 +6,49 @@ import math
 from collections.abc import Sized
 from typing import TYPE_CHECKING, Literal
 
-from exlm_mini.config.checks import Below1, Count, NotNegative, Positive, Share, settings
+from exlm_mini.config.checks import (
+    Below1,
+    Count,
+    NotNegative,
+    Positive,
+    Seed,
+    Share,
+    settings,
+)
+from exlm_mini.data.cleaning import Cleaning
 
 if TYPE_CHECKING:  # settings are read without torch
     import torch
 
+    from exlm_mini.data.tokenizer import Tokenizer
+
 MAX_UNKNOWN = 0.1
 """Of all tokens of the training texts: with more, the vocabulary is that of another corpus."""
+
+STEREO_ATOMS = ("[C@H]", "[C@@H]")
+
+
+@settings("data.")
+class ReadingConfig:
+    """How a table is split, and molecules are spelled."""
+
+    split: str | None = None
+    """scaffold or deepchem, which keep molecules of one frame of rings together; random; or a
+    column with the words train, validation and test; none: scaffold for molecules, random for
+    text."""
+    split_seed: Seed = 0
+    """Of the random split."""
+    canonical: bool = False
+    """Write RDKit's canonical SMILES."""
+
+    def rule(self, input: str) -> str:
+        """The split of a table of molecules (smiles) or of text."""
+        return self.split or ("scaffold" if input == "smiles" else "random")
+
+    def cleaning(self, tokenizer: Tokenizer) -> Cleaning:
+        """The cleaning of each molecule; removes stereo marks if the vocabulary has none."""
+        is_stripped = all(tokenizer.unknown_pieces(atom) for atom in STEREO_ATOMS)
+        return Cleaning(strip_stereo=is_stripped, canonical=self.canonical)
 
 
 @settings("train.")
@@ -33,6 +69,8 @@ class TuneConfig:
     """Rows per forward pass; none: the whole batch. Dropout and rounding depend on it."""
     learning_rate: Positive = 2e-3
     """Peak of the schedule."""
+    patience: Count | None = None
+    """Epochs without a better score on the validation rows, after which a run ends; none: never."""
     warmup_share: Share = 0.06
     """Share of the steps in which the rate rises from 0; then it falls to 0, both linearly."""
     dropout: Below1 = 0.0

@@ -1,13 +1,12 @@
 """A downstream task: examples in three splits, a kind of answer, a metric.
 
-Examples come from the benchmarks' published files, or from the hub.
+Examples come from a table, see ``tables``; from a benchmark's published files, or from the hub.
 
-Shapes: R examples, C classes or tasks.
+Shapes: R examples, C classes, labels or numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -17,9 +16,9 @@ from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading
 from exlm_mini.data.text import COMPRESSIONS
 
-Kind = Literal["classes", "number", "labels", "span"]
-"""``classes``: one of C; ``number``: a score; ``labels``: C yes-no answers, some missing;
-``span``: a piece of the text, or none."""
+Kind = Literal["classes", "numbers", "labels", "span"]
+"""``classes``: one of C; ``numbers`` and ``labels``: C measured values or yes-no answers, some
+missing; ``span``: a piece of the text, or none."""
 
 
 class Examples(NamedTuple):
@@ -28,8 +27,7 @@ class Examples(NamedTuple):
     texts: list[tuple[str, ...]]
     """R sentences, molecules or pairs."""
     labels: np.ndarray
-    """int64 (R,) for classes, float64 (R,) for a number, float64 (R, C) for labels (nan is
-    missing)."""
+    """int64 (R,) for classes, else float64 (R, C), in which nan is missing."""
 
 
 class Splits(NamedTuple):
@@ -50,10 +48,15 @@ class Task(NamedTuple):
     name: str
     kind: Kind
     classes: tuple[str, ...]
-    """Names of the classes or of the labels; empty for a number and for spans."""
+    """Names of the classes, or of the labels or numbers; empty for spans."""
     metric: str
     """The metric that chooses between runs: a key of the result of ``metrics.evaluate``."""
-    input: Literal["text", "smiles", "toy"]
+    input: str
+    """text, smiles or toy."""
+    columns: tuple[str, ...] = ()
+    """Of its texts, in a table."""
+    targets: tuple[str, ...] = ()
+    """Columns of its answers, in a table."""
 
 
 def find_file(directory: Path, *names: str) -> Path:
@@ -68,30 +71,6 @@ def find_file(directory: Path, *names: str) -> Path:
     raise UserError(
         f"{directory} holds no {' or '.join(names)} (plain, {' or '.join(COMPRESSIONS)}); it "
         f"holds: {names_there}"
-    )
-
-
-def find_column(source: object, header: Sequence[str], *names: str) -> int:
-    """The place of a column in a header; neither case nor white space around a name counts.
-
-    Args:
-        source: of the table, for messages.
-        header: the names of all columns.
-        names: of the column, the first that occurs counts.
-    """
-    known = [name.strip().casefold() for name in header]
-    for name in names:
-        places = [place for place, own in enumerate(known) if own == name.strip().casefold()]
-        if len(places) == 1:
-            return places[0]
-        if places:
-            twice = ", ".join(f"'{header[place]}'" for place in places)
-            raise UserError(
-                f"{source} has the column '{name}' {len(places)} times ({twice}); keep one of them"
-            )
-    raise UserError(
-        f"{source} has no column '{names[0]}', it has: {', '.join(header)[:300]}; rename the "
-        "column that is meant, or give another file"
     )
 
 

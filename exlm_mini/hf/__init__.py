@@ -16,6 +16,7 @@ with naming_extras():
         ExLMModel,
         register,
     )
+    from exlm_mini.hf.predictor import Predictor, load_predictor
     from exlm_mini.hf.tokenizer import ExLMTokenizer, tokenizer_for
     from exlm_mini.hf.training import ChainWarmup, collator
 
@@ -30,6 +31,8 @@ __all__ = [
     "ExLMForTokenClassification",
     "ExLMModel",
     "ExLMTokenizer",
+    "Predictor",
     "collator",
+    "load_predictor",
     "tokenizer_for",
 ]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from pathlib import Path
+from typing import Any
 
 SHIPPED = {
     name: Path(__file__).with_name("shipped") / name for name in ("molecules", "english")
@@ -14,6 +17,13 @@ def newest_run(runs: Path) -> Path | None:
     """The run in a directory that saved a checkpoint last; None if no run has one."""
     saved = [path.parents[1] for path in runs.glob("*/checkpoints/step-*")]
     return max(saved, key=lambda run: (run / "checkpoints").stat().st_mtime_ns, default=None)
+
+
+def fine_tuning(path: Path) -> dict[str, Any] | None:
+    """What a fine-tuned model says of its task in ``config.json``; None if this is none."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return json.loads((path / "config.json").read_bytes()).get("fine_tuning")
+    return None
 
 
 def shipped_for(text: str) -> str:

@@ -18,6 +18,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from exlm_mini.config import RunConfig
 from exlm_mini.config.checks import UserError, nearest
+from exlm_mini.data.cleaning import Cleaning
 from exlm_mini.data.text import document
 from exlm_mini.data.tokenizer import MASK, TOKENIZER_KINDS, Tokenizer
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.exlm import token_states
 from exlm_mini.reading.decoding import Reading, read_row
+from exlm_mini.reading.entries import MOST_UNKNOWN, readable, tell
 from exlm_mini.reading.explorer import Explorer, explorer
 from exlm_mini.reading.runs import SHIPPED
 from exlm_mini.reading.scene import read_scene
@@ -101,26 +104,44 @@ class Trained:
         kind = f"{model.states_per_mask} states per mask, {model.transition} transitions"
         return f"ExLM, {kind}{chains}"
 
-    @torch.no_grad()
     def embed(self, texts: Sequence[str], batch_size: int = 64) -> Tensor:
         """One vector for each text, (B, D): the mean of its tokens' last states.
 
-        [MASK] counts as a token, [BOS] and [EOS] do not. Tokens outside the vocabulary are read as
-        [UNK]. White space around a text, and what follows a SMILES, is left out (``document``).
+        [MASK] counts as a token, [BOS] and [EOS] do not. White space around a text, and what
+        follows a SMILES, is left out (``document``). What is no text or too long, a SMILES that
+        RDKit rejects and a text whose tokens are mostly [UNK] are told, and get nan.
 
         Args:
             texts: the texts; one may come without a list.
             batch_size: texts in memory at once.
         """
-        texts, special = self._documents(texts), self.tokenizer.special_ids
-        vectors = [torch.empty(0, self.config.model.shape.width)]
-        for rows_BN in self.rows(texts).split(batch_size) if texts else ():
-            rows_BN = rows_BN[:, (rows_BN != special.pad).any(dim=0)]
+        vectors_BD, reasons = self.vectors(texts, batch_size)
+        tell(reasons, "texts[{}]", "it gets no vector", say)
+        return vectors_BD
+
+    @torch.no_grad()
+    def vectors(self, texts: Any, batch_size: int = 64) -> tuple[Tensor, dict[int, str]]:
+        """As ``embed``; and by the place of each text that gets nan, why."""
+        kind, special = self.tokenizer.kind, self.tokenizer.special_ids
+        cleaning = Cleaning() if find_spec("rdkit") else None
+        entries, reasons = readable(_listed(texts), kind, cleaning)
+        rows: dict[int, list[int]] = {}
+        for place, text in enumerate(entries):
+            if place not in reasons:
+                try:
+                    rows[place] = self._ids(text, "it", MOST_UNKNOWN)
+                except UserError as error:
+                    reasons[place] = str(error)
+        self._tell_long({f"texts[{place}]": len(row) for place, row in rows.items()})
+        vectors_BD = torch.full((len(entries), self.config.model.shape.width), torch.nan)
+        order, frame = list(rows), torch.tensor([special.pad, special.bos, special.eos])
+        for start in range(0, len(order), batch_size):
+            own = order[start : start + batch_size]
+            rows_BN = self._padded([rows[place] for place in own])
             hidden_BND = token_states(self.model, rows_BN, num_copies(self.config))
-            frame = rows_BN.new_tensor([special.pad, special.bos, special.eos])
             is_inner_BN1 = ~torch.isin(rows_BN, frame).unsqueeze(2)
-            vectors.append((hidden_BND * is_inner_BN1).sum(dim=1) / is_inner_BN1.sum(dim=1))
-        return torch.cat(vectors)
+            vectors_BD[own] = (hidden_BND * is_inner_BN1).sum(dim=1) / is_inner_BN1.sum(dim=1)
+        return vectors_BD, reasons
 
     def fill(self, text: str) -> Filled:
         """Fill the masks of a text with likely tokens, chosen together."""
@@ -195,40 +216,52 @@ class Trained:
 
         Every character counts, white space around a text too.
         """
-        texts, special = (
-            [texts] if isinstance(texts, str) else texts,
-            self.tokenizer.special_ids,
-        )
-        rows = [
-            [special.bos, *self.tokenizer.encode_with_masks(text), special.eos]
-            for text in texts
-        ]
-        names = [f"texts[{i}]" for i in range(len(rows))] if len(rows) > 1 else ["the text"]
-        most, learned = self.config.model.max_positions, self.config.data.block_length
-        for name, row in zip(names, rows, strict=True):
-            if len(row) == 2:
-                raise UserError(f"{name} is empty; leave it out")
-            needed = expanded_length(self.config, len(row), row.count(special.mask))
-            if needed > most:
-                raise UserError(
-                    f"{name} has {len(row)} tokens with [BOS] and [EOS], {needed} after expansion "
-                    f"or repetition, more than model.max_positions {most} of {self.run}; shorten it"
-                )
-        if long := [i for i, row in enumerate(rows) if len(row) > learned]:
+        texts = [texts] if isinstance(texts, str) else texts
+        names = [f"texts[{i}]" for i in range(len(texts))] if len(texts) > 1 else ["the text"]
+        rows = [self._ids(text, name) for text, name in zip(texts, names, strict=True)]
+        self._tell_long(dict(zip(names, map(len, rows), strict=True)))
+        return self._padded(rows)
+
+    def _ids(self, text: str, name: str, most_unknown: float = 1.0) -> list[int]:
+        """The ids of a text between [BOS] and [EOS], if the model takes them."""
+        ids, special = self.tokenizer.encode_with_masks(text), self.tokenizer.special_ids
+        if not ids:
+            raise UserError(f"{name} is empty; leave it out")
+        most, length = self.config.model.max_positions, len(ids) + 2
+        needed = expanded_length(self.config, length, ids.count(special.mask))
+        if needed > most:
+            raise UserError(
+                f"{name} has {length} tokens with [BOS] and [EOS], {needed} after expansion "
+                f"or repetition, more than model.max_positions {most} of {self.run}; shorten it"
+            )
+        if (unknown := ids.count(special.unk)) > most_unknown * len(ids):
+            raise UserError(f"{unknown} of its {len(ids)} tokens are not in the vocabulary")
+        return [special.bos, *ids, special.eos]
+
+    def _tell_long(self, lengths: dict[str, int]) -> None:
+        """A line if some texts are longer than those of the training; lengths by name."""
+        learned = self.config.data.block_length
+        if long := [name for name, length in lengths.items() if length > learned]:
             say(
                 f"{self.run} was trained on rows of up to {learned} tokens, and {len(long)} of "
-                f"{len(rows)} texts have more, such as {names[long[0]]} with "
-                f"{len(rows[long[0]])}; what it says of them is a guess, so cut them"
+                f"{len(lengths)} texts have more, such as {long[0]} with {lengths[long[0]]}; what "
+                "it says of them is a guess, so cut them"
             )
+
+    def _padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
         tensors = [torch.tensor(row) for row in rows]
-        return pad_sequence(tensors, batch_first=True, padding_value=special.pad)
+        return pad_sequence(tensors, True, self.tokenizer.special_ids.pad)
 
     def _documents(self, texts: Sequence[str]) -> list[str]:
-        """What each entry of a list holds; one text may come without a list."""
-        is_list = isinstance(texts, Iterable) and not isinstance(texts, str)
-        entries = list(texts) if is_list else [texts]
+        """What each entry of a list holds."""
         kind = self.tokenizer.kind
-        return [document(entry, kind, f"texts[{i}]") for i, entry in enumerate(entries)]
+        return [document(text, kind, f"texts[{i}]") for i, text in enumerate(_listed(texts))]
+
+
+def _listed(texts: Any) -> list[Any]:
+    """The entries of a list; one text may come without a list."""
+    is_list = isinstance(texts, Iterable) and not isinstance(texts, str)
+    return list(texts) if is_list else [texts]
 
 
 def load(path: str | Path, report: Callable[[str], None] = say) -> Trained:

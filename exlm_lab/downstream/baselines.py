@@ -1,0 +1,98 @@
+"""What a person would try first, on the rows and answers of a task, for comparison.
+
+``mean`` and ``most frequent`` read nothing. ``random forest`` reads Morgan fingerprints of
+molecules, ``TF-IDF`` the words of texts, with a ridge or logistic regression.
+
+Shapes: R rows, F features, C outputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from exlm_lab.downstream.metrics import evaluate
+from exlm_lab.downstream.task import Examples, Task
+
+NUM_TREES = 200
+RADIUS, NUM_BITS = 2, 2048
+
+
+def baselines(
+    task: Task, train: Examples, test: Examples, seeds: tuple[int, ...]
+) -> dict[str, list[dict[str, float]]]:
+    """The metrics of each baseline on a part, by its name, for each seed where these matter."""
+    from sklearn.dummy import DummyClassifier, DummyRegressor
+    from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+    from sklearn.linear_model import LogisticRegression, Ridge
+
+    is_number = task.kind == "numbers"
+    reads = _fingerprints if task.input == "smiles" else _word_weights
+    features: Any = reads(train, test)
+    blank = np.zeros((len(train.texts), 1)), np.zeros((len(test.texts), 1))
+
+    def measured(model: Any, features: Any) -> dict[str, float]:
+        scores_RC = _scores(task, model, features, train, len(test.texts))
+        return evaluate(task, scores_RC, test.labels)
+
+    name = "mean" if is_number else "most frequent"
+    dummy = DummyRegressor() if is_number else DummyClassifier(strategy="prior")
+    found = {name: [measured(dummy, blank)]}
+    if task.input != "smiles":
+        linear = Ridge() if is_number else LogisticRegression(max_iter=1000)
+        return found | {"TF-IDF": [measured(linear, features)]}
+    forest = RandomForestRegressor if is_number else RandomForestClassifier
+    runs = [forest(NUM_TREES, random_state=seed, n_jobs=-1) for seed in seeds]
+    return found | {"random forest": [measured(run, features) for run in runs]}
+
+
+def _scores(
+    task: Task, model: Any, features: tuple[Any, Any], train: Examples, num_rows: int
+) -> np.ndarray:
+    """scores_RC of a model of scikit-learn, one target after the other, as ``evaluate`` takes."""
+    if task.kind == "classes":
+        scores_RC = np.zeros((num_rows, len(task.classes)))
+        model.fit(features[0], train.labels)
+        scores_RC[:, model.classes_] = model.predict_proba(features[1])
+        return scores_RC
+    columns = []
+    for labels_R in train.labels.T:
+        is_there_R = ~np.isnan(labels_R)
+        known_R = labels_R[is_there_R]
+        if len(set(known_R.tolist())) < 2:
+            columns.append(np.full(num_rows, known_R[0] if len(known_R) else 0.0))
+            continue
+        model.fit(features[0][is_there_R], known_R)
+        is_yes_no = task.kind == "labels"
+        predict = model.predict_proba if is_yes_no else model.predict
+        columns.append(predict(features[1])[:, 1] if is_yes_no else predict(features[1]))
+    return np.stack(columns, axis=1)
+
+
+def _fingerprints(*parts: Examples) -> tuple[np.ndarray, ...]:
+    """bits_RF of the molecules; of a pair one after the other."""
+    from rdkit.Chem.rdFingerprintGenerator import GetMorganGenerator
+
+    from exlm_mini.data.smiles import read_molecule
+
+    generator = GetMorganGenerator(radius=RADIUS, fpSize=NUM_BITS)
+    return tuple(
+        np.array([
+            np.concatenate([generator.GetFingerprintAsNumPy(read_molecule(s)) for s in row])
+            for row in part.texts
+        ])
+        for part in parts
+    )  # fmt: skip
+
+
+def _word_weights(*parts: Examples) -> tuple[Any, ...]:
+    """weights_RF of the words and pairs of words; of a pair of texts one after the other."""
+    from scipy.sparse import hstack
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    blocks = []
+    for columns in zip(*(zip(*part.texts, strict=True) for part in parts), strict=True):
+        weigh = TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"\S+").fit(columns[0])
+        blocks.append([weigh.transform(column) for column in columns])
+    return tuple(hstack(own).tocsr() for own in zip(*blocks, strict=True))

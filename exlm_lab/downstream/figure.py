@@ -1,0 +1,91 @@
+"""A figure of a fine-tuned model on rows that it has not seen: predictions against truth, or ROC.
+
+Beside molecules with numbers stand those that are predicted worst.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from exlm_lab.downstream.task import Examples, Task
+
+NUM_WORST, PIXELS = 6, (300, 200)
+MOST_TARGETS = 6
+"""That are drawn."""
+
+
+def draw(task: Task, examples: Examples, scores_RC: np.ndarray, path: Path) -> None:
+    """Draw the figure of a part.
+
+    Args:
+        task: of any kind but ``span``.
+        examples: of the part.
+        scores_RC: what ``Predictor.scores`` says of them.
+        path: a .svg.
+    """
+    import matplotlib.pyplot as plt
+
+    from exlm_mini.plot.style import save_figure, use_book_style
+
+    use_book_style()
+    labels_RC = examples.labels
+    if task.kind == "classes":
+        labels_RC = np.eye(len(task.classes))[examples.labels]
+    is_number = task.kind == "numbers"
+    names = task.classes[:MOST_TARGETS]
+    with_worst = is_number and len(names) == 1 and task.input == "smiles"
+    num_panels = (len(names) if is_number else 1) + with_worst
+    figure, axes = plt.subplots(1, num_panels, figsize=(3.6 * num_panels, 3.6), squeeze=False)
+    if is_number:
+        for axis, name, *pair in zip(axes[0], names, labels_RC.T, scores_RC.T, strict=False):
+            _scatter(axis, name, *pair)
+        if with_worst:
+            _worst(axes[0, 1], examples, labels_RC[:, 0], scores_RC[:, 0])
+    else:
+        for name, *pair in zip(names, labels_RC.T, scores_RC.T, strict=False):
+            _roc(axes[0, 0], name, *pair)
+    save_figure(figure, path)
+    plt.close(figure)
+
+
+def _scatter(axis: Any, name: str, truth_R: np.ndarray, said_R: np.ndarray) -> None:
+    axis.scatter(truth_R, said_R, s=9, alpha=0.6)
+    ends = [np.nanmin([truth_R, said_R]), np.nanmax([truth_R, said_R])]
+    axis.plot(ends, ends, color="0.6", lw=0.8, zorder=0)
+    axis.set(xlabel=f"{name}, measured", ylabel=f"{name}, predicted")
+
+
+def _roc(axis: Any, name: str, truth_R: np.ndarray, said_R: np.ndarray) -> None:
+    from sklearn.metrics import roc_auc_score, roc_curve
+
+    is_there_R = ~np.isnan(truth_R)
+    if len(set(truth_R[is_there_R])) < 2:
+        return
+    pair = truth_R[is_there_R], said_R[is_there_R]
+    axis.plot(*roc_curve(*pair)[:2], label=f"{name}, {roc_auc_score(*pair):.2f}")
+    axis.plot([0, 1], [0, 1], color="0.6", lw=0.8, zorder=0)
+    axis.set(xlabel="share of the others taken", ylabel="share found")
+    axis.legend(title="area under the curve", fontsize="small")
+
+
+def _worst(axis: Any, examples: Examples, truth_R: np.ndarray, said_R: np.ndarray) -> None:
+    """The molecules with the largest errors, as RDKit draws them."""
+    import matplotlib.image
+    from rdkit.Chem import Draw
+
+    from exlm_mini.data.smiles import read_molecule
+
+    order = np.argsort(-np.abs(truth_R - said_R))[:NUM_WORST]
+    canvas = Draw.rdMolDraw2D.MolDraw2DCairo(2 * PIXELS[0], 3 * PIXELS[1], *PIXELS)
+    canvas.DrawMolecules(
+        [read_molecule(examples.texts[row][0]) for row in order],
+        legends=[f"measured {truth_R[row]:.3g}, predicted {said_R[row]:.3g}" for row in order],
+    )
+    canvas.FinishDrawing()
+    axis.imshow(matplotlib.image.imread(io.BytesIO(canvas.GetDrawingText())))
+    axis.set_title("the largest errors")
+    axis.axis("off")

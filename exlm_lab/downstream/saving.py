@@ -1,0 +1,102 @@
+"""What a fine-tuning run leaves on the disk: checkpoints while it goes on, its model at the end."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerState
+from transformers.trainer_utils import get_last_checkpoint
+
+from exlm_lab.downstream.prepared import Problem
+from exlm_mini.config.checks import UserError
+from exlm_mini.export import CLASSES, REMOTE_CODE
+from exlm_mini.reading.runs import fine_tuning
+from exlm_mini.reading.trained import Trained
+from exlm_mini.training.parts import longest_text
+
+
+def intact_checkpoint(directory: Path, digests: Mapping[str, str]) -> str | None:
+    """The last checkpoint in a run's directory.
+
+    One that was cut off while it was saved or removed goes. Raises ``UserError`` if the last or the
+    best is not as it was saved.
+    """
+    for checkpoint in directory.glob("checkpoint-*"):
+        if checkpoint.name not in digests:
+            shutil.rmtree(checkpoint)
+    last = get_last_checkpoint(str(directory))
+    if last is None:
+        return None
+    _check_digest(Path(last), digests)
+    state = TrainerState.load_from_json(str(Path(last) / "trainer_state.json"))
+    best = Path(state.best_model_checkpoint or last).name
+    for checkpoint in directory.glob("checkpoint-*"):
+        if checkpoint.name == best:
+            _check_digest(checkpoint, digests)
+        elif checkpoint != Path(last):
+            shutil.rmtree(checkpoint)
+    return last
+
+
+def _check_digest(checkpoint: Path, digests: Mapping[str, str]) -> None:
+    if digest_of(checkpoint) != digests[checkpoint.name]:
+        raise UserError(
+            f"{checkpoint} is damaged: its sha256 is another; restore it from a copy, or delete "
+            f"{checkpoint.parent}, and the run is made again"
+        )
+
+
+def digest_of(checkpoint: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(checkpoint.iterdir()):
+        data = path.read_bytes()
+        digest.update(f"{path.name} {len(data)}\n".encode() + data)
+    return digest.hexdigest()
+
+
+def save_model(
+    directory: Path, model: Any, pretrained: Trained, problem: Problem, run: str, reached: float
+) -> None:
+    """Save a fine-tuned model for transformers and ``predict``, unless a better one is there.
+
+    Args:
+        directory: made if missing.
+        model: of ``fine_tune``.
+        pretrained: its start, with the tokenizer.
+        problem: its task.
+        run: task, setting and seed.
+        reached: the task's metric on the validation rows.
+    """
+    there = fine_tuning(directory)
+    if there and there["validation"] >= reached and there["run"] != run:
+        return
+    task = problem.task
+    directory.mkdir(parents=True, exist_ok=True)
+    num_columns = max(1, len(problem.train.examples.texts[0]) if problem.train.examples else 2)
+    model.config.fine_tuning = {
+        "task": task.name,
+        "kind": task.kind,
+        "input": task.input,
+        "columns": task.columns or ["text", "text_pair"][:num_columns],
+        "targets": task.targets or ["label"],
+        "cleaning": problem.notes.get("cleaning", {}),
+        "run": run,
+        "validation": reached,
+        "metric": task.metric,
+        "pretrained_sha256": pretrained.sha256,
+        "problem_sha256": problem.sha256,
+    }
+    model.config.auto_map = {auto: f"modeling_exlm.{name}" for auto, name in CLASSES.items()}
+    model.save_pretrained(directory)
+    shutil.copyfile(pretrained.path / "tokenizer.json", directory / "tokenizer.json")
+    fields = json.loads((pretrained.path / "tokenizer_config.json").read_text()) | {
+        "auto_map": {"AutoTokenizer": [None, "modeling_exlm.ExLMTokenizer"]},
+        "model_max_length": longest_text(pretrained.config, num_columns),
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(fields, indent=2) + "\n")
+    (directory / "modeling_exlm.py").write_text(REMOTE_CODE)

@@ -1,0 +1,150 @@
+"""Tables of any format, read and written piece by piece: .csv, .jsonl and .parquet, read also
+compressed."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from exlm_mini.config.checks import UserError
+from exlm_mini.data.files import reading, whole_file
+from exlm_mini.data.text import TABLES, open_decompressed, suffix_of
+
+CHUNK = 1000
+"""Rows in memory while a table is read and written piece by piece."""
+# ---- reading ----
+
+
+def chunks(path: Path, size: int = CHUNK) -> Iterator[Any]:
+    """Data frames of up to so many rows, with the cells as they stand in a file; one at least."""
+    import pandas
+
+    suffix = suffix_of(path)
+    if suffix not in TABLES:
+        raise UserError(
+            f"{path} is no table; give a {', '.join(TABLES)}, compressed or not, with the names of "
+            "its columns"
+        )
+    read = {".csv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}[suffix]
+    with reading(path, errors=csv.Error), open_decompressed(path) as stream:
+        frame = pandas.DataFrame()
+        for frame in read(path, stream, size):
+            yield frame
+        if not len(frame.columns):
+            yield frame
+
+
+def read_table(path: Path) -> Any:
+    """The data frame of a whole table."""
+    import pandas
+
+    return pandas.concat(chunks(path), ignore_index=True)
+
+
+def _csv(path: Path, stream: io.BufferedReader, size: int) -> Iterator[Any]:
+    import pandas
+
+    with io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
+        filled = filter(None, csv.reader(text, strict=True))
+        header = next(filled, [])
+        yield pandas.DataFrame([], None, header, object)
+        start = 0
+        while rows := list(islice(filled, size)):
+            # pandas' own reader would accept a truncated row as one with missing cells.
+            for number, row in enumerate(rows, start):
+                if len(row) != len(header):
+                    raise UserError(
+                        f"{path} row {number} (from 0) has {len(row)} fields, the header "
+                        f"{len(header)}; mend it"
+                    )
+            yield pandas.DataFrame(rows, range(start, start + len(rows)), header, object)
+            start += len(rows)
+
+
+def _jsonl(path: Path, stream: io.BufferedReader, size: int) -> Iterator[Any]:
+    import pandas
+
+    start = 0
+    lines = (line for line in stream if line.strip())
+    while rows := [json.loads(line) for line in islice(lines, size)]:
+        if not all(isinstance(row, dict) for row in rows):
+            raise UserError(f"{path} must hold one JSON object a line; write it so")
+        yield pandas.DataFrame(rows, range(start, start + len(rows)), dtype=object)
+        start += len(rows)
+
+
+def _parquet(path: Path, stream: io.BufferedReader, size: int) -> Iterator[Any]:
+    import pandas
+    import pyarrow.parquet
+
+    start = 0
+    for batch in pyarrow.parquet.ParquetFile(stream).iter_batches(size):
+        frame = batch.to_pandas(types_mapper=pandas.ArrowDtype)
+        yield frame.set_axis(range(start, start + len(frame)))
+        start += len(frame)
+
+
+@contextlib.contextmanager
+def table_writer(path: Path) -> Iterator[Callable[[Any], None]]:
+    """Writes data frames one below the other; the file gets its name when it is whole."""
+    import pyarrow
+    import pyarrow.parquet
+
+    suffix, is_first, sheet, last = path.suffix, True, None, None
+    if suffix not in TABLES:
+        raise UserError(f"--output is {path}; give a name that ends in {', '.join(TABLES)}")
+    with whole_file(path) as stream:
+
+        def write(frame: Any) -> None:
+            nonlocal is_first, sheet, last
+            last = frame
+            if suffix == ".csv":
+                stream.write(frame.to_csv(index=False, header=is_first).encode())
+            elif suffix == ".jsonl" and len(frame):
+                stream.write(frame.to_json(orient="records", lines=True).encode())
+            elif suffix == ".parquet" and len(frame):
+                add(pyarrow.Table.from_pandas(frame, preserve_index=False))
+            is_first = False
+
+        def add(own: Any) -> None:
+            nonlocal sheet
+            sheet = sheet or pyarrow.parquet.ParquetWriter(stream, own.schema)
+            sheet.write_table(own.cast(sheet.schema))
+
+        yield write
+        if suffix == ".parquet":
+            if sheet is None and last is not None:  # a table without rows
+                add(pyarrow.Table.from_pandas(last, preserve_index=False))
+            if sheet is not None:
+                sheet.close()
+
+
+def find_column(source: object, header: Iterable[Any], *names: str) -> int:
+    """The place of a column in a header.
+
+    Args:
+        source: of the table, for messages.
+        header: the names of all columns.
+        names: of the column, the first that occurs counts.
+    """
+    header = [str(name) for name in header]
+    known = [name.strip().casefold() for name in header]
+    for name in names:
+        places = [place for place, own in enumerate(known) if own == name.strip().casefold()]
+        if len(places) == 1:
+            return places[0]
+        if places:
+            twice = ", ".join(f"'{header[place]}'" for place in places)
+            raise UserError(
+                f"{source} has the column '{name}' {len(places)} times ({twice}); keep one of them"
+            )
+    raise UserError(
+        f"{source} has no column '{names[0]}', it has: {', '.join(header)[:300] or 'none'}; name "
+        "one of these, or give another file"
+    )

@@ -1,0 +1,102 @@
+"""``python -m exlm_lab.embed``: a vector for each row of a table. ::
+
+    python -m exlm_lab.embed molecules mine.csv --column SMILES --output mine.npy
+    python -m exlm_lab.embed runs/text reviews.jsonl --column text --output reviews.parquet
+
+MODEL is the --output of a pre-training run, or a shipped model; TABLE a .csv, .jsonl or .parquet,
+compressed or not. A .npy has a row of float32 for each of TABLE, in its order; a .parquet has the
+columns of TABLE, and ``embedding``. A row that cannot be read, such as a SMILES that RDKit rejects
+or a text whose tokens are mostly [UNK], has nan, in a .parquet nothing, and a line on stderr says
+why.
+
+Exit codes: 0 done, 2 a mistake of the user, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from exlm_lab.downstream.tables import chunks, find_column, table_writer
+from exlm_mini.config.checks import Count, UserError
+from exlm_mini.config.options import Parser, command_parser, of
+from exlm_mini.data.files import whole_file
+from exlm_mini.training.console import ProgressLine, exit_code, say
+
+
+def _parser() -> Parser:
+    parser = command_parser("python -m exlm_lab.embed", __doc__)
+    add = parser.add_argument
+    add("model", type=Path, metavar="MODEL", help="a run, or a shipped model")
+    add("table", type=Path, metavar="TABLE", help="rows to embed")
+    add("--column", required=True, metavar="NAME", help="of TABLE, with texts or molecules")
+    add("--output", type=Path, required=True, metavar="FILE", help=".npy or .parquet")
+    add("--batch-size", type=of(Count), default=64, metavar="N", help="default 64")
+    return parser
+
+
+@contextlib.contextmanager
+def _npy(path: Path) -> Iterator[Callable[[np.ndarray], None]]:
+    """Writes vectors_BD, piece by piece, as one array."""
+    from numpy.lib import format as npy
+
+    num_rows, vectors_BD = 0, np.zeros((0, 0), np.float32)
+    with whole_file(path) as stream:
+
+        def head() -> None:
+            stream.seek(0)  # the header has room for any number of rows
+            shape = num_rows, vectors_BD.shape[1]
+            fields = {"descr": "<f4", "fortran_order": False, "shape": shape}
+            npy.write_array_header_1_0(stream, fields)
+
+        def write(piece_BD: np.ndarray) -> None:
+            nonlocal num_rows, vectors_BD
+            vectors_BD = piece_BD
+            if num_rows == 0:
+                head()
+            stream.write(piece_BD.astype("<f4").tobytes())
+            num_rows += len(piece_BD)
+
+        yield write
+        head()
+
+
+def run(options: Any) -> None:
+    """Embed chunk by chunk, so that memory does not grow with the rows."""
+    from exlm_mini.reading.entries import tell
+    from exlm_mini.reading.trained import load
+
+    is_array, done = options.output.suffix == ".npy", 0
+    if options.output.suffix not in (".npy", ".parquet"):
+        raise UserError(
+            f"--output is {options.output}; give a name that ends in .npy or .parquet"
+        )
+    model, total = load(options.model), sum(map(len, chunks(options.table)))
+    writer: Any = _npy if is_array else table_writer
+    with writer(options.output) as write, ProgressLine("rows", total) as line:
+        for frame in chunks(options.table):
+            column = frame.iloc[:, find_column(options.table, frame, options.column)]
+            vectors_BD, reasons = model.vectors(list(column), options.batch_size)
+            tell(reasons, "row {}", "it gets no vector", say, done)
+            rows = vectors_BD.numpy()
+            if not is_array:
+                cells = [None if i in reasons else row for i, row in enumerate(rows)]
+                rows = frame.assign(embedding=cells)
+            write(rows)
+            done += len(frame)
+            line.tell(done, "embedded")
+    say(f"wrote {options.output}: {done:,} rows")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; 0 done, 2 a mistake of the user, 130 interrupted."""
+    return exit_code(lambda: run(_parser().parse_args(argv)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

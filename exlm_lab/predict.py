@@ -1,0 +1,64 @@
+"""``python -m exlm_lab.predict``: what a fine-tuned model says of the rows of a table. ::
+
+    python -m exlm_lab.predict runs/solubility new.csv --output new-with-logS.csv
+
+DIR is the --output of finetune, TABLE a .csv, .jsonl or .parquet, compressed or not. FILE has the
+rows and columns of TABLE in their order, and a column by the name of each target, where TABLE has
+one of that name "NAME predicted": numbers in their unit, the probability of yes, or the likeliest
+word with its probability. A row that cannot be read has an empty cell, and a line on stderr says
+why.
+
+Exit codes: 0 done, 2 a mistake of the user, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from exlm_lab.downstream.tables import chunks, find_column, table_writer
+from exlm_mini.config.checks import Count
+from exlm_mini.config.options import Parser, command_parser, of
+from exlm_mini.training.console import ProgressLine, exit_code, say
+
+
+def _parser() -> Parser:
+    parser = command_parser("python -m exlm_lab.predict", __doc__)
+    add = parser.add_argument
+    add("model", type=Path, metavar="DIR", help="--output of finetune")
+    add("table", type=Path, metavar="TABLE", help="rows to predict")
+    add("--output", type=Path, required=True, metavar="FILE", help=".csv, .jsonl or .parquet")
+    columns = "of TABLE, with the texts or molecules; default: as in training"
+    add("--column", nargs="+", metavar="NAME", help=columns)
+    add("--batch-size", type=of(Count), default=64, metavar="N", help="default 64")
+    add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    return parser
+
+
+def run(options: Any) -> None:
+    """Predict chunk by chunk, so that memory does not grow with the rows."""
+    from exlm_mini.hf import load_predictor
+
+    model, done = load_predictor(options.model, options.device), 0
+    names, total = options.column or model.task["columns"], sum(map(len, chunks(options.table)))
+    with table_writer(options.output) as write, ProgressLine("rows", total) as line:
+        for frame in chunks(options.table):
+            places = [find_column(options.table, frame, name) for name in names]
+            texts = list(zip(*(frame.iloc[:, p] for p in places), strict=True))
+            said = model.predict(texts, options.batch_size, say, done)
+            done += len(frame)
+            measured = set(map(str, frame))
+            named = {n + " predicted" * (n in measured): column for n, column in said.items()}
+            write(frame.assign(**named))
+            line.tell(done, "predicted")
+    say(f"wrote {options.output}: {done:,} rows")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; 0 done, 2 a mistake of the user, 130 interrupted."""
+    return exit_code(lambda: run(_parser().parse_args(argv)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

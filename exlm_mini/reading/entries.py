@@ -1,0 +1,70 @@
+"""What a person hands in, a cell of a table or an entry of a list, as a text that a model reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from exlm_mini.config.checks import UserError
+from exlm_mini.data.cleaning import Cleaning, clean
+from exlm_mini.data.text import document
+
+MOST_UNKNOWN = 0.5
+"""Of the tokens of a text; with more of them [UNK], a model has not read it."""
+NUM_TOLD = 10
+"""Entries that are told by name; of the others the number."""
+
+
+def readable(
+    values: Iterable[Any], kind: str, cleaning: Cleaning | None = None
+) -> tuple[list[str], dict[int, str]]:
+    """The texts or molecules in some entries.
+
+    Args:
+        values: entries; None and nan are missing.
+        kind: smiles, or anything else for text.
+        cleaning: of molecules; with one, what RDKit does not read is unreadable.
+
+    Returns:
+        texts: one for each entry; empty where it is unreadable.
+        reasons: by the place of an unreadable entry, why.
+    """
+    texts, reasons = [], {}
+    for place, value in enumerate(values):
+        text = ""
+        try:
+            if isinstance(value, str):
+                text = document(value, kind, "it")
+            if not text:
+                raise UserError("it is empty" if isinstance(value, str) else "it is no text")
+            if kind == "smiles" and cleaning is not None:
+                molecule = clean(text, cleaning)
+                if molecule is None:
+                    raise UserError(f"RDKit reads no molecule in {text!r}")
+                text = molecule.spelling
+        except UserError as error:
+            text, reasons[place] = "", str(error).partition(";")[0]
+        texts.append(text)
+    return texts, reasons
+
+
+def tell(
+    reasons: Mapping[int, str],
+    where: str,
+    end: str,
+    report: Callable[[str], None],
+    first: int = 0,
+) -> None:
+    """A line for each unreadable entry, up to ``NUM_TOLD``, and one for the others.
+
+    Args:
+        reasons: by place, see ``readable``.
+        where: what a place is counted in, such as "row {}".
+        end: what becomes of these entries.
+        report: receives the lines.
+        first: number of the first place.
+    """
+    for place, reason in sorted(reasons.items())[:NUM_TOLD]:
+        report(f"{where.format(first + place)}: {reason}; {end}")
+    if (more := len(reasons) - NUM_TOLD) > 0:
+        report(f"{more:,} more are unreadable; {end}")

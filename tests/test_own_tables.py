@@ -1,0 +1,251 @@
+"""One table path: any format, kinds of targets, splits, what is left out and what is refused."""
+
+import gzip
+import io
+import json
+import lzma
+
+import numpy as np
+import pandas
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from refusals import told
+
+from exlm_lab.downstream.layouts import Layout, encode, load_table
+from exlm_lab.downstream.settings import ReadingConfig
+from exlm_lab.downstream.tables import chunks, find_column, read_table, table_writer
+
+pytest.importorskip("rdkit", reason="rdkit is not installed")
+SMILES = ["C" * n + ring for n in range(1, 11) for ring in ("C1CC1", "c1ccccc1", "O", "N")]
+FORMATS = [f"{suffix}{more}" for suffix in (".csv", ".jsonl", ".parquet")
+           for more in ("", ".gz", ".xz")]  # fmt: skip
+
+
+def layout(*targets, kind=None, columns=("SMILES",), input="smiles"):
+    return Layout("mine", input, tuple((name,) for name in columns), targets, kind)
+
+
+def frame_of(**columns):
+    return pandas.DataFrame({"SMILES": SMILES, **columns})
+
+
+def load(frame, layout, split="random", **parts):
+    return load_table("mine.csv", {"train": frame, **parts}, layout, ReadingConfig(split=split))
+
+
+def write(frame, path):
+    inner = path.name.partition(".")[2].partition(".")[0]
+    data = {
+        "csv": lambda: frame.to_csv(index=False).encode(),
+        "jsonl": lambda: frame.to_json(orient="records", lines=True).encode(),
+        "parquet": lambda: _parquet(frame),
+    }[inner]()
+    pack = {".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)
+    path.write_bytes(pack(data))
+    return path
+
+
+def _parquet(frame):
+    stream = io.BytesIO()
+    frame.to_parquet(stream)
+    return stream.getvalue()
+
+
+# ---- files ----
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_every_format_gives_the_same_task(tmp_path, suffix):
+    values = [None if n == 3 else n / 4 for n in range(40)]
+    path = write(frame_of(pIC50=values, Name=["a, b"] * 40), tmp_path / f"t{suffix}")
+    task, splits = load(read_table(path), layout("pIC50"))
+    assert (task.kind, task.classes, task.metric) == ("numbers", ("pIC50",), "r2")
+    assert splits.notes["rejected"] == [{"row": 3, "why": "it has no answer"}]
+    found = {
+        text: label
+        for part in splits[:3]
+        for (text,), (label,) in zip(part.texts, part.labels.tolist(), strict=True)
+    }
+    assert found == {s: v for s, v in zip(SMILES, values, strict=True) if v is not None}
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_a_table_is_written_as_it_was_read_piece_by_piece(tmp_path, suffix):
+    frame = frame_of(n=range(40), name=['a "b", c\n'] * 40, half=[0.1 * n for n in range(40)])
+    path = write(frame, tmp_path / f"t{suffix}")
+    output = tmp_path / f"out{suffix}"
+    with table_writer(output) as add:
+        for piece in chunks(path, 7):
+            assert len(piece) <= 7
+            add(piece)
+        assert not output.exists()
+    pandas.testing.assert_frame_equal(read_table(output), read_table(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "parts"),
+    [
+        ("t.csv", "a,b\n1,2\n1\n", ("row 1 (from 0)", "1 fields", "the header 2")),
+        ("t.csv", 'a,b\n"1,2\n', ("t.csv",)),
+        ("t.jsonl", '{"a": 1}\n[2]\n', ("one JSON object a line",)),
+        ("t.jsonl", "{", ("t.jsonl",)),
+        ("t.parquet", "PAR1 and no more", ("t.parquet",)),
+        ("t.txt", "a", ("is no table", ".csv, .jsonl, .parquet")),
+        ("t.csv.gz", "a,b", ("t.csv.gz",)),
+    ],
+)
+def test_a_file_that_is_no_table_is_refused(tmp_path, name, text, parts):
+    path = tmp_path / name
+    path.write_text(text)
+    told(lambda: read_table(path), path, *parts)
+
+
+def test_a_column_is_known_in_any_case_and_once():
+    assert find_column("t", [" SMILES ", "x"], "mol", "smiles") == 0
+    told(lambda: find_column("t", ["id"], "smiles"), "no column 'smiles'", "it has: id")
+    told(lambda: find_column("t", ["Mol", "mol"], "mol"), "'mol' 2 times", "'Mol'", "keep one")
+
+
+# ---- targets ----
+
+CELLS = {
+    "labels": st.sampled_from(["0", "1", "0.0", " 1 ", "", None]),
+    "numbers": st.one_of(st.floats(-9, 9).map(str), st.just(""), st.just(None), st.just("7")),
+    "classes": st.sampled_from(["red", "green", "blue", "", None]),
+}
+
+
+@given(st.data(), st.sampled_from(list(CELLS)))
+def test_cells_come_back_as_written_and_say_their_kind(data, kind):
+    anchor = {"labels": ["0", "1"], "numbers": ["2.5", "7"], "classes": ["red", "blue"] * 3}
+    cells = data.draw(st.lists(CELLS[kind], max_size=30)) + anchor[kind]
+    answers = encode("t", np.array(cells, dtype=object)[:, None], layout("x"))
+    assert answers.kind == kind
+    words = ["" if cell is None else cell.strip() for cell in cells]
+    if kind == "classes":
+        assert answers.classes == tuple(sorted(set(words) - {""}))
+        expected = [answers.classes.index(word) if word else np.nan for word in words]
+    else:
+        expected = [float(word) if word else np.nan for word in words]
+    np.testing.assert_array_equal(answers.labels[:, 0], expected)
+    assert set(answers.reasons) == {row for row, word in enumerate(words) if not word}
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind", "expected", "classes"),
+    [
+        ([0, 1] * 5, None, "labels", ("x",)),
+        ([True, False] * 5, None, "labels", ("x",)),
+        ([1, 2, 10] * 4, None, "numbers", ("x",)),
+        ([1, 2, 10] * 4, "classes", "classes", ("1", "2", "10")),
+        ([0, 1] * 5, "classes", "labels", ("x",)),
+        ([0, 1] * 5, "numbers", "numbers", ("x",)),
+        (["yes", "no"] * 5, None, "classes", ("no", "yes")),
+    ],
+)
+def test_a_target_is_what_its_cells_are_or_what_is_asked_for(cells, kind, expected, classes):
+    answers = encode("t", np.array(cells, dtype=object)[:, None], layout("x", kind=kind))
+    assert (answers.kind, answers.classes) == (expected, classes)
+
+
+def test_few_wrong_cells_are_left_out_and_named_many_are_refused():
+    cells = np.array([*map(str, range(2, 40)), "n/a", "inf"], dtype=object)[:, None]
+    answers = encode("t", cells, layout("x"))
+    assert answers.reasons == {
+        38: "'x' is 'n/a', not a number or nothing", 39: "'x' is 'inf', not a number or nothing",
+    }  # fmt: skip
+    assert np.isnan(answers.labels[38:]).all() and answers.labels[37] == 39
+    cells[:10] = "strange"
+    told(
+        lambda: encode("t", cells, layout("x", kind="numbers")),
+        "t row 0",
+        "12 rows are like it",
+    )
+
+
+@pytest.mark.parametrize(
+    ("columns", "parts"),
+    [
+        ({"x": [""] * 40}, ("x holds no answer",)),
+        ({"x": [f"id{n}" for n in range(40)]}, ("40 different words", "a name")),
+        ({"x": [0.5, 2] * 20, "y": [0, 1] * 20}, ("'y' holds 0 and 1", "of its own")),
+        ({"x": ["a", "b"] * 20, "y": [0, 1] * 20}, ("holds words", "of their own")),
+        ({"x": [[1]] * 40}, ("holds lists",)),
+    ],
+)
+def test_targets_that_make_no_task_are_refused(columns, parts):
+    told(lambda: load(frame_of(**columns), layout(*columns)), "mine.csv", *parts)
+
+
+def test_several_targets_keep_what_is_missing():
+    first = [None if n % 3 else n / 2 for n in range(40)]
+    second = [n if n % 2 else None for n in range(40)]
+    task, splits = load(frame_of(a=first, b=second), layout("a", "b"))
+    assert task.kind == "numbers" and task.classes == ("a", "b")
+    labels_RC = np.concatenate([part.labels for part in splits[:3]])
+    num_empty = sum(a is None and b is None for a, b in zip(first, second, strict=True))
+    assert len(labels_RC) == 40 - num_empty == 40 - len(splits.notes["rejected"])
+    assert (~np.isnan(labels_RC)).sum() == 14 + 20
+
+
+# ---- rows ----
+
+
+def test_rows_that_cannot_be_read_are_named_and_left_out():
+    bad = {1: "C1CC(", 5: "", 9: None, 11: "CC |^1:0|"}
+    smiles = [bad.get(row, text) for row, text in enumerate(SMILES)]
+    frame = pandas.DataFrame({"smiles": smiles, "x": [0, 1] * 20})
+    _, splits = load(frame, layout("x"))
+    rejected = {note["row"]: note["why"] for note in splits.notes["rejected"]}
+    assert rejected.keys() == bad.keys() and "C1CC(" in rejected[1]
+    assert sum(splits.notes["sizes"]) == 36
+
+
+def test_pairs_need_both_texts():
+    frame = pandas.DataFrame(
+        {"a": ["one", ""] + ["two"] * 18, "b": ["x y"] * 20, "c": [0, 1] * 10}
+    )
+    _, splits = load(frame, layout("c", columns=("a", "b"), input="text"))
+    assert splits.train.texts[0] in [("one", "x y"), ("two", "x y")]
+    assert [note["row"] for note in splits.notes["rejected"]] == [1]
+
+
+# ---- splits ----
+
+
+def texts(part):
+    return [text for (text,) in part.texts]
+
+
+def test_a_column_splits_by_its_words():
+    words = ["Train"] * 20 + ["valid"] * 8 + ["TEST"] * 12
+    _, splits = load(frame_of(x=[0, 1] * 20, Set=words), layout("x"), split="set")
+    assert [texts(part) for part in splits[:3]] == [SMILES[:20], SMILES[20:28], SMILES[28:]]
+    told(lambda: load(frame_of(x=[0, 1] * 20, Set="mine"), layout("x"), "Set"), "holds 'mine'")
+    told(
+        lambda: load(frame_of(x=[0, 1] * 20), layout("x"), "scafold"), "did you mean scaffold?"
+    )
+
+
+def test_given_files_are_the_parts_and_validation_is_held_out_where_none_is():
+    frame, test = frame_of(x=[0, 1] * 20), frame_of(x=[1, 0] * 20)[:6]
+    _, splits = load(frame, layout("x"), test=test)
+    assert texts(splits.test) == SMILES[:6] and splits.notes["split"] == "files"
+    assert len(splits.validation.texts) == 4
+    assert sorted(texts(splits.train) + texts(splits.validation)) == sorted(SMILES)
+
+
+def test_without_a_word_molecules_are_split_by_scaffolds_and_text_at_random():
+    _, splits = load(frame_of(x=[0, 1] * 20), layout("x"), split=None)
+    rings = [{"ring" if "1" in text else "" for text in texts(part)} for part in splits[:3]]
+    assert splits.notes["split"] == "scaffold" and splits.notes["scaffolds"] == 3
+    assert sum(map(len, rings)) >= 3
+    _, splits = load(frame_of(x=[0, 1] * 20), layout("x", input="text"), split=None)
+    assert splits.notes["split"] == "random" and splits.notes["sizes"] == [32, 4, 4]
+    json.dumps(splits.notes)
+
+
+def test_a_part_without_rows_is_refused():
+    told(lambda: load(frame_of(x=1.5)[:2], layout("x")), "the train part", "is empty", "2 rows")
+    told(lambda: load(frame_of(x=1.5)[:0], layout("x")), "0 rows")

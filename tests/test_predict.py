@@ -1,0 +1,218 @@
+"""From a table to predictions: ``finetune``, ``predict``, ``embed``, transformers beside them."""
+
+import csv
+import json
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from refusals import told
+from tiny_runs import tiny_run
+
+pytest.importorskip("rdkit", reason="rdkit is not installed")
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    Trainer,
+    TrainingArguments,
+    pipeline,
+)
+
+import exlm_mini
+from exlm_lab import embed, finetune, predict
+from exlm_mini.reading.trained import load
+
+SMILES = ["C" * n + tail for n in range(1, 11) for tail in ("O", "N", "C1CC1", "C1CCCCC1")]
+TEXTS = [f"The list has {n} items." if n % 2 else f"There is no {n}." for n in range(40)]
+ONE = ["--train.epochs", "1", "--seeds", "1", "2", "--device", "cpu", "--data.split", "random"]
+KINDS = ("numbers", "labels", "classes", "pair")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    for kind in ("smiles", "text"):
+        tiny_run(folder / kind, kind, max_positions=128)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """The chemist's: names, molecules, two of them broken, numbers, labels and words."""
+    frame = pandas.DataFrame({"Name": [f"m {n}, b" for n in range(40)], "SMILES": SMILES})
+    frame["pIC50"] = [round(len(s) + 100.5, 2) for s in SMILES]
+    frame["Active"], frame["Toxic"] = (
+        [n // 4 % 2 for n in range(40)],
+        [n % 2 for n in range(40)],
+    )
+    frame["Series"] = [("red", "green", "blue")[n % 3] for n in range(40)]
+    frame["a"], frame["b"] = TEXTS, TEXTS[::-1]
+    frame.loc[7, "SMILES"], frame.loc[9, ["pIC50", "Active"]] = "C1CC(", np.nan
+    path = tmp_path_factory.mktemp("table") / "mine.csv"
+    frame.to_csv(path, index=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tuned(runs, table, tmp_path_factory):
+    """A fine-tuned model of each kind, by ``exlm finetune``."""
+    folder = tmp_path_factory.mktemp("tuned")
+    for kind, run, column, target in (
+        ("numbers", "smiles", ["SMILES"], ["pIC50"]),
+        ("labels", "smiles", ["SMILES"], ["Active", "Toxic"]),
+        ("classes", "smiles", ["smiles"], ["Series"]),
+        ("pair", "text", ["a", "b"], ["pIC50"]),
+    ):
+        argv = [table, "--column", *column, "--target", *target, "--from", runs / run, *ONE]
+        assert finetune.main([str(word) for word in (*argv, "--output", folder / kind)]) == 0
+    return folder
+
+
+def rows_of(path):
+    with open(path, newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_a_table_is_tuned_and_reported_beside_what_a_person_would_try(tuned):
+    results = json.loads((tuned / "numbers" / "results.json").read_text())
+    record = results["tasks"]["mine"]
+    assert record["notes"]["rejected"][0]["row"] == 7 and len(record["notes"]["rejected"]) == 2
+    assert record["baselines"].keys() == {"mean", "random forest"}
+    assert len(record["baselines"]["random forest"]) == 2, "a forest for each seed"
+    text = (tuned / "numbers" / "table.md").read_text()
+    assert "| random forest |" in text and "rmse (no %)" in text
+    assert "<svg" in (tuned / "numbers" / "figure.svg").read_text()
+    record = json.loads((tuned / "pair" / "results.json").read_text())["tasks"]["mine"]
+    assert record["baselines"].keys() == {"mean", "TF-IDF"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_predict_writes_the_table_with_a_column_for_each_target(
+    kind, tuned, table, tmp_path, capsys
+):
+    new, output = tmp_path / "new.csv", tmp_path / "out.csv"
+    pandas.read_csv(table)[["Name", "SMILES", "a", "b"]].to_csv(new, index=False)
+    assert predict.main([str(tuned / kind), str(new), "--output", str(output)]) == 0
+    err, before, after = capsys.readouterr().err, rows_of(new), rows_of(output)
+    added = {
+        "numbers": {"pIC50"}, "labels": {"Active", "Toxic"},
+        "classes": {"Series", "Series probability"}, "pair": {"pIC50"},
+    }[kind]  # fmt: skip
+    assert len(after) == 40
+    for row, (own, said) in enumerate(zip(before, after, strict=True)):
+        assert said.keys() == own.keys() | added and said.items() >= own.items()
+        is_read = row != 7 or kind == "pair"
+        assert all(bool(said[name]) == is_read for name in added)
+    assert ("row 7: RDKit reads no molecule in 'C1CC('" in err) == (kind != "pair")
+    if kind == "numbers":  # in its unit: the answers lie between 101 and 120
+        assert all(90 < float(said["pIC50"]) < 130 for said in after if said["pIC50"])
+        assert predict.main([str(tuned / kind), str(table), "--output", str(output)]) == 0
+        for own, measured, said in zip(after, rows_of(table), rows_of(output), strict=True):
+            assert measured.items() <= said.items()
+            assert said["pIC50 predicted"] == own["pIC50"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_python_pipeline_and_trainer_say_the_same(kind, tuned, tmp_path):
+    model = exlm_mini.load(tuned / kind)
+    pairs = list(zip(TEXTS[:9], TEXTS[9:18], strict=True))
+    texts = pairs if kind == "pair" else SMILES[10:19]
+    columns = list(model.predict(texts, batch_size=4).values())
+    classify = pipeline("text-classification", str(tuned / kind), top_k=None)
+    asked = [dict(zip(("text", "text_pair"), t, strict=True)) for t in pairs]
+    said = [classify([one])[0] for one in (asked if kind == "pair" else texts)]
+    if kind == "classes":
+        best = [max(one, key=lambda label: label["score"]) for one in said]
+        assert [one["label"] for one in best] == columns[0].tolist()
+        np.testing.assert_allclose([one["score"] for one in best], columns[1], atol=1e-5)
+        return
+    names = model.model.config.id2label.values()
+    scores = [[next(s["score"] for s in one if s["label"] == n) for n in names] for one in said]
+    np.testing.assert_allclose(np.transpose(scores), columns, atol=1e-5, rtol=1e-6)
+    tokenizer = AutoTokenizer.from_pretrained(tuned / kind)
+    encoded = [tokenizer(*(t if kind == "pair" else (t,))) for t in texts]
+    trainer = Trainer(
+        AutoModelForSequenceClassification.from_pretrained(tuned / kind),
+        TrainingArguments(
+            str(tmp_path),
+            use_cpu=True,
+            report_to="none",
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+        ),
+        processing_class=tokenizer,
+    )
+    logits = torch.from_numpy(trainer.predict(encoded).predictions)
+    expected = logits.sigmoid() if kind == "labels" else logits
+    np.testing.assert_allclose(np.stack(columns, axis=1), expected, atol=1e-5, rtol=1e-6)
+
+
+def test_the_model_of_the_best_seed_is_kept(tuned):
+    results = json.loads((tuned / "labels" / "results.json").read_text())["tasks"]["mine"]
+    best = max(results["scores"]["validation"]["roc_auc"])
+    task = exlm_mini.load(tuned / "labels").task
+    assert task["validation"] == best and task["kind"] == "labels"
+    seed = results["scores"]["validation"]["roc_auc"].index(best) + 1
+    assert task["run"].endswith(f"seed-{seed}")
+
+
+def test_what_cannot_be_read_is_told_and_gets_nothing(tuned, capsys):
+    numbers = exlm_mini.load(tuned / "numbers")
+    texts = ["CCO", "C1CC(", None, "", "[Xe][Xe]", 3, "CCN"]
+    said = numbers.predict(texts)["pIC50"]
+    assert np.isnan(said).tolist() == [False, True, True, True, True, True, False]
+    err = capsys.readouterr().err
+    assert (
+        "row 1: RDKit" in err and "row 2: it is no text" in err and "row 3: it is empty" in err
+    )
+    assert "row 4: 2 of its 2 tokens are not in the vocabulary" in err
+    assert numbers.predict([])["pIC50"].shape == (0,)
+    assert exlm_mini.load(tuned / "classes").predict(["C1CC("])["Series"][0] is None
+    told(lambda: exlm_mini.load(tuned / "pair").predict([("one",)]), "1 texts", "trained on 2")
+
+
+def test_what_is_no_fine_tuned_model_is_said(runs, table, tmp_path, capsys):
+    argv = [str(runs / "smiles"), str(table), "--output", str(tmp_path / "x.csv")]
+    assert predict.main(argv) == 2
+    assert "holds no fine-tuned model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "parts"),
+    [
+        (["--column", "SMILES"], ["--target is missing", "Name, SMILES, pIC50"]),
+        (["--column", "SMILES", "--target", "pIC5"], ["no column 'pIC5'", "it has"]),
+        (["--column", "SMILES", "--target", "pIC50", "--task", "bbbp"], ["--task is for"]),
+        (["--column", "SMILES", "--target", "pIC50", "Active"], ["of its own"]),
+    ],
+)
+def test_mistakes_are_one_line(argv, parts, runs, table, capsys):
+    assert finetune.main([str(table), *argv, "--from", str(runs / "smiles")]) == 2
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("error")]
+    for part in parts:
+        assert part in line
+
+
+# ---- embed ----
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".parquet"])
+def test_every_row_gets_its_vector(suffix, runs, table, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(embed.chunks, "__defaults__", (16,))  # 40 rows in three pieces
+    output = tmp_path / f"out{suffix}"
+    argv = [runs / "smiles", table, "--column", "smiles", "--output", output]
+    assert embed.main([str(word) for word in argv]) == 0
+    assert "row 7: RDKit reads no molecule" in capsys.readouterr().err
+    expected = load(runs / "smiles").embed(SMILES).numpy()
+    if suffix == ".npy":
+        vectors = np.load(output)
+        assert vectors.dtype == np.float32 and np.isnan(vectors[7]).all()
+        vectors = list(vectors)
+    else:
+        frame = pandas.read_parquet(output)
+        assert list(frame.columns[:2]) == ["Name", "SMILES"]
+        vectors = list(frame["embedding"])
+        assert vectors[7] is None
+    del vectors[7]
+    np.testing.assert_allclose(np.stack(vectors), np.delete(expected, 7, 0), atol=1e-5)
