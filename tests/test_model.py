@@ -23,7 +23,8 @@ from small_models import (
 
 from exlm_mini.config import ModelConfig
 from exlm_mini.model import ExLM, MaskedLM
-from exlm_mini.model.expansion import gather_states
+from exlm_mini.model.exlm import token_states
+from exlm_mini.model.expansion import expand_masks, gather_states
 from exlm_mini.model.objectives import log_likelihood
 from exlm_mini.model.transition import parallel_chains
 
@@ -75,8 +76,10 @@ def test_a_rows_likelihood_does_not_depend_on_its_batch_mates(changes):
         assert_same(ours_B, torch.cat(rows), 1e-10)
 
 
-def test_the_clone_embedding_reaches_states_and_layers_above_the_expansion_of_clones_alone():
-    model = make_model(clone_embedding_std=0.3, expand_at=1, boundary="paper").eval()
+@pytest.mark.parametrize("expand_at", [0, 1])
+def test_the_clone_embedding_reaches_states_and_layers_above_a_late_expansion(expand_at):
+    """And clones alone; without a late expansion no layer."""
+    model = make_model(clone_embedding_std=0.3, expand_at=expand_at, boundary="paper").eval()
     seen = []
     model.encoder.layers[1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     hidden_BTD, graph = model.encode(*BATCH)
@@ -87,8 +90,24 @@ def test_the_clone_embedding_reaches_states_and_layers_above_the_expansion_of_cl
     model.encode(*BATCH)
     added_BTD = seen[0] - seen[1]
     is_clone_BT = added_BTD.abs().sum(2) > 0
-    expected_BT = torch.zeros_like(is_clone_BT).scatter(1, graph.place_BL, graph.clone_BL > 0)
-    assert expected_BT.any() and torch.equal(is_clone_BT, expected_BT)
+    is_above_BL = (graph.clone_BL > 0) & (expand_at > 0)
+    expected_BT = torch.zeros_like(is_clone_BT).scatter(1, graph.place_BL, is_above_BL)
+    assert torch.equal(is_clone_BT, expected_BT) and expected_BT.any() == (expand_at > 0)
+
+
+@pytest.mark.parametrize("boundary", ["official", "paper"])
+def test_a_token_has_the_state_of_its_first_clone(boundary):
+    model, ids_BN = make_model(boundary=boundary).eval(), BATCH.masked_ids_BN
+    kind = (model.config.states_per_mask, boundary, model.special_ids)
+    expanded, _ = expand_masks(ids_BN, ids_BN == model.special_ids.mask, ids_BN, *kind)
+    hidden_BTD = model.encoder(*expanded)
+    is_first_BT = (expanded.clone_BT <= 1) & expanded.is_real_BT
+    state_BND = token_states(model, ids_BN)
+    assert_same(state_BND[ids_BN != PAD], hidden_BTD[is_first_BT])
+    repeated = make_model(MaskedLM).eval()
+    row_1N = ids_BN[1:2, :4]
+    copies_1TD = repeated.encode(row_1N.repeat_interleave(3, dim=1))
+    assert_same(token_states(repeated, row_1N, 3), copies_1TD[:, ::3])
 
 
 def test_the_tokens_behind_the_masks_reach_the_model_as_targets_alone():
