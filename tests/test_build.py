@@ -207,26 +207,10 @@ def test_processes_that_start_together_build_once_also_after_a_kill(cache, compi
     assert log.read_text().splitlines() == ["compile"] * 2
 
 
-def test_a_damaged_library_is_built_again(cache, compiler):
-    """Loading half of one may end the process."""
-    if not shutil.which("c++"):
-        pytest.skip("no C++ compiler")
-    script(compiler, 'exec c++ "$@" -O0')
-    asked = [sys.executable, "-c", ASK]
-    for damage in (None, lambda data: data[: len(data) // 2], lambda data: b""):
-        if damage is not None:
-            (library,) = cache.glob("*/*.so")
-            library.write_bytes(damage(library.read_bytes()))
-        done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True)
-        assert done.stdout.startswith("None ") and "building the C++" in done.stderr
-    assert subprocess.run(asked, cwd=ROOT, capture_output=True, text=True).stderr == ""
-
-
 def test_a_changed_source_processor_or_compiler_is_another_build(
     cache, compiler, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(build, "_compile", lambda source, compiler, library: library.touch())
-    monkeypatch.setattr(build, "_is_whole", Path.exists)
     folder = tmp_path / "cuda"
     shutil.copytree(build.source_dir(), folder)
     monkeypatch.setattr(build, "PACKAGE", tmp_path / "exlm_mini")

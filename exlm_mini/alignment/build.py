@@ -103,7 +103,7 @@ def build(device_type: str) -> Path:
         library.parent.mkdir(parents=True, exist_ok=True)
         with open(library.parent / "lock", "w") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)  # released by the system when its holder dies
-            if not _is_whole(library):  # not built by others while we waited
+            if not library.exists():  # not built by others while we waited
                 _compile(source, compiler, library)
     except OSError as error:
         raise BuildError(
@@ -111,16 +111,6 @@ def build(device_type: str) -> Path:
             "set TORCH_EXTENSIONS_DIR to a writable folder"
         ) from None
     return library
-
-
-def _is_whole(library: Path) -> bool:
-    """Whether the library is as it was built; loading half of one may end the process."""
-    seal = library.with_suffix(".sha256")
-    return library.exists() and seal.exists() and seal.read_text() == _sha256(library)
-
-
-def _sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _compile(source: Path, compiler: str, library: Path) -> None:
@@ -166,5 +156,4 @@ def _compile(source: Path, compiler: str, library: Path) -> None:
         raise BuildError(
             f"the {language} sources do not build with {compiler}: {reason}"
         ) from None
-    library.with_suffix(".sha256").write_text(_sha256(Path(built)))
     os.replace(built, library)
