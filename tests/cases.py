@@ -107,6 +107,7 @@ def _cases() -> dict[str, Graph]:
     every = slice(None)
     return {
         "one_target_one_state": random_graph(0, [1, 1], [1, 1]),
+        "impossible_only_emission": without_emissions(random_graph(0, [1, 1], [1, 1]), 0, 0, 0),
         "one_target_many_states": random_graph(1, [1, 1, 1], [2, 5, 1]),
         "as_many_targets_as_states": random_graph(3, [6, 4], [6, 4]),
         "more_targets_than_states": random_graph(4, [5, 5], [3, 6]),
