@@ -21,6 +21,8 @@ import shlex
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,12 +47,24 @@ if TYPE_CHECKING:  # help and mistakes on the command line need no torch
     from exlm_mini.training.trainer import Outcome
 
 
-def run(config: RunConfig, output: Path, engine: Engine) -> int:
-    """Train the model of a configuration and print a summary; returns the exit code."""
+def run(config: RunConfig, output: Path, engine: Engine, minutes: float | None = None) -> int:
+    """Train the model of a configuration and print a summary; returns the exit code.
+
+    Args:
+        config: of the run.
+        output: its directory.
+        engine: of this process.
+        minutes: to train for, in place of ``train.steps``. A run that goes on has the steps that
+            its start has counted.
+    """
+    from exlm_mini.config.recipes import stored_config
     from exlm_mini.reading.summary import summarise
-    from exlm_mini.training.run_directory import locked_directory
+    from exlm_mini.training.run_directory import CONFIG, locked_directory
 
     with engine.together():
+        if minutes is not None and (output / CONFIG).is_file():
+            steps, minutes = stored_config(output / CONFIG).train.steps, None
+            config = replace(config, train=replace(config.train, steps=steps))
         config = _checked(config, output, engine)
     with ExitStack() as lock:
         with engine.together():
@@ -58,6 +72,9 @@ def run(config: RunConfig, output: Path, engine: Engine) -> int:
                 lock.enter_context(locked_directory(output, say))
         # The first process prepares what the others then find.
         corpus = engine.in_turn(_corpus, config, output, engine)
+        if minutes is not None:
+            steps = _steps_in(minutes, config, corpus, output, engine)
+            config = replace(config, train=replace(config.train, steps=steps))
         with requests_by_signal(engine.tell) as requests:
             outcome = _train(config, corpus, output, engine, requests)
     if not outcome.is_complete:
@@ -104,6 +121,39 @@ def _corpus(config: RunConfig, output: Path, engine: Engine) -> Corpus:
     for stage, _ in stages_of(config):  # before the hours of an earlier one
         check_fits(stage, corpus.train, corpus.validation, engine.device, engine.world_size)
     return corpus
+
+
+def _steps_in(
+    minutes: float, config: RunConfig, corpus: Corpus, output: Path, engine: Engine
+) -> int:
+    """How many steps and their validations take so long.
+
+    A few steps from the whole course of the run are timed and thrown away. The number is fixed
+    before the first step, because the schedules of the learning rate and the chains need it.
+    """
+    from exlm_mini.training.parts import stages_of
+    from exlm_mini.training.trainer import Trainer
+
+    longest, seconds, start = min(10.0, 3 * minutes), 0.0, 0
+    for stage, end in stages_of(config):
+        train = replace(stage.train, learning_rate=1e-30)  # weights stay
+        stage = replace(stage, train=train)
+        trainer = Trainer(stage, corpus.train, corpus.validation, output, engine.tell, engine)
+        for num in count(-1):
+            trainer.stepper.step(start + int((end - start) * (num * 0.618 % 1)))
+            if num < 1:
+                begin = time.monotonic()  # after two that allocate and compile
+            elif engine.any(num >= 3 and time.monotonic() - begin > longest)[0]:
+                break
+        a_step, begin = (time.monotonic() - begin) / num, time.monotonic()
+        trainer.validate(start)
+        a_step += (time.monotonic() - begin) / train.validate_every
+        seconds += (end - start) * a_step
+        start = end
+    steps = max(1, round(60 * minutes * config.train.steps / seconds))
+    steps = engine.same(steps)
+    engine.tell(f"{minutes:g} minutes are about {steps:,} steps here, by the speed of a few")
+    return steps
 
 
 def _train(
@@ -177,6 +227,7 @@ def _command(argv: list[str]) -> int:
             config,
             output or Path("runs") / f"{config.recipe}-{time.strftime('%Y%m%d-%H%M%S')}",
             engine,
+            request.minutes,
         )
     except RuntimeError as error:  # otherwise unforeseen: the group cannot be left in order
         if not engine.has_lost_another(error):

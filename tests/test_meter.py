@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -165,3 +167,34 @@ def test_a_run_that_goes_on_hides_what_it_does_again(tmp_path):
             log.write({"step": step, "loss": 10.0 * step})
         # On the disk at once, for a run may be killed.
         assert scalars(tmp_path) == {"loss": {1: 1, 2: 2, 3: 3, 4: 40, 5: 50, 6: 60}}
+
+
+STAND_IN = """
+calls = []
+class Run:
+    def log(self, numbers, step):
+        calls.append((step, numbers))
+    def finish(self):
+        calls.append("finished")
+def init(**named):
+    calls.append(named)
+    return Run()
+"""
+
+
+def test_wandb_gets_the_lines_where_its_project_is_named(toy_corpus, tmp_path, monkeypatch):
+    (tmp_path / "wandb.py").write_text(STAND_IN)
+    monkeypatch.setenv("WANDB_PROJECT", "exlm")
+    make_trainer(toy_corpus, tmp_path / "no-package").run()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    trainer = make_trainer(toy_corpus, tmp_path / "run")
+    trainer.run()
+    first, *lines, last = importlib.import_module("wandb").calls
+    records = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert lines == [(record["step"], record) for record in records]
+    assert (first["group"], first["config"], last) == (
+        "run",
+        asdict(trainer.config),
+        "finished",
+    )
+    del sys.modules["wandb"]

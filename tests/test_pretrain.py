@@ -159,6 +159,22 @@ def test_the_same_command_again_does_nothing(tmp_path, capsys):
     assert contents(tmp_path) == before
 
 
+def test_minutes_become_steps_that_a_run_keeps(tmp_path, monkeypatch, capsys):
+    """About so long goes by, and the stopped run ends with the bits of the whole one."""
+    timed = [*TOY, "--train.minutes", "0.05", "--output", str(tmp_path)]
+    stop_after(monkeypatch, 1)
+    code, _, err = pretrain(capsys, *timed)
+    steps = yaml.safe_load((tmp_path / "config.yaml").read_text())["train"]["steps"]
+    assert (code, f"about {steps:,} steps here" in err) == (INTERRUPTED, True)
+    trains(capsys, *timed)
+    seconds = read_metrics(tmp_path / "metrics.jsonl")[-1]["seconds"]
+    assert 1 < seconds < 9  # of 3, on whatever else this machine does
+    whole = tmp_path / "whole"
+    trains(capsys, *TOY, "--train.steps", str(steps), "--output", whole)
+    last = f"checkpoints/step-{steps:06d}"
+    same_training(whole / last, tmp_path / last)
+
+
 def stop_after(monkeypatch, step, number=signal.SIGINT):
     """Send a signal once, while a step is told."""
     show, sent = ProgressLine.show, []

@@ -88,6 +88,10 @@ def test_documents_of_each_format(tmp_path, name, content, documents):
 def test_molecules_and_other_columns_are_read_where_asked_for(tmp_path):
     assert read(write(tmp_path / "a.txt", "CCO 1\n\nCC 2"), kind="smiles") == ["CCO", "CC"]
     assert read(write(tmp_path / "a.csv", "id,text\n1,a\n2,b\n"), column="id") == ["1", "2"]
+    either = write(tmp_path / "b.csv", "ID,SMILES,Text,text\n01,CCO,a,b\n")
+    for column, expected in ((None, "CCO"), ("id", "01"), ("Text", "a"), ("text", "b")):
+        assert read(either, kind="smiles", column=column) == [expected]
+    told(lambda: read(either, column="TEXT"), either, "'TEXT'", "Text, text")
 
 
 def test_the_search_for_a_blank_line_is_bounded(tmp_path, monkeypatch):

@@ -174,7 +174,7 @@ class DataConfig:
     prepare --help names, or hub:ID,CONFIG,SPLIT,COLUMN of the Hugging Face hub; none: the embedded
     data."""
     column: str | None = None
-    """Column of a table or of the hub data set; none: text or smiles."""
+    """Column of a table or of the hub data set, in any case; none: text or smiles."""
     max_documents: Annotated[Count | None, Field(ge=2), RARE] = None
     """Read only the first so many documents of each data set, and of the files together."""
     pack: str | None = None
@@ -245,7 +245,7 @@ class TrainConfig:
     to fade them out; 0: none, as in the paper."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Encoder arithmetic; emission, transition and dynamic programme stay in fp32. auto: bf16 on
-    a GPU that has it, otherwise fp32. fp16 scales the loss; GPUs only."""
+    a GPU that has it, otherwise fp32. fp16: GPUs only."""
     max_skipped: Annotated[Count, Effect.COURSE, RARE] = 10
     """Stop after so many steps in a row whose loss or gradient is not finite; each is skipped."""
     compile: Annotated[bool, RARE] = False

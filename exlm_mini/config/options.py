@@ -207,6 +207,8 @@ class Request(NamedTuple):
     """The number that --dry-run plans for."""
     throughput: float | None = None
     """With --dry-run: tokens per second of a device."""
+    minutes: float | None = None
+    """To train for, in place of the steps; fixed when a run starts."""
 
 
 def parse(argv: list[str]) -> Request:
@@ -216,12 +218,24 @@ def parse(argv: list[str]) -> Request:
         value = getattr(found, name)
         if value is not None and not found.dry_run:
             raise UserError(f"--{name} {value} is for --dry-run alone; drop it")
+    if found.minutes is not None and found.dry_run:
+        raise UserError(
+            f"--train.minutes {found.minutes:g} is measured when a run starts, which --dry-run "
+            "does not; drop one of the two"
+        )
     recipe = RunConfig(recipe="none") if found.recipe is None else load_recipe(found.recipe)
     start = getattr(found, "from")
     # The recipe's own first stage is not needed then.
     before = {} if start is None else {"train.start_from": start, "train.grow_at": 0.0}
     config = replaced(recipe, before | given(found))
-    return Request(config, found.output, found.dry_run, found.devices or 1, found.throughput)
+    return Request(
+        config,
+        found.output,
+        found.dry_run,
+        found.devices or 1,
+        found.throughput,
+        found.minutes,
+    )
 
 
 def _parser() -> Parser:
@@ -240,5 +254,12 @@ def _parser() -> Parser:
         type=of(Positive),
         metavar="X",
         help="with --dry-run: tokens/s of one device",
+    )
+    add(
+        "--train.minutes",
+        type=of(Positive),
+        metavar="X",
+        dest="minutes",
+        help="about so long, in place of steps",
     )
     return parser

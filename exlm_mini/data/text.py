@@ -187,9 +187,15 @@ def _table(path: Path, reader: str, column: str) -> Iterator[str]:
     import datasets
 
     open_regular(path).close()
-    # Numbers and words such as NA stay as they are written.
-    options = {"converters": {column: str}, "keep_default_na": False} if reader == "csv" else {}
     guard = partial(reading, path, errors=datasets.exceptions.DatasetsError)
+    options: dict[str, Any] = {}
+    if reader == "csv":  # numbers and words such as NA stay as they are written
+        import pandas
+
+        with guard():
+            names = list(map(str, pandas.read_csv(path, nrows=0)))
+        column = _column_among(names, str(path), column)
+        options = {"converters": {column: str}, "keep_default_na": False}
     with guard():
         stream = datasets.load_dataset(
             reader, data_files=str(path), split="train", streaming=True, **options
@@ -210,7 +216,7 @@ def table_documents(
     """
     with guard():
         if stream.column_names is not None:
-            _check_column(source, column, stream.column_names)
+            column = _column_among(stream.column_names, source, column)
             stream = stream.select_columns([column])
         batches = stream.iter(batch_size=NUM_ROWS_BATCH)
     while True:
@@ -218,7 +224,7 @@ def table_documents(
             batch = next(batches, None)
         if batch is None:
             return
-        _check_column(source, column, list(batch))
+        column = _column_among(list(batch), source, column)
         for value in batch[column]:
             yield _text_of(source, column, value)
 
@@ -226,17 +232,19 @@ def table_documents(
 def _entries(path: Path, column: str) -> Iterator[str]:
     """One field of the entries of an LMDB file."""
     for where, row in lmdb_rows(path):
-        _check_column(where, column, list(map(str, row)))
-        yield _text_of(where, column, row[column])
+        yield _text_of(where, column, row[_column_among(list(map(str, row)), where, column)])
 
 
-def _check_column(source: str, column: str, names: list[str]) -> None:
-    if column not in names:
-        shown = ", ".join(" ".join(name.split()) for name in names[:NUM_COLUMNS_SHOWN])
-        more = ", ..." if len(names) > NUM_COLUMNS_SHOWN else ""
-        raise UserError(
-            f"{source} has no column '{column}'; set data.column to one of: {shown}{more}"
-        )
+def _column_among(names: list[str], source: str, column: str) -> str:
+    """The column of this name; without one, the only one that differs in case alone."""
+    alike = [name for name in names if name.lower() == column.lower()]
+    if column in names or len(alike) == 1:
+        return column if column in names else alike[0]
+    shown = ", ".join(" ".join(name.split()) for name in names[:NUM_COLUMNS_SHOWN])
+    more = ", ..." if len(names) > NUM_COLUMNS_SHOWN else ""
+    raise UserError(
+        f"{source} has no column '{column}'; set data.column to one of: {shown}{more}"
+    )
 
 
 def _text_of(source: str, column: str, value: object) -> str:

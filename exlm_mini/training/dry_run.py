@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import textwrap
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 from exlm_mini.config import RunConfig
 from exlm_mini.data.corpus import Corpus, prepare_corpus
+from exlm_mini.data.sources import size_of
 from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.training.checkpoint import Checkpoint
 from exlm_mini.training.console import say
@@ -66,6 +68,7 @@ def dry_run(
         f"all, for rows of {costs.row_length}",
         "memory": f"about {weights + activations:,.0f} MiB = {weights:,.0f} MiB weights, "
         f"gradients, Adam + {activations:,.0f} MiB activations",
+        "disk": _disk(config, costs, vocab_size),
         "device hours": _hours(costs, plan, tokens_per_second),
     }
     if before is not None:
@@ -126,6 +129,19 @@ def tell_row_length(config: RunConfig, corpus: Corpus, tell: Callable[[str], Non
             f"{config.data.pack} has rows of {row_length} tokens; data.block_length "
             f"{config.data.block_length} is not used"
         )
+
+
+def _disk(config: RunConfig, costs: Estimate, vocab_size: int) -> str:
+    """What a run leaves: checkpoints, one of them while it is written, and its packed rows."""
+    train, data = config.train, config.data
+    num = math.ceil(train.steps / train.save_every)
+    num = min(num, train.keep_last + 1) if train.keep_last else num
+    each = 0.75 * costs.weight_bytes / 2**20  # without gradients
+    words = () if data.pack is not None else data.source
+    tokens = sum(size_of(word, data).tokens or 0 for word in words)
+    packed = tokens * (2 if vocab_size <= 2**16 else 4) / 2**20
+    rows = f" + {packed:,.0f} MiB packed rows" * bool(tokens)
+    return f"about {num * each + packed:,.0f} MiB = {num} checkpoints x {each:,.1f} MiB{rows}"
 
 
 def _hours(costs: Estimate, plan: BatchPlan, tokens_per_second: float | None) -> str:

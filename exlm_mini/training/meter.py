@@ -1,9 +1,9 @@
-"""Machine figures in ``metrics.jsonl``, and a copy of its lines for TensorBoard."""
+"""Machine figures in ``metrics.jsonl``, and copies of its lines for TensorBoard and W&B."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -139,3 +139,22 @@ class ScalarLog:
     def close(self) -> None:
         """Close the file."""
         self._writer.close()
+
+
+class WandbLog:
+    """Sends metrics to Weights & Biases, whose own variables say where: ``WANDB_PROJECT``,
+    ``WANDB_MODE`` and others. Each start of a run is a W&B run of the group ``name``."""
+
+    def __init__(self, name: str, settings: dict[str, Any]) -> None:
+        import wandb  # type: ignore[import-not-found]
+
+        self._run = wandb.init(name=name, group=name, config=settings)
+
+    def write(self, record: dict) -> None:
+        """Send the numbers of a line."""
+        numbers = {name: value for name, value in record.items() if value is not None}
+        self._run.log(numbers, step=record["step"])
+
+    def close(self) -> None:
+        """Wait until all is sent."""
+        self._run.finish()

@@ -11,9 +11,11 @@ With several processes, all train side by side, and only the first reports and w
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +36,7 @@ from exlm_mini.training.checkpoint import (
 from exlm_mini.training.console import Progress
 from exlm_mini.training.cost import check_fits, check_spread
 from exlm_mini.training.evaluation import Evaluation, evaluate
-from exlm_mini.training.meter import Meter, ScalarLog
+from exlm_mini.training.meter import Meter, ScalarLog, WandbLog
 from exlm_mini.training.parts import (
     chain_share,
     choose_device,
@@ -46,6 +48,8 @@ from exlm_mini.training.parts import (
 from exlm_mini.training.processes import Engine
 from exlm_mini.training.run_directory import MetricsLog
 from exlm_mini.training.step import Stepper, Update
+
+Log = MetricsLog | ScalarLog | WandbLog
 
 
 class Outcome(NamedTuple):
@@ -135,7 +139,7 @@ class Trainer:
                 self.num_tokens += update.num_tokens
                 evaluation, watched = None, {}
                 if step % train.validate_every == 0 or step == end:
-                    evaluation = self.evaluation = self._evaluate(step)
+                    evaluation = self.evaluation = self.validate(step)
                     watched = watch() if engine.is_main else {}
                 is_stopped, is_asked = engine.any(should_stop(), should_save())
                 is_last = step == end or is_stopped
@@ -160,9 +164,9 @@ class Trainer:
         )
 
     @contextlib.contextmanager
-    def _logs(self, step: int) -> Iterator[list[MetricsLog | ScalarLog]]:
+    def _logs(self, step: int) -> Iterator[list[Log]]:
         """The logs of the first process; restores ``seconds`` from the metrics."""
-        logs: list[MetricsLog | ScalarLog] = []
+        logs: list[Log] = []
         with contextlib.ExitStack() as open_files:
             with self.engine.together():
                 if self.engine.is_main:
@@ -174,6 +178,8 @@ class Trainer:
                     logs.append(metrics)
                     if self.config.train.tensorboard:
                         logs.append(ScalarLog(self.output / "tensorboard", step))
+                    if os.environ.get("WANDB_PROJECT") and find_spec("wandb"):
+                        logs.append(WandbLog(self.output.name, asdict(self.config)))
                     for log in logs:
                         open_files.callback(log.close)
             yield logs
@@ -203,7 +209,8 @@ class Trainer:
             numbers["validation_perplexity"] = evaluation.perplexity
         return numbers
 
-    def _evaluate(self, step: int) -> Evaluation:
+    def validate(self, step: int) -> Evaluation:
+        """The held-out rows under the model after so many steps."""
         with self.stepper.precision():
             found = evaluate(
                 self.model,
