@@ -46,6 +46,12 @@ def project_files() -> list[Path]:
     return [p for p in paths if p.is_file() and b"\0" not in p.read_bytes()]
 
 
+def test_readme_has_a_row_for_every_extra():
+    table = (ROOT / "README.md").read_text().partition("| extra | for |\n|---|---|\n")[2]
+    rows = re.findall(r"\| `(\w+)` \|", table.partition("\n\n")[0])
+    assert sorted(rows) == sorted(PROJECT["project"]["optional-dependencies"])
+
+
 def test_lock_holds_every_requirement_at_an_allowed_version():
     pins = locked()
     for name, requirement in requirements().items():
