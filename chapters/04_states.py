@@ -113,8 +113,10 @@ _ = ax.set(xlim=(-0.6, 8.6), ylim=(-0.5, 2.1))
 # This is the whole of the paper's expanded input (§4.2),
 #
 # $$
-# \mathbf{X}' = [e_{x_1}, \dots, e^{(1)}_{[\mathrm{MASK}]}, \dots,
-# e^{(k)}_{[\mathrm{MASK}]}, \dots, e_{x_n}].
+# \begin{aligned}
+# \mathbf{X}' = [&e_{x_1}, \dots, e^{(1)}_{[\mathrm{MASK}]}, \dots, \\
+# &e^{(k)}_{[\mathrm{MASK}]}, \dots, e_{x_n}].
+# \end{aligned}
 # $$
 #
 # The $k$ vectors of a [MASK] are one and the same embedding. When they enter the
@@ -213,7 +215,10 @@ _ = fig.legend(loc="outside upper center", **style)
 # and $\kappa$ at $(i', j')$,
 #
 # $$
-# \langle R(i,j)\,q,\ R(i',j')\,\kappa \rangle = f(i'-i) + g(j'-j),
+# \begin{aligned}
+# \langle R(i,j)\,q,\ &R(i',j')\,\kappa \rangle\\
+# &= f(i'-i) + g(j'-j),
+# \end{aligned}
 # $$ (eq-relative)
 #
 # where $f$ and $g$ depend on $q$ and $\kappa$. The softmax of attention turns the

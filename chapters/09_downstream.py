@@ -8,7 +8,7 @@
 
 # %% [markdown]
 # (chap-downstream)=
-# # Downstream: fine-tuning, and what a score is worth
+# # What a score is worth
 #
 # A pre-trained model is judged by what it can be taught afterwards. The paper
 # teaches ExLM to predict properties of molecules, to compare sentences and to

@@ -118,7 +118,7 @@ def test_a_chapter_has_what_every_chapter_has(source):
 
 # ---- the core: one growing program ----
 
-CORE = [source for source in SOURCES if source.stem[:2] in ("01", "02", "04", "05", "06", "07")]
+CORE = [source for source in SOURCES if source.stem < "09"]
 every_core_chapter = pytest.mark.parametrize("source", CORE, ids=lambda path: path.stem)
 
 
@@ -158,7 +158,9 @@ def test_the_program_trains_to_one_bit():
 
     torch.manual_seed(1)
     model = program.AidedExLM(vocab_size=6 + len(language.words))
-    program.train(model, some_rows, steps=600)
+    program.train(model, some_rows, steps=300)
+    model.has_chains = False
+    program.train(model, some_rows, steps=300, peak=1e-3)
     bits = model.bits(masked_BN, row_BN).mean().item()
     assert 1 <= bits < 1.02, bits
 
