@@ -24,7 +24,8 @@ r"""``python -m exlm_mini.fill``: fill the masks of a text or molecule and show 
 The last four are null where states are not linked (MLM, and ``--model.transition ctc``).
 
 ``--html`` writes the graph as one page for a browser, in which a reader fixes words or states and
-sees what follows for the other masks. It needs linked states, and nothing from the network.
+sees what follows for the other masks. It needs linked states, and nothing from the network. Below
+it the likeliest fillings of a molecule are drawn, new atoms marked, where RDKit is installed.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ import math
 import shutil
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -222,7 +224,12 @@ def run(arguments: argparse.Namespace) -> None:
     filled = trained.fill(arguments.text)
     if arguments.html is not None:
         page = trained.explore(arguments.text)
-        page.save(arguments.html, title=on_one_line(arguments.text))
+        below = ""
+        if trained.input == "smiles" and find_spec("rdkit"):
+            from exlm_mini.reading.structures import structures
+
+            below = structures(page.scene)
+        page.save(arguments.html, title=on_one_line(arguments.text), below=below)
         say(f"wrote {arguments.html}; open it in a browser")
     found = as_json(trained, arguments.text, filled, arguments.top)
     if arguments.json:

@@ -21,6 +21,7 @@ from exlm_mini.model.objectives import log_likelihood
 from exlm_mini.reading.decoding import read_row
 from exlm_mini.reading.explorer import explorer
 from exlm_mini.reading.scene import Scene, conditionals, read_scene, scene_from_json
+from exlm_mini.reading.structures import likeliest_fillings, structures
 
 TOKENIZER = word_level(["sun", "rain", "glad", "grim"])
 ROW, TOUCHING = (
@@ -134,6 +135,37 @@ def test_conditionals_are_those_of_all_paths_and_fillings(scene):
         np.testing.assert_allclose(got.word_SW, word_SW, atol=1e-10)
         np.testing.assert_allclose(got.state_SL, state_SL, atol=1e-10)
         np.testing.assert_allclose(got.edge_LL, edge_LL, atol=1e-10)
+
+
+@pytest.mark.parametrize("scene", [MOODS, *map(scene_of, CONFIGS)])
+def test_the_likeliest_fillings_are_those_of_all(scene):
+    total: dict[tuple, float] = {}
+    for (_, filling), p in weights(scene).items():
+        if all(w in offered for w, offered in zip(filling, scene.offered, strict=True)):
+            words = tuple(scene.words[w] for w in filling)
+            total[words] = total.get(words, 0.0) + p
+    found = likeliest_fillings(scene, num_fillings=1000)
+    assert {tuple(words): p for words, p in found} == pytest.approx(total, abs=1e-12)
+    probabilities = [p for _, p in found]
+    assert probabilities == sorted(probabilities, reverse=True)
+
+
+def test_a_filling_is_drawn_with_its_new_atoms_or_named_as_unreadable():
+    pytest.importorskip("rdkit")
+    scene = Scene(
+        text=["[H]C", "C"],
+        labels=["BOS", "1", "EOS"],
+        owners=[0, 1, 2],
+        words=["N(C)", "Cl", "("],
+        offered=[[0, 1, 2]],
+        token_LW=[[0.0] * 3, [0.6, 0.3, 0.1], [0.0] * 3],
+        transition_LL=[[0, 1, 0], [0, 0, 1], [0, 0, 0]],
+    )
+    first, *others = structures(scene).split("<figure")[1:]
+    assert set(re.findall(r"<ellipse[^>]*class='(.*?)'", first)) == {"atom-2", "atom-3"}
+    assert "0.6: [H]CN(C)C<" in first
+    for other, caption in zip(others, ("0.3: [H]CClC<", "0.1: [H]C(C<"), strict=True):
+        assert "RDKit cannot read" in other and caption in other and "<svg" not in other
 
 
 @pytest.mark.parametrize("config", CONFIGS)

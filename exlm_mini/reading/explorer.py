@@ -58,9 +58,10 @@ class Explorer:
         scene = self.scene
         return f"Explorer({scene.num_masks} masks, {len(scene.labels)} states)"
 
-    def save(self, path: str | Path, title: str = "ExLM explorer") -> None:
-        """Write a self-contained page."""
-        page = PAGE.format(title=escape(title), style=PAGE_STYLE, body=self.html)
+    def save(self, path: str | Path, title: str = "ExLM explorer", below: str = "") -> None:
+        """Write a self-contained page, with more HTML below the graph."""
+        body = f"{self.html}\n{below}"
+        page = PAGE.format(title=escape(title), style=PAGE_STYLE, body=body)
         Path(path).write_text(page, encoding="utf-8")
 
 
