@@ -56,9 +56,9 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from drawings import draw_against_share, draw_optimum
 from IPython.display import display
 from live import chapter_scale
+from run_drawings import draw_against_share, draw_optimum
 from scipy.stats import spearmanr
 from scipy.stats import t as student
 

@@ -69,8 +69,8 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from drawings import draw_device_hours
 from live import chapter_scale
+from run_drawings import draw_device_hours
 from safetensors.torch import load_file
 
 from exlm_mini import prepare, pretrain

@@ -11,9 +11,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-from drawings import draw_against_share, draw_dag, draw_device_hours, draw_tokens
+from drawings import draw_dag, draw_tokens
 from matplotlib.colors import to_hex
 from molecules import Pictures, atoms_of, tokens_of, tokens_svg
+from run_drawings import draw_against_share, draw_device_hours
 
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.tokenizer import train_smiles
