@@ -71,7 +71,7 @@ def run(options: Any) -> None:
     from exlm_mini.reading.entries import tell
     from exlm_mini.reading.trained import load
 
-    is_array, done = options.output.suffix == ".npy", 0
+    is_array, is_told, done = options.output.suffix == ".npy", False, 0
     if options.output.suffix not in (".npy", ".parquet"):
         raise UserError(
             f"--output is {options.output}; give a name that ends in .npy or .parquet"
@@ -81,7 +81,11 @@ def run(options: Any) -> None:
     with writer(options.output) as write, ProgressLine("rows", total) as line:
         for frame in chunks(options.table):
             column = frame.iloc[:, find_column(options.table, frame, options.column)]
-            vectors_BD, reasons = model.vectors(list(column), options.batch_size)
+            long: list[str] = []
+            vectors_BD, reasons = model.vectors(list(column), options.batch_size, long.append)
+            if long and not is_told:
+                say(f"from row {done} on, texts are the rows: {long[0]}")
+                is_told = True
             tell(reasons, "row {}", "it gets no vector", say, done)
             rows = vectors_BD.numpy()
             if not is_array:

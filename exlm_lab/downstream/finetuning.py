@@ -77,33 +77,13 @@ def model_for(pretrained: Trained, problem: Problem, config: TuneConfig, seed: i
         settings = hf.ExLMConfig.from_pretrained(
             pretrained.path, dropout=config.dropout,
             attention_dropout=config.attention_dropout,
-            classifier_dropout=config.pooler_dropout, **_meaning(problem),
+            classifier_dropout=config.pooler_dropout, **problem.meaning,
             learned_length=None,  # the task's notes say how long its rows are
         )  # fmt: skip
     set_seed(seed)
     model = classes(settings)
     model.exlm.load_state_dict(pretrained.model.state_dict())
     return model
-
-
-PROBLEM_TYPES = {
-    "classes": "single_label_classification",
-    "labels": "multi_label_classification",
-    "numbers": "regression",
-}
-
-
-def _meaning(problem: Problem) -> dict[str, Any]:
-    """What the outputs of the head stand for, as transformers says it in ``config.json``."""
-    task = problem.task
-    if task.kind == "span":
-        return {"num_labels": problem.num_outputs}
-    names = dict(enumerate(task.classes))
-    return {
-        "id2label": names,
-        "label2id": {name: i for i, name in names.items()},
-        "problem_type": PROBLEM_TYPES[task.kind],
-    }
 
 
 def fine_tune(

@@ -34,6 +34,13 @@ WINDOW_LENGTH, WINDOW_OVERLAP, MAX_QUESTION = 384, 128, 64
 EXAMPLES_LOOKED_AT = 1000
 """To say which pieces of text a vocabulary lacks."""
 
+PROBLEM_TYPES = {
+    "classes": "single_label_classification",
+    "labels": "multi_label_classification",
+    "numbers": "regression",
+}
+"""Kinds of tasks, as transformers names them."""
+
 
 class Part(NamedTuple):
     """Some rows of a task. ``Scores`` below are one array per row, as the head gives them."""
@@ -66,6 +73,18 @@ class Problem(NamedTuple):
     """Of numbers the mean in training (C,)."""
     spread: np.ndarray | float = 1.0
     """Of numbers the standard deviation in training (C,)."""
+
+    @property
+    def meaning(self) -> dict[str, Any]:
+        """What the outputs of the head stand for, as transformers says it in ``config.json``."""
+        if self.task.kind == "span":
+            return {"num_labels": self.num_outputs}
+        names = dict(enumerate(self.task.classes))
+        return {
+            "id2label": names,
+            "label2id": {name: i for i, name in names.items()},
+            "problem_type": PROBLEM_TYPES[self.task.kind],
+        }
 
 
 def identity_of(

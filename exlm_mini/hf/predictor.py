@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers.utils import logging
 
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.cleaning import Cleaning
@@ -148,6 +149,7 @@ def load_predictor(path: str | Path, device: str = "cpu") -> Predictor:
         )
     if task["kind"] == "span":
         raise UserError(f"{path} answers questions; open it with pipeline of transformers")
+    logging.disable_progress_bar()
     with reading(path, "restore it from a copy, or fine-tune again"):
         model: Any = AutoModelForSequenceClassification.from_pretrained(path)
         tokenizer = AutoTokenizer.from_pretrained(path)

@@ -120,7 +120,9 @@ class Trained:
         return vectors_BD
 
     @torch.no_grad()
-    def vectors(self, texts: Any, batch_size: int = 64) -> tuple[Tensor, dict[int, str]]:
+    def vectors(
+        self, texts: Any, batch_size: int = 64, report: Callable[[str], None] = say
+    ) -> tuple[Tensor, dict[int, str]]:
         """As ``embed``; and by the place of each text that gets nan, why."""
         kind, special = self.tokenizer.kind, self.tokenizer.special_ids
         cleaning = Cleaning() if find_spec("rdkit") else None
@@ -132,7 +134,7 @@ class Trained:
                     rows[place] = self._ids(text, "it", MOST_UNKNOWN)
                 except UserError as error:
                     reasons[place] = str(error)
-        self._tell_long({f"texts[{place}]": len(row) for place, row in rows.items()})
+        self._tell_long({f"texts[{place}]": len(r) for place, r in rows.items()}, report)
         vectors_BD = torch.full((len(entries), self.config.model.shape.width), torch.nan)
         order, frame = list(rows), torch.tensor([special.pad, special.bos, special.eos])
         for start in range(0, len(order), batch_size):
@@ -238,11 +240,11 @@ class Trained:
             raise UserError(f"{unknown} of its {len(ids)} tokens are not in the vocabulary")
         return [special.bos, *ids, special.eos]
 
-    def _tell_long(self, lengths: dict[str, int]) -> None:
+    def _tell_long(self, lengths: dict[str, int], report: Callable[[str], None] = say) -> None:
         """A line if some texts are longer than those of the training; lengths by name."""
         learned = self.config.data.block_length
         if long := [name for name, length in lengths.items() if length > learned]:
-            say(
+            report(
                 f"{self.run} was trained on rows of up to {learned} tokens, and {len(long)} of "
                 f"{len(lengths)} texts have more, such as {long[0]} with {lengths[long[0]]}; what "
                 "it says of them is a guess, so cut them"
