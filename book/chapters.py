@@ -4,6 +4,9 @@ and chapters/exlm_so_far.py, the cells that a reader has written for later chapt
 python book/chapters.py                 write every notebook from its source, outputs kept
 python book/chapters.py --run [NAME…]   then execute them all, or those whose name contains NAME
 python book/chapters.py --check         change nothing; exit 1 and say why a pair is not in step
+python book/chapters.py --student DIR [NAME…]  write notebooks without their solutions
+python book/chapters.py --figures DIR [NAME…]  run chapters, and write their figures as SVG
+python book/chapters.py --slides FILE [NAME…]  write a page of slides, their figures and captions
 """
 
 import argparse
@@ -14,6 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import handouts
 import jupytext
 import nbformat
 from nbformat import NotebookNode
@@ -199,11 +203,17 @@ def with_palette(png: str) -> str:
 
 def execute(source: Path) -> None:
     """Run all cells in place; the notebook is written when all have run."""
+    path = source.with_suffix(".ipynb")
+    notebook = nbformat.read(path, as_version=4)
+    run_cells(notebook, source.name)
+    write(notebook, path)
+
+
+def run_cells(notebook: NotebookNode, name: str) -> None:
+    """Run the cells of a notebook, which keeps what they print; ``name`` is for messages."""
     from nbclient import NotebookClient
     from nbclient.exceptions import CellControlSignal, DeadKernelError
 
-    path = source.with_suffix(".ipynb")
-    notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         if NOT_RUN in tags_of(cell):
             cell.outputs, cell.execution_count = [], None
@@ -221,9 +231,18 @@ def execute(source: Path) -> None:
     except (CellControlSignal, DeadKernelError) as error:
         say(f"\n{error}")
         raise UserError(
-            f"{source.name} does not run, see above; its notebook keeps the outputs it had"
+            f"{name} does not run, see above; its notebook keeps the outputs it had"
         ) from None
-    write(notebook, path)
+
+
+def hand_out(way: str, path: str, *names: str) -> None:
+    """Write one of ``handouts.WAYS`` of the chapters whose name contains one of ``names``."""
+    notebooks = {source.stem: stored_notebook(source) for source in sources(*names)}
+    if way == "figures":
+        for name, notebook in notebooks.items():
+            notebook.cells.insert(0, nbformat.v4.new_code_cell(handouts.AS_SVG))
+            run_cells(notebook, name)
+    handouts.WAYS[way](notebooks, Path(path))
 
 
 def make(options: argparse.Namespace) -> int:
@@ -236,6 +255,10 @@ def make(options: argparse.Namespace) -> int:
         )
         print("\n".join(reasons) or f"{len(sources())} chapters in step")
         return 1 if reasons else 0
+    for way in handouts.WAYS:
+        if values := getattr(options, way):
+            hand_out(way, *values)
+            return 0
     chosen = sources(*(options.run or []))
     if not chosen:
         names = ", ".join(source.stem for source in sources())
@@ -259,6 +282,8 @@ def main(argv: list[str] | None = None) -> int:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--run", nargs="*", metavar="NAME")
     what.add_argument("--check", action="store_true")
+    for way in handouts.WAYS:
+        what.add_argument(f"--{way}", nargs="+", metavar="PATH")
     return exit_code(lambda: make(parser.parse_args(argv)))
 
 

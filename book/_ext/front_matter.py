@@ -10,7 +10,7 @@
 * ``{explorer} NAME``: the recorded scene of a run, to click on;
 * ``{scorecard}``: the paper's claims with their evidence; ``{sweep-report} NAME``: the tables of a
   sweep, or the claims of the study;
-* ``{runs}``: the table of all recorded runs.
+* ``{runs}``: the table of all recorded runs; ``{course-minutes}``: that of the chapters' lengths.
 
 What cannot be found is a warning of the build, which ``make book`` turns into an error.
 """
@@ -24,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import course_minutes
 import recorded_runs
 import sweep_numbers
 from docutils import nodes
@@ -191,6 +192,14 @@ class SweepReportDirective(SphinxDirective):
         return self.parse_text_to_nodes(sweep_numbers.sweep_page(self.arguments[0]))
 
 
+class CourseMinutesDirective(SphinxDirective):
+    """Minutes to read, run and solve each chapter."""
+
+    def run(self) -> list[nodes.Node]:
+        head = ["chapter", "to read", "to run", "to solve"]
+        return table(self, [head, *course_minutes.rows()], ":widths: 50 12 26 12")
+
+
 NUMBERS = {
     "recorded": recorded_runs.recorded,
     "parameters": parameters,
@@ -217,6 +226,7 @@ def setup(app):
     app.add_role("source", LookupRole(source_line, show_source))
     app.add_directive("explorer", ExplorerDirective)
     app.add_directive("runs", RunsDirective)
+    app.add_directive("course-minutes", CourseMinutesDirective)
     app.add_directive("scorecard", ScorecardDirective)
     app.add_directive("sweep-report", SweepReportDirective)
     app.add_css_file("front_matter.css")
