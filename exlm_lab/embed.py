@@ -1,13 +1,16 @@
 """``python -m exlm_lab.embed``: a vector for each row of a table. ::
 
     python -m exlm_lab.embed molecules mine.csv --column SMILES --output mine.npy
+    python -m exlm_lab.embed molecules mine.csv --column SMILES --output mine.npy \\
+        --map map.svg --color pIC50
     python -m exlm_lab.embed runs/text reviews.jsonl --column text --output reviews.parquet
 
 MODEL is the --output of a pre-training run, or a shipped model; TABLE a .csv, .jsonl or .parquet,
 compressed or not. A .npy has a row of float32 for each of TABLE, in its order; a .parquet has the
 columns of TABLE, and ``embedding``. A row that cannot be read, such as a SMILES that RDKit rejects
 or a text whose tokens are mostly [UNK], has nan, in a .parquet nothing, and a line on stderr says
-why.
+why. --map draws the vectors of the first rows in the plane where they differ most (principal
+components), each in the colour of what --color says of it.
 
 Exit codes: 0 done, 2 a mistake of the user, 130 interrupted.
 """
@@ -22,11 +25,15 @@ from typing import Any
 
 import numpy as np
 
+from exlm_lab.downstream.figure import draw_map
 from exlm_lab.downstream.tables import chunks, find_column, table_writer
 from exlm_mini.config.checks import Count, UserError
 from exlm_mini.config.options import Parser, command_parser, of
 from exlm_mini.data.files import whole_file
 from exlm_mini.training.console import ProgressLine, exit_code, say
+
+MOST_DRAWN = 5000
+"""Rows of the map, or some more to the end of a piece; memory does not grow with the others."""
 
 
 def _parser() -> Parser:
@@ -37,6 +44,8 @@ def _parser() -> Parser:
     add("--column", required=True, metavar="NAME", help="of TABLE, with texts or molecules")
     add("--output", type=Path, required=True, metavar="FILE", help=".npy or .parquet")
     add("--batch-size", type=of(Count), default=64, metavar="N", help="default 64")
+    add("--map", type=Path, metavar="FILE", help="also draw the vectors, such as map.svg")
+    add("--color", metavar="NAME", help="column of TABLE that colours the map")
     return parser
 
 
@@ -76,6 +85,9 @@ def run(options: Any) -> None:
         raise UserError(
             f"--output is {options.output}; give a name that ends in .npy or .parquet"
         )
+    if options.color and not options.map:
+        raise UserError("--color colours the map; name its file with --map")
+    drawn: list[tuple[np.ndarray, Any]] = []
     model, total = load(options.model), sum(map(len, chunks(options.table)))
     writer: Any = _npy if is_array else table_writer
     with writer(options.output) as write, ProgressLine("rows", total) as line:
@@ -84,10 +96,13 @@ def run(options: Any) -> None:
             long: list[str] = []
             vectors_BD, reasons = model.vectors(list(column), options.batch_size, long.append)
             if long and not is_told:
-                say(f"from row {done} on, texts are the rows: {long[0]}")
+                say(f"some rows from {done} on are long: {long[0]}")
                 is_told = True
             tell(reasons, "row {}", "it gets no vector", say, done)
             rows = vectors_BD.numpy()
+            if options.map and done < MOST_DRAWN:
+                color = options.color and find_column(options.table, frame, options.color)
+                drawn.append((rows, frame.iloc[:, color] if options.color else None))
             if not is_array:
                 cells = [None if i in reasons else row for i, row in enumerate(rows)]
                 rows = frame.assign(embedding=cells)
@@ -95,6 +110,9 @@ def run(options: Any) -> None:
             done += len(frame)
             line.tell(done, "embedded")
     say(f"wrote {options.output}: {done:,} rows")
+    if options.map:
+        draw_map(drawn, options.color, options.map)
+        say(f"wrote {options.map}")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -216,3 +216,19 @@ def test_every_row_gets_its_vector(suffix, runs, table, tmp_path, capsys, monkey
         assert vectors[7] is None
     del vectors[7]
     np.testing.assert_allclose(np.stack(vectors), np.delete(expected, 7, 0), atol=1e-5)
+
+
+@pytest.mark.parametrize("color", [None, "pIC50", "Series"])
+def test_the_map_has_a_dot_for_every_row_with_a_vector(
+    color, runs, table, tmp_path, monkeypatch
+):
+    shown = []
+    monkeypatch.setattr(
+        "exlm_mini.plot.style.save_figure", lambda figure, path: shown.append(figure)
+    )
+    argv = [runs / "smiles", table, "--column", "smiles", "--output", tmp_path / "out.npy"]
+    argv += ["--map", tmp_path / "map.svg", *(["--color", color] if color else [])]
+    assert embed.main([str(word) for word in argv]) == 0
+    dots = [group.get_offsets() for group in shown[0].axes[0].collections]
+    assert len(dots) == (3 if color == "Series" else 1)
+    assert sum(map(len, dots)) == len(SMILES) - 1

@@ -52,6 +52,47 @@ def draw(task: Task, examples: Examples, scores_RC: np.ndarray, path: Path) -> N
     plt.close(figure)
 
 
+def draw_map(pieces: list[tuple[np.ndarray, Any]], color: str | None, path: Path) -> None:
+    """Draw vectors by their first two principal components.
+
+    Args:
+        pieces: vectors_BD, nan where a row has none, and the values of B rows, or None.
+        color: what the values are called.
+        path: of the figure.
+    """
+    import matplotlib.pyplot as plt
+    import pandas as pd
+
+    from exlm_mini.plot.style import save_figure, use_book_style
+
+    use_book_style()
+    vectors_RD = np.concatenate([vectors_BD for vectors_BD, _ in pieces])
+    is_there_R = ~np.isnan(vectors_RD).any(axis=1)
+    centred_RD = vectors_RD[is_there_R] - vectors_RD[is_there_R].mean(axis=0)
+    left_RC, size_C, _ = np.linalg.svd(centred_RD, full_matrices=False)
+    x_R, y_R = (left_RC * size_C).T[:2]
+    figure, axis = plt.subplots(figsize=(5, 4))
+    if color is None:
+        axis.scatter(x_R, y_R, s=9, alpha=0.6)
+    else:
+        values = pd.concat([values for _, values in pieces])[is_there_R]
+        numbers = pd.to_numeric(values, errors="coerce")
+        if numbers.notna().any():
+            dots = axis.scatter(x_R, y_R, s=9, c=numbers, plotnonfinite=True)
+            figure.colorbar(dots, label=color)
+        else:
+            for name in values.unique()[:10]:
+                is_it_R = (values == name).to_numpy()
+                axis.scatter(x_R[is_it_R], y_R[is_it_R], s=9, alpha=0.6, label=str(name))
+            axis.legend(title=color, fontsize="small")
+    share_C = size_C**2 / (size_C**2).sum()
+    axis.set(
+        xlabel=f"first component, {share_C[0]:.0%} of the variance",
+        ylabel=f"second, {share_C[1]:.0%}",
+    )
+    save_figure(figure, path)
+
+
 def _scatter(axis: Any, name: str, truth_R: np.ndarray, said_R: np.ndarray) -> None:
     axis.scatter(truth_R, said_R, s=9, alpha=0.6)
     ends = [np.nanmin([truth_R, said_R]), np.nanmax([truth_R, said_R])]
