@@ -77,8 +77,8 @@ def draw_map(pieces: list[tuple[np.ndarray, Any]], color: str | None, path: Path
     else:
         values = pd.concat([values for _, values in pieces])[is_there_R]
         numbers = pd.to_numeric(values, errors="coerce")
-        if numbers.notna().any():
-            dots = axis.scatter(x_R, y_R, s=9, c=numbers, plotnonfinite=True)
+        if numbers.notna().any() and numbers.nunique() > 10:
+            dots = axis.scatter(x_R, y_R, s=9, c=numbers, cmap="viridis", plotnonfinite=True)
             figure.colorbar(dots, label=color)
         else:
             for name in values.unique()[:10]:
