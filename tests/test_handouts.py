@@ -103,9 +103,9 @@ def test_minutes_are_those_of_what_a_page_shows(tmp_path):
 
 
 def test_the_readme_lists_every_chapter_with_its_minutes():
-    text = (ROOT / "README.md").read_text()
+    text = (chapters.CHAPTERS.parent / "README.md").read_text()
     listed = re.findall(r"\]\(chapters/(\S+)\.ipynb\) \| .* \| (\d+) \|", text)
-    chapters = sorted((ROOT / "chapters").glob("[0-9]*.ipynb"))
-    assert [name for name, _ in listed] == [path.stem for path in chapters]
-    for path, (_, told) in zip(chapters, listed, strict=True):
+    notebooks = sorted(chapters.CHAPTERS.glob("[0-9]*.ipynb"))
+    assert [name for name, _ in listed] == [path.stem for path in notebooks]
+    for path, (_, told) in zip(notebooks, listed, strict=True):
         assert abs(course_minutes.minutes(path)[0] - int(told)) <= 5, path.name
