@@ -98,6 +98,11 @@ def every_row(language):
     return row_BN
 
 
+def vocabulary(language):
+    """The word of every token id."""
+    return [*SPECIAL_TOKENS, *language.words]
+
+
 def hide(row_BN, places):
     """[MASK] at these places of every row."""
     masked_BN = row_BN.clone()
@@ -115,7 +120,7 @@ floor = language.marginal_entropy_bits(language.mask())
 joint = language.joint_entropy_bits(language.mask())
 print(f"both hidden: word by word {floor:.2f} bits, together {joint:.2f} bits")
 
-WORDS = [*SPECIAL_TOKENS, *language.words]
+WORDS = vocabulary(language)
 slots = [1 + n for n in language.slots]  # counted after [BOS]
 sentence_BN = every_row(language)
 masked_BN = hide(sentence_BN, slots)
@@ -131,7 +136,7 @@ print(f"{B} rows of {N} tokens:", *(WORDS[i] for i in masked_BN[0]))
 #
 # Both models share a Transformer encoder. It differs from the usual one in how it
 # encodes positions. Every token has *two* coordinates: $i$, its place in the
-# sentence, and $j$, which is 0 for an ordinary token and will number the states
+# sentence, and $j$, which is 0 for an ordinary token and will number the copies
 # of a [MASK]. A rotary embedding turns pairs of features by an angle proportional
 # to a position, so that attention sees the difference between two positions. With
 # two coordinates, one half of the features turns with $i$ and the other half with
@@ -214,12 +219,13 @@ class Encoder(nn.Module):
 
 
 # %% [markdown]
-# ## A masked language model stops at its floor
+# ## A masked language model stops at two bits
 #
 # The masked language model reads the masked row and predicts each hidden word from
 # the hidden state at its place. Its score for a row is $-\log_2$ of the
 # probability of the hidden words. Because it predicts each by itself, this is a
-# sum with one term for each.
+# sum with one term for each. No model of this kind can do better than the sum of
+# the words' own entropies, here 2 bits. We call that its **floor**.
 
 
 # %% tags=["save"]
@@ -256,6 +262,7 @@ def train(model, batch, steps=150, peak=3e-3):
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
     curve = {}
     for step in range(1, steps + 1):
+        # 30 steps up, the last 40% down.
         rate = peak * min(1, step / 30, 2.5 * (steps - step + 1) / steps)
         optimizer.param_groups[0]["lr"] = rate
         model.progress = step / steps  # which only chapter 7 needs
@@ -285,19 +292,20 @@ print(f"MLM ends at {mlm_curve[150]:.3f} bits; its floor is {floor:.3f}")
 #
 # ## States expansion
 #
-# Now the second piece. Every [MASK] becomes $k$ copies, its **states**, which
+# Now the second piece. Every [MASK] becomes $k$ copies, its **clones**, which
 # stand in the row side by side. All of them keep the place $i$ of the [MASK];
 # $j$ counts them from 1 to $k$. The row gets longer, but the other words keep
-# their places $i$.
+# their places $i$. What the encoder makes of a clone is a **state**. The hidden
+# vectors at [BOS] and [EOS] are states, too: a path begins and ends there.
 
 # %%
-K = 3  # states per [MASK]
+k = 3  # clones of each [MASK]
 copies_N = torch.ones(N, dtype=torch.long)
-copies_N[slots] = K
+copies_N[slots] = k
 i_T = torch.arange(N).repeat_interleave(copies_N)
 first_T = (copies_N.cumsum(0) - copies_N)[i_T]
 j_T = (torch.arange(len(i_T)) - first_T + 1) * (copies_N[i_T] > 1)
-is_state_T = (j_T > 0) | (i_T == 0) | (i_T == N - 1)  # and [BOS], [EOS]
+is_state_T = (j_T > 0) | (i_T == 0) | (i_T == N - 1)  # with [BOS], [EOS]
 for name, values in (("i", i_T), ("j", j_T)):
     print(name, *(f"{v:2d}" for v in values.tolist()))
 
@@ -309,10 +317,10 @@ for name, values in (("i", i_T), ("j", j_T)):
 #
 # ## The transition matrix
 #
-# The third piece links the states into a graph. From every state an edge leads to
-# every state of a later [MASK], and each edge has a probability: row $v$ of the
-# matrix $\mathbf{E}$ says where a path goes from state $v$. $\mathbf{E}$ is
-# attention without values,
+# The third piece links the states into a graph. From every state, [BOS] included,
+# an edge leads to every state of each later [MASK] and to [EOS]. Each edge has a
+# probability: row $v$ of the matrix $\mathbf{E}$ says where a path goes from state
+# $v$. $\mathbf{E}$ is attention without values,
 #
 # $$
 # \mathbf{E} = \mathrm{softmax}\Big(\frac{(\mathbf{H}\mathbf{W}_Q)
@@ -348,13 +356,16 @@ class Transition(nn.Module):
 #
 # A path is one way to produce the hidden words. Its probability is the product
 # over its edges and over the words at the states it visits. Nothing says which
-# path was meant, so the probability of the words is the sum over all paths. Count
-# [BOS] and [EOS] as targets that only their own states can say, and call $f_{i,u}$
-# the probability of having said the first $i$ targets with a path that stands in
-# state $u$. One step adds one target $y_i$:
+# path was meant, so the probability of the words is the sum over all paths.
+#
+# The *targets* $y_1, \dots, y_M$ are the hidden words with [BOS] before and [EOS]
+# after them, which only their own states can say. $\mathbf{P}_u(y)$ is the
+# probability that state $u$ says $y$. Call $f_{i,u}$ the probability of having
+# said the first $i$ targets with a path that stands in state $u$. At the first
+# target it is 1 for [BOS] and 0 for all other states, and each edge adds a target:
 #
 # $$
-# f_{i,u} = P_u(y_i) \sum_{v<u} f_{i-1,v}\, \mathbf{E}_{vu}.
+# f_{i,u} = \mathbf{P}_u(y_i) \sum_{v<u} f_{i-1,v}\, \mathbf{E}_{v,u}.
 # $$
 #
 # That is the fourth piece. The sum over $v$ is a matrix product. With logarithms,
@@ -367,6 +378,7 @@ def log_emissions(log_word_BLV, state_ids_BL, target_BM):
     index_BML = target_BM[:, :, None].expand(-1, -1, state_ids_BL.shape[1])
     log_P_BML = log_word_BLV.transpose(1, 2).gather(1, index_BML)
     target_BM1, state_B1L = target_BM[:, :, None], state_ids_BL[:, None]
+    # The ids up to EOS are those of [PAD], [BOS] and [EOS].
     is_end_BML = (target_BM1 <= EOS) | (state_B1L <= EOS)
     log_end_BML = torch.where(target_BM1 == state_B1L, 0.0, NO_EDGE)
     return torch.where(is_end_BML, log_end_BML, log_P_BML)
@@ -385,24 +397,25 @@ def log_forward(log_P_BML, log_E_BLL):
 # ## ExLM
 #
 # Now put everything together. The encoder reads the expanded row; the states
-# predict words, and transitions link them; the sum over paths gives the
+# predict words, and $\mathbf{E}$ links them; the sum over paths gives the
 # probability of the hidden words. The last piece, **states alignment**, takes its
 # negative logarithm as the loss: no state is told which word it stands for.
 #
-# Two aids are not in the paper. Copies of a [MASK] that differ by their position
-# alone behave alike at first, so each of the $k$ gets a learned vector of its own,
-# and $\mathbf{E}$ starts with equal probabilities. {ref}`chap-symmetric-start` is
-# about what happens without.
+# Two things here are not in the paper. Clones of a [MASK] that differ by their
+# position alone behave alike at first, so each gets a learned vector of its own;
+# and all edges from a state start with the same probability.
+# {ref}`chap-symmetric-start` shows what happens without the vectors, and why they
+# are not always enough.
 
 
 # %%
 class ToyExLM(nn.Module):
-    """K states for each of the two hidden words, and a graph over them."""
+    """k states for each of the two hidden words, and a graph over them."""
 
     def __init__(self, vocab_size):
         super().__init__()
         self.encoder, self.transition = Encoder(vocab_size), Transition()
-        self.clone = nn.Embedding(K + 1, 32)
+        self.clone = nn.Embedding(k + 1, 32)
 
     def graph(self, masked_BN):
         """log P_u(word), (B, L, V), ids of the states, and log E, (B, L, L)."""
@@ -438,11 +451,9 @@ for seed in (1, 2, 3, 4, 5):
     print(f"seed {seed}: {curves[seed][150]:.3f} bits; the best is {joint:.3f}")
 
 # %% [markdown]
-# One bit, where it works. Those models have discovered the mood, which is never
-# written down; it only shows in which words occur together. The others stay where a
-# masked language model stays: of our five, two do. With two states for each mask it
-# is half of eight, and with four none. {ref}`chap-symmetric-start` finds out why a
-# start can fail so quietly.
+# Three of our five reach one bit. They have discovered the mood, which is never
+# written down; it only shows in which words occur together. The other two stay
+# where a masked language model stays. {ref}`chap-symmetric-start` finds out why.
 
 # %% mystnb={"figure": {"caption": "Bits for both words during training: the masked language model, and ExLM from five starts.", "name": "fig-first-curves"}, "image": {"alt": "The masked language model falls to two bits and stays there. Some of the curves of ExLM stay there too, the others go on to one bit."}} tags=["remove-input"]
 fig, ax = plt.subplots(figsize=(3.6, 2.6))
@@ -466,7 +477,7 @@ assert min(ends.values()) < joint + 0.1
 # Look inside the best of the five. {numref}`fig-first-graph` has all its states for
 # one sentence, each with its most likely word, and the edges that paths take.
 
-# %% mystnb={"figure": {"caption": "States and paths of a trained ExLM. The number on an edge is the share of all paths that take it.", "name": "fig-first-graph"}, "image": {"alt": "A graph from BOS over the states of two masks to EOS. States that say happy lead to states that say smiled, states that say sad to states that say wept."}} tags=["remove-input"]
+# %% mystnb={"figure": {"caption": "States and paths of a trained ExLM. Yellow are the states of the first mask, brown those of the second. The number on an edge is the share of all paths that take it.", "name": "fig-first-graph"}, "image": {"alt": "A graph from BOS over the states of two masks to EOS. States that say happy lead to states that say smiled, states that say sad to states that say wept."}} tags=["remove-input"]
 best = exlms[min(ends, key=ends.get)]
 with torch.no_grad():
     log_word_BLV, state_ids_BL, log_E_BLL = best.graph(masked_BN)
@@ -476,15 +487,17 @@ for u in range(1, L):
     reached_L[u] = reached_L[:u] @ E_LL[:u, u]
 names = [WORDS[v] for v in log_word_BLV[0].argmax(dim=-1).tolist()]
 names[0], names[-1] = "BOS", "EOS"
-kinds = ["boundary", *["mask"] * K, *["second"] * K, "boundary"]
+kinds = ["boundary", *["mask"] * k, *["second"] * k, "boundary"]
 fig, ax = plt.subplots(figsize=(3.6, 3))
 flow_LL = (reached_L[:, None] * E_LL).numpy()
-draw_dag(ax, flow_LL, [0, *[1] * K, *[2] * K, 3], names, kinds)
+draw_dag(ax, flow_LL, [0, *[1] * k, *[2] * k, 3], names, kinds)
 
 # %% [markdown]
 # A wider line is taken more often. From a state that says *happy* the paths go on
-# to one that says *smiled*, from *sad* to *wept*. A masked language model cannot
-# express this: it offers two words at each place, but not two *pairs* of words.
+# to one that says *smiled*, from *sad* to *wept*. A state without an edge is on
+# next to no path, so nothing has taught it a word that fits, and two states of a
+# mask may share a word. A masked language model cannot express this graph: it
+# offers two words at each place, but not two *pairs* of words.
 #
 # ## The same thing in the package
 #
@@ -550,9 +563,10 @@ unlinked = ToyExLM(len(WORDS))
 unlinked.transition = NoLinks()
 initialise(unlinked)
 unlinked_bits = train(unlinked, every_sentence)[150]
-# Without links the words are guessed one by one, and a path that skips a mask or
-# stops at one too often is lost: the model pays for these, too.
-assert unlinked_bits > 2
+# It ends at 3.64 bits. Without links the words are guessed one by one: 2 bits. And
+# the edges cannot learn to stop at both masks: only 3/7 of the paths go from [BOS]
+# to the first mask, and 3/4 of these on to the second. That is 1.64 bits more.
+assert -1e-4 < unlinked_bits - 2 - math.log2(28 / 9) < 0.1
 
 # %% [markdown]
 # ## Where to go from here
@@ -561,5 +575,6 @@ assert unlinked_bits > 2
 # {ref}`chap-repeated` asks what it is about a [MASK] that hurts. Then the pieces
 # follow one by one: {ref}`states and their coordinates <chap-expansion>`,
 # {ref}`the sum over all paths <chap-dag-naive>`, and {ref}`the whole model from
-# your own pieces <chap-training>`. {ref}`chap-symmetric-start` takes the two aids
-# away, and {ref}`chap-reading` goes to molecules and English.
+# your own pieces <chap-training>`. {ref}`chap-symmetric-start` finds out why some
+# starts fail and what makes them arrive, and {ref}`chap-reading` goes to molecules
+# and English.

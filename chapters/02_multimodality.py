@@ -15,7 +15,7 @@
 # way, and why every model that guesses each word by itself loses them. You compute
 # exactly how uncertain the hidden words of a toy language are one by one, and how
 # uncertain they are together. The difference is what ExLM {cite}`zheng2025exlm` is
-# after, and at the end you see how paths through a graph can win it.
+# after, and at the end you see how paths through a graph can save it.
 #
 # **It takes** half an hour and under a minute of one CPU core. **Paper:** §2, §3.3,
 # §4.1 and Appendix A.
@@ -56,7 +56,7 @@ import math
 
 import numpy as np
 import torch
-from exlm_so_far import MASK, MLM, every_row, hide, initialise, train
+from exlm_so_far import MASK, MLM, every_row, hide, initialise, train, vocabulary
 
 from exlm_mini.data.toy_grammars import grammar
 
@@ -66,16 +66,9 @@ from exlm_mini.data.toy_grammars import grammar
 # `town` is a language with sentences of 22 words. For each, four hidden variables
 # are drawn: a topic, a mood, a number and a tense. Then a word is drawn for each
 # place; at eleven places the draw depends on one or two variables. Hide "ropes"
-# in the sentence below. What do the other words say about it? Bayes' rule answers
-# in two steps. The visible words $c$ tell which values $z$ of the variables are
-# likely, and $z$ tells which word to expect:
-#
-# $$
-# \begin{aligned}
-# P(z \mid c) &\propto P(z) \prod_{n\ \text{visible}} P(x_n \mid z), \\
-# P(x_i \mid c) &= \sum_z P(z \mid c)\, P(x_i \mid z).
-# \end{aligned}
-# $$
+# in the sentence below. What do the other words say about it? The answer has two
+# steps. The visible words tell which values $z$ of the variables are likely
+# (Bayes' rule), and each $z$ tells which word to expect.
 
 # %%
 town = grammar("town")
@@ -88,7 +81,7 @@ place = {word: n for n, word in enumerate(text.split())}
 
 
 def posterior_Z(language, sentence_N, hidden):
-    """P(z | visible words)."""
+    """P(z | visible words), by Bayes' rule."""
     p_Z = language.prior.reshape(-1)
     for n in range(language.length):
         if n not in hidden:
@@ -126,8 +119,16 @@ print(f"{entropy(p_V):.2f} bits")
 # {numref}`fig-one-slot` hides more and more of the context. From left to right,
 # the place of "ropes" has the answers of a harbour, then those of every topic
 # that allows *carrying*, then all of them, and finally all of them almost evenly.
+# With $c$ for the visible words, the two functions above compute
+#
+# $$
+# \begin{aligned}
+# P(z \mid c) &\propto P(z) \prod_{n\ \text{visible}} P(x_n \mid z), \\
+# P(x_i \mid c) &= \sum_z P(z \mid c)\, P(x_i \mid z).
+# \end{aligned}
+# $$
 
-# %% mystnb={"figure": {"caption": "The word at the place of \"ropes\" in four contexts: exact probabilities, with the entropy in bits above each column.", "name": "fig-one-slot"}, "image": {"alt": "Four columns of probabilities. With only this word hidden four words are possible, with all eleven linked words hidden sixteen, almost evenly."}} tags=["remove-input"]
+# %% mystnb={"figure": {"caption": "The word at the place of \"ropes\" in four contexts: exact probabilities, with the entropy in bits above each column.", "name": "fig-one-slot"}, "image": {"alt": "Four columns of probabilities. With only this word hidden four words are possible, with all eleven dependent words hidden sixteen, almost evenly."}} tags=["remove-input"]
 hidden, columns = {ropes}, []
 contexts = {
     "this": (),
@@ -198,8 +199,10 @@ draw_tables(tables, *names, is_stacked=True)
 #
 # which for two words is their mutual information. To compute the joint entropy,
 # list the combinations of hidden words slot by slot and keep those that are
-# possible (`C`). In the three small languages one context is as good as another;
-# `town` is averaged over all contexts, by the package.
+# possible (`C`). A third small language, `quartets`, is like `fours`, but each of
+# its four moods allows three words in either slot: $2 \log_2 12 = 7.17$ bits one
+# by one, $\log_2 (4 \cdot 9) = 5.17$ together. In these three, one context is as
+# good as another; `town` is averaged over all contexts, by the package.
 
 
 # %%
@@ -244,17 +247,18 @@ for name in ("pairs", "fours", "quartets"):
 assert 1 / 3 < 1 - facts["town"][1] / facts["town"][0] < 0.35
 
 # %% [markdown]
-# Predicting word by word pays twice for what the mood decides in two places. In
-# `town`, with its eleven linked words hidden, a third of all bits is such double
-# payment. (With 15% of the words hidden at random, as BERT does it, hardly any is:
-# 0.02 bits of a sentence, {ref}`chap-findings`.)
+# Predicting word by word counts what two words share twice, and what more words
+# share once for each of them. In `town`, with all eleven of the words hidden that
+# depend on a variable, a third of all bits is counted more than once. (With 15% of
+# the words hidden at random, as BERT does it, hardly any are: the three or so
+# hidden words of a sentence share 0.02 bits, {ref}`chap-findings`.)
 #
 # ## The best that word-by-word guessing can do
 #
-# Could a cleverer MLM pay less? Let a model see $c$ and give each hidden word a
-# distribution $q_i$ of its own. The logarithm of the product is a sum with one term
-# for each hidden word, and the mean of each term is $H(x_i \mid c)$ plus a
-# Kullback–Leibler divergence {cite}`cover2006elements`, which is never negative:
+# Could a cleverer MLM need fewer bits? Let a model see $c$ and give each hidden
+# word a distribution $q_i$ of its own. The logarithm of the product is a sum with
+# one term for each hidden word, and the mean of each term is $H(x_i \mid c)$ plus
+# a Kullback–Leibler divergence {cite}`cover2006elements`, which is never negative:
 #
 # $$
 # \begin{aligned}
@@ -279,6 +283,7 @@ assert 1 / 3 < 1 - facts["town"][1] / facts["town"][0] < 0.35
 
 # %% tags=["nbval-ignore-output"]
 pairs = grammar("pairs")
+WORDS = vocabulary(pairs)
 sentence_BN = every_row(pairs)
 felt, did = (1 + n for n in pairs.slots)
 draw = torch.Generator().manual_seed(1)
@@ -301,7 +306,7 @@ def word_bits(model, masked_BN, place):
 
 
 _ = torch.manual_seed(1)
-mlm = MLM(vocab_size=27)
+mlm = MLM(len(WORDS))
 initialise(mlm)
 _ = train(mlm, half_hidden, steps=300)
 both = hide(sentence_BN, [felt, did])
@@ -318,7 +323,6 @@ print(f"in one go {in_one_go:.3f} bits, in two steps {in_two_steps:.3f} bits")
 # %% tags=["nbval-ignore-output"]
 with torch.no_grad():
     p_MV = mlm.log_words(both[:1])[0, [felt, did]].exp()
-WORDS = ["?"] * 6 + list(pairs.words)  # behind six special tokens
 pick = torch.Generator().manual_seed(6)
 for a, b in torch.multinomial(p_MV, 8, True, generator=pick).T.tolist():
     is_said = (WORDS[a], WORDS[b]) in (("happy", "smiled"), ("sad", "wept"))
@@ -333,8 +337,8 @@ possible = p_MV[0, happy] * p_MV[1, smiled] + p_MV[0, sad] * p_MV[1, wept]
 assert abs(possible - 0.5) < 0.05
 
 # %% [markdown]
-# But the chain needs one pass for each hidden word; pre-training has only one in
-# total.
+# The chain rule, however, needs one pass for each hidden word, and pre-training has
+# one in total.
 #
 # ## One pass with several stories
 #
@@ -401,8 +405,8 @@ for k in (1, 2, 3, 4, 5):
 #
 # ## From stories to paths
 #
-# But each new variable multiplies the number of products: `town` already has 72
-# values of $z$, and no output layer has room for those of real text.
+# This has a limit: each new variable multiplies the number of products. `town` has
+# 72 values of $z$, and no output layer has room for those of real text.
 # {numref}`fig-stories` shows the way out, which is ExLM's. Give each mask $k$
 # *states*, each with its own distribution over words. Two stories are two rows of
 # states. Now let a state lead to *any* state of the next mask: every path through
@@ -423,14 +427,15 @@ for ax, is_edge in zip(axes, (is_next & is_same, is_next), strict=True):
     draw_dag(ax, E, owner.tolist(), labels, kinds)
 
 # %% [markdown]
-# ## The more is hidden, the more is lost
+# ## Dependence grows with the mask ratio
 #
-# {numref}`fig-ratio-bits` hides each of the eight linked words among the first 14
-# of `town` with probability $p$, and takes the exact mean over all $2^8$ cases.
-# As $p$ grows, every word becomes more uncertain, and the share of dependencies
-# grows: here they are worth 3% of an MLM's bits at $p = 15\%$, and 23% at 78.9%,
-# the highest ratio in the paper's experiment. A higher ratio also puts more
-# [MASK] symbols into the input, though. {ref}`chap-repeated` separates the two.
+# {numref}`fig-ratio-bits` looks at the first 14 words of `town` alone, of which
+# eight depend on a variable. Each of these is hidden with probability $p$, and the
+# mean over all $2^8$ cases is exact. As $p$ grows, every word becomes more
+# uncertain, and the hidden words share more: 3% of an MLM's bits at $p = 15\%$
+# (less if all 22 words were in view), and 23% at 78.9%, the highest ratio in the
+# paper's experiment. A higher ratio also puts more [MASK] symbols into the input.
+# {ref}`chap-repeated` separates the two effects.
 
 # %% mystnb={"figure": {"caption": "Bits per hidden word of `town` as more is hidden, exact. The space between the curves is the total correlation.", "name": "fig-ratio-bits"}, "image": {"alt": "Two rising curves over the mask ratio, one by one above together; the space between them widens to a quarter."}} tags=["remove-input"]
 from exlm_mini.data.toy import Grammar
@@ -514,7 +519,7 @@ class NoPlaces(MLM):
 
 
 _ = torch.manual_seed(1)
-lost_model = NoPlaces(vocab_size=27)
+lost_model = NoPlaces(len(WORDS))
 initialise(lost_model)
 curve = train(lost_model, lambda: (both, sentence_BN))
 # All masks of a row look alike and get one distribution, at best the mean of the

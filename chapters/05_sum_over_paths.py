@@ -81,7 +81,7 @@ torch.set_default_dtype(torch.float64)
 # %%
 labels = ["BOS", "1.1", "1.2", "2.1", "2.2", "EOS"]
 words = ["great", "awful", "glad", "sorry"]
-P_LV = torch.tensor(
+P_4V = torch.tensor(
     [
         [0.5, 0.3, 0.1, 0.1],  # state 1.1
         [0.1, 0.5, 0.1, 0.3],  # state 1.2
@@ -96,11 +96,11 @@ E_LL[2, 3:] = torch.tensor([0.45, 0.5, 0.05])
 E_LL[3, 4:] = torch.tensor([0.4, 0.6])
 E_LL[4, 5] = 1.0
 
-# %% mystnb={"figure": {"caption": "Two masks with two states each, between [BOS] and [EOS]. Each state shows its likeliest word. The wider an edge, the more probable the step; probabilities are written from 0.1 up. Edges may join two states of one mask (1.1 to 1.2) or skip a mask (BOS to 2.1).", "name": "fig-naive-dag"}, "image": {"alt": "A graph of six states in four columns. The widest edges lead from BOS to state 1.1, from there to 2.1, and from 2.1 to EOS."}} tags=["remove-input"]
+# %% mystnb={"figure": {"caption": "Two masks with two states each, between [BOS] and [EOS]. Each state shows its likeliest word. The wider an edge, the more probable it is; probabilities are written from 0.1 up. Edges may join two states of one mask (1.1 to 1.2) or skip a mask (BOS to 2.1).", "name": "fig-naive-dag"}, "image": {"alt": "A graph of six states in four columns. The edges of the likeliest path lead from BOS to state 1.1, from there to 2.1, and from 2.1 to EOS."}} tags=["remove-input"]
 columns = [0, 1, 1, 2, 2, 3]
 kinds = ["boundary", "mask", "mask", "second", "second", "boundary"]
 names = list(labels)
-for u, (p, best) in enumerate(zip(*P_LV.max(dim=1), strict=True), start=1):
+for u, (p, best) in enumerate(zip(*P_4V.max(dim=1), strict=True), start=1):
     names[u] = f"{labels[u]}\n{words[best]} {p:.1f}"
 fig, ax = plt.subplots(figsize=(3.6, 2.6))
 draw_dag(ax, E_LL.numpy(), columns, names, kinds)
@@ -128,7 +128,7 @@ def emissions(filling):
     P_ML = torch.zeros(4, 6)
     P_ML[0, 0] = P_ML[-1, -1] = 1.0
     for i, word in enumerate(filling.split(), start=1):
-        P_ML[i, 1:5] = P_LV[:, words.index(word)]
+        P_ML[i, 1:5] = P_4V[:, words.index(word)]
     return P_ML
 
 
@@ -166,16 +166,16 @@ table.round(4)
 #
 # A path chooses $M - 2$ of the $L - 2$ inner states, so there are
 # $\binom{L-2}{M-2}$ paths. Appendix I.4 has an example with 77 masks in 512 tokens
-# and $k = 4$: that makes $10^{74}$ paths. Whoever had listed a thousand million a
-# second since the Big Bang would have $10^{26}$ of them.
+# and $k = 4$: that makes $10^{74}$ paths. At a billion paths a second, a computer
+# running since the Big Bang would have listed $10^{26}$ of them.
 #
-# ## Three loops take the same sum
+# ## Three nested loops compute the same sum
 #
 # There are many paths, but few edges to build them from: 15 in our graph. So the
 # paths must share a lot. Cut all paths off after target $i$ and look at those
 # that are then in state $u$. Call the sum of their scores $f_{i,u}$.
 #
-# Each of them came from some state $v < u$ in its last step. That step multiplied
+# Each of them came from some state $v < u$ by its last edge. That edge multiplied
 # its score by $\mathbf{E}_{v,u}$ and $\mathbf{P}_u(y_i)$, whatever had happened
 # before. So these two factors can be pulled out of the sum, and what is left for
 # each $v$ is the sum over all paths that were in $v$ one target earlier, which is
@@ -215,9 +215,9 @@ pd.DataFrame(f_ML, ["BOS", "great", "glad", "EOS"], labels).round(3)
 # Each row of the table needs only the row above it, and the likelihood is the
 # corner at the lower right. Follow one entry, *glad* said by state 2.1: two
 # partial paths end there, one through 1.1 with $0.225 \cdot 0.50 \cdot 0.5$ and
-# one through 1.2 with $0.021 \cdot 0.45 \cdot 0.5$ (rounded).
+# one through 1.2 with $0.020 \cdot 0.45 \cdot 0.5$, together $0.061$.
 #
-# Drag a slider to change a number of the graph; the other steps from the same
+# Drag a slider to change a number of the graph; the other edges from the same
 # state share what remains. The entries of $f$ that follow are framed, and the
 # bars show what share each path has.
 
@@ -451,12 +451,15 @@ print("third target, by autograd", *(f"{x:.4f}" for x in grad_ML[2].tolist()))
 # This is how the states of a mask can come to specialise, and why a state that has
 # lost its share is slow to win it back ({ref}`chap-symmetric-start`).
 #
+# ```{admonition} As printed in the paper
+# :class: dropdown
 # Appendix I.2 prints two formulas for these gradients, and as printed both differ
 # from {eq}`eq-naive-gradient`. They divide by the whole last row of $\alpha$
 # instead of $f_{M,L}$. With that corrected, the one for $\mathbf{P}$ is the
 # gradient with respect to $\log \mathbf{P}$, and the one for $\mathbf{E}$ lacks
 # the emission $\mathbf{P}_u(y_i)$ and the sum over $i$. This is about the printed
 # page only; the released code computes the right gradients.
+# ```
 
 # %% mystnb={"code_prompt_show": "Checked: αβ, gamma and xi equal shares of listed paths and autograd; the logits follow; I.2 as printed is off by more than 5%"} tags=["hide-cell", "check"]
 assert len(through) == 3 * 2
@@ -523,7 +526,7 @@ scene = Scene(
     owners=columns,
     words=words,
     offered=[[0, 1, 2, 3], [2, 3, 0, 1]],
-    token_LW=[*silent, *P_LV.tolist(), *silent],
+    token_LW=[*silent, *P_4V.tolist(), *silent],
     transition_LL=E_LL.tolist(),
 )
 explorer(scene)

@@ -9,6 +9,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch
 from matplotlib.path import Path
+from matplotlib.transforms import Bbox
 
 from exlm_mini.plot.style import COLORS
 
@@ -159,6 +160,7 @@ def draw_curves(
 
 SMALLEST_EDGE = 0.02
 """Edges less likely than this are left out."""
+Place = tuple[float, float]
 
 
 def draw_dag(
@@ -178,12 +180,13 @@ def draw_dag(
         kinds: key of ``COLORS`` for each state.
     """
     at = _in_columns(columns)
-    summits = [
-        _draw_transition_edge(ax, at[v], at[u], at, float(transition_LL[v, u]))
-        for v, u in zip(
-            *np.nonzero(np.triu(transition_LL >= SMALLEST_EDGE, 1)), strict=True
-        )
+    likely = np.nonzero(np.triu(transition_LL >= SMALLEST_EDGE, 1))
+    probabilities = transition_LL[likely].tolist()
+    curves = [
+        _draw_edge(ax, at[v], at[u], at, probability)
+        for v, u, probability in zip(*likely, probabilities, strict=True)
     ]
+    boxes = []
     for place, name, kind in zip(at, names, kinds, strict=True):
         box = {
             "boxstyle": "round,pad=0.35",
@@ -196,8 +199,9 @@ def draw_dag(
             "fontsize": 8,
             "zorder": 3,
         }
-        ax.text(*place, name, color="black", bbox=box, **style)
+        boxes.append(ax.text(*place, name, color="black", bbox=box, **style))
     xs, ys = zip(*at, strict=True)
+    summits = [_point(curve, 0.5)[1] for curve in curves]
     low, high = min([*ys, *summits]), max([*ys, *summits])
     # 0.4: room for a number on a bent edge; 0.6: room for a box.
     ax.set(
@@ -205,9 +209,14 @@ def draw_dag(
         ylim=(min(low - 0.4, min(ys) - 0.6), max(high + 0.4, max(ys) + 0.6)),
     )
     ax.axis("off")
+    ax.figure.draw_without_rendering()  # else no box has a size yet
+    taken = [box.get_bbox_patch().get_window_extent() for box in boxes]
+    for curve, probability in zip(curves, probabilities, strict=True):
+        if probability >= 0.1:
+            taken.append(_draw_number(ax, curve, probability, taken))
 
 
-def _in_columns(columns: Sequence[int]) -> list[tuple[float, float]]:
+def _in_columns(columns: Sequence[int]) -> list[Place]:
     """Place of each state: columns one apart, first state on top, centred on 0."""
     counts = {column: list(columns).count(column) for column in columns}
     seen = dict.fromkeys(columns, 0)
@@ -218,16 +227,16 @@ def _in_columns(columns: Sequence[int]) -> list[tuple[float, float]]:
     return places
 
 
-def _draw_transition_edge(
+def _draw_edge(
     ax: Axes,
-    start: tuple[float, float],
-    end: tuple[float, float],
-    states: Sequence[tuple[float, float]],
+    start: Place,
+    end: Place,
+    states: Sequence[Place],
     probability: float,
-) -> float:
-    """A line, wide and dark where it is likely; its number, unless it is small.
+) -> tuple[Place, Place, Place]:
+    """A line, wide and dark where it is likely.
 
-    Returns the height of its middle.
+    Returns its ends and, between them, the point that it is bent towards.
     """
     (x0, y0), (x1, y1) = start, end
     bend_x, bend_y = _bend(start, end, states)
@@ -235,7 +244,7 @@ def _draw_transition_edge(
     control = ((x0 + x1) / 2 + 2 * bend_x, (y0 + y1) / 2 + 2 * bend_y)
 
     def connect(from_place: Any, to_place: Any, *_: Any, **__: Any) -> Path:
-        # In units of the graph: the number below is on the line whatever its shape.
+        # In units of the graph: its number is on the line whatever its shape.
         middle = ax.transData.transform(control)
         return Path(
             [from_place, middle, to_place], [Path.MOVETO, Path.CURVE3, Path.CURVE3]
@@ -249,31 +258,46 @@ def _draw_transition_edge(
         "alpha": 0.25 + 0.6 * probability,
     }
     ax.annotate("", end, start, arrowprops=style, zorder=1)
-    if probability >= 0.1:
-        # Where slanted lines cross, at their middle, several numbers would meet.
-        t = 0.5 if bend_x or bend_y or y0 == y1 else 0.3
-        near, far = (1 - t) ** 2, t**2
-        x, y = (
-            near * a + (1 - near - far) * c + far * b
-            for a, c, b in zip(start, control, end, strict=True)
-        )
-        ground = {"boxstyle": "round,pad=0.1", "facecolor": "white", "lw": 0}
-        style = {
-            "ha": "center",
-            "va": "center",
-            "fontsize": 7,
-            "bbox": ground,
-            "zorder": 2,
-        }
-        ax.text(x, y, f"{probability:.2f}", color="0.2", **style)
-    return (y0 + y1) / 2 + bend_y
+    return start, control, end
 
 
-def _bend(
-    start: tuple[float, float],
-    end: tuple[float, float],
-    states: Sequence[tuple[float, float]],
-) -> tuple[float, float]:
+def _draw_number(
+    ax: Axes,
+    curve: tuple[Place, Place, Place],
+    probability: float,
+    taken: Sequence[Bbox],
+) -> Bbox:
+    """The number of an edge, where there is room. Returns what it covers."""
+    start, control, end = curve
+    middle = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
+    # Where slanted lines cross, at their middle, several numbers would meet.
+    first = 0.3 if control == middle and start[1] != end[1] else 0.5
+    ground = {"boxstyle": "round,pad=0.1", "facecolor": "white", "lw": 0}
+    style: dict[str, Any] = {
+        "ha": "center",
+        "va": "center",
+        "fontsize": 7,
+        "bbox": ground,
+        "zorder": 2,
+    }
+    number = ax.text(*middle, f"{probability:.2f}", color="0.2", **style)
+    nearest = sorted((0.3, 0.4, 0.5, 0.6, 0.7), key=lambda t: abs(t - first))
+    for t in [*nearest, first]:
+        number.set_position(_point(curve, t))
+        extent = number.get_window_extent().expanded(1.2, 1.4)  # with its ground
+        if not any(extent.overlaps(other) for other in taken):
+            break
+    return extent
+
+
+def _point(curve: tuple[Place, Place, Place], t: float) -> Place:
+    """Where a curve is after the share ``t`` of it."""
+    weights = (1 - t) ** 2, 2 * t * (1 - t), t**2
+    x, y = np.array(weights) @ np.array(curve)
+    return float(x), float(y)
+
+
+def _bend(start: Place, end: Place, states: Sequence[Place]) -> Place:
     """How far the middle of an edge is moved, to pass between the states."""
     (x0, y0), (x1, y1) = start, end
     if x0 == x1:

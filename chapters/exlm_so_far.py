@@ -25,6 +25,11 @@ def every_row(language):
     return row_BN
 
 
+def vocabulary(language):
+    """The word of every token id."""
+    return [*SPECIAL_TOKENS, *language.words]
+
+
 def hide(row_BN, places):
     """[MASK] at these places of every row."""
     masked_BN = row_BN.clone()
@@ -133,6 +138,7 @@ def train(model, batch, steps=150, peak=3e-3):
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
     curve = {}
     for step in range(1, steps + 1):
+        # 30 steps up, the last 40% down.
         rate = peak * min(1, step / 30, 2.5 * (steps - step + 1) / steps)
         optimizer.param_groups[0]["lr"] = rate
         model.progress = step / steps  # which only chapter 7 needs
@@ -168,6 +174,7 @@ def log_emissions(log_word_BLV, state_ids_BL, target_BM):
     index_BML = target_BM[:, :, None].expand(-1, -1, state_ids_BL.shape[1])
     log_P_BML = log_word_BLV.transpose(1, 2).gather(1, index_BML)
     target_BM1, state_B1L = target_BM[:, :, None], state_ids_BL[:, None]
+    # The ids up to EOS are those of [PAD], [BOS] and [EOS].
     is_end_BML = (target_BM1 <= EOS) | (state_B1L <= EOS)
     log_end_BML = torch.where(target_BM1 == state_B1L, 0.0, NO_EDGE)
     return torch.where(is_end_BML, log_end_BML, log_P_BML)

@@ -64,12 +64,20 @@ def test_dag_draws_each_edge_that_is_likely_enough(ax):
         draw_dag(ax, TRANSITION, COLUMNS, NAMES[:-1], KINDS)
 
 
-def test_no_number_of_a_dag_is_hidden_by_a_state_or_by_another(ax):
-    E_LL = np.triu(np.full((6, 6), 0.25), 1)  # every edge has its number
-    draw_dag(ax, E_LL, COLUMNS, NAMES, KINDS)
-    ax.figure.draw_without_rendering()
+EVERY_EDGE = np.triu(np.full((6, 6), 0.25), 1)  # each has its number
+WIDE = ["BOS", "happy/\nsad", "happy/\nsad", "smiled/\nwept", "smiled/\nwept", "EOS"]
+
+
+@pytest.mark.parametrize(
+    ("E_LL", "names", "size"),
+    [(EVERY_EDGE, NAMES, (6.4, 4.8)), (TRANSITION, WIDE, (3.6, 2.2))],
+)
+def test_no_number_of_a_dag_is_hidden_by_a_state_or_by_another(ax, E_LL, names, size):
+    ax.figure.set_size_inches(size)
+    draw_dag(ax, E_LL, COLUMNS, names, KINDS)
     shown = [text for text in ax.texts if text.get_text()]
-    assert len(shown) == 15 + len(NAMES)
+    assert len(shown) == (E_LL >= 0.1).sum() + len(names)
+    ax.figure.draw_without_rendering()
     extents = {text: text.get_bbox_patch().get_window_extent() for text in shown}
     for one, other in combinations(shown, 2):
         is_hidden = extents[one].overlaps(extents[other])
