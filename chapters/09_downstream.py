@@ -124,7 +124,7 @@ for name in ("train", "validation", "test"):
 
 # %% mystnb={"code_prompt_show": "Checked: 0% of the test molecules have a scaffold of the training set, 82% in a random split"} tags=["hide-cell", "check"]
 from exlm_lab.downstream.scaffolds import index_sha1, molecules, scaffold, split
-from exlm_mini.data.smiles import embedded_molecules
+from exlm_mini.data.molecules import embedded_molecules
 
 everything = list(embedded_molecules())
 keys = [m and scaffold(m, is_chiral=True) for m in molecules(everything)]

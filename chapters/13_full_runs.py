@@ -79,8 +79,8 @@ from exlm_mini.config.checks import UserError
 from exlm_mini.config.options import parse
 from exlm_mini.config.recipes import RECIPES, recipe_names
 from exlm_mini.data.batches import TokenBatches, TrainingBatches
+from exlm_mini.data.molecules import embedded_molecules
 from exlm_mini.data.packs import Pack
-from exlm_mini.data.smiles import embedded_molecules
 from exlm_mini.data.sources import NAMED, size_of
 from exlm_mini.plot.curves import draw, read
 from exlm_mini.plot.style import COLORS, use_book_style

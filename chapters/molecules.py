@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.smiles import read_molecule, require_rdkit
+from exlm_mini.data.molecules import read_molecule, require_rdkit
 from exlm_mini.data.tokenizer import SMILES_SYMBOL
 
 

@@ -46,7 +46,7 @@ from exlm_lab.ledger import StoppedError
 from exlm_mini.config.checks import Seed, Share, Threads, UserError, nearest
 from exlm_mini.config.options import given, of, settings_parser
 from exlm_mini.config.recipes import load_recipe, recipe_names
-from exlm_mini.data.cleaning import Cleaning
+from exlm_mini.data.molecules import Cleaning
 from exlm_mini.reading.entries import tell
 from exlm_mini.reading.runs import SHIPPED
 from exlm_mini.training.console import (

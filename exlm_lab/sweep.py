@@ -38,7 +38,6 @@ from exlm_lab.experiments.cells import Cell
 from exlm_lab.ledger import StoppedError
 from exlm_mini.config.checks import Seed, UserError, nearest
 from exlm_mini.config.options import Parser, command_parser, of
-from exlm_mini.data.files import refuse_odd_files
 from exlm_mini.training.console import (
     INTERRUPTED,
     ProgressLine,
@@ -210,7 +209,6 @@ def collected(names: list[str], output: Path) -> Iterator[str]:
     """Collect the records of experiments; a line about each that had any."""
     from exlm_lab.experiments.records import collect
 
-    refuse_odd_files(output)
     for name in names:
         if number := collect(name, output):
             yield f"{name}: {number} files are lines of {output / name}.jsonl now"
@@ -280,8 +278,6 @@ def run(options: argparse.Namespace) -> int:
 
     choose_device(options.device)
     _refuse_changes(output)
-    for folder in (output, options.work):
-        refuse_odd_files(folder)
     with requests_by_signal() as requests:
         runner = Runner(options.work, options.device, options.data, say, requests.should_stop)
         try:

@@ -18,18 +18,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from exlm_mini.config import DataConfig
 from exlm_mini.config.checks import Seed, Threads, UserError
 from exlm_mini.config.options import given, of, settings_parser
-from exlm_mini.data.cleaning import Cleaning
 from exlm_mini.data.corpus import prepare
+from exlm_mini.data.molecules import Cleaning
 from exlm_mini.data.sources import NAMED, check_sources, hub_set, kind_of, size_of
-from exlm_mini.training.console import ProgressLine, exit_code, say
+from exlm_mini.training.console import exit_code, say
 from exlm_mini.training.run_directory import locked_directory
 
 MEGABYTE = 1_000_000
@@ -102,24 +100,6 @@ def _about(number: float | None) -> str:
     return "about " + f"{float(f'{number:.2g}'):,.6f}".rstrip("0").rstrip(".")
 
 
-def _progress(data: DataConfig) -> Callable[[str, float], None]:
-    """Shows a line for each step, with the megabytes of text so far and those estimated."""
-    sizes = [size_of(word, data).text_bytes or 0 for word in data.source]
-    lines: dict[str, ProgressLine] = {}
-    done: defaultdict[str, float] = defaultdict(float)
-
-    def show(step: str, num_bytes: float) -> None:
-        line = lines.setdefault(
-            step, ProgressLine(step, max(1, round(sum(sizes) / MEGABYTE)), "MB")
-        )
-        done[step] += num_bytes
-        megabytes = round(done[step] / MEGABYTE)
-        line.steps = max(line.steps, megabytes + 1)  # the size was an estimate
-        line.tell(megabytes, "text")
-
-    return show
-
-
 def run(data: DataConfig, arguments: Any) -> None:
     """Make the corpus and say where it is."""
     output = _output(arguments)
@@ -127,7 +107,7 @@ def run(data: DataConfig, arguments: Any) -> None:
     with locked_directory(output, say):
         corpus = prepare(
             data, output, arguments.seed, cleaning=cleaning, accepted=arguments.accept,
-            num_workers=arguments.workers, report=say, progress=_progress(data),
+            num_workers=arguments.workers, report=say,
         )  # fmt: skip
     for pack in (corpus.train, corpus.validation):
         print(

@@ -115,7 +115,7 @@ def make_common(common, output, rng):
     """What several commands read."""
     from tiny_runs import tiny_run, write_molecules
 
-    from exlm_mini.data.smiles import embedded_molecules
+    from exlm_mini.data.molecules import embedded_molecules
     from exlm_mini.data.toy_grammars import grammar
 
     words = grammar("pairs").words

@@ -1,25 +1,35 @@
 """Packs of rows made up by a test."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from exlm_mini.config import SpecialIds
-from exlm_mini.data.packs import Pack, write_pack
-from exlm_mini.data.rows import Counts, Rows
+from exlm_mini.data.packs import Counts, Pack, Rows, write_pack
+
+
+class SomeTokenizer(NamedTuple):
+    """What a pack needs of one."""
+
+    vocab_size: int
+    special_ids: SpecialIds = SpecialIds()
+    sha256: str = "none"
 
 
 def pack_of(
-    path: Path, rows: list[list[int]], vocab_size: int, row_length: int | None = None
+    path: Path,
+    rows: list[list[int]],
+    vocab_size: int,
+    row_length: int | None = None,
+    special_ids: SpecialIds = SpecialIds(),
 ) -> Pack:
     """Write some rows; ``row_length`` says that all have it."""
     write_pack(
         path,
         [Rows(np.concatenate(rows), np.array([len(row) for row in rows]))],
         row_length=row_length,
-        vocab_size=vocab_size,
-        special_ids=SpecialIds(),
-        tokenizer_sha256="none",
+        tokenizer=SomeTokenizer(vocab_size, special_ids),
         source="test",
         counts=Counts(),
     )

@@ -2,14 +2,13 @@
 
 import csv
 import errno
-import os
 
 import pytest
 
 from exlm_lab import sweep
 from exlm_mini import fill, prepare, pretrain
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.files import open_regular, read_text, reading
+from exlm_mini.data.files import reading
 
 
 @pytest.mark.parametrize(
@@ -47,29 +46,6 @@ def test_what_is_not_the_files_fault_passes(error):
 def test_an_error_of_the_system_names_the_file_it_speaks_of(tmp_path):
     with pytest.raises(UserError, match=r"other\.bin"), reading("some/file.json"):
         (tmp_path / "other.bin").read_bytes()
-
-
-def place(kind, path):
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "directory":
-        path.mkdir()
-    else:
-        path.symlink_to("/dev/zero")
-
-
-@pytest.mark.parametrize("kind", ["pipe", "directory", "device"])
-def test_what_is_no_file_is_refused_at_once(kind, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    place(kind, tmp_path / "x")
-    with pytest.raises(UserError, match=r"^(cannot read )?x .*; "):
-        open_regular("x")
-
-
-def test_text_that_is_no_utf8_is_told(tmp_path):
-    (tmp_path / "latin1.txt").write_bytes(b"caf\xe9")
-    with pytest.raises(UserError, match=r"latin1.txt .*0xe9"):
-        read_text(tmp_path / "latin1.txt")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import exlm_mini
 from exlm_mini.data.batches import validation_batches
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.masking import MaskedBatch
-from exlm_mini.data.smiles import read_molecule
+from exlm_mini.data.molecules import read_molecule
 from exlm_mini.reading.decoding import read_row
 from exlm_mini.reading.filling import fill_at_once, fill_in_turn, measure_fillings
 from exlm_mini.reading.trained import SHIPPED

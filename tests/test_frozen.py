@@ -16,7 +16,7 @@ from exlm_lab.experiments import frozen
 from exlm_lab.experiments.frozen import QUANTITIES, explained, features, held_out
 from exlm_mini.config import ModelConfig
 from exlm_mini.data.corpus import prepare_corpus
-from exlm_mini.data.smiles import read_molecule
+from exlm_mini.data.molecules import read_molecule
 from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.exlm import token_states

@@ -14,7 +14,7 @@ from tiny_runs import tiny_run
 import exlm_mini
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.masking import MaskedBatch
-from exlm_mini.data.smiles import embedded_molecules
+from exlm_mini.data.molecules import embedded_molecules
 from exlm_mini.data.tokenizer import MASK
 from exlm_mini.export import main
 from exlm_mini.reading.decoding import read_row

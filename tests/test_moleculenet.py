@@ -12,7 +12,7 @@ from rdkit import Chem
 from exlm_lab.downstream.layouts import encode
 from exlm_lab.downstream.moleculenet import BENCHMARKS, load, read
 from exlm_lab.downstream.settings import ReadingConfig
-from exlm_mini.data.cleaning import Cleaning
+from exlm_mini.data.molecules import Cleaning
 
 MOLECULES = [
     "CCO", "CCC", "CCN", "CCCl", "CCBr", "CCF", "CC=O", "c1ccccc1", "c1ccncc1", "C[C@H](N)O",

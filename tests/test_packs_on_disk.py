@@ -11,14 +11,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packs import pack_of
 from refusals import told
 
 from exlm_mini.config import DataConfig, SpecialIds
-from exlm_mini.data import corpus
 from exlm_mini.data.corpus import open_corpus, prepare_corpus
-from exlm_mini.data.packs import Pack, write_pack
+from exlm_mini.data.packs import Counts, Pack, Rows, block_rows, molecule_rows
 from exlm_mini.data.pipeline import NUM_BUCKETS, held_out_bound
-from exlm_mini.data.rows import Counts, Rows, block_rows, molecule_rows
 from exlm_mini.data.shards import hash_of
 from exlm_mini.data.toy_grammars import grammar
 
@@ -26,24 +25,8 @@ SPECIAL = SpecialIds()._replace(pad=5, mask=0)
 BOS, EOS, SEP, PAD = SPECIAL.bos, SPECIAL.eos, SPECIAL.sep, SPECIAL.pad
 
 
-def rows_of(documents):
-    """Rows of different length, as they are."""
-    return [Rows(np.concatenate(documents), np.array(list(map(len, documents))))]
-
-
 def write(path, rows, row_length=None, vocab_size=1000):
-    num_rows = write_pack(
-        path,
-        rows,
-        row_length=row_length,
-        vocab_size=vocab_size,
-        special_ids=SPECIAL,
-        tokenizer_sha256="0" * 64,
-        source="a test",
-        counts=Counts(),
-    )
-    assert num_rows
-    return Pack(path)
+    return pack_of(path, rows, vocab_size, row_length, SPECIAL)
 
 
 def unpacked(pack):
@@ -103,7 +86,7 @@ def test_molecules_keep_rows_of_their_own(documents, size):
 @given(documents=DOCUMENTS, vocab_size=st.sampled_from([1000, 65536, 65537]))
 def test_ragged_rows_come_back(tmp_path_factory, documents, vocab_size):
     path = tmp_path_factory.mktemp("pack") / "a.json"
-    pack = write(path, rows_of(documents), vocab_size=vocab_size)
+    pack = write(path, documents, vocab_size=vocab_size)
     assert unpacked(pack) == documents
     assert len(pack) == len(documents)
     assert pack.lengths_R.tolist() == list(map(len, documents))
@@ -112,15 +95,14 @@ def test_ragged_rows_come_back(tmp_path_factory, documents, vocab_size):
     assert pack.num_tokens == sum(map(len, documents))
     itemsize = 2 if vocab_size <= 65536 else 4
     assert path.with_suffix(".bin").stat().st_size == itemsize * pack.num_tokens
-    largest = write(path, rows_of([[0, vocab_size - 1]]), vocab_size=vocab_size)
+    largest = write(path, [[0, vocab_size - 1]], vocab_size=vocab_size)
     assert unpacked(largest) == [[0, vocab_size - 1]]
 
 
 @pytest.mark.parametrize("row_length", [None, 5])
 def test_gather_takes_rows_in_any_order(tmp_path, row_length):
     table = np.random.default_rng(0).integers(6, 1000, (40, 5))
-    rows = [Rows(part.reshape(-1), np.full(len(part), 5)) for part in np.split(table, 4)]
-    pack = write(tmp_path / "a.json", rows, row_length)
+    pack = write(tmp_path / "a.json", list(table), row_length)
     indices = [39, 0, 7, 7]
     for asked in (indices, np.array(indices), torch.tensor(indices)):
         token_ids_BN, lengths_B = pack.gather(asked)
@@ -136,21 +118,11 @@ def test_gather_takes_rows_in_any_order(tmp_path, row_length):
 
 
 def test_a_pack_is_named_by_its_content(tmp_path):
-    a = write(tmp_path / "a.json", rows_of([[6, 7], [8]]))
-    same = write(tmp_path / "b.json", rows_of([[6, 7], [8]]))
-    other_rows = write(tmp_path / "c.json", rows_of([[6], [7, 8]]))
+    a = write(tmp_path / "a.json", [[6, 7], [8]])
+    same = write(tmp_path / "b.json", [[6, 7], [8]])
+    other_rows = write(tmp_path / "c.json", [[6], [7, 8]])
     assert a.sha256 == same.sha256 != other_rows.sha256
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
-
-
-def test_ids_outside_the_vocabulary_are_refused(tmp_path):
-    write(tmp_path / "a.json", rows_of([[6, 7]]))  # an older pack goes, too
-    for bad in (-1, 1000):
-        with pytest.raises(ValueError, match="ids must lie"):
-            write(tmp_path / "a.json", rows_of([[6, bad]]))
-    with pytest.raises(ValueError, match="rows of 3"):
-        write(tmp_path / "a.json", rows_of([[6, 7]]), row_length=3)
-    assert list(tmp_path.iterdir()) == []
 
 
 # ---- damage ----
@@ -189,7 +161,7 @@ def test_any_damage_to_any_file_is_told(corpora, data):
 
 
 def test_a_side_file_may_be_laid_out_anew_but_not_edited(tmp_path):
-    path = write(tmp_path / "a.json", rows_of([[6, 7], [8]])).path
+    path = write(tmp_path / "a.json", [[6, 7], [8]]).path
     whole = json.loads(path.read_text())
     path.write_text(json.dumps(whole))
     assert len(Pack(path)) == 2
@@ -236,31 +208,10 @@ def test_a_toy_corpus_holds_its_sentences(tmp_path):
          ["longer than data.block_length 3", "raise"]),
     ],
 )  # fmt: skip
-def test_a_pack_without_rows_is_told_and_not_left(tmp_path, settings, parts):
+def test_a_pack_without_rows_is_told(tmp_path, settings, parts):
     data = dataclasses.replace(text_data(tmp_path), **settings)
     told(lambda: prepare_corpus(data, tmp_path / "c", 1), *parts)
-    assert [path.name for path in (tmp_path / "c").iterdir()] == [".shards"]
-
-
-def test_a_killed_build_starts_again(tmp_path, monkeypatch):
-    def stopped(*_, **__):
-        raise KeyboardInterrupt
-
-    # What a kill leaves: a partial build, perhaps some files already in place.
-    partial = tmp_path / ".shards" / "corpus"
-    partial.mkdir(parents=True)
-    (partial / "train.bin.partial").write_bytes(b"half")
-    for name in ("train.bin", "train.offsets.bin"):
-        (tmp_path / name).write_bytes(b"moved")
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(corpus, "write_pack", stopped)
-        prepare_corpus(TOY, tmp_path, 1)
-    assert len(prepare_corpus(TOY, tmp_path, 1).train) == 300
-    assert not (tmp_path / "train.offsets.bin").exists()
-    # Or all of them, and the folder they came from.
-    partial.mkdir(parents=True)
-    assert len(prepare_corpus(TOY, tmp_path, 1).train) == 300
-    assert not (tmp_path / ".shards").exists()
+    told(lambda: open_corpus(tmp_path / "c", data), "holds no corpus")
 
 
 def test_a_packed_corpus_is_opened_by_its_directory(tmp_path):
@@ -297,11 +248,13 @@ def test_files_of_two_corpora_do_not_mix(tmp_path):
     prepare_corpus(fours, tmp_path / "c", 1)
     for file in ("train.bin", "train.json"):
         os.replace(tmp_path / "b" / file, tmp_path / "a" / file)
-    told(lambda: open_corpus(tmp_path / "a", TOY), "train.json", "is not the pack")
-    os.replace(tmp_path / "c" / "tokenizer.json", tmp_path / "a" / "tokenizer.json")
-    told(lambda: open_corpus(tmp_path / "a", TOY), "tokenizer.json", "is not the tokenizer")
-    os.unlink(tmp_path / "a" / "tokenizer.json")
-    told(lambda: open_corpus(tmp_path / "a", TOY), "tokenizer.json", "No such file")
+    told(lambda: open_corpus(tmp_path / "a", TOY), "train.json", "not of one corpus")
+    os.replace(tmp_path / "c" / "tokenizer.json", tmp_path / "b" / "tokenizer.json")
+    for name in ("train.bin", "train.json"):
+        os.replace(tmp_path / "a" / name, tmp_path / "b" / name)
+    told(lambda: open_corpus(tmp_path / "b", TOY), "tokenizer.json", "not of one corpus")
+    os.unlink(tmp_path / "b" / "tokenizer.json")
+    told(lambda: open_corpus(tmp_path / "b", TOY), "tokenizer.json", "No such file")
 
 
 # ---- tokenizers given ----

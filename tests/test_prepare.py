@@ -1,5 +1,6 @@
 """``python -m exlm_mini.prepare``: the same packs however often it is stopped, and by how many."""
 
+import contextlib
 import json
 import os
 import re
@@ -15,10 +16,9 @@ import pytest
 from refusals import told
 
 from exlm_mini.config import DataConfig
-from exlm_mini.data import corpus as corpora
 from exlm_mini.data import pipeline, shards, sources
-from exlm_mini.data.cleaning import Cleaning
 from exlm_mini.data.corpus import open_corpus, prepare
+from exlm_mini.data.molecules import Cleaning
 from exlm_mini.data.shards import hash_of
 from exlm_mini.data.tokenizer import Tokenizer, train_byte_level_bpe
 from exlm_mini.data.toy_grammars import grammar
@@ -61,45 +61,54 @@ def undisturbed(data, tmp_path):
     return contents(tmp_path / "undisturbed")
 
 
-class Stopper:
-    """Stands for the progress of a run: stops it after some shards."""
+@pytest.fixture
+def stopped_after(monkeypatch):
+    """Runs a function that is stopped before file number ``n`` gets its name; whether it was."""
 
-    def __init__(self, num_shards):
-        self.left = num_shards
+    def run(n, function):
+        left = iter(range(n))
 
-    def __call__(self, step, num_bytes):
-        self.left -= 1
-        if self.left < 0:
-            raise KeyboardInterrupt
+        def rename(*paths, original=os.rename):
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            original(*paths)
+
+        with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+            patch.setattr(os, "rename", rename)
+            function()
+            return False
+        return True
+
+    return run
 
 
 # ---- stopping and going on ----
 
 
 @pytest.mark.reliability
-def test_a_stopped_run_goes_on_to_the_same_bytes(data, tmp_path, undisturbed):
+def test_a_run_stopped_anywhere_goes_on_to_the_same_bytes(
+    data, tmp_path, undisturbed, stopped_after
+):
     output = tmp_path / "stopped"
     stops = 0
-    while True:
-        try:
-            prepare(data, output, progress=Stopper(4 + stops * 3))
-            break
-        except KeyboardInterrupt:
-            stops += 1
-    assert stops > 3
+    while stopped_after(stops, lambda: prepare(data, output)):
+        assert not (output / "corpus.json").exists()
+        stops += 1
+        (output / f"train.bin.{stops}.partial").write_bytes(b"killed while it was written")
+        (output / "train.offsets.bin").write_bytes(b"of molecules, in an earlier call")
+    assert stops > 5
     assert contents(output) == undisturbed
 
 
 @pytest.mark.parametrize("what", ["source", "given", "seed", "share", "vocabulary"])
-def test_a_shard_of_something_else_is_made_again(tmp_path, what):
+def test_a_shard_of_something_else_is_made_again(tmp_path, what, stopped_after):
     """Stopped half way, then the file or a setting changes: as if begun anew."""
     path, seed = tmp_path / "a.txt", 1
     data = replace(TEXT, source=(write_text(path),))
     if what == "given":  # the tokenizer stays, whatever the file
         train_byte_level_bpe(["a b", "c d"], 270).save(tmp_path / "tokenizer.json")
         data = replace(data, tokenizer=str(tmp_path / "tokenizer.json"))
-    with pytest.raises(KeyboardInterrupt):
-        prepare(data, tmp_path / "c", progress=Stopper(14))
+    assert stopped_after(17, lambda: prepare(data, tmp_path / "c"))
     if what in ("source", "given"):  # other text of the same size
         path.write_text(path.read_text().swapcase())
     elif what == "seed":
@@ -112,39 +121,15 @@ def test_a_shard_of_something_else_is_made_again(tmp_path, what):
     assert contents(tmp_path / "c") == contents(tmp_path / "new")
 
 
-@pytest.mark.parametrize("num_moves", [0, 2, 5])
-def test_a_run_stopped_at_its_end_goes_on(data, tmp_path, monkeypatch, undisturbed, num_moves):
-    output, moves = tmp_path / "c", []
-
-    def move(source, target, original=os.replace):
-        if ".shards/corpus" in str(source) and not str(source).endswith(".partial"):
-            moves.append(target)
-            if len(moves) > num_moves:
-                raise KeyboardInterrupt
-        return original(source, target)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(corpora.os, "replace", move)
-        prepare(data, output)
-    (output / "train.offsets.bin").write_bytes(b"of molecules, in an earlier call")
-    assert not (output / "corpus.json").exists()
-    prepare(data, output)
-    assert contents(output) == undisturbed
-
-
-def test_finished_shards_are_not_made_again(data, tmp_path, monkeypatch):
-    made, original = [], shards._cleaned
-
-    def cleaned(table, **fixed):
-        made.append(table["text"][0])
-        return original(table, **fixed)
-
-    monkeypatch.setattr(shards, "_cleaned", cleaned)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(data, tmp_path / "c", progress=Stopper(7))
-    first = len(made)
+def test_finished_shards_are_not_made_again(data, tmp_path, monkeypatch, stopped_after):
+    made, original = [], shards.write_table
+    monkeypatch.setattr(
+        shards, "write_table", lambda *given: original(*given) or made.append(given[0])
+    )
+    for num_files in (7, 30):
+        assert stopped_after(num_files, lambda: prepare(data, tmp_path / "c"))
     prepare(data, tmp_path / "c")
-    assert 7 <= first < len(made) == len(set(made)) > 14
+    assert len(made) == len(set(made)) > 30
 
 
 @pytest.mark.reliability
@@ -180,7 +165,7 @@ def molecules(tmp_path):
 
 
 def smiles_file(tmp_path, extra):
-    from exlm_mini.data.smiles import embedded_molecules
+    from exlm_mini.data.molecules import embedded_molecules
 
     lines = [*list(embedded_molecules())[:400], *extra]
     (tmp_path / "a.smi").write_text("\n".join(f"{line} {i}" for i, line in enumerate(lines)))
@@ -196,7 +181,7 @@ def test_the_packs_do_not_depend_on_the_number_of_workers(molecules, tmp_path):
 
 
 def test_a_worker_that_dies_is_told(molecules, tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "_cleaned", lambda table, **fixed: os._exit(1))
+    monkeypatch.setattr(shards, "_rows", lambda table, **fixed: os._exit(1))
     told(
         lambda: prepare(molecules, tmp_path / "c", num_workers=2),
         "died", "the same command goes on",
@@ -207,7 +192,7 @@ def test_no_worker_outlives_its_parent(molecules, tmp_path):
     program = (
         "import sys, time; from exlm_mini.config import DataConfig\n"
         "from exlm_mini.data import corpus, shards\n"
-        "shards._cleaned = lambda table, **fixed: print(1, flush=True) or time.sleep(3600)\n"
+        "shards._rows = lambda table, **fixed: print(1, flush=True) or time.sleep(3600)\n"
         "data = DataConfig(kind='smiles', source=(sys.argv[1],))\n"
         "corpus.prepare(data, sys.argv[2], num_workers=2)"
     )
@@ -299,7 +284,7 @@ def test_molecules_are_cleaned_and_losses_counted(tmp_path):
     counts = source["cleaning"]
     assert source["documents_read"] == 404 and counts["rejected"] >= 2
     assert counts["fragments_removed"] >= 1 and counts["stereo_removed"] >= 1
-    assert any("of 404 molecules 2 rejected" in line for line in lines)
+    assert any("of 404 molecules" in line and "2 rejected" in line for line in lines)
     kept = corpus.train.counts.documents + corpus.validation.counts.documents
     assert kept == 404 - counts["rejected"]
     assert corpus.train.counts.dropped_documents > 0 and corpus.train.lengths_R.max() <= 40

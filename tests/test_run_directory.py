@@ -20,7 +20,6 @@ from refusals import told
 from exlm_mini.config import RunConfig, TrainConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.config.recipes import stored_config
-from exlm_mini.data.files import write_atomically
 from exlm_mini.training import run_directory
 from exlm_mini.training.run_directory import (
     FREE_SETTINGS,
@@ -144,33 +143,6 @@ def test_directory_of_something_else_is_left_alone(tmp_path):
     with locked_directory(tmp_path):
         told(lambda: settled(tmp_path, CONFIG), "holds thesis.tex")
     assert {path.name for path in tmp_path.iterdir()} == {".lock", "thesis.tex"}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [".lock", "data/train.bin.partial"],
-)
-def test_a_link_inside_is_not_followed(name, tmp_path):
-    run, target = tmp_path / "run", tmp_path / "thesis.tex"
-    target.write_text("years of work")
-    (run / name).parent.mkdir(parents=True)
-    (run / name).symlink_to(target)
-    with (
-        pytest.raises(UserError, match=rf"{name} is a symbolic link.*--output"),
-        locked_directory(run),
-    ):
-        pass
-    assert target.read_text() == "years of work"
-    assert [path.name for path in run.rglob("*")] == [*Path(name).parts]  # and no lock either
-
-
-def test_a_draft_is_not_written_through_a_link(tmp_path):
-    target = tmp_path / "thesis.tex"
-    target.write_text("years of work")
-    (tmp_path / f"record.json.{os.getpid()}.partial").symlink_to(target)
-    with pytest.raises(OSError, match="symbolic link"):
-        write_atomically(tmp_path / "record.json", b"{}")
-    assert target.read_text() == "years of work"
 
 
 def test_a_log_goes_on_behind_the_last_step_that_is_kept(tmp_path):

@@ -6,9 +6,15 @@ from refusals import told
 pytest.importorskip("rdkit", reason="rdkit is not installed")
 
 from exlm_mini.config import DataConfig
-from exlm_mini.data.cleaning import Change, Cleaning, clean
 from exlm_mini.data.corpus import prepare_corpus
-from exlm_mini.data.smiles import embedded_molecules, looks_like_smiles, read_molecule
+from exlm_mini.data.molecules import (
+    Change,
+    Cleaning,
+    clean,
+    embedded_molecules,
+    looks_like_smiles,
+    read_molecule,
+)
 from exlm_mini.data.text import file_documents
 
 ALL = Cleaning(largest_fragment=True, strip_stereo=True, canonical=True)

@@ -12,7 +12,7 @@ from exlm_mini.config import SPECIAL_TOKENS, SpecialIds
 
 pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 from exlm_mini.data import tokenizer as tokenization
-from exlm_mini.data.smiles import embedded_molecules
+from exlm_mini.data.molecules import embedded_molecules
 from exlm_mini.data.tokenizer import Tokenizer, train_byte_level_bpe, train_smiles, word_level
 
 ENGLISH = ["The old baker looked at the sea.", "The sea looked back at the old baker."] * 3

@@ -25,7 +25,7 @@ from exlm_mini.config import (
 )
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.masking import Masker, counter_uniform, unit_noise
-from exlm_mini.data.smiles import embedded_molecules
+from exlm_mini.data.molecules import embedded_molecules
 from exlm_mini.data.tokenizer import (
     Tokenizer,
     train_byte_level_bpe,

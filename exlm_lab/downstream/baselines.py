@@ -74,7 +74,7 @@ def _fingerprints(*parts: Examples) -> tuple[np.ndarray, ...]:
     """bits_RF of the molecules; of a pair one after the other."""
     from rdkit.Chem.rdFingerprintGenerator import GetMorganGenerator
 
-    from exlm_mini.data.smiles import read_molecule
+    from exlm_mini.data.molecules import read_molecule
 
     generator = GetMorganGenerator(radius=RADIUS, fpSize=NUM_BITS)
     return tuple(

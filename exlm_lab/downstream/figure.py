@@ -118,7 +118,7 @@ def _worst(axis: Any, examples: Examples, truth_R: np.ndarray, said_R: np.ndarra
     import matplotlib.image
     from rdkit.Chem import Draw
 
-    from exlm_mini.data.smiles import read_molecule
+    from exlm_mini.data.molecules import read_molecule
 
     order = np.argsort(-np.abs(truth_R - said_R))[:NUM_WORST]
     canvas = Draw.rdMolDraw2D.MolDraw2DCairo(2 * PIXELS[0], 3 * PIXELS[1], *PIXELS)

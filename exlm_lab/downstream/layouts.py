@@ -27,7 +27,7 @@ from exlm_lab.downstream.settings import ReadingConfig
 from exlm_lab.downstream.tables import find_column
 from exlm_lab.downstream.task import Examples, Kind, Splits, Task
 from exlm_mini.config.checks import UserError, nearest
-from exlm_mini.data.cleaning import Cleaning
+from exlm_mini.data.molecules import Cleaning
 from exlm_mini.reading.entries import readable
 
 MOST_WRONG = 0.1

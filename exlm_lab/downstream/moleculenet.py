@@ -21,8 +21,8 @@ from exlm_lab.downstream.settings import ReadingConfig
 from exlm_lab.downstream.tables import read_table
 from exlm_lab.downstream.task import Splits, Task, find_file, load_hub
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.cleaning import Cleaning
 from exlm_mini.data.files import reading
+from exlm_mini.data.molecules import Cleaning
 
 SMILES_COLUMNS = ("smiles", "mol")
 NOT_LABELS = {"mol_id", "name", "num", "cid", "model", "pic50", *SMILES_COLUMNS}

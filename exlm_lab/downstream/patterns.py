@@ -21,8 +21,7 @@ from exlm_lab.downstream.metrics import mean_roc_auc
 from exlm_lab.downstream.scaffolds import molecules
 from exlm_lab.downstream.settings import ReadingConfig
 from exlm_lab.downstream.task import Splits, Task
-from exlm_mini.data.cleaning import Cleaning
-from exlm_mini.data.smiles import embedded_molecules
+from exlm_mini.data.molecules import Cleaning, embedded_molecules
 from exlm_mini.data.tokenizer import SMILES_SYMBOL
 
 NAME = "embedded-molecules"

@@ -23,7 +23,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from exlm_mini.data.smiles import read_molecule, require_rdkit
+from exlm_mini.data.molecules import read_molecule, require_rdkit
 
 RULES = ("scaffold", "deepchem", "random")
 PARTS = ("train", "validation", "test")

@@ -15,7 +15,7 @@ from exlm_mini.config.checks import (
     Share,
     settings,
 )
-from exlm_mini.data.cleaning import Cleaning
+from exlm_mini.data.molecules import Cleaning
 
 if TYPE_CHECKING:  # settings are read without torch
     import torch

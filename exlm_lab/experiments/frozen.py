@@ -21,8 +21,8 @@ from exlm_lab.downstream.inputs import evaluation_batches, padded
 from exlm_lab.downstream.scaffolds import scaffold
 from exlm_lab.experiments.pairs import pair_metrics
 from exlm_mini.data.files import write_atomically
+from exlm_mini.data.molecules import read_molecule, require_rdkit
 from exlm_mini.data.packs import Pack
-from exlm_mini.data.smiles import read_molecule, require_rdkit
 from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.exlm import token_states

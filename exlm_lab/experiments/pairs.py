@@ -17,7 +17,7 @@ from torch import Tensor
 from exlm_lab.downstream.inputs import evaluation_batches, padded
 from exlm_lab.experiments.states import read_rows
 from exlm_mini.data.masking import MaskedBatch, counter_uniform
-from exlm_mini.data.smiles import read_molecule
+from exlm_mini.data.molecules import read_molecule
 from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.objectives import nats_to_bits

@@ -5,13 +5,14 @@ A prepared corpus is a directory with these files::
     tokenizer.json      the tokenizer of both packs
     train.*             pack of the training rows (files as in ``packs``)
     validation.*        pack of the held-out rows
-    corpus.json         its settings, sources, versions and packs, moved there last
+    corpus.json         its settings, sources, versions and packs, written last
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
-import os
+import platform
 import shutil
 from collections.abc import Callable, Collection
 from dataclasses import asdict
@@ -20,23 +21,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from exlm_mini import __version__
 from exlm_mini.config import DataConfig
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.cleaning import Cleaning
-from exlm_mini.data.files import REMEDY, read_json, sha256_of, write_json
+from exlm_mini.data.files import REMEDY, read_json, seal_of, sha256_of, write_json
 from exlm_mini.data.memory import check_bytes
-from exlm_mini.data.packs import Pack, write_pack
-from exlm_mini.data.pipeline import Job, build_packs, versions, working_folder
-from exlm_mini.data.rows import Counts, framed_rows
-from exlm_mini.data.smiles import require_rdkit
+from exlm_mini.data.molecules import Cleaning, require_rdkit
+from exlm_mini.data.packs import Counts, Pack, framed_rows, write_pack
+from exlm_mini.data.pipeline import PACKS, build_packs
+from exlm_mini.data.shards import Job
 from exlm_mini.data.sources import check_sources, open_sources
 from exlm_mini.data.tokenizer import given_tokenizer, word_level
 from exlm_mini.data.toy_grammars import grammar
 
 SHARDS = ".shards"
 """Working files of an unfinished corpus."""
-PACKS = ("train", "validation")
 NUM_VALIDATION_SENTENCES = 4096
+LIBRARIES = {
+    "toy": ("numpy", "tokenizers"),
+    "text": ("numpy", "tokenizers"),
+    "smiles": ("numpy", "rdkit", "tokenizers"),
+}
+"""That the packs of a kind depend on."""
 
 
 class Corpus(NamedTuple):
@@ -73,7 +79,6 @@ def prepare(
     accepted: Collection[str] = (),
     num_workers: int = 1,
     report: Callable[[str], None] = lambda line: None,
-    progress: Callable[[str, float], None] = lambda step, num_bytes: None,
 ) -> Corpus:
     """Make a corpus in a directory, resume making it, or open it if it is finished.
 
@@ -87,7 +92,6 @@ def prepare(
         accepted: named sets whose caveat the user accepts.
         num_workers: processes; the packs do not depend on it.
         report: receives lines about the corpus.
-        progress: receives the name of a step, and the bytes of text of each shard it has finished.
     """
     directory, cleaning = Path(directory), cleaning or Cleaning()
     if data.kind != "smiles" and cleaning != Cleaning():
@@ -96,57 +100,34 @@ def prepare(
             "out"
         )
     settings = _settings(data, seed, cleaning)
-    shards = directory / SHARDS
     if (directory / "corpus.json").exists():
         _check_same(directory, settings)
         corpus = open_corpus(directory, data)
-        shutil.rmtree(
-            shards, ignore_errors=True
-        )  # left by a run that was killed at the very end
         report(f"{directory} already holds this corpus: {len(corpus.train):,} training rows")
-        return corpus
-    check_sources(data, accepted)
-    if data.kind == "smiles":
-        require_rdkit()
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        _refuse_strangers(directory)
-        made = shards / "corpus"
-        shutil.rmtree(made, ignore_errors=True)
-        made.mkdir(parents=True)
-        if data.kind == "toy":
-            sources: list[dict[str, Any]] = []
-            _write_toy(data, seed, made)
-        else:
-            opened = open_sources(data, accepted)
-            folder = working_folder(data, seed, cleaning, opened, shards / "arrow")
-            job = Job(data, seed, cleaning, num_workers, folder, report, progress)
-            sources = build_packs(job, opened, made)
-        files = {path: digest for one in sources for path, digest in one["sha256"].items()}
-        if data.tokenizer:
-            files[data.tokenizer] = sha256_of(Path(data.tokenizer))
-        write_json(
-            made / "corpus.json",
-            {
-                "settings": settings,
-                "sources": sources,
-                "files": files,
-                "versions": versions(data.kind),
-                "packs": {name: Pack(made / f"{name}.json").sha256 for name in PACKS},
-            },
-        )
-        for name in PACKS:  # moved here by a killed run with other settings
-            (directory / f"{name}.offsets.bin").unlink(missing_ok=True)
-        # corpus.json last: a directory with it is complete.
-        for file in sorted(made.iterdir(), key=lambda path: path.name == "corpus.json"):
-            os.replace(file, directory / file.name)
-    except OSError as error:
-        raise UserError(
-            f"cannot write to {error.filename or directory} ({error.strerror}); make room or "
-            "choose another directory; the same command goes on"
-        ) from None
-    corpus = open_corpus(directory, data)
-    shutil.rmtree(shards)
+    else:
+        check_sources(data, accepted)
+        if data.kind == "smiles":
+            require_rdkit()
+        try:
+            _begin(directory)
+            content: dict[str, Any] = {"settings": settings, "sources": []}
+            content["versions"] = versions(data.kind)
+            if data.kind == "toy":
+                _write_toy(data, seed, directory)
+            else:
+                sources = open_sources(data, accepted)
+                units = [[unit.fingerprint for unit in source.units] for source in sources]
+                folder = _working_folder(directory / SHARDS, data, content, units)
+                job = Job(data, seed, cleaning, num_workers, folder, report)
+                content["sources"] = build_packs(job, sources, directory)
+            _finish(directory, data, content)
+        except OSError as error:
+            raise UserError(
+                f"cannot write to {error.filename or directory} ({error.strerror}); make room or "
+                "choose another directory; the same command goes on"
+            ) from None
+        corpus = open_corpus(directory, data)
+    shutil.rmtree(directory / SHARDS, ignore_errors=True)
     return corpus
 
 
@@ -159,7 +140,12 @@ def open_corpus(directory: str | Path, data: DataConfig) -> Corpus:
     """
     directory = Path(directory)
     path = directory / "corpus.json"
-    stored = _read_corpus(path)
+    if not path.exists():
+        raise UserError(
+            f"{directory} holds no corpus; make one there with python -m exlm_mini.prepare, or "
+            "give another directory"
+        )
+    stored = read_json(path)
     for name in ("data.kind", "data.grammar") if data.kind == "toy" else ("data.kind",):
         was, value = stored["settings"][name], getattr(data, name.removeprefix("data."))
         if was != value:
@@ -171,13 +157,17 @@ def open_corpus(directory: str | Path, data: DataConfig) -> Corpus:
     tokenizer_path = directory / "tokenizer.json"
     digest = sha256_of(tokenizer_path)
     for pack in (train, validation):
-        if pack.tokenizer_sha256 != digest:
+        if pack.tokenizer_sha256 != digest or stored["packs"][pack.path.stem] != pack.sha256:
             raise UserError(
-                f"{tokenizer_path} is not the tokenizer of {pack.path} (sha256 differs); {REMEDY}"
+                f"{pack.path}, {tokenizer_path} and {path} are not of one corpus; {REMEDY}"
             )
-        if stored["packs"][pack.path.stem] != pack.sha256:
-            raise UserError(f"{pack.path} is not the pack that {path} names; {REMEDY}")
     return Corpus(train, validation, tokenizer_path, data.kind)
+
+
+def versions(kind: str) -> dict[str, str]:
+    """Versions of the software that the packs of a kind depend on."""
+    own = {"exlm_mini": __version__, "python": platform.python_version()}
+    return own | {name: importlib.metadata.version(name) for name in LIBRARIES[kind]}
 
 
 def _write_toy(data: DataConfig, seed: int, directory: Path) -> None:
@@ -203,9 +193,7 @@ def _write_toy(data: DataConfig, seed: int, directory: Path) -> None:
             directory / f"{name}.json",
             [framed_rows(token_ids, tokenizer.special_ids)],
             row_length=language.length + 2,
-            vocab_size=tokenizer.vocab_size,
-            special_ids=tokenizer.special_ids,
-            tokenizer_sha256=tokenizer.sha256,
+            tokenizer=tokenizer,
             source=f"toy grammar {data.grammar}",
             counts=Counts(documents=num_sentences, tokens=token_ids.size),
         )
@@ -221,27 +209,49 @@ def _settings(data: DataConfig, seed: int, cleaning: Cleaning) -> dict[str, Any]
     return json.loads(json.dumps({"seed": seed, **plain}))
 
 
-def _read_corpus(path: Path) -> dict:
-    if not path.exists():
-        raise UserError(
-            f"{path.parent} holds no corpus; make one there with python -m exlm_mini.prepare, or "
-            "give another directory"
-        )
-    return read_json(path)
-
-
-def _refuse_strangers(directory: Path) -> None:
-    """Refuse a directory with files that are not ours."""
+def _begin(directory: Path) -> None:
+    """Make the directory; one with files that are not ours is refused."""
+    directory.mkdir(parents=True, exist_ok=True)
     foreign = sorted(p.name for p in directory.iterdir() if not p.name.startswith("."))
-    if foreign and not (directory / SHARDS).is_dir():  # otherwise a killed run moved them there
+    if foreign and not (directory / SHARDS).is_dir():
         raise UserError(
             f"{directory} holds {foreign[0]} but no corpus.json; choose another directory"
         )
+    (directory / SHARDS).mkdir(exist_ok=True)
+    for partial in directory.glob("*.partial"):  # left by a run that was killed
+        partial.unlink()
+
+
+def _working_folder(
+    parent: Path, data: DataConfig, content: dict[str, Any], units: list[list[str]]
+) -> Path:
+    """The folder for the shards of a corpus; those of another corpus are removed.
+
+    Its name is a seal of everything that the shards depend on.
+    """
+    tokenizer = given_tokenizer(data)
+    sha256 = tokenizer and tokenizer.sha256
+    folder = parent / seal_of({**content, "units": units, "tokenizer": sha256})[:16]
+    for other in set(parent.iterdir()) - {folder}:
+        shutil.rmtree(other)
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def _finish(directory: Path, data: DataConfig, content: dict[str, Any]) -> None:
+    """Write corpus.json: a directory with one is complete."""
+    files = {
+        path: digest for one in content["sources"] for path, digest in one["sha256"].items()
+    }
+    if data.tokenizer:
+        files[data.tokenizer] = sha256_of(Path(data.tokenizer))
+    packs = {name: Pack(directory / f"{name}.json").sha256 for name in PACKS}
+    write_json(directory / "corpus.json", {**content, "files": files, "packs": packs})
 
 
 def _check_same(directory: Path, settings: dict[str, Any]) -> None:
     """Check that a corpus was made with these settings, from files as they are now."""
-    stored = _read_corpus(directory / "corpus.json")
+    stored = read_json(directory / "corpus.json")
     for name, value in settings.items():
         if stored["settings"].get(name) != value:
             raise UserError(

@@ -1,7 +1,7 @@
 """Reading files from outside, and writing files that survive a crash.
 
 A file of ours gets its name only when it is complete and on the disk; JSON files have a seal that
-shows whether they were edited. Files from outside must be regular files.
+shows whether they were edited.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ import json
 import lzma
 import os
 import shutil
-import stat
 import zlib
 from collections.abc import Iterator
-from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,7 +24,10 @@ ANOTHER = "restore or download it again, or give another"
 REMEDY = "remove its directory and prepare the corpus again"
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers for a full disk, an exhausted quota or the file size limit."""
-DAMAGE = (OSError, ValueError, KeyError, OverflowError, EOFError, zlib.error, lzma.LZMAError)
+DAMAGE = (
+    OSError, ValueError, KeyError, OverflowError, EOFError, StopIteration, zlib.error,
+    lzma.LZMAError,
+)  # fmt: skip
 """What parsers raise for a file they cannot read."""
 
 
@@ -39,7 +40,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     # One per process: a worker of a killed command may write for a moment longer.
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        with _opened(partial) as stream:
+        with open(partial, "wb") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
@@ -66,7 +67,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def write_synced(path: Path, data: bytes) -> None:
     """Write a file and wait until it is on the disk."""
-    with _opened(path) as stream:
+    with open(path, "wb") as stream:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
@@ -79,29 +80,6 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _opened(path: Path) -> BinaryIO:
-    """An empty file to write; a symbolic link of that name is an ``OSError``."""
-    return open(path, "wb", opener=lambda name, how: os.open(name, how | os.O_NOFOLLOW, 0o666))
-
-
-def refuse_odd_files(directory: Path) -> None:
-    """Refuse an output directory with a symbolic link, pipe, socket or device inside.
-
-    Writing would follow the link, or block. The directory itself may be a link.
-    """
-    for folder, folders, files in os.walk(directory):
-        for name in (*folders, *files):
-            path = os.path.join(folder, name)
-            with contextlib.suppress(FileNotFoundError):  # another process may work here
-                mode = os.lstat(path).st_mode
-                if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-                    kind = "symbolic link" if stat.S_ISLNK(mode) else "pipe, socket or device"
-                    raise UserError(
-                        f"{path} is a {kind}; put a file or directory of its own there, or choose "
-                        "another --output"
-                    )
 
 
 # ---- reading ----
@@ -146,33 +124,15 @@ def refused(error: OSError) -> UserError:
     )
 
 
-def open_regular(path: str | Path, remedy: str = ANOTHER) -> BufferedReader:
-    """A regular file, opened for reading; a pipe, device or directory is refused."""
-    with reading(path, remedy):
-        # Without O_NONBLOCK, opening a pipe would wait for its writer.
-        stream = open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK))  # noqa: SIM115
-    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-        stream.close()
-        raise UserError(f"{path} is a pipe or a device, not a file; {remedy}")
-    return stream
-
-
 def read_bytes(path: str | Path, remedy: str = ANOTHER) -> bytes:
-    """The bytes of a regular file."""
-    with open_regular(path, remedy) as stream, reading(path, remedy):
-        return stream.read()
-
-
-def read_text(path: str | Path, remedy: str = ANOTHER) -> str:
-    """The UTF-8 text of a regular file."""
-    data = read_bytes(path, remedy)
+    """The bytes of a file."""
     with reading(path, remedy):
-        return data.decode()
+        return Path(path).read_bytes()
 
 
 def sha256_of(path: Path) -> str:
     """sha256 of a file; hexadecimal."""
-    with open_regular(path) as stream:
+    with reading(path), open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 

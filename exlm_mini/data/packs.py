@@ -1,4 +1,4 @@
-"""Rows of token ids in a memory map, with a side file that describes them.
+"""Documents cut into rows of token ids, and packs: such rows in a memory map.
 
 A pack NAME is two or three files of one directory::
 
@@ -11,23 +11,23 @@ A pack NAME is two or three files of one directory::
 The side file is written last, so a pack with one is complete; a pack is verified when it is opened.
 Opening and reading need only numpy and torch.
 
-Dimension key: R rows of a pack, B rows of a batch, N tokens of a row, padding included.
+Dimension key: D documents, R rows of a pack, B rows of a batch, N tokens of a row, padding
+included.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from exlm_mini.config import SpecialIds
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import REMEDY, read_json, sha256_of, whole_file, write_json
-from exlm_mini.data.rows import Counts, Rows
 from exlm_mini.data.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # preparing data needs no torch
@@ -36,14 +36,95 @@ if TYPE_CHECKING:  # preparing data needs no torch
 OFFSET_DTYPE = "<i8"
 
 
+# ---- rows ----
+
+
+class Rows(NamedTuple):
+    """Some rows or documents, end to end: ``token_ids`` of shape (sum of lengths,)."""
+
+    token_ids: np.ndarray
+    lengths_R: np.ndarray
+
+
+@dataclass
+class Counts:
+    """What happened to the documents; filled while they are cut into rows."""
+
+    documents: int = 0
+    tokens: int = 0
+    """Of the documents, before they are cut."""
+    unknown_tokens: int = 0
+    dropped_documents: int = 0
+    """Longer than a row (molecules)."""
+    dropped_tokens: int = 0
+    """Behind the last full block (text)."""
+
+    def add(self, other: Counts) -> None:
+        """Add those of another part of the documents."""
+        for name, number in vars(other).items():
+            setattr(self, name, getattr(self, name) + number)
+
+
+def block_rows(
+    documents: Iterable[Rows], special_ids: SpecialIds, block_length: int, counts: Counts
+) -> Iterator[Rows]:
+    """Text as rows of equal length: documents joined by [SEP], cut, and framed by [BOS] and [EOS].
+
+    Every block ends with [EOS], so that its graph ends in a boundary state, never in an ordinary
+    token. Tokens after the last full block are dropped and counted.
+    """
+    content = block_length - 2
+    pending = np.empty(0, dtype=np.int64)
+    is_first = True
+    for token_ids, lengths_D in documents:
+        if not len(lengths_D):
+            continue
+        starts_D = np.cumsum(lengths_D) - lengths_D
+        joined = np.insert(token_ids, starts_D, special_ids.sep)
+        pending = np.concatenate([pending, joined[1:] if is_first else joined])
+        is_first = False
+        num_rows = len(pending) // content
+        if num_rows:
+            yield framed_rows(pending[: num_rows * content].reshape(-1, content), special_ids)
+            pending = pending[num_rows * content :]
+    counts.dropped_tokens += len(pending)
+
+
+def framed_rows(token_ids_RN: np.ndarray, special_ids: SpecialIds) -> Rows:
+    """Rows of one length, framed by [BOS] and [EOS]."""
+    framed_RN = np.pad(token_ids_RN, ((0, 0), (1, 1)))
+    framed_RN[:, 0] = special_ids.bos
+    framed_RN[:, -1] = special_ids.eos
+    return Rows(framed_RN.reshape(-1), np.full(len(framed_RN), framed_RN.shape[1]))
+
+
+def molecule_rows(
+    documents: Iterable[Rows], special_ids: SpecialIds, block_length: int, counts: Counts
+) -> Iterator[Rows]:
+    """One row per molecule, [BOS] ... [EOS]; longer ones than ``block_length`` are dropped."""
+    for token_ids, lengths_D in documents:
+        is_kept_D = lengths_D + 2 <= block_length
+        counts.dropped_documents += int((~is_kept_D).sum())
+        lengths_R = lengths_D[is_kept_D]
+        if not len(lengths_R):
+            continue
+        ends_R = np.cumsum(lengths_R)
+        # Between two molecules, [EOS] of the first comes before [BOS] of the second.
+        places = np.stack([ends_R - lengths_R, ends_R], axis=1).reshape(-1)
+        symbols = np.tile([special_ids.bos, special_ids.eos], len(lengths_R))
+        kept = token_ids[np.repeat(is_kept_D, lengths_D)].astype(np.int64)
+        yield Rows(np.insert(kept, places, symbols), lengths_R + 2)
+
+
+# ---- packs ----
+
+
 def write_pack(
     path: Path,
     rows: Iterable[Rows],
     *,
     row_length: int | None,
-    vocab_size: int,
-    special_ids: SpecialIds,
-    tokenizer_sha256: str,
+    tokenizer: Tokenizer,
     source: str,
     counts: Counts,
 ) -> int:
@@ -53,19 +134,14 @@ def write_pack(
         path: the side file, ``DIRECTORY/NAME.json``.
         rows: read once; may fill ``counts`` on the way.
         row_length: length of every row; None: rows differ.
-        vocab_size: every id is below.
-        special_ids: of the tokenizer; ``pad`` fills short rows in ``Pack.gather``.
-        tokenizer_sha256: of the tokenizer.json the ids belong to.
+        tokenizer: of the ids; its [PAD] fills short rows in ``Pack.gather``.
         source: of the rows, for the side file.
         counts: for the side file.
 
     Returns:
         Number of rows; if it is 0, nothing is written.
-
-    Raises:
-        ValueError: if an id or a length is out of range.
     """
-    dtype = _dtype(vocab_size)
+    dtype = token_dtype(tokenizer.vocab_size)
     tokens_path, offsets_path = _binary_paths(path)
     # From here on no complete pack has that name until the new one is finished.
     for old in (path, tokens_path, offsets_path):
@@ -73,7 +149,7 @@ def write_pack(
     ends = [np.zeros(1, OFFSET_DTYPE)]
     with whole_file(tokens_path) as tokens_file:
         for token_ids, lengths_R in rows:
-            _check_rows(token_ids, lengths_R, row_length, vocab_size)
+            assert token_ids.max() < tokenizer.vocab_size
             tokens_file.write(token_ids.astype(dtype).data)
             ends.append(ends[-1][-1] + np.cumsum(lengths_R, dtype=OFFSET_DTYPE))
     offsets = np.concatenate(ends)
@@ -89,9 +165,9 @@ def write_pack(
         "num_rows": len(offsets) - 1,
         "num_tokens": int(offsets[-1]),
         "row_length": row_length,
-        "vocab_size": vocab_size,
-        "special_ids": special_ids._asdict(),
-        "tokenizer_sha256": tokenizer_sha256,
+        "vocab_size": tokenizer.vocab_size,
+        "special_ids": tokenizer.special_ids._asdict(),
+        "tokenizer_sha256": tokenizer.sha256,
         "source": source,
         "counts": asdict(counts),
         "sha256": [sha256_of(file) for file in files],
@@ -100,20 +176,8 @@ def write_pack(
     return len(offsets) - 1
 
 
-def _check_rows(
-    token_ids: np.ndarray, lengths_R: np.ndarray, row_length: int | None, vocab_size: int
-) -> None:
-    if lengths_R.sum() != len(token_ids) or (lengths_R < 1).any():
-        raise ValueError(f"rows of {lengths_R.sum()} tokens came with {len(token_ids)} ids")
-    if row_length is not None and (lengths_R != row_length).any():
-        raise ValueError(f"want rows of {row_length} tokens, got {np.unique(lengths_R)}")
-    if token_ids.min() < 0 or token_ids.max() >= vocab_size:
-        raise ValueError(
-            f"ids must lie in [0, {vocab_size}), got {token_ids.min()} to {token_ids.max()}"
-        )
-
-
-def _dtype(vocab_size: int) -> str:
+def token_dtype(vocab_size: int) -> str:
+    """The smallest type that holds every id."""
     return "<u2" if vocab_size <= 1 << 16 else "<u4"
 
 
@@ -154,7 +218,7 @@ class Pack:
                 raise UserError(f"{file} has changed since it was written; {REMEDY}")
         self.sha256 = hashlib.sha256("".join(header["sha256"]).encode()).hexdigest()
         tokens_path, offsets_path = _binary_paths(self.path)
-        self._tokens = np.memmap(tokens_path, _dtype(self.vocab_size), "r")
+        self._tokens = np.memmap(tokens_path, token_dtype(self.vocab_size), "r")
         if self.row_length is None:
             self._offsets = np.fromfile(offsets_path, OFFSET_DTYPE)
             self.lengths_R = np.diff(self._offsets)

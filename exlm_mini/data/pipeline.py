@@ -9,12 +9,8 @@ Dimension key: D documents of a shard.
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
-import platform
-import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
@@ -22,14 +18,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from exlm_mini import __version__
 from exlm_mini.config import DataConfig
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.cleaning import Change, Cleaning, clean
-from exlm_mini.data.files import seal_of, write_atomically
-from exlm_mini.data.packs import write_pack
-from exlm_mini.data.rows import Counts, Rows, block_rows, molecule_rows
-from exlm_mini.data.shards import Job, Shard, documents_of, encoded, ids_of
+from exlm_mini.data.files import write_atomically
+from exlm_mini.data.molecules import Change
+from exlm_mini.data.packs import Counts, Rows, block_rows, molecule_rows, write_pack
+from exlm_mini.data.shards import (
+    SHARD_BYTES,
+    Job,
+    documents,
+    encode,
+    hashes,
+    ids_of,
+    shards_of,
+    table_of,
+)
 from exlm_mini.data.sources import Source
 from exlm_mini.data.tokenizer import (
     Tokenizer,
@@ -38,15 +41,12 @@ from exlm_mini.data.tokenizer import (
     train_smiles,
 )
 
+PACKS = ("train", "validation")
 LESSON_BYTES = 500_000_000
 """Most text that a tokenizer is trained on, about."""
 NUM_BUCKETS = 1 << 16
 """Buckets of documents by hash; the first buckets are a sample that does not depend on order."""
-LIBRARIES = {
-    "toy": ("numpy", "tokenizers"),
-    "text": ("numpy", "tokenizers"),
-    "smiles": ("numpy", "rdkit", "tokenizers"),
-}
+SECONDS_WITHOUT_BAR = 10
 NUM_SHOWN = 5
 """Rejected molecules or unknown pieces in a message."""
 NUM_PIECES = 1000
@@ -58,42 +58,33 @@ class Part(NamedTuple):
 
     record: dict[str, Any]
     """What became of its documents."""
-    shards: list[Shard]
-    ids: list[Path]
-    """Files with the token ids of each shard."""
+    shards: list[Path]
 
 
 def build_packs(job: Job, sources: list[Source], directory: Path) -> list[dict[str, Any]]:
-    """Write the tokenizer and the packs of a corpus into an empty directory.
+    """Write the tokenizer and the packs of a corpus into a directory.
 
     Returns:
         A record of each source: its facts, what was cleaned, and its rows in each pack.
     """
-    shards_of = [
-        list(documents_of(job, f"{number:03d}", source))
-        for number, source in enumerate(sources)
-    ]
-    records = [_checked(job, *pair) for pair in zip(sources, shards_of, strict=True)]
-    shards = list(chain(*shards_of))
-    hashes = [shard.column("hash") for shard in shards]
-    bound = held_out_bound(np.concatenate(hashes), job.data.validation_share)
+    parts = [_read(job, number, source) for number, source in enumerate(sources)]
+    shards = list(chain.from_iterable(part.shards for part in parts))
+    bound = held_out_bound(
+        np.concatenate([hashes(shard) for shard in shards]), job.data.validation_share
+    )
     tokenizer = _tokenizer_for(job, shards, bound)
     tokenizer.save(directory / "tokenizer.json")
-    parts = [
-        Part(record, shards, [encoded(job, shard) for shard in shards])
-        for record, shards in zip(records, shards_of, strict=True)
-    ]
+    for shard in _shown(shards, "encoding"):
+        encode(shard, tokenizer)
     name_of_all = ", ".join(source.name for source in sources)
-    _check_unknown(job.data, tokenizer, parts, name_of_all)
-    for name in ("train", "validation"):
+    num_unknown = num_tokens = 0
+    for name in PACKS:
         counts = Counts()
         num_rows = write_pack(
             directory / f"{name}.json",
             _rows(job.data, name, parts, tokenizer, bound, counts),
             row_length=job.data.block_length if job.data.kind == "text" else None,
-            vocab_size=tokenizer.vocab_size,
-            special_ids=tokenizer.special_ids,
-            tokenizer_sha256=tokenizer.sha256,
+            tokenizer=tokenizer,
             source=name_of_all,
             counts=counts,
         )
@@ -103,66 +94,48 @@ def build_packs(job: Job, sources: list[Source], directory: Path) -> list[dict[s
         if counts.dropped_documents:
             line += f"; dropped: {counts.dropped_documents:,} of {counts.documents:,}, too long"
         job.report(line)
-    return records
+        num_unknown += counts.unknown_tokens
+        num_tokens += counts.tokens
+    if num_unknown > job.data.max_unknown * num_tokens:
+        why = _why_unknown(job.data, shards, tokenizer, num_unknown / num_tokens)
+        raise UserError(f"{name_of_all}: {why}")
+    return [part.record for part in parts]
 
 
-def working_folder(
-    data: DataConfig, seed: int, cleaning: Cleaning, sources: list[Source], parent: Path
-) -> Path:
-    """The folder for the Arrow files of a corpus; those of another corpus are removed.
+def _shown(shards: Iterable[Path], step: str) -> Iterable[Path]:
+    """Shards of a step, whose progress is shown if it takes long, in megabytes of text."""
+    from tqdm import tqdm  # type: ignore[import-untyped]
 
-    Its name is a seal of everything that the files depend on, because ``datasets`` takes a file by
-    its name alone.
-    """
-    given = given_tokenizer(data)
-    seal = seal_of(
-        {
-            "data": json.loads(json.dumps(asdict(data))),
-            "seed": seed,
-            "cleaning": asdict(cleaning),
-            "units": [[unit.fingerprint for unit in source.units] for source in sources],
-            "tokenizer": given and given.sha256,
-            "versions": versions(data.kind),
-        }
-    )
-    folder = parent / seal[:16]
-    for other in set(parent.iterdir()) - {folder} if parent.exists() else ():
-        shutil.rmtree(other)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    return tqdm(
+        shards, step, unit="MB", unit_scale=SHARD_BYTES // 1_000_000,
+        delay=SECONDS_WITHOUT_BAR, mininterval=1,
+    )  # fmt: skip
 
 
-def versions(kind: str) -> dict[str, str]:
-    """Versions of the software that the packs of a kind depend on."""
-    found = {"exlm_mini": __version__, "python": platform.python_version()}
-    return found | {name: importlib.metadata.version(name) for name in LIBRARIES[kind]}
-
-
-def _checked(job: Job, source: Source, shards: list[Shard]) -> dict[str, Any]:
-    """What was read of a source; raises an error if RDKit rejects too many molecules."""
-    num_read = sum(shard.num_read for shard in shards)
+def _read(job: Job, number: int, source: Source) -> Part:
+    """The cleaned documents of a source; raises an error if RDKit rejects too many molecules."""
+    shards = list(_shown(shards_of(job, number, source), "reading"))
+    num_read = sum(len(table_of(shard)) for shard in shards)
     if not num_read:
         raise UserError(f"{source.name} holds no documents; leave it out")
     job.report(f"read {num_read:,} documents from {source.name}")
     record = {"name": source.name, **source.facts, "documents_read": num_read}
     if job.data.kind != "smiles":
-        return record
-    changes = np.concatenate([shard.column("changes") for shard in shards])
-    done = {"rejected": num_read - len(changes)}
-    done |= {str(one.name).lower(): int((changes & one > 0).sum()) for one in Change}
+        return Part(record, shards)
+    changes = np.concatenate([table_of(shard)["changes"].to_numpy() for shard in shards])
+    done = {str(one.name).lower(): int((changes & one > 0).sum()) for one in Change}
     words = [f"{n:,} {name.replace('_', ' ')}" for name, n in done.items() if n]
     job.report(f"{source.name}: of {num_read:,} molecules {', '.join(words) or 'all are kept'}")
     limit, share = job.data.max_rejected, done["rejected"] / num_read
     if share > limit:
-        texts = chain.from_iterable(unit.documents() for unit in source.units)
-        rejected = (text for text in texts if clean(text, job.cleaning) is None)
+        rejected = (documents(shard, are_rejected=True)["text"].to_pylist() for shard in shards)
+        some = ", ".join(repr(text[:80]) for text in islice(chain(*rejected), NUM_SHOWN))
         raise UserError(
             f"{source.name}: RDKit rejects {done['rejected']:,} of {num_read:,} molecules "
-            f"({share:.2%}, data.max_rejected is {limit:.2%}), such as "
-            f"{', '.join(repr(text[:80]) for text in islice(rejected, NUM_SHOWN))}; mend or remove "
+            f"({share:.2%}, data.max_rejected is {limit:.2%}), such as {some}; mend or remove "
             "them, or raise data.max_rejected; text is read with data.kind text"
         )
-    return {**record, "cleaning": done}
+    return Part({**record, "cleaning": done}, shards)
 
 
 def held_out_bound(hashes: np.ndarray, validation_share: float) -> np.uint64:
@@ -177,15 +150,14 @@ def held_out_bound(hashes: np.ndarray, validation_share: float) -> np.uint64:
     return distinct[num_held_out - 1]
 
 
-def _tokenizer_for(job: Job, shards: list[Shard], bound: np.uint64) -> Tokenizer:
+def _tokenizer_for(job: Job, shards: list[Path], bound: np.uint64) -> Tokenizer:
     """The given tokenizer, or one trained on a sample of the training documents."""
     path, tokenizer = job.folder / "tokenizer.json", given_tokenizer(job.data)
     if path.exists():
         return Tokenizer.load(path)
     if tokenizer is None:
         job.report("learning the tokenizer from the training documents")
-        sizes = [shard.text_bytes()[shard.column("hash") > bound] for shard in shards]
-        share = LESSON_BYTES / max(sum(int(size_D.sum()) for size_D in sizes), 1)
+        share = LESSON_BYTES / max(sum(_lesson_bytes(shard, bound) for shard in shards), 1)
         learn = train_smiles if job.data.kind == "smiles" else train_byte_level_bpe
         tokenizer = learn(_lessons(shards, bound, share), job.data.vocab_size)
     write_atomically(path, tokenizer.definition)
@@ -193,37 +165,32 @@ def _tokenizer_for(job: Job, shards: list[Shard], bound: np.uint64) -> Tokenizer
     return tokenizer
 
 
-def _lessons(shards: list[Shard], bound: np.uint64, share: float) -> Iterator[str]:
+def _lesson_bytes(shard: Path, bound: np.uint64) -> int:
+    """Text of the training documents."""
+    import pyarrow.compute
+
+    texts = documents(shard)["text"].filter(hashes(shard) > bound)
+    return pyarrow.compute.sum(pyarrow.compute.binary_length(texts)).as_py() or 0
+
+
+def _lessons(shards: list[Path], bound: np.uint64, share: float) -> Iterator[str]:
     """About that share of the training documents, drawn by their hashes."""
     for shard in shards:
-        hash_D = shard.column("hash")
+        hash_D = hashes(shard)
         is_lesson_D = (hash_D > bound) & (hash_D % NUM_BUCKETS < share * NUM_BUCKETS)
-        yield from shard.texts().filter(is_lesson_D).to_pylist()
+        yield from documents(shard)["text"].filter(is_lesson_D).to_pylist()
 
 
-def _check_unknown(
-    data: DataConfig, tokenizer: Tokenizer, parts: list[Part], source: str
-) -> None:
-    """Raise an error if too many tokens are unknown."""
-    num_tokens = num_unknown = 0
-    for path in chain.from_iterable(part.ids for part in parts):
-        is_unknown = ids_of(path).token_ids == tokenizer.special_ids.unk
-        num_tokens += len(is_unknown)
-        num_unknown += int(is_unknown.sum())
-    if num_unknown <= data.max_unknown * num_tokens:
-        return
-    texts = (
-        text
-        for shard in chain.from_iterable(part.shards for part in parts)
-        for text in shard.texts().to_pylist()
-    )
+def _why_unknown(
+    data: DataConfig, shards: list[Path], tokenizer: Tokenizer, share: float
+) -> str:
+    texts = chain.from_iterable(documents(shard)["text"].to_pylist() for shard in shards)
     unknown = (piece for text in texts for piece in tokenizer.unknown_pieces(text))
     pieces = Counter(islice(unknown, NUM_PIECES)).most_common(NUM_SHOWN)
-    shown = ", ".join(repr(piece[:40]) for piece, _ in pieces)
-    raise UserError(
-        f"{source}: {num_unknown / num_tokens:.2%} of the tokens are [UNK] (data.max_unknown is "
-        f"{data.max_unknown:.2%}), most often {shown}; set data.tokenizer to none, or raise "
-        "data.vocab_size or data.max_unknown"
+    return (
+        f"{share:.2%} of the tokens are [UNK] (data.max_unknown is {data.max_unknown:.2%}), most "
+        f"often {', '.join(repr(piece[:40]) for piece, _ in pieces)}; set data.tokenizer to none, "
+        "or raise data.vocab_size or data.max_unknown"
     )
 
 
@@ -239,8 +206,8 @@ def _rows(
     num_rows = 0
     for part in parts:
         counts, start = Counts(), num_rows
-        documents = _side(part, tokenizer.special_ids.unk, bound, name == "validation", counts)
-        for rows in cut(documents, tokenizer.special_ids, data.block_length, counts):
+        side = _side(part, tokenizer.special_ids.unk, bound, name == "validation", counts)
+        for rows in cut(side, tokenizer.special_ids, data.block_length, counts):
             num_rows += len(rows.lengths_R)
             yield rows
         part.record[name] = {"rows": [start, num_rows], **asdict(counts)}
@@ -251,9 +218,9 @@ def _side(
     part: Part, unknown_id: int, bound: np.uint64, is_validation: bool, counts: Counts
 ) -> Iterator[Rows]:
     """The documents of a source that belong to a pack, shard by shard."""
-    for shard, path in zip(part.shards, part.ids, strict=True):
-        is_mine_D = (shard.column("hash") <= bound) == is_validation
-        token_ids, lengths_D = ids_of(path)
+    for shard in part.shards:
+        is_mine_D = (hashes(shard) <= bound) == is_validation
+        token_ids, lengths_D = ids_of(shard)
         token_ids, lengths_D = token_ids[np.repeat(is_mine_D, lengths_D)], lengths_D[is_mine_D]
         counts.documents += len(lengths_D)
         counts.tokens += len(token_ids)

@@ -10,13 +10,12 @@ Dimension key: D documents of a shard.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache, lru_cache
+from functools import cache
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,15 +24,16 @@ import numpy as np
 
 from exlm_mini.config import DataConfig
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.cleaning import Change, Cleaning, Molecule, clean
 from exlm_mini.data.files import whole_file, write_atomically
-from exlm_mini.data.rows import Rows
-from exlm_mini.data.smiles import looks_like_smiles
+from exlm_mini.data.molecules import Change, Cleaning, Molecule, clean, looks_like_smiles
+from exlm_mini.data.packs import Rows, token_dtype
 from exlm_mini.data.sources import Source
 from exlm_mini.data.tokenizer import Tokenizer
 
 SHARD_BYTES = 4_000_000
 """Text of a shard; a kill loses the work on one."""
+NUM_ENCODED = 1000
+"""Documents that are encoded at a time."""
 
 
 class Job(NamedTuple):
@@ -44,73 +44,40 @@ class Job(NamedTuple):
     cleaning: Cleaning
     num_workers: int
     folder: Path
-    """Of the Arrow files."""
+    """Of the shards."""
     report: Callable[[str], None]
     """Receives lines about the corpus."""
-    progress: Callable[[str, float], None]
-    """Receives the name of a step, and the bytes of text of each shard that it has finished."""
 
 
-class Shard(NamedTuple):
-    """Some cleaned documents of a unit: ``text``, ``hash`` and ``changes``."""
-
-    path: Path
-    num_read: int
-    """Documents before RDKit rejected some."""
-
-    def texts(self) -> Any:
-        """The documents, memory-mapped."""
-        return _table(self.path)["text"]
-
-    def text_bytes(self) -> np.ndarray:
-        """Their sizes, (D,)."""
-        import pyarrow.compute
-
-        return pyarrow.compute.binary_length(self.texts()).to_numpy()
-
-    def column(self, name: str) -> np.ndarray:
-        """``hash`` or ``changes``, (D,)."""
-        # Not in the numpy format of datasets, which makes int64 of uint64.
-        return _table(self.path)[name].to_numpy()
-
-
-def documents_of(job: Job, number: str, source: Source) -> Iterator[Shard]:
+def shards_of(job: Job, number: int, source: Source) -> Iterator[Path]:
     """The cleaned documents of a source. A unit is read unless all its shards are there."""
     limit = job.data.max_documents
     for index, unit in enumerate(source.units):
-        finished = job.folder / f"{number}-{index:05d}.json"
+        stem = f"{number:03d}-{index:05d}"
+        finished = job.folder / f"{stem}.finished"
         if finished.exists():
-            lengths = json.loads(finished.read_text())
-            shards = [Shard(_path(finished, i), n) for i, n in enumerate(lengths)]
+            shards: Iterable[Path] = sorted(job.folder.glob(f"{stem}-*.arrow"))
         else:
-            shards = []
-            for texts in _cut(islice(unit.documents(), limit)):
-                shards.append(Shard(_path(finished, len(shards)), len(texts)))
-                _make_documents(job, unit.name, shards[-1].path, texts)
-            write_atomically(finished, json.dumps([one.num_read for one in shards]).encode())
-        yield from shards
-        if limit is not None:
-            limit -= sum(shard.num_read for shard in shards)
+            shards = _read(job, unit.name, islice(unit.documents(), limit), finished)
+        for shard in shards:
+            yield shard
+            if limit is not None:
+                limit -= len(table_of(shard))
 
 
-def _path(finished: Path, number: int) -> Path:
-    return finished.with_name(f"{finished.stem}-{number:05d}.arrow")
-
-
-def _make_documents(job: Job, unit: str, path: Path, texts: list[str]) -> None:
-    from datasets import Dataset
-
-    is_text = job.data.kind == "text"
-    if is_text and looks_like_smiles(texts[:200]):
-        job.report(
-            f"{unit} looks like molecules, and is read as text; to read them as molecules, take a "
-            "recipe of molecules or data.kind smiles"
-        )
-    _make(
-        path, Dataset.from_dict({"text": texts}), _cleaned, 1 if is_text else job.num_workers,
-        seed=job.seed, cleaning=None if is_text else job.cleaning,
-    )  # fmt: skip
-    job.progress("reading", sum(map(len, texts)))
+def _read(job: Job, unit: str, texts: Iterable[str], finished: Path) -> Iterator[Path]:
+    """Make the shards of a unit that are not there yet."""
+    for place, some in enumerate(_cut(texts)):
+        if job.data.kind == "text" and looks_like_smiles(some[:200]):
+            job.report(
+                f"{unit} looks like molecules, and is read as text; to read them as molecules, "
+                "take a recipe of molecules or data.kind smiles"
+            )
+        shard = finished.with_name(f"{finished.stem}-{place:05d}.arrow")
+        if not shard.exists():
+            write_table(shard, _cleaned(job, some))
+        yield shard
+    write_atomically(finished, b"")
 
 
 def _cut(documents: Iterable[str]) -> Iterator[list[str]]:
@@ -126,15 +93,49 @@ def _cut(documents: Iterable[str]) -> Iterator[list[str]]:
         yield texts
 
 
-def _cleaned(table: Any, seed: int, cleaning: Cleaning | None) -> Any:
-    """Documents with their hashes and what was done to them; rejected molecules are left out."""
+# ---- cleaning ----
+
+
+def _cleaned(job: Job, texts: list[str]) -> Any:
+    """The table of a shard: ``text``, ``hash`` and ``changes`` of each document."""
+    import datasets
+    import multiprocess
+
+    datasets.disable_progress_bars()
+    _look_after_workers()
+    is_text = job.data.kind == "text"
+    try:
+        result = datasets.Dataset.from_dict({"text": texts}).with_format("arrow").map(
+            _rows,
+            batched=True,
+            fn_kwargs={"seed": job.seed, "cleaning": None if is_text else job.cleaning},
+            num_proc=None if is_text or job.num_workers == 1 else job.num_workers,
+            # Its files would be taken for another corpus of the same name, and fail on a full disk.
+            keep_in_memory=True,
+            new_fingerprint="cleaned",
+        )  # fmt: skip
+    except multiprocess.TimeoutError as error:  # waiting for the processes, after an interrupt
+        raise (error.__context__ or error) from None
+    except RuntimeError as error:
+        if "abruptly died" not in str(error):
+            raise
+        raise UserError(
+            "a worker process died, perhaps for want of memory; the same command goes on (with "
+            "fewer --workers)"
+        ) from None
+    return result.data.table
+
+
+def _rows(table: Any, seed: int, cleaning: Cleaning | None) -> Any:
+    """The rows of some documents; a rejected molecule stays as it was read."""
     import pyarrow as pa
 
-    texts = table["text"].to_pylist()
-    if cleaning is None:
-        rows = [Molecule(text, text, Change(0)) for text in texts]
-    else:
-        rows = [row for text in texts if (row := clean(text, cleaning)) is not None]
+    rows = [
+        Molecule(text, text, Change(0))
+        if cleaning is None
+        else clean(text, cleaning) or Molecule(text, text, Change.REJECTED)
+        for text in table["text"].to_pylist()
+    ]
     return pa.table(
         {
             "text": pa.array([row.spelling for row in rows], pa.large_string()),
@@ -150,84 +151,6 @@ def hash_of(text: str, seed: int) -> int:
     return int.from_bytes(digest)
 
 
-def encoded(job: Job, shard: Shard) -> Path:
-    """The file with the token ids of a shard, row by row."""
-    from datasets import Dataset
-
-    path, tokenizer = shard.path.with_suffix(".ids.arrow"), job.folder / "tokenizer.json"
-    documents = Dataset.from_file(str(shard.path)).select_columns(["text"])
-    _make(path, documents, _as_ids, 1, tokenizer_path=tokenizer)
-    job.progress("encoding", int(shard.text_bytes().sum()))
-    return path
-
-
-def _as_ids(table: Any, tokenizer_path: Path) -> Any:
-    import pyarrow as pa
-
-    tokenizer = _tokenizer(tokenizer_path)
-    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
-    ids_D = tokenizer.encode_batch(table["text"].to_pylist())
-    offsets = np.cumsum([0, *map(len, ids_D)], dtype=np.int32)
-    token_ids = np.fromiter(chain.from_iterable(ids_D), dtype, offsets[-1])
-    return pa.table({"ids": pa.ListArray.from_arrays(offsets, token_ids)})
-
-
-@lru_cache(maxsize=1)
-def _tokenizer(path: Path) -> Tokenizer:
-    return Tokenizer.load(path)
-
-
-def ids_of(path: Path) -> Rows:
-    """The token ids of all documents of a shard."""
-    lists = _table(path)["ids"].combine_chunks()
-    return Rows(lists.flatten().to_numpy(), np.diff(lists.offsets.to_numpy()))
-
-
-# ---- Arrow files ----
-
-
-def _make(path: Path, data: Any, function: Callable, num_workers: int, **fixed: Any) -> None:
-    """Write the rows of a function of Arrow tables, unless the file exists.
-
-    Args:
-        path: of the file.
-        data: a ``datasets.Dataset``.
-        function: takes a table and ``fixed``.
-        num_workers: processes.
-    """
-    import datasets
-    import multiprocess
-    import pyarrow as pa
-
-    if path.exists():
-        return
-    datasets.disable_progress_bars()
-    _look_after_workers()
-    try:
-        result = data.with_format("arrow").map(
-            function,
-            batched=True,
-            remove_columns=data.column_names,
-            fn_kwargs=fixed,
-            num_proc=num_workers if num_workers > 1 else None,
-            # Its files would be taken for another corpus of the same name, and fail on a full disk.
-            keep_in_memory=True,
-            new_fingerprint=path.stem,
-        )
-    except multiprocess.TimeoutError as error:  # waiting for the processes, after an interrupt
-        raise (error.__context__ or error) from None
-    except RuntimeError as error:
-        if "abruptly died" not in str(error):
-            raise
-        raise UserError(
-            "a worker process died, perhaps for want of memory; the same command goes on (with "
-            "fewer --workers)"
-        ) from None
-    table = result.data.table
-    with whole_file(path) as file, pa.ipc.new_stream(file, table.schema) as writer:
-        writer.write_table(table)
-
-
 @cache
 def _look_after_workers() -> None:
     """Call ``_begin_worker`` in every process that ``datasets`` starts."""
@@ -241,6 +164,7 @@ def _begin_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = os.getppid()
 
+    # PR_SET_PDEATHSIG would kill it with the thread of the pool that started it.
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(1)
@@ -249,7 +173,51 @@ def _begin_worker() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _table(path: Path) -> Any:
+# ---- shards on disk ----
+
+
+def documents(shard: Path, are_rejected: bool = False) -> Any:
+    """The documents of a shard that are kept, or the others: ``text``, ``hash``, ``changes``."""
+    table = table_of(shard)
+    return table.filter((table["changes"].to_numpy() == Change.REJECTED) == are_rejected)
+
+
+def hashes(shard: Path) -> np.ndarray:
+    """Of the documents that are kept, (D,)."""
+    # Not in the numpy format of datasets, which makes int64 of uint64.
+    return documents(shard)["hash"].to_numpy()
+
+
+def encode(shard: Path, tokenizer: Tokenizer) -> None:
+    """Write the token ids of a shard beside it, unless they are there."""
+    import pyarrow as pa
+
+    path = shard.with_suffix(".ids")
+    if path.exists():
+        return
+    texts = (part["text"].to_pylist() for part in documents(shard).to_batches(NUM_ENCODED))
+    ids_D = list(chain.from_iterable(map(tokenizer.encode_batch, texts)))
+    offsets = np.cumsum([0, *map(len, ids_D)], dtype=np.int32)
+    dtype = token_dtype(tokenizer.vocab_size)
+    token_ids = np.fromiter(chain.from_iterable(ids_D), dtype, offsets[-1])
+    write_table(path, pa.table({"ids": pa.ListArray.from_arrays(offsets, token_ids)}))
+
+
+def ids_of(shard: Path) -> Rows:
+    """The token ids of all documents of a shard."""
+    lists = table_of(shard.with_suffix(".ids"))["ids"].combine_chunks()
+    return Rows(lists.flatten().to_numpy(), np.diff(lists.offsets.to_numpy()))
+
+
+def write_table(path: Path, table: Any) -> None:
+    """Write a file that is complete once it has its name."""
+    import pyarrow as pa
+
+    with whole_file(path) as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+def table_of(path: Path) -> Any:
     """The rows of a file, memory-mapped."""
     import pyarrow as pa
 

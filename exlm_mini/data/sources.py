@@ -23,7 +23,7 @@ from exlm_mini.config import DataConfig
 from exlm_mini.config.checks import UserError, nearest
 from exlm_mini.data.english import embedded_english
 from exlm_mini.data.files import sha256_of
-from exlm_mini.data.smiles import embedded_molecules
+from exlm_mini.data.molecules import embedded_molecules
 from exlm_mini.data.text import SUFFIXES, column_of, file_documents, suffix_of, table_documents
 
 EMBEDDED: dict[str, tuple[str, Callable[[], Iterable[str]]]] = {

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.files import open_regular, reading
+from exlm_mini.data.files import reading
 from exlm_mini.data.unimol import lmdb_rows
 
 TABLES = {".csv": "csv", ".jsonl": "json", ".parquet": "parquet"}
@@ -127,12 +127,8 @@ def suffix_of(path: Path) -> str:
 
 def open_decompressed(path: Path) -> io.BufferedReader:
     """The decompressed bytes of a file."""
-    stream = open_regular(path)
-    decompress = COMPRESSIONS.get(path.suffix.lower())
-    if decompress is None:
-        return stream
-    stream.close()
-    return io.BufferedReader(decompress(path))
+    with reading(path):
+        return io.BufferedReader(COMPRESSIONS.get(path.suffix.lower(), open)(path, "rb"))
 
 
 def _too_long(path: Path) -> UserError:
@@ -186,7 +182,6 @@ def _table(path: Path, reader: str, column: str) -> Iterator[str]:
     """One column of a file."""
     import datasets
 
-    open_regular(path).close()
     guard = partial(reading, path, errors=datasets.exceptions.DatasetsError)
     options: dict[str, Any] = {}
     if reader == "csv":  # numbers and words such as NA stay as they are written

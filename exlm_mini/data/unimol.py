@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.files import open_regular, reading
+from exlm_mini.data.files import reading
 
 _NUMPY_MODULES = ("numpy", "numpy.core.multiarray", "numpy._core.multiarray",
                   "numpy.core.numeric", "numpy._core.numeric")  # fmt: skip
@@ -60,7 +60,6 @@ def lmdb_rows(path: Path) -> Iterator[tuple[str, dict]]:
     """
     import lmdb
 
-    open_regular(path).close()
     with reading(path, errors=lmdb.Error):
         environment = lmdb.open(str(path), subdir=False, readonly=True, lock=False)
     with environment, environment.begin() as transaction:

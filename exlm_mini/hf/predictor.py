@@ -24,8 +24,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import logging
 
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.cleaning import Cleaning
 from exlm_mini.data.files import reading
+from exlm_mini.data.molecules import Cleaning
 from exlm_mini.reading.entries import MOST_UNKNOWN, readable, tell
 from exlm_mini.reading.runs import fine_tuning
 from exlm_mini.training.console import say

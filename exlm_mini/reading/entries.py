@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.cleaning import Cleaning, clean
+from exlm_mini.data.molecules import Cleaning, clean
 from exlm_mini.data.text import document
 
 MOST_UNKNOWN = 0.5

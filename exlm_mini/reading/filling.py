@@ -19,8 +19,8 @@ from torch import Tensor
 from exlm_mini.alignment.vectorized import log_to_come
 from exlm_mini.data.batches import validation_batches
 from exlm_mini.data.masking import MaskedBatch, Masker
+from exlm_mini.data.molecules import read_molecule, require_rdkit
 from exlm_mini.data.packs import Pack
-from exlm_mini.data.smiles import read_molecule, require_rdkit
 from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.guesses import masks_alone, one_pass, states_alone

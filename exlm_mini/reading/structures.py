@@ -6,7 +6,7 @@ import re
 from html import escape
 from typing import Any
 
-from exlm_mini.data.smiles import read_molecule
+from exlm_mini.data.molecules import read_molecule
 from exlm_mini.reading.scene import Scene, conditionals
 
 NUM_FILLINGS = 6

@@ -29,7 +29,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from exlm_mini.config import RunConfig
 from exlm_mini.config.checks import UserError, nearest
-from exlm_mini.data.cleaning import Cleaning
+from exlm_mini.data.molecules import Cleaning
 from exlm_mini.data.text import document
 from exlm_mini.data.tokenizer import MASK, TOKENIZER_KINDS, Tokenizer
 from exlm_mini.model import ExLM, MaskedLM

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from exlm_mini.config import RunConfig, settings_with
 from exlm_mini.config.checks import Effect, UserError
 from exlm_mini.config.recipes import dotted, plain, stored_config
-from exlm_mini.data.files import read_bytes, refuse_odd_files, write_atomically
+from exlm_mini.data.files import read_bytes, write_atomically
 
 if TYPE_CHECKING:  # a prepared corpus is locked without torch
     import torch
@@ -59,7 +59,6 @@ def locked_directory(path: Path, report: Callable[[str], None] = print) -> Itera
         OSError: the directory cannot be made or written.
     """
     path.mkdir(parents=True, exist_ok=True)
-    refuse_odd_files(path)
     lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

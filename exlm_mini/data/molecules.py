@@ -1,0 +1,150 @@
+"""Molecules as SMILES: the embedded ones, reading one with RDKit, and cleaning them.
+
+The 19 million molecules of the paper are single fragments without stereo marks, in canonical
+SMILES; raw collections are not. Every change is optional and counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntFlag
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from exlm_mini.config.checks import UserError
+from exlm_mini.data.text import file_documents, smiles_in
+
+MAX_CHARACTERS = 2000
+MAX_RINGS = 100
+_ONE_MOLECULE = re.compile(r"(?=.*[\d()=#\[])(?=.*[CNOcno])[A-Za-z\d@+\-\[\]()=#$%/\\.:*~]{3,}")
+
+
+def embedded_molecules() -> Iterable[str]:
+    """The 5,000 compounds of the National Cancer Institute that come with RDKit.
+
+    Raises:
+        UserError: if RDKit or its data directory is missing.
+    """
+    require_rdkit()
+    from rdkit import RDConfig
+
+    path = Path(RDConfig.RDDataDir) / "NCI" / "first_5K.smi"
+    if not path.exists():
+        raise UserError(
+            f"this RDKit came without {path}; give molecules with data.source, or pip install "
+            "'exlm-mini[chem]'"
+        )
+    return file_documents(path, "smiles")
+
+
+def looks_like_smiles(texts: Iterable[str]) -> bool:
+    """Whether nearly every line is one word made of a molecule's symbols, rings or brackets."""
+    lines = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
+    likely = sum(bool(_ONE_MOLECULE.fullmatch(line)) for line in lines)
+    return likely > 0.9 * len(lines) > 0
+
+
+def read_molecule(smiles: str, *options: Any) -> Any:
+    """RDKit's molecule with at least one atom; None if there is none, or it would take too long.
+
+    RDKit overflows its stack at some ten thousand nested parentheses, and its search for rings and
+    alternating bonds takes minutes if a hundred rings share atoms. Within our limits the worst
+    case we found takes four seconds. The largest molecule in our data, a peptide of SIDER, has
+    1,340 characters and 46 rings.
+
+    Args:
+        smiles: one molecule.
+        options: ``Chem.SmilesParserParams``, if any.
+    """
+    from rdkit import Chem, rdBase
+
+    if len(smiles) > MAX_CHARACTERS or not smiles.isascii():
+        return None
+    if len(smiles) > 2 * MAX_RINGS:  # otherwise there cannot be more
+        # Each ring has two marks; numbers in brackets are not marks.
+        marks = re.findall(r"\[[^]]*\]|(%\(\d+\)|%\d\d|\d)", smiles)
+        if sum(map(bool, marks)) > 2 * MAX_RINGS:
+            return None
+    with rdBase.BlockLogs():  # it would explain each rejection on stderr
+        molecule = Chem.MolFromSmiles(smiles, *options)
+    return molecule if molecule is not None and molecule.GetNumAtoms() else None
+
+
+def require_rdkit() -> None:
+    """Fail early if RDKit is missing."""
+    from rdkit import Chem  # noqa: F401
+
+
+# ---- cleaning ----
+
+
+@dataclass(frozen=True)
+class Cleaning:
+    """Changes to every molecule, in this order."""
+
+    largest_fragment: bool = False
+    """Keep the fragment with most heavy atoms (then weight), which removes salts and solvents."""
+    strip_stereo: bool = False
+    """Remove @, @@, / and the backslash."""
+    canonical: bool = False
+    """Write RDKit's canonical SMILES; otherwise an unchanged molecule keeps its spelling."""
+
+
+class Change(IntFlag):
+    """What was done to a molecule."""
+
+    FRAGMENTS_REMOVED = 1
+    STEREO_REMOVED = 2
+    RESPELLED = 4
+    """For any reason."""
+    REJECTED = 8
+    """By RDKit; it is in no pack."""
+
+
+class Molecule(NamedTuple):
+    """A cleaned molecule."""
+
+    key: str
+    """Decides the split: canonical SMILES, the same for all spellings; without cleaning, the
+    SMILES as read."""
+    spelling: str
+    changes: Change
+
+
+def clean(entry: str, cleaning: Cleaning) -> Molecule | None:
+    """One molecule, cleaned; None if RDKit reads no atom in it, or it is too large.
+
+    Args:
+        entry: its SMILES, perhaps with a name (see ``smiles_in``).
+        cleaning: what to do.
+    """
+    from rdkit import Chem
+
+    text = smiles_in(entry)
+    molecule = None if text is None else read_molecule(text)
+    if text is None or molecule is None:
+        return None
+    changes = Change(0)
+    if cleaning == Cleaning():
+        return Molecule(text, text, changes)
+    if cleaning.largest_fragment and "." in text:
+        fragments = Chem.GetMolFrags(molecule, asMols=True)
+        if len(fragments) > 1:
+            molecule = max(fragments, key=_size)
+            changes |= Change.FRAGMENTS_REMOVED
+    if cleaning.strip_stereo and any(mark in text for mark in "@/\\"):
+        Chem.RemoveStereochemistry(molecule)
+        changes |= Change.STEREO_REMOVED
+    key = Chem.MolToSmiles(molecule)
+    spelling = key if changes or cleaning.canonical else text
+    return Molecule(key, spelling, changes | Change.RESPELLED * (spelling != text))
+
+
+def _size(fragment: Any) -> tuple[int, float, str]:
+    """Heavy atoms, then weight; the SMILES breaks ties."""
+    from rdkit import Chem
+    from rdkit.Chem.Descriptors import MolWt  # type: ignore[attr-defined]  # made as it is loaded
+
+    return fragment.GetNumHeavyAtoms(), MolWt(fragment), Chem.MolToSmiles(fragment)
