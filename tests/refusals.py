@@ -1,5 +1,7 @@
 """What every refusal must look like: one line that names its parts."""
 
+import importlib
+
 import pytest
 
 from exlm_mini.config.checks import UserError
@@ -14,3 +16,12 @@ def told(run, *parts):
     for part in parts:
         assert str(part) in message, message
     return message
+
+
+LAB = ("sweep", "finetune", "bench")
+
+
+def main_of(command):
+    """The function of a command."""
+    package = "exlm_lab" if command in LAB else "exlm_mini"
+    return importlib.import_module(f"{package}.{command}").main

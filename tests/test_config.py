@@ -8,10 +8,9 @@ from functools import partial
 import pytest
 import torch
 import yaml
-from bad_cases import main_of
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import told
+from refusals import main_of, told
 
 from exlm_lab.downstream.settings import ReadingConfig, TuneConfig
 from exlm_mini.config import (
