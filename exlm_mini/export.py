@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from exlm_mini.config.checks import UserError
 from exlm_mini.config.options import command_parser
+from exlm_mini.data.files import reading
 from exlm_mini.training.console import exit_code, say
 
 if TYPE_CHECKING:  # help and mistakes on the command line need no torch
@@ -59,7 +60,8 @@ def export(trained: Trained, output: Path) -> None:
         ("config.json", remote),
         ("tokenizer_config.json", {"AutoTokenizer": [None, "modeling_exlm.ExLMTokenizer"]}),
     ):
-        fields = json.loads((trained.path / name).read_text()) | {"auto_map": auto_map}
+        with reading(trained.path / name):
+            fields = json.loads((trained.path / name).read_text()) | {"auto_map": auto_map}
         (output / name).write_text(json.dumps(fields, indent=2) + "\n")
     (output / "modeling_exlm.py").write_text(REMOTE_CODE)
     (output / "README.md").write_text(card(trained))
