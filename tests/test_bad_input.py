@@ -190,7 +190,7 @@ def test_whole_files_are_read(files, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@settings(max_examples=150, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_a_damaged_file_is_read_right_or_told(files, tmp_path_factory, capsys, data):
     folder = tmp_path_factory.mktemp("damaged") / "files"
@@ -301,7 +301,7 @@ def options_of(command):
 
 
 @pytest.mark.slow
-@settings(max_examples=200, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_an_odd_word_is_taken_or_told(files, tmp_path_factory, monkeypatch, capsys, data):
     command, argv = data.draw(st.sampled_from(list(plans(files).items())))
