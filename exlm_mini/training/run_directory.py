@@ -20,6 +20,7 @@ import json
 import math
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -61,7 +62,7 @@ def locked_directory(path: Path, report: Callable[[str], None] = print) -> Itera
     path.mkdir(parents=True, exist_ok=True)
     lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _take(lock)
     except BlockingIOError as error:
         pid, _, host = os.pread(lock, 300, 0).decode(errors="replace").partition(" ")
         os.close(lock)
@@ -80,6 +81,18 @@ def locked_directory(path: Path, report: Callable[[str], None] = print) -> Itera
         yield
     finally:
         os.close(lock)
+
+
+def _take(lock: int, seconds: float = 2.0) -> None:
+    """Lock a file; a worker that outlived its killed parent lets go of it within a second."""
+    last = time.monotonic() + seconds
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > last:
+                raise
+            time.sleep(0.1)
 
 
 def settled_precision(path: Path, config: RunConfig, device: torch.device) -> RunConfig:
