@@ -96,9 +96,9 @@ def test_too_many_rejected_stop_the_run(tmp_path):
 
 
 def test_molecules_of_a_table_are_its_column_up_to_the_limit(tmp_path):
-    table = ("a.csv", "SMILES,label", "CCO ethanol,1", "CC,2", "C[Xx]C,3")
-    told(lambda: corpus_of(tmp_path, *table), "a.csv", "'smiles'", "SMILES, label")
-    assert len(corpus_of(tmp_path, *table, column="SMILES", max_documents=2).train) == 1
+    table = ("a.csv", "Structure,label", "CCO ethanol,1", "CC,2", "C[Xx]C,3")
+    told(lambda: corpus_of(tmp_path, *table), "a.csv", "'smiles'", "Structure, label")
+    assert len(corpus_of(tmp_path, *table, column="Structure", max_documents=2).train) == 1
 
 
 def test_names_and_blanks_in_a_table_change_no_molecule(tmp_path):
