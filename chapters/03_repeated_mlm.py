@@ -66,7 +66,7 @@ from exlm_mini.model import MaskedLM
 _ = torch.set_num_threads(1)
 
 # %% [markdown]
-# ## One dial, two harms
+# ## One ratio, two effects
 #
 # We need sentences whose words tell something about each other. In this small
 # language each word depends on a topic, a number or a tense, or on two of them. A
@@ -151,7 +151,7 @@ def sentences(num_rows, seed):
 # {numref}`fig-repeated-rows` applies them to a sentence. Two thirds of both
 # masked rows are [MASK], but the first has lost four words, the second two.
 
-# %% mystnb={"figure": {"caption": "A sentence, masked with p = 62%: once as it is (k = 1), and once after repetition (k = 2, in two lines). Brown: all copies of the word are masked, so it is lost. Yellow: a [MASK] beside a visible copy.", "name": "fig-repeated-rows"}, "image": {"alt": "Four rows of boxes: a sentence; the same with four of six words lost; and, on two lines, with every word twice, eight of twelve copies masked and two words lost."}} tags=["remove-input"]
+# %% mystnb={"figure": {"caption": "A sentence, masked with p = 62%: once as it is (k = 1), and once after repetition (k = 2, in two lines). Red: all copies of the word are masked, so it is lost. Dark grey: a [MASK] beside a visible copy.", "name": "fig-repeated-rows"}, "image": {"alt": "Four rows of boxes: a sentence; the same with four of six words lost; and, on two lines, with every word twice, eight of twelve copies masked and two words lost."}} tags=["remove-input"]
 fig, axes = plt.subplots(4, 1, figsize=(3.9, 2.7))
 sentence_1N = sentences(40, seed=0)[13:14]
 
@@ -172,7 +172,7 @@ for k, rows_k, seed in ((1, axes[1:2], 0), (2, axes[2:], 23)):
     is_lost_M = lost_words(is_masked_1N[:, inner], k)[0]
     counts.append((int(is_masked_1N.sum()), int(is_lost_M.sum())))
     kinds = [
-        ("second" if lost else "mask") if m else "token"
+        ("exlm" if lost else "boundary") if m else "token"
         for m, lost in zip(
             is_masked_1N[0, inner], is_lost_M.repeat_interleave(k), strict=True
         )
@@ -210,7 +210,7 @@ for k in (1, 2, 4, 8):
 # The number of copies changes the share of lost words and leaves the share of
 # [MASK] alone.
 #
-# ## Fourteen models on two dials
+# ## Fourteen models
 #
 # The paper trains BERT-sized models with 1, 2, 4 and 8 copies and five mask
 # ratios, 2.25%, 15%, 38.7%, 62.2% and 78.9%. The odd ratios have a reason: each
@@ -325,7 +325,7 @@ _ = fig.legend(
 # The accuracies are means of three fine-tunings; they are printed without
 # uncertainty, and the paper mentions no model trained more than once.
 #
-# ## Whose uncertainty counts
+# ## Which positions to measure
 #
 # Entropies of models with different $k$ can only be compared on equal tasks. Most
 # masked positions of a repeated sentence have a visible copy of their word
@@ -369,8 +369,11 @@ print(*(f"{perfect_entropy(s):.2f}" for s in (0.15, 0.387, 0.622, 0.789)))
 #
 # ## Three models
 #
-# Three models suffice to turn each dial once. Each is the package's MLM (a larger
-# one than yours, because so few words are hidden); only its input is repeated.
+# Three models suffice to change each share once while the other stays. Each is the
+# package's MLM, which is larger than yours and dropped in unchanged; only its
+# input is repeated. `train` of {ref}`chap-one-notebook` sums the bits of a row;
+# here the loss is the mean over the masked copies, of which the rows have unequal
+# numbers.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -416,26 +419,20 @@ for p, k in cells:
 # %% mystnb={"figure": {"caption": "Entropy of a lost word: three trained models (points) and a perfect model (line).", "name": "fig-three-models"}, "image": {"alt": "A rising curve of a perfect model and three points near it: two at 15% lost words, at about the same height, and one at 62%, much higher."}} tags=["remove-input"]
 fig, ax = plt.subplots(figsize=(3.6, 2.8))
 share = np.linspace(0.01, 1, 100)
-ax.plot(100 * share, [perfect_entropy(s) for s in share], color="0.3")
-ax.text(83, perfect_entropy(0.9) - 0.32, "perfect model", color="0.3", fontsize=9)
-for (p, k), value, shift in zip(cells, found, (22, -16, 8), strict=True):
-    ax.plot(100 * p**k, value, ms=8, **LOOK[k])
-    ax.annotate(
-        f"{100 * p:.0f}% [MASK], k = {k}",
-        (100 * p**k, value),
-        xytext=(6, shift),
-        textcoords="offset points",
-        fontsize=8,
-        ha="right" if value == found[-1] else "left",
-        bbox={"fc": "white", "ec": "none", "pad": 1},
-    )
+line = [perfect_entropy(s) for s in share]
+ax.plot(100 * share, line, color="0.3", label="perfect model")
+for (p, k), value in zip(cells, found, strict=True):
+    label = f"{p:.0%} [MASK], k = {k}"
+    look = {**LOOK[k], "color": "C3" if p == 0.15 else LOOK[k]["color"]}
+    ax.plot(100 * p**k, value, ls="", ms=8, label=label, **look)
+ax.legend(loc="lower right", fontsize=8)
 _ = ax.set(xlabel="share of lost words (%)", ylabel="entropy (bits)", ylim=(0, 2))
 
 # %% [markdown]
-# When [MASK] grows from 15% to 62% at an equal lost share, the entropy hardly
-# changes. When the lost share grows from 15% to 62% at equal [MASK], it rises by
-# more than half a bit. The points lie a little above the line, because training
-# was short.
+# When [MASK] grows from 15% to 62% at an equal lost share, the entropy falls a
+# little, as in the paper. When the lost share grows from 15% to 62% at equal
+# [MASK], it rises by more than half a bit. The points lie a little above the line,
+# because training was short.
 #
 # ## What a model is good for
 #
@@ -522,7 +519,7 @@ assert np.mean(of_seed) + half < 0
 # That [MASK] is an unreal token was known from BERT on, and ELECTRA
 # {cite}`clark2020electra` and MAE-LM {cite}`meng2024maelm` keep it away from the
 # encoder. How far $p$ may be raised was studied too {cite}`wettig2023mask`
-# {cite}`liao2022maskmore`; raising it changes both harms together. Repeated MLM
+# {cite}`liao2022maskmore`; raising it changes both shares together. Repeated MLM
 # separates them. If the lost words are what hurts, the remedy has to help where
 # several words fit the remaining context. ExLM does so with several states per
 # [MASK], which {ref}`chap-expansion` builds.

@@ -326,6 +326,17 @@ def is_target(ids_BX):
     return (ids_BX == MASK) | (ids_BX == BOS) | (ids_BX == EOS)
 
 
+def rows_of(masked_BN, sentence_BN, seed):
+    """A function that draws 64 rows, masked and whole, at every call."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def batch():
+        rows = torch.randint(len(sentence_BN), (64,), generator=draw)
+        return masked_BN[rows], sentence_BN[rows]
+
+    return batch
+
+
 class SparseExLM(ExLM):
     """Without edges between two states of one mask (Appendix Q.3)."""
 
@@ -339,7 +350,7 @@ class SparseExLM(ExLM):
 
 
 class AidedExLM(ExLM):
-    """With two aids: a learned vector for each clone, and chains that fade out."""
+    """With a learned vector for each clone, and chains that fade out."""
 
     def __init__(
         self, vocab_size, k=2, width=32, has_vectors=True, has_chains=True
