@@ -223,11 +223,12 @@ print(f"clones 1 and 2 of the first mask: {distance:.3f} of their length")
 # $$ (eq-saddle)
 #
 # ```{dropdown} Why
-# Both words have frequency ½, so $P(0, 0) = P(1, 1) = ¼ + C$, where $C$ is their
-# covariance, and the bits saved are $2 + \log_2(¼ + C) = \log_2(1 + 4C)$. The words
-# depend on each other only through the clone of the first mask. From one clone to
-# the other, the probability of a first word 0 changes by $a$, and that of a second
-# word 0 by $bc$. Hence $C = s_1 s_2\,abc$, and $4 s_1 s_2 = 1 - \ell^2$.
+# Both words have frequency ½, so $P(0, 0) = P(1, 1) = \tfrac14 + C$, where $C$ is
+# their covariance, and the bits saved are $2 + \log_2(\tfrac14 + C) = \log_2(1 +
+# 4C)$. The words depend on each other only through the clone of the first mask.
+# From one clone to the other, the probability of a first word 0 changes by $a$, and
+# that of a second word 0 by $bc$. Hence $C = s_1 s_2\,abc$, and $4 s_1 s_2 = 1 -
+# \ell^2$.
 # ```
 #
 # What counts is the product of the differences. If all three have size

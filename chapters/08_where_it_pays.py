@@ -73,9 +73,9 @@ _ = torch.set_num_threads(1)
 # all 144 the same probability and needs $2 \log_2 12 = 7.17$ bits; the best
 # possible model needs $\log_2 36 = 5.17$. The graph below was recorded from an
 # ExLM of 400 steps with four states for each mask, which needs
-# {recorded}`case-study exlm row`. Click a word to fix it for its mask, or a state
-# to make all paths go through it; click again to release it. Ticks mark where the
-# bars stood before.
+# {recorded}`case-study exlm row` bits. Click a word to fix it for its mask, or a
+# state to make all paths go through it; click again to release it. Ticks mark where
+# the bars stood before.
 
 # %%
 records = json.loads(Path("../book/results/case-study.json").read_text())
