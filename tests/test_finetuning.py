@@ -350,17 +350,9 @@ def test_a_run_on_a_gpu_learns_too(pretrained, problem, tmp_path):
     assert run.metrics["test"]["accuracy"] > 0.9
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda t, s: s["config"]["model"].update(width=20_000, num_heads=2),
-        lambda t, s: t["model"].pop("head.bias"),
-        lambda t, s: s["special_ids"].update(unk="3"),
-    ],
-)
-def test_a_model_that_is_intact_and_wrong_is_told_by_its_name(change, pretrained, tmp_path):
+def test_a_model_that_is_intact_and_wrong_is_told_by_its_name(pretrained, tmp_path):
     stored = load_checkpoint(pretrained.path)
-    change(stored.tensors, stored.state)
+    del stored.tensors["model"]["head.bias"]
     shutil.copytree(pretrained.path.parents[1] / "data", tmp_path / "data")
     save_checkpoint(tmp_path / "checkpoints", 3, stored.tensors, stored.state)
     told(lambda: load(tmp_path, print), tmp_path)
