@@ -96,8 +96,6 @@ def test_mistakes_are_told_before_anything_is_trained_or_written(capsys, tmp_pat
     only = ["--only", "molecules-p0.15-k1", "--output", "out"]
     refused(capsys, ["repeated-mlm", *only], "corpora/molecules", "exlm_mini.prepare")
     assert list(tmp_path.iterdir()) == []
-    (tmp_path / "cost").symlink_to(tmp_path)
-    refused(capsys, ["cost", "--output", tmp_path], "cost is a symbolic link")
 
 
 def test_only_takes_names_and_patterns_and_study_stands_for_all_experiments():
