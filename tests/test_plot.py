@@ -102,13 +102,13 @@ def test_a_figure_is_written_twice_with_the_same_bytes(tmp_path, suffix, start):
     write_log(tmp_path / "run" / "mlm")
     write_log(tmp_path / "run" / "exlm", end='{"step": 110, "lo')
     output = tmp_path / f"figure{suffix}"
-    written = []
+    written, open_before = [], plt.get_fignums()
     for _ in range(2):
         assert main([str(tmp_path / "run"), "--output", str(output)]) == 0
         written.append(output.read_bytes())
     assert written[0] == written[1] and written[0].startswith(start)
     assert sorted(path.name for path in tmp_path.iterdir()) == [output.name, "run"]
-    assert plt.get_fignums() == []
+    assert plt.get_fignums() == open_before
 
 
 @pytest.mark.parametrize(
