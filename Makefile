@@ -67,7 +67,7 @@ test-reliability: .venv/.ready ## what a run survives: kills, full disks, damage
 	$(PYTEST) -m "reliability and not gpu" $(ARGS)
 
 test-machines: .venv/.ready ## chapters and trainings as on other processors, a table; hours; ARGS="--only avx2"
-	$(PY) tests/machines.py --workers $(WORKERS) $(ARGS)
+	$(PY) tests/stress/machines.py --workers $(WORKERS) $(ARGS)
 
 check: .venv/.ready ## lint, format, types and workflows; what `make test` begins with
 	$(PY) -m ruff check --quiet .

@@ -1003,8 +1003,8 @@ if has_native:
 #   space. A test that only looked at results would pass, and the kernel would be
 #   slow forever. So tests look at the status as well.
 #
-# `tests/test_kernels.py` does this for every barrier: each is deleted in turn, and
-# some test has to notice.
+# `tests/core/test_kernels.py` does this for every barrier: each is deleted in turn,
+# and some test has to notice.
 #
 # On fibers no two threads ever act at the very same moment. Nor do they show the
 # GPU's own arithmetic, memory and timing. These need the device, and this cell runs

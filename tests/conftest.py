@@ -7,7 +7,7 @@ from pathlib import Path
 
 # Before torch or datasets are imported: they read these once.
 os.environ["HF_HUB_OFFLINE"] = "1"  # a test that reaches for the hub fails at once
-# Sums in one order, whatever the number of cores. tests/machines.py asks for more threads.
+# Sums in one order, whatever the number of cores. tests/stress/machines.py asks for more threads.
 os.environ["OMP_NUM_THREADS"] = os.environ.get("EXLM_TEST_THREADS", "1")
 # MKL may take fewer than it is given, until a process calls torch.set_num_threads.
 os.environ["MKL_DYNAMIC"] = "FALSE"

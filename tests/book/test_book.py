@@ -1,0 +1,282 @@
+"""The built book, as a reader meets it: in a browser, offline, in both themes, on a phone.
+
+The browser tests need Debian's ``chromium`` (or ``CHROMIUM=/path/to/it``) and skip without one.
+``EXLM_BOOK_HTML`` names a book that is built already; otherwise one is built.
+"""
+
+import functools
+import http.server
+import os
+import re
+import subprocess
+import sysconfig
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+from redirects import MOVED
+
+ROOT = Path(__file__).resolve().parents[2]
+TOC = yaml.safe_load((ROOT / "book" / "_toc.yml").read_text())
+CONFIG = yaml.safe_load((ROOT / "book" / "_config.yml").read_text())
+PAGES = [TOC["root"], *(c["file"] for part in TOC["parts"] for c in part["chapters"])]
+CHAPTERS = [page for page in PAGES if page.startswith("chapters/")]
+EXPLORER = "chapters/08_where_it_pays"
+WIDE, PHONE = {"width": 1400, "height": 1000}, {"width": 390, "height": 844}
+REFERENCE = sorted((ROOT / "book" / "api").glob("*.md"))
+SHOWN = (
+    "article table td", "article p", "article h1", "div.cell_input pre", "div.cell_output pre",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def book(tmp_path_factory) -> Path:
+    """Folder of the built pages. A warning of the build is an error."""
+    if given := os.environ.get("EXLM_BOOK_HTML"):
+        return Path(given)
+    output = tmp_path_factory.mktemp("book")
+    command = [
+        Path(sysconfig.get_path("scripts")) / "jupyter-book", "build", "-W", "-n",
+        "--keep-going", ".", "--config", "book/_config.yml", "--toc", "book/_toc.yml",
+        "--path-output", output,
+    ]  # fmt: skip
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    return output / "_build" / "html"
+
+
+@pytest.fixture(scope="session")
+def site(book):
+    """Address of a server of the built pages."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    handler = functools.partial(Quiet, directory=str(book))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture
+def open_page(chromium, site):
+    """Opens a page by name; a script error, a console error, a missing file or a request that
+    leaves the book fails the test."""
+    contexts, troubles = [], []
+
+    def watch(page):
+        page.on("pageerror", lambda error: troubles.append(f"script error: {error}"))
+        page.on("console", lambda m: troubles.append(m.text) if m.type == "error" else None)
+        page.on("requestfailed", lambda r: troubles.append(f"failed: {r.url}"))
+        page.on(
+            "response",
+            lambda r: troubles.append(f"{r.status}: {r.url}") if r.status >= 400 else 0,
+        )
+        page.on(
+            "request",
+            lambda r: (
+                None
+                if r.url.startswith((site, "file:", "data:", "blob:"))
+                else troubles.append(f"leaves the book: {r.url}")
+            ),
+        )
+
+    def open_(name, viewport=WIDE, base=None, theme="light", has_snippets=True):
+        context = chromium.new_context(viewport=viewport, color_scheme=theme)
+        contexts.append(context)
+        page = context.new_page()
+        if not has_snippets:
+            # From file:// a browser lets no page read another; the search then shows its hits
+            # without a piece of their text, and the console says so.
+            page.add_init_script("window.fetch = () => new Promise(() => {})")
+        watch(page)
+        page.goto(f"{base or site}/{name}", wait_until="load")
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert troubles == []
+
+
+def contrast(page, selector: str) -> float:
+    """Contrast ratio (WCAG) of the first such element's text against what is painted behind it."""
+    return page.evaluate(
+        """selector => {
+          const parse = text => {
+            const canvas = document.createElement("canvas").getContext("2d");
+            canvas.fillStyle = text; canvas.fillRect(0, 0, 1, 1);
+            return [...canvas.getImageData(0, 0, 1, 1).data];
+          };
+          const luminance = rgb => {
+            const [r, g, b] = rgb.map(v => v / 255)
+              .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+            return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+          };
+          const element = document.querySelector(selector);
+          let ground = element, color = [0, 0, 0, 0];
+          while (ground && color[3] < 128) {
+            color = parse(getComputedStyle(ground).backgroundColor);
+            ground = ground.parentElement;
+          }
+          if (color[3] < 128) color = [255, 255, 255, 255];
+          const a = luminance(parse(getComputedStyle(element).color).slice(0, 3));
+          const b = luminance(color.slice(0, 3));
+          return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+        }""",
+        selector,
+    )
+
+
+def test_every_page_is_built_and_no_file_names_a_foreign_script(book):
+    repository = CONFIG["repository"]["url"].removeprefix("https://github.com/")
+    for name in PAGES:
+        html = (book / f"{name}.html").read_text()
+        loaded = re.findall(r'<(?:script|link|img)[^>]*?(?:src|href)="(https?://[^"]+)"', html)
+        assert [url for url in loaded if "canonical" not in url] == [], name
+        if name in CHAPTERS:  # the launch buttons
+            notebook = f"{repository}/blob/main/{name}.ipynb"
+            assert f"colab.research.google.com/github/{notebook}" in html
+            assert f"mybinder.org/v2/gh/{repository}/main" in html
+
+
+@pytest.mark.parametrize("name", [*PAGES, *(f"book/api/{p.stem}" for p in REFERENCE)])
+def test_a_page_is_whole_in_both_themes_and_on_a_phone(open_page, book, name):
+    formulas = (book / f"{name}.html").read_text().count('class="math ')
+    assert formulas > 0 or name not in CHAPTERS
+    page = open_page(f"{name}.html")
+    assert page.locator("article h1").count() == 1
+    assert page.locator("article img").evaluate_all("all => all.every(i => i.naturalWidth > 0)")
+    if formulas:
+        page.wait_for_function(
+            "n => document.querySelectorAll('mjx-container').length >= n", arg=formulas
+        )
+    assert page.locator("mjx-merror").count() == 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= WIDE["width"]
+    for theme in ("light", "dark"):
+        page.emulate_media(color_scheme=theme)
+        page.wait_for_selector(f"html[data-theme={theme}]")
+        for selector in SHOWN:
+            if page.locator(selector).count():
+                assert contrast(page, selector) > 4.5, (theme, selector)
+    page.set_viewport_size(PHONE)
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_inside_the_book_arrive(book, name):
+    html = (book / f"{name}.html").read_text()
+    main = html[html.index("<article") : html.index("</article>")]
+    for target in re.findall(r'class="reference internal" href="([^"]+)"', main):
+        path, _, anchor = target.partition("#")
+        page = (book / f"{name}.html").parent / path if path else book / f"{name}.html"
+        assert page.resolve().is_file(), target
+        if anchor:
+            assert f'id="{anchor}"' in page.read_text(), target
+
+
+def test_a_chapter_of_an_earlier_edition_leads_to_its_successor(book):
+    for old, new in MOVED.items():
+        assert f"url={new}.html" in (book / "chapters" / f"{old}.html").read_text()
+        assert f"chapters/{new}" in PAGES and f"chapters/{old}" not in PAGES
+
+
+def test_a_figure_reference_and_a_citation_lead_to_their_place(open_page):
+    page = open_page("chapters/02_multimodality.html")
+    page.locator("article a.reference.internal", has_text=re.compile(r"Fig\.")).first.click()
+    assert "#fig-" in page.url
+    page.locator("article a.reference.internal", has_text=re.compile(r"20\d\d")).first.click()
+    assert "bibliography.html#" in page.url
+
+
+@pytest.mark.parametrize("kind", ["server", "file"])
+def test_search_finds_a_chapter(open_page, book, kind):
+    base = book.as_uri() if kind == "file" else None
+    page = open_page("search.html?q=rotary", base=base, has_snippets=kind == "server")
+    page.wait_for_selector("#search-results li a")
+    assert page.locator("#search-results a[href*='01_one_notebook']").count() >= 1
+
+
+def test_the_theme_button_changes_the_theme(open_page):
+    page = open_page("chapters/01_one_notebook.html")
+    seen = set()
+    for _ in range(3):
+        page.locator("button.theme-switch-button:visible").first.click()
+        seen.add(page.locator("html").get_attribute("data-theme"))
+    assert seen == {"light", "dark"}
+
+
+def test_a_hidden_solution_opens(open_page):
+    page = open_page("chapters/01_one_notebook.html")
+    solution = page.locator("details.hide.above-input").last
+    assert not solution.locator("pre").first.is_visible()
+    solution.locator("summary").click()
+    assert solution.locator("pre").first.is_visible()
+
+
+def explorer_of(page):
+    """The first explorer of its chapter, and what it says of each mask's words."""
+    widget = page.locator("div.cell_output .exlm-widget").first
+    widget.scroll_into_view_if_needed()
+
+    def words(mask: int) -> dict[str, str]:
+        rows = widget.locator("button").filter(has_text="%").all_inner_texts()
+        pairs = [row.split("\n") for row in rows]
+        half = len(pairs) // 2
+        return dict(pairs[half * mask : half * (mask + 1)])
+
+    return widget, words
+
+
+@pytest.mark.parametrize(
+    ("viewport", "theme"), [(WIDE, "light"), (PHONE, "dark")], ids=["wide", "phone"]
+)
+def test_the_explorer_moves_the_other_mask_when_a_word_is_fixed(open_page, viewport, theme):
+    page = open_page(f"{EXPLORER}.html", viewport=viewport, theme=theme)
+    widget, words = explorer_of(page)
+    before = words(1)
+    chosen = next(iter(words(0)))
+    widget.locator("button", has_text=chosen).click()
+    assert words(0)[chosen] == "100%"
+    after = words(1)
+    assert set(after) == set(before)
+    assert sum(share != after[word] for word, share in before.items()) > len(before) / 2
+    widget.get_by_role("button", name="release all").click()
+    assert words(1) == before
+    widget.locator("button", has_text=chosen).focus()
+    page.keyboard.press("Enter")
+    assert words(1) == after
+    assert contrast(page, ".exlm-widget button:nth-of-type(2)") > 4.5
+
+
+@pytest.mark.parametrize(("tab", "num_out"), [("ExLM", 9), ("Masked language model", 0)])
+def test_on_the_first_page_a_word_rules_others_out_with_exlm_alone(open_page, tab, num_out):
+    page = open_page("book/intro.html")
+    page.locator("label", has_text=tab).click()
+    widget = page.locator(".exlm-widget:visible")
+    words = widget.locator(".exlm-mask").nth(1).locator("button em")
+    widget.locator("button", has_text="sad").click()
+    shares = words.all_inner_texts()
+    assert len(shares) == 12 and sum(share in ("0%", "<1%") for share in shares) == num_out
+
+
+def test_dragging_a_slider_changes_the_table_and_the_paths(open_page):
+    page = open_page("chapters/05_sum_over_paths.html")
+    widget = page.locator(".exlm-table")
+    printed = re.search(r"three loops ([\d.]+),", page.locator("article").inner_text())
+    assert printed, "the likelihood of the chapter's own loops"
+
+    def told() -> tuple[float, list[str]]:
+        total = widget.locator(".paths p").inner_text().split()[-1]
+        return float(total), widget.locator(".path em").all_inner_texts()
+
+    total, before = told()
+    assert total == round(float(printed[1]), 4) and widget.locator(".changed").count() == 0
+    widget.get_by_label("1.1 says great").fill("0")
+    lower, after = told()
+    assert 0 < lower < total and before != after == [*["0%"] * 3, *after[3:]]
+    # The word in 1.1, the next word in each of the three states behind it, and the end.
+    assert widget.locator(".changed").count() == 5

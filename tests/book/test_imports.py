@@ -1,0 +1,230 @@
+"""Packages import from the packages before them, and the core needs four libraries."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from functools import cache
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# A line may import from the lines above it. On one line, none imports from another.
+ORDER = """
+    exlm_mini.config
+    exlm_mini.data exlm_mini.alignment
+    exlm_mini.config.recipes
+    exlm_mini.config.options
+    exlm_mini.model
+    exlm_mini.training
+    exlm_mini.reading exlm_mini.plot
+    exlm_mini.hf
+    exlm_mini.prepare exlm_mini.pretrain exlm_mini.fill exlm_mini.doctor
+    exlm_mini.export exlm_mini.__main__
+    exlm_lab.benchmarks exlm_lab.ledger exlm_lab.parsed
+    exlm_lab.downstream
+    exlm_lab.experiments
+    exlm_lab.finetune exlm_lab.predict exlm_lab.embed exlm_lab.sweep exlm_lab.bench
+    chapters book
+"""
+PLACE = {
+    package: n for n, line in enumerate(ORDER.strip().splitlines()) for package in line.split()
+}
+
+# These run on a bare GPU machine: they, and what they import at module level, need no more than
+# these libraries.
+CORE = {
+    "exlm_mini.alignment", "exlm_mini.model", "exlm_mini.training", "exlm_mini.config.recipes",
+    "exlm_mini.data.packs", "exlm_mini.data.masking", "exlm_mini.data.batches",
+    "exlm_mini.reading.trained", "exlm_mini.config.options", "exlm_mini.doctor",
+    "exlm_lab.benchmarks", "exlm_lab.bench",
+}  # fmt: skip
+CORE_LIBRARIES = {"torch", "numpy", "pydantic", "safetensors"}
+OPTIONAL_LIBRARIES = {
+    "datasets", "matplotlib", "pandas", "rdkit", "scipy", "seaborn", "sklearn",
+    "tokenizers", "transformers", "yaml",
+}  # fmt: skip
+MAY_DRAW = {
+    "exlm_lab.downstream.figure", "exlm_mini.plot", "exlm_lab.experiments", "chapters", "book",
+}  # fmt: skip
+MAY_READ_OPTIONS = {
+    "exlm_mini.config.options", "exlm_mini.plot", "exlm_mini.prepare", "exlm_mini.fill",
+    "exlm_mini.doctor", "exlm_mini.export", "exlm_lab.finetune", "exlm_lab.sweep",
+    "exlm_lab.bench", "exlm_lab.benchmarks.command", "book",
+}  # fmt: skip
+
+
+def modules() -> dict[str, Path]:
+    """Dotted name and file of every module of the packages, the book and the chapters."""
+    out = {}
+    for folder in ("exlm_mini", "exlm_lab", "book", "chapters"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if "_build" not in path.parts:
+                parts = path.relative_to(ROOT).with_suffix("").parts
+                out[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return out
+
+
+MODULES = modules()
+
+
+@cache
+def imports_of(source: str) -> list[tuple[str, bool]]:
+    """Every imported module, dotted, and whether it is imported with the module that asks."""
+    found = []
+
+    def visit(node: ast.AST, is_at_once: bool) -> None:
+        is_for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if is_for_types or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            is_at_once = False
+        elif isinstance(node, ast.Import):
+            found.extend((alias.name, is_at_once) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "an import names its module in full"
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            is_folder = all(name in MODULES for name in inner)
+            found.extend((name, is_at_once) for name in (inner if is_folder else [node.module]))
+        for child in ast.iter_child_nodes(node):
+            visit(child, is_at_once)
+
+    visit(ast.parse(source), True)
+    return found
+
+
+def is_in(module: str, packages: set[str]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def package_of(module: str) -> str | None:
+    """Our package that a module lies in; none for the packages themselves and others'."""
+    return max(
+        (package for package in PLACE if is_in(module, {package})), key=len, default=None
+    )
+
+
+def problems(source: str, module: str) -> list[str]:
+    """What is wrong with the imports of one module, one line each."""
+    here, out = package_of(module), []
+    for name, is_at_once in imports_of(source):
+        library, there = name.partition(".")[0], package_of(name)
+        if library in {"exlm_mini", "exlm_lab"} and name != library:
+            if there is None:
+                out.append(f"{name} has no place in ORDER")
+            elif here is None:
+                if is_at_once:
+                    out.append(f"{name}: a package imports nothing until it is asked to")
+            elif there != here and PLACE[there] >= PLACE[here]:
+                out.append(f"{name} stands after {here}")
+        if library in {"matplotlib", "seaborn"} and not is_in(module, MAY_DRAW):
+            out.append(f"{name}: only {', '.join(sorted(MAY_DRAW))} draw")
+        if library == "argparse" and not is_in(module, MAY_READ_OPTIONS):
+            out.append(f"{name}: only commands read options")
+    return out
+
+
+def foreign_libraries(module: str, seen: set[str]) -> set[str]:
+    """Libraries outside the core's that importing a module brings in, and who asks for them."""
+    if module in seen or module not in MODULES:
+        return set()
+    seen.add(module)
+    out = foreign_libraries(module.rpartition(".")[0], seen)
+    for name, is_at_once in imports_of(MODULES[module].read_text()):
+        library = name.partition(".")[0]
+        if is_at_once and library in {"exlm_mini", "exlm_lab"}:
+            out |= foreign_libraries(name, seen)
+        elif is_at_once and library not in CORE_LIBRARIES | sys.stdlib_module_names:
+            out.add(f"{library} ({module})")
+    return out
+
+
+CORE_MODULES = [module for module in MODULES if is_in(module, CORE)]
+
+
+def test_a_module_imports_only_from_rooms_before_its_own():
+    found = {name: problems(path.read_text(), name) for name, path in MODULES.items()}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_no_two_modules_of_a_room_need_each_other():
+    for package in PLACE:
+        inside = {
+            module: {n for n, _ in imports_of(MODULES[module].read_text()) if n in MODULES}
+            for module in MODULES
+            if is_in(module, {package}) and module != package
+        }
+        TopologicalSorter(inside).prepare()  # raises CycleError
+
+
+def test_core_needs_no_library_but_its_four():
+    found = {module: foreign_libraries(module, set()) for module in CORE_MODULES}
+    assert {module: names for module, names in found.items() if names} == {}
+
+
+def test_core_imports_where_the_optional_libraries_are_missing():
+    # The same again as Python does it: the test above does not see importlib or __import__.
+    program = f"""
+import importlib, sys
+import torch
+for name in {sorted(OPTIONAL_LIBRARIES)!r}:
+    sys.modules[name] = None
+for module in {CORE_MODULES!r}:
+    importlib.import_module(module)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("library", "extra", "door"),
+    [
+        ("tokenizers", "text", "import exlm_mini; exlm_mini.load('molecules')"),
+        ("transformers", "hf", "import exlm_mini.hf"),
+    ],
+)
+def test_a_door_without_its_library_names_the_extra(library, extra, door):
+    program = f"import sys; sys.modules['{library}'] = None; {door}"
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True
+    )
+    assert result.stderr.splitlines()[-1] == (
+        f"ModuleNotFoundError: this needs the package {library}; "
+        f"pip install 'exlm-mini[{extra}]'"
+    )
+    assert "During handling" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "module", "complaint"),
+    [
+        ("from exlm_mini.model import ExLM", "exlm_mini.data.masking", "stands after"),
+        (
+            "def f():\n    import exlm_mini.training.trainer",
+            "exlm_mini.model.exlm",
+            "stands after",
+        ),
+        ("from exlm_lab.bench import main", "exlm_mini.doctor", "stands after"),
+        ("import exlm_mini.nowhere", "exlm_mini.model.exlm", "no place"),
+        ("from exlm_mini.config import x", "exlm_mini", "imports nothing"),
+        ("def f():\n    import matplotlib.pyplot", "exlm_mini.reading.decoding", "draw"),
+        ("import argparse", "exlm_mini.training.trainer", "only commands"),
+        ("from exlm_mini.data.masking import x", "exlm_mini.model.exlm", None),
+        ("from exlm_mini.alignment.naive import x", "exlm_mini.alignment.vectorized", None),
+        ("import seaborn", "exlm_mini.plot.curves", None),
+        ("from exlm_mini.training.parts import x\nimport argparse", "exlm_mini.fill", None),
+        ("from exlm_mini import __version__", "exlm_mini.training.checkpoint", None),
+    ],
+)
+def test_the_checker_sees_a_forbidden_import_and_allows_rooms_before(source, module, complaint):
+    found = problems(source, module)
+    assert found == [] if complaint is None else complaint in found[0]
+
+
+def test_an_import_inside_a_function_does_not_run_at_once():
+    source = "import torch\ndef f():\n  import rdkit\nif TYPE_CHECKING:\n  import datasets"
+    assert imports_of(source) == [("torch", True), ("rdkit", False), ("datasets", False)]

@@ -1,0 +1,262 @@
+"""How the compiled backend is built: once, by what is there, and what is said when it fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from cases import CASES
+from fibers import can_be_built
+
+from exlm_mini.alignment import build, native
+
+ROOT = Path(__file__).resolve().parents[2]
+ASK = (
+    "from exlm_mini.alignment import build, native\n"
+    "print(native.why_not('cpu'), build.build('cpu'))"
+)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    """An empty cache of builds."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "exlm_mini"
+
+
+def script(file: Path, *lines: str) -> Path:
+    """A shell script in the place of a program."""
+    file.parent.mkdir(exist_ok=True, parents=True)
+    file.write_text("\n".join(["#!/bin/sh", *lines, ""]))
+    file.chmod(0o755)
+    return file
+
+
+@pytest.fixture
+def compiler(tmp_path, monkeypatch) -> Path:
+    """Where CXX is to be; it may hand over to c++."""
+    monkeypatch.setenv("CXX", str(tmp_path / "compiler"))
+    return tmp_path / "compiler"
+
+
+# ---- what is there ----
+
+
+def test_an_installed_package_has_its_sources_or_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "PACKAGE", tmp_path / "site" / "exlm_mini")
+    with pytest.raises(build.BuildError, match=r"cuda_src: reinstall exlm-mini"):
+        build.source_dir()
+    folder = tmp_path / "site" / "exlm_mini" / "cuda_src"
+    folder.mkdir(parents=True)
+    (folder / "dag_cpu.cpp").touch()
+    assert build.source_dir() == folder
+
+
+def test_nvcc_is_that_of_cuda_home_else_of_the_path_else_of_pips_wheels(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
+    homes = [tmp_path / "home", tmp_path / "path", tmp_path / "site" / "nvidia" / "cu13"]
+    files = [str(script(home / "bin" / "nvcc")) for home in homes]
+    monkeypatch.setenv("CUDA_HOME", str(homes[0]))
+    monkeypatch.setenv("PATH", str(homes[1] / "bin"))
+    assert build.nvcc() == files[0]
+    monkeypatch.delenv("CUDA_HOME")
+    assert build.nvcc() == files[1]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert build.nvcc() in (files[2], "/usr/local/cuda/bin/nvcc")
+
+
+@pytest.mark.parametrize("is_online", [True, False])
+def test_make_cuda_fetches_the_pinned_compiler_once_or_leaves_nothing_behind(
+    is_online, tmp_path, monkeypatch
+):
+    """With a script in the place of pip, which fills its folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a cache"))
+    folder = tmp_path / "a cache" / "exlm_mini"
+    fetch = 'touch "$7/nvidia/cu13/bin/nvcc"' if is_online else "echo no network >&2; exit 1"
+    log = f'echo "$@" >> {tmp_path}/calls; mkdir -p "$7/nvidia/cu13/bin"'
+    pip = script(tmp_path / "pip", log, fetch)
+    command = ["make", "--no-print-directory", "-o", ".venv/.ready", "cuda", f"PY={pip}"]
+    runs = [subprocess.run(command, cwd=ROOT, capture_output=True, text=True) for _ in "12"]
+    if not is_online:
+        assert runs[0].returncode != 0 and runs[0].stdout == ""
+        assert "no network" in runs[0].stderr and list(folder.iterdir()) == []
+        return
+    home = Path(runs[0].stdout.strip())
+    assert runs[1].stdout == runs[0].stdout and (home / "bin" / "nvcc").is_file()
+    assert list(folder.iterdir()) == [home.parents[1]]
+    (call,) = (tmp_path / "calls").read_text().splitlines()
+    assert "--no-deps" in call and call.endswith("-r cuda/toolkit.txt")
+
+
+def test_the_pinned_compiler_goes_with_pytorch():
+    pins = dict(
+        line.split("==")
+        for line in (ROOT / "cuda" / "toolkit.txt").read_text().splitlines()
+        if not line.startswith("#")
+    )
+    parts_of_one_release = {pins[f"nvidia-cuda-{name}"] for name in ("nvcc", "crt", "runtime")}
+    assert parts_of_one_release == {pins["nvidia-nvvm"]} and len(pins) == 5
+    if torch.version.cuda:
+        assert pins["nvidia-nvvm"].split(".")[0] == torch.version.cuda.split(".")[0]
+
+
+# ---- failures ----
+
+
+@pytest.mark.parametrize(
+    ("device_type", "name", "value", "words"),
+    [
+        ("cpu", "CXX", "no-such-compiler", r"'no-such-compiler': install g\+\+.* CXX"),
+        ("cpu", "TORCH_EXTENSIONS_DIR", __file__, "TORCH_EXTENSIONS_DIR to a writable folder"),
+        ("cuda", "CUDA_HOME", "/elsewhere", r"no nvcc in CUDA_HOME, /elsewhere/bin: install"),
+    ],
+)
+def test_what_is_missing_is_said_with_the_remedy(
+    device_type, name, value, words, cache, monkeypatch
+):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(
+        build.BuildError, match=words.replace("no nvcc", "no CUDA compiler nvcc")
+    ):
+        build.build(device_type)
+
+
+def test_without_ninja_the_remedy_is_said(cache, monkeypatch):
+    can_be_built("cpu")
+    monkeypatch.setenv("CXX", build.cxx())
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(build.BuildError, match="pip install ninja"):
+        build.build("cpu")
+
+
+def test_a_compiler_error_is_cut_to_what_matters(cache, compiler):
+    script(
+        compiler,
+        'case "$*" in *" -c "*) ;; *) echo 12.0.0; exit 0;; esac',
+        'for n in $(seq 200); do echo "dag.h:$n:1: note: candidate $n"; done',
+        "echo 'dag.h:7:3: error: no wings' >&2; exit 1",
+    )
+    with pytest.raises(build.BuildError) as caught:
+        build.build("cpu")
+    said = f"the C++ sources do not build with {compiler}: dag.h:7:3: error: no wings"
+    assert str(caught.value) == said
+    assert not list(cache.glob("*/*.so"))
+
+
+def test_a_library_that_does_not_build_load_or_run_is_no_backend(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("driver too old")
+
+    can_be_built("cpu")
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "log_likelihood_with", refuse)
+        words = "the built library does not run: driver too old"
+        assert native.why_not.__wrapped__("cpu") == words
+    monkeypatch.setattr(native, "_load", native._load.__wrapped__)
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "build", refuse)
+        assert native.why_not.__wrapped__("cpu") == "RuntimeError: driver too old"
+    assert native.why_not.__wrapped__("mps") == "it is written for CPUs and CUDA, not for 'mps'"
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "no-such-compiler" in native.why_not.__wrapped__("cpu")
+    with pytest.raises(native.BuildError, match="no-such-compiler"):
+        native.log_likelihood(*CASES["ragged"])
+
+
+# ---- success ----
+
+
+def test_processes_that_start_together_build_once_also_after_a_kill(cache, compiler, tmp_path):
+    """Without optimisation, which takes most of the time."""
+    log, slow = tmp_path / "calls", tmp_path / "slow"
+    script(
+        compiler,
+        f'case "$*" in *" -c "*) echo compile >> {log}; test -e {slow} && sleep 60;; esac',
+        'exec c++ "$@" -O0',
+    )
+    if not shutil.which("c++"):
+        pytest.skip("no C++ compiler")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
+    slow.touch()
+    killed = subprocess.Popen([sys.executable, "-c", ASK], start_new_session=True, **pipes)
+    while not log.exists():
+        assert killed.poll() is None, killed.communicate()
+        time.sleep(0.05)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    slow.unlink()
+    assert list(cache.glob("*/build/lock"))  # PyTorch would wait for it for ever
+    both = [subprocess.Popen([sys.executable, "-c", ASK], **pipes) for _ in range(2)]
+    outputs = [process.communicate(timeout=300) for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    (library,) = cache.glob("*/*.so")
+    assert [out for out, _ in outputs] == [f"None {library}\n"] * 2
+    # One of them says why nothing happens for a while.
+    said = "".join(error for _, error in outputs).splitlines()
+    assert len(said) == 1 and said[0].startswith("building the C++ ")
+    assert said[0].endswith(f"kept in {library.parent}")
+    assert log.read_text().splitlines() == ["compile"] * 2
+
+
+def test_a_changed_source_processor_or_compiler_is_another_build(
+    cache, compiler, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(build, "_compile", lambda source, compiler, library: library.touch())
+    folder = tmp_path / "cuda"
+    shutil.copytree(build.source_dir(), folder)
+    monkeypatch.setattr(build, "PACKAGE", tmp_path / "exlm_mini")
+    script(compiler)
+    libraries = [build.build("cpu")]
+    assert build.build("cpu") == libraries[0]
+    monkeypatch.setattr(torch, "__version__", "0.0.0")
+    libraries.append(build.build("cpu"))
+    with (folder / "dag_graph.h").open("a") as stream:
+        stream.write("// changed\n")
+    libraries.append(build.build("cpu"))
+    monkeypatch.setattr(build, "machine", lambda: "another processor")
+    libraries.append(build.build("cpu"))
+    monkeypatch.setenv("CXX", str(script(tmp_path / "other")))
+    libraries.append(build.build("cpu"))
+    assert len(set(libraries)) == len(libraries)
+
+
+@pytest.mark.slow
+def test_cuda_builds_for_sm_80_and_sm_90_without_a_gpu(cache, tmp_path, monkeypatch):
+    """Whether it also runs is for a machine with a GPU. PyTorch's libraries for CUDA, which the
+    linker is told to use, are empty here."""
+    can_be_built("cpu")
+    try:
+        home = Path(build.nvcc()).parents[1]
+    except build.BuildError as error:
+        pytest.skip(str(error))
+    if not list(home.glob("lib*/libcudart.so*")):
+        pytest.skip(f"{home} is no CUDA toolkit: name one in CUDA_HOME")
+    for name in ("c10_cuda", "torch_cuda"):
+        command = [build.cxx(), "-shared", "-o", f"lib{name}.so", "-x", "c++", "/dev/null"]
+        subprocess.run(command, cwd=tmp_path, check=True)
+    program = (
+        "import ctypes\n"
+        "from exlm_mini.alignment import build\n"
+        "library = ctypes.CDLL(str(build.build('cuda')))\n"
+        "library.dag_cuda_error\n"
+        "for name in ('log_likelihood', 'gradients', 'viterbi'):\n"
+        "    for bits in (32, 64):\n"
+        "        getattr(library, f'dag_cuda_{name}_float{bits}')\n"
+    )
+    environment = os.environ | {
+        "TORCH_CUDA_ARCH_LIST": "8.0 9.0",
+        "LIBRARY_PATH": str(tmp_path),
+        "LD_LIBRARY_PATH": str(tmp_path),
+    }
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

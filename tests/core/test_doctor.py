@@ -1,0 +1,75 @@
+"""The doctor says what is there, finds wrong results, and takes what is missing calmly."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from exlm_mini import doctor
+from exlm_mini.alignment import BACKENDS
+from exlm_mini.alignment.check import JUDGE
+from exlm_mini.config import checks
+from exlm_mini.training import checkup
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def one_backend(monkeypatch):
+    """Only the judge and one other, for tests that look at something else."""
+    for name in {*BACKENDS} - {JUDGE, "vectorized"}:
+        monkeypatch.delitem(BACKENDS, name)
+    monkeypatch.setattr(checkup, "fastest", lambda device_type: "vectorized")
+
+
+def test_a_missing_library_or_tool_is_advice(monkeypatch, one_backend, capsys):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("CUDA_HOME", "/no/such/folder")
+    monkeypatch.setitem(checks.EXTRAS, "no_such_library", "train")
+    assert doctor.main([]) == 0
+    text = capsys.readouterr().out
+    assert "no C++ compiler 'no-such-compiler': install g++" in text
+    assert "no CUDA compiler nvcc in CUDA_HOME, /no/such/folder/bin: install" in text
+    assert "no_such_library missing: pip install 'exlm-mini[train]'\n" in text
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "words"),
+    [
+        ("log_likelihood", lambda value_B: value_B * 1.001, "float32 differs from enumeration"),
+        ("viterbi", lambda best: (best[0].clamp(min=0), best[1]), "by inf"),
+        ("viterbi", lambda best: best.missing, "AttributeError: 'tuple'"),
+    ],
+)
+def test_a_wrong_result_or_an_exception_ends_with_1(
+    part, change, words, one_backend, monkeypatch, capsys
+):
+    right = BACKENDS["vectorized"]
+    wrong = {part: lambda *graph: change(getattr(right, part)(*graph))}
+    monkeypatch.setitem(BACKENDS, "vectorized", right._replace(**wrong))
+    assert doctor.main([]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in lines[:-1] if "WRONG: " in line]
+    assert "vectorized" in line and words in line
+    assert lines[-1] == "SOME RESULTS ARE WRONG: see above"
+
+
+def test_every_backend_is_right_and_no_optional_library_is_needed():
+    program = """
+import sys
+for name in ("datasets", "tokenizers", "rdkit", "yaml"):
+    sys.modules[name] = None
+from exlm_mini import doctor
+sys.exit(doctor.main([]))
+"""
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "numpy" in result.stdout and result.stdout.endswith("\nevery result is right\n")
+    for name in {*BACKENDS} - {JUDGE}:
+        lines = result.stdout.splitlines()
+        (line,) = [line for line in lines if line.startswith(f"  cpu     {name}")]
+        assert line.endswith("right") or (name == "native" and "not here: " in line)

@@ -1,0 +1,91 @@
+"""The CUDA kernels on a CPU, as one alignment backend more.
+
+``cuda/dag_fibers.cpp`` compiles the very templates that nvcc compiles, and the threads of a block
+run as fibers whose order is shuffled between barriers. They are called as the package calls them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from exlm_mini.alignment import BACKENDS, Backend, native
+from exlm_mini.alignment.autograd import with_gradients
+from exlm_mini.alignment.build import BuildError, cxx, nvcc
+from exlm_mini.alignment.native import CUDA_LAYOUT, Kernels
+
+CUDA = Path(__file__).resolve().parents[2] / "cuda"
+
+
+class DivergenceError(Exception):
+    """Threads of a block waited for others that had left."""
+
+
+def compile_fibers(source_dir: Path, target: Path, *flags: str) -> ctypes.CDLL:
+    """Build the fiber library."""
+    options = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wno-unknown-pragmas", *flags]
+    source = str(source_dir / "dag_fibers.cpp")
+    command = [cxx(), *options, "-o", str(target), source]
+    subprocess.run(command, check=True, timeout=300)
+    return ctypes.CDLL(str(target))
+
+
+@cache
+def intact_library() -> ctypes.CDLL:
+    """That of this checkout."""
+    with tempfile.TemporaryDirectory() as folder:
+        return compile_fibers(CUDA, Path(folder, "fibers.so"), "-Wall", "-Werror")
+
+
+def on_fibers(library: ctypes.CDLL, seed: int = 1) -> Kernels:
+    """The kernels of a GPU on a CPU; with seed 0 threads run in order."""
+    return Kernels(
+        library,
+        "dag_fibers_",
+        CUDA_LAYOUT,
+        lambda device: ctypes.c_uint64(seed),
+        lambda result: DivergenceError(),
+    )
+
+
+def fiber_backend() -> Backend:
+    """What ``BACKENDS`` would hold of it."""
+    kernels = on_fibers(intact_library())
+    log_likelihood = with_gradients(
+        lambda *graph: native.log_likelihood_with(kernels, graph),
+        lambda grad_B, *rest: native.gradients_with(kernels, grad_B, rest[:4], rest[4:]),
+    )
+    return Backend(
+        lambda *graph: log_likelihood(*graph)[0],
+        lambda *graph: native.viterbi_with(kernels, graph),
+    )
+
+
+def can_be_built(device: str) -> None:
+    """Skips where no compiler is, or no GPU; with them, a backend that fails is a failure."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    try:
+        (cxx if device == "cpu" else nvcc)()
+    except BuildError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(autouse=True)
+def works_here(request):
+    """Adds ``fibers`` to the backends; skips one that cannot be built here."""
+    parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    name, device = parameters.get("backend"), parameters.get("device", "cpu")
+    if name in ("native", "fibers") or device == "cuda":
+        can_be_built(device)
+    if name == "fibers":
+        BACKENDS[name] = fiber_backend()
+    assert name not in BACKENDS or BACKENDS[name].why_not(device) is None
+    yield
+    BACKENDS.pop("fibers", None)

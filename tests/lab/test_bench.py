@@ -1,0 +1,345 @@
+"""The benchmark command and what it measures with; no test asks how long something took.
+
+Shapes: B rows, M targets, L states.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.autograd import DeviceType
+
+from exlm_lab import bench
+from exlm_lab.benchmarks import command, measure
+from exlm_lab.benchmarks import dag as dag_benchmark
+from exlm_lab.benchmarks import step as step_benchmark
+from exlm_lab.benchmarks.dag import (
+    RELEASED,
+    TERMS,
+    dag,
+    forward_and_backward,
+    judge,
+    made_graph,
+)
+from exlm_lab.benchmarks.measure import LEAST_RUNS, REPLAYS, peak_bytes, time_side_by_side
+from exlm_lab.benchmarks.record import Shape, compared
+from exlm_lab.benchmarks.step import made_batch, model_of, row_length
+from exlm_mini.alignment import BACKENDS, dag_log_likelihood, posteriors
+from exlm_mini.config import SpecialIds
+from exlm_mini.model import ExLM
+from exlm_mini.training import provenance
+
+pytestmark = pytest.mark.usefixtures("three_runs")
+ROOT = Path(__file__).resolve().parents[2]
+CPU = torch.device("cpu")
+SHAPE = Shape(2, 3, 6)
+FLOAT = 4
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+def working() -> set[str]:
+    """Backends that work on a CPU; the first call may build one."""
+    return {name for name in BACKENDS if BACKENDS[name].why_not("cpu") is None}
+
+
+def records_of(path: Path, *argv: str) -> list[dict]:
+    """What a benchmark writes to ``path / "bench.json"``."""
+    output = path / "bench.json"
+    assert bench.main([*argv, "--output", str(output)]) == 0
+    return json.loads(output.read_text())
+
+
+# ---- the command ----
+
+
+@pytest.mark.parametrize("name", ["dag", "step"])
+def test_there_is_one_record_and_one_line_for_each_backend_and_shape(
+    name, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(command, "VOCAB_SIZE", 50)
+    sizes = {"num_layers": 4, "width": 16, "ffn_width": 16, "num_heads": 2}
+    monkeypatch.setattr(step_benchmark, "SIZES", sizes)
+    models = {"mlm", "exlm", "exlm-at-2", "exlm-at-3"}
+    backends, reference = (working(), "vectorized") if name == "dag" else (models, "mlm")
+    before = torch.get_num_threads()
+    argv = [name, "--shape", "2,3,6", "--shape", "1,3,9", "--threads", "1"]
+    records = records_of(tmp_path, *argv, *(["--precision", "bf16"] * (name == "step")))
+    _machine, _head, *table = capsys.readouterr().out.splitlines()
+    found = [(record["backend"], tuple(record["shape"])) for record in records]
+    assert sorted(found) == sorted((b, s) for b in backends for s in [(2, 3, 6), (1, 3, 9)])
+    base = {tuple(r["shape"]): r for r in records if r["backend"] == reference}
+    for record in records:
+        assert record["benchmark"] == name and record["reference"] == reference
+        assert record["median_ms"] > 0 and record["peak_mib"] > 0 and record["threads"] == 1
+        assert record["machine"] == provenance.machine(CPU)
+        theirs = base[tuple(record["shape"])]
+        assert record["wall_ratio"] == record["median_ms"] / theirs["median_ms"]
+        if name == "dag":
+            assert 0 <= record["max_error"] < 1e-4
+            continue
+        tokens = record["step_tokens_per_second"] * record["median_ms"] / 1000
+        assert tokens == pytest.approx(record["shape"][0] * record["num_tokens"])
+        parts = ["encoder", "head", "transition", "dynamic programme"]
+        assert list(record["parts"]) == parts[: 2 if record["backend"] == "mlm" else 4]
+        for spent in record["parts"].values():
+            assert spent["forward_ms"] > 0 < spent["backward_ms"]
+    assert torch.get_num_threads() == before
+    assert all(len(line) <= 80 for line in table)
+    assert sum(f" {r['median_ms']:.3f} " in line for r in records for line in table) >= len(
+        found
+    )
+
+
+def test_without_its_reference_or_a_clock_that_moved_there_is_no_ratio():
+    row = {"backend": "a", "median_ms": 2.0, "median_cpu_ms": 0.0}
+    (alone,) = compared([row], "b")
+    assert alone["reference"] is alone["wall_ratio"] is None
+    (itself,) = compared([row], "a")
+    assert (itself["wall_ratio"], itself["cpu_ratio"]) == (1, None)
+
+
+@pytest.mark.parametrize("counts", ["targets, states", "states, targets"])
+def test_a_backend_of_somebody_else_is_timed_and_judged(counts, tmp_path):
+    is_released = counts.startswith("states")
+    file = tmp_path / (RELEASED if is_released else "mine.py")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(
+        "from exlm_mini.alignment import dag_log_likelihood\n"
+        f"def {'torch_dag_loss' if is_released else 'log_likelihood'}(match, links, {counts}):\n"
+        "    return dag_log_likelihood(match, links, targets, states) + 1.0\n"
+    )
+    extra = tmp_path if is_released else file
+    argv = ["dag", "--shape", "2,3,6", "--extra-backend", str(extra)]
+    found = {record["backend"]: record for record in records_of(tmp_path, *argv)}
+    theirs, ours = found[extra.stem], found["vectorized"]
+    assert theirs["errors"]["log_likelihood"] > 1e-3 > ours["errors"]["log_likelihood"]
+    assert theirs["errors"]["grad_emission"] < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("dag --extra-backend nowhere.py", ["nowhere.py", "--extra-backend"]),
+        ("dag --extra-backend .", ["dag_loss.py", "torch_dag_loss"]),
+        ("dag --shape 2,6,5", ["2,6,5", "no path"]),
+        ("dag --shape 2,1,5", ["2,1,5", "no path"]),
+        ("dag --shape 2,x,3", ["2,x,3", "B,M,L"]),
+        ("dag --shape 1000000,100,1000", ["GiB", "smaller"]),
+        ("dag --device tpu", ["--device", "tpu", "known"]),
+        ("step --shape 2,4,6", ["2,4,6", "k M states"]),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(line, words, capsys):
+    assert bench.main(line.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1, err
+    assert all(word in err for word in words), err
+
+
+def test_a_record_that_is_being_written_is_no_change_of_the_code(monkeypatch, tmp_path):
+    code = tmp_path / "exlm_mini" / "training" / "provenance.py"
+    record = tmp_path / "book" / "results" / "bench.json"
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@x"]
+    for path in (code, record):
+        path.parent.mkdir(parents=True)
+        path.write_text("[]")
+    monkeypatch.setattr(provenance, "__file__", str(code))
+    assert provenance.commit() == "not a git checkout"
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], check=True)
+    record.write_text("")  # as `> book/results/bench.json` leaves it
+    assert re.fullmatch("[0-9a-f]{40}", provenance.commit())
+    code.write_text("[1]")
+    assert provenance.commit().endswith(" with changes")
+
+
+# ---- the dynamic programme ----
+
+
+@pytest.mark.parametrize("is_sharp", [False, True])
+@pytest.mark.parametrize("shape", [Shape(1, 1, 1), Shape(2, 4, 4), Shape(3, 2, 9)])
+def test_made_transitions_are_probabilities_of_forward_edges(shape, is_sharp):
+    graph = made_graph(shape, is_sharp, CPU, torch.float64)
+    assert graph.log_emission_BML.shape == shape
+    probability_BLL = graph.log_transition_BLL.exp()
+    is_backward_LL = torch.ones(shape.L, shape.L, dtype=torch.bool).tril()
+    assert probability_BLL[:, is_backward_LL].eq(0).all()
+    sums_BL = probability_BLL.sum(2)
+    torch.testing.assert_close(sums_BL[:, :-1], torch.ones_like(sums_BL[:, :-1]))
+    assert dag_log_likelihood(*graph).isfinite().all()
+
+
+def test_one_path_stands_out_of_a_sharp_graph_and_none_of_a_flat_one():
+    sharp, flat = (
+        posteriors(*made_graph(Shape(2, 8, 32), is_sharp, CPU, torch.float64)).state_BML
+        for is_sharp in (True, False)
+    )
+    assert sharp.amax(2).min() > 0.9
+    assert flat[:, 2:-2].amax(2).max() < 0.5
+
+
+def test_a_wrong_value_and_a_wrong_gradient_are_seen():
+    graph = made_graph(SHAPE, False, CPU)
+    _, exact = judge(graph, CPU)
+    assert {t.dtype for t in exact} == {torch.float64}
+    log_likelihood_B, grad_BML, grad_BLL = forward_and_backward(
+        BACKENDS["vectorized"].log_likelihood, graph
+    )
+    off = dag_benchmark.errors(
+        (log_likelihood_B + 1, 2 * grad_BML, grad_BLL * torch.inf), exact
+    )
+    assert off["log_likelihood"] == pytest.approx(1 / exact[0].abs().max().item(), rel=1e-4)
+    assert off["grad_emission"] == pytest.approx(1, rel=1e-4)
+    assert off["grad_transition"] is None
+
+
+def test_the_first_judge_that_is_fast_enough_judges(monkeypatch):
+    graph = made_graph(Shape(5, 3, 6), False, CPU)
+    monkeypatch.setattr(dag_benchmark, "estimated_seconds", lambda *_: 2.0)
+    assert judge(graph, CPU, seconds=3)[0] == "vectorized"
+    assert judge(graph, CPU, seconds=1) is None
+    broken = BACKENDS["vectorized"]._replace(why_not=lambda device_type: "it does not")
+    monkeypatch.setitem(BACKENDS, "vectorized", broken)
+    assert judge(graph, CPU)[0] == "scaled"
+
+
+def test_what_cannot_be_timed_is_told_and_the_others_go_on(monkeypatch):
+    notes = []
+    good = BACKENDS["vectorized"].log_likelihood
+    functions = {
+        "raises": lambda *_: torch.ones(2, 3) @ torch.ones(2),
+        "scalar": lambda emission, *_: emission.sum(),
+        "one_sided": lambda emission, *_: emission.sum((1, 2)),
+        "enumerate": BACKENDS["enumerate"].log_likelihood,
+        "good": good,
+    }
+    assert TERMS["enumerate"](SHAPE) == 2 * 3 * 4 and TERMS["naive"](SHAPE) == 2 * 2 * 15
+    large = Shape(1, 8, 30)
+    found = list(dag(large, functions, CPU, False, notes.append))
+    assert [record["backend"] for record in found] == ["good"]
+    for name, note in zip(functions, notes, strict=False):
+        assert note.startswith(f"{name} is left out at B,M,L = 1,8,30")
+    assert "one log-likelihood per row, (1,), not ()" in notes[1] and "terms" in notes[3]
+    monkeypatch.setattr(dag_benchmark, "judge", lambda *_: None)
+    monkeypatch.setattr(dag_benchmark, "estimated_seconds", lambda *_: 30.0)
+    notes.clear()
+    assert not list(dag(SHAPE, {"good": good}, CPU, False, notes.append))
+    assert ["no error is given" in notes[0], "about 180 s" in notes[1]] == [True, True]
+    assert len(list(dag(SHAPE, {"good": good}, CPU, False, notes.append, {"good"}))) == 1
+
+
+# ---- a training step ----
+
+
+@pytest.mark.parametrize("M", [3, 21])
+def test_a_made_batch_and_its_graph_have_the_shape_asked_for(M):
+    shape = Shape(4, M, 3 * M)
+    batch, N = made_batch(shape, vocab_size=8), row_length(shape)
+    assert batch.token_ids_BN.shape == (4, N) and (N == 128) == (M == 21)
+    assert batch.token_ids_BN[:, 1:-1].min() >= len(SpecialIds())
+    assert (batch.is_masked_BN.sum(1) == M - 2).all()
+    assert (M - 2) / (N - 2) >= 0.15 > (M - 2) / (N - 1)
+    scores = ExLM(model_of(shape, "tiny"), 50)(*batch)
+    assert scores.log_emission_BML.shape == shape
+    assert scores.graph.num_states_B.tolist() == [3 * M] * 4
+
+
+def test_a_node_of_the_backward_pass_belongs_to_the_part_that_made_it():
+    now = iter(range(100))
+
+    def event(name, us, above=None, node=-1, scope=0):
+        return SimpleNamespace(
+            name=name, cpu_time_total=us, device_time_total=0, cpu_parent=above, scope=scope,
+            sequence_nr=node, device_type=DeviceType.CPU,
+            time_range=SimpleNamespace(start=next(now)),
+        )  # fmt: skip
+
+    encoder = event("encoder", 1000)
+    events = [
+        encoder,
+        event("aten::mul", 900, encoder, 0),
+        event("aten::detach", 50, encoder, 1),
+    ]
+    events += [event("aten::gather", 400, None, 1)]  # the detached one made no node of number 1
+    head = event("head", 3000)
+    events += [head, event("aten::linear", 2000, head, 2), event("aten::mm", 1900, head, 2)]
+    backward = {2: 5000, 1: 700, 0: 2500, -1: 100}
+    events += [event(f"{step_benchmark.NODE}X", us, None, n, 1) for n, us in backward.items()]
+    assert step_benchmark._parts(events, CPU) == {
+        "encoder": {"forward_ms": 1.0, "backward_ms": 2.5},
+        "head": {"forward_ms": 3.0, "backward_ms": 5.0},
+    }
+
+
+# ---- time and memory ----
+
+
+def test_calls_are_timed_in_turn_after_one_run_each_to_warm_up():
+    order = []
+    calls = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
+    timings = time_side_by_side(calls, CPU, enough_seconds=0)
+    assert order == ["a", "b"] * (1 + LEAST_RUNS)
+    assert [len(timing.wall_ms) for timing in timings.values()] == [LEAST_RUNS] * 2
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_a_call_is_captured_and_replayed():
+    device = torch.device("cuda")
+    total = torch.zeros(1000, device=device)
+    assert measure.replay_ms(lambda: total.add_(1), device) > 0
+    assert total.unique().numel() == 1 and total[0] > REPLAYS
+    with pytest.raises(RuntimeError):
+        measure.replay_ms(lambda: total.sum().item(), device)
+
+
+def test_peak_memory_is_what_is_alive_at_one_time_to_the_byte():
+    before = torch.ones(1000, 1000)  # does not count
+    x = torch.ones(1000, requires_grad=True)
+
+    def two_alive_then_one() -> None:
+        _ = before + 1 + before
+        for _ in range(5):
+            torch.ones(1000)
+
+    def forward() -> torch.Tensor:
+        return (x * 2 * x).sum()
+
+    assert peak_bytes(two_alive_then_one, CPU) == 2 * 1000 * 1000 * FLOAT
+    assert peak_bytes(lambda: torch.autograd.grad(forward(), x), CPU) > peak_bytes(forward, CPU)
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_peak_memory_of_a_gpu_leaves_out_what_was_there_before():
+    device = torch.device("cuda")
+    before = torch.ones(1000, 1024, device=device)
+    assert peak_bytes(lambda: before + 1 + before, device) == 2 * 1000 * 1024 * FLOAT
+    assert min(time_side_by_side({"": lambda: before + 1}, device)[""].wall_ms) > 0
+
+
+# ---- what is on record ----
+
+
+def git(*words: str) -> subprocess.CompletedProcess:
+    return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True)
+
+
+def test_the_recorded_benchmark_is_of_the_kernels_of_today():
+    if git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
+        pytest.skip("without the whole history no commit is known to be the older one")
+    files = ("cuda/*.h", "cuda/*.cpp", "cuda/*.cu")
+    kernels = git("log", "-1", "--format=%H", "--", *files).stdout.strip()
+    records = json.loads((ROOT / "book" / "results" / "bench-dag.json").read_text())
+    (commit,) = {record["machine"]["commit"] for record in records}
+    is_newer = git("merge-base", "--is-ancestor", kernels, commit).returncode == 0
+    assert is_newer, (
+        f"{commit} is older than the kernels of {kernels}, or no commit: run the command of "
+        "chapter 11 again, from a checkout without changes"
+    )

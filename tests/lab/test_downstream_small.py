@@ -1,0 +1,110 @@
+"""The recorded small downstream runs and the search of the defaults agree with what is said."""
+
+import json
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+from recorded_runs import small, small_stamps
+
+from exlm_lab.downstream.grid import Space
+from exlm_lab.downstream.settings import TuneConfig
+from exlm_lab.finetune import parse
+
+BOOK = Path(__file__).resolve().parents[2] / "book"
+
+
+@pytest.fixture
+def stored():
+    return json.loads((BOOK / "results" / "downstream-small.json").read_text())
+
+
+def test_means_and_differences_are_those_of_the_seeds(stored):
+    for name, task in stored["tasks"].items():
+        for score in [*task["models"].values(), *task["differences"].values()]:
+            assert score["mean"] == pytest.approx(statistics.fmean(score["seeds"]), abs=1e-3)
+            assert score["sd"] == pytest.approx(statistics.stdev(score["seeds"]), abs=1e-3)
+        for pair, score in task["differences"].items():
+            # Student's t with two degrees of freedom
+            assert score["half_width_95"] == pytest.approx(4.3027 * score["sd"] / 3**0.5, 1e-3)
+            ours, theirs = (task["models"][model]["seeds"] for model in pair.split(" - "))
+            differences = [a - b for a, b in zip(ours, theirs, strict=True)]
+            assert score["seeds"] == pytest.approx(differences, abs=2e-4), (name, pair)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("bbbp exlm", "61.8 ± 1.5"), ("bbbp exlm-mlm", "+1.6 ± 3.9"), ("bace paper-mlm", "77.8"),
+        ("sst2 paper-exlm", "93.9"), ("clintox seen", "87 of 1,478"),
+        ("text-exlm steps", "10,000"), ("smiles-mlm tokens", "15,385,138"),
+        ("smiles-mlm rows", "151,594"), ("text-exlm parameters", "1,014,676"),
+        ("smiles-exlm bits", "0.59"), ("text-exlm minutes", "61"),
+    ],
+)  # fmt: skip
+def test_pages_show_the_numbers_of_the_record(text, shown):
+    assert small(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text", ["rte exlm", "bbbp", "bbbp mlm-bert", "sst2 seen", "smiles-exlm loss"]
+)
+def test_a_number_that_is_not_in_the_record_is_an_error(text):
+    with pytest.raises(ValueError, match=text):
+        small(text)
+    with pytest.raises(ValueError, match="proteins"):
+        small_stamps("proteins")
+
+
+def test_the_page_says_which_stored_differences_are_clear(stored):
+    clear = {
+        f"{name} {pair.replace(' - ', '-')}"
+        for name, task in stored["tasks"].items()
+        for pair, found in task["differences"].items()
+        if abs(found["mean"]) > found["half_width_95"]
+    }
+    page = " ".join((BOOK / "reproduction.md").read_text().split())
+    verdict = page[page.index("What the data say:") : page.index("supports no conclusion")]
+    assert clear == set(re.findall(r"\{small\}`([^`]+)`", verdict))
+    assert "two do, the only ones of all fifteen" in verdict
+    bits = {name: float(small(f"{name} bits")) for name in stored["pretraining"]}
+    assert bits["smiles-exlm"] < bits["smiles-mlm"] and bits["text-exlm"] < bits["text-mlm"]
+    best = {
+        name: max(task["models"], key=lambda model: task["models"][model]["mean"])
+        for name, task in stored["tasks"].items()
+    }
+    assert {name for name, model in best.items() if model == "scratch"} == {"bace", "cola"}
+
+
+# ---- the search of the defaults ----
+
+
+def test_the_defaults_of_fine_tuning_are_the_best_of_the_search():
+    stored = json.loads((BOOK / "results" / "downstream-search.json").read_text())
+    names = ("learning_rate", "epochs", "dropout", "warmup_share")
+    tried = {
+        tuple(run[name] for name in names): run["validation"] for run in stored["searched"]
+    }
+    spaces = [Space(**{n: tuple(v) for n, v in space.items()}) for space in stored["spaces"]]
+    settings = {config for space in spaces for config in space.settings(TuneConfig())}
+    assert tried.keys() == {tuple(getattr(c, name) for name in names) for c in settings}
+    best = max(tried, key=tried.__getitem__)
+    assert best == tuple(getattr(TuneConfig(), name) for name in names)
+    assert TuneConfig(**stored["after"]["setting"]) == TuneConfig()
+    assert tried[best] == stored["after"]["validation"]["seeds"][0]
+    for side in ("before", "after"):
+        assert stored[side]["seeds"] == [1, 2, 3]
+        for part in ("validation", "test"):
+            found = stored[side][part]
+            assert found["mean"] == pytest.approx(statistics.fmean(found["seeds"]), abs=0.01)
+            assert found["sd"] == pytest.approx(statistics.stdev(found["seeds"]), abs=0.01)
+    assert min(stored["after"]["test"]["seeds"]) > max(stored["before"]["test"]["seeds"])
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_the_commands_of_the_search_are_those_of_its_settings(side):
+    found = json.loads((BOOK / "results" / "downstream-search.json").read_text())[side]
+    request = parse(found["command"].split()[3:])
+    assert request.settings("embedded-molecules") == [TuneConfig(**found["setting"])]
+    assert list(request.recipe.seeds) == found["seeds"]

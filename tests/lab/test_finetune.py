@@ -1,0 +1,329 @@
+"""``python -m exlm_lab.finetune`` end to end, on runs of a few steps and files of a few rows."""
+
+import json
+import re
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+import tokenizers
+from glue_files import write_task
+from refusals import told
+from tiny_runs import tiny_run, write_molecules
+
+from exlm_lab.downstream.prepared import make_span_problem
+from exlm_lab.downstream.settings import ReadingConfig
+from exlm_lab.downstream.squad import load_squad
+from exlm_lab.finetune import main, parse
+from exlm_mini.config import SPECIAL_TOKENS
+from exlm_mini.data.tokenizer import Tokenizer, train_smiles
+from exlm_mini.reading.trained import load
+from exlm_mini.training.console import ProgressLine
+
+ROOT = Path(__file__).resolve().parents[2]
+ONE = ["--train.epochs", "1", "--seeds", "1", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A pre-trained run of each kind."""
+    folder = tmp_path_factory.mktemp("runs")
+    for kind in ("smiles", "text", "toy"):
+        tiny_run(folder / kind, kind, max_positions=128)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rte(tmp_path_factory):
+    """GLUE's RTE in a few rows, its test set included."""
+    folder = tmp_path_factory.mktemp("glue") / "rte"
+    folder.mkdir()
+    for name, count in (("train", 12), ("validation", 6), ("test", 5)):
+        rows = [
+            (f"The list has {i} items.", f"There is {'a' if i % 2 else 'no'} list.", i % 2)
+            for i in range(count)
+        ]
+        table = pandas.DataFrame(rows, columns=["sentence1", "sentence2", "label"])
+        table["label"] = -1 if name == "test" else table["label"]
+        table.to_parquet(folder / f"{name}-00000-of-00001.parquet")
+    return folder.parent
+
+
+@pytest.fixture(scope="module")
+def molecules(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("moleculenet")
+    write_molecules(folder)
+    return folder
+
+
+def words(*argv):
+    """What a command line passes on."""
+    return [str(word) for word in argv]
+
+
+def refused(capsys, argv, *parts):
+    """Exit code 2 and one line that names all parts."""
+    assert main(words(*argv)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    for part in parts:
+        assert str(part) in line, line
+
+
+def done(argv, output):
+    """What a command left in ``results.json``."""
+    assert main(words(*argv, "--output", output)) == 0
+    return json.loads((output / "results.json").read_text())
+
+
+# ---- whole commands ----
+
+
+def test_molecules_are_tuned_and_told_about(runs, molecules, tmp_path, capsys):
+    output = tmp_path / "out"
+    argv = ["--task", "bbbp", "--checkpoint", runs / "smiles", "--data", molecules]
+    argv += ["--train.epochs", "2", "--seeds", "1", "2"]
+    assert main(words(*argv, "--output", output, "--dry-run")) == 0
+    planned = capsys.readouterr().out.splitlines()
+    assert (
+        "bbbp: sizes [32, 4, 4]" in planned and "bbbp: paper_sizes [1631, 204, 204]" in planned
+    )
+    why = "RDKit reads no molecule in 'C1CC'"
+    assert f'bbbp: rejected [{{"row": 40, "why": "{why}"}}]' in planned
+    assert re.search(r"2 run\(s\) of 2 to 2 steps, about \d+ s on cpu", planned[0])
+    assert not output.exists()
+    results = done(argv, output)
+    shown = capsys.readouterr().out
+    assert re.search(r"\| bbbp +\| roc_auc +\| test +\| \d+\.\d ± \d+\.\d \| mean of 2", shown)
+    assert "molecules lost stereo marks: 26" in shown
+    record = results["tasks"]["bbbp"]
+    for part, digest in record["notes"]["split_sha1"].items():
+        assert f"{part} {digest[:8]}" in shown
+        assert digest in next(line for line in planned if "split_sha1" in line)
+    assert record["setting"]["epochs"] == 2 and record["scores"]["test"].keys() >= {"roc_auc"}
+    assert record["made_with"]["torch"] and record["made_with"]["commit"]
+    assert results["checkpoint"]["sha256"] == load(runs / "smiles", print).sha256
+    assert not list(output.rglob("step-*")), "checkpoints of finished runs are deleted"
+    # As if it had been killed between the record of its run and what it removes then.
+    (path,) = (output / "cells").rglob("seed-1.json")
+    left = output / "running" / path.relative_to(output / "cells")
+    (left.with_suffix("") / "checkpoints").mkdir(parents=True)
+    assert done(argv, output) == results
+    again = capsys.readouterr()
+    assert again.out == shown and "step" not in again.err, "nothing is trained again"
+    assert not (output / "running").exists()
+
+
+def test_text_is_tuned_beside_the_papers_numbers(runs, rte, tmp_path, capsys):
+    run = runs / "text" / "checkpoints" / "step-000002"
+    argv = ["--task", "rte", "--checkpoint", run, "--data", rte, *ONE]
+    results = done([*argv, "--recipe", "finetune/table-6"], tmp_path / "out")
+    assert results["checkpoint"]["step"] == 2
+    shown = capsys.readouterr().out
+    assert "chosen on the rows that are reported" in shown
+    assert "54.7 (Table 2)" in shown and "57.6 (Table 2)" in shown
+    assert "not the recipe's: epochs" in (tmp_path / "out" / "table.md").read_text()
+
+
+def test_a_grid_searches_with_one_seed_and_reports_all(runs, rte, tmp_path, capsys):
+    recipe, out = tmp_path / "mine.yaml", tmp_path / "out"
+    recipe.write_text(
+        "report: median\nseeds: [3, 4, 5]\nrte:\n  epochs: [1]\n  learning_rate: [1e-3, 1e-4]\n"
+    )
+    argv = ["--task", "rte", "--checkpoint", runs / "text", "--data", rte, "--grid"]
+    assert main(words(*argv, "--recipe", "table-11", "--dry-run")) == 0
+    # 64 settings with the first seed, then four more seeds of the best; 12 rows.
+    assert "64 setting(s), 5 seed(s), 68 run(s) of 2 to 10 steps" in capsys.readouterr().out
+    record = done([*argv, "--recipe", recipe], out)["tasks"]["rte"]
+    assert record["seeds"] == [3, 4, 5] and record["report"] == "median"
+    # Two settings, and two more seeds for the better one.
+    cells = [json.loads(path.read_text()) for path in out.glob("cells/rte/*/seed-?.json")]
+    assert sorted(cell["seed"] for cell in cells) == [3, 3, 4, 5]
+    best = max(
+        (cell for cell in cells if cell["seed"] == 3),
+        key=lambda cell: (
+            cell["metrics"]["validation"]["accuracy"],
+            cell["config"]["learning_rate"],
+        ),
+    )
+    assert record["setting"]["learning_rate"] == best["config"]["learning_rate"]
+
+
+def test_both_halves_of_mnli_are_scored(runs, tmp_path):
+    write_task(tmp_path, "mnli")
+    argv = ["--task", "mnli", "--checkpoint", runs / "text", "--data", tmp_path, *ONE]
+    record = done(argv, tmp_path / "out")["tasks"]["mnli"]
+    assert record["scores"].keys() == {"validation", "validation-mismatched"}
+
+
+def test_a_signal_stops_and_the_same_command_goes_on(runs, molecules, tmp_path, monkeypatch):
+    argv = ["--task", "bbbp", "--checkpoint", runs / "smiles", "--data", molecules, *ONE]
+    argv = words(*argv, "--output", tmp_path / "out", "--train.epochs", "9")
+
+    def tell(line, step, text):
+        if step == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ProgressLine, "tell", tell)
+        assert main(argv) == 130
+    steps = (tmp_path / "out").glob("running/bbbp/*/seed-1/checkpoint-*")
+    assert max(step.name for step in steps) == "checkpoint-2", "in which the signal was seen"
+    assert not list((tmp_path / "out").glob("cells/**/*.json"))
+    assert main(argv) == 0
+    assert not (tmp_path / "out" / "running").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "run"),
+    [("embedded-molecules", "smiles"), ("sections", "text"), ("toy-inference", "toy")],
+)
+def test_embedded_tasks_run_on_a_bare_machine(runs, tmp_path, task, run):
+    argv = ["--task", task, "--checkpoint", runs / run, "--threads", "1", *ONE]
+    assert list(done([*argv, "--recipe", "finetune/tiny"], tmp_path / "out")["tasks"]) == [task]
+
+
+def test_without_a_task_those_that_the_run_can_read_are_taken(runs, capsys):
+    argv = ["--checkpoint", runs / "text", "--dry-run"]
+    for more in ([], ["--recipe", "finetune/tiny"]):
+        assert main(words(*argv, *more)) == 0
+        shown = capsys.readouterr()
+        assert shown.err == "no --task: sections\n"
+        assert {line.partition(":")[0] for line in shown.out.splitlines()} == {"sections"}
+    argv = ["--checkpoint", runs / "smiles", "--recipe", "finetune/table-6"]
+    assert main(words(*argv)) == 2
+    assert "mnli consists of text" in capsys.readouterr().err
+
+
+# ---- mistakes ----
+
+
+@pytest.mark.parametrize(
+    ("more", "parts"),
+    [
+        (["--task", "bbb"], ["unknown task 'bbb'", "did you mean bbbp"]),
+        (["--task", "sections"], ["sections consists of text", "on smiles"]),
+        (["--train.epochs", "0"], ["epochs is '0'"]),
+        (["--data.split", "scafold"], ["data.split is 'scafold'", "did you mean scaffold"]),
+        (["--column", "SMILES"], ["--column is for a TABLE"]),
+        (["--seeds", "1", "1"], ["--seeds is [1, 1]"]),
+        (["--max-unknown", "2"], ["--max-unknown: it is '2'"]),
+        (["--grid"], ["--grid needs a --recipe"]),
+        (["--output", "{run}"], ["pre-training run"]),
+        (["--recipe", "table-6"], ["table-6 has no task bbbp"]),
+    ],
+)
+def test_mistakes_on_the_command_line_are_one_line(runs, molecules, capsys, more, parts):
+    argv = ["--task", "bbbp", "--checkpoint", runs / "smiles", "--data", molecules]
+    more = [word.format(run=runs / "smiles") for word in more]
+    refused(capsys, [*argv, *more], *parts)
+
+
+def test_a_recipe_with_several_settings_needs_a_grid(runs, rte, capsys):
+    argv = ["--task", "rte", "--checkpoint", runs / "text", "--data", rte]
+    argv += ["--recipe", "table-11"]
+    refused(capsys, argv, "64 settings for rte", "--grid")
+    pinned = ["--train.learning_rate", "2e-5", "--train.batch_size", "16"]
+    pinned += ["--train.epochs", "3", "--train.warmup_share", "0.1"]
+    (config,) = parse(words(*argv, *pinned)).settings("rte")
+    assert (config.batch_size, config.weight_decay) == (16, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("row", "parts"),
+    [
+        ("{i},m,{i},{C}", ["bbbp", "not 0, 1 or nothing"]),
+        ("{i},m,{yes},[Xe].[Rn].[Kr]{He}", ["not in the vocabulary", "such as [He], "]),
+        ("{i},m,1,{C}O", ["a yes and a no", "--data.split"]),
+    ],
+)
+def test_data_that_will_not_do_are_refused_before_training(runs, tmp_path, capsys, row, parts):
+    csv = tmp_path / "bbbp.csv"
+    rows = [row.format(i=i, yes=i % 2, C="C" * (i + 1), He=".[He]" * i) for i in range(30)]
+    csv.write_text("num,name,p_np,smiles\n" + "\n".join(rows) + "\n")
+    argv = ["--task", "bbbp", "--checkpoint", runs / "smiles", "--data", csv, *ONE]
+    argv += ["--data.split", "random", "--output", tmp_path / "out"]
+    refused(capsys, argv, *parts)
+    assert not (tmp_path / "out").exists(), "a mistake leaves nothing behind"
+
+
+def test_stereo_marks_go_where_the_vocabulary_has_none(runs):
+    tokenizer = load(runs / "smiles", print).tokenizer
+    assert ReadingConfig().cleaning(tokenizer).strip_stereo
+    assert (
+        not ReadingConfig().cleaning(train_smiles(["C[C@H](N)O", "C[C@@H](N)O"])).strip_stereo
+    )
+
+
+# ---- SQuAD ----
+
+
+def paragraph(number):
+    """A paragraph of several windows, a question with an answer in it and one without."""
+    context = f"{'This list is long. ' * 12}The answer is number {number}. {'It ends. ' * 10}"
+    answer = f"number {number}"
+    start = context.index(answer)
+    has = {"id": f"a{number}", "question": "What is the answer?",
+           "answers": [{"text": answer, "answer_start": start}]}  # fmt: skip
+    none = {"id": f"n{number}", "question": "Who wrote it?", "answers": []}
+    return {"context": context, "qas": [has, none]}
+
+
+def squad_of(numbers):
+    return {"data": [{"title": "t", "paragraphs": [paragraph(n) for n in numbers]}]}
+
+
+def write_squad(folder, train, dev):
+    for name, numbers in (("train", train), ("dev", dev)):
+        (folder / f"{name}-v2.0.json").write_text(json.dumps(squad_of(numbers)))
+    return folder
+
+
+def test_perfect_scores_give_perfect_answers(runs, tmp_path):
+    """Scores that point at the targets of every window come back as the gold answers."""
+    data = load_squad(write_squad(tmp_path, [1, 2], [3, 4, 5]))
+    problem = make_span_problem(data, load(runs / "text", print))
+    part = problem.parts["validation"]
+    assert problem.notes["rows"]["validation"]["windows"] > 6
+    scores = []
+    for row, (first, last) in zip(part.rows, part.labels, strict=True):
+        score_2N = np.zeros((2, len(row)), dtype=np.float32)
+        score_2N[0, first] = score_2N[1, last] = 9.0
+        scores.append(score_2N)
+    judged = part.judge(scores)
+    assert judged["best_f1"] == judged["best_exact"] == judged["f1"] == 1.0
+
+
+def without_letters(pretrained, letters):
+    """The same model with a vocabulary of text that lacks some letters."""
+    alphabet = [c for c in map(chr, range(32, 127)) if c not in letters]
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *alphabet])}
+    model = tokenizers.models.BPE(vocabulary, [], unk_token="[UNK]")
+    definition = tokenizers.Tokenizer(model).to_str().encode()
+    return replace(pretrained, tokenizer=Tokenizer(definition))
+
+
+def test_tokens_of_squad_that_are_unknown_are_counted_and_refused(runs, tmp_path):
+    pretrained = without_letters(load(runs / "text", print), "?")
+    data = load_squad(write_squad(tmp_path, [1, 2], [3]))
+    problem = make_span_problem(data, pretrained)
+    for rows, part in (
+        (problem.train.rows, "train"),
+        (problem.parts["validation"].rows, "validation"),
+    ):
+        share = len(rows) / sum(len(row) for row in rows)  # one question mark in each window
+        assert problem.notes["rows"][part]["unknown_share"] == round(share, 6)
+    blind = without_letters(pretrained, "aeiou")
+    told(lambda: make_span_problem(data, blind), "squad_v2", "vocabulary", "such as")
+    assert make_span_problem(data, blind, 1.0).notes["rows"]["train"]
+
+
+def test_squad_is_tuned(runs, tmp_path):
+    write_squad(tmp_path, [1, 2], [3])
+    argv = ["--task", "squad_v2", "--checkpoint", runs / "text", "--data", tmp_path, *ONE]
+    record = done(argv, tmp_path / "out")["tasks"]["squad_v2"]
+    assert (record["metric"], record["part"]) == ("best_f1", "validation")

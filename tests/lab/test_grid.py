@@ -1,0 +1,267 @@
+"""Recipes of settings, the ledger of finished runs, and what is reported of them."""
+
+import dataclasses
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from refusals import told
+from tiny_runs import tiny_run
+
+from exlm_lab.downstream.grid import (
+    TUNING,
+    Space,
+    Tuning,
+    best_setting,
+    is_diverged,
+    key,
+    paper_numbers,
+    setting_of,
+)
+from exlm_lab.downstream.prepared import make_problem
+from exlm_lab.downstream.results import (
+    PAPER_TABLES,
+    check_results,
+    in_percent,
+    scale,
+    table,
+    task_record,
+    write_results,
+)
+from exlm_lab.downstream.runs import Result, TuningLedger
+from exlm_lab.downstream.settings import TuneConfig
+from exlm_lab.downstream.task import Examples, Splits, Task
+from exlm_mini.config.recipes import load_recipe
+from exlm_mini.reading.trained import load
+
+BASE = TuneConfig()
+TASK = Task("which", "classes", ("no", "yes"), "accuracy", "smiles")
+
+
+# ---- recipes ----
+
+
+@pytest.mark.parametrize(
+    ("name", "report", "num_seeds"),
+    [("table-6", "mean", 3), ("table-8", "mean-sd", 3), ("table-11", "median", 5)],
+)
+def test_recipes_have_the_seeds_and_the_rule_of_the_paper(name, report, num_seeds):
+    """What they say of each task, ``test_settings_arrive`` compares with the tables."""
+    recipe = load_recipe(f"finetune/{name}", TUNING)
+    assert recipe[1:3] == (report, tuple(range(1, num_seeds + 1)))
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("seeds: [1]\nrtee:\n  epochs: [2]\n", "rtee"),
+        ("seeds: [1]\nrte:\n  epochs: [0]\n", "epochs is 0"),
+        ("seeds: [1, 1]\n", "seeds is [1, 1]"),
+    ],
+)
+def test_a_recipe_that_cannot_be_is_refused(tmp_path, text, part):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    told(lambda: load_recipe(str(path), TUNING), path, part)
+
+
+def test_a_space_is_every_combination_once():
+    settings = Space((1e-5, 2e-5, 3e-5), (16, 32), pooler_dropout=(0.0, 0.1)).settings(BASE)
+    assert len(set(settings)) == len({key(config) for config in settings}) == 3 * 2 * 2
+    assert Space().settings(BASE) == [BASE]
+
+
+# ---- choosing and reporting ----
+
+
+def cell(rate, seed, accuracy, test=0.5):
+    metrics = {"validation": {"accuracy": accuracy}, "test": {"accuracy": test}}
+    record = {"metrics": metrics, "best_epoch": 1, "seconds": 2.0, "device": "cpu"}
+    config = {**dataclasses.asdict(BASE), "learning_rate": rate}
+    record |= {"config": config, "seed": seed}
+    return {**record, "parameters": 7, "problem_sha256": "0"}
+
+
+def diverged(rate, seed=1):
+    config = {**dataclasses.asdict(BASE), "learning_rate": rate}
+    return {"config": config, "seed": seed, "diverged": "why"}
+
+
+def test_the_setting_is_chosen_on_validation():
+    cells = [cell(1e-5, 1, 0.7, test=0.9), cell(2e-5, 1, 0.8, test=0.1), diverged(3e-5)]
+    cells += [cell(4e-5, 1, 0.8), cell(5e-5, 1, 0.1)]
+    assert best_setting(cells, TASK).learning_rate == 2e-5
+    told(lambda: best_setting([diverged(1e-3), diverged(1e-2)], TASK), "every run diverged")
+
+
+def test_seeds_are_put_together_as_the_recipe_says():
+    assert in_percent([0.3], "mean-sd") == "30.0"
+    values = [0.1, 0.4, 0.9, 0.2]
+    sd = 100 * np.std(values, ddof=1)
+    for rule, center in (("mean", 40), ("mean-sd", 40), ("median", 30)):
+        assert in_percent(values, rule) == f"{center:.1f} ± {sd:.1f}"
+
+
+def test_the_paper_stands_beside_our_numbers():
+    assert paper_numbers(PAPER_TABLES["table-8"], "bace") == {
+        "Table 1": {"SMILES-BERT*": 77.8, "ExLM": 79.6}
+    }
+    rte = paper_numbers(PAPER_TABLES["table-6"], "rte")
+    assert rte["Table 2"]["ExLM"] == rte["Table 4"]["15%, ExLM k=4"] == 57.6
+    # The same run in two of the paper's places.
+    for task in ("qnli", "qqp", "rte"):
+        printed = paper_numbers(PAPER_TABLES["table-6"], task)
+        assert printed["Figure 8"]["p=15%, k=1"] == printed["Table 2"]["Vanilla MLM"]
+    assert paper_numbers(PAPER_TABLES["table-11"], "squad_v2")["Table 3"]["ExLM"] == 84.6
+
+
+def result(cells, searched=()):
+    notes = {"rows": {"train": {"examples": 9, "truncated": 0, "unknown_share": 0.0}}}
+    return Result(TASK, setting_of(cells[0]), cells, list(searched), notes)
+
+
+def results_of(objective, tasks, **masking):
+    """What ``results.json`` holds of some tasks."""
+    checkpoint = {"objective": objective, "config": {"masking": masking}}
+    return {"checkpoint": checkpoint, "tasks": tasks}
+
+
+def test_a_record_reports_the_test_and_keeps_everything_else():
+    recipe = Tuning("none", "mean-sd", (1, 2), {})
+    cells = [cell(1e-5, 1, 0.7, 0.6), cell(1e-5, 2, 0.9, 0.8)]
+    record = task_record(result([*cells, diverged(1e-5, 3)], cells), recipe, {})
+    assert (record["part"], record["seeds"], record["diverged_seeds"]) == ("test", [1, 2], [3])
+    assert record["scores"]["test"] == {"accuracy": [0.6, 0.8]}
+    assert record["scores"]["validation"] == {"accuracy": [0.7, 0.9]}
+    assert record["seconds"] == 4.0, "a run that was searched with and reported counts once"
+    json.dumps(record, allow_nan=False)
+    told(lambda: task_record(result([diverged(1e-5)]), recipe, {}), "which", "learning_rate")
+
+
+@pytest.mark.parametrize(
+    ("name", "scores", "rows"),
+    [
+        ("mnli", {"validation": {"accuracy": 0.5}, "validation-mismatched": {"accuracy": 0.4}},
+         [("50.0", "85.9 (Table 3)", "86.9 (Table 3)"),
+          ("40.0", "85.8 (Table 3)", "86.7 (Table 3)")]),
+        ("squad_v2", {"validation": {"best_f1": 0.6, "best_exact": 0.55}},
+         [("60.0", "84.6 (Table 3)"), ("55.0", "82.0 (Table 3)")]),
+    ],
+)  # fmt: skip
+def test_the_table_has_both_halves_of_mnli_and_both_scores_of_squad(name, scores, rows):
+    record = tuned_on(name, "table-11", scores)
+    lines = table(results_of("exlm", record))[2:]
+    for line, parts in zip(lines, rows, strict=True):
+        assert all(part in line for part in parts), line
+
+
+def tuned_on(task, recipe, scores=None):
+    """The record of a run of a recipe, by the name of its task."""
+    metric = {"table-8": "roc_auc"}.get(recipe, "accuracy")
+    metric = "best_f1" if task == "squad_v2" else metric
+    made = cell(1e-5, 1, 0.5)
+    made["metrics"] = scores or {"validation": {metric: 0.5}}
+    reached = result([made])._replace(task=TASK._replace(name=task, metric=metric))
+    return {task: task_record(reached, Tuning(recipe, "mean", (1,), {}), {"device": "slow"})}
+
+
+def test_the_papers_row_is_that_of_the_objective():
+    def shown(objective, task="mnli", recipe="table-6", **masking):
+        return table(results_of(objective, tuned_on(task, recipe), **masking))
+
+    head, _, row = shown("mlm")
+    assert head.count("paper") == 1 and "83.6 (Table 2)" in row and "85.1" not in row
+    head, _, row = shown("exlm")
+    assert "83.6 (Table 2)" in row and "85.1 (Table 2)" in row
+    repeated = {"mask_ratio": 0.387, "num_copies": 4}
+    head, _, row = shown("repeated-mlm", **repeated)
+    assert "| paper: Repeated MLM, p=38.7%, k=4 |" in head
+    assert "| 83.6 (Table 2) | 81.0 (Figure 3), 81.8 (Figure 8)" in row
+    # A column without a number is left out.
+    assert "Repeated" not in shown("repeated-mlm", "bace", "table-8", **repeated)[0]
+    assert "paper" not in shown("exlm", "sections", "none")[0]
+
+
+# ---- the ledger ----
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    return load(tiny_run(tmp_path_factory.mktemp("runs") / "smiles", "smiles"), print)
+
+
+@pytest.fixture(scope="module")
+def problem(pretrained):
+    return make(pretrained, 0)
+
+
+def make(pretrained, shift):
+    def part(lengths):
+        labels = np.array([(n + shift) % 2 for n in lengths])
+        return Examples([("C" * n,) for n in lengths], labels)
+
+    return make_problem(TASK, Splits(part([1, 2, 3]), part([4, 5]), part([7]), {}), pretrained)
+
+
+QUICK = TuneConfig(epochs=1, batch_size=2)
+
+
+def test_a_finished_run_is_not_made_again(pretrained, problem, tmp_path):
+    ledger = TuningLedger(tmp_path, pretrained, problem, "cpu")
+    steps = []
+    first = ledger.run(QUICK, 1, steps.append)
+    assert len(steps) == 2 and not (tmp_path / "running").exists()
+    again = ledger.run(QUICK, 1, steps.append)
+    assert len(steps) == 2 and again == first
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: record.pop("metrics"),
+        lambda record: record["metrics"]["validation"].update(accuracy=math.nan),
+    ],
+)
+def test_runs_of_other_data_or_weights_are_not_mixed(change, pretrained, problem, tmp_path):
+    ledger = TuningLedger(tmp_path, pretrained, problem, "cpu")
+    made = ledger.run(QUICK, 1)
+    other = TuningLedger(tmp_path, pretrained, make(pretrained, 1))
+    told(lambda: other.run(QUICK, 1), "another problem", "--output")
+    other = TuningLedger(tmp_path, replace(pretrained, sha256="0"), problem)
+    told(lambda: other.run(QUICK, 1), "another pretrained")
+    path = next(tmp_path.glob("cells/**/seed-1.json"))
+    record = json.loads(path.read_text())
+    change(record)
+    path.write_text(json.dumps(record))
+    told(lambda: ledger.run(QUICK, 1), path, "run is made again")
+    path.unlink()
+    assert ledger.run(QUICK, 1)["metrics"] == made["metrics"]
+
+
+def test_a_run_that_diverged_is_recorded_and_the_search_goes_on(pretrained, problem, tmp_path):
+    lines = []
+    wild = dataclasses.replace(QUICK, learning_rate=1e29, epochs=3, warmup_share=0.0)
+    ledger = TuningLedger(tmp_path, pretrained, problem, "cpu", report=lines.append)
+    cells = [ledger.run(config, 1) for config in (wild, QUICK)]
+    assert is_diverged(cells[0]) and "lower learning_rate (1e+29)" in lines[0]
+    assert best_setting(cells, TASK) == QUICK
+
+
+def test_results_of_another_checkpoint_are_not_added_to(pretrained, problem, tmp_path):
+    recipe = Tuning("none", "mean", (1,), {})
+    made = TuningLedger(tmp_path, pretrained, problem, "cpu").run(QUICK, 1)
+    made_with = {"device": "a very slow one"}
+    record = task_record(Result(TASK, QUICK, [made], [], problem.notes), recipe, made_with)
+    whole = write_results(tmp_path, pretrained, "which", record)
+    assert check_results(tmp_path, pretrained) == json.loads(json.dumps(whole["tasks"]))
+    (ours,) = scale(whole)
+    assert "pre-trained for 3 steps" in ours and "on a very slow one" in ours
+    assert "which" in (tmp_path / "table.md").read_text()
+    told(lambda: check_results(tmp_path, replace(pretrained, sha256="0")), "other weights")
+    whole["tasks"]["which"]["recipe"] = "table-8"
+    assert "50.5 M parameters" in scale(whole)[1]
+    whole["tasks"]["which"]["scores"] = []
+    (tmp_path / "results.json").write_text(json.dumps(whole))
+    told(lambda: check_results(tmp_path, pretrained), "results.json", "delete it")

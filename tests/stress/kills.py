@@ -1,0 +1,313 @@
+"""Kill commands at moments of chance, run them again, and compare with what was never disturbed.
+
+    python tests/stress/kills.py --kills 100
+
+A command runs in a process forked from this one, in which everything is imported already, so that
+its time is spent on its work. It is killed (SIGKILL) at a moment drawn uniformly from the time an
+undisturbed run takes, with all its processes, or alone, so that its workers are left behind; or
+before one of its changes of the disk, each equally likely, for there the windows are narrow. Half
+of the commands are killed a second time while they go on. Then the same command runs to its end.
+
+Every file of the output must be equal byte for byte, but for the lock, which holds a pid, and for
+the fields ``FREE`` of JSON and the seconds in ``table.md``. Nothing else may be left, no directory
+either. Exit code 1 if something differs.
+"""
+
+import argparse
+import contextlib
+import importlib
+import json
+import math
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+FREE = {
+    "seconds", "tokens_per_second", "model_flops_per_second", "peak_memory_mib", "commit", "seal",
+}  # fmt: skip
+"""Fields of JSON that a clock, a meter or somebody's commit decides, and the seal over them."""
+LOCK = ".lock"
+SECONDS = 900
+"""No command takes as long."""
+
+MODEL = ["--model.width", "16", "--model.num_heads", "2", "--model.ffn_width", "16"]
+PRETRAIN = [
+    *("--recipe", "toy-pairs", "--train.grow_at", "0.5", "--data.num_sentences", "64", *MODEL),
+    *("--train.steps", "40", "--train.batch_size", "4", "--train.validation_rows", "16"),
+    *("--train.validate_every", "10", "--train.save_every", "3", "--train.keep_last", "2"),
+    *("--train.log_every", "1", "--train.device", "cpu"),
+]
+
+
+# ---- the commands ----
+
+
+def pretrain(common, output, rng):
+    """An MLM that grows into an ExLM, on sentences that the command draws."""
+    from exlm_mini import pretrain
+
+    return pretrain.main([*PRETRAIN, "--output", str(output)])
+
+
+def prepare_text(common, output, rng):
+    return _prepare(common / "text.txt", output, rng, "--data.vocab_size", "300")
+
+
+def prepare_molecules(common, output, rng):
+    return _prepare(
+        common / "molecules.smi", output, rng, "--data.kind", "smiles", "--canonical"
+    )
+
+
+def _prepare(source, output, rng, *options):
+    """By any number of processes: the packs do not depend on it."""
+    from exlm_mini import prepare
+    from exlm_mini.data import shards
+
+    argv = ["--source", source, "--output", output, "--workers", rng.choice((1, 1, 2, 3))]
+    argv += ["--data.block_length", "64", "--data.validation_share", "0.2"]
+    shards.SHARD_BYTES = 10_000
+    return prepare.main([str(word) for word in [*argv, *options]])
+
+
+def finetune(common, output, rng):
+    """Two seeds on forty molecules."""
+    from exlm_lab import finetune
+
+    argv = ["--task", "bbbp", "--checkpoint", common / "run", "--data", common]
+    argv += ["--seeds", "1", "2"]
+    argv += ["--train.epochs", "10", "--device", "cpu", "--threads", "1", "--output", output]
+    return finetune.main([str(word) for word in argv])
+
+
+def sweep(common, output, rng):
+    """Two tiny cells in place of the ablations."""
+    from tiny_runs import CELL, TASK
+
+    from exlm_lab import sweep
+    from exlm_lab.experiments.catalogue import EXPERIMENTS
+    from exlm_lab.experiments.cells import Cell, Experiment
+
+    exlm = {"objective": "exlm", "model.states_per_mask": 2, "masking.mask_ratio": 0.3}
+    settings = {**CELL, "train.steps": 30}
+    cells = (
+        Cell("toy-exlm", "toy", "sweep/toy", {**settings, **exlm}, TASK, seeds=(1,)),
+        Cell("toy-mlm", "toy", "sweep/toy", settings, TASK, seeds=(1,)),
+    )
+    EXPERIMENTS["ablations"] = Experiment("ablations", "", cells)
+    folders = ["--output", str(output / "results"), "--work", f"{output}-work"]
+    return sweep.main(["ablations", *folders, "--device", "cpu"])
+
+
+COMMANDS = {
+    function.__name__.replace("_", " "): function
+    for function in (pretrain, prepare_text, prepare_molecules, finetune, sweep)
+}
+
+
+def make_common(common, output, rng):
+    """What several commands read."""
+    from tiny_runs import tiny_run, write_molecules
+
+    from exlm_mini.data.molecules import embedded_molecules
+    from exlm_mini.data.toy_grammars import grammar
+
+    words = grammar("pairs").words
+    lines = [" ".join(rng.choices(words, k=30)) for _ in range(1000)]
+    (common / "text.txt").write_text("\n".join(lines))
+    (common / "molecules.smi").write_text("\n".join(list(embedded_molecules())[:1000]))
+    write_molecules(common)
+    tiny_run(common / "run", "smiles", max_positions=128)
+
+
+def import_all():
+    """What the commands import, some of it not before they need it."""
+    for name in (
+        "datasets", "exlm_mini.prepare", "exlm_mini.pretrain", "rdkit.Chem",
+        "sklearn.linear_model", "tokenizers", "torch._dynamo", "yaml",
+    ):  # fmt: skip
+        importlib.import_module(name)
+    importlib.import_module("torch").set_num_threads(1)  # one thread can be forked
+
+
+# ---- processes ----
+
+
+def start(function, common, output, seed, change=math.inf):
+    """Run a command in a process of its own, the first of a group; its pid.
+
+    It kills itself before change number ``change`` of the disk, and else notes how many it made.
+    """
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        os.setsid()
+        log = os.open(f"{output}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        changes = Changes(output, change)
+        sys.addaudithook(changes)
+        code = function(common, output, random.Random(seed)) or 0
+        Path(f"{output}.changes").write_text(str(changes.count))
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+class Changes:
+    """An audit hook that counts the changes below a folder, and kills the process before one."""
+
+    NAMES = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate")
+
+    def __init__(self, folder, last):
+        self.folder, self.last, self.count = str(folder), last, 0
+
+    def __call__(self, event, arguments):
+        if event not in self.NAMES:
+            return
+        if event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR):
+            return
+        place = str(arguments[0])
+        # Inside shutil.rmtree names are relative, and some files are named by descriptor.
+        if os.path.isabs(place) and not place.startswith(self.folder):
+            return
+        self.count += 1
+        if self.count >= self.last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def ended(pid, seconds):
+    """Exit code of a process, negative for a signal; none if it is still running then."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(0.001)
+
+
+def finish(function, common, output, seed):
+    """Run a command to its end; seconds it took, and changes of the disk it made."""
+    began = time.monotonic()
+    code = ended(start(function, common, output, seed), SECONDS)
+    if code != 0:
+        said = Path(f"{output}.log").read_text()
+        raise AssertionError(f"the command ended with {code}:\n{said[-2000:]}")
+    return time.monotonic() - began, int(Path(f"{output}.changes").read_text())
+
+
+def kill(function, common, output, rng, seconds, changes):
+    """Start a command and kill it; the moment, in words, or none if it had ended before."""
+    seed, how = rng.random(), rng.choice(("all", "alone", "change"))
+    if how == "change":
+        moment = rng.randint(1, changes)
+        code = ended(start(function, common, output, seed, moment), SECONDS)
+        told = f"change {moment}"
+    else:
+        moment = rng.uniform(0, seconds)
+        pid = start(function, common, output, seed)
+        code, told = ended(pid, moment), f"{moment:.2f} s {how}"
+        if code is None:
+            (os.killpg if how == "all" else os.kill)(pid, signal.SIGKILL)
+            _, status = os.waitpid(pid, 0)
+            code = os.waitstatus_to_exitcode(status)
+    assert code in (0, -signal.SIGKILL), Path(f"{output}.log").read_text()[-2000:]
+    return told if code else None
+
+
+# ---- what is compared ----
+
+
+def contents(directory):
+    """Every file and directory below one, without what a clock or a meter said."""
+    return {
+        str(path.relative_to(directory)): _content(path)
+        for path in sorted(directory.rglob("*"))
+        if path.name != LOCK
+    }
+
+
+def _content(path):
+    if path.is_dir():
+        return "directory"
+    if path.suffix == ".json":
+        return _settled(json.loads(path.read_text()))
+    if path.suffix == ".jsonl":
+        return [_settled(json.loads(line)) for line in path.read_text().splitlines()]
+    if path.suffix == ".md":
+        return re.sub(r"in [\d,]+ s", "in some seconds", path.read_text())
+    return path.read_bytes()
+
+
+def _settled(value):
+    if isinstance(value, dict):
+        return {key: _settled(item) for key, item in value.items() if key not in FREE}
+    return [_settled(item) for item in value] if isinstance(value, list) else value
+
+
+def differences(found, wanted):
+    """Names of the files that differ."""
+    return sorted(
+        name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)
+    )
+
+
+def trial(name, folder, whole, effort, rng, log):
+    """Kill a command once or twice and let it end; kills, and whether all is the same."""
+    function, common, output = COMMANDS[name], folder / "common", folder / "killed" / "output"
+    shutil.rmtree(output.parent, ignore_errors=True)
+    output.parent.mkdir()
+    told = [kill(function, common, output, rng, *effort) for _ in range(rng.choice((1, 2)))]
+    finish(function, common, output, rng.random())
+    told = [moment for moment in told if moment]
+    if found := differences(contents(output), whole):
+        log(f"{name}: killed at {', '.join(told)}: other {', '.join(found[:5])}")
+    return len(told), not found
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=int(os.environ.get("EXLM_KILLS", 8)))
+    parser.add_argument("--only", nargs="+", default=list(COMMANDS), choices=list(COMMANDS))
+    parser.add_argument("--seed", type=int, default=0)
+    found = parser.parse_args(argv)
+    log = lambda line: print(line, flush=True)  # noqa: E731
+    import_all()
+    rng, num_other = random.Random(found.seed), 0
+    with tempfile.TemporaryDirectory(prefix="kills-") as place:
+        folder = Path(place)
+        common = folder / "common"
+        common.mkdir()
+        finish(make_common, common, folder / "made", found.seed)
+        log(f"{'command':20}{'kills':>8}{'same':>8}{'other':>8}")
+        for i, name in enumerate(found.only):
+            wanted = found.kills // len(found.only) + (i < found.kills % len(found.only))
+            output = folder / "whole" / "output"
+            output.parent.mkdir()
+            effort = finish(COMMANDS[name], common, output, 0)
+            whole = contents(output)
+            shutil.rmtree(output.parent)
+            kills = same = 0
+            while kills < wanted:
+                more, is_same = trial(name, folder, whole, effort, rng, log)
+                kills, same = kills + more, same + more * is_same
+            log(f"{name:20}{kills:8}{same:8}{kills - same:8}")
+            num_other += kills - same
+    return int(num_other > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,313 @@
+"""Several processes: the same run as one, and no work lost when one of them is asked or killed.
+
+Most tests look at what ``workers.py`` left, which makes many runs in two processes started once.
+"""
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from workers import (
+    PLAIN,
+    SPREAD,
+    STEPS,
+    Witness,
+    changed,
+    copy_checkpoints,
+    make_packs,
+)
+
+from exlm_mini.config import SpecialIds
+from exlm_mini.training import evaluation
+from exlm_mini.training.checkpoint import load_checkpoint
+from exlm_mini.training.evaluation import evaluate
+from exlm_mini.training.parts import load_model, make_masker
+from exlm_mini.training.processes import Engine
+
+pytestmark = [pytest.mark.slow, pytest.mark.reliability]
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKERS = ROOT / "tests" / "helpers" / "workers.py"
+LAST = f"checkpoints/step-{STEPS:06d}"
+
+
+def torchrun(num_processes, *arguments, max_restarts=0):
+    """Start a command by torchrun, in a session of its own."""
+    options = ["--nproc-per-node", num_processes, "--max-restarts", max_restarts]
+    options += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, *arguments]
+    return subprocess.Popen(
+        [str(word) for word in command],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finished(process):
+    """Exit code, stdout and stderr of a command that must end by itself."""
+    try:
+        out, err = process.communicate(timeout=400)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return process.returncode, out, err
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """What two processes saw."""
+    directory = tmp_path_factory.mktemp("two")
+    for rank in (0, 1):
+        (directory / f"rank-{rank}").mkdir()
+    code, _, err = finished(torchrun(2, WORKERS, "trainings", directory))
+    assert code == 0, err
+    return directory
+
+
+@pytest.fixture(scope="module")
+def packs(tmp_path_factory):
+    return make_packs(tmp_path_factory.mktemp("packs"))
+
+
+def run_alone(config, packs, output):
+    """The same run in this process."""
+    return Witness(config, packs, output, Engine(torch.device("cpu"))).run()
+
+
+def seen(directory, name, num_processes=2):
+    """What each process of a run saw."""
+    return [
+        json.loads((directory / name / f"rank-{rank}.json").read_text())
+        for rank in range(num_processes)
+    ]
+
+
+def same_tensors(first, second, tolerance=0.0):
+    a, b = load_checkpoint(first), load_checkpoint(second)
+    assert a.tensors.keys() == b.tensors.keys()
+    for group, named in a.tensors.items():
+        assert named.keys() == b.tensors[group].keys()
+        for name, tensor in named.items():
+            torch.testing.assert_close(
+                tensor, b.tensors[group][name], rtol=0, atol=tolerance, msg=f"{group} {name}"
+            )
+
+
+# ---- the same run ----
+
+
+@pytest.mark.parametrize(("precision", "step"), [("fp32", 1), ("fp32", 4), ("bf16", 3)])
+def test_two_processes_resume_as_if_never_stopped(two, precision, step):
+    same_tensors(two / precision / LAST, two / f"{precision}-from-{step}" / LAST)
+    whole, resumed = seen(two, precision), seen(two, f"{precision}-from-{step}")
+    for rank in (0, 1):
+        for what in ("losses", "weights"):
+            assert resumed[rank][what] == whole[rank][what][step:]
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_rows_order_and_masks_do_not_depend_on_the_number_of_processes(
+    name, two, packs, tmp_path
+):
+    alone = run_alone(SPREAD[name], packs, tmp_path)["rows"]
+    ranks = [entry["rows"] for entry in seen(two, name)]
+    assert all(ranks)
+    together = sorted(ranks[0] + ranks[1], key=lambda row: row[:2])
+    assert [row[2:] for row in together] == [row[2:] for row in alone]
+    assert [row[0] for row in together] == [row[0] for row in alone]
+    if SPREAD[name].train.batch_tokens is None:
+        # 37 rows to learn from, 48 in 6 steps: each once in the first epoch.
+        first = [tuple(row[2]) for row in together[:37]]
+        assert len(set(first)) == 37
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_processes_and_accumulation_change_no_loss(name, two, packs, tmp_path):
+    ranks = seen(two, name)
+    assert ranks[0]["losses"] == ranks[1]["losses"]
+    assert ranks[0]["weights"] == ranks[1]["weights"]
+    for size in (None,) if name == "tokens" else (None, 1):
+        config = SPREAD[name]
+        if name != "tokens":
+            config = changed(config, micro_batch_size=size)
+        alone = run_alone(config, packs, tmp_path / str(size))
+        assert alone["losses"] == pytest.approx(ranks[0]["losses"], rel=1e-6, abs=1e-6)
+        same_tensors(tmp_path / str(size) / LAST, two / name / LAST, tolerance=1e-4)
+
+
+def test_validation_batches_dealt_out_are_validation(two, packs, monkeypatch):
+    # Five batches for one, two, three or seven processes, some of which have none.
+    monkeypatch.setattr(evaluation, "VALIDATION_BATCH_ROWS", 4)
+    model, config = load_model(load_checkpoint(two / "fp32" / LAST))
+    masker = make_masker(config, SpecialIds())
+    arguments = (model, packs[1], masker, 19, torch.device("cpu"), 0.0)
+    whole = evaluate(*arguments)
+    sums = []
+    for world_size in (2, 3, 7):
+        sums.clear()
+        for rank in range(world_size):
+            evaluate(*arguments, rank, world_size, lambda own: sums.append(own) or own)
+        assert evaluate(*arguments, 0, world_size, lambda own: sum(sums)) == whole
+
+
+def test_a_run_of_two_processes_goes_on_in_one(two, packs, tmp_path):
+    copy_checkpoints(two / "fp32", tmp_path, 3, Engine(torch.device("cpu")))
+    whole, _ = seen(two, "fp32")
+    assert run_alone(PLAIN, packs, tmp_path)["losses"] == pytest.approx(
+        whole["losses"][3:], rel=1e-5
+    )
+    same_tensors(two / "fp32" / LAST, tmp_path / LAST, tolerance=1e-4)
+
+
+# ---- what goes wrong in one process ----
+
+
+def test_a_step_that_is_not_finite_in_one_process_is_skipped_by_all(two):
+    for entry in seen(two, "nan"):
+        is_finite = [loss == loss for loss in entry["losses"]]
+        assert is_finite == [True, True, False, True, True, True]
+        assert entry["weights"][2] == entry["weights"][1]
+        assert len(set(entry["weights"])) == STEPS - 1
+        assert (entry["skipped"], entry["step"]) == (1, STEPS)
+    before, after = (two / "nan" / f"checkpoints/step-00000{n}" for n in (2, 3))
+    same_tensors(before, after)
+    assert load_checkpoint(after).state["update"]["skipped_steps"] == 1
+    lines = [json.loads(line) for line in (two / "nan/metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["skipped_steps"]) for line in lines] == [
+        (2, 0), (3, 1), (4, 1), (6, 1),
+    ]  # fmt: skip
+    assert lines[1]["loss"] is None
+
+
+def test_too_many_such_steps_in_a_row_stop_all(two):
+    first, second = seen(two, "nans")
+    assert first["error"] == second["error"]
+    assert "at step 5" in first["error"]
+    assert "2 steps in a row (train.max_skipped 2)" in first["error"]
+    assert len(first["losses"]) == 4  # one bad step alone had not stopped it
+    assert load_checkpoint(two / "nans/checkpoints/step-000004").step == 4
+    assert not (two / "nans/checkpoints/step-000005").exists()
+
+
+def test_a_request_to_one_process_stops_all_at_one_step(two):
+    assert [entry["step"] for entry in seen(two, "asked")] == [1, 1]
+    assert [p.name for p in (two / "asked/checkpoints").iterdir()] == ["step-000001"]
+
+
+def test_a_disk_full_for_the_first_process_ends_all_in_one_line(two):
+    first, second = seen(two, "full")
+    assert first["error"] == second["error"]
+    assert "10 are free" in first["error"]
+
+
+# ---- the command, under torchrun ----
+
+COMMAND = [
+    *("--recipe", "toy-pairs", "--objective", "exlm", "--data.num_sentences", "64"),
+    *("--model.width", "16", "--model.num_heads", "2", "--model.ffn_width", "16"),
+    *("--train.steps", "12", "--train.batch_size", "4", "--train.validation_rows", "16"),
+    *("--train.save_every", "3", "--train.device", "cpu"),
+]
+
+
+def weights_of(output, step=12):
+    directory = output / f"checkpoints/step-{step:06d}"
+    return [
+        hashlib.sha256((directory / name).read_bytes()).hexdigest()
+        for name in ("model.safetensors", "optimizer.safetensors")
+    ]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A whole run in two processes."""
+    output = tmp_path_factory.mktemp("undisturbed") / "run"
+    code, out, err = finished(
+        torchrun(2, "-m", "exlm_mini.pretrain", *COMMAND, "--output", output)
+    )
+    assert code == 0, err
+    # The first process alone talks.
+    assert len(re.findall("^exlm reached", out, re.M)) == 1
+    assert len(re.findall("^exlm 12/12", err, re.M)) == 1
+    return output
+
+
+def disturbed(directory, events, output, max_restarts=0):
+    (directory / "events").mkdir()
+    words = ["disturbed", directory / "events", events, *COMMAND, "--output", output]
+    return torchrun(2, WORKERS, *words, max_restarts=max_restarts)
+
+
+def test_two_processes_killed_end_as_if_never_disturbed(undisturbed, tmp_path):
+    process = disturbed(tmp_path, "KILL:1:4,KILL:0:8", tmp_path / "run", max_restarts=3)
+    code, out, err = finished(process)
+    assert code == 0, err
+    assert len(list((tmp_path / "events").iterdir())) == 2
+    assert "exlm reached" in out
+    # The one that is left says so in a line.
+    assert re.search(r"^process \d: another one has ended", err, re.M)
+    assert "[rank0]: Traceback" not in err and "[rank1]: Traceback" not in err
+    assert weights_of(tmp_path / "run") == weights_of(undisturbed)
+
+
+def test_a_signal_to_one_process_saves_one_step_and_the_rest_is_the_same(undisturbed, tmp_path):
+    output = tmp_path / "run"
+    code, out, err = finished(disturbed(tmp_path, "USR1:0:1,TERM:1:4", output, 3))
+    assert (code, out) == (0, ""), err
+    # A signal that comes in a step is heard at its end: the steps after 1 and 4, from 0.
+    assert "stopped at step 5 of 12; the same command with --output" in err
+    names = sorted(path.name for path in (output / "checkpoints").iterdir())
+    assert names == ["step-000002", "step-000003", "step-000005"]
+    assert "Traceback" not in err
+    code, out, err = finished(
+        torchrun(2, "-m", "exlm_mini.pretrain", *COMMAND, "--output", output)
+    )
+    assert code == 0, err
+    assert weights_of(output) == weights_of(undisturbed)
+
+
+def test_a_signal_to_torchrun_saves_before_the_processes_end(tmp_path):
+    output = tmp_path / "run"
+    options = [*COMMAND, "--train.steps", "100000", "--train.save_every", "100000"]
+    process = torchrun(2, "-m", "exlm_mini.pretrain", *options, "--output", output)
+    for line in process.stderr:
+        if line.startswith("exlm 1/"):
+            break
+    process.send_signal(signal.SIGTERM)
+    code, _, err = finished(process)
+    assert code != 0  # torchrun's own, for it was stopped
+    (told,) = re.findall(r"stopped at step (\d+) of 100000", err)
+    (saved,) = (output / "checkpoints").iterdir()
+    assert load_checkpoint(saved).step == int(told)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (["--train.batch_size", "7"], "train.batch_size 7 cannot be spread over 2 devices"),
+        (["--seed", "5"], "seed: 1 -> 5"),
+    ],
+)
+def test_a_mistake_ends_all_processes_in_one_line(change, words, undisturbed):
+    before = sorted(undisturbed.rglob("*"))
+    code, out, err = finished(
+        torchrun(2, "-m", "exlm_mini.pretrain", *COMMAND, *change, "--output", undisturbed)
+    )
+    assert (code, out) == (1, "")  # torchrun's own
+    (line,) = re.findall("^error:.*$", err, re.M)
+    assert words in line
+    # The first to end has the code of a mistake; torchrun may end the other one.
+    assert re.findall(r"exitcode +: (-?\d+)", err)[-1] == "2"
+    ours, _, _ = err.partition("torch.distributed.elastic.multiprocessing.errors")
+    assert "exlm_mini" not in ours.replace(line, "").split("Traceback")[0]
+    assert sorted(undisturbed.rglob("*")) == before

@@ -1,0 +1,439 @@
+"""``python -m exlm_mini.pretrain`` end to end, on runs of a few steps."""
+
+import collections
+import contextlib
+import json
+import os
+import re
+import shlex
+import signal
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+import torch
+import yaml
+
+from exlm_mini import fill
+from exlm_mini.config import RunConfig
+from exlm_mini.config.options import parse
+from exlm_mini.config.recipes import (
+    dotted,
+    plain,
+    recipe_names,
+)
+from exlm_mini.pretrain import INTERRUPTED, main
+from exlm_mini.training.checkpoint import load_checkpoint
+from exlm_mini.training.console import ProgressLine, requests_by_signal
+from exlm_mini.training.parts import with_precision
+from exlm_mini.training.run_directory import LOCK, read_metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SMALL = [
+    *("--train.steps", "4", "--train.batch_size", "4", "--train.validation_rows", "16"),
+    *("--model.width", "16", "--model.num_heads", "2", "--model.ffn_width", "16"),
+    *("--train.device", "cpu"),
+]
+TOY = ["--recipe", "toy-pairs", *SMALL, "--data.num_sentences", "64"]
+TEXT = ["--recipe", "text-tiny", *SMALL]
+SHORT_TEXT = [*TEXT, "--data.block_length", "16", "--data.vocab_size", "300"]
+SMILES = ["--recipe", "smiles-tiny", *SMALL]
+TINY = {
+    "toy-pairs": TOY,
+    "text-tiny": [*TEXT, "--data.max_documents", "60"],
+    "smiles-tiny": [*SMILES, "--data.max_documents", "100"],
+}
+
+
+def pretrain(capsys, *arguments):
+    """Run the command in this process: exit code, stdout, stderr."""
+    code = main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def trains(capsys, *arguments):
+    """The summary of a run that must succeed."""
+    code, out, err = pretrain(capsys, *arguments)
+    assert code == 0, err
+    assert "error" not in err
+    return out
+
+
+def fails(capsys, *arguments):
+    """The one line a mistake gets, the last on stderr."""
+    code, out, err = pretrain(capsys, *arguments)
+    assert (code, out) == (2, ""), err
+    (line,) = [line for line in err.splitlines() if line.startswith("error:")]
+    assert err.endswith(f"{line}\n")
+    assert "Traceback" not in err
+    return line
+
+
+def contents(directory):
+    """Every file of a directory with its bytes, every folder; not the lock, which holds a pid."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes() if path.is_file() else None
+        for path in directory.rglob("*")
+        if path.name != LOCK
+    }
+
+
+def same_training(first, second):
+    """Weights and optimizer of two checkpoints agree bit for bit."""
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A folder of files a user may have."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    sentences = [f"The cat number {n} sat on the mat. Déjà vu." for n in range(80)]
+    (folder / "some.txt").write_text("\n\n".join(sentences), "utf-8")
+    (folder / "more.txt").write_text("\n\n".join(s.upper() for s in sentences), "utf-8")
+    molecules = [f"{'C' * n}{end}" for n in range(1, 30) for end in ("C(=O)O", "CN")]
+    (folder / "some.smi").write_text("\n".join(molecules))
+    table = "\n".join(f"{n},{molecule}" for n, molecule in enumerate(molecules))
+    (folder / "some.csv").write_text(f"id,molecule\n{table}\n")
+    (folder / "typo.yaml").write_text("model:\n  states_per_masc: 3\n")
+    return folder
+
+
+# ---- what a run leaves ----
+
+
+@pytest.mark.parametrize("recipe", sorted(TINY))
+def test_a_run_leaves_settings_metrics_versions_and_checkpoints(recipe, tmp_path, capsys):
+    output = tmp_path / "new" / "run"
+    arguments = [*TINY[recipe], "--train.save_every", "3", "--output", output]
+    trains(capsys, *arguments)
+    config = RunConfig(**yaml.safe_load((output / "config.yaml").read_text()))
+    asked = parse([str(a) for a in arguments]).config
+    assert asked.train.precision == "auto"
+    assert config == with_precision(asked, torch.device("cpu"))
+    assert config.recipe == recipe
+    versions = json.loads((output / "versions.json").read_text())
+    assert {"exlm_mini", "python", "torch", "numpy", "device", "commit"} <= versions.keys()
+    names = sorted(path.name for path in (output / "checkpoints").iterdir())
+    assert names == ["step-000003", "step-000004"]
+    assert load_checkpoint(output / "checkpoints" / names[1]).step == 4
+    (record,) = read_metrics(output / "metrics.jsonl")
+    assert record["step"] == 4 and record["validation_bits_per_mask"] > 0
+    assert {p.name for p in (output / "data").iterdir()} >= {"tokenizer.json", "corpus.json"}
+
+
+def test_without_output_a_run_is_named_after_recipe_and_time(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = pretrain(capsys, *TOY)
+    (directory,) = (tmp_path / "runs").iterdir()
+    assert re.fullmatch(r"toy-pairs-\d{8}-\d{6}", directory.name)
+    assert code == 0 and f"run directory: runs/{directory.name}" in out.splitlines()
+    words = r"\d+\.\d+ bits, loss \d+\.\d+, [\d,]+ tokens/s, ETA \d+ s"
+    assert re.search(rf"^exlm 4/4: {words}$", err, re.M)
+    told = re.search(r"^to look into it: \S+ -m exlm_mini.fill (.*)$", err, re.M)
+    assert fill.main(shlex.split(told[1])) == 0  # what a reader types next works
+
+
+@pytest.mark.parametrize("objective", ["mlm", "exlm"])
+def test_the_toy_summary_has_one_line_for_each_number(objective, tmp_path, capsys):
+    out = trains(capsys, *TOY, "--objective", objective, "--output", tmp_path)
+    numbers = dict(re.findall(r"^([\w ]+) ([\d.]+) bits$", out, re.M))
+    assert (numbers["joint entropy"], numbers["MLM floor"]) == ("1.000", "2.000")
+    record = read_metrics(tmp_path / "metrics.jsonl")[-1]
+    per_row, per_mask = (record[f"validation_bits_per_{of}"] for of in ("row", "mask"))
+    assert numbers[f"{objective} reached"] == f"{per_row:.3f}"
+    assert per_row == pytest.approx(2 * per_mask)  # two masks in each of the 16 rows
+    assert f"{per_mask:.3f} bits per masked token (32 masks in 16 rows)" in out
+
+
+# ---- going on ----
+
+
+def test_the_same_command_again_does_nothing(tmp_path, capsys):
+    out = trains(capsys, *TOY, "--output", tmp_path)
+    before = contents(tmp_path)
+    assert trains(capsys, *TOY, "--output", tmp_path) == out
+    assert contents(tmp_path) == before
+
+
+def test_minutes_become_steps_that_a_run_keeps(tmp_path, monkeypatch, capsys):
+    """About so long goes by, and the stopped run ends with the bits of the whole one."""
+    timed = [*TOY, "--train.minutes", "0.05", "--output", str(tmp_path)]
+    stop_after(monkeypatch, 1)
+    code, _, err = pretrain(capsys, *timed)
+    steps = yaml.safe_load((tmp_path / "config.yaml").read_text())["train"]["steps"]
+    assert (code, f"about {steps:,} steps here" in err) == (INTERRUPTED, True)
+    trains(capsys, *timed)
+    seconds = read_metrics(tmp_path / "metrics.jsonl")[-1]["seconds"]
+    assert 1 < seconds < 9  # of 3, on whatever else this machine does
+    whole = tmp_path / "whole"
+    trains(capsys, *TOY, "--train.steps", str(steps), "--output", whole)
+    last = f"checkpoints/step-{steps:06d}"
+    same_training(whole / last, tmp_path / last)
+
+
+def stop_after(monkeypatch, step, number=signal.SIGINT):
+    """Send a signal once, while a step is told."""
+    show, sent = ProgressLine.show, []
+
+    def show_and_stop(self, progress):
+        show(self, progress)
+        if progress.step == step and not sent:
+            sent.append(number)
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(ProgressLine, "show", show_and_stop)
+
+
+@pytest.mark.reliability
+@pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])
+def test_a_stopped_run_goes_on_to_the_same_end(
+    number, step, finished, tmp_path, monkeypatch, capsys
+):
+    handler = signal.getsignal(number)
+    stop_after(monkeypatch, step, number)
+    code, out, err = pretrain(capsys, *TOY, "--output", tmp_path)
+    assert (code, out) == (INTERRUPTED, "")
+    assert signal.getsignal(number) is handler
+    # A signal that comes while a step is told is heard in the next one.
+    assert f"stopped at step {step + 1} of 4; the same command with --output" in err
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == [f"step-{step + 1:06d}"]
+    assert "exlm reached" in trains(capsys, *TOY, "--output", tmp_path)
+    last = "checkpoints/step-000004"
+    same_training(finished / last, tmp_path / last)
+
+
+def test_a_run_asked_to_save_saves_and_goes_on(tmp_path, monkeypatch, capsys):
+    stop_after(monkeypatch, 1, signal.SIGUSR1)
+    trains(capsys, *TOY, "--output", tmp_path)
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["step-000002", "step-000004"]
+
+
+@pytest.mark.parametrize(("seconds", "stops_at_once"), [(0, False), (3, True)])
+def test_a_second_signal_stops_at_once_unless_it_is_the_first_again(
+    seconds, stops_at_once, monkeypatch
+):
+    told, now = [], 100.0
+    monkeypatch.setattr("exlm_mini.training.console.time.monotonic", lambda: now)
+    # A shell starts what it runs in the background deaf to SIGINT.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with requests_by_signal(told.append) as requests:
+            assert not requests.should_stop()
+            signal.raise_signal(signal.SIGINT)
+            assert requests.should_stop()
+            now += seconds
+            with (
+                pytest.raises(KeyboardInterrupt) if stops_at_once else contextlib.nullcontext()
+            ):
+                signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(told) == 1
+
+
+def test_several_processes_need_an_output(monkeypatch, capsys):
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    assert "--output DIR is needed" in fails(capsys, *TOY)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr("exlm_mini.training.console.SECONDS_TO_SPEAK", 0)
+    assert pretrain(capsys, *TOY) == (2, "", "")  # the first of the machine tells
+
+
+def test_an_interrupt_while_data_are_prepared_ends_in_one_line(tmp_path, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "exlm_mini.data.corpus.prepare_corpus", Mock(side_effect=KeyboardInterrupt)
+        )
+        code, out, err = pretrain(capsys, *TOY, "--output", tmp_path / "run")
+    assert (code, out, err) == (130, "", "interrupted\n")
+    trains(capsys, *TOY, "--output", tmp_path / "run")
+
+
+@pytest.mark.reliability
+def test_other_settings_on_the_same_output_are_refused(tmp_path, capsys):
+    trains(capsys, *TOY, "--output", tmp_path)
+    before = contents(tmp_path)
+    for change, words in (
+        (["--objective", "mlm"], "objective: exlm -> mlm"),
+        (["--data.num_sentences", "65"], "data.num_sentences: 64 -> 65"),
+        (["--train.steps", "3"], "train.steps: 4 -> 3"),
+    ):
+        line = fails(capsys, *TOY, *change, "--output", tmp_path)
+        assert words in line and "--output" in line
+        assert contents(tmp_path) == before
+    # Except those of saving and logging, which are listed, and more steps.
+    changes = ["--train.save_every", "1", "--train.validation_rows", "8", "--train.steps", "6"]
+    code, out, err = pretrain(capsys, *TOY, *changes, "--output", tmp_path)
+    assert code == 0 and "(16 masks in 8 rows)" in out and "6 steps" in out
+    assert "changed since the last start: train.save_every: 200 -> 1\n" in err
+    assert "changed since the last start: train.validation_rows: 16 -> 8\n" in err
+    assert "train.steps: 4 -> 6; " in err
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["step-000004", "step-000005", "step-000006"]
+    assert read_metrics(tmp_path / "metrics.jsonl")[-1]["step"] == 6
+
+
+# ---- own files ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "source"),
+    [
+        ([*SHORT_TEXT, "--data.source", "some.txt", "more.txt"], "some.txt, more.txt"),
+        ([*SMILES, "--data.source", "some.csv", "--data.column", "molecule"], "some.csv"),
+    ],
+)
+def test_own_files_are_trained_on(arguments, source, own, monkeypatch, capsys):
+    monkeypatch.chdir(own)
+    code, out, err = pretrain(capsys, *arguments, "--output", "run")
+    assert code == 0
+    assert f"documents from {source}\n" in err
+    assert "bits per masked token" in out
+    assert json.loads(Path("run/data/train.json").read_text())["source"] == source
+
+
+def test_a_prepared_corpus_serves_other_runs(tmp_path, capsys):
+    trains(capsys, *TOY, "--output", tmp_path / "first")
+    pack = ["--data.pack", tmp_path / "first" / "data"]
+    trains(capsys, *TOY, *pack, "--output", tmp_path / "second")
+    assert not (tmp_path / "second" / "data").exists()
+    last = "checkpoints/step-000004"
+    same_training(tmp_path / "first" / last, tmp_path / "second" / last)
+
+
+# ---- recipes and options ----
+
+
+def test_options_replace_what_a_recipe_says_in_any_order(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("train:\n  steps: 7\n  batch_size: 3\nseed: 4\n")
+    expected = parse(["--recipe", str(file), "--train.steps", "9"]).config
+    assert (expected.train.steps, expected.train.batch_size, expected.seed) == (9, 3, 4)
+    assert parse(["--train.steps", "9", f"--recipe={file}"]).config == expected
+    assert parse(["--train.steps=9", "--recipe", str(file)]).config == expected
+
+
+def test_help_shows_what_most_runs_need_and_all_of_it_where_asked(capsys):
+    shown = {}
+    for words in (["--help"], ["--help=all"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(words)
+        assert stopped.value.code == 0
+        shown[words[0]] = capsys.readouterr().out
+    lines = shown["--help"].splitlines()
+    assert len(lines) < 80 and max(map(len, lines)) <= 80
+    assert "--train.adam_eps" not in shown["--help"]
+    assert re.search(r"--model.dropout X +After embedding .*\(default 0.1\)", shown["--help"])
+    names = {f"--{name}" for name in dotted(plain(RunConfig()))} - {"--recipe"}
+    options = set(re.findall(r"^  (--\S+)", shown["--help=all"], re.M))
+    assert len(names) > 50 and names - options == set()
+    assert all(name in shown["--help"] for name in recipe_names())
+
+
+# ---- bad input ----
+
+Mistake = collections.namedtuple("Mistake", "arguments words")
+
+MISTAKES = {
+    "unknown recipe": Mistake(["--recipe", "toy-pear"], ["'toy-pear'", "did you mean toy-pairs?"]),
+    "recipe with a typo": Mistake(
+        ["--recipe", "typo.yaml"], ["typo.yaml", "model.states_per_masc", "model.states_per_mask"]
+    ),
+    "unknown option": Mistake(["--train.step", "5"], ["did you mean --train.steps"]),
+    "another type": Mistake(["--train.adam_betas", "0.9", "x"], ["train.adam_betas.1 is 'x'"]),
+    "not a choice": Mistake([*TOY, "--model.rope", "3d"], ["model.rope", "3d", "'2d' or '1d'"]),
+    "no states": Mistake([*TOY, "--model.states_per_mask", "0"], ["model.states_per_mask is '0'"]),
+    "too few positions": Mistake(
+        [*TOY, "--model.max_positions", "16"], ["13 tokens", "17", "raise it to 17"]
+    ),
+    "block without a mask": Mistake(
+        [*TEXT, "--data.block_length", "8"], ["data.block_length 8", "at least one mask"]
+    ),
+    "fp16 on a CPU": Mistake([*TOY, "--train.precision", "fp16"], ["train.precision", "bf16"]),
+    "missing GPU": Mistake([*TOY, "--train.device", "cuda:97"], ["cuda:97", "use cpu"]),
+    "missing file": Mistake([*TEXT, "--data.source", "none.txt"], ["none.txt", "existing path"]),
+    "pack missing": Mistake([*TEXT, "--data.pack", "nowhere"], ["nowhere"]),
+    "another vocabulary size": Mistake(
+        [*TOY, "--model.vocab_size", "99"], ["model.vocab_size is 99", "27"]
+    ),
+    "output that is a file": Mistake([*TOY, "--output", "some.smi"], ["some.smi"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_gets_one_line_and_leaves_nothing(mistake, own, monkeypatch, capsys):
+    monkeypatch.chdir(own)
+    Path("folder.txt").mkdir()
+    before = contents(own)
+    line = fails(capsys, "--output", "run", *mistake.arguments)
+    for word in mistake.words:
+        assert word in line
+    # At most a directory with the lock and a finished corpus, which the corrected command
+    # takes over.
+    after = {n: c for n, c in contents(own).items() if not n.startswith("run/data")}
+    assert after in (before, before | {"run": None})
+    if Path("run").exists() and not Path("run/data").exists():
+        trains(capsys, *TOY, "--output", "run")
+
+
+def test_a_command_that_names_nothing_trains_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert "--recipe" in fails(capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_start_that_failed_after_the_data_were_packed_keeps_them(tmp_path, capsys):
+    fails(capsys, *TOY, "--model.vocab_size", 99, "--output", tmp_path / "run")
+    packed = contents(tmp_path / "run")
+    assert "data/corpus.json" in packed
+    trains(capsys, *TOY, "--output", tmp_path / "run")
+    assert contents(tmp_path / "run").items() >= packed.items()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A complete run."""
+    output = tmp_path_factory.mktemp("finished") / "run"
+    assert main([*TOY, "--output", str(output)]) == 0
+    return output
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("data/train.bin", ["train.bin"]),
+        ("checkpoints/step-000004/model.safetensors", ["no checkpoint in", "--output"]),
+        ("config.yaml", ["restore|other settings"]),  # cut after a line it is still YAML
+    ],
+)
+def test_a_damaged_file_of_a_run_is_told_and_kept(finished, file, words, capsys):
+    path = finished / file
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    try:
+        before = contents(finished)
+        line = fails(capsys, *TOY, "--output", finished)
+        for word in words:
+            assert re.search(word, line)
+        assert contents(finished) == before
+    finally:
+        path.write_bytes(whole)
+
+
+# ---- what the toy language shows ----
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("objective", "bits"), [("exlm", 1.0), ("mlm", 2.0)])
+def test_exlm_reaches_the_joint_entropy_and_mlm_its_floor(objective, bits, tmp_path, capsys):
+    argv = ["--recipe", "toy-pairs", "--objective", objective, "--train.device", "cpu"]
+    out = trains(capsys, *argv, "--output", tmp_path)
+    reached = float(re.search(rf"{objective} reached ([\d.]+) bits", out)[1])
+    assert bits - 0.03 <= reached <= bits + 0.05

@@ -1,0 +1,251 @@
+"""One process or several behind one interface; precision, loss scale and compiled layers."""
+
+import math
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from workers import changed, make_packs
+
+from exlm_mini.config import SpecialIds, TrainConfig
+from exlm_mini.config.checks import UserError
+from exlm_mini.config.options import parse
+from exlm_mini.config.recipes import recipe_names
+from exlm_mini.training import processes
+from exlm_mini.training.checkpoint import load_checkpoint
+from exlm_mini.training.cost import check_spread
+from exlm_mini.training.parts import make_batches, make_masker, make_model, score
+from exlm_mini.training.processes import Engine, start_engine
+from exlm_mini.training.run_directory import read_metrics
+from exlm_mini.training.trainer import Trainer
+
+CPU = torch.device("cpu")
+LAUNCHED = {
+    "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "localhost",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def packs(tmp_path_factory):
+    return make_packs(tmp_path_factory.mktemp("packs"))
+
+
+def make_trainer(config, packs, output):
+    output.mkdir(exist_ok=True)
+    return Trainer(config, *packs, output)
+
+
+def losses(trainer):
+    found = []
+    trainer.run(lambda progress: found.append(progress.loss))
+    return found
+
+
+# ---- which processes there are ----
+
+
+def test_without_a_launcher_there_is_one_process(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "8")  # some machines set it for all programs
+    engine = start_engine(TrainConfig(device="cpu"))
+    assert (type(engine), engine.rank, engine.world_size) == (Engine, 0, 1)
+    assert (engine.is_main, engine.device) == (True, CPU)
+
+
+@pytest.mark.parametrize(
+    ("device", "num_gpus", "words"),
+    [
+        ("cuda:1", 2, r"cuda:1 is one GPU.*use cuda or auto"),
+        ("auto", 1, r"1 GPUs and more processes; use --nproc-per-node 1"),
+        ("tpu", 0, r"known: auto, cpu, cuda"),
+    ],
+)
+def test_processes_take_one_gpu_each(device, num_gpus, words, monkeypatch):
+    for name, value in LAUNCHED.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    with pytest.raises(UserError, match=words):
+        start_engine(TrainConfig(device=device))
+
+
+@pytest.mark.parametrize(
+    ("train", "num_processes", "words"),
+    [
+        ({"batch_size": 6, "micro_batch_size": None}, 4, "--nproc-per-node 3"),
+        ({"batch_size": 8, "micro_batch_size": 4}, 3, "3 devices x train.micro_batch_size 4"),
+        (
+            {"batch_size": 32, "micro_batch_size": None, "batch_tokens": 60},
+            2,
+            "needs train.micro_batch_tokens, such as 30",
+        ),
+    ],
+)
+def test_batches_that_cannot_be_spread_are_refused(train, num_processes, words):
+    config = changed(**train)
+    check_spread(config, 1)
+    with pytest.raises(UserError, match=words):
+        check_spread(config, num_processes)
+
+
+# ---- gradients ----
+
+
+@pytest.mark.parametrize(
+    ("objective", "model"),
+    [
+        ("repeated-mlm", {}),
+        *(("exlm", {"transition": name}) for name in ("gated", "paper", "ctc")),
+        ("exlm", {"use_position": False, "sparse": True, "boundary": "paper"}),
+        ("exlm", {"rope": "1d", "emission": "chunked", "clone_embedding_std": 0.0}),
+    ],
+)
+def test_every_parameter_has_a_gradient(objective, model, packs):
+    # DDP waits for the gradient of each.
+    config = changed(objective=objective, model=model)
+    trained = make_model(config, packs[0].vocab_size, SpecialIds())
+    batches = make_batches(config, packs[0], make_masker(config, SpecialIds()))
+    for chain_share in (1.0, 0.5, 0.0):
+        trained.zero_grad()
+        score(trained, batches.batch(0), chain_share).loss.backward()
+        assert [name for name, p in trained.named_parameters() if p.grad is None] == []
+
+
+# ---- precision ----
+
+
+def fp16_trainer(packs, output, scale, **train):
+    trainer = make_trainer(changed(precision="fp16", **train), packs, output)
+    trainer.stepper.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    return trainer
+
+
+def test_fp16_finds_its_scale_and_then_learns(packs, tmp_path):
+    # More steps than max_skipped overflow: that is how a scale is found.
+    trainer = fp16_trainer(packs, tmp_path, 2.0**28, steps=20, max_skipped=3, save_every=100)
+    found = losses(trainer)
+    skipped = trainer.stepper.skipped_steps
+    assert 3 < skipped < 18
+    assert trainer.stepper.scaler.get_scale() == 2.0 ** (28 - skipped)
+    assert trainer.stepper.skipped_in_row == 0
+    assert all(map(math.isfinite, found))
+    state = load_checkpoint(tmp_path / "checkpoints/step-000020").state["update"]
+    assert state["skipped_steps"] == skipped
+    assert state["scaler"]["scale"] == 2.0 ** (28 - skipped)
+    assert read_metrics(tmp_path / "metrics.jsonl")[-1]["skipped_steps"] == skipped
+
+
+def test_the_scale_of_fp16_is_resumed(packs, tmp_path):
+    whole = losses(fp16_trainer(packs, tmp_path / "whole", 2.0**28, steps=18, save_every=100))
+    first = fp16_trainer(packs, tmp_path / "cut", 2.0**28, steps=18, save_every=100)
+    count = iter(range(100))
+    first.run(should_stop=lambda: next(count) == 8)
+    second = make_trainer(changed(precision="fp16", steps=18), packs, tmp_path / "cut")
+    assert losses(second) == whole[9:]
+    a, b = (
+        load_checkpoint(tmp_path / name / "checkpoints/step-000018")
+        for name in ("whole", "cut")
+    )
+    for group, named in a.tensors.items():
+        assert all(torch.equal(t, b.tensors[group][name]) for name, t in named.items())
+    assert a.state["update"] == b.state["update"]
+
+
+def test_a_loss_scale_below_its_floor_stops_the_run(packs, tmp_path, monkeypatch):
+    trainer = fp16_trainer(packs, tmp_path, 2.0**16, max_skipped=1)
+    bias = trainer.model.head.dense.bias
+    score_of = trainer.engine.score
+
+    def steep(*part):
+        """A finite loss whose gradient is infinite."""
+        scored = score_of(*part)
+        return scored._replace(loss=scored.loss + (bias[0] - bias[0].detach()).sqrt())
+
+    trainer.engine.score = steep
+    monkeypatch.setattr("exlm_mini.training.step.LEAST_SCALE", 2.0**13)
+    with pytest.raises(UserError) as stopped:
+        trainer.run()
+    line = str(stopped.value)
+    assert "the loss scale fell to 4096 at step 4" in line
+    assert "--train.precision" in line
+    assert "\n" not in line
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == [f"step-{n:06d}" for n in (1, 2, 3)]
+
+
+# ---- compiled layers ----
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_every_layer_is_compiled_where_asked_for(is_compiled, packs, tmp_path, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(nn.Module, "compile", lambda module: compiled.append(module))
+    trainer = make_trainer(changed(compile=is_compiled), packs, tmp_path)
+    assert compiled == (list(trainer.model.encoder.layers) if is_compiled else [])
+
+
+@pytest.mark.slow
+def test_compiled_layers_learn_the_same(packs, tmp_path):
+    quiet = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
+    config = changed(model=quiet, steps=1, micro_batch_size=None)
+    plain, compiled = (
+        make_trainer(changed(config, compile=on), packs, tmp_path / str(on))
+        for on in (False, True)
+    )
+    assert losses(compiled) == pytest.approx(losses(plain), rel=1e-5)
+    a, b = (
+        load_checkpoint(tmp_path / str(on) / "checkpoints/step-000001") for on in (False, True)
+    )
+    assert a.tensors["model"].keys() == b.tensors["model"].keys()
+    for name, gradient in a.tensors["optimizer"].items():
+        torch.testing.assert_close(b.tensors["optimizer"][name], gradient, rtol=1e-3, atol=1e-6)
+    assert b.state["evaluation"]["bits"] == pytest.approx(
+        a.state["evaluation"]["bits"], rel=1e-5
+    )
+
+
+# ---- SLURM ----
+
+SBATCH = Path(__file__).resolve().parents[2] / "book" / "slurm" / "pretrain.sbatch"
+
+
+def test_the_slurm_example_is_a_script_that_names_real_settings():
+    text = SBATCH.read_text()
+    result = subprocess.run(["bash", "-n", SBATCH], capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
+    values = dict(re.findall(r"^(recipe|output)=(\S+)", text, re.M))
+    words = (
+        text.replace("\\\n", " ").partition("-m exlm_mini.pretrain")[2].split("&")[0].split()
+    )
+    words = [values.get(word.strip('"$'), word) for word in words]
+    request = parse(words)
+    assert request.config.recipe in recipe_names()
+    assert request.output == Path(values["output"])
+    # As many processes as the job asks for GPUs, and the batch divides.
+    options = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)$", text, re.M))
+    assert options["ntasks-per-node"] == "1"
+    (per_node,) = re.findall(r"--nproc-per-node (\d+)", text)
+    assert per_node == options["gpus-per-node"]
+    assert options["signal"].startswith("B:TERM@")
+    check_spread(request.config, int(options["nodes"]) * int(per_node))
+
+
+def test_a_restarted_process_reads_nothing_of_an_earlier_start(monkeypatch):
+    kept, met = torch.distributed.HashStore(), []  # torchrun's store outlives its processes
+    monkeypatch.setattr(torch.distributed, "rendezvous", lambda url: iter([(kept, 0, 1)]))
+    monkeypatch.setattr(
+        torch.distributed,
+        "init_process_group",
+        lambda backend, store, **options: met.append(store),
+    )
+    for start in ("0", "1", "1"):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", start)
+        processes._connect(CPU)
+    first, second, its_mate = met
+    first.set("address", "of a process that was killed")
+    assert not second.check(["address"])
+    second.set("address", "of its successor")
+    assert its_mate.get("address") == b"of its successor"
