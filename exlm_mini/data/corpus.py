@@ -25,7 +25,6 @@ from exlm_mini import __version__
 from exlm_mini.config import DataConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import REMEDY, read_json, seal_of, sha256_of, write_json
-from exlm_mini.data.memory import check_bytes
 from exlm_mini.data.molecules import Cleaning, require_rdkit
 from exlm_mini.data.packs import Counts, Pack, framed_rows, write_pack
 from exlm_mini.data.pipeline import PACKS, build_packs
@@ -108,24 +107,18 @@ def prepare(
         check_sources(data, accepted)
         if data.kind == "smiles":
             require_rdkit()
-        try:
-            _begin(directory)
-            content: dict[str, Any] = {"settings": settings, "sources": []}
-            content["versions"] = versions(data.kind)
-            if data.kind == "toy":
-                _write_toy(data, seed, directory)
-            else:
-                sources = open_sources(data, accepted)
-                units = [[unit.fingerprint for unit in source.units] for source in sources]
-                folder = _working_folder(directory / SHARDS, data, content, units)
-                job = Job(data, seed, cleaning, num_workers, folder, report)
-                content["sources"] = build_packs(job, sources, directory)
-            _finish(directory, data, content)
-        except OSError as error:
-            raise UserError(
-                f"cannot write to {error.filename or directory} ({error.strerror}); make room or "
-                "choose another directory; the same command goes on"
-            ) from None
+        _begin(directory)
+        content: dict[str, Any] = {"settings": settings, "sources": []}
+        content["versions"] = versions(data.kind)
+        if data.kind == "toy":
+            _write_toy(data, seed, directory)
+        else:
+            sources = open_sources(data, accepted)
+            units = [[unit.fingerprint for unit in source.units] for source in sources]
+            folder = _working_folder(directory / SHARDS, data, content, units)
+            job = Job(data, seed, cleaning, num_workers, folder, report)
+            content["sources"] = build_packs(job, sources, directory)
+        _finish(directory, data, content)
         corpus = open_corpus(directory, data)
     shutil.rmtree(directory / SHARDS, ignore_errors=True)
     return corpus
@@ -181,9 +174,6 @@ def _write_toy(data: DataConfig, seed: int, directory: Path) -> None:
                 f"{data.tokenizer} lacks the word '{word}' of grammar {data.grammar}; set "
                 "data.tokenizer to none to make one"
             )
-    # A uniform number, a word and a token per place.
-    needed = 3 * 8 * data.num_sentences * (language.length + 2)
-    check_bytes(f"data.num_sentences {data.num_sentences:,}", {"give fewer": needed})
     tokenizer.save(directory / "tokenizer.json")
     sizes = (data.num_sentences, NUM_VALIDATION_SENTENCES)
     for stream, (name, num_sentences) in enumerate(zip(PACKS, sizes, strict=True)):

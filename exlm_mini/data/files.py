@@ -35,28 +35,35 @@ DAMAGE = (
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that gets its name only when it is completely on the disk."""
-    # One per process: a worker of a killed command may write for a moment longer.
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+def _with_room_for(path: Path) -> Iterator[None]:
+    """Context of writing a file, which names it where the disk is full."""
     try:
-        with open(partial, "wb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.rename(partial, path)
-        sync_directory(path.parent)
+        yield
     except OSError as error:
         if error.errno not in NO_SPACE:
             raise
-        partial.unlink(missing_ok=True)  # not to be counted as used
         free = shutil.disk_usage(path.parent).free
         raise UserError(
             f"no space to write {path}, {free:,} bytes are free; make room or choose another "
             "directory"
         ) from None
-    finally:
-        partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that gets its name only when it is completely on the disk."""
+    # One per process: a worker of a killed command may write for a moment longer.
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    with _with_room_for(path):
+        try:
+            with open(partial, "wb") as stream:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.rename(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+        sync_directory(path.parent)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -67,7 +74,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def write_synced(path: Path, data: bytes) -> None:
     """Write a file and wait until it is on the disk."""
-    with open(path, "wb") as stream:
+    with _with_room_for(path), open(path, "wb") as stream:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())

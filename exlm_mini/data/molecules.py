@@ -18,7 +18,6 @@ from exlm_mini.data.text import file_documents, smiles_in
 
 MAX_CHARACTERS = 2000
 MAX_RINGS = 100
-_ONE_MOLECULE = re.compile(r"(?=.*[\d()=#\[])(?=.*[CNOcno])[A-Za-z\d@+\-\[\]()=#$%/\\.:*~]{3,}")
 
 
 def embedded_molecules() -> Iterable[str]:
@@ -37,13 +36,6 @@ def embedded_molecules() -> Iterable[str]:
             "'exlm-mini[chem]'"
         )
     return file_documents(path, "smiles")
-
-
-def looks_like_smiles(texts: Iterable[str]) -> bool:
-    """Whether nearly every line is one word made of a molecule's symbols, rings or brackets."""
-    lines = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
-    likely = sum(bool(_ONE_MOLECULE.fullmatch(line)) for line in lines)
-    return likely > 0.9 * len(lines) > 0
 
 
 def read_molecule(smiles: str, *options: Any) -> Any:

@@ -229,9 +229,6 @@ class Pack:
         """Number of rows, R."""
         return self._num_rows
 
-    def __repr__(self) -> str:
-        return f"Pack({self.path}: {len(self):,} rows, {self.num_tokens:,} tokens)"
-
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the ids, from beside the side file."""
         return Tokenizer.load(self.path.with_name("tokenizer.json"))
@@ -246,17 +243,10 @@ class Pack:
 
         Returns:
             token_ids_BN, int64, short rows filled with [PAD]; lengths_B, int64.
-
-        Raises:
-            IndexError: if there is no such row.
         """
         import torch
 
         indices = np.asarray(indices, dtype=np.int64).reshape(-1)
-        if len(indices) and not (indices.min() >= 0 and indices.max() < len(self)):
-            raise IndexError(
-                f"rows {indices.min()} to {indices.max()} of a pack of {len(self)} rows"
-            )
         lengths_B = self.lengths_R[indices]
         if self.row_length is not None:
             token_ids_BN = self._tokens.reshape(len(self), -1)[indices].astype(np.int64)

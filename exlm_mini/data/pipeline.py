@@ -23,16 +23,7 @@ from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import write_atomically
 from exlm_mini.data.molecules import Change
 from exlm_mini.data.packs import Counts, Rows, block_rows, molecule_rows, write_pack
-from exlm_mini.data.shards import (
-    SHARD_BYTES,
-    Job,
-    documents,
-    encode,
-    hashes,
-    ids_of,
-    shards_of,
-    table_of,
-)
+from exlm_mini.data.shards import SHARD_BYTES, Job, documents, hashes, shards_of, table_of
 from exlm_mini.data.sources import Source
 from exlm_mini.data.tokenizer import (
     Tokenizer,
@@ -46,6 +37,8 @@ LESSON_BYTES = 500_000_000
 """Most text that a tokenizer is trained on, about."""
 NUM_BUCKETS = 1 << 16
 """Buckets of documents by hash; the first buckets are a sample that does not depend on order."""
+NUM_ENCODED = 10_000
+"""Documents that are encoded at a time."""
 SECONDS_WITHOUT_BAR = 10
 NUM_SHOWN = 5
 """Rejected molecules or unknown pieces in a message."""
@@ -74,8 +67,6 @@ def build_packs(job: Job, sources: list[Source], directory: Path) -> list[dict[s
     )
     tokenizer = _tokenizer_for(job, shards, bound)
     tokenizer.save(directory / "tokenizer.json")
-    for shard in _shown(shards, "encoding"):
-        encode(shard, tokenizer)
     name_of_all = ", ".join(source.name for source in sources)
     num_unknown = num_tokens = 0
     for name in PACKS:
@@ -206,7 +197,7 @@ def _rows(
     num_rows = 0
     for part in parts:
         counts, start = Counts(), num_rows
-        side = _side(part, tokenizer.special_ids.unk, bound, name == "validation", counts)
+        side = _side(part, tokenizer, bound, name == "validation", counts)
         for rows in cut(side, tokenizer.special_ids, data.block_length, counts):
             num_rows += len(rows.lengths_R)
             yield rows
@@ -215,27 +206,26 @@ def _rows(
 
 
 def _side(
-    part: Part, unknown_id: int, bound: np.uint64, is_validation: bool, counts: Counts
+    part: Part, tokenizer: Tokenizer, bound: np.uint64, is_validation: bool, counts: Counts
 ) -> Iterator[Rows]:
-    """The documents of a source that belong to a pack, shard by shard."""
-    for shard in part.shards:
-        is_mine_D = (hashes(shard) <= bound) == is_validation
-        token_ids, lengths_D = ids_of(shard)
-        token_ids, lengths_D = token_ids[np.repeat(is_mine_D, lengths_D)], lengths_D[is_mine_D]
-        counts.documents += len(lengths_D)
-        counts.tokens += len(token_ids)
-        counts.unknown_tokens += int((token_ids == unknown_id).sum())
-        yield Rows(token_ids, lengths_D)
+    """The documents of a source that belong to a pack, a batch at a time."""
+    for shard in _shown(part.shards, "encoding"):
+        table = documents(shard)
+        is_mine_D = (table["hash"].to_numpy() <= bound) == is_validation
+        for batch in table.filter(is_mine_D).to_batches(NUM_ENCODED):
+            ids_D = tokenizer.encode_batch(batch["text"].to_pylist())
+            token_ids = np.fromiter(chain.from_iterable(ids_D), np.int64)
+            counts.documents += len(ids_D)
+            counts.tokens += len(token_ids)
+            counts.unknown_tokens += int((token_ids == tokenizer.special_ids.unk).sum())
+            yield Rows(token_ids, np.fromiter(map(len, ids_D), np.int64))
 
 
 def _why_empty(data: DataConfig, name: str, source: str, counts: Counts) -> str:
-    if data.kind == "smiles":
-        return (
-            f"{source}: all {counts.documents:,} {name} molecules are longer than "
-            f"data.block_length {data.block_length}; raise it"
+    why = "all its molecules are longer; raise it"
+    if data.kind == "text":
+        why = (
+            f"it is too short, with {counts.tokens:,} tokens; lower it, give more text, or change "
+            "data.validation_share"
         )
-    return (
-        f"{source} is too short: its {name} documents have {counts.dropped_tokens:,} tokens, a "
-        f"row of data.block_length {data.block_length} needs {data.block_length - 2:,}; lower "
-        "data.block_length, give more text, or change data.validation_share"
-    )
+    return f"{source} gives no {name} row of data.block_length {data.block_length}: {why}"

@@ -119,13 +119,12 @@ def hub_set(word: str) -> HubSet | None:
 
 
 def kind_of(words: Iterable[str]) -> str | None:
-    """The kind of documents that named sets and suffixes of files tell; None if they do not."""
+    """The kind of documents that the first named set or file tells; None if none does."""
     for word in words:
         hub = hub_set(word)
-        if hub is not None and hub.kind is not None:
-            return hub.kind
-        if hub is None and {".smi", ".lmdb"} & set(Path(word).suffixes):
-            return "smiles"
+        is_of_molecules = hub is None and {".smi", ".lmdb"} & set(Path(word).suffixes)
+        if kind := "smiles" if is_of_molecules else hub and hub.kind:
+            return kind
     return None
 
 
@@ -145,9 +144,10 @@ def check_sources(data: DataConfig, accepted: Collection[str] = ()) -> None:
             )
         if hub is None and not Path(word).is_file():
             raise UserError(f"cannot read {word} (no such file); give an existing path")
-        if hub is not None and hub.kind not in (None, data.kind):
+        if kind_of([word]) not in (None, data.kind):
             raise UserError(
-                f"{word} holds {hub.kind}, data.kind is {data.kind}; prepare each kind by itself"
+                f"{word} holds {kind_of([word])}, data.kind is {data.kind}; set it, or take a "
+                f"recipe of {kind_of([word])}"
             )
         if hub is not None and hub.caveat and word not in accepted:
             raise UserError(

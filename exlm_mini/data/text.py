@@ -41,8 +41,6 @@ NUM_LINES_SEARCHED = 10_000
 """Lines of a .txt file searched for a blank one."""
 NUM_ROWS_BATCH = 1000
 NUM_COLUMNS_SHOWN = 20
-LONGEST = 1 << 24
-"""Characters of a document, or bytes of a line; the tokenizer needs 130 bytes for each."""
 _LABELS = re.compile(r"\$[^$]*\$|\([^)]*\)")
 """Names and coordinates of atoms in a CXSMILES extension."""
 _CHEMISTRY = re.compile(r"[|,]\s*(\^\d|[CHm]:|LN:|Sg:)")
@@ -108,8 +106,6 @@ def file_documents(path: Path, kind: str, column: str | None = None) -> Iterator
     else:
         documents = _lines(path) if is_smiles else _paragraphs(path)
     for text in filter(None, map(str.strip, documents)):
-        if len(text) > LONGEST:
-            raise _too_long(path)
         # What is not one molecule stays whole, for ``clean`` to reject.
         yield (smiles_in(text) if is_smiles else None) or text
 
@@ -131,33 +127,21 @@ def open_decompressed(path: Path) -> io.BufferedReader:
         return io.BufferedReader(COMPRESSIONS.get(path.suffix.lower(), open)(path, "rb"))
 
 
-def _too_long(path: Path) -> UserError:
-    return UserError(
-        f"{path} has a line or document of more than {LONGEST:,} characters; break it up, by ends "
-        "of lines and, in a .txt, blank lines"
-    )
-
-
 def _lines(path: Path) -> Iterator[str]:
     """Lines of a UTF-8 file, line ends included."""
     with open_decompressed(path) as stream:
         for number in count(1):
             with reading(path):
-                raw = stream.readline(LONGEST + 1)
+                raw = stream.readline()
             if not raw:
                 return
-            if len(raw) > LONGEST:
-                raise _too_long(path)
             try:
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-                if "\0" in line:
-                    raise ValueError("it holds a NUL")
-            except ValueError as error:
+                yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
                 raise UserError(
                     f"{path} line {number} is not UTF-8 text ({error}); convert it, such as "
                     "with iconv -f latin1 -t utf-8"
                 ) from None
-            yield line
 
 
 def _paragraphs(path: Path) -> Iterator[str]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from exlm_mini.config import SPECIAL_TOKENS, DataConfig, SpecialIds
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.files import read_bytes
+from exlm_mini.data.files import read_bytes, write_atomically
 
 PAD, BOS, EOS, UNK, SEP, MASK = SPECIAL_TOKENS
 
@@ -75,7 +75,7 @@ class Tokenizer:
 
     def save(self, path: str | Path) -> None:
         """Write the ``tokenizer.json`` this tokenizer was made from, byte for byte."""
-        Path(path).write_bytes(self.definition)
+        write_atomically(Path(path), self.definition)
 
     def encode(self, text: str) -> list[int]:
         r"""Ids of a text, without [BOS] and [EOS].
@@ -96,15 +96,6 @@ class Tokenizer:
         """``encode`` for many texts, on all cores."""
         encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
         return [self._as_text(encoding.ids) for encoding in encodings]
-
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Ids of a text, and the start and end (excluded) of each token in the text.
-
-        In byte-level BPE a token may begin with a blank, and all tokens of a multi-byte character
-        span the whole character.
-        """
-        encoding = self._inner.encode(text, add_special_tokens=False)
-        return self._as_text(encoding.ids), encoding.offsets
 
     def encode_with_masks(self, text: str) -> list[int]:
         """Ids of a text in which "[MASK]" stands for a hidden token.
@@ -229,19 +220,11 @@ def train_smiles(smiles: Iterable[str], vocab_size: int | None = None) -> Tokeni
 
 
 def word_level(words: Iterable[str]) -> Tokenizer:
-    """A tokenizer for a language of known words: text is split at white space, words keep their
-    order behind the special tokens.
-
-    Raises:
-        ValueError: if a word is repeated, is a special token or holds white space.
-    """
-    words = list(words)
-    is_twice = len({*words, *SPECIAL_TOKENS}) < len(words) + len(SPECIAL_TOKENS)
-    if is_twice or any(word.split() != [word] for word in words):
-        raise ValueError(f"not all of these are single words that differ: {words}")
+    """A tokenizer for a language of known words that differ: text is split at white space, words
+    keep their order behind the special tokens."""
     from tokenizers.pre_tokenizers import WhitespaceSplit
 
-    return _word_lookup(words, WhitespaceSplit(), None)
+    return _word_lookup(list(words), WhitespaceSplit(), None)
 
 
 def visible(tokenizer: Tokenizer, token_id: int) -> str:

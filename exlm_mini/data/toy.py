@@ -176,18 +176,6 @@ class Grammar:
         word_ids_CM = np.stack(columns, axis=1) if driven else index_CM
         return Joint(np.array(driven, dtype=np.int64), word_ids_CM, weight_CZ.sum(axis=1))
 
-    def num_modes(self, sentence_N: np.ndarray, is_masked_N: np.ndarray) -> int:
-        """Number of different readings of the masked words that the context allows.
-
-        Words with the same evidence about the latents count once: with 4 moods of 3 words in each
-        of two slots, both masked, there are 4 modes and 36 word pairs. Arguments as in
-        ``marginals``.
-        """
-        is_masked_N = self._check_mask(is_masked_N)
-        posterior_Z = self._posterior(sentence_N, is_masked_N)
-        likelihoods = [self._classes[n].likelihood_ZK for n in self.slots if is_masked_N[n]]
-        return len(_combinations(posterior_Z, likelihoods)[0])
-
     # ---- entropies, averaged over contexts ----
 
     def joint_entropy_bits(self, is_masked_N: np.ndarray) -> float:

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.files import NO_SPACE, read_bytes, reading, sync_directory, write_synced
+from exlm_mini.data.files import read_bytes, reading, sync_directory, write_synced
 
 MANIFEST = "manifest.json"
 REMEDY = "restore it from a copy, or delete {} to use an earlier checkpoint"
@@ -96,13 +96,6 @@ def save_checkpoint(
             shutil.rmtree(final)
         os.rename(draft, final)
         sync_directory(directory)
-    except OSError as error:
-        if error.errno not in NO_SPACE:
-            raise
-        raise UserError(
-            f"no room for checkpoint {final} ({error.strerror}); free some space or lift the file "
-            "size limit, then start again: earlier checkpoints are intact"
-        ) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)  # already renamed if nothing failed
     return final

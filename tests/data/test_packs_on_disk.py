@@ -112,9 +112,6 @@ def test_gather_takes_rows_in_any_order(tmp_path, row_length):
     assert pack.gather([])[0].shape[0] == 0
     assert pack.row_length == row_length
     assert pack.lengths_R.tolist() == [5] * 40
-    for index in (-1, 40):
-        with pytest.raises(IndexError, match="pack of 40 rows"):
-            pack.gather([0, index])
 
 
 def test_a_pack_is_named_by_its_content(tmp_path):
@@ -205,7 +202,7 @@ def test_a_toy_corpus_holds_its_sentences(tmp_path):
         ({"block_length": 100_000}, ["text.txt", "train", "too short", "lower"]),
         ({"block_length": 400, "validation_share": 0.01}, ["data.validation_share"]),
         ({"kind": "smiles", "source": (), "max_documents": 50, "block_length": 3},
-         ["longer than data.block_length 3", "raise"]),
+         ["data.block_length 3", "longer", "raise"]),
     ],
 )  # fmt: skip
 def test_a_pack_without_rows_is_told(tmp_path, settings, parts):

@@ -12,7 +12,6 @@ from exlm_mini.data.molecules import (
     Cleaning,
     clean,
     embedded_molecules,
-    looks_like_smiles,
     read_molecule,
 )
 from exlm_mini.data.text import file_documents
@@ -147,10 +146,3 @@ def test_losses_and_changes_are_told_in_silence(capfd):
         Change(0),
     ]
     assert capfd.readouterr() == ("", "")
-
-
-def test_lines_of_molecules_are_distinguished_from_prose():
-    molecules = ["CC(=O)O\nc1ccccc1O", "[Na+].[Cl-]", "C1CCCCC1"]
-    assert looks_like_smiles(molecules)
-    assert not looks_like_smiles([*molecules, "The cell divides.\nNo (really)."])
-    assert not looks_like_smiles(["Chapter", "One"]) and not looks_like_smiles([])

@@ -120,7 +120,6 @@ def test_one_column_of_a_parquet(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "parts"),
     [
-        ("binary.txt", b"fine\nno\x00t", ["line 2", "NUL", "UTF-8"]),
         ("latin.txt", b"fine\ncaf\xe9", ["line 2", "0xe9", "iconv"]),
         ("packed.txt.xz", lzma.compress(b"x\n" * 50_000 + b"\xfc"), ["line 50001", "0xfc"]),
         ("cut.txt.gz", gzip.compress(b"word " * 9999, mtime=0)[:-20], ["is damaged", "again"]),
@@ -146,14 +145,6 @@ def test_what_is_no_file_is_told(tmp_path):
     told(lambda: read(tmp_path / "no.txt"), tmp_path / "no.txt", "No such file")
     (tmp_path / "folder.txt").mkdir()
     told(lambda: read(tmp_path / "folder.txt"), "folder.txt", "Is a directory")
-
-
-def test_what_is_too_long_to_encode_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(text, "LONGEST", 1000)
-    long = "x" * 1001
-    told(lambda: read(write(tmp_path / "a.txt", long)), "a.txt", "1,000")
-    told(lambda: read(write(tmp_path / "b.txt", "a\n\n" + "b\n" * 501)), "b.txt", "1,000")
-    assert read(write(tmp_path / "c.txt", long[1:])) == [long[1:]]
 
 
 # ---- the embedded text ----

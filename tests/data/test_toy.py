@@ -131,22 +131,21 @@ def test_marginals_are_sums_of_the_joint(is_masked):
 
 
 @pytest.mark.parametrize(
-    ("name", "marginal", "joint", "modes"),
+    ("name", "marginal", "joint"),
     [
-        ("pairs", 2, 1, 2),
-        ("pairs-of-four", 4, 3, 2),
-        ("fours", 4, 2, 4),
-        ("quartets", 2 * math.log2(12), 2 + 2 * math.log2(3), 4),
-        ("shifts", 2 * math.log2(3), math.log2(3), 3),
-        *((f"ladder-{bits}", 10, 10 - bits, 2 ** (10 - bits)) for bits in LADDER),
+        ("pairs", 2, 1),
+        ("pairs-of-four", 4, 3),
+        ("fours", 4, 2),
+        ("quartets", 2 * math.log2(12), 2 + 2 * math.log2(3)),
+        ("shifts", 2 * math.log2(3), math.log2(3)),
+        *((f"ladder-{bits}", 10, 10 - bits) for bits in LADDER),
     ],
 )
-def test_all_slots_masked_give_the_known_floors(name, marginal, joint, modes):
+def test_all_slots_masked_give_the_known_floors(name, marginal, joint):
     language = grammar(name)
     is_masked = language.mask()
     assert math.isclose(language.marginal_entropy_bits(is_masked), marginal, abs_tol=1e-9)
     assert math.isclose(language.joint_entropy_bits(is_masked), joint, abs_tol=1e-9)
-    assert language.num_modes(language.sample(1, 0)[0], is_masked) == modes
 
 
 @pytest.mark.parametrize("name", names())

@@ -184,7 +184,8 @@ def word_pieces() -> Tokenizer:
 
 def words_of_units(tokenizer: Tokenizer) -> list[str]:
     """What the units of several tokens in the sentence hide, read off the offsets."""
-    ids, offsets = tokenizer.encode_with_offsets(SENTENCE)
+    encoded = tokenizer._inner.encode(SENTENCE, add_special_tokens=False)
+    ids, offsets = encoded.ids, encoded.offsets
     found = []
     for unit in Units.of(tokenizer)(ids, 99):
         pieces = [SENTENCE[slice(*offsets[n])] for n in unit]
