@@ -15,6 +15,7 @@ import numpy as np
 from exlm_lab.downstream.metrics import evaluate
 from exlm_lab.downstream.task import Examples, Task
 
+CONSTANT = {"numbers": "mean", "mixed": "mean or most frequent"}
 NUM_TREES = 200
 RADIUS, NUM_BITS = 2, 2048
 
@@ -27,46 +28,51 @@ def baselines(
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
     from sklearn.linear_model import LogisticRegression, Ridge
 
-    is_number = task.kind == "numbers"
     reads = _fingerprints if task.input == "smiles" else _word_weights
     features: Any = reads(train, test)
     blank = np.zeros((len(train.texts), 1)), np.zeros((len(test.texts), 1))
 
-    def measured(model: Any, features: Any) -> dict[str, float]:
-        scores_RC = _scores(task, model, features, train, len(test.texts))
+    def measured(of_numbers: Any, of_classes: Any, features: Any) -> dict[str, float]:
+        models = of_numbers, of_classes
+        scores_RC = _scores(task, models, features, train, len(test.texts))
         return evaluate(task, scores_RC, test.labels)
 
-    name = "mean" if is_number else "most frequent"
-    dummy = DummyRegressor() if is_number else DummyClassifier(strategy="prior")
-    found = {name: [measured(dummy, blank)]}
+    constant = measured(DummyRegressor(), DummyClassifier(strategy="prior"), blank)
+    found = {CONSTANT.get(task.kind, "most frequent"): [constant]}
     if task.input != "smiles":
-        linear = Ridge() if is_number else LogisticRegression(max_iter=1000)
-        return found | {"TF-IDF": [measured(linear, features)]}
-    forest = RandomForestRegressor if is_number else RandomForestClassifier
-    runs = [forest(NUM_TREES, random_state=seed, n_jobs=-1) for seed in seeds]
-    return found | {"random forest": [measured(run, features) for run in runs]}
+        linear = measured(Ridge(), LogisticRegression(max_iter=1000), features)
+        return found | {"TF-IDF": [linear]}
+    forests = RandomForestRegressor, RandomForestClassifier
+    runs = [[f(NUM_TREES, random_state=seed, n_jobs=-1) for f in forests] for seed in seeds]
+    return found | {"random forest": [measured(*run, features) for run in runs]}
 
 
 def _scores(
-    task: Task, model: Any, features: tuple[Any, Any], train: Examples, num_rows: int
+    task: Task,
+    models: tuple[Any, Any],
+    features: tuple[Any, Any],
+    train: Examples,
+    num_rows: int,
 ) -> np.ndarray:
-    """scores_RC of a model of scikit-learn, one target after the other, as ``evaluate`` takes."""
+    """scores_RC of models of scikit-learn, of numbers and of classes, one target after the other,
+    as ``evaluate`` takes them."""
+    regressor, model = models
     if task.kind == "classes":
         scores_RC = np.zeros((num_rows, len(task.classes)))
         model.fit(features[0], train.labels)
         scores_RC[:, model.classes_] = model.predict_proba(features[1])
         return scores_RC
     columns = []
-    for labels_R in train.labels.T:
+    for is_number, labels_R in zip(task.is_number, train.labels.T, strict=True):
         is_there_R = ~np.isnan(labels_R)
         known_R = labels_R[is_there_R]
         if len(set(known_R.tolist())) < 2:
             columns.append(np.full(num_rows, known_R[0] if len(known_R) else 0.0))
             continue
-        model.fit(features[0][is_there_R], known_R)
-        is_yes_no = task.kind == "labels"
-        predict = model.predict_proba if is_yes_no else model.predict
-        columns.append(predict(features[1])[:, 1] if is_yes_no else predict(features[1]))
+        own = (regressor if is_number else model).fit(features[0][is_there_R], known_R)
+        columns.append(
+            own.predict(features[1]) if is_number else own.predict_proba(features[1])[:, 1]
+        )
     return np.stack(columns, axis=1)
 
 

@@ -35,19 +35,20 @@ def draw(task: Task, examples: Examples, scores_RC: np.ndarray, path: Path) -> N
     labels_RC = examples.labels
     if task.kind == "classes":
         labels_RC = np.eye(len(task.classes))[examples.labels]
-    is_number = task.kind == "numbers"
-    names = task.classes[:MOST_TARGETS]
-    with_worst = is_number and len(names) == 1 and task.input == "smiles"
-    num_panels = (len(names) if is_number else 1) + with_worst
+    columns = [*zip(task.classes, labels_RC.T, scores_RC.T, strict=True)]
+    numbers, others = (
+        [columns[c] for c in np.flatnonzero(chosen)[:MOST_TARGETS]]
+        for chosen in (task.is_number, ~task.is_number)
+    )
+    with_worst = len(numbers) == 1 and task.input == "smiles"
+    num_panels = len(numbers) + with_worst + bool(others)
     figure, axes = plt.subplots(1, num_panels, figsize=(3.6 * num_panels, 3.6), squeeze=False)
-    if is_number:
-        for axis, name, *pair in zip(axes[0], names, labels_RC.T, scores_RC.T, strict=False):
-            _scatter(axis, name, *pair)
-        if with_worst:
-            _worst(axes[0, 1], examples, labels_RC[:, 0], scores_RC[:, 0])
-    else:
-        for name, *pair in zip(names, labels_RC.T, scores_RC.T, strict=False):
-            _roc(axes[0, 0], name, *pair)
+    for axis, column in zip(axes[0], numbers, strict=False):
+        _scatter(axis, *column)
+    if with_worst:
+        _worst(axes[0, 1], examples, *numbers[0][1:])
+    for column in others:
+        _roc(axes[0, -1], *column)
     save_figure(figure, path)
     plt.close(figure)
 

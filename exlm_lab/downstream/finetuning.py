@@ -12,6 +12,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -136,7 +137,7 @@ def fine_tune(
     ]
     reached = [line[f"eval_{problem.task.metric}"] for line in evaluations]
     model: Any = trainer.model
-    if problem.task.kind == "numbers":  # from now on the head speaks in their units
+    if problem.task.is_number.any():  # from now on the head speaks in their units
         with torch.no_grad():
             output, spread = model.heads[-1], torch.as_tensor(problem.spread).to(model.device)
             output.weight *= spread[:, None]
@@ -162,7 +163,7 @@ def seconds_per_step(
     spread = examples[:: math.ceil(len(examples) / config.batch_size)]
     batch = _batch(spread, pretrained.tokenizer.special_ids.pad)
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
-    loss_of, seconds = LOSSES.get(problem.task.kind), []
+    loss_of, seconds = _loss(problem), []
     for _ in range(3):  # the first allocates
         start = time.monotonic()
         output = model(**batch)
@@ -277,7 +278,7 @@ def _trainer(
         train_dataset=_examples(problem, problem.train),
         eval_dataset=_examples(problem, part),
         compute_metrics=judge,
-        compute_loss_func=LOSSES.get(problem.task.kind),
+        compute_loss_func=_loss(problem),
         callbacks=[watcher, *stopping],
     )
     trainer.remove_callback(PrinterCallback)
@@ -313,21 +314,31 @@ def _batch(rows: list[dict[str, Any]], pad: int) -> dict[str, Tensor]:
     return {"input_ids": padded([row["input_ids"] for row in rows], pad), **labels}
 
 
-def labels_loss(output: Any, labels_BC: Tensor, num_items_in_batch: Any = None) -> Tensor:
-    """Binary cross-entropy, mean over the answers that are there; nan is missing."""
-    is_there_BC = ~labels_BC.isnan()
-    logits_BC = output["logits"].float()
-    return F.binary_cross_entropy_with_logits(logits_BC[is_there_BC], labels_BC[is_there_BC])
+def _loss(problem: Problem) -> Any:
+    """The loss of a task for ``Trainer``; None: the model knows its own."""
+    task = problem.task
+    if task.kind in ("classes", "span"):
+        return None
+    return partial(answers_loss, is_number_C=task.is_number)
 
 
-def numbers_loss(output: Any, labels_BC: Tensor, num_items_in_batch: Any = None) -> Tensor:
-    """Squared error, mean over the numbers that are there; nan is missing."""
-    is_there_BC = ~labels_BC.isnan()
-    return F.mse_loss(output["logits"].float()[is_there_BC], labels_BC[is_there_BC])
-
-
-LOSSES = {"labels": labels_loss, "numbers": numbers_loss}
-"""By kind of task; of the others the model knows its own."""
+def answers_loss(
+    output: Any,
+    labels_BC: Tensor,
+    num_items_in_batch: Any = None,
+    is_number_C: np.ndarray | bool = False,
+) -> Tensor:
+    """Mean over the answers that are there, nan is missing: of a number the squared error, of a
+    yes or no the binary cross-entropy."""
+    logits_BC, is_there_BC = output["logits"].float(), ~labels_BC.isnan()
+    is_number_C = torch.as_tensor(is_number_C, device=labels_BC.device)
+    numbers, others = (
+        (logits_BC[own_BC], labels_BC[own_BC])
+        for own_BC in (is_there_BC & is_number_C, is_there_BC & ~is_number_C)
+    )
+    squared = F.mse_loss(*numbers, reduction="sum")
+    entropy = F.binary_cross_entropy_with_logits(*others, reduction="sum")
+    return (squared + entropy) / is_there_BC.sum()
 
 
 def _scores(trainer: Trainer, part: Part) -> list[np.ndarray]:

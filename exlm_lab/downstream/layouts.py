@@ -5,6 +5,7 @@ What a target is follows from its cells unless the layout says it:
 ===========  =====================================================================
 ``labels``   0, 1, or nothing where the answer is missing; several columns may be
 ``numbers``  numbers, or nothing; several columns may be
+``mixed``    some columns of each of these two
 ``classes``  words, or numbers if classification is asked for; one column
 ===========  =====================================================================
 
@@ -32,7 +33,9 @@ from exlm_mini.reading.entries import readable
 
 MOST_WRONG = 0.1
 """Of the cells of a target; with more of them wrong, the column is another."""
-METRICS: dict[Kind, str] = {"labels": "roc_auc", "numbers": "r2", "classes": "accuracy"}
+METRICS: dict[Kind, str] = {
+    "labels": "roc_auc", "numbers": "r2", "mixed": "score", "classes": "accuracy",
+}  # fmt: skip
 WORDS_OF_PART = {
     "train": {"train", "training"},
     "validation": {"validation", "valid", "val", "dev"},
@@ -64,10 +67,12 @@ class Layout(NamedTuple):
 
 
 class _Answers(NamedTuple):
-    """The targets of a table."""
+    """The answers in some columns."""
 
     kind: Kind
     classes: tuple[str, ...]
+    numbers: tuple[str, ...]
+    """See ``Task``."""
     labels: np.ndarray
     """float64 (R, C); nan is missing, or wrong."""
     reasons: dict[int, str]
@@ -76,20 +81,43 @@ class _Answers(NamedTuple):
 
 def encode(source: str, cells_RC: np.ndarray, layout: Layout) -> _Answers:
     """The answers in the cells of the targets."""
+    reasons: dict[int, str] = {}
+    columns = zip(layout.targets, cells_RC.T, strict=True)
+    kinds, classes, labels = zip(
+        *(_encode(source, *column, layout, reasons) for column in columns), strict=True
+    )
+    kind: Kind = kinds[0] if len(set(kinds)) == 1 else "mixed"
+    if "classes" in kinds and len(kinds) > 1:
+        raise UserError(
+            f"{source}: '{layout.targets[kinds.index('classes')]}' holds classes; several targets "
+            "are numbers, or 0 and 1: give it a command of its own"
+        )
+    labels_RC = np.stack(labels, axis=1)
+    for empty in np.flatnonzero(np.isnan(labels_RC).all(axis=1)):
+        reasons.setdefault(int(empty), "it has no answer")
+    names = classes[0] if kind == "classes" else layout.targets
+    numbers = tuple(t for t, k in zip(layout.targets, kinds, strict=True) if k == "numbers")
+    return _Answers(kind, names, numbers, labels_RC, reasons)
+
+
+def _encode(
+    source: str, target: str, cells_R: np.ndarray, layout: Layout, reasons: dict[int, str]
+) -> tuple[Kind, tuple[str, ...], np.ndarray]:
+    """Kind, classes and labels_R of one target; what is wrong with a row goes to ``reasons``."""
     import pandas
 
     try:
-        indices, different = pandas.factorize(cells_RC.ravel())  # a set has millions of cells
+        indices, different = pandas.factorize(cells_R)  # a set has millions of cells
     except TypeError:
         raise UserError(
-            f"{source}: {', '.join(layout.targets)} holds lists or objects; name another column"
+            f"{source}: {target} holds lists or objects; name another column"
         ) from None
     words = ["" if _is_missing(cell) else str(cell).strip() for cell in different]
     times = np.bincount(indices[indices >= 0], minlength=len(words))
     numbers = np.array([_number(word) for word in words])
     is_there = np.array([bool(word) for word in words], dtype=bool)
     if not is_there.any():
-        raise UserError(f"{source}: {', '.join(layout.targets)} holds no answer; name another")
+        raise UserError(f"{source}: {target} holds no answer; name another")
     is_number = np.isfinite(numbers)
     is_numeric = times[is_number].sum() >= (1 - MOST_WRONG) * times[is_there].sum()
     is_yes_no = is_numeric and bool(np.isin(numbers[is_number], (0, 1)).all())
@@ -109,41 +137,27 @@ def encode(source: str, cells_RC: np.ndarray, layout: Layout) -> _Answers:
     else:
         codes = np.where(is_number, numbers, np.inf)
     codes = np.append(np.where(is_there, codes, np.nan), np.nan)  # -1 is None or nan
-    labels_RC = codes[indices].reshape(cells_RC.shape)
+    labels_R = codes[indices]
     what = {"labels": "0, 1 or nothing", "numbers": "a number or nothing"}
     expected = what.get(kind, f"one of 0 to {len(classes) - 1}")
-    reasons = {
-        int(row): f"'{layout.targets[c]}' is '{str(cells_RC[row, c])[:40]}', not {expected}"
-        for row, c in np.argwhere(np.isinf(labels_RC))
+    wrong = {
+        int(row): f"'{target}' is '{str(cells_R[row])[:40]}', not {expected}"
+        for row in np.flatnonzero(np.isinf(labels_R))
     }
-    if np.isinf(labels_RC).sum() > MOST_WRONG * (~np.isnan(labels_RC)).sum():
-        first, why = next(iter(reasons.items()))
+    if len(wrong) > MOST_WRONG * (~np.isnan(labels_R)).sum():
+        first, why = next(iter(wrong.items()))
         raise UserError(
-            f"{source} row {first} (from 0): {why}, and {len(reasons):,} rows are like it; name "
+            f"{source} row {first} (from 0): {why}, and {len(wrong):,} rows are like it; name "
             "another column, or mend it"
         )
-    if kind == "classes" and len(layout.targets) > 1:
+    if len(classes) > max(2, np.isfinite(labels_R).sum() / 2):
         raise UserError(
-            f"{source}: of {', '.join(layout.targets)} at least one holds words; several targets "
-            "are all numbers, or all 0 and 1: give the others a command of their own"
+            f"{source}: '{target}' holds {len(classes):,} different words in {len(labels_R):,} "
+            "rows, a name rather than a class; name another column"
         )
-    if kind == "numbers" and layout.kind is None and len(layout.targets) > 1:
-        for c, target in enumerate(layout.targets):
-            if np.isin(labels_RC[:, c][np.isfinite(labels_RC[:, c])], (0, 1)).all():
-                raise UserError(
-                    f"{source}: '{target}' holds 0 and 1, others of the targets numbers; give it a "
-                    "command of its own"
-                )
-    if len(classes) > max(2, np.isfinite(labels_RC).sum() / 2):
-        raise UserError(
-            f"{source}: '{layout.targets[0]}' holds {len(classes):,} different words in "
-            f"{len(labels_RC):,} rows, a name rather than a class; name another column"
-        )
-    labels_RC[np.isinf(labels_RC)] = np.nan
-    for empty in np.flatnonzero(np.isnan(labels_RC).all(axis=1)):
-        reasons.setdefault(int(empty), "it has no answer")
-    names = classes if kind == "classes" else layout.targets
-    return _Answers(kind, names, labels_RC, reasons)
+    labels_R[np.isinf(labels_R)] = np.nan
+    reasons |= wrong
+    return kind, classes, labels_R
 
 
 def _is_missing(cell: Any) -> bool:
@@ -230,7 +244,7 @@ def load_table(
     splits = Splits(
         examples["train"], examples["validation"], examples.get("test"), notes, others
     )
-    return Task(*what, names[: len(texts)], layout.targets), splits
+    return Task(*what, names[: len(texts)], layout.targets, answers.numbers), splits
 
 
 def _columns(

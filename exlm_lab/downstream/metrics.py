@@ -16,7 +16,8 @@ import numpy as np
 from exlm_lab.downstream.task import Task
 from exlm_mini.config.checks import UserError
 
-CORRELATIONS = ("r2", "pearson", "spearman")
+OF_SEVERAL = ("rmse", "r2", "roc_auc")
+"""What is measured of each of several answers."""
 
 
 def evaluate(task: Task, scores_RC: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -31,25 +32,32 @@ def evaluate(task: Task, scores_RC: np.ndarray, labels: np.ndarray) -> dict[str,
     Returns:
         ``classes``: ``accuracy``; with two classes also ``f1`` and ``matthews`` of class 1, and
         ``roc_auc`` of the difference of the logits if the labels hold both classes. ``numbers``:
-        ``r2``, ``pearson`` and ``spearman``, the means over several numbers; in their units
-        ``rmse`` and ``mae``, or of several ``rmse NAME``. ``labels``: ``roc_auc``, the mean over
-        the tasks counted, and ``num_tasks``, their number. Undefined correlations, such as that of
-        a constant prediction, are 0.
+        ``rmse`` and ``mae``, in their units, ``r2``, ``pearson`` and ``spearman``; of several
+        ``rmse NAME`` and ``r2 NAME``, and ``r2``, their mean. ``labels``: ``roc_auc``, the mean
+        over the tasks counted, and ``num_tasks``, their number. ``mixed``: ``rmse NAME`` and ``r2
+        NAME``, or ``roc_auc NAME``, and ``score``, the mean of the ``r2`` and ``roc_auc``.
+        Undefined correlations, such as that of a constant prediction, are 0.
     """
     from sklearn import metrics
 
     scores_RC = np.asarray(scores_RC, dtype=np.float64)
-    if task.kind == "numbers":
-        columns = zip(scores_RC.T, labels.T, strict=True)
-        each = [_of_numbers(*column) for column in columns]
-        if len(each) == 1:
-            return each[0]
-        means = {n: float(np.mean([one[n] for one in each])) for n in CORRELATIONS}
-        errors = zip(task.classes, each, strict=True)
-        return means | {f"rmse {name}": one["rmse"] for name, one in errors}
     if task.kind == "labels":
         auc, num_tasks = mean_roc_auc(scores_RC, labels)
         return {"roc_auc": auc, "num_tasks": float(num_tasks)}
+    if task.kind in ("numbers", "mixed"):
+        columns = zip(task.is_number, scores_RC.T, labels.T, strict=True)
+        each = [
+            _of_numbers(*pair)
+            if is_number
+            else {"roc_auc": mean_roc_auc(*(column[:, None] for column in pair))[0]}
+            for is_number, *pair in columns
+        ]
+        if len(each) == 1:
+            return each[0]
+        named = zip(task.classes, each, strict=True)
+        own = {f"{m} {name}": one[m] for name, one in named for m in OF_SEVERAL if m in one}
+        shares = [value for name, value in own.items() if not name.startswith("rmse ")]
+        return own | {"score" if task.kind == "mixed" else "r2": float(np.mean(shares))}
     predicted_R = scores_RC.argmax(axis=1)
     out = {"accuracy": float(np.mean(predicted_R == labels))}
     if len(task.classes) == 2:
@@ -70,11 +78,11 @@ def _of_numbers(scores_R: np.ndarray, labels_R: np.ndarray) -> dict[str, float]:
         raise UserError("a number is known in fewer than 2 rows of a part; give more rows")
     error_R, variance = pair[0] - pair[1], float(np.var(pair[1])) or 1.0
     return {
+        "rmse": float(np.sqrt(np.mean(error_R**2))),
+        "mae": float(np.mean(np.abs(error_R))),
         "r2": 1.0 - float(np.mean(error_R**2)) / variance,
         "pearson": _quietly(lambda: stats.pearsonr(*pair).statistic),
         "spearman": _quietly(lambda: stats.spearmanr(*pair).statistic),
-        "rmse": float(np.sqrt(np.mean(error_R**2))),
-        "mae": float(np.mean(np.abs(error_R))),
     }
 
 

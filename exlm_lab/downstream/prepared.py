@@ -38,8 +38,9 @@ PROBLEM_TYPES = {
     "classes": "single_label_classification",
     "labels": "multi_label_classification",
     "numbers": "regression",
+    "mixed": "regression",
 }
-"""Kinds of tasks, as transformers names them."""
+"""Kinds of tasks, as transformers names them; for ``mixed`` it has no name, and gives logits."""
 
 
 class Part(NamedTuple):
@@ -70,9 +71,9 @@ class Problem(NamedTuple):
     sha256: str
     """Of all rows and labels, so that results of different data are not mixed."""
     center: np.ndarray | float = 0.0
-    """Of numbers the mean in training (C,)."""
+    """Of numbers the mean in training (C,); else 0."""
     spread: np.ndarray | float = 1.0
-    """Of numbers the standard deviation in training (C,)."""
+    """Of numbers the standard deviation in training (C,); else 1."""
 
     @property
     def meaning(self) -> dict[str, Any]:
@@ -123,8 +124,10 @@ def make_problem(
     named |= dict(splits.others)
     center: Any = 0.0
     spread: Any = 1.0
-    if task.kind == "numbers":
-        center, spread = np.nanmean(splits.train.labels, 0), np.nanstd(splits.train.labels, 0)
+    if task.is_number.any():
+        labels_RC = splits.train.labels
+        center = np.where(task.is_number, np.nanmean(labels_RC, 0), 0.0)
+        spread = np.where(task.is_number, np.nanstd(labels_RC, 0), 1.0)
         spread[spread == 0] = 1.0
     num_outputs = len(task.classes)
     parts, notes = {}, {**splits.notes, "rows": {}}
@@ -153,9 +156,9 @@ def _part(
         return evaluate(task, center + spread * scores_RC, examples.labels)
 
     labels = examples.labels
-    return Part(
-        rows, (labels - center) / spread if task.kind == "numbers" else labels, judge, examples
-    )
+    if task.is_number.any():
+        labels = (labels - center) / spread
+    return Part(rows, labels, judge, examples)
 
 
 def make_span_problem(

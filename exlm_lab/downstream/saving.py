@@ -84,6 +84,7 @@ def save_model(
         "input": task.input,
         "columns": task.columns or ["text", "text_pair"][:num_columns],
         "targets": task.targets or ["label"],
+        "numbers": [n for n, is_it in zip(task.classes, task.is_number, strict=True) if is_it],
         "cleaning": problem.notes.get("cleaning", {}),
         "run": run,
         "validation": reached,

@@ -16,9 +16,9 @@ from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading
 from exlm_mini.data.text import COMPRESSIONS
 
-Kind = Literal["classes", "numbers", "labels", "span"]
+Kind = Literal["classes", "numbers", "labels", "mixed", "span"]
 """``classes``: one of C; ``numbers`` and ``labels``: C measured values or yes-no answers, some
-missing; ``span``: a piece of the text, or none."""
+missing; ``mixed``: some of both; ``span``: a piece of the text, or none."""
 
 
 class Examples(NamedTuple):
@@ -57,6 +57,13 @@ class Task(NamedTuple):
     """Of its texts, in a table."""
     targets: tuple[str, ...] = ()
     """Columns of its answers, in a table."""
+    numbers: tuple[str, ...] = ()
+    """Of ``targets``, those that are numbers, where others are not."""
+
+    @property
+    def is_number(self) -> np.ndarray:
+        """Of each of ``classes``, whether it is a number, (C,)."""
+        return np.isin(self.classes, self.classes if self.kind == "numbers" else self.numbers)
 
 
 def find_file(directory: Path, *names: str) -> Path:

@@ -89,8 +89,16 @@ class Predictor:
             ).to(self.model.device)
             with torch.no_grad():
                 logits_BC = self.model(**encoded).logits.double().cpu()
-            scores_RC[own] = _PROBABILITIES[self.task["kind"]](logits_BC).numpy()
+            scores_RC[own] = self._meaning(logits_BC).numpy()
         return scores_RC, reasons
+
+    def _meaning(self, logits_BC: torch.Tensor) -> torch.Tensor:
+        """Numbers as they are, and the probabilities of other answers."""
+        if self.task["kind"] == "classes":
+            return logits_BC.softmax(dim=1)
+        numbers, names = self.task["numbers"], self.model.config.id2label.values()
+        is_number_C = torch.tensor([name in numbers for name in names])
+        return torch.where(is_number_C, logits_BC, logits_BC.sigmoid())
 
     def _read(
         self, texts: Sequence[Any], reasons: dict[int, str]
@@ -124,13 +132,6 @@ class Predictor:
                 reasons[row] = f"{num_unknown} of its {inner} tokens are not in the vocabulary"
         ids_of = {r: ids for r, ids in zip(rows, encoded, strict=True) if r not in reasons}
         return sorted(ids_of, key=lambda row: -len(ids_of[row])), ids_of
-
-
-_PROBABILITIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "numbers": lambda scores_BC: scores_BC,
-    "labels": torch.sigmoid,
-    "classes": lambda scores_BC: scores_BC.softmax(dim=1),
-}
 
 
 def load_predictor(path: str | Path, device: str = "cpu") -> Predictor:
