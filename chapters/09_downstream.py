@@ -399,8 +399,8 @@ import warnings
 # The library would like to draw a progress bar in the notebook.
 warnings.filterwarnings("ignore", message="IProgress not found")
 
+from exlm_lab.downstream.finetuning import answers_loss, model_for
 from exlm_lab.downstream.finetuning import fine_tune as package
-from exlm_lab.downstream.finetuning import labels_loss, model_for
 from exlm_lab.downstream.metrics import mean_roc_auc
 from exlm_lab.downstream.prepared import make_problem
 from exlm_lab.downstream.settings import TuneConfig
@@ -417,7 +417,7 @@ with torch.no_grad():
     logits_BC = ours.eval()(some_BN)
     torch.testing.assert_close(logits_BC, output.logits)
 own = F.binary_cross_entropy_with_logits(logits_BC, some_BC)
-torch.testing.assert_close(labels_loss(output, some_BC), own)
+torch.testing.assert_close(answers_loss(output, some_BC), own)
 
 # The loop: 20 steps each, in batches of its own.
 few = problem.train._replace(
@@ -621,7 +621,7 @@ def judge_loss(loss):
     found = loss(logits_BC, answers_BC)
     if found is None:
         return "not yet"
-    wanted = labels_loss({"logits": logits_BC}, answers_BC)
+    wanted = answers_loss({"logits": logits_BC}, answers_BC)
     if not torch.isclose(torch.as_tensor(found), wanted):
         return f"{float(found):.3f}, but it is {float(wanted):.3f}"
     found.backward()

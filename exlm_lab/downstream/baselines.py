@@ -32,19 +32,20 @@ def baselines(
     features: Any = reads(train, test)
     blank = np.zeros((len(train.texts), 1)), np.zeros((len(test.texts), 1))
 
-    def measured(of_numbers: Any, of_classes: Any, features: Any) -> dict[str, float]:
-        models = of_numbers, of_classes
+    def measured(models: tuple[Any, Any], features: Any) -> dict[str, float]:
         scores_RC = _scores(task, models, features, train, len(test.texts))
         return evaluate(task, scores_RC, test.labels)
 
-    constant = measured(DummyRegressor(), DummyClassifier(strategy="prior"), blank)
+    constant = measured((DummyRegressor(), DummyClassifier(strategy="prior")), blank)
     found = {CONSTANT.get(task.kind, "most frequent"): [constant]}
     if task.input != "smiles":
-        linear = measured(Ridge(), LogisticRegression(max_iter=1000), features)
+        linear = measured((Ridge(), LogisticRegression(max_iter=1000)), features)
         return found | {"TF-IDF": [linear]}
-    forests = RandomForestRegressor, RandomForestClassifier
-    runs = [[f(NUM_TREES, random_state=seed, n_jobs=-1) for f in forests] for seed in seeds]
-    return found | {"random forest": [measured(*run, features) for run in runs]}
+    options = [
+        {"n_estimators": NUM_TREES, "random_state": seed, "n_jobs": -1} for seed in seeds
+    ]
+    forests = [(RandomForestRegressor(**one), RandomForestClassifier(**one)) for one in options]
+    return found | {"random forest": [measured(pair, features) for pair in forests]}
 
 
 def _scores(
@@ -56,11 +57,11 @@ def _scores(
 ) -> np.ndarray:
     """scores_RC of models of scikit-learn, of numbers and of classes, one target after the other,
     as ``evaluate`` takes them."""
-    regressor, model = models
+    regressor, classifier = models
     if task.kind == "classes":
         scores_RC = np.zeros((num_rows, len(task.classes)))
-        model.fit(features[0], train.labels)
-        scores_RC[:, model.classes_] = model.predict_proba(features[1])
+        classifier.fit(features[0], train.labels)
+        scores_RC[:, classifier.classes_] = classifier.predict_proba(features[1])
         return scores_RC
     columns = []
     for is_number, labels_R in zip(task.is_number, train.labels.T, strict=True):
@@ -69,7 +70,8 @@ def _scores(
         if len(set(known_R.tolist())) < 2:
             columns.append(np.full(num_rows, known_R[0] if len(known_R) else 0.0))
             continue
-        own = (regressor if is_number else model).fit(features[0][is_there_R], known_R)
+        own = regressor if is_number else classifier
+        own.fit(features[0][is_there_R], known_R)
         columns.append(
             own.predict(features[1]) if is_number else own.predict_proba(features[1])[:, 1]
         )

@@ -331,10 +331,10 @@ def answers_loss(
     """Mean over the answers that are there, nan is missing: of a number the squared error, of a
     yes or no the binary cross-entropy."""
     logits_BC, is_there_BC = output["logits"].float(), ~labels_BC.isnan()
-    is_number_C = torch.as_tensor(is_number_C, device=labels_BC.device)
+    of_numbers_C = torch.as_tensor(is_number_C, device=labels_BC.device)
     numbers, others = (
         (logits_BC[own_BC], labels_BC[own_BC])
-        for own_BC in (is_there_BC & is_number_C, is_there_BC & ~is_number_C)
+        for own_BC in (is_there_BC & of_numbers_C, is_there_BC & ~of_numbers_C)
     )
     squared = F.mse_loss(*numbers, reduction="sum")
     entropy = F.binary_cross_entropy_with_logits(*others, reduction="sum")

@@ -26,8 +26,9 @@ PAPER_TABLES = {
 PAPER_MLM = {"table-6": "Vanilla MLM", "table-8": "SMILES-BERT*", "table-11": "RoBERTa*"}
 """By recipe, the row of the MLM with equal data and settings."""
 BESIDE = {"qqp": "f1", "mrpc": "f1", "stsb": "pearson", "squad_v2": "best_exact"}
-"""Of the paper's tasks, metrics that are shown below the main metric; of others all are."""
-NOT_SHOWN = ("num_tasks",)
+"""Metrics that are shown below the main metric."""
+NAMES = {"rmse": "RMSE", "mae": "MAE", "r2": "R²", "roc_auc": "ROC AUC", "f1": "F1"}
+"""Of metrics, where they have another in print."""
 ERRORS = ("rmse", "mae")
 """Metrics in the unit of what is predicted; others are shares."""
 PRINTED_BESIDE = {"mnli": "mnli-mismatched", "squad_v2": "squad_v2-exact"}
@@ -110,49 +111,80 @@ def shown(results: dict[str, Any]) -> list[str]:
     return [*table(results), "", *lines, "", *scale(results)]
 
 
-def in_percent(values: list[float], report: str, metric: str = "") -> str:
-    """Median or mean of the seeds, with the standard deviation of the sample; errors in units."""
-    is_error = metric.partition(" ")[0] in ERRORS
-    shown = values if is_error else [100 * value for value in values]
+def in_percent(values: list[float], report: str) -> str:
+    """Median or mean of the seeds, with the standard deviation of the sample."""
+    return _summary([100 * value for value in values], report, 1)
+
+
+def _summary(values: list[float], report: str, digits: int) -> str:
     center = statistics.median if report == "median" else statistics.fmean
-    # Of an error three digits that count.
-    digits = max(0, 2 - math.floor(math.log10(abs(center(shown)) or 1))) if is_error else 1
-    spread = f" ± {statistics.stdev(shown):.{digits}f}" if len(shown) > 1 else ""
-    return f"{center(shown):.{digits}f}{spread}"
+    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{center(values):.{digits}f}{spread}"
 
 
 def table(results: dict[str, Any]) -> list[str]:
-    """``results.json`` as lines of a Markdown table.
-
-    Beside it are baselines, the paper's MLM and the paper's model that was trained like this one.
-    Empty columns are dropped.
-    """
-    columns = _paper_columns(results["checkpoint"])
-    records = results["tasks"].values()
-    others = dict.fromkeys(name for record in records for name in record["baselines"])
-    rows = [("task", "metric, %", "rows", "reached", "over", *others, *columns)]
+    """``results.json`` as lines of Markdown tables: one for each table of a person's own, and one
+    for the tasks of the paper."""
+    of_paper, lines = {}, []
     for task, record in results["tasks"].items():
+        if record["baselines"]:
+            lines += [*_beside_baselines(record), ""]
+        else:
+            of_paper[task] = record
+    return lines + (_beside_paper(results["checkpoint"], of_paper) if of_paper else [])
+
+
+def _beside_baselines(record: dict[str, Any]) -> list[str]:
+    """A row for the fine-tuned model and for each baseline, the best first."""
+    scores = record["scores"][record["part"]]
+    shown = [name for name in scores if name != "num_tasks"]
+    everyone = {"fine-tuned": scores} | {
+        name: {metric: [one[metric] for one in runs] for metric in shown}
+        for name, runs in record["baselines"].items()
+    }
+    best_first = sorted(
+        everyone, key=lambda name: -statistics.fmean(everyone[name][record["metric"]])
+    )
+    rows = [
+        (
+            name,
+            *(_in_units(everyone[name][metric], metric, record["report"]) for metric in shown),
+        )
+        for name in best_first
+    ]
+    return markdown_table([("model", *map(_title, shown)), *rows])
+
+
+def _title(metric: str) -> str:
+    name, *target = metric.split(" ", 1)
+    return " ".join([NAMES.get(name, name), *target])
+
+
+def _in_units(values: list[float], metric: str, report: str) -> str:
+    """Errors with three digits that count, shares with three decimals."""
+    size = abs(statistics.fmean(values)) or 1
+    is_error = metric.partition(" ")[0] in ERRORS
+    digits = max(0, 2 - math.floor(math.log10(size))) if is_error else 3
+    return _summary(values, report, digits)
+
+
+def _beside_paper(checkpoint: dict[str, Any], tasks: dict[str, Any]) -> list[str]:
+    """Rows for each task and metric, with the paper's MLM and its model that was trained like this
+    one. Empty columns are dropped."""
+    columns = _paper_columns(checkpoint)
+    rows = [("task", "metric, %", "rows", "reached", "over", *columns)]
+    for task, record in tasks.items():
         metric, part, scores = record["metric"], record["part"], record["scores"]
         lines = [(task, metric, part, task)]
         beside = [BESIDE[task]] if task in BESIDE else []
-        if record["baselines"]:
-            beside = [name for name in scores[part] if name not in (metric, *NOT_SHOWN)]
         lines += [("", name, part, PRINTED_BESIDE.get(task, "")) for name in beside]
         more = [name for name in scores if name not in ("validation", "test")]
         lines += [("", metric, name, PRINTED_BESIDE.get(task, "")) for name in more]
         over = f"{record['report'].removesuffix('-sd')} of {len(record['seeds'])}"
         for *head, printed in lines:
-            reached = in_percent(scores[head[2]][head[1]], record["report"], head[1])
-            baselines = [
-                in_percent([one[head[1]] for one in runs], record["report"], head[1])
-                if (runs := record["baselines"].get(name))
-                else ""
-                for name in others
-            ]
-            if head[1].partition(" ")[0] in ERRORS:
-                head[1] += " (no %)"
+            reached = in_percent(scores[head[2]][head[1]], record["report"])
             papers = [_printed(row, record["recipe"], printed) for row in columns.values()]
-            rows.append((*head, reached, over, *baselines, *papers))
+            rows.append((head[0], _title(head[1]), head[2], reached, over, *papers))
     filled = [i for i in range(len(rows[0])) if any(row[i] for row in rows[1:])]
     return markdown_table([tuple(row[i] for i in filled) for row in rows])
 
@@ -208,6 +240,9 @@ def notes(record: dict[str, Any]) -> list[str]:
         shares = [f"{part} {n['unknown_share']:.2%}" for part, n in rows.items()]
         lines.append(f"tokens that are [UNK]: {', '.join(shares)}")
     lines += [f"{text} {100 * known[n]:.1f}" for n, text in ACCURACIES.items() if n in known]
+    if record["baselines"]:
+        over = f"{record['report'].removesuffix('-sd')} of {len(record['seeds'])} seeds"
+        lines.append(f"the table has the {record['part']} rows, {over}")
     if record["changed"]:
         lines.append(f"not the recipe's: {', '.join(record['changed'])}")
     if record["part"] == "validation":

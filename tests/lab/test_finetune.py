@@ -97,7 +97,7 @@ def test_molecules_are_tuned_and_told_about(runs, molecules, tmp_path, capsys):
     assert not output.exists()
     results = done(argv, output)
     shown = capsys.readouterr().out
-    assert re.search(r"\| bbbp +\| roc_auc +\| test +\| \d+\.\d ± \d+\.\d \| mean of 2", shown)
+    assert re.search(r"\| bbbp +\| ROC AUC +\| test +\| \d+\.\d ± \d+\.\d \| mean of 2", shown)
     assert "molecules lost stereo marks: 26" in shown
     record = results["tasks"]["bbbp"]
     for part, digest in record["notes"]["split_sha1"].items():

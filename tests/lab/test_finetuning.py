@@ -244,7 +244,7 @@ def test_what_is_not_finite_stops_the_run(pretrained, problem, tmp_path):
 def test_missing_labels_do_not_count_in_the_loss():
     labels_BC = torch.tensor([[1.0, math.nan], [math.nan, 0.0], [0.0, 1.0]])
     logits_BC = torch.tensor([[0.5, 9.0], [-9.0, 1.0], [2.0, -1.0]], requires_grad=True)
-    loss = finetuning.labels_loss({"logits": logits_BC}, labels_BC)
+    loss = finetuning.answers_loss({"logits": logits_BC}, labels_BC)
     each = [
         F.softplus(torch.tensor(-x if y else x))
         for x, y in ((0.5, 1), (1.0, 0), (2.0, 0), (-1.0, 1))
@@ -252,6 +252,11 @@ def test_missing_labels_do_not_count_in_the_loss():
     assert loss.item() == pytest.approx(sum(each).item() / 4)
     loss.backward()
     assert logits_BC.grad[0, 1] == logits_BC.grad[1, 0] == 0
+    mixed = finetuning.answers_loss(
+        {"logits": logits_BC}, labels_BC, is_number_C=np.array([False, True])
+    )
+    squares = (1.0 - 0.0) ** 2 + (-1.0 - 1.0) ** 2
+    assert mixed.item() == pytest.approx((each[0].item() + each[2].item() + squares) / 4)
 
 
 def test_several_labels_some_of_them_missing_are_learnt(pretrained, problem, tmp_path):

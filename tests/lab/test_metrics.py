@@ -18,6 +18,7 @@ TWO = Task("cola", "classes", ("no", "yes"), "matthews", "text")
 THREE = Task("mnli", "classes", ("a", "b", "c"), "accuracy", "text")
 NUMBER = Task("stsb", "numbers", ("label",), "spearman", "text")
 TWO_NUMBERS = Task("mine", "numbers", ("logS", "logP"), "r2", "smiles")
+MIXED = Task("mine", "mixed", ("logS", "toxic"), "score", "smiles", numbers=("logS",))
 MANY = Task("tox21", "labels", ("p", "q", "r"), "roc_auc", "smiles")
 
 answers = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40)
@@ -99,7 +100,20 @@ def test_errors_are_in_units_and_missing_numbers_do_not_count():
     assert both["rmse logS"] == first["rmse"]
     assert both["rmse logP"] == pytest.approx((200 / 3) ** 0.5)
     assert both["r2"] == pytest.approx((first["r2"] + 1 - 200 / 800) / 2)
+    assert both["r2 logS"] == first["r2"]
     told(lambda: metrics.evaluate(NUMBER, scores[:1, :1], labels[:1, :1]), "fewer than 2 rows")
+
+
+def test_numbers_and_yes_no_answers_are_scored_each_by_its_own_measure():
+    labels = np.array([[1.0, 0.0], [2.0, 1.0], [3.0, np.nan], [np.nan, 1.0]])
+    scores = np.array([[1.0, -1.0], [2.0, 2.0], [6.0, 9.0], [9.0, -2.0]])
+    out = metrics.evaluate(MIXED, scores, labels)
+    first = metrics.evaluate(NUMBER, scores[:, :1], labels[:, :1])
+    # yes {2, -2} against no {-1}: 1 of 2
+    assert out == {
+        "rmse logS": first["rmse"], "r2 logS": first["r2"], "roc_auc toxic": 0.5,
+        "score": pytest.approx((first["r2"] + 0.5) / 2),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("value", "num_rows"), [(-3.5, 2), (0.0, 9)])

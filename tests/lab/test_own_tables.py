@@ -169,8 +169,8 @@ def test_few_wrong_cells_are_left_out_and_named_many_are_refused():
     [
         ({"x": [""] * 40}, ("x holds no answer",)),
         ({"x": [f"id{n}" for n in range(40)]}, ("40 different words", "a name")),
-        ({"x": [0.5, 2] * 20, "y": [0, 1] * 20}, ("'y' holds 0 and 1", "of its own")),
-        ({"x": ["a", "b"] * 20, "y": [0, 1] * 20}, ("holds words", "of their own")),
+        ({"x": ["a", "b"] * 20, "y": [0, 1] * 20}, ("'x' holds classes", "of its own")),
+        ({"x": [1, 2] * 20, "y": [""] * 40}, ("y holds no answer",)),
         ({"x": [[1]] * 40}, ("holds lists",)),
     ],
 )
@@ -178,11 +178,16 @@ def test_targets_that_make_no_task_are_refused(columns, parts):
     told(lambda: load(frame_of(**columns), layout(*columns)), "mine.csv", *parts)
 
 
-def test_several_targets_keep_what_is_missing():
+@pytest.mark.parametrize(
+    ("asked", "kind", "is_number"),
+    [(None, "mixed", [True, False]), ("numbers", "numbers", [True, True])],
+)
+def test_several_targets_keep_what_is_missing(asked, kind, is_number):
     first = [None if n % 3 else n / 2 for n in range(40)]
-    second = [n if n % 2 else None for n in range(40)]
-    task, splits = load(frame_of(a=first, b=second), layout("a", "b"))
-    assert task.kind == "numbers" and task.classes == ("a", "b")
+    second = [n // 2 % 2 if n % 2 else None for n in range(40)]
+    task, splits = load(frame_of(a=first, b=second), layout("a", "b", kind=asked))
+    assert task.kind == kind and task.classes == ("a", "b")
+    assert task.is_number.tolist() == is_number
     labels_RC = np.concatenate([part.labels for part in splits[:3]])
     num_empty = sum(a is None and b is None for a, b in zip(first, second, strict=True))
     assert len(labels_RC) == 40 - num_empty == 40 - len(splits.notes["rejected"])

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import numpy as np
 import pandas
@@ -26,7 +27,7 @@ from exlm_mini.reading.trained import load
 SMILES = ["C" * n + tail for n in range(1, 11) for tail in ("O", "N", "C1CC1", "C1CCCCC1")]
 TEXTS = [f"The list has {n} items." if n % 2 else f"There is no {n}." for n in range(40)]
 ONE = ["--train.epochs", "1", "--seeds", "1", "2", "--device", "cpu", "--data.split", "random"]
-KINDS = ("numbers", "labels", "classes", "pair")
+KINDS = ("numbers", "labels", "mixed", "classes", "pair")
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +62,7 @@ def tuned(runs, table, tmp_path_factory):
     for kind, run, column, target in (
         ("numbers", "smiles", ["SMILES"], ["pIC50"]),
         ("labels", "smiles", ["SMILES"], ["Active", "Toxic"]),
+        ("mixed", "smiles", ["SMILES"], ["Toxic", "pIC50"]),
         ("classes", "smiles", ["smiles"], ["Series"]),
         ("pair", "text", ["a", "b"], ["pIC50"]),
     ):
@@ -81,10 +83,18 @@ def test_a_table_is_tuned_and_reported_beside_what_a_person_would_try(tuned):
     assert record["baselines"].keys() == {"mean", "random forest"}
     assert len(record["baselines"]["random forest"]) == 2, "a forest for each seed"
     text = (tuned / "numbers" / "table.md").read_text()
-    assert "| random forest |" in text and "rmse (no %)" in text
+    header, _, *lines = text.splitlines()[2:7]
+    assert re.split(r" *\| *", header)[1:-1] == [
+        "model", "RMSE", "MAE", "R²", "pearson", "spearman",
+    ]  # fmt: skip
+    reached = {line.split()[1]: float(line.split("|")[2].split()[0]) for line in lines}
+    assert reached.keys() == {"fine-tuned", "random", "mean"}
+    assert list(reached.values()) == sorted(reached.values()), "the best first"
     assert "<svg" in (tuned / "numbers" / "figure.svg").read_text()
     record = json.loads((tuned / "pair" / "results.json").read_text())["tasks"]["mine"]
     assert record["baselines"].keys() == {"mean", "TF-IDF"}
+    text = (tuned / "mixed" / "table.md").read_text()
+    assert "ROC AUC Toxic" in text and "RMSE pIC50" in text and "mean or most frequent" in text
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -96,7 +106,7 @@ def test_predict_writes_the_table_with_a_column_for_each_target(
     assert predict.main([str(tuned / kind), str(new), "--output", str(output)]) == 0
     err, before, after = capsys.readouterr().err, rows_of(new), rows_of(output)
     added = {
-        "numbers": {"pIC50"}, "labels": {"Active", "Toxic"},
+        "numbers": {"pIC50"}, "labels": {"Active", "Toxic"}, "mixed": {"Toxic", "pIC50"},
         "classes": {"Series", "Series probability"}, "pair": {"pIC50"},
     }[kind]  # fmt: skip
     assert len(after) == 40
@@ -105,8 +115,11 @@ def test_predict_writes_the_table_with_a_column_for_each_target(
         is_read = row != 7 or kind == "pair"
         assert all(bool(said[name]) == is_read for name in added)
     assert ("row 7: RDKit reads no molecule in 'C1CC('" in err) == (kind != "pair")
-    if kind == "numbers":  # in its unit: the answers lie between 101 and 120
+    if "pIC50" in added:  # in its unit: the answers lie between 101 and 120
         assert all(90 < float(said["pIC50"]) < 130 for said in after if said["pIC50"])
+    if "Toxic" in added:
+        assert all(0 < float(said["Toxic"]) < 1 for said in after if said["Toxic"])
+    if kind == "numbers":
         assert predict.main([str(tuned / kind), str(table), "--output", str(output)]) == 0
         for own, measured, said in zip(after, rows_of(table), rows_of(output), strict=True):
             assert measured.items() <= said.items()
@@ -127,9 +140,12 @@ def test_python_pipeline_and_trainer_say_the_same(kind, tuned, tmp_path):
         assert [one["label"] for one in best] == columns[0].tolist()
         np.testing.assert_allclose([one["score"] for one in best], columns[1], atol=1e-5)
         return
-    names = model.model.config.id2label.values()
+    names = list(model.model.config.id2label.values())
     scores = [[next(s["score"] for s in one if s["label"] == n) for n in names] for one in said]
-    np.testing.assert_allclose(np.transpose(scores), columns, atol=1e-5, rtol=1e-6)
+    said = torch.tensor(scores)
+    if kind == "mixed":  # transformers has no name for it
+        said[:, 0] = said[:, 0].sigmoid()
+    np.testing.assert_allclose(said.T, columns, atol=1e-5, rtol=1e-6)
     tokenizer = AutoTokenizer.from_pretrained(tuned / kind)
     encoded = [tokenizer(*(t if kind == "pair" else (t,))) for t in texts]
     trainer = Trainer(
@@ -145,6 +161,8 @@ def test_python_pipeline_and_trainer_say_the_same(kind, tuned, tmp_path):
     )
     logits = torch.from_numpy(trainer.predict(encoded).predictions)
     expected = logits.sigmoid() if kind == "labels" else logits
+    if kind == "mixed":
+        expected[:, 0] = expected[:, 0].sigmoid()
     np.testing.assert_allclose(np.stack(columns, axis=1), expected, atol=1e-5, rtol=1e-6)
 
 
@@ -184,7 +202,7 @@ def test_what_is_no_fine_tuned_model_is_said(runs, table, tmp_path, capsys):
         (["--column", "SMILES"], ["--target is missing", "Name, SMILES, pIC50"]),
         (["--column", "SMILES", "--target", "pIC5"], ["no column 'pIC5'", "it has"]),
         (["--column", "SMILES", "--target", "pIC50", "--task", "bbbp"], ["--task is for"]),
-        (["--column", "SMILES", "--target", "pIC50", "Active"], ["of its own"]),
+        (["--column", "SMILES", "--target", "pIC50", "Series"], ["'Series' holds classes"]),
     ],
 )
 def test_mistakes_are_one_line(argv, parts, runs, table, capsys):
