@@ -41,7 +41,7 @@ def test_a_set_is_split_and_labelled(tmp_path):
     bace(tmp_path)
     task, splits = load("bace", tmp_path)
     assert task == (
-        "bace", "labels", ("Class",), "roc_auc", "smiles", ("smiles",), ("Class",),
+        "bace", "labels", ("Class",), "roc_auc", "smiles", ("smiles",), ("Class",), (),
     )  # fmt: skip
     parts = splits.train, splits.validation, splits.test
     assert [len(part.texts) for part in parts] == splits.notes["sizes"] == [8, 1, 1]
