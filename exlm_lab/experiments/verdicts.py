@@ -271,10 +271,13 @@ def report(directory: Path) -> str:
     for experiment in planned():
         name = experiment.name
         lines += [f"## {name}: {experiment.about}", ""]
-        header = ("claim", "difference", "p", "verdict", "seeds", "contrast")
+        header = ("claim", "difference", "matters from", "p", "verdict", "seeds", "contrast")
         rows = [_row(verdict) for verdict in every[name] if verdict.claim.is_planned]
         lines += [*markdown_table([header, *rows]), ""]
         table = runs(name, directory)
+        prizes = by_seed(table, "mlm", "prize_bits") if "prize_bits" in table else ()
+        if len(prizes):
+            lines += [f"The prize, which is all that links can win: {shown(prizes)} bits a row.", ""]
         if name == "escape" and len(table):
             lines += [*markdown_table(escapes(table)), ""]
         short = fell_short(table)
@@ -296,6 +299,7 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
     return (
         claim.text + r" \*" * claim.is_primary,
         verdict.shown(3),
+        f"{claim.sign * claim.smallest:+g}" if claim.smallest else "0",
         "–" if p is None else f"{p:.2g}",
         verdict.word_so_far,
         verdict.seeds,

@@ -269,7 +269,7 @@ def store(folder, cell, seed=1, **changed):
 
 
 def test_a_run_that_never_gets_there_counts_in_no_claim(tiny, tmp_path, monkeypatch):
-    claims = [Claim("", "steps", name, None, 1, 1.0) for name in ("ours", "base")]
+    claims = [Claim("", "steps", name, None, 1, 0.25) for name in ("ours", "base")]
     monkeypatch.setitem(tiny, "tiny", replace(tiny["tiny"], claims=tuple(claims)))
     for name, excess in (("ours", 0.5), ("base", 0.51)):
         curve = [{"step": n, "excess_bits": e, "bits": 2.0} for n, e in ((3, 0.1), (6, excess))]
@@ -277,8 +277,10 @@ def test_a_run_that_never_gets_there_counts_in_no_claim(tiny, tmp_path, monkeypa
         store(tmp_path, name, metrics={"steps": 6}, curve=curve, watched=watched)
     there, short = verdicts.verdicts(tmp_path)["tiny"]
     assert there.differences == (6.0,) and short.differences == ()
+    store(tmp_path, "mlm", metrics={"prize_bits": 1.234})
     text = verdicts.report(tmp_path)
     assert "base seed 1" in text and "1 of 2" in text and " +6.000 " in text
+    assert " +0.25 " in text and "1.23 bits a row" in text  # what matters, what can be won
 
 
 def test_all_primary_claims_share_a_correction_even_those_without_numbers(
