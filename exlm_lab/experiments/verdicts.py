@@ -277,7 +277,7 @@ def report(directory: Path) -> str:
         table = runs(name, directory)
         prizes = by_seed(table, "mlm", "prize_bits") if "prize_bits" in table else ()
         if len(prizes):
-            lines += [f"The prize, which is all that links can win: {shown(prizes)} bits a row.", ""]
+            lines += [f"The prize, all that links can win: {shown(prizes)} bits a row.", ""]
         if name == "escape" and len(table):
             lines += [*markdown_table(escapes(table)), ""]
         short = fell_short(table)
