@@ -56,8 +56,11 @@ METRICS = {
     ),
 }
 """Unit and meaning by name, in the order of tables."""
+WAYS = ("at_once", "at_once_best_of_16", "in_turn", "at_once_sampled", "in_turn_sampled")
+"""In which molecules are filled in; see ``reading.filling``."""
 SHARES = {name for name, (unit, _) in METRICS.items() if unit == "share"} | {
     "validation_mask_accuracy",
     "read_structure",  # of ``frozen``
+    *(f"{what}_{way}" for what in ("readable", "exact") for way in WAYS),
 }
 """Shown in percent."""
