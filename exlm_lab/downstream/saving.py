@@ -85,7 +85,6 @@ def save_model(
         "columns": task.columns or ["text", "text_pair"][:num_columns],
         "targets": task.targets or ["label"],
         "numbers": [n for n, is_it in zip(task.classes, task.is_number, strict=True) if is_it],
-        "cleaning": problem.notes.get("cleaning", {}),
         "run": run,
         "validation": reached,
         "metric": task.metric,
@@ -95,7 +94,9 @@ def save_model(
     model.config.auto_map = {auto: f"modeling_exlm.{name}" for auto, name in CLASSES.items()}
     model.save_pretrained(directory)
     shutil.copyfile(pretrained.path / "tokenizer.json", directory / "tokenizer.json")
+    cleaning = problem.notes.get("cleaning", {})
     fields = json.loads((pretrained.path / "tokenizer_config.json").read_text()) | {
+        **({"cleaning": cleaning} if any(cleaning.values()) else {}),
         "auto_map": {"AutoTokenizer": [None, "modeling_exlm.ExLMTokenizer"]},
         "model_max_length": longest_text(pretrained.config, num_columns),
     }

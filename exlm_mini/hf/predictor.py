@@ -104,9 +104,10 @@ class Predictor:
         self, texts: Sequence[Any], reasons: dict[int, str]
     ) -> tuple[list[int], dict[int, list[int]]]:
         """Readable rows by falling length, and the ids of each; why others are not readable."""
-        num_columns, cleaning = len(self.task["columns"]) or 1, None
-        if self.task["input"] == "smiles":
-            cleaning = Cleaning(**self.task["cleaning"])
+        num_columns = len(self.task["columns"]) or 1
+        checking = (
+            Cleaning() if self.task["input"] == "smiles" else None
+        )  # the tokenizer cleans
         entries = [(text,) if isinstance(text, str) else text for text in texts]
         for row, entry in enumerate(entries):
             if isinstance(entry, Sequence) and len(entry) != num_columns:
@@ -117,7 +118,7 @@ class Predictor:
         columns = []
         for c in range(num_columns):
             values = (entry[c] if isinstance(entry, Sequence) else entry for entry in entries)
-            own, why = readable(values, self.task["input"], cleaning)
+            own, why = readable(values, self.task["input"], checking)
             reasons |= why
             columns.append(own)
         rows = [row for row in range(len(texts)) if row not in reasons]

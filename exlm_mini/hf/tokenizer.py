@@ -11,6 +11,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, normalizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from exlm_mini.data.molecules import Cleaning, clean
 from exlm_mini.data.tokenizer import BOS, EOS, MASK, PAD, SEP, UNK, Tokenizer
 
 NAMES: dict[str, Any] = {
@@ -22,7 +23,11 @@ NAMES: dict[str, Any] = {
 
 class ExLMTokenizer(PreTrainedTokenizerFast):
     """A tokenizer that takes [BOS], [EOS], [PAD], [SEP] and [UNK] in a text for plain characters;
-    made by ``tokenizer_for``, or from the directory of a checkpoint."""
+    made by ``tokenizer_for``, or from the directory of a checkpoint.
+
+    With ``cleaning``, a ``Cleaning`` as a dict, molecules are spelled by it before they are read,
+    such as without the stereo marks that a vocabulary lacks. What RDKit does not read stays.
+    """
 
     # Fixed here, not an argument: that would be stored, and without this class transformers could
     # then not find [MASK] either.
@@ -40,6 +45,13 @@ class ExLMTokenizer(PreTrainedTokenizerFast):
             inner = _converted(definition)
         return {**NAMES, **options, "tokenizer_object": inner}
 
+    def _encode_plus(  # type: ignore[override]  # transformers gives the rest by name
+        self, text: Any, text_pair: Any = None, **options: Any
+    ) -> Any:
+        if (how := self.init_kwargs.get("cleaning")) and not options.get("is_split_into_words"):
+            text, text_pair = (_cleaned(own, Cleaning(**how)) for own in (text, text_pair))
+        return super()._encode_plus(text, text_pair, **options)
+
     def _add_tokens(
         self, new_tokens: Sequence[str | AddedToken], special_tokens: bool = False
     ) -> int:
@@ -55,6 +67,14 @@ class ExLMTokenizer(PreTrainedTokenizerFast):
         trained = super().train_new_from_iterator(*args, **options)
         trained._tokenizer = _finds_masks(json.loads(trained._tokenizer.to_str()))
         return trained
+
+
+def _cleaned(text: Any, cleaning: Cleaning) -> Any:
+    """A text, or each of a list of them or of pairs, as ``cleaning`` spells it."""
+    if isinstance(text, list | tuple):
+        return type(text)(_cleaned(own, cleaning) for own in text)
+    molecule = clean(text, cleaning) if text else None
+    return text if molecule is None else molecule.spelling
 
 
 def tokenizer_for(tokenizer: Tokenizer, max_length: int | None = None) -> ExLMTokenizer:
