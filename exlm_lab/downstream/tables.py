@@ -53,6 +53,10 @@ def _csv(path: Path, stream: io.BufferedReader, size: int) -> Iterator[Any]:
     with io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
         filled = filter(None, csv.reader(text, strict=True))
         header = next(filled, [])
+        if len(header) == 1 and (mark := next((m for m in ";\t" if m in header[0]), None)):
+            raise UserError(
+                f"{path} separates its columns by {mark!r}; save it with commas between them"
+            )
         yield pandas.DataFrame([], None, header, object)
         start = 0
         while rows := list(islice(filled, size)):

@@ -115,6 +115,8 @@ def reading(
                 remedy = "give an existing path"
             where = error.filename or path
             raise UserError(f"cannot read {where} ({error.strerror}); {remedy}") from error
+        if isinstance(error, UnicodeDecodeError) and remedy == ANOTHER:
+            remedy = "save it as UTF-8"
         reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:200]}"
         raise UserError(f"{path} is damaged or of another kind ({reason}); {remedy}") from error
 

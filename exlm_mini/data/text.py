@@ -166,6 +166,7 @@ def _table(path: Path, reader: str, column: str) -> Iterator[str]:
     """One column of a file."""
     import datasets
 
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what is wrong we say ourselves
     guard = partial(reading, path, errors=datasets.exceptions.DatasetsError)
     options: dict[str, Any] = {}
     if reader == "csv":  # numbers and words such as NA stay as they are written

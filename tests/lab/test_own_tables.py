@@ -88,6 +88,7 @@ def test_a_table_is_written_as_it_was_read_piece_by_piece(tmp_path, suffix):
     [
         ("t.csv", "a,b\n1,2\n1\n", ("row 1 (from 0)", "1 fields", "the header 2")),
         ("t.csv", 'a,b\n"1,2\n', ("t.csv",)),
+        ("t.csv", "a;b\n1,5;2,5\n", ("';'", "commas")),
         ("t.jsonl", '{"a": 1}\n[2]\n', ("one JSON object a line",)),
         ("t.jsonl", "{", ("t.jsonl",)),
         ("t.parquet", "PAR1 and no more", ("t.parquet",)),
