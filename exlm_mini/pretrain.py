@@ -58,20 +58,31 @@ def run(config: RunConfig, output: Path, engine: Engine, minutes: float | None =
             its start has counted.
     """
     from exlm_mini.config.recipes import stored_config
+    from exlm_mini.data.corpus import prepare_corpus
     from exlm_mini.reading.summary import summarise
-    from exlm_mini.training.run_directory import CONFIG, locked_directory
+    from exlm_mini.training.cost import check_spread
+    from exlm_mini.training.run_directory import (
+        CONFIG,
+        changed_settings,
+        locked_directory,
+        settled_precision,
+    )
 
     with engine.together():
         if minutes is not None and (output / CONFIG).is_file():
             steps, minutes = stored_config(output / CONFIG).train.steps, None
             config = replace(config, train=replace(config.train, steps=steps))
-        config = _checked(config, output, engine)
+        check_spread(config, engine.world_size)
+        config = settled_precision(output, config, engine.device)
     with ExitStack() as lock:
         with engine.together():
             if engine.is_main:
                 lock.enter_context(locked_directory(output, say))
+                changed_settings(output, config)  # before the data are read
         # The first process prepares what the others then find.
-        corpus = engine.in_turn(_corpus, config, output, engine)
+        corpus = engine.in_turn(
+            prepare_corpus, config.data, output / "data", config.seed, engine.tell
+        )
         if minutes is not None:
             steps = _steps_in(minutes, config, corpus, output, engine)
             config = replace(config, train=replace(config.train, steps=steps))
@@ -86,43 +97,6 @@ def run(config: RunConfig, output: Path, engine: Engine, minutes: float | None =
     return 0
 
 
-def _checked(config: RunConfig, output: Path, engine: Engine) -> RunConfig:
-    """The settings with a definite precision, refused if no data are needed to see that they
-    cannot work."""
-    from exlm_mini.config import SpecialIds
-    from exlm_mini.training.cost import check_memory, check_spread
-    from exlm_mini.training.dry_run import lacks_pack
-    from exlm_mini.training.run_directory import settled_precision
-
-    if config.train.precision == "fp16" and engine.device.type == "cpu":
-        raise UserError("train.precision fp16 needs a GPU; on a CPU use auto, bf16 or fp32")
-    check_spread(config, engine.world_size)
-    if lacks_pack(config):
-        raise UserError(
-            f"there is no {config.data.pack}; make it with python -m exlm_mini.prepare (the "
-            "recipe's file begins with the command), or give another --data.pack"
-        )
-    # Absurd sizes are refused here, others once the vocabulary and the rows are known.
-    check_memory(config, len(SpecialIds()), 3, engine.device, engine.world_size)
-    return settled_precision(output, config, engine.device)
-
-
-def _corpus(config: RunConfig, output: Path, engine: Engine) -> Corpus:
-    """The data; refused if they or the settings do not fit what is there."""
-    from exlm_mini.data.corpus import prepare_corpus
-    from exlm_mini.training.cost import check_fits
-    from exlm_mini.training.dry_run import tell_row_length
-    from exlm_mini.training.parts import stages_of
-    from exlm_mini.training.run_directory import changed_settings
-
-    changed_settings(output, config)
-    corpus = prepare_corpus(config.data, output / "data", config.seed, engine.tell)
-    tell_row_length(config, corpus, engine.tell)
-    for stage, _ in stages_of(config):  # before the hours of an earlier one
-        check_fits(stage, corpus.train, corpus.validation, engine.device, engine.world_size)
-    return corpus
-
-
 def _steps_in(
     minutes: float, config: RunConfig, corpus: Corpus, output: Path, engine: Engine
 ) -> int:
@@ -131,12 +105,11 @@ def _steps_in(
     A few steps from the whole course of the run are timed and thrown away. The number is fixed
     before the first step, because the schedules of the learning rate and the chains need it.
     """
-    from exlm_mini.training.parts import stages_of
     from exlm_mini.training.trainer import Trainer
 
     longest, seconds, start = min(10.0, 3 * minutes), 0.0, 0
-    for stage, end in stages_of(config):
-        train = replace(stage.train, learning_rate=1e-30)  # weights stay
+    for stage, end in config.stages:
+        train = replace(stage.train, learning_rate=1e-30, grow_at=0.0)  # weights stay
         stage = replace(stage, train=train)
         trainer = Trainer(stage, corpus.train, corpus.validation, output, engine.tell, engine)
         for num in count(-1):
@@ -159,39 +132,30 @@ def _steps_in(
 def _train(
     config: RunConfig, corpus: Corpus, output: Path, engine: Engine, requests: Requests
 ) -> Outcome:
-    """Train one stage after the other until one is stopped; progress on stderr."""
+    """Train until the end, or until it is asked to stop; progress on stderr."""
     import torch
 
     from exlm_mini.reading.trained import open_checkpoint
     from exlm_mini.training.checkpoint import has_begun
-    from exlm_mini.training.parts import stages_left
     from exlm_mini.training.run_directory import settle
     from exlm_mini.training.trainer import Trainer
 
     if config.train.num_threads is not None:
         torch.set_num_threads(config.train.num_threads)
     with engine.together():
-        stages = stages_left(config, output)
-    source = config.train.start_from
-    for stage, end in stages:
-        with engine.together():
-            trainer = Trainer(
-                stage, corpus.train, corpus.validation, output, engine.tell, engine
-            )
-            if source is not None and not has_begun(output):
-                trainer.begin_from(open_checkpoint(Path(source), engine.tell))
-            if engine.is_main:
-                settle(output, config, engine.device, engine.world_size, say)
-        with ProgressLine(stage.objective, config.train.steps) as progress:
-            outcome = trainer.run(
-                progress.show, requests.should_stop, requests.should_save, until=end
-            )
-        if not outcome.is_complete:
-            engine.tell(
-                f"stopped at step {outcome.step} of {config.train.steps}; the same command "
-                f"with --output {output} goes on"
-            )
-            break
+        trainer = Trainer(config, corpus.train, corpus.validation, output, engine.tell, engine)
+        source = config.train.start_from
+        if source is not None and not has_begun(output):
+            trainer.begin_from(open_checkpoint(Path(source), engine.tell))
+        if engine.is_main:
+            settle(output, config, engine.device, engine.world_size, say)
+    with ProgressLine(config.objective, config.train.steps) as progress:
+        outcome = trainer.run(progress.show, requests.should_stop, requests.should_save)
+    if not outcome.is_complete:
+        engine.tell(
+            f"stopped at step {outcome.step} of {config.train.steps}; the same command "
+            f"with --output {output} goes on"
+        )
     return outcome
 
 

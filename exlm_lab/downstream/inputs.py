@@ -19,7 +19,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from exlm_mini.config import RunConfig
 from exlm_mini.data.tokenizer import Tokenizer
-from exlm_mini.training.parts import longest_text
 
 FRAME = 2
 """Boundaries of each text."""
@@ -46,7 +45,7 @@ def encode_examples(
 
     encode, columns = tokenizer_for(tokenizer), list(zip(*texts, strict=True))
     num_special = FRAME * len(columns)
-    most = longest_text(config, len(columns))
+    most = config.longest_text(len(columns))
     whole = encode(*map(list, columns))["input_ids"]
     is_long = [len(row) > most for row in whole]
     long = [

@@ -27,7 +27,6 @@ from exlm_lab.downstream.task import Examples, Splits, Task
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.tokenizer import on_one_line
 from exlm_mini.reading.trained import Trained
-from exlm_mini.training.parts import longest_text
 
 WINDOW_LENGTH, WINDOW_OVERLAP, MAX_QUESTION = 384, 128, 64
 """Of SQuAD's windows, in tokens: BERT's; smaller where the model has fewer positions."""
@@ -169,7 +168,7 @@ def make_span_problem(
     Validation chooses an answer per question from all its windows and scores it as the official
     script does; ``best_f1`` and ``best_exact`` are at the best threshold for "no answer".
     """
-    length = min(WINDOW_LENGTH, longest_text(pretrained.config, 2))
+    length = min(WINDOW_LENGTH, pretrained.config.longest_text(2))
     max_question = min(MAX_QUESTION, (length - 2 * FRAME) // 3)
     overlap = min(WINDOW_OVERLAP, (length - 2 * FRAME - max_question) // 2)
     notes: dict[str, Any] = {"rows": {}, "windows": {"length": length, "overlap": overlap}}

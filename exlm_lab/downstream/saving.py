@@ -17,7 +17,6 @@ from exlm_mini.config.checks import UserError
 from exlm_mini.export import CLASSES, REMOTE_CODE
 from exlm_mini.reading.runs import fine_tuning
 from exlm_mini.reading.trained import Trained
-from exlm_mini.training.parts import longest_text
 
 
 def intact_checkpoint(directory: Path, digests: Mapping[str, str]) -> str | None:
@@ -98,7 +97,7 @@ def save_model(
     fields = json.loads((pretrained.path / "tokenizer_config.json").read_text()) | {
         **({"cleaning": cleaning} if any(cleaning.values()) else {}),
         "auto_map": {"AutoTokenizer": [None, "modeling_exlm.ExLMTokenizer"]},
-        "model_max_length": longest_text(pretrained.config, num_columns),
+        "model_max_length": pretrained.config.longest_text(num_columns),
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(fields, indent=2) + "\n")
     (directory / "modeling_exlm.py").write_text(REMOTE_CODE)

@@ -40,7 +40,6 @@ from exlm_mini.data.corpus import Corpus, prepare_corpus
 from exlm_mini.reading.trained import Trained, load, open_checkpoint
 from exlm_mini.training.checkpoint import has_begun, latest_checkpoint
 from exlm_mini.training.console import Progress
-from exlm_mini.training.parts import stages_left
 from exlm_mini.training.run_directory import locked_directory, read_metrics
 from exlm_mini.training.trainer import Trainer
 
@@ -116,16 +115,13 @@ class Runner:
         config = self._here(config)
         corpus, folder = self.corpus(config), self.folder(config, watched)
         with self._alone(folder):
-            for stage, end in stages_left(config, folder):
-                trainer = self._trainer(stage, corpus, folder)
-                if _got_there(folder, watched):
-                    break
+            trainer = self._trainer(config, corpus, folder)
+            if not _got_there(folder, watched):
                 seen: dict[str, float] = {}
                 outcome = trainer.run(
                     on_progress,
                     partial(self._ends, seen, watched),
                     watch=partial(_watch, trainer, corpus, watched, seen) if watched else dict,
-                    until=end,
                 )
                 if not (outcome.is_complete or _is_enough(seen, watched)):
                     raise StoppedError

@@ -65,7 +65,14 @@ def prepare_corpus(
     A toy row is a sentence between [BOS] and [EOS] and ignores ``data.block_length``.
     """
     if data.pack is not None:
-        return open_corpus(data.pack, data)
+        corpus = open_corpus(data.pack, data)
+        row_length = corpus.train.row_length
+        if data.kind == "text" and row_length != data.block_length:
+            report(
+                f"{data.pack} has rows of {row_length} tokens; data.block_length "
+                f"{data.block_length} is not used"
+            )
+        return corpus
     return prepare(data, directory, seed, report=report)
 
 

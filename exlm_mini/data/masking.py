@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from exlm_mini.config import MaskingConfig, SpecialIds
-from exlm_mini.config.checks import UserError
 from exlm_mini.data.units import Units
 
 _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
@@ -203,21 +202,6 @@ class Masker:
             raise ValueError("the strategy 'units', and no other, needs the units to mask")
         if self.units is not None and self.num_copies > 1:
             raise ValueError("units are those of a row whose tokens are not repeated")
-
-    def check_row_length(self, row_length: int) -> None:
-        """Refuse rows that are too short to hold one mask.
-
-        Raises:
-            UserError: if ``p n < 1`` for rows of ``row_length`` tokens with [BOS] and [EOS].
-        """
-        num_maskable = row_length - 2
-        expected = self.masking.mask_ratio * num_maskable
-        if self.masking.has_fixed_count and expected < 1:
-            raise UserError(
-                f"data.block_length {row_length} leaves {num_maskable} maskable tokens, of which "
-                f"masking.mask_ratio {self.masking.mask_ratio:g} masks {expected:.2f}; make one "
-                "of them larger, so that a block holds at least one mask"
-            )
 
     def __call__(
         self, token_ids_BN: Tensor, epoch_B: np.ndarray, sample_B: np.ndarray, step: int

@@ -14,7 +14,7 @@ from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.reading.filling import measure_fillings
 from exlm_mini.reading.prize import measure_prize
 from exlm_mini.reading.trained import load
-from exlm_mini.training.parts import chain_share, make_masker
+from exlm_mini.training.parts import make_masker
 from exlm_mini.training.trainer import Outcome
 
 
@@ -57,7 +57,7 @@ def _print_prize(config: RunConfig, corpus: Corpus, output: Path, device: torch.
     trained = load(output)
     model, pack = trained.model.to(device), corpus.validation
     masker = make_masker(config, pack.special_ids, pack.tokenizer)
-    share = chain_share(config, trained.step)
+    share = config.chain_share(trained.step)
     prize = measure_prize(model, pack, masker, chain_share=share)
     k = config.model.states_per_mask if config.objective == "exlm" else 1
     print(f"{config.objective}, held-out rows: {prize.describe(k)}")

@@ -47,11 +47,8 @@ from exlm_mini.training.checkpoint import (
 )
 from exlm_mini.training.console import say
 from exlm_mini.training.parts import (
-    chain_share,
-    expanded_length,
     load_model,
     make_masker,
-    num_copies,
     score,
 )
 
@@ -98,8 +95,8 @@ class Trained:
         if config.objective == "mlm":
             return "MLM"
         if config.objective == "repeated-mlm":
-            return f"Repeated MLM, {num_copies(config)} copies"
-        model, share = config.model, chain_share(config, self.step)
+            return f"Repeated MLM, {config.num_copies} copies"
+        model, share = config.model, config.chain_share(self.step)
         chains = f", still {share:.0%} fixed parallel chains" if share else ""
         kind = f"{model.states_per_mask} states per mask, {model.transition} transitions"
         return f"ExLM, {kind}{chains}"
@@ -140,7 +137,7 @@ class Trained:
         for start in range(0, len(order), batch_size):
             own = order[start : start + batch_size]
             rows_BN = self._padded([rows[place] for place in own])
-            hidden_BND = token_states(self.model, rows_BN, num_copies(self.config))
+            hidden_BND = token_states(self.model, rows_BN, self.config.num_copies)
             is_inner_BN1 = ~torch.isin(rows_BN, frame).unsqueeze(2)
             vectors_BD[own] = (hidden_BND * is_inner_BN1).sum(dim=1) / is_inner_BN1.sum(dim=1)
         return vectors_BD, reasons
@@ -149,7 +146,7 @@ class Trained:
         """Fill the masks of a text with likely tokens, chosen together."""
         masked_ids_BN = self.masked_row(text)
         # As at the validation of this step: transitions may still be blended with fixed chains.
-        share, copies = chain_share(self.config, self.step), num_copies(self.config)
+        share, copies = self.config.chain_share(self.step), self.config.num_copies
         reading = read_row(self.model, masked_ids_BN, share, copies)
         if reading.log_token_SV.isnan().any():
             raise UserError(
@@ -193,7 +190,7 @@ class Trained:
         masker = make_masker(replace(self.config, seed=seed), special, lambda: self.tokenizer)
         counter_B = np.arange(len(rows_BN))
         batch = masker(rows_BN, 0 * counter_B, counter_B, 0)
-        return score(self.model, batch, chain_share(self.config, self.step)).loss
+        return score(self.model, batch, self.config.chain_share(self.step)).loss
 
     def masked_row(self, text: str) -> Tensor:
         """masked_ids_BN of one text with masks, between [BOS] and [EOS]."""
@@ -230,7 +227,7 @@ class Trained:
         if not ids:
             raise UserError(f"{name} is empty; leave it out")
         most, length = self.config.model.max_positions, len(ids) + 2
-        needed = expanded_length(self.config, length, ids.count(special.mask))
+        needed = self.config.expanded_length(length, ids.count(special.mask))
         if needed > most:
             raise UserError(
                 f"{name} has {length} tokens with [BOS] and [EOS], {needed} after expansion "

@@ -10,7 +10,6 @@ from dataclasses import asdict
 
 from exlm_mini.config import RunConfig
 from exlm_mini.data.packs import Pack
-from exlm_mini.training.parts import chain_share, longest_text, num_copies
 
 
 def beside_weights(config: RunConfig, step: int, pack: Pack) -> dict[str, bytes]:
@@ -28,15 +27,15 @@ def beside_weights(config: RunConfig, step: int, pack: Pack) -> dict[str, bytes]
             "architectures": ["ExLMForMaskedLM"],
             "architecture": asdict(config.model),
             "objective": config.objective,
-            "num_copies": num_copies(config),
-            "chain_share": chain_share(config, step),
+            "num_copies": config.num_copies,
+            "chain_share": config.chain_share(step),
             "special_ids": pack.special_ids._asdict(),
             "vocab_size": pack.vocab_size,
             "learned_length": config.data.block_length,
         },
         "tokenizer_config.json": {
             "tokenizer_class": "ExLMTokenizer",
-            "model_max_length": longest_text(config),
+            "model_max_length": config.longest_text(),
         },
     }
     contents = {

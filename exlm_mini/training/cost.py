@@ -11,27 +11,72 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
-from exlm_mini.config import ModelConfig, RunConfig, TrainConfig
+from exlm_mini.config import ModelConfig, RunConfig, SpecialIds, TrainConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.memory import check_bytes
 from exlm_mini.data.packs import Pack
-from exlm_mini.training.parts import (
-    check_row_length,
-    count_parameters,
-    expanded_length,
-    longest_row,
-    make_masker,
-    mask_count,
-    num_copies,
-    stages_of,
-)
+from exlm_mini.data.toy_grammars import slots_of
+from exlm_mini.training.parts import make_model
 
 _FLOAT = 4  # bytes; weights, moments and the alignment are float32 in every precision
 _BATCH_TOKEN = 25
 """Bytes per token of a step's batch: ids before and after masking, the mask, and the noise."""
 _SURE = 0.75
 """Share of the estimated activations that is certainly needed: the estimate is good to 30%."""
+
+
+# ---- lengths ----
+
+
+def mask_count(config: RunConfig, num_tokens: int) -> float:
+    """Masks of a row on average, counted in its copies together; the places of a toy's slots."""
+    if config.objective != "repeated-mlm" and (slots := slots_of(config)):
+        return len(slots)
+    return config.masking.mask_ratio * config.num_copies * (num_tokens - 2)
+
+
+def longest_row(config: RunConfig, row_length: int) -> int:
+    """Length of the longest sequence in the encoder; arguments as for ``cost.estimate``."""
+    num_masks = row_length - 2
+    if config.masking.has_fixed_count or slots_of(config):
+        num_masks = max(1, math.ceil(mask_count(config, row_length)))
+    return config.expanded_length(row_length, num_masks)
+
+
+def check_row_length(config: RunConfig, row_length: int) -> None:
+    """Raise ``UserError`` if rows are too long for the position range, or too short for a mask."""
+    needed, masking = longest_row(config, row_length), config.masking
+    if needed > config.model.max_positions:
+        raise UserError(
+            f"rows of {row_length} tokens become {needed} after expansion or repetition, more "
+            f"than model.max_positions {config.model.max_positions}; raise it to {needed}, or "
+            "lower data.block_length, masking.mask_ratio or the number of states or copies"
+        )
+    num_masks = masking.mask_ratio * (row_length - 2)
+    if config.objective != "repeated-mlm" and masking.has_fixed_count and num_masks < 1:
+        raise UserError(
+            f"rows of {row_length} tokens leave {row_length - 2} maskable ones, of which "
+            f"masking.mask_ratio {masking.mask_ratio:g} masks {num_masks:.2f}; raise it, or "
+            "data.block_length, so that a row holds at least one mask"
+        )
+
+
+def count_parameters(config: RunConfig, vocab_size: int) -> tuple[int, int]:
+    """Number of parameters of a run's model, and of those in its transition head.
+
+    Counted on one layer without storage, so a model of any size can be counted.
+    """
+    of_one_layer = replace(config, model=replace(config.model, num_layers=1, expand_at=0))
+    with torch.device("meta"):
+        model = make_model(of_one_layer, vocab_size, SpecialIds())
+    parts = (model, model.encoder.layers, getattr(model, "transition", None) or nn.Identity())
+    whole, layer, transition = (sum(p.numel() for p in part.parameters()) for part in parts)
+    return whole + (config.model.shape.num_layers - 1) * layer, transition
+
+
+# ---- estimates ----
 
 
 class Estimate(NamedTuple):
@@ -139,9 +184,6 @@ def check_fits(
         )
     longest = max(int(train_pack.lengths_R.max()), int(validation_pack.lengths_R.max()))
     check_row_length(config, longest)
-    if train_pack.row_length is not None:
-        masker = make_masker(config, train_pack.special_ids, train_pack.tokenizer)
-        masker.check_row_length(train_pack.row_length)
     check_memory(config, vocab_size, longest, device, num)
 
 
@@ -157,7 +199,7 @@ def estimate(config: RunConfig, vocab_size: int, row_length: int) -> Estimate:
     tokens_per_step = config.train.batch_tokens or config.train.batch_size * row_length
     num_tokens = tokens_per_step * config.train.steps
     flops, start = 0.0, 0
-    for stage, end in stages_of(config):
+    for stage, end in config.stages:
         flops += row_flops(stage, vocab_size, row_length) * (end - start)
         start = end
     flops_per_token = flops / config.train.steps / row_length
@@ -194,7 +236,7 @@ def check_memory(
         masking = replace(masking, strategy="fixed_count")
     config = replace(config, train=train, masking=masking)
     costs = estimate(config, vocab_size, row_length)
-    tokens = costs.tokens_per_step * num_copies(config) / num_devices
+    tokens = costs.tokens_per_step * config.num_copies / num_devices
     parts = {
         "lower model.width, model.num_layers, model.max_positions or the vocabulary": (
             costs.weight_bytes
@@ -222,7 +264,7 @@ def row_flops(config: RunConfig, vocab_size: int, row_length: int) -> float:
     """
     model, num_masks = config.model, mask_count(config, row_length)
     num_layers, D, F, H = model.shape
-    T = expanded_length(config, row_length, num_masks)
+    T = config.expanded_length(row_length, num_masks)
     if config.objective != "exlm":
         heads = num_masks * (D * D + D * vocab_size)
     else:

@@ -5,20 +5,24 @@ from __future__ import annotations
 import math
 import tempfile
 import textwrap
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from exlm_mini.config import RunConfig
-from exlm_mini.data.corpus import Corpus, prepare_corpus
+from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.data.sources import size_of
 from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.training.checkpoint import Checkpoint
 from exlm_mini.training.console import say
-from exlm_mini.training.cost import BatchPlan, Estimate, estimate, plan_batch
-from exlm_mini.training.parts import (
+from exlm_mini.training.cost import (
+    BatchPlan,
+    Estimate,
     check_row_length,
+    estimate,
+    plan_batch,
+)
+from exlm_mini.training.parts import (
     choose_device,
     stored_config,
     with_precision,
@@ -94,7 +98,7 @@ def _corpus_shape(config: RunConfig) -> tuple[int, int]:
     data, row_length = config.data, row_length_of(config)
     if config.model.vocab_size is not None:
         return config.model.vocab_size, row_length
-    if lacks_pack(config):
+    if data.pack is not None and not Path(data.pack).exists():
         say(
             f"{data.pack} is not there yet: counted with data.vocab_size {data.vocab_size:,} and "
             f"rows of data.block_length {row_length}"
@@ -105,7 +109,6 @@ def _corpus_shape(config: RunConfig) -> tuple[int, int]:
         data = replace(data, max_documents=limit)
     with tempfile.TemporaryDirectory() as directory:
         corpus = prepare_corpus(data, Path(directory) / "data", config.seed, say)
-        tell_row_length(config, corpus, say)
         return corpus.train.vocab_size, int(corpus.train.lengths_R.max())
 
 
@@ -114,21 +117,6 @@ def row_length_of(config: RunConfig) -> int:
     if config.data.kind == "toy":
         return grammar(config.data.grammar).length + 2
     return config.data.block_length
-
-
-def lacks_pack(config: RunConfig) -> bool:
-    """The settings name a prepared corpus that does not exist."""
-    return config.data.pack is not None and not Path(config.data.pack).exists()
-
-
-def tell_row_length(config: RunConfig, corpus: Corpus, tell: Callable[[str], None]) -> None:
-    """Say so if a prepared corpus has rows of another length than the settings."""
-    row_length = corpus.train.row_length
-    if config.data.pack is not None and row_length not in (None, row_length_of(config)):
-        tell(
-            f"{config.data.pack} has rows of {row_length} tokens; data.block_length "
-            f"{config.data.block_length} is not used"
-        )
 
 
 def _disk(config: RunConfig, costs: Estimate, vocab_size: int) -> str:

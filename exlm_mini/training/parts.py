@@ -7,13 +7,11 @@ All are functions of the settings; ``trainer`` puts them together.
 
 from __future__ import annotations
 
-import math
 import platform
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,87 +28,7 @@ from exlm_mini.data.toy_grammars import slots_of
 from exlm_mini.data.units import Units
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.objectives import log_likelihood, mlm_loss, states_alignment_loss
-from exlm_mini.training.checkpoint import Checkpoint, latest_checkpoint, misfit
-
-
-def num_copies(config: RunConfig) -> int:
-    """Copies of each token in the input: §3's k for Repeated MLM, otherwise 1."""
-    return config.masking.num_copies if config.objective == "repeated-mlm" else 1
-
-
-def grow_step(config: RunConfig) -> int:
-    """Steps of an exlm run as an MLM, before each mask splits into its states (``grow_at``)."""
-    is_exlm = config.objective == "exlm"
-    return round(config.train.grow_at * config.train.steps) if is_exlm else 0
-
-
-def stages_of(config: RunConfig) -> list[tuple[RunConfig, int]]:
-    """The models that a run trains one after the other, and the step at which each ends.
-
-    The first stage of a run that grows is a masked language model, and its checkpoints are those
-    of one.
-    """
-    last = [(config, config.train.steps)]
-    step = grow_step(config)
-    return [(replace(config, objective="mlm"), step), *last] if step else last
-
-
-def expanded_length(config: RunConfig, num_tokens: int, num_masks: Any = 0) -> Any:
-    """Tokens in the encoder of a row of ``num_tokens``, [BOS] and [EOS] included."""
-    if config.objective != "exlm":
-        return num_tokens * num_copies(config)
-    num_boundaries = 2 if config.model.boundary == "official" else 0
-    return num_tokens + (config.model.states_per_mask - 1) * (num_masks + num_boundaries)
-
-
-def longest_text(config: RunConfig, num_pieces: int = 1) -> int:
-    """Tokens of the longest row without masks that the model takes, with the [BOS] and [EOS] of
-    each of its pieces.
-    """
-    most = config.model.max_positions // num_copies(config)
-    length = most - num_pieces * expanded_length(config, 0)
-    if length < 3 * num_pieces:
-        raise UserError(
-            f"model.max_positions {config.model.max_positions} of the checkpoint leaves room for "
-            f"{length} tokens, boundaries included; take a checkpoint with more positions"
-        )
-    return length
-
-
-def stages_left(config: RunConfig, output: Path) -> list[tuple[RunConfig, int]]:
-    """The stages of a run that its newest checkpoint does not end; always the last one."""
-    *earlier, last = stages_of(config)
-    newest = latest_checkpoint(output / "checkpoints", lambda line: None) if earlier else None
-    step = 0 if newest is None else newest.step
-    # With more steps than at its start, a run may have grown before it would now.
-    has_grown = newest is not None and newest.state["config"]["objective"] == "exlm"
-    return [*((stage, end) for stage, end in earlier if step < end and not has_grown), last]
-
-
-def mask_count(config: RunConfig, num_tokens: int) -> float:
-    """Masks of a row on average, counted in its copies together; the places of a toy's slots."""
-    if config.objective != "repeated-mlm" and (slots := slots_of(config)):
-        return len(slots)
-    return config.masking.mask_ratio * num_copies(config) * (num_tokens - 2)
-
-
-def longest_row(config: RunConfig, row_length: int) -> int:
-    """Length of the longest sequence in the encoder; arguments as for ``cost.estimate``."""
-    num_masks = row_length - 2
-    if config.masking.has_fixed_count or slots_of(config):
-        num_masks = max(1, math.ceil(mask_count(config, row_length)))
-    return expanded_length(config, row_length, num_masks)
-
-
-def check_row_length(config: RunConfig, row_length: int) -> None:
-    """Raise ``UserError`` if rows are too long for the position range, naming both lengths."""
-    needed = longest_row(config, row_length)
-    if needed > config.model.max_positions:
-        raise UserError(
-            f"rows of {row_length} tokens become {needed} after expansion or repetition, more "
-            f"than model.max_positions {config.model.max_positions}; raise it to {needed}, or "
-            "lower data.block_length, masking.mask_ratio or the number of states or copies"
-        )
+from exlm_mini.training.checkpoint import Checkpoint, misfit
 
 
 def make_masker(
@@ -131,7 +49,7 @@ def make_masker(
         masking = replace(masking, strategy="bernoulli")
     if masking.strategy == "units" and tokenizer is not None:
         units = Units.of(tokenizer())
-    copies, slots = num_copies(config), slots_of(config)
+    copies, slots = config.num_copies, slots_of(config)
     return Masker(masking, special_ids, config.seed, copies, slots, units)
 
 
@@ -142,25 +60,6 @@ def make_model(config: RunConfig, vocab_size: int, special_ids: SpecialIds) -> M
     return kind(config.model, vocab_size, special_ids)
 
 
-def count_parameters(config: RunConfig, vocab_size: int) -> tuple[int, int]:
-    """Number of parameters of a run's model, and of those in its transition head.
-
-    Counted on one layer without storage, so a model of any size can be counted.
-    """
-    shape = config.model.shape
-    of_one_layer = replace(config, model=replace(config.model, num_layers=1, expand_at=0))
-    try:
-        with torch.device("meta"):
-            model = make_model(of_one_layer, vocab_size, SpecialIds())
-    except RuntimeError:
-        raise UserError(
-            f"model.width {shape.width:,} makes a weight of 2**63 bytes or more; lower it"
-        ) from None
-    parts = (model, model.encoder.layers, getattr(model, "transition", None) or nn.Identity())
-    whole, layer, transition = (sum(p.numel() for p in part.parameters()) for part in parts)
-    return whole + (shape.num_layers - 1) * layer, transition
-
-
 def load_model(checkpoint: Checkpoint) -> tuple[MaskedLM | ExLM, RunConfig]:
     """The trained model of a checkpoint, in evaluation mode on the CPU, and its settings."""
     config, weights, state = (
@@ -168,10 +67,11 @@ def load_model(checkpoint: Checkpoint) -> tuple[MaskedLM | ExLM, RunConfig]:
         checkpoint.tensors["model"],
         checkpoint.state,
     )
-    model = make_model(config, state["vocab_size"], SpecialIds(**state["special_ids"]))
+    with torch.device("meta"):  # settings that are too large would take the memory first
+        model = make_model(config, state["vocab_size"], SpecialIds(**state["special_ids"]))
     if reason := misfit(model.state_dict(), weights):
         raise _unlike(checkpoint, reason)
-    model.load_state_dict(weights)
+    model.to_empty(device="cpu").load_state_dict(weights)
     return model.eval(), config
 
 
@@ -215,38 +115,10 @@ def make_optimizer(model: nn.Module, train: TrainConfig) -> torch.optim.AdamW:
     )
 
 
-def learning_rate(train: TrainConfig, step: int, grown_at: int = 0) -> float:
-    """Linear warm-up, the peak until ``decay_from``, then linear decay to 0 after the last step
-    (polynomial decay, power 1).
-
-    Args:
-        train: the settings.
-        step: from 0.
-        grown_at: the step at which an MLM grew, from 0. Adam's moments begin anew there, so the
-            rate warms up once more.
-    """
-    update = step + 1
-    if update <= train.warmup_steps:
-        return train.learning_rate * update / train.warmup_steps
-    rate, left = train.learning_rate, train.steps - update + 1
-    peak_ends = max(train.warmup_steps, round(train.decay_from * train.steps))
-    if update > peak_ends:
-        rate = rate * left / (train.steps - peak_ends + 1)
-    if 0 < grown_at < update <= grown_at + train.warmup_steps:
-        rate *= (update - grown_at) / train.warmup_steps
-    return rate
-
-
-def chain_share(config: RunConfig, step: int) -> float:
-    """Weight of the fixed parallel chains at a step: 1, then falling to 0 (``chain_warmup``)."""
-    warmup_steps = config.train.chain_warmup * config.train.steps
-    if config.objective != "exlm" or warmup_steps == 0:
-        return 0.0
-    return min(1.0, max(0.0, 2.0 - (step - grow_step(config)) / warmup_steps))
-
-
 def with_precision(config: RunConfig, device: torch.device) -> RunConfig:
     """The same settings with ``train.precision auto`` resolved for a device."""
+    if config.train.precision == "fp16" and device.type == "cpu":
+        raise UserError("train.precision fp16 needs a GPU; on a CPU use auto, bf16 or fp32")
     if config.train.precision != "auto":
         return config
     is_half = device.type == "cuda" and has_bf16(device)

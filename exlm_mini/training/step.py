@@ -18,12 +18,8 @@ from exlm_mini.config.checks import UserError
 from exlm_mini.data.masking import MaskedBatch, Masker
 from exlm_mini.data.packs import Pack
 from exlm_mini.training.parts import (
-    chain_share,
-    grow_step,
-    learning_rate,
     make_batches,
     make_optimizer,
-    num_copies,
 )
 from exlm_mini.training.processes import Engine
 
@@ -111,7 +107,7 @@ class Stepper:
         counts = torch.tensor([*counted, not math.isfinite(norm)], dtype=torch.float64)
         loss, num_without_path, num_correct, num_bad = engine.add_up(counts).tolist()
         is_skipped = not math.isfinite(loss) or num_bad > 0
-        rate = learning_rate(train, step, grow_step(self.config))
+        rate = train.rate(step, self.config.grow_step)
         if not is_skipped:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
@@ -143,14 +139,14 @@ class Stepper:
         is_exlm = self.config.objective == "exlm"
         num_scored = len(part.token_ids_BN) if is_exlm else int(part.is_masked_BN.sum())
         num_tokens = int((part.token_ids_BN != self._pad).sum())
-        return num_scored, num_tokens // num_copies(self.config)
+        return num_scored, num_tokens // self.config.num_copies
 
     def _accumulate(
         self, step: int, parts: list[MaskedBatch], sizes: list[int], total: int
     ) -> tuple[float, int, float]:
         """Add up the gradient; returns loss, rows without a path and right guesses of this process
         (nan if there are no guesses)."""
-        engine, share = self.engine, chain_share(self.config, step)
+        engine, share = self.engine, self.config.chain_share(step)
         loss, num_without_path, num_correct = 0.0, 0, 0.0
         for i, (part, size) in enumerate(zip(parts, sizes, strict=True)):
             micro = i * engine.world_size + engine.rank

@@ -38,7 +38,6 @@ from exlm_mini.training.cost import check_fits, check_spread
 from exlm_mini.training.evaluation import Evaluation, evaluate
 from exlm_mini.training.meter import Meter, ScalarLog, WandbLog
 from exlm_mini.training.parts import (
-    chain_share,
     choose_device,
     make_masker,
     make_model,
@@ -86,25 +85,41 @@ class Trainer:
         engine: Engine | None = None,
     ) -> None:
         self.engine = engine = engine or Engine(choose_device(config.train.device))
-        self.config = config = with_precision(config, engine.device)
+        config = with_precision(config, engine.device)
         check_spread(config, engine.world_size)
-        check_fits(config, train_pack, validation_pack, engine.device, engine.world_size)
+        for stage, _ in config.stages:  # the later ones before the hours of the first
+            check_fits(stage, train_pack, validation_pack, engine.device, engine.world_size)
         self.train_pack, self.validation_pack = train_pack, validation_pack
         self.output, self.report = output, report
         self._checkpoints = output / "checkpoints"
-        special_ids, vocab_size = train_pack.special_ids, train_pack.vocab_size
-        self.masker = make_masker(config, special_ids, train_pack.tokenizer)
-        model = make_model(config, vocab_size, special_ids)
-        self.model = engine.wrap(model, config.train)
-        self.stepper = Stepper(config, train_pack, self.masker, engine, self.model)
-        self.meter = Meter(
-            config, vocab_size, train_pack.lengths_R, engine.device, engine.world_size
-        )
         self.evaluation: Evaluation | None = None
         self.num_tokens = 0
         """Input tokens of all steps done, before expansion or repetition, without padding."""
         self.seconds = 0.0
         """Of all starts, validation included."""
+        self._later = self._stages_left(config)
+        self._begin_stage()
+
+    def _stages_left(self, config: RunConfig) -> list[tuple[RunConfig, int]]:
+        """The stages that the newest checkpoint does not end; always the last one."""
+        *earlier, last = config.stages
+        newest = latest_checkpoint(self._checkpoints, lambda line: None) if earlier else None
+        step = 0 if newest is None else newest.step
+        # With more steps than at its start, a run may have grown before it would now.
+        has_grown = newest is not None and newest.state["config"]["objective"] == "exlm"
+        return [*((stage, end) for stage, end in earlier if step < end and not has_grown), last]
+
+    def _begin_stage(self) -> None:
+        """Make the next model and what trains it; ``config`` is that of the stage."""
+        self.config, self._end = config, _ = self._later.pop(0)
+        pack, engine = self.train_pack, self.engine
+        self.masker = make_masker(config, pack.special_ids, pack.tokenizer)
+        model = make_model(config, pack.vocab_size, pack.special_ids)
+        self.model = engine.wrap(model, config.train)
+        self.stepper = Stepper(config, pack, self.masker, engine, self.model)
+        self.meter = Meter(
+            config, pack.vocab_size, pack.lengths_R, engine.device, engine.world_size
+        )
 
     def run(
         self,
@@ -112,7 +127,6 @@ class Trainer:
         should_stop: Callable[[], bool] = lambda: False,
         should_save: Callable[[], bool] = lambda: False,
         watch: Callable[[], dict[str, float]] = dict,
-        until: int | None = None,
     ) -> Outcome:
         """Train from the newest checkpoint, or from the start, to the last step.
 
@@ -123,13 +137,29 @@ class Trainer:
             should_save: the same, but the run goes on.
             watch: called after every validation, in the first process and before ``should_stop``;
                 its numbers go into the line of ``metrics.jsonl``.
-            until: step at which this model ends, if another goes on from its checkpoint.
 
         Raises:
             DivergedError: if too many steps, a validation or the weights are not finite.
         """
-        train, engine = self.config.train, self.engine
-        end = train.steps if until is None else until
+        step, is_stopped = self._run_stage(on_progress, should_stop, should_save, watch)
+        while self._later and not is_stopped:
+            self._begin_stage()
+            step, is_stopped = self._run_stage(on_progress, should_stop, should_save, watch)
+        num_parameters = sum(p.numel() for p in self.model.parameters())
+        is_complete = step == self._end and not self._later
+        return Outcome(
+            step, is_complete, self.evaluation, num_parameters, self.stepper.skipped_steps
+        )
+
+    def _run_stage(
+        self,
+        on_progress: Callable[[Progress], None],
+        should_stop: Callable[[], bool],
+        should_save: Callable[[], bool],
+        watch: Callable[[], dict[str, float]],
+    ) -> tuple[int, bool]:
+        """Train one model; returns the last step, and whether it was asked to stop there."""
+        train, engine, end = self.config.train, self.engine, self._end
         step, is_stopped = self._restore(), False
         with self._logs(step) as logs:
             start, before, tokens_before = time.monotonic(), self.seconds, self.num_tokens
@@ -155,13 +185,7 @@ class Trainer:
                             log.write(record | watched)
                 if is_last or is_asked or step % train.save_every == 0:
                     self._save(step)
-        return Outcome(
-            step,
-            step == end,
-            self.evaluation,
-            sum(p.numel() for p in self.model.parameters()),
-            self.stepper.skipped_steps,
-        )
+        return step, is_stopped
 
     @contextlib.contextmanager
     def _logs(self, step: int) -> Iterator[list[Log]]:
@@ -218,7 +242,7 @@ class Trainer:
                 self.masker,
                 self.config.train.validation_rows,
                 self.engine.device,
-                chain_share(self.config, step),
+                self.config.chain_share(step),
                 self.engine.rank,
                 self.engine.world_size,
                 self.engine.add_up,

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from exlm_mini.config import MaskingConfig, SpecialIds
-from exlm_mini.config.checks import UserError
 from exlm_mini.data.masking import (
     Masker,
     choose_fixed_count,
@@ -352,13 +351,3 @@ def test_slots_are_masked_and_nothing_else():
     expected_N = torch.zeros(10, dtype=torch.bool)
     expected_N[[3, 5]] = True
     assert torch.equal(is_masked_BN, expected_N.expand(4, 10))
-
-
-def test_a_row_too_short_for_one_mask_is_refused():
-    masker = Masker(MaskingConfig(0.15), SPECIAL, 0)
-    with pytest.raises(UserError, match=r"8 leaves 6 maskable .*mask_ratio 0\.15 masks 0\.90"):
-        masker.check_row_length(8)
-    masker.check_row_length(9)
-    Masker(MaskingConfig(0.25), SPECIAL, 0).check_row_length(6)  # exactly one
-    # Independent draws promise no number of masks.
-    Masker(MaskingConfig(0.15, "bernoulli"), SPECIAL, 0).check_row_length(3)

@@ -35,8 +35,8 @@ from exlm_mini.data.units import Units
 from exlm_mini.model import ExLM
 from exlm_mini.pretrain import main as pretrain
 from exlm_mini.reading.trained import load
-from exlm_mini.training.cost import estimate
-from exlm_mini.training.parts import longest_row, make_masker
+from exlm_mini.training.cost import estimate, longest_row
+from exlm_mini.training.parts import make_masker
 
 SPECIAL = SpecialIds()
 

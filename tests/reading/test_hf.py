@@ -18,7 +18,7 @@ from exlm_mini.data.molecules import embedded_molecules
 from exlm_mini.data.tokenizer import MASK
 from exlm_mini.export import main
 from exlm_mini.reading.decoding import read_row
-from exlm_mini.training.parts import longest_text, num_copies, score
+from exlm_mini.training.parts import score
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")
@@ -78,7 +78,7 @@ def test_a_checkpoint_is_a_model_of_transformers(name, runs):
             continue
         ids = tokenizer(text, return_tensors="pt").input_ids
         is_mask = ids[0] == tokenizer.mask_token_id
-        reading = read_row(trained.model, ids, model.chain_share, num_copies(trained.config))
+        reading = read_row(trained.model, ids, model.chain_share, trained.config.num_copies)
         log_token_SV = found[row, : ids.shape[1]][is_mask]
         torch.testing.assert_close(log_token_SV, reading.log_token_SV, atol=1e-5, rtol=1e-5)
         assert filled[row, : ids.shape[1]][is_mask].tolist() == reading.token_ids_S.tolist()
@@ -90,7 +90,7 @@ def test_a_checkpoint_says_what_its_model_takes_and_keeps_its_chains(runs, monke
     tokenizer, model = opened(trained.path)
     assert model.chain_share == pytest.approx(2 / 3)
     most = tokenizer.model_max_length
-    assert most == longest_text(trained.config)
+    assert most == trained.config.longest_text()
     assert model.config.max_position_embeddings == trained.config.model.max_positions
     said: list[str] = []
     monkeypatch.setattr(hf.models.LOGGER, "warning_once", said.append)

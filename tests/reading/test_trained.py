@@ -14,7 +14,6 @@ from exlm_mini.config import DataConfig
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.model.exlm import token_states
 from exlm_mini.reading.decoding import read_row
-from exlm_mini.training.parts import num_copies
 
 SMILES = ["CC(=O)N", "CCO", "C1CCCCC1"]
 
@@ -41,7 +40,7 @@ def test_a_vector_is_the_mean_of_the_tokens_of_its_text(objective, runs):
 def test_filling_is_that_of_the_command(objective, runs):
     model = exlm_mini.load(runs / objective)
     filled = model.fill("CC(=O)N[MASK]")
-    row_BN, copies = model.masked_row("CC(=O)N[MASK]"), num_copies(model.config)
+    row_BN, copies = model.masked_row("CC(=O)N[MASK]"), model.config.num_copies
     reading = read_row(model.model, row_BN, num_copies=copies)
     assert filled.reading.token_ids_S.tolist() == reading.token_ids_S.tolist()
     assert filled.text.startswith("CC(=O)N") and "[MASK]" not in filled.text

@@ -17,7 +17,6 @@ from workers import PLAIN, changed, make_packs
 
 from exlm_mini.config.checks import UserError
 from exlm_mini.training.checkpoint import load_checkpoint
-from exlm_mini.training.parts import stages_left
 from exlm_mini.training.run_directory import read_metrics
 from exlm_mini.training.trainer import Trainer
 
@@ -37,11 +36,7 @@ MEASURED = ("tokens_per_second", "seconds", "model_flops_per_second", "peak_memo
 
 def train(config, packs, output, **asked):
     """What ``pretrain`` does with one start; whether it came to the end."""
-    for stage, end in stages_left(config, output):
-        trainer = Trainer(stage, *packs, output, lambda line: None)
-        if not trainer.run(until=end, **asked).is_complete:
-            return False
-    return True
+    return Trainer(config, *packs, output, lambda line: None).run(**asked).is_complete
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,8 +14,8 @@ from exlm_mini.config.options import parse
 from exlm_mini.config.recipes import load_recipe
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.pretrain import main
-from exlm_mini.training.cost import estimate, plan_batch, row_flops
-from exlm_mini.training.parts import count_parameters, make_masker, make_model, score
+from exlm_mini.training.cost import count_parameters, estimate, plan_batch, row_flops
+from exlm_mini.training.parts import make_masker, make_model, score
 
 SPECIAL = SpecialIds()
 

@@ -16,7 +16,6 @@ from exlm_mini.pretrain import main
 from exlm_mini.reading.trained import SHIPPED
 from exlm_mini.training.checkpoint import load_checkpoint
 from exlm_mini.training.cost import estimate, row_flops
-from exlm_mini.training.parts import chain_share, learning_rate, stages_of
 
 STEPS, GROWN = 6, 3
 SETTINGS = f"""--recipe smiles-tiny --model.width 16 --model.ffn_width 16 --model.num_heads 2
@@ -75,7 +74,7 @@ def test_a_run_that_has_grown_stays_so_when_it_is_given_more_steps(grown, tmp_pa
 
 def test_the_rate_rises_once_more_when_it_grows():
     train = replace(load_recipe("smiles-tiny").train, steps=100, warmup_steps=10)
-    line, rates = ([learning_rate(train, step, at) for step in range(100)] for at in (0, 50))
+    line, rates = ([train.rate(step, at) for step in range(100)] for at in (0, 50))
     assert (rates[:50], rates[60:]) == (line[:50], line[60:])
     shares = [rate / on_line for rate, on_line in zip(rates[50:60], line[50:60], strict=True)]
     assert shares == pytest.approx([number / 10 for number in range(1, 11)])
@@ -84,7 +83,7 @@ def test_the_rate_rises_once_more_when_it_grows():
 def test_costs_are_those_of_both_stages():
     config = load_recipe("smiles-tiny")
     config = replace(config, train=replace(config.train, grow_at=0.25, steps=400))
-    (mlm, first), (exlm, last) = stages_of(config)
+    (mlm, first), (exlm, last) = config.stages
     assert (mlm.objective, first, exlm, last) == ("mlm", 100, config, 400)
     expected = 0.25 * row_flops(mlm, 90, 40) + 0.75 * row_flops(exlm, 90, 40)
     assert estimate(config, 90, 40).flops_per_token == pytest.approx(expected / 40)
@@ -93,7 +92,7 @@ def test_costs_are_those_of_both_stages():
 def test_chains_stand_from_the_growth_on():
     config = load_recipe("smiles-tiny")
     train = replace(config.train, grow_at=0.5, chain_warmup=0.1, steps=100)
-    shares = [chain_share(replace(config, train=train), step) for step in (50, 60, 65, 70)]
+    shares = [replace(config, train=train).chain_share(step) for step in (50, 60, 65, 70)]
     assert shares == pytest.approx([1, 1, 0.5, 0])
 
 

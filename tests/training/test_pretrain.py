@@ -354,7 +354,7 @@ MISTAKES = {
         [*TOY, "--model.max_positions", "16"], ["13 tokens", "17", "raise it to 17"]
     ),
     "block without a mask": Mistake(
-        [*TEXT, "--data.block_length", "8"], ["data.block_length 8", "at least one mask"]
+        [*TEXT, "--data.block_length", "8"], ["rows of 8 tokens", "data.block_length", "at least one mask"]
     ),
     "fp16 on a CPU": Mistake([*TOY, "--train.precision", "fp16"], ["train.precision", "bf16"]),
     "missing GPU": Mistake([*TOY, "--train.device", "cuda:97"], ["cuda:97", "use cpu"]),

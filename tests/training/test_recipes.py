@@ -12,8 +12,7 @@ from exlm_mini.config.options import parse
 from exlm_mini.config.recipes import RECIPES, recipe_names
 from exlm_mini.data.corpus import prepare_corpus
 from exlm_mini.pretrain import main
-from exlm_mini.training.cost import row_flops
-from exlm_mini.training.parts import learning_rate, longest_row
+from exlm_mini.training.cost import longest_row, row_flops
 
 SMALL = {"smiles-spans", "smiles-tiny", "text-tiny", "toy-pairs"}
 FULL = sorted(set(recipe_names()) - SMALL)
@@ -133,12 +132,12 @@ def test_a_recipe_says_what_its_table_says(name):
         config.model.clone_embedding_std == config.train.chain_warmup == 0
     )  # not of the paper
     updates, warmup, peak = (paper[w] for w in ("updates", "warm-up", "learning rate"))
-    assert learning_rate(config.train, warmup - 1) == pytest.approx(peak)
-    assert learning_rate(config.train, warmup // 2 - 1) == pytest.approx(peak / 2)
+    assert config.train.rate(warmup - 1) == pytest.approx(peak)
+    assert config.train.rate(warmup // 2 - 1) == pytest.approx(peak / 2)
     # polynomial_decay of power 1: half of the way down at half of the time.
     middle = warmup + (updates - warmup) // 2
-    assert learning_rate(config.train, middle) == pytest.approx(peak / 2, rel=1e-3)
-    assert 0 < learning_rate(config.train, updates - 1) < peak / 1000
+    assert config.train.rate(middle) == pytest.approx(peak / 2, rel=1e-3)
+    assert 0 < config.train.rate(updates - 1) < peak / 1000
 
 
 def test_the_ablations_differ_from_the_full_model_in_one_setting():

@@ -23,12 +23,10 @@ from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.model.objectives import log_likelihood
 from exlm_mini.training import evaluation, parts
 from exlm_mini.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from exlm_mini.training.cost import longest_row
 from exlm_mini.training.evaluation import evaluate, row_bits_and_correct
 from exlm_mini.training.parts import (
-    chain_share,
-    learning_rate,
     load_model,
-    longest_row,
     make_masker,
     make_model,
     score,
@@ -98,17 +96,17 @@ def dropless(**train):
 )
 def test_the_rate_rises_stays_and_falls_to_zero_after_the_last_step(settings, by_hand):
     train = TrainConfig(steps=10, learning_rate=2.0, **settings)
-    assert [learning_rate(train, step) for step in range(11)] == pytest.approx(by_hand)
+    assert [train.rate(step) for step in range(11)] == pytest.approx(by_hand)
 
 
 def test_chains_are_held_then_faded_out():
     config = make_config(train={"steps": 8, "chain_warmup": 0.25})
-    shares = [chain_share(config, step) for step in range(9)]
+    shares = [config.chain_share(step) for step in range(9)]
     assert shares == pytest.approx([1, 1, 1, 0.5, 0, 0, 0, 0, 0])
     longest = make_config(train={"steps": 8, "chain_warmup": 0.5})
-    assert chain_share(longest, 7) == pytest.approx(0.25)
-    assert chain_share(make_config(train={"chain_warmup": 0.0}), 0) == 0
-    assert chain_share(make_config("mlm"), 0) == 0
+    assert longest.chain_share(7) == pytest.approx(0.25)
+    assert make_config(train={"chain_warmup": 0.0}).chain_share(0) == 0
+    assert make_config("mlm").chain_share(0) == 0
 
 
 # ---- what is left ----
@@ -129,7 +127,7 @@ def test_every_step_asked_for_is_saved_logged_and_validated(packs, tmp_path):
     assert outcome.evaluation == seen[-1].evaluation
     assert outcome.evaluation.bits_per_mask == records[-1]["validation_bits_per_mask"]
     assert outcome.evaluation.num_rows == 19
-    rates = [learning_rate(replace(TRAIN, steps=7), r["step"] - 1) for r in records]
+    rates = [replace(TRAIN, steps=7).rate(r["step"] - 1) for r in records]
     assert [r["learning_rate"] for r in records] == rates
 
 
