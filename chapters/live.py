@@ -17,7 +17,7 @@ from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.training.console import Progress
 from exlm_mini.training.evaluation import Evaluation
-from exlm_mini.training.parts import choose_device
+from exlm_mini.training.processes import choose_device
 from exlm_mini.training.trainer import Outcome, Trainer
 
 SCALES = ("cpu", "gpu")

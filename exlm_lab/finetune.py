@@ -220,7 +220,7 @@ def run(request: Request) -> bool:
     """Fine-tune on every task asked for and print the results; false if asked to stop before."""
     from exlm_lab.downstream.results import shown
     from exlm_mini.reading.trained import load
-    from exlm_mini.training.parts import choose_device
+    from exlm_mini.training.processes import choose_device
 
     options, output = request.options, request.options.output
     pretrained = load(options.checkpoint, say)
@@ -280,8 +280,8 @@ def _tune_all(
     """One task after the other, each in ``results.json`` as soon as it is done; what that holds."""
     from exlm_lab.downstream.results import check_results, task_record, write_results
     from exlm_lab.downstream.runs import TuningLedger, tune
-    from exlm_mini.training.parts import choose_device, versions
-    from exlm_mini.training.provenance import commit
+    from exlm_mini.training.processes import choose_device
+    from exlm_mini.training.provenance import commit, versions
 
     options, recipe = request.options, request.recipe
     check_results(options.output, pretrained)
@@ -319,7 +319,7 @@ def _print_plan(
     """What a task would take, and what is noted of its rows, on stdout."""
     from exlm_lab.downstream.finetuning import seconds_per_step
     from exlm_lab.downstream.runs import num_runs
-    from exlm_mini.training.parts import choose_device
+    from exlm_mini.training.processes import choose_device
 
     seeds, rows = request.recipe.seeds, problem.train.rows
     steps = [config.epochs * config.steps_per_epoch(rows) for config in settings]

@@ -274,7 +274,7 @@ def run(options: argparse.Namespace) -> int:
         print("\n".join(reports(list(sweeps), output)))
         return 0
     from exlm_lab.experiments.running import Runner
-    from exlm_mini.training.parts import choose_device
+    from exlm_mini.training.processes import choose_device
 
     choose_device(options.device)
     _refuse_changes(output)

@@ -68,14 +68,13 @@ def run(config: RunConfig, output: Path, engine: Engine, minutes: float | None =
         settled_precision,
     )
 
-    with engine.together():
-        if minutes is not None and (output / CONFIG).is_file():
-            steps, minutes = stored_config(output / CONFIG).train.steps, None
-            config = replace(config, train=replace(config.train, steps=steps))
-        check_spread(config, engine.world_size)
-        config = settled_precision(output, config, engine.device)
     with ExitStack() as lock:
         with engine.together():
+            if minutes is not None and (output / CONFIG).is_file():
+                steps, minutes = stored_config(output / CONFIG).train.steps, None
+                config = replace(config, train=replace(config.train, steps=steps))
+            check_spread(config, engine.world_size)
+            config = settled_precision(output, config, engine.device)
             if engine.is_main:
                 lock.enter_context(locked_directory(output, say))
                 changed_settings(output, config)  # before the data are read
@@ -91,7 +90,7 @@ def run(config: RunConfig, output: Path, engine: Engine, minutes: float | None =
     if not outcome.is_complete:
         return INTERRUPTED if launched_rank() is None else 0
     if engine.is_main:
-        example = summarise(config, corpus, output, outcome, engine.device)
+        example = summarise(config, corpus, output, outcome)
         text = shlex.quote(example)
         say(f"to look into it: {this_python()} -m exlm_mini.fill {text} --run {output}")
     return 0

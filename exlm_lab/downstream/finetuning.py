@@ -41,7 +41,7 @@ from exlm_lab.ledger import MADE_AGAIN, StoppedError, check_identity
 from exlm_mini.data.files import read_json, reading, write_json
 from exlm_mini.reading.trained import Trained
 from exlm_mini.training.console import Progress
-from exlm_mini.training.parts import choose_device
+from exlm_mini.training.processes import choose_device
 from exlm_mini.training.step import DivergedError
 
 EVALUATION_ROWS = 64

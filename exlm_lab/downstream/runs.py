@@ -28,7 +28,7 @@ from exlm_lab.ledger import MADE_AGAIN, Ledger, StoppedError, check_identity
 from exlm_mini.data.files import read_json, write_json
 from exlm_mini.reading.trained import Trained
 from exlm_mini.training.console import Progress, ProgressLine
-from exlm_mini.training.parts import choose_device
+from exlm_mini.training.processes import choose_device
 from exlm_mini.training.step import DivergedError
 
 

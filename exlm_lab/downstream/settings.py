@@ -96,7 +96,7 @@ class TuneConfig:
 
     def is_half(self, device: torch.device) -> bool:
         """Whether the encoder works in bf16 on a device."""
-        from exlm_mini.training.parts import has_bf16
+        from exlm_mini.training.processes import has_bf16
 
         if self.precision == "auto":
             return device.type == "cuda" and has_bf16(device)

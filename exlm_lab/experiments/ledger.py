@@ -16,7 +16,7 @@ from exlm_mini.config import RunConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.config.recipes import plain
 from exlm_mini.training.console import Progress
-from exlm_mini.training.parts import choose_device
+from exlm_mini.training.processes import choose_device
 from exlm_mini.training.provenance import machine
 
 VERSION = 1

@@ -29,7 +29,7 @@ from exlm_mini.data.molecules import Cleaning
 from exlm_mini.reading.entries import MOST_UNKNOWN, readable, tell
 from exlm_mini.reading.runs import fine_tuning
 from exlm_mini.training.console import say
-from exlm_mini.training.parts import choose_device
+from exlm_mini.training.processes import choose_device
 
 
 @dataclass(frozen=True)

@@ -5,27 +5,23 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-import torch
-
 from exlm_mini.config import RunConfig
 from exlm_mini.data.corpus import Corpus
-from exlm_mini.data.tokenizer import MASK, Tokenizer
+from exlm_mini.data.tokenizer import MASK
 from exlm_mini.data.toy_grammars import grammar
 from exlm_mini.reading.filling import measure_fillings
 from exlm_mini.reading.prize import measure_prize
-from exlm_mini.reading.trained import load
 from exlm_mini.training.parts import make_masker
 from exlm_mini.training.trainer import Outcome
 
 
-def summarise(
-    config: RunConfig, corpus: Corpus, output: Path, outcome: Outcome, device: torch.device
-) -> str:
+def summarise(config: RunConfig, corpus: Corpus, output: Path, outcome: Outcome) -> str:
     """Print the results; returns a held-out text with one token hidden, to look at next."""
     objective, reached = config.objective, outcome.evaluation
     assert reached is not None  # the last step is validated
+    num_parameters = sum(p.numel() for p in outcome.model.parameters())
     print(
-        f"{objective}: {outcome.num_parameters:,} parameters, {outcome.step:,} steps, "
+        f"{objective}: {num_parameters:,} parameters, {outcome.step:,} steps, "
         f"validation {reached.bits_per_mask:.3f} bits per masked token "
         f"({reached.num_masks:,} masks in {reached.num_rows:,} rows)"
     )
@@ -42,11 +38,11 @@ def summarise(
         print(f"MLM floor {language.marginal_entropy_bits(language.mask()):.3f} bits")
         print(f"{objective} reached {reached.bits_per_row:.3f} bits")
     print(f"run directory: {output}")
-    _print_prize(config, corpus, output, device)
+    _print_prize(config, corpus, outcome)
     return _masked_example(corpus)
 
 
-def _print_prize(config: RunConfig, corpus: Corpus, output: Path, device: torch.device) -> None:
+def _print_prize(config: RunConfig, corpus: Corpus, outcome: Outcome) -> None:
     """Print what links win on held-out rows, beside what there is to win (see ``prize``), and how
     many molecules are filled well.
 
@@ -54,22 +50,21 @@ def _print_prize(config: RunConfig, corpus: Corpus, output: Path, device: torch.
     """
     if config.objective == "repeated-mlm" or config.masking.strategy == "slots":
         return
-    trained = load(output)
-    model, pack = trained.model.to(device), corpus.validation
+    model, pack = outcome.model, corpus.validation
     masker = make_masker(config, pack.special_ids, pack.tokenizer)
-    share = config.chain_share(trained.step)
+    share = config.chain_share(outcome.step)
     prize = measure_prize(model, pack, masker, chain_share=share)
     k = config.model.states_per_mask if config.objective == "exlm" else 1
     print(f"{config.objective}, held-out rows: {prize.describe(k)}")
     if corpus.kind == "smiles" and find_spec("rdkit"):
-        ways = measure_fillings(model, trained.tokenizer, pack, masker, chain_share=share)
+        ways = measure_fillings(model, pack.tokenizer(), pack, masker, chain_share=share)
         for way, filled in ways.items():
             print(f"{config.objective}, held-out rows filled {way}: {filled.describe()}")
 
 
 def _masked_example(corpus: Corpus) -> str:
     """A held-out text, or its beginning, with one token hidden."""
-    tokenizer = Tokenizer.load(corpus.tokenizer_path)
+    tokenizer = corpus.validation.tokenizer()
     special = tokenizer.special_ids
     inner = [i for i in corpus.validation.gather([0])[0][0].tolist() if i not in special]
     inner = inner[:16] if corpus.kind == "text" else inner

@@ -38,9 +38,9 @@ def mask_count(config: RunConfig, num_tokens: int) -> float:
 
 
 def longest_row(config: RunConfig, row_length: int) -> int:
-    """Length of the longest sequence in the encoder; arguments as for ``cost.estimate``."""
-    num_masks = row_length - 2
-    if config.masking.has_fixed_count or slots_of(config):
+    """Length of the longest sequence in the encoder; arguments as for ``estimate``."""
+    num_masks = row_length - 2  # of independent draws
+    if config.masking.strategy != "bernoulli" and config.objective != "repeated-mlm":
         num_masks = max(1, math.ceil(mask_count(config, row_length)))
     return config.expanded_length(row_length, num_masks)
 

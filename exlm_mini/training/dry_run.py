@@ -22,11 +22,8 @@ from exlm_mini.training.cost import (
     estimate,
     plan_batch,
 )
-from exlm_mini.training.parts import (
-    choose_device,
-    stored_config,
-    with_precision,
-)
+from exlm_mini.training.parts import config_of
+from exlm_mini.training.processes import choose_device, with_precision
 
 DRY_RUN_DOCUMENTS = 10_000
 
@@ -76,7 +73,7 @@ def dry_run(
         "device hours": _hours(costs, plan, tokens_per_second),
     }
     if before is not None:
-        run, state = stored_config(before), before.state
+        run, state = config_of(before), before.state
         whole = estimate(run, state["vocab_size"], run.data.block_length).num_flops
         lines["goes on from"] = (
             f"{run.objective} of {before.step:,} steps, "

@@ -7,22 +7,16 @@ All are functions of the settings; ``trainer`` puts them together.
 
 from __future__ import annotations
 
-import platform
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-import exlm_mini
-from exlm_mini.config import RunConfig, SpecialIds, TrainConfig
+from exlm_mini.config import RunConfig, SpecialIds
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.batches import TokenBatches, TrainingBatches
 from exlm_mini.data.masking import MaskedBatch, Masker
-from exlm_mini.data.packs import Pack
 from exlm_mini.data.tokenizer import Tokenizer
 from exlm_mini.data.toy_grammars import slots_of
 from exlm_mini.data.units import Units
@@ -63,7 +57,7 @@ def make_model(config: RunConfig, vocab_size: int, special_ids: SpecialIds) -> M
 def load_model(checkpoint: Checkpoint) -> tuple[MaskedLM | ExLM, RunConfig]:
     """The trained model of a checkpoint, in evaluation mode on the CPU, and its settings."""
     config, weights, state = (
-        stored_config(checkpoint),
+        config_of(checkpoint),
         checkpoint.tensors["model"],
         checkpoint.state,
     )
@@ -75,7 +69,7 @@ def load_model(checkpoint: Checkpoint) -> tuple[MaskedLM | ExLM, RunConfig]:
     return model.eval(), config
 
 
-def stored_config(checkpoint: Checkpoint) -> RunConfig:
+def config_of(checkpoint: Checkpoint) -> RunConfig:
     """The settings of a checkpoint."""
     try:
         return RunConfig(**checkpoint.state["config"])
@@ -88,72 +82,6 @@ def _unlike(checkpoint: Checkpoint, reason: str) -> UserError:
         f"{checkpoint.path} holds settings and weights that do not belong together ({reason}); "
         "give a checkpoint of a pre-training run as it was saved"
     )
-
-
-def make_batches(
-    config: RunConfig, pack: Pack, masker: Masker
-) -> TrainingBatches | TokenBatches:
-    """Batches of ``train.batch_size`` rows, or of ``train.batch_tokens`` tokens."""
-    train, seed = config.train, config.seed
-    if train.batch_tokens is None:
-        return TrainingBatches(pack, masker, train.batch_size, seed, train.micro_batch_size)
-    micro = train.micro_batch_tokens or train.batch_tokens
-    return TokenBatches(pack, masker, micro, train.batch_tokens // micro, seed)
-
-
-def make_optimizer(model: nn.Module, train: TrainConfig) -> torch.optim.AdamW:
-    """Adam with decoupled weight decay on every parameter, as fairseq's adam."""
-    parameters = list(model.parameters())
-    return torch.optim.AdamW(
-        parameters,
-        lr=train.learning_rate,
-        betas=train.adam_betas,
-        eps=train.adam_eps,
-        weight_decay=train.weight_decay,
-        # One call instead of ten per parameter saves a tenth of a tiny model's step.
-        fused=all(parameter.device.type == "cpu" for parameter in parameters),
-    )
-
-
-def with_precision(config: RunConfig, device: torch.device) -> RunConfig:
-    """The same settings with ``train.precision auto`` resolved for a device."""
-    if config.train.precision == "fp16" and device.type == "cpu":
-        raise UserError("train.precision fp16 needs a GPU; on a CPU use auto, bf16 or fp32")
-    if config.train.precision != "auto":
-        return config
-    is_half = device.type == "cuda" and has_bf16(device)
-    return replace(config, train=replace(config.train, precision="bf16" if is_half else "fp32"))
-
-
-def has_bf16(gpu: torch.device) -> bool:
-    """Whether a GPU has bf16 instructions, as all since Ampere; older ones emulate it slowly."""
-    return torch.cuda.get_device_capability(gpu) >= (8, 0)
-
-
-def choose_device(name: str) -> torch.device:
-    """The device of that name; ``auto`` is the GPU if there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
-        raise UserError(f"train.device is '{name}'; known: auto, cpu, cuda, cuda:N")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"train.device is {name}, but torch sees {torch.cuda.device_count()} GPUs; use cpu"
-        )
-    return device
-
-
-def versions(device: torch.device) -> dict[str, str]:
-    """Versions of the software, and the device."""
-    return {
-        "exlm_mini": exlm_mini.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "platform": platform.platform(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-    }
 
 
 class Scored(NamedTuple):

@@ -16,18 +16,20 @@ import contextlib
 import datetime
 import gc
 import os
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
 
-from exlm_mini.config import TrainConfig
+from exlm_mini.config import RunConfig, TrainConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import refused
 from exlm_mini.data.masking import MaskedBatch
 from exlm_mini.training.console import launched_rank, say
-from exlm_mini.training.parts import Scored, choose_device, score
+from exlm_mini.training.parts import Scored, score
 
 T = TypeVar("T")
 LONGEST_WAIT = datetime.timedelta(days=7)
@@ -51,6 +53,33 @@ def start_engine(train: TrainConfig) -> Engine:
             )
         device = torch.device("cuda", rank)
     return Engine(device, _connect(device))
+
+
+def with_precision(config: RunConfig, device: torch.device) -> RunConfig:
+    """The same settings with ``train.precision auto`` resolved for a device."""
+    if config.train.precision != "auto":
+        return config
+    is_half = device.type == "cuda" and has_bf16(device)
+    return replace(config, train=replace(config.train, precision="bf16" if is_half else "fp32"))
+
+
+def has_bf16(gpu: torch.device) -> bool:
+    """Whether a GPU has bf16 instructions, as all since Ampere; older ones emulate it slowly."""
+    return torch.cuda.get_device_capability(gpu) >= (8, 0)
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of that name; ``auto`` is the GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
+        raise UserError(f"train.device is '{name}'; known: auto, cpu, cuda, cuda:N")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"train.device is {name}, but torch sees {torch.cuda.device_count()} GPUs; use cpu"
+        )
+    return device
 
 
 class Engine:

@@ -9,11 +9,24 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from exlm_mini.training.parts import versions
+import exlm_mini
 
 MIB = 2**20
+
+
+def versions(device: torch.device) -> dict[str, str]:
+    """Versions of the software, and the device."""
+    return {
+        "exlm_mini": exlm_mini.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+    }
 
 
 def machine(device: torch.device) -> dict[str, Any]:

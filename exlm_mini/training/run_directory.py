@@ -97,8 +97,10 @@ def _take(lock: int, seconds: float = 2.0) -> None:
 
 def settled_precision(path: Path, config: RunConfig, device: torch.device) -> RunConfig:
     """The settings with a definite precision: for a run that goes on, that of its start."""
-    from exlm_mini.training.parts import with_precision
+    from exlm_mini.training.processes import with_precision
 
+    if config.train.precision == "fp16" and device.type == "cpu":
+        raise UserError("train.precision fp16 needs a GPU; on a CPU use auto, bf16 or fp32")
     if config.train.precision == "auto" and os.path.isfile(path / CONFIG):
         precision = stored_config(path / CONFIG).train.precision
         config = replace(config, train=replace(config.train, precision=precision))
@@ -144,8 +146,7 @@ def settle(
     """Store the settings of a run and what it is made with, and tell what changed."""
     import yaml
 
-    from exlm_mini.training.parts import versions
-    from exlm_mini.training.provenance import commit
+    from exlm_mini.training.provenance import commit, versions
 
     changes, file = changed_settings(path, config), path / CONFIG
     for change in changes:

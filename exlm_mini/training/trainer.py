@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from exlm_mini.config import RunConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.packs import Pack
+from exlm_mini.model import ExLM, MaskedLM
 from exlm_mini.training.beside_weights import beside_weights
 from exlm_mini.training.checkpoint import (
     Checkpoint,
@@ -37,14 +38,9 @@ from exlm_mini.training.console import Progress
 from exlm_mini.training.cost import check_fits, check_spread
 from exlm_mini.training.evaluation import Evaluation, evaluate
 from exlm_mini.training.meter import Meter, ScalarLog, WandbLog
-from exlm_mini.training.parts import (
-    choose_device,
-    make_masker,
-    make_model,
-    versions,
-    with_precision,
-)
-from exlm_mini.training.processes import Engine
+from exlm_mini.training.parts import make_masker, make_model
+from exlm_mini.training.processes import Engine, choose_device, with_precision
+from exlm_mini.training.provenance import versions
 from exlm_mini.training.run_directory import MetricsLog
 from exlm_mini.training.step import Stepper, Update
 
@@ -54,12 +50,13 @@ Log = MetricsLog | ScalarLog | WandbLog
 class Outcome(NamedTuple):
     """How a run ended."""
 
+    model: MaskedLM | ExLM
+    """On the device."""
     step: int
     is_complete: bool
     """False if it was asked to stop before its end."""
     evaluation: Evaluation | None
     """Of the last validation; None if there was none yet."""
-    num_parameters: int
     skipped_steps: int
     """Steps whose loss or gradient was not finite, see ``step``."""
 
@@ -97,17 +94,18 @@ class Trainer:
         """Input tokens of all steps done, before expansion or repetition, without padding."""
         self.seconds = 0.0
         """Of all starts, validation included."""
-        self._later = self._stages_left(config)
-        self._begin_stage()
-
-    def _stages_left(self, config: RunConfig) -> list[tuple[RunConfig, int]]:
-        """The stages that the newest checkpoint does not end; always the last one."""
-        *earlier, last = config.stages
-        newest = latest_checkpoint(self._checkpoints, lambda line: None) if earlier else None
-        step = 0 if newest is None else newest.step
+        newest = self._newest_checkpoint()
+        self._step = 0 if newest is None else newest.step
         # With more steps than at its start, a run may have grown before it would now.
         has_grown = newest is not None and newest.state["config"]["objective"] == "exlm"
-        return [*((stage, end) for stage, end in earlier if step < end and not has_grown), last]
+        *earlier, last = config.stages
+        self._later = [s for s in earlier if self._step < s[1] and not has_grown] + [last]
+        self._begin_stage()
+        if newest is not None:
+            self._check_data(newest)
+            self._take_over(newest)
+            if evaluation := newest.state["evaluation"]:
+                self.evaluation = Evaluation(**evaluation)
 
     def _begin_stage(self) -> None:
         """Make the next model and what trains it; ``config`` is that of the stage."""
@@ -141,15 +139,16 @@ class Trainer:
         Raises:
             DivergedError: if too many steps, a validation or the weights are not finite.
         """
-        step, is_stopped = self._run_stage(on_progress, should_stop, should_save, watch)
+        asked = on_progress, should_stop, should_save, watch
+        is_stopped = self._run_stage(*asked)
         while self._later and not is_stopped:
+            before = self._checkpoint()
             self._begin_stage()
-            step, is_stopped = self._run_stage(on_progress, should_stop, should_save, watch)
-        num_parameters = sum(p.numel() for p in self.model.parameters())
-        is_complete = step == self._end and not self._later
-        return Outcome(
-            step, is_complete, self.evaluation, num_parameters, self.stepper.skipped_steps
-        )
+            self._take_over(before)
+            is_stopped = self._run_stage(*asked)
+        is_complete = self._step == self._end and not self._later
+        skipped_steps = self.stepper.skipped_steps
+        return Outcome(self.model, self._step, is_complete, self.evaluation, skipped_steps)
 
     def _run_stage(
         self,
@@ -157,15 +156,15 @@ class Trainer:
         should_stop: Callable[[], bool],
         should_save: Callable[[], bool],
         watch: Callable[[], dict[str, float]],
-    ) -> tuple[int, bool]:
-        """Train one model; returns the last step, and whether it was asked to stop there."""
+    ) -> bool:
+        """Train one model; returns whether it was asked to stop."""
         train, engine, end = self.config.train, self.engine, self._end
-        step, is_stopped = self._restore(), False
+        step, is_stopped = self._step, False
         with self._logs(step) as logs:
             start, before, tokens_before = time.monotonic(), self.seconds, self.num_tokens
             while step < end and not is_stopped:
                 update = self.stepper.step(step)
-                step += 1
+                step = self._step = step + 1
                 self.num_tokens += update.num_tokens
                 evaluation, watched = None, {}
                 if step % train.validate_every == 0 or step == end:
@@ -184,8 +183,8 @@ class Trainer:
                         for log in logs:
                             log.write(record | watched)
                 if is_last or is_asked or step % train.save_every == 0:
-                    self._save(step)
-        return step, is_stopped
+                    self._save()
+        return is_stopped
 
     @contextlib.contextmanager
     def _logs(self, step: int) -> Iterator[list[Log]]:
@@ -254,20 +253,24 @@ class Trainer:
 
     # ---- checkpoints ----
 
-    def _save(self, step: int) -> None:
+    def _checkpoint(self) -> Checkpoint:
+        """The run as it is; tensors are not copied."""
+        moments = optimizer_tensors(self.stepper.optimizer, self.model)
+        tensors = {"model": self.model.state_dict(), "optimizer": moments}
+        return Checkpoint(self._step, tensors, self._state(), self._checkpoints)
+
+    def _save(self) -> None:
         """The first process writes a checkpoint; all must call."""
         with self.engine.together():
             if not self.engine.is_main:
                 return
-            weights = self.model.state_dict()
-            if name := not_finite(weights):
+            step, tensors, state, path = self._checkpoint()
+            if name := not_finite(tensors["model"]):
                 what = f"the weights {name} are not finite after step {step}"
                 raise self.stepper.diverged(what)
-            moments = optimizer_tensors(self.stepper.optimizer, self.model)
-            tensors = {"model": weights, "optimizer": moments}
             others = beside_weights(self._stored_config(), step, self.train_pack)
-            save_checkpoint(self._checkpoints, step, tensors, self._state(), others)
-            prune_checkpoints(self._checkpoints, self.config.train.keep_last, step)
+            save_checkpoint(path, step, tensors, state, others)
+            prune_checkpoints(path, self.config.train.keep_last, step)
 
     def _stored_config(self) -> RunConfig:
         # A prepared corpus has its own; readers ask how long a row the model has learned.
@@ -295,8 +298,8 @@ class Trainer:
             "versions": versions(self.engine.device),
         }
 
-    def _restore(self) -> int:
-        """Load the newest intact checkpoint, if there is one; returns the number of steps done."""
+    def _newest_checkpoint(self) -> Checkpoint | None:
+        """The newest intact checkpoint, if there is one; the same in all processes."""
         engine = self.engine
         with engine.together():
             report = self.report if engine.is_main else lambda line: None
@@ -307,13 +310,7 @@ class Trainer:
                 f"processes see other checkpoints in {self._checkpoints}; all machines must see "
                 "one --output"
             )
-        with engine.together():
-            if checkpoint is not None:
-                self._check_data(checkpoint)
-                self._take_over(self._grown(checkpoint))
-                if evaluation := checkpoint.state["evaluation"]:
-                    self.evaluation = Evaluation(**evaluation)
-        return step
+        return checkpoint
 
     def _check_data(self, checkpoint: Checkpoint) -> None:
         """Refuse a checkpoint of other data."""
@@ -327,25 +324,24 @@ class Trainer:
                 )
 
     def _take_over(self, checkpoint: Checkpoint) -> None:
-        """Put weights, moments and counts where they belong."""
-        if reason := misfit(self.model.state_dict(), checkpoint.tensors["model"]):
+        """Put weights, moments and counts where they belong.
+
+        Of an MLM's checkpoint for ExLM what it lacks, links and clone vectors, stays as
+        initialised, and moments begin anew. With an MLM's, in which nothing is known of the new
+        weights, clones learn to differ later (``links-pilot.json``).
+        """
+        weights, moments = checkpoint.tensors["model"], checkpoint.tensors.get("optimizer", {})
+        own, state = self.model.state_dict(), checkpoint.state
+        if (state["config"]["objective"], self.config.objective) == ("mlm", "exlm"):
+            weights, moments = {**own, **weights}, {}
+        if reason := misfit(own, weights):
             raise UserError(
                 f"{checkpoint.path} is of another shape ({reason}); give its model.* settings"
             )
-        self.model.load_state_dict(checkpoint.tensors["model"])
-        moments = checkpoint.tensors["optimizer"]
+        self.model.load_state_dict(weights)
         restore_optimizer(self.stepper.optimizer, self.model, moments)
-        self.num_tokens = checkpoint.state["num_tokens"]
-        self.stepper.restore(checkpoint.state["update"])
-
-    def _grown(self, checkpoint: Checkpoint) -> Checkpoint:
-        """An MLM's checkpoint for ExLM: what it lacks, links and clone vectors, stays as
-        initialised, and moments begin anew. With an MLM's, in which nothing is known of the new
-        weights, clones learn to differ later (``links-pilot.json``)."""
-        if (checkpoint.state["config"]["objective"], self.config.objective) != ("mlm", "exlm"):
-            return checkpoint
-        weights = {**self.model.state_dict(), **checkpoint.tensors["model"]}
-        return checkpoint._replace(tensors={"model": weights, "optimizer": {}})
+        self.num_tokens = state["num_tokens"]
+        self.stepper.restore(state["update"])
 
     def begin_from(self, checkpoint: Checkpoint) -> None:
         """Start with the weights of another run, see ``train.start_from``.
@@ -366,6 +362,4 @@ class Trainer:
                 f"{path} is of objective {objective}, this run of {self.config.objective}; go on "
                 "from an mlm"
             )
-        # A model that was shipped has no moments.
-        tensors = {"optimizer": {}, **checkpoint.tensors}
-        self._take_over(self._grown(checkpoint._replace(tensors=tensors)))
+        self._take_over(checkpoint)

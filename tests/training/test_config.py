@@ -27,7 +27,7 @@ from exlm_mini.data import memory
 from exlm_mini.data.memory import device_memory
 from exlm_mini.training.cost import check_memory
 from exlm_mini.training.dry_run import row_length_of
-from exlm_mini.training.parts import with_precision
+from exlm_mini.training.processes import with_precision
 
 CPU = torch.device("cpu")
 GIB = 2**30

@@ -25,7 +25,7 @@ from exlm_mini.config.recipes import (
 from exlm_mini.pretrain import INTERRUPTED, main
 from exlm_mini.training.checkpoint import load_checkpoint
 from exlm_mini.training.console import ProgressLine, requests_by_signal
-from exlm_mini.training.parts import with_precision
+from exlm_mini.training.processes import with_precision
 from exlm_mini.training.run_directory import LOCK, read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -354,7 +354,7 @@ MISTAKES = {
         [*TOY, "--model.max_positions", "16"], ["13 tokens", "17", "raise it to 17"]
     ),
     "block without a mask": Mistake(
-        [*TEXT, "--data.block_length", "8"], ["rows of 8 tokens", "data.block_length", "at least one mask"]
+        [*TEXT, "--data.block_length", "8"], ["rows of 8 tokens", "at least one mask"]
     ),
     "fp16 on a CPU": Mistake([*TOY, "--train.precision", "fp16"], ["train.precision", "bf16"]),
     "missing GPU": Mistake([*TOY, "--train.device", "cuda:97"], ["cuda:97", "use cpu"]),

@@ -17,9 +17,10 @@ from exlm_mini.config.recipes import recipe_names
 from exlm_mini.training import processes
 from exlm_mini.training.checkpoint import load_checkpoint
 from exlm_mini.training.cost import check_spread
-from exlm_mini.training.parts import make_batches, make_masker, make_model, score
+from exlm_mini.training.parts import make_masker, make_model, score
 from exlm_mini.training.processes import Engine, start_engine
 from exlm_mini.training.run_directory import read_metrics
+from exlm_mini.training.step import make_batches
 from exlm_mini.training.trainer import Trainer
 
 CPU = torch.device("cpu")
