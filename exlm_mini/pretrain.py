@@ -51,9 +51,7 @@ def run(config: RunConfig, output: Path, engine: Engine, minutes: float | None =
     """Train the model of a configuration and print a summary; returns the exit code.
 
     Args:
-        config: of the run.
         output: its directory.
-        engine: of this process.
         minutes: to train for, in place of ``train.steps``. A run that goes on has the steps that
             its start has counted.
     """

@@ -169,10 +169,6 @@ def posteriors(
     the states' probabilities of all tokens, ``state_BML @ probability_BLV`` is the distribution of
     each target by itself (Appendix P).
 
-    Args:
-        log_emission, log_transition, num_targets, num_states, backend: as for
-            ``dag_log_likelihood``.
-
     Returns:
         Posteriors, detached; all zero for a row without a path.
     """
@@ -198,10 +194,6 @@ def viterbi(
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """The single best path and its score.
-
-    Args:
-        log_emission, log_transition, num_targets, num_states, backend: as for
-            ``dag_log_likelihood``.
 
     Returns:
         path_BM: int64, the state that emits each target; -1 beyond the targets and where no path

@@ -28,7 +28,6 @@ def random_graph(
     """A float64 graph with random emissions and normalised random transitions.
 
     Args:
-        seed: of the numbers.
         num_targets, num_states: one entry per row; the tensors are as large as the largest.
         density: share of forward edges that exist.
         scale: standard deviation of the scores before they are normalised.
@@ -77,7 +76,6 @@ def likelihood_and_gradients(
     """log_likelihood_B and the gradients of its weighted sum by emission and transition.
 
     Args:
-        graph: the graph.
         backend: a name in ``BACKENDS``.
         grad_B: the incoming gradient; none: another number for each row.
     """

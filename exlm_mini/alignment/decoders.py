@@ -33,7 +33,6 @@ def greedy(log_token: Tensor, log_transition: Tensor, num_states: Tensor | int) 
 
     Args:
         log_token: (B, L, V), log P_u(w) of every token in each state, any floating dtype.
-        log_transition, num_states: as for ``dag_log_likelihood``.
 
     Returns:
         Decoded; the path starts in state 0 and ends in the last one. Of equal choices the first.
@@ -44,9 +43,6 @@ def greedy(log_token: Tensor, log_transition: Tensor, num_states: Tensor | int) 
 
 def lookahead(log_token: Tensor, log_transition: Tensor, num_states: Tensor | int) -> Decoded:
     """From each state the edge that is likeliest together with the token behind it.
-
-    Args:
-        log_token, log_transition, num_states: see ``greedy``.
 
     Returns:
         Decoded, as ``greedy``.
@@ -60,9 +56,6 @@ def best_path(log_token: Tensor, log_transition: Tensor, num_states: Tensor | in
 
     Every further state is one factor more, so short outputs win. For outputs of M tokens call
     ``viterbi`` with ``log_token.amax(2)`` as emission of each of M targets.
-
-    Args:
-        log_token, log_transition, num_states: see ``greedy``.
 
     Returns:
         Decoded, as ``greedy``; -inf only where no path exists.

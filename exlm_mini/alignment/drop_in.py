@@ -17,10 +17,6 @@ def dag_loss(
 ) -> Tensor:
     """-log P(targets), summed over all paths from the first state to the last.
 
-    Args:
-        log_emission, log_transition, num_targets, num_states, backend: as for
-            ``dag_log_likelihood``.
-
     Returns:
         (B,), in nats, float32 or float64; inf, with zero gradient, where no path fits. Autograd
         and ``torch.func.grad``, ``vjp`` and ``jacrev`` differentiate it once. Second derivatives
@@ -37,8 +33,6 @@ def torch_dag_loss(
     Args:
         match_all: (B, M, L), log-probability of each target in each state.
         links: (B, L, L) or (B, L, T), log-probability of each edge.
-        output_length: ``num_states``.
-        target_length: ``num_targets``.
 
     Returns:
         (B,), log P(targets) in nats; -inf where no path fits.

@@ -58,9 +58,6 @@ def checked(
     Half precision is good enough for log-scores as inputs, but not for their sums: in bfloat16 the
     gradients of a whole dynamic programme are noise.
 
-    Args:
-        log_emission, log_transition, num_targets, num_states: see ``dag_log_likelihood``.
-
     Raises:
         ValueError: if shapes, dtypes, devices or counts do not fit each other.
     """

@@ -165,10 +165,6 @@ def sweep_buffers(log_emission_BML: Tensor, layout: Layout) -> tuple[Tensor, Ten
 
 def log_likelihood_with(kernels: Kernels, arguments: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """log_likelihood_B, and the sweeps for ``gradients_with``.
-
-    Args:
-        kernels: of the device.
-        arguments: the four of a checked ``Graph``.
     """
     graph = _contiguous(arguments)
     emission = graph.log_emission_BML

@@ -199,9 +199,6 @@ _differentiable = with_gradients(_compute, _gradients)
 def rescaled_log_likelihood(*arguments: Tensor) -> tuple[Tensor, Tensor]:
     """The sweeps alone, before any row is computed again.
 
-    Args:
-        arguments: the four of a ``Graph``.
-
     Returns:
         log_likelihood_B: meaningless where not exact; its gradient is zero there.
         is_exact_B: bool, whether value and gradient are exact to 2^-40 of the likelihood. Rows

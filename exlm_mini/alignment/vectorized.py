@@ -99,9 +99,6 @@ def log_to_come(*arguments: Tensor) -> tuple[Tensor, Tensor]:
     E[v, u] P_u(y_{i+1}) beta[i+1, u]. The last two factors are the likelihood of what is still to
     come if state u emits target i+1.
 
-    Args:
-        arguments: the four of a ``Graph``.
-
     Returns:
         log_to_come_MBL: float64, in nats; -inf where the end cannot be reached. Its entry
             [0, :, 0] is the log-likelihood. Beyond ``num_targets_B`` it has no meaning.

@@ -169,7 +169,6 @@ def mistake_in(error: ValidationError, group: str = "", kind: type | None = None
     """The first mistake in values, in our words.
 
     Args:
-        error: of pydantic.
         group: prefix of the names in it.
         kind: the class that was built, for the names that it knows.
     """

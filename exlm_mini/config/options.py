@@ -136,7 +136,6 @@ def settings_parser(
     ``given`` picks the settings that were given out of what it parses.
 
     Args:
-        command, text: see ``command_parser``.
         groups: settings classes by the prefix of their options; an empty prefix for options
             without a dot.
         skip: dotted names of settings that get no option.

@@ -59,10 +59,7 @@ class TrainingBatches:
     A batch may hold the last rows of one epoch and the first rows of the next.
 
     Args:
-        pack: rows to learn from.
-        masker: hides tokens.
         batch_size: rows of a step, over all processes.
-        seed: of the order.
         micro_size: rows of a micro-batch; None: one micro-batch per process.
     """
 
@@ -114,11 +111,8 @@ class TokenBatches:
     number of micro-batches, so a step can find its own without visiting earlier steps.
 
     Args:
-        pack: rows to learn from.
-        masker: hides tokens.
         num_tokens: most tokens of a micro-batch: rows times the longest of them, before expansion.
         num_parts: micro-batches of a step, over all processes.
-        seed: of the order.
 
     Raises:
         UserError: if the longest row alone is more than ``num_tokens``.
@@ -172,8 +166,6 @@ def validation_batches(
     """The first ``num_rows`` rows, sorted by length; a row has the same masks at every call.
 
     Args:
-        pack: held-out rows.
-        masker: hides tokens.
         num_rows: of the pack; all if it has fewer.
         batch_size: rows of a batch; the last may have fewer.
         numbers: of the batches to make, from 0; None: all.

@@ -135,7 +135,6 @@ def open_corpus(directory: str | Path, data: DataConfig) -> Corpus:
     """Open a prepared corpus and verify its files; needs only numpy and torch.
 
     Args:
-        directory: as given to ``prepare_corpus``.
         data: ``kind``, and for toy the grammar, must be those of the corpus.
     """
     directory = Path(directory)

@@ -74,8 +74,6 @@ def num_masks(mask_ratio: float, num_maskable_B: Tensor, seed: int, step: int) -
     Args:
         mask_ratio: p, share of maskable tokens.
         num_maskable_B: int64, tokens of each row that may be masked.
-        seed: of the run.
-        step: optimiser step.
 
     Returns:
         int64 (B,), never more than ``num_maskable_B``.

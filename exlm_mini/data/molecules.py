@@ -47,7 +47,6 @@ def read_molecule(smiles: str, *options: Any) -> Any:
     1,340 characters and 46 rings.
 
     Args:
-        smiles: one molecule.
         options: ``Chem.SmilesParserParams``, if any.
     """
     from rdkit import Chem, rdBase

@@ -160,7 +160,6 @@ def open_sources(data: DataConfig, accepted: Collection[str] = ()) -> list[Sourc
 
     Args:
         data: ``source`` (none: the embedded data), ``kind``, and ``column`` of tables.
-        accepted: as for ``check_sources``.
     """
     check_sources(data, accepted)
     if not data.source:
@@ -207,7 +206,6 @@ def size_of(word: str, data: DataConfig) -> Size:
     """Estimated size of a word of ``data.source``, by the card of a data set or the size of a file.
 
     Args:
-        word: as in ``data.source``.
         data: ``kind``, and ``max_documents`` if the number of documents is known.
     """
     hub = hub_set(word)

@@ -93,7 +93,6 @@ def file_documents(path: Path, kind: str, column: str | None = None) -> Iterator
     """Documents of one file, without outer white space; blank ones are passed over.
 
     Args:
-        path: of a format of the table above.
         kind: text or smiles.
         column: of a table; none: see ``column_of``.
     """

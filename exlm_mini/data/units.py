@@ -35,7 +35,6 @@ class Units:
     Args:
         decode: the text of some ids, special tokens included.
         vocab_size: every id is below.
-        special_ids: of the tokenizer.
         is_smiles: whether its texts are molecules.
     """
 

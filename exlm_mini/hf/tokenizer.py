@@ -84,7 +84,6 @@ def tokenizer_for(tokenizer: Tokenizer, max_length: int | None = None) -> ExLMTo
     out the blank before a word.
 
     Args:
-        tokenizer: of a run.
         max_length: what ``truncation=True`` leaves of a text, in tokens, [BOS] and [EOS] included.
     """
     limit = {} if max_length is None else {"model_max_length": max_length}

@@ -33,7 +33,6 @@ def collator(
     """A collator for ExLM: what is masked always becomes [MASK].
 
     Args:
-        tokenizer: of an exported model.
         mask_ratio, strategy, span_length, span_law: as the settings ``masking.*`` of a run.
         options: of ``DataCollatorForLanguageModeling``, such as ``seed``.
 

@@ -27,7 +27,6 @@ def attend(
     pass in bf16 took 1.5 to more than 2 times as long where it was measured.
 
     Args:
-        query_BHTd, key_BHTd, value_BHTd: of one floating dtype.
         is_key_B11T: bool, false at padding, which no token attends to; none without padding.
         dropout: share of the attention probabilities set to 0.
     """

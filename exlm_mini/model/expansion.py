@@ -115,8 +115,6 @@ def expand_masks(
     last position, which may be an ordinary token or, in a batch, a copied one.
 
     Args:
-        masked_ids_BN, is_masked_BN, token_ids_BN: see ``MaskedBatch``.
-        states_per_mask: k.
         boundary: ``official`` or ``paper``.
         special_ids: ids of the special tokens.
 

@@ -35,7 +35,6 @@ def one_pass(
     """What a model of either kind returns for a batch.
 
     Args:
-        chain_share: see ``ExLM.forward``.
         num_copies: of every token, for a ``MaskedLM`` whose batch is not repeated yet.
     """
     if isinstance(model, ExLM):
@@ -57,10 +56,6 @@ def masks_alone(
     model: MaskedLM | ExLM, said: Tensor | StateScores, num_copies: int = 1
 ) -> Tensor:
     """log P of every token in each mask by itself.
-
-    Args:
-        said: from ``one_pass``.
-        num_copies: as there.
 
     Returns:
         log_token_SV in nats, row by row from left to right; for ExLM detached, and -inf in a row
@@ -115,7 +110,6 @@ def ctc_token_log_probs(
     Args:
         log_token_LV: log P_u(w) of the states of one row, in nats.
         owner_L: int64, the target a state is a clone of.
-        num_targets: of the row.
         unk: id of the unknown token, the blank as in training.
     """
     is_blank_V = torch.arange(log_token_LV.shape[1], device=owner_L.device) == unk

@@ -60,11 +60,9 @@ def log_likelihood(
     """log P(Y | X') of each row under the model's graph.
 
     Args:
-        scores: from ``ExLM.forward``.
         with_boundaries: include the emissions of [BOS] and [EOS], as in training with
             ``boundary="official"``. Without them the sum over all paths is the joint probability
             of the masked tokens alone.
-        backend: of the alignment.
 
     Returns:
         log_likelihood_B in nats; -inf where no path fits.

@@ -46,7 +46,6 @@ def rotation_2d(
         position_BT: int64, token index i.
         clone_BT: int64, clone index j; 0 for ordinary tokens.
         head_dim: d, a multiple of 4.
-        dtype: of the angles.
 
     Raises:
         ValueError: if the halves of a head cannot be rotated in pairs.

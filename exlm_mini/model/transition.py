@@ -21,7 +21,6 @@ def edges(graph: StateGraph, sparse: bool = False) -> Tensor:
     """The edges that may exist, is_edge_BLL (bool): the mask M of §4.2.
 
     Args:
-        graph: the states.
         sparse: forbid edges between clones of one mask (Appendix Q.3).
     """
     is_state_BL = graph.is_state_BL
@@ -239,7 +238,6 @@ def blend(log_transition_BLL: Tensor, log_chain_BLL: Tensor, chain_share: float)
 
     Args:
         log_transition_BLL: the learned log E.
-        log_chain_BLL: from ``parallel_chains``.
         chain_share: above 0, at most 1.
     """
     if chain_share == 1:

@@ -89,7 +89,6 @@ def top_tokens(
     Args:
         log_token_XV: in nats.
         count: of tokens, at most; a small vocabulary has fewer.
-        special_ids: see ``not_offered``.
 
     Returns:
         token_ids_XC and probability_XC, likeliest first.
@@ -120,7 +119,6 @@ def best_path(scores: StateScores, log_best_BL: Tensor) -> tuple[Tensor, Tensor]
     """path_BM and its log-probability, (B,), for the likeliest token of each state.
 
     Args:
-        scores: of linked states.
         log_best_BL: log-probability of a state's token.
     """
     # Boundaries cost nothing: their emissions are left out.

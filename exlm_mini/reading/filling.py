@@ -61,7 +61,6 @@ def fill_at_once(
         generator: on the CPU, to sample: for ExLM first a path, with its probability, then a token
             from each of its states. None: the likeliest tokens, for ExLM those of the path that
             is likeliest with them (``decoding.read_row``).
-        chain_share: see ``ExLM.forward``.
         num_paths: ExLM without a generator also looks at the likeliest tokens along so many paths
             that are drawn (always the same), and takes the filling with the largest joint
             probability, a sum over all paths that needs no other pass. The tokens of the

@@ -85,10 +85,8 @@ def measure_prize(
     Args:
         model: on any device; not of Repeated MLM.
         pack: of held-out rows.
-        masker: of the run.
         num_rows: at most so many. Every row is read as often as it has masks.
         num_orders: random orders of the masks.
-        chain_share: see ``ExLM.forward``.
     """
     device, was_training = next(model.parameters()).device, model.training
     model.eval()

@@ -73,7 +73,6 @@ def read_scene(
     Args:
         reading: of ``read_row``. A masked language model is a graph with one state for each mask,
             which leads to the next.
-        tokenizer: of the model.
         masked_ids_BN: the row that was read.
         num_words: to choose from for each mask. All of these, and the likeliest words of each
             state, are kept for every state.
@@ -106,7 +105,6 @@ def conditionals(
     """The distribution of every mask given choices for some, summed over all paths.
 
     Args:
-        scene: to read.
         words: chosen word by mask, counted from 1.
         states: label of the state that emits a mask, by mask; at most one choice per mask.
 

@@ -173,7 +173,6 @@ class Trained:
 
         Args:
             texts: as for ``embed``, without masks; tokens are hidden as in the run.
-            seed: of the masks.
         """
         if self.config.masking.strategy == "slots":
             raise UserError(f"{self.run} was trained with masks at fixed places; use its pack")

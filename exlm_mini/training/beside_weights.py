@@ -17,7 +17,6 @@ def beside_weights(config: RunConfig, step: int, pack: Pack) -> dict[str, bytes]
 
     Args:
         config: of the run; its ``data.block_length`` is the longest row of the pack.
-        step: of the weights.
         pack: what was learned; its corpus has the tokenizer.
     """
     settings = {

@@ -189,7 +189,6 @@ def prune_checkpoints(directory: Path, keep_last: int, intact_step: int) -> None
     """Delete old checkpoints, and the remains of crashed saves.
 
     Args:
-        directory: as for ``latest_checkpoint``.
         keep_last: how many to keep, 0 for all.
         intact_step: step of the newest intact checkpoint, just written or read. It counts as the
             first to keep; newer ones are damaged, and are neither counted nor deleted.

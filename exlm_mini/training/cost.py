@@ -191,7 +191,6 @@ def estimate(config: RunConfig, vocab_size: int, row_length: int) -> Estimate:
     """Costs of a run with a single objective.
 
     Args:
-        config: of the run.
         vocab_size: V.
         row_length: longest row, [BOS] and [EOS] included.
     """

@@ -37,7 +37,6 @@ def dry_run(
     """Print what a run would cost; nothing is written.
 
     Args:
-        config: of the run.
         num_devices: that share a batch; memory is that of one of them.
         tokens_per_second: measured speed of one device, for the hours, in input tokens, before
             expansion or repetition and without padding.

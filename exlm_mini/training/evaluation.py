@@ -101,8 +101,6 @@ def evaluate(
     the result is the same, to the last bit, for any number of processes.
 
     Args:
-        device: of the model.
-        chain_share: see ``ExLM.forward``.
         rank, world_size: number of this process, and of all processes that call this together.
         add_up: sums a float64 tensor on the CPU over the processes.
     """

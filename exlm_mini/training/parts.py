@@ -34,8 +34,6 @@ def make_masker(
     corrupted share p^k (Appendix C), and its cells differ in p and k alone.
 
     Args:
-        config: of the run.
-        special_ids: of its tokenizer.
         tokenizer: loads it, such as ``Pack.tokenizer``; only the strategy ``units`` needs one.
     """
     masking, units = config.masking, None

@@ -53,7 +53,6 @@ def locked_directory(path: Path, report: Callable[[str], None] = print) -> Itera
     runs in at once.
 
     Args:
-        path: of the directory.
         report: receives a line if the file system has no locks.
 
     Raises:

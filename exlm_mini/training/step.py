@@ -51,10 +51,6 @@ class Stepper:
 
     Args:
         config: of the run, with a definite precision.
-        pack: rows for training.
-        masker: of the run.
-        engine: of this process.
-        model: from ``Engine.wrap``.
     """
 
     def __init__(

@@ -65,7 +65,6 @@ class Trainer:
     """One run, from its newest checkpoint to its last step.
 
     Args:
-        config: of the run.
         train_pack, validation_pack: rows for training and for validation.
         output: run directory, locked by the caller; gets ``checkpoints/`` and ``metrics.jsonl``.
         report: takes a line about something unusual, such as a damaged checkpoint.
