@@ -26,14 +26,6 @@ from exlm_mini.config.checks import nearest
 # ---- the table of backends ----
 
 
-def _works_anywhere(device_type: str) -> None:
-    return None
-
-
-def _needs_float64(device_type: str) -> str | None:
-    return "it adds up in float64, which mps lacks" if device_type == "mps" else None
-
-
 class Backend(NamedTuple):
     """The functions of a backend, which take the four tensors of a checked ``Graph``."""
 
@@ -41,7 +33,7 @@ class Backend(NamedTuple):
     """log f_{M,L} (B,), differentiable by both score tensors."""
     viterbi: Callable[..., tuple[Tensor, Tensor]]
     """path_BM and log_score_B of the best path."""
-    why_not: Callable[[str], str | None] = _works_anywhere
+    why_not: Callable[[str], str | None] = lambda device_type: None
     """From a device type such as ``cpu``: why the backend does not work there, or None."""
 
 
@@ -49,7 +41,7 @@ BACKENDS: dict[str, Backend] = {
     "enumerate": Backend(enumeration.log_likelihood, enumeration.viterbi),
     "naive": Backend(naive.log_likelihood, naive.viterbi),
     "vectorized": Backend(vectorized.log_likelihood, vectorized.viterbi),
-    "scaled": Backend(scaled.log_likelihood, vectorized.viterbi, _needs_float64),
+    "scaled": Backend(scaled.log_likelihood, vectorized.viterbi),
     "native": Backend(native.log_likelihood, native.viterbi, native.why_not),
 }
 FASTEST_FIRST = ("native", "scaled", "vectorized")
@@ -91,11 +83,7 @@ fastest._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def choose(name: str, device_type: str) -> Backend:
-    """The backend of that name.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """The backend of that name."""
     name = fastest(device_type) if name == "auto" else name
     if name not in BACKENDS:
         raise ValueError(f"alignment backend '{name}': {nearest(name, ['auto', *BACKENDS])}")
@@ -148,9 +136,8 @@ def dag_log_likelihood(
         gradient is autograd's, by several times that.
 
     Raises:
-        ValueError: if shapes, dtypes or counts do not fit each other, the backend is unknown, or
-            the graph has more paths than ``enumerate`` can add up. Counts that lie on a GPU are
-            not compared with M and L, as that would wait for it.
+        ValueError: if shapes, dtypes or counts do not fit each other, or the backend is unknown.
+            Counts on a GPU are not compared with M and L, as that would wait for it.
     """
     graph = checked(log_emission, log_transition, num_targets, num_states)
     return choose(backend, log_emission.device.type).log_likelihood(*graph)

@@ -5,7 +5,6 @@ Shapes: B rows, M targets, L states. A row has comb(L - 2, M - 2) paths.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from itertools import combinations, pairwise
 
@@ -13,9 +12,6 @@ import torch
 from torch import Tensor
 
 from exlm_mini.alignment.graphs import Graph
-
-MOST_STEPS = 500_000
-"""Steps of all paths together, one per target: about 2 GB including autograd's record."""
 
 Path = tuple[int, ...]
 
@@ -40,20 +36,8 @@ def path_score(log_emission_ML: Tensor, log_transition_LL: Tensor, path: Path) -
 
 
 def _scored_paths(graph: Graph) -> Iterator[list[tuple[Tensor, Path]]]:
-    """Of each row the paths of non-zero probability with their scores.
-
-    Raises:
-        ValueError: for graphs of more paths than memory and patience hold.
-    """
-    sizes = list(zip(*(counts_B.tolist() for counts_B in graph[2:]), strict=True))
-    num_paths = [math.comb(max(L - 2, 0), max(M - 2, 0)) for M, L in sizes]
-    num_steps = sum(M * number for (M, _), number in zip(sizes, num_paths, strict=True))
-    if num_steps > MOST_STEPS:
-        raise ValueError(
-            f"backend 'enumerate' would score 10^{math.log10(sum(num_paths)):.1f} paths one by "
-            f"one, 10^{math.log10(num_steps):.1f} steps where {MOST_STEPS:,} are the most; use "
-            "'vectorized' or 'auto', or a smaller graph"
-        )
+    """Of each row the paths of non-zero probability with their scores."""
+    sizes = zip(*(counts_B.tolist() for counts_B in graph[2:]), strict=True)
     for b, size in enumerate(sizes):
         scores = graph.log_emission_BML[b], graph.log_transition_BLL[b]
         scored = ((path_score(*scores, path), path) for path in paths(*size))

@@ -164,8 +164,7 @@ def sweep_buffers(log_emission_BML: Tensor, layout: Layout) -> tuple[Tensor, Ten
 
 
 def log_likelihood_with(kernels: Kernels, arguments: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """log_likelihood_B, and the sweeps for ``gradients_with``.
-    """
+    """log_likelihood_B, and the sweeps for ``gradients_with``."""
     graph = _contiguous(arguments)
     emission = graph.log_emission_BML
     log_likelihood_B = emission.new_empty(len(emission))
@@ -240,19 +239,6 @@ def _(
     return empty_like(emission), empty_like(transition)
 
 
-@_operator("dag_viterbi", f"({GRAPH}) -> (Tensor, Tensor)")
-def _viterbi(emission: Tensor, *others: Any) -> tuple[Tensor, ...]:
-    return viterbi_with(_kernels(emission.device), (emission, *others))
-
-
-@_viterbi.register_fake
-def _(emission: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-    return (
-        emission.new_empty(emission.shape[:2], dtype=torch.int64),
-        emission.new_empty(emission.shape[0]),
-    )
-
-
 _operators = torch.ops.exlm_mini
 _differentiable = with_gradients(_operators.dag_log_likelihood, _operators.dag_gradients)
 
@@ -273,4 +259,4 @@ def log_likelihood(*arguments: Tensor) -> Tensor:
 
 def viterbi(*arguments: Tensor) -> tuple[Tensor, Tensor]:
     """See ``alignment.viterbi``; sums in double precision. NaN has no path, and NaN."""
-    return _viterbi(*arguments)
+    return viterbi_with(_kernels(arguments[0].device), arguments)

@@ -44,12 +44,6 @@ class Parser(argparse.ArgumentParser):
             help="show the traceback behind a mistake",
         )  # fmt: skip
 
-    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        # Older versions of argparse drop the value of --option=-- and continue without one.
-        if action.option_strings and arg_strings == ["--"]:
-            self.error(f"argument {action.option_strings[0]}: -- is no value")
-        return super()._get_values(action, arg_strings)
-
     def error(self, message: str) -> NoReturn:
         """Raise ``UserError`` about a mistake."""
         message = " ".join(message.split())

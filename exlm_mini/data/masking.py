@@ -194,12 +194,8 @@ class Masker:
     masks is none, so the first one that is drawn is hidden whole."""
 
     def __post_init__(self) -> None:
-        if self.masking.strategy == "slots" and not self.slots:
-            raise ValueError("the strategy 'slots' needs the positions to mask")
         if (self.masking.strategy == "units") != (self.units is not None):
             raise ValueError("the strategy 'units', and no other, needs the units to mask")
-        if self.units is not None and self.num_copies > 1:
-            raise ValueError("units are those of a row whose tokens are not repeated")
 
     def __call__(
         self, token_ids_BN: Tensor, epoch_B: np.ndarray, sample_B: np.ndarray, step: int

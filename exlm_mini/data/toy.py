@@ -72,13 +72,6 @@ class Grammar:
     prior: np.ndarray
     positions: tuple[Position, ...]
 
-    def __post_init__(self) -> None:
-        want = tuple(len(values) for values in self.latents.values())
-        if self.prior.shape != want:
-            raise ValueError(f"want a prior of shape {want}, got {self.prior.shape}")
-        if (self.prior < 0).any() or not np.isclose(self.prior.sum(), 1, rtol=0, atol=1e-12):
-            raise ValueError(f"the prior of {self.name} is not a distribution")
-
     # ---- what the language looks like ----
 
     @property
@@ -139,7 +132,7 @@ class Grammar:
         Returns:
             (S,) in nats; ``-inf`` for what the grammar cannot say.
         """
-        is_kept_N = self._check_mask(np.ones(self.length) if is_kept_N is None else is_kept_N)
+        is_kept_N = np.ones(self.length, bool) if is_kept_N is None else is_kept_N
         weight_SZ = self._weight(np.asarray(word_ids_SN), is_kept_N)
         with np.errstate(divide="ignore"):
             return np.log(weight_SZ.sum(axis=1))
@@ -155,7 +148,6 @@ class Grammar:
             (M, V): the distribution of each masked word given the visible ones, in order of
             position.
         """
-        is_masked_N = self._check_mask(is_masked_N)
         posterior_Z = self._posterior(sentence_N, is_masked_N)
         return posterior_Z @ self.word_probability_NZV[is_masked_N]
 
@@ -166,7 +158,6 @@ class Grammar:
         Arguments as in ``marginals``. Combinations are grown position by position and dropped
         as soon as no latent value allows them, so the cost is that of the possible ones.
         """
-        is_masked_N = self._check_mask(is_masked_N)
         posterior_Z = self._posterior(sentence_N, is_masked_N)
         driven = [n for n in self.slots if is_masked_N[n]]
         index_CM, weight_CZ = _combinations(
@@ -180,13 +171,11 @@ class Grammar:
 
     def joint_entropy_bits(self, is_masked_N: np.ndarray) -> float:
         """H(masked words | visible words) in bits: the floor of a model of dependencies."""
-        is_masked_N = self._check_mask(is_masked_N)
         everything = self._entropy_bits(np.ones_like(is_masked_N))
         return everything - self._entropy_bits(~is_masked_N)
 
     def marginal_entropy_bits(self, is_masked_N: np.ndarray) -> float:
         """Sum over masked positions of H(x_i | visible words) in bits: the floor of MLM."""
-        is_masked_N = self._check_mask(is_masked_N)
         context = self._entropy_bits(~is_masked_N)
         place_N = np.arange(self.length)
         known = (~is_masked_N | (place_N == n) for n in np.flatnonzero(is_masked_N))
@@ -248,12 +237,6 @@ class Grammar:
         driven = [c.likelihood_ZK for c in kept if c.likelihood_ZK.shape[1] > 1]
         _, weight_CZ = _combinations(self._prior_Z, driven)
         return _entropy_bits(weight_CZ.sum(axis=1)) + sum(c.word_given_class_bits for c in kept)
-
-    def _check_mask(self, is_masked_N: np.ndarray) -> np.ndarray:
-        is_masked_N = np.asarray(is_masked_N).astype(bool)
-        if is_masked_N.shape != (self.length,):
-            raise ValueError(f"want a mask of shape {(self.length,)}, got {is_masked_N.shape}")
-        return is_masked_N
 
 
 class _Table(NamedTuple):

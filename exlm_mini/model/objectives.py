@@ -117,8 +117,6 @@ def states_alignment_loss(
     Returns:
         Scalar in nats per target; 0 when every row is skipped.
 
-    Raises:
-        ValueError: naming the rows without a path, with ``on_no_path="raise"``.
     """
     has_path_B = log_likelihood_B != -torch.inf
     if on_no_path == "raise" and not bool(has_path_B.all()):

@@ -171,18 +171,6 @@ class SpanTransition(GatedTransition):
         )
 
 
-class ChainTransition(nn.Module):
-    """The same with nothing learned: k parallel chains through each span, entered equally."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.states_per_mask = config.states_per_mask
-
-    def forward(self, state_BLD: Tensor, graph: StateGraph) -> Tensor:
-        """log_transition_BLL, the same for all features."""
-        return _equal_shares(span_chains(graph, self.states_per_mask), state_BLD)
-
-
 def span_chains(graph: StateGraph, states_per_mask: int) -> Tensor:
     """k parallel chains through each span of masks that touch; is_chain_BLL (bool).
 
@@ -197,16 +185,23 @@ def span_chains(graph: StateGraph, states_per_mask: int) -> Tensor:
     return _next_target_edges(graph) & (is_same_BLL | ~is_touching_BLL)
 
 
-class UniformTransition(nn.Module):
-    """No dependencies: each mask's token is an equal mixture over its k states (an ablation).
+class FixedTransition(nn.Module):
+    """Equal shares of edges that do not depend on features, so nothing is learned.
 
-    It is written as a graph, so that every reader of graphs can read it: a path goes from a state
-    to each clone of the next target with probability 1/k.
+    With ``uniform`` (an ablation) a path goes from a state to each clone of the next target, so a
+    mask's token is an equal mixture over its k states; with ``chains`` to the clone of the same
+    number within a span.
     """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.kind, self.states_per_mask = config.transition, config.states_per_mask
 
     def forward(self, state_BLD: Tensor, graph: StateGraph) -> Tensor:
         """log_transition_BLL, the same for all features."""
-        return _equal_shares(_next_target_edges(graph), state_BLD)
+        if self.kind == "uniform":
+            return _equal_shares(_next_target_edges(graph), state_BLD)
+        return _equal_shares(span_chains(graph, self.states_per_mask), state_BLD)
 
 
 def parallel_chains(state_BLD: Tensor, graph: StateGraph) -> Tensor:
@@ -276,12 +271,10 @@ def make_transition(config: ModelConfig) -> nn.Module | None:
             return PaperTransition(config)
         case "gated":
             return GatedTransition(config)
-        case "uniform":
-            return UniformTransition()
         case "spans":
             return SpanTransition(config)
-        case "chains":
-            return ChainTransition(config)
+        case "uniform" | "chains":
+            return FixedTransition(config)
     return None
 
 

@@ -156,9 +156,6 @@ def read_row(
         chain_share: as in ``ExLM.forward``, for a model from the start of training.
         num_copies: k of §3, of every token; 1 but for Repeated MLM.
 
-    Raises:
-        ValueError: if it is not one row framed by [BOS] and [EOS], is too long after expansion,
-            or the model is in training mode.
     """
     is_masked_BN, special_ids = _check_row(model, masked_ids_BN), model.special_ids
     row = MaskedBatch(masked_ids_BN, is_masked_BN, masked_ids_BN)
@@ -195,10 +192,9 @@ def _check_row(model: ExLM | MaskedLM, masked_ids_BN: Tensor) -> Tensor:
     """is_masked_BN of a row that can be read."""
     if model.training:
         raise ValueError("the model is in training mode, where dropout is random; call eval()")
-    special = model.special_ids
     if masked_ids_BN.dim() != 2 or len(masked_ids_BN) != 1:
         raise ValueError(f"want one row (1, N), got {tuple(masked_ids_BN.shape)}")
-    row_N = masked_ids_BN[0].tolist()
+    special, row_N = model.special_ids, masked_ids_BN[0].tolist()
     is_framed = row_N[:1] == [special.bos] and row_N[-1:] == [special.eos]
     if not is_framed or {special.pad, special.bos, special.eos} & set(row_N[1:-1]):
         raise ValueError(

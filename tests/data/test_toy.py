@@ -208,16 +208,6 @@ def test_an_impossible_sentence_is_refused():
     assert pairs.log_probability(nonsense)[0] == -np.inf
     with pytest.raises(ValueError, match="no sentence of the grammar pairs"):
         pairs.marginals(nonsense[0], pairs.mask())
-    with pytest.raises(ValueError, match="want a mask of shape"):
-        pairs.joint_entropy_bits(np.ones(3))
-
-
-def test_a_prior_must_be_a_distribution_over_the_latents():
-    word = (Position({(): "a"}),)
-    with pytest.raises(ValueError, match="want a prior of shape"):
-        Grammar("bad", {"mood": ("a", "b")}, np.ones(3) / 3, word)
-    with pytest.raises(ValueError, match="not a distribution"):
-        Grammar("bad", {"mood": ("a", "b")}, np.ones(2), word)
 
 
 def test_an_unknown_grammar_offers_the_nearest():
