@@ -17,9 +17,8 @@ from exlm_mini.alignment import BACKENDS
 from exlm_mini.config import RunConfig, TrainConfig
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import write_atomically
-from exlm_mini.data.memory import check_bytes
 from exlm_mini.training.console import say
-from exlm_mini.training.cost import check_memory
+from exlm_mini.training.cost import check_bytes, check_memory
 from exlm_mini.training.processes import choose_device
 from exlm_mini.training.provenance import machine
 

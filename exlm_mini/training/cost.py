@@ -6,8 +6,12 @@ feed-forward width, H heads, V vocabulary.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -15,11 +19,11 @@ from torch import nn
 
 from exlm_mini.config import ModelConfig, RunConfig, SpecialIds, TrainConfig
 from exlm_mini.config.checks import UserError
-from exlm_mini.data.memory import check_bytes
 from exlm_mini.data.packs import Pack
 from exlm_mini.data.toy_grammars import slots_of
 from exlm_mini.training.parts import make_model
 
+CGROUP = Path("/sys/fs/cgroup")
 _FLOAT = 4  # bytes; weights, moments and the alignment are float32 in every precision
 _BATCH_TOKEN = 25
 """Bytes per token of a step's batch: ids before and after masking, the mask, and the noise."""
@@ -223,10 +227,7 @@ def check_memory(
     device: torch.device,
     num_devices: int = 1,
 ) -> None:
-    """Raise ``DoesNotFit`` for a run that memory cannot hold, with the settings to lower.
-
-    The sizes are as for ``estimate``, or lower bounds while they are unknown.
-    """
+    """Raise ``UserError`` for a run that memory cannot hold, with the settings to lower."""
     plan = plan_batch(config.train, num_devices)
     changed: dict[str, Any] = {f"micro_batch_{plan.name}": plan.per_device}
     train = replace(config.train, **changed)
@@ -244,6 +245,35 @@ def check_memory(
         f"lower train.batch_{plan.name}": _BATCH_TOKEN * tokens,
     }
     check_bytes("the run", parts, device)
+
+
+def check_bytes(what: str, parts: Mapping[str, float], device: torch.device) -> None:
+    """Refuse work that does not fit into a device's memory, before anything large is allocated: on
+    a CPU allocation succeeds beyond it, and later the system kills the process.
+
+    ``parts`` has bytes by remedy; the first at which their sum is too large is told.
+    """
+    present, so_far = device_memory(device), 0.0
+    for remedy, needed in parts.items():
+        so_far += needed
+        if so_far > present:
+            is_gpu = device.type == "cuda"
+            name = torch.cuda.get_device_name(device) if is_gpu else "this machine"
+            raise UserError(
+                f"{what} needs about {sum(parts.values()) / 2**30:,.1f} GiB, {name} has "
+                f"{present / 2**30:,.1f} GiB; {remedy}"
+            )
+
+
+def device_memory(device: torch.device) -> int:
+    """Bytes of memory of a GPU, or of the machine or its container."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of either version
+        with contextlib.suppress(OSError, ValueError):  # not there, or "max"
+            present = min(present, int((CGROUP / name).read_text()))
+    return present
 
 
 def num_states(model: ModelConfig, num_masks: float) -> float:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -158,3 +161,13 @@ class WandbLog:
     def close(self) -> None:
         """Wait until all is sent."""
         self._run.finish()
+
+
+def copies_of(output: Path, config: RunConfig, step: int) -> list[ScalarLog | WandbLog]:
+    """Where the lines of a run that goes on from a step are copied to."""
+    copies: list[ScalarLog | WandbLog] = []
+    if config.train.tensorboard:
+        copies.append(ScalarLog(output / "tensorboard", step))
+    if os.environ.get("WANDB_PROJECT") and find_spec("wandb"):
+        copies.append(WandbLog(output.name, asdict(config)))
+    return copies

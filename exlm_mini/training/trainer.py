@@ -11,11 +11,9 @@ With several processes, all train side by side, and only the first reports and w
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,14 +35,12 @@ from exlm_mini.training.checkpoint import (
 from exlm_mini.training.console import Progress
 from exlm_mini.training.cost import check_fits, check_spread
 from exlm_mini.training.evaluation import Evaluation, evaluate
-from exlm_mini.training.meter import Meter, ScalarLog, WandbLog
+from exlm_mini.training.meter import Meter, copies_of
 from exlm_mini.training.parts import make_masker, make_model
 from exlm_mini.training.processes import Engine, choose_device, with_precision
 from exlm_mini.training.provenance import versions
 from exlm_mini.training.run_directory import MetricsLog
 from exlm_mini.training.step import Stepper, Update
-
-Log = MetricsLog | ScalarLog | WandbLog
 
 
 class Outcome(NamedTuple):
@@ -186,9 +182,9 @@ class Trainer:
         return is_stopped
 
     @contextlib.contextmanager
-    def _logs(self, step: int) -> Iterator[list[Log]]:
+    def _logs(self, step: int) -> Iterator[list[Any]]:
         """The logs of the first process; restores ``seconds`` from the metrics."""
-        logs: list[Log] = []
+        logs: list[Any] = []
         with contextlib.ExitStack() as open_files:
             with self.engine.together():
                 if self.engine.is_main:
@@ -197,11 +193,7 @@ class Trainer:
                     prune_checkpoints(self._checkpoints, self.config.train.keep_last, step)
                     metrics = MetricsLog(self.output / "metrics.jsonl", step)
                     self.seconds = (metrics.last or {}).get("seconds") or 0.0
-                    logs.append(metrics)
-                    if self.config.train.tensorboard:
-                        logs.append(ScalarLog(self.output / "tensorboard", step))
-                    if os.environ.get("WANDB_PROJECT") and find_spec("wandb"):
-                        logs.append(WandbLog(self.output.name, asdict(self.config)))
+                    logs += [metrics, *copies_of(self.output, self.config, step)]
                     for log in logs:
                         open_files.callback(log.close)
             yield logs
@@ -225,10 +217,8 @@ class Trainer:
         if update.mask_accuracy is not None:
             numbers["mask_accuracy"] = update.mask_accuracy
         if evaluation:
-            numbers["validation_bits_per_mask"] = evaluation.bits_per_mask
-            numbers["validation_bits_per_row"] = evaluation.bits_per_row
-            numbers["validation_mask_accuracy"] = evaluation.mask_accuracy
-            numbers["validation_perplexity"] = evaluation.perplexity
+            for name in ("bits_per_mask", "bits_per_row", "mask_accuracy", "perplexity"):
+                numbers[f"validation_{name}"] = getattr(evaluation, name)
         return numbers
 
     def validate(self, step: int) -> Evaluation:
@@ -343,13 +333,8 @@ class Trainer:
         self.stepper.restore(state["update"])
 
     def begin_from(self, checkpoint: Checkpoint) -> None:
-        """Start with the weights of another run, see ``train.start_from``.
-
-        Its moments go on, too, unless an MLM grows.
-
-        Args:
-            checkpoint: of an MLM, or of a run of this objective.
-        """
+        """Start with the weights of another run, of an MLM or of this objective, see
+        ``train.start_from``. Its moments go on, too, unless an MLM grows."""
         state, path = checkpoint.state, checkpoint.path
         if state["tokenizer_sha256"] != self.train_pack.tokenizer_sha256:
             raise UserError(

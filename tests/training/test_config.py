@@ -23,9 +23,8 @@ from exlm_mini.config import (
 )
 from exlm_mini.config.checks import fields_of
 from exlm_mini.config.recipes import load_recipe, plain, recipe_names, stored_config
-from exlm_mini.data import memory
-from exlm_mini.data.memory import device_memory
-from exlm_mini.training.cost import check_memory
+from exlm_mini.training import cost
+from exlm_mini.training.cost import check_memory, device_memory
 from exlm_mini.training.dry_run import row_length_of
 from exlm_mini.training.processes import with_precision
 
@@ -202,7 +201,7 @@ TOO_LARGE = [
 @pytest.fixture
 def memory_of_24_gib(monkeypatch):
     """Any machine as one with 24 GiB and no GPU."""
-    monkeypatch.setattr(memory, "device_memory", lambda device: 24 * GIB)
+    monkeypatch.setattr(cost, "device_memory", lambda device: 24 * GIB)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
@@ -238,5 +237,5 @@ def test_a_dry_run_tells_what_no_machine_holds(capsys, memory_of_24_gib):
 def test_a_container_has_no_more_than_it_may_take(limit, is_less, tmp_path, monkeypatch):
     whole = device_memory(CPU)
     (tmp_path / "memory.max").write_text(limit)
-    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    monkeypatch.setattr(cost, "CGROUP", tmp_path)
     assert device_memory(CPU) == (10**9 if is_less else whole)
