@@ -113,9 +113,6 @@ class TokenBatches:
     Args:
         num_tokens: most tokens of a micro-batch: rows times the longest of them, before expansion.
         num_parts: micro-batches of a step, over all processes.
-
-    Raises:
-        UserError: if the longest row alone is more than ``num_tokens``.
     """
 
     def __init__(

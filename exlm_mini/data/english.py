@@ -14,9 +14,6 @@ def embedded_english() -> Iterator[str]:
     A document is a section: its heading, then one paragraph per line; code and grammar keep their
     line breaks. Sections that appear under two topics are given once. The text differs a little
     between Python versions.
-
-    Raises:
-        UserError: if this Python was built without ``pydoc_data``.
     """
     try:
         from pydoc_data.topics import topics

@@ -21,11 +21,7 @@ MAX_RINGS = 100
 
 
 def embedded_molecules() -> Iterable[str]:
-    """The 5,000 compounds of the National Cancer Institute that come with RDKit.
-
-    Raises:
-        UserError: if RDKit or its data directory is missing.
-    """
+    """The 5,000 compounds of the National Cancer Institute that come with RDKit."""
     require_rdkit()
     from rdkit import RDConfig
 

@@ -54,9 +54,6 @@ def document(value: object, kind: str, where: str) -> str:
         value: a line, a cell of a table or an entry of a list.
         kind: smiles, or anything else for text.
         where: its place, for messages.
-
-    Raises:
-        UserError: if it is no text, or not one molecule (see ``smiles_in``).
     """
     if not isinstance(value, str):
         raise UserError(f"{where} is {value!r}, no text; write a text or leave it out")

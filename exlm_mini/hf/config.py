@@ -44,9 +44,6 @@ class ExLMConfig(PreTrainedConfig):
         classifier_dropout: before and in the heads of fine-tuning.
         kwargs: fields of ``architecture``, and those of ``PreTrainedConfig``, such as
             ``num_labels``.
-
-    Raises:
-        UserError: for settings that contradict each other, or that a model cannot have.
     """
 
     model_type = "exlm"

@@ -54,11 +54,7 @@ def use_book_style() -> None:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of the path's suffix, the same bytes for the same figure.
-
-    Raises:
-        OSError: the file cannot be written; what stood there before is left.
-    """
+    """Write a figure in the format of the path's suffix, the same bytes for the same figure."""
     buffer = io.BytesIO()
     suffix = path.suffix[1:].lower()
     when = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix)

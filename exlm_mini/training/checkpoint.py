@@ -71,9 +71,6 @@ def save_checkpoint(
             groups consist of letters, digits and ``_``.
         state: JSON-able; tuples come back as lists.
         others: more files, which the manifest does not name (see ``beside_weights``).
-
-    Raises:
-        OSError: if the directory cannot be written.
     """
     final = directory / f"step-{step:06d}"
     draft = directory / f"{final.name}.tmp"
@@ -118,8 +115,6 @@ def load_checkpoint(path: Path) -> Checkpoint:
         if _sha256(data) != entry["sha256"]:
             raise UserError(f"{path / name} is damaged: its sha256 is another; {remedy}")
         tensors[name.removesuffix(".safetensors")] = safetensors.torch.load(data)
-    if name := not_finite(tensors.get("model", {})):
-        raise UserError(f"{path} has numbers in {name} that are not finite; {remedy}")
     return Checkpoint(fields["step"], tensors, fields["state"], path)
 
 

@@ -54,9 +54,6 @@ def locked_directory(path: Path, report: Callable[[str], None] = print) -> Itera
 
     Args:
         report: receives a line if the file system has no locks.
-
-    Raises:
-        OSError: the directory cannot be made or written.
     """
     path.mkdir(parents=True, exist_ok=True)
     lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -178,11 +175,7 @@ class MetricsLog:
         self._path = path
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append one line; nan and infinities become null, because JSON lacks them.
-
-        Raises:
-            OSError: if the line cannot be written; the file then ends with the line before it.
-        """
+        """Append one line; nan and infinities become null, because JSON lacks them."""
         data, end = _line(record).encode(), os.fstat(self._descriptor).st_size
         try:
             # On a nearly full disk a write may be partial.
