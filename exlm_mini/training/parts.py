@@ -59,11 +59,13 @@ def load_model(checkpoint: Checkpoint) -> tuple[MaskedLM | ExLM, RunConfig]:
         checkpoint.tensors["model"],
         checkpoint.state,
     )
+    parts = config, state["vocab_size"], SpecialIds(**state["special_ids"])
     with torch.device("meta"):  # settings that are too large would take the memory first
-        model = make_model(config, state["vocab_size"], SpecialIds(**state["special_ids"]))
-    if reason := misfit(model.state_dict(), weights):
+        shapes = make_model(*parts).state_dict()
+    if reason := misfit(shapes, weights):
         raise _unlike(checkpoint, reason)
-    model.to_empty(device="cpu").load_state_dict(weights)
+    model = make_model(*parts)
+    model.load_state_dict(weights)
     return model.eval(), config
 
 
