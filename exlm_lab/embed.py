@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 
 from exlm_lab.downstream.figure import draw_map
-from exlm_lab.downstream.tables import chunks, find_column, table_writer
+from exlm_lab.downstream.tables import find_column, table_writer, told_chunks
 from exlm_mini.config.checks import Count, UserError
 from exlm_mini.config.options import Parser, command_parser, of
 from exlm_mini.data.files import whole_file
-from exlm_mini.training.console import ProgressLine, exit_code, say
+from exlm_mini.training.console import exit_code, say
 
 MOST_DRAWN = 5000
 """Rows of the map, or some more to the end of a piece; memory does not grow with the others."""
@@ -80,7 +80,7 @@ def run(options: Any) -> None:
     from exlm_mini.reading.entries import tell
     from exlm_mini.reading.trained import load
 
-    is_array, is_told, done = options.output.suffix == ".npy", False, 0
+    is_array, is_told = options.output.suffix == ".npy", False
     if options.output.suffix not in (".npy", ".parquet"):
         raise UserError(
             f"--output is {options.output}; give a name that ends in .npy or .parquet"
@@ -88,28 +88,26 @@ def run(options: Any) -> None:
     if options.color and not options.map:
         raise UserError("--color colours the map; name its file with --map")
     drawn: list[tuple[np.ndarray, Any]] = []
-    model, total = load(options.model), sum(map(len, chunks(options.table)))
+    model = load(options.model)
     writer: Any = _npy if is_array else table_writer
-    with writer(options.output) as write, ProgressLine("rows", total) as line:
-        for frame in chunks(options.table):
+    with writer(options.output) as write:
+        for first, frame in told_chunks(options.table, "embedded"):
             column = frame.iloc[:, find_column(options.table, frame, options.column)]
             long: list[str] = []
             vectors_BD, reasons = model.vectors(list(column), options.batch_size, long.append)
             if long and not is_told:
-                say(f"some rows from {done} on are long: {long[0]}")
+                say(f"some rows from {first} on are long: {long[0]}")
                 is_told = True
-            tell(reasons, "row {}", "it gets no vector", say, done)
+            tell(reasons, "row {}", "it gets no vector", say, first)
             rows = vectors_BD.numpy()
-            if options.map and done < MOST_DRAWN:
+            if options.map and first < MOST_DRAWN:
                 color = options.color and find_column(options.table, frame, options.color)
                 drawn.append((rows, frame.iloc[:, color] if options.color else None))
             if not is_array:
                 cells = [None if i in reasons else row for i, row in enumerate(rows)]
                 rows = frame.assign(embedding=cells)
             write(rows)
-            done += len(frame)
-            line.tell(done, "embedded")
-    say(f"wrote {options.output}: {done:,} rows")
+    say(f"wrote {options.output}")
     if options.map:
         draw_map(drawn, options.color, options.map)
         say(f"wrote {options.map}")

@@ -29,7 +29,6 @@ stopped and ready to go on.
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import time
@@ -53,13 +52,14 @@ from exlm_mini.training.console import (
     INTERRUPTED,
     Requests,
     exit_code,
-    in_words,
     requests_by_signal,
     say,
 )
 from exlm_mini.training.run_directory import CONFIG, LOCK, locked_directory
 
 if TYPE_CHECKING:  # help and mistakes on the command line need no torch
+    import torch
+
     from exlm_lab.downstream.prepared import Problem
     from exlm_lab.downstream.task import Kind
     from exlm_mini.reading.trained import Trained
@@ -111,11 +111,6 @@ class Request(NamedTuple):
         rejected = {note["row"]: note["why"] for note in splits.notes["rejected"]}
         tell(rejected, "row {}", "it is left out", say)
         return make_problem(own, splits, pretrained, most)
-
-    def model(self, task: str) -> Path:
-        """Where the model of a task is saved."""
-        output: Path = self.options.output
-        return output / task if self.options.table is None else output
 
 
 def _parser() -> Any:
@@ -218,27 +213,28 @@ def _check_table(options: Any) -> None:
 
 def run(request: Request) -> bool:
     """Fine-tune on every task asked for and print the results; false if asked to stop before."""
-    from exlm_lab.downstream.results import shown
+    from exlm_lab.downstream.runs import plan
     from exlm_mini.reading.trained import load
     from exlm_mini.training.processes import choose_device
 
-    options, output = request.options, request.options.output
+    options, output, seeds = request.options, request.options.output, request.recipe.seeds
     pretrained = load(options.checkpoint, say)
     settings = {task: request.settings(task) for task in _tasks(request, pretrained)}
-    choose_device(options.device)  # before anything is read
+    device = choose_device(options.device)  # before anything is read
     if threads := options.threads or pretrained.config.train.num_threads:
         import torch
 
         torch.set_num_threads(threads)
     if options.dry_run:
         for task, configs in settings.items():
-            _print_plan(request, request.problem(task, pretrained), configs, pretrained)
+            problem = request.problem(task, pretrained)
+            print("\n".join(plan(problem, configs, seeds, pretrained, device)))
         return True
     if any((output / name).exists() for name in (CONFIG, "checkpoints")):
         raise UserError(f"{output} holds a pre-training run; choose another --output")
     with locked_directory(output, say), requests_by_signal() as requests:
         try:
-            results = _tune_all(request, pretrained, settings, requests)
+            lines = _tune(request, pretrained, settings, device, requests)
         except StoppedError:
             say(f"stopped; the same command with --output {output} goes on")
             return False
@@ -246,7 +242,7 @@ def run(request: Request) -> bool:
             if [path.name for path in output.iterdir()] == [LOCK]:
                 shutil.rmtree(output, ignore_errors=True)
             raise
-    print("\n".join(shown(results)))
+    print("\n".join(lines))
     print(f"results: {output / 'results.json'}")
     return True
 
@@ -271,70 +267,34 @@ def _tasks(request: Request, pretrained: Trained) -> list[str]:
     return tasks
 
 
-def _tune_all(
+def _tune(
     request: Request,
     pretrained: Trained,
     settings: dict[str, list[TuneConfig]],
+    device: torch.device,
     requests: Requests,
-) -> dict[str, Any]:
-    """One task after the other, each in ``results.json`` as soon as it is done; what that holds."""
-    from exlm_lab.downstream.results import check_results, task_record, write_results
-    from exlm_lab.downstream.runs import TuningLedger, tune
-    from exlm_mini.training.processes import choose_device
+) -> list[str]:
+    """One task after the other, each in ``results.json`` as soon as it is done; its tables."""
+    from exlm_lab.downstream.results import read_results, task_record, write_results
+    from exlm_lab.downstream.runs import TuningLedger, compare, tune
     from exlm_mini.training.provenance import commit, versions
 
-    options, recipe = request.options, request.recipe
-    check_results(options.output, pretrained)
-    made_with = {**versions(choose_device(options.device)), "commit": commit()}
+    options, output, recipe = request.options, request.options.output, request.recipe
+    records = read_results(output, pretrained)
+    made_with = {**versions(device), "commit": commit()}
     for task, configs in settings.items():
-        problem, model = request.problem(task, pretrained), request.model(task)
-        where = options.output, pretrained, problem, options.device, model
-        ledger = TuningLedger(*where, say, requests.should_stop)
+        problem, model = request.problem(task, pretrained), output
+        if options.table is None:
+            model = output / task
+        ledger = TuningLedger(
+            output, pretrained, problem, options.device, model, say, requests.should_stop
+        )
         result = tune(ledger, configs, recipe.seeds)
         if options.table is not None:
-            result = result._replace(baselines=_compare(problem, recipe.seeds, model))
-        record = task_record(result, recipe, made_with)
-        results = write_results(options.output, pretrained, task, record)
-    return results
-
-
-def _compare(
-    problem: Problem, seeds: tuple[int, ...], model: Path
-) -> dict[str, list[dict[str, float]]]:
-    """The baselines of a task, and a figure of the saved model beside it."""
-    from exlm_lab.downstream.baselines import baselines
-    from exlm_lab.downstream.figure import draw
-    from exlm_mini.hf import load_predictor
-
-    part = problem.parts.get("test", problem.parts["validation"])
-    assert part.examples is not None and problem.train.examples is not None
-    scores_RC, _ = load_predictor(model).scores(part.examples.texts)
-    draw(problem.task, part.examples, scores_RC, model / "figure.svg")
-    return baselines(problem.task, problem.train.examples, part.examples, seeds)
-
-
-def _print_plan(
-    request: Request, problem: Problem, settings: list[TuneConfig], pretrained: Trained
-) -> None:
-    """What a task would take, and what is noted of its rows, on stdout."""
-    from exlm_lab.downstream.finetuning import seconds_per_step
-    from exlm_lab.downstream.runs import num_runs
-    from exlm_mini.training.processes import choose_device
-
-    seeds, rows = request.recipe.seeds, problem.train.rows
-    steps = [config.epochs * config.steps_per_epoch(rows) for config in settings]
-    device = choose_device(request.options.device)
-    seconds = seconds_per_step(pretrained, problem, settings[0], device)
-    # A row that is only judged takes a third of the time.
-    judged = len(problem.parts["validation"].rows) / (3 * len(rows))
-    seconds *= (1 + judged) * (sum(steps) + (len(seeds) - 1) * max(steps))
-    plan = (
-        f"{len(settings)} setting(s), {len(seeds)} seed(s), {num_runs(settings, seeds)} run(s) of "
-        f"{min(steps):,} to {max(steps):,} steps, about {in_words(seconds)} on {device}"
-    )
-    notes = (f"{name} {json.dumps(note)}" for name, note in problem.notes.items())
-    for line in (plan, *notes):
-        print(f"{problem.task.name}: {line}")
+            result = compare(result, problem, recipe.seeds, model)
+        records[task] = task_record(result, recipe, made_with)
+        lines = write_results(output, pretrained, records)
+    return lines
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -17,10 +17,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from exlm_lab.downstream.tables import chunks, find_column, table_writer
+from exlm_lab.downstream.tables import find_column, table_writer, told_chunks
 from exlm_mini.config.checks import Count
 from exlm_mini.config.options import Parser, command_parser, of
-from exlm_mini.training.console import ProgressLine, exit_code, say
+from exlm_mini.training.console import exit_code, say
 
 
 def _parser() -> Parser:
@@ -40,19 +40,17 @@ def run(options: Any) -> None:
     """Predict chunk by chunk, so that memory does not grow with the rows."""
     from exlm_mini.hf import load_predictor
 
-    model, done = load_predictor(options.model, options.device), 0
-    names, total = options.column or model.task["columns"], sum(map(len, chunks(options.table)))
-    with table_writer(options.output) as write, ProgressLine("rows", total) as line:
-        for frame in chunks(options.table):
+    model = load_predictor(options.model, options.device)
+    names = options.column or model.task["columns"]
+    with table_writer(options.output) as write:
+        for first, frame in told_chunks(options.table, "predicted"):
             places = [find_column(options.table, frame, name) for name in names]
             texts = list(zip(*(frame.iloc[:, p] for p in places), strict=True))
-            said = model.predict(texts, options.batch_size, say, done)
-            done += len(frame)
+            said = model.predict(texts, options.batch_size, say, first)
             measured = set(map(str, frame))
             named = {n + " predicted" * (n in measured): column for n, column in said.items()}
             write(frame.assign(**named))
-            line.tell(done, "predicted")
-    say(f"wrote {options.output}: {done:,} rows")
+    say(f"wrote {options.output}")
 
 
 def main(argv: list[str] | None = None) -> int:

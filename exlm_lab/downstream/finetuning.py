@@ -12,6 +12,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,14 +39,13 @@ from exlm_lab.downstream.prepared import Part, Problem, identity_of
 from exlm_lab.downstream.saving import digest_of, intact_checkpoint
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.ledger import MADE_AGAIN, StoppedError, check_identity
-from exlm_mini.data.files import read_json, reading, write_json
+from exlm_mini.data.files import read_json, write_json
 from exlm_mini.reading.trained import Trained
 from exlm_mini.training.console import Progress
 from exlm_mini.training.processes import choose_device
 from exlm_mini.training.step import DivergedError
 
 EVALUATION_ROWS = 64
-RESTORE = "restore it from a copy"
 RUN = "run.json"
 """What a directory was made with, and the seconds that were spent there."""
 
@@ -74,13 +74,13 @@ def model_for(pretrained: Trained, problem: Problem, config: TuneConfig, seed: i
     classes = (
         hf.ExLMForQuestionAnswering if kind == "span" else hf.ExLMForSequenceClassification
     )
-    with reading(pretrained.path / "config.json", RESTORE):
-        settings = hf.ExLMConfig.from_pretrained(
-            pretrained.path, dropout=config.dropout,
-            attention_dropout=config.attention_dropout,
-            classifier_dropout=config.pooler_dropout, **problem.meaning,
-            learned_length=None,  # the task's notes say how long its rows are
-        )  # fmt: skip
+    run, tokenizer = pretrained.config, pretrained.tokenizer
+    dropout = {"dropout": config.dropout, "attention_dropout": config.attention_dropout}
+    settings = hf.ExLMConfig(
+        asdict(run.model) | dropout, run.objective, run.num_copies,
+        special_ids=tokenizer.special_ids._asdict(), vocab_size=tokenizer.vocab_size,
+        classifier_dropout=config.pooler_dropout, **problem.meaning,
+    )  # fmt: skip
     set_seed(seed)
     model = classes(settings)
     model.exlm.load_state_dict(pretrained.model.state_dict())

@@ -60,8 +60,6 @@ class Problem(NamedTuple):
     """A task for one model."""
 
     task: Task
-    num_outputs: int
-    """Of the classification head."""
     train: Part
     parts: dict[str, Part]
     """Rows to score, by name; ``validation`` is among them."""
@@ -78,7 +76,7 @@ class Problem(NamedTuple):
     def meaning(self) -> dict[str, Any]:
         """What the outputs of the head stand for, as transformers says it in ``config.json``."""
         if self.task.kind == "span":
-            return {"num_labels": self.num_outputs}
+            return {}
         names = dict(enumerate(self.task.classes))
         return {
             "id2label": names,
@@ -128,7 +126,6 @@ def make_problem(
         center = np.where(task.is_number, np.nanmean(labels_RC, 0), 0.0)
         spread = np.where(task.is_number, np.nanstd(labels_RC, 0), 1.0)
         spread[spread == 0] = 1.0
-    num_outputs = len(task.classes)
     parts, notes = {}, {**splits.notes, "rows": {}}
     for name, examples in named.items():
         rows, notes["rows"][name] = encode_examples(
@@ -137,12 +134,12 @@ def make_problem(
         parts[name] = _part(task, rows, examples, center, spread)
         if name != "train":
             # What no prediction can be scored on is refused before anything is trained.
-            parts[name].judge([np.zeros(num_outputs)] * len(rows))
+            parts[name].judge([np.zeros(len(task.classes))] * len(rows))
     share = notes["rows"]["train"]["unknown_share"]
     _check_unknown(task, splits.train.texts, share, max_unknown, pretrained)
     digest = _sha256((part.rows, named[name].labels) for name, part in parts.items())
     train = parts.pop("train")
-    return Problem(task, num_outputs, train, parts, notes, digest, center, spread)
+    return Problem(task, train, parts, notes, digest, center, spread)
 
 
 def _part(
@@ -183,7 +180,7 @@ def make_span_problem(
     share = notes["rows"]["train"]["unknown_share"]
     _check_unknown(squad.TASK, texts, share, max_unknown, pretrained)
     digest = _sha256((part.rows, part.labels) for part in parts.values())
-    return Problem(squad.TASK, 2, parts.pop("train"), parts, notes, digest)
+    return Problem(squad.TASK, parts.pop("train"), parts, notes, digest)
 
 
 def _judge_spans(

@@ -27,7 +27,10 @@ PAPER_MLM = {"table-6": "Vanilla MLM", "table-8": "SMILES-BERT*", "table-11": "R
 """By recipe, the row of the MLM with equal data and settings."""
 BESIDE = {"qqp": "f1", "mrpc": "f1", "stsb": "pearson", "squad_v2": "best_exact"}
 """Metrics that are shown below the main metric."""
-NAMES = {"rmse": "RMSE", "mae": "MAE", "r2": "R²", "roc_auc": "ROC AUC", "f1": "F1"}
+NAMES = {
+    "rmse": "RMSE", "mae": "MAE", "r2": "R²", "roc_auc": "ROC AUC", "f1": "F1",
+    "pearson": "Pearson", "spearman": "Spearman", "matthews": "Matthews",
+}  # fmt: skip
 """Of metrics, where they have another in print."""
 ERRORS = ("rmse", "mae")
 """Metrics in the unit of what is predicted; others are shares."""
@@ -72,9 +75,9 @@ def task_record(result: Result, recipe: Tuning, made_with: dict[str, Any]) -> di
 
 
 def write_results(
-    output: Path, pretrained: Trained, task: str, record: dict[str, Any]
-) -> dict[str, Any]:
-    """Add a task to ``results.json`` and ``table.md``; returns the contents of ``results.json``."""
+    output: Path, pretrained: Trained, records: dict[str, dict[str, Any]]
+) -> list[str]:
+    """Write ``results.json`` from the records of tasks, and ``table.md``; returns its lines."""
     model = pretrained.config
     whole = {
         "checkpoint": {
@@ -84,15 +87,16 @@ def write_results(
             "objective": model.objective,
             "config": json.loads(json.dumps(asdict(model))),
         },
-        "tasks": {**check_results(output, pretrained), task: record},
+        "tasks": records,
     }
     write_json(output / RESULTS, whole)
-    lines = [f"# {pretrained.path}", "", *shown(whole)]
-    write_atomically(output / TABLE, ("\n".join(lines) + "\n").encode())
-    return whole
+    lines = shown(whole)
+    heading = f"# {pretrained.path}", ""
+    write_atomically(output / TABLE, ("\n".join([*heading, *lines]) + "\n").encode())
+    return lines
 
 
-def check_results(output: Path, pretrained: Trained) -> dict[str, dict[str, Any]]:
+def read_results(output: Path, pretrained: Trained) -> dict[str, dict[str, Any]]:
     """The tasks in ``results.json`` of a directory; none if there is no such file."""
     path = output / RESULTS
     if not path.exists():
@@ -125,13 +129,11 @@ def _summary(values: list[float], report: str, digits: int) -> str:
 def table(results: dict[str, Any]) -> list[str]:
     """``results.json`` as lines of Markdown tables: one for each table of a person's own, and one
     for the tasks of the paper."""
-    of_paper, lines = {}, []
-    for task, record in results["tasks"].items():
-        if record["baselines"]:
-            lines += [*_beside_baselines(record), ""]
-        else:
-            of_paper[task] = record
-    return lines + (_beside_paper(results["checkpoint"], of_paper) if of_paper else [])
+    records = results["tasks"]
+    tables = [_beside_baselines(record) for record in records.values() if record["baselines"]]
+    if of_paper := {task: r for task, r in records.items() if not r["baselines"]}:
+        tables.append(_beside_paper(results["checkpoint"], of_paper))
+    return "\n\n".join(map("\n".join, tables)).split("\n")
 
 
 def _beside_baselines(record: dict[str, Any]) -> list[str]:

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import math
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exlm_lab.downstream.grid import best_setting, key, setting_of
 from exlm_lab.downstream.prepared import Problem, identity_of
@@ -27,9 +28,12 @@ from exlm_lab.downstream.task import Task
 from exlm_lab.ledger import MADE_AGAIN, Ledger, StoppedError, check_identity
 from exlm_mini.data.files import read_json, write_json
 from exlm_mini.reading.trained import Trained
-from exlm_mini.training.console import Progress, ProgressLine
+from exlm_mini.training.console import Progress, ProgressLine, in_words
 from exlm_mini.training.processes import choose_device
 from exlm_mini.training.step import DivergedError
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Result(NamedTuple):
@@ -142,6 +146,30 @@ def num_runs(settings: list[TuneConfig], seeds: tuple[int, ...]) -> int:
     return len(settings) + len(seeds) - 1
 
 
+def plan(
+    problem: Problem,
+    settings: list[TuneConfig],
+    seeds: tuple[int, ...],
+    pretrained: Trained,
+    device: torch.device,
+) -> list[str]:
+    """What ``tune`` would take, and what is noted of the rows, in words."""
+    from exlm_lab.downstream.finetuning import seconds_per_step
+
+    rows = problem.train.rows
+    steps = [config.epochs * config.steps_per_epoch(rows) for config in settings]
+    # A row that is only judged takes a third of the time.
+    judged = len(problem.parts["validation"].rows) / (3 * len(rows))
+    seconds = seconds_per_step(pretrained, problem, settings[0], device)
+    seconds *= (1 + judged) * (sum(steps) + (len(seeds) - 1) * max(steps))
+    work = (
+        f"{len(settings)} setting(s), {len(seeds)} seed(s), {num_runs(settings, seeds)} run(s) of "
+        f"{min(steps):,} to {max(steps):,} steps, about {in_words(seconds)} on {device}"
+    )
+    notes = (f"{name} {json.dumps(note)}" for name, note in problem.notes.items())
+    return [f"{problem.task.name}: {line}" for line in (work, *notes)]
+
+
 def tune(ledger: TuningLedger, settings: list[TuneConfig], seeds: tuple[int, ...]) -> Result:
     """Make all runs of a task: every setting with the first seed, to choose the best, then all
     seeds of the best. Runs in the ledger are not repeated.
@@ -164,6 +192,20 @@ def tune(ledger: TuningLedger, settings: list[TuneConfig], seeds: tuple[int, ...
     runs = [record for record in searched if setting_of(record) == chosen]
     runs += [run(chosen, seed) for seed in seeds[len(runs) :]]
     return Result(task, chosen, runs, searched, ledger.problem.notes)
+
+
+def compare(result: Result, problem: Problem, seeds: tuple[int, ...], model: Path) -> Result:
+    """A result with the baselines of its task, and a figure of the saved model beside it."""
+    from exlm_lab.downstream.baselines import baselines
+    from exlm_lab.downstream.figure import draw
+    from exlm_mini.hf import load_predictor
+
+    part = problem.parts.get("test", problem.parts["validation"])
+    assert part.examples is not None and problem.train.examples is not None
+    scores_RC, _ = load_predictor(model).scores(part.examples.texts)
+    draw(problem.task, part.examples, scores_RC, model / "figure.svg")
+    own = baselines(problem.task, problem.train.examples, part.examples, seeds)
+    return result._replace(baselines=own)
 
 
 def _show(line: ProgressLine, steps_per_epoch: int, progress: Progress) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from exlm_mini.config.checks import UserError
 from exlm_mini.data.files import reading, whole_file
 from exlm_mini.data.text import TABLES, open_decompressed, suffix_of
+from exlm_mini.training.console import ProgressLine
 
 CHUNK = 1000
 """Rows in memory while a table is read and written piece by piece."""
@@ -38,6 +39,16 @@ def chunks(path: Path, size: int = CHUNK) -> Iterator[Any]:
             yield frame
         if not len(frame.columns):
             yield frame
+
+
+def told_chunks(path: Path, what: str) -> Iterator[tuple[int, Any]]:
+    """``chunks`` with the number of the first row of each, and their progress on stderr."""
+    done, total = 0, sum(map(len, chunks(path)))
+    with ProgressLine("rows", total) as line:
+        for frame in chunks(path):
+            yield done, frame
+            done += len(frame)
+            line.tell(done, what)
 
 
 def read_table(path: Path) -> Any:

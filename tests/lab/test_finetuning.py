@@ -181,12 +181,6 @@ def test_a_damaged_checkpoint_is_told_by_its_name(file, pretrained, problem, tmp
     told(lambda: tuned(pretrained, problem, tmp_path), "checkpoint-2", "sha256", "restore it")
 
 
-def test_damaged_settings_beside_the_weights_are_told(pretrained, problem, tmp_path):
-    (tmp_path / "config.json").write_text("{")
-    elsewhere = replace(pretrained, path=tmp_path)
-    told(lambda: tuned(elsewhere, problem, tmp_path / "run"), "config.json", "restore it")
-
-
 def test_a_checkpoint_that_was_cut_off_is_left_for_an_earlier_one(
     pretrained, problem, tmp_path
 ):
@@ -274,9 +268,7 @@ def test_several_labels_some_of_them_missing_are_learnt(pretrained, problem, tmp
 
     task = problem.task._replace(kind="labels")
     parts = {name: with_labels(part, 1) for name, part in problem.parts.items()}
-    problem = problem._replace(
-        task=task, num_outputs=2, train=with_labels(problem.train, 0), parts=parts
-    )
+    problem = problem._replace(task=task, train=with_labels(problem.train, 0), parts=parts)
     config = dataclasses.replace(CONFIG, epochs=12, micro_batch_size=4)
     assert tuned(pretrained, problem, tmp_path, config).metrics["test"]["accuracy"] > 0.9
 

@@ -23,8 +23,8 @@ from exlm_lab.downstream.grid import (
 from exlm_lab.downstream.prepared import make_problem
 from exlm_lab.downstream.results import (
     PAPER_TABLES,
-    check_results,
     in_percent,
+    read_results,
     scale,
     table,
     task_record,
@@ -254,14 +254,14 @@ def test_results_of_another_checkpoint_are_not_added_to(pretrained, problem, tmp
     made = TuningLedger(tmp_path, pretrained, problem, "cpu").run(QUICK, 1)
     made_with = {"device": "a very slow one"}
     record = task_record(Result(TASK, QUICK, [made], [], problem.notes), recipe, made_with)
-    whole = write_results(tmp_path, pretrained, "which", record)
-    assert check_results(tmp_path, pretrained) == json.loads(json.dumps(whole["tasks"]))
-    (ours,) = scale(whole)
-    assert "pre-trained for 3 steps" in ours and "on a very slow one" in ours
-    assert "which" in (tmp_path / "table.md").read_text()
-    told(lambda: check_results(tmp_path, replace(pretrained, sha256="0")), "other weights")
+    lines = write_results(tmp_path, pretrained, {"which": record})
+    assert read_results(tmp_path, pretrained) == json.loads(json.dumps({"which": record}))
+    assert "pre-trained for 3 steps" in lines[-1] and "on a very slow one" in lines[-1]
+    assert "\n".join(lines) in (tmp_path / "table.md").read_text()
+    told(lambda: read_results(tmp_path, replace(pretrained, sha256="0")), "other weights")
+    whole = json.loads((tmp_path / "results.json").read_text())
     whole["tasks"]["which"]["recipe"] = "table-8"
     assert "50.5 M parameters" in scale(whole)[1]
     whole["tasks"]["which"]["scores"] = []
     (tmp_path / "results.json").write_text(json.dumps(whole))
-    told(lambda: check_results(tmp_path, pretrained), "results.json", "delete it")
+    told(lambda: read_results(tmp_path, pretrained), "results.json", "delete it")

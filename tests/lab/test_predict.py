@@ -22,6 +22,7 @@ from transformers import (
 
 import exlm_mini
 from exlm_lab import embed, finetune, predict
+from exlm_lab.downstream import tables
 from exlm_mini.reading.trained import load
 
 SMILES = ["C" * n + tail for n in range(1, 11) for tail in ("O", "N", "C1CC1", "C1CCCCC1")]
@@ -85,7 +86,7 @@ def test_a_table_is_tuned_and_reported_beside_what_a_person_would_try(tuned):
     text = (tuned / "numbers" / "table.md").read_text()
     header, _, *lines = text.splitlines()[2:7]
     assert re.split(r" *\| *", header)[1:-1] == [
-        "model", "RMSE", "MAE", "R²", "pearson", "spearman",
+        "model", "RMSE", "MAE", "R²", "Pearson", "Spearman",
     ]  # fmt: skip
     reached = {line.split()[1]: float(line.split("|")[2].split()[0]) for line in lines}
     assert reached.keys() == {"fine-tuned", "random", "mean"}
@@ -217,7 +218,7 @@ def test_mistakes_are_one_line(argv, parts, runs, table, capsys):
 
 @pytest.mark.parametrize("suffix", [".npy", ".parquet"])
 def test_every_row_gets_its_vector(suffix, runs, table, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(embed.chunks, "__defaults__", (16,))  # 40 rows in three pieces
+    monkeypatch.setattr(tables.chunks, "__defaults__", (16,))  # 40 rows in three pieces
     output = tmp_path / f"out{suffix}"
     argv = [runs / "smiles", table, "--column", "smiles", "--output", output]
     assert embed.main([str(word) for word in argv]) == 0

@@ -16,7 +16,7 @@ from tiny_runs import DATA, tiny_run
 from exlm_lab.downstream.finetuning import fine_tune
 from exlm_lab.downstream.glue import load_glue
 from exlm_lab.downstream.prepared import make_problem
-from exlm_lab.downstream.results import check_results
+from exlm_lab.downstream.results import read_results
 from exlm_lab.downstream.runs import TuningLedger
 from exlm_lab.downstream.settings import TuneConfig
 from exlm_lab.downstream.squad import load_squad
@@ -103,7 +103,7 @@ def places(tmp_path_factory) -> dict[str, Place]:
         ),
         "results": Place(
             home / "results.json",
-            lambda: check_results(home, pretrained),
+            lambda: read_results(home, pretrained),
             "exlm_mini.data.files.seal_of",
         ),
         "cell": Place(cell, lambda: ledger.read(quick, 1), f"{downstream}.runs.check_identity"),
