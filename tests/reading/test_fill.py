@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from refusals import ended, fails
 from tiny_runs import tiny_run
 
 from exlm_mini.fill import main
@@ -38,9 +39,7 @@ def toy(runs):
 
 def fill(capsys, *arguments):
     """Run the command in this process: exit code, stdout, stderr."""
-    code = main([str(argument) for argument in arguments])
-    out, err = capsys.readouterr()
-    return code, out, err
+    return ended(capsys, main, *arguments)
 
 
 def fill_json(capsys, *arguments):
@@ -49,42 +48,31 @@ def fill_json(capsys, *arguments):
     return json.loads(out)
 
 
-def fails(capsys, *arguments):
-    """The one line a mistake gets."""
-    code, out, err = fill(capsys, *arguments)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("error: ")
-    return err
-
-
 def test_json_tells_the_whole_reading(toy, capsys):
     reading = fill_json(capsys, TEXT, "--run", toy, "--top", 3)
     assert (reading["run"], reading["step"], reading["objective"]) == (str(toy), 3, "exlm")
-    assert reading["text"] == TEXT
     first, second = reading["masks"]
     filled = TEXT.replace("[MASK]", first["text"], 1).replace("[MASK]", second["text"])
-    assert reading["filled"] == filled
-    assert (first["mask"], second["mask"]) == (1, 2)
-    labels = [state["label"] for state in reading["states"]]
-    assert labels == ["BOS.1", "BOS.2", "1.1", "1.2", "2.1", "2.2", "EOS.1", "EOS.2"]
-    owners = [state["mask"] for state in reading["states"]]
-    assert owners == [None, None, 1, 1, 2, 2, None, None]
-    assert [state["clone"] for state in reading["states"]] == [1, 2] * 4
+    assert (reading["text"], reading["filled"]) == (TEXT, filled)
+    states = {state["label"]: state for state in reading["states"]}
+    labels = ["BOS.1", "BOS.2", "1.1", "1.2", "2.1", "2.2", "EOS.1", "EOS.2"]
+    assert list(states) == labels
+    owners = [(state["mask"], state["clone"]) for state in states.values()]
+    assert owners == [(m, k) for m in (None, 1, 2, None) for k in (1, 2)]
     for entry in reading["masks"] + reading["states"]:
         probabilities = [token["probability"] for token in entry["top"]]
-        assert len(probabilities) == 3
-        assert probabilities == sorted(probabilities, reverse=True)
+        assert len(probabilities) == 3 and probabilities == sorted(probabilities)[::-1]
     # The path's probability, again from what is printed.
-    path = [labels.index(label) for label in reading["path"]]
-    assert (path[0], path[-1], len(path)) == (0, len(labels) - 1, 4)
-    product = math.prod(reading["transition"][v][u] for v, u in itertools.pairwise(path))
-    for u, mask in zip(path[1:-1], reading["masks"], strict=True):
-        assert mask["id"] == reading["states"][u]["top"][0]["id"]
-        product *= reading["states"][u]["top"][0]["probability"]
+    places = list(map(labels.index, reading["path"]))
+    product = math.prod(reading["transition"][v][u] for v, u in itertools.pairwise(places))
+    for label, mask in zip(reading["path"][1:-1], reading["masks"], strict=True):
+        likeliest = states[label]["top"][0]
+        assert mask["id"] == likeliest["id"]
+        product *= likeliest["probability"]
     assert reading["path_probability"] == pytest.approx(product, rel=1e-5)
-    assert reading["path_probability"] <= reading["joint_probability"] * (1 + 1e-6)
-    assert reading["joint_probability"] <= reading["fit_probability"] * (1 + 1e-6)
-    assert reading["joint_bits"] == pytest.approx(-math.log2(reading["joint_probability"]))
+    path, joint, fit = (reading[f"{name}_probability"] for name in ("path", "joint", "fit"))
+    assert path <= joint * (1 + 1e-6) and joint <= fit * (1 + 1e-6)
+    assert reading["joint_bits"] == pytest.approx(-math.log2(joint))
 
 
 @pytest.mark.parametrize("columns", [80, 200])
@@ -135,8 +123,9 @@ def test_models_without_links_are_read_without_a_path(name, kind, runs, capsys):
     assert ("Each state" in out) == (name == "ctc")
     page = runs / f"{name}.html"
     if name == "ctc":
-        line = fails(capsys, TEXT, "--run", runs / name, "--html", page)
-        assert str(runs / name) in line and kind in line
+        fails(
+            capsys, main, TEXT, "--run", runs / name, "--html", page, parts=(runs / name, kind)
+        )
         assert not page.exists()
     else:  # one state for each mask, which leads to the next
         assert fill(capsys, TEXT, "--run", runs / name, "--html", page)[0] == 0
@@ -196,7 +185,7 @@ def test_the_newest_run_is_the_default(runs, toy, tmp_path, monkeypatch, capsys)
 )
 def test_a_mistake_is_one_line(arguments, words, toy, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert words in fails(capsys, "--run", toy, *arguments)
+    fails(capsys, main, "--run", toy, *arguments, parts=[words])
 
 
 def test_another_tokenizer_is_refused(toy, runs, tmp_path, capsys):
@@ -204,7 +193,7 @@ def test_another_tokenizer_is_refused(toy, runs, tmp_path, capsys):
     shutil.copytree(toy / "checkpoints" / "step-000003", step)
     assert fill(capsys, TEXT, "--run", step)[0] == 0
     shutil.copy(runs / "smiles" / "data" / "tokenizer.json", step)
-    assert "is not that of the model" in fails(capsys, TEXT, "--run", step)
+    fails(capsys, main, TEXT, "--run", step, parts=["is not that of the model"])
 
 
 def test_output_fits_any_terminal_encoding(runs, monkeypatch):

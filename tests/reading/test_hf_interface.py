@@ -205,12 +205,6 @@ def test_a_compiled_model_says_the_same():
     torch.testing.assert_close(*found)
 
 
-def test_attention_is_sdpa():
-    auto = transformers.AutoModelForMaskedLM
-    model = auto.from_config(config(), attn_implementation="sdpa")
-    assert model.config._attn_implementation == "sdpa"
-
-
 def test_the_output_layer_is_the_embedding():
     model = make()
     assert "exlm.head.weight" not in model.state_dict()
