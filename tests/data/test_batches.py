@@ -29,10 +29,23 @@ def make_pack(path, lengths):
     return pack_of(path, rows, VOCAB_SIZE, lengths[0] if len(set(lengths)) == 1 else None)
 
 
-@pytest.fixture(params=["equal", "ragged"])
-def pack(request, tmp_path):
-    lengths = {"equal": [8] * 23, "ragged": [4 + n % 9 for n in range(23)]}[request.param]
-    return make_pack(tmp_path / "pack.json", lengths)
+LENGTHS = {"equal": [8] * 23, "ragged": [4 + n % 9 for n in range(23)]}
+
+
+@pytest.fixture(scope="module")
+def packs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("packs")
+    return {name: make_pack(folder / f"{name}.json", some) for name, some in LENGTHS.items()}
+
+
+@pytest.fixture(params=LENGTHS)
+def pack(request, packs):
+    return packs[request.param]
+
+
+@pytest.fixture(scope="module")
+def ragged(packs):
+    return packs["ragged"]
 
 
 def masker():
@@ -46,6 +59,18 @@ def equal(first, second):
 def rows_of(batch):
     """Which row each line of a batch is."""
     return (batch.token_ids_BN[:, 1] - 10).tolist()
+
+
+KINDS = {
+    "rows": lambda pack, seed=1: TrainingBatches(pack, masker(), 5, seed),
+    "tokens": lambda pack, seed=1: TokenBatches(pack, masker(), 30, 1, seed),
+}
+every_kind = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+
+
+def rows_and_epochs(batches, step):
+    row_B, epoch_B = batches.rows(step)
+    return row_B, np.broadcast_to(epoch_B, row_B.shape)
 
 
 @settings(max_examples=20)
@@ -62,65 +87,55 @@ def test_an_epoch_visits_every_row_once(lengths, batch_size, seed, epoch):
     assert np.array_equal(order_R, again_R)
 
 
-@pytest.mark.parametrize("lengths", [np.full(500, 8), np.arange(500) % 30 + 3])
-def test_the_order_depends_on_seed_and_epoch(lengths):
-    orders = [
-        tuple(epoch_order(lengths, 4, seed, epoch)) for seed in range(3) for epoch in range(3)
-    ]
-    assert len(set(orders)) == 9
+@every_kind
+def test_every_row_comes_once_per_epoch_in_an_order_of_its_own(make, pack):
+    """No epoch of 23 rows ends at the end of a batch of five rows."""
+    orders = set()
+    for seed in range(3):
+        steps = [rows_and_epochs(make(pack, seed), step) for step in range(60)]
+        row_X, epoch_X = (np.concatenate(some) for some in zip(*steps, strict=True))
+        assert (np.diff(epoch_X) >= 0).all()
+        for epoch in range(5):
+            order = row_X[epoch_X == epoch].tolist()
+            assert sorted(order) == list(range(23))
+            orders.add(tuple(order))
+    assert len(orders) == 15
 
 
-def padding_share(lengths, order, batch_size):
-    batches = [lengths[order[i : i + batch_size]] for i in range(0, len(order), batch_size)]
-    padded = sum(len(batch) * batch.max() for batch in batches)
-    return 1 - lengths.sum() / padded
-
-
-def test_bucketing_leaves_little_padding_and_does_not_sort_the_epoch():
-    lengths = np.random.default_rng(0).integers(5, 101, size=20_000)
-    order_R = epoch_order(lengths, 32, 1, 0)
-    plain = padding_share(lengths, np.random.default_rng(1).permutation(len(lengths)), 32)
-    assert plain > 0.4
-    assert padding_share(lengths, order_R, 32) < 0.03
-    # Batches of short and long rows come mixed, or training would see a curriculum.
-    of_batch = lengths[order_R[: 32 * 600]].reshape(600, 32).mean(axis=1)
-    assert abs(np.corrcoef(of_batch, np.arange(600))[0, 1]) < 0.2
-    assert abs(np.corrcoef(of_batch[1:], of_batch[:-1])[0, 1]) < 0.2
-
-
-def test_every_row_comes_once_per_epoch_across_seams(pack):
-    batches = TrainingBatches(pack, masker(), batch_size=5, seed=1)
-    # 23 steps of 5 rows are 5 epochs of 23 rows, and no epoch ends at the end of a batch.
-    seen = [row for step in range(23) for row in rows_of(batches.batch(step))]
-    for epoch in range(5):
-        assert sorted(seen[23 * epoch : 23 * (epoch + 1)]) == list(range(23))
-    assert seen[:23] != seen[23:46]
-
-
-def test_a_batch_does_not_depend_on_the_calls_before(pack):
-    forward = TrainingBatches(pack, masker(), batch_size=4, seed=1)
-    in_order = [forward.batch(step) for step in range(20)]
+@every_kind
+def test_a_batch_is_its_rows_masked_by_epochs_and_step_whatever_was_asked_before(make, pack):
+    batches = make(pack)
     for step in (19, 0, 7, 7, 13):
-        fresh = TrainingBatches(pack, masker(), batch_size=4, seed=1).batch(step)
-        assert equal(in_order[step], fresh)
-        assert equal(in_order[step], forward.batch(step))
+        row_B, epoch_B = rows_and_epochs(make(pack), step)
+        expected = masker()(pack.gather(row_B)[0], epoch_B, row_B, step)
+        (part,) = batches.parts(step)
+        assert equal(part, expected)
+        assert isinstance(batches, TokenBatches) or equal(batches.batch(step), expected)
 
 
-def test_a_row_gets_other_masks_in_another_epoch(pack):
-    batches = TrainingBatches(pack, masker(), batch_size=23, seed=1)
-    first, second = (
-        dict(zip(rows_of(b), map(tuple, b.is_masked_BN.tolist()), strict=True))
-        for b in (batches.batch(0), batches.batch(1))
-    )
-    assert sum(first[row] != second[row] for row in range(23)) > 5
+class Lengths:
+    """All that is asked of a pack."""
+
+    lengths_R = np.random.default_rng(0).integers(5, 101, size=20_000)
+
+    def __len__(self):
+        return len(self.lengths_R)
 
 
-def test_another_seed_gives_other_rows(pack):
-    rows = [
-        tuple(TrainingBatches(pack, masker(), batch_size=23, seed=seed).rows(0)[0])
-        for seed in range(3)
-    ]
-    assert len(set(rows)) == 3
+@pytest.mark.parametrize("is_of_tokens", [False, True])
+def test_batches_hold_rows_of_similar_length_and_come_in_no_order_of_length(is_of_tokens):
+    if is_of_tokens:
+        batches = TokenBatches(Lengths(), masker(), 4000, 1, seed=1)
+        pieces = [batches.rows(part)[0] for part in range(len(batches.starts) - 1)]
+    else:
+        order_R = epoch_order(Lengths.lengths_R, 32, 1, 0)
+        pieces = [order_R[start : start + 32] for start in range(0, 20_000, 32)]
+    padded = sum(len(piece) * Lengths.lengths_R[piece].max() for piece in pieces)
+    assert 1 - Lengths.lengths_R.sum() / padded < 0.03  # a random order pads 0.4
+    # Sorted, training would see a curriculum.
+    means = np.array([Lengths.lengths_R[piece].mean() for piece in pieces])
+    assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.2
+    assert abs(np.corrcoef(means[1:], means[:-1])[0, 1]) < 0.2
 
 
 def masks_by_row(batches):
@@ -132,25 +147,14 @@ def masks_by_row(batches):
     return masks
 
 
-@pytest.mark.parametrize("asked", [1, 20, 1000])
-def test_validation_covers_the_asked_rows_once(pack, asked):
-    masks = masks_by_row(validation_batches(pack, masker(), asked, 6))
-    assert sorted(masks) == list(range(min(asked, 23)))
-    assert all(masks.values())
-
-
-def test_validation_masks_do_not_depend_on_batches_or_on_how_many_rows(pack):
-    all_rows = masks_by_row(validation_batches(pack, masker(), 23, 23))
-    assert masks_by_row(validation_batches(pack, masker(), 23, 4)) == all_rows
-    fewer = masks_by_row(validation_batches(pack, masker(), 9, 4))
-    assert fewer == {row: all_rows[row] for row in range(9)}
-
-
-def test_validation_masks_are_not_those_of_training(pack):
-    validation = masks_by_row(validation_batches(pack, masker(), 23, 23))
-    batches = TrainingBatches(pack, masker(), batch_size=23, seed=1)
-    training = masks_by_row([batches.batch(0)])
-    assert sum(validation[row] != training[row] for row in range(23)) > 5
+def test_validation_takes_the_first_rows_once_each_with_masks_of_its_own(pack):
+    all_rows = masks_by_row(validation_batches(pack, masker(), 1000, 23))
+    assert sorted(all_rows) == list(range(23)) and all(all_rows.values())
+    for asked, size in ((23, 4), (9, 4), (1, 6)):
+        found = masks_by_row(validation_batches(pack, masker(), asked, size))
+        assert found == {row: all_rows[row] for row in range(asked)}
+    training = masks_by_row([TrainingBatches(pack, masker(), 23, seed=1).batch(0)])
+    assert sum(all_rows[row] != training[row] for row in range(23)) > 5
 
 
 # ---- micro-batches, and processes ----
@@ -168,15 +172,6 @@ def test_micro_batches_keep_rows_and_lose_padding(tmp_path):
             assert torch.equal(cut, whole[start : start + 2, :width])
         assert (batch.token_ids_BN[start : start + 2, width:] == SPECIAL.pad).all()
     assert sum(int(part.is_masked_BN.sum()) for part in parts) == int(batch.is_masked_BN.sum())
-
-
-def test_a_batch_is_masked_by_its_rows_epochs_and_step(pack):
-    batches = TrainingBatches(pack, masker(), 6, seed=1)
-    for step in range(20):
-        row_B, epoch_B = batches.rows(step)
-        expected = masker()(pack.gather(row_B)[0], epoch_B, row_B, step)
-        (part,) = batches.parts(step)  # one micro-batch is the batch
-        assert equal(batches.batch(step), expected) and equal(part, expected)
 
 
 def dealt(batches, step, world_size):
@@ -223,23 +218,6 @@ def test_a_process_reads_its_own_rows_alone(pack, monkeypatch):
 
 # ---- batches counted in tokens ----
 
-RAGGED = [4 + n % 9 for n in range(23)]
-
-
-@pytest.fixture(scope="module")
-def ragged(tmp_path_factory):
-    return make_pack(tmp_path_factory.mktemp("ragged") / "pack.json", RAGGED)
-
-
-@pytest.mark.parametrize("num_tokens", [12, 30, 10_000])
-def test_an_epoch_of_token_batches_visits_every_row_once(ragged, num_tokens):
-    batches = TokenBatches(ragged, masker(), num_tokens, 3, seed=1)
-    num_micro = len(batches.starts) - 1
-    for epoch in range(3):
-        pieces = [batches.rows(epoch * num_micro + place) for place in range(num_micro)]
-        assert sorted(np.concatenate([rows for rows, _ in pieces])) == list(range(23))
-        assert {number for _, number in pieces} == {epoch}
-
 
 @pytest.mark.parametrize("num_tokens", [12, 13, 100])
 def test_no_micro_batch_has_more_tokens_than_asked_and_none_could_take_another_row(
@@ -253,42 +231,6 @@ def test_no_micro_batch_has_more_tokens_than_asked_and_none_could_take_another_r
         assert num_rows * longest <= num_tokens
         sizes.append((num_rows + 1) * longest > num_tokens)
     assert sizes.count(False) <= 1  # the last of an epoch takes what is left
-
-
-def test_token_batches_hold_rows_of_similar_length():
-    # As fairseq's --max-tokens: nearly nothing of a batch is padding.
-    class Lengths:
-        lengths_R = np.random.default_rng(0).integers(5, 101, size=20_000)
-
-        def __len__(self):
-            return len(self.lengths_R)
-
-    batches = TokenBatches(Lengths(), masker(), 4000, 1, seed=1)
-    rows = [batches.rows(part)[0] for part in range(len(batches.starts) - 1)]
-    padded = sum(len(r) * Lengths.lengths_R[r].max() for r in rows)
-    assert 1 - Lengths.lengths_R.sum() / padded < 0.02
-    lengths = [Lengths.lengths_R[r].mean() for r in rows]
-    assert abs(np.corrcoef(lengths[1:], lengths[:-1])[0, 1]) < 0.2  # shuffled, not sorted
-
-
-def test_token_batches_are_masked_by_their_rows_epoch_and_step(ragged):
-    batches = TokenBatches(ragged, masker(), 30, 2, seed=1)
-    for step in range(20):
-        for micro, part in enumerate(batches.parts(step)):
-            row_B, epoch = batches.rows(2 * step + micro)
-            token_ids_BN, _ = ragged.gather(row_B)
-            epoch_B = np.full(len(row_B), epoch)
-            assert equal(part, masker()(token_ids_BN, epoch_B, row_B, step))
-
-
-def test_epochs_and_seeds_of_token_batches_differ(ragged):
-    num_micro = len(TokenBatches(ragged, masker(), 30, 1, seed=1).starts) - 1
-    orders = {
-        tuple(np.concatenate([batches.rows(e * num_micro + n)[0] for n in range(num_micro)]))
-        for batches in (TokenBatches(ragged, masker(), 30, 1, seed) for seed in range(3))
-        for e in range(3)
-    }
-    assert len(orders) == 9
 
 
 def test_a_row_of_more_tokens_than_a_micro_batch_is_refused(ragged):

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from refusals import ended, fails
+from commands import ended, fails
 from tiny_runs import tiny_run
 
 from exlm_mini.fill import main

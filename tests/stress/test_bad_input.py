@@ -9,10 +9,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from commands import contents, main_of
 from glue_files import write_task
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from refusals import main_of
 from squad_files import PETS
 from tiny_runs import tiny_run, write_molecules
 
@@ -56,15 +56,6 @@ def ended(command, argv, capsys):
     assert len(told) == (code == 2), (command, argv, err)
     assert all(line.isprintable() and len(line) < 2000 for line in told), told
     return code
-
-
-def contents(folder):
-    """The bytes of all files below a folder; a lock is taken before anything is looked at."""
-    return {
-        path.relative_to(folder): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and path.name != ".lock"
-    }
 
 
 # ---- damaged files ----

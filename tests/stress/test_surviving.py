@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import contents, fails
 from tokenizers import Tokenizer
 
 from exlm_mini import prepare
 from exlm_mini.data.files import read_json, write_json
 from exlm_mini.pretrain import main
-from exlm_mini.training.run_directory import LOCK, read_metrics
+from exlm_mini.training.run_directory import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = [
@@ -29,22 +30,6 @@ pytestmark = pytest.mark.reliability
 
 def trains(*arguments):
     assert main([str(argument) for argument in arguments]) == 0
-
-
-def refused(capsys, *arguments):
-    """The one line of a run that ends with exit code 2."""
-    capsys.readouterr()
-    assert main([str(argument) for argument in arguments]) == 2
-    out, err = capsys.readouterr()
-    (line,) = [line for line in err.splitlines() if line.startswith("error:")]
-    assert out == "" and err.endswith(f"{line}\n")
-    return line
-
-
-def contents(directory):
-    """Every file with its bytes, but the lock, which holds a pid."""
-    files = [path for path in directory.rglob("*") if path.is_file() and path.name != LOCK]
-    return {path.relative_to(directory): path.read_bytes() for path in files}
 
 
 def curve(output):
@@ -130,7 +115,7 @@ def test_a_corpus_with_other_rows_is_refused(begun, corpora, capsys):
     shutil.rmtree(pack)
     shutil.copytree(corpora[1], pack)
     before = contents(run)
-    line = refused(capsys, *command)
+    line = fails(capsys, main, *command)
     assert str(pack / "train.json") in line and "is not the data" in line
     assert "--output" in line
     assert contents(run) == before
@@ -145,11 +130,11 @@ def test_a_corpus_with_the_same_rows_and_another_tokenizer_is_refused(begun, cap
     (pack / "tokenizer.json").write_text(json.dumps(tokenizer))
     assert Tokenizer.from_file(str(pack / "tokenizer.json")).token_to_id("a") is not None
     before = contents(run)
-    line = refused(capsys, *command)
+    line = fails(capsys, main, *command)
     assert "tokenizer.json" in line and "are not of one corpus" in line
     # The same, by a corpus that is sound in itself.
     prepared_with(pack)
-    line = refused(capsys, *command)
+    line = fails(capsys, main, *command)
     assert "tokenizer" in line and "--output" in line
     assert contents(run) == before
 

@@ -8,9 +8,10 @@ from functools import partial
 import pytest
 import torch
 import yaml
+from commands import main_of
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import main_of, told
+from refusals import told
 
 from exlm_lab.downstream.settings import ReadingConfig, TuneConfig
 from exlm_mini.config import (

@@ -44,8 +44,8 @@ def test_parameters_by_hand():
         ("gated", True, 64 * D + 2 * (2 * D * D + D) + (2 * D * 2 + 2)),
         ("gated", False, 2 * (D * D + D) + (D * 2 + 2)),
         ("paper", True, 2 * D * D),
-        ("ctc", True, 0),
-        ("uniform", True, 0),
+        ("spans", True, 64 * D + 2 * (2 * D * D + D) + (2 * D * 2 + 2)),
+        *((name, True, 0) for name in ("ctc", "uniform", "chains")),
     ):
         model = ModelConfig(
             **shape, transition=transition, use_position=use_position, states_per_mask=k,

@@ -5,6 +5,7 @@ import re
 import shlex
 
 import pytest
+from commands import ended, fails
 
 from exlm_mini import prepare
 from exlm_mini.config import DataConfig
@@ -58,15 +59,6 @@ PAPER = {
     "smiles-base": EXLM | TABLE_7,
     "official-readme": EXLM | README,
 }
-PARAMETERS = {
-    # Millions: of the model, and where the paper's number is without the transition head.
-    "exlm-ablation": (128, None),
-    "exlm-sparse-dag": (128, None),
-    "text-base": (128, None),
-    "text-large": (361, None),
-    "smiles-base": (None, 50.5),
-    "official-readme": (128, None),
-}
 CELLS = {0.0225: (1,), 0.15: (1, 2), 0.387: (1, 2, 4), 0.622: (1, 2, 4, 8), 0.789: (1, 2, 4, 8)}
 """Mask ratios of Figures 3 to 5, and the numbers of copies that were trained with each."""
 
@@ -110,20 +102,10 @@ def source(name):
     return (RECIPES / f"{name}.yaml").read_text()
 
 
-def header(name):
-    """The words before the settings, line ends and ``#`` taken out."""
-    lines = [line for line in source(name).splitlines() if line.startswith("#")]
-    return re.sub(r"\s+", " ", " ".join(line.lstrip("# ").rstrip("\\") for line in lines))
-
-
 # ---- the numbers of the paper ----
 
 
-def test_every_full_recipe_has_its_table_here():
-    assert sorted(PAPER) == FULL
-
-
-@pytest.mark.parametrize("name", PAPER)
+@pytest.mark.parametrize("name", FULL)
 def test_a_recipe_says_what_its_table_says(name):
     settings, paper = settings_of(name), PAPER[name]
     assert {word: settings[word] for word in paper} == paper
@@ -155,33 +137,14 @@ def test_the_hours_of_table_12_decide_the_length_of_a_row():
         needed[row] = whole_run / (54.7 * 3600) / 1e12
     assert needed[128] == pytest.approx(74, abs=0.5)
     assert needed[512] == pytest.approx(320, abs=0.5) and needed[512] > 312
-    assert "need 320 TFLOP/s" in header("exlm-ablation")
-    assert "they need 74" in header("exlm-ablation")
     assert config.data.block_length == 128
 
 
-# ---- lines and their sources ----
-
-
-@pytest.mark.parametrize("name", FULL)
-def test_every_line_of_a_recipe_names_its_source(name):
-    kinds = r"(Table \d+|Appendix [A-Z]|§\d|README|silent: )"
-    settings = [line for line in source(name).splitlines() if not line.startswith("#")]
-    groups = [line for line in settings if line.endswith(":")]
-    assert groups == ["model:", "masking:", "data:", "train:"]
-    for line in settings:
-        if line not in groups:
-            assert re.fullmatch(rf"  ?\S+: .*\S  # {kinds}.*|\w+: \S+  # {kinds}.*", line), line
+# ---- headers ----
 
 
 def test_the_cells_of_the_paper_fit_into_the_position_range():
     assert sum(map(len, CELLS.values())) == 14
-    text = header("repeated-mlm")
-    found = {}
-    for ratios, copies in re.findall(r"p ([\d. and]+): k ([\d, ]+)", text):
-        for ratio in ratios.split(" and "):
-            found[float(ratio)] = tuple(int(k) for k in copies.split(","))
-    assert found == CELLS
     cells = [
         ("repeated-mlm", f"--masking.mask_ratio {ratio} --masking.num_copies {k}", k)
         for ratio, copies in CELLS.items()
@@ -221,18 +184,10 @@ def test_every_command_of_a_header_is_understood(name, tmp_path, monkeypatch):
 
 def dry_run(capsys, *arguments):
     """The lines of a dry run by their name, and what it said besides."""
-    assert main([*map(str, arguments), "--dry-run"]) == 0
-    out, err = capsys.readouterr()
+    code, out, err = ended(capsys, main, *arguments, "--dry-run")
+    assert code == 0
     lines = out.replace("\n" + 19 * " ", " ").splitlines()
     return {line[:18].strip(): line[18:].strip() for line in lines}, err
-
-
-def refusal(capsys, *arguments):
-    """The one line of a refused command."""
-    assert main([*map(str, arguments)]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("error: ") and err.count("\n") == 1, (out, err)
-    return err
 
 
 @pytest.mark.parametrize("name", FULL)
@@ -251,12 +206,6 @@ def test_every_recipe_dry_runs_without_data_or_network(name, tmp_path, monkeypat
         row = int(printed["row"].split()[0])
         assert printed["batch"].startswith(f"{paper['batch']:,} rows = 1 device x ")
         assert printed["tokens"] == f"{paper['batch'] * row * paper['updates']:,}"
-    with_head, without_head = PARAMETERS.get(name, (None, None))
-    millions = [float(n) for n in re.findall(r"([\d.]+) M", printed["parameters"])]
-    if with_head:
-        assert millions[0] == pytest.approx(with_head, abs=0.5)
-    if without_head:
-        assert millions[1] == pytest.approx(without_head, abs=0.05)
     assert printed["device hours"].startswith("unknown: ")
     assert "--throughput" in printed["device hours"]
 
@@ -273,7 +222,8 @@ def test_batch_and_hours_follow_from_devices_and_speed(capsys):
 
 @pytest.mark.parametrize("option", [["--devices", "2"], ["--throughput", "9"]])
 def test_options_of_a_dry_run_are_refused_where_they_would_do_nothing(option, capsys):
-    assert "is for --dry-run alone" in refusal(capsys, "--recipe", "toy-pairs", *option)
+    words = ["is for --dry-run alone"]
+    fails(capsys, main, "--recipe", "toy-pairs", *option, parts=words)
 
 
 def test_a_dry_run_reads_a_prepared_corpus(tmp_path, capsys):

@@ -1,0 +1,45 @@
+"""Commands run in this process, what they say, and what they leave."""
+
+import importlib
+
+
+def ended(capsys, main, *arguments):
+    """Exit code, stdout and stderr of a command run in this process."""
+    capsys.readouterr()
+    code = main([str(argument) for argument in arguments])
+    return code, *capsys.readouterr()
+
+
+def succeeds(capsys, main, *arguments):
+    """The stdout of a command that must end well."""
+    code, out, err = ended(capsys, main, *arguments)
+    assert code == 0 and "error" not in err, err
+    return out
+
+
+def fails(capsys, main, *arguments, parts=()):
+    """The one line a mistake gets, the last on stderr and all there is but what went before."""
+    code, out, err = ended(capsys, main, *arguments)
+    lines = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert (code, out, len(lines)) == (2, "", 1) and err.endswith(f"{lines[0]}\n"), err
+    for part in parts:
+        assert str(part) in lines[0], lines[0]
+    return lines[0]
+
+
+LAB = ("sweep", "finetune", "bench")
+
+
+def main_of(command):
+    """The function of a command."""
+    package = "exlm_lab" if command in LAB else "exlm_mini"
+    return importlib.import_module(f"{package}.{command}").main
+
+
+def contents(folder):
+    """Every file below a folder with its bytes, every folder; not a lock, which holds a pid."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+        if path.name != ".lock"
+    }
