@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 
-from exlm_mini.config.checks import UserError
 from exlm_mini.data.toy import Grammar, Position
 from exlm_mini.data.toy_grammars import LADDER, grammar, names
 
@@ -114,22 +113,6 @@ def test_predictions_equal_brute_force(is_masked):
         assert math.isclose(joint_bits, bits(weight), abs_tol=1e-9)
 
 
-@pytest.mark.parametrize("is_masked", MASKS)
-def test_marginals_are_sums_of_the_joint(is_masked):
-    sentence = SENTENCES[0]
-    joint = SMALL.joint(sentence, is_masked)
-    marginals = dict(
-        zip(np.flatnonzero(is_masked), SMALL.marginals(sentence, is_masked), strict=True)
-    )
-    assert math.isclose(joint.probability_C.sum(), 1)
-    assert joint.positions_M.tolist() == [n for n in SMALL.slots if is_masked[n]]
-    for m, n in enumerate(joint.positions_M):
-        summed = np.bincount(
-            joint.word_ids_CM[:, m], weights=joint.probability_C, minlength=len(SMALL.words)
-        )
-        np.testing.assert_allclose(summed, marginals[n], atol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("name", "marginal", "joint"),
     [
@@ -161,28 +144,6 @@ def test_samples_have_the_stated_word_frequencies(name):
         assert (np.abs(count_V - num * probability_V) <= 4 * error_V + 1e-6).all()
 
 
-def test_entropies_equal_the_mean_over_samples():
-    language = grammar("town")
-    sentences = language.sample(5000, seed=11)
-    rng = np.random.default_rng(5)
-    for is_masked in (language.mask(), rng.random(language.length) < 0.5):
-        marginal = np.zeros(len(sentences))
-        log_context = language.log_probability(sentences, ~is_masked)
-        joint = (log_context - language.log_probability(sentences)) / math.log(2)
-        for n in np.flatnonzero(is_masked):
-            is_kept = ~is_masked
-            is_kept[n] = True
-            marginal -= (language.log_probability(sentences, is_kept) - log_context) / math.log(
-                2
-            )
-        for sample, exact in (
-            (joint, language.joint_entropy_bits(is_masked)),
-            (marginal, language.marginal_entropy_bits(is_masked)),
-        ):
-            error = sample.std() / math.sqrt(len(sample))
-            assert abs(sample.mean() - exact) <= 4 * error + 1e-9
-
-
 def test_sampled_pairs_have_the_stated_joint_frequencies():
     num = 50_000
     sentences = SMALL.sample(num, seed=1)
@@ -208,9 +169,3 @@ def test_an_impossible_sentence_is_refused():
     assert pairs.log_probability(nonsense)[0] == -np.inf
     with pytest.raises(ValueError, match="no sentence of the grammar pairs"):
         pairs.marginals(nonsense[0], pairs.mask())
-
-
-def test_an_unknown_grammar_offers_the_nearest():
-    with pytest.raises(UserError) as caught:
-        grammar("quartet")
-    assert str(caught.value) == "data.grammar is 'quartet'; did you mean quartets?"

@@ -32,10 +32,7 @@ from exlm_mini.data.tokenizer import (
     train_smiles,
 )
 from exlm_mini.data.units import Units
-from exlm_mini.model import ExLM
-from exlm_mini.pretrain import main as pretrain
-from exlm_mini.reading.trained import load
-from exlm_mini.training.cost import estimate, longest_row
+from exlm_mini.training.cost import estimate
 from exlm_mini.training.parts import make_masker
 
 SPECIAL = SpecialIds()
@@ -313,20 +310,6 @@ def test_units_cost_what_single_masks_cost():
     assert units == single
 
 
-def test_no_row_in_units_is_longer_than_the_longest_one():
-    tokenizer = train_smiles(LARGE)
-    run = config("units")
-    masker = make_masker(run, SPECIAL, lambda: tokenizer)
-    rows_BN = rows_of(tokenizer, LARGE[:1])
-    model = ExLM(run.model, tokenizer.vocab_size).eval()
-    lengths = set()
-    for step in range(10):
-        batch = masker(rows_BN, np.array([step]), np.array([0]), step)
-        lengths.add(model.encode(*batch)[0].shape[1])
-    assert max(lengths) == longest_row(run, rows_BN.shape[1])
-    assert len(lengths) <= 2  # the number of masks is rounded up or down
-
-
 def test_units_need_a_tokenizer_and_words_that_can_belong_together():
     with pytest.raises(ValueError, match="needs the units"):
         make_masker(config("units"), SPECIAL)
@@ -334,17 +317,3 @@ def test_units_need_a_tokenizer_and_words_that_can_belong_together():
         RunConfig(masking=MaskingConfig(strategy="units"), data=DataConfig(kind="toy"))
     # Repeated MLM draws every copy by itself, whatever the strategy.
     assert make_masker(config("units", objective="repeated-mlm"), SPECIAL).units is None
-
-
-@pytest.mark.parametrize("kind", ["smiles", "text"])
-def test_a_run_hides_units_and_ends_with_its_prize(kind, tmp_path, capsys):
-    argv = f"""--recipe {kind}-tiny --output {tmp_path} --data.max_documents 200
-        --masking.strategy units --train.steps 2 --train.warmup_steps 1 --model.width 16
-        --model.ffn_width 16 --model.num_layers 1 --train.validation_rows 8 --model.num_heads 2
-        --train.device cpu --train.batch_size 4"""
-    assert pretrain(argv.split()) == 0
-    assert "bits a row (links win" in capsys.readouterr().out
-    trained = load(tmp_path)
-    text = "CC(=O)Nc1ccccc1" if kind == "smiles" else "The value of an expression is not None."
-    losses = {trained.loss([text], seed).item() for seed in range(6)}
-    assert len(losses) > 1 and all(map(math.isfinite, losses))

@@ -20,9 +20,7 @@ from exlm_mini.training.checkpoint import (
     MANIFEST,
     latest_checkpoint,
     load_checkpoint,
-    optimizer_tensors,
     prune_checkpoints,
-    restore_optimizer,
     save_checkpoint,
 )
 
@@ -59,59 +57,6 @@ def flip_bit(file: Path, bit: int) -> None:
     data = bytearray(file.read_bytes())
     data[bit // 8] ^= 1 << bit % 8
     file.write_bytes(data)
-
-
-class SmallModel(torch.nn.Module):
-    """A model with bf16 and integer tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = torch.nn.Embedding(11, 8)
-        self.middle = torch.nn.Linear(8, 8, dtype=torch.bfloat16)
-        self.head = torch.nn.Linear(8, 11)
-        self.unused = torch.nn.Parameter(torch.ones(2))
-        self.register_buffer("num_seen", torch.tensor(0))
-
-    def forward(self, token_ids_N: Tensor) -> Tensor:
-        self.num_seen += len(token_ids_N)
-        hidden_ND = self.embedding(token_ids_N)
-        return self.head(hidden_ND + self.middle(hidden_ND.bfloat16()).float())
-
-
-def build() -> tuple[SmallModel, torch.optim.AdamW]:
-    torch.manual_seed(0)
-    model = SmallModel()
-    # Biases first: an optimiser has its own order of parameters.
-    groups = [{"params": [p for p in model.parameters() if (p.dim() > 1) == i]} for i in (0, 1)]
-    return model, torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.98), eps=1e-6)
-
-
-def train(model: SmallModel, optimizer: torch.optim.AdamW, steps: range) -> None:
-    for step in steps:
-        ids_N = torch.randint(11, (16,), generator=torch.Generator().manual_seed(step))
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(ids_N), ids_N).backward()
-        optimizer.step()
-
-
-def test_resumed_training_is_bitwise_uninterrupted_training(tmp_path):
-    model, optimizer = build()
-    train(model, optimizer, range(5))
-    tensors = {"model": model.state_dict(), "optimizer": optimizer_tensors(optimizer, model)}
-    saved = {name: tensor.clone() for name, tensor in tensors["optimizer"].items()}
-    save_checkpoint(tmp_path, 5, tensors, {})
-    train(model, optimizer, range(5, 12))
-
-    resumed, new_optimizer = build()
-    loaded = load_checkpoint(tmp_path / "step-000005").tensors
-    resumed.load_state_dict(loaded["model"])
-    restore_optimizer(new_optimizer, resumed, loaded["optimizer"])
-    train(resumed, new_optimizer, range(5, 12))
-    assert_bitwise_equal(resumed.state_dict(), model.state_dict())
-    again = optimizer_tensors(new_optimizer, resumed)
-    assert_bitwise_equal(again, optimizer_tensors(optimizer, model))
-    # Training on did not write into what was loaded.
-    assert_bitwise_equal(loaded["optimizer"], saved)
 
 
 @pytest.mark.parametrize(
